@@ -21,16 +21,16 @@ from typing import Any
 
 import torch
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.errors import InputError
-from memsheet.measure.profiler import profiled
+from memsheet.measure.profiler import profile_memory_peaks
 from memsheet.plan.plan import Plan
 from memsheet.plan.words import request_from
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.run.step import At
-from memsheet.run.train import trainer
-from memsheet.timeline import Peak, Timeline, alive, peak, peaks
+from memsheet.run.train import build_trainer
+from memsheet.timeline import Peak, Timeline, highest_peak, instant_peaks, live_storages
 from memsheet.trace.job import MICRO, STEPS, How, trace_training
 
 Config = Mapping[str, Any]
@@ -88,7 +88,7 @@ class Case:
     @property
     def plan(self) -> Plan:
         """The whole plan, for one device."""
-        return resolve({**request_from(dict(self.request)), "task": "train"}, None, real=True).plan
+        return resolve_request({**request_from(dict(self.request)), "task": "train"}, None, real=True).plan
 
 
 def cases() -> Iterator[Case]:
@@ -117,7 +117,7 @@ def _case(family: str, config: Config, request: Mapping[str, Any]) -> Case:
 
 def _train(config: Config, plan: Plan, at: At) -> None:
     """Two steps: the first makes the optimizer's states."""
-    step = trainer(config, plan, "cpu", at, min(int(plan.accumulation), MICRO))
+    step = build_trainer(config, plan, "cpu", at, min(int(plan.accumulation), MICRO))
     for _ in range(STEPS):
         step()
 
@@ -161,13 +161,13 @@ def compare(case: Case) -> Row:
     try:
         plan = case.plan
         fake, real = (trace_training(case.config, plan, How(device="cpu", fake=on, scratch=False)) for on in (True, False))
-        found = profiled(lambda at: _train(case.config, plan, at))
+        found = profile_memory_peaks(lambda at: _train(case.config, plan, at))
     except Exception as error:  # noqa: BLE001 - a configuration that fails is a row of the table
         return Row(name=case.name, failure=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
-    tops = {instant.value: top for instant, top in peaks(fake).items()}
+    tops = {instant.value: top for instant, top in instant_peaks(fake).items()}
     instants = {at: (tops[at].bytes if at in tops else 0, size) for at, size in found.instants.items()}
     return Row(
-        name=case.name, predicted_bytes=predicted(case), traced_bytes=peak(fake).bytes, real_bytes=max(found.instants.values()), events=len(fake.events),
+        name=case.name, predicted_bytes=predicted(case), traced_bytes=highest_peak(fake).bytes, real_bytes=max(found.instants.values()), events=len(fake.events),
         differs=difference(fake, real, any_order=plan.precision.casts), instants=instants,
         unseen={at: unseen(fake, top, found.tops.get(at, ())) for at, top in tops.items()},
     )  # fmt: skip
@@ -176,14 +176,14 @@ def compare(case: Case) -> Row:
 def predicted(case: Case) -> int | None:
     """The formulas' peak with a processor's kernels; None for what they do not model."""
     try:
-        return int(account(read_hf_config(case.config, name=case.name), case.plan, device="cpu").peak.value)
+        return int(account_rank(read_hf_config(case.config, name=case.name), case.plan, device="cpu").peak.value)
     except InputError:
         return None
 
 
 def unseen(traced: Timeline, top: Peak, real: tuple[tuple[str, int], ...]) -> dict[str, int]:
     """Bytes of a real high-water mark that no storage of the same size at the traced one accounts for, by the operation that made them."""
-    sizes = Counter(traced.storages[number].bytes for number in alive(traced, top.at))
+    sizes = Counter(traced.storages[number].bytes for number in live_storages(traced, top.at))
     found = Counter[str]()
     for op, size in real:
         if sizes[size]:

@@ -21,7 +21,7 @@ from itertools import product
 from multiprocessing import get_context
 from typing import Any
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.catalog import find_model
 from memsheet.errors import InputError
 from memsheet.plan.document import plan_document
@@ -29,8 +29,8 @@ from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.plan.words import request_from
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
-from memsheet.sheet import NOTHING, Sheet, held
+from memsheet.resolve import resolve_request
+from memsheet.sheet import NOTHING, Sheet, bytes_by_module
 from memsheet.timeline import sheet_of, timeline_from
 from memsheet.units import GIB
 
@@ -139,8 +139,8 @@ def compared(model: str, name: str, config: Mapping[str, Any], options: Options,
     start = time.perf_counter()
     spec = read_hf_config(config, name=model)
     try:
-        plan = resolve({**request_from(options), "task": "train"}, spec, real=True).plan
-        predicted = account(spec, plan, device=device)
+        plan = resolve_request({**request_from(options), "task": "train"}, spec, real=True).plan
+        predicted = account_rank(spec, plan, device=device)
         traced = _traced(config, spec, plan, device)
     except InputError as error:
         return Row(model=model, plan=name, refused=" ".join(str(error).split()))
@@ -152,12 +152,12 @@ def compared(model: str, name: str, config: Mapping[str, Any], options: Options,
 
 
 def _traced(config: Mapping[str, Any], spec: ModelSpec, plan: Plan, device: str) -> Sheet:
-    from memsheet.questions.traced import repeating
+    from memsheet.questions.traced import repeated_layer_depth
     from memsheet.trace.requests import answer
 
     asked = {
         "config": dict(config), "plan": plan_document(plan), "device": device, "scratch": False, "ranks": [0],
-        "depth": repeating(spec),
+        "depth": repeated_layer_depth(spec),
     }  # fmt: skip
     with warnings.catch_warnings(action="ignore"):
         (found,) = answer(asked)["timelines"]
@@ -168,7 +168,7 @@ def _worst(traced: Sheet, predicted: Sheet) -> Item:
     """The item that differs most, over all instants."""
     peak, found = int(traced.peak.value), Item(instant="", component="", path="", share=0.0)
     for instant in traced.instants:
-        left, right = held(traced, instant), held(predicted, instant)
+        left, right = bytes_by_module(traced, instant), bytes_by_module(predicted, instant)
         for key in left | right:
             share = (int(right.get(key, NOTHING).value) - int(left.get(key, NOTHING).value)) / peak
             if abs(share) > abs(found.share):

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from memsheet.allocator.recorded import against
+from memsheet.allocator.recorded import compare_with_replay
 from memsheet.errors import InputError
 from memsheet.readers.snapshot import read_snapshot
 
@@ -36,7 +36,7 @@ def rows(folder: Path) -> Iterator[dict[str, Any]]:
                 yield {"name": path.name, "failure": error.problems[0].reason}
             continue
         if recorded.events:
-            truth = against(recorded)
+            truth = compare_with_replay(recorded)
             yield {"name": path.name, **asdict(truth), "error": truth.error, "other_pools": recorded.other_pools}
 
 

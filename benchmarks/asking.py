@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from memsheet.budget import Answer, Budget, Result, judge
-from memsheet.catalog import devices, find_device
+from memsheet.budget import Answer, Budget, Result, judge_sheets
+from memsheet.catalog import catalog_devices, find_device
 from memsheet.engines import find_engine
 from memsheet.errors import InputError
-from memsheet.plan.check import flatten
+from memsheet.plan.check import flatten_document
 from memsheet.plan.device import ONE_NODE, Basis, Cluster, Device, cluster_of
-from memsheet.questions.accounted import answer
+from memsheet.questions.accounted import answer_for_model
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.sheet import Bytes, Component, Instant, Sheet, total
+from memsheet.sheet import Bytes, Component, Instant, Sheet, sum_byte_ranges
 from memsheet.units import GIB, MIB
 
 Case = Mapping[str, Any]
@@ -99,14 +99,14 @@ def ask(case: Case) -> Answer:
     if "plan.mesh" in case.get("unknown", ()):  # what stands there is a placeholder
         raise _RefusedError("the source does not say how its cards share the model")
     spec = read_hf_config(case["config"], name=case["model"] or "model")
-    request = {key: value for key, value in flatten(case["plan"]).items() if key not in ("schema", "model", "gpus")}
+    request = {key: value for key, value in flatten_document(case["plan"]).items() if key not in ("schema", "model", "gpus")}
     if "plan.engine_version" in case.get("unknown", ()) and case["group"] in WHEN:
         request["engine_version"] = WHEN[case["group"]]
     request.update(SAID.get(case["id"], {}))
     if request.get("seq_len_kind") == "minimum" and request.get("serving.prompt_tokens") is None and request.get("serving.output_tokens"):
         request["serving.prompt_tokens"] = 1  # a prompt of a few tokens, which the length does not count
         request["serving.output_tokens"] -= 1
-    return answer(spec, request, cluster_for(case["hardware"]), fix=False)
+    return answer_for_model(spec, request, cluster_for(case["hardware"]), fix=False)
 
 
 WHEN = {"deepseekllm_7b": "2023-11", "deepseekllm_67b": "2023-11"}
@@ -162,7 +162,7 @@ def _listed(hardware: Mapping[str, Any]) -> str | None:
 def _by_its_box(hardware: Mapping[str, Any]) -> Device:
     size = int(hardware["memory_gb"])
     seen = int(hardware["usable_gib"] * GIB) if hardware.get("usable_gib") else 0  # as the source's framework printed it
-    gap = max(d.datasheet_bytes - d.framework_low_bytes for d in devices() if d.basis is Basis.DATASHEET)  # as the catalogue does
+    gap = max(d.datasheet_bytes - d.framework_low_bytes for d in catalog_devices() if d.basis is Basis.DATASHEET)  # as the catalogue does
     return Device(
         name="unlisted", full_name=hardware.get("name") or "a card", vendor="", arch="", datasheet_bytes=size * 10**9,
         framework_bytes=seen or size * 10**9 - gap, framework_low_bytes=seen or size * 10**9 - gap, framework_high_bytes=seen or size * GIB,
@@ -199,7 +199,7 @@ def _scoped(case: Case, found: Answer, metric: str) -> tuple[Bytes, Sheet]:
     match case.get("truth_scope"):
         case "sum_over_devices":
             copies = [size for size, sheet in sized for _ in range(1 + len(sheet.same_as))]
-            return total(copies), max(sized, key=lambda pair: pair[0].value)[1]
+            return sum_byte_ranges(copies), max(sized, key=lambda pair: pair[0].value)[1]
         case "rank_0":
             sheet = _sheet_of_rank(found, 0)
             return _size(case, found, metric, sheet), sheet
@@ -220,7 +220,7 @@ def _resident(case: Case, sheet: Sheet) -> Bytes:
     blocks of their own (transformers 4.51.3 modeling_utils.py:5752, caching_allocator_warmup with a factor of 4).
     """
     kept = (Component.PARAMETERS, Component.BUFFERS, Component.KV_CACHE, Component.WORKSPACES)
-    held = total([sheet.of(component, instant=Instant.DECODE) for component in kept])
+    held = sum_byte_ranges([sheet.of(component, instant=Instant.DECODE) for component in kept])
     blocks = 2 * int(case["config"]["num_hidden_layers"]) * MIB
     if case["plan"].get("quantization"):
         blocks += int(sheet.of(Component.ALLOCATOR_SLACK, instant=Instant.LOAD).high)
@@ -302,7 +302,7 @@ def verdict_of(case: Case, found: Answer) -> bool | None:
         return None
     if usable and found.cluster:
         size = int(usable * GIB)
-        verdict = judge(found.sheets, Budget(low_bytes=size, capacity_bytes=size, high_bytes=size))
+        verdict = judge_sheets(found.sheets, Budget(low_bytes=size, capacity_bytes=size, high_bytes=size))
     elif found.verdict is not None:
         verdict = found.verdict
     else:

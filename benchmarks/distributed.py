@@ -19,8 +19,8 @@ from typing import Any
 from memsheet.plan.plan import Plan
 from memsheet.plan.words import request_from
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
-from memsheet.timeline import sizes
+from memsheet.resolve import resolve_request
+from memsheet.timeline import held_bytes_after_events
 
 GIB = 2**30
 BLOCK = 512  # what torch's tracker rounds to (torch/distributed/_tools/mem_tracker.py, _PYTORCH_MIN_ALLOCATE)
@@ -38,7 +38,7 @@ JOBS = {
 
 def planned(config: Mapping[str, Any], **short: Any) -> Plan:
     """A plan of short options for a model that memsheet knows."""
-    return resolve({**request_from(short), "task": "train"}, read_hf_config(config), real=True).plan
+    return resolve_request({**request_from(short), "task": "train"}, read_hf_config(config), real=True).plan
 
 
 def layers_and_rest(root: Any, model: Any, plan: Plan, mesh: Any) -> None:
@@ -60,12 +60,12 @@ def beside_torch(config: Mapping[str, Any], plan: Plan, shard: Callable[..., Non
     from torch.distributed.tensor import DTensor
 
     from memsheet.run.mesh import build_mesh
-    from memsheet.run.meta import materialize
+    from memsheet.run.meta import materialize_meta_tensors
     from memsheet.run.model import build_config, build_model
     from memsheet.run.optimizer import build_optimizer
-    from memsheet.run.step import tokens
-    from memsheet.trace.fake_distributed import distributed
-    from memsheet.trace.job import How, recording, timeline
+    from memsheet.run.step import random_token_batch
+    from memsheet.trace.fake_distributed import fake_process_group
+    from memsheet.trace.job import How, recorded_timeline, recording_context
 
     class Tracker(FSDPMemTracker):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -75,14 +75,14 @@ def beside_torch(config: Mapping[str, Any], plan: Plan, shard: Callable[..., Non
             return super().__torch_dispatch__(func, types, args, kwargs)
 
     settings, held = build_config(config, plan), []
-    with distributed(int(plan.mesh.gpus), 0):
+    with fake_process_group(int(plan.mesh.gpus), 0):
         mesh = build_mesh(plan, "cuda")
-        with recording(How(scratch=False)) as recorder:
+        with recording_context(How(scratch=False)) as recorder:
             model = build_model(settings, plan, "meta")
             shard(model, model, plan, mesh)
-            materialize(model, "cuda")
+            materialize_meta_tensors(model, "cuda")
             held.append(len(recorder.events))
-            optimizer, batch = build_optimizer(model.parameters(), plan), tokens(settings, plan, "cuda")
+            optimizer, batch = build_optimizer(model.parameters(), plan), random_token_batch(settings, plan, "cuda")
             tracker = Tracker(model, optimizer)
             tracker.track_inputs(tuple(batch.values()))
             with tracker:
@@ -93,9 +93,9 @@ def beside_torch(config: Mapping[str, Any], plan: Plan, shard: Callable[..., Non
                     held.append(len(recorder.events))
                     if step == 0:
                         tracker.reset_mod_stats()
-    recorded = timeline(recorder)
+    recorded = recorded_timeline(recorder)
     rounded = replace(recorded, storages=tuple(replace(s, bytes=-(-s.bytes // BLOCK) * BLOCK) for s in recorded.storages))
-    (snapshot,), curve = tracker.get_tracker_snapshot("peak").values(), list(sizes(rounded))
+    (snapshot,), curve = tracker.get_tracker_snapshot("peak").values(), list(held_bytes_after_events(rounded))
     return {"torch": snapshot["Total"], "ours": max(curve), "before": curve[held[0] - 1], "after": curve[held[1] - 1]}
 
 

@@ -22,10 +22,10 @@ from asking import Case, cluster_for, reason_of
 
 from memsheet.budget import Result, budget_of
 from memsheet.errors import InputError
-from memsheet.plan.check import flatten
+from memsheet.plan.check import flatten_document
 from memsheet.plan.plan import Plan
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.search.train.rank import Ranking, ranked
+from memsheet.search.train.rank import Ranking, rank_training_plans
 from memsheet.search.train.space import Space, space_of
 from memsheet.search.train.timed import APART, Planned, planned_of
 from memsheet.units import GIB
@@ -81,7 +81,7 @@ def compared(cases: Sequence[Case]) -> Iterator[Compared]:
 def _compared(case: Case, found: dict[Kept, Ranking | str]) -> Compared:
     model, cluster = read_hf_config(case["config"], name=case["model"] or "model"), cluster_for(case["hardware"])
     assert cluster is not None
-    request = {key: value for key, value in flatten(case["plan"]).items() if key not in ("schema", "model", "gpus")}
+    request = {key: value for key, value in flatten_document(case["plan"]).items() if key not in ("schema", "model", "gpus")}
     known = {"id": case["id"], "group": case["group"]}
     try:
         published = planned_of(model, cluster, request)
@@ -91,7 +91,7 @@ def _compared(case: Case, found: dict[Kept, Ranking | str]) -> Compared:
     question = {key: value for key, value in request.items() if key.partition(".")[0] not in OPEN}
     key = tuple(json.dumps(part, sort_keys=True, default=str) for part in (case["config"], case["hardware"], question))
     if key not in found:
-        found[key] = ranked(model, cluster, question, [request["engine"]], top=1)
+        found[key] = rank_training_plans(model, cluster, question, [request["engine"]], top=1)
     ranking = found[key]
     ours, size = _fastest(ranking), published.verdict.device
     return Compared(

@@ -13,7 +13,7 @@ from typing import Any
 
 from asking import Case, Outcome, Row, _row, reason_of
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.budget import Answer
 from memsheet.catalog import find_device, find_model
 from memsheet.errors import InputError
@@ -22,7 +22,7 @@ from memsheet.guard import MAX_JSON_BYTES, read_bytes
 from memsheet.plan.device import ONE_NODE, Cluster, cluster_of
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.record import RECORD_SCHEMA, Record, parse_packed, record_from
-from memsheet.resolve import reread
+from memsheet.resolve import resolve_document
 from memsheet.sheet import Bytes, Sheet
 
 SHEET_SCHEMA = "memsheet/sheet/1"
@@ -89,9 +89,9 @@ def run_record(case: Case) -> Outcome:
 def predicted(case: Case) -> Answer:
     """The formulas' answer to a recorded plan, for the kind of device that ran it. Raises InputError where it is refused."""
     spec = read_hf_config(case["config"], name=case["model"])
-    kind, plan = case["hardware"]["kind"], reread(case["plan"], spec)
+    kind, plan = case["hardware"]["kind"], resolve_document(case["plan"], spec)
     cluster = None if kind == "cpu" else _cluster(case["hardware"]["card"], int(plan.mesh.gpus))
-    sheets = tuple(account(spec, plan, cluster, stage, device=kind) for stage in range(plan.mesh.pp))
+    sheets = tuple(account_rank(spec, plan, cluster, stage, device=kind) for stage in range(plan.mesh.pp))
     count = parameter_count(spec)
     return Answer(
         model=spec, parameters=count, active_parameters=count, plan=plan, assumed=(), cluster=cluster, sheets=sheets, verdict=None

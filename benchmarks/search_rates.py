@@ -59,14 +59,14 @@ def measured(case: Case) -> dict[str, Any]:
     from memsheet.catalog import find_device, find_model
     from memsheet.plan.device import cluster_of
     from memsheet.readers.hf_config import read_hf_config
-    from memsheet.search.train.grid import account_stratum, grid
+    from memsheet.search.train.grid import account_plan_grid, account_stratum
     from memsheet.search.train.space import space_of
 
     described = find_model(case.model)
     assert described is not None
     space = space_of(read_hf_config(described["config"], name=case.model), cluster_of(find_device(CARD), case.gpus), case.request)
     start = time.process_time()
-    searched = grid(space)
+    searched = account_plan_grid(space)
     seconds, plans, strata = time.process_time() - start, searched.plans, len(searched.graded)
     start = time.process_time()
     timed = 0 if case.one_stratum else sum(_timed(one) for one in searched.graded)
@@ -87,11 +87,11 @@ def _timed(one: Any) -> int:
     import numpy as np
 
     from memsheet.budget import Result
-    from memsheet.search.train.grid import results
+    from memsheet.search.train.grid import result_masks
     from memsheet.search.train.timed import seconds_of
 
     space = one.stratum.space
-    return len(seconds_of(one.stratum, np.flatnonzero(results(one, space)[Result.FITS]), space, None))
+    return len(seconds_of(one.stratum, np.flatnonzero(result_masks(one, space)[Result.FITS]), space, None))
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ from asking import cluster_for
 
 from memsheet.errors import InputError
 from memsheet.formulas.serving_time import Seconds, decode_time, prefill_time
-from memsheet.plan.check import flatten
+from memsheet.plan.check import flatten_document
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 
 GROUPS = ("gptfast_v", "qwen3_sglang_v")
 APART = 0.03
@@ -51,8 +51,8 @@ def row_of(case: Case) -> Row:
     spec = read_hf_config(case["config"], name=case["model"] or "model")
     cluster = cluster_for(case["hardware"])
     assert cluster is not None
-    request = {key: value for key, value in flatten(case["plan"]).items() if key not in ("schema", "model", "gpus")}
-    plan = resolve(request, spec, cluster).plan
+    request = {key: value for key, value in flatten_document(case["plan"]).items() if key not in ("schema", "model", "gpus")}
+    plan = resolve_request(request, spec, cluster).plan
     decode = decode_time(spec, plan, cluster, batch, prompt + output // 2)
     counts_prompt = case.get("tokens_counted") == "prompt+generated"
     nothing = Seconds(low=0.0, value=0.0, high=0.0, parts={})

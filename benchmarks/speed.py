@@ -115,7 +115,7 @@ def in_process(runs: int) -> list[Timing]:
     """One question each, the model already read; reading one config; all in this process, warm."""
     from memsheet.catalog import find_gpus, find_model
     from memsheet.plan.device import cluster_of
-    from memsheet.questions.accounted import answer
+    from memsheet.questions.accounted import answer_for_model
     from memsheet.readers.hf_config import read_hf_config
 
     def question(model: str, gpus: str, request: dict[str, Any]) -> Callable[[], object]:
@@ -124,7 +124,7 @@ def in_process(runs: int) -> list[Timing]:
         spec = read_hf_config(found["config"], name=model)
         count, device = find_gpus(gpus)
         cluster = cluster_of(device, count or 1)
-        return lambda: answer(spec, request, cluster, fix=False)
+        return lambda: answer_for_model(spec, request, cluster, fix=False)
 
     fsdp2 = {"task": "train", "engine": "fsdp2", "zero": 3, "seq_len": 2048, "microbatch": 4}
     served = {"task": "infer", "serving.max_model_len": 8192, "serving.max_sequences": 8}

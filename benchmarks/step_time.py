@@ -16,12 +16,12 @@ from typing import Any
 from asking import cluster_for
 
 from memsheet.errors import InputError
-from memsheet.formulas.step_time import StepTime, fitted, step_time
+from memsheet.formulas.step_time import StepTime, fit_efficiency, step_time
 from memsheet.formulas.step_time.calibration import MeasuredStep
-from memsheet.plan.check import flatten
+from memsheet.plan.check import flatten_document
 from memsheet.plan.device import Cluster
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 
 GROUPS = (
     "simumax_70b", "simumax_70b_cp", "simumax_dsv2", "llmfoundry_v", "mbridge_perf_70b", "mbridge_perf_70b_sft_lora", "mbridge_perf_dsv3",
@@ -85,9 +85,9 @@ def rows_of(cases: Sequence[Case], refused: dict[str, str]) -> Iterator[Row]:
 
 def _step(case: Case, seconds: float) -> MeasuredStep:
     spec = read_hf_config(case["config"], name=case["model"] or "model")
-    request = {key: value for key, value in flatten(case["plan"]).items() if key not in ("schema", "model", "gpus")}
+    request = {key: value for key, value in flatten_document(case["plan"]).items() if key not in ("schema", "model", "gpus")}
     cluster = networked(case)
-    return MeasuredStep(spec=spec, plan=resolve(request, spec, cluster).plan, cluster=cluster, seconds=seconds)
+    return MeasuredStep(spec=spec, plan=resolve_request(request, spec, cluster).plan, cluster=cluster, seconds=seconds)
 
 
 def pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
@@ -118,7 +118,7 @@ def calibrated_rows(rows: Sequence[Row], on: int) -> tuple[list[After], str]:
         own = [row for row in rows if str(row.case["hardware"]["device"]) == device]
         if len(own) <= on:
             continue
-        scale = fitted([row.step for row in own[:on]], source=own[0].case["id"])
+        scale = fit_efficiency([row.step for row in own[:on]], source=own[0].case["id"])
         words.append(f"{device} {scale.compute:.2f}/{scale.attention:.2f}/{scale.communication:.2f}")
         for row in own[on:]:
             time = step_time(row.step.spec, row.step.plan, row.step.cluster, efficiency=scale)

@@ -18,7 +18,7 @@ import parallelism  # noqa: E402
 import memsheet  # noqa: E402
 from golden import worked  # noqa: E402
 from memsheet.report.screen.plans.ranking import render_plans  # noqa: E402
-from memsheet.report.screen.table import render  # noqa: E402
+from memsheet.report.screen.table import render_answer  # noqa: E402
 from memsheet.report.shared.look import Look  # noqa: E402
 from memsheet.sheet import Component, Instant, Sheet  # noqa: E402
 from memsheet.textbook import recomputed_activations  # noqa: E402
@@ -194,7 +194,7 @@ OPEN, CLOSE = "<!-- demo: made by docs/generate.py -->\n", "<!-- /demo -->"
 def readme() -> str:
     """../README.md with the first screen that `make demo` prints."""
     answer = memsheet.train("llama-3-70b", gpus="8xA100-80GB", engine="fsdp2", zero=3, seq_len=2048, microbatch=4)
-    return with_screen("../README.md", f"memsheet train {JOB} --engine fsdp2 --zero 3 --microbatch 4", render(answer, LOOK))
+    return with_screen("../README.md", f"memsheet train {JOB} --engine fsdp2 --zero 3 --microbatch 4", render_answer(answer, LOOK))
 
 
 def planning() -> str:
@@ -211,7 +211,7 @@ def serving() -> str:
     answer = memsheet.infer(
         "llama-3.1-8b", gpus="1xH100-80GB", engine="vllm", max_model_len=8192, prompt_tokens=1500, output_tokens=500
     )  # fmt: skip
-    return with_screen("guides/serve.md", f"memsheet infer {SERVED}", render(answer, LOOK))
+    return with_screen("guides/serve.md", f"memsheet infer {SERVED}", render_answer(answer, LOOK))
 
 
 def with_screen(name: str, command: str, screen: str) -> str:

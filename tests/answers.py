@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memsheet import catalog
-from memsheet.budget import Answer, Change, Fix, Result, Verdict, budget_of, judge
+from memsheet.budget import Answer, Change, Fix, Result, Verdict, budget_of, judge_sheets
 from memsheet.plan.device import Cluster, cluster_of
 from memsheet.plan.model import ModelSpec, Source
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.references import DERIVATIVES, TORCH_FSDP2, ZERO
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Fitted, Instant, Item, Sheet
 from memsheet.units import GIB, MIB
 
@@ -57,7 +57,7 @@ def items(*, activations: float) -> tuple[Item, ...]:
 def answer(*, activations: float = 160.0, gpus: str | None = "8xA100-80GB", name: str = "llama-3-70b", fix: int = 2) -> Answer:
     spec, machines = model(name), cluster(gpus) if gpus else None
     request = {"engine": "fsdp2", "seq_len": 2048, "microbatch": 4, "mesh.dp_shard": 8}
-    resolved = resolve(request, spec, machines)
+    resolved = resolve_request(request, spec, machines)
     held = items(activations=activations)
     if machines is None:
         held = tuple(i for i in held if i.component not in (C.ALLOCATOR_SLACK, C.CONTEXT))
@@ -91,7 +91,7 @@ CHANGES = (
 
 
 def verdict(sheets: tuple[Sheet, ...], machines: Cluster, fix: int) -> Verdict:
-    found = judge(sheets, budget_of(machines))
+    found = judge_sheets(sheets, budget_of(machines))
     if found.result is Result.FITS or not fix:
         return found
     return replace(found, cheapest_fix=Fix(changes=CHANGES[:fix], device=Bytes.exact(61 * GIB), host_bytes=0))

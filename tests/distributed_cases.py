@@ -7,15 +7,15 @@ from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.errors import InputError
 from memsheet.plan.plan import Implementation, Offload, Optimizer, OptimizerName, Schedule
 from memsheet.plan.words import request_from
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.run.fsdp2 import apply_fsdp2
 from memsheet.sheet import Component, Instant
-from memsheet.timeline import alive, peaks, sheet_of, sizes
+from memsheet.timeline import held_bytes_after_events, instant_peaks, live_storages, sheet_of
 from memsheet.trace import distributed_job, fake_distributed
 from memsheet.trace.distributed_job import trace_rank
 from memsheet.trace.fold import Depth, depth_of
@@ -45,7 +45,7 @@ ONE = {"engine": "transformers", "precision": "bf16-pure"}
 def planned(config, mesh=None, **short):
     """A plan of short options, ``mesh`` set by hand: not every mesh that runs is one that is modelled."""
     spec = read_hf_config(config)
-    plan = resolve({**request_from({"seq_len": 64, **short}), "task": "train"}, spec, real=True).plan
+    plan = resolve_request({**request_from({"seq_len": 64, **short}), "task": "train"}, spec, real=True).plan
     return spec, replace(plan, mesh=replace(plan.mesh, **(mesh or {})))
 
 
@@ -67,10 +67,10 @@ def facts(config, plan, rank=0, how=HOW, depth=None):
     for item in sheet.items:
         paths.setdefault(item.component.value, {})[item.path] = item.largest.value
     return {
-        "at": {i.value: sheet.at(i).value for i in sheet.instants}, "peaks": {i.value: p.bytes for i, p in peaks(timeline).items()},
+        "at": {i.value: sheet.at(i).value for i in sheet.instants}, "peaks": {i.value: p.bytes for i, p in instant_peaks(timeline).items()},
         "of": {i.value: {c.value: sheet.of(c, instant=i).value for c in Component} for i in sheet.instants}, "paths": paths,
-        "kept": sum(held(timeline, n) for n in alive(timeline, first - 1)), "largest": max(s.bytes for s in timeline.storages),
-        "highest": max(sizes(timeline)), "streams": {s.path: s.stream for s in timeline.storages},
+        "kept": sum(held(timeline, n) for n in live_storages(timeline, first - 1)), "largest": max(s.bytes for s in timeline.storages),
+        "highest": max(held_bytes_after_events(timeline)), "streams": {s.path: s.stream for s in timeline.storages},
         "events": [seen(timeline, event) for event in timeline.events[timeline.start :]],
     }  # fmt: skip
 
@@ -93,7 +93,7 @@ def sharded(config=TINY, mesh=None, rank=0, depth=None, **short):
 
 def predicted(spec, plan):
     try:
-        sheet = account(spec, plan)
+        sheet = account_rank(spec, plan)
     except InputError:  # not modelled
         return {}
     return {instant.value: sheet.at(instant).value for instant in sheet.instants}
@@ -105,8 +105,8 @@ def folded(config=SEVEN, mesh=None, rank=0, schedule=None, **short):
     plan = replace(plan, schedule=schedule or plan.schedule)
     depth = depth_of(spec.stacks[0].layers, [(len(run.pattern), run.count) for run in spec.stacks[0].runs])
     written = []
-    deepen = distributed_job.deepen
-    with patch.object(distributed_job, "deepen", lambda *given: written.append(deepen(*given)) or written[-1]):
+    deepen = distributed_job.extend_timeline_layers
+    with patch.object(distributed_job, "extend_timeline_layers", lambda *given: written.append(deepen(*given)) or written[-1]):
         found = trace_rank(config, plan, HOW, rank, depth)
     return {"folds": len(written), "same": found == trace_rank(config, plan, HOW, rank), "events": len(found.events)}
 
@@ -126,27 +126,27 @@ def context(rank=0):
 def phantoms():
     """The same with what hides DTensor's shape propagation left out."""
     _, plan = planned(TINY, **FSDP)
-    rows = fake_distributed.bookkeeping
-    with patch.object(fake_distributed, "bookkeeping", lambda: [row for row in rows() if "propagate" not in row.attribute]):
+    rows = fake_distributed.mesh_patches
+    with patch.object(fake_distributed, "mesh_patches", lambda: [row for row in rows() if "propagate" not in row.attribute]):
         return facts(TINY, replace(plan, seq_len=65))
 
 
 def real():
     """The same step on tensors with memory, through collectives that send nothing; full sequences said so, as when fake."""
-    from memsheet.trace.patches import UNPADDED, applied
+    from memsheet.trace.patches import UNPADDED, apply_patches
 
     _, plan = planned(TINY, **FSDP)
-    with applied(UNPADDED):
+    with apply_patches(UNPADDED):
         return facts(TINY, plan, how=How(device="cpu", fake=False, scratch=False))
 
 
 def beside_real(config, mesh, rank=0, schedule=None, zero=None, **short):
     """Fake tensors beside real ones in the same step of another kind of job."""
-    from memsheet.trace.patches import UNPADDED, applied
+    from memsheet.trace.patches import UNPADDED, apply_patches
 
     _, plan = planned(config, mesh, **short)
     plan = replace(plan, schedule=schedule or plan.schedule, zero=plan.zero if zero is None else zero)
-    with applied(UNPADDED):
+    with apply_patches(UNPADDED):
         found = facts(config, plan, rank, How(device="cpu", fake=False, scratch=False))
     fake = facts(config, plan, rank, How(device="cpu", scratch=False))
     return {"same": found["events"] == fake["events"], "events": len(fake["events"])}
@@ -210,7 +210,7 @@ def refused():
 
 def replicas(zero=0, rank=0, **mesh):
     spec, plan = planned(TINY, engine="transformers", precision="bf16-autocast", dp_replicate=2)
-    predicted = account(spec, plan).peak.value
+    predicted = account_rank(spec, plan).peak.value
     return {**facts(TINY, replace(plan, zero=zero, mesh=replace(plan.mesh, **mesh)), rank), "predicted": predicted}
 
 

@@ -7,8 +7,8 @@ import time
 from memsheet.errors import InputError
 from memsheet.plan.document import plan_document
 from memsheet.plan.words import request_from
-from memsheet.resolve import resolve
-from memsheet.timeline import peaks, sheet_of, timeline_from
+from memsheet.resolve import resolve_request
+from memsheet.timeline import instant_peaks, sheet_of, timeline_from
 from memsheet.trace.requests import answer
 
 SMALL = {
@@ -61,7 +61,7 @@ def case(family, short):
     device = short.get("device", "cuda")
     asked = {"seq_len": 128, "microbatch": 2, "attention": "eager" if family in EAGER else "sdpa", **short}
     asked.pop("device", None)
-    plan = resolve({**request_from(asked), "task": "train"}, None, real=True).plan
+    plan = resolve_request({**request_from(asked), "task": "train"}, None, real=True).plan
     config = {"model_type": family, **FAMILIES[family]}
     request = {"device": device, "scratch": False, "plan": plan_document(plan), "config": config, "ranks": [0], "depth": None}
     began = time.perf_counter()
@@ -79,7 +79,7 @@ def case(family, short):
         "facts": traced["facts"],
         "held": held,
         "instants": instants,
-        "sums": all(sheet.at(i).value == p.bytes for i, p in peaks(timeline).items()),
+        "sums": all(sheet.at(i).value == p.bytes for i, p in instant_peaks(timeline).items()),
     }
 
 

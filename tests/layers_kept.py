@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.engines import find_engine
-from memsheet.formulas.activations import numerics
+from memsheet.formulas.activations import run_config_of
 from memsheet.formulas.model_code import model_code
-from memsheet.formulas.recordings import record
+from memsheet.formulas.recordings import record_block
 from memsheet.formulas.tapes.evaluate import entry_bytes
 from memsheet.plan.model import Block
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 
 
 def blocks(config: dict[str, Any]) -> list[Block]:
@@ -24,12 +24,12 @@ def kept(config: dict[str, Any], layer: int = 0, **asked: Any) -> dict[str, int]
     """Bytes that a layer saves besides its input, by name."""
     model = read_hf_config(config)
     request = {"engine": "transformers", "precision.name": "bf16-pure", "seq_len": 64, "microbatch": 2, "attention": "sdpa", **asked}
-    plan = resolve(request, model).plan
+    plan = resolve_request(request, model).plan
     engine = find_engine(plan.engine)
     assert engine is not None
     code, block = model_code(engine.code), blocks(config)[layer]
-    how = replace(code.block_numerics(block, plan, numerics(plan, engine)), several=plan.microbatch > 1)
-    tape, axes = record(block, how), code.axes(block, plan)
+    how = replace(code.block_numerics(block, plan, run_config_of(plan, engine)), several=plan.microbatch > 1)
+    tape, axes = record_block(block, how), code.axes(block, plan)
     held: dict[str, int] = {}
     for index in tape.saved - tape.outputs - tape.handed:
         entry = tape.entries[index]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.formulas.states.params import fold, tensors
+from memsheet.formulas.states.params import fold_path_indices, parameter_tensors
 from memsheet.plan.model import ModelSpec
 from memsheet.readers.hf_config import read_hf_config
 
@@ -30,14 +30,14 @@ def meta_tensors(config: Mapping[str, Any], auto_class: str = "AutoModelForCausa
     """Parameter name with its indices folded → elements of all parameters under that name; tied ones once, zero-sized ones left out."""
     found: Counter[str] = Counter()
     for name, parameter in meta_model(config, auto_class).named_parameters():
-        found[fold(name)] += parameter.numel()
+        found[fold_path_indices(name)] += parameter.numel()
     return +found
 
 
 def our_tensors(spec: ModelSpec) -> dict[str, int]:
     """The same from our description: embeddings, stacks, final norms, head, towers, extras."""
     found: Counter[str] = Counter()
-    for path, weight, times in tensors(spec):
+    for path, weight, times in parameter_tensors(spec):
         found[path] += weight.elements * times
     return +found
 

@@ -15,13 +15,13 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor
 
-from memsheet.measure.ranks import answer_together, join
+from memsheet.measure.ranks import answer_together, join_process_group
 from memsheet.plan.document import plan_document
 from memsheet.plan.plan import Schedule
 from memsheet.plan.words import request_from
 from memsheet.questions.measured import measured_sheet
-from memsheet.resolve import resolve
-from memsheet.run.train import trainer
+from memsheet.resolve import resolve_request
+from memsheet.run.train import build_trainer
 from memsheet.timeline import sheet_of
 from memsheet.trace.distributed_job import trace_rank
 from memsheet.trace.job import How
@@ -64,7 +64,7 @@ CONFIGS = {"experts": EXPERTS}
 
 def planned(short, mesh, more):
     """A plan of short options, the mesh and what else ``resolve`` may not model set by hand."""
-    plan = resolve({**request_from(short), "task": "train"}, None, real=True).plan
+    plan = resolve_request({**request_from(short), "task": "train"}, None, real=True).plan
     return replace(plan, mesh=replace(plan.mesh, **mesh), **more)
 
 
@@ -90,7 +90,7 @@ def trained(config, plan, start, rank):
     losses, steps = [], []
     torch.manual_seed(0)
     micro = int(plan.accumulation)
-    train = trainer(config, plan, "cpu", lambda _: None, micro, seen=lambda loss: losses.append(loss.item()))
+    train = build_trainer(config, plan, "cpu", lambda _: None, micro, seen=lambda loss: losses.append(loss.item()))
     job = getattr(train, "job", None)
     models = job.models if job else [train.model]
     for model in models:
@@ -167,7 +167,7 @@ def traces():
 
 def main(file):
     warnings.simplefilter("ignore")
-    join("cpu", 2, 60)
+    join_process_group("cpu", 2, 60)
     torch.set_num_threads(1)
     plain = {name: alone(config) for name, config in (("", CONFIG), *CONFIGS.items())}
     found = {name: compared(name, plain[name if name in CONFIGS else ""]) for name in CASES}

@@ -5,15 +5,15 @@ import sys
 
 import torch
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.errors import InputError
 from memsheet.plan.words import request_from
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.run.model import build_config, build_model
 from memsheet.sheet import Component, Instant
-from memsheet.timeline import Timeline, alive, peaks, sheet_of
-from memsheet.trace.job import How, recording, timeline
+from memsheet.timeline import Timeline, instant_peaks, live_storages, sheet_of
+from memsheet.trace.job import How, recorded_timeline, recording_context
 from memsheet.trace.serving_job import trace_serving
 
 LLAMA = {
@@ -56,19 +56,19 @@ GENERATED = [("llama", "dynamic"), ("llama", "static"), ("gpt2", "dynamic")]
 
 def asked(model, short):
     spec = read_hf_config(MODELS[model])
-    return spec, resolve({**request_from(short), "task": "infer"}, spec, real=True).plan
+    return spec, resolve_request({**request_from(short), "task": "infer"}, spec, real=True).plan
 
 
 def cached(traced, at):
-    return sum(traced.storages[n].bytes for n in alive(traced, at) if traced.storages[n].component is Component.KV_CACHE)
+    return sum(traced.storages[n].bytes for n in live_storages(traced, at) if traced.storages[n].component is Component.KV_CACHE)
 
 
 def case(model, short, cache):
     """What a trace holds at each instant, beside the formulas."""
     spec, plan = asked(model, short)
     traced = trace_serving(MODELS[model], plan, How(scratch=False), cache)
-    sheet, found = sheet_of(traced), peaks(traced)
-    predicted = account(spec, plan)
+    sheet, found = sheet_of(traced), instant_peaks(traced)
+    predicted = account_rank(spec, plan)
     decode = next(mark.at for mark in traced.marks if mark.instant is Instant.DECODE)
     return {
         "components": {i.value: {c.value: sheet.of(c, instant=i).value for c in Component if sheet.of(c, instant=i).value} for i in found},
@@ -105,7 +105,7 @@ def generated(model, cache):
     """Peaks of prefill and decode on a CPU: of the library's own generate, and of ours, for a prompt and the three tokens after it."""
     _, plan = asked(model, {"max_model_len": 50, "prompt_tokens": 48, "sequences": 3, "precision": "fp32"})
     how = How(device="cpu", fake=False, scratch=False)
-    with recording(how) as recorder, torch.no_grad():
+    with recording_context(how) as recorder, torch.no_grad():
         built = build_model(build_config(MODELS[model], plan), plan, "cpu")
         prompts = torch.randint(1, 500, (3, 48))  # 0 would be padding
         recorder.mark(Instant.PREFILL)
@@ -116,8 +116,8 @@ def generated(model, cache):
             cache_implementation=None if cache == "dynamic" else cache,
         )  # fmt: skip
         recorder.stop()
-    own = peaks(trace_serving(MODELS[model], plan, how, cache))
-    theirs = peaks(timeline(recorder))
+    own = instant_peaks(trace_serving(MODELS[model], plan, how, cache))
+    theirs = instant_peaks(recorded_timeline(recorder))
     return [[theirs[instant].bytes, own[instant].bytes] for instant in (Instant.PREFILL, Instant.DECODE)]
 
 

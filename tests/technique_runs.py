@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from memsheet.account import account
-from memsheet.measure.profiler import profiled
+from memsheet.account import account_rank
+from memsheet.measure.profiler import profile_memory_peaks
 from memsheet.plan.plan import Plan
 from memsheet.plan.words import request_from
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
-from memsheet.run.train import Trainer, trainer
+from memsheet.resolve import resolve_request
+from memsheet.run.train import Trainer, build_trainer
 from memsheet.sheet import Instant, Sheet
 from memsheet.timeline import sheet_of
 from memsheet.trace.job import MICRO, STEPS, How, trace_training
@@ -28,14 +28,14 @@ DEEP = {**TINY, "num_hidden_layers": 6}
 
 def plan_of(config: Mapping[str, Any] = TINY, **options: Any) -> Plan:
     asked = {**request_from({**SHAPE, **options}), "task": "train"}
-    return resolve(asked, read_hf_config(config, name="tiny"), None, real=True).plan
+    return resolve_request(asked, read_hf_config(config, name="tiny"), None, real=True).plan
 
 
 def training(config: Mapping[str, Any] = TINY, **options: Any) -> tuple[Trainer, list[float]]:
     """A trainer with the same first weights every time, and where its losses will be."""
     plan, losses = plan_of(config, **options), list[float]()
     torch.manual_seed(0)
-    found = trainer(config, plan, "cpu", lambda _: None, int(plan.accumulation), lambda loss: losses.append(float(loss)))
+    found = build_trainer(config, plan, "cpu", lambda _: None, int(plan.accumulation), lambda loss: losses.append(float(loss)))
     return found, losses
 
 
@@ -70,7 +70,7 @@ def falls(steps: int = 30, config: Mapping[str, Any] = TINY, **options: Any) -> 
 
 
 def predicted(config: Mapping[str, Any] = TINY, device: str = "cpu", **options: Any) -> Sheet:
-    return account(read_hf_config(config, name="tiny"), plan_of(config, **options), device=device)
+    return account_rank(read_hf_config(config, name="tiny"), plan_of(config, **options), device=device)
 
 
 def recorded(config: Mapping[str, Any] = TINY, device: str = "cpu", *, fake: bool = False, **options: Any) -> Sheet:
@@ -83,11 +83,11 @@ def counted(config: Mapping[str, Any] = TINY, **options: Any) -> dict[str, int]:
     plan = plan_of(config, **options)
 
     def run(at: Any) -> None:
-        step = trainer(config, plan, "cpu", at, min(int(plan.accumulation), MICRO))
+        step = build_trainer(config, plan, "cpu", at, min(int(plan.accumulation), MICRO))
         for _ in range(STEPS):
             step()
 
-    return dict(profiled(run).instants)
+    return dict(profile_memory_peaks(run).instants)
 
 
 def at(sheet: Sheet) -> dict[str, int]:

@@ -3,12 +3,12 @@
 import json
 import sys
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.errors import InputError
 from memsheet.plan.words import request_from
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
-from memsheet.timeline import peaks, sheet_of
+from memsheet.resolve import resolve_request
+from memsheet.timeline import instant_peaks, sheet_of
 from memsheet.trace.fold import depth_of
 from memsheet.trace.job import How, trace_training
 
@@ -34,17 +34,17 @@ CASES = {
 def case(config, short):
     """A trace of all layers beside a folded one and the formulas."""
     spec = read_hf_config(config)
-    plan = resolve({**request_from({"seq_len": 64, **short}), "task": "train"}, spec, real=True).plan
+    plan = resolve_request({**request_from({"seq_len": 64, **short}), "task": "train"}, spec, real=True).plan
     stack = spec.stacks[-1]
     depth = depth_of(stack.layers, [(len(run.pattern), run.count) for run in stack.runs])
     full, folded = (trace_training(config, plan, How(scratch=False), d) for d in (None, depth))
     try:
-        predicted = {i.value: account(spec, plan).at(i).value for i in account(spec, plan).instants}
+        predicted = {i.value: account_rank(spec, plan).at(i).value for i in account_rank(spec, plan).instants}
     except InputError as error:
         predicted = {"refused": str(error)}
     return {
-        "folds": depth is not None, "same": full == folded, "peaks": {i.value: p.bytes for i, p in peaks(full).items()},
-        "predicted": predicted, "sums": all(sheet_of(full).at(i).value == p.bytes for i, p in peaks(full).items()),
+        "folds": depth is not None, "same": full == folded, "peaks": {i.value: p.bytes for i, p in instant_peaks(full).items()},
+        "predicted": predicted, "sums": all(sheet_of(full).at(i).value == p.bytes for i, p in instant_peaks(full).items()),
         "events": len(full.events),
     }  # fmt: skip
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from memsheet.arith import Count, is_array, maximum, minimum, where
 from memsheet.engines import engine_of
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.frozen import dataclass
@@ -21,7 +21,7 @@ from memsheet.plan.engine import Engine
 from memsheet.plan.model import LatentAttention, LinearAttention, ModelSpec, StateSpace
 from memsheet.plan.plan import AttentionKind, Plan
 from memsheet.references import DERIVATIVES, ZERO
-from memsheet.sheet import NOTHING, Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet, total
+from memsheet.sheet import NOTHING, Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet, sum_byte_ranges
 
 if TYPE_CHECKING:
     from memsheet.formulas.step import Rank, Trained
@@ -38,7 +38,7 @@ EVIDENCE: dict[Component, Evidence] = {
 NO_RANGES: Mapping[Key, tuple[Count, Count]] = MappingProxyType({})
 
 
-def account(
+def account_rank(
     model: ModelSpec, plan: Plan, cluster: Cluster | None = None, stage: int = 0, *, device: str = "cuda", replays: bool = False
 ) -> Sheet:  # fmt: skip
     """The sheet of a rank of pipeline stage ``stage`` (its ranks are alike). ``device``: "cuda", or "cpu" for a processor's kernels.
@@ -55,15 +55,15 @@ def account(
     built = model_code(engine.code).built(model, plan)
     host_bytes, notes, gradients = 0, tuple[str, ...](), None
     if plan.task == "train":
-        from memsheet.formulas.step import Rank, train
+        from memsheet.formulas.step import Rank, account_training_step
 
-        step = train(Rank.of(built, plan, stage), plan, engine)
-        tensors, allocated = _items(step.bags, engine, step.kept.ranges), {instant: bag.total for instant, bag in step.bags.items()}
+        step = account_training_step(Rank.of(built, plan, stage), plan, engine)
+        tensors, allocated = _bag_items(step.bags, engine, step.kept.ranges), {instant: bag.total for instant, bag in step.bags.items()}
         if step.low is not None and step.high is not None:
-            tensors = _between(step, engine)
+            tensors = _ranged_items(step, engine)
         host_bytes = step.kept.host.bytes
         notes = (*step.kept.notes, *step.kept.host.notes, *model_code(engine.code).notes(model))
-        tensors += _paged(step.kept.paged, step.bags)
+        tensors += _paged_state_items(step.kept.paged, step.bags)
         items, gradients = [*tensors, *outside_tensors(plan, cluster, allocated)], _ended_gradients(step)
     else:
         from memsheet.formulas.serving.servers import server_of
@@ -73,11 +73,11 @@ def account(
         host_bytes = server.host_bytes(built, plan, stage) if hasattr(server, "host_bytes") else 0
         notes = server.notes(built, plan, cluster) if hasattr(server, "notes") else ()
     if replays and cluster is not None and engine.replays and plan.task == "train":
-        from memsheet.formulas.replay.slack import replayed
+        from memsheet.formulas.replay.slack import items_with_replayed_slack
 
-        items, said = replayed(items, built, plan, engine, cluster, allocated)
+        items, said = items_with_replayed_slack(items, built, plan, engine, cluster, allocated)
         notes = (*notes, *said)
-    first, last = _ranks(plan, stage)
+    first, last = _stage_rank_bounds(plan, stage)
     if plan.quantization is not None:
         from memsheet.formulas.states.held import left_whole
 
@@ -114,10 +114,10 @@ class Sums:
     host_bytes: Count
 
 
-def totals(rank: Rank, plan: Plan, cluster: Cluster) -> Totals:
-    """The sums of the sheet that ``account`` makes of a training step, without its items: what a search weighs many plans by.
+def step_totals(rank: Rank, plan: Plan, cluster: Cluster) -> Totals:
+    """The sums of the sheet that ``account_rank`` makes of a training step, without its items: what a search weighs many plans by.
 
-    Raises InputError as ``account`` does.
+    Raises InputError as ``account_rank`` does.
     """
     return totals_of(sums_of(rank, plan), plan, cluster)
 
@@ -125,7 +125,7 @@ def totals(rank: Rank, plan: Plan, cluster: Cluster) -> Totals:
 def totals_of(sums: Sums, plan: Plan, cluster: Cluster) -> Totals:
     """Tensors and what is on the card besides."""
     device = {i: Bytes(size - sums.below[i], size, size + sums.above[i]) for i, size in sums.tensors.items()}
-    for item in (*outside_tensors(plan, cluster, dict(sums.tensors)), *_paged(sums.paged, sums.tensors)):
+    for item in (*outside_tensors(plan, cluster, dict(sums.tensors)), *_paged_state_items(sums.paged, sums.tensors)):
         device |= {instant: device[instant] + size for instant, size in item.at.items()}
     return Totals(device=device, host_bytes=sums.host_bytes)
 
@@ -133,15 +133,15 @@ def totals_of(sums: Sums, plan: Plan, cluster: Cluster) -> Totals:
 def sums_of(rank: Rank, plan: Plan) -> Sums:
     """The tensors of a step.
 
-    Raises InputError as ``account`` does.
+    Raises InputError as ``account_rank`` does.
     """
-    from memsheet.formulas.step import train
+    from memsheet.formulas.step import account_training_step
 
     engine = engine_of(plan)
-    step = train(rank, plan, engine)
+    step = account_training_step(rank, plan, engine)
     kept, bags = step.kept, step.bags
     below, above = dict.fromkeys(bags, 0), dict.fromkeys(bags, 0)
-    for instant, size, there in _spread(step):
+    for instant, size, there in _ranged_sizes(step):
         below[instant] = below[instant] + where(there, size.value - size.low, 0)
         above[instant] = above[instant] + where(there, size.high - size.value, 0)
     tensors = {instant: bag.total for instant, bag in bags.items()}
@@ -163,17 +163,17 @@ def check_accounted(rank: Rank, plan: Plan) -> None:
     check_modelled(rank.model, plan, engine_of(plan))
 
 
-def _spread(step: Trained) -> Iterator[tuple[Instant, Bytes, Any]]:
+def _ranged_sizes(step: Trained) -> Iterator[tuple[Instant, Bytes, Any]]:
     """Sizes that are a range, instant by instant, and the plans where they are there."""
     if step.low is not None and step.high is not None:
         for instant, bag in step.bags.items():
-            yield from ((instant, size, True) for size in _ends(bag, step.low[instant], step.high[instant], step.kept.ranges))
+            yield from ((instant, size, True) for size in _ranged_bag_parts(bag, step.low[instant], step.high[instant], step.kept.ranges))
         return
     for key, ends in step.kept.ranges.items():
         for instant, bag in step.bags.items():
             value, there = bag.part(key)
             if there is not False:
-                yield instant, _ranged(value, *ends), there
+                yield instant, _ordered_byte_range(value, *ends), there
 
 
 def _check_processor(model: ModelSpec, plan: Plan) -> None:
@@ -181,19 +181,19 @@ def _check_processor(model: ModelSpec, plan: Plan) -> None:
     plain operations there (aten sdp_utils_cpp.cpp, check_head_dim_size_cpp).
     """
     if plan.offload.activations:
-        raise refuse("offload.activations", True, "moves nothing on a processor, where host and device are one memory", "leave it out")
+        raise input_error("offload.activations", True, "moves nothing on a processor, where host and device are one memory", "leave it out")
     mixers = [mixer for stack in model.stacks for run in stack.runs for block in run.pattern for mixer in block.mixers]
     if plan.task == "train" and any(isinstance(mixer, StateSpace) for mixer in mixers):
-        raise refuse("device", "cpu", "has no kernel for a selective scan, and Python over the tokens takes too long", "--device cuda")
+        raise input_error("device", "cpu", "has no kernel for a selective scan, and Python over the tokens takes too long", "--device cuda")
     if plan.task == "train" and any(isinstance(mixer, LinearAttention) for mixer in mixers):
         why = "convolves and multiplies linear attention otherwise than a GPU, which is not modelled"
-        raise refuse("device", "cpu", why, "--device cuda; `memsheet trace --device cpu` runs it")
+        raise input_error("device", "cpu", why, "--device cuda; `memsheet trace --device cpu` runs it")
     if plan.attention is AttentionKind.SDPA and any(isinstance(mixer, LatentAttention) for mixer in mixers):
         why = "has no kernel on a processor for heads of two sizes, and its plain operations are not modelled"
-        raise refuse("attention", "sdpa", why, "eager; `memsheet trace --device cpu` runs it")
+        raise input_error("attention", "sdpa", why, "eager; `memsheet trace --device cpu` runs it")
 
 
-def _ranks(plan: Plan, stage: int) -> tuple[int, int]:
+def _stage_rank_bounds(plan: Plan, stage: int) -> tuple[int, int]:
     """First rank of a stage and the one after its last; plans of a stratum differ in size, so their sheet is that of rank ``stage``."""
     if not isinstance(plan.mesh.gpus, int):
         return stage, stage + 1
@@ -201,7 +201,7 @@ def _ranks(plan: Plan, stage: int) -> tuple[int, int]:
     return stage * size, (stage + 1) * size
 
 
-def _paged(size: Count, instants: Iterable[Instant]) -> list[Item]:
+def _paged_state_items(size: Count, instants: Iterable[Instant]) -> list[Item]:
     """States in shared pages: on the card while there is room, on the host otherwise."""
     if type(size) is int and size == 0:
         return []
@@ -210,7 +210,7 @@ def _paged(size: Count, instants: Iterable[Instant]) -> list[Item]:
     return [Item(Component.CONTEXT, "optimizer/paged", dict.fromkeys(instants, Bytes(0, size, size)), PAGED_STATES)]
 
 
-def _items(bags: Mapping[Instant, BytesByPath], engine: Engine, ranges: Mapping[Key, tuple[Count, Count]] = NO_RANGES) -> list[Item]:
+def _bag_items(bags: Mapping[Instant, BytesByPath], engine: Engine, ranges: Mapping[Key, tuple[Count, Count]] = NO_RANGES) -> list[Item]:
     """Every (component, path) with its bytes at the instants where it is resident; ``ranges`` of those that are not exactly known."""
     rows: dict[Key, dict[Instant, Bytes]] = {}
     made: dict[Count, Bytes] = {}  # most sizes stand at several instants
@@ -218,53 +218,53 @@ def _items(bags: Mapping[Instant, BytesByPath], engine: Engine, ranges: Mapping[
         for key, size in bag.held.items():
             row = rows.setdefault(key, {})
             if ranges and key in ranges:
-                row[instant] = _ranged(size, *ranges[key])
+                row[instant] = _ordered_byte_range(size, *ranges[key])
             elif type(size) is int:
                 row[instant] = made.get(size) or made.setdefault(size, Bytes(size, size, size))
             else:
                 row[instant] = Bytes(size, size, size)
-    evidence = {component: _evidence(component, engine) for component in {component for component, _ in rows}}
+    evidence = {component: _component_evidence(component, engine) for component in {component for component, _ in rows}}
     return [Item(component, path, at, evidence[component]) for (component, path), at in rows.items()]
 
 
 def _ended_gradients(step: Trained) -> Bytes:
     """Gradients when backward has ended."""
     rows = [row for bag in (step.kept.states, step.kept.gradients) for row in bag.held.items() if row[0][0] is Component.GRADIENTS]
-    return total(_ranged(size, *step.kept.ranges.get(key, (size, size))) for key, size in rows)
+    return sum_byte_ranges(_ordered_byte_range(size, *step.kept.ranges.get(key, (size, size))) for key, size in rows)
 
 
-def _ends(bag: BytesByPath, low: BytesByPath, high: BytesByPath, ranges: Mapping[Key, tuple[Count, Count]]) -> Iterator[Bytes]:
+def _ranged_bag_parts(bag: BytesByPath, low: BytesByPath, high: BytesByPath, ranges: Mapping[Key, tuple[Count, Count]]) -> Iterator[Bytes]:
     """Parts of a bag whose range is that of two others, without those that are the same in all."""
     value, least, most = bag.held, low.held, high.held
     for key in {**value, **most}:
         size, ends = value.get(key, 0), ranges.get(key) or (least.get(key, 0), most.get(key, 0))
         if size is not ends[0] or size is not ends[1]:
-            yield _ranged(size, *ends)
+            yield _ordered_byte_range(size, *ends)
 
 
-def _between(step: Trained, engine: Engine) -> list[Item]:
+def _ranged_items(step: Trained, engine: Engine) -> list[Item]:
     """Items whose range is that of two other accounts of the same step; what only one of them has is a range from nothing."""
     low, high = step.low or step.bags, step.high or step.bags
     keys = {key: None for bag in (*step.bags.values(), *high.values()) for key in bag.held}
-    evidence = {component: _evidence(component, engine) for component, _ in keys}
+    evidence = {component: _component_evidence(component, engine) for component, _ in keys}
     items = []
     for key in keys:
         ends = step.kept.ranges.get(key)
         at = {}
         for instant, bag in step.bags.items():
             least, most = ends or (low[instant].held.get(key, 0), high[instant].held.get(key, 0))
-            size = _ranged(bag.held.get(key, 0), least, most)
+            size = _ordered_byte_range(bag.held.get(key, 0), least, most)
             if is_array(size.value) or is_array(size.high) or size != NOTHING:
                 at[instant] = size
         items.append(Item(*key, at, evidence[key[0]]))
     return items
 
 
-def _ranged(value: Count, low: Count, high: Count) -> Bytes:
+def _ordered_byte_range(value: Count, low: Count, high: Count) -> Bytes:
     return Bytes(minimum(low, value), value, maximum(high, value))
 
 
-def _evidence(component: Component, engine: Engine) -> Evidence:
+def _component_evidence(component: Component, engine: Engine) -> Evidence:
     return (
         engine.evidence.get(component.value)
         or EVIDENCE.get(component)
@@ -282,7 +282,7 @@ def account_bare(parameters: int, plan: Plan, cluster: Cluster | None = None) ->
     ranges = bare_ranges(parameters, plan, engine) if trains else {}
     allocated = {instant: bag.total for instant, bag in bags.items()}
     loaded = 0 if trains else allocated[Instant.LOAD]
-    items = [*_items(bags, engine, ranges), *outside_tensors(plan, cluster, allocated, loaded=loaded)]
+    items = [*_bag_items(bags, engine, ranges), *outside_tensors(plan, cluster, allocated, loaded=loaded)]
     ranks = tuple(range(1, int(plan.mesh.gpus)))
     if not trains:
         return Sheet(rank=0, same_as=ranks, items=tuple(items))

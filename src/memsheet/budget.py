@@ -7,7 +7,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.formulas.states.params import idle_parameter_count, parameter_count
 from memsheet.frozen import dataclass
 from memsheet.plan.device import Cluster
@@ -148,12 +148,12 @@ def budget_of(cluster: Cluster, reserve_bytes: int = 0) -> Budget:
     )  # fmt: skip
 
 
-def worst(sheets: tuple[Sheet, ...]) -> Sheet:
+def worst_sheet(sheets: tuple[Sheet, ...]) -> Sheet:
     """The sheet with the most device bytes."""
     return max(sheets, key=lambda sheet: sheet.device.high)
 
 
-def judge(sheets: tuple[Sheet, ...], budget: Budget) -> Verdict:
+def judge_sheets(sheets: tuple[Sheet, ...], budget: Budget) -> Verdict:
     """The verdict over all ranks, and the rank that decides it. Headroom is what the expected value leaves, negative where it does not fit."""
     devices = [sheet.device for sheet in sheets]
     highest = max(range(len(sheets)), key=lambda n: devices[n].high)
@@ -170,7 +170,7 @@ def judge(sheets: tuple[Sheet, ...], budget: Budget) -> Verdict:
 
 def judge_on(sheets: tuple[Sheet, ...], cluster: Cluster) -> Verdict:
     """The verdict on a cluster: what does not fit its nodes' host memory does not fit either."""
-    verdict, short = judge(sheets, budget_of(cluster)), host_shortage(sheets, cluster)
+    verdict, short = judge_sheets(sheets, budget_of(cluster)), host_shortage(sheets, cluster)
     return replace(verdict, result=Result.DOES_NOT_FIT, host_short_bytes=short) if short else verdict
 
 
@@ -185,7 +185,7 @@ def card_ends(model: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[Shee
         replace(cluster, device=replace(cluster.device, framework_bytes=size, framework_low_bytes=size, framework_high_bytes=size))
         for size in sorted(sizes)
     ]
-    return tuple((tuple(account(model, plan, one, sheet.stage) for sheet in sheets), one) for one in whole)
+    return tuple((tuple(account_rank(model, plan, one, sheet.stage) for sheet in sheets), one) for one in whole)
 
 
 def judge_plan(model: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[Sheet, ...]) -> Verdict:
@@ -195,7 +195,7 @@ def judge_plan(model: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[She
     return replace(verdict, result=ends.pop()) if len(ends) == 1 and verdict.result is Result.UNCERTAIN else verdict
 
 
-def doubted(verdict: Verdict, cluster: Cluster, low_bytes: int, high_bytes: int) -> Verdict:
+def verdict_with_extra_bytes(verdict: Verdict, cluster: Cluster, low_bytes: int, high_bytes: int) -> Verdict:
     """The verdict where from ``low_bytes`` (negative: saved) to ``high_bytes`` more are on each card than on its sheet."""
     budget = budget_of(cluster)
     over = verdict.result is Result.FITS and verdict.device.high + high_bytes > budget.low_bytes
@@ -203,7 +203,7 @@ def doubted(verdict: Verdict, cluster: Cluster, low_bytes: int, high_bytes: int)
     return replace(verdict, result=Result.UNCERTAIN) if over or under else verdict
 
 
-def started(verdict: Verdict, short: Bytes) -> Verdict:
+def verdict_on_start(verdict: Verdict, short: Bytes) -> Verdict:
     """The verdict on a server whose own budget lacks ``short`` bytes for one sequence (negative: has left): it refuses to start then."""
     if short.high <= 0 or verdict.result is Result.DOES_NOT_FIT:
         return verdict
@@ -211,7 +211,7 @@ def started(verdict: Verdict, short: Bytes) -> Verdict:
     return replace(verdict, result=result, headroom_bytes=min(verdict.headroom_bytes, -int(short.value)))
 
 
-def holding(verdict: Verdict, wanted: int, held: Bytes, missing_bytes: int) -> Verdict:
+def verdict_on_held_sequences(verdict: Verdict, wanted: int, held: Bytes, missing_bytes: int) -> Verdict:
     """The verdict on ``wanted`` sequences of which a server's pool holds ``held``; what does not start holds none."""
     if verdict.result is Result.DOES_NOT_FIT or (held.low >= wanted and verdict.result is Result.FITS):
         return verdict

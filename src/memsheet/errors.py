@@ -17,18 +17,18 @@ LONGEST_WORD = 100
 """Longer texts are no misspelt words."""
 
 
-def harmless(text: str) -> str:
+def without_control_characters(text: str) -> str:
     """One line of text whose control characters, which a terminal obeys, are replaced."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "�" for c in text)
 
 
-def printable(value: object) -> str:
+def printable_line(value: object) -> str:
     """``value`` as one short line without control characters: names in files are a stranger's text."""
     try:
         text = value if isinstance(value, str) else repr(value)
     except ValueError:  # an int of more digits than Python prints
         text = f"a number of about {value.bit_length() * 3 // 10} digits" if isinstance(value, int) else "…"
-    text = harmless(text[: MAX_SHOWN * 4])
+    text = without_control_characters(text[: MAX_SHOWN * 4])
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
 
@@ -42,9 +42,9 @@ class Problem:
     hint: str = ""
 
     def __str__(self) -> str:
-        shown = "" if self.value is None else f" = {printable(self.value)}"
-        hint = f"\n  hint: {harmless(self.hint)}" if self.hint else ""
-        return f"{printable(self.field)}{shown}: {harmless(self.reason)}{hint}"
+        shown = "" if self.value is None else f" = {printable_line(self.value)}"
+        hint = f"\n  hint: {without_control_characters(self.hint)}" if self.hint else ""
+        return f"{printable_line(self.field)}{shown}: {without_control_characters(self.reason)}{hint}"
 
 
 class InputError(ValueError):
@@ -60,12 +60,12 @@ def more_than_shown(count: int, most: int = MOST_SHOWN) -> list[str]:
     return [f"… and {count - most:,} more like these"] if count > most else []
 
 
-def refuse(field: str, value: object, reason: str, hint: str = "") -> InputError:
+def input_error(field: str, value: object, reason: str, hint: str = "") -> InputError:
     """An InputError with a single problem, ready to raise."""
     return InputError(Problem(field=field, value=value, reason=reason, hint=hint))
 
 
-def require(problems: Iterable[Problem]) -> None:
+def raise_if_problems(problems: Iterable[Problem]) -> None:
     """Raise one InputError with all ``problems``, if there are any."""
     found = tuple(problems)
     if found:
@@ -77,10 +77,10 @@ def missing_package(error: ModuleNotFoundError) -> InputError | None:
     package = (error.name or "").split(".")[0]
     if not package or package == __name__.split(".", maxsplit=1)[0]:
         return None
-    return refuse(package, None, "is needed for this and is not installed in this environment", f"python -m pip install {package}")
+    return input_error(package, None, "is needed for this and is not installed in this environment", f"python -m pip install {package}")
 
 
-def nearest(word: str, known: Iterable[str], *, n: int = 1, cutoff: float = 0.6) -> list[str]:
+def nearest_words(word: str, known: Iterable[str], *, n: int = 1, cutoff: float = 0.6) -> list[str]:
     """The ``n`` known words most like ``word``, for hints; imported when a mistake has been made, not at every start."""
     import difflib
 

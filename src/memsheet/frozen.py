@@ -18,17 +18,17 @@ else:
     def dataclass(*, frozen: Literal[True], slots: Literal[True], eq: bool = True, kw_only: bool = False) -> Callable[[type], type]:
         """As ``dataclasses.dataclass(frozen=True, slots=True, …)``; whatever reads fields (``replace``, ``asdict``) takes them for that."""
         del frozen, slots  # said for whoever reads
-        return lambda cls: _made(cls, eq=eq, kw_only=kw_only)
+        return lambda cls: _make_dataclass(cls, eq=eq, kw_only=kw_only)
 
 
 __all__ = ["dataclass"]
 
 
-def _made(cls: type, *, eq: bool, kw_only: bool) -> type:
+def _make_dataclass(cls: type, *, eq: bool, kw_only: bool) -> type:
     own = frozenset(vars(cls))
     made: Any = dataclasses.dataclass(init=False, repr=False, eq=False, slots=True, kw_only=kw_only)(cls)
     fields: list[Field[Any]] = list(made.__dataclass_fields__.values())
-    methods = {"__init__": _init(made, fields), **SHARED, **(_compared(made, fields) if eq else {})}
+    methods = {"__init__": _init_method(made, fields), **SHARED, **(_comparison_methods(made, fields) if eq else {})}
     for name, method in methods.items():
         if name not in own:
             setattr(made, name, method)
@@ -36,7 +36,7 @@ def _made(cls: type, *, eq: bool, kw_only: bool) -> type:
     return made  # type: ignore[no-any-return]
 
 
-def _init(made: Any, fields: list[Field[Any]]) -> Callable[..., None]:
+def _init_method(made: Any, fields: list[Field[Any]]) -> Callable[..., None]:
     """The method that sets every field through its slot."""
     known: dict[str, Any] = {"_missing": MISSING}
     words, lines = list[str](), list[str]()
@@ -53,18 +53,18 @@ def _init(made: Any, fields: list[Field[Any]]) -> Callable[..., None]:
             value = f"_new_{f.name}()" + (f" if {f.name} is _missing else {f.name}" if f.init else "")
         lines.append(f" _set_{f.name}(self, {value})")
     lines += [" self.__post_init__()"] if hasattr(made, "__post_init__") else []
-    init: Callable[..., None] = _compiled(made, f"def __init__({', '.join(['self', *words])}):", lines, known)
+    init: Callable[..., None] = _compile_method(made, f"def __init__({', '.join(['self', *words])}):", lines, known)
     return init
 
 
-def _compiled(made: Any, head: str, lines: list[str], known: dict[str, Any]) -> Any:
+def _compile_method(made: Any, head: str, lines: list[str], known: dict[str, Any]) -> Any:
     exec("\n".join([head, *(lines or [" pass"])]), known)  # noqa: S102 - names of fields, which are Python's own
     found = known[head.removeprefix("def ").partition("(")[0]]
     found.__qualname__, found.__module__ = f"{made.__qualname__}.{found.__name__}", made.__module__
     return found
 
 
-def _compared(made: Any, fields: list[Field[Any]]) -> dict[str, Any]:
+def _comparison_methods(made: Any, fields: list[Field[Any]]) -> dict[str, Any]:
     """Equality and hash, which take their own place when they are first asked for."""
     heads = {"__eq__": "def __eq__(self, other):", "__hash__": "def __hash__(self):"}
     mine, theirs = ("".join(f"{one}.{f.name}, " for f in fields if f.compare) for one in ("self", "other"))
@@ -76,7 +76,7 @@ def _compared(made: Any, fields: list[Field[Any]]) -> dict[str, Any]:
     def later(name: str) -> Callable[..., Any]:
         def first(self: Any, *others: Any) -> Any:
             if vars(made)[name] is first:
-                setattr(made, name, _compiled(made, heads[name], [bodies[name]], {}))
+                setattr(made, name, _compile_method(made, heads[name], [bodies[name]], {}))
             return vars(made)[name](self, *others)
 
         return first
@@ -84,28 +84,28 @@ def _compared(made: Any, fields: list[Field[Any]]) -> dict[str, Any]:
     return {name: later(name) for name in heads}
 
 
-def _text(self: Any) -> str:
+def _dataclass_repr(self: Any) -> str:
     shown = (f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.repr)
     return f"{self.__class__.__qualname__}({', '.join(shown)})"
 
 
-def _stays(self: Any, name: str, *_: object) -> None:
+def _refuse_assignment(self: Any, name: str, *_: object) -> None:
     raise FrozenInstanceError(f"cannot change {name!r} of {self.__class__.__qualname__}")
 
 
-def _values(self: Any) -> list[Any]:
+def _field_values(self: Any) -> list[Any]:
     return [getattr(self, f.name) for f in dataclasses.fields(self)]
 
 
-def _set(self: Any, state: list[Any]) -> None:
+def _restore_field_values(self: Any, state: list[Any]) -> None:
     for f, value in zip(dataclasses.fields(self), state, strict=True):
         object.__setattr__(self, f.name, value)
 
 
 SHARED: dict[str, Any] = {
-    "__repr__": _text,
-    "__setattr__": _stays,
-    "__delattr__": _stays,
-    "__getstate__": _values,
-    "__setstate__": _set,
+    "__repr__": _dataclass_repr,
+    "__setattr__": _refuse_assignment,
+    "__delattr__": _refuse_assignment,
+    "__getstate__": _field_values,
+    "__setstate__": _restore_field_values,
 }

@@ -25,7 +25,7 @@ class RequestResolver:
         if value is not None:
             return value
         if default is not None and not silent:
-            self.assumed.append(f"{key} = {_shown(default)}")
+            self.assumed.append(f"{key} = {_assumed_value(default)}")
         return default
 
     def wrong(self, key: str, value: object, reason: str, hint: str = "") -> None:
@@ -43,5 +43,5 @@ class RequestResolver:
         return default
 
 
-def _shown(value: object) -> str:
+def _assumed_value(value: object) -> str:
     return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)

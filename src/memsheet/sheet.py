@@ -89,7 +89,7 @@ class Bytes:
 NOTHING = Bytes(0, 0, 0)
 
 
-def total(sizes: Iterable[Bytes]) -> Bytes:
+def sum_byte_ranges(sizes: Iterable[Bytes]) -> Bytes:
     """The sum of sizes, ranges added end to end."""
     every = list(sizes)
     if len(every) == 1:
@@ -190,7 +190,7 @@ class Sheet:
                         row[component].append(size)
                     else:
                         row[component] = [size]
-            self._sums.update({instant: {c: total(sizes) for c, sizes in row.items()} for instant, row in found.items() if row})
+            self._sums.update({instant: {c: sum_byte_ranges(sizes) for c, sizes in row.items()} for instant, row in found.items() if row})
         return self._sums
 
     @property
@@ -199,7 +199,7 @@ class Sheet:
 
     def at(self, instant: Instant, *, without: tuple[Component, ...] = OUTSIDE_TENSORS) -> Bytes:
         """Bytes at an instant; by default those of tensors (allocated)."""
-        return total(size for component, size in self.sums().get(instant, {}).items() if component not in without)
+        return sum_byte_ranges(size for component, size in self.sums().get(instant, {}).items() if component not in without)
 
     @property
     def peak_instant(self) -> Instant:
@@ -239,7 +239,7 @@ class Sheet:
     def of(self, *components: Component, instant: Instant | None = None) -> Bytes:
         """Bytes of some components at an instant (the peak by default)."""
         row = self.sums().get(self.peak_instant if instant is None else instant, {})
-        return total(row[component] for component in components if component in row)
+        return sum_byte_ranges(row[component] for component in components if component in row)
 
     @property
     def states(self) -> dict[Component, Bytes]:
@@ -255,7 +255,7 @@ class Sheet:
         return max(*sizes, ended or NOTHING, NOTHING, key=lambda size: size.value)
 
 
-def held(sheet: Sheet, instant: Instant, *, parts: bool = False) -> dict[tuple[Component, str], Bytes]:
+def bytes_by_module(sheet: Sheet, instant: Instant, *, parts: bool = False) -> dict[tuple[Component, str], Bytes]:
     """A sheet's tensors at an instant by component and module: the part of a path before its ``/``, or all of it with ``parts``."""
     found: dict[tuple[Component, str], Bytes] = {}
     for item in sheet.items:
@@ -279,7 +279,7 @@ class Difference:
         return self.right.value - self.left.value
 
 
-def diff(left: Sheet, right: Sheet, instant: Instant | None = None) -> tuple[Difference, ...]:
+def sheet_differences(left: Sheet, right: Sheet, instant: Instant | None = None) -> tuple[Difference, ...]:
     """Two sheets joined on (component, path) at an instant (each one's peak by default), largest difference first."""
     sides = []
     for sheet in (left, right):

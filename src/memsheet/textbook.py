@@ -8,7 +8,7 @@ source, and where it errs. Sizes are bytes; counts may be ints, floats that are 
 from __future__ import annotations
 
 from memsheet.arith import Count, ceil_div
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.plan.defaults import NAMED_PRECISIONS
 from memsheet.plan.dtypes import INT8_ADAM, DType, dtype_named
 from memsheet.plan.plan import Precision
@@ -216,7 +216,7 @@ def idle_share(used: float, reserved: float) -> float:
 def _dtype(dtype: DType | str) -> DType:
     found = dtype_named(dtype) if isinstance(dtype, str) else dtype
     if found is None:
-        raise refuse("dtype", dtype, "is none that memsheet knows", "for example fp32, bf16, fp8, int8, int4 or nf4")
+        raise input_error("dtype", dtype, "is none that memsheet knows", "for example fp32, bf16, fp8, int8, int4 or nf4")
     return found
 
 
@@ -224,7 +224,7 @@ def _precision(precision: Precision | str) -> Precision:
     if isinstance(precision, Precision):
         return precision
     if precision not in NAMED_PRECISIONS:
-        raise refuse("precision", precision, "is none that has a name", f"one of {', '.join(NAMED_PRECISIONS)}")
+        raise input_error("precision", precision, "is none that has a name", f"one of {', '.join(NAMED_PRECISIONS)}")
     return NAMED_PRECISIONS[precision]
 
 
@@ -232,6 +232,6 @@ def _whole_count(count: Count | float) -> Count:
     """7e9 as 7000000000: the way people write counts."""
     if isinstance(count, float):
         if not count.is_integer():
-            raise refuse("count", count, "is not a whole number", "write for example 7e9")
+            raise input_error("count", count, "is not a whole number", "write for example 7e9")
         return int(count)
     return count

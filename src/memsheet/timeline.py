@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.frozen import dataclass
 from memsheet.sheet import Bytes, Component, Instant, Item, Sheet, Traced, Witness
 
@@ -67,7 +67,7 @@ def without_hidden(timeline: Timeline) -> Timeline:
     return replace(timeline, storages=tuple(replace(s, bytes=0) if s in hides else s for s in timeline.storages)) if hides else timeline
 
 
-def sizes(timeline: Timeline) -> Iterator[int]:
+def held_bytes_after_events(timeline: Timeline) -> Iterator[int]:
     """Bytes held after each event."""
     held, storages = 0, timeline.storages
     for event in timeline.events:
@@ -75,9 +75,9 @@ def sizes(timeline: Timeline) -> Iterator[int]:
         yield held
 
 
-def peaks(timeline: Timeline) -> dict[Instant, Peak]:
+def instant_peaks(timeline: Timeline) -> dict[Instant, Peak]:
     """The high-water mark of each instant of the steady step; an instant that comes again (micro-batches) counts as one."""
-    curve = list(sizes(timeline))
+    curve = list(held_bytes_after_events(timeline))
     found: dict[Instant, Peak] = {}
     for mark, end in zip(timeline.marks, [*(m.at for m in timeline.marks[1:]), len(curve)], strict=True):
         at = max(range(max(mark.at - 1, 0), max(end, mark.at)), key=curve.__getitem__, default=-1)
@@ -88,12 +88,12 @@ def peaks(timeline: Timeline) -> dict[Instant, Peak]:
     return found
 
 
-def peak(timeline: Timeline) -> Peak:
+def highest_peak(timeline: Timeline) -> Peak:
     """The largest of the instants' high-water marks."""
-    return max(peaks(timeline).values(), key=lambda p: p.bytes)
+    return max(instant_peaks(timeline).values(), key=lambda p: p.bytes)
 
 
-def alive(timeline: Timeline, at: int) -> set[int]:
+def live_storages(timeline: Timeline, at: int) -> set[int]:
     """The storages that are there just after event ``at``."""
     held: set[int] = set()
     for event in timeline.events[: at + 1]:
@@ -108,8 +108,8 @@ def sheet_of(timeline: Timeline, *, rank: int = 0, stage: int = 0, same_as: tupl
     """The sheet of a traced timeline: its items at each instant's high-water mark, which they add up to."""
     rows: dict[tuple[Component, str], dict[Instant, int]] = {}
     ops: dict[tuple[Component, str], Storage] = {}
-    for instant, found in peaks(timeline).items():
-        for number in sorted(alive(timeline, found.at)):
+    for instant, found in instant_peaks(timeline).items():
+        for number in sorted(live_storages(timeline, found.at)):
             storage = timeline.storages[number]
             key = (storage.component, storage.path)
             row = rows.setdefault(key, {})
@@ -131,7 +131,7 @@ def ended_gradients(timeline: Timeline) -> Bytes | None:
     at = max((mark.at for mark in timeline.marks if mark.instant is Instant.OPTIMIZER_STEP), default=None)
     if at is None:
         return None
-    there = (timeline.storages[number] for number in alive(timeline, at - 1))
+    there = (timeline.storages[number] for number in live_storages(timeline, at - 1))
     return Bytes.exact(sum(storage.bytes for storage in there if storage.component is Component.GRADIENTS))
 
 
@@ -156,24 +156,24 @@ def events_document(timeline: Timeline) -> dict[str, Any]:
 def timeline_from(document: Mapping[str, Any]) -> Timeline:
     """The timeline of an events document. Raises InputError where it is none."""
     if document.get("schema") != EVENTS_SCHEMA:
-        raise refuse("events", document.get("schema"), f"is not {EVENTS_SCHEMA}")
+        raise input_error("events", document.get("schema"), f"is not {EVENTS_SCHEMA}")
     try:
         words = document["words"]
-        storages = tuple(_storage(row, words) for row in document["storages"])
+        storages = tuple(_parse_storage_row(row, words) for row in document["storages"])
         marks = tuple(Mark(int(at), Instant(name)) for at, name in document["marks"])
         events = tuple(int(event) for event in document["events"])
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise refuse("events", type(error).__name__, "the rows of the document are not as its schema says") from None
-    _check(events, len(storages))
+        raise input_error("events", type(error).__name__, "the rows of the document are not as its schema says") from None
+    _check_event_order(events, len(storages))
     return Timeline(storages=storages, events=events, marks=marks)
 
 
-def _storage(row: Sequence[Any], words: Sequence[str]) -> Storage:
+def _parse_storage_row(row: Sequence[Any], words: Sequence[str]) -> Storage:
     size, component, path, op, stream, line = (int(cell) for cell in row)
     return Storage(size, Component(words[component]), words[path], words[op], stream, words[line])
 
 
-def _check(events: Sequence[int], count: int) -> None:
+def _check_event_order(events: Sequence[int], count: int) -> None:
     """Each storage is allocated once, and released at most once, after that."""
     held: set[int] = set()
     seen: set[int] = set()
@@ -181,7 +181,7 @@ def _check(events: Sequence[int], count: int) -> None:
         number = event if event >= 0 else ~event
         fresh = event >= 0 and number < count and number not in seen
         if not fresh and not (event < 0 and number in held):
-            raise refuse("events", event, "releases what is not there, or allocates a storage twice")
+            raise input_error("events", event, "releases what is not there, or allocates a storage twice")
         if event >= 0:
             held.add(number)
             seen.add(number)

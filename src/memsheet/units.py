@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 _FACTORS = {
@@ -18,12 +18,12 @@ def parse_bytes(text: str, field: str = "size") -> int:
     """Bytes named by ``text``: ``80GB`` is 80·10⁹, ``80GiB`` is 80·2³⁰; a bare ``80G`` is refused."""
     match = _SIZE.match(text)
     if match is None:
-        raise refuse(field, text, "is not a size", "write for example 80GB or 80GiB")
+        raise input_error(field, text, "is not a size", "write for example 80GB or 80GiB")
     whole, fraction, unit = match[1], match[2] or "", match[3].lower()
     if unit in {"k", "m", "g", "t"}:
-        raise refuse(field, text, "is ambiguous", f"write {whole}{unit.upper()}B (decimal) or {whole}{unit.upper()}iB (binary)")
+        raise input_error(field, text, "is ambiguous", f"write {whole}{unit.upper()}B (decimal) or {whole}{unit.upper()}iB (binary)")
     if unit == "" or unit not in _FACTORS:
-        raise refuse(field, text, "has no known unit", "units are B, KB, MB, GB, TB (decimal) and KiB, MiB, GiB, TiB (binary)")
+        raise input_error(field, text, "has no known unit", "units are B, KB, MB, GB, TB (decimal) and KiB, MiB, GiB, TiB (binary)")
     return int(whole + fraction) * _FACTORS[unit] // int(10 ** len(fraction))
 
 
@@ -35,7 +35,7 @@ def parse_rate(text: str, field: str = "rate") -> int:
     """Bytes a second named by ``text``: ``450 GB/s``, ``400 Gbit/s``, both decimal. ``400 Gb/s`` could be either and is refused."""
     match = _RATE.match(text)
     if match is None:
-        raise refuse(field, text, "is not a rate", "write for example 450 GB/s (bytes) or 400 Gbit/s (bits)")
+        raise input_error(field, text, "is not a rate", "write for example 450 GB/s (bytes) or 400 Gbit/s (bits)")
     whole, fraction, thousands, what = match[1], match[2] or "", match[3], match[4]
     return int(whole + fraction) * _THOUSANDS[thousands] // (int(10 ** len(fraction)) * (1 if what == "B" else 8))
 

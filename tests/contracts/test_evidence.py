@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import memsheet
-from memsheet.catalog import overheads
+from memsheet.catalog import process_overheads
 from memsheet.engines import MODELLED, find_engine
 from memsheet.sheet import Cited, Derived, Evidence, Fitted, FromCode
 
@@ -29,7 +29,7 @@ def groups() -> set[str]:
 
 
 def entries() -> dict[str, dict[str, Any]]:
-    return dict(overheads())
+    return dict(process_overheads())
 
 
 def of_engines() -> Iterator[tuple[str, Evidence]]:

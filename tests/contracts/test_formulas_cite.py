@@ -18,7 +18,7 @@ NUMBERS = ("Count", "int", "Bytes", "dict[str, Count]", "tuple[Count, ...]", "di
 
 # What returns a number and is no formula: it adds up, counts or picks what formulas gave.
 EXCEPTIONS = {
-    "tapes.evaluate.weigh": "adds up bags",
+    "tapes.evaluate.moment_total_bytes": "adds up bags",
     "tapes.evaluate.entry_bytes": "the product of a recorded shape; the recording cites its operation",
     "tapes.evaluate.with_products": "names products of axes",
     "serving.kv_cache.cache_bytes": "adds up layers",
@@ -28,10 +28,10 @@ EXCEPTIONS = {
     "states.params.parameter_count": "counts the tensors that the readers list, checked against the real code",
     "states.params.active_parameter_count": "counts tensors",
     "states.params.idle_parameter_count": "counts tensors",
-    "runtime.workspaces": "a figure of the catalogue, which carries its own evidence",
+    "runtime.cublas_workspace_bytes": "a figure of the catalogue, which carries its own evidence",
     "states.sharding.elements_of": "the product of a shape",
     "states.held.parameter_shard": "picks the formula of the engine's sharding",
-    "around.zero_flow.gatherable": "adds up elements",
+    "around.zero_flow.gathered_elements": "adds up elements",
 }
 
 

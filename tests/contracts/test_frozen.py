@@ -3,7 +3,7 @@
 import memsheet
 from memsheet.cli.commands import COMMANDS
 from memsheet.cli.flags import WORDS
-from memsheet.cli.line import spellings
+from memsheet.cli.line import flag_spellings
 from memsheet.plan.aliases import ALIASES, LIBRARIES, SHORT_FLAGS
 
 NAMES = [
@@ -131,7 +131,7 @@ ONE_DASH = "-c -ctk -ctv -dp -fa -md -ncmoe -ngl -np -pp -tp -ub"
 
 
 def flags_of(command: str) -> list[str]:
-    return sorted(name for flag in COMMANDS[command].flags for name, _ in spellings(flag) if flag.group != WORDS)
+    return sorted(name for flag in COMMANDS[command].flags for name, _ in flag_spellings(flag) if flag.group != WORDS)
 
 
 def test_public_names():

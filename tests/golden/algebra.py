@@ -14,7 +14,7 @@ import memsheet.formulas
 from memsheet import catalog
 from memsheet.arith import Term
 from memsheet.engines import find_engine
-from memsheet.formulas.groups import Group, StageLayers, walk
+from memsheet.formulas.groups import Group, StageLayers, walk_stage_layers
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.tapes.evaluate import BytesByPath
 from memsheet.plan.defaults import NAMED_PRECISIONS
@@ -23,7 +23,7 @@ from memsheet.plan.model import Attention, CrossAttention, LatentAttention, Mode
 from memsheet.plan.plan import Implementation, Mesh, Optimizer, OptimizerName, Plan, Schedule
 from memsheet.readers.model import read_model
 from memsheet.references import FORMULAS
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Component
 
 HEADER = """\
@@ -50,7 +50,9 @@ def spec() -> ModelSpec:
 @cache
 def plan(engine: str = "fsdp2", **request: Any) -> Plan:
     """A plan whose counts are symbols."""
-    made = resolve({"task": "train", "engine": engine, "seq_len": 8, **{k.replace("__", "."): v for k, v in request.items()}}, spec()).plan
+    made = resolve_request(
+        {"task": "train", "engine": engine, "seq_len": 8, **{k.replace("__", "."): v for k, v in request.items()}}, spec()
+    ).plan
     mesh = Mesh(dp_replicate=symbol("dp_replicate"), dp_shard=symbol("dp_shard"), tp=symbol("tp"), ep=symbol("ep"), etp=symbol("etp"))
     return replace(made, mesh=mesh, microbatch=symbol("b"), seq_len=symbol("s"))
 
@@ -63,7 +65,7 @@ def staged() -> StageLayers:
     small = replace(plan(), mesh=Mesh(dp_shard=symbol("dp_shard")), microbatch=1, seq_len=8)
     engine = find_engine("fsdp2")
     assert engine is not None
-    return walk(spec(), small, engine, release=False)
+    return walk_stage_layers(spec(), small, engine, release=False)
 
 
 def group() -> Group:
@@ -131,7 +133,7 @@ def cases() -> dict[str, Cases]:
         "states.sharding.dim0_shard": {"": call(SHAPE, symbol("N"))}, "states.sharding.dim0_gathered": {"": call(SHAPE, symbol("N"))},
         "states.sharding.flat_shard": {"": call(symbol("n"), symbol("N"), symbol("alignment"))},
         "states.sharding.held_shape": {"vocabulary": call(MATRIX, plan().mesh, 128), "heads": call(HEADS, plan().mesh), "experts": call(EXPERTS, plan().mesh)},
-        "states.held._adapter": {"": call("q.weight", (symbol("out"), symbol("in")), plan(adapter__rank=8), 1)},
+        "states.held._lora_matrices": {"": call("q.weight", (symbol("out"), symbol("in")), plan(adapter__rank=8), 1)},
         "states.held.eight_bit_states": {"": call(*x)},
         "states.optimizers.optimizer_bytes": {how[0].value: call(*x, optimized(*how)) for how in (adamw, eight, sgd)},
         "states.optimizers.step_temporaries": {
@@ -144,7 +146,7 @@ def cases() -> dict[str, Cases]:
         **{f"around.fsdp2_sizes.{name}": {"one tensor": call(group(), plan())} for name in ("gathered_bytes", "reduce_input_bytes", "sharded_gradients")},
         "model_code.transformers.code.block_axes": {"": call(spec().stacks[0].runs[0].pattern[0], plan())},
         "states.held.parameter_bytes": {"one tensor": call(replace(spec(), stacks=()), plan(), (TENSOR,), find_engine("fsdp2").sharding)},  # type: ignore[union-attr]
-        "serving.work._width": {"llama-tiny": call(spec().stacks[0].runs[0].pattern[0], symbol("tp"))},
+        "serving.work._widest_elements_a_token": {"llama-tiny": call(spec().stacks[0].runs[0].pattern[0], symbol("tp"))},
     }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from memsheet import catalog, textbook
 from memsheet.arith import Term
 from memsheet.formulas.serving.kv_cache import bytes_per_token
 from memsheet.formulas.states.held import Held, eight_bit_states, held_tensors
-from memsheet.formulas.states.params import parameter_count, tensors
+from memsheet.formulas.states.params import parameter_count, parameter_tensors
 from memsheet.formulas.states.sharding import elements_of, held_shape
 from memsheet.plan.defaults import NAMED_PRECISIONS
 from memsheet.plan.dtypes import BF16, FP32, dtype_named
@@ -278,7 +278,7 @@ def partial_pages(i: Inputs) -> dict[str, float]:
 def expert_parallel(i: Inputs) -> dict[str, int]:
     """Mixtral-8x7B: what a rank holds of the routed experts, and of everything else."""
     held = {"experts": 0, "shared": 0}
-    for _, weight, times in tensors(model("mixtral-8x7b")):
+    for _, weight, times in parameter_tensors(model("mixtral-8x7b")):
         part = "experts" if weight.role is Role.EXPERT else "shared"
         held[part] += times * elements_of(held_shape(weight, Mesh(ep=i["ep"])))
     return held

@@ -14,7 +14,7 @@ from memsheet.plan.device import Cluster, cluster_of
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.readers.model import read_model
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 
 TRAINED = ("llama-tiny", "llama-3.2-1b", "qwen2.5-0.5b", "gpt2")
 SERVED = (*TRAINED, "mistral-7b", "gemma-3-1b", "deepseek-v2", "mamba-2.8b", "jamba-v0.1", "qwen3-30b-a3b", "gpt-oss-20b")
@@ -37,7 +37,7 @@ def cluster(card: str, count: int) -> Cluster:
 
 
 def plan_of(name: str, request: dict[str, Any]) -> Plan:
-    return resolve(request, model(name)).plan
+    return resolve_request(request, model(name)).plan
 
 
 def with_counts(plan: Plan, **counts: Any) -> Plan:

@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import law
 
-from memsheet.allocator import Replay, Settings, replay, settings_from, smallest_capacity, with_slack
-from memsheet.allocator.caching import allocate, release
-from memsheet.allocator.consistency import chain, inconsistencies
+from memsheet.allocator import Replay, Settings, replay_timeline, settings_from, smallest_capacity, with_slack
+from memsheet.allocator.caching import allocate_block, free_block
+from memsheet.allocator.consistency import allocator_inconsistencies, segment_blocks
 from memsheet.allocator.memory import release_all
 from memsheet.allocator.settings import block_bytes, segment_bytes
 from memsheet.allocator.state import Allocator
 from memsheet.errors import InputError
 from memsheet.sheet import Component, Instant
-from memsheet.timeline import Mark, Storage, Timeline, peaks, sheet_of
+from memsheet.timeline import Mark, Storage, Timeline, instant_peaks, sheet_of
 from memsheet.units import MIB
 
 KINDS = (
@@ -53,7 +53,7 @@ def crowd(seed: int, streams: int = 2, longest: int = 80) -> Timeline:
 
 def tight(timeline: Timeline, how: Settings, per_cent: int | None) -> int | None:
     """A capacity between what is asked for (0) and what is reserved where there is no end of memory (100); None: no end."""
-    free = replay(timeline, how)
+    free = replay_timeline(timeline, how)
     asked = free.requested_peak_bytes
     return None if per_cent is None else max(asked + (free.reserved_peak_bytes - asked) * per_cent // 100, 0)
 
@@ -72,12 +72,12 @@ def steps(timeline: Timeline, how: Settings, capacity: int | None, delay: int = 
         size = block_bytes(storage.bytes, how)
         if event >= 0:
             allocator.settle(at)
-            block = allocate(allocator, allocator.pool(storage.stream, size), size) if size else None
+            block = allocate_block(allocator, allocator.pool(storage.stream, size), size) if size else None
             if size and block is None:
                 return
             blocks[event] = block
         elif (gone := blocks.pop(~event)) is not None:
-            release(allocator, gone, at + delay if delay and ~event % 3 == 0 else None)
+            free_block(allocator, gone, at + delay if delay and ~event % 3 == 0 else None)
         held += storage.bytes if event >= 0 else -storage.bytes
         yield allocator, held
 
@@ -92,7 +92,7 @@ def test_blocks_tile_their_segments_and_no_two_unused_ones_touch(
 ) -> None:
     capacity = tight(timeline, how, squeeze)
     for allocator, held in steps(timeline, how, capacity, delay):
-        assert inconsistencies(allocator) == []
+        assert allocator_inconsistencies(allocator) == []
         assert held <= allocator.allocated <= allocator.reserved
         assert capacity is None or allocator.reserved <= capacity
 
@@ -101,7 +101,9 @@ def test_pages_that_go_back_one_after_the_other_are_one_hole() -> None:
     sizes = ((20, 0), (20, 0), (5, 0), (1, 0), (15, 1))  # pages 0, 1 and 2; then two that find no memory until page 0, page 1 is gone
     storages = tuple(Storage(size * MIB, Component.TEMPORARIES, "x", "aten.x", stream) for size, stream in sizes)
     timeline = Timeline(storages=storages, events=(0, 1, 2, ~0, 3, ~1, 4), marks=())
-    seen = [(allocator.retries, inconsistencies(allocator)) for allocator, _ in steps(timeline, settings_from(KINDS[1]), 60 * MIB)]
+    seen = [
+        (allocator.retries, allocator_inconsistencies(allocator)) for allocator, _ in steps(timeline, settings_from(KINDS[1]), 60 * MIB)
+    ]
     assert seen == [(retries, []) for retries in (0, 0, 0, 0, 1, 1, 2)]
 
 
@@ -127,7 +129,7 @@ def test_when_all_is_released_all_goes_back(timeline: Timeline, how: Settings, d
 def test_a_replay_is_what_its_steps_were(timeline: Timeline, how: Settings, squeeze: int | None) -> None:
     capacity = tight(timeline, how, squeeze)
     curve = [(allocator.reserved, allocator.allocated, held) for allocator, held in steps(timeline, how, capacity)]
-    found = replay(timeline, how, capacity)
+    found = replay_timeline(timeline, how, capacity)
     assert (found.died is None) == (len(curve) == len(timeline.events))
     for place, size in enumerate((found.reserved_peak_bytes, found.allocated_peak_bytes, found.requested_peak_bytes)):
         assert size == max((row[place] for row in curve), default=0)
@@ -141,8 +143,8 @@ def test_a_replay_is_what_its_steps_were(timeline: Timeline, how: Settings, sque
 @law(100)
 @given(timelines, settings)
 def test_instants_are_those_of_the_timeline_and_the_sheet_adds_up(timeline: Timeline, how: Settings) -> None:
-    found = replay(timeline, how)
-    assert found.requested == ({instant: peak.bytes for instant, peak in peaks(timeline).items()} if timeline.marks else {})
+    found = replay_timeline(timeline, how)
+    assert found.requested == ({instant: peak.bytes for instant, peak in instant_peaks(timeline).items()} if timeline.marks else {})
     assert all(size >= 0 for size in found.slack.values())
     if timeline.marks:
         sheet = with_slack(sheet_of(timeline), found)
@@ -152,27 +154,29 @@ def test_instants_are_those_of_the_timeline_and_the_sheet_adds_up(timeline: Time
 @law(100)
 @given(timelines, settings, st.integers(0, 3).map(lambda n: n * MIB // 2))
 def test_with_what_it_reserves_when_unbounded_nothing_dies(timeline: Timeline, how: Settings, more: int) -> None:
-    unbounded = replay(timeline, how)
-    assert replay(timeline, how, unbounded.reserved_peak_bytes + more) == unbounded
+    unbounded = replay_timeline(timeline, how)
+    assert replay_timeline(timeline, how, unbounded.reserved_peak_bytes + more) == unbounded
     assert (unbounded.retries, unbounded.died) == (0, None)
 
 
 @law(60)
 @given(st.integers(0, 2**32).map(lambda seed: crowd(seed, longest=30)), settings)
 def test_the_smallest_capacity_suffices_and_2_mib_less_does_not(timeline: Timeline, how: Settings) -> None:
-    found, unbounded = smallest_capacity(timeline, how), replay(timeline, how)
+    found, unbounded = smallest_capacity(timeline, how), replay_timeline(timeline, how)
     assert unbounded.requested_peak_bytes <= found.bytes < unbounded.reserved_peak_bytes + 2 * MIB
     assert found.bytes % (2 * MIB) == 0
-    assert replay(timeline, how, found.bytes).died is None
+    assert replay_timeline(timeline, how, found.bytes).died is None
     if found.bytes:
-        assert found.below == replay(timeline, how, found.bytes - 2 * MIB).died is not None
+        assert found.below == replay_timeline(timeline, how, found.bytes - 2 * MIB).died is not None
 
 
 @law(100)
 @given(st.integers(0, 2**32).map(lambda seed: crowd(seed, streams=1)), settings)
 def test_streams_are_told_apart_and_not_ordered(timeline: Timeline, how: Settings) -> None:
     other = [Storage(s.bytes, s.component, s.path, s.op, 7) for s in timeline.storages]
-    assert replay(Timeline(storages=tuple(other), events=timeline.events, marks=timeline.marks), how) == replay(timeline, how)
+    assert replay_timeline(Timeline(storages=tuple(other), events=timeline.events, marks=timeline.marks), how) == replay_timeline(
+        timeline, how
+    )
 
 
 @law(200)
@@ -349,18 +353,18 @@ def test_two_allocators_agree(timeline: Timeline, how: Settings, squeeze: int | 
     capacity = tight(timeline, how, squeeze)
     curve, retries, blocks = plainly(timeline, how, capacity)
     seen = list(steps(timeline, how, capacity))
-    found: Replay = replay(timeline, how, capacity)
+    found: Replay = replay_timeline(timeline, how, capacity)
     assert (found.reserved_peak_bytes, found.retries) == (max(curve, default=0), retries)
     assert (found.died is None) == (len(curve) == len(timeline.events))
     if seen and found.died is None:
         segments = seen[-1][0].segments.values()
-        assert sorted([[b.size, STATES[b.state]] for b in chain(first)] for first in segments) == blocks
+        assert sorted([[b.size, STATES[b.state]] for b in segment_blocks(first)] for first in segments) == blocks
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_timelines_strain_the_allocator(kind: str) -> None:
     """A law that no example strains proves nothing: some survive by a retry, some die with room to spare, none of them are few."""
     how = settings_from(kind)
-    outcomes = [replay(timeline, how, tight(timeline, how, 40)) for timeline in map(crowd, range(60))]
+    outcomes = [replay_timeline(timeline, how, tight(timeline, how, 40)) for timeline in map(crowd, range(60))]
     assert sum(one.died is None and one.retries > 0 for one in outcomes) > 6
     assert sum(one.died is not None for one in outcomes) > 6

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import TRAINED, cluster, law, lengths, microbatches, model, plan_of, ranks, requests, with_counts
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.formulas.serving.kv_cache import cache_bytes
 from memsheet.plan.dtypes import BF16
 from memsheet.sheet import Sheet
@@ -37,9 +37,9 @@ def held(sheet: Sheet, ends: tuple[str, ...] = ENDS) -> Held:
 def compare(name: str, plan: Any, counts: dict[str, list[int]], ends: tuple[str, ...] = ENDS) -> None:
     spec, machines = model(name), cluster("H200-141GB", 8)
     arrays = {key: np.array(values, dtype=np.int64) for key, values in counts.items()}
-    many = held(account(spec, with_counts(plan, **arrays), machines), ends)
+    many = held(account_rank(spec, with_counts(plan, **arrays), machines), ends)
     for n in range(len(next(iter(counts.values())))):
-        one = held(account(spec, with_counts(plan, **{key: values[n] for key, values in counts.items()}), machines), ends)
+        one = held(account_rank(spec, with_counts(plan, **{key: values[n] for key, values in counts.items()}), machines), ends)
         # an item that only some plans of the stratum have is there for all, with no bytes
         alone = {key: int(np.broadcast_to(many.get(key, 0), len(arrays[next(iter(arrays))]))[n]) for key in {**many, **one}}
         assert alone == {key: one.get(key, 0) for key in alone}
@@ -78,7 +78,7 @@ def test_deepspeed(zero: int, more: dict[str, Any]) -> None:
 def test_a_stratum_whose_plans_differ_in_a_choice_is_refused() -> None:
     plan = plan_of("llama-tiny", {"task": "train", "engine": "transformers", "seq_len": 64, "global_batch": 4})
     with pytest.raises(ValueError, match="differ in a choice"):
-        account(model("llama-tiny"), with_counts(plan, microbatch=np.array([1, 4])))
+        account_rank(model("llama-tiny"), with_counts(plan, microbatch=np.array([1, 4])))
 
 
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "mistral-7b", "gemma-3-1b"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.catalog import find_model, model_names
 from memsheet.errors import InputError
 from memsheet.formulas.states.held import held_tensors
@@ -14,7 +14,7 @@ from memsheet.formulas.states.optimizers import adam_mini_problems
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import OptimizerName, RecomputeMode
 from memsheet.readers.model import read_model
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Component, Instant, Sheet
 
 
@@ -35,7 +35,7 @@ def sheet(spec: ModelSpec, optimizer: OptimizerName, recompute: RecomputeMode, *
         "recompute.mode": recompute.value,
     }
     try:
-        return account(spec, resolve({**asked, **more}, spec).plan)
+        return account_rank(spec, resolve_request({**asked, **more}, spec).plan)
     except InputError:
         return None
 
@@ -69,7 +69,7 @@ def test_adam_mini_answers_where_it_can_cut_every_tensor(name: str) -> None:
     if plain is None:
         assert mini is None
         return
-    plan = resolve({"engine": "transformers", "task": "train", "seq_len": 128, "optimizer.name": "adam_mini"}, spec).plan
+    plan = resolve_request({"engine": "transformers", "task": "train", "seq_len": 128, "optimizer.name": "adam_mini"}, spec).plan
     trained = [held for held in held_tensors(spec, plan) if held.trains]
     assert (mini is None) == any(True for _ in adam_mini_problems(trained, spec))
     if mini is not None:
@@ -83,10 +83,10 @@ def test_selective_recompute_has_modules_of_its_own_accord(name: str) -> None:
     spec = families()[name]
     if sheet(spec, OptimizerName.ADAMW, RecomputeMode.NONE) is None:
         return
-    resolved = resolve({"engine": "transformers", "task": "train", "seq_len": 128, "recompute.mode": "selective"}, spec)
+    resolved = resolve_request({"engine": "transformers", "task": "train", "seq_len": 128, "recompute.mode": "selective"}, spec)
     assert any(line.startswith("recompute.modules = ") for line in resolved.assumed)
     try:
-        account(spec, resolved.plan)
+        account_rank(spec, resolved.plan)
     except InputError as error:
         assert {problem.field for problem in error.problems} == {"recompute.mode"}, error  # two stacks; pictures  # noqa: PT017
 
@@ -111,7 +111,7 @@ def test_what_adam_mini_cannot_cut(change: dict[str, Any], refused: str) -> None
     spec = read_model({**small, "num_key_value_heads": 4, "max_position_embeddings": 256, **change}, catalog=find_model, names=())
     asked = {"engine": "transformers", "task": "train", "seq_len": 16, "optimizer.name": "adam_mini"}
     if not refused:
-        account(spec, resolve(asked, spec).plan)
+        account_rank(spec, resolve_request(asked, spec).plan)
         return
     with pytest.raises(InputError, match=refused):
-        account(spec, resolve(asked, spec).plan)
+        account_rank(spec, resolve_request(asked, spec).plan)

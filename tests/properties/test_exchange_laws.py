@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from strategies import cluster, law, model
 
 from memsheet.errors import InputError
-from memsheet.exchange import find_format, read_text, told, write
-from memsheet.exchange.joined_files import asked_of, together
+from memsheet.exchange import engine_differences, find_format, read_text, write_format_files
+from memsheet.exchange.joined_files import asked_of, join_files
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.plan.document import plan_document
 from memsheet.plan.plan import Plan
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 LAUNCHES = ("torchrun", "slurm", "skypilot", "kubernetes")
@@ -84,7 +84,7 @@ def plans(engine: str) -> Iterator[tuple[Plan, Any]]:
         }  # fmt: skip
         machines = cluster("A100-80GB", count)
         with contextlib.suppress(InputError):
-            yield resolve(request, model("llama-tiny"), machines).plan, machines
+            yield resolve_request(request, model("llama-tiny"), machines).plan, machines
 
 
 @cache
@@ -116,20 +116,20 @@ def _reads_back(plan: Plan, machines: Any, name: str) -> bool:
     """Whether the plan could be said; what is said reads back as it."""
     form, wanted = find_format(name), asked(plan, machines)
     try:
-        files = write(form, wanted)
+        files = write_format_files(form, wanted)
     except InputError:
         return False
     found = read_text(form.file, files[form.file], PARSERS)
     assert found.form.name == name
     assert (found.unknown, found.unmodelled, found.problems) == ((), (), ())
-    differing = {line.split(" ")[0] for line in told(form, wanted)}
+    differing = {line.split(" ")[0] for line in engine_differences(form, wanted)}
     for key, value in found.request.items():
         if key[0] != "?" and key not in differing and key in wanted:
             assert value == wanted[key], key
     beside = {key: value for key, value in wanted.items() if key[0] != "@" and key not in ("schema", "model", "gpus")}
-    whole = together({form.file: found}, beside, {}, machines.count)
+    whole = join_files({form.file: found}, beside, {}, machines.count)
     assert {item.key for item in whole.disagree} <= differing
-    assert resolve({**whole.request, **{key: wanted[key] for key in differing}}, model("llama-tiny"), machines).plan == plan
+    assert resolve_request({**whole.request, **{key: wanted[key] for key in differing}}, model("llama-tiny"), machines).plan == plan
     return True
 
 
@@ -146,7 +146,7 @@ def test_hostile_names_are_inert(number: int, name: str, comment: str) -> None:
     plain = asked(plan, machines, "plain")
     for form in (find_format(each) for each in ENGINES["transformers"]):
         try:
-            files, usual = write(form, wanted, (comment,)), write(form, plain, ("comment",))
+            files, usual = write_format_files(form, wanted, (comment,)), write_format_files(form, plain, ("comment",))
         except InputError:
             continue
         for file, text in files.items():
@@ -167,8 +167,10 @@ def directives(text: str, without: tuple[str, ...]) -> list[str]:
 
 
 def test_json_is_plain() -> None:
-    plan = resolve({"engine": "deepspeed", "seq_len": 64, "zero": 2, "mesh.dp_shard": 2}, model("llama-tiny"), cluster("A100-80GB", 2)).plan
-    text = write(find_format("deepspeed"), asked(plan, cluster("A100-80GB", 2), "$(id)"))["ds_config.json"]
+    plan = resolve_request(
+        {"engine": "deepspeed", "seq_len": 64, "zero": 2, "mesh.dp_shard": 2}, model("llama-tiny"), cluster("A100-80GB", 2)
+    ).plan
+    text = write_format_files(find_format("deepspeed"), asked(plan, cluster("A100-80GB", 2), "$(id)"))["ds_config.json"]
     assert "$(id)" not in text
     assert json.loads(text)["zero_optimization"]["stage"] == 2
 
@@ -184,7 +186,7 @@ def exported(engine: str, name: str, take: Callable[[dict[str, Any], str], None]
             break
         wanted = asked(plan, machines)
         try:
-            text = write(form, wanted)[form.file]
+            text = write_format_files(form, wanted)[form.file]
         except InputError:
             continue
         taken += 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memsheet.errors import InputError
-from memsheet.questions.check import checking
+from memsheet.questions.check import check_configuration_files
 from memsheet.report.json.checked import checked_document
 from memsheet.report.screen.checked import render_checked
 from memsheet.report.shared.look import Look
@@ -50,7 +50,7 @@ def test_any_value_anywhere(name: str, tmp_path: Path) -> None:
         path = tmp_path / name
         path.write_text(json.dumps(mutated(mutated(SOUND[name], random_), random_)))
         try:
-            found = checking((str(path),), "llama-tiny", {**WHERE, "gpus": "2xA100-80GB"}, {"seq_len": 32})
+            found = check_configuration_files((str(path),), "llama-tiny", {**WHERE, "gpus": "2xA100-80GB"}, {"seq_len": 32})
         except InputError:
             continue
         read += 1

@@ -10,14 +10,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from strategies import CARDS, SERVED, TRAINED, attentions, cluster, law, lengths, microbatches, model, plan_of, ranks, requests, with_counts
 
-from memsheet.account import account
-from memsheet.budget import Result, budget_of, judge
+from memsheet.account import account_rank
+from memsheet.budget import Result, budget_of, judge_sheets
 from memsheet.formulas.pipeline import in_flight
-from memsheet.formulas.states.params import parameter_count, tensors
+from memsheet.formulas.states.params import parameter_count, parameter_tensors
 from memsheet.formulas.states.sharding import dim0_gathered, dim0_shard, elements_of, flat_shard, held_shape
 from memsheet.plan.dtypes import BF16
 from memsheet.plan.plan import Mesh, Schedule
-from memsheet.questions.accounted import answer
+from memsheet.questions.accounted import answer_for_model
 from memsheet.sheet import OUTSIDE_TENSORS, STATES, Component, Instant, Sheet
 
 Question = tuple[str, dict[str, Any]]
@@ -36,7 +36,7 @@ def legal(name: str, request: dict[str, Any]) -> dict[str, Any]:
 
 def sheet_of(name: str, request: dict[str, Any], card: str | None = None, **counts: Any) -> Sheet:
     plan = with_counts(plan_of(name, legal(name, request)), **counts)
-    return account(model(name), plan, cluster(card, int(plan.mesh.gpus)) if card else None)
+    return account_rank(model(name), plan, cluster(card, int(plan.mesh.gpus)) if card else None)
 
 
 # ---- one sheet -----------------------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def test_flat_shards_cover_a_buffer_with_less_than_one_alignment_a_rank_of_paddi
 @law(40)
 @given(st.sampled_from(SERVED), st.sampled_from((1, 2, 4, 8)), st.sampled_from((1, 2)), st.sampled_from((1, 2, 4)))
 def test_tensor_and_expert_parallel_ranks_cover_every_tensor(name: str, tp: int, ep: int, etp: int) -> None:
-    for path, weight, _ in tensors(model(name)):
+    for path, weight, _ in parameter_tensors(model(name)):
         routed = weight.role.value.startswith("expert")
         held = elements_of(held_shape(weight, Mesh(tp=tp, ep=ep, etp=etp)))
         copies = (ep if routed else 1) * ((etp if routed else tp) if weight.cut is not None else 1)
@@ -122,7 +122,7 @@ def test_fsdp2_states_of_all_ranks_are_those_of_one_and_bounded_padding(name: st
     }
     one, shard = (sheet_of(name, request, dp_shard=k).of(*STATES, instant=Instant.OPTIMIZER_STEP).value for k in (1, n))
     width = 2 if pure else 4
-    padding = sum(3 * width * n * prod(w.shape[1:]) * times for _, w, times in tensors(model(name)))
+    padding = sum(3 * width * n * prod(w.shape[1:]) * times for _, w, times in parameter_tensors(model(name)))
     assert one == 3 * width * parameter_count(model(name))
     assert one <= n * shard <= one + padding
 
@@ -153,10 +153,10 @@ def test_each_stage_of_zero_keeps_no_more_than_the_one_before(name: str, n: int)
     """
     request = {"task": "train", "engine": "deepspeed", "seq_len": 8}
     sheets = [sheet_of(name, {**request, "zero": zero}, **{"dp_shard" if zero else "dp_replicate": n}) for zero in range(4)]
-    padding = 16 * n * sum(times for _, _, times in tensors(model(name)))
+    padding = 16 * n * sum(times for _, _, times in parameter_tensors(model(name)))
     on_its_way = {
         Instant.FORWARD: 0,
-        Instant.BACKWARD: BF16.nbytes(max(elements_of(weight.shape) for _, weight, _ in tensors(model(name)))),
+        Instant.BACKWARD: BF16.nbytes(max(elements_of(weight.shape) for _, weight, _ in parameter_tensors(model(name)))),
     }
     for instant in (Instant.FORWARD, Instant.BACKWARD):
         kept = [sheet.of(*STATES, instant=instant).value for sheet in sheets]
@@ -213,7 +213,7 @@ def test_more_layers_never_take_less(question: Question, layers: int) -> None:
     from memsheet.readers.hf_config import read_hf_config
 
     small, large = (
-        answer(read_hf_config({**shape, "num_hidden_layers": n}, name="n"), request, None).sheets[0] for n in (layers, layers + 1)
+        answer_for_model(read_hf_config({**shape, "num_hidden_layers": n}, name="n"), request, None).sheets[0] for n in (layers, layers + 1)
     )
     for instant in small.instants:
         assert small.at(instant).value <= large.at(instant).value, instant
@@ -224,7 +224,7 @@ def test_more_layers_never_take_less(question: Question, layers: int) -> None:
 def test_a_bigger_card_never_turns_a_fit_into_a_misfit(question: Question, card: str) -> None:
     order = [Result.DOES_NOT_FIT, Result.UNCERTAIN, Result.FITS]
     larger = CARDS[CARDS.index(card) :]
-    verdicts = [order.index(judge((sheet_of(*question, size),), budget_of(cluster(size, 1))).result) for size in larger]
+    verdicts = [order.index(judge_sheets((sheet_of(*question, size),), budget_of(cluster(size, 1))).result) for size in larger]
     # workspaces and context belong to a card, so the job itself is not quite the same on another
     assert verdicts == sorted(verdicts)
 

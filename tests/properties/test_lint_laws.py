@@ -7,9 +7,9 @@ from strategies import model
 from test_exchange_laws import ENGINES, PARSERS, asked, drawn
 
 from memsheet.errors import InputError
-from memsheet.exchange import find_format, of_version, read_text, write
-from memsheet.exchange.joined_files import together
-from memsheet.exchange.mistakes import Case, lint
+from memsheet.exchange import find_format, of_version, read_text, write_format_files
+from memsheet.exchange.joined_files import join_files
+from memsheet.exchange.mistakes import Case, find_mistakes
 
 EACH = 40
 CHOSEN = {
@@ -27,12 +27,12 @@ CHOSEN = {
 def case_of(name: str, wanted: dict[str, Any], gpus: int) -> Case | None:
     form = of_version(find_format(name), wanted)
     try:
-        texts = {form.file: write(form, wanted)[form.file]}
+        texts = {form.file: write_format_files(form, wanted)[form.file]}
     except InputError:
         return None
     reads = {file: read_text(file, text, PARSERS) for file, text in texts.items()}
     beside = {key: value for key, value in wanted.items() if key[0] != "@" and key not in ("schema", "model", "gpus")}
-    whole = together(reads, beside, {}, gpus)
+    whole = join_files(reads, beside, {}, gpus)
     return Case(reads=reads, texts=texts, together=whole, answer=None, model=model("llama-tiny"), ask=lambda _: None)
 
 
@@ -42,7 +42,7 @@ def test_what_is_written_is_never_refused(engine: str) -> None:
     for plan, machines in drawn(engine)[:EACH]:
         for name in ENGINES[engine]:
             case = case_of(name, asked(plan, machines), machines.count)
-            found = lint(case) if case else ()
+            found = find_mistakes(case) if case else ()
             looked += case is not None
             assert not [one for _, one in found if one.stops]
             assert {rule.id for rule, _ in found} <= CHOSEN

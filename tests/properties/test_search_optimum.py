@@ -18,17 +18,17 @@ import numpy as np
 import pytest
 
 from memsheet import catalog
-from memsheet.account import account
-from memsheet.budget import Result, budget_of, host_shortage, judge
+from memsheet.account import account_rank
+from memsheet.budget import Result, budget_of, host_shortage, judge_sheets
 from memsheet.errors import InputError
 from memsheet.formulas.step_time import quick_s
 from memsheet.plan.device import Cluster, cluster_of
-from memsheet.plan.hardware import unsupported
+from memsheet.plan.hardware import unsupported_choices
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
-from memsheet.search.train.grid import Graded, grid, one_plan, results
+from memsheet.resolve import resolve_request
+from memsheet.search.train.grid import Graded, account_plan_grid, one_plan, result_masks
 from memsheet.search.train.space import Space, divisors, space_of
 from memsheet.search.train.timed import seconds_of
 from memsheet.sheet import Sheet
@@ -98,7 +98,7 @@ class Tried:
         return low, value, high
 
     def result(self, cluster: Cluster) -> Result:
-        return Result.DOES_NOT_FIT if host_shortage(self.sheets, cluster) else judge(self.sheets, budget_of(cluster)).result
+        return Result.DOES_NOT_FIT if host_shortage(self.sheets, cluster) else judge_sheets(self.sheets, budget_of(cluster)).result
 
 
 def requests(space: Space) -> Iterator[dict[str, Any]]:
@@ -132,10 +132,10 @@ def tried(space: Space) -> dict[Plan, Tried]:
     found: dict[Plan, Tried] = {}
     for request in requests(space):
         try:
-            plan = resolve(request, space.model, space.cluster).plan
-            if plan in found or list(unsupported(plan, space.cluster)) or plan.last_microbatch != plan.microbatch:
+            plan = resolve_request(request, space.model, space.cluster).plan
+            if plan in found or list(unsupported_choices(plan, space.cluster)) or plan.last_microbatch != plan.microbatch:
                 continue
-            found[plan] = Tried(tuple(account(space.model, plan, space.cluster, stage) for stage in range(plan.mesh.pp)))
+            found[plan] = Tried(tuple(account_rank(space.model, plan, space.cluster, stage) for stage in range(plan.mesh.pp)))
         except InputError:
             continue
     return found
@@ -165,14 +165,14 @@ def compare(seed: int) -> Result | None:
     space = problem(seed)
     every = tried(space)
     if not every:
-        assert not grid(space).plans
+        assert not account_plan_grid(space).plans
         return None
     space = filled(space, every, seed)
-    found = grid(space)
+    found = account_plan_grid(space)
     rows = [(one, row) for one in found.graded for row in range(len(one))]
     assert {one_plan(one.stratum, row): ends_of(one, row) for one, row in rows} == {plan: one.ends for plan, one in every.items()}, seed
     assert len(rows) == len(every)
-    verdicts = {one_plan(one.stratum, row): result for one in found.graded for result, mask in results(one, space).items() for row in np.flatnonzero(mask).tolist()}  # fmt: skip
+    verdicts = {one_plan(one.stratum, row): result for one in found.graded for result, mask in result_masks(one, space).items() for row in np.flatnonzero(mask).tolist()}  # fmt: skip
     assert verdicts == {plan: one.result(space.cluster) for plan, one in every.items()}, seed
     return optimum(seed, space, found.graded, {plan for plan, result in verdicts.items() if result is Result.FITS})
 
@@ -181,7 +181,7 @@ def optimum(seed: int, space: Space, graded: tuple[Graded, ...], fitting: set[Pl
     """The fastest plans that fit, both ways."""
     timed: dict[Plan, float] = {}
     for one in graded:
-        fit = np.flatnonzero(results(one, space)[Result.FITS])
+        fit = np.flatnonzero(result_masks(one, space)[Result.FITS])
         times = seconds_of(one.stratum, fit, space, None)
         timed |= {one_plan(one.stratum, int(row)): float(time) for row, time in zip(fit, times, strict=True)}
     alone = {plan: seconds(space, plan) for plan in fitting}

@@ -32,7 +32,7 @@ import memsheet
 from memsheet.cli import main, trouble
 from memsheet.cli.commands import COMMANDS
 from memsheet.engines import MODELLED
-from memsheet.errors import InputError, printable
+from memsheet.errors import InputError, printable_line
 
 HANG_S, MOST_WRITTEN, MEMORY = 5, 2**20, 3 * 2**30
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -142,7 +142,7 @@ class Asked:
 @cache
 def vocabulary() -> tuple[str, ...]:
     """Words that options take: the values of every enum of a plan, engines, devices and metavars."""
-    homes = [import_module(f"memsheet.plan.{name}") for name in ("plan", "engine", "dtypes", "model", "segments")]
+    homes = [import_module(f"memsheet.plan.{name}") for name in ("plan", "engine", "dtypes", "model")]
     enums = {kind for home in homes for kind in vars(home).values() if isinstance(kind, type) and issubclass(kind, Enum)}
     found = {str(member.value) for kind in enums for member in kind}
     words = ("bf16-true", "bf16-mixed", "bf16-master", "fp16-master", "fp32", "fp8", "nf4", "int8", "awq", "gptq", "mxfp4", "full", "lora", "qlora", "front", "heat", "waterfall", "least", "fastest",
@@ -548,7 +548,7 @@ def campaign(seconds: float, first: int, into: Path, kinds: tuple[str, ...]) -> 
                             "said": said,
                             "words": asked.words,
                             "function": asked.function,
-                            "keywords": {name: printable(value) for name, value in asked.keywords.items()},
+                            "keywords": {name: printable_line(value) for name, value in asked.keywords.items()},
                             "files": files,
                         }
                         found.write(json.dumps(row) + "\n")

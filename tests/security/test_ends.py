@@ -41,7 +41,7 @@ def test_no_part_of_a_problem_reaches_a_terminal_as_a_command(place: str, escape
 
 @pytest.mark.parametrize("escape", [one for one in ESCAPES if "\n" not in one])
 def test_nor_does_an_answer(escape: str, capsys: pytest.CaptureFixture[str]) -> None:
-    screen.write(f"\x1b[1mbold\x1b[0m\t{escape}name\n")
+    screen.write_stdout(f"\x1b[1mbold\x1b[0m\t{escape}name\n")
     written = capsys.readouterr().out
     assert written.startswith("\x1b[1mbold\x1b[0m\t�")
     assert written.endswith("name\n")

@@ -13,8 +13,8 @@ import pytest
 import memsheet
 from memsheet.errors import InputError
 from memsheet.exchange import NAMES, find_format
-from memsheet.exchange.joined_files import together
-from memsheet.exchange.shared.file_format import read
+from memsheet.exchange.joined_files import join_files
+from memsheet.exchange.shared.file_format import read_format_values
 from memsheet.plan.values import KINDS, option_problems
 
 SAMPLE = 20
@@ -40,11 +40,11 @@ def test_every_key_of_every_format_takes_or_refuses_anything(name: str) -> None:
     for at in (*(key.at for key in form.keys), *form.unmodelled):
         for value in ODD:
             try:
-                found = read(form, {at: value})
+                found = read_format_values(form, {at: value})
             except InputError:
                 continue
             if not found.problems:
-                together({"a": found}, {}, {}, None)
+                join_files({"a": found}, {}, {}, None)
 
 
 HUGE = (10**5000, -(10**30), math.nan, math.inf, [1, [10**40]], {"a": math.inf}, {10**5000: 1})

@@ -15,7 +15,7 @@ from craft import safetensors as write_safetensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memsheet.allocator.recorded import against
+from memsheet.allocator.recorded import compare_with_replay
 from memsheet.errors import InputError
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.guard.toml import parse_toml
@@ -185,7 +185,7 @@ def test_packed_records(raw: bytes):
 def test_snapshots(raw: bytes):
     recorded = from_file(read_snapshot, raw)
     if recorded is not None:
-        truth = against(recorded)
+        truth = compare_with_replay(recorded)
         assert truth.replayed_peak_bytes - truth.before_bytes >= 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memsheet.budget import Budget, Result, budget_of, judge, largest_components, worst
+from memsheet.budget import Budget, Result, budget_of, judge_sheets, largest_components, worst_sheet
 from memsheet.catalog import find_device
 from memsheet.plan.device import cluster_of
 from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet
@@ -32,18 +32,18 @@ def one(low: int, value: int, high: int, rank: int = 0) -> Sheet:
     ],
 )
 def test_a_range_is_judged_by_its_ends(size: tuple[int, int, int], result: Result) -> None:
-    assert judge((one(*size),), BUDGET).result is result
+    assert judge_sheets((one(*size),), BUDGET).result is result
 
 
 def test_headroom_is_what_the_expected_value_leaves_and_negative_where_it_does_not_fit() -> None:
-    assert judge((one(60, 70, 75),), BUDGET).headroom_bytes == 8
-    assert judge((one(90, 100, 110),), BUDGET).headroom_bytes == -22
+    assert judge_sheets((one(60, 70, 75),), BUDGET).headroom_bytes == 8
+    assert judge_sheets((one(90, 100, 110),), BUDGET).headroom_bytes == -22
 
 
 def test_the_worst_rank_is_judged() -> None:
     ranks = (one(10, 20, 30), one(10, 15, 90, rank=4), one(1, 2, 3, rank=8))
-    assert worst(ranks).rank == 4
-    assert judge(ranks, BUDGET).rank == 4
+    assert worst_sheet(ranks).rank == 4
+    assert judge_sheets(ranks, BUDGET).rank == 4
 
 
 def test_the_peak_is_a_maximum_over_instants_of_sums_not_a_sum_of_maxima() -> None:
@@ -54,7 +54,7 @@ def test_the_peak_is_a_maximum_over_instants_of_sums_not_a_sum_of_maxima() -> No
     )  # fmt: skip
     assert held.allocated == Bytes.exact(75)
     assert held.peak_instant is Instant.OPTIMIZER_STEP
-    assert judge((held,), BUDGET).instant is Instant.OPTIMIZER_STEP
+    assert judge_sheets((held,), BUDGET).instant is Instant.OPTIMIZER_STEP
 
 
 def test_three_totals_are_never_confused() -> None:

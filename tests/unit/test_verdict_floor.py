@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memsheet
-from memsheet.budget import Budget, Result, judge, judge_on, started
+from memsheet.budget import Budget, Result, judge_on, judge_sheets, verdict_on_start
 from memsheet.catalog import find_device
 from memsheet.cli import main
-from memsheet.exchange.verdict_doubts import Doubt, doubted
+from memsheet.exchange.verdict_doubts import Doubt, widen_verdict
 from memsheet.plan.device import Cluster
 from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet
 
@@ -40,17 +40,17 @@ def test_every_verdict_denies_what_cannot_fit(drawn: tuple[Sheet, ...], short: B
     room = CARD.device.framework_high_bytes
     budget = Budget(low_bytes=room - reserve, capacity_bytes=room - reserve, high_bytes=room - reserve, reserve_bytes=reserve)
     lowest, highest = max(sheet.device.low for sheet in drawn), max(sheet.device.high for sheet in drawn)
-    for verdict, limit in ((judge(drawn, budget), room - reserve), (judge_on(drawn, CARD), room)):
+    for verdict, limit in ((judge_sheets(drawn, budget), room - reserve), (judge_on(drawn, CARD), room)):
         assert (verdict.result is Result.DOES_NOT_FIT) == (lowest > limit)
         assert (verdict.result is Result.FITS) == (highest <= limit)
-        later = started(verdict, short)
+        later = verdict_on_start(verdict, short)
         assert later.result is Result.DOES_NOT_FIT if lowest > limit or short.low > 0 else later.result is not Result.DOES_NOT_FIT
 
 
 @given(sheets, st.integers(0, 300 * GIB))
 def test_a_doubt_leaves_no_range_above_the_card_unsure(drawn: tuple[Sheet, ...], least: int) -> None:
     room = CARD.device.framework_high_bytes
-    answer = doubted(replace(PLAIN, cluster=CARD, sheets=drawn, verdict=judge_on(drawn, CARD)), Doubt("something is open", least))
+    answer = widen_verdict(replace(PLAIN, cluster=CARD, sheets=drawn, verdict=judge_on(drawn, CARD)), Doubt("something is open", least))
     assert answer is not None
     assert answer.verdict is not None
     assert answer.verdict.result is (Result.DOES_NOT_FIT if answer.verdict.device.low > room else Result.UNCERTAIN)

@@ -6,7 +6,7 @@ torch.cuda.use_mem_pool), memory that others take from the device, and the drive
 
 from memsheet.allocator.capacity import Capacity, smallest_capacity
 from memsheet.allocator.conf import settings_from
-from memsheet.allocator.replay import Death, Replay, replay
+from memsheet.allocator.replay import Death, Replay, replay_timeline
 from memsheet.allocator.settings import Settings
 from memsheet.allocator.slack import slack_item, slack_within, with_slack
 
@@ -15,7 +15,7 @@ __all__ = [
     "Death",
     "Replay",
     "Settings",
-    "replay",
+    "replay_timeline",
     "settings_from",
     "slack_item",
     "slack_within",

@@ -65,7 +65,7 @@ class Pool:
         block.state = BUSY
 
 
-def split(block: Block, size: int) -> Block:
+def split_block(block: Block, size: int) -> Block:
     """``block`` keeps its first ``size`` bytes; the rest is a block of its own, in no pool (alloc_found_block)."""
     rest = Block(block.pool, block.address + size, block.size - size)
     rest.before, rest.after = block, block.after
@@ -75,7 +75,7 @@ def split(block: Block, size: int) -> Block:
     return rest
 
 
-def absorb(block: Block) -> None:
+def merge_next_block(block: Block) -> None:
     """``block`` takes in the one after it, which is in no pool any more (try_merge_blocks)."""
     gone = block.after
     assert gone is not None
@@ -93,10 +93,10 @@ def put_back(block: Block, now: int) -> Block:
     pool, before, after = block.pool, block.before, block.after
     if after is not None and after.state == FREE:
         pool.take(after)
-        absorb(block)
+        merge_next_block(block)
     if before is not None and before.state == FREE:
         pool.take(before)
-        absorb(before)
+        merge_next_block(before)
         block = before
     block.born = now
     pool.put(block)

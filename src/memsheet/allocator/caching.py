@@ -7,23 +7,23 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from memsheet.allocator.blocks import ADDRESS_BITS, BUSY, UNMAPPED, Block, Pool, put_back, split
-from memsheet.allocator.memory import grow
+from memsheet.allocator.blocks import ADDRESS_BITS, BUSY, UNMAPPED, Block, Pool, put_back, split_block
+from memsheet.allocator.memory import grow_pool
 from memsheet.allocator.state import Allocator
 
 
-def allocate(allocator: Allocator, pool: Pool, size: int) -> Block | None:
+def allocate_block(allocator: Allocator, pool: Pool, size: int) -> Block | None:
     """A block for ``size`` bytes, rounded already; None where torch raises OutOfMemoryError (malloc, :1722)."""
-    block = _find(allocator, pool, size) or grow(allocator, pool, size)
+    block = _find_free_block(allocator, pool, size) or grow_pool(allocator, pool, size)
     if block is None:
         return None
     if block.size - size > pool.keeps and size < pool.splits_below:
-        pool.put(split(block, size))
+        pool.put(split_block(block, size))
     allocator.allocated += block.size
     return block
 
 
-def release(allocator: Allocator, block: Block, until: int | None = None) -> None:
+def free_block(allocator: Allocator, block: Block, until: int | None = None) -> None:
     """``block`` is given back (free, :2474). Where other streams use it still (record_stream), it is free from event ``until`` on."""
     allocator.allocated -= block.size
     if until is None:
@@ -32,7 +32,7 @@ def release(allocator: Allocator, block: Block, until: int | None = None) -> Non
         allocator.pending.append((until, block))
 
 
-def _find(allocator: Allocator, pool: Pool, size: int) -> Block | None:
+def _find_free_block(allocator: Allocator, pool: Pool, size: int) -> Block | None:
     """The smallest free block that is large enough, lowest first, out of its pool (get_free_block, :3710)."""
     if not pool.small:
         allocator.clock += 1

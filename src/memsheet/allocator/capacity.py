@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from memsheet.allocator.replay import DEFAULT, NOTHING_HELD, Death, replay
+from memsheet.allocator.replay import DEFAULT, NOTHING_HELD, Death, replay_timeline
 from memsheet.allocator.settings import Settings
 from memsheet.frozen import dataclass
 from memsheet.timeline import Timeline
@@ -30,15 +30,15 @@ def smallest_capacity(timeline: Timeline, settings: Settings = DEFAULT, *, held:
     later blocks lie, depends on when memory first runs out. A still smaller capacity may then suffice, and one between the found and
     the largest may not; the two facts reported were both replayed.
     """
-    free = replay(timeline, settings, held=held)
+    free = replay_timeline(timeline, settings, held=held)
     low = (free.requested_peak_bytes - 1) // STEP  # in steps: at ``low`` it dies, at ``high`` it survives
     high = -(-free.reserved_peak_bytes // STEP)
-    while replay(timeline, settings, high * STEP, held=held).died:  # a memory fraction leaves less than the device has
+    while replay_timeline(timeline, settings, high * STEP, held=held).died:  # a memory fraction leaves less than the device has
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        if replay(timeline, settings, middle * STEP, held=held).died:
+        if replay_timeline(timeline, settings, middle * STEP, held=held).died:
             low = middle
         else:
             high = middle
-    return Capacity(bytes=high * STEP, below=replay(timeline, settings, low * STEP, held=held).died if high else None)
+    return Capacity(bytes=high * STEP, below=replay_timeline(timeline, settings, low * STEP, held=held).died if high else None)

@@ -8,7 +8,7 @@ from memsheet.allocator.blocks import BUSY, FREE, UNMAPPED, Block
 from memsheet.allocator.state import Allocator
 
 
-def chain(first: Block) -> Iterator[Block]:
+def segment_blocks(first: Block) -> Iterator[Block]:
     """The blocks of a segment, in order."""
     block: Block | None = first
     while block is not None:
@@ -16,10 +16,10 @@ def chain(first: Block) -> Iterator[Block]:
         block = block.after
 
 
-def inconsistencies(allocator: Allocator) -> list[str]:
+def allocator_inconsistencies(allocator: Allocator) -> list[str]:
     """Everything that is not as it must be; empty if all is well."""
     wrong: list[str] = []
-    every = [block for first in allocator.segments.values() for block in chain(first)]
+    every = [block for first in allocator.segments.values() for block in segment_blocks(first)]
     for block in every:
         after = block.after
         if after is not None and (after.address != block.address + block.size or after.before is not block):

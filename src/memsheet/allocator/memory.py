@@ -8,35 +8,35 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from memsheet.allocator.blocks import ADDRESS_BITS, Block, Pool
-from memsheet.allocator.pages import expand, unmap
+from memsheet.allocator.pages import expand_segment, unmap_pages
 from memsheet.allocator.settings import segment_bytes
 from memsheet.allocator.state import Allocator
 
 
-def grow(allocator: Allocator, pool: Pool, size: int) -> Block | None:
+def grow_pool(allocator: Allocator, pool: Pool, size: int) -> Block | None:
     """A block of at least ``size`` bytes from the device, in no pool; None if all that torch tries fails (malloc, :1757-1792).
 
     First a collection, where one is set; then a new segment; then one after oversize blocks are returned; then one after everything
     that can be is returned, which counts as a retry.
     """
-    collect(allocator)
-    block = _new(allocator, pool, size)
+    collect_garbage(allocator)
+    block = _allocate_segment(allocator, pool, size)
     if block is None and release_oversize(allocator, pool, size):
-        block = _new(allocator, pool, size)
+        block = _allocate_segment(allocator, pool, size)
     if block is None:
         release_all(allocator)
         allocator.retries += 1
-        block = _new(allocator, pool, size)
+        block = _allocate_segment(allocator, pool, size)
     return block
 
 
-def _new(allocator: Allocator, pool: Pool, size: int) -> Block | None:
+def _allocate_segment(allocator: Allocator, pool: Pool, size: int) -> Block | None:
     """alloc_block, :3843. The memory fraction is held against a whole segment even where only pages of one are mapped."""
     segment = segment_bytes(size, allocator.settings)
     if allocator.limit is not None and allocator.reserved + segment > allocator.limit:
         return None
     if allocator.expandable:
-        return expand(allocator, pool, size)
+        return expand_segment(allocator, pool, size)
     if allocator.capacity is not None and allocator.reserved + segment > allocator.capacity:
         return None
     allocator.reserved += segment
@@ -46,7 +46,7 @@ def _new(allocator: Allocator, pool: Pool, size: int) -> Block | None:
 # ---- back to the device ------------------------------------------------------------------------------------------------------
 
 
-def _release(allocator: Allocator, block: Block) -> None:
+def _release_segment(allocator: Allocator, block: Block) -> None:
     """A whole segment goes back: cudaFree (release_block)."""
     block.pool.take(block)
     allocator.reserved -= block.size
@@ -66,12 +66,12 @@ def release_oversize(allocator: Allocator, pool: Pool, size: int) -> bool:
         return False  # it releases no part of an expandable segment
     at = bisect_left(pool.keys, wanted << ADDRESS_BITS)
     if at < len(pool.keys):
-        _release(allocator, pool.blocks[pool.keys[at]])
+        _release_segment(allocator, pool.blocks[pool.keys[at]])
         return True
     released = 0
     while released < wanted and pool.keys and (block := pool.blocks[pool.keys[-1]]).size >= least:
         released += block.size
-        _release(allocator, block)
+        _release_segment(allocator, block)
     return released >= wanted
 
 
@@ -81,12 +81,12 @@ def release_all(allocator: Allocator) -> None:
     for pool in allocator.every_pool():
         for block in [pool.blocks[key] for key in pool.keys]:
             if allocator.expandable:
-                unmap(allocator, block)
+                unmap_pages(allocator, block)
             elif block.whole:
-                _release(allocator, block)
+                _release_segment(allocator, block)
 
 
-def collect(allocator: Allocator) -> None:
+def collect_garbage(allocator: Allocator) -> None:
     """Return large segments that lay idle for at least the average time, until the threshold is kept (garbage_collect_cached_blocks, :3779).
 
     Time is counted in requests to the large pools since a block became free (gc_count, get_free_block :3713). Expandable segments
@@ -102,5 +102,5 @@ def collect(allocator: Allocator) -> None:
         for block in idle:
             if allocator.clock - block.born >= average:
                 excess -= block.size
-                _release(allocator, block)
+                _release_segment(allocator, block)
         idle = [block for block in idle if allocator.clock - block.born < average]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memsheet.allocator.blocks import Block
-from memsheet.allocator.caching import allocate, release
+from memsheet.allocator.caching import allocate_block, free_block
 from memsheet.allocator.memory import release_all
 from memsheet.allocator.settings import Settings, block_bytes
 from memsheet.allocator.state import Allocator
@@ -42,7 +42,7 @@ class Recorded:
     @property
     def before_bytes(self) -> int:
         """Segments that were there before the history begins: what no replay can know."""
-        return self.segments_bytes - sum(_change(event) for event in self.events)
+        return self.segments_bytes - sum(_reserved_bytes_change(event) for event in self.events)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +67,11 @@ class Truth:
         return (self.replayed_peak_bytes - self.recorded_peak_bytes) / self.recorded_peak_bytes if self.recorded_peak_bytes else 0.0
 
 
-def against(recorded: Recorded) -> Truth:
+def compare_with_replay(recorded: Recorded) -> Truth:
     """Play the recorded requests through the simulation, and compare what both reserve. What was there before is taken as given."""
     before, unknown = recorded.before_bytes, 0
     curve = list[tuple[int, int]]()
-    for real, replayed, lost in _curve(recorded, before):
+    for real, replayed, lost in _reserved_curve(recorded, before):
         unknown += lost
         curve.append((real, replayed))
     real, replayed = curve[-1] if curve else (before, before)
@@ -82,29 +82,29 @@ def against(recorded: Recorded) -> Truth:
     )  # fmt: skip
 
 
-def _curve(recorded: Recorded, before: int) -> Iterator[tuple[int, int, int]]:
+def _reserved_curve(recorded: Recorded, before: int) -> Iterator[tuple[int, int, int]]:
     """(recorded, replayed, releases of unknown blocks) after each request and release; a request's own segments come before it."""
     allocator, blocks, real, giving = Allocator(recorded.settings), dict[int, Block](), before, False
     for event in recorded.events:
-        real += _change(event)
+        real += _reserved_bytes_change(event)
         if event.action in GIVEN and not giving:
             release_all(allocator)
         giving = event.action in GIVEN
         lost = 0
         if event.action == ALLOC:
             size = block_bytes(event.bytes, recorded.settings)
-            block = allocate(allocator, allocator.pool(event.stream, size), size)
+            block = allocate_block(allocator, allocator.pool(event.stream, size), size)
             assert block is not None  # a device without end
             blocks[event.address] = block
         elif event.action == FREED:
             gone = blocks.pop(event.address, None)
             lost = int(gone is None)
             if gone is not None:
-                release(allocator, gone)
+                free_block(allocator, gone)
         else:
             continue
         yield real, before + allocator.reserved, lost
 
 
-def _change(event: Event) -> int:
+def _reserved_bytes_change(event: Event) -> int:
     return event.bytes if event.action in TAKEN else -event.bytes if event.action in GIVEN else 0

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from itertools import accumulate
 
 from memsheet.allocator.blocks import Block
-from memsheet.allocator.caching import allocate, release
+from memsheet.allocator.caching import allocate_block, free_block
 from memsheet.allocator.settings import Settings, block_bytes
 from memsheet.allocator.state import Allocator
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.frozen import dataclass
 from memsheet.sheet import Instant
 from memsheet.timeline import Timeline
@@ -58,7 +58,7 @@ class Replay:
         return {instant: size - self.requested[instant] for instant, size in self.reserved.items()}
 
 
-def replay(
+def replay_timeline(
     timeline: Timeline, settings: Settings = DEFAULT, capacity_bytes: int | None = None, *, held: Mapping[int, int] = NOTHING_HELD
 ) -> Replay:
     """``timeline`` under ``settings`` on a device that gives the allocator ``capacity_bytes``; None: as much as it asks for.
@@ -69,15 +69,15 @@ def replay(
     Nothing is allocated for storages of 0 bytes. Raises InputError for a capacity below 0 and for numbers that are no storage's.
     """
     if capacity_bytes is not None and capacity_bytes < 0:
-        raise refuse("capacity", capacity_bytes, "is less than nothing")
+        raise input_error("capacity", capacity_bytes, "is less than nothing")
     unknown = [number for number, events in held.items() if not 0 <= number < len(timeline.storages) or events < 0]
     if unknown:
-        raise refuse("held", unknown[0], "is not a storage of the timeline, or is held for less than no event")
+        raise input_error("held", unknown[0], "is not a storage of the timeline, or is held for less than no event")
     allocator = Allocator(settings, capacity_bytes)
-    allocated, reserved, failed = _play(timeline, allocator, held)
-    died = None if failed is None else _death(timeline, allocator, failed)
-    requested = _requested(timeline, len(reserved))
-    top, full = _top(requested), _top(reserved)
+    allocated, reserved, failed = _play_events(timeline, allocator, held)
+    died = None if failed is None else _out_of_memory_death(timeline, allocator, failed)
+    requested = _requested_bytes_curve(timeline, len(reserved))
+    top, full = _first_maximum_index(requested), _first_maximum_index(reserved)
     return Replay(
         requested_peak_bytes=requested[top] if requested else 0,
         allocated_peak_bytes=max(allocated, default=0),
@@ -85,13 +85,13 @@ def replay(
         reserved_at_requested_peak_bytes=reserved[top] if reserved else 0,
         fragmentation_bytes=reserved[full] - allocated[full] if reserved else 0,
         retries=allocator.retries,
-        reserved=_marks(timeline, reserved),
-        requested=_marks(timeline, requested),
+        reserved=_peak_bytes_by_instant(timeline, reserved),
+        requested=_peak_bytes_by_instant(timeline, requested),
         died=died,
     )
 
 
-def _play(timeline: Timeline, allocator: Allocator, held: Mapping[int, int]) -> tuple[list[int], list[int], int | None]:
+def _play_events(timeline: Timeline, allocator: Allocator, held: Mapping[int, int]) -> tuple[list[int], list[int], int | None]:
     """Bytes allocated and reserved after each event, and the event that failed, if one did."""
     rounded = {size: block_bytes(size, allocator.settings) for size in {storage.bytes for storage in timeline.storages}}
     requests = [(allocator.pool(s.stream, rounded[s.bytes]), rounded[s.bytes]) for s in timeline.storages]
@@ -103,18 +103,18 @@ def _play(timeline: Timeline, allocator: Allocator, held: Mapping[int, int]) -> 
             if allocator.pending:
                 allocator.settle(at)
             if size:
-                block = allocate(allocator, pool, size)
+                block = allocate_block(allocator, pool, size)
                 if block is None:
                     return allocated, reserved, at
                 blocks[event] = block
         elif (gone := blocks[~event]) is not None:
-            release(allocator, gone, at + held[~event] if ~event in held else None)
+            free_block(allocator, gone, at + held[~event] if ~event in held else None)
         allocated.append(allocator.allocated)
         reserved.append(allocator.reserved)
     return allocated, reserved, None
 
 
-def _death(timeline: Timeline, allocator: Allocator, at: int) -> Death:
+def _out_of_memory_death(timeline: Timeline, allocator: Allocator, at: int) -> Death:
     storage = timeline.events[at]
     return Death(
         at=at,
@@ -126,17 +126,17 @@ def _death(timeline: Timeline, allocator: Allocator, at: int) -> Death:
     )
 
 
-def _requested(timeline: Timeline, end: int) -> list[int]:
+def _requested_bytes_curve(timeline: Timeline, end: int) -> list[int]:
     sizes = [storage.bytes for storage in timeline.storages]
     return list(accumulate(sizes[event] if event >= 0 else -sizes[~event] for event in timeline.events[:end]))
 
 
-def _top(curve: list[int]) -> int:
+def _first_maximum_index(curve: list[int]) -> int:
     """Where a curve first reaches its maximum."""
     return curve.index(max(curve)) if curve else 0
 
 
-def _marks(timeline: Timeline, curve: list[int]) -> dict[Instant, int]:
+def _peak_bytes_by_instant(timeline: Timeline, curve: list[int]) -> dict[Instant, int]:
     """The high-water mark of each instant, as timeline.peaks takes it: with what stands when the instant begins."""
     found: dict[Instant, int] = {}
     for mark, end in zip(timeline.marks, [*(m.at for m in timeline.marks[1:]), len(curve)], strict=False):  # no marks, one end

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memsheet.errors import Problem, require
+from memsheet.errors import Problem, raise_if_problems
 from memsheet.frozen import dataclass
 from memsheet.units import MIB
 
@@ -46,7 +46,7 @@ class Settings:
     per_process_memory_fraction: float = 1.0
 
     def __post_init__(self) -> None:
-        require(_problems(self))
+        raise_if_problems(_settings_problems(self))
 
     @property
     def rounding_bytes(self) -> int:
@@ -54,7 +54,7 @@ class Settings:
         return self.large_segment_bytes if self.max_non_split_rounding_bytes is None else self.max_non_split_rounding_bytes
 
 
-def _problems(settings: Settings) -> Iterator[Problem]:
+def _settings_problems(settings: Settings) -> Iterator[Problem]:
     """What AllocatorConfig.cpp and CUDAAllocatorConfig.cpp refuse, named by torch's keys."""
     least = settings.large_segment_bytes
     if least <= LARGE:

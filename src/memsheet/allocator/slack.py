@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memsheet.allocator.replay import Replay, replay
+from memsheet.allocator.replay import Replay, replay_timeline
 from memsheet.allocator.settings import Settings
 from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet
 from memsheet.timeline import Timeline
@@ -17,7 +17,7 @@ REPLAYED = Derived(
 
 def slack_item(replayed: Replay) -> Item:
     """The row ALLOCATOR_SLACK: with it the sheet of the same timeline adds up to the reserved bytes of each instant."""
-    return _item({instant: Bytes.exact(size) for instant, size in replayed.slack.items()})
+    return _allocator_slack_item({instant: Bytes.exact(size) for instant, size in replayed.slack.items()})
 
 
 def slack_within(timeline: Timeline, settings: Settings, rooms: tuple[int, int, int]) -> Item:
@@ -26,26 +26,26 @@ def slack_within(timeline: Timeline, settings: Settings, rooms: tuple[int, int, 
     What is cached and free goes back to the device before memory runs out, so less is reserved where there is less room. Where the
     allocations die, the row is what they would have reserved.
     """
-    free = replay(timeline, settings)
+    free = replay_timeline(timeline, settings)
     if free.reserved_peak_bytes <= rooms[0]:
         return slack_item(free)
-    tight, expected, most = (_survived(timeline, settings, room) for room in rooms)
+    tight, expected, most = (_surviving_replay(timeline, settings, room) for room in rooms)
     if tight is not None:
         return slack_item(tight)
     value, low = (expected, expected) if expected is not None else (free, most or free)
-    return _item({
+    return _allocator_slack_item({
         instant: Bytes(min(low.slack[instant], value.slack[instant]), value.slack[instant], max(size, value.slack[instant]))
         for instant, size in free.slack.items()
     })  # fmt: skip
 
 
-def _survived(timeline: Timeline, settings: Settings, room: int) -> Replay | None:
+def _surviving_replay(timeline: Timeline, settings: Settings, room: int) -> Replay | None:
     """The replay on a device of so many bytes, None if it dies there."""
-    found = replay(timeline, settings, max(room, 0))
+    found = replay_timeline(timeline, settings, max(room, 0))
     return None if found.died else found
 
 
-def _item(at: dict[Instant, Bytes]) -> Item:
+def _allocator_slack_item(at: dict[Instant, Bytes]) -> Item:
     return Item(Component.ALLOCATOR_SLACK, "allocator", at, REPLAYED)
 
 

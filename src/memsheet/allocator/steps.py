@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memsheet.allocator.blocks import Block
-from memsheet.allocator.caching import allocate, release
+from memsheet.allocator.caching import allocate_block, free_block
 from memsheet.allocator.memory import release_all
 from memsheet.allocator.settings import Settings, block_bytes
 from memsheet.allocator.state import Allocator
@@ -33,23 +33,23 @@ def replay_steps(timeline: Timeline, starts: Sequence[int], settings: Settings, 
     for end in ends:
         if empty_cache and found:
             release_all(allocator)
-        found.append(_step(timeline, allocator, blocks, range(at, end)))
+        found.append(_play_step(timeline, allocator, blocks, range(at, end)))
         at = end
     return found
 
 
-def _step(timeline: Timeline, allocator: Allocator, blocks: list[Block | None], events: range) -> Step:
+def _play_step(timeline: Timeline, allocator: Allocator, blocks: list[Block | None], events: range) -> Step:
     most, reserved, idle = allocator.allocated, allocator.reserved, allocator.reserved - allocator.allocated
     for at in events:
         event = timeline.events[at]
         if event < 0:
             if (gone := blocks[~event]) is not None:
-                release(allocator, gone)
+                free_block(allocator, gone)
             continue
         storage = timeline.storages[event]
         size = block_bytes(storage.bytes, allocator.settings)
         if size:
-            blocks[event] = allocate(allocator, allocator.pool(storage.stream, size), size)
+            blocks[event] = allocate_block(allocator, allocator.pool(storage.stream, size), size)
         reserved = max(reserved, allocator.reserved)
         if allocator.allocated > most:
             most, idle = allocator.allocated, allocator.reserved - allocator.allocated

@@ -9,23 +9,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from memsheet.catalog.cards import card, card_names, other_spellings
+from memsheet.catalog.cards import card_device, card_names, other_spellings
 from memsheet.catalog.spellings import device_key, family_and_size, named_capacity
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.plan.device import Basis, Device, Links, parse_gpus
 from memsheet.units import GIB, MIB
 
-__all__ = ["devices", "find_device", "find_gpus", "find_model", "model_names", "rates", "serving_rates", "terms"]
+__all__ = ["catalog_devices", "find_device", "find_gpus", "find_model", "glossary_terms", "hardware_rates", "model_names", "serving_rates"]
 
 
-def _read(*path: str) -> str:
+def _read_catalog_file(*path: str) -> str:
     return Path(__file__).parent.joinpath(*path).read_text(encoding="utf-8")
 
 
 @cache
-def terms() -> dict[str, Any]:
+def glossary_terms() -> dict[str, Any]:
     """The words that `memsheet explain` knows: kind (and group of words) → name → text, cites, also."""
-    return _toml(_read("terms.toml"))
+    return _parse_toml(_read_catalog_file("terms.toml"))
 
 
 def _model_key(name: str) -> str:
@@ -35,7 +35,7 @@ def _model_key(name: str) -> str:
 @cache
 def _model_index() -> dict[str, str]:
     """Every spelling in lower case → the file's name."""
-    index: dict[str, str] = json.loads(_read("models", "aliases.json"))
+    index: dict[str, str] = json.loads(_read_catalog_file("models", "aliases.json"))
     return index
 
 
@@ -55,24 +55,24 @@ def find_model(name: str) -> dict[str, Any] | None:
     found = index.get(key)
     if found is None:
         return None
-    model: dict[str, Any] = json.loads(_read("models", f"{found}.json"))
+    model: dict[str, Any] = json.loads(_read_catalog_file("models", f"{found}.json"))
     return model
 
 
-def _toml(text: str) -> dict[str, Any]:
+def _parse_toml(text: str) -> dict[str, Any]:
     import tomllib
 
     return tomllib.loads(text)
 
 
 @cache
-def _sections() -> dict[str, str]:
+def _device_sections() -> dict[str, str]:
     """devices.toml cut at its device tables: name → the table's text, and "" → everything else.
 
     A question needs one device, and parsing all of them costs more than answering.
     """
     parts: dict[str, str] = {"": ""}
-    for part in re.split(r"^(?=\[)", _read("devices.toml"), flags=re.MULTILINE):
+    for part in re.split(r"^(?=\[)", _read_catalog_file("devices.toml"), flags=re.MULTILINE):
         header = re.match(r'\[device\."([^"]+)"\]\n', part)
         if header:
             parts[header[1]] = part[header.end() :]
@@ -82,26 +82,26 @@ def _sections() -> dict[str, str]:
 
 
 @cache
-def _general() -> dict[str, Any]:
-    return _toml(_sections()[""])
+def _general_section() -> dict[str, Any]:
+    return _parse_toml(_device_sections()[""])
 
 
 @cache
-def _row(name: str) -> dict[str, Any]:
-    return _toml(_sections()[name])
+def _device_row(name: str) -> dict[str, Any]:
+    return _parse_toml(_device_sections()[name])
 
 
 @cache
-def rates() -> dict[str, Any]:
+def hardware_rates() -> dict[str, Any]:
     """Dense and measured rates by device, collectives and attention fits: rates.toml as it stands."""
-    return _toml(_read("rates.toml"))
+    return _parse_toml(_read_catalog_file("rates.toml"))
 
 
 @cache
 def _device_index() -> dict[str, str]:
     """Every spelling of devices.toml → the device's name. Names and aliases are plain strings on one line each; a test parses them all."""
     index = {}
-    for name, text in _sections().items():
+    for name, text in _device_sections().items():
         lines = re.findall(r"^(?:full_name|aliases) = .*$", text, flags=re.MULTILINE) if name else []
         spellings = (name, *(spelling for line in lines for spelling in re.findall(r'"([^"]*)"', line)))
         index.update({device_key(spelling): name for spelling in spellings if spelling})
@@ -115,11 +115,11 @@ def _card_index() -> dict[str, str]:
 
 
 @cache
-def _families() -> dict[str, tuple[str, ...]]:
+def _device_families() -> dict[str, tuple[str, ...]]:
     """A name without its memory size → the devices of that name."""
     families: dict[str, tuple[str, ...]] = {}
     spellings = [
-        *((name, name) for name in _sections()),
+        *((name, name) for name in _device_sections()),
         *((called, name) for name in card_names() for called in (name, *other_spellings(name))),
     ]
     for called, name in spellings:
@@ -129,14 +129,14 @@ def _families() -> dict[str, tuple[str, ...]]:
     return families
 
 
-def _cite(names: list[str]) -> str:
+def _cited_sources(names: list[str]) -> str:
     """Source ids in words; an id without an entry is words already."""
-    return "; ".join(_general()["sources"].get(name, name) for name in names)
+    return "; ".join(_general_section()["sources"].get(name, name) for name in names)
 
 
-def _framework(memory: dict[str, Any], cited: str) -> tuple[int, int, int, Basis, str]:
+def _framework_memory_range(memory: dict[str, Any], cited: str) -> tuple[int, int, int, Basis, str]:
     """What frameworks get, as (low, value, high, basis, evidence)."""
-    least, most = _general()["conventions"]["driver_minus_framework_gib"]
+    least, most = _general_section()["conventions"]["driver_minus_framework_gib"]
     reported = memory.get("framework_total_gib")
     if reported is not None:
         low, high = memory.get("framework_range_gib", (reported, reported))
@@ -154,21 +154,21 @@ def _framework(memory: dict[str, Any], cited: str) -> tuple[int, int, int, Basis
     return low, low, size * GIB, Basis.DATASHEET, f"datasheet size less {most} GiB; at the most {size} GiB: no driver total is known"
 
 
-def _rate(value: float | None, unit: int) -> int | None:
+def _bytes_per_s(value: float | None, unit: int) -> int | None:
     return None if value is None else int(value * unit)
 
 
-def _links(row: dict[str, Any]) -> Links:
+def _device_links(row: dict[str, Any]) -> Links:
     up = row["scale_up_link"]
     return Links(
-        scale_up=_rate(up.get("gb_s_per_direction"), 10**9),
+        scale_up=_bytes_per_s(up.get("gb_s_per_direction"), 10**9),
         switched=up["switched"],
-        host=_rate(row.get("pcie", {}).get("gb_s_per_direction"), 10**9),
-        scale_out=_rate(row.get("nic_gbit_s"), 10**9 // 8),
+        host=_bytes_per_s(row.get("pcie", {}).get("gb_s_per_direction"), 10**9),
+        scale_out=_bytes_per_s(row.get("nic_gbit_s"), 10**9 // 8),
     )
 
 
-def _kind(link: dict[str, Any]) -> str:
+def _link_name(link: dict[str, Any]) -> str:
     """What a link is called, remarks left out: ``NVLink 4``, ``PCIe 5 x16``. Cards without links of their own meet over PCIe."""
     called = link["type"].split(" (")[0].replace("none", "PCIe")
     parts = (called, link.get("generation"), f"x{link['lanes']}" if "lanes" in link else None)
@@ -176,27 +176,27 @@ def _kind(link: dict[str, Any]) -> str:
 
 
 @cache
-def _device(name: str) -> Device:
-    row = _row(name)
+def _catalog_device(name: str) -> Device:
+    row = _device_row(name)
     memory, sources = row["memory"], row["sources"]
-    cited = _cite(sources.get("framework_total_gib") or sources.get("all") or sources.get("rest") or [])
-    low, value, high, basis, evidence = _framework(memory, cited)
+    cited = _cited_sources(sources.get("framework_total_gib") or sources.get("all") or sources.get("rest") or [])
+    low, value, high, basis, evidence = _framework_memory_range(memory, cited)
     driver = memory.get("driver_total_bytes") or (memory["driver_total_mib"] * MIB if "driver_total_mib" in memory else None)
     return Device(
         name=name, full_name=row["full_name"], vendor=row["vendor"], arch=row["arch"], compute_capability=row.get("compute_capability"),
         datasheet_bytes=memory["datasheet_gb"] * 10**9, driver_bytes=driver,
         framework_bytes=value, framework_low_bytes=low, framework_high_bytes=high, basis=basis, evidence=evidence,
-        per_node=row.get("devices_per_node"), links=_links(row),
-        scale_up_kind=_kind(row["scale_up_link"]), host_kind=_kind({"type": "PCIe", **row["pcie"]}) if "pcie" in row else "",
+        per_node=row.get("devices_per_node"), links=_device_links(row),
+        scale_up_kind=_link_name(row["scale_up_link"]), host_kind=_link_name({"type": "PCIe", **row["pcie"]}) if "pcie" in row else "",
         engines=tuple(row["engines"]) if "engines" in row else None, backend=row.get("backend", "CUDA"),
         uncertain=tuple(row.get("uncertain", ())), notes=tuple(row.get("notes", ())),
-        sources=tuple(f"{what}: {_cite(names)}" for what, names in sources.items()),
+        sources=tuple(f"{what}: {_cited_sources(names)}" for what, names in sources.items()),
     )  # fmt: skip
 
 
-def devices() -> tuple[Device, ...]:
+def catalog_devices() -> tuple[Device, ...]:
     """Every device of the catalogue, in its order."""
-    return (*(_device(name) for name in _sections() if name), *map(card, card_names()))
+    return (*(_catalog_device(name) for name in _device_sections() if name), *map(card_device, card_names()))
 
 
 def find_device(name: str) -> Device:
@@ -212,12 +212,17 @@ def find_device(name: str) -> Device:
     key = device_key(name)
     for spelling in (key, f"{key}gb"):  # a100-80
         if spelling in _device_index():
-            return _device(_device_index()[spelling])
+            return _catalog_device(_device_index()[spelling])
         if spelling in _card_index():
-            return card(_card_index()[spelling])
-    sizes = [_named(found) for found in _families().get(key, ())]
+            return card_device(_card_index()[spelling])
+    sizes = [_device_or_card(found) for found in _device_families().get(key, ())]
     if not sizes:
-        raise refuse("gpus", name, "is not a device memsheet knows", f"did you mean {', '.join(_near(name))}? `memsheet gpus` lists all")
+        raise input_error(
+            "gpus",
+            name,
+            "is not a device memsheet knows",
+            f"did you mean {', '.join(_similar_device_names(name))}? `memsheet gpus` lists all",
+        )
     least = min(sizes, key=lambda device: device.datasheet_bytes)
     others = ", ".join(dict.fromkeys(device.name for device in sizes if device.name != least.name))
     return (
@@ -225,8 +230,8 @@ def find_device(name: str) -> Device:
     )
 
 
-def _named(name: str) -> Device:
-    return _device(name) if name in _sections() else card(name)
+def _device_or_card(name: str) -> Device:
+    return _catalog_device(name) if name in _device_sections() else card_device(name)
 
 
 def _of_size(size: float, *, exact: bool) -> Device:
@@ -238,10 +243,10 @@ def _of_size(size: float, *, exact: bool) -> Device:
             name=name, full_name=f"a device of {size:g} GiB", framework_bytes=capacity, framework_low_bytes=capacity,
             framework_high_bytes=capacity, basis=Basis.ASKED, evidence="as asked", **nameless,
         )  # fmt: skip
-    sold = [device for device in devices() if device.datasheet_bytes == size * 10**9 and device.engines is None]
+    sold = [device for device in catalog_devices() if device.datasheet_bytes == size * 10**9 and device.engines is None]
     name = f"{size:g}GB"
     if not sold:
-        low, value, high, basis, evidence = _framework({"datasheet_gb": size}, "")
+        low, value, high, basis, evidence = _framework_memory_range({"datasheet_gb": size}, "")
         assumed = f"gpus {name} = a card sold as {name}, of which the catalogue has none: {evidence}"
     else:
         least = min(sold, key=lambda device: device.framework_low_bytes)
@@ -255,7 +260,7 @@ def _of_size(size: float, *, exact: bool) -> Device:
     )  # fmt: skip
 
 
-def _near(name: str) -> list[str]:
+def _similar_device_names(name: str) -> list[str]:
     """Three names: those that begin alike first, then those spelt alike."""
     import difflib
 
@@ -274,10 +279,10 @@ def find_gpus(text: str) -> tuple[int | None, Device]:
 @cache
 def serving_rates() -> dict[str, Any]:
     """Seconds of single operators at the batch sizes of decoding, with their sources (serving_rates.toml)."""
-    return _toml(_read("serving_rates.toml"))
+    return _parse_toml(_read_catalog_file("serving_rates.toml"))
 
 
 @cache
-def overheads() -> dict[str, Any]:
+def process_overheads() -> dict[str, Any]:
     """What a process holds on a card besides tensors, with ranges and sources (overheads.toml)."""
-    return _toml(_read("overheads.toml"))
+    return _parse_toml(_read_catalog_file("overheads.toml"))

@@ -13,7 +13,7 @@ from memsheet.units import GIB
 
 
 @cache
-def _text() -> str:
+def _cards_file_text() -> str:
     return (Path(__file__).parent / "cards.toml").read_text(encoding="utf-8")
 
 
@@ -21,7 +21,7 @@ def _text() -> str:
 def card_names() -> Mapping[str, str]:
     """Names of the cards → the group that each is in."""
     found: dict[str, str] = {}
-    for part in re.split(r"^(?=\[)", _text(), flags=re.MULTILINE):
+    for part in re.split(r"^(?=\[)", _cards_file_text(), flags=re.MULTILINE):
         if header := re.match(r"\[group\.([\w-]+)\.sizes\]\n", part):
             found.update(
                 dict.fromkeys((short_name(called) for called in re.findall(r'^"([^"]+)" = ', part, flags=re.MULTILINE)), header[1])
@@ -35,16 +35,16 @@ def short_name(called: str) -> str:
 
 
 @cache
-def _tables() -> dict[str, Any]:
+def _cards_tables() -> dict[str, Any]:
     import tomllib
 
-    return tomllib.loads(_text())
+    return tomllib.loads(_cards_file_text())
 
 
 @cache
-def card(name: str) -> Device:
+def card_device(name: str) -> Device:
     """The card of that name, one of ``card_names``."""
-    tables = _tables()
+    tables = _cards_tables()
     group = tables["group"][card_names()[name]]
     called, size = next(pair for pair in group["sizes"].items() if short_name(pair[0]) == name)
     low, high, why = usable_range(group, size)
@@ -60,7 +60,7 @@ def card(name: str) -> Device:
 
 def usable_range(group: Mapping[str, Any], size: int) -> tuple[int, int, str]:
     """Bytes at the least and at the most that a framework gets of so many GB, and why."""
-    conventions, share = _tables()["conventions"], group.get("share")
+    conventions, share = _cards_tables()["conventions"], group.get("share")
     if share is None:
         most, least = conventions["taken_gib"]
         return (
@@ -81,8 +81,8 @@ def usable_range(group: Mapping[str, Any], size: int) -> tuple[int, int, str]:
 
 def other_spellings(name: str) -> tuple[str, ...]:
     """What else a card is called: ``Strix Halo 128GB``."""
-    group = _tables()["group"][card_names()[name]]
-    device = card(name)
+    group = _cards_tables()["group"][card_names()[name]]
+    device = card_device(name)
     return tuple(
         device.full_name.replace(called, other) for called, other in group.get("spellings", {}).items() if called in device.full_name
     )

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 
-from memsheet.errors import InputError, missing_package, refuse
+from memsheet.errors import InputError, input_error, missing_package
 
 INTERRUPTED = 130
 BROKEN = 70
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 fits, 10 does not fit, 11 uncertain, 2 bad input, 130 interrupted."""
     _open_streams()
     try:
-        code = _answered(arguments)
+        code = _run_guarded(arguments)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = INTERRUPTED
@@ -50,12 +50,12 @@ def _let_end() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _answered(arguments: Sequence[str] | None) -> int:
+def _run_guarded(arguments: Sequence[str] | None) -> int:
     words, collecting = list(sys.argv[1:] if arguments is None else arguments), gc.isenabled()
     if arguments is None:
         gc.disable()  # a command is over before there is garbage worth collecting
     try:
-        return _run(words)
+        return _dispatch_command(words)
     except InputError as error:
         if "--debug" in words:
             raise
@@ -80,45 +80,45 @@ def _in_json(words: Sequence[str]) -> bool:
     return not {"--json", "--json=true"}.isdisjoint(words[: words.index("--")] if "--" in words else words)
 
 
-def _run(words: list[str]) -> int:
+def _dispatch_command(words: list[str]) -> int:
     from memsheet.cli.commands import COMMANDS
 
     name, rest = (words[0], words[1:]) if words else ("--help", [])
     if name in COMMANDS:
-        return _command(name, rest)
+        return _run_command(name, rest)
     if name in ("-h", "--help", "--help-all"):
         from memsheet.cli.help import program_help
 
-        return _written(program_help(every=name == "--help-all"))
+        return _print_text(program_help(every=name == "--help-all"))
     if name == "--version":
         from memsheet import __version__
 
-        return _written(f"{__version__}\n")
-    from memsheet.errors import nearest
+        return _print_text(f"{__version__}\n")
+    from memsheet.errors import nearest_words
 
-    near = nearest(name, COMMANDS)
-    raise refuse(name, None, "is not a command", f"did you mean {near[0]}?" if near else f"one of {', '.join(COMMANDS)}")
+    near = nearest_words(name, COMMANDS)
+    raise input_error(name, None, "is not a command", f"did you mean {near[0]}?" if near else f"one of {', '.join(COMMANDS)}")
 
 
-def _command(name: str, words: list[str]) -> int:
+def _run_command(name: str, words: list[str]) -> int:
     from memsheet.cli.commands import COMMANDS
 
     command, flags = COMMANDS[name], words[: words.index("--")] if "--" in words else words
     if {"-h", "--help", "--help-all"} & {*flags}:
         from memsheet.cli.help import command_help
 
-        return _written(command_help(command, every="--help-all" in flags))
-    from memsheet.cli.line import given
+        return _print_text(command_help(command, every="--help-all" in flags))
+    from memsheet.cli.line import parse_command_line
     from memsheet.guard.spending import of_one_command
 
-    asked = given(command, words)
+    asked = parse_command_line(command, words)
     with of_one_command():
         code: int = getattr(import_module(f"memsheet.cli.{name}"), name)(asked)
     return code
 
 
-def _written(text: str) -> int:
-    from memsheet.cli.screen import write
+def _print_text(text: str) -> int:
+    from memsheet.cli.screen import write_stdout
 
-    write(text)
+    write_stdout(text)
     return 0

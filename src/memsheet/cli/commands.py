@@ -127,7 +127,7 @@ CHECK_FLAGS = (
 )
 
 
-def _job(*own: Flag) -> tuple[Flag, ...]:
+def _job_flags(*own: Flag) -> tuple[Flag, ...]:
     """The flags of a job with a command's ``own``, and others' words for them where none of these has that name."""
     flags = (*JOB_FLAGS, *PLAN_FLAGS, *own)
     named = {flag.name for flag in flags}
@@ -136,7 +136,7 @@ def _job(*own: Flag) -> tuple[Flag, ...]:
 
 COMMANDS = {command.name: command for command in (
     Command(
-        "train", "Does this training job fit, and what takes the room?", (MODEL,), _job(*OUTPUT_FLAGS),
+        "train", "Does this training job fit, and what takes the room?", (MODEL,), _job_flags(*OUTPUT_FLAGS),
         ("memsheet train llama-3.1-8b --gpus 8xH100-80GB --engine fsdp2 --zero 3 --seq-len 8192 --recompute full",
          "memsheet train llama-3.1-8b --gpus 1xRTX4090 --lora-rank 16 --quantize nf4 --seq-len 4096",
          "memsheet train mixtral-8x7b --gpus 64xH100-80GB --engine megatron --tp 2 --pp 4 --ep 8 --seq-len 4096",
@@ -144,7 +144,7 @@ COMMANDS = {command.name: command for command in (
         (*COMMON, *LIGHTER, "attention", "parameters", *PRINTED),
     ),
     Command(
-        "infer", "Does this model fit for inference, and how much cache is left?", (MODEL,), _job(*LENGTHS_FLAGS, *OUTPUT_FLAGS),
+        "infer", "Does this model fit for inference, and how much cache is left?", (MODEL,), _job_flags(*LENGTHS_FLAGS, *OUTPUT_FLAGS),
         ("memsheet infer llama-3.1-70b --gpus 8xH200 --engine vllm --tp 8 --max-model-len 32768",
          "memsheet infer llama-3.1-8b --gpus 1xRTX4090 --engine llama.cpp --quantize gguf:Q4_K_M --max-model-len 8k",
          "memsheet infer llama-3.1-8b --gpus 1xL4 --max-model-len 4096 --sequences 8"),
@@ -153,7 +153,7 @@ COMMANDS = {command.name: command for command in (
     Command(
         "plan", "The fastest plans that fit, of every legal one, and why the others do not.",
         (Argument("task", "TASK", "train or infer", required=True), MODEL),
-        _job(*SEARCH_FLAGS, *SERVE_FLAGS, *PICTURE_FLAGS, *OUTPUT_FLAGS),
+        _job_flags(*SEARCH_FLAGS, *SERVE_FLAGS, *PICTURE_FLAGS, *OUTPUT_FLAGS),
         ("memsheet plan train llama-3.1-70b --gpus 512xH100-80GB --seq-len 8192 --global-batch 1024",
          "memsheet plan train llama-3.1-8b --gpus 1xRTX4090 --seq-len 2048 --global-batch 16 --method qlora",
          "memsheet plan infer llama-3.1-70b --gpus 8xH100-80GB --context 8192 --users 200 --tpot 50ms"),
@@ -163,7 +163,7 @@ COMMANDS = {command.name: command for command in (
     Command(
         "solve", "The longest sequence, largest micro-batch, fewest GPUs or largest model that fits.",
         (Argument("what", "WHAT", "seq-len, microbatch, gpus, parameters; of serving: sequences, max-model-len.", required=True), MODEL),
-        _job(*SOLVE_FLAGS, *OUTPUT_FLAGS),
+        _job_flags(*SOLVE_FLAGS, *OUTPUT_FLAGS),
         ("memsheet solve seq-len llama-3.1-8b --gpus 8xH100-80GB --engine fsdp2 --zero 3 --recompute full",
          "memsheet solve gpus llama-3.1-70b --gpus H100-80GB --engine fsdp2 --zero 3 --seq-len 4096",
          "memsheet solve sequences llama-3.1-8b --gpus 1xH100-80GB --engine vllm --max-model-len 8192"),
@@ -179,7 +179,7 @@ COMMANDS = {command.name: command for command in (
     Command(
         "check", "A configuration file of an engine: its sheet, its verdict, its mistakes.",
         (Argument("files", "FILE|DIR", "Configuration files of one job, or the folder that holds them.", many=True),),
-        _job(*CHECK_FLAGS, *OUTPUT_FLAGS),
+        _job_flags(*CHECK_FLAGS, *OUTPUT_FLAGS),
         ("memsheet check run/",
          "memsheet check ds_config.json --model llama-3.1-8b --gpus 8xA100-80GB --seq-len 4096"),
         ("model", "each", *COMMON, *LIGHTER, *PRINTED),
@@ -187,7 +187,7 @@ COMMANDS = {command.name: command for command in (
     ),
     Command(
         "trace", "What does the real code allocate? Run on fake tensors, no GPU.",
-        (MODEL._replace(words=f"{MODEL.words} Or a step of your own: FILE.py:FUNCTION."),), _job(*TRACE_FLAGS, JSON, UNITS, DEBUG),
+        (MODEL._replace(words=f"{MODEL.words} Or a step of your own: FILE.py:FUNCTION."),), _job_flags(*TRACE_FLAGS, JSON, UNITS, DEBUG),
         ("memsheet trace llama-3.2-1b --seq-len 4096 --picture step.svg",
          "memsheet trace llama-3.1-8b --engine fsdp2 --zero 3 --gpus 8xH100-80GB --seq-len 2048",
          "memsheet trace step.py:build"),
@@ -196,7 +196,7 @@ COMMANDS = {command.name: command for command in (
     Command(
         "measure", "What does a real step allocate on this machine?",
         (MODEL._replace(words=f"{MODEL.words} Or a step of your own: FILE.py:FUNCTION."),),
-        _job(*MEASURE_FLAGS, JSON, FULL._replace(words="Every item."), UNITS, DEBUG),
+        _job_flags(*MEASURE_FLAGS, JSON, FULL._replace(words="Every item."), UNITS, DEBUG),
         ("memsheet measure llama-tiny --seq-len 512",
          "memsheet measure llama-tiny --engine fsdp2 --dp-shard 2 --seq-len 512",
          "memsheet measure gpt2 --seq-len 256 --record run.json"),

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from memsheet.cli import screen
 from memsheet.cli.line import Given
-from memsheet.errors import refuse
-from memsheet.plan.values import whole
+from memsheet.errors import input_error
+from memsheet.plan.values import parse_whole_number
 from memsheet.questions.compare import compare as compare_sheets
 
 
 def compare(asked: Given) -> int:
     """Two sheets side by side: which rows differ, the largest difference first."""
-    decimal = screen.decimal(asked.units)
-    only = _rank(asked.rank)
+    decimal = screen.wants_decimal_units(asked.units)
+    only = _parse_rank(asked.rank)
     if asked.left == asked.right == "-":
-        raise refuse("sheet", "-", "is named twice, and stdin can be read once", "put one of the two in a file")
+        raise input_error("sheet", "-", "is named twice, and stdin can be read once", "put one of the two in a file")
     found = compare_sheets(asked.left, asked.right, instant=asked.instant, rank=only, parts=asked.full)
     if asked.json:
         from memsheet.report.shared.comparison import comparison_document
@@ -24,15 +24,17 @@ def compare(asked: Given) -> int:
         from memsheet.report.screen.comparison_table import render_comparison
         from memsheet.report.shared.look import Look
 
-        look = Look(width=screen.width(), decimal=decimal, full=asked.full, colour=screen.colour(), ascii=screen.plain_ascii())
-        screen.write(render_comparison(found, look))
+        look = Look(
+            width=screen.terminal_width(), decimal=decimal, full=asked.full, colour=screen.supports_colour(), ascii=screen.plain_ascii()
+        )
+        screen.write_stdout(render_comparison(found, look))
     return 0
 
 
-def _rank(text: str | None) -> int | None:
+def _parse_rank(text: str | None) -> int | None:
     if text is None:
         return None
-    found = whole(text)
+    found = parse_whole_number(text)
     if isinstance(found, str) or found < 0:
-        raise refuse("rank", text, "is not a whole number from 0")
+        raise input_error("rank", text, "is not a whole number from 0")
     return found

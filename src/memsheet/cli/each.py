@@ -11,20 +11,20 @@ SEVERITY = (2, 10, 11, 0)
 """Exit codes, the worst first: not started, does not fit, uncertain, fits. Any other is worse than all of them."""
 
 
-def worst(codes: Iterable[int]) -> int:
+def worst_exit_code(codes: Iterable[int]) -> int:
     """The worst of exit codes, 0 of none."""
     return min(codes, key=lambda code: SEVERITY.index(code) if code in SEVERITY else -1, default=0)
 
 
 def worst_of_each(files: Iterable[str], checked: Callable[[str], int], *, json: bool = False) -> int:
     """The worst exit code of files that are checked one after the other; one that cannot be read does not keep the others from it."""
-    return worst([_named(file, checked, json=json) for file in files])
+    return worst_exit_code([_check_named_file(file, checked, json=json) for file in files])
 
 
-def _named(file: str, checked: Callable[[str], int], *, json: bool = False) -> int:
+def _check_named_file(file: str, checked: Callable[[str], int], *, json: bool = False) -> int:
     from memsheet.cli import screen
 
-    screen.write(f"== {file}\n")
+    screen.write_stdout(f"== {file}\n")
     try:
         return checked(file)
     except InputError as error:

@@ -146,7 +146,7 @@ WORD_FLAGS = tuple(_of_word(name, word) for name, word in ALIASES.items())
 """What other programs call these options; ``plan.words`` says what each comes to."""
 
 
-def values(given: Any) -> dict[str, Any]:
+def plan_flag_values(given: Any) -> dict[str, Any]:
     """The options of a plan that a line gives, as they are written: ``plan.words`` reads them."""
     own = {flag.field: getattr(given, flag.field) for flag in PLAN_FLAGS}
     theirs = {flag.name.replace("-", "_"): getattr(given, flag.field, None) for flag in WORD_FLAGS}

@@ -9,9 +9,9 @@ from memsheet import catalog
 from memsheet.catalog.kinds import by_kind, device_kind, usual_devices
 from memsheet.cli import screen
 from memsheet.cli.line import Given
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.plan.device import Basis, Device
-from memsheet.report.screen.layout import flow
+from memsheet.report.screen.layout import join_phrases
 from memsheet.units import format_giga
 
 MARKS = {Basis.REPORTED: "", Basis.DRIVER: "~", Basis.DATASHEET: "?"}
@@ -36,20 +36,22 @@ def gpus(asked: Given) -> int:
     contains FILTER or that are sold with that much memory (24GB), with their links.
     """
     wanted = (asked.filter or "").lower()
-    found = [device for device in catalog.devices() if wanted in _names(device) or wanted == _sold_as(device)]
+    found = [device for device in catalog.catalog_devices() if wanted in _searchable_names(device) or wanted == _sold_as(device)]
     if not found:
-        raise refuse("filter", asked.filter, "is in the name of no device", "`memsheet gpus` lists all")
+        raise input_error("filter", asked.filter, "is in the name of no device", "`memsheet gpus` lists all")
     if asked.json:
-        screen.write_json({"schema": "memsheet/gpus/1", "gpus": [_document(device) for device in found]})
+        screen.write_json({"schema": "memsheet/gpus/1", "gpus": [_gpu_document(device) for device in found]})
     elif wanted or asked.full:
         linked = [device for device in found if _has_links(device)]
-        screen.write(_table(found) + _filled(LEGEND) + (f"\n{_links(linked)}" if wanted and linked else ""))
+        screen.write_stdout(
+            _device_table(found) + _fill_paragraphs(LEGEND) + (f"\n{_link_rate_table(linked)}" if wanted and linked else "")
+        )
     else:
-        screen.write(_usual(found) + _filled(SHORT_LEGEND))
+        screen.write_stdout(_usual_device_summary(found) + _fill_paragraphs(SHORT_LEGEND))
     return 0
 
 
-def _names(device: Device) -> str:
+def _searchable_names(device: Device) -> str:
     """What a filter is looked for in."""
     return f"{device.name} {device.full_name} {device.arch} {device_kind(device)}".lower()
 
@@ -63,7 +65,7 @@ def _has_links(device: Device) -> bool:
     return any((links.scale_up, links.host, links.scale_out))
 
 
-def _usual(devices: list[Device]) -> str:
+def _usual_device_summary(devices: list[Device]) -> str:
     """The devices of each kind that are met most, with the GiB that a framework gets, and how many more there are."""
     lines = list[str]()
     for kind, alike in by_kind(devices).items():
@@ -71,21 +73,21 @@ def _usual(devices: list[Device]) -> str:
         shown = sorted((device for device in alike if device.name in usual), key=lambda device: usual[device.name])
         cards = [f"{device.name} {format_giga(device.framework_bytes, headroom=True)}{MARKS[device.basis]}" for device in shown]
         more = [f"and {len(alike) - len(shown)} more"] * (len(alike) > len(shown))
-        lines += [kind, textwrap.indent(flow([*cards, *more], screen.width() - len(INDENT), between=", "), INDENT)]
+        lines += [kind, textwrap.indent(join_phrases([*cards, *more], screen.terminal_width() - len(INDENT), between=", "), INDENT)]
     return "\n".join(lines) + "\n"
 
 
-def _document(device: Device) -> dict[str, Any]:
+def _gpu_document(device: Device) -> dict[str, Any]:
     return {
         "name": device.name, "full_name": device.full_name, "kind": device_kind(device), "vendor": device.vendor, "arch": device.arch,
         "capacity_bytes": device.framework_bytes, "capacity_low_bytes": device.framework_low_bytes,
         "capacity_high_bytes": device.framework_high_bytes, "datasheet_bytes": device.datasheet_bytes,
         "basis": device.basis.value, "evidence": device.evidence, "per_node": device.per_node,
-        "links": _rates(device), "uncertain": list(device.uncertain), "notes": list(device.notes), "sources": list(device.sources),
+        "links": _link_rates(device), "uncertain": list(device.uncertain), "notes": list(device.notes), "sources": list(device.sources),
     }  # fmt: skip
 
 
-def _rates(device: Device) -> dict[str, Any]:
+def _link_rates(device: Device) -> dict[str, Any]:
     """The links in bytes a second, one direction; null where unknown."""
     links = device.links
     return {
@@ -94,41 +96,44 @@ def _rates(device: Device) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _links(devices: list[Device]) -> str:
+def _link_rate_table(devices: list[Device]) -> str:
     """What each device's links carry: to its neighbours, its host, other nodes."""
     rows = [("links", "in a node", "GB/s", "to the host", "GB/s", "network")]
     for device in devices:
         links = device.links
         up = f"{device.scale_up_kind}{', switched' if links.switched else ''}"
         network = f"{links.scale_out * 8 / 10**9:g} Gbit/s" if links.scale_out else "?"
-        rows.append((device.name, up, _giga(links.scale_up), device.host_kind or "?", _giga(links.host), network))
-    return screen.columns(rows, right=frozenset({2, 4})) + _filled(LINKS)
+        rows.append((device.name, up, _format_giga_rate(links.scale_up), device.host_kind or "?", _format_giga_rate(links.host), network))
+    return screen.align_columns(rows, right=frozenset({2, 4})) + _fill_paragraphs(LINKS)
 
 
-def _filled(paragraphs: tuple[str, ...]) -> str:
-    return "\n" + "\n".join(textwrap.fill(words, screen.width()) for words in paragraphs).replace("\xa0", " ") + "\n"
+def _fill_paragraphs(paragraphs: tuple[str, ...]) -> str:
+    return "\n" + "\n".join(textwrap.fill(words, screen.terminal_width()) for words in paragraphs).replace("\xa0", " ") + "\n"
 
 
-def _giga(rate: int | None) -> str:
+def _format_giga_rate(rate: int | None) -> str:
     return f"{rate / 10**9:g}" if rate else "?"
 
 
-def _table(devices: list[Device]) -> str:
+def _device_table(devices: list[Device]) -> str:
     groups = by_kind(devices)
     first = max(len(name) for name in (*(f"{kind}:" for kind in groups), *(device.name for device in devices)))
     rows = [("device", "GiB", "", "GB", "a node", "known from")]
     for kind, alike in groups.items():
-        rows += [(f"{kind}:", "", "", "", "", ""), *(_row(device, screen.width() - first - FIGURES) for device in alike)]
-    return screen.columns(rows, right=frozenset({1, 3, 4}))
+        rows += [
+            (f"{kind}:", "", "", "", "", ""),
+            *(_device_table_row(device, screen.terminal_width() - first - FIGURES) for device in alike),
+        ]
+    return screen.align_columns(rows, right=frozenset({1, 3, 4}))
 
 
-def _row(device: Device, room: int) -> tuple[str, str, str, str, str, str]:
+def _device_table_row(device: Device, room: int) -> tuple[str, str, str, str, str, str]:
     size = format_giga(device.framework_bytes, headroom=True)
     marks = MARKS[device.basis] + ("!" if device.uncertain else "")
     box = f"{device.datasheet_bytes // 10**9}"
-    return device.name, size, marks, box, str(device.per_node or ""), _short(device.evidence, max(LEAST, room))
+    return device.name, size, marks, box, str(device.per_node or ""), _shorten_evidence(device.evidence, max(LEAST, room))
 
 
-def _short(evidence: str, room: int) -> str:
+def _shorten_evidence(evidence: str, room: int) -> str:
     """The source on what is left of a line; ``--json`` has all of it."""
     return evidence if len(evidence) <= room else evidence[: room - 1] + "…"

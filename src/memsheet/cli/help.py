@@ -32,7 +32,14 @@ def program_help(*, every: bool = False) -> str:
         ("--help-all", "Every flag."),
         ("--version", "The version."),
     )
-    parts = ["Usage: memsheet COMMAND …", ABOUT, _examples(START), _section("Commands", rows), _section("Options", rows_more), EXIT_CODES]
+    parts = [
+        "Usage: memsheet COMMAND …",
+        ABOUT,
+        _example_lines(START),
+        _help_section("Commands", rows),
+        _help_section("Options", rows_more),
+        EXIT_CODES,
+    ]
     if every:
         parts += [command_help(command, every=True) for command in COMMANDS.values()]
     return "\n\n".join(parts) + "\n"
@@ -45,37 +52,37 @@ def command_help(command: Command, *, every: bool = False) -> str:
     shown = [flag for flag in command.flags if flag.name in often and flag.group != WORDS]
     words = [flag for flag in command.flags if flag.group == WORDS]
     parts = [
-        f"Usage: memsheet {command.name} {_usage(command)}",
-        _filled(f"{command.words} {command.more}".strip()),
-        _examples(command.examples),
+        f"Usage: memsheet {command.name} {_command_usage(command)}",
+        _fill_to_screen(f"{command.words} {command.more}".strip()),
+        _example_lines(command.examples),
     ]
-    parts += [_section("Arguments", arguments)] if arguments else []
-    parts += [_section(group, map(_row, flags)) for group, flags in _grouped(shown)]
-    parts += [_section(WORDS, _meant(words))] if words and every else []
+    parts += [_help_section("Arguments", arguments)] if arguments else []
+    parts += [_help_section(group, map(_flag_help_row, flags)) for group, flags in _group_flags(shown)]
+    parts += [_help_section(WORDS, _flag_alias_rows(words))] if words and every else []
     hidden = len(command.flags) - len(shown) - len(words)
     also = ", and other tools' words for flags" if words else ""
     parts += [f"{hidden} more flags{also}: memsheet {command.name} --help-all"] if hidden and not every else []
     return "\n\n".join(parts).rstrip() + ("" if every else "\n")
 
 
-def _usage(command: Command) -> str:
+def _command_usage(command: Command) -> str:
     shown = (f"{a.metavar}{' …' * a.many}" if a.required or a.many else f"[{a.metavar}]" for a in command.arguments)
     return " ".join([*shown, "[FLAGS]"])
 
 
-def _grouped(flags: Iterable[Flag]) -> Iterator[tuple[str, list[Flag]]]:
+def _group_flags(flags: Iterable[Flag]) -> Iterator[tuple[str, list[Flag]]]:
     groups: dict[str, list[Flag]] = {}
     for flag in flags:
         groups.setdefault(flag.group, []).append(flag)
     yield from groups.items()
 
 
-def _row(flag: Flag) -> tuple[str, str]:
+def _flag_help_row(flag: Flag) -> tuple[str, str]:
     name = f"--[no-]{flag.name}" if flag.negative else f"--{flag.name}"
     return f"{name} {flag.metavar}".rstrip(), flag.words
 
 
-def _meant(flags: Iterable[Flag]) -> Iterator[tuple[str, str]]:
+def _flag_alias_rows(flags: Iterable[Flag]) -> Iterator[tuple[str, str]]:
     """Others' words by the flags that they say; last those that say more than one thing, or one flag with its value."""
     own, more, short = dict[str, list[str]](), list[str](), {name: f", {one}" for one, name in SHORT_FLAGS.items()}
     for flag in flags:
@@ -86,29 +93,29 @@ def _meant(flags: Iterable[Flag]) -> Iterator[tuple[str, str]]:
     yield "others", ", ".join(more)
 
 
-def _examples(lines: Iterable[str]) -> str:
+def _example_lines(lines: Iterable[str]) -> str:
     """Lines to copy, each whole for a shell: a long one goes on after a backslash."""
-    return "Examples\n" + "\n".join(_continued(line) for line in lines)
+    return "Examples\n" + "\n".join(_wrap_shell_line(line) for line in lines)
 
 
-def _continued(line: str) -> str:
+def _wrap_shell_line(line: str) -> str:
     """The line in parts as wide as the screen, none of which begins with a flag's value."""
     whole = line.replace(" --", "\0--").split("\0")
     lines = [whole[0]]
     for part in whole[1:]:
-        if len(lines[-1]) + len(part) + 6 <= screen.width():
+        if len(lines[-1]) + len(part) + 6 <= screen.terminal_width():
             lines[-1] += f" {part}"
         else:
             lines.append(part)
     return "  " + " \\\n    ".join(lines)
 
 
-def _section(title: str, rows: Iterable[tuple[str, str]]) -> str:
-    return "\n".join([title, *(line for name, words in rows for line in _entry(name, words))])
+def _help_section(title: str, rows: Iterable[tuple[str, str]]) -> str:
+    return "\n".join([title, *(line for name, words in rows for line in _help_entry_lines(name, words))])
 
 
-def _entry(name: str, words: str) -> Iterator[str]:
-    lines = textwrap.wrap(words, screen.width() - COLUMN, break_long_words=False, break_on_hyphens=False)
+def _help_entry_lines(name: str, words: str) -> Iterator[str]:
+    lines = textwrap.wrap(words, screen.terminal_width() - COLUMN, break_long_words=False, break_on_hyphens=False)
     if len(name) > COLUMN - 4:
         yield f"  {name}"
     else:
@@ -116,5 +123,5 @@ def _entry(name: str, words: str) -> Iterator[str]:
     yield from (" " * COLUMN + line for line in lines)
 
 
-def _filled(text: str) -> str:
-    return textwrap.fill(text, screen.width())
+def _fill_to_screen(text: str) -> str:
+    return textwrap.fill(text, screen.terminal_width())

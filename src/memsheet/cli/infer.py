@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from memsheet.budget import Answer
-from memsheet.cli.job import run
+from memsheet.cli.job import run_job
 from memsheet.cli.line import Given
 from memsheet.questions import accounted as api
 
@@ -15,29 +15,29 @@ from memsheet.questions import accounted as api
 def infer(asked: Given) -> int:
     """Does this model fit for inference, and how much cache is left?"""
     if asked.lengths is None:
-        return run(api.infer, asked)
+        return run_job(api.infer, asked)
     from memsheet.readers.request_lengths import read_lengths
 
     requests = read_lengths(Path(asked.lengths))
-    return run(lambda *named, **options: _mixed(api.infer(*named, **options), requests), asked)
+    return run_job(lambda *named, **options: _add_request_mix(api.infer(*named, **options), requests), asked)
 
 
-def _mixed(answer: Answer, requests: tuple[tuple[int, int], ...]) -> Answer:
+def _add_request_mix(answer: Answer, requests: tuple[tuple[int, int], ...]) -> Answer:
     """The answer with how many of the file's requests run at once. Raises InputError where the engine has no pool, or a request is too long."""
     from memsheet.engines import engine_of
-    from memsheet.errors import refuse
-    from memsheet.formulas.serving.mixture import mixture
+    from memsheet.errors import input_error
+    from memsheet.formulas.serving.mixture import request_mix_facts
     from memsheet.formulas.serving.servers import server_of
 
     plan, longest = answer.plan, max(prompt + output for prompt, output in requests)
     room: Any = getattr(server_of(engine_of(plan)), "room", None)
     if room is None:
-        raise refuse(
+        raise input_error(
             "lengths", None, f"is for servers with a pool of pages, which {plan.engine} has not", "--engine vllm or --engine sglang"
         )
     if plan.max_model_len is not None and longest > plan.max_model_len:
-        raise refuse(
+        raise input_error(
             "lengths", longest, f"is the longest request and exceeds max_model_len {plan.max_model_len}", "a longer --max-model-len"
         )
-    found = mixture(room(answer.model, plan, answer.cluster), requests, int(plan.max_sequences or 1))
+    found = request_mix_facts(room(answer.model, plan, answer.cluster), requests, int(plan.max_sequences or 1))
     return replace(answer, serving={**(answer.serving or {}), "lengths": found})

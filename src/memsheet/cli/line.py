@@ -15,7 +15,7 @@ from typing import Any
 
 from memsheet.cli.commands import COMMANDS, Command
 from memsheet.cli.flags import Flag
-from memsheet.errors import Problem, nearest, refuse, require
+from memsheet.errors import Problem, input_error, nearest_words, raise_if_problems
 from memsheet.plan.aliases import SHORT_FLAGS
 
 Given = SimpleNamespace
@@ -30,17 +30,17 @@ _DASHED_VALUE = re.compile(r"-(?:\.?\d.*)?")
 Spelled = Mapping[str, tuple[Flag, bool]]
 
 
-def given(command: Command, words: Sequence[str]) -> Given:
+def parse_command_line(command: Command, words: Sequence[str]) -> Given:
     """What a line gives a command. Raises InputError with every problem of its flags, or else of its arguments."""
-    spelled = {name: (flag, on) for flag in command.flags for name, on in spellings(flag)}
+    spelled = {name: (flag, on) for flag in command.flags for name, on in flag_spellings(flag)}
     end = words.index("--") if "--" in words else len(words)
-    line = list(_normalized(words[:end], spelled))
-    namespace, extras = _parser(line, spelled).parse_known_args(line)
-    found, problems = vars(namespace), [unknown(word.partition("=")[0], spelled) for word in extras if is_flag(word)]
+    line = list(_normalize_flag_words(words[:end], spelled))
+    namespace, extras = _flag_parser(line, spelled).parse_known_args(line)
+    found, problems = vars(namespace), [unknown_flag_problem(word.partition("=")[0], spelled) for word in extras if is_flag(word)]
     given_flags = {flag.field: flag for flag in command.flags if flag.field in found}
-    require([*problems, *(problem for field, flag in given_flags.items() for problem in _problems(flag, found[field]))])
-    arguments = dict(_arguments(command, [*(word for word in extras if not is_flag(word)), *words[end + 1 :]]))
-    require(
+    raise_if_problems([*problems, *(problem for field, flag in given_flags.items() for problem in _flag_problems(flag, found[field]))])
+    arguments = dict(_positional_arguments(command, [*(word for word in extras if not is_flag(word)), *words[end + 1 :]]))
+    raise_if_problems(
         Problem(field=f"--{flag.name}", reason="is missing", hint=f"--{flag.name} {flag.metavar}")
         for flag in command.flags if flag.required and flag.field not in found
     )  # fmt: skip
@@ -48,7 +48,7 @@ def given(command: Command, words: Sequence[str]) -> Given:
     return Given(**{**{flag.field: flag.default for flag in command.flags}, **arguments, **kept})
 
 
-def _parser(line: Sequence[str], spelled: Spelled) -> ArgumentParser:
+def _flag_parser(line: Sequence[str], spelled: Spelled) -> ArgumentParser:
     """A parser of the flags that a line has: every value of each, so that all that is wrong can be told at once."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=SUPPRESS)
     for name in dict.fromkeys(word.partition("=")[0] for word in line):
@@ -61,7 +61,7 @@ def _parser(line: Sequence[str], spelled: Spelled) -> ArgumentParser:
     return parser
 
 
-def _normalized(words: Sequence[str], spelled: Spelled) -> Iterator[str]:
+def _normalize_flag_words(words: Sequence[str], spelled: Spelled) -> Iterator[str]:
     """The words with flags as the table has them, and ``--flag false`` as ``--no-flag``; what is neither on nor off stays beside its flag."""
     rest = deque(words)
     while rest:
@@ -77,11 +77,11 @@ def _normalized(words: Sequence[str], spelled: Spelled) -> Iterator[str]:
         else:
             said = ON_OFF.get(value.lower()) if equals else ON_OFF[rest.popleft().lower()] if rest and rest[0].lower() in SAID else True
             if said is None:
-                raise refuse(name, value, "is on or off", f"{name} alone, or {name}=false")
+                raise input_error(name, value, "is on or off", f"{name} alone, or {name}=false")
             yield f"--{'' if said is on else 'no-'}{flag.name}"
 
 
-def _problems(flag: Flag, values: Sequence[Any]) -> Iterator[Problem]:
+def _flag_problems(flag: Flag, values: Sequence[Any]) -> Iterator[Problem]:
     """Why what a line says of a flag cannot be."""
     name = f"--{flag.name}"
     if None in values:
@@ -90,7 +90,7 @@ def _problems(flag: Flag, values: Sequence[Any]) -> Iterator[Problem]:
         yield Problem(field=name, reason="is given twice", hint="once is enough")
 
 
-def spellings(flag: Flag) -> Iterator[tuple[str, bool]]:
+def flag_spellings(flag: Flag) -> Iterator[tuple[str, bool]]:
     """How a flag is written, and what that says of one that is on or off."""
     yield f"--{flag.name}", True
     if flag.negative:
@@ -106,15 +106,15 @@ def is_flag(word: str) -> bool:
     return word.startswith("-") and not _DASHED_VALUE.fullmatch(word)
 
 
-def unknown(name: str, known: Mapping[str, object]) -> Problem:
+def unknown_flag_problem(name: str, known: Mapping[str, object]) -> Problem:
     """A flag that the command does not have, and what may have been meant."""
-    near = nearest(name.replace("_", "-"), known, cutoff=NEAR)
-    others = [other.name for other in COMMANDS.values() if name in {word for flag in other.flags for word, _ in spellings(flag)}]
+    near = nearest_words(name.replace("_", "-"), known, cutoff=NEAR)
+    others = [other.name for other in COMMANDS.values() if name in {word for flag in other.flags for word, _ in flag_spellings(flag)}]
     elsewhere = f"it is of {', '.join(f'`memsheet {other}`' for other in others)}" if others else "--help-all lists them"
     return Problem(field=name, reason="is not a flag of this command", hint=f"did you mean {near[0]}?" if near else elsewhere)
 
 
-def _arguments(command: Command, left: list[str]) -> Iterator[tuple[str, Any]]:
+def _positional_arguments(command: Command, left: list[str]) -> Iterator[tuple[str, Any]]:
     """The words without flags, by the names of the arguments in their order. Raises InputError where some are missing or left over."""
     for argument in command.arguments:
         if argument.many:
@@ -124,9 +124,9 @@ def _arguments(command: Command, left: list[str]) -> Iterator[tuple[str, Any]]:
             yield argument.name, left.pop(0)
         elif argument.required:
             hint = f"memsheet {command.name} {' '.join(each.metavar for each in command.arguments)} …"
-            require([Problem(field=argument.metavar, reason=f"is missing: {argument.words}", hint=hint)])
+            raise_if_problems([Problem(field=argument.metavar, reason=f"is missing: {argument.words}", hint=hint)])
         else:
             yield argument.name, None
     if left:
         takes = "a command takes one name" if command.arguments else "this command takes no name"
-        require([Problem(field=" ".join(left), reason=f"is left over; {takes}", hint="--help shows what it takes")])
+        raise_if_problems([Problem(field=" ".join(left), reason=f"is left over; {takes}", hint="--help shows what it takes")])

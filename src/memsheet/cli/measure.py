@@ -12,13 +12,13 @@ from memsheet.budget import Answer
 from memsheet.cli import job as jobs
 from memsheet.cli import screen
 from memsheet.cli.line import Given
-from memsheet.cli.progress import line
+from memsheet.cli.progress import file_progress_line
 from memsheet.cli.voice import one_voice
-from memsheet.errors import printable
+from memsheet.errors import printable_line
 from memsheet.questions.measured import Options, asked_of, config_of, measure_file
-from memsheet.questions.measured import measure as ask
+from memsheet.questions.measured import measure_with_timeline as ask
 from memsheet.report.json.record import record_document, write_events_beside, write_record
-from memsheet.report.screen.sparkline import sparkline
+from memsheet.report.screen.sparkline import render_sparkline
 from memsheet.report.shared.files import check_file
 from memsheet.timeline import Timeline
 
@@ -28,24 +28,26 @@ WRITTEN = ("record", "events", "snapshot")
 @one_voice
 def measure(flags: Given) -> int:
     """What does a real step allocate on this machine?"""
-    decimal, (asked, own) = screen.decimal(flags.units), jobs.runnable(flags)
+    decimal, (asked, own) = screen.wants_decimal_units(flags.units), jobs.runnable_job_arguments(flags)
     for field in WRITTEN:
         if file := getattr(flags, field):
             check_file(Path(file), field)
     name = asked.pop("model")
-    with line(f"measuring {printable(name or 'a plan')} on {flags.device}") as progress:
+    with file_progress_line(f"measuring {printable_line(name or 'a plan')} on {flags.device}") as progress:
         how = Options(
-            device=flags.device, steps=jobs.number("steps", flags.steps), data=flags.data, vary_length=flags.vary_length,
-            snapshot=flags.snapshot and os.path.realpath(flags.snapshot), progress=progress, debug=flags.debug, memory_bytes=jobs.size("memory_limit", flags.memory_limit),
-            time_s=float(jobs.number("time_limit", flags.time_limit) or 0),
+            device=flags.device, steps=jobs.parse_positive_int("steps", flags.steps), data=flags.data, vary_length=flags.vary_length,
+            snapshot=flags.snapshot and os.path.realpath(flags.snapshot), progress=progress, debug=flags.debug, memory_bytes=jobs.parse_nonzero_bytes("memory_limit", flags.memory_limit),
+            time_s=float(jobs.parse_positive_int("time_limit", flags.time_limit) or 0),
         )  # fmt: skip
         answer, timeline = measure_file(name, how) if own else ask(name, how, **asked)
-    _write(flags, answer, timeline, {**asked, "model": name, **asked_of(how), "config": None if own else config_of(name, answer)})
-    curve = None if "died" in (answer.trace or {}) else partial(sparkline, timeline)
-    return jobs.shown(answer, json=flags.json, full=flags.full, decimal=decimal, curve=curve)
+    _write_measured_files(
+        flags, answer, timeline, {**asked, "model": name, **asked_of(how), "config": None if own else config_of(name, answer)}
+    )
+    curve = None if "died" in (answer.trace or {}) else partial(render_sparkline, timeline)
+    return jobs.print_answer(answer, json=flags.json, full=flags.full, decimal=decimal, curve=curve)
 
 
-def _write(flags: Given, answer: Answer, timeline: Timeline, asked: Mapping[str, Any]) -> None:
+def _write_measured_files(flags: Given, answer: Answer, timeline: Timeline, asked: Mapping[str, Any]) -> None:
     """Files that were asked for; the GPU's history is there already."""
     if flags.events:
         write_events_beside(timeline, Path(flags.events))

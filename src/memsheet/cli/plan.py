@@ -7,10 +7,10 @@ from time import monotonic
 from memsheet.cli import job as jobs
 from memsheet.cli import screen
 from memsheet.cli.line import Given
-from memsheet.cli.plan_pictures import check, pictures
-from memsheet.cli.plan_serving import check_train, serve
-from memsheet.cli.progress import waiting
-from memsheet.errors import refuse
+from memsheet.cli.plan_pictures import check_picture_flags, draw_pictures
+from memsheet.cli.plan_serving import check_train, run_serving_search
+from memsheet.cli.progress import show_elapsed_time
+from memsheet.errors import input_error
 from memsheet.questions import accounted as api
 from memsheet.questions.bare_counts import count_of
 from memsheet.report.shared.look import Look
@@ -23,17 +23,19 @@ SHOWN = 5
 def plan(asked: Given) -> int:
     """The fastest plans that fit, of every legal one, and why the others do not."""
     if asked.task not in TASKS:
-        raise refuse("plan", asked.task, "is no task", "memsheet plan train MODEL … or memsheet plan infer MODEL …")
+        raise input_error("plan", asked.task, "is no task", "memsheet plan train MODEL … or memsheet plan infer MODEL …")
     if asked.task == "infer":
-        return serve(api.plan_serving, asked)
+        return run_serving_search(api.plan_serving, asked)
     check_train(asked)
-    check(asked, json=asked.json)
-    decimal, tokens = screen.decimal(asked.units), _tokens(asked)
-    start, question = monotonic(), jobs.question(asked)
-    with waiting("weighing every legal plan"):
-        found = api.plan(**question, method=asked.method, top=jobs.number("top", asked.top) or SHOWN)
+    check_picture_flags(asked, json=asked.json)
+    decimal, tokens = screen.wants_decimal_units(asked.units), _parse_token_budget(asked)
+    start, question = monotonic(), jobs.job_arguments(asked)
+    with show_elapsed_time("weighing every legal plan"):
+        found = api.plan(**question, method=asked.method, top=jobs.parse_positive_int("top", asked.top) or SHOWN)
     took = monotonic() - start
-    look = Look(width=screen.width(), decimal=decimal, full=asked.full, colour=screen.colour(), ascii=screen.plain_ascii())
+    look = Look(
+        width=screen.terminal_width(), decimal=decimal, full=asked.full, colour=screen.supports_colour(), ascii=screen.plain_ascii()
+    )
     if asked.json:
         from memsheet.report.json.plans import plans_document
 
@@ -41,11 +43,11 @@ def plan(asked: Given) -> int:
     else:
         from memsheet.report.screen.plans.ranking import render_plans
 
-        screen.write(render_plans(found, look, tokens=tokens))
-    if drawn := pictures(found.ranking, found.story, asked, look):
-        screen.write(f"\n{drawn}")
+        screen.write_stdout(render_plans(found, look, tokens=tokens))
+    if drawn := draw_pictures(found.ranking, found.story, asked, look):
+        screen.write_stdout(f"\n{drawn}")
     return jobs.EXIT[found.ranking.result] if found.ranking.result else ILLEGAL
 
 
-def _tokens(asked: Given) -> int | None:
+def _parse_token_budget(asked: Given) -> int | None:
     return None if asked.tokens is None else count_of(asked.tokens, "tokens")

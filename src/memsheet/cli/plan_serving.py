@@ -11,8 +11,8 @@ from memsheet.cli import job as jobs
 from memsheet.cli import screen
 from memsheet.cli.commands import SEARCH_FLAGS, SERVE_FLAGS
 from memsheet.cli.line import Given
-from memsheet.errors import Problem, require
-from memsheet.plan.values import tokens, whole
+from memsheet.errors import Problem, raise_if_problems
+from memsheet.plan.values import parse_token_count, parse_whole_number
 from memsheet.report.shared.look import Look
 from memsheet.search.serve.load import Holds
 
@@ -28,20 +28,20 @@ OF_TRAINING = ("show", "axes", "cells")
 
 def check_train(asked: Given) -> None:
     """Raises InputError where flags of serving are given to a search for training."""
-    require(
+    raise_if_problems(
         Problem(field=flag.field, value=getattr(asked, flag.field), reason="is of serving", hint="memsheet plan infer MODEL --gpus …")
         for flag in SERVE_FLAGS if getattr(asked, flag.field) != flag.default
     )  # fmt: skip
 
 
-def serve(ask: Callable[..., Deployment], asked: Given) -> int:
+def run_serving_search(ask: Callable[..., Deployment], asked: Given) -> int:
     """Ask, print, draw, and return the exit code: holds, does not, may."""
-    _check(asked)
-    decimal, start = screen.decimal(asked.units), monotonic()
+    _check_serving_flags(asked)
+    decimal, start = screen.wants_decimal_units(asked.units), monotonic()
     numbers = {
-        "context": None if asked.context is None else tokens(asked.context), "users": None if asked.users is None else whole(asked.users),
+        "context": None if asked.context is None else parse_token_count(asked.context), "users": None if asked.users is None else parse_whole_number(asked.users),
     }  # fmt: skip
-    found = ask(**jobs.question(asked), **numbers, ttft=asked.ttft, tpot=asked.tpot, any_precision=asked.any_precision)
+    found = ask(**jobs.job_arguments(asked), **numbers, ttft=asked.ttft, tpot=asked.tpot, any_precision=asked.any_precision)
     took = monotonic() - start
     if asked.json:
         from memsheet.report.json.serve_plans import serving_document
@@ -50,8 +50,10 @@ def serve(ask: Callable[..., Deployment], asked: Given) -> int:
     else:
         from memsheet.report.screen.plans.serving import render_serving
 
-        look = Look(width=screen.width(), decimal=decimal, full=asked.full, colour=screen.colour(), ascii=screen.plain_ascii())
-        screen.write(render_serving(found, look))
+        look = Look(
+            width=screen.terminal_width(), decimal=decimal, full=asked.full, colour=screen.supports_colour(), ascii=screen.plain_ascii()
+        )
+        screen.write_stdout(render_serving(found, look))
     if asked.picture is not None:
         from memsheet.report.chart.serve import draw_serving
 
@@ -59,16 +61,16 @@ def serve(ask: Callable[..., Deployment], asked: Given) -> int:
     return EXIT[found.plans[0].holds] if found.plans else EXIT[Holds.NO]
 
 
-def _check(asked: Given) -> None:
+def _check_serving_flags(asked: Given) -> None:
     """Raises InputError where flags of training are given to a search for serving, or the picture cannot be drawn."""
     usual = {flag.field: flag.default for flag in SEARCH_FLAGS} | dict.fromkeys(OF_TRAINING)
-    require(
+    raise_if_problems(
         Problem(field=key, value=value, reason="is of a search for training", hint="leave it out; --picture FILE draws the cuts")
         for key, default in usual.items() if (value := getattr(asked, key)) != default
     )  # fmt: skip
     if asked.picture is not None:
-        from memsheet.report.chart.timeline import check
+        from memsheet.report.chart.timeline import check_picture_format
         from memsheet.report.shared.files import check_folder
 
-        check(Path(asked.picture))
+        check_picture_format(Path(asked.picture))
         check_folder(Path(asked.picture).parent, "picture")

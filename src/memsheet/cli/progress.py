@@ -16,7 +16,7 @@ MOST = 100
 
 
 @contextmanager
-def line(what: str) -> Iterator[str]:
+def file_progress_line(what: str) -> Iterator[str]:
     """The name of a file whose one line is shown after ``what``: rewritten in place on a terminal; elsewhere ``what`` alone, once."""
     from tempfile import TemporaryDirectory  # which takes as long to import as a small question to answer
 
@@ -26,7 +26,7 @@ def line(what: str) -> Iterator[str]:
             sys.stderr.write(f"{what}\n" if is_first() else "")
             yield str(file)
             return
-        shown = threading.Thread(target=_show, args=(what, file, over), daemon=True)
+        shown = threading.Thread(target=_rewrite_progress_line, args=(what, file, over), daemon=True)
         shown.start()
         try:
             yield str(file)
@@ -36,13 +36,13 @@ def line(what: str) -> Iterator[str]:
 
 
 @contextmanager
-def waiting(what: str) -> Iterator[None]:
+def show_elapsed_time(what: str) -> Iterator[None]:
     """``what`` and how long it has taken, on a terminal, while this process works on it."""
     if not sys.stderr.isatty():
         yield
         return
     over = threading.Event()
-    shown = threading.Thread(target=_show, args=(what, None, over), daemon=True)
+    shown = threading.Thread(target=_rewrite_progress_line, args=(what, None, over), daemon=True)
     shown.start()
     try:
         yield
@@ -51,10 +51,10 @@ def waiting(what: str) -> Iterator[None]:
         shown.join()
 
 
-def _show(what: str, file: Path | None, over: threading.Event) -> None:
+def _rewrite_progress_line(what: str, file: Path | None, over: threading.Event) -> None:
     start, longest = monotonic(), 0
     while not over.is_set():
-        far = f": {_said(file)}" if file else ""
+        far = f": {_last_output_line(file)}" if file else ""
         said = f"{what}{far} ({monotonic() - start:.0f} s)"[:MOST]
         longest = max(longest, len(said))
         sys.stderr.write(f"\r{said.ljust(longest)}")
@@ -64,7 +64,7 @@ def _show(what: str, file: Path | None, over: threading.Event) -> None:
     sys.stderr.flush()
 
 
-def _said(file: Path) -> str:
+def _last_output_line(file: Path) -> str:
     """What the child wrote last, nothing that moves a cursor."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")

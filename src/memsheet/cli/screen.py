@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memsheet.errors import harmless, refuse
+from memsheet.errors import input_error, without_control_characters
 
 NARROWEST, WIDEST, WITHOUT_TERMINAL = 60, 120, 100
 UNITS = {"gib": False, "gb": True}
@@ -18,42 +18,46 @@ OWN = re.compile("(\x1b\\[[0-9;]*m|[\\n\\t])")
 """What a terminal may obey: colours, and the ends of lines."""
 
 
-def write(text: str) -> None:
+def write_stdout(text: str) -> None:
     """``text`` to stdout, with nothing in it that a terminal obeys but colours: names in it are a stranger's.
 
     A reader that has seen enough (``| head``) is no error. Raises InputError where what is said cannot be written at all.
     """
     encoding = sys.stdout.encoding or "ascii"
-    shown = text if text.isprintable() else "".join(part if OWN.fullmatch(part) else harmless(part) for part in OWN.split(text))
+    shown = (
+        text
+        if text.isprintable()
+        else "".join(part if OWN.fullmatch(part) else without_control_characters(part) for part in OWN.split(text))
+    )
     try:
         sys.stdout.write(shown.encode(encoding, "replace").decode(encoding))
         sys.stdout.flush()
     except BrokenPipeError:
-        _leave()
+        _discard_unflushed_output()
     except OSError as error:
-        _leave()
-        raise refuse("stdout", None, f"cannot be written: {error.strerror or 'it is closed'}") from None
+        _discard_unflushed_output()
+        raise input_error("stdout", None, f"cannot be written: {error.strerror or 'it is closed'}") from None
 
 
-def _leave() -> None:
+def _discard_unflushed_output() -> None:
     """What is left to flush at exit goes nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def write_json(document: Mapping[str, Any]) -> None:
     """One object: indented for a person, on one line for a program."""
-    from memsheet.report.shared.json_text import dumps
+    from memsheet.report.shared.json_text import dump_json_line
 
-    write(dumps(document, indent=2 if sys.stdout.isatty() else None))
+    write_stdout(dump_json_line(document, indent=2 if sys.stdout.isatty() else None))
 
 
-def width() -> int:
+def terminal_width() -> int:
     import shutil  # what a program reads has no width
 
     return max(NARROWEST, min(WIDEST, shutil.get_terminal_size((WITHOUT_TERMINAL, 24)).columns))
 
 
-def colour() -> bool:
+def supports_colour() -> bool:
     """Colour on a terminal that has it, unless NO_COLOR asks for none."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
@@ -67,15 +71,15 @@ def plain_ascii() -> bool:
     return False
 
 
-def decimal(units: str) -> bool:
+def wants_decimal_units(units: str) -> bool:
     """Whether sizes are to be shown in GB. Raises InputError for other units."""
     found = UNITS.get(units.lower())
     if found is None:
-        raise refuse("units", units, "is not a unit of the screen", "GiB (2^30 bytes) or GB (10^9 bytes)")
+        raise input_error("units", units, "is not a unit of the screen", "GiB (2^30 bytes) or GB (10^9 bytes)")
     return found
 
 
-def columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> str:
+def align_columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> str:
     """Rows as aligned text, the last column ragged; ``right`` are the columns of numbers."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []

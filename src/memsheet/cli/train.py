@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from memsheet.cli.job import run
+from memsheet.cli.job import run_job
 from memsheet.cli.line import Given
 from memsheet.questions import accounted as api
 
 
 def train(asked: Given) -> int:
     """Does this training job fit, and what takes the room?"""
-    return run(api.train, asked)
+    return run_job(api.train, asked)

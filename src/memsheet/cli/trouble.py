@@ -11,7 +11,7 @@ from itertools import islice
 from math import isfinite
 
 from memsheet.cli import screen
-from memsheet.errors import MOST_SHOWN, InputError, Problem, harmless, more_than_shown, printable
+from memsheet.errors import MOST_SHOWN, InputError, Problem, more_than_shown, printable_line, without_control_characters
 from memsheet.plan.names import SHORT
 
 BAD_INPUT = 2
@@ -30,22 +30,22 @@ def explain_input(error: InputError, *, json: bool = False) -> int:
         _write_json("bad input", BAD_INPUT, error.problems)
     count = len(error.problems)
     if count > 1:
-        _say(f"memsheet: {count} problems")
+        _print_stderr(f"memsheet: {count} problems")
     for problem in error.problems[:MOST_SHOWN]:
-        _say(("  " if count > 1 else "memsheet: ") + _line(problem))
+        _print_stderr(("  " if count > 1 else "memsheet: ") + _problem_line(problem))
         if problem.hint:
-            _say(f"  hint: {problem.hint}" if count == 1 else f"    hint: {problem.hint}")
+            _print_stderr(f"  hint: {problem.hint}" if count == 1 else f"    hint: {problem.hint}")
     for line in more_than_shown(count):
-        _say(f"  {line}")
+        _print_stderr(f"  {line}")
     return BAD_INPUT
 
 
-def _line(problem: Problem) -> str:
+def _problem_line(problem: Problem) -> str:
     """``mesh.tp = 3 (--tp): why``: the key as a plan file has it, and the flag."""
     flag = _FLAGS.get(problem.field)
-    shown = "" if problem.value is None else f" = {printable(problem.value)}"
+    shown = "" if problem.value is None else f" = {printable_line(problem.value)}"
     named = f" ({flag})" if flag else ""
-    return f"{printable(problem.field)}{shown}{named}: {problem.reason}"
+    return f"{printable_line(problem.field)}{shown}{named}: {problem.reason}"
 
 
 OURS = "this is a fault of memsheet, not of the input; run again with --debug and report what it prints"
@@ -53,11 +53,11 @@ OURS = "this is a fault of memsheet, not of the input; run again with --debug an
 
 def explain_broken(error: Exception, code: int, *, json: bool = False) -> int:
     """An error of memsheet's own: said in two lines, with the way to see all of it."""
-    said = f"{type(error).__name__}: {printable(str(error))}"
+    said = f"{type(error).__name__}: {printable_line(str(error))}"
     if json:
         _write_json("internal error", code, (Problem(field="memsheet", reason=said, hint=OURS),))
-    _say(f"memsheet: internal error, {said}")
-    _say(f"  hint: {OURS}")
+    _print_stderr(f"memsheet: internal error, {said}")
+    _print_stderr(f"  hint: {OURS}")
     return code
 
 
@@ -65,30 +65,31 @@ def _write_json(kind: str, code: int, problems: Iterable[Problem]) -> None:
     from json import dumps
 
     rows = [
-        {"field": printable(p.field), "value": _plain(p.value), "reason": p.reason, "hint": p.hint} for p in islice(problems, MOST_IN_JSON)
+        {"field": printable_line(p.field), "value": _json_or_text_value(p.value), "reason": p.reason, "hint": p.hint}
+        for p in islice(problems, MOST_IN_JSON)
     ]
     with suppress(InputError):  # stdout cannot be written: the line on stderr is left
-        screen.write(dumps({"schema": SCHEMA, "error": kind, "exit_code": code, "problems": rows}, allow_nan=False) + "\n")
+        screen.write_stdout(dumps({"schema": SCHEMA, "error": kind, "exit_code": code, "problems": rows}, allow_nan=False) + "\n")
 
 
-def _plain(value: object) -> object:
+def _json_or_text_value(value: object) -> object:
     """A value as JSON has it where it is short, else as text."""
     plain = value is None or isinstance(value, bool) or (isinstance(value, int) and abs(value) < _MOST)
-    return value if plain or (isinstance(value, float) and isfinite(value)) else printable(value)
+    return value if plain or (isinstance(value, float) and isfinite(value)) else printable_line(value)
 
 
-def _say(line: str) -> None:
+def _print_stderr(line: str) -> None:
     encoding = sys.stderr.encoding or "ascii"
-    for part in _wrapped(harmless(line)):
+    for part in _wrap_stderr_line(without_control_characters(line)):
         try:
             print(part.encode(encoding, "replace").decode(encoding), file=sys.stderr, flush=True)
         except OSError:  # nobody hears it, and the exit code says it, too
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
-def _wrapped(line: str) -> list[str]:
+def _wrap_stderr_line(line: str) -> list[str]:
     """As wide as the screen; what goes into a file or a program stays one line, so that it can be searched."""
     if not (sys.stderr.isatty() or os.environ.get("COLUMNS")):
         return [line]
     before = " " * (len(line) - len(line.lstrip()) + 2)
-    return textwrap.wrap(line, screen.width(), subsequent_indent=before, break_long_words=False, break_on_hyphens=False) or [line]
+    return textwrap.wrap(line, screen.terminal_width(), subsequent_indent=before, break_long_words=False, break_on_hyphens=False) or [line]

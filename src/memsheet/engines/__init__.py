@@ -34,12 +34,12 @@ def find_engine(name: str) -> Engine | None:
     """The engine of that name, or None while it is not modelled."""
     if name not in MODELLED:
         return None
-    engine: Engine = _module(name).ENGINE
+    engine: Engine = _engine_module(name).ENGINE
     return engine
 
 
 @cache
-def _module(name: str) -> ModuleType:
+def _engine_module(name: str) -> ModuleType:
     """Asked for many times by each formula, and the import system is slow to find what it has."""
     return import_module(f"memsheet.engines.{name.replace('-', '_').replace('.', '_')}")
 

@@ -12,7 +12,7 @@ from memsheet.sheet import Cited, Evidence, FromCode
 COMMIT = "edaa7221267243c7be7fb49c5d5f5c4fb97b4641"
 
 
-def _code(file: str, line: int) -> Evidence:
+def _deepspeed_source(file: str, line: int) -> Evidence:
     return FromCode("deepspeedai/DeepSpeed", COMMIT, f"deepspeed/runtime/{file}", line)
 
 
@@ -62,17 +62,17 @@ ENGINE = Engine(
     offload=("optimizer", "parameters", "activations"),
     evidence={
         "activations": Cited(TRANSFORMERS, "modeling files, operation by operation"),
-        "parameters": _code("zero/stage_1_and_2.py", 439),
-        "parameters at zero 3": _code("zero/partition_parameters.py", 1662),
-        "master_weights": _code("zero/stage_1_and_2.py", 492),
-        "gradients": _code("zero/stage_1_and_2.py", 1650),
-        "gradients at zero 3": _code("zero/stage3.py", 740),
+        "parameters": _deepspeed_source("zero/stage_1_and_2.py", 439),
+        "parameters at zero 3": _deepspeed_source("zero/partition_parameters.py", 1662),
+        "master_weights": _deepspeed_source("zero/stage_1_and_2.py", 492),
+        "gradients": _deepspeed_source("zero/stage_1_and_2.py", 1650),
+        "gradients at zero 3": _deepspeed_source("zero/stage3.py", 740),
         "optimizer_states": FromCode("deepspeedai/DeepSpeed", COMMIT, "deepspeed/ops/adam/fused_adam.py", 155),
-        "communication": _code("zero/stage_1_and_2.py", 2493),
-        "communication at zero 3": _code("zero/stage3.py", 730),
-        "unsharded_parameters": _code("zero/partitioned_param_coordinator.py", 453),
-        "step": _code("zero/stage_1_and_2.py", 2361),
-        "offload": _code("zero/offload_config.py", 75),
-        "defaults": _code("zero/config.py", 113),
+        "communication": _deepspeed_source("zero/stage_1_and_2.py", 2493),
+        "communication at zero 3": _deepspeed_source("zero/stage3.py", 730),
+        "unsharded_parameters": _deepspeed_source("zero/partitioned_param_coordinator.py", 453),
+        "step": _deepspeed_source("zero/stage_1_and_2.py", 2361),
+        "offload": _deepspeed_source("zero/offload_config.py", 75),
+        "defaults": _deepspeed_source("zero/config.py", 113),
     },
 )

@@ -14,7 +14,7 @@ SLACK = 1.01
 """A rank is dealt parameters until it has this many times its even share (solver/optimizer/utils.py:783)."""
 
 
-def _code(file: str, line: int) -> FromCode:
+def _internevo_source(file: str, line: int) -> FromCode:
     return FromCode("InternLM/InternEvo", COMMIT, f"internlm/{file}", line)
 
 
@@ -36,11 +36,11 @@ ENGINE = Engine(
     default_implementation=Implementation.FOREACH,  # torch.optim.AdamW as it comes (train/training_internlm.py:176)
     evidence={
         "activations": Cited(INTERNEVO, "model, operation by operation"),
-        "saved_activations": _code("model/modeling_internlm.py", 205),
-        "master_weights": _code("solver/optimizer/hybrid_zero_optim.py", 178),
-        "optimizer_states": _code("solver/optimizer/utils.py", 733),
-        "gradients": _code("solver/optimizer/hybrid_zero_optim.py", 340),
-        "communication": _code("solver/optimizer/hybrid_zero_optim.py", 432),
+        "saved_activations": _internevo_source("model/modeling_internlm.py", 205),
+        "master_weights": _internevo_source("solver/optimizer/hybrid_zero_optim.py", 178),
+        "optimizer_states": _internevo_source("solver/optimizer/utils.py", 733),
+        "gradients": _internevo_source("solver/optimizer/hybrid_zero_optim.py", 340),
+        "communication": _internevo_source("solver/optimizer/hybrid_zero_optim.py", 432),
         "optimizer": Cited(TORCH_OPTIM),
     },
 )

@@ -16,7 +16,7 @@ FABRIC = "6dfa5cca9de5c28548eef5582a53c483b0eda66a"
 """Of Lightning-AI/pytorch-lightning, which that commit pins (requirements.txt)."""
 
 
-def _code(file: str, line: int) -> Evidence:
+def _litgpt_source(file: str, line: int) -> Evidence:
     return FromCode("Lightning-AI/litgpt", COMMIT, file, line)
 
 
@@ -48,8 +48,8 @@ ENGINE = Engine(
             "Lightning-AI/pytorch-lightning", FABRIC, "src/lightning/fabric/plugins/precision/bitsandbytes.py", 335
         ),
         "logits in fp32": FromCode("Lightning-AI/pytorch-lightning", FABRIC, "src/lightning/fabric/wrappers.py", 121),
-        "trained tensors": _code("lit_gpt/adapter_v2.py", 34),
-        "chunks": _code("finetune/lora.py", 201),
+        "trained tensors": _litgpt_source("lit_gpt/adapter_v2.py", 34),
+        "chunks": _litgpt_source("finetune/lora.py", 201),
         "optimizer": Cited(TORCH_OPTIM),
     },
 )

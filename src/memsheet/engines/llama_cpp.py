@@ -37,7 +37,7 @@ def is_fork(version: str | None) -> bool:
     return "ik_llama" in text or text.startswith("ik")
 
 
-def stages(layers: int, devices: int, version: str | None) -> tuple[int, ...] | None:
+def device_layer_counts(layers: int, devices: int, version: str | None) -> tuple[int, ...] | None:
     """Layers of each device where all have as much free memory: shares of all layers and the output (llama-model.cpp, load_tensors)."""
     del version
     found = [0] * devices
@@ -53,7 +53,7 @@ ENGINE = server_engine(
     serving_axes=("pp",),
     cache_dtypes=None,  # spec.defaults.LLAMA_CACHE_DTYPES
     attention=(AttentionKind.FLASH, AttentionKind.EAGER),
-    stages=stages,
+    stages=device_layer_counts,
     models=frozenset({*(f"serving.{key}" for key in OWN), "offload.parameters", *SERVED_ADAPTERS} - {"serving.max_cpu_loras"}),
     offload=("parameters",),
     adapters=(),

@@ -56,21 +56,21 @@ class Release:
 EVERY = 2**40
 
 
-def _tiers(*rows: tuple[float, ...]) -> tuple[Tier, ...]:
+def _memory_tiers(*rows: tuple[float, ...]) -> tuple[Tier, ...]:
     """Rows of (below MiB, chunk tokens, graph sequences, shared, kept MiB, MiB a rank)."""
     names = ("below_mib", "chunk_tokens", "graph_sequences", "shared_graph_sequences", "kept_mib", "rank_mib")
     return tuple(Tier(**dict(zip(names, row, strict=False))) for row in rows)  # type: ignore[arg-type]
 
 
-EARLY = _tiers((25_000, 2048, 8, 80), (EVERY, 8192, 160, 160))
-MIDDLE = _tiers(
+EARLY = _memory_tiers((25_000, 2048, 8, 80), (EVERY, 8192, 160, 160))
+MIDDLE = _memory_tiers(
     (35 * 1024, 2048, 8, 80, 2.8 * 1024, 102.4), (90 * 1024, 8192, 160, 160, 9.5 * 1024, 512), (160 * 1024, 8192, 256, 256, 12 * 1024, 512),
     (EVERY, 16384, 512, 512, 32 * 1024, 0),
 )  # fmt: skip
-LATE = _tiers(
+LATE = _memory_tiers(
     (20 * 1024, 2048, 8, 8), (35 * 1024, 2048, 24, 80), (60 * 1024, 4096, 32, 160), (160 * 1024, 8192, 256, 512), (EVERY, 16384, 512, 512)
 )
-LATEST = _tiers(
+LATEST = _memory_tiers(
     (20 * 1024, 2048, 8, 8), (35 * 1024, 4096, 48, 160), (60 * 1024, 4096, 32, 160), (160 * 1024, 8192, 256, 512), (EVERY, 16384, 512, 512)
 )
 WINDOWED = frozenset({"gpt_oss", "llama4_text", "llama4"})
@@ -144,10 +144,10 @@ def tier_of(release: Release, device: Device | None) -> Tier:
     """The tier of a card by its memory as nvidia-smi counts it; of an unknown one the second, as in the source."""
     if device is None:
         return release.tiers[min(1, len(release.tiers) - 1)]
-    return next(tier for tier in release.tiers if _mib(device) < tier.below_mib)
+    return next(tier for tier in release.tiers if _device_memory_mib(device) < tier.below_mib)
 
 
-def _mib(device: Device) -> int:
+def _device_memory_mib(device: Device) -> int:
     return (device.driver_bytes or device.framework_bytes) // MIB
 
 
@@ -157,7 +157,7 @@ def graph_sequences(release: Release, device: Device | None, tp: int) -> int:
     return tier.shared_graph_sequences if tp >= 4 else tier.graph_sequences
 
 
-def served(request: Mapping[str, Any], device: Device | None, mesh: Mesh, *, latent: bool) -> Mapping[str, Any]:
+def sglang_defaults(request: Mapping[str, Any], device: Device | None, mesh: Mesh, *, latent: bool) -> Mapping[str, Any]:
     """What the server takes where nobody says."""
     version, method = request.get("engine_version"), request.get("speculative.method")
     release = release_of(version)
@@ -165,11 +165,13 @@ def served(request: Mapping[str, Any], device: Device | None, mesh: Mesh, *, lat
     sent = DEEPEP_MIB if request.get("serving.dispatch") == "deepep" else 0
     return {
         "serving.max_sequences": kept_of(version).requests if method else MOST_REQUESTS * int(mesh.attn_dp), "serving.max_batched_tokens": tier_of(release, device).chunk_tokens, "serving.page_tokens": 1,
-        "serving.memory_fraction": _fraction(release, device, mesh, tokens, latent=latent, drafting_mib=reserved_mib(version, method) + sent),
+        "serving.memory_fraction": _static_memory_fraction(release, device, mesh, tokens, latent=latent, drafting_mib=reserved_mib(version, method) + sent),
     }  # fmt: skip
 
 
-def _fraction(release: Release, device: Device | None, mesh: Mesh, tokens: int, *, latent: bool, drafting_mib: int = 0) -> float:
+def _static_memory_fraction(
+    release: Release, device: Device | None, mesh: Mesh, tokens: int, *, latent: bool, drafting_mib: int = 0
+) -> float:
     """mem_fraction_static: weights and pool as a share of what was free before loading. Of an unknown card by its ranks."""
     tp, ranks, tier = int(mesh.tp), int(mesh.tp) * mesh.pp, tier_of(release, device)
     by_ranks = next(share for least, share in BY_RANKS if tp >= least)
@@ -179,7 +181,7 @@ def _fraction(release: Release, device: Device | None, mesh: Mesh, tokens: int, 
         case Reserve.RANKS:
             return by_ranks
         case Reserve.RANKS_OR_LARGE:
-            return round(1 - LARGE_RESERVE_MIB / _mib(device), 3) if _mib(device) > LARGE_MIB else by_ranks
+            return round(1 - LARGE_RESERVE_MIB / _device_memory_mib(device), 3) if _device_memory_mib(device) > LARGE_MIB else by_ranks
         case Reserve.CARD:
             kept = tier.kept_mib + tier.rank_mib * ranks + (GROUPS_MIB if mesh.attn_dp > 1 else 0)
         case Reserve.TOKENS | Reserve.TOKENS_AND_CHUNKS:
@@ -187,8 +189,8 @@ def _fraction(release: Release, device: Device | None, mesh: Mesh, tokens: int, 
             kept += group_graphs_mib(graph_sequences(release, device, tp), int(mesh.attn_dp))
             chunks = LATENT_GRAPH_MIB if latent else PREFILL_GRAPH_MIB * captured_chunks(tokens)
             kept += chunks if release.reserve is Reserve.TOKENS_AND_CHUNKS else 0
-            kept = max(kept, FLOOR_MIB) if _mib(device) > FLOOR_ABOVE_MIB else kept
-    return round(1 - (kept + drafting_mib) / _mib(device), 3)
+            kept = max(kept, FLOOR_MIB) if _device_memory_mib(device) > FLOOR_ABOVE_MIB else kept
+    return round(1 - (kept + drafting_mib) / _device_memory_mib(device), 3)
 
 
 def group_graphs_mib(captured: int, groups: int) -> float:
@@ -209,7 +211,7 @@ ENGINE = server_engine(
     serving_axes=("dp_replicate", "tp", "pp", "ep", "attn_dp"),
     cache_dtypes=("bf16", "fp8", "fp8_e5m2"),  # v0.5.23 mem_cache/kv_cache_dtype.py:22; those with scales of their own are not modelled
     server="sglang",
-    served=served,
+    served=sglang_defaults,
     precisions=("fp32", "bf16-pure"),
     attention=(AttentionKind.FLASH, AttentionKind.SDPA),
     models=frozenset({

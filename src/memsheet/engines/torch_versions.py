@@ -60,7 +60,7 @@ def eight_bit_alike(engine_version: str | None) -> bool:
     return torch_version(engine_version) < EIGHT_BIT_OF_ITS_OWN
 
 
-def older(engine_version: str | None) -> str:
+def old_torch_note(engine_version: str | None) -> str:
     """What a version before 2.0 is read as, in words."""
     major, minor = torch_version(engine_version)
     softmax = ", and softmax keeps its input" if softmax_keeps_input(engine_version) else ""

@@ -86,7 +86,7 @@ def usual_loss(tp: int, version: str | None) -> Loss:
     return Loss.VOCAB_PARALLEL if tp > 1 else Loss.PLAIN
 
 
-def _code(file: str, line: int, commit: str = COMMIT) -> Evidence:
+def _torchtitan_source(file: str, line: int, commit: str = COMMIT) -> Evidence:
     return FromCode("pytorch/torchtitan", commit, f"torchtitan/{file}", line)
 
 
@@ -122,15 +122,15 @@ ENGINE = Engine(
         "activations": "is nothing that torchtitan's trainer does: it moves parameters and states alone, and its experiment graph_trainer is another program",
     },
     evidence={
-        "activations": _code("models/llama/model.py", 172, END_2024),
-        "recompute": _code("parallelisms/parallelize_llama.py", 214, END_2024),
-        "context_parallel": _code("config_manager.py", 356, MID_2025),
-        "context_parallel of the newest": _code("models/common/decoder_sharding.py", 276),
+        "activations": _torchtitan_source("models/llama/model.py", 172, END_2024),
+        "recompute": _torchtitan_source("parallelisms/parallelize_llama.py", 214, END_2024),
+        "context_parallel": _torchtitan_source("config_manager.py", 356, MID_2025),
+        "context_parallel of the newest": _torchtitan_source("models/common/decoder_sharding.py", 276),
         "sharding": Cited(TORCH_FSDP2, "_fsdp_param.py: every rank keeps the padded dim-0 chunk"),
-        "unsharded_parameters": _code("parallelisms/parallelize_llama.py", 339, END_2024),
-        "unsharded_parameters of the newest": _code("distributed/fsdp.py", 252),
-        "pipeline": _code("distributed/pipeline_parallel.py", 357),
+        "unsharded_parameters": _torchtitan_source("parallelisms/parallelize_llama.py", 339, END_2024),
+        "unsharded_parameters of the newest": _torchtitan_source("distributed/fsdp.py", 252),
+        "pipeline": _torchtitan_source("distributed/pipeline_parallel.py", 357),
         "optimizer": Cited(TORCH_OPTIM),
-        "optimizer_states": _code("components/optimizer/optimizer.py", 109),
+        "optimizer_states": _torchtitan_source("components/optimizer/optimizer.py", 109),
     },
 )  # fmt: skip

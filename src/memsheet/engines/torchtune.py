@@ -12,7 +12,7 @@ from memsheet.sheet import Cited, FromCode
 TAG = "v0.4.0"
 
 
-def _code(file: str, line: int) -> FromCode:
+def _torchtune_source(file: str, line: int) -> FromCode:
     return FromCode("pytorch/torchtune", TAG, file, line)
 
 
@@ -38,11 +38,11 @@ _DISTRIBUTED = Engine(
     offload=("optimizer", "parameters", "activations"),
     evidence={
         "activations": Cited(TORCHTUNE_MODEL, "modules, operation by operation"),
-        "saved_activations": _code("torchtune/modules/transformer.py", 75),
-        "buffers": _code("torchtune/modules/position_embeddings.py", 50),
+        "saved_activations": _torchtune_source("torchtune/modules/transformer.py", 75),
+        "buffers": _torchtune_source("torchtune/modules/position_embeddings.py", 50),
         "sharding": Cited(TORCH_FSDP2, "_fsdp_param.py: every rank keeps the padded dim-0 chunk"),
-        "groups": _code("torchtune/training/_distributed.py", 612),
-        "offload": _code("torchtune/training/_distributed.py", 641),
+        "groups": _torchtune_source("torchtune/training/_distributed.py", 612),
+        "offload": _torchtune_source("torchtune/training/_distributed.py", 641),
         "optimizer": Cited(TORCH_OPTIM),
     },
 )

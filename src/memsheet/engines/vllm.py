@@ -119,35 +119,35 @@ V0_CHUNK, V0_BATCH, V0_SEQUENCES = 512, 2048, 256
 """max_num_batched_tokens and max_num_seqs of V0 (v0.6.4.post1 engine/arg_utils.py:996, :123, config.py:1110-1118)."""
 
 
-def served(request: Mapping[str, Any], device: Device | None, _: Mesh, *, latent: bool) -> Mapping[str, Any]:
+def vllm_serve_defaults(request: Mapping[str, Any], device: Device | None, _: Mesh, *, latent: bool) -> Mapping[str, Any]:
     """What ``vllm serve`` takes where nobody says (v0.11.0 engine/arg_utils.py:1606, v0.33.0 :2973: by the card's memory, A100 excepted)."""
     release = release_of(request.get("engine_version"))
     length = request.get("serving.max_model_len") or request.get("seq_len") or 0
     return {
-        "serving.max_sequences": _sequences(release, device), "serving.max_batched_tokens": _batch(release, device, length),
+        "serving.max_sequences": _default_max_sequences(release, device), "serving.max_batched_tokens": _default_batched_tokens(release, device, length),
         "serving.page_tokens": LATENT_BLOCK if latent else BLOCK, "serving.memory_fraction": release.memory_fraction,
     }  # fmt: skip
 
 
-def _large(release: Release, device: Device | None) -> bool:
+def _is_large_card(release: Release, device: Device | None) -> bool:
     """Device memory as the driver counts it, which is what a framework gets and a few MiB."""
     named_out = device is not None and "a100" in device.name.lower() and release.since > (0, 8)
     return release.sized_by_card and device is not None and device.framework_bytes >= LARGE_CARD and not named_out
 
 
-def _sequences(release: Release, device: Device | None) -> int:
-    return 1024 if _large(release, device) else V0_SEQUENCES
+def _default_max_sequences(release: Release, device: Device | None) -> int:
+    return 1024 if _is_large_card(release, device) else V0_SEQUENCES
 
 
-def _batch(release: Release, device: Device | None, length: int) -> int:
+def _default_batched_tokens(release: Release, device: Device | None, length: int) -> int:
     if not release.chunked:
         return V0_CHUNK if length > LONG else max(length, V0_BATCH)
     if device is not None and release.since >= (0, 30) and device.framework_bytes >= LARGEST_CARD:
         return 16384
-    return 8192 if _large(release, device) else 2048
+    return 8192 if _is_large_card(release, device) else 2048
 
 
-def stages(layers: int, count: int, _: str | None) -> tuple[int, ...] | None:
+def stage_layer_counts(layers: int, count: int, _: str | None) -> tuple[int, ...] | None:
     """Layers of each pipeline stage: what is left over goes to the stages before the last (v0.11.0 distributed/utils.py:89)."""
     even, left = divmod(layers, count)
     found = [even] * count
@@ -162,8 +162,8 @@ ENGINE = server_engine(
     serving_axes=("dp_replicate", "tp", "pp", "ep", "attn_dp"),
     cache_dtypes=("fp16", "bf16", "fp8", "fp8_e5m2"),  # main at 002f10e0 config/cache.py:37 CacheDType; those with scales of their own are not modelled
     server="vllm",
-    stages=stages,
-    served=served,
+    stages=stage_layer_counts,
+    served=vllm_serve_defaults,
     precisions=("fp32", "bf16-pure"),
     attention=(AttentionKind.FLASH, AttentionKind.SDPA),
     models=frozenset({

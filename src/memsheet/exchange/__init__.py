@@ -1,6 +1,6 @@
 """Plans as the files that engines run, and back. One file an engine, data: its keys, where each stands, and their source.
 
-``write``: what is asked → files, read back before anyone sees them, so that a file never says another plan than it was made of.
+``write_format_files``: what is asked → files, read back before anyone sees them, so that a file never says another plan than it was made of.
 ``read_text``: a stranger's file, recognised by what it holds → ``exchange.shared.file_format.Read``.
 """
 
@@ -13,10 +13,10 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from memsheet.errors import Problem, refuse, require
-from memsheet.exchange.shared.file_format import AUTO, Format, Read, Values, read
+from memsheet.errors import Problem, input_error, raise_if_problems
+from memsheet.exchange.shared.file_format import AUTO, Format, Read, Values, read_format_values
 from memsheet.exchange.shared.program_releases import stated_release
-from memsheet.exchange.shared.serve_compose import DEVICES, composed
+from memsheet.exchange.shared.serve_compose import DEVICES, compose_file_script
 from memsheet.exchange.shared.serve_pods import command_of, given_to
 from memsheet.exchange.shared.trainer_script import UNSAID
 from memsheet.guard.budget import TooMuchError
@@ -54,7 +54,7 @@ Parser = Callable[[str, str], Any]
 def find_format(name: str) -> Format:
     """The format of that name. Raises InputError with the names there are."""
     if name not in NAMES:
-        raise refuse("to", name, "is no format that is written yet", f"one of {', '.join(sorted(NAMES))}")
+        raise input_error("to", name, "is no format that is written yet", f"one of {', '.join(sorted(NAMES))}")
     found: Format = import_module(f"memsheet.exchange.formats.{MODULES.get(name, name)}").FORMAT
     return found
 
@@ -68,23 +68,23 @@ def of_version(form: Format, asked: Values) -> Format:
 # ---- out ---------------------------------------------------------------------------------------------------------------------
 
 
-def write(form: Format, asked: Values, comments: Iterable[str] = ()) -> Files:
+def write_format_files(form: Format, asked: Values, comments: Iterable[str] = ()) -> Files:
     """The files of one format. Raises InputError for a plan that its engine cannot run as it stands."""
     form = of_version(form, asked)
     if asked.get("engine") not in form.engines:
-        raise refuse("engine", asked.get("engine"), f"is not what {form.name} runs", f"it runs {', '.join(form.engines)}")
+        raise input_error("engine", asked.get("engine"), f"is not what {form.name} runs", f"it runs {', '.join(form.engines)}")
     values = values_of(form, asked)
-    made = read(form, values).request
-    require([*form.problems(asked), *_unsaid(form, asked, made), *_changed(form, asked, made)])
-    lines = [_plain(line) for line in (*comments, f"written for {form.tested}", *form.notes, *told(form, asked))]
-    text = form.compose(values, asked) if form.compose else RENDER[form.kind](nested(values))
-    files = {form.file: _commented(form.kind, lines, text)}
+    made = read_format_values(form, values).request
+    raise_if_problems([*form.problems(asked), *_unsaid_key_problems(form, asked, made), *_changed_key_problems(form, asked, made)])
+    lines = [_printable_comment(line) for line in (*comments, f"written for {form.tested}", *form.notes, *engine_differences(form, asked))]
+    text = form.compose(values, asked) if form.compose else RENDER[form.kind](nest_dotted_keys(values))
+    files = {form.file: _prepend_comments(form.kind, lines, text)}
     if form.more is not None:
-        files |= {name: _commented("python", lines, held) for name, held in form.more(nested(values)).items()}
+        files |= {name: _prepend_comments("python", lines, held) for name, held in form.more(nest_dotted_keys(values)).items()}
     return files
 
 
-def _plain(line: str) -> str:
+def _printable_comment(line: str) -> str:
     """One line of a comment, whatever a name in it holds."""
     return "".join(c if c.isprintable() else "?" for c in line[:MOST_COMMENT])
 
@@ -94,15 +94,15 @@ def values_of(form: Format, asked: Values) -> Values:
     return {**form.fixed(asked), **{key.at: held for key in form.keys if (held := key.write(asked)) is not None}}
 
 
-def told(form: Format, asked: Values) -> Iterator[str]:
+def engine_differences(form: Format, asked: Values) -> Iterator[str]:
     """What the engine runs otherwise than the plan says, in words."""
-    made = read(form, values_of(form, asked)).request
+    made = read_format_values(form, values_of(form, asked)).request
     for key, where in form.differs.items():
         if key in made and made[key] != asked.get(key):
             yield f"{key} = {asked.get(key)} in the plan, {made[key]} here: {where}"
 
 
-def _unsaid(form: Format, asked: Values, made: Mapping[str, Any]) -> Iterator[Problem]:
+def _unsaid_key_problems(form: Format, asked: Values, made: Mapping[str, Any]) -> Iterator[Problem]:
     """Keys that are asked for and that neither the file nor the training script beside it says."""
     for key, value in asked.items():
         left_out = key[0] in "@?" or key in DESCRIBED or key in DERIVED or key in made or form.beside & {key, "*"}
@@ -115,7 +115,7 @@ def _nothing_said(key: str, value: Any) -> bool:
     return value in (None, False, 0, "none", [], ()) or (value == 1 and (key.startswith("mesh.") or key == "vocab_multiple"))
 
 
-def _changed(form: Format, asked: Values, made: Mapping[str, Any]) -> Iterator[Problem]:
+def _changed_key_problems(form: Format, asked: Values, made: Mapping[str, Any]) -> Iterator[Problem]:
     """Where what is written reads as another plan."""
     for key, value in made.items():
         wanted = asked.get(key)
@@ -124,7 +124,7 @@ def _changed(form: Format, asked: Values, made: Mapping[str, Any]) -> Iterator[P
             yield Problem(field=key, value=wanted, reason=f"cannot be said to {form.tested}, which would run {value}")
 
 
-def nested(values: Values) -> dict[str, Any]:
+def nest_dotted_keys(values: Values) -> dict[str, Any]:
     """Dotted places as objects in one another."""
     tree: dict[str, Any] = {}
     for at, value in values.items():
@@ -136,20 +136,20 @@ def nested(values: Values) -> dict[str, Any]:
     return tree
 
 
-def _json(tree: Mapping[str, Any]) -> str:
+def _render_json(tree: Mapping[str, Any]) -> str:
     return json.dumps(tree, indent=2, allow_nan=False) + "\n"
 
 
-def _yaml(tree: Mapping[str, Any]) -> str:
+def _render_yaml(tree: Mapping[str, Any]) -> str:
     import yaml
 
     return str(yaml.safe_dump(tree, sort_keys=False, default_flow_style=False, allow_unicode=False))
 
 
-RENDER: dict[str, Callable[[Mapping[str, Any]], str]] = {"json": _json, "yaml": _yaml}
+RENDER: dict[str, Callable[[Mapping[str, Any]], str]] = {"json": _render_json, "yaml": _render_yaml}
 
 
-def _commented(kind: str, lines: Iterable[str], text: str) -> str:
+def _prepend_comments(kind: str, lines: Iterable[str], text: str) -> str:
     """Comments on top, where the format has any; after the first line of a script."""
     block = "".join(f"# {line.encode('ascii', 'replace').decode()}\n" for line in lines)
     if kind == "json":
@@ -165,35 +165,39 @@ def read_text(name: str, text: str, parsers: Mapping[str, Parser]) -> Read:
     """A file's text by the format that recognises it. ``parsers``: of ``json`` and ``yaml``, from text and the file's name."""
     pod = command_of(name, text, parsers["yaml"])
     if pod:
-        return given_to(_recognised(name, pod[0], parsers), pod[1])
-    services = composed(name, text, parsers["yaml"])
-    return given_to(_recognised(name, services[0], parsers), services[1], DEVICES) if services else _recognised(name, text, parsers)
+        return given_to(_recognise_format(name, pod[0], parsers), pod[1])
+    services = compose_file_script(name, text, parsers["yaml"])
+    return (
+        given_to(_recognise_format(name, services[0], parsers), services[1], DEVICES)
+        if services
+        else _recognise_format(name, text, parsers)
+    )
 
 
-def _recognised(name: str, text: str, parsers: Mapping[str, Parser]) -> Read:
+def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> Read:
     held: dict[str, Any] = {}
     for form in map(find_format, NAMES):
         kind = form.name if form.parse else form.kind
         if kind not in held:
-            held[kind] = _tried(form, name, text, parsers)
+            held[kind] = _parse_as_format(form, name, text, parsers)
         if form.also:
-            held[f"{kind} of a script"] = _scripted(form, text)
+            held[f"{kind} of a script"] = _parse_embedded_script(form, text)
         for found in (held[kind], held.get(f"{kind} of a script")):
-            if isinstance(found, Mapping) and form.marks & {str(key) for key in found} and _needed(form, found):
-                return _open(form, text, read(form, dict(flat(found, whole=form.whole))))
+            if isinstance(found, Mapping) and form.marks & {str(key) for key in found} and _has_needed_keys(form, found):
+                return _resolve_release(form, text, read_format_values(form, dict(flatten_tree(found, whole=form.whole))))
     why = held["json" if name.endswith(".json") else "yaml"]
     told = isinstance(why, ValueError) and name.endswith((".json", ".yaml", ".yml"))
     large = next((str(one) for one in held.values() if isinstance(one, TooMuchError)), "")
     reason = str(why).splitlines()[0] if told else large
-    raise refuse("file", name, "is not recognised as a configuration", f"known: {', '.join(NAMES)}" + f"; {reason}" * bool(reason))
+    raise input_error("file", name, "is not recognised as a configuration", f"known: {', '.join(NAMES)}" + f"; {reason}" * bool(reason))
 
 
-def _needed(form: Format, found: Mapping[str, Any]) -> bool:
+def _has_needed_keys(form: Format, found: Mapping[str, Any]) -> bool:
     """Whether a file has what each of its format has; ``...`` stands for any value."""
     return all(at in found and (value is ... or found[at] == value) for at, value in form.needs.items())
 
 
-def _open(form: Format, text: str, found: Read) -> Read:
+def _resolve_release(form: Format, text: str, found: Read) -> Read:
     """What was read, as the release has it that the file names, with what the text leaves open."""
     found = as_released(found, found.request.get("engine_version") or stated_release(form, text))
     return replace(found, assumed=(*found.assumed, *form.taken(text))) if form.taken else found
@@ -206,8 +210,8 @@ def as_released(found: Read, version: Any) -> Read:
         return found
     if form.released is None:
         return replace(found, release=str(version))
-    again = read(form.released(form, str(version)), found.values)
-    beside = found.assumed[len(read(form, found.values).assumed) :]
+    again = read_format_values(form.released(form, str(version)), found.values)
+    beside = found.assumed[len(read_format_values(form, found.values).assumed) :]
     return replace(again, assumed=(*again.assumed, *beside), release=str(version))
 
 
@@ -231,7 +235,7 @@ def as_stored(found: Read, dtype: str | None) -> Read:
         if dtype is None
         else "the checkpoint's" + ", transformers 5's default; 4 loads float32" * (said == UNSAID)
     )
-    again = read(found.form, {**found.values, found.form.stored: taken})
+    again = read_format_values(found.form, {**found.values, found.form.stored: taken})
     left = tuple(one for one in found.assumed if not one.startswith(f"{found.form.stored} = {AUTO}"))
     return replace(again, release=found.release, assumed=(*left, f"dtype = {taken}: {why}"))
 
@@ -240,7 +244,7 @@ def in_sixteen_bits(found: Read) -> Mapping[str, Any]:
     """What a file asks for where weights of unknown dtype are of sixteen bits, as changes; nothing where their dtype is known."""
     if not any(DTYPE_UNKNOWN in one for one in found.assumed):
         return {}
-    least = read(found.form, {**found.values, found.form.stored: "bfloat16"}).request
+    least = read_format_values(found.form, {**found.values, found.form.stored: "bfloat16"}).request
     return {key: least.get(key) for key in {**found.request, **least} if found.request.get(key) != least.get(key)}
 
 
@@ -250,7 +254,7 @@ def _of_bounded_length(text: str) -> str:
     return text
 
 
-def _scripted(form: Format, text: str) -> Any:
+def _parse_embedded_script(form: Format, text: str) -> Any:
     """What a script says that makes such a configuration; why it makes none."""
     try:
         return form.also(_of_bounded_length(text)) if form.also else None
@@ -258,7 +262,7 @@ def _scripted(form: Format, text: str) -> Any:
         return error
 
 
-def _tried(form: Format, name: str, text: str, parsers: Mapping[str, Parser]) -> Any:
+def _parse_as_format(form: Format, name: str, text: str, parsers: Mapping[str, Parser]) -> Any:
     """What a text holds, read as a kind of format; why it is not of that kind where it is none."""
     try:
         return form.parse(_of_bounded_length(text)) if form.parse else parsers[form.kind](text, name)
@@ -266,11 +270,11 @@ def _tried(form: Format, name: str, text: str, parsers: Mapping[str, Parser]) ->
         return error
 
 
-def flat(tree: Mapping[str, Any], before: str = "", whole: frozenset[str] = frozenset()) -> Iterator[tuple[str, Any]]:
+def flatten_tree(tree: Mapping[str, Any], before: str = "", whole: frozenset[str] = frozenset()) -> Iterator[tuple[str, Any]]:
     """Dotted places of everything that is no object; an empty object is a place of its own, as those of ``whole`` are."""
     for key, value in tree.items():
         at = f"{before}{key}"
         if isinstance(value, Mapping) and value and at not in whole:
-            yield from flat(value, f"{at}.", whole)
+            yield from flatten_tree(value, f"{at}.", whole)
         else:
             yield at, value

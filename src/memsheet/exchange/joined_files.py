@@ -8,9 +8,9 @@ from math import prod
 from typing import Any
 
 from memsheet.exchange.shared.file_format import COUNTS, Disagreement, Read, Together
-from memsheet.exchange.shared.file_format import read as read_values
+from memsheet.exchange.shared.file_format import read_format_values as read_values
 from memsheet.exchange.shared.script_defaults import KINDS, derived_microbatch, of_the_script
-from memsheet.plan.check import flatten
+from memsheet.plan.check import flatten_document
 from memsheet.plan.overriding import without_overridden
 
 MESH = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
@@ -19,7 +19,7 @@ PLAN = "plan.json"
 
 def asked_of(document: Mapping[str, Any], *, nodes: int, gpus: int, accumulation: int, experts: bool = False) -> dict[str, Any]:
     """A plan's document as what formats write. Null keys are left out. ``experts``: whether the model has any."""
-    flat = {key: value for key, value in flatten(document).items() if value is not None}
+    flat = {key: value for key, value in flatten_document(document).items() if value is not None}
     return {
         **flat, "@gpus": gpus, "@nodes": nodes, "@per_node": gpus // nodes, "@accumulation": accumulation, "@model": document.get("model") or "",
         **({"@experts": True} if experts else {}),
@@ -47,7 +47,7 @@ def _is_named(own: Read, at: str, name: str, other: Read) -> bool:
     return named and other is not own and other.form.name == own.form.name == KINDS.get(at)
 
 
-def together(reads: Mapping[str, Read], plan: Mapping[str, Any], given: Mapping[str, Any], gpus: int | None) -> Together:
+def join_files(reads: Mapping[str, Read], plan: Mapping[str, Any], given: Mapping[str, Any], gpus: int | None) -> Together:
     """One request of a plan written beside, of files by name and of flags, later ones over earlier ones. ``gpus``: as a flag says."""
     said: dict[str, list[tuple[str, Any]]] = {}
     weak: dict[str, Any] = {}
@@ -57,9 +57,9 @@ def together(reads: Mapping[str, Read], plan: Mapping[str, Any], given: Mapping[
                 weak[key[1:]] = value
             elif value is not None:
                 said.setdefault(key, []).append((name, value))
-    said = {key: _firm(key, held, reads) for key, held in said.items()}
+    said = {key: _without_defaults(key, held, reads) for key, held in said.items()}
     count = gpus or next((held[-1][1] for key, held in said.items() if key == "@gpus"), None)
-    planned = _ranks(plan)
+    planned = _mesh_ranks(plan)
     if count and planned and planned != count:  # ranks that a plan divides states over are as many as are started
         for axis in ("mesh.dp_shard", "mesh.dp_replicate"):
             said[axis] = [one for one in said.get(axis, ()) if one[0] != PLAN] or [(PLAN, None)]
@@ -67,24 +67,24 @@ def together(reads: Mapping[str, Read], plan: Mapping[str, Any], given: Mapping[
             said["@gpus"] = [(PLAN, planned), *said["@gpus"]]
     request = {key: held[-1][1] for key, held in said.items() if held[-1][1] is not None}
     request = {**without_overridden(request, given), **given}
-    assumed = [f"{key} = {value}" for key, value in weak.items() if not _told(key, request)]
+    assumed = [f"{key} = {value}" for key, value in weak.items() if not _is_key_said(key, request)]
     assumed += [
         f"{gpus} GPUs, as the flag says, in place of the {held} processes that {name} starts"
         for name, held in said.get("@gpus", ()) if gpus and held != gpus
     ]  # fmt: skip
-    request.update({key: value for key, value in weak.items() if not _told(key, request)})
+    request.update({key: value for key, value in weak.items() if not _is_key_said(key, request)})
     counts = {key: request.pop(key, None) for key in (*COUNTS, "@model")}
-    if micro := derived_microbatch(reads, request, count // _split(request) if count else None):
+    if micro := derived_microbatch(reads, request, count // _ranks_per_microbatch(request) if count else None):
         request["microbatch"] = micro
         assumed.append(f"microbatch = {micro}, which DeepSpeed makes of train_batch_size")
     if counts["@accumulation"] and "global_batch" not in request and count:
-        request["global_batch"] = _batch(request, count, counts["@accumulation"])
+        request["global_batch"] = _global_batch_sequences(request, count, counts["@accumulation"])
     apart = [
         Disagreement(key=key, said=tuple(held))
         for key, held in said.items()
-        if len({repr(value) for _, value in held}) > 1 and not _alike(held)
+        if len({repr(value) for _, value in held}) > 1 and not _values_agree(held)
     ]
-    meant = {one.key: words for one in apart if (words := _meant(one, reads))}
+    meant = {one.key: words for one in apart if (words := _known_difference_text(one, reads))}
     return Together(
         request=request, gpus=count, accumulation=counts["@accumulation"], assumed=(*assumed, *meant.values()),
         disagree=tuple(one for one in apart if one.key not in meant), meant=tuple(one for one in apart if one.key in meant),
@@ -111,12 +111,12 @@ def _launched_as(own: Read, reads: Mapping[str, Read]) -> Mapping[str, Any]:
     return {**said, "loss": "fused"} if said.get("loss") == IN_PIECES else said
 
 
-def _firm(key: str, held: list[tuple[str, Any]], reads: Mapping[str, Read]) -> list[tuple[str, Any]]:
+def _without_defaults(key: str, held: list[tuple[str, Any]], reads: Mapping[str, Read]) -> list[tuple[str, Any]]:
     """What files say themselves, where any does: a default contradicts nothing."""
     return [one for one in held if one[0] not in reads or key not in reads[one[0]].unsaid] or held
 
 
-def _ranks(plan: Mapping[str, Any]) -> int | None:
+def _mesh_ranks(plan: Mapping[str, Any]) -> int | None:
     """How many ranks a plan's mesh has, where it says all of it."""
     degrees = [plan.get(f"mesh.{axis}") or 1 for axis in MESH]
     if not any(plan.get(f"mesh.{axis}") for axis in MESH) or not all(isinstance(degree, int) for degree in degrees):
@@ -124,14 +124,14 @@ def _ranks(plan: Mapping[str, Any]) -> int | None:
     return prod(degrees)
 
 
-def _told(key: str, request: Mapping[str, Any]) -> bool:
+def _is_key_said(key: str, request: Mapping[str, Any]) -> bool:
     """Whether something says a key already; a set of dtypes says all of them, and an adapter's are its own."""
     if key == "precision.name":
         return any(other.startswith("precision.") for other in request)
     return key in request or (key.startswith("precision.") and ("precision.name" in request or "adapter.rank" in request))
 
 
-def _meant(one: Disagreement, reads: Mapping[str, Read]) -> str:
+def _known_difference_text(one: Disagreement, reads: Mapping[str, Read]) -> str:
     """A difference that its format is known for, and that export tells where it writes one: no mistake."""
     (first, planned), *files = one.said
     told = {reads[name].form.differs.get(one.key) for name, _ in files if name in reads}
@@ -140,17 +140,17 @@ def _meant(one: Disagreement, reads: Mapping[str, Read]) -> str:
     return f"{one.key} = {files[-1][1]} as {files[-1][0]} runs it, {planned} in {PLAN}: {'; '.join(sorted(filter(None, told)))}"
 
 
-def _alike(held: Iterable[tuple[str, Any]]) -> bool:
+def _values_agree(held: Iterable[tuple[str, Any]]) -> bool:
     return len({value for _, value in held if isinstance(value, int | float)}) == 1 and all(isinstance(v, int | float) for _, v in held)
 
 
-def _batch(request: Mapping[str, Any], gpus: int, accumulation: int) -> int | None:
+def _global_batch_sequences(request: Mapping[str, Any], gpus: int, accumulation: int) -> int | None:
     """Sequences of a step: micro-batch · accumulation · data-parallel ranks."""
     micro = request.get("microbatch") or 1
-    return micro * accumulation * (gpus // _split(request)) or None if isinstance(micro, int) else None
+    return micro * accumulation * (gpus // _ranks_per_microbatch(request)) or None if isinstance(micro, int) else None
 
 
-def _split(request: Mapping[str, Any]) -> int:
+def _ranks_per_microbatch(request: Mapping[str, Any]) -> int:
     """Ranks that share one micro-batch."""
     degrees = [request.get(f"mesh.{axis}") or 1 for axis in ("cp", "tp", "pp")]
     return max(1, prod(degrees)) if all(isinstance(degree, int) for degree in degrees) else 1

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from memsheet.budget import Answer, Result, budget_of, worst
+from memsheet.budget import Answer, Result, budget_of, worst_sheet
 from memsheet.engines import engine_of
 from memsheet.exchange.shared.file_format import UNSET, Read
 from memsheet.exchange.shared.moved_states import moves_states
-from memsheet.exchange.shared.serve_script import OPEN, OTHERS, variables
+from memsheet.exchange.shared.serve_script import OPEN, OTHERS, unset_variables
 from memsheet.frozen import dataclass
 from memsheet.plan.aliases import DEEPSPEED_FP16
 from memsheet.plan.engine import Sharding
@@ -52,7 +52,7 @@ def both_doubts(first: Doubt, second: Doubt) -> Doubt:
     return Doubt(f"{first.words}; {second.words}", least, most)
 
 
-def doubted(answer: Answer | None, doubt: Doubt) -> Answer | None:
+def widen_verdict(answer: Answer | None, doubt: Doubt) -> Answer | None:
     """The answer with a verdict that is no surer than the doubt allows: what cannot fit at its least does not fit, whatever is open besides."""
     if not doubt.words or answer is None or answer.verdict is None or answer.cluster is None:
         return answer
@@ -75,7 +75,7 @@ def _with_less_missing(serving: Mapping[str, Any] | None, bytes_off: int) -> Map
 TRAINERS_OWN = own_default("trl", "per_device_train_batch_size")
 
 
-def _widths(answer: Answer) -> tuple[dict[str, Any], ...]:
+def _engine_precision_options(answer: Answer) -> tuple[dict[str, Any], ...]:
     """Every precision that the engine of a plan trains in, DeepSpeed's fp16 with them."""
     engine = engine_of(answer.plan)
     half = ({"precision.name": None, **DEEPSPEED_FP16},) if engine.sharding is Sharding.DEEPSPEED else ()
@@ -87,7 +87,7 @@ def left_to_script(words: tuple[str, ...], request: Mapping[str, Any], answer: A
     if not words:
         return Doubt("")
     open_batch = request.get("microbatch") is None
-    widths = _widths(answer) if len(words) > open_batch else ()
+    widths = _engine_precision_options(answer) if len(words) > open_batch else ()
     at_most = [_of_default_batch(width, ask) for width in ({}, *widths)] if open_batch else []
     needs = [one.verdict.device for one in (answer, *map(ask, widths), *at_most) if one and one.verdict]
     reach = (
@@ -113,7 +113,7 @@ def says_sequences_alone(reads: Iterable[Read], named: Iterable[str]) -> bool:
 
 def least_of(answer: Answer, keys: Iterable[str]) -> int:
     """The least that a GPU may need where some keys are not accounted. Nothing that passes through a step lessens the states that it finds."""
-    sheet, touched = worst(answer.sheets), list(keys)
+    sheet, touched = worst_sheet(answer.sheets), list(keys)
     if not touched:
         return int(sheet.device.low)
     kept = () if moves_states(touched) else STATES
@@ -130,7 +130,7 @@ def another_model(served: str | None, known: ModelSpec | None, answer: Answer) -
     if own and (held is None or int(held.bits) != bits):
         now = held.name if held else "weights that are not quantized"
         return f"{served} says {own} by its name, and the sheet is of {now}: --quantize {own}"
-    if known is not None and _sizes(known) != _sizes(model):
+    if known is not None and _layers_and_hidden(known) != _layers_and_hidden(model):
         return f"the files name {served}, and the sheet is of {model.name}"
     return ""
 
@@ -149,7 +149,7 @@ def stand_in(served: str, bundled: Callable[[str], str | None]) -> str:
     return f"--model {found} --quantize {form}" if form and found else ""
 
 
-def _sizes(model: ModelSpec) -> tuple[int, int]:
+def _layers_and_hidden(model: ModelSpec) -> tuple[int, int]:
     return sum(stack.layers for stack in model.stacks), model.hidden
 
 
@@ -157,35 +157,35 @@ def left_open(read: Read, given: Mapping[str, Any], result: Result) -> Iterator[
     """What a file sets that nobody accounts, less what flags say in its place."""
     for at, value in read.unmodelled:
         if at == OPEN:
-            yield from _defaulted(read, str(value), given)
+            yield from _defaulted_flag_remarks(read, str(value), given)
         elif at == OTHERS:
             yield f"{FURTHER} ({value.replace(' read', ' commands read')})"
-        elif value == UNSET and not _given(read, at, given):
-            yield f"{at} {UNSET}{_hint(read, at)}"
+        elif value == UNSET and not _is_flag_given(read, at, given):
+            yield f"{at} {UNSET}{_flag_hint(read, at)}"
         elif value != UNSET and not (at == AUTO_LENGTH and result is Result.FITS):
             yield f"{at} {value}"
 
 
-def _defaulted(read: Read, told: str, given: Mapping[str, Any]) -> Iterator[str]:
+def _defaulted_flag_remarks(read: Read, told: str, given: Mapping[str, Any]) -> Iterator[str]:
     """Flags at the defaults of variables."""
     for one in told.split(", --"):
         at, _, text = ("--" + one.removeprefix("--")).partition(" ")
-        if not _given(read, at, given) and variables(text):
-            yield f"{at} {text}, which whoever starts it may set{_hint(read, at, read.values.get(at))}"
+        if not _is_flag_given(read, at, given) and unset_variables(text):
+            yield f"{at} {text}, which whoever starts it may set{_flag_hint(read, at, read.values.get(at))}"
 
 
-def _keys(read: Read, at: str) -> tuple[str, ...]:
+def _plan_keys_of_flag(read: Read, at: str) -> tuple[str, ...]:
     """Keys of a plan that a flag says."""
     row = next((row for row in read.form.keys if row.at == at), None)
     return () if row is None else tuple(row.read(1, {}))
 
 
-def _given(read: Read, at: str, given: Mapping[str, Any]) -> bool:
-    keys = _keys(read, at)
+def _is_flag_given(read: Read, at: str, given: Mapping[str, Any]) -> bool:
+    keys = _plan_keys_of_flag(read, at)
     return bool(keys) and any(given.get(key) is not None for key in keys)
 
 
-def _hint(read: Read, at: str, value: Any = 2) -> str:
+def _flag_hint(read: Read, at: str, value: Any = 2) -> str:
     """The flag of this program that says it."""
-    flag = next((name for name, key in SHORT.items() if key in _keys(read, at)), None)
+    flag = next((name for name, key in SHORT.items() if key in _plan_keys_of_flag(read, at)), None)
     return f": --{flag.replace('_', '-')} {value} says it" if flag else ""

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memsheet.arith import agreed, at_least
-from memsheet.errors import Problem, require
+from memsheet.errors import Problem, raise_if_problems
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.numerics import AttentionKernel, RunConfig, stored_as
-from memsheet.formulas.recordings import record, record_embeddings, record_head, record_loss
+from memsheet.formulas.recordings import record_block, record_embeddings, record_head, record_loss
 from memsheet.formulas.states.params import stack_prefix
-from memsheet.formulas.tapes.evaluate import Part, Release, Stepped, choose, evaluate
+from memsheet.formulas.tapes.evaluate import Part, Release, Stepped, evaluate_tape, select_part
 from memsheet.formulas.tapes.graph import Joined
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import FP32
@@ -27,16 +27,16 @@ LIBRARY = (Code.TRANSFORMERS, Code.SWIFT)
 _last: tuple[Plan, Engine, RunConfig] | None = None
 
 
-def numerics(plan: Plan, engine: Engine) -> RunConfig:
+def run_config_of(plan: Plan, engine: Engine) -> RunConfig:
     """How the blocks of a plan run, whatever their shapes; a plan is asked about again and again."""
     global _last  # noqa: PLW0603 - one value, replaced as a whole
     last = _last
     if last is None or last[0] is not plan or last[1] is not engine:
-        _last = last = (plan, engine, _numerics(plan, engine))
+        _last = last = (plan, engine, _make_run_config(plan, engine))
     return last[2]
 
 
-def _numerics(plan: Plan, engine: Engine) -> RunConfig:
+def _make_run_config(plan: Plan, engine: Engine) -> RunConfig:
     precision, adapter = plan.precision, plan.adapter
     gathered = precision.compute if engine.sharding.gathers else precision.parameters
     casts = engine.autocast and precision.casts
@@ -58,7 +58,7 @@ def _numerics(plan: Plan, engine: Engine) -> RunConfig:
 def check_modelled(spec: ModelSpec, plan: Plan, engine: Engine) -> None:
     """Raise InputError naming everything of a model and plan whose activations are not accounted yet."""
     found = [*model_code(engine.code).problems(spec, plan), *_old_kernels(plan, engine)]
-    require({(problem.field, problem.reason): problem for problem in found}.values())
+    raise_if_problems({(problem.field, problem.reason): problem for problem in found}.values())
 
 
 def _old_kernels(plan: Plan, engine: Engine) -> list[Problem]:
@@ -74,26 +74,28 @@ def block_part(block: Block, prefix: str, plan: Plan, engine: Engine, *, release
 
     ``input_grad``: whether what it is handed needs a gradient.
     """
-    how = model_code(engine.code).block_numerics(block, plan, numerics(plan, engine))
+    how = model_code(engine.code).block_numerics(block, plan, run_config_of(plan, engine))
     how = how if how.input_grad == input_grad else replace(how, input_grad=input_grad)
     if how.attention not in (AttentionKernel.EAGER, AttentionKernel.MATH):
-        return _parts(block, prefix, plan, how, release=release)
+        return _block_parts(block, prefix, plan, how, release=release)
     if isinstance(plan.microbatch, int):
-        return _parts(block, prefix, plan, replace(how, several=plan.microbatch > 1), release=release)
-    one, many = (_parts(block, prefix, plan, replace(how, several=several), release=release) for several in (False, True))
+        return _block_parts(block, prefix, plan, replace(how, several=plan.microbatch > 1), release=release)
+    one, many = (_block_parts(block, prefix, plan, replace(how, several=several), release=release) for several in (False, True))
     condition = at_least(plan.microbatch, 2)
-    return choose(condition, many[0], one[0]), choose(condition, many[1], one[1])
+    return select_part(condition, many[0], one[0]), select_part(condition, many[1], one[1])
 
 
-def _parts(block: Block, prefix: str, plan: Plan, how: RunConfig, *, release: Release) -> tuple[Part, Part]:
+def _block_parts(block: Block, prefix: str, plan: Plan, how: RunConfig, *, release: Release) -> tuple[Part, Part]:
     code = model_code(how.code)
     axes, block = code.axes(block, plan), code.on_rank(block, plan)
     if plan.recompute.mode is not RecomputeMode.FULL and not how.chosen:
-        plain = evaluate(record(block, how), axes, prefix, release=release)
+        plain = evaluate_tape(record_block(block, how), axes, prefix, release=release)
         return plain, plain
-    plain = evaluate(record(block, replace(how, offloads=False)), axes, prefix, release=release)  # a checkpoint's own hooks come first
-    light, again = record(block, how, saving=False), record(block, how, recomputed=True)
-    return evaluate(again, axes, prefix, release=release, forward=light), plain
+    plain = evaluate_tape(
+        record_block(block, replace(how, offloads=False)), axes, prefix, release=release
+    )  # a checkpoint's own hooks come first
+    light, again = record_block(block, how, saving=False), record_block(block, how, recomputed=True)
+    return evaluate_tape(again, axes, prefix, release=release, forward=light), plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +110,11 @@ class Ends:
 def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Ends:
     """The two ends of a stage."""
     code, stack = model_code(engine.code), spec.stacks[-1]
-    how = code.at_ends(replace(numerics(plan, engine), positions_each=code.positions_each(spec), head=spec.head.kind))
+    how = code.at_ends(replace(run_config_of(plan, engine), positions_each=code.positions_each(spec), head=spec.head.kind))
     axes = code.end_axes(spec, plan)
     joins, waits = _release_at_ends(spec, release)
-    table = record_embeddings(spec.embeddings, how, tied=_joined(spec, how, plan)) if spec.embeddings.weights else None
-    first = evaluate(table, axes, "", release=joins) if table else None
+    table = record_embeddings(spec.embeddings, how, tied=_tied_gradient_join(spec, how, plan)) if spec.embeddings.weights else None
+    first = evaluate_tape(table, axes, "", release=joins) if table else None
     last = loss = None
     if spec.head.kind != "none":
         norms = tuple(replace(norm, path=f"{stack.final_path}.{norm.path}".lstrip(".")) for norm in stack.final_norms)
@@ -120,9 +122,9 @@ def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) 
         if stack.runs and stack.runs[-1].pattern[-1].wide_residual:
             how = replace(how, stream=FP32)
         logits = record_head(norms, spec.head, how, plan.loss, f"{stack_prefix(stack)}/output", shared)
-        last = evaluate(logits, axes, "", release=waits)
+        last = evaluate_tape(logits, axes, "", release=waits)
         raised = replace(how, parameters=FP32, autocast=None) if spec.head.wide else how
-        loss = evaluate(record_loss(raised, plan.loss, shared), axes, "", release=waits)
+        loss = evaluate_tape(record_loss(raised, plan.loss, shared), axes, "", release=waits)
     return Ends(embeddings=first, head=last, loss=loss)
 
 
@@ -135,7 +137,7 @@ def _release_at_ends(spec: ModelSpec, release: Release) -> tuple[Release, Releas
     return replace(release, copies=max(0, release.copies - 1)), True
 
 
-def _joined(spec: ModelSpec, how: RunConfig, plan: Plan) -> Joined:
+def _tied_gradient_join(spec: ModelSpec, how: RunConfig, plan: Plan) -> Joined:
     """How a tied table's gradient joins the head's: anew where that is a transposed view, in place where a cast or a loss made it."""
     if not spec.head.tied:
         return Joined.NO

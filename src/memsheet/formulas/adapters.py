@@ -35,7 +35,7 @@ def with_adapter(r: Recorder, x: Tensor, base: list[Tensor], at: Branch) -> Tens
     if at.kind is AdapterKind.DORA:
         return _with_direction(r, x, base, at)
     x = r.dropout(x, f"{at.name}/lora_dropout", active=at.dropout)
-    return _sum(r, base, r.scale(_low_rank(r, x, at), f"{at.name}/lora_scaled"), at)
+    return _add_adapter_branch(r, base, r.scale(_low_rank(r, x, at), f"{at.name}/lora_scaled"), at)
 
 
 def _low_rank(r: Recorder, x: Tensor, at: Branch) -> Tensor:
@@ -45,7 +45,7 @@ def _low_rank(r: Recorder, x: Tensor, at: Branch) -> Tensor:
     return r.linear(r.linear(x, down, "r", f"{at.name}.lora_A"), up, at.out, f"{at.name}.lora_B")
 
 
-def _sum(r: Recorder, base: list[Tensor], branch: Tensor, at: Branch) -> Tensor:
+def _add_adapter_branch(r: Recorder, base: list[Tensor], branch: Tensor, at: Branch) -> Tensor:
     """Base and branch in the base's dtype: the sum is cast (layer.py Linear.forward), over a quantized base the branch (bnb.py:513-561)."""
     lower = base[0].dtype
     if at.quantized:
@@ -63,22 +63,22 @@ def _sum(r: Recorder, base: list[Tensor], branch: Tensor, at: Branch) -> Tensor:
 
 def _with_direction(r: Recorder, x: Tensor, base: list[Tensor], at: Branch) -> Tensor:
     """DoRA (variants.py DoraLinearVariant.forward): where the branch drops its input, the base is computed once more from what is left."""
-    extra = _direction(r, x, base[0], at)
+    extra = _dora_output(r, x, base[0], at)
     del x
-    return _sum(r, base, extra, at)
+    return _add_adapter_branch(r, base, extra, at)
 
 
-def _direction(r: Recorder, x: Tensor, base: Tensor, at: Branch) -> Tensor:
+def _dora_output(r: Recorder, x: Tensor, base: Tensor, at: Branch) -> Tensor:
     """``(m - 1) * base + m * branch * scaling``, where m is the trained magnitude by the norm of the whole weight (dora.py forward). The
     product of both matrices and the weight in the adapter's dtype stand until it returns.
     """
     again = at.dropout
     x = r.dropout(x, f"{at.name}/lora_dropout", active=again)
-    product = _product(r, x.dtype, at)
-    weight = _weight(r, x.dtype, at)
-    norm = _norm(r, weight, product[-1], at)
+    product = _dora_weight_product(r, x.dtype, at)
+    weight = _dora_base_weight(r, x.dtype, at)
+    norm = _dora_weight_norm(r, weight, product[-1], at)
     magnitude = r.parameter(f"{at.name}.lora_magnitude_vector", (at.out,), at.dtype)
-    share = _quotient(r, magnitude, norm, at)
+    share = _dora_norm_scale(r, magnitude, norm, at)
     del norm
     branch = _low_rank(r, x, at)
     if again:
@@ -88,7 +88,7 @@ def _direction(r: Recorder, x: Tensor, base: Tensor, at: Branch) -> Tensor:
     return r.add(less, scaled, f"{at.name}/dora")
 
 
-def _product(r: Recorder, dtype: DType, at: Branch) -> tuple[Tensor, ...]:
+def _dora_weight_product(r: Recorder, dtype: DType, at: Branch) -> tuple[Tensor, ...]:
     """``lora_B(lora_A(identity)).T`` (dora.py get_lora_weight): computed in the graph, so that identity and what is between are kept."""
     low = r.compute or at.dtype
     identity = r.tensor(f"{at.name}/dora_identity", (at.width, at.width), at.dtype)
@@ -100,14 +100,14 @@ def _product(r: Recorder, dtype: DType, at: Branch) -> tuple[Tensor, ...]:
     return *kept, r.cast(product, dtype, f"{at.name}/dora_product")
 
 
-def _weight(r: Recorder, dtype: DType, at: Branch) -> Tensor:
+def _dora_base_weight(r: Recorder, dtype: DType, at: Branch) -> Tensor:
     """The frozen weight in the adapter's dtype."""
     shape = (at.out, at.width)
     kept = r.tensor(f"{at.name}/dora_dequantized", shape, at.kept) if at.quantized else Tensor(None, shape, at.kept, stays=True)
     return r.cast(kept, dtype, f"{at.name}/dora_weight")
 
 
-def _norm(r: Recorder, weight: Tensor, product: Tensor, at: Branch) -> Tensor:
+def _dora_weight_norm(r: Recorder, weight: Tensor, product: Tensor, at: Branch) -> Tensor:
     """The norm of each row of their sum, outside the graph (dora.py get_weight_norm)."""
     scaled = r.tensor(f"{at.name}/dora_scaled", product.shape, product.dtype)
     whole = r.tensor(f"{at.name}/dora_sum", weight.shape, weight.dtype)
@@ -117,7 +117,7 @@ def _norm(r: Recorder, weight: Tensor, product: Tensor, at: Branch) -> Tensor:
     return norm
 
 
-def _quotient(r: Recorder, magnitude: Tensor, norm: Tensor, at: Branch) -> Tensor:
+def _dora_norm_scale(r: Recorder, magnitude: Tensor, norm: Tensor, at: Branch) -> Tensor:
     """Saves the norm for the magnitude's gradient."""
     shape, dtype = magnitude.shape, magnitude.dtype
     return r.apply(r.tensor(f"{at.name}/dora_share", shape, dtype), (magnitude,), (norm,), lambda _: [r.grad(shape, dtype)])

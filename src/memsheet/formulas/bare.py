@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memsheet.arith import Count, agreed, ceil_div
-from memsheet.errors import Problem, require
-from memsheet.formulas.around.deepspeed import resident
+from memsheet.errors import Problem, raise_if_problems
+from memsheet.formulas.around.deepspeed import accumulated_gradient_rows
 from memsheet.formulas.around.fsdp2_sizes import unsynced_gradient_bytes
 from memsheet.formulas.around.kept import Host
-from memsheet.formulas.around.zero_states import PARTITION, Zero, at_step, check_deepspeed, host_memory, states, zero_of
+from memsheet.formulas.around.zero_states import PARTITION, Zero, at_step, check_deepspeed, host_memory, zero_of, zero_state_rows
 from memsheet.formulas.states.held import Held, gradient_dtype, parameter_shard
 from memsheet.formulas.states.optimizers import WHOLE_SHAPES, optimizer_bytes, step_temporaries
 from memsheet.formulas.states.sharding import dim0_gathered
-from memsheet.formulas.step import UNSYNCED, accumulates
-from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, merge
+from memsheet.formulas.step import UNSYNCED, accumulates_gradients
+from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, merge_moment
 from memsheet.plan.engine import Engine, Sharding
 from memsheet.plan.model import Role
 from memsheet.plan.plan import Implementation, Plan
@@ -38,7 +38,7 @@ def rank_parameters(parameters: int, plan: Plan) -> Count:
 
 def bare_weights(parameters: int, plan: Plan) -> BytesByPath:
     """Weights of a bare count on one rank that serves, as they are stored."""
-    tensor = _tensor(parameters, plan)
+    tensor = _bare_parameter_tensor(parameters, plan)
     dtype = plan.quantization.weights if plan.quantization else tensor.dtype
     return BytesByPath.of([((C.PARAMETERS, NAME), dtype.nbytes(tensor.elements))])
 
@@ -52,18 +52,22 @@ def bare_states(parameters: int, plan: Plan, engine: Engine) -> Steps:
     match engine.sharding:
         case Sharding.DEEPSPEED:
             check_deepspeed(plan)
-            return _deepspeed(_zero(parameters, plan))
+            return _deepspeed_states(_bare_zero_partition(parameters, plan))
         case Sharding.MEGATRON:
-            return _megatron(parameters, plan)
+            return _megatron_states(parameters, plan)
         case Sharding.INTERNEVO:
-            return _internevo(parameters, plan)
+            return _internevo_states(parameters, plan)
         case Sharding.FSDP2 | Sharding.FSDP1 | Sharding.REPLICATED:
-            return _sharded(parameters, plan, engine)
+            return _fsdp_states(parameters, plan, engine)
 
 
 def bare_host(parameters: int, plan: Plan, engine: Engine) -> Host:
     """Host memory of one rank."""
-    return host_memory(_zero(parameters, plan)) if engine.sharding is Sharding.DEEPSPEED else Host(*_moved(parameters, plan, engine))
+    return (
+        host_memory(_bare_zero_partition(parameters, plan))
+        if engine.sharding is Sharding.DEEPSPEED
+        else Host(*_offloaded_host_bytes(parameters, plan, engine))
+    )
 
 
 def _check_countable(plan: Plan, engine: Engine) -> None:
@@ -85,37 +89,37 @@ def _check_countable(plan: Plan, engine: Engine) -> None:
     if engine.sharding is not Sharding.DEEPSPEED and moves and not whole:
         why = f"{engine.name} moves parameters, gradients and optimizer states together"
         wrong("offload", plan.offload.optimizer or plan.offload.parameters, why, "--offload optimizer,parameters")
-    require(found)
+    raise_if_problems(found)
 
 
-def _tensor(parameters: int, plan: Plan) -> Held:
+def _bare_parameter_tensor(parameters: int, plan: Plan) -> Held:
     return Held(f"{NAME}.weight", (rank_parameters(parameters, plan),), plan.precision.parameters, True, Role.LINEAR, 1)
 
 
 # ---- DeepSpeed -----------------------------------------------------------------------------------------------------------------
 
 
-def _zero(parameters: int, plan: Plan) -> Zero:
+def _bare_zero_partition(parameters: int, plan: Plan) -> Zero:
     """All parameters as one tensor; what grows with the widest tensor is left out."""
-    return replace(zero_of(plan, (_tensor(parameters, plan),)), widest=0)
+    return replace(zero_of(plan, (_bare_parameter_tensor(parameters, plan),)), widest=0)
 
 
 def _only_states(bag: BytesByPath) -> BytesByPath:
     return BytesByPath.of((key, size) for key, size in bag.held.items() if key[0] in STATES)
 
 
-def _deepspeed(zero: Zero) -> Steps:
-    always, earlier = states(zero), _only_states(resident(zero))
-    late = EMPTY if zero.accumulates and zero.plan.zero < 2 else _gradients(zero)
+def _deepspeed_states(zero: Zero) -> Steps:
+    always, earlier = zero_state_rows(zero), _only_states(accumulated_gradient_rows(zero))
+    late = EMPTY if zero.accumulates and zero.plan.zero < 2 else _deepspeed_gradient_rows(zero)
     return {
         Instant.LOAD: always,
-        Instant.FORWARD: merge([(1, always), (1, earlier)]),
-        Instant.BACKWARD: merge([(1, always), (1, earlier), (1, late)]),
-        Instant.OPTIMIZER_STEP: merge([(1, always), (1, at_step(zero))]),
+        Instant.FORWARD: merge_moment([(1, always), (1, earlier)]),
+        Instant.BACKWARD: merge_moment([(1, always), (1, earlier), (1, late)]),
+        Instant.OPTIMIZER_STEP: merge_moment([(1, always), (1, at_step(zero))]),
     }
 
 
-def _gradients(zero: Zero) -> BytesByPath:
+def _deepspeed_gradient_rows(zero: Zero) -> BytesByPath:
     """Gradients at the end of a backward, beside those that are among the states."""
     if zero.plan.zero == 3 or (zero.plan.zero == 2 and zero.plan.offload.optimizer):
         return EMPTY
@@ -127,29 +131,29 @@ def _gradients(zero: Zero) -> BytesByPath:
 # ---- Megatron, InternEvo -------------------------------------------------------------------------------------------------------
 
 
-def _megatron(parameters: int, plan: Plan) -> Steps:
+def _megatron_states(parameters: int, plan: Plan) -> Steps:
     """Parameters and gradients in two buffers that stay, the distributed optimizer's parts, and gradients raised for its step."""
     from memsheet.formulas.around.megatron import buffers_and_shards, widened_gradients
 
-    tensors = (_tensor(parameters, plan),)
+    tensors = (_bare_parameter_tensor(parameters, plan),)
     always, scratch = buffers_and_shards(tensors, plan), BytesByPath.of([((C.TEMPORARIES, "optimizer"), widened_gradients(tensors, plan))])
-    return _over_the_step(always, always, always, merge([(1, always), (1, scratch)]))
+    return _over_the_step(always, always, always, merge_moment([(1, always), (1, scratch)]))
 
 
-def _internevo(parameters: int, plan: Plan) -> Steps:
+def _internevo_states(parameters: int, plan: Plan) -> Steps:
     """An even share of the copies and moments: which rank is dealt more follows from the shapes."""
     from memsheet.formulas.around.internevo import own_states, step_of_share, whole_gradients
 
     total, ranks = rank_parameters(parameters, plan), plan.mesh.dp_shard
     share = ceil_div(total, ranks)
-    always = merge([(1, _parameters(parameters, total, plan)), (1, BytesByPath.of(own_states(share, plan)))])
+    always = merge_moment([(1, _bare_parameter_rows(parameters, total, plan)), (1, BytesByPath.of(own_states(share, plan)))])
     gradients = whole_gradients(total, plan)
     before = gradients if agreed(plan.accumulation > 1) else EMPTY
     return _over_the_step(
         always,
-        merge([(1, always), (1, before)]),
-        merge([(1, always), (1, gradients)]),
-        merge([(1, always), (1, step_of_share(share, plan))]),
+        merge_moment([(1, always), (1, before)]),
+        merge_moment([(1, always), (1, gradients)]),
+        merge_moment([(1, always), (1, step_of_share(share, plan))]),
     )
 
 
@@ -160,39 +164,41 @@ def _over_the_step(load: BytesByPath, forward: BytesByPath, backward: BytesByPat
     return {Instant.LOAD: load, Instant.FORWARD: forward, Instant.BACKWARD: backward, Instant.OPTIMIZER_STEP: step}
 
 
-def _parameters(parameters: int, elements: Count, plan: Plan) -> BytesByPath:
-    return BytesByPath.of([((C.PARAMETERS, NAME), _tensor(parameters, plan).dtype.nbytes(elements))])
+def _bare_parameter_rows(parameters: int, elements: Count, plan: Plan) -> BytesByPath:
+    return BytesByPath.of([((C.PARAMETERS, NAME), _bare_parameter_tensor(parameters, plan).dtype.nbytes(elements))])
 
 
-def _sharded(parameters: int, plan: Plan, engine: Engine) -> Steps:
+def _fsdp_states(parameters: int, plan: Plan, engine: Engine) -> Steps:
     """What a rank keeps of every tensor, whole or a shard; FSDP2 at zero 2 keeps what it gathered until backward ends."""
-    tensor, precision = _tensor(parameters, plan), plan.precision
-    gathered = _gathered(tensor, plan, engine)
+    tensor, precision = _bare_parameter_tensor(parameters, plan), plan.precision
+    gathered = _unsharded_parameter_rows(tensor, plan, engine)
     shard = parameter_shard(tensor, plan, engine.sharding)
     if plan.offload.parameters:  # a flat parameter's reduced gradients stay until backward is over
         left = gradient_dtype(tensor, plan).nbytes(shard) if engine.sharding is Sharding.FSDP1 else 0
         return _over_the_step(
-            EMPTY, gathered, merge([(1, gathered), (1, BytesByPath.of([((C.GRADIENTS, NAME), left)] if left else []))]), EMPTY
+            EMPTY, gathered, merge_moment([(1, gathered), (1, BytesByPath.of([((C.GRADIENTS, NAME), left)] if left else []))]), EMPTY
         )
     master = precision.master_weights.nbytes(shard) if precision.master_weights else 0
-    rows = (((C.MASTER_WEIGHTS, NAME), master), ((C.OPTIMIZER_STATES, NAME), _moments(tensor, shard, plan)))
-    always = merge([(1, _parameters(parameters, shard, plan)), (1, BytesByPath.of((key, size) for key, size in rows if size))])
+    rows = (((C.MASTER_WEIGHTS, NAME), master), ((C.OPTIMIZER_STATES, NAME), _optimizer_moment_bytes(tensor, shard, plan)))
+    always = merge_moment(
+        [(1, _bare_parameter_rows(parameters, shard, plan)), (1, BytesByPath.of((key, size) for key, size in rows if size))]
+    )
     if plan.optimizer_in_backward:  # a gradient is used up when it arrives: of how many parameters at a time is not known
         return _over_the_step(always, always, always, always)
     gradients = BytesByPath.of([((C.GRADIENTS, NAME), gradient_dtype(tensor, plan).nbytes(shard))])
-    waiting = _unsynced(tensor, plan, engine)
+    waiting = _unsynced_gradient_rows(tensor, plan, engine)
     last = agreed(plan.mesh.pp > 1) and engine.whole_in_pipelines  # reduces with the last micro-batch
-    before = EMPTY if last or not accumulates(plan, engine) else gradients
+    before = EMPTY if last or not accumulates_gradients(plan, engine) else gradients
     return _over_the_step(
-        always, merge([(1, always), (1, before), (1, waiting), (1, gathered)]),
-        merge([(1, always), (1, gradients), (1, waiting), (1, gathered)]),
-        merge([(1, always), (1, _at_step(tensor, shard, gradients, plan, engine))]),
+        always, merge_moment([(1, always), (1, before), (1, waiting), (1, gathered)]),
+        merge_moment([(1, always), (1, gradients), (1, waiting), (1, gathered)]),
+        merge_moment([(1, always), (1, _at_step(tensor, shard, gradients, plan, engine))]),
     )  # fmt: skip
 
 
-def _unsynced(tensor: Held, plan: Plan, engine: Engine) -> BytesByPath:
+def _unsynced_gradient_rows(tensor: Held, plan: Plan, engine: Engine) -> BytesByPath:
     """Whole gradients that wait for the last micro-batch: surely in some pipelines, else perhaps (``bare_ranges``)."""
-    if engine.sharding is not Sharding.FSDP2 or not accumulates(plan, engine):
+    if engine.sharding is not Sharding.FSDP2 or not accumulates_gradients(plan, engine):
         return EMPTY
     surely = agreed(plan.mesh.pp > 1) and engine.whole_in_pipelines
     return BytesByPath.of([(UNSYNCED, unsynced_gradient_bytes((tensor,), plan) if surely else 0)])
@@ -200,13 +206,13 @@ def _unsynced(tensor: Held, plan: Plan, engine: Engine) -> BytesByPath:
 
 def bare_ranges(parameters: int, plan: Plan, engine: Engine) -> dict[Key, tuple[Count, Count]]:
     """What the engine's configuration leaves open: gradients that are reduced after every micro-batch, or wait whole for the last."""
-    tensor = _tensor(parameters, plan)
-    if UNSYNCED not in _unsynced(tensor, plan, engine).held or (agreed(plan.mesh.pp > 1) and engine.whole_in_pipelines):
+    tensor = _bare_parameter_tensor(parameters, plan)
+    if UNSYNCED not in _unsynced_gradient_rows(tensor, plan, engine).held or (agreed(plan.mesh.pp > 1) and engine.whole_in_pipelines):
         return {}
     return {UNSYNCED: (0, unsynced_gradient_bytes((tensor,), plan))}
 
 
-def _gathered(tensor: Held, plan: Plan, engine: Engine) -> BytesByPath:
+def _unsharded_parameter_rows(tensor: Held, plan: Plan, engine: Engine) -> BytesByPath:
     """Parameters that stay whole from forward to backward."""
     if engine.sharding is not Sharding.FSDP2 or plan.reshard_after_forward:
         return EMPTY
@@ -222,17 +228,17 @@ def _at_step(tensor: Held, shard: Count, gradients: BytesByPath, plan: Plan, eng
     wide = plan.precision.master_weights if engine.sharding is Sharding.REPLICATED else None
     if wide is not None:  # every gradient is raised to the copies' precision and let go, before they are stepped
         return BytesByPath.of([((C.TEMPORARIES, "optimizer"), wide.nbytes(shard) + scratch)])
-    return merge([(1, gradients), (1, BytesByPath.of([((C.TEMPORARIES, "optimizer"), scratch)]))])
+    return merge_moment([(1, gradients), (1, BytesByPath.of([((C.TEMPORARIES, "optimizer"), scratch)]))])
 
 
-def _moments(tensor: Held, shard: Count, plan: Plan) -> Count:
+def _optimizer_moment_bytes(tensor: Held, shard: Count, plan: Plan) -> Count:
     return optimizer_bytes(tensor, shard, plan) - optimizer_bytes(tensor, 0, plan)  # less what each tensor has: how many is not known
 
 
-def _moved(parameters: int, plan: Plan, engine: Engine) -> tuple[tuple[Count, ...], Count]:
+def _offloaded_host_bytes(parameters: int, plan: Plan, engine: Engine) -> tuple[tuple[Count, ...], Count]:
     """Parameters and gradients pinned, optimizer states pageable, where the plan keeps them on the host."""
     if not plan.offload.parameters:
         return (), 0
-    tensor = _tensor(parameters, plan)
+    tensor = _bare_parameter_tensor(parameters, plan)
     shard = parameter_shard(tensor, plan, engine.sharding)
-    return (tensor.dtype.nbytes(shard), gradient_dtype(tensor, plan).nbytes(shard)), _moments(tensor, shard, plan)
+    return (tensor.dtype.nbytes(shard), gradient_dtype(tensor, plan).nbytes(shard)), _optimizer_moment_bytes(tensor, shard, plan)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from memsheet.arith import Count, agreed, is_array, not_alike
-from memsheet.formulas.activations import block_part, end_parts, numerics
+from memsheet.formulas.activations import block_part, end_parts, run_config_of
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.model_code.let_go import LetGo
-from memsheet.formulas.states.held import Held, held
+from memsheet.formulas.states.held import Held, tensors_on_rank
 from memsheet.formulas.states.params import JOIN, START, stack_prefix
-from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Part, Release, merge
+from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Part, Release, merge_moment
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import Block, ModelSpec, Norm, Stack, Weight
 from memsheet.plan.plan import Plan, Recompute, RecomputeMode
@@ -105,7 +105,7 @@ Made = dict[tuple[str, Block, bool, Release], Group]
 _last: tuple[Plan, Engine, Made] | None = None
 
 
-def _made(plan: Plan, engine: Engine) -> Made:
+def _layer_group_cache(plan: Plan, engine: Engine) -> Made:
     """The layers made for a plan so far, kept until another one is asked about: its stages and their chunks have most of them in common."""
     global _last  # noqa: PLW0603 - one value, replaced as a whole
     last = _last
@@ -114,43 +114,45 @@ def _made(plan: Plan, engine: Engine) -> Made:
     return last[2]
 
 
-def walk(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> StageLayers:
+def walk_stage_layers(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> StageLayers:
     """A stage's groups with their numbers. ``release``: gradients are added to existing ones as soon as they are made."""
     stack = spec.stacks[-1]
     ends = end_parts(spec, plan, engine, release=release)
-    made = _made(plan, engine)
+    made = _layer_group_cache(plan, engine)
     layers, entry = list[Layers](), 0
     frozen = ends.embeddings is not None and enters_frozen(spec, plan) and plan.recompute.mode is RecomputeMode.NONE
-    let_go = model_code(engine.code).let_go(spec, plan, numerics(plan, engine))
+    let_go = model_code(engine.code).let_go(spec, plan, run_config_of(plan, engine))
     for each in spec.stacks:
         own, seen = list[Layers](), entry == 0 and any(stack.role == JOIN for stack in spec.stacks)
         for pattern, count in _cut_at_recompute(each, plan):
             for block, recomputed in pattern:
                 if (each.path, block, recomputed, release) not in made:
                     how = _as_run(plan, recomputed=recomputed)
-                    made[each.path, block, recomputed, release] = _layer(
+                    made[each.path, block, recomputed, release] = _layer_group(
                         block, each, how, engine, release=release, input_grad=not (seen and frozen)
                     )
             own.append(Layers(tuple(made[each.path, block, recomputed, release] for block, recomputed in pattern), count))
         if each.role == BRIDGE:
-            own[-1] = _passed(own[-1], let_go, counted=not release)
-        elif own and (gone := model_code(engine.code).made_again(spec, plan, numerics(plan, engine))) is not EMPTY:
+            own[-1] = _bridge_between_stacks(own[-1], let_go, counted=not release)
+        elif own and (gone := model_code(engine.code).made_again(spec, plan, run_config_of(plan, engine))) is not EMPTY:
             own[0] = _made_again(own[0], gone)
         elif own and frozen and not seen:
-            own = _entered(each, own, partial(_layer, stack=each, plan=plan, engine=engine, release=release, input_grad=False))
+            own = _frozen_entry_layers(
+                each, own, partial(_layer_group, stack=each, plan=plan, engine=engine, release=release, input_grad=False)
+            )
         layers += own
         entry = len(layers) if each.role == JOIN else entry
     tied = spec.head.tied and ends.embeddings is not None and ends.head is not None
-    start = _end("embeddings", (ends.embeddings,), spec.embeddings.weights, spec.embeddings.norms, plan)
-    last = _end("head", (ends.head, ends.loss), spec.head.weights, stack.final_norms, plan)
+    start = _edge_group("embeddings", (ends.embeddings,), spec.embeddings.weights, spec.embeddings.norms, plan)
+    last = _edge_group("head", (ends.head, ends.loss), spec.head.weights, stack.final_norms, plan)
     return StageLayers(embeddings=start, layers=tuple(layers), head=last, loss=ends.loss, tied=tied, entry=entry, end=let_go.end)
 
 
-def _passed(bridge: Layers, gone: LetGo, *, counted: bool) -> Layers:
+def _bridge_between_stacks(bridge: Layers, gone: LetGo, *, counted: bool) -> Layers:
     """What lies between two stacks, with what is gone when backward comes to it and when its backward is over. ``counted``: gradients are."""
     (group,) = bridge.pattern
-    before = merge([(1, gone.masks), (1, gone.gradients)]) if counted else gone.masks
-    gradients = merge([(1, group.gradients), (-1, gone.masks), (-1, gone.gradients), (-1, gone.after)])
+    before = merge_moment([(1, gone.masks), (1, gone.gradients)]) if counted else gone.masks
+    gradients = merge_moment([(1, group.gradients), (-1, gone.masks), (-1, gone.gradients), (-1, gone.after)])
     return Layers((replace(group, gradients=gradients, part=_backward_without(group.part, before)),), 1)
 
 
@@ -162,7 +164,7 @@ def _made_again(first: Layers, gone: BytesByPath) -> Layers:
 
 def _backward_without(part: Part, gone: BytesByPath) -> Part:
     """A part whose backward begins when what is ``gone`` is no longer there."""
-    backward, again, behind = (merge([(1, bag), (-1, gone)]) for bag in (part.backward, part.again, part.behind))
+    backward, again, behind = (merge_moment([(1, bag), (-1, gone)]) for bag in (part.backward, part.again, part.behind))
     return replace(part, backward=backward, again=again, behind=behind)
 
 
@@ -228,7 +230,7 @@ def _first_so_many(stack: Stack, plan: Plan) -> Iterator[tuple[tuple[Block, ...]
             yield run.pattern, run.count - whole - bool(part), False
 
 
-def _entered(stack: Stack, layers: list[Layers], make: Callable[[Block], Group]) -> list[Layers]:
+def _frozen_entry_layers(stack: Stack, layers: list[Layers], make: Callable[[Block], Group]) -> list[Layers]:
     """Other groups for the first layers, up to the one that trains something: nothing before it does (under recompute peft asks for its
     input's gradient all the same).
     """
@@ -248,16 +250,18 @@ def _entered(stack: Stack, layers: list[Layers], make: Callable[[Block], Group])
     return entered
 
 
-def _layer(block: Block, stack: Stack, plan: Plan, engine: Engine, *, release: Release, input_grad: bool = True) -> Group:
+def _layer_group(block: Block, stack: Stack, plan: Plan, engine: Engine, *, release: Release, input_grad: bool = True) -> Group:
     prefix = stack_prefix(stack)
     part, plain = block_part(block, prefix, plan, engine, release=release, input_grad=input_grad)
-    parameters = tuple(h for w in block.weights for h in held(f"{prefix}.{w.path}", w, 1, plan))
+    parameters = tuple(h for w in block.weights for h in tensors_on_rank(f"{prefix}.{w.path}", w, 1, plan))
     return Group(f"{stack.path}.*", part, plain, parameters, part.gradients)
 
 
-def _end(name: str, parts: tuple[Part | None, ...], weights: tuple[Weight, ...], norms: tuple[Norm, ...], plan: Plan) -> Group | None:
+def _edge_group(
+    name: str, parts: tuple[Part | None, ...], weights: tuple[Weight, ...], norms: tuple[Norm, ...], plan: Plan
+) -> Group | None:
     if parts[0] is None:
         return None
     own = (*weights, *(w for norm in norms for w in norm.weights))
     gradients = BytesByPath.of(pair for part in parts if part for pair in part.gradients.held.items())
-    return Group(name, parts[0], parts[0], tuple(h for w in own for h in held(w.path, w, 1, plan)), gradients)
+    return Group(name, parts[0], parts[0], tuple(h for w in own for h in tensors_on_rank(w.path, w, 1, plan)), gradients)

@@ -14,24 +14,24 @@ from memsheet.sheet import Component
 
 
 @formula(cites=TRANSFORMERS, at="modeling files: arguments of the models' forward; ids and labels are int64")
-def inputs(model: ModelSpec, plan: Plan) -> BytesByPath:
+def microbatch_inputs(model: ModelSpec, plan: Plan) -> BytesByPath:
     """On the device at every instant of a step."""
     tokens, sequences = INT64.nbytes(plan.microbatch * plan.seq_len), INT64.nbytes(plan.microbatch)
     if of_pictures(model.embeddings):
-        return _named({"pixel_values": picture_bytes(model, plan), "labels": sequences})
+        return _input_rows({"pixel_values": picture_bytes(model, plan), "labels": sequences})
     if has_pictures(model):
         grid = INT64.nbytes(3 * plan.microbatch)  # one picture a sequence: frames, rows and columns of patches
         seen = {"pixel_values": pixel_bytes(model, plan), "image_grid_thw": grid, "mm_token_type_ids": tokens}
-        return _named({"input_ids": tokens, "labels": tokens, **seen})
+        return _input_rows({"input_ids": tokens, "labels": tokens, **seen})
     whole = model.head.kind == "classification" and any("pooler" in w.path or "classifier.dense" in w.path for w in model.head.weights)
     labels = sequences if whole else tokens
     pair = {"decoder_input_ids": tokens} if _is_pair(model.stacks) else {}
-    return _named({"input_ids": tokens, "labels": labels, **pair})
+    return _input_rows({"input_ids": tokens, "labels": labels, **pair})
 
 
 def _is_pair(stacks: tuple[Stack, ...]) -> bool:
     return {"encoder", "decoder"} <= {stack.role for stack in stacks}
 
 
-def _named(sizes: dict[str, Count]) -> BytesByPath:
+def _input_rows(sizes: dict[str, Count]) -> BytesByPath:
     return BytesByPath.of(((Component.INPUTS, name), size) for name, size in sizes.items())

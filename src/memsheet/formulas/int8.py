@@ -18,9 +18,9 @@ def int8_linear(r: Recorder, x: Tensor, weight: tuple[Axis, Axis], out: Axis, pa
     attributes, not as saved tensors: a checkpoint does not drop them, and they stay until the graph goes (:186-188).
     """
     shape, dtype, back = (*x.shape[:-1], out), x.dtype, x.shape
-    codes = _quantized(r, x, path)
+    codes = _quantize_int8_rows(r, x, path)
     outliers = r.tensor(f"{path}/{OUTLIERS}", (*x.shape[:-1], OUTLIER_COLUMNS), dtype)
-    product = _scaled(r, shape, x, path)
+    product = _dequantize_int8_product(r, shape, x, path)
     result = r.tensor(f"{path}/output", shape, dtype)  # with the outliers' product: addmm, out of place
     del codes, product
 
@@ -33,7 +33,7 @@ def int8_linear(r: Recorder, x: Tensor, weight: tuple[Axis, Axis], out: Axis, pa
     return r.apply(result, (x, bias) if bias else (x,), (), backward, held=(x, outliers))
 
 
-def _quantized(r: Recorder, x: Tensor, path: str) -> tuple[Tensor, Tensor]:
+def _quantize_int8_rows(r: Recorder, x: Tensor, path: str) -> tuple[Tensor, Tensor]:
     """The input's codes and a scale a row; the copy in fp16, its magnitudes and which of them are outliers go when that is done."""
     half = x if x.dtype is FP16 else r.tensor(f"{path}/half", x.shape, FP16)
     scales = r.tensor(f"{path}/scales", x.shape[:-1], FP32)
@@ -44,7 +44,7 @@ def _quantized(r: Recorder, x: Tensor, path: str) -> tuple[Tensor, Tensor]:
     return codes, scales
 
 
-def _scaled(r: Recorder, shape: tuple[Axis, ...], x: Tensor, path: str) -> Tensor:
+def _dequantize_int8_product(r: Recorder, shape: tuple[Axis, ...], x: Tensor, path: str) -> Tensor:
     """The product in int32, scaled to fp16, then in the input's dtype."""
     product = r.tensor(f"{path}/product", shape, INT32)
     half = r.tensor(f"{path}/scaled", shape, FP16)

@@ -82,7 +82,7 @@ class RunConfig:
     mask: bool = False  # the efficient kernel gets a mask, turned into a bias in the compute dtype for each layer
 
 
-def checkpointed(r: Recorder, run: Callable[[Tensor], Tensor], x: Tensor, path: str, how: RunConfig) -> Tensor:
+def run_checkpointed(r: Recorder, run: Callable[[Tensor], Tensor], x: Tensor, path: str, how: RunConfig) -> Tensor:
     """``run(x)``, the module at ``path``: as it is, or run again in backward."""
     return r.again(run, x) if path.rpartition(".")[2] in how.again else run(x)
 
@@ -95,7 +95,7 @@ def vocabulary_table(r: Recorder, path: str, shape: Shape, how: RunConfig, *, jo
     return r.parameter(path, shape, how.parameters, trains=how.trains, joined=joined)
 
 
-def parameter(r: Recorder, weight: Weight, how: RunConfig, path: str) -> Tensor:
+def record_parameter(r: Recorder, weight: Weight, how: RunConfig, path: str) -> Tensor:
     return r.parameter(path, tuple(weight.shape), how.parameters, trains=how.trains or weight.adapter)
 
 
@@ -127,10 +127,10 @@ def stored_as(quantization: Quantization | None) -> str:
     return next((name for name in STORED if quantization is not None and quantization.weights.name.startswith(name)), "4-bit")
 
 
-def project(r: Recorder, x: Tensor, weights: dict[str, Weight], name: str, out: Axis, width: Axis, how: RunConfig) -> Tensor:
+def record_linear(r: Recorder, x: Tensor, weights: dict[str, Weight], name: str, out: Axis, width: Axis, how: RunConfig) -> Tensor:
     """The linear layer ``name`` of a block, with its LoRA branch where it carries one."""
     weight, bias = weights[name + ".weight"], weights.get(name + ".bias")
-    low = parameter(r, bias, how, f"{name}.bias") if bias else None
+    low = record_parameter(r, bias, how, f"{name}.bias") if bias else None
     if how.quantized and weight.role is Role.LINEAR:
         result = STORED[how.stored].linear(r, x, (out, width), out, name, bias=low)
     else:

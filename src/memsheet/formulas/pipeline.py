@@ -34,21 +34,21 @@ class Flight:
     others: tuple[Count, ...]
 
 
-def flights(plan: Plan, stage: int, microbatches: Count | None = None) -> tuple[Flight, ...]:
+def peak_flights(plan: Plan, stage: int, microbatches: Count | None = None) -> tuple[Flight, ...]:
     """The moments at which a rank of a stage may hold most, of a step of so many micro-batches (the plan's own by default)."""
     microbatches = plan.accumulation if microbatches is None else microbatches
     chunks, stages = plan.mesh.vpp, plan.mesh.pp
     if chunks == 1:
         others = (in_flight(plan.schedule, stages, stage, microbatches) - 1,)
         return tuple(Flight(chunk=0, backward=backward, others=others) for backward in (False, True))
-    return interleaved(stages, chunks, stage, microbatches)
+    return interleaved_flights(stages, chunks, stage, microbatches)
 
 
-def interleaved(stages: int, chunks: int, stage: int, microbatches: int) -> tuple[Flight, ...]:
+def interleaved_flights(stages: int, chunks: int, stage: int, microbatches: int) -> tuple[Flight, ...]:
     """The moments of a pipeline whose stages have several chunks. Warm-up is at most two stages' worth of micro-batches a chunk, and two groups
     of them say all that follows, so more of them change nothing.
     """
-    return _interleaved(stages, chunks, stage, min(microbatches, STEADY * stages))
+    return _simulate_interleaved_1f1b(stages, chunks, stage, min(microbatches, STEADY * stages))
 
 
 STEADY = 4
@@ -56,7 +56,7 @@ STEADY = 4
 
 
 @lru_cache(maxsize=4096)
-def _interleaved(stages: int, chunks: int, stage: int, microbatches: int) -> tuple[Flight, ...]:
+def _simulate_interleaved_1f1b(stages: int, chunks: int, stage: int, microbatches: int) -> tuple[Flight, ...]:
     """Interleaved 1F1B as Megatron-Core runs it (pipeline_parallel/schedules.py of 23e00ed:650-760, 1000-1300): 2 (p - r - 1) + (v - 1) p forwards
     first, then one forward and one backward in turn, in groups of p micro-batches a chunk. Of moments that keep as much of every
     chunk or less, the one that keeps more is enough.
@@ -87,11 +87,13 @@ def _interleaved(stages: int, chunks: int, stage: int, microbatches: int) -> tup
         backward(step)
     for step in range(steady, min(total, group)):  # where warming up took most of it, some chunks run backward only now
         backward(step)
-    best = [(*place, one) for place, moments in found.items() for one in moments if not any(covers(other, one) for other in moments)]
+    best = [
+        (*place, one) for place, moments in found.items() for one in moments if not any(dominates_flight(other, one) for other in moments)
+    ]
     return tuple(Flight(chunk=chunk, backward=back, others=others) for chunk, back, others in best)
 
 
-def covers(other: tuple[int, ...], one: tuple[int, ...]) -> bool:
+def dominates_flight(other: tuple[int, ...], one: tuple[int, ...]) -> bool:
     """Whether another moment keeps as much of every chunk, and more of some."""
     return other != one and all(a >= b for a, b in zip(other, one, strict=True))
 
@@ -106,7 +108,7 @@ def layers_of_stage(layers: int, plan: Plan, stage: int, chunk: int = 0) -> tupl
 
 def chunk_models(spec: ModelSpec, plan: Plan, stage: int) -> tuple[ModelSpec, ...]:
     """The parts of a model that a rank of a stage runs, in order of execution."""
-    return tuple(_part(spec, plan, stage, chunk) for chunk in range(plan.mesh.vpp))
+    return tuple(_model_chunk(spec, plan, stage, chunk) for chunk in range(plan.mesh.vpp))
 
 
 def stage_model(spec: ModelSpec, plan: Plan, stage: int) -> ModelSpec:
@@ -117,14 +119,16 @@ def stage_model(spec: ModelSpec, plan: Plan, stage: int) -> ModelSpec:
     first, last = chunks[0], chunks[-1]
     stacks = tuple(
         replace(
-            own, runs=_joined(run for chunk in chunks for run in chunk.stacks[number].runs), final_norms=last.stacks[number].final_norms
+            own,
+            runs=_merge_equal_runs(run for chunk in chunks for run in chunk.stacks[number].runs),
+            final_norms=last.stacks[number].final_norms,
         )
         for number, own in enumerate(first.stacks)
     )
     return replace(first, stacks=stacks, head=last.head)
 
 
-def _joined(runs: Iterable[Run]) -> tuple[Run, ...]:
+def _merge_equal_runs(runs: Iterable[Run]) -> tuple[Run, ...]:
     """Runs of the same layers one after another as one."""
     found: list[Run] = []
     for run in runs:
@@ -135,7 +139,7 @@ def _joined(runs: Iterable[Run]) -> tuple[Run, ...]:
     return tuple(found)
 
 
-def _part(spec: ModelSpec, plan: Plan, stage: int, chunk: int) -> ModelSpec:
+def _model_chunk(spec: ModelSpec, plan: Plan, stage: int, chunk: int) -> ModelSpec:
     """One part of a model: embeddings (and towers) in the first, head in the last, its layers in between.
 
     A tied head needs its own copy of the embedding table in the last part.
@@ -146,7 +150,7 @@ def _part(spec: ModelSpec, plan: Plan, stage: int, chunk: int) -> ModelSpec:
     first, last = layers_of_stage(sum(stack.layers for stack in spec.stacks), plan, stage, chunk)
     parts, offset = [], 0
     for stack in spec.stacks:
-        runs = tuple(_cut(stack, first - offset, last - offset))
+        runs = tuple(_runs_between_layers(stack, first - offset, last - offset))
         ends = first < offset + stack.layers <= last
         offset += stack.layers
         parts.append(replace(stack, runs=runs, final_norms=stack.final_norms if ends else ()))
@@ -164,7 +168,7 @@ def _tied_copy(embeddings: Embeddings) -> tuple[Weight, ...]:
     return tuple(replace(w, path="lm_head.weight", role=Role.HEAD) for w in embeddings.weights[:1])
 
 
-def _cut(stack: Stack, first: int, last: int) -> Iterator[Run]:
+def _runs_between_layers(stack: Stack, first: int, last: int) -> Iterator[Run]:
     """The runs of a stack between two layers."""
     at = 0
     for run in stack.runs:

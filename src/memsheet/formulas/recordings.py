@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from memsheet.formulas.model_code import ModelCode, model_code
-from memsheet.formulas.model_code.transformers.norms import normalise
+from memsheet.formulas.model_code.transformers.norms import apply_norm
 from memsheet.formulas.numerics import STORED, RunConfig
 from memsheet.formulas.tapes.graph import Joined, Pass, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
@@ -14,15 +14,15 @@ from memsheet.plan.model import Block, Embeddings, Head, Norm
 from memsheet.plan.plan import Loss
 
 
-def _recorder(how: RunConfig, pass_: Pass = Pass.PLAIN) -> tuple[Recorder, ModelCode]:
+def _new_recorder(how: RunConfig, pass_: Pass = Pass.PLAIN) -> tuple[Recorder, ModelCode]:
     made = Recorder(compute=how.autocast, processor=how.processor, offloads=how.offloads, pass_=pass_, chosen=how.chosen)
     return made, model_code(how.code)
 
 
 @lru_cache(maxsize=512)
-def record(block: Block, how: RunConfig, *, saving: bool = True, recomputed: bool = False) -> Tape:
+def record_block(block: Block, how: RunConfig, *, saving: bool = True, recomputed: bool = False) -> Tape:
     """The tape of one block. ``saving``: False for a forward that will be recomputed; ``recomputed`` for the one that does so."""
-    r, code = _recorder(how, Pass.RECOMPUTED if recomputed else Pass.PLAIN if saving else Pass.LIGHT)
+    r, code = _new_recorder(how, Pass.RECOMPUTED if recomputed else Pass.PLAIN if saving else Pass.LIGHT)
 
     def run() -> tuple[Tensor, Tensor]:
         x = r.arriving(code.stream, how.stream, needs_grad=how.input_grad)
@@ -35,7 +35,7 @@ def record(block: Block, how: RunConfig, *, saving: bool = True, recomputed: boo
 
 @lru_cache(maxsize=64)
 def record_embeddings(embeddings: Embeddings, how: RunConfig, *, tied: Joined = Joined.NO) -> Tape:
-    r, code = _recorder(how)
+    r, code = _new_recorder(how)
     x, named = code.embed(r, embeddings, how, tied)
     return r.finish(x, gradient=f"{embeddings.weights[0].path.removesuffix('.weight')}/gradient", lingering=named)
 
@@ -46,10 +46,10 @@ def record_head(norms: tuple[Norm, ...], head: Head, how: RunConfig, loss: Loss,
 
     ``before``: the name of what the layers hand over; ``table``: that of the parameter that makes logits of them.
     """
-    r, code = _recorder(how)
+    r, code = _new_recorder(how)
     x = r.arriving(code.stream, how.stream, before, needs_grad=how.input_grad)
     for norm in norms:
-        x = (code.normalise or normalise)(r, x, norm, how)
+        x = (code.normalise or apply_norm)(r, x, norm, how)
     out = code.head(r, x, head, how, loss, table)
     return r.finish(out, gradient="loss/backward", lingering=() if out is x else (x,))
 
@@ -57,7 +57,7 @@ def record_head(norms: tuple[Norm, ...], head: Head, how: RunConfig, loss: Loss,
 @lru_cache(maxsize=64)
 def record_loss(how: RunConfig, loss: Loss, table: str = "lm_head") -> Tape:
     """From logits (or hidden states) to the loss. What arrives stays until the model's forward returns."""
-    r, code = _recorder(how)
+    r, code = _new_recorder(how)
     shape, dtype, path = code.loss_input(how, loss)
     x = r.arriving(shape, dtype, path)
     return r.finish(code.loss(r, x, how, loss, table), x, gradient=None)

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from memsheet.arith import Count, at_least, minimum, round_up, where
-from memsheet.catalog import overheads
+from memsheet.catalog import process_overheads
 from memsheet.engines import find_engine
 from memsheet.plan.device import Cluster
 from memsheet.plan.plan import Plan
@@ -17,17 +17,17 @@ from memsheet.units import MIB
 
 
 @lru_cache(maxsize=1)
-def _table() -> dict[str, Any]:
-    return overheads()
+def _overhead_table() -> dict[str, Any]:
+    return process_overheads()
 
 
-def _evidence(entry: dict[str, Any]) -> Evidence:
+def _overhead_evidence(entry: dict[str, Any]) -> Evidence:
     if "project" in entry:
         return FromCode(entry["project"], entry["commit"], entry["file"], entry["line"])
     return Fitted(entry["runs"], entry["hardware"], entry["date"], entry["spread"])
 
 
-def _range(entry: dict[str, Any]) -> Bytes:
+def _overhead_range(entry: dict[str, Any]) -> Bytes:
     return Bytes(entry["low_bytes"], entry["value_bytes"], entry["high_bytes"])
 
 
@@ -35,15 +35,17 @@ LARGE_SINCE = 9
 """Compute capability from which libraries take larger workspaces."""
 
 
-def workspaces(plan: Plan, cluster: Cluster | None) -> Bytes:
+def cublas_workspace_bytes(plan: Plan, cluster: Cluster | None) -> Bytes:
     """CuBLAS workspaces: one a thread that runs matrix products, so two in training (forward's and backward's)."""
-    entry = _table()["cublas_workspace_large" if cluster and _generation(cluster) >= LARGE_SINCE else "cublas_workspace_small"]
+    entry = _overhead_table()[
+        "cublas_workspace_large" if cluster and _major_compute_capability(cluster) >= LARGE_SINCE else "cublas_workspace_small"
+    ]
     handles = 2 if plan.task == "train" else 1
-    one = _range(entry)
+    one = _overhead_range(entry)
     return Bytes(one.low, handles * one.value, handles * one.high)
 
 
-def _generation(cluster: Cluster) -> int:
+def _major_compute_capability(cluster: Cluster) -> int:
     """The major compute capability of an NVIDIA card; 9 elsewhere, where the libraries' workspaces are at least as large."""
     major = (cluster.device.compute_capability or "").split(".")[0]
     return int(major) if major.isdigit() else 9
@@ -56,23 +58,26 @@ def outside_tensors(plan: Plan, cluster: Cluster | None, allocated: dict[Instant
     """
     if cluster is None:
         return []
-    table = _table()
+    table = _overhead_table()
     entries = [
-        (Component.WORKSPACES, "cublas", workspaces(plan, cluster), table["cublas_workspace_large"]),
-        (Component.CONTEXT, "cuda", _range(table["context"]), table["context"]),
+        (Component.WORKSPACES, "cublas", cublas_workspace_bytes(plan, cluster), table["cublas_workspace_large"]),
+        (Component.CONTEXT, "cuda", _overhead_range(table["context"]), table["context"]),
     ]
     engine = find_engine(plan.engine)
     for name in engine.workspaces if engine and cluster else ():
-        entry = table[f"{name}_{'large' if _generation(cluster) >= LARGE_SINCE else 'small'}"]
-        entries.append((Component.WORKSPACES, name, _range(entry), entry))
+        entry = table[f"{name}_{'large' if _major_compute_capability(cluster) >= LARGE_SINCE else 'small'}"]
+        entries.append((Component.WORKSPACES, name, _overhead_range(entry), entry))
     several = at_least(plan.mesh.gpus, 2)
     if several is not False:
-        entries.append((Component.CONTEXT, "nccl", _communicators(plan, table["nccl_communicator"]), table["nccl_communicator"]))
-    items = [Item(c, path, dict.fromkeys(_when(c, plan, allocated), size), _evidence(entry)) for c, path, size, entry in entries]
-    return [*items, _slack(plan, table, {instant: size - loaded for instant, size in allocated.items()})]
+        entries.append((Component.CONTEXT, "nccl", _nccl_communicator_bytes(plan, table["nccl_communicator"]), table["nccl_communicator"]))
+    items = [
+        Item(c, path, dict.fromkeys(_instants_present(c, plan, allocated), size), _overhead_evidence(entry))
+        for c, path, size, entry in entries
+    ]
+    return [*items, _allocator_slack_share(plan, table, {instant: size - loaded for instant, size in allocated.items()})]
 
 
-def _when(component: Component, plan: Plan, instants: Iterable[Instant]) -> list[Instant]:
+def _instants_present(component: Component, plan: Plan, instants: Iterable[Instant]) -> list[Instant]:
     """A server has made no matrix product yet, and so no workspace, when its weights have just arrived."""
     late = component is Component.WORKSPACES and plan.task == "infer"
     return [instant for instant in instants if not (late and instant is Instant.LOAD)]
@@ -98,16 +103,16 @@ def loading_slack(tensors: Iterable[tuple[Count, int]]) -> Count:
     return rounded + round_up(small, SMALL_SEGMENT) - small + round_up(middle, MIDDLE_SEGMENT) - middle
 
 
-def _communicators(plan: Plan, entry: dict[str, Any]) -> Bytes:
-    one = _range(entry)
+def _nccl_communicator_bytes(plan: Plan, entry: dict[str, Any]) -> Bytes:
+    one = _overhead_range(entry)
     mesh = plan.mesh
     groups = sum(where(at_least(degree, 2), 1, 0) for degree in (mesh.dp_replicate, mesh.dp_shard, mesh.tp, mesh.pp, mesh.cp))
     return Bytes(minimum(groups, 1) * one.low, groups * one.value, groups * one.high)
 
 
-def _slack(plan: Plan, table: dict[str, Any], allocated: dict[Instant, Count]) -> Item:
+def _allocator_slack_share(plan: Plan, table: dict[str, Any], allocated: dict[Instant, Count]) -> Item:
     """Reserved but not allocated: a share of the peak, from replays of allocation sequences."""
     entry = table["allocator_slack_expandable" if plan.expandable_segments else "allocator_slack"]
     low, value, high = (entry[f"{end}_per_mille"] for end in ("low", "value", "high"))
     at = {instant: Bytes(size * low // 1000, size * value // 1000, size * high // 1000) for instant, size in allocated.items()}
-    return Item(Component.ALLOCATOR_SLACK, "allocator", at, _evidence(entry))
+    return Item(Component.ALLOCATOR_SLACK, "allocator", at, _overhead_evidence(entry))

@@ -8,23 +8,30 @@ from functools import lru_cache
 from itertools import islice
 
 from memsheet.arith import Count, agreed, distinct, looked_up, minimum
-from memsheet.engines.torch_versions import gradients_stay, older
-from memsheet.errors import require
-from memsheet.formulas.activations import check_modelled, numerics
+from memsheet.engines.torch_versions import gradients_stay, old_torch_note
+from memsheet.errors import raise_if_problems
+from memsheet.formulas.activations import check_modelled, run_config_of
 from memsheet.formulas.around.fsdp2_sizes import fsdp2_gradients, unsynced_gradient_bytes
 from memsheet.formulas.around.kept import Host, ResidentState
 from memsheet.formulas.around.outliers import with_outliers
-from memsheet.formulas.around.scaler import scaler_states, unscaling
-from memsheet.formulas.around.surroundings import ShardingOverhead, replicated
-from memsheet.formulas.groups import StageLayers, walk
-from memsheet.formulas.inputs import inputs
+from memsheet.formulas.around.scaler import grad_unscale_rows, scaler_states
+from memsheet.formulas.around.surroundings import ShardingOverhead, ddp_overhead
+from memsheet.formulas.groups import StageLayers, walk_stage_layers
+from memsheet.formulas.inputs import microbatch_inputs
 from memsheet.formulas.model_code import model_code
-from memsheet.formulas.pipeline import STEADY, chunk_models, covers, flights, interleaved, stage_model
+from memsheet.formulas.pipeline import STEADY, chunk_models, dominates_flight, interleaved_flights, peak_flights, stage_model
 from memsheet.formulas.states.held import Held, held_tensors, parameter_bytes, parameter_shard
-from memsheet.formulas.states.optimizers import adam_mini_problems, head_elements, optimizer_bytes, paged_states, step_temporaries, stepped
-from memsheet.formulas.stretches import stretches
-from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, Moment, largest, merge, together
-from memsheet.formulas.training import Step, everything_kept, gradient_bag, moments, widening
+from memsheet.formulas.states.optimizers import (
+    adam_mini_problems,
+    fused_backward_step,
+    head_elements,
+    optimizer_bytes,
+    paged_states,
+    step_temporaries,
+)
+from memsheet.formulas.stretches import recompute_segments
+from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, Moment, bundle_moment, largest_moment_rows, merge_moment
+from memsheet.formulas.training import Step, everything_kept, gradient_bag, master_copy_step_moments, peak_candidates
 from memsheet.frozen import dataclass
 from memsheet.plan.engine import Engine, Sharding
 from memsheet.plan.model import ModelSpec
@@ -70,14 +77,14 @@ class Trained:
     kept: ResidentState
 
 
-def train(rank: Rank, plan: Plan, engine: Engine) -> Trained:
+def account_training_step(rank: Rank, plan: Plan, engine: Engine) -> Trained:
     """A training step. Raises InputError naming what is not modelled.
 
     Where tokens choose their experts freely, three routings are accounted: balanced, as expected of even choices, and all on this rank.
     """
     check_modelled(rank.model, plan, engine)
     bags, kept = _last_smaller(rank, plan, engine)
-    if plan.routing is None or not _open(plan):
+    if plan.routing is None or not _depends_on_routing(plan):
         return Trained(bags=bags, low=None, high=None, kept=kept)
     states = kept if engine.sharding is Sharding.MEGATRON else None  # which hold what they hold however tokens are routed
     low, high = (
@@ -87,7 +94,7 @@ def train(rank: Rank, plan: Plan, engine: Engine) -> Trained:
     return Trained(bags=bags, low=low, high=high, kept=kept)
 
 
-def _open(plan: Plan) -> bool:
+def _depends_on_routing(plan: Plan) -> bool:
     """Whether the number of copies that a rank's experts are given depends on the routing."""
     routing = plan.routing
     stated = routing is not None and routing.spread is not Spread.EXPECTED
@@ -99,25 +106,25 @@ def _last_smaller(rank: Rank, plan: Plan, engine: Engine, states: ResidentState 
     a whole one does.
     """
     if not isinstance(plan.accumulation, int) or plan.accumulation != 2 or plan.last_microbatch == plan.microbatch:  # strata have no rests
-        return _passes(rank, plan, engine, states)
+        return _equal_microbatch_peaks(rank, plan, engine, states)
     last = plan.last_microbatch
-    first, _ = _passes(rank, replace(plan, global_batch=None), engine)
-    second, kept = _passes(rank, replace(plan, microbatch=last, global_batch=2 * last * plan.mesh.data_parallel), engine)
-    return {instant: largest([[(1, first[instant])], [(1, second[instant])]]) for instant in first}, kept
+    first, _ = _equal_microbatch_peaks(rank, replace(plan, global_batch=None), engine)
+    second, kept = _equal_microbatch_peaks(rank, replace(plan, microbatch=last, global_batch=2 * last * plan.mesh.data_parallel), engine)
+    return {instant: largest_moment_rows([[(1, first[instant])], [(1, second[instant])]]) for instant in first}, kept
 
 
-def _passes(rank: Rank, plan: Plan, engine: Engine, states: ResidentState | None = None) -> tuple[Instants, ResidentState]:
+def _equal_microbatch_peaks(rank: Rank, plan: Plan, engine: Engine, states: ResidentState | None = None) -> tuple[Instants, ResidentState]:
     """A step whose micro-batches are all alike: of the moments of a pipeline, the one that holds most."""
-    walks, kept = _kept(rank, plan, engine, states)
+    walks, kept = _chunk_walks_and_states(rank, plan, engine, states)
     kept = with_outliers(kept, walks, rank.model, plan)
-    steps = [_step(rank, number, chunk, kept, plan, engine) for number, chunk in enumerate(walks)]
+    steps = [_chunk_step(rank, number, chunk, kept, plan, engine) for number, chunk in enumerate(walks)]
     candidates: dict[Instant, list[Moment]] = {}
     for step, passes in _in_flight(steps, plan, rank):
-        for instant, found in moments(step).items():
+        for instant, found in peak_candidates(step).items():
             if instant is Instant.LOAD or (instant is Instant.BACKWARD) in passes:
                 candidates.setdefault(instant, []).extend(found)
-    peaks = {instant: largest(candidates[instant]) for instant in Instant if candidates.get(instant)}
-    peaks[Instant.OPTIMIZER_STEP] = merge([(1, steps[0].states), (1, kept.around.always), (1, kept.at_step), (1, steps[0].named)])
+    peaks = {instant: largest_moment_rows(candidates[instant]) for instant in Instant if candidates.get(instant)}
+    peaks[Instant.OPTIMIZER_STEP] = merge_moment([(1, steps[0].states), (1, kept.around.always), (1, kept.at_step), (1, steps[0].named)])
     return peaks, kept
 
 
@@ -127,15 +134,15 @@ def _in_flight(steps: list[Step], plan: Plan, rank: Rank) -> Iterator[tuple[Step
         yield steps[0], frozenset((False, True))
         return
     kinds = [next(n for n, other in enumerate(steps) if other.walk is step.walk) for step in steps]  # chunks of like layers
-    whole = {kind: together(everything_kept(steps[kind])) for kind in dict.fromkeys(kinds)}
+    whole = {kind: bundle_moment(everything_kept(steps[kind])) for kind in dict.fromkeys(kinds)}
     if agreed(plan.mesh.vpp == 1):
-        (others,) = flights(plan, rank.stage)[0].others
-        yield replace(steps[0], others=merge([(times * others, bag) for times, bag in whole[0]])), frozenset((False, True))
+        (others,) = peak_flights(plan, rank.stage)[0].others
+        yield replace(steps[0], others=merge_moment([(times * others, bag) for times, bag in whole[0]])), frozenset((False, True))
         return
     orders = rank.orders or ((plan.mesh.pp, plan.mesh.vpp, rank.stage, tuple(kinds)),)
     for (kind, backward), counts in _kept_beside(plan.accumulation, orders, rank.which).items():
         candidates = [[(times * n, bag) for n, moment in zip(one, whole.values(), strict=True) for times, bag in moment] for one in counts]
-        yield replace(steps[kind], others=largest(candidates)), frozenset((backward,))
+        yield replace(steps[kind], others=largest_moment_rows(candidates)), frozenset((backward,))
 
 
 Beside = dict[tuple[int, bool], list[tuple[Count, ...]]]
@@ -145,59 +152,65 @@ Beside = dict[tuple[int, bool], list[tuple[Count, ...]]]
 def _kept_beside(accumulation: Count, of: tuple[Order, ...], which: Count) -> Beside:
     """In a stratum, moment by moment: plans that have fewer of them have their last one again."""
     asked = minimum(accumulation, STEADY * max(stages for stages, *_ in of)) * len(of) + which
-    orders = {one: _beside(*of[one % len(of)], one // len(of)) for one in distinct(asked)}
+    orders = {one: _other_chunks_in_flight(*of[one % len(of)], one // len(of)) for one in distinct(asked)}
     first = next(iter(orders.values()))
     if all(order == first for order in orders.values()):
         return first
 
     moments = {place: max(len(order[place]) for order in orders.values()) for place in first}
     flat = {
-        number: [n for place in first for one in _padded(order[place], moments[place]) for n in one] for number, order in orders.items()
+        number: [n for place in first for one in _pad_with_last(order[place], moments[place]) for n in one]
+        for number, order in orders.items()
     }
     numbers = iter(looked_up(flat, asked))
     kept = len(dict.fromkeys(of[0][3]))
     return {place: [tuple(islice(numbers, kept)) for _ in range(moments[place])] for place in first}
 
 
-def _padded(counts: list[tuple[Count, ...]], length: int) -> list[tuple[Count, ...]]:
+def _pad_with_last(counts: list[tuple[Count, ...]], length: int) -> list[tuple[Count, ...]]:
     return [*counts, *([counts[-1]] * (length - len(counts)))]
 
 
 @lru_cache(maxsize=4096)
-def _beside(stages: int, chunks: int, stage: int, kinds: tuple[int, ...], microbatches: int) -> Beside:
+def _other_chunks_in_flight(stages: int, chunks: int, stage: int, kinds: tuple[int, ...], microbatches: int) -> Beside:
     found: dict[tuple[int, bool], set[tuple[int, ...]]] = {}
-    for flight in interleaved(stages, chunks, stage, microbatches):
+    for flight in interleaved_flights(stages, chunks, stage, microbatches):
         numbers = tuple(sum(n for n, k in zip(flight.others, kinds, strict=True) if k == kind) for kind in dict.fromkeys(kinds))
         found.setdefault((kinds[flight.chunk], flight.backward), set()).add(numbers)
-    return {place: [one for one in sorted(counts) if not any(covers(other, one) for other in counts)] for place, counts in found.items()}
+    return {
+        place: [one for one in sorted(counts) if not any(dominates_flight(other, one) for other in counts)]
+        for place, counts in found.items()
+    }
 
 
-def _step(rank: Rank, number: int, chunk: StageLayers, kept: ResidentState, plan: Plan, engine: Engine) -> Step:
-    how, code, model = numerics(plan, engine), model_code(engine.code), rank.chunks[number]
+def _chunk_step(rank: Rank, number: int, chunk: StageLayers, kept: ResidentState, plan: Plan, engine: Engine) -> Step:
+    how, code, model = run_config_of(plan, engine), model_code(engine.code), rank.chunks[number]
     return Step(
         walk=chunk, around=kept.around, states=kept.states, resident_gradients=kept.resident, shared=code.shared(model, plan, how),
-        masks=code.masks(model, plan, how), named=code.named(model, plan, how), beside=code.beside(model, plan, how), plan=plan, stretches=stretches(chunk, plan), keeps_masks=code.keeps_masks(model, plan),
+        masks=code.masks(model, plan, how), named=code.named(model, plan, how), beside=code.beside(model, plan, how), plan=plan, stretches=recompute_segments(chunk, plan), keeps_masks=code.keeps_masks(model, plan),
     )  # fmt: skip
 
 
-def accumulates(plan: Plan, engine: Engine) -> bool:
+def accumulates_gradients(plan: Plan, engine: Engine) -> bool:
     """Whether a micro-batch finds gradients of an earlier one, or of the step before."""
     return agreed(plan.accumulation > 1) or (engine.name == "transformers" and gradients_stay(plan.engine_version))
 
 
-def _kept(rank: Rank, plan: Plan, engine: Engine, known: ResidentState | None) -> tuple[tuple[StageLayers, ...], ResidentState]:
+def _chunk_walks_and_states(
+    rank: Rank, plan: Plan, engine: Engine, known: ResidentState | None
+) -> tuple[tuple[StageLayers, ...], ResidentState]:
     """The chunks of a rank in order of execution, and what the engine keeps around them, unless that is ``known``."""
     model = rank.model
     if engine.sharding is Sharding.MEGATRON:
         from memsheet.formulas.around.megatron import megatron_kept
 
-        walks = _alike(rank.chunks, lambda chunk: walk(chunk, plan, engine, release=True), known=bool(rank.orders))
+        walks = _walk_chunks(rank.chunks, lambda chunk: walk_stage_layers(chunk, plan, engine, release=True), known=bool(rank.orders))
         return walks, known or megatron_kept(model, plan)
     if engine.sharding is Sharding.INTERNEVO:
         from memsheet.formulas.around.internevo import internevo_kept
 
         added = agreed(plan.accumulation > 1)
-        return (walk(model, plan, engine, release=added),), _with_inputs(internevo_kept(model, plan), plan, model)
+        return (walk_stage_layers(model, plan, engine, release=added),), _with_inputs(internevo_kept(model, plan), plan, model)
     if engine.sharding is Sharding.DEEPSPEED:
         from memsheet.formulas.around.deepspeed import deepspeed_kept, deepspeed_walk
         from memsheet.formulas.around.zero_states import check_deepspeed
@@ -208,10 +221,10 @@ def _kept(rank: Rank, plan: Plan, engine: Engine, known: ResidentState | None) -
     parameters = tuple(held_tensors(model, plan))
     shards = tuple((h, parameter_shard(h, plan, engine.sharding)) for h in parameters if h.trains)
     if plan.optimizer is not None and plan.optimizer.name is OptimizerName.ADAM_MINI:
-        require(adam_mini_problems((h for h, _ in shards), model))
-    adds = accumulates(plan, engine)
-    release = stepped(plan) if plan.optimizer_in_backward else adds and engine.sharding.keeps_whole_gradients
-    stage = walk(model, plan, engine, release=release)
+        raise_if_problems(adam_mini_problems((h for h, _ in shards), model))
+    adds = accumulates_gradients(plan, engine)
+    release = fused_backward_step(plan) if plan.optimizer_in_backward else adds and engine.sharding.keeps_whole_gradients
+    stage = walk_stage_layers(model, plan, engine, release=release)
     gradients = fsdp2_gradients(stage, plan) if engine.sharding is Sharding.FSDP2 else gradient_bag(shards, plan)
     # torch 2.13 distributed/pipelining/stage.py, backward_maybe_with_nosync: whole gradients stay until the last micro-batch
     reduces_last = engine.whole_in_pipelines and agreed(plan.mesh.pp > 1)
@@ -219,10 +232,10 @@ def _kept(rank: Rank, plan: Plan, engine: Engine, known: ResidentState | None) -
     waiting = BytesByPath.of((key, unsynced[key][1] if reduces_last else 0) for key in unsynced)
     unsynced = {} if reduces_last else unsynced
     kept = ResidentState(
-        states=_states(model, plan, engine, parameters, shards), around=_around(engine, plan, parameters, stage),
-        resident=merge([(1, EMPTY if reduces_last else gradients), (1, waiting)]) if adds else EMPTY, at_step=_at_step(shards, gradients, plan, engine),
+        states=_resident_state_rows(model, plan, engine, parameters, shards), around=_sharding_overhead(engine, plan, parameters, stage),
+        resident=merge_moment([(1, EMPTY if reduces_last else gradients), (1, waiting)]) if adds else EMPTY, at_step=_at_step(shards, gradients, plan, engine),
         gradients=EMPTY if plan.optimizer_in_backward else gradients,
-        ranges=unsynced, notes=tuple(_notes(plan, unsynced)), host=Host(pinned=stage.hosted()), paged=0 if plan.offload.optimizer else paged_states(shards, plan),
+        ranges=unsynced, notes=tuple(_training_step_notes(plan, unsynced)), host=Host(pinned=stage.hosted()), paged=0 if plan.offload.optimizer else paged_states(shards, plan),
     )  # fmt: skip
     if model.towers:
         from memsheet.formulas.around.towers import with_towers
@@ -235,12 +248,12 @@ def _kept(rank: Rank, plan: Plan, engine: Engine, known: ResidentState | None) -
         return (stage,), _with_inputs(flat_offloaded(kept, plan, stage, parameters), plan, model)
     if engine.sharding is not Sharding.FSDP2 or not moves:
         return (stage,), _with_inputs(kept, plan, model)
-    from memsheet.formulas.around.fsdp2_offload import offloaded
+    from memsheet.formulas.around.fsdp2_offload import cpu_offload_resident_state
 
-    return (stage,), _with_inputs(_with_waiting(offloaded(kept, plan, parameters), stage), plan, model)
+    return (stage,), _with_inputs(_with_waiting(cpu_offload_resident_state(kept, plan, parameters), stage), plan, model)
 
 
-def _alike(chunks: tuple[ModelSpec, ...], make: Callable[[ModelSpec], StageLayers], *, known: bool) -> tuple[StageLayers, ...]:
+def _walk_chunks(chunks: tuple[ModelSpec, ...], make: Callable[[ModelSpec], StageLayers], *, known: bool) -> tuple[StageLayers, ...]:
     """A walk of each chunk; those of like layers share one. ``known``: there are none."""
     if known:
         return tuple(map(make, chunks))
@@ -250,25 +263,25 @@ def _alike(chunks: tuple[ModelSpec, ...], make: Callable[[ModelSpec], StageLayer
     return tuple(walk for _, walk in made)
 
 
-def _around(engine: Engine, plan: Plan, parameters: tuple[Held, ...], stage: StageLayers) -> ShardingOverhead:
+def _sharding_overhead(engine: Engine, plan: Plan, parameters: tuple[Held, ...], stage: StageLayers) -> ShardingOverhead:
     """What is around the layers where DeepSpeed is not, which keeps everything its own way."""
     if engine.sharding is Sharding.FSDP1:
-        from memsheet.formulas.around.fsdp1 import fsdp1
+        from memsheet.formulas.around.fsdp1 import fsdp1_overhead
 
-        return fsdp1(plan, stage)
+        return fsdp1_overhead(plan, stage)
     if engine.sharding is not Sharding.FSDP2:
-        return replicated(plan, parameters)
-    from memsheet.formulas.around.fsdp2 import fsdp2
+        return ddp_overhead(plan, parameters)
+    from memsheet.formulas.around.fsdp2 import fsdp2_overhead
 
     rooted = engine.roots_frozen_ends and plan.adapter is not None
-    return fsdp2(plan, replace(stage, tied=True) if rooted else stage, gloo=engine.processor)
+    return fsdp2_overhead(plan, replace(stage, tied=True) if rooted else stage, gloo=engine.processor)
 
 
-def _notes(plan: Plan, unsynced: Mapping[Key, object]) -> Iterator[str]:
+def _training_step_notes(plan: Plan, unsynced: Mapping[Key, object]) -> Iterator[str]:
     if unsynced:
         yield UNSYNCED_NOTE
     if plan.engine == "transformers" and gradients_stay(plan.engine_version):
-        yield older(plan.engine_version)
+        yield old_torch_note(plan.engine_version)
     if plan.optimizer and plan.optimizer.implementation is Implementation.TORCHAO:
         yield "torchao's step is compiled: buffers that torch.compile may take for it, of one parameter at a time, are not counted"
 
@@ -278,12 +291,12 @@ def _at_step(shards: tuple[tuple[Held, Count], ...], gradients: BytesByPath, pla
     if plan.optimizer_in_backward:
         return EMPTY
     if plan.precision.master_weights is not None and engine.sharding is Sharding.REPLICATED:
-        return largest([[(1, moment)] for moment in widening(shards, plan)])
+        return largest_moment_rows([[(1, moment)] for moment in master_copy_step_moments(shards, plan)])
     scratch = BytesByPath.of([((Component.TEMPORARIES, "optimizer"), step_temporaries(shards, plan))])
-    return merge([(1, gradients), (1, scratch), (1, unscaling(plan, engine))])
+    return merge_moment([(1, gradients), (1, scratch), (1, grad_unscale_rows(plan, engine))])
 
 
-def _states(
+def _resident_state_rows(
     model: ModelSpec, plan: Plan, engine: Engine, parameters: tuple[Held, ...], shards: tuple[tuple[Held, Count], ...]
 ) -> BytesByPath:  # fmt: skip
     """What is there at every instant of a steady step, gradients aside. ``shards``: what trains, and how much of it the rank keeps."""
@@ -303,4 +316,4 @@ def _with_waiting(kept: ResidentState, stage: StageLayers) -> ResidentState:
 
 def _with_inputs(kept: ResidentState, plan: Plan, model: ModelSpec) -> ResidentState:
     """What a micro-batch is made of, beside the states."""
-    return replace(kept, states=merge([(1, kept.states), (1, inputs(model, plan))]))
+    return replace(kept, states=merge_moment([(1, kept.states), (1, microbatch_inputs(model, plan))]))

@@ -63,7 +63,7 @@ def _without_input(group: Group) -> Moment:
     return [(-1, group.part.retained)] if group.plain.keeps_input else []
 
 
-def stretches(walk: StageLayers, plan: Plan) -> RecomputeSegments | None:
+def recompute_segments(walk: StageLayers, plan: Plan) -> RecomputeSegments | None:
     """The stretches of a stage; None where every layer is by itself."""
     if not plan.recompute.stretched:
         return None

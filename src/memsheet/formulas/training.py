@@ -11,7 +11,7 @@ from memsheet.formulas.groups import Group, Layers, StageLayers
 from memsheet.formulas.states.held import Held, gradient_dtype, module_of
 from memsheet.formulas.states.optimizers import step_temporaries
 from memsheet.formulas.stretches import RecomputeSegments
-from memsheet.formulas.tapes.evaluate import EMPTY, NOTHING, Beside, BytesByPath, Moment, together
+from memsheet.formulas.tapes.evaluate import EMPTY, NOTHING, Beside, BytesByPath, Moment, bundle_moment
 from memsheet.frozen import dataclass
 from memsheet.plan.plan import Loss, Plan
 from memsheet.references import MEGATRON_MASTER, formula
@@ -55,19 +55,19 @@ class Step:
         return self.masks if self.keeps_masks else EMPTY
 
 
-def moments(step: Step) -> dict[Instant, list[Moment]]:
+def peak_candidates(step: Step) -> dict[Instant, list[Moment]]:
     """Candidates for the high-water mark of every instant of a training step, except the optimizer's."""
-    resting = together([(1, step.states), (1, step.around.always), (1, step.around.between)])
-    base = together([*resting, (1, step.around.through), (1, step.resident_gradients), (1, step.others)])
+    resting = bundle_moment([(1, step.states), (1, step.around.always), (1, step.around.between)])
+    base = bundle_moment([*resting, (1, step.around.through), (1, step.resident_gradients), (1, step.others)])
     return {
         Instant.LOAD: [resting],
-        Instant.FORWARD: [[*base, *moment] for moment in _forward(step)],
-        Instant.LOSS: [[*base, (1, step.named), (1, step.kept_tables), *_all_kept(step), *moment] for moment in _loss(step)],
-        Instant.BACKWARD: [[*base, (1, step.named), *moment] for moment in _backward(step)],
+        Instant.FORWARD: [[*base, *moment] for moment in _forward_moments(step)],
+        Instant.LOSS: [[*base, (1, step.named), (1, step.kept_tables), *_all_kept(step), *moment] for moment in _loss_moments(step)],
+        Instant.BACKWARD: [[*base, (1, step.named), *moment] for moment in _backward_moments(step)],
     }
 
 
-def _forward(step: Step) -> Iterator[Moment]:
+def _forward_moments(step: Step) -> Iterator[Moment]:
     walk, around = step.walk, step.around
     if walk.embeddings:
         yield [(1, _looked_up(walk, walk.embeddings)), (1, around.forward(None, walk.embeddings)), (1, step.masks)]
@@ -75,9 +75,9 @@ def _forward(step: Step) -> Iterator[Moment]:
         if agreed(repetition > 0) and agreed(repetition < walk.layers[run].count - 1):
             continue  # the last one has the same neighbours, and more is kept
         before, _ = walk.around(run, repetition, place)
-        sofar = together([
-            (1, step.shared), (1, step.masks), *_before(step, run, repetition, place), *_cached(walk, run, repetition, place),
-            *_embedding_output(step, run, repetition, place), *_beside(step, run), *_entered(step, run, repetition, place),
+        sofar = bundle_moment([
+            (1, step.shared), (1, step.masks), *_earlier_layer_activations(step, run, repetition, place), *_cached_forward_tensors(walk, run, repetition, place),
+            *_embedding_output(step, run, repetition, place), *_tower_resident_tensors(step, run), *_segment_inputs(step, run, repetition, place),
         ])  # fmt: skip
         yield [*sofar, (1, group.part.forward), (1, around.forward(before, group))]
         yield [*sofar, (1, _handed_over(group)), (1, around.entering(before, group))]
@@ -101,16 +101,16 @@ def _handed_over(group: Group) -> BytesByPath:
     )
 
 
-def _loss(step: Step) -> Iterator[Moment]:
+def _loss_moments(step: Step) -> Iterator[Moment]:
     """On top of what all layers keep: the head, then the loss, which still has the head's parameters gathered."""
     walk, around = step.walk, step.around
     if walk.head and walk.loss:
         cached = [(1, step.kept_masks), *((layers.count, group.part.cached) for layers in walk.layers for group in layers.pattern)]
         inside = _inside_forward(step)
-        yield [*cached, *inside, (1, walk.head.part.arriving), (1, around.entering(_last(walk), walk.head))]
-        yield [*cached, *inside, (1, walk.head.part.forward), (1, around.forward(_last(walk), walk.head))]
+        yield [*cached, *inside, (1, walk.head.part.arriving), (1, around.entering(_last_group(walk), walk.head))]
+        yield [*cached, *inside, (1, walk.head.part.forward), (1, around.forward(_last_group(walk), walk.head))]
         left = [(1, walk.head.part.retained), (1, walk.head.part.cached)]
-        yield [*cached, *left, (1, walk.loss.forward), (1, around.forward(_last(walk), walk.head))]
+        yield [*cached, *left, (1, walk.loss.forward), (1, around.forward(_last_group(walk), walk.head))]
 
 
 def _inside_forward(step: Step) -> Moment:
@@ -119,31 +119,31 @@ def _inside_forward(step: Step) -> Moment:
         return []
     named = [kept for kept, still in ((step.masks, step.kept_masks), (step.shared, step.kept_tables)) if still is EMPTY]
     last = len(step.walk.layers) - 1
-    return [*((1, kept) for kept in named), *_embedding_output(step, last, 1, 0), *_beside(step, last)]
+    return [*((1, kept) for kept in named), *_embedding_output(step, last, 1, 0), *_tower_resident_tensors(step, last)]
 
 
-def _last(walk: StageLayers) -> Group | None:
+def _last_group(walk: StageLayers) -> Group | None:
     return walk.layers[-1].pattern[-1] if walk.layers else walk.embeddings
 
 
-def _backward(step: Step) -> Iterator[Moment]:
+def _backward_moments(step: Step) -> Iterator[Moment]:
     walk, around = step.walk, step.around
     if walk.head and walk.loss:
-        kept = together([(1, step.kept_tables), (1, step.kept_masks), *_all_kept(step)])
+        kept = bundle_moment([(1, step.kept_tables), (1, step.kept_masks), *_all_kept(step)])
         yield [*kept, (1, walk.head.part.retained), (1, around.holds(walk.head)), (1, walk.loss.backward)]
         fused = (1, EMPTY if step.lets_go and not walk.tied else walk.loss.gradients)
         yield [
-            *kept, fused, (1, walk.head.part.backward), (1, around.backward(_last(walk), walk.head, None)), (1, around.during(len(walk.layers), 0)),
+            *kept, fused, (1, walk.head.part.backward), (1, around.backward(_last_group(walk), walk.head, None)), (1, around.during(len(walk.layers), 0)),
         ]  # fmt: skip
-        yield [*kept, (1, walk.head.part.arriving), (1, around.leaving(_last(walk), walk.head))]
-    for group, run, repetition, place in walk.visits(_stops(step)):
+        yield [*kept, (1, walk.head.part.arriving), (1, around.leaving(_last_group(walk), walk.head))]
+    for group, run, repetition, place in walk.visits(_backward_stop_places(step)):
         before, after = walk.around(run, repetition, place)
-        kept = together([
-            (1, step.kept_tables), (1, step.kept_masks), *_before(step, run, repetition, place), *_left(step, run, repetition, place),
-            *_waiting(step, run),
+        kept = bundle_moment([
+            (1, step.kept_tables), (1, step.kept_masks), *_earlier_layer_activations(step, run, repetition, place), *_later_layer_leftovers(step, run, repetition, place),
+            *_tower_backward_adjustment(step, run),
         ])  # fmt: skip
-        index = _index(step, run, repetition, place)
-        for body in _passing(step, index, group):
+        index = _layer_index(step, run, repetition, place)
+        for body in _segment_backward_moments(step, index, group):
             yield [*kept, *body, (1, around.backward(before, group, after)), (1, around.during(run, repetition))]
         if around.fetching is not None:
             yield [*kept, (1, group.part.retained), (1, group.part.arriving), (1, around.fetching(before, group, after))]
@@ -162,7 +162,7 @@ def _backward(step: Step) -> Iterator[Moment]:
         yield [(1, around.end)]
 
 
-def _stops(step: Step) -> frozenset[tuple[int, int]]:
+def _backward_stop_places(step: Step) -> frozenset[tuple[int, int]]:
     """The places worth a look besides the first and last: every layer, where each is at another place of a stretch."""
     if step.stretches is None:
         return step.around.stops
@@ -179,29 +179,33 @@ def _everything_left(step: Step) -> Moment:
 # ---- what earlier layers keep, what later layers left ----------------------------------------------------------------------
 
 
-def _index(step: Step, run: int, repetition: int, place: int) -> int:
+def _layer_index(step: Step, run: int, repetition: int, place: int) -> int:
     """The number of a layer in order of execution."""
     width = len(step.walk.layers[run].pattern) if run < len(step.walk.layers) else 0
     return sum(len(layers.pattern) * layers.count for layers in step.walk.layers[:run]) + repetition * width + place
 
 
-def _kept(step: Step, run: int, repetitions: int) -> Moment:
+def _run_saved_activations(step: Step, run: int, repetitions: int) -> Moment:
     """What some repetitions of a run keep until their backward."""
     if step.stretches is None:
         return [(repetitions, step.walk.layers[run].retained)]
-    return step.stretches.kept(_index(step, run, 0, 0), _index(step, run, repetitions, 0))
+    return step.stretches.kept(_layer_index(step, run, 0, 0), _layer_index(step, run, repetitions, 0))
 
 
-def _before(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, BytesByPath]]:
+def _earlier_layer_activations(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, BytesByPath]]:
     """What everything ahead of a layer keeps for backward."""
     walk = step.walk
     moment = _embeddings_kept(step, entered=agreed(run + repetition + place > 0))
     for number, layers in enumerate(walk.layers[:run]):
-        moment += [*_kept(step, number, layers.count), *_held(step, layers, layers.count)]
-    moment += [*_kept(step, run, repetition), *_held(step, walk.layers[run], repetition)]
+        moment += [*_run_saved_activations(step, number, layers.count), *_unsharded_run_parameters(step, layers, layers.count)]
+    moment += [*_run_saved_activations(step, run, repetition), *_unsharded_run_parameters(step, walk.layers[run], repetition)]
     moment += [(1, step.around.holds(group)) for group in walk.layers[run].pattern[:place]]
     if step.stretches is not None:
-        return [*moment, *step.stretches.kept(_index(step, run, repetition, 0), _index(step, run, repetition, place))] if place else moment
+        return (
+            [*moment, *step.stretches.kept(_layer_index(step, run, repetition, 0), _layer_index(step, run, repetition, place))]
+            if place
+            else moment
+        )
     return moment + [(1, group.part.retained) for group in walk.layers[run].pattern[:place]]
 
 
@@ -228,7 +232,7 @@ def _all_kept(step: Step) -> list[tuple[Count, BytesByPath]]:
     walk = step.walk
     moment = _embeddings_kept(step, entered=True)
     for number, layers in enumerate(walk.layers):
-        moment += [*_kept(step, number, layers.count), *_held(step, layers, layers.count)]
+        moment += [*_run_saved_activations(step, number, layers.count), *_unsharded_run_parameters(step, layers, layers.count)]
     return moment
 
 
@@ -242,16 +246,16 @@ def everything_kept(step: Step) -> Moment:
     return [(1, step.kept_tables), (1, step.kept_masks), *_all_kept(step), *head, *loss]
 
 
-def _held(step: Step, layers: Layers, repetitions: Count) -> list[tuple[Count, BytesByPath]]:
+def _unsharded_run_parameters(step: Step, layers: Layers, repetitions: Count) -> list[tuple[Count, BytesByPath]]:
     """What the engine keeps of some repetitions of a run between forward and backward."""
     return [(repetitions, step.around.holds(group)) for group in layers.pattern]
 
 
-def _entered(step: Step, run: int, repetition: int, place: int) -> Moment:
-    return step.stretches.entered(_index(step, run, repetition, place)) if step.stretches else []
+def _segment_inputs(step: Step, run: int, repetition: int, place: int) -> Moment:
+    return step.stretches.entered(_layer_index(step, run, repetition, place)) if step.stretches else []
 
 
-def _passing(step: Step, index: int, group: Group) -> tuple[Moment, ...]:
+def _segment_backward_moments(step: Step, index: int, group: Group) -> tuple[Moment, ...]:
     """Candidates for what a layer and others of its stretch hold in its backward."""
     if step.stretches is None:
         return ([(1, group.part.backward)],)
@@ -259,7 +263,7 @@ def _passing(step: Step, index: int, group: Group) -> tuple[Moment, ...]:
     return tuple([*inside, *body] for body in step.stretches.bodies(index))
 
 
-def _cached(walk: StageLayers, run: int, repetition: int, place: int) -> list[tuple[Count, BytesByPath]]:
+def _cached_forward_tensors(walk: StageLayers, run: int, repetition: int, place: int) -> list[tuple[Count, BytesByPath]]:
     """What the model's forward keeps besides: embeddings it still names, weights' casts of layers that save nothing."""
     moment = [(1, walk.embeddings.part.cached)] if walk.embeddings else []
     moment += [(layers.count, group.part.cached) for layers in walk.layers[:run] for group in layers.pattern]
@@ -283,7 +287,7 @@ def _embedding_output(step: Step, run: int, repetition: int, place: int) -> list
     ]
 
 
-def _beside(step: Step, run: int) -> Moment:
+def _tower_resident_tensors(step: Step, run: int) -> Moment:
     """What goes by a name while the layers of a pictures' tower run, and those that come after it."""
     if run < step.walk.entry:
         return [(1, step.beside.inside)] if run else []
@@ -293,7 +297,7 @@ def _beside(step: Step, run: int) -> Moment:
     return [(1, step.beside.features), *([] if saved else [(1, step.beside.states)])]
 
 
-def _waiting(step: Step, run: int) -> Moment:
+def _tower_backward_adjustment(step: Step, run: int) -> Moment:
     """While backward passes through a pictures' tower: what the layers of the words shared is gone, and the gradient of their embeddings,
     which are looked up before the tower runs, is there.
     """
@@ -308,7 +312,7 @@ def _waiting(step: Step, run: int) -> Moment:
     return [(1, gone), (1, BytesByPath.of([((Component.TEMPORARIES, f"{words}/gradient"), step.walk.embeddings.part.output)]))]
 
 
-def _left(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, BytesByPath]]:
+def _later_layer_leftovers(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, BytesByPath]]:
     """What layers behind this one have left: their gradients, and what stays until the graph goes."""
     walk = step.walk
     behind = [(layers.count, group) for layers in walk.layers[run + 1 :] for group in layers.pattern]
@@ -349,7 +353,7 @@ def gradient_bag(parameters: tuple[tuple[Held, Count], ...], plan: Plan) -> Byte
 
 
 @formula(cites=MEGATRON_MASTER, at="_copy_model_grads_to_main_grads: a gradient is cast, then let go, one parameter after another")
-def widening(parameters: tuple[tuple[Held, Count], ...], plan: Plan) -> list[BytesByPath]:
+def master_copy_step_moments(parameters: tuple[tuple[Held, Count], ...], plan: Plan) -> list[BytesByPath]:
     """Moments of an optimizer with copies in higher precision: each gradient beside its own copy, then all copies while they are stepped.
 
     Tensors of layers are taken as they stand in the last one.

@@ -20,7 +20,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from memsheet.errors import printable, refuse
+from memsheet.errors import input_error, printable_line
 from memsheet.guard.spending import spend_bytes, spend_values
 
 MAX_JSON_BYTES = 8 * 2**20  # no released config.json is above a few hundred KiB
@@ -45,25 +45,25 @@ def parse_json(
 
     ``field`` names the input in errors. Raises InputError, and nothing else, on anything that is not such JSON.
     """
-    raw = _utf8(data, field, max_bytes)
+    raw = _checked_utf8(data, field, max_bytes)
     _check_shape(raw, field, max_values, max_depth)
 
     def whole(text: str) -> int:
-        return _whole(text, field)
+        return _parse_bounded_integer(text, field)
 
     def decimal(text: str) -> float:
-        return _finite(float(text), text, field)
+        return _require_finite(float(text), text, field)
 
     def constant(text: str) -> float:
-        raise refuse(field, text, "is not a number that JSON knows", "NaN and Infinity have no place in a configuration; use null")
+        raise input_error(field, text, "is not a number that JSON knows", "NaN and Infinity have no place in a configuration; use null")
 
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        return _distinct(pairs, field)
+        return _dict_with_unique_keys(pairs, field)
 
     try:  # as text: given bytes, json.loads would look for UTF-16, which the scan above has not seen
         found = json.loads(raw.decode(), parse_int=whole, parse_float=decimal, parse_constant=constant, object_pairs_hook=distinct)
     except json.JSONDecodeError as error:
-        raise refuse(field, None, f"is not JSON: {error.msg} (line {error.lineno}, column {error.colno})") from None
+        raise input_error(field, None, f"is not JSON: {error.msg} (line {error.lineno}, column {error.colno})") from None
     if _HALF_PAIR.search(raw):
         _check_pairs(found, field)
     return found
@@ -71,7 +71,7 @@ def parse_json(
 
 def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES, max_values: int = MAX_VALUES) -> dict[str, Any]:
     """The object in a JSON file. Raises InputError if the file is missing, is not a regular file, or holds anything else."""
-    return _object(parse_json(read_bytes(path, max_bytes), str(path), max_bytes=max_bytes, max_values=max_values), path)
+    return _require_top_level_object(parse_json(read_bytes(path, max_bytes), str(path), max_bytes=max_bytes, max_values=max_values), path)
 
 
 def parse_yaml(data: bytes | str, field: str) -> Any:
@@ -81,20 +81,20 @@ def parse_yaml(data: bytes | str, field: str) -> Any:
     """
     import yaml
 
-    text = _utf8(data, field, MAX_YAML_BYTES).decode()
+    text = _checked_utf8(data, field, MAX_YAML_BYTES).decode()
     try:
         _check_events(text, field)
         return _yaml_loader()(text, field).get_single_data()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        reason = printable(getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be parsed")
-        raise refuse(field, None, f"is not YAML that memsheet reads: {reason}{where}") from None
+        reason = printable_line(getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be parsed")
+        raise input_error(field, None, f"is not YAML that memsheet reads: {reason}{where}") from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file, under the same rules as ``read_json``."""
-    return _object(parse_yaml(read_bytes(path, MAX_YAML_BYTES), str(path)), path)
+    return _require_top_level_object(parse_yaml(read_bytes(path, MAX_YAML_BYTES), str(path)), path)
 
 
 @contextmanager
@@ -103,29 +103,29 @@ def open_regular(path: Path) -> Iterator[tuple[BinaryIO, int]]:
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:
-        raise refuse("file", str(path), "does not exist") from None
+        raise input_error("file", str(path), "does not exist") from None
     except (OSError, ValueError) as error:  # a loop of links, a name too long or with a NUL, no permission, a directory on Windows
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "is not a file name"
-        raise refuse("file", str(path), f"cannot be opened: {reason}") from None
+        raise input_error("file", str(path), f"cannot be opened: {reason}") from None
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        raise refuse("file", str(path), f"is {'a folder' if stat.S_ISDIR(status.st_mode) else 'a pipe, socket or device'}, not a file")
+        raise input_error("file", str(path), f"is {'a folder' if stat.S_ISDIR(status.st_mode) else 'a pipe, socket or device'}, not a file")
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         yield file, status.st_size
 
 
 def is_folder(path: Path) -> bool:
     """Whether ``path`` is a folder; False, never an error, for names that no file can have."""
-    return _mode(path, stat.S_ISDIR)
+    return _path_mode_matches(path, stat.S_ISDIR)
 
 
 def is_file(path: Path) -> bool:
     """Whether ``path`` is a regular file; False, never an error, for names that no file can have."""
-    return _mode(path, stat.S_ISREG)
+    return _path_mode_matches(path, stat.S_ISREG)
 
 
-def _mode(path: Path, question: Callable[[int], bool]) -> bool:
+def _path_mode_matches(path: Path, question: Callable[[int], bool]) -> bool:
     try:
         return question(path.stat().st_mode)
     except (OSError, ValueError):
@@ -136,8 +136,8 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
     """All bytes of a regular file that holds no more than ``max_bytes``."""
     with open_regular(path) as (file, size):
         if size > max_bytes:
-            raise refuse("file", str(path), f"has {size} bytes, more than the {max_bytes} that such a file may have")
-        return exactly(file, size, path)
+            raise input_error("file", str(path), f"has {size} bytes, more than the {max_bytes} that such a file may have")
+        return read_exact_bytes(file, size, path)
 
 
 def read_stdin(field: str, max_bytes: int) -> bytes:
@@ -147,7 +147,7 @@ def read_stdin(field: str, max_bytes: int) -> bytes:
     return data
 
 
-def exactly(file: BinaryIO, size: int, path: Path) -> bytes:
+def read_exact_bytes(file: BinaryIO, size: int, path: Path) -> bytes:
     """The next ``size`` bytes; a file that ends earlier (it is being written?) is refused."""
     spend_bytes(str(path), file.tell() + size)
     parts: list[bytes] = []
@@ -156,35 +156,35 @@ def exactly(file: BinaryIO, size: int, path: Path) -> bytes:
         try:
             part = file.read(missing)
         except OSError as error:
-            raise refuse("file", str(path), f"cannot be read: {error.strerror}") from None
+            raise input_error("file", str(path), f"cannot be read: {error.strerror}") from None
         if not part:
-            raise refuse("file", str(path), f"ends {missing} bytes early", "was it copied completely?")
+            raise input_error("file", str(path), f"ends {missing} bytes early", "was it copied completely?")
         parts.append(part)
         missing -= len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _object(found: Any, path: Path) -> dict[str, Any]:
+def _require_top_level_object(found: Any, path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
-        raise refuse(str(path), found, "holds no object of keys and values at its top level")
+        raise input_error(str(path), found, "holds no object of keys and values at its top level")
     return found
 
 
-def _utf8(data: bytes | str, field: str, max_bytes: int) -> bytes:
+def _checked_utf8(data: bytes | str, field: str, max_bytes: int) -> bytes:
     """``data`` as valid UTF-8 without byte-order mark and within the size limit."""
     if len(data) > max_bytes:
-        raise refuse(field, None, f"is longer than the {max_bytes} bytes that are read")
+        raise input_error(field, None, f"is longer than the {max_bytes} bytes that are read")
     try:
         raw = data.encode() if isinstance(data, str) else data
         raw = raw.removeprefix(b"\xef\xbb\xbf")
         raw.decode()
     except UnicodeError:
         hint = "it looks like UTF-16; save it as UTF-8" if isinstance(data, bytes) and data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
-        raise refuse(field, None, "is not UTF-8 text", hint) from None
+        raise input_error(field, None, "is not UTF-8 text", hint) from None
     if len(raw) > max_bytes:
-        raise refuse(field, None, f"is longer than the {max_bytes} bytes that are read")
+        raise input_error(field, None, f"is longer than the {max_bytes} bytes that are read")
     if not raw.strip():
-        raise refuse(field, None, "is empty")
+        raise input_error(field, None, "is empty")
     return raw
 
 
@@ -193,7 +193,7 @@ def _check_shape(raw: bytes, field: str, max_values: int, max_depth: int) -> Non
 
     Up to the first mistake in the text this counts exactly what the parser would build, and there the parser stops.
     """
-    crowded = refuse(field, None, f"holds more than {max_values} values")
+    crowded = input_error(field, None, f"holds more than {max_values} values")
     if raw.count(b'"') - raw.count(b'\\"') > 2 * max_values + 2:  # before the strings are gone through one by one
         raise crowded
     bare = _STRING.sub(b"", raw)
@@ -203,26 +203,26 @@ def _check_shape(raw: bytes, field: str, max_values: int, max_depth: int) -> Non
     spend_values(field, count)
     steps = bare.translate(_STEPS, _NOT_BRACKETS)
     if max(accumulate(memoryview(steps).cast("b")), default=0) > max_depth:
-        raise refuse(field, None, f"is nested deeper than {max_depth} levels")
+        raise input_error(field, None, f"is nested deeper than {max_depth} levels")
 
 
-def _whole(text: str, field: str) -> int:
+def _parse_bounded_integer(text: str, field: str) -> int:
     if len(text) > _INT_DIGITS or abs(value := int(text)) > MAX_INT:
-        raise refuse(field, text, "is outside ±2^63", "no size of a model or a machine is near this")
+        raise input_error(field, text, "is outside ±2^63", "no size of a model or a machine is near this")
     return value
 
 
-def _finite(value: float, text: str, field: str) -> float:
+def _require_finite(value: float, text: str, field: str) -> float:
     if not math.isfinite(value):
-        raise refuse(field, text, "is not a finite number")
+        raise input_error(field, text, "is not a finite number")
     return value
 
 
-def _distinct(pairs: list[tuple[Any, Any]], field: str) -> dict[Any, Any]:
+def _dict_with_unique_keys(pairs: list[tuple[Any, Any]], field: str) -> dict[Any, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-        raise refuse(field, twice, "is a key that stands twice in one object", "two readers would read two different models")
+        raise input_error(field, twice, "is a key that stands twice in one object", "two readers would read two different models")
     return found
 
 
@@ -231,7 +231,7 @@ def _check_pairs(found: Any, field: str) -> None:
     try:
         json.dumps(found, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise refuse(field, None, "holds half of a surrogate pair, which is no character") from None
+        raise input_error(field, None, "holds half of a surrogate pair, which is no character") from None
 
 
 def _check_events(text: str, field: str) -> None:
@@ -242,19 +242,19 @@ def _check_events(text: str, field: str) -> None:
     for event in yaml.parse(text, Loader=_yaml_base()):
         where = f"line {event.start_mark.line + 1}" if event.start_mark else None
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            raise refuse(field, where, "has an anchor or an alias", "write the value out: aliases can grow without limit")
+            raise input_error(field, where, "has an anchor or an alias", "write the value out: aliases can grow without limit")
         if getattr(event, "tag", None) is not None:
-            raise refuse(field, where, "has a tag", "tags can name code; only plain values are read")
+            raise input_error(field, where, "has a tag", "tags can name code; only plain values are read")
         documents += isinstance(event, yaml.DocumentStartEvent)
         values += isinstance(event, yaml.NodeEvent)
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if documents > 1:
-            raise refuse(field, where, "starts a second document", "keep one document a file")
+            raise input_error(field, where, "starts a second document", "keep one document a file")
         if depth > MAX_DEPTH:
-            raise refuse(field, where, f"is nested deeper than {MAX_DEPTH} levels")
+            raise input_error(field, where, f"is nested deeper than {MAX_DEPTH} levels")
         if values > MAX_YAML_VALUES:
-            raise refuse(field, where, f"holds more than {MAX_YAML_VALUES} values")
+            raise input_error(field, where, f"holds more than {MAX_YAML_VALUES} values")
     spend_values(field, values)
 
 
@@ -290,8 +290,8 @@ def _yaml_map(loader: Any, node: Any) -> dict[Any, Any]:
     pairs = [(loader.construct_object(key, deep=True), loader.construct_object(value, deep=True)) for key, value in node.value]
     for key, _ in pairs:
         if isinstance(key, bool) or not isinstance(key, str | int):
-            raise refuse(loader.field, key, "is a key that is not text", "put it in quotes")
-    return _distinct(pairs, loader.field)
+            raise input_error(loader.field, key, "is a key that is not text", "put it in quotes")
+    return _dict_with_unique_keys(pairs, loader.field)
 
 
 def _yaml_int(loader: Any, node: Any) -> int:
@@ -299,9 +299,9 @@ def _yaml_int(loader: Any, node: Any) -> int:
     try:
         value = int(loader.construct_yaml_int(node)) if len(node.value) <= 4 * _INT_DIGITS else MAX_INT + 1
     except ValueError:  # "0x_" passes PyYAML's own pattern
-        raise refuse(loader.field, node.value, "is not a number") from None
+        raise input_error(loader.field, node.value, "is not a number") from None
     if abs(value) > MAX_INT:
-        raise refuse(loader.field, node.value, "is outside ±2^63")
+        raise input_error(loader.field, node.value, "is outside ±2^63")
     return value
 
 
@@ -309,5 +309,5 @@ def _yaml_float(loader: Any, node: Any) -> float:
     try:
         value = float(loader.construct_yaml_float(node))
     except (ValueError, OverflowError):
-        raise refuse(loader.field, node.value, "is not a number") from None
-    return _finite(value, node.value, loader.field)
+        raise input_error(loader.field, node.value, "is not a number") from None
+    return _require_finite(value, node.value, loader.field)

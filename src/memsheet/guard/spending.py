@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.guard.budget import Budget, TooMuchError
 
 MOST_BYTES = 64 * 2**20
@@ -51,16 +51,16 @@ def of_one_command(most_bytes: int = MOST_BYTES, most_values: int = MOST_VALUES)
 def spend_bytes(name: str, end: int) -> None:
     """That the file (or pipe, or compressed text) ``name`` is read up to ``end``. Raises InputError where a command has read enough."""
     if (now := _NOW.get()) is not None:
-        _spend(now.bytes, now.ends, name, end, f"{MOST_BYTES:,} bytes that one command reads of all its files")
+        _charge_budget(now.bytes, now.ends, name, end, f"{MOST_BYTES:,} bytes that one command reads of all its files")
 
 
 def spend_values(name: str, count: int) -> None:
     """That so many values are built of ``name``. Raises InputError where a command has built enough."""
     if (now := _NOW.get()) is not None:
-        _spend(now.values, now.built, name, count, f"{MOST_VALUES:,} values that one command builds of all its files")
+        _charge_budget(now.values, now.built, name, count, f"{MOST_VALUES:,} values that one command builds of all its files")
 
 
-def _spend(budget: Budget, before: dict[str, int], name: str, amount: int, most: str) -> None:
+def _charge_budget(budget: Budget, before: dict[str, int], name: str, amount: int, most: str) -> None:
     more = amount - before.get(name, 0)
     if more <= 0:
         return
@@ -68,4 +68,4 @@ def _spend(budget: Budget, before: dict[str, int], name: str, amount: int, most:
     try:
         budget.spend(more)
     except TooMuchError:
-        raise refuse("file", name, f"goes beyond the {most}", "name fewer files, or those that the question is about") from None
+        raise input_error("file", name, f"goes beyond the {most}", "name fewer files, or those that the question is about") from None

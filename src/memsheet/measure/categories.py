@@ -31,21 +31,21 @@ BY_INSTANT: Mapping[Instant, str] = {
 SERVING = (Instant.PREFILL, Instant.DECODE)
 
 
-def category(component: Component, instant: Instant) -> str:
+def profiler_category(component: Component, instant: Instant) -> str:
     """The profiler's name for a component at an instant."""
     if instant in SERVING and component is not Component.PARAMETERS:
         return UNNAMED
     return ALWAYS.get(component) or BY_INSTANT.get(instant, UNNAMED)
 
 
-def categories(sheet: Sheet) -> dict[str, dict[str, int]]:
+def profiler_category_bytes(sheet: Sheet) -> dict[str, dict[str, int]]:
     """Bytes at each instant by the profiler's names, the largest first; what lies outside tensors has none."""
     found: dict[str, dict[str, int]] = {}
     for instant, row in sheet.sums().items():
         sums: dict[str, int] = {}
         for component, size in row.items():
             if component not in (Component.ALLOCATOR_SLACK, Component.CONTEXT):
-                name = category(component, instant)
+                name = profiler_category(component, instant)
                 sums[name] = sums.get(name, 0) + int(size.value)
         found[instant.value] = dict(sorted(sums.items(), key=lambda pair: -pair[1]))
     return found

@@ -39,7 +39,7 @@ STATS = {"requested": "requested_bytes.all.peak", "allocated": "allocated_bytes.
 """Ours → torch.cuda.memory_stats' (torch/cuda/memory.py)."""
 
 
-def counted(
+def count_cuda_peaks(
     run: Callable[[Callable[[Instant | None], None]], None], cuda: Any, process_bytes: Callable[[int], int | None] = process_bytes
 ) -> Counted:
     """Call ``run``, which says where it is; after None nothing counts. ``cuda``: ``torch.cuda``.
@@ -67,7 +67,7 @@ def counted(
     return Counted(**peaks, device=total - free, process=process_bytes(cuda.current_device()))
 
 
-def emptied(cuda: Any) -> None:
+def clear_cuda_caches(cuda: Any) -> None:
     """Nothing of an earlier run is left in the allocator: neither cached segments nor cuBLAS' workspaces."""
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if clear is not None:

@@ -10,7 +10,7 @@ import torch
 
 from memsheet.sheet import Component, Instant
 from memsheet.timeline import Mark, Storage, Timeline, events_document
-from memsheet.trace.modules import folded
+from memsheet.trace.modules import fold_layer_indices
 from memsheet.trace.recorder import Recorder, Stop
 
 NO_MEMORY = (MemoryError, RuntimeError)
@@ -43,22 +43,22 @@ def request_bytes(error: BaseException) -> int | None:
     return round(float(found[1]) * _UNITS[found[2].lower()]) if found else None
 
 
-def died(stop: Stop, error: BaseException, step: int | None = None) -> dict[str, Any]:
+def out_of_memory_record(stop: Stop, error: BaseException, step: int | None = None) -> dict[str, Any]:
     """The rank of which a child tells: a timeline of what was there, and the facts of its end. ``step`` counts from 1."""
     recorder = stop.recorder
     instant = recorder.instant or Instant.LOAD
     first = not any(mark.instant is Instant.LOAD for mark in recorder.marks)
-    there = sorted((_storage(recorder, number, stop, first=first) for number in stop.held), key=lambda storage: -storage.bytes)
+    there = sorted((_held_storage(recorder, number, stop, first=first) for number in stop.held), key=lambda storage: -storage.bytes)
     timeline = Timeline(storages=tuple(there), events=tuple(range(len(there))), marks=(Mark(len(there), instant),))
     facts: dict[str, Any] = {
-        "instant": instant.value, "step": step or (1 if first else 2), "op": stop.op, "path": folded(stop.path),
+        "instant": instant.value, "step": step or (1 if first else 2), "op": stop.op, "path": fold_layer_indices(stop.path),
         "request_bytes": request_bytes(error), "resident_bytes": sum(storage.bytes for storage in there), "by": _by_component(there),
-        "largest": _largest(there), "message": str(error).splitlines()[0][:500] if str(error) else type(error).__name__,
+        "largest": _largest_held_rows(there), "message": str(error).splitlines()[0][:500] if str(error) else type(error).__name__,
     }  # fmt: skip
     return {"rank": 0, "stage": 0, "events": events_document(timeline), "facts": {"torch": torch.__version__, "died": facts}}
 
 
-def _storage(recorder: Recorder, number: int, stop: Stop, *, first: bool) -> Storage:
+def _held_storage(recorder: Recorder, number: int, stop: Stop, *, first: bool) -> Storage:
     """A row that was there. While the model is built all are parameters; what waits for backward is saved but where its own module
     still runs; what the optimizer's first step fills with zeros are its states.
     """
@@ -72,7 +72,7 @@ def _storage(recorder: Recorder, number: int, stop: Stop, *, first: bool) -> Sto
         elif first and recorder.instant is Instant.OPTIMIZER_STEP and row.op in _STATES:
             component = Component.OPTIMIZER_STATES
     made = component in (Component.TEMPORARIES, Component.SAVED_ACTIVATIONS)
-    path = folded(row.path or row.owner)
+    path = fold_layer_indices(row.path or row.owner)
     return Storage(
         row.bytes, component, f"{path or 'step'}/{row.part or row.op.removeprefix('aten.')}" if made else path, row.op, row.stream, row.line
     )
@@ -85,7 +85,7 @@ def _by_component(there: list[Storage]) -> dict[str, int]:
     return dict(sorted(sums.items(), key=lambda pair: -pair[1]))
 
 
-def _largest(there: list[Storage]) -> list[Mapping[str, Any]]:
+def _largest_held_rows(there: list[Storage]) -> list[Mapping[str, Any]]:
     """The rows that take most, one a component and path."""
     sums: dict[tuple[str, str], int] = {}
     for storage in there:

@@ -16,13 +16,13 @@ from memsheet.allocator.settings import LARGE_SEGMENT
 from memsheet.allocator.steps import Step, replay_steps
 from memsheet.measure.died import NO_MEMORY
 from memsheet.plan.plan import Plan
-from memsheet.run.data import SEED, batches, lengths
+from memsheet.run.data import SEED, microbatch_stream, random_sequence_lengths
 from memsheet.run.model import build_config
-from memsheet.run.train import trainer
+from memsheet.run.train import build_trainer
 from memsheet.sheet import Instant
 from memsheet.timeline import Timeline
-from memsheet.trace.custom import watching
-from memsheet.trace.job import MICRO, How, recording, timeline
+from memsheet.trace.custom import follow_training_calls
+from memsheet.trace.job import MICRO, How, recorded_timeline, recording_context
 from memsheet.units import MIB
 
 SPLIT_BYTES = 128 * MIB
@@ -49,10 +49,10 @@ class Many:
 
     @property
     def lengths(self) -> list[int]:
-        return lengths(int(self.plan.seq_len), self.steps)
+        return random_sequence_lengths(int(self.plan.seq_len), self.steps)
 
     def batches(self) -> Iterator[Mapping[str, Any]]:
-        return batches(build_config(self.config, self.plan), self.plan, self.device, text=self.text, varied=self.lengths)
+        return microbatch_stream(build_config(self.config, self.plan), self.plan, self.device, text=self.text, varied=self.lengths)
 
 
 def over_steps(many: Many, cuda: Any = None) -> dict[str, Any]:
@@ -60,36 +60,36 @@ def over_steps(many: Many, cuda: Any = None) -> dict[str, Any]:
 
     Where memory runs out, the error says at which step (``step``).
     """
-    made, starts, counted = _recorded(many, cuda)
+    made, starts, counted = _record_varied_steps(many, cuda)
     largest = max((storage.bytes for storage in made.storages), default=0)
     limit = SPLIT_BYTES if largest >= SPLIT_BYTES else LARGE_SEGMENT + MIB
     kinds = {
-        "as it is": (_settings(many.plan), False), "expandable segments": (Settings(expandable_segments=True), False),
-        f"max_split_size_mb:{limit // MIB}": (Settings(max_split_size_bytes=limit), False), "cache emptied each step": (_settings(many.plan), True),
+        "as it is": (_plan_allocator_settings(many.plan), False), "expandable segments": (Settings(expandable_segments=True), False),
+        f"max_split_size_mb:{limit // MIB}": (Settings(max_split_size_bytes=limit), False), "cache emptied each step": (_plan_allocator_settings(many.plan), True),
     }  # fmt: skip
     return {
         "lengths": many.lengths, "seed": SEED, "simulated": True,
-        "settings": [_row(name, replay_steps(made, starts, how, empty_cache=empty)) for name, (how, empty) in kinds.items()],
+        "settings": [_allocator_step_row(name, replay_steps(made, starts, how, empty_cache=empty)) for name, (how, empty) in kinds.items()],
         "counted": counted,
     }  # fmt: skip
 
 
-def _settings(plan: Plan) -> Settings:
+def _plan_allocator_settings(plan: Plan) -> Settings:
     return Settings(expandable_segments=plan.expandable_segments)
 
 
-def _recorded(many: Many, cuda: Any) -> tuple[Timeline, list[int], list[dict[str, int]]]:
+def _record_varied_steps(many: Many, cuda: Any) -> tuple[Timeline, list[int], list[dict[str, int]]]:
     """Every allocation of the steps, the event at which each begins, and what a GPU's own counters say of each."""
     starts, counted = list[int](), list[dict[str, int]]()
     with ExitStack() as stack:
-        recorder = stack.enter_context(recording(How(device=many.device, fake=False, scratch=False)))
-        found = stack.enter_context(watching(recorder))
-        step = trainer(many.config, many.plan, many.device, _ignore, min(int(many.plan.accumulation), MICRO))
+        recorder = stack.enter_context(recording_context(How(device=many.device, fake=False, scratch=False)))
+        found = stack.enter_context(follow_training_calls(recorder))
+        step = build_trainer(many.config, many.plan, many.device, _ignore_instant, min(int(many.plan.accumulation), MICRO))
         for number, batch in enumerate(many.batches()):
             if number <= 1:  # what the first step uses is known from the second on
                 found.begin(None, None, last=number == 1)
             if cuda is not None and not starts:
-                counters(cuda)  # what came before is not the first step's
+                read_peak_counters(cuda)  # what came before is not the first step's
             starts.append(len(recorder.events))
             many.tell(f"step {number + 1} of {many.steps}")
             try:
@@ -98,19 +98,19 @@ def _recorded(many: Many, cuda: Any) -> tuple[Timeline, list[int], list[dict[str
                 error.step = number + 1  # type: ignore[union-attr]
                 raise
             if cuda is not None:
-                counted.append(counters(cuda))
+                counted.append(read_peak_counters(cuda))
         found.end()
-    return timeline(recorder), starts, counted
+    return recorded_timeline(recorder), starts, counted
 
 
-def counters(cuda: Any) -> dict[str, int]:
+def read_peak_counters(cuda: Any) -> dict[str, int]:
     """High-water marks since they were last read, which are set back."""
     stats = cuda.memory_stats()
     cuda.reset_peak_memory_stats()
     return {ours: int(stats.get(theirs, 0)) for ours, theirs in COUNTERS.items()}
 
 
-def _row(name: str, steps: list[Step]) -> dict[str, Any]:
+def _allocator_step_row(name: str, steps: list[Step]) -> dict[str, Any]:
     worst = max(range(len(steps)), key=lambda number: steps[number].reserved_bytes)
     return {
         "name": name, "allocated_bytes": [step.allocated_bytes for step in steps], "reserved_bytes": [step.reserved_bytes for step in steps],
@@ -118,5 +118,5 @@ def _row(name: str, steps: list[Step]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _ignore(_: Instant) -> None:
+def _ignore_instant(_: Instant) -> None:
     """The modules and the optimizer say where the step is."""

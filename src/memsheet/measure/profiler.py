@@ -30,17 +30,17 @@ class Real:
     tops: Mapping[str, tuple[tuple[str, int], ...]]
 
 
-def profiled(run: Callable[[Callable[[Instant | None], None]], None]) -> Real:
+def profile_memory_peaks(run: Callable[[Callable[[Instant | None], None]], None]) -> Real:
     """Call ``run`` with everything from its first tensor under the profiler. It says where it is; after None, nothing counts."""
     os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
-        run(_record)
-        _record(None)
-    allocations = _released(list(_allocations(profiler.profiler.kineto_results.experimental_event_tree(), "")))
-    return _real(allocations, _marks(profiler.profiler.kineto_results.events()))
+        run(_record_instant_mark)
+        _record_instant_mark(None)
+    allocations = _add_missing_releases(list(_tree_allocations(profiler.profiler.kineto_results.experimental_event_tree(), "")))
+    return _peaks_between_marks(allocations, _instant_marks(profiler.profiler.kineto_results.events()))
 
 
-def _record(instant: Instant | None) -> None:
+def _record_instant_mark(instant: Instant | None) -> None:
     with record_function(_MARK + (instant.value if instant else _END)):
         pass
 
@@ -56,16 +56,16 @@ class _Allocation:
     until: int = 0
 
 
-def _allocations(nodes: Any, op: str, until: int = 0) -> Iterator[_Allocation]:
+def _tree_allocations(nodes: Any, op: str, until: int = 0) -> Iterator[_Allocation]:
     """Memory records below some nodes of the profiler's tree, with the innermost operation that does more than allocate."""
     for node in nodes:
         if type(node.extra_fields).__name__ == "_ExtraFields_Allocation":
             yield _Allocation(node.start_time_ns, node.extra_fields.alloc_size, node.extra_fields.ptr, op, until)
         inner = op if not node.name.startswith("aten::") or node.name.startswith(_ALLOCATES) else node.name
-        yield from _allocations(node.children, inner, node.end_time_ns if node.name.startswith(_COLLECTIVE) else until)
+        yield from _tree_allocations(node.children, inner, node.end_time_ns if node.name.startswith(_COLLECTIVE) else until)
 
 
-def _released(allocations: list[_Allocation]) -> list[_Allocation]:
+def _add_missing_releases(allocations: list[_Allocation]) -> list[_Allocation]:
     """In order of time, with the releases that nobody heard: one of gloo's threads lets go of what a collective allocated, because it
     comes last to it, when the profiler no longer listens to that thread (ProcessGroupGloo.cpp, runLoop). That can only be soon after the
     collective: it counts as gone with it.
@@ -81,11 +81,11 @@ def _released(allocations: list[_Allocation]) -> list[_Allocation]:
     return sorted([*allocations, *(_Allocation(one.until, -one.bytes, one.address, one.op) for one in silent)], key=lambda one: one.at)
 
 
-def _marks(events: Any) -> list[tuple[int, str]]:
+def _instant_marks(events: Any) -> list[tuple[int, str]]:
     return sorted((event.start_ns(), event.name().removeprefix(_MARK)) for event in events if event.name().startswith(_MARK))
 
 
-def _real(allocations: list[_Allocation], marks: list[tuple[int, str]]) -> Real:
+def _peaks_between_marks(allocations: list[_Allocation], marks: list[tuple[int, str]]) -> Real:
     """High-water marks between the marks, and what was there at each. A step that begins anew forgets the one before."""
     instants, tops = dict[str, int](), dict[str, list[_Allocation]]()
     live, held, now, waiting = dict[int, _Allocation](), 0, "", list(marks)

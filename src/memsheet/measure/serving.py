@@ -12,10 +12,10 @@ import torch
 from memsheet.plan.plan import Plan
 from memsheet.run.adapters import apply_quantization, apply_served_adapters
 from memsheet.run.model import build_config, build_model
-from memsheet.run.serve import Generation, begin, build_cache, cache_kind, for_decode, step
-from memsheet.run.step import autocast
+from memsheet.run.serve import Generation, begin_generation, build_cache, cache_kind, for_decode, generate_next_token
+from memsheet.run.step import autocast_region
 from memsheet.sheet import Component, Instant
-from memsheet.trace.serving_job import Slots, generate
+from memsheet.trace.serving_job import Slots, trace_generation
 
 Marked = Callable[[Instant | None], None]
 
@@ -37,40 +37,40 @@ class _Nobody:
 
 
 @contextmanager
-def _served(config: Mapping[str, Any], plan: Plan, device: str) -> Iterator[tuple[Any, Any]]:
+def _serving_model_and_cache(config: Mapping[str, Any], plan: Plan, device: str) -> Iterator[tuple[Any, Any]]:
     """The model, and a cache of the plan's kind."""
     settings = build_config(config, plan)
     with torch.no_grad():
         model = apply_served_adapters(apply_quantization(build_model(settings, plan, device), plan), plan)
-        with autocast(plan, device):
+        with autocast_region(plan, device):
             yield model, build_cache(settings, plan, cache_kind(plan, None))
 
 
 def run_once(config: Mapping[str, Any], plan: Plan, device: str, at: Marked) -> None:
     """The prompt, the jump to the end, the last tokens, with nobody watching but whoever is told where it is."""
-    with _served(config, plan, device) as (model, cache):
+    with _serving_model_and_cache(config, plan, device) as (model, cache):
         at(Instant.LOAD)
         if plan.phase != "load":
             nobody: Any = _Nobody(at)
-            generate(Slots(nobody), model, plan, cache, device)
+            trace_generation(Slots(nobody), model, plan, cache, device)
 
 
-def timed(config: Mapping[str, Any], plan: Plan, device: str, tokens: int) -> dict[str, Any]:
+def generation_seconds(config: Mapping[str, Any], plan: Plan, device: str, tokens: int) -> dict[str, Any]:
     """Seconds of a prompt and of each of ``tokens`` tokens after it; the first of each is not counted."""
-    with _served(config, plan, device) as (model, cache):
-        generation = begin(model, plan, cache, device)
-        prefill_s = [_seconds(generation, device, first=True)]
+    with _serving_model_and_cache(config, plan, device) as (model, cache):
+        generation = begin_generation(model, plan, cache, device)
+        prefill_s = [_generation_step_s(generation, device, first=True)]
         with for_decode(model):
-            decode_s = [_seconds(generation, device) for _ in range(tokens + 1)][1:]
+            decode_s = [_generation_step_s(generation, device) for _ in range(tokens + 1)][1:]
     del cache, generation
-    with _served(config, plan, device) as (model, cache):
-        prefill_s.append(_seconds(begin(model, plan, cache, device), device, first=True))
+    with _serving_model_and_cache(config, plan, device) as (model, cache):
+        prefill_s.append(_generation_step_s(begin_generation(model, plan, cache, device), device, first=True))
     return {"prefill_s": min(prefill_s), "decode_s": decode_s}
 
 
-def _seconds(generation: Generation, device: str, *, first: bool = False) -> float:
+def _generation_step_s(generation: Generation, device: str, *, first: bool = False) -> float:
     start = time.perf_counter()
-    step(generation, first=first)
+    generate_next_token(generation, first=first)
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - start

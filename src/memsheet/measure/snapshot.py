@@ -20,7 +20,7 @@ SEGMENT_KEYS = ("address", "total_size", "allocated_size", "active_size", "strea
 BLOCK_KEYS = ("address", "size", "requested_size", "state")
 
 
-def history(run: Callable[[], None], memory: Any) -> dict[str, Any]:
+def record_allocator_history(run: Callable[[], None], memory: Any) -> dict[str, Any]:
     """Call ``run`` with the history on, and what the allocator then says. ``memory``: ``torch.cuda.memory``."""
     memory._record_memory_history(max_entries=ENTRIES, stacks="python", context=None)
     try:
@@ -28,27 +28,27 @@ def history(run: Callable[[], None], memory: Any) -> dict[str, Any]:
         found = memory._snapshot()
     finally:
         memory._record_memory_history(enabled=None)
-    return document(found)
+    return snapshot_document(found)
 
 
-def document(snapshot: dict[str, Any]) -> dict[str, Any]:
+def snapshot_document(snapshot: dict[str, Any]) -> dict[str, Any]:
     """A snapshot without its stacks, of the device that has a history."""
     traces = snapshot.get("device_traces") or [[]]
     device = max(range(len(traces)), key=lambda number: len(traces[number]))
     return {
         "schema": SNAPSHOT_SCHEMA,
         "events": [{key: event[key] for key in EVENT_KEYS if key in event} for event in traces[device]],
-        "segments": [_segment(segment) for segment in snapshot.get("segments", ()) if segment.get("device", device) == device],
+        "segments": [_segment_document(segment) for segment in snapshot.get("segments", ()) if segment.get("device", device) == device],
         "settings": {key: value for key, value in snapshot.get("allocator_settings", {}).items() if isinstance(value, str | int | float | bool)},
     }  # fmt: skip
 
 
-def _segment(segment: dict[str, Any]) -> dict[str, Any]:
+def _segment_document(segment: dict[str, Any]) -> dict[str, Any]:
     blocks = [{key: block[key] for key in BLOCK_KEYS if key in block} for block in segment.get("blocks", ())]
     return {**{key: segment[key] for key in SEGMENT_KEYS if key in segment}, "blocks": blocks}
 
 
-def write(found: dict[str, Any], path: Path) -> None:
+def write_packed_history(found: dict[str, Any], path: Path) -> None:
     """Compressed, whole or not at all."""
     beside = path.with_name(f".{path.name}.part")
     beside.write_bytes(gzip.compress(json.dumps(found, separators=(",", ":")).encode(), mtime=0))

@@ -111,11 +111,11 @@ _HALF_REFUSED = "is not modelled for Megatron: its parameters and gradients in f
 _PLAIN_TRAIN = {"true": {"precision.compute": "bf16"}, "false": {}}
 
 
-def _switch(whose: str, *meanings: Meaning) -> Word:
+def _switch_word(whose: str, *meanings: Meaning) -> Word:
     return Word(whose, meanings, switch=True)
 
 
-def _on(keys: Mapping[str, Any], **more: Any) -> Meaning:
+def _meaning_where_on(keys: Mapping[str, Any], **more: Any) -> Meaning:
     """A switch that says something where it is on, and nothing where it is off."""
     return Meaning(comes_to={"true": keys, "false": {}}, **more)
 
@@ -124,44 +124,44 @@ _OTHERS: dict[str, Word] = {
     # ---- switches
     **dict.fromkeys(
         ("gradient-checkpointing", "use-gradient-checkpointing", "activation-checkpointing", "enable-activation-checkpointing", "checkpoint-activations"),
-        _switch("transformers", Meaning(task=TRAIN, comes_to=_RECOMPUTE, hint="on or off; unsloth's own is --recompute full --offload activations")),
+        _switch_word("transformers", Meaning(task=TRAIN, comes_to=_RECOMPUTE, hint="on or off; unsloth's own is --recompute full --offload activations")),
     ),
-    "recompute-activations": _switch("megatron", _on({"recompute.mode": "selective"}, task=TRAIN, engines=_MEGATRON)),
+    "recompute-activations": _switch_word("megatron", _meaning_where_on({"recompute.mode": "selective"}, task=TRAIN, engines=_MEGATRON)),
     "recompute-granularity": Word("megatron", (Meaning("recompute.mode", TRAIN, _MEGATRON),)),
     "activation-checkpoint-mode": Word("torchtitan", (Meaning("recompute.mode", TRAIN, ("torchtitan",)),)),
-    **dict.fromkeys(("distributed-optimizer", "use-distributed-optimizer"), _switch("megatron", Meaning(
+    **dict.fromkeys(("distributed-optimizer", "use-distributed-optimizer"), _switch_word("megatron", Meaning(
         task=TRAIN, engines=_MEGATRON, comes_to={"true": {"zero": 1}, "false": {"zero": 0}}))),
-    **dict.fromkeys(("load-in-4bit", "use-4bit"), _switch("transformers", _on(_SINGLE))),
-    "load-in-8bit": _switch("transformers", _on({"quantization.weights": "int8"})),
-    **dict.fromkeys(("lora", "use-lora", "use-peft"), _switch("peft", _on({"?adapter.rank": "lora"}, task=TRAIN))),
-    "qlora": _switch("peft", _on(_QLORA, task=TRAIN)),
-    "bf16": _switch("transformers", Meaning(task=TRAIN, comes_to=_PLAIN_TRAIN), _on({"precision.name": "bf16-pure"}, task=INFER)),
-    "fp16": _switch(
-        "transformers", _on({"precision.compute": "fp16"}, task=TRAIN), _on(DEEPSPEED_FP16, task=TRAIN, engines=_DEEPSPEED),
-        Meaning(task=TRAIN, engines=_MEGATRON, refused=_HALF_REFUSED, hint="--bf16"), _on(SERVED_FP16, task=INFER),
+    **dict.fromkeys(("load-in-4bit", "use-4bit"), _switch_word("transformers", _meaning_where_on(_SINGLE))),
+    "load-in-8bit": _switch_word("transformers", _meaning_where_on({"quantization.weights": "int8"})),
+    **dict.fromkeys(("lora", "use-lora", "use-peft"), _switch_word("peft", _meaning_where_on({"?adapter.rank": "lora"}, task=TRAIN))),
+    "qlora": _switch_word("peft", _meaning_where_on(_QLORA, task=TRAIN)),
+    "bf16": _switch_word("transformers", Meaning(task=TRAIN, comes_to=_PLAIN_TRAIN), _meaning_where_on({"precision.name": "bf16-pure"}, task=INFER)),
+    "fp16": _switch_word(
+        "transformers", _meaning_where_on({"precision.compute": "fp16"}, task=TRAIN), _meaning_where_on(DEEPSPEED_FP16, task=TRAIN, engines=_DEEPSPEED),
+        Meaning(task=TRAIN, engines=_MEGATRON, refused=_HALF_REFUSED, hint="--bf16"), _meaning_where_on(SERVED_FP16, task=INFER),
     ),
-    "fp8": _switch(
-        "megatron", _on({"fp8.recipe": "delayed"}, task=TRAIN, engines=_MEGATRON), _on({"fp8.recipe": "tensorwise"}, task=TRAIN, engines=("torchtitan",)),
-        _on({"quantization.weights": "fp8"}, task=INFER),
+    "fp8": _switch_word(
+        "megatron", _meaning_where_on({"fp8.recipe": "delayed"}, task=TRAIN, engines=_MEGATRON), _meaning_where_on({"fp8.recipe": "tensorwise"}, task=TRAIN, engines=("torchtitan",)),
+        _meaning_where_on({"quantization.weights": "fp8"}, task=INFER),
         Meaning(task=TRAIN, refused="is not modelled for this engine: products in eight bits", hint="--engine megatron or torchtitan"),
     ),
-    **dict.fromkeys(("liger", "use-liger", "use-liger-kernel", "enable-liger-kernel"), _switch("liger", _on({"loss": "fused"}, task=TRAIN))),
-    "cross-entropy-loss-fusion": _switch("megatron", Meaning(
+    **dict.fromkeys(("liger", "use-liger", "use-liger-kernel", "enable-liger-kernel"), _switch_word("liger", _meaning_where_on({"loss": "fused"}, task=TRAIN))),
+    "cross-entropy-loss-fusion": _switch_word("megatron", Meaning(
         task=TRAIN, engines=_MEGATRON, comes_to={"true": {"loss": "fused"}, "false": {"loss": "plain"}})),
-    "full-finetuning": _switch("unsloth", Meaning(task=TRAIN, comes_to={"true": {}, "false": _QLORA})),
-    **dict.fromkeys(("flash-attention", "use-flash-attn", "use-flash-attention-2"), _switch("transformers", _on({"attention": "flash"}))),
-    "sdp-attention": _switch("axolotl", _on({"attention": "sdpa"})),
-    "enforce-eager": _switch("vllm", Meaning(
+    "full-finetuning": _switch_word("unsloth", Meaning(task=TRAIN, comes_to={"true": {}, "false": _QLORA})),
+    **dict.fromkeys(("flash-attention", "use-flash-attn", "use-flash-attention-2"), _switch_word("transformers", _meaning_where_on({"attention": "flash"}))),
+    "sdp-attention": _switch_word("axolotl", _meaning_where_on({"attention": "sdpa"})),
+    "enforce-eager": _switch_word("vllm", Meaning(
         task=INFER, engines=_VLLM, comes_to={"true": {"cuda_graphs": False}, "false": {"cuda_graphs": True}})),
-    "disable-cuda-graph": _switch("sglang", Meaning(
+    "disable-cuda-graph": _switch_word("sglang", Meaning(
         task=INFER, engines=_SGLANG, comes_to={"true": {"cuda_graphs": False}, "false": {"cuda_graphs": True}})),
-    "torch-compile": _switch("transformers", Meaning("compile")),
-    "moe-router-force-load-balancing": _switch("megatron", Meaning("moe.balanced", TRAIN, _MEGATRON)),
-    "moe-pad-expert-input-to-capacity": _switch("megatron", Meaning("moe.pad_to_capacity", TRAIN, _MEGATRON)),
-    "optimizer-cpu-offload": _switch("megatron", _on({"offload.optimizer": 1}, task=TRAIN)),
-    "cpu-offload": _switch(
-        "fsdp", _on({"offload.optimizer": 1, "offload.parameters": 1}, task=TRAIN),
-        _on({"offload.optimizer": 1, PARTITIONED: 1}, task=TRAIN, engines=_DEEPSPEED),
+    "torch-compile": _switch_word("transformers", Meaning("compile")),
+    "moe-router-force-load-balancing": _switch_word("megatron", Meaning("moe.balanced", TRAIN, _MEGATRON)),
+    "moe-pad-expert-input-to-capacity": _switch_word("megatron", Meaning("moe.pad_to_capacity", TRAIN, _MEGATRON)),
+    "optimizer-cpu-offload": _switch_word("megatron", _meaning_where_on({"offload.optimizer": 1}, task=TRAIN)),
+    "cpu-offload": _switch_word(
+        "fsdp", _meaning_where_on({"offload.optimizer": 1, "offload.parameters": 1}, task=TRAIN),
+        _meaning_where_on({"offload.optimizer": 1, PARTITIONED: 1}, task=TRAIN, engines=_DEEPSPEED),
     ),
     # ---- words with values of their own
     "stage": Word("deepspeed", (Meaning(task=TRAIN, comes_to={
@@ -200,7 +200,7 @@ _UNHONOURED: dict[str, tuple[str, str, str]] = {
 """Whose, why it cannot be honoured, and what says it."""
 
 
-def _table() -> dict[str, Word]:
+def _build_alias_table() -> dict[str, Word]:
     table: dict[str, Word] = dict(_OTHERS)
     for whose, key, task, engines, names in _RENAMED:
         for name in names.split():
@@ -215,7 +215,7 @@ def _table() -> dict[str, Word]:
     return table
 
 
-ALIASES: dict[str, Word] = _table()
+ALIASES: dict[str, Word] = _build_alias_table()
 
 SHORT_FLAGS = {
     "-tp": "tensor-parallel-size", "-pp": "pipeline-parallel-size", "-dp": "data-parallel-size", "-ngl": "n-gpu-layers", "-c": "ctx-size",

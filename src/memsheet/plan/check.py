@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from memsheet.errors import MOST_SHOWN, Problem, nearest, printable
+from memsheet.errors import MOST_SHOWN, Problem, nearest_words, printable_line
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import dtype_named
 
@@ -28,11 +28,11 @@ class Rule:
     choices: tuple[str, ...] = ()
 
 
-def _count(low: int = 1, high: int = 2**20) -> Rule:
+def _count_rule(low: int = 1, high: int = 2**20) -> Rule:
     return Rule("count", low, high)
 
 
-def _choice(*choices: str) -> Rule:
+def _choice_rule(*choices: str) -> Rule:
     return Rule("choice", choices=choices)
 
 
@@ -43,51 +43,51 @@ _ENGINES = (
 )  # fmt: skip
 
 RULES: dict[str, Rule] = {
-    "schema": _choice("memsheet/plan/1"), "model": _TEXT, "gpus": _TEXT, "task": _choice("train", "infer"), "phase": _choice("load"),
-    "engine": _choice(*_ENGINES), "engine_version": _TEXT,
-    "mesh.dp_replicate": _count(), "mesh.dp_shard": _count(), "mesh.cp": _count(), "mesh.tp": _count(), "mesh.pp": _count(high=2**12),
-    "mesh.vpp": _count(high=2**10), "mesh.ep": _count(), "mesh.etp": _count(), "mesh.attn_dp": _count(),
-    "zero": _count(0, 3), "reshard_after_forward": _FLAG, "sequence_parallel": _FLAG,
-    "context_parallel_comm": _choice("ring", "all_gather", "all_to_all"),
-    "schedule": _choice("gpipe", "1f1b", "interleaved", "zero_bubble", "dualpipe"), "layers_per_stage": _COUNTS,
+    "schema": _choice_rule("memsheet/plan/1"), "model": _TEXT, "gpus": _TEXT, "task": _choice_rule("train", "infer"), "phase": _choice_rule("load"),
+    "engine": _choice_rule(*_ENGINES), "engine_version": _TEXT,
+    "mesh.dp_replicate": _count_rule(), "mesh.dp_shard": _count_rule(), "mesh.cp": _count_rule(), "mesh.tp": _count_rule(), "mesh.pp": _count_rule(high=2**12),
+    "mesh.vpp": _count_rule(high=2**10), "mesh.ep": _count_rule(), "mesh.etp": _count_rule(), "mesh.attn_dp": _count_rule(),
+    "zero": _count_rule(0, 3), "reshard_after_forward": _FLAG, "sequence_parallel": _FLAG,
+    "context_parallel_comm": _choice_rule("ring", "all_gather", "all_to_all"),
+    "schedule": _choice_rule("gpipe", "1f1b", "interleaved", "zero_bubble", "dualpipe"), "layers_per_stage": _COUNTS,
     "async_tp": _FLAG, "megatron_fsdp": _FLAG,
-    "microbatch": _count(0), "global_batch": _count(0, 2**30), "seq_len": _count(0, 2**26), "image_tokens": _count(0, 2**26),
-    "seq_len_kind": _choice("exact", "maximum", "minimum"), "vocab_multiple": _count(1, 2**16),
+    "microbatch": _count_rule(0), "global_batch": _count_rule(0, 2**30), "seq_len": _count_rule(0, 2**26), "image_tokens": _count_rule(0, 2**26),
+    "seq_len_kind": _choice_rule("exact", "maximum", "minimum"), "vocab_multiple": _count_rule(1, 2**16),
     "precision.parameters": _DTYPE, "precision.compute": _DTYPE, "precision.gradients": _DTYPE, "precision.reduce": _DTYPE,
-    "precision.master_weights": _DTYPE, "precision.moments": _DTYPE, "precision.name": _choice(*PRECISIONS),
-    "fp8.recipe": _TEXT, "fp8.param_storage": Rule("any"), "fp8.all_gather": Rule("any"), "fp8.skip": _TEXTS, "optimizer.name": _TEXT, "optimizer.rank": _count(high=2**16),
-    "optimizer.implementation": _choice("foreach", "fused", "loop", "apex", "distributed", "bnb", "torchao", "transformers"), "optimizer_in_backward": _FLAG,
-    "recompute.mode": _choice("none", "selective", "full"), "recompute.modules": _TEXTS, "recompute.every": _count(high=10_000),
-    "recompute.layers": _count(high=10_000), "recompute.segments": _count(high=10_000),
-    "attention": _choice("eager", "sdpa", "flash", "cudnn"), "loss": _choice("plain", "fused", "chunked", "vocab_parallel"),
+    "precision.master_weights": _DTYPE, "precision.moments": _DTYPE, "precision.name": _choice_rule(*PRECISIONS),
+    "fp8.recipe": _TEXT, "fp8.param_storage": Rule("any"), "fp8.all_gather": Rule("any"), "fp8.skip": _TEXTS, "optimizer.name": _TEXT, "optimizer.rank": _count_rule(high=2**16),
+    "optimizer.implementation": _choice_rule("foreach", "fused", "loop", "apex", "distributed", "bnb", "torchao", "transformers"), "optimizer_in_backward": _FLAG,
+    "recompute.mode": _choice_rule("none", "selective", "full"), "recompute.modules": _TEXTS, "recompute.every": _count_rule(high=10_000),
+    "recompute.layers": _count_rule(high=10_000), "recompute.segments": _count_rule(high=10_000),
+    "attention": _choice_rule("eager", "sdpa", "flash", "cudnn"), "loss": _choice_rule("plain", "fused", "chunked", "vocab_parallel"),
     "compile": _FLAG, "dropout": _SHARE,
     "moe.dispatch": _TEXT, "moe.capacity_factor": Rule("number", low=0), "moe.balanced": _FLAG,
     "moe.pad_to_capacity": _FLAG, "moe.grouped_gemm": _FLAG, "moe.permute_fusion": _FLAG,
-    "adapter.kind": _choice("lora", "dora", "lora-fa", "llama-adapter", "llama-adapter-v2"), "adapter.rank": _count(high=2**16), "adapter.targets": _TEXTS, "adapter.dtype": _DTYPE,
-    "adapter.alpha": Rule("any"), "adapter.dropout": _SHARE, "adapter.trainable_parameters": _count(0, 2**50), "adapter.full_modules": _TEXTS,
-    "adapter.prompt_length": _count(high=2**20), "adapter.start_layer": _count(0, 10_000),
-    "quantization.weights": _TEXT, "quantization.group_size": _count(high=2**20), "quantization.double_quant": _FLAG,
+    "adapter.kind": _choice_rule("lora", "dora", "lora-fa", "llama-adapter", "llama-adapter-v2"), "adapter.rank": _count_rule(high=2**16), "adapter.targets": _TEXTS, "adapter.dtype": _DTYPE,
+    "adapter.alpha": Rule("any"), "adapter.dropout": _SHARE, "adapter.trainable_parameters": _count_rule(0, 2**50), "adapter.full_modules": _TEXTS,
+    "adapter.prompt_length": _count_rule(high=2**20), "adapter.start_layer": _count_rule(0, 10_000),
+    "quantization.weights": _TEXT, "quantization.group_size": _count_rule(high=2**20), "quantization.double_quant": _FLAG,
     "quantization.skip": _TEXTS,
     "offload.optimizer": _SHARE, "offload.parameters": _SHARE, "offload.activations": _FLAG,
-    "allocator.expandable_segments": _FLAG, "allocator.max_split_size_mb": _count(20, 2**20), "allocator.empty_cache_every": _count(),
+    "allocator.expandable_segments": _FLAG, "allocator.max_split_size_mb": _count_rule(20, 2**20), "allocator.empty_cache_every": _count_rule(),
     "cuda_graphs": Rule("flag", choices=("names of what is captured",)),
-    "serving.max_model_len": _count(0, 2**26), "serving.max_sequences": _count(0), "serving.max_batched_tokens": _count(1, 2**26),
-    "serving.kv_dtype": _DTYPE, "serving.page_tokens": _count(high=2**16), "serving.memory_fraction": _SHARE,
-    "serving.cuda_graphs": _FLAG, "serving.prompt_tokens": _count(0, 2**26), "serving.output_tokens": _count(0, 2**26),
-    "serving.shared_prefix_tokens": _count(0, 2**26),
-    "serving.batch": _count(0), "serving.logical_batch": _count(0), "serving.mla_mode": _count(0, 3), "serving.attn_max_batch": _count(0, 2**20), "serving.fused_moe": Rule("any"),
-    "speculative.method": _choice("draft", "eagle", "eagle3", "mtp", "ngram"), "speculative.model": _TEXT, "speculative.tokens": _count(high=256),
-    "speculative.tp": _count(),
-    "serving.k_dtype": _DTYPE, "serving.gpu_layers": _count(0, 10_000), "serving.host_experts": _count(0, 10_000), "serving.dp_lm_head": _FLAG,
-    "serving.dispatch": _choice("gather", "deepep"), "serving.dp_dense": _FLAG, "serving.state_slots": _count(1, 2**24), "serving.state_ratio": Rule("number", low=0),
-    "serving.max_loras": _count(0, 2**16), "serving.max_cpu_loras": _count(0, 2**16), "serving.fully_sharded_loras": _FLAG,
+    "serving.max_model_len": _count_rule(0, 2**26), "serving.max_sequences": _count_rule(0), "serving.max_batched_tokens": _count_rule(1, 2**26),
+    "serving.kv_dtype": _DTYPE, "serving.page_tokens": _count_rule(high=2**16), "serving.memory_fraction": _SHARE,
+    "serving.cuda_graphs": _FLAG, "serving.prompt_tokens": _count_rule(0, 2**26), "serving.output_tokens": _count_rule(0, 2**26),
+    "serving.shared_prefix_tokens": _count_rule(0, 2**26),
+    "serving.batch": _count_rule(0), "serving.logical_batch": _count_rule(0), "serving.mla_mode": _count_rule(0, 3), "serving.attn_max_batch": _count_rule(0, 2**20), "serving.fused_moe": Rule("any"),
+    "speculative.method": _choice_rule("draft", "eagle", "eagle3", "mtp", "ngram"), "speculative.model": _TEXT, "speculative.tokens": _count_rule(high=256),
+    "speculative.tp": _count_rule(),
+    "serving.k_dtype": _DTYPE, "serving.gpu_layers": _count_rule(0, 10_000), "serving.host_experts": _count_rule(0, 10_000), "serving.dp_lm_head": _FLAG,
+    "serving.dispatch": _choice_rule("gather", "deepep"), "serving.dp_dense": _FLAG, "serving.state_slots": _count_rule(1, 2**24), "serving.state_ratio": Rule("number", low=0),
+    "serving.max_loras": _count_rule(0, 2**16), "serving.max_cpu_loras": _count_rule(0, 2**16), "serving.fully_sharded_loras": _FLAG,
 }  # fmt: skip
 LONGEST = 1000
 """Characters of a name: of a release, a model, a format."""
 _GROUPS = {key.split(".")[0] for key in RULES if "." in key}
 
 
-def flatten(document: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_document(document: Mapping[str, Any]) -> dict[str, Any]:
     """A plan document (nested, as in ``memsheet/plan/1``) as a request. ``"precision": "fp32"`` names a set of dtypes."""
     flat: dict[str, Any] = {}
     for key, value in document.items():
@@ -103,23 +103,23 @@ def flatten(document: Mapping[str, Any]) -> dict[str, Any]:
 def check_request(request: Request) -> list[Problem]:
     """Every key that is unknown and every value that its rule does not allow. Null leaves a key to its default."""
     unknown = [key for key in request if key not in RULES]
-    near = {key: nearest(key, RULES, n=1, cutoff=0.3) for key in unknown[:MOST_SHOWN]}
-    return [problem for key, value in request.items() for problem in _check(key, value, near.get(key, []))]
+    near = {key: nearest_words(key, RULES, n=1, cutoff=0.3) for key in unknown[:MOST_SHOWN]}
+    return [problem for key, value in request.items() for problem in _check_key(key, value, near.get(key, []))]
 
 
-def _check(key: str, value: Any, near: Sequence[str]) -> Iterator[Problem]:
+def _check_key(key: str, value: Any, near: Sequence[str]) -> Iterator[Problem]:
     rule = RULES.get(key)
     if rule is None:
         yield Problem(field=key, value=value, reason="is not a key of a plan", hint=f"did you mean {near[0]}?" if near else "")
     elif value is not None:
         reason = _REASONS.get(rule.kind, lambda *_: None)(rule, value)
         if reason:
-            hint = _nearest(value, rule.choices) if rule.kind == "choice" else example_of(key, rule)
+            hint = _nearest_choice_hint(value, rule.choices) if rule.kind == "choice" else example_of(key, rule)
             yield Problem(field=key, value=value, reason=reason, hint=hint)
 
 
-def _nearest(value: Any, choices: tuple[str, ...]) -> str:
-    near = nearest(printable(value), choices, n=1, cutoff=0.7)  # trtllm is not vllm, and fp32-autocast is near to fp16-autocast
+def _nearest_choice_hint(value: Any, choices: tuple[str, ...]) -> str:
+    near = nearest_words(printable_line(value), choices, n=1, cutoff=0.7)  # trtllm is not vllm, and fp32-autocast is near to fp16-autocast
     return f"did you mean {near[0]}?" if near else ""
 
 
@@ -139,12 +139,12 @@ def example_of(key: str, rule: Rule) -> str:
     return f"for example {shown}" if shown else ""
 
 
-def _whole(value: Any) -> bool:
+def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _count_reason(rule: Rule, value: Any) -> str | None:
-    if not _whole(value):
+    if not _is_integer(value):
         return "is not a whole number"
     return None if rule.low <= value <= rule.high else f"is outside {rule.low} to {rule.high}"
 
@@ -155,7 +155,7 @@ def _share_reason(_: Rule, value: Any) -> str | None:
 
 
 def _counts_reason(_: Rule, value: Any) -> str | None:
-    return None if isinstance(value, list | tuple) and all(_whole(v) and v >= 0 for v in value) else "is not a list of whole numbers"
+    return None if isinstance(value, list | tuple) and all(_is_integer(v) and v >= 0 for v in value) else "is not a list of whole numbers"
 
 
 def _flag_reason(rule: Rule, value: Any) -> str | None:

@@ -18,26 +18,30 @@ PAGED = ("vllm", "sglang")
 """Servers whose pool has room for max_model_len tokens however long the sequences of a run are."""
 
 
-def contradictions(request: Request, task: str) -> Iterator[Problem]:
+def contradiction_problems(request: Request, task: str) -> Iterator[Problem]:
     """Every problem of two keys that cannot both be meant, and of sizes and dtypes that no job has."""
     if request.get("adapter.kind") not in PROMPTED:
-        yield from _alone(request, "adapter.rank", NEEDS_RANK, "needs a rank: without one there is no adapter", "add --lora-rank 16")
-    yield from _alone(request, "quantization.weights", NEEDS_WEIGHTS, "needs a format of the weights", "add for example --quantize nf4")
-    yield from _alone(
+        yield from _orphan_key_problems(
+            request, "adapter.rank", NEEDS_RANK, "needs a rank: without one there is no adapter", "add --lora-rank 16"
+        )
+    yield from _orphan_key_problems(
+        request, "quantization.weights", NEEDS_WEIGHTS, "needs a format of the weights", "add for example --quantize nf4"
+    )
+    yield from _orphan_key_problems(
         request, "speculative.method", NEEDS_METHOD, "needs a method of speculative decoding", "add for example --speculative draft"
     )
-    yield from _dtypes(request)
+    yield from _dtype_problems(request)
     if request.get("phase") == "load":  # weights alone: there are no sequences to count
         return
     for key in SIZES:
         if request.get(key) == 0:
             yield Problem(field=key, value=0, reason="is no size of a job", hint="give 1 or more, or leave it out")
     if task == "infer":
-        yield from _lengths(request)
-        yield from _differing(request, SEQUENCES[:1] if request.get("engine") in ONE_CACHE else SEQUENCES)
+        yield from _length_problems(request)
+        yield from _disagreeing_key_problems(request, SEQUENCES[:1] if request.get("engine") in ONE_CACHE else SEQUENCES)
 
 
-def _alone(request: Request, needed: str, keys: tuple[str, ...], reason: str, hint: str) -> Iterator[Problem]:
+def _orphan_key_problems(request: Request, needed: str, keys: tuple[str, ...], reason: str, hint: str) -> Iterator[Problem]:
     """Details of something that is not there."""
     if request.get(needed) is None:
         for key in keys:
@@ -46,7 +50,7 @@ def _alone(request: Request, needed: str, keys: tuple[str, ...], reason: str, hi
                 yield Problem(field=key, value=value, reason=reason, hint=hint)
 
 
-def _dtypes(request: Request) -> Iterator[Problem]:
+def _dtype_problems(request: Request) -> Iterator[Problem]:
     cache = LLAMA_CACHE_DTYPES if request.get("engine") == "llama.cpp" else CACHE_DTYPES
     for key, known in {**PRECISION_DTYPES, "serving.kv_dtype": cache, "serving.k_dtype": cache}.items():
         value = request.get(key)
@@ -57,10 +61,10 @@ def _dtypes(request: Request) -> Iterator[Problem]:
             yield Problem(field=key, value=value, reason="is not modelled there", hint=f"modelled: {', '.join(known)}")
 
 
-def _lengths(request: Request) -> Iterator[Problem]:
+def _length_problems(request: Request) -> Iterator[Problem]:
     longest = request.get("serving.max_model_len")
     if request.get("engine") not in PAGED or (longest or 0) < (request.get("seq_len") or 0):
-        yield from _differing(request, ("serving.max_model_len", "seq_len"))
+        yield from _disagreeing_key_problems(request, ("serving.max_model_len", "seq_len"))
     prompt, output = request.get("serving.prompt_tokens"), request.get("serving.output_tokens")
     length = request.get("serving.max_model_len") or request.get("seq_len")
     if length is not None and prompt is not None and prompt > length:
@@ -74,7 +78,7 @@ def _lengths(request: Request) -> Iterator[Problem]:
         yield Problem(field="serving.output_tokens", value=output, reason=f"{asked}exceeds max_model_len {length}")
 
 
-def _differing(request: Request, keys: tuple[str, ...]) -> Iterator[Problem]:
+def _disagreeing_key_problems(request: Request, keys: tuple[str, ...]) -> Iterator[Problem]:
     """Names of one thing that do not agree on it."""
     given: list[tuple[str, Any]] = [(key, request[key]) for key in keys if request.get(key)]
     for key, value in given[1:]:

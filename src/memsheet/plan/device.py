@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 
 MAX_DEVICES = 2**20
 """More than any cluster built so far; a larger count is a typing error."""
@@ -104,16 +104,18 @@ def cluster_of(
     Raises InputError when the count does not fill whole nodes, or when nobody knows how many share a node.
     """
     if not 0 < count <= MAX_DEVICES:
-        raise refuse("gpus", count, f"is outside 1 to {MAX_DEVICES:,} devices")
+        raise input_error("gpus", count, f"is outside 1 to {MAX_DEVICES:,} devices")
     if nodes is not None and (nodes < 1 or count % nodes):
-        raise refuse("nodes", nodes, f"does not divide {count} devices")
+        raise input_error("nodes", nodes, f"does not divide {count} devices")
     size = per_node or (count // nodes if nodes else min(count, device.per_node or ONE_NODE))
     if per_node is None and nodes is None and device.per_node is None and count > ONE_NODE:
-        raise refuse("per_node", None, f"how many {device.name} share a node differs from server to server", "give --per-node or --nodes")
+        raise input_error(
+            "per_node", None, f"how many {device.name} share a node differs from server to server", "give --per-node or --nodes"
+        )
     if size < 1 or count % size:
-        raise refuse("per_node", size, f"{count} devices do not fill whole nodes of {size}", "give --per-node or --nodes")
+        raise input_error("per_node", size, f"{count} devices do not fill whole nodes of {size}", "give --per-node or --nodes")
     if nodes is not None and size * nodes != count:
-        raise refuse("nodes", nodes, f"{nodes} nodes of {size} are {nodes * size} devices, not {count}")
+        raise input_error("nodes", nodes, f"{nodes} nodes of {size} are {nodes * size} devices, not {count}")
     return Cluster(device=device, per_node=size, nodes=count // size, links=links.over(device.links), host_bytes=host_bytes)
 
 
@@ -134,21 +136,21 @@ def parse_gpus(text: str) -> tuple[int | None, str]:
         text = f"{last[2]}x{last[1]}"
     match = _GPUS.match(text)
     if _SEVERAL.match(text):
-        raise refuse("gpus", text, MIXED, MIXED_HINT)
+        raise input_error("gpus", text, MIXED, MIXED_HINT)
     if match is None:
-        raise refuse("gpus", text, "does not name devices", "write a count and a device, for example 8xH100-80GB")
+        raise input_error("gpus", text, "does not name devices", "write a count and a device, for example 8xH100-80GB")
     digits, name = match[1] or match[2], match[3]
     if digits is None:
         return None, name
     if digits.startswith("-") or not digits.lstrip("+0"):
-        raise refuse("gpus", text, "counts no device", f"write for example 8x{name}")
+        raise input_error("gpus", text, "counts no device", f"write for example 8x{name}")
     if len(digits) > len(str(MAX_DEVICES)) or int(digits) > MAX_DEVICES:
-        raise refuse("gpus", text, f"is more than {MAX_DEVICES:,} devices", "check the count")
+        raise input_error("gpus", text, f"is more than {MAX_DEVICES:,} devices", "check the count")
     return int(digits), name
 
 
-def resized(node: Cluster, count: int) -> Cluster:
+def resize_cluster(node: Cluster, count: int) -> Cluster:
     """A part of a node, or several of it. Raises InputError for a count that fills no whole nodes."""
     if count > node.per_node and count % node.per_node:
-        raise refuse("gpus", count, f"do not fill whole nodes of {node.per_node}")
+        raise input_error("gpus", count, f"do not fill whole nodes of {node.per_node}")
     return replace(node, per_node=min(count, node.per_node), nodes=max(1, count // node.per_node))

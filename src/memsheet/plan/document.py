@@ -24,30 +24,30 @@ def plan_document(plan: Plan, *, model: str | None = None, cluster: Cluster | No
     return {
         "schema": PLAN_SCHEMA, "model": model or None, "gpus": f"{cluster.count}x{cluster.device.name}" if cluster else None,
         "task": plan.task, "phase": plan.phase, "engine": plan.engine, "engine_version": plan.engine_version,
-        "mesh": {field.name: int(getattr(plan.mesh, field.name)) for field in fields(plan.mesh) if field.name != "attn_dp" or _groups(plan)},
+        "mesh": {field.name: int(getattr(plan.mesh, field.name)) for field in fields(plan.mesh) if field.name != "attn_dp" or _writes_attention_dp(plan)},
         "zero": plan.zero, "reshard_after_forward": plan.reshard_after_forward,
         "schedule": plan.schedule.value if plan.schedule else None,
         "layers_per_stage": list(plan.layers_per_stage) if plan.layers_per_stage else None,
-        "microbatch": int(plan.microbatch), "global_batch": _whole(plan.global_batch), "seq_len": _whole(plan.seq_len) or None,
-        "vocab_multiple": plan.vocab_multiple, "precision": _precision(plan.precision),
-        "optimizer": _optimizer(plan.optimizer) if plan.optimizer else None,
-        "recompute": _recompute(plan.recompute), "attention": plan.attention.value,
+        "microbatch": int(plan.microbatch), "global_batch": _optional_int(plan.global_batch), "seq_len": _optional_int(plan.seq_len) or None,
+        "vocab_multiple": plan.vocab_multiple, "precision": _precision_document(plan.precision),
+        "optimizer": _optimizer_document(plan.optimizer) if plan.optimizer else None,
+        "recompute": _recompute_document(plan.recompute), "attention": plan.attention.value,
         "loss": plan.loss.value if plan.task == "train" else None, "dropout": plan.dropout,
-        "adapter": _adapter(plan.adapter) if plan.adapter else _served_adapters(plan.served_adapters),
-        "quantization": _quantization(plan.quantization) if plan.quantization else None,
-        "offload": _offload(plan.offload), "allocator": {"expandable_segments": plan.expandable_segments},
-        "serving": _serving(plan) if plan.task == "infer" else None, **({"speculative": _speculative(plan.speculative)} if plan.speculative else {}),
+        "adapter": _adapter_document(plan.adapter) if plan.adapter else _served_adapters(plan.served_adapters),
+        "quantization": _quantization_document(plan.quantization) if plan.quantization else None,
+        "offload": _offload_document(plan.offload), "allocator": {"expandable_segments": plan.expandable_segments},
+        "serving": _serving_document(plan) if plan.task == "infer" else None, **({"speculative": _speculative_document(plan.speculative)} if plan.speculative else {}),
         **({"optimizer_in_backward": True} if plan.optimizer_in_backward else {}),
-        **_switches(plan),
+        **_optional_switch_keys(plan),
     }  # fmt: skip
 
 
-def _groups(plan: Plan) -> bool:
+def _writes_attention_dp(plan: Plan) -> bool:
     """Whether data-parallel attention is said: where it is on, and of a server's replicas, which are none of its groups."""
     return bool(plan.mesh.attn_dp > 1 or (plan.task == "infer" and plan.mesh.dp_replicate > 1))
 
 
-def _switches(plan: Plan) -> dict[str, Any]:
+def _optional_switch_keys(plan: Plan) -> dict[str, Any]:
     """What only some engines offer, where it is on."""
     routing, fp8 = plan.routing, plan.fp8
     held = {
@@ -56,13 +56,13 @@ def _switches(plan: Plan) -> dict[str, Any]:
         "seq_len_kind": "maximum" if plan.varied else None,
         "context_parallel_comm": plan.context_parallel.value if plan.context_parallel else None,
         "cuda_graphs": list(plan.cuda_graphs) or None,
-        "moe": _routing(routing) if routing and routing != Routing() else None,
+        "moe": _routing_document(routing) if routing and routing != Routing() else None,
         "fp8": {"recipe": fp8.recipe, "param_storage": fp8.stored, "all_gather": fp8.gathered, "skip": list(fp8.skip)} if fp8 else None,
     }  # fmt: skip
     return {key: value for key, value in held.items() if value is not None}
 
 
-def _routing(routing: Routing) -> dict[str, Any]:
+def _routing_document(routing: Routing) -> dict[str, Any]:
     """The usual dispatch is not said: an engine that offers no other takes none."""
     dispatch = None if routing.dispatch == Routing().dispatch else routing.dispatch
     return {
@@ -71,28 +71,28 @@ def _routing(routing: Routing) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _whole(count: Any) -> int | None:
+def _optional_int(count: Any) -> int | None:
     return None if count is None else int(count)
 
 
-def _precision(precision: Precision) -> dict[str, str | None]:
+def _precision_document(precision: Precision) -> dict[str, str | None]:
     held = {field.name: getattr(precision, field.name) for field in fields(precision)}
     return {key: dtype.name if isinstance(dtype, DType) else None for key, dtype in held.items()}
 
 
-def _recompute(recompute: Recompute) -> dict[str, Any]:
+def _recompute_document(recompute: Recompute) -> dict[str, Any]:
     """``every`` of 1 is what nobody needs to say, and beside ``layers`` or ``segments`` it would contradict them."""
     every = recompute.every if recompute.every != 1 else None
     named = {"modules": list(recompute.modules)} if recompute.modules else {}
     return {"mode": recompute.mode.value, "every": every, "layers": recompute.layers, "segments": recompute.segments, **named}
 
 
-def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
+def _optimizer_document(optimizer: Optimizer) -> dict[str, Any]:
     rank = {"rank": int(optimizer.rank)} if optimizer.rank else {}
     return {"name": optimizer.name.value, "implementation": optimizer.implementation.value, **rank}
 
 
-def _adapter(adapter: Adapter) -> dict[str, Any]:
+def _adapter_document(adapter: Adapter) -> dict[str, Any]:
     own = {
         "full_modules": list(adapter.full_modules) or None, "prompt_length": adapter.prompt_length or None,
         "start_layer": adapter.start_layer or None,
@@ -111,7 +111,7 @@ def _served_adapters(served: ServedAdapters | None) -> dict[str, Any] | None:
     return {"kind": "lora", "rank": int(served.rank), "targets": targets, "dtype": served.dtype.name}
 
 
-def _quantization(quantization: Quantization) -> dict[str, Any]:
+def _quantization_document(quantization: Quantization) -> dict[str, Any]:
     weights = quantization.weights
     name = {NF4_SINGLE.name: NF4.name, FP4_BNB_DOUBLE.name: "fp4"}.get(weights.name, weights.name)
     found = dtype_named(weights.name)
@@ -122,24 +122,28 @@ def _quantization(quantization: Quantization) -> dict[str, Any]:
     return {"weights": name, "group_size": own_group, "double_quant": double, "skip": list(quantization.skip)}
 
 
-def _offload(offload: Offload) -> dict[str, Any]:
-    return {"optimizer": _share(offload.optimizer), "parameters": _share(offload.parameters), "activations": offload.activations}
+def _offload_document(offload: Offload) -> dict[str, Any]:
+    return {
+        "optimizer": _plain_share(offload.optimizer),
+        "parameters": _plain_share(offload.parameters),
+        "activations": offload.activations,
+    }
 
 
-def _share(value: float) -> float | int:
+def _plain_share(value: float) -> float | int:
     return int(value) if value in (0, 1) else value
 
 
-def _serving(plan: Plan) -> dict[str, Any]:
+def _serving_document(plan: Plan) -> dict[str, Any]:
     pooled = {
-        "max_batched_tokens": _whole(plan.max_batched_tokens), "page_tokens": plan.page_tokens, "memory_fraction": plan.memory_fraction,
-        "cuda_graphs": plan.captures, **({"dp_lm_head": True} if plan.dp_lm_head else {}), **_states(plan),
+        "max_batched_tokens": _optional_int(plan.max_batched_tokens), "page_tokens": plan.page_tokens, "memory_fraction": plan.memory_fraction,
+        "cuda_graphs": plan.captures, **({"dp_lm_head": True} if plan.dp_lm_head else {}), **_recurrent_state_keys(plan),
     } if plan.memory_fraction is not None else {}  # fmt: skip
-    said = {"output_tokens": _whole(plan.output_tokens)} if plan.output_tokens is not None else {}
+    said = {"output_tokens": _optional_int(plan.output_tokens)} if plan.output_tokens is not None else {}
     said |= {"shared_prefix_tokens": plan.shared_prefix_tokens} if plan.shared_prefix_tokens else {}
     return {
-        "max_model_len": _whole(plan.max_model_len), "max_sequences": _whole(plan.max_sequences),
-        "kv_dtype": plan.kv_dtype.name if plan.kv_dtype else None, "prompt_tokens": _whole(plan.prompt_tokens),
+        "max_model_len": _optional_int(plan.max_model_len), "max_sequences": _optional_int(plan.max_sequences),
+        "kv_dtype": plan.kv_dtype.name if plan.kv_dtype else None, "prompt_tokens": _optional_int(plan.prompt_tokens),
         **said, **pooled, **_on_devices(plan), **_room_for_adapters(plan.served_adapters),
     }  # fmt: skip
 
@@ -151,11 +155,11 @@ def _room_for_adapters(served: ServedAdapters | None) -> dict[str, Any]:
     return {"max_loras": int(served.slots), **host, **({"fully_sharded_loras": True} if served.sharded else {})}
 
 
-def _speculative(how: Speculative) -> dict[str, Any]:
+def _speculative_document(how: Speculative) -> dict[str, Any]:
     return {"method": how.method.value, "tokens": int(how.tokens), **({"model": how.model} if how.model else {})}
 
 
-def _states(plan: Plan) -> dict[str, Any]:
+def _recurrent_state_keys(plan: Plan) -> dict[str, Any]:
     """What a server is told of recurrent states, of layers without experts, and of tokens on their way to experts."""
     named = {
         "state_slots": plan.state_slots, "state_ratio": plan.state_ratio, "dp_dense": plan.dp_dense or None,
@@ -167,7 +171,7 @@ def _states(plan: Plan) -> dict[str, Any]:
 def _on_devices(plan: Plan) -> dict[str, Any]:
     """What only llama.cpp's plans say."""
     named = {
-        "max_batched_tokens": _whole(plan.max_batched_tokens) if plan.memory_fraction is None else None, "gpu_layers": plan.gpu_layers,
+        "max_batched_tokens": _optional_int(plan.max_batched_tokens) if plan.memory_fraction is None else None, "gpu_layers": plan.gpu_layers,
         "k_dtype": plan.k_dtype.name if plan.k_dtype else None, "host_experts": plan.host_experts or None,
         "mla_mode": plan.mla_mode or None, "attn_max_batch": plan.attn_max_batch or None,
     }  # fmt: skip

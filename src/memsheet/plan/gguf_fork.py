@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from memsheet.plan.gguf_mixes import CONDITIONS, MIXES, SHARED_VALUES_70B, SUPER_BLOCK, WHOLE, Rules, Where, fitting
+from memsheet.plan.gguf_mixes import CONDITIONS, MIXES, SHARED_VALUES_70B, SUPER_BLOCK, WHOLE, Rules, Where, row_compatible_type
 
 LLAMA = frozenset({"llama", "mistral", "mixtral"})
 WORDS = 127_999
@@ -77,11 +77,11 @@ def fork_type(mix: str, kind: str, where: Where, row: int) -> str:
     if kind in KEYS_AND_QUERIES and where.experts >= MANY:
         found = "Q8_0"
     elif kind == "attn_v":
-        found = _values(found, where)
-    return fitting(found, row)
+        found = _value_projection_type(found, where)
+    return row_compatible_type(found, row)
 
 
-def _values(found: str, where: Where) -> str:
+def _value_projection_type(found: str, where: Where) -> str:
     if _eight_or_seventy(where) and where.layers == SHARED_VALUES_70B and found in ("Q3_K", "Q4_K"):
         found = "Q5_K"
     if where.experts == MANY:
@@ -93,7 +93,7 @@ def fork_end(mix: str, *, output: bool, tied: bool, row: int) -> str:
     """The type of the table of tokens, which is never interleaved, or of the output matrix."""
     main = FORK_MIXES.get(mix, (mix, {}))[0]
     if not output or main in WHOLE:
-        return fitting(main.removesuffix("_R4"), row)
+        return row_compatible_type(main.removesuffix("_R4"), row)
     if row % SUPER_BLOCK:
         return "Q8_0"
     if mix in LOW_BITS:

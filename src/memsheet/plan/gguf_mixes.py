@@ -29,14 +29,14 @@ class Where:
     vocab: int = 0
 
 
-def _more(w: Where) -> bool:
+def _use_more_bits(w: Where) -> bool:
     eighth = w.layers // 8
     return w.layer < eighth or w.layer >= 7 * w.layers // 8 or (w.layer - eighth) % 3 == 2
 
 
 CONDITIONS: Mapping[str, Callable[[Where], bool]] = {
     "always": lambda _: True,
-    "more": _more,
+    "more": _use_more_bits,
     "first_8th": lambda w: w.layer < w.layers // 8,
     "first_16th": lambda w: w.layer < w.layers // 16,
     "first_2": lambda w: w.layer < 2,
@@ -82,17 +82,17 @@ def matrix_type(mix: str, kind: str, where: Where, row: int) -> str:
         found = "Q8_0"
     elif kind == "attn_v" and where.layers == SHARED_VALUES_70B and where.grouped > 1 and found in ("Q3_K", "Q4_K"):
         found = "Q5_K"
-    return fitting(found, row)
+    return row_compatible_type(found, row)
 
 
 def end_type(mix: str, *, output: bool, row: int) -> str:
     """The type of the table of tokens, or of the output matrix."""
     main = MIXES.get(mix, (mix, {}))[0]
     if not output or main in WHOLE:
-        return fitting(main, row)
+        return row_compatible_type(main, row)
     return "Q6_K" if row % SUPER_BLOCK == 0 else "Q8_0"
 
 
-def fitting(kind: str, row: int) -> str:
+def row_compatible_type(kind: str, row: int) -> str:
     """The type, or what takes its place where a row is no multiple of its blocks."""
     return ODD_ROWS.get(kind, kind) if GGUF[kind].block == SUPER_BLOCK and row % SUPER_BLOCK else kind

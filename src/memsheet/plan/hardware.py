@@ -40,7 +40,7 @@ OWN_KERNELS = frozenset({"llama.cpp"})
 """Engines whose flash attention is their own and runs on older cards too (ggml/src/ggml-cuda/fattn.cu)."""
 
 
-def unsupported(plan: Plan, cluster: Cluster, model: ModelSpec | None = None) -> Iterator[Problem]:
+def unsupported_choices(plan: Plan, cluster: Cluster, model: ModelSpec | None = None) -> Iterator[Problem]:
     """Every choice of a plan that its card does not have."""
     device = cluster.device
     if device.engines is not None and plan.engine not in device.engines:
@@ -52,7 +52,7 @@ def unsupported(plan: Plan, cluster: Cluster, model: ModelSpec | None = None) ->
         yield Problem(field="serving.kv_dtype", value="fp8", reason=words, hint=f"--kv-dtype {other}, or a card from Ada and Hopper on")
     yield from _too_old(plan, device)
     if plan.attention in (AttentionKind.FLASH, AttentionKind.CUDNN) and plan.engine not in OWN_KERNELS:
-        yield from _flash(plan, device)
+        yield from _flash_attention_problems(plan, device)
 
 
 def version_of(version: str | None) -> tuple[int, int, int]:
@@ -67,7 +67,7 @@ def capability_of(device: Device) -> tuple[int, int] | None:
     return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
 
 
-def below(device: Device, units: tuple[int, int]) -> bool:
+def is_older_device(device: Device, units: tuple[int, int]) -> bool:
     """Whether a card is known to be older than ``units``."""
     found = capability_of(device)
     return found is not None and found < units
@@ -75,7 +75,7 @@ def below(device: Device, units: tuple[int, int]) -> bool:
 
 def eight_bit_cache(plan: Plan, device: Device, model: ModelSpec | None = None) -> str:
     """What an eight-bit cache comes to on a card that converts no eight-bit numbers, in words; nothing where it does."""
-    if plan.kv_dtype is not FP8 or plan.engine not in ("vllm", "sglang") or not below(device, FP8_UNITS):
+    if plan.kv_dtype is not FP8 or plan.engine not in ("vllm", "sglang") or not is_older_device(device, FP8_UNITS):
         return ""
     if refuses_eight_bits(plan, device, model):
         return f"has no kernel on {device.name}, which converts no fp8: Triton's alone are left, and they refuse it"
@@ -84,10 +84,10 @@ def eight_bit_cache(plan: Plan, device: Device, model: ModelSpec | None = None) 
 
 def refuses_eight_bits(plan: Plan, device: Device, model: ModelSpec | None = None) -> bool:
     """Whether vLLM has nothing but Triton's kernels for an eight-bit cache, which refuse it on such a card."""
-    if plan.engine != "vllm" or plan.kv_dtype is not FP8 or not below(device, FP8_UNITS):
+    if plan.engine != "vllm" or plan.kv_dtype is not FP8 or not is_older_device(device, FP8_UNITS):
         return False
     version = version_of(plan.engine_version)
-    old = version >= AMPERE_SINCE and below(device, (8, 0))
+    old = version >= AMPERE_SINCE and is_older_device(device, (8, 0))
     return old or TRITON_ALONE[0] <= version < TRITON_ALONE[1] or (version >= SINKS_SINCE and _has_sinks(model))
 
 
@@ -99,7 +99,7 @@ def _has_sinks(model: ModelSpec | None) -> bool:
 def not_served_in(engine: str, version: str | None, device: Device | None, family: str) -> Mapping[DType, str]:
     """Dtypes that a server does not compute in, and why."""
     found: dict[DType, str] = {}
-    if engine in ("vllm", "sglang") and device is not None and below(device, BF16_UNITS):
+    if engine in ("vllm", "sglang") and device is not None and is_older_device(device, BF16_UNITS):
         found[BF16] = f"needs compute capability 8.0 in {engine}; {device.name} has {device.compute_capability}"
     if engine in CASTS_DOWN and BF16 in found:
         found[FP32] = found[BF16]
@@ -120,7 +120,7 @@ def _too_old(plan: Plan, device: Device) -> Iterator[Problem]:
         reason = "is refused by sglang, which supports compute capability 7.5 and above"
         yield Problem(field="gpus", value=device.name, reason=reason, hint="--engine vllm, or a newer card")
     needs = FP8_RECIPES.get(plan.fp8.recipe, FP8_UNITS) if plan.fp8 is not None else None
-    if needs is not None and below(device, needs):
+    if needs is not None and is_older_device(device, needs):
         reason = f"needs compute capability {needs[0]}.{needs[1]}; {device.name} has {device.compute_capability}"
         yield Problem(field="fp8.recipe", value=plan.fp8.recipe if plan.fp8 else None, reason=reason, hint="leave fp8 out")
 
@@ -135,7 +135,7 @@ def emulated_bf16(plan: Plan, device: Device) -> str:
     """What bf16 comes to on a card without units for it, in words; nothing where it has them, or nothing is computed in bf16
     (torch 2.13 cuda/__init__.py, is_bf16_supported: tensors of it are all that is asked for).
     """
-    if not below(device, BF16_UNITS) or plan.precision.compute is not BF16 or plan.engine in OWN_KERNELS:
+    if not is_older_device(device, BF16_UNITS) or plan.precision.compute is not BF16 or plan.engine in OWN_KERNELS:
         return ""
     rate = "its products are priced at the rate of fp32, and conversions come on top"
     return f"{device.name} has no bf16 units: torch emulates bf16, {rate}; fp16 runs on its units"
@@ -153,9 +153,9 @@ def written_scores(plan: Plan, device: Device, model: ModelSpec) -> str:
     return f"no fused attention of torch takes {what} on {device.name}: sdpa writes its scores out, which grow with the square of seq_len"
 
 
-def _flash(plan: Plan, device: Device) -> Iterator[Problem]:
+def _flash_attention_problems(plan: Plan, device: Device) -> Iterator[Problem]:
     kind = plan.attention.value
-    if below(device, FLASH_UNITS):
+    if is_older_device(device, FLASH_UNITS):
         reason = f"needs compute capability {FLASH_UNITS[0]}.0; {device.name} has {device.compute_capability}"
         yield Problem(
             field="attention", value=kind, reason=reason, hint="--attention eager" if plan.engine == "megatron" else "--attention sdpa"

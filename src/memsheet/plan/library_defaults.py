@@ -13,33 +13,33 @@ from typing import Any, NamedTuple
 Request = Mapping[str, Any]
 
 
-def _always(_: Request) -> bool:
+def _always_applies(_: Request) -> bool:
     return True
 
 
-def _adapted(request: Request) -> bool:
+def _trains_adapter(request: Request) -> bool:
     return request.get("adapter.rank") is not None or request.get("adapter.kind") is not None
 
 
 def _adapted_in_bits(request: Request) -> bool:
     """Whether adapters stand beside a base that bitsandbytes loads in four or eight bits."""
-    return _adapted(request) and request.get("quantization.weights") in BITS_AND_BYTES
+    return _trains_adapter(request) and request.get("quantization.weights") in BITS_AND_BYTES
 
 
-def _whole(request: Request) -> bool:
-    return not _adapted(request)
+def _trains_full_model(request: Request) -> bool:
+    return not _trains_adapter(request)
 
 
-def _ranked(request: Request) -> bool:
+def _lacks_adapter_rank(request: Request) -> bool:
     """Whether an adapter is named that has a rank, and none is said."""
     return request.get("adapter.kind") in ("lora", "dora", "lora-fa")
 
 
 def _not_prompted(request: Request) -> bool:
-    return request.get("adapter.kind") is None or _ranked(request)
+    return request.get("adapter.kind") is None or _lacks_adapter_rank(request)
 
 
-def _offloads(request: Request) -> bool:
+def _offloads_long_rows(request: Request) -> bool:
     """Shorter rows are recomputed without offloading (unsloth models/_utils.py:376)."""
     return request.get("recompute.mode") == "full" and (request.get("seq_len") or WORTH_OFFLOADING) >= WORTH_OFFLOADING
 
@@ -57,7 +57,7 @@ class Default(NamedTuple):
     value: Any
     source: str
     keys: Mapping[str, Any]
-    when: Callable[[Request], bool] = _always
+    when: Callable[[Request], bool] = _always_applies
     follows: bool = False  # from what the request has become, with no word for it: a change that brings it about brings this too
 
 
@@ -77,19 +77,19 @@ LIBRARY_DEFAULTS: dict[str, tuple[Default, ...]] = {
         Default("max_length", 1024, f"{TRL}/sft_config.py:206", {"seq_len": 1024}),
         _EIGHT,
         Default("gradient_checkpointing", True, f"{TRL}/base_config.py:61", _FULL),
-        Default("bf16", True, f"{TRL}/base_config.py:105", {"precision.name": "bf16-autocast"}, _whole),
-        Default("dtype", "float32", f"{TRL}/model_config.py:90", {"precision.parameters": "fp32", "precision.compute": "bf16"}, _adapted),
+        Default("bf16", True, f"{TRL}/base_config.py:105", {"precision.name": "bf16-autocast"}, _trains_full_model),
+        Default("dtype", "float32", f"{TRL}/model_config.py:90", {"precision.parameters": "fp32", "precision.compute": "bf16"}, _trains_adapter),
         Default("adapters beside a quantized base", "bfloat16", f"{TRL}/sft_trainer.py:1127-1130", {"adapter.dtype": ADAPTERS_OF_TRL}, _adapted_in_bits, follows=True),
         Default("loss_type", "chunked_nll", f"{TRL}/sft_config.py:336", {"loss": "chunked"}),
         _OPTIM,
-        Default("lora_r", 16, f"{TRL}/model_config.py:108", {"adapter.rank": 16}, _ranked),
-        Default("lora_dropout", 0.05, f"{TRL}/model_config.py:116", {}, _adapted),  # of its command line alone: peft's own is none
+        Default("lora_r", 16, f"{TRL}/model_config.py:108", {"adapter.rank": 16}, _lacks_adapter_rank),
+        Default("lora_dropout", 0.05, f"{TRL}/model_config.py:116", {}, _trains_adapter),  # of its command line alone: peft's own is none
     ),
     "axolotl": (
         Default("sequence_len", 512, f"{AXOLOTL}/config.py:665", {"seq_len": 512}),
         Default("micro_batch_size", 1, f"{AXOLOTL}/training.py:77", {"microbatch": 1}),
         Default("gradient_checkpointing", False, f"{AXOLOTL}/config.py:600", _NONE),
-        Default("bf16", True, f"{AXOLOTL}/config.py:559; axolotl/utils/config/__init__.py:156-196", {"precision.name": "bf16-pure"}, _whole),
+        Default("bf16", True, f"{AXOLOTL}/config.py:559; axolotl/utils/config/__init__.py:156-196", {"precision.name": "bf16-pure"}, _trains_full_model),
         Default("optimizer", "adamw_torch_fused", f"{AXOLOTL}/training.py:122", _FUSED),
     ),
     "unsloth": (
@@ -97,12 +97,12 @@ LIBRARY_DEFAULTS: dict[str, tuple[Default, ...]] = {
         Default("per_device_train_batch_size", 4, f"{UNSLOTH}/rl.py:3270", {"microbatch": 4}),
         Default("gradient_accumulation_steps", 2, f"{UNSLOTH}/rl.py:3271", {"@accumulation": 2}),
         Default("use_gradient_checkpointing", "unsloth", f"{UNSLOTH}/loader.py:423, llama.py:3079", _FULL),
-        Default("use_gradient_checkpointing", "unsloth", f"{UNSLOTH}/_utils.py:376", {"offload.activations": True}, _offloads),
+        Default("use_gradient_checkpointing", "unsloth", f"{UNSLOTH}/_utils.py:376", {"offload.activations": True}, _offloads_long_rows),
         Default("full_finetuning", False, f"{UNSLOTH}/loader.py:417, llama.py:3063", {"adapter.rank": 16}, _not_prompted),
-        Default("target_modules", "all-linear", f"{UNSLOTH}/llama.py:3064, vision.py:1934", _ALL_LINEAR, _adapted),
-        Default("load_in_4bit", True, f"{UNSLOTH}/loader.py:414", {"quantization.weights": "nf4"}, _adapted),
+        Default("target_modules", "all-linear", f"{UNSLOTH}/llama.py:3064, vision.py:1934", _ALL_LINEAR, _trains_adapter),
+        Default("load_in_4bit", True, f"{UNSLOTH}/loader.py:414", {"quantization.weights": "nf4"}, _trains_adapter),
         Default("loss", "chunked", f"{UNSLOTH}/llama.py:1465-1507", {"loss": "chunked"}),
-        Default("dtype", "bfloat16", f"{UNSLOTH}/vision.py:1248-1253", {"precision.name": "bf16-pure"}, _whole),
+        Default("dtype", "bfloat16", f"{UNSLOTH}/vision.py:1248-1253", {"precision.name": "bf16-pure"}, _trains_full_model),
         Default("optim", "adamw_8bit", f"{UNSLOTH}/rl.py:3276", {"optimizer.name": "adamw_8bit", "optimizer.implementation": "bnb"}),
     ),
     "llama-factory": (
@@ -111,8 +111,8 @@ LIBRARY_DEFAULTS: dict[str, tuple[Default, ...]] = {
         Default("disable_gradient_checkpointing", False, f"{FACTORY}/model_args.py:145", _FULL),
         Default("finetuning_type", "lora", f"{FACTORY}/finetuning_args.py:464", {}, _not_prompted),
         Default("lora_rank", 8, f"{FACTORY}/finetuning_args.py:77", {"adapter.rank": 8}, _not_prompted),
-        Default("lora_target", "all", f"{FACTORY}/finetuning_args.py:81", _ALL_LINEAR, _adapted),
-        Default("bf16", False, f"{TRAINER}:874", {"precision.name": "fp32"}, _whole),
+        Default("lora_target", "all", f"{FACTORY}/finetuning_args.py:81", _ALL_LINEAR, _trains_adapter),
+        Default("bf16", False, f"{TRAINER}:874", {"precision.name": "fp32"}, _trains_full_model),
         _OPTIM,
     ),
 }  # fmt: skip
@@ -128,7 +128,9 @@ def own_default(library: str, name: str) -> Any:
     return next(default.value for default in LIBRARY_DEFAULTS[library] if default.name == name)
 
 
-def taken(library: str | None, request: Request, settled: frozenset[str] = frozenset()) -> Iterator[tuple[Default, Mapping[str, Any]]]:
+def library_defaults_for(
+    library: str | None, request: Request, settled: frozenset[str] = frozenset()
+) -> Iterator[tuple[Default, Mapping[str, Any]]]:
     """Defaults that hold where ``request`` is said, and their keys; ``settled``: keys that were spoken of without a value ("no adapter")."""
     said = {key for key, value in request.items() if value is not None} | settled
     now = dict(request)
@@ -144,7 +146,7 @@ def _is_settled(key: str, said: set[str] | frozenset[str]) -> bool:
     return alike or key in said or any(one in said for one in _SETTLED_BY.get(key, ()))
 
 
-def consequences(library: str | None, request: Request) -> Mapping[str, Any]:
+def implied_library_keys(library: str | None, request: Request) -> Mapping[str, Any]:
     """What a library makes of a request without a word for it, but where the request says it."""
     held = (default for default in LIBRARY_DEFAULTS.get(library or "", ()) if default.follows and default.when(request))
     return {key: value for default in held for key, value in default.keys.items() if request.get(key) is None}
@@ -156,7 +158,7 @@ def of_library(library: str | None) -> str:
     return f"{name}'s"
 
 
-def shown(value: Any) -> str:
+def assumed_value_text(value: Any) -> str:
     """A value as it stands among what was assumed."""
     if isinstance(value, bool):
         return "true" if value else "false"

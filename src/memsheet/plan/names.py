@@ -32,7 +32,7 @@ SHORT: dict[str, str] = {
 OFFLOADABLE = {"optimizer": 1, "parameters": 1, "activations": True}
 
 
-def offloaded(value: Any) -> dict[str, int | bool] | Problem:
+def parse_offload(value: Any) -> dict[str, int | bool] | Problem:
     """Keys of what is offloaded, of a list or a text with commas between, or what of it cannot be."""
     wanted = value.split(",") if isinstance(value, str) else list(value) if isinstance(value, list | tuple | set | frozenset) else [value]
     strange = [name for name in wanted if not isinstance(name, str) or name not in OFFLOADABLE]

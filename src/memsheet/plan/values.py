@@ -65,33 +65,33 @@ def value_of(key: str, text: Any) -> Any:
         return text
     match RULES[key].kind:
         case "count":
-            return tokens(text) if key in TOKENS else whole(text)
+            return parse_token_count(text) if key in TOKENS else parse_whole_number(text)
         case "share" | "number":
-            return _share(text)
+            return _parse_share(text)
         case "counts":
-            return [whole(part) for part in text.split(",")]
+            return [parse_whole_number(part) for part in text.split(",")]
         case "texts":
             return [part.strip() for part in text.split(",") if part.strip()]
         case _:
             return text
 
 
-def tokens(text: str) -> int | str:
+def parse_token_count(text: str) -> int | str:
     """``text`` as a number of tokens: 8192, or 8k, which is 8 times 1,024."""
     found = _THOUSANDS.fullmatch(text.strip())
-    return int(found[1]) * 1024 if found else whole(text)
+    return int(found[1]) * 1024 if found else parse_whole_number(text)
 
 
 def said_in_thousands(key: str, text: Any) -> bool:
     return key in TOKENS and isinstance(text, str) and bool(_THOUSANDS.fullmatch(text.strip()))
 
 
-def whole(text: str) -> int | str:
+def parse_whole_number(text: str) -> int | str:
     """``text`` as a whole number if it is one."""
     return int(text) if _WHOLE.fullmatch(text.strip()) else text
 
 
-def _share(text: str) -> float | str:
+def _parse_share(text: str) -> float | str:
     try:
         return float(text)
     except ValueError:

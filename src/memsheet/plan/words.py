@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from memsheet.errors import Problem, nearest, require
+from memsheet.errors import Problem, nearest_words, raise_if_problems
 from memsheet.plan import aliases
 from memsheet.plan.aliases import ALIASES, INFER, LIBRARIES, PARTITIONED, VALUES, Meaning, Word
 from memsheet.plan.check import RULES
-from memsheet.plan.names import OFFLOADABLE, SHORT, offloaded
+from memsheet.plan.names import OFFLOADABLE, SHORT, parse_offload
 from memsheet.plan.values import said_in_thousands, value_of
 
 ON = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -48,10 +48,10 @@ def in_our_words(options: Mapping[str, Any], task: str, planned: Mapping[str, An
     """
     given = {name.replace("-", "_"): value for name, value in options.items() if value is not None}
     problems = list[Problem]()
-    library, engine, assumed = _engine(given, planned or {}, task, problems)
-    said = [one for name, value in given.items() if (one := _option(name, value, task, engine, library, problems))]
-    request = _together(said, problems)
-    require(problems)
+    library, engine, assumed = _named_engine(given, planned or {}, task, problems)
+    said = [one for name, value in given.items() if (one := _option_keys(name, value, task, engine, library, problems))]
+    request = _merge_said_keys(said, problems)
+    raise_if_problems(problems)
     if library is not None:
         named, why, more = LIBRARIES[library]
         assumed = (f"engine = {named} ({library} {why})", *assumed)
@@ -71,7 +71,7 @@ def in_our_words(options: Mapping[str, Any], task: str, planned: Mapping[str, An
         )
         for one in said
     )
-    return Asked(request, (*assumed, *_weaker(said, request)), library, settled, every)
+    return Asked(request, (*assumed, *_weak_key_notes(said, request)), library, settled, every)
 
 
 def _spoken_of(name: str) -> Iterator[str]:
@@ -80,20 +80,20 @@ def _spoken_of(name: str) -> Iterator[str]:
         yield from (f"offload.{part}" for part in OFFLOADABLE)
     elif name in SHORT:
         yield SHORT[name]
-    for meaning in word.meanings if (word := _word(name)) else ():
+    for meaning in word.meanings if (word := _alias_word(name)) else ():
         yield from (key.removeprefix("?") for keys in (meaning.comes_to or {}).values() for key in keys)
         yield from {DTYPE: ("precision.parameters",), OPTIM: ("optimizer.name",)}.get(meaning.key, (meaning.key,))
 
 
 def of_serving(name: str) -> bool:
     """Whether an option is a word of those that serve, and means nothing in training."""
-    word = _word(name)
+    word = _alias_word(name)
     return word is not None and all(meaning.task == INFER for meaning in word.meanings)
 
 
 def means_the_same(name: str, value: Any, keys: Mapping[str, Any], task: str, engine: str) -> bool:
     """Whether an option that comes to some keys comes to them with another engine, too."""
-    found = _option(name, value, task, engine, None, problems := list[Problem]())
+    found = _option_keys(name, value, task, engine, None, problems := list[Problem]())
     return found is not None and not problems and dict(found.keys) == {key: keys[key] for key in keys if key != "engine"}
 
 
@@ -105,7 +105,7 @@ def request_from(options: Mapping[str, Any], task: str = aliases.TRAIN) -> dict[
 # ---- the engine ----------------------------------------------------------------------------------------------------------------
 
 
-def _engine(
+def _named_engine(
     given: dict[str, Any], planned: Mapping[str, Any], task: str, problems: list[Problem]
 ) -> tuple[str | None, str | None, tuple[str, ...]]:
     """The library that is named, the engine, and how that is known where a word of its alone says it."""
@@ -119,17 +119,17 @@ def _engine(
     own = {name: engines for name in given if (engines := _engines_of(name, task))}
     left = set.intersection(*(set(engines) for engines in own.values())) if own else set[str]()
     if own and not left:
-        said = "; ".join(f"{_flag(name)} is {' and '.join(engines)}'s" for name, engines in own.items())
+        said = "; ".join(f"{_flag_name(name)} is {' and '.join(engines)}'s" for name, engines in own.items())
         problems.append(Problem(field="engine", reason=f"is named by words of several: {said}", hint="name one: --engine NAME"))
     if len(left) != 1:
         return None, None, ()
     engine = given["engine"] = left.pop()
-    return None, engine, (f"engine = {engine} ({', '.join(map(_flag, own))}: {'its words' if len(own) > 1 else 'its word'})",)
+    return None, engine, (f"engine = {engine} ({', '.join(map(_flag_name, own))}: {'its words' if len(own) > 1 else 'its word'})",)
 
 
 def _engines_of(name: str, task: str) -> tuple[str, ...]:
     """Whose word it is, where it is of some engines and of no other."""
-    word = _word(name)
+    word = _alias_word(name)
     meanings = [meaning for meaning in word.meanings if meaning.task in ("", task) and not meaning.refused] if word else []
     return tuple(dict.fromkeys(engine for meaning in meanings for engine in meaning.engines)) if all(m.engines for m in meanings) else ()
 
@@ -137,17 +137,17 @@ def _engines_of(name: str, task: str) -> tuple[str, ...]:
 # ---- one option ------------------------------------------------------------------------------------------------------------------
 
 
-def _option(name: str, value: Any, task: str, engine: str | None, library: str | None, problems: list[Problem]) -> _Said | None:
+def _option_keys(name: str, value: Any, task: str, engine: str | None, library: str | None, problems: list[Problem]) -> _Said | None:
     """What one option comes to; its problems are kept."""
     found: Mapping[str, Any] | Problem
     if name == "offload":
-        found = offloaded(value)
+        found = parse_offload(value)
     elif name in SHORT:
         found = _of_key(SHORT[name], name, value, task, engine)
-    elif (word := _word(name)) is not None:
+    elif (word := _alias_word(name)) is not None:
         found = _of_word(word, name, value, task, engine, library)
     else:
-        near = nearest(name, [*SHORT, "offload", *(alias.replace("-", "_") for alias in ALIASES)], n=1)
+        near = nearest_words(name, [*SHORT, "offload", *(alias.replace("-", "_") for alias in ALIASES)], n=1)
         found = Problem(field=name, value=value, reason="is not a plan option", hint=f"did you mean {near[0]}?" if near else "")
     if isinstance(found, Problem):
         problems.append(found)
@@ -155,7 +155,7 @@ def _option(name: str, value: Any, task: str, engine: str | None, library: str |
     return _Said(name, value, found)
 
 
-def _word(name: str) -> Word | None:
+def _alias_word(name: str) -> Word | None:
     return ALIASES.get(name.replace("_", "-")) if name not in SHORT else None
 
 
@@ -169,7 +169,7 @@ def _of_key(key: str, name: str, value: Any, task: str, engine: str | None) -> M
         known = aliases.SERVED_PRECISIONS.get(text, known)
     if key == "quantization.weights" and engine == "llama.cpp" and text in aliases.FOUR_BITS_OF_LLAMA_CPP:
         return Problem(
-            field=name, value=value, reason="is no type that llama.cpp stores weights in", hint=f"{_flag('quantize')} gguf:Q4_K_M"
+            field=name, value=value, reason="is no type that llama.cpp stores weights in", hint=f"{_flag_name('quantize')} gguf:Q4_K_M"
         )
     if isinstance(known, Meaning):
         return Problem(field=name, value=value, reason=known.refused, hint=known.hint)
@@ -182,7 +182,7 @@ def _of_key(key: str, name: str, value: Any, task: str, engine: str | None) -> M
 
 def _of_word(word: Word, name: str, value: Any, task: str, engine: str | None, library: str | None) -> Mapping[str, Any] | Problem:
     """What a word of others comes to in this command and engine."""
-    meaning = _meaning(word, name, value, task, engine)
+    meaning = _word_meaning(word, name, value, task, engine)
     if isinstance(meaning, Problem):
         return meaning
     if meaning.comes_to is None:
@@ -191,7 +191,7 @@ def _of_word(word: Word, name: str, value: Any, task: str, engine: str | None, l
     text = {True: "true", False: "false"}[ON[text]] if word.switch and text in ON else text
     if text not in meaning.comes_to:
         known = meaning.hint or f"one of {', '.join(meaning.comes_to)}"
-        return Problem(field=_flag(name), value=value, reason="is no value of it that is known here", hint=known)
+        return Problem(field=_flag_name(name), value=value, reason="is no value of it that is known here", hint=known)
     return dict(_of_library(meaning.comes_to[text], library))
 
 
@@ -208,17 +208,17 @@ def _of_library(keys: Mapping[str, Any], library: str | None) -> Iterator[tuple[
 
 def _of_named_key(key: str, name: str, value: Any, task: str, engine: str | None) -> Mapping[str, Any] | Problem:
     if key == DTYPE:
-        return _loaded(name, value, task)
+        return _load_dtype_keys(name, value, task)
     if key == OPTIM:
         return aliases.OPTIM.get(str(value).strip().lower()) or _of_key("optimizer.name", name, value, task, engine)
     if key in _COUNTS:
         number = value_of("microbatch", value)
         whole = isinstance(number, int) and not isinstance(number, bool) and number >= 1
-        return {key: number} if whole else Problem(field=_flag(name), value=value, reason="is not a positive whole number")
+        return {key: number} if whole else Problem(field=_flag_name(name), value=value, reason="is not a positive whole number")
     return _of_key(key, name, value, task, engine)
 
 
-def _loaded(name: str, value: Any, task: str) -> Mapping[str, Any] | Problem:
+def _load_dtype_keys(name: str, value: Any, task: str) -> Mapping[str, Any] | Problem:
     """The dtype that weights are loaded in: of a job without autocast also that of gradients and moments."""
     dtype = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}.get(
         text := str(value).strip().lower().removeprefix("torch."), text
@@ -227,7 +227,7 @@ def _loaded(name: str, value: Any, task: str) -> Mapping[str, Any] | Problem:
         return {}
     if dtype not in ("bf16", "fp16", "fp32"):
         return Problem(
-            field=_flag(name), value=value, reason="is no dtype that weights are loaded in", hint="bfloat16, float16, float32 or auto"
+            field=_flag_name(name), value=value, reason="is no dtype that weights are loaded in", hint="bfloat16, float16, float32 or auto"
         )
     if task == INFER:
         return {"precision.parameters": dtype, "precision.compute": dtype}
@@ -238,29 +238,29 @@ def _loaded(name: str, value: Any, task: str) -> Mapping[str, Any] | Problem:
     }
 
 
-def _meaning(word: Word, name: str, value: Any, task: str, engine: str | None) -> Meaning | Problem:
+def _word_meaning(word: Word, name: str, value: Any, task: str, engine: str | None) -> Meaning | Problem:
     """The meaning in this command, of this engine before everybody's."""
     here = [meaning for meaning in word.meanings if meaning.task in ("", task)]
     if not here:
         other = "infer" if task == "train" else "train"
-        return Problem(field=_flag(name), value=value, reason=f"has no meaning in {task}", hint=f"leave it out; it is of {other}")
+        return Problem(field=_flag_name(name), value=value, reason=f"has no meaning in {task}", hint=f"leave it out; it is of {other}")
     own = [meaning for meaning in here if engine in meaning.engines]
     chosen = own or [meaning for meaning in here if not meaning.engines]
     if not chosen and engine is None and len({(m.key, str(m.comes_to)) for m in here}) > 1:
         meant = " or ".join(f"{' and '.join(m.engines)}'s {_flag_of(m.key)}" for m in here)
-        return Problem(field=_flag(name), value=value, reason=f"is {meant}", hint="name the engine: --engine NAME")
+        return Problem(field=_flag_name(name), value=value, reason=f"is {meant}", hint="name the engine: --engine NAME")
     if not chosen and engine is not None:
         owners, says = " and ".join(dict.fromkeys(e for m in here for e in m.engines)), [_flag_of(m.key) for m in here if m.key]
         hint = f"{says[0]} says it here" if says else "leave it out"
-        return Problem(field=_flag(name), value=value, reason=f"is a word of {owners}, and the engine is {engine}", hint=hint)
+        return Problem(field=_flag_name(name), value=value, reason=f"is a word of {owners}, and the engine is {engine}", hint=hint)
     meaning = (chosen or here)[0]
-    return Problem(field=_flag(name), value=value, reason=meaning.refused, hint=meaning.hint) if meaning.refused else meaning
+    return Problem(field=_flag_name(name), value=value, reason=meaning.refused, hint=meaning.hint) if meaning.refused else meaning
 
 
 # ---- all of them together -----------------------------------------------------------------------------------------------------------
 
 
-def _together(said: list[_Said], problems: list[Problem]) -> dict[str, Any]:
+def _merge_said_keys(said: list[_Said], problems: list[Problem]) -> dict[str, Any]:
     """All keys; one that two options say differently is a problem, and a weak one gives way."""
     request, by = dict[str, Any](), dict[str, _Said]()
     for one in said:
@@ -269,7 +269,7 @@ def _together(said: list[_Said], problems: list[Problem]) -> dict[str, Any]:
                 continue
             if key in request and request[key] != value:
                 first = by[key]
-                both = f"is said twice: {_flag(first.name)} {_shown(first.value)} and {_flag(one.name)} {_shown(one.value)}"
+                both = f"is said twice: {_flag_name(first.name)} {_said_value_text(first.value)} and {_flag_name(one.name)} {_said_value_text(one.value)}"
                 problems.append(Problem(field=key, reason=both, hint="once is enough"))
             request[key], by[key] = value, one
     for one in said:
@@ -279,17 +279,17 @@ def _together(said: list[_Said], problems: list[Problem]) -> dict[str, Any]:
     return request
 
 
-def _weaker(said: list[_Said], request: Mapping[str, Any]) -> Iterator[str]:
+def _weak_key_notes(said: list[_Said], request: Mapping[str, Any]) -> Iterator[str]:
     """What a word brought with it that nobody said: a rank of adapters, say."""
     strong = {key for one in said for key in one.keys}
     for one in said:
         for key in one.keys:
             if key.startswith("?adapter.") and key[1:] not in strong:
                 shown = request[key[1:]]
-                yield f"{key[1:]} = {','.join(shown) if isinstance(shown, list) else shown} ({_flag(one.name)})"
+                yield f"{key[1:]} = {','.join(shown) if isinstance(shown, list) else shown} ({_flag_name(one.name)})"
 
 
-def accumulated(request: dict[str, Any], gpus: int | None) -> tuple[dict[str, Any], tuple[str, ...]]:
+def with_accumulated_batch(request: dict[str, Any], gpus: int | None) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The request with the global batch for steps of accumulation: micro-batch × steps × data-parallel ranks, and what that took for granted.
 
     Raises InputError where that contradicts what is said, or cannot be told.
@@ -305,38 +305,40 @@ def accumulated(request: dict[str, Any], gpus: int | None) -> tuple[dict[str, An
     request, microbatch = dict(request), request.get("microbatch") or 1
     if replicas is not None and gpus is None:
         hint = "--gpus, or --dp-shard where ranks split the states and --dp-replicate where each has a whole copy"
-        require([Problem(field="data_parallel_size", value=replicas, reason="does not say whether ranks split the states", hint=hint)])
+        raise_if_problems(
+            [Problem(field="data_parallel_size", value=replicas, reason="does not say whether ranks split the states", hint=hint)]
+        )
     if replicas is not None and replicas != ranks:
         reason = f"times {model} for tensor, pipeline and context parallel are not the {gpus} GPUs"
-        require([Problem(field="data_parallel_size", value=replicas, reason=reason, hint=f"{ranks}, or leave it out")])
+        raise_if_problems([Problem(field="data_parallel_size", value=replicas, reason=reason, hint=f"{ranks}, or leave it out")])
     if steps is None or not isinstance(microbatch, int):
         return request, ()
     total = microbatch * steps * ranks
     if request.setdefault("global_batch", total) != total:
         reason = f"is not {microbatch} × {steps} steps of accumulation × {ranks} ranks, which are {total}"
-        require([Problem(field="global_batch", value=request["global_batch"], reason=reason, hint="say one of the two")])
+        raise_if_problems([Problem(field="global_batch", value=request["global_batch"], reason=reason, hint="say one of the two")])
     return request, (f"global_batch = {total} ({microbatch} × {steps} steps of accumulation × {ranks} data-parallel ranks)",)
 
 
 def refuse_counts(request: Mapping[str, Any], searched: str) -> None:
     """Raises InputError for numbers of micro-batches or replicas where what they multiply is ``searched`` for."""
     names = {ACCUMULATION: "gradient_accumulation_steps", REPLICAS: "data_parallel_size"}
-    require(
+    raise_if_problems(
         Problem(field=name, value=request[key], reason=f"multiplies {searched}, which is searched for", hint="--global-batch, or leave it out")
         for key, name in names.items() if key in request
     )  # fmt: skip
 
 
-def _flag(name: str) -> str:
+def _flag_name(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-_FLAGS = {key: _flag(short) for short, key in SHORT.items()}
+_FLAGS = {key: _flag_name(short) for short, key in SHORT.items()}
 
 
 def _flag_of(key: str) -> str:
     return _FLAGS.get(key, key)
 
 
-def _shown(value: Any) -> str:
+def _said_value_text(value: Any) -> str:
     return "" if value is True else str(value)

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.budget import (
     Answer,
     Beside,
@@ -17,29 +17,29 @@ from memsheet.budget import (
     Verdict,
     WayToFit,
     answer_of,
-    doubted,
-    holding,
     judge_plan,
-    started,
+    verdict_on_held_sequences,
+    verdict_on_start,
+    verdict_with_extra_bytes,
 )
 from memsheet.catalog import find_device, find_model, model_names
 from memsheet.engines import engine_of
-from memsheet.errors import InputError, Problem, missing_package, refuse, require
+from memsheet.errors import InputError, Problem, input_error, missing_package, raise_if_problems
 from memsheet.guard import MAX_JSON_BYTES, is_file, parse_json, read_bytes
-from memsheet.plan.check import flatten
+from memsheet.plan.check import flatten_document
 from memsheet.plan.contradictions import SEQUENCES
 from memsheet.plan.device import Cluster, cluster_of, parse_gpus
-from memsheet.plan.hardware import eight_bit_cache, emulated_bf16, unsupported, written_scores
-from memsheet.plan.library_defaults import consequences, of_library, shown, taken
+from memsheet.plan.hardware import eight_bit_cache, emulated_bf16, unsupported_choices, written_scores
+from memsheet.plan.library_defaults import assumed_value_text, implied_library_keys, library_defaults_for, of_library
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.options import InferOptions, Method, Model, Seconds, TrainOptions
 from memsheet.plan.overriding import without_overridden
 from memsheet.plan.plan import Plan
 from memsheet.plan.values import option_problems
-from memsheet.plan.words import ACCUMULATION, Asked, accumulated, in_our_words, refuse_counts
+from memsheet.plan.words import ACCUMULATION, Asked, in_our_words, refuse_counts, with_accumulated_batch
 from memsheet.questions.bare_counts import bare_answer, count_of
 from memsheet.readers.model import read_model
-from memsheet.resolve import Resolved, resolve
+from memsheet.resolve import Resolved, resolve_request
 from memsheet.resolve.length import length_notes
 from memsheet.resolve.version import version_notes
 from memsheet.sheet import Sheet
@@ -63,12 +63,12 @@ def train(model: Model | None = None, **options: Unpack[TrainOptions]) -> Answer
     it is in ``cluster``, a file or dict of ``memsheet/cluster/1``; ``plan`` is a dict or file of ``memsheet/plan/1``; every other keyword is a plan option by its short name (``seq_len``, ``zero``,
     ``lora_rank`` …) and overrides the plan. Raises InputError with every problem of the question.
     """
-    return _ask("train", model, dict(options))
+    return _answer_question("train", model, dict(options))
 
 
 def infer(model: Model | None = None, **options: Unpack[InferOptions]) -> Answer:
     """What every GPU holds while ``model`` serves. Arguments as for ``train``."""
-    return _ask("infer", model, dict(options))
+    return _answer_question("infer", model, dict(options))
 
 
 def plan(model: Model | None = None, *, method: Method | None = None, top: int = 5, **options: Unpack[TrainOptions]) -> Advice:
@@ -80,33 +80,33 @@ def plan(model: Model | None = None, *, method: Method | None = None, top: int =
     """
     try:
         from memsheet.readers.calibration import efficiency_of
-        from memsheet.search.advice import ENGINES, METHODS, advise
+        from memsheet.search.advice import ENGINES, METHODS, training_advice
         from memsheet.search.batch_sweep import advise_on_batches, with_length
         from memsheet.search.library_bytes import doubted_advice
     except ModuleNotFoundError as error:
         raise (missing_package(error) or error) from error
 
-    require(
+    raise_if_problems(
         option_problems({"top": top}) if top is not None else (Problem(field="top", reason="is no number of plans", hint="for example 5"),)
     )
     if method is not None and (not isinstance(method, str) or method not in METHODS):
-        raise refuse("method", method, "is none", f"one of {', '.join(METHODS)}")
+        raise input_error("method", method, "is none", f"one of {', '.join(METHODS)}")
     if options.get("parameters") is not None:
-        raise refuse("parameters", options["parameters"], "has no activations, so no plan can be searched", "name a model")
-    name, request, cluster, where = question(
+        raise input_error("parameters", options["parameters"], "has no activations, so no plan can be searched", "name a model")
+    name, request, cluster, where = parse_question(
         "train", model, dict(options), searched="micro-batches and the mesh", varied=VARIED, settled=METHOD_KEYS if method else ()
     )
     if method is not None:
-        request |= consequences(where["library"], {**request, **METHODS[method]})
+        request |= implied_library_keys(where["library"], {**request, **METHODS[method]})
     if cluster is None:
-        raise refuse("gpus", None, "is missing", "for example --gpus 8xH100-80GB")
+        raise input_error("gpus", None, "is missing", "for example --gpus 8xH100-80GB")
     if name is None:
-        raise refuse("model", None, "is missing", "a bundled name (`memsheet models`) or a config.json")
+        raise input_error("model", None, "is missing", "a bundled name (`memsheet models`) or a config.json")
     wanted, device = request.pop("engine", None), cluster.device.name
     engines = ENGINES if wanted in (None, "any") else (str(wanted),)
-    spec = read_model(name, catalog=catalogued, names=model_names())
+    spec = read_model(name, catalog=catalog_entry, names=model_names())
     request, said = with_length(spec, request)
-    asks = advise if request.get("global_batch") is not None else advise_on_batches
+    asks = training_advice if request.get("global_batch") is not None else advise_on_batches
     found = asks(spec, cluster, request, engines, top=top, method=method or "full", scaled=lambda engine: efficiency_of(device, engine))
     said += (*where["assumed"], *cluster.device.assumed)
     if where["library"] is not None:
@@ -126,41 +126,43 @@ def plan_serving(
     """
     from memsheet.search.serve.question import asked_serving
 
-    name, request, cluster, where = question("infer", model, dict(options))
+    name, request, cluster, where = parse_question("infer", model, dict(options))
     if where["parameters"] is not None:
-        raise refuse("parameters", where["parameters"], "has no layers, so no cut can be planned", "name a model")
+        raise input_error("parameters", where["parameters"], "has no layers, so no cut can be planned", "name a model")
     if cluster is None:
-        raise refuse("gpus", None, "is missing", "for example --gpus 4xH100-80GB")
+        raise input_error("gpus", None, "is missing", "for example --gpus 4xH100-80GB")
     if name is None:
-        raise refuse("model", None, "is missing", "a bundled name (`memsheet models`) or a config.json")
+        raise input_error("model", None, "is missing", "a bundled name (`memsheet models`) or a config.json")
     if request.get("speculative.method"):
         reason = "makes as many tokens a step as are accepted, which nobody knows beforehand: its memory is modelled, its speed is not"
-        raise refuse(
+        raise input_error(
             "speculative.method", request["speculative.method"], reason, "leave it out; `memsheet infer` tells what drafting takes"
         )
-    spec = read_model(name, catalog=catalogued, names=model_names())
+    spec = read_model(name, catalog=catalog_entry, names=model_names())
     return asked_serving(
         spec, cluster, request, {"context": context, "users": users, "ttft": ttft, "tpot": tpot}, any_precision=any_precision
     )
 
 
-def _ask(task: str, model: Any, options: dict[str, Any]) -> Answer:
-    model, request, cluster, where = question(task, model, options)
+def _answer_question(task: str, model: Any, options: dict[str, Any]) -> Answer:
+    model, request, cluster, where = parse_question(task, model, options)
     if where["parameters"] is not None:
         if model is not None:
-            raise refuse("parameters", where["parameters"], "takes the place of a model", "give one or the other")
+            raise input_error("parameters", where["parameters"], "takes the place of a model", "give one or the other")
         return bare_answer(count_of(where["parameters"]), request, cluster)
     if model is None:
-        raise refuse("model", None, "is missing", "a bundled name (`memsheet models`), a config.json, or --parameters 7e9")
-    spec, fix, assumed = read_model(model, catalog=catalogued, names=model_names()), where["fix"] is not False, where["assumed"]
+        raise input_error("model", None, "is missing", "a bundled name (`memsheet models`), a config.json, or --parameters 7e9")
+    spec, fix, assumed = read_model(model, catalog=catalog_entry, names=model_names()), where["fix"] is not False, where["assumed"]
     if task == "train" and request.get("seq_len") is None:
         from memsheet.search.solve.length_ladder import answer_on_ladder
 
         found = answer_on_ladder(
-            spec, request, lambda asked, cures: answer(spec, asked, cluster, fix=fix and cures, assumed=assumed, library=where["library"])
+            spec,
+            request,
+            lambda asked, cures: answer_for_model(spec, asked, cluster, fix=fix and cures, assumed=assumed, library=where["library"]),
         )
     else:
-        found = answer(spec, request, cluster, fix=fix, wanted=where["wanted"], assumed=assumed, library=where["library"])
+        found = answer_for_model(spec, request, cluster, fix=fix, wanted=where["wanted"], assumed=assumed, library=where["library"])
     if where["library"] is None or task != "train":
         return found
     from memsheet.exchange.libraries import beside_the_sheet
@@ -168,21 +170,21 @@ def _ask(task: str, model: Any, options: dict[str, Any]) -> Answer:
     return beside_the_sheet(found, where["library"], {key: request[key] for key in where["own"] if key in request})
 
 
-def question(
+def parse_question(
     task: str, model: Any, options: dict[str, Any], *, searched: str = "", varied: Container[str] = (), settled: Iterable[str] = ()
 ) -> tuple[Any, dict[str, Any], Cluster | None, dict[str, Any]]:
     """What is asked, taken apart: the model's name, the request, the cluster, and what is no option of a plan. What is not said is as a named library
     does it, by every command. ``searched``: the counts that a search varies, in words; ``varied``: groups of keys of which it tries every value, a
     library's own among them; ``settled``: keys that are spoken of elsewhere.
     """
-    require(option_problems(options))
+    raise_if_problems(option_problems(options))
     where = {key: options.pop(key, None) for key in ("gpus", "nodes", "per_node", "host_memory", "cluster", "plan", "parameters", "fix")}
-    document = flatten(plan_document_of(where["plan"]))
+    document = flatten_document(plan_document_of(where["plan"]))
     asked = in_our_words(options, task, document)
     request = {**without_overridden(document, asked.request), **asked.request, "task": task}
     where["wanted"] = next((asked.request[key] for key in SEQUENCES if asked.request.get(key)), None) if task == "infer" else None
     model = model if model is not None else request.pop("model", None)
-    cluster = _cluster(where["gpus"] or request.pop("gpus", None), where) if where["cluster"] is None else _in_file(where)
+    cluster = _cluster_from_gpus(where["gpus"] or request.pop("gpus", None), where) if where["cluster"] is None else _in_file(where)
     for described in ("model", "gpus", "schema"):
         request.pop(described, None)
     if searched:
@@ -190,7 +192,7 @@ def question(
     before, own = request, tuple[str, ...]()
     if task == "train" and where["parameters"] is None:
         request, own = with_defaults(request, asked._replace(settled=asked.settled | set(settled)), searched, varied)
-    request, counted = accumulated(request, cluster.count if cluster else None)
+    request, counted = with_accumulated_batch(request, cluster.count if cluster else None)
     told = {"assumed": (*asked.assumed, *own, *counted), "own": [key for key in request if key not in before], "said": asked.request}
     return model, request, cluster, {**where, **told, "library": asked.library}
 
@@ -200,16 +202,18 @@ def with_defaults(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The request with what the named library does where nothing is said, and that in words. A search that is of sizes counts no accumulation."""
     filled, words = dict(request), list[str]()
-    for default, keys in taken(asked.library, request, asked.settled):
+    for default, keys in library_defaults_for(asked.library, request, asked.settled):
         if (searched and ACCUMULATION in keys) or any(key.partition(".")[0] in varied for key in keys):
             continue
         filled |= keys
-        words += [f"{key} = {shown(value)} ({of_library(asked.library)} own default)" for key, value in keys.items() if key[0] != "@"]
+        words += [
+            f"{key} = {assumed_value_text(value)} ({of_library(asked.library)} own default)" for key, value in keys.items() if key[0] != "@"
+        ]
         words += [f"{default.name} = {default.value} ({of_library(asked.library)} own default)"] * (ACCUMULATION in keys)
     return filled, tuple(words)
 
 
-def answer(
+def answer_for_model(
     spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None, *, fix: bool = True, wanted: int | None = None,
     assumed: tuple[str, ...] = (), library: str | None = None,
 ) -> Answer:  # fmt: skip
@@ -219,19 +223,19 @@ def answer(
     """
     request, said = with_method(request)
     said = (*assumed, *said)
-    spec = drafted(spec, request)
-    resolved = resolve(request, spec, cluster)
+    spec = with_draft_model(spec, request)
+    resolved = resolve_request(request, spec, cluster)
     said += cluster.device.assumed if cluster else ()
     resolved = replace(resolved, assumed=(*said, *resolved.assumed)) if said else resolved
-    require(unsupported(resolved.plan, cluster, spec) if cluster else ())
+    raise_if_problems(unsupported_choices(resolved.plan, cluster, spec) if cluster else ())
     sheets = sheets_of(spec, resolved, cluster)
-    serving = _serving(spec, resolved, cluster, sheets) if resolved.plan.task == "infer" else None
+    serving = _serving_facts(spec, resolved, cluster, sheets) if resolved.plan.task == "infer" else None
     verdict = judge_plan(spec, resolved.plan, cluster, sheets) if cluster else None
     if verdict and serving and "short_bytes" in serving:
-        verdict = started(verdict, serving["short_bytes"])
+        verdict = verdict_on_start(verdict, serving["short_bytes"])
     beside = beside_of(library) if library else None
     if verdict and cluster and beside:
-        verdict = doubted(verdict, cluster, *beside(spec, resolved.plan))
+        verdict = verdict_with_extra_bytes(verdict, cluster, *beside(spec, resolved.plan))
     if verdict and cluster and fix and verdict.result is not Result.FITS:
         from memsheet.search.fixes.cheapest import cheapest_fix
 
@@ -246,17 +250,23 @@ def answer(
 
         serving = {**serving, **makes_room(spec, {**request, **served, WANTED: wanted}, cluster, serving["short_bytes"])}
     if wanted and verdict and cluster and serving:
-        verdict, serving = _held(spec, {**request, **served}, resolved.plan, cluster, verdict, serving, wanted, fix=fix)
-    routed = _routed(spec, resolved.plan, cluster, sheets, verdict)
-    notes = (*routed, *spec.source.notes, *_notes(resolved), *length_notes(resolved.plan, spec), *version_notes(resolved.plan))
-    notes += _caution(resolved.plan, cluster, spec)
+        verdict, serving = _verdict_on_sequences(spec, {**request, **served}, resolved.plan, cluster, verdict, serving, wanted, fix=fix)
+    routed = _expert_routing_notes(spec, resolved.plan, cluster, sheets, verdict)
+    notes = (
+        *routed,
+        *spec.source.notes,
+        *_prompt_length_notes(resolved),
+        *length_notes(resolved.plan, spec),
+        *version_notes(resolved.plan),
+    )
+    notes += _hardware_cautions(resolved.plan, cluster, spec)
     others = _other_engines(spec, request, cluster, resolved.plan) if fix else ()
     ways: tuple[WayToFit, ...] = ()
     if verdict and cluster and fix and _is_stuck(verdict, serving):
         from memsheet.search.fixes.ways_to_fit import LIBRARY, ways_to_fit
 
         asked = {**request, LIBRARY: library}
-        ways = ways_to_fit(spec, asked, cluster, lambda name: read_model(name, catalog=catalogued, names=model_names()), beside)
+        ways = ways_to_fit(spec, asked, cluster, lambda name: read_model(name, catalog=catalog_entry, names=model_names()), beside)
     found = answer_of(spec, resolved, cluster, sheets, verdict)
     return replace(found, notes=notes, serving=serving, other_engines=others, ways_to_fit=ways)
 
@@ -272,14 +282,14 @@ def _other_engines(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster
     if cluster is None or plan.task != "infer" or plan.engine != "vllm" or request.get("engine") is not None:
         return ()
     try:
-        found = answer(spec, {**request, "engine": "transformers"}, cluster, fix=False)
+        found = answer_for_model(spec, {**request, "engine": "transformers"}, cluster, fix=False)
     except InputError:
         return ()
     verdict = found.verdict
     return (OtherEngine(engine="transformers", device=verdict.device, result=verdict.result),) if verdict else ()
 
 
-def _held(
+def _verdict_on_sequences(
     spec: ModelSpec, request: Mapping[str, Any], plan: Plan, cluster: Cluster, verdict: Verdict, serving: Mapping[str, Any], wanted: int, *, fix: bool
 ) -> tuple[Verdict, Mapping[str, Any]]:  # fmt: skip
     """The verdict about the sequences that were asked for, and what would hold them."""
@@ -288,19 +298,21 @@ def _held(
     found = asked_sequences(spec, plan, cluster, wanted)
     if found is None:
         return verdict, serving
-    about = holding(verdict, found.wanted, found.held, found.missing_bytes)
+    about = verdict_on_held_sequences(verdict, found.wanted, found.held, found.missing_bytes)
     starts = verdict.result is not Result.DOES_NOT_FIT
     ways = holds_instead(spec, request, cluster, found) if fix and starts and about.result is not Result.FITS else []
     return about, {**serving, "asked": {**found.facts, "starts": verdict.result.value, "holds_instead": ways}}
 
 
-def _serving(spec: ModelSpec, resolved: Resolved, cluster: Cluster | None, sheets: tuple[Sheet, ...]) -> Mapping[str, Any]:
+def _serving_facts(spec: ModelSpec, resolved: Resolved, cluster: Cluster | None, sheets: tuple[Sheet, ...]) -> Mapping[str, Any]:
     from memsheet.formulas.serving.servers import server_of
 
     return server_of(engine_of(resolved.plan)).facts(spec, resolved.plan, cluster, sheets)
 
 
-def _routed(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sheet, ...], verdict: Verdict | None) -> tuple[str, ...]:
+def _expert_routing_notes(
+    spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sheet, ...], verdict: Verdict | None
+) -> tuple[str, ...]:
     """What expert routing decides, first of all notes."""
     if cluster is None or verdict is None or plan.routing is None or plan.task != "train":
         return ()
@@ -309,13 +321,13 @@ def _routed(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[
     return routing_notes(spec, plan, cluster, sheets, verdict)
 
 
-def _notes(resolved: Resolved) -> tuple[str, ...]:
+def _prompt_length_notes(resolved: Resolved) -> tuple[str, ...]:
     if _prompts_unknown(resolved.plan):
         return ("prefill is a range from one-token prompts to the whole batch at full length; --prompt-tokens says how long prompts are",)
     return ()
 
 
-def _caution(plan: Plan, cluster: Cluster | None, spec: ModelSpec) -> tuple[str, ...]:
+def _hardware_cautions(plan: Plan, cluster: Cluster | None, spec: ModelSpec) -> tuple[str, ...]:
     found = (
         (eight_bit_cache(plan, cluster.device, spec), emulated_bf16(plan, cluster.device), written_scores(plan, cluster.device, spec))
         if cluster
@@ -331,7 +343,7 @@ def _prompts_unknown(plan: Plan) -> bool:
 
 def sheets_of(spec: ModelSpec, resolved: Resolved, cluster: Cluster | None) -> tuple[Sheet, ...]:
     """One sheet a pipeline stage; ranks of a stage are alike."""
-    return tuple(account(spec, resolved.plan, cluster, stage, replays=True) for stage in range(resolved.plan.mesh.pp))
+    return tuple(account_rank(spec, resolved.plan, cluster, stage, replays=True) for stage in range(resolved.plan.mesh.pp))
 
 
 def with_method(request: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
@@ -341,13 +353,13 @@ def with_method(request: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[st
     return {**request, "speculative.method": "draft"}, ("speculative.method = draft (a model that drafts is named)",)
 
 
-def drafted(spec: ModelSpec, request: Mapping[str, Any]) -> ModelSpec:
+def with_draft_model(spec: ModelSpec, request: Mapping[str, Any]) -> ModelSpec:
     """The model with who drafts for it, read where a request names one."""
     if request.get("speculative.model") is None:
         return spec
     from memsheet.readers.draft import with_draft
 
-    return with_draft(spec, request, catalog=catalogued, names=model_names())
+    return with_draft(spec, request, catalog=catalog_entry, names=model_names())
 
 
 def beside_of(library: str | None) -> Beside:
@@ -357,7 +369,7 @@ def beside_of(library: str | None) -> Beside:
     return lambda model, plan: bytes_beside(library, model, plan)
 
 
-def catalogued(name: str) -> Mapping[str, Any] | None:
+def catalog_entry(name: str) -> Mapping[str, Any] | None:
     return find_model(name)
 
 
@@ -368,21 +380,21 @@ def plan_document_of(plan: Any) -> Mapping[str, Any]:
     if plan is None:
         return {}
     if not isinstance(plan, Mapping) or not all(isinstance(key, str) for key in plan):
-        raise refuse("plan", plan, "is not an object of memsheet/plan/1")
+        raise input_error("plan", plan, "is not an object of memsheet/plan/1")
     return plan
 
 
 def _read_plan(path: Path) -> Any:
     if not is_file(path):
-        raise refuse("plan", str(path), "is not a file")
+        raise input_error("plan", str(path), "is not a file")
     return parse_json(read_bytes(path, MAX_JSON_BYTES), str(path))
 
 
-def _cluster(gpus: Any, where: Mapping[str, Any]) -> Cluster | None:
+def _cluster_from_gpus(gpus: Any, where: Mapping[str, Any]) -> Cluster | None:
     host = where["host_memory"]
     if gpus is None:
         described = [key for key in ("nodes", "per_node", "host_memory") if where[key] is not None]
-        require(
+        raise_if_problems(
             Problem(field=key, value=where[key], reason="describes a cluster, and none is named", hint="add --gpus 8xH100-80GB")
             for key in described
         )
@@ -398,6 +410,6 @@ def _cluster(gpus: Any, where: Mapping[str, Any]) -> Cluster | None:
 
 
 def _in_file(where: Mapping[str, Any]) -> Cluster:
-    from memsheet.readers.cluster_file import described
+    from memsheet.readers.cluster_file import read_described_cluster
 
-    return described(where["cluster"], where)
+    return read_described_cluster(where["cluster"], where)

@@ -8,11 +8,11 @@ from typing import Any
 
 from memsheet.account import account_bare
 from memsheet.budget import Answer, Result, judge_on
-from memsheet.errors import Problem, refuse, require
+from memsheet.errors import Problem, input_error, raise_if_problems
 from memsheet.plan.device import Cluster
 from memsheet.plan.model import Embeddings, Head, ModelSpec
 from memsheet.plan.plan import Plan
-from memsheet.resolve import Resolved, resolve
+from memsheet.resolve import Resolved, resolve_request
 
 MAX_PARAMETERS = 10**15
 COUNTED_SERVING = ("task", "engine", "engine_version", "mesh.tp", "mesh.pp", "precision.", "quantization.", "phase")
@@ -43,12 +43,12 @@ def bare_answer(parameters: int, request: Mapping[str, Any], cluster: Cluster | 
 def _bare_plan(request: Mapping[str, Any], cluster: Cluster | None) -> Resolved:
     """The plan of a bare count. What is served of it is its weights, and whatever needs a model's layers is refused."""
     if request["task"] == "train":
-        return resolve(request, None, cluster)
-    require(
+        return resolve_request(request, None, cluster)
+    raise_if_problems(
         Problem(field=key, value=value, reason="needs a model's layers, and a count has none", hint="leave it out, or name a model")
         for key, value in request.items() if value is not None and not key.startswith(COUNTED_SERVING)
     )  # fmt: skip
-    found = resolve({"engine": "transformers", **request, "phase": "load"}, None, cluster)
+    found = resolve_request({"engine": "transformers", **request, "phase": "load"}, None, cluster)
     return replace(found, assumed=tuple(line for line in found.assumed if line.startswith(COUNTED_SERVING)))
 
 
@@ -67,7 +67,7 @@ def count_of(text: Any, field: str = "parameters") -> int:
     try:
         number = Decimal(str(text).replace("_", "").replace(",", ""))
     except InvalidOperation:
-        raise refuse(field, text, "is not a number", "write for example 7e9") from None
+        raise input_error(field, text, "is not a number", "write for example 7e9") from None
     if not number.is_finite() or not 1 <= number <= MAX_PARAMETERS or number != number.to_integral_value():
-        raise refuse(field, text, f"is not a whole number from 1 to {MAX_PARAMETERS:,}", "write for example 7e9")
+        raise input_error(field, text, f"is not a whole number from 1 to {MAX_PARAMETERS:,}", "write for example 7e9")
     return int(number)

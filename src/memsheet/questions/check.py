@@ -9,28 +9,28 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from memsheet.budget import Answer, Result
-from memsheet.errors import InputError, Problem, refuse, require
+from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.exchange import MOST_SCRIPT, as_released
-from memsheet.exchange.joined_files import together, with_their_files
-from memsheet.exchange.mistakes import Case, lint
+from memsheet.exchange.joined_files import join_files, with_their_files
+from memsheet.exchange.mistakes import Case, find_mistakes
 from memsheet.exchange.shared.file_format import Read, Together
 from memsheet.exchange.shared.script_defaults import absent_files
 from memsheet.exchange.verdict_doubts import (
     both_doubts,
-    doubted,
     left_to_script,
+    widen_verdict,
 )  # fmt: skip
 from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, read_bytes, read_json
-from memsheet.plan.check import flatten
+from memsheet.plan.check import flatten_document
 from memsheet.plan.device import parse_gpus
 from memsheet.plan.options import InferOptions
 from memsheet.plan.values import option_problems
-from memsheet.plan.words import accumulated, in_our_words
+from memsheet.plan.words import in_our_words, with_accumulated_batch
 from memsheet.questions import accounted as api
 from memsheet.questions.doubts_of_files import bytes_beyond, claimed_fit, doubt_of, may_fit, moved_bytes
-from memsheet.questions.export import PLAN, SHEET, picked
+from memsheet.questions.export import PLAN, SHEET, pick_plan
 from memsheet.questions.named_models import bundled_draft, bundled_name, model_of, named_model, stored_dtype, strange_drafts, unnamed_words
-from memsheet.questions.recognised_files import of_folders, recognised
+from memsheet.questions.recognised_files import of_folders, recognise_files
 from memsheet.report.answer import public_answer
 from memsheet.report.json.checked import Checked
 
@@ -49,12 +49,14 @@ def check(*files: str | PathLike[str], model: str | None = None, **options: Unpa
     ``files``: those of one job, or the folder that holds them; ``model``: the one that is trained or served, where no file names it.
     Keywords as for ``memsheet.train``, ``gpus`` among them, say what the files leave open. Raises InputError for what cannot be read.
     """
-    require(option_problems(options))
+    raise_if_problems(option_problems(options))
     asked = {**dict.fromkeys(MACHINES), **options}
     question = {key: asked.pop(key) for key in MACHINES}
     question["plan"] = api.plan_document_of(question["plan"]) or None
-    require(Problem(field="file", value=file, reason="is no name of a file") for file in files if not isinstance(file, str | PathLike))
-    checked = checking(tuple(map(str, files)), model, question, words=asked)
+    raise_if_problems(
+        Problem(field="file", value=file, reason="is no name of a file") for file in files if not isinstance(file, str | PathLike)
+    )
+    checked = check_configuration_files(tuple(map(str, files)), model, question, words=asked)
     return replace(checked, answer=public_answer(checked.answer)) if checked.answer else checked
 
 
@@ -69,49 +71,51 @@ def read_flags(given: Mapping[str, Any], gpus: Any, planned: Mapping[str, Any]) 
             found = in_our_words(given, "infer", planned)
         except InputError:
             raise error from None
-    return accumulated(found.request, parse_gpus(str(gpus))[0] if gpus else None)[0]
+    return with_accumulated_batch(found.request, parse_gpus(str(gpus))[0] if gpus else None)[0]
 
 
-def checking(
+def check_configuration_files(
     files: tuple[str, ...], model: str | None, question: dict[str, Any], flags: Mapping[str, Any] = NOTHING, words: Mapping[str, Any] = NOTHING
 ) -> Checked:  # fmt: skip
     """The files read together, accounted and looked over. ``flags``: what is said beside them, as keys of a plan; ``words``: as people say it.
     Raises InputError for what cannot be read at all.
     """
     if question["parameters"] is not None:
-        raise refuse("parameters", question["parameters"], "says nothing of a file's activations", "name the model: --model")
-    texts, document = gathered(files, question.pop("plan", None))
+        raise input_error("parameters", question["parameters"], "says nothing of a file's activations", "name the model: --model")
+    texts, document = read_texts_and_plan(files, question.pop("plan", None))
     too_large = tuple(f"{path.name}: a script of {path.stat().st_size:,} bytes: name it to have it read" for path in _large_scripts(files))
     folder = of_folders(files, texts)
-    reads, skipped = recognised(texts, folder)
-    if beside := _beside(files, texts, reads):
+    reads, skipped = recognise_files(texts, folder)
+    if beside := _adjacent_file_texts(files, texts, reads):
         texts |= beside
-        reads, skipped = recognised(texts, folder)
+        reads, skipped = recognise_files(texts, folder)
     reads = with_their_files(reads)
     texts = {**dict.fromkeys(reads, ""), **texts}
     reads = {name: bundled_draft(read) for name, read in reads.items()}
     where = {key: question[key] for key in ("nodes", "per_node", "host_memory", "cluster")}
-    request = {key: value for key, value in flatten(document).items() if value is not None and key not in ("schema", "model", "gpus")}
+    request = {
+        key: value for key, value in flatten_document(document).items() if value is not None and key not in ("schema", "model", "gpus")
+    }
     flags = {**flags, **read_flags(words, question["gpus"], _said_of_engine(reads, request))}
     reads = {name: _of_release(read, flags, request) for name, read in reads.items()}
     name = model or document.get("model") or named_model(reads)
     reads = {read_name: stored_dtype(read, name) for read_name, read in reads.items()}
-    gpus = question["gpus"] or _cards(document.get("gpus"), reads)
-    require(problem for read in reads.values() for problem in read.problems)
-    whole = together(reads, request, flags, parse_gpus(str(gpus))[0] if gpus else None)
+    gpus = question["gpus"] or _gpus_for_processes(document.get("gpus"), reads)
+    raise_if_problems(problem for read in reads.values() for problem in read.problems)
+    whole = join_files(reads, request, flags, parse_gpus(str(gpus))[0] if gpus else None)
     ask = {**where, "gpus": gpus, "model": name}
     strange = strange_drafts(reads, {**request, **flags})
-    answer, why_not = (None, strange) if name is None or strange else _answered(ask, whole.request)
+    answer, why_not = (None, strange) if name is None or strange else _answer_or_reasons(ask, whole.request)
     if answer and not gpus and (ranks := _data_parallel(answer, whole)):
         counted = f"{whole.gpus} GPUs, as many as the files start processes: --gpus names the card"
         whole = replace(whole, request={**whole.request, **ranks}, assumed=(counted, *whole.assumed))
-        answer, why_not = _answered(ask, whole.request)
+        answer, why_not = _answer_or_reasons(ask, whole.request)
     spec = answer.model if answer else model_of(name)
     case = Case(
         reads=reads, texts=texts, together=whole, answer=answer, model=spec, bundled=bundled_name,
-        ask=_once(lambda changes: _changed(ask, {**whole.request, **_length_taken(answer)}, changes)),
+        ask=_memoize_answers(lambda changes: _answer_with_changes(ask, {**whole.request, **_length_taken(answer)}, changes)),
     )  # fmt: skip
-    mistakes = lint(case)
+    mistakes = find_mistakes(case)
     moved = (*moved_bytes(reads, answer), *bytes_beyond(mistakes))
     left = tuple(f"{read_name}: {text}" for read_name, read in reads.items() for text in read.assumed)
     doubt = doubt_of(reads, answer, moved, flags, case)
@@ -121,7 +125,7 @@ def checking(
             doubt = both_doubts(doubt, unsaid)
     mistakes = tuple((rule, claimed_fit(found, moved, flags, case)) for rule, found in mistakes)
     return Checked(
-        reads=reads, answer=doubted(answer, doubt), why_not=why_not, assumed=(*left, *whole.assumed), mistakes=mistakes, moved=moved,
+        reads=reads, answer=widen_verdict(answer, doubt), why_not=why_not, assumed=(*left, *whole.assumed), mistakes=mistakes, moved=moved,
         doubt=doubt.words, not_read=(*skipped, *too_large), no_model="" if name else unnamed_words(reads), on_cards=bool(gpus),
     )  # fmt: skip
 
@@ -132,23 +136,25 @@ def _said_of_engine(reads: Mapping[str, Read], planned: Mapping[str, Any]) -> di
     return {key: value for one in said for key in ("engine", "zero") if (value := one.get(key)) is not None}
 
 
-def gathered(files: tuple[str, ...], plan: Any) -> tuple[dict[str, str], Mapping[str, Any]]:
+def read_texts_and_plan(files: tuple[str, ...], plan: Any) -> tuple[dict[str, str], Mapping[str, Any]]:
     """The texts of files by name, and the plan among them: memsheet's own, which a folder may hold, or the one a flag names."""
     if not files:
-        raise refuse("file", None, "is missing", "memsheet check ds_config.json --model llama-3.1-8b --gpus 8xA100-80GB --seq-len 4096")
+        raise input_error(
+            "file", None, "is missing", "memsheet check ds_config.json --model llama-3.1-8b --gpus 8xA100-80GB --seq-len 4096"
+        )
     paths = [path for file in files for path in paths_of(Path(file))]
     if len(paths) > MAX_FILES:
-        raise refuse("file", len(paths), f"are more than {MAX_FILES} files")
+        raise input_error("file", len(paths), f"are more than {MAX_FILES} files")
     check_total_bytes(paths)
     texts: dict[str, str] = {}
     for path in paths:
         try:
             text = read_bytes(path, MAX_JSON_BYTES).decode()
         except UnicodeDecodeError:
-            raise refuse("file", str(path), "is not text in UTF-8") from None
+            raise input_error("file", str(path), "is not text in UTF-8") from None
         if path.suffix == ".json" and '"memsheet/' in text[:200]:
             if path.name != SHEET or plan is None:
-                plan = plan or picked(read_json(path), None)
+                plan = plan or pick_plan(read_json(path), None)
             continue
         texts[path.name if len(files) == 1 else str(path)] = text
     return texts, plan or {}
@@ -158,10 +164,12 @@ def check_total_bytes(paths: Iterable[Path]) -> None:
     """Refuse more than a command reads, before any of it is read."""
     total = sum(path.stat().st_size for path in paths if is_file(path) and path.name not in (PLAN, SHEET))
     if total > MOST_BYTES:
-        raise refuse("file", None, f"are {total:,} bytes together, more than the {MOST_BYTES:,} that are read", "name the job's own files")
+        raise input_error(
+            "file", None, f"are {total:,} bytes together, more than the {MOST_BYTES:,} that are read", "name the job's own files"
+        )
 
 
-def _beside(files: tuple[str, ...], texts: Mapping[str, str], reads: Mapping[str, Read]) -> dict[str, str]:
+def _adjacent_file_texts(files: tuple[str, ...], texts: Mapping[str, str], reads: Mapping[str, Read]) -> dict[str, str]:
     """Texts of the files that others name and that lie beside them, in the same folder or below it: nothing else is opened."""
     folders = [path if is_folder(path) else path.parent for path in map(Path, files)]
     found: dict[str, str] = {}
@@ -181,7 +189,7 @@ def paths_of(path: Path) -> list[Path]:
         return [path]
     found = sorted(held for held in path.iterdir() if held.suffix in (*ENDINGS, CODE) and held.is_file())
     if not found:
-        raise refuse("file", str(path), "is a folder without configurations", f"files that end in {', '.join(ENDINGS)}")
+        raise input_error("file", str(path), "is a folder without configurations", f"files that end in {', '.join(ENDINGS)}")
     found = sorted(found, key=lambda held: (held.name != PLAN, held.suffix == CODE))
     configurations = sum(held.suffix != CODE for held in found)
     small = [held for held in found if not _is_large_script(held)]
@@ -198,7 +206,7 @@ def _is_large_script(path: Path) -> bool:
     return path.suffix == CODE and path.stat().st_size > MOST_SCRIPT // 4
 
 
-def _cards(named: Any, reads: Mapping[str, Read]) -> str | None:
+def _gpus_for_processes(named: Any, reads: Mapping[str, Read]) -> str | None:
     """The cards of a plan, as many as the files start processes."""
     counts = [read.request["@gpus"] for read in reads.values() if isinstance(read.request.get("@gpus"), int)]
     if not named or not counts:
@@ -211,10 +219,10 @@ def _of_release(read: Read, flags: Mapping[str, Any], planned: Mapping[str, Any]
     return as_released(read, flags.get("engine_version") or read.request.get("engine_version") or planned.get("engine_version"))
 
 
-def _answered(ask: Mapping[str, Any], request: Mapping[str, Any]) -> tuple[Answer | None, tuple[str, ...]]:
+def _answer_or_reasons(ask: Mapping[str, Any], request: Mapping[str, Any]) -> tuple[Answer | None, tuple[str, ...]]:
     """The answer, or why there is none."""
     try:
-        return _train(ask, request, fix=True), ()
+        return _answer_from_request(ask, request, fix=True), ()
     except InputError as error:
         return None, tuple(str(problem).replace("\n  ", "; ") for problem in error.problems)
 
@@ -229,12 +237,12 @@ def _data_parallel(answer: Answer, whole: Together) -> dict[str, int]:
     return {axis: count // ranks}
 
 
-def _changed(ask: Mapping[str, Any], request: Mapping[str, Any], changes: Mapping[str, Any]) -> Answer | None:
+def _answer_with_changes(ask: Mapping[str, Any], request: Mapping[str, Any], changes: Mapping[str, Any]) -> Answer | None:
     """The answer to the plan with some keys changed, None where that is no plan."""
     if ask["model"] is None:
         return None
     try:
-        return _train(ask, {**request, **changes}, fix=False)
+        return _answer_from_request(ask, {**request, **changes}, fix=False)
     except InputError:
         return None
 
@@ -244,7 +252,7 @@ def _length_taken(answer: Answer | None) -> dict[str, int]:
     return {"seq_len": int(answer.plan.seq_len)} if answer and answer.ladder and answer.plan.seq_len else {}
 
 
-def _once(ask: Callable[[Mapping[str, Any]], Answer | None]) -> Callable[[Mapping[str, Any]], Answer | None]:
+def _memoize_answers(ask: Callable[[Mapping[str, Any]], Answer | None]) -> Callable[[Mapping[str, Any]], Answer | None]:
     """The answer to each change, accounted once: a rule asks whether it fits, and then what it frees."""
     known: dict[str, Answer | None] = {}
 
@@ -257,7 +265,7 @@ def _once(ask: Callable[[Mapping[str, Any]], Answer | None]) -> Callable[[Mappin
     return asked
 
 
-def _train(ask: Mapping[str, Any], request: Mapping[str, Any], *, fix: bool) -> Answer:
+def _answer_from_request(ask: Mapping[str, Any], request: Mapping[str, Any], *, fix: bool) -> Answer:
     document: dict[str, Any] = {}
     for key, value in request.items():
         group, dot, inner = key.partition(".")

@@ -7,11 +7,11 @@ from os import PathLike
 from typing import Any
 
 from memsheet import budget
-from memsheet.errors import nearest, refuse
+from memsheet.errors import input_error, nearest_words
 from memsheet.readers.sheet_json import Document, read_sheets, sheets_within
 from memsheet.report.json.answer import sheet_document
 from memsheet.report.shared.comparison import Comparison
-from memsheet.report.shared.comparison import compare as compare_documents
+from memsheet.report.shared.comparison import compare_sheets as compare_documents
 from memsheet.sheet import Instant
 
 SheetSource = budget.Answer | Mapping[str, Any] | str | PathLike[str]
@@ -27,7 +27,9 @@ def compare(
     has no such instant or rank.
     """
     when = instant_named(instant) if isinstance(instant, str) else instant
-    return compare_documents(_document(left, "left"), _document(right, "right"), instant=when, rank=rank, parts=parts)
+    return compare_documents(
+        _source_sheet_document(left, "left"), _source_sheet_document(right, "right"), instant=when, rank=rank, parts=parts
+    )
 
 
 def instant_named(name: str) -> Instant:
@@ -35,14 +37,14 @@ def instant_named(name: str) -> Instant:
     known = [instant.value for instant in Instant]
     key = name.strip().lower().replace("-", "_")
     if key not in known:
-        near = nearest(key, known)
-        raise refuse("instant", name, "is no instant of a step", f"did you mean {near[0]}?" if near else ", ".join(known))
+        near = nearest_words(key, known)
+        raise input_error("instant", name, "is no instant of a step", f"did you mean {near[0]}?" if near else ", ".join(known))
     return Instant(key)
 
 
-def _document(source: SheetSource, side: str) -> Document:
+def _source_sheet_document(source: SheetSource, side: str) -> Document:
     if isinstance(source, budget.Answer):
         return sheets_within(sheet_document(source), side)
     if not isinstance(source, str | PathLike | Mapping):
-        raise refuse(side, source, "is neither an answer, an object of memsheet/sheet/1 nor a file of one")
+        raise input_error(side, source, "is neither an answer, an object of memsheet/sheet/1 nor a file of one")
     return sheets_within(source, side) if isinstance(source, Mapping) else read_sheets(str(source))

@@ -13,7 +13,7 @@ from memsheet.exchange.shared.file_format import Moved, Read
 from memsheet.exchange.shared.script_defaults import absent_files
 from memsheet.exchange.verdict_doubts import FURTHER, Doubt, another_model, least_of, left_open, says_sequences_alone, stored_as
 from memsheet.questions.named_models import model_of, named_model, served_model
-from memsheet.questions.recognised_files import unasked
+from memsheet.questions.recognised_files import engine_default_places
 
 NOT_MODELLED = "the files set what the sheet does not hold"
 
@@ -56,7 +56,7 @@ def bytes_beyond(mistakes: tuple[tuple[Rule, Found], ...]) -> tuple[Moved, ...]:
     )
 
 
-def _described(read: Read, answer: Answer | None) -> Iterator[tuple[str, int]]:
+def _differing_model_sizes(read: Read, answer: Answer | None) -> Iterator[tuple[str, int]]:
     """Sizes of the model that a file says and that are not the sheet's."""
     if answer is None:
         return
@@ -77,7 +77,9 @@ def doubt_of(
     least = int(fewer.verdict.device.low) if fewer.verdict else 0
     if stranger := another_model(served_model(reads), model_of(named_model(reads)), answer):
         return Doubt(stranger, _least_as_stored(served_model(reads) or "", stranger, answer, case.ask))
-    other = [f"{at} {read.values[at]}, and the model has {own}" for read in reads.values() for at, own in _described(read, answer)]
+    other = [
+        f"{at} {read.values[at]}, and the model has {own}" for read in reads.values() for at, own in _differing_model_sizes(read, answer)
+    ]
     if apart := [*_other_nodes(reads, answer)]:
         return Doubt("; ".join(apart), least)
     if other:
@@ -124,7 +126,7 @@ def _least_as_stored(served: str, words: str, answer: Answer, ask: Callable[[Map
 
 def _not_held(reads: Mapping[str, Read], named: list[str]) -> str:
     """What the sheet does not hold, in words: what the files say, and what the engine does where they say nothing."""
-    alone = [one for one in named if any(one.startswith(f"{at} ") for read in reads.values() for at in unasked(read))]
+    alone = [one for one in named if any(one.startswith(f"{at} ") for read in reads.values() for at in engine_default_places(read))]
     said = f"{NOT_MODELLED}: {', '.join(one for one in named if one not in alone)}" if len(named) > len(alone) else ""
     unsaid = (
         f"the engine does by itself, as the files do not say otherwise, what the sheet does not hold: {', '.join(alone)}" if alone else ""

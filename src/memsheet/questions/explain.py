@@ -11,9 +11,9 @@ from pkgutil import walk_packages
 from typing import Any
 
 from memsheet import references
-from memsheet.catalog import terms
+from memsheet.catalog import glossary_terms
 from memsheet.engines import MODELLED, find_engine
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.frozen import dataclass
 from memsheet.references import FORMULAS, Reference
 from memsheet.sheet import Cited, Evidence, FromCode
@@ -37,53 +37,53 @@ def explain(name: str) -> Term:
     Case, dashes and spaces do not matter. Raises InputError with the nearest names.
     """
     if not isinstance(name, str):
-        raise refuse("term", name, "is not text", "`memsheet explain` lists the terms")
+        raise input_error("term", name, "is not text", "`memsheet explain` lists the terms")
     key = _term_key(name)
-    found = _named(_catalogued()).get(key) or _words().get(key) or _formulas().get(key)
+    found = _index_terms(_catalog_terms()).get(key) or _terms_by_word().get(key) or _formula_terms().get(key)
     if found is not None:
         return found
-    alike = [formula for formula in _formulas() if formula.endswith(f".{key}")]
+    alike = [formula for formula in _formula_terms() if formula.endswith(f".{key}")]
     if alike:
-        raise refuse("term", name, "names several formulas", f"one of {', '.join(alike)}")
-    near = difflib.get_close_matches(key, [*_words(), *_formulas()], n=3, cutoff=0.4)
+        raise input_error("term", name, "names several formulas", f"one of {', '.join(alike)}")
+    near = difflib.get_close_matches(key, [*_terms_by_word(), *_formula_terms()], n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    raise refuse("term", name, "is not explained here", f"{hint}`memsheet explain` lists the terms")
+    raise input_error("term", name, "is not explained here", f"{hint}`memsheet explain` lists the terms")
 
 
 def all_terms() -> tuple[Term, ...]:
     """Every term once: words by their groups, then engines, then formulas."""
-    words = {(term.kind, term.name): term for term in _words().values()}
-    return (*words.values(), *_formulas().values())
+    words = {(term.kind, term.name): term for term in _terms_by_word().values()}
+    return (*words.values(), *_formula_terms().values())
 
 
 def _term_key(name: str) -> str:
     return re.sub(r"[\s/-]+", "_", name.strip().lower())
 
 
-def _citation(reference: Reference | None, at: str = "") -> str:
+def _citation_text(reference: Reference | None, at: str = "") -> str:
     if reference is None:
         return ""
     return f"{reference.title}, {reference.where}" + (f"; {at}" if at else "")
 
 
-def _words() -> dict[str, Term]:
+def _terms_by_word() -> dict[str, Term]:
     """Terms by name and by every other word for them; a term's own name comes before another's other word."""
-    return _named((*_catalogued(), *_engines()))
+    return _index_terms((*_catalog_terms(), *_engine_terms()))
 
 
-def _named(terms: Iterable[Term]) -> dict[str, Term]:
+def _index_terms(terms: Iterable[Term]) -> dict[str, Term]:
     entries = tuple(terms)
     named = {_term_key(term.name): term for term in entries}
     return named | {key: term for term in entries for word in term.also if (key := _term_key(word)) not in named}
 
 
-def _catalogued() -> Iterator[Term]:
-    for kind, group, name, entry in _flat(terms()):
-        source = _citation(getattr(references, entry["cites"])) if "cites" in entry else ""
+def _catalog_terms() -> Iterator[Term]:
+    for kind, group, name, entry in _flatten_term_tables(glossary_terms()):
+        source = _citation_text(getattr(references, entry["cites"])) if "cites" in entry else ""
         yield Term(name, kind, group, entry["text"], source, tuple(entry.get("also", ())))
 
 
-def _flat(tables: dict[str, Any]) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+def _flatten_term_tables(tables: dict[str, Any]) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     """(kind, group, name, entry) of each entry; words are in groups of their own."""
     for kind, table in tables.items():
         groups = table if kind == "word" else {kind: table}
@@ -91,7 +91,7 @@ def _flat(tables: dict[str, Any]) -> Iterator[tuple[str, str, str, dict[str, Any
             yield from ((kind, group, name, entry) for name, entry in entries.items())
 
 
-def _engines() -> Iterator[Term]:
+def _engine_terms() -> Iterator[Term]:
     for engine in map(find_engine, MODELLED):
         if engine is not None:
             text = (
@@ -106,19 +106,21 @@ def _engines() -> Iterator[Term]:
 def _evidence_text(evidence: Evidence) -> str:
     match evidence:
         case Cited(reference, at):
-            return _citation(reference, at)
+            return _citation_text(reference, at)
         case FromCode(project, commit, file, line):
             return f"{project} {file}:{line} at {commit}"
         case _:
             return str(evidence)
 
 
-def _formulas() -> dict[str, Term]:
+def _formula_terms() -> dict[str, Term]:
     """Every formula by the shortest dotted end of its name that no word and no other formula has."""
     functions = dict(_formula_functions())
-    ends = _shortest_ends(list(functions), taken=set(_words()))
+    ends = _shortest_ends(list(functions), taken=set(_terms_by_word()))
     return {
-        end: Term(end, "formula", "formula", " ".join((getdoc(functions[name]) or FORMULAS[name][1]).split()), _citation(*FORMULAS[name]))
+        end: Term(
+            end, "formula", "formula", " ".join((getdoc(functions[name]) or FORMULAS[name][1]).split()), _citation_text(*FORMULAS[name])
+        )
         for name, end in ends.items()
     }
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from memsheet import budget
 from memsheet.budget import Answer
-from memsheet.errors import Problem, refuse, require
-from memsheet.exchange import Files, find_format, of_version, told, write
+from memsheet.errors import Problem, input_error, raise_if_problems
+from memsheet.exchange import Files, engine_differences, find_format, of_version, write_format_files
 from memsheet.exchange.joined_files import asked_of
 from memsheet.exchange.shared.file_format import Format
 from memsheet.plan.document import plan_document
@@ -19,8 +19,8 @@ from memsheet.plan.options import Document, File
 from memsheet.questions import accounted as api
 from memsheet.report.json.answer import sheet_document
 from memsheet.report.shared.files import check_folder, write_all
-from memsheet.report.shared.json_text import dumps
-from memsheet.report.shared.plans.words import seconds
+from memsheet.report.shared.json_text import dump_json_line
+from memsheet.report.shared.plans.words import format_seconds
 from memsheet.resolve.attention import has_experts
 from memsheet.units import format_bytes
 
@@ -48,7 +48,7 @@ def export(
     ``plan``: an answer, or an object or a file of memsheet/plan/1, plans/1 or sheet/1; ``to``: formats ("deepspeed,accelerate");
     ``pick``: which plan of several; ``force``: write over files that are there. Raises InputError for what a format cannot say.
     """
-    exported = exported_files(_document(plan), _format_names(to), pick)
+    exported = exported_files(_plan_or_sheet_document(plan), _format_names(to), pick)
     if out is not None:
         write_files(exported.files, Path(out), force=force)
     return dict(exported.files)
@@ -57,7 +57,7 @@ def export(
 def _format_names(to: Any) -> list[str]:
     names = to.split(",") if isinstance(to, str) else to
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise refuse("to", to, "is no list of names of formats", 'for example "deepspeed,accelerate"')
+        raise input_error("to", to, "is no list of names of formats", 'for example "deepspeed,accelerate"')
     return [name.strip() for name in names if name.strip()]
 
 
@@ -65,32 +65,32 @@ def exported_files(document: Mapping[str, Any], names: Sequence[str], pick: int 
     """Every file of some formats for a plan, with the plan and its sheet."""
     formats, notes = [find_format(name) for name in names], list[str]()
     if not formats:
-        raise refuse("to", None, "names no format", "for example --to deepspeed")
+        raise input_error("to", None, "names no format", "for example --to deepspeed")
     engines = [engine for engine in formats[0].engines if all(engine in form.engines for form in formats)]
-    document = picked(document, pick, engines, notes)
+    document = pick_plan(document, pick, engines, notes)
     answer = (api.infer if document.get("task") == "infer" else api.train)(plan=document, fix=False)
     written = plan_document(answer.plan, model=str(document.get("model") or answer.model.name), cluster=answer.cluster)
-    asked = _asked(answer, written)
+    asked = _export_request(answer, written)
     formats = [of_version(form, asked) for form in formats]
-    comments, named = tuple(figures(answer)), [form.name for form in formats]
-    formats += [find_format(name) for name in _along(formats, asked) if name not in named]
+    comments, named = tuple(sheet_summary_lines(answer)), [form.name for form in formats]
+    formats += [find_format(name) for name in _companion_formats(formats, asked) if name not in named]
     files: Files = {}
     for form in formats:
-        files |= write(form, _named_by_hub(form, asked), comments)
-    notes += [note for form in formats for note in told(form, asked)]
-    files |= {PLAN: dumps(written, indent=2), SHEET: dumps({**sheet_document(answer), "plan": written}, indent=2)}
+        files |= write_format_files(form, _named_by_hub(form, asked), comments)
+    notes += [note for form in formats for note in engine_differences(form, asked)]
+    files |= {PLAN: dump_json_line(written, indent=2), SHEET: dump_json_line({**sheet_document(answer), "plan": written}, indent=2)}
     return Exported(files, tuple(notes), tuple(formats))
 
 
-def _document(plan: Any) -> Mapping[str, Any]:
+def _plan_or_sheet_document(plan: Any) -> Mapping[str, Any]:
     if isinstance(plan, budget.Answer):
         return sheet_document(plan)
     if plan is None:
-        raise refuse("plan", None, "is missing", "a file of memsheet/plan/1")
+        raise input_error("plan", None, "is missing", "a file of memsheet/plan/1")
     return api.plan_document_of(plan)
 
 
-def _asked(answer: Answer, written: Mapping[str, Any]) -> dict[str, Any]:
+def _export_request(answer: Answer, written: Mapping[str, Any]) -> dict[str, Any]:
     asked = asked_of(
         written,
         gpus=int(answer.plan.mesh.gpus),
@@ -101,7 +101,7 @@ def _asked(answer: Answer, written: Mapping[str, Any]) -> dict[str, Any]:
     return _as_released(answer, asked) if answer.plan.task == "infer" else asked
 
 
-def _folder(name: str) -> str:
+def _checkpoint_folder(name: str) -> str:
     """What an engine loads: the folder of a configuration."""
     inside = name.endswith((".safetensors", ".safetensors.index.json")) or Path(name).name == "config.json"
     return str(Path(name).parent) if inside else name
@@ -113,10 +113,10 @@ def _as_released(answer: Answer, asked: Mapping[str, Any]) -> dict[str, Any]:
     own = stored and quantized and (stored.weights, tuple(stored.skip)) == (quantized.weights.name, tuple(quantized.skip))
     kept = {key: value for key, value in asked.items() if not (own and key.startswith("quantization."))}
     drafts = {key: _on_the_hub(kept[key]) for key in ("speculative.model",) if kept.get(key)}
-    return {**kept, **drafts, "@model": _folder(_on_the_hub(asked["@model"]))}
+    return {**kept, **drafts, "@model": _checkpoint_folder(_on_the_hub(asked["@model"]))}
 
 
-def _along(formats: Sequence[Format], asked: Mapping[str, Any]) -> list[str]:
+def _companion_formats(formats: Sequence[Format], asked: Mapping[str, Any]) -> list[str]:
     """Formats of the files that others name or are launched with."""
     return list(dict.fromkeys(name for form in formats for name in form.along(asked)))
 
@@ -124,7 +124,7 @@ def _along(formats: Sequence[Format], asked: Mapping[str, Any]) -> list[str]:
 def _named_by_hub(form: Format, asked: Mapping[str, Any]) -> Mapping[str, Any]:
     """What is asked of a format, whose file may name the model: then as the hub does."""
     names_it = asked["task"] == "train" and any(key.says == "@model" for key in form.keys)
-    return {**asked, "@model": _folder(_on_the_hub(asked["@model"]))} if names_it else asked
+    return {**asked, "@model": _checkpoint_folder(_on_the_hub(asked["@model"]))} if names_it else asked
 
 
 def _on_the_hub(name: str) -> str:
@@ -134,7 +134,7 @@ def _on_the_hub(name: str) -> str:
     return next((alias for alias in (find_model(name) or {}).get("aliases", ()) if "/" in alias), name)
 
 
-def picked(
+def pick_plan(
     document: Mapping[str, Any], number: int | None, engines: Sequence[str] = (), notes: list[str] | None = None
 ) -> Mapping[str, Any]:
     """The plan in a document of plans, of a sheet, or itself; of several the best that one of ``engines`` runs, where no number is given.
@@ -142,53 +142,57 @@ def picked(
     """
     if "plans" in document:
         plans = document["plans"]
-        if number is None and (fitting := _runs(document, engines)) is not None:
-            if notes is not None and (line := _another(plans, fitting)):
+        if number is None and (fitting := _best_plan_for_engines(document, engines)) is not None:
+            if notes is not None and (line := _substitute_plan_note(plans, fitting)):
                 notes.append(line)
             plans, number = [fitting], 1
         count = len(plans) if isinstance(plans, list) else 0
         if not 1 <= (number or 1) <= count:
-            raise refuse("pick", number or 1, f"is none of the {count} plans", "fewer, or search again" if count else "no plan fits")
+            raise input_error("pick", number or 1, f"is none of the {count} plans", "fewer, or search again" if count else "no plan fits")
         document = plans[(number or 1) - 1]
     elif number not in (None, 1):
-        raise refuse("pick", number, "is of several plans, and there is one", "leave it out")
+        raise input_error("pick", number, "is of several plans, and there is one", "leave it out")
     found = document.get("plan", document) if isinstance(document, Mapping) else None
     if not isinstance(found, Mapping):
-        raise refuse("plan", None, "holds no plan", "`memsheet plan train … --json` writes some")
+        raise input_error("plan", None, "holds no plan", "`memsheet plan train … --json` writes some")
     return found
 
 
-def _runs(document: Mapping[str, Any], engines: Sequence[str]) -> Any:
+def _best_plan_for_engines(document: Mapping[str, Any], engines: Sequence[str]) -> Any:
     """The best plan of a search that one of some engines runs; None where there is none, or its first one is it."""
     best = document.get("by_engine")
     others = [best[engine] for engine in engines if engine in best] if isinstance(best, Mapping) else []
     every = [*document["plans"], *others] if isinstance(document["plans"], list) else []
-    return next((one for one in every if isinstance(one, Mapping) and _engine(one) in engines), None)
+    return next((one for one in every if isinstance(one, Mapping) and _plan_engine_name(one) in engines), None)
 
 
-def _another(plans: Any, taken: Mapping[str, Any]) -> str:
+def _substitute_plan_note(plans: Any, taken: Mapping[str, Any]) -> str:
     """What is said where the best plan is of an engine that these files are not for: another was taken, and what that costs."""
     best = plans[0] if isinstance(plans, list) and plans and isinstance(plans[0], Mapping) else taken
-    if _engine(best) == _engine(taken):
+    if _plan_engine_name(best) == _plan_engine_name(taken):
         return ""
-    times = [f"{_engine(one)}'s takes {seconds(float(time))} a step" for one in (best, taken) if (time := _step(one)) is not None]
-    return f"the best plan of {_engine(taken)} is taken, as {_engine(best)} does not run these files" + (
+    times = [
+        f"{_plan_engine_name(one)}'s takes {format_seconds(float(time))} a step"
+        for one in (best, taken)
+        if (time := _plan_step_time_s(one)) is not None
+    ]
+    return f"the best plan of {_plan_engine_name(taken)} is taken, as {_plan_engine_name(best)} does not run these files" + (
         f"; {', '.join(times)}" if len(times) == 2 else ""
     )
 
 
-def _step(one: Mapping[str, Any]) -> Any:
+def _plan_step_time_s(one: Mapping[str, Any]) -> Any:
     times = one.get("step_time_s")
     value = times.get("value") if isinstance(times, Mapping) else None
     return value if isinstance(value, int | float) else None
 
 
-def _engine(one: Mapping[str, Any]) -> Any:
+def _plan_engine_name(one: Mapping[str, Any]) -> Any:
     plan = one.get("plan")
     return plan.get("engine") if isinstance(plan, Mapping) else None
 
 
-def figures(answer: Answer) -> Iterator[str]:
+def sheet_summary_lines(answer: Answer) -> Iterator[str]:
     """The sheet in a few lines, for whoever opens the file."""
     sheet = max(answer.sheets, key=lambda held: held.device.high)
     cluster = f" on {answer.cluster.count}x{answer.cluster.device.name}" if answer.cluster else ""
@@ -211,12 +215,12 @@ def write_files(files: Files, folder: Path, *, force: bool) -> None:
     """All files, or none where one cannot be."""
     check_folder(folder, "out")
     there = [name for name in files if os.path.lexists(folder / name) and not (folder / name).is_symlink()]
-    require(
+    raise_if_problems(
         Problem(field="out", value=str(folder / name), reason="is there already", hint="another folder, or --force")
         for name in there if not force
     )  # fmt: skip
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise refuse("out", str(folder), f"cannot be made: {error.strerror}") from None
+        raise input_error("out", str(folder), f"cannot be made: {error.strerror}") from None
     write_all({folder / name: text.encode() for name, text in files.items()}, "out")

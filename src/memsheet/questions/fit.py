@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, Unpack
 
 from memsheet.budget import Answer, Result, Verdict
-from memsheet.errors import printable, refuse
+from memsheet.errors import input_error, printable_line
 from memsheet.plan.options import InferOptions, Model, TrainOptions
 from memsheet.questions import accounted as api
 from memsheet.report.shared.uncertain_fit import in_vain_words
@@ -23,7 +23,7 @@ class DoesNotFitError(AssertionError):
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
-        super().__init__("\n".join(lines(answer)))
+        super().__init__("\n".join(verdict_lines(answer)))
 
 
 def assert_fits(
@@ -37,18 +37,18 @@ def assert_fits(
     """
     __tracebackhide__ = True  # a test's report ends at the line that asked
     if task not in TASKS:
-        raise refuse("task", task, "is none", f"one of {', '.join(TASKS)}")
+        raise input_error("task", task, "is none", f"one of {', '.join(TASKS)}")
     if uncertain not in UNCERTAIN:
-        raise refuse("uncertain", uncertain, "is not known", f"one of {', '.join(UNCERTAIN)}")
+        raise input_error("uncertain", uncertain, "is not known", f"one of {', '.join(UNCERTAIN)}")
     answer = TASKS[task](model, **options)
     if answer.verdict is None:
-        raise refuse("gpus", None, "is missing", "for example 8xH100-80GB")
+        raise input_error("gpus", None, "is missing", "for example 8xH100-80GB")
     if answer.ladder:
-        raise refuse("seq_len", None, "is missing, and whether it fits depends on it", "for example seq_len=4096")
+        raise input_error("seq_len", None, "is missing, and whether it fits depends on it", "for example seq_len=4096")
     if answer.verdict.result is Result.FITS:
         return answer
     if answer.verdict.result is Result.UNCERTAIN and uncertain == "warn":
-        warnings.warn("\n".join(lines(answer)), stacklevel=2)
+        warnings.warn("\n".join(verdict_lines(answer)), stacklevel=2)
         return answer
     raise DoesNotFitError(answer)
 
@@ -58,19 +58,19 @@ def trainer_callback(model: Model | None = None, **options: Unpack[TrainOptions]
 
     ``Trainer(..., callbacks=[memsheet.trainer_callback("llama-3.2-1b", gpus="8xA100-80GB", plan="plan.json")])``
     """
-    from memsheet.run.callback import callback
+    from memsheet.run.callback import prediction_callback
 
-    return callback(api.train(model, **options).sheets)
+    return prediction_callback(api.train(model, **options).sheets)
 
 
-def lines(answer: Answer) -> Iterator[str]:
+def verdict_lines(answer: Answer) -> Iterator[str]:
     """The verdict first, then what the worst rank holds, then what would help."""
     cluster, verdict = answer.cluster, answer.verdict
     if cluster is None or verdict is None:
         return
     low, high = int(verdict.device.low), int(verdict.device.high)
     room = format_bytes(cluster.device.framework_bytes, headroom=True)
-    yield f"{printable(answer.model.name)} {WORDS[verdict.result]} on {cluster.count}x{cluster.device.name}"
+    yield f"{printable_line(answer.model.name)} {WORDS[verdict.result]} on {cluster.count}x{cluster.device.name}"
     yield (
         f"  needs {format_bytes(int(verdict.device.value))} ({format_bytes(low, headroom=True)} to {format_bytes(high)}) of {room} a GPU, "
         f"rank {verdict.rank} in {verdict.instant.value}"
@@ -83,7 +83,7 @@ def lines(answer: Answer) -> Iterator[str]:
         yield f"  a node lacks {format_bytes(verdict.host_short_bytes)} of host memory"
     largest = ", ".join(f"{component.value.replace('_', ' ')} {format_bytes(int(held.value))}" for component, held in verdict.largest)
     yield f"  largest: {largest}"
-    yield from _cure(verdict, tried=answer.plan.task == "train" and bool(answer.model.model_type))
+    yield from _cheapest_fix_lines(verdict, tried=answer.plan.task == "train" and bool(answer.model.model_type))
 
 
 def pool_words(answer: Answer) -> str:
@@ -102,7 +102,7 @@ def pool_words(answer: Answer) -> str:
     )
 
 
-def _cure(verdict: Verdict, *, tried: bool) -> Iterator[str]:
+def _cheapest_fix_lines(verdict: Verdict, *, tried: bool) -> Iterator[str]:
     fix = verdict.cheapest_fix
     if fix is None:
         if tried:

@@ -38,4 +38,4 @@ def measure(
     )  # fmt: skip
     if isinstance(model, str) and OWN_FILE in model:
         return public_answer(measuring.measure_file(model, how)[0])
-    return public_answer(measuring.measure(model, how, **options)[0])
+    return public_answer(measuring.measure_with_timeline(model, how, **options)[0])

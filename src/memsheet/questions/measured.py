@@ -11,19 +11,19 @@ from typing import Any
 
 from memsheet.budget import Answer, Result, Verdict, largest_components
 from memsheet.catalog import model_names
-from memsheet.errors import InputError, refuse
+from memsheet.errors import InputError, input_error
 from memsheet.formulas.around.zero_states import check_deepspeed
 from memsheet.formulas.states.params import active_parameter_count, parameter_count
-from memsheet.measure.categories import ALWAYS, categories
+from memsheet.measure.categories import ALWAYS, profiler_category_bytes
 from memsheet.plan.document import plan_document
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
-from memsheet.questions.accounted import catalogued, question
+from memsheet.questions.accounted import catalog_entry, parse_question
 from memsheet.questions.traced import Options as TraceOptions
-from memsheet.questions.traced import check_runs, facts, own_answer, serving_assumed, task_of
+from memsheet.questions.traced import check_runs, own_answer, serving_assumed, task_of, trace_facts
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import find_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Bytes, Component, Item, Measured, Sheet, Witness
 from memsheet.timeline import Timeline, sheet_of
 from memsheet.trace.launch import answers_together
@@ -57,7 +57,7 @@ class Options:
     debug: bool = False
 
 
-def measure(model: Any, how: Options, **options: Any) -> tuple[Answer, Timeline]:
+def measure_with_timeline(model: Any, how: Options, **options: Any) -> tuple[Answer, Timeline]:
     """What the real step allocates on a real device: the answer, and its timeline.
 
     ``model`` and ``options`` as for ``memsheet.train``; weights are random, nothing is downloaded. Several ranks are those that torchrun
@@ -65,17 +65,17 @@ def measure(model: Any, how: Options, **options: Any) -> tuple[Answer, Timeline]
     ``trace.launch.ElsewhereError`` in a process that is not the first of several, which has the answer.
     """
     check_device(how.device)
-    name, request, cluster, where = question(task_of(options), model, options)
+    name, request, cluster, where = parse_question(task_of(options), model, options)
     if name is None:
-        raise refuse("model", None, "is missing", "a bundled name (`memsheet models`), or a config.json")
+        raise input_error("model", None, "is missing", "a bundled name (`memsheet models`), or a config.json")
     if cluster is not None:
-        raise refuse("gpus", cluster.device.name, "is not what is measured: this machine is", "leave --gpus out")
-    found = find_config(name, catalog=catalogued, names=model_names())
+        raise input_error("gpus", cluster.device.name, "is not what is measured: this machine is", "leave --gpus out")
+    found = find_config(name, catalog=catalog_entry, names=model_names())
     if isinstance(found, ModelSpec):
-        raise refuse("model", found.name, "is a file without a config.json, and its code is built from one")
+        raise input_error("model", found.name, "is a file without a config.json, and its code is built from one")
     spec = read_hf_config(found.values, name=found.name, source=found.source)
-    resolved = resolve(request, spec, None, real=True)
-    _check(resolved.plan, how)
+    resolved = resolve_request(request, spec, None, real=True)
+    _check_measurable(resolved.plan, how)
     steps = how.steps or (VARIED_STEPS if how.vary_length else STEPS)
     asked = {
         "answers": "memsheet.measure.ranks" if resolved.plan.on_ranks else "memsheet.measure.requests", "name": found.name, "config": dict(found.values), "plan": plan_document(resolved.plan),
@@ -84,14 +84,14 @@ def measure(model: Any, how: Options, **options: Any) -> tuple[Answer, Timeline]
     }  # fmt: skip
     with _measures_words():
         runs = answers_together(asked, resolved.plan, memory_bytes=_memory_bytes(how), time_s=how.time_s)
-    sheets = folded([measured_sheet(each) for each in runs])
+    sheets = merge_equal_sheets([measured_sheet(each) for each in runs])
     sheet = max(sheets, key=lambda each: each.peak.value)
     run = next(each for each in runs if each.rank == sheet.rank)
     assumed = serving_assumed(resolved, TraceOptions()) if resolved.plan.task == "infer" else resolved.assumed
     answer = Answer(
         model=spec, parameters=parameter_count(spec), active_parameters=active_parameter_count(spec), plan=resolved.plan,
-        assumed=(*where["assumed"], *assumed, *_granted(how)), cluster=None, sheets=sheets, verdict=_verdict(run, sheet), trace=_facts(run, sheet),
-        notes=(*found.source.notes, *_notes(resolved.plan, how)),
+        assumed=(*where["assumed"], *assumed, *_input_assumptions(how)), cluster=None, sheets=sheets, verdict=_out_of_memory_verdict(run, sheet), trace=_measured_facts(run, sheet),
+        notes=(*found.source.notes, *_idle_option_notes(resolved.plan, how)),
     )  # fmt: skip
     return answer, run.timeline
 
@@ -99,7 +99,7 @@ def measure(model: Any, how: Options, **options: Any) -> tuple[Answer, Timeline]
 def check_device(device: str) -> None:
     """That a device is one that can be measured. Raises InputError where it is not."""
     if device not in DEVICES:
-        raise refuse("device", device, "is not measured", " or ".join(DEVICES))
+        raise input_error("device", device, "is not measured", " or ".join(DEVICES))
 
 
 @contextmanager
@@ -124,19 +124,19 @@ def _allocator_settings(plan: Plan, device: str) -> dict[str, str]:
     return dict.fromkeys(ALLOCATOR, ",".join(filter(None, (told, "expandable_segments:True"))))
 
 
-def _notes(plan: Plan, how: Options) -> tuple[str, ...]:
+def _idle_option_notes(plan: Plan, how: Options) -> tuple[str, ...]:
     """What a plan says and this device has none of."""
     idle = plan.expandable_segments and how.device == "cpu" and not how.vary_length
     return ("expandable_segments changes nothing here: a processor has no caching allocator",) if idle else ()
 
 
-def _granted(how: Options) -> tuple[str, ...]:
+def _input_assumptions(how: Options) -> tuple[str, ...]:
     """What the inputs are."""
     bounds = "lengths from a quarter of seq_len to all of it, each padded to a multiple of 8, seed 0" if how.vary_length else ""
     return tuple(filter(None, ("tokens = the bytes of a file" if how.data else "", bounds)))
 
 
-def _verdict(run: Traced, sheet: Sheet) -> Verdict | None:
+def _out_of_memory_verdict(run: Traced, sheet: Sheet) -> Verdict | None:
     """What ran out of memory does not fit; what did not has shown nothing about another machine."""
     found = run.facts.get("died")
     if found is None:
@@ -147,11 +147,11 @@ def _verdict(run: Traced, sheet: Sheet) -> Verdict | None:
     )  # fmt: skip
 
 
-def _facts(run: Traced, sheet: Sheet) -> dict[str, Any]:
+def _measured_facts(run: Traced, sheet: Sheet) -> dict[str, Any]:
     """As a trace's, with the bytes of each instant under the framework's own names."""
-    known = facts(run)
+    known = trace_facts(run)
     names = {component.value: name for component, name in ALWAYS.items()}
-    return {**known, "measured": {**known["measured"], "framework": {"names": names, "instants": categories(sheet)}}}
+    return {**known, "measured": {**known["measured"], "framework": {"names": names, "instants": profiler_category_bytes(sheet)}}}
 
 
 def asked_of(how: Options) -> dict[str, Any]:
@@ -163,26 +163,28 @@ def config_of(name: str | None, answer: Answer) -> Mapping[str, Any] | None:
     """The config of a model that is not bundled, which a record needs to be asked about again."""
     if name is None or answer.model.source.kind == "bundled":
         return None
-    found = find_config(name, catalog=catalogued, names=model_names())
+    found = find_config(name, catalog=catalog_entry, names=model_names())
     return None if isinstance(found, ModelSpec) else dict(found.values)
 
 
-def _check(plan: Plan, how: Options) -> None:
+def _check_measurable(plan: Plan, how: Options) -> None:
     if how.snapshot and how.device != "cuda":
-        raise refuse("snapshot", how.snapshot, "is the history of a GPU's allocator, and this is a processor", "--events writes ours")
+        raise input_error("snapshot", how.snapshot, "is the history of a GPU's allocator, and this is a processor", "--events writes ours")
     if plan.task == "infer":
         for field, value in (("data", how.data), ("vary_length", how.vary_length or None)):
             if value is not None:
-                raise refuse(field, value, "is of training, and this plan serves", "leave it out")
+                raise input_error(field, value, "is of training, and this plan serves", "leave it out")
     elif not plan.seq_len:
-        raise refuse("seq_len", None, "is missing; saved activations depend on it", "for example --seq-len 512")
+        raise input_error("seq_len", None, "is missing; saved activations depend on it", "for example --seq-len 512")
     if plan.on_ranks and (plan.task == "infer" or how.vary_length):
-        raise refuse("mesh", plan.mesh.gpus, "ranks are measured in training, with steps of one length", "one rank of engine transformers")
+        raise input_error(
+            "mesh", plan.mesh.gpus, "ranks are measured in training, with steps of one length", "one rank of engine transformers"
+        )
     check_runs(plan, real=True)
     if plan.engine == "deepspeed":
         _check_deepspeed(plan)
     if plan.quantization is not None:
-        raise refuse(
+        raise input_error(
             "quantize",
             plan.quantization.weights.name,
             "is a stand-in here, which is no measurement",
@@ -193,11 +195,11 @@ def _check(plan: Plan, how: Options) -> None:
 def _check_deepspeed(plan: Plan) -> None:
     """Raises InputError where it is not installed, and for a plan that it has no form of."""
     if find_spec("deepspeed") is None:
-        raise refuse("engine", "deepspeed", "is not installed", "pip install deepspeed")
+        raise input_error("engine", "deepspeed", "is not installed", "pip install deepspeed")
     check_deepspeed(plan)
 
 
-def folded(sheets: Sequence[Sheet]) -> tuple[Sheet, ...]:
+def merge_equal_sheets(sheets: Sequence[Sheet]) -> tuple[Sheet, ...]:
     """The sheets that differ; a rank that holds what another does, item by item, is named on that one's."""
     kept: list[Sheet] = []
     for sheet in sheets:
@@ -215,16 +217,16 @@ def measured_sheet(run: Traced) -> Sheet:
     if "died" in run.facts and not sheet.items:
         found = run.facts["died"]
         asked = "" if found["request_bytes"] is None else f" asked for {format_bytes(found['request_bytes'])} and"
-        raise refuse(
+        raise input_error(
             "memory_limit", None, f"is too little for anything: {found['op']}{asked} was the first tensor", "--memory-limit gives it more"
         )
     record = f"torch {run.facts['torch']}, {run.facts['measured']['device']}: tensors seen in a real step"
     items = tuple(replace(item, evidence=Measured(record)) for item in sheet.items)
-    besides = () if "died" in run.facts else _besides(sheet, run.facts["measured"])
+    besides = () if "died" in run.facts else _device_counted_items(sheet, run.facts["measured"])
     return replace(sheet, witness=Witness.MEASURED, items=(*items, *besides))
 
 
-def _besides(sheet: Sheet, measured: Mapping[str, Any]) -> list[Item]:
+def _device_counted_items(sheet: Sheet, measured: Mapping[str, Any]) -> list[Item]:
     """What the device counted at an instant's high-water mark beyond the tensors seen at theirs (negative where it counted less), what
     its blocks and then its segments are larger, and what else of it is taken.
     """
@@ -251,19 +253,19 @@ def measure_file(name: str, how: Options) -> tuple[Answer, Timeline]:
     check_device(how.device)
     for field, value in (("data", how.data), ("vary_length", how.vary_length or None), ("snapshot", how.snapshot)):
         if value is not None:
-            raise refuse(field, value, "has no meaning for a step of one's own", "say it in the step's code")
+            raise input_error(field, value, "has no meaning for a step of one's own", "say it in the step's code")
     asked = {
         "answers": "memsheet.measure.requests", "name": name, "function": name, "device": how.device, "steps": how.steps or STEPS,
         "debug": how.debug, "progress": how.progress,
     }  # fmt: skip
     with _measures_words():
         (run,) = trace_in_child(asked, memory_bytes=_memory_bytes(how), time_s=how.time_s)
-    return _own(name, run), run.timeline
+    return _measured_step_answer(name, run), run.timeline
 
 
-def _own(name: str, run: Traced) -> Answer:
+def _measured_step_answer(name: str, run: Traced) -> Answer:
     sheet, answer = measured_sheet(run), own_answer(name, run)
-    return replace(answer, sheets=(sheet,), verdict=_verdict(run, sheet), trace={"step": name, **_facts(run, sheet)})
+    return replace(answer, sheets=(sheet,), verdict=_out_of_memory_verdict(run, sheet), trace={"step": name, **_measured_facts(run, sheet)})
 
 
 def measure_step(build: Callable[[], Any], *, device: str = "cpu", steps: int = STEPS) -> Answer:
@@ -274,9 +276,9 @@ def measure_step(build: Callable[[], Any], *, device: str = "cpu", steps: int = 
     it or in the step. What the step raises is raised here. Raises InputError for what cannot be measured.
     """
     if steps < 1:
-        raise refuse("steps", steps, "is not a positive whole number")
+        raise input_error("steps", steps, "is not a positive whole number")
     check_device(device)
     from memsheet.measure.custom import measure_custom
 
     (run,) = read_answer({"timelines": [measure_custom(build, device, steps)]})
-    return _own(getattr(build, "__qualname__", type(build).__name__), run)
+    return _measured_step_answer(getattr(build, "__qualname__", type(build).__name__), run)

@@ -71,4 +71,4 @@ def model_of(name: Any) -> ModelSpec | None:
     from memsheet.catalog import model_names
     from memsheet.readers.model import read_model
 
-    return read_model(name, catalog=api.catalogued, names=model_names()) if name else None
+    return read_model(name, catalog=api.catalog_entry, names=model_names()) if name else None

@@ -7,17 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from memsheet.errors import InputError, refuse
+from memsheet.errors import InputError, input_error
 from memsheet.exchange import MOST_SCRIPT, NAMES, read_text
 from memsheet.exchange.shared.file_format import Read
-from memsheet.exchange.shared.file_format import read as read_values
-from memsheet.exchange.shared.launched_script import launched
+from memsheet.exchange.shared.file_format import read_format_values as read_values
+from memsheet.exchange.shared.launched_script import first_script_launch
 from memsheet.exchange.shared.launcher_flags import launched_reads
 from memsheet.exchange.shared.serve_pods import FOREIGN, NO_SERVER
 from memsheet.exchange.shared.trainer_script import DEFAULTS, SCRIPT
 from memsheet.guard import is_folder, parse_json, parse_yaml
 from memsheet.guard.budget import TooMuchError
-from memsheet.plan.library_defaults import shown
+from memsheet.plan.library_defaults import assumed_value_text
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 UNKNOWN = "is not recognised as a configuration"
@@ -27,7 +27,7 @@ NOT_READ = (UNKNOWN, FOREIGN, NO_SERVER)
 """How a reason ends for which a folder is read without the file."""
 
 
-def recognised(texts: Mapping[str, str], in_folder: Collection[str]) -> tuple[dict[str, Read], tuple[str, ...]]:
+def recognise_files(texts: Mapping[str, str], in_folder: Collection[str]) -> tuple[dict[str, Read], tuple[str, ...]]:
     """Files read, and those of a folder that are nothing known, each with why; of a shell's script what it starts, too.
 
     Raises InputError where a file was named itself, or nothing is known.
@@ -35,7 +35,7 @@ def recognised(texts: Mapping[str, str], in_folder: Collection[str]) -> tuple[di
     reads: dict[str, Read] = {}
     left: list[str] = []
     for name, text in texts.items():
-        own, error = _read(name, text)
+        own, error = _read_or_error(name, text)
         shell = not name.endswith((".py", *ENDINGS))
         further, unread = _launched_files(name, text, own) if shell and len(text) <= MOST_SCRIPT else ({}, ())
         reads |= {**({name: own} if own else {}), **further}
@@ -47,19 +47,19 @@ def recognised(texts: Mapping[str, str], in_folder: Collection[str]) -> tuple[di
             why = problem.hint.partition("; ")[2] if problem.reason == UNKNOWN else ""
             left.append(f"{name}: {problem.reason}" + f" ({why})" * bool(why))
     if left and not reads:
-        raise refuse("file", ", ".join(left_name.partition(":")[0] for left_name in left), UNKNOWN, f"known: {', '.join(NAMES)}")
+        raise input_error("file", ", ".join(left_name.partition(":")[0] for left_name in left), UNKNOWN, f"known: {', '.join(NAMES)}")
     for name, own in reads.items():
-        given = _given(name, texts)
+        given = _shell_given_flags(name, texts)
         reads[name] = _with_flags(own, given)
         if given and given.keys() <= _flags_of(own).keys():
             left = [line for line in left if f": what {Path(name).name} is given" not in line]
     return _one_script(reads, in_folder, left), tuple(left)
 
 
-def _given(name: str, texts: Mapping[str, str]) -> Mapping[str, Any]:
+def _shell_given_flags(name: str, texts: Mapping[str, str]) -> Mapping[str, Any]:
     """The flags that a shell's script among the texts gives a script of that name."""
     shells = (text for other, text in texts.items() if Path(other).suffix not in (".py", *ENDINGS) and len(text) <= MOST_SCRIPT)
-    started = (launched(text) for text in shells) if name.endswith(".py") else ()
+    started = (first_script_launch(text) for text in shells) if name.endswith(".py") else ()
     return next((found.arguments for found in started if found is not None and Path(found.script).name == Path(name).name), {})
 
 
@@ -74,7 +74,11 @@ def _with_flags(own: Read, given: Mapping[str, Any]) -> Read:
     flags = _flags_of(own)
     over = {at: given[name] for name, (at, *_) in flags.items() if name in given}
     found = replace(read_values(own.form, {**own.values, **over}), release=own.release) if over else own
-    words = (f"{at} = {shown(own.values[at])} (line {line}: the default of {flag})" for at, flag, line in flags.values() if at not in over)
+    words = (
+        f"{at} = {assumed_value_text(own.values[at])} (line {line}: the default of {flag})"
+        for at, flag, line in flags.values()
+        if at not in over
+    )
     return replace(found, assumed=(*found.assumed, *words))
 
 
@@ -86,7 +90,7 @@ def _launched_files(name: str, text: str, own: Read | None) -> tuple[Mapping[str
         return {}, (f"{name}: {error}",)
 
 
-def _read(name: str, text: str) -> tuple[Read | None, InputError | None]:
+def _read_or_error(name: str, text: str) -> tuple[Read | None, InputError | None]:
     try:
         return read_text(name, text, PARSERS), None
     except InputError as error:
@@ -110,7 +114,7 @@ def of_folders(files: tuple[str, ...], texts: Mapping[str, str]) -> frozenset[st
     return frozenset(name for name in texts if Path(name).parent in folders and Path(name) not in map(Path, files))
 
 
-def unasked(read: Read) -> Iterator[str]:
+def engine_default_places(read: Read) -> Iterator[str]:
     """Places that nobody wrote: what the engine does by itself where the file does not say otherwise."""
     said = {at.split(".")[0] for at in read.values}
     return (at for at, _ in read.unmodelled if at not in read.values and at.split(".")[0] not in said)

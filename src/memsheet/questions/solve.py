@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from memsheet.budget import Beside
 from memsheet.catalog import find_device, model_names
-from memsheet.errors import refuse, require
+from memsheet.errors import input_error, raise_if_problems
 from memsheet.plan.device import parse_gpus
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.options import InferOptions, Model
@@ -48,8 +48,8 @@ def solve(what: str, model: Model | None = None, *, most: int | None = None, **o
     tokens, sequences or GPUs. ``model`` and keywords as for ``memsheet.train``; of "gpus" a card without a count, of "parameters" the
     model names the family that is scaled. Raises InputError with every problem of the question.
     """
-    require(option_problems({**options, "most": most}))
-    return solved(target_named(what), {"model": model, **dict.fromkeys(MACHINES), **options}, most=most).solution
+    raise_if_problems(option_problems({**options, "most": most}))
+    return solve_question(target_named(what), {"model": model, **dict.fromkeys(MACHINES), **options}, most=most).solution
 
 
 def target_named(what: str) -> Target:
@@ -59,10 +59,12 @@ def target_named(what: str) -> Target:
     try:
         return Target(str(what).replace("_", "-"))
     except ValueError:
-        raise refuse("solve", what, "is nothing that is solved for", f"one of {', '.join(target.value for target in Target)}") from None
+        raise input_error(
+            "solve", what, "is nothing that is solved for", f"one of {', '.join(target.value for target in Target)}"
+        ) from None
 
 
-def solved(target: Target, asked: dict[str, Any], *, most: int | None = None, say: Say = lambda _: None) -> Solved:
+def solve_question(target: Target, asked: dict[str, Any], *, most: int | None = None, say: Say = lambda _: None) -> Solved:
     """The answer to a question of keywords; ``say`` is told what is under way."""
     from memsheet.search.solve import targets as searches
 
@@ -70,20 +72,24 @@ def solved(target: Target, asked: dict[str, Any], *, most: int | None = None, sa
     if target is searches.Target.GPUS:
         return Solved(_fewest_gpus(asked, most, say))
     searched = "the micro-batch" if target is searches.Target.MICROBATCH else ""
-    name, request, cluster, where = api.question(target.task, asked.pop("model"), asked, searched=searched)
+    name, request, cluster, where = api.parse_question(target.task, asked.pop("model"), asked, searched=searched)
     if target.key in where["said"]:
-        raise refuse(target.key, where["said"][target.key], "is what is solved for", "leave it out; --most says how far to look")
+        raise input_error(target.key, where["said"][target.key], "is what is solved for", "leave it out; --most says how far to look")
     request = {key: value for key, value in request.items() if key != target.key}  # a plan file's own value is what is asked for anew
     if cluster is None:
-        raise refuse("gpus", None, "is missing", "for example --gpus 8xH100-80GB")
+        raise input_error("gpus", None, "is missing", "for example --gpus 8xH100-80GB")
     beside = api.beside_of(where["library"])
     if target is searches.Target.PARAMETERS:
-        return _assuming(_largest_model(name, request, cluster, say, beside), where)
-    search = searches.longest if target in (searches.Target.SEQ_LEN, searches.Target.MAX_MODEL_LEN) else searches.most_sequences
-    return _assuming(Solved(search(api.drafted(_model(name), request), request, cluster, most=most, say=say, beside=beside)), where)
+        return _with_assumptions(_largest_model(name, request, cluster, say, beside), where)
+    search = (
+        searches.solve_sequence_length if target in (searches.Target.SEQ_LEN, searches.Target.MAX_MODEL_LEN) else searches.most_sequences
+    )
+    return _with_assumptions(
+        Solved(search(api.with_draft_model(_read_named_model(name), request), request, cluster, most=most, say=say, beside=beside)), where
+    )
 
 
-def _assuming(found: Solved, where: Mapping[str, Any]) -> Solved:
+def _with_assumptions(found: Solved, where: Mapping[str, Any]) -> Solved:
     """With what was taken for granted before any plan was made, but of what is solved for."""
     told = tuple(line for line in where["assumed"] if not line.startswith(f"{found.solution.target.key} = "))
     return found._replace(solution=replace(found.solution, assumed=(*told, *found.solution.assumed)))
@@ -92,52 +98,54 @@ def _assuming(found: Solved, where: Mapping[str, Any]) -> Solved:
 def _check_question(target: Target, asked: Mapping[str, Any], most: int | None) -> None:
     """What has no meaning for the question."""
     if asked.get("parameters") is not None:
-        raise refuse("parameters", asked["parameters"], "has no activations, so nothing can be solved for it", "name a model")
+        raise input_error("parameters", asked["parameters"], "has no activations, so nothing can be solved for it", "name a model")
     if all(asked[where] is None for where in ("gpus", "cluster", "plan")):
-        raise refuse("gpus", None, "is missing", "--gpus H100-80GB" if target.short == "gpus" else "for example --gpus 8xH100-80GB")
+        raise input_error("gpus", None, "is missing", "--gpus H100-80GB" if target.short == "gpus" else "for example --gpus 8xH100-80GB")
     if most is not None and not 1 <= most <= MOST_LOOKED:
-        raise refuse("most", most, f"is outside 1 to {MOST_LOOKED:,}", "no sequence, batch or cluster is near this")
+        raise input_error("most", most, f"is outside 1 to {MOST_LOOKED:,}", "no sequence, batch or cluster is near this")
     if target.short == "parameters" and most is not None:
-        raise refuse("most", most, "has no meaning for parameters, which end with the family", "leave it out")
+        raise input_error("most", most, "has no meaning for parameters, which end with the family", "leave it out")
 
 
-def _model(name: Any) -> ModelSpec:
+def _read_named_model(name: Any) -> ModelSpec:
     if name is None:
-        raise refuse("model", None, "is missing", "a bundled name (`memsheet models`) or a config.json")
-    return read_model(name, catalog=api.catalogued, names=model_names())
+        raise input_error("model", None, "is missing", "a bundled name (`memsheet models`) or a config.json")
+    return read_model(name, catalog=api.catalog_entry, names=model_names())
 
 
 def _fewest_gpus(asked: dict[str, Any], most: int | None, say: Say) -> Solution:
     """The device is named without a count; nodes are what is found."""
-    from memsheet.search.solve.targets import fewest
+    from memsheet.search.solve.targets import solve_gpu_count
 
     if asked["nodes"] is not None:
-        raise refuse("nodes", asked["nodes"], "is what is solved for", "leave it out; --per-node says how many GPUs a node has")
+        raise input_error("nodes", asked["nodes"], "is what is solved for", "leave it out; --per-node says how many GPUs a node has")
     plan = api.plan_document_of(asked["plan"])
     asked["plan"] = {key: value for key, value in plan.items() if key != "gpus"} or None
-    machines, most = _machines({key: asked.pop(key) for key in ("gpus", "per_node", "host_memory", "cluster")}, plan.get("gpus"), most)
-    name, request, _, where = api.question("train", asked.pop("model"), asked, searched="the number of GPUs")
-    solution = fewest(
-        _model(name), request, machines.device, per_node=machines.per_node, host_bytes=machines.host_bytes, links=machines.links,
+    machines, most = _node_and_limit(
+        {key: asked.pop(key) for key in ("gpus", "per_node", "host_memory", "cluster")}, plan.get("gpus"), most
+    )
+    name, request, _, where = api.parse_question("train", asked.pop("model"), asked, searched="the number of GPUs")
+    solution = solve_gpu_count(
+        _read_named_model(name), request, machines.device, per_node=machines.per_node, host_bytes=machines.host_bytes, links=machines.links,
         most=most, say=say, beside=api.beside_of(where["library"]),
     )  # fmt: skip
-    return _assuming(Solved(solution), where).solution
+    return _with_assumptions(Solved(solution), where).solution
 
 
-def _machines(asked: Mapping[str, Any], planned: Any, most: int | None) -> tuple[ClusterFile, int | None]:
+def _node_and_limit(asked: Mapping[str, Any], planned: Any, most: int | None) -> tuple[ClusterFile, int | None]:
     """The device, its node and its links, and how many there may be: of a cluster file no more than it has."""
     from memsheet.readers.cluster_file import ClusterFile, read_cluster
 
     if asked["cluster"] is not None:
         extra = next((key for key in ("gpus", "per_node", "host_memory") if asked[key] is not None), None)
         if extra:
-            raise refuse(extra, asked[extra], "is what the cluster file says", "say it in one place")
+            raise input_error(extra, asked[extra], "is what the cluster file says", "say it in one place")
         found = read_cluster(asked["cluster"])
         return found, most or (found.cluster().count if found.count or found.nodes else None)
     gpus, host = asked["gpus"] or planned, asked["host_memory"]
     count, device = parse_gpus(str(gpus))
     if count is not None:
-        raise refuse("gpus", gpus, "has a count, and the count is what is solved for", f"--gpus {device}")
+        raise input_error("gpus", gpus, "has a count, and the count is what is solved for", f"--gpus {device}")
     host_bytes = parse_bytes(host, "host_memory") if host is not None else None
     return ClusterFile(name="", device=find_device(device), per_node=asked["per_node"], host_bytes=host_bytes), most
 
@@ -145,16 +153,16 @@ def _machines(asked: Mapping[str, Any], planned: Any, most: int | None) -> tuple
 def _largest_model(name: Any, request: Mapping[str, Any], cluster: Any, say: Say, beside: Beside) -> Solved:
     from memsheet.search.solve.family import USUAL, Family, family_of
     from memsheet.search.solve.sizes import trainable_sizes
-    from memsheet.search.solve.targets import largest
+    from memsheet.search.solve.targets import solve_model_size
 
-    found = find_config(name or USUAL, catalog=api.catalogued, names=model_names())
+    found = find_config(name or USUAL, catalog=api.catalog_entry, names=model_names())
     if isinstance(found, ModelSpec):
-        raise refuse("model", name, "is one model with no config that could be scaled", "a bundled name or a config.json")
+        raise input_error("model", name, "is one model with no config that could be scaled", "a bundled name or a config.json")
     family: Family = family_of(found.name, found.values)
     usual = () if request.get("seq_len") else (f"seq_len = {USUAL_LENGTH}",)
     request = {**request, "seq_len": request.get("seq_len") or USUAL_LENGTH}
     build = cache(lambda layers: read_hf_config(family.of_layers(layers), name=f"{family.name} of {layers} layers"))
-    solution = largest(build, request, cluster, say=say, assumed=usual, beside=beside)
+    solution = solve_model_size(build, request, cluster, say=say, assumed=usual, beside=beside)
     say(None)
     curves = trainable_sizes(build, request, cluster, solution.found)
     under = f"the family of {family.name}, sequences of {request['seq_len']:,} tokens; each point: the whole range of the need fits"

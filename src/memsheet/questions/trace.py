@@ -42,4 +42,4 @@ def trace(
     )  # fmt: skip
     if isinstance(model, str) and OWN_FILE in model:
         return public_answer(tracing.trace_file(model, how)[0])
-    return public_answer(tracing.trace(model, how, **options)[0])
+    return public_answer(tracing.trace_with_timelines(model, how, **options)[0])

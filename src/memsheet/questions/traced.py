@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from memsheet.allocator import Settings, slack_within
-from memsheet.budget import Answer, budget_of, judge
+from memsheet.budget import Answer, budget_of, judge_sheets
 from memsheet.catalog import model_names
-from memsheet.errors import InputError, Problem, refuse, require
+from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.states.params import active_parameter_count, parameter_count
 from memsheet.plan.device import Cluster
@@ -18,13 +18,13 @@ from memsheet.plan.dtypes import FP16
 from memsheet.plan.model import Embeddings, Head, ModelSpec, Source
 from memsheet.plan.plan import Implementation, Loss, Plan, RecomputeMode
 from memsheet.plan.words import of_serving
-from memsheet.questions.accounted import catalogued, question
+from memsheet.questions.accounted import catalog_entry, parse_question
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import Config, find_config
-from memsheet.resolve import Resolved, resolve
-from memsheet.sheet import Component, Instant, Item, Sheet, total
-from memsheet.timeline import Timeline, peak, sheet_of, without_hidden
-from memsheet.trace.child import explain
+from memsheet.resolve import Resolved, resolve_request
+from memsheet.sheet import Component, Instant, Item, Sheet, sum_byte_ranges
+from memsheet.timeline import Timeline, highest_peak, sheet_of, without_hidden
+from memsheet.trace.child import error_answer
 from memsheet.trace.fold import depth_of
 from memsheet.trace.parent import MEMORY_BYTES, TIME_S, Traced, trace_in_child, trace_in_fork
 
@@ -51,30 +51,30 @@ class Options:
     debug: bool = False
 
 
-def trace(model: Any, how: Options, **options: Any) -> tuple[Answer, tuple[Timeline, ...]]:
+def trace_with_timelines(model: Any, how: Options, **options: Any) -> tuple[Answer, tuple[Timeline, ...]]:
     """What the real code allocates: the answer, and the timeline of each rank that was traced.
 
     ``model`` and ``options`` as for ``memsheet.train``. Raises InputError for what cannot be traced.
     """
-    name, request, cluster, where = question(task_of(options), model, options)
+    name, request, cluster, where = parse_question(task_of(options), model, options)
     if name is None:
-        raise refuse("model", None, "is missing", "a bundled name (`memsheet models`), a config.json, or FILE.py:FUNCTION")
-    found = find_config(name, catalog=catalogued, names=model_names())
+        raise input_error("model", None, "is missing", "a bundled name (`memsheet models`), a config.json, or FILE.py:FUNCTION")
+    found = find_config(name, catalog=catalog_entry, names=model_names())
     if isinstance(found, ModelSpec):
-        raise refuse("model", found.name, "is a file without a config.json, and a trace builds the model from one")
-    spec = _spec(found)
-    resolved = resolve(request, spec, cluster, real=True)
+        raise input_error("model", found.name, "is a file without a config.json, and a trace builds the model from one")
+    spec = _model_spec_if_known(found)
+    resolved = resolve_request(request, spec, cluster, real=True)
     if resolved.plan.task == "train" and not resolved.plan.seq_len:
-        raise refuse("seq_len", None, "is missing; saved activations depend on it", "for example --seq-len 4096")
+        raise input_error("seq_len", None, "is missing; saved activations depend on it", "for example --seq-len 4096")
     check_runs(resolved.plan)
-    assumed = (*where["assumed"], *serving_assumed(resolved, how), *_routed(resolved.plan))
+    assumed = (*where["assumed"], *serving_assumed(resolved, how), *_routing_assumptions(resolved.plan))
     asked = {
         "name": found.name, "config": dict(found.values), "plan": plan_document(resolved.plan), "device": how.device,
-        "scratch": how.scratch, "depth": None if how.full else repeating(spec), "debug": how.debug, "ranks": _ranks(resolved.plan, how), "cache": how.cache,
+        "scratch": how.scratch, "depth": None if how.full else repeated_layer_depth(spec), "debug": how.debug, "ranks": _traced_ranks(resolved.plan, how), "cache": how.cache,
     }  # fmt: skip
     traced = trace_in_child(asked, memory_bytes=how.memory_bytes, time_s=how.time_s)
     assumed = (*assumed, *traced[0].facts.get("assumed", ()))
-    return _answer(found, spec, resolved.plan, assumed, cluster, traced), tuple(t.timeline for t in traced)
+    return _traced_answer(found, spec, resolved.plan, assumed, cluster, traced), tuple(t.timeline for t in traced)
 
 
 RUN = ("transformers", "fsdp2")
@@ -86,21 +86,23 @@ def check_runs(plan: Plan, *, real: bool = False) -> None:
     deepspeed = real and plan.engine == "deepspeed"  # which keeps its own copies
     if plan.engine not in RUN and not deepspeed:
         hint = "fsdp2 or transformers; memsheet train predicts it, memsheet measure runs it"
-        raise refuse("engine", plan.engine, "does not run on fake tensors", hint)
+        raise input_error("engine", plan.engine, "does not run on fake tensors", hint)
     found = {
-        "loss": (plan.loss.value, plan.loss is Loss.PLAIN or _alone(plan), "is not run over several ranks or by fsdp2", "plain; memsheet train predicts it"),
-        "recompute": ("stretches", not plan.recompute.stretched or _alone(plan), "are not run over several ranks or by fsdp2", "recompute every layer, or one GPU with engine transformers"),
-        "precision.master_weights": ("fp32", plan.precision.master_weights is None or deepspeed or _alone(plan), "are kept on one rank by engine transformers here", "--precision fsdp2-mixed keeps fp32 shards"),
-        "precision": ("fp16-autocast", plan.mesh.pp == 1 or not _scaled(plan), "needs a gradient scaler, which is not run over pipelines", "bf16-autocast"),
-        "offload.activations": (True, not plan.offload.activations or _alone(plan) or _moved_inputs(plan), "are moved of recomputed layers over several ranks, and not in pipelines", "--recompute full, or one GPU with engine transformers"),
+        "loss": (plan.loss.value, plan.loss is Loss.PLAIN or _runs_on_one_rank(plan), "is not run over several ranks or by fsdp2", "plain; memsheet train predicts it"),
+        "recompute": ("stretches", not plan.recompute.stretched or _runs_on_one_rank(plan), "are not run over several ranks or by fsdp2", "recompute every layer, or one GPU with engine transformers"),
+        "precision.master_weights": ("fp32", plan.precision.master_weights is None or deepspeed or _runs_on_one_rank(plan), "are kept on one rank by engine transformers here", "--precision fsdp2-mixed keeps fp32 shards"),
+        "precision": ("fp16-autocast", plan.mesh.pp == 1 or not _scales_loss(plan), "needs a gradient scaler, which is not run over pipelines", "bf16-autocast"),
+        "offload.activations": (True, not plan.offload.activations or _runs_on_one_rank(plan) or _moved_inputs(plan), "are moved of recomputed layers over several ranks, and not in pipelines", "--recompute full, or one GPU with engine transformers"),
         "optimizer.implementation": ("torchao", plan.optimizer is None or plan.optimizer.implementation is not Implementation.TORCHAO, "keeps states inside states, which nobody records yet", "bnb; memsheet train predicts it"),
         "mesh.tp": (plan.mesh.tp, plan.mesh.tp == 1 or plan.adapter is None or plan.task == "infer", "cuts no adapters: transformers' plans name the layers that peft has wrapped", "fsdp2 without tp"),
         "vocab_multiple": (plan.vocab_multiple, plan.vocab_multiple == 1, "pads no embedding that transformers makes", "a config.json with the padded vocab_size"),
     }  # fmt: skip
-    require(Problem(field=name, value=value, reason=why, hint=hint) for name, (value, runs, why, hint) in found.items() if not runs)
+    raise_if_problems(
+        Problem(field=name, value=value, reason=why, hint=hint) for name, (value, runs, why, hint) in found.items() if not runs
+    )
 
 
-def _scaled(plan: Plan) -> bool:
+def _scales_loss(plan: Plan) -> bool:
     """Whether the loss is scaled: training under fp16 autocast."""
     return plan.task == "train" and plan.engine == "transformers" and plan.precision.casts and plan.precision.compute is FP16
 
@@ -110,12 +112,12 @@ def _moved_inputs(plan: Plan) -> bool:
     return plan.engine == "fsdp2" and plan.recompute.mode is RecomputeMode.FULL and bool(plan.mesh.pp == 1)
 
 
-def _alone(plan: Plan) -> bool:
+def _runs_on_one_rank(plan: Plan) -> bool:
     """Whether one rank runs it, with nothing around its layers."""
     return plan.engine == "transformers" and bool(plan.mesh.gpus == 1)
 
 
-def repeating(spec: ModelSpec | None) -> dict[str, int] | None:
+def repeated_layer_depth(spec: ModelSpec | None) -> dict[str, int] | None:
     """Which layers may stand for others; None where the stack is short, several, or not known."""
     if spec is None or len(spec.stacks) != 1:
         return None
@@ -127,7 +129,7 @@ def repeating(spec: ModelSpec | None) -> dict[str, int] | None:
 def trace_file(name: str, how: Options) -> tuple[Answer, tuple[Timeline, ...]]:
     """``FILE.py:FUNCTION``: the step that a person's own function makes. Raises InputError with their line where it cannot be traced."""
     asked = {"name": name, "function": name, "device": how.device, "scratch": how.scratch, "debug": how.debug}
-    return _own(name, trace_in_child(asked, memory_bytes=how.memory_bytes, time_s=how.time_s))
+    return _traced_step_answer(name, trace_in_child(asked, memory_bytes=how.memory_bytes, time_s=how.time_s))
 
 
 def trace_step(build: Callable[[], Any], *, device: str = "cuda", scratch: bool = True) -> Answer:
@@ -142,15 +144,15 @@ def trace_step(build: Callable[[], Any], *, device: str = "cuda", scratch: bool 
     def run() -> dict[str, Any]:
         from memsheet.trace.custom import trace_custom
         from memsheet.trace.job import How
-        from memsheet.trace.requests import traced
+        from memsheet.trace.requests import traced_rank_document
 
-        return {"timelines": [traced(0, 0, lambda: trace_custom(build, How(device=device, scratch=scratch)))]}
+        return {"timelines": [traced_rank_document(0, 0, lambda: trace_custom(build, How(device=device, scratch=scratch)))]}
 
-    answer, _ = _own(name, trace_in_fork(run, lambda error: explain(error, name)))
+    answer, _ = _traced_step_answer(name, trace_in_fork(run, lambda error: error_answer(error, name)))
     return answer
 
 
-def _own(name: str, traced: list[Traced]) -> tuple[Answer, tuple[Timeline, ...]]:
+def _traced_step_answer(name: str, traced: list[Traced]) -> tuple[Answer, tuple[Timeline, ...]]:
     (run,) = traced
     return own_answer(name, run), (run.timeline,)
 
@@ -159,8 +161,8 @@ def own_answer(name: str, run: Traced) -> Answer:
     """The answer to a step of which nobody knows the plan."""
     found = Config({"model_type": ""}, name, Source(kind="step", path=name))
     return Answer(
-        model=unknown(found), parameters=0, active_parameters=0, plan=resolve({}, None, None, real=True).plan, assumed=(), cluster=None,
-        sheets=(sheet_of(run.timeline),), verdict=None, trace={"step": name, **facts(run)},
+        model=unknown_model_spec(found), parameters=0, active_parameters=0, plan=resolve_request({}, None, None, real=True).plan, assumed=(), cluster=None,
+        sheets=(sheet_of(run.timeline),), verdict=None, trace={"step": name, **trace_facts(run)},
     )  # fmt: skip
 
 
@@ -168,10 +170,10 @@ def task_of(options: Mapping[str, Any]) -> str:
     """What a plan says it is; else inference where something of what is served is given, training elsewhere."""
     plan = options.get("plan")
     said = plan.get("task") if isinstance(plan, Mapping) else None
-    return said if said in ("train", "infer") else "infer" if _serves(options) else "train"
+    return said if said in ("train", "infer") else "infer" if _has_serving_options(options) else "train"
 
 
-def _serves(options: Mapping[str, Any]) -> bool:
+def _has_serving_options(options: Mapping[str, Any]) -> bool:
     given = [name for name, value in options.items() if value is not None]
     return any(options.get(name) for name in _SERVED) or any(map(of_serving, given))
 
@@ -184,10 +186,10 @@ def serving_assumed(resolved: Resolved, how: Options) -> tuple[str, ...]:
     plan = resolved.plan
     if plan.task == "train":
         if how.cache is not None:
-            raise refuse("cache", how.cache, "is of inference, and this plan trains", "--max-model-len makes it a plan for inference")
+            raise input_error("cache", how.cache, "is of inference, and this plan trains", "--max-model-len makes it a plan for inference")
         return resolved.assumed
     if how.cache not in (None, *CACHES):
-        raise refuse("cache", how.cache, "is none of transformers' caches", ", ".join(CACHES))
+        raise input_error("cache", how.cache, "is none of transformers' caches", ", ".join(CACHES))
     if plan.phase == "load":
         return resolved.assumed
     prompt = () if plan.prompt_tokens is not None else (f"serving.prompt_tokens = {plan.max_model_len}: the longest prompt, read at once",)
@@ -195,12 +197,12 @@ def serving_assumed(resolved: Resolved, how: Options) -> tuple[str, ...]:
     return (*resolved.assumed, *prompt, jump)
 
 
-def _routed(plan: Plan) -> tuple[str, ...]:
+def _routing_assumptions(plan: Plan) -> tuple[str, ...]:
     """What a trace takes for granted of data."""
     return ("tokens spread evenly over the experts' ranks",) if plan.mesh.ep > 1 else ()
 
 
-def _spec(found: Config) -> ModelSpec | None:
+def _model_spec_if_known(found: Config) -> ModelSpec | None:
     """The model as memsheet reads it; None for a family it does not know, which the real code may still run."""
     try:
         return read_hf_config(found.values, name=found.name, source=found.source)
@@ -210,28 +212,28 @@ def _spec(found: Config) -> ModelSpec | None:
         raise
 
 
-def _ranks(plan: Plan, how: Options) -> list[int]:
+def _traced_ranks(plan: Plan, how: Options) -> list[int]:
     world, asked = int(plan.mesh.gpus), how.ranks or (how.rank,)
     for rank in asked:
         if not 0 <= rank < world:
-            raise refuse("rank", rank, f"is none of the {world} ranks", f"0 to {world - 1}")
+            raise input_error("rank", rank, f"is none of the {world} ranks", f"0 to {world - 1}")
     return [stage * world // plan.mesh.pp for stage in range(plan.mesh.pp)] if how.all_stages else list(asked)
 
 
-def _answer(
+def _traced_answer(
     found: Config, spec: ModelSpec | None, plan: Plan, assumed: tuple[str, ...], cluster: Cluster | None, traced: list[Traced]
 ) -> Answer:  # fmt: skip
-    sheets = tuple(_sheet(t, plan, cluster) for t in traced)
-    worst = max(traced, key=lambda t: peak(t.timeline).bytes)
+    sheets = tuple(_sheet_of_trace(t, plan, cluster) for t in traced)
+    worst = max(traced, key=lambda t: highest_peak(t.timeline).bytes)
     count = parameter_count(spec) if spec else int(worst.facts.get("parameters", 0))
     active = active_parameter_count(spec) if spec else count
     return Answer(
-        model=spec or unknown(found), parameters=count, active_parameters=active, plan=plan, assumed=assumed, cluster=cluster,
-        sheets=sheets, verdict=judge(sheets, budget_of(cluster)) if cluster else None, trace=facts(worst), notes=found.source.notes,
+        model=spec or unknown_model_spec(found), parameters=count, active_parameters=active, plan=plan, assumed=assumed, cluster=cluster,
+        sheets=sheets, verdict=judge_sheets(sheets, budget_of(cluster)) if cluster else None, trace=trace_facts(worst), notes=found.source.notes,
     )  # fmt: skip
 
 
-def unknown(found: Config) -> ModelSpec:
+def unknown_model_spec(found: Config) -> ModelSpec:
     """A model of which only the name is known."""
     return ModelSpec(
         name=found.name, model_type=str(found.values.get("model_type")), hidden=0, vocab=0, embeddings=Embeddings(weights=()), stacks=(),
@@ -239,7 +241,7 @@ def unknown(found: Config) -> ModelSpec:
     )  # fmt: skip
 
 
-def _sheet(traced: Traced, plan: Plan, cluster: Cluster | None) -> Sheet:
+def _sheet_of_trace(traced: Traced, plan: Plan, cluster: Cluster | None) -> Sheet:
     """The traced tensors, and beside them what no trace sees: context, communicators, slack."""
     sheet = sheet_of(traced.timeline, rank=traced.rank, stage=traced.stage)
     allocated = {instant: sheet.at(instant).value for instant in sheet.instants}
@@ -249,24 +251,24 @@ def _sheet(traced: Traced, plan: Plan, cluster: Cluster | None) -> Sheet:
     if cluster is None:
         return replace(sheet, items=(*sheet.items, *around))
     settings = Settings(expandable_segments=plan.expandable_segments)
-    return replace(sheet, items=(*sheet.items, *around, slack_within(traced.timeline, settings, _room(cluster, around))))
+    return replace(sheet, items=(*sheet.items, *around, slack_within(traced.timeline, settings, _allocator_room_bytes(cluster, around))))
 
 
-def _room(cluster: Cluster, around: list[Item]) -> tuple[int, int, int]:
+def _allocator_room_bytes(cluster: Cluster, around: list[Item]) -> tuple[int, int, int]:
     """What a device leaves the allocator for tensors: at least, as expected, at most."""
-    taken = [total(size for item in around if (size := item.at.get(instant)) is not None) for instant in Instant]
+    taken = [sum_byte_ranges(size for item in around if (size := item.at.get(instant)) is not None) for instant in Instant]
     device = cluster.device
     most, expected, least = (max(int(getattr(size, end)) for size in taken) for end in ("high", "value", "low"))
     return device.framework_low_bytes - most, device.framework_bytes - expected, device.framework_high_bytes - least
 
 
-def facts(traced: Traced) -> dict[str, Any]:
+def trace_facts(traced: Traced) -> dict[str, Any]:
     """What a traced answer says besides its sheet."""
-    top = peak(traced.timeline)
+    top = highest_peak(traced.timeline)
     known = {key: value for key, value in traced.facts.items() if key != "assumed"}
     last = top.storage
     where = {"op": last.op, "path": last.path, "line": last.line, "request_bytes": last.bytes} if last else {}
-    tensors = peak(without_hidden(traced.timeline)).bytes
+    tensors = highest_peak(without_hidden(traced.timeline)).bytes
     return {
         **known,
         "tensors_bytes": tensors,

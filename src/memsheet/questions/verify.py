@@ -32,4 +32,4 @@ def verify(
         device=device, processes=processes, steps=steps, operations=operations, time_s=time_limit, slurm=slurm, per_node=per_node,
         memory_bytes=parse_bytes(memory_limit, "memory_limit") if memory_limit is not None else None,
     )  # fmt: skip
-    return ladder.verify(plan, how, model=model)
+    return ladder.run_verification_ladder(plan, how, model=model)

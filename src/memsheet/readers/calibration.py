@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.formulas.step_time import Efficiency
 from memsheet.guard import parse_json, read_bytes
 
@@ -43,14 +43,14 @@ def read_calibrations(path: Path) -> dict[str, Mapping[str, Any]]:
             return {}
     found = parse_json(read_bytes(path, MAX_BYTES), str(path))
     if not isinstance(found, Mapping) or found.get("schema") != SCHEMA or not isinstance(found.get("entries"), Mapping):
-        raise refuse(str(path), None, f"is not {SCHEMA}", "remove it and calibrate again")
-    return {str(name): entry for name, entry in found["entries"].items() if _scalars(path, name, entry)}
+        raise input_error(str(path), None, f"is not {SCHEMA}", "remove it and calibrate again")
+    return {str(name): entry for name, entry in found["entries"].items() if _check_scale_factors(path, name, entry)}
 
 
-def _scalars(path: Path, name: str, entry: Any) -> bool:
+def _check_scale_factors(path: Path, name: str, entry: Any) -> bool:
     values = [entry.get(key) for key in SCALARS] if isinstance(entry, Mapping) else [None]
     if not all(isinstance(value, int | float) and math.isfinite(value) and 0 < value < MOST for value in values):
-        raise refuse(str(path), name, f"needs {', '.join(SCALARS)} above 0 and below {MOST:g}", "remove it and calibrate again")
+        raise input_error(str(path), name, f"needs {', '.join(SCALARS)} above 0 and below {MOST:g}", "remove it and calibrate again")
     return True
 
 

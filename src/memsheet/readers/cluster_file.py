@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from memsheet.catalog import find_device
-from memsheet.errors import InputError, Problem, nearest, refuse, require
+from memsheet.errors import InputError, Problem, input_error, nearest_words, raise_if_problems
 from memsheet.guard import is_file, parse_yaml, read_bytes, read_json
 from memsheet.guard.toml import read_toml
 from memsheet.plan.device import MAX_DEVICES, MIXED, MIXED_HINT, UNSAID, Cluster, Device, Links, cluster_of, parse_gpus
 from memsheet.readers.cluster_links import KEYS as LINK_KEYS
-from memsheet.readers.cluster_links import impossible, links_of, short
+from memsheet.readers.cluster_links import bidirectional_rate_problems, links_of, printable_scalar
 from memsheet.readers.fields import Fields
 from memsheet.units import parse_bytes
 
@@ -53,16 +53,16 @@ class ClusterFile:
             count = self.nodes * size
         if count is None:
             what, hint = ("per_node", "say per_node = 8") if self.nodes else ("count", "say count = 64, or nodes and per_node")
-            raise refuse(f"{self.name}.{what}", None, "is missing", hint)
+            raise input_error(f"{self.name}.{what}", None, "is missing", hint)
         try:
             return cluster_of(
                 self.device, count, per_node=self.per_node, nodes=self.nodes, host_bytes=self.host_bytes, links=self.links
             )  # fmt: skip
         except InputError as error:
-            raise InputError(_named(self.name, problem) for problem in error.problems) from None
+            raise InputError(_file_key_problem(self.name, problem) for problem in error.problems) from None
 
 
-def _named(name: str, problem: Problem) -> Problem:
+def _file_key_problem(name: str, problem: Problem) -> Problem:
     """A problem of the layout, under the file's keys."""
     field = {"gpus": "count"}.get(problem.field, problem.field)
     hint = problem.hint.replace("--per-node", "per_node").replace("--nodes", "nodes")
@@ -74,17 +74,17 @@ def read_cluster(source: Any) -> ClusterFile:
     if isinstance(source, Mapping):
         return cluster_from(source, "cluster")
     path = Path(str(source))
-    return cluster_from(_values(path), path.name)
+    return cluster_from(_parse_cluster_file(path), path.name)
 
 
-def described(source: Any, flags: Mapping[str, Any]) -> Cluster:
+def read_described_cluster(source: Any, flags: Mapping[str, Any]) -> Cluster:
     """The cluster of a file; what ``flags`` say of ``gpus``, ``nodes``, ``per_node`` and ``host_memory`` besides may only be the same."""
     found = read_cluster(source).cluster()
-    require(_otherwise(found, flags))
+    raise_if_problems(_flag_conflicts(found, flags))
     return found if isinstance(source, Mapping) else replace(found, file=str(source))
 
 
-def _otherwise(cluster: Cluster, flags: Mapping[str, Any]) -> Iterator[Problem]:
+def _flag_conflicts(cluster: Cluster, flags: Mapping[str, Any]) -> Iterator[Problem]:
     count, name = parse_gpus(str(flags["gpus"])) if flags["gpus"] is not None else (cluster.count, cluster.device.name)
     host = cluster.host_bytes if flags["host_memory"] is None else parse_bytes(str(flags["host_memory"]), "host_memory")
     held = f"{cluster.host_bytes:,} bytes" if cluster.host_bytes else "nothing"
@@ -99,43 +99,43 @@ def _otherwise(cluster: Cluster, flags: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(field=key, value=flags[key], reason=f"is not what the cluster file says: {there}", hint="say it in one place")
 
 
-def _values(path: Path) -> Mapping[str, Any]:
+def _parse_cluster_file(path: Path) -> Mapping[str, Any]:
     kind = path.suffix.lower()
     if kind not in (".toml", ".yaml", ".yml", ".json"):
-        raise refuse("cluster", str(path), "is no kind of file that describes a cluster", "name it .toml, .yaml or .json")
+        raise input_error("cluster", str(path), "is no kind of file that describes a cluster", "name it .toml, .yaml or .json")
     if not is_file(path):
-        raise refuse("cluster", str(path), "is not a file")
+        raise input_error("cluster", str(path), "is not a file")
     if kind == ".toml":
         return read_toml(path)
     if kind == ".json":
         return read_json(path, max_bytes=MAX_FILE_BYTES)
     found = parse_yaml(read_bytes(path, MAX_FILE_BYTES), str(path))
     if not isinstance(found, dict):
-        raise refuse("cluster", str(path), "holds no keys and values")
+        raise input_error("cluster", str(path), "holds no keys and values")
     return found
 
 
 def cluster_from(values: Mapping[str, Any], name: str) -> ClusterFile:
     """The cluster that ``values`` describe; ``name`` stands before the keys in errors."""
     fields = Fields(values, name)
-    fields.problems += _mixed(values, name)
+    fields.problems += _mixed_hardware_problems(values, name)
     fields.done()  # of nodes that differ nothing else is worth telling
-    _known(fields, KEYS)
+    _check_cluster_keys(fields, KEYS)
     fields.text("schema", default=SCHEMA, choices=(SCHEMA,))
-    device = _device(fields)
+    device = _cluster_device(fields)
     sizes = {key: fields.optional(key, high=MAX_DEVICES) for key in ("count", "nodes", "per_node")}
     laid_out = not any(problem.field in [f"{name}.{key}" for key in sizes] for problem in fields.problems)
-    host, links = _host(fields), _links(fields.sub("links"))
+    host, links = _host_memory_bytes(fields), _cluster_links(fields.sub("links"))
     if device is None:
         raise InputError(fields.problems)
     found = ClusterFile(name=name, device=device, host_bytes=host, links=links, **sizes)
-    fields.problems += impossible(links, device, f"{name}.links")
-    fields.problems += _layout(found) if laid_out else ()
+    fields.problems += bidirectional_rate_problems(links, device, f"{name}.links")
+    fields.problems += _layout_problems(found) if laid_out else ()
     fields.done()
     return found
 
 
-def _layout(found: ClusterFile) -> tuple[Problem, ...]:
+def _layout_problems(found: ClusterFile) -> tuple[Problem, ...]:
     """Why the counts do not agree; a file may leave them all open for a command that finds them."""
     if found.count is None and found.nodes is None:
         return ()
@@ -146,19 +146,21 @@ def _layout(found: ClusterFile) -> tuple[Problem, ...]:
     return ()
 
 
-def _mixed(values: Mapping[str, Any], name: str) -> Iterator[Problem]:
+def _mixed_hardware_problems(values: Mapping[str, Any], name: str) -> Iterator[Problem]:
     """Nodes or devices that differ, however a file says so."""
     for key in MIXABLE:
         if isinstance(values.get(key), list | Mapping):
-            yield Problem(field=f"{name}.{key}", value=_names(values[key]), reason=MIXED, hint=_smallest(values[key]))
+            yield Problem(
+                field=f"{name}.{key}", value=_device_name_list(values[key]), reason=MIXED, hint=_smallest_device_hint(values[key])
+            )
 
 
-def _names(value: Any) -> str | None:
+def _device_name_list(value: Any) -> str | None:
     """The devices that a list names, for the error."""
-    return ", ".join(_devices(value)) or None
+    return ", ".join(_listed_device_names(value)) or None
 
 
-def _devices(value: Any) -> list[str]:
+def _listed_device_names(value: Any) -> list[str]:
     parts = list(value.items()) if isinstance(value, Mapping) else [(None, each) for each in value]
     found: list[str] = []
     for key, part in parts[:MAX_NAMES]:
@@ -168,31 +170,31 @@ def _devices(value: Any) -> list[str]:
     return found
 
 
-def _smallest(value: Any) -> str:
+def _smallest_device_hint(value: Any) -> str:
     """What to do instead: the device with the least memory, where the list names devices."""
-    known = [device for name in _devices(value) if (device := _found(name)) is not None]
+    known = [device for name in _listed_device_names(value) if (device := _device_or_none(name)) is not None]
     if not known:
         return MIXED_HINT
     least = min(known, key=lambda device: device.framework_bytes)
     return f'plan for the smallest: device = "{least.name}", and as many of it as there are devices in all'
 
 
-def _found(name: str) -> Device | None:
+def _device_or_none(name: str) -> Device | None:
     try:
         return find_device(name)
     except InputError:
         return None
 
 
-def _known(fields: Fields, keys: tuple[str, ...]) -> None:
+def _check_cluster_keys(fields: Fields, keys: tuple[str, ...]) -> None:
     unknown = [str(key) for key in fields.data if key not in keys]
     for key in unknown[:MAX_UNKNOWN]:
-        near = nearest(key, keys)
+        near = nearest_words(key, keys)
         hint = MEANT.get(key) or (f"did you mean {near[0]}?" if near else f"there are {', '.join(keys)}")
-        fields.wrong(key, short(fields.data.get(key)), "is no key of a cluster", hint)
+        fields.wrong(key, printable_scalar(fields.data.get(key)), "is no key of a cluster", hint)
 
 
-def _device(fields: Fields) -> Device | None:
+def _cluster_device(fields: Fields) -> Device | None:
     name = fields.text("device", default="")
     if not name:
         if not fields.data.get("device"):
@@ -205,7 +207,7 @@ def _device(fields: Fields) -> Device | None:
         return None
 
 
-def _host(fields: Fields) -> int | None:
+def _host_memory_bytes(fields: Fields) -> int | None:
     """Host memory of one node."""
     said = fields.data.get("host_memory")
     if said is None:
@@ -224,6 +226,6 @@ def _host(fields: Fields) -> int | None:
     return size
 
 
-def _links(fields: Fields) -> Links:
-    _known(fields, LINK_KEYS)
+def _cluster_links(fields: Fields) -> Links:
+    _check_cluster_keys(fields, LINK_KEYS)
     return links_of(fields)

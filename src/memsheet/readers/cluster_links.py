@@ -21,10 +21,14 @@ NEAR = 0.02
 
 def links_of(fields: Fields) -> Links:
     """The rates that are said; what is wrong with the others joins the problems."""
-    return Links(scale_up=_rate(fields, "scale_up"), scale_out=_rate(fields, "scale_out"), host=_rate(fields, "host"))
+    return Links(
+        scale_up=_link_bytes_per_s(fields, "scale_up"),
+        scale_out=_link_bytes_per_s(fields, "scale_out"),
+        host=_link_bytes_per_s(fields, "host"),
+    )
 
 
-def _rate(fields: Fields, name: str) -> int | None:
+def _link_bytes_per_s(fields: Fields, name: str) -> int | None:
     """Bytes a second of a link, however they are written."""
     given = [key for key in (name, *(name + unit for unit in UNITS)) if fields.data.get(key) is not None]
     if len(given) > 1:
@@ -32,17 +36,17 @@ def _rate(fields: Fields, name: str) -> int | None:
     if not given:
         return None
     key, value = given[0], fields.data[given[0]]
-    rate = _spoken(fields, name, value) if key == name else _number(fields, key, value, UNITS[key.removeprefix(name)])
+    rate = _parse_rate_text(fields, name, value) if key == name else _scale_rate_number(fields, key, value, UNITS[key.removeprefix(name)])
     if rate is not None and not RATE_LOW <= rate <= RATE_HIGH:
         fields.wrong(key, value, "is no rate of a device's link", "it is of one device in one direction, from 1 MB/s to 10 TB/s")
         return None
     return rate
 
 
-def _spoken(fields: Fields, name: str, value: Any) -> int | None:
+def _parse_rate_text(fields: Fields, name: str, value: Any) -> int | None:
     if not isinstance(value, str):
         hint = f'say {name} = "450 GB/s" (bytes) or "400 Gbit/s" (bits), or {name}_gb_s = 450'
-        fields.wrong(name, short(value), "has no unit", hint)
+        fields.wrong(name, printable_scalar(value), "has no unit", hint)
         return None
     try:
         return parse_rate(value, f"{fields.where}.{name}")
@@ -51,14 +55,14 @@ def _spoken(fields: Fields, name: str, value: Any) -> int | None:
         return None
 
 
-def _number(fields: Fields, key: str, value: Any, unit: int) -> int | None:
+def _scale_rate_number(fields: Fields, key: str, value: Any, unit: int) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        fields.wrong(key, short(value), "is not a number", 'the key says the unit; without it a text may: "450 GB/s"')
+        fields.wrong(key, printable_scalar(value), "is not a number", 'the key says the unit; without it a text may: "450 GB/s"')
         return None
     return int(value * unit)
 
 
-def impossible(links: Links, device: Device, where: str) -> Iterator[Problem]:
+def bidirectional_rate_problems(links: Links, device: Device, where: str) -> Iterator[Problem]:
     """Rates that count both directions, or all devices of a node: no single link of the device is so fast."""
     for name, usual in (("scale_up", device.links.scale_up), ("host", device.links.host)):
         rate = getattr(links, name)
@@ -78,6 +82,6 @@ def _gb_s(rate: int) -> str:
     return f"{rate / 10**9:g} GB/s"
 
 
-def short(value: Any) -> Any:
+def printable_scalar(value: Any) -> Any:
     """A value that can be shown: what a stranger nested is not."""
     return None if isinstance(value, list | Mapping) else value

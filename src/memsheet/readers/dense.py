@@ -8,14 +8,14 @@ from memsheet.frozen import dataclass
 from memsheet.plan.model import Arrangement, Attention, Block, Dense, Embeddings, Head, ModelSpec, Norm, NormKind, Role, Stack, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.parts import (
-    attention,
-    embedding,
+    embedding_table,
     fused_attention,
     fused_gated_mlp,
     gated_mlp,
-    norm,
+    norm_of_kind,
     plain_mlp,
-    repeated,
+    repeating_layer_runs,
+    separate_qkv_attention,
     vocabulary_head,
 )
 from memsheet.readers.positions import Position, Positions, everywhere_full
@@ -105,16 +105,16 @@ def read_dense(config: Fields, recipe: Recipe, prefix: str = "model") -> ModelSp
     return ModelSpec(
         name="", model_type=model_type, hidden=shape.hidden, vocab=vocab,
         embeddings=Embeddings(
-            weights=(embedding(f"{prefix}.embed_tokens", vocab, shape.hidden, vocabulary=True),),
+            weights=(embedding_table(f"{prefix}.embed_tokens", vocab, shape.hidden, vocabulary=True),),
             scaled=recipe.embeddings_scaled, dropout=recipe.embeddings_dropout,
         ),
         stacks=(Stack(
-            path=f"{prefix}.layers", hidden=shape.hidden, final_norms=(norm("norm", shape.hidden, recipe.norm),), final_path=prefix,
-            runs=repeated(recipe.positions(config, layers), lambda position: block(config, recipe, shape, position, model_type)),
+            path=f"{prefix}.layers", hidden=shape.hidden, final_norms=(norm_of_kind("norm", shape.hidden, recipe.norm),), final_path=prefix,
+            runs=repeating_layer_runs(recipe.positions(config, layers), lambda position: dense_decoder_block(config, recipe, shape, position, model_type)),
         ),),
         head=Head(
             kind="causal_lm", width=vocab, tied=tied, scaled=recipe.head_scaled,
-            softcap=cap(config, *recipe.head_softcap) if recipe.head_softcap else None,
+            softcap=softcap_or_none(config, *recipe.head_softcap) if recipe.head_softcap else None,
             weights=() if tied else vocabulary_head("lm_head", vocab, shape.hidden),
         ),
         max_positions=config.count("max_position_embeddings", default=recipe.sizes.positions),
@@ -125,10 +125,14 @@ def read_shape(config: Fields, recipe: Recipe) -> Shape:
     sizes = recipe.sizes
     hidden = config.count("hidden_size", default=sizes.hidden)
     heads = config.count("num_attention_heads", default=sizes.heads)
-    kv_heads = config.count("num_key_value_heads", default=absent(config, "num_key_value_heads", sizes.kv_heads, heads))
+    kv_heads = config.count("num_key_value_heads", default=default_unless_null(config, "num_key_value_heads", sizes.kv_heads, heads))
     config.divides(kv_heads, "num_attention_heads", heads, "each key/value head serves the same number of query heads")
     whole = hidden // heads
-    given = whole if recipe.fixed_head_dim else config.count("head_dim", default=absent(config, "head_dim", sizes.head_dim, whole), low=0)
+    given = (
+        whole
+        if recipe.fixed_head_dim
+        else config.count("head_dim", default=default_unless_null(config, "head_dim", sizes.head_dim, whole), low=0)
+    )
     if given < 1:
         config.wrong("num_attention_heads", heads, f"leaves no width for a head of hidden_size {hidden}")
     return Shape(
@@ -138,7 +142,7 @@ def read_shape(config: Fields, recipe: Recipe) -> Shape:
     )  # fmt: skip
 
 
-def absent(config: Fields, key: str, default: int | None, otherwise: int) -> int:
+def default_unless_null(config: Fields, key: str, default: int | None, otherwise: int) -> int:
     """A missing key takes the family's default, an explicit null (or a family without one) ``otherwise``."""
     return otherwise if default is None or key in config.data else default
 
@@ -153,37 +157,37 @@ def rotary_share(config: Fields, default: float, key: str = "partial_rotary_fact
     return share
 
 
-def cap(config: Fields, key: str, default: float | None) -> float | None:
+def softcap_or_none(config: Fields, key: str, default: float | None) -> float | None:
     """A soft cap; a null switches it off."""
     if config.data.get(key) is None:
         return None if key in config.data else default
     return config.number(key, default=0.0)
 
 
-def answer(config: Fields, question: bool | Ask) -> bool:  # noqa: FBT001 - a constant or a question
+def recipe_flag(config: Fields, question: bool | Ask) -> bool:  # noqa: FBT001 - a constant or a question
     return config.flag(question.key, default=question.default) if isinstance(question, Ask) else question
 
 
-def block(config: Fields, recipe: Recipe, shape: Shape, position: Position, kind: str) -> Block:
-    parallel = recipe.parallel is not None and answer(config, recipe.parallel)
+def dense_decoder_block(config: Fields, recipe: Recipe, shape: Shape, position: Position, kind: str) -> Block:
+    parallel = recipe.parallel is not None and recipe_flag(config, recipe.parallel)
     names = recipe.norms[:1] if parallel else recipe.norms
     return Block(
         kind=kind, hidden=shape.hidden, arrangement=Arrangement.PARALLEL if parallel else recipe.arrangement,
-        mixers=(mixer(config, recipe, shape, position),), feed_forward=feed_forward(config, recipe, shape),
-        norms=tuple(norm(name, shape.hidden, recipe.norm) for name in names), residual_scale=recipe.residual_scale,
+        mixers=(dense_self_attention(config, recipe, shape, position),), feed_forward=feed_forward(config, recipe, shape),
+        norms=tuple(norm_of_kind(name, shape.hidden, recipe.norm) for name in names), residual_scale=recipe.residual_scale,
     )  # fmt: skip
 
 
-def mixer(config: Fields, recipe: Recipe, shape: Shape, position: Position) -> Attention:
+def dense_self_attention(config: Fields, recipe: Recipe, shape: Shape, position: Position) -> Attention:
     sizes = (shape.hidden, shape.heads, shape.kv_heads, shape.head_dim)
-    qkv_bias, out_bias = answer(config, recipe.qkv_bias), answer(config, recipe.out_bias)
+    qkv_bias, out_bias = recipe_flag(config, recipe.qkv_bias), recipe_flag(config, recipe.out_bias)
     rotary, window = shape.rotary_dim if position.rotary else 0, position.window
     if recipe.fused_qkv:
         return fused_attention("self_attn", *sizes, qkv_bias=qkv_bias, out_bias=out_bias, rotary_dim=rotary, window=window)
-    return attention(
+    return separate_qkv_attention(
         "self_attn", *sizes, qkv_bias=qkv_bias, out_bias=out_bias, rotary_dim=rotary, window=window,
         qk_norm=qk_norm(config, recipe, shape),
-        softcap=None if recipe.softcap is None else cap(config, "attn_logit_softcapping", recipe.softcap),
+        softcap=None if recipe.softcap is None else softcap_or_none(config, "attn_logit_softcapping", recipe.softcap),
     )  # fmt: skip
 
 
@@ -191,7 +195,7 @@ def feed_forward(config: Fields, recipe: Recipe, shape: Shape) -> Dense:
     activation = config.text(recipe.activation_key, default=recipe.activation)
     if recipe.gelu_means_tanh and activation == "gelu":
         activation = recipe.activation
-    bias = answer(config, recipe.mlp_bias)
+    bias = recipe_flag(config, recipe.mlp_bias)
     match recipe.mlp:
         case "plain":
             return plain_mlp("mlp", shape.hidden, shape.intermediate, activation, bias=bias, names=recipe.mlp_names)
@@ -203,7 +207,7 @@ def feed_forward(config: Fields, recipe: Recipe, shape: Shape) -> Dense:
 
 def qk_norm(config: Fields, recipe: Recipe, shape: Shape) -> Norm | None:
     style = recipe.qk_norm
-    if style is None or (style.when is not None and not answer(config, style.when)):
+    if style is None or (style.when is not None and not recipe_flag(config, style.when)):
         return None
     size = shape.heads * shape.head_dim if style.over == "width" else shape.head_dim
     weights = tuple(

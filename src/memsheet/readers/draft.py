@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.plan.model import Attention, Block, Head, ModelSpec, Role, Run, Stack, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import Catalog, find_config
-from memsheet.readers.parts import linear, rms_norm, vocabulary_head
+from memsheet.readers.parts import linear_weights, rms_norm, vocabulary_head
 
 HEADED = ("eagle", "eagle3")
 LAYERS_READ = 3
@@ -29,7 +29,7 @@ def with_draft(spec: ModelSpec, request: Mapping[str, Any], *, catalog: Catalog,
         draft = found if isinstance(found, ModelSpec) else read_hf_config(found.values, name=found.name, source=found.source)
         return replace(spec, draft=draft)
     if isinstance(found, ModelSpec):
-        raise refuse("speculative.model", name, "is a file without the head's config.json", "the head's folder, or its config.json")
+        raise input_error("speculative.model", name, "is a file without the head's config.json", "the head's folder, or its config.json")
     read = read_hf_config(found.values, name=found.name, source=found.source)
     made = eagle_head(read) if method == "eagle" else eagle3_head(read, found.values, spec.hidden)
     return replace(spec, draft=made)
@@ -39,9 +39,9 @@ def eagle_head(read: ModelSpec) -> ModelSpec:
     """EAGLE: a matrix that joins embedding and hidden state, then layers, the first without its first norm, and no norm at the end; vocabulary
     and output are the model's (vLLM v0.33.0 models/llama_eagle.py, v0.11.0 models/llama_eagle.py:30-75; SGLang v0.5.23 models/llama_eagle.py).
     """
-    stack = _first(read.stacks[0], lambda block: replace(block, norms=block.norms[1:]))
-    joined = linear("fc", read.hidden, 2 * read.hidden, role=Role.OTHER)
-    return replace(read, stacks=(replace(stack, final_norms=()),), head=_shared(read.head), extras=(*read.extras, *joined))
+    stack = _replace_first_layer(read.stacks[0], lambda block: replace(block, norms=block.norms[1:]))
+    joined = linear_weights("fc", read.hidden, 2 * read.hidden, role=Role.OTHER)
+    return replace(read, stacks=(replace(stack, final_norms=()),), head=_tied_draft_head(read.head), extras=(*read.extras, *joined))
 
 
 def eagle3_head(read: ModelSpec, values: Mapping[str, Any], target_hidden: int) -> ModelSpec:
@@ -55,30 +55,30 @@ def eagle3_head(read: ModelSpec, values: Mapping[str, Any], target_hidden: int) 
     layers = config.count("num_aux_hidden_states", default=len(listed) if isinstance(listed, list) and listed else LAYERS_READ, high=64)
     wide = layers * config.count("target_hidden_size", default=target_hidden)
     config.done()
-    joined = linear("fc", read.hidden, wide, role=Role.OTHER)
+    joined = linear_weights("fc", read.hidden, wide, role=Role.OTHER)
     places = (Weight(path="d2t", shape=(words,), role=Role.BUFFER, dtype="int64"),) if words != read.vocab else ()
     head = replace(read.head, kind="causal_lm", width=words, tied=False, weights=vocabulary_head("lm_head", words, read.hidden))
-    return replace(read, stacks=(_first(read.stacks[0], _wide_input),), head=head, extras=(*read.extras, *joined, *places))
+    return replace(read, stacks=(_replace_first_layer(read.stacks[0], _wide_input),), head=head, extras=(*read.extras, *joined, *places))
 
 
-def _shared(head: Head) -> Head:
+def _tied_draft_head(head: Head) -> Head:
     """An output without a matrix of its own."""
     return replace(head, tied=True, weights=())
 
 
 def _wide_input(block: Block) -> Block:
     """A layer whose attention reads two vectors a token, each with a norm."""
-    mixers = tuple(replace(m, weights=tuple(_widened(m.weights))) if isinstance(m, Attention) else m for m in block.mixers)
+    mixers = tuple(replace(m, weights=tuple(_double_input_width(m.weights))) if isinstance(m, Attention) else m for m in block.mixers)
     return replace(block, mixers=mixers, norms=(*block.norms, rms_norm("hidden_norm", block.hidden)))
 
 
-def _widened(weights: Iterable[Weight]) -> Iterator[Weight]:
+def _double_input_width(weights: Iterable[Weight]) -> Iterator[Weight]:
     for weight in weights:
         wide = len(weight.shape) == 2 and weight.path.split(".")[-2] in INPUTS
         yield replace(weight, shape=(weight.shape[0], 2 * weight.shape[1])) if wide else weight
 
 
-def _first(stack: Stack, change: Any) -> Stack:
+def _replace_first_layer(stack: Stack, change: Any) -> Stack:
     """The stack with its first layer changed."""
     run, *rest = stack.runs
     block, *others = run.pattern

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memsheet.errors import Problem, require
+from memsheet.errors import Problem, raise_if_problems
 
 MAX_LAYERS = 512  # four times the deepest that was released; every layer takes milliseconds of a replayed step
 MAX_SIZE = 2**31  # no released model has a dimension near this; it keeps every product below 2**63
@@ -135,4 +135,4 @@ class Fields:
 
     def done(self) -> None:
         """Raise one error with every problem found so far."""
-        require(self.problems)
+        raise_if_problems(self.problems)

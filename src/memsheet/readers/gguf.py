@@ -17,8 +17,8 @@ from types import MappingProxyType
 from typing import BinaryIO
 
 from memsheet.arith import round_up
-from memsheet.errors import InputError, refuse
-from memsheet.guard import exactly, open_regular
+from memsheet.errors import InputError, input_error
+from memsheet.guard import open_regular, read_exact_bytes
 from memsheet.guard.spending import spend_values
 from memsheet.plan.dtypes import GGUF, DType
 
@@ -109,16 +109,16 @@ def read_header(path: Path) -> Header:
     """The header of one GGUF file, every count and offset checked. Source: ``FORMAT``."""
     with open_regular(path) as (file, size):
         stream = _Stream(file, size, path)
-        version, tensor_count, key_count = _preamble(stream)
+        version, tensor_count, key_count = _read_gguf_preamble(stream)
         values: dict[str, Value] = {}
         for _ in range(key_count):
             key = stream.text("a key")
             if key in values:
                 raise stream.wrong(key, "is a key that stands twice")
-            values[key] = _value(stream, stream.number("<I"), key)
-        alignment = _alignment(stream, values.get("general.alignment", DEFAULT_ALIGNMENT))
+            values[key] = _read_gguf_value(stream, stream.number("<I"), key)
+        alignment = _checked_alignment(stream, values.get("general.alignment", DEFAULT_ALIGNMENT))
         names: set[str] = set()
-        tensors = tuple(_tensor(stream, alignment, names) for _ in range(tensor_count))
+        tensors = tuple(_read_tensor_info(stream, alignment, names) for _ in range(tensor_count))
         header = Header(
             version=version, alignment=alignment, values=MappingProxyType(values), tensors=tensors,
             data_start=int(round_up(stream.position, alignment)), file_bytes=size,
@@ -151,7 +151,7 @@ class _Stream:
         return min(self.size, MAX_HEADER_BYTES) - self.position
 
     def wrong(self, value: object, reason: str, hint: str = "") -> InputError:
-        return refuse(f"{self.path.name}, byte {self.position}", value, reason, hint)
+        return input_error(f"{self.path.name}, byte {self.position}", value, reason, hint)
 
     def need(self, count: int) -> None:
         """Bring the next ``count`` bytes into the window."""
@@ -159,7 +159,7 @@ class _Stream:
             raise self.wrong(count, f"bytes are claimed where {max(self.left, 0)} are left", "was the file copied completely?")
         if self.at + count > len(self.window):
             rest = self.window[self.at :]
-            more = exactly(self.file, min(self.size - self.start - len(self.window), max(count, _WINDOW)), self.path)
+            more = read_exact_bytes(self.file, min(self.size - self.start - len(self.window), max(count, _WINDOW)), self.path)
             self.start, self.at, self.window = self.position, 0, rest + more
 
     def take(self, count: int) -> bytes:
@@ -218,9 +218,9 @@ class _Stream:
             self.skip(at - self.at)
 
 
-def _preamble(stream: _Stream) -> tuple[int, int, int]:
+def _read_gguf_preamble(stream: _Stream) -> tuple[int, int, int]:
     if stream.size < 24 or stream.take(4) != b"GGUF":
-        raise refuse(stream.path.name, None, "is not a GGUF file: it does not start with GGUF and three counts")
+        raise input_error(stream.path.name, None, "is not a GGUF file: it does not start with GGUF and three counts")
     version = stream.number("<I")
     if version not in VERSIONS:
         big = version and version % 65536 == 0
@@ -234,7 +234,7 @@ def _preamble(stream: _Stream) -> tuple[int, int, int]:
     return version, tensor_count, key_count
 
 
-def _value(stream: _Stream, kind: int, key: str) -> Value:
+def _read_gguf_value(stream: _Stream, kind: int, key: str) -> Value:
     if kind == _STRING:
         length = stream.number("<Q")
         if length > MAX_STRING:
@@ -242,7 +242,7 @@ def _value(stream: _Stream, kind: int, key: str) -> Value:
         stream.keep(length)
         return stream.take(length).decode(errors="replace")
     if kind == _ARRAY:
-        return _array(stream, key, 1)
+        return _read_gguf_array(stream, key, 1)
     form = _SCALARS.get(kind)
     if form is None:
         raise stream.wrong(kind, "is not a GGUF value type")
@@ -256,7 +256,7 @@ def _value(stream: _Stream, kind: int, key: str) -> Value:
     return value
 
 
-def _array(stream: _Stream, key: str, nesting: int) -> Array:
+def _read_gguf_array(stream: _Stream, key: str, nesting: int) -> Array:
     """An array, its size checked against the rest of the file first; long ones and texts are stepped over."""
     if nesting > MAX_NESTING:
         raise stream.wrong(key, f"is an array nested deeper than {MAX_NESTING} levels")
@@ -271,7 +271,7 @@ def _array(stream: _Stream, key: str, nesting: int) -> Array:
     elif kind == _ARRAY:
         stream.step(16 * length)  # each takes as long as many strings
         for _ in range(length):
-            _array(stream, key, nesting + 1)
+            _read_gguf_array(stream, key, nesting + 1)
     elif length <= KEPT and nesting == 1:
         stream.keep(8 * length)
         values = struct.unpack(f"<{length}{_SCALARS[kind][1]}", stream.take(length * least))
@@ -281,13 +281,13 @@ def _array(stream: _Stream, key: str, nesting: int) -> Array:
     return Array(length=length)
 
 
-def _alignment(stream: _Stream, value: Value) -> int:
+def _checked_alignment(stream: _Stream, value: Value) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_ALIGNMENT or value & (value - 1):
         raise stream.wrong(value, f"is an alignment that is not a power of two up to {MAX_ALIGNMENT}")
     return value
 
 
-def _tensor(stream: _Stream, alignment: int, names: set[str]) -> Tensor:
+def _read_tensor_info(stream: _Stream, alignment: int, names: set[str]) -> Tensor:
     name = stream.text("a tensor's name")
     if name in names:
         raise stream.wrong(name, "is a tensor that stands twice")
@@ -299,18 +299,18 @@ def _tensor(stream: _Stream, alignment: int, names: set[str]) -> Tensor:
     kind, offset = stream.number("<I"), stream.number("<Q")
     if kind not in TYPES:
         removed = f"{_REMOVED[kind]} was removed from ggml; convert the model again" if kind in _REMOVED else ""
-        raise refuse(f"{stream.path.name}: {name}", kind, "is not a ggml type", removed)
+        raise input_error(f"{stream.path.name}: {name}", kind, "is not a ggml type", removed)
     tensor = Tensor(name=name, dims=dims, type=TYPES[kind], offset=offset)
     if max(dims, default=0) > MAX_DIMENSION or tensor.elements > MAX_ELEMENTS:
-        raise refuse(
+        raise input_error(
             f"{stream.path.name}: {name}", list(dims), f"has a dimension above {MAX_DIMENSION} or more than {MAX_ELEMENTS} elements"
         )
     if (dims[0] if dims else 1) % tensor.dtype.block:
-        raise refuse(
+        raise input_error(
             f"{stream.path.name}: {name}", list(dims), f"has rows that are not whole blocks of {tensor.dtype.block} in {tensor.type}"
         )
     if offset % alignment:
-        raise refuse(f"{stream.path.name}: {name}", offset, f"is an offset that is not a multiple of {alignment}")
+        raise input_error(f"{stream.path.name}: {name}", offset, f"is an offset that is not a multiple of {alignment}")
     return tensor
 
 
@@ -320,9 +320,9 @@ def _check_layout(header: Header, path: Path) -> None:
     for tensor in sorted(header.tensors, key=lambda t: (t.offset, t.nbytes)):
         where = f"{path.name}: {tensor.name}"
         if tensor.offset < end:
-            raise refuse(where, tensor.offset, f"is an offset inside another tensor, which ends at {end}")
+            raise input_error(where, tensor.offset, f"is an offset inside another tensor, which ends at {end}")
         end = tensor.offset + tensor.nbytes
         if tensor.nbytes and end > data_bytes:
-            raise refuse(
+            raise input_error(
                 where, end, f"is where it ends, past the {max(data_bytes, 0)} bytes of data in the file", "was it copied completely?"
             )

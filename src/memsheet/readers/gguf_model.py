@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from memsheet.errors import printable, refuse
+from memsheet.errors import input_error, printable_line
 from memsheet.guard import is_file
 from memsheet.plan.model import ModelSpec, Source, StoredQuantization
 from memsheet.readers.fields import MAX_LAYERS, Fields
@@ -40,7 +40,7 @@ class Contents:
         return any(f"blk.0.{name}" in self.tensors for name in names)
 
 
-def _plain(model: Contents) -> dict[str, Any]:
+def _dense_decoder_config(model: Contents) -> dict[str, Any]:
     """A decoder with rotary positions and grouped attention; a missing key_length means hidden over heads, as in llama.cpp."""
     keys = model.keys
     hidden, heads = keys.count("embedding_length"), keys.count("attention.head_count")
@@ -56,34 +56,34 @@ def _plain(model: Contents) -> dict[str, Any]:
     return config
 
 
-def _llama(model: Contents) -> dict[str, Any]:
+def _llama_gguf_config(model: Contents) -> dict[str, Any]:
     """Llama, Mistral and Mixtral share one architecture name; only the tensors say whether there are biases."""
     biases = {"attention_bias": model.has("attn_q.bias"), "mlp_bias": model.has("ffn_up.bias")}
     if model.keys.count("expert_count", default=0, low=0):
-        return {**_moe(model), "model_type": "mixtral"}
-    return {**_plain(model), **biases}
+        return {**_moe_gguf_config(model), "model_type": "mixtral"}
+    return {**_dense_decoder_config(model), **biases}
 
 
-def _biased(model: Contents) -> dict[str, Any]:
+def _qkv_bias_config(model: Contents) -> dict[str, Any]:
     """Families whose biases are one flag, under either name."""
     bias = model.has("attn_q.bias", "attn_qkv.bias")
-    return {**_plain(model), "attention_bias": bias, "use_bias": bias}
+    return {**_dense_decoder_config(model), "attention_bias": bias, "use_bias": bias}
 
 
 def _soft_capped(model: Contents) -> dict[str, Any]:
     keys = model.keys
     given = [f"{name}_logit_softcapping" for name in ("attn", "final") if keys.raw(f"{name}_logit_softcapping") is not None]
     caps = {key: keys.number(key, default=0.0) or None for key in given}  # 0 switches a cap off, a missing key keeps the family's
-    return {**_plain(model), **caps}
+    return {**_dense_decoder_config(model), **caps}
 
 
-def _moe(model: Contents) -> dict[str, Any]:
+def _moe_gguf_config(model: Contents) -> dict[str, Any]:
     """Routed experts; a dense feed_forward_length may be missing where every layer is routed."""
     keys = model.keys
     width = keys.optional("expert_feed_forward_length")
     if width is not None and keys.raw("feed_forward_length") is None:
         keys = Fields({**keys.data, "feed_forward_length": width}, keys.where, keys.problems)
-    config = _plain(replace(model, keys=keys)) | dict.fromkeys(_EXPERT_KEYS, keys.count("expert_count"))
+    config = _dense_decoder_config(replace(model, keys=keys)) | dict.fromkeys(_EXPERT_KEYS, keys.count("expert_count"))
     config["num_experts_per_tok"] = keys.count("expert_used_count")
     if width is not None:
         config["moe_intermediate_size"] = width
@@ -92,7 +92,7 @@ def _moe(model: Contents) -> dict[str, Any]:
     return config
 
 
-def _latent(model: Contents) -> dict[str, Any]:
+def _deepseek_gguf_config(model: Contents) -> dict[str, Any]:
     """DeepSeek. Since llama.cpp caches the latent, key_length is the cached row and key_length_mla the head; before, key_length was the head."""
     keys = model.keys
     rope = keys.count("rope.dimension_count")
@@ -101,7 +101,7 @@ def _latent(model: Contents) -> dict[str, Any]:
         keys.wrong("attention.key_length", head, f"is not above rope.dimension_count, {rope}")
     heads = keys.count("attention.head_count")
     return dict.fromkeys(_EXPERT_KEYS, keys.count("expert_count")) | {
-        "model_type": "deepseek_v3" if _corrected(model) else "deepseek_v2",
+        "model_type": "deepseek_v3" if _has_router_score_bias(model) else "deepseek_v2",
         "hidden_size": keys.count("embedding_length"), "num_attention_heads": heads, "num_key_value_heads": heads,
         "intermediate_size": keys.count("feed_forward_length"), "moe_intermediate_size": keys.count("expert_feed_forward_length"),
         "num_experts_per_tok": keys.count("expert_used_count"), "n_shared_experts": keys.count("expert_shared_count", default=0, low=0),
@@ -112,14 +112,14 @@ def _latent(model: Contents) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _corrected(model: Contents) -> bool:
+def _has_router_score_bias(model: Contents) -> bool:
     """Whether the router adds a correction to its scores, as DeepSeek-V3's does; files without tensors only name its function."""
     if model.tensors:
         return any(".exp_probs_b" in name for name in model.tensors)
     return bool(model.keys.count("expert_gating_func", default=0, low=0) == SIGMOID)
 
 
-def _gpt2(model: Contents) -> dict[str, Any]:
+def _gpt2_gguf_config(model: Contents) -> dict[str, Any]:
     keys = model.keys
     return {
         "n_embd": keys.count("embedding_length"), "n_head": keys.count("attention.head_count"), "n_layer": keys.layers("block_count"),
@@ -127,7 +127,7 @@ def _gpt2(model: Contents) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _mamba(model: Contents) -> dict[str, Any]:
+def _mamba_gguf_config(model: Contents) -> dict[str, Any]:
     keys = model.keys
     return {
         "hidden_size": keys.count("embedding_length"), "intermediate_size": keys.count("ssm.inner_size"), "state_size": keys.count("ssm.state_size"),
@@ -137,12 +137,12 @@ def _mamba(model: Contents) -> dict[str, Any]:
 
 # general.architecture: (model_type, how its keys become a config)
 ARCHITECTURES: dict[str, tuple[str, Callable[[Contents], dict[str, Any]]]] = {
-    "llama": ("llama", _llama), "qwen2": ("qwen2", _plain), "qwen3": ("qwen3", _plain), "phi3": ("phi3", _plain),
-    "smollm3": ("smollm3", _plain), "granite": ("granite", _biased), "starcoder2": ("starcoder2", _biased),
-    "olmo2": ("olmo2", _plain), "exaone4": ("exaone4", _plain), "nemotron": ("nemotron", _plain), "ernie4_5": ("ernie4_5", _biased),
-    "gemma": ("gemma", _plain), "gemma2": ("gemma2", _soft_capped), "gemma3": ("gemma3_text", _plain),
-    "qwen2moe": ("qwen2_moe", _moe), "qwen3moe": ("qwen3_moe", _moe), "olmoe": ("olmoe", _moe), "gpt-oss": ("gpt_oss", _moe),
-    "deepseek2": ("deepseek_v2", _latent), "gpt2": ("gpt2", _gpt2), "mamba": ("mamba", _mamba),
+    "llama": ("llama", _llama_gguf_config), "qwen2": ("qwen2", _dense_decoder_config), "qwen3": ("qwen3", _dense_decoder_config), "phi3": ("phi3", _dense_decoder_config),
+    "smollm3": ("smollm3", _dense_decoder_config), "granite": ("granite", _qkv_bias_config), "starcoder2": ("starcoder2", _qkv_bias_config),
+    "olmo2": ("olmo2", _dense_decoder_config), "exaone4": ("exaone4", _dense_decoder_config), "nemotron": ("nemotron", _dense_decoder_config), "ernie4_5": ("ernie4_5", _qkv_bias_config),
+    "gemma": ("gemma", _dense_decoder_config), "gemma2": ("gemma2", _soft_capped), "gemma3": ("gemma3_text", _dense_decoder_config),
+    "qwen2moe": ("qwen2_moe", _moe_gguf_config), "qwen3moe": ("qwen3_moe", _moe_gguf_config), "olmoe": ("olmoe", _moe_gguf_config), "gpt-oss": ("gpt_oss", _moe_gguf_config),
+    "deepseek2": ("deepseek_v2", _deepseek_gguf_config), "gpt2": ("gpt2", _gpt2_gguf_config), "mamba": ("mamba", _mamba_gguf_config),
 }  # fmt: skip
 
 
@@ -156,14 +156,14 @@ def model_from_gguf(path: Path) -> ModelSpec:
     parts = (header, *(read_header(other) for other in _other_parts(path, header)))
     tensors = {t.name: t for part in parts for t in part.tensors}
     if len(tensors) != sum(len(part.tensors) for part in parts):
-        raise refuse(path.name, None, "has parts that store the same tensor twice")
+        raise input_error(path.name, None, "has parts that store the same tensor twice")
     config = gguf_config(header, tensors)
-    kinds = _types(tensors)
+    kinds = _ggml_type_shares(tensors)
     notes = (f"stored as {', '.join(f'{kind} {share:.0%}' for kind, share in kinds.items())} of the bytes",) if kinds else ()
     name = header.values.get("general.name")
     spec = read_hf_config(
         config,
-        name=printable(name) if isinstance(name, str) and name else path.stem,
+        name=printable_line(name) if isinstance(name, str) and name else path.stem,
         source=Source(kind="gguf", path=str(path), notes=notes, tensors=tuple((t.name, t.type, tuple(t.dims)) for t in tensors.values())),
     )
     main = next(iter(kinds), "F32")
@@ -176,30 +176,30 @@ def gguf_config(header: Header, tensors: Mapping[str, Tensor]) -> dict[str, Any]
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         near = difflib.get_close_matches(str(architecture), ARCHITECTURES, n=1, cutoff=0.0)
         hint = f"the nearest known one is {near[0]}; give the model's config.json instead"
-        raise refuse("general.architecture", architecture, "is not one memsheet knows; nothing is guessed", hint)
+        raise input_error("general.architecture", architecture, "is not one memsheet knows; nothing is guessed", hint)
     model_type, translate = ARCHITECTURES[architecture]
     prefix = f"{architecture}."
-    values = {key.removeprefix(prefix): _scalar(value) for key, value in header.values.items() if key.startswith(prefix)}
+    values = {key.removeprefix(prefix): _collapse_uniform_array(value) for key, value in header.values.items() if key.startswith(prefix)}
     model = Contents(architecture, Fields(values, architecture), tensors)
     config = {
-        "model_type": model_type, "num_hidden_layers": _layers(model), "vocab_size": _vocabulary(model, header),
+        "model_type": model_type, "num_hidden_layers": _gguf_layer_count(model), "vocab_size": _gguf_vocab_size(model, header),
         "max_position_embeddings": model.keys.optional("context_length"), **translate(model),
     }  # fmt: skip
     if tensors:
         config["tie_word_embeddings"] = "output.weight" not in tensors
-    main = next(iter(_types(tensors)), "")
+    main = next(iter(_ggml_type_shares(tensors)), "")
     model.keys.done()
     return config | ({"dtype": _FLOATS[main]} if main in _FLOATS else {})
 
 
-def _scalar(value: Value) -> object:
+def _collapse_uniform_array(value: Value) -> object:
     """One value for all layers where an array says the same of each; other arrays stay, and are refused where a count belongs."""
     if isinstance(value, Array) and value.values and len(set(value.values)) == 1:
         return value.values[0]
     return list(value.values or ()) if isinstance(value, Array) else value
 
 
-def _layers(model: Contents) -> int:
+def _gguf_layer_count(model: Contents) -> int:
     """Layers of the model proper; those that predict further tokens stand after them and are not counted."""
     total = model.keys.layers("block_count")
     ahead = model.keys.count("nextn_predict_layers", default=0, low=0, high=MAX_LAYERS)
@@ -209,7 +209,7 @@ def _layers(model: Contents) -> int:
     return max(total - ahead, 1)
 
 
-def _vocabulary(model: Contents, header: Header) -> int:
+def _gguf_vocab_size(model: Contents, header: Header) -> int:
     """Rows of the stored embedding (it may be padded), else the length of the token list."""
     table = model.tensors.get("token_embd.weight")
     hidden = model.keys.data.get("embedding_length")
@@ -221,7 +221,7 @@ def _vocabulary(model: Contents, header: Header) -> int:
     return tokens.length if isinstance(tokens, Array) else model.keys.count("vocab_size")
 
 
-def _types(tensors: Mapping[str, Tensor]) -> dict[str, float]:
+def _ggml_type_shares(tensors: Mapping[str, Tensor]) -> dict[str, float]:
     """Shares of the stored bytes by ggml type, the largest first."""
     sizes: Counter[str] = Counter()
     for tensor in tensors.values():
@@ -234,12 +234,12 @@ def _other_parts(path: Path, header: Header) -> list[Path]:
     """The files besides the first that a split model is stored in."""
     count = header.values.get("split.count", 1)
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MAX_PARTS:
-        raise refuse("split.count", count, f"is not a whole number up to {MAX_PARTS}")
+        raise input_error("split.count", count, f"is not a whole number up to {MAX_PARTS}")
     if count <= 1:
         return []
     named = _PART.fullmatch(path.name)
     if named is None or int(named[2]) != 1 or int(named[3]) != count:
-        raise refuse(
+        raise input_error(
             path.name,
             count,
             "parts make up this model, and this is not the name of the first",
@@ -248,5 +248,5 @@ def _other_parts(path: Path, header: Header) -> list[Path]:
     parts = [path.with_name(f"{named[1]}-{i:05}-of-{count:05}.gguf") for i in range(2, count + 1)]
     missing = [part.name for part in parts if not is_file(part)]
     if missing:
-        raise refuse(path.name, missing[0], f"is one of {len(missing)} missing parts of {count}", "was the download finished?")
+        raise input_error(path.name, missing[0], f"is one of {len(missing)} missing parts of {count}", "was the download finished?")
     return parts

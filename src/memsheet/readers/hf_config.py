@@ -7,7 +7,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from memsheet.errors import nearest, refuse
+from memsheet.errors import input_error, nearest_words
 from memsheet.plan.model import ModelSpec, Source
 from memsheet.readers.fields import Fields
 from memsheet.readers.quantization import stored_quantization
@@ -27,11 +27,11 @@ def read_hf_config(data: Mapping[str, Any], *, name: str = "", source: Source | 
     """
     model_type = data.get("model_type")
     if not isinstance(model_type, str) or not model_type:
-        raise refuse("model_type", model_type, "a config.json names its model_type as text", "is this a model's config.json?")
+        raise input_error("model_type", model_type, "a config.json names its model_type as text", "is this a model's config.json?")
     if model_type not in FAMILIES:
-        near = nearest(model_type, FAMILIES, n=1, cutoff=0.0)
+        near = nearest_words(model_type, FAMILIES, n=1, cutoff=0.0)
         hint = f"the nearest known one is {near[0]}; `memsheet trace` runs any model that transformers can build" if near else ""
-        raise refuse("model_type", model_type, "is not one memsheet knows; nothing is guessed", hint)
+        raise input_error("model_type", model_type, "is not one memsheet knows; nothing is guessed", hint)
     config = Fields(data)
     spec: ModelSpec = import_module(f"memsheet.readers.families.{FAMILIES[model_type]}").read(config)
     stored = stored_quantization(config)

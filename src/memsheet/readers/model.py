@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from memsheet.errors import InputError, nearest, printable, refuse
+from memsheet.errors import InputError, input_error, nearest_words, printable_line
 from memsheet.frozen import dataclass
 from memsheet.guard import is_file, is_folder, read_json
 from memsheet.plan.model import ModelSpec, Source
@@ -49,9 +49,9 @@ def find_config(text: str | Path | Mapping[str, Any], *, catalog: Catalog, names
     a file; then a bundled name; then a hub id ``org/name`` or ``org/name@revision``. Raises InputError otherwise.
     """
     if isinstance(text, Mapping):
-        return Config(text, _name(text), Source(kind="dict"))
+        return Config(text, _config_model_name(text), Source(kind="dict"))
     if not isinstance(text, str | Path):
-        raise refuse("model", text, "is neither a name, a path nor a configuration", "`memsheet models` lists the bundled names")
+        raise input_error("model", text, "is neither a name, a path nor a configuration", "`memsheet models` lists the bundled names")
     if isinstance(text, Path) or _is_path(text):
         return _from_path(Path(text).expanduser() if _has_home(text) else Path(text))
     entry = catalog(text)
@@ -62,15 +62,15 @@ def find_config(text: str | Path | Mapping[str, Any], *, catalog: Catalog, names
         return _from_path(Path(text))
     named = _HUB_ID.fullmatch(text)
     if named is None or ".." in text:
-        near = nearest(text, list(names), n=3, cutoff=0.5)
+        near = nearest_words(text, list(names), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}? `memsheet models` lists all" if near else "`memsheet models` lists the bundled names"
-        raise refuse("model", text, "is no bundled model, no file and no hub id (org/name)", hint)
+        raise input_error("model", text, "is no bundled model, no file and no hub id (org/name)", hint)
     return _from_hub(named["repo"], named["revision"])
 
 
-def _name(config: Mapping[str, Any]) -> str:
+def _config_model_name(config: Mapping[str, Any]) -> str:
     name = config.get("_name_or_path")
-    return printable(name) if isinstance(name, str) and name else ""
+    return printable_line(name) if isinstance(name, str) and name else ""
 
 
 def _is_path(text: str) -> bool:
@@ -104,7 +104,7 @@ def _from_folder(folder: Path) -> Config | ModelSpec:
     if len(files) == 1:
         return _from_gguf(files[0])
     reason = f"holds {len(files)} GGUF models" if files else "holds no config.json and no GGUF file"
-    raise refuse("model", str(folder), reason, "name one of them" if files else "is this the folder of a model's checkpoint?")
+    raise input_error("model", str(folder), reason, "name one of them" if files else "is this the folder of a model's checkpoint?")
 
 
 def _from_gguf(path: Path) -> ModelSpec:
@@ -120,14 +120,14 @@ def _from_safetensors(path: Path) -> Config:
     config = path.with_name("config.json")
     if not is_file(config):
         hint = "put the model's config.json beside it, or name the model itself"
-        raise refuse("model", str(path), "stores tensors but not the model's configuration", hint)
+        raise input_error("model", str(path), "stores tensors but not the model's configuration", hint)
     return _from_config(config, "safetensors", path)
 
 
 def _from_config(file: Path, kind: str, named: Path) -> Config:
     config = _with_modelopt(read_json(file), file)
-    name = printable((file.resolve().parent if file.name == "config.json" else file).stem if kind == "file" else named.stem)
-    return Config(config, _name(config) or name, Source(kind=kind, path=str(named)))
+    name = printable_line((file.resolve().parent if file.name == "config.json" else file).stem if kind == "file" else named.stem)
+    return Config(config, _config_model_name(config) or name, Source(kind=kind, path=str(named)))
 
 
 def _with_modelopt(config: Any, file: Path) -> Any:
@@ -147,14 +147,14 @@ def _from_hub(repo: str, revision: str | None) -> Config:
         from huggingface_hub.errors import HfHubHTTPError
     except ImportError:
         hint = "pip install 'memsheet[hub]', or download its config.json and give the path"
-        raise refuse("model", asked, "is not bundled, and reading the hub needs an extra", hint) from None
+        raise input_error("model", asked, "is not bundled, and reading the hub needs an extra", hint) from None
     commit = None
     try:
-        commit = _commit(hub, repo, revision, asked)
+        commit = _hub_commit_hash(hub, repo, revision, asked)
     except InputError:
         raise
     except HfHubHTTPError as error:  # the hub answered, with a no
-        raise _unreachable(asked, error) from None
+        raise _hub_unreachable_error(asked, error) from None
     except Exception:  # noqa: BLE001, S110 - no network, or told not to use it: what was downloaded before still counts
         pass
     try:
@@ -162,24 +162,24 @@ def _from_hub(repo: str, revision: str | None) -> Config:
             repo, "config.json", revision=commit or revision, etag_timeout=HUB_TIMEOUT_S, local_files_only=commit is None
         )
     except Exception as error:  # noqa: BLE001 - the hub's errors quote requests, which may hold a token: only their kind is shown
-        raise _unreachable(asked, error) from None
+        raise _hub_unreachable_error(asked, error) from None
     config = read_json(Path(file), max_bytes=MAX_CONFIG_BYTES)
     found = commit or Path(file).parent.name
     source = Source(kind="hub", path=repo, revision=found if _COMMIT.fullmatch(found) else revision)
     return Config(config, repo, source)
 
 
-def _commit(hub: Any, repo: str, revision: str | None, asked: str) -> str | None:
+def _hub_commit_hash(hub: Any, repo: str, revision: str | None, asked: str) -> str | None:
     """The commit that ``revision`` names now; a config.json of absurd size is refused before it is downloaded."""
     metadata = hub.get_hf_file_metadata(hub.hf_hub_url(repo, "config.json", revision=revision), timeout=HUB_TIMEOUT_S)
     if metadata.size is not None and metadata.size > MAX_CONFIG_BYTES:
-        raise refuse("model", asked, f"has a config.json of {metadata.size} bytes, more than the {MAX_CONFIG_BYTES} that are read")
+        raise input_error("model", asked, f"has a config.json of {metadata.size} bytes, more than the {MAX_CONFIG_BYTES} that are read")
     commit = metadata.commit_hash
     return commit if isinstance(commit, str) else None
 
 
-def _unreachable(asked: str, error: Exception) -> InputError:
+def _hub_unreachable_error(asked: str, error: Exception) -> InputError:
     hint = (
         "check the name, the network and HF_HUB_OFFLINE; a private or gated model needs `hf auth login`; a config.json on disk always works"
     )
-    return refuse("model", asked, f"could not be read from the hub ({type(error).__name__})", hint)
+    return input_error("model", asked, f"could not be read from the hub ({type(error).__name__})", hint)

@@ -42,11 +42,16 @@ def read_modelopt(stored: Fields, layers: int) -> StoredQuantization | None:
     cache, fixed = cache_scheme(inner if inner.raw("kv_cache_scheme", "kv_cache_quant_algo") is not None else stored)
     key = next((key for key in ("ignore", "exclude_modules") if inner.raw(key) is not None), "ignore")
     return StoredQuantization(
-        method="modelopt", weights=weights, group_size=group, skip=_skip(inner, key, layers), cache=cache, cache_fixed=fixed
+        method="modelopt",
+        weights=weights,
+        group_size=group,
+        skip=_unquantized_module_patterns(inner, key, layers),
+        cache=cache,
+        cache_fixed=fixed,
     )
 
 
-def _skip(stored: Fields, key: str, layers: int) -> tuple[str, ...]:
+def _unquantized_module_patterns(stored: Fields, key: str, layers: int) -> tuple[str, ...]:
     """Modules that are left alone, as beginnings and parts of paths. A module listed in some layers is taken as left alone in all of them, which
     never says too few bytes; whole layers cannot be.
     """

@@ -15,12 +15,12 @@ TEXT_MODULES = ("llama", "gemma", "gpt", "moe", "latent")
 MAX_PIXELS = 2**16  # along one side; far above any released model
 
 
-def tensor(path: str, *shape: int, role: Role = Role.EMBEDDING) -> Weight:
+def bare_parameter(path: str, *shape: int, role: Role = Role.EMBEDDING) -> Weight:
     """A parameter that is no module's weight: class tokens, gates, position tables."""
     return Weight(path=path, shape=shape, role=role)
 
 
-def sides(config: Fields, key: str, default: int) -> tuple[int, int]:
+def height_and_width(config: Fields, key: str, default: int) -> tuple[int, int]:
     """Height and width, given as one number or as a list of two."""
     if not isinstance(config.raw(key), list):
         side = config.count(key, default=default, high=MAX_PIXELS)
@@ -32,16 +32,16 @@ def sides(config: Fields, key: str, default: int) -> tuple[int, int]:
     return values[0], values[1]
 
 
-def patches(config: Fields, *, image: int, patch: int) -> tuple[tuple[int, int], int]:
+def patch_size_and_count(config: Fields, *, image: int, patch: int) -> tuple[tuple[int, int], int]:
     """The patch's sides and how many patches one image has."""
-    height, width = sides(config, "image_size", image)
-    patch_height, patch_width = sides(config, "patch_size", patch)
+    height, width = height_and_width(config, "image_size", image)
+    patch_height, patch_width = height_and_width(config, "patch_size", patch)
     if patch_height > height or patch_width > width:
         config.wrong("patch_size", config.raw("patch_size", default=patch), "is larger than image_size")
     return (patch_height, patch_width), (height // patch_height) * (width // patch_width)
 
 
-def labels(config: Fields) -> int:
+def class_label_count(config: Fields) -> int:
     """Classes of a classification head: the length of id2label, else num_labels, else two as in PreTrainedConfig."""
     names = config.raw("id2label")
     if names is None:
@@ -52,7 +52,7 @@ def labels(config: Fields) -> int:
     return len(names)
 
 
-def architecture(config: Fields, known: Sequence[str], default: str) -> str:
+def model_class_name(config: Fields, known: Sequence[str], default: str) -> str:
     """The model class to count: ``architectures[0]``, or the family's usual one where the key is missing."""
     given = config.texts("architectures")
     if not given:
@@ -82,7 +82,7 @@ def causal_head(vocab: int, hidden: int, *, tied: bool, path: str = "lm_head") -
     return Head(kind="causal_lm", width=vocab, tied=tied, weights=() if tied else vocabulary_head(path, vocab, hidden))
 
 
-def moved(spec: ModelSpec, names: Mapping[str, str]) -> ModelSpec:
+def rename_path_roots(spec: ModelSpec, names: Mapping[str, str]) -> ModelSpec:
     """``spec`` with the first part of every full path renamed: ``{"model": "model.language_model"}``."""
 
     def new(path: str) -> str:

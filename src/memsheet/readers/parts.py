@@ -10,7 +10,7 @@ from memsheet.plan.model import Attention, Block, Dense, Norm, NormKind, Role, R
 Key = TypeVar("Key")
 
 
-def linear(
+def linear_weights(
     path: str, out: int, width: int, *, bias: bool = False, cut: str | None = None, units: int = 0, role: Role = Role.LINEAR
 ) -> tuple[Weight, ...]:
     """Weight (and bias) of a linear layer ``width`` → ``out``.
@@ -37,7 +37,7 @@ def layer_norm(path: str, size: int, *, weight: bool = True, bias: bool = True, 
     return Norm(path=path, kind=kind or (NormKind.LAYER if weight else NormKind.LAYER_NO_AFFINE), size=size, weights=tuple(weights))
 
 
-def norm(path: str, size: int, kind: NormKind, *, bias: bool = True) -> Norm:
+def norm_of_kind(path: str, size: int, kind: NormKind, *, bias: bool = True) -> Norm:
     """A norm of any kind; ``bias`` is asked only of torch's layer norm, the others have none."""
     match kind:
         case NormKind.LAYER | NormKind.LAYER_OFFSET:
@@ -50,7 +50,7 @@ def norm(path: str, size: int, kind: NormKind, *, bias: bool = True) -> Norm:
             return rms_norm(path, size, kind)
 
 
-def attention(
+def separate_qkv_attention(
     path: str, hidden: int, heads: int, kv_heads: int, head_dim: int, *,
     qkv_bias: bool = False, out_bias: bool = False, names: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj"),
     rotary_dim: int | None = None, window: int | None = None, qk_norm: Norm | None = None, causal: bool = True,
@@ -62,10 +62,10 @@ def attention(
         path=path, heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=window, qk_norm=qk_norm, causal=causal, softcap=softcap,
         rotary_dim=head_dim if rotary_dim is None else rotary_dim,
         weights=(
-            *linear(q, heads * head_dim, hidden, bias=qkv_bias, cut="out", units=heads),
-            *linear(k, kv_heads * head_dim, hidden, bias=qkv_bias, cut="out", units=kv_heads),
-            *linear(v, kv_heads * head_dim, hidden, bias=qkv_bias, cut="out", units=kv_heads),
-            *linear(o, hidden, heads * head_dim, bias=out_bias, cut="in", units=heads),
+            *linear_weights(q, heads * head_dim, hidden, bias=qkv_bias, cut="out", units=heads),
+            *linear_weights(k, kv_heads * head_dim, hidden, bias=qkv_bias, cut="out", units=kv_heads),
+            *linear_weights(v, kv_heads * head_dim, hidden, bias=qkv_bias, cut="out", units=kv_heads),
+            *linear_weights(o, hidden, heads * head_dim, bias=out_bias, cut="in", units=heads),
         ),
     )  # fmt: skip
 
@@ -82,8 +82,8 @@ def fused_attention(
         path=path, heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=window, fused_qkv=True,
         rotary_dim=rotary_dim, position_bias=position_bias,
         weights=(
-            *linear(qkv, pieces * head_dim, hidden, bias=qkv_bias, cut="out", units=pieces),
-            *linear(out, hidden, heads * head_dim, bias=out_bias, cut="in", units=heads),
+            *linear_weights(qkv, pieces * head_dim, hidden, bias=qkv_bias, cut="out", units=pieces),
+            *linear_weights(out, hidden, heads * head_dim, bias=out_bias, cut="in", units=heads),
         ),
     )  # fmt: skip
 
@@ -97,9 +97,9 @@ def gated_mlp(
     return Dense(
         path=path, intermediate=intermediate, activation=activation, gated=True,
         weights=(
-            *linear(gate, intermediate, hidden, bias=bias, cut="out"),
-            *linear(up, intermediate, hidden, bias=bias, cut="out"),
-            *linear(down, hidden, intermediate, bias=bias, cut="in"),
+            *linear_weights(gate, intermediate, hidden, bias=bias, cut="out"),
+            *linear_weights(up, intermediate, hidden, bias=bias, cut="out"),
+            *linear_weights(down, hidden, intermediate, bias=bias, cut="in"),
         ),
     )  # fmt: skip
 
@@ -109,7 +109,7 @@ def fused_gated_mlp(
 ) -> Dense:
     """The same with gate and up in one matrix."""
     both, down = (f"{path}.{name}" for name in names)
-    weights = (*linear(both, 2 * intermediate, hidden, cut="out"), *linear(down, hidden, intermediate, cut="in"))
+    weights = (*linear_weights(both, 2 * intermediate, hidden, cut="out"), *linear_weights(down, hidden, intermediate, cut="in"))
     return Dense(path=path, intermediate=intermediate, activation=activation, gated=True, fused=True, weights=weights)
 
 
@@ -118,11 +118,14 @@ def plain_mlp(
 ) -> Dense:
     """Two linear layers with an activation between them."""
     up, down = (f"{path}.{name}" for name in names)
-    weights = (*linear(up, intermediate, hidden, bias=bias, cut="out"), *linear(down, hidden, intermediate, bias=bias, cut="in"))
+    weights = (
+        *linear_weights(up, intermediate, hidden, bias=bias, cut="out"),
+        *linear_weights(down, hidden, intermediate, bias=bias, cut="in"),
+    )
     return Dense(path=path, intermediate=intermediate, activation=activation, gated=False, weights=weights)
 
 
-def embedding(path: str, rows: int, width: int, *, vocabulary: bool = False) -> Weight:
+def embedding_table(path: str, rows: int, width: int, *, vocabulary: bool = False) -> Weight:
     """A look-up table; a vocabulary table may be padded and split by rows, a position table is whole everywhere."""
     return Weight(path=f"{path}.weight", shape=(rows, width), role=Role.EMBEDDING, cut=0 if vocabulary else None, padded=vocabulary)
 
@@ -146,7 +149,7 @@ def run_length(blocks: Iterable[Block]) -> tuple[Run, ...]:
     return tuple(runs)
 
 
-def repeated(keys: Sequence[Key], make: Callable[[Key], Block]) -> tuple[Run, ...]:
+def repeating_layer_runs(keys: Sequence[Key], make: Callable[[Key], Block]) -> tuple[Run, ...]:
     """Layers that ``keys`` tell apart, as few runs as an exact repetition allows; ``make`` is called once a distinct key.
 
     ``s s f s s f s`` becomes ``(s s f) x 2`` and ``s``, so that cost grows with distinct layers.
@@ -155,14 +158,14 @@ def repeated(keys: Sequence[Key], make: Callable[[Key], Block]) -> tuple[Run, ..
     for key in keys:
         if key not in made:
             made[key] = make(key)
-    period = _period(keys)
+    period = _shortest_repeat_period(keys)
     whole = len(keys) // period if period else 0
     runs = (Run(pattern=tuple(made[key] for key in keys[:period]), count=whole),) if whole > 1 else ()
     rest = keys[period * whole :] if whole > 1 else keys
     return (*runs, *run_length(made[key] for key in rest))
 
 
-def _period(keys: Sequence[Key]) -> int:
+def _shortest_repeat_period(keys: Sequence[Key]) -> int:
     """The shortest prefix that the whole sequence repeats (the last time perhaps in part), 0 where there is none.
 
     Linear in the length: the period is the length less the longest border (Knuth, Morris and Pratt 1977).

@@ -21,7 +21,7 @@ Positions = Callable[[Fields, int], tuple[Position, ...]]
 _KINDS = ("full_attention", "sliding_attention")
 
 
-def window(config: Fields, default: int | None, key: str = "sliding_window") -> int | None:
+def sliding_window_tokens(config: Fields, default: int | None, key: str = "sliding_window") -> int | None:
     """The window in tokens; a null switches it off, a missing key takes ``default``."""
     return config.optional(key) if key in config.data else default
 
@@ -45,14 +45,14 @@ def everywhere_sliding(default: int | None) -> Positions:
     """One window for all layers (mistral, phi3, starcoder2)."""
 
     def read(config: Fields, layers: int) -> tuple[Position, ...]:
-        return (Position(window=window(config, default)),) * layers
+        return (Position(window=sliding_window_tokens(config, default)),) * layers
 
     return read
 
 
 def sliding_after(config: Fields, layers: int) -> tuple[Position, ...]:
     """Qwen: a window only when asked for, and only from ``max_window_layers`` on."""
-    size = window(config, 4096) if config.flag("use_sliding_window", default=False) else None
+    size = sliding_window_tokens(config, 4096) if config.flag("use_sliding_window", default=False) else None
     first = config.count("max_window_layers", default=28, low=0)
     slides = sliding_layers(config, layers, lambda i: i >= first)
     return tuple(Position(window=size if slide else None) for slide in slides)
@@ -66,36 +66,36 @@ def every_nth_full(period: int, size: int, *, rotate_full: bool = True, fixed: b
     """
 
     def read(config: Fields, layers: int) -> tuple[Position, ...]:
-        wide = window(config, size)
+        wide = sliding_window_tokens(config, size)
         if bidirectional and wide and config.flag("use_bidirectional_attention", default=False):
             wide = wide // 2 + 1
-        every = period if fixed else _pattern(config, period)
+        every = period if fixed else _sliding_window_period(config, period)
         slides = sliding_layers(config, layers, lambda i: wide is not None and (i + 1) % every != 0)
         return tuple(Position(window=wide if slide else None, rotary=rotate_full or slide) for slide in slides)
 
     return read
 
 
-def _pattern(config: Fields, default: int) -> int:
+def _sliding_window_period(config: Fields, default: int) -> int:
     """``sliding_window_pattern``: a number, or letters (LLLG) beside a ``layer_types`` list that says the same."""
     return (
         default if isinstance(config.data.get("sliding_window_pattern"), str) else config.count("sliding_window_pattern", default=default)
     )
 
 
-def exaone4(config: Fields, layers: int) -> tuple[Position, ...]:
+def exaone4_layer_positions(config: Fields, layers: int) -> tuple[Position, ...]:
     """Full layers rotate only in a model without any window."""
-    alternating = every_nth_full(4, 4096, rotate_full=window(config, 4096) is None)
+    alternating = every_nth_full(4, 4096, rotate_full=sliding_window_tokens(config, 4096) is None)
     return alternating(config, layers)
 
 
-def smollm3(config: Fields, layers: int) -> tuple[Position, ...]:
+def smollm3_layer_positions(config: Fields, layers: int) -> tuple[Position, ...]:
     """Every fourth layer has no rotary positions, and those may slide."""
     every = config.count("no_rope_layer_interval", default=4)
     rotary = config.counts("no_rope_layers", default=[int((i + 1) % every != 0) for i in range(layers)], high=1)
     if len(rotary) < layers:
         config.wrong("no_rope_layers", list(rotary)[:8], f"does not name each of {layers} layers")
         return (Position(),) * layers
-    size = window(config, None) if config.flag("use_sliding_window", default=False) else None
+    size = sliding_window_tokens(config, None) if config.flag("use_sliding_window", default=False) else None
     slides = sliding_layers(config, layers, lambda i: size is not None and not rotary[i])
     return tuple(Position(window=size if slides[i] else None, rotary=bool(rotary[i])) for i in range(layers))

@@ -23,7 +23,7 @@ def stored_quantization(config: Fields) -> StoredQuantization | None:
     if config.raw("quantization_config") is None:
         return None
     stored = config.sub("quantization_config")
-    method = stored.text("quant_method", default=_unnamed(stored))
+    method = stored.text("quant_method", default=_infer_quant_method(stored))
     if method.startswith("modelopt"):
         return read_modelopt(stored, config.count("num_hidden_layers", default=10_000))
     reader = _METHODS.get(method)
@@ -34,33 +34,35 @@ def stored_quantization(config: Fields) -> StoredQuantization | None:
     return reader(stored)
 
 
-def _unnamed(stored: Fields) -> str:
+def _infer_quant_method(stored: Fields) -> str:
     """At first bitsandbytes wrote no quant_method; ModelOpt's own file has none."""
     if "producer" in stored.data or "quant_algo" in stored.data:
         return "modelopt"
     return "bitsandbytes" if "load_in_4bit" in stored.data or "load_in_8bit" in stored.data else ""
 
 
-def _skip(stored: Fields, *keys: str) -> tuple[str, ...]:
+def _modules_kept_unquantized(stored: Fields, *keys: str) -> tuple[str, ...]:
     """The modules kept in the model's dtype, under the first of ``keys`` that lists any."""
     return next((stored.texts(key) for key in keys if stored.raw(key) is not None), HEAD)
 
 
-def _mxfp4(stored: Fields) -> StoredQuantization:
-    return StoredQuantization(method="mxfp4", weights="mxfp4", group_size=32, skip=_skip(stored, "modules_to_not_convert"))
-
-
-def _fp8(stored: Fields) -> StoredQuantization:
-    """Blocks when the config gives their size, else one scale a tensor (as vLLM's own fp8 checkpoints are)."""
-    weights, group = _fp8_scales(stored, "weight_block_size")
+def _mxfp4_scheme(stored: Fields) -> StoredQuantization:
     return StoredQuantization(
-        method="fp8", weights=weights, group_size=group, skip=_skip(stored, "modules_to_not_convert", "ignored_layers")
+        method="mxfp4", weights="mxfp4", group_size=32, skip=_modules_kept_unquantized(stored, "modules_to_not_convert")
     )
 
 
-def _fbgemm(stored: Fields) -> StoredQuantization:
+def _fp8_scheme(stored: Fields) -> StoredQuantization:
+    """Blocks when the config gives their size, else one scale a tensor (as vLLM's own fp8 checkpoints are)."""
+    weights, group = _fp8_scales(stored, "weight_block_size")
+    return StoredQuantization(
+        method="fp8", weights=weights, group_size=group, skip=_modules_kept_unquantized(stored, "modules_to_not_convert", "ignored_layers")
+    )
+
+
+def _fbgemm_fp8_scheme(stored: Fields) -> StoredQuantization:
     """One fp32 scale a row of a matrix (vLLM v0.33.0 layers/quantization/fbgemm_fp8.py, transformers 5.23 integrations/fbgemm_fp8.py)."""
-    return StoredQuantization(method="fbgemm_fp8", weights="fp8", skip=_skip(stored, "modules_to_not_convert"))
+    return StoredQuantization(method="fbgemm_fp8", weights="fp8", skip=_modules_kept_unquantized(stored, "modules_to_not_convert"))
 
 
 def _fp8_scales(stored: Fields, key: str) -> tuple[str, int | None]:
@@ -72,30 +74,30 @@ def _fp8_scales(stored: Fields, key: str) -> tuple[str, int | None]:
     return "fp8-block", 128
 
 
-def _gptq(stored: Fields) -> StoredQuantization:
-    skip = _skip(stored, "modules_to_not_convert")
+def _gptq_scheme(stored: Fields) -> StoredQuantization:
+    skip = _modules_kept_unquantized(stored, "modules_to_not_convert")
     head = stored.flag("lm_head", default=False)
     return StoredQuantization(
-        method="gptq", weights=f"gptq-int{_bits(stored, 'bits', known=(4, 8))}", group_size=_group(stored, "group_size"),
+        method="gptq", weights=f"gptq-int{_weight_bit_width(stored, 'bits', known=(4, 8))}", group_size=_quantization_group_size(stored, "group_size"),
         skip=tuple(name for name in skip if name != "lm_head") if head else skip,
     )  # fmt: skip
 
 
-def _awq(stored: Fields) -> StoredQuantization:
+def _awq_scheme(stored: Fields) -> StoredQuantization:
     return StoredQuantization(
-        method="awq", weights=f"awq-int{_bits(stored, 'bits', 'w_bit', known=(4,))}", group_size=_group(stored, "group_size", "q_group_size"),
-        skip=_skip(stored, "modules_to_not_convert"),
+        method="awq", weights=f"awq-int{_weight_bit_width(stored, 'bits', 'w_bit', known=(4,))}", group_size=_quantization_group_size(stored, "group_size", "q_group_size"),
+        skip=_modules_kept_unquantized(stored, "modules_to_not_convert"),
     )  # fmt: skip
 
 
-def _bits(stored: Fields, *keys: str, known: tuple[int, ...]) -> int:
+def _weight_bit_width(stored: Fields, *keys: str, known: tuple[int, ...]) -> int:
     bits = stored.count(*keys, default=4)
     if bits not in known:
         stored.wrong(keys[0], bits, f"is none of {', '.join(map(str, known))}")
     return bits
 
 
-def _group(stored: Fields, *keys: str) -> int | None:
+def _quantization_group_size(stored: Fields, *keys: str) -> int | None:
     """Elements that share a scale; -1 is one scale a column, said as None."""
     size = stored.count(*keys, default=128, low=-1)
     if size == 0:
@@ -103,8 +105,8 @@ def _group(stored: Fields, *keys: str) -> int | None:
     return size if size > 0 else None
 
 
-def _bitsandbytes(stored: Fields) -> StoredQuantization:
-    skip = _skip(stored, "llm_int8_skip_modules")
+def _bitsandbytes_scheme(stored: Fields) -> StoredQuantization:
+    skip = _modules_kept_unquantized(stored, "llm_int8_skip_modules")
     if stored.flag("load_in_8bit", default=False):
         return StoredQuantization(method="bitsandbytes", weights="int8", skip=skip)
     if not stored.flag("load_in_4bit", default=False):
@@ -148,12 +150,12 @@ def _compressed_group(weights: Fields) -> tuple[str, int | None]:
 
 
 _METHODS: dict[str, Callable[[Fields], StoredQuantization | None]] = {
-    "mxfp4": _mxfp4,
-    "fp8": _fp8,
-    "fbgemm_fp8": _fbgemm,
-    "gptq": _gptq,
-    "awq": _awq,
-    "bitsandbytes": _bitsandbytes,
+    "mxfp4": _mxfp4_scheme,
+    "fp8": _fp8_scheme,
+    "fbgemm_fp8": _fbgemm_fp8_scheme,
+    "gptq": _gptq_scheme,
+    "awq": _awq_scheme,
+    "bitsandbytes": _bitsandbytes_scheme,
     "compressed-tensors": _compressed_tensors,
 }
 

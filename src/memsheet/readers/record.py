@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memsheet.errors import printable, refuse
+from memsheet.errors import input_error, printable_line
 from memsheet.guard import MAX_JSON_BYTES, MAX_VALUES, parse_json, read_bytes
 from memsheet.guard.spending import spend_bytes
 
@@ -37,7 +37,7 @@ def read_record(path: Path) -> Record:
     found = parse_packed(read_bytes(path, MAX_JSON_BYTES), str(path))
     if not isinstance(found, dict) or found.get("schema") != RECORD_SCHEMA:
         schema = found.get("schema") if isinstance(found, dict) else None
-        raise refuse(str(path), schema, f"is not {RECORD_SCHEMA}", "make one with `memsheet measure … --record FILE`")
+        raise input_error(str(path), schema, f"is not {RECORD_SCHEMA}", "make one with `memsheet measure … --record FILE`")
     return record_from(found, path.name.split(".")[0])
 
 
@@ -45,10 +45,10 @@ def record_from(found: Mapping[str, Any], name: str) -> Record:
     """The record of a document. Raises InputError where its parts are not what the schema says."""
     for key in ("asked", "environment", "sheet", "files"):
         if found.get(key) is not None and not isinstance(found[key], Mapping):
-            raise refuse(f"{name}: {key}", None, "is not an object")
+            raise input_error(f"{name}: {key}", None, "is not an object")
     failure = found.get("failure")
     if found.get("sheet") is None and not isinstance(failure, str):
-        raise refuse(name, None, "holds neither a sheet nor how it failed")
+        raise input_error(name, None, "holds neither a sheet nor how it failed")
     return Record(
         name=name, asked=found.get("asked") or {}, environment=found.get("environment") or {}, sheet=found.get("sheet"),
         failure=failure if isinstance(failure, str) else None, files=found.get("files") or {},
@@ -61,7 +61,7 @@ def sheet_within(found: Mapping[str, Any], file: str) -> Mapping[str, Any]:
         return found
     record = record_from(found, file)
     if record.sheet is None:
-        raise refuse(file, None, f"is the record of a run that failed: {printable(record.failure or '')}")
+        raise input_error(file, None, f"is the record of a run that failed: {printable_line(record.failure or '')}")
     return record.sheet
 
 
@@ -73,8 +73,8 @@ def parse_packed(data: bytes, field: str, *, max_bytes: int = MAX_JSON_BYTES, ma
     try:
         text = unpack.decompress(data, max_bytes + 1)
     except zlib.error:
-        raise refuse(field, None, "is not compressed as its first bytes say") from None
+        raise input_error(field, None, "is not compressed as its first bytes say") from None
     if len(text) <= max_bytes and not unpack.eof:
-        raise refuse(field, None, "ends early", "was it copied completely?")
+        raise input_error(field, None, "ends early", "was it copied completely?")
     spend_bytes(f"{field} (unpacked)", len(text))
     return parse_json(text, field, max_bytes=max_bytes, max_values=max_values)

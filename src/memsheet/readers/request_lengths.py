@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.guard import read_bytes
 
 MAX_BYTES, MAX_REQUESTS, MAX_TOKENS = 8 * 2**20, 200_000, 2**26
@@ -27,15 +27,15 @@ def read_lengths(path: Path) -> tuple[tuple[int, int], ...]:
         if match is None and number == 1 and not any(character.isdigit() for character in line):
             continue
         if match is None:
-            raise refuse(
+            raise input_error(
                 "lengths", line[:60], f"is line {number} of {path.name} and no pair of whole numbers", "write for example 1200,300"
             )
         pair = int(match[1]), int(match[2])
         if not 0 < sum(pair) <= MAX_TOKENS:
-            raise refuse("lengths", line[:60], f"is line {number} of {path.name} and no length of a sequence")
+            raise input_error("lengths", line[:60], f"is line {number} of {path.name} and no length of a sequence")
         found.append(pair)
         if len(found) > MAX_REQUESTS:
-            raise refuse("lengths", str(path), f"holds more than {MAX_REQUESTS:,} requests")
+            raise input_error("lengths", str(path), f"holds more than {MAX_REQUESTS:,} requests")
     if not found:
-        raise refuse("lengths", str(path), "holds no request", "write a prompt's and an answer's tokens a line, for example 1200,300")
+        raise input_error("lengths", str(path), "holds no request", "write a prompt's and an answer's tokens a line, for example 1200,300")
     return tuple(found)

@@ -21,13 +21,13 @@ def scaled_positions(config: Mapping[str, Any], positions: int | None) -> int | 
     rope = text.get("rope_scaling") or text.get("rope_parameters")
     if positions is None or not isinstance(rope, Mapping) or any(str(text.get("model_type")).startswith(name) for name in WITHIN):
         return None
-    kind, factor = rope.get("rope_type") or rope.get("type"), _number(rope.get("factor"))
-    original = _number(rope.get("original_max_position_embeddings"))
+    kind, factor = rope.get("rope_type") or rope.get("type"), _positive_number_or_zero(rope.get("factor"))
+    original = _positive_number_or_zero(rope.get("original_max_position_embeddings"))
     base = original or positions if kind == "yarn" else positions if kind in SCALED else 0
     found = int(min(MOST, base * factor))
     return found if found > positions else None
 
 
-def _number(value: Any) -> float:
+def _positive_number_or_zero(value: Any) -> float:
     usable = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if usable and isfinite(value) and 0 < value <= MOST else 0.0

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeGuard
 
-from memsheet.errors import refuse
-from memsheet.guard import exactly, is_file, is_folder, open_regular, parse_json, read_json
+from memsheet.errors import input_error
+from memsheet.guard import is_file, is_folder, open_regular, parse_json, read_exact_bytes, read_json
 
 FORMAT = "safetensors README, Format; safetensors 0.8 tensor.rs, validate"
 MAX_HEADER_BYTES = 25_000_000  # what huggingface_hub reads of one (2.4 constants.py, SAFETENSORS_MAX_HEADER_LENGTH)
@@ -82,25 +82,25 @@ def read_header(path: Path) -> Header:
     """The header of one .safetensors file, checked so that every byte of data belongs to exactly one tensor. Source: ``FORMAT``."""
     with open_regular(path) as (file, size):
         if size < 8:
-            raise refuse(str(path), None, f"has {size} bytes, too few for a safetensors header")
-        length = int.from_bytes(exactly(file, 8, path), "little")
+            raise input_error(str(path), None, f"has {size} bytes, too few for a safetensors header")
+        length = int.from_bytes(read_exact_bytes(file, 8, path), "little")
         if length > min(size - 8, MAX_HEADER_BYTES):
-            raise refuse(
+            raise input_error(
                 str(path),
                 length,
                 f"claims a longer header than the file and the limit of {MAX_HEADER_BYTES} bytes allow",
                 "is this a safetensors file?",
             )
-        raw = exactly(file, length, path)
+        raw = read_exact_bytes(file, length, path)
     if not raw.lstrip().startswith(b"{"):
-        raise refuse(str(path), None, "has a header that is not a JSON object", "is this a safetensors file?")
+        raise input_error(str(path), None, "has a header that is not a JSON object", "is this a safetensors file?")
     if raw.count(b"{") > MAX_TENSORS + MAX_IN_METADATA:  # before a value is built
-        raise refuse(str(path), None, f"holds more than the {MAX_TENSORS} tensors that a file may have")
+        raise input_error(str(path), None, f"holds more than the {MAX_TENSORS} tensors that a file may have")
     found: dict[str, Any] = parse_json(raw, str(path), max_bytes=MAX_HEADER_BYTES, max_values=MAX_TENSORS * _VALUES_A_TENSOR, max_depth=8)
-    metadata = _metadata(found.pop("__metadata__", None), path)
+    metadata = _header_metadata(found.pop("__metadata__", None), path)
     if len(found) > MAX_TENSORS:
-        raise refuse(str(path), len(found), f"is more than the {MAX_TENSORS} tensors that a file may have")
-    tensors = sorted((_tensor(name, entry, path) for name, entry in found.items()), key=lambda t: (t.start, t.end))
+        raise input_error(str(path), len(found), f"is more than the {MAX_TENSORS} tensors that a file may have")
+    tensors = sorted((_read_tensor_entry(name, entry, path) for name, entry in found.items()), key=lambda t: (t.start, t.end))
     _check_cover(tensors, size - 8 - length, path)
     return Header(tensors=tuple(tensors), metadata=MappingProxyType(metadata), header_bytes=8 + length, file_bytes=size)
 
@@ -116,15 +116,15 @@ def read_index(path: Path) -> Index:
     data = read_json(file, max_bytes=MAX_INDEX_BYTES, max_values=3 * MAX_INDEXED)
     weight_map = data.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or len(weight_map) > MAX_INDEXED:
-        raise refuse("weight_map", weight_map, "is not an object that names the file of each tensor")
+        raise input_error("weight_map", weight_map, "is not an object that names the file of each tensor")
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or not _is_plain_name(shard):
-            raise refuse(f"weight_map.{name}", shard, "is not the name of a .safetensors file in the same folder")
+            raise input_error(f"weight_map.{name}", shard, "is not the name of a .safetensors file in the same folder")
     metadata = data.get("metadata") or {}
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
-    index = Index(folder=file.parent, weight_map=MappingProxyType(weight_map), total_bytes=_total(total))
+    index = Index(folder=file.parent, weight_map=MappingProxyType(weight_map), total_bytes=_declared_total_bytes(total))
     if len(index.shards) > MAX_SHARDS:
-        raise refuse("weight_map", len(index.shards), f"is more than the {MAX_SHARDS} files that a model may have")
+        raise input_error("weight_map", len(index.shards), f"is more than the {MAX_SHARDS} files that a model may have")
     return index
 
 
@@ -139,7 +139,7 @@ def folder_stored_bytes(folder: Path) -> int | None:
         if len(missing) == len(index.shards):
             return None
         if missing:
-            raise refuse(
+            raise input_error(
                 "weight_map", missing[0], f"is one of {len(missing)} missing files of {len(index.shards)}", "was the download finished?"
             )
         _check_headers([folder / shard for shard in index.shards])
@@ -156,9 +156,9 @@ def _check_headers(paths: Sequence[Path]) -> None:
     total = 0
     for path in paths:
         with open_regular(path) as (file, size):
-            total += int.from_bytes(exactly(file, 8, path), "little") if size >= 8 else 0
+            total += int.from_bytes(read_exact_bytes(file, 8, path), "little") if size >= 8 else 0
     if total > MOST_HEADERS_BYTES:
-        raise refuse("weight_map", total, f"is bytes of headers together, more than the {MOST_HEADERS_BYTES} that are read")
+        raise input_error("weight_map", total, f"is bytes of headers together, more than the {MOST_HEADERS_BYTES} that are read")
 
 
 def _indexed_bytes(index: Index, shard: str) -> int:
@@ -166,7 +166,7 @@ def _indexed_bytes(index: Index, shard: str) -> int:
     found = {t.name: t.nbytes for t in read_header(index.folder / shard).tensors}
     absent = sorted(wanted - found.keys())
     if absent:
-        raise refuse(f"weight_map.{absent[0]}", shard, "is a file that does not hold this tensor")
+        raise input_error(f"weight_map.{absent[0]}", shard, "is a file that does not hold this tensor")
     return sum(found[name] for name in wanted)
 
 
@@ -174,43 +174,43 @@ def _is_plain_name(shard: str) -> bool:
     return shard.endswith(".safetensors") and not shard.startswith(".") and shard.isprintable() and not set(shard) & set('/\\:*?"<>|')
 
 
-def _total(value: object) -> int | None:
+def _declared_total_bytes(value: object) -> int | None:
     """``metadata.total_size``; some writers store it as a float. It is a claim, so anything unusable counts as absent."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_ELEMENTS * 8 else None
 
 
-def _metadata(value: object, path: Path) -> dict[str, str]:
+def _header_metadata(value: object, path: Path) -> dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
-        raise refuse(f"{path.name}: __metadata__", value, "is not an object of texts")
+        raise input_error(f"{path.name}: __metadata__", value, "is not an object of texts")
     return value
 
 
-def _tensor(name: str, entry: object, path: Path) -> Tensor:
+def _read_tensor_entry(name: str, entry: object, path: Path) -> Tensor:
     where = f"{path.name}: {name}"
     if not isinstance(entry, dict):
-        raise refuse(where, entry, "is not an object with dtype, shape and data_offsets")
+        raise input_error(where, entry, "is not an object with dtype, shape and data_offsets")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in BITS:
-        raise refuse(f"{where}.dtype", dtype, f"is none of {', '.join(BITS)}")
-    if not _counts(shape, MAX_DIMENSION):
-        raise refuse(f"{where}.shape", shape, f"is not a list of whole numbers from 0 to {MAX_DIMENSION}")
-    if not _counts(offsets, MAX_ELEMENTS) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise refuse(f"{where}.data_offsets", offsets, "is not a pair of ascending whole numbers")
-    return _sized(Tensor(name=name, dtype=dtype, shape=tuple(shape), start=offsets[0], end=offsets[1]), where)
+        raise input_error(f"{where}.dtype", dtype, f"is none of {', '.join(BITS)}")
+    if not _is_count_list(shape, MAX_DIMENSION):
+        raise input_error(f"{where}.shape", shape, f"is not a list of whole numbers from 0 to {MAX_DIMENSION}")
+    if not _is_count_list(offsets, MAX_ELEMENTS) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise input_error(f"{where}.data_offsets", offsets, "is not a pair of ascending whole numbers")
+    return _check_tensor_bytes(Tensor(name=name, dtype=dtype, shape=tuple(shape), start=offsets[0], end=offsets[1]), where)
 
 
-def _sized(tensor: Tensor, where: str) -> Tensor:
+def _check_tensor_bytes(tensor: Tensor, where: str) -> Tensor:
     if len(tensor.shape) > 64 or tensor.elements > MAX_ELEMENTS:
-        raise refuse(f"{where}.shape", list(tensor.shape), f"has more than {MAX_ELEMENTS} elements or 64 dimensions")
+        raise input_error(f"{where}.shape", list(tensor.shape), f"has more than {MAX_ELEMENTS} elements or 64 dimensions")
     bits = tensor.elements * BITS[tensor.dtype]
     if bits % 8:
-        raise refuse(f"{where}.shape", list(tensor.shape), f"does not end at a whole byte in {tensor.dtype}")
+        raise input_error(f"{where}.shape", list(tensor.shape), f"does not end at a whole byte in {tensor.dtype}")
     if tensor.nbytes != bits // 8:
-        raise refuse(
+        raise input_error(
             f"{where}.data_offsets",
             [tensor.start, tensor.end],
             f"is {tensor.nbytes} bytes; its shape and dtype {tensor.dtype} need {bits // 8}",
@@ -218,7 +218,7 @@ def _sized(tensor: Tensor, where: str) -> Tensor:
     return tensor
 
 
-def _counts(value: object, high: int) -> TypeGuard[list[int]]:
+def _is_count_list(value: object, high: int) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(isinstance(v, int) and not isinstance(v, bool) and 0 <= v <= high for v in value)
 
 
@@ -227,11 +227,11 @@ def _check_cover(tensors: list[Tensor], data_bytes: int, path: Path) -> None:
     end = 0
     for tensor in tensors:
         if tensor.start != end:
-            raise refuse(
+            raise input_error(
                 f"{path.name}: {tensor.name}.data_offsets",
                 [tensor.start, tensor.end],
                 f"should start at byte {end}: tensors leave no gap and share no byte",
             )
         end = tensor.end
     if end != data_bytes:
-        raise refuse(str(path), None, f"has {data_bytes} bytes of data, but its tensors take {end}", "was it copied completely?")
+        raise input_error(str(path), None, f"has {data_bytes} bytes of data, but its tensors take {end}", "was it copied completely?")

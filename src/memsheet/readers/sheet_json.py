@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from memsheet.errors import Problem, printable, refuse, require
+from memsheet.errors import Problem, input_error, printable_line, raise_if_problems
 from memsheet.guard import MAX_JSON_BYTES, parse_json, read_bytes, read_stdin
 from memsheet.readers.fields import Fields
 from memsheet.readers.record import parse_packed, sheet_within
@@ -46,7 +46,7 @@ def read_sheets(name: str) -> Document:
     An item's range is known for its largest instant only and stands at those that equal it. Evidence is not read back.
     """
     shown = "stdin" if name == "-" else name
-    return sheets_within(_stdin() if name == "-" else _file(Path(name)), shown)
+    return sheets_within(_parse_sheet_stdin() if name == "-" else _parse_sheet_file(Path(name)), shown)
 
 
 def sheets_within(document: Mapping[str, Any], shown: str) -> Document:
@@ -54,52 +54,52 @@ def sheets_within(document: Mapping[str, Any], shown: str) -> Document:
     found = sheet_within(document, shown)
     if found.get("schema") != SCHEMA:
         hint = "make one with `memsheet train … --json > FILE`, `memsheet infer … --json` or `memsheet trace … --json`"
-        raise refuse(shown, found.get("schema"), f"is not {SCHEMA}", hint)
+        raise input_error(shown, found.get("schema"), f"is not {SCHEMA}", hint)
     fields = Fields(found)
-    read = _document(fields, shown)
-    require([_in(shown, problem) for problem in fields.problems[:SHOWN]])
+    read = _read_sheet_document(fields, shown)
+    raise_if_problems([_prefix_problem_file(shown, problem) for problem in fields.problems[:SHOWN]])
     return read
 
 
-def _stdin() -> dict[str, Any]:
-    return _object(parse_json(read_stdin("sheet", MAX_JSON_BYTES), "stdin"), "stdin")
+def _parse_sheet_stdin() -> dict[str, Any]:
+    return _require_json_object(parse_json(read_stdin("sheet", MAX_JSON_BYTES), "stdin"), "stdin")
 
 
-def _file(path: Path) -> dict[str, Any]:
-    return _object(parse_packed(read_bytes(path, MAX_JSON_BYTES), str(path)), str(path))
+def _parse_sheet_file(path: Path) -> dict[str, Any]:
+    return _require_json_object(parse_packed(read_bytes(path, MAX_JSON_BYTES), str(path)), str(path))
 
 
-def _object(found: Any, name: str) -> dict[str, Any]:
+def _require_json_object(found: Any, name: str) -> dict[str, Any]:
     if not isinstance(found, dict):
-        raise refuse(name, found, "holds no object of keys and values at its top level")
+        raise input_error(name, found, "holds no object of keys and values at its top level")
     return found
 
 
-def _in(file: str, problem: Problem) -> Problem:
+def _prefix_problem_file(file: str, problem: Problem) -> Problem:
     return Problem(field=f"{file}: {problem.field}", value=problem.value, reason=problem.reason, hint=problem.hint)
 
 
-def _document(fields: Fields, file: str) -> Document:
-    witness = _member(fields, "witness", Witness)
-    rows = _objects(fields, "ranks", MAX_RANKS)
+def _read_sheet_document(fields: Fields, file: str) -> Document:
+    witness = _enum_member(fields, "witness", Witness)
+    rows = _read_object_list(fields, "ranks", MAX_RANKS)
     if not rows and not fields.problems:
         fields.wrong("ranks", None, "is empty", "a sheet has at least one rank")
-    sheets = tuple(_sheet(row, witness) for row in rows)
-    twice = _twice([rank for sheet in sheets for rank in (sheet.rank, *sheet.same_as)])
+    sheets = tuple(_read_rank_sheet(row, witness) for row in rows)
+    twice = _first_duplicate([rank for sheet in sheets for rank in (sheet.rank, *sheet.same_as)])
     if twice is not None:
         fields.wrong("ranks", twice, "is a rank that stands there twice")
-    return Document(file=file, witness=witness, model=printable(fields.sub("model").text("name", default="")), sheets=sheets)
+    return Document(file=file, witness=witness, model=printable_line(fields.sub("model").text("name", default="")), sheets=sheets)
 
 
-def _sheet(fields: Fields, witness: Witness) -> Sheet:
-    items = tuple(_item(row) for row in _objects(fields, "items", MAX_ITEMS))
+def _read_rank_sheet(fields: Fields, witness: Witness) -> Sheet:
+    items = tuple(_read_sheet_item(row) for row in _read_object_list(fields, "items", MAX_ITEMS))
     sheet = Sheet(
-        rank=_rank(fields), stage=fields.count("stage", default=0, low=0, high=MAX_RANK), witness=witness,
+        rank=_read_rank_number(fields), stage=fields.count("stage", default=0, low=0, high=MAX_RANK), witness=witness,
         same_as=fields.counts("same_as", high=MAX_RANK), items=items, host_bytes=fields.count("host_bytes", default=0, low=0, high=MAX_BYTES),
     )  # fmt: skip
     if not sheet.instants:
         fields.wrong("items", None, "hold nothing at any instant")
-    stated = _sizes(fields.sub("instants"))
+    stated = _bytes_by_instant(fields.sub("instants"))
     for instant in () if fields.problems else sheet.instants:
         size = int(sheet.at(instant).value)
         if stated.get(instant, size) != size:
@@ -108,18 +108,18 @@ def _sheet(fields: Fields, witness: Witness) -> Sheet:
     return sheet
 
 
-def _rank(fields: Fields) -> int:
+def _read_rank_number(fields: Fields) -> int:
     if fields.data.get("rank") is None:
         fields.wrong("rank", None, "is missing")
     return fields.count("rank", default=0, low=0, high=MAX_RANK)
 
 
-def _item(fields: Fields) -> Item:
-    component, path = _member(fields, "component", Component), fields.text("path", default="")
+def _read_sheet_item(fields: Fields) -> Item:
+    component, path = _enum_member(fields, "component", Component), fields.text("path", default="")
     if len(path) > MAX_PATH:
         fields.wrong("path", path, f"is longer than {MAX_PATH} characters")
     least = -MAX_BYTES if component is Component.UNEXPLAINED else 0  # a device may have counted less than was seen
-    sizes = _sizes(fields.sub("at"), least)
+    sizes = _bytes_by_instant(fields.sub("at"), least)
     largest = fields.count("bytes", default=max(sizes.values(), default=0), low=least, high=MAX_BYTES)
     low = fields.count("low_bytes", default=largest, low=least, high=MAX_BYTES)
     high = fields.count("high_bytes", default=largest, low=least, high=MAX_BYTES)
@@ -129,7 +129,7 @@ def _item(fields: Fields) -> Item:
     return Item(component, path, at, Derived("as the document says"))
 
 
-def _sizes(fields: Fields, least: int = 0) -> dict[Instant, int]:
+def _bytes_by_instant(fields: Fields, least: int = 0) -> dict[Instant, int]:
     """An object of instants and bytes."""
     known = {instant.value: instant for instant in Instant}
     for name, size in fields.data.items():
@@ -140,7 +140,7 @@ def _sizes(fields: Fields, least: int = 0) -> dict[Instant, int]:
     return {known[name]: fields.count(name, default=0, low=least, high=MAX_BYTES) for name in fields.data if name in known}
 
 
-def _member(fields: Fields, key: str, kind: type[E]) -> E:
+def _enum_member(fields: Fields, key: str, kind: type[E]) -> E:
     """A text that names a member of an enum; its first where it does not, which is then a problem."""
     values = [member.value for member in kind]
     if fields.data.get(key) is None:
@@ -148,7 +148,7 @@ def _member(fields: Fields, key: str, kind: type[E]) -> E:
     return kind(fields.text(key, default=values[0], choices=values))
 
 
-def _objects(fields: Fields, key: str, most: int) -> list[Fields]:
+def _read_object_list(fields: Fields, key: str, most: int) -> list[Fields]:
     """A list of objects; their problems join those of ``fields``."""
     found = fields.data.get(key)
     if not isinstance(found, list) or not all(isinstance(row, Mapping) for row in found):
@@ -161,7 +161,7 @@ def _objects(fields: Fields, key: str, most: int) -> list[Fields]:
     return [Fields(row, f"{where}[{number}]", fields.problems) for number, row in enumerate(found)]
 
 
-def _twice(numbers: list[int]) -> int | None:
+def _first_duplicate(numbers: list[int]) -> int | None:
     seen: set[int] = set()
     for number in numbers:
         if number in seen:

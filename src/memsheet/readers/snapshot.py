@@ -11,7 +11,7 @@ from typing import Any
 
 from memsheet.allocator import Settings, settings_from
 from memsheet.allocator.recorded import ALLOC, FREED, GIVEN, TAKEN, Event, Recorded
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.guard import read_bytes
 from memsheet.readers.record import parse_packed
 
@@ -27,10 +27,10 @@ def read_snapshot(path: Path) -> Recorded:
     data = read_bytes(path, MAX_BYTES)
     if data.startswith(_PICKLE):
         hint = "json.dump(torch.cuda.memory._snapshot(), file) where it was made, or memsheet measure --snapshot"
-        raise refuse(str(path), None, "is a pickle, and to unpickle is to run what is in it", hint)
+        raise input_error(str(path), None, "is a pickle, and to unpickle is to run what is in it", hint)
     found = parse_packed(data, str(path), max_bytes=MAX_BYTES, max_values=MAX_VALUES)
     if not isinstance(found, Mapping):
-        raise refuse(str(path), found, "holds no object of keys and values at its top level")
+        raise input_error(str(path), found, "holds no object of keys and values at its top level")
     return recorded_from(found, str(path))
 
 
@@ -42,38 +42,43 @@ def recorded_from(found: Mapping[str, Any], name: str = "snapshot") -> Recorded:
         rows = max(traces, key=len, default=[]) if isinstance(traces, list) and all(isinstance(one, list) for one in traces) else None
     segments = found.get("segments", [])
     if not isinstance(rows, list) or not isinstance(segments, list):
-        raise refuse(name, None, "holds no events and segments", "memsheet measure --device cuda --snapshot FILE makes one")
-    own = [row for row in rows if _whose(row, name) in (None, (0, 0))]
-    whole = [segment for segment in segments if _whose(segment, name) in (None, (0, 0))]
+        raise input_error(name, None, "holds no events and segments", "memsheet measure --device cuda --snapshot FILE makes one")
+    own = [row for row in rows if _memory_pool_id(row, name) in (None, (0, 0))]
+    whole = [segment for segment in segments if _memory_pool_id(segment, name) in (None, (0, 0))]
     return Recorded(
-        events=tuple(_events(own, name)), segments_bytes=sum(_whole(segment, "total_size", name) for segment in whole),
-        settings=_settings(found), other_pools=len(rows) - len(own),
+        events=tuple(_allocator_events(own, name)), segments_bytes=sum(_nonnegative_integer(segment, "total_size", name) for segment in whole),
+        settings=_snapshot_allocator_settings(found), other_pools=len(rows) - len(own),
     )  # fmt: skip
 
 
-def _whose(row: Any, name: str) -> tuple[Any, ...] | None:
+def _memory_pool_id(row: Any, name: str) -> tuple[Any, ...] | None:
     """The pool of an event or a segment: (0, 0) is the default one; None where an older torch does not say."""
     if not isinstance(row, Mapping):
-        raise refuse(name, None, "has rows that are no objects")
+        raise input_error(name, None, "has rows that are no objects")
     pool = row.get("pool_id", row.get("segment_pool_id"))
     return tuple(pool) if isinstance(pool, list) else None
 
 
-def _events(rows: list[Any], name: str) -> Iterator[Event]:
+def _allocator_events(rows: list[Any], name: str) -> Iterator[Event]:
     for row in rows:
         if row.get("action") in _KNOWN:
-            yield Event(row["action"], _whole(row, "addr", name), _whole(row, "size", name), _whole(row, "stream", name))
+            yield Event(
+                row["action"],
+                _nonnegative_integer(row, "addr", name),
+                _nonnegative_integer(row, "size", name),
+                _nonnegative_integer(row, "stream", name),
+            )
 
 
-def _whole(row: Mapping[str, Any], key: str, name: str) -> int:
+def _nonnegative_integer(row: Mapping[str, Any], key: str, name: str) -> int:
     """A size, an address, a stream's handle."""
     value = row.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST:
-        raise refuse(f"{name}: {key}", value, "is not a whole number from 0")
+        raise input_error(f"{name}: {key}", value, "is not a whole number from 0")
     return value
 
 
-def _settings(found: Mapping[str, Any]) -> Settings:
+def _snapshot_allocator_settings(found: Mapping[str, Any]) -> Settings:
     """How the allocator was set, as the history repeats it (allocator_settings, torch/csrc/cuda/Module.cpp)."""
     given = found.get("settings") or found.get("allocator_settings")
     text = next((given[key] for key in SETTINGS if isinstance(given.get(key), str)), "") if isinstance(given, Mapping) else ""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from memsheet.plan.model import Dense, Embeddings, Head, ModelSpec, Moe, Norm, NormKind, Role, Run, Stack, Weight
 from memsheet.readers.fields import Fields
-from memsheet.readers.parts import embedding, vocabulary_head
+from memsheet.readers.parts import embedding_table, vocabulary_head
 
 
-def router(path: str, experts: int, hidden: int, *, bias: bool = False, dtype: str | None = None) -> tuple[Weight, ...]:
+def router_weights(path: str, experts: int, hidden: int, *, bias: bool = False, dtype: str | None = None) -> tuple[Weight, ...]:
     """The matrix that scores every expert for a token; whole on every rank."""
     weights = [Weight(path=f"{path}.weight", shape=(experts, hidden), role=Role.ROUTER, dtype=dtype)]
     if bias:
@@ -28,7 +28,7 @@ def stacked_experts(path: str, experts: int, hidden: int, intermediate: int) -> 
     )
 
 
-def moe(
+def stacked_gated_moe(
     config: Fields, path: str, hidden: int, experts: int, *, per_token: int, intermediate: int,
     gate: str = "gate", shared: Dense | None = None, extras: tuple[Weight, ...] = (), router_dtype: str | None = None,
 ) -> Moe:  # fmt: skip
@@ -37,7 +37,7 @@ def moe(
         path=path, experts=experts, experts_per_token=per_token, intermediate=intermediate, shared=shared,
         activation=config.text("hidden_act", default="silu"),
         weights=(
-            *router(f"{path}.{gate}", experts, hidden, dtype=router_dtype),
+            *router_weights(f"{path}.{gate}", experts, hidden, dtype=router_dtype),
             *stacked_experts(f"{path}.experts", experts, hidden, intermediate),
             *extras,
         ),
@@ -60,7 +60,7 @@ def key_value_heads(config: Fields, heads: int, *, default: int | None) -> int:
     return kv_heads
 
 
-def nullable(config: Fields, key: str, default: int) -> int | None:
+def nullable_count(config: Fields, key: str, default: int) -> int | None:
     """A count that null switches off; only a missing key takes ``default``."""
     return config.optional(key) if key in config.data else default
 
@@ -98,7 +98,7 @@ def causal_lm(
     matrix = vocabulary_head(head, vocab, hidden, bias=head_bias)
     return ModelSpec(
         name="", model_type=model_type, hidden=hidden, vocab=vocab,
-        embeddings=Embeddings(weights=(embedding(f"{base}.{embeddings}", vocab, hidden, vocabulary=True),), scaled=scaled_embeddings),
+        embeddings=Embeddings(weights=(embedding_table(f"{base}.{embeddings}", vocab, hidden, vocabulary=True),), scaled=scaled_embeddings),
         stacks=(Stack(path=f"{base}.{layers}", hidden=hidden, runs=runs, final_norms=(final_norm,), final_path=base),),
         head=Head(
             kind="causal_lm", width=vocab, tied=tied, softcap=softcap, scaled=scaled_logits,

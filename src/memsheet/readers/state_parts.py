@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from memsheet.plan.model import Role, StateSpace, Weight
 from memsheet.readers.fields import Fields
-from memsheet.readers.parts import linear
+from memsheet.readers.parts import linear_weights
 
 
 def mamba_mixer(
@@ -25,11 +25,11 @@ def mamba_mixer(
             Weight(path=f"{path}.A_log", shape=(inner, state), role=Role.OTHER, cut=0),
             Weight(path=f"{path}.D", shape=(inner,), role=Role.OTHER, cut=0),
             *causal_conv(f"{path}.conv1d", inner, kernel, bias=conv_bias),
-            *linear(f"{path}.in_proj", 2 * inner, hidden, bias=bias, cut="out"),
-            *linear(f"{path}.x_proj", rank + 2 * state, inner, cut="in"),
-            *linear(f"{path}.dt_proj", inner, rank, bias=True, cut="out"),
-            *linear(f"{path}.out_proj", hidden, inner, bias=bias, cut="in"),
-            *(_norm(f"{path}.{name}_layernorm", size) for name, size in (("dt", rank), ("b", state), ("c", state)) if norms),
+            *linear_weights(f"{path}.in_proj", 2 * inner, hidden, bias=bias, cut="out"),
+            *linear_weights(f"{path}.x_proj", rank + 2 * state, inner, cut="in"),
+            *linear_weights(f"{path}.dt_proj", inner, rank, bias=True, cut="out"),
+            *linear_weights(f"{path}.out_proj", hidden, inner, bias=bias, cut="in"),
+            *(_norm_scale_weight(f"{path}.{name}_layernorm", size) for name, size in (("dt", rank), ("b", state), ("c", state)) if norms),
             *extras,
         ),
     )  # fmt: skip
@@ -50,9 +50,9 @@ def mamba2_mixer(
         weights=(
             *(Weight(path=f"{path}.{name}", shape=(heads,), role=Role.OTHER, cut=0, units=heads) for name in ("dt_bias", "A_log", "D")),
             *causal_conv(f"{path}.conv1d", conv, kernel, bias=conv_bias, units=heads),
-            *linear(f"{path}.in_proj", inner + conv + heads, hidden, bias=bias, cut="out", units=heads),
+            *linear_weights(f"{path}.in_proj", inner + conv + heads, hidden, bias=bias, cut="out", units=heads),
             Weight(path=f"{path}.norm.weight", shape=(inner,), role=Role.NORM, cut=0, units=heads),
-            *linear(f"{path}.out_proj", hidden, inner, bias=bias, cut="in", units=heads),
+            *linear_weights(f"{path}.out_proj", hidden, inner, bias=bias, cut="in", units=heads),
         ),
     )  # fmt: skip
 
@@ -69,5 +69,5 @@ def step_rank(config: Fields, key: str, hidden: int) -> int:
     return default if config.raw(key) == "auto" else config.count(key, default=default)
 
 
-def _norm(path: str, size: int) -> Weight:
+def _norm_scale_weight(path: str, size: int) -> Weight:
     return Weight(path=f"{path}.weight", shape=(size,), role=Role.NORM)

@@ -8,8 +8,17 @@ from typing import Any
 
 from memsheet.plan.model import Arrangement, Block, Norm, Role, Stack, Weight
 from memsheet.readers.fields import Fields
-from memsheet.readers.nested import patches, sides, tensor
-from memsheet.readers.parts import attention, embedding, gated_mlp, layer_norm, linear, plain_mlp, rms_norm, run_length
+from memsheet.readers.nested import bare_parameter, height_and_width, patch_size_and_count
+from memsheet.readers.parts import (
+    embedding_table,
+    gated_mlp,
+    layer_norm,
+    linear_weights,
+    plain_mlp,
+    rms_norm,
+    run_length,
+    separate_qkv_attention,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +38,14 @@ def vision_model(config: Fields, path: str, default_type: str, absent: Mapping[s
     vision = config.sub("vision_config", absent)
     match vision.text("model_type", default=default_type, choices=("clip_vision_model", "siglip_vision_model", "pixtral")):
         case "pixtral":
-            return _pixtral(vision, path)
+            return _pixtral_vision_model(vision, path)
         case "siglip_vision_model":
-            return _siglip(vision, path)
+            return _siglip_vision_model(vision, path)
         case _:
-            return _clip(vision, path)
+            return _clip_vision_model(vision, path)
 
 
-def convolution(path: str, hidden: int, channels: int, kernel: tuple[int, ...], *, bias: bool) -> tuple[Weight, ...]:
+def patch_convolution_weights(path: str, hidden: int, channels: int, kernel: tuple[int, ...], *, bias: bool) -> tuple[Weight, ...]:
     """Patches to vectors: a convolution whose stride is its kernel, used as a linear layer."""
     weight = Weight(path=f"{path}.weight", shape=(hidden, channels, *kernel), role=Role.LINEAR)
     return (weight, Weight(path=f"{path}.bias", shape=(hidden,), role=Role.BIAS)) if bias else (weight,)
@@ -53,7 +62,7 @@ def _clip_block(config: Fields, kind: str, hidden: int, intermediate: int, activ
     heads = even_heads(config, hidden, "num_attention_heads", default=12)
     return Block(
         kind=kind, hidden=hidden, arrangement=Arrangement.PRE,
-        mixers=(attention(
+        mixers=(separate_qkv_attention(
             "self_attn", hidden, heads, heads, hidden // heads, qkv_bias=True, out_bias=True, causal=False, rotary_dim=0,
             names=("q_proj", "k_proj", "v_proj", "out_proj"),
         ),),
@@ -62,17 +71,17 @@ def _clip_block(config: Fields, kind: str, hidden: int, intermediate: int, activ
     )  # fmt: skip
 
 
-def _stack(path: str, config: Fields, block: Block, *final: Norm, layers: int = 12, at: str = "encoder.layers") -> Stack:
+def _vision_encoder_stack(path: str, config: Fields, block: Block, *final: Norm, layers: int = 12, at: str = "encoder.layers") -> Stack:
     return Stack(
         path=f"{path}.{at}", hidden=block.hidden, runs=run_length([block] * config.layers(default=layers)),
         final_norms=final, final_path=path, role="vision",
     )  # fmt: skip
 
 
-def _clip(config: Fields, path: str) -> Vision:
+def _clip_vision_model(config: Fields, path: str) -> Vision:
     """Defaults: CLIPVisionConfig. The last norm sees only the class token."""
     hidden = config.count("hidden_size", default=768)
-    patch, count = patches(config, image=224, patch=32)
+    patch, count = patch_size_and_count(config, image=224, patch=32)
     block = _clip_block(
         config,
         "clip_vision_model",
@@ -81,56 +90,62 @@ def _clip(config: Fields, path: str) -> Vision:
         config.text("hidden_act", default="quick_gelu"),
     )
     embeddings = (
-        tensor(f"{path}.embeddings.class_embedding", hidden),
-        *convolution(f"{path}.embeddings.patch_embedding", hidden, config.count("num_channels", default=3), patch, bias=False),
-        embedding(f"{path}.embeddings.position_embedding", count + 1, hidden),
+        bare_parameter(f"{path}.embeddings.class_embedding", hidden),
+        *patch_convolution_weights(
+            f"{path}.embeddings.patch_embedding", hidden, config.count("num_channels", default=3), patch, bias=False
+        ),
+        embedding_table(f"{path}.embeddings.position_embedding", count + 1, hidden),
         *layer_norm(f"{path}.pre_layrnorm", hidden).weights,  # spelt so in the model's code
     )
-    stack = _stack(path, config, block, layer_norm("post_layernorm", hidden))
+    stack = _vision_encoder_stack(path, config, block, layer_norm("post_layernorm", hidden))
     return Vision(hidden=hidden, stack=stack, embeddings=embeddings, patches=count, class_token=True)
 
 
-def _siglip(config: Fields, path: str) -> Vision:
+def _siglip_vision_model(config: Fields, path: str) -> Vision:
     """Defaults: SiglipVisionConfig."""
     hidden = config.count("hidden_size", default=768)
     intermediate = config.count("intermediate_size", default=3072)
-    patch, count = patches(config, image=224, patch=16)
+    patch, count = patch_size_and_count(config, image=224, patch=16)
     block = _clip_block(config, "siglip_vision_model", hidden, intermediate, config.text("hidden_act", default="gelu_pytorch_tanh"))
     embeddings = (
-        *convolution(f"{path}.embeddings.patch_embedding", hidden, config.count("num_channels", default=3), patch, bias=True),
-        embedding(f"{path}.embeddings.position_embedding", count, hidden),
+        *patch_convolution_weights(f"{path}.embeddings.patch_embedding", hidden, config.count("num_channels", default=3), patch, bias=True),
+        embedding_table(f"{path}.embeddings.position_embedding", count, hidden),
     )
     pooling = _siglip_pooling(f"{path}.head", hidden, intermediate) if config.flag("vision_use_head", default=True) else ()
-    stack = _stack(path, config, block, layer_norm("post_layernorm", hidden))
+    stack = _vision_encoder_stack(path, config, block, layer_norm("post_layernorm", hidden))
     return Vision(hidden=hidden, stack=stack, embeddings=embeddings, extras=pooling, patches=count)
 
 
 def _siglip_pooling(path: str, hidden: int, intermediate: int) -> tuple[Weight, ...]:
     """Attention of one learned query over the patches. No family here uses its output, its tensors are there all the same."""
     return (
-        tensor(f"{path}.probe", 1, 1, hidden),
-        tensor(f"{path}.attention.in_proj_weight", 3 * hidden, hidden, role=Role.LINEAR),
-        tensor(f"{path}.attention.in_proj_bias", 3 * hidden, role=Role.BIAS),
-        *linear(f"{path}.attention.out_proj", hidden, hidden, bias=True),
+        bare_parameter(f"{path}.probe", 1, 1, hidden),
+        bare_parameter(f"{path}.attention.in_proj_weight", 3 * hidden, hidden, role=Role.LINEAR),
+        bare_parameter(f"{path}.attention.in_proj_bias", 3 * hidden, role=Role.BIAS),
+        *linear_weights(f"{path}.attention.out_proj", hidden, hidden, bias=True),
         *layer_norm(f"{path}.layernorm", hidden).weights,
         *plain_mlp(f"{path}.mlp", hidden, intermediate, "", bias=True, names=("fc1", "fc2")).weights,
     )
 
 
-def _pixtral(config: Fields, path: str) -> Vision:
+def _pixtral_vision_model(config: Fields, path: str) -> Vision:
     """Defaults: PixtralVisionConfig. Images keep their shape, so the number of patches is theirs."""
     hidden = config.count("hidden_size", default=1024)
     heads = even_heads(config, hidden, "num_attention_heads", default=16)
     block = Block(
         kind="pixtral", hidden=hidden, arrangement=Arrangement.PRE,
-        mixers=(attention("attention", hidden, heads, heads, hidden // heads, causal=False),),
+        mixers=(separate_qkv_attention("attention", hidden, heads, heads, hidden // heads, causal=False),),
         feed_forward=gated_mlp(
             "feed_forward", hidden, config.count("intermediate_size", default=4096), config.text("hidden_act", default="gelu")
         ),
         norms=(rms_norm("attention_norm", hidden), rms_norm("ffn_norm", hidden)),
     )  # fmt: skip
     embeddings = (
-        *convolution(f"{path}.patch_conv", hidden, config.count("num_channels", default=3), sides(config, "patch_size", 16), bias=False),
+        *patch_convolution_weights(
+            f"{path}.patch_conv", hidden, config.count("num_channels", default=3), height_and_width(config, "patch_size", 16), bias=False
+        ),
         *rms_norm(f"{path}.ln_pre", hidden).weights,
     )
-    return Vision(hidden=hidden, stack=_stack(path, config, block, layers=24, at="transformer.layers"), embeddings=embeddings)
+    return Vision(
+        hidden=hidden, stack=_vision_encoder_stack(path, config, block, layers=24, at="transformer.layers"), embeddings=embeddings
+    )

@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.engines import MODELLED, find_engine
-from memsheet.errors import InputError, Problem, require
+from memsheet.errors import InputError, Problem, raise_if_problems
 from memsheet.frozen import dataclass
 from memsheet.gaps import RequestResolver
-from memsheet.plan.check import Request, check_request, flatten
-from memsheet.plan.contradictions import contradictions
+from memsheet.plan.check import Request, check_request, flatten_document
+from memsheet.plan.contradictions import contradiction_problems
 from memsheet.plan.defaults import OTHER_TASK, UNMODELLED
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
-from memsheet.plan.hardware import BF16_UNITS, below, unsupported
+from memsheet.plan.hardware import BF16_UNITS, is_older_device, unsupported_choices
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import (
     Loss,
@@ -28,7 +28,7 @@ from memsheet.resolve.llama_cpp import llama_options
 from memsheet.resolve.lora import BY_ENGINE, served_adapters_of
 from memsheet.resolve.mesh import mesh_of, mesh_product, resharding_of, zero_stage_of
 from memsheet.resolve.optimizer import optimizer_of
-from memsheet.resolve.options import switches
+from memsheet.resolve.options import optional_plan_fields
 from memsheet.resolve.pipeline import global_batch_of, layers_per_stage_of, schedule_of, usual_loss, vocab_multiple_of
 from memsheet.resolve.precision import check_in_backward, check_moments, precision_of
 from memsheet.resolve.quantization import quantization_of
@@ -36,8 +36,8 @@ from memsheet.resolve.recompute import recompute_of
 from memsheet.resolve.serving import (
     attention_of,
     check_decodes,
-    pages,
     server_options,
+    serves_in_pages,
     usual_options,
 )
 from memsheet.resolve.speculative import speculative_of
@@ -54,7 +54,7 @@ class Resolved:
     assumed: tuple[str, ...]
 
 
-def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None = None, *, real: bool = False) -> Resolved:
+def resolve_request(request: Request, model: ModelSpec | None, cluster: Cluster | None = None, *, real: bool = False) -> Resolved:
     """Fill every gap of ``request`` (checked first) for ``model``, None when only a parameter count is known.
 
     ``real``: the engine's own code will run the plan, so that what it can do but nobody has modelled is allowed.
@@ -62,18 +62,18 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
     Raises InputError with all problems: unknown keys, values out of range, meshes that do not multiply, degrees that do not
     divide, options that are not modelled.
     """
-    require(check_request(request))
+    raise_if_problems(check_request(request))
     if request.get("task") != "infer" or request.get("engine") is not None:
-        return _resolved(request, model, cluster, real=real)
+        return _resolve_for_engine(request, model, cluster, real=real)
     return _of_candidates(request, model, cluster, real=real)
 
 
-def _resolved(request: Request, model: ModelSpec | None, cluster: Cluster | None, *, real: bool) -> Resolved:
-    """As ``resolve``, by the engine that is asked for, else by the usual one."""
+def _resolve_for_engine(request: Request, model: ModelSpec | None, cluster: Cluster | None, *, real: bool) -> Resolved:
+    """As ``resolve_request``, by the engine that is asked for, else by the usual one."""
     gaps = RequestResolver(request)
     task = gaps.get("task", "train", silent=True)
     gpus = cluster.count if cluster else None
-    engine = _engine(gaps, task, cluster, model)
+    engine = _resolve_engine(gaps, task, cluster, model)
     if real:
         engine = replace(
             engine, axes=(*engine.axes, *engine.real_axes), schedules=(*engine.schedules, *engine.real_schedules),
@@ -102,22 +102,22 @@ def _resolved(request: Request, model: ModelSpec | None, cluster: Cluster | None
         attention=attention_of(gaps, engine, model, cluster),
         loss=gaps.choice("loss", usual_loss(gaps, engine, mesh), engine.losses, engine.name) if task == "train" else Loss.PLAIN,
         dropout=float(gaps.get("dropout", 0.0, silent=True)), adapter=adapter, quantization=quantization,
-        offload=_offload(gaps, engine), expandable_segments=gaps.get("allocator.expandable_segments", False, silent=True),
+        offload=_resolve_offload(gaps, engine), expandable_segments=gaps.get("allocator.expandable_segments", False, silent=True),
         kv_dtype=kv_dtype_of(gaps, precision, engine, model),
         max_model_len=max_model_len_of(gaps, task, model, engine, served=bool(usual) or engine.server == "llama_cpp"),
         max_sequences=sequences,
         prompt_tokens=gaps.get("serving.prompt_tokens", silent=True), phase=gaps.get("phase", silent=True),
         **{**server_options(gaps, usual, engine, model), **llama_options(gaps, engine, task)},
         optimizer_in_backward=gaps.get("optimizer_in_backward", False, silent=True),
-        **switches(gaps, mesh, model, engine), varied=engine.varies and request.get("seq_len_kind") == "maximum",
-        before_ampere=cluster is not None and below(cluster.device, BF16_UNITS),
+        **optional_plan_fields(gaps, mesh, model, engine), varied=engine.varies and request.get("seq_len_kind") == "maximum",
+        before_ampere=cluster is not None and is_older_device(cluster.device, BF16_UNITS),
         speculative=speculative_of(gaps, engine, mesh, model, sequences=sequences, real=real),
     )  # fmt: skip
     check_effects(gaps, plan, engine, model)
     check_moments(gaps, plan)
     check_in_backward(gaps, plan, engine)
-    gaps.problems += contradictions(request, task)
-    require(gaps.problems)
+    gaps.problems += contradiction_problems(request, task)
+    raise_if_problems(gaps.problems)
     return Resolved(plan, tuple(gaps.assumed))
 
 
@@ -140,9 +140,11 @@ DESCRIBED = ("schema", "model", "gpus")
 """Keys of a plan's document that are no choices of the plan."""
 
 
-def reread(document: Mapping[str, Any], model: ModelSpec | None = None, *, real: bool = False) -> Plan:
-    """The plan that ``report.json.answer.plan_document`` wrote down. Raises InputError as ``resolve`` does."""
-    return resolve({key: value for key, value in flatten(document).items() if key not in DESCRIBED}, model, None, real=real).plan
+def resolve_document(document: Mapping[str, Any], model: ModelSpec | None = None, *, real: bool = False) -> Plan:
+    """The plan that ``report.json.answer.plan_document`` wrote down. Raises InputError as ``resolve_request`` does."""
+    return resolve_request(
+        {key: value for key, value in flatten_document(document).items() if key not in DESCRIBED}, model, None, real=real
+    ).plan
 
 
 CANDIDATES = ("vllm", "sglang", "llama.cpp", "transformers")
@@ -151,40 +153,40 @@ CANDIDATES = ("vllm", "sglang", "llama.cpp", "transformers")
 
 def _of_candidates(request: Request, model: ModelSpec | None, cluster: Cluster | None, *, real: bool) -> Resolved:
     """The usual engine's answer; where it has problems, that of the first candidate that has none, else the problems of the one with fewer."""
-    usual, refused = _tried(request, model, cluster, real=real)
+    usual, refused = _try_resolve(request, model, cluster, real=real)
     if usual is not None and not refused:
         return usual
     fewest, name = refused, usual_engine(request, cluster, model)
-    for other in _candidates(cluster, model, name):
-        found, problems = _tried({**request, "engine": other}, model, cluster, real=real)
+    for other in _candidate_engines(cluster, model, name):
+        found, problems = _try_resolve({**request, "engine": other}, model, cluster, real=real)
         if found is not None and not problems:
             why = f"{name} does not take {', '.join(dict.fromkeys(problem.field for problem in refused))}"
             return replace(found, assumed=(f"engine = {other} ({why})", *found.assumed))
-        fewest = problems if _fields(problems) < _fields(fewest) else fewest
+        fewest = problems if _problem_fields(problems) < _problem_fields(fewest) else fewest
     if usual is not None and fewest is refused:
         return usual  # what its card lacks is told where cards are asked
     raise InputError(fewest)
 
 
-def _tried(
+def _try_resolve(
     request: Request, model: ModelSpec | None, cluster: Cluster | None, *, real: bool
 ) -> tuple[Resolved | None, tuple[Problem, ...]]:
     """The whole plan if there is one, and all that is wrong with it, on its card too."""
     try:
-        found = _resolved(request, model, cluster, real=real)
+        found = _resolve_for_engine(request, model, cluster, real=real)
     except InputError as error:
         return None, error.problems
-    return found, tuple(unsupported(found.plan, cluster, model)) if cluster else ()
+    return found, tuple(unsupported_choices(found.plan, cluster, model)) if cluster else ()
 
 
-def _fields(problems: tuple[Problem, ...]) -> set[str]:
+def _problem_fields(problems: tuple[Problem, ...]) -> set[str]:
     return {problem.field for problem in problems}
 
 
-def _candidates(cluster: Cluster | None, model: ModelSpec | None, usual: str) -> Iterator[str]:
+def _candidate_engines(cluster: Cluster | None, model: ModelSpec | None, usual: str) -> Iterator[str]:
     """Engines besides the usual one, of those that are accounted on the device; servers for what is served in pages."""
     there = cluster.device.engines if cluster else None
-    known = CANDIDATES if pages(model) else ("transformers",)
+    known = CANDIDATES if serves_in_pages(model) else ("transformers",)
     return (name for name in known if name != usual and (there is None or name in there))
 
 
@@ -193,24 +195,28 @@ def usual_engine(request: Request, cluster: Cluster | None, model: ModelSpec | N
     task = request.get("task") or "train"
     several = (cluster.count if cluster else mesh_product(request)) > 1
     sharded = task == "train" and several and request.get("zero") != 0
-    default = "fsdp2" if sharded else "vllm" if task == "infer" and several and pages(model) else "transformers"
+    default = "fsdp2" if sharded else "vllm" if task == "infer" and several and serves_in_pages(model) else "transformers"
     if task == "infer" and model is not None and model.source.kind == "gguf":
         default = "llama.cpp"
     if default == "transformers" and task == "infer" and cluster and model:
-        default = "vllm" if _asks_a_server(request) and pages(model) and _serves("vllm", request, model, cluster) else default
+        default = (
+            "vllm"
+            if _asks_a_server(request) and serves_in_pages(model) and _server_takes_question("vllm", request, model, cluster)
+            else default
+        )
     if cluster and cluster.device.engines is not None:
         default = _engine_there(cluster.device.engines, task) or default
     return default
 
 
-def _engine(gaps: RequestResolver, task: str, cluster: Cluster | None, model: ModelSpec | None) -> Engine:
+def _resolve_engine(gaps: RequestResolver, task: str, cluster: Cluster | None, model: ModelSpec | None) -> Engine:
     several = (cluster.count if cluster else mesh_product(gaps.request)) > 1
     name = gaps.get("engine", None if gaps.request.get("engine") else usual_engine(gaps.request, cluster, model))
     engine = find_engine(name)
     if engine is None or task not in engine.tasks:
         known = [e for e in MODELLED if (found := find_engine(e)) and task in found.tasks]
         gaps.wrong("engine", name, f"is not modelled for {task} yet", f"modelled: {', '.join(known)}")
-        require(gaps.problems)
+        raise_if_problems(gaps.problems)
     assert engine is not None
     return engine.alone if engine.alone is not None and not several else engine
 
@@ -223,13 +229,13 @@ def _asks_a_server(request: Request) -> bool:
     return any(request.get(key) is not None for key in SERVERS_KEYS)
 
 
-def _serves(engine: str, request: Request, model: ModelSpec, cluster: Cluster) -> bool:
+def _server_takes_question(engine: str, request: Request, model: ModelSpec, cluster: Cluster) -> bool:
     """Whether a server takes the question as it stands."""
     try:
-        plan = resolve({**request, "engine": engine}, model, cluster).plan
+        plan = resolve_request({**request, "engine": engine}, model, cluster).plan
     except InputError:
         return False
-    return not any(unsupported(plan, cluster, model))
+    return not any(unsupported_choices(plan, cluster, model))
 
 
 def _engine_there(names: tuple[str, ...], task: str) -> str | None:
@@ -240,7 +246,7 @@ def _engine_there(names: tuple[str, ...], task: str) -> str | None:
 _INSTEAD = {"activations": "--recompute full drops them; or engine fsdp2 or deepspeed"}
 
 
-def _offload(gaps: RequestResolver, engine: Engine) -> Offload:
+def _resolve_offload(gaps: RequestResolver, engine: Engine) -> Offload:
     wanted = {key: gaps.request.get(f"offload.{key}") for key in ("optimizer", "parameters", "activations")}
     for key, value in wanted.items():
         if value and key not in engine.offload:

@@ -28,7 +28,7 @@ def adapter_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
     dtype = dtype_named(gaps.get("adapter.dtype", engine.adapter_dtype))
     assert dtype is not None
     if kind.prompts:
-        return _prompts(gaps, kind, dtype)
+        return _resolve_prompt_adapter(gaps, kind, dtype)
     for key in ("adapter.prompt_length", "adapter.start_layer"):
         if gaps.request.get(key) is not None:
             gaps.wrong(key, gaps.request[key], f"has no meaning for {kind.value}", "leave it out")
@@ -42,7 +42,7 @@ PROMPT_LENGTH, START_LAYER = 10, 2
 """Learned positions, and the first layer that has them (Lightning-AI/litgpt, litgpt/adapter.py, Config)."""
 
 
-def _prompts(gaps: RequestResolver, kind: AdapterKind, dtype: DType) -> Adapter:
+def _resolve_prompt_adapter(gaps: RequestResolver, kind: AdapterKind, dtype: DType) -> Adapter:
     """A llama-adapter, which is on every attention by what it is; names of targets describe it."""
     for key in ("adapter.rank", "adapter.dropout", "adapter.full_modules"):
         if gaps.request.get(key):

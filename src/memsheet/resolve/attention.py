@@ -29,7 +29,7 @@ def attention_groups(gaps: RequestResolver, degrees: dict[str, int], engine: Eng
         gaps.assumed.append(
             f"mesh.dp_replicate = {replicas * groups} (vllm's data-parallel ranks share experts, of which {model.name} has none)"
         )
-    elif replicas > 1 and groups == 1 and not told and _shared(degrees, engine, model):
+    elif replicas > 1 and groups == 1 and not told and _replicas_share_experts(degrees, engine, model):
         degrees.update(dp_replicate=1, tp=tp * replicas, attn_dp=replicas)
         gaps.assumed.append(f"mesh.attn_dp = {replicas} of mesh.tp = {tp * replicas} (replicas that share experts are one server)")
 
@@ -38,7 +38,7 @@ def has_experts(model: ModelSpec) -> bool:
     return any(isinstance(block.feed_forward, Moe) for stack in model.stacks for run in stack.runs for block in run.pattern)
 
 
-def _shared(degrees: dict[str, int], engine: Engine, model: ModelSpec | None) -> bool:
+def _replicas_share_experts(degrees: dict[str, int], engine: Engine, model: ModelSpec | None) -> bool:
     """Whether replicas share their experts: where they are dealt over more than one's ranks, and always in vLLM."""
     if model is None or not has_experts(model):
         return False

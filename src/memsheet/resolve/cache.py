@@ -29,9 +29,9 @@ def kv_dtype_of(gaps: RequestResolver, precision: Precision, engine: Engine | No
     given = gaps.request.get("serving.kv_dtype")
     usual = FP16 if engine is not None and engine.server == "llama_cpp" else precision.compute
     found = dtype_named(given) if given else usual
-    named = _named(gaps, engine, model)
+    named = _checkpoint_cache_dtype(gaps, engine, model)
     if named is not None and engine is not None and model is not None:
-        found = _heeded(gaps, engine, model, found, named)
+        found = _checked_cache_dtype(gaps, engine, model, found, named)
     assert found is not None
     _check_honoured(gaps, engine, model, precision, found)
     return found
@@ -61,7 +61,7 @@ def _has_windows(model: ModelSpec | None) -> bool:
     return any(isinstance(m, Attention) and (m.window or m.chunk) for m in mixers)
 
 
-def _named(gaps: RequestResolver, engine: Engine | None, model: ModelSpec | None) -> str | None:
+def _checkpoint_cache_dtype(gaps: RequestResolver, engine: Engine | None, model: ModelSpec | None) -> str | None:
     """What the checkpoint names, where the plan keeps its weights as released and a server reads that."""
     stored = model.quantization if model is not None else None
     if engine is None or stored is None or stored.cache is None or gaps.request.get("task") != "infer":
@@ -70,7 +70,7 @@ def _named(gaps: RequestResolver, engine: Engine | None, model: ModelSpec | None
     return stored.cache if known and gaps.request.get("quantization.weights") is None else None
 
 
-def _heeded(gaps: RequestResolver, engine: Engine, model: ModelSpec, found: DType | None, named: str) -> DType | None:
+def _checked_cache_dtype(gaps: RequestResolver, engine: Engine, model: ModelSpec, found: DType | None, named: str) -> DType | None:
     stored, given = model.quantization, gaps.request.get("serving.kv_dtype")
     assert stored is not None
     version = version_of(gaps.request.get("engine_version"))

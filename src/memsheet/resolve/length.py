@@ -30,21 +30,21 @@ where nobody set it (get_bool_env_var with default "True" in configs/model_confi
 """
 
 
-def refuses(engine: str, version: str | None) -> bool:
+def refuses_long_context(engine: str, version: str | None) -> bool:
     """Whether an engine's release stops at a length beyond the model's."""
     limit = REFUSES.get(engine)
     return limit is not None and version_of(version) >= limit.since
 
 
-def longest(model: ModelSpec | None) -> int | None:
+def derived_max_length(model: ModelSpec | None) -> int | None:
     """The length that a server derives from a model's config; None where it says none."""
     return (model.scaled_positions or model.max_positions) if model else None
 
 
 def too_long(engine: str, version: str | None, model: ModelSpec | None, key: str, tokens: int | None) -> Iterator[Problem]:
     """The problem of a length that the engine refuses to start with."""
-    most, limit = longest(model), REFUSES.get(engine)
-    if model is None or limit is None or not refuses(engine, version) or not most or not tokens or tokens <= most:
+    most, limit = derived_max_length(model), REFUSES.get(engine)
+    if model is None or limit is None or not refuses_long_context(engine, version) or not most or not tokens or tokens <= most:
         return
     yield Problem(
         field=key, value=tokens,
@@ -65,6 +65,12 @@ FLAGS = {"serving.max_model_len": "--max-model-len", "seq_len": "--seq-len", "co
 
 def length_notes(plan: Plan, model: ModelSpec) -> Iterator[str]:
     """What to know of a length that the engine takes although the model was made for less."""
-    most, tokens = longest(model), plan.max_model_len
-    if plan.task == "infer" and not refuses(plan.engine, plan.engine_version) and most and tokens is not None and tokens > most:
+    most, tokens = derived_max_length(model), plan.max_model_len
+    if (
+        plan.task == "infer"
+        and not refuses_long_context(plan.engine, plan.engine_version)
+        and most
+        and tokens is not None
+        and tokens > most
+    ):
         yield f"{tokens:,} tokens are beyond the {most:,} that {model.name} was made for: {plan.engine} goes on, and answers may be worse"

@@ -63,7 +63,7 @@ def _of_family(gaps: RequestResolver, engine: Engine, model: ModelSpec) -> None:
         gaps.wrong("adapter.rank", gaps.request.get("adapter.rank"), why, "leave the adapters out")
 
 
-def _room(
+def _adapter_slots(
     gaps: RequestResolver, slots: int, rank: int | None, dtype: DType, targets: tuple[str, ...] | None, *, sharded: bool = False
 ) -> ServedAdapters:
     """``slots``: as many as the engine takes where nobody says."""
@@ -74,7 +74,7 @@ def _room(
     return ServedAdapters(slots=count, rank=rank or 0, targets=targets, dtype=dtype, host=host, sharded=sharded)
 
 
-def _dtype(gaps: RequestResolver, usual: DType, allowed: Iterable[DType], engine: str) -> DType:
+def _adapter_dtype(gaps: RequestResolver, usual: DType, allowed: Iterable[DType], engine: str) -> DType:
     given = gaps.request.get("adapter.dtype")
     found = dtype_named(given) if given is not None else None
     names = {dtype.name for dtype in (usual, *allowed)}
@@ -86,15 +86,15 @@ def _dtype(gaps: RequestResolver, usual: DType, allowed: Iterable[DType], engine
 # ---- vLLM --------------------------------------------------------------------------------------------------------------------
 
 
-def _vllm(gaps: RequestResolver, model: ModelSpec | None, mesh: Mesh, precision: Precision) -> ServedAdapters:
+def _vllm_adapters(gaps: RequestResolver, model: ModelSpec | None, mesh: Mesh, precision: Precision) -> ServedAdapters:
     release = release_of(gaps.request.get("engine_version"))
     facts = facts_of(release.since)
     rank: int = gaps.get("adapter.rank", RANK)
     sharded = bool(gaps.request.get("serving.fully_sharded_loras"))
-    dtype = _dtype(gaps, precision.compute, (BF16, FP16), "vllm")
+    dtype = _adapter_dtype(gaps, precision.compute, (BF16, FP16), "vllm")
     if facts is None:
         gaps.wrong("engine_version", gaps.request.get("engine_version"), "is older than what was read of vllm's adapters", "0.8 or newer")
-        return _room(gaps, ADAPTERS, rank, dtype, None)
+        return _adapter_slots(gaps, ADAPTERS, rank, dtype, None)
     if rank not in facts.ranks:
         larger = next((one for one in facts.ranks if one >= rank), facts.ranks[-1])
         gaps.wrong(
@@ -107,7 +107,7 @@ def _vllm(gaps: RequestResolver, model: ModelSpec | None, mesh: Mesh, precision:
         gaps.wrong("adapter.rank", rank, f"is not divided by the {mesh.tp} ranks that fully_sharded_loras cuts it over")
     if model is not None:
         _vllm_model(gaps, facts, model, mesh, sharded=sharded)
-    return _room(gaps, ADAPTERS, rank, dtype, _vllm_targets(gaps, facts, model), sharded=sharded)
+    return _adapter_slots(gaps, ADAPTERS, rank, dtype, _vllm_targets(gaps, facts, model), sharded=sharded)
 
 
 def _vllm_model(gaps: RequestResolver, facts: Facts, model: ModelSpec, mesh: Mesh, *, sharded: bool) -> None:
@@ -140,11 +140,13 @@ def _vllm_targets(gaps: RequestResolver, facts: Facts, model: ModelSpec | None) 
     else:
         gaps.assumed.append(f"--lora-target-modules {' '.join(given)} is given to vllm: without it every linear layer has room")
     if model is not None and given and list(given) != [ALL_LINEAR]:
-        _known(gaps, given, {*linear_names(model), *routers(model), EXPERTS, *ENDS, *(joined for joined, _ in VLLM_JOINED)}, model)
+        _check_target_names(
+            gaps, given, {*linear_names(model), *router_names(model), EXPERTS, *ENDS, *(joined for joined, _ in VLLM_JOINED)}, model
+        )
     return None if not facts.chosen or given is None or list(given) == [ALL_LINEAR] else tuple(given)
 
 
-def routers(model: ModelSpec) -> set[str]:
+def router_names(model: ModelSpec) -> set[str]:
     """Last names of what chooses experts."""
     blocks = (block for stack in model.stacks for run in stack.runs for block in run.pattern)
     return {w.path.split(".")[-2] for b in blocks for w in b.weights if w.role is Role.ROUTER and w.path.endswith(".weight")}
@@ -154,7 +156,7 @@ def has_experts(model: ModelSpec) -> bool:
     return any(isinstance(block.feed_forward, Moe) for stack in model.stacks for run in stack.runs for block in run.pattern)
 
 
-def _known(gaps: RequestResolver, given: Iterable[str], known: set[str], model: ModelSpec) -> None:
+def _check_target_names(gaps: RequestResolver, given: Iterable[str], known: set[str], model: ModelSpec) -> None:
     for name in given:
         if name not in known:
             gaps.wrong("adapter.targets", name, f"names no layer of {model.name} that may have one", f"it has {', '.join(sorted(known))}")
@@ -163,7 +165,7 @@ def _known(gaps: RequestResolver, given: Iterable[str], known: set[str], model: 
 # ---- SGLang ------------------------------------------------------------------------------------------------------------------
 
 
-def _sglang(gaps: RequestResolver, model: ModelSpec | None, mesh: Mesh, precision: Precision) -> ServedAdapters:
+def _sglang_adapters(gaps: RequestResolver, model: ModelSpec | None, mesh: Mesh, precision: Precision) -> ServedAdapters:
     if version_of(gaps.request.get("engine_version")) < SGLANG_SINCE:
         what = f"is older than what was read of sglang's adapters ({SGLANG_TAG})"
         gaps.wrong("engine_version", gaps.request.get("engine_version"), what, "leave it out")
@@ -174,43 +176,43 @@ def _sglang(gaps: RequestResolver, model: ModelSpec | None, mesh: Mesh, precisio
         gaps.wrong("mesh.pp", mesh.pp, "is not modelled beside served adapters in sglang, where each stage has room for all layers", "--tp")
     if gaps.request.get("speculative.method") == "draft":  # v0.5.23 arg_groups/lora_hook.py:252
         gaps.wrong("speculative.method", "draft", "does not go with served adapters in sglang", "eagle, or ngram")
-    dtype = _dtype(gaps, precision.compute, (), "sglang")
+    dtype = _adapter_dtype(gaps, precision.compute, (), "sglang")
     given = gaps.request.get("adapter.targets")
     if given is None or list(given) == [ALL_LINEAR]:
         gaps.assumed.append("adapter.targets = all that sglang knows, ends included (--lora-target-modules all)")
-        return _room(gaps, SGLANG_ADAPTERS, rank, dtype, None)
+        return _adapter_slots(gaps, SGLANG_ADAPTERS, rank, dtype, None)
     if model is not None:
         present = {*linear_names(model), *ENDS, *(("gate_proj", "up_proj", "down_proj", "gate_up_proj") if has_experts(model) else ())}
-        _known(gaps, given, {name for name in SGLANG_JOINED if name in present or name == "qkv_proj"}, model)
-    return _room(gaps, SGLANG_ADAPTERS, rank, dtype, tuple(given))
+        _check_target_names(gaps, given, {name for name in SGLANG_JOINED if name in present or name == "qkv_proj"}, model)
+    return _adapter_slots(gaps, SGLANG_ADAPTERS, rank, dtype, tuple(given))
 
 
 # ---- transformers with peft, llama.cpp ---------------------------------------------------------------------------------------
 
 
-def _peft(gaps: RequestResolver, model: ModelSpec | None, mesh: Mesh, precision: Precision) -> ServedAdapters:
+def _peft_adapters(gaps: RequestResolver, model: ModelSpec | None, mesh: Mesh, precision: Precision) -> ServedAdapters:
     """Adapters that are loaded and not merged, in fp32 unless peft is told to leave them (autocast_adapter_dtype)."""
     if mesh.tp > 1:
         gaps.wrong("mesh.tp", mesh.tp, "is not modelled beside peft's adapters", "--pp, or merge the adapter, which then costs nothing")
-    dtype = _dtype(gaps, FP32, (precision.parameters,), "peft")
+    dtype = _adapter_dtype(gaps, FP32, (precision.parameters,), "peft")
     engine = find_engine("transformers")
     assert engine is not None
-    return _loaded(gaps, dtype, targets_of(gaps, model, engine))
+    return _loaded_adapters(gaps, dtype, targets_of(gaps, model, engine))
 
 
 def _llama_cpp(gaps: RequestResolver, model: ModelSpec | None, _: Mesh, __: Precision) -> ServedAdapters:
     """Files of adapters, each in the type it was converted to (ggml-org/llama.cpp 0b03adaa convert_lora_to_gguf.py: f32 unless told otherwise)."""
-    dtype = _dtype(gaps, FP32, (FP16, BF16), "llama.cpp")
+    dtype = _adapter_dtype(gaps, FP32, (FP16, BF16), "llama.cpp")
     given = gaps.request.get("adapter.targets")
     if given is None or list(given) == [ALL_LINEAR]:
         gaps.assumed.append("adapter.targets = every linear layer (what the files have is what is loaded)")
-        return _loaded(gaps, dtype, None)
+        return _loaded_adapters(gaps, dtype, None)
     if model is not None:
-        _known(gaps, given, linear_names(model), model)
-    return _loaded(gaps, dtype, tuple(given))
+        _check_target_names(gaps, given, linear_names(model), model)
+    return _loaded_adapters(gaps, dtype, tuple(given))
 
 
-def _loaded(gaps: RequestResolver, dtype: DType, targets: tuple[str, ...] | None) -> ServedAdapters:
+def _loaded_adapters(gaps: RequestResolver, dtype: DType, targets: tuple[str, ...] | None) -> ServedAdapters:
     """As many as are loaded, none of which stays on the host."""
     rank = gaps.request.get("adapter.rank")
     if rank is None:
@@ -220,6 +222,6 @@ def _loaded(gaps: RequestResolver, dtype: DType, targets: tuple[str, ...] | None
 
 
 BY_ENGINE: dict[str, Callable[[RequestResolver, ModelSpec | None, Mesh, Precision], ServedAdapters]] = {
-    "vllm": _vllm, "sglang": _sglang, "transformers": _peft, "llama.cpp": _llama_cpp,
+    "vllm": _vllm_adapters, "sglang": _sglang_adapters, "transformers": _peft_adapters, "llama.cpp": _llama_cpp,
 }  # fmt: skip
 """Engines whose served adapters are modelled."""

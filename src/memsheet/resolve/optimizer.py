@@ -22,7 +22,7 @@ def optimizer_of(gaps: RequestResolver, engine: Engine) -> Optimizer:
     known = {member.value.replace("_", ""): member.value for member in OptimizerName}
     names = RequestResolver({"optimizer.name": OPTIMIZER_ALIASES.get(plain, known.get(plain, spelled))}, gaps.assumed, gaps.problems)
     name = names.choice("optimizer.name", OptimizerName.ADAMW, engine.optimizers, engine.name)
-    allowed = _implementations(name, engine)
+    allowed = _optimizer_implementations(name, engine)
     default = engine.default_implementation if engine.default_implementation in allowed else allowed[0]
     chosen = gaps.choice("optimizer.implementation", default, allowed, name.value)
     if name is OptimizerName.GALORE:
@@ -42,7 +42,7 @@ _OTHERS: dict[OptimizerName, tuple[Implementation, ...]] = {
 }  # fmt: skip
 
 
-def _implementations(name: OptimizerName, engine: Engine) -> tuple[Implementation, ...]:
+def _optimizer_implementations(name: OptimizerName, engine: Engine) -> tuple[Implementation, ...]:
     """How an optimizer can run; the first is the usual one. DTensor shards no fused SGD (torch 2.13 distributed/tensor/_ops/_pointwise_ops.py)."""
     alone = engine.sharding is Sharding.REPLICATED
     if name is OptimizerName.LION and engine.sharding is Sharding.DEEPSPEED:

@@ -11,21 +11,21 @@ from memsheet.plan.model import ModelSpec, Moe
 from memsheet.plan.plan import ContextParallel, Fp8, Mesh, Routing
 
 
-def switches(gaps: RequestResolver, mesh: Mesh, model: ModelSpec | None, engine: Engine) -> dict[str, Any]:
+def optional_plan_fields(gaps: RequestResolver, mesh: Mesh, model: ModelSpec | None, engine: Engine) -> dict[str, Any]:
     """Fields of a plan that are off unless they are asked for."""
     return {
         "sequence_parallel": _sequence_parallel(gaps, mesh, model, engine),
         "context_parallel": _context_parallel(gaps, mesh, engine),
         "image_tokens": _image_tokens(gaps, model),
-        "compile": _compile(gaps, engine),
+        "compile": _resolve_compile(gaps, engine),
         "async_tp": bool(gaps.get("async_tp", False, silent=True)),
-        "routing": _routing(gaps, model),
-        "fp8": _fp8(gaps),
-        "cuda_graphs": _graphs(gaps),
+        "routing": _resolve_routing(gaps, model),
+        "fp8": _resolve_fp8(gaps),
+        "cuda_graphs": _resolve_cuda_graphs(gaps),
     }
 
 
-def _compile(gaps: RequestResolver, engine: Engine) -> bool:
+def _resolve_compile(gaps: RequestResolver, engine: Engine) -> bool:
     """Whether steps run through torch.compile. A server's passes are accounted as it runs them where nobody says: vLLM's V1 compiles
     (CompilationConfig's level, whose default V1 sets), V0 does not, nor does SGLang (ServerArgs.enable_torch_compile, false).
     """
@@ -89,7 +89,7 @@ def _context_parallel(gaps: RequestResolver, mesh: Mesh, engine: Engine) -> Cont
     return gaps.choice("context_parallel_comm", engine.context_parallel[0], engine.context_parallel, engine.name)
 
 
-def _routing(gaps: RequestResolver, model: ModelSpec | None) -> Routing | None:
+def _resolve_routing(gaps: RequestResolver, model: ModelSpec | None) -> Routing | None:
     """How tokens go to experts, where there are any."""
     if not _has_experts(model):
         return None
@@ -103,7 +103,7 @@ def _routing(gaps: RequestResolver, model: ModelSpec | None) -> Routing | None:
     )  # fmt: skip
 
 
-def _fp8(gaps: RequestResolver) -> Fp8 | None:
+def _resolve_fp8(gaps: RequestResolver) -> Fp8 | None:
     recipe = gaps.request.get("fp8.recipe")
     if recipe is None:
         return None
@@ -113,7 +113,7 @@ def _fp8(gaps: RequestResolver) -> Fp8 | None:
     )  # fmt: skip
 
 
-def _graphs(gaps: RequestResolver) -> tuple[str, ...]:
+def _resolve_cuda_graphs(gaps: RequestResolver) -> tuple[str, ...]:
     given = gaps.request.get("cuda_graphs")
     if not given:
         return ()

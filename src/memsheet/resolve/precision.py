@@ -15,7 +15,7 @@ from memsheet.plan.defaults import (
 from memsheet.plan.device import Device
 from memsheet.plan.dtypes import BF16, FP16, FP32, DType, dtype_named
 from memsheet.plan.engine import Engine, Sharding
-from memsheet.plan.hardware import BF16_UNITS, CASTS_DOWN, below, lowers_itself, not_served_in
+from memsheet.plan.hardware import BF16_UNITS, CASTS_DOWN, is_older_device, lowers_itself, not_served_in
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Adapter, AdapterKind, Implementation, OptimizerName, Plan, Precision
 
@@ -31,7 +31,9 @@ def precision_of(
         base = NAMED_PRECISIONS[name]
     elif task == "infer":
         refused = not_served_in(engine.name, gaps.request.get("engine_version"), device, model.model_type if model else "")
-        base = _only(_kept(gaps, model, silent=bool(fields), lowers=engine.served is not None, refused=refused))
+        base = _weights_only_precision(
+            _served_weight_dtype(gaps, model, silent=bool(fields), lowers=engine.served is not None, refused=refused)
+        )
     elif adapter is not None:
         base = ADAPTER_PRECISION if engine.adapter_dtype == "fp32" else NAMED_PRECISIONS[engine.default_precision]
         halved = _in_half(engine, device) and base is ADAPTER_PRECISION
@@ -50,7 +52,7 @@ def precision_of(
     if task == "infer":
         found = _cast_down(gaps, found, engine, device)
         _check_served_in(gaps, found, engine, model, device)
-        return _served(gaps, found)
+        return _serving_precision(gaps, found)
     if adapter is not None and engine.sharding not in (
         Sharding.DEEPSPEED,
         Sharding.MEGATRON,
@@ -65,7 +67,7 @@ HALF = "fp16-autocast"
 
 def _in_half(engine: Engine, device: Device | None) -> bool:
     """Whether an engine that autocasts is taken to do so in fp16, on a card that has no units for bf16."""
-    return device is not None and below(device, BF16_UNITS) and engine.autocast and HALF in engine.precisions
+    return device is not None and is_older_device(device, BF16_UNITS) and engine.autocast and HALF in engine.precisions
 
 
 def _why_half(device: Device | None, halved: bool) -> str:  # noqa: FBT001 - a fact beside the card
@@ -107,7 +109,7 @@ def _served_in_place(refused: Mapping[DType, str]) -> DType:
     return next(dtype for dtype in (BF16, FP16, FP32) if dtype not in refused)
 
 
-def _kept(
+def _served_weight_dtype(
     gaps: RequestResolver, model: ModelSpec | None, *, silent: bool, lowers: bool = False, refused: Mapping[DType, str] | None = None
 ) -> DType:
     """What weights are served in: the file's dtype where it is one of the three that are computed in. ``lowers``: a server makes 16 bits of
@@ -128,13 +130,13 @@ def _kept(
     return kept
 
 
-def _only(kept: DType, compute: DType | None = None) -> Precision:
+def _weights_only_precision(kept: DType, compute: DType | None = None) -> Precision:
     """Weights that are not trained: what belongs to a step has their dtype and no bytes."""
     return Precision(parameters=kept, compute=compute or kept, gradients=kept, reduce=kept, master_weights=None, moments=kept)
 
 
-def _served(gaps: RequestResolver, found: Precision) -> Precision:
-    plain = _only(found.parameters, found.compute)
+def _serving_precision(gaps: RequestResolver, found: Precision) -> Precision:
+    plain = _weights_only_precision(found.parameters, found.compute)
     for key in ("gradients", "reduce", "master_weights", "moments"):
         given = gaps.request.get(f"precision.{key}")
         if given is not None and dtype_named(given) is not getattr(plain, key):

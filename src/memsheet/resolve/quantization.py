@@ -20,7 +20,7 @@ from memsheet.plan.engine import Code, Engine
 from memsheet.plan.gguf_mixes import gguf_named
 from memsheet.plan.model import ModelSpec, StoredQuantization
 from memsheet.plan.plan import Adapter, AdapterKind, Quantization
-from memsheet.resolve.serving import LIBRARY, dequantizes
+from memsheet.resolve.serving import LIBRARY, missing_compute_capability
 
 NEVER_QUANTIZED = ("embed_tokens", "norm")  # skipped anyway, whatever a model calls them
 
@@ -34,12 +34,12 @@ def quantization_of(
     name = gaps.request.get("quantization.weights")
     if task == "train" and name is None and engine.code is not Code.TRANSFORMERS:
         return None
-    if task == "train" and name is None and adapter is None and _dequantized(gaps, model):
+    if task == "train" and name is None and adapter is None and _dequantizes_to_train(gaps, model):
         return None
     if task == "train" and model is not None and model.quantization is not None:
         _check_stored(gaps, model.quantization, adapter)
     if name is None:
-        return _stored(gaps, model, engine, cluster if task == "infer" else None)
+        return _stored_quantization(gaps, model, engine, cluster if task == "infer" else None)
     weights = gguf_named(name) if name.startswith("gguf:") else QUANTIZED.get(name)
     if weights is None:
         gaps.wrong("quantization.weights", name, "is not a known format", f"known: {', '.join(QUANTIZED)}, gguf:Q4_K …")
@@ -56,11 +56,11 @@ def quantization_of(
         _check_rows(gaps, name, engine)
     if task == "train" and adapter is None:
         gaps.wrong("quantization.weights", name, "freezes the weights, and nothing else trains", "add an adapter: --lora-rank 16")
-    found = Quantization(weights=_scaled(gaps, name, weights), skip=_skipped(gaps, model))
-    return None if name.startswith("gguf:") and _unpacked(gaps, engine, task) else found
+    found = Quantization(weights=_dtype_with_scales(gaps, name, weights), skip=_unquantized_modules(gaps, model))
+    return None if name.startswith("gguf:") and _unpacks_gguf(gaps, engine, task) else found
 
 
-def _unpacked(gaps: RequestResolver, engine: Engine, task: str) -> bool:
+def _unpacks_gguf(gaps: RequestResolver, engine: Engine, task: str) -> bool:
     """Whether a GGUF file's tensors are turned into the precision while they are read (transformers modeling_gguf_pytorch_utils.py)."""
     if task != "infer" or engine.server != "transformers":
         return False
@@ -68,7 +68,7 @@ def _unpacked(gaps: RequestResolver, engine: Engine, task: str) -> bool:
     return True
 
 
-def _dequantized(gaps: RequestResolver, model: ModelSpec | None) -> bool:
+def _dequantizes_to_train(gaps: RequestResolver, model: ModelSpec | None) -> bool:
     """Whether a released checkpoint is trained in the precision that is asked for, as transformers loads it with ``dequantize=True``
     (transformers 5.23 utils/quantization_config.py:1691, 1800).
     """
@@ -97,7 +97,7 @@ def _check_rows(gaps: RequestResolver, name: str, engine: Engine) -> None:
         gaps.wrong("quantization.weights", name, f"is not modelled for {engine.name}", "engine transformers or deepspeed; or nf4")
 
 
-def _scaled(gaps: RequestResolver, name: str, weights: DType) -> DType:
+def _dtype_with_scales(gaps: RequestResolver, name: str, weights: DType) -> DType:
     """The format with the scales that are asked for: how many elements share one, and whether they are quantized again."""
     group, double = gaps.request.get("quantization.group_size"), gaps.request.get("quantization.double_quant")
     fixed = FIXED_BLOCK.get(name) or (weights.block if name.startswith("gguf:") and weights.block > 1 else None)
@@ -117,7 +117,7 @@ def _scaled(gaps: RequestResolver, name: str, weights: DType) -> DType:
     return dtypes.grouped_int(weights.bits, group, zero_bits=weights.bits, name=weights.name)
 
 
-def _skipped(gaps: RequestResolver, model: ModelSpec | None) -> tuple[str, ...]:
+def _unquantized_modules(gaps: RequestResolver, model: ModelSpec | None) -> tuple[str, ...]:
     """Modules kept as they are. A tied head has no tensor, and what a checkpoint lists itself is taken as it stands."""
     skip = tuple(gaps.request.get("quantization.skip") or ())
     if model is not None:
@@ -132,7 +132,7 @@ def _skipped(gaps: RequestResolver, model: ModelSpec | None) -> tuple[str, ...]:
     return skip
 
 
-def _stored(gaps: RequestResolver, model: ModelSpec | None, engine: Engine, cluster: Cluster | None) -> Quantization | None:
+def _stored_quantization(gaps: RequestResolver, model: ModelSpec | None, engine: Engine, cluster: Cluster | None) -> Quantization | None:
     """A released checkpoint that is quantized stays so unless the plan says otherwise, or the cards cannot compute with it."""
     if model is None or model.quantization is None:
         return None
@@ -147,9 +147,9 @@ def _stored(gaps: RequestResolver, model: ModelSpec | None, engine: Engine, clus
         gaps.wrong(
             "quantization_config", "modelopt", f"is not read by {engine.name}", "--engine vllm or sglang; or --quantize with another format"
         )
-    if stored.method == "gguf" and _unpacked(gaps, engine, "infer"):
+    if stored.method == "gguf" and _unpacks_gguf(gaps, engine, "infer"):
         return None
-    if needed := dequantizes(stored.method, cluster):
+    if needed := missing_compute_capability(stored.method, cluster):
         gaps.assumed.append(
             f"quantization.weights = none (transformers dequantizes released {stored.method} below compute capability {needed})"
         )

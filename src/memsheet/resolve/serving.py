@@ -9,7 +9,7 @@ from memsheet.engines.verified import NO_SDPA, TP_EXPERTS_ONLY, TP_PLANS
 from memsheet.gaps import RequestResolver
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Code, Engine
-from memsheet.plan.hardware import FLASH_UNITS, OWN_KERNELS, below
+from memsheet.plan.hardware import FLASH_UNITS, OWN_KERNELS, is_older_device
 from memsheet.plan.model import CrossAttention, LatentAttention, ModelSpec
 from memsheet.plan.plan import AttentionKind, Mesh
 from memsheet.resolve.blocks import check_blocks
@@ -36,7 +36,7 @@ def attention_of(gaps: RequestResolver, engine: Engine, model: ModelSpec | None,
     library = engine.code is Code.TRANSFORMERS and not serves
     without = sorted(kinds_of(model) & NO_SDPA) if library else []
     default = AttentionKind.EAGER if without and AttentionKind.EAGER in engine.attention else engine.attention[0]
-    old = cluster is not None and engine.name not in OWN_KERNELS and below(cluster.device, FLASH_UNITS)
+    old = cluster is not None and engine.name not in OWN_KERNELS and is_older_device(cluster.device, FLASH_UNITS)
     if old and default is AttentionKind.FLASH:  # TransformerEngine leaves its unfused one there (dot_product_attention/utils.py)
         default = next((kind for kind in (AttentionKind.SDPA, AttentionKind.EAGER) if kind in engine.attention), default)
     kind: AttentionKind = gaps.choice("attention", default, engine.attention, engine.name)
@@ -66,7 +66,7 @@ def check_positions(gaps: RequestResolver, key: str, tokens: int | None, model: 
         gaps.wrong(key, tokens, f"exceeds the {model.max_positions} learned positions of {model.name}")
 
 
-def dequantizes(method: str, cluster: Cluster | None) -> str:
+def missing_compute_capability(method: str, cluster: Cluster | None) -> str:
     """The capability that a stored format needs where the cluster's cards are older, else nothing. Other vendors' cards have no such number."""
     capability = cluster.device.compute_capability if cluster else None
     major, _, minor = (capability or "").partition(".")
@@ -76,7 +76,7 @@ def dequantizes(method: str, cluster: Cluster | None) -> str:
     return f"{needed[0]}.{needed[1]}"
 
 
-def pages(model: ModelSpec | None) -> bool:
+def serves_in_pages(model: ModelSpec | None) -> bool:
     """Whether a server with a pool of pages is what a model is usually served by: a decoder that reads no other sequence."""
     stacks = model.stacks if model else ()
     mixers = (mixer for stack in stacks for run in stack.runs for block in run.pattern for mixer in block.mixers)

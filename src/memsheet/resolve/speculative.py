@@ -34,10 +34,10 @@ def speculative_of(
         _check_engine(gaps, engine, mesh, method, sequences)
         _check_model(gaps, engine, method, model)
         _check_heads_cut(gaps, mesh, method, model)
-    return Speculative(method=method, tokens=_tokens(gaps, engine, method, model), model=gaps.request.get("speculative.model"))
+    return Speculative(method=method, tokens=_speculative_tokens(gaps, engine, method, model), model=gaps.request.get("speculative.model"))
 
 
-def _tokens(gaps: RequestResolver, engine: Engine, method: SpeculativeMethod, model: ModelSpec | None) -> int:
+def _speculative_tokens(gaps: RequestResolver, engine: Engine, method: SpeculativeMethod, model: ModelSpec | None) -> int:
     """Tokens of a step: as the plan says; of a checkpoint's own heads as many as there are (vLLM v0.33.0 config/speculative.py:1600), or three
     (SGLang).
     """

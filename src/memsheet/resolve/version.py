@@ -31,11 +31,11 @@ def check_version(gaps: RequestResolver, engine: Engine) -> None:
 def version_notes(plan: Plan) -> Iterator[str]:
     """What a version is taken for that is newer than the newest one whose source was read."""
     engine = find_engine(plan.engine)
-    asked, read = _number(plan.engine_version), _number(engine.tested if engine else None)
+    asked, read = _version_number(plan.engine_version), _version_number(engine.tested if engine else None)
     if asked is not None and read is not None and asked > read and engine is not None:
         yield f"{plan.engine} {plan.engine_version} is newer than {engine.tested}, the newest that was read: it is taken to be like that"
 
 
-def _number(version: str | None) -> tuple[int, int, int] | None:
+def _version_number(version: str | None) -> tuple[int, int, int] | None:
     found = NUMBER.match(version or "")
     return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None

@@ -27,14 +27,14 @@ ACCOUNTED = {"moe.grouped_gemm": "experts in grouped products", "moe.permute_fus
 
 def check_effects(gaps: RequestResolver, plan: Plan, engine: Engine, model: ModelSpec | None) -> None:
     """Every option that is given and has nothing to act on."""
-    for keys, holds, reason, hint in _rules(plan, engine, model):
+    for keys, holds, reason, hint in _no_effect_rules(plan, engine, model):
         for key in keys:
-            if (value := _given(gaps, key)) is not None and holds(value):
+            if (value := _effective_value(gaps, key)) is not None and holds(value):
                 gaps.wrong(key, value, reason, hint)
-    gaps.assumed += _said(gaps, plan)
+    gaps.assumed += _no_effect_notes(gaps, plan)
 
 
-def _given(gaps: RequestResolver, key: str) -> Any:
+def _effective_value(gaps: RequestResolver, key: str) -> Any:
     """The value of an option that asks for something."""
     value = gaps.request.get(key)
     return None if value in (False, 0, [], (), "") else value
@@ -44,15 +44,15 @@ Rule = tuple[tuple[str, ...], Callable[[Any], bool], str, str]
 LEAVE = "leave it out"
 
 
-def _always(_: Any) -> bool:
+def _matches_any_value(_: Any) -> bool:
     return True
 
 
-def _rules(plan: Plan, engine: Engine, model: ModelSpec | None) -> Iterator[Rule]:
+def _no_effect_rules(plan: Plan, engine: Engine, model: ModelSpec | None) -> Iterator[Rule]:
     if model is not None:
         yield from _of_the_model(plan, model)
     if plan.fp8 is None:
-        yield OF_RECIPES, _always, "is of products in eight bits, and no recipe is given", "add fp8.recipe"
+        yield OF_RECIPES, _matches_any_value, "is of products in eight bits, and no recipe is given", "add fp8.recipe"
     if plan.task == "infer":
         yield from _of_serving(plan, engine)
     elif engine.sharding is Sharding.MEGATRON:
@@ -62,7 +62,7 @@ def _rules(plan: Plan, engine: Engine, model: ModelSpec | None) -> Iterator[Rule
         reason = f"is not what {engine.name} does: it computes in the {plan.precision.parameters.name} of its parameters"
         yield ("precision.compute",), lambda _: plan.precision.casts, reason, "give precision.parameters"
     if plan.schedule is Schedule.INTERLEAVED and plan.mesh.vpp == 1:
-        yield ("schedule",), _always, "takes turns among chunks of a rank, and each has one", "--vpp 2, or 1f1b"
+        yield ("schedule",), _matches_any_value, "takes turns among chunks of a rank, and each has one", "--vpp 2, or 1f1b"
 
 
 def _of_the_model(plan: Plan, model: ModelSpec) -> Iterator[Rule]:
@@ -75,7 +75,7 @@ def _of_the_model(plan: Plan, model: ModelSpec) -> Iterator[Rule]:
     if not padded:
         yield ("vocab_multiple",), lambda value: value != 1, f"pads a vocabulary, and {model.name} has none that is padded", LEAVE
     if not any(isinstance(mixer, StateSpace | LinearAttention | Recurrent) for mixer in mixers):
-        yield OF_STATES, _always, f"is of recurrent states, and {model.name} keeps none", LEAVE
+        yield OF_STATES, _matches_any_value, f"is of recurrent states, and {model.name} keeps none", LEAVE
     if not any(isinstance(mixer, Attention | LatentAttention | CrossAttention) for mixer in mixers):
         reason = f"is of keys and values, and {model.name} keeps none"
         yield ("serving.kv_dtype", "serving.page_tokens"), lambda value: value != plan.precision.compute.name, reason, LEAVE
@@ -84,7 +84,7 @@ def _of_the_model(plan: Plan, model: ModelSpec) -> Iterator[Rule]:
 def _of_serving(plan: Plan, engine: Engine) -> Iterator[Rule]:
     name = engine.name
     if engine.server == "llama_cpp":
-        yield OF_TORCH, _always, f"is of PyTorch's allocator, which {name} does not use", LEAVE
+        yield OF_TORCH, _matches_any_value, f"is of PyTorch's allocator, which {name} does not use", LEAVE
     if engine.server in OWN_VOCABULARY:
         yield ("vocab_multiple",), lambda value: value != 1, f"is not an option of {name}, which pads by its own rule", LEAVE
     if engine.server in ("llama_cpp", "autoawq") or (engine.server == "transformers" and plan.phase == "load"):
@@ -92,20 +92,20 @@ def _of_serving(plan: Plan, engine: Engine) -> Iterator[Rule]:
         yield ("precision.compute",), lambda _: plan.precision.casts, reason, LEAVE
     if engine.server == "gpt_fast" and not plan.compile:
         reason = "are recorded by torch.compile there, and nothing is compiled"
-        yield ("serving.cuda_graphs", "cuda_graphs"), _always, reason, "add --compile"
+        yield ("serving.cuda_graphs", "cuda_graphs"), _matches_any_value, reason, "add --compile"
     if plan.served_adapters is None and plan.adapter is None:
-        yield ("adapter.kind",), _always, f"is not modelled for adapters that {name} serves", "merged, an adapter costs nothing"
+        yield ("adapter.kind",), _matches_any_value, f"is not modelled for adapters that {name} serves", "merged, an adapter costs nothing"
     most = plan.max_sequences or 0
     yield BATCHES, lambda value: value > most, f"is more than the {most} sequences that are served at once", "a larger --sequences"
 
 
-def _said(gaps: RequestResolver, plan: Plan) -> Iterator[str]:
+def _no_effect_notes(gaps: RequestResolver, plan: Plan) -> Iterator[str]:
     """Options that are taken and change no byte."""
     for key, what in ACCOUNTED.items():
         if gaps.request.get(key) is False and plan.routing is not None:
             yield f"{key} = false is accounted as {what}: what differs without is not modelled"
     if plan.task == "infer":
-        for key in (key for key in BATCHES if (_given(gaps, key) or plan.max_sequences) != plan.max_sequences):
+        for key in (key for key in BATCHES if (_effective_value(gaps, key) or plan.max_sequences) != plan.max_sequences):
             yield f"{key} = {gaps.request[key]} is what runs at once; room is kept for serving.max_sequences = {plan.max_sequences}"
-    if _given(gaps, "serving.logical_batch"):
+    if _effective_value(gaps, "serving.logical_batch"):
         yield f"serving.logical_batch = {gaps.request['serving.logical_batch']} sizes what the host holds"

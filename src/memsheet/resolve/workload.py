@@ -5,7 +5,7 @@ from __future__ import annotations
 from memsheet.gaps import RequestResolver
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
-from memsheet.resolve.length import check_length, longest
+from memsheet.resolve.length import check_length, derived_max_length
 from memsheet.resolve.serving import check_positions
 
 UNKNOWN_LENGTH = 4096
@@ -29,7 +29,7 @@ def max_model_len_of(gaps: RequestResolver, task: str, model: ModelSpec | None, 
         gaps.assumed.append(f"serving.max_model_len = {given} is how long the cache is; serving.output_tokens = {output} ends before")
     if task == "infer" and given is None and gaps.request.get("phase") != "load" and model is not None:
         own = (
-            longest(model) if served and engine.name == "vllm" else model.max_positions
+            derived_max_length(model) if served and engine.name == "vllm" else model.max_positions
         )  # vLLM takes the length it derives, scaling and all
         given = own or UNKNOWN_LENGTH
         gaps.assumed.append(

@@ -19,27 +19,27 @@ Batch = Mapping[str, Tensor]
 
 def micro_batches(batch: Batch, plan: Plan, micro: int) -> Iterator[tuple[Batch, float]]:
     """``micro`` micro-batches and their shares, which add up to 1. A batch of the whole step is cut up; one micro-batch serves again."""
-    rows, size = _rows(batch), min(int(plan.microbatch), _rows(batch))
-    sizes = [*[size] * (micro - 1), _last(plan, micro, rows, size)]
+    rows, size = _batch_row_count(batch), min(int(plan.microbatch), _batch_row_count(batch))
+    sizes = [*[size] * (micro - 1), _last_microbatch_rows(plan, micro, rows, size)]
     start = 0
     for count in sizes:
         if start + count > rows:
             start = 0
-        yield {name: _cut(tensor, rows, start, count) for name, tensor in batch.items()}, count / sum(sizes)
+        yield {name: _slice_batch_rows(tensor, rows, start, count) for name, tensor in batch.items()}, count / sum(sizes)
         start += count
 
 
-def _cut(tensor: Tensor, rows: int, start: int, count: int) -> Tensor:
+def _slice_batch_rows(tensor: Tensor, rows: int, start: int, count: int) -> Tensor:
     """What belongs to ``count`` rows; a picture's patches are several of a tensor's for each row of tokens."""
     each = tensor.shape[0] // rows
     return tensor[start * each : (start + count) * each]
 
 
-def _rows(batch: Batch) -> int:
+def _batch_row_count(batch: Batch) -> int:
     return next(iter(batch.values())).shape[0]
 
 
-def _last(plan: Plan, micro: int, rows: int, size: int) -> int:
+def _last_microbatch_rows(plan: Plan, micro: int, rows: int, size: int) -> int:
     """Rows of the last micro-batch: what is left of a step that is run whole."""
     if rows > size:  # a whole step was given
         return rows - size * (micro - 1)

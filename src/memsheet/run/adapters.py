@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.plan import AdapterKind, Plan, Quantization, RecomputeMode
 from memsheet.run.dtypes import torch_dtype
@@ -45,7 +45,7 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
         with _disable_current_modes():  # what a library makes when it is imported belongs to no model
             from peft import LoraConfig, get_peft_model
     except ImportError:
-        raise refuse("adapter", "lora", "is peft's, which is not installed", "pip install peft") from None
+        raise input_error("adapter", "lora", "is peft's, which is not installed", "pip install peft") from None
     recomputes = plan.recompute.mode is not RecomputeMode.NONE
     if recomputes:
         model.enable_input_require_grads()  # type: ignore[operator]
@@ -56,11 +56,11 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
         use_dora=plan.adapter.kind is AdapterKind.DORA, modules_to_save=list(plan.adapter.full_modules) or None,
     )  # fmt: skip
     if plan.quantization is not None and plan.adapter.kind is not AdapterKind.LORA:
-        raise refuse("adapter.kind", plan.adapter.kind.value, "is not run over quantized weights", "lora")
+        raise input_error("adapter.kind", plan.adapter.kind.value, "is not run over quantized weights", "lora")
     config._register_custom_module({Linear4bit: _lora_of_4bit(), LinearInt8: lora_of_int8()})
     raised = plan.adapter.dtype is not plan.precision.parameters  # peft makes adapters in the base's dtype, and raises low ones to fp32
     if raised and plan.adapter.dtype is not FP32:
-        raise refuse(
+        raise input_error(
             "adapter.dtype", plan.adapter.dtype.name, "is not what peft makes on such a base", f"fp32 or {plan.precision.parameters.name}"
         )
     adapted: nn.Module = get_peft_model(model, config, autocast_adapter_dtype=raised)
@@ -89,10 +89,10 @@ def apply_quantization(model: nn.Module, plan: Plan) -> nn.Module:
         return model
     made = STAND_INS.get(how.weights.name.partition("-")[0])
     if made is None:
-        raise refuse("quantize", how.weights.name, "has no stand-in on fake tensors", "nf4, fp4 or int8")
+        raise input_error("quantize", how.weights.name, "has no stand-in on fake tensors", "nf4, fp4 or int8")
     head, real = model.get_output_embeddings(), can_quantize(model) and made is Linear4bit  # type: ignore[operator]
     for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear) and module is not head and not _skipped(name, how):
+        if isinstance(module, nn.Linear) and module is not head and not _is_unquantized_module(name, how):
             parent, _, last = name.rpartition(".")
             setattr(model.get_submodule(parent), last, four_bit(module, how, plan) if real else made(module, plan))
     for parameter in model.parameters():
@@ -101,7 +101,7 @@ def apply_quantization(model: nn.Module, plan: Plan) -> nn.Module:
     return model
 
 
-def _skipped(name: str, how: Quantization) -> bool:
+def _is_unquantized_module(name: str, how: Quantization) -> bool:
     return any(name == skip or name.startswith(f"{skip}.") or f".{skip}." in f".{name}." for skip in how.skip)
 
 

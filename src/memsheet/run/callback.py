@@ -15,7 +15,7 @@ from memsheet.units import format_bytes
 LOG = logging.getLogger("memsheet")
 
 
-def counted() -> Mapping[str, int] | None:
+def gpu_memory_counters() -> Mapping[str, int] | None:
     """What torch and the driver count on the rank's GPU; None where there is none. ``peak``: the most so far, of the whole process."""
     import torch
 
@@ -63,7 +63,7 @@ def peak_lines(sheet: Sheet, gpu: Mapping[str, int]) -> Iterator[tuple[int, str]
         yield logging.INFO if inside else logging.WARNING, f"peak {name} {format_bytes(seen)}, {where} the predicted {span}"
 
 
-def callback(sheets: tuple[Sheet, ...]) -> Any:
+def prediction_callback(sheets: tuple[Sheet, ...]) -> Any:
     """A ``TrainerCallback`` for a job whose ranks are predicted to hold ``sheets``; it logs to the logger ``memsheet``, of each node once."""
     from transformers import TrainerCallback
 
@@ -73,17 +73,19 @@ def callback(sheets: tuple[Sheet, ...]) -> Any:
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             del args, control
             if state.is_local_process_zero:
-                _log((logging.INFO, line) for line in predicted_lines(sheet))
-                _log(room_lines(sheet, gpu) if (gpu := counted()) else ((logging.INFO, "there is no GPU to compare it with"),))
+                _log_leveled_lines((logging.INFO, line) for line in predicted_lines(sheet))
+                _log_leveled_lines(
+                    room_lines(sheet, gpu) if (gpu := gpu_memory_counters()) else ((logging.INFO, "there is no GPU to compare it with"),)
+                )
 
         def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             del args, control
-            if state.is_local_process_zero and (gpu := counted()):
-                _log(peak_lines(sheet, gpu))
+            if state.is_local_process_zero and (gpu := gpu_memory_counters()):
+                _log_leveled_lines(peak_lines(sheet, gpu))
 
     return Predicted()
 
 
-def _log(lines: Any) -> None:
+def _log_leveled_lines(lines: Any) -> None:
     for level, line in lines:
         LOG.log(level, "%s", line)

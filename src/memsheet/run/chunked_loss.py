@@ -17,11 +17,11 @@ CHUNKS = 8
 def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """The mean over labelled tokens, as of all logits at once."""
     sums = [
-        checkpoint(_summed, x, weight, y, use_reentrant=False, preserve_rng_state=False)
+        checkpoint(_summed_cross_entropy, x, weight, y, use_reentrant=False, preserve_rng_state=False)
         for x, y in zip(hidden.chunk(CHUNKS), labels.chunk(CHUNKS), strict=True)
     ]
     return torch.stack(sums).sum() / (labels != -100).sum()
 
 
-def _summed(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+def _summed_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(functional.linear(hidden, weight).float(), labels, reduction="sum")

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.plan.plan import AttentionKind, Plan
-from memsheet.run.mesh import axes
+from memsheet.run.mesh import submesh_along
 
 PIECES = 2  # of each rank's share: one from the front of the sequence, one from its end
 _IGNORED = -100  # transformers' label of a token without a target
@@ -31,10 +31,10 @@ class Spread(nn.Module):
     def __init__(self, module: nn.Module, plan: Plan, mesh: DeviceMesh, device: str) -> None:
         """``module`` is what is called. Raises InputError for what torch's ring attention does not do."""
         super().__init__()
-        _check(plan, device)
+        _check_ring_attention(plan, device)
         self.module = module
         self.placed: Callable[[Tensor, str], None] = lambda *_: None
-        self._mesh, self._device = axes(mesh, "cp"), device
+        self._mesh, self._device = submesh_along(mesh, "cp"), device
         self._context = ExitStack()
         self._held = list[Tensor]()
 
@@ -69,17 +69,17 @@ def apply_context_parallel(called: nn.Module, model: Any, plan: Plan, mesh: Devi
     try:
         _attach_context_parallel_hooks(model)
     except ValueError as error:  # layers that see less than the whole sequence
-        raise refuse("mesh.cp", plan.mesh.cp, f"is refused by accelerate: {error}") from None
+        raise input_error("mesh.cp", plan.mesh.cp, f"is refused by accelerate: {error}") from None
     return spread
 
 
-def _check(plan: Plan, device: str) -> None:
+def _check_ring_attention(plan: Plan, device: str) -> None:
     degree = int(plan.mesh.cp)
     if device == "cpu":
-        raise refuse("mesh.cp", degree, "has no ring of the CPU's attention in torch", "--device cuda")
+        raise input_error("mesh.cp", degree, "has no ring of the CPU's attention in torch", "--device cuda")
     if plan.attention is not AttentionKind.SDPA:
-        raise refuse("attention", plan.attention.value, "has no ring in torch", "sdpa")
+        raise input_error("attention", plan.attention.value, "has no ring in torch", "sdpa")
     if plan.seq_len % (PIECES * degree):
-        raise refuse("seq_len", plan.seq_len, f"does not divide into {PIECES} pieces for each of {degree} ranks", "a multiple of 2·cp")
+        raise input_error("seq_len", plan.seq_len, f"does not divide into {PIECES} pieces for each of {degree} ranks", "a multiple of 2·cp")
     if plan.precision.compute.name not in ("bf16", "fp16"):
-        raise refuse("precision.compute", plan.precision.compute.name, "is computed by no kernel that torch runs in a ring", "bf16")
+        raise input_error("precision.compute", plan.precision.compute.name, "is computed by no kernel that torch runs in a ring", "bf16")

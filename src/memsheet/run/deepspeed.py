@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.plan.dtypes import BF16, FP16, FP32
 from memsheet.plan.plan import Implementation, OptimizerName, Plan
 from memsheet.run.accumulate import Batch, micro_batches
-from memsheet.run.model import initialize
+from memsheet.run.model import initialize_model_weights
 from memsheet.run.optimizer import build_optimizer
 from memsheet.run.other_optimizers import RATE
 from memsheet.run.step import mark_loss
@@ -40,14 +40,16 @@ def check_deepspeed_run(plan: Plan) -> None:
     """Raises InputError for what the engine is not given here."""
     for axis in _ONE_LEVEL:
         if getattr(plan.mesh, axis) > 1:
-            raise refuse(f"mesh.{axis}", getattr(plan.mesh, axis), "is not run with DeepSpeed", "data parallelism alone, or engine fsdp2")
+            raise input_error(
+                f"mesh.{axis}", getattr(plan.mesh, axis), "is not run with DeepSpeed", "data parallelism alone, or engine fsdp2"
+            )
 
 
 def deepspeed_config(plan: Plan, micro: int) -> dict[str, Any]:
     """What ``deepspeed.initialize`` is given for ``plan``, of which ``micro`` micro-batches come before the optimizer's turn."""
     precision = plan.precision
     config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": int(plan.microbatch), "gradient_accumulation_steps": micro, "zero_optimization": _zero(plan),
+        "train_micro_batch_size_per_gpu": int(plan.microbatch), "gradient_accumulation_steps": micro, "zero_optimization": _zero_optimization_config(plan),
         "gradient_clipping": 0.0,  # no plan has it; DeepSpeed's own is 1, which is done in place (runtime/constants.py:203)
     }  # fmt: skip
     if precision.parameters is not FP32:
@@ -62,7 +64,7 @@ def deepspeed_config(plan: Plan, micro: int) -> dict[str, Any]:
     return config
 
 
-def _zero(plan: Plan) -> dict[str, Any]:
+def _zero_optimization_config(plan: Plan) -> dict[str, Any]:
     """``zero_optimization``: the stage, and what is on the host. A share is said at stage 3 alone (zero/offload_config.py, ``ratio``)."""
     offload, found = plan.offload, dict[str, Any](stage=plan.zero)
     if offload.optimizer:
@@ -90,10 +92,10 @@ class DeepSpeedStep:
     def __init__(self, model: Any, plan: Plan, device: str, watch: Watch, micro: int) -> None:
         """``model`` has memory and values. Raises InputError where DeepSpeed is not installed."""
         self.plan, self.watch, self.micro = plan, watch, micro
-        given = {} if owns_optimizer(plan) else {"optimizer": _given(model, plan)}
+        given = {} if owns_optimizer(plan) else {"optimizer": _unsharded_optimizer(model, plan)}
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         mark_loss(model, watch.at)
-        self.engine, *_ = _library(device).initialize(
+        self.engine, *_ = _import_deepspeed(device).initialize(
             model=model, model_parameters=trained, config=deepspeed_config(plan, micro), dist_init_required=False, **given
         )
         self.optimizer: torch.optim.Optimizer = self.engine.basic_optimizer
@@ -124,10 +126,10 @@ class DeepSpeedStep:
         self._end()
 
 
-def prepare(model: Any) -> None:
+def initialize_before_engine(model: Any) -> None:
     """Values before the engine copies them: without, its checks for overflow would leave out steps."""
     with _disable_current_modes():
-        initialize(model)
+        initialize_model_weights(model)
 
 
 def kept_by(engine: Any) -> Kept:
@@ -148,13 +150,13 @@ _BUFFERS = (
 )  # fmt: skip
 
 
-def _given(model: Any, plan: Plan) -> torch.optim.Optimizer:
+def _unsharded_optimizer(model: Any, plan: Plan) -> torch.optim.Optimizer:
     """torch's, over the model's own parameters, which the engine exchanges for its parts."""
     bare = replace(plan, precision=replace(plan.precision, master_weights=None))
     return build_optimizer(model.parameters(), bare, model)
 
 
-def _library(device: str) -> Any:
+def _import_deepspeed(device: str) -> Any:
     """DeepSpeed, on the device asked for. It wants to know its rank on this machine (engine.py:1957), and says much."""
     os.environ.setdefault("LOCAL_RANK", "0")
     if device == "cpu":
@@ -162,6 +164,6 @@ def _library(device: str) -> Any:
     try:
         deepspeed = import_module("deepspeed")
     except ImportError:
-        raise refuse("engine", "deepspeed", "is not installed", "pip install deepspeed") from None
+        raise input_error("engine", "deepspeed", "is not installed", "pip install deepspeed") from None
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     return deepspeed

@@ -19,9 +19,9 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, codes: Tensor, bias: Tensor | None) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        quantized = _quantized(rows.to(torch.float16))
+        quantized = _quantize_rows_int8(rows.to(torch.float16))
         outliers = rows.new_empty((rows.shape[0], OUTLIER_COLUMNS))
-        scaled = _scaled(rows, codes, bias)
+        scaled = _dequantize_product(rows, codes, bias)
         result = torch.empty_like(scaled)
         del quantized, scaled
         if any(ctx.needs_input_grad[:2]):
@@ -37,7 +37,7 @@ class _Product(torch.autograd.Function):
         return torch.matmul(flat.to(ctx.dtype), weight).view(ctx.shape), None, None
 
 
-def _quantized(half: Tensor) -> tuple[Tensor, Tensor]:
+def _quantize_rows_int8(half: Tensor) -> tuple[Tensor, Tensor]:
     """backends/cuda/ops.py:213-254: what is 6 and above is looked for beside the codes."""
     scales = half.new_empty(half.shape[0], dtype=torch.float32)
     codes = torch.empty_like(half, dtype=torch.int8)
@@ -46,7 +46,7 @@ def _quantized(half: Tensor) -> tuple[Tensor, Tensor]:
     return codes, scales
 
 
-def _scaled(rows: Tensor, codes: Tensor, bias: Tensor | None) -> Tensor:
+def _dequantize_product(rows: Tensor, codes: Tensor, bias: Tensor | None) -> Tensor:
     """backends/cuda/ops.py:78-81, 171-210: int32, then fp16, then the input's dtype."""
     product = rows.new_empty((rows.shape[0], codes.shape[0]), dtype=torch.int32)
     scaled = torch.empty_like(product, dtype=torch.float16)

@@ -12,9 +12,9 @@ from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.plan.plan import Plan
-from memsheet.run.mesh import axes
+from memsheet.run.mesh import submesh_along
 
 _DISPATCHED = "ep_dispatch_experts"
 
@@ -31,12 +31,12 @@ def apply_expert_parallel(model: Any, plan: Plan, mesh: DeviceMesh) -> None:
 
     shipped = getattr(model, "ep_plan", None)
     if not shipped or _DISPATCHED not in shipped.values():
-        raise refuse("mesh.ep", degree, f"{type(model).__name__} ships no plan of its experts for it")
+        raise input_error("mesh.ep", degree, f"{type(model).__name__} ships no plan of its experts for it")
     config = model.config.get_text_config()
     experts: int = getattr(config, "num_experts", None) or getattr(config, "n_routed_experts", None) or degree
     if experts % degree:
-        raise refuse("mesh.ep", degree, f"does not divide the {experts} experts of {type(model).__name__}")
-    apply_expert_parallelism(model, expert_mesh(plan, mesh)["ep"], axes(mesh, "tp"), model._expand_parallel_plan(dict(shipped)))
+        raise input_error("mesh.ep", degree, f"does not divide the {experts} experts of {type(model).__name__}")
+    apply_expert_parallelism(model, expert_mesh(plan, mesh)["ep"], submesh_along(mesh, "tp"), model._expand_parallel_plan(dict(shipped)))
 
 
 def expert_mesh(plan: Plan, mesh: DeviceMesh) -> DeviceMesh:
@@ -45,7 +45,7 @@ def expert_mesh(plan: Plan, mesh: DeviceMesh) -> DeviceMesh:
     """
     ranks, degree = int(plan.mesh.dp_shard * plan.mesh.tp), int(plan.mesh.ep)
     if ranks % degree:
-        raise refuse("mesh.ep", degree, f"does not divide dp_shard · tp = {ranks} ranks", "experts reuse those ranks")
+        raise input_error("mesh.ep", degree, f"does not divide dp_shard · tp = {ranks} ranks", "experts reuse those ranks")
     return device_mesh.init_device_mesh(
         mesh.device_type, (int(plan.mesh.dp_replicate), ranks // degree, degree), mesh_dim_names=("dp_replicate", "efsdp", "ep")
     )
@@ -56,21 +56,21 @@ def shard_experts(model: Any, plan: Plan, given: dict[str, Any]) -> None:
     their layers. ``given``: as for the layers.
     """
     replicas = ("dp_replicate",) if plan.mesh.dp_replicate > 1 else ()
-    for experts in _dispatched(model):
-        fully_shard(experts, **{**given, "mesh": _shared(experts)[(*replicas, "efsdp")], "reshard_after_forward": True})
+    for experts in _dispatched_expert_modules(model):
+        fully_shard(experts, **{**given, "mesh": _expert_device_mesh(experts)[(*replicas, "efsdp")], "reshard_after_forward": True})
         assert isinstance(experts, FSDPModule)
         experts.set_gradient_divide_factor(float(plan.mesh.data_parallel))
         if plan.mesh.dp_shard * plan.mesh.tp > plan.mesh.ep:
             experts.set_force_sum_reduction_for_comms(True)
 
 
-def _dispatched(model: Any) -> Iterator[nn.Module]:
+def _dispatched_expert_modules(model: Any) -> Iterator[nn.Module]:
     shipped = model._expand_parallel_plan(dict(model.ep_plan))
     names = [name for name, style in shipped.items() if style == _DISPATCHED]
     yield from (model.get_submodule(name) for name in names)
 
 
-def _shared(experts: nn.Module) -> DeviceMesh:
+def _expert_device_mesh(experts: nn.Module) -> DeviceMesh:
     """The mesh that the experts were cut along."""
     weight: Any = next(experts.parameters())
     root: DeviceMesh = weight.device_mesh._get_root_mesh()

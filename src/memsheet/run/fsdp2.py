@@ -13,11 +13,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.plan.plan import Plan
 from memsheet.run.dtypes import torch_dtype
 from memsheet.run.expert_parallel import shard_experts
-from memsheet.run.mesh import sharding
+from memsheet.run.mesh import parameter_shard_mesh
 from memsheet.run.model import layers_of
 
 
@@ -26,16 +26,16 @@ def apply_fsdp2(root: nn.Module, model: Any, plan: Plan, mesh: DeviceMesh) -> No
 
     Raises InputError for an offload that torch's policy does not know, or that leaves nothing on the device it came from.
     """
-    given: dict[str, Any] = {"mesh": sharding(mesh), "mp_policy": _policy(plan)}
-    if offloads(plan):
-        given["offload_policy"] = _offload(plan, mesh.device_type)
+    given: dict[str, Any] = {"mesh": parameter_shard_mesh(mesh), "mp_policy": _mixed_precision_policy(plan)}
+    if offloads_model_states(plan):
+        given["offload_policy"] = _cpu_offload_policy(plan, mesh.device_type)
     resharded = {**given, "reshard_after_forward": plan.reshard_after_forward}
     if plan.mesh.ep > 1:
         shard_experts(model, plan, given)
-    for layer in _layers(model):
+    for layer in _fsdp_wrapped_modules(model):
         fully_shard(layer, **resharded)
-    embeddings, norm, head = ends(model)
-    if embeddings is not None and not tied(model):
+    embeddings, norm, head = embeddings_norm_head(model)
+    if embeddings is not None and not has_tied_embeddings(model):
         fully_shard(embeddings, **resharded)
         embeddings = None
     tail = [module for module in (norm, embeddings, head) if module is not None]
@@ -45,43 +45,45 @@ def apply_fsdp2(root: nn.Module, model: Any, plan: Plan, mesh: DeviceMesh) -> No
         fully_shard(root, **given)
 
 
-def offloads(plan: Plan) -> bool:
+def offloads_model_states(plan: Plan) -> bool:
     """Whether parameters, and with them gradients and the optimizer's states, live on the host."""
     return bool(plan.offload.parameters or plan.offload.optimizer)
 
 
-def _offload(plan: Plan, device: str) -> CPUOffloadPolicy:
+def _cpu_offload_policy(plan: Plan, device: str) -> CPUOffloadPolicy:
     """Sharded parameters in pinned memory of the host, where gradients go and the optimizer steps (_fsdp_param.py:312-315)."""
     for key, share in (("offload.parameters", plan.offload.parameters), ("offload.optimizer", plan.offload.optimizer)):
         if share != 1:
-            raise refuse(key, share, "is not what fully_shard's CPUOffloadPolicy does: all, and both", "--offload optimizer,parameters")
+            raise input_error(
+                key, share, "is not what fully_shard's CPUOffloadPolicy does: all, and both", "--offload optimizer,parameters"
+            )
     if device == "cpu":
-        raise refuse("offload", "parameters", "goes to the processor, and this is it", "--device cuda")
+        raise input_error("offload", "parameters", "goes to the processor, and this is it", "--device cuda")
     return CPUOffloadPolicy()
 
 
-def _policy(plan: Plan) -> MixedPrecisionPolicy:
+def _mixed_precision_policy(plan: Plan) -> MixedPrecisionPolicy:
     compute, reduce = plan.precision.compute, plan.precision.reduce
     return MixedPrecisionPolicy(param_dtype=torch_dtype(compute, "precision.compute"), reduce_dtype=torch_dtype(reduce, "precision.reduce"))
 
 
-def _layers(model: Any) -> Iterator[nn.Module]:
+def _fsdp_wrapped_modules(model: Any) -> Iterator[nn.Module]:
     """What the library says is never split (accelerate's default, ``_no_split_modules``), from the inside out."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     named = [module for module in model.modules() if type(module).__name__ in names]
     yield from reversed(named or list(layers_of(model) or ()))
 
 
-def ends(model: Any) -> tuple[nn.Module | None, nn.Module | None, nn.Module | None]:
+def embeddings_norm_head(model: Any) -> tuple[nn.Module | None, nn.Module | None, nn.Module | None]:
     """Embeddings, final norm and head, each where the model has it with parameters."""
     found = (model.get_input_embeddings(), _final_norm(model), model.get_output_embeddings())
     embeddings, norm, head = (m if m is not None and next(m.parameters(), None) is not None else None for m in found)
     return embeddings, norm, head
 
 
-def tied(model: Any) -> bool:
+def has_tied_embeddings(model: Any) -> bool:
     """Whether the head computes with the embedding table."""
-    embeddings, _, head = ends(model)
+    embeddings, _, head = embeddings_norm_head(model)
     return embeddings is not None and head is not None and embeddings.weight is head.weight
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.plan.plan import Loss, Plan
 from memsheet.run.chunked_loss import chunked_cross_entropy
 from memsheet.run.fused_loss import fused_cross_entropy
@@ -34,14 +34,14 @@ def apply_loss(model: nn.Module, plan: Plan) -> None:
     parts = list(model.children())
     scaled = [name for name in _CHANGES_LOGITS if getattr(found.config, name, None) not in (None, 1, 1.0)]
     if getattr(found.config, "output_router_logits", False):
-        raise refuse("loss", plan.loss.value, "leaves out the routers' own loss, which output_router_logits asks for", "plain")
+        raise input_error("loss", plan.loss.value, "leaves out the routers' own loss, which output_router_logits asks for", "plain")
     if len(parts) != 2 or base not in parts or head not in parts or type(head) is not nn.Linear or head.bias is not None or scaled:
         why = f"is not known for {type(model).__name__}, whose logits are more than one matrix product"
-        raise refuse("loss", plan.loss.value, why, "plain")
-    found.forward = partial(_forward, base, head, LOSSES[plan.loss])
+        raise input_error("loss", plan.loss.value, why, "plain")
+    found.forward = partial(_projected_loss_forward, base, head, LOSSES[plan.loss])
 
 
-def _forward(base: nn.Module, head: nn.Linear, loss: Projected, *, labels: Tensor, **inputs: Tensor) -> Any:
+def _projected_loss_forward(base: nn.Module, head: nn.Linear, loss: Projected, *, labels: Tensor, **inputs: Tensor) -> Any:
     from transformers.modeling_outputs import CausalLMOutput
 
     hidden = base(**inputs)[0]

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 
-def materialize(model: nn.Module, device: str, at: Callable[[str], None] = lambda _: None, *, parameters: str | None = None) -> None:
+def materialize_meta_tensors(
+    model: nn.Module, device: str, at: Callable[[str], None] = lambda _: None, *, parameters: str | None = None
+) -> None:
     """Memory on ``device`` for everything that has none, in place: a tied tensor stays one tensor. Values are whatever was there.
 
     ``at`` is told the module whose tensors come next, and nothing at the end. ``parameters``: another device for those.

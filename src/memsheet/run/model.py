@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.plan.plan import AttentionKind, Plan
 from memsheet.run.dtypes import torch_dtype
 
@@ -27,15 +27,17 @@ def build_config(config: Mapping[str, Any], plan: Plan) -> Any:
     from transformers import AutoConfig
 
     if plan.attention is AttentionKind.FLASH and find_spec("flash_attn") is None:
-        raise refuse("attention", "flash", "is the flash-attn package's, which is not installed", "sdpa runs the same kernel out of torch")
+        raise input_error(
+            "attention", "flash", "is the flash-attn package's, which is not installed", "sdpa runs the same kernel out of torch"
+        )
     given = {key: value for key, value in config.items() if key not in _NOT_ASKED}
     kind = config.get("model_type")
     try:
         built = AutoConfig.for_model(str(kind), **given)
     except ValueError:
-        raise refuse("model_type", kind, "is not one that this transformers can build") from None
-    attention = ATTENTION[plan.attention if _attends(built) else AttentionKind.EAGER]
-    for part in _parts(built):
+        raise input_error("model_type", kind, "is not one that this transformers can build") from None
+    attention = ATTENTION[plan.attention if _has_attention_heads(built) else AttentionKind.EAGER]
+    for part in _nested_configs(built):
         part.dtype = torch_dtype(plan.precision.parameters, "precision.parameters")
         part.use_cache = plan.task == "infer"
         part._attn_implementation = attention
@@ -45,17 +47,17 @@ def build_config(config: Mapping[str, Any], plan: Plan) -> Any:
     return built
 
 
-def _attends(config: Any) -> bool:
+def _has_attention_heads(config: Any) -> bool:
     """Whether there is a choice of kernels at all: state-space models have no heads, and the library refuses any choice but one."""
-    return any(getattr(part, "num_attention_heads", None) is not None for part in _parts(config))
+    return any(getattr(part, "num_attention_heads", None) is not None for part in _nested_configs(config))
 
 
-def _parts(config: Any) -> Iterator[Any]:
+def _nested_configs(config: Any) -> Iterator[Any]:
     """A config and the ones nested in it (text, vision)."""
     yield config
     for value in list(vars(config).values()):
         if hasattr(value, "model_type") and hasattr(value, "to_dict"):
-            yield from _parts(value)
+            yield from _nested_configs(value)
 
 
 def without_layers(config: Any, left_out: range) -> Any:
@@ -72,7 +74,7 @@ def without_layers(config: Any, left_out: range) -> Any:
 def build_model(config: Any, plan: Plan, device: str) -> nn.Module:
     """The model on ``device`` in the plan's dtype, in training mode, tied weights tied. Its values are whatever memory held."""
     with default_dtype(torch_dtype(plan.precision.parameters, "precision.parameters")), _as_it_is(), torch.device(device):
-        model = _built(config, plan)
+        model = _build_from_config(config, plan)
     model.tie_weights()
     result: nn.Module = model.train() if plan.task == "train" else model.eval()
     return result
@@ -88,7 +90,7 @@ def _as_it_is() -> AbstractContextManager[None]:
     return found
 
 
-def initialize(model: nn.Module) -> nn.Module:
+def initialize_model_weights(model: nn.Module) -> nn.Module:
     """The values that the library's own classes begin with, in place."""
     model.initialize_weights()  # type: ignore[operator]
     return model
@@ -99,11 +101,11 @@ def parameters_of(config: Mapping[str, Any], plan: Plan) -> int:
     return sum(parameter.numel() for parameter in build_model(build_config(config, plan), plan, "meta").parameters())
 
 
-def _built(config: Any, plan: Plan) -> Any:
+def _build_from_config(config: Any, plan: Plan) -> Any:
     """The model of the class that its config names, else of the first kind of head that its family has."""
     made = _model_class(config)
     if made.__name__ == _BARE and plan.task == "train":
-        raise refuse(
+        raise input_error(
             "model_type", config.model_type, "has no head with a loss that is known here", "name one in the config's architectures"
         )
     try:
@@ -112,7 +114,7 @@ def _built(config: Any, plan: Plan) -> Any:
         if "attention implementation" not in str(error):
             raise
         known = [kind.value for kind in ATTENTION if kind is not plan.attention]
-        raise refuse("attention", plan.attention.value, f"is not how {config.model_type} runs", f"--attention {known[0]}") from None
+        raise input_error("attention", plan.attention.value, f"is not how {config.model_type} runs", f"--attention {known[0]}") from None
 
 
 def _named_class(config: Any) -> str | None:
@@ -128,14 +130,14 @@ def _model_class(config: Any) -> Any:
     named = _named_class(config)
     if named:
         return getattr(transformers, named)
-    for head in _heads(config):
+    for head in _auto_model_classes(config):
         auto = getattr(transformers, head)
         if type(config) in auto._model_mapping:
             return auto
-    raise refuse("model_type", config.model_type, "has no model that this transformers can build")
+    raise input_error("model_type", config.model_type, "has no model that this transformers can build")
 
 
-def _heads(config: Any) -> tuple[str, ...]:
+def _auto_model_classes(config: Any) -> tuple[str, ...]:
     """Kinds of heads, likeliest first: what reads both ways is trained on masked words, and what has two stacks on pairs."""
     if getattr(config, "is_encoder_decoder", False):
         return _SEQ2SEQ_HEADS + _HEADS

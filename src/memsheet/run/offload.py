@@ -18,20 +18,22 @@ from memsheet.plan.plan import Plan
 Packed = tuple[torch.device, Tensor]
 
 
-def offloading(model: nn.Module, plan: Plan) -> AbstractContextManager[Any]:
+def activation_offload_context(model: nn.Module, plan: Plan) -> AbstractContextManager[Any]:
     """Around a forward. Nothing where the plan keeps activations on the device."""
     if not plan.offload.activations:
         return nullcontext()
-    stay = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    stay = {_storage_address(tensor) for tensor in (*model.parameters(), *model.buffers())}
 
     def pack(tensor: Tensor) -> Tensor | Packed:
-        own = stay if not plan.on_ranks else {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}  # gathered just now
-        return tensor if _storage(tensor) in own else (tensor.device, _to_host(tensor))
+        own = (
+            stay if not plan.on_ranks else {_storage_address(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        )  # gathered just now
+        return tensor if _storage_address(tensor) in own else (tensor.device, _to_host(tensor))
 
-    return torch.autograd.graph.saved_tensors_hooks(pack, _back)
+    return torch.autograd.graph.saved_tensors_hooks(pack, _restore_to_device)
 
 
-def _storage(tensor: Tensor) -> int:
+def _storage_address(tensor: Tensor) -> int:
     address: int = tensor.untyped_storage()._cdata
     return address
 
@@ -42,7 +44,7 @@ def _to_host(tensor: Tensor) -> Tensor:
     return host.copy_(tensor, non_blocking=pinned)
 
 
-def _back(packed: Tensor | Packed) -> Tensor:
+def _restore_to_device(packed: Tensor | Packed) -> Tensor:
     if isinstance(packed, Tensor):
         return packed
     device, host = packed

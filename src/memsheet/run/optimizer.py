@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.plan.plan import Implementation, OptimizerName, Plan
 from memsheet.run.dtypes import torch_dtype
 from memsheet.run.in_backward import InBackward
@@ -28,7 +28,7 @@ def build_optimizer(parameters: Iterable[nn.Parameter], plan: Plan, model: nn.Mo
     ``model``: whose embeddings an 8-bit optimizer leaves alone. Raises InputError where its library is not installed.
     """
     trained = [p for p in parameters if p.requires_grad]
-    make = partial(_made, plan=plan, model=model)
+    make = partial(_make_optimizer, plan=plan, model=model)
     if plan.optimizer_in_backward:
         return InBackward(trained, make)
     master = plan.precision.master_weights
@@ -37,11 +37,11 @@ def build_optimizer(parameters: Iterable[nn.Parameter], plan: Plan, model: nn.Mo
     return MasterWeights(trained, torch_dtype(master, "precision.master_weights"), partial(make, originals=trained))
 
 
-def _embeddings(model: nn.Module | None) -> set[torch.Tensor]:
+def _embedding_parameters(model: nn.Module | None) -> set[torch.Tensor]:
     return {module.weight for module in model.modules() if isinstance(module, nn.Embedding)} if model else set()
 
 
-def _made(
+def _make_optimizer(
     trained: list[nn.Parameter], *, plan: Plan, model: nn.Module | None, originals: list[nn.Parameter] | None = None
 ) -> torch.optim.Optimizer:
     """``originals``: the model's own parameters, where ``trained`` are copies of them in the same order."""
@@ -50,7 +50,7 @@ def _made(
     switches: dict[str, Any] = dict(_SWITCHES.get(plan.optimizer.implementation, {}))
     match plan.optimizer.name:
         case OptimizerName.ADAMW if plan.optimizer.implementation in (Implementation.APEX, Implementation.TRANSFORMERS):
-            raise refuse(
+            raise input_error(
                 "optimizer.implementation", plan.optimizer.implementation.value, "is no longer made here", "fused, foreach or loop"
             )
         case OptimizerName.ADAMW:
@@ -60,21 +60,21 @@ def _made(
         case OptimizerName.SGD_MOMENTUM:
             return torch.optim.SGD(trained, lr=RATE, momentum=MOMENTUM, **switches)
         case OptimizerName.ADAMW_8BIT if plan.optimizer.implementation is Implementation.TORCHAO:
-            return _torchao(trained)
+            return _torchao_adamw8bit(trained)
         case OptimizerName.MUON:
-            hidden = _hidden(model)
+            hidden = _hidden_layer_matrices(model)
             return Together(trained, {copy for copy, own in meant if own in hidden}, switches)
         case _:
-            embeddings = _embeddings(model)
-            return other_optimizer(_named(meant, model), plan, model, [copy for copy, own in meant if own in embeddings])
+            embeddings = _embedding_parameters(model)
+            return other_optimizer(_name_parameters(meant, model), plan, model, [copy for copy, own in meant if own in embeddings])
 
 
-def _named(meant: list[tuple[nn.Parameter, nn.Parameter]], model: nn.Module | None) -> list[tuple[str, nn.Parameter]]:
+def _name_parameters(meant: list[tuple[nn.Parameter, nn.Parameter]], model: nn.Module | None) -> list[tuple[str, nn.Parameter]]:
     names = {parameter: name for name, parameter in model.named_parameters()} if model else {}
     return [(names.get(own, f"parameter{number}"), copy) for number, (copy, own) in enumerate(meant)]
 
 
-def _hidden(model: nn.Module | None) -> set[torch.Tensor]:
+def _hidden_layer_matrices(model: nn.Module | None) -> set[torch.Tensor]:
     """The matrices of hidden layers: of linear layers but the output projection."""
     if model is None:
         return set()
@@ -99,18 +99,18 @@ class Together(torch.optim.Optimizer):
             self.state.update(one.state)
 
 
-def _torchao(trained: list[nn.Parameter]) -> torch.optim.Optimizer:
+def _torchao_adamw8bit(trained: list[nn.Parameter]) -> torch.optim.Optimizer:
     """Its step is compiled for a GPU; a processor, which may have no compiler, takes it operation by operation."""
     try:
         from torchao.optim import AdamW8bit
     except ImportError:
-        raise refuse("optimizer.implementation", "torchao", "is not installed", "pip install torchao") from None
+        raise input_error("optimizer.implementation", "torchao", "is not installed", "pip install torchao") from None
     made: torch.optim.Optimizer = AdamW8bit(trained, lr=RATE)
     if trained[0].device.type != "cuda":
-        made.step = partial(_eagerly, made.step)  # type: ignore[method-assign]
+        made.step = partial(_step_eagerly, made.step)  # type: ignore[method-assign]
     return made
 
 
-def _eagerly(step: Callable[..., Any], *args: Any) -> Any:
+def _step_eagerly(step: Callable[..., Any], *args: Any) -> Any:
     with torch.compiler.set_stance("force_eager"):
         return step(*args)

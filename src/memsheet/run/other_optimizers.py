@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.plan.plan import Implementation, OptimizerName, Plan
 
 RATE = 1e-4
@@ -28,14 +28,14 @@ def other_optimizer(
     assert plan.optimizer is not None
     name, way = plan.optimizer.name, plan.optimizer.implementation
     if way is Implementation.BNB:
-        return _bitsandbytes(trained, name, embeddings)
+        return _bitsandbytes_optimizer(trained, name, embeddings)
     try:
-        return _imported(named, plan, model)
+        return _library_optimizer(named, plan, model)
     except ImportError as missing:
-        raise refuse("optimizer", name.value, f"is {missing.name}'s, which is not installed", f"pip install {missing.name}") from None
+        raise input_error("optimizer", name.value, f"is {missing.name}'s, which is not installed", f"pip install {missing.name}") from None
 
 
-def _imported(named: list[tuple[str, nn.Parameter]], plan: Plan, model: nn.Module | None) -> torch.optim.Optimizer:
+def _library_optimizer(named: list[tuple[str, nn.Parameter]], plan: Plan, model: nn.Module | None) -> torch.optim.Optimizer:
     assert plan.optimizer is not None
     trained = [parameter for _, parameter in named]
     match plan.optimizer.name:
@@ -69,7 +69,7 @@ def _imported(named: list[tuple[str, nn.Parameter]], plan: Plan, model: nn.Modul
         case OptimizerName.GALORE:
             from galore_torch import GaLoreAdamW
 
-            galore: torch.optim.Optimizer = GaLoreAdamW(_projected(named, plan), lr=RATE, no_deprecation_warning=True)
+            galore: torch.optim.Optimizer = GaLoreAdamW(_galore_param_groups(named, plan), lr=RATE, no_deprecation_warning=True)
             return galore
         case OptimizerName.LORA_FA:
             from peft.optimizers import create_lorafa_optimizer
@@ -79,10 +79,10 @@ def _imported(named: list[tuple[str, nn.Parameter]], plan: Plan, model: nn.Modul
             projecting: torch.optim.Optimizer = create_lorafa_optimizer(model, r=rank, lora_alpha=2 * rank, lr=RATE)  # type: ignore[arg-type]
             return projecting
         case name:
-            raise refuse("optimizer", name.value, "is not run here", "its formulas are known: memsheet train")
+            raise input_error("optimizer", name.value, "is not run here", "its formulas are known: memsheet train")
 
 
-def _projected(named: list[tuple[str, nn.Parameter]], plan: Plan) -> list[dict[str, Any]]:
+def _galore_param_groups(named: list[tuple[str, nn.Parameter]], plan: Plan) -> list[dict[str, Any]]:
     """Two groups: matrices of layers, whose gradients are projected, and the rest."""
     assert plan.optimizer is not None
     inner = [p for name, p in named if p.dim() == 2 and "embed" not in name and "lm_head" not in name]
@@ -91,15 +91,17 @@ def _projected(named: list[tuple[str, nn.Parameter]], plan: Plan) -> list[dict[s
     return [{"params": inner, **how}, {"params": rest}]
 
 
-def _bitsandbytes(trained: list[nn.Parameter], name: OptimizerName, embeddings: list[nn.Parameter]) -> torch.optim.Optimizer:
+def _bitsandbytes_optimizer(trained: list[nn.Parameter], name: OptimizerName, embeddings: list[nn.Parameter]) -> torch.optim.Optimizer:
     """In 8 bits embeddings keep states in 32, as the Trainer of transformers has it (5.23.0 trainer.py:1338)."""
     if name.value.startswith("paged") and any(p.device.type == "cuda" for p in trained) and not torch.cuda.is_available():
-        raise refuse("optimizer", name.value, "has its states in pages of a card's driver, and there is none", "memsheet train counts them")
+        raise input_error(
+            "optimizer", name.value, "has its states in pages of a card's driver, and there is none", "memsheet train counts them"
+        )
     with _disable_current_modes():  # it works its quantization tables out from values when it is made
         try:
             import bitsandbytes.optim as library
         except ImportError:
-            raise refuse("optimizer", name.value, "is bitsandbytes', which is not installed", "pip install bitsandbytes") from None
+            raise input_error("optimizer", name.value, "is bitsandbytes', which is not installed", "pip install bitsandbytes") from None
         manager = library.GlobalOptimManager.get_instance()
         manager.initialize()  # one for the whole process, which still knows the parameters of models before
         manager.override_config(embeddings, "optim_bits", 32)

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.plan.plan import Plan
 
 KINDS = ("qwen2_vl", "qwen2_5_vl")
 
 
-def sides(tokens: int) -> tuple[int, int]:
+def picture_rows_and_columns(tokens: int) -> tuple[int, int]:
     """Rows and columns of a picture of so many tokens, as square as they go."""
     rows = next(n for n in range(isqrt(tokens), 0, -1) if tokens % n == 0)
     return rows, tokens // rows
@@ -27,12 +27,12 @@ def with_pictures(ids: torch.Tensor, config: Any, plan: Plan) -> dict[str, torch
     """
     if config.model_type not in KINDS:
         reason = f"of random pictures are not known for {config.model_type}; known for {', '.join(KINDS)}"
-        raise refuse("image_tokens", plan.image_tokens, reason, "leave it out")
+        raise input_error("image_tokens", plan.image_tokens, reason, "leave it out")
     vision, count = config.vision_config, int(plan.image_tokens)
     for special in (config.image_token_id, config.video_token_id):
         ids = ids.masked_fill(ids == special, 0)
     ids[:, :count] = config.image_token_id
-    rows, columns = (vision.spatial_merge_size * side for side in sides(count))
+    rows, columns = (vision.spatial_merge_size * side for side in picture_rows_and_columns(count))
     values = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
     kinds = torch.zeros_like(ids)
     kinds[:, :count] = 1

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.plan.plan import Plan, Schedule
 from memsheet.run.dtypes import torch_dtype
-from memsheet.run.mesh import axes, coordinate
+from memsheet.run.mesh import axis_coordinate, submesh_along
 from memsheet.run.model import layers_of
-from memsheet.run.step import autocast
+from memsheet.run.step import autocast_region
 
 _PARTS = ("embed_tokens", "layers", "norm")  # what transformers' own cut asks for (distributed/pipeline_parallel.py:176-198)
 
@@ -41,20 +41,20 @@ class Stage(nn.Module):
         self.model = model
         self.number, self.is_first, self.is_last = number, number == 0, number == stages_of(plan) - 1
         self._plan, self._device = plan, device
-        _cut(model, plan, number)
+        _keep_stage_layers(model, plan, number)
 
     def forward(self, held: Tensor) -> Tensor:
         given = {"input_ids": held} if self.is_first else {"inputs_embeds": held}
-        with autocast(self._plan, self._device):
+        with autocast_region(self._plan, self._device):
             if self.is_last:
                 logits: Tensor = self.model(**given).logits
                 return logits
-            hidden: Tensor = _base(self.model)(**given)[0]
+            hidden: Tensor = _base_model(self.model)(**given)[0]
         return hidden
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The model's own loss of a micro-batch."""
-        with autocast(self._plan, self._device):
+        with autocast_region(self._plan, self._device):
             result: Tensor = self.model.loss_function(
                 logits=logits, labels=labels, vocab_size=self.model.config.get_text_config().vocab_size
             )
@@ -68,19 +68,19 @@ def stages_of(plan: Plan) -> int:
 
 def numbers_of(plan: Plan, mesh: DeviceMesh) -> list[int]:
     """The stages of this rank: with several each, every ``pp``-th."""
-    return list(range(coordinate(mesh, "pp"), stages_of(plan), plan.mesh.pp))
+    return list(range(axis_coordinate(mesh, "pp"), stages_of(plan), plan.mesh.pp))
 
 
-def _base(model: Any) -> Any:
+def _base_model(model: Any) -> Any:
     return getattr(model, model.base_model_prefix)
 
 
-def _cut(model: Any, plan: Plan, number: int) -> None:
+def _keep_stage_layers(model: Any, plan: Plan, number: int) -> None:
     base: Any = getattr(model, getattr(model, "base_model_prefix", ""), None)
     whole = [isinstance(getattr(base, part, None), nn.Module) for part in _PARTS]
     layers = layers_of(model)
     if layers is None or not all(whole) or not hasattr(model, "lm_head") or layers is not base.layers:
-        raise refuse("mesh.pp", plan.mesh.pp, f"{type(model).__name__} is not a plain stack of embeddings, layers, norm and head")
+        raise input_error("mesh.pp", plan.mesh.pp, f"{type(model).__name__} is not a plain stack of embeddings, layers, norm and head")
     first, after = layers_of_stage(len(layers), plan, number)
     for index, layer in enumerate(list(layers)):
         if not first <= index < after:
@@ -101,7 +101,7 @@ def layers_of_stage(layers: int, plan: Plan, number: int) -> tuple[int, int]:
     stages = stages_of(plan)
     counts = plan.layers_per_stage or (layers // stages,) * stages
     if len(counts) != stages or sum(counts) != layers:
-        raise refuse("layers_per_stage", counts, f"does not divide {layers} layers over {stages} stages")
+        raise input_error("layers_per_stage", counts, f"does not divide {layers} layers over {stages} stages")
     return sum(counts[:number]), sum(counts[: number + 1])
 
 
@@ -117,11 +117,13 @@ def build_schedule(
         case Schedule.INTERLEAVED:
             rounds = max(1, microbatches // plan.mesh.pp)
             if microbatches % rounds:
-                raise refuse("global_batch", plan.global_batch, f"makes {microbatches} micro-batches, not a multiple of {rounds} rounds")
+                raise input_error(
+                    "global_batch", plan.global_batch, f"makes {microbatches} micro-batches, not a multiple of {rounds} rounds"
+                )
             return ScheduleInterleaved1F1B(made, microbatches, loss_fn=loss)  # type: ignore[arg-type]
         case _:
             if microbatches < total:
-                raise refuse("global_batch", plan.global_batch, f"makes {microbatches} micro-batches, fewer than {total} stages")
+                raise input_error("global_batch", plan.global_batch, f"makes {microbatches} micro-batches, fewer than {total} stages")
             return Schedule1F1B(made[0], microbatches, loss_fn=loss)
 
 
@@ -140,5 +142,5 @@ def _torch_stage(stage: Stage, called: nn.Module, plan: Plan, mesh: DeviceMesh, 
         torch.device(device),
         input_args=(came,),
         output_args=(goes,),
-        group=axes(mesh, "pp").get_group(),
+        group=submesh_along(mesh, "pp").get_group(),
     )

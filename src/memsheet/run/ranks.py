@@ -13,24 +13,24 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from memsheet.errors import Problem, refuse, require
+from memsheet.errors import Problem, input_error, raise_if_problems
 from memsheet.plan.dtypes import FP16
 from memsheet.plan.plan import Implementation, Loss, Plan, RecomputeMode
 from memsheet.run.accumulate import Batch
 from memsheet.run.adapters import apply_adapter, apply_quantization
 from memsheet.run.context_parallel import apply_context_parallel
 from memsheet.run.ddp import apply_ddp
-from memsheet.run.deepspeed import DeepSpeedStep, check_deepspeed_run, prepare
+from memsheet.run.deepspeed import DeepSpeedStep, check_deepspeed_run, initialize_before_engine
 from memsheet.run.expert_parallel import apply_expert_parallel
-from memsheet.run.fsdp2 import apply_fsdp2, offloads
+from memsheet.run.fsdp2 import apply_fsdp2, offloads_model_states
 from memsheet.run.mesh import build_mesh
-from memsheet.run.meta import materialize
+from memsheet.run.meta import materialize_meta_tensors
 from memsheet.run.model import build_config, build_model
 from memsheet.run.optimizer import build_optimizer
 from memsheet.run.pipeline import Stage, build_schedule, numbers_of
 from memsheet.run.recompute import apply_recompute
 from memsheet.run.scaler import build_scaler
-from memsheet.run.step import At, Seen, mark_loss, tokens, train_step
+from memsheet.run.step import At, Seen, mark_loss, random_token_batch, train_step
 from memsheet.run.tensor_parallel import apply_tensor_parallel
 from memsheet.run.watch import Running, Watch
 from memsheet.run.zero1 import build_zero1
@@ -57,9 +57,9 @@ def rank_job(settings: Any, plan: Plan, mesh: DeviceMesh, device: str, watch: Wa
     """The job of the rank that asks, on random tokens, once its process group is there. ``settings``: the library's config.
 
     ``micro``: micro-batches before the optimizer's turn; a pipeline takes all that the plan has. Parameters hold whatever memory held.
-    Raises InputError for what cannot be run: see ``check``, ``run.mesh``, ``run.fsdp2``, ``run.tensor_parallel``, ``run.pipeline``.
+    Raises InputError for what cannot be run: see ``check_rank_plan``, ``run.mesh``, ``run.fsdp2``, ``run.tensor_parallel``, ``run.pipeline``.
     """
-    make = _deepspeed if plan.engine == "deepspeed" else _stages if plan.mesh.pp > 1 else _whole
+    make = _deepspeed_job if plan.engine == "deepspeed" else _pipeline_job if plan.mesh.pp > 1 else _whole_model_job
     return make(settings, plan, mesh, device, watch, micro)
 
 
@@ -77,33 +77,33 @@ class RankTrainer:
 
 def rank_trainer(config: Mapping[str, Any], plan: Plan, device: str, at: At, micro: int, seen: Seen | None = None) -> RankTrainer:
     """As ``run.train.trainer``, for the rank that asks, once its process group is there. Raises InputError as ``rank_job``."""
-    check(plan)
+    check_rank_plan(plan)
     job = rank_job(build_config(config, plan), plan, build_mesh(plan, device), device, Running(at, seen), micro)
     return RankTrainer(job=job, at=at)
 
 
-def check(plan: Plan) -> None:
+def check_rank_plan(plan: Plan) -> None:
     """Raises InputError for a plan that no engine here takes to several ranks."""
     if plan.engine not in ("fsdp2", "transformers", "deepspeed"):
-        raise refuse("engine", plan.engine, "is not run here", "fsdp2, transformers or deepspeed")
+        raise input_error("engine", plan.engine, "is not run here", "fsdp2, transformers or deepspeed")
     if plan.engine == "deepspeed":
         check_deepspeed_run(plan)
     if plan.engine == "transformers" and plan.mesh.dp_shard > 1 and plan.zero != 1:
-        raise refuse("mesh.dp_shard", plan.mesh.dp_shard, "is fully_shard's", "--engine fsdp2, or --zero 1")
+        raise input_error("mesh.dp_shard", plan.mesh.dp_shard, "is fully_shard's", "--engine fsdp2, or --zero 1")
     assert plan.optimizer is not None
     fused = plan.optimizer.implementation in (Implementation.FUSED, Implementation.FOREACH)
     if plan.engine == "transformers" and plan.mesh.tp > 1 and fused:
-        raise refuse(
+        raise input_error(
             "optimizer.implementation", plan.optimizer.implementation.value, "takes sharded tensors or plain ones, and the norms' stay plain",
             "loop, or engine fsdp2",
         )  # fmt: skip
     if plan.mesh.cp > 1 and (plan.mesh.pp > 1 or plan.engine != "fsdp2"):
-        raise refuse("mesh.cp", plan.mesh.cp, "is run with fully_shard and without pipelines, as accelerate does", "--engine fsdp2")
+        raise input_error("mesh.cp", plan.mesh.cp, "is run with fully_shard and without pipelines, as accelerate does", "--engine fsdp2")
     if plan.mesh.pp > 1 and (plan.adapter or plan.quantization or plan.zero == 1):
-        raise refuse("mesh.pp", plan.mesh.pp, "is not run with adapters, quantized weights or a sharded optimizer yet")
+        raise input_error("mesh.pp", plan.mesh.pp, "is not run with adapters, quantized weights or a sharded optimizer yet")
     if plan.mesh.pp > 1 and plan.last_microbatch != plan.microbatch:
-        raise refuse("global_batch", plan.global_batch, "leaves a smaller micro-batch, and a pipeline's are all alike", "a multiple")
-    require(Problem(field=name, value=value, reason=why) for name, value, why, wrong in _one_rank_only(plan) if wrong)
+        raise input_error("global_batch", plan.global_batch, "leaves a smaller micro-batch, and a pipeline's are all alike", "a multiple")
+    raise_if_problems(Problem(field=name, value=value, reason=why) for name, value, why, wrong in _one_rank_only(plan) if wrong)
 
 
 def _one_rank_only(plan: Plan) -> Iterator[tuple[str, Any, str, bool]]:
@@ -123,7 +123,7 @@ def _one_rank_only(plan: Plan) -> Iterator[tuple[str, Any, str, bool]]:
 # ---- the whole stack on every rank ---------------------------------------------------------------------------------------------
 
 
-def _whole(settings: Any, plan: Plan, mesh: DeviceMesh, device: str, watch: Watch, micro: int) -> Job:
+def _whole_model_job(settings: Any, plan: Plan, mesh: DeviceMesh, device: str, watch: Watch, micro: int) -> Job:
     model: Any = build_model(settings, plan, "meta")
     model = apply_adapter(apply_quantization(model, plan), plan)
     apply_recompute(model, plan)
@@ -131,12 +131,12 @@ def _whole(settings: Any, plan: Plan, mesh: DeviceMesh, device: str, watch: Watc
     apply_tensor_parallel(model, plan, mesh)
     apply_expert_parallel(model, plan, mesh)
     called = _data_parallel(model, model, plan, mesh, device, watch)
-    optimizer = _optimizer(called, plan, mesh)
+    optimizer = _rank_optimizer(called, plan, mesh)
     close: Callable[[], None] = lambda: None  # noqa: E731
     if plan.mesh.cp > 1:
         called = spread = apply_context_parallel(called, model, plan, mesh, device)
         spread.placed, close = watch.input, spread.close
-    batch = tokens(settings, plan, "cpu" if plan.mesh.cp > 1 else device)
+    batch = random_token_batch(settings, plan, "cpu" if plan.mesh.cp > 1 else device)
     for name, tensor in batch.items():
         watch.input(tensor, name)
     mark_loss(called, watch.at)
@@ -153,7 +153,7 @@ def _data_parallel(root: nn.Module, model: Any, plan: Plan, mesh: DeviceMesh, de
     sharded = plan.engine == "fsdp2"
     if sharded:
         apply_fsdp2(root, model, plan, mesh)
-    materialize(model, device, watch.places, parameters="cpu" if offloads(plan) else device)
+    materialize_meta_tensors(model, device, watch.places, parameters="cpu" if offloads_model_states(plan) else device)
     watch.holds(root, model, sharded=sharded)
     if sharded or plan.mesh.data_parallel == 1:
         return root
@@ -163,22 +163,22 @@ def _data_parallel(root: nn.Module, model: Any, plan: Plan, mesh: DeviceMesh, de
     return replica
 
 
-def _optimizer(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> torch.optim.Optimizer:
+def _rank_optimizer(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> torch.optim.Optimizer:
     if plan.zero != 1:
         return build_optimizer(model.parameters(), plan)
     return build_zero1(model.parameters(), plan, mesh)
 
 
-def _deepspeed(settings: Any, plan: Plan, mesh: DeviceMesh, device: str, watch: Watch, micro: int) -> Job:  # noqa: ARG001
+def _deepspeed_job(settings: Any, plan: Plan, mesh: DeviceMesh, device: str, watch: Watch, micro: int) -> Job:  # noqa: ARG001
     """By DeepSpeed's engine, whose ranks are all there are."""
     model: Any = apply_adapter(apply_quantization(build_model(settings, plan, "meta"), plan), plan)
     apply_recompute(model, plan)
     watch.built(model)
-    materialize(model, device, watch.places)
-    prepare(model)
+    materialize_meta_tensors(model, device, watch.places)
+    initialize_before_engine(model)
     watch.holds(model, model, sharded=False)
     take = DeepSpeedStep(model, plan, device, watch, micro)
-    batch = tokens(settings, plan, device)
+    batch = random_token_batch(settings, plan, device)
     for name, tensor in batch.items():
         watch.input(tensor, name)
 
@@ -191,8 +191,8 @@ def _deepspeed(settings: Any, plan: Plan, mesh: DeviceMesh, device: str, watch: 
 # ---- a part of the stack --------------------------------------------------------------------------------------------------------
 
 
-def _stages(settings: Any, plan: Plan, mesh: DeviceMesh, device: str, watch: Watch, _: int) -> Job:
-    stages = [_stage(settings, plan, device, number) for number in numbers_of(plan, mesh)]
+def _pipeline_job(settings: Any, plan: Plan, mesh: DeviceMesh, device: str, watch: Watch, _: int) -> Job:
+    stages = [_build_pipeline_stage(settings, plan, device, number) for number in numbers_of(plan, mesh)]
     called = []
     for stage in stages:
         watch.built(stage.model)
@@ -207,7 +207,7 @@ def _stages(settings: Any, plan: Plan, mesh: DeviceMesh, device: str, watch: Wat
         one.backward_one_chunk = watch.backward(one.backward_one_chunk)
     optimizer = build_optimizer([p for stage in stages for p in stage.parameters()], plan)
     every = replace(plan, microbatch=plan.microbatch * plan.accumulation)
-    ids: torch.Tensor = tokens(settings, every, device)["input_ids"]  # of all micro-batches, which are the labels too
+    ids: torch.Tensor = random_token_batch(settings, every, device)["input_ids"]  # of all micro-batches, which are the labels too
     watch.input(ids, "input_ids")
     first, last = stages[0].is_first, stages[-1].is_last
 
@@ -215,7 +215,7 @@ def _stages(settings: Any, plan: Plan, mesh: DeviceMesh, device: str, watch: Wat
         given = _all_micro_batches(other["input_ids"], plan) if other else ids
         losses = list[torch.Tensor]()
         schedule.step(*((given,) if first else ()), target=given if last else None, losses=losses if last else None, return_outputs=False)
-        _tell(watch.seen, losses)
+        _report_microbatch_losses(watch.seen, losses)
         losses.clear()
         watch.at(Instant.OPTIMIZER_STEP)
         optimizer.step()
@@ -229,14 +229,14 @@ def _all_micro_batches(ids: torch.Tensor, plan: Plan) -> torch.Tensor:
     return ids.repeat(int(plan.accumulation), 1) if ids.shape[0] == plan.microbatch else ids
 
 
-def _tell(seen: Seen | None, losses: Sequence[torch.Tensor]) -> None:
+def _report_microbatch_losses(seen: Seen | None, losses: Sequence[torch.Tensor]) -> None:
     """Each micro-batch's share of the step's loss."""
     if seen is not None:
         for loss in losses:
             seen(loss.detach() / len(losses))
 
 
-def _stage(settings: Any, plan: Plan, device: str, number: int) -> Stage:
+def _build_pipeline_stage(settings: Any, plan: Plan, device: str, number: int) -> Stage:
     model = build_model(settings, plan, "meta")
     apply_recompute(model, plan)
     return Stage(model, plan, number, device)

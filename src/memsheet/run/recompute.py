@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.plan.plan import Plan, RecomputeMode
 from memsheet.run.model import layers_of
 from memsheet.run.stretches import apply_stretches
@@ -21,12 +21,12 @@ def apply_recompute(model: nn.Module, plan: Plan) -> None:
     """Turn on what the plan asks for. Raises InputError for models without the switch or without layers, and for names of no module."""
     match plan.recompute.mode:
         case RecomputeMode.SELECTIVE:
-            _modules(model, plan.recompute.modules)
+            _recompute_named_modules(model, plan.recompute.modules)
         case RecomputeMode.FULL if plan.recompute.stretched:
             layers = layers_of(model)
             if layers is None or getattr(getattr(model, "config", None), "is_encoder_decoder", False):
                 why = f"stretches need one stack of layers, which {type(model).__name__} has not"
-                raise refuse("recompute", "full", why, "recompute every layer")
+                raise input_error("recompute", "full", why, "recompute every layer")
             apply_stretches(layers, plan.recompute.starts(len(layers)))
         case RecomputeMode.FULL:
             _own_switch(model, plan.recompute.layers)
@@ -35,7 +35,7 @@ def apply_recompute(model: nn.Module, plan: Plan) -> None:
 def _own_switch(model: nn.Module, first: int | None) -> None:
     """Every layer by itself, or only the first so many."""
     if not getattr(model, "supports_gradient_checkpointing", False):
-        raise refuse("recompute", "full", f"{type(model).__name__} cannot recompute its layers")
+        raise input_error("recompute", "full", f"{type(model).__name__} cannot recompute its layers")
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
     layers = layers_of(model)
     if first is not None and layers is not None:
@@ -43,18 +43,20 @@ def _own_switch(model: nn.Module, first: int | None) -> None:
             layer.gradient_checkpointing = False  # type: ignore[assignment]
 
 
-def _modules(model: nn.Module, names: Sequence[str]) -> None:
+def _recompute_named_modules(model: nn.Module, names: Sequence[str]) -> None:
     """Recompute each module whose last name is one of ``names``."""
     found = {name: module for name, module in model.named_modules() if name.rpartition(".")[2] in names}
     missing = set(names) - {name.rpartition(".")[2] for name in found}
     if missing:
         known = sorted({name for layer in layers_of(model) or () for name, _ in layer.named_children()})
-        raise refuse("recompute.modules", min(missing), f"names no module of {type(model).__name__}", f"a layer has {', '.join(known)}")
+        raise input_error(
+            "recompute.modules", min(missing), f"names no module of {type(model).__name__}", f"a layer has {', '.join(known)}"
+        )
     for module in found.values():
-        module.forward = partial(_again, module.forward)
+        module.forward = partial(_checkpointed_forward, module.forward)
 
 
-def _again(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _checkpointed_forward(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A module's forward under a checkpoint, which looks for its device and for what it keeps among the arguments without names."""
     if args:
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.plan.plan import Plan
 
 BACKENDS = {"fp8": ("fp8", None), "int8": ("hqq", 8)}
@@ -31,9 +31,11 @@ def cache_kind(plan: Plan, asked: str | None) -> str:
     assert plan.kv_dtype is not None
     quantized = plan.kv_dtype is not plan.precision.compute
     if quantized and plan.kv_dtype.name not in BACKENDS:
-        raise refuse("kv_dtype", plan.kv_dtype.name, "is neither as keys are computed nor what they are quantized to", "fp8 or int8")
+        raise input_error("kv_dtype", plan.kv_dtype.name, "is neither as keys are computed nor what they are quantized to", "fp8 or int8")
     if quantized and asked in ("dynamic", "static"):
-        raise refuse("cache", asked, f"keeps keys as they are computed, not in {plan.kv_dtype.name}", "--cache quantized, or no --kv-dtype")
+        raise input_error(
+            "cache", asked, f"keeps keys as they are computed, not in {plan.kv_dtype.name}", "--cache quantized, or no --kv-dtype"
+        )
     return asked or ("quantized" if quantized else "dynamic")
 
 
@@ -53,9 +55,9 @@ def build_cache(config: Any, plan: Plan, kind: str) -> Any:
     except ImportError:
         package = {"quanto": "optimum-quanto"}.get(backend, backend)
         hint = f"pip install {package}; --kv-dtype fp8 needs no library"
-        raise refuse("cache", "quantized", f"is {backend}'s for this format, which is not installed", hint) from None
+        raise input_error("cache", "quantized", f"is {backend}'s for this format, which is not installed", hint) from None
     except ValueError as error:
-        raise refuse("cache", "quantized", str(error).split(". ", 1)[0]) from None
+        raise input_error("cache", "quantized", str(error).split(". ", 1)[0]) from None
 
 
 @dataclass(slots=True)
@@ -79,7 +81,7 @@ class Generation:
         return "cache_params" if "mamba" in type(self.model).__name__.lower() else "past_key_values"
 
 
-def begin(model: nn.Module, plan: Plan, cache: Any, device: str) -> Generation:
+def begin_generation(model: nn.Module, plan: Plan, cache: Any, device: str) -> Generation:
     """Prompts of ``prompt_tokens`` (of ``max_model_len`` where nobody says), ready to be read.
 
     Raises InputError for a library whose ``generate`` is not the one that is followed here.
@@ -94,7 +96,7 @@ def begin(model: nn.Module, plan: Plan, cache: Any, device: str) -> Generation:
         made.arguments["logits_to_keep"] = 1
     made.arguments["use_cache"] = True
     if "position_ids" in takes:
-        made.arguments["position_ids"] = _positions(shape, device)
+        made.arguments["position_ids"] = _position_ids(shape, device)
     made.prompt = (made.ids, *(value for value in made.arguments.values() if isinstance(value, Tensor)))
     return made
 
@@ -104,23 +106,23 @@ def _check_loop() -> None:
 
     if "is_first_iteration" not in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters:
         hint = "transformers 5; training is run with 4 too"
-        raise refuse("transformers", version("transformers"), "generates in another way than the loop here", hint)
+        raise input_error("transformers", version("transformers"), "generates in another way than the loop here", hint)
 
 
-def _positions(shape: tuple[int, int], device: str) -> Tensor:
+def _position_ids(shape: tuple[int, int], device: str) -> Tensor:
     """Those of every sequence, counted from its mask (generation/utils.py _prepare_position_ids_for_generation)."""
     return torch.ones(shape, dtype=torch.long, device=device).cumsum(-1).sub_(1)
 
 
-def jump(generation: Generation, tokens: int) -> None:
+def jump_to_cached_tokens(generation: Generation, tokens: int) -> None:
     """Go on as if ``tokens`` were in the cache already: ids and positions of one more."""
     shape, device = (generation.ids.shape[0], tokens + 1), generation.ids.device
     generation.ids = torch.zeros(shape, dtype=torch.long, device=device)
     if "position_ids" in generation.arguments:
-        generation.arguments["position_ids"] = _positions(shape, str(device))
+        generation.arguments["position_ids"] = _position_ids(shape, str(device))
 
 
-def step(generation: Generation, *, first: bool = False) -> None:
+def generate_next_token(generation: Generation, *, first: bool = False) -> None:
     """One forward, of the whole prompt (``first``) or of the newest token, and the token that follows."""
     model: Any = generation.model
     inputs = model.prepare_inputs_for_generation(

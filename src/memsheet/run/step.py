@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.plan.plan import Plan
 from memsheet.run.accumulate import Batch, micro_batches
 from memsheet.run.dtypes import torch_dtype
 from memsheet.run.model import layers_of
-from memsheet.run.offload import offloading
+from memsheet.run.offload import activation_offload_context
 from memsheet.run.pictures import with_pictures
 from memsheet.run.scaler import build_scaler
 from memsheet.sheet import Instant
@@ -23,14 +23,14 @@ At = Callable[[Instant], None]
 Seen = Callable[[torch.Tensor], None]
 
 
-def tokens(config: Any, plan: Plan, device: str) -> dict[str, torch.Tensor]:
+def random_token_batch(config: Any, plan: Plan, device: str) -> dict[str, torch.Tensor]:
     """A micro-batch of token ids with themselves as labels; beside them, or instead, the pictures or sounds that the model takes.
 
     Raises InputError for a model of which it is not known what it takes.
     """
     batch, text = int(plan.microbatch), config.get_text_config()
     if getattr(text, "vocab_size", None) is None:
-        return _pictures(config, plan, device)
+        return _pixel_batch(config, plan, device)
     ids = torch.randint(0, text.vocab_size, (batch, int(plan.seq_len)), device=device)
     if plan.image_tokens:
         return with_pictures(ids, config, plan)
@@ -39,26 +39,26 @@ def tokens(config: Any, plan: Plan, device: str) -> dict[str, torch.Tensor]:
     if not config.is_encoder_decoder:
         return {"input_ids": ids, "labels": ids.clone()}
     heard = getattr(config, "num_mel_bins", None)
-    source = {"input_ids": ids} if heard is None else {"input_features": _values(plan, device, heard, 2 * config.max_source_positions)}
+    source = {"input_ids": ids} if heard is None else {"input_features": _zero_inputs(plan, device, heard, 2 * config.max_source_positions)}
     return {**source, "labels": ids.clone(), "decoder_input_ids": ids.clone()}
 
 
-def _pictures(config: Any, plan: Plan, device: str) -> dict[str, torch.Tensor]:
+def _pixel_batch(config: Any, plan: Plan, device: str) -> dict[str, torch.Tensor]:
     """Pictures of the size that the config says, each of one kind."""
     side, channels = getattr(config, "image_size", None), getattr(config, "num_channels", None)
     if side is None or channels is None:
-        raise refuse("model_type", config.model_type, "takes neither tokens nor pictures of one size: its step is not known here")
+        raise input_error("model_type", config.model_type, "takes neither tokens nor pictures of one size: its step is not known here")
     height, width = (side, side) if isinstance(side, int) else side
     kinds = torch.randint(0, config.num_labels, (int(plan.microbatch),), device=device)
-    return {"pixel_values": _values(plan, device, channels, height, width), "labels": kinds}
+    return {"pixel_values": _zero_inputs(plan, device, channels, height, width), "labels": kinds}
 
 
-def _values(plan: Plan, device: str, *shape: int) -> torch.Tensor:
+def _zero_inputs(plan: Plan, device: str, *shape: int) -> torch.Tensor:
     dtype = torch_dtype(plan.precision.parameters, "precision.parameters")
     return torch.zeros(int(plan.microbatch), *shape, dtype=dtype, device=device)
 
 
-def autocast(plan: Plan, device: str) -> AbstractContextManager[Any]:
+def autocast_region(plan: Plan, device: str) -> AbstractContextManager[Any]:
     """The autocast region of engines that keep fp32 parameters and compute in another dtype; nothing elsewhere."""
     if plan.engine != "transformers" or not plan.precision.casts:
         return nullcontext()
@@ -89,7 +89,7 @@ def train_step(
     scaler = scaler or build_scaler(plan, device)
     for part, share in micro_batches(batch, plan, micro):
         at(Instant.FORWARD)
-        with offloading(model, plan), autocast(plan, device):
+        with activation_offload_context(model, plan), autocast_region(plan, device):
             loss = model(**part).loss
         if micro > 1:
             loss = loss * share

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 
 Call = Callable[[Tensor], Any]
 
@@ -25,17 +25,17 @@ def apply_stretches(layers: nn.ModuleList, starts: Sequence[int]) -> None:
         calls: list[Call] = []
         *noting, running = list(layers)[start:stop]
         for layer in noting:
-            layer.forward = partial(_note, calls, layer.forward)
-        running.forward = partial(_run, calls, running.forward)
+            layer.forward = partial(_defer_layer_call, calls, layer.forward)
+        running.forward = partial(_run_deferred_layers, calls, running.forward)
 
 
-def _note(calls: list[Call], forward: Callable[..., Any], hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _defer_layer_call(calls: list[Call], forward: Callable[..., Any], hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """A layer that does nothing yet."""
     calls.append(lambda x: forward(x, *args, **kwargs))
     return hidden
 
 
-def _run(calls: list[Call], forward: Callable[..., Any], hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _run_deferred_layers(calls: list[Call], forward: Callable[..., Any], hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
     """The last layer of a stretch: all of them, to be forgotten and run again."""
     noted = [*calls, lambda x: forward(x, *args, **kwargs)]
     calls.clear()
@@ -45,7 +45,7 @@ def _run(calls: list[Call], forward: Callable[..., Any], hidden: Tensor, *args: 
 def _one_by_one(calls: Sequence[Call], hidden: Any) -> Any:
     for call in calls:
         if not isinstance(hidden, Tensor):
-            raise refuse(
+            raise input_error(
                 "recompute",
                 type(hidden).__name__,
                 "is what its layers hand on, and stretches hand on hidden states alone",

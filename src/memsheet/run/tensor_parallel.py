@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.plan.plan import Plan
-from memsheet.run.fsdp2 import tied
-from memsheet.run.mesh import axes
+from memsheet.run.fsdp2 import has_tied_embeddings
+from memsheet.run.mesh import submesh_along
 
 
 def apply_tensor_parallel(model: Any, plan: Plan, mesh: DeviceMesh) -> None:
@@ -26,12 +26,12 @@ def apply_tensor_parallel(model: Any, plan: Plan, mesh: DeviceMesh) -> None:
 
     shipped = getattr(model, "tp_plan", None)
     if not shipped:
-        raise refuse("mesh.tp", degree, f"{type(model).__name__} ships no plan of its layers for it")
+        raise input_error("mesh.tp", degree, f"{type(model).__name__} ships no plan of its layers for it")
     _check_heads(model.config.get_text_config(), degree)
-    if tied(model):  # each is cut by its own rule, alike, and they are tied again
+    if has_tied_embeddings(model):  # each is cut by its own rule, alike, and they are tied again
         head = model.get_output_embeddings()
         head.weight = nn.Parameter(torch.empty_like(head.weight))
-    apply_tensor_parallelism(model, axes(mesh, "tp"), model._expand_parallel_plan(_without_experts(model, plan)))
+    apply_tensor_parallelism(model, submesh_along(mesh, "tp"), model._expand_parallel_plan(_without_experts(model, plan)))
     model.tie_weights()
 
 
@@ -46,4 +46,4 @@ def _check_heads(config: Any, degree: int) -> None:
     for name in ("num_attention_heads", "num_key_value_heads"):
         heads = getattr(config, name, None) or degree
         if heads % degree:
-            raise refuse("mesh.tp", degree, f"does not divide {name} = {heads}")
+            raise input_error("mesh.tp", degree, f"does not divide {name} = {heads}")

@@ -13,11 +13,11 @@ from memsheet.plan.plan import Plan
 from memsheet.run.accumulate import Batch
 from memsheet.run.adapters import apply_adapter, apply_quantization
 from memsheet.run.loss import apply_loss
-from memsheet.run.model import build_config, build_model, initialize
+from memsheet.run.model import build_config, build_model, initialize_model_weights
 from memsheet.run.optimizer import build_optimizer
 from memsheet.run.recompute import apply_recompute
 from memsheet.run.scaler import build_scaler
-from memsheet.run.step import At, Seen, mark_loss, tokens, train_step
+from memsheet.run.step import At, Seen, mark_loss, random_token_batch, train_step
 from memsheet.sheet import Instant
 
 if TYPE_CHECKING:
@@ -50,19 +50,21 @@ class Trainer:
         )  # fmt: skip
 
 
-def trainer(config: Mapping[str, Any], plan: Plan, device: str, at: At, micro: int, seen: Seen | None = None) -> Trainer | RankTrainer:
+def build_trainer(
+    config: Mapping[str, Any], plan: Plan, device: str, at: At, micro: int, seen: Seen | None = None
+) -> Trainer | RankTrainer:
     """The model with random weights, its optimizer, and random tokens of a micro-batch."""
     if plan.on_ranks:
         from memsheet.run.ranks import rank_trainer
 
         return rank_trainer(config, plan, device, at, micro, seen)
     settings = build_config(config, plan)
-    model = initialize(build_model(settings, plan, device))
+    model = initialize_model_weights(build_model(settings, plan, device))
     apply_loss(model, plan)
     model = apply_adapter(apply_quantization(model, plan), plan)
     apply_recompute(model, plan)
     optimizer = build_optimizer(model.parameters(), plan, model)
-    own = tokens(settings, plan, device)
+    own = random_token_batch(settings, plan, device)
     mark_loss(model, at)
     return Trainer(
         model=model, optimizer=optimizer, tokens=own, plan=plan, at=at, device=device, micro=micro, scaler=build_scaler(plan, device), seen=seen

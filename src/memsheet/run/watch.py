@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memsheet.run.model import initialize
+from memsheet.run.model import initialize_model_weights
 from memsheet.run.step import At, Seen
 from memsheet.sheet import Component, Instant
 
@@ -79,4 +79,4 @@ class Running(Watch):
         self._tell(instant)
 
     def holds(self, root: nn.Module, model: Any, *, sharded: bool) -> None:  # noqa: ARG002
-        initialize(model)
+        initialize_model_weights(model)

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from memsheet.plan.plan import Plan
-from memsheet.run.mesh import replicas
+from memsheet.run.mesh import data_parallel_mesh
 from memsheet.run.optimizer import build_optimizer
 
 
@@ -20,4 +20,4 @@ def build_zero1(parameters: Iterable[torch.nn.Parameter], plan: Plan, mesh: Devi
     kind = type(plain)
     settings = {name: value for name, value in plain.defaults.items() if name in inspect.signature(kind.__init__).parameters}
     trained = [parameter for group in plain.param_groups for parameter in group["params"]]
-    return ZeroRedundancyOptimizer(trained, optimizer_class=kind, process_group=replicas(mesh).get_group(), **settings)
+    return ZeroRedundancyOptimizer(trained, optimizer_class=kind, process_group=data_parallel_mesh(mesh).get_group(), **settings)

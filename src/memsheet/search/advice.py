@@ -8,11 +8,11 @@ from typing import Any
 
 from memsheet.budget import Result, budget_of
 from memsheet.errors import InputError
-from memsheet.formulas.step_time import Exchanged, exchanged
+from memsheet.formulas.step_time import Exchanged, data_parallel_traffic
 from memsheet.plan.device import MAX_DEVICES, Cluster
 from memsheet.plan.model import ModelSpec
-from memsheet.search.fixes.story import Step, told
-from memsheet.search.train.rank import Ranking, offloads, ranked
+from memsheet.search.fixes.story import Step, story_steps
+from memsheet.search.train.rank import Ranking, plan_offloads, rank_training_plans
 from memsheet.search.train.space import OFFLOAD, Request
 from memsheet.search.train.timed import APART, Planned, Scaled, planned_of
 
@@ -81,54 +81,56 @@ class Advice:
         return bool(self.methods) or self.more is not None
 
 
-def advise(
+def training_advice(
     model: ModelSpec, cluster: Cluster, request: Request, engines: Iterable[str], *, top: int, method: str = "full", scaled: Scaled = lambda _: None
 ) -> Advice:  # fmt: skip
-    """Every legal plan of some engines ranked, and what is to be said of the best. Raises InputError as ``ranked`` does."""
+    """Every legal plan of some engines ranked, and what is to be said of the best. Raises InputError as ``rank_training_plans`` does."""
     names = tuple(engines)
     asked = {**METHODS[method], **{key: value for key, value in request.items() if value is not None}}
-    ranking = ranked(model, cluster, asked, names, top=top, scaled=scaled)
+    ranking = rank_training_plans(model, cluster, asked, names, top=top, scaled=scaled)
     chosen = ranking.plans[0] if ranking.plans else ranking.least
     if chosen is None:
         return Advice(ranking=ranking)
     pinned = any(asked.get(key) for key in ("optimizer.name", *OFFLOAD))
-    strains = strained(ranking) and method == "full" and not pinned
+    strains = ranking_strains_memory(ranking) and method == "full" and not pinned
     return Advice(
-        ranking=ranking, story=told(model, cluster, asked, chosen, scaled), replicas=_replicas(ranking, scaled),
-        undone=tuple(_undone(ranking, chosen, scaled)) if ranking.plans else (),
-        methods=tuple(_methods(ranking, asked, names, scaled)) if strains else (),
-        more=_more(ranking, asked, names, scaled) if strains else None,
+        ranking=ranking, story=story_steps(model, cluster, asked, chosen, scaled), replicas=_fastest_replicas(ranking, scaled),
+        undone=tuple(_undone_savings(ranking, chosen, scaled)) if ranking.plans else (),
+        methods=tuple(_adapter_method_plans(ranking, asked, names, scaled)) if strains else (),
+        more=_smallest_larger_cluster(ranking, asked, names, scaled) if strains else None,
     )  # fmt: skip
 
 
-def strained(ranking: Ranking) -> bool:
+def ranking_strains_memory(ranking: Ranking) -> bool:
     """Whether nothing fits, or the best plan keeps states on the host or in 8 bits."""
     best = ranking.plans[0].request if ranking.plans else {}
-    return not best or offloads(best) or best.get("optimizer.name") == "adamw_8bit"
+    return not best or plan_offloads(best) or best.get("optimizer.name") == "adamw_8bit"
 
 
-def _undone(ranking: Ranking, chosen: Planned, scaled: Scaled) -> Iterator[Undone]:
+def _undone_savings(ranking: Ranking, chosen: Planned, scaled: Scaled) -> Iterator[Undone]:
     """Savings whose loss would make the step faster, the least missing first."""
     found = [
-        one for saving in SAVINGS if (one := _without(ranking, chosen, saving, scaled)) is not None and one.gains_s > chosen.seconds * APART
+        one
+        for saving in SAVINGS
+        if (one := _plan_without_saving(ranking, chosen, saving, scaled)) is not None and one.gains_s > chosen.seconds * APART
     ]
     yield from sorted(found, key=lambda one: one.missing_bytes)
 
 
-def _without(ranking: Ranking, chosen: Planned, saving: str, scaled: Scaled) -> Undone | None:
+def _plan_without_saving(ranking: Ranking, chosen: Planned, saving: str, scaled: Scaled) -> Undone | None:
     request = {**chosen.request, **SAVINGS[saving]}
     if all(
         chosen.request.get(key) in (value, None) or (key == "zero" and chosen.request[key] != 3) for key, value in SAVINGS[saving].items()
     ):
         return None
-    planned = _planned(ranking.model, ranking.cluster, request, scaled)
+    planned = _plan_if_legal(ranking.model, ranking.cluster, request, scaled)
     if planned is None or planned.time is None or chosen.time is None:
         return None
     missing = max(0, int(planned.verdict.device.value) - budget_of(ranking.cluster).capacity_bytes)
     return Undone(saving=saving, planned=planned, missing_bytes=missing, gains_s=chosen.seconds - planned.seconds)
 
 
-def _planned(model: ModelSpec, cluster: Cluster, request: Request, scaled: Scaled) -> Planned | None:
+def _plan_if_legal(model: ModelSpec, cluster: Cluster, request: Request, scaled: Scaled) -> Planned | None:
     """A plan accounted and timed; None where it is not legal."""
     try:
         return planned_of(model, cluster, {k: v for k, v in request.items() if v is not None}, scaled(str(request["engine"])))
@@ -136,7 +138,7 @@ def _planned(model: ModelSpec, cluster: Cluster, request: Request, scaled: Scale
         return None
 
 
-def _replicas(ranking: Ranking, scaled: Scaled) -> Replicas | None:
+def _fastest_replicas(ranking: Ranking, scaled: Scaled) -> Replicas | None:
     """The fastest whole copies that fit, of an engine whose code somebody shards where there is one."""
     if ranking.cluster.count == 1 or not ranking.replicas:
         return None
@@ -146,23 +148,29 @@ def _replicas(ranking: Ranking, scaled: Scaled) -> Replicas | None:
     if partner is None:
         return Replicas(fastest=fastest)
     divided = {**plain.request, "engine": partner, "zero": 3, "mesh.dp_replicate": 1, "mesh.dp_shard": count}
-    sharded = _planned(ranking.model, ranking.cluster, divided, scaled)
+    sharded = _plan_if_legal(ranking.model, ranking.cluster, divided, scaled)
     if sharded is None or sharded.time is None:
         return Replicas(fastest=fastest)
-    told_of = [exchanged(ranking.model, one.plan, ranking.cluster, efficiency=scaled(one.plan.engine)) for one in (plain, sharded)]
+    told_of = [
+        data_parallel_traffic(ranking.model, one.plan, ranking.cluster, efficiency=scaled(one.plan.engine)) for one in (plain, sharded)
+    ]
     return Replicas(fastest=fastest, plain=plain, sharded=sharded, plain_exchange=told_of[0], sharded_exchange=told_of[1])
 
 
-def _methods(ranking: Ranking, asked: Request, engines: tuple[str, ...], scaled: Scaled) -> Iterator[tuple[str, Planned | None, str]]:
+def _adapter_method_plans(
+    ranking: Ranking, asked: Request, engines: tuple[str, ...], scaled: Scaled
+) -> Iterator[tuple[str, Planned | None, str]]:
     """Other things to train on the same cluster, each at its best."""
     for name in ("lora", "qlora"):
-        yield name, *_best(ranking.model, ranking.cluster, {**asked, **METHODS[name]}, engines, scaled)
+        yield name, *_best_ranked_plan(ranking.model, ranking.cluster, {**asked, **METHODS[name]}, engines, scaled)
 
 
-def _best(model: ModelSpec, cluster: Cluster, request: Request, engines: tuple[str, ...], scaled: Scaled) -> tuple[Planned | None, str]:
+def _best_ranked_plan(
+    model: ModelSpec, cluster: Cluster, request: Request, engines: tuple[str, ...], scaled: Scaled
+) -> tuple[Planned | None, str]:
     """The best plan, and where there is none why."""
     try:
-        found = ranked(model, cluster, request, engines, top=1, scaled=scaled)
+        found = rank_training_plans(model, cluster, request, engines, top=1, scaled=scaled)
     except InputError as error:
         return None, str(error.problems[0].reason)
     if found.plans:
@@ -170,20 +178,20 @@ def _best(model: ModelSpec, cluster: Cluster, request: Request, engines: tuple[s
     return None, NONE_FITS[found.result] if found.result else "; ".join(found.notes)
 
 
-def _more(ranking: Ranking, asked: Request, engines: tuple[str, ...], scaled: Scaled) -> tuple[Cluster, Planned] | None:
+def _smallest_larger_cluster(ranking: Ranking, asked: Request, engines: tuple[str, ...], scaled: Scaled) -> tuple[Cluster, Planned] | None:
     """The first of twice, four times … as many devices where a plan keeps AdamW's states on the cards."""
     at_home = {**asked, "optimizer.name": "adamw", **dict.fromkeys(("offload.optimizer", "offload.parameters"), 0)}
     for power in range(1, DOUBLINGS + 1):
-        larger = _larger(ranking.cluster, 1 << power)
+        larger = _multiplied_cluster(ranking.cluster, 1 << power)
         if larger.count > MAX_DEVICES:
             return None
-        found, _ = _best(ranking.model, larger, at_home, engines, scaled)
+        found, _ = _best_ranked_plan(ranking.model, larger, at_home, engines, scaled)
         if found is not None and found.verdict.result is Result.FITS:
             return larger, found
     return None
 
 
-def _larger(cluster: Cluster, times: int) -> Cluster:
+def _multiplied_cluster(cluster: Cluster, times: int) -> Cluster:
     """So many times the nodes; a part of a node is filled first."""
     whole = cluster.device.per_node or cluster.per_node
     if cluster.nodes == 1 and cluster.count * times <= whole:

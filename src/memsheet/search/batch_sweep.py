@@ -10,8 +10,8 @@ from memsheet.budget import Result
 from memsheet.errors import InputError
 from memsheet.plan.device import Cluster
 from memsheet.plan.model import ModelSpec
-from memsheet.search.advice import METHODS, Advice, advise
-from memsheet.search.train.rank import ranked
+from memsheet.search.advice import METHODS, Advice, training_advice
+from memsheet.search.train.rank import rank_training_plans
 from memsheet.search.train.space import Request
 from memsheet.search.train.timed import Planned, Scaled
 
@@ -33,15 +33,17 @@ def with_length(model: ModelSpec, request: dict[str, Any]) -> tuple[dict[str, An
 def advise_on_batches(
     model: ModelSpec, cluster: Cluster, request: Request, engines: Iterable[str], *, top: int, method: str, scaled: Scaled
 ) -> Advice:
-    """What to do at one batch, and the best plan of the others beside it. Raises InputError as ``advise`` does."""
+    """What to do at one batch, and the best plan of the others beside it. Raises InputError as ``training_advice`` does."""
     names, shown = tuple(engines), SHOWN * cluster.count
-    advice = advise(model, cluster, {**request, "global_batch": shown}, names, top=top, method=method, scaled=scaled)
+    advice = training_advice(model, cluster, {**request, "global_batch": shown}, names, top=top, method=method, scaled=scaled)
     asked = {**METHODS[method], **{key: value for key, value in request.items() if value is not None}}
     swept: list[tuple[int, Planned | None, Result | None]] = []
     for batch in (each * cluster.count for each in SEQUENCES_A_GPU):
         try:
             ranking = (
-                advice.ranking if batch == shown else ranked(model, cluster, {**asked, "global_batch": batch}, names, top=1, scaled=scaled)
+                advice.ranking
+                if batch == shown
+                else rank_training_plans(model, cluster, {**asked, "global_batch": batch}, names, top=1, scaled=scaled)
             )
         except InputError:  # no plan is legal at that size
             continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from memsheet.frozen import dataclass
-from memsheet.search.trials import Trials, Tried, edge
+from memsheet.search.trials import Trials, Tried, fitting_edge
 
 LARGE_SLACK = 50
 """Percent of what is allocated; a step that leaves room for more is looked at once."""
@@ -31,9 +31,9 @@ def fitting_edges(trials: Trials) -> FittingEdges:
     first = trials.legal(range(len(trials.values)))
     if first is None or trials.at(first).as_answered:
         return _even_edges(trials)
-    for index in _probes(trials, first):
+    for index in _probe_indices(trials, first):
         trials.at(index, replays=True)
-    while (middle := _middle(trials, _brackets(trials))) is not None:
+    while (middle := _bracket_middle_index(trials, _verdict_brackets(trials))) is not None:
         trials.at(middle, replays=True)
     return _known_edges(trials)
 
@@ -43,30 +43,30 @@ def first_edge(trials: Trials) -> int | None:
     first = trials.legal(range(len(trials.values)))
     if first is None or trials.at(first).as_answered:
         return _even_edges(trials).found
-    for index in _probes(trials, first):
+    for index in _probe_indices(trials, first):
         trials.at(index, replays=True)
-        if [after for _, after in _ends(trials, _spare)[:1] if after is not None]:
+        if [after for _, after in _fitting_run_ends(trials, _sure_spare_bytes)[:1] if after is not None]:
             break
-    if not _ends(trials, _spare):
+    if not _fitting_run_ends(trials, _sure_spare_bytes):
         return fitting_edges(trials).found
-    while (middle := _middle(trials, _ends(trials, _spare)[:1])) is not None:
+    while (middle := _bracket_middle_index(trials, _fitting_run_ends(trials, _sure_spare_bytes)[:1])) is not None:
         trials.at(middle, replays=True)
     return _known_edges(trials).found
 
 
 def _even_edges(trials: Trials) -> FittingEdges:
     """The edges where slack is a share of what is allocated, and the verdict changes once."""
-    (found, beyond), (expected, _) = edge(trials, _spare), edge(trials, _expected_spare)
+    (found, beyond), (expected, _) = fitting_edge(trials, _sure_spare_bytes), fitting_edge(trials, _expected_spare)
     if found is not None and (expected is None or expected < found):
         expected = found
     return FittingEdges(found=found, beyond=beyond if found is not None else None, last_fitting=found, expected=expected)
 
 
-def _probes(trials: Trials, first: int) -> Iterator[int]:
+def _probe_indices(trials: Trials, first: int) -> Iterator[int]:
     """The first value; those between where half as much slack as tensors fits and where not even tensors do; the one after them."""
-    last, after = edge(trials, lambda tried: tried.spare_with_slack(0))
+    last, after = fitting_edge(trials, lambda tried: tried.spare_with_slack(0))
     if last is not None:
-        half, _ = edge(trials, lambda tried: tried.spare_with_slack(LARGE_SLACK))
+        half, _ = fitting_edge(trials, lambda tried: tried.spare_with_slack(LARGE_SLACK))
         low = first if half is None else min(half, last)
         steps = range(low, last, max(1, -(-(last - low) // trials.probes)))
         spots = [trials.legal((*range(step, low - 1, -1), *range(step + 1, last))) for step in steps]
@@ -77,20 +77,20 @@ def _probes(trials: Trials, first: int) -> Iterator[int]:
         yield after
 
 
-def _ends(trials: Trials, spare: Callable[[Tried], int]) -> list[tuple[int, int | None]]:
+def _fitting_run_ends(trials: Trials, spare: Callable[[Tried], int]) -> list[tuple[int, int | None]]:
     """Each change from what fits to what does not: the last tried index that does and the next tried one; None where nothing was tried beyond."""
     known = [(index, spare(tried) >= 0) for index, tried in trials.answered]
     following = [*known[1:], (None, False)]
     return [(index, after) for (index, fits), (after, holds) in zip(known, following, strict=True) if fits and not holds]
 
 
-def _brackets(trials: Trials) -> Iterator[tuple[int, int | None]]:
+def _verdict_brackets(trials: Trials) -> Iterator[tuple[int, int | None]]:
     """The changes that matter: of the verdict the first and the last, of the expected bytes the last."""
-    sure, likely = _ends(trials, _spare), _ends(trials, _expected_spare)
+    sure, likely = _fitting_run_ends(trials, _sure_spare_bytes), _fitting_run_ends(trials, _expected_spare)
     yield from (*sure[:1], *sure[-1:], *likely[-1:])
 
 
-def _middle(trials: Trials, brackets: Iterable[tuple[int, int | None]]) -> int | None:
+def _bracket_middle_index(trials: Trials, brackets: Iterable[tuple[int, int | None]]) -> int | None:
     """The middle legal value of the first bracket that has one."""
     for low, high in brackets:
         if high is not None:
@@ -102,14 +102,14 @@ def _middle(trials: Trials, brackets: Iterable[tuple[int, int | None]]) -> int |
 
 
 def _known_edges(trials: Trials) -> FittingEdges:
-    sure, likely = _ends(trials, _spare), _ends(trials, _expected_spare)
+    sure, likely = _fitting_run_ends(trials, _sure_spare_bytes), _fitting_run_ends(trials, _expected_spare)
     found, beyond = sure[0] if sure else (None, None)
     return FittingEdges(
         found=found, beyond=beyond, last_fitting=sure[-1][0] if sure else None, expected=likely[-1][0] if likely else None,
     )  # fmt: skip
 
 
-def _spare(tried: Tried) -> int:
+def _sure_spare_bytes(tried: Tried) -> int:
     return tried.spare_bytes
 
 

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memsheet.account import account
-from memsheet.budget import Answer, Beside, Verdict, answer_of, budget_of, card_ends, doubted, judge_plan, started
+from memsheet.account import account_rank
+from memsheet.budget import Answer, Beside, Verdict, answer_of, budget_of, card_ends, judge_plan, verdict_on_start, verdict_with_extra_bytes
 from memsheet.engines import find_engine
-from memsheet.errors import InputError, Problem, require
+from memsheet.errors import InputError, Problem, raise_if_problems
 from memsheet.plan.device import Cluster
-from memsheet.plan.hardware import unsupported
+from memsheet.plan.hardware import unsupported_choices
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
-from memsheet.resolve import Resolved, resolve
+from memsheet.resolve import Resolved, resolve_request
 from memsheet.search.pool_room import Pool, pool_of
 from memsheet.sheet import Component, Sheet
 
@@ -98,19 +98,19 @@ class Tried:
         return next(sheet.stage for sheet in self.sheets if sheet.rank == self.verdict.rank)
 
 
-def attempt(value: int, question: Question, *, replays: bool) -> Tried:
+def account_trial(value: int, question: Question, *, replays: bool) -> Tried:
     """The verdict on a question, as an answer to it would give it. Raises InputError where it is no legal one."""
     model, cluster = question.model, question.cluster
-    resolved = resolve(question.request, model, cluster)
-    require(unsupported(resolved.plan, cluster, model))
+    resolved = resolve_request(question.request, model, cluster)
+    raise_if_problems(unsupported_choices(resolved.plan, cluster, model))
     stages = range(resolved.plan.mesh.pp)
-    sheets = tuple(account(model, resolved.plan, cluster, stage, replays=replays) for stage in stages)
+    sheets = tuple(account_rank(model, resolved.plan, cluster, stage, replays=replays) for stage in stages)
     pool = pool_of(model, resolved.plan, cluster, sheets, int(question.request.get("serving.max_sequences") or 1))
     low, high = question.beside(model, resolved.plan) if question.beside else (0, 0)
-    verdict = doubted(judge_plan(model, resolved.plan, cluster, sheets), cluster, low, high)
+    verdict = verdict_with_extra_bytes(judge_plan(model, resolved.plan, cluster, sheets), cluster, low, high)
     return Tried(
         value=value, model=model, cluster=cluster, resolved=resolved, replayed=replays, sheets=sheets, pool=pool, beside_high_bytes=high,
-        verdict=started(verdict, pool.lacks) if pool else verdict,
+        verdict=verdict_on_start(verdict, pool.lacks) if pool else verdict,
     )  # fmt: skip
 
 
@@ -134,7 +134,7 @@ class Trials:
             if replays:
                 self.say(value)
             try:
-                self.known[key] = attempt(value, self.asks(value), replays=replays)
+                self.known[key] = account_trial(value, self.asks(value), replays=replays)
             except InputError as error:
                 self.known[key] = error.problems
         found = self.known[key]
@@ -171,7 +171,7 @@ Edge = tuple[int | None, int | None]
 """The last index that fits and the next legal one that does not; None where there is none."""
 
 
-def edge(trials: Trials, spare: Spare) -> Edge:
+def fitting_edge(trials: Trials, spare: Spare) -> Edge:
     """Where what fits ends, by shares of slack: the ends are tried, and the bracket between them is halved.
 
     Need is not taken to grow evenly: whatever happens between, the first of the two was found to fit and the second not to, with no legal
@@ -183,11 +183,11 @@ def edge(trials: Trials, spare: Spare) -> Edge:
         raise InputError(min(map(trials.problems, range(count)), key=len))
     if spare(trials.at(last)) >= 0:
         return last, None
-    low, high = (first, last) if spare(trials.at(first)) >= 0 else _backwards(trials, spare, last)
-    return (None, first) if low is None else _closed(trials, spare, low, high)
+    low, high = (first, last) if spare(trials.at(first)) >= 0 else _bracket_backwards(trials, spare, last)
+    return (None, first) if low is None else _bisect_bracket(trials, spare, low, high)
 
 
-def _backwards(trials: Trials, spare: Spare, last: int) -> tuple[int | None, int]:
+def _bracket_backwards(trials: Trials, spare: Spare, last: int) -> tuple[int | None, int]:
     """The nearest of 1, 2, 4 … steps before the end that fits, and the one after it: need may fall and rise again, as it does where so many
     GPUs share a model that padding outweighs their shares.
     """
@@ -202,16 +202,16 @@ def _backwards(trials: Trials, spare: Spare, last: int) -> tuple[int | None, int
     return None, high
 
 
-def _moved(ends: tuple[int, int], at: int, *, fits: bool) -> tuple[int, int]:
+def _narrow_bracket(ends: tuple[int, int], at: int, *, fits: bool) -> tuple[int, int]:
     return (at, ends[1]) if fits else (ends[0], at)
 
 
-def _closed(trials: Trials, spare: Spare, low: int, high: int) -> Edge:
+def _bisect_bracket(trials: Trials, spare: Spare, low: int, high: int) -> Edge:
     """A bracket halved until no legal value lies in it."""
     while high - low > 1:
         middle = (low + high) // 2
         index = trials.legal((*range(middle, low, -1), *range(middle + 1, high)))
         if index is None:
             break
-        low, high = _moved((low, high), index, fits=spare(trials.at(index)) >= 0)
+        low, high = _narrow_bracket((low, high), index, fits=spare(trials.at(index)) >= 0)
     return low, high

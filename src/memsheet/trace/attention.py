@@ -26,21 +26,21 @@ def scaled_dot_product_attention(
     """As ``torch.nn.functional.scaled_dot_product_attention``: (batch, heads, length, head dim) in, the same out."""
     if query.device.type != "cuda":
         return _original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
+    query, key, value, attn_mask = _autocast_operands(query, key, value, attn_mask)
     grouped = enable_gqa or query.size(1) == key.size(1)
     if _takes_flash(query, value, attn_mask) and grouped:
-        return _flash(query, key, value, dropout_p, is_causal, scale)
+        return _flash_attention_output(query, key, value, dropout_p, is_causal, scale)
     if attn_mask is not None and attn_mask.dtype is torch.bool:
-        attn_mask = _additive(attn_mask, query.dtype)
+        attn_mask = _additive_mask(attn_mask, query.dtype)
     if query.size(1) == key.size(1) and query.size(-1) % (8 if query.dtype in HALF else 4) == 0:
-        return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
+        return _efficient_attention_output(query, key, value, attn_mask, dropout_p, is_causal, scale)
     result: Tensor = torch.ops.aten._scaled_dot_product_attention_math(
         query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
     )[0]
     return result
 
 
-def _autocast(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def _autocast_operands(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """What autocast's wrapper does: float operands in its dtype, from the last to the first."""
     if not torch.is_autocast_enabled("cuda"):
         return query, key, value, mask
@@ -60,26 +60,26 @@ def _takes_flash(query: Tensor, value: Tensor, mask: Tensor | None) -> bool:
     return query.dtype in HALF and mask is None and sizes
 
 
-def _flash(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causal: bool, scale: float | None) -> Tensor:
+def _flash_attention_output(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causal: bool, scale: float | None) -> Tensor:
     width = query.size(-1)
     scale = scale if scale is not None else 1 / math.sqrt(width)
-    query, key, value = (_padded(x) for x in (query, key, value))
+    query, key, value = (_pad_head_dim(x) for x in (query, key, value))
     out: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
     return out if width % 8 == 0 else out[..., :width]
 
 
-def _padded(x: Tensor) -> Tensor:
+def _pad_head_dim(x: Tensor) -> Tensor:
     """Flash takes head dims that are multiples of 8 (sdp_utils.cpp pad_last_dim)."""
     rest = x.size(-1) % 8
     return x if rest == 0 else F.pad(x, (0, 8 - rest))
 
 
-def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def _additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """A boolean mask as a bias (attention.cpp convert_boolean_attn_mask): zeros filled in place."""
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), float("-inf"))
 
 
-def _efficient(
+def _efficient_attention_output(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None
 ) -> Tensor:  # fmt: skip
     statistics = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))

@@ -18,7 +18,7 @@ _MODULE = "transformers.distributed.expert_parallel"
 _WHY = "how many tokens an expert gets would be read from a tensor without values"
 
 
-def even(rows: int, ranks: int) -> list[int]:
+def even_shares(rows: int, ranks: int) -> list[int]:
     """``rows`` shared out among ``ranks``, the first ones one more where they do not divide."""
     return [rows // ranks + (rank < rows % ranks) for rank in range(ranks)]
 
@@ -46,13 +46,13 @@ class _Torch:
         return _Read(torch.stack(list(tensors)), self.numbers)
 
 
-def _rows(tokens: int, mesh: Any) -> int:
+def _tensor_parallel_rows(tokens: int, mesh: Any) -> int:
     """How many are this rank's of the tokens that a tensor-parallel group has in common (torch's chunks: the last ones are shorter)."""
     share = -(-tokens // int(mesh.size()))
     return max(0, min(share, tokens - int(mesh.get_local_rank()) * share))
 
 
-def balanced() -> tuple[Patch, ...]:
+def balanced_routing_patches() -> tuple[Patch, ...]:
     """Every expert gets as many tokens as every other."""
     from transformers.distributed.expert_parallel import AllToAllEP
 
@@ -60,8 +60,8 @@ def balanced() -> tuple[Patch, ...]:
 
     @wraps(dispatch)
     def dispatched(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> Any:
-        pairs = _rows(hidden_states.size(0), self.tp_mesh) * top_k_index.size(-1)
-        sent = even(pairs, self.ep_mesh.size())
+        pairs = _tensor_parallel_rows(hidden_states.size(0), self.tp_mesh) * top_k_index.size(-1)
+        sent = even_shares(pairs, self.ep_mesh.size())
         seen.numbers = [sent, [sent[self.ep_mesh.get_local_rank()]] * self.ep_mesh.size()]
         return dispatch(self, hidden_states, top_k_index, top_k_weights)
 

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from memsheet.errors import InputError, Problem, printable
+from memsheet.errors import InputError, Problem, printable_line
 from memsheet.trace import launch
 
 ANSWERS = "memsheet.trace.requests"
@@ -30,8 +30,8 @@ def main() -> NoReturn:
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     request = json.load(sys.stdin)
-    _limit(request["memory_bytes"])
-    json.dump(_answered(request), answer)
+    _limit_process_memory(request["memory_bytes"])
+    json.dump(_answer_request(request), answer)
     answer.close()
     sys.stderr.flush()
     os._exit(0)  # threads that the traced code left behind are not waited for
@@ -40,15 +40,15 @@ def main() -> NoReturn:
 def _answer_in(folder: Path) -> NoReturn:
     """Leave an answer beside those of the other ranks. A failure is also an exit code, so that torchrun ends the others."""
     request = json.loads((folder / launch.REQUEST).read_text(encoding="utf-8"))
-    _limit(request["memory_bytes"])
-    found = _answered(request if launch.is_first() else {**request, "progress": None})
+    _limit_process_memory(request["memory_bytes"])
+    found = _answer_request(request if launch.is_first() else {**request, "progress": None})
     launch.write_answer(folder, found)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1 if launch.failed(found) else 0)
+    os._exit(1 if launch.is_failed_answer(found) else 0)
 
 
-def _limit(memory_bytes: int) -> None:
+def _limit_process_memory(memory_bytes: int) -> None:
     """No more private memory than that, where the system can say so."""
     try:
         import resource
@@ -57,10 +57,10 @@ def _limit(memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
 
 
-def _answered(request: dict[str, Any]) -> dict[str, Any]:
+def _answer_request(request: dict[str, Any]) -> dict[str, Any]:
     """What the request comes to, or what was wrong with it."""
     try:
-        answer = import_module(_own(request.get("answers", ANSWERS))).answer
+        answer = import_module(_own_module_name(request.get("answers", ANSWERS))).answer
     except ImportError as error:
         return {
             "problems": [{"field": "trace", "value": None, "reason": f"needs an extra ({error})", "hint": "pip install 'memsheet[trace]'"}]
@@ -70,28 +70,28 @@ def _answered(request: dict[str, Any]) -> dict[str, Any]:
     except (Exception, SystemExit) as error:
         if request.get("debug") and not isinstance(error, InputError):
             raise
-        return explain(error, str(request.get("name", "")))
+        return error_answer(error, str(request.get("name", "")))
     return found
 
 
-def explain(error: BaseException, name: str) -> dict[str, Any]:
+def error_answer(error: BaseException, name: str) -> dict[str, Any]:
     """An error as an answer: the question's problems, or what went wrong in the traced code."""
-    from memsheet.trace.usual_errors import explained
+    from memsheet.trace.usual_errors import explain_traced_error
 
     if isinstance(error, InputError):
-        return {"problems": [_plain(problem) for problem in error.problems]}
-    return {"failure": explained(error, name)}
+        return {"problems": [_problem_document(problem) for problem in error.problems]}
+    return {"failure": explain_traced_error(error, name)}
 
 
-def _own(module: str) -> str:
+def _own_module_name(module: str) -> str:
     """The name of a module of this package. Raises ValueError for any other."""
     if not module.startswith(f"{__package__.partition('.')[0]}."):
         raise ValueError(f"{module} is no module of memsheet")
     return module
 
 
-def _plain(problem: Problem) -> dict[str, Any]:
-    value = problem.value if problem.value is None or isinstance(problem.value, int | float | str) else printable(problem.value)
+def _problem_document(problem: Problem) -> dict[str, Any]:
+    value = problem.value if problem.value is None or isinstance(problem.value, int | float | str) else printable_line(problem.value)
     return {"field": problem.field, "value": value, "reason": problem.reason, "hint": problem.hint}
 
 

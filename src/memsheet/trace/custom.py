@@ -18,13 +18,13 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.sheet import Component, Instant
 from memsheet.timeline import Timeline
-from memsheet.trace.fake_driver import driver
-from memsheet.trace.job import STEPS, How, recording, timeline
+from memsheet.trace.fake_driver import cuda_driver_patches
+from memsheet.trace.job import STEPS, How, recorded_timeline, recording_context
 from memsheet.trace.modules import Modules, claim_parameters, claim_states, watch_gradients
-from memsheet.trace.patches import Patch, applied
+from memsheet.trace.patches import Patch, apply_patches
 from memsheet.trace.recorder import Recorder
 from memsheet.trace.usual_errors import own_line
 
@@ -40,7 +40,7 @@ def function_in(name: str) -> Build:
     file, _, function = name.rpartition(":")
     path = Path(file)
     if not path.is_file():
-        raise refuse("model", name, f"{file} is not a file", "FILE.py:FUNCTION")
+        raise input_error("model", name, f"{file} is not a file", "FILE.py:FUNCTION")
     own = _module_name(path.stem)
     spec = importlib.util.spec_from_file_location(own, path)
     assert spec is not None
@@ -52,7 +52,7 @@ def function_in(name: str) -> Build:
     found = getattr(module, function, None)
     if not callable(found):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise refuse("model", name, f"{path.name} has no function {function}", f"it has {', '.join(known[:8])}" if known else "")
+        raise input_error("model", name, f"{path.name} has no function {function}", f"it has {', '.join(known[:8])}" if known else "")
     return found  # type: ignore[no-any-return]
 
 
@@ -64,27 +64,27 @@ def _module_name(stem: str) -> str:
 
 def trace_custom(build: Build, how: How) -> Timeline:
     """The timeline of the second call of the step that ``build`` makes."""
-    with recording(how) as recorder, ExitStack() as stack:
+    with recording_context(how) as recorder, ExitStack() as stack:
         if how.fake and how.device == "cuda":
-            answered = driver(recorder)
-            stack.enter_context(_bound(build, answered))
-            stack.enter_context(applied(answered))
+            answered = cuda_driver_patches(recorder)
+            stack.enter_context(_patch_imported_names(build, answered))
+            stack.enter_context(apply_patches(answered))
         stack.enter_context(torch.device(how.device))
-        found = stack.enter_context(watching(recorder))
+        found = stack.enter_context(follow_training_calls(recorder))
         recorder.line = own_line
-        module, optimizer, step = unpacked(build())
+        module, optimizer, step = unpack_build_result(build())
         for number in range(STEPS):
             found.begin(module, optimizer, last=number == STEPS - 1)
             step()
         found.end()
     if not recorder.rows:
         other = "cpu" if how.device == "cuda" else "cuda"
-        raise refuse("device", how.device, "holds nothing in this step", f"--device {other}, or make its tensors on {how.device}")
-    return timeline(recorder)
+        raise input_error("device", how.device, "holds nothing in this step", f"--device {other}, or make its tensors on {how.device}")
+    return recorded_timeline(recorder)
 
 
 @contextmanager
-def _bound(build: Build, patches: Sequence[Patch]) -> Iterator[None]:
+def _patch_imported_names(build: Build, patches: Sequence[Patch]) -> Iterator[None]:
     """What a file has imported by name (``from torch.cuda import synchronize``) is replaced there too, while a trace runs."""
     instead = {(patch.module, patch.attribute): patch.value for patch in patches}
     names: dict[str, Any] = getattr(build, "__globals__", {})
@@ -97,12 +97,12 @@ def _bound(build: Build, patches: Sequence[Patch]) -> Iterator[None]:
         names.update(before)
 
 
-def unpacked(made: Any) -> tuple[nn.Module | None, Any, Callable[[], Any]]:
+def unpack_build_result(made: Any) -> tuple[nn.Module | None, Any, Callable[[], Any]]:
     if isinstance(made, tuple) and len(made) == 3 and callable(made[2]):
         return made
     if callable(made) and not isinstance(made, nn.Module):
         return None, None, made
-    raise refuse("model", type(made).__name__, "is not what a traced function returns", "(module, optimizer, step), or a step to call")
+    raise input_error("model", type(made).__name__, "is not what a traced function returns", "(module, optimizer, step), or a step to call")
 
 
 class _Found:
@@ -167,7 +167,7 @@ def _in_backward() -> bool:
 
 
 @contextmanager
-def watching(recorder: Recorder) -> Iterator[_Found]:
+def follow_training_calls(recorder: Recorder) -> Iterator[_Found]:
     """Follow modules, backward passes and optimizers wherever they are called."""
     found = _Found(recorder)
     run = torch.autograd.graph._engine_run_backward
@@ -180,7 +180,7 @@ def watching(recorder: Recorder) -> Iterator[_Found]:
         Patch(home, "_engine_run_backward", _engine_run_backward, "backward would not be seen", optional=True) for home in _ENGINE_HOMES
     ]
     with ExitStack() as stack:
-        stack.enter_context(applied(patches))
+        stack.enter_context(apply_patches(patches))
         for handle in (register_module_forward_pre_hook(found.called), register_optimizer_step_pre_hook(found.stepped)):
             stack.callback(handle.remove)
         yield found

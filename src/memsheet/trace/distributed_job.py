@@ -13,15 +13,15 @@ from memsheet.plan.plan import Plan
 from memsheet.run.mesh import build_mesh
 from memsheet.run.model import build_config, without_layers
 from memsheet.run.pipeline import layers_of_stage, stages_of
-from memsheet.run.ranks import check, rank_job
+from memsheet.run.ranks import check_rank_plan, rank_job
 from memsheet.sheet import Instant
 from memsheet.timeline import Timeline
-from memsheet.trace.fake_distributed import among_others, distributed
-from memsheet.trace.fold import Depth, NotUniformError, deepen
+from memsheet.trace.fake_distributed import among_others, fake_process_group
+from memsheet.trace.fold import Depth, NotUniformError, extend_timeline_layers
 from memsheet.trace.gloo import watch_gloo
-from memsheet.trace.job import MICRO, STEPS, How, recording, refuse_pictures, shallow, timeline
+from memsheet.trace.job import MICRO, STEPS, How, recorded_timeline, recording_context, refuse_pictures, tag_recorded_layers
 from memsheet.trace.recorder import Recorder
-from memsheet.trace.resting import resting
+from memsheet.trace.resting import wait_for_gloo_threads
 from memsheet.trace.watched import watch_of
 
 
@@ -31,15 +31,15 @@ def trace_rank(config: Mapping[str, Any], plan: Plan, how: How, rank: int, depth
 
     Raises InputError for what cannot be run: see ``run.ranks``.
     """
-    check(plan)
+    check_rank_plan(plan)
     if how.fake:
         refuse_pictures(plan)
-    folds = _folds(plan, rank, depth)
+    folds = _foldable_depth(plan, rank, depth)
     if folds is not None:
         with suppress(NotUniformError):
-            recorder = _recorded(config, _without(plan, rank, folds), how, rank, folds)
-            return deepen(shallow(recorder, folds.period), folds)
-    return timeline(_recorded(config, plan, how, rank, None))
+            recorder = _record_fake_rank(config, _shortened_stage_plan(plan, rank, folds), how, rank, folds)
+            return extend_timeline_layers(tag_recorded_layers(recorder, folds.period), folds)
+    return recorded_timeline(_record_fake_rank(config, plan, how, rank, None))
 
 
 def record_rank(config: Mapping[str, Any], plan: Plan, device: str) -> Timeline:
@@ -47,15 +47,15 @@ def record_rank(config: Mapping[str, Any], plan: Plan, device: str) -> Timeline:
 
     Raises InputError as ``trace_rank``.
     """
-    check(plan)
+    check_rank_plan(plan)
     how, settings = How(device=device, fake=False, scratch=False), build_config(config, plan)
     mesh = build_mesh(plan, device)
-    with among_others(), resting(), recording(how) as recorder:
-        _record(recorder, settings, plan, mesh, how, alone=False)
-    return timeline(recorder)
+    with among_others(), wait_for_gloo_threads(), recording_context(how) as recorder:
+        _record_rank_steps(recorder, settings, plan, mesh, how, alone=False)
+    return recorded_timeline(recorder)
 
 
-def _folds(plan: Plan, rank: int, depth: Depth | None) -> Depth | None:
+def _foldable_depth(plan: Plan, rank: int, depth: Depth | None) -> Depth | None:
     """The layers of this rank that may stand for others. None where what is shared out depends on them all: the buckets of
     DistributedDataParallel, the shares of a sharded optimizer; or where a rank has several stretches of layers.
     """
@@ -64,37 +64,37 @@ def _folds(plan: Plan, rank: int, depth: Depth | None) -> Depth | None:
         return None
     if plan.mesh.pp == 1:
         return depth
-    return depth.within(*layers_of_stage(depth.layers, plan, _stage(plan, rank)))
+    return depth.within(*layers_of_stage(depth.layers, plan, _pipeline_stage_of_rank(plan, rank)))
 
 
-def _stage(plan: Plan, rank: int) -> int:
+def _pipeline_stage_of_rank(plan: Plan, rank: int) -> int:
     """Stages are the slowest axis."""
     return int(rank * plan.mesh.pp // plan.mesh.gpus)
 
 
-def _without(plan: Plan, rank: int, depth: Depth) -> Plan:
+def _shortened_stage_plan(plan: Plan, rank: int, depth: Depth) -> Plan:
     """The plan of a model with fewer layers, all of them missing from this rank's stage."""
     if plan.mesh.pp == 1:
         return plan
     bounds = [layers_of_stage(depth.layers, plan, stage) for stage in range(stages_of(plan))]
-    mine = _stage(plan, rank)
+    mine = _pipeline_stage_of_rank(plan, rank)
     left = tuple(after - first - (len(depth.left_out) if stage == mine else 0) for stage, (first, after) in enumerate(bounds))
     return replace(plan, layers_per_stage=left)
 
 
-def _recorded(config: Mapping[str, Any], plan: Plan, how: How, rank: int, depth: Depth | None) -> Recorder:
+def _record_fake_rank(config: Mapping[str, Any], plan: Plan, how: How, rank: int, depth: Depth | None) -> Recorder:
     settings = build_config(config, plan)
     if depth is not None:
         without_layers(settings, depth.left_out)
-    with distributed(int(plan.mesh.gpus), rank, how.device) as streams:
+    with fake_process_group(int(plan.mesh.gpus), rank, how.device) as streams:
         mesh = build_mesh(plan, how.device)
-        with recording(how) as recorder:
+        with recording_context(how) as recorder:
             recorder.stream = streams.number
-            _record(recorder, settings, plan, mesh, how, alone=True)
+            _record_rank_steps(recorder, settings, plan, mesh, how, alone=True)
     return recorder
 
 
-def _record(recorder: Recorder, settings: Any, plan: Plan, mesh: DeviceMesh, how: How, *, alone: bool) -> None:
+def _record_rank_steps(recorder: Recorder, settings: Any, plan: Plan, mesh: DeviceMesh, how: How, *, alone: bool) -> None:
     """Two steps of this rank, of which the second is the sheet's. ``alone``: the other ranks are not there."""
     if how.device == "cpu" and plan.mesh.gpus > 1:
         watch_gloo(recorder)

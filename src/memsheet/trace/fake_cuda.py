@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from memsheet.errors import InputError, refuse
+from memsheet.errors import InputError, input_error
 
 TESTED = ("2.13",)
 PLATFORMS = ("linux",)
@@ -34,7 +34,7 @@ _KEPT: list[Any] = []  # what torch now points to must never be collected
 
 
 @cache
-def install() -> None:
+def install_fake_cuda() -> None:
     """Make fake ``cuda`` tensors usable in this process. Raises InputError on a torch these patches were not tested with."""
     if torch.version.cuda is not None:
         return
@@ -44,18 +44,18 @@ def install() -> None:
         _give_guard(ctypes.CDLL(str(folder / "libc10.so")))
         _give_hooks(ctypes.CDLL(str(folder / "libtorch_cpu.so")))
     except (OSError, ValueError, AttributeError, AssertionError) as error:
-        raise _unsupported(f"is not laid out as expected ({error})") from None
+        raise _unsupported_torch_error(f"is not laid out as expected ({error})") from None
 
 
 def _check_version() -> None:
     if not torch.__version__.startswith(tuple(f"{version}." for version in TESTED)):
-        raise _unsupported("was not tested")
+        raise _unsupported_torch_error("was not tested")
     if not sys.platform.startswith(PLATFORMS):
-        raise _unsupported(f"was not tested on {sys.platform}")
+        raise _unsupported_torch_error(f"was not tested on {sys.platform}")
 
 
-def _unsupported(reason: str) -> InputError:
-    return refuse(
+def _unsupported_torch_error(reason: str) -> InputError:
+    return input_error(
         "torch", torch.__version__, f"{reason}, and tracing without a GPU patches it",
         f"tested: torch {', '.join(f'{version}.*' for version in TESTED)} on Linux; a torch built with CUDA needs no patch",
     )  # fmt: skip

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from memsheet.trace.balanced import balanced
-from memsheet.trace.fake_streams import Streams, nothing, runtime
-from memsheet.trace.patches import Patch, applied
+from memsheet.trace.balanced import balanced_routing_patches
+from memsheet.trace.fake_streams import Streams, cuda_runtime_patches, ignore_call
+from memsheet.trace.patches import Patch, apply_patches
 
 # ---- what computes about shapes and ranks, not on the device ------------------------------------------------------------------
 
 
-def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
+def run_unrecorded(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function`` with real tensors and out of any recorder's sight."""
 
     @wraps(function)
@@ -38,7 +38,7 @@ _MESH_METHODS = ("__init__", "__getitem__", "_flatten", "_unflatten", "_get_all_
 _MESH_FUNCTIONS = ("_concatenate", "_compute_coordinates_from_mesh", "_get_mesh_tensor_from_full_mesh")
 
 
-def bookkeeping() -> tuple[Patch, ...]:
+def mesh_patches() -> tuple[Patch, ...]:
     """DeviceMesh computes with real integers; DTensor finds out shapes by running each operation once at its *global* shape on fake
     tensors (tensor/_sharding_prop.py), memory that no rank ever has.
     """
@@ -48,17 +48,17 @@ def bookkeeping() -> tuple[Patch, ...]:
     why = "a mesh's ranks would be fake"
     propagate = ShardingPropagator._propagate_tensor_meta_non_cached
     return (
-        Patch("torch.distributed.device_mesh", "init_device_mesh", unseen(init_device_mesh), why),
-        *(Patch(_MESH, name, unseen(getattr(DeviceMesh, name)), why) for name in _MESH_METHODS),
-        *(Patch(_MESH, name, staticmethod(unseen(getattr(DeviceMesh, name))), why) for name in _MESH_FUNCTIONS),
+        Patch("torch.distributed.device_mesh", "init_device_mesh", run_unrecorded(init_device_mesh), why),
+        *(Patch(_MESH, name, run_unrecorded(getattr(DeviceMesh, name)), why) for name in _MESH_METHODS),
+        *(Patch(_MESH, name, staticmethod(run_unrecorded(getattr(DeviceMesh, name))), why) for name in _MESH_FUNCTIONS),
         Patch(
-            "torch.distributed.tensor._sharding_prop.ShardingPropagator", "_propagate_tensor_meta_non_cached", unseen(propagate),
+            "torch.distributed.tensor._sharding_prop.ShardingPropagator", "_propagate_tensor_meta_non_cached", run_unrecorded(propagate),
             "tensors of the global shape would be counted",
         ),
     )  # fmt: skip
 
 
-def collectives() -> tuple[Patch, ...]:
+def collective_patches() -> tuple[Patch, ...]:
     """Waiting for an asynchronous collective gives its result itself; the fake kernel would make another tensor (``wait_tensor``'s)."""
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
@@ -70,7 +70,7 @@ def collectives() -> tuple[Patch, ...]:
     return tuple(Patch(holder, "wait_tensor", waited, why) for holder in holders)
 
 
-def pipelining() -> tuple[Patch, ...]:
+def pipeline_patches() -> tuple[Patch, ...]:
     """Pipeline stages vote on whether their shapes are known by sending numbers; here every stage knows its own."""
     from torch.distributed.pipelining._utils import InferenceMode
 
@@ -88,7 +88,7 @@ class _Works(list[Any]):
     sent: Sequence[torch.Tensor] = ()
 
 
-def sends() -> tuple[Patch, ...]:
+def send_patches() -> tuple[Patch, ...]:
     """Gloo's work of a send holds its tensor for as long as somebody holds the work (ProcessGroupGloo.cpp, SendWork), which a schedule
     does until its next send (pipelining/schedules.py, ``send_work``); NCCL's lets go when it is waited for.
     """
@@ -111,7 +111,7 @@ class _Silent:
     """A logger of statistics that takes none: the real one times CUDA events."""
 
     def __getattr__(self, _: str) -> Callable[..., None]:
-        return nothing
+        return ignore_call
 
 
 class _Settled:
@@ -127,20 +127,20 @@ class _Settled:
         return getattr(self._reducer, name)
 
 
-def _done(bucket: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+def _completed_future(bucket: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket)
     return future
 
 
-def alone(replica: Any) -> None:
+def reduce_without_peers(replica: Any) -> None:
     """Let a DistributedDataParallel module do without its peers: buckets are reduced in place, at once."""
-    replica.register_comm_hook(None, lambda _, bucket: _done(bucket.buffer()))
+    replica.register_comm_hook(None, lambda _, bucket: _completed_future(bucket.buffer()))
     replica.logger = _Silent()
-    settled(replica)
+    freeze_ddp_buckets(replica)
 
 
-def settled(replica: Any) -> None:
+def freeze_ddp_buckets(replica: Any) -> None:
     """Let a DistributedDataParallel module keep the buckets that it was made with."""
     replica.reducer = _Settled(replica.reducer)
 
@@ -149,7 +149,7 @@ def settled(replica: Any) -> None:
 
 
 @contextmanager
-def distributed(world_size: int, rank: int, device: str = "cuda") -> Iterator[Streams]:
+def fake_process_group(world_size: int, rank: int, device: str = "cuda") -> Iterator[Streams]:
     """Be rank ``rank`` of ``world_size`` for a while; afterwards nothing of it is left.
 
     Enter it before any fake or recording mode. The streams' ``number`` is what a recorder files allocations under.
@@ -159,9 +159,9 @@ def distributed(world_size: int, rank: int, device: str = "cuda") -> Iterator[St
 
     streams = Streams()
     without_driver = device == "cuda" and not torch.cuda.is_available()
-    driver, kept = runtime(streams) if without_driver else (), sends() if device == "cpu" else ()
-    with applied((*driver, *kept, *bookkeeping(), *collectives(), *pipelining(), *balanced())):
-        _forget()
+    driver, kept = cuda_runtime_patches(streams) if without_driver else (), send_patches() if device == "cpu" else ()
+    with apply_patches((*driver, *kept, *mesh_patches(), *collective_patches(), *pipeline_patches(), *balanced_routing_patches())):
+        _clear_dtensor_caches()
         hook = sys.excepthook  # torch prints the rank before every traceback from now on
         dist.init_process_group(backend="fake", rank=rank, world_size=world_size, store=FakeStore())
         try:
@@ -169,17 +169,17 @@ def distributed(world_size: int, rank: int, device: str = "cuda") -> Iterator[St
         finally:
             dist.destroy_process_group()
             sys.excepthook = hook
-            _forget()
+            _clear_dtensor_caches()
 
 
 @contextmanager
 def among_others() -> Iterator[None]:
     """Be recorded as one of several ranks that are there: what torch computes about ranks and shapes stays out of sight."""
-    with applied(bookkeeping()):
+    with apply_patches(mesh_patches()):
         yield
 
 
-def _forget() -> None:
+def _clear_dtensor_caches() -> None:
     """What DTensor remembers is of one rank: its caches hold meshes, which are equal where only the rank differs."""
     from torch.distributed.tensor import _redistribute
     from torch.distributed.tensor._api import DTensor

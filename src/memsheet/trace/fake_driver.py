@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from memsheet.catalog import find_device
-from memsheet.trace.fake_streams import Streams, no_state, nothing, runtime
+from memsheet.trace.fake_streams import Streams, cuda_runtime_patches, ignore_call, no_state
 from memsheet.trace.patches import Patch
 from memsheet.trace.recorder import Recorder
 
@@ -74,14 +74,14 @@ class _Runtime:
     """``torch.cuda.cudart()``: whatever is called succeeds."""
 
     def __getattr__(self, _: str) -> Callable[..., int]:
-        return _constant(0)
+        return _constant_function(0)
 
 
-def _constant(value: Any) -> Callable[..., Any]:
+def _constant_function(value: Any) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
-def _properties(*_: Any, **__: Any) -> SimpleNamespace:
+def _h100_device_properties(*_: Any, **__: Any) -> SimpleNamespace:
     """Of an H100 SXM (NVIDIA's data sheet: 132 multiprocessors, 50 MB of L2)."""
     return SimpleNamespace(
         name="NVIDIA H100 80GB HBM3", major=9, minor=0, total_memory=int(find_device(CARD).framework_bytes), multi_processor_count=132,
@@ -90,7 +90,7 @@ def _properties(*_: Any, **__: Any) -> SimpleNamespace:
     )  # fmt: skip
 
 
-def driver(recorder: Recorder) -> tuple[Patch, ...]:
+def cuda_driver_patches(recorder: Recorder) -> tuple[Patch, ...]:
     """What ``torch.cuda`` answers a step while ``recorder`` listens; allocations are filed under the streams that the step works on."""
     streams, counters = Streams(), Counters(recorder)
     recorder.stream = streams.number
@@ -102,50 +102,53 @@ def driver(recorder: Recorder) -> tuple[Patch, ...]:
                 "empty_cache", "set_per_process_memory_fraction", "reset_peak_host_memory_stats", "reset_accumulated_host_memory_stats",
                 "_record_memory_history", "_dump_snapshot", "_save_memory_usage", "_save_segment_usage",
             ),
-            nothing,
+            ignore_call,
         ),
-        "get_per_process_memory_fraction": _constant(1.0), "host_memory_stats_as_nested_dict": lambda *_, **__: {},
+        "get_per_process_memory_fraction": _constant_function(1.0), "host_memory_stats_as_nested_dict": lambda *_, **__: {},
         "memory_snapshot": lambda *_, **__: [], "_snapshot": lambda *_, **__: {"segments": [], "device_traces": []},
-        "list_gpu_processes": _constant("GPU:0\nno processes are running"), "get_allocator_backend": _constant("native"),
+        "list_gpu_processes": _constant_function("GPU:0\nno processes are running"), "get_allocator_backend": _constant_function("native"),
     }  # fmt: skip
     whole: dict[str, Any] = {
-        "is_available": _constant(True), "is_initialized": _constant(True), "device_count": _constant(1), "init": nothing, "_exchange_device": _constant(0), "_maybe_exchange_device": _constant(0), "get_device_properties": _properties, "get_device_name": _constant(_properties().name),
-        "get_arch_list": lambda *_, **__: ["sm_90"], "get_gencode_flags": _constant(""), "cudart": _constant(_Runtime()), "check_error": nothing,
-        "can_device_access_peer": _constant(False), "is_current_stream_capturing": _constant(False), "ipc_collect": nothing,
-        "is_tf32_supported": _constant(True), "get_sync_debug_mode": _constant(0), "set_sync_debug_mode": nothing,
-        "current_blas_handle": _constant(0), "device_memory_used": counters.used,
-        **dict.fromkeys(("utilization", "memory_usage", "temperature", "power_draw", "clock_rate"), _constant(0)),
+        "is_available": _constant_function(True), "is_initialized": _constant_function(True), "device_count": _constant_function(1), "init": ignore_call, "_exchange_device": _constant_function(0), "_maybe_exchange_device": _constant_function(0), "get_device_properties": _h100_device_properties, "get_device_name": _constant_function(_h100_device_properties().name),
+        "get_arch_list": lambda *_, **__: ["sm_90"], "get_gencode_flags": _constant_function(""), "cudart": _constant_function(_Runtime()), "check_error": ignore_call,
+        "can_device_access_peer": _constant_function(False), "is_current_stream_capturing": _constant_function(False), "ipc_collect": ignore_call,
+        "is_tf32_supported": _constant_function(True), "get_sync_debug_mode": _constant_function(0), "set_sync_debug_mode": ignore_call,
+        "current_blas_handle": _constant_function(0), "device_memory_used": counters.used,
+        **dict.fromkeys(("utilization", "memory_usage", "temperature", "power_draw", "clock_rate"), _constant_function(0)),
     }  # fmt: skip
     seeds = {
-        **dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state_all"), nothing),
-        "initial_seed": _constant(0), "get_rng_state": no_state, "set_rng_state": nothing, "get_rng_state_all": lambda *_, **__: [],
+        **dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state_all"), ignore_call),
+        "initial_seed": _constant_function(0), "get_rng_state": no_state, "set_rng_state": ignore_call, "get_rng_state_all": lambda *_, **__: [],
     }  # fmt: skip
-    ranges = {**dict.fromkeys(("range_push", "range_pop", "range_start"), _constant(0)), **dict.fromkeys(("range_end", "mark"), nothing)}
+    ranges = {
+        **dict.fromkeys(("range_push", "range_pop", "range_start"), _constant_function(0)),
+        **dict.fromkeys(("range_end", "mark"), ignore_call),
+    }
     accelerator = {
-        "is_available": _constant(True),
-        "device_count": _constant(1),
-        "synchronize": nothing,
-        "set_device_index": nothing,
+        "is_available": _constant_function(True),
+        "device_count": _constant_function(1),
+        "synchronize": ignore_call,
+        "set_device_index": ignore_call,
         "set_stream": streams.switch,
         "get_device_capability": lambda *_, **__: {"supported_dtypes": set()},
     }
     accelerated = {
-        "memory_stats": lambda *_, **__: _flat(counters.nested()), "get_memory_info": counters.info,
-        **dict.fromkeys(("empty_cache", "empty_host_cache"), nothing),
+        "memory_stats": lambda *_, **__: _flatten_dotted_keys(counters.nested()), "get_memory_info": counters.info,
+        **dict.fromkeys(("empty_cache", "empty_host_cache"), ignore_call),
         **dict.fromkeys(("reset_peak_memory_stats", "reset_accumulated_memory_stats"), counters.reset),
     }  # fmt: skip
     tables = {
-        "torch.cuda": {**memory, **whole, **seeds}, "torch.cuda.memory": memory, "torch.cuda.random": {**seeds, "current_device": _constant(0)},
-        "torch.cuda.profiler": {**dict.fromkeys(("start", "stop", "init", "check_error"), nothing), "cudart": whole["cudart"]}, "torch.cuda.nvtx": ranges,
+        "torch.cuda": {**memory, **whole, **seeds}, "torch.cuda.memory": memory, "torch.cuda.random": {**seeds, "current_device": _constant_function(0)},
+        "torch.cuda.profiler": {**dict.fromkeys(("start", "stop", "init", "check_error"), ignore_call), "cudart": whole["cudart"]}, "torch.cuda.nvtx": ranges,
         "torch.accelerator": {**accelerator, **accelerated}, "torch.accelerator.memory": accelerated,
     }  # fmt: skip
     answered = (Patch(home, name, answer, WHY, optional=True) for home, table in tables.items() for name, answer in table.items())
-    return (*runtime(streams), *answered)
+    return (*cuda_runtime_patches(streams), *answered)
 
 
-def _flat(found: dict[str, Any], prefix: str = "") -> dict[str, int]:
+def _flatten_dotted_keys(found: dict[str, Any], prefix: str = "") -> dict[str, int]:
     """A nested table with its keys joined by dots."""
     flat = dict[str, int]()
     for key, value in found.items():
-        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+        flat.update(_flatten_dotted_keys(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
     return flat

@@ -84,14 +84,14 @@ class Streams:
             self._current = before
 
 
-def nothing(*_: Any, **__: Any) -> None: ...
+def ignore_call(*_: Any, **__: Any) -> None: ...
 
 
-def _first(*_: Any, **__: Any) -> int:
+def _device_zero(*_: Any, **__: Any) -> int:
     return 0
 
 
-def _no(*_: Any, **__: Any) -> bool:
+def _report_false(*_: Any, **__: Any) -> bool:
     return False
 
 
@@ -100,19 +100,19 @@ def no_state(*_: Any, **__: Any) -> torch.Tensor:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
-def runtime(streams: Streams) -> tuple[Patch, ...]:
+def cuda_runtime_patches(streams: Streams) -> tuple[Patch, ...]:
     """What ``torch.cuda`` answers without a driver."""
     why = "the CUDA runtime would be asked"
     answers: dict[str, Any] = {
         "Stream": streams.kind, "Event": Event, "stream": streams.use, "current_stream": streams.current,
-        "default_stream": lambda *_: streams.default, "set_stream": streams.switch, "current_device": _first, "set_device": nothing,
-        "synchronize": nothing, "_lazy_init": nothing, "get_rng_state": no_state, "set_rng_state": nothing,
+        "default_stream": lambda *_: streams.default, "set_stream": streams.switch, "current_device": _device_zero, "set_device": ignore_call,
+        "synchronize": ignore_call, "_lazy_init": ignore_call, "get_rng_state": no_state, "set_rng_state": ignore_call,
     }  # fmt: skip
     return (
         *(Patch("torch.cuda", name, answer, why) for name, answer in answers.items()),
-        Patch("torch.accelerator", "current_device_index", _first, why),
+        Patch("torch.accelerator", "current_device_index", _device_zero, why),
         Patch("torch.accelerator", "current_stream", streams.current, why),
-        Patch("torch.Tensor", "record_stream", nothing, "it would be the CUDA allocator's"),
+        Patch("torch.Tensor", "record_stream", ignore_call, "it would be the CUDA allocator's"),
         Patch("torch.Tensor", "pin_memory", torch.Tensor.clone, "the CUDA runtime pins the host's memory"),
-        Patch("torch.Tensor", "is_pinned", _no, why),
+        Patch("torch.Tensor", "is_pinned", _report_false, why),
     )

@@ -73,7 +73,7 @@ class NotUniformError(ValueError):
     """Layers that should be alike are not, so that one cannot stand for the others."""
 
 
-def deepen(shallow: Shallow, depth: Depth) -> Timeline:
+def extend_timeline_layers(shallow: Shallow, depth: Depth) -> Timeline:
     """The timeline of all layers. Raises NotUniformError where the traced layers do not repeat."""
     _check_alike(shallow, depth)
     return _Writer(shallow, depth).written()
@@ -85,18 +85,18 @@ def _check_alike(shallow: Shallow, depth: Depth) -> None:
     """
     middle = depth.middle
     before, after = (range(middle.start + by, middle.stop + by) for by in (-depth.period, depth.period))
-    owned = [_owned(shallow, layers) for layers in (before, middle, after)]
-    if _tokens(shallow, middle) != _tokens(shallow, after) or owned != [owned[0]] * len(owned):
+    owned = [_layer_storages(shallow, layers) for layers in (before, middle, after)]
+    if _layer_event_keys(shallow, middle) != _layer_event_keys(shallow, after) or owned != [owned[0]] * len(owned):
         raise NotUniformError
 
 
-def _owned(shallow: Shallow, layers: range) -> list[list[tuple[int, str, str]]]:
+def _layer_storages(shallow: Shallow, layers: range) -> list[list[tuple[int, str, str]]]:
     """What the storages of some layers are, layer by layer."""
     rows = list(zip(shallow.layers, shallow.timeline.storages, strict=True))
     return [[(row.bytes, row.op, row.path) for owner, row in rows if owner == layer] for layer in layers]
 
 
-def _tokens(shallow: Shallow, layers: range) -> list[tuple[bool, int, str, str, int]]:
+def _layer_event_keys(shallow: Shallow, layers: range) -> list[tuple[bool, int, str, str, int]]:
     """What the events of some layers are, numbers of layers aside."""
     rows = shallow.timeline.storages
     found = []
@@ -117,7 +117,7 @@ class _Writer:
         self.events: list[int] = []
         self.marks: list[Mark] = []
         self._new: dict[tuple[int, int], int] = {}  # (its layer, which of that layer's it is) → a storage's number here
-        self._place = dict(_places(shallow))
+        self._place = dict(_storage_layer_indices(shallow))
 
     def written(self) -> Timeline:
         marks = list(self.shallow.timeline.marks)
@@ -133,7 +133,7 @@ class _Writer:
         """The events cut where the middle or what lies above it begins or ends, and at marks."""
         middle, cuts, tags = self.depth.middle, [mark.at for mark in self.shallow.timeline.marks], self.shallow.tags
         at = 0
-        for (place, _), run in groupby(range(len(tags)), key=lambda n: (_place(tags[n], middle), bisect_right(cuts, n))):
+        for (place, _), run in groupby(range(len(tags)), key=lambda n: (_side_of_middle(tags[n], middle), bisect_right(cuts, n))):
             length = sum(1 for _ in run)
             yield at, at + length, place == 0
             at += length
@@ -182,12 +182,12 @@ class _Writer:
         return made + higher * self.depth.period, self._place[storage][1]
 
 
-def _place(tag: int, middle: range) -> int:
+def _side_of_middle(tag: int, middle: range) -> int:
     """-1 below the middle (or in no layer), 0 in it, 1 above."""
     return 0 if tag in middle else 1 if tag >= middle.stop else -1
 
 
-def _places(shallow: Shallow) -> Iterator[tuple[int, tuple[int, int]]]:
+def _storage_layer_indices(shallow: Shallow) -> Iterator[tuple[int, tuple[int, int]]]:
     """For each storage of a layer: (layer, which of that layer's it is)."""
     counts: dict[int, int] = {}
     for number, layer in enumerate(shallow.layers):

@@ -6,7 +6,7 @@ from typing import Any
 
 from memsheet.sheet import Component, Instant
 from memsheet.trace.recorder import Recorder
-from memsheet.trace.scratch import scratch, workspace
+from memsheet.trace.scratch import cublas_workspace, operation_scratch
 
 CAPABILITY = (9, 0)  # that of an H100, as trace/patches.py tells libraries
 
@@ -16,14 +16,14 @@ def watch_kernels(recorder: Recorder) -> None:
     kept: set[Any] = set()
 
     def after(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
-        found = workspace(func, args, CAPABILITY)
+        found = cublas_workspace(func, args, CAPABILITY)
         # forward and backward run on threads of their own, each with a handle of its own (CUDAContextLight, CublasHandlePool.cpp)
         key = None if found is None else (found.key, recorder.stream(), recorder.instant is Instant.BACKWARD)
         if found is not None and key not in kept:
             kept.add(key)
             recorder.hidden(found.name, found.bytes, Component.WORKSPACES)
         name = func._overloadpacket._qualified_op_name.replace("::", ".")
-        release = [recorder.hidden(f"{name}/{s.name}", s.bytes) for s in scratch(func, args, kwargs, outputs) if s.bytes]
+        release = [recorder.hidden(f"{name}/{s.name}", s.bytes) for s in operation_scratch(func, args, kwargs, outputs) if s.bytes]
         for each in release:
             each()
 

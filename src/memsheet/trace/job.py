@@ -12,12 +12,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.plan.plan import Plan
 from memsheet.run.adapters import apply_adapter, apply_quantization
-from memsheet.run.data import batches
+from memsheet.run.data import microbatch_stream
 from memsheet.run.loss import apply_loss
-from memsheet.run.model import build_config, build_model, initialize, without_layers
+from memsheet.run.model import build_config, build_model, initialize_model_weights, without_layers
 from memsheet.run.optimizer import build_optimizer
 from memsheet.run.recompute import apply_recompute
 from memsheet.run.scaler import build_scaler
@@ -25,10 +25,10 @@ from memsheet.run.step import mark_loss, train_step
 from memsheet.sheet import Component, Instant
 from memsheet.timeline import Storage, Timeline
 from memsheet.trace import fake_cuda
-from memsheet.trace.fold import Depth, NotUniformError, Shallow, deepen
+from memsheet.trace.fold import Depth, NotUniformError, Shallow, extend_timeline_layers
 from memsheet.trace.hidden import watch_kernels
-from memsheet.trace.modules import Modules, claim_parameters, claim_states, folded, layer_of, watch_gradients
-from memsheet.trace.patches import CUDA, FAKE, UNPADDED, applied, kernels
+from memsheet.trace.modules import Modules, claim_parameters, claim_states, fold_layer_indices, layer_of, watch_gradients
+from memsheet.trace.patches import CUDA, FAKE, UNPADDED, apply_patches, register_cuda_kernels
 from memsheet.trace.recorder import STEPPED, Recorder, Row
 
 STEPS = 2  # the first makes the optimizer's states
@@ -46,15 +46,15 @@ class How:
 
 
 @contextmanager
-def recording(how: How) -> Iterator[Recorder]:
+def recording_context(how: How) -> Iterator[Recorder]:
     """A place where ``how.device`` can be used without one, and every allocation of it is seen."""
     with ExitStack() as stack:
         if how.device == "cuda" and how.fake:
-            fake_cuda.install()
-            stack.enter_context(applied(CUDA))
+            fake_cuda.install_fake_cuda()
+            stack.enter_context(apply_patches(CUDA))
         if how.fake:
-            stack.enter_context(kernels())
-            stack.enter_context(applied((*FAKE, *UNPADDED)))
+            stack.enter_context(register_cuda_kernels())
+            stack.enter_context(apply_patches((*FAKE, *UNPADDED)))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         if how.fake:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False))
@@ -69,22 +69,22 @@ def trace_training(config: Mapping[str, Any], plan: Plan, how: How, depth: Depth
     """The timeline of one rank that trains the model of ``config`` as ``plan`` says. ``depth``: layers that may stand for others."""
     if depth is not None and plan.recompute.layers is None and not plan.recompute.stretched:
         with suppress(NotUniformError):
-            return deepen(shallow(_recorded(config, plan, how, depth), depth.period), depth)
-    return timeline(_recorded(config, plan, how, None))
+            return extend_timeline_layers(tag_recorded_layers(_record_shallow_model(config, plan, how, depth), depth.period), depth)
+    return recorded_timeline(_record_shallow_model(config, plan, how, None))
 
 
 def refuse_pictures(plan: Plan) -> None:
     """Raises InputError for pictures: where they lie among the words is a question of values, which fake tensors have none of."""
     if plan.image_tokens:
-        raise refuse(
+        raise input_error(
             "image_tokens", plan.image_tokens, "is not traced: pictures are put among words by value", "`memsheet measure` runs it"
         )
 
 
-def _recorded(config: Mapping[str, Any], plan: Plan, how: How, depth: Depth | None) -> Recorder:
+def _record_shallow_model(config: Mapping[str, Any], plan: Plan, how: How, depth: Depth | None) -> Recorder:
     if how.fake:
         refuse_pictures(plan)
-    with recording(how) as recorder:
+    with recording_context(how) as recorder:
         settings = build_config(config, plan)
         if depth is not None:
             without_layers(settings, depth.left_out)
@@ -92,7 +92,7 @@ def _recorded(config: Mapping[str, Any], plan: Plan, how: How, depth: Depth | No
         model = build_model(settings, plan, how.device)
         if not how.fake:
             with _disable_current_modes():  # values alone: no step is recorded yet
-                initialize(model)
+                initialize_model_weights(model)
         apply_loss(model, plan)
         model = apply_adapter(apply_quantization(model, plan), plan)
         apply_recompute(model, plan)
@@ -100,14 +100,14 @@ def _recorded(config: Mapping[str, Any], plan: Plan, how: How, depth: Depth | No
         claim_parameters(recorder, model)
         watch_gradients(recorder, model)
         optimizer = build_optimizer(model.parameters(), plan, model)
-        batch = next(batches(settings, plan, how.device, text=how.text))
+        batch = next(microbatch_stream(settings, plan, how.device, text=how.text))
         for name, tensor in batch.items():
             recorder.claim(tensor, Component.INPUTS, name)
-        steps(recorder, modules, model, optimizer, batch, plan, how)
+        run_traced_steps(recorder, modules, model, optimizer, batch, plan, how)
     return recorder
 
 
-def steps(
+def run_traced_steps(
     recorder: Recorder, modules: Modules, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Mapping[str, torch.Tensor], plan: Plan, how: How
 ) -> None:  # fmt: skip
     mark_loss(model, recorder.mark)
@@ -132,34 +132,34 @@ def steps(
     recorder.stop()
 
 
-def shallow(recorder: Recorder, period: int) -> Shallow:
+def tag_recorded_layers(recorder: Recorder, period: int) -> Shallow:
     """What was recorded, with the layer that each event and each storage belongs to."""
     layers = tuple(layer_of(row.owner) for row in recorder.rows)
     tags: list[int] = []
     for event, context in zip(recorder.events, recorder.contexts, strict=True):
         layer = layer_of(context)
         if context.startswith(STEPPED):
-            layer = _stepped(event, layer, layers[event if event >= 0 else ~event], period)
+            layer = _optimizer_event_layer(event, layer, layers[event if event >= 0 else ~event], period)
         elif layer < 0 and event < 0 and tags:  # the model lets go between two layers
             layer = tags[-1]
         tags.append(layer)
-    return Shallow(timeline(recorder), tuple(tags[: recorder.end]), layers)
+    return Shallow(recorded_timeline(recorder), tuple(tags[: recorder.end]), layers)
 
 
-def _stepped(event: int, running: int, owner: int, period: int) -> int:
+def _optimizer_event_layer(event: int, running: int, owner: int, period: int) -> int:
     """The layer of an event of the optimizer: its owner's, except that a loop over parameters lets go of the last one's temporaries
     while it works on the next.
     """
     return running if event < 0 <= owner and 0 < running - owner <= period else owner
 
 
-def timeline(recorder: Recorder) -> Timeline:
+def recorded_timeline(recorder: Recorder) -> Timeline:
     """What was recorded, in memsheet's words."""
-    storages = tuple(_storage(row, instant) for row, instant in zip(recorder.rows, _instants(recorder), strict=True))
+    storages = tuple(_timeline_storage(row, instant) for row, instant in zip(recorder.rows, _storage_instants(recorder), strict=True))
     return Timeline(storages=storages, events=tuple(recorder.events[: recorder.end]), marks=tuple(recorder.marks))
 
 
-def _instants(recorder: Recorder) -> Iterator[Instant | None]:
+def _storage_instants(recorder: Recorder) -> Iterator[Instant | None]:
     """When each row was made; None for what was there before the steady step."""
     marks, now = list(recorder.marks), None
     for at, event in enumerate(recorder.events):
@@ -169,16 +169,16 @@ def _instants(recorder: Recorder) -> Iterator[Instant | None]:
             yield now
 
 
-def _storage(row: Row, made: Instant | None) -> Storage:
-    return Storage(row.bytes, row.component, _path(row, made), row.op, row.stream, row.line)
+def _timeline_storage(row: Row, made: Instant | None) -> Storage:
+    return Storage(row.bytes, row.component, _storage_path(row, made), row.op, row.stream, row.line)
 
 
 NOWHERE: dict[Instant | None, str] = {Instant.LOSS: "loss", Instant.BACKWARD: "loss", Instant.OPTIMIZER_STEP: "optimizer"}
 """What the whole model makes itself, not a part of it: after its last layer the loss, forward and backward."""
 
 
-def _path(row: Row, made: Instant | None) -> str:
+def _storage_path(row: Row, made: Instant | None) -> str:
     """Where a storage belongs: its module and, for what a module makes, its name there."""
     if row.component in (Component.TEMPORARIES, Component.SAVED_ACTIVATIONS):
-        return f"{folded(row.path) or NOWHERE.get(made, 'step')}/{row.part or row.op.removeprefix('aten.')}"
-    return folded(row.path)
+        return f"{fold_layer_indices(row.path) or NOWHERE.get(made, 'step')}/{row.part or row.op.removeprefix('aten.')}"
+    return fold_layer_indices(row.path)

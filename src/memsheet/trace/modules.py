@@ -19,7 +19,7 @@ _WRAPPERS = re.compile(
 )
 
 
-def folded(path: str) -> str:
+def fold_layer_indices(path: str) -> str:
     """A module's name with indices folded: ``model.layers.3.mlp`` → ``model.layers.*.mlp``; wrappers of other libraries go."""
     return _INDEX.sub(".*", _WRAPPERS.sub("", path).lstrip("."))
 
@@ -30,7 +30,7 @@ def layer_of(path: str) -> int:
     return int(found[0][1:]) if found else -1
 
 
-def owners(model: nn.Module) -> dict[str, str]:
+def owning_module_names(model: nn.Module) -> dict[str, str]:
     """Every module's name → the nearest one at or above it that holds tensors, which what it makes is filed under."""
     found: dict[str, str] = {}
     for name, module in model.named_modules():
@@ -56,18 +56,18 @@ class Modules:
 
     def watch(self, model: nn.Module, prefix: str = "") -> None:
         """Follow a model's modules from now on."""
-        names = owners(model)
+        names = owning_module_names(model)
         for name, module in model.named_modules():
             owner = names[name]
             module.register_forward_pre_hook(self._enter(f"{prefix}{owner}"), with_kwargs=True)
-            module.register_forward_hook(self._leave(f"{prefix}{owner}", part(name, owner)), always_call=True)
+            module.register_forward_hook(self._leave(f"{prefix}{owner}", output_part_name(name, owner)), always_call=True)
 
     def _enter(self, name: str) -> Callable[..., None]:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
             if not self._stack and self.recorder.instant is Instant.BACKWARD:
                 self._again(name.rpartition(".")[0])
             outside = self.current() if self._stack else name.rpartition(".")[0]
-            for tensor in _differentiable((args, kwargs)):
+            for tensor in _differentiable_tensors((args, kwargs)):
                 if not tensor._backward_hooks:  # else the module that made it says where backward is
                     tensor.register_hook(self._backward_of(outside))
             self._stack.append(name)
@@ -77,7 +77,7 @@ class Modules:
     def _leave(self, name: str, label: str) -> Callable[..., None]:
         def hook(_: nn.Module, __: Any, output: Any) -> None:
             self._stack.pop()
-            for tensor in _tensors(output):
+            for tensor in _nested_tensors(output):
                 row = self.recorder.row_of(tensor)
                 if row is not None and row.path == name and not row.part:
                     row.part = label
@@ -107,25 +107,25 @@ class Modules:
         self._back = ""
 
 
-def part(name: str, owner: str) -> str:
+def output_part_name(name: str, owner: str) -> str:
     """What a module's output is called under its owner."""
     return "output" if name == owner else name[len(owner) :].strip(".") or "output"
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _nested_tensors(value: Any) -> Iterator[torch.Tensor]:
     """The tensors of a module's arguments or results, without walking into objects such as caches and configurations."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, tuple | list):
         for held in value:
-            yield from _tensors(held)
+            yield from _nested_tensors(held)
     elif isinstance(value, dict):
         for held in value.values():
-            yield from _tensors(held)
+            yield from _nested_tensors(held)
 
 
-def _differentiable(value: Any) -> Iterator[torch.Tensor]:
-    return (t for t in _tensors(value) if t.requires_grad and t.grad_fn is not None)
+def _differentiable_tensors(value: Any) -> Iterator[torch.Tensor]:
+    return (t for t in _nested_tensors(value) if t.requires_grad and t.grad_fn is not None)
 
 
 def claim_parameters(recorder: Recorder, model: nn.Module) -> None:
@@ -143,10 +143,10 @@ def watch_gradients(recorder: Recorder, model: nn.Module) -> None:
     """Gradients are claimed the moment autograd has put them into ``.grad``."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(_claimer(recorder, name.rpartition(".")[0]))
+            parameter.register_post_accumulate_grad_hook(_gradient_claim_hook(recorder, name.rpartition(".")[0]))
 
 
-def _claimer(recorder: Recorder, path: str) -> Callable[[torch.Tensor], None]:
+def _gradient_claim_hook(recorder: Recorder, path: str) -> Callable[[torch.Tensor], None]:
     def hook(parameter: torch.Tensor) -> None:
         if parameter.grad is not None:
             recorder.claim(parameter.grad, Component.GRADIENTS, path)

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, NoReturn
 
-from memsheet.errors import InputError, Problem, refuse
+from memsheet.errors import InputError, Problem, input_error
 from memsheet.timeline import Timeline, timeline_from
 from memsheet.units import GIB
 
@@ -65,11 +65,11 @@ def trace_in_child(request: Mapping[str, Any], *, memory_bytes: int = MEMORY_BYT
             done = _run_group(command, asked, said, time_s, environment_of(request), memory_bytes)
             done.stderr = end_of(said)
     except subprocess.TimeoutExpired:
-        raise refuse("trace", None, f"took more than {time_s:g} seconds", "--time-limit gives it longer") from None
+        raise input_error("trace", None, f"took more than {time_s:g} seconds", "--time-limit gives it longer") from None
     if request.get("debug"):
         sys.stderr.write(done.stderr)
     if done.returncode != 0 or not done.stdout:
-        raise died(done)
+        raise child_death_error(done)
     return read_answer(json.loads(done.stdout))
 
 
@@ -99,14 +99,14 @@ def _run_group(
             assert running.stdin is not None
             with suppress(BrokenPipeError), running.stdin as pipe:
                 pipe.write(asked.encode())
-            code = _watched(running, time_s, memory_bytes)
+            code = _wait_within_limits(running, time_s, memory_bytes)
         finally:
             end_group(running)
         answer.seek(0)
         return subprocess.CompletedProcess(command, code, answer.read().decode("utf-8", errors="replace"), "")
 
 
-def _watched(running: subprocess.Popen[bytes], time_s: float, memory_bytes: int) -> int:
+def _wait_within_limits(running: subprocess.Popen[bytes], time_s: float, memory_bytes: int) -> int:
     """The exit code of a process; SIGKILL's where its group takes more memory than that. Raises TimeoutExpired after its time."""
     until = time.monotonic() + time_s
     while True:
@@ -142,7 +142,7 @@ def end_group(running: subprocess.Popen[bytes]) -> None:
 def trace_in_fork(run: Callable[[], dict[str, Any]], explain: Callable[[BaseException], dict[str, Any]]) -> list[Traced]:
     """Ask a copy of this process: for functions that live only in it (a notebook's). Needs a system that can fork."""
     if not hasattr(os, "fork"):
-        raise refuse("trace", sys.platform, "cannot copy a process", "put the step into a file: memsheet trace FILE.py:FUNCTION")
+        raise input_error("trace", sys.platform, "cannot copy a process", "put the step into a file: memsheet trace FILE.py:FUNCTION")
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -152,7 +152,7 @@ def trace_in_fork(run: Callable[[], dict[str, Any]], explain: Callable[[BaseExce
         text = pipe.read()
     _, status = os.waitpid(child, 0)
     if not text:
-        raise refuse("trace", None, f"ended with {os.waitstatus_to_exitcode(status)} and said nothing")
+        raise input_error("trace", None, f"ended with {os.waitstatus_to_exitcode(status)} and said nothing")
     return read_answer(json.loads(text))
 
 
@@ -179,10 +179,10 @@ _NO_MEMORY = ("MemoryError", "bad_alloc", "Memory allocation", "Cannot allocate 
 """How Python, C++, OpenBLAS, the system and its loader say that there is none left."""
 
 
-def died(done: subprocess.CompletedProcess[str]) -> InputError:
+def child_death_error(done: subprocess.CompletedProcess[str]) -> InputError:
     """What to say where a child, or the launcher of several, is gone without an answer."""
     last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")
     if any(word in done.stderr for word in _NO_MEMORY) or done.returncode == -signal.SIGKILL:
-        return refuse("trace", None, "ran out of the memory it may take", "--memory-limit gives it more")
+        return input_error("trace", None, "ran out of the memory it may take", "--memory-limit gives it more")
     how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
-    return refuse("trace", None, f"ended with {how}: {last}", "run it again with --debug and report what it prints")
+    return input_error("trace", None, f"ended with {how}: {last}", "run it again with --debug and report what it prints")

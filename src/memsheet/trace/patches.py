@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, _meta_registrations
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.trace.attention import scaled_dot_product_attention
 
 ANY_TESTED = "tested: torch 2.13, transformers 5.23"
@@ -31,15 +31,15 @@ class Patch:
     optional: bool = False  # a library's detail that only some versions have
 
 
-def _no(*_: Any, **__: Any) -> bool:
+def _always_false(*_: Any, **__: Any) -> bool:
     return False
 
 
-def _yes(*_: Any, **__: Any) -> bool:
+def _always_true(*_: Any, **__: Any) -> bool:
     return True
 
 
-def _nothing(*_: Any, **__: Any) -> None:
+def _return_none(*_: Any, **__: Any) -> None:
     return None
 
 
@@ -51,18 +51,18 @@ def _one_sequence(position_ids: Tensor) -> None:
     (mask[:, -1] == 0).all()
 
 
-def _full(mask: Tensor) -> bool:
+def _mask_hides_nothing(mask: Tensor) -> bool:
     """That a mask hides nothing, after the operations by which transformers finds out (masking_utils.py:262-264)."""
     mask.sum() == mask.numel()  # noqa: B015 - it allocates what the real one does
     return True
 
 
-def _capability(*_: Any, **__: Any) -> tuple[int, int]:
+def _h100_compute_capability(*_: Any, **__: Any) -> tuple[int, int]:
     """Compute capability of an H100: what decides which kernels a library calls."""
     return 9, 0
 
 
-def _rewrap(self: torch.nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> torch.nn.Module:
+def _apply_new_parameters(self: torch.nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> torch.nn.Module:
     """``Module._apply`` that makes new parameters: torch insists on swapping fake tensors in place, and that fails."""
     for child in self.children() if recurse else ():
         child._apply(fn)
@@ -78,7 +78,7 @@ def _rewrap(self: torch.nn.Module, fn: Callable[[Any], Any], recurse: bool = Tru
     return self
 
 
-def _finite(_: Any, optimizer: torch.optim.Optimizer, __: Any, *args: Any, **kwargs: Any) -> Any:
+def _step_without_overflow(_: Any, optimizer: torch.optim.Optimizer, __: Any, *args: Any, **kwargs: Any) -> Any:
     """The optimizer's turn, as when no gradient overflowed (torch amp/grad_scaler.py, which asks for the value)."""
     return optimizer.step(*args, **kwargs)
 
@@ -102,36 +102,36 @@ def _grouped_mm(mat_a: Tensor, mat_b: Tensor, scale_a: Tensor | None, scale_b: T
 
 
 CUDA = (
-    Patch("torch.cuda.amp.common", "amp_definitely_not_available", _no, "autocast would switch itself off"),
-    Patch("torch.cuda", "is_bf16_supported", _yes, "autocast would refuse bf16"),
-    Patch("torch.cuda", "synchronize", _nothing, "there is nothing to wait for"),
-    Patch("torch.cuda", "get_device_capability", _capability, "libraries ask for it before they choose a kernel"),
+    Patch("torch.cuda.amp.common", "amp_definitely_not_available", _always_false, "autocast would switch itself off"),
+    Patch("torch.cuda", "is_bf16_supported", _always_true, "autocast would refuse bf16"),
+    Patch("torch.cuda", "synchronize", _return_none, "there is nothing to wait for"),
+    Patch("torch.cuda", "get_device_capability", _h100_compute_capability, "libraries ask for it before they choose a kernel"),
     Patch("torch.nn.functional", "scaled_dot_product_attention", scaled_dot_product_attention, "the choice of kernel needs a GPU"),
 )
 FAKE = (
-    Patch("torch.nn.Module", "_apply", _rewrap, "fake parameters cannot be swapped"),
-    Patch("torch.amp.GradScaler", "_maybe_opt_step", _finite, "a fake gradient does not say whether it is finite"),
+    Patch("torch.nn.Module", "_apply", _apply_new_parameters, "fake parameters cannot be swapped"),
+    Patch("torch.amp.GradScaler", "_maybe_opt_step", _step_without_overflow, "a fake gradient does not say whether it is finite"),
     Patch("torch._meta_registrations", "_meta_grouped_mm_common", _grouped_mm, "experts would have to be bf16"),
 )
 UNPADDED = (
     Patch("transformers.masking_utils", "find_packed_sequence_indices", _one_sequence, "fake positions hold no packed sequences"),
-    Patch("transformers.masking_utils", "is_tracing", _no, "a fake tensor is no export"),
-    Patch("transformers.masking_utils", "fast_all", _full, "a fake mask hides no padding", optional=True),
+    Patch("transformers.masking_utils", "is_tracing", _always_false, "a fake tensor is no export"),
+    Patch("transformers.masking_utils", "fast_all", _mask_hides_nothing, "a fake mask hides no padding", optional=True),
 )
 """Masks of full sequences: neither padded nor packed, as the training step's own tokens are."""
 
 
 @contextmanager
-def applied(patches: Sequence[Patch]) -> Iterator[None]:
+def apply_patches(patches: Sequence[Patch]) -> Iterator[None]:
     """Replace for a while. Raises InputError where there is nothing to replace."""
     undo: list[tuple[Any, str, Any]] = []
     try:
         for patch in patches:
-            owner = _owner(patch)
+            owner = _patched_object(patch)
             if owner is None or not hasattr(owner, patch.attribute):
                 if patch.optional:
                     continue
-                raise refuse("patch", f"{patch.module}.{patch.attribute}", f"does not exist, and without it {patch.why}", ANY_TESTED)
+                raise input_error("patch", f"{patch.module}.{patch.attribute}", f"does not exist, and without it {patch.why}", ANY_TESTED)
             before = vars(owner).get(patch.attribute, getattr(owner, patch.attribute))  # a static method as such
             undo.append((owner, patch.attribute, before))
             setattr(owner, patch.attribute, patch.value)
@@ -141,7 +141,7 @@ def applied(patches: Sequence[Patch]) -> Iterator[None]:
             setattr(owner, attribute, value)
 
 
-def _owner(patch: Patch) -> Any:
+def _patched_object(patch: Patch) -> Any:
     """The module or class that a row names."""
     try:
         return import_module(patch.module)
@@ -168,11 +168,11 @@ IN_PLACE = ("_fused_sgd_",)
 
 
 @contextmanager
-def kernels() -> Iterator[None]:
+def register_cuda_kernels() -> Iterator[None]:
     """CUDA kernels of one output for operations that would be decomposed."""
     library = torch.library.Library("aten", "IMPL")
     for name in IN_PLACE:
-        library.impl(name, _nothing, "Meta")
+        library.impl(name, _return_none, "Meta")
     for name, implementation in KERNELS.items() if torch.version.cuda is None else ():
         library.impl(name, implementation, "CUDA")
     try:

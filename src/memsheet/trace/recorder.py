@@ -126,7 +126,7 @@ class Recorder(TorchDispatchMode):
 
     def row_of(self, tensor: torch.Tensor) -> Row | None:
         """The row of a tensor's storage, if it is one of the device's."""
-        number = self._at.get(_local(tensor).untyped_storage()._cdata)
+        number = self._at.get(_backing_tensor(tensor).untyped_storage()._cdata)
         return None if number is None else self.rows[number]
 
     def claim(self, tensor: Any, component: Component, path: str) -> None:
@@ -168,7 +168,7 @@ class Recorder(TorchDispatchMode):
     def _notice(self, tensor: Any, op: str) -> None:
         if not isinstance(tensor, torch.Tensor):
             return
-        local = _local(tensor)
+        local = _backing_tensor(tensor)
         if local.device.type == self.device:
             storage = local.untyped_storage()
             if storage._cdata not in self._at and storage.nbytes():
@@ -214,7 +214,7 @@ class Recorder(TorchDispatchMode):
             return NotImplemented  # it runs the local operations, and those are seen
         if func is _ADD and self._engine_may_add_in_place(args):
             return args[0]
-        if func in _FILL and self._in_backward() and _caller(sys._getframe(1)) == _ENGINE:
+        if func in _FILL and self._in_backward() and _calling_function_name(sys._getframe(1)) == _ENGINE:
             func = _FILL[func]
         name = func._overloadpacket._qualified_op_name.replace("::", ".")
         try:
@@ -253,7 +253,7 @@ class Recorder(TorchDispatchMode):
             return False
         into, other = args
         alike = isinstance(other, torch.Tensor) and into.shape == other.shape and into.dtype == other.dtype
-        if not alike or _caller(sys._getframe(2)) != _ENGINE:
+        if not alike or _calling_function_name(sys._getframe(2)) != _ENGINE:
             return False
         return torch._C._storage_Use_Count(into.untyped_storage()._cdata) <= _SOLE_OWNER
 
@@ -275,14 +275,14 @@ class Recorder(TorchDispatchMode):
         super().__exit__(kind, error, trace)
 
 
-def _caller(frame: FrameType | None) -> str:
+def _calling_function_name(frame: FrameType | None) -> str:
     """The function that called an operation, past torch's own wrappers of a mode's handler (torch/_compile.py)."""
     while frame is not None and frame.f_code.co_name in _WRAPPERS:
         frame = frame.f_back
     return frame.f_code.co_name if frame is not None else ""
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def _backing_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that has memory: a DTensor's own shard, an asynchronous collective's result."""
     for name in ("_local_tensor", "elem"):
         inner = getattr(tensor, name, None)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from memsheet.plan.plan import Plan
-from memsheet.resolve import reread
+from memsheet.resolve import resolve_document
 from memsheet.run.adapters import STAND_IN as QUANTIZED
 from memsheet.run.model import build_config, parameters_of
 from memsheet.timeline import Timeline, events_document
@@ -24,23 +24,25 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """``{"timelines": [{"rank", "stage", "events", "facts"}]}`` for each rank that is asked."""
     how = How(device=request["device"], scratch=request["scratch"])
     if request.get("function"):
-        return {"timelines": [traced(0, 0, lambda: trace_custom(function_in(request["function"]), how))]}
+        return {"timelines": [traced_rank_document(0, 0, lambda: trace_custom(function_in(request["function"]), how))]}
     plan = plan_from(request["plan"])
     stages = {rank: rank * plan.mesh.pp // plan.mesh.gpus for rank in request["ranks"]}
     with stand_ins(request["config"], how.device) as instead:
-        found = [traced(rank, stage, partial(_timeline, request, plan, how, rank)) for rank, stage in stages.items()]
+        found = [
+            traced_rank_document(rank, stage, partial(_trace_requested_rank, request, plan, how, rank)) for rank, stage in stages.items()
+        ]
     if plan.quantization is not None:
         instead["stand_ins"].append(QUANTIZED[plan.quantization.weights.name.partition("-")[0]])
     more: dict[str, Any] = {key: names for key, names in instead.items() if names}
     if not request["depth"]:  # nobody who knows the family has counted them
         more["parameters"] = parameters_of(request["config"], plan)
-    more["assumed"] = list(_granted(build_config(request["config"], plan), plan))
+    more["assumed"] = list(_assumed_inputs(build_config(request["config"], plan), plan))
     for each in found:
         each["facts"].update(more)
     return {"timelines": found}
 
 
-def _granted(config: Any, plan: Plan) -> Iterator[str]:
+def _assumed_inputs(config: Any, plan: Plan) -> Iterator[str]:
     """What the inputs are taken to be, where a model takes more than one kind (run/step.py tokens, run/serve.py begin)."""
     for tower in ("vision", "audio"):
         if getattr(config, f"{tower}_config", None) is not None and getattr(config.get_text_config(), "vocab_size", None) is not None:
@@ -52,10 +54,10 @@ def _granted(config: Any, plan: Plan) -> Iterator[str]:
 
 def plan_from(document: Mapping[str, Any]) -> Plan:
     """A whole plan, read back from JSON."""
-    return reread(document, real=True)
+    return resolve_document(document, real=True)
 
 
-def traced(rank: int, stage: int, run: Callable[[], Timeline]) -> dict[str, Any]:
+def traced_rank_document(rank: int, stage: int, run: Callable[[], Timeline]) -> dict[str, Any]:
     """A timeline as it travels from the child, with how long it took and under which torch."""
     start = time.perf_counter()
     timeline = run()
@@ -63,7 +65,7 @@ def traced(rank: int, stage: int, run: Callable[[], Timeline]) -> dict[str, Any]
     return {"rank": rank, "stage": stage, "events": events_document(timeline), "facts": facts}
 
 
-def _timeline(request: Mapping[str, Any], plan: Plan, how: How, rank: int) -> Timeline:
+def _trace_requested_rank(request: Mapping[str, Any], plan: Plan, how: How, rank: int) -> Timeline:
     if plan.task == "infer":
         from memsheet.trace.serving_job import trace_serving
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from memsheet.trace.patches import Patch, applied
+from memsheet.trace.patches import Patch, apply_patches
 
 REST_S = 0.0005
 LONGER_S = 0.005
@@ -20,7 +20,7 @@ _HOLDERS = ("torch.distributed._functional_collectives", "transformers.distribut
 
 
 @contextmanager
-def resting() -> Iterator[None]:
+def wait_for_gloo_threads() -> Iterator[None]:
     """Let gloo's threads finish first."""
     from torch.distributed import _functional_collectives as collectives
     from torch.distributed import distributed_c10d
@@ -37,7 +37,7 @@ def resting() -> Iterator[None]:
     wait = rested(collectives.wait_tensor)
     waited = rested(distributed_c10d.Work.wait, LONGER_S)  # by those who ask for a collective and wait later, as DeepSpeed does
     whole = ("all_reduce", "broadcast", "all_gather_single", "reduce_scatter_single")
-    with applied((
+    with apply_patches((
         *(Patch(holder, "wait_tensor", wait, why) for holder in _HOLDERS),
         Patch("torch._C._distributed_c10d.Work", "wait", waited, why),
         *(Patch("torch.distributed", name, rested(getattr(distributed_c10d, name)), why) for name in whole),

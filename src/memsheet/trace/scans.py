@@ -18,14 +18,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own abbreviation
 from torch import Tensor
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.trace.convolution import CausalConv, Gradients, conv_backward
-from memsheet.trace.patches import Patch, applied
+from memsheet.trace.patches import Patch, apply_patches
 
 CHUNK = 2048  # mamba csrc/selective_scan/selective_scan.cpp:307: tokens between two states that are kept
 
 
-def _scan(u: Tensor, delta: Tensor, a: Tensor, z: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def _selective_scan_outputs(u: Tensor, delta: Tensor, a: Tensor, z: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """selective_scan.cpp:294-313: gated output, output, two states every CHUNK tokens."""
     gated = None if z is None else torch.empty_like(z)
     chunks = -(-u.size(2) // CHUNK)
@@ -47,10 +47,10 @@ class SelectiveScan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, z: Tensor | None, bias: Tensor | None, last: bool) -> Any:  # fmt: skip
-        u, delta = _rows(u), _rows(delta)
-        b, c = _rows(b), _rows(c)
-        z = None if z is None else _rows(z)
-        out, states, gated = _scan(u, delta, a, z)
+        u, delta = _contiguous_rows(u), _contiguous_rows(delta)
+        b, c = _contiguous_rows(b), _contiguous_rows(c)
+        z = None if z is None else _contiguous_rows(z)
+        out, states, gated = _selective_scan_outputs(u, delta, a, z)
         ctx.save_for_backward(u, delta, a, b, c, d, z, bias, states, *(() if z is None else (out,)))
         made = out if gated is None else gated
         return (made, states[:, :, -1, 1::2]) if last else made
@@ -58,13 +58,13 @@ class SelectiveScan(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Gradients:
         u, delta, a, b, c, d, z, bias, *_ = ctx.saved_tensors
-        _gradient = _rows(gradients[0])
+        _gradient = _contiguous_rows(gradients[0])
         gate = None if z is None else torch.empty_like(z)
         du, ddelta, da, db, dc, dd, dbias, _ = _scan_backward((u, delta, a, b, c), (d, bias), None)
         return du, ddelta, da, db, dc, dd, gate, dbias, None
 
 
-def _rows(x: Tensor) -> Tensor:
+def _contiguous_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -77,16 +77,16 @@ class MambaInner(torch.autograd.Function):
     @torch.amp.custom_fwd(device_type="cuda")  # type: ignore[untyped-decorator]
     def forward(ctx: Any, xz: Tensor, conv: tuple[Tensor, Tensor | None], projections: tuple[Tensor, ...], vectors: tuple[Any, ...], norms: tuple[Any, ...], *leaves: Any) -> Tensor:  # fmt: skip
         del leaves  # the same tensors one by one, for autograd
-        x_weight, dt_weight, out_weight, out_bias = (_cast(w) for w in projections)
+        x_weight, dt_weight, out_weight, out_bias = (_autocast_weight(w) for w in projections)
         a, d, dt_bias = vectors
-        xz = _rows(xz)
+        xz = _contiguous_rows(xz)
         x, z = xz.chunk(2, dim=1)
         convolved = torch.empty_like(x)
-        projected = F.linear(_tokens(convolved), x_weight)
+        projected = F.linear(_flatten_to_tokens(convolved), x_weight)
         delta = _time_steps(projected, dt_weight, xz)
-        b, c = (_states(part, xz) for part in _parts(projected, dt_weight, a))
-        b, c, delta = (_normed(t, norm) for t, norm in zip((b, c, delta), norms, strict=True))
-        out, states, gated = _scan(convolved, delta, a, z)
+        b, c = (_state_major_layout(part, xz) for part in _b_and_c_columns(projected, dt_weight, a))
+        b, c, delta = (_normalize_scan_input(t, norm) for t, norm in zip((b, c, delta), norms, strict=True))
+        out, states, gated = _selective_scan_outputs(convolved, delta, a, z)
         del convolved, delta
         ctx.norms = norms
         ctx.save_for_backward(xz, *conv, projected, x_weight, dt_weight, out_weight, out_bias, a, b, c, d, dt_bias, states, out)
@@ -101,7 +101,7 @@ class MambaInner(torch.autograd.Function):
         gradient = gradients[0].contiguous()
         convolved = torch.empty_like(x)
         delta = _time_steps(projected, dt_weight, xz)
-        b, c, delta = (_normed(t, norm) for t, norm in zip((b, c, delta), ctx.norms, strict=True))
+        b, c, delta = (_normalize_scan_input(t, norm) for t, norm in zip((b, c, delta), ctx.norms, strict=True))
         dxz = torch.empty_like(xz)
         dx, _ = dxz.chunk(2, dim=1)
         flat = gradient.flatten(0, 1).t()
@@ -110,18 +110,18 @@ class MambaInner(torch.autograd.Function):
         assert du is not None
         assert ddelta is not None
         assert gated is not None
-        dout_weight = flat @ _tokens(gated)
+        dout_weight = flat @ _flatten_to_tokens(gated)
         dout_bias = None if out_bias is None else gradient.sum(dim=(0, 1))
         dprojected = torch.empty_like(projected)
-        for part, made in zip(_parts(dprojected, dt_weight, a), (db, dc), strict=True):
+        for part, made in zip(_b_and_c_columns(dprojected, dt_weight, a), (db, dc), strict=True):
             assert made is not None
             part.copy_(made.squeeze(1).transpose(1, 2).reshape(-1, made.size(2)).contiguous())
         del db, dc, made
-        rank, steps = dt_weight.size(1), _tokens(ddelta)
+        rank, steps = dt_weight.size(1), _flatten_to_tokens(ddelta)
         ddt_weight = steps.t() @ projected[:, :rank]
         dprojected[:, :rank].copy_(steps @ dt_weight)
-        dconvolved = _tokens(du).t()
-        dx_weight = dprojected.t() @ _tokens(convolved)
+        dconvolved = _flatten_to_tokens(du).t()
+        dx_weight = dprojected.t() @ _flatten_to_tokens(convolved)
         torch.addmm(dconvolved, x_weight.t(), dprojected.t(), out=dconvolved)
         _, dconv, dconv_bias = conv_backward(x, conv.squeeze(1), conv_bias, _by_sequence(dconvolved, xz), dx)
         del dy
@@ -130,12 +130,12 @@ class MambaInner(torch.autograd.Function):
         return dxz, None, None, None, None, *leaves
 
 
-def _cast(weight: Tensor | None) -> Any:
+def _autocast_weight(weight: Tensor | None) -> Any:
     """selective_scan_interface.py:209-214: projections are cast for as long as they are saved, apart from autocast's own cache."""
     return weight.to(torch.get_autocast_dtype("cuda")) if weight is not None and torch.is_autocast_enabled("cuda") else weight
 
 
-def _tokens(x: Tensor) -> Tensor:
+def _flatten_to_tokens(x: Tensor) -> Tensor:
     """(batch, channels, length) → (batch · length, channels)"""
     return x.transpose(1, 2).reshape(-1, x.size(1))
 
@@ -149,23 +149,23 @@ def _time_steps(projected: Tensor, weight: Tensor, xz: Tensor) -> Tensor:
     return _by_sequence(weight @ projected[:, : weight.size(1)].t(), xz)
 
 
-def _parts(projected: Tensor, dt_weight: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+def _b_and_c_columns(projected: Tensor, dt_weight: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     """B's and C's columns of what x_proj makes."""
     rank, width = dt_weight.size(1), a.size(1)
     return projected[:, rank : rank + width], projected[:, -width:]
 
 
-def _states(part: Tensor, xz: Tensor) -> Tensor:
+def _state_major_layout(part: Tensor, xz: Tensor) -> Tensor:
     """(batch · length, state) → (batch, 1, state, length)"""
     return part.view(xz.size(0), xz.size(2), -1).transpose(1, 2).unsqueeze(1).contiguous()
 
 
-def _normed(x: Tensor, weight: Tensor | None) -> Tensor:
+def _normalize_scan_input(x: Tensor, weight: Tensor | None) -> Tensor:
     """Falcon-Mamba's norms of B, C and the time steps: to tokens, through Triton's norm, and back (:98-115, :263-274)."""
     if weight is None:
         return x
     single = x.squeeze(1) if x.dim() == 4 else x
-    rows = _tokens(single).contiguous()
+    rows = _flatten_to_tokens(single).contiguous()
     made = torch.empty_like(rows)
     rows.new_empty(rows.size(0), dtype=torch.float32)  # the reciprocal deviations, dropped with the kernel's other results
     back = made.view(single.size(0), single.size(2), -1).transpose(1, 2).contiguous()
@@ -236,30 +236,33 @@ def stand_ins(config: Mapping[str, Any], device: str) -> Iterator[dict[str, list
     kind = str(config.get("model_type"))
     if kind in _PER_TOKEN:
         reason = f"runs Python over the tokens one by one, and no trace waits for that; what would not: {_PER_TOKEN[kind]}"
-        raise refuse("model_type", kind, reason, "memsheet train predicts it, if it knows the family")
-    found = _modeling(kind)
+        raise input_error("model_type", kind, reason, "memsheet train predicts it, if it knows the family")
+    found = _modeling_module(kind)
     if kind in _SPLIT and device == "cuda":
         from memsheet.trace.split_scans import split_conv1d_scan_combined
 
         called = list[str]()
-        whole = _noted(split_conv1d_scan_combined, "mamba-ssm: mamba_split_conv1d_scan_combined", called)
-        with applied([Patch(found.__name__, "mamba2_split_conv1d_scan_combined", whole, "torch's own operations would run")]):
+        whole = _note_kernel_use(split_conv1d_scan_combined, "mamba-ssm: mamba_split_conv1d_scan_combined", called)
+        with apply_patches([Patch(found.__name__, "mamba2_split_conv1d_scan_combined", whole, "torch's own operations would run")]):
             yield {"stand_ins": called, "without": []}
         return
     if not hasattr(found, _LOOP):
         yield {"stand_ins": [], "without": [package for name, package in _TORCH_INSTEAD.items() if hasattr(found, name)]}
         return
     if device != "cuda":
-        raise refuse("device", device, "has no kernel for a selective scan, and Python over the tokens takes too long", "--device cuda")
+        raise input_error(
+            "device", device, "has no kernel for a selective scan, and Python over the tokens takes too long", "--device cuda"
+        )
     used = list[str]()
     rows = [
-        Patch(found.__name__, name, _noted(*made, used), "Python would run", optional=name != _LOOP) for name, made in _STAND_INS.items()
+        Patch(found.__name__, name, _note_kernel_use(*made, used), "Python would run", optional=name != _LOOP)
+        for name, made in _STAND_INS.items()
     ]
-    with applied(rows):
+    with apply_patches(rows):
         yield {"stand_ins": used, "without": []}
 
 
-def _modeling(kind: str) -> Any:
+def _modeling_module(kind: str) -> Any:
     """The module of transformers that has a family's layers, where it is called as its family is."""
     name = f"transformers.models.{kind}.modeling_{kind}"
     try:
@@ -268,7 +271,7 @@ def _modeling(kind: str) -> Any:
         return None
 
 
-def _noted(function: Callable[..., Any], name: str, used: list[str]) -> Callable[..., Any]:
+def _note_kernel_use(function: Callable[..., Any], name: str, used: list[str]) -> Callable[..., Any]:
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         if name not in used:

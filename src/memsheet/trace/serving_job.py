@@ -11,15 +11,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.plan.plan import Plan
 from memsheet.run.adapters import apply_quantization, apply_served_adapters
 from memsheet.run.model import build_config, build_model
-from memsheet.run.serve import Generation, begin, build_cache, cache_kind, cache_layers, for_decode, jump, step, tensors_in
-from memsheet.run.step import autocast
+from memsheet.run.serve import (
+    Generation,
+    begin_generation,
+    build_cache,
+    cache_kind,
+    cache_layers,
+    for_decode,
+    generate_next_token,
+    jump_to_cached_tokens,
+    tensors_in,
+)
+from memsheet.run.step import autocast_region
 from memsheet.sheet import Component, Instant
-from memsheet.timeline import Timeline, alive, peaks
-from memsheet.trace.job import How, recording, timeline
+from memsheet.timeline import Timeline, instant_peaks, live_storages
+from memsheet.trace.job import How, recorded_timeline, recording_context
 from memsheet.trace.modules import Modules, claim_parameters
 from memsheet.trace.recorder import Recorder, Row
 
@@ -35,14 +45,14 @@ def trace_serving(config: Mapping[str, Any], plan: Plan, how: How, cache: str | 
 
     Raises InputError for what cannot be traced.
     """
-    _check(plan)
+    _check_traceable_serving(plan)
     kind = cache_kind(plan, cache)
-    with recording(how) as recorder, torch.no_grad():
+    with recording_context(how) as recorder, torch.no_grad():
         settings = build_config(config, plan)
         modules = Modules(recorder)
         model = apply_served_adapters(apply_quantization(build_model(settings, plan, how.device), plan), plan)
-        if plan.phase != "load" and not _generates(model):
-            raise refuse(
+        if plan.phase != "load" and not _is_generating_decoder(model):
+            raise input_error(
                 "model_type", settings.model_type, "is no decoder that generate takes", 'a plan with "phase": "load" traces its weights'
             )
         modules.watch(model)
@@ -50,48 +60,50 @@ def trace_serving(config: Mapping[str, Any], plan: Plan, how: How, cache: str | 
         recorder.mark(Instant.LOAD)
         slots = Slots(recorder)
         if plan.phase != "load":
-            with autocast(plan, how.device):
-                generate(slots, model, plan, build_cache(settings, plan, kind), how.device)
+            with autocast_region(plan, how.device):
+                trace_generation(slots, model, plan, build_cache(settings, plan, kind), how.device)
         if recorder.end is None:
             recorder.stop()
     return slots.finished()
 
 
-def _check(plan: Plan) -> None:
+def _check_traceable_serving(plan: Plan) -> None:
     if plan.mesh.gpus > 1:
-        raise refuse("mesh", plan.mesh.gpus, "ranks that serve together are not traced yet", "one GPU; memsheet infer predicts more")
+        raise input_error("mesh", plan.mesh.gpus, "ranks that serve together are not traced yet", "one GPU; memsheet infer predicts more")
     kind = plan.quantization.weights.name if plan.quantization else "nf4"
     if not kind.startswith(("nf4", "fp4")):
-        raise refuse("quantize", kind, "has kernels that fake tensors do not pass", "a config.json without quantization_config; or nf4")
+        raise input_error(
+            "quantize", kind, "has kernels that fake tensors do not pass", "a config.json without quantization_config; or nf4"
+        )
     if plan.adapter is not None:
-        raise refuse("adapter", "lora", "is not traced in inference", "its matrices merged into the weights take no memory")
+        raise input_error("adapter", "lora", "is not traced in inference", "its matrices merged into the weights take no memory")
 
 
-def _generates(model: nn.Module) -> bool:
+def _is_generating_decoder(model: nn.Module) -> bool:
     able: Any = getattr(model, "can_generate", None)
     config: Any = model.config
     return able is not None and able() and not config.is_encoder_decoder
 
 
-def generate(slots: Slots, model: nn.Module, plan: Plan, cache: Any, device: str) -> None:
+def trace_generation(slots: Slots, model: nn.Module, plan: Plan, cache: Any, device: str) -> None:
     """The prompt, the jump to the end, the last tokens."""
     recorder, full = slots.recorder, int(plan.max_model_len or 0)
     recorder.mark(Instant.PREFILL)
-    generation = begin(model, plan, cache, device)
+    generation = begin_generation(model, plan, cache, device)
     slots.claim(generation)
-    step(generation, first=True)
+    generate_next_token(generation, first=True)
     slots.claim(generation)
-    missing = list(_emptied(recorder, cache))
+    missing = list(_clear_prompt_cache(recorder, cache))
     recorder.mark(Instant.DECODE)
     start = max(full - DECODED, 1)
     for fill in missing:
         fill.at(start)
     _count_to(cache, start)
-    jump(generation, start)
+    jump_to_cached_tokens(generation, start)
     slots.claim(generation)
     with for_decode(model):
         for _ in range(full - start):
-            step(generation)
+            generate_next_token(generation)
             slots.claim(generation)
     recorder.stop()
 
@@ -99,11 +111,13 @@ def generate(slots: Slots, model: nn.Module, plan: Plan, cache: Any, device: str
 # ---- the jump ------------------------------------------------------------------------------------------------------------------
 
 
-def _emptied(recorder: Recorder, cache: Any) -> Iterator[_Fill]:
+def _clear_prompt_cache(recorder: Recorder, cache: Any) -> Iterator[_Fill]:
     """Take the prompt's keys out of a cache that grows. Raises InputError for layers that a model brings with it."""
     for layer in cache_layers(cache):
         if type(layer).__module__ != _HOME:
-            raise refuse("cache", type(layer).__name__, "is a model's own kind of cache, and how it grows is not known", "memsheet infer")
+            raise input_error(
+                "cache", type(layer).__name__, "is a model's own kind of cache, and how it grows is not known", "memsheet infer"
+            )
         for name in GROWING if not hasattr(layer, "max_cache_len") else ():
             value = getattr(layer, name, None)
             tensor = value[0] if isinstance(value, tuple) else value  # quantized states come with their scale
@@ -179,13 +193,13 @@ class Slots:
 
     def finished(self) -> Timeline:
         """The timeline, in which a layer's cache that is there twice while it grows counts once as a cache and once as temporary."""
-        made = timeline(self.recorder)
-        found = peaks(made).get(Instant.DECODE)
+        made = recorded_timeline(self.recorder)
+        found = instant_peaks(made).get(Instant.DECODE)
         if found is None:
             return made
         numbers = {id(row): number for number, row in enumerate(self.recorder.rows)}
-        there = alive(made, found.at)
+        there = live_storages(made, found.at)
         for before, after in self._replaced:
             if numbers[id(before)] in there and numbers[id(after)] in there:
                 before.component, before.path = Component.TEMPORARIES, "cache_growth"
-        return timeline(self.recorder)
+        return recorded_timeline(self.recorder)

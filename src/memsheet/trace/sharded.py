@@ -54,23 +54,23 @@ def claim_sharded(recorder: Recorder, root: nn.Module, model: Any) -> None:
     names = {module: name for name, module in model.named_modules()}
     working, around = list[str](), recorder.where
     recorder.where = lambda: working[0] if working else around()
-    for group in _groups(root):
-        name = _name(group, model, names)
+    for group in _unique_param_groups(root):
+        name = _param_group_name(group, model, names)
         group._all_gather_comm, group._reduce_scatter_comm = Gather(recorder, name), Scatter(recorder, name)
         for work in _WORK:
-            setattr(group, work, _named(getattr(group, work), name, working))
+            setattr(group, work, _note_working_group(getattr(group, work), name, working))
         for parameter in group.fsdp_params:
             _claim_parameter(recorder, parameter, name, names[parameter._module_info.module])
 
 
-def _groups(root: nn.Module) -> Iterator[Any]:
+def _unique_param_groups(root: nn.Module) -> Iterator[Any]:
     """Every group of parameters once, though a state can belong to several modules."""
     states = {id(m._get_fsdp_state()): m._get_fsdp_state() for m in root.modules() if isinstance(m, FSDPModule)}
     for state in states.values():
         yield from state._fsdp_param_groups
 
 
-def _name(group: Any, model: Any, names: dict[nn.Module, str]) -> str:
+def _param_group_name(group: Any, model: Any, names: dict[nn.Module, str]) -> str:
     first, last = model.get_input_embeddings() in group.modules, model.get_output_embeddings() in group.modules
     if first and last:
         return "root"
@@ -79,7 +79,7 @@ def _name(group: Any, model: Any, names: dict[nn.Module, str]) -> str:
     return names.get(group.modules[0]) or "root"
 
 
-def _named(function: Callable[..., Any], name: str, working: list[str]) -> Callable[..., Any]:
+def _note_working_group(function: Callable[..., Any], name: str, working: list[str]) -> Callable[..., Any]:
     """``function``, which a group does."""
 
     @wraps(function)
@@ -104,7 +104,7 @@ def _claim_parameter(recorder: Recorder, parameter: Any, group: str, module: str
         for output in parameter.all_gather_outputs:
             recorder.claim(output, Component.UNSHARDED_PARAMETERS, f"{group}/unsharded")
         if fresh and parameter._unsharded_param.requires_grad:
-            parameter._unsharded_param.register_post_accumulate_grad_hook(_claimer(recorder, module))
+            parameter._unsharded_param.register_post_accumulate_grad_hook(_sharded_gradient_hook(recorder, module))
 
     def accumulate() -> None:
         accumulated()
@@ -113,10 +113,10 @@ def _claim_parameter(recorder: Recorder, parameter: Any, group: str, module: str
     parameter.init_unsharded_param, parameter.to_accumulated_grad_if_needed = gather, accumulate
     recorder.claim(parameter.sharded_param, Component.PARAMETERS, module)
     if parameter.sharded_param.requires_grad:
-        parameter.sharded_param.register_post_accumulate_grad_hook(_claimer(recorder, group))
+        parameter.sharded_param.register_post_accumulate_grad_hook(_sharded_gradient_hook(recorder, group))
 
 
-def _claimer(recorder: Recorder, path: str) -> Callable[[torch.Tensor], None]:
+def _sharded_gradient_hook(recorder: Recorder, path: str) -> Callable[[torch.Tensor], None]:
     def hook(parameter: torch.Tensor) -> None:
         recorder.claim(parameter.grad, Component.GRADIENTS, path)
 

@@ -25,11 +25,11 @@ class SplitScan(torch.autograd.Function):
     def forward(ctx: Any, joint: Tensor, conv: Tensor, conv_bias: Tensor | None, a: Tensor, d: Tensor, dt_bias: Tensor, norm: Tensor, matrix: Tensor, out_bias: Tensor | None, sizes: tuple[int, int, int]) -> Tensor:  # fmt: skip
         headdim, groups, chunk = sizes
         ctx.sizes, ctx.matrix_dtype = (d.size(0), headdim, groups, chunk), matrix.dtype
-        x, b = _split(_convolved(joint, conv, ctx.sizes), conv, ctx.sizes)
-        decays = _decays(joint, ctx.sizes)
-        states = _states(b, ctx.sizes)
+        x, b = _split_heads_and_b(_convolution_output(joint, conv, ctx.sizes), conv, ctx.sizes)
+        decays = _chunk_decay_sums(joint, ctx.sizes)
+        states = _chunk_states(b, ctx.sizes)
         states, final = torch.empty_like(states, dtype=b.dtype), states.new_empty(states.size(0), *states.shape[2:])
-        scores = _scores(b, ctx.sizes)
+        scores = _chunk_cb_products(b, ctx.sizes)
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         del scores
         normed, deviation = torch.empty_like(out), out.new_empty(groups * out.size(0) * out.size(1), dtype=torch.float32)
@@ -47,7 +47,7 @@ class SplitScan(torch.autograd.Function):
         joint, conv, conv_bias, out, a, d, dt_bias, norm, deviation, matrix, out_bias = ctx.saved_tensors
         (gradient,) = gradients
         again = torch.empty_like(out)
-        x, b = _split(_convolved(joint, conv, ctx.sizes), conv, ctx.sizes)
+        x, b = _split_heads_and_b(_convolution_output(joint, conv, ctx.sizes), conv, ctx.sizes)
         djoint = torch.empty_like(joint)
         dx = joint.new_empty(*joint.shape[:2], conv.size(0))
         dout = F.linear(gradient, matrix.t())
@@ -60,7 +60,7 @@ class SplitScan(torch.autograd.Function):
         return djoint, dconv, dconv_bias, da, torch.empty_like(d), torch.empty_like(dt_bias), torch.empty_like(norm), dmatrix, dbias, None
 
 
-def _convolved(joint: Tensor, conv: Tensor, sizes: tuple[int, int, int, int]) -> Tensor:
+def _convolution_output(joint: Tensor, conv: Tensor, sizes: tuple[int, int, int, int]) -> Tensor:
     """The convolution's output, channels last; its input is copied where its rows are not aligned (ssd_combined.py:59-75)."""
     rows = joint.new_empty(*joint.shape[:2], conv.size(0)) if joint.size(2) % 8 else None
     made = joint.new_empty(*joint.shape[:2], conv.size(0))
@@ -68,7 +68,7 @@ def _convolved(joint: Tensor, conv: Tensor, sizes: tuple[int, int, int, int]) ->
     return made
 
 
-def _split(convolved: Tensor, conv: Tensor, sizes: tuple[int, int, int, int]) -> tuple[Tensor, Tensor]:
+def _split_heads_and_b(convolved: Tensor, conv: Tensor, sizes: tuple[int, int, int, int]) -> tuple[Tensor, Tensor]:
     """Inputs by head, and B's columns by group."""
     heads, width, groups, _ = sizes
     inner, state = heads * width, (conv.size(0) - heads * width) // groups // 2
@@ -81,18 +81,18 @@ def _by_chunk(like: Tensor, sizes: tuple[int, int, int, int], *more: int) -> Ten
     return like.new_empty(like.size(0), heads, -(-like.size(1) // chunk), *more, chunk, dtype=torch.float32)
 
 
-def _decays(joint: Tensor, sizes: tuple[int, int, int, int]) -> tuple[Tensor, Tensor]:
+def _chunk_decay_sums(joint: Tensor, sizes: tuple[int, int, int, int]) -> tuple[Tensor, Tensor]:
     """ssd_chunk_state.py:724-725: time steps and their decays' sums."""
     return _by_chunk(joint, sizes), _by_chunk(joint, sizes)
 
 
-def _states(b: Tensor, sizes: tuple[int, int, int, int]) -> Tensor:
+def _chunk_states(b: Tensor, sizes: tuple[int, int, int, int]) -> Tensor:
     """ssd_chunk_state.py:826: what each chunk adds to each head's state."""
     heads, width, _, chunk = sizes
     return b.new_empty(b.size(0), -(-b.size(1) // chunk), heads, width, b.size(3), dtype=torch.float32)
 
 
-def _scores(b: Tensor, sizes: tuple[int, int, int, int]) -> Tensor:
+def _chunk_cb_products(b: Tensor, sizes: tuple[int, int, int, int]) -> Tensor:
     """ssd_bmm.py:192: products of C and B within each chunk."""
     _, _, groups, chunk = sizes
     return b.new_empty(b.size(0), -(-b.size(1) // chunk), groups, chunk, chunk, dtype=torch.float32)
@@ -102,9 +102,9 @@ def _scanned_back(joint: Tensor, x: Tensor, b: Tensor, a: Tensor, sizes: tuple[i
     """ssd_combined.py:397-516."""
     heads = sizes[0]
     steps = joint[..., -heads:].clone()
-    decays = _decays(joint, sizes)
-    scores = _scores(b, sizes)
-    states = _states(b, sizes)
+    decays = _chunk_decay_sums(joint, sizes)
+    scores = _chunk_cb_products(b, sizes)
+    states = _chunk_states(b, sizes)
     states, final = torch.empty_like(states), states.new_empty(states.size(0), *states.shape[2:])
     dstates = torch.empty_like(states)
     dstates, states = (

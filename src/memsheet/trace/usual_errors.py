@@ -48,7 +48,7 @@ def own_line(frame: Any) -> str:
     return ""
 
 
-def explained(error: BaseException, name: str) -> dict[str, str]:
+def explain_traced_error(error: BaseException, name: str) -> dict[str, str]:
     """``{"where", "reason", "hint"}`` for an error of the code that was traced."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename)]
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else name

@@ -14,7 +14,7 @@ from memsheet.run.ranks import Job
 from memsheet.run.watch import Watch
 from memsheet.sheet import Component, Instant
 from memsheet.timeline import Mark
-from memsheet.trace.fake_distributed import alone, settled
+from memsheet.trace.fake_distributed import freeze_ddp_buckets, reduce_without_peers
 from memsheet.trace.modules import Modules, claim_parameters, claim_states, watch_gradients
 from memsheet.trace.recorder import Recorder
 from memsheet.trace.sharded import claim_sharded
@@ -26,7 +26,7 @@ class Recorded(Watch):
     job: Job
 
     def __init__(self, recorder: Recorder, *, alone: bool) -> None:
-        """``alone``: the other ranks are not there."""
+        """``reduce_without_peers``: the other ranks are not there."""
         self.modules = Modules(recorder)
         self._recorder, self._alone = recorder, alone
         self._around: Callable[[], str] | None = None
@@ -72,7 +72,7 @@ class Recorded(Watch):
             row.claim(Component.COMMUNICATION, "ddp/buckets")
 
     def replica(self, made: Any) -> None:
-        (alone if self._alone else settled)(made)
+        (reduce_without_peers if self._alone else freeze_ddp_buckets)(made)
 
     def input(self, tensor: torch.Tensor, name: str) -> None:
         self._recorder.claim(tensor, Component.INPUTS, name)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memsheet.allocator import Replay, Settings, replay, settings_from, slack_item, slack_within, smallest_capacity, with_slack
+from memsheet.allocator import Replay, Settings, replay_timeline, settings_from, slack_item, slack_within, smallest_capacity, with_slack
 from memsheet.allocator.settings import INTERVALS, block_bytes, segment_bytes
 from memsheet.errors import InputError
 from memsheet.sheet import Bytes, Component, Derived, Instant, Item
@@ -39,7 +39,7 @@ def story(*steps: tuple[str, float] | tuple[str, float, int] | str | Instant) ->
 
 
 def played(*steps: Any, settings: Settings | None = None, capacity: float | None = None, **more: Any) -> Replay:
-    return replay(story(*steps), settings or Settings(), None if capacity is None else round(capacity * MIB), **more)
+    return replay_timeline(story(*steps), settings or Settings(), None if capacity is None else round(capacity * MIB), **more)
 
 
 def reserved(*steps: Any, **how: Any) -> float:
@@ -214,7 +214,7 @@ def test_a_request_fits_to_the_last_byte() -> None:
 
 def test_a_capacity_below_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="capacity"):
-        replay(story(("a", 1)), Settings(), -1)
+        replay_timeline(story(("a", 1)), Settings(), -1)
 
 
 # ---- max_split_size_mb -------------------------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ def test_the_smallest_capacity_says_what_dies_just_below() -> None:
 def test_survival_is_not_monotone_and_what_is_reported_holds() -> None:
     timeline = story(("a", 6), "a", ("b", 24), ("c", 12), "b", ("d", 30))
     # in 42, a's segment must go for b, and c gets one of its own, of 12; in 44, a's of 20 stays, and c lies in it when d comes
-    survives = {size: replay(timeline, Settings(), size * MIB).died is None for size in (40, 42, 44, 46, 48, 50, 74)}
+    survives = {size: replay_timeline(timeline, Settings(), size * MIB).died is None for size in (40, 42, 44, 46, 48, 50, 74)}
     assert survives == {40: False, 42: True, 44: False, 46: False, 48: False, 50: True, 74: True}
     assert smallest_capacity(timeline).bytes == 50 * MIB
 
@@ -388,7 +388,7 @@ def test_each_instant_has_the_high_water_mark_of_what_is_reserved() -> None:
 
 def test_with_the_slack_a_sheet_adds_up_to_what_is_reserved() -> None:
     timeline = story(("p", 30), Instant.FORWARD, ("a", 5), Instant.BACKWARD, "a", ("b", 33), Instant.OPTIMIZER_STEP, "b")
-    found = replay(timeline)
+    found = replay_timeline(timeline)
     sheet = with_slack(sheet_of(timeline), found)
     assert {instant: sheet.at(instant, without=()).value for instant in sheet.instants} == dict(found.reserved)
     assert sheet.allocated.value == found.requested_peak_bytes
@@ -398,8 +398,8 @@ def test_with_the_slack_a_sheet_adds_up_to_what_is_reserved() -> None:
 
 def test_the_slack_replaces_what_a_sheet_had() -> None:
     timeline = story(("p", 30), Instant.FORWARD, ("a", 5))
-    once = with_slack(sheet_of(timeline), replay(timeline))
-    again = with_slack(once, replay(timeline, EXPANDABLE))
+    once = with_slack(sheet_of(timeline), replay_timeline(timeline))
+    again = with_slack(once, replay_timeline(timeline, EXPANDABLE))
     slack = [item for item in again.items if item.component is Component.ALLOCATOR_SLACK]
     assert slack == [Item(Component.ALLOCATOR_SLACK, "allocator", {Instant.FORWARD: Bytes.exact(5 * MIB)}, slack[0].evidence)]
     assert once.reserved.value == 50 * MIB

@@ -11,9 +11,9 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import allocator_truth
 
-from memsheet.allocator.recorded import against
+from memsheet.allocator.recorded import compare_with_replay
 from memsheet.errors import InputError
-from memsheet.measure.snapshot import document, history
+from memsheet.measure.snapshot import record_allocator_history, snapshot_document
 from memsheet.readers.snapshot import read_snapshot, recorded_from
 
 MIB = 2**20
@@ -65,8 +65,8 @@ def written(tmp_path, found, name="x.history.json.gz"):
 
 
 def test_a_history_is_replayed_to_the_byte(tmp_path):
-    found = read_snapshot(written(tmp_path, document(on_device_1(snapshot()))))
-    truth = against(found)
+    found = read_snapshot(written(tmp_path, snapshot_document(on_device_1(snapshot()))))
+    truth = compare_with_replay(found)
     assert truth.requests == 6
     assert truth.recorded_peak_bytes == truth.replayed_peak_bytes == 38 * MIB
     assert (truth.worst_bytes, truth.before_bytes, truth.unknown, truth.error) == (0, 0, 0, 0)
@@ -75,13 +75,13 @@ def test_a_history_is_replayed_to_the_byte(tmp_path):
 def test_a_snapshot_as_torch_has_it_is_read_too(tmp_path):
     file = tmp_path / "x.json"
     file.write_text(json.dumps(on_device_1(snapshot())))
-    assert against(read_snapshot(file)).replayed_peak_bytes == 38 * MIB
+    assert compare_with_replay(read_snapshot(file)).replayed_peak_bytes == 38 * MIB
 
 
 def test_a_wrong_rule_would_show():
     found = on_device_1(snapshot())
     found["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"] = "large_segment_size_mb:32"
-    truth = against(recorded_from(json.loads(json.dumps(document(found)))))
+    truth = compare_with_replay(recorded_from(json.loads(json.dumps(snapshot_document(found)))))
     assert truth.replayed_peak_bytes - truth.recorded_peak_bytes == truth.worst_bytes == 12 * MIB
 
 
@@ -92,7 +92,7 @@ def test_segments_that_went_back_go_back_in_the_replay():
         event("alloc", 1 << 32, 64 * MIB),
     ]  # fmt: skip
     found["segments"] = [*found["segments"][:2], {**segment(1 << 32, 64 * MIB), "device": 1}]
-    truth = against(recorded_from(json.loads(json.dumps(document(found)))))
+    truth = compare_with_replay(recorded_from(json.loads(json.dumps(snapshot_document(found)))))
     assert truth.recorded_end_bytes == truth.replayed_end_bytes == 86 * MIB
     assert truth.worst_bytes == 0
 
@@ -101,8 +101,8 @@ def test_what_was_there_before_and_private_pools_are_said():
     found = on_device_1(snapshot())
     found["segments"] += [{**segment(1 << 33, 4 * MIB), "device": 1}, {**segment(1 << 34, 2 * MIB, pool=(0, 1)), "device": 1}]
     found["device_traces"][1] += [*freed(1 << 33, 4 * MIB), event("alloc", 1 << 34, 9, pool_id=(0, 1))]
-    recorded = recorded_from(json.loads(json.dumps(document(found))))
-    truth = against(recorded)
+    recorded = recorded_from(json.loads(json.dumps(snapshot_document(found))))
+    truth = compare_with_replay(recorded)
     assert (truth.before_bytes, truth.unknown, recorded.other_pools) == (4 * MIB, 1, 1)
     assert truth.recorded_peak_bytes == truth.replayed_peak_bytes == 42 * MIB
 
@@ -124,7 +124,7 @@ def test_what_is_no_history_is_refused(tmp_path, data, words):
 
 
 def test_a_folder_of_histories_is_printed(tmp_path, capsys):
-    written(tmp_path, document(on_device_1(snapshot())))
+    written(tmp_path, snapshot_document(on_device_1(snapshot())))
     (tmp_path / "record.json").write_text('{"schema": "memsheet/record/1"}')
     assert allocator_truth.main([str(tmp_path)]) == 0
     told = capsys.readouterr().out
@@ -150,12 +150,12 @@ class Memory:
 def test_the_history_is_on_while_the_steps_run_and_off_after_a_failure():
     memory = Memory(on_device_1(snapshot()))
     ran = []
-    found = history(lambda: ran.append(len(memory.calls)), memory)
+    found = record_allocator_history(lambda: ran.append(len(memory.calls)), memory)
     assert ran == [1]
     assert [enabled for enabled, _ in memory.calls] == ["all", None]
     assert memory.calls[0][1]["context"] is None  # no stacks, which are most of it
     assert set(found["events"][0]) == {"action", "addr", "size", "stream", "pool_id"}
     assert "frames" not in json.dumps(found)
     with pytest.raises(ZeroDivisionError):
-        history(lambda: 1 / 0, memory)
+        record_allocator_history(lambda: 1 / 0, memory)
     assert memory.calls[-1][0] is None

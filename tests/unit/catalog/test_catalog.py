@@ -121,7 +121,7 @@ def test_released_quantization_is_kept():
 # Devices
 
 
-@pytest.mark.parametrize("device", catalog.devices(), ids=lambda device: device.name)
+@pytest.mark.parametrize("device", catalog.catalog_devices(), ids=lambda device: device.name)
 def test_device_is_whole_and_sourced(device):
     assert 0 < device.framework_low_bytes <= device.framework_bytes <= device.framework_high_bytes
     assert device.driver_bytes is None or device.framework_high_bytes <= device.driver_bytes * 1.02
@@ -149,9 +149,9 @@ def test_there_are_38_devices_and_no_spelling_names_two():
 
 
 def test_rates_are_of_known_devices():
-    rates = catalog.rates()
+    rates = catalog.hardware_rates()
     named = {*rates["device"], *rates["collectives_inside_node"]["params"], *rates["attention"]["utilisation"]}
-    assert named <= {device.name for device in catalog.devices()}
+    assert named <= {device.name for device in catalog.catalog_devices()}
 
 
 def test_a_figure_that_was_reported_is_taken_as_it_stands():
@@ -188,7 +188,7 @@ def test_unknown_device_is_refused_with_the_nearest():
             catalog.find_gpus(text)
 
 
-@pytest.mark.parametrize("device", catalog.devices(), ids=lambda device: device.name)
+@pytest.mark.parametrize("device", catalog.catalog_devices(), ids=lambda device: device.name)
 def test_every_device_is_named_by_its_short_name(device):
     """In any case, with and without a count, with spaces for dashes, and without its maker."""
     for called in (device.name, device.name.replace("-", " "), device.full_name.split(" ", 1)[1]):
@@ -199,13 +199,13 @@ def test_every_device_is_named_by_its_short_name(device):
 
 
 def test_a_name_without_its_size_is_the_least_of_its_name_and_says_so():
-    for device in catalog.devices():
+    for device in catalog.catalog_devices():
         family, size = family_and_size(device.name)
         found = catalog.find_device(family)
         if not size or not found.assumed:
             assert family_and_size(found.name)[0] == family or found.name == device.name or device_key(found.name) != family
             continue
-        alike = [other for other in catalog.devices() if family_and_size(other.name)[0] == family]
+        alike = [other for other in catalog.catalog_devices() if family_and_size(other.name)[0] == family]
         assert found.datasheet_bytes == min(other.datasheet_bytes for other in alike)
         assert all(other.name in found.assumed[0] for other in alike)
     assert catalog.find_device("a100").name == "A100-40GB"
@@ -216,7 +216,7 @@ def test_a_name_without_its_size_is_the_least_of_its_name_and_says_so():
 def test_a_size_is_a_card_sold_with_it_at_its_least_and_gib_are_exact(size):
     for text in (f"2x{size}GB", f"2 x {size} gb", f"2 {size}GB"):
         count, found = catalog.find_gpus(text)
-        cards = [card for card in catalog.devices() if card.datasheet_bytes == size * 10**9 and card.engines is None]
+        cards = [card for card in catalog.catalog_devices() if card.datasheet_bytes == size * 10**9 and card.engines is None]
         assert count == 2
         assert catalog.find_device(found.name) == found, "a plan that names it is read back"
         assert found.assumed
@@ -242,7 +242,7 @@ def test_what_is_taken_off_a_cards_chips_is_what_the_reported_cards_lack():
 def test_engines_are_refused_where_a_device_does_not_run_them():
     from memsheet.questions import accounted as api
 
-    for device in catalog.devices():
+    for device in catalog.catalog_devices():
         if device.engines is None:
             continue
         with pytest.raises(InputError, match="is not a device that transformers is accounted on"):
@@ -322,4 +322,4 @@ def test_the_devices_are_found_by_every_spelling_that_toml_gives() -> None:
     for name, row in table.items():
         for spelling in (name, row["full_name"], *row["aliases"]):
             assert catalog.find_device(spelling).name == name
-    assert [device.name for device in catalog.devices()][: len(table)] == list(table)
+    assert [device.name for device in catalog.catalog_devices()][: len(table)] == list(table)

@@ -22,7 +22,7 @@ def shown(capsys, monkeypatch, *words: str, width: int = 80) -> str:
 
 
 def test_every_device_is_of_one_kind_and_every_kind_is_shown():
-    devices = list(catalog.devices())
+    devices = list(catalog.catalog_devices())
     groups = by_kind(devices)
     assert tuple(groups) == SHOWN
     assert sorted(SHOWN) == sorted(kind.name for kind in KINDS)
@@ -32,7 +32,7 @@ def test_every_device_is_of_one_kind_and_every_kind_is_shown():
         assert 0 < len(usual_devices(kind)) == len(set(usual_devices(kind)))
 
 
-@pytest.mark.parametrize("device", catalog.devices(), ids=lambda device: device.name)
+@pytest.mark.parametrize("device", catalog.catalog_devices(), ids=lambda device: device.name)
 def test_a_kind_says_what_its_devices_are(device):
     kind = device_kind(device)
     assert kind.startswith("Unified memory") == device.unified
@@ -51,7 +51,7 @@ def test_the_short_list_is_read_at_a_glance(capsys, monkeypatch, width):
         assert kind.name in lines
         assert all(name in text for name in kind.usual)
     hidden = sum(int(found) for found in re.findall(r"and\s+(\d+)\s+more", text))
-    assert hidden + sum(len(kind.usual) for kind in KINDS) == len(list(catalog.devices()))
+    assert hidden + sum(len(kind.usual) for kind in KINDS) == len(list(catalog.catalog_devices()))
 
 
 @pytest.mark.parametrize("words", [("--full",), ("rtx",), ("laptop",), ("radeon",), ("H100",), ("unified",)])
@@ -60,18 +60,18 @@ def test_a_word_or_a_flag_shows_the_rest(capsys, monkeypatch, words):
     text = shown(capsys, monkeypatch, *words)
     assert max(map(len, text.splitlines())) <= 80
     listed = {line.split(" ")[0] for line in text.splitlines()}
-    for device in catalog.devices():
+    for device in catalog.catalog_devices():
         named = wanted in f"{device.name} {device.full_name} {device.arch} {device_kind(device)}".lower()
         assert (device.name in listed) == named
 
 
 def test_json_has_all_devices_and_their_kind(capsys, monkeypatch):
     found = json.loads(shown(capsys, monkeypatch, "--json"))["gpus"]
-    assert {one["name"]: one["kind"] for one in found} == {device.name: device_kind(device) for device in catalog.devices()}
+    assert {one["name"]: one["kind"] for one in found} == {device.name: device_kind(device) for device in catalog.catalog_devices()}
 
 
 def test_a_size_shows_every_card_that_is_sold_with_it(capsys, monkeypatch):
     """All of those that ``--gpus 24GB`` takes the least of are on the list that the same word asks for."""
     found = json.loads(shown(capsys, monkeypatch, "24GB", "--json"))["gpus"]
-    assert {one["name"] for one in found} >= {device.name for device in catalog.devices() if device.datasheet_bytes == 24 * 10**9}
+    assert {one["name"] for one in found} >= {device.name for device in catalog.catalog_devices() if device.datasheet_bytes == 24 * 10**9}
     assert not {one["name"] for one in found} & {"A100-40GB", "L40S"}

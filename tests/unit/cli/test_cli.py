@@ -15,7 +15,7 @@ from memsheet.cli import main, screen
 from memsheet.cli.commands import COMMANDS, MEASURE_FLAGS
 from memsheet.cli.flags import HELP, PLAN_FLAGS, WORDS
 from memsheet.cli.help import START
-from memsheet.cli.line import given
+from memsheet.cli.line import parse_command_line
 from memsheet.cli.trouble import explain_input
 from memsheet.errors import InputError, Problem
 from memsheet.plan.aliases import SHORT_FLAGS
@@ -318,7 +318,7 @@ def test_the_json_path_loads_nothing_heavy():
 
 
 def test_columns_line_up():
-    assert screen.columns([("a", "bb"), ("ccc", "d")], right=frozenset({1})) == "a    bb\nccc   d\n"
+    assert screen.align_columns([("a", "bb"), ("ccc", "d")], right=frozenset({1})) == "a    bb\nccc   d\n"
 
 
 def test_every_bundled_model_is_listed_with_its_count(capsys):
@@ -403,7 +403,7 @@ def test_an_example_can_be_typed(example):
     for part in example.split(" > ")[0].split(" | "):
         program, name, *words = shlex.split(part)
         assert program == "memsheet"
-        given(COMMANDS[name], words)
+        parse_command_line(COMMANDS[name], words)
 
 
 def test_numbers_in_the_table_of_flags_are_those_of_the_code():

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from memsheet.cli.commands import COMMANDS
-from memsheet.cli.each import worst
+from memsheet.cli.each import worst_exit_code
 
 ROOT = Path(__file__).parents[3]
 HOOKS: list[dict[str, Any]] = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
@@ -95,8 +95,8 @@ def test_no_input_is_text_of_a_script() -> None:
     ("codes", "code"), [((10, 11), 10), ((2, 11), 2), ((11, 0), 11), ((0, 0), 0), ((10, 2, 11), 2), ((), 0), ((70, 2), 70), ((0, 130), 130)]
 )
 def test_the_worst_code_is_no_largest_number(codes: tuple[int, ...], code: int) -> None:
-    assert worst(codes) == code
-    assert worst(reversed(codes)) == code
+    assert worst_exit_code(codes) == code
+    assert worst_exit_code(reversed(codes)) == code
 
 
 def test_a_hook_takes_a_plan_for_an_argument_and_ends_with_the_worst(repository: Path) -> None:

@@ -38,7 +38,7 @@ def test_a_module_of_its_own_that_is_missing_stays_an_internal_error(monkeypatch
     def broken(_: object) -> None:
         raise ModuleNotFoundError(name="memsheet.nothing")
 
-    monkeypatch.setattr("memsheet.cli._run", broken)
+    monkeypatch.setattr("memsheet.cli._dispatch_command", broken)
     assert main(("models",)) == 70
     assert "internal error" in capsys.readouterr().err
     assert missing_package(ModuleNotFoundError(name=None)) is None

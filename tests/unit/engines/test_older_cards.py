@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import memsheet
-from memsheet.catalog import rates
+from memsheet.catalog import hardware_rates
 from memsheet.engines import MODELLED, find_engine
 from memsheet.errors import InputError
 from memsheet.sheet import Component, Instant
@@ -116,7 +116,7 @@ def test_plans_of_an_older_card_are_priced_at_what_it_reaches() -> None:
     for name in ("V100-16GB", "V100-32GB", "T4"):
         found = rates_of(cluster_of(find_device(name), 1))
         assert found.flops("bf16") == found.flops("fp32") == found.flops("tf32") < found.flops("fp16") / 4
-    for name, row in rates()["device"].items():
+    for name, row in hardware_rates()["device"].items():
         dense = row["dense_tflops"]
         if "bf16" in dense:
             assert rates_of(cluster_of(find_device(name), 1)).flops("bf16") == dense["bf16"] * 1e12

@@ -12,7 +12,7 @@ import memsheet
 from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.plan.aliases import DEEPSPEED_FP16
-from memsheet.questions.check import checking
+from memsheet.questions.check import check_configuration_files
 from memsheet.report.json.checked import Checked
 from memsheet.report.screen.checked import render_checked
 from memsheet.report.shared.look import Look
@@ -39,7 +39,7 @@ def checked(folder: Path, files: dict[str, Any], *, gpus: str = "8xA100-80GB", m
     for name, held in files.items():
         (folder / name).write_text(held if isinstance(held, str) else json.dumps(held))
     given = {key: value for key, value in {"seq_len": 512, **flags}.items() if value is not None}
-    found = checking((str(folder),), model, {**WHERE, "gpus": gpus}, given)
+    found = check_configuration_files((str(folder),), model, {**WHERE, "gpus": gpus}, given)
     assert found.answer is not None
     return found
 
@@ -132,10 +132,10 @@ def test_a_file_that_is_named_must_be_known_and_a_folder_must_hold_one(tmp_path:
     (tmp_path / "data.json").write_text('{"a": 1}')
     for named in (str(tmp_path / "data.json"), str(tmp_path)):
         with pytest.raises(InputError, match=r"data\.json: is not recognised"):
-            checking((named,), "llama-3.2-1b", {**WHERE, "gpus": None}, {})
+            check_configuration_files((named,), "llama-3.2-1b", {**WHERE, "gpus": None}, {})
     (tmp_path / "accelerate.yaml").write_text(LAUNCH)
     with pytest.raises(InputError, match="is not recognised"):
-        checking((str(tmp_path), str(tmp_path / "data.json")), None, {**WHERE, "gpus": None}, {})
+        check_configuration_files((str(tmp_path), str(tmp_path / "data.json")), None, {**WHERE, "gpus": None}, {})
 
 
 def test_a_server_configuration_has_no_training_script(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from memsheet.budget import Result
-from memsheet.questions.check import checking
+from memsheet.questions.check import check_configuration_files
 from memsheet.report.json.checked import Checked
 
 WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None}
@@ -37,7 +37,9 @@ STARTED: dict[str, tuple[int, dict[str, str]]] = {
 def checked(folder: Path, files: dict[str, str], gpus: str | None) -> Checked:
     for name, text in files.items():
         (folder / name).write_text(text)
-    return checking(tuple(str(folder / name) for name in files), "llama-3.2-1b", {**WHERE, "gpus": gpus}, {"seq_len": 1024})
+    return check_configuration_files(
+        tuple(str(folder / name) for name in files), "llama-3.2-1b", {**WHERE, "gpus": gpus}, {"seq_len": 1024}
+    )
 
 
 @pytest.mark.parametrize("job", STARTED)
@@ -80,7 +82,7 @@ def test_an_open_batch_ranges_from_one_sequence_to_the_trainers_own(job: str, tm
         (tmp_path / name).write_text(text)
 
     def needed(**said: Any) -> tuple[Result, int, int, int]:
-        found = checking(
+        found = check_configuration_files(
             tuple(str(tmp_path / name) for name in files), "llama-3.2-1b", {**WHERE, "gpus": "8xA100-80GB"}, {"seq_len": 1024, **said}
         )
         assert found.answer is not None
@@ -105,7 +107,7 @@ def test_a_batch_of_an_argument_nobody_sets_is_at_least_one_sequence(gpus: str, 
     )
     lows = []
     for said in ({}, {"microbatch": 1}):
-        found = checking((str(tmp_path / "tune.py"),), "llama-3.2-1b", {**WHERE, "gpus": gpus}, {"seq_len": 512, **said})
+        found = check_configuration_files((str(tmp_path / "tune.py"),), "llama-3.2-1b", {**WHERE, "gpus": gpus}, {"seq_len": 512, **said})
         assert found.answer is not None
         assert found.answer.verdict is not None
         assert bool(said) or found.result is not Result.FITS

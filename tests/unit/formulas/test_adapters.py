@@ -13,7 +13,7 @@ from memsheet.errors import InputError
 from memsheet.plan.document import plan_document
 from memsheet.plan.plan import AdapterKind
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import reread, resolve
+from memsheet.resolve import resolve_document, resolve_request
 from memsheet.sheet import Component, Instant, Sheet
 
 TINY: dict[str, Any] = {
@@ -115,8 +115,8 @@ def test_tied_embeddings_are_not_trained_whole() -> None:
 )  # fmt: skip
 def test_a_plan_with_an_adapter_reads_back(request_: dict[str, Any]) -> None:
     spec = read_hf_config(TINY, name="tiny")
-    plan = resolve({**LORA, **request_}, spec).plan
-    assert reread(plan_document(plan), spec) == plan
+    plan = resolve_request({**LORA, **request_}, spec).plan
+    assert resolve_document(plan_document(plan), spec) == plan
 
 
 # ---- projections that some code joins ----------------------------------------------------------------------------------------
@@ -194,13 +194,13 @@ def test_every_kind_of_adapter_has_a_name() -> None:
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # as peft copies modules
 def test_every_instant_is_that_of_pefts_own_code(request_: dict[str, Any]) -> None:
-    from memsheet.account import account
+    from memsheet.account import account_rank
     from memsheet.timeline import sheet_of
     from memsheet.trace.job import How, trace_training
 
     spec = read_hf_config(TINY, name="tiny")
-    plan = resolve({**LORA, "microbatch": 2, **request_}, spec, real=True).plan
+    plan = resolve_request({**LORA, "microbatch": 2, **request_}, spec, real=True).plan
     traced = sheet_of(trace_training(TINY, plan, How(scratch=False)))
-    predicted = account(spec, plan)
+    predicted = account_rank(spec, plan)
     for instant in traced.instants:
         assert predicted.at(instant).value == pytest.approx(traced.at(instant).value, abs=1e-3 * traced.peak.value), instant

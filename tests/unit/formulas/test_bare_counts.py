@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 import memsheet
-from memsheet.account import account, account_bare
+from memsheet.account import account_bare, account_rank
 from memsheet.catalog import find_model, model_names
 from memsheet.engines import MODELLED, find_engine
 from memsheet.errors import InputError
-from memsheet.formulas.states.params import parameter_count, tensors
+from memsheet.formulas.states.params import parameter_count, parameter_tensors
 from memsheet.plan.check import PRECISIONS
 from memsheet.plan.engine import Sharding
 from memsheet.plan.model import ModelSpec
 from memsheet.readers.model import read_model
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import STATES, Component, Instant, Sheet
 
 LLAMA, MPT = (read_model(name, catalog=find_model, names=model_names()) for name in ("llama-2-7b", "mpt-7b"))
@@ -47,8 +47,8 @@ def of_model(request: dict[str, Any]) -> list[Sheet] | None:
     """A sheet a stage, None where the engine does not run that."""
     model = own(request["engine"])
     try:
-        plan = resolve({**request, "seq_len": 16}, model).plan
-        return [account(model, plan, None, stage) for stage in range(plan.mesh.pp)]
+        plan = resolve_request({**request, "seq_len": 16}, model).plan
+        return [account_rank(model, plan, None, stage) for stage in range(plan.mesh.pp)]
     except InputError:
         return None
 
@@ -60,12 +60,12 @@ def held(sheet: Sheet, component: Component, instant: Instant) -> int:
 @pytest.mark.parametrize("engine", [name for name in TRAINERS if name not in DEALT])
 def test_a_count_has_the_states_of_a_model_of_that_size(engine: str) -> None:
     compared, model = 0, own(engine)
-    count, widest = parameter_count(model), max(weight.elements for _, weight, _ in tensors(model))
+    count, widest = parameter_count(model), max(weight.elements for _, weight, _ in parameter_tensors(model))
     for zero, mesh, precision in product(range(4), MESHES, (None, *PRECISIONS)):
         request = asked(engine, zero, mesh, precision)
         if (stages := of_model(request)) is None:
             continue
-        bare, compared = account_bare(count, resolve(request, None).plan), compared + 1
+        bare, compared = account_bare(count, resolve_request(request, None).plan), compared + 1
         for instant, component in product((Instant.LOAD, Instant.OPTIMIZER_STEP), STATES):
             expected = sum(held(sheet, component, instant) for sheet in stages) / len(stages)
             one_at_a_time = 2 * widest if component is Component.GRADIENTS and instant is Instant.OPTIMIZER_STEP else 2**16
@@ -78,7 +78,7 @@ def test_a_count_has_the_states_of_a_model_of_that_size(engine: str) -> None:
 def test_whole_parameters_are_dealt_about_evenly(engine: str) -> None:
     for mesh in ({}, {"dp_shard": 8}, {"dp_replicate": 2, "dp_shard": 4}):
         request = asked(engine, 1, mesh, None)
-        stages, bare = of_model(request), account_bare(COUNT, resolve(request, None).plan)
+        stages, bare = of_model(request), account_bare(COUNT, resolve_request(request, None).plan)
         assert stages is not None
         for component in STATES:
             assert held(bare, component, Instant.LOAD) == pytest.approx(held(stages[0], component, Instant.LOAD), rel=0.05)
@@ -88,7 +88,7 @@ def test_whole_parameters_are_dealt_about_evenly(engine: str) -> None:
 def test_what_stays_gathered_is_counted(engine: str) -> None:
     """At zero 2 parameters are whole from forward to backward, and with it a count holds more than at zero 3, by their computed bytes."""
     for precision in (None, "fp32"):
-        at = {zero: account_bare(COUNT, resolve(asked(engine, zero, {"dp_shard": 8}, precision), None).plan) for zero in (2, 3)}
+        at = {zero: account_bare(COUNT, resolve_request(asked(engine, zero, {"dp_shard": 8}, precision), None).plan) for zero in (2, 3)}
         width = 4 if precision else 2
         for instant in (Instant.FORWARD, Instant.BACKWARD):
             more = at[2].at(instant).value - at[3].at(instant).value
@@ -104,7 +104,7 @@ def test_gradients_of_earlier_micro_batches_are_those_of_a_model(engine: str) ->
         request = asked(engine, zero, mesh, None, global_batch=32)
         if (stages := of_model(request)) is None:
             continue
-        bare, compared = account_bare(COUNT, resolve(request, None).plan), compared + 1
+        bare, compared = account_bare(COUNT, resolve_request(request, None).plan), compared + 1
         for end in ("value", "high"):
             expected = sum(getattr(s.of(Component.GRADIENTS, instant=Instant.FORWARD), end) for s in stages) / len(stages)
             assert getattr(bare.of(Component.GRADIENTS, instant=Instant.FORWARD), end) == pytest.approx(expected, rel=ROUNDING), (

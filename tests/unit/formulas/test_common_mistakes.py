@@ -12,10 +12,10 @@ import pytest
 
 import memsheet
 from memsheet import catalog
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.serving.kv_cache import bytes_per_token, cache_bytes
-from memsheet.formulas.states.params import active_parameter_count, parameter_count, tensors
+from memsheet.formulas.states.params import active_parameter_count, parameter_count, parameter_tensors
 from memsheet.formulas.states.sharding import elements_of, held_shape
 from memsheet.plan.dtypes import BF16, FP8, MXFP8, dtype_named
 from memsheet.plan.model import ModelSpec, Role
@@ -120,7 +120,7 @@ def test_08_tied_embeddings_once_on_a_rank_and_on_both_ends_of_a_pipeline() -> N
 
 def test_09_norms_routers_and_latent_projections_are_whole_experts_divide_by_ep_and_etp() -> None:
     for name in ("deepseek-v3", "mixtral-8x7b"):
-        for path, weight, _ in tensors(model(name)):
+        for path, weight, _ in parameter_tensors(model(name)):
             held, whole = elements_of(held_shape(weight, Mesh(tp=8, ep=4, etp=2))), weight.elements // weight.copies
             if weight.role in (Role.NORM, Role.ROUTER) or "_a_proj" in path:
                 assert held == whole, path
@@ -129,7 +129,7 @@ def test_09_norms_routers_and_latent_projections_are_whole_experts_divide_by_ep_
 
 
 def test_09_a_padded_vocabulary_is_a_multiple_for_every_rank() -> None:
-    table = next(w for _, w, _ in tensors(model("gpt2")) if w.role is Role.EMBEDDING)
+    table = next(w for _, w, _ in parameter_tensors(model("gpt2")) if w.role is Role.EMBEDDING)
     assert held_shape(table, Mesh(tp=8), 128 * 8)[0] * 8 % (128 * 8) == 0
 
 
@@ -319,7 +319,7 @@ def test_27_every_answer_names_engine_version_dtypes_and_instant() -> None:
     assert dtype_named(answer.plan.precision.parameters.name) is answer.plan.precision.parameters
     assert answer.verdict is not None
     assert answer.verdict.instant in answer.sheets[0].instants
-    assert account(answer.model, answer.plan).witness.value == "predicted"
+    assert account_rank(answer.model, answer.plan).witness.value == "predicted"
 
 
 def test_nothing_is_forgotten() -> None:

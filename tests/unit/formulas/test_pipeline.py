@@ -12,7 +12,7 @@ from memsheet.formulas.states.params import parameter_count
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Mesh, Plan, Schedule
 from memsheet.readers.model import read_model
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 
 
 def model(name: str) -> ModelSpec:
@@ -20,7 +20,7 @@ def model(name: str) -> ModelSpec:
 
 
 def plan(stages: int, layers: tuple[int, ...] | None = None) -> Plan:
-    made = resolve({"task": "train", "seq_len": 8}, model("llama-tiny")).plan
+    made = resolve_request({"task": "train", "seq_len": 8}, model("llama-tiny")).plan
     return replace(made, mesh=Mesh(pp=stages), layers_per_stage=layers)
 
 

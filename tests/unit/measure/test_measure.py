@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from memsheet.cli import main
-from memsheet.measure.cuda import counted
+from memsheet.measure.cuda import count_cuda_peaks
 from memsheet.questions.measured import measured_sheet
 from memsheet.sheet import Component, Instant
 from memsheet.timeline import Mark, Storage, Timeline
@@ -119,7 +119,7 @@ def test_counters_of_a_card_are_read_where_the_step_says_it_is():
             card.hold(second)
             card.hold(10)
 
-    found = counted(run, card, {3: 77}.get)
+    found = count_cuda_peaks(run, card, {3: 77}.get)
     assert found.allocated == {"load": 10, "forward": 40, "backward": 60}  # the second step's
     assert found.requested == {"load": 9, "forward": 39, "backward": 59}
     assert found.reserved == {"load": 72, "forward": 72, "backward": 72}

@@ -17,8 +17,8 @@ pytest.importorskip("transformers")
 
 from memsheet.cli import main, voice
 from memsheet.errors import InputError
-from memsheet.measure.profiler import _Allocation, _released
-from memsheet.questions.measured import folded
+from memsheet.measure.profiler import _add_missing_releases, _Allocation
+from memsheet.questions.measured import merge_equal_sheets
 from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet
 from memsheet.trace import launch
 
@@ -151,7 +151,7 @@ def sheet(rank, size, stage=0):
 
 
 def test_ranks_that_hold_the_same_are_one_sheet():
-    same = folded([sheet(0, 10), sheet(1, 12), sheet(2, 10), sheet(3, 10, stage=1)])
+    same = merge_equal_sheets([sheet(0, 10), sheet(1, 12), sheet(2, 10), sheet(3, 10, stage=1)])
     assert [(each.rank, each.same_as) for each in same] == [(0, (2,)), (1, ()), (3, ())]
     assert replace(same[0], same_as=()) == sheet(0, 10)
 
@@ -169,27 +169,27 @@ Root Cause (first observed failure):
 
 
 def test_a_rank_that_was_killed_is_named():
-    lost = launch._lost(REPORT.format(first=-15, second=-9))
+    lost = launch._killed_rank_error(REPORT.format(first=-15, second=-9))
     assert isinstance(lost, InputError)
     assert (lost.problems[0].value, lost.problems[0].reason) == ("rank 1", "was ended by signal 9")
-    assert launch._lost(REPORT.format(first=-15, second=1)) is None
+    assert launch._killed_rank_error(REPORT.format(first=-15, second=1)) is None
 
 
 def test_the_first_rank_that_failed_is_heard(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     launch.write_answer(tmp_path, {"timelines": [1]})
-    assert launch._told(tmp_path) == {"timelines": [1]}
+    assert launch._first_rank_answer(tmp_path) == {"timelines": [1]}
     for rank, said in ((1, "own fault"), (2, "heard of it")):
         monkeypatch.setenv("RANK", str(rank))
         launch.write_answer(tmp_path, {"failure": said})
         time.sleep(0.02)
-    assert launch._told(tmp_path) == {"failure": "own fault"}
+    assert launch._first_rank_answer(tmp_path) == {"failure": "own fault"}
 
 
 def test_what_a_thread_of_gloo_let_go_of_is_gone_with_its_collective():
     """Three clones of which the profiler heard one's release; the second's place was given away, the third's not."""
     made = [_Allocation(at, 8, address, "aten::clone", until=at + 5) for at, address in ((10, 1), (20, 2), (30, 2))]
     heard = [*made, _Allocation(14, -8, 1, ""), _Allocation(1, 4, 3, "aten::zeros"), _Allocation(40, 2, 4, "aten::add")]
-    released = _released(heard)
+    released = _add_missing_releases(heard)
     assert [(one.at, one.bytes) for one in released if one.bytes < 0] == [(14, -8), (25, -8), (35, -8)]
     assert sum(one.bytes for one in released) == 4 + 2

@@ -12,23 +12,23 @@ import torch
 from torch import nn
 
 import memsheet
-from memsheet.allocator import Settings, replay
+from memsheet.allocator import Settings, replay_timeline
 from memsheet.allocator.steps import replay_steps
 from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.measure import requests
-from memsheet.measure.categories import categories, category
+from memsheet.measure.categories import profiler_category, profiler_category_bytes
 from memsheet.measure.custom import measure_custom
-from memsheet.measure.died import died, request_bytes, stop_of
-from memsheet.measure.environment import environment
-from memsheet.measure.lengths import counters
+from memsheet.measure.died import out_of_memory_record, request_bytes, stop_of
+from memsheet.measure.environment import runtime_environment
+from memsheet.measure.lengths import read_peak_counters
 from memsheet.plan.words import request_from
 from memsheet.questions import measured as measuring
-from memsheet.run.data import batches, lengths, read_text
+from memsheet.run.data import microbatch_stream, random_sequence_lengths, read_text
 from memsheet.run.model import build_config
 from memsheet.sheet import Component, Instant
 from memsheet.timeline import Storage, Timeline, timeline_from
-from memsheet.trace.job import How, recording
+from memsheet.trace.job import How, recording_context
 from memsheet.trace.parent import environment_of
 
 MIB = 2**20
@@ -39,23 +39,23 @@ TINY = {
 
 
 def plan_of(**short):
-    from memsheet.resolve import resolve
+    from memsheet.resolve import resolve_request
 
-    return resolve({**request_from(short), "task": "train"}, None, real=True).plan
+    return resolve_request({**request_from(short), "task": "train"}, None, real=True).plan
 
 
 # ---- lengths and text --------------------------------------------------------------------------------------------------------
 
 
 def test_lengths_vary_within_their_bounds_and_are_the_same_every_time():
-    found = lengths(512, 200)
-    assert found == lengths(512, 200)
-    assert lengths(512, 30) == found[:30]
+    found = random_sequence_lengths(512, 200)
+    assert found == random_sequence_lengths(512, 200)
+    assert random_sequence_lengths(512, 30) == found[:30]
     assert min(found) >= 128
     assert max(found) <= 512
     assert all(length % 8 == 0 for length in found)
     assert len(set(found)) > 20
-    assert set(lengths(7, 50)) <= set(range(1, 8))
+    assert set(random_sequence_lengths(7, 50)) <= set(range(1, 8))
 
 
 def test_text_becomes_tokens_batch_after_batch_and_begins_again(tmp_path):
@@ -63,12 +63,12 @@ def test_text_becomes_tokens_batch_after_batch_and_begins_again(tmp_path):
     file.write_bytes(bytes(range(100)))
     plan = plan_of(seq_len=30, microbatch=2, precision="fp32")
     config = build_config({**TINY, "vocab_size": 64}, plan)
-    made = batches(config, plan, "cpu", text=read_text(str(file)))
+    made = microbatch_stream(config, plan, "cpu", text=read_text(str(file)))
     first, second = next(made)["input_ids"], next(made)
     assert first.tolist() == [[n % 64 for n in range(30)], [n % 64 for n in range(30, 60)]]
     assert second["input_ids"].flatten().tolist() == [n % 100 % 64 for n in range(60, 120)]
     assert second["labels"].tolist() == second["input_ids"].tolist()
-    varied = list(batches(config, plan, "cpu", text=b"ab", varied=[8, 16]))
+    varied = list(microbatch_stream(config, plan, "cpu", text=b"ab", varied=[8, 16]))
     assert [batch["input_ids"].shape[1] for batch in varied] == [8, 16]
 
 
@@ -97,7 +97,7 @@ def test_steps_together_are_the_whole_replay():
     draw = random.Random(1)
     made, starts = steps_of([[draw.randint(1, 40 * MIB) for _ in range(12)] for _ in range(8)])
     for settings in (Settings(), Settings(expandable_segments=True), Settings(max_split_size_bytes=20 * MIB)):
-        found, whole = replay_steps(made, starts, settings), replay(made, settings)
+        found, whole = replay_steps(made, starts, settings), replay_timeline(made, settings)
         assert len(found) == 8
         assert max(step.reserved_bytes for step in found) == whole.reserved_peak_bytes
         assert max(step.allocated_bytes for step in found) == whole.allocated_peak_bytes
@@ -127,7 +127,7 @@ class Cuda:
 
 def test_a_gpu_s_own_counters_are_read_and_set_back():
     cuda = Cuda()
-    assert counters(cuda) == {"allocated_bytes": 5, "reserved_bytes": 9, "inactive_bytes": 2}
+    assert read_peak_counters(cuda) == {"allocated_bytes": 5, "reserved_bytes": 9, "inactive_bytes": 2}
     assert cuda.resets == 1
 
 
@@ -147,7 +147,7 @@ def test_varied_lengths_on_text_are_measured_and_shown(tmp_path, capsys):
     record = read_record(tmp_path / "r.json.gz")
     found = record.sheet["trace"]["measured"]
     over = found["over_steps"]
-    assert over["lengths"] == lengths(64, 4)
+    assert over["lengths"] == random_sequence_lengths(64, 4)
     assert over["simulated"]
     assert [len(kind["reserved_bytes"]) for kind in over["settings"]] == [4] * 4
     for kind in over["settings"]:
@@ -164,7 +164,7 @@ def test_varied_lengths_on_text_are_measured_and_shown(tmp_path, capsys):
 
 
 def test_a_request_that_fails_is_an_answer_with_what_was_there():
-    with recording(How(device="cpu", fake=False, scratch=False)) as recorder:
+    with recording_context(How(device="cpu", fake=False, scratch=False)) as recorder:
         recorder.where = lambda: "model.layers.3.mlp"
         weight = torch.ones(1000)
         recorder.claim(weight, Component.PARAMETERS, "model.layers.3.mlp")
@@ -176,7 +176,7 @@ def test_a_request_that_fails_is_an_answer_with_what_was_there():
             torch.empty(2**50)
         stop = stop_of(error.value)
         assert stop is not None
-        found = died(stop, error.value)
+        found = out_of_memory_record(stop, error.value)
     del weight, kept
     told = found["facts"]["died"]
     assert (told["instant"], told["step"], told["op"], told["path"]) == ("forward", 1, "aten.empty", "model.layers.*.mlp")
@@ -198,7 +198,7 @@ def test_requests_are_read_from_messages(message, size):
 
 
 def test_other_errors_are_not_taken_for_it():
-    with recording(How(device="cpu", fake=False, scratch=False)), pytest.raises(RuntimeError) as error:
+    with recording_context(How(device="cpu", fake=False, scratch=False)), pytest.raises(RuntimeError) as error:
         torch.ones(3) @ torch.ones(4)
     assert stop_of(error.value) is None
     assert stop_of(RuntimeError("out of memory")) is None  # nobody saw where
@@ -297,11 +297,11 @@ def test_what_a_step_raises_is_raised():
 
 
 def test_every_component_has_the_framework_s_name_at_each_instant():
-    assert category(Component.TEMPORARIES, Instant.BACKWARD) == "AUTOGRAD_DETAIL"
-    assert category(Component.TEMPORARIES, Instant.FORWARD) == "ACTIVATION"
-    assert category(Component.TEMPORARIES, Instant.OPTIMIZER_STEP) == "unknown"
-    assert category(Component.KV_CACHE, Instant.DECODE) == "unknown"
-    names = {category(component, instant) for component in Component for instant in Instant}
+    assert profiler_category(Component.TEMPORARIES, Instant.BACKWARD) == "AUTOGRAD_DETAIL"
+    assert profiler_category(Component.TEMPORARIES, Instant.FORWARD) == "ACTIVATION"
+    assert profiler_category(Component.TEMPORARIES, Instant.OPTIMIZER_STEP) == "unknown"
+    assert profiler_category(Component.KV_CACHE, Instant.DECODE) == "unknown"
+    names = {profiler_category(component, instant) for component in Component for instant in Instant}
     from torch.profiler._memory_profiler import Category
 
     assert names - {"unknown"} == {kind.name for kind in Category}
@@ -309,13 +309,13 @@ def test_every_component_has_the_framework_s_name_at_each_instant():
 
 def test_names_add_up_to_what_is_allocated():
     (sheet,) = memsheet.measure_step(build, steps=1).sheets
-    for instant, row in categories(sheet).items():
+    for instant, row in profiler_category_bytes(sheet).items():
         assert sum(row.values()) == sheet.at(Instant(instant)).value
 
 
 def test_the_environment_names_versions_and_settings(monkeypatch):
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    found = environment("cpu")
+    found = runtime_environment("cpu")
     assert found["torch"] == torch.__version__
     assert found["allocator"] == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     assert found["device_name"]
@@ -374,17 +374,17 @@ def test_what_a_plan_says_of_the_allocator_reaches_a_gpus_and_is_said_to_change_
     assert settings["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:64,expandable_segments:True"
     assert environment_of({"environment": settings})["PYTORCH_CUDA_ALLOC_CONF"] == settings["PYTORCH_ALLOC_CONF"]
     assert measuring._allocator_settings(asked, "cpu") == measuring._allocator_settings(plan_of(seq_len=64), "cuda") == {}
-    assert "changes nothing here" in measuring._notes(asked, measuring.Options())[0]
-    assert measuring._notes(asked, measuring.Options(vary_length=True)) == ()
+    assert "changes nothing here" in measuring._idle_option_notes(asked, measuring.Options())[0]
+    assert measuring._idle_option_notes(asked, measuring.Options(vary_length=True)) == ()
 
 
 def test_memory_that_runs_out_after_the_recorded_step_is_said_as_such(monkeypatch):
     def starved(_):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2097152 bytes.")
 
-    monkeypatch.setattr(requests, "_found", starved)
+    monkeypatch.setattr(requests, "_measure_planned_job", starved)
     with pytest.raises(InputError, match=r"ran out after a step was recorded.*for 2\.00 MiB more"):
         requests.answer({"device": "cpu"})
-    monkeypatch.setattr(requests, "_found", lambda _: (_ for _ in ()).throw(RuntimeError("another")))
+    monkeypatch.setattr(requests, "_measure_planned_job", lambda _: (_ for _ in ()).throw(RuntimeError("another")))
     with pytest.raises(RuntimeError, match="another"):
         requests.answer({"device": "cpu"})

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memsheet.plan.check import RULES, check_request, flatten
+from memsheet.plan.check import RULES, check_request, flatten_document
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_null_leaves_any_key_to_its_default(key: str) -> None:
 
 def test_a_plan_file_is_flattened_and_a_null_group_is_no_group() -> None:
     nested = {"mesh": {"tp": 2, "pp": 1}, "zero": 3, "adapter": None, "precision": {"parameters": "bf16"}}
-    flat = flatten(nested)
+    flat = flatten_document(nested)
     assert flat["mesh.tp"] == 2
     assert flat["precision.parameters"] == "bf16"
     assert flat["zero"] == 3

@@ -12,8 +12,16 @@ from memsheet.budget import Result
 from memsheet.cli import main
 from memsheet.exchange import find_format, read_text
 from memsheet.guard import parse_json, parse_yaml
-from memsheet.plan.check import flatten
-from memsheet.plan.library_defaults import BITS_AND_BYTES, LIBRARY_DEFAULTS, Default, of_library, own_default, shown, taken
+from memsheet.plan.check import flatten_document
+from memsheet.plan.library_defaults import (
+    BITS_AND_BYTES,
+    LIBRARY_DEFAULTS,
+    Default,
+    assumed_value_text,
+    library_defaults_for,
+    of_library,
+    own_default,
+)
 from memsheet.plan.plan import RecomputeMode
 from memsheet.plan.words import in_our_words
 from memsheet.questions import accounted as api
@@ -32,7 +40,7 @@ EACH = [(library, default) for library, own in LIBRARY_DEFAULTS.items() for defa
 
 
 def question(library: str, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    _, request, _, where = api.question("train", "llama-tiny", {"engine": library, **more})
+    _, request, _, where = api.parse_question("train", "llama-tiny", {"engine": library, **more})
     return request, where
 
 
@@ -41,8 +49,8 @@ def where_it_holds(library: str, default: Default) -> dict[str, Any]:
     beside = {"plan": {"adapter": {"rank": 4}, "quantization": {"weights": "nf4"}}}
     for said in ({}, {"lora_rank": 4}, WHOLE.get(library, {}), {"plan": {"adapter": {"kind": "dora"}}}, beside):
         asked = in_our_words({"engine": library, **{key: value for key, value in said.items() if key != "plan"}}, "train")
-        request = {**flatten(said.get("plan", {})), **asked.request}
-        if any(one is default for one, _ in taken(library, request, asked.settled)):
+        request = {**flatten_document(said.get("plan", {})), **asked.request}
+        if any(one is default for one, _ in library_defaults_for(library, request, asked.settled)):
             return said
     raise AssertionError(f"{default.name} never holds")
 
@@ -52,7 +60,7 @@ def test_a_librarys_value_holds_and_is_named_unless_another_is_given(library: st
     said = where_it_holds(library, default)
     request, where = question(library, **said)
     for key, value in default.keys.items():
-        line = f"{default.name} = {value} " if key == "@accumulation" else f"{key} = {shown(value)} "
+        line = f"{default.name} = {value} " if key == "@accumulation" else f"{key} = {assumed_value_text(value)} "
         assert f"{line}({of_library(library)} own default)" in where["assumed"]
         assert key == "@accumulation" or request[key] == value
         document = {key: OTHER[key]} if "." not in key else {key.partition(".")[0]: {key.partition(".")[2]: OTHER[key]}}
@@ -167,7 +175,7 @@ def test_what_is_run_has_a_librarys_values(library: str, command: str, monkeypat
     }
     with pytest.raises(RunError) as ran:
         ask[command]()
-    document = flatten(ran.value.args[0])
+    document = flatten_document(ran.value.args[0])
     request, _ = question(library, seq_len=600, microbatch=1, optimizer="adamw")
     for key in ("recompute.mode", "adapter.rank", "loss", "seq_len"):
         if request.get(key) is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import memsheet
-from memsheet.exchange.joined_files import together
+from memsheet.exchange.joined_files import join_files
 
 SAID: tuple[dict[str, Any], ...] = (
     {"mode": "none"}, {"mode": "full"}, {"mode": "full", "layers": 2}, {"mode": "full", "every": 2}, {"mode": "selective"},
@@ -35,7 +35,7 @@ def test_a_flag_of_another_way_is_what_it_is_alone(said: dict[str, Any], flag: d
 
 def test_files_of_a_job_are_replaced_as_a_plan_is() -> None:
     given = {"recompute.mode": "full"}
-    kept = together({}, {"recompute.mode": "selective", "recompute.modules": ["core_attn"], "seq_len": 8}, given, None).request
+    kept = join_files({}, {"recompute.mode": "selective", "recompute.modules": ["core_attn"], "seq_len": 8}, given, None).request
     assert kept == {"recompute.mode": "full", "seq_len": 8}
 
 

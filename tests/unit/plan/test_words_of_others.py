@@ -7,15 +7,15 @@ import pytest
 import memsheet
 from memsheet.cli import main
 from memsheet.cli.commands import COMMANDS
-from memsheet.cli.flags import WORDS, values
-from memsheet.cli.line import given
+from memsheet.cli.flags import WORDS, plan_flag_values
+from memsheet.cli.line import parse_command_line
 from memsheet.errors import InputError
 from memsheet.exchange import find_format
 from memsheet.plan.aliases import ALIASES, LIBRARIES, PARTITIONED, SHORT_FLAGS, VALUES, Meaning
 from memsheet.plan.check import RULES
 from memsheet.plan.dtypes import dtype_named
 from memsheet.plan.names import SHORT
-from memsheet.plan.words import accumulated, in_our_words, request_from
+from memsheet.plan.words import in_our_words, request_from, with_accumulated_batch
 
 SHORT_OF = {key: name for name, key in SHORT.items()}
 TASKS = ("train", "infer")
@@ -51,8 +51,8 @@ def test_a_word_comes_to_the_same_as_our_own(name, meaning, task):
     for command in COMMANDS.values():
         if any(flag.group == WORDS and flag.name == name for flag in command.flags):
             needed = [argument.name for argument in command.arguments if argument.required]
-            line = given(command, [*needed, *shell, *(f"--engine={own}" for own in engine.values())])
-            assert in_our_words(values(line), task).request == ours
+            line = parse_command_line(command, [*needed, *shell, *(f"--engine={own}" for own in engine.values())])
+            assert in_our_words(plan_flag_values(line), task).request == ours
 
 
 def test_every_word_is_of_a_command_and_every_meaning_is_of_a_key():
@@ -257,7 +257,7 @@ def test_a_word_that_cannot_be_honoured_says_why(task, options, fields, words):
 )
 def test_counts_that_contradict_are_told(request_, gpus, words):
     with pytest.raises(InputError, match=words):
-        accumulated(request_, gpus)
+        with_accumulated_batch(request_, gpus)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from memsheet.budget import Result
 from memsheet.catalog import model_names
 from memsheet.cli import main
 from memsheet.errors import InputError
-from memsheet.questions.accounted import catalogued
+from memsheet.questions.accounted import catalog_entry
 from memsheet.readers.model import read_model
 from memsheet.report.json.answer import sheet_document
 from memsheet.search.solve.length_ladder import SHORTEST, ladder_lengths
@@ -31,7 +31,7 @@ SAMPLE = (
 
 
 def spec(name: str):
-    return read_model(name, catalog=catalogued, names=model_names())
+    return read_model(name, catalog=catalog_entry, names=model_names())
 
 
 @pytest.mark.parametrize("name", model_names())

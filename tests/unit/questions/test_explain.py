@@ -8,7 +8,7 @@ import re
 import pytest
 
 from memsheet import references
-from memsheet.catalog import terms
+from memsheet.catalog import glossary_terms
 from memsheet.cli import main
 from memsheet.engines import MODELLED
 from memsheet.errors import InputError
@@ -54,13 +54,17 @@ def test_ends_are_as_short_as_they_can_be() -> None:
 
 
 def test_the_catalogue_knows_every_component_instant_and_engine() -> None:
-    assert set(terms()["component"]) == {c.value for c in Component}
-    assert set(terms()["instant"]) == {i.value for i in Instant}
+    assert set(glossary_terms()["component"]) == {c.value for c in Component}
+    assert set(glossary_terms()["instant"]) == {i.value for i in Instant}
     assert {term.name for term in all_terms() if term.kind == "engine"} == set(MODELLED)
 
 
 def test_a_term_says_whom_it_cites_and_no_word_stands_for_two() -> None:
-    entries = [entry for table in (terms()["component"], terms()["instant"], *terms()["word"].values()) for entry in table.items()]
+    entries = [
+        entry
+        for table in (glossary_terms()["component"], glossary_terms()["instant"], *glossary_terms()["word"].values())
+        for entry in table.items()
+    ]
     assert all(hasattr(references, entry["cites"]) for _, entry in entries if "cites" in entry)
     words = [word for name, entry in entries for word in (name, *entry.get("also", ()))]
     assert sorted(words) == sorted(set(words))

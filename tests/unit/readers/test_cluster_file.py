@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from memsheet.catalog import devices, find_device
+from memsheet.catalog import catalog_devices, find_device
 from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.formulas.step_time.rates import rates_of
@@ -70,7 +70,7 @@ def test_what_it_leaves_open_is_the_catalogues():
 
 def test_every_device_may_be_described_by_its_own_links():
     """What the catalogue says of a card is never taken for both directions, nor for a whole node's."""
-    for device in devices():
+    for device in catalog_devices():
         said = {f"{name}_gb_s": rate / 10**9 for name in ("scale_up", "scale_out", "host") if (rate := getattr(device.links, name))}
         own = cluster_from({"device": device.name, "count": 8, "per_node": 8, "links": said}, "c").cluster().links
         assert own == device.links
@@ -163,8 +163,8 @@ def test_all_problems_at_once():
 
 def test_it_stands_in_for_gpus(file, capsys):
     path = file(TOML)
-    flags = api.question("train", "llama-tiny", {"gpus": "32xH100-80GB", "per_node": 4, "host_memory": "2TiB"})[2]
-    found = api.question("train", "llama-tiny", {"cluster": path})[2]
+    flags = api.parse_question("train", "llama-tiny", {"gpus": "32xH100-80GB", "per_node": 4, "host_memory": "2TiB"})[2]
+    found = api.parse_question("train", "llama-tiny", {"cluster": path})[2]
     assert flags is not None
     assert found is not None
     assert replace(found, file=None, links=flags.links) == flags
@@ -174,19 +174,19 @@ def test_it_stands_in_for_gpus(file, capsys):
 
 def test_it_overrides_a_plans_gpus():
     plan = {"schema": "memsheet/plan/1", "model": "llama-tiny", "gpus": "8xL4", "seq_len": 64}
-    found = api.question("train", None, {"plan": plan, "cluster": {"device": "H100-80GB", "count": 16}})[2]
+    found = api.parse_question("train", None, {"plan": plan, "cluster": {"device": "H100-80GB", "count": 16}})[2]
     assert found == cluster_of(H100, 16)
 
 
 def test_flags_may_say_the_same(file):
     same = {"gpus": "32xh100-80gb", "nodes": 8, "per_node": 4, "host_memory": "2TiB"}
-    assert api.question("train", "llama-tiny", {"cluster": file(TOML), **same})[2] is not None
+    assert api.parse_question("train", "llama-tiny", {"cluster": file(TOML), **same})[2] is not None
 
 
 def test_flags_that_say_otherwise_are_refused_together(file):
     other = {"gpus": "8xH100-80GB", "nodes": 1, "per_node": 8, "host_memory": "1TiB"}
     with pytest.raises(InputError) as caught:
-        api.question("train", "llama-tiny", {"cluster": file(TOML), **other})
+        api.parse_question("train", "llama-tiny", {"cluster": file(TOML), **other})
     assert [problem.field for problem in caught.value.problems] == list(other)
 
 
@@ -211,11 +211,11 @@ def test_a_file_that_is_none(name):
 
 def test_a_command_names_the_same_machines_again(file):
     path = file(TOML, "my cluster.toml")
-    assert machine_flags(api.question("train", "llama-tiny", {"cluster": path})[2]) == f"--cluster '{path}'"
+    assert machine_flags(api.parse_question("train", "llama-tiny", {"cluster": path})[2]) == f"--cluster '{path}'"
     several = ({"gpus": "16xH100-80GB", "per_node": 4, "host_memory": "1TiB"}, {"gpus": "4xL4"}, {"gpus": "16xL4", "per_node": 8})
     for flags in several:
         words = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in flags.items())
-        assert machine_flags(api.question("train", "llama-tiny", dict(flags))[2]) == words
+        assert machine_flags(api.parse_question("train", "llama-tiny", dict(flags))[2]) == words
     assert machine_flags(cluster_of(H100, 8, host_bytes=parse_bytes("1000B"))) == "--gpus 8xH100-80GB --host-memory 1000B"
 
 

@@ -19,7 +19,7 @@ from memsheet.plan.model import ModelSpec
 from memsheet.questions import accounted as api
 from memsheet.readers.model import read_model
 from memsheet.resolve import CANDIDATES
-from memsheet.resolve.serving import pages
+from memsheet.resolve.serving import serves_in_pages
 
 MODELS = [
     "llama-tiny",
@@ -43,7 +43,7 @@ DRAFTED = {"speculative.tokens": 3, "speculative.model": "llama-tiny"}
 
 def asked_answer(spec: ModelSpec, request: Mapping[str, Any], count: int) -> Answer | InputError:
     try:
-        return api.answer(spec, request, cluster_of(catalog.find_device("H100-80GB"), count), fix=False)
+        return api.answer_for_model(spec, request, cluster_of(catalog.find_device("H100-80GB"), count), fix=False)
     except InputError as error:
         return error
 
@@ -60,7 +60,7 @@ def test_nothing_is_refused_that_a_candidate_would_answer(name: str, count: int)
     for key, value in asked_pairs():
         request = {"task": "infer", **(DRAFTED if key == "speculative.method" else {}), key: value}
         found = asked_answer(spec, request, count)
-        engines = CANDIDATES if pages(spec) else ("transformers",)
+        engines = CANDIDATES if serves_in_pages(spec) else ("transformers",)
         if isinstance(found, InputError):
             left += [
                 (key, value, engine) for engine in engines if isinstance(asked_answer(spec, {**request, "engine": engine}, count), Answer)

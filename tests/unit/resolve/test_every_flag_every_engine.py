@@ -15,7 +15,7 @@ from memsheet import catalog
 from memsheet.budget import Answer
 from memsheet.engines import MODELLED
 from memsheet.errors import InputError
-from memsheet.plan.check import RULES, flatten
+from memsheet.plan.check import RULES, flatten_document
 from memsheet.plan.defaults import DESCRIPTIVE
 from memsheet.plan.device import cluster_of
 from memsheet.plan.document import plan_document
@@ -77,7 +77,7 @@ def model(name: str) -> ModelSpec:
 
 
 def answer(request: Mapping[str, Any], name: str, gpus: int) -> Answer:
-    return api.answer(model(name), request, cluster_of(catalog.find_device("H100-80GB"), gpus), fix=False)
+    return api.answer_for_model(model(name), request, cluster_of(catalog.find_device("H100-80GB"), gpus), fix=False)
 
 
 @cache
@@ -101,7 +101,7 @@ def ignored(engine: str, name: str, gpus: int, base: Mapping[str, Any], key: str
     lengths: list[dict[str, Any]] = [{}, {"seq_len": 64}] if base["task"] == "train" and key != "seq_len" else [{}]
     for length in lengths:
         usual = usual_answer(engine, name, gpus, tuple({**base, **length}.items()))
-        if flatten(plan_document(usual.plan)).get(key, base.get(key)) == value:
+        if flatten_document(plan_document(usual.plan)).get(key, base.get(key)) == value:
             return False  # what is done anyway, and shown
         try:
             other = answer({**base, **length, "engine": engine, key: value}, name, gpus)

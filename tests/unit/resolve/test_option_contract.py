@@ -11,18 +11,18 @@ import pytest
 
 import memsheet
 from memsheet import catalog
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.engines import MODELLED
 from memsheet.engines import find_engine as found_engine
 from memsheet.errors import InputError
-from memsheet.plan.check import RULES, flatten
+from memsheet.plan.check import RULES, flatten_document
 from memsheet.plan.defaults import DESCRIPTIVE
 from memsheet.plan.device import Cluster, cluster_of
 from memsheet.plan.document import plan_document
 from memsheet.plan.model import ModelSpec, StoredQuantization
 from memsheet.plan.plan import RecomputeMode
 from memsheet.readers.model import read_model
-from memsheet.resolve import Resolved, reread, resolve
+from memsheet.resolve import Resolved, resolve_document, resolve_request
 
 TRAIN, INFER = {"task": "train", "seq_len": 1024}, {"task": "infer", "engine": "transformers", "serving.max_model_len": 64}
 LORA = {**TRAIN, "adapter.rank": 8, "adapter.targets": ["q_proj"]}
@@ -37,7 +37,7 @@ def cards(count: int = 1) -> Cluster:
 
 
 def asked(request: Mapping[str, Any], spec: ModelSpec | None = None, gpus: int = 1) -> Resolved:
-    return resolve(request, spec or model(), cards(gpus))
+    return resolve_request(request, spec or model(), cards(gpus))
 
 
 def refused(request: Mapping[str, Any], spec: ModelSpec | None = None, gpus: int = 1) -> set[str]:
@@ -152,7 +152,7 @@ def other_value(key: str) -> Any:
 
 def sheet(request: Mapping[str, Any], gpus: int) -> Any:
     machines = cards(gpus)
-    return account(model(), resolve(request, model(), machines).plan, machines).items
+    return account_rank(model(), resolve_request(request, model(), machines).plan, machines).items
 
 
 @pytest.mark.parametrize("base", sorted(BASES))
@@ -166,7 +166,7 @@ def test_every_key_changes_the_sheet_or_is_refused(key: str, base: str) -> None:
         pairs = [(sheet({**request, **n, key: value}, gpus), sheet({**request, **n}, gpus)) for n in lengths]
     except InputError:
         return
-    if flatten(plan_document(resolve(request, model(), cards(gpus)).plan)).get(key) == value:
+    if flatten_document(plan_document(resolve_request(request, model(), cards(gpus)).plan)).get(key) == value:
         return  # the default itself
     assert any(changed != usual for changed, usual in pairs)
 
@@ -181,7 +181,7 @@ def resolved(name: str, key: str, value: Any, spec: ModelSpec, *, real: bool) ->
     """A plan of an engine with one key given, None where it is refused. Every mesh takes as many cards as its product."""
     request = {**TRAIN, "engine": name, key: value}
     with suppress(InputError):
-        return resolve(request, spec, None, real=real)
+        return resolve_request(request, spec, None, real=real)
     return None
 
 
@@ -195,7 +195,7 @@ def test_every_plan_that_is_made_reads_back(name: str, real: bool) -> None:
         for key, value in changes:
             found = resolved(name, key, value, spec, real=real)
             if found is not None:
-                assert reread(plan_document(found.plan), spec, real=real) == found.plan, (spec.name, key)
+                assert resolve_document(plan_document(found.plan), spec, real=real) == found.plan, (spec.name, key)
                 made += 1
     assert made > len(AXES)
 
@@ -211,7 +211,7 @@ def test_a_kind_of_recompute_that_is_implied_is_refused_as_if_it_were_named(name
         assert implied in found_engine(name).recompute
     elif implied not in found_engine(name).recompute:
         with pytest.raises(InputError, match=f"recompute.{part}"):
-            resolve({**TRAIN, "engine": name, f"recompute.{part}": value}, model(), None)
+            resolve_request({**TRAIN, "engine": name, f"recompute.{part}": value}, model(), None)
 
 
 @pytest.mark.parametrize("name", ["megatron", "torchtitan"])

@@ -12,7 +12,7 @@ from memsheet.plan.device import cluster_of
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import AttentionKind, Loss, RecomputeMode
 from memsheet.readers.model import read_model
-from memsheet.resolve import Resolved, resolve
+from memsheet.resolve import Resolved, resolve_request
 
 
 def model(name: str = "llama-tiny") -> ModelSpec:
@@ -21,7 +21,7 @@ def model(name: str = "llama-tiny") -> ModelSpec:
 
 def asked(name: str = "llama-tiny", gpus: int | None = None, **keys: Any) -> Resolved:
     request = {"task": "train", "seq_len": 8, **{key.replace("__", "."): value for key, value in keys.items()}}
-    return resolve(request, model(name), cluster_of(catalog.find_device("A100-80GB"), gpus) if gpus else None)
+    return resolve_request(request, model(name), cluster_of(catalog.find_device("A100-80GB"), gpus) if gpus else None)
 
 
 def problems(**keys: Any) -> list[tuple[str, str]]:
@@ -64,7 +64,7 @@ def test_a_degree_that_does_not_divide_is_refused() -> None:
     reasons = dict(problems(name="llama-3-8b", engine="transformers", mesh__tp=3))
     assert any("heads" in reason or "not modelled" in reason for reason in reasons.values())
     with pytest.raises(InputError) as caught:
-        resolve({"task": "infer", "mesh.tp": 3, "serving.max_model_len": 8}, model("llama-3-8b"))
+        resolve_request({"task": "infer", "mesh.tp": 3, "serving.max_model_len": 8}, model("llama-3-8b"))
     assert [p.reason for p in caught.value.problems] == [
         "does not divide the 32 attention heads of llama-3-8b",
         "neither divides the 8 key/value heads of llama-3-8b nor is a multiple of them",
@@ -73,10 +73,14 @@ def test_a_degree_that_does_not_divide_is_refused() -> None:
 
 def test_layers_that_stages_do_not_divide_are_listed_by_hand() -> None:
     with pytest.raises(InputError, match="does not divide 32 layers over 3 stages"):
-        resolve({"task": "infer", "engine": "transformers", "mesh.pp": 3, "serving.max_model_len": 8}, model("llama-3-8b"))
+        resolve_request({"task": "infer", "engine": "transformers", "mesh.pp": 3, "serving.max_model_len": 8}, model("llama-3-8b"))
     request = {"task": "infer", "mesh.pp": 3, "layers_per_stage": [11, 11, 10], "serving.max_model_len": 8}
-    assert resolve(request, model("llama-3-8b")).plan.layers_per_stage == (11, 11, 10)
-    assert resolve({**request, "layers_per_stage": None}, model("llama-3-8b")).plan.layers_per_stage == (11, 11, 10)  # vllm's own rule
+    assert resolve_request(request, model("llama-3-8b")).plan.layers_per_stage == (11, 11, 10)
+    assert resolve_request({**request, "layers_per_stage": None}, model("llama-3-8b")).plan.layers_per_stage == (
+        11,
+        11,
+        10,
+    )  # vllm's own rule
 
 
 @pytest.mark.parametrize(
@@ -117,18 +121,18 @@ def test_learned_positions_end_somewhere() -> None:
 
 
 def test_serving_is_as_long_as_the_model_and_takes_the_cards_to_tensor_parallelism() -> None:
-    assert resolve({"task": "infer"}, model()).plan.max_model_len == model().max_positions
+    assert resolve_request({"task": "infer"}, model()).plan.max_model_len == model().max_positions
     cluster, request = cluster_of(catalog.find_device("A100-80GB"), 4), {"task": "infer", "serving.max_model_len": 8}
-    plan = resolve(request, model("llama-3-8b"), cluster).plan
+    plan = resolve_request(request, model("llama-3-8b"), cluster).plan
     assert (plan.engine, plan.mesh.tp, plan.max_sequences) == ("vllm", 4, 256)
-    plan = resolve({**request, "engine": "transformers"}, model("llama-3-8b"), cluster).plan
+    plan = resolve_request({**request, "engine": "transformers"}, model("llama-3-8b"), cluster).plan
     assert (plan.engine, plan.mesh.tp, plan.max_sequences) == ("transformers", 4, 1)
     with pytest.raises(InputError, match="transformers has no tensor-parallel plan for t5"):  # vllm serves no encoder
-        resolve(request, model("t5-small"), cluster)
+        resolve_request(request, model("t5-small"), cluster)
 
 
 def test_the_cache_is_as_long_as_prompt_and_output_together() -> None:
-    plan = resolve({"task": "infer", "serving.prompt_tokens": 100, "serving.output_tokens": 28}, model()).plan
+    plan = resolve_request({"task": "infer", "serving.prompt_tokens": 100, "serving.output_tokens": 28}, model()).plan
     assert plan.max_model_len == 128
 
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.errors import InputError
 from memsheet.questions import accounted as api
-from memsheet.questions.measured import Options, measure
+from memsheet.questions.measured import Options, measure_with_timeline
 from memsheet.questions.traced import Options as TraceOptions
-from memsheet.questions.traced import check_runs, trace
+from memsheet.questions.traced import check_runs, trace_with_timelines
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import find_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Component, Instant
 
 pytest.importorskip("torch")
@@ -31,9 +31,9 @@ OUTSIDE = (C.ALLOCATOR_SLACK, C.CONTEXT, C.WORKSPACES)
 
 
 def plan_of(**request):
-    found = find_config("llama-tiny", catalog=api.catalogued, names=api.model_names())
+    found = find_config("llama-tiny", catalog=api.catalog_entry, names=api.model_names())
     spec = read_hf_config(found.values, name=found.name, source=found.source)
-    return resolve({"engine": "deepspeed", "seq_len": 64, **request}, spec, None, real=True).plan
+    return resolve_request({"engine": "deepspeed", "seq_len": 64, **request}, spec, None, real=True).plan
 
 
 # ---- the plan as a configuration --------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def test_deepspeed_makes_the_optimizer_only_where_it_must(request_, own):
 
 def test_a_trace_says_that_only_real_steps_are_taken():
     with pytest.raises(InputError, match="fake tensors"):
-        trace("llama-tiny", TraceOptions(), engine="deepspeed", seq_len=64)
+        trace_with_timelines("llama-tiny", TraceOptions(), engine="deepspeed", seq_len=64)
     check_runs(plan_of(zero=2), real=True)
 
 
@@ -103,14 +103,14 @@ def test_measuring_says_what_is_missing_before_anything_starts(monkeypatch):
     monkeypatch.setattr("memsheet.questions.measured.find_spec", lambda _: None)
     monkeypatch.setattr("memsheet.questions.measured.answers_together", lambda *_, **__: pytest.fail("a child was started"))
     with pytest.raises(InputError, match="not installed") as told:
-        measure("llama-tiny", Options(), engine="deepspeed", seq_len=64)
+        measure_with_timeline("llama-tiny", Options(), engine="deepspeed", seq_len=64)
     assert told.value.problems[0].hint == "pip install deepspeed"
 
 
 def test_measuring_refuses_what_deepspeed_has_no_form_of(monkeypatch):
     monkeypatch.setattr("memsheet.questions.measured.find_spec", lambda _: object())
     with pytest.raises(InputError, match="zero 3 only"):
-        measure("llama-tiny", Options(), engine="deepspeed", seq_len=64, zero=2, plan={"offload": {"parameters": 1}})
+        measure_with_timeline("llama-tiny", Options(), engine="deepspeed", seq_len=64, zero=2, plan={"offload": {"parameters": 1}})
 
 
 # ---- where it is installed --------------------------------------------------------------------------------------------------
@@ -185,8 +185,8 @@ def test_training_goes_as_without_deepspeed():
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_two_real_ranks_hold_what_is_predicted(zero):
     """Within 0.6 % of what is there beside the fixed bucket: gloo's own copies are none of DeepSpeed's (stage 3's backward)."""
-    found, _ = measure("llama-tiny", Options(steps=1), engine="deepspeed", seq_len=64, zero=zero, dp_shard=2)
-    sheet, expected = found.sheets[0], account(found.model, found.plan, device="cpu")
+    found, _ = measure_with_timeline("llama-tiny", Options(steps=1), engine="deepspeed", seq_len=64, zero=zero, dp_shard=2)
+    sheet, expected = found.sheets[0], account_rank(found.model, found.plan, device="cpu")
     bucket = max((size.value for item in expected.items if item.path == "zero/ipg_bucket" for size in item.at.values()), default=0)
     for instant in (AT.LOAD, AT.FORWARD, AT.OPTIMIZER_STEP, *((AT.LOSS, AT.BACKWARD) if zero < 3 else ())):
         measured, predicted = sheet.at(instant).value, expected.at(instant, without=OUTSIDE).value
@@ -196,7 +196,7 @@ def test_two_real_ranks_hold_what_is_predicted(zero):
 
 @installed
 def test_one_rank_gathers_nothing_at_stage_3():
-    found, _ = measure("llama-tiny", Options(steps=1), engine="deepspeed", seq_len=64, zero=3)
-    expected = account(found.model, found.plan, device="cpu")
+    found, _ = measure_with_timeline("llama-tiny", Options(steps=1), engine="deepspeed", seq_len=64, zero=3)
+    expected = account_rank(found.model, found.plan, device="cpu")
     assert expected.at(AT.LOAD, without=OUTSIDE).value == pytest.approx(found.sheets[0].at(AT.LOAD).value, abs=4096)
     assert all(expected.of(C.UNSHARDED_PARAMETERS, instant=instant).value == 0 for instant in expected.instants)

@@ -84,7 +84,7 @@ def test_a_rest_that_ranks_or_engines_cannot_take_is_refused(options):
 
 def test_a_rest_is_said():
     from memsheet.plan.words import request_from
-    from memsheet.resolve import resolve
+    from memsheet.resolve import resolve_request
 
-    told = resolve({**request_from({"seq_len": 8, "microbatch": 4, "global_batch": 10}), "task": "train"}, None).assumed
+    told = resolve_request({**request_from({"seq_len": 8, "microbatch": 4, "global_batch": 10}), "task": "train"}, None).assumed
     assert "the last micro-batch of a step has 2 of 4 sequences" in told

@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from memsheet.account import account  # noqa: E402
+from memsheet.account import account_rank  # noqa: E402
 from memsheet.errors import InputError  # noqa: E402
 from memsheet.questions.traced import check_runs  # noqa: E402
 from memsheet.readers.hf_config import read_hf_config  # noqa: E402
@@ -77,7 +77,7 @@ def test_the_host_holds_what_is_predicted(monkeypatch, options):
     """Eager attention, whose operations are the same everywhere. Tokens and labels that backward reads are copied too."""
     how = {"seq_len": 64, **options}
     found = on_host(monkeypatch, DEEP, **how)
-    expected = account(read_hf_config(DEEP, name="tiny"), plan_of(DEEP, **how, **MOVED)).host_bytes
+    expected = account_rank(read_hf_config(DEEP, name="tiny"), plan_of(DEEP, **how, **MOVED)).host_bytes
     indices = 2 * 2 * 64 * 8
     assert found == pytest.approx(expected + indices, abs=64)
 

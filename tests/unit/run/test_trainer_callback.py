@@ -22,7 +22,7 @@ def gpu(**changes: int) -> dict[str, int]:
 
 
 def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, counts: dict[str, int] | None, event: str) -> list[Any]:
-    monkeypatch.setattr(module, "counted", lambda: counts)
+    monkeypatch.setattr(module, "gpu_memory_counters", lambda: counts)
     told = memsheet.trainer_callback("llama-3.2-1b", **JOB)
     caplog.clear()
     with caplog.at_level(logging.INFO, logger="memsheet"):

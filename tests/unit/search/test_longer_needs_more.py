@@ -11,7 +11,7 @@ from memsheet.catalog import find_device, find_model
 from memsheet.errors import InputError
 from memsheet.plan.device import cluster_of
 from memsheet.readers.model import read_model
-from memsheet.search.trials import Question, attempt
+from memsheet.search.trials import Question, account_trial
 
 MODELS = ("llama-3.1-8b", "gemma-3-4b", "qwen2.5-7b", "deepseek-v2-lite", "mixtral-8x7b", "gpt-oss-20b", "phi-3-mini-128k", "mistral-7b")
 CARDS = ("L4", "A100-80GB", "H100-80GB", "RTX4090")
@@ -21,7 +21,7 @@ def spare(request: dict[str, Any], name: str, card: str, key: str, value: int) -
     cluster = cluster_of(find_device(card), 1)
     question = Question(model=read_model(name, catalog=find_model), request={**request, key: value}, cluster=cluster)
     try:
-        return attempt(value, question, replays=False).spare_bytes
+        return account_trial(value, question, replays=False).spare_bytes
     except InputError:
         return None
 

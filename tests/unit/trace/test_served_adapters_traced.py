@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from memsheet.questions import accounted as api
-from memsheet.questions.traced import Options, trace
+from memsheet.questions.traced import Options, trace_with_timelines
 
 ADAPTERS = ({"adapter": {"rank": 8}}, {"adapter": {"rank": 16, "targets": ["all-linear"]}, "serving": {"max_loras": 3}})
 
@@ -20,7 +20,7 @@ def plan(more: dict[str, Any]) -> dict[str, Any]:
 
 
 def instants(more: dict[str, Any], *, traced: bool) -> dict[str, int]:
-    answer = trace("llama-tiny", Options(), plan=plan(more))[0] if traced else api.infer("llama-tiny", plan=plan(more))
+    answer = trace_with_timelines("llama-tiny", Options(), plan=plan(more))[0] if traced else api.infer("llama-tiny", plan=plan(more))
     sheet = answer.sheets[0]
     return {when.value: int(sheet.at(when).value) for when in sheet.instants}
 

@@ -13,11 +13,11 @@ pytest.importorskip("transformers")
 
 from memsheet.cli import main
 from memsheet.errors import InputError
-from memsheet.questions.traced import Options, trace, trace_file, trace_step
+from memsheet.questions.traced import Options, trace_file, trace_step, trace_with_timelines
 from memsheet.sheet import Component, Instant
 from memsheet.timeline import events_document, sheet_of, timeline_from
 from memsheet.trace.parent import trace_in_child
-from memsheet.trace.usual_errors import explained
+from memsheet.trace.usual_errors import explain_traced_error
 
 HERE = Path(__file__).parents[2]
 EXAMPLE = HERE.parent / "examples" / "custom_step.py"
@@ -97,8 +97,8 @@ def test_a_step_from_a_notebook():
 
 def test_a_notebook_that_ran_a_backward_pass_is_told_what_to_do():
     error = RuntimeError("Unable to handle autograd's threading in combination with fork-based multiprocessing. See a page.")
-    assert "fresh interpreter" in explained(error, "step.py")["hint"]
-    assert "fresh interpreter" not in explained(RuntimeError("other"), "step.py")["hint"]
+    assert "fresh interpreter" in explain_traced_error(error, "step.py")["hint"]
+    assert "fresh interpreter" not in explain_traced_error(RuntimeError("other"), "step.py")["hint"]
 
 
 def test_values_are_refused_with_the_persons_own_line(tmp_path):
@@ -134,7 +134,7 @@ def test_time_is_limited():
 
 def test_a_rank_that_is_not_there_is_refused():
     with pytest.raises(InputError, match="none of the 1 ranks"):
-        trace("llama-tiny", Options(rank=3), seq_len=64)
+        trace_with_timelines("llama-tiny", Options(rank=3), seq_len=64)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_what_a_model_takes_besides_text_is_said_to_be_left_out(tmp_path):
     translating = {"model_type": "t5", "d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 4, "d_kv": 8, "vocab_size": 100}
     for config, said in ((seeing, "vision tower is not run"), (translating, "as many for the encoder")):
         (tmp_path / "config.json").write_text(json.dumps(config))
-        answer, _ = trace(str(tmp_path), Options(), seq_len=64, precision="bf16-pure")
+        answer, _ = trace_with_timelines(str(tmp_path), Options(), seq_len=64, precision="bf16-pure")
         assert any(said in line for line in answer.assumed)
         assert "assumed" not in (answer.trace or {})
 

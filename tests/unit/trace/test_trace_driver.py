@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from memsheet.questions.traced import Options, trace_file
-from memsheet.timeline import peak
+from memsheet.timeline import highest_peak
 
 STEP = """
 import torch
@@ -116,7 +116,7 @@ def events(folder: Path, asks: str) -> list[tuple[int, int, str]]:
     file = folder / "asking.py"
     file.write_text(STEP.format(asks=asks))
     _, (timeline,) = trace_file(f"{file}:build", Options())
-    assert peak(timeline).bytes
+    assert highest_peak(timeline).bytes
     return [
         (event < 0, timeline.storages[event if event >= 0 else ~event].bytes, timeline.storages[event if event >= 0 else ~event].op)
         for event in timeline.events

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from memsheet.questions.traced import Options, trace  # noqa: E402
+from memsheet.questions.traced import Options, trace_with_timelines  # noqa: E402
 from memsheet.trace.scans import CHUNK, causal_conv1d_fn, mamba_inner_fn, selective_scan_fn, stand_ins  # noqa: E402
 
 HERE = Path(__file__).parents[2]
@@ -80,7 +80,7 @@ def test_stand_ins_are_named(cases):
 def test_a_family_that_only_the_library_knows_is_counted(tmp_path):
     config = {"model_type": "codegen", "vocab_size": 320, "n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8, "n_positions": 256, "n_ctx": 256}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    answer, _ = trace(str(tmp_path), Options(), seq_len=64, precision="bf16-pure", attention="eager")
+    answer, _ = trace_with_timelines(str(tmp_path), Options(), seq_len=64, precision="bf16-pure", attention="eager")
     layer = 64 * 192 + 64 * 64 + 2 * 64 * 256 + 256 + 64 + 2 * 64  # qkv and output without biases, two matrices with, one norm
     assert answer.parameters == 320 * 64 + 2 * layer + 2 * 64 + 64 * 320 + 320
 

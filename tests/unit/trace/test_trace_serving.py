@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 from memsheet.cli import main
 from memsheet.errors import InputError
-from memsheet.questions.traced import Options, trace
+from memsheet.questions.traced import Options, trace_with_timelines
 
 FOLLOWED = [
     "llama", "llama batch", "llama long prompt", "llama whole", "llama fp8", "llama fp32", "llama eager", "gpt2", "gemma", "gemma short",
@@ -148,7 +148,7 @@ def test_the_command_prints_a_traced_sheet_of_inference(capsys):
 
 def test_a_cache_is_of_inference():
     with pytest.raises(InputError, match="trains"):
-        trace("llama-tiny", Options(cache="static"), seq_len=64)
+        trace_with_timelines("llama-tiny", Options(cache="static"), seq_len=64)
 
 
 def test_a_cache_that_is_not_there_is_refused(capsys):

@@ -16,7 +16,7 @@ _TYPES = {"fsdp2": "FSDP", "fsdp1": "FSDP", "deepspeed": "DEEPSPEED", "transform
 _FULL, _KEPT = ("FULL_SHARD", "1"), ("SHARD_GRAD_OP", "2")  # utils/constants.py: FSDP_SHARDING_STRATEGY
 
 
-def _engine(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_distributed_type(value: Any, values: Values) -> Mapping[str, Any]:
     fsdp = "fsdp2" if str(values.get(f"{F}.fsdp_version", 1)) == "2" else "fsdp1"  # commands/launch.py:516: "1" where it is not said
     alone = {"zero": 0}
     known: dict[str, Mapping[str, Any]] = {
@@ -26,16 +26,16 @@ def _engine(value: Any, values: Values) -> Mapping[str, Any]:
     return known.get(str(value), {"engine": str(value)})
 
 
-def _type(asked: Values) -> str | None:
+def _distributed_type(asked: Values) -> str | None:
     return "NO" if asked["@gpus"] == 1 and asked["engine"] == "transformers" else _TYPES.get(asked["engine"])
 
 
-def _word(asked: Values) -> str:
+def _mixed_precision_word(asked: Values) -> str:
     own = {"bf16": "bf16", "fp16": "fp16"}.get(asked.get("precision.parameters", ""), "no")
     return own if asked["engine"] == "deepspeed" else precision_word(asked)
 
 
-def _precision(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_mixed_precision(value: Any, values: Values) -> Mapping[str, Any]:
     """What mixed precision is to each engine; what the model is loaded in is the script's, fp32 unless anything says otherwise."""
     if value in ("no", False, None):  # YAML 1.1 reads a bare `no` as False, and launch.py takes it for none
         return {"?precision.name": "fp32"}
@@ -47,45 +47,45 @@ def _precision(value: Any, values: Values) -> Mapping[str, Any]:
     return {"precision.compute": value, **reduced, **kept}
 
 
-def _half(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_fp16_switch(value: Any, values: Values) -> Mapping[str, Any]:
     """An older file's switch, where the newer key is not there (commands/config/config_args.py:113)."""
-    return _precision("fp16", values) if value and values.get("mixed_precision") is None else {}
+    return _read_mixed_precision("fp16", values) if value and values.get("mixed_precision") is None else {}
 
 
-def _fsdp(asked: Values) -> bool:
+def _is_fsdp_engine(asked: Values) -> bool:
     return str(asked["engine"]) in ("fsdp2", "fsdp1")
 
 
-def _reshard(asked: Values) -> Any:
-    if not _fsdp(asked):
+def _reshard_after_forward(asked: Values) -> Any:
+    if not _is_fsdp_engine(asked):
         return None
     return asked.get("zero") == 3 if asked["engine"] == "fsdp2" else _FULL[0]
 
 
-def _zero(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_sharding_strategy(value: Any, values: Values) -> Mapping[str, Any]:
     if values.get("distributed_type") != "FSDP":
         return {}
     told = str(value).upper()
     return {"zero": 3 if told in ("TRUE", *_FULL) else 2 if told in ("FALSE", *_KEPT) else value}
 
 
-def _offload(asked: Values) -> Any:
+def _offloads_params(asked: Values) -> Any:
     both = asked.get("offload.optimizer") == 1 and asked.get("offload.parameters") == 1
-    return both if _fsdp(asked) else None
+    return both if _is_fsdp_engine(asked) else None
 
 
-def _both(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_offload_params(value: Any, values: Values) -> Mapping[str, Any]:
     share = int(str(value).lower() == "true")
     return {"offload.optimizer": share, "offload.parameters": share} if values.get("distributed_type") == "FSDP" else {}
 
 
-def _recomputed(asked: Values) -> Any:
+def _fsdp_checkpointing_switch(asked: Values) -> Any:
     """Layer by layer, as its own wrapper does it; any other way is the script's."""
     plain = not any(asked.get(f"recompute.{key}") for key in ("every", "layers", "segments", "modules"))
-    return (asked.get("recompute.mode") == "full" and plain) if _fsdp(asked) else None
+    return (asked.get("recompute.mode") == "full" and plain) if _is_fsdp_engine(asked) else None
 
 
-def _recompute(value: Any, _: Values) -> Mapping[str, Any]:
+def _read_fsdp_checkpointing(value: Any, _: Values) -> Mapping[str, Any]:
     return {"recompute.mode": "full"} if str(value).lower() == "true" else {"?recompute.mode": "none"}
 
 
@@ -104,12 +104,12 @@ def _of_deepspeed(key: str, *, device: bool = False) -> Any:
     return out
 
 
-def _degree(axis: str) -> Key:
+def _parallelism_size_row(axis: str) -> Key:
     at = f"{M}.parallelism_config_{axis}_size"
     return Key(at=at, out=_of_fsdp2(f"mesh.{axis}"), back=lambda v, _: {f"mesh.{axis}": v}, source="commands/launch.py:906-929")
 
 
-def _device(name: str, plan: str, line: int) -> Key:
+def _offload_device_row(name: str, plan: str, line: int) -> Key:
     def back(value: Any, _: Values) -> Mapping[str, Any]:
         return {plan: plan_word({"cpu": 1, "nvme": 1, "none": 0}, value)}
 
@@ -119,34 +119,34 @@ def _device(name: str, plan: str, line: int) -> Key:
     )  # fmt: skip
 
 
-def _stage(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_zero_stage(value: Any, values: Values) -> Mapping[str, Any]:
     """The launcher's own default where no further file says the stage."""
     named = values.get(f"{D}.deepspeed_config_file") is not None
     return {"zero": value} if values.get("distributed_type") == "DEEPSPEED" and not named else {}
 
 
 KEYS = (
-    Key(at="distributed_type", out=_type, back=_engine, source="commands/config/config_args.py:78"),
-    Key(at="mixed_precision", out=_word, back=_precision, usual="no", source="commands/launch.py:1281; utils/dataclasses.py:2137"),
-    Key(at="fp16", out=lambda _: None, back=_half, source="commands/config/config_args.py:113"),
+    Key(at="distributed_type", out=_distributed_type, back=_read_distributed_type, source="commands/config/config_args.py:78"),
+    Key(at="mixed_precision", out=_mixed_precision_word, back=_read_mixed_precision, usual="no", source="commands/launch.py:1281; utils/dataclasses.py:2137"),
+    Key(at="fp16", out=lambda _: None, back=_read_fp16_switch, source="commands/config/config_args.py:113"),
     Key(at="num_processes", says="@gpus", source="commands/config/config_args.py:180"),
     Key(at="num_machines", says="@nodes", source="commands/config/config_args.py:182"),
     Key(at=f"{F}.fsdp_version", out=lambda a: {"fsdp2": 2, "fsdp1": 1}.get(a["engine"]), back=lambda *_: {}, source="commands/launch.py:514"),
-    Key(at=f"{F}.fsdp_reshard_after_forward", out=_reshard, back=_zero, usual=True, source="commands/launch.py:540"),
-    Key(at=f"{F}.fsdp_offload_params", out=_offload, back=_both, usual=False, source="commands/launch.py:521"),
-    Key(at=f"{F}.fsdp_activation_checkpointing", out=_recomputed, back=_recompute, source="commands/launch.py:600"),
-    *map(_degree, ("dp_replicate", "dp_shard", "tp", "cp")),
-    Key(at=f"{D}.zero_stage", out=_of_deepspeed("zero"), back=_stage, usual=2, source="commands/launch.py:417"),
+    Key(at=f"{F}.fsdp_reshard_after_forward", out=_reshard_after_forward, back=_read_sharding_strategy, usual=True, source="commands/launch.py:540"),
+    Key(at=f"{F}.fsdp_offload_params", out=_offloads_params, back=_read_offload_params, usual=False, source="commands/launch.py:521"),
+    Key(at=f"{F}.fsdp_activation_checkpointing", out=_fsdp_checkpointing_switch, back=_read_fsdp_checkpointing, source="commands/launch.py:600"),
+    *map(_parallelism_size_row, ("dp_replicate", "dp_shard", "tp", "cp")),
+    Key(at=f"{D}.zero_stage", out=_of_deepspeed("zero"), back=_read_zero_stage, usual=2, source="commands/launch.py:417"),
     Key(
         at=f"{D}.gradient_accumulation_steps", out=_of_deepspeed("@accumulation"), back=lambda v, _: {"@accumulation": v},
         source="commands/launch.py:452",
     ),
-    _device("offload_optimizer_device", "offload.optimizer", 424),
-    _device("offload_param_device", "offload.parameters", 431),
+    _offload_device_row("offload_optimizer_device", "offload.optimizer", 424),
+    _offload_device_row("offload_param_device", "offload.parameters", 431),
 )  # fmt: skip
 
 
-def _prefixed(at: str) -> str:
+def _prefix_fsdp_key(at: str) -> str:
     """The launcher puts the prefix before keys of FSDP that lack it (commands/launch.py:1270); an older name is taken for its newer one
     (commands/config/config_args.py:117).
     """
@@ -156,13 +156,13 @@ def _prefixed(at: str) -> str:
     return at.replace(f"{F}.", f"{F}.fsdp_", 1) if bare else at
 
 
-def _unwrapped(values: Values) -> Mapping[str, Any]:
+def _default_wrap_policy(values: Values) -> Mapping[str, Any]:
     """Without a policy the whole model is one unit (utils/dataclasses.py:1910)."""
     sharded = values.get("distributed_type") == "FSDP" and f"{F}.fsdp_auto_wrap_policy" not in values
     return {f"{F}.fsdp_auto_wrap_policy": "NO_WRAP"} if sharded else {}
 
 
-def _fixed(asked: Values) -> Mapping[str, Any]:
+def _questionnaire_keys(asked: Values) -> Mapping[str, Any]:
     """What the questionnaire of ``accelerate config`` would write besides."""
     own: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE", "debug": False, "machine_rank": 0, "main_training_function": "main", "rdzv_backend": "static",
@@ -170,21 +170,21 @@ def _fixed(asked: Values) -> Mapping[str, Any]:
     }  # fmt: skip
     if asked["engine"] == "deepspeed":
         own |= {f"{D}.deepspeed_multinode_launcher": "standard", f"{D}.zero3_init_flag": asked.get("zero") == 3}
-    if _fsdp(asked):
+    if _is_fsdp_engine(asked):
         own |= {f"{F}.fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", f"{F}.fsdp_state_dict_type": "SHARDED_STATE_DICT"}
     return own
 
 
-def _cannot(asked: Values) -> Iterator[Problem]:
+def _accelerate_plan_problems(asked: Values) -> Iterator[Problem]:
     if asked["engine"] == "deepspeed" and asked.get("offload.parameters") and asked.get("zero") != 3:  # DeepSpeed zero/config.py:157
         yield Problem(field="offload.parameters", value=asked["offload.parameters"], reason="is for zero 3 in DeepSpeed", hint="zero 3")
 
 
 FORMAT = Format(
-    name="accelerate", file="accelerate.yaml", kind="yaml", tested=VERSION, engines=tuple(_TYPES), keys=KEYS, fixed=_fixed, problems=_cannot,
+    name="accelerate", file="accelerate.yaml", kind="yaml", tested=VERSION, engines=tuple(_TYPES), keys=KEYS, fixed=_questionnaire_keys, problems=_accelerate_plan_problems,
     said={"task": "train"}, marks=frozenset({"distributed_type", "compute_environment"}),
-    rename=_prefixed,
-    absent=_unwrapped,
+    rename=_prefix_fsdp_key,
+    absent=_default_wrap_policy,
     refers=(f"{D}.deepspeed_config_file", LAUNCHED),
     strict=("",),  # config_args.py: from_yaml_file raises on unknown keys of the top
     differs={"precision.reduce": "accelerate reduces gradients in the dtype it computes in (utils/dataclasses.py:2137)"},

@@ -22,23 +22,23 @@ BARE = {f"{Z}.{name}": f"{Z}.stage3_{name}" for name in (
 """A field's own name is taken beside its alias (config_utils.py:109, zero/config.py:215-272)."""
 
 
-def _precision(width: str, master: str | None) -> Mapping[str, Any]:
+def _dtype_precision_keys(width: str, master: str | None) -> Mapping[str, Any]:
     return dict(zip((f"precision.{name}" for name in _FIELDS), (width, width, width, width, master, "fp32"), strict=True))
 
 
-def switched(value: Any) -> bool:
+def parse_pydantic_switch(value: Any) -> bool:
     """As pydantic reads a switch: words are taken too."""
     return value is True or str(value).lower() in ("true", "1", "on", "yes", "t", "y")
 
 
 def _read_precision(_: Any, values: Values) -> Mapping[str, Any]:
     """Of both switches: sixteen bits with fp32 copies, or fp32. "auto" is for the training script to say."""
-    on = [width for at, width in _SIXTEEN.items() if switched(values.get(at))]
+    on = [width for at, width in _SIXTEEN.items() if parse_pydantic_switch(values.get(at))]
     if not on and any(values.get(at) == AUTO for at in _SIXTEEN):
         return {}
     if all(values.get(at) is None for at in _SIXTEEN):  # DeepSpeed's own default, which a launcher may write another word over
         return {"?precision.name": "fp32"}
-    return _precision(on[0], "fp32") if on else _precision("fp32", None)
+    return _dtype_precision_keys(on[0], "fp32") if on else _dtype_precision_keys("fp32", None)
 
 
 def _offload_share(value: Any, values: Values) -> Mapping[str, Any]:
@@ -46,7 +46,7 @@ def _offload_share(value: Any, values: Values) -> Mapping[str, Any]:
     return {"offload.optimizer": plan_word(known, value)}
 
 
-def _buckets(asked: Values) -> Mapping[str, Any]:
+def _zero_bucket_sizes(asked: Values) -> Mapping[str, Any]:
     """The sizes that the sheet is of, said out: an "auto" in their place would be transformers' sizes."""
     if not asked.get("zero"):
         return {}
@@ -59,7 +59,7 @@ def _buckets(asked: Values) -> Mapping[str, Any]:
     return {**sizes, **(third if asked["zero"] == 3 else {})}
 
 
-def _cannot(asked: Values) -> Iterator[Problem]:
+def _deepspeed_plan_problems(asked: Values) -> Iterator[Problem]:
     if asked.get("zero") and asked.get("mesh.dp_replicate", 1) > 1:
         yield Problem(
             field="mesh.dp_replicate",
@@ -71,7 +71,7 @@ def _cannot(asked: Values) -> Iterator[Problem]:
         yield Problem(field="offload.parameters", value=asked["offload.parameters"], reason="is for zero 3 in DeepSpeed", hint="zero 3")
 
 
-def _moves(values: Values, asked: Values) -> Iterator[Moved]:
+def _bucket_size_moves(values: Values, asked: Values) -> Iterator[Moved]:
     """Buckets of other sizes than the sheet's, in bytes of the gradients' width; a flush holds up to two more copies (zero/stage3.py:730)."""
     width, zero, hidden = (4 if asked.get("precision.gradients") == "fp32" else 2), values.get(f"{Z}.stage") or 0, asked.get("@hidden")
     live = {"reduce_bucket_size": (BUCKETS.reduce_bucket, 3, 1.0), "stage3_prefetch_bucket_size": (BUCKETS.prefetch, 1, 0.9)}
@@ -95,7 +95,7 @@ def _moves(values: Values, asked: Values) -> Iterator[Moved]:
         yield Moved(at=f"{Z}.stage3_max_live_parameters", why=f"{most:,.0f}", low_bytes=min(0, change), high_bytes=max(0, change))
 
 
-def _groups(values: Values) -> Mapping[str, Any]:
+def _zenflow_group(values: Values) -> Mapping[str, Any]:
     """A group that moves states about in its own way, by its name."""
     return {f"{Z}.zenflow": "set"} if any(at.startswith(f"{Z}.zenflow.") for at in values) else {}
 
@@ -134,7 +134,7 @@ KEYS = (
 
 FORMAT = Format(
     name="deepspeed", file="ds_config.json", kind="json", tested=VERSION, engines=("deepspeed",), keys=KEYS, said={"engine": "deepspeed"},
-    fixed=_buckets, problems=_cannot, moves=_moves, rename=lambda at: BARE.get(at, at), absent=_groups,
+    fixed=_zero_bucket_sizes, problems=_deepspeed_plan_problems, moves=_bucket_size_moves, rename=lambda at: BARE.get(at, at), absent=_zenflow_group,
     weighed=frozenset(f"{Z}.{name}" for name in (
         "reduce_bucket_size", "overlap_comm", "stage3_prefetch_bucket_size", "stage3_max_live_parameters",
     )),

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.exchange.shared.allocator_env import ALLOCATOR, OLDER, ON, switched
+from memsheet.exchange.shared.allocator_env import ALLOCATOR, OLDER, ON, read_allocator_conf
 from memsheet.exchange.shared.file_format import Format, Key, Values
 
 VERSION = "PyTorchJob kubeflow.org/v1 (Kubeflow's training operator since its pull request 1840)"
@@ -24,13 +24,13 @@ IMAGE = "registry.example/your-image-with-torch:tag"
 _PLAIN = re.compile(r"[^a-z0-9-]+")
 
 
-def _name(asked: Values) -> str:
+def _pytorchjob_name(asked: Values) -> str:
     """A DNS label (Kubernetes, names of objects): small letters, digits and dashes; a letter first, short enough for the pods' suffixes."""
     plain = _PLAIN.sub("-", str(asked.get("@model") or "").lower()).strip("-")
     return f"memsheet-{plain}"[:48].rstrip("-")
 
 
-def _containers(asked: Values) -> list[dict[str, Any]]:
+def _pytorch_containers(asked: Values) -> list[dict[str, Any]]:
     """The one container; the operator looks for it by the name pytorch. Arguments are a list: no shell reads them."""
     flags = [f"--nnodes={asked['@nodes']}", f"--nproc-per-node={asked['@per_node']}"]
     env = {"env": [{"name": ALLOCATOR, "value": ON}]} if asked.get("allocator.expandable_segments") else {}
@@ -50,18 +50,18 @@ def _read_containers(value: Any, values: Values) -> Mapping[str, Any]:
     held = [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
     one = next((one for one in held if one.get("name") == "pytorch"), {})
     found: dict[str, Any] = {}
-    each = {repr(count): count for at in (MASTER, WORKER) if (count := _cards(values.get(f"{at}.{PODS}"))) is not None}
+    each = {repr(count): count for at in (MASTER, WORKER) if (count := _pod_gpu_limit(values.get(f"{at}.{PODS}"))) is not None}
     if each:
         count = next(iter(each.values())) if len(each) == 1 else list(each.values())  # pods unlike one another are no count
-        nodes, found["@per_node"] = _nodes(values), count
+        nodes, found["@per_node"] = _pytorchjob_nodes(values), count
         found |= {"@gpus": count * nodes} if isinstance(count, int) and isinstance(nodes, int) else {}
     for variable in one.get("env") or () if isinstance(one.get("env"), list) else ():
         if isinstance(variable, Mapping) and variable.get("name") in (ALLOCATOR, OLDER):
-            found |= switched(variable.get("value"), values)
+            found |= read_allocator_conf(variable.get("value"), values)
     return found
 
 
-def _cards(containers: Any) -> Any:
+def _pod_gpu_limit(containers: Any) -> Any:
     """The limit of GPUs of a pod's containers that have one, a text of digits as its number."""
     for one in containers if isinstance(containers, list) else ():
         resources = one.get("resources") if isinstance(one, Mapping) else None
@@ -72,7 +72,7 @@ def _cards(containers: Any) -> Any:
     return None
 
 
-def _nodes(values: Values) -> Any:
+def _pytorchjob_nodes(values: Values) -> Any:
     """Pods of both kinds; what is no count is handed on, to be told."""
     counts = [
         values.get(f"{MASTER}.replicas", 1 if any(at.startswith(MASTER) for at in values) else 0),
@@ -86,16 +86,16 @@ def _per_pod(value: Any, values: Values) -> Mapping[str, Any]:
     """Processes of a pod: a number, which is a text here, or a word for what the pod has."""
     if not str(value).isdigit() or len(str(value)) > 7:
         return {}
-    nodes = _nodes(values)
+    nodes = _pytorchjob_nodes(values)
     return {"@per_node": int(value), **({"@gpus": int(value) * nodes} if isinstance(nodes, int) else {})}
 
 
-def _pod(at: str, *, alone: bool) -> tuple[Key, ...]:
+def _replica_rows(at: str, *, alone: bool) -> tuple[Key, ...]:
     """The rows of one kind of pod. ``alone``: it is there even in a job of one node."""
     return (
-        Key(at=f"{at}.replicas", out=lambda a: 1 if alone else (a["@nodes"] - 1 or None), back=lambda _, values: {"@nodes": _nodes(values)}, source=SOURCE),
+        Key(at=f"{at}.replicas", out=lambda a: 1 if alone else (a["@nodes"] - 1 or None), back=lambda _, values: {"@nodes": _pytorchjob_nodes(values)}, source=SOURCE),
         Key(at=f"{at}.restartPolicy", out=lambda a: "Never" if alone or a["@nodes"] > 1 else None, back=lambda *_: {}, source=SOURCE),
-        Key(at=f"{at}.{PODS}", out=lambda a: _containers(a) if alone or a["@nodes"] > 1 else None, back=_read_containers, source=SOURCE),
+        Key(at=f"{at}.{PODS}", out=lambda a: _pytorch_containers(a) if alone or a["@nodes"] > 1 else None, back=_read_containers, source=SOURCE),
     )  # fmt: skip
 
 
@@ -103,8 +103,8 @@ FORMAT = Format(
     name="kubernetes", file="kubernetes.yaml", kind="yaml", tested=VERSION,
     engines=("transformers", "fsdp2", "fsdp1", "deepspeed", "torchtitan", "megatron", "torchtune", "litgpt", "llm-foundry", "internevo"),
     keys=(
-        Key(at="metadata.name", out=_name, back=lambda *_: {}, source="kubernetes.io/docs/concepts/overview/working-with-objects/names"),
-        *_pod(MASTER, alone=True), *_pod(WORKER, alone=False),
+        Key(at="metadata.name", out=_pytorchjob_name, back=lambda *_: {}, source="kubernetes.io/docs/concepts/overview/working-with-objects/names"),
+        *_replica_rows(MASTER, alone=True), *_replica_rows(WORKER, alone=False),
         Key(at="spec.nprocPerNode", out=lambda a: str(a["@per_node"]), back=_per_pod, source="kubeflow/trainer pull request 1840"),
     ),
     fixed=lambda _: {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob"},

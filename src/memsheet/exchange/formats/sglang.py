@@ -11,7 +11,7 @@ from memsheet.errors import Problem
 from memsheet.exchange.shared import serve_adapters as adapters
 from memsheet.exchange.shared import serve_command as serving
 from memsheet.exchange.shared import serve_drafts as drafts
-from memsheet.exchange.shared.allocator_env import segments
+from memsheet.exchange.shared.allocator_env import allocator_conf_rows
 from memsheet.exchange.shared.file_format import Format, Key, Values
 from memsheet.exchange.shared.flag_abbreviations import whole_names
 from memsheet.exchange.shared.serve_command import Command
@@ -46,37 +46,37 @@ HOW = Command(
 )  # fmt: skip
 
 
-def _parse(text: str) -> Mapping[str, Any]:
+def _parse_sglang_command(text: str) -> Mapping[str, Any]:
     """The command's flags; "auto" is what the engine takes anyway."""
-    return {at: value for at, value in serving.parse(HOW, text, (key.at for key in KEYS)).items() if value != "auto"}
+    return {at: value for at, value in serving.parse_server_command(HOW, text, (key.at for key in KEYS)).items() if value != "auto"}
 
 
-def _stages(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_pp_size(value: Any, values: Values) -> Mapping[str, Any]:
     """Stages, and the GPUs that the command takes in all (server_args.py:589): groups of data-parallel attention are among those of tp."""
     sizes = [value, values.get("--tp-size", 1), 1 if values.get(OLD_GROUPS) is True else values.get("--dp-size", 1)]
     whole = all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
     return {"mesh.pp": value, **({"@gpus": sizes[0] * sizes[1] * sizes[2]} if whole else {})}
 
 
-def _copies(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_dp_size(value: Any, values: Values) -> Mapping[str, Any]:
     """Replicas, or as it was said before there was a flag for them, groups of data-parallel attention (arg_groups/parallel_hook.py:41)."""
     return {"mesh.attn_dp": value, "mesh.dp_replicate": 1} if values.get(OLD_GROUPS) is True else {"mesh.dp_replicate": value}
 
 
-def _sent(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_moe_a2a_backend(value: Any, values: Values) -> Mapping[str, Any]:
     """Experts are then dealt to all ranks, whatever --ep-size says (arg_groups/overrides.py:1611)."""
     if value != "deepep":
         return {} if value == "none" else {"serving.dispatch": value}
     return {"serving.dispatch": value, "mesh.ep": values.get("--tp-size", 1)}
 
 
-def _groups(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_attention_dp_size(value: Any, values: Values) -> Mapping[str, Any]:
     """Of both spellings, this one counts (arg_groups/parallel_hook.py:52)."""
     return {} if value == 1 and values.get(OLD_GROUPS) is True else {"mesh.attn_dp": value}
 
 
-def _cannot(asked: Values) -> Iterator[Problem]:
-    yield from serving.cannot(asked)
+def _sglang_plan_problems(asked: Values) -> Iterator[Problem]:
+    yield from serving.unservable_problems(asked)
     yield from adapters.no_room(asked)
     if asked.get("@nodes", 1) > 1:
         yield Problem(field="nodes", value=asked["@nodes"], reason="is not one command", hint="a plan of one node")
@@ -91,12 +91,12 @@ KEYS = (
     *serving.PLACES,
     Key(at="--model-path", says="@model", back=lambda v, _: {"@model": str(v)}, source="model.py:51"),
     Key(at="--tp-size", says="mesh.tp", usual=1, source="parallel.py:45"),
-    Key(at="--pp-size", says="mesh.pp", back=_stages, usual=1, source="parallel.py:59"),
-    Key(at="--dp-size", out=lambda a: a.get("mesh.dp_replicate"), back=_copies, usual=1, source="parallel.py:73"),
-    Key(at="--attn-dp-size", out=lambda a: a.get("mesh.attn_dp"), back=_groups, usual=1, source="parallel.py:81"),
+    Key(at="--pp-size", says="mesh.pp", back=_read_pp_size, usual=1, source="parallel.py:59"),
+    Key(at="--dp-size", out=lambda a: a.get("mesh.dp_replicate"), back=_read_dp_size, usual=1, source="parallel.py:73"),
+    Key(at="--attn-dp-size", out=lambda a: a.get("mesh.attn_dp"), back=_read_attention_dp_size, usual=1, source="parallel.py:81"),
     Key(at=OLD_GROUPS, out=lambda _: None, back=lambda *_: {}, usual=False, source="parallel.py:194: --dp-size counts groups beside it"),
     Key(
-        at=SENT, out=lambda a: "deepep" if a.get("serving.dispatch") == "deepep" else None, back=_sent, source="moe.py, overrides.py:1611",
+        at=SENT, out=lambda a: "deepep" if a.get("serving.dispatch") == "deepep" else None, back=_read_moe_a2a_backend, source="moe.py, overrides.py:1611",
     ),
     Key(
         at="--moe-dense-tp-size", out=lambda a: 1 if a.get("serving.dp_dense") else None, source="parallel.py:289",
@@ -109,7 +109,7 @@ KEYS = (
     Key(
         at="--ep-size", says="mesh.ep", back=lambda v, values: {} if values.get(SENT) == "deepep" else {"mesh.ep": v}, usual=1, source="parallel.py:281",
     ),
-    *segments(),
+    *allocator_conf_rows(),
     *adapters.SGLANG_KEYS,
     *drafts.SGLANG_KEYS,
     Key(at=LAYERS, out=serving.partition_out, back=serving.partition_back, source="srt/distributed/utils.py:118"),
@@ -258,7 +258,7 @@ _UNMODELLED: dict[str, tuple[Any, ...]] = {
 FORMAT = Format(
     name="sglang", file="sglang.sh", kind="shell", tested=VERSION, engines=("sglang",), keys=KEYS, marks=frozenset({"--model-path"}),
     beside=serving.BESIDE | adapters.SGLANG_BESIDE, known=frozenset(f"--{name}" for name in _KNOWN.split()),
-    unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}}, taken=serving.taken, released=sglang_of, problems=_cannot, strict=("",),
+    unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}}, taken=serving.variable_default_remarks, released=sglang_of, problems=_sglang_plan_problems, strict=("",),
     rename=whole_names(frozenset(f"--{name}" for name in (*_KNOWN.split(), *_UNMODELLED)) | {key.at for key in KEYS}),
-    said={"task": "infer", "engine": "sglang"}, fixed=drafts.chain, compose=lambda values, _: serving.compose(HOW, values), parse=_parse,
+    said={"task": "infer", "engine": "sglang"}, fixed=drafts.draft_chain_width, compose=lambda values, _: serving.compose_server_command(HOW, values), parse=_parse_sglang_command,
 )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from memsheet.errors import Problem
-from memsheet.exchange.shared.allocator_env import segments
+from memsheet.exchange.shared.allocator_env import allocator_conf_rows
 from memsheet.exchange.shared.file_format import Format, Key, Values
 from memsheet.exchange.shared.serve_command import SCRIPTS, one_node, server_of
 from memsheet.plan.device import parse_gpus
@@ -48,37 +48,37 @@ _Block.add_representer(
 )
 
 
-def _compose(values: Values, _: Values) -> str:
-    from memsheet.exchange import nested
+def _compose_skypilot_task(values: Values, _: Values) -> str:
+    from memsheet.exchange import nest_dotted_keys
 
-    tree = nested(values)
+    tree = nest_dotted_keys(values)
     return yaml.dump({key: tree[key] for key in ORDER if key in tree}, Dumper=_Block, sort_keys=False)
 
 
-def _accelerators(asked: Values) -> str | None:
-    card = ACCELERATORS.get(_card(asked))
+def _skypilot_accelerators(asked: Values) -> str | None:
+    card = ACCELERATORS.get(_gpu_name(asked))
     return f"{card}:{asked['@per_node']}" if card else None
 
 
-def _card(asked: Values) -> str:
+def _gpu_name(asked: Values) -> str:
     named = asked.get("gpus")
     return parse_gpus(str(named))[1] if named else ""
 
 
-def _run(asked: Values) -> str:
+def _run_section(asked: Values) -> str:
     script = SCRIPTS.get(asked["engine"])
     return SERVE.format(script=script) if script else RUN
 
 
-def _runs(value: Any, _: Values) -> Mapping[str, Any]:
+def _read_run_section(value: Any, _: Values) -> Mapping[str, Any]:
     """What a task starts: a server's command where its script is run, a job else."""
     serves = any(f"bash {script}" in str(value) for script in SCRIPTS.values())
     return {"task": "infer" if serves else "train"}
 
 
-def _problems(asked: Values) -> Iterator[Problem]:
+def _skypilot_plan_problems(asked: Values) -> Iterator[Problem]:
     yield from one_node(asked)
-    if _card(asked) not in ACCELERATORS:
+    if _gpu_name(asked) not in ACCELERATORS:
         known = ", ".join(sorted(ACCELERATORS))
         yield Problem(
             field="gpus",
@@ -108,12 +108,12 @@ FORMAT = Format(
         Key(at="name", out=lambda a: _PLAIN.sub("-", str(a.get("@model") or "")).strip("-")[:60].rstrip("-") or "memsheet", back=lambda *_: {},
             source=SCHEMA),
         Key(at="num_nodes", says="@nodes", usual=1, source=DOCS),
-        Key(at="resources.accelerators", out=_accelerators, back=_per_node, source=DOCS),
-        Key(at="run", out=_run, back=_runs, source=DOCS),
-        *segments("envs."),
+        Key(at="resources.accelerators", out=_skypilot_accelerators, back=_per_node, source=DOCS),
+        Key(at="run", out=_run_section, back=_read_run_section, source=DOCS),
+        *allocator_conf_rows("envs."),
     ),
     fixed=lambda asked: {"workdir": "."} if asked["engine"] in SCRIPTS else {"workdir": ".", "envs.TRAIN": "train.py"},
-    marks=frozenset({"num_nodes", "resources", "file_mounts"}), beside=frozenset({"*"}), compose=_compose, problems=_problems, along=server_of,
+    marks=frozenset({"num_nodes", "resources", "file_mounts"}), beside=frozenset({"*"}), compose=_compose_skypilot_task, problems=_skypilot_plan_problems, along=server_of,
     known=frozenset({
         "workdir.url", "workdir.ref", "workdir", "setup", "envs", "envs.*", "secrets", "secrets.*", "managed_secrets", "file_mounts.*", "volumes.*",
         "service.*", "pool.*", "config.*", "event_callback", "file_mounts_mapping.*", "volume_mounts", "api_server_access", "inputs.*", "outputs.*",

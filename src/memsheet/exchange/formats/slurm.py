@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memsheet.exchange.shared.allocator_env import ALLOCATOR, OLDER, segments
+from memsheet.exchange.shared.allocator_env import ALLOCATOR, OLDER, allocator_conf_rows
 from memsheet.exchange.shared.file_format import UNSET, Format, Key, Values
 from memsheet.exchange.shared.serve_command import SCRIPTS, one_node, server_of
-from memsheet.exchange.shared.serve_script import unset
+from memsheet.exchange.shared.serve_script import has_unset_placeholder
 
 VERSION = "sbatch as its manual says (Slurm)"
 RUNS, TORCHRUN = "$runs", "torchrun"
@@ -29,7 +29,7 @@ _RANGE = re.compile(r"\d{1,7}-\d{1,7}")
 _GPUS = re.compile(r"(?:gpu:)?(?:[A-Za-z0-9_-]+:)?(\d{1,6})")
 
 
-def _compose(values: Values, _: Values) -> str:
+def _compose_slurm_script(values: Values, _: Values) -> str:
     """Directives take no quotes, so that a name is written in plain letters; the rest is the cluster's own environment."""
     directives = [f"#SBATCH --{at[1:]}={_PLAIN.sub('-', str(value))}" for at, value in values.items() if at.startswith("#")]
     named = [f"export {name}={shlex.quote(str(values[name]))}" for name in (ALLOCATOR,) if name in values]
@@ -44,13 +44,15 @@ def _compose(values: Values, _: Values) -> str:
     return "\n".join(["#!/usr/bin/env bash", *directives, "set -euo pipefail", *named, first, " \\\n  ".join(launch), ""])
 
 
-def _parse(text: str) -> Mapping[str, Any]:
+def _parse_slurm_script(text: str) -> Mapping[str, Any]:
     """The directives, and what is exported; nothing is run."""
     found: dict[str, Any] = {}
     for line in text.splitlines():
         if _DIRECTIVE.match(line):
-            for name, value in _options(line):
-                found[f"#{name}"] = int(value) if value and value.isdigit() and len(value) < 8 else UNSET if _open(name, value) else value
+            for name, value in _sbatch_options(line):
+                found[f"#{name}"] = (
+                    int(value) if value and value.isdigit() and len(value) < 8 else UNSET if _is_open_number(name, value) else value
+                )
         elif line.startswith((f"export {ALLOCATOR}=", f"export {OLDER}=")):
             found[ALLOCATOR] = line.partition("=")[2]
         elif line.startswith("srun "):
@@ -58,7 +60,7 @@ def _parse(text: str) -> Mapping[str, Any]:
     return _with_nodes(found)
 
 
-def _options(line: str) -> Iterator[tuple[str, str | None]]:
+def _sbatch_options(line: str) -> Iterator[tuple[str, str | None]]:
     """Options of a directive by their long names, of which a line may have several, up to a comment."""
     at = len("#SBATCH")
     while option := _OPTION.match(line, at):
@@ -75,10 +77,10 @@ def _with_nodes(found: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _open(name: str, value: str | None) -> bool:
+def _is_open_number(name: str, value: str | None) -> bool:
     """Whether a number is left open: by a place to fill in, by a word, or as from one number of nodes to another (sbatch(1))."""
     words = name == "nodes" and value is not None and (_RANGE.fullmatch(value) is not None or not any(map(str.isdigit, value)))
-    return unset(value) or words
+    return has_unset_placeholder(value) or words
 
 
 def _per_node(value: Any, values: Values) -> Mapping[str, Any]:
@@ -120,10 +122,10 @@ FORMAT = Format(
         Key(at="#gres", out=lambda _: None, back=_per_node, source="sbatch(1)"),
         Key(at="#gpus", out=lambda _: None, back=_of_the_job, source="sbatch(1)"),
         Key(at="#gpus-per-task", out=lambda _: None, back=_of_tasks, source="sbatch(1)"),
-        *segments(),
+        *allocator_conf_rows(),
     ),
     fixed=lambda _: {"#ntasks-per-node": 1},  # torchrun starts the ranks of its node
-    marks=frozenset({"#nodes", "#gpus-per-node", "#gres", "#gpus", "#gpus-per-task", "#ntasks", "#ntasks-per-node"}), beside=frozenset({"*"}), compose=_compose, parse=_parse,
+    marks=frozenset({"#nodes", "#gpus-per-node", "#gres", "#gpus", "#gpus-per-task", "#ntasks", "#ntasks-per-node"}), beside=frozenset({"*"}), compose=_compose_slurm_script, parse=_parse_slurm_script,
     known=frozenset({
         f"#{name}" for name in (
             "ntasks-per-node", "ntasks", "time", "partition", "account", "qos", "output", "error", "mem", "cpus-per-task", "exclusive",

@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.exchange.shared.allocator_env import ALLOCATOR, OLDER, segments
+from memsheet.exchange.shared.allocator_env import ALLOCATOR, OLDER, allocator_conf_rows
 from memsheet.exchange.shared.file_format import UNSET, Format, Key, Values
-from memsheet.exchange.shared.launched_script import TORCHRUN, filled_commands, started
-from memsheet.exchange.shared.serve_script import unset
+from memsheet.exchange.shared.launched_script import TORCHRUN, filled_commands, find_launcher
+from memsheet.exchange.shared.serve_script import has_unset_placeholder
 
 VERSION = "torch 2.13.0"
 NODES = (
@@ -24,7 +24,7 @@ NODES = (
 )
 
 
-def _compose(values: Values, asked: Values) -> str:
+def _compose_torchrun_script(values: Values, asked: Values) -> str:
     """Shell text: every value that a plan says is quoted, and the addresses of several nodes are the environment's."""
     named = [f"export {name}={shlex.quote(str(values[name]))}" for name in (ALLOCATOR,) if name in values]
     flags = [f"{at}={shlex.quote(str(value))}" for at, value in values.items() if at.startswith("--")]
@@ -34,7 +34,7 @@ def _compose(values: Values, asked: Values) -> str:
     return "\n".join(["#!/usr/bin/env bash", "set -euo pipefail", *named, launch, ""])
 
 
-def _parse(text: str) -> Mapping[str, Any]:
+def _parse_torchrun_script(text: str) -> Mapping[str, Any]:
     """Flags of the first ``torchrun`` and what is exported before it; nothing is run."""
     found: dict[str, Any] = {}
     for words in filled_commands(text):
@@ -42,13 +42,13 @@ def _parse(text: str) -> Mapping[str, Any]:
             name, _, value = word.partition("=")
             if name in (ALLOCATOR, OLDER) and value:
                 found[ALLOCATOR] = value
-        start = started(words)
+        start = find_launcher(words)
         if start is not None and start[0] == TORCHRUN:
-            return {**found, **_flags(words[start[1] :])}
+            return {**found, **_parse_torchrun_flags(words[start[1] :])}
     return found
 
 
-def _flags(words: list[str]) -> Mapping[str, Any]:
+def _parse_torchrun_flags(words: list[str]) -> Mapping[str, Any]:
     """Flags until the script's own name: `--a=b`, `--a b`, with dashes or underscores."""
     found: dict[str, Any] = {}
     rest = iter(words)
@@ -58,11 +58,11 @@ def _flags(words: list[str]) -> Mapping[str, Any]:
         name, equals, value = word.partition("=")
         name = "--" + name[2:].replace("_", "-")
         value = value if equals or name == "--standalone" else next(rest, "")
-        found[name] = int(value) if value.isdigit() and len(value) < 8 else UNSET if unset(value) else value
+        found[name] = int(value) if value.isdigit() and len(value) < 8 else UNSET if has_unset_placeholder(value) else value
     return found
 
 
-def _ranks(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_torchrun_ranks(value: Any, values: Values) -> Mapping[str, Any]:
     nodes = values.get("--nnodes", 1)
     known = isinstance(value, int) and isinstance(nodes, int)
     return {"@per_node": value, "@gpus": value * nodes} if known else {}
@@ -72,10 +72,10 @@ FORMAT = Format(
     name="torchrun", file="torchrun.sh", kind="shell", tested=VERSION,
     engines=("transformers", "fsdp2", "fsdp1", "deepspeed", "torchtitan", "megatron", "torchtune", "litgpt", "llm-foundry", "internevo"),
     keys=(
-        *segments(),
+        *allocator_conf_rows(),
         Key(at="--nnodes", says="@nodes", usual=1, source="torch/distributed/run.py"),
-        Key(at="--nproc-per-node", says="@per_node", back=_ranks, source="torch/distributed/run.py"),
+        Key(at="--nproc-per-node", says="@per_node", back=_read_torchrun_ranks, source="torch/distributed/run.py"),
     ),
-    marks=frozenset({"--nproc-per-node", "--nnodes"}), beside=frozenset({"*"}), compose=_compose, parse=_parse,
+    marks=frozenset({"--nproc-per-node", "--nnodes"}), beside=frozenset({"*"}), compose=_compose_torchrun_script, parse=_parse_torchrun_script,
     known=frozenset(NODES), said={"task": "train"},
 )  # fmt: skip

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.exchange.shared.allocator_env import ALLOCATOR, OLDER, ON, switched
+from memsheet.exchange.shared.allocator_env import ALLOCATOR, OLDER, ON, read_allocator_conf
 from memsheet.exchange.shared.file_format import Format, Key, Values
 
 VERSION = "TrainJob trainer.kubeflow.org/v1alpha1 (Kubeflow Trainer 8c0f505)"
@@ -21,38 +21,38 @@ RUNTIME = "torch-distributed"  # manifests/base/runtimes/torch_distributed.yaml
 _PLAIN = re.compile(r"[^a-z0-9-]+")
 
 
-def _name(asked: Values) -> str:
+def _trainjob_name(asked: Values) -> str:
     """A DNS label: small letters, digits and dashes; a letter first, short enough for the pods' suffixes."""
     plain = _PLAIN.sub("-", str(asked.get("@model") or "").lower()).strip("-")
     return f"memsheet-{plain}"[:48].rstrip("-")
 
 
-def _command(asked: Values) -> list[str]:
+def _torchrun_command(asked: Values) -> list[str]:
     """Arguments are a list: no shell reads them."""
     return ["torchrun", f"--nnodes={asked['@nodes']}", f"--nproc-per-node={asked['@per_node']}", "train.py"]
 
 
-def _environment(asked: Values) -> Any:
+def _trainer_env_entries(asked: Values) -> Any:
     return [{"name": ALLOCATOR, "value": ON}] if asked.get("allocator.expandable_segments") else None
 
 
-def _switched(value: Any, _: Values) -> Mapping[str, Any]:
+def _read_trainer_env(value: Any, _: Values) -> Mapping[str, Any]:
     for one in value if isinstance(value, list) else ():
         if isinstance(one, Mapping) and one.get("name") in (ALLOCATOR, OLDER):
-            return switched(one.get("value"), {})
+            return read_allocator_conf(one.get("value"), {})
     return {}
 
 
-def _cards(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_node_gpu_limit(value: Any, values: Values) -> Mapping[str, Any]:
     """Cards of a node: its limit, a text of digits as its number. Without one the runtime's own counts, which is not in the file."""
     limits = value.get("limits") if isinstance(value, Mapping) else None
     count = limits.get(GPU) if isinstance(limits, Mapping) else None
     if count is None or f"{T}.numProcPerNode" in values:
         return {}
-    return _ranks(int(count) if isinstance(count, str) and count.isdigit() and len(count) < 8 else count, values)
+    return _rank_count_keys(int(count) if isinstance(count, str) and count.isdigit() and len(count) < 8 else count, values)
 
 
-def _ranks(value: Any, values: Values) -> Mapping[str, Any]:
+def _rank_count_keys(value: Any, values: Values) -> Mapping[str, Any]:
     nodes = values.get(f"{T}.numNodes", 1)
     whole = all(isinstance(count, int) and not isinstance(count, bool) for count in (value, nodes))
     return {"@per_node": value, **({"@gpus": value * nodes} if whole else {})}
@@ -62,12 +62,12 @@ FORMAT = Format(
     name="trainjob", file="trainjob.yaml", kind="yaml", tested=VERSION,
     engines=("transformers", "fsdp2", "fsdp1", "deepspeed", "torchtitan", "megatron", "torchtune", "litgpt", "llm-foundry", "internevo"),
     keys=(
-        Key(at="metadata.name", out=_name, back=lambda *_: {}, source="kubernetes.io/docs/concepts/overview/working-with-objects/names"),
+        Key(at="metadata.name", out=_trainjob_name, back=lambda *_: {}, source="kubernetes.io/docs/concepts/overview/working-with-objects/names"),
         Key(at=f"{T}.numNodes", says="@nodes", usual=1, source=SOURCE),
-        Key(at=f"{T}.numProcPerNode", out=lambda a: a["@per_node"], back=_ranks, source=SOURCE),
-        Key(at=f"{T}.resourcesPerNode", out=lambda a: {"limits": {GPU: a["@per_node"]}}, back=_cards, source=SOURCE),
-        Key(at=f"{T}.env", out=_environment, back=_switched, source=SOURCE),
-        Key(at=f"{T}.command", out=_command, back=lambda *_: {}, source=SOURCE),
+        Key(at=f"{T}.numProcPerNode", out=lambda a: a["@per_node"], back=_rank_count_keys, source=SOURCE),
+        Key(at=f"{T}.resourcesPerNode", out=lambda a: {"limits": {GPU: a["@per_node"]}}, back=_read_node_gpu_limit, source=SOURCE),
+        Key(at=f"{T}.env", out=_trainer_env_entries, back=_read_trainer_env, source=SOURCE),
+        Key(at=f"{T}.command", out=_torchrun_command, back=lambda *_: {}, source=SOURCE),
     ),
     fixed=lambda _: {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "spec.runtimeRef.name": RUNTIME, f"{T}.image": IMAGE},
     marks=frozenset({"apiVersion"}), needs={"kind": "TrainJob"}, beside=frozenset({"*"}), whole=frozenset({f"{T}.resourcesPerNode"}),

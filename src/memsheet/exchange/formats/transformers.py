@@ -23,12 +23,12 @@ OPTIMIZERS = {
 _ALSO = {"adamw_8bit": ("adamw_8bit", "bnb"), "adamw_hf": ("adamw", "foreach")}
 
 
-def _optim(value: Any, _: Values) -> Mapping[str, Any]:
+def _read_optim_name(value: Any, _: Values) -> Mapping[str, Any]:
     found = _ALSO.get(str(value)) or next((pair for pair, name in OPTIMIZERS.items() if name == value), (str(value), None))
     return dict(zip(("optimizer.name", "optimizer.implementation"), found, strict=True))
 
 
-def _engine(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_fsdp_argument(value: Any, values: Values) -> Mapping[str, Any]:
     """Of ``fsdp``: a switch now, words in older files; DeepSpeed where its file is named, else replicas."""
     if values.get("deepspeed"):
         return {"engine": "deepspeed"}
@@ -39,17 +39,19 @@ def _engine(value: Any, values: Values) -> Mapping[str, Any]:
     return {"engine": "fsdp1" if str(values.get(f"{F}.version", 2)) == "1" else "fsdp2", **older}
 
 
-def _sharded(values: Values) -> bool:
+def _is_fsdp_sharded(values: Values) -> bool:
     return bool(values.get("fsdp")) and not values.get("deepspeed")
 
 
-def _switch(word: str) -> Key:
+def _half_precision_row(word: str) -> Key:
     def back(value: Any, values: Values) -> Mapping[str, Any]:
         if values.get("deepspeed") and value is True:
             return with_master(word)  # unless the DeepSpeed file says it: its "auto" is this (integrations/deepspeed.py:183)
         if value is not True:
             return {} if values.get("bf16") is True or values.get("fp16") is True else {"?precision.name": "fp32"}
-        reduced = {"precision.reduce": word} if _sharded(values) else {"?precision.reduce": "fp32"}  # accelerate utils/dataclasses.py:2137
+        reduced = (
+            {"precision.reduce": word} if _is_fsdp_sharded(values) else {"?precision.reduce": "fp32"}
+        )  # accelerate utils/dataclasses.py:2137
         kept = {f"?precision.{key}": "fp32" for key in ("parameters", "gradients", "moments")}
         return {"precision.compute": word, **reduced, **kept}
 
@@ -60,7 +62,7 @@ def _switch(word: str) -> Key:
     return Key(at=word, out=out, back=back, usual=False, source="training_args.py:874-880")
 
 
-def _plain(asked: Values) -> bool:
+def _is_plain_recompute(asked: Values) -> bool:
     return not any(asked.get(f"recompute.{key}") for key in ("every", "layers", "segments", "modules"))
 
 
@@ -68,11 +70,11 @@ def _of_fsdp(make: Any) -> Any:
     return lambda asked: make(asked) if asked["engine"] == "fsdp2" else None
 
 
-def _both(value: Any, values: Values) -> Mapping[str, Any]:
-    return {"offload.optimizer": int(bool(value)), "offload.parameters": int(bool(value))} if _sharded(values) else {}
+def _read_offload_switch(value: Any, values: Values) -> Mapping[str, Any]:
+    return {"offload.optimizer": int(bool(value)), "offload.parameters": int(bool(value))} if _is_fsdp_sharded(values) else {}
 
 
-def loaded(value: Any, values: Values) -> Mapping[str, Any]:
+def read_model_dtype(value: Any, values: Values) -> Mapping[str, Any]:
     """Parameters in sixteen bits have gradients and moments of sixteen, and are reduced so; mixed precision then casts nothing. Sharding with it
     makes them fp32 (accelerate fsdp_utils.py:814). Adapters have a dtype of their own beside a base of this one.
     """
@@ -82,13 +84,13 @@ def loaded(value: Any, values: Values) -> Mapping[str, Any]:
     mixed = next((width for width in ("bf16", "fp16") if values.get(width) is True), "")
     if values.get(f"{SCRIPT}.lora_rank"):
         return {"precision.parameters": word, "precision.compute": mixed or word}
-    if mixed and _sharded(values):
+    if mixed and _is_fsdp_sharded(values):
         return {}
     told = {f"precision.{name}": word for name in ("parameters", "gradients", "moments")}
     return {**told, "precision.reduce": word, **({} if mixed else {"precision.compute": word})}
 
 
-def _loss(value: Any, _: Values) -> Mapping[str, Any]:
+def _read_trl_loss_type(value: Any, _: Values) -> Mapping[str, Any]:
     return {"loss": "chunked"} if value == CHUNKED else {}
 
 
@@ -111,7 +113,7 @@ WIDE_TENSORS = 6
 """Of a layer, at most, that are fp32 where its norms are: each of two norms keeps its input and what it scaled, and two sums pass along it. A bound."""
 
 
-def _cast(asked: Values) -> Moved:
+def _kbit_upcast_move(asked: Values) -> Moved:
     """What peft casts to fp32 is all that is not quantized: both tables by two bytes an element and a copy in sixteen bits of the head for autocast, and what
     norms keep.
     """
@@ -121,10 +123,10 @@ def _cast(asked: Values) -> Moved:
     return Moved(at=f"{SCRIPT}.prepared", why=why, low_bytes=0, high_bytes=tables + passing)
 
 
-def _pieces(values: Values, asked: Values) -> Iterator[Moved]:
+def _script_memory_moves(values: Values, asked: Values) -> Iterator[Moved]:
     """TRL's pieces of the loss are of 256 tokens, the sheet's an eighth; each raises the head to fp32, and its gradient (sft_trainer.py:86, 99-114)."""
     if values.get(f"{SCRIPT}.prepared") is True:
-        yield _cast(asked)
+        yield _kbit_upcast_move(asked)
     if values.get(f"{SCRIPT}.unsloth") is True:
         yield _pieces_of_unsloth(asked)
     if values.get(f"{SCRIPT}.loss_type") == CHUNKED:
@@ -140,33 +142,33 @@ def _pieces(values: Values, asked: Values) -> Iterator[Moved]:
         yield Moved(at=f"{SCRIPT}.loss_type", why=why, low_bytes=min(0, more), high_bytes=max(0, more) + wide)
 
 
-def _whole(asked: Values) -> bool:
+def _offloads_every_state(asked: Values) -> bool:
     return asked.get("offload.optimizer") == 1 and asked.get("offload.parameters") == 1
 
 
-def _once(value: Any, _: Values) -> Mapping[str, Any]:
+def _read_attn_implementation(value: Any, _: Values) -> Mapping[str, Any]:
     return {"attention": {"flash_attention_2": "flash", "flash_attention_3": "flash"}.get(str(value), value)}
 
 
 EXAMPLES = "huggingface/transformers v5.3.0 examples/pytorch/language-modeling/run_clm.py"
 KEYS = (
     Key(at="model_name_or_path", says="@model", out=lambda _: None, source=f"{EXAMPLES}, ModelArguments"),
-    Key(at="dtype", out=lambda _: None, back=loaded, source=f"{EXAMPLES}, ModelArguments"),
-    Key(at="attn_implementation", out=lambda _: None, back=_once, source=f"{EXAMPLES}, ModelArguments"),
+    Key(at="dtype", out=lambda _: None, back=read_model_dtype, source=f"{EXAMPLES}, ModelArguments"),
+    Key(at="attn_implementation", out=lambda _: None, back=_read_attn_implementation, source=f"{EXAMPLES}, ModelArguments"),
     Key(at="block_size", says="seq_len", out=lambda _: None, source=f"{EXAMPLES}, DataTrainingArguments"),
     Key(at="per_device_train_batch_size", says="microbatch", usual=own_default("trl", "per_device_train_batch_size"), source="training_args.py:777"),
     Key(at="gradient_accumulation_steps", says="@accumulation", usual=1, source="training_args.py:849"),
-    _switch("bf16"),
-    _switch("fp16"),
+    _half_precision_row("bf16"),
+    _half_precision_row("fp16"),
     Key(
-        at="gradient_checkpointing", out=lambda a: a["engine"] != "fsdp2" and a.get("recompute.mode") == "full" and _plain(a),
+        at="gradient_checkpointing", out=lambda a: a["engine"] != "fsdp2" and a.get("recompute.mode") == "full" and _is_plain_recompute(a),
         back=lambda v, _: {"recompute.mode": "full"} if v is True else {"?recompute.mode": "none"}, usual=False, source="training_args.py:926",
     ),
     Key(
-        at="optim", out=lambda a: OPTIMIZERS.get((str(a.get("optimizer.name")), str(a.get("optimizer.implementation")))), back=_optim,
+        at="optim", out=lambda a: OPTIMIZERS.get((str(a.get("optimizer.name")), str(a.get("optimizer.implementation")))), back=_read_optim_name,
         usual=own_default("trl", "optim"), source="training_args.py:806-813",
     ),
-    Key(at="fsdp", out=lambda a: True if a["engine"] == "fsdp2" else None, back=_engine, usual=False, source="training_args.py:1447"),
+    Key(at="fsdp", out=lambda a: True if a["engine"] == "fsdp2" else None, back=_read_fsdp_argument, usual=False, source="training_args.py:1447"),
     Key(
         at="deepspeed", out=lambda a: "ds_config.json" if a["engine"] == "deepspeed" else None, back=lambda *_: {},
         source="training_args.py:1463",
@@ -174,18 +176,18 @@ KEYS = (
     Key(at=f"{F}.version", out=_of_fsdp(lambda _: 2), back=lambda *_: {}, source="training_args.py:2826"),
     Key(
         at=f"{F}.reshard_after_forward", out=_of_fsdp(lambda a: a.get("zero") == 3),
-        back=lambda v, values: {"zero": 3 if v is True else 2} if _sharded(values) else {}, source="training_args.py:1455",
+        back=lambda v, values: {"zero": 3 if v is True else 2} if _is_fsdp_sharded(values) else {}, source="training_args.py:1455",
     ),
     Key(
         at=f"{F}.activation_checkpointing",
-        out=_of_fsdp(lambda a: a.get("recompute.mode") == "full" and _plain(a)),
-        back=lambda v, values: {"recompute.mode": "full"} if v is True and _sharded(values) else {},
+        out=_of_fsdp(lambda a: a.get("recompute.mode") == "full" and _is_plain_recompute(a)),
+        back=lambda v, values: {"recompute.mode": "full"} if v is True and _is_fsdp_sharded(values) else {},
         source="training_args.py:2795",
     ),
-    Key(at=f"{F}.cpu_offload", out=_of_fsdp(_whole), back=_both, source="training_args.py:2830"),
+    Key(at=f"{F}.cpu_offload", out=_of_fsdp(_offloads_every_state), back=_read_offload_switch, source="training_args.py:2830"),
     Key(at=f"{SCRIPT}.max_length", says="seq_len", out=lambda _: None, source="huggingface/trl 016013e trl/trainer/sft_config.py"),
     Key(at=f"{SCRIPT}.model", says="@model", out=lambda _: None, source="modeling_utils.py, from_pretrained: pretrained_model_name_or_path"),
-    Key(at=f"{SCRIPT}.dtype", out=lambda _: None, back=loaded, source="modeling_utils.py, from_pretrained: dtype"),
+    Key(at=f"{SCRIPT}.dtype", out=lambda _: None, back=read_model_dtype, source="modeling_utils.py, from_pretrained: dtype"),
     Key(
         at=f"{SCRIPT}.attention", out=lambda _: None, source="modeling_utils.py, from_pretrained: attn_implementation",
         back=lambda v, _: {"attention": plan_word({"flash_attention_2": "flash", "flash_attention_3": "flash"}, v)},
@@ -199,7 +201,7 @@ KEYS = (
     ),
     Key(at=f"{SCRIPT}.fused", out=lambda _: None, back=lambda *_: {"loss": "fused"}, source="linkedin/Liger-Kernel src/liger_kernel/transformers/monkey_patch.py"),
     Key(
-        at=f"{SCRIPT}.loss_type", out=lambda _: None, back=_loss, holds=("nll", CHUNKED), instead="nll",
+        at=f"{SCRIPT}.loss_type", out=lambda _: None, back=_read_trl_loss_type, holds=("nll", CHUNKED), instead="nll",
         source="huggingface/trl f2cd577 trl/trainer/sft_config.py:336",
     ),
     *(
@@ -214,7 +216,7 @@ KEYS = (
 )  # fmt: skip
 
 
-def _renamed(at: str) -> str:
+def _rename_trainer_key(at: str) -> str:
     """Without the launcher's prefix (training_args.py:2784); recompute by its older name (:1533)."""
     if at == "torch_dtype":
         return "dtype"
@@ -223,12 +225,12 @@ def _renamed(at: str) -> str:
     return at.replace(f"{F}.fsdp_", f"{F}.", 1)
 
 
-def _fixed(asked: Values) -> Mapping[str, Any]:
+def _required_trainer_keys(asked: Values) -> Mapping[str, Any]:
     wrap = {f"{F}.auto_wrap_policy": "TRANSFORMER_BASED_WRAP", f"{F}.cpu_ram_efficient_loading": True} if asked["engine"] == "fsdp2" else {}
     return {"output_dir": "output", **wrap}
 
 
-def _python(tree: Values) -> Mapping[str, str]:
+def _training_args_module(tree: Values) -> Mapping[str, str]:
     from pprint import pformat
 
     body = pformat(dict(tree), sort_dicts=False, width=100)
@@ -245,10 +247,10 @@ def _into_arguments(values: Values) -> bool:
 
 FORMAT = Format(
     name="transformers", file="training_args.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS,
-    fixed=_fixed, more=_python, said={"task": "train"},
+    fixed=_required_trainer_keys, more=_training_args_module, said={"task": "train"},
     marks=frozenset({"per_device_train_batch_size", "gradient_checkpointing", "activation_checkpointing", "fsdp", "optim", SCRIPT, "model_name_or_path"}),
-    rename=_renamed, also=arguments_of,
-    refers=("deepspeed",), program_known=_into_arguments, stored=f"{SCRIPT}.dtype", moves=_pieces,
+    rename=_rename_trainer_key, also=arguments_of,
+    refers=("deepspeed",), program_known=_into_arguments, stored=f"{SCRIPT}.dtype", moves=_script_memory_moves,
     strict=("",),  # hf_argparser.py: parse_dict raises on keys that are not used
     differs={"precision.reduce": "the Trainer's FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)"},
     beside=frozenset({

@@ -13,7 +13,7 @@ from typing import Any
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.file_format import Format, Key, Values, is_key
 from memsheet.exchange.shared.trainer_script import SCRIPT, SFT_OWN
-from memsheet.exchange.shared.trainers import row_of, words
+from memsheet.exchange.shared.trainers import comma_separated_names, row_of
 from memsheet.plan.library_defaults import ADAPTERS_OF_TRL, own_default
 
 TRANSFORMERS = find_format("transformers")
@@ -59,11 +59,11 @@ OTHERS = {
 """By method, keys that only its configuration has, the first that is found (trainer/{grpo,dpo,kto,reward}_config.py)."""
 
 
-def _method(values: Values) -> str:
+def _trl_method(values: Values) -> str:
     return next((name for name, own in OTHERS.items() if any(values.get(at) is not None for at in own)), SUPERVISED)
 
 
-def _bf16(values: Values) -> bool:
+def _is_bf16_on(values: Values) -> bool:
     """On, where fp16 is not (trainer/base_config.py)."""
     return bool(values.get("bf16", values.get("fp16") is not True))
 
@@ -72,20 +72,20 @@ def _as_script(values: Values) -> Values:
     """What a script would say to the Trainer."""
     adapted = {f"{SCRIPT}.lora_rank": values.get("lora_r", own_default("trl", "lora_r"))} if values.get("use_peft") is True else {}
     stored = {f"{SCRIPT}.quantized": True} if values.get("load_in_4bit") is True or values.get("load_in_8bit") is True else {}
-    return {**values, "bf16": _bf16(values), **adapted, **stored}
+    return {**values, "bf16": _is_bf16_on(values), **adapted, **stored}
 
 
-def _trainers(at: str, **changes: Any) -> Key:
+def _trainer_row(at: str, **changes: Any) -> Key:
     """A row of transformers' own arguments, with TRL's defaults beside it."""
     row = row_of(TRANSFORMERS, at)
     return replace(row, back=lambda value, values: row.read(value, _as_script(values)), out=lambda _: None, **changes)
 
 
-def _dtype(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_trl_dtype(value: Any, values: Values) -> Mapping[str, Any]:
     return row_of(TRANSFORMERS, f"{SCRIPT}.dtype").read(value, _as_script(values))
 
 
-def _attention(value: Any, _: Values) -> Mapping[str, Any]:
+def _read_trl_attention(value: Any, _: Values) -> Mapping[str, Any]:
     """Kernels of the hub are called by their repositories (kernels-community/flash-attn2)."""
     return {"attention": "flash" if "flash" in str(value) else value}
 
@@ -94,28 +94,28 @@ def _of_peft(make: Any) -> Any:
     return lambda value, values: make(value, values) if values.get("use_peft") is True else {}
 
 
-def _rank(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_lora_r(value: Any, values: Values) -> Mapping[str, Any]:
     cast = values.get("load_in_4bit") is True or values.get("load_in_8bit") is True  # trainer/sft_trainer.py:1127-1130
     kind = {"adapter.kind": "dora"} if values.get("use_dora") is True else {}
     return {"adapter.rank": value, **kind, **({"adapter.dtype": ADAPTERS_OF_TRL} if cast else {})}
 
 
-def _four(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_trl_4bit_switch(value: Any, values: Values) -> Mapping[str, Any]:
     own = {"quantization.weights": values.get("bnb_4bit_quant_type", "nf4")}
     return {**own, "quantization.double_quant": values.get("use_bnb_nested_quant") is True} if value is True else {}
 
 
-def _loss(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_sft_loss_type(value: Any, values: Values) -> Mapping[str, Any]:
     """In pieces, unless that is said otherwise or Liger makes it (trainer/sft_config.py:336)."""
-    pieces = value == "chunked_nll" and _method(values) == SUPERVISED and values.get("use_liger_kernel") is not True
+    pieces = value == "chunked_nll" and _trl_method(values) == SUPERVISED and values.get("use_liger_kernel") is not True
     return {"loss": "chunked"} if pieces else {}
 
 
-def _read(at: str, back: Any, source: str, **more: Any) -> Key:
+def _read_only_row(at: str, back: Any, source: str, **more: Any) -> Key:
     return Key(at=at, out=lambda _: None, back=back, source=source, **more)
 
 
-def _nothing(*_: Any) -> Mapping[str, Any]:
+def _no_trl_keys(*_: Any) -> Mapping[str, Any]:
     return {}
 
 
@@ -123,17 +123,17 @@ OWN_ROWS = ("bf16", "gradient_checkpointing", "model_name_or_path", "dtype", "at
 KEYS = (
     Key(at="model_name_or_path", says="@model", out=lambda _: None, source=M),
     Key(at="max_length", says="seq_len", out=lambda _: None, usual=own_default("trl", "max_length"), source=S),
-    *(_trainers(row.at) for row in TRANSFORMERS.keys if not row.at.startswith(f"{SCRIPT}.") and row.at not in OWN_ROWS),
-    *(_trainers(at, usual=own_default("trl", at)) for at in ("bf16", "gradient_checkpointing")),
-    _read("dtype", _dtype, M, usual=own_default("trl", "dtype")),
-    _read("attn_implementation", _attention, M),
-    _read("lora_r", _of_peft(_rank), M, usual=own_default("trl", "lora_r")), _read("use_peft", _nothing, M), _read("use_dora", _nothing, M),
-    _read("lora_dropout", _of_peft(lambda v, _: {"adapter.dropout": v}), M, usual=own_default("trl", "lora_dropout")),
-    _read("lora_target_modules", _of_peft(lambda v, _: {"adapter.targets": words(v)}), M),
-    _read("lora_modules_to_save", _of_peft(lambda v, _: {"adapter.full_modules": words(v)}), M),
-    _read("load_in_4bit", _four, M), _read("bnb_4bit_quant_type", _nothing, M), _read("use_bnb_nested_quant", _nothing, M),
-    _read("load_in_8bit", lambda v, _: {"quantization.weights": "int8"} if v is True else {}, M),
-    _read("loss_type", _loss, S, usual=own_default("trl", "loss_type")),
+    *(_trainer_row(row.at) for row in TRANSFORMERS.keys if not row.at.startswith(f"{SCRIPT}.") and row.at not in OWN_ROWS),
+    *(_trainer_row(at, usual=own_default("trl", at)) for at in ("bf16", "gradient_checkpointing")),
+    _read_only_row("dtype", _read_trl_dtype, M, usual=own_default("trl", "dtype")),
+    _read_only_row("attn_implementation", _read_trl_attention, M),
+    _read_only_row("lora_r", _of_peft(_read_lora_r), M, usual=own_default("trl", "lora_r")), _read_only_row("use_peft", _no_trl_keys, M), _read_only_row("use_dora", _no_trl_keys, M),
+    _read_only_row("lora_dropout", _of_peft(lambda v, _: {"adapter.dropout": v}), M, usual=own_default("trl", "lora_dropout")),
+    _read_only_row("lora_target_modules", _of_peft(lambda v, _: {"adapter.targets": comma_separated_names(v)}), M),
+    _read_only_row("lora_modules_to_save", _of_peft(lambda v, _: {"adapter.full_modules": comma_separated_names(v)}), M),
+    _read_only_row("load_in_4bit", _read_trl_4bit_switch, M), _read_only_row("bnb_4bit_quant_type", _no_trl_keys, M), _read_only_row("use_bnb_nested_quant", _no_trl_keys, M),
+    _read_only_row("load_in_8bit", lambda v, _: {"quantization.weights": "int8"} if v is True else {}, M),
+    _read_only_row("loss_type", _read_sft_loss_type, S, usual=own_default("trl", "loss_type")),
 )  # fmt: skip
 
 
@@ -141,29 +141,29 @@ RENAMED = {"torch_dtype": "dtype", "max_seq_length": "max_length"}
 """Older names (trl 0.9 trainer/model_config.py, trainer/sft_config.py)."""
 
 
-def _renamed(at: str) -> str:
+def _rename_trl_key(at: str) -> str:
     return RENAMED.get(at) or (TRANSFORMERS.rename(at) if TRANSFORMERS.rename else at)
 
 
 def _not_accounted(values: Values) -> Mapping[str, Any]:
     """The method, and a loss of another kind than cross-entropy."""
-    other = values.get("loss_type") if _method(values) == SUPERVISED else None
-    return {METHOD: _method(values), **({"loss": other} if other not in (None, "nll", "chunked_nll") else {})}
+    other = values.get("loss_type") if _trl_method(values) == SUPERVISED else None
+    return {METHOD: _trl_method(values), **({"loss": other} if other not in (None, "nll", "chunked_nll") else {})}
 
 
-def _moves(values: Values, asked: Values) -> Any:
+def _trl_loss_moves(values: Values, asked: Values) -> Any:
     own = {**values, f"{SCRIPT}.loss_type": values.get("loss_type", "chunked_nll"), f"{SCRIPT}.dtype": values.get("dtype", "float32")}
-    chunked = bool(_loss(own[f"{SCRIPT}.loss_type"], values)) and TRANSFORMERS.moves is not None
+    chunked = bool(_read_sft_loss_type(own[f"{SCRIPT}.loss_type"], values)) and TRANSFORMERS.moves is not None
     return TRANSFORMERS.moves(own, asked) if chunked and TRANSFORMERS.moves else ()
 
 
 FORMAT: Format = Format(
-    name="trl", file="recipe.yaml", kind="yaml", tested=VERSION, engines=(), keys=KEYS, said={"task": "train"}, rename=_renamed,
+    name="trl", file="recipe.yaml", kind="yaml", tested=VERSION, engines=(), keys=KEYS, said={"task": "train"}, rename=_rename_trl_key,
     marks=frozenset({
         "use_peft", "lora_r", "lora_target_modules", "attn_implementation", "max_length", "max_seq_length", "dataset_mixture", "dataset_train_split",
         "packing", "trl_config", *(at for own in OTHERS.values() for at in own),
     }),
-    needs={"model_name_or_path": ...}, refers=("deepspeed", "config"), absent=_not_accounted, stored="dtype", moves=_moves,
+    needs={"model_name_or_path": ...}, refers=("deepspeed", "config"), absent=_not_accounted, stored="dtype", moves=_trl_loss_moves,
     program_known=lambda values: all(is_key(FORMAT, at) for at in values),
     unmodelled={
         **{at: harmless for at, harmless in TRANSFORMERS.unmodelled.items() if not at.startswith(f"{SCRIPT}.")}, METHOD: (SUPERVISED,), "loss": (),

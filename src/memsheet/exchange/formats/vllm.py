@@ -9,7 +9,7 @@ from memsheet.errors import Problem
 from memsheet.exchange.shared import serve_adapters as adapters
 from memsheet.exchange.shared import serve_command as serving
 from memsheet.exchange.shared import serve_drafts as drafts
-from memsheet.exchange.shared.allocator_env import segments
+from memsheet.exchange.shared.allocator_env import allocator_conf_rows
 from memsheet.exchange.shared.file_format import Format, Key, Values, is_key
 from memsheet.exchange.shared.serve_command import Command
 from memsheet.exchange.shared.serve_releases import vllm_of
@@ -46,9 +46,9 @@ HOW = Command(
 )  # fmt: skip
 
 
-def _parse(text: str) -> Mapping[str, Any]:
+def _parse_vllm_command(text: str) -> Mapping[str, Any]:
     """The command's flags; "auto" of a length is -1 (utils/argparse_utils.py:77), and elsewhere nothing."""
-    found = dict(drafts.spread(serving.parse(HOW, text, (key.at for key in KEYS))))
+    found = dict(drafts.expand_speculative_config(serving.parse_server_command(HOW, text, (key.at for key in KEYS))))
     if found.get("--max-model-len") == "auto":
         found["--max-model-len"] = -1
     return {at: value for at, value in found.items() if value != "auto"}
@@ -68,62 +68,62 @@ def _in_a_file(text: str) -> Mapping[str, Any]:
     return {"--model": None, **{at: value for at, value in flags.items() if value != "auto"}} if len(own) > 1 else {}
 
 
-def _grouped(values: Values) -> bool:
+def _shares_experts_over_dp(values: Values) -> bool:
     """Whether the ranks of data parallelism are said to share experts, dealt or cut: else that is the model's to say, which may have none."""
     size = values.get("--data-parallel-size")
-    return EXPERTS in values and isinstance(size, int) and size > 1 and _ranks(values) > 1
+    return EXPERTS in values and isinstance(size, int) and size > 1 and _tp_dp_rank_count(values) > 1
 
 
-def _tensor(value: Any, values: Values) -> Mapping[str, Any]:
-    return {"mesh.tp": _ranks(values) if _grouped(values) else value}
+def _read_tensor_parallel_size(value: Any, values: Values) -> Mapping[str, Any]:
+    return {"mesh.tp": _tp_dp_rank_count(values) if _shares_experts_over_dp(values) else value}
 
 
-def _data(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_data_parallel_size(value: Any, values: Values) -> Mapping[str, Any]:
     """Ranks that share experts are groups of one server; others are servers of their own (v1/engine/core.py:1552)."""
-    return {"mesh.attn_dp": value, "mesh.dp_replicate": 1} if _grouped(values) else {"mesh.dp_replicate": value}
+    return {"mesh.attn_dp": value, "mesh.dp_replicate": 1} if _shares_experts_over_dp(values) else {"mesh.dp_replicate": value}
 
 
-def _sent(value: Any, _: Values) -> Mapping[str, Any]:
+def _read_all2all_backend(value: Any, _: Values) -> Mapping[str, Any]:
     """How tokens reach experts; other ways than these two are refused by their names."""
     return {"serving.dispatch": {DEEPEP: "deepep", "allgather_reducescatter": "gather"}.get(str(value), str(value))}
 
 
-def _local(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_data_parallel_local(value: Any, values: Values) -> Mapping[str, Any]:
     """Ranks of data parallelism on one node, and so the nodes."""
     size = values.get("--data-parallel-size", 1)
     whole = isinstance(value, int) and isinstance(size, int) and value > 0 and size % value == 0
     return {"@nodes": size // value} if whole else {"@nodes": value}
 
 
-def _sizes(asked: Values) -> tuple[int, int]:
+def _tp_dp_sizes(asked: Values) -> tuple[int, int]:
     """Ranks of tensor and of data parallelism."""
     groups = asked.get("mesh.attn_dp", 1)
     return asked.get("mesh.tp", 1) // groups, groups * asked.get("mesh.dp_replicate", 1)
 
 
-def _dealt(asked: Values) -> Any:
+def _expert_parallel_switch(asked: Values) -> Any:
     """Said where it is on, and where it is off and ranks of data parallelism cut their experts together."""
     return True if asked.get("mesh.ep", 1) > 1 else False if asked.get("mesh.attn_dp", 1) > 1 else None
 
 
-def _ranks(values: Values) -> int:
+def _tp_dp_rank_count(values: Values) -> int:
     sizes = [values.get(f"--{axis}-parallel-size", 1) for axis in ("tensor", "data")]
     return sizes[0] * sizes[1] if all(isinstance(size, int) for size in sizes) else 1
 
 
-def _stages(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_pipeline_parallel_size(value: Any, values: Values) -> Mapping[str, Any]:
     """Stages, and the GPUs that the command takes in all."""
     known = isinstance(value, int) and not isinstance(value, bool)
-    return {"mesh.pp": value, **({"@gpus": value * _ranks(values)} if known else {})}
+    return {"mesh.pp": value, **({"@gpus": value * _tp_dp_rank_count(values)} if known else {})}
 
 
-def _experts(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_expert_parallel_switch(value: Any, values: Values) -> Mapping[str, Any]:
     """Whole experts over the ranks of tensor and data parallelism, or none (layers/fused_moe/config.py:1226-1242)."""
-    return {"mesh.ep": _ranks(values) if value is True else 1}
+    return {"mesh.ep": _tp_dp_rank_count(values) if value is True else 1}
 
 
-def _cannot(asked: Values) -> Iterator[Problem]:
-    yield from serving.cannot(asked)
+def _vllm_plan_problems(asked: Values) -> Iterator[Problem]:
+    yield from serving.unservable_problems(asked)
     yield from adapters.no_room(asked)
     if asked.get("@nodes", 1) > 1:
         yield Problem(field="nodes", value=asked["@nodes"], reason="is not one command", hint="a plan of one node")
@@ -137,22 +137,22 @@ KEYS = (
     *serving.PLACES,
     Key(at="--model", says="@model", back=lambda v, _: {"@model": str(v)}, source="entrypoints/common/cli_args.py:439, engine/arg_utils.py:969"),
     Key(
-        at="--tensor-parallel-size", out=lambda a: _sizes(a)[0], back=_tensor, usual=1, source="engine/arg_utils.py:1209, config/parallel.py:142",
+        at="--tensor-parallel-size", out=lambda a: _tp_dp_sizes(a)[0], back=_read_tensor_parallel_size, usual=1, source="engine/arg_utils.py:1209, config/parallel.py:142",
     ),
-    Key(at="--pipeline-parallel-size", says="mesh.pp", back=_stages, usual=1, source="engine/arg_utils.py:1171, config/parallel.py:140"),
+    Key(at="--pipeline-parallel-size", says="mesh.pp", back=_read_pipeline_parallel_size, usual=1, source="engine/arg_utils.py:1171, config/parallel.py:140"),
     Key(
-        at="--data-parallel-size", out=lambda a: _sizes(a)[1], back=_data, usual=1, source="engine/arg_utils.py:1241, config/parallel.py:147",
+        at="--data-parallel-size", out=lambda a: _tp_dp_sizes(a)[1], back=_read_data_parallel_size, usual=1, source="engine/arg_utils.py:1241, config/parallel.py:147",
     ),
-    Key(at="--data-parallel-size-local", out=lambda _: None, back=_local, source="engine/arg_utils.py:1241, config/parallel.py:150"),
+    Key(at="--data-parallel-size-local", out=lambda _: None, back=_read_data_parallel_local, source="engine/arg_utils.py:1241, config/parallel.py:150"),
     Key(at="--nnodes", says="@nodes", out=lambda _: None, source="config/parallel.py, nnodes"),
     Key(
-        at=EXPERTS, out=_dealt, back=_experts, usual=False, source="engine/arg_utils.py:1305, config/parallel.py:190"
+        at=EXPERTS, out=_expert_parallel_switch, back=_read_expert_parallel_switch, usual=False, source="engine/arg_utils.py:1305, config/parallel.py:190"
     ),
     Key(
-        at="--all2all-backend", out=lambda a: DEEPEP if a.get("serving.dispatch") == "deepep" else None, back=_sent,
+        at="--all2all-backend", out=lambda a: DEEPEP if a.get("serving.dispatch") == "deepep" else None, back=_read_all2all_backend,
         source="engine/arg_utils.py:1318, config/parallel.py:220",
     ),
-    *segments(),
+    *allocator_conf_rows(),
     *adapters.VLLM_KEYS,
     *drafts.VLLM_KEYS,
     Key(at=LAYERS, out=serving.partition_out, back=serving.partition_back, source="envs.py:893, distributed/utils.py:214"),
@@ -256,6 +256,6 @@ FORMAT: Format = Format(
     name="vllm", file="vllm.sh", kind="shell", tested=VERSION, engines=("vllm",), keys=KEYS, marks=frozenset({"--model"}), beside=serving.BESIDE | adapters.BESIDE,
     known=frozenset(f"--{name}" for name in (*_KNOWN.split(), "config")) | drafts.VLLM_KNOWN,
     unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}, **drafts.VLLM_UNMODELLED},
-    taken=serving.taken, released=vllm_of, also=_in_a_file, refers=(CONFIG,),
-    problems=_cannot, strict=("",), removed=frozenset(f"--{name}" for name in _REMOVED.split()), said={"task": "infer", "engine": "vllm"}, compose=lambda values, _: serving.compose(HOW, drafts.gathered(values)), parse=_parse,
+    taken=serving.variable_default_remarks, released=vllm_of, also=_in_a_file, refers=(CONFIG,),
+    problems=_vllm_plan_problems, strict=("",), removed=frozenset(f"--{name}" for name in _REMOVED.split()), said={"task": "infer", "engine": "vllm"}, compose=lambda values, _: serving.compose_server_command(HOW, drafts.collapse_speculative_config(values)), parse=_parse_vllm_command,
 )  # fmt: skip

@@ -28,23 +28,28 @@ SHARE_WORTH_TELLING = 20
 """A cure is told where it frees at least one in so many bytes of a rank."""
 
 
-def lint(case: Case) -> tuple[tuple[Rule, Found], ...]:
+def find_mistakes(case: Case) -> tuple[tuple[Rule, Found], ...]:
     """Every mistake that is found, those that stop the job first, then by what the cure frees."""
     rules = SERVED if case.request.get("task") == "infer" else TRAINING
     whole = not case.together.script and not absent_files(case.reads)
-    found = [(rule, _weighed(case, _sure(case, one))) for rule in rules if whole or not rule.only_if_whole for one in rule.looks(case)]
-    worth = [(rule, one) for rule, one in found if not rule.only_if_saves or _worth(case, one)]
+    found = [
+        (rule, _with_saved_bytes(case, _without_unsure_stop(case, one)))
+        for rule in rules
+        if whole or not rule.only_if_whole
+        for one in rule.looks(case)
+    ]
+    worth = [(rule, one) for rule, one in found if not rule.only_if_saves or _saves_enough(case, one)]
     return tuple(sorted(worth, key=lambda pair: (not pair[1].stops, -(pair[1].saves_bytes or pair[1].gains_bytes or 0))))
 
 
-def _sure(case: Case, found: Found) -> Found:
+def _without_unsure_stop(case: Case, found: Found) -> Found:
     """A remark alone, where the program that reads the file is not known: no one can say what it stops at."""
     name = max((name for name in case.reads if found.where.startswith(f"{name}:")), key=len, default="")
     known = not name or case.reads[name].form.program_known(case.reads[name].values)
     return found if known or not found.stops else replace(found, stops=False)
 
 
-def _weighed(case: Case, found: Found) -> Found:
+def _with_saved_bytes(case: Case, found: Found) -> Found:
     """With the bytes of a rank that the cure frees, or gives a server's cache, where a plan can say it."""
     if not found.changes or case.answer is None:
         return found
@@ -56,8 +61,8 @@ def _weighed(case: Case, found: Found) -> Found:
     return replace(found, saves_bytes=device_bytes(case.answer) - device_bytes(cured))
 
 
-def _worth(case: Case, found: Found) -> bool:
+def _saves_enough(case: Case, found: Found) -> bool:
     return case.answer is not None and (found.saves_bytes or 0) * SHARE_WORTH_TELLING > device_bytes(case.answer)
 
 
-__all__ = ["RULES", "SERVED", "TRAINING", "Case", "Found", "Rule", "lint"]
+__all__ = ["RULES", "SERVED", "TRAINING", "Case", "Found", "Rule", "find_mistakes"]

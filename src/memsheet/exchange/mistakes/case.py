@@ -42,7 +42,7 @@ TRAINERS = ("transformers", "trl")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """One mistake. ``where``: file and key; ``gains_bytes``: what a rank's cache gets by the cure of a server's; ``beyond``: the bytes that the cure
-    frees are not in the sheet, so that they may keep a job from fitting that the sheet says fits; ``fits``: how the sheet fits with other changes (``fitting``, else
+    frees are not in the sheet, so that they may keep a job from fitting that the sheet says fits; ``answer_fits``: how the sheet fits with other changes (``fitting``, else
     those of the cure), "without" say.
     """
 
@@ -95,5 +95,5 @@ def device_bytes(answer: Answer) -> int:
     return max(int(sheet.device.value) for sheet in answer.sheets)
 
 
-def fits(answer: Answer | None) -> bool:
+def answer_fits(answer: Answer | None) -> bool:
     return answer is not None and answer.verdict is not None and answer.verdict.result is Result.FITS

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule
 from memsheet.exchange.shared.file_format import Read
-from memsheet.exchange.shared.program_releases import keys_known, misspelt
+from memsheet.exchange.shared.program_releases import is_key_typo, keys_known
 
 
-def _batches(case: Case) -> Iterator[Found]:
+def _batch_size_mismatches(case: Case) -> Iterator[Found]:
     for name, values in case.values("deepspeed"):
         sizes = [values.get(key) for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")]
         told = [size for size in sizes if isinstance(size, int) and size > 0]
@@ -22,22 +22,22 @@ def _batches(case: Case) -> Iterator[Found]:
                 over = f"{gpus} GPUs" if gpus else "any number of GPUs"
                 yield Found(
                     where=f"{name}: train_batch_size", says=f"{whole} is not {micro} sequences · {rounds} rounds · {over}",
-                    cure=f"train_batch_size {product}" if gpus else "leave one of the three out", stops=_always(case, whole, micro * rounds),
+                    cure=f"train_batch_size {product}" if gpus else "leave one of the three out", stops=_is_certain_mismatch(case, whole, micro * rounds),
                 )  # fmt: skip
 
 
-def _always(case: Case, whole: int, product: int) -> bool:
+def _is_certain_mismatch(case: Case, whole: int, product: int) -> bool:
     """Whether no number of data-parallel ranks makes it right: which ranks those are is the training script's, unless something says it."""
     return bool(whole % product) or any(name != "deepspeed" for name in (read.form.name for read in case.reads.values()))
 
 
-def _disagree(case: Case) -> Iterator[Found]:
+def _disagreeing_files(case: Case) -> Iterator[Found]:
     for one in case.together.disagree:
         said = ", ".join(f"{name} says {value}" for name, value in one.said)
         yield Found(where=one.key.lstrip("@"), says=said, cure="say it once, or the same everywhere")
 
 
-def _unknown(case: Case) -> Iterator[Found]:
+def _unknown_file_keys(case: Case) -> Iterator[Found]:
     for name, read in case.reads.items():
         for at, near in read.unknown:
             group = at.rsplit(".", 1)[0] if "." in at else ""
@@ -48,7 +48,7 @@ def _unknown(case: Case) -> Iterator[Found]:
                     stops=at in read.form.strict,
                 )  # fmt: skip
                 continue
-            wrong = strict and (keys_known(read) or misspelt(at, near))
+            wrong = strict and (keys_known(read) or is_key_typo(at, near))
             yield Found(
                 where=f"{name}: {at}",
                 says=_not_taken(read, strict=strict, wrong=wrong),
@@ -77,7 +77,7 @@ INSTEAD = {
 """What took the place of a removed flag that means something (vLLM v0.33.0 config/model.py, hf_overrides)."""
 
 
-def _removed(case: Case) -> Iterator[Found]:
+def _removed_file_keys(case: Case) -> Iterator[Found]:
     for name, read in case.reads.items():
         for gone in sorted(read.form.removed):
             if any((at == gone or at.startswith(f"{gone}.")) and held is not None for at, held in read.values.items()):
@@ -252,14 +252,16 @@ def _recompute_gathers(case: Case) -> Iterator[Found]:
 
 _DS = "DeepSpeed 0.19.8 deepspeed/runtime"
 FILES = (
-    Rule(id="batch-product", source=f"{_DS}/config.py:937", looks=_batches),
+    Rule(id="batch-product", source=f"{_DS}/config.py:937", looks=_batch_size_mismatches),
     Rule(
         id="files-disagree",
         source="transformers 5.23 integrations/deepspeed.py:261: the Trainer refuses values that mismatch",
-        looks=_disagree,
+        looks=_disagreeing_files,
     ),
-    Rule(id="unknown-key", source=f"{_DS}/config_utils.py:110; accelerate 1.15 commands/config/config_args.py:157", looks=_unknown),
-    Rule(id="removed-key", source=f"{_DS}/config.py:133 of the release", looks=_removed),
+    Rule(
+        id="unknown-key", source=f"{_DS}/config_utils.py:110; accelerate 1.15 commands/config/config_args.py:157", looks=_unknown_file_keys
+    ),
+    Rule(id="removed-key", source=f"{_DS}/config.py:133 of the release", looks=_removed_file_keys),
     Rule(id="bf16-and-fp16", source=f"{_DS}/config.py:828; transformers 5.23 training_args.py:1785", looks=_both_widths),
     Rule(
         id="fixed-loss-scale",

@@ -12,7 +12,7 @@ FULL = "--recompute-granularity"
 LEGACY = "--use-legacy-models"
 
 
-def _told(case: Case) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _megatron_scripts(case: Case) -> Iterator[tuple[str, Mapping[str, Any]]]:
     return case.values("megatron")
 
 
@@ -22,7 +22,7 @@ def _data_ranks(case: Case) -> int:
 
 
 def _whole_states(case: Case) -> Iterator[Found]:
-    for name, values in _told(case):
+    for name, values in _megatron_scripts(case):
         own = values.get("--use-distributed-optimizer") or values.get("--use-megatron-fsdp") or values.get("--use-torch-fsdp2")
         if not own and _data_ranks(case) > 1:
             yield Found(
@@ -32,7 +32,7 @@ def _whole_states(case: Case) -> Iterator[Found]:
 
 
 def _whole_norms(case: Case) -> Iterator[Found]:
-    for name, values in _told(case):
+    for name, values in _megatron_scripts(case):
         if (values.get(TP) or 1) != 1 and not values.get("--sequence-parallel"):
             yield Found(
                 where=f"{name}: --sequence-parallel", says="is left out: every tensor-parallel rank keeps the norms' and dropouts' whole inputs",
@@ -40,9 +40,9 @@ def _whole_norms(case: Case) -> Iterator[Found]:
             )  # fmt: skip
 
 
-def _overruled(case: Case) -> Iterator[Found]:
+def _overruled_granularity(case: Case) -> Iterator[Found]:
     """``--recompute-activations`` sets selective, whatever the granularity said; a method beside it is refused then."""
-    for name, values in _told(case):
+    for name, values in _megatron_scripts(case):
         if values.get("--recompute-activations") and values.get(FULL) == "full":
             yield Found(
                 where=f"{name}: --recompute-activations", says="makes recompute selective, over --recompute-granularity full",
@@ -52,7 +52,7 @@ def _overruled(case: Case) -> Iterator[Found]:
 
 
 def _half_said(case: Case) -> Iterator[Found]:
-    for name, values in _told(case):
+    for name, values in _megatron_scripts(case):
         mode = "selective" if values.get("--recompute-activations") else values.get(FULL)
         needs = [at for at in ("--recompute-method", "--recompute-num-layers") if at not in values]
         if mode == "full" and needs:
@@ -82,7 +82,7 @@ _NEEDS: tuple[tuple[str, str, bool], ...] = (
 
 
 def _needs_another(case: Case) -> Iterator[Found]:
-    for name, values in _told(case):
+    for name, values in _megatron_scripts(case):
         for switch, other, there in _NEEDS:
             has = bool(values.get(other)) or (other == "--use-distributed-optimizer" and bool(values.get("--use-megatron-fsdp")))
             if values.get(switch) and has is not there:
@@ -92,8 +92,8 @@ def _needs_another(case: Case) -> Iterator[Found]:
                 )  # fmt: skip
 
 
-def _connections(case: Case) -> Iterator[Found]:
-    for name, values in _told(case):
+def _missing_max_connections(case: Case) -> Iterator[Found]:
+    for name, values in _megatron_scripts(case):
         split = any((values.get(at) or 1) != 1 for at in (TP, "--context-parallel-size"))
         if split and "CUDA_DEVICE_MAX_CONNECTIONS" not in case.texts[name] and not values.get("--use-megatron-fsdp"):
             yield Found(
@@ -103,7 +103,7 @@ def _connections(case: Case) -> Iterator[Found]:
 
 
 def _old_switch(case: Case) -> Iterator[Found]:
-    for name, values in _told(case):
+    for name, values in _megatron_scripts(case):
         if values.get("--use-flash-attn") and not values.get(LEGACY):
             yield Found(
                 where=f"{name}: --use-flash-attn", says="is read by the legacy models alone", cure="--attention-backend flash (Transformer Engine)",
@@ -112,7 +112,7 @@ def _old_switch(case: Case) -> Iterator[Found]:
 
 def _keeps_scores(case: Case) -> Iterator[Found]:
     """The local implementation's attention has its scores in memory, whatever the length, as the unfused backend has."""
-    for name, values in _told(case):
+    for name, values in _megatron_scripts(case):
         if values.get("--transformer-impl") == "local" and not values.get(LEGACY):
             eager = case.ask({"attention": "eager"})
             more = device_bytes(eager) - device_bytes(case.answer) if eager is not None and case.answer is not None else None
@@ -128,7 +128,7 @@ _MASKS = ("--eod-mask-loss", "--sft")
 def _mean_of_means(case: Case) -> Iterator[Found]:
     """Each micro-batch is divided by its own tokens, and then by how many micro-batches there are."""
     rounds = int(case.answer.plan.accumulation) if case.answer else 2
-    for name, values in _told(case):
+    for name, values in _megatron_scripts(case):
         masked = [at for at in _MASKS if values.get(at)]
         if masked and not values.get("--calculate-per-token-loss") and rounds * max(1, _data_ranks(case)) > 1:
             yield Found(
@@ -137,8 +137,8 @@ def _mean_of_means(case: Case) -> Iterator[Found]:
             )  # fmt: skip
 
 
-def _dropped(case: Case) -> Iterator[Found]:
-    for name, values in _told(case):
+def _default_dropout(case: Case) -> Iterator[Found]:
+    for name, values in _megatron_scripts(case):
         taken = [at for at in ("--hidden-dropout", "--attention-dropout") if at not in values]
         if len(taken) == 2:
             yield Found(
@@ -152,12 +152,12 @@ _CORE = "NVIDIA/Megatron-LM 23e00ed megatron/core"
 MEGATRON = (
     Rule(id="states-on-every-rank", source=f"{_ARGS}:2412; Rajbhandari et al. 2020, ZeRO, section 5.1", looks=_whole_states),
     Rule(id="no-sequence-parallel", source=f"{_ARGS}:1996; Korthikanti et al. 2022, section 4.2.2", looks=_whole_norms),
-    Rule(id="recompute-overruled", source=f"{_ARGS}:416, 828", looks=_overruled),
+    Rule(id="recompute-overruled", source=f"{_ARGS}:416, 828", looks=_overruled_granularity),
     Rule(id="recompute-half-said", source=f"{_CORE}/transformer/transformer_config.py:838-858; {_ARGS}:828", looks=_half_said),
     Rule(id="switch-needs-another", source=f"{_ARGS}:559-600, 844; {_CORE}/transformer/transformer_config.py:860", looks=_needs_another),
-    Rule(id="one-connection", source=f"{_ARGS}:849-875", looks=_connections),
+    Rule(id="one-connection", source=f"{_ARGS}:849-875", looks=_missing_max_connections),
     Rule(id="legacy-flash-switch", source=f"{_ARGS}:1960; megatron/legacy/model/transformer.py:541", looks=_old_switch),
     Rule(id="attention-keeps-scores", source=f"{_CORE}/transformer/dot_product_attention.py:155-175", looks=_keeps_scores),
     Rule(id="loss-per-microbatch", source=f"{_CORE}/pipeline_parallel/schedules.py:235-240; {_ARGS}:1899", looks=_mean_of_means),
-    Rule(id="dropout-by-default", source=f"{_ARGS}:1714-1716", looks=_dropped),
+    Rule(id="dropout-by-default", source=f"{_ARGS}:1714-1716", looks=_default_dropout),
 )

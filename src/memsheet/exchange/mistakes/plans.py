@@ -7,7 +7,7 @@ from typing import Any
 
 from memsheet.budget import Answer
 from memsheet.errors import InputError
-from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule, fits
+from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule, answer_fits
 from memsheet.plan.model import Attention
 from memsheet.sheet import Component
 
@@ -16,11 +16,11 @@ def _less_zero(case: Case) -> Iterator[Found]:
     """Gathering costs half as much communication again; without it the job must still fit."""
     engine = case.request.get("engine")
     lower = {"deepspeed": (0, 2), "fsdp2": (2,)}.get(str(engine), ())
-    if case.request.get("zero") == 3 and fits(case.answer) and not case.request.get("offload.parameters"):
+    if case.request.get("zero") == 3 and answer_fits(case.answer) and not case.request.get("offload.parameters"):
         for zero in lower:
             changes = {"zero": zero, "reshard_after_forward": None, "mesh.dp_shard": None, "mesh.dp_replicate": None}
             other = case.ask(changes)
-            if fits(other) and _faster(case.answer, other) and _fits_as_planned(case, changes):
+            if answer_fits(other) and _is_faster_step(case.answer, other) and _fits_as_planned(case, changes):
                 yield Found(
                     where="zero 3", says="parameters are gathered in forward and in backward", fits=f"at zero {zero} too",
                     cure="fsdp_reshard_after_forward: false" if engine == "fsdp2" else f"stage {zero}", fitting=changes,
@@ -32,7 +32,7 @@ APART = 0.03
 """Steps nearer than this are told as equals, as in the search (``search/train/timed.py``)."""
 
 
-def _faster(now: Answer | None, other: Answer | None) -> bool:
+def _is_faster_step(now: Answer | None, other: Answer | None) -> bool:
     """Whether the other plan's step takes clearly less time; where a step is not timed nobody knows."""
     if now is None or other is None or now.cluster is None:
         return False
@@ -48,12 +48,12 @@ def _faster(now: Answer | None, other: Answer | None) -> bool:
 def _fits_as_planned(case: Case, changes: Mapping[str, Any]) -> bool:
     """Whether it fits as a plan beside the files says it, too, where the files' engine is known to run it otherwise."""
     planned = {one.key: one.said[0][1] for one in case.together.meant}
-    return not planned or fits(case.ask({**planned, **changes}))
+    return not planned or answer_fits(case.ask({**planned, **changes}))
 
 
 def _needless_offload(case: Case) -> Iterator[Found]:
     moved = [key for key in ("offload.optimizer", "offload.parameters") if case.request.get(key)]
-    if moved and fits(case.ask(dict.fromkeys(moved, 0))):
+    if moved and answer_fits(case.ask(dict.fromkeys(moved, 0))):
         yield Found(
             where=", ".join(moved), says="states cross to the host at every step", cure="leave the offload out", changes=dict.fromkeys(moved, 0),
             fits="without",
@@ -72,7 +72,7 @@ def _few_heads(case: Case) -> Iterator[Found]:
         )
 
 
-def _eager(case: Case) -> Iterator[Found]:
+def _eager_attention(case: Case) -> Iterator[Found]:
     if case.request.get("attention") == "eager":
         yield Found(
             where="attention", says="eager attention keeps every score", cure='attn_implementation="sdpa"', changes={"attention": "sdpa"}
@@ -86,7 +86,7 @@ def _kept_whole(case: Case) -> Iterator[Found]:
             and case.request.get("zero") == 2
             and (case.request.get("mesh.pp") or 1) == 1
         )
-        if kept and case.answer is not None and not fits(case.answer):
+        if kept and case.answer is not None and not answer_fits(case.answer):
             yield Found(
                 where=f"{name}: reshard_after_forward", says="gathered parameters stay whole from forward to backward",
                 cure="reshard_after_forward: true" if read.form.name in ("accelerate", *TRAINERS) else "fsdp_reshard_after_forward: always", changes={"zero": 3, "reshard_after_forward": True},
@@ -105,10 +105,10 @@ def _whole_logits(case: Case) -> Iterator[Found]:
         yield Found(where="loss", says="logits of every token are kept in fp32", cure=cure, changes={"loss": loss})
 
 
-def _fragments(case: Case) -> Iterator[Found]:
+def _allocator_fragmentation(case: Case) -> Iterator[Found]:
     sheet = max(case.answer.sheets, key=device_of) if case.answer else None
     slack = sum(int(i.largest.high) for i in sheet.items if i.component is Component.ALLOCATOR_SLACK) if sheet else 0
-    if slack and not fits(case.answer) and not case.request.get("allocator.expandable_segments"):
+    if slack and not answer_fits(case.answer) and not case.request.get("allocator.expandable_segments"):
         yield Found(
             where="PYTORCH_ALLOC_CONF", says="the allocator may keep segments that nothing fits into", cure="expandable_segments:True",
             changes={"allocator.expandable_segments": True},
@@ -144,10 +144,10 @@ PLANS = (
     ),
     Rule(id="offload-without-need", source="Ren et al. 2021, ZeRO-Offload, section 4", looks=_needless_offload, only_if_whole=True),
     Rule(id="few-kv-heads", source="Ainslie et al. 2023, GQA, section 2.2", looks=_few_heads),
-    Rule(id="eager-attention", source="Dao et al. 2022, FlashAttention, section 3", looks=_eager),
+    Rule(id="eager-attention", source="Dao et al. 2022, FlashAttention, section 3", looks=_eager_attention),
     Rule(id="no-reshard", source="torch 2.13 distributed/fsdp/_fully_shard/_fully_shard.py", looks=_kept_whole),
     Rule(id="whole-logits", source="Wijmans et al. 2024, Cut Your Losses, section 1", looks=_whole_logits, only_if_saves=True),
-    Rule(id="fragmentation", source="torch 2.13 docs, notes/cuda: expandable_segments", looks=_fragments),
+    Rule(id="fragmentation", source="torch 2.13 docs, notes/cuda: expandable_segments", looks=_allocator_fragmentation),
     Rule(
         id="no-sixteen-bits", source=f"{_DS}/precision_config.py:46; Micikevicius et al. 2018, Mixed Precision Training", looks=_full_width
     ),

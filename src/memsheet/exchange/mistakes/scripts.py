@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule
-from memsheet.exchange.shared.python_config import CLASS, LINE, SCOPE, WHOLE, Tree, calls, read_module
+from memsheet.exchange.shared.python_config import CLASS, LINE, SCOPE, WHOLE, Tree, named_calls, read_module
 from memsheet.exchange.shared.trainer_script import LOADS, bit_keywords
 from memsheet.units import format_bytes
 
@@ -29,7 +29,7 @@ def _first_lines(text: str) -> list[Lines]:
     """For each function of a script, the line on which each name is called first; nothing of a text that is no Python."""
     found: dict[int, dict[str, int]] = {}
     try:
-        for held in calls(read_module(text, {}), _NAMES):
+        for held in named_calls(read_module(text, {}), _NAMES):
             line, lines = int(held[LINE]), found.setdefault(int(held[SCOPE]), {})
             for name in {held[CLASS], held[WHOLE]}:
                 lines[name] = min(line, lines.get(name, line))
@@ -38,13 +38,13 @@ def _first_lines(text: str) -> list[Lines]:
     return [*found.values()]
 
 
-def _scripts(case: Case) -> Iterator[tuple[str, Lines]]:
+def _script_call_lines(case: Case) -> Iterator[tuple[str, Lines]]:
     for name, read in case.reads.items():
         if name.endswith(".py") and read.form.name in ("transformers", "torchtitan"):
             yield from ((name, lines) for lines in _first_lines(case.texts[name]))
 
 
-def _earlier(lines: Lines, first: tuple[str, ...], then: tuple[str, ...]) -> tuple[str, str] | None:
+def _calls_out_of_order(lines: Lines, first: tuple[str, ...], then: tuple[str, ...]) -> tuple[str, str] | None:
     """A name of ``first`` that is called before one of ``then``."""
     made = min((name for name in first if name in lines), key=lambda name: lines[name], default=None)
     late = max((name for name in then if name in lines), key=lambda name: lines[name], default=None)
@@ -52,8 +52,8 @@ def _earlier(lines: Lines, first: tuple[str, ...], then: tuple[str, ...]) -> tup
 
 
 def _late_recompute(case: Case) -> Iterator[Found]:
-    for name, lines in _scripts(case):
-        if found := _earlier(lines, (*WRAPS, *OPTIMIZERS), RECOMPUTES):
+    for name, lines in _script_call_lines(case):
+        if found := _calls_out_of_order(lines, (*WRAPS, *OPTIMIZERS), RECOMPUTES):
             yield Found(
                 where=f"{name}:{lines[found[1]]}: {found[1]}",
                 says=f"comes after {found[0]} of line {lines[found[0]]}: what is wrapped by then is not recomputed inside it, and a layer is gathered twice",
@@ -62,8 +62,8 @@ def _late_recompute(case: Case) -> Iterator[Found]:
 
 
 def _early_optimizer(case: Case) -> Iterator[Found]:
-    for name, lines in _scripts(case):
-        if found := _earlier(lines, OPTIMIZERS, DIVIDES):
+    for name, lines in _script_call_lines(case):
+        if found := _calls_out_of_order(lines, OPTIMIZERS, DIVIDES):
             size = case.answer.parameters * 4 if case.answer else 0
             kept = f": {format_bytes(size)} in fp32" if size else ""
             yield Found(
@@ -88,7 +88,7 @@ def _recomputes_twice(case: Case) -> Iterator[Found]:
 
 def _bits_as_keywords(case: Case) -> Iterator[Found]:
     for name, _ in case.of("transformers"):
-        for held in _loads(case.texts[name]) if name.endswith(".py") else ():
+        for held in _from_pretrained_calls(case.texts[name]) if name.endswith(".py") else ():
             for word in bit_keywords(held):
                 yield Found(
                     where=f"{name}:{held[LINE]}: {word}",
@@ -97,10 +97,10 @@ def _bits_as_keywords(case: Case) -> Iterator[Found]:
                 )
 
 
-def _loads(text: str) -> list[Tree]:
+def _from_pretrained_calls(text: str) -> list[Tree]:
     """Calls that load a model of transformers; none of a text that is no Python."""
     try:
-        return [held for held in calls(read_module(text, {}), ("from_pretrained",)) if LOADS.search(held[WHOLE])]
+        return [held for held in named_calls(read_module(text, {}), ("from_pretrained",)) if LOADS.search(held[WHOLE])]
     except ValueError:
         return []
 

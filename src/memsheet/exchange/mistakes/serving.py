@@ -9,13 +9,13 @@ from math import floor
 from typing import Any
 
 from memsheet.budget import Answer, Result
-from memsheet.exchange.mistakes.case import Case, Found, Rule, fits
+from memsheet.exchange.mistakes.case import Case, Found, Rule, answer_fits
 from memsheet.exchange.shared.moved_states import moves_states
 from memsheet.exchange.shared.serve_script import OTHERS
-from memsheet.plan.hardware import BF16_UNITS, FP8_UNITS, below, eight_bit_cache
+from memsheet.plan.hardware import BF16_UNITS, FP8_UNITS, eight_bit_cache, is_older_device
 from memsheet.plan.model import Attention, LatentAttention, Moe
 from memsheet.resolve.attention import has_experts
-from memsheet.resolve.length import longest
+from memsheet.resolve.length import derived_max_length
 from memsheet.sheet import Bytes, Component
 from memsheet.units import format_bytes, format_count
 
@@ -35,13 +35,13 @@ FAR_ABOVE, STEP, USUAL_FRACTION, ROUND, BITS = 4, 64, 0.9, 1024, 16
 """Of sequences that may start beside those that have room; what lengths and counts of a cure are multiples of; vLLM's fraction before 0.20."""
 
 
-def _of(case: Case) -> Iterator[tuple[str, Mapping[str, Any], dict[str, str]]]:
+def _server_commands(case: Case) -> Iterator[tuple[str, Mapping[str, Any], dict[str, str]]]:
     """Commands: the file, its values, and what its engine calls the flags."""
     for name, read in case.of(*FLAGS):
         yield name, read.values, FLAGS[read.form.name]
 
 
-def _facts(case: Case) -> tuple[Answer, Mapping[str, Any]] | None:
+def _server_pool_facts(case: Case) -> tuple[Answer, Mapping[str, Any]] | None:
     """The answer of a server with a pool on a card, and its facts."""
     answer = case.answer
     if answer is None or answer.cluster is None or not answer.serving or "short_bytes" not in answer.serving:
@@ -54,18 +54,18 @@ def cache_bytes(answer: Answer) -> int:
     return max(int(sheet.of(Component.KV_CACHE).value) for sheet in answer.sheets)
 
 
-def _context(answer: Answer) -> Bytes:
+def _cuda_context_bytes(answer: Answer) -> Bytes:
     return next((item.largest for item in answer.sheets[0].items if item.path == "cuda"), Bytes.exact(0))
 
 
 def _fraction_of_more_than_is_free(case: Case) -> Iterator[Found]:
     """The engine compares what it asks for with what is free once its own context is there."""
-    told = _facts(case)
-    for name, _, flags in _of(case) if told and case.answer and case.answer.plan.engine == "vllm" else ():
+    told = _server_pool_facts(case)
+    for name, _, flags in _server_commands(case) if told and case.answer and case.answer.plan.engine == "vllm" else ():
         assert told is not None
         answer = told[0]
         assert answer.cluster is not None
-        total, context, asked = answer.cluster.device.framework_bytes, _context(answer), float(answer.plan.memory_fraction or 0)
+        total, context, asked = answer.cluster.device.framework_bytes, _cuda_context_bytes(answer), float(answer.plan.memory_fraction or 0)
         if total * asked > total - context.value:
             most = floor(100 * (total - context.high) / total) / 100
             yield Found(
@@ -77,8 +77,8 @@ def _fraction_of_more_than_is_free(case: Case) -> Iterator[Found]:
 
 def _fraction_leaves_too_little(case: Case) -> Iterator[Found]:
     """What lives besides the fraction (graphs, activations, communicators) does not fit into what it leaves."""
-    told = _facts(case)
-    if told is None or fits(case.answer):
+    told = _server_pool_facts(case)
+    if told is None or answer_fits(case.answer):
         return
     answer, facts = told
     assert answer.cluster is not None
@@ -87,7 +87,7 @@ def _fraction_leaves_too_little(case: Case) -> Iterator[Found]:
     less = floor(100 * (asked - (need - room) / answer.cluster.device.framework_bytes)) / 100
     if facts["short_bytes"].value > 0 or need <= room or not 0 < less < asked:
         return
-    for name, _, flags in _of(case):
+    for name, _, flags in _server_commands(case):
         yield Found(
             where=f"{name}: {flags['fraction']}", cure=f"{flags['fraction']} {less:g}", changes={"serving.memory_fraction": less},
             says=f"with {asked:g} up to {format_bytes(need)} are used of {format_bytes(room, headroom=True)}: graphs and libraries come on top of the fraction",
@@ -98,7 +98,7 @@ def _length_that_has_no_room(case: Case) -> Iterator[Found]:
     """One sequence of the longest length does not fit into the pool: vLLM refuses, SGLang ends requests early. Nothing is said where a flag takes
     weights off the card, which may leave the room.
     """
-    told = _facts(case)
+    told = _server_pool_facts(case)
     if told is None or moves_states(at for read in case.reads.values() for at, _ in read.unmodelled if at.startswith("--")):
         return
     answer, facts = told
@@ -107,13 +107,13 @@ def _length_that_has_no_room(case: Case) -> Iterator[Found]:
         return
     sure = facts["short_bytes"].low > 0 or (not short and int(facts.get("kv_tokens_high") or tokens) < length)
     held = int(facts.get("longest_that_fits") or 0) if short else _held_length(case, facts, length)
-    for name, _, flags in _of(case):
+    for name, _, flags in _server_commands(case):
         lacks = (
             f"; {format_bytes(int(facts['short_bytes'].value))} a GPU are {'missing' if sure else 'expected to be missing'}"
             if short
             else ""
         )
-        ways = [*([f"{flags['length']} {held}"] if held else []), *_rooms(facts, flags)]
+        ways = [*([f"{flags['length']} {held}"] if held else []), *_room_making_flags(facts, flags)]
         yield Found(
             where=f"{name}: {flags['length']}", cure=", or ".join(ways) or "a smaller model: nothing that was tried is sure to make room",
             says=f"the cache {'has' if sure else 'may have'} no room for one sequence of {length:,} tokens{lacks}",
@@ -121,7 +121,7 @@ def _length_that_has_no_room(case: Case) -> Iterator[Found]:
         )  # fmt: skip
 
 
-def _rooms(facts: Mapping[str, Any], flags: Mapping[str, str]) -> Iterator[str]:
+def _room_making_flags(facts: Mapping[str, Any], flags: Mapping[str, str]) -> Iterator[str]:
     """Another cache and more GPUs, where they were accounted and suffice for sure."""
     for one in facts.get("makes_room", ()):
         changes, sure = one["changes"], one["result"] == Result.FITS.value
@@ -137,7 +137,7 @@ def _held_length(case: Case, facts: Mapping[str, Any], length: int) -> int:
     found = min(length, int(max(0, room.low) // each)) // ROUND * ROUND if room is not None and each else 0
     while found:
         shorter = case.ask({"serving.max_model_len": found})
-        held = shorter.serving if shorter and fits(shorter) else None
+        held = shorter.serving if shorter and answer_fits(shorter) else None
         if held and int(held.get("kv_tokens_low", held["kv_tokens"])) >= found:
             return found
         found = found // 2 // ROUND * ROUND
@@ -145,9 +145,9 @@ def _held_length(case: Case, facts: Mapping[str, Any], length: int) -> int:
 
 
 def _beyond_the_model(case: Case) -> Iterator[Found]:
-    most, length = longest(case.model), case.request.get("serving.max_model_len")
+    most, length = derived_max_length(case.model), case.request.get("serving.max_model_len")
     if most and isinstance(length, int) and length > most:
-        for name, _, flags in _of(case):
+        for name, _, flags in _server_commands(case):
             yield Found(
                 where=f"{name}: {flags['length']}", says=f"{length:,} tokens, and {case.model.name if case.model else ''} was made for {most:,}: it stops unless it is told to go beyond",
                 cure=f"{flags['length']} {most}", changes={"serving.max_model_len": most}, stops=True,
@@ -156,21 +156,21 @@ def _beyond_the_model(case: Case) -> Iterator[Found]:
 
 def _copied_cache(case: Case) -> Iterator[Found]:
     """Ranks that are more than heads keep copies; of a latent every rank does."""
-    told = _facts(case)
+    told = _server_pool_facts(case)
     if told is None or case.model is None:
         return
     answer, facts = told
     mesh = answer.plan.mesh
-    own, copies = int(mesh.attention_tp), _copies(case, int(mesh.attention_tp))
+    own, copies = int(mesh.attention_tp), _kv_cache_copies(case, int(mesh.attention_tp))
     if copies < 2:
         return
     said = f"{own} ranks keep {copies} copies of the same cache, {format_bytes(int(facts['kv_bytes_per_token_per_rank']))} a token on each"
     changes, cure = _without_copies(case, answer, copies)
-    for name, _, flags in _of(case) if cure else ():
+    for name, _, flags in _server_commands(case) if cure else ():
         yield Found(where=f"{name}: {flags['tp']}", says=said, cure=cure, changes=changes)
 
 
-def _copies(case: Case, ranks: int) -> int:
+def _kv_cache_copies(case: Case, ranks: int) -> int:
     """How often the cache is kept, where every layer's is kept as often."""
     assert case.model is not None
     mixers = [m for stack in case.model.stacks for run in stack.runs for block in run.pattern for m in block.mixers]
@@ -209,7 +209,7 @@ def _in_all(answer: Answer) -> int:
 
 def _more_than_the_pool_holds(case: Case) -> Iterator[Found]:
     """Far more sequences may start than have room, and vLLM's sampler is sized for all of them."""
-    told = _facts(case)
+    told = _server_pool_facts(case)
     asked = case.request.get("serving.max_sequences")
     if told is None or not isinstance(asked, int):
         return
@@ -224,7 +224,7 @@ def _more_than_the_pool_holds(case: Case) -> Iterator[Found]:
         return
     length = "of the lengths asked about" if "expected" in held else f"of {int(answer.plan.max_model_len or 0):,} tokens"
     groups = int(answer.plan.mesh.attn_dp) if answer.plan.engine == "sglang" else 1
-    for name, _, flags in _of(case):
+    for name, _, flags in _server_commands(case):
         yield Found(
             where=f"{name}: {flags['sequences']}", cure=f"{flags['sequences']} {fewer * groups}, or shorter requests", changes={"serving.max_sequences": fewer * groups},
             says=f"up to {limit:,} start, and {worst:,} {length} have room: the others are preempted and computed again"
@@ -241,25 +241,25 @@ def _costs_as_usual(case: Case, answer: Answer, asked: int, fewer: int) -> bool 
     return cured is not None and (cache_bytes(cured) - cache_bytes(answer)) * DEFAULT_WORTH > cache_bytes(answer)
 
 
-def _eager(case: Case) -> Iterator[Found]:
-    if case.request.get("serving.cuda_graphs") is False and fits(case.ask({"serving.cuda_graphs": True})):
-        for name, _, flags in _of(case):
+def _disabled_cuda_graphs(case: Case) -> Iterator[Found]:
+    if case.request.get("serving.cuda_graphs") is False and answer_fits(case.ask({"serving.cuda_graphs": True})):
+        for name, _, flags in _server_commands(case):
             yield Found(
                 where=f"{name}: {flags['graphs']}", says="the host starts every kernel of every token, and graphs have room", cure="leave it out",
                 changes={"serving.cuda_graphs": True},
             )  # fmt: skip
 
 
-def _older(answer: Answer | None, units: tuple[int, int]) -> bool:
+def _is_older_gpu(answer: Answer | None, units: tuple[int, int]) -> bool:
     """Whether the cards are known to be older."""
-    return answer is not None and answer.cluster is not None and below(answer.cluster.device, units)
+    return answer is not None and answer.cluster is not None and is_older_device(answer.cluster.device, units)
 
 
 def _eight_bits_without_units(case: Case) -> Iterator[Found]:
-    if case.answer is None or case.answer.cluster is None or not _older(case.answer, FP8_UNITS):
+    if case.answer is None or case.answer.cluster is None or not _is_older_gpu(case.answer, FP8_UNITS):
         return
     card = case.answer.cluster.device.name
-    for name, values, flags in _of(case):
+    for name, values, flags in _server_commands(case):
         if says := eight_bit_cache(case.answer.plan, case.answer.cluster.device, case.model):
             yield Found(
                 where=f"{name}: {flags['cache']}", says=says,
@@ -307,20 +307,20 @@ def _chunk_of_broken_pages(case: Case) -> Iterator[Found]:
 
 def _idle_memory(case: Case) -> Iterator[Found]:
     """A fraction below the usual one, while sequences wait for room. What further commands of a script take of the card is not known."""
-    if any(OTHERS in values for _, values, _ in _of(case)):
+    if any(OTHERS in values for _, values, _ in _server_commands(case)):
         return
-    told, asked = _facts(case), case.request.get("serving.memory_fraction")
+    told, asked = _server_pool_facts(case), case.request.get("serving.memory_fraction")
     if (
         told is None
         or not isinstance(asked, float)
         or asked >= USUAL_FRACTION
         or case.request.get("engine") != "vllm"
-        or not fits(case.answer)
+        or not answer_fits(case.answer)
     ):
         return
     held = told[1].get("capacity") or {}
-    if held.get("preempts") and fits(case.ask({"serving.memory_fraction": USUAL_FRACTION})):
-        for name, _, flags in _of(case):
+    if held.get("preempts") and answer_fits(case.ask({"serving.memory_fraction": USUAL_FRACTION})):
+        for name, _, flags in _server_commands(case):
             yield Found(
                 where=f"{name}: {flags['fraction']}", says=f"{1 - asked:.0%} of the card is left to nobody while sequences wait for room",
                 cure=f"{flags['fraction']} {USUAL_FRACTION}", changes={"serving.memory_fraction": USUAL_FRACTION},
@@ -332,7 +332,7 @@ def _old_card(case: Case) -> Iterator[Found]:
     for name, values in case.values("vllm"):  # SGLang takes fp16 by itself there
         if values.get("--dtype") not in ("bfloat16", "bf16"):
             continue
-        if _older(case.answer or case.ask({key: None for key in case.request if key.startswith("precision.")}), BF16_UNITS):
+        if _is_older_gpu(case.answer or case.ask({key: None for key in case.request if key.startswith("precision.")}), BF16_UNITS):
             yield Found(where=f"{name}: --dtype", says="bfloat16 needs compute capability 8.0", cure="--dtype half", stops=True)
 
 
@@ -363,7 +363,7 @@ SERVING = (
     Rule(id="length-beyond-model", source=f"{_V}/config/model.py:2664; {_S}/configs/model_config.py:1296", looks=_beyond_the_model),
     Rule(id="copied-cache", source="Ainslie et al. 2023, GQA, section 2.2; DeepSeek-V2, arXiv:2405.04434, section 2.1.2", looks=_copied_cache),
     Rule(id="preempted-sequences", source=f"{_V}/v1/core/sched/scheduler.py:931; {_S}/managers/schedule_batch.py, retract_decode; Kwon et al. 2023, PagedAttention, section 4.5", looks=_more_than_the_pool_holds),
-    Rule(id="no-graphs", source=f"{_V}/config/model.py:276; {_S}/server_args.py:410", looks=_eager),
+    Rule(id="no-graphs", source=f"{_V}/config/model.py:276; {_S}/server_args.py:410", looks=_disabled_cuda_graphs),
     Rule(id="fp8-without-units", source=f"{_V}/v1/attention/backends/triton_attn.py:515; Triton third_party/nvidia/backend/compiler.py, supported_fp8_dtypes", looks=_eight_bits_without_units),
     Rule(id="batch-below-length", source=f"{_V}/config/scheduler.py:318", looks=_batch_below_length),
     Rule(id="batch-below-sequences", source=f"{_V}/config/scheduler.py:331", looks=_batch_below_sequences),

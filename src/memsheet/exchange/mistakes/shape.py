@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memsheet.exchange.mistakes.case import Case, Found, Rule, fits
+from memsheet.exchange.mistakes.case import Case, Found, Rule, answer_fits
 
 _ALL_OF_RECOMPUTE = ("modules", "every", "layers", "segments")
 
 
-def _starved(case: Case) -> Iterator[Found]:
+def _starved_pipeline(case: Case) -> Iterator[Found]:
     """(pp − 1) of every so many slots of a pipeline are empty."""
     plan = case.answer.plan if case.answer else None
     if plan is None or plan.mesh.pp == 1 or plan.task != "train":
@@ -35,7 +35,7 @@ def _across_nodes(case: Case) -> Iterator[Found]:
 
 def _needless_recompute(case: Case) -> Iterator[Found]:
     none = {"recompute.mode": "none", **{f"recompute.{key}": None for key in _ALL_OF_RECOMPUTE}}
-    if case.request.get("recompute.mode") == "full" and fits(case.answer) and fits(case.ask(none)):
+    if case.request.get("recompute.mode") == "full" and answer_fits(case.answer) and answer_fits(case.ask(none)):
         yield Found(
             where="recompute", says="every layer runs forward twice, a third more work", cure="leave recompute out", changes=none, fits="without",
         )  # fmt: skip
@@ -59,7 +59,7 @@ def _whole_vocabulary(case: Case) -> Iterator[Found]:
             )  # fmt: skip
 
 
-def _uncompiled(case: Case) -> Iterator[Found]:
+def _async_tp_uncompiled(case: Case) -> Iterator[Found]:
     for name, values in case.values("torchtitan", "torchtitan-toml"):
         parts = values.get("compile.components", ["model"])
         compiled = values.get("training.compile") is True or (values.get("compile.enable") is True and "model" in parts)
@@ -74,10 +74,10 @@ def _uncompiled(case: Case) -> Iterator[Found]:
 
 _NARAYANAN = "Narayanan et al. 2021, Efficient Large-Scale Language Model Training on GPU Clusters"
 SHAPE = (
-    Rule(id="starved-pipeline", source=f"{_NARAYANAN}, section 2.2", looks=_starved),
+    Rule(id="starved-pipeline", source=f"{_NARAYANAN}, section 2.2", looks=_starved_pipeline),
     Rule(id="tp-across-nodes", source=f"{_NARAYANAN}, section 3.2, takeaway 1", looks=_across_nodes),
     Rule(id="recompute-without-need", source="Korthikanti et al. 2022, section 1: 30 to 40 % more time", looks=_needless_recompute, only_if_whole=True),
     Rule(id="beyond-positions", source="Chen et al. 2023, Extending Context Window of Large Language Models via Positional Interpolation, section 1", looks=_beyond_positions),
     Rule(id="gathered-logits", source="torchtitan 820504e torchtitan/config_manager.py:298", looks=_whole_vocabulary),
-    Rule(id="async-tp-uncompiled", source="torchtitan 820504e models/llama3/parallelize_llama.py:54; b5bcd76 config/configs.py:306", looks=_uncompiled),
+    Rule(id="async-tp-uncompiled", source="torchtitan 820504e models/llama3/parallelize_llama.py:54; b5bcd76 config/configs.py:306", looks=_async_tp_uncompiled),
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memsheet.budget import worst
+from memsheet.budget import worst_sheet
 from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule
 from memsheet.sheet import Component
 from memsheet.units import format_bytes
@@ -16,7 +16,7 @@ _RECOMPUTES = ("gradient_checkpointing", "activation_checkpointing", f"{F}.activ
 _HOW = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
 
 
-def _evaluates(values: Mapping[str, Any]) -> bool:
+def _runs_evaluation(values: Mapping[str, Any]) -> bool:
     return (
         values.get("eval_strategy", "no") not in ("no", False, None) or values.get("do_eval") is True or values.get("eval_on_start") is True
     )
@@ -35,11 +35,11 @@ def _eval_batch(values: Mapping[str, Any]) -> int:
     return held if isinstance(held, int) and not isinstance(held, bool) and held > 0 else 8
 
 
-def _activations(case: Case) -> int:
+def _training_only_bytes(case: Case) -> int:
     """What a rank has at its peak that evaluation does not need."""
     if case.answer is None:
         return 0
-    sheet = worst(case.answer.sheets)
+    sheet = worst_sheet(case.answer.sheets)
     held = sheet.sums()[sheet.peak_instant]
     passing = (Component.SAVED_ACTIVATIONS, Component.TEMPORARIES, Component.GRADIENTS)
     return sum(int(held[component].value) for component in passing if component in held)
@@ -49,8 +49,8 @@ def _large_evaluation(case: Case) -> Iterator[Found]:
     for name, values in case.values(*TRAINERS):
         batch, micro = _eval_batch(values), values.get("per_device_train_batch_size", 8)
         fused = values.get("use_liger_kernel") is True or case.request.get("loss") in ("fused", "chunked")  # which TRL's own is
-        more = _logits_bytes(case, batch) - _activations(case)
-        if _evaluates(values) and not fused and isinstance(micro, int) and batch > micro and case.answer is not None and more > 0:
+        more = _logits_bytes(case, batch) - _training_only_bytes(case)
+        if _runs_evaluation(values) and not fused and isinstance(micro, int) and batch > micro and case.answer is not None and more > 0:
             told = "8 by default" if "per_device_eval_batch_size" not in values else str(batch)
             yield Found(
                 where=f"{name}: per_device_eval_batch_size", saves_bytes=more, beyond=True,
@@ -62,7 +62,7 @@ def _large_evaluation(case: Case) -> Iterator[Found]:
 def _predictions_stay(case: Case) -> Iterator[Found]:
     for name, values in case.values(_ARGUMENTS):
         kept = values.get("prediction_loss_only") is not True and values.get("eval_accumulation_steps") is None
-        if _evaluates(values) and kept and values.get("batch_eval_metrics") is not True:
+        if _runs_evaluation(values) and kept and values.get("batch_eval_metrics") is not True:
             each = _logits_bytes(case, _eval_batch(values)) * 2 // 6  # the model's own width, gathered from every rank
             ranks = case.together.gpus or 1
             size = f": {format_bytes(each * ranks)} more with every batch" if each else ""
@@ -72,7 +72,7 @@ def _predictions_stay(case: Case) -> Iterator[Found]:
             )  # fmt: skip
 
 
-def _empties(case: Case) -> Iterator[Found]:
+def _frequent_cache_emptying(case: Case) -> Iterator[Found]:
     for name, values in case.values(*TRAINERS):
         every = values.get("torch_empty_cache_steps")
         if isinstance(every, int) and not isinstance(every, bool) and every < 10:
@@ -103,7 +103,7 @@ def _mean_of_ranks(case: Case) -> Iterator[Found]:
             )  # fmt: skip
 
 
-def _smooths(case: Case) -> Iterator[Found]:
+def _label_smoothing_copies(case: Case) -> Iterator[Found]:
     for name, values in case.values(_ARGUMENTS):
         share = values.get("label_smoothing_factor")
         if isinstance(share, int | float) and share > 0:
@@ -114,7 +114,7 @@ def _smooths(case: Case) -> Iterator[Found]:
             )  # fmt: skip
 
 
-def _caches(case: Case) -> Iterator[Found]:
+def _kv_cache_with_recompute(case: Case) -> Iterator[Found]:
     for name, values in case.values(_ARGUMENTS):
         if values.get("use_cache") is True and any(values.get(at) is True for at in _RECOMPUTES):
             yield Found(
@@ -123,7 +123,7 @@ def _caches(case: Case) -> Iterator[Found]:
             )  # fmt: skip
 
 
-def _reenters(case: Case) -> Iterator[Found]:
+def _reentrant_checkpointing(case: Case) -> Iterator[Found]:
     for name, values in case.values(*TRAINERS):
         if any(values.get(f"{at}.use_reentrant") is True for at in _HOW):
             lora = case.request.get("adapter.rank") or case.request.get("adapter.kind")
@@ -133,7 +133,7 @@ def _reenters(case: Case) -> Iterator[Found]:
             yield Found(where=f"{name}: use_reentrant", says=says, cure="use_reentrant: false, its default")
 
 
-def _unsynchronised(case: Case) -> Iterator[Found]:
+def _unsynchronised_ram_loading(case: Case) -> Iterator[Found]:
     """A word is taken for true; the launcher's default is to load on one rank."""
     for name, values in case.values("accelerate"):
         loads = values.get(f"{F}.fsdp_cpu_ram_efficient_loading", "true")
@@ -212,13 +212,13 @@ _T, _A = "transformers 5.23.0", "accelerate 1.15.0"
 TRAINER = (
     Rule(id="large-evaluation", source=f"{_T} training_args.py:438, 1128; loss/loss_utils.py:61", looks=_large_evaluation),
     Rule(id="predictions-on-gpu", source=f"{_T} training_args.py:450, trainer.py:3038; huggingface/transformers issue 7232", looks=_predictions_stay),
-    Rule(id="empties-cache", source=f"{_T} training_args.py:352; huggingface/transformers issue 31372", looks=_empties),
+    Rule(id="empties-cache", source=f"{_T} training_args.py:352; huggingface/transformers issue 31372", looks=_frequent_cache_emptying),
     Rule(id="finds-batch", source=f"{_T} trainer.py:898-906; accelerate 1.15.0 utils/memory.py:167", looks=_finds_batch),
     Rule(id="loss-per-rank", source=f"{_T} training_args.py:266, trainer.py:2340; huggingface/transformers issue 34242", looks=_mean_of_ranks),
-    Rule(id="label-smoothing", source=f"{_T} trainer_pt_utils.py:449-480", looks=_smooths),
-    Rule(id="caches-and-recomputes", source=f"{_T} modeling_layers.py:98; training_args.py:345", looks=_caches),
-    Rule(id="reentrant-recompute", source=f"{_T} modeling_utils.py:3149; peft utils/other.py:229", looks=_reenters),
-    Rule(id="unsynchronised-loading", source=f"{_A} utils/launch.py:306", looks=_unsynchronised),
+    Rule(id="label-smoothing", source=f"{_T} trainer_pt_utils.py:449-480", looks=_label_smoothing_copies),
+    Rule(id="caches-and-recomputes", source=f"{_T} modeling_layers.py:98; training_args.py:345", looks=_kv_cache_with_recompute),
+    Rule(id="reentrant-recompute", source=f"{_T} modeling_utils.py:3149; peft utils/other.py:229", looks=_reentrant_checkpointing),
+    Rule(id="unsynchronised-loading", source=f"{_A} utils/launch.py:306", looks=_unsynchronised_ram_loading),
     Rule(id="every-rank-loads", source=f"{_A} commands/launch.py:585; {_T} training_args.py:2847", looks=_loads_everywhere),
     Rule(id="every-rank-builds", source=f"{_A} commands/launch.py:466", looks=_inits_everywhere),
     Rule(id="whole-checkpoint", source=f"{_A} utils/dataclasses.py:2058", looks=_saves_whole),

@@ -67,7 +67,7 @@ def _kept_alive(case: Case) -> Iterator[Found]:
             )  # fmt: skip
 
 
-def _unpinned(case: Case) -> Iterator[Found]:
+def _unpinned_offload_memory(case: Case) -> Iterator[Found]:
     for name, values in case.values("deepspeed"):
         for held in _HELD:
             if values.get(f"{Z}.{held}.device") == "cpu" and values.get(f"{Z}.{held}.pin_memory") is False and _host_has_room(case):
@@ -109,20 +109,20 @@ def _no_folder(case: Case) -> Iterator[Found]:
                 )  # fmt: skip
 
 
-def _scattered(case: Case) -> Iterator[Found]:
+def _scattered_gradients(case: Case) -> Iterator[Found]:
     for name, values in case.values("deepspeed"):
-        if values.get(f"{Z}.contiguous_gradients") is False and _stage(values) in (1, 2):
+        if values.get(f"{Z}.contiguous_gradients") is False and _zero_stage(values) in (1, 2):
             yield Found(
                 where=f"{name}: {Z}.contiguous_gradients", says="gradients lie where backward makes them, between activations: memory in pieces",
                 cure="true, its default",
             )  # fmt: skip
 
 
-def _stage(values: Mapping[str, Any]) -> Any:
+def _zero_stage(values: Mapping[str, Any]) -> Any:
     return values.get(f"{Z}.stage") or 0
 
 
-def _timers(case: Case) -> Iterator[Found]:
+def _synchronising_timers(case: Case) -> Iterator[Found]:
     for name, values in case.values("deepspeed"):
         for at in ("wall_clock_breakdown", "memory_breakdown", "flops_profiler.enabled"):
             if values.get(at) is True:
@@ -138,7 +138,7 @@ def _slow_gather(case: Case) -> Iterator[Found]:
     for name, values in case.values("deepspeed"):
         gathers = any(values.get(f"{Z}.stage3_gather_{word}_weights_on_model_save") is True for word in ("16bit", "fp16"))
         answer = case.answer
-        if gathers and answer is not None and answer.cluster and answer.cluster.host_bytes and _stage(values) == 3:
+        if gathers and answer is not None and answer.cluster and answer.cluster.host_bytes and _zero_stage(values) == 3:
             whole = answer.parameters * 2
             offloaded = max(sheet.host_bytes for sheet in answer.sheets) * answer.cluster.per_node
             if whole + offloaded > answer.cluster.host_bytes:
@@ -154,10 +154,10 @@ ZERO = (
     Rule(id="contiguous-without-partition", source=f"{_DS}/activation_checkpointing/checkpointing.py:1239", looks=_unpartitioned_memory),
     Rule(id="torch-optimizer-on-host", source=f"{_DS}/engine.py:2040-2044", looks=_torch_on_host),
     Rule(id="live-above-model", source=f"{_DS}/zero/config.py:238", looks=_kept_alive),
-    Rule(id="unpinned-offload", source=f"{_DS}/zero/offload_config.py:45-52, 75-82", looks=_unpinned),
+    Rule(id="unpinned-offload", source=f"{_DS}/zero/offload_config.py:45-52, 75-82", looks=_unpinned_offload_memory),
     Rule(id="pinned-above-host", source=f"{_DS}/zero/offload_config.py:75-82; docs/_pages/config-json.md:712-718", looks=_pins_more_than_there_is),
     Rule(id="nvme-without-folder", source=f"{_DS}/zero/stage3.py:791; zero/partition_parameters.py:1215", looks=_no_folder),
-    Rule(id="scattered-gradients", source=f"{_DS}/zero/config.py:102", looks=_scattered),
-    Rule(id="timers-wait", source=f"{_DS}/engine.py:462, 2723; deepspeed/utils/timer.py:40", looks=_timers),
+    Rule(id="scattered-gradients", source=f"{_DS}/zero/config.py:102", looks=_scattered_gradients),
+    Rule(id="timers-wait", source=f"{_DS}/engine.py:462, 2723; deepspeed/utils/timer.py:40", looks=_synchronising_timers),
     Rule(id="gather-at-save", source=f"{_DS}/zero/config.py:250; engine.py:5491", looks=_slow_gather),
 )  # fmt: skip

@@ -12,19 +12,19 @@ ALLOCATOR, OLDER, ON = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "expanda
 SOURCE = "torch 2.13.0 torch/cuda/memory.py:1202"
 
 
-def switched(value: Any, _: Values) -> Mapping[str, Any]:
+def read_allocator_conf(value: Any, _: Values) -> Mapping[str, Any]:
     """What a variable's text says."""
     return {"allocator.expandable_segments": ON.lower() in str(value).replace(" ", "").lower()}
 
 
-def on(asked: Values) -> str | None:
+def allocator_conf_text(asked: Values) -> str | None:
     """The variable's text where a plan asks for them."""
     return ON if asked.get("allocator.expandable_segments") else None
 
 
-def segments(group: str = "") -> tuple[Key, Key]:
+def allocator_conf_rows(group: str = "") -> tuple[Key, Key]:
     """The rows of a format that keeps variables in ``group``: the name that is written, and the older one, which is read."""
     return (
-        Key(at=f"{group}{ALLOCATOR}", out=on, back=switched, source=SOURCE),
-        Key(at=f"{group}{OLDER}", out=lambda _: None, back=switched, source=SOURCE),
+        Key(at=f"{group}{ALLOCATOR}", out=allocator_conf_text, back=read_allocator_conf, source=SOURCE),
+        Key(at=f"{group}{OLDER}", out=lambda _: None, back=read_allocator_conf, source=SOURCE),
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from typing import Any
 
-from memsheet.errors import Problem, nearest, refuse, require
+from memsheet.errors import Problem, input_error, nearest_words, raise_if_problems
 from memsheet.frozen import dataclass
 
 Values = Mapping[str, Any]
@@ -24,7 +24,7 @@ MOST_KEYS, MOST_HINTS = 2000, 32
 COUNTS = ("@gpus", "@nodes", "@per_node", "@accumulation")
 
 
-def _nothing(_: Values) -> Iterable[Problem]:
+def _no_problems(_: Values) -> Iterable[Problem]:
     return ()
 
 
@@ -103,7 +103,7 @@ class Format:
     absent: Callable[[Values], Mapping[str, Any]] = _no_values  # and what the engine takes for those of them that are not said
     fixed: Callable[[Values], Mapping[str, Any]] = _no_values  # what every file says
     differs: Mapping[str, str] = field(default_factory=dict)  # keys of a plan that the engine runs otherwise, and where that is told
-    problems: Callable[[Values], Iterable[Problem]] = _nothing  # what the engine cannot do, beyond what the keys show
+    problems: Callable[[Values], Iterable[Problem]] = _no_problems  # what the engine cannot do, beyond what the keys show
     whole: frozenset[str] = frozenset()  # places of objects that are one value each, however their keys are called
     needs: Mapping[str, Any] = field(default_factory=dict)  # values that stand at its top in each of its files
     older: Mapping[str, str] = field(default_factory=dict)  # by the engine's version, the format that it had then
@@ -171,14 +171,14 @@ def plan_word(names: Mapping[Any, Any], value: Any) -> Any:
     return value if isinstance(value, list | dict) else names.get(value, value)
 
 
-def read(form: Format, values: Values) -> Read:
+def read_format_values(form: Format, values: Values) -> Read:
     """A file's values as a request, each key accounted for: used, ignored, unknown or not modelled."""
-    require(
+    raise_if_problems(
         Problem(field=at, value=held, reason="is outside ±2^63", hint="no size of a model or a machine is near this")
         for at, held in values.items() if isinstance(held, float) and not abs(held) < MAX_NUMBER
     )  # fmt: skip
     if len(values) > MOST_KEYS:
-        raise refuse("file", len(values), f"are more than the {MOST_KEYS} keys that a configuration may have")
+        raise input_error("file", len(values), f"are more than the {MOST_KEYS} keys that a configuration may have")
     rows = {key.at: key for key in form.keys}
     values = {form.rename(at) if form.rename else at: held for at, held in values.items() if held != {} or at in rows or at in form.removed}
     request: dict[str, Any] = dict(form.said)
@@ -190,9 +190,9 @@ def read(form: Format, values: Values) -> Read:
         value = values.get(at)
         if value == AUTO and row.auto is not None:
             value = row.auto
-            assumed.append(f"{at} = auto: {_word(value)} on GPUs that can")
+            assumed.append(f"{at} = auto: {_value_text(value)} on GPUs that can")
         if value in row.decides:
-            assumed.append(f"{at} = {_word(value)}: the engine decides")
+            assumed.append(f"{at} = {_value_text(value)}: the engine decides")
             continue
         if value in (None, AUTO, UNSET):
             assumed += [f"{at} = auto: the training script fills it in"] if value == AUTO else []
@@ -203,9 +203,9 @@ def read(form: Format, values: Values) -> Read:
         if value is not None:
             said = {key: held for key, held in row.read(value, values).items() if held is not None}
             if taken and said:
-                assumed.append(line := f"{at} = {_word(value)} ({form.tested}'s default)")
+                assumed.append(line := f"{at} = {_value_text(value)} ({form.tested}'s default)")
                 by_default[line] = said
-            problems += _miscounted(at, said)
+            problems += _invalid_count_problems(at, said)
             request.update(said)
             firm |= set() if taken else said.keys()
     assumed = [
@@ -224,25 +224,25 @@ def read(form: Format, values: Values) -> Read:
         for at, row in rows.items()
         if row.holds and isinstance(held := values.get(at), str) and held not in (*row.holds, AUTO, UNSET)
     ]
-    unknown = [at for at in other if at not in form.unmodelled and not _known(form, at)]
+    unknown = [at for at in other if at not in form.unmodelled and not _is_known_key(form, at)]
     return Read(
         form=form, values=values, request=request, used=tuple(at for at in values if at in form.weighed or (at in rows and values[at] is not None)),
         ignored=tuple(at for at in other if at not in unknown and at not in dict(unmodelled) and at not in form.weighed), unmodelled=tuple(unmodelled),
         unsaid=frozenset(request.keys() - firm - form.said.keys()),
-        unknown=tuple((at, _near(form, at) if number < MOST_HINTS else "") for number, at in enumerate(unknown)), assumed=tuple(assumed), problems=tuple(problems),
+        unknown=tuple((at, _nearest_known_key(form, at) if number < MOST_HINTS else "") for number, at in enumerate(unknown)), assumed=tuple(assumed), problems=tuple(problems),
     )  # fmt: skip
 
 
-def _word(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 
 
 def is_key(form: Format, at: str) -> bool:
     """Whether a format has a key of that name, with bytes or without."""
-    return any(key.at == at for key in form.keys) or at in form.unmodelled or _known(form, at)
+    return any(key.at == at for key in form.keys) or at in form.unmodelled or _is_known_key(form, at)
 
 
-def _known(form: Format, at: str) -> bool:
+def _is_known_key(form: Format, at: str) -> bool:
     parts = at.split(".")
     return (
         at in form.known
@@ -252,23 +252,27 @@ def _known(form: Format, at: str) -> bool:
     )
 
 
-def _near(form: Format, at: str) -> str:
+def _nearest_known_key(form: Format, at: str) -> str:
     """The known key most like ``at``: one of its own group, else a right name in a wrong place, else one whose name and group are both like."""
     names = [*(key.at for key in form.keys), *form.unmodelled, *form.weighed, *(k for k in form.known if not k.endswith("*"))]
     group, _, last = at.rpartition(".")
     of_group = [name for name in names if name.rpartition(".")[0] == group]
-    own = [f"{group}.{name}" if group else name for name in nearest(last, [name.rpartition(".")[2] for name in of_group], n=1)]
-    moved = [name for name in names if name.rpartition(".")[2] == last and _like(group, name.rpartition(".")[0])]
-    other = [name for name in nearest(at, names, n=3) if _like(group, name.rpartition(".")[0]) and _like(last, name.rpartition(".")[2])]
+    own = [f"{group}.{name}" if group else name for name in nearest_words(last, [name.rpartition(".")[2] for name in of_group], n=1)]
+    moved = [name for name in names if name.rpartition(".")[2] == last and _names_are_similar(group, name.rpartition(".")[0])]
+    other = [
+        name
+        for name in nearest_words(at, names, n=3)
+        if _names_are_similar(group, name.rpartition(".")[0]) and _names_are_similar(last, name.rpartition(".")[2])
+    ]
     return (moved or own or other or [""])[0]
 
 
-def _like(one: str, other: str) -> bool:
+def _names_are_similar(one: str, other: str) -> bool:
     """Whether two words are nearly one; what stands at the top may be meant for any group."""
-    return not one or not other or bool(nearest(one, [other], n=1))
+    return not one or not other or bool(nearest_words(one, [other], n=1))
 
 
-def _miscounted(at: str, said: Mapping[str, Any]) -> Iterator[Problem]:
+def _invalid_count_problems(at: str, said: Mapping[str, Any]) -> Iterator[Problem]:
     """What a request's own check does not see: counts that are no keys of a plan."""
     for key, value in said.items():
         if key in COUNTS and not (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_COUNT):

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET
-from memsheet.exchange.shared.serve_command import number
-from memsheet.exchange.shared.serve_script import Variables, lines, parts, unset
+from memsheet.exchange.shared.serve_command import parse_human_number
+from memsheet.exchange.shared.serve_script import Variables, has_unset_placeholder, script_lines, split_line_commands
 from memsheet.frozen import dataclass
 
 TORCHRUN, ACCELERATE, DEEPSPEED, PYTHON, TRL = "torchrun", "accelerate", "deepspeed", "python", "trl"
@@ -39,20 +39,20 @@ class Launch:
     left: tuple[str, ...]  # words after the script that are no flags
 
 
-def launched(text: str) -> Launch | None:
+def first_script_launch(text: str) -> Launch | None:
     """The first script that a text starts, with variables at their defaults where nothing else is said."""
-    return next((found for words in filled_commands(text) if (found := _launch(words)) is not None), None)
+    return next((found for words in filled_commands(text) if (found := _parse_launch_words(words)) is not None), None)
 
 
 def filled_commands(text: str) -> Iterator[list[str]]:
     """Commands of a script, with the variables in their places."""
     known = Variables()
-    for words in (part for line in lines(text) for part in parts(line)):
+    for words in (part for line in script_lines(text) for part in split_line_commands(line)):
         known.learn(words)
         yield known.filled(words, defaults=True)[:MOST]
 
 
-def started(words: Sequence[str]) -> tuple[str, int] | None:
+def find_launcher(words: Sequence[str]) -> tuple[str, int] | None:
     """The launcher among the words of a command, and where what is given to it begins."""
     for at, word in enumerate(words):
         base, then = word.rpartition("/")[2], list(words[at + 1 : at + 3])
@@ -71,8 +71,8 @@ def started(words: Sequence[str]) -> tuple[str, int] | None:
     return None
 
 
-def _launch(words: Sequence[str]) -> Launch | None:
-    start = started(words)
+def _parse_launch_words(words: Sequence[str]) -> Launch | None:
+    start = find_launcher(words)
     if start is None:
         return None
     launcher, rest = start[0], list(words[start[1] :])
@@ -121,12 +121,12 @@ def flags_of(words: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 def plain_value(text: str) -> Any:
     """A word as a script's parser reads it: a switch's two words, a number, or a text; ``UNSET`` where a variable is left."""
-    if unset(text):
+    if has_unset_placeholder(text):
         return UNSET
     switch = {"true": True, "false": False}.get(text.lower())
     if switch is not None:
         return switch
     try:
-        return number(text) if text[-1:] not in "kKmMgGtT" else text
+        return parse_human_number(text) if text[-1:] not in "kKmMgGtT" else text
     except ValueError:
         return text

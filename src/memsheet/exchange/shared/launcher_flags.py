@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.exchange import find_format
-from memsheet.exchange.shared.file_format import Format, Read, is_key, read
-from memsheet.exchange.shared.launched_script import ACCELERATE, DEEPSPEED, FACTORY, METHODS, TORCHRUN, TRL, Launch, launched
+from memsheet.exchange.shared.file_format import Format, Read, is_key, read_format_values
+from memsheet.exchange.shared.launched_script import ACCELERATE, DEEPSPEED, FACTORY, METHODS, TORCHRUN, TRL, Launch, first_script_launch
 
 SHELLS = ("torchrun", "slurm", "skypilot")
 """Formats that a script's start stands in, and that leave its flags to it."""
@@ -20,27 +20,31 @@ OF_ZERO = ("zero_stage", "offload_optimizer_device", "offload_param_device", "gr
 
 def launched_reads(name: str, text: str, own: Read | None) -> tuple[dict[str, Read], tuple[str, ...]]:
     """Further files that a script's text stands for, by name, and what of it nobody reads. ``own``: what its text is itself."""
-    found = launched(text) if own is None or own.form.name in SHELLS else None
+    found = first_script_launch(text) if own is None or own.form.name in SHELLS else None
     if found is None:
         return {}, ()
     reads = {f"{name}: {found.launcher}": said for said in _of_launcher(found, own)}
-    form = _reader(found)
+    form = _script_flag_format(found)
     if form is not None:
-        return {**reads, f"{name}: {found.script}": read(form, found.arguments)}, ()
+        return {**reads, f"{name}: {found.script}": read_format_values(form, found.arguments)}, ()
     words = (*(f"--{at}" for at in found.arguments), *found.left)
     return reads, (f"{name}: what {found.script} is given ({', '.join(words)}), which that script alone reads",) if words else ()
 
 
 def _of_launcher(found: Launch, own: Read | None) -> list[Read]:
     if found.launcher == ACCELERATE:
-        return [read(find_format(ACCELERATE), _as_file(found.flags))] if found.flags else []
+        return [read_format_values(find_format(ACCELERATE), _as_file(found.flags))] if found.flags else []
     if found.launcher == DEEPSPEED and "num_gpus" in found.flags:
-        return [read(find_format(TORCHRUN), {"--nproc-per-node": found.flags["num_gpus"], "--nnodes": found.flags.get("num_nodes", 1)})]
+        return [
+            read_format_values(
+                find_format(TORCHRUN), {"--nproc-per-node": found.flags["num_gpus"], "--nnodes": found.flags.get("num_nodes", 1)}
+            )
+        ]
     if found.launcher == FACTORY and "nproc_per_node" in found.flags:
-        return [read(find_format(TORCHRUN), {f"--{at.replace('_', '-')}": held for at, held in found.flags.items()})]
+        return [read_format_values(find_format(TORCHRUN), {f"--{at.replace('_', '-')}": held for at, held in found.flags.items()})]
     if found.launcher == TORCHRUN and own is not None and own.form.name != TORCHRUN:
         flags = {f"--{at.replace('_', '-')}": held for at, held in found.flags.items()}
-        return [read(find_format(TORCHRUN), flags)] if "--nproc-per-node" in flags else []
+        return [read_format_values(find_format(TORCHRUN), flags)] if "--nproc-per-node" in flags else []
     return []
 
 
@@ -54,7 +58,7 @@ def _as_file(flags: Mapping[str, Any]) -> dict[str, Any]:
     return said
 
 
-def _reader(found: Launch) -> Format | None:
+def _script_flag_format(found: Launch) -> Format | None:
     """The format of a script's flags: TRL's where it is started so, or has flags that nothing else has; the Trainer's; nobody's."""
     if found.launcher == FACTORY:
         return find_format("llamafactory")

@@ -30,17 +30,17 @@ def keys_known(read: Read) -> bool:
     return own is not None and said.groups() == own.groups()
 
 
-def misspelt(at: str, known: str) -> bool:
+def is_key_typo(at: str, known: str) -> bool:
     """Whether a key is another one but for a word with a letter too many, too few, or two of them swapped, which no release takes. Other differences
     may be names of another release: a letter for another (``nsa``, ``dsa``), a digit (``fp4``), the first letter (``bfloat16``), the end of a word
     (``enable``, ``module``).
     """
     mine, theirs = _WORD.split(at), _WORD.split(known)
     apart = [(one, other) for one, other in zip(mine, theirs, strict=False) if one != other]
-    return len(mine) == len(theirs) and len(apart) == 1 and min(len(at), len(known)) >= SHORTEST_KEY and _slip(*apart[0])
+    return len(mine) == len(theirs) and len(apart) == 1 and min(len(at), len(known)) >= SHORTEST_KEY and _is_letter_slip(*apart[0])
 
 
-def _slip(one: str, other: str) -> bool:
+def _is_letter_slip(one: str, other: str) -> bool:
     same = next((n for n, (mine, theirs) in enumerate(zip(one, other, strict=False)) if mine != theirs), min(len(one), len(other)))
     if same == 0 or min(len(one), len(other)) < SHORTEST_WORD:
         return False

@@ -53,8 +53,8 @@ def read_module(text: str, bases: Mapping[str, Tree]) -> Module:
         raise TooMuchError(f"is longer than the {MOST_TEXT} characters that are read")
     parsed = _syntax_tree(text)
     functions = {held.name: held for held in parsed.body if isinstance(held, ast.FunctionDef)}
-    module = Module(tree=parsed, functions=functions, names={}, imported={}, bases=bases, sites=tuple(_sites(parsed)))
-    _statements(module, parsed.body, module.names)
+    module = Module(tree=parsed, functions=functions, names={}, imported={}, bases=bases, sites=tuple(_call_sites(parsed)))
+    _evaluate_statements(module, parsed.body, module.names)
     return module
 
 
@@ -67,17 +67,17 @@ def _syntax_tree(text: str) -> ast.Module:
         raise ValueError(f"is no Python: {type(error).__name__}") from None
 
 
-def returned(module: Module) -> Iterator[tuple[str, Any]]:
+def returned_configs(module: Module) -> Iterator[tuple[str, Any]]:
     """What each function that no other one calls returns, in the order of the file."""
-    called = {name for held in module.functions.values() for name in _called(held)}
+    called = {name for held in module.functions.values() for name in _called_function_names(held)}
     for name in module.functions:
         if name not in called:
-            found = _result(module, name, 0)
+            found = _function_return_value(module, name, 0)
             module.steps.spend_size(found)
             yield name, found
 
 
-def calls(module: Module, names: Iterable[str], *, local: bool = False) -> Iterator[Tree]:
+def named_calls(module: Module, names: Iterable[str], *, local: bool = False) -> Iterator[Tree]:
     """Every call of some names, wherever it stands: its arguments, and under words that no argument has its name, its whole name, its line and the
     line of the function around it (0 outside of any). Of the names around it only the file's own are known, or where ``local`` is said those of
     the functions around it, too.
@@ -87,7 +87,7 @@ def calls(module: Module, names: Iterable[str], *, local: bool = False) -> Itera
     for node, path, scope in module.sites:
         if path[-1] in wanted:
             told = {CLASS: path[-1], WHOLE: ".".join(path), LINE: node.lineno, SCOPE: scope}
-            found = {**_given(module, node, _names_at(module, node.lineno) if looks > 0 else module.names, 0), **told}
+            found = {**_call_arguments(module, node, _names_at(module, node.lineno) if looks > 0 else module.names, 0), **told}
             module.steps.spend_size(found)
             yield found
             looks -= 1
@@ -109,13 +109,13 @@ def _up_to(module: Module, body: Sequence[ast.stmt], line: int, given: dict[str,
         if node.lineno > line:
             return
         if (node.end_lineno or node.lineno) < line:
-            _statements(module, [node], given)
+            _evaluate_statements(module, [node], given)
             continue
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             given.update(module.names)
-            given.update(_parameters(module, node, given, 0))
-        for target in _opened(node):
-            _assign(target, UNSET, given)
+            given.update(_default_parameter_values(module, node, given, 0))
+        for target in _block_targets(node):
+            _assign_target(target, UNSET, given)
         for name in ("body", "orelse", "finalbody"):
             inner = getattr(node, name, None) or []
             if inner and inner[0].lineno <= line <= (inner[-1].end_lineno or 0):
@@ -123,79 +123,81 @@ def _up_to(module: Module, body: Sequence[ast.stmt], line: int, given: dict[str,
         return
 
 
-def _opened(node: ast.stmt) -> list[ast.expr]:
+def _block_targets(node: ast.stmt) -> list[ast.expr]:
     """Names that a loop or a block of its own gives values."""
     if isinstance(node, ast.With | ast.AsyncWith):
         return [held.optional_vars for held in node.items if held.optional_vars is not None]
     return [node.target] if isinstance(node, ast.For | ast.AsyncFor) else []
 
 
-def _sites(tree: ast.Module) -> Iterator[tuple[ast.Call, tuple[str, ...], int]]:
+def _call_sites(tree: ast.Module) -> Iterator[tuple[ast.Call, tuple[str, ...], int]]:
     """Level by level, as ``ast.walk`` goes."""
     level: list[tuple[ast.AST, int]] = [(tree, 0)]
     while level:
         below: list[tuple[ast.AST, int]] = []
         for node, scope in level:
             inside = node.lineno if isinstance(node, ast.FunctionDef) else scope
-            if isinstance(node, ast.Call) and (path := _path(node.func)):
+            if isinstance(node, ast.Call) and (path := _attribute_path(node.func)):
                 yield node, tuple(path), scope
             below += [(child, inside) for child in ast.iter_child_nodes(node)]
         level = below
 
 
-def flattened(value: Any) -> Any:
+def flatten_constructor(value: Any) -> Any:
     """A constructor's arguments with its class beside them; deeper ones are their class alone."""
-    return {key: _word(held) for key, held in value.items()} if isinstance(value, dict) else _word(value)
+    return {key: _class_name_or_value(held) for key, held in value.items()} if isinstance(value, dict) else _class_name_or_value(value)
 
 
-def _word(value: Any) -> Any:
+def _class_name_or_value(value: Any) -> Any:
     if isinstance(value, list):
-        return [_word(held) for held in value]
+        return [_class_name_or_value(held) for held in value]
     return str(value.get(CLASS, UNSET)) if isinstance(value, dict) else value
 
 
-def _called(function: ast.FunctionDef) -> Iterator[str]:
+def _called_function_names(function: ast.FunctionDef) -> Iterator[str]:
     for node in ast.walk(function):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id != function.name:
             yield node.func.id
 
 
-def _result(module: Module, name: str, depth: int) -> Any:
+def _function_return_value(module: Module, name: str, depth: int) -> Any:
     """What a function returns without arguments; its parameters are what they default to."""
     function = module.functions[name]
-    given = {**module.names, **_parameters(module, function, module.names, depth)}
-    return _statements(module, function.body, given, depth)
+    given = {**module.names, **_default_parameter_values(module, function, module.names, depth)}
+    return _evaluate_statements(module, function.body, given, depth)
 
 
-def _parameters(module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef, given: Mapping[str, Any], depth: int) -> dict[str, Any]:
+def _default_parameter_values(
+    module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef, given: Mapping[str, Any], depth: int
+) -> dict[str, Any]:
     arguments = [*function.args.posonlyargs, *function.args.args]
     defaults = [*(None for _ in range(len(arguments) - len(function.args.defaults))), *function.args.defaults]
     pairs = [*zip(arguments, defaults, strict=True), *zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)]
-    return {held.arg: _value(module, default, given, depth) if default is not None else UNSET for held, default in pairs}
+    return {held.arg: _evaluate_expression(module, default, given, depth) if default is not None else UNSET for held, default in pairs}
 
 
-def _statements(module: Module, body: list[ast.stmt], given: dict[str, Any], depth: int = 0) -> Any:
+def _evaluate_statements(module: Module, body: list[ast.stmt], given: dict[str, Any], depth: int = 0) -> Any:
     """What a list of statements returns; assignments go into ``given``, and what is not read makes nothing sure that it names."""
     for node in body:
         module.steps.spend()
         if isinstance(node, ast.Return):
-            return _value(module, node.value, given, depth)
+            return _evaluate_expression(module, node.value, given, depth)
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             module.imported.update({held.asname or held.name: f"{node.module}.{held.name}" for held in node.names})
         elif isinstance(node, ast.Assign | ast.AnnAssign):
-            value = _value(module, node.value, given, depth) if node.value is not None else UNSET
+            value = _evaluate_expression(module, node.value, given, depth) if node.value is not None else UNSET
             for target in node.targets if isinstance(node, ast.Assign) else (node.target,):
-                _assign(target, value, given)
+                _assign_target(target, value, given)
         elif isinstance(node, ast.With) or _is_main(node):
-            for target in _opened(node):
-                _assign(target, UNSET, given)
-            if (value := _statements(module, node.body, given, depth)) is not None:
+            for target in _block_targets(node):
+                _assign_target(target, UNSET, given)
+            if (value := _evaluate_statements(module, node.body, given, depth)) is not None:
                 return value
         elif isinstance(node, ast.If | ast.For | ast.While | ast.With | ast.Try | ast.AugAssign | ast.Match | ast.Delete):
             for target in (
                 held for held in ast.walk(node) if isinstance(held, ast.Attribute | ast.Name) and isinstance(held.ctx, ast.Store)
             ):
-                _assign(target, UNSET, given)
+                _assign_target(target, UNSET, given)
     return None
 
 
@@ -209,8 +211,8 @@ def _is_main(node: ast.stmt) -> TypeGuard[ast.If]:
     return False
 
 
-def _assign(target: ast.expr, value: Any, given: dict[str, Any]) -> None:
-    path = _path(target)
+def _assign_target(target: ast.expr, value: Any, given: dict[str, Any]) -> None:
+    path = _attribute_path(target)
     if not path:
         return
     held: Any = given
@@ -222,7 +224,7 @@ def _assign(target: ast.expr, value: Any, given: dict[str, Any]) -> None:
     held[path[-1]] = value
 
 
-def _path(node: ast.expr) -> list[str]:
+def _attribute_path(node: ast.expr) -> list[str]:
     """``a.b.c`` as its names; nothing for any other place."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
@@ -231,7 +233,7 @@ def _path(node: ast.expr) -> list[str]:
     return [node.id, *reversed(names)] if isinstance(node, ast.Name) else []
 
 
-def _value(module: Module, node: ast.expr | None, given: Mapping[str, Any], depth: int) -> Any:
+def _evaluate_expression(module: Module, node: ast.expr | None, given: Mapping[str, Any], depth: int) -> Any:
     module.steps.spend()
     if depth > DEEPEST:
         raise TooMuchError("is nested too deeply")
@@ -239,37 +241,39 @@ def _value(module: Module, node: ast.expr | None, given: Mapping[str, Any], dept
         case None:
             return None
         case ast.Constant(value=bool() | int() | float() | str() | None as value):
-            return value if _plain(value) else UNSET
+            return value if _is_bounded_literal(value) else UNSET
         case ast.UnaryOp(op=ast.USub(), operand=held):
-            value = _value(module, held, given, depth + 1)
+            value = _evaluate_expression(module, held, given, depth + 1)
             return -value if isinstance(value, int | float) and not isinstance(value, bool) else UNSET
         case ast.BinOp(left=left, op=op, right=right):
-            return _sum(op, _value(module, left, given, depth + 1), _value(module, right, given, depth + 1))
+            return _evaluate_arithmetic(
+                op, _evaluate_expression(module, left, given, depth + 1), _evaluate_expression(module, right, given, depth + 1)
+            )
         case ast.JoinedStr(values=held):
-            return _joined([_value(module, _plain_part(one), given, depth + 1) for one in held])
+            return _concatenate_text([_evaluate_expression(module, _plain_part(one), given, depth + 1) for one in held])
         case ast.List(elts=held) | ast.Tuple(elts=held):
-            return [_value(module, one, given, depth + 1) for one in held]
+            return [_evaluate_expression(module, one, given, depth + 1) for one in held]
         case ast.Dict(keys=keys, values=held):
-            return _dictionary(module, keys, held, given, depth + 1)
+            return _evaluate_dict(module, keys, held, given, depth + 1)
         case ast.Name() | ast.Attribute():
-            found = _looked_up(_path(node), given)
+            found = _looked_up(_attribute_path(node), given)
             module.steps.spend_size(found)  # a name may stand for all that other names hold
             return found
         case ast.Call(func=function):
-            return _call(module, node, ".".join(_path(function)), given, depth + 1)
+            return _evaluate_call(module, node, ".".join(_attribute_path(function)), given, depth + 1)
     return UNSET
 
 
-def _plain(value: object) -> bool:
+def _is_bounded_literal(value: object) -> bool:
     """Whether arithmetic and a screen can take it: no number that is infinite or of thousands of digits."""
     return not isinstance(value, int | float) or abs(value) < LARGEST
 
 
-def _dictionary(module: Module, keys: list[ast.expr | None], held: list[ast.expr], given: Mapping[str, Any], depth: int) -> Any:
+def _evaluate_dict(module: Module, keys: list[ast.expr | None], held: list[ast.expr], given: Mapping[str, Any], depth: int) -> Any:
     words = [key.value if isinstance(key, ast.Constant) else None for key in keys]
     if not all(isinstance(word, str) for word in words):
         return UNSET
-    return {word: _value(module, one, given, depth) for word, one in zip(words, held, strict=True)}
+    return {word: _evaluate_expression(module, one, given, depth) for word, one in zip(words, held, strict=True)}
 
 
 def _plain_part(node: ast.expr) -> ast.expr | None:
@@ -279,16 +283,16 @@ def _plain_part(node: ast.expr) -> ast.expr | None:
     return node.value if node.conversion == -1 and node.format_spec is None else None
 
 
-def _joined(parts: list[Any]) -> Any:
+def _concatenate_text(parts: list[Any]) -> Any:
     """A text of texts and whole numbers; ``UNSET`` where one of them is anything else, and for texts that no name is."""
     if not all(isinstance(one, str | int) and one != UNSET for one in parts) or sum(len(str(one)) for one in parts) > LONGEST:
         return UNSET
     return "".join(map(str, parts))
 
 
-def _sum(op: ast.operator, left: Any, right: Any) -> Any:
+def _evaluate_arithmetic(op: ast.operator, left: Any, right: Any) -> Any:
     if isinstance(op, ast.Add) and isinstance(left, str) and isinstance(right, str):
-        return _joined([left, right])
+        return _concatenate_text([left, right])
     made = _SUMS.get(type(op))
     whole = all(isinstance(held, int) and not isinstance(held, bool) for held in (left, right))
     found = made(left, right) if made and whole else None
@@ -306,35 +310,35 @@ def _looked_up(path: list[str], given: Mapping[str, Any]) -> Any:
     return held if path else UNSET
 
 
-def _call(module: Module, node: ast.Call, name: str, given: Mapping[str, Any], depth: int) -> Any:
+def _evaluate_call(module: Module, node: ast.Call, name: str, given: Mapping[str, Any], depth: int) -> Any:
     """A constructor's arguments by name, under its class; a function of the file as what it returns."""
     if name in module.functions:
-        found = _result(module, name, depth)
+        found = _function_return_value(module, name, depth)
         module.steps.spend_size(found)
-        return _copied(found)
+        return _copy_config_value(found)
     if name == "dict" and not node.args:
-        return _given(module, node, given, depth)
+        return _call_arguments(module, node, given, depth)
     whole = module.imported.get(name, "")
     if whole in module.bases:
-        return _copied({CLASS: CONFIG, BASE: whole, **module.bases[whole]})
+        return _copy_config_value({CLASS: CONFIG, BASE: whole, **module.bases[whole]})
     if whole and not node.args and not node.keywords:
         return {CLASS: CONFIG, BASE: whole}
     if not (name.rpartition(".")[2][:1].isupper() or name in FACTORIES):
         return UNSET
-    return {**_given(module, node, given, depth), CLASS: name}
+    return {**_call_arguments(module, node, given, depth), CLASS: name}
 
 
-def _given(module: Module, node: ast.Call, given: Mapping[str, Any], depth: int) -> Tree:
+def _call_arguments(module: Module, node: ast.Call, given: Mapping[str, Any], depth: int) -> Tree:
     """Arguments of a call by name; those without one by their place, and what is not known to be given as ``**``."""
-    places = PLACES.get(".".join(_path(node.func)), ())
+    places = PLACES.get(".".join(_attribute_path(node.func)), ())
     made: Tree = {}
     for number, held in enumerate(node.args):
         if isinstance(held, ast.Starred):
             made["**"] = UNSET
         else:
-            made[places[number] if number < len(places) else str(number)] = _value(module, held, given, depth)
+            made[places[number] if number < len(places) else str(number)] = _evaluate_expression(module, held, given, depth)
     for keyword in node.keywords:
-        value = _value(module, keyword.value, given, depth)
+        value = _evaluate_expression(module, keyword.value, given, depth)
         if keyword.arg is not None:
             made[keyword.arg] = value
         elif isinstance(value, dict) and CLASS not in value:
@@ -344,9 +348,9 @@ def _given(module: Module, node: ast.Call, given: Mapping[str, Any], depth: int)
     return made
 
 
-def _copied(value: Any) -> Any:
+def _copy_config_value(value: Any) -> Any:
     return (
-        {key: _copied(held) for key, held in value.items()}
+        {key: _copy_config_value(held) for key, held in value.items()}
         if isinstance(value, Mapping)
         else list(value)
         if isinstance(value, list)

@@ -20,7 +20,7 @@ def of_the_script(reads: Mapping[str, Read], request: Mapping[str, Any], told: t
     """Reasons for doubt. ``request``: of all files and flags; ``told``: what a plan and flags say alone."""
     if request.get("task", "train") != "train" or not any(read.form.name in LAUNCHED for read in reads.values()):
         return ()
-    return (*_batch(request), *_precision(reads, told))
+    return (*_microbatch_remarks(request), *_open_precision_remarks(reads, told))
 
 
 KINDS = {"config_file": "accelerate", "config": "trl", "--config": "vllm", FACTORY_FILE: "llamafactory"}
@@ -37,12 +37,12 @@ def absent_files(reads: Mapping[str, Read]) -> list[str]:
     ]
 
 
-def _batch(request: Mapping[str, Any]) -> Iterator[str]:
+def _microbatch_remarks(request: Mapping[str, Any]) -> Iterator[str]:
     if request.get("microbatch") is None:
         yield "the micro-batch is the training script's: --microbatch (the sheet is of 1, and the Trainer's own default is 8)"  # transformers 5.23 training_args.py:777
 
 
-def _precision(reads: Mapping[str, Read], told: tuple[Mapping[str, Any], ...]) -> Iterator[str]:
+def _open_precision_remarks(reads: Mapping[str, Read], told: tuple[Mapping[str, Any], ...]) -> Iterator[str]:
     """DeepSpeed's file leaves it open by "auto", or by silence: accelerate then writes its own word in (1.15.0 utils/dataclasses.py:1422-1427)."""
     own = next((read for read in reads.values() if read.form.name == "deepspeed"), None)
     if own is None or own.request.get("precision.compute") is not None:

@@ -20,7 +20,7 @@ class Flag(NamedTuple):
 
 def flags_in_call(module: Module, call: Mapping[str, Any]) -> dict[str, Flag]:
     """Arguments of a call that are a flag's value as it stands (``args.batch_size``), by name. ``call``: one that ``script.calls`` found."""
-    known = dict(_flags(module))
+    known = dict(_argparse_flags(module))
     changed = {node.attr for node in ast.walk(module.tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
     node = next((node for node, path, _ in module.sites if path[-1] == call[CLASS] and node.lineno == call[LINE]), None)
     return {
@@ -35,31 +35,31 @@ def flags_in_call(module: Module, call: Mapping[str, Any]) -> dict[str, Flag]:
     }
 
 
-def _flags(module: Module) -> Iterator[tuple[str, Flag]]:
+def _argparse_flags(module: Module) -> Iterator[tuple[str, Flag]]:
     """The flags that have a plain default, by the name that the script reads them by; none that are told twice, or given in ``set_defaults``."""
     found: dict[str, list[Flag]] = {}
     elsewhere: set[str | None] = set()
     for node, path, _ in module.sites:
         elsewhere |= {held.arg for held in node.keywords} if path[-1] == "set_defaults" else set()
-        if path[-1] == "add_argument" and (flag := _flag(node)) is not None:
+        if path[-1] == "add_argument" and (flag := _parse_add_argument(node)) is not None:
             found.setdefault(_kept_as(node, flag), []).append(flag)
     yield from ((name, held[0]) for name, held in found.items() if len(held) == 1 and name not in elsewhere and held[0].default is not None)
 
 
-def _flag(node: ast.Call) -> Flag | None:
+def _parse_add_argument(node: ast.Call) -> Flag | None:
     names = [held.value for held in node.args if isinstance(held, ast.Constant) and isinstance(held.value, str)]
     long = next((name for name in names if name.startswith("--")), None)
-    default = _plain(node, "default")
-    if default is None and _plain(node, "action") == "store_true":
+    default = _constant_keyword(node, "default")
+    if default is None and _constant_keyword(node, "action") == "store_true":
         default = False
     return Flag(long, default, node.lineno) if long is not None else None
 
 
 def _kept_as(node: ast.Call, flag: Flag) -> str:
     """The attribute of the result (argparse: ``dest``, else the first long name)."""
-    return str(_plain(node, "dest") or flag.name.lstrip("-").replace("-", "_"))
+    return str(_constant_keyword(node, "dest") or flag.name.lstrip("-").replace("-", "_"))
 
 
-def _plain(node: ast.Call, name: str) -> Any:
+def _constant_keyword(node: ast.Call, name: str) -> Any:
     held = next((held.value for held in node.keywords if held.arg == name), None)
     return held.value if isinstance(held, ast.Constant) and isinstance(held.value, bool | int | float | str) else None

@@ -17,11 +17,11 @@ SGLANG_BESIDE = frozenset({"adapter.kind", "adapter.dtype"})
 """SGLang keeps adapters in what it computes in."""
 
 
-def _words(value: Any) -> list[str]:
+def _value_words(value: Any) -> list[str]:
     return [str(word) for word in value] if isinstance(value, list) else [str(value)]
 
 
-def _said(values: Values, names: Mapping[str, str], usual: Mapping[str, Any]) -> dict[str, Any]:
+def _plan_keys_of_flags(values: Values, names: Mapping[str, str], usual: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of a plan by the flags that say them."""
     found = dict(usual)
     found.update({key: values[at] for at, key in names.items() if values.get(at) is not None})
@@ -40,15 +40,15 @@ def _vllm_back(value: Any, values: Values) -> Mapping[str, Any]:
     """What the other flags say counts beside this one alone (engine/arg_utils.py create_engine_config: lora_config)."""
     if value is not True:
         return {}
-    found = _said(values, VLLM_FLAGS, {"serving.max_loras": 1, "adapter.rank": 16})
+    found = _plan_keys_of_flags(values, VLLM_FLAGS, {"serving.max_loras": 1, "adapter.rank": 16})
     if values.get("--lora-dtype") is not None:
         found["adapter.dtype"] = SPELLED.get(str(values["--lora-dtype"]), str(values["--lora-dtype"]))
     if values.get("--lora-target-modules") is not None:
-        found["adapter.targets"] = _words(values["--lora-target-modules"])
+        found["adapter.targets"] = _value_words(values["--lora-target-modules"])
     return found
 
 
-def _on(asked: Values) -> Any:
+def _lora_switch(asked: Values) -> Any:
     return True if asked.get("serving.max_loras") else None
 
 
@@ -57,22 +57,22 @@ def _with_room(key: str) -> Callable[[Values], Any]:
     return lambda asked: asked.get(key) if asked.get("serving.max_loras") else None
 
 
-def _nothing(_: Any, __: Values) -> Mapping[str, Any]:
+def _read_with_lora_switch(_: Any, __: Values) -> Mapping[str, Any]:
     """Read with the flag that turns adapters on."""
     return {}
 
 
 VLLM_KEYS = (
-    Key(at="--enable-lora", out=_on, back=_vllm_back, usual=False, source="engine/arg_utils.py:1609"),
-    Key(at="--max-loras", out=_with_room("serving.max_loras"), back=_nothing, source="config/lora.py:36"),
-    Key(at="--max-lora-rank", out=_with_room("adapter.rank"), back=_nothing, source="config/lora.py:34"),
-    Key(at="--max-cpu-loras", out=_with_room("serving.max_cpu_loras"), back=_nothing, source="config/lora.py:42"),
-    Key(at="--lora-dtype", out=lambda a: DTYPES.get(_with_room("adapter.dtype")(a) or ""), back=_nothing, source="engine/arg_utils.py:1617"),
+    Key(at="--enable-lora", out=_lora_switch, back=_vllm_back, usual=False, source="engine/arg_utils.py:1609"),
+    Key(at="--max-loras", out=_with_room("serving.max_loras"), back=_read_with_lora_switch, source="config/lora.py:36"),
+    Key(at="--max-lora-rank", out=_with_room("adapter.rank"), back=_read_with_lora_switch, source="config/lora.py:34"),
+    Key(at="--max-cpu-loras", out=_with_room("serving.max_cpu_loras"), back=_read_with_lora_switch, source="config/lora.py:42"),
+    Key(at="--lora-dtype", out=lambda a: DTYPES.get(_with_room("adapter.dtype")(a) or ""), back=_read_with_lora_switch, source="engine/arg_utils.py:1617"),
     Key(
-        at="--fully-sharded-loras", out=lambda a: True if _with_room("serving.fully_sharded_loras")(a) else None, back=_nothing,
+        at="--fully-sharded-loras", out=lambda a: True if _with_room("serving.fully_sharded_loras")(a) else None, back=_read_with_lora_switch,
         source="config/lora.py:38",
     ),
-    Key(at="--lora-target-modules", out=_with_room("adapter.targets"), back=_nothing, source="engine/arg_utils.py:1629, config/lora.py:47"),
+    Key(at="--lora-target-modules", out=_with_room("adapter.targets"), back=_read_with_lora_switch, source="engine/arg_utils.py:1629, config/lora.py:47"),
 )  # fmt: skip
 
 # ---- SGLang 0.5.23 -----------------------------------------------------------------------------------------------------------
@@ -88,8 +88,8 @@ def _sglang_back(value: Any, values: Values) -> Mapping[str, Any]:
     """On where it is said, or where adapters are named and it is not said off (arg_groups/lora_hook.py:38)."""
     if value is False or (value is None and not values.get("--lora-paths")):
         return {}
-    found = _said(values, SGLANG_FLAGS, {"serving.max_loras": 8})
-    words = _words(values["--lora-target-modules"]) if values.get("--lora-target-modules") is not None else [ALL]
+    found = _plan_keys_of_flags(values, SGLANG_FLAGS, {"serving.max_loras": 8})
+    words = _value_words(values["--lora-target-modules"]) if values.get("--lora-target-modules") is not None else [ALL]
     return found if words == [ALL] else {**found, "adapter.targets": words}
 
 
@@ -102,12 +102,12 @@ def _sglang_targets(asked: Values) -> Any:
 
 
 SGLANG_KEYS = (
-    Key(at="--enable-lora", out=_on, back=_sglang_back, source="lora.py:34"),
+    Key(at="--enable-lora", out=_lora_switch, back=_sglang_back, source="lora.py:34"),
     Key(at="--lora-paths", out=lambda _: None, back=_sglang_paths, source="lora.py:54: adapters by name, which turn it on"),
-    Key(at="--max-loras-per-batch", out=_with_room("serving.max_loras"), back=_nothing, source="lora.py:66"),
-    Key(at="--max-lora-rank", out=_with_room("adapter.rank"), back=_nothing, source="lora.py:42"),
-    Key(at="--max-loaded-loras", out=_with_room("serving.max_cpu_loras"), back=_nothing, source="lora.py:62"),
-    Key(at="--lora-target-modules", out=_sglang_targets, back=_nothing, source="lora.py:46"),
+    Key(at="--max-loras-per-batch", out=_with_room("serving.max_loras"), back=_read_with_lora_switch, source="lora.py:66"),
+    Key(at="--max-lora-rank", out=_with_room("adapter.rank"), back=_read_with_lora_switch, source="lora.py:42"),
+    Key(at="--max-loaded-loras", out=_with_room("serving.max_cpu_loras"), back=_read_with_lora_switch, source="lora.py:62"),
+    Key(at="--lora-target-modules", out=_sglang_targets, back=_read_with_lora_switch, source="lora.py:46"),
 )  # fmt: skip
 
 

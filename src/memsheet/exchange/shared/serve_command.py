@@ -30,7 +30,7 @@ SCRIPTS = {"vllm": "vllm.sh", "sglang": "sglang.sh"}
 BESIDE = frozenset(
     {"mesh.etp", "attention", "microbatch", "serving.prompt_tokens", "serving.output_tokens", "serving.shared_prefix_tokens"}
 )
-"""Keys that follow from the others, belong to requests, or are checked in ``cannot``."""
+"""Keys that follow from the others, belong to requests, or are checked in ``unservable_problems``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +50,17 @@ class Command:
     objects: frozenset[str] = frozenset()  # flags whose parts (--a.b) are places of their own
 
 
-def parse(how: Command, text: str, weighed: Iterable[str] = ()) -> Mapping[str, Any]:
+def parse_server_command(how: Command, text: str, weighed: Iterable[str] = ()) -> Mapping[str, Any]:
     """Flags of the first launch in a text, by their long names, and the partition exported before it; nothing where there is none.
 
     ``weighed``: flags with bytes. Of those, one that nobody set is ``UNSET``, and one that is at its variable's default is named beside.
     """
     found: dict[str, Any] = {}
     known, before, launches = around.Variables(), list[str](), 0
-    for words in (part for line in around.lines(text) for part in around.parts(line)):
+    for words in (part for line in around.script_lines(text) for part in around.split_line_commands(line)):
         known.learn(words)
         filled = known.filled(words, defaults=True)
-        launches += around.starts(filled, around.LAUNCHES, around.ALONE) is not None
+        launches += around.server_flags_index(filled, around.LAUNCHES, around.ALONE) is not None
         if how.model in found:
             continue
         before += filled
@@ -68,28 +68,34 @@ def parse(how: Command, text: str, weighed: Iterable[str] = ()) -> Mapping[str, 
             name, _, value = word.partition("=")
             if value and name in (how.partition, ALLOCATOR, OLDER):
                 found[ALLOCATOR if name == OLDER else name] = value
-        start = around.starts(filled, how.launches, (how.image,))
+        start = around.server_flags_index(filled, how.launches, (how.image,))
         if start is not None:
-            version = around.pinned(how.package, before)
-            said = _sure(how, words, known, filled[start:], frozenset(weighed))
+            version = around.pinned_release(how.package, before)
+            said = _resolve_launch_flags(how, words, known, filled[start:], frozenset(weighed))
             found = {**found, **({around.VERSION: version} if version else {}), how.model: None, **said}
     more = {around.OTHERS: f"1 of {launches} read"} if how.model in found and launches > 1 else {}
     return {**found, **more} if how.model in found else {}
 
 
-def _sure(how: Command, words: list[str], known: around.Variables, filled: list[str], weighed: frozenset[str]) -> Mapping[str, Any]:
+def _resolve_launch_flags(
+    how: Command, words: list[str], known: around.Variables, filled: list[str], weighed: frozenset[str]
+) -> Mapping[str, Any]:
     """A launch's flags, with what is open of them."""
-    taken = dict(_flags(how, filled))
+    taken = dict(_parse_server_flags(how, filled))
     plain = known.filled(words, defaults=False)
-    start = around.starts(plain, how.launches, (how.image,))
-    raw = _flags(how, plain[start:]) if start is not None else taken
-    for at in (at for at in taken if at in weighed and at != how.model and around.unset(taken[at])):
+    start = around.server_flags_index(plain, how.launches, (how.image,))
+    raw = _parse_server_flags(how, plain[start:]) if start is not None else taken
+    for at in (at for at in taken if at in weighed and at != how.model and around.has_unset_placeholder(taken[at])):
         taken[at] = UNSET
-    left = {at: raw[at] for at in taken if at in weighed and at != how.model and taken[at] != UNSET and around.unset(raw.get(at))}
+    left = {
+        at: raw[at]
+        for at in taken
+        if at in weighed and at != how.model and taken[at] != UNSET and around.has_unset_placeholder(raw.get(at))
+    }
     return {**taken, **({around.OPEN: ", ".join(f"{at} {text}" for at, text in left.items())} if left else {})}
 
 
-def _flags(how: Command, words: Iterable[str]) -> Mapping[str, Any]:
+def _parse_server_flags(how: Command, words: Iterable[str]) -> Mapping[str, Any]:
     """`--a b`, `--a=b`, `--a.b c` as a, `--no-a`, `-a b`; a bare word is the model."""
     found: dict[str, Any] = {}
     rest = list(words)
@@ -102,7 +108,7 @@ def _flags(how: Command, words: Iterable[str]) -> Mapping[str, Any]:
                 continue
             if how.model not in found:
                 found[how.model] = word
-            elif around.unset(word):
+            elif around.has_unset_placeholder(word):
                 found[around.MORE] = word
             continue
         if attached := _ATTACHED.fullmatch(word) if "-O" in how.aliases else None:
@@ -124,7 +130,7 @@ def _flags(how: Command, words: Iterable[str]) -> Mapping[str, Any]:
                 held.append(rest.pop(0))
             found[name] = held
             continue
-        found[name] = GIVEN if inner else held if name == how.model or name in how.words else number(held)
+        found[name] = GIVEN if inner else held if name == how.model or name in how.words else parse_human_number(held)
     return found
 
 
@@ -132,14 +138,14 @@ def _is_flag(word: str) -> bool:
     return word in ("$@", *ENDS) or (word.startswith("-") and not _WHOLE.fullmatch(word))
 
 
-def taken(text: str) -> tuple[str, ...]:
+def variable_default_remarks(text: str) -> tuple[str, ...]:
     """Defaults of variables that a script's first server takes, in words."""
     known, found = around.Variables(), dict[str, str]()
-    for words in (part for line in around.lines(text) for part in around.parts(line)):
+    for words in (part for line in around.script_lines(text) for part in around.split_line_commands(line)):
         known.learn(words)
-        if around.starts(words, around.LAUNCHES, around.ALONE) is not None:
+        if around.server_flags_index(words, around.LAUNCHES, around.ALONE) is not None:
             for word in known.filled(words, defaults=False):
-                found.update({name: default for name, default in around.variables(word) if default})
+                found.update({name: default for name, default in around.unset_variables(word) if default})
             break
     return tuple(f"{name} is taken as its default {default}" for name, default in found.items())
 
@@ -153,7 +159,7 @@ variables that whoever starts it may set.
 """
 
 
-def number(text: str) -> Any:
+def parse_human_number(text: str) -> Any:
     """A number as the engines' parsers read it (1k is 1,000 and 1K is 1,024; vLLM utils/argparse_utils.py:30), or the text."""
     if _WHOLE.fullmatch(text):
         return int(text)
@@ -163,7 +169,7 @@ def number(text: str) -> Any:
     return int(float(human[1]) * _STEPS[human[2]]) if human else text
 
 
-def compose(how: Command, values: Values) -> str:
+def compose_server_command(how: Command, values: Values) -> str:
     """Shell text around one command: every value is quoted."""
     model, launch = str(values[how.model]), how.launches[0]
     named = [f"export {name}={shlex.quote(str(values[name]))}" for name in (ALLOCATOR, how.partition) if name in values]
@@ -208,11 +214,11 @@ def partition_out(asked: Values) -> Any:
 
 
 def partition_back(value: Any, _: Values) -> Mapping[str, Any]:
-    counts = [number(part.strip()) for part in str(value).split(",")]
+    counts = [parse_human_number(part.strip()) for part in str(value).split(",")]
     return {"layers_per_stage": counts}
 
 
-def cannot(asked: Values) -> Iterator[Problem]:
+def unservable_problems(asked: Values) -> Iterator[Problem]:
     """What neither server does, and names that are no word of a command."""
     name = str(asked.get("@model") or "")
     if not name or name.startswith("-") or not name.isprintable():

@@ -7,33 +7,33 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from memsheet.exchange.shared.serve_pods import command_line, serves, tree_of
+from memsheet.exchange.shared.serve_pods import command_line, starts_a_server, tree_of
 
 DEVICES = "deploy.resources.reservations.devices"
 _SERVICES = re.compile(r"^\s{0,8}[\"']?services[\"']?\s*:", re.MULTILINE)
 _VARIABLE = re.compile(r"(\$\$|\$\{\w+(?::?[-=][^{}\"\\`]*)?\}|\$[A-Za-z_]\w*)")
 
 
-def composed(name: str, text: str, parse: Callable[[str, str], Any]) -> tuple[str, int | None] | None:
+def compose_file_script(name: str, text: str, parse: Callable[[str, str], Any]) -> tuple[str, int | None] | None:
     """The script that the services' servers are, in their order, and the GPUs that the first has reserved; None for texts of other kinds."""
     if not _SERVICES.search(text):
         return None
     tree = tree_of(parse, name, text)
     services = tree.get("services") if tree else None
-    held = [_container(one) for one in services.values() if isinstance(one, Mapping)] if isinstance(services, Mapping) else []
-    found = [(line, one["gpus"]) for one in held if serves(line := command_line(one, _quoted))]
+    held = [_service_container(one) for one in services.values() if isinstance(one, Mapping)] if isinstance(services, Mapping) else []
+    found = [(line, one["gpus"]) for one in held if starts_a_server(line := command_line(one, _quote_compose_word))]
     return ("\n".join(line for line, _ in found), found[0][1]) if found else None
 
 
-def _container(service: Mapping[str, Any]) -> dict[str, Any]:
+def _service_container(service: Mapping[str, Any]) -> dict[str, Any]:
     """A service as a container of a pod: its entrypoint is what is run, its command the arguments (docs.docker.com/reference/compose-file/services)."""
     return {
-        "image": service.get("image"), "command": _words(service.get("entrypoint")), "args": _words(service.get("command")),
-        "env": list(_environment(service.get("environment"))), "gpus": _gpus(service),
+        "image": service.get("image"), "command": _shell_words(service.get("entrypoint")), "args": _shell_words(service.get("command")),
+        "env": list(_service_env_entries(service.get("environment"))), "gpus": _reserved_gpu_count(service),
     }  # fmt: skip
 
 
-def _words(value: Any) -> list[Any]:
+def _shell_words(value: Any) -> list[Any]:
     """A list as it is, a text split as a shell does; where that is no shell's, nothing is run."""
     if isinstance(value, str):
         try:
@@ -43,7 +43,7 @@ def _words(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _quoted(word: str) -> str:
+def _quote_compose_word(word: str) -> str:
     """A word as a shell has it, where ${NAME:-default} is Compose's own variable and $$ a dollar."""
     pieces = (
         shlex.quote("$") if piece == "$$" else f'"{piece}"' if _VARIABLE.fullmatch(piece) else shlex.quote(piece)
@@ -53,14 +53,14 @@ def _quoted(word: str) -> str:
     return "".join(pieces)
 
 
-def _environment(value: Any) -> Iterator[dict[str, Any]]:
+def _service_env_entries(value: Any) -> Iterator[dict[str, Any]]:
     pairs = value.items() if isinstance(value, Mapping) else (str(one).partition("=")[::2] for one in value if "=" in str(one)) if isinstance(value, list) else ()  # fmt: skip
     for name, held in pairs:
         if "$" not in str(held):
             yield {"name": str(name), "value": held}
 
 
-def _gpus(service: Mapping[str, Any]) -> int | None:
+def _reserved_gpu_count(service: Mapping[str, Any]) -> int | None:
     """Cards that a service has reserved; None where it has all, or nobody said."""
     node: Any = service
     for key in DEVICES.split("."):

@@ -41,7 +41,7 @@ VLLM_UNMODELLED: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-def spread(values: Values) -> Mapping[str, Any]:
+def expand_speculative_config(values: Values) -> Mapping[str, Any]:
     """A command's values with the object's parts as places; what is no object stays as it is."""
     text = values.get(CONFIG)
     if not isinstance(text, str) or len(text) > MOST_TEXT:
@@ -56,7 +56,7 @@ def spread(values: Values) -> Mapping[str, Any]:
     return {**{at: held for at, held in values.items() if at != CONFIG}, **named}
 
 
-def gathered(values: Values) -> Mapping[str, Any]:
+def collapse_speculative_config(values: Values) -> Mapping[str, Any]:
     """And back: one flag with an object in it."""
     parts = {at.removeprefix(f"{CONFIG}."): held for at, held in values.items() if at.startswith(f"{CONFIG}.")}
     rest = {at: held for at, held in values.items() if not at.startswith(f"{CONFIG}.")}
@@ -95,7 +95,7 @@ SGLANG_METHODS = {"draft": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "
 SGLANG_READ = {name: plan for plan, name in SGLANG_METHODS.items()}
 
 
-def _algorithm(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_draft_algorithm(value: Any, values: Values) -> Mapping[str, Any]:
     """EAGLE without a head of its own is the checkpoint's (arg_groups/speculative_hook.py:1116)."""
     name = str(value).upper()
     method = SGLANG_READ.get(name, str(value))
@@ -107,11 +107,11 @@ def _draft_path(value: Any, values: Values) -> Mapping[str, Any]:
     return {} if method in BY_ITSELF else {MODEL: str(value)}
 
 
-def _steps(asked: Values) -> Any:
+def _draft_steps(asked: Values) -> Any:
     return None if asked.get(METHOD) in (None, "ngram") else asked.get(TOKENS)
 
 
-def _verified(asked: Values) -> Any:
+def _verified_tokens(asked: Values) -> Any:
     tokens = asked.get(TOKENS)
     return tokens + 1 if asked.get(METHOD) is not None and isinstance(tokens, int) else None
 
@@ -122,14 +122,14 @@ def _verified_back(value: Any, values: Values) -> Mapping[str, Any]:
     return {TOKENS: value - 1} if alone else {}
 
 
-def chain(asked: Values) -> Mapping[str, Any]:
+def draft_chain_width(asked: Values) -> Mapping[str, Any]:
     """That tokens are drafted one after another: more is a tree, of which a plan has no word."""
     return {WIDTH: 1} if asked.get(METHOD) not in (None, "ngram") else {}
 
 
 SGLANG_KEYS = (
-    Key(at=ALGORITHM, out=lambda a: SGLANG_METHODS.get(a.get(METHOD, "")), back=_algorithm, source="plan.py:31"),
+    Key(at=ALGORITHM, out=lambda a: SGLANG_METHODS.get(a.get(METHOD, "")), back=_read_draft_algorithm, source="plan.py:31"),
     Key(at=DRAFT, says=MODEL, back=_draft_path, source="plan.py:36"),
-    Key(at=STEPS, out=_steps, back=lambda v, _: {TOKENS: v}, source="plan.py:58"),
-    Key(at=VERIFIED, out=_verified, back=_verified_back, source="plan.py:66"),
+    Key(at=STEPS, out=_draft_steps, back=lambda v, _: {TOKENS: v}, source="plan.py:58"),
+    Key(at=VERIFIED, out=_verified_tokens, back=_verified_back, source="plan.py:66"),
 )

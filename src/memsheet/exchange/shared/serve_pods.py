@@ -8,9 +8,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.exchange.shared.file_format import Read
-from memsheet.exchange.shared.serve_script import ALONE, IMAGES, LAUNCHES, lines, named_image, parts, pinned, starts
+from memsheet.exchange.shared.serve_script import (
+    ALONE,
+    IMAGES,
+    LAUNCHES,
+    named_image,
+    pinned_release,
+    script_lines,
+    server_flags_index,
+    split_line_commands,
+)
 
 KINDS = frozenset({"Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Pod", "Job", "CronJob"})
 """Kinds whose containers are of the core pod template (kubernetes.io/docs/concepts/workloads)."""
@@ -41,18 +50,20 @@ def command_of(name: str, text: str, parse: Callable[[str, str], Any]) -> tuple[
             foreign += [] if kind in JOBS else [f"{kind} of {tree['apiVersion']}"[:MOST_NAMED]]
             continue
         seen.append(kind)
-        found = [(line, _gpus(held)) for held in _containers(tree) if (line := command_line(held)) and serves(line)]
+        found = [
+            (line, _container_gpu_limit(held)) for held in _pod_containers(tree) if (line := command_line(held)) and starts_a_server(line)
+        ]
         if found:
             return "\n".join(line for line, _ in found), found[0][1]
     if seen:
-        raise refuse("file", name, f"is {_article(seen[0])} {seen[0]} {NO_SERVER}", "the script that its container runs")
+        raise input_error("file", name, f"is {_indefinite_article(seen[0])} {seen[0]} {NO_SERVER}", "the script that its container runs")
     if foreign and not jobs:
         known = f"the script that it runs; kinds that are read: {', '.join(sorted(KINDS | JOBS))}"
-        raise refuse("file", name, f"is {_article(foreign[-1])} {foreign[-1]}, {FOREIGN}", known)
+        raise input_error("file", name, f"is {_indefinite_article(foreign[-1])} {foreign[-1]}, {FOREIGN}", known)
     return None
 
 
-def _article(word: str) -> str:
+def _indefinite_article(word: str) -> str:
     return "an" if word[:1] in tuple("AEIOU") else "a"
 
 
@@ -64,44 +75,44 @@ def tree_of(parse: Callable[[str, str], Any], name: str, text: str) -> Mapping[s
     return held if isinstance(held, Mapping) else None
 
 
-def _containers(tree: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
+def _pod_containers(tree: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
     """Containers of a pod template, however deep it stands in its kind."""
     for key, held in tree.items() if isinstance(tree, Mapping) and depth < MOST else ():
         if key == "containers" and isinstance(held, list):
             yield from (one for one in held if isinstance(one, Mapping))
         else:
-            yield from _containers(held, depth + 1)
+            yield from _pod_containers(held, depth + 1)
 
 
 def command_line(container: Mapping[str, Any], quoted: Callable[[str], str] | None = None) -> str:
     """What the container runs: a shell's text as it is, else its words, after the image, which may start the server itself. ``quoted``: a word
     as a shell has it, where a container's own variables are not what stands in it.
     """
-    words = [str(word) for key in ("command", "args") for word in _list(container.get(key))]
-    image, plain = str(container.get("image") or ""), [f"{key}={value}" for key, value in _environment(container)]
-    versions = ((package, pinned(package, [image])) for package in IMAGES)
+    words = [str(word) for key in ("command", "args") for word in _scalar_list(container.get(key))]
+    image, plain = str(container.get("image") or ""), [f"{key}={value}" for key, value in _container_env_pairs(container)]
+    versions = ((package, pinned_release(package, [image])) for package in IMAGES)
     before = "\n".join([*(f"export {shlex.quote(one)}" for one in plain), *(f": {package}=={told}" for package, told in versions if told)])
     if len(words) > 1 and words[0].rpartition("/")[2] in ("sh", "bash") and words[1].startswith("-") and words[1].endswith("c"):
         return f"{before}\n" + "\n".join(words[2:])
     told = " ".join((quoted or _quoted_word)(word) or "''" for word in words)
-    alone = named_image(image) in ALONE and not _list(container.get("command"))
+    alone = named_image(image) in ALONE and not _scalar_list(container.get("command"))
     return f"{before}\n{shlex.quote(image)} {told}" if alone else f"{before}\n{told}"
 
 
 def _quoted_word(word: str) -> str:
-    return "".join(_quoted(piece) for piece in _VALUE.split(word))
+    return "".join(_quote_container_word(piece) for piece in _VALUE.split(word))
 
 
-def _quoted(piece: str) -> str:
+def _quote_container_word(piece: str) -> str:
     """A piece of a word as a shell has it, where $(NAME) is a variable of the container's."""
     return f'"${{{piece[2:-1]}}}"' if _VALUE.fullmatch(piece) else shlex.quote(piece) if piece else ""
 
 
-def _list(value: Any) -> list[Any]:
+def _scalar_list(value: Any) -> list[Any]:
     return [word for word in value if isinstance(word, str | int | float)] if isinstance(value, list) else []
 
 
-def _environment(container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _container_env_pairs(container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Variables with a value of their own; those of secrets are not in the text."""
     held = container.get("env")
     for one in held if isinstance(held, list) else ():
@@ -109,8 +120,8 @@ def _environment(container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield str(one["name"]), str(one["value"])
 
 
-def serves(text: str) -> bool:
-    return any(starts(part, LAUNCHES, ALONE) is not None for line in lines(text) for part in parts(line))
+def starts_a_server(text: str) -> bool:
+    return any(server_flags_index(part, LAUNCHES, ALONE) is not None for line in script_lines(text) for part in split_line_commands(line))
 
 
 def given_to(found: Read, gpus: int | None, at: str = GPU) -> Read:
@@ -124,7 +135,7 @@ def given_to(found: Read, gpus: int | None, at: str = GPU) -> Read:
     return replace(found, unmodelled=(*found.unmodelled, (at, f"{gpus}, and the command takes {ranks}")))
 
 
-def _gpus(container: Mapping[str, Any]) -> int | None:
+def _container_gpu_limit(container: Mapping[str, Any]) -> int | None:
     resources = container.get("resources")
     limits = resources.get("limits") if isinstance(resources, Mapping) else None
     count = str(limits.get(GPU, "")) if isinstance(limits, Mapping) else ""

@@ -18,17 +18,17 @@ _NUMBER = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 
 
 def vllm_of(form: Format, version: str) -> Format:
-    return _of(form, "vLLM", version, frozenset(f"--{name}" for name in _WITHOUT_BYTES.split()))
+    return _format_of_release(form, "vLLM", version, frozenset(f"--{name}" for name in _WITHOUT_BYTES.split()))
 
 
 def sglang_of(form: Format, version: str) -> Format:
-    return _of(form, "SGLang", version, frozenset())
+    return _format_of_release(form, "SGLang", version, frozenset())
 
 
-def _of(form: Format, name: str, version: str, harmless: frozenset[str]) -> Format:
+def _format_of_release(form: Format, name: str, version: str, harmless: frozenset[str]) -> Format:
     """The format under the release's name. Flags that an older one had are known to it, or not accounted where they took room."""
     told = f"{name} {version.removeprefix('v')}"
-    if not _older(version, form.tested):
+    if not _is_older_release(version, form.tested):
         return replace(form, tested=told, keys_of=form.tested)
     gone = form.removed
     return replace(
@@ -36,10 +36,10 @@ def _of(form: Format, name: str, version: str, harmless: frozenset[str]) -> Form
     )  # fmt: skip
 
 
-def _older(version: str, tested: str) -> bool:
+def _is_older_release(version: str, tested: str) -> bool:
     mine, theirs = _NUMBER.search(version), _NUMBER.search(tested)
-    return bool(mine and theirs) and _key(mine) < _key(theirs)
+    return bool(mine and theirs) and _version_numbers(mine) < _version_numbers(theirs)
 
 
-def _key(found: re.Match[str] | None) -> tuple[int, ...]:
+def _version_numbers(found: re.Match[str] | None) -> tuple[int, ...]:
     return tuple(int(part or 0) for part in found.groups()) if found else ()

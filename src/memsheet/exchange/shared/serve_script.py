@@ -37,18 +37,18 @@ _LEADS = ("export", "readonly", "declare", "local", "-x", "-r", "then", "do", "e
 
 
 @lru_cache(maxsize=2)
-def lines(text: str) -> tuple[tuple[str, ...], ...]:
+def script_lines(text: str) -> tuple[tuple[str, ...], ...]:
     """The lines of a script as words, a quoted value over several lines in one; what is no shell is passed over. What a command would print
     is a variable that nobody set.
     """
-    return tuple(_lines(text))
+    return tuple(_split_script_lines(text))
 
 
-def _lines(text: str) -> Iterator[tuple[str, ...]]:
+def _split_script_lines(text: str) -> Iterator[tuple[str, ...]]:
     held: list[str] = []
     quote = ""
     for line in text.replace("\\\n", " ").splitlines():
-        shown, quote = _shielded(line, quote)
+        shown, quote = _shield_literal_text(line, quote)
         held.append(shown)
         if quote and len(held) < MOST_LINES:
             continue
@@ -57,7 +57,7 @@ def _lines(text: str) -> Iterator[tuple[str, ...]]:
             yield tuple(shlex.split(_COMMAND.sub("${printed}", whole), comments=True))
 
 
-def _shielded(line: str, quote: str) -> tuple[str, str]:
+def _shield_literal_text(line: str, quote: str) -> tuple[str, str]:
     """A line in which what a shell takes as it stands, in single quotes or after a backslash, looks like no variable or command; and the quote
     that is open after it. ``quote``: the one that was open before it.
     """
@@ -75,11 +75,11 @@ def _shielded(line: str, quote: str) -> tuple[str, str]:
     return "".join(found), quote
 
 
-def _plain(word: str) -> str:
+def _unshield_word(word: str) -> str:
     return word.translate(_BARE)
 
 
-def parts(words: Sequence[str]) -> Iterator[list[str]]:
+def split_line_commands(words: Sequence[str]) -> Iterator[list[str]]:
     """Commands of one line."""
     found: list[str] = []
     for word in words:
@@ -110,31 +110,31 @@ class Variables:
                 if word in _LEADS:
                     continue
                 return
-            sure = expand(told[2], self.sure, self.budget, defaults=False)
+            sure = expand_variables(told[2], self.sure, self.budget, defaults=False)
             again = self.sure.get(told[1], sure) != sure
             self.sure[told[1]] = f"${{{told[1]}}}" if again else sure
-            self.all[told[1]] = expand(told[2], self.all, self.budget, defaults=True)
+            self.all[told[1]] = expand_variables(told[2], self.all, self.budget, defaults=True)
 
     def filled(self, words: Iterable[str], *, defaults: bool) -> list[str]:
         """Words with the variables' values, split again where one is several words."""
         known, found = self.all if defaults else self.sure, list[str]()
         for word in words:
-            value = expand(word, known, self.budget, defaults=defaults)
+            value = expand_variables(word, known, self.budget, defaults=defaults)
             if not value and _VARIABLE.fullmatch(word):
                 continue  # a shell makes no word of nothing
             several = value != word and _VARIABLE.fullmatch(word) and value.startswith("-")
-            found += _split(value) if several else [value]
-        return [_plain(word) for word in found]
+            found += _split_shell_words(value) if several else [value]
+        return [_unshield_word(word) for word in found]
 
 
-def _split(text: str) -> list[str]:
+def _split_shell_words(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError:
         return [text]
 
 
-def expand(text: str, known: Mapping[str, str], budget: Budget, *, defaults: bool) -> str:
+def expand_variables(text: str, known: Mapping[str, str], budget: Budget, *, defaults: bool) -> str:
     """A text with the variables that are known, and the defaults that it says itself. Raises TooMuchError where that grows too long."""
 
     def value(found: re.Match[str]) -> str:
@@ -152,17 +152,17 @@ def expand(text: str, known: Mapping[str, str], budget: Budget, *, defaults: boo
 _PLACE = re.compile(r"[\w:.=-]*+(?:<[^<>]++>|\{\{[^{}]++\}\})[\w:.-]*+")
 
 
-def variables(text: str) -> list[tuple[str, str]]:
+def unset_variables(text: str) -> list[tuple[str, str]]:
     """Variables of a text that nobody set, with their defaults."""
     return [(found[1] or found[4], found[3] or "") for found in _VARIABLE.finditer(text)]
 
 
-def unset(text: object) -> bool:
+def has_unset_placeholder(text: object) -> bool:
     """Whether what the engine gets is not in the text: a variable is left, or a place that somebody is to fill in (``<N>``, ``{{ nodes }}``)."""
     return isinstance(text, str) and ("$" in text or _PLACE.fullmatch(text) is not None)
 
 
-def starts(words: Sequence[str], launches: Iterable[tuple[str, ...]], images: Iterable[str]) -> int | None:
+def server_flags_index(words: Sequence[str], launches: Iterable[tuple[str, ...]], images: Iterable[str]) -> int | None:
     """Where a command's flags begin: after a launch, or after the container's image where that starts the server itself."""
     for at, word in enumerate(words):
         own = word.rpartition("/")[2].partition("@")[0]
@@ -179,7 +179,7 @@ def named_image(word: str) -> str:
     return word.partition("@")[0].partition(":")[0].removeprefix("docker.io/")
 
 
-def pinned(package: str, words: Iterable[str]) -> str | None:
+def pinned_release(package: str, words: Iterable[str]) -> str | None:
     """The version that an image's tag or a requirement says (``vllm/vllm-openai:v0.10.2``, ``vllm==0.10.2``, ``vllm@0.10.2``); the last."""
     image, found = IMAGES[package], None
     for word in words:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET
-from memsheet.exchange.shared.python_config import CLASS, LINE, SCOPE, WHOLE, Module, calls, flattened, read_module
+from memsheet.exchange.shared.python_config import CLASS, LINE, SCOPE, WHOLE, Module, flatten_constructor, named_calls, read_module
 from memsheet.exchange.shared.script_flags import flags_in_call
 from memsheet.exchange.shared.trainers import ALL_LINEAR
 from memsheet.plan.library_defaults import ADAPTERS_OF_TRL, WORTH_OFFLOADING, own_default
@@ -54,56 +54,62 @@ def arguments_of(text: str) -> Mapping[str, Any]:
     if not any(name in text for name in ARGUMENTS):
         return {}
     module = read_module(text, {})
-    made = list(calls(module, ARGUMENTS, local=True))
+    made = list(named_calls(module, ARGUMENTS, local=True))
     if not made:
         return {}
     last = max(made, key=lambda one: int(one[LINE]))
     name, places = last[CLASS], {"0": "output_dir"}
     said = {
-        places.get(key, key): value if key.endswith("config") and isinstance(value, dict) else flattened(value)
+        places.get(key, key): value if key.endswith("config") and isinstance(value, dict) else flatten_constructor(value)
         for key, value in last.items()
     }
     said = {key: value for key, value in said.items() if key not in OURS}
     taken = flags_in_call(module, last)
     said |= {at: flag.default for at, flag in taken.items() if at in said}
-    own = _sft(said) if name == SFT else {}
+    own = _sft_config_keys(said) if name == SFT else {}
     said = {key: value for key, value in said.items() if key not in own}
-    if any(calls(module, RECOMPUTE)) and "gradient_checkpointing" not in said:
+    if any(named_calls(module, RECOMPUTE)) and "gradient_checkpointing" not in said:
         said["gradient_checkpointing"] = True
     told = f"{name} of line {last[LINE]}" + (f", the last of {len(made)}" if len(made) > 1 else "")
-    beside: dict[str, Any] = {"fused": True} if any(held.get(OWN_LOSS, True) is True for held in calls(module, LIGER)) else {}
-    for held in calls(module, (LORA,), local=True):
-        beside |= _adapter(held)
-    for held in calls(module, (BITS,), local=True):
-        beside |= _bits(held)
+    beside: dict[str, Any] = {"fused": True} if any(held.get(OWN_LOSS, True) is True for held in named_calls(module, LIGER)) else {}
+    for held in named_calls(module, (LORA,), local=True):
+        beside |= _lora_config_keys(held)
+    for held in named_calls(module, (BITS,), local=True):
+        beside |= _bitsandbytes_keys(held)
     unsloth = _of_unsloth(module, said, own)
-    beside |= unsloth or _model(module, own)
-    for held in calls(module, (PREPARES,), local=True):
-        beside |= _prepared(held, said, quantized=bool(beside.get("quantized")))
-    if not unsloth and beside.get("quantized") and beside.get("lora_rank") and any(calls(module, (SFT_TRAINER,))):
+    beside |= unsloth or _loaded_model_keys(module, own)
+    for held in named_calls(module, (PREPARES,), local=True):
+        beside |= _prepare_kbit_keys(held, said, quantized=bool(beside.get("quantized")))
+    if not unsloth and beside.get("quantized") and beside.get("lora_rank") and any(named_calls(module, (SFT_TRAINER,))):
         beside["adapter_dtype"] = ADAPTERS_OF_TRL
     defaults = {at: f"{flag.name} {flag.line}" for at, flag in taken.items()}
     return {SCRIPT: {"reads": told, **({DEFAULTS: defaults} if defaults else {}), **own, **beside}, **said}
 
 
-def _model(module: Module, own: dict[str, Any]) -> dict[str, Any]:
+def _loaded_model_keys(module: Module, own: dict[str, Any]) -> dict[str, Any]:
     """Which model is loaded, and how: by the script, or by TRL's trainer where it is given a name (trl/trainer/utils.py, create_model_from_path)."""
-    found = next((held for held in calls(module, ("from_pretrained",), local=True) if LOADS.search(held[WHOLE])), None)
+    found = next((held for held in named_calls(module, ("from_pretrained",), local=True) if LOADS.search(held[WHOLE])), None)
     if found is not None:
-        return {"dtype": UNSAID, **_named(found.get("0", found.get("pretrained_model_name_or_path"))), **_loaded(found)}
-    given = next((name for held in calls(module, TRAINERS, local=True) if isinstance(name := held.get("model", held.get("0")), str)), UNSET)
+        return {
+            "dtype": UNSAID,
+            **_model_name_key(found.get("0", found.get("pretrained_model_name_or_path"))),
+            **_from_pretrained_keys(found),
+        }
+    given = next(
+        (name for held in named_calls(module, TRAINERS, local=True) if isinstance(name := held.get("model", held.get("0")), str)), UNSET
+    )
     if given == UNSET:
         return {}
     initial = own.pop("model_init_kwargs") if isinstance(own.get("model_init_kwargs"), Mapping) else {}
-    return {"dtype": "float32", **_named(given), **_loaded(initial)}
+    return {"dtype": "float32", **_model_name_key(given), **_from_pretrained_keys(initial)}
 
 
-def _named(name: Any) -> dict[str, Any]:
+def _model_name_key(name: Any) -> dict[str, Any]:
     """A model's name, where the text says it."""
     return {"model": name} if isinstance(name, str) and name != UNSET else {}
 
 
-def _sft(said: dict[str, Any]) -> dict[str, Any]:
+def _sft_config_keys(said: dict[str, Any]) -> dict[str, Any]:
     """TRL's own fields, and in ``said`` its defaults for what is not said."""
     said.setdefault("gradient_checkpointing", own_default("trl", "gradient_checkpointing"))
     if said.get("fp16") is not True:
@@ -112,7 +118,7 @@ def _sft(said: dict[str, Any]) -> dict[str, Any]:
     return {"max_length": own_default("trl", "max_length"), "loss_type": usual, **{key: said[key] for key in SFT_OWN if key in said}}
 
 
-def _adapter(held: Mapping[str, Any]) -> dict[str, Any]:
+def _lora_config_keys(held: Mapping[str, Any]) -> dict[str, Any]:
     """LoRA of chosen modules: what of it a plan says, and the names of the rest (peft tuners/lora/config.py)."""
     targets = held.get("target_modules")
     targets = [ALL_LINEAR] if targets == ALL_LINEAR else targets
@@ -122,7 +128,7 @@ def _adapter(held: Mapping[str, Any]) -> dict[str, Any]:
     return {**made, **({LORA: ", ".join(sorted(rest))} if rest else {})}
 
 
-def _bits(held: Mapping[str, Any]) -> dict[str, Any]:
+def _bitsandbytes_keys(held: Mapping[str, Any]) -> dict[str, Any]:
     """A model that is loaded in four or eight bits (transformers utils/quantization_config.py); the rest by name."""
     four, eight = held.get("load_in_4bit") is True, held.get("load_in_8bit") is True
     own = (*WIDTHS, "bnb_4bit_quant_type", "bnb_4bit_use_double_quant")
@@ -132,7 +138,7 @@ def _bits(held: Mapping[str, Any]) -> dict[str, Any]:
     return {**(made if weights else {}), **({BITS: ", ".join(sorted(rest))} if rest or not weights else {})}
 
 
-def _loaded(held: Mapping[str, Any]) -> dict[str, Any]:
+def _from_pretrained_keys(held: Mapping[str, Any]) -> dict[str, Any]:
     """How a model is loaded: the dtype and the attention that the call names, and four or eight bits as its own keywords, which transformers 4 makes a
     ``BitsAndBytesConfig`` of (v4.57 modeling_utils.py, from_pretrained).
     """
@@ -149,17 +155,21 @@ def bit_keywords(held: Mapping[str, Any]) -> list[str]:
 
 
 def _bits_of_keywords(held: Mapping[str, Any]) -> dict[str, Any]:
-    return _bits({name: value for name, value in held.items() if name.startswith(("load_in_", "bnb_"))}) if bit_keywords(held) else {}
+    return (
+        _bitsandbytes_keys({name: value for name, value in held.items() if name.startswith(("load_in_", "bnb_"))})
+        if bit_keywords(held)
+        else {}
+    )
 
 
 def _of_unsloth(module: Module, said: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """What Unsloth loads and trains, with its own defaults (unslothai/unsloth 015bdef unsloth/models/loader.py:405-425, llama.py:3060-3085), which
     stand before the arguments' in ``said`` and ``own``; nothing of a script without it.
     """
-    load = next((held for held in calls(module, ("from_pretrained",), local=True) if UNSLOTH_LOADS.search(held[WHOLE])), None)
+    load = next((held for held in named_calls(module, ("from_pretrained",), local=True) if UNSLOTH_LOADS.search(held[WHOLE])), None)
     if load is None:
         return {}
-    trained = next((held for held in calls(module, ("get_peft_model",), local=True) if UNSLOTH_ADAPTS.search(held[WHOLE])), None)
+    trained = next((held for held in named_calls(module, ("get_peft_model",), local=True) if UNSLOTH_ADAPTS.search(held[WHOLE])), None)
     if said.get("fp16") is not True:
         said.setdefault("bf16", True)
     own.pop("loss_type", None)
@@ -170,7 +180,7 @@ def _of_unsloth(module: Module, said: dict[str, Any], own: dict[str, Any]) -> di
     )
     length = next((held for held in asked if held is not None), UNSET)
     own["max_length"] = length
-    made = {"unsloth": True, **_named(load.get("0", load.get("model_name"))), **_unsloth_bits(load)}
+    made = {"unsloth": True, **_model_name_key(load.get("0", load.get("model_name"))), **_unsloth_bits(load)}
     recompute = (trained or load).get("use_gradient_checkpointing", "unsloth")
     if recompute not in (False, None, "False", "none"):
         said["gradient_checkpointing"] = True if recompute in (True, "unsloth", "True") else UNSET
@@ -195,13 +205,13 @@ def _unsloth_adapter(trained: Mapping[str, Any]) -> dict[str, Any]:
     """LoRA of rank 16 on every linear layer unless told otherwise."""
     held = {name: value for name, value in trained.items() if name not in ("0", "model", *_UNSLOTH_WITHOUT_BYTES) and value is not None}
     usual = {"r": 16, "target_modules": ALL_LINEAR}
-    return _adapter({**usual, **held})
+    return _lora_config_keys({**usual, **held})
 
 
 _UNSLOTH_WITHOUT_BYTES = ("use_gradient_checkpointing", "random_state", "max_seq_length", "loftq_config", "temporary_location")
 
 
-def _prepared(held: Mapping[str, Any], said: dict[str, Any], *, quantized: bool) -> dict[str, Any]:
+def _prepare_kbit_keys(held: Mapping[str, Any], said: dict[str, Any], *, quantized: bool) -> dict[str, Any]:
     """What peft does to a base before it trains: it casts what is not quantized to fp32 and, of a quantized one, switches recompute on unless told
     otherwise, whatever the arguments say (huggingface/peft 5d602fd src/peft/utils/other.py:158-240).
     """

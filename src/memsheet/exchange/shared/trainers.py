@@ -14,25 +14,29 @@ ALL_LINEAR = "all-linear"
 DTYPES = ("parameters", "compute", "gradients", "reduce", "moments")
 
 
-def truth(value: Any) -> bool:
+def parse_switch(value: Any) -> bool:
     """A switch as pydantic reads it."""
     return value is True or str(value).lower() in ("true", "1", "on", "yes", "t", "y")
 
 
-def words(value: Any) -> list[str]:
+def comma_separated_names(value: Any) -> list[str]:
     """Names in a list, or in a text with commas between."""
     found = value if isinstance(value, list) else str(value).split(",")
     return [str(word).strip() for word in found]
 
 
-def dtypes(width: str, *, weak: bool = False) -> dict[str, Any]:
+def uniform_precision_keys(width: str, *, weak: bool = False) -> dict[str, Any]:
     """Everything that trains in one dtype. ``weak``: unless another file says it."""
     return {f"{'?' if weak else ''}precision.{name}": width for name in DTYPES}
 
 
 def with_master(width: str) -> dict[str, Any]:
     """What DeepSpeed does with sixteen bits, where its own file leaves them to the trainer ("auto")."""
-    return {**dtypes(width, weak=True), "?precision.master_weights": "fp32" if width != "fp32" else None, "?precision.moments": "fp32"}
+    return {
+        **uniform_precision_keys(width, weak=True),
+        "?precision.master_weights": "fp32" if width != "fp32" else None,
+        "?precision.moments": "fp32",
+    }
 
 
 def plain_recompute(asked: Values) -> bool:
@@ -54,7 +58,7 @@ def cannot_offload(asked: Values) -> Iterator[Problem]:
 # ---- DeepSpeed's configuration inside ----------------------------------------------------------------------------------------
 
 
-def inside(values: Values) -> dict[str, Any]:
+def inline_deepspeed_values(values: Values) -> dict[str, Any]:
     """DeepSpeed's own values, where they stand in the file itself."""
     return {at.removeprefix(INSIDE): held for at, held in values.items() if at.startswith(INSIDE)}
 
@@ -64,7 +68,7 @@ def inside_rows(form: Format) -> tuple[Key, ...]:
 
     def row(key: Key) -> Key:
         def back(value: Any, values: Values) -> Mapping[str, Any]:
-            own = inside(values)
+            own = inline_deepspeed_values(values)
             return key.read(value, own) if own else {}
 
         return replace(key, at=f"{INSIDE}{key.at}", out=lambda _: None, back=back)
@@ -96,7 +100,7 @@ def inside_moves(form: Format) -> Callable[[Values, Values], Iterator[Moved]]:
     """Buckets inside of other sizes than the sheet's."""
 
     def moves(values: Values, asked: Values) -> Iterator[Moved]:
-        own = inside(values)
+        own = inline_deepspeed_values(values)
         if own and form.moves is not None:
             yield from (replace(one, at=f"{INSIDE}{one.at}") for one in form.moves(own, asked))
 

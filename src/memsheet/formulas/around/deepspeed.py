@@ -9,10 +9,10 @@ from memsheet.engines.deepspeed import BUCKETS, Buckets
 from memsheet.formulas.around.kept import ResidentState
 from memsheet.formulas.around.zero import BUCKET, FLUSH, GATHERED, bucket_bytes, zero_overhead
 from memsheet.formulas.around.zero_flow import prefetched_elements, stays_gathered, tensor_shard
-from memsheet.formulas.around.zero_states import PARTITION, Zero, at_step, host_memory, of_parts, states, whole_gradients, zero_of
-from memsheet.formulas.groups import StageLayers, walk
+from memsheet.formulas.around.zero_states import PARTITION, Zero, at_step, host_memory, of_parts, whole_gradients, zero_of, zero_state_rows
+from memsheet.formulas.groups import StageLayers, walk_stage_layers
 from memsheet.formulas.states.held import held_tensors, parameter_bytes
-from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, merge
+from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, merge_moment
 from memsheet.plan.engine import Engine, Sharding
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
@@ -28,9 +28,9 @@ AUTO = (
 def deepspeed_walk(spec: ModelSpec, plan: Plan, engine: Engine) -> StageLayers:
     """The model's groups. From stage 2 on a gradient leaves for the bucket as soon as it is made, unless it is wider than that."""
     added = agreed(plan.accumulation > 1)  # to gradients that are there already
-    stage = walk(spec, plan, engine, release=plan.zero > 1 or added)
+    stage = walk_stage_layers(spec, plan, engine, release=plan.zero > 1 or added)
     if plan.zero > 1 and stage.head and (stage.tied or any(h.elements > BUCKETS.reduce_bucket for h in stage.head.parameters)):
-        return replace(stage, head=walk(spec, plan, engine, release=False).head)
+        return replace(stage, head=walk_stage_layers(spec, plan, engine, release=False).head)
     return stage
 
 
@@ -39,12 +39,12 @@ def deepspeed_kept(spec: ModelSpec, plan: Plan, stage: StageLayers, buckets: Buc
     zero = zero_of(plan, tuple(held_tensors(spec, plan)), buckets)
     fixed = BytesByPath.of(parameter_bytes(spec, plan, (), Sharding.DEEPSPEED).items())  # buffers
     return ResidentState(
-        states=merge([(1, states(zero)), (1, fixed)]), around=zero_overhead(zero, stage), resident=resident(zero), at_step=at_step(zero), host=host_memory(zero),
-        gradients=ended_gradients(zero), ranges=_ranges(zero), notes=(AUTO,) if plan.zero else (),
+        states=merge_moment([(1, zero_state_rows(zero)), (1, fixed)]), around=zero_overhead(zero, stage), resident=accumulated_gradient_rows(zero), at_step=at_step(zero), host=host_memory(zero),
+        gradients=ended_gradients(zero), ranges=_flush_and_gather_ranges(zero), notes=(AUTO,) if plan.zero else (),
     )  # fmt: skip
 
 
-def resident(zero: Zero) -> BytesByPath:
+def accumulated_gradient_rows(zero: Zero) -> BytesByPath:
     """What earlier micro-batches have left when the next one starts."""
     if not zero.accumulates or zero.plan.zero == 3:
         return EMPTY
@@ -58,15 +58,15 @@ def resident(zero: Zero) -> BytesByPath:
 
 def ended_gradients(zero: Zero) -> BytesByPath:
     """Gradients at the end of the last backward, beside those that are among the states."""
-    earlier = BytesByPath.of((key, size) for key, size in resident(zero).held.items() if key[0] is C.GRADIENTS)
+    earlier = BytesByPath.of((key, size) for key, size in accumulated_gradient_rows(zero).held.items() if key[0] is C.GRADIENTS)
     if zero.plan.zero == 3 or (zero.plan.zero == 2 and zero.plan.offload.optimizer):
         return earlier
     if zero.plan.zero == 2:
-        return merge([(1, earlier), (1, BytesByPath.of([(PARTITION, zero.width * zero.shard)]))])
+        return merge_moment([(1, earlier), (1, BytesByPath.of([(PARTITION, zero.width * zero.shard)]))])
     return earlier if zero.accumulates else BytesByPath.of(whole_gradients(zero))
 
 
-def _ranges(zero: Zero) -> dict[Key, tuple[Count, Count]]:
+def _flush_and_gather_ranges(zero: Zero) -> dict[Key, tuple[Count, Count]]:
     """What depends on the order of events and was derived from the code."""
     copy = zero.width * minimum(zero.total, zero.buckets.reduce_bucket)
     if zero.plan.zero == 2:

@@ -16,11 +16,11 @@ from functools import cache, cached_property
 
 from memsheet.arith import Count, ceil_div, round_up
 from memsheet.engines.fsdp1 import WRAPPINGS, Wrapping
-from memsheet.errors import refuse
-from memsheet.formulas.around.surroundings import ShardingOverhead, row
+from memsheet.errors import input_error
+from memsheet.formulas.around.surroundings import ShardingOverhead, single_row
 from memsheet.formulas.groups import Group, StageLayers
 from memsheet.formulas.states.held import Held
-from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, largest, merge
+from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_FSDP1, formula
 from memsheet.sheet import Component
@@ -70,7 +70,7 @@ class Units:
     @cached_property
     def gathered(self) -> BytesByPath:
         """The root's parameters."""
-        return row(Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded", gathered_bytes(self.root, self.plan))
+        return single_row(Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded", gathered_bytes(self.root, self.plan))
 
     @cached_property
     def apart(self) -> BytesByPath:
@@ -91,46 +91,48 @@ class Units:
     def named(self) -> BytesByPath:
         """Logits that the trainer names until the next forward has returned others."""
         kept = self.head is not None and self.wrapping.keeps_outputs
-        return row(Component.TEMPORARIES, "outputs/logits", self.head.part.output if self.head and kept else 0)
+        return single_row(Component.TEMPORARIES, "outputs/logits", self.head.part.output if self.head and kept else 0)
 
     @cached_property
     def waiting(self) -> BytesByPath:
         """What stays through backward: the head's whole gradients, a table that is gathered again."""
-        return merge([(1, self.head.gradients if self.head else EMPTY), (1, self.apart)])
+        return merge_moment([(1, self.head.gradients if self.head else EMPTY), (1, self.apart)])
 
     def holds(self, group: Group) -> BytesByPath:
         """From the start of backward, which the root begins, the last layer is gathered ahead. Logits are the loss's own by then."""
         if group is not self.head:
             return EMPTY
         ahead = BytesByPath.of([self.whole(self.last if self.wrapping.prefetches else None)])
-        return merge([(1, ahead), (-1, self.named)])
+        return merge_moment([(1, ahead), (-1, self.named)])
 
     def forward(self, _: Group | None, group: Group) -> BytesByPath:
-        return merge([(1, BytesByPath.of([self.whole(group)])), (1, self.apart if group in self.rooted else EMPTY)])
+        return merge_moment([(1, BytesByPath.of([self.whole(group)])), (1, self.apart if group in self.rooted else EMPTY)])
 
     def entering(self, before: Group | None, group: Group) -> BytesByPath:
         """While it is gathered: a rank's part is cast first, or comes up from the host."""
         size = self.apart.total if group in self.rooted else self.whole(group)[1]
         brought = self.plan.precision.casts or self.plan.offload.parameters  # cast there, or come from the host
         shard = ceil_div(size, self.plan.mesh.dp_shard) if brought else 0
-        return merge([(1, self.forward(before, group)), (1, row(Component.TEMPORARIES, f"{group.name}/shard", shard))])
+        return merge_moment([(1, self.forward(before, group)), (1, single_row(Component.TEMPORARIES, f"{group.name}/shard", shard))])
 
     def backward(self, before: Group | None, group: Group, _: Group | None) -> BytesByPath:
         ahead = self.whole(before if self.wrapping.prefetches else None)
-        return merge([(1, BytesByPath.of([self.whole(group), ahead])), (1, self.apart if group is self.head else self.waiting)])
+        return merge_moment([(1, BytesByPath.of([self.whole(group), ahead])), (1, self.apart if group is self.head else self.waiting)])
 
     def leaving(self, before: Group | None, group: Group) -> BytesByPath:
         """All gradients beside the flat one that they are joined into; then the flat one, its copy and a rank's part."""
         if group is self.head:
-            return merge([(1, BytesByPath.of([self.whole(before)])), (1, self.waiting)])
+            return merge_moment([(1, BytesByPath.of([self.whole(before)])), (1, self.waiting)])
         last = group is self.embeddings
         parameters = self.root if last else group.parameters
-        flat = row(Component.COMMUNICATION, f"{ROOT if last else group.name}/flat_gradient", gathered_bytes(parameters, self.plan))
-        reduced = row(Component.COMMUNICATION, f"{ROOT if last else group.name}/reduce_scatter", reducing_bytes(parameters, self.plan))
+        flat = single_row(Component.COMMUNICATION, f"{ROOT if last else group.name}/flat_gradient", gathered_bytes(parameters, self.plan))
+        reduced = single_row(
+            Component.COMMUNICATION, f"{ROOT if last else group.name}/reduce_scatter", reducing_bytes(parameters, self.plan)
+        )
         ahead = BytesByPath.of([self.whole(before if self.wrapping.prefetches else None), self.whole(group)])
         joined = [(1, group.gradients), (1, flat), (1, ahead), (1, self.waiting)]
         left = self._after_root(flat) if last else [(1, self.waiting)]
-        return largest([joined, [(1, reduced), (1, BytesByPath.of([self.whole(before)])), *left]])
+        return largest_moment_rows([joined, [(1, reduced), (1, BytesByPath.of([self.whole(before)])), *left]])
 
     def _after_root(self, flat: BytesByPath) -> list[tuple[Count, BytesByPath]]:
         """What is there besides while the root's gradient is reduced, which is no longer gathered. A table that was gathered twice has two
@@ -143,18 +145,18 @@ class Units:
         if group in self.rooted:
             return EMPTY
         part = ceil_div(flat_elements(group.parameters, self.plan), self.plan.mesh.dp_shard)
-        return row(Component.GRADIENTS, group.name, self.plan.precision.gradients.nbytes(part))
+        return single_row(Component.GRADIENTS, group.name, self.plan.precision.gradients.nbytes(part))
 
 
 def check_fsdp1(plan: Plan) -> None:
     """Raises InputError for what a flat parameter of one dtype that trains does not hold, or is not modelled in one."""
     if plan.adapter is not None:
-        raise refuse("adapter.rank", plan.adapter.rank, "trains a part of a flat parameter, which is not modelled", "engine fsdp2")
+        raise input_error("adapter.rank", plan.adapter.rank, "trains a part of a flat parameter, which is not modelled", "engine fsdp2")
     if plan.quantization is not None:
-        raise refuse("quantization.weights", plan.quantization.weights.name, "is not modelled in a flat parameter", "engine fsdp2")
+        raise input_error("quantization.weights", plan.quantization.weights.name, "is not modelled in a flat parameter", "engine fsdp2")
 
 
-def fsdp1(plan: Plan, walk: StageLayers) -> ShardingOverhead:
+def fsdp1_overhead(plan: Plan, walk: StageLayers) -> ShardingOverhead:
     """What surrounds the units of a stage. Raises InputError as ``check_fsdp1``."""
     check_fsdp1(plan)
     of = Units(plan, WRAPPINGS[plan.engine], walk.embeddings, walk.head, walk.layers[-1].pattern[-1] if walk.layers else None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memsheet.arith import agreed, ceil_div
-from memsheet.errors import Problem, require
+from memsheet.errors import Problem, raise_if_problems
 from memsheet.formulas.around.fsdp1 import flat_elements
 from memsheet.formulas.around.kept import Host, ResidentState
 from memsheet.formulas.groups import StageLayers
@@ -41,7 +41,7 @@ def _check_whole(plan: Plan) -> None:
     if not agreed(plan.accumulation == 1):
         why = "of several micro-batches is lost with CPUOffload but the last one's gradient, unless none is reduced before it, which is not modelled"
         found.append(Problem(field="global_batch", value=plan.global_batch, reason=why, hint="one micro-batch a step, or engine fsdp2"))
-    require(found)
+    raise_if_problems(found)
 
 
 @formula(

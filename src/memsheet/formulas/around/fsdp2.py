@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 
 from memsheet.arith import Count, at_least, ceil_div, where
-from memsheet.formulas.around.fsdp2_sizes import ROOT, gathered_bytes, lingering, reduce_input_bytes, sharded_gradients
-from memsheet.formulas.around.surroundings import ShardingOverhead, row
+from memsheet.formulas.around.fsdp2_sizes import ROOT, gathered_bytes, last_gradient_row, reduce_input_bytes, sharded_gradients
+from memsheet.formulas.around.surroundings import ShardingOverhead, single_row
 from memsheet.formulas.groups import Group, StageLayers
-from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, largest, merge
+from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.plan.plan import Plan
 from memsheet.sheet import Component
 
@@ -52,7 +52,7 @@ class Groups:
     @cached_property
     def reduced(self) -> Callable[[Group | None], tuple[Key, Count]]:
         """The buffer that a group's gradients are copied into, which waits for the next group's."""
-        return cache(lambda group: (_key(Component.COMMUNICATION, group, "reduce_scatter"), self._waits(group)))
+        return cache(lambda group: (_group_row_key(Component.COMMUNICATION, group, "reduce_scatter"), self._waits(group)))
 
     def _waits(self, group: Group | None) -> Count:
         return reduce_input_bytes(group, self.plan) if group and group not in self.rooted else 0
@@ -68,11 +68,11 @@ class Groups:
         return sharded_gradients(group, self.plan, ROOT if group in self.rooted else None)
 
     def unsharded(self, group: Group) -> tuple[Key, Count]:
-        return _key(Component.UNSHARDED_PARAMETERS, group, "unsharded"), self.whole(group)
+        return _group_row_key(Component.UNSHARDED_PARAMETERS, group, "unsharded"), self.whole(group)
 
     def arrived(self, group: Group | None) -> tuple[Key, Count]:
         """The all-gather's output."""
-        return _key(Component.UNSHARDED_PARAMETERS, group, "all_gather"), self._sent(self.whole(group))
+        return _group_row_key(Component.UNSHARDED_PARAMETERS, group, "all_gather"), self._sent(self.whole(group))
 
     def came(self, group: Group | None) -> tuple[Key, Count]:
         """The all-gather's output in forward, where a tied root group is gathered first of all."""
@@ -85,7 +85,7 @@ class Groups:
         return where(at_least(self.plan.mesh.sharded, 2), size, 0)
 
 
-def _key(component: Component, group: Group | None, what: str) -> Key:
+def _group_row_key(component: Component, group: Group | None, what: str) -> Key:
     return component, f"{group.name if group else 'none'}/{what}"
 
 
@@ -97,7 +97,7 @@ class Wrapping:
     last_stays: bool = False  # the last layer is not resharded after its forward
 
 
-def wrapping(plan: Plan) -> Wrapping:
+def fsdp_wrapping(plan: Plan) -> Wrapping:
     """The library's groups as accelerate makes them, torchtitan's as its version does."""
     if plan.engine != "torchtitan":
         return Wrapping()
@@ -107,67 +107,69 @@ def wrapping(plan: Plan) -> Wrapping:
     return Wrapping(version.ends_in_root, version.last_stays)
 
 
-def _groups(plan: Plan, walk: StageLayers) -> Groups:
-    wrapped = wrapping(plan)
+def _fsdp_groups(plan: Plan, walk: StageLayers) -> Groups:
+    wrapped = fsdp_wrapping(plan)
     stays = wrapped.last_stays and plan.reshard_after_forward and walk.layers
     last = walk.layers[-1].pattern[-1] if stays else None
     return Groups(plan, walk.embeddings, walk.head, walk.tied, joined=wrapped.joined, last=last)
 
 
-def fsdp2(plan: Plan, walk: StageLayers, *, gloo: bool) -> ShardingOverhead:
+def fsdp2_overhead(plan: Plan, walk: StageLayers, *, gloo: bool) -> ShardingOverhead:
     """What surrounds the groups of a stage. ``gloo``: what carries it, on a processor."""
-    of = _groups(plan, walk)
-    through = row(Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded", of.root) if of.rooted else EMPTY
+    of = _fsdp_groups(plan, walk)
+    through = single_row(Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded", of.root) if of.rooted else EMPTY
     kept = ShardingOverhead(
-        through=through, entering=partial(_entering, of), forward=cache(partial(_forward, of)), holds=cache(partial(_holds, of)),
-        backward=cache(partial(_backward, of)), leaving=cache(partial(_leaving, of)), leaves=of.leaves,
+        through=through, entering=partial(_pre_forward_all_gather, of), forward=cache(partial(_forward_unsharded, of)), holds=cache(partial(_unsharded_past_forward, of)),
+        backward=cache(partial(_backward_unsharded, of)), leaving=cache(partial(_reduce_scatter_peak, of)), leaves=of.leaves,
     )  # fmt: skip
     if not gloo or at_least(plan.mesh.sharded, 2) is False:
         unlike = len({id(group) for layers in walk.layers for group in layers.pattern}) > 1
-        return replace(kept, fetching=cache(partial(_fetching, of))) if unlike else kept
+        return replace(kept, fetching=cache(partial(_backward_prefetch, of))) if unlike else kept
     copied = Copies(of)
     return replace(
         kept, entering=cache(copied.entering), reducing=cache(copied.reducing), fetching=cache(partial(copied.fetching, kept.backward))
     )  # fmt: skip
 
 
-def _entering(of: Groups, before: Group | None, group: Group) -> BytesByPath:
+def _pre_forward_all_gather(of: Groups, before: Group | None, group: Group) -> BytesByPath:
     """The all-gather before is only let go when the copy-out into the parameters is done (_fsdp_param_group.py:429-462: a local name
     still refers to it).
     """
     return BytesByPath.of([of.came(before), of.arrived(group), of.unsharded(group)])
 
 
-def _forward(of: Groups, before: Group | None, group: Group) -> BytesByPath:
+def _forward_unsharded(of: Groups, before: Group | None, group: Group) -> BytesByPath:
     """The last all-gather's output stays until the next one: a tied head gathers nothing, so it finds the last layer's."""
-    return BytesByPath.of([of.unsharded(group), of.came(before if group in of.rooted and before else group), *_still(of, group)])
+    return BytesByPath.of(
+        [of.unsharded(group), of.came(before if group in of.rooted and before else group), *_unsharded_last_layer(of, group)]
+    )
 
 
-def _still(of: Groups, group: Group) -> list[tuple[Key, Count]]:
+def _unsharded_last_layer(of: Groups, group: Group) -> list[tuple[Key, Count]]:
     """A last layer that is still gathered when the head runs."""
     return [of.unsharded(of.last)] if of.last is not None and group is of.head else []
 
 
-def _holds(of: Groups, group: Group) -> BytesByPath:
-    return BytesByPath.of([of.unsharded(group), *_still(of, group)]) if of.keeps or group is of.head else EMPTY
+def _unsharded_past_forward(of: Groups, group: Group) -> BytesByPath:
+    return BytesByPath.of([of.unsharded(group), *_unsharded_last_layer(of, group)]) if of.keeps or group is of.head else EMPTY
 
 
-def _backward(of: Groups, before: Group | None, group: Group, after: Group | None) -> BytesByPath:
-    still = _still(of, group)
+def _backward_unsharded(of: Groups, before: Group | None, group: Group, after: Group | None) -> BytesByPath:
+    still = _unsharded_last_layer(of, group)
     fetched = still or [of.arrived(None if of.keeps and before is not of.embeddings else before)]
     return BytesByPath.of([of.unsharded(group), *fetched, of.reduced(after)])
 
 
-def _fetching(of: Groups, before: Group | None, group: Group, after: Group | None) -> BytesByPath:
+def _backward_prefetch(of: Groups, before: Group | None, group: Group, after: Group | None) -> BytesByPath:
     """The layer before is gathered ahead from its shards, cast for it in one buffer (_fsdp_collectives.py, all_gather_copy_in). Among
     layers that are alike there is more to come.
     """
     ahead, plan = None if of.keeps else before, of.plan
-    cast = _key(Component.TEMPORARIES, ahead, "shards"), ceil_div(of.whole(ahead) * plan.precision.casts, plan.mesh.sharded)
-    return merge([(1, _backward(of, before, group, after)), (1, BytesByPath.of([cast]))])
+    cast = _group_row_key(Component.TEMPORARIES, ahead, "shards"), ceil_div(of.whole(ahead) * plan.precision.casts, plan.mesh.sharded)
+    return merge_moment([(1, _backward_unsharded(of, before, group, after)), (1, BytesByPath.of([cast]))])
 
 
-def _leaving(of: Groups, before: Group | None, group: Group) -> BytesByPath:
+def _reduce_scatter_peak(of: Groups, before: Group | None, group: Group) -> BytesByPath:
     """The gradients beside the buffer they are copied into; or, when they are gone (_fsdp_collectives.py:603-608), the last of them and
     the buffer beside the reduced shard: the gradients that stay, or what is cast to them.
     """
@@ -176,23 +178,26 @@ def _leaving(of: Groups, before: Group | None, group: Group) -> BytesByPath:
         return _root_leaving(of, group)
     shard = ceil_div(of.reduced(group)[1], plan.mesh.sharded)
     casts = plan.precision.reduce is not plan.precision.gradients
-    own = (_key(Component.COMMUNICATION, group, "reduced_shard") if casts else (Component.GRADIENTS, group.name), shard)
+    own = (_group_row_key(Component.COMMUNICATION, group, "reduced_shard") if casts else (Component.GRADIENTS, group.name), shard)
     cast = of.leaves(group).held.items() if casts else ()
     waits = of.arrived(None if of.keeps else before), of.reduced(group)
-    copied, gone = BytesByPath.of([*waits, *group.gradients.held.items()]), BytesByPath.of([*waits, own, *cast, lingering(group, plan)])
-    return largest([[(1, copied)], [(1, gone)]])
+    copied, gone = (
+        BytesByPath.of([*waits, *group.gradients.held.items()]),
+        BytesByPath.of([*waits, own, *cast, last_gradient_row(group, plan)]),
+    )
+    return largest_moment_rows([[(1, copied)], [(1, gone)]])
 
 
 def _root_leaving(of: Groups, group: Group) -> BytesByPath:
     """The end of backward, where the root's gradients are reduced: those of the head waited for it."""
     size = sum(reduce_input_bytes(each, of.plan) for each in of.rooted if each)
-    buffer, shard = _key(Component.COMMUNICATION, group, "reduce_scatter"), (Component.GRADIENTS, ROOT)
+    buffer, shard = _group_row_key(Component.COMMUNICATION, group, "reduce_scatter"), (Component.GRADIENTS, ROOT)
     whole = [pair for each in of.rooted if each for pair in each.gradients.held.items()]
     copied = BytesByPath.of([(buffer, size), *group.gradients.held.items()])
     gone = BytesByPath.of(
         [(buffer, size), (shard, ceil_div(size, of.plan.mesh.sharded)), *((key, -n) for key, n in whole if key not in group.gradients.held)]
     )
-    return largest([[(1, copied)], [(1, gone)]])
+    return largest_moment_rows([[(1, copied)], [(1, gone)]])
 
 
 # ---- over gloo ---------------------------------------------------------------------------------------------------------------
@@ -209,10 +214,12 @@ class Copies:
     def _shards(self, group: Group | None) -> tuple[Key, Count]:
         """What a rank sends: its own, cast."""
         plan = self.of.plan
-        return _key(Component.TEMPORARIES, group, "shards"), ceil_div(self.of.whole(group) * plan.precision.casts, plan.mesh.sharded)
+        return _group_row_key(Component.TEMPORARIES, group, "shards"), ceil_div(
+            self.of.whole(group) * plan.precision.casts, plan.mesh.sharded
+        )
 
     def _copy(self, group: Group | None) -> tuple[Key, Count]:
-        return _key(Component.COMMUNICATION, group, "gloo_all_gather"), self.of.whole(group)
+        return _group_row_key(Component.COMMUNICATION, group, "gloo_all_gather"), self.of.whole(group)
 
     def entering(self, before: Group | None, group: Group) -> BytesByPath:
         """While it is gathered: the copy is there, and the parameters, which are as large, are not yet."""
@@ -222,7 +229,7 @@ class Copies:
         self, backward: Callable[[Group | None, Group, Group | None], BytesByPath], before: Group | None, group: Group, after: Group | None
     ) -> BytesByPath:
         ahead = None if self.of.keeps else before
-        return merge([(1, backward(before, group, after)), (1, BytesByPath.of([self._copy(ahead), self._shards(ahead)]))])
+        return merge_moment([(1, backward(before, group, after)), (1, BytesByPath.of([self._copy(ahead), self._shards(ahead)]))])
 
     def reducing(self, before: Group | None, group: Group) -> BytesByPath:
         """The gradients but the last are gone: their copy, its clone, and the shard that comes of it; the next parameters are there. A
@@ -231,6 +238,8 @@ class Copies:
         of, is_root = self.of, group in self.of.rooted
         size = sum(reduce_input_bytes(each, of.plan) for each in (of.rooted if is_root else (group,)) if each)
         sizes = {"reduce_scatter": size, "gloo_reduce_scatter": size, "reduced_shard": ceil_div(size, of.plan.mesh.sharded)}
-        held = [(_key(Component.COMMUNICATION, group, name), size) for name, size in sizes.items()]
+        held = [(_group_row_key(Component.COMMUNICATION, group, name), size) for name, size in sizes.items()]
         gone = (Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded"), -of.root if is_root else 0
-        return BytesByPath.of([of.arrived(None if of.keeps else before), gone, *held, *(() if is_root else (lingering(group, of.plan),))])
+        return BytesByPath.of(
+            [of.arrived(None if of.keeps else before), gone, *held, *(() if is_root else (last_gradient_row(group, of.plan),))]
+        )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memsheet.arith import Count
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.formulas.around.kept import Host, ResidentState
 from memsheet.formulas.states.held import Held, gradient_dtype
 from memsheet.formulas.states.optimizers import optimizer_bytes
@@ -21,14 +21,14 @@ from memsheet.references import TORCH_FSDP2, formula
 from memsheet.sheet import Component
 
 
-def offloaded(kept: ResidentState, plan: Plan, parameters: tuple[Held, ...]) -> ResidentState:
+def cpu_offload_resident_state(kept: ResidentState, plan: Plan, parameters: tuple[Held, ...]) -> ResidentState:
     """What is left on the device of ``kept``: buffers, gathered groups and what reduces their gradients.
 
     Raises InputError unless parameters and optimizer are offloaded whole and together: the policy knows no other form.
     """
     for key, share in (("offload.parameters", plan.offload.parameters), ("offload.optimizer", plan.offload.optimizer)):
         if share != 1:
-            raise refuse(
+            raise input_error(
                 key,
                 share,
                 "fsdp2's CPUOffloadPolicy moves parameters, gradients and optimizer states together",

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from memsheet.arith import Count, agreed, ceil_div, minimum
 from memsheet.engines.internevo import REDUCE_BUCKET, SLACK
 from memsheet.formulas.around.kept import ResidentState
-from memsheet.formulas.around.surroundings import ShardingOverhead, row
+from memsheet.formulas.around.surroundings import ShardingOverhead, single_row
 from memsheet.formulas.states.held import held_tensors, parameter_bytes
 from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key
 from memsheet.plan.engine import Sharding
@@ -49,7 +49,7 @@ def in_order(spec: ModelSpec) -> Iterator[int]:
 
 
 @formula(cites=INTERNEVO, at="solver/optimizer/hybrid_zero_optim.py:240-275: whole parameters, so that ranks differ")
-def partition(spec: ModelSpec, ranks: Count) -> Count:
+def largest_partition_elements(spec: ModelSpec, ranks: Count) -> Count:
     """Elements of the rank that was dealt most; an even share where the number of ranks is open."""
     sizes = list(in_order(spec))
     return max(partition_whole_parameters(sizes, ranks)) if isinstance(ranks, int) else ceil_div(sum(sizes), ranks)
@@ -58,12 +58,12 @@ def partition(spec: ModelSpec, ranks: Count) -> Count:
 def internevo_kept(spec: ModelSpec, plan: Plan) -> ResidentState:
     """Everything the optimizer keeps on the rank that was dealt most."""
     parameters = tuple(held_tensors(spec, plan))
-    own, total, precision = partition(spec, plan.mesh.dp_shard), sum(in_order(spec)), plan.precision
+    own, total, precision = largest_partition_elements(spec, plan.mesh.dp_shard), sum(in_order(spec)), plan.precision
     states = [*parameter_bytes(spec, plan, parameters, Sharding.INTERNEVO).items(), *own_states(own, plan)]
     whole = whole_gradients(total, plan)
     bucket = precision.gradients.nbytes(minimum(total, REDUCE_BUCKET))
     return ResidentState(
-        states=BytesByPath.of(states), around=_around(bucket), resident=whole if agreed(plan.accumulation > 1) else EMPTY, at_step=step_of_share(own, plan),
+        states=BytesByPath.of(states), around=_reduce_bucket_overhead(bucket), resident=whole if agreed(plan.accumulation > 1) else EMPTY, at_step=step_of_share(own, plan),
         gradients=whole, ranges={BUCKET: (0, 2 * bucket)}, notes=(NOTE,),
     )  # fmt: skip
 
@@ -79,11 +79,11 @@ def own_states(own: Count, plan: Plan) -> list[tuple[Key, Count]]:
 
 def whole_gradients(total: Count, plan: Plan) -> BytesByPath:
     """Gradients of all parameters, which every rank has."""
-    return row(C.GRADIENTS, "zero/whole", plan.precision.gradients.nbytes(total))
+    return single_row(C.GRADIENTS, "zero/whole", plan.precision.gradients.nbytes(total))
 
 
 @formula(cites=INTERNEVO, at="solver/optimizer/hybrid_zero_optim.py:397-450: a bucket is flattened while the one before is on its way")
-def _around(bucket: Count) -> ShardingOverhead:
+def _reduce_bucket_overhead(bucket: Count) -> ShardingOverhead:
     """Gradients stay whole until their bucket is reduced; one flat copy of a bucket, which may be none or two."""
     flat = BytesByPath.of([(BUCKET, bucket)])
     return ShardingOverhead(backward=lambda *_: flat, leaving=lambda *_: flat, leaves=lambda group: group.gradients)

@@ -13,7 +13,7 @@ from memsheet.arith import Count, ceil_div, maximum, round_up, where
 from memsheet.engines import find_engine
 from memsheet.formulas.around.kept import ResidentState
 from memsheet.formulas.around.surroundings import ShardingOverhead
-from memsheet.formulas.model_code.megatron import axes, end_axes
+from memsheet.formulas.model_code.megatron import end_axes, layer_axis_sizes
 from memsheet.formulas.states.held import Held, held_tensors, module_of
 from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key
 from memsheet.plan.dtypes import BF16, FP8, FP32, INT16_REMAINDER, INT64, DType
@@ -75,15 +75,15 @@ def megatron_kept(spec: ModelSpec, plan: Plan) -> ResidentState:
     """States and buffers of a rank; nothing is gathered for a layer."""
     plan, notes = _as_bridge_runs_it(plan)
     tensors = tuple(held_tensors(spec, plan))
-    parts = _parts(tensors, plan)
+    parts = _optimizer_shards(tensors, plan)
     states = BytesByPath.of(
         [
             *buffers_and_shards(tensors, plan).held.items(),
-            *_inputs(plan),
-            *_placeholders(spec, plan),
-            *_gathering(spec, plan),
-            *_grouped(spec),
-            *_scores(spec, plan),
+            *_microbatch_input_rows(plan),
+            *_dummy_wgrad_rows(spec, plan),
+            *_sequence_gather_buffer(spec, plan),
+            *_grouped_gemm_workspace_rows(spec),
+            *_attention_score_buffer(spec, plan),
             *_cast_weights(parts, plan),
         ]
     )
@@ -94,26 +94,26 @@ def megatron_kept(spec: ModelSpec, plan: Plan) -> ResidentState:
         around=ShardingOverhead(),
         resident=EMPTY,
         at_step=at_step,
-        ranges={**_ranges(parts), **({DISPATCH: (0, dispatched)} if plan.routing is not None else {})},
+        ranges={**_fp8_parameter_ranges(parts), **({DISPATCH: (0, dispatched)} if plan.routing is not None else {})},
         notes=notes,
     )
 
 
-def _parts(tensors: Iterable[Held], plan: Plan) -> tuple[Part, ...]:
+def _optimizer_shards(tensors: Iterable[Held], plan: Plan) -> tuple[Part, ...]:
     return tuple(Part(h, state_ranks(plan.mesh, h.role, plan.zero)) for h in tensors)
 
 
 def buffers_and_shards(tensors: Iterable[Held], plan: Plan) -> BytesByPath:
     """The two buffers and the distributed optimizer's parts of these tensors: there at every instant."""
-    parts = _parts(tensors, plan)
-    return BytesByPath.of([*(row for part in parts for row in _states(part, plan)), *_padding(parts, plan)])
+    parts = _optimizer_shards(tensors, plan)
+    return BytesByPath.of([*(row for part in parts for row in _model_state_rows(part, plan)), *_buffer_padding_rows(parts, plan)])
 
 
 @formula(cites=MEGATRON, at="distrib_optimizer.py:330-480: the parameter, its main gradient, a shard of the fp32 copy and of both moments")
-def _states(part: Part, plan: Plan) -> Iterator[tuple[Key, Count]]:
+def _model_state_rows(part: Part, plan: Plan) -> Iterator[tuple[Key, Count]]:
     held, precision = part.held, plan.precision
     module = module_of(held.path)
-    yield (Component.PARAMETERS, module), held.times * _directions(held.dtype) * held.dtype.nbytes(held.elements)
+    yield (Component.PARAMETERS, module), held.times * _fp8_weight_copies(held.dtype) * held.dtype.nbytes(held.elements)
     if not held.trains:
         return
     trained = held.dtype if plan.adapter else precision.gradients
@@ -123,14 +123,14 @@ def _states(part: Part, plan: Plan) -> Iterator[tuple[Key, Count]]:
     yield (Component.OPTIMIZER_STATES, module), 2 * precision.moments.nbytes(part.shard)
 
 
-def _directions(dtype: DType) -> int:
+def _fp8_weight_copies(dtype: DType) -> int:
     """Copies of a weight in eight bits: along rows, and along columns for the input's gradient. Cards from compute capability 10 on need
     the second for scales of blocks alone (TransformerEngine pytorch/tensor/float8_tensor.py, mxfp8_tensor.py), so it is the high end.
     """
     return 2 if dtype.bits < BF16.bits else 1
 
 
-def _ranges(parts: tuple[Part, ...]) -> dict[Key, tuple[Count, Count]]:
+def _fp8_parameter_ranges(parts: tuple[Part, ...]) -> dict[Key, tuple[Count, Count]]:
     """Parameters in eight bits that scale whole tensors: with and without the copy along columns."""
     found = dict[Key, tuple[Count, Count]]()
     for part in parts:
@@ -151,7 +151,7 @@ def _cast_weights(parts: tuple[Part, ...], plan: Plan) -> Iterator[tuple[Key, Co
 @formula(
     cites=MEGATRON, at="param_and_grad_buffer.py:551-612: parameters at multiples of 64 elements, the buffer at one of lcm(ranks, 128)"
 )
-def _padding(parts: tuple[Part, ...], plan: Plan) -> Iterator[tuple[Key, Count]]:
+def _buffer_padding_rows(parts: tuple[Part, ...], plan: Plan) -> Iterator[tuple[Key, Count]]:
     """Bytes of both buffers that belong to no parameter."""
     if plan.zero == 0:
         return
@@ -167,7 +167,7 @@ def _padding(parts: tuple[Part, ...], plan: Plan) -> Iterator[tuple[Key, Count]]
             yield (Component.GRADIENTS, name), dtypes[1].nbytes(spare)
 
 
-def _inputs(plan: Plan) -> Iterator[tuple[Key, Count]]:
+def _microbatch_input_rows(plan: Plan) -> Iterator[tuple[Key, Count]]:
     """Tokens, labels, positions and the loss mask of a micro-batch (training/utils.py, get_batch_on_this_tp_rank)."""
     size = plan.microbatch * ceil_div(plan.seq_len, plan.mesh.cp)
     for name, dtype in (("input_ids", INT64), ("labels", INT64), ("position_ids", INT64), ("loss_mask", FP32)):
@@ -177,7 +177,7 @@ def _inputs(plan: Plan) -> Iterator[tuple[Key, Count]]:
 @formula(
     cites=MEGATRON, at="TransformerEngine pytorch/module/base.py:79-92 get_dummy_wgrad; tensor_parallel/layers.py:560-600 asks for it too"
 )
-def _placeholders(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]]:
+def _dummy_wgrad_rows(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]]:
     """What autograd is given for weights whose gradients are in the buffer already: one tensor for each shape of a matrix, for good."""
     engine = find_engine(plan.engine)
     if (
@@ -185,10 +185,10 @@ def _placeholders(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]]:
     ):  # frozen weights get nothing; nor is there a library that gives it
         return
     blocks = {id(block): block for stack in spec.stacks for run in stack.runs for block in run.pattern}
-    found = [matrix for block in blocks.values() for matrix in matrices(block, plan)]
+    found = [matrix for block in blocks.values() for matrix in layer_matrix_shapes(block, plan)]
     if spec.head.kind != "none":
         found.append(("lm_head", end_axes(spec, plan)["V"], spec.hidden))
-    dtype, seen = _compute(plan), list[tuple[Count, Count]]()
+    dtype, seen = _compute_dtype(plan), list[tuple[Count, Count]]()
     for name, rows, columns in found:
         again = reduce(or_, ((rows == r) & (columns == c) for r, c in seen), False)
         seen.append((rows, columns))
@@ -202,20 +202,20 @@ common/multi_stream.cpp: nvte_get_num_compute_streams).
 """
 
 
-def _grouped(spec: ModelSpec) -> Iterator[tuple[Key, Count]]:
+def _grouped_gemm_workspace_rows(spec: ModelSpec) -> Iterator[tuple[Key, Count]]:
     """Workspaces of the experts' products."""
     blocks = (block for stack in spec.stacks for run in stack.runs for block in run.pattern)
     if any(isinstance(block.feed_forward, Moe) for block in blocks):
         yield (Component.WORKSPACES, "transformer_engine/grouped"), GROUPED_STREAMS * GROUPED_WORKSPACE
 
 
-def _compute(plan: Plan) -> DType:
+def _compute_dtype(plan: Plan) -> DType:
     return plan.precision.parameters if plan.precision.parameters.bits >= BF16.bits else BF16
 
 
-def matrices(block: Block, plan: Plan) -> Iterator[tuple[str, Count, Count]]:
+def layer_matrix_shapes(block: Block, plan: Plan) -> Iterator[tuple[str, Count, Count]]:
     """The matrices of a layer on one rank, as (name, rows, columns)."""
-    of, h, at, ff = axes(block, plan), block.hidden, block.mixers[0], block.feed_forward
+    of, h, at, ff = layer_axis_sizes(block, plan), block.hidden, block.mixers[0], block.feed_forward
     if isinstance(at, Attention):
         yield "linear_qkv", of["(a+2k)·d"], h
         yield "linear_proj", h, of["a·d"]
@@ -247,25 +247,25 @@ def dispatch_buffers(spec: ModelSpec, plan: Plan) -> Count:
     """Bytes that a dispatcher of its own may keep."""
     if plan.routing is None or plan.routing.dispatch not in FLEX:
         return 0
-    of = [axes(b, plan) for s in spec.stacks for run in s.runs for b in run.pattern if isinstance(b.feed_forward, Moe)]
+    of = [layer_axis_sizes(b, plan) for s in spec.stacks for run in s.runs for b in run.pattern if isinstance(b.feed_forward, Moe)]
     tokens = of[0]["b"] * of[0]["n"] if of else 0
     return 2 * BF16.nbytes(tokens * plan.mesh.ep * spec.hidden)
 
 
 @formula(cites=MEGATRON, at="tensor_parallel/layers.py:470-480 and utils.py GlobalMemoryBuffer: what the output layer gathers stays")
-def _gathering(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]]:
+def _sequence_gather_buffer(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]]:
     if plan.sequence_parallel and spec.head.kind != "none":
         ends = end_axes(spec, plan)
-        yield (Component.COMMUNICATION, "global_memory_buffer"), _compute(plan).nbytes(ends["b"] * ends["s"] * spec.hidden)
+        yield (Component.COMMUNICATION, "global_memory_buffer"), _compute_dtype(plan).nbytes(ends["b"] * ends["s"] * spec.hidden)
 
 
 @formula(cites=MEGATRON, at="dot_product_attention.py:150-165: the scores' product reads a buffer that stays, though it adds nothing of it")
-def _scores(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]]:
+def _attention_score_buffer(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]]:
     """The buffer of attention that computes scores in full."""
     if plan.attention is not AttentionKind.EAGER or not spec.stacks[-1].runs:
         return
-    of = axes(spec.stacks[-1].runs[0].pattern[0], plan)
-    yield (Component.COMMUNICATION, "global_memory_buffer"), _compute(plan).nbytes(of["b"] * of["a"] * of["s"] * of["s"])
+    of = layer_axis_sizes(spec.stacks[-1].runs[0].pattern[0], plan)
+    yield (Component.COMMUNICATION, "global_memory_buffer"), _compute_dtype(plan).nbytes(of["b"] * of["a"] * of["s"] * of["s"])
 
 
 @formula(cites=MEGATRON, at="distrib_optimizer.py:2073-2091: shards of gradients are raised to fp32 where they are not, all at once")
@@ -274,4 +274,4 @@ def widened_gradients(tensors: Iterable[Held], plan: Plan) -> Count:
     precision = plan.precision
     if precision.gradients is FP32 or precision.master_weights is not FP32:
         return 0
-    return sum(FP32.nbytes(part.shard) for part in _parts(tensors, plan) if part.held.trains)
+    return sum(FP32.nbytes(part.shard) for part in _optimizer_shards(tensors, plan) if part.held.trains)

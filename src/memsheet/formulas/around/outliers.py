@@ -35,7 +35,9 @@ def with_outliers(kept: ResidentState, walks: Iterable[StageLayers], model: Mode
     """The columns with an outlier are known when a run's data is: from none to all of each layer's input. What layers hold past a checkpoint
     is dropped where its kind runs forward without a graph.
     """
-    columns = {(Component.SAVED_ACTIVATIONS, f"{module_of(h.path)}/{OUTLIERS}"): (0, input_bytes(h, plan)) for h in _rows(model, plan)}
+    columns = {
+        (Component.SAVED_ACTIVATIONS, f"{module_of(h.path)}/{OUTLIERS}"): (0, input_bytes(h, plan)) for h in _int8_tensors(model, plan)
+    }
     if not columns:
         return kept
     full = plan.recompute.mode is RecomputeMode.FULL
@@ -48,7 +50,7 @@ def _held_past(walks: Iterable[StageLayers]) -> Iterator[Key]:
     yield from (key for group in groups for key in group.part.lingers.held)
 
 
-def _rows(model: ModelSpec, plan: Plan) -> Iterator[Held]:
+def _int8_tensors(model: ModelSpec, plan: Plan) -> Iterator[Held]:
     if plan.quantization is not None and plan.quantization.weights is INT8:
         yield from (h for h in held_tensors(model, plan) if h.dtype is INT8)
 

@@ -13,7 +13,7 @@ from memsheet.sheet import Component
 _STATES, _AT_STEP = 2, 4
 
 
-def scales(plan: Plan, engine: Engine) -> bool:
+def uses_grad_scaler(plan: Plan, engine: Engine) -> bool:
     """Whether the loss is scaled: fp32 parameters under fp16 autocast."""
     return engine.autocast and plan.precision.casts and plan.precision.compute is FP16
 
@@ -31,8 +31,8 @@ def unscaling_bytes() -> Count:
 
 
 def scaler_states(plan: Plan, engine: Engine) -> BytesByPath:
-    return BytesByPath.of([((Component.OPTIMIZER_STATES, "grad_scaler"), scaler_bytes())]) if scales(plan, engine) else EMPTY
+    return BytesByPath.of([((Component.OPTIMIZER_STATES, "grad_scaler"), scaler_bytes())]) if uses_grad_scaler(plan, engine) else EMPTY
 
 
-def unscaling(plan: Plan, engine: Engine) -> BytesByPath:
-    return BytesByPath.of([((Component.TEMPORARIES, "optimizer"), unscaling_bytes())]) if scales(plan, engine) else EMPTY
+def grad_unscale_rows(plan: Plan, engine: Engine) -> BytesByPath:
+    return BytesByPath.of([((Component.TEMPORARIES, "optimizer"), unscaling_bytes())]) if uses_grad_scaler(plan, engine) else EMPTY

@@ -18,7 +18,7 @@ from memsheet.references import TORCH_DDP, formula
 from memsheet.sheet import Component
 
 
-def _nothing(*_: object) -> BytesByPath:
+def _no_overhead(*_: object) -> BytesByPath:
     return EMPTY
 
 
@@ -39,20 +39,20 @@ class ShardingOverhead:
     always: BytesByPath = EMPTY
     through: BytesByPath = EMPTY
     between: BytesByPath = EMPTY
-    entering: Callable[[Group | None, Group], BytesByPath] = _nothing
-    forward: Callable[[Group | None, Group], BytesByPath] = _nothing
-    holds: Callable[[Group], BytesByPath] = _nothing
-    backward: Callable[[Group | None, Group, Group | None], BytesByPath] = _nothing
-    leaving: Callable[[Group | None, Group], BytesByPath] = _nothing
+    entering: Callable[[Group | None, Group], BytesByPath] = _no_overhead
+    forward: Callable[[Group | None, Group], BytesByPath] = _no_overhead
+    holds: Callable[[Group], BytesByPath] = _no_overhead
+    backward: Callable[[Group | None, Group, Group | None], BytesByPath] = _no_overhead
+    leaving: Callable[[Group | None, Group], BytesByPath] = _no_overhead
     fetching: Callable[[Group | None, Group, Group | None], BytesByPath] | None = None
     reducing: Callable[[Group | None, Group], BytesByPath] | None = None
-    leaves: Callable[[Group], BytesByPath] = _nothing
-    during: Callable[[int, int], BytesByPath] = _nothing
+    leaves: Callable[[Group], BytesByPath] = _no_overhead
+    during: Callable[[int, int], BytesByPath] = _no_overhead
     stops: frozenset[tuple[int, int]] = frozenset()
     end: BytesByPath = EMPTY
 
 
-def row(component: Component, path: str, size: Count) -> BytesByPath:
+def single_row(component: Component, path: str, size: Count) -> BytesByPath:
     """A bag of one row."""
     return BytesByPath.of([((component, path), size)])
 
@@ -63,8 +63,8 @@ def ddp_buckets(parameters: tuple[Held, ...], plan: Plan) -> Count:
     return sum(h.times * gradient_dtype(h, plan).nbytes(h.elements) for h in parameters if h.trains)
 
 
-def replicated(plan: Plan, parameters: tuple[Held, ...]) -> ShardingOverhead:
+def ddp_overhead(plan: Plan, parameters: tuple[Held, ...]) -> ShardingOverhead:
     """Nothing is gathered; autograd's own gradients stay until the step. Several replicas add DDP's buckets."""
     several, size = at_least(plan.mesh.dp_replicate, 2), ddp_buckets(parameters, plan)
-    buckets = row(Component.COMMUNICATION, "ddp/buckets", where(several, size, 0)) if several is not False else EMPTY
+    buckets = single_row(Component.COMMUNICATION, "ddp/buckets", where(several, size, 0)) if several is not False else EMPTY
     return ShardingOverhead(always=buckets, leaves=lambda group: group.gradients)

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 from memsheet.arith import Count
 from memsheet.formulas.around.kept import ResidentState
-from memsheet.formulas.around.surroundings import row
-from memsheet.formulas.states.held import Held, gradient_dtype, held, parameter_shard
+from memsheet.formulas.around.surroundings import single_row
+from memsheet.formulas.states.held import Held, gradient_dtype, parameter_shard, tensors_on_rank
 from memsheet.formulas.states.optimizers import states_without_gradient
-from memsheet.formulas.states.params import fold, tower_tensors
+from memsheet.formulas.states.params import fold_path_indices, tower_tensors
 from memsheet.formulas.states.sharding import dim0_gathered
-from memsheet.formulas.tapes.evaluate import BytesByPath, Key, merge
+from memsheet.formulas.tapes.evaluate import BytesByPath, Key, merge_moment
 from memsheet.plan.engine import Engine, Sharding
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
@@ -39,13 +39,15 @@ def with_towers(kept: ResidentState, model: ModelSpec, plan: Plan, engine: Engin
     high = 0 if plan.adapter else trained_bytes(model, plan, engine, states)
     around = kept.around
     if engine.sharding is Sharding.FSDP2:
-        around = replace(around, through=merge([(1, around.through), (1, root_group_tensors(model, plan))]))
+        around = replace(around, through=merge_moment([(1, around.through), (1, root_group_tensors(model, plan))]))
     low = (
-        0 if plan.adapter else sum(one.times * states_without_gradient(one, elements, plan) for one, elements in _held(model, plan, engine))
+        0
+        if plan.adapter
+        else sum(one.times * states_without_gradient(one, elements, plan) for one, elements in _vision_tower_tensors(model, plan, engine))
     )
     waiting = BytesByPath.of([(WITH_PICTURES, low)] if high else [])
     return replace(
-        kept, around=around, states=merge([(1, kept.states), (1, waiting)]), notes=(*kept.notes, NOTE),
+        kept, around=around, states=merge_moment([(1, kept.states), (1, waiting)]), notes=(*kept.notes, NOTE),
         ranges={**kept.ranges, WITH_PICTURES: (low, high)} if high else kept.ranges,
     )  # fmt: skip
 
@@ -55,15 +57,15 @@ def trained_bytes(model: ModelSpec, plan: Plan, engine: Engine, states: Callable
     """Gradients, master weights and optimizer states of the towers on a rank, had they been trained."""
     total: Count = 0
     master = plan.precision.master_weights
-    for one, elements in _held(model, plan, engine):
+    for one, elements in _vision_tower_tensors(model, plan, engine):
         own = gradient_dtype(one, plan).nbytes(elements) + (master.nbytes(elements) if master else 0)
         total = total + one.times * (own + states(one, elements))
     return total
 
 
-def _held(model: ModelSpec, plan: Plan, engine: Engine) -> Iterator[tuple[Held, Count]]:
+def _vision_tower_tensors(model: ModelSpec, plan: Plan, engine: Engine) -> Iterator[tuple[Held, Count]]:
     for path, weight, times in tower_tensors(model):
-        for one in held(path, weight, times, plan):
+        for one in tensors_on_rank(path, weight, times, plan):
             yield one, parameter_shard(one, plan, engine.sharding)
 
 
@@ -73,11 +75,11 @@ def _held(model: ModelSpec, plan: Plan, engine: Engine) -> Iterator[tuple[Held, 
 )
 def root_group_tensors(model: ModelSpec, plan: Plan) -> BytesByPath:
     """What of the towers is in no layer, in the compute dtype."""
-    layers = tuple(fold(f"{tower.stack.path}.*.") for tower in model.towers)
+    layers = tuple(fold_path_indices(f"{tower.stack.path}.*.") for tower in model.towers)
     layers += tuple(f"{tower.path}.{module}." for tower in model.towers for module in SHARDED_ALONE)
     sizes = (
         plan.precision.compute.nbytes(dim0_gathered(one.shape, plan.mesh.sharded))
         for path, weight, times in tower_tensors(model) if not path.startswith(layers)
-        for one in held(path, weight, times, plan)
+        for one in tensors_on_rank(path, weight, times, plan)
     )  # fmt: skip
-    return row(Component.UNSHARDED_PARAMETERS, "root/unsharded", sum(sizes))
+    return single_row(Component.UNSHARDED_PARAMETERS, "root/unsharded", sum(sizes))

@@ -12,16 +12,16 @@ from memsheet.formulas.around.zero_flow import (
     Flush,
     Place,
     bucket_flushes,
-    gatherable,
-    later,
-    places,
+    comes_later_in_backward,
+    forward_places,
+    gathered_elements,
+    peak_flush_places,
     prefetched_elements,
     stays_gathered,
-    stops,
 )
-from memsheet.formulas.around.zero_states import PARTITION, Zero, of_parts, persistent, whole_gradients
+from memsheet.formulas.around.zero_states import PARTITION, Zero, of_parts, persistent_parameter_rows, whole_gradients
 from memsheet.formulas.groups import Group, StageLayers
-from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, largest, merge
+from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.plan.dtypes import FP32
 from memsheet.references import DEEPSPEED, formula
 from memsheet.sheet import Component
@@ -93,7 +93,7 @@ def _around_fp32_gradients(zero: Zero) -> ShardingOverhead:
     cast = BytesByPath.of([((C.TEMPORARIES, "zero/gradient_fp32"), FP32.nbytes(zero.widest))])
     reduced = BytesByPath.of([((C.COMMUNICATION, "allreduce/flat"), zero.width * zero.shard * zero.ranks)])
     whole = BytesByPath.of(_unless_resident(zero))
-    return _around_whole(merge([(1, whole), (1, largest([[(1, cast)], [(1, reduced)]]))]))
+    return _around_whole(merge_moment([(1, whole), (1, largest_moment_rows([[(1, cast)], [(1, reduced)]]))]))
 
 
 def _around_two(zero: Zero, stage: StageLayers) -> ShardingOverhead:
@@ -105,10 +105,12 @@ def _around_two(zero: Zero, stage: StageLayers) -> ShardingOverhead:
     late = _late_gradients(zero, stage)
 
     def during(run: int, repetition: int) -> BytesByPath:
-        return merge([(1, reduced(zero, (run, repetition), made[:-1], partition)), (1, late(run, repetition))])
+        return merge_moment([(1, flush_peak_rows(zero, (run, repetition), made[:-1], partition)), (1, late(run, repetition))])
 
-    end = merge([(1, bucket), (1, _last_flush(zero, made, partition))])
-    return ShardingOverhead(always=_offload_buffers(zero), backward=lambda *_: bucket, during=during, stops=stops(made), end=end)
+    end = merge_moment([(1, bucket), (1, _last_flush(zero, made, partition))])
+    return ShardingOverhead(
+        always=_offload_buffers(zero), backward=lambda *_: bucket, during=during, stops=peak_flush_places(made), end=end
+    )
 
 
 @formula(
@@ -120,28 +122,28 @@ def _last_flush(zero: Zero, made: list[Flush], partition: BytesByPath) -> BytesB
     wide = zero.width * last.elements if last.elements > zero.buckets.reduce_bucket else 0
     copy = BytesByPath.of([(FLUSH, zero.width * last.copied), ((C.GRADIENTS, "zero/extra_large"), wide)])
     copying = [(1, copy), (1, partition if len(made) > 1 else EMPTY), (1, _offload_scratch(zero))]
-    return largest([copying, [(1, partition)]])
+    return largest_moment_rows([copying, [(1, partition)]])
 
 
-def reduced(zero: Zero, place: Place, made: list[Flush], partition: BytesByPath) -> BytesByPath:
+def flush_peak_rows(zero: Zero, place: Place, made: list[Flush], partition: BytesByPath) -> BytesByPath:
     """The most that flushes leave at a place: the copy of one of them, and the partition once one has gone before."""
-    before = any(later(place, flush.place) for flush in made)
+    before = any(comes_later_in_backward(place, flush.place) for flush in made)
     candidates = [[(1, partition)]] if before else [[(1, EMPTY)]]
     for number, flush in enumerate(made):
         if flush.place == place:
             copy = BytesByPath.of([(FLUSH, zero.width * flush.copied)])
             candidates += [[(1, copy), (1, partition if number else EMPTY), (1, _offload_scratch(zero))], [(1, partition)]]
-    return largest(candidates)
+    return largest_moment_rows(candidates)
 
 
 def _around_three(zero: Zero, stage: StageLayers) -> ShardingOverhead:
     """Stage 3: a bucket for good, its copy at a flush, persistent parameters, and parameters gathered ahead of their use."""
     buckets = zero.buckets
     made = bucket_flushes(stage, buckets.reduce_bucket, 1, cuts=False)
-    steps = list(places(stage))
+    steps = list(forward_places(stage))
     left: dict[Place, Count] = {}
     for place, groups in steps:
-        left[place] = (left[steps[len(left) - 1][0]] if left else 0) + gatherable(groups, buckets, zero.ranks)
+        left[place] = (left[steps[len(left) - 1][0]] if left else 0) + gathered_elements(groups, buckets, zero.ranks)
     everything = left[steps[-1][0]]
     biggest = max((h.elements for h in zero.parameters if not stays_gathered(h, buckets)), default=0)
     late = _late_gradients(zero, stage)
@@ -150,13 +152,17 @@ def _around_three(zero: Zero, stage: StageLayers) -> ShardingOverhead:
         return gathered_bag(zero, remaining, biggest)
 
     def during(run: int, repetition: int) -> BytesByPath:
-        moment = [(1, reduced(zero, (run, repetition), made, EMPTY)), (1, fetched(left[run, repetition])), (1, late(run, repetition))]
-        return merge(moment)
+        moment = [
+            (1, flush_peak_rows(zero, (run, repetition), made, EMPTY)),
+            (1, fetched(left[run, repetition])),
+            (1, late(run, repetition)),
+        ]
+        return merge_moment(moment)
 
     whole = fetched(everything)
     return ShardingOverhead(
-        always=BytesByPath.of([(BUCKET, bucket_bytes(zero))]), between=persistent(zero), entering=lambda *_: whole, forward=lambda *_: whole, holds=lambda group: whole if group is stage.head else EMPTY,
-        during=during, stops=stops(made),
+        always=BytesByPath.of([(BUCKET, bucket_bytes(zero))]), between=persistent_parameter_rows(zero), entering=lambda *_: whole, forward=lambda *_: whole, holds=lambda group: whole if group is stage.head else EMPTY,
+        during=during, stops=peak_flush_places(made),
     )  # fmt: skip
 
 
@@ -186,7 +192,7 @@ def _late_gradients(zero: Zero, stage: StageLayers) -> Callable[[int, int], Byte
     def held(run: int, _: int) -> BytesByPath:
         if run == len(stage.layers):
             return EMPTY  # the head's own backward counts them (see ``head_keeps``)
-        return merge([(1, tied), (1, layers.get(run, EMPTY))])
+        return merge_moment([(1, tied), (1, layers.get(run, EMPTY))])
 
     return held
 

@@ -24,7 +24,7 @@ class Flush:
     copied: Count
 
 
-def places(walk: StageLayers) -> Iterator[tuple[Place, tuple[Group, ...]]]:
+def forward_places(walk: StageLayers) -> Iterator[tuple[Place, tuple[Group, ...]]]:
     """Every place in order of the forward, with its groups."""
     if walk.embeddings:
         yield (-1, 0), (walk.embeddings,)
@@ -35,7 +35,7 @@ def places(walk: StageLayers) -> Iterator[tuple[Place, tuple[Group, ...]]]:
         yield (len(walk.layers), 0), (walk.head,)
 
 
-def _sizes(groups: tuple[Group, ...], cache: dict[int, list[int]]) -> list[int]:
+def _trainable_tensor_sizes(groups: tuple[Group, ...], cache: dict[int, list[int]]) -> list[int]:
     """Elements of the tensors that train, last first."""
     key = id(groups)
     if key not in cache:
@@ -53,8 +53,8 @@ def bucket_flushes(walk: StageLayers, bucket: int, shard: Count, *, cuts: bool) 
     and is reduced in place (1833-1867); otherwise its slices are copied together.
     """
     cache: dict[int, list[int]] = {}
-    steps = list(places(walk))
-    at = sum(sum(_sizes(groups, cache)) for _, groups in steps)
+    steps = list(forward_places(walk))
+    at = sum(sum(_trainable_tensor_sizes(groups, cache)) for _, groups in steps)
     found: list[Flush] = []
     filled = 0
 
@@ -62,7 +62,7 @@ def bucket_flushes(walk: StageLayers, bucket: int, shard: Count, *, cuts: bool) 
         found.append(Flush(place, filled, where(at // shard == (at + filled - 1) // shard, 0, filled) if cuts else filled))
 
     for place, groups in reversed(steps):
-        for size in _sizes(groups, cache):
+        for size in _trainable_tensor_sizes(groups, cache):
             if filled and filled + size > bucket:
                 flush(place)
                 filled = 0
@@ -73,12 +73,12 @@ def bucket_flushes(walk: StageLayers, bucket: int, shard: Count, *, cuts: bool) 
     return found
 
 
-def later(place: Place, other: Place) -> bool:
+def comes_later_in_backward(place: Place, other: Place) -> bool:
     """Whether a backward comes to ``place`` after ``other``."""
     return place < other
 
 
-def stops(made: list[Flush]) -> frozenset[Place]:
+def peak_flush_places(made: list[Flush]) -> frozenset[Place]:
     """Flushes that may set the peak of any plan: the first two, and each that copies more than those before it. Activations shrink
     on the way, so no other one can.
     """
@@ -105,7 +105,7 @@ def stays_gathered(tensor: Held, buckets: Buckets) -> bool:
     return tensor.elements <= buckets.persistence
 
 
-def gatherable(groups: tuple[Group, ...], buckets: Buckets, ranks: Count) -> Count:
+def gathered_elements(groups: tuple[Group, ...], buckets: Buckets, ranks: Count) -> Count:
     """Elements that are gathered and released as the step goes through some groups."""
     return sum(ranks * tensor_shard(h, ranks) for group in groups for h in group.parameters if not stays_gathered(h, buckets))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from memsheet.arith import Count, agreed, at_least, maximum, minimum, round_up, where
 from memsheet.engines.deepspeed import ALIGNMENT, BUCKETS, Buckets
-from memsheet.errors import Problem, require
+from memsheet.errors import Problem, raise_if_problems
 from memsheet.formulas.around.kept import Host
 from memsheet.formulas.around.zero_flow import stays_gathered, tensor_shard
 from memsheet.formulas.states.held import Held, module_of, row_scales
@@ -50,7 +50,7 @@ class Zero:
     @property
     def host(self) -> Count:
         """Elements of the optimizer's partition that live on the host."""
-        return offloaded(self.shard, self.plan, self.buckets)
+        return offloaded_partition_elements(self.shard, self.plan, self.buckets)
 
 
 def zero_of(plan: Plan, parameters: tuple[Held, ...], buckets: Buckets = BUCKETS) -> Zero:
@@ -119,7 +119,7 @@ def check_deepspeed(plan: Plan) -> None:
     if plan.quantization and plan.zero == 3:
         wrong("quantization.weights", plan.quantization.weights.name, "is not modelled at zero 3", "zero 2 keeps it whole")
     found += _offload_problems(plan)
-    require(found)
+    raise_if_problems(found)
 
 
 def _offload_problems(plan: Plan) -> list[Problem]:
@@ -142,7 +142,7 @@ def _offload_problems(plan: Plan) -> list[Problem]:
 
 
 @formula(cites=DEEPSPEED, at="stage3.py:307-321, 1049-1058: the first int((1 - ratio) · sub-groups) sub-groups stay on the device")
-def offloaded(shard: Count, plan: Plan, buckets: Buckets) -> Count:
+def offloaded_partition_elements(shard: Count, plan: Plan, buckets: Buckets) -> Count:
     """Elements of a rank's partition whose master and moments are on the host."""
     if not plan.offload.optimizer:
         return 0
@@ -166,7 +166,7 @@ def master_bytes(zero: Zero, elements: Count) -> Count:
     return 0 if zero.plan.zero == 0 and zero.plan.precision.parameters is FP32 else FP32.nbytes(elements)
 
 
-def _parameters(zero: Zero) -> dict[Key, Count]:
+def _zero_parameter_rows(zero: Zero) -> dict[Key, Count]:
     """The model's own parameters, whole up to stage 2."""
     plan, sizes = zero.plan, dict[Key, Count]()
     for h in zero.parameters:
@@ -179,11 +179,11 @@ def _parameters(zero: Zero) -> dict[Key, Count]:
     return sizes
 
 
-def states(zero: Zero) -> BytesByPath:
+def zero_state_rows(zero: Zero) -> BytesByPath:
     """Parameters, their master and moments, and the gradients that exist from the first step to the last."""
     plan, kept = zero.plan, zero.shard - zero.host
     pairs = [
-        *_parameters(zero).items(),
+        *_zero_parameter_rows(zero).items(),
         ((C.MASTER_WEIGHTS, "zero/fp32_partition"), master_bytes(zero, kept)),
         ((C.OPTIMIZER_STATES, "zero/fp32_partition"), moment_bytes(kept, plan)),
     ]
@@ -191,10 +191,10 @@ def states(zero: Zero) -> BytesByPath:
         pairs.append(((C.GRADIENTS, "zero/grad_partitions_flat_buffer"), plan.precision.gradients.nbytes(zero.shard)))
     if zero.keeps_fp32_gradients:  # bf16_optimizer.py:175-177
         pairs.append(((C.GRADIENTS, "zero/fp32_groups_gradients_flat"), FP32.nbytes(zero.shard * zero.ranks)))
-    return BytesByPath.of((key, size) for key, size in pairs if not _nothing(size))
+    return BytesByPath.of((key, size) for key, size in pairs if not _is_zero_size(size))
 
 
-def _nothing(size: Count) -> bool:
+def _is_zero_size(size: Count) -> bool:
     return isinstance(size, int) and size == 0
 
 
@@ -211,11 +211,11 @@ def of_parts(zero: Zero, size: Count) -> Count:
 @formula(
     cites=DEEPSPEED, at="parameter_offload.py:311-329; stage3.py:2609, 2571-2572: they are let go of before the step, and gathered after it"
 )
-def persistent(zero: Zero) -> BytesByPath:
+def persistent_parameter_rows(zero: Zero) -> BytesByPath:
     """Small parameters that stay gathered between steps."""
     size = sum(h.times * h.dtype.nbytes(h.elements) for h in zero.parameters if stays_gathered(h, zero.buckets))
     kept = of_parts(zero, size)
-    return EMPTY if _nothing(kept) else BytesByPath.of([((C.UNSHARDED_PARAMETERS, "zero/persistent"), kept)])
+    return EMPTY if _is_zero_size(kept) else BytesByPath.of([((C.UNSHARDED_PARAMETERS, "zero/persistent"), kept)])
 
 
 # ---- the optimizer's step ----------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def at_step(zero: Zero) -> BytesByPath:
     if zero.keeps_fp32_gradients:  # the step works on a view of them; the bf16 ones are freed after it (engine.py:3362-3363)
         return BytesByPath.of([*whole_gradients(zero), (key, optimizer_scratch(zero.shard, plan))])
     if plan.zero == 3:
-        return persistent(zero) if plan.offload.optimizer == 1 else BytesByPath.of([(key, sub_group_scratch(zero))])
+        return persistent_parameter_rows(zero) if plan.offload.optimizer == 1 else BytesByPath.of([(key, sub_group_scratch(zero))])
     if plan.offload.optimizer:
         return EMPTY  # the gradients are on the host by then
     return BytesByPath.of([(PARTITION, zero.width * zero.shard), (key, partition_scratch(zero))])

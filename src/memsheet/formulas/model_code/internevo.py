@@ -11,7 +11,7 @@ from memsheet.errors import Problem
 from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.model_code.shapes import whole_axes, whole_ends
 from memsheet.formulas.model_code.transformers import ends
-from memsheet.formulas.numerics import RunConfig, parameter
+from memsheet.formulas.numerics import RunConfig, record_parameter
 from memsheet.formulas.tapes.graph import Grad, Joined, Pass, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
@@ -23,47 +23,49 @@ JOINED = "(a+2k)·d"
 SELECTIVE = "recomputes norms"
 
 
-def forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
+def internlm_block_forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     """PackedFlashBaseLayer1D._forward (model/modeling_internlm.py:205-255)."""
     (at,), ff, norms = block.mixers, block.feed_forward, block.norms
     assert isinstance(at, Attention)
     assert isinstance(ff, Dense)
     selective = SELECTIVE in how.options
-    mixed = attention(r, _normed(r, x, norms[0], how, selective=selective), at, how)
+    mixed = packed_qkv_attention(r, _recomputable_norm(r, x, norms[0], how, selective=selective), at, how)
     residual = r.add(mixed, x, "/residual")
     del mixed
-    fed = feed_forward(r, _normed(r, residual, norms[1], how, selective=selective), ff, how)
+    fed = feed_forward(r, _recomputable_norm(r, residual, norms[1], how, selective=selective), ff, how)
     return r.add(fed, residual, "/output")
 
 
-def _normed(r: Recorder, x: Tensor, norm: Norm, how: RunConfig, *, selective: bool) -> Tensor:
+def _recomputable_norm(r: Recorder, x: Tensor, norm: Norm, how: RunConfig, *, selective: bool) -> Tensor:
     """A norm on an fp32 copy; recomputed, it keeps its input alone. The second's is a sum of which InternEvo keeps a part of the same size:
     attention's output, beside the stream that the first norm keeps.
     """
     if not selective or r.pass_ is not Pass.PLAIN:
-        return normalise(r, x, norm, how)
-    return r.again(lambda y: normalise(r, y, norm, how), x)
+        return mixed_fused_rms_norm(r, x, norm, how)
+    return r.again(lambda y: mixed_fused_rms_norm(r, y, norm, how), x)
 
 
-def normalise(r: Recorder, x: Tensor, norm: Norm, how: RunConfig) -> Tensor:
+def mixed_fused_rms_norm(r: Recorder, x: Tensor, norm: Norm, how: RunConfig) -> Tensor:
     """Apex's MixedFusedRMSNorm of ``x.float()``: keeps the copy and a statistic, hands on the weight's dtype."""
-    weight = parameter(r, norm.weights[0], how, norm.path)
+    weight = record_parameter(r, norm.weights[0], how, norm.path)
     wide = r.cast(x, FP32, norm.path + "/fp32")
     out = r.tensor(norm.path + "/output", x.shape, weight.dtype)
     return r.custom(norm.path, (wide, weight), out, (wide, weight, r.tensor(norm.path + "/rstd", (*x.shape[:-1], 1), FP32)))
 
 
-def _linear(r: Recorder, x: Tensor, weights: tuple[Weight, ...], number: int, shape: tuple[Axis, Axis], how: RunConfig) -> Tensor:
+def _fused_dense_linear(
+    r: Recorder, x: Tensor, weights: tuple[Weight, ...], number: int, shape: tuple[Axis, Axis], how: RunConfig
+) -> Tensor:
     """flash-attn's fused dense layer, which saves its input and weight as torch's does."""
     path = [w.path.removesuffix(".weight") for w in weights if w.path.endswith(".weight")][number]
     bias = next((w for w in weights if w.path == f"{path}.bias"), None)
-    low = parameter(r, bias, how, f"{path}.bias") if bias else None
+    low = record_parameter(r, bias, how, f"{path}.bias") if bias else None
     return r.linear(x, r.parameter(path, shape, how.parameters, trains=how.trains), shape[0], path, bias=low)
 
 
-def attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> Tensor:
+def packed_qkv_attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> Tensor:
     """MHA._packed_forward (model/multi_head_attention.py:430-465): positions are turned in place."""
-    qkv = _linear(r, x, at.weights, 0, (JOINED, "h"), how)
+    qkv = _fused_dense_linear(r, x, at.weights, 0, (JOINED, "h"), how)
     tables = [r.tensor(f"{at.path}/rotary_table", ("b", "s", "d/2"), x.dtype) for _ in range(2)]
     turned: Shape = ("b", "s", JOINED)
     qkv = r.apply(Tensor(qkv.storage, turned, x.dtype), (qkv,), tables, lambda g: [Grad(g.storage, turned, g.dtype)])
@@ -72,27 +74,27 @@ def attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> Tensor:
     lse, seed = r.tensor(f"{at.path}/logsumexp", ("b", "a", "s"), FP32), r.tensor(f"{at.path}/rng", (2,), INT64)
     out = r.custom(at.path, (qkv,), out, (qkv, out, lse, seed))
     del qkv
-    return _linear(r, out, at.weights, 1, ("h", "a·d"), how)
+    return _fused_dense_linear(r, out, at.weights, 1, ("h", "a·d"), how)
 
 
 def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tensor:
     """FeedForward.forward (model/linear.py:190-196): w3(silu(w1 x) * w2 x), the middle as torch differentiates it."""
-    gate = _linear(r, x, ff.weights, 0, ("f", "h"), how)
-    up = _linear(r, x, ff.weights, 1, ("f", "h"), how)
+    gate = _fused_dense_linear(r, x, ff.weights, 0, ("f", "h"), how)
+    up = _fused_dense_linear(r, x, ff.weights, 1, ("f", "h"), how)
     inner = r.mul(r.unary(gate, f"{ff.path}/activation", saves="input"), up, f"{ff.path}/product")
     del gate, up
-    return _linear(r, inner, ff.weights, 2, ("h", "f"), how)
+    return _fused_dense_linear(r, inner, ff.weights, 2, ("h", "f"), how)
 
 
 # ---- the two ends ------------------------------------------------------------------------------------------------------------
 
 
-def embed(r: Recorder, embeddings: Embeddings, how: RunConfig, tied: Joined) -> tuple[Tensor, tuple[Tensor, ...]]:
-    x, _ = ends.embed(r, embeddings, how, tied)
+def internlm_embeddings(r: Recorder, embeddings: Embeddings, how: RunConfig, tied: Joined) -> tuple[Tensor, tuple[Tensor, ...]]:
+    x, _ = ends.input_embeddings(r, embeddings, how, tied)
     return x, ()
 
 
-def head(r: Recorder, x: Tensor, head: Head, how: RunConfig, _: Loss, table: str) -> Tensor:
+def internlm_logits(r: Recorder, x: Tensor, head: Head, how: RunConfig, _: Loss, table: str) -> Tensor:
     return ends.project_to_vocabulary(r, x, head, how, table)
 
 
@@ -100,7 +102,7 @@ def loss_input(how: RunConfig, _: Loss) -> tuple[Shape, DType, str]:
     return ("b", "s", "V0"), how.parameters, "lm_head/output"
 
 
-def loss(r: Recorder, x: Tensor, *_: object) -> Tensor:
+def inplace_cross_entropy(r: Recorder, x: Tensor, *_: object) -> Tensor:
     """flash-attn's cross entropy with ``inplace_backward`` (model/loss.py:24-30): logits become their gradient."""
     logits, shape, dtype = x.storage, x.shape, x.dtype
     sums = r.tensor("loss/logsumexp", ("b", "s"), FP32)
@@ -111,19 +113,19 @@ def loss(r: Recorder, x: Tensor, *_: object) -> Tensor:
 # ---- the model as it is built --------------------------------------------------------------------------------------------------
 
 
-def built(spec: ModelSpec, plan: Plan) -> ModelSpec:
+def internlm_spec(spec: ModelSpec, plan: Plan) -> ModelSpec:
     """With one projection for queries, keys and values, and biases in both of attention's."""
-    if _odd(spec):
+    if _has_foreign_layers(spec):
         return spec
-    return replace(spec, stacks=tuple(_stack(stack) for stack in spec.stacks))
+    return replace(spec, stacks=tuple(_internlm_stack(stack) for stack in spec.stacks))
 
 
-def _stack(stack: Stack) -> Stack:
-    runs = tuple(replace(run, pattern=tuple(_block(block) for block in run.pattern)) for run in stack.runs)
+def _internlm_stack(stack: Stack) -> Stack:
+    runs = tuple(replace(run, pattern=tuple(_internlm_block(block) for block in run.pattern)) for run in stack.runs)
     return replace(stack, runs=runs)
 
 
-def _block(block: Block) -> Block:
+def _internlm_block(block: Block) -> Block:
     at = block.mixers[0]
     assert isinstance(at, Attention)
     if at.fused_qkv:
@@ -143,12 +145,12 @@ def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     return replace(how, options=frozenset({SELECTIVE}) if selective else frozenset())
 
 
-def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
+def internevo_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """What is not modelled of it."""
     own = plan.precision
     rules: list[tuple[str, object, bool, str, str]] = [
         ("precision.parameters", own.parameters.name, own.master_weights is None, "is not how InternEvo trains, which keeps fp32 copies of 16 bits", "--precision bf16-master"),
-        ("model", spec.name, _odd(spec), "is not built of InternLM's layers, which alone are modelled of InternEvo", "engine deepspeed"),
+        ("model", spec.name, _has_foreign_layers(spec), "is not built of InternLM's layers, which alone are modelled of InternEvo", "engine deepspeed"),
         ("model", spec.name, spec.head.tied, "ties embeddings and head, which InternEvo does not", "engine deepspeed"),
         ("dropout", plan.dropout, plan.dropout > 0, "is not modelled there", "leave it out"),
         ("adapter", "lora", plan.adapter is not None, "is not modelled there", "engine transformers"),
@@ -157,12 +159,12 @@ def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     return [Problem(field=field, value=value, reason=reason, hint=hint) for field, value, holds, reason, hint in rules if holds]
 
 
-def _odd(spec: ModelSpec) -> bool:
+def _has_foreign_layers(spec: ModelSpec) -> bool:
     blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
-    return bool(spec.towers) or len(spec.stacks) != 1 or not all(_plain(block) for block in blocks)
+    return bool(spec.towers) or len(spec.stacks) != 1 or not all(_is_internlm_block(block) for block in blocks)
 
 
-def _plain(block: Block) -> bool:
+def _is_internlm_block(block: Block) -> bool:
     at, ff = block.mixers[0], block.feed_forward
     if block.kind != "llama" or not isinstance(at, Attention) or not isinstance(ff, Dense):
         return False
@@ -171,6 +173,6 @@ def _plain(block: Block) -> bool:
 
 
 CODE = ModelCode(
-    forward=forward, embed=embed, head=head, loss=loss, loss_input=loss_input, problems=problems, axes=whole_axes, end_axes=whole_ends,
-    block_numerics=lambda _, __, how: how, normalise=normalise, built=built, plan_numerics=plan_numerics,
+    forward=internlm_block_forward, embed=internlm_embeddings, head=internlm_logits, loss=inplace_cross_entropy, loss_input=loss_input, problems=internevo_problems, axes=whole_axes, end_axes=whole_ends,
+    block_numerics=lambda _, __, how: how, normalise=mixed_fused_rms_norm, built=internlm_spec, plan_numerics=plan_numerics,
 )  # fmt: skip

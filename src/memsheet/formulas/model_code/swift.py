@@ -10,10 +10,10 @@ from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 
 
-def built(spec: ModelSpec, plan: Plan) -> ModelSpec:
+def swift_spec(spec: ModelSpec, plan: Plan) -> ModelSpec:
     """The model with the loss of its time: Qwen's first code has its own (formulas/model_code/transformers/first_qwen.py)."""
     found = transformers.CODE.built(spec, plan)
     return replace(found, head=replace(found.head, kind=SHIFTED)) if found.head.kind == "causal_lm" else found
 
 
-CODE = replace(transformers.CODE, built=built)
+CODE = replace(transformers.CODE, built=swift_spec)

@@ -65,13 +65,13 @@ class Sized:
             case Lifetimes.LATE:
                 log = tuple(sorted(log, key=lambda one: one[0] is Event.FREE))
             case Lifetimes.REUSED:
-                heirs = _heirs(tape, sizes, log, tape.handed | tape.outputs)
+                heirs = _reused_storages(tape, sizes, log, tape.handed | tape.outputs)
             case Lifetimes.RECORDED:
                 pass
         return cls(tape, tuple(sizes), log, heirs)
 
 
-def _heirs(tape: Tape, sizes: Sequence[int], log: Log, keeps: frozenset[int]) -> dict[int, int]:
+def _reused_storages(tape: Tape, sizes: Sequence[int], log: Log, keeps: frozenset[int]) -> dict[int, int]:
     """What is made takes the place of what went last of the same dtype and size."""
     heirs: dict[int, int] = {}
     gone: dict[tuple[str, int], list[int]] = {}
@@ -104,7 +104,7 @@ class Played:
     lingering: list[int]  # until the model's forward is over
 
 
-def _play(script: Script, log: Log, sized: Sized, held: dict[int, int], keeps: frozenset[int]) -> None:
+def _play_log(script: Script, log: Log, sized: Sized, held: dict[int, int], keeps: frozenset[int]) -> None:
     """One log. What is in ``held`` is there already and is not made again; ``keeps`` are not freed."""
     if not sized.heirs:
         _play_alone(script, log, sized, held, keeps)
@@ -124,7 +124,7 @@ def _play(script: Script, log: Log, sized: Sized, held: dict[int, int], keeps: f
 
 
 def _play_alone(script: Script, log: Log, sized: Sized, held: dict[int, int], keeps: frozenset[int]) -> None:
-    """As ``_play`` where nothing takes the place of anything: logs are long, and a step has one for each layer and pass."""
+    """As ``_play_log`` where nothing takes the place of anything: logs are long, and a step has one for each layer and pass."""
     made, free, sizes, number = Event.ALLOC, Event.FREE, sized.sizes, len(script.sizes)
     for event, index in log:
         if event is made:
@@ -138,7 +138,7 @@ def _play_alone(script: Script, log: Log, sized: Sized, held: dict[int, int], ke
             script.events.append(~held.pop(index))
 
 
-def forward(script: Script, part: Recorded, given: int | None, *, lingers: bool = False) -> tuple[Played, int | None]:
+def play_forward(script: Script, part: Recorded, given: int | None, *, lingers: bool = False) -> tuple[Played, int | None]:
     """A part's forward, and the number of what it hands on. ``lingers``: what stays until the model's forward is over is the caller's to
     free (``Played.lingering``), else it goes with the part's forward.
     """
@@ -147,20 +147,20 @@ def forward(script: Script, part: Recorded, given: int | None, *, lingers: bool 
     handed = next(iter(tape.handed), None)
     held = {} if handed is None or given is None else {handed: given}
     cached = tape.cached if lingers else frozenset[int]()
-    _play(script, sized.forward, sized, held, tape.outputs | cached | (tape.handed if part.light else frozenset()))
+    _play_log(script, sized.forward, sized, held, tape.outputs | cached | (tape.handed if part.light else frozenset()))
     out = held.pop(next(iter(tape.outputs), -1), None)
     stays = cached - tape.saved - tape.handed
     return Played(part, held, given, [held.pop(index) for index in list(held) if index in stays]), out
 
 
-def backward(script: Script, played: Played, gradient: int | None) -> tuple[list[int], int | None]:
+def play_backward(script: Script, played: Played, gradient: int | None) -> tuple[list[int], int | None]:
     """A part's backward: its parameters' gradients, which stay, and the gradient that it hands back."""
     sized, tape = played.part.own, played.part.own.tape
     held = _run_again(script, played) if played.part.light else played.held
     if gradient is not None and tape.backward and tape.backward[0][0] is Event.ALLOC:
         held[tape.backward[0][1]] = gradient
     back = _handed_back(sized)
-    _play(script, tape.backward, sized, held, frozenset({back}))
+    _play_log(script, tape.backward, sized, held, frozenset({back}))
     returned = held.pop(back, None)
     left = [held.pop(index) for index in tape.gradients if index in held]
     script.give(held.values())
@@ -187,7 +187,7 @@ def _run_again(script: Script, played: Played) -> dict[int, int]:
     handed = next(iter(tape.handed), None)
     if handed is not None and played.given is not None:
         held[handed] = played.given
-    _play(script, tape.recomputed, sized, held, tape.handed)
+    _play_log(script, tape.recomputed, sized, held, tape.handed)
     stays = tape.saved | tape.idle | tape.handed
     script.give([held.pop(index) for index in list(held) if index not in stays])
     return held

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from memsheet.arith import Count
-from memsheet.formulas.activations import numerics
-from memsheet.formulas.groups import walk
+from memsheet.formulas.activations import run_config_of
+from memsheet.formulas.groups import walk_stage_layers
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.replay import steps as alike
 from memsheet.formulas.replay import varied as lengths
@@ -15,70 +15,70 @@ from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine, Sharding
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
-from memsheet.sheet import Bytes, Component, Evidence, Instant, Item, total
+from memsheet.sheet import Bytes, Component, Evidence, Instant, Item, sum_byte_ranges
 
 FLUSHES = ("the allocator gives cached blocks back to the device to stay inside it; where it has to in every step, the job is slow",)
 
 
-def replayed(
+def items_with_replayed_slack(
     items: list[Item], model: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster, allocated: Mapping[Instant, Count]
 ) -> tuple[list[Item], tuple[str, ...]]:
     """``items`` with the slack of the step's own allocations, where they are those of one pass and could fit at all, and what there is to
     say of it.
     """
     found: Reserved | None = None
-    if _hopeless(items, cluster):
+    if _exceeds_device(items, cluster):
         pass
     elif plan.varied:
-        varied = _varied(items, model, plan, engine, cluster, allocated)
+        varied = _varied_lengths_reserved(items, model, plan, engine, cluster, allocated)
         found = Reserved(varied, False) if varied else None
     elif not model.towers and not plan.image_tokens and not engine.varies:  # lengths that are all alike are an exception there
-        found = _alike(items, model, plan, engine, cluster)
+        found = _equal_steps_reserved(items, model, plan, engine, cluster)
     if found is None:
         return items, ()
     evidence = lengths.REPLAYED if plan.varied else alike.REPLAYED
-    row = slack(found.bytes, allocated, evidence)
+    row = replayed_slack_item(found.bytes, allocated, evidence)
     return [*(item for item in items if item.component is not Component.ALLOCATOR_SLACK), row], FLUSHES if found.flushes else ()
 
 
-def slack(found: Bytes, allocated: Mapping[Instant, Count], evidence: Evidence) -> Item:
+def replayed_slack_item(found: Bytes, allocated: Mapping[Instant, Count], evidence: Evidence) -> Item:
     """The row of the allocator's slack: what is reserved of earlier instants and steps stays."""
     ends = (found.low, found.value, found.high)
     at = {instant: Bytes(*(max(0, int(end) - int(size)) for end in ends)) for instant, size in allocated.items()}
     return Item(Component.ALLOCATOR_SLACK, "allocator", at, evidence)
 
 
-def _hopeless(items: Sequence[Item], cluster: Cluster) -> bool:
+def _exceeds_device(items: Sequence[Item], cluster: Cluster) -> bool:
     """Whether tensors and context alone are more than the device has at any reading of it: the allocator decides nothing."""
     outside = (Component.ALLOCATOR_SLACK,)
     least = [sum(item.at[when].low for item in items if when in item.at and item.component not in outside) for when in Instant]
     return any(size > cluster.device.framework_high_bytes for size in least)
 
 
-def _alike(items: list[Item], model: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster) -> Reserved | None:
+def _equal_steps_reserved(items: list[Item], model: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster) -> Reserved | None:
     """What is reserved by steps that are all alike."""
     divided = engine.sharding is Sharding.FSDP2
-    if not alike.replayable(plan, divided=divided):
+    if not alike.is_equal_step_replayable(plan, divided=divided):
         return None
-    beside = model_code(engine.code).shared(model, plan, numerics(plan, engine)).total
-    stage = walk(model, plan, engine, release=False)
-    return alike.reserved(stage, plan, _room(items, cluster), int(beside), divided=divided)
+    beside = model_code(engine.code).shared(model, plan, run_config_of(plan, engine)).total
+    stage = walk_stage_layers(model, plan, engine, release=False)
+    return alike.steady_reserved_bytes(stage, plan, _bytes_left_for_step(items, cluster), int(beside), divided=divided)
 
 
-def _varied(
+def _varied_lengths_reserved(
     items: list[Item], model: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster, allocated: Mapping[Instant, Count]
 ) -> Bytes | None:
     """Reserved bytes of steps whose lengths differ."""
-    stage = walk(model, plan, engine, release=True)
-    if not lengths.replayable(stage, plan):
+    stage = walk_stage_layers(model, plan, engine, release=True)
+    if not lengths.is_varied_step_replayable(stage, plan):
         return None
     gradients = [item for item in items if item.component is Component.GRADIENTS and Instant.FORWARD in item.at]
     before = sum(int(item.at[Instant.FORWARD].value) for item in gradients)
-    return lengths.reserved(stage, plan, int(allocated[Instant.LOAD]) + before, cluster.device.framework_bytes)
+    return lengths.varied_reserved_bytes(stage, plan, int(allocated[Instant.LOAD]) + before, cluster.device.framework_bytes)
 
 
-def _room(items: Iterable[Item], cluster: Cluster) -> Bytes:
+def _bytes_left_for_step(items: Iterable[Item], cluster: Cluster) -> Bytes:
     """What the driver and libraries leave the step's own tensors."""
-    taken = total(item.largest for item in items if item.component in (Component.CONTEXT, Component.WORKSPACES))
+    taken = sum_byte_ranges(item.largest for item in items if item.component in (Component.CONTEXT, Component.WORKSPACES))
     whole = cluster.device.framework_bytes
     return Bytes(whole - taken.high, whole - taken.value, whole - taken.low)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from memsheet.allocator.blocks import Block
-from memsheet.allocator.caching import allocate, release
+from memsheet.allocator.caching import allocate_block, free_block
 from memsheet.allocator.settings import Settings, block_bytes
 from memsheet.allocator.state import Allocator
-from memsheet.formulas.around.fsdp2 import wrapping
-from memsheet.formulas.around.fsdp2_sizes import computed
+from memsheet.formulas.around.fsdp2 import fsdp_wrapping
+from memsheet.formulas.around.fsdp2_sizes import mixed_precision_dtype
 from memsheet.formulas.groups import StageLayers
-from memsheet.formulas.replay.script import GATHERS, REDUCES, Lifetimes, Played, Recorded, Script, Sized, backward, forward
+from memsheet.formulas.replay.script import GATHERS, REDUCES, Lifetimes, Played, Recorded, Script, Sized, play_backward, play_forward
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.states.sharding import dim0_gathered, dim0_shard
 from memsheet.formulas.tapes.evaluate import Part
@@ -53,9 +53,9 @@ class Placed:
     buffer: int | None = None
 
 
-def _unit(held: Sequence[Held], plan: Plan) -> Unit:
+def _fsdp_unit_bytes(held: Sequence[Held], plan: Plan) -> Unit:
     ranks = plan.mesh.sharded
-    whole = tuple(int(computed(h, plan).nbytes(dim0_gathered(h.shape, ranks))) for h in held)
+    whole = tuple(int(mixed_precision_dtype(h, plan).nbytes(dim0_gathered(h.shape, ranks))) for h in held)
     reduced = sum(int(plan.precision.reduce.nbytes(dim0_shard(h.shape, ranks))) for h in held if h.trains)
     gathered = sum(whole) if ranks > 1 else 0
     return Unit(whole=whole, gathered=gathered, sent=gathered // ranks, reduce_input=reduced * ranks, reduced=reduced)
@@ -74,14 +74,14 @@ class Run:
         self.layers = [group for run in walk.layers for _ in range(run.count) for group in run.pattern]
         keeps = not plan.reshard_after_forward
         ends = [h for group in (walk.embeddings, walk.head) if group for h in group.parameters]
-        wrapped = wrapping(plan)
+        wrapped = fsdp_wrapping(plan)
         rooted = wrapped.joined or walk.tied
-        root = Placed(_unit(ends, plan), stays=True) if rooted else None
+        root = Placed(_fsdp_unit_bytes(ends, plan), stays=True) if rooted else None
         self.root = root
-        self.first = root or (Placed(_unit(walk.embeddings.parameters, plan), stays=keeps) if walk.embeddings else None)
-        self.last = root or (Placed(_unit(walk.head.parameters, plan), stays=True) if walk.head else None)
+        self.first = root or (Placed(_fsdp_unit_bytes(walk.embeddings.parameters, plan), stays=keeps) if walk.embeddings else None)
+        self.last = root or (Placed(_fsdp_unit_bytes(walk.head.parameters, plan), stays=True) if walk.head else None)
         self.placed = [
-            Placed(_unit(group.parameters, plan), stays=keeps or (wrapped.last_stays and number == len(self.layers) - 1))
+            Placed(_fsdp_unit_bytes(group.parameters, plan), stays=keeps or (wrapped.last_stays and number == len(self.layers) - 1))
             for number, group in enumerate(self.layers)
         ]
         if not divided:
@@ -176,23 +176,23 @@ class Run:
         x: int | None = None
         if walk.embeddings and self.first:
             self._enter(self.first)
-            done, x = forward(script, self.part(walk.embeddings.part), None, lingers=True)
+            done, x = play_forward(script, self.part(walk.embeddings.part), None, lingers=True)
             played.append(done)
             if not self.first.stays:
                 self.reshard(self.first)
         for group, at in zip(self.layers, self.placed, strict=True):
             self._enter(at)
-            done, x = forward(script, self.part(group.part, self.lifetimes), x, lingers=True)
+            done, x = play_forward(script, self.part(group.part, self.lifetimes), x, lingers=True)
             played.append(done)
             if not at.stays:
                 self.reshard(at)
         loss = None
         if walk.head and walk.loss and self.last:
             self._enter(self.last)
-            done, x = forward(script, self.part(walk.head.part), x, lingers=True)
+            done, x = play_forward(script, self.part(walk.head.part), x, lingers=True)
             played.append(done)
             self._left()
-            loss, _ = forward(script, self.part(walk.loss), x, lingers=True)
+            loss, _ = play_forward(script, self.part(walk.loss), x, lingers=True)
         self._left()
         for done in (*played, *([loss] if loss else [])):
             script.give(done.lingering)
@@ -210,10 +210,10 @@ class Run:
     def _backward(self, played: list[Played], loss: Played | None) -> None:
         script, waiting, g = self.script, list[int](), None
         if loss is not None and self.last is not None:
-            made, g = backward(script, loss, None)
+            made, g = play_backward(script, loss, None)
             if self.placed:
                 self.gather(self.placed[-1])
-            own, g = backward(script, played.pop(), g)
+            own, g = play_backward(script, played.pop(), g)
             waiting = [*made, *own]
             if self.root is None:
                 self.reduce(self.last, waiting)
@@ -224,10 +224,10 @@ class Run:
             self.copy_out(at, defers=False)
             if ahead is not None and not ahead.stays and number:
                 self.gather(ahead)
-            made, g = backward(script, played.pop(), g)
+            made, g = play_backward(script, played.pop(), g)
             self.reduce(at, made)
         if played and self.first is not None:
-            made, g = backward(script, played.pop(), g)
+            made, g = play_backward(script, played.pop(), g)
             self.reduce(self.first, [*waiting, *made])
         if g is not None:
             script.give((g,))
@@ -245,7 +245,7 @@ class Run:
             self.script.give([self.script.take(size) for size in sizes])
 
 
-def play(script: Script, start: int, settings: Settings, capacity: int | None = None) -> int | None:
+def replay_script(script: Script, start: int, settings: Settings, capacity: int | None = None) -> int | None:
     """The most that is reserved from event ``start`` of a script on, None where it dies on a device of ``capacity`` bytes."""
     allocator = Allocator(settings, capacity)
     blocks: list[Block | None] = [None] * len(script.sizes)
@@ -256,19 +256,19 @@ def play(script: Script, start: int, settings: Settings, capacity: int | None = 
         if event >= 0:
             size = sizes[event]
             if size:
-                blocks[event] = block = allocate(allocator, pool(streams[event], size), size)
+                blocks[event] = block = allocate_block(allocator, pool(streams[event], size), size)
                 if block is None:
                     return None
                 if at > start and allocator.reserved > most:  # only what is asked for changes what is reserved
                     most = allocator.reserved
         elif (gone := blocks[~event]) is not None:
-            release(allocator, gone)
+            free_block(allocator, gone)
         if at == start:
             most = allocator.reserved
     return most
 
 
-def scripted(walk: StageLayers, plan: Plan, lifetimes: Lifetimes, beside: int = 0, *, divided: bool = True) -> tuple[Script, int]:
+def script_of_steps(walk: StageLayers, plan: Plan, lifetimes: Lifetimes, beside: int = 0, *, divided: bool = True) -> tuple[Script, int]:
     """The script of some steps of a stage, and the event at which the last of them begins. ``beside``: bytes that are there all the time."""
     run = Run(walk, plan, lifetimes, divided=divided)
     run.load(beside)
@@ -288,7 +288,7 @@ class Reserved:
 
 
 @formula(cites=TORCH_ALLOCATOR, at="the rules of malloc and free, for the allocations of a step in their order and streams")
-def reserved(walk: StageLayers, plan: Plan, room: Bytes | None = None, beside: int = 0, *, divided: bool = True) -> Reserved:
+def steady_reserved_bytes(walk: StageLayers, plan: Plan, room: Bytes | None = None, beside: int = 0, *, divided: bool = True) -> Reserved:
     """What the allocator reserves in a steady step of a stage on a device that leaves it ``room``: least where most is reserved.
 
     Between a layer whose forward makes nothing for itself and one where all of it stays until the layer is through: what kernels are fused, and
@@ -297,23 +297,27 @@ def reserved(walk: StageLayers, plan: Plan, room: Bytes | None = None, beside: i
     expected = Lifetimes.REUSED if plan.compile else Lifetimes.RECORDED
     rooms = (int(room.high), int(room.value), int(room.low)) if room else (None, None, None)
     ways = zip((Lifetimes.NONE, expected, Lifetimes.LATE), rooms, strict=True)
-    (low, _), (value, flushes), (high, _) = (_played(walk, plan, lifetimes, left, beside, divided) for lifetimes, left in ways)
+    (low, _), (value, flushes), (high, _) = (
+        _replay_within_room(walk, plan, lifetimes, left, beside, divided=divided) for lifetimes, left in ways
+    )
     if room and high <= room.low:  # what stays within the least room does so whatever it could have cached in more
         low, value = min(low, int(room.low)), min(value, int(room.low))
     return Reserved(Bytes(min(low, value, high), value, max(low, value, high)), flushes)
 
 
-def _played(walk: StageLayers, plan: Plan, lifetimes: Lifetimes, room: int | None, beside: int, divided: bool) -> tuple[int, bool]:  # noqa: FBT001
+def _replay_within_room(
+    walk: StageLayers, plan: Plan, lifetimes: Lifetimes, room: int | None, beside: int, *, divided: bool
+) -> tuple[int, bool]:
     """Cached blocks go back to the device before memory runs out. Where it does, what would have been reserved."""
-    script, start = scripted(walk, plan, lifetimes, beside, divided=divided)
+    script, start = script_of_steps(walk, plan, lifetimes, beside, divided=divided)
     settings = Settings(expandable_segments=plan.expandable_segments)
-    free = play(script, start, settings)
+    free = replay_script(script, start, settings)
     assert free is not None
-    within = None if room is None or free <= room else play(script, start, settings, room)
+    within = None if room is None or free <= room else replay_script(script, start, settings, room)
     return (free, False) if within is None else (within, True)
 
 
-def replayable(plan: Plan, *, divided: bool) -> bool:
+def is_equal_step_replayable(plan: Plan, *, divided: bool) -> bool:
     """Whether the step is one pass through one stage under torch's own AdamW, with nothing on the host; ``divided``: its parameters are,
     else it has the model to itself.
     """

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 from memsheet.allocator.settings import Settings
 from memsheet.formulas.groups import StageLayers
-from memsheet.formulas.replay.script import Lifetimes, Played, Recorded, Script, Sized, backward, forward
-from memsheet.formulas.replay.steps import play
+from memsheet.formulas.replay.script import Lifetimes, Played, Recorded, Script, Sized, play_backward, play_forward
+from memsheet.formulas.replay.steps import replay_script
 from memsheet.formulas.tapes.evaluate import Axes, Part
 from memsheet.plan.dtypes import INT64
 from memsheet.plan.plan import Plan, RecomputeMode
@@ -30,7 +30,7 @@ REPLAYED = Derived(
 )
 
 
-def replayable(stage: StageLayers, plan: Plan) -> bool:
+def is_varied_step_replayable(stage: StageLayers, plan: Plan) -> bool:
     """Whether no layer is recomputed, or each on its own and all are of one kind."""
     alone = isinstance(plan.mesh.gpus, int) and isinstance(plan.seq_len, int) and isinstance(plan.microbatch, int)
     alike = len([group for run in stage.layers for group in run.pattern]) == 1 and not plan.recompute.stretched
@@ -42,29 +42,29 @@ def replayable(stage: StageLayers, plan: Plan) -> bool:
 
 
 @formula(cites=TORCH_ALLOCATOR, at="the rules of malloc and free, for micro-batches of other lengths one after another")
-def reserved(stage: StageLayers, plan: Plan, resident: int, room: int) -> Bytes:
+def varied_reserved_bytes(stage: StageLayers, plan: Plan, resident: int, room: int) -> Bytes:
     """What is reserved over steps of varied lengths on a device with ``room``. ``resident``: bytes that are placed first and stay."""
     length, left = int(plan.seq_len), max(0, room - resident)
     orders, steps = (ORDERS, STEPS) if plan.recompute.mode is RecomputeMode.FULL else FEWER
-    drawn = [_played(stage, plan, _lengths(plan, order, steps), left) for order in range(orders)]
-    alike = _played(stage, plan, [length] * 3, left)
+    drawn = [_replay_varied_lengths(stage, plan, _longest_sample_lengths(plan, order, steps), left) for order in range(orders)]
+    alike = _replay_varied_lengths(stage, plan, [length] * 3, left)
     return Bytes(resident + min(alike, *drawn), resident + sum(drawn) // orders, resident + max(drawn))
 
 
-def _lengths(plan: Plan, order: int, steps: int) -> list[int]:
+def _longest_sample_lengths(plan: Plan, order: int, steps: int) -> list[int]:
     """The longest sample of each micro-batch."""
     drawn, longest = random.Random(order), int(plan.seq_len)  # noqa: S311 - an order of lengths, not a secret
     return [max(int(drawn.uniform(min(SHORTEST, longest), longest)) for _ in range(int(plan.microbatch))) for _ in range(steps)]
 
 
-def _played(stage: StageLayers, plan: Plan, lengths: Iterable[int], room: int) -> int:
+def _replay_varied_lengths(stage: StageLayers, plan: Plan, lengths: Iterable[int], room: int) -> int:
     """Cached blocks go back to the device before memory runs out. Where it does, what would have been reserved."""
     script = Script()
     for length in lengths:
         _micro_batch(script, stage, plan, length)
     settings = Settings(expandable_segments=plan.expandable_segments)
-    free = play(script, 0, settings) or 0
-    return free if free <= room else play(script, 0, settings, room) or free
+    free = replay_script(script, 0, settings) or 0
+    return free if free <= room else replay_script(script, 0, settings, room) or free
 
 
 def _micro_batch(script: Script, stage: StageLayers, plan: Plan, length: int) -> None:
@@ -78,20 +78,20 @@ def _micro_batch(script: Script, stage: StageLayers, plan: Plan, length: int) ->
     assert loss is not None
     tokens, gradients = int(INT64.nbytes(plan.microbatch * length)), list[int]()
     inputs = [script.take(tokens), script.take(tokens)]
-    parts = {id(group): _at(group.part, length) for run in stage.layers for group in run.pattern}
-    first, x = forward(script, _at(embeddings.part, length), None)
+    parts = {id(group): _part_at_length(group.part, length) for run in stage.layers for group in run.pattern}
+    first, x = play_forward(script, _part_at_length(embeddings.part, length), None)
     layers, kept = list[Played](), list[int]()
     for part in (parts[id(group)] for run in stage.layers for _ in range(run.count) for group in run.pattern):
         if layers and part.light:
             kept.append(x := script.take(script.sizes[x] if x is not None else 0))
         else:
-            layer, x = forward(script, part, x)
+            layer, x = play_forward(script, part, x)
             layers.append(layer)
-    last, x = forward(script, _at(head.part, length), kept.pop() if kept else x)
-    measured, _ = forward(script, _at(loss, length), x)
+    last, x = play_forward(script, _part_at_length(head.part, length), kept.pop() if kept else x)
+    measured, _ = play_forward(script, _part_at_length(loss, length), x)
     g: int | None = None
     for played in (measured, last, *reversed(layers), first):
-        made, g = backward(script, played, g)
+        made, g = play_backward(script, played, g)
         gradients += made
         if plan.accumulation > 1:
             script.give(gradients)
@@ -101,7 +101,7 @@ def _micro_batch(script: Script, stage: StageLayers, plan: Plan, length: int) ->
     script.give([*gradients, *([g] if g is not None else []), *inputs])
 
 
-def _at(part: Part, length: int) -> Recorded:
+def _part_at_length(part: Part, length: int) -> Recorded:
     """A part's tapes with their sizes at another length."""
     assert part.played is not None
     tape, light, axes = part.played

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memsheet.arith import Count
-from memsheet.formulas.serving.drafts import PREFIX, draft_facts, draft_of, named, verified
+from memsheet.formulas.serving.drafts import PREFIX, draft_facts, draft_of, prefix_draft_items, verified_tokens
 from memsheet.formulas.serving.kv_cache import bytes_per_token
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.model import ModelSpec
@@ -25,7 +25,7 @@ def assistant_items(spec: ModelSpec, plan: Plan, alone: Callable[[ModelSpec, Pla
     if plan.speculative is None:
         return []
     draft = draft_of(spec, plan)
-    kept = named(item for item in alone(draft.whole, draft.plan) if item.component in KEPT) if draft else []
+    kept = prefix_draft_items(item for item in alone(draft.whole, draft.plan) if item.component in KEPT) if draft else []
     return [*kept, Item(Component.TEMPORARIES, f"{PREFIX}logits", {Instant.DECODE: compared_bytes(spec, plan)}, AT_LOGITS)]
 
 
@@ -36,7 +36,7 @@ def assistant_items(spec: ModelSpec, plan: Plan, alone: Callable[[ModelSpec, Pla
 def compared_bytes(spec: ModelSpec, plan: Plan) -> Bytes:
     """Bytes of the logits of a step: at least those in fp32, at most with the softmax of both sides where tokens are sampled."""
     assert plan.speculative is not None
-    rows: Count = verified(plan) * spec.head.width
+    rows: Count = verified_tokens(plan) * spec.head.width
     own: Count = plan.speculative.tokens * spec.head.width if plan.speculative.method is SpeculativeMethod.DRAFT else 0
     value = plan.precision.compute.nbytes(rows) + 2 * FP32.nbytes(rows) + FP32.nbytes(own)
     return Bytes(FP32.nbytes(rows), value, value + FP32.nbytes(rows) + FP32.nbytes(own))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.arith import Count, maximum
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.states.held import Held, held_tensors, parameter_bytes
@@ -36,7 +36,7 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
     Raises InputError for families and formats whose fused modules are others.
     """
     model = stage_model(spec, plan, stage)
-    block = _checked(model, plan)
+    block = _supported_awq_block(model, plan)
     held = tuple(held_tensors(model, plan))
     instants = (Instant.LOAD,) if plan.phase == "load" else (Instant.LOAD, *SERVING)
     weights = parameter_bytes(model, plan, held, engine.sharding)
@@ -50,13 +50,15 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
     return [*found, *outside_tensors(plan, cluster, allocated, loaded=loaded)]
 
 
-def _checked(spec: ModelSpec, plan: Plan) -> Block:
+def _supported_awq_block(spec: ModelSpec, plan: Plan) -> Block:
     blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
     strange = next((b.kind for b in blocks if b.kind not in FUSED), None)
     if strange is not None:
-        raise refuse("engine", "autoawq", f"is not modelled for {strange}", f"fused models known: {', '.join(FUSED)}")
+        raise input_error("engine", "autoawq", f"is not modelled for {strange}", f"fused models known: {', '.join(FUSED)}")
     if plan.quantization is None or plan.quantization.weights.name != AWQ_INT4.name:
-        raise refuse("quantization.weights", plan.quantization and plan.quantization.weights.name, "is not what autoawq loads", "awq-int4")
+        raise input_error(
+            "quantization.weights", plan.quantization and plan.quantization.weights.name, "is not what autoawq loads", "awq-int4"
+        )
     return blocks[0]
 
 
@@ -74,9 +76,9 @@ def _serving_items(spec: ModelSpec, plan: Plan, block: Block) -> list[Item]:
     layers, whole = spec.stacks[0].layers, dict.fromkeys((Instant.LOAD, *SERVING))
     cached, longest = cache_tokens(plan)
     mixer = next(m for m in block.mixers if isinstance(m, Attention))
-    cache = _between(layers * cache_bytes(mixer, plan, cached), layers * cache_bytes(mixer, plan, longest))
-    tables = _between(layers * table_bytes(mixer, cached), layers * table_bytes(mixer, longest))
-    prompt, step = _prompt(plan), 1
+    cache = _bytes_up_to(layers * cache_bytes(mixer, plan, cached), layers * cache_bytes(mixer, plan, longest))
+    tables = _bytes_up_to(layers * table_bytes(mixer, cached), layers * table_bytes(mixer, longest))
+    prompt, step = _awq_prompt_tokens(plan), 1
     working = {
         Instant.PREFILL: _between_prompts(
             plan, prompt_bytes(block, plan, spec.head.width, 1), prompt_bytes(block, plan, spec.head.width, prompt)
@@ -95,11 +97,11 @@ def _between_prompts(plan: Plan, short: Count, long: Count) -> Bytes:
     return Bytes.exact(long) if plan.prompt_tokens is not None else Bytes(short, long, long)
 
 
-def _between(value: Count, high: Count) -> Bytes:
+def _bytes_up_to(value: Count, high: Count) -> Bytes:
     return Bytes(value, value, maximum(value, high))
 
 
-def _prompt(plan: Plan) -> Count:
+def _awq_prompt_tokens(plan: Plan) -> Count:
     return plan.prompt_tokens if plan.prompt_tokens is not None else plan.max_model_len or 0
 
 
@@ -109,7 +111,7 @@ def cache_tokens(plan: Plan) -> tuple[Count, Count]:
     The project's own example gives it the tokens of the answer, and lets the cache roll; a prompt has to fit.
     """
     longest: Count = plan.max_model_len or 0
-    return longest if plan.output_tokens is None else maximum(plan.output_tokens, _prompt(plan)), longest
+    return longest if plan.output_tokens is None else maximum(plan.output_tokens, _awq_prompt_tokens(plan)), longest
 
 
 @formula(cites=AUTOAWQ, at="fused/cache.py WindowedCache: keys and values in fp16 for every sequence of the batch, made with the model")
@@ -185,17 +187,17 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sh
         return found
     free = int(cluster.device.framework_bytes - max(sheet.device.value for sheet in sheets) + held)
     found["kv_tokens"] = max(0, free // a_token)
-    found["max_sequences"] = {str(plan.max_model_len): _sequences(spec, plan, free)}
+    found["max_sequences"] = {str(plan.max_model_len): _awq_sequences_that_fit(spec, plan, free)}
     return found
 
 
-def _sequences(spec: ModelSpec, plan: Plan, free: int) -> int:
+def _awq_sequences_that_fit(spec: ModelSpec, plan: Plan, free: int) -> int:
     """Sequences of the plan's lengths in ``free`` bytes, each with its own share of a prompt's work."""
     block = spec.stacks[0].runs[0].pattern[0]
     one = replace(plan, max_sequences=1)
     mixer = next(m for m in block.mixers if isinstance(m, Attention))
-    now = prompt_bytes(block, plan, spec.head.width, _prompt(plan))
+    now = prompt_bytes(block, plan, spec.head.width, _awq_prompt_tokens(plan))
     takes = spec.stacks[0].layers * cache_bytes(mixer, one, cache_tokens(plan)[0]) + prompt_bytes(
-        block, one, spec.head.width, _prompt(plan)
+        block, one, spec.head.width, _awq_prompt_tokens(plan)
     )
     return max(0, int((free + now) // takes)) if takes else 0

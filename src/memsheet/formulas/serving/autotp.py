@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack, outside_tensors
 from memsheet.formulas.states.held import Held, Keeping, held_tensors, parameter_bytes
@@ -23,7 +23,7 @@ WHOLE = Keeping(frozenset({Role.EMBEDDING, Role.HEAD}))
 def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, stage: int) -> list[Item]:
     """The weights of a rank. Raises InputError for anything beyond loading, whose kernels are not modelled."""
     if plan.phase != "load":
-        raise refuse(
+        raise input_error(
             "engine",
             "deepspeed",
             "is modelled for infer until the weights are loaded, no further",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.engines.vllm import Release
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.formulas.serving.kv_cache import bytes_per_token
 from memsheet.formulas.serving.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
 from memsheet.frozen import dataclass
@@ -60,7 +60,7 @@ class Pool:
         return blocks // max(1, len(self.layout.groups)) * min(paged, default=max_model_len)
 
 
-def capacity(spec: ModelSpec, plan: Plan, pool: Pool) -> Mapping[str, Any]:
+def cache_capacity_facts(spec: ModelSpec, plan: Plan, pool: Pool) -> Mapping[str, Any]:
     """Facts of a server's cache. Bytes are those of one replica over all its ranks, a copy on another rank not counted again; blocks,
     tokens and sequences are of one replica too.
     """
@@ -78,7 +78,7 @@ def capacity(spec: ModelSpec, plan: Plan, pool: Pool) -> Mapping[str, Any]:
         "page_tokens": min((group.block_tokens for group in pool.layout.groups if group.kept is not Kept.STATE), default=0),
         "groups": [f"{group.layers} layers that keep {group.kept.value}" for group in pool.layout.groups],
         "max_sequences": {str(n): pool.sequences(n).value for n in lengths_of(plan)},
-        "capacity": held(plan, pool.sequences, _contiguous(plan, pool, per_token), _waste(whole)),
+        "capacity": concurrency_facts(plan, pool.sequences, _contiguous_cache_sequences(plan, pool, per_token), _paging_waste_bytes(whole)),
     }  # fmt: skip
 
 
@@ -94,7 +94,7 @@ def shared_blocks(layout: Layout, tokens: int) -> int:
 def check_shared(plan: Plan, *, caches: bool, why: str) -> None:
     """Raise InputError where prompts share a beginning that the engine keeps for each. ``why``: it does, in words."""
     if plan.shared_prefix_tokens and not caches:
-        raise refuse("serving.shared_prefix_tokens", plan.shared_prefix_tokens, f"is kept for each sequence: {why}", "leave it out")
+        raise input_error("serving.shared_prefix_tokens", plan.shared_prefix_tokens, f"is kept for each sequence: {why}", "leave it out")
 
 
 def lengths_of(plan: Plan) -> list[int]:
@@ -104,7 +104,7 @@ def lengths_of(plan: Plan) -> list[int]:
     return sorted({*(n for n in LENGTHS if plan.shared_prefix_tokens < n <= full), full, *([asked] if asked else [])})
 
 
-def held(plan: Plan, sequences: Callable[[int], Bytes], contiguous: int, waste_bytes: int) -> Mapping[str, Any]:
+def concurrency_facts(plan: Plan, sequences: Callable[[int], Bytes], contiguous: int, waste_bytes: int) -> Mapping[str, Any]:
     """Concurrency for the lengths that are asked about, what paging saves, and whether requests may have to be computed again.
     ``sequences``: how many of a length have room.
     """
@@ -124,13 +124,13 @@ def held(plan: Plan, sequences: Callable[[int], Bytes], contiguous: int, waste_b
     }  # fmt: skip
 
 
-def _contiguous(plan: Plan, pool: Pool, per_token: int) -> int:
+def _contiguous_cache_sequences(plan: Plan, pool: Pool, per_token: int) -> int:
     """Sequences that the pool's bytes hold where each reserves max_model_len tokens in every layer, as servers did before paging."""
     reserved = per_token * (plan.max_model_len or 1)
     return pool.blocks.value * pool.layout.block_bytes // reserved if reserved else 0
 
 
-def _waste(layout: Layout) -> int:
+def _paging_waste_bytes(layout: Layout) -> int:
     """Half a block of each group that keeps tokens: what the last block of a sequence leaves empty on average (arXiv:2309.06180, section 4.3)."""
     paged = sum(1 for group in layout.groups if group.kept is not Kept.STATE)
     return int(paged * layout.block_bytes // 2)

@@ -7,8 +7,8 @@ from math import gcd, isqrt
 
 from memsheet.arith import Count
 from memsheet.errors import InputError, Problem
-from memsheet.formulas.states.held import module_of, storage
-from memsheet.formulas.states.params import tensors
+from memsheet.formulas.states.held import module_of, parameter_storage_dtype
+from memsheet.formulas.states.params import parameter_tensors
 from memsheet.formulas.states.sharding import held_shape
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import FP32
@@ -59,8 +59,8 @@ def cut_blocks(part: ModelSpec, plan: Plan) -> Iterator[CutBlock]:
     """Every weight of a released checkpoint in blocks that is cut inside one."""
     if part.quantization is None or part.quantization.weights != "fp8-block" or plan.quantization is None:
         return
-    for path, weight, times in tensors(part):
-        dtype = storage(path, weight, plan)
+    for path, weight, times in parameter_tensors(part):
+        dtype = parameter_storage_dtype(path, weight, plan)
         if dtype.name != "fp8-block" or weight.cut is None or len(weight.shape) < 2:
             continue
         side, mesh = isqrt(dtype.scales[0].block), _mesh_of(weight, plan)
@@ -81,12 +81,12 @@ def _mesh_of(weight: Weight, plan: Plan) -> Mesh:
 
 def check_cut_blocks(part: ModelSpec, plan: Plan, *, vendor: str | None) -> None:
     """Raise InputError where the server is known to refuse what is cut inside a block."""
-    refused = [one for one in cut_blocks(part, plan) if _certain(one, plan, vendor)]
+    refused = [one for one in cut_blocks(part, plan) if _is_refusal_certain(one, plan, vendor)]
     if refused:
-        raise InputError(tuple(_problem(one, plan, part) for one in refused[:1]))
+        raise InputError(tuple(_cut_block_problem(one, plan, part) for one in refused[:1]))
 
 
-def _certain(one: CutBlock, plan: Plan, vendor: str | None) -> bool:
+def _is_refusal_certain(one: CutBlock, plan: Plan, vendor: str | None) -> bool:
     version = version_of(plan.engine_version)
     if vendor == "AMD" and one.routed:
         return False
@@ -97,7 +97,7 @@ def _certain(one: CutBlock, plan: Plan, vendor: str | None) -> bool:
     return version < (JOINS_SINCE if one.joined else REFINED_FROM)
 
 
-def _problem(one: CutBlock, plan: Plan, part: ModelSpec) -> Problem:
+def _cut_block_problem(one: CutBlock, plan: Plan, part: ModelSpec) -> Problem:
     what = "its experts' inner size" if one.routed else one.path.removesuffix(".weight").split("*.")[-1]
     reason = (
         f"leaves {one.elements} elements of {what} on a rank, no multiple of the {one.side} that share a scale in {part.name}'s weights: "
@@ -113,7 +113,7 @@ def cut_block_notes(part: ModelSpec, plan: Plan, vendor: str | None) -> Iterator
     said = {
         (one.routed, one.elements, one.side, one.refined)
         for one in cut_blocks(part, plan)
-        if not _certain(one, plan, vendor) and not one.joined
+        if not _is_refusal_certain(one, plan, vendor) and not one.joined
     }
     for routed, elements, side, refined in sorted(said):
         what = "experts" if routed else "a projection"

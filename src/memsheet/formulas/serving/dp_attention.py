@@ -17,7 +17,7 @@ from memsheet.formulas.serving.profiled import SENT, block_bytes
 from memsheet.formulas.serving.sampling import masked_sampler_bytes
 from memsheet.formulas.serving.stages import same_again
 from memsheet.formulas.states.held import Held
-from memsheet.formulas.states.params import tensors
+from memsheet.formulas.states.params import parameter_tensors
 from memsheet.plan.model import Block, ModelSpec, Moe, Role, Weight
 from memsheet.plan.plan import Plan
 from memsheet.references import SGLANG, formula
@@ -35,11 +35,11 @@ def group_plan(plan: Plan) -> Plan:
     SGLang's limits are of all groups: a chunk of a prompt and the requests that may run are divided (v0.5.23 arg_groups/parallel_hook.py:331,
     mem_cache/kv_cache_configurator.py:3128). vLLM's are of one.
     """
-    return plan if plan.mesh.attn_dp == 1 else _grouped(plan)
+    return plan if plan.mesh.attn_dp == 1 else _attention_group_plan(plan)
 
 
 @same_again
-def _grouped(plan: Plan) -> Plan:
+def _attention_group_plan(plan: Plan) -> Plan:
     groups = int(plan.mesh.attn_dp)
     mesh = replace(plan.mesh, dp_replicate=plan.mesh.dp_replicate * groups, tp=plan.mesh.attention_tp, attn_dp=1)
     if plan.engine != "sglang" or plan.max_sequences is None or plan.max_batched_tokens is None:
@@ -58,8 +58,8 @@ def grouped_tensors(part: ModelSpec, plan: Plan) -> tuple[Held, ...]:
     if not parts_ways(plan):
         return loaded_tensors(part, plan)
     inside, of_all, uncut = (loaded_tensors(part, one) for one in (group_plan(plan), plan, alone_plan(plan)))
-    shared, whole = _shared(part, plan), _whole(part, plan)
-    rows = zip((weight for _, weight, _ in tensors(part)), inside, of_all, uncut, strict=True)
+    shared, whole = _shared_cut_predicate(part, plan), _replicated_weight_paths(part, plan)
+    rows = zip((weight for _, weight, _ in parameter_tensors(part)), inside, of_all, uncut, strict=True)
     return tuple(one if weight.path in whole else together if shared(weight) else own for weight, own, together, one in rows)
 
 
@@ -73,7 +73,7 @@ def alone_plan(plan: Plan) -> Plan:
     return replace(plan, mesh=replace(plan.mesh, tp=1, attn_dp=1))
 
 
-def _whole(part: ModelSpec, plan: Plan) -> frozenset[str]:
+def _replicated_weight_paths(part: ModelSpec, plan: Plan) -> frozenset[str]:
     """Paths of what every rank has whole: a shared expert beside tokens that are sent (v0.5.23 models/deepseek_v2.py:873, qwen2_moe.py:369), and
     layers without experts where that is asked for (deepseek_v2.py:2667).
     """
@@ -83,7 +83,7 @@ def _whole(part: ModelSpec, plan: Plan) -> frozenset[str]:
     return frozenset((*shared, *dense))
 
 
-def _shared(part: ModelSpec, plan: Plan) -> Callable[[Weight], bool]:
+def _shared_cut_predicate(part: ModelSpec, plan: Plan) -> Callable[[Weight], bool]:
     """Whether all groups cut a tensor together."""
     forward = {path for s in part.stacks for r in s.runs for block in r.pattern for path in forward_paths(block)}
     return lambda weight: weight.path in forward or (weight.role is Role.HEAD and not plan.dp_lm_head)
@@ -111,15 +111,15 @@ def grouped_layer_bytes(part: ModelSpec, plan: Plan, tokens: Count) -> Bytes:
     for block in dict.fromkeys(block for stack in part.stacks for run in stack.runs for block in run.pattern):
         sizes += block_bytes(replace(block, feed_forward=None), group, tokens)
         by_itself = plan.dispatch == SENT if isinstance(block.feed_forward, Moe) else plan.dp_dense
-        sizes += block_bytes(_forward(block), *((alone_plan(plan), own) if by_itself else (plan, tokens * plan.mesh.attn_dp)))
-    return reduce(_larger, sizes, Bytes.exact(0))
+        sizes += block_bytes(_feed_forward_block(block), *((alone_plan(plan), own) if by_itself else (plan, tokens * plan.mesh.attn_dp)))
+    return reduce(_elementwise_maximum, sizes, Bytes.exact(0))
 
 
-def _forward(block: Block) -> Block:
+def _feed_forward_block(block: Block) -> Block:
     return replace(block, mixers=())
 
 
-def _larger(left: Bytes, right: Bytes) -> Bytes:
+def _elementwise_maximum(left: Bytes, right: Bytes) -> Bytes:
     return Bytes(maximum(left.low, right.low), maximum(left.value, right.value), maximum(left.high, right.high))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from memsheet.arith import Count
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.formulas.serving.loaded import Ways, loaded_items, loaded_tensors
 from memsheet.frozen import dataclass
 from memsheet.plan.defaults import QUANTIZED
@@ -15,7 +15,7 @@ from memsheet.plan.model import Embeddings, ModelSpec, Role, Run, Stack, Weight
 from memsheet.plan.plan import Plan, Quantization, SpeculativeMethod
 from memsheet.plan.speculative import OUTPUT_SHARED_SINCE, OWN_OUTPUT, version_of
 from memsheet.references import SGLANG, VLLM, formula
-from memsheet.sheet import NOTHING, Bytes, Component, Instant, Item, total
+from memsheet.sheet import NOTHING, Bytes, Component, Instant, Item, sum_byte_ranges
 
 PREFIX = "draft."
 """How the rows of a draft begin."""
@@ -48,12 +48,12 @@ def mtp_heads(part: ModelSpec) -> ModelSpec:
     """The checkpoint's own layers for further tokens, with the embedding and the output that they share."""
     stack = part.stacks[-1]
     block = stack.runs[-1].pattern[-1]
-    extras = [weight for number in range(part.ahead) for weight in _joining(f"mtp.{number}", block.hidden)]
+    extras = [weight for number in range(part.ahead) for weight in _mtp_projection_weights(f"mtp.{number}", block.hidden)]
     own = Stack(path="mtp.layers", hidden=stack.hidden, runs=(Run(pattern=(block,), count=part.ahead),))
     return replace(part, stacks=(own,), towers=(), extras=tuple(extras), ahead=0, draft=None)
 
 
-def _joining(path: str, hidden: int) -> tuple[Weight, ...]:
+def _mtp_projection_weights(path: str, hidden: int) -> tuple[Weight, ...]:
     """What brings an embedding and a hidden state into one, and the norm before the output; never quantized, whole on every rank."""
     norms = tuple(Weight(path=f"{path}.{name}.weight", shape=(hidden,), role=Role.NORM) for name in ("enorm", "hnorm", "shared_head.norm"))
     return (*norms, Weight(path=f"{path}.eh_proj.weight", shape=(hidden, 2 * hidden), role=Role.OTHER))
@@ -104,7 +104,7 @@ def stored_format(draft: ModelSpec) -> Quantization | None:
         return None
     weights = QUANTIZED.get(stored.weights) or dtype_named(stored.weights)
     if weights is None:
-        raise refuse("speculative.model", stored.weights, f"is not a known format of {draft.name}")
+        raise input_error("speculative.model", stored.weights, f"is not a known format of {draft.name}")
     return Quantization(weights=weights, skip=stored.skip)
 
 
@@ -119,10 +119,10 @@ def draft_weights(draft: Draft, instants: Sequence[Instant], ways: Ways) -> list
     how = draft.plan.speculative
     rotates = how is not None and how.method is not SpeculativeMethod.MTP
     items = loaded_items(draft.own, draft.plan, loaded_tensors(draft.own, draft.plan), instants, ways)
-    return named([item for item in items if rotates or item.path != "rotary_emb"])
+    return prefix_draft_items([item for item in items if rotates or item.path != "rotary_emb"])
 
 
-def named(items: Iterable[Item]) -> list[Item]:
+def prefix_draft_items(items: Iterable[Item]) -> list[Item]:
     """Rows of the draft."""
     return [replace(item, path=f"{PREFIX}{item.path}") for item in items]
 
@@ -131,7 +131,7 @@ def named(items: Iterable[Item]) -> list[Item]:
     cites=VLLM,
     at="v0.33.0 config/vllm.py:695 uniform_decode_query_len: one and those that were drafted; SGLang speculative_num_draft_tokens",
 )
-def verified(plan: Plan) -> Count:
+def verified_tokens(plan: Plan) -> Count:
     """Tokens of a sequence in a step of decoding: the last one, and those that were drafted."""
     return 1 if plan.speculative is None else 1 + plan.speculative.tokens
 
@@ -160,7 +160,9 @@ def draft_facts(items: Iterable[Item], plan: Plan, per_token: Count) -> dict[str
         if item.path.startswith(PREFIX):
             kinds[item.component] = kinds.get(item.component, NOTHING) + item.largest
     weights = kinds.get(Component.PARAMETERS, NOTHING)
-    others = total(size for kind, size in kinds.items() if kind in (Component.BUFFERS, Component.TEMPORARIES, Component.CUDA_GRAPHS))
+    others = sum_byte_ranges(
+        size for kind, size in kinds.items() if kind in (Component.BUFFERS, Component.TEMPORARIES, Component.CUDA_GRAPHS)
+    )
     return {
         "method": how.method.value, "model": how.model, "tokens": how.tokens, "weights_bytes": weights.value, "kv_bytes_per_token": per_token,
         "kv_cache_bytes": kinds.get(Component.KV_CACHE, NOTHING).value, "other_bytes": others.value,

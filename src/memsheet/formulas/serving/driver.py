@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from memsheet.catalog import overheads
-from memsheet.formulas.runtime import workspaces
+from memsheet.catalog import process_overheads
+from memsheet.formulas.runtime import cublas_workspace_bytes
 from memsheet.plan.device import Cluster
 from memsheet.plan.plan import Plan
 from memsheet.sheet import Bytes, Component, Derived, Fitted, FromCode, Instant, Item
@@ -20,12 +20,12 @@ def driver_items(plan: Plan, cluster: Cluster | None, instants: Iterable[Instant
     """The context at every instant, and cuBLAS's workspace once something was multiplied; nothing where no card is named."""
     if cluster is None:
         return []
-    instants, entry = tuple(instants), overheads()["context"]
+    instants, entry = tuple(instants), process_overheads()["context"]
     measured = Fitted(entry["runs"], entry["hardware"], entry["date"], entry["spread"])
     context = Bytes(entry["low_bytes"], entry["value_bytes"], entry["high_bytes"])
     if cluster.device.backend not in CUDA_LIKE:
         return [Item(Component.CONTEXT, "driver", dict.fromkeys(instants, Bytes(0, context.low, context.high)), UNKNOWN_DRIVER)]
-    most = workspaces(plan, cluster).high
+    most = cublas_workspace_bytes(plan, cluster).high
     late = [instant for instant in instants if instant is not Instant.LOAD]
     items = [Item(Component.CONTEXT, "cuda", dict.fromkeys(instants, context), measured)]
     return [*items, Item(Component.WORKSPACES, "cublas", dict.fromkeys(late, Bytes(0, 0, most)), CUBLAS)] if late else items

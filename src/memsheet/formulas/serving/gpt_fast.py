@@ -7,7 +7,7 @@ from functools import reduce
 from typing import Any
 
 from memsheet.arith import Count, ceil_div, maximum, round_up
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.serving.quantized_ends import linear_ends
@@ -35,7 +35,7 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
     Raises InputError for families and formats that gpt-fast does not have.
     """
     model = stage_model(spec, plan, stage)
-    block, stored = _checked(model, plan)
+    block, stored = _supported_block_and_dtype(model, plan)
     held = tuple(linear_ends(held_tensors(model, plan, Keeping(engine.whole_roles)), plan, stored))
     instants = (Instant.LOAD,) if plan.phase == "load" else (Instant.LOAD, *SERVING)
     weights = parameter_bytes(model, plan, held, engine.sharding)
@@ -59,18 +59,18 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
     return [*found, *outside_tensors(plan, cluster, allocated, loaded=loaded)]
 
 
-def _checked(spec: ModelSpec, plan: Plan) -> tuple[Block, DType | None]:
+def _supported_block_and_dtype(spec: ModelSpec, plan: Plan) -> tuple[Block, DType | None]:
     blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
     strange = next((b.kind for b in blocks if b.kind not in FAMILIES or not isinstance(b.feed_forward, Dense)), None)
     if strange is not None:
-        raise refuse("engine", "gpt-fast", f"is not modelled for {strange}", f"families known: {', '.join(FAMILIES)}")
+        raise input_error("engine", "gpt-fast", f"is not modelled for {strange}", f"families known: {', '.join(FAMILIES)}")
     how = plan.quantization
     if how is None:
         return blocks[0], None
     if how.weights.name == "int8":
         return blocks[0], DType("int8-rows", 8, source="quantize.py: one byte an element, a bf16 scale a row beside it")
     if how.weights.name != "int4":
-        raise refuse("quantization.weights", how.weights.name, "is not what gpt-fast quantizes to", "int8 or int4")
+        raise input_error("quantization.weights", how.weights.name, "is not what gpt-fast quantizes to", "int8 or int4")
     group = how.weights.scales[0].block if how.weights.scales else GROUP
     return blocks[0], DType("int4-groups", 4, scales=(Scale(group, 16), Scale(group, 16)), source="quantize.py: scales_and_zeros in bf16")
 

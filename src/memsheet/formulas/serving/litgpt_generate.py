@@ -11,7 +11,7 @@ from functools import reduce
 from typing import Any
 
 from memsheet.arith import Count, maximum
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.serving.quantized_ends import linear_ends
@@ -40,7 +40,7 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
     Raises InputError for layers that are not attention of grouped heads with a dense feed-forward, and formats that the script lacks.
     """
     model = stage_model(spec, plan, stage)
-    _check(model, plan)
+    _check_litgpt_family(model, plan)
     held = tuple(linear_ends(held_tensors(model, plan), plan))
     instants = (Instant.LOAD,) if plan.phase == "load" else (Instant.LOAD, *SERVING)
     weights = parameter_bytes(model, plan, held, engine.sharding)
@@ -54,16 +54,16 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
     return [*found, *outside_tensors(plan, cluster, allocated, loaded=loaded)]
 
 
-def _check(spec: ModelSpec, plan: Plan) -> None:
+def _check_litgpt_family(spec: ModelSpec, plan: Plan) -> None:
     for block in (block for stack in spec.stacks for run in stack.runs for block in run.pattern):
         if any(not isinstance(m, Attention) for m in block.mixers) or not isinstance(block.feed_forward, Dense):
-            raise refuse("engine", "litgpt", f"does not generate with layers of {block.kind} here", "engine transformers")
+            raise input_error("engine", "litgpt", f"does not generate with layers of {block.kind} here", "engine transformers")
     how = plan.quantization
     if how is not None and how.weights.name not in FORMATS:
-        raise refuse("quantization.weights", how.weights.name, "is not what litgpt quantizes to", "nf4, fp4 or int8")
+        raise input_error("quantization.weights", how.weights.name, "is not what litgpt quantizes to", "nf4, fp4 or int8")
 
 
-def _quantized(held: Iterable[Held], plan: Plan) -> list[Held]:
+def _bitsandbytes_tensors(held: Iterable[Held], plan: Plan) -> list[Held]:
     return [h for h in held if plan.quantization is not None and h.dtype is plan.quantization.weights]
 
 
@@ -73,7 +73,9 @@ def _quantized(held: Iterable[Held], plan: Plan) -> list[Held]:
 )
 def quantizing_bytes(held: tuple[Held, ...], plan: Plan) -> Count:
     """What loading the largest matrix takes besides all weights."""
-    sizes = [FP16.nbytes(h.elements) + (2 if h.dtype is INT8 else 1) * h.dtype.nbytes(h.elements) for h in _quantized(held, plan)]
+    sizes = [
+        FP16.nbytes(h.elements) + (2 if h.dtype is INT8 else 1) * h.dtype.nbytes(h.elements) for h in _bitsandbytes_tensors(held, plan)
+    ]
     return reduce(maximum, sizes, 0)
 
 
@@ -82,7 +84,7 @@ def quantizing_bytes(held: tuple[Held, ...], plan: Plan) -> Count:
 )
 def unpacked_bytes(held: tuple[Held, ...], plan: Plan) -> Count:
     """The largest matrix unpacked for several rows; one row is multiplied packed, and int8 always."""
-    packed = [h for h in _quantized(held, plan) if h.dtype is not INT8]
+    packed = [h for h in _bitsandbytes_tensors(held, plan) if h.dtype is not INT8]
     copy = 0 if plan.precision.compute is FP16 else 1
     return reduce(maximum, (FP16.nbytes(h.elements) + copy * plan.precision.compute.nbytes(h.elements) for h in packed), 0)
 

@@ -87,7 +87,7 @@ def row_scales_bytes(held: Iterable[Held]) -> Count:
     return total
 
 
-def _mixers(part: ModelSpec) -> Iterable[tuple[Mixer, int]]:
+def _mixer_layer_counts(part: ModelSpec) -> Iterable[tuple[Mixer, int]]:
     return ((mixer, run.count) for stack in part.stacks for run in stack.runs for block in run.pattern for mixer in block.mixers)
 
 
@@ -98,7 +98,7 @@ def rope_bytes(part: ModelSpec, dtype: DType) -> int:
     """
     rotated = {
         mixer.qk_rope_head_dim if isinstance(mixer, LatentAttention) else mixer.rotary_dim
-        for mixer, _ in _mixers(part) if isinstance(mixer, Attention | LatentAttention)
+        for mixer, _ in _mixer_layer_counts(part) if isinstance(mixer, Attention | LatentAttention)
     }  # fmt: skip
     return sum(dtype.nbytes((part.max_positions or 0) * size) for size in rotated)
 
@@ -109,7 +109,7 @@ def mla_absorbed_projection_bytes(part: ModelSpec, plan: Plan, *, always: bool =
     if plan.quantization is None and not always:
         return 0
     total: Count = 0
-    for mixer, layers in _mixers(part):
+    for mixer, layers in _mixer_layer_counts(part):
         if isinstance(mixer, LatentAttention):
             rows = ceil_div(mixer.heads, plan.mesh.tp) * (mixer.qk_nope_head_dim + mixer.v_head_dim)
             total = total + layers * plan.precision.compute.nbytes(rows * mixer.kv_lora_rank)
@@ -139,7 +139,7 @@ def padded_experts(held: tuple[Held, ...]) -> dict[str, Bytes]:
     found: dict[str, Bytes] = {}
     for one in held:
         if one.role is Role.EXPERT and one.dtype is MXFP4:
-            stored, padded = one.dtype.nbytes(one.elements), one.dtype.nbytes(_padded(one))
+            stored, padded = one.dtype.nbytes(one.elements), one.dtype.nbytes(_padded_expert_elements(one))
             twice = stored + swizzled_scales_bytes(one.shape)
             size = Bytes(one.times * stored, one.times * twice, one.times * maximum(twice, padded))
             found[module_of(one.path)] = found.get(module_of(one.path), NOTHING) + size
@@ -150,7 +150,7 @@ def padded_experts(held: tuple[Held, ...]) -> dict[str, Bytes]:
     return found
 
 
-def _padded(held: Held) -> Count:
+def _padded_expert_elements(held: Held) -> Count:
     """Elements of (experts, in, out) with the inner and the hidden size padded; both gates lie in one output."""
     experts, inputs, outputs = held.shape
     gates = 1 if "down" in held.path else 2

@@ -12,7 +12,7 @@ from enum import Enum
 
 from memsheet.arith import Count, ceil_div, maximum, minimum
 from memsheet.engines.vllm import Release
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token, recurrent_elements
 from memsheet.formulas.serving.states import convolution_elements
 from memsheet.frozen import dataclass
@@ -69,21 +69,21 @@ def state_page_bytes(mixer: Mixer, dtype: DType, tp: int) -> Count:
 def kinds_of(part: ModelSpec, plan: Plan, release: Release) -> tuple[Kind, ...]:
     """The kinds of a stage's layers, before their pages are made equal. Raises InputError for what the engine keeps elsewhere."""
     found: dict[Kind, int] = {}
-    for kind in _layers(part, plan, release):
+    for kind in _cache_group_kinds(part, plan, release):
         alike = replace(kind, layers=1)
         found[alike] = found.get(alike, 0) + kind.layers
     return tuple(replace(kind, layers=layers) for kind, layers in found.items())
 
 
-def _layers(part: ModelSpec, plan: Plan, release: Release) -> Iterator[Kind]:
+def _cache_group_kinds(part: ModelSpec, plan: Plan, release: Release) -> Iterator[Kind]:
     assert plan.kv_dtype is not None
     assert plan.page_tokens is not None
     if any(stack.role == "encoder" for stack in part.stacks):
-        raise refuse("model", part.name, f"has an encoder, whose cache is not modelled for {plan.engine} yet", "--engine transformers")
+        raise input_error("model", part.name, f"has an encoder, whose cache is not modelled for {plan.engine} yet", "--engine transformers")
     for _, mixer, layers in caching_layers(part):
         match mixer:
             case CrossAttention():
-                raise refuse("model", part.name, f"reads another sequence, whose cache is not modelled for {plan.engine} yet", "--engine transformers")  # fmt: skip
+                raise input_error("model", part.name, f"reads another sequence, whose cache is not modelled for {plan.engine} yet", "--engine transformers")  # fmt: skip
             case Attention() | LatentAttention():
                 window = mixer.window if isinstance(mixer, Attention) and release.window_pages else None
                 yield Kind(
@@ -91,7 +91,7 @@ def _layers(part: ModelSpec, plan: Plan, release: Release) -> Iterator[Kind]:
                     page_bytes=page_bytes(mixer, plan.kv_dtype, plan.page_tokens, plan.mesh.tp),
                 )  # fmt: skip
             case Recurrent():
-                raise refuse("model", part.name, f"is of a family that {plan.engine} does not serve", "--engine transformers")
+                raise input_error("model", part.name, f"is of a family that {plan.engine} does not serve", "--engine transformers")
             case _:
                 size = state_page_bytes(mixer, plan.precision.compute, plan.mesh.tp)
                 yield Kind(kept=Kept.STATE, block_tokens=0, page_bytes=size, layers=layers)
@@ -105,14 +105,14 @@ def layout_of(kinds: tuple[Kind, ...], release: Release) -> Layout:
     if not kinds:
         return Layout(groups=(), block_bytes=0)
     if len({(kind.kept, kind.reach) for kind in kinds}) == 1:
-        return Layout(groups=(_merged(kinds),), block_bytes=sum(kind.layers * kind.page_bytes for kind in kinds))
+        return Layout(groups=(_merge_page_kinds(kinds),), block_bytes=sum(kind.layers * kind.page_bytes for kind in kinds))
     equal = _equal_pages(_beside_states(kinds))
     size = _group_size([kind.layers for kind in equal], release)
     groups = [kind for kind in equal for _ in range(-(-kind.layers // size))]
     return Layout(groups=tuple(replace(kind, layers=size) for kind in groups), block_bytes=size * equal[0].page_bytes)
 
 
-def _merged(kinds: tuple[Kind, ...]) -> Kind:
+def _merge_page_kinds(kinds: tuple[Kind, ...]) -> Kind:
     return replace(kinds[0], layers=sum(kind.layers for kind in kinds), page_bytes=max(kind.page_bytes for kind in kinds))
 
 
@@ -122,11 +122,11 @@ def _beside_states(kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
     if not states:
         return kinds
     largest = max(states)
-    return tuple(kind if kind.kept is Kept.STATE else _grown(kind, largest) for kind in kinds)
+    return tuple(kind if kind.kept is Kept.STATE else _enlarge_page_to_state(kind, largest) for kind in kinds)
 
 
 @formula(cites=VLLM, at="v0.11.0 model_executor/models/config.py:367: the fewest multiples of 16 tokens whose page holds a state")
-def _grown(kind: Kind, state_bytes: Count) -> Kind:
+def _enlarge_page_to_state(kind: Kind, state_bytes: Count) -> Kind:
     per_token = kind.page_bytes // kind.block_tokens
     tokens = max(kind.block_tokens, STATE_ALIGNMENT * -(-state_bytes // (STATE_ALIGNMENT * per_token)))
     return replace(kind, block_tokens=tokens, page_bytes=tokens * per_token)

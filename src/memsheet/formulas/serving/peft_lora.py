@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from memsheet.arith import Count, maximum
 from memsheet.formulas.states.held import module_of
-from memsheet.formulas.states.params import tensors, tower_tensors
+from memsheet.formulas.states.params import parameter_tensors, tower_tensors
 from memsheet.plan.dtypes import DType
 from memsheet.plan.model import ModelSpec, Role, Weight
 from memsheet.plan.plan import Plan, ServedAdapters
@@ -44,14 +44,14 @@ def branch_item(part: ModelSpec, plan: Plan, tokens: Mapping[Instant, tuple[Coun
 )
 def pairs_of(part: ModelSpec, served: ServedAdapters) -> Iterator[tuple[str, Count]]:
     """(module, bytes of the pairs of all adapters) of every target."""
-    for path, weight, times in _targeted(part, served):
+    for path, weight, times in _peft_target_weights(part, served):
         out, width = weight.shape
         yield module_of(path), times * served.dtype.nbytes(served.slots * served.rank * (width + out))
 
 
-def _targeted(part: ModelSpec, served: ServedAdapters) -> Iterator[tuple[str, Weight, int]]:
+def _peft_target_weights(part: ModelSpec, served: ServedAdapters) -> Iterator[tuple[str, Weight, int]]:
     towers = {path for path, _, _ in tower_tensors(part)}
-    for path, weight, times in tensors(part):
+    for path, weight, times in parameter_tensors(part):
         linear = weight.role is Role.LINEAR and path.endswith(".weight") and len(weight.shape) == 2
         if linear and path not in towers and (served.targets is None or path.split(".")[-2] in served.targets):
             yield path, weight, times
@@ -65,7 +65,7 @@ def branch_width(part: ModelSpec, served: ServedAdapters, computed: DType) -> Co
     the branch scaled and the sum.
     """
     widest: Count = 0
-    for _, weight, _ in _targeted(part, served):
+    for _, weight, _ in _peft_target_weights(part, served):
         out, width = weight.shape
         cast = 0 if served.dtype is computed else width
         widest = maximum(widest, served.dtype.nbytes(cast + 2 * out))

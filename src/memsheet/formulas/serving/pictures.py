@@ -10,7 +10,7 @@ from memsheet.formulas.serving.work import MERGED_PATCHES
 from memsheet.plan.model import ModelSpec, Picture, Tower
 from memsheet.plan.plan import Plan
 from memsheet.references import VLLM, formula
-from memsheet.sheet import NOTHING, Bytes, total
+from memsheet.sheet import NOTHING, Bytes, sum_byte_ranges
 
 COPIED = (Shown.BATCH, Shown.PICTURE)
 
@@ -22,7 +22,7 @@ def kept_pictures(part: ModelSpec, plan: Plan, release: Release) -> Bytes:
     """Bytes on a rank of a stage that has towers: pictures, what became of them, and copies of that, until the run ends."""
     if release.shown is Shown.NONE:
         return NOTHING
-    return total([_of_tower(tower, part, plan, release) for tower in part.towers]) if part.towers else NOTHING
+    return sum_byte_ranges([_of_tower(tower, part, plan, release) for tower in part.towers]) if part.towers else NOTHING
 
 
 def _of_tower(tower: Tower, part: ModelSpec, plan: Plan, release: Release) -> Bytes:
@@ -30,7 +30,7 @@ def _of_tower(tower: Tower, part: ModelSpec, plan: Plan, release: Release) -> By
         return unsized_bytes(tower, part.hidden, plan)
     fewest = shown_pictures(plan, tower.largest.places, more=release.shown is Shown.MORE)
     most = shown_pictures(plan, tower.largest.embeddings, more=release.shown is Shown.MORE)
-    low, high = (_kept(tower.largest, number, part, plan, release) for number in (fewest, most))
+    low, high = (_encoder_output_bytes(tower.largest, number, part, plan, release) for number in (fewest, most))
     return Bytes(low, low if release.shown in COPIED else high, high)  # releases that copy count places, others what is embedded
 
 
@@ -47,7 +47,7 @@ def shown_pictures(plan: Plan, tokens: Count, *, more: bool = False) -> Count:
     return maximum(1, minimum(fitting, plan.max_sequences * each))
 
 
-def _kept(picture: Picture, number: Count, part: ModelSpec, plan: Plan, release: Release) -> Count:
+def _encoder_output_bytes(picture: Picture, number: Count, part: ModelSpec, plan: Plan, release: Release) -> Count:
     """A runner that counts every request's tokens lets go of the pictures themselves (v0.33.0 v1/worker/gpu/mm/encoder_runner.py:139)."""
     seen = 0 if release.sampler_of(part.model_type).counts else picture.pixels
     elements = number * (picture.embeddings * part.hidden + seen)

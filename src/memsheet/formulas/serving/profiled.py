@@ -42,10 +42,10 @@ class Peak:
     def total(self) -> Bytes:
         """The higher of the two, each with what it stands on: no hidden states are left beside a layer."""
         drawn = self.resting + self.sampler
-        return self.pictures + _larger(self.layer, drawn)
+        return self.pictures + _larger_byte_range(self.layer, drawn)
 
 
-def profiled(part: ModelSpec, plan: Plan, release: Release, tokens: Count) -> Peak:
+def profile_run_peak(part: ModelSpec, plan: Plan, release: Release, tokens: Count) -> Peak:
     """The peak of a run of ``tokens`` on a rank of a stage. Stages before the last have no sampler."""
     assert plan.max_sequences is not None
     rows, dtype, pictures = minimum(tokens, plan.max_sequences), plan.precision.compute, kept_pictures(part, plan, release)
@@ -70,7 +70,7 @@ def layer_bytes(part: ModelSpec, plan: Plan, tokens: Count) -> Bytes:
     blocks = dict.fromkeys(block for stack in part.stacks for run in stack.runs for block in run.pattern)
     sizes = [size for block in blocks for size in block_bytes(block, plan, tokens)]
     nothing = Bytes.exact(0)
-    widest = reduce(_larger, sizes, nothing)
+    widest = reduce(_larger_byte_range, sizes, nothing)
     if not part.towers:
         return widest
     return Bytes(widest.low, widest.value, maximum(widest.high, pictures_bytes(part, plan, tokens)))
@@ -95,7 +95,7 @@ def pictures_bytes(part: ModelSpec, plan: Plan, tokens: Count) -> Count:
     return most
 
 
-def _larger(left: Bytes, right: Bytes) -> Bytes:
+def _larger_byte_range(left: Bytes, right: Bytes) -> Bytes:
     return Bytes(maximum(left.low, right.low), maximum(left.value, right.value), maximum(left.high, right.high))
 
 
@@ -120,7 +120,7 @@ def block_bytes(block: Block, plan: Plan, tokens: Count) -> list[Bytes]:
     cites=VLLM,
     at="v0.33.0 layers/fused_moe/config.py:1207 experts over tp · dp ranks, all2all.py:116 the tokens of all of them gathered (the usual backend)",
 )
-def sharing(plan: Plan) -> Count:
+def groups_sharing_experts(plan: Plan) -> Count:
     """Groups of tensor-parallel ranks whose tokens go to the same experts: one, unless experts are cut or dealt over several (dp_attention)."""
     return maximum(1, maximum(plan.mesh.ep, plan.mesh.etp) // maximum(1, plan.mesh.tp))
 
@@ -132,7 +132,7 @@ SENT = "deepep"
 @formula(cites=DEEPEP_BUFFERS, at="deep_ep/buffers/legacy.py dispatch: a token goes to the ranks of its experts alone")
 def gathered_groups(plan: Plan) -> Count:
     """Groups whose tokens come together on every rank: all that share experts, unless tokens are sent."""
-    return 1 if plan.dispatch == SENT else sharing(plan)
+    return 1 if plan.dispatch == SENT else groups_sharing_experts(plan)
 
 
 @formula(cites=DEEPEP_BUFFERS, at="deep_ep/buffers/legacy.py dispatch: a rank receives a token once, whichever of its experts it goes to")

@@ -14,7 +14,7 @@ from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack, outside_tensors
 from memsheet.formulas.serving.all_logits import prompt_logits_bytes
 from memsheet.formulas.serving.assisted import assistant_facts, assistant_items
-from memsheet.formulas.serving.drafts import verified, with_draft
+from memsheet.formulas.serving.drafts import verified_tokens, with_draft
 from memsheet.formulas.serving.kv_cache import bytes_per_token, cache_bytes
 from memsheet.formulas.serving.peft_lora import branch_item, peft_items
 from memsheet.formulas.serving.quantized_ends import untied_bytes
@@ -42,10 +42,10 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
     tensors = serving_items(part, plan, engine)
     tensors += assistant_items(part, plan, lambda model, own: serving_items(model, replace(own, speculative=None), engine))
     loaded = sum(i.at[Instant.LOAD].value for i in tensors if i.component is Component.PARAMETERS)
-    return [*tensors, *outside_tensors(plan, cluster, _allocated(tensors), loaded=loaded)]
+    return [*tensors, *outside_tensors(plan, cluster, _tensor_bytes_by_instant(tensors), loaded=loaded)]
 
 
-def _allocated(tensors: list[Item]) -> dict[Instant, Count]:
+def _tensor_bytes_by_instant(tensors: list[Item]) -> dict[Instant, Count]:
     """Tensor bytes at each instant."""
     found: dict[Instant, Count] = {}
     for item in (i for i in tensors if i.component is not Component.ALLOCATOR_SLACK):
@@ -75,7 +75,7 @@ def splits_latent(spec: ModelSpec) -> bool:
     return all(b.kind in TP_LATENT for b in blocks if any(isinstance(m, LatentAttention) for m in b.mixers))
 
 
-def _lengths(plan: Plan) -> tuple[Count, Count]:
+def _full_and_prompt_tokens(plan: Plan) -> tuple[Count, Count]:
     """Tokens of a sequence when it is full, and of its prompt."""
     full: Count = 0 if plan.max_model_len is None else plan.max_model_len
     return full, plan.prompt_tokens if plan.prompt_tokens is not None else full
@@ -83,19 +83,19 @@ def _lengths(plan: Plan) -> tuple[Count, Count]:
 
 def _cache_items(spec: ModelSpec, plan: Plan) -> list[Item]:
     assert plan.kv_dtype is not None
-    full, prompt = _lengths(plan)
+    full, prompt = _full_and_prompt_tokens(plan)
     sequences: Count = 1 if plan.max_sequences is None else plan.max_sequences
     common: dict[str, Any] = {"tp": plan.mesh.tp, "memory_tokens": _memory_tokens(spec, prompt), "states": plan.precision.compute}
     after = cache_bytes(spec, plan.kv_dtype, prompt, sequences, whole=True, **common)
     late = cache_bytes(spec, plan.kv_dtype, full, sequences, **common)
     known = plan.prompt_tokens is not None  # else prompts may be short, and windowed layers never hold more than their window
     return [
-        Item(Component.KV_CACHE, path, {Instant.PREFILL: _prefilled(after.get(path, 0), late.get(path, 0), known=known), Instant.DECODE: Bytes.exact(late.get(path, 0))}, CACHE)
+        Item(Component.KV_CACHE, path, {Instant.PREFILL: _prefill_cache_bytes(after.get(path, 0), late.get(path, 0), known=known), Instant.DECODE: Bytes.exact(late.get(path, 0))}, CACHE)
         for path in dict.fromkeys((*after, *late))
     ]  # fmt: skip
 
 
-def _prefilled(after: Count, late: Count, *, known: bool) -> Bytes:
+def _prefill_cache_bytes(after: Count, late: Count, *, known: bool) -> Bytes:
     return Bytes.exact(after) if known else Bytes(minimum(after, late), after, after)
 
 
@@ -110,18 +110,18 @@ def _working_items(spec: ModelSpec, plan: Plan, engine: Engine, held: tuple[Held
     """Temporaries of the widest layer and the logits. Without --prompt-tokens nobody says whether prompts are read one by one or
     all at once: the low end is one token each, the value one full sequence, the high end the whole batch.
     """
-    full, prompt = _lengths(plan)
+    full, prompt = _full_and_prompt_tokens(plan)
     sequences: Count = 1 if plan.max_sequences is None else plan.max_sequences
     prompts = Work(sequences=sequences, tokens=prompt, memory=_memory_tokens(spec, prompt))
-    batch, step = largest_layer_bytes(spec, plan, engine, prompts), _step(spec, plan, engine, full, sequences)
-    grown = _beyond(_step(spec, plan, engine, full, sequences, growing=True), step)
+    batch, step = largest_layer_bytes(spec, plan, engine, prompts), _decode_step_bytes(spec, plan, engine, full, sequences)
+    grown = _excess_bytes(_decode_step_bytes(spec, plan, engine, full, sequences, growing=True), step)
     one = (
         batch
         if plan.prompt_tokens is not None
         else largest_layer_bytes(spec, plan, engine, Work(sequences=1, tokens=prompt, memory=prompts.memory))
     )
     low = batch.low if plan.prompt_tokens is not None else minimum(step.low, one.low)
-    evidence: Evidence = Cited(TRANSFORMERS, "the block's operations without saving") if _exact(spec, plan) else BY_HAND
+    evidence: Evidence = Cited(TRANSFORMERS, "the block's operations without saving") if _follows_training_code(spec, plan) else BY_HAND
     at = {Instant.PREFILL: Bytes(minimum(low, one.value), one.value, maximum(batch.high, one.value)), Instant.DECODE: step}
     items = [
         Item(Component.TEMPORARIES, "widest_layer", at, evidence),
@@ -131,23 +131,23 @@ def _working_items(spec: ModelSpec, plan: Plan, engine: Engine, held: tuple[Held
     if plan.quantization is not None:
         matrix = Bytes(0, 0, dequantized_bytes(held, plan))
         items.append(Item(Component.TEMPORARIES, "dequantized_weight", dict.fromkeys(at, matrix), Cited(QLORA, "section 3")))
-    if not _exact(spec, plan):  # where it is, the layer's own operations have the adapter's among them
+    if not _follows_training_code(spec, plan):  # where it is, the layer's own operations have the adapter's among them
         items += branch_item(spec, plan, {Instant.PREFILL: (prompt, sequences * prompt), Instant.DECODE: (sequences, sequences)})
     if spec.towers:
         items.append(Item(Component.TEMPORARIES, "vision_tower", {Instant.PREFILL: Bytes(0, 0, tower_bytes(spec, plan, prompts))}, TOWER))
     return [item for item in items if any(type(size.high) is not int or size.high for size in item.at.values())]
 
 
-def _step(spec: ModelSpec, plan: Plan, engine: Engine, cached: Count, sequences: Count, *, growing: bool = False) -> Bytes:
+def _decode_step_bytes(spec: ModelSpec, plan: Plan, engine: Engine, cached: Count, sequences: Count, *, growing: bool = False) -> Bytes:
     """The widest layer while each sequence makes a token over ``cached`` ones."""
-    _, prompt = _lengths(plan)
+    _, prompt = _full_and_prompt_tokens(plan)
     memory = _memory_tokens(spec, prompt)
     return largest_layer_bytes(
-        spec, plan, engine, Work(sequences=sequences, tokens=verified(plan), cached=cached, memory=memory, growing=growing)
+        spec, plan, engine, Work(sequences=sequences, tokens=verified_tokens(plan), cached=cached, memory=memory, growing=growing)
     )
 
 
-def _beyond(whole: Bytes, part: Bytes) -> Bytes:
+def _excess_bytes(whole: Bytes, part: Bytes) -> Bytes:
     """What there is to add to ``part``, and at its high end."""
     more = maximum(0, whole.value - part.value)
     return Bytes(0, more, maximum(more, whole.high - part.high))
@@ -163,12 +163,14 @@ def logits_bytes(spec: ModelSpec, plan: Plan, sequences: Count) -> tuple[Count, 
 def _logits_beside(spec: ModelSpec, plan: Plan, sequences: Count, prompt: Bytes, step: Bytes) -> dict[Instant, Bytes]:
     """What logits take besides the widest layer: they are made when it is gone, and no earlier ones are there while prompts are read."""
     kept, made = logits_bytes(spec, plan, sequences)
-    whole = maximum(made, prompt_logits_bytes(spec, plan, _lengths(plan)[1], sequences))  # of every position, in old versions
+    whole = maximum(
+        made, prompt_logits_bytes(spec, plan, _full_and_prompt_tokens(plan)[1], sequences)
+    )  # of every position, in old versions
     first, later = maximum(0, whole - prompt.value), kept + maximum(0, made - step.value)
     return {Instant.PREFILL: Bytes(first, first, whole), Instant.DECODE: Bytes(later, later, kept + made)}
 
 
-def _exact(spec: ModelSpec, plan: Plan) -> bool:
+def _follows_training_code(spec: ModelSpec, plan: Plan) -> bool:
     return (
         all(served_as_trained(b) for s in spec.stacks for r in s.runs for b in r.pattern)
         and isinstance(plan.mesh.tp, int)
@@ -189,7 +191,7 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sh
     found: dict[str, Any] = {
         "kv_bytes_per_token": bytes_per_token(spec, plan.kv_dtype),
         "kv_bytes_per_token_per_rank": max(bytes_per_token(part, plan.kv_dtype, plan.mesh.tp) for part in stages),
-        "kv_bytes_per_sequence": sum(_sequence(spec, plan, full, tp=1).values()),
+        "kv_bytes_per_sequence": sum(_sequence_cache_bytes(spec, plan, full, tp=1).values()),
         "kv_tokens": 0,
         "pages": 0,
         "max_sequences": {},
@@ -199,36 +201,39 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sh
     if cluster is None or plan.phase == "load":
         return found
     lengths = sorted({*(n for n in LENGTHS if n <= (spec.max_positions or full)), full} - {0})
-    rooms = [_room(part, plan, sheet, cluster, lengths) for part, sheet in zip(stages, sheets, strict=True)]
+    rooms = [_sequences_by_length(part, plan, sheet, cluster, lengths) for part, sheet in zip(stages, sheets, strict=True)]
     bound = 1 if plan.speculative is not None else MOST  # transformers assists one sequence (generation/utils.py:4029)
     counts = {n: [count for room in rooms if (count := room[n]) is not None] for n in lengths}
     found["max_sequences"] = {str(n): min(bound, *held) for n, held in counts.items() if held}
-    free = [(_free(sheet, cluster), bytes_per_token(part, plan.kv_dtype, plan.mesh.tp)) for part, sheet in zip(stages, sheets, strict=True)]
+    free = [
+        (_free_card_bytes(sheet, cluster), bytes_per_token(part, plan.kv_dtype, plan.mesh.tp))
+        for part, sheet in zip(stages, sheets, strict=True)
+    ]
     found["kv_tokens"] = min((max(0, left // a_token) for left, a_token in free if a_token), default=0)
     return found
 
 
-def _sequence(spec: ModelSpec, plan: Plan, tokens: int, *, tp: Count) -> dict[str, Count]:
+def _sequence_cache_bytes(spec: ModelSpec, plan: Plan, tokens: int, *, tp: Count) -> dict[str, Count]:
     assert plan.kv_dtype is not None
-    memory = _memory_tokens(spec, _lengths(plan)[1])
+    memory = _memory_tokens(spec, _full_and_prompt_tokens(plan)[1])
     return cache_bytes(spec, plan.kv_dtype, tokens, 1, states=plan.precision.compute, tp=tp, memory_tokens=memory)
 
 
-def _room(part: ModelSpec, plan: Plan, sheet: Sheet, cluster: Cluster, lengths: list[int]) -> dict[int, int | None]:
+def _sequences_by_length(part: ModelSpec, plan: Plan, sheet: Sheet, cluster: Cluster, lengths: list[int]) -> dict[int, int | None]:
     """Sequences of each length that a stage's rank holds with what each one takes while decoding; None where it keeps nothing of them."""
     engine = find_engine(plan.engine)
     assert engine is not None
     working = sum(i.at[Instant.DECODE].value for i in sheet.items if i.component is Component.TEMPORARIES and Instant.DECODE in i.at)
-    free, found = _free(sheet, cluster) + working, dict[int, int | None]()
+    free, found = _free_card_bytes(sheet, cluster) + working, dict[int, int | None]()
     for n in lengths:
-        cache = sum(_sequence(part, plan, n, tp=plan.mesh.tp).values())
+        cache = sum(_sequence_cache_bytes(part, plan, n, tp=plan.mesh.tp).values())
         kept, made = logits_bytes(part, plan, 1)
-        takes = cache + kept + maximum(_step(part, plan, engine, n, 1, growing=True).value, made)
+        takes = cache + kept + maximum(_decode_step_bytes(part, plan, engine, n, 1, growing=True).value, made)
         found[n] = max(0, free // takes) if cache else None
     return found
 
 
-def _free(sheet: Sheet, cluster: Cluster) -> int:
+def _free_card_bytes(sheet: Sheet, cluster: Cluster) -> int:
     """What a card has left for the cache while decoding."""
     used = sheet.at(Instant.DECODE, without=()).value - sheet.of(Component.KV_CACHE, instant=Instant.DECODE).value
     return int(cluster.device.framework_bytes - used)

@@ -7,14 +7,14 @@ from functools import reduce
 
 from memsheet.arith import Count, at_least, ceil_div, maximum, where
 from memsheet.engines.verified import TP_LATENT
-from memsheet.formulas.activations import numerics
+from memsheet.formulas.activations import run_config_of
 from memsheet.formulas.model_code.transformers.blocks import served_as_trained
-from memsheet.formulas.model_code.transformers.code import block_axes, block_numerics, masks, shared_tables
+from memsheet.formulas.model_code.transformers.code import block_axes, block_numerics, mask_and_rotary_bytes, shared_tables
 from memsheet.formulas.numerics import writes_scores
-from memsheet.formulas.recordings import record
+from memsheet.formulas.recordings import record_block
 from memsheet.formulas.serving.kv_cache import copied_elements_per_token, kept_tokens, latent_elements_per_token
 from memsheet.formulas.states.held import Held
-from memsheet.formulas.tapes.evaluate import evaluate
+from memsheet.formulas.tapes.evaluate import evaluate_tape
 from memsheet.plan.dtypes import BOOL, FP32, DType
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import (
@@ -34,7 +34,7 @@ from memsheet.plan.model import (
 )
 from memsheet.plan.plan import AttentionKind, Plan, RecomputeMode
 from memsheet.references import DEEPSEEK_V2, QLORA, TRANSFORMERS, TRANSFORMERS_CACHE, formula
-from memsheet.sheet import NOTHING, Bytes, total
+from memsheet.sheet import NOTHING, Bytes, sum_byte_ranges
 
 DEQUANTIZED = ("nf4", "fp4", "int8", "int4", "awq", "gptq")
 """Formats whose kernels may write a matrix in the compute dtype before they multiply by it (bitsandbytes MatMul4Bit always)."""
@@ -72,17 +72,17 @@ class Work:
 def largest_layer_bytes(spec: ModelSpec, plan: Plan, engine: Engine, work: Work) -> Bytes:
     """The layer that takes most while ``work`` passes through it, its input and what it makes of the cache included."""
     blocks = dict.fromkeys(block for stack in spec.stacks for run in stack.runs for block in run.pattern)
-    sizes = [_block_bytes(block, spec, plan, engine, work) + _attended(block, plan, work) for block in blocks]
-    return reduce(_larger, sizes, NOTHING)
+    sizes = [_block_bytes(block, spec, plan, engine, work) + _cached_attention_bytes(block, plan, work) for block in blocks]
+    return reduce(_larger_by_value, sizes, NOTHING)
 
 
-def _larger(a: Bytes, b: Bytes) -> Bytes:
+def _larger_by_value(a: Bytes, b: Bytes) -> Bytes:
     """The one with the larger value, element by element for arrays; the higher of both high ends."""
     first = at_least(a.value, b.value)
     return Bytes(where(first, a.low, b.low), where(first, a.value, b.value), maximum(a.high, b.high))
 
 
-def _recorded(block: Block, plan: Plan, work: Work) -> bool:
+def _has_recorded_operations(block: Block, plan: Plan, work: Work) -> bool:
     """Whether the layer's operations are listed one by one; a single token's eager scores are no matrix."""
     return (
         served_as_trained(block)
@@ -92,16 +92,18 @@ def _recorded(block: Block, plan: Plan, work: Work) -> bool:
 
 
 def _block_bytes(block: Block, spec: ModelSpec, plan: Plan, engine: Engine, work: Work) -> Bytes:
-    if not _recorded(block, plan, work):
-        return _listed(block, plan, work)
+    if not _has_recorded_operations(block, plan, work):
+        return _widest_operation_bytes(block, plan, work)
     quiet = replace(
         plan, microbatch=work.sequences, seq_len=work.tokens, recompute=replace(plan.recompute, mode=RecomputeMode.NONE),
         adapter=plan.served_adapters.alone if plan.served_adapters else None, quantization=None,
     )  # fmt: skip
     alone = replace(quiet, mesh=replace(quiet.mesh, tp=1))  # what training's tensor parallelism keeps is not kept here
-    how = block_numerics(block, quiet, replace(numerics(alone, engine), autocast=None))
-    part = evaluate(record(block, how, saving=False), block_axes(block, quiet), "", release=True)
-    shared = masks(spec, quiet, how).total + work.sequences * shared_tables(spec, quiet, how).total  # generate counts each one's positions
+    how = block_numerics(block, quiet, replace(run_config_of(alone, engine), autocast=None))
+    part = evaluate_tape(record_block(block, how, saving=False), block_axes(block, quiet), "", release=True)
+    shared = (
+        mask_and_rotary_bytes(spec, quiet, how).total + work.sequences * shared_tables(spec, quiet, how).total
+    )  # generate counts each one's positions
     lasting = max(1, len(spec.embeddings.weights)) + (block.kind in NAMED_ATTENTION)  # what each table gave stays through the forward
     named = lasting * part.arriving.total
     size = part.forward.total + shared + named
@@ -109,7 +111,7 @@ def _block_bytes(block: Block, spec: ModelSpec, plan: Plan, engine: Engine, work
     return Bytes(where(whole, size, size * 3 // 4), size, where(whole, size, size * 5 // 4))
 
 
-def _listed(block: Block, plan: Plan, work: Work) -> Bytes:
+def _widest_operation_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
     """A layer of which only the widest operations are known: its attention with the scores, or its feed-forward."""
     whole, traced = at_least(1, plan.mesh.tp), block.kind in TRACED_EXPERTS and isinstance(block.feed_forward, Moe)
 
@@ -119,16 +121,16 @@ def _listed(block: Block, plan: Plan, work: Work) -> Bytes:
             return Bytes(where(whole, size, size * 3 // 4), size, where(whole, size, size * 5 // 4))
         return Bytes(size // 2, size, 2 * size)
 
-    attention = sized(_mixing_width(block)) + _unrecorded_scores(block, plan, work) + _scan(block, work)
+    attention = sized(_mixing_width(block)) + _unrecorded_scores(block, plan, work) + _chunked_scan_bytes(block, work)
     ff = block.feed_forward
-    return attention if ff is None else _larger(attention, sized(_feed_forward_width(ff, block.kind, block.hidden, plan.mesh.tp)))
+    return attention if ff is None else _larger_by_value(attention, sized(_feed_forward_width(ff, block.kind, block.hidden, plan.mesh.tp)))
 
 
 @formula(
     cites=TRANSFORMERS,
     at="mamba2_chunk_scan (modeling_mamba2.py:257) without mamba-ssm: what is named at its last sum, in fp32; low: with that package's kernel",
 )
-def _scan(block: Block, work: Work) -> Bytes:
+def _chunked_scan_bytes(block: Block, work: Work) -> Bytes:
     """A scan in chunks over prompts: 7 tensors of the width, 3 with a state and 3 with a chunk for each head, the chunks' states."""
     if not (isinstance(work.cached, int) and work.cached == 0):
         return NOTHING
@@ -136,7 +138,7 @@ def _scan(block: Block, work: Work) -> Bytes:
     for m in (m for m in block.mixers if isinstance(m, StateSpace) and m.kind == "mamba2"):
         a_token = 7 * m.inner + m.heads * (3 * m.state + 3 * SCAN_CHUNK + 4)
         made = FP32.nbytes(work.sequences * (chunks * SCAN_CHUNK * a_token + (chunks + 2) * m.inner * m.state))
-        size = _larger(size, Bytes(0, made, made))
+        size = _larger_by_value(size, Bytes(0, made, made))
     return size
 
 
@@ -200,18 +202,18 @@ def _unrecorded_scores(block: Block, plan: Plan, work: Work) -> Bytes:
             extra = compute.nbytes(rows * over + work.sequences * over * repeated_elements_per_token(mixer, plan.mesh.tp))
             scores = _rank_heads(block, mixer, plan.mesh.tp) * rows * over
             found.append((sink_bytes(scores, compute) if block.kind in SINKS else score_bytes(scores, compute)) + Bytes(0, extra, extra))
-    return reduce(_larger, found, NOTHING)
+    return reduce(_larger_by_value, found, NOTHING)
 
 
-def _attended(block: Block, plan: Plan, work: Work) -> Bytes:
+def _cached_attention_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
     """What attention makes of cached keys in decode, or of a padded batch of prompts."""
     if isinstance(work.cached, int) and work.cached == 0:
-        return Bytes(0, 0, reduce(maximum, (_padding(m, plan, work) for m in block.mixers), 0))
-    mixing = reduce(_larger, (_mixed(block, mixer, plan, work) for mixer in block.mixers), NOTHING)
-    return _larger(mixing, _gathered(block, plan, work))
+        return Bytes(0, 0, reduce(maximum, (_padded_prompt_bytes(m, plan, work) for m in block.mixers), 0))
+    mixing = reduce(_larger_by_value, (_mixer_decode_bytes(block, mixer, plan, work) for mixer in block.mixers), NOTHING)
+    return _larger_by_value(mixing, _gathered_expert_bytes(block, plan, work))
 
 
-def _mixed(block: Block, mixer: Mixer, plan: Plan, work: Work) -> Bytes:
+def _mixer_decode_bytes(block: Block, mixer: Mixer, plan: Plan, work: Work) -> Bytes:
     """One mixer's work over its cache. A cache has grown before attention begins; a quantized one lets go of the old one only then."""
     over = _over_cache(block, mixer, plan, work)
     if not work.growing:
@@ -219,7 +221,7 @@ def _mixed(block: Block, mixer: Mixer, plan: Plan, work: Work) -> Bytes:
     if plan.kv_dtype is not None and plan.kv_dtype is not plan.precision.compute:
         return over + Bytes.exact(2 * grown_bytes(mixer, plan, work))
     grown = grown_bytes(mixer, plan, work)
-    return _larger(over, Bytes(0, grown, 2 * grown))
+    return _larger_by_value(over, Bytes(0, grown, 2 * grown))
 
 
 @formula(cites=TRANSFORMERS_CACHE, at="DynamicLayer.update: torch.cat makes new keys, then new values, while the old ones are there")
@@ -233,7 +235,7 @@ def grown_bytes(mixer: Mixer, plan: Plan, work: Work) -> Count:
     cites=TRANSFORMERS,
     at="sdpa_attention_forward: a mask rules out grouped heads, so prompts of a padded batch repeat keys; a boolean mask becomes a bias",
 )
-def _padding(mixer: Mixer, plan: Plan, work: Work) -> Count:
+def _padded_prompt_bytes(mixer: Mixer, plan: Plan, work: Work) -> Count:
     if plan.attention is not AttentionKind.SDPA or not isinstance(mixer, Attention):
         return 0
     tokens = work.sequences * work.tokens
@@ -261,7 +263,7 @@ def _over_cache(block: Block, mixer: Mixer, plan: Plan, work: Work) -> Bytes:
     elif compute is FP32 and plan.attention is AttentionKind.SDPA:  # plain mathematics, which scales the keys in a copy (attention.cpp)
         size = Bytes(0, repeated * 3 // 2, repeated * 3 // 2)
     size = size + score_bytes(heads * kept, compute) if eager else size
-    return _larger(size + _dequantized_keys(mixer, plan, kept, passed=True), _dequantized_keys(mixer, plan, kept, passed=False))
+    return _larger_by_value(size + _dequantized_keys(mixer, plan, kept, passed=True), _dequantized_keys(mixer, plan, kept, passed=False))
 
 
 @formula(
@@ -287,7 +289,7 @@ def _dequantized_keys(mixer: Mixer, plan: Plan, kept: Count, *, passed: bool) ->
     cites=TRANSFORMERS,
     at="batched_mm_experts_forward (integrations/moe.py), to which generate switches after the prompt: every choice's matrices are copied",
 )
-def _gathered(block: Block, plan: Plan, work: Work) -> Bytes:
+def _gathered_expert_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
     """The matrices of the experts that each sequence's newest token chose, both products' at once. Low: a loop over experts."""
     ff = block.feed_forward
     if not isinstance(ff, Moe) or block.kind in LOOPS_OVER_EXPERTS or plan.quantization is not None:
@@ -301,7 +303,7 @@ def _gathered(block: Block, plan: Plan, work: Work) -> Bytes:
 
 
 @formula(cites=TRANSFORMERS, at="modeling files: tensors alive at the widest operation of a layer")
-def _width(block: Block, tp: Count) -> Count:
+def _widest_elements_a_token(block: Block, tp: Count) -> Count:
     """Elements a token of the layer's widest operation."""
     mixing = _mixing_width(block)
     if block.feed_forward is not None:
@@ -363,10 +365,10 @@ def dequantized_bytes(held: tuple[Held, ...], plan: Plan) -> Count:
 @formula(cites=TRANSFORMERS, at="modeling files of vision towers: the widest operation of a layer over all patches of an image")
 def tower_bytes(spec: ModelSpec, plan: Plan, work: Work) -> Count:
     """The widest tower layer while one image of each sequence passes through it: a rough high end."""
-    return reduce(maximum, (_tower(tower, plan, work) for tower in spec.towers), 0)
+    return reduce(maximum, (_vision_tower_bytes(tower, plan, work) for tower in spec.towers), 0)
 
 
-def _tower(tower: Tower, plan: Plan, work: Work) -> Count:
+def _vision_tower_bytes(tower: Tower, plan: Plan, work: Work) -> Count:
     rows = [w.shape[0] for w in tower.embeddings if "position" in w.path and len(w.shape) > 1 and w.shape[1] == tower.stack.hidden]
     patches: Count = max((*rows, tower.tokens_per_image or 0))
     if patches == 0:
@@ -374,7 +376,7 @@ def _tower(tower: Tower, plan: Plan, work: Work) -> Count:
     image = replace(work, tokens=patches)
     blocks = dict.fromkeys(block for run in tower.stack.runs for block in run.pattern)
     sizes = [
-        total((Bytes.exact(plan.precision.compute.nbytes(2 * work.sequences * patches * _width(block, 1))), _unrecorded_scores(block, replace(plan, mesh=replace(plan.mesh, tp=1)), image))).high
+        sum_byte_ranges((Bytes.exact(plan.precision.compute.nbytes(2 * work.sequences * patches * _widest_elements_a_token(block, 1))), _unrecorded_scores(block, replace(plan, mesh=replace(plan.mesh, tp=1)), image))).high
         for block in blocks
     ]  # fmt: skip
     return reduce(maximum, sizes, 0)

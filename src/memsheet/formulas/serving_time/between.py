@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from memsheet.formulas.serving.profiled import SENT, sharing
+from memsheet.formulas.serving.profiled import SENT, groups_sharing_experts
 from memsheet.formulas.serving_time.operators import ServeTiming
 from memsheet.formulas.serving_time.speeds import End
 from memsheet.formulas.step_time.collectives import collective_s, send_s
@@ -26,23 +26,23 @@ def all_reduce_s(shop: ServeTiming, nbytes: float, ranks: int) -> float:
     if ranks == 1:
         return 0.0
     speeds, rates = shop.speeds, shop.speeds.rates
-    least_s = 0.0 if captured(shop) else speeds.started_s
+    least_s = 0.0 if replays_cuda_graph(shop) else speeds.started_s
     if ranks > rates.near or shop.plan.engine not in ENGINES:
         return max(float(collective_s("all_reduce", nbytes, ranks, 1, rates)), least_s)
-    own = max(_read(speeds.points[min(size for size in speeds.points if size >= min(ranks, 8))], nbytes), least_s)
+    own = max(_interpolate_seconds(speeds.points[min(size for size in speeds.points if size >= min(ranks, 8))], nbytes), least_s)
     if speeds.end is End.SLOW:
         return max(own, float(collective_s("all_reduce", nbytes, ranks, 1, rates)))
     return FASTEST * own if speeds.end is End.FAST else own
 
 
-def captured(shop: ServeTiming) -> bool:
+def replays_cuda_graph(shop: ServeTiming) -> bool:
     """Whether decoding replays a graph, so that the host starts no kernel by itself."""
     plan = shop.plan
     graphs = plan.captures or bool(plan.cuda_graphs) or (plan.engine == "gpt-fast" and plan.compile)
     return graphs and shop.work.fresh == 1
 
 
-def _read(points: Sequence[tuple[float, float]], nbytes: float) -> float:
+def _interpolate_seconds(points: Sequence[tuple[float, float]], nbytes: float) -> float:
     """Seconds between the two nearest points; level below the first, and as the last two go beyond."""
     if nbytes <= points[0][0]:
         return points[0][1]
@@ -55,16 +55,16 @@ def _read(points: Sequence[tuple[float, float]], nbytes: float) -> float:
 def exchanged_s(spec: ModelSpec, shop: ServeTiming) -> float:
     """Seconds of all exchanges of a pass: tensor-parallel sums, tokens to experts of other replicas, stages in turn, logits."""
     mesh, work = shop.plan.mesh, shop.work
-    tp, pp, groups = int(mesh.tp), int(mesh.pp), int(sharing(shop.plan))
+    tp, pp, groups = int(mesh.tp), int(mesh.pp), int(groups_sharing_experts(shop.plan))
     size = float(shop.plan.precision.compute.nbytes(1))
     payload = work.rows * size * spec.hidden
     total = 0.0
     if tp > 1:
-        total += (2 * _layers(spec) + 1) * all_reduce_s(shop, payload, tp)
+        total += (2 * _decoder_layer_count(spec) + 1) * all_reduce_s(shop, payload, tp)
         total += float(collective_s("all_gather", work.sequences * size * spec.head.width, tp, 1, shop.speeds.rates))
     if groups > 1:
         sends = shop.plan.dispatch == SENT
-        total += _sent_s(spec, shop, payload) if sends else _gathering(spec, shop) * gathered_s(shop, payload, groups)
+        total += _sent_s(spec, shop, payload) if sends else _gathering_layer_count(spec, shop) * gathered_s(shop, payload, groups)
     if pp > 1:
         near = tp * groups
         total += pp * float(send_s(payload, near, shop.speeds.rates))
@@ -78,7 +78,7 @@ def gathered_s(shop: ServeTiming, payload: float, groups: int) -> float:
     """Seconds in which every group is given the tokens of all, ``payload`` bytes each, and takes its own sums back."""
     rates, tp = shop.speeds.rates, int(shop.plan.mesh.tp)
     found = (float(collective_s(name, payload * groups, groups, tp, rates)) for name in ("all_gather", "reduce_scatter"))
-    return sum(seconds if captured(shop) else max(seconds, shop.speeds.started_s) for seconds in found)
+    return sum(seconds if replays_cuda_graph(shop) else max(seconds, shop.speeds.started_s) for seconds in found)
 
 
 def _sent_s(spec: ModelSpec, shop: ServeTiming, payload: float) -> float:
@@ -91,7 +91,7 @@ def _sent_s(spec: ModelSpec, shop: ServeTiming, payload: float) -> float:
     return total
 
 
-def _gathering(spec: ModelSpec, shop: ServeTiming) -> int:
+def _gathering_layer_count(spec: ModelSpec, shop: ServeTiming) -> int:
     """Layers before which tokens are gathered: those with experts; all of a model whose feed-forward layers are cut over all ranks."""
     every = shop.plan.engine == "sglang"
     return sum(
@@ -100,5 +100,5 @@ def _gathering(spec: ModelSpec, shop: ServeTiming) -> int:
     )  # fmt: skip
 
 
-def _layers(spec: ModelSpec) -> int:
+def _decoder_layer_count(spec: ModelSpec) -> int:
     return sum(stack.layers for stack in spec.stacks if stack.role != "encoder")

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from memsheet.arith import ceil_div
 from memsheet.formulas.serving.dp_attention import forward_paths, gathers_all, group_plan
 from memsheet.formulas.serving.kv_cache import kept_tokens, kv_elements_per_token, recurrent_elements, state_elements
-from memsheet.formulas.serving.profiled import sharing as sharing_groups
+from memsheet.formulas.serving.profiled import groups_sharing_experts as sharing_groups
 from memsheet.formulas.serving_time.speeds import End, Speeds, format_of
-from memsheet.formulas.states.held import Held, held
-from memsheet.formulas.states.params import fold, stack_prefix
+from memsheet.formulas.states.held import Held, tensors_on_rank
+from memsheet.formulas.states.params import fold_path_indices, stack_prefix
 from memsheet.formulas.step_time.operators import GROUPED
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.engine import Engine
@@ -112,21 +112,21 @@ class Layer:
     experts: Experts | None
 
 
-def prepared(spec: ModelSpec, plan: Plan) -> tuple[Layer, ...]:
+def decoder_layers(spec: ModelSpec, plan: Plan) -> tuple[Layer, ...]:
     """The decoder's layers on a rank."""
     return tuple(
-        _layer(block, stack_prefix(stack), run.count, plan)
+        _decoder_layer(block, stack_prefix(stack), run.count, plan)
         for stack in spec.stacks if stack.role != "encoder" for run in stack.runs for block in run.pattern
     )  # fmt: skip
 
 
-def _layer(block: Block, prefix: str, count: int, plan: Plan) -> Layer:
+def _decoder_layer(block: Block, prefix: str, count: int, plan: Plan) -> Layer:
     group, forward = group_plan(plan), forward_paths(block) if gathers_all(plan) else frozenset()
     tensors = [
         one for weight in block.weights
-        for one in held(fold(f"{prefix}.{weight.path}"), weight, 1, plan if weight.path in forward else group)
+        for one in tensors_on_rank(fold_path_indices(f"{prefix}.{weight.path}"), weight, 1, plan if weight.path in forward else group)
     ]  # fmt: skip
-    of_all = {fold(f"{prefix}.{path}") for path in forward}
+    of_all = {fold_path_indices(f"{prefix}.{path}") for path in forward}
     linear = [one for one in tensors if one.role is Role.LINEAR and len(one.shape) > 1]
     routed = [one for one in tensors if one.role is Role.EXPERT]
     experts = None
@@ -134,30 +134,30 @@ def _layer(block: Block, prefix: str, count: int, plan: Plan) -> Layer:
         first = routed[0]
         experts = Experts(
             moe=block.feed_forward, mine=float(first.shape[0]), form=format_of(first.dtype), depth=float(first.shape[-1]),
-            nbytes=_nbytes(routed), elements=_elements(routed),
+            nbytes=_tensor_bytes(routed), elements=_tensor_elements(routed),
         )  # fmt: skip
-    products = (_product(one, int(plan.mesh.attn_dp) if one[0].path in of_all else 1) for one in _groups(plan, linear))
+    products = (_joined_product(one, int(plan.mesh.attn_dp) if one[0].path in of_all else 1) for one in _fused_linear_groups(plan, linear))
     return Layer(count=count, block=block, products=tuple(products), experts=experts)
 
 
-def _nbytes(tensors: list[Held]) -> float:
+def _tensor_bytes(tensors: list[Held]) -> float:
     return sum(float(one.dtype.nbytes(one.elements)) for one in tensors)
 
 
-def _elements(tensors: list[Held]) -> float:
+def _tensor_elements(tensors: list[Held]) -> float:
     return sum(float(one.elements) for one in tensors)
 
 
-def _product(matrices: list[Held], groups: int) -> Product:
+def _joined_product(matrices: list[Held], groups: int) -> Product:
     first = matrices[0]
     through = sum(float(one.shape[0] + one.shape[-1]) for one in matrices)
     return Product(
-        form=format_of(first.dtype), nbytes=_nbytes(matrices), elements=_elements(matrices), depth=float(first.shape[-1]), through=through,
+        form=format_of(first.dtype), nbytes=_tensor_bytes(matrices), elements=_tensor_elements(matrices), depth=float(first.shape[-1]), through=through,
         groups=groups,
     )  # fmt: skip
 
 
-def _groups(plan: Plan, linear: list[Held]) -> list[list[Held]]:
+def _fused_linear_groups(plan: Plan, linear: list[Held]) -> list[list[Held]]:
     """Matrices that are multiplied at once."""
     if plan.engine not in JOINS:
         return [[one] for one in linear]
@@ -246,11 +246,11 @@ def attention_s(shop: ServeTiming, mixer: Attention | LatentAttention) -> float:
     nbytes = work.sequences * float(plan.kv_dtype.nbytes(kv_elements_per_token(mixer, plan.mesh.tp))) * seen
     line = speeds.attention[low]
     span = min(work.span, seen)
-    flops = 2.0 * work.rows * span * float(ceil_div(mixer.heads, plan.mesh.tp)) * _width(mixer, decoding=work.fresh == 1)
+    flops = 2.0 * work.rows * span * float(ceil_div(mixer.heads, plan.mesh.tp)) * _head_kv_elements(mixer, decoding=work.fresh == 1)
     return line.start_s + max(nbytes / line.bytes_per_s, flops / _attention_flops(shop, span))
 
 
-def _width(mixer: Attention | LatentAttention, *, decoding: bool) -> int:
+def _head_kv_elements(mixer: Attention | LatentAttention, *, decoding: bool) -> int:
     """Elements of keys and values that a head multiplies for a token: while decoding those of the latent itself."""
     if isinstance(mixer, Attention):
         return 2 * mixer.head_dim

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from memsheet.catalog import find_device, serving_rates
-from memsheet.catalog import rates as dense_rates
+from memsheet.catalog import hardware_rates as dense_rates
 from memsheet.formulas.step_time.rates import COLLECTIVES_ALIKE, LINKS, MEASURED_ALIKE, UNMEASURED, Rates, rates_of
 from memsheet.formulas.step_time.replicas import Overlap
 from memsheet.formulas.step_time.whole import CALL_S, UNCALIBRATED
@@ -80,17 +80,17 @@ def speeds_of(cluster: Cluster, end: End) -> Speeds:
     table, device, rates = serving_rates(), cluster.device, rates_of(cluster)
     band = {End.FAST: UNCALIBRATED.fast, End.VALUE: 1.0, End.SLOW: UNCALIBRATED.slow}[end]
     scaled = replace(rates.efficiency, compute=band, attention=band, communication=min(band, 1.0))
-    reach = _reach(table, device)
-    rows = {kind: _row(table[kind], device) for kind in ("product", "experts")}
-    caches = table["attention"].get(_measured(table["attention"], device), table["attention"][ANYWHERE])
+    reach = _device_reach(table, device)
+    rows = {kind: _lines_by_format(table[kind], device) for kind in ("product", "experts")}
+    caches = table["attention"].get(_measured_card_name(table["attention"], device), table["attention"][ANYWHERE])
     host = {End.FAST: Overlap.ALL, End.VALUE: Overlap.ENGINE, End.SLOW: Overlap.NONE}[end]
     return Speeds(
         end=end, rates=rates.with_efficiency(scaled), memory=reach.at(rates.memory * _share_of(table, device), end),
-        product={key: _line(row, reach, end) for key, row in rows["product"].items()},
-        experts={key: _line(row, reach, end) for key, row in rows["experts"].items()},
+        product={key: _speed_line(row, reach, end) for key, row in rows["product"].items()},
+        experts={key: _speed_line(row, reach, end) for key, row in rows["experts"].items()},
         attention={low: _cache_line(caches, reach, end, low=low) for low in (False, True)},
-        least_s=table["least_us"].get(_measured(table["least_us"], device), table["least_us"][ANYWHERE]) * MICRO,
-        call_s=CALL_S[host], started_s=_all_reduces(table, cluster)["started"] * MICRO, points=_points(table, cluster),
+        least_s=table["least_us"].get(_measured_card_name(table["least_us"], device), table["least_us"][ANYWHERE]) * MICRO,
+        call_s=CALL_S[host], started_s=_all_reduces(table, cluster)["started"] * MICRO, points=_all_reduce_points(table, cluster),
     )  # fmt: skip
 
 
@@ -111,7 +111,7 @@ class Reach:
         return min(bytes_per_s, {End.FAST: float("inf"), End.VALUE: self.more, End.SLOW: self.less}[end])
 
 
-def _reach(table: Mapping[str, Any], device: Device) -> Reach:
+def _device_reach(table: Mapping[str, Any], device: Device) -> Reach:
     of = dense_rates()["device"]
     bandwidth = of[device.name]["memory_bandwidth_tb_s"] * 1e12
     if device.name in table["product"]:
@@ -127,23 +127,23 @@ def _reach(table: Mapping[str, Any], device: Device) -> Reach:
     return Reach(bandwidth=bandwidth, known=True, more=max(each) * count[device.name], less=min(each) * count[device.name])
 
 
-def _measured(table: Mapping[str, Any], device: Device) -> str:
+def _measured_card_name(table: Mapping[str, Any], device: Device) -> str:
     """The measured card that stands for one."""
     return device.name if device.name in table else MEASURED_ALIKE.get(device.compute_capability or "", ANYWHERE)
 
 
 def _share_of(table: Mapping[str, Any], device: Device) -> float:
-    return float(_row(table["product"], device)["bf16"][1])
+    return float(_lines_by_format(table["product"], device)["bf16"][1])
 
 
-def _row(table: Mapping[str, Any], device: Device) -> Mapping[str, Any]:
+def _lines_by_format(table: Mapping[str, Any], device: Device) -> Mapping[str, Any]:
     """Lines by format, those a card was not measured with from cards that were."""
-    own: Mapping[str, Any] = table.get(_measured(table, device), {})
+    own: Mapping[str, Any] = table.get(_measured_card_name(table, device), {})
     others = [table[name] for name in (ANYWHERE, HOPPER) if name in table]
-    return {kind: _instead(kind, own, others) for kind in ("bf16", "int8", "int4", "fp8", "fp8_block", "nvfp4", "mxfp4")}
+    return {kind: _fallback_line(kind, own, others) for kind in ("bf16", "int8", "int4", "fp8", "fp8_block", "nvfp4", "mxfp4")}
 
 
-def _instead(kind: str, own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Any:
+def _fallback_line(kind: str, own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Any:
     """The line of a format: the card's own, else its own of a format that stands for it, else another card's, else that of 16 bits."""
     chain = [kind]
     while chain[-1] in INSTEAD:
@@ -151,7 +151,7 @@ def _instead(kind: str, own: Mapping[str, Any], others: Sequence[Mapping[str, An
     return next((row[key] for row in (own, *others) for key in chain if key in row), own.get("bf16") or others[0]["bf16"])
 
 
-def _line(row: Sequence[float], reach: Reach, end: End) -> Line:
+def _speed_line(row: Sequence[float], reach: Reach, end: End) -> Line:
     start, share, fast, slow = row
     factor = {End.FAST: 1 + fast, End.VALUE: 1.0, End.SLOW: 1 + slow}[end]  # of the speed
     return Line(start_s=start * MICRO / factor, bytes_per_s=reach.at(share * reach.bandwidth, end) * factor)
@@ -174,7 +174,7 @@ def _all_reduces(table: Mapping[str, Any], cluster: Cluster) -> Mapping[str, Any
     return {**row, "name": name}
 
 
-def _points(table: Mapping[str, Any], cluster: Cluster) -> Mapping[int, Sequence[tuple[float, float]]]:
+def _all_reduce_points(table: Mapping[str, Any], cluster: Cluster) -> Mapping[int, Sequence[tuple[float, float]]]:
     """Seconds by bytes; what comes on top of a short one in the ratio of the links."""
     row = _all_reduces(table, cluster)
     usual = LINKS.get(row["name"]) or LINKS["pcie"]

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memsheet.engines import engine_of
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.formulas.serving.dp_attention import group_plan
-from memsheet.formulas.serving_time.between import captured, exchanged_s
-from memsheet.formulas.serving_time.operators import Layer, Pass, ServeTiming, flops_per_s, prepared, seconds_of
+from memsheet.formulas.serving_time.between import exchanged_s, replays_cuda_graph
+from memsheet.formulas.serving_time.operators import Layer, Pass, ServeTiming, decoder_layers, flops_per_s, seconds_of
 from memsheet.formulas.serving_time.speeds import End, Speeds, format_of, speeds_of
 from memsheet.plan.device import Cluster
 from memsheet.plan.model import CrossAttention, ModelSpec
@@ -68,10 +68,12 @@ class Timer:
     @classmethod
     def of(cls, spec: ModelSpec, plan: Plan, cluster: Cluster) -> Timer:
         """Raises InputError for what is not timed."""
-        _check(spec)
+        _check_serving_timed(spec)
         own = group_plan(plan)
         speeds = {end: speeds_of(cluster, end) for end in End}
-        return cls(spec=spec, plan=own, cluster=cluster, layers=prepared(spec, plan), speeds=speeds, uneven=_uneven(spec, own))
+        return cls(
+            spec=spec, plan=own, cluster=cluster, layers=decoder_layers(spec, plan), speeds=speeds, uneven=_stage_imbalance(spec, own)
+        )
 
     def decode(self, batch: int, context: int) -> Seconds:
         """As ``decode_time``."""
@@ -145,13 +147,13 @@ def token_time(decode: Seconds, prefill: Seconds, batch: int, output: int) -> Se
     return decode.plus(prefill, batch / max(1, output))
 
 
-def _check(spec: ModelSpec) -> None:
+def _check_serving_timed(spec: ModelSpec) -> None:
     mixers = (mixer for stack in spec.stacks for run in stack.runs for block in run.pattern for mixer in block.mixers)
     if any(stack.role == "encoder" for stack in spec.stacks) or any(isinstance(mixer, CrossAttention) for mixer in mixers):
-        raise refuse("model", spec.name, "reads another sequence, whose passes are not timed", "memsheet infer tells its memory")
+        raise input_error("model", spec.name, "reads another sequence, whose passes are not timed", "memsheet infer tells its memory")
 
 
-def _uneven(spec: ModelSpec, plan: Plan) -> float:
+def _stage_imbalance(spec: ModelSpec, plan: Plan) -> float:
     """Stages wait for the one with the most layers."""
     count = sum(stack.layers for stack in spec.stacks)
     most = max(plan.layers_per_stage) if plan.layers_per_stage else -(-count // plan.mesh.pp)
@@ -160,7 +162,7 @@ def _uneven(spec: ModelSpec, plan: Plan) -> float:
 
 def _calls_s(spec: ModelSpec, shop: ServeTiming) -> float:
     """Of the host, where it starts every kernel."""
-    if captured(shop):
+    if replays_cuda_graph(shop):
         return 0.0
     each = CALLS.get(shop.plan.engine, FUSED_CALLS)
     return sum(stack.layers for stack in spec.stacks) * each * shop.speeds.call_s

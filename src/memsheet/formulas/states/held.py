@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from memsheet.arith import Count, at_least, where
-from memsheet.formulas.states.params import buffers, tensors, tower_tensors
+from memsheet.formulas.states.params import buffer_tensors, parameter_tensors, tower_tensors
 from memsheet.formulas.states.sharding import dim0_shard, elements_of, flat_shard, held_shape
 from memsheet.plan.dtypes import BF16, FP4_BNB, FP4_BNB_DOUBLE, FP32, INT8, INT8_ADAM, NF4, NF4_SINGLE, DType, dtype_named
 from memsheet.plan.engine import Sharding
@@ -56,26 +56,26 @@ def held_tensors(spec: ModelSpec, plan: Plan, keeping: Keeping = Keeping()) -> I
     """Every parameter tensor of a stage as a tensor-parallel rank holds it, adapters included."""
     whole = _latent_paths(spec) if keeping.latent_attention else frozenset()
     idle = {path for path, _, _ in tower_tensors(spec)}
-    for path, weight, times in tensors(spec):
+    for path, weight, times in parameter_tensors(spec):
         uncut = weight.role in keeping.roles or module_of(weight.path) in whole
-        found = held(path, weight, times, plan, uncut=uncut)
+        found = tensors_on_rank(path, weight, times, plan, uncut=uncut)
         yield from (replace(one, trains=False) for one in found) if path in idle else found
 
 
-def held(path: str, weight: Weight, times: int, plan: Plan, *, uncut: bool = False) -> Iterator[Held]:
+def tensors_on_rank(path: str, weight: Weight, times: int, plan: Plan, *, uncut: bool = False) -> Iterator[Held]:
     """One tensor as a rank holds it, and the adapter matrices beside it."""
     shape = held_shape(weight, WHOLE if uncut else plan.mesh, plan.vocab_multiple)
     shape = (weight.copies * shape[0], *shape[1:]) if weight.copies > 1 else shape
     if plan.adapter and weight.adapter:
         yield Held(path, shape, plan.adapter.dtype, True, weight.role, times)
         return
-    yield Held(path, shape, storage(path, weight, plan), plan.adapter is None, weight.role, times)
+    yield Held(path, shape, parameter_storage_dtype(path, weight, plan), plan.adapter is None, weight.role, times)
     adapter = plan.adapter
     if adapter is None or not path.endswith(".weight"):
         return
     name = path.split(".")[-2]
     if weight.role is Role.LINEAR and name in adapter.targets:
-        yield from _adapter(path, shape, plan, times)
+        yield from _lora_matrices(path, shape, plan, times)
     if name in adapter.full_modules:  # peft utils/other.py, ModulesToSaveWrapper.update: a deep copy, which is trained
         yield Held(f"{module_of(path)}.modules_to_save.weight", shape, plan.precision.parameters, True, weight.role, times)
 
@@ -86,7 +86,7 @@ def _latent_paths(spec: ModelSpec) -> frozenset[str]:
 
 
 @formula(cites=LORA, at="section 4.1: W + B A with A of rank x in and B of out x rank; DoRA adds a magnitude a row, LoRA-FA trains B alone")
-def _adapter(path: str, shape: tuple[Count, ...], plan: Plan, times: int) -> Iterator[Held]:
+def _lora_matrices(path: str, shape: tuple[Count, ...], plan: Plan, times: int) -> Iterator[Held]:
     assert plan.adapter is not None
     module, rank, dtype, kind = module_of(path), plan.adapter.rank, plan.adapter.dtype, plan.adapter.kind
     yield Held(f"{module}.lora_A.weight", (rank, shape[1]), dtype, kind is not AdapterKind.LORA_FA, Role.LINEAR, times)
@@ -95,9 +95,9 @@ def _adapter(path: str, shape: tuple[Count, ...], plan: Plan, times: int) -> Ite
         yield Held(f"{module}.lora_magnitude_vector.weight", (shape[0],), dtype, True, Role.LINEAR, times)
 
 
-def storage(path: str, weight: Weight, plan: Plan) -> DType:
+def parameter_storage_dtype(path: str, weight: Weight, plan: Plan) -> DType:
     """The dtype a parameter is kept in: quantized where the plan quantizes it, else the plan's."""
-    if plan.quantization and quantized(path, weight, plan.quantization):
+    if plan.quantization and is_quantized(path, weight, plan.quantization):
         return plan.quantization.weights
     fixed = dtype_named(weight.dtype) if weight.dtype else None
     return fixed or _kept_in(weight, plan.precision.parameters)
@@ -115,7 +115,7 @@ integrations/bitsandbytes.py:189).
 """
 
 
-def quantized(path: str, weight: Weight, how: Quantization) -> bool:
+def is_quantized(path: str, weight: Weight, how: Quantization) -> bool:
     """Whether a weight is stored in the quantized format: matrices of linear layers and experts that are not skipped."""
     if weight.role not in (Role.LINEAR, Role.EXPERT) or len(weight.shape) < 2:
         return False
@@ -129,7 +129,7 @@ def left_whole(spec: ModelSpec, plan: Plan) -> tuple[str, ...]:
     how = plan.quantization
     if how is None or how.weights not in OF_LINEAR_LAYERS:
         return ()
-    experts = any(w.role is Role.EXPERT and not path.endswith(".weight") for path, w, _ in tensors(spec))
+    experts = any(w.role is Role.EXPERT and not path.endswith(".weight") for path, w, _ in parameter_tensors(spec))
     said = f"{how.weights.name} is of linear layers: the experts are one parameter a layer, which bitsandbytes leaves in {plan.precision.parameters.name}"
     return (said,) if experts else ()
 
@@ -154,18 +154,18 @@ def parameter_bytes(spec: ModelSpec, plan: Plan, tensors_held: tuple[Held, ...],
     """Parameters (and buffers) kept on one rank between steps."""
     result: dict[tuple[Component, str], Count] = {}
     for held in tensors_held:
-        _add(
+        _add_to_bag(
             result,
             (Component.PARAMETERS, module_of(held.path)),
             held.times * (held.dtype.nbytes(parameter_shard(held, plan, sharding)) + row_scales(held)),
         )
-    for path, weight, times in buffers(spec):
+    for path, weight, times in buffer_tensors(spec):
         dtype = dtype_named(weight.dtype) if weight.dtype else None
-        _add(result, (Component.BUFFERS, path), times * (dtype or plan.precision.parameters).nbytes(weight.elements))
+        _add_to_bag(result, (Component.BUFFERS, path), times * (dtype or plan.precision.parameters).nbytes(weight.elements))
     return result
 
 
-def _add(bag: dict[tuple[Component, str], Count], key: tuple[Component, str], size: Count) -> None:
+def _add_to_bag(bag: dict[tuple[Component, str], Count], key: tuple[Component, str], size: Count) -> None:
     bag[key] = bag[key] + size if key in bag else size
 
 

@@ -41,7 +41,7 @@ def moments_dtype(held: Held, plan: Plan) -> DType:
     return held.dtype if plan.adapter else plan.precision.moments
 
 
-def _alike(plan: Plan) -> bool:
+def _quantizes_all_moments(plan: Plan) -> bool:
     return plan.engine in ALIKE or eight_bit_alike(plan.engine_version)
 
 
@@ -60,19 +60,19 @@ def optimizer_bytes(held: Held, elements: Count, plan: Plan, head_elements: Coun
         case Name.ADAMW_8BIT if plan.optimizer.implementation is Way.TORCHAO:
             return torchao_states(elements, dtype)
         case Name.ADAMW_8BIT:
-            return eight_bit_states(held, elements, alike=_alike(plan))
+            return eight_bit_states(held, elements, alike=_quantizes_all_moments(plan))
         case Name.LION_8BIT:
-            return eight_bit_states(held, elements, alike=_alike(plan)) // 2
+            return eight_bit_states(held, elements, alike=_quantizes_all_moments(plan)) // 2
         case Name.PAGED_ADAMW | Name.PAGED_ADAMW_8BIT:
-            return _paged(held, elements, plan)[0]
+            return _paged_moment_bytes(held, elements, plan)[0]
         case Name.ADAFACTOR:
             own = plan.optimizer.implementation is Way.LOOP
             return adafactor_states(held, elements, FP32 if own else dtype) + (FP32.nbytes(1) if own else 0)  # the parameter's size
-        case Name.MUON if orthogonal(held):
+        case Name.MUON if is_muon_stepped(held):
             return dtype.nbytes(elements)
         case Name.ADAM_MINI:
             return dtype.nbytes(elements) + adam_mini_blocks(held, elements, dtype, head_elements)
-        case Name.GALORE if projected(held):
+        case Name.GALORE if is_galore_projected(held):
             return galore_states(held, plan, dtype)
         case _:
             return _of_every_element(elements, plan, dtype)
@@ -93,11 +93,11 @@ def _of_every_element(elements: Count, plan: Plan, dtype: DType) -> Count:
 @formula(cites=BITSANDBYTES, at="optim/optimizer.py:374-390: get_state_buffer")
 def paged_bytes(held: Held, elements: Count, plan: Plan) -> Count:
     """States in memory that driver and host share page by page, outside torch's allocator."""
-    return _paged(held, elements, plan)[1] if plan.optimizer is not None and plan.optimizer.name in PAGED else 0
+    return _paged_moment_bytes(held, elements, plan)[1] if plan.optimizer is not None and plan.optimizer.name in PAGED else 0
 
 
 @formula(cites=BITSANDBYTES, at="optim/optimizer.py:374-390, 492-531: large states come from cudaMallocManaged, their maxima do not")
-def _paged(held: Held, elements: Count, plan: Plan) -> tuple[Count, Count]:
+def _paged_moment_bytes(held: Held, elements: Count, plan: Plan) -> tuple[Count, Count]:
     """Two moments of a tensor: bytes on the device, and bytes in pages."""
     assert plan.optimizer is not None
     large, wide = at_least(elements, PAGED_MINIMUM), 2 * FP32.nbytes(elements)
@@ -116,7 +116,7 @@ def adafactor_states(held: Held, elements: Count, dtype: DType) -> Count:
 
 
 @formula(cites=MUON, at="torch optim/_muon.py: matrices of hidden layers; embeddings, output projection, biases and norms by AdamW")
-def orthogonal(held: Held) -> bool:
+def is_muon_stepped(held: Held) -> bool:
     """Whether Muon steps a tensor, and not the AdamW beside it."""
     return held.role is Role.LINEAR and len(held.shape) == 2
 
@@ -195,7 +195,7 @@ def head_elements(model: ModelSpec) -> Count:
 
 
 @formula(cites=GALORE, at="galore_torch: matrices of the layers that are named, which are all linear layers of blocks")
-def projected(held: Held) -> bool:
+def is_galore_projected(held: Held) -> bool:
     """Whether GaLore keeps a projection of a tensor."""
     return held.role is Role.LINEAR and len(held.shape) == 2
 
@@ -203,11 +203,11 @@ def projected(held: Held) -> bool:
 @formula(cites=GALORE, at="galore_projector.py project (std): r rows or columns that span the gradient; two moments of what is left of it")
 def galore_states(held: Held, plan: Plan, dtype: DType) -> Count:
     """In fp32 the projection is a view of all singular vectors, which stay; elsewhere a copy of what it needs."""
-    short, long, rank = _sides(held, plan)
+    short, long, rank = _galore_matrix_sides(held, plan)
     return dtype.nbytes((short if dtype is FP32 else rank) * short) + 2 * dtype.nbytes(rank * long)
 
 
-def _sides(held: Held, plan: Plan) -> tuple[Count, Count, Count]:
+def _galore_matrix_sides(held: Held, plan: Plan) -> tuple[Count, Count, Count]:
     """The shorter and the longer side of a matrix, and the rank that is kept of it."""
     assert plan.optimizer is not None
     short, long = minimum(*held.shape), maximum(*held.shape)
@@ -244,7 +244,7 @@ TORCH_ADAMW = (2, 0)
 """The Trainer of transformers had an AdamW of its own by default while torch was older (4.28 training_args.py, default_optim = "adamw_hf")."""
 
 
-def _work(plan: Plan, name: OptimizerName) -> Work | None:
+def _optimizer_step_work(plan: Plan, name: OptimizerName) -> Work | None:
     assert plan.optimizer is not None
     way = plan.optimizer.implementation
     if way is Way.LOOP and plan.engine == "transformers" and torch_version(plan.engine_version) < TORCH_ADAMW:
@@ -258,21 +258,21 @@ def step_temporaries(parameters: Parameters, plan: Plan) -> Count:
     assert plan.optimizer is not None
     match plan.optimizer.name:
         case Name.MUON:
-            matrices = tuple(pair for pair in parameters if orthogonal(pair[0]))
-            rest = tuple(pair for pair in parameters if not orthogonal(pair[0]))
+            matrices = tuple(pair for pair in parameters if is_muon_stepped(pair[0]))
+            rest = tuple(pair for pair in parameters if not is_muon_stepped(pair[0]))
             return maximum(
-                _most(muon_scratch(h, plan) for h, _ in matrices),
-                _at_work(rest, plan, _work(plan, Name.ADAMW)),
+                _largest_size(muon_scratch(h, plan) for h, _ in matrices),
+                _at_work(rest, plan, _optimizer_step_work(plan, Name.ADAMW)),
             )
         case Name.GALORE:
-            return _most(galore_scratch(h, n, plan) for h, n in parameters)
+            return _largest_size(galore_scratch(h, n, plan) for h, n in parameters)
         case Name.LORA_FA:
-            return _most(lora_fa_scratch(h, n) for h, n in parameters)
+            return _largest_size(lora_fa_scratch(h, n) for h, n in parameters)
         case name:
-            return _at_work(parameters, plan, _work(plan, name))
+            return _at_work(parameters, plan, _optimizer_step_work(plan, name))
 
 
-def _most(sizes: Iterator[Count]) -> Count:
+def _largest_size(sizes: Iterator[Count]) -> Count:
     return reduce(maximum, sizes, 0)
 
 
@@ -283,12 +283,14 @@ def _at_work(parameters: Parameters, plan: Plan, work: Work | None) -> Count:
     if work.together:
         return work.together * sum(h.times * size for (h, _), size in zip(parameters, sizes, strict=True))
     raised = [fp32_copy_bytes(h, n, plan) if work.wide else 0 for h, n in parameters]
-    before = _before([h.times > 1 for h, _ in parameters])
+    before = _previously_stepped_tensors([h.times > 1 for h, _ in parameters])
     held = [work.alone * size + extra for size, extra in zip(sizes, raised, strict=True)]
-    return _most(size + work.left * _most(iter([sizes[i] for i in earlier])) for size, earlier in zip(held, before, strict=True))
+    return _largest_size(
+        size + work.left * _largest_size(iter([sizes[i] for i in earlier])) for size, earlier in zip(held, before, strict=True)
+    )
 
 
-def _before(repeated: Sequence[bool]) -> list[list[int]]:
+def _previously_stepped_tensors(repeated: Sequence[bool]) -> list[list[int]]:
     """Which tensors may have been stepped right before each: the one before it in order, and for the first of a layer the last of a layer."""
     found: list[list[int]] = []
     for place, again in enumerate(repeated):
@@ -317,9 +319,9 @@ def muon_scratch(held: Held, plan: Plan) -> Count:
 def galore_scratch(held: Held, elements: Count, plan: Plan) -> Count:
     """Every 200 steps a projected tensor's gradient is decomposed anew; the solver's workspace is not counted."""
     dtype = moments_dtype(held, plan)
-    if not projected(held):
+    if not is_galore_projected(held):
         return 2 * dtype.nbytes(elements)
-    short, long, rank = _sides(held, plan)
+    short, long, rank = _galore_matrix_sides(held, plan)
     copies = 2 if dtype is not FP32 else 1
     spectrum = FP32.nbytes(copies * short * long + short * short + short * long + rank * rank + long * rank)
     return maximum(spectrum, 2 * dtype.nbytes(short * long) + 3 * dtype.nbytes(rank * long))
@@ -333,10 +335,10 @@ def lora_fa_scratch(held: Held, elements: Count) -> Count:
 
 
 @formula(cites=TORCH_OPTIM, at="one tensor alone: the loop's copies, or foreach's of one")
-def stepped(plan: Plan) -> Stepped:
+def fused_backward_step(plan: Plan) -> Stepped:
     """How a parameter alone is stepped inside backward."""
     assert plan.optimizer is not None
-    work = _work(plan, plan.optimizer.name) or Work()
+    work = _optimizer_step_work(plan, plan.optimizer.name) or Work()
     kept = plan.adapter.dtype if plan.adapter else plan.precision.moments
     raised = 2 if work.wide and plan.precision.parameters is not FP32 else 0
     return Stepped(work.together + work.alone + raised, FP32 if work.wide else kept)

@@ -13,7 +13,7 @@ START, JOIN = "start", "join"
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
-def fold(path: str) -> str:
+def fold_path_indices(path: str) -> str:
     """A module or tensor name with its indices replaced by ``*``, so that all layers share one name."""
     return _INDEX.sub("*", path)
 
@@ -23,13 +23,13 @@ def stack_prefix(stack: Stack) -> str:
     return stack.path if stack.role in (START, JOIN) else f"{stack.path}.*"
 
 
-def stacks(spec: ModelSpec) -> Iterator[Stack]:
+def layer_stacks(spec: ModelSpec) -> Iterator[Stack]:
     """Every stack of layers: the model's own, then those of its towers."""
     yield from spec.stacks
     yield from (tower.stack for tower in spec.towers)
 
 
-def blocks(stack: Stack) -> Iterator[tuple[Block, int]]:
+def distinct_blocks(stack: Stack) -> Iterator[tuple[Block, int]]:
     """Each distinct block with the number of copies whose tensors exist; runs that share their tensors appear once."""
     seen: set[str] = set()
     for run in stack.runs:
@@ -40,30 +40,30 @@ def blocks(stack: Stack) -> Iterator[tuple[Block, int]]:
         yield from ((block, run.count) for block in run.pattern)
 
 
-def tensors(spec: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
+def parameter_tensors(spec: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
     """Each parameter tensor of the model once, as (path with indices folded, weight, how many layers have one).
 
-    A path comes more than once where layers differ. Buffers are left out (see ``buffers``); a tied head has no tensor.
+    A path comes more than once where layers differ. Buffers are left out (see ``buffer_tensors``); a tied head has no tensor.
     The elements of an entry are ``weight.elements * multiplicity``.
     """
-    return (entry for entry in _everything(spec) if entry[1].role is not Role.BUFFER)
+    return (entry for entry in _all_model_tensors(spec) if entry[1].role is not Role.BUFFER)
 
 
 def tower_tensors(spec: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
-    """The parameter tensors that only pictures reach, listed as ``tensors`` lists them."""
+    """The parameter tensors that only pictures reach, listed as ``parameter_tensors`` lists them."""
     own = tuple(f"{tower.path}." for tower in spec.towers)
-    extras = (entry for entry in _whole(spec.extras) if entry[0].startswith(own))
-    return (entry for entry in chain(*map(_tower, spec.towers), extras) if entry[1].role is not Role.BUFFER)
+    extras = (entry for entry in _unstacked_tensors(spec.extras) if entry[0].startswith(own))
+    return (entry for entry in chain(*map(_vision_tower_weights, spec.towers), extras) if entry[1].role is not Role.BUFFER)
 
 
-def buffers(spec: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
-    """Tensors kept on the device and never trained, listed as ``tensors`` lists parameters."""
-    return (entry for entry in _everything(spec) if entry[1].role is Role.BUFFER)
+def buffer_tensors(spec: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
+    """Tensors kept on the device and never trained, listed as ``parameter_tensors`` lists parameters."""
+    return (entry for entry in _all_model_tensors(spec) if entry[1].role is Role.BUFFER)
 
 
 def parameter_count(spec: ModelSpec) -> int:
     """Parameters of the model, tied and shared ones once."""
-    return sum(weight.elements * times for _, weight, times in tensors(spec))
+    return sum(weight.elements * times for _, weight, times in parameter_tensors(spec))
 
 
 def active_parameter_count(spec: ModelSpec) -> int:
@@ -73,10 +73,10 @@ def active_parameter_count(spec: ModelSpec) -> int:
 
 def idle_parameter_count(spec: ModelSpec) -> int:
     """Parameters of the routed experts that one token does not pass through."""
-    return sum(_idle(block) * times for stack in stacks(spec) for block, times in blocks(stack))
+    return sum(_inactive_expert_elements(block) * times for stack in layer_stacks(spec) for block, times in distinct_blocks(stack))
 
 
-def _idle(block: Block) -> int:
+def _inactive_expert_elements(block: Block) -> int:
     moe = block.feed_forward
     if not isinstance(moe, Moe):
         return 0
@@ -84,25 +84,25 @@ def _idle(block: Block) -> int:
     return routed - routed * min(moe.experts_per_token, moe.experts) // moe.experts
 
 
-def _everything(spec: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
-    yield from _whole(_embedding_weights(spec.embeddings))
+def _all_model_tensors(spec: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
+    yield from _unstacked_tensors(_embedding_weights(spec.embeddings))
     for stack in spec.stacks:
-        yield from _stack(stack)
+        yield from _stack_tensors(stack)
     for tower in spec.towers:
-        yield from _tower(tower)
-    yield from _whole(spec.head.weights)
-    yield from _whole(spec.extras)
+        yield from _vision_tower_weights(tower)
+    yield from _unstacked_tensors(spec.head.weights)
+    yield from _unstacked_tensors(spec.extras)
 
 
-def _tower(tower: Tower) -> Iterator[tuple[str, Weight, int]]:
-    yield from _whole(tower.embeddings)
-    yield from _stack(tower.stack)
-    yield from _whole(tower.projector)
+def _vision_tower_weights(tower: Tower) -> Iterator[tuple[str, Weight, int]]:
+    yield from _unstacked_tensors(tower.embeddings)
+    yield from _stack_tensors(tower.stack)
+    yield from _unstacked_tensors(tower.projector)
 
 
-def _whole(weights: tuple[Weight, ...]) -> Iterator[tuple[str, Weight, int]]:
+def _unstacked_tensors(weights: tuple[Weight, ...]) -> Iterator[tuple[str, Weight, int]]:
     """Tensors whose path is already the full name."""
-    return ((fold(weight.path), weight, 1) for weight in weights)
+    return ((fold_path_indices(weight.path), weight, 1) for weight in weights)
 
 
 def _embedding_weights(embeddings: Embeddings) -> tuple[Weight, ...]:
@@ -113,8 +113,8 @@ def _norm_weights(norms: tuple[Norm, ...]) -> tuple[Weight, ...]:
     return tuple(weight for norm in norms for weight in norm.weights)
 
 
-def _stack(stack: Stack) -> Iterator[tuple[str, Weight, int]]:
-    for block, times in blocks(stack):
-        yield from ((fold(f"{stack_prefix(stack)}.{weight.path}"), weight, times) for weight in block.weights)
+def _stack_tensors(stack: Stack) -> Iterator[tuple[str, Weight, int]]:
+    for block, times in distinct_blocks(stack):
+        yield from ((fold_path_indices(f"{stack_prefix(stack)}.{weight.path}"), weight, times) for weight in block.weights)
     prefix = f"{stack.final_path}." if stack.final_path else ""
-    yield from ((fold(prefix + weight.path), weight, 1) for weight in _norm_weights(stack.final_norms))
+    yield from ((fold_path_indices(prefix + weight.path), weight, 1) for weight in _norm_weights(stack.final_norms))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memsheet.formulas.step_time.collectives import across_s, collective_s, send_s
-from memsheet.formulas.step_time.numbers import Real, exposed, larger
+from memsheet.formulas.step_time.numbers import Real, exposed_seconds, larger
 from memsheet.formulas.step_time.operators import BF16_BYTES, Operator, TrainTiming
 from memsheet.formulas.step_time.rates import SLOWED, Rates
 from memsheet.plan.engine import Sharding
@@ -31,11 +31,15 @@ class Exchange:
         return self.tp[1] + self.cp[1] + self.ep[1]
 
 
-def exchanges(shop: TrainTiming, block: Block, operators: tuple[Operator, ...], sharding: Sharding) -> Exchange:
-    return Exchange(tp=_tensor(shop, block, operators, sharding), cp=_context(shop, block, operators), ep=_routed(shop, block, operators))
+def layer_communication_s(shop: TrainTiming, block: Block, operators: tuple[Operator, ...], sharding: Sharding) -> Exchange:
+    return Exchange(
+        tp=_tensor_parallel_s(shop, block, operators, sharding),
+        cp=_context_parallel_s(shop, block, operators),
+        ep=_exposed_expert_parallel_s(shop, block, operators),
+    )
 
 
-def _regions(block: Block) -> int:
+def _tensor_parallel_regions(block: Block) -> int:
     """Pairs of a product cut by columns and one cut by rows."""
     ff = block.feed_forward
     return len(block.mixers[:1]) + (ff is not None and (not isinstance(ff, Moe) or ff.shared is not None))
@@ -46,27 +50,29 @@ def _regions(block: Block) -> int:
 
 
 @formula(cites=MEGATRON_TP, at="section 3: an all-reduce a region each way; its backward one runs beside the weights' gradient")
-def _tensor(shop: TrainTiming, block: Block, operators: tuple[Operator, ...], sharding: Sharding) -> tuple[Real, Real]:
+def _tensor_parallel_s(shop: TrainTiming, block: Block, operators: tuple[Operator, ...], sharding: Sharding) -> tuple[Real, Real]:
     payload, ranks = shop.tokens * BF16_BYTES * 1.0 * block.hidden, shop.tp
-    count = _regions(block)
+    count = _tensor_parallel_regions(block)
     if shop.plan.sequence_parallel:
-        return _sequence(shop, payload, count, operators, sharding)
+        return _sequence_parallel_s(shop, payload, count, operators, sharding)
     one = count * collective_s("all_reduce", payload, ranks, 1, shop.rates)
     cover = sum((op.backward_s for op in operators if not op.attention), 0.0) / 2
-    return one, exposed(one, cover) if shop.hides and sharding is Sharding.MEGATRON else one
+    return one, exposed_seconds(one, cover) if shop.hides and sharding is Sharding.MEGATRON else one
 
 
 @formula(
     cites=MEGATRON_SP,
     at="section 4.2.2: all-gather before, reduce-scatter after a region; backward the reverse, and the input gathered again",
 )
-def _sequence(shop: TrainTiming, payload: Real, count: int, operators: tuple[Operator, ...], sharding: Sharding) -> tuple[Real, Real]:
+def _sequence_parallel_s(
+    shop: TrainTiming, payload: Real, count: int, operators: tuple[Operator, ...], sharding: Sharding
+) -> tuple[Real, Real]:
     gather = count * collective_s("all_gather", payload, shop.tp, 1, shop.rates)
     scatter = count * collective_s("reduce_scatter", payload, shop.tp, 1, shop.rates)
     forward = gather + scatter
     if sharding is Sharding.MEGATRON:  # tensor_parallel/layers.py: gathered again beside one product, scattered beside the other
         cover = sum((op.backward_s for op in operators if not op.attention), 0.0) / 2
-        backward = gather + exposed(gather + scatter, cover if shop.hides else 0.0)
+        backward = gather + exposed_seconds(gather + scatter, cover if shop.hides else 0.0)
     else:
         backward = gather + scatter
     if shop.plan.async_tp:
@@ -88,12 +94,12 @@ def _beside_products(shop: TrainTiming, payload: Real, operators: tuple[Operator
             one = collective_s(kind, payload, shop.tp, 1, shop.rates)
             cover = sum((getattr(op, which) for op in operators if op.part == part and getattr(op, flag)), 0.0)
             cover = cover / (2 if which == "backward_s" else 1)
-            out = exposed(one, cover) * (shop.tp - 1) / shop.tp + one / shop.tp
-            told = told + out + (0.0 if shop.hides else SLOWED * exposed(one, out))
+            out = exposed_seconds(one, cover) * (shop.tp - 1) / shop.tp + one / shop.tp
+            told = told + out + (0.0 if shop.hides else SLOWED * exposed_seconds(one, out))
     return told
 
 
-def _context(shop: TrainTiming, block: Block, operators: tuple[Operator, ...]) -> tuple[Real, Real]:
+def _context_parallel_s(shop: TrainTiming, block: Block, operators: tuple[Operator, ...]) -> tuple[Real, Real]:
     mixer = next((m for m in block.mixers if isinstance(m, Attention | LatentAttention)), None)
     if mixer is None:
         return 0.0, 0.0
@@ -113,20 +119,22 @@ def _context(shop: TrainTiming, block: Block, operators: tuple[Operator, ...]) -
     beside = [(op.forward_s / cp, op.backward_s / cp) for op in operators if op.attention]
     one = send_s(mine * keys, stride, rates)
     forward, backward = sum(f for f, _ in beside), sum(b for _, b in beside)
-    return (cp - 1) * exposed(one, forward), (cp - 1) * exposed(2 * one, backward)
+    return (cp - 1) * exposed_seconds(one, forward), (cp - 1) * exposed_seconds(2 * one, backward)
 
 
-def _routed(shop: TrainTiming, block: Block, operators: tuple[Operator, ...]) -> tuple[Real, Real]:
+def _exposed_expert_parallel_s(shop: TrainTiming, block: Block, operators: tuple[Operator, ...]) -> tuple[Real, Real]:
     """Nothing runs beside it, unless the passes of two micro-batches are interleaved (DualPipe; Megatron-Core's
     ``--overlap-moe-expert-parallel-comm``): the low end.
     """
-    forward, backward = _experts(shop, block)
+    forward, backward = _expert_dispatch_s(shop, block)
     if not shop.hides:
         return forward, backward
-    return exposed(forward, sum((op.forward_s for op in operators), 0.0)), exposed(backward, sum((op.backward_s for op in operators), 0.0))
+    return exposed_seconds(forward, sum((op.forward_s for op in operators), 0.0)), exposed_seconds(
+        backward, sum((op.backward_s for op in operators), 0.0)
+    )
 
 
-def _experts(shop: TrainTiming, block: Block) -> tuple[Real, Real]:
+def _expert_dispatch_s(shop: TrainTiming, block: Block) -> tuple[Real, Real]:
     """Tokens to their experts and back, each way."""
     moe, mesh = block.feed_forward, shop.plan.mesh
     if not isinstance(moe, Moe):

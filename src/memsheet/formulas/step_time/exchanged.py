@@ -47,7 +47,7 @@ class Exchanged:
     cites=ZERO,
     at="section 7: stages 1 and 2 move as much as plain data parallelism; stage 3 half as much again, gathering parameters twice",
 )
-def exchanged(spec: ModelSpec, plan: Plan, cluster: Cluster, *, efficiency: Efficiency | None = None) -> Exchanged:
+def data_parallel_traffic(spec: ModelSpec, plan: Plan, cluster: Cluster, *, efficiency: Efficiency | None = None) -> Exchanged:
     """Parameters and gradients that data-parallel ranks of one plan exchange in a step. Raises InputError for what is not timed."""
     engine, time = engine_of(plan), step_time(spec, plan, cluster, efficiency=efficiency)
     ranks, times = plan.mesh.data_parallel * plan.mesh.cp, plan.accumulation
@@ -60,9 +60,9 @@ def exchanged(spec: ModelSpec, plan: Plan, cluster: Cluster, *, efficiency: Effi
     size = gathered_size(plan) if units else WHOLE_BYTES
     return Exchanged(
         ranks=ranks, gathers=several * gathers, gathers_each=several * each, gathered_s=time.parts["parameters_gathered"],
-        gathered_bytes=int(_most(plan, parts.items(), ("dense", "experts")) * size * bool(several * gathers)),
+        gathered_bytes=int(_fullest_stage_elements(plan, parts.items(), ("dense", "experts")) * size * bool(several * gathers)),
         reductions=several * (times if again else 1), reductions_each=several * again, reduced_s=time.parts["gradients_reduced"],
-        reduced_bytes=int(_most(plan, parts.items(), ("trained", "routed_trained")) * plan.precision.reduce.bits / 8 * several),
+        reduced_bytes=int(_fullest_stage_elements(plan, parts.items(), ("trained", "routed_trained")) * plan.precision.reduce.bits / 8 * several),
     )  # fmt: skip
 
 
@@ -70,7 +70,7 @@ WHOLE_BYTES = 2.0
 """Of a parameter gathered after the optimizer's step, in the 16 bits that it is computed in."""
 
 
-def _most(plan: Plan, parts: Iterable[tuple[tuple[int, int], Part]], fields: tuple[str, ...]) -> float:
+def _fullest_stage_elements(plan: Plan, parts: Iterable[tuple[tuple[int, int], Part]], fields: tuple[str, ...]) -> float:
     """Elements of the fullest stage."""
     stages = dict.fromkeys(range(plan.mesh.pp), 0.0)
     for (stage, _), part in parts:

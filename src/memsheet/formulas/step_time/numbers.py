@@ -28,7 +28,7 @@ def smaller(a: Real, b: Real) -> Real:
     return of.__array_namespace__().minimum(a, b)
 
 
-def exposed(work: Real, cover: Real) -> Real:
+def exposed_seconds(work: Real, cover: Real) -> Real:
     """What is left of ``work`` after ``cover`` ran beside it."""
     return larger(work - cover, 0.0)
 

@@ -77,7 +77,7 @@ SCAN_ROWS = 128
 
 
 @formula(cites=TRANSFORMER, at="a product of m rows with an n by k matrix: 2 m n k; each gradient as much")
-def product(
+def matmul_operator(
     shop: TrainTiming, part: str, rows: Real, out: Real, inner: Real, *, eight: bool = True, groups: Real | None = None
 ) -> Operator:
     """``eight``: whether it is among those that an 8-bit recipe runs in 8 bits. ``groups``: of so many that run together, one."""
@@ -115,11 +115,11 @@ def attention_of(shop: TrainTiming, mixer: Attention | LatentAttention | CrossAt
     wide = mixer.head_dim * 2 if not isinstance(mixer, LatentAttention) else (
         mixer.qk_nope_head_dim + mixer.qk_rope_head_dim + mixer.v_head_dim)  # fmt: skip
     causal = getattr(mixer, "causal", not isinstance(mixer, CrossAttention))
-    span = _span(mixer, length) if causal else length  # keys a query sees, on average
+    span = _mean_attended_keys(mixer, length) if causal else length  # keys a query sees, on average
     sequences = plan.microbatch / cp / shop.tp
     flops = 2.0 * sequences * length * span * mixer.heads * wide
     if writes_scores(plan, mixer):
-        yield from _unfused(shop, sequences * length * length * mixer.heads, wide, flops)
+        yield from _eager_attention_operators(shop, sequences * length * length * mixer.heads, wide, flops)
         return
     forward, backward = shop.rates.attention[kernels.attention]
     rate = shop.rates.attention_dense * shop.rates.efficiency.attention
@@ -129,7 +129,7 @@ def attention_of(shop: TrainTiming, mixer: Attention | LatentAttention | CrossAt
     there, back = worst / (rate * forward.at(block)), 2.5 * worst / (rate * backward.at(block))
     yield Operator(part="core_attn", forward_s=start + there, backward_s=start + back, flops=flops, attention=True)
     if _in_blocks(plan, kernels):
-        yield _merged(shop, plan.microbatch * length / cp / shop.tp * mixer.heads * wide / 2)
+        yield _ring_merge_operator(shop, plan.microbatch * length / cp / shop.tp * mixer.heads * wide / 2)
 
 
 def _in_blocks(plan: Plan, kernels: Kernels) -> bool:
@@ -140,7 +140,7 @@ def _in_blocks(plan: Plan, kernels: Kernels) -> bool:
     return plan.context_parallel is ContextParallel.RING or (gathers and kernels.code is not Code.MEGATRON)
 
 
-def _merged(shop: TrainTiming, elements: Real) -> Operator:
+def _ring_merge_operator(shop: TrainTiming, elements: Real) -> Operator:
     """What each step of a ring but the first adds to the sums of the ones before, forward outputs and backward gradients of queries."""
     forward, backward = shop.kernels.merged
     each, at = shop.plan.mesh.cp - 1, shop.rates.memory_bytes
@@ -154,7 +154,7 @@ enable_load_balance), without which the last rank's part is 2 - 1/c times the me
 """
 
 
-def _span(mixer: Attention | LatentAttention | CrossAttention, length: Real) -> Real:
+def _mean_attended_keys(mixer: Attention | LatentAttention | CrossAttention, length: Real) -> Real:
     window = getattr(mixer, "window", None) or getattr(mixer, "chunk", None)
     if window is None:
         return length / 2
@@ -162,7 +162,7 @@ def _span(mixer: Attention | LatentAttention | CrossAttention, length: Real) -> 
     return seen - seen * seen / (2 * length) if getattr(mixer, "window", None) else seen / 2
 
 
-def _unfused(shop: TrainTiming, scores: Real, wide: Real, flops: Real) -> Iterator[Operator]:
+def _eager_attention_operators(shop: TrainTiming, scores: Real, wide: Real, flops: Real) -> Iterator[Operator]:
     """Two products over all scores, masked ones too, and the passes of a softmax between them."""
     speed = shop.rates.product_flops(shop.kernels.plain, shop.plan.seq_len, wide / 2)
     whole = 2.0 * scores * wide

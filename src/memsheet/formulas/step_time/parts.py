@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from memsheet.formulas.pipeline import layers_of_stage
 from memsheet.formulas.states.params import tower_tensors
-from memsheet.formulas.step_time.exchange import Exchange, exchanges
+from memsheet.formulas.step_time.exchange import Exchange, layer_communication_s
 from memsheet.formulas.step_time.kernels import ROUTING_CALLS
-from memsheet.formulas.step_time.layers import adapted, ends, layer
+from memsheet.formulas.step_time.layers import has_adapter, head_operators, layer_operators
 from memsheet.formulas.step_time.numbers import Real, larger
 from memsheet.formulas.step_time.operators import Operator, TrainTiming
 from memsheet.formulas.step_time.pictures import layers_of_towers
@@ -56,18 +56,18 @@ def parts_of(shop: TrainTiming, spec: ModelSpec, sharding: Sharding) -> dict[tup
     plan, blocks = shop.plan, [b for stack in spec.stacks for run in stack.runs for _ in range(run.count) for b in run.pattern]
     timed: dict[int, Unit] = {}
     by_id = {id(block): block for block in blocks}
-    share = _share(plan.recompute, len(blocks))
+    share = _recomputed_layer_share(plan.recompute, len(blocks))
     mesh, found = plan.mesh, dict[tuple[int, int], Part]()
     alike: dict[tuple[tuple[int, int], ...], Part] = {}
-    first, last = _first(shop, spec), _last(shop, spec)
-    towers = _towers(shop, spec, sharding, share)
+    first, last = _embedding_unit(shop, spec), _head_unit(shop, spec)
+    towers = _tower_units(shop, spec, sharding, share)
     for stage in range(mesh.pp):
         for chunk in range(mesh.vpp):
             low, high = layers_of_stage(len(blocks), plan, stage, chunk) if mesh.pp * mesh.vpp > 1 else (0, len(blocks))
             units: list[tuple[int, Unit]] = []
             for key, count in Counter(id(b) for b in blocks[low:high]).items():
                 if key not in timed:
-                    timed[key] = _unit(shop, by_id[key], sharding, share)
+                    timed[key] = _layer_unit(shop, by_id[key], sharding, share)
                 units.append((count, timed[key]))
             number = chunk * mesh.pp + stage
             units += [(1, first), *towers] if number == 0 else []
@@ -76,21 +76,21 @@ def parts_of(shop: TrainTiming, spec: ModelSpec, sharding: Sharding) -> dict[tup
     return found
 
 
-def _towers(shop: TrainTiming, spec: ModelSpec, sharding: Sharding, share: float) -> tuple[tuple[int, Unit], ...]:
+def _tower_units(shop: TrainTiming, spec: ModelSpec, sharding: Sharding, share: float) -> tuple[tuple[int, Unit], ...]:
     """What pictures pass. Without them the towers' parameters are gathered with the model's all the same, and have no gradients."""
-    timed = tuple(layers_of_towers(spec, shop, lambda own, block: _unit(own, block, sharding, share)))
+    timed = tuple(layers_of_towers(spec, shop, lambda own, block: _layer_unit(own, block, sharding, share)))
     if timed or not spec.towers:
         return timed
     elements = sum((weight.elements * times for _, weight, times in tower_tensors(spec)), 0.0)
-    return ((1, replace(_end(0.0, 0.0, 0.0, elements, shop.plan), trained=0.0)),)
+    return ((1, replace(_edge_unit(0.0, 0.0, 0.0, elements, shop.plan), trained=0.0)),)
 
 
-def _unit(shop: TrainTiming, block: Block, sharding: Sharding, share: float) -> Unit:
-    operators = layer(shop, block)
-    told = exchanges(shop, block, operators, sharding)
+def _layer_unit(shop: TrainTiming, block: Block, sharding: Sharding, share: float) -> Unit:
+    operators = layer_operators(shop, block)
+    told = layer_communication_s(shop, block, operators, sharding)
     forward = sum((op.forward_s for op in operators), 0.0)
-    again, told_again = _again(shop, operators, told, share)
-    dense = sum((_mine(w, shop.tp) for w in block.weights if w.role not in (Role.EXPERT, Role.EXPERT_BIAS)), 0.0)
+    again, told_again = _recompute_seconds(shop, operators, told, share)
+    dense = sum((_weight_elements_on_rank(w, shop.tp) for w in block.weights if w.role not in (Role.EXPERT, Role.EXPERT_BIAS)), 0.0)
     held = [w for w in block.weights if w.role in (Role.EXPERT, Role.EXPERT_BIAS)]
     experts = sum((w.elements / (shop.plan.mesh.ep * shop.plan.mesh.etp) for w in held), 0.0)
     calls = shop.call_s * (shop.kernels.calls * len(operators) + (ROUTING_CALLS if shop.kernels.calls and held else 0))
@@ -104,15 +104,15 @@ def _unit(shop: TrainTiming, block: Block, sharding: Sharding, share: float) -> 
         routed_s=told.ep[0] + told.ep[1] + told_again[2], waited_s=sum(taken, 0.0) - sum(busy, 0.0),
         attention_s=sum((op.forward_s + op.backward_s for op in operators if op.attention), 0.0),
         flops=sum((op.flops for op in operators), 0.0), dense=dense, experts=experts,
-        trained=trained(shop.plan, block.weights, shop.tp, dense), routed_trained=experts if shop.plan.adapter is None else 0.0,
+        trained=trainable_elements(shop.plan, block.weights, shop.tp, dense), routed_trained=experts if shop.plan.adapter is None else 0.0,
     )  # fmt: skip
 
 
 @formula(cites=LORA, at="section 4.1: r (in + out) elements for each adapted matrix")
-def trained(plan: Plan, weights: Iterable[Weight], tp: Real, dense: Real) -> Real:
+def trainable_elements(plan: Plan, weights: Iterable[Weight], tp: Real, dense: Real) -> Real:
     if plan.adapter is None:
         return dense
-    return sum((plan.adapter.rank * (sum(w.shape) / tp) for w in weights if adapted(plan, w)), 0.0)
+    return sum((plan.adapter.rank * (sum(w.shape) / tp) for w in weights if has_adapter(plan, w)), 0.0)
 
 
 BACKWARD_CALLS = 2
@@ -121,11 +121,11 @@ CAST_BYTES = 6
 """A matrix read in fp32 and written in 16 bits, its gradient the other way (torch aten/src/ATen/autocast_mode.cpp, cached_cast)."""
 
 
-def _mine(weight: Weight, tp: Real) -> Real:
+def _weight_elements_on_rank(weight: Weight, tp: Real) -> Real:
     return weight.elements / tp if weight.cut is not None else weight.elements * 1.0
 
 
-def _share(recompute: Recompute, layers: int) -> float:
+def _recomputed_layer_share(recompute: Recompute, layers: int) -> float:
     """Of the layers, those that are recomputed whole."""
     if recompute.by_layers:
         return 1 / recompute.every
@@ -145,7 +145,7 @@ result leaves the layer (torch/utils/checkpoint.py, _StopRecomputationError).
 ByAxis = tuple[Real, Real, Real]
 
 
-def _again(shop: TrainTiming, operators: tuple[Operator, ...], told: Exchange, share: float) -> tuple[Real, ByAxis]:
+def _recompute_seconds(shop: TrainTiming, operators: tuple[Operator, ...], told: Exchange, share: float) -> tuple[Real, ByAxis]:
     """Seconds of what runs a second time, and of them those spent in exchanges: of tensor, context and expert parallelism."""
     how = shop.plan.recompute
     if share:
@@ -168,20 +168,24 @@ LAST_SCATTER = 0.25
 """Of a layer's four gathers and scatters, the one after its last product."""
 
 
-def _first(shop: TrainTiming, spec: ModelSpec) -> Unit:
+def _embedding_unit(shop: TrainTiming, spec: ModelSpec) -> Unit:
     rows = shop.tokens * 4.0 * spec.hidden / shop.between / shop.rates.memory_bytes
-    return _end(rows, 3 * rows, 0.0, sum((_mine(w, shop.tp) for w in spec.embeddings.weights), 0.0), shop.plan)
+    return _edge_unit(rows, 3 * rows, 0.0, sum((_weight_elements_on_rank(w, shop.tp) for w in spec.embeddings.weights), 0.0), shop.plan)
 
 
-def _last(shop: TrainTiming, spec: ModelSpec) -> Unit:
-    operators = ends(shop, spec.head, spec.hidden, spec.vocab) if spec.head.kind != "none" else ()
+def _head_unit(shop: TrainTiming, spec: ModelSpec) -> Unit:
+    operators = head_operators(shop, spec.head, spec.hidden, spec.vocab) if spec.head.kind != "none" else ()
     forward, backward = (sum((getattr(op, f) for op in operators), 0.0) for f in ("forward_s", "backward_s"))
-    return _end(
-        forward, backward, sum((op.flops for op in operators), 0.0), sum((_mine(w, shop.tp) for w in spec.head.weights), 0.0), shop.plan
+    return _edge_unit(
+        forward,
+        backward,
+        sum((op.flops for op in operators), 0.0),
+        sum((_weight_elements_on_rank(w, shop.tp) for w in spec.head.weights), 0.0),
+        shop.plan,
     )
 
 
-def _end(forward: Real, backward: Real, flops: Real, elements: Real, plan: Plan) -> Unit:
+def _edge_unit(forward: Real, backward: Real, flops: Real, elements: Real, plan: Plan) -> Unit:
     return Unit(
         forward_s=forward, backward_s=backward, recompute_s=0.0, tensor_s=0.0, context_s=0.0, routed_s=0.0, attention_s=0.0, waited_s=0.0,
         flops=flops, dense=elements, experts=0.0, trained=0.0 if plan.adapter is not None else elements, routed_trained=0.0,

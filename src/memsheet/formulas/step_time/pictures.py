@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.formulas.step_time.operators import TrainTiming
 from memsheet.plan.model import Block, ModelSpec
 
@@ -26,7 +26,7 @@ def timed_pictures(spec: ModelSpec, image_tokens: int) -> None:
     """Refuse pictures whose tower is not timed."""
     kinds = {block.kind for tower in spec.towers for run in tower.stack.runs for block in run.pattern}
     if image_tokens and not kinds <= MERGES:
-        raise refuse(
+        raise input_error(
             "image_tokens", image_tokens, f"is not timed for {spec.name}, whose tower was not read", "leave it out: text alone is timed"
         )
 

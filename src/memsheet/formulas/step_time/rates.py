@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from memsheet.catalog import rates
-from memsheet.errors import refuse
+from memsheet.catalog import hardware_rates
+from memsheet.errors import input_error
 from memsheet.formulas.step_time.numbers import Curve, Real, smaller
 from memsheet.plan.device import Cluster, Device
 
@@ -129,27 +129,27 @@ class Rates:
 
 def rates_of(cluster: Cluster) -> Rates:
     """Raises InputError for a device whose dense rate nobody knows."""
-    device, table = cluster.device, rates()
+    device, table = cluster.device, hardware_rates()
     row = table["device"].get(device.name)
     if row is None:
-        raise refuse("gpus", device.name, "has no known rate of arithmetic", "memory is predicted, step time is not")
+        raise input_error("gpus", device.name, "has no known rate of arithmetic", "memory is predicted, step time is not")
     dense = {key: value * 1e12 for key, value in row["dense_tflops"].items()}
     products, code = table["products"], device.compute_capability or ""
-    starts = _own(products["launch_us"], device) or products["launch_us"]["H100-80GB"]
+    starts = _device_entry(products["launch_us"], device) or products["launch_us"]["H100-80GB"]
     return Rates(
-        dense=dense, products=_products(row, _own(products["utilisation"], device)),
-        depth=Curve.of(_own(products["depth"], device) or products["depth"]["H100-80GB"]),
-        memory=row["memory_bandwidth_tb_s"] * 1e12 * (_own(products["memory_share"], device) or UNMEASURED),
+        dense=dense, products=_matmul_curves(row, _device_entry(products["utilisation"], device)),
+        depth=Curve.of(_device_entry(products["depth"], device) or products["depth"]["H100-80GB"]),
+        memory=row["memory_bandwidth_tb_s"] * 1e12 * (_device_entry(products["memory_share"], device) or UNMEASURED),
         launch_s={key: us * 1e-6 for key, us in starts.items()},
-        attention=_attention(table["attention_training"], COLLECTIVES_ALIKE.get(code, "")),
+        attention=_attention_curves(table["attention_training"], COLLECTIVES_ALIKE.get(code, "")),
         attention_dense=dense.get("bf16") or dense["fp16"],
-        collectives=_collectives(cluster, table["collectives_inside_node"]["params"]),
+        collectives=_collective_fits(cluster, table["collectives_inside_node"]["params"]),
         near=max(cluster.per_node, table["domains"].get(device.name, 0)), network=cluster.links.scale_out or device.links.scale_out,
-        host=cluster.links.host or device.links.host, fastest=_fastest(row),
+        host=cluster.links.host or device.links.host, fastest=_fastest_matmul_flops(row),
     )  # fmt: skip
 
 
-def _fastest(row: Mapping[str, Any]) -> Mapping[str, float]:
+def _fastest_matmul_flops(row: Mapping[str, Any]) -> Mapping[str, float]:
     """Flops a second of the fastest product that a search found, which a card's power limit holds under its dense rate: random numbers are
     multiplied at 257 TFLOPS under an A100's 400 W and zeros at 295 (thonking.ai, strangely-matrix-multiplications), of 312.
     """
@@ -158,12 +158,12 @@ def _fastest(row: Mapping[str, Any]) -> Mapping[str, float]:
     return {**found, **({"fp16": found["bf16"]} if "bf16" in found else {})}
 
 
-def _own(table: Mapping[str, Any], device: Device) -> Any:
+def _device_entry(table: Mapping[str, Any], device: Device) -> Any:
     """The device's own entry; else that of the measured device with the same kind of matrix unit."""
     return table.get(device.name) or table.get(MEASURED_ALIKE.get(device.compute_capability or "", ""))
 
 
-def _products(row: Mapping[str, Any], measured: Mapping[str, Any] | None) -> Mapping[str, Curve]:
+def _matmul_curves(row: Mapping[str, Any], measured: Mapping[str, Any] | None) -> Mapping[str, Curve]:
     if measured is not None:
         return {key: Curve.of(points) for key, points in measured.items()}
     found, dense = row.get("measured", {}), row["dense_tflops"]
@@ -171,7 +171,7 @@ def _products(row: Mapping[str, Any], measured: Mapping[str, Any] | None) -> Map
     return {"bf16": Curve.flat(UNMEASURED)} | {key: Curve.flat(share) for key, share in shares.items()}
 
 
-def _attention(table: Mapping[str, Any], alike: str) -> Mapping[str, tuple[Curve, Curve]]:
+def _attention_curves(table: Mapping[str, Any], alike: str) -> Mapping[str, tuple[Curve, Curve]]:
     if alike not in table:
         return {key: (Curve.flat(UNMEASURED / 2), Curve.flat(UNMEASURED / 2)) for key in ("fa2", "fa3", "cudnn")}
     shape, generations = Curve.of(table["shape"]), table[alike]
@@ -181,7 +181,7 @@ def _attention(table: Mapping[str, Any], alike: str) -> Mapping[str, tuple[Curve
     return {key: (capped.scaled(f), capped.scaled(b)) for key, (f, b) in generations["kernels"].items()}
 
 
-def _collectives(cluster: Cluster, params: Mapping[str, Any]) -> Mapping[str, Fit]:
+def _collective_fits(cluster: Cluster, params: Mapping[str, Any]) -> Mapping[str, Fit]:
     """The device's own fits; else those of its kind with the bytes a second in the ratio of their links. So too where a cluster's link is
     another than the device's usual one.
     """

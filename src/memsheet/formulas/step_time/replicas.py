@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from memsheet.formulas.step_time.collectives import broadcasts_s, collective_s
-from memsheet.formulas.step_time.numbers import Real, exposed, larger
+from memsheet.formulas.step_time.numbers import Real, exposed_seconds, larger
 from memsheet.formulas.step_time.parts import Part, Unit
 from memsheet.formulas.step_time.rates import SLOWED, Rates
 from memsheet.plan.engine import Sharding
@@ -64,9 +64,9 @@ class Passes:
     reduced_once_s: Real = 0.0
 
 
-def passes(part: Part, plan: Plan, sharding: Sharding, overlap: Overlap, rates: Rates) -> Passes:
+def data_parallel_passes(part: Part, plan: Plan, sharding: Sharding, overlap: Overlap, rates: Rates) -> Passes:
     if gathers_units(plan, sharding):
-        return _sharded(part, plan, sharding, overlap, rates)
+        return _sharded_passes(part, plan, sharding, overlap, rates)
     return unsharded_passes(part, plan, sharding, overlap, rates)
 
 
@@ -78,9 +78,9 @@ def gathers_units(plan: Plan, sharding: Sharding) -> bool:
 @formula(
     cites=TORCH_FSDP2, at="_fsdp_param_group.py: the next unit is gathered while one runs; in backward the last one's gradients scatter too"
 )
-def _sharded(part: Part, plan: Plan, sharding: Sharding, overlap: Overlap, rates: Rates) -> Passes:
+def _sharded_passes(part: Part, plan: Plan, sharding: Sharding, overlap: Overlap, rates: Rates) -> Passes:
     forward, backward = part.total("forward_s"), part.total("backward_s")
-    gathered_f, gathered_b, reduced = _copies(part, plan, sharding, rates)
+    gathered_f, gathered_b, reduced = _collective_copy_seconds(part, plan, sharding, rates)
     edge_f, edge_b, edge_r = 0.0, 0.0, 0.0
     for count, unit in part.units:
         gather, scatter = _unit_s(unit, plan, rates)
@@ -105,11 +105,11 @@ TINY_S = 1e-12
 
 def exposed_communication_s(work: Real, cover: Real, overlap: Overlap) -> Real:
     """What a collective costs that runs beside ``cover``: what sticks out, and what it slows."""
-    out = exposed(work, cover)
+    out = exposed_seconds(work, cover)
     return out if overlap is Overlap.ALL else out + SLOWED * (work - out)
 
 
-def _copies(part: Part, plan: Plan, sharding: Sharding, rates: Rates) -> tuple[Real, Real, Real]:
+def _collective_copy_seconds(part: Part, plan: Plan, sharding: Sharding, rates: Rates) -> tuple[Real, Real, Real]:
     """Passes over memory around the collectives of forward, of backward and of gradients: gathered parameters copied out of the buffer
     (fully_shard only, _fsdp_collectives.py, split_with_sizes_copy), gradients raised to the dtype they are reduced in on their way into one.
     """
@@ -123,9 +123,9 @@ def _copies(part: Part, plan: Plan, sharding: Sharding, rates: Rates) -> tuple[R
 def _unit_s(unit: Unit, plan: Plan, rates: Rates) -> tuple[Real, Real]:
     dense, experts = groups_of(plan)
     size, reduced = gathered_size(plan), plan.precision.reduce.bits / 8
-    gather = dense.gather_s(unit.dense, size, rates) + _any(unit.experts, experts.gather_s(unit.experts, size, rates))
+    gather = dense.gather_s(unit.dense, size, rates) + _seconds_if_experts(unit.experts, experts.gather_s(unit.experts, size, rates))
     routed = unit.routed_trained
-    scatter = dense.scatter_s(unit.trained, reduced, rates) + _any(routed, experts.scatter_s(routed, reduced, rates))
+    scatter = dense.scatter_s(unit.trained, reduced, rates) + _seconds_if_experts(routed, experts.scatter_s(routed, reduced, rates))
     return gather, scatter
 
 
@@ -142,7 +142,7 @@ def gathered_size(plan: Plan) -> float:
     return plan.precision.compute.bits / 8
 
 
-def _any(elements: Real, seconds: Real) -> Real:
+def _seconds_if_experts(elements: Real, seconds: Real) -> Real:
     """No experts, no collective for them."""
     return 0.0 if isinstance(elements, float) and elements == 0.0 else seconds
 
@@ -150,7 +150,7 @@ def _any(elements: Real, seconds: Real) -> Real:
 @formula(
     cites=INTERNEVO, at="solver/optimizer/hybrid_zero_optim.py, broadcast_params: every rank tells the others its whole parameters in turn"
 )
-def _told(group: Group, elements: Real, size: float, rates: Rates) -> Real:
+def _parameter_broadcast_s(group: Group, elements: Real, size: float, rates: Rates) -> Real:
     return broadcasts_s(elements * size, group.shards, group.stride, rates)
 
 
@@ -171,17 +171,17 @@ def unsharded_passes(part: Part, plan: Plan, sharding: Sharding, overlap: Overla
     forward, backward = part.total("forward_s"), part.total("backward_s")
     scatters = plan.zero >= 1 and sharding is not Sharding.INTERNEVO
     if scatters:
-        sums = dense.scatter_s(own, gradient, rates) + _any(theirs, experts.scatter_s(theirs, gradient, rates))
+        sums = dense.scatter_s(own, gradient, rates) + _seconds_if_experts(theirs, experts.scatter_s(theirs, gradient, rates))
     else:
-        sums = dense.reduce_s(own, gradient, rates) + _any(theirs, experts.reduce_s(theirs, gradient, rates))
+        sums = dense.reduce_s(own, gradient, rates) + _seconds_if_experts(theirs, experts.reduce_s(theirs, gradient, rates))
     gathered = 0.0
     if plan.zero >= 1:
-        gather = _told if sharding is Sharding.INTERNEVO else Group.gather_s
-        gathered = gather(dense, own, 2.0, rates) + _any(theirs, gather(experts, theirs, 2.0, rates))
+        gather = _parameter_broadcast_s if sharding is Sharding.INTERNEVO else Group.gather_s
+        gathered = gather(dense, own, 2.0, rates) + _seconds_if_experts(theirs, gather(experts, theirs, 2.0, rates))
     hides = {Overlap.ALL: 1.0, Overlap.ENGINE: BESIDE_BACKWARD.get(sharding, 1.0), Overlap.NONE: 0.0}[overlap]
     seen = exposed_communication_s(sums, hides * backward, overlap)
     each = plan.zero == 2 and sharding is Sharding.DEEPSPEED
-    gathered = exposed(gathered, forward) if overlap is Overlap.ALL else gathered
+    gathered = exposed_seconds(gathered, forward) if overlap is Overlap.ALL else gathered
     if each:
         return Passes(forward_s=forward, backward_s=backward + seen, reduced_s=seen, gathered_once_s=gathered)
     return Passes(forward_s=forward, backward_s=backward, gathered_once_s=gathered, reduced_once_s=seen)

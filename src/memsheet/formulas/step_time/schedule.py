@@ -32,7 +32,7 @@ def pipeline_s(stages: Sequence[Real], microbatches: Real, chunks: int, schedule
     return microbatches * slowest + bubble, bubble
 
 
-def hops(stages: int, chunks: int, microbatches: Real, schedule: Schedule | None) -> Real:
+def exposed_pipeline_sends(stages: int, chunks: int, microbatches: Real, schedule: Schedule | None) -> Real:
     """Sends that nothing runs beside: to the last stage and back for each chunk; without chunks also each way of every micro-batch, as
     sends and receives of neighbours meet there (Megatron-Core pipeline_parallel/schedules.py,
     forward_backward_pipelining_without_interleaving).

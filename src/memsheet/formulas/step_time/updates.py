@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memsheet.engines import engine_of
-from memsheet.formulas.step_time.numbers import Real, exposed
+from memsheet.formulas.step_time.numbers import Real, exposed_seconds
 from memsheet.formulas.step_time.parts import Part
 from memsheet.formulas.step_time.rates import Rates
 from memsheet.formulas.step_time.replicas import EVEN, groups_of
@@ -24,7 +24,7 @@ CPU_ADAM_BYTES = 28
 """Of host memory an element: gradient, master and two moments read, three written."""
 
 
-def kept(parts: Sequence[Part], plan: Plan, sharding: Sharding) -> Real:
+def updated_elements(parts: Sequence[Part], plan: Plan, sharding: Sharding) -> Real:
     """Elements whose states a rank updates."""
     dense, experts = groups_of(plan)
     divided = plan.zero >= 1 or sharding.gathers
@@ -33,7 +33,7 @@ def kept(parts: Sequence[Part], plan: Plan, sharding: Sharding) -> Real:
 
 
 @formula(cites=ZERO_OFFLOAD, at="section 4: parameters of a rank, frozen ones too, in the dtype that they are stored in")
-def stored(parts: Sequence[Part], plan: Plan, sharding: Sharding) -> Real:
+def parameter_bytes_on_rank(parts: Sequence[Part], plan: Plan, sharding: Sharding) -> Real:
     """Bytes of a rank's parameters."""
     dense, experts = groups_of(plan)
     divided = plan.zero == 3 or sharding.gathers
@@ -73,10 +73,10 @@ def offloaded_s(elements: Real, parameters: Real, activations: Real, passes_s: R
         seconds = share * elements * ((gradient + 2.0) / link + CPU_ADAM_BYTES * rates.near / rates.host_memory)
         seconds = seconds + share * accumulated_s(elements, passes_s, microbatches - 1, plan, rates)
     if plan.offload.parameters:
-        seconds = seconds + exposed(plan.offload.parameters * parameters * 2 * microbatches / link, passes_s)
+        seconds = seconds + exposed_seconds(plan.offload.parameters * parameters * 2 * microbatches / link, passes_s)
     if plan.offload.activations:  # out with forward, back with backward
         copied = 2 * activations * microbatches / link
-        seconds = seconds + (exposed(copied, passes_s) if plan.engine in STREAMED else copied)
+        seconds = seconds + (exposed_seconds(copied, passes_s) if plan.engine in STREAMED else copied)
     return seconds
 
 
@@ -100,7 +100,7 @@ def accumulated_s(elements: Real, passes_s: Real, later: Real, plan: Plan, rates
     gradient = plan.precision.gradients.bits / 8
     if engine_of(plan).sharding is Sharding.DEEPSPEED:
         whole = 1.0 if plan.zero == 3 else groups_of(plan)[0].shards
-        return exposed(2 * gradient * elements * whole * later / link, passes_s)
+        return exposed_seconds(2 * gradient * elements * whole * later / link, passes_s)
     return later * elements * (gradient / link + ADD_BYTES * rates.near / rates.host_memory)
 
 

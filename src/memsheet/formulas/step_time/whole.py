@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from memsheet.arith import maximum
 from memsheet.engines import engine_of
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.formulas.step_time.collectives import send_s
 from memsheet.formulas.step_time.kernels import kernels_of
 from memsheet.formulas.step_time.numbers import Real, larger, smaller
@@ -15,11 +15,11 @@ from memsheet.formulas.step_time.operators import BF16_BYTES, TrainTiming
 from memsheet.formulas.step_time.parts import Part, parts_of
 from memsheet.formulas.step_time.pictures import timed_pictures
 from memsheet.formulas.step_time.rates import Efficiency, Rates, rates_of
-from memsheet.formulas.step_time.replicas import Overlap, Passes, passes
+from memsheet.formulas.step_time.replicas import Overlap, Passes, data_parallel_passes
 from memsheet.formulas.step_time.result import StepTime
-from memsheet.formulas.step_time.schedule import hops, pipeline_s
+from memsheet.formulas.step_time.schedule import exposed_pipeline_sends, pipeline_s
 from memsheet.formulas.step_time.shares import NAMES, of_passes
-from memsheet.formulas.step_time.updates import activation_bytes, kept, offloaded_s, stored, update_s
+from memsheet.formulas.step_time.updates import activation_bytes, offloaded_s, parameter_bytes_on_rank, update_s, updated_elements
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
@@ -55,16 +55,16 @@ def step_time(spec: ModelSpec, plan: Plan, cluster: Cluster, *, efficiency: Effi
 
     ``efficiency`` comes from ``calibrated``. Counts of the plan may be arrays. Raises InputError for what is not timed.
     """
-    _check(spec, plan)
-    engine, base, found = engine_of(plan), _rates(cluster), efficiency or Efficiency()
+    _check_step_timed(spec, plan)
+    engine, base, found = engine_of(plan), _cluster_rates(cluster), efficiency or Efficiency()
     band = CALIBRATED if efficiency is not None else UNCALIBRATED
     value = one_step(spec, plan, engine, base.with_efficiency(found), Overlap.ENGINE, told=True)
-    fast = replace(_times(found, band.fast), capped=efficiency is None)
+    fast = replace(_scale_efficiency_rates(found, band.fast), capped=efficiency is None)
     low = one_step(spec, plan, engine, base.with_efficiency(fast), Overlap.ALL)
-    high = one_step(spec, plan, engine, base.with_efficiency(_times(found, band.slow)), Overlap.NONE)
+    high = one_step(spec, plan, engine, base.with_efficiency(_scale_efficiency_rates(found, band.slow)), Overlap.NONE)
     return StepTime(
         low=smaller(low.seconds, value.seconds), value=value.seconds, high=larger(high.seconds, value.seconds), parts=value.parts,
-        tokens=_sequences(plan) * plan.seq_len, gpus=plan.mesh.gpus, flops=value.flops,
+        tokens=_sequences_a_step(plan) * plan.seq_len, gpus=plan.mesh.gpus, flops=value.flops,
         dense_flops=base.attention_dense, calibrated=found.source,
         notes=(band.why, *((TEXT,) if spec.towers and not plan.image_tokens else ())),
     )  # fmt: skip
@@ -72,27 +72,29 @@ def step_time(spec: ModelSpec, plan: Plan, cluster: Cluster, *, efficiency: Effi
 
 def quick_s(spec: ModelSpec, plan: Plan, cluster: Cluster, *, efficiency: Efficiency | None = None) -> Real:
     """The value of ``step_time`` alone, in a third of its time."""
-    _check(spec, plan)
-    return one_step(spec, plan, engine_of(plan), _rates(cluster).with_efficiency(efficiency or Efficiency()), Overlap.ENGINE).seconds
+    _check_step_timed(spec, plan)
+    return one_step(
+        spec, plan, engine_of(plan), _cluster_rates(cluster).with_efficiency(efficiency or Efficiency()), Overlap.ENGINE
+    ).seconds
 
 
 @lru_cache(maxsize=32)
-def _rates(cluster: Cluster) -> Rates:
+def _cluster_rates(cluster: Cluster) -> Rates:
     return rates_of(cluster)
 
 
-def _times(found: Efficiency, factor: float) -> Efficiency:
+def _scale_efficiency_rates(found: Efficiency, factor: float) -> Efficiency:
     scaled = {name: getattr(found, name) * factor for name in ("compute", "attention", "communication")}
     return replace(found, **scaled)
 
 
-def _check(spec: ModelSpec, plan: Plan) -> None:
+def _check_step_timed(spec: ModelSpec, plan: Plan) -> None:
     if plan.task != "train":
-        raise refuse("task", plan.task, "has no step to time", "step time is of training")
+        raise input_error("task", plan.task, "has no step to time", "step time is of training")
     timed_pictures(spec, plan.image_tokens)
 
 
-def _sequences(plan: Plan) -> Real:
+def _sequences_a_step(plan: Plan) -> Real:
     if plan.global_batch is not None:
         return plan.global_batch
     return plan.microbatch * plan.mesh.data_parallel
@@ -122,7 +124,7 @@ def one_step(spec: ModelSpec, plan: Plan, engine: Engine, rates: Rates, overlap:
     """``told``: with its parts and flops."""
     mesh, shop = plan.mesh, shop_of(plan, engine, rates, overlap)
     parts = parts_of(shop, spec, engine.sharding)
-    run = {key: passes(part, plan, engine.sharding, overlap, rates) for key, part in _distinct(parts).items()}
+    run = {key: data_parallel_passes(part, plan, engine.sharding, overlap, rates) for key, part in _distinct_parts(parts).items()}
     mine = [[parts[stage, chunk] for chunk in range(mesh.vpp)] for stage in range(mesh.pp)]
     names = [tuple(id(part) for part in chunks) for chunks in mine]
     alike = dict(zip(names, mine, strict=True))  # stages with the same parts take the same
@@ -130,36 +132,36 @@ def one_step(spec: ModelSpec, plan: Plan, engine: Engine, rates: Rates, overlap:
     each = {name: sum((p.forward_s + p.backward_s for p in chunks), 0.0) for name, chunks in stages.items()}
     working, bubble = pipeline_s([each[name] for name in names], maximum(plan.accumulation, 1), mesh.vpp, plan.schedule)
     payload = shop.tokens * BF16_BYTES * spec.hidden / shop.between
-    sent = hops(mesh.pp, mesh.vpp, plan.accumulation, plan.schedule) * send_s(payload, mesh.gpus / mesh.pp, rates)
+    sent = exposed_pipeline_sends(mesh.pp, mesh.vpp, plan.accumulation, plan.schedule) * send_s(payload, mesh.gpus / mesh.pp, rates)
     sent = 0.0 if overlap is Overlap.ALL else sent
     layers = sum(stack.layers for stack in spec.stacks) / mesh.pp
     kept_bytes = activation_bytes(shop.tokens, spec.hidden, layers, plan)
-    once = _once([*alike.values()], [*stages.values()], plan, engine, rates, working, kept_bytes)
+    once = _once_a_step_seconds([*alike.values()], [*stages.values()], plan, engine, rates, working, kept_bytes)
     seconds = working + sent + sum(once.values(), 0.0)
     if not told:
         return OneStep(seconds=seconds)
     each_way = 2 if plan.adapter is not None else 3  # a frozen matrix has no gradient of its own
-    flops = each_way * sum((p.total("flops") for p in parts.values()), 0.0) * shop.tp * mesh.cp / plan.microbatch * _sequences(plan)
+    flops = each_way * sum((p.total("flops") for p in parts.values()), 0.0) * shop.tp * mesh.cp / plan.microbatch * _sequences_a_step(plan)
     named = of_passes([*alike.values()], [*stages.values()], maximum(plan.accumulation, 1)) | {"bubble": bubble, "pipeline_sends": sent}
     return OneStep(seconds=seconds, flops=flops, parts={name: named.get(name, 0.0) + once.get(name, 0.0) for name in NAMES})
 
 
-def _distinct(parts: dict[tuple[int, int], Part]) -> dict[int, Part]:
+def _distinct_parts(parts: dict[tuple[int, int], Part]) -> dict[int, Part]:
     return {id(part): part for part in parts.values()}
 
 
-def _once(
+def _once_a_step_seconds(
     mine: list[list[Part]], stages: list[list[Passes]], plan: Plan, engine: Engine, rates: Rates, working: Real, kept_bytes: Real
 ) -> dict[str, Real]:
     """What comes once a step, each on the stage where it takes longest."""
     found: dict[str, Real] = dict.fromkeys(("parameters_gathered", "gradients_reduced", "optimizer", "offload"), 0.0)
     for chunks, run in zip(mine, stages, strict=True):
-        elements = kept(chunks, plan, engine.sharding)
+        elements = updated_elements(chunks, plan, engine.sharding)
         own = {
             "parameters_gathered": sum((p.gathered_once_s for p in run), 0.0),
             "gradients_reduced": sum((p.reduced_once_s for p in run), 0.0),
             "optimizer": update_s(elements, plan, rates),
-            "offload": offloaded_s(elements, stored(chunks, plan, engine.sharding), kept_bytes, working, plan, rates),
+            "offload": offloaded_s(elements, parameter_bytes_on_rank(chunks, plan, engine.sharding), kept_bytes, working, plan, rates),
         }
         found = {name: larger(found[name], own[name]) for name in found}
     return found

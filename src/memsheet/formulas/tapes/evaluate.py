@@ -10,7 +10,7 @@ from operator import or_
 from typing import Any
 
 from memsheet.arith import Count, is_array, maximum, where
-from memsheet.formulas.tapes.tape import Entry, Log, Shape, Tape, arrivals, high_points
+from memsheet.formulas.tapes.tape import Entry, Log, Shape, Tape, gradient_arrivals, high_points
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import DType
 from memsheet.sheet import Component
@@ -35,7 +35,7 @@ class BytesByPath:
             for key, size in every:
                 before = held.get(key)
                 held[key] = size if before is None else before + size
-        return cls(held, _added(list(held.values())))
+        return cls(held, _sum_counts(list(held.values())))
 
     def part(self, key: Key) -> tuple[Count, Any]:
         """Bytes under one name, and whether there is such a part: a bool, or one for each plan of a stratum."""
@@ -75,12 +75,12 @@ Moment = Sequence[tuple[Count, BytesByPath]]
 """What is resident at one moment: bags, each taken some number of times."""
 
 
-def weigh(moment: Moment) -> Count:
+def moment_total_bytes(moment: Moment) -> Count:
     """Bytes of a moment."""
-    return _added([bag.total if type(times) is int and times == 1 else times * bag.total for times, bag in moment])
+    return _sum_counts([bag.total if type(times) is int and times == 1 else times * bag.total for times, bag in moment])
 
 
-def _added(sizes: list[Count]) -> Count:
+def _sum_counts(sizes: list[Count]) -> Count:
     """The sum, without adding nothing to arrays."""
     if {*map(type, sizes)} <= WHOLE:
         return sum(sizes)
@@ -96,15 +96,15 @@ def _added(sizes: list[Count]) -> Count:
 WHOLE = {int}
 
 
-def merge(moment: Moment) -> BytesByPath:
+def merge_moment(moment: Moment) -> BytesByPath:
     """A moment as one bag."""
-    total = weigh(moment)
+    total = moment_total_bytes(moment)
     if type(total) is not int and is_array(total):
-        return _later(moment, total)
-    return BytesByPath.of(_pairs(moment))
+        return _deferred_moment(moment, total)
+    return BytesByPath.of(_resident_pairs(moment))
 
 
-def _pairs(moment: Moment) -> list[tuple[Key, Count]]:
+def _resident_pairs(moment: Moment) -> list[tuple[Key, Count]]:
     """Everything that is resident, name by name, without multiplying by one."""
     pairs: list[tuple[Key, Count]] = []
     for times, bag in moment:
@@ -113,19 +113,19 @@ def _pairs(moment: Moment) -> list[tuple[Key, Count]]:
     return pairs
 
 
-def together(moment: Moment) -> Moment:
+def bundle_moment(moment: Moment) -> Moment:
     """A moment as one bag, so that what is laid on top adds it up once."""
-    total = weigh(moment)
-    return [(1, _later(moment, total))] if type(total) is int or is_array(total) else moment
+    total = moment_total_bytes(moment)
+    return [(1, _deferred_moment(moment, total))] if type(total) is int or is_array(total) else moment
 
 
-def _later(moment: Moment, total: Count) -> Later:
-    return Later(partial(_merged, moment), None if type(total) is int else partial(_merged_part, moment), total)
+def _deferred_moment(moment: Moment, total: Count) -> Later:
+    return Later(partial(_merge_by_key, moment), None if type(total) is int else partial(_merged_part, moment), total)
 
 
-def _merged(moment: Moment) -> dict[Key, Count]:
+def _merge_by_key(moment: Moment) -> dict[Key, Count]:
     held: dict[Key, Count] = {}
-    for key, size in _pairs(moment):
+    for key, size in _resident_pairs(moment):
         before = held.get(key)
         held[key] = size if before is None else before + size
     return held
@@ -136,20 +136,22 @@ def _merged_part(moment: Moment, key: Key) -> tuple[Count, Any]:
     return sum(times * size for times, size, there in parts if there is not False), reduce(or_, (there for _, _, there in parts), False)
 
 
-def largest(moments: Sequence[Moment]) -> BytesByPath:
+def largest_moment_rows(moments: Sequence[Moment]) -> BytesByPath:
     """The moment with the most bytes, as one bag; element by element where counts are arrays."""
-    totals = [weigh(m) for m in moments]
+    totals = [moment_total_bytes(m) for m in moments]
     if {*map(type, totals)} <= WHOLE:
         best = moments[totals.index(max(totals))]
-        return best[0][1] if len(best) == 1 and best[0][0] == 1 else merge(best)
-    which = partial(_winners, totals)
-    return Later(partial(_chosen, tuple(moments), which), partial(_chosen_part, tuple(moments), which), reduce(maximum, totals))
+        return best[0][1] if len(best) == 1 and best[0][0] == 1 else merge_moment(best)
+    which = partial(_largest_moment_masks, totals)
+    return Later(
+        partial(_largest_bytes_by_key, tuple(moments), which), partial(_chosen_part, tuple(moments), which), reduce(maximum, totals)
+    )
 
 
 Winners = Callable[[], Sequence[tuple[int, Any]]]
 
 
-def _winners(totals: list[Count]) -> Sequence[tuple[int, Any]]:
+def _largest_moment_masks(totals: list[Count]) -> Sequence[tuple[int, Any]]:
     """Which of several moments holds most, the first of equals: those that do for some plans, and for which."""
     best: Any = totals[0] + next(size for size in totals if type(size) is not int) * 0  # an array, as all that it is compared with
     masks = list[tuple[int, Any]]()
@@ -179,16 +181,16 @@ def _chosen_part(moments: Sequence[Moment], which: Winners, key: Key) -> tuple[C
     return chosen, there
 
 
-def _chosen(moments: Sequence[Moment], which: Winners) -> dict[Key, Count]:
+def _largest_bytes_by_key(moments: Sequence[Moment], which: Winners) -> dict[Key, Count]:
     (first, _), *others = which()
-    chosen = merge(moments[first]).held
+    chosen = merge_moment(moments[first]).held
     for number, wins in others:
-        bag = merge(moments[number]).held
-        chosen = {key: _either(wins, bag.get(key, 0), chosen.get(key, 0)) for key in {**chosen, **bag}}
+        bag = merge_moment(moments[number]).held
+        chosen = {key: _select_count(wins, bag.get(key, 0), chosen.get(key, 0)) for key in {**chosen, **bag}}
     return chosen
 
 
-def _either(condition: Any, a: Count, b: Count) -> Count:
+def _select_count(condition: Any, a: Count, b: Count) -> Count:
     """As ``where``; what both have stays itself, so that it can be told from what differs."""
     return a if a is b else where(condition, a, b)
 
@@ -202,15 +204,15 @@ def entry_bytes(entry: Entry, axes: Axes) -> Count:
 
 
 @lru_cache(maxsize=1024)
-def _distinct(tape: Tape) -> tuple[tuple[Entry, ...], tuple[int, ...]]:
+def _distinct_entries(tape: Tape) -> tuple[tuple[Entry, ...], tuple[int, ...]]:
     """One entry for each shape and dtype of a tape, and which of them every entry is like."""
     first: dict[tuple[Shape, DType], int] = {}
     like = tuple(first.setdefault((entry.shape, entry.dtype), len(first)) for entry in tape.entries)
     return tuple(Entry("", shape, dtype) for shape, dtype in first), like
 
 
-def _sizes(tape: Tape, axes: Axes) -> list[Count]:
-    distinct, like = _distinct(tape)
+def _entry_sizes(tape: Tape, axes: Axes) -> list[Count]:
+    distinct, like = _distinct_entries(tape)
     sizes = [entry_bytes(entry, axes) for entry in distinct]
     return [sizes[i] for i in like]
 
@@ -254,7 +256,7 @@ class Part:
     played: tuple[Tape, Tape | None, Axes] | None = None  # its tape, that of a forward that ran before, and the values of their axes
 
 
-def choose(condition: Any, a: Part, b: Part) -> Part:
+def select_part(condition: Any, a: Part, b: Part) -> Part:
     """``a`` where the condition holds, else ``b``; element by element for arrays."""
 
     def bag(x: BytesByPath, y: BytesByPath) -> BytesByPath:
@@ -281,17 +283,17 @@ Release = bool | Stepped
 """Whether parameters' gradients go as soon as they are made: because they are added to others, or because they are stepped with."""
 
 
-def _stepping(tape: Tape, axes: Axes, sizes: list[Count], keys: list[Key], how: Stepped) -> list[Moment]:
+def _fused_step_moments(tape: Tape, axes: Axes, sizes: list[Count], keys: list[Key], how: Stepped) -> list[Moment]:
     """What there is in backward when each gradient is stepped with."""
     moments: list[Moment] = []
-    for index, alive in arrivals(tape.backward, (tape.saved - tape.outputs) | tape.idle):
+    for index, alive in gradient_arrivals(tape.backward, (tape.saved - tape.outputs) | tape.idle):
         scratch = how.copies * entry_bytes(replace(tape.entries[index], dtype=how.dtype), axes)
         moments.append([(1, BytesByPath.of([*((keys[i], sizes[i]) for i in alive), ((Component.TEMPORARIES, keys[index][1]), scratch)]))])
     return moments
 
 
 @lru_cache(maxsize=1024)
-def _points(tape: Tape, kind: str, *, release: bool = False) -> tuple[tuple[int, ...], ...]:
+def _log_high_points(tape: Tape, kind: str, *, release: bool = False) -> tuple[tuple[int, ...], ...]:
     logs: dict[str, tuple[Log, frozenset[int]]] = {
         "forward": (tape.forward, frozenset()),
         "recomputed": (tape.recomputed, tape.before),
@@ -302,34 +304,34 @@ def _points(tape: Tape, kind: str, *, release: bool = False) -> tuple[tuple[int,
 
 
 @lru_cache(maxsize=1024)
-def _changes(tape: Tape, kind: str, *, release: bool = False) -> tuple[tuple[tuple[int, int], ...], ...]:
+def _high_point_changes(tape: Tape, kind: str, *, release: bool = False) -> tuple[tuple[tuple[int, int], ...], ...]:
     """High points one after another: how many more, or fewer, there are of each size than at the one before."""
-    _, like = _distinct(tape)
-    counts = [Counter(like[i] for i in point) for point in _points(tape, kind, release=release)]
+    _, like = _distinct_entries(tape)
+    counts = [Counter(like[i] for i in point) for point in _log_high_points(tape, kind, release=release)]
     before = [Counter[int](), *counts]
     return tuple(tuple((n, now[n] - was[n]) for n in {**was, **now} if now[n] != was[n]) for was, now in zip(before, counts, strict=False))
 
 
 def _high_water(tape: Tape, kind: str, sizes: list[Count], keys: list[Key], *, release: bool = False) -> BytesByPath:
-    points = _points(tape, kind, release=release)
+    points = _log_high_points(tape, kind, release=release)
     if {*map(type, sizes)} <= WHOLE:
         totals = [sum(map(sizes.__getitem__, point)) for point in points]
         best = points[totals.index(max(totals))]
         return BytesByPath.of([(keys[i], sizes[i]) for i in best])
-    _, like = _distinct(tape)
+    _, like = _distinct_entries(tape)
     distinct, total, moments = dict(zip(like, sizes, strict=True)), 0, list[Moment]()
-    for point, changes in zip(points, _changes(tape, kind, release=release), strict=True):
-        total = _added([total, *(distinct[n] if more == 1 else more * distinct[n] for n, more in changes)])
-        moments.append([(1, Later(partial(_named, sizes, keys, point), None, total))])
-    return largest(moments) if len(moments) > 1 else moments[0][0][1]
+    for point, changes in zip(points, _high_point_changes(tape, kind, release=release), strict=True):
+        total = _sum_counts([total, *(distinct[n] if more == 1 else more * distinct[n] for n, more in changes)])
+        moments.append([(1, Later(partial(_bytes_at_point, sizes, keys, point), None, total))])
+    return largest_moment_rows(moments) if len(moments) > 1 else moments[0][0][1]
 
 
-def _named(sizes: list[Count], keys: list[Key], point: tuple[int, ...]) -> dict[Key, Count]:
+def _bytes_at_point(sizes: list[Count], keys: list[Key], point: tuple[int, ...]) -> dict[Key, Count]:
     return BytesByPath.of([(keys[i], sizes[i]) for i in point]).held
 
 
 @lru_cache(maxsize=1024)
-def _keys(tape: Tape, prefix: str) -> list[Key]:
+def _entry_keys(tape: Tape, prefix: str) -> list[Key]:
     keys = []
     for index, entry in enumerate(tape.entries):
         component = Component.TEMPORARIES
@@ -337,37 +339,37 @@ def _keys(tape: Tape, prefix: str) -> list[Key]:
             component = Component.GRADIENTS
         elif index in tape.saved or index in tape.recomputed_saved or index in tape.before:
             component = Component.SAVED_ACTIVATIONS
-        path = _located(prefix, entry.path) + ("/cast" if entry.weight_cast else "")
+        path = _path_in_model(prefix, entry.path) + ("/cast" if entry.weight_cast else "")
         keys.append((component, path))
     return keys
 
 
-def _located(prefix: str, path: str) -> str:
+def _path_in_model(prefix: str, path: str) -> str:
     """A name within a part as one within the model."""
     return f"{prefix}{path}" if not prefix or path.startswith("/") else f"{prefix}.{path}"
 
 
-def evaluate(tape: Tape, axes: Axes, prefix: str, *, release: Release, forward: Tape | None = None) -> Part:
+def evaluate_tape(tape: Tape, axes: Axes, prefix: str, *, release: Release, forward: Tape | None = None) -> Part:
     """Numbers for a part. ``forward``: the tape of a forward that saves nothing, for a part that is recomputed on its own."""
     if {*map(type, axes.values())} <= WHOLE:
-        return _evaluated(tape, tuple(axes.items()), prefix, release, forward)
-    return _evaluate(tape, axes, prefix, release, forward)
+        return _evaluate_cached(tape, tuple(axes.items()), prefix, release, forward)
+    return _evaluate_uncached(tape, axes, prefix, release, forward)
 
 
 @lru_cache(maxsize=512)
-def _evaluated(tape: Tape, axes: tuple[tuple[str, Count], ...], prefix: str, release: Release, forward: Tape | None) -> Part:
+def _evaluate_cached(tape: Tape, axes: tuple[tuple[str, Count], ...], prefix: str, release: Release, forward: Tape | None) -> Part:
     """Plans that are asked about one after another have most parts in common: stages, fixes, steps of a bisection."""
-    return _evaluate(tape, dict(axes), prefix, release, forward)
+    return _evaluate_uncached(tape, dict(axes), prefix, release, forward)
 
 
-def _evaluate(tape: Tape, axes: Axes, prefix: str, release: Release, forward: Tape | None) -> Part:
-    sizes = _sizes(tape, axes)
-    keys = _keys(tape, prefix)
+def _evaluate_uncached(tape: Tape, axes: Axes, prefix: str, release: Release, forward: Tape | None) -> Part:
+    sizes = _entry_sizes(tape, axes)
+    keys = _entry_keys(tape, prefix)
     saved = tape.saved - tape.outputs
     retained = BytesByPath.of([(keys[i], sizes[i]) for i in sorted(saved)])
     backward = _high_water(tape, "backward", sizes, keys, release=bool(release))
     if isinstance(release, Stepped) and release.copies:
-        backward = largest([[(1, backward)], *_stepping(tape, axes, sizes, keys, release)])
+        backward = largest_moment_rows([[(1, backward)], *_fused_step_moments(tape, axes, sizes, keys, release)])
     gradients = BytesByPath.of((keys[i], sizes[i]) for i in tape.gradients)
     output = sum(sizes[i] for i in tape.outputs)
     arriving = BytesByPath.of(((Component.TEMPORARIES, keys[i][1]), sizes[i]) for i in tape.handed)
@@ -378,8 +380,10 @@ def _evaluate(tape: Tape, axes: Axes, prefix: str, release: Release, forward: Ta
             retained, cached, _high_water(tape, "forward", sizes, keys), backward, gradients, arriving, output, bool(tape.inputs), hosted=hosted,
             lingers=BytesByPath.of((keys[i], sizes[i]) for i in sorted(tape.lingering)), played=(tape, None, axes),
         )  # fmt: skip
-    light = _sizes(forward, axes)
-    light_keys = [(Component.SAVED_ACTIVATIONS, key[1]) if i in forward.handed else key for i, key in enumerate(_keys(forward, prefix))]
+    light = _entry_sizes(forward, axes)
+    light_keys = [
+        (Component.SAVED_ACTIVATIONS, key[1]) if i in forward.handed else key for i, key in enumerate(_entry_keys(forward, prefix))
+    ]
     again = _high_water(tape, "recomputed", sizes, keys)
     handed_back = BytesByPath.of((keys[i], sizes[i]) for i in sorted(tape.waiting))
     kept = BytesByPath.of((light_keys[i], light[i]) for i in forward.handed)
@@ -388,10 +392,10 @@ def _evaluate(tape: Tape, axes: Axes, prefix: str, release: Release, forward: Ta
     if forward.hosted:
         kept = EMPTY
     still = [] if tape.inputs else [(1, kept)]  # the checkpoint's input stays until its node has run
-    again = merge([(1, again), (1, handed_back)])
-    step_back = largest([[(1, backward), *still], [(1, again)]])
+    again = merge_moment([(1, again), (1, handed_back)])
+    step_back = largest_moment_rows([[(1, backward), *still], [(1, again)]])
     return Part(
-        merge([(1, kept), (1, chosen)]) if chosen.held else kept, cached, _high_water(forward, "forward", light, light_keys), step_back, gradients, arriving, output, keeps_input=not forward.hosted, again=again,
+        merge_moment([(1, kept), (1, chosen)]) if chosen.held else kept, cached, _high_water(forward, "forward", light, light_keys), step_back, gradients, arriving, output, keeps_input=not forward.hosted, again=again,
         behind=backward, hosted=tuple(light[i] for i in forward.hosted), played=(tape, forward, axes),
         lingers=BytesByPath.of((light_keys[i], light[i]) for i in sorted(forward.lingering)),
     )  # fmt: skip

@@ -94,7 +94,7 @@ class Recorder(Graph):
         def backward(g: Grad) -> list[Grad | None]:
             return [Grad(g.storage, g.shape, g.dtype) if need else None for need in needs]
 
-        return self.apply(self.tensor(path, a.shape, _promote(a.dtype, b.dtype)), (a, b), (), backward)
+        return self.apply(self.tensor(path, a.shape, _promote_dtypes(a.dtype, b.dtype)), (a, b), (), backward)
 
     def mul(self, a: Tensor, b: Tensor, path: str) -> Tensor:
         """Saves each operand that the other's gradient needs. Where b is broadcast, the engine sums its gradient."""
@@ -104,7 +104,7 @@ class Recorder(Graph):
         def backward(g: Grad) -> list[Grad | None]:
             return [self.grad(shape, g.dtype) if need else None for need in needs]
 
-        return self.apply(self.tensor(path, shape, _promote(a.dtype, b.dtype)), (a, b), saved, backward)
+        return self.apply(self.tensor(path, shape, _promote_dtypes(a.dtype, b.dtype)), (a, b), saved, backward)
 
     def scale(self, x: Tensor, path: str) -> Tensor:
         """``x * constant``: saves nothing, its gradient is a new tensor."""
@@ -239,5 +239,5 @@ class Recorder(Graph):
         return self.apply(self.tensor(path, shape, a.dtype), (a, b), saved, backward)
 
 
-def _promote(a: DType, b: DType) -> DType:
+def _promote_dtypes(a: DType, b: DType) -> DType:
     return FP32 if FP32 in (a, b) else a

@@ -100,7 +100,7 @@ def high_points(log: Log, alive: frozenset[int] = frozenset(), *, release_gradie
     return tuple(dict.fromkeys((*points, tuple(live)))) if rising or not points else tuple(dict.fromkeys(points))
 
 
-def arrivals(log: Log, alive: frozenset[int] = frozenset()) -> tuple[tuple[int, tuple[int, ...]], ...]:
+def gradient_arrivals(log: Log, alive: frozenset[int] = frozenset()) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Each parameter's gradient as it is made and then goes: (its storage, all that are alive)."""
     live, found = dict.fromkeys(sorted(alive)), []
     for event, index in log:

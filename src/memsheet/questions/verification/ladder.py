@@ -11,28 +11,28 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.catalog import model_names
-from memsheet.errors import InputError, Problem, refuse
+from memsheet.errors import InputError, Problem, input_error
 from memsheet.formulas.states.params import parameter_count
 from memsheet.plan.document import plan_document
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan, RecomputeMode
-from memsheet.questions.accounted import catalogued, question
+from memsheet.questions.accounted import catalog_entry, parse_question
 from memsheet.questions.measured import Options as MeasureOptions
-from memsheet.questions.measured import check_device, measure
+from memsheet.questions.measured import check_device, measure_with_timeline
 from memsheet.questions.traced import Options as TraceOptions
-from memsheet.questions.traced import trace
-from memsheet.questions.verification.scaled import layers_of, scaled, shallower, shrinkage
+from memsheet.questions.traced import trace_with_timelines
+from memsheet.questions.verification.scaled import layers_of, mesh_shrinkage_words, shrink_plan, truncated_layers_config
 from memsheet.questions.verification.slurm import Queue, measured_by_job
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import Config, find_config
 from memsheet.readers.sheet_json import sheets_within
 from memsheet.report.json.record import record_document
 from memsheet.report.shared.verification import Seen, Verification, VerificationRun
-from memsheet.resolve import reread, resolve
+from memsheet.resolve import resolve_document, resolve_request
 from memsheet.sheet import Sheet
-from memsheet.trace.launch import launched
+from memsheet.trace.launch import launched_rank_count
 from memsheet.trace.parent import available_bytes
 from memsheet.units import format_bytes
 
@@ -64,70 +64,72 @@ class Options:
     say: Say = lambda _: None
 
 
-def verify(plan: Any, how: Options, *, model: str | None = None) -> Verification:
+def run_verification_ladder(plan: Any, how: Options, *, model: str | None = None) -> Verification:
     """Run what can be afforded of a plan, and put what was predicted beside it.
 
     ``plan``: a file or object of ``memsheet/plan/1`` for training, which may name the model. Raises InputError for a plan that is none.
     """
     check_device(how.device)
-    name, request, _, _ = question("train", model, {"plan": plan})
+    name, request, _, _ = parse_question("train", model, {"plan": plan})
     if name is None:
-        raise refuse("model", None, "is not named by the plan", "--model NAME")
-    found = find_config(name, catalog=catalogued, names=model_names())
+        raise input_error("model", None, "is not named by the plan", "--model NAME")
+    found = find_config(name, catalog=catalog_entry, names=model_names())
     if isinstance(found, ModelSpec):
-        raise refuse("model", found.name, "is a file without a config.json, and its code is built from one")
-    whole = resolve(request, read_hf_config(found.values, name=found.name, source=found.source), None, real=True).plan
+        raise input_error("model", found.name, "is a file without a config.json, and its code is built from one")
+    whole = resolve_request(request, read_hf_config(found.values, name=found.name, source=found.source), None, real=True).plan
     if whole.task != "train" or not whole.seq_len:
-        raise refuse("seq_len", None, "is missing: a step of training is verified", "give the plan a seq_len")
-    return Verification(model=found.name, plan=whole, rungs=tuple(_climbed(found, whole, how)))
+        raise input_error("seq_len", None, "is missing: a step of training is verified", "give the plan a seq_len")
+    return Verification(model=found.name, plan=whole, rungs=tuple(_verification_rungs(found, whole, how)))
 
 
-def _climbed(found: Config, whole: Plan, how: Options) -> Iterator[VerificationRun]:
-    if started := _started(whole):
-        yield _rung(found, whole, f"torchrun, {started} processes", "the whole plan", how, run=_measured)
+def _verification_rungs(found: Config, whole: Plan, how: Options) -> Iterator[VerificationRun]:
+    if started := _torchrun_rank_count(whole):
+        yield _run_rung(found, whole, f"torchrun, {started} processes", "the whole plan", how, run=_measured_sheets)
         return
-    yield _rung(found, whole, "trace", "the whole plan, on fake tensors", replace(how, device="cuda"), run=None)
+    yield _run_rung(found, whole, "trace", "the whole plan, on fake tensors", replace(how, device="cuda"), run=None)
     steps = dict.fromkeys((1, how.processes)) if whole.mesh.gpus > 1 else (1,)
     seen = set[Plan]()
     for processes in steps:
-        plan = scaled(whole, processes)
+        plan = shrink_plan(whole, processes)
         if plan in seen:
             continue
         seen.add(plan)
         name = f"torchrun, {plan.mesh.gpus} processes" if plan.mesh.gpus > 1 else "one process"
-        yield _affordable(found, plan, name, shrinkage(whole, plan), how)
+        yield _affordable_rung(found, plan, name, mesh_shrinkage_words(whole, plan), how)
     if how.slurm is not None:
-        yield _rung(found, whole, f"Slurm, {whole.mesh.gpus} processes", "the whole plan", replace(how, device="cuda"), run=_queued)
+        yield _run_rung(
+            found, whole, f"Slurm, {whole.mesh.gpus} processes", "the whole plan", replace(how, device="cuda"), run=_queued_job_sheets
+        )
 
 
-def _started(whole: Plan) -> int | None:
+def _torchrun_rank_count(whole: Plan) -> int | None:
     """Ranks that torchrun has started, if it has: as many as the plan has, or this is refused."""
-    world = launched()
+    world = launched_rank_count()
     if world not in (None, whole.mesh.gpus):
-        raise refuse("mesh", whole.mesh.gpus, f"ranks are in the plan, and {world} were started", "start as many, or none")
+        raise input_error("mesh", whole.mesh.gpus, f"ranks are in the plan, and {world} were started", "start as many, or none")
     return world
 
 
 # ---- what a machine can afford -----------------------------------------------------------------------------------------------
 
 
-def _affordable(found: Config, plan: Plan, name: str, what: str, how: Options) -> VerificationRun:
+def _affordable_rung(found: Config, plan: Plan, name: str, what: str, how: Options) -> VerificationRun:
     """The rung with as many of the model's layers as memory and time allow."""
     if how.device != "cpu":
-        return _rung(found, plan, name, what, how, run=_measured)
+        return _run_rung(found, plan, name, what, how, run=_measured_sheets)
     layers = layers_of(found.values)
     cut, left = found, layers
     while reason := _too_much(cut, plan, how):
-        if left is None or left // 2 < max(2, stages(plan)):
+        if left is None or left // 2 < max(2, virtual_stage_count(plan)):
             of = f"with {left} of {layers} layers " if left != layers else ""
             return VerificationRun(name=name, what=what, device=how.device, plan=plan, refused={"measured": of + reason})
         left //= 2
-        cut = replace(found, values=shallower(found.values, left))
+        cut = replace(found, values=truncated_layers_config(found.values, left))
     fewer = f"layers {layers} → {left}" if left != layers else ""
-    return _rung(cut, plan, name, ", ".join(filter(None, (what, fewer))), how, run=_measured)
+    return _run_rung(cut, plan, name, ", ".join(filter(None, (what, fewer))), how, run=_measured_sheets)
 
 
-def stages(plan: Plan) -> int:
+def virtual_stage_count(plan: Plan) -> int:
     """Pieces that a model's layers are cut into."""
     return plan.mesh.pp * plan.mesh.vpp
 
@@ -140,7 +142,7 @@ def _too_much(found: Config, plan: Plan, how: Options) -> str:
     if work > how.operations:
         return f"a step takes {work:.2g} floating-point operations, more than the {how.operations:.2g} of --operations"
     try:
-        need = max(int(account(spec, plan, stage=stage, device=how.device).peak.value) for stage in range(plan.mesh.pp)) * int(
+        need = max(int(account_rank(spec, plan, stage=stage, device=how.device).peak.value) for stage in range(plan.mesh.pp)) * int(
             plan.mesh.gpus
         )
     except InputError:  # nobody knows beforehand; the limit on the child's memory is what is left
@@ -157,7 +159,7 @@ Run = Callable[[Plan, Given, Options], tuple[tuple[Sheet, ...], Mapping[str, Any
 """A way to run a plan: its ranks' sheets, and the record."""
 
 
-def _rung(found: Config, plan: Plan, name: str, what: str, how: Options, *, run: Run | None) -> VerificationRun:
+def _run_rung(found: Config, plan: Plan, name: str, what: str, how: Options, *, run: Run | None) -> VerificationRun:
     """What the witnesses say of one plan. ``run``: how it is really run; None where it is traced alone."""
     start, refused = time.perf_counter(), dict[str, str]()
     given = {"model": {**found.values, "_name_or_path": found.name}, "plan": plan_document(plan)}
@@ -170,15 +172,15 @@ def _rung(found: Config, plan: Plan, name: str, what: str, how: Options, *, run:
             refused[witness] = "; ".join(map(_in_a_line, error.problems))
             return None
 
-    predicted = heard("predicted", lambda: _predicted(found, plan, how.device)) or {}
+    predicted = heard("predicted", lambda: _predicted_sheets(found, plan, how.device)) or {}
     measured = heard("measured", lambda: run(plan, given, how)) if run else None  # first: other ranks go no farther
     sheets, record = measured or ((), None)
     world, one_a_stage = int(plan.mesh.gpus), tuple(int(s * plan.mesh.gpus // plan.mesh.pp) for s in range(plan.mesh.pp))
     ranks = tuple(range(world)) if run else one_a_stage
-    traced = heard("traced", lambda: _traced(given, ranks if world <= MOST_TRACED else one_a_stage, how)) or ()
+    traced = heard("traced", lambda: _traced_sheets(given, ranks if world <= MOST_TRACED else one_a_stage, how)) or ()
     return VerificationRun(
         name=name, what=what, device=how.device, plan=plan, refused=refused, seconds=time.perf_counter() - start,
-        ranks=tuple(_seen(plan, ranks, predicted, traced, sheets)), record=record,
+        ranks=tuple(_compared_ranks(plan, ranks, predicted, traced, sheets)), record=record,
     )  # fmt: skip
 
 
@@ -187,27 +189,27 @@ def _in_a_line(problem: Problem) -> str:
     return " ".join(f"{replace(problem, hint='')}{hint}".split())
 
 
-def _predicted(found: Config, plan: Plan, device: str) -> dict[int, Sheet]:
+def _predicted_sheets(found: Config, plan: Plan, device: str) -> dict[int, Sheet]:
     """By stage. Raises InputError for what runs and is not modelled."""
     spec = read_hf_config(found.values, name=found.name, source=found.source)
-    reread(plan_document(plan), spec)
-    return {stage: account(spec, plan, stage=stage, device=device) for stage in range(plan.mesh.pp)}
+    resolve_document(plan_document(plan), spec)
+    return {stage: account_rank(spec, plan, stage=stage, device=device) for stage in range(plan.mesh.pp)}
 
 
-def _traced(given: Mapping[str, Any], ranks: tuple[int, ...], how: Options) -> tuple[Sheet, ...]:
+def _traced_sheets(given: Mapping[str, Any], ranks: tuple[int, ...], how: Options) -> tuple[Sheet, ...]:
     options = TraceOptions(device=how.device, scratch=False, ranks=ranks, time_s=how.time_s)
-    return trace(given["model"], options, plan=given["plan"])[0].sheets
+    return trace_with_timelines(given["model"], options, plan=given["plan"])[0].sheets
 
 
-def _measured(_: Plan, given: Given, how: Options) -> tuple[tuple[Sheet, ...], Mapping[str, Any]]:
+def _measured_sheets(_: Plan, given: Given, how: Options) -> tuple[tuple[Sheet, ...], Mapping[str, Any]]:
     options = MeasureOptions(device=how.device, steps=how.steps, memory_bytes=how.memory_bytes, time_s=how.time_s)
-    answer = measure(given["model"], options, plan=given["plan"])[0]
+    answer = measure_with_timeline(given["model"], options, plan=given["plan"])[0]
     _check_alive(answer.trace)
     asked = {**given, "model": answer.model.name, "config": given["model"], "device": how.device}
     return answer.sheets, record_document(answer, asked=asked)
 
 
-def _queued(plan: Plan, given: Given, how: Options) -> tuple[tuple[Sheet, ...], Mapping[str, Any]]:
+def _queued_job_sheets(plan: Plan, given: Given, how: Options) -> tuple[tuple[Sheet, ...], Mapping[str, Any]]:
     words = ["--device", how.device, "--steps", str(how.steps), "--time-limit", str(int(how.time_s))]
     with TemporaryDirectory(prefix="memsheet-", dir=".") as folder:  # where every node looks, as a home on a cluster is
         queue = Queue(partition=how.slurm, per_node=how.per_node, time_s=how.time_s)
@@ -220,10 +222,12 @@ def _check_alive(facts: Mapping[str, Any] | None) -> None:
     """Raises InputError where a step ran out of memory: what was there then is no step's peak."""
     if died := (facts or {}).get("died"):
         held = format_bytes(died["resident_bytes"])
-        raise refuse("memory", None, f"ran out in {died['instant']} of step {died['step']}, {held} of tensors were there", "--memory-limit")
+        raise input_error(
+            "memory", None, f"ran out in {died['instant']} of step {died['step']}, {held} of tensors were there", "--memory-limit"
+        )
 
 
-def _seen(
+def _compared_ranks(
     plan: Plan, ranks: tuple[int, ...], predicted: Mapping[int, Sheet], traced: tuple[Sheet, ...], measured: tuple[Sheet, ...]
 ) -> Iterator[Seen]:  # fmt: skip
     """Every rank that was asked about, with its sheets."""

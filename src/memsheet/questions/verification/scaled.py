@@ -14,7 +14,7 @@ LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 """What configs call the number of layers."""
 
 
-def scaled(plan: Plan, processes: int) -> Plan:
+def shrink_plan(plan: Plan, processes: int) -> Plan:
     """The plan with its degrees halved, the largest first, until no more than ``processes`` ranks are left.
 
     Micro-batch, accumulation, engine, sharding, recompute and precision stay.
@@ -23,10 +23,10 @@ def scaled(plan: Plan, processes: int) -> Plan:
     while mesh.gpus > processes:
         axis = max(AXES, key=lambda name: (int(getattr(mesh, name)), -AXES.index(name)))
         mesh = replace(mesh, **{axis: int(getattr(mesh, axis)) // 2})
-    return plan if mesh == plan.mesh else _with_mesh(plan, _whole(mesh))
+    return plan if mesh == plan.mesh else _with_mesh(plan, _consistent_mesh(mesh))
 
 
-def _whole(mesh: Mesh) -> Mesh:
+def _consistent_mesh(mesh: Mesh) -> Mesh:
     """Degrees that reuse other ranks, brought down to what is left of those."""
     ranks = int(mesh.dp_shard * mesh.tp)
     ep = int(mesh.ep)
@@ -45,7 +45,7 @@ def _with_mesh(plan: Plan, mesh: Mesh) -> Plan:
     )  # fmt: skip
 
 
-def shrinkage(before: Plan, after: Plan) -> str:
+def mesh_shrinkage_words(before: Plan, after: Plan) -> str:
     """What was halved, in words: ``dp_shard 8 → 2``; empty where nothing was."""
     degrees = ((axis, getattr(before.mesh, axis), getattr(after.mesh, axis)) for axis in (*AXES, "vpp", "ep", "etp"))
     return ", ".join(f"{axis} {was} → {now}" for axis, was, now in degrees if was != now)
@@ -57,7 +57,7 @@ def layers_of(config: Mapping[str, Any]) -> int | None:
     return found[0] if len(found) == 1 else None
 
 
-def shallower(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def truncated_layers_config(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The config of the same model with its first ``layers`` layers, what lists say of each included."""
     before = layers_of(config)
     lists = {name: value[:layers] for name, value in config.items() if isinstance(value, list) and len(value) == before}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.guard import read_json
 from memsheet.trace.parent import PYTHON
 from memsheet.units import GIB
@@ -41,9 +41,9 @@ def measured_by_job(given: Mapping[str, Any], ranks: int, words: Sequence[str], 
     try:
         import submitit
     except ImportError:
-        raise refuse("slurm", queue.partition, "needs an extra", "pip install 'memsheet[slurm]'") from None
+        raise input_error("slurm", queue.partition, "needs an extra", "pip install 'memsheet[slurm]'") from None
     if ranks % min(queue.per_node, ranks):
-        raise refuse("per_node", queue.per_node, f"does not divide {ranks} ranks", "whole nodes")
+        raise input_error("per_node", queue.per_node, f"does not divide {ranks} ranks", "whole nodes")
     here = min(queue.per_node, ranks)
     folder.mkdir(parents=True, exist_ok=True)
     model, plan, record = (folder.resolve() / name for name in ("model.json", "plan.json", "record.json"))
@@ -52,19 +52,24 @@ def measured_by_job(given: Mapping[str, Any], ranks: int, words: Sequence[str], 
     try:
         executor = submitit.AutoExecutor(folder=folder / "logs", cluster=queue.kind)
     except RuntimeError as error:  # no srun on this machine
-        raise refuse("slurm", queue.partition, f"cannot be asked: {_end(str(error))}", "a login node of a cluster") from None
+        raise input_error(
+            "slurm", queue.partition, f"cannot be asked: {_last_message_line(str(error))}", "a login node of a cluster"
+        ) from None
     executor.update_parameters(nodes=ranks // here, tasks_per_node=1, timeout_min=-(-int(queue.time_s) // 60), name="memsheet")
     if queue.kind == "slurm":
         executor.update_parameters(
             gpus_per_node=here, slurm_partition=queue.partition, slurm_mem=0, slurm_setup=[f"export {'='.join(SAFE)}"]
         )
     with _safe_path():
-        job = executor.submit(node, here, ["measure", str(model), "--plan", str(plan), "--record", str(record), *words])
+        job = executor.submit(run_node_ranks, here, ["measure", str(model), "--plan", str(plan), "--record", str(record), *words])
     try:
         job.results()
     except Exception as error:  # noqa: BLE001 - whatever the queue raises: the job did not run
-        raise refuse(
-            "slurm", queue.partition, f"the job failed: {_end(str(job.stderr() or error))}", f"its logs are in {folder / 'logs'}"
+        raise input_error(
+            "slurm",
+            queue.partition,
+            f"the job failed: {_last_message_line(str(job.stderr() or error))}",
+            f"its logs are in {folder / 'logs'}",
         ) from None
     return read_json(record, max_bytes=GIB)
 
@@ -84,7 +89,7 @@ def _safe_path() -> Iterator[None]:
             os.environ[name] = before
 
 
-def node(ranks: int, words: Sequence[str]) -> None:
+def run_node_ranks(ranks: int, words: Sequence[str]) -> None:
     """On one node of the job: start its ranks, which find the others by the first node's name."""
     import submitit
 
@@ -100,6 +105,6 @@ def node(ranks: int, words: Sequence[str]) -> None:
     )
 
 
-def _end(text: str) -> str:
+def _last_message_line(text: str) -> str:
     """The last line that says something."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it said nothing")[:300]

@@ -11,7 +11,16 @@ from memsheet.plan.model import Arrangement, Attention, Block, Dense, Embeddings
 from memsheet.readers.dense import rotary_share
 from memsheet.readers.families.gpt_layouts import LAYOUTS, Layout
 from memsheet.readers.fields import MAX_LAYERS, Fields
-from memsheet.readers.parts import attention, embedding, fused_attention, layer_norm, linear, plain_mlp, repeated, vocabulary_head
+from memsheet.readers.parts import (
+    embedding_table,
+    fused_attention,
+    layer_norm,
+    linear_weights,
+    plain_mlp,
+    repeating_layer_runs,
+    separate_qkv_attention,
+    vocabulary_head,
+)
 from memsheet.readers.positions import Position
 
 HEAD_DIM = frozenset({"phi"})
@@ -43,14 +52,14 @@ def read(config: Fields) -> ModelSpec:
     head = vocabulary_head("lm_head", gpt.vocab, width, bias=layout.head_bias)
     return ModelSpec(
         name="", model_type=gpt.kind, hidden=gpt.hidden, vocab=gpt.vocab,
-        embeddings=_embeddings(gpt, width),
+        embeddings=_gpt_embeddings(gpt, width),
         stacks=(Stack(
             path=f"{base}.{layout.layers}", hidden=gpt.hidden, final_path=base, final_norms=_final_norms(gpt),
-            runs=repeated(_positions(gpt), lambda position: _block(gpt, position)),
+            runs=repeating_layer_runs(_gpt_layer_positions(gpt), lambda position: _gpt_decoder_block(gpt, position)),
         ),),
         head=Head(kind="causal_lm", width=gpt.vocab, tied=tied, weights=head[1:] if tied else head),
         max_positions=gpt.positions,
-        extras=_extras(gpt, width),
+        extras=_gpt_extra_weights(gpt, width),
     )  # fmt: skip
 
 
@@ -95,28 +104,28 @@ def _embedding_width(gpt: Gpt) -> int:
     return gpt.config.count("word_embed_proj_dim", default=gpt.hidden) if gpt.kind == "opt" else gpt.hidden
 
 
-def _embeddings(gpt: Gpt, width: int) -> Embeddings:
+def _gpt_embeddings(gpt: Gpt, width: int) -> Embeddings:
     layout, base = gpt.layout, gpt.layout.base
-    tables = [embedding(f"{base}.{layout.embed}", gpt.vocab, width, vocabulary=True)]
+    tables = [embedding_table(f"{base}.{layout.embed}", gpt.vocab, width, vocabulary=True)]
     if layout.learned:
-        tables.append(embedding(f"{base}.{layout.learned}", gpt.positions + layout.position_offset, gpt.hidden))
+        tables.append(embedding_table(f"{base}.{layout.learned}", gpt.positions + layout.position_offset, gpt.hidden))
     if width != gpt.hidden:
-        tables.extend(linear(f"{base}.project_in", gpt.hidden, width))
+        tables.extend(linear_weights(f"{base}.project_in", gpt.hidden, width))
     norms = (layer_norm(f"{base}.{layout.embed_norm}", gpt.hidden),) if layout.embed_norm else ()
     return Embeddings(weights=tuple(tables), norms=norms, dropout=layout.embed_dropout)
 
 
-def _extras(gpt: Gpt, width: int) -> tuple[Weight, ...]:
+def _gpt_extra_weights(gpt: Gpt, width: int) -> tuple[Weight, ...]:
     """What stands beside the layers: OPT's way back to the narrow table, StarCoder's causal mask."""
     base = gpt.layout.base
     if width != gpt.hidden:
-        return linear(f"{base}.project_out", width, gpt.hidden)
+        return linear_weights(f"{base}.project_out", width, gpt.hidden)
     if gpt.kind == "gpt_bigcode":
         return (Weight(path=f"{base}.bias", shape=(gpt.positions, gpt.positions), role=Role.BUFFER, dtype="bool"),)
     return ()
 
 
-def _norm(gpt: Gpt, path: str) -> Norm:
+def _gpt_layer_norm(gpt: Gpt, path: str) -> Norm:
     affine = gpt.config.flag("layer_norm_elementwise_affine", default=True) if gpt.kind == "opt" else True
     return layer_norm(path, gpt.hidden, weight=affine, bias=affine and gpt.layout.norm_bias)
 
@@ -127,10 +136,10 @@ def _final_norms(gpt: Gpt) -> tuple[Norm, ...]:
         not config.flag("do_layer_norm_before", default=True) or config.flag("_remove_final_layer_norm", default=False)
     ):
         return ()
-    return (_norm(gpt, gpt.layout.final),)
+    return (_gpt_layer_norm(gpt, gpt.layout.final),)
 
 
-def _positions(gpt: Gpt) -> tuple[Position, ...]:
+def _gpt_layer_positions(gpt: Gpt) -> tuple[Position, ...]:
     """GPT-Neo's layers take turns; everywhere else all layers are alike."""
     if gpt.kind != "gpt_neo":
         return (Position(),) * gpt.layers
@@ -161,15 +170,15 @@ def _is_group(group: object) -> bool:
             return False
 
 
-def _block(gpt: Gpt, position: Position) -> Block:
-    arrangement, norms = _arrangement(gpt)
+def _gpt_decoder_block(gpt: Gpt, position: Position) -> Block:
+    arrangement, norms = _gpt_block_arrangement(gpt)
     return Block(
-        kind=gpt.kind, hidden=gpt.hidden, arrangement=arrangement, mixers=(_mixer(gpt, position),), feed_forward=_feed_forward(gpt),
-        norms=tuple(_norm(gpt, name) for name in norms), extras=_tables(gpt),
+        kind=gpt.kind, hidden=gpt.hidden, arrangement=arrangement, mixers=(_gpt_self_attention(gpt, position),), feed_forward=_feed_forward(gpt),
+        norms=tuple(_gpt_layer_norm(gpt, name) for name in norms), extras=_gpt_layer_buffers(gpt),
     )  # fmt: skip
 
 
-def _arrangement(gpt: Gpt) -> tuple[Arrangement, tuple[str, ...]]:
+def _gpt_block_arrangement(gpt: Gpt) -> tuple[Arrangement, tuple[str, ...]]:
     """How the block is joined, and the norms it then has."""
     config, norms = gpt.config, gpt.layout.norms
     match gpt.kind:
@@ -198,34 +207,34 @@ def _rotary_dim(gpt: Gpt) -> int:
         case "phi":
             return int(gpt.head_dim * rotary_share(gpt.config, 0.5))
         case "falcon":
-            return 0 if _alibi(gpt) else gpt.head_dim
+            return 0 if _uses_alibi(gpt) else gpt.head_dim
         case _:
             return 0
 
 
-def _alibi(gpt: Gpt) -> bool:
+def _uses_alibi(gpt: Gpt) -> bool:
     return gpt.config.flag("alibi", default=False) if gpt.kind == "falcon" else gpt.layout.alibi
 
 
-def _bias(gpt: Gpt, *, default: bool) -> bool:
+def _linear_bias_flag(gpt: Gpt, *, default: bool) -> bool:
     return gpt.config.flag(gpt.layout.bias_key, default=default) if gpt.layout.bias_key else default
 
 
-def _mixer(gpt: Gpt, position: Position) -> Attention:
+def _gpt_self_attention(gpt: Gpt, position: Position) -> Attention:
     layout = gpt.layout
-    qkv_bias, out_bias = _bias(gpt, default=layout.qkv_bias), _bias(gpt, default=layout.out_bias)
+    qkv_bias, out_bias = _linear_bias_flag(gpt, default=layout.qkv_bias), _linear_bias_flag(gpt, default=layout.out_bias)
     rotary, sizes = _rotary_dim(gpt), (gpt.hidden, gpt.heads, gpt.kv_heads, gpt.head_dim)
     if len(layout.qkv) == 3:
         q, k, v = layout.qkv
-        return attention(
+        return separate_qkv_attention(
             layout.attention, *sizes, qkv_bias=qkv_bias, out_bias=out_bias, names=(q, k, v, layout.out),
             rotary_dim=rotary, window=position.window, qk_norm=_qk_norm(gpt),
         )  # fmt: skip
     mixer = fused_attention(
         layout.attention, *sizes, qkv_bias=qkv_bias, out_bias=out_bias, names=(layout.qkv[0], layout.out),
-        rotary_dim=rotary, position_bias=_alibi(gpt),
+        rotary_dim=rotary, position_bias=_uses_alibi(gpt),
     )  # fmt: skip
-    return replace(mixer, weights=_transposed(mixer.weights)) if layout.transposed else mixer
+    return replace(mixer, weights=_transpose_conv1d_weights(mixer.weights)) if layout.transposed else mixer
 
 
 def _qk_norm(gpt: Gpt) -> Norm | None:
@@ -242,17 +251,17 @@ def _feed_forward(gpt: Gpt) -> Dense:
     mlp = plain_mlp(layout.mlp, gpt.hidden, gpt.intermediate, activation, bias=bias, names=layout.mlp_names)
     if not layout.mlp:  # the layers stand in the block itself
         mlp = replace(mlp, weights=tuple(replace(weight, path=weight.path.removeprefix(".")) for weight in mlp.weights))
-    return replace(mlp, weights=_transposed(mlp.weights)) if layout.transposed else mlp
+    return replace(mlp, weights=_transpose_conv1d_weights(mlp.weights)) if layout.transposed else mlp
 
 
-def _transposed(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
+def _transpose_conv1d_weights(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
     """GPT-2 keeps its matrices as (in, out)."""
     return tuple(
         replace(w, shape=w.shape[::-1], cut=None if w.cut is None else 1 - w.cut) if len(w.shape) == 2 else w for w in weights
     )  # fmt: skip
 
 
-def _tables(gpt: Gpt) -> tuple[Weight, ...]:
+def _gpt_layer_buffers(gpt: Gpt) -> tuple[Weight, ...]:
     """Buffers that every layer keeps for itself: GPT-Neo's mask, GPT-J's sines and cosines."""
     side = gpt.positions
     match gpt.kind:

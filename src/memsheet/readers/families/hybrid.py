@@ -21,17 +21,25 @@ from memsheet.plan.model import (
     Weight,
 )
 from memsheet.readers.fields import Fields
-from memsheet.readers.parts import attention, gated_mlp, linear, repeated, rms_norm
-from memsheet.readers.sparse_parts import causal_lm, experts_per_token, key_value_heads, layer_kinds, moe, norm_pair, rotary_width
+from memsheet.readers.parts import gated_mlp, linear_weights, repeating_layer_runs, rms_norm, separate_qkv_attention
+from memsheet.readers.sparse_parts import (
+    causal_lm,
+    experts_per_token,
+    key_value_heads,
+    layer_kinds,
+    norm_pair,
+    rotary_width,
+    stacked_gated_moe,
+)
 from memsheet.readers.state_parts import causal_conv, mamba2_mixer, mamba_mixer, step_rank
 
 
 def read(config: Fields) -> ModelSpec:
     match config.text("model_type", default="qwen3_next"):
         case "jamba":
-            return _jamba(config)
+            return _jamba_spec(config)
         case "bamba":
-            return _bamba(config)
+            return _bamba_spec(config)
         case "recurrent_gemma":
             return _recurrent_gemma(config)
         case _:
@@ -64,7 +72,7 @@ def _qwen3_next(config: Fields) -> ModelSpec:
 
     keys = [(kinds[i] == "linear_attention", i not in dense_layers and (i + 1) % step == 0) for i in range(layers)]
     return causal_lm(
-        config, "qwen3_next", hidden, config.count("vocab_size", default=151936), repeated(keys, make),
+        config, "qwen3_next", hidden, config.count("vocab_size", default=151936), repeating_layer_runs(keys, make),
         final_norm=rms_norm("norm", hidden, NormKind.RMS_OFFSET), positions=config.count("max_position_embeddings", default=32768),
     )  # fmt: skip
 
@@ -73,12 +81,12 @@ def _gated_attention(config: Fields, hidden: int) -> Attention:
     """The query projection is twice as wide: the other half of each head gates the output through a sigmoid."""
     heads, head_dim = config.count("num_attention_heads", default=16), config.count("head_dim", default=256)
     bias = config.flag("attention_bias", default=False)
-    mixer = attention(
+    mixer = separate_qkv_attention(
         "self_attn", hidden, heads, key_value_heads(config, heads, default=2), head_dim, qkv_bias=bias, out_bias=bias,
         rotary_dim=rotary_width(config, head_dim, default=0.25),
         qk_norm=norm_pair("self_attn", ("q_norm", "k_norm"), (head_dim, head_dim), NormKind.RMS_OFFSET),
     )  # fmt: skip
-    query = linear("self_attn.q_proj", 2 * heads * head_dim, hidden, bias=bias, cut="out", units=heads)
+    query = linear_weights("self_attn.q_proj", 2 * heads * head_dim, hidden, bias=bias, cut="out", units=heads)
     return replace(mixer, gated_output=True, weights=(*query, *(w for w in mixer.weights if ".q_proj." not in w.path)))
 
 
@@ -95,10 +103,10 @@ def _delta_net(config: Fields, hidden: int) -> LinearAttention:
         weights=(
             *(Weight(path=f"{path}.{name}", shape=(v_heads,), role=Role.OTHER, cut=0, units=v_heads) for name in ("dt_bias", "A_log")),
             *causal_conv(f"{path}.conv1d", 2 * keys + values, kernel, bias=False, units=k_heads),
-            *linear(f"{path}.in_proj_qkvz", 2 * keys + 2 * values, hidden, cut="out", units=k_heads),
-            *linear(f"{path}.in_proj_ba", 2 * v_heads, hidden, cut="out", units=k_heads),
+            *linear_weights(f"{path}.in_proj_qkvz", 2 * keys + 2 * values, hidden, cut="out", units=k_heads),
+            *linear_weights(f"{path}.in_proj_ba", 2 * v_heads, hidden, cut="out", units=k_heads),
             Weight(path=f"{path}.norm.weight", shape=(v_dim,), role=Role.NORM),
-            *linear(f"{path}.out_proj", hidden, values, cut="in", units=v_heads),
+            *linear_weights(f"{path}.out_proj", hidden, values, cut="in", units=v_heads),
         ),
     )  # fmt: skip
 
@@ -109,7 +117,7 @@ def _qwen3_next_experts(config: Fields, hidden: int) -> Moe | None:
     width, shared = config.count("moe_intermediate_size", default=512), config.count("shared_expert_intermediate_size", default=512)
     if not experts:
         return None
-    return moe(
+    return stacked_gated_moe(
         config, "mlp", hidden, experts, per_token=per_token, intermediate=width,
         shared=gated_mlp("mlp.shared_expert", hidden, shared, config.text("hidden_act", default="silu")),
         extras=(Weight(path="mlp.shared_expert_gate.weight", shape=(1, hidden), role=Role.LINEAR),),
@@ -119,13 +127,13 @@ def _qwen3_next_experts(config: Fields, hidden: int) -> Moe | None:
 # Jamba: one attention layer in eight, the rest Mamba; experts in every second layer
 
 
-def _jamba(config: Fields) -> ModelSpec:
+def _jamba_spec(config: Fields) -> ModelSpec:
     hidden, layers = config.count("hidden_size", default=4096), config.layers(default=32)
-    attends, routes = _every(config, "attn_layer", 8, 4), _every(config, "expert_layer", 2, 1)
+    attends, routes = _layer_period_and_offset(config, "attn_layer", 8, 4), _layer_period_and_offset(config, "expert_layer", 2, 1)
     heads = config.count("num_attention_heads", default=32)
     mixers: dict[bool, Mixer] = {
         # no rotary positions: the state spaces between know where they are
-        True: attention(
+        True: separate_qkv_attention(
             "self_attn",
             hidden,
             heads,
@@ -139,19 +147,23 @@ def _jamba(config: Fields) -> ModelSpec:
     width, activation = config.count("intermediate_size", default=14336), config.text("hidden_act", default="silu")
     dense: Dense = gated_mlp("feed_forward", hidden, width, activation)
     per_token = experts_per_token(config, "num_experts_per_tok", default=2, experts=max(experts, 2))
-    routed = moe(config, "feed_forward", hidden, experts, per_token=per_token, intermediate=width, gate="router") if experts > 1 else dense
+    routed = (
+        stacked_gated_moe(config, "feed_forward", hidden, experts, per_token=per_token, intermediate=width, gate="router")
+        if experts > 1
+        else dense
+    )
 
     def make(key: tuple[bool, bool]) -> Block:
         return _hybrid_block("jamba", hidden, mixers[key[0]], routed if key[1] else dense)
 
     keys = [(i % attends[0] == attends[1], i % routes[0] == routes[1]) for i in range(layers)]
     return causal_lm(
-        config, "jamba", hidden, config.count("vocab_size", default=65536), repeated(keys, make), final_norm=rms_norm("final_layernorm", hidden),
+        config, "jamba", hidden, config.count("vocab_size", default=65536), repeating_layer_runs(keys, make), final_norm=rms_norm("final_layernorm", hidden),
         positions=config.count("max_position_embeddings", default=262144),
     )  # fmt: skip
 
 
-def _every(config: Fields, stem: str, period: int, offset: int) -> tuple[int, int]:
+def _layer_period_and_offset(config: Fields, stem: str, period: int, offset: int) -> tuple[int, int]:
     """Period and offset of the layers that have something; an offset beyond the period would never be met."""
     period = config.count(f"{stem}_period", default=period)
     offset = config.count(f"{stem}_offset", default=offset, low=0)
@@ -178,12 +190,12 @@ def _hybrid_block(kind: str, hidden: int, mixer: Mixer, feed_forward: FeedForwar
 # Bamba: Mamba 2 with attention in listed layers, dense feed-forwards
 
 
-def _bamba(config: Fields) -> ModelSpec:
+def _bamba_spec(config: Fields) -> ModelSpec:
     hidden, layers = config.count("hidden_size", default=4096), config.layers(default=32)
     heads, bias = config.count("num_attention_heads", default=32), config.flag("attention_bias", default=False)
     head_dim = config.count("head_dim", default=hidden // heads or 1)
     mixers: dict[bool, Mixer] = {
-        True: attention(
+        True: separate_qkv_attention(
             "self_attn", hidden, heads, key_value_heads(config, heads, default=8), head_dim,
             qkv_bias=bias, out_bias=bias, rotary_dim=head_dim // 2,  # the family's code fixes the half
         ),
@@ -196,7 +208,7 @@ def _bamba(config: Fields) -> ModelSpec:
     attends = frozenset(config.counts("attn_layer_indices"))
     return causal_lm(
         config, "bamba", hidden, config.count("vocab_size", default=128000),
-        repeated([i in attends for i in range(layers)], lambda key: _hybrid_block("bamba", hidden, mixers[key], dense)),
+        repeating_layer_runs([i in attends for i in range(layers)], lambda key: _hybrid_block("bamba", hidden, mixers[key], dense)),
         final_norm=rms_norm("final_layernorm", hidden), positions=config.count("max_position_embeddings", default=262144),
     )  # fmt: skip
 
@@ -227,7 +239,7 @@ def _recurrent_gemma(config: Fields) -> ModelSpec:
         cycle = ("attention",)
     mixers: dict[bool, Mixer] = {
         True: _rg_lru(hidden, width, heads, config.count("conv1d_width", default=4)),
-        False: attention(
+        False: separate_qkv_attention(
             "temporal_block", hidden, heads, key_value_heads(config, heads, default=None), head_dim := _griffin_head(config, hidden, heads),
             qkv_bias=config.flag("attention_bias", default=False), out_bias=True,
             rotary_dim=rotary_width(config, head_dim, default=0.5),
@@ -246,7 +258,7 @@ def _recurrent_gemma(config: Fields) -> ModelSpec:
 
     return causal_lm(
         config, "recurrent_gemma", hidden, config.count("vocab_size", default=256000),
-        repeated([cycle[i % len(cycle)] == "recurrent" for i in range(layers)], make),
+        repeating_layer_runs([cycle[i % len(cycle)] == "recurrent" for i in range(layers)], make),
         final_norm=rms_norm("final_norm", hidden, NormKind.RMS_OFFSET),
         tied=True, scaled_embeddings=True, softcap=config.number("logits_soft_cap", default=30.0),
     )  # fmt: skip
@@ -268,9 +280,9 @@ def _rg_lru(hidden: int, width: int, heads: int, kernel: int) -> Recurrent:
     return Recurrent(
         path=path, kind="rg_lru", width=width, state_elements=width, conv_elements=width * (kernel - 1),
         weights=(
-            *linear(f"{path}.linear_y", width, hidden, bias=True, cut="out", units=heads),
-            *linear(f"{path}.linear_x", width, hidden, bias=True, cut="out", units=heads),
-            *linear(f"{path}.linear_out", hidden, width, bias=True, cut="in", units=heads),
+            *linear_weights(f"{path}.linear_y", width, hidden, bias=True, cut="out", units=heads),
+            *linear_weights(f"{path}.linear_x", width, hidden, bias=True, cut="out", units=heads),
+            *linear_weights(f"{path}.linear_out", hidden, width, bias=True, cut="in", units=heads),
             *causal_conv(f"{path}.conv_1d", width, kernel, bias=True, units=heads),
             Weight(path=f"{lru}.recurrent_param", shape=(width,), role=Role.OTHER, cut=0, units=heads),
             *(weight for pair in gates for weight in pair),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from memsheet.plan.model import Arrangement, ModelSpec, NormKind
 from memsheet.readers.dense import Ask, QkNorm, Recipe, Sizes, read_dense
 from memsheet.readers.fields import Fields
-from memsheet.readers.positions import every_nth_full, everywhere_sliding, exaone4, sliding_after, smollm3
+from memsheet.readers.positions import every_nth_full, everywhere_sliding, exaone4_layer_positions, sliding_after, smollm3_layer_positions
 
 _BIAS = Ask("attention_bias")
 _USE_BIAS = Ask("use_bias")
@@ -26,7 +26,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "smollm3": Recipe(
         sizes=Sizes(2048, 128256, 16, 4, None, 11008, 36, 32768),
-        qkv_bias=_BIAS, out_bias=_BIAS, mlp_bias=Ask("mlp_bias"), positions=smollm3, tied=True,
+        qkv_bias=_BIAS, out_bias=_BIAS, mlp_bias=Ask("mlp_bias"), positions=smollm3_layer_positions, tied=True,
     ),
     "granite": Recipe(
         sizes=Sizes(4096, 32000, 32, None, None, 11008, 32, 2048),
@@ -67,7 +67,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "exaone4": Recipe(
         sizes=Sizes(4096, 102400, 32, 32, None, 16384, 32, 2048),
-        norms=_BRANCH_NORMS, arrangement=Arrangement.POST_BRANCH, qk_norm=QkNorm(over="head"), positions=exaone4,
+        norms=_BRANCH_NORMS, arrangement=Arrangement.POST_BRANCH, qk_norm=QkNorm(over="head"), positions=exaone4_layer_positions,
     ),
     "ernie4_5": Recipe(
         sizes=Sizes(1024, 103424, 16, 2, 128, 3072, 18, 131072),

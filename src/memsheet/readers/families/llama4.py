@@ -19,9 +19,20 @@ from memsheet.plan.model import (
     Weight,
 )
 from memsheet.readers.fields import Fields
-from memsheet.readers.nested import architecture, causal_head, moved, patches, tensor
-from memsheet.readers.parts import attention, embedding, gated_mlp, layer_norm, linear, norm, plain_mlp, repeated, rms_norm, run_length
-from memsheet.readers.sparse_parts import experts_per_token, key_value_heads, layer_kinds, nullable, router
+from memsheet.readers.nested import bare_parameter, causal_head, model_class_name, patch_size_and_count, rename_path_roots
+from memsheet.readers.parts import (
+    embedding_table,
+    gated_mlp,
+    layer_norm,
+    linear_weights,
+    norm_of_kind,
+    plain_mlp,
+    repeating_layer_runs,
+    rms_norm,
+    run_length,
+    separate_qkv_attention,
+)
+from memsheet.readers.sparse_parts import experts_per_token, key_value_heads, layer_kinds, nullable_count, router_weights
 from memsheet.readers.vision import even_heads
 
 VISION = "vision_model"
@@ -29,12 +40,12 @@ VISION = "vision_model"
 
 def read(config: Fields) -> ModelSpec:
     if config.text("model_type", default="llama4") == "llama4_text":
-        architecture(config, ("Llama4ForCausalLM",), "Llama4ForCausalLM")
-        return _text(config)
-    architecture(config, ("Llama4ForConditionalGeneration",), "Llama4ForConditionalGeneration")
-    text = _text(config.sub("text_config"))
-    nested = moved(text, {"model": "language_model.model", "lm_head": "language_model.lm_head"})
-    return replace(nested, model_type="llama4", towers=(_tower(config.sub("vision_config"), text.hidden),))
+        model_class_name(config, ("Llama4ForCausalLM",), "Llama4ForCausalLM")
+        return _llama4_text_spec(config)
+    model_class_name(config, ("Llama4ForConditionalGeneration",), "Llama4ForConditionalGeneration")
+    text = _llama4_text_spec(config.sub("text_config"))
+    nested = rename_path_roots(text, {"model": "language_model.model", "lm_head": "language_model.lm_head"})
+    return replace(nested, model_type="llama4", towers=(_llama4_vision_tower(config.sub("vision_config"), text.hidden),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +57,15 @@ class _Layer:
     chunk: int | None
 
 
-def _text(config: Fields) -> ModelSpec:
+def _llama4_text_spec(config: Fields) -> ModelSpec:
     """Defaults: Llama4TextConfig."""
     hidden = config.count("hidden_size", default=5120)
     vocab = config.count("vocab_size", default=202048)
     return ModelSpec(
         name="", model_type="llama4_text", hidden=hidden, vocab=vocab,
-        embeddings=Embeddings(weights=(embedding("model.embed_tokens", vocab, hidden, vocabulary=True),)),
+        embeddings=Embeddings(weights=(embedding_table("model.embed_tokens", vocab, hidden, vocabulary=True),)),
         stacks=(Stack(
-            path="model.layers", hidden=hidden, runs=repeated(_layers(config), lambda layer: _block(config, hidden, layer)),
+            path="model.layers", hidden=hidden, runs=repeating_layer_runs(_llama4_layer_kinds(config), lambda layer: _llama4_decoder_block(config, hidden, layer)),
             final_norms=(rms_norm("norm", hidden),), final_path="model",
         ),),
         head=causal_head(vocab, hidden, tied=config.flag("tie_word_embeddings", default=False)),
@@ -62,7 +73,7 @@ def _text(config: Fields) -> ModelSpec:
     )  # fmt: skip
 
 
-def _layers(config: Fields) -> list[_Layer]:
+def _llama4_layer_kinds(config: Fields) -> list[_Layer]:
     count = config.layers(default=48)
     step = config.count("interleave_moe_layer_step", default=1)
     interval = config.count("no_rope_layer_interval", default=4)
@@ -73,31 +84,31 @@ def _layers(config: Fields) -> list[_Layer]:
         config.wrong("no_rope_layers", None, f"has {len(rotary)} entries for {count} layers")
         rotary = (*rotary, *(1 for _ in range(count)))
     kinds = layer_kinds(config, "layer_types", count, ["chunked_attention" if rope else "full_attention" for rope in rotary[:count]])
-    chunk = nullable(config, "attention_chunk_size", 8192)
+    chunk = nullable_count(config, "attention_chunk_size", 8192)
     return [
         _Layer(routed=layer in routed, rotary=bool(rotary[layer]), chunk=chunk if kinds[layer] == "chunked_attention" else None)
         for layer in range(count)
     ]
 
 
-def _block(config: Fields, hidden: int, layer: _Layer) -> Block:
+def _llama4_decoder_block(config: Fields, hidden: int, layer: _Layer) -> Block:
     return Block(
-        kind="llama4_text", hidden=hidden, arrangement=Arrangement.PRE, mixers=(_attention(config, hidden, layer),),
+        kind="llama4_text", hidden=hidden, arrangement=Arrangement.PRE, mixers=(_llama4_self_attention(config, hidden, layer),),
         feed_forward=_feed_forward(config, hidden, routed=layer.routed),
         norms=(rms_norm("input_layernorm", hidden), rms_norm("post_attention_layernorm", hidden)),
     )  # fmt: skip
 
 
-def _attention(config: Fields, hidden: int, layer: _Layer) -> Attention:
+def _llama4_self_attention(config: Fields, hidden: int, layer: _Layer) -> Attention:
     """Queries and keys are normalised, without weights, where they are rotated."""
     heads = config.count("num_attention_heads", default=40)
     kv_heads = key_value_heads(config, heads, default=8)
-    head_dim = nullable(config, "head_dim", 128) or max(hidden // heads, 1)
+    head_dim = nullable_count(config, "head_dim", 128) or max(hidden // heads, 1)
     bias = config.flag("attention_bias", default=False)
     normed = layer.rotary and config.flag("use_qk_norm", default=True)
-    mixer = attention(
+    mixer = separate_qkv_attention(
         "self_attn", hidden, heads, kv_heads, head_dim, qkv_bias=bias, out_bias=bias, rotary_dim=head_dim if layer.rotary else 0,
-        qk_norm=norm("self_attn.qk_norm", head_dim, NormKind.L2) if normed else None,
+        qk_norm=norm_of_kind("self_attn.qk_norm", head_dim, NormKind.L2) if normed else None,
     )  # fmt: skip
     return replace(mixer, chunk=layer.chunk)
 
@@ -113,7 +124,7 @@ def _feed_forward(config: Fields, hidden: int, *, routed: bool) -> FeedForward:
         experts_per_token=experts_per_token(config, "num_experts_per_tok", default=1, experts=experts),
         shared=gated_mlp("feed_forward.shared_expert", hidden, width, activation),
         weights=(
-            *router("feed_forward.router", experts, hidden),
+            *router_weights("feed_forward.router", experts, hidden),
             # stored input first, the other way round from linear layers
             Weight(path="feed_forward.experts.gate_up_proj", shape=(experts, hidden, 2 * width), role=Role.EXPERT, cut=2),
             Weight(path="feed_forward.experts.down_proj", shape=(experts, width, hidden), role=Role.EXPERT, cut=1),
@@ -121,32 +132,32 @@ def _feed_forward(config: Fields, hidden: int, *, routed: bool) -> FeedForward:
     )  # fmt: skip
 
 
-def _tower(config: Fields, text_hidden: int) -> Tower:
+def _llama4_vision_tower(config: Fields, text_hidden: int) -> Tower:
     """Defaults: Llama4VisionConfig. An image is cut into tiles, as many as its shape asks for."""
     hidden = config.count("hidden_size", default=768)
-    (height, width), count = patches(config, image=448, patch=14)
+    (height, width), count = patch_size_and_count(config, image=448, patch=14)
     embeddings = (
-        tensor(f"{VISION}.class_embedding", hidden),
-        tensor(f"{VISION}.positional_embedding_vlm", count + 1, hidden),
-        *linear(f"{VISION}.patch_embedding.linear", hidden, config.count("num_channels", default=3) * height * width),
+        bare_parameter(f"{VISION}.class_embedding", hidden),
+        bare_parameter(f"{VISION}.positional_embedding_vlm", count + 1, hidden),
+        *linear_weights(f"{VISION}.patch_embedding.linear", hidden, config.count("num_channels", default=3) * height * width),
         *layer_norm(f"{VISION}.layernorm_pre", hidden).weights,
     )
     stack = Stack(
         path=f"{VISION}.model.layers", hidden=hidden, role="vision", runs=run_length([_vision_block(config, hidden)] * config.layers(default=34)),
         final_norms=(layer_norm("layernorm_post", hidden),), final_path=VISION,
     )  # fmt: skip
-    return Tower(path=VISION, stack=stack, embeddings=embeddings, projector=_projector(config, text_hidden))
+    return Tower(path=VISION, stack=stack, embeddings=embeddings, projector=_llama4_projector_weights(config, text_hidden))
 
 
-def _projector(config: Fields, text_hidden: int) -> tuple[Weight, ...]:
+def _llama4_projector_weights(config: Fields, text_hidden: int) -> tuple[Weight, ...]:
     """The adapter after the pixel shuffle, then the step to the text's width."""
     adapter = f"{VISION}.vision_adapter.mlp"
     out = config.count("projector_output_dim", default=4096)
     shuffled = config.count("intermediate_size", default=5632)
     return (
-        *linear(f"{adapter}.fc1", config.count("projector_input_dim", default=4096), shuffled, cut="out"),
-        *linear(f"{adapter}.fc2", out, out, cut="in"),
-        *linear("multi_modal_projector.linear_1", text_hidden, config.count("vision_output_dim", default=7680), cut="out"),
+        *linear_weights(f"{adapter}.fc1", config.count("projector_input_dim", default=4096), shuffled, cut="out"),
+        *linear_weights(f"{adapter}.fc2", out, out, cut="in"),
+        *linear_weights("multi_modal_projector.linear_1", text_hidden, config.count("vision_output_dim", default=7680), cut="out"),
     )
 
 
@@ -155,7 +166,7 @@ def _vision_block(config: Fields, hidden: int) -> Block:
     heads = even_heads(config, hidden, "num_attention_heads", default=16)
     return Block(
         kind="llama4_vision_model", hidden=hidden, arrangement=Arrangement.PRE,
-        mixers=(attention("self_attn", hidden, heads, heads, hidden // heads, qkv_bias=True, out_bias=True, causal=False),),
+        mixers=(separate_qkv_attention("self_attn", hidden, heads, heads, hidden // heads, qkv_bias=True, out_bias=True, causal=False),),
         feed_forward=plain_mlp("mlp", hidden, config.count("intermediate_size", default=5632), "gelu", bias=True, names=("fc1", "fc2")),
         norms=(layer_norm("input_layernorm", hidden), layer_norm("post_attention_layernorm", hidden)),
     )  # fmt: skip

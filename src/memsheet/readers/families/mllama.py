@@ -6,10 +6,20 @@ from dataclasses import dataclass
 
 from memsheet.plan.model import Arrangement, Attention, Block, CrossAttention, Embeddings, ModelSpec, Role, Stack, Tower, Weight
 from memsheet.readers.fields import Fields
-from memsheet.readers.nested import architecture, causal_head, patches, tensor
-from memsheet.readers.parts import attention, embedding, gated_mlp, layer_norm, linear, plain_mlp, repeated, rms_norm, run_length
+from memsheet.readers.nested import bare_parameter, causal_head, model_class_name, patch_size_and_count
+from memsheet.readers.parts import (
+    embedding_table,
+    gated_mlp,
+    layer_norm,
+    linear_weights,
+    plain_mlp,
+    repeating_layer_runs,
+    rms_norm,
+    run_length,
+    separate_qkv_attention,
+)
 from memsheet.readers.sparse_parts import key_value_heads, norm_pair
-from memsheet.readers.vision import convolution, even_heads
+from memsheet.readers.vision import even_heads, patch_convolution_weights
 
 TEXT = "model.language_model"
 VISION = "model.vision_model"
@@ -19,14 +29,14 @@ _IMAGE_TOKENS = 8  # rows of the embedding beyond the vocabulary (MllamaTextMode
 
 def read(config: Fields) -> ModelSpec:
     """Head and embeddings are never tied: the model's code has no such entry."""
-    architecture(config, ("MllamaForConditionalGeneration",), "MllamaForConditionalGeneration")
+    model_class_name(config, ("MllamaForConditionalGeneration",), "MllamaForConditionalGeneration")
     text = config.sub("text_config")
     hidden = text.count("hidden_size", default=4096)
     vocab = text.count("vocab_size", default=128256)
     return ModelSpec(
         name="", model_type="mllama", hidden=hidden, vocab=vocab, stacks=(_text_stack(text, hidden),),
-        embeddings=Embeddings(weights=(embedding(f"{TEXT}.embed_tokens", vocab + _IMAGE_TOKENS, hidden, vocabulary=True),)),
-        head=causal_head(vocab, hidden, tied=False), towers=_towers(config.sub("vision_config"), hidden),
+        embeddings=Embeddings(weights=(embedding_table(f"{TEXT}.embed_tokens", vocab + _IMAGE_TOKENS, hidden, vocabulary=True),)),
+        head=causal_head(vocab, hidden, tied=False), towers=_mllama_vision_towers(config.sub("vision_config"), hidden),
         max_positions=text.count("max_position_embeddings", default=131072),
     )  # fmt: skip
 
@@ -35,7 +45,7 @@ def _text_stack(config: Fields, hidden: int) -> Stack:
     crossing = set(config.counts("cross_attention_layers", _CROSS))
     heads = even_heads(config, hidden, "num_attention_heads", default=32)
     kv_heads = key_value_heads(config, heads, default=8)
-    runs = repeated(
+    runs = repeating_layer_runs(
         [layer in crossing for layer in range(config.layers(default=40))],
         lambda cross: (_cross_block if cross else _self_block)(config, hidden, heads, kv_heads),
     )
@@ -43,8 +53,8 @@ def _text_stack(config: Fields, hidden: int) -> Stack:
 
 
 def _self_block(config: Fields, hidden: int, heads: int, kv_heads: int) -> Block:
-    mixer = attention("self_attn", hidden, heads, kv_heads, hidden // heads)
-    return _block(config, "mllama_self", hidden, mixer)
+    mixer = separate_qkv_attention("self_attn", hidden, heads, kv_heads, hidden // heads)
+    return _mllama_text_block(config, "mllama_self", hidden, mixer)
 
 
 def _cross_block(config: Fields, hidden: int, heads: int, kv_heads: int) -> Block:
@@ -53,13 +63,13 @@ def _cross_block(config: Fields, hidden: int, heads: int, kv_heads: int) -> Bloc
     mixer = CrossAttention(
         path="cross_attn", heads=heads, kv_heads=kv_heads, head_dim=head_dim, memory_hidden=hidden,
         qk_norm=norm_pair("cross_attn", ("q_norm", "k_norm"), (head_dim, head_dim)),
-        weights=attention("cross_attn", hidden, heads, kv_heads, head_dim).weights,
+        weights=separate_qkv_attention("cross_attn", hidden, heads, kv_heads, head_dim).weights,
     )  # fmt: skip
-    gates = (tensor("cross_attn_attn_gate", 1, role=Role.OTHER), tensor("cross_attn_mlp_gate", 1, role=Role.OTHER))
-    return _block(config, "mllama_cross", hidden, mixer, gates)
+    gates = (bare_parameter("cross_attn_attn_gate", 1, role=Role.OTHER), bare_parameter("cross_attn_mlp_gate", 1, role=Role.OTHER))
+    return _mllama_text_block(config, "mllama_cross", hidden, mixer, gates)
 
 
-def _block(config: Fields, kind: str, hidden: int, mixer: Attention | CrossAttention, extras: tuple[Weight, ...] = ()) -> Block:
+def _mllama_text_block(config: Fields, kind: str, hidden: int, mixer: Attention | CrossAttention, extras: tuple[Weight, ...] = ()) -> Block:
     mlp = gated_mlp("mlp", hidden, config.count("intermediate_size", default=14336), config.text("hidden_act", default="silu"))
     norms = (rms_norm("input_layernorm", hidden), rms_norm("post_attention_layernorm", hidden))
     return Block(kind=kind, hidden=hidden, arrangement=Arrangement.PRE, mixers=(mixer,), feed_forward=mlp, norms=norms, extras=extras)
@@ -79,9 +89,9 @@ class _Image:
     ratios: int
 
 
-def _image(config: Fields) -> _Image:
+def _mllama_image_sizes(config: Fields) -> _Image:
     hidden = config.count("hidden_size", default=1280)
-    patch, count = patches(config, image=448, patch=14)
+    patch, count = patch_size_and_count(config, image=448, patch=14)
     ratios = config.raw("supported_aspect_ratios", default=[None] * 8)
     if not isinstance(ratios, list):
         config.wrong("supported_aspect_ratios", ratios, "is not a list of aspect ratios")
@@ -93,12 +103,12 @@ def _image(config: Fields) -> _Image:
     )  # fmt: skip
 
 
-def _towers(config: Fields, text_hidden: int) -> tuple[Tower, Tower]:
+def _mllama_vision_towers(config: Fields, text_hidden: int) -> tuple[Tower, Tower]:
     """The encoder of tiles, then a second one over all tiles at once, whose outputs and chosen inner ones are projected."""
-    image = _image(config)
+    image = _mllama_image_sizes(config)
     local, final = config.layers(default=32), config.layers("num_global_layers", default=8)
     first = Tower(
-        path=f"{VISION}.transformer", embeddings=_embeddings(config, image), projector=(),
+        path=f"{VISION}.transformer", embeddings=_mllama_vision_embeddings(config, image), projector=(),
         stack=Stack(
             path=f"{VISION}.transformer.layers", hidden=image.hidden, role="vision", runs=run_length([_vision_block(image)] * local),
             final_norms=(layer_norm("layernorm_post", image.hidden),), final_path=VISION,
@@ -106,7 +116,7 @@ def _towers(config: Fields, text_hidden: int) -> tuple[Tower, Tower]:
     )  # fmt: skip
     second = Tower(
         path=f"{VISION}.global_transformer", embeddings=_tile_position("post_tile_positional_embedding", image),
-        projector=linear("model.multi_modal_projector", text_hidden, config.count("vision_output_dim", default=7680), bias=True),
+        projector=linear_weights("model.multi_modal_projector", text_hidden, config.count("vision_output_dim", default=7680), bias=True),
         stack=Stack(
             path=f"{VISION}.global_transformer.layers", hidden=image.hidden, role="vision",
             runs=run_length([_vision_block(image, gated=True)] * final),
@@ -116,14 +126,16 @@ def _towers(config: Fields, text_hidden: int) -> tuple[Tower, Tower]:
     return first, second
 
 
-def _embeddings(config: Fields, image: _Image) -> tuple[Weight, ...]:
+def _mllama_vision_embeddings(config: Fields, image: _Image) -> tuple[Weight, ...]:
     gated = f"{VISION}.gated_positional_embedding"
     return (
-        tensor(f"{VISION}.class_embedding", image.hidden),
-        *convolution(f"{VISION}.patch_embedding", image.hidden, config.count("num_channels", default=3), image.patch, bias=False),
-        tensor(f"{gated}.gate", 1, role=Role.OTHER),
-        tensor(f"{gated}.embedding", image.tokens, image.hidden),
-        embedding(f"{gated}.tile_embedding", image.ratios, image.tiles * image.tokens * image.hidden),
+        bare_parameter(f"{VISION}.class_embedding", image.hidden),
+        *patch_convolution_weights(
+            f"{VISION}.patch_embedding", image.hidden, config.count("num_channels", default=3), image.patch, bias=False
+        ),
+        bare_parameter(f"{gated}.gate", 1, role=Role.OTHER),
+        bare_parameter(f"{gated}.embedding", image.tokens, image.hidden),
+        embedding_table(f"{gated}.tile_embedding", image.ratios, image.tiles * image.tokens * image.hidden),
         *_tile_position("pre_tile_positional_embedding", image),
         *layer_norm(f"{VISION}.layernorm_pre", image.hidden).weights,
     )
@@ -131,15 +143,17 @@ def _embeddings(config: Fields, image: _Image) -> tuple[Weight, ...]:
 
 def _tile_position(name: str, image: _Image) -> tuple[Weight, ...]:
     path = f"{VISION}.{name}"
-    return tensor(f"{path}.gate", 1, role=Role.OTHER), embedding(f"{path}.embedding", image.ratios, image.tiles * image.hidden)
+    return bare_parameter(f"{path}.gate", 1, role=Role.OTHER), embedding_table(
+        f"{path}.embedding", image.ratios, image.tiles * image.hidden
+    )
 
 
 def _vision_block(image: _Image, *, gated: bool = False) -> Block:
     hidden, heads = image.hidden, image.heads
-    gates = (tensor("gate_attn", 1, role=Role.OTHER), tensor("gate_ffn", 1, role=Role.OTHER)) if gated else ()
+    gates = (bare_parameter("gate_attn", 1, role=Role.OTHER), bare_parameter("gate_ffn", 1, role=Role.OTHER)) if gated else ()
     return Block(
         kind="mllama_vision_gated" if gated else "mllama_vision", hidden=hidden, arrangement=Arrangement.PRE,
-        mixers=(attention("self_attn", hidden, heads, heads, hidden // heads, causal=False, rotary_dim=0),),
+        mixers=(separate_qkv_attention("self_attn", hidden, heads, heads, hidden // heads, causal=False, rotary_dim=0),),
         feed_forward=plain_mlp("mlp", hidden, image.intermediate, image.activation, bias=True, names=("fc1", "fc2")),
         norms=(layer_norm("input_layernorm", hidden), layer_norm("post_attention_layernorm", hidden)), extras=gates,
     )  # fmt: skip

@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 
 from memsheet.plan.model import Arrangement, Attention, Block, Dense, FeedForward, ModelSpec, Moe, Norm, NormKind, Role, Run, Weight
 from memsheet.readers.fields import Fields
-from memsheet.readers.parts import attention, gated_mlp, layer_norm, norm, repeated
+from memsheet.readers.parts import gated_mlp, layer_norm, norm_of_kind, repeating_layer_runs, separate_qkv_attention
 from memsheet.readers.sparse_parts import (
     causal_lm,
     correction_bias,
     experts_per_token,
     key_value_heads,
     layer_kinds,
-    moe,
     norm_pair,
-    nullable,
+    nullable_count,
     rotary_width,
-    router,
+    router_weights,
+    stacked_gated_moe,
 )
 
 
@@ -89,16 +89,16 @@ class _Sizes:
 def read(config: Fields) -> ModelSpec:
     kind = config.text("model_type", default="", choices=tuple(_FAMILIES)) or "mixtral"
     known = _FAMILIES[kind]
-    sizes = _sizes(config, kind, known)
+    sizes = _read_moe_sizes(config, kind, known)
     return causal_lm(
-        config, kind, sizes.hidden, config.count("vocab_size", default=known.vocab), _runs(config, sizes), final_norm=_norm(sizes, "norm"),
+        config, kind, sizes.hidden, config.count("vocab_size", default=known.vocab), _moe_layer_runs(config, sizes), final_norm=_moe_layer_norm(sizes, "norm"),
         tied=known.tied, positions=config.count("max_position_embeddings", default=known.positions),
         head_bias=(kind == "phimoe" and config.flag("lm_head_bias", default=False)) or (kind == "ernie4_5_moe" and sizes.bias),
         scaled_embeddings=kind == "granitemoe", scaled_logits=kind == "granitemoe",
     )  # fmt: skip
 
 
-def _sizes(config: Fields, kind: str, known: _Defaults) -> _Sizes:
+def _read_moe_sizes(config: Fields, kind: str, known: _Defaults) -> _Sizes:
     hidden = config.count("hidden_size", default=known.hidden)
     heads = config.count("num_attention_heads", default=known.heads)
     # a router over no experts at all is how qwen2_moe and qwen3_moe spell a dense model
@@ -118,34 +118,34 @@ def _sizes(config: Fields, kind: str, known: _Defaults) -> _Sizes:
     )  # fmt: skip
 
 
-def _runs(config: Fields, sizes: _Sizes) -> tuple[Run, ...]:
+def _moe_layer_runs(config: Fields, sizes: _Sizes) -> tuple[Run, ...]:
     """Layers differ in two ways only: the attention window, and whether the feed-forward is routed."""
-    keys = list(zip(_windows(config, sizes), _routed_layers(config, sizes), strict=True))
-    qk_norm, dense = _qk_norm(config, sizes), _dense(sizes)
-    routed = _routed(config, sizes) if sizes.experts else dense
+    keys = list(zip(_layer_sliding_windows(config, sizes), _routed_layers(config, sizes), strict=True))
+    qk_norm, dense = _qk_norm(config, sizes), _unrouted_mlp(sizes)
+    routed = _routed_experts(config, sizes) if sizes.experts else dense
 
     def make(key: tuple[int | None, bool]) -> Block:
         window, is_routed = key
-        return _block(sizes, _attention(config, sizes, window, qk_norm), routed if is_routed else dense)
+        return _moe_decoder_block(sizes, _moe_self_attention(config, sizes, window, qk_norm), routed if is_routed else dense)
 
-    return repeated(keys, make)
+    return repeating_layer_runs(keys, make)
 
 
-def _block(sizes: _Sizes, mixer: Attention, feed_forward: FeedForward) -> Block:
+def _moe_decoder_block(sizes: _Sizes, mixer: Attention, feed_forward: FeedForward) -> Block:
     return Block(
         kind=sizes.kind, hidden=sizes.hidden, arrangement=Arrangement.PRE, mixers=(mixer,), feed_forward=feed_forward,
-        norms=(_norm(sizes, "input_layernorm"), _norm(sizes, "post_attention_layernorm")), residual_scale=sizes.kind == "granitemoe",
+        norms=(_moe_layer_norm(sizes, "input_layernorm"), _moe_layer_norm(sizes, "post_attention_layernorm")), residual_scale=sizes.kind == "granitemoe",
     )  # fmt: skip
 
 
-def _norm(sizes: _Sizes, path: str) -> Norm:
+def _moe_layer_norm(sizes: _Sizes, path: str) -> Norm:
     match sizes.kind:
         case "phimoe":
             return layer_norm(path, sizes.hidden)
         case "gpt_oss":
-            return norm(path, sizes.hidden, NormKind.RMS_FP32_SCALE)
+            return norm_of_kind(path, sizes.hidden, NormKind.RMS_FP32_SCALE)
         case _:
-            return norm(path, sizes.hidden, NormKind.RMS)
+            return norm_of_kind(path, sizes.hidden, NormKind.RMS)
 
 
 def _qk_norm(config: Fields, sizes: _Sizes) -> Norm | None:
@@ -157,8 +157,8 @@ def _qk_norm(config: Fields, sizes: _Sizes) -> Norm | None:
     return None
 
 
-def _attention(config: Fields, sizes: _Sizes, window: int | None, qk_norm: Norm | None) -> Attention:
-    mixer = attention(
+def _moe_self_attention(config: Fields, sizes: _Sizes, window: int | None, qk_norm: Norm | None) -> Attention:
+    mixer = separate_qkv_attention(
         "self_attn", sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head_dim, window=window, qk_norm=qk_norm,
         qkv_bias=sizes.bias, out_bias=sizes.bias and sizes.kind not in ("qwen2_moe", "glm4_moe"),
         rotary_dim=rotary_width(config, sizes.head_dim, default=0.5 if sizes.kind == "glm4_moe" else 1.0),
@@ -169,7 +169,7 @@ def _attention(config: Fields, sizes: _Sizes, window: int | None, qk_norm: Norm 
     return replace(mixer, sinks=True, weights=(*mixer.weights, sinks))
 
 
-def _windows(config: Fields, sizes: _Sizes) -> tuple[int | None, ...]:
+def _layer_sliding_windows(config: Fields, sizes: _Sizes) -> tuple[int | None, ...]:
     """The sliding window of every layer, None where attention is full."""
     full = ["full_attention"] * sizes.layers
     match sizes.kind:
@@ -177,14 +177,14 @@ def _windows(config: Fields, sizes: _Sizes) -> tuple[int | None, ...]:
             return (config.optional("sliding_window"),) * sizes.layers
         case "qwen3_moe":
             sliding = config.flag("use_sliding_window", default=False)
-            return (nullable(config, "sliding_window", 4096) if sliding else None,) * sizes.layers
+            return (nullable_count(config, "sliding_window", 4096) if sliding else None,) * sizes.layers
         case "qwen2_moe":
             sliding = config.flag("use_sliding_window", default=False)
-            window = nullable(config, "sliding_window", 4096) if sliding else None
+            window = nullable_count(config, "sliding_window", 4096) if sliding else None
             last = config.count("max_window_layers", default=28, low=0)
             default = ["sliding_attention" if sliding and i % 2 == 0 and i < last else "full_attention" for i in range(sizes.layers)]
         case "gpt_oss":
-            window = nullable(config, "sliding_window", 128)
+            window = nullable_count(config, "sliding_window", 128)
             default = ["full_attention" if i % 2 else "sliding_attention" for i in range(sizes.layers)]
         case _:
             window, default = None, full
@@ -210,25 +210,25 @@ def _routed_layers(config: Fields, sizes: _Sizes) -> tuple[bool, ...]:
             return (True,) * sizes.layers
 
 
-def _dense(sizes: _Sizes) -> Dense:
+def _unrouted_mlp(sizes: _Sizes) -> Dense:
     bias = sizes.kind == "ernie4_5_moe" and sizes.bias
     return gated_mlp("mlp", sizes.hidden, sizes.intermediate, sizes.activation, bias=bias)
 
 
-def _routed(config: Fields, sizes: _Sizes) -> Moe:
+def _routed_experts(config: Fields, sizes: _Sizes) -> Moe:
     path = "block_sparse_moe" if sizes.kind == "granitemoe" else "mlp"
     if sizes.kind == "gpt_oss":
         return _gpt_oss_experts(sizes, path)
-    return moe(
+    return stacked_gated_moe(
         config, path, sizes.hidden, sizes.experts,
         per_token=sizes.per_token, intermediate=sizes.moe_intermediate,
         gate="router" if sizes.kind in ("phimoe", "granitemoe") else "gate",
-        shared=_shared(config, sizes), extras=_moe_extras(sizes),
+        shared=_shared_expert_mlp(config, sizes), extras=_moe_extras(sizes),
         router_dtype="fp32" if sizes.kind == "ernie4_5_moe" else None,
     )  # fmt: skip
 
 
-def _shared(config: Fields, sizes: _Sizes) -> Dense | None:
+def _shared_expert_mlp(config: Fields, sizes: _Sizes) -> Dense | None:
     match sizes.kind:
         case "qwen2_moe":
             width = config.count("shared_expert_intermediate_size", default=5632)
@@ -262,7 +262,7 @@ def _gpt_oss_experts(sizes: _Sizes, path: str) -> Moe:
     return Moe(
         path=path, experts=experts, experts_per_token=sizes.per_token, intermediate=width, activation=sizes.activation,
         weights=(
-            *router(f"{path}.router", experts, hidden, bias=True),
+            *router_weights(f"{path}.router", experts, hidden, bias=True),
             Weight(path=f"{path}.experts.gate_up_proj", shape=(experts, hidden, 2 * width), role=Role.EXPERT, cut=2),
             Weight(path=f"{path}.experts.gate_up_proj_bias", shape=(experts, 2 * width), role=Role.EXPERT_BIAS, cut=1),
             Weight(path=f"{path}.experts.down_proj", shape=(experts, width, hidden), role=Role.EXPERT, cut=1),

@@ -11,8 +11,8 @@ from typing import Any
 from memsheet.arith import ceil_div
 from memsheet.plan.model import ModelSpec, NormKind, Picture, Role, Tower, Weight
 from memsheet.readers.fields import Fields
-from memsheet.readers.nested import architecture, causal_head, moved, sides, tensor, text_model
-from memsheet.readers.parts import linear, rms_norm
+from memsheet.readers.nested import bare_parameter, causal_head, height_and_width, model_class_name, rename_path_roots, text_model
+from memsheet.readers.parts import linear_weights, rms_norm
 from memsheet.readers.vision import Vision, vision_model
 
 PROJECTOR = "model.multi_modal_projector"
@@ -38,14 +38,14 @@ _MISTRAL3_VISION = {
 def read(config: Fields) -> ModelSpec:
     match config.text("model_type", default="llava"):
         case "gemma3":
-            return _gemma3(config)
+            return _gemma3_spec(config)
         case "mistral3":
-            return _mistral3(config)
+            return _mistral3_spec(config)
         case _:
-            return _llava(config)
+            return _llava_spec(config)
 
 
-def _assemble(
+def _combine_text_and_vision(
     config: Fields,
     text: ModelSpec,
     vision: Vision,
@@ -61,48 +61,48 @@ def _assemble(
         tokens_per_image=picture.embeddings if fixed and picture else None,
     )  # fmt: skip
     return replace(
-        moved(text, {"model": "model.language_model"}), model_type=config.text("model_type", default=""),
+        rename_path_roots(text, {"model": "model.language_model"}), model_type=config.text("model_type", default=""),
         head=causal_head(text.vocab, text.hidden, tied=tied), towers=(tower,), extras=vision.extras,
     )  # fmt: skip
 
 
-def _gemma3(config: Fields) -> ModelSpec:
-    architecture(config, ("Gemma3ForConditionalGeneration",), "Gemma3ForConditionalGeneration")
+def _gemma3_spec(config: Fields) -> ModelSpec:
+    model_class_name(config, ("Gemma3ForConditionalGeneration",), "Gemma3ForConditionalGeneration")
     text = text_model(config.sub("text_config"), "gemma3_text")
     vision = vision_model(config, TOWER, "siglip_vision_model")
     projector = (
-        tensor(f"{PROJECTOR}.mm_input_projection_weight", vision.hidden, text.hidden, role=Role.LINEAR),
+        bare_parameter(f"{PROJECTOR}.mm_input_projection_weight", vision.hidden, text.hidden, role=Role.LINEAR),
         *rms_norm(f"{PROJECTOR}.mm_soft_emb_norm", vision.hidden, NormKind.RMS_OFFSET).weights,
     )
     tokens = config.count("mm_tokens_per_image", default=256)
-    return _assemble(
-        config, text, vision, projector, picture=_picture(config, tokens, AROUND_GEMMA3, image=224),
+    return _combine_text_and_vision(
+        config, text, vision, projector, picture=_image_token_counts(config, tokens, AROUND_GEMMA3, image=224),
         tied=config.flag("tie_word_embeddings", default="tie_word_embeddings" not in config.data),  # a null unties
     )  # fmt: skip
 
 
-def _llava(config: Fields) -> ModelSpec:
-    architecture(config, ("LlavaForConditionalGeneration",), "LlavaForConditionalGeneration")
+def _llava_spec(config: Fields) -> ModelSpec:
+    model_class_name(config, ("LlavaForConditionalGeneration",), "LlavaForConditionalGeneration")
     text = text_model(config.sub("text_config"), "llama")
     vision = vision_model(config, TOWER, "clip_vision_model", _LLAVA_VISION)
     projector = _two_layers(config, text.hidden, vision.hidden * _feature_layers(config), bias=True)
-    return _assemble(
+    return _combine_text_and_vision(
         config, text, vision, projector, picture=_llava_picture(config, vision),
         tied=config.flag("tie_word_embeddings", default=False) or text.head.tied,
     )  # fmt: skip
 
 
-def _mistral3(config: Fields) -> ModelSpec:
-    architecture(config, ("Mistral3ForConditionalGeneration",), "Mistral3ForConditionalGeneration")
+def _mistral3_spec(config: Fields) -> ModelSpec:
+    model_class_name(config, ("Mistral3ForConditionalGeneration",), "Mistral3ForConditionalGeneration")
     text = text_model(config.sub("text_config", _MISTRAL3_TEXT), "mistral")
     vision = vision_model(config, TOWER, "pixtral", _MISTRAL3_VISION)
     merge = config.count("spatial_merge_size", default=2)
     projector = (
         *rms_norm(f"{PROJECTOR}.norm", vision.hidden).weights,
-        *linear(f"{PROJECTOR}.patch_merger.merging_layer", vision.hidden, vision.hidden * merge * merge),
+        *linear_weights(f"{PROJECTOR}.patch_merger.merging_layer", vision.hidden, vision.hidden * merge * merge),
         *_two_layers(config, text.hidden, vision.hidden * _feature_layers(config), bias=False),
     )
-    return _assemble(
+    return _combine_text_and_vision(
         config, text, vision, projector, picture=_mistral3_picture(config, merge), fixed=False,
         tied=config.flag("tie_word_embeddings", default=True),
     )  # fmt: skip
@@ -112,8 +112,8 @@ def _two_layers(config: Fields, hidden: int, width: int, *, bias: bool) -> tuple
     """The projector's two linear layers; ``bias`` is the family's default."""
     biased = config.flag("multimodal_projector_bias", default=bias)
     return (
-        *linear(f"{PROJECTOR}.linear_1", hidden, width, bias=biased, cut="out"),
-        *linear(f"{PROJECTOR}.linear_2", hidden, hidden, bias=biased, cut="in"),
+        *linear_weights(f"{PROJECTOR}.linear_1", hidden, width, bias=biased, cut="out"),
+        *linear_weights(f"{PROJECTOR}.linear_2", hidden, hidden, bias=biased, cut="in"),
     )
 
 
@@ -133,25 +133,25 @@ def _llava_picture(config: Fields, vision: Vision) -> Picture | None:
     if vision.patches is None:
         return None
     tokens = vision.patches + (1 if vision.class_token else 0) - (1 if strategy == "default" else 0)
-    return _picture(config, tokens, image=224, absent=_LLAVA_VISION)
+    return _image_token_counts(config, tokens, image=224, absent=_LLAVA_VISION)
 
 
 def _mistral3_picture(config: Fields, merge: int) -> Picture:
     """A square of the largest size, in patches that are merged; a mark ends each row (PixtralProcessor)."""
-    sizes = sides(config.sub("vision_config", _MISTRAL3_VISION), "image_size", 1024)
-    patches = sides(_told(config, _MISTRAL3_VISION), "patch_size", 16)
+    sizes = height_and_width(config.sub("vision_config", _MISTRAL3_VISION), "image_size", 1024)
+    patches = height_and_width(_reread_vision_config(config, _MISTRAL3_VISION), "patch_size", 16)
     rows, columns = (ceil_div(side, patch * merge) for side, patch in zip(sizes, patches, strict=True))
-    return _picture(config, rows * columns, rows, image=1024, absent=_MISTRAL3_VISION)
+    return _image_token_counts(config, rows * columns, rows, image=1024, absent=_MISTRAL3_VISION)
 
 
-def _picture(config: Fields, embeddings: int, around: int = 0, *, image: int, absent: dict[str, Any] | None = None) -> Picture:
+def _image_token_counts(config: Fields, embeddings: int, around: int = 0, *, image: int, absent: dict[str, Any] | None = None) -> Picture:
     """``image``: the side that the vision config's class takes where none is given; ``around``: places that hold no embedding."""
-    vision = _told(config, absent)
-    height, width = sides(vision, "image_size", image)
+    vision = _reread_vision_config(config, absent)
+    height, width = height_and_width(vision, "image_size", image)
     channels = vision.count("num_channels", default=3)
     return Picture(embeddings=embeddings, places=embeddings + around, pixels=channels * height * width)
 
 
-def _told(config: Fields, absent: dict[str, Any] | None) -> Fields:
+def _reread_vision_config(config: Fields, absent: dict[str, Any] | None) -> Fields:
     """The vision config once more, whose problems its own reader has told."""
     return Fields(config.sub("vision_config", absent).data, "", [])

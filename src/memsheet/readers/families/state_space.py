@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from memsheet.plan.model import Arrangement, Block, Dense, ModelSpec, Norm, Recurrent, Role, StateSpace, Weight
 from memsheet.readers.fields import Fields
-from memsheet.readers.parts import layer_norm, linear, repeated, rms_norm
+from memsheet.readers.parts import layer_norm, linear_weights, repeating_layer_runs, rms_norm
 from memsheet.readers.sparse_parts import causal_lm
 from memsheet.readers.state_parts import mamba2_mixer, mamba_mixer, step_rank
 
@@ -15,7 +15,7 @@ def read(config: Fields) -> ModelSpec:
     kind = config.text("model_type", default="mamba")
     match kind:
         case "rwkv":
-            return _rwkv(config)
+            return _rwkv_spec(config)
         case "mamba2":
             return _mamba_model(config, kind, 4096, 32768, 64, tied=False)
         case _:
@@ -24,12 +24,12 @@ def read(config: Fields) -> ModelSpec:
 
 def _mamba_model(config: Fields, kind: str, hidden: int, vocab: int, layers: int, *, tied: bool) -> ModelSpec:
     hidden = config.count("hidden_size", default=hidden)
-    mixer = _mamba2(config, hidden) if kind == "mamba2" else _mamba(config, hidden, kind)
+    mixer = _read_mamba2_mixer(config, hidden) if kind == "mamba2" else _read_mamba_mixer(config, hidden, kind)
     block = Block(
         kind=kind, hidden=hidden, arrangement=Arrangement.MIXER_ONLY, mixers=(mixer,), norms=(rms_norm("norm", hidden),),
         wide_residual=config.flag("residual_in_fp32", default=True),
     )  # fmt: skip
-    runs = repeated([kind] * config.layers(default=layers), lambda _: block)
+    runs = repeating_layer_runs([kind] * config.layers(default=layers), lambda _: block)
     vocab = config.count("vocab_size", default=vocab)
     made = causal_lm(
         config, kind, hidden, vocab, runs, final_norm=rms_norm("norm_f", hidden), base="backbone", embeddings="embeddings", tied=tied
@@ -37,7 +37,7 @@ def _mamba_model(config: Fields, kind: str, hidden: int, vocab: int, layers: int
     return replace(made, head=replace(made.head, wide=True))
 
 
-def _mamba(config: Fields, hidden: int, kind: str) -> StateSpace:
+def _read_mamba_mixer(config: Fields, hidden: int, kind: str) -> StateSpace:
     # a config's own intermediate_size overrides expand: Falcon Mamba 7B has expand 16 and an inner width of twice the hidden size
     inner = config.count("intermediate_size", default=config.count("expand", default=2) * hidden)
     state, rank = config.count("state_size", default=16), step_rank(config, "time_step_rank", hidden)
@@ -50,7 +50,7 @@ def _mamba(config: Fields, hidden: int, kind: str) -> StateSpace:
     )  # fmt: skip
 
 
-def _mamba2(config: Fields, hidden: int) -> StateSpace:
+def _read_mamba2_mixer(config: Fields, hidden: int) -> StateSpace:
     heads, head_dim = config.count("num_heads", default=128), config.count("head_dim", default=64)
     groups, inner = config.count("n_groups", default=8), config.count("expand", default=2) * hidden
     if heads * head_dim != inner:
@@ -63,7 +63,7 @@ def _mamba2(config: Fields, hidden: int) -> StateSpace:
     )  # fmt: skip
 
 
-def _rwkv(config: Fields) -> ModelSpec:
+def _rwkv_spec(config: Fields) -> ModelSpec:
     hidden = config.count("hidden_size", default=4096)
     width = config.count("attention_hidden_size", default=hidden)
     layers = config.layers(default=32)
@@ -75,7 +75,7 @@ def _rwkv(config: Fields) -> ModelSpec:
         return Block(kind="rwkv", hidden=hidden, arrangement=Arrangement.PRE, mixers=(mixer,), feed_forward=feed_forward, norms=norms)
 
     return causal_lm(
-        config, "rwkv", hidden, config.count("vocab_size", default=50277), repeated([i == 0 for i in range(layers)], make),
+        config, "rwkv", hidden, config.count("vocab_size", default=50277), repeating_layer_runs([i == 0 for i in range(layers)], make),
         final_norm=layer_norm("ln_out", hidden), base="rwkv", layers="blocks", embeddings="embeddings", head="head",
         positions=config.count("context_length", "max_position_embeddings", default=1024),
     )  # fmt: skip
@@ -92,8 +92,8 @@ def _time_mix(hidden: int, width: int) -> Recurrent:
         weights=(
             *(Weight(path=f"{path}.{name}", shape=(width,), role=Role.OTHER, cut=0) for name in ("time_decay", "time_first")),
             *_token_shifts(path, hidden, ("key", "value", "receptance")),
-            *(w for name in ("key", "value", "receptance") for w in linear(f"{path}.{name}", width, hidden, cut="out")),
-            *linear(f"{path}.output", hidden, width, cut="in"),
+            *(w for name in ("key", "value", "receptance") for w in linear_weights(f"{path}.{name}", width, hidden, cut="out")),
+            *linear_weights(f"{path}.output", hidden, width, cut="in"),
         ),
     )  # fmt: skip
 
@@ -105,9 +105,9 @@ def _channel_mix(hidden: int, intermediate: int) -> Dense:
         path=path, intermediate=intermediate, activation="relu2", gated=False,
         weights=(
             *_token_shifts(path, hidden, ("key", "receptance")),
-            *linear(f"{path}.key", intermediate, hidden, cut="out"),
-            *linear(f"{path}.receptance", hidden, hidden),
-            *linear(f"{path}.value", hidden, intermediate, cut="in"),
+            *linear_weights(f"{path}.key", intermediate, hidden, cut="out"),
+            *linear_weights(f"{path}.receptance", hidden, hidden),
+            *linear_weights(f"{path}.value", hidden, intermediate, cut="in"),
         ),
     )  # fmt: skip
 

@@ -7,8 +7,16 @@ from typing import NamedTuple
 
 from memsheet.plan.model import Arrangement, Attention, Block, CrossAttention, Dense, Embeddings, Head, ModelSpec, Role, Stack, Weight
 from memsheet.readers.fields import Fields
-from memsheet.readers.nested import architecture, labels
-from memsheet.readers.parts import attention, embedding, gated_mlp, linear, plain_mlp, repeated, rms_norm
+from memsheet.readers.nested import class_label_count, model_class_name
+from memsheet.readers.parts import (
+    embedding_table,
+    gated_mlp,
+    linear_weights,
+    plain_mlp,
+    repeating_layer_runs,
+    rms_norm,
+    separate_qkv_attention,
+)
 
 # Which parts a class has, in order of execution, and where they stand; named without the leading T5 or MT5.
 _PLACES: dict[str, tuple[tuple[str, ...], str]] = {
@@ -53,28 +61,28 @@ def read(config: Fields) -> ModelSpec:
     kind = config.text("model_type", default="t5", choices=tuple(_DEFAULTS))
     known = _DEFAULTS[kind]
     names = [known.prefix + name for name in _PLACES]
-    name = architecture(config, names, names[0]).removeprefix(known.prefix)
+    name = model_class_name(config, names, names[0]).removeprefix(known.prefix)
     roles, base = _PLACES[name]
-    sizes = _sizes(config, kind, known)
+    sizes = _read_t5_sizes(config, kind, known)
     vocab = config.count("vocab_size", default=known.vocab)
     return ModelSpec(
-        name="", model_type=kind, hidden=sizes.hidden, vocab=vocab, head=_head(config, name, sizes.hidden, vocab),
-        embeddings=Embeddings(weights=(embedding(f"{base}shared", vocab, sizes.hidden, vocabulary=True),), dropout=True),
-        stacks=tuple(_stack(config, known, sizes, role, base) for role in roles),
+        name="", model_type=kind, hidden=sizes.hidden, vocab=vocab, head=_t5_task_head(config, name, sizes.hidden, vocab),
+        embeddings=Embeddings(weights=(embedding_table(f"{base}shared", vocab, sizes.hidden, vocabulary=True),), dropout=True),
+        stacks=tuple(_t5_stack(config, known, sizes, role, base) for role in roles),
     )  # fmt: skip
 
 
-def _sizes(config: Fields, kind: str, known: _Defaults) -> _Sizes:
+def _read_t5_sizes(config: Fields, kind: str, known: _Defaults) -> _Sizes:
     hidden = config.count("hidden_size", "d_model", default=512)
     return _Sizes(
         kind=kind, hidden=hidden, head_dim=config.count("head_dim", "d_kv", default=64),
         heads=config.count("num_attention_heads", "num_heads", default=known.heads),
         buckets=config.count("relative_attention_num_buckets", default=32),
-        feed_forward=_feed_forward(hidden, config.count("d_ff", default=known.d_ff), _activation(config, known)),
+        feed_forward=_feed_forward(hidden, config.count("d_ff", default=known.d_ff), _t5_activation_name(config, known)),
     )  # fmt: skip
 
 
-def _activation(config: Fields, known: _Defaults) -> str:
+def _t5_activation_name(config: Fields, known: _Defaults) -> str:
     """``relu`` or ``gated-silu``: an activation, perhaps with a gate before it."""
     given = config.text("feed_forward_proj", default=known.activation)
     if "-" in given and (given.count("-") > 1 or not given.startswith("gated-")):
@@ -90,36 +98,38 @@ def _feed_forward(hidden: int, intermediate: int, activation: str) -> Dense:
     return gated_mlp(path, hidden, intermediate, name, names=("wi_0", "wi_1", "wo"))
 
 
-def _stack(config: Fields, known: _Defaults, sizes: _Sizes, role: str, base: str) -> Stack:
+def _t5_stack(config: Fields, known: _Defaults, sizes: _Sizes, role: str, base: str) -> Stack:
     layers = config.layers("num_layers", "num_hidden_layers", default=known.layers)
     if role == "decoder":
         layers = config.layers("num_decoder_layers", default=layers)
     return Stack(
         path=f"{base}{role}.block", hidden=sizes.hidden, role=role,
-        runs=repeated([layer == 0 for layer in range(layers)], lambda first: _block(sizes, first=first, decoder=role == "decoder")),
+        runs=repeating_layer_runs([layer == 0 for layer in range(layers)], lambda first: _t5_block(sizes, first=first, decoder=role == "decoder")),
         final_norms=(rms_norm("final_layer_norm", sizes.hidden),), final_path=f"{base}{role}",
     )  # fmt: skip
 
 
-def _block(sizes: _Sizes, *, first: bool, decoder: bool) -> Block:
+def _t5_block(sizes: _Sizes, *, first: bool, decoder: bool) -> Block:
     """Two or three sublayers, each with its norm. The first block holds the table of position biases that all of them add."""
     last = 2 if decoder else 1
     mixers = (_self_attention(sizes, first=first, causal=decoder), *((_cross_attention(sizes),) if decoder else ()))
     return Block(
         kind=sizes.kind, hidden=sizes.hidden, arrangement=Arrangement.PRE, mixers=mixers,
-        feed_forward=_under(f"layer.{last}", sizes.feed_forward),
+        feed_forward=_nest_mlp_under(f"layer.{last}", sizes.feed_forward),
         norms=tuple(rms_norm(f"layer.{layer}.layer_norm", sizes.hidden) for layer in range(last + 1)),
     )  # fmt: skip
 
 
-def _under(path: str, dense: Dense) -> Dense:
+def _nest_mlp_under(path: str, dense: Dense) -> Dense:
     weights = tuple(replace(weight, path=f"{path}.{weight.path}") for weight in dense.weights)
     return replace(dense, path=f"{path}.{dense.path}", weights=weights)
 
 
 def _self_attention(sizes: _Sizes, *, first: bool, causal: bool) -> Attention:
     path = "layer.0.SelfAttention"
-    mixer = attention(path, sizes.hidden, sizes.heads, sizes.heads, sizes.head_dim, rotary_dim=0, causal=causal, names=("q", "k", "v", "o"))
+    mixer = separate_qkv_attention(
+        path, sizes.hidden, sizes.heads, sizes.heads, sizes.head_dim, rotary_dim=0, causal=causal, names=("q", "k", "v", "o")
+    )
     bias = Weight(
         path=f"{path}.relative_attention_bias.weight", shape=(sizes.buckets, sizes.heads), role=Role.EMBEDDING, cut=1, units=sizes.heads
     )
@@ -128,26 +138,26 @@ def _self_attention(sizes: _Sizes, *, first: bool, causal: bool) -> Attention:
 
 def _cross_attention(sizes: _Sizes) -> CrossAttention:
     path = "layer.1.EncDecAttention"
-    weights = attention(path, sizes.hidden, sizes.heads, sizes.heads, sizes.head_dim, names=("q", "k", "v", "o")).weights
+    weights = separate_qkv_attention(path, sizes.hidden, sizes.heads, sizes.heads, sizes.head_dim, names=("q", "k", "v", "o")).weights
     return CrossAttention(
         path=path, heads=sizes.heads, kv_heads=sizes.heads, head_dim=sizes.head_dim, memory_hidden=sizes.hidden, weights=weights
     )
 
 
-def _head(config: Fields, name: str, hidden: int, vocab: int) -> Head:
+def _t5_task_head(config: Fields, name: str, hidden: int, vocab: int) -> Head:
     match name:
         case "ForConditionalGeneration":
             # T5 scales the decoder's output unless the config says, as version 1.1 does, that nothing is tied
             scaled = config.text("model_type", default="t5") == "t5" and config.flag("tie_word_embeddings", default=True)
             return Head(kind="sequence_to_sequence", width=vocab, tied=True, scaled=scaled)
         case "ForSequenceClassification":
-            dense = linear("classification_head.dense", hidden, hidden, bias=True)
-            count = labels(config)
-            out = linear("classification_head.out_proj", count, hidden, bias=True)
+            dense = linear_weights("classification_head.dense", hidden, hidden, bias=True)
+            count = class_label_count(config)
+            out = linear_weights("classification_head.out_proj", count, hidden, bias=True)
             return Head(kind="classification", width=count, weights=(*dense, *out))
         case "ForTokenClassification" | "ForQuestionAnswering":
             path = "classifier" if name == "ForTokenClassification" else "qa_outputs"
-            count = labels(config)
-            return Head(kind="classification", width=count, weights=linear(path, count, hidden, bias=True))
+            count = class_label_count(config)
+            return Head(kind="classification", width=count, weights=linear_weights(path, count, hidden, bias=True))
         case _:
             return Head(kind="none", width=hidden)

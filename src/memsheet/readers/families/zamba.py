@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from memsheet.plan.model import Arrangement, Attention, Block, Dense, ModelSpec, Run, StateSpace, Weight
 from memsheet.readers.fields import Fields
-from memsheet.readers.parts import linear, rms_norm
+from memsheet.readers.parts import linear_weights, rms_norm
 from memsheet.readers.sparse_parts import causal_lm, key_value_heads, layer_kinds
 from memsheet.readers.state_parts import mamba2_mixer
 
@@ -36,20 +36,20 @@ class _Sizes:
 
 
 def read(config: Fields) -> ModelSpec:
-    sizes, layers = _sizes(config), config.layers(default=54)
+    sizes, layers = _read_zamba_sizes(config), config.layers(default=54)
     key = "layer_types" if config.raw("layers_block_type") is None and config.raw("layer_types") is not None else "layers_block_type"
     kinds = tuple(_OLD_NAMES.get(kind, kind) for kind in layer_kinds(config, key, layers, _DEFAULT_LAYERS))
     return causal_lm(
-        config, "zamba2", sizes.hidden, config.count("vocab_size", default=32000), _runs(config, sizes, kinds),
-        final_norm=rms_norm("final_layernorm", sizes.hidden), tied=True, positions=_positions(config),
+        config, "zamba2", sizes.hidden, config.count("vocab_size", default=32000), _zamba_layer_runs(config, sizes, kinds),
+        final_norm=rms_norm("final_layernorm", sizes.hidden), tied=True, positions=_zamba_max_positions(config),
     )  # fmt: skip
 
 
-def _positions(config: Fields) -> int:
+def _zamba_max_positions(config: Fields) -> int:
     return 16384 if config.flag("use_long_context", default=False) else config.count("max_position_embeddings", default=4096)
 
 
-def _sizes(config: Fields) -> _Sizes:
+def _read_zamba_sizes(config: Fields) -> _Sizes:
     hidden, heads = config.count("hidden_size", default=2560), config.count("num_attention_heads", default=32)
     wide = config.count("attention_hidden_size", default=2 * hidden)
     head_dim = config.count("attention_head_dim", "head_dim", default=2 * hidden // heads or 1)
@@ -62,7 +62,7 @@ def _sizes(config: Fields) -> _Sizes:
     )  # fmt: skip
 
 
-def _runs(config: Fields, sizes: _Sizes, kinds: tuple[str, ...]) -> tuple[Run, ...]:
+def _zamba_layer_runs(config: Fields, sizes: _Sizes, kinds: tuple[str, ...]) -> tuple[Run, ...]:
     """Mamba layers in runs; a hybrid layer as a shared run and its own, the shared blocks taken in turn."""
     blocks, calls = config.count("num_mem_blocks", default=1), kinds.count(_H)
     # transformers ties the shared blocks with the embeddings: a config that unties those has every block, and its adapters, at every call
@@ -84,7 +84,7 @@ def _runs(config: Fields, sizes: _Sizes, kinds: tuple[str, ...]) -> tuple[Run, .
     return tuple(runs)
 
 
-def _mamba(config: Fields, sizes: _Sizes, path: str) -> StateSpace:
+def _zamba_mamba_mixer(config: Fields, sizes: _Sizes, path: str) -> StateSpace:
     heads, inner = config.count("n_mamba_heads", default=8), config.count("mamba_expand", default=2) * sizes.hidden
     return mamba2_mixer(
         path, sizes.hidden, inner, heads=heads, head_dim=config.count("mamba_headdim", default=inner // heads or 1),
@@ -97,7 +97,7 @@ def _mamba(config: Fields, sizes: _Sizes, path: str) -> StateSpace:
 def _mamba_layer(config: Fields, sizes: _Sizes) -> Block:
     return Block(
         kind="zamba2", hidden=sizes.hidden, arrangement=Arrangement.MIXER_ONLY,
-        mixers=(_mamba(config, sizes, "mamba"),), norms=(rms_norm("input_layernorm", sizes.hidden),),
+        mixers=(_zamba_mamba_mixer(config, sizes, "mamba"),), norms=(rms_norm("input_layernorm", sizes.hidden),),
     )  # fmt: skip
 
 
@@ -108,22 +108,22 @@ def _hybrid_layer(config: Fields, sizes: _Sizes, slots: int) -> Block:
         weight
         for name in ("q", "k", "v")
         if sizes.attention_adapters
-        for weight in _adapter(f"{attention}.linear_{name}_adapter_list", sizes.wide, sizes.wide, sizes.adapter_rank, slots)
+        for weight in _shared_block_adapter(f"{attention}.linear_{name}_adapter_list", sizes.wide, sizes.wide, sizes.adapter_rank, slots)
     )
     return Block(
         kind="zamba2", hidden=sizes.hidden, arrangement=Arrangement.OTHER,
-        mixers=(_mamba(config, sizes, "mamba_decoder.mamba"),), norms=(rms_norm("mamba_decoder.input_layernorm", sizes.hidden),),
+        mixers=(_zamba_mamba_mixer(config, sizes, "mamba_decoder.mamba"),), norms=(rms_norm("mamba_decoder.input_layernorm", sizes.hidden),),
         extras=(
-            *linear("linear", sizes.hidden, sizes.hidden),
+            *linear_weights("linear", sizes.hidden, sizes.hidden),
             *attention_adapters,
-            *_adapter(f"{feed_forward}.gate_up_proj_adapter_list", sizes.hidden, 2 * sizes.intermediate, sizes.adapter_rank, slots),
+            *_shared_block_adapter(f"{feed_forward}.gate_up_proj_adapter_list", sizes.hidden, 2 * sizes.intermediate, sizes.adapter_rank, slots),
         ),
     )  # fmt: skip
 
 
-def _adapter(path: str, width: int, out: int, rank: int, slots: int) -> tuple[Weight, ...]:
+def _shared_block_adapter(path: str, width: int, out: int, rank: int, slots: int) -> tuple[Weight, ...]:
     """Down to ``rank`` and up: two linear layers, numbered in their list."""
-    down, up = linear(f"{path}.*.0", rank, width), linear(f"{path}.*.1", out, rank, cut="out")
+    down, up = linear_weights(f"{path}.*.0", rank, width), linear_weights(f"{path}.*.1", out, rank, cut="out")
     return tuple(replace(weight, copies=slots) for weight in (*down, *up))
 
 
@@ -132,24 +132,24 @@ def _shared_block(sizes: _Sizes) -> Block:
     feed_forward = Dense(
         path=path, intermediate=sizes.intermediate, activation=sizes.activation, gated=True, fused=True,
         weights=(
-            *linear(f"{path}.gate_up_proj", 2 * sizes.intermediate, sizes.hidden, bias=sizes.bias, cut="out"),
-            *linear(f"{path}.down_proj", sizes.hidden, sizes.intermediate, bias=sizes.bias, cut="in"),
+            *linear_weights(f"{path}.gate_up_proj", 2 * sizes.intermediate, sizes.hidden, bias=sizes.bias, cut="out"),
+            *linear_weights(f"{path}.down_proj", sizes.hidden, sizes.intermediate, bias=sizes.bias, cut="in"),
         ),
     )  # fmt: skip
     return Block(
-        kind="zamba2", hidden=sizes.hidden, arrangement=Arrangement.OTHER, mixers=(_attention(sizes),), feed_forward=feed_forward,
+        kind="zamba2", hidden=sizes.hidden, arrangement=Arrangement.OTHER, mixers=(_shared_block_attention(sizes),), feed_forward=feed_forward,
         norms=(rms_norm(f"{_SHARED}.input_layernorm", sizes.wide), rms_norm(f"{_SHARED}.pre_ff_layernorm", sizes.hidden)),
     )  # fmt: skip
 
 
-def _attention(sizes: _Sizes) -> Attention:
+def _shared_block_attention(sizes: _Sizes) -> Attention:
     path, heads, kv_heads, head_dim = f"{_SHARED}.self_attn", sizes.heads, sizes.kv_heads, sizes.head_dim
     return Attention(
         path=path, heads=heads, kv_heads=kv_heads, head_dim=head_dim, rotary_dim=sizes.rotary_dim,
         weights=(
-            *linear(f"{path}.q_proj", heads * head_dim, sizes.wide, cut="out", units=heads),
-            *linear(f"{path}.k_proj", kv_heads * head_dim, sizes.wide, cut="out", units=kv_heads),
-            *linear(f"{path}.v_proj", kv_heads * head_dim, sizes.wide, cut="out", units=kv_heads),
-            *linear(f"{path}.o_proj", sizes.hidden, heads * head_dim, cut="in", units=heads),
+            *linear_weights(f"{path}.q_proj", heads * head_dim, sizes.wide, cut="out", units=heads),
+            *linear_weights(f"{path}.k_proj", kv_heads * head_dim, sizes.wide, cut="out", units=kv_heads),
+            *linear_weights(f"{path}.v_proj", kv_heads * head_dim, sizes.wide, cut="out", units=kv_heads),
+            *linear_weights(f"{path}.o_proj", sizes.hidden, heads * head_dim, cut="in", units=heads),
         ),
     )  # fmt: skip

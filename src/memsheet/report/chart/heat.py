@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from memsheet.budget import Result
 from memsheet.report.chart.palette import INK, QUIET
-from memsheet.report.chart.sheet import quiet, save, sheet
+from memsheet.report.chart.sheet import new_figure, save_figure, simplify_axes
 from memsheet.report.shared.plans.heat_words import HOST, MARKS, NAMES, axis_words, figure_words, title_of, under_of
 
 if TYPE_CHECKING:
@@ -30,43 +30,43 @@ WIDTH, HEIGHT = 1200 * PLOT[2], 675 * PLOT[3]  # pixels of the plot
 
 def draw_heat(heat: Heat, path: Path, *, decimal: bool = False, field: str = "picture") -> None:
     """Draw a map into ``path``, an .svg or .png file, written whole or not at all. Raises InputError as ``picture.draw`` does."""
-    save(lambda: figure_of(heat, decimal=decimal), path, title_of(heat), field)
+    save_figure(lambda: figure_of(heat, decimal=decimal), path, title_of(heat), field)
 
 
 def figure_of(heat: Heat, *, decimal: bool = False) -> Figure:
     """The whole figure."""
-    figure, axes = sheet(PLOT, title_of(heat), under_of(heat, decimal=decimal))
-    _ticks(axes, heat)
+    figure, axes = new_figure(PLOT, title_of(heat), under_of(heat, decimal=decimal))
+    _draw_axis_ticks(axes, heat)
     for column, across in enumerate(heat.across.values):
         for row, down in enumerate(heat.down.values):
-            _square(axes, (column, row), heat.cells.get((across, down)))
-            _figures(axes, (column, row), heat, heat.cells.get((across, down)), decimal=decimal)
-    _legend(axes, heat)
+            _draw_cell_square(axes, (column, row), heat.cells.get((across, down)))
+            _draw_cell_figures(axes, (column, row), heat, heat.cells.get((across, down)), decimal=decimal)
+    _draw_result_legend(axes, heat)
     return figure
 
 
-def _ticks(axes: Axes, heat: Heat) -> None:
+def _draw_axis_ticks(axes: Axes, heat: Heat) -> None:
     """Values along the top and down the left, as in a table."""
     columns, rows = len(heat.across.values), len(heat.down.values)
     axes.set_xlim(0, columns)
     axes.set_ylim(rows, 0)
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
-    axes.set_xticks([n + 0.5 for n in range(columns)], [_said(value) for value in heat.across.values])
-    axes.set_yticks([n + 0.5 for n in range(rows)], [_said(value) for value in heat.down.values])
+    axes.set_xticks([n + 0.5 for n in range(columns)], [_tick_label(value) for value in heat.across.values])
+    axes.set_yticks([n + 0.5 for n in range(rows)], [_tick_label(value) for value in heat.down.values])
     axes.set_xlabel(axis_words(heat.across.name), color=QUIET, labelpad=8)
     axes.set_ylabel(axis_words(heat.down.name), color=QUIET)
-    quiet(axes)
-    longest = max(len(line) for value in heat.across.values for line in _said(value).split("\n"))
+    simplify_axes(axes)
+    longest = max(len(line) for value in heat.across.values for line in _tick_label(value).split("\n"))
     axes.tick_params(length=0, labelcolor=INK, labelsize=10)
     axes.tick_params(axis="x", labelsize=min(10.0, WIDTH / columns / (longest + 1) / 0.85))
 
 
-def _said(value: int | str) -> str:
+def _tick_label(value: int | str) -> str:
     return f"{value:,}" if isinstance(value, int) else value.replace(" + ", "\n+ ")
 
 
-def _square(axes: Axes, place: tuple[int, int], cell: Cell | None) -> None:
+def _draw_cell_square(axes: Axes, place: tuple[int, int], cell: Cell | None) -> None:
     from matplotlib.patches import Rectangle
 
     fill, hatch = (COLOURS[cell.result], HATCH[cell.result]) if cell else (NONE, "")
@@ -75,8 +75,8 @@ def _square(axes: Axes, place: tuple[int, int], cell: Cell | None) -> None:
     axes.add_patch(Rectangle(place, 1, 1, facecolor="none", edgecolor="white", linewidth=2))
 
 
-def _figures(axes: Axes, place: tuple[int, int], heat: Heat, cell: Cell | None, *, decimal: bool) -> None:
-    lines = list(_lines(cell, decimal=decimal))
+def _draw_cell_figures(axes: Axes, place: tuple[int, int], heat: Heat, cell: Cell | None, *, decimal: bool) -> None:
+    lines = list(_cell_lines(cell, decimal=decimal))
     size = min(12.0, WIDTH / len(heat.across.values) / max(7, *map(len, lines)) / 0.95, HEIGHT / len(heat.down.values) / 3.2)
     for number, words in enumerate(lines):
         apart = min(0.34, 2.3 * size * len(heat.down.values) / HEIGHT)
@@ -86,7 +86,7 @@ def _figures(axes: Axes, place: tuple[int, int], heat: Heat, cell: Cell | None, 
         axes.text(place[0] + 0.5, middle, words, color=colour, fontsize=size - number, fontweight=weight, ha="center", va="center")
 
 
-def _lines(cell: Cell | None, *, decimal: bool) -> Iterator[str]:
+def _cell_lines(cell: Cell | None, *, decimal: bool) -> Iterator[str]:
     if cell is None:
         yield "–"
         return
@@ -96,7 +96,7 @@ def _lines(cell: Cell | None, *, decimal: bool) -> Iterator[str]:
         yield second
 
 
-def _legend(axes: Axes, heat: Heat) -> None:
+def _draw_result_legend(axes: Axes, heat: Heat) -> None:
     """What the colours and marks mean, and how many cells have them."""
     from matplotlib.patches import Rectangle
 

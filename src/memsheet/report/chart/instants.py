@@ -17,7 +17,7 @@ STRIP, ROW, ROWS = 0.042, 0.042, 3  # heights of the strip and of a row of names
 GAP = 4  # pixels between words
 
 
-def instants(axes: Axes, found: tuple[Span, ...], first: int) -> None:
+def draw_instant_strip(axes: Axes, found: tuple[Span, ...], first: int) -> None:
     """A strip of the instants over the plot, which is made lower where names need rows of their own.
 
     A name that none of its spans has room for stands above the longest of them, once, on a stalk.
@@ -27,8 +27,8 @@ def instants(axes: Axes, found: tuple[Span, ...], first: int) -> None:
     named: set[Instant] = set()
     for number, span in enumerate(found):
         left, right = (span.first - first) / whole, (span.end - first) / whole
-        _band(axes, left, right, shaded=number % 2 == 0)
-        text = axes.text((left + right) / 2, 1 + STRIP / 2, _spoken(span.instant), ha="center", **_style(axes))
+        _draw_instant_band(axes, left, right, shaded=number % 2 == 0)
+        text = axes.text((left + right) / 2, 1 + STRIP / 2, _instant_label(span.instant), ha="center", **_strip_text_style(axes))
         if width_of(text) + 2 * GAP <= (right - left) * axes.bbox.width:
             named.add(span.instant)
             continue
@@ -36,12 +36,12 @@ def instants(axes: Axes, found: tuple[Span, ...], first: int) -> None:
         if span.instant not in small or span.end - span.first > small[span.instant].end - small[span.instant].first:
             small[span.instant] = span
     middles = {span.instant: ((span.first + span.end) / 2 - first) / whole for span in small.values() if span.instant not in named}
-    rows = _stalks(axes, middles)
+    rows = _draw_stalk_labels(axes, middles)
     x, y, width, _ = axes.get_position().bounds
     axes.set_position((x, y, width, (CEILING - y) / (1 + STRIP + ROW * rows)))
 
 
-def _band(axes: Axes, left: float, right: float, *, shaded: bool) -> None:
+def _draw_instant_band(axes: Axes, left: float, right: float, *, shaded: bool) -> None:
     """One instant: its part of the strip, and a breath of shade behind the plot."""
     from matplotlib.patches import Rectangle
 
@@ -51,7 +51,7 @@ def _band(axes: Axes, left: float, right: float, *, shaded: bool) -> None:
         axes.add_patch(Rectangle((left, 0), right - left, 1, facecolor="#F6F6F6", zorder=0, **along))
 
 
-def _stalks(axes: Axes, middles: dict[Instant, float]) -> int:
+def _draw_stalk_labels(axes: Axes, middles: dict[Instant, float]) -> int:
     """Names above the strip beside stalks that stand on their spans; the number of rows they take.
 
     From right to left each takes the lowest row where it meets no other name and no other stalk, so the leftmost stand highest.
@@ -59,10 +59,10 @@ def _stalks(axes: Axes, middles: dict[Instant, float]) -> int:
     taken: list[list[tuple[float, float]]] = [[] for _ in range(ROWS)]
     used = 0
     for instant, x in sorted(middles.items(), key=lambda pair: -pair[1]):
-        text = axes.text(x, 1, _spoken(instant), **_style(axes))
+        text = axes.text(x, 1, _instant_label(instant), **_strip_text_style(axes))
         wide, gap = (width_of(text) + 2 * GAP) / axes.bbox.width, GAP / axes.bbox.width
         left = x if x + wide <= 1 else x - wide
-        row = next((number for number in range(ROWS) if _free(taken[number], left, left + wide)), None)
+        row = next((number for number in range(ROWS) if _is_row_free(taken[number], left, left + wide)), None)
         if row is None:
             text.remove()
             continue
@@ -76,13 +76,13 @@ def _stalks(axes: Axes, middles: dict[Instant, float]) -> int:
     return used
 
 
-def _free(row: list[tuple[float, float]], left: float, right: float) -> bool:
+def _is_row_free(row: list[tuple[float, float]], left: float, right: float) -> bool:
     return all(right < start or left > end for start, end in row)
 
 
-def _spoken(instant: Instant) -> str:
+def _instant_label(instant: Instant) -> str:
     return INSTANTS[instant].removeprefix("the ")
 
 
-def _style(axes: Axes) -> dict[str, Any]:
+def _strip_text_style(axes: Axes) -> dict[str, Any]:
     return {"va": "center", "fontsize": 9, "color": INK, "transform": axes.transAxes}

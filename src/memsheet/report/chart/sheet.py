@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memsheet.report.chart.palette import FAINT, INK, QUIET
-from memsheet.report.chart.timeline import DOTS, INCHES, SETTINGS, check
+from memsheet.report.chart.timeline import DOTS, INCHES, SETTINGS, check_picture_format
 from memsheet.report.shared.files import write_whole
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ PLACES = tuple((x, y) for y in (9, -9, 0, 26, -26, 46, -46, 70, -70) for x in ((
 """Where words may stand beside their point, in points of type, the nearest first."""
 
 
-def save(build: Callable[[], Figure], path: Path, title: str, field: str = "picture") -> None:
+def save_figure(build: Callable[[], Figure], path: Path, title: str, field: str = "picture") -> None:
     """Draw into ``path``, an .svg or .png file, written whole or not at all. Raises InputError as ``picture.draw`` does."""
-    kind = check(path, field)
+    kind = check_picture_format(path, field)
     import matplotlib as mpl
 
     with mpl.rc_context():
@@ -43,7 +43,7 @@ def save(build: Callable[[], Figure], path: Path, title: str, field: str = "pict
     write_whole(path, data.getvalue(), field)
 
 
-def sheet(plot: tuple[float, float, float, float], title: str, under: str, *, tall: float = INCHES[1]) -> tuple[Figure, Axes]:
+def new_figure(plot: tuple[float, float, float, float], title: str, under: str, *, tall: float = INCHES[1]) -> tuple[Figure, Axes]:
     """A figure with its title over one pair of axes; ``plot``: their left, bottom, width and height as shares of the picture; ``tall``: in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -56,7 +56,7 @@ def sheet(plot: tuple[float, float, float, float], title: str, under: str, *, ta
     return figure, figure.add_axes(plot)
 
 
-def quiet(axes: Axes, grid: str = "") -> None:
+def simplify_axes(axes: Axes, grid: str = "") -> None:
     """No frame, pale ticks, and a grid across one axis at most."""
     axes.tick_params(color=FAINT, labelcolor=QUIET, labelsize=9)
     if grid:
@@ -66,7 +66,7 @@ def quiet(axes: Axes, grid: str = "") -> None:
         side.set_visible(False)
 
 
-def beside(axes: Axes, point: tuple[float, float], words: str, taken: Sequence[Bbox], **look: Any) -> Annotation | None:
+def annotate_nearby(axes: Axes, point: tuple[float, float], words: str, taken: Sequence[Bbox], **look: Any) -> Annotation | None:
     """Words at the nearest place beside a point where they meet nothing that is ``taken`` and stay on the axes; None where there is no such place."""
     frame = axes.get_window_extent()
     for x, y in PLACES:
@@ -75,7 +75,7 @@ def beside(axes: Axes, point: tuple[float, float], words: str, taken: Sequence[B
         made = axes.annotate(
             words, point, xytext=(x, y), textcoords="offset points", annotation_clip=False, arrowprops=arrow, **side, **look
         )
-        box = extent(made)
+        box = text_pixel_box(made)
         inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
         if inside and not any(box.overlaps(other) for other in taken):
             return made
@@ -83,7 +83,7 @@ def beside(axes: Axes, point: tuple[float, float], words: str, taken: Sequence[B
     return None
 
 
-def wrapped(words: str, letters: int) -> str:
+def wrap_phrases(words: str, letters: int) -> str:
     """Phrases in lines that break between them."""
     lines = [""]
     for phrase in words.split(" · "):
@@ -95,7 +95,7 @@ def wrapped(words: str, letters: int) -> str:
     return "\n".join(lines)
 
 
-def extent(text: Text) -> Bbox:
+def text_pixel_box(text: Text) -> Bbox:
     """The box of words in pixels."""
     from matplotlib.text import Text as Words
 
@@ -105,7 +105,7 @@ def extent(text: Text) -> Bbox:
     return Words.get_window_extent(text, pen)  # of the words alone, without the line to their point
 
 
-def around(axes: Axes, point: tuple[float, float], pixels: float = 6) -> Bbox:
+def marker_pixel_box(axes: Axes, point: tuple[float, float], pixels: float = 6) -> Bbox:
     """The box of a mark at a point."""
     from matplotlib.transforms import Bbox
 
@@ -113,7 +113,7 @@ def around(axes: Axes, point: tuple[float, float], pixels: float = 6) -> Bbox:
     return Bbox.from_extents(x - pixels, y - pixels, x + pixels, y + pixels)
 
 
-def between(axes: Axes, first: tuple[float, float], last: tuple[float, float], pixels: float = 3) -> Bbox:
+def line_pixel_box(axes: Axes, first: tuple[float, float], last: tuple[float, float], pixels: float = 3) -> Bbox:
     """The box of a line from a point up and right to another."""
     from matplotlib.transforms import Bbox
 

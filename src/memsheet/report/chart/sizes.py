@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memsheet.report.chart.palette import FAINT, INK, QUIET
-from memsheet.report.chart.timeline import DOTS, INCHES, SETTINGS, check
+from memsheet.report.chart.timeline import DOTS, INCHES, SETTINGS, check_picture_format
 from memsheet.report.shared.files import write_whole
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ BILLION = 10**9
 
 def draw_sizes(curves: Sequence[Curve], path: Path, *, title: str, under: str = "", field: str = "picture") -> None:
     """Draw the curves into ``path``, an .svg or .png file, written whole or not at all. Raises InputError as ``picture.draw`` does."""
-    kind = check(path, field)
+    kind = check_picture_format(path, field)
     import matplotlib as mpl
 
     with mpl.rc_context():
@@ -50,16 +50,16 @@ def figure_of(curves: Sequence[Curve], title: str, under: str) -> Figure:
     figure = Figure(figsize=INCHES, dpi=100, facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.add_axes(PLOT)
-    _scales(axes, curves)
+    _set_log_scales(axes, curves)
     for number, curve in enumerate(curves):
-        _line(axes, curve, number)
-    _names(axes, curves)
+        _draw_size_curve(axes, curve, number)
+    _label_size_curves(axes, curves)
     axes.set_title(title, loc="left", color=INK, fontsize=13, fontweight="bold", pad=26)
     axes.text(0, 1.025, under, transform=axes.transAxes, color=QUIET, fontsize=9)
     return figure
 
 
-def _scales(axes: Axes, curves: Sequence[Curve]) -> None:
+def _set_log_scales(axes: Axes, curves: Sequence[Curve]) -> None:
     """GPUs across and billions of parameters up, both on scales of powers, with plain numbers."""
     from matplotlib.ticker import LogLocator, NullLocator
 
@@ -68,7 +68,7 @@ def _scales(axes: Axes, curves: Sequence[Curve]) -> None:
     axes.set_yscale("log", base=10)
     axes.set_xticks(gpus, [f"{count:,}" for count in gpus])
     axes.xaxis.set_minor_locator(NullLocator())
-    sizes = [size for curve in curves for _, size in _points(curve)] or [1.0]
+    sizes = [size for curve in curves for _, size in _curve_points(curve)] or [1.0]
     axes.set_xlim(gpus[0] / ROOM, gpus[-1] * ROOM)
     axes.set_ylim(min(sizes) / ROOM, max(sizes) * ROOM)
     axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
@@ -83,25 +83,25 @@ def _scales(axes: Axes, curves: Sequence[Curve]) -> None:
         side.set_visible(False)
 
 
-def _line(axes: Axes, curve: Curve, number: int) -> None:
-    points = _points(curve)
+def _draw_size_curve(axes: Axes, curve: Curve, number: int) -> None:
+    points = _curve_points(curve)
     if points:
         across, up = zip(*points, strict=True)
         axes.plot(across, up, color=COLOURS[number], marker=MARKS[number], markersize=11 - 2 * number, linewidth=5 - number)
 
 
-def _points(curve: Curve) -> list[tuple[int, float]]:
+def _curve_points(curve: Curve) -> list[tuple[int, float]]:
     return [(point.gpus, point.parameters / BILLION) for point in curve.points if point.parameters]
 
 
-def _names(axes: Axes, curves: Sequence[Curve]) -> None:
+def _label_size_curves(axes: Axes, curves: Sequence[Curve]) -> None:
     """The name of each line at its right end, moved apart where lines end together."""
     axes.get_figure().canvas.draw()  # type: ignore[union-attr]  # scales are final once they were drawn
-    ends = sorted((points[-1], number) for number, curve in enumerate(curves) if (points := _points(curve)))
+    ends = sorted((points[-1], number) for number, curve in enumerate(curves) if (points := _curve_points(curve)))
     least, last = 0.055, -1.0
     for (across, up), number in sorted(ends, key=lambda end: end[0][1]):
         _, height = axes.transAxes.inverted().transform(axes.transData.transform((across, up)))
         last = max(height, last + least)
         curve = curves[number]
-        words = f"{curve.name}  {_points(curve)[-1][1]:,.3g} B"
+        words = f"{curve.name}  {_curve_points(curve)[-1][1]:,.3g} B"
         axes.text(1.02, last, words, transform=axes.transAxes, color=COLOURS[number], fontsize=10, fontweight="bold", va="center")

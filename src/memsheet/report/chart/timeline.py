@@ -11,13 +11,13 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.report.chart.palette import COLOURS, FAINT, QUIET
 from memsheet.report.chart.scene import Scene
-from memsheet.report.shared.curve import Column, columns, spans
+from memsheet.report.shared.curve import Column, instant_spans, timeline_columns
 from memsheet.report.shared.files import write_whole
 from memsheet.sheet import Component
-from memsheet.timeline import Timeline, peak
+from memsheet.timeline import Timeline, highest_peak
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +32,7 @@ BEYOND = 3  # a capacity this many times the peak would press the picture flat; 
 SETTINGS = {"svg.hashsalt": "memsheet", "font.family": ["DejaVu Sans"], "path.simplify": False}
 
 
-def draw(
+def draw_timeline(
     timeline: Timeline, path: Path, *, title: str = "", capacity_bytes: int | None = None, decimal: bool = False, field: str = "picture"
 ) -> None:
     """Draw the steady step into ``path``, an .svg or .png file, written whole or not at all.
@@ -40,7 +40,7 @@ def draw(
     ``capacity_bytes`` (what a framework gets of the device) becomes a line; ``decimal`` takes GB in place of GiB. Raises InputError for
     another kind of file, without matplotlib, for a timeline without a steady step, and where the file cannot be written.
     """
-    kind = check(path, field)
+    kind = check_picture_format(path, field)
     import matplotlib as mpl
 
     scene = Scene(timeline=timeline, title=title, capacity_bytes=capacity_bytes, decimal=decimal)
@@ -48,23 +48,23 @@ def draw(
         mpl.rcdefaults()
         mpl.rcParams.update(SETTINGS)  # type: ignore[arg-type]
         data = io.BytesIO()
-        figure_of(scene).savefig(data, format=kind, dpi=DOTS[kind], metadata={"Title": "Memory over a step", **_undated(kind)})
+        figure_of(scene).savefig(data, format=kind, dpi=DOTS[kind], metadata={"Title": "Memory over a step", **_picture_metadata(kind)})
     write_whole(path, data.getvalue(), field)
 
 
-def check(path: Path, field: str = "picture") -> str:
+def check_picture_format(path: Path, field: str = "picture") -> str:
     """The format that ``path`` asks for. Raises InputError where no such picture can be drawn, so that one knows before a long trace."""
     from importlib.util import find_spec
 
     kind = FORMATS.get(path.suffix.lower())
     if kind is None:
-        raise refuse(field, str(path), "is no kind of picture that can be drawn", "name it .svg or .png")
+        raise input_error(field, str(path), "is no kind of picture that can be drawn", "name it .svg or .png")
     try:
         found = find_spec("matplotlib")
     except ValueError:  # it is barred: sys.modules holds None in its place
         found = None
     if found is None:
-        raise refuse(field, str(path), "needs matplotlib, which is not installed", "pip install 'memsheet[trace]'")
+        raise input_error(field, str(path), "needs matplotlib, which is not installed", "pip install 'memsheet[trace]'")
     return kind
 
 
@@ -74,39 +74,39 @@ def figure_of(scene: Scene) -> Figure:
     from matplotlib.figure import Figure
 
     from memsheet.report.chart import placed_words as words
-    from memsheet.report.chart.instants import instants
+    from memsheet.report.chart.instants import draw_instant_strip
 
     figure = Figure(figsize=INCHES, dpi=100, facecolor="white")
     FigureCanvasAgg(figure)  # words are measured before they are placed
     axes = figure.add_axes(PLOT)
-    shown = columns(scene.timeline, COLUMNS)
-    held = present(shown)
-    _frame(axes, shown, scene)
-    _stack(axes, shown, held, scene)
-    instants(axes, spans(scene.timeline), shown[0].first)
-    words.capacity(axes, shown, scene)
-    words.peak(axes, shown, scene)
-    words.legend(axes, shown, held, scene)
-    words.title(axes, scene)
+    shown = timeline_columns(scene.timeline, COLUMNS)
+    held = nonzero_components(shown)
+    _set_timeline_axes(axes, shown, scene)
+    _draw_component_areas(axes, shown, held, scene)
+    draw_instant_strip(axes, instant_spans(scene.timeline), shown[0].first)
+    words.draw_capacity_label(axes, shown, scene)
+    words.annotate_peak(axes, shown, scene)
+    words.draw_component_legend(axes, shown, held, scene)
+    words.draw_figure_title(axes, scene)
     return figure
 
 
-def present(shown: tuple[Column, ...]) -> list[Component]:
+def nonzero_components(shown: tuple[Column, ...]) -> list[Component]:
     """The components that hold anything anywhere, from the bottom of the stack up."""
     most = map(max, zip(*(column.held for column in shown), strict=True))
     return [component for component, size in zip(Component, most, strict=True) if size]
 
 
-def _undated(kind: str) -> dict[str, Any]:
+def _picture_metadata(kind: str) -> dict[str, Any]:
     """Metadata without the moment of drawing: the same timeline gives the same bytes."""
     return {"Date": None} if kind == "svg" else {}
 
 
-def _frame(axes: Axes, shown: tuple[Column, ...], scene: Scene) -> None:
+def _set_timeline_axes(axes: Axes, shown: tuple[Column, ...], scene: Scene) -> None:
     """The axes: events from the step's beginning, and sizes from nothing to a little beyond the peak (or the capacity)."""
     from matplotlib.ticker import MaxNLocator
 
-    first, end, largest = shown[0].first, shown[-1].end, peak(scene.timeline).bytes
+    first, end, largest = shown[0].first, shown[-1].end, highest_peak(scene.timeline).bytes
     top = max(largest, scene.capacity_bytes or 0)
     axes.set_xlim(0, end - first)
     axes.set_ylim(0, max(ROOM * (top if top <= BEYOND * largest else largest), 1) / scene.unit)
@@ -124,7 +124,7 @@ def _frame(axes: Axes, shown: tuple[Column, ...], scene: Scene) -> None:
         side.set_visible(False)
 
 
-def _stack(axes: Axes, shown: tuple[Column, ...], held: list[Component], scene: Scene) -> None:
+def _draw_component_areas(axes: Axes, shown: tuple[Column, ...], held: list[Component], scene: Scene) -> None:
     """The components as areas from zero to their upper edge, the topmost first: each hides what lies under it, and no seam shows."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Outline
@@ -134,14 +134,14 @@ def _stack(axes: Axes, shown: tuple[Column, ...], held: list[Component], scene: 
         place = list(Component).index(component)
         corners: list[tuple[float, float]] = []
         codes: list[Any] = []
-        for run in _runs(shown, place):
-            outline = _outline([(shown[i].first - first, shown[i].end - first, tops[i][place] / scene.unit) for i in run])
+        for run in _nonzero_column_runs(shown, place):
+            outline = _step_outline_points([(shown[i].first - first, shown[i].end - first, tops[i][place] / scene.unit) for i in run])
             corners += [*outline, outline[0]]
             codes += [Outline.MOVETO, *[Outline.LINETO] * (len(outline) - 1), Outline.CLOSEPOLY]
         axes.add_patch(PathPatch(Outline(corners, codes), facecolor=COLOURS[component], edgecolor="none", gid=component.value, zorder=2))
 
 
-def _runs(shown: tuple[Column, ...], place: int) -> list[list[int]]:
+def _nonzero_column_runs(shown: tuple[Column, ...], place: int) -> list[list[int]]:
     """Stretches of columns in which a component holds something."""
     runs: list[list[int]] = []
     for number, column in enumerate(shown):
@@ -153,7 +153,7 @@ def _runs(shown: tuple[Column, ...], place: int) -> list[list[int]]:
     return runs
 
 
-def _outline(steps: list[tuple[int, int, float]]) -> list[tuple[float, float]]:
+def _step_outline_points(steps: list[tuple[int, int, float]]) -> list[tuple[float, float]]:
     """The corners of a run of (left, right, height) steps down to zero; a height that stays makes none."""
     corners: list[tuple[float, float]] = [(steps[0][0], 0.0), (steps[0][0], steps[0][2])]
     for before, (left, _, height) in pairwise(steps):

@@ -7,8 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memsheet.report.chart.palette import ALARM, INK, QUIET
-from memsheet.report.chart.sheet import quiet, save, sheet, wrapped
-from memsheet.report.shared.plans.waterfall_bars import Bar, bars_of, costs, needs, saves, scale_bytes, step_time
+from memsheet.report.chart.sheet import new_figure, save_figure, simplify_axes, wrap_phrases
+from memsheet.report.shared.plans.waterfall_bars import (
+    Bar,
+    bars_of,
+    needed_size_text,
+    saved_size_text,
+    scale_bytes,
+    step_time,
+    step_time_change_text,
+)
 from memsheet.units import GIB, format_bytes
 
 if TYPE_CHECKING:
@@ -40,7 +48,7 @@ def draw_waterfall(
     InputError as ``picture.draw`` does.
     """
     bars = bars_of(steps, chosen)
-    save(lambda: figure_of(bars, title, capacity_bytes, decimal=decimal), path, title, field)
+    save_figure(lambda: figure_of(bars, title, capacity_bytes, decimal=decimal), path, title, field)
 
 
 def figure_of(bars: Sequence[Bar], title: str, capacity_bytes: int, *, decimal: bool = False) -> Figure:
@@ -50,24 +58,24 @@ def figure_of(bars: Sequence[Bar], title: str, capacity_bytes: int, *, decimal: 
         "costs or gains stands below."
     )
     tall = max(SHORTEST, TOP + BOTTOM + ROW * (len(bars) + LOWER))
-    figure, axes = sheet((LEFT, BOTTOM / tall, WIDTH, (tall - TOP - BOTTOM) / tall), title, under, tall=tall)
+    figure, axes = new_figure((LEFT, BOTTOM / tall, WIDTH, (tall - TOP - BOTTOM) / tall), title, under, tall=tall)
     unit, most = 10**9 if decimal else GIB, scale_bytes(bars, capacity_bytes)
     axes.set_xlim(0, most * 1.03 / unit)
     axes.set_ylim((tall - TOP - BOTTOM) / ROW - 0.5, -0.5)
     axes.set_yticks([])
     axes.set_xlabel("GB" if decimal else "GiB", color=QUIET)
-    quiet(axes, "x")
+    simplify_axes(axes, "x")
     for number, bar in enumerate(bars):
         row = number + LOWER * bar.chosen
-        _bar(axes, row, bar, most, unit)
-        _words(axes, row, bar, decimal=decimal)
-    _headings(axes)
-    _capacity(axes, capacity_bytes, unit, decimal=decimal)
-    _rule(axes, bars)
+        _draw_change_bar(axes, row, bar, most, unit)
+        _draw_change_text(axes, row, bar, decimal=decimal)
+    _draw_change_headings(axes)
+    _draw_waterfall_capacity(axes, capacity_bytes, unit, decimal=decimal)
+    _draw_chosen_plan_rule(axes, bars)
     return figure
 
 
-def _bar(axes: Axes, row: float, bar: Bar, most: int, unit: int) -> None:
+def _draw_change_bar(axes: Axes, row: float, bar: Bar, most: int, unit: int) -> None:
     """The expected part, up to the high end, then what was saved; each cut where the scale ends."""
     colour = FITS if bar.fits else TOO_MUCH
     look: dict[str, Any] = {"height": TALL, "linewidth": 0, "gid": "fits" if bar.fits else "too_much"}
@@ -83,10 +91,10 @@ def _bar(axes: Axes, row: float, bar: Bar, most: int, unit: int) -> None:
             axes.plot([middle + shift, middle + shift + most * 0.012 / unit], [row + 0.4, row - 0.4], color="white", linewidth=2.2)
 
 
-def _words(axes: Axes, row: float, bar: Bar, *, decimal: bool) -> None:
+def _draw_change_text(axes: Axes, row: float, bar: Bar, *, decimal: bool) -> None:
     """What was changed on the left, its figures on the right."""
     across, size = axes.get_yaxis_transform(), TYPE
-    name = wrapped(bar.name, LETTERS)
+    name = wrap_phrases(bar.name, LETTERS)
     many = "\n" in name
     under = bar.flag if bar.taken else f"{bar.flag} · tried, taken back"
     mark = "✓" if bar.fits else "✗"
@@ -96,22 +104,26 @@ def _words(axes: Axes, row: float, bar: Bar, *, decimal: bool) -> None:
     axes.text(left + 0.05, up, name, transform=across, color=INK, fontsize=size - 2 * many, va="center", linespacing=1.15)
     if under:
         axes.text(left + 0.05, row + (0.36 if many else 0.23), under, transform=across, color=QUIET, fontsize=size - 1.5, va="center")
-    for (right, _), (first, second) in zip(COLUMNS, _figures(bar, decimal=decimal), strict=True):
+    for (right, _), (first, second) in zip(COLUMNS, _change_figures(bar, decimal=decimal), strict=True):
         x = (right - LEFT) / WIDTH
         axes.text(x, row - (0.2 if second else 0), first, transform=across, color=INK, fontsize=size, ha="right", va="center")
         axes.text(x, row + 0.23, second, transform=across, color=QUIET, fontsize=size - 1.5, ha="right", va="center")
 
 
-def _figures(bar: Bar, *, decimal: bool) -> tuple[tuple[str, str], ...]:
-    return (needs(bar, decimal=decimal), ""), (saves(bar, decimal=decimal), ""), (step_time(bar), costs(bar))
+def _change_figures(bar: Bar, *, decimal: bool) -> tuple[tuple[str, str], ...]:
+    return (
+        (needed_size_text(bar, decimal=decimal), ""),
+        (saved_size_text(bar, decimal=decimal), ""),
+        (step_time(bar), step_time_change_text(bar)),
+    )
 
 
-def _headings(axes: Axes) -> None:
+def _draw_change_headings(axes: Axes) -> None:
     for right, words in COLUMNS:
         axes.text((right - LEFT) / WIDTH, 1.015, words, transform=axes.transAxes, color=QUIET, fontsize=9, ha="right", va="bottom")
 
 
-def _capacity(axes: Axes, size: int, unit: int, *, decimal: bool) -> None:
+def _draw_waterfall_capacity(axes: Axes, size: int, unit: int, *, decimal: bool) -> None:
     """What a GPU gives, as a line from top to bottom that is named above."""
     axes.axvline(size / unit, color=ALARM, linewidth=1.4)
     words = f"{format_bytes(size, decimal=decimal, headroom=True, digits=1)} a GPU gives"
@@ -128,7 +140,7 @@ def _capacity(axes: Axes, size: int, unit: int, *, decimal: bool) -> None:
     )
 
 
-def _rule(axes: Axes, bars: Sequence[Bar]) -> None:
+def _draw_chosen_plan_rule(axes: Axes, bars: Sequence[Bar]) -> None:
     """Between the way and the plan that the search took."""
     if len(bars) > 1 and bars[-1].chosen:
         left, right = (0.02 - LEFT) / WIDTH, (0.975 - LEFT) / WIDTH

@@ -24,15 +24,15 @@ def sheet_document(answer: Answer) -> dict[str, Any]:
         "witness": witness.value if witness else None,
         "model": {
             "name": answer.model.name, "parameters": int(answer.parameters), "active_parameters": int(answer.active_parameters),
-            "source": _source(answer.model.source),
+            "source": _source_document(answer.model.source),
         },
         "plan": None if "step" in (answer.trace or {}) else plan_document(answer.plan, model=asked_as(answer.model), cluster=answer.cluster),
         "assumed": list(answer.assumed),
-        "device": _device(answer.cluster) if answer.cluster else None,
-        "ranks": [_rank(sheet) for sheet in answer.sheets],
-        "verdict": _verdict(answer.verdict) if answer.verdict else None,
-        "serving": _plain(answer.serving),
-        **({"trace": _plain(answer.trace)} if answer.trace is not None else {}),
+        "device": _cluster_document(answer.cluster) if answer.cluster else None,
+        "ranks": [_rank_sheet_document(sheet) for sheet in answer.sheets],
+        "verdict": _verdict_document(answer.verdict) if answer.verdict else None,
+        "serving": _json_value(answer.serving),
+        **({"trace": _json_value(answer.trace)} if answer.trace is not None else {}),
         "notes": list(answer.notes),
         **({"ladder": [_ladder_step(step) for step in answer.ladder]} if answer.ladder else {}),
         **({"other_engines": [_other_engine(other) for other in answer.other_engines]} if answer.other_engines else {}),
@@ -59,11 +59,11 @@ def _ladder_step(step: LadderStep) -> dict[str, Any]:
     return {**found, "recomputed": {"device_bytes": step.recomputed_bytes, "result": result}}
 
 
-def _source(source: Source) -> dict[str, Any]:
+def _source_document(source: Source) -> dict[str, Any]:
     return {"kind": source.kind, "path": source.path, "revision": source.revision, "notes": list(source.notes)}
 
 
-def _device(cluster: Cluster) -> dict[str, Any]:
+def _cluster_document(cluster: Cluster) -> dict[str, Any]:
     device = cluster.device
     return {
         "name": device.name, "capacity_bytes": device.framework_bytes, "count": cluster.count,
@@ -72,24 +72,24 @@ def _device(cluster: Cluster) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _rank(sheet: Sheet) -> dict[str, Any]:
+def _rank_sheet_document(sheet: Sheet) -> dict[str, Any]:
     totals = {"allocated": sheet.allocated, "reserved": sheet.reserved, "device": sheet.device}
     return {
         "rank": sheet.rank, "stage": sheet.stage, "same_as": list(sheet.same_as),
         "instants": {instant.value: int(sheet.at(instant).value) for instant in sheet.instants},
         "peak_instant": sheet.peak_instant.value,
-        **{key: size for name, total in totals.items() for key, size in _range(total, name).items()},
+        **{key: size for name, total in totals.items() for key, size in _byte_range_fields(total, name).items()},
         "host_bytes": int(sheet.host_bytes), "notes": list(sheet.notes),
         "states": {component.value: int(size.value) for component, size in sheet.states.items()},
-        "items": [_item(item) for item in sheet.items],
+        "items": [_item_document(item) for item in sheet.items],
     }  # fmt: skip
 
 
-def _range(size: Bytes, name: str) -> dict[str, int]:
+def _byte_range_fields(size: Bytes, name: str) -> dict[str, int]:
     return {f"{name}_bytes": int(size.value), f"{name}_low_bytes": int(size.low), f"{name}_high_bytes": int(size.high)}
 
 
-def _item(item: Item) -> dict[str, Any]:
+def _item_document(item: Item) -> dict[str, Any]:
     largest = item.largest.ordered
     return {
         "component": item.component.value, "path": item.path,
@@ -116,10 +116,10 @@ def evidence_document(evidence: Evidence) -> dict[str, Any]:
             return {"kind": "measured", "record": record}
 
 
-def _verdict(verdict: Verdict) -> dict[str, Any]:
+def _verdict_document(verdict: Verdict) -> dict[str, Any]:
     return {
         "result": verdict.result.value, "rank": verdict.rank, "instant": verdict.instant.value,
-        **_range(verdict.device, "device"), "headroom_bytes": int(verdict.headroom_bytes),
+        **_byte_range_fields(verdict.device, "device"), "headroom_bytes": int(verdict.headroom_bytes),
         "host_short_bytes": int(verdict.host_short_bytes),
         "largest": [{"component": component.value, "bytes": int(size.value)} for component, size in verdict.largest],
         "cheapest_fix": fix_document(verdict.cheapest_fix) if verdict.cheapest_fix else None,
@@ -127,29 +127,36 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
 
 
 def fix_document(fix: Fix) -> dict[str, Any]:
-    changes = [row for change in fix.changes for row in _changes(change)]
-    return {"changes": changes, **_range(fix.device, "device"), "host_bytes": int(fix.host_bytes)}
+    changes = [row for change in fix.changes for row in _change_rows(change)]
+    return {"changes": changes, **_byte_range_fields(fix.device, "device"), "host_bytes": int(fix.host_bytes)}
 
 
-def _changes(change: Change) -> Iterator[dict[str, Any]]:
+def _change_rows(change: Change) -> Iterator[dict[str, Any]]:
     """A row for every key; what all of them save together stands with the first."""
     keys = ((change.key, change.before, change.after), *change.also)
     for number, (key, before, after) in enumerate(keys):
         saves = 0 if number else int(change.saves_bytes)
-        yield {"key": key, "from": _plain(before), "to": _plain(after), "saves_bytes": saves, "words": change.words, "needs": change.needs}
+        yield {
+            "key": key,
+            "from": _json_value(before),
+            "to": _json_value(after),
+            "saves_bytes": saves,
+            "words": change.words,
+            "needs": change.needs,
+        }
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     """What JSON can hold: enums as their values, dtypes as their names, tuples as lists."""
     match value:
         case Enum():
-            return _plain(value.value)
+            return _json_value(value.value)
         case DType():
             return value.name
         case Mapping():
-            return {str(_plain(key)): _plain(held) for key, held in value.items()}
+            return {str(_json_value(key)): _json_value(held) for key, held in value.items()}
         case list() | tuple():
-            return [_plain(held) for held in value]
+            return [_json_value(held) for held in value]
         case Bytes():
             return {"low": int(value.low), "value": int(value.value), "high": int(value.high)}
         case None | bool() | int() | float() | str():

@@ -42,7 +42,7 @@ class Checked:
         return any(found.stops for _, found in self.mistakes)
 
 
-def _engine(checked: Checked, found: Found) -> str:
+def _finding_engine(checked: Checked, found: Found) -> str:
     """The engine of the file that a finding is about; nothing where it is of none."""
     return str(next((read.request.get("engine") for name, read in checked.reads.items() if found.where.startswith(f"{name}:")), ""))
 
@@ -51,11 +51,11 @@ def checked_document(checked: Checked) -> dict[str, Any]:
     """All of it as one object of plain values."""
     return {
         "schema": SCHEMA, "result": checked.result.value if checked.result else None, "starts": not checked.stops,
-        "files": [_file(name, read) for name, read in checked.reads.items()], "assumed": [*checked.assumed, *(f"not read: {one}" for one in checked.not_read)],
+        "files": [_config_file_document(name, read) for name, read in checked.reads.items()], "assumed": [*checked.assumed, *(f"not read: {one}" for one in checked.not_read)],
         "mistakes": [
             {
                 "rule": rule.id, "where": found.where, "says": found.says, "cure": found.cure, "changes": dict(found.changes) or None,
-                "saves_bytes": found.saves_bytes, "gains_bytes": found.gains_bytes, "stops": found.stops, "source": source_for(rule, _engine(checked, found)),
+                "saves_bytes": found.saves_bytes, "gains_bytes": found.gains_bytes, "stops": found.stops, "source": source_for(rule, _finding_engine(checked, found)),
             }
             for rule, found in checked.mistakes
         ],
@@ -64,7 +64,7 @@ def checked_document(checked: Checked) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _file(name: str, read: Read) -> dict[str, Any]:
+def _config_file_document(name: str, read: Read) -> dict[str, Any]:
     return {
         "file": name, "format": read.form.name, "engine_version": read.form.tested,
         "used": {at: read.values[at] for at in read.used}, "ignored": list(read.ignored),

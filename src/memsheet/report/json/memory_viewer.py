@@ -30,15 +30,15 @@ UNKNOWN = "unknown"
 
 def write_snapshot(timeline: Timeline, path: Path, field: str = "snapshot") -> None:
     """Write all of a timeline, the way to the steady step too, as a memory snapshot. Raises InputError as ``write_whole`` does."""
-    write_whole(path, pickle.dumps(snapshot(timeline), protocol=PROTOCOL), field)
+    write_whole(path, pickle.dumps(memory_snapshot(timeline), protocol=PROTOCOL), field)
 
 
-def snapshot(timeline: Timeline) -> dict[str, Any]:
+def memory_snapshot(timeline: Timeline) -> dict[str, Any]:
     """The snapshot as plain values: events, and what is there after the last of them. Empty storages, which no allocator sees, are left out."""
     arenas: dict[int, Arena] = {}
     live: dict[int, tuple[int, dict[str, Any]]] = {}  # storage → its address and event
     events: list[dict[str, Any]] = []
-    for number, instant in _instants(timeline):
+    for number, instant in _event_instants(timeline):
         event = timeline.events[number]
         index = event if event >= 0 else ~event
         storage = timeline.storages[index]
@@ -46,21 +46,21 @@ def snapshot(timeline: Timeline) -> dict[str, Any]:
             continue
         arena = arenas.setdefault(storage.stream, Arena(start=ARENA * (len(arenas) + 1)))
         if event >= 0:
-            made = _event("alloc", arena.take(storage.bytes), storage, number, _frames(storage, instant))
+            made = _trace_event("alloc", arena.take(storage.bytes), storage, number, _allocation_frames(storage, instant))
             live[index] = (made["addr"], made)
             events.append({**made, "category": storage.component.value})
         else:
             address, made = live.pop(index)
             arena.give(address, storage.bytes)
-            events += [_event(action, address, storage, number, made["frames"]) for action in ("free_requested", "free_completed")]
+            events += [_trace_event(action, address, storage, number, made["frames"]) for action in ("free_requested", "free_completed")]
     # what closes a snapshot in torch too; its category is one that the viewer looks for once there are any
     events.append(
         {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "time_us": len(timeline.events), "category": UNKNOWN, "frames": []}
     )
-    return {"segments": [_segment(stream, arena, live.values()) for stream, arena in arenas.items()], "device_traces": [events]}
+    return {"segments": [_allocator_segment(stream, arena, live.values()) for stream, arena in arenas.items()], "device_traces": [events]}
 
 
-def _instants(timeline: Timeline) -> Iterator[tuple[int, Instant | None]]:
+def _event_instants(timeline: Timeline) -> Iterator[tuple[int, Instant | None]]:
     """Every event with the instant it belongs to: None on the way to the steady step."""
     marks, instant = [*timeline.marks], None
     for number in range(len(timeline.events)):
@@ -69,11 +69,11 @@ def _instants(timeline: Timeline) -> Iterator[tuple[int, Instant | None]]:
         yield number, instant
 
 
-def _event(action: str, address: int, storage: Storage, number: int, frames: list[dict[str, Any]]) -> dict[str, Any]:
+def _trace_event(action: str, address: int, storage: Storage, number: int, frames: list[dict[str, Any]]) -> dict[str, Any]:
     return {"action": action, "addr": address, "size": storage.bytes, "stream": storage.stream, "time_us": number, "frames": frames}
 
 
-def _frames(storage: Storage, instant: Instant | None) -> list[dict[str, Any]]:
+def _allocation_frames(storage: Storage, instant: Instant | None) -> list[dict[str, Any]]:
     """Innermost first, shown as file:line:name: the operation and its module, the user's line, the instant."""
     file, _, line = storage.line.rpartition(":")
     mine = {"filename": file, "line": int(line), "name": ""} if line.isdecimal() else {"filename": storage.line, "line": 0, "name": ""}
@@ -81,19 +81,19 @@ def _frames(storage: Storage, instant: Instant | None) -> list[dict[str, Any]]:
     return [{"filename": storage.op, "line": 0, "name": storage.path}, *([mine] if storage.line else []), step]
 
 
-def _segment(stream: int, arena: Arena, live: Any) -> dict[str, Any]:
+def _allocator_segment(stream: int, arena: Arena, live: Any) -> dict[str, Any]:
     """One segment with all blocks of a stream, the gaps between them inactive."""
     blocks: list[dict[str, Any]] = []
     at = arena.start
     for address, event in sorted((pair for pair in live if pair[1]["stream"] == stream), key=lambda pair: pair[0]):
         if address > at:
-            blocks.append(_gap(at, address))
+            blocks.append(_inactive_block(at, address))
         size = round_up(event["size"], BLOCK)
         requested = {"requested_size": event["size"], "frames": event["frames"]}
         blocks.append({"address": address, "size": size, "state": "active_allocated", **requested})
         at = address + size
     if at < arena.end:
-        blocks.append(_gap(at, arena.end))
+        blocks.append(_inactive_block(at, arena.end))
     active = sum(block["size"] for block in blocks if block["state"] == "active_allocated")
     return {
         "device": 0, "address": arena.start, "total_size": arena.end - arena.start, "allocated_size": active, "active_size": active,
@@ -102,7 +102,7 @@ def _segment(stream: int, arena: Arena, live: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _gap(start: int, end: int) -> dict[str, Any]:
+def _inactive_block(start: int, end: int) -> dict[str, Any]:
     return {"address": start, "size": end - start, "requested_size": 0, "state": "inactive", "frames": []}
 
 

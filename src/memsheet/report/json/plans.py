@@ -9,10 +9,10 @@ from typing import Any
 from memsheet.budget import Result
 from memsheet.plan.document import asked_as, plan_document
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.plans.families import order, uneven_lines
-from memsheet.report.shared.plans.family_reason import reason
-from memsheet.report.shared.plans.words import choice_words, command
-from memsheet.resolve import resolve
+from memsheet.report.shared.plans.families import family_sort_key, uneven_lines
+from memsheet.report.shared.plans.family_reason import family_rejection_reason
+from memsheet.report.shared.plans.words import choice_words, plan_command
+from memsheet.resolve import resolve_request
 from memsheet.search.advice import Advice, Replicas
 from memsheet.search.fixes.story import Step
 from memsheet.search.train.families import Family
@@ -33,31 +33,35 @@ def plans_document(advice: Advice, *, seconds: float, tokens: int | None = None)
             "plans": ranking.legal + refused, "legal": ranking.legal, "seconds": seconds, "engines": list(ranking.engines),
             "results": {result.value: ranking.looked_at.get(result, 0) for result in Result},
         },
-        "plans": [_planned(ranking, planned, tokens) for planned in ranking.plans],
-        "by_engine": {planned.plan.engine: _planned(ranking, planned, tokens) for planned in ranking.by_engine},
-        "least": _planned(ranking, ranking.least, tokens) if ranking.least else None,
+        "plans": [_planned_document(ranking, planned, tokens) for planned in ranking.plans],
+        "by_engine": {planned.plan.engine: _planned_document(ranking, planned, tokens) for planned in ranking.by_engine},
+        "least": _planned_document(ranking, ranking.least, tokens) if ranking.least else None,
         "result": ranking.result.value if ranking.result else None,
-        "unsure": [_planned(ranking, planned, tokens) for planned in ranking.unsure],
-        "pareto": [_point(ranking, point) for point in ranking.front],
-        "rejected": list(_rejected(ranking)),
-        "story": [_step(step) for step in advice.story],
-        "replicas": _replicas(ranking, advice.replicas, tokens) if advice.replicas else None,
+        "unsure": [_planned_document(ranking, planned, tokens) for planned in ranking.unsure],
+        "pareto": [_front_point_document(ranking, point) for point in ranking.front],
+        "rejected": list(_rejection_documents(ranking)),
+        "story": [_step_document(step) for step in advice.story],
+        "replicas": _replicas_document(ranking, advice.replicas, tokens) if advice.replicas else None,
         "undone": [
-            {"saving": one.saving, "missing_bytes": int(one.missing_bytes), "step_time_s": _time(one.planned), "gains_s": one.gains_s}
+            {"saving": one.saving, "missing_bytes": int(one.missing_bytes), "step_time_s": _step_time_range(one.planned), "gains_s": one.gains_s}
             for one in advice.undone
         ],
-        "alternatives": list(_alternatives(advice, tokens)),
+        "alternatives": list(_alternative_documents(advice, tokens)),
         "notes": [*uneven_lines(ranking), *ranking.notes],
-        **({"batches": [_batch(ranking, swept, tokens) for swept in advice.batches]} if advice.batches else {}),
+        **({"batches": [_global_batch_document(ranking, swept, tokens) for swept in advice.batches]} if advice.batches else {}),
     }  # fmt: skip
 
 
-def _batch(ranking: Ranking, swept: tuple[int, Planned | None, Result | None], tokens: int | None) -> dict[str, Any]:
+def _global_batch_document(ranking: Ranking, swept: tuple[int, Planned | None, Result | None], tokens: int | None) -> dict[str, Any]:
     size, best, result = swept
-    return {"global_batch": size, "best": _planned(ranking, best, tokens) if best else None, "result": result.value if result else None}
+    return {
+        "global_batch": size,
+        "best": _planned_document(ranking, best, tokens) if best else None,
+        "result": result.value if result else None,
+    }
 
 
-def _planned(ranking: Ranking, planned: Planned, tokens: int | None) -> dict[str, Any]:
+def _planned_document(ranking: Ranking, planned: Planned, tokens: int | None) -> dict[str, Any]:
     verdict, time = planned.verdict, planned.time
     device = verdict.device
     worst = max(planned.tried.sheets, key=lambda sheet: sheet.device.high)
@@ -67,45 +71,45 @@ def _planned(ranking: Ranking, planned: Planned, tokens: int | None) -> dict[str
         "device_low_bytes": int(device.low), "device_high_bytes": int(device.high),
         "capacity_bytes": int(ranking.cluster.device.framework_bytes), "headroom_bytes": int(verdict.headroom_bytes),
         "host_bytes": int(planned.host_bytes), "rank": int(verdict.rank), "instant": verdict.instant.value,
-        "step_time_s": _time(planned), "tokens_per_s": float(time.tokens_per_s) if time else None,
+        "step_time_s": _step_time_range(planned), "tokens_per_s": float(time.tokens_per_s) if time else None,
         "parts_s": {name: float(value) for name, value in time.parts.items()} if time else None,
         "mfu": float(time.mfu) if time else None, "calibrated": time.calibrated if time else None,
         "gpu_hours": dict(zip(("low", "value", "high"), map(float, time.gpu_hours(tokens)), strict=True)) if time and tokens else None,
-        "command": command(ranking, planned),
+        "command": plan_command(ranking, planned),
     }  # fmt: skip
 
 
-def _time(planned: Planned) -> dict[str, float] | None:
+def _step_time_range(planned: Planned) -> dict[str, float] | None:
     time = planned.time
     return {"low": float(time.low), "value": float(time.value), "high": float(time.high)} if time else None
 
 
-def _point(ranking: Ranking, point: Point) -> dict[str, Any]:
-    plan = resolve(point.request, ranking.model, ranking.cluster).plan
+def _front_point_document(ranking: Ranking, point: Point) -> dict[str, Any]:
+    plan = resolve_request(point.request, ranking.model, ranking.cluster).plan
     document = plan_document(plan, model=asked_as(ranking.model), cluster=ranking.cluster)
     return {"plan": document, "device_bytes": int(point.device_bytes), "step_time_s": {"value": point.seconds}}
 
 
-def _rejected(ranking: Ranking) -> Iterator[dict[str, Any]]:
+def _rejection_documents(ranking: Ranking) -> Iterator[dict[str, Any]]:
     """Families that were weighed and are not the best, then what was ruled out before, by rule."""
     best = ranking.plans[0] if ranking.plans else None
-    for family in sorted(ranking.families, key=order):
+    for family in sorted(ranking.families, key=family_sort_key):
         if best is None or family.fit == 0 or family.slower:
-            yield _family(family)
+            yield _family_document(family)
     for rule, count in sorted(ranking.refused.items(), key=lambda pair: -pair[1]):
         yield {"family": None, "reason": rule, "plans": int(count)}
 
 
-def _family(family: Family) -> dict[str, Any]:
+def _family_document(family: Family) -> dict[str, Any]:
     return {
-        "family": " · ".join((family.engine, *choice_words(family.choice))), "reason": reason(family, Look()), "engine": family.engine,
+        "family": " · ".join((family.engine, *choice_words(family.choice))), "reason": family_rejection_reason(family, Look()), "engine": family.engine,
         "choice": dict(family.choice), "plans": family.plans, "fit": family.fit, "step_time_s": family.seconds,
         "missing_bytes": int(family.missing_bytes), "host_missing_bytes": int(family.host_missing_bytes), "rank": int(family.rank), "stage": int(family.stage),
         "instant": family.instant.value if family.instant else None, "slower": family.slower or None, "slower_s": float(family.slower_s),
     }  # fmt: skip
 
 
-def _step(step: Step) -> dict[str, Any]:
+def _step_document(step: Step) -> dict[str, Any]:
     return {
         "question": step.asks, "change": step.change, "flag": step.flag, "why": step.why, "engine": step.engine,
         "device_bytes": int(step.device.value), "saves_bytes": int(step.saves_bytes), "step_time_s": step.seconds, "costs_time": step.costs_s,
@@ -114,12 +118,12 @@ def _step(step: Step) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _replicas(ranking: Ranking, replicas: Replicas, tokens: int | None) -> dict[str, Any]:
+def _replicas_document(ranking: Ranking, replicas: Replicas, tokens: int | None) -> dict[str, Any]:
     sides = {"plain": replicas.plain_exchange, "sharded": replicas.sharded_exchange}
     return {
-        "fastest": _planned(ranking, replicas.fastest, tokens),
-        "plain": _planned(ranking, replicas.plain, tokens) if replicas.plain else None,
-        "sharded": _planned(ranking, replicas.sharded, tokens) if replicas.sharded else None,
+        "fastest": _planned_document(ranking, replicas.fastest, tokens),
+        "plain": _planned_document(ranking, replicas.plain, tokens) if replicas.plain else None,
+        "sharded": _planned_document(ranking, replicas.sharded, tokens) if replicas.sharded else None,
         "exchanged": {
             side: {
                 "gathered_bytes": told.gathered_bytes, "gathers": told.gathers, "gathered_s": float(told.gathered_s),
@@ -130,11 +134,16 @@ def _replicas(ranking: Ranking, replicas: Replicas, tokens: int | None) -> dict[
     }  # fmt: skip
 
 
-def _alternatives(advice: Advice, tokens: int | None) -> Iterator[dict[str, Any]]:
+def _alternative_documents(advice: Advice, tokens: int | None) -> Iterator[dict[str, Any]]:
     ranking = advice.ranking
     for method, planned, why in advice.methods:
-        best = _planned(ranking, planned, tokens) if planned else None
+        best = _planned_document(ranking, planned, tokens) if planned else None
         yield {"kind": method, "gpus": ranking.cluster.count, "best": best, "reason": why or None}
     if advice.more is not None:
         cluster, planned = advice.more
-        yield {"kind": "gpus", "gpus": cluster.count, "best": _planned(replace(ranking, cluster=cluster), planned, tokens), "reason": None}
+        yield {
+            "kind": "gpus",
+            "gpus": cluster.count,
+            "best": _planned_document(replace(ranking, cluster=cluster), planned, tokens),
+            "reason": None,
+        }

@@ -12,7 +12,7 @@ from memsheet.budget import Answer
 from memsheet.readers.record import RECORD_SCHEMA
 from memsheet.report.json.answer import sheet_document
 from memsheet.report.shared.files import write_whole
-from memsheet.report.shared.json_text import dumps
+from memsheet.report.shared.json_text import dump_json_line
 from memsheet.timeline import Timeline, events_document
 
 
@@ -38,11 +38,11 @@ def record_of(
 
 def write_record(record: Mapping[str, Any], path: Path) -> None:
     """Write a record, whole or not at all; compressed under a name that ends in ``.gz``. Raises InputError as ``write_whole`` does."""
-    text = dumps(record).encode()
+    text = dump_json_line(record).encode()
     write_whole(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text, "record")
 
 
 def write_events_beside(timeline: Timeline, path: Path) -> None:
     """Every allocation and release of a run (``memsheet/events/1``), to lie beside its record; compressed as ``write_record`` does."""
-    text = dumps(events_document(timeline)).encode()
+    text = dump_json_line(events_document(timeline)).encode()
     write_whole(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text, "events")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memsheet.errors import printable
+from memsheet.errors import printable_line
 from memsheet.formulas.states.params import parameter_count
 from memsheet.plan.document import plan_document
 from memsheet.report.json.answer import fix_document, way_document
@@ -30,35 +30,35 @@ def solution_document(solution: Solution, curves: tuple[Curve, ...] = ()) -> dic
     return {
         "schema": SCHEMA, "solve": solution.target.value, "result": solution.result.value, "unit": UNITS[solution.target],
         "value": value_of(solution, found) if found else None,
-        **{name: _tried(solution, tried) if tried else None for name, tried in (
+        **{name: _tried_value_document(solution, tried) if tried else None for name, tried in (
             ("found", found), ("next", solution.beyond), ("last_fitting", solution.last_fitting), ("expected", solution.expected),
             ("possible", solution.possible), ("least", solution.least),
         )},
         "plan": plan_document(shown.plan, model=shown.model.name, cluster=shown.cluster),
         "assumed": [*solution.assumed, *shown.assumed],
-        "device": _device(shown),
+        "device": _tried_device_document(shown),
         "search": {
-            "values": solution.values, "accounted": len(solution.tried), "skipped": [_skipped(each) for each in solution.skipped],
+            "values": solution.values, "accounted": len(solution.tried), "skipped": [_skipped_value_document(each) for each in solution.skipped],
             "tried": [{"value": value_of(solution, tried), "result": tried.verdict.result.value} for tried in solution.tried],
         },
-        **({"sizes": [_curve(curve) for curve in curves]} if curves else {}),
+        **({"sizes": [_size_curve_document(curve) for curve in curves]} if curves else {}),
         "cheapest_fix": fix_document(solution.fix) if solution.fix else None, "notes": list(solution.notes),
         **({"ways_to_fit": [way_document(way) for way in solution.ways_to_fit]} if solution.ways_to_fit else {}),
     }  # fmt: skip
 
 
-def _device(tried: Tried) -> dict[str, Any]:
+def _tried_device_document(tried: Tried) -> dict[str, Any]:
     device = tried.cluster.device
     return {"name": device.name, "capacity_bytes": device.framework_bytes, "count": tried.cluster.count}
 
 
-def _tried(solution: Solution, tried: Tried) -> dict[str, Any]:
+def _tried_value_document(solution: Solution, tried: Tried) -> dict[str, Any]:
     verdict = tried.verdict
     layers = sum(stack.layers for stack in tried.model.stacks)
     return {
         "value": value_of(solution, tried), "gpus": tried.cluster.count,
         "model": {
-            "name": printable(tried.model.name), "parameters": int(parameter_count(tried.model)), "layers": layers,
+            "name": printable_line(tried.model.name), "parameters": int(parameter_count(tried.model)), "layers": layers,
             "hidden": int(tried.model.hidden),
         },
         "replayed": tried.replayed, "result": verdict.result.value, "rank": verdict.rank, "stage": tried.stage, "instant": verdict.instant.value,
@@ -68,10 +68,10 @@ def _tried(solution: Solution, tried: Tried) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _skipped(skipped: Skipped) -> dict[str, Any]:
+def _skipped_value_document(skipped: Skipped) -> dict[str, Any]:
     return {"value": skipped.value, "reason": skipped.reason}
 
 
-def _curve(curve: Curve) -> dict[str, Any]:
+def _size_curve_document(curve: Curve) -> dict[str, Any]:
     points = [{"gpus": point.gpus, "parameters": point.parameters or None} for point in curve.points]
     return {"name": curve.name, "zero": curve.zero, "engine": curve.engine, "points": points, "reason": curve.reason}

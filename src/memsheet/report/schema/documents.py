@@ -232,7 +232,7 @@ class Record(Strict):
     files: dict[str, str] | None = None
 
 
-def schemas() -> dict[str, str]:
+def schema_texts() -> dict[str, str]:
     """File name → the schema's text."""
     models = {
         "sheet.schema.json": Sheet, "plan.schema.json": Plan, "record.schema.json": Record, "plans.schema.json": Plans,
@@ -242,11 +242,11 @@ def schemas() -> dict[str, str]:
     return {name: json.dumps(model.model_json_schema(by_alias=True), indent=1) + "\n" for name, model in models.items()}
 
 
-def write(folder: Path) -> None:
+def write_schemas(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in schemas().items():
+    for name, text in schema_texts().items():
         (folder / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)
+    write_schemas(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)

@@ -18,7 +18,7 @@ REST = "·"
 COLOURS = ("cyan", "magenta", "yellow", "blue", "green", "red")
 
 
-def components(sheet: Sheet) -> list[tuple[Component, Bytes]]:
+def components_by_size(sheet: Sheet) -> list[tuple[Component, Bytes]]:
     """Components at the peak, largest first; what is no tensor comes last, whatever its size."""
     sizes = [(component, sheet.of(component)) for component in Component]
     present = [
@@ -29,33 +29,33 @@ def components(sheet: Sheet) -> list[tuple[Component, Bytes]]:
 
 def marks_of(sheet: Sheet) -> dict[Component, tuple[str, str]]:
     """A glyph and a colour for each of the largest components; the rest share one."""
-    order = sorted(components(sheet), key=lambda pair: -pair[1].value)
+    order = sorted(components_by_size(sheet), key=lambda pair: -pair[1].value)
     known = zip(GLYPHS, COLOURS, strict=True)
     marks = {component: mark for (component, _), mark in zip(order, known, strict=False)}
     return {component: marks.get(component, (REST, "white")) for component, _ in order}
 
 
-def bars(answer: Answer, main: Sheet, look: Look) -> RenderableType:
+def render_stacked_bars(answer: Answer, main: Sheet, look: Look) -> RenderableType:
     """A stacked bar for each kind of rank, all to one scale, against what a GPU gives."""
     from rich.text import Text
 
     capacity = answer.cluster.device.framework_bytes if answer.cluster else None
-    groups = _alike(answer)
+    groups = _group_equal_sheets(answer)
     shown = groups[:SHOWN_RANKS]
-    labels = [_label(group, answer) for group in shown]
+    labels = [_rank_group_label(group, answer) for group in shown]
     totals = [look.need(group[0].device.value) for group in shown] if len(groups) > 1 else [""]
     left, right = max(map(len, labels)) + 2, max(map(len, totals)) + 1
     width = look.width - left - right
     scale = max(capacity or 0, *(group[0].device.value for group in shown))
     marks, lines = marks_of(main), Text(no_wrap=True)
     for group, label, total in zip(shown, labels, totals, strict=True):
-        lines.append(f"{label:<{left}}").append(_bar(group[0], marks, width, scale, capacity)).append(f"{total:>{right}}\n")
-    lines.append(_ruler(left, width, scale, capacity, look=look, end="" if len(groups) > 1 else look.need(scale)))
+        lines.append(f"{label:<{left}}").append(_component_bar(group[0], marks, width, scale, capacity)).append(f"{total:>{right}}\n")
+    lines.append(_capacity_ruler(left, width, scale, capacity, look=look, end="" if len(groups) > 1 else look.need(scale)))
     hidden = len(groups) - len(shown)
     return lines.append(f"\n{'':{left}}and {hidden} more kinds of rank, all smaller") if hidden else lines
 
 
-def _alike(answer: Answer) -> list[list[Sheet]]:
+def _group_equal_sheets(answer: Answer) -> list[list[Sheet]]:
     """Sheets whose components are equal in size at their peaks, the largest first."""
     groups: dict[tuple[int, ...], list[Sheet]] = {}
     for sheet in answer.sheets:
@@ -63,7 +63,7 @@ def _alike(answer: Answer) -> list[list[Sheet]]:
     return sorted(groups.values(), key=lambda group: -group[0].device.value)
 
 
-def _label(group: list[Sheet], answer: Answer) -> str:
+def _rank_group_label(group: list[Sheet], answer: Answer) -> str:
     if len(answer.sheets) == 1:
         one = "CPU" if ((answer.trace or {}).get("measured") or {}).get("device") == "cpu" else "GPU"
         return f"each {one}" if group[0].same_as else f"the {one}"
@@ -74,7 +74,7 @@ def _label(group: list[Sheet], answer: Answer) -> str:
     return f"{kind}s {numbers[0]}-{numbers[-1]}" if run else f"{len(numbers)} {kind}s"
 
 
-def _bar(sheet: Sheet, marks: dict[Component, tuple[str, str]], width: int, scale: int, capacity: int | None) -> Text:
+def _component_bar(sheet: Sheet, marks: dict[Component, tuple[str, str]], width: int, scale: int, capacity: int | None) -> Text:
     from rich.text import Text
 
     text, cells, so_far = Text(), 0, 0
@@ -91,7 +91,7 @@ def _bar(sheet: Sheet, marks: dict[Component, tuple[str, str]], width: int, scal
     return text[:edge] + Text("│", "bold") + text[edge + 1 :]
 
 
-def _ruler(left: int, width: int, scale: int, capacity: int | None, *, end: str, look: Look) -> Text:
+def _capacity_ruler(left: int, width: int, scale: int, capacity: int | None, *, end: str, look: Look) -> Text:
     """Under the bars: where the capacity lies, and ``end`` where the scale goes farther."""
     from rich.text import Text
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from memsheet.budget import Answer, Fix, Result, Verdict, budget_of
-from memsheet.errors import printable
-from memsheet.report.screen.layout import one_line, row
+from memsheet.errors import printable_line
+from memsheet.report.screen.layout import labelled_row, one_line
 from memsheet.report.screen.pool_shortage import asked_lines, refused_lines
 from memsheet.report.screen.serving import prompt_lines
 from memsheet.report.screen.ways_to_fit import ways_table
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.sizes import spread
+from memsheet.report.shared.sizes import size_range_suffix
 from memsheet.report.shared.typed_changes import change_line
 from memsheet.report.shared.uncertain_fit import ROUTING, deciding_notes, in_vain_words
 from memsheet.report.shared.words import changed_keys
@@ -25,13 +25,15 @@ def what_to_change(answer: Answer, look: Look) -> Iterator[RenderableType]:
     """The changes that make a job fit, or what a server lacks and what makes room in it; nothing where all is well."""
     verdict, serving = answer.verdict, answer.serving or {}
     if decides := deciding_notes(answer):
-        yield row("What decides", "bold", ("\n".join(f"expert routing: {one_line(note).removeprefix(ROUTING)}" for note in decides),), look)
+        yield labelled_row(
+            "What decides", "bold", ("\n".join(f"expert routing: {one_line(note).removeprefix(ROUTING)}" for note in decides),), look
+        )
     if verdict is not None and verdict.cheapest_fix is not None:
         yield fix_rows(verdict.cheapest_fix, answer, look)
     elif answer.ways_to_fit:
         yield ways_table(answer.ways_to_fit, look, answer.plan.task)
     elif verdict is not None and _in_vain(verdict, answer):
-        yield row("What helps", "bold", (in_vain_words(verdict),), look)
+        yield labelled_row("What helps", "bold", (in_vain_words(verdict),), look)
     short = serving.get("short_bytes")
     lines = [*prompt_lines(answer, look), *(refused_lines(answer, look) if short is not None and short.high > 0 else ())]
     if short is None or short.value <= 0:
@@ -70,14 +72,14 @@ def fix_rows(fix: Fix, answer: Answer, look: Look) -> RenderableType:
     table.add_column("needs", overflow="fold")
     for number, change in enumerate(fix.changes, start=1):
         steps = f"{look.cell(change.before_bytes)} → {look.cell(change.after_bytes)} {look.unit}"
-        table.add_row("→" if alone else f"{number}", Text(printable(change.words)), steps, Text(printable(change.needs), "dim"))
+        table.add_row("→" if alone else f"{number}", Text(printable_line(change.words)), steps, Text(printable_line(change.needs), "dim"))
     return Group(
-        Text(title, "bold"), table, Text(_afterwards(fix, answer, look)), Text(change_line(changed_keys(fix), look, answer.plan.task))
+        Text(title, "bold"), table, Text(_memory_after_fix(fix, answer, look)), Text(change_line(changed_keys(fix), look, answer.plan.task))
     )
 
 
-def _afterwards(fix: Fix, answer: Answer, look: Look) -> str:
-    after = f"then {look.need(fix.device.value, look.digits)} a GPU{spread(fix.device, look)}"
+def _memory_after_fix(fix: Fix, answer: Answer, look: Look) -> str:
+    after = f"then {look.need(fix.device.value, look.digits)} a GPU{size_range_suffix(fix.device, look)}"
     if answer.cluster:
         after += f", {look.room(answer.cluster.device.framework_bytes - fix.device.value, look.digits)} free"
     if fix.host_bytes:

@@ -16,29 +16,29 @@ MANY = 12
 
 def render_checked(checked: Checked, look: Look) -> str:
     """What the job needs first, then the mistakes, then what was read of each file: every key of it only where all is asked for."""
-    parts = [*_verdict(checked, look), *_mistakes(checked, look), *_keys(checked, look)]
+    parts = [*_check_verdict_lines(checked, look), *_mistake_lines(checked, look), *_config_key_lines(checked, look)]
     return "\n".join(parts) + "\n"
 
 
-def _verdict(checked: Checked, look: Look) -> Iterator[str]:
+def _check_verdict_lines(checked: Checked, look: Look) -> Iterator[str]:
     if checked.stops:
-        yield from _wrapped("DOES NOT START  the engine refuses these files: see the mistakes below", look.width, "")
+        yield from _wrap_with_indent("DOES NOT START  the engine refuses these files: see the mistakes below", look.width, "")
         yield from ("",) if checked.answer else ()
     if checked.no_model:
-        yield from _wrapped(f"NO SHEET  {checked.no_model}", look.width, " " * 10)
+        yield from _wrap_with_indent(f"NO SHEET  {checked.no_model}", look.width, " " * 10)
     if checked.answer is not None:
-        from memsheet.report.screen.table import render
+        from memsheet.report.screen.table import render_answer
 
-        yield render(checked.answer, look).rstrip("\n")
+        yield render_answer(checked.answer, look).rstrip("\n")
     if checked.doubt:
         yield ""
         why = "Whatever becomes of this:" if checked.result is Result.DOES_NOT_FIT else "Uncertain because"
-        yield from _wrapped(f"{why} {checked.doubt}", look.width, "  ")
+        yield from _wrap_with_indent(f"{why} {checked.doubt}", look.width, "  ")
     for line in checked.why_not:
-        yield from _wrapped(f"no sheet: {line}", look.width, "          ")
+        yield from _wrap_with_indent(f"no sheet: {line}", look.width, "          ")
 
 
-def _mistakes(checked: Checked, look: Look) -> Iterator[str]:
+def _mistake_lines(checked: Checked, look: Look) -> Iterator[str]:
     if not checked.mistakes:
         yield "\nNo known mistake found."
         return
@@ -54,8 +54,8 @@ def _mistakes(checked: Checked, look: Look) -> Iterator[str]:
             if gives
             else ""
         )
-        yield from _wrapped(f"{'!' if found.stops else '-'} {found.where}: {found.says}", look.width, "  ", "  ")
-        yield from _wrapped(f"cure: {found.cure}{frees} [{rule.id}]", look.width, "          ", "    ")
+        yield from _wrap_with_indent(f"{'!' if found.stops else '-'} {found.where}: {found.says}", look.width, "  ", "  ")
+        yield from _wrap_with_indent(f"cure: {found.cure}{frees} [{rule.id}]", look.width, "          ", "    ")
     yield from (f"  {line}" for line in more_than_shown(len(checked.mistakes)))
 
 
@@ -66,43 +66,43 @@ def _by_which_end(checked: Checked) -> str:
     return "  freed of the expected bytes; the changes above save at the range's high end" if listed and weighed else ""
 
 
-def _keys(checked: Checked, look: Look) -> Iterator[str]:
+def _config_key_lines(checked: Checked, look: Look) -> Iterator[str]:
     for name, read in checked.reads.items():
         counts = f"{len(read.used)} keys used, {len(read.ignored)} that change no byte: --full lists them"
         yield ""
-        yield from _wrapped(f"{one_line(name)}  ({read.form.tested})" + ("" if look.full else f"  {counts}"), look.width, "  ")
-        every = {"used": [f"{at} {_shown(read.values[at])}" for at in read.used], "ignored": list(read.ignored)}
+        yield from _wrap_with_indent(f"{one_line(name)}  ({read.form.tested})" + ("" if look.full else f"  {counts}"), look.width, "  ")
+        every = {"used": [f"{at} {_one_line_value(read.values[at])}" for at in read.used], "ignored": list(read.ignored)}
         rows = {
             **(every if look.full else {}),
             "unknown": [f"{at} (near: {near})" if near else at for at, near in read.unknown],
-            "not modelled": [f"{at} {_shown(value)}" for at, value in read.unmodelled],
+            "not modelled": [f"{at} {_one_line_value(value)}" for at, value in read.unmodelled],
         }  # fmt: skip
         for word, told in rows.items():
             if told:
-                yield from _wrapped(f"{word:<13}{', '.join(told)}", look.width, " " * 15, "  ")
+                yield from _wrap_with_indent(f"{word:<13}{', '.join(told)}", look.width, " " * 15, "  ")
     if checked.not_read:
         yield ""
-        yield from _wrapped(f"Not read  {'; '.join(checked.not_read)}", look.width, "  ")
+        yield from _wrap_with_indent(f"Not read  {'; '.join(checked.not_read)}", look.width, "  ")
     if checked.moved:
-        shifts = (f"{m.at}: {m.why} ({_signed(m.low_bytes, look)} to {_signed(m.high_bytes, look)})" for m in checked.moved)
+        shifts = (f"{m.at}: {m.why} ({_signed_saving(m.low_bytes, look)} to {_signed_saving(m.high_bytes, look)})" for m in checked.moved)
         yield ""
-        yield from _wrapped(f"Beside the sheet  {'; '.join(shifts)}", look.width, "  ")
+        yield from _wrap_with_indent(f"Beside the sheet  {'; '.join(shifts)}", look.width, "  ")
     if checked.assumed:
         yield ""
-        yield from _wrapped(f"Assumed  {'; '.join(checked.assumed)}", look.width, "  ")
+        yield from _wrap_with_indent(f"Assumed  {'; '.join(checked.assumed)}", look.width, "  ")
 
 
-def _signed(size: int, look: Look) -> str:
+def _signed_saving(size: int, look: Look) -> str:
     return f"+{look.need(size)}" if size > 0 else f"-{look.need(-size)}" if size < 0 else "0"
 
 
-def _shown(value: Any) -> str:
+def _one_line_value(value: Any) -> str:
     """A value on one line; of a script its first line."""
     first, more, _ = str(value).partition("\n")
     return one_line(str(value).lower() if isinstance(value, bool) else f"{first} …" if more else first)
 
 
-def _wrapped(text: str, width: int, after: str, before: str = "") -> list[str]:
+def _wrap_with_indent(text: str, width: int, after: str, before: str = "") -> list[str]:
     import textwrap
 
     return textwrap.wrap(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memsheet.errors import printable
-from memsheet.report.screen.layout import printed, row
+from memsheet.errors import printable_line
+from memsheet.report.screen.layout import labelled_row, render_parts
 from memsheet.report.shared.comparison import Comparison, Pair
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.words import INSTANTS, spoken
+from memsheet.report.shared.words import INSTANTS, component_name
 from memsheet.sheet import Difference
 
 if TYPE_CHECKING:
@@ -20,26 +20,26 @@ SHOWN_ROWS, SHOWN_COMPONENTS, SHOWN_PAIRS = 20, 3, 8
 
 def render_comparison(found: Comparison, look: Look) -> str:
     """The whole screen as text that ends in a newline."""
-    return printed(_parts(found, look), look)
+    return render_parts(_comparison_sections(found, look), look)
 
 
-def _parts(found: Comparison, look: Look) -> Iterator[RenderableType]:
-    pair, names = found.pairs[0], labels(found)
-    yield _headline(pair, names, look)
-    yield _sides(found, pair, names)
-    yield _rows(pair, names, look)
-    yield _instants(pair, names, look)
+def _comparison_sections(found: Comparison, look: Look) -> Iterator[RenderableType]:
+    pair, names = found.pairs[0], side_labels(found)
+    yield _comparison_headline(pair, names, look)
+    yield _compared_sides_table(found, pair, names)
+    yield _difference_table(pair, names, look)
+    yield _instant_peaks_table(pair, names, look)
     if len(found.pairs) > 1:
-        yield _others(found, names, look)
+        yield _other_rank_pairs(found, names, look)
 
 
-def labels(found: Comparison) -> tuple[str, str]:
+def side_labels(found: Comparison) -> tuple[str, str]:
     """What the sides are called: their witnesses where these differ."""
     left, right = found.left.witness.value, found.right.witness.value
     return (left, right) if left != right else ("A", "B")
 
 
-def _headline(pair: Pair, names: tuple[str, str], look: Look) -> RenderableType:
+def _comparison_headline(pair: Pair, names: tuple[str, str], look: Look) -> RenderableType:
     """The verdict in words: both sizes, the difference, what explains most of it, and what that leaves."""
     left, right = pair.sizes
     both = f"{names[1]} {look.need(right, 2)}, {names[0]} {look.need(left, 2)}"
@@ -49,14 +49,18 @@ def _headline(pair: Pair, names: tuple[str, str], look: Look) -> RenderableType:
     if not pair.bytes:
         equal = not any(each.bytes for each in pair.rows)
         word = "EQUAL" if equal else "EQUAL IN SUM"
-        return row(word, "bold green" if equal else "bold yellow", (both, when, *(() if equal else _cancel(pair, look))), look)
+        return labelled_row(
+            word, "bold green" if equal else "bold yellow", (both, when, *(() if equal else _cancelling_part_phrases(pair, look))), look
+        )
     more = "MORE" if pair.bytes > 0 else "LESS"
-    word = f"{names[1].upper()} {percent(pair.bytes, left, signed=False)} {more}"
+    word = f"{names[1].upper()} {percent_of_whole(pair.bytes, left, signed=False)} {more}"
     change = f"{look.need(abs(pair.bytes), 2)} {more.lower()} ({abs(pair.bytes):,} bytes)"
-    return row(word, "bold yellow", (both, change, *_inside(pair, names, look), when, *_explained(pair, look)), look)
+    return labelled_row(
+        word, "bold yellow", (both, change, *_range_check_phrases(pair, names, look), when, *_main_difference_phrases(pair, look)), look
+    )
 
 
-def _inside(pair: Pair, names: tuple[str, str], look: Look) -> Iterator[str]:
+def _range_check_phrases(pair: Pair, names: tuple[str, str], look: Look) -> Iterator[str]:
     """Whether the right size lies in the left one's range, where that has one."""
     size = pair.left.at(pair.at[0])
     if size.low != size.high:
@@ -64,29 +68,29 @@ def _inside(pair: Pair, names: tuple[str, str], look: Look) -> Iterator[str]:
         yield f"{place} {names[0]}'s range, {look.need(int(size.low), 2)} to {look.need(int(size.high), 2)}"
 
 
-def _explained(pair: Pair, look: Look) -> Iterator[str]:
+def _main_difference_phrases(pair: Pair, look: Look) -> Iterator[str]:
     """The component whose difference goes the same way and is the largest, and in what the rest lies."""
     parts = pair.components()
     top = max(parts.values(), key=lambda each: each.bytes * (1 if pair.bytes > 0 else -1))
     share = f", {100 * top.bytes // pair.bytes}% of it" if abs(top.bytes) < abs(pair.bytes) else ""
-    yield f"most of it {spoken(top.component)} {signed(top.bytes, look)}{share}"
+    yield f"most of it {component_name(top.component)} {signed_difference(top.bytes, look)}{share}"
     rest = [each for each in parts.values() if each is not top and each.bytes]
     left = pair.bytes - top.bytes
-    yield f"that leaves {signed(left, look) if left else 'nothing'}{f': {_list(rest, look)}' if rest else ''}"
+    yield f"that leaves {signed_difference(left, look) if left else 'nothing'}{f': {_join_differences(rest, look)}' if rest else ''}"
 
 
-def _cancel(pair: Pair, look: Look) -> Iterator[str]:
+def _cancelling_part_phrases(pair: Pair, look: Look) -> Iterator[str]:
     parts = [each for each in pair.components().values() if each.bytes]
-    yield f"components cancel: {_list(parts, look)}" if parts else "rows differ inside their components only"
+    yield f"components cancel: {_join_differences(parts, look)}" if parts else "rows differ inside their components only"
 
 
-def _list(parts: list[Difference], look: Look) -> str:
-    words = [f"{spoken(each.component)} {signed(each.bytes, look)}" for each in parts[:SHOWN_COMPONENTS]]
+def _join_differences(parts: list[Difference], look: Look) -> str:
+    words = [f"{component_name(each.component)} {signed_difference(each.bytes, look)}" for each in parts[:SHOWN_COMPONENTS]]
     more = len(parts) - SHOWN_COMPONENTS
     return ", ".join([*words, *([f"{more} more"] if more > 0 else [])])
 
 
-def _sides(found: Comparison, pair: Pair, names: tuple[str, str]) -> RenderableType:
+def _compared_sides_table(found: Comparison, pair: Pair, names: tuple[str, str]) -> RenderableType:
     """What is compared with what."""
     from rich.table import Table
     from rich.text import Text
@@ -95,14 +99,14 @@ def _sides(found: Comparison, pair: Pair, names: tuple[str, str]) -> RenderableT
     for name, document, sheet in ((names[0], found.left, pair.left), (names[1], found.right, pair.right)):
         ranks = f"rank {sheet.rank}" + (f" and {len(sheet.same_as)} like it" if sheet.same_as else "")
         witness = "" if name == document.witness.value else document.witness.value
-        cells = [name, witness, document.model, printable(document.file), ranks if len(found.pairs) > 1 or not pair.ranks else ""]
+        cells = [name, witness, document.model, printable_line(document.file), ranks if len(found.pairs) > 1 or not pair.ranks else ""]
         grid.add_row(*(Text(cell, "bold" if number == 0 else "") for number, cell in enumerate(cells)))
     if found.left.model != found.right.model:
         grid.add_row(Text(""), Text("two different models", "yellow"))
     return grid
 
 
-def _rows(pair: Pair, names: tuple[str, str], look: Look) -> RenderableType:
+def _difference_table(pair: Pair, names: tuple[str, str], look: Look) -> RenderableType:
     """What differs, the largest difference first; what is equal as one row, all of it with ``full``."""
     from rich.table import Table
     from rich.text import Text
@@ -118,11 +122,11 @@ def _rows(pair: Pair, names: tuple[str, str], look: Look) -> RenderableType:
 
     def add(component: str, path: str, left: int, right: int, style: str = "") -> None:
         sizes = (look.cell(size) if size else "" for size in (left, right))
-        cells = (component, path, *sizes, signed(right - left, look) if right != left else "=")
+        cells = (component, path, *sizes, signed_difference(right - left, look) if right != left else "=")
         table.add_row(*(Text(cell, style) for cell in cells))
 
     for each in shown:
-        add(spoken(each.component), printable(each.path) or "all", int(each.left.value), int(each.right.value))
+        add(component_name(each.component), printable_line(each.path) or "all", int(each.left.value), int(each.right.value))
     smaller, equal = differing[len(shown) :], [each for each in pair.rows if not each.bytes]
     for words, left_out in ((f"{len(smaller)} smaller", smaller), (f"{len(equal)} equal", equal)):
         if left_out and not look.full:
@@ -131,7 +135,7 @@ def _rows(pair: Pair, names: tuple[str, str], look: Look) -> RenderableType:
     return table
 
 
-def _instants(pair: Pair, names: tuple[str, str], look: Look) -> RenderableType:
+def _instant_peaks_table(pair: Pair, names: tuple[str, str], look: Look) -> RenderableType:
     """Both peaks of every instant."""
     from rich.table import Table
     from rich.text import Text
@@ -146,7 +150,7 @@ def _instants(pair: Pair, names: tuple[str, str], look: Look) -> RenderableType:
         present = [instant in sheet.instants for sheet in (pair.left, pair.right)]
         sizes = [look.cell(size) if there else "" for size, there in zip((left, right), present, strict=True)]
         change = (
-            [signed(right - left, look), percent(right - left, left)]
+            [signed_difference(right - left, look), percent_of_whole(right - left, left)]
             if all(present) and right != left
             else ["=" if all(present) else "", ""]
         )
@@ -156,29 +160,31 @@ def _instants(pair: Pair, names: tuple[str, str], look: Look) -> RenderableType:
     return table
 
 
-def _others(found: Comparison, names: tuple[str, str], look: Look) -> RenderableType:
+def _other_rank_pairs(found: Comparison, names: tuple[str, str], look: Look) -> RenderableType:
     """The other pairs of ranks, a line each."""
     from rich.text import Text
 
     lines = ["The other ranks"]
     for pair in found.pairs[1 : SHOWN_PAIRS + 1]:
         left, right = pair.sizes
-        change = f"{signed(pair.bytes, look)} ({percent(pair.bytes, left)})" if pair.bytes else "="
-        lines.append(f"  rank {pair.ranks[0]}{_alike(pair)}: {names[0]} {look.need(left, 2)}, {names[1]} {look.need(right, 2)}  {change}")
+        change = f"{signed_difference(pair.bytes, look)} ({percent_of_whole(pair.bytes, left)})" if pair.bytes else "="
+        lines.append(
+            f"  rank {pair.ranks[0]}{_same_rank_suffix(pair)}: {names[0]} {look.need(left, 2)}, {names[1]} {look.need(right, 2)}  {change}"
+        )
     hidden = len(found.pairs) - 1 - SHOWN_PAIRS
     return Text("\n".join([*lines, *([f"  and {hidden} more; --rank N or --json shows them"] if hidden > 0 else [])]))
 
 
-def _alike(pair: Pair) -> str:
+def _same_rank_suffix(pair: Pair) -> str:
     return f" and {len(pair.ranks) - 1} like it" if len(pair.ranks) > 1 else ""
 
 
-def signed(size: int, look: Look) -> str:
+def signed_difference(size: int, look: Look) -> str:
     """A difference with its sign, in the unit that suits it; its magnitude is rounded up."""
     return f"{'-' if size < 0 else '+'}{look.need(abs(size), 2)}"
 
 
-def percent(part: int, whole: int, *, signed: bool = True) -> str:
+def percent_of_whole(part: int, whole: int, *, signed: bool = True) -> str:
     """``part`` of ``whole`` in percent, never rounded to nothing."""
     if not whole:
         return ""

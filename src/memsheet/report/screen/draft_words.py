@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.plan.plan import Speculative, SpeculativeMethod
-from memsheet.report.screen.layout import flow
+from memsheet.report.screen.layout import join_phrases
 from memsheet.report.shared.look import Look
 
 WHO = {
@@ -26,7 +26,9 @@ def drafting_lines(found: Mapping[str, Any], look: Look, *, several: bool) -> It
         (found["kv_bytes_per_token"], "of each token's cache"),
     ]  # fmt: skip
     takes = ", ".join(f"{look.need(int(size), 2)} {words}" for size, words in parts if size)
-    yield flow((f"It drafts {counted} at a time by {who}:", f"{takes}." if takes else "no weights and no cache."), look.width, between=" ")
+    yield join_phrases(
+        (f"It drafts {counted} at a time by {who}:", f"{takes}." if takes else "no weights and no cache."), look.width, between=" "
+    )
     if rows := int(found.get("verified_rows") or 0):
         said = f"Up to {rows:,} tokens are verified in a step, whose logits take {look.need(int(found['logits_bytes']), 2)}"
         yield f"{said}."

@@ -19,7 +19,7 @@ ASCII = str.maketrans(
 )
 
 
-def printed(parts: Iterable[RenderableType], look: Look) -> str:
+def render_parts(parts: Iterable[RenderableType], look: Look) -> str:
     """The parts as text, an empty line between them, that ends in a newline."""
     from rich.console import Console
 
@@ -36,7 +36,7 @@ def printed(parts: Iterable[RenderableType], look: Look) -> str:
     return text.translate(ASCII) if look.ascii else text
 
 
-def flow(parts: Iterable[str], width: int, *, between: str = " · ") -> str:
+def join_phrases(parts: Iterable[str], width: int, *, between: str = " · ") -> str:
     """Phrases joined into lines of at most ``width`` that break only between phrases (a longer phrase wraps by itself)."""
     lines: list[str] = []
     phrases = [part for part in parts if part]
@@ -54,13 +54,13 @@ def flow(parts: Iterable[str], width: int, *, between: str = " · ") -> str:
     )
 
 
-def wrapped(line: str, width: int, *, indent: int) -> str:
+def wrap_command_line(line: str, width: int, *, indent: int) -> str:
     """A line to type between its words, what does not fit in ``width`` farther in beneath it."""
     first, rest = " " * indent, " " * (indent + 6)
     return fill(line, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False)
 
 
-def row(word: str, style: str, phrases: Iterable[str], look: Look, *, between: str = " · ") -> RenderableType:
+def labelled_row(word: str, style: str, phrases: Iterable[str], look: Look, *, between: str = " · ") -> RenderableType:
     """A word, and phrases that wrap beside it."""
     from rich.table import Table
     from rich.text import Text
@@ -68,7 +68,7 @@ def row(word: str, style: str, phrases: Iterable[str], look: Look, *, between: s
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row(Text(word, style), Text(flow(phrases, look.width - len(word) - 2, between=between)))
+    grid.add_row(Text(word, style), Text(join_phrases(phrases, look.width - len(word) - 2, between=between)))
     return grid
 
 
@@ -80,10 +80,10 @@ def command_row(word: str, command: str, look: Look) -> RenderableType:
     if (
         max(map(len, flags)) > look.width - len(word) - 4
     ):  # a list of layers that no line holds: unindented, so that a shell joins its parts
-        whole = flow(flags, look.width - 2, between=" ").split("\n")
+        whole = join_phrases(flags, look.width - 2, between=" ").split("\n")
         return Text(f"{word}\n", "bold").append(" \\\n".join(_in_parts(line.rstrip(), look.width - 2) for line in whole), "not bold")
-    lines = flow(flags, look.width - len(word) - 4, between=" ").split("\n")
-    return row(word, "bold", (" \\\n".join(line.rstrip() for line in lines),), look)
+    lines = join_phrases(flags, look.width - len(word) - 4, between=" ").split("\n")
+    return labelled_row(word, "bold", (" \\\n".join(line.rstrip() for line in lines),), look)
 
 
 def _in_parts(line: str, width: int) -> str:

@@ -33,11 +33,11 @@ def ladder_table(answer: Answer, look: Look) -> RenderableType:
             Text("→" if step.seq_len == answer.plan.seq_len else ""), Text(f"{step.seq_len:,}"), Text(look.cell(step.device_bytes)),
             Text(WORDS[step.result], STYLES[step.result]),
         ]  # fmt: skip
-        table.add_row(*cells, *(_recomputed(step, look) if again else ()))
+        table.add_row(*cells, *(_recompute_cells(step, look) if again else ()))
     return table
 
 
-def _recomputed(step: LadderStep, look: Look) -> tuple[RenderableType, RenderableType]:
+def _recompute_cells(step: LadderStep, look: Look) -> tuple[RenderableType, RenderableType]:
     from rich.text import Text
 
     if step.recomputed_bytes is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.budget import Answer, Result
-from memsheet.report.screen.layout import flow, wrapped
+from memsheet.report.screen.layout import join_phrases, wrap_command_line
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.typed_changes import change_line
 from memsheet.sheet import Bytes, Component
@@ -23,10 +23,10 @@ def pool_lacks(answer: Answer, look: Look) -> str:
     short = (answer.serving or {}).get("short_bytes")
     if short is None or short.high <= 0:
         return _asked_lack(answer)
-    tokens = _tokens(answer)
+    tokens = _needed_sequence_tokens(answer)
     what = f" for one sequence of {tokens:,} tokens" if tokens > 1 else ""
-    if _surely(answer, short):
-        whose = "its pool" if _room(answer) >= 0 else "its fraction of the card"
+    if _is_certain_shortage(answer, short):
+        whose = "its pool" if _kv_pool_room_bytes(answer) >= 0 else "its fraction of the card"
         return f"{whose} lacks {look.need(int(short.value))}{what}"
     return f"its pool may lack up to {look.need(int(short.high))}{what}"
 
@@ -46,42 +46,42 @@ def asked_lines(answer: Answer, look: Look) -> Iterator[str]:
     if not asked or not _asked_lack(answer):
         return
     starts = "starts" if asked["starts"] == Result.FITS.value else "may start"
-    yield flow((f"{answer.plan.engine} {starts} all the same: it runs as many sequences as its pool holds", "and computes the others later or again."), look.width, between=" ")  # fmt: skip
+    yield join_phrases((f"{answer.plan.engine} {starts} all the same: it runs as many sequences as its pool holds", "and computes the others later or again."), look.width, between=" ")  # fmt: skip
     ways = [change_line(one, look, answer.plan.task) for one in asked.get("holds_instead", ())]
     if ways:
         yield "What it is sure to hold, each alone:"
-        yield from (wrapped(line, look.width, indent=2) for line in ways)
+        yield from (wrap_command_line(line, look.width, indent=2) for line in ways)
 
 
 def refused_lines(answer: Answer, look: Look) -> Iterator[str]:
     """Why the engine does not start, or may not, and what of its options would let it."""
     serving = answer.serving or {}
     short: Bytes = serving["short_bytes"]
-    yield flow(_why(answer, short, look), look.width, between=" ")
-    if not _surely(answer, short):
-        yield flow(_spread(short, look), look.width, between=" ")
-        yield from _as_asked(serving, short, _tokens(answer))
-    yield from _cures(serving, short, look)
+    yield join_phrases(_shortage_reason_phrases(answer, short, look), look.width, between=" ")
+    if not _is_certain_shortage(answer, short):
+        yield join_phrases(_shortage_range_phrases(short, look), look.width, between=" ")
+        yield from _as_asked(serving, short, _needed_sequence_tokens(answer))
+    yield from _pool_fix_lines(serving, short, look)
 
 
-def _tokens(answer: Answer) -> int:
+def _needed_sequence_tokens(answer: Answer) -> int:
     return int((answer.serving or {})["budget"].get("needs_tokens") or answer.plan.max_model_len or 0)
 
 
-def _room(answer: Answer) -> int:
+def _kv_pool_room_bytes(answer: Answer) -> int:
     """Of the pool, negative where the fraction is spent before it."""
     return int((answer.serving or {})["budget"]["kv_cache"].value)
 
 
-def _surely(answer: Answer, short: Bytes) -> bool:
+def _is_certain_shortage(answer: Answer, short: Bytes) -> bool:
     return bool(short.low > 0) or (answer.verdict is not None and answer.verdict.result is Result.DOES_NOT_FIT and short.value > 0)
 
 
-def _why(answer: Answer, short: Bytes, look: Look) -> Iterator[str]:
-    plan, room, tokens = answer.plan, _room(answer), _tokens(answer)
+def _shortage_reason_phrases(answer: Answer, short: Bytes, look: Look) -> Iterator[str]:
+    plan, room, tokens = answer.plan, _kv_pool_room_bytes(answer), _needed_sequence_tokens(answer)
     weights = max(int(sheet.of(Component.PARAMETERS).value) for sheet in answer.sheets)
     missing = look.need(max(0, int(short.value)))
-    does = "refuses to start" if _surely(answer, short) else "may refuse to start"
+    does = "refuses to start" if _is_certain_shortage(answer, short) else "may refuse to start"
     needs, fraction = look.need(int(short.value) + room), f"its fraction of {plan.memory_fraction:g}"
     one = f"one sequence of {tokens:,} tokens needs {needs} of cache"
     card = answer.cluster.device.framework_bytes if answer.cluster else 0
@@ -97,7 +97,7 @@ def _why(answer: Answer, short: Bytes, look: Look) -> Iterator[str]:
     yield f"With that, {one}; {missing} are missing." if tokens > 1 else f"{missing} are missing."
 
 
-def _spread(short: Bytes, look: Look) -> Iterator[str]:
+def _shortage_range_phrases(short: Bytes, look: Look) -> Iterator[str]:
     best = f"{look.room(-int(short.low))} left" if short.low <= 0 else f"{look.need(int(short.low))} missing"
     middle = f"{look.need(int(short.value))} missing" if short.value > 0 else f"{look.room(-int(short.value))} left"
     yield f"Expected: {middle};"
@@ -111,14 +111,14 @@ def _as_asked(serving: Mapping[str, Any], short: Bytes, tokens: int) -> Iterator
         yield "As asked it is expected to start" + (f", and so it is up to --max-model-len {longest}." if longest > tokens else ".")
 
 
-def _cures(serving: Mapping[str, Any], short: Bytes, look: Look) -> Iterator[str]:
+def _pool_fix_lines(serving: Mapping[str, Any], short: Bytes, look: Look) -> Iterator[str]:
     """Changes that were accounted again, those that suffice first."""
     if "makes_room" not in serving:  # nobody asked for changes
         return
     worth = max(1, int(WORTH * short.value))
     told = [one for one in serving.get("makes_room", ()) if one["frees_bytes"] >= worth or one["result"] == Result.FITS.value][:MOST]
-    rows = [(change_line(changes, look, "infer"), gives) for changes, gives in _lengths(serving, short)]
-    rows += [(change_line(one["changes"], look, "infer"), _gives(one, look)) for one in told]
+    rows = [(change_line(changes, look, "infer"), gives) for changes, gives in _shorter_sequence_fixes(serving, short)]
+    rows += [(change_line(one["changes"], look, "infer"), _pool_fix_effect(one, look)) for one in told]
     together = serving.get("makes_room_together")
     if not rows and not together:
         yield "Nothing that was tried makes room: no shorter sequence, no other format, no more GPUs."
@@ -127,13 +127,13 @@ def _cures(serving: Mapping[str, Any], short: Bytes, look: Look) -> Iterator[str
     wide = max((len(flags) for flags, _ in rows), default=0)
     for flags, gives in rows:
         line = f"  {flags:<{wide}}  {gives}"
-        yield line if len(line) <= look.width else f"{wrapped(flags, look.width, indent=2)}\n      {gives}"
+        yield line if len(line) <= look.width else f"{wrap_command_line(flags, look.width, indent=2)}\n      {gives}"
     if together:
         line = change_line(together["changes"], look, "infer")
-        yield f"{wrapped(line, look.width, indent=2)}\n      together {_gives(together, look)}"
+        yield f"{wrap_command_line(line, look.width, indent=2)}\n      together {_pool_fix_effect(together, look)}"
 
 
-def _lengths(serving: Mapping[str, Any], short: Bytes) -> Iterator[tuple[Mapping[str, Any], str]]:
+def _shorter_sequence_fixes(serving: Mapping[str, Any], short: Bytes) -> Iterator[tuple[Mapping[str, Any], str]]:
     """A shorter sequence with which it starts: where what is asked is expected to, one with which it is expected to is no cure."""
     sure, expected = serving.get("longest_that_fits"), serving.get("longest_expected")
     if sure:
@@ -142,7 +142,7 @@ def _lengths(serving: Mapping[str, Any], short: Bytes) -> Iterator[tuple[Mapping
         yield {**LENGTHS, "serving.max_model_len": expected}, "the longest that is expected to start"
 
 
-def _gives(one: Mapping[str, Any], look: Look) -> str:
+def _pool_fix_effect(one: Mapping[str, Any], look: Look) -> str:
     lacks, frees = int(one["lacks_bytes"]), f"gives {look.room(int(one['frees_bytes']))} a GPU"
     if one["result"] == Result.FITS.value:
         return f"{frees}: starts with {look.room(-lacks)} to spare"

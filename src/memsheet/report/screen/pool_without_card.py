@@ -12,7 +12,7 @@ TAKEN = ("serving.max_sequences = ", "serving.max_model_len = ")
 """How ``Answer.assumed`` begins where nobody said how many sequences are served, or how long they are."""
 
 
-def unasked(answer: Answer, sheet: Sheet, look: Look) -> Iterator[str]:
+def cache_size_phrases(answer: Answer, sheet: Sheet, look: Look) -> Iterator[str]:
     """Weights, a token's cache and a sequence's, on one GPU; nothing where sequences and their length were told, or a card sizes the pool."""
     plan, serving = answer.plan, answer.serving or {}
     a_token = int(serving.get("kv_bytes_per_token_per_rank") or serving.get("kv_bytes_per_token") or 0)

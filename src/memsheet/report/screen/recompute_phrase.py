@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.budget import Answer, Result, Verdict, judge_on
 from memsheet.engines import engine_of
 from memsheet.errors import InputError
@@ -21,7 +21,7 @@ def with_recompute(answer: Answer, look: Look) -> str:
     verdict = answer.verdict
     if verdict is None or answer.ladder or answer.trace is not None or UNSAID not in answer.assumed or _is_proposed(verdict):
         return ""
-    found = _recomputed(answer)
+    found = _full_recompute_verdict(answer)
     if found is None or found.device.value >= verdict.device.value:
         return ""
     return f"with --recompute full: {look.need(found.device.value, look.digits)}, {WORDS[found.result]}"
@@ -32,13 +32,13 @@ def _is_proposed(verdict: Verdict) -> bool:
     return any("recompute.mode" in (change.key, *(key for key, _, _ in change.also)) for change in changes)
 
 
-def _recomputed(answer: Answer) -> Verdict | None:
+def _full_recompute_verdict(answer: Answer) -> Verdict | None:
     """The verdict with every layer recomputed, None where the engine has no such thing."""
     cluster, plan = answer.cluster, answer.plan
     if cluster is None or not answer.model.model_type or RecomputeMode.FULL not in engine_of(plan).recompute:
         return None
     plan = replace(plan, recompute=Recompute(mode=RecomputeMode.FULL))
     try:
-        return judge_on(tuple(account(answer.model, plan, cluster, stage, replays=True) for stage in range(plan.mesh.pp)), cluster)
+        return judge_on(tuple(account_rank(answer.model, plan, cluster, stage, replays=True) for stage in range(plan.mesh.pp)), cluster)
     except InputError:
         return None

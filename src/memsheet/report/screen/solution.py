@@ -11,13 +11,13 @@ from memsheet.budget import Result, WayToFit
 from memsheet.plan.device import parse_gpus
 from memsheet.plan.model import Attention, Dense, ModelSpec
 from memsheet.report.json.solution import UNITS, value_of
-from memsheet.report.screen.layout import flow, one_line, printed, row
-from memsheet.report.screen.table import asked, billions
+from memsheet.report.screen.layout import join_phrases, labelled_row, one_line, render_parts
+from memsheet.report.screen.table import format_parameter_count, question_summary
 from memsheet.report.screen.ways_to_fit import ways_table
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.sizes import closing, headroom, need_and_room
+from memsheet.report.shared.sizes import headroom_phrase, look_with_exact_digits, need_and_room
 from memsheet.report.shared.typed_changes import change_line
-from memsheet.report.shared.words import INSTANTS, changed_keys, spoken
+from memsheet.report.shared.words import INSTANTS, changed_keys, component_name
 from memsheet.search.solve.sizes import Curve
 from memsheet.search.solve.targets import Solution, Target
 from memsheet.search.trials import Tried
@@ -36,30 +36,30 @@ LISTED = 3
 
 def render_solution(solution: Solution, look: Look, curves: tuple[Curve, ...] = ()) -> str:
     """The whole screen as text that ends in a newline."""
-    return printed(_parts(solution, look, curves), look)
+    return render_parts(_solution_sections(solution, look, curves), look)
 
 
-def _parts(solution: Solution, look: Look, curves: tuple[Curve, ...]) -> Iterator[RenderableType]:
+def _solution_sections(solution: Solution, look: Look, curves: tuple[Curve, ...]) -> Iterator[RenderableType]:
     shown = solution.shown
-    for _, tried in _named(solution):
-        look = closing(tried.verdict, tried.cluster, look)
+    for _, tried in _named_tries(solution):
+        look = look_with_exact_digits(tried.verdict, tried.cluster, look)
     look = look.fitted(int(shown.verdict.device.high))
-    yield _headline(solution, shown, look)
-    yield asked(shown.answer, look)
-    yield _table(solution, look)
-    yield _decided(solution, shown, look)
+    yield _solution_headline(solution, shown, look)
+    yield question_summary(shown.answer, look)
+    yield _neighbour_table(solution, look)
+    yield _deciding_component_text(solution, shown, look)
     if curves:
-        yield _bars(curves, look)
+        yield _cluster_size_bars(curves, look)
     if solution.fix is not None:
         after = f"the least then needs {look.need(solution.fix.device.value, look.digits)}"
-        yield row("To fit", "bold", (change_line(changed_keys(solution.fix), look), after), look)
+        yield labelled_row("To fit", "bold", (change_line(changed_keys(solution.fix), look), after), look)
     if solution.ways_to_fit:
         yield ways_table(tuple(_as_solved(way, solution, look) for way in solution.ways_to_fit), look, solution.target.task)
     if assumed := (*solution.assumed, *shown.assumed):
-        yield row("Assumed", "bold", map(one_line, assumed), look, between="; ")
-    yield row("Looked at", "bold", (f"{solution.values}; {_tried_values(solution)}",), look)
-    if notes := (*solution.notes, *_skips(solution), *_without(curves)):
-        yield row("Notes", "bold", ("\n".join(map(one_line, notes)),), look)
+        yield labelled_row("Assumed", "bold", map(one_line, assumed), look, between="; ")
+    yield labelled_row("Looked at", "bold", (f"{solution.values}; {_tried_values(solution)}",), look)
+    if notes := (*solution.notes, *_skipped_value_notes(solution), *_curve_notes(curves)):
+        yield labelled_row("Notes", "bold", ("\n".join(map(one_line, notes)),), look)
 
 
 def _as_solved(way: WayToFit, solution: Solution, look: Look) -> WayToFit:
@@ -72,63 +72,65 @@ def _as_solved(way: WayToFit, solution: Solution, look: Look) -> WayToFit:
     return replace(way, changes={**{key: value for key, value in way.changes.items() if key not in ("gpus", "per_node")}, **farther})
 
 
-def _quantity(solution: Solution, tried: Tried) -> str:
+def _value_with_unit(solution: Solution, tried: Tried) -> str:
     """A value with its unit, for a sentence."""
     value = value_of(solution, tried)
     unit = UNITS[solution.target]
-    return f"{_number(solution, tried)} {unit.removesuffix('s') if value == 1 else unit}"
+    return f"{_format_value(solution, tried)} {unit.removesuffix('s') if value == 1 else unit}"
 
 
-def _number(solution: Solution, tried: Tried) -> str:
+def _format_value(solution: Solution, tried: Tried) -> str:
     value = value_of(solution, tried)
-    return billions(value) if solution.target is Target.PARAMETERS else f"{value:,}"
+    return format_parameter_count(value) if solution.target is Target.PARAMETERS else f"{value:,}"
 
 
-def _headline(solution: Solution, shown: Tried, look: Look) -> RenderableType:
+def _solution_headline(solution: Solution, shown: Tried, look: Look) -> RenderableType:
     verdict = shown.verdict
-    said = *need_and_room(shown.cluster.device, verdict, look), _free(shown, look), _where(shown)
+    said = *need_and_room(shown.cluster.device, verdict, look), _headroom_words(shown, look), _deciding_rank_words(shown)
     if solution.result is Result.DOES_NOT_FIT:
-        return row("NOTHING FITS", "bold red", (f"{_least(solution)}, {_quantity(solution, shown)}, {said[0]}", *said[1:]), look)
+        return labelled_row(
+            "NOTHING FITS", "bold red", (f"{_least_demand_word(solution)}, {_value_with_unit(solution, shown)}, {said[0]}", *said[1:]), look
+        )
     if solution.found is None:
-        best = f"{BEST[solution.target].format(_quantity(solution, shown))} may fit, nothing is sure to"
-        return row("UNCERTAIN", "bold yellow", (best, *said), look)
-    return row("FITS", "bold green", (BEST[solution.target].format(_quantity(solution, shown)), *said), look)
+        best = f"{BEST[solution.target].format(_value_with_unit(solution, shown))} may fit, nothing is sure to"
+        return labelled_row("UNCERTAIN", "bold yellow", (best, *said), look)
+    return labelled_row("FITS", "bold green", (BEST[solution.target].format(_value_with_unit(solution, shown)), *said), look)
 
 
-def _least(solution: Solution) -> str:
+def _least_demand_word(solution: Solution) -> str:
     """The least demanding value, in words: few tokens, but many GPUs."""
     return "the most" if solution.target is Target.GPUS else "the least"
 
 
-def _free(shown: Tried, look: Look) -> str:
+def _headroom_words(shown: Tried, look: Look) -> str:
     verdict = shown.verdict
     lacking = f"host memory lacks {look.need(verdict.host_short_bytes)} a node" if verdict.host_short_bytes else ""
-    return lacking or headroom(shown.cluster.device, verdict, look)
+    return lacking or headroom_phrase(shown.cluster.device, verdict, look)
 
 
-def _where(tried: Tried) -> str:
+def _deciding_rank_words(tried: Tried) -> str:
     """The rank that decides, and when."""
     stage = f" of stage {tried.stage}" if tried.plan.mesh.pp > 1 else ""
     return f"rank {tried.verdict.rank}{stage} of {tried.cluster.count}, peak in {INSTANTS[tried.verdict.instant]}"
 
 
-def _named(solution: Solution) -> tuple[tuple[str, Tried], ...]:
+def _named_tries(solution: Solution) -> tuple[tuple[str, Tried], ...]:
     """What there is of the answer and its neighbours."""
     named = (
         ("the whole range fits", solution.found), ("the next step", solution.beyond),
-        ("the last tried that fits", _later(solution)), ("the expected bytes fit", solution.expected),
-        ("may fit", _possible(solution)), (_least(solution), solution.least),
+        ("the last tried that fits", _last_fitting_try(solution)), ("the expected bytes fit", solution.expected),
+        ("may fit", _last_possible_try(solution)), (_least_demand_word(solution), solution.least),
     )  # fmt: skip
     return tuple((name, tried) for name, tried in named if tried is not None)
 
 
-def _possible(solution: Solution) -> Tried | None:
+def _last_possible_try(solution: Solution) -> Tried | None:
     """The last value that may fit, where it stands beside no other name."""
     known = {tried.value for tried in (solution.expected, solution.least) if tried is not None}
     return solution.possible if solution.possible is not None and solution.possible.value not in known else None
 
 
-def _later(solution: Solution) -> Tried | None:
+def _last_fitting_try(solution: Solution) -> Tried | None:
     """The last value that fits where it is another than the answer: the verdict alternates."""
     found, last = solution.found, solution.last_fitting
     return last if found is not None and last is not None and last.value != found.value else None
@@ -159,7 +161,7 @@ def _widest_gap(solution: Solution) -> tuple[int, int]:
     return (values[0], widest) if widest > beyond.value - found.value > 0 else (0, 0)
 
 
-def _table(solution: Solution, look: Look) -> RenderableType:
+def _neighbour_table(solution: Solution, look: Look) -> RenderableType:
     """Where it ends: the last value that fits, the one after it, and as far as the expected bytes go."""
     from rich.table import Table
 
@@ -170,61 +172,63 @@ def _table(solution: Solution, look: Look) -> RenderableType:
     table.add_column("low to high", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     every = (("tried", tried) for tried in solution.tried if look.full)
-    for name, tried in (*_named(solution), *every):
+    for name, tried in (*_named_tries(solution), *every):
         device = tried.verdict.device
         spread = f"{look.cell(device.low)} to {look.cell(device.high)}"
-        table.add_row(name, _number(solution, tried), look.cell(device.value), spread, WORDS[tried.verdict.result])
+        table.add_row(name, _format_value(solution, tried), look.cell(device.value), spread, WORDS[tried.verdict.result])
     return table
 
 
-def _decided(solution: Solution, shown: Tried, look: Look) -> Text:
+def _deciding_component_text(solution: Solution, shown: Tried, look: Look) -> Text:
     """What takes the room where it ends, in words."""
     from rich.text import Text
 
-    lines = [_takes(solution, shown, look)]
+    lines = [_memory_breakdown_sentence(solution, shown, look)]
     if solution.beyond is not None:
-        lines.append(f"{_takes(solution, solution.beyond, look)}\n{_breaks(solution.beyond, look)}")
+        lines.append(f"{_memory_breakdown_sentence(solution, solution.beyond, look)}\n{_next_step_obstacle(solution.beyond, look)}")
     elif solution.found is not None:
         lines.append("Nothing beyond that was looked at.")
     if solution.target is Target.PARAMETERS:
-        lines.append(f"The model: {_shape(shown.model)}.")
+        lines.append(f"The model: {_model_shape_words(shown.model)}.")
     last = solution.last_fitting or solution.found
-    lines += _alternation(solution)
+    lines += _alternation_notes(solution)
     if last is not None and solution.expected is not None and solution.expected.value != last.value:
-        far, near = _quantity(solution, solution.expected), _quantity(solution, last)
+        far, near = _value_with_unit(solution, solution.expected), _value_with_unit(solution, last)
         lines.append(f"Between {near} and {far} it may fit: the expected bytes do, the high end of the range does not.")
-    return Text("\n".join(flow(line.split(" "), look.width, between=" ") for whole in lines for line in whole.splitlines()))
+    return Text("\n".join(join_phrases(line.split(" "), look.width, between=" ") for whole in lines for line in whole.splitlines()))
 
 
-def _alternation(solution: Solution) -> Iterator[str]:
+def _alternation_notes(solution: Solution) -> Iterator[str]:
     """Where some values fit beyond one that does not."""
-    found, last = solution.found, _later(solution)
+    found, last = solution.found, _last_fitting_try(solution)
     if found is None or last is None:
         return
     values = [tried.value for tried in solution.tried]
     between = solution.tried[values.index(found.value) + 1 : values.index(last.value)]
-    failing = [_number(solution, tried) for tried in between if tried.verdict.result is not Result.FITS]
+    failing = [_format_value(solution, tried) for tried in between if tried.verdict.result is not Result.FITS]
     more = f" and {len(failing) - LISTED} more" if len(failing) > LISTED else ""
     yield (
-        f"Every value tried up to {_quantity(solution, found)} fits; the last one tried that fits is {_quantity(solution, last)}. Of those "
+        f"Every value tried up to {_value_with_unit(solution, found)} fits; the last one tried that fits is {_value_with_unit(solution, last)}. Of those "
         f"between, {', '.join(failing[:LISTED])}{more} may not: the allocator's slack does not grow evenly."
     )
 
 
-def _takes(solution: Solution, tried: Tried, look: Look) -> str:
+def _memory_breakdown_sentence(solution: Solution, tried: Tried, look: Look) -> str:
     stage = f" (stage {tried.stage})" if tried.plan.mesh.pp > 1 else ""
-    parts = ", ".join(f"{spoken(component)} {look.need(size.value)}" for component, size in tried.verdict.largest)
-    return f"At {_quantity(solution, tried)} rank {tried.verdict.rank}{stage} decides, in {INSTANTS[tried.verdict.instant]}: {parts}."
+    parts = ", ".join(f"{component_name(component)} {look.need(size.value)}" for component, size in tried.verdict.largest)
+    return (
+        f"At {_value_with_unit(solution, tried)} rank {tried.verdict.rank}{stage} decides, in {INSTANTS[tried.verdict.instant]}: {parts}."
+    )
 
 
-def _breaks(beyond: Tried, look: Look) -> str:
+def _next_step_obstacle(beyond: Tried, look: Look) -> str:
     """Why the next step is not sure to fit."""
     if beyond.verdict.host_short_bytes:
         return f"There host memory lacks {look.need(beyond.verdict.host_short_bytes)} a node."
     return f"There the high end of the range is {look.need(-beyond.spare_bytes)} too much."
 
 
-def _shape(model: ModelSpec) -> str:
+def _model_shape_words(model: ModelSpec) -> str:
     """A member of a family in its own measures."""
     blocks = [block for stack in model.stacks for run in stack.runs for block in run.pattern]
     mixers = [mixer for block in blocks[:1] for mixer in block.mixers if isinstance(mixer, Attention)]
@@ -234,7 +238,7 @@ def _shape(model: ModelSpec) -> str:
     return ", ".join((f"{layers} layers", f"hidden size {model.hidden:,}", *heads, *forward, f"vocabulary {model.vocab:,}"))
 
 
-def _skips(solution: Solution) -> Iterator[str]:
+def _skipped_value_notes(solution: Solution) -> Iterator[str]:
     """Values that are no legal plans, by their reason."""
     if not solution.skipped:
         return
@@ -244,14 +248,14 @@ def _skips(solution: Solution) -> Iterator[str]:
     yield f"skipped: {values}{more} {unit if solution.target is not Target.PARAMETERS else 'layers'}, no legal plans ({first.reason})"
 
 
-def _without(curves: tuple[Curve, ...]) -> Iterator[str]:
+def _curve_notes(curves: tuple[Curve, ...]) -> Iterator[str]:
     yield from (f"{curve.name}: {curve.reason}" for curve in curves if curve.reason)
     if curves:
         engines = ", ".join(f"{curve.name} by {curve.engine}" for curve in curves)
         yield f"sizes of clusters: {engines}; each as the answer to it says"
 
 
-def _bars(curves: tuple[Curve, ...], look: Look) -> Text:
+def _cluster_size_bars(curves: tuple[Curve, ...], look: Look) -> Text:
     """The largest model that fits a cluster of each size."""
     from rich.text import Text
 
@@ -265,5 +269,5 @@ def _bars(curves: tuple[Curve, ...], look: Look) -> Text:
             size = curve.points[place].parameters
             label = f"{count:,} GPU{'s' * (count > 1)}" if number == 0 else ""
             bar = "█" * max(1, size * width // most) if size else ""
-            text.append(f"{label:<{left}}  {curve.name:<6}  ", "").append(f"{bar} {billions(size) if size else 'none'}\n", "")
+            text.append(f"{label:<{left}}  {curve.name:<6}  ", "").append(f"{bar} {format_parameter_count(size) if size else 'none'}\n", "")
     return text[:-1]

@@ -8,25 +8,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memsheet.budget import Answer, Result, worst
-from memsheet.errors import printable
+from memsheet.budget import Answer, Result, worst_sheet
+from memsheet.errors import printable_line
 from memsheet.plan.device import Basis
 from memsheet.plan.plan import Plan
-from memsheet.report.screen.bars import bars, components, marks_of
+from memsheet.report.screen.bars import components_by_size, marks_of, render_stacked_bars
 from memsheet.report.screen.changes import what_to_change
 from memsheet.report.screen.draft_words import drafting_words
-from memsheet.report.screen.layout import flow, one_line, printed, row
+from memsheet.report.screen.layout import join_phrases, labelled_row, one_line, render_parts
 from memsheet.report.screen.length_ladder import ladder_table
-from memsheet.report.screen.measured import framework_name, headline, measured_lines, measured_of, on_processor, over_steps, speed
+from memsheet.report.screen.measured import (
+    framework_name,
+    measured_lines,
+    measured_of,
+    measured_speed_phrases,
+    on_processor,
+    out_of_memory_headline,
+    over_steps,
+)
 from memsheet.report.screen.pool_shortage import pool_lacks
-from memsheet.report.screen.pool_without_card import unasked
+from memsheet.report.screen.pool_without_card import cache_size_phrases
 from memsheet.report.screen.recompute_phrase import with_recompute
 from memsheet.report.screen.serving import serving_lines
 from memsheet.report.screen.traced import step_of, traced_lines
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.sizes import closing, headroom, need_and_room, spread
+from memsheet.report.shared.sizes import headroom_phrase, look_with_exact_digits, need_and_room, size_range_suffix
 from memsheet.report.shared.uncertain_fit import deciding_notes
-from memsheet.report.shared.words import INSTANTS, spoken, states, why
+from memsheet.report.shared.words import INSTANTS, component_name, component_size_reason, model_state_bytes
 from memsheet.sheet import OUTSIDE_TENSORS, Bytes, Component, Sheet, Witness
 from memsheet.units import format_bytes, format_count
 
@@ -43,75 +51,80 @@ VERDICTS = {
 }  # fmt: skip
 
 
-def render(answer: Answer, look: Look, curve: RenderableType | None = None) -> str:
+def render_answer(answer: Answer, look: Look, curve: RenderableType | None = None) -> str:
     """The whole screen as text that ends in a newline. ``curve``: memory over the step, where it was traced."""
-    return printed(_parts(answer, look, curve), look)
+    return render_parts(_answer_sections(answer, look, curve), look)
 
 
-def _parts(answer: Answer, look: Look, curve: RenderableType | None) -> Iterator[RenderableType]:
-    sheet = decisive(answer)
-    look = closing(answer.verdict, answer.cluster, look.fitted(sheet.device.high))
-    yield _headline(answer, sheet, look)
+def _answer_sections(answer: Answer, look: Look, curve: RenderableType | None) -> Iterator[RenderableType]:
+    sheet = deciding_sheet(answer)
+    look = look_with_exact_digits(answer.verdict, answer.cluster, look.fitted(sheet.device.high))
+    yield _answer_headline(answer, sheet, look)
     yield from what_to_change(answer, look)
-    yield asked(answer, look)
+    yield question_summary(answer, look)
     if answer.ladder:
         yield ladder_table(answer, look)
     for other in answer.other_engines:
-        yield row(
+        yield labelled_row(
             f"With {other.engine}",
             "bold",
             (
                 VERDICTS[other.result][0],
                 f"needs {look.need(other.device.value, look.digits)}",
-                spread(other.device, look).strip(" ()"),
+                size_range_suffix(other.device, look).strip(" ()"),
                 f"--engine {other.engine}",
             ),
             look,
         )
-    if not any(unasked(answer, sheet, look)):  # a bar of what nobody asked for would be all cache
-        yield bars(answer, sheet, look)
-    yield _ledger(answer, sheet, look)
+    if not any(cache_size_phrases(answer, sheet, look)):  # a bar of what nobody asked for would be all cache
+        yield render_stacked_bars(answer, sheet, look)
+    yield _peak_component_table(answer, sheet, look)
     yield from over_steps(answer, look)
     yield _in_words(answer, sheet, look)
     if curve is not None:
         yield curve
     if look.full:
-        yield from (_everything(each, answer, look) for each in answer.sheets)
+        yield from (_all_items_table(each, answer, look) for each in answer.sheets)
     if answer.assumed:
-        yield row("Assumed", "bold", map(one_line, answer.assumed), look, between="; ")
-    if notes := tuple(_notes(answer, look)):
-        yield row("Notes", "bold", ("\n".join(notes),), look)
+        yield labelled_row("Assumed", "bold", map(one_line, answer.assumed), look, between="; ")
+    if notes := tuple(_answer_note_lines(answer, look)):
+        yield labelled_row("Notes", "bold", ("\n".join(notes),), look)
 
 
-def _headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
+def _answer_headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     verdict, cluster = answer.verdict, answer.cluster
-    if (died := headline(answer, look)) is not None:
+    if (died := out_of_memory_headline(answer, look)) is not None:
         return died
     if verdict is None or cluster is None:
-        if shorter := tuple(unasked(answer, sheet, look)):
-            return row(sheet.witness.value.upper(), "bold", shorter, look)
+        if shorter := tuple(cache_size_phrases(answer, sheet, look)):
+            return labelled_row(sheet.witness.value.upper(), "bold", shorter, look)
         peak = sheet.allocated
-        tensors = f"{look.need(peak.value, look.digits)} of tensors{spread(peak, look)}"
-        return row(sheet.witness.value.upper(), "bold", (tensors, _which(answer, sheet), _peak(sheet), *speed(answer)), look)
+        tensors = f"{look.need(peak.value, look.digits)} of tensors{size_range_suffix(peak, look)}"
+        return labelled_row(
+            sheet.witness.value.upper(),
+            "bold",
+            (tensors, _deciding_rank_phrase(answer, sheet), _peak_instant_phrase(sheet), *measured_speed_phrases(answer)),
+            look,
+        )
     word, style = VERDICTS[verdict.result]
     if not answer.model.model_type and verdict.result is not Result.DOES_NOT_FIT:
         alone = "STATES" if answer.plan.task == "train" else "WEIGHTS"
         word, style = f"{word}, {alone} ALONE", "bold yellow"  # activations are not counted, so nobody knows that the job fits
     host = (f"host memory lacks {look.need(verdict.host_short_bytes)} a node",) if verdict.host_short_bytes else ()
-    left = pool_lacks(answer, look) or headroom(cluster.device, verdict, look)
+    left = pool_lacks(answer, look) or headroom_phrase(cluster.device, verdict, look)
     if deciding_notes(answer):
         left = f"expert routing decides · {left}"
-    last = (_which(answer, sheet), _peak(sheet), with_recompute(answer, look))
-    return row(word, style, (*host, *need_and_room(cluster.device, verdict, look), left, *last), look)
+    last = (_deciding_rank_phrase(answer, sheet), _peak_instant_phrase(sheet), with_recompute(answer, look))
+    return labelled_row(word, style, (*host, *need_and_room(cluster.device, verdict, look), left, *last), look)
 
 
-def decisive(answer: Answer) -> Sheet:
+def deciding_sheet(answer: Answer) -> Sheet:
     """The sheet of the rank that decides: the verdict's, else the one with most bytes."""
     rank = answer.verdict.rank if answer.verdict is not None else None
-    return next((sheet for sheet in answer.sheets if sheet.rank == rank), None) or worst(answer.sheets)
+    return next((sheet for sheet in answer.sheets if sheet.rank == rank), None) or worst_sheet(answer.sheets)
 
 
-def _which(answer: Answer, sheet: Sheet) -> str:
+def _deciding_rank_phrase(answer: Answer, sheet: Sheet) -> str:
     """The worst rank, and who is like it."""
     alike, ranks = 1 + len(sheet.same_as), sum(1 + len(each.same_as) for each in answer.sheets)
     if ranks == 1:
@@ -123,42 +136,42 @@ def _which(answer: Answer, sheet: Sheet) -> str:
     return f"rank {sheet.rank} of {ranks}" + (f" ({known})" if known else "")
 
 
-def _peak(sheet: Sheet) -> str:
+def _peak_instant_phrase(sheet: Sheet) -> str:
     return f"peak in {INSTANTS[sheet.peak_instant]}"
 
 
-def asked(answer: Answer, look: Look) -> Text:
+def question_summary(answer: Answer, look: Look) -> Text:
     """The question in one line: model, hardware, and every choice that matters."""
     from rich.text import Text
 
     plan, model = answer.plan, answer.model
     if step := step_of(answer):
         return Text.assemble("measure " if measured_of(answer) else "trace ", (step, "bold"))
-    size = f" ({billions(answer.parameters)} parameters{_active(answer)})"
+    size = f" ({format_parameter_count(answer.parameters)} parameters{_active_parameter_suffix(answer)})"
     where = f" on {answer.cluster.count}×{answer.cluster.device.name}" if answer.cluster else ""
-    named = (printable(model.name), "bold") if model.model_type else ("", "")
+    named = (printable_line(model.name), "bold") if model.model_type else ("", "")
     text = Text.assemble((f"{plan.task} ", ""), named, size if model.model_type else size.strip(" ()"), where)
-    return text.append("\n" + flow(_choices(plan), look.width), "dim")
+    return text.append("\n" + join_phrases(_plan_choice_phrases(plan), look.width), "dim")
 
 
-def _active(answer: Answer) -> str:
-    return "" if answer.active_parameters == answer.parameters else f", {billions(answer.active_parameters)} active"
+def _active_parameter_suffix(answer: Answer) -> str:
+    return "" if answer.active_parameters == answer.parameters else f", {format_parameter_count(answer.active_parameters)} active"
 
 
-def billions(count: int) -> str:
+def format_parameter_count(count: int) -> str:
     for factor, letter in ((10**12, "T"), (10**9, "B"), (10**6, "M")):
         if count >= factor:
             return f"{count / factor:.2f} {letter}"
     return format_count(count)
 
 
-def _choices(plan: Plan) -> Iterator[str]:
+def _plan_choice_phrases(plan: Plan) -> Iterator[str]:
     yield plan.engine
     if plan.task == "train":
         yield f"zero {plan.zero}"
     yield from (f"{axis} {degree}" for axis in ("dp_replicate", "dp_shard", "cp", "tp", "attn_dp", "pp", "vpp", "ep")
                 if (degree := getattr(plan.mesh, axis)) != 1)  # fmt: skip
-    yield from _training(plan) if plan.task == "train" else _serving(plan)
+    yield from _training_choice_phrases(plan) if plan.task == "train" else _serving_choice_phrases(plan)
     if plan.quantization:
         yield f"{plan.quantization.weights.name} weights"
     if plan.seq_len or (plan.task == "infer" and plan.max_model_len):
@@ -168,7 +181,7 @@ def _choices(plan: Plan) -> Iterator[str]:
         yield "offload " + "+".join(name for name in ("optimizer", "parameters", "activations") if getattr(plan.offload, name))
 
 
-def _training(plan: Plan) -> Iterator[str]:
+def _training_choice_phrases(plan: Plan) -> Iterator[str]:
     precision = plan.precision
     same = precision.parameters is precision.compute
     yield precision.parameters.name if same else f"{precision.parameters.name} computed in {precision.compute.name}"
@@ -189,7 +202,7 @@ def _training(plan: Plan) -> Iterator[str]:
         yield f"{plan.loss.value} loss"
 
 
-def _serving(plan: Plan) -> Iterator[str]:
+def _serving_choice_phrases(plan: Plan) -> Iterator[str]:
     yield plan.precision.parameters.name
     if plan.max_sequences is not None and plan.max_model_len is not None:
         shared = plan.engine == "llama.cpp"  # whose sequences share one cache
@@ -202,7 +215,7 @@ def _serving(plan: Plan) -> Iterator[str]:
         yield f"{'room for' if plan.memory_fraction is not None else 'with'} {room.slots} adapter{'s' * (room.slots != 1)} of rank {room.rank}"
 
 
-def _ledger(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
+def _peak_component_table(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     """What takes the room at the peak, with the three totals where each one ends."""
     from rich.table import Table
     from rich.text import Text
@@ -221,21 +234,21 @@ def _ledger(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
         table.add_column("torch's profiler", no_wrap=True)
     table.add_column("why", overflow="fold")
     marks, whole = marks_of(sheet), sheet.device.value
-    rows = components(sheet)
-    names = max(len(named_when), *(len(spoken(component)) for component, _ in rows), len("  = allocated"))
+    rows = components_by_size(sheet)
+    names = max(len(named_when), *(len(component_name(component)) for component, _ in rows), len("  = allocated"))
     room = look.width - names - len(f"{look.cell(whole)}  100.0% █ ") - (PROFILED if profiled else 0)
 
     def component_rows(of: tuple[Component, ...] | None) -> None:
         for component, size in rows:
             if (component in of) if of else component not in OUTSIDE_TENSORS:
-                reason = _beside(why(component, answer, sheet), _spread(size, look), room)
+                reason = _append_size_range(component_size_reason(component, answer, sheet), _cell_range_words(size, look), room)
                 name = (framework_name(component, sheet),) if profiled else ()
-                size_and_share = look.cell(size.value), _share(size.value, whole)
-                table.add_row(Text(*marks[component]), spoken(component), *size_and_share, *name, Text(reason))
+                size_and_share = look.cell(size.value), _percent_share(size.value, whole)
+                table.add_row(Text(*marks[component]), component_name(component), *size_and_share, *name, Text(reason))
 
     def total_row(name: str, size: Bytes, words: str) -> None:
-        told = Text(_beside(words, _spread(size, look), room), "dim")
-        row_of = ("", Text(name, "bold"), Text(look.cell(size.value), "bold"), _share(size.value, whole))
+        told = Text(_append_size_range(words, _cell_range_words(size, look), room), "dim")
+        row_of = ("", Text(name, "bold"), Text(look.cell(size.value), "bold"), _percent_share(size.value, whole))
         table.add_row(*row_of, *(("",) if profiled else ()), told)
 
     component_rows(None)
@@ -262,18 +275,18 @@ def _ledger(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     return table
 
 
-def _beside(words: str, ends: str, room: int) -> str:
+def _append_size_range(words: str, ends: str, room: int) -> str:
     """Words and a range, which is not broken: on a line of its own where both are more than the room."""
     return f"{words}{ends}" if not words or not ends or len(words) + len(ends) <= room else f"{words}\n{ends.strip()}"
 
 
-def _spread(size: Bytes, look: Look) -> str:
+def _cell_range_words(size: Bytes, look: Look) -> str:
     size = size.ordered
     low, high = look.cell(size.low), look.cell(size.high)
     return "" if size.low == size.high or low == high == look.cell(size.value) else f" ({low} to {high})"
 
 
-def _share(part: int, whole: int) -> str:
+def _percent_share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f}%" if whole else ""
 
 
@@ -281,13 +294,16 @@ def _in_words(answer: Answer, sheet: Sheet, look: Look) -> Text:
     """Sums that people quote: the states in GB and GiB, every instant's peak, the host, the cache."""
     from rich.text import Text
 
-    names, size = states(sheet)
+    names, size = model_state_bytes(sheet)
     training, cache = answer.plan.task == "train", sheet.of(Component.KV_CACHE)
     alone, each = "Model states alone" if training else "Weights alone", "" if on_processor(answer) else " a GPU"
     kept = f"; cache: {format_bytes(cache.value, decimal=True)} ({format_bytes(cache.value)})" if cache.value and not training else ""
     first = f"{alone} ({names}): {format_bytes(size.value, decimal=True)}{each} ({format_bytes(size.value)}){kept}."
     instants = (f"{when.value} {look.cell(sheet.at(when).value)}" for when in sheet.instants)
-    lines = [*([first] if size.value else []), flow((f"Allocated over the step, in {look.unit}:", *instants), look.width, between="  ")]
+    lines = [
+        *([first] if size.value else []),
+        join_phrases((f"Allocated over the step, in {look.unit}:", *instants), look.width, between="  "),
+    ]
     lines += _saved_elsewhere(sheet)
     if sheet.host_bytes:
         lines.append(f"Host memory: {look.need(sheet.host_bytes)} a rank.")
@@ -307,12 +323,12 @@ def _saved_elsewhere(sheet: Sheet) -> Iterator[str]:
         yield f"Saved activations: {format_bytes(most, decimal=True)} ({format_bytes(most)}) at their most, in {INSTANTS[when]}; at the peak {there}."
 
 
-def _everything(sheet: Sheet, answer: Answer, look: Look) -> RenderableType:
+def _all_items_table(sheet: Sheet, answer: Answer, look: Look) -> RenderableType:
     """Every item with its folded path at every instant."""
     from rich.table import Table
     from rich.text import Text
 
-    title = f"Every item of {_which(answer, sheet) or 'the rank'}, in {look.unit} at each instant's high-water mark"
+    title = f"Every item of {_deciding_rank_phrase(answer, sheet) or 'the rank'}, in {look.unit} at each instant's high-water mark"
     table = Table(
         box=None, pad_edge=False, padding=(0, 1, 0, 0), title=Text(title), title_justify="left", title_style="bold", header_style="bold"
     )
@@ -324,18 +340,18 @@ def _everything(sheet: Sheet, answer: Answer, look: Look) -> RenderableType:
     for item in sorted(sheet.items, key=lambda item: (order[item.component], -item.largest.value)):
         if item.component is not last:
             held = (sheet.of(item.component, instant=instant).value for instant in sheet.instants)
-            table.add_row(Text(spoken(item.component), "bold"), *(Text(look.cell(size) if size else "", "bold") for size in held))
+            table.add_row(Text(component_name(item.component), "bold"), *(Text(look.cell(size) if size else "", "bold") for size in held))
             last = item.component
         cells = (look.cell(item.at[instant].value) if instant in item.at else "" for instant in sheet.instants)
-        table.add_row(Text("  " + (printable(item.path) or "all")), *cells)
+        table.add_row(Text("  " + (printable_line(item.path) or "all")), *cells)
     return table
 
 
-def _notes(answer: Answer, look: Look) -> Iterator[str]:
+def _answer_note_lines(answer: Answer, look: Look) -> Iterator[str]:
     if answer.cluster is not None and answer.cluster.device.basis is not Basis.ASKED:
         device = answer.cluster.device
         box = format_bytes(device.datasheet_bytes, decimal=True, digits=1)
-        known = "" if device.basis is Basis.REPORTED else f" ({printable(device.evidence)})"
+        known = "" if device.basis is Basis.REPORTED else f" ({printable_line(device.evidence)})"
         yield f"a framework gets {look.room(device.framework_bytes, look.digits)} of each {device.name} (sold as {box}){known}"
         yield from device.notes if device.unified else ()
         if answer.verdict and answer.verdict.result is Result.FITS and answer.verdict.device.high > device.framework_low_bytes:

@@ -18,7 +18,7 @@ def token_factors(spec: ModelSpec, dtype: DType, total_bytes: int) -> str:
     counts: dict[tuple[tuple[int, str], ...], int] = {}
     for _, mixer, layers in caching_layers(spec):
         if kv_elements_per_token(mixer):
-            counts[_factors(mixer)] = counts.get(_factors(mixer), 0) + layers
+            counts[_cache_element_factors(mixer)] = counts.get(_cache_element_factors(mixer), 0) + layers
     bytes_ = sum(layers * size * prod(number for number, _ in factors) for factors, layers in counts.items())
     if bytes_ != total_bytes or not 0 < len(counts) <= SHOWN:
         return ""
@@ -27,7 +27,7 @@ def token_factors(spec: ModelSpec, dtype: DType, total_bytes: int) -> str:
     )
 
 
-def _factors(mixer: Mixer) -> tuple[tuple[int, str], ...]:
+def _cache_element_factors(mixer: Mixer) -> tuple[tuple[int, str], ...]:
     """Elements of a layer and token as (number, words). Empty for a mixer without a cache that grows."""
     match mixer:
         case Attention():

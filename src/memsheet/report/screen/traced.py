@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memsheet.budget import Answer
-from memsheet.errors import printable
+from memsheet.errors import printable_line
 from memsheet.report.shared.look import Look
 from memsheet.sheet import Instant
 
@@ -17,7 +17,7 @@ IN = {
 
 def step_of(answer: Answer) -> str:
     """The name of a person's own step, where that was traced."""
-    return printable((answer.trace or {}).get("step", ""))
+    return printable_line((answer.trace or {}).get("step", ""))
 
 
 def traced_lines(answer: Answer, look: Look) -> Iterator[str]:
@@ -27,10 +27,10 @@ def traced_lines(answer: Answer, look: Look) -> Iterator[str]:
         return
     peak = trace["peak"]
     if peak.get("op") and "died" not in trace:
-        line = f" (line {printable(peak['line'])})" if peak["line"] else ""
+        line = f" (line {printable_line(peak['line'])})" if peak["line"] else ""
         yield (
-            f"The peak comes when {printable(peak['op'])} asks for {look.need(peak['request_bytes'])} {IN[Instant(peak['instant'])]}, "
-            f"at {printable(peak['path'])}{line}."
+            f"The peak comes when {printable_line(peak['op'])} asks for {look.need(peak['request_bytes'])} {IN[Instant(peak['instant'])]}, "
+            f"at {printable_line(peak['path'])}{line}."
         )
     if trace.get("measured"):
         return
@@ -38,6 +38,6 @@ def traced_lines(answer: Answer, look: Look) -> Iterator[str]:
         yield f"Without what CUDA kernels and libraries allocate for themselves it would be {look.need(trace['tensors_bytes'], 2)}."
     yield f"Traced on fake tensors in {trace['seconds']:.1f} s: {trace['events']:,} allocations and releases, torch {trace['torch']}."
     if trace.get("stand_ins"):
-        yield f"Kernels of other packages by stand-ins that allocate as their source does: {', '.join(map(printable, trace['stand_ins']))}."
+        yield f"Kernels of other packages by stand-ins that allocate as their source does: {', '.join(map(printable_line, trace['stand_ins']))}."
     if trace.get("without"):
-        yield f"As torch's own operations do it, without the kernels of {', '.join(map(printable, trace['without']))}."
+        yield f"As torch's own operations do it, without the kernels of {', '.join(map(printable_line, trace['without']))}."

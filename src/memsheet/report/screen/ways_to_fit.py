@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from memsheet.budget import WayToFit
-from memsheet.report.screen.layout import flow, wrapped
+from memsheet.report.screen.layout import join_phrases, wrap_command_line
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.typed_changes import change_line
 
@@ -27,9 +27,9 @@ def ways_table(ways: Sequence[WayToFit], look: Look, task: str) -> RenderableTyp
     beside = all(wide + 2 + len(need) <= look.width for need in needs)
     text = Text("What would make it fit, each accounted", "bold")
     for way, need in zip(ways, needs, strict=True):
-        text.append(f"\n{way.words:<{wide}}  " if beside else f"\n{flow(way.words.split(' '), look.width, between=' ')}\n    ")
+        text.append(f"\n{way.words:<{wide}}  " if beside else f"\n{join_phrases(way.words.split(' '), look.width, between=' ')}\n    ")
         text.append(need, "not bold")
-        text.append(f"\n{wrapped(typed(way, look, task), look.width, indent=2)}", "not bold")
+        text.append(f"\n{wrap_command_line(way_flags(way, look, task), look.width, indent=2)}", "not bold")
     return text
 
 
@@ -37,7 +37,7 @@ def _on_the_host(way: WayToFit, look: Look) -> str:
     return f", {look.need(way.host_bytes, DIGITS)} of host memory" if way.host_bytes else ""
 
 
-def typed(way: WayToFit, look: Look, task: str) -> str:
+def way_flags(way: WayToFit, look: Look, task: str) -> str:
     """What to type to get a way, and after it llama.cpp's own words where it has them."""
     own = " ".join(f"{flag} {way.changes[key]}" for key, flag in LLAMA_FLAGS.items() if key in way.changes)
     return change_line(way.changes, look, task) + (f"  (llama-server {own})" if own else "")

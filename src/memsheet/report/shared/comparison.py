@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.readers.sheet_json import Document
-from memsheet.sheet import NOTHING, Component, Difference, Instant, Sheet, held
+from memsheet.sheet import NOTHING, Component, Difference, Instant, Sheet, bytes_by_module
 
 SCHEMA = "memsheet/comparison/1"
 
@@ -61,26 +61,28 @@ class Comparison:
     pairs: tuple[Pair, ...]
 
 
-def compare(left: Document, right: Document, *, instant: Instant | None = None, rank: int | None = None, parts: bool = False) -> Comparison:
+def compare_sheets(
+    left: Document, right: Document, *, instant: Instant | None = None, rank: int | None = None, parts: bool = False
+) -> Comparison:
     """Compare the ranks that both documents have, or the first of each where they share none.
 
     At ``instant``, else each sheet at its own peak; only ``rank`` if it is given; with ``parts``, what is inside a module apart. Raises
     InputError where a document has no such instant or rank.
     """
-    found = _matched(left, right, rank)
+    found = _matched_rank_sheets(left, right, rank)
     if instant is not None:
         for document, sheet in ((d, s) for one, other, _ in found for d, s in ((left, one), (right, other))):
             _check_instant(document, sheet, instant)
-    pairs = (_pair(one, other, ranks, instant, parts=parts) for one, other, ranks in found)
+    pairs = (_sheet_pair(one, other, ranks, instant, parts=parts) for one, other, ranks in found)
     return Comparison(left=left, right=right, pairs=tuple(sorted(pairs, key=lambda pair: -abs(pair.bytes))))
 
 
-def _matched(left: Document, right: Document, rank: int | None) -> list[tuple[Sheet, Sheet, tuple[int, ...]]]:
+def _matched_rank_sheets(left: Document, right: Document, rank: int | None) -> list[tuple[Sheet, Sheet, tuple[int, ...]]]:
     """Sheets that stand for the same ranks, with those ranks."""
     sides = [{number: sheet for sheet in each.sheets for number in (sheet.rank, *sheet.same_as)} for each in (left, right)]
     for document, ranks in zip((left, right), sides, strict=True):
         if rank is not None and rank not in ranks:
-            raise refuse("rank", rank, f"is not in {document.file}", f"it has {_some(sorted(ranks))}")
+            raise input_error("rank", rank, f"is not in {document.file}", f"it has {_first_rank_numbers(sorted(ranks))}")
     shared: dict[tuple[int, int], list[int]] = {}
     for number in sorted(set(sides[0]) & set(sides[1])) if rank is None else [rank]:
         shared.setdefault((sides[0][number].rank, sides[1][number].rank), []).append(number)
@@ -89,19 +91,19 @@ def _matched(left: Document, right: Document, rank: int | None) -> list[tuple[Sh
     return [(sides[0][one], sides[1][other], tuple(ranks)) for (one, other), ranks in shared.items()]
 
 
-def _some(ranks: list[int]) -> str:
+def _first_rank_numbers(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
 
 
 def _check_instant(document: Document, sheet: Sheet, instant: Instant) -> None:
     if instant not in sheet.instants:
         known = ", ".join(each.value for each in sheet.instants)
-        raise refuse("instant", instant.value, f"is not in {document.file}", f"it has {known}")
+        raise input_error("instant", instant.value, f"is not in {document.file}", f"it has {known}")
 
 
-def _pair(left: Sheet, right: Sheet, ranks: tuple[int, ...], instant: Instant | None, *, parts: bool) -> Pair:
+def _sheet_pair(left: Sheet, right: Sheet, ranks: tuple[int, ...], instant: Instant | None, *, parts: bool) -> Pair:
     at = (instant or left.peak_instant, instant or right.peak_instant)
-    sides = [held(sheet, when, parts=parts) for sheet, when in zip((left, right), at, strict=True)]
+    sides = [bytes_by_module(sheet, when, parts=parts) for sheet, when in zip((left, right), at, strict=True)]
     keys = dict.fromkeys((*sides[0], *sides[1]))
     rows = (Difference(c, path, sides[0].get((c, path), NOTHING), sides[1].get((c, path), NOTHING)) for c, path in keys)
     return Pair(left=left, right=right, ranks=ranks, at=at, rows=tuple(sorted(rows, key=lambda row: -abs(row.bytes))))
@@ -119,22 +121,22 @@ def _pair_document(pair: Pair) -> dict[str, Any]:
     by_instant = ((i, int(pair.left.at(i).value), int(pair.right.at(i).value)) for i in pair.instants)
     return {
         "left_rank": pair.left.rank, "right_rank": pair.right.rank, "ranks": list(pair.ranks),
-        "left_instant": pair.at[0].value, "right_instant": pair.at[1].value, **_sizes(*pair.sizes),
+        "left_instant": pair.at[0].value, "right_instant": pair.at[1].value, **_difference_fields(*pair.sizes),
         "left_peak_bytes": int(pair.left.allocated.value), "right_peak_bytes": int(pair.right.allocated.value),
-        "instants": [{"instant": instant.value, **_sizes(left, right)} for instant, left, right in by_instant],
+        "instants": [{"instant": instant.value, **_difference_fields(left, right)} for instant, left, right in by_instant],
         "components": [{"component": c.value, **_row_sizes(row)} for c, row in pair.components().items()],
-        "rows": list(_rows(pair)),
+        "rows": list(_difference_rows(pair)),
     }  # fmt: skip
 
 
-def _rows(pair: Pair) -> Iterator[dict[str, Any]]:
+def _difference_rows(pair: Pair) -> Iterator[dict[str, Any]]:
     for row in pair.rows:
         yield {"component": row.component.value, "path": row.path, **_row_sizes(row)}
 
 
 def _row_sizes(row: Difference) -> dict[str, int]:
-    return _sizes(int(row.left.value), int(row.right.value))
+    return _difference_fields(int(row.left.value), int(row.right.value))
 
 
-def _sizes(left: int, right: int) -> dict[str, int]:
+def _difference_fields(left: int, right: int) -> dict[str, int]:
     return {"left_bytes": left, "right_bytes": right, "difference_bytes": right - left}

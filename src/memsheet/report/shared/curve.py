@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.sheet import Component, Instant
 from memsheet.timeline import Timeline
 
@@ -39,15 +39,15 @@ class Span:
     end: int
 
 
-def columns(timeline: Timeline, most: int) -> tuple[Column, ...]:
+def timeline_columns(timeline: Timeline, most: int) -> tuple[Column, ...]:
     """The steady step in at most ``most`` columns, from what is held as it begins. Raises InputError where nothing happens in it.
 
     The largest event of a column stands for it, the first of equals, so that no high-water mark is ever lost.
     """
-    first, end = window(timeline)
+    first, end = steady_step_window(timeline)
     count = min(most, end - first)
     edges = [first + (end - first) * number // count for number in range(count + 1)]
-    made, states = [], _states(timeline, first)
+    made, states = [], _held_bytes_by_event(timeline, first)
     for left, right in pairwise(edges):
         largest, at, held = -1, left, list[int]()
         for event, whole, now in (next(states) for _ in range(left, right)):
@@ -57,17 +57,17 @@ def columns(timeline: Timeline, most: int) -> tuple[Column, ...]:
     return tuple(made)
 
 
-def window(timeline: Timeline) -> tuple[int, int]:
+def steady_step_window(timeline: Timeline) -> tuple[int, int]:
     """The events of the steady step; the one before it is the first, for the step begins with what that left."""
     first, end = max(timeline.start - 1, 0), len(timeline.events)
     if not timeline.marks or first >= end:
-        raise refuse("timeline", None, "holds no event of a steady step: there is nothing to draw")
+        raise input_error("timeline", None, "holds no event of a steady step: there is nothing to draw")
     return first, end
 
 
-def spans(timeline: Timeline) -> tuple[Span, ...]:
+def instant_spans(timeline: Timeline) -> tuple[Span, ...]:
     """The instants of the steady step in order; marks of one instant that follow each other are one, and empty ones are left out."""
-    first, end = window(timeline)
+    first, end = steady_step_window(timeline)
     made: list[Span] = []
     for mark, until in zip(timeline.marks, [*(mark.at for mark in timeline.marks[1:]), end], strict=True):
         if until <= mark.at:
@@ -79,7 +79,7 @@ def spans(timeline: Timeline) -> tuple[Span, ...]:
     return tuple(made)
 
 
-def _states(timeline: Timeline, first: int) -> Iterator[tuple[int, int, list[int]]]:
+def _held_bytes_by_event(timeline: Timeline, first: int) -> Iterator[tuple[int, int, list[int]]]:
     """From event ``first`` on: the event, the sum held after it, and the components' parts (one list, changed in place)."""
     rows = [(storage.bytes, PLACE[storage.component]) for storage in timeline.storages]
     held, whole = [0] * len(PLACE), 0

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from memsheet.errors import InputError, refuse
-from memsheet.report.shared.json_text import dumps
+from memsheet.errors import InputError, input_error
+from memsheet.report.shared.json_text import dump_json_line
 from memsheet.timeline import Timeline, events_document
 
 ANYONE = 0o666  # less the umask, as any program creates a file
@@ -24,13 +24,13 @@ def write_whole(path: Path, data: bytes, field: str = "file") -> None:
     """
     try:
         target = Path(os.path.realpath(path))
-        mode = _mode(target)
-        _check(path, target, mode, field)
-        _replace(target, data, mode)
+        mode = _file_mode(target)
+        _check_target_file(path, target, mode, field)
+        _replace_file(target, data, mode)
     except InputError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a name with a NUL in it
-        raise refuse(field, str(path), f"cannot be written: {_why(error)}") from None
+        raise input_error(field, str(path), f"cannot be written: {_os_error_reason(error)}") from None
 
 
 def write_all(files: Mapping[Path, bytes], field: str = "file") -> None:
@@ -42,16 +42,16 @@ def write_all(files: Mapping[Path, bytes], field: str = "file") -> None:
     try:
         for path, data in files.items():
             if path.is_symlink():
-                raise refuse(field, str(path), "is a link, and what it leads to is not written over", "another folder")
-            mode = _mode(path)
-            _check(path, path, mode, field)
-            ready[path] = _beside(path, data, mode)
+                raise input_error(field, str(path), "is a link, and what it leads to is not written over", "another folder")
+            mode = _file_mode(path)
+            _check_target_file(path, path, mode, field)
+            ready[path] = _write_temporary_file(path, data, mode)
         for path in [*ready]:
             ready.pop(path).replace(path)
     except InputError:
         raise
     except (OSError, ValueError) as error:
-        raise refuse(field, str(path), f"cannot be written: {_why(error)}") from None
+        raise input_error(field, str(path), f"cannot be written: {_os_error_reason(error)}") from None
     finally:
         for left in ready.values():
             left.unlink(missing_ok=True)
@@ -64,7 +64,7 @@ def alone_with(path: Path, field: str) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.with_name(f".{path.name}.lock").open("w")
     except OSError as error:
-        raise refuse(field, str(path), f"cannot be written: {error.strerror}") from None
+        raise input_error(field, str(path), f"cannot be written: {error.strerror}") from None
     with lock:
         with suppress(ImportError):  # Windows has none; the file itself is whole there, too
             import fcntl
@@ -75,17 +75,17 @@ def alone_with(path: Path, field: str) -> Iterator[None]:
 
 def write_events(timeline: Timeline, path: Path, field: str = "events") -> None:
     """Write a timeline as ``memsheet/events/1``. Raises InputError as ``write_whole`` does."""
-    write_whole(path, dumps(events_document(timeline)).encode(), field)
+    write_whole(path, dump_json_line(events_document(timeline)).encode(), field)
 
 
 def check_file(path: Path, field: str) -> None:
     """That a file could be written, before anything is run for it. Raises InputError where it could not."""
     try:
         target = Path(os.path.realpath(path))
-        mode = _mode(target)
+        mode = _file_mode(target)
     except (OSError, ValueError) as error:  # too long, with a NUL, under a file
-        raise refuse(field, str(path), f"cannot be written: {_why(error)}") from None
-    _check(path, target, mode, field)
+        raise input_error(field, str(path), f"cannot be written: {_os_error_reason(error)}") from None
+    _check_target_file(path, target, mode, field)
 
 
 def check_folder(path: Path, field: str) -> None:
@@ -95,18 +95,20 @@ def check_folder(path: Path, field: str) -> None:
             path.lstat()
         found = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists() or not each.name)
     except (OSError, ValueError) as error:
-        raise refuse(field, str(path), f"cannot be made: {_why(error)}") from None
+        raise input_error(field, str(path), f"cannot be made: {_os_error_reason(error)}") from None
     if not found.is_dir():
-        raise refuse(field, str(path), "is not a folder" if found == path.absolute() else f"cannot be made: {found.name} is not a folder")
+        raise input_error(
+            field, str(path), "is not a folder" if found == path.absolute() else f"cannot be made: {found.name} is not a folder"
+        )
     if not os.access(found, os.W_OK | os.X_OK):
-        raise refuse(field, str(path), "cannot be written")
+        raise input_error(field, str(path), "cannot be written")
 
 
-def _why(error: OSError | ValueError) -> str:
+def _os_error_reason(error: OSError | ValueError) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or "it is not a file name"
 
 
-def _mode(path: Path) -> int | None:
+def _file_mode(path: Path) -> int | None:
     """What stands under ``path`` (type and permissions), None for nothing."""
     try:
         return path.stat().st_mode
@@ -114,17 +116,17 @@ def _mode(path: Path) -> int | None:
         return None
 
 
-def _check(path: Path, target: Path, mode: int | None, field: str) -> None:
+def _check_target_file(path: Path, target: Path, mode: int | None, field: str) -> None:
     if mode is not None and stat.S_ISDIR(mode):
-        raise refuse(field, str(path), "is a folder", "name a file in it")
+        raise input_error(field, str(path), "is a folder", "name a file in it")
     if mode is not None and not stat.S_ISREG(mode):
-        raise refuse(field, str(path), "is a pipe, socket or device, not a file")
+        raise input_error(field, str(path), "is a pipe, socket or device, not a file")
     if not target.parent.is_dir():
-        raise refuse(field, str(path), "is in a folder that does not exist", "make the folder first")
+        raise input_error(field, str(path), "is in a folder that does not exist", "make the folder first")
 
 
-def _replace(target: Path, data: bytes, mode: int | None) -> None:
-    beside = _beside(target, data, mode)
+def _replace_file(target: Path, data: bytes, mode: int | None) -> None:
+    beside = _write_temporary_file(target, data, mode)
     try:
         beside.replace(target)
     except BaseException:
@@ -133,7 +135,7 @@ def _replace(target: Path, data: bytes, mode: int | None) -> None:
         raise
 
 
-def _beside(target: Path, data: bytes, mode: int | None) -> Path:
+def _write_temporary_file(target: Path, data: bytes, mode: int | None) -> Path:
     """``data`` in a new file of the same folder."""
     beside = target.with_name(f".{secrets.token_hex(8)}.part")  # not the name itself and more: that may be too long
     try:

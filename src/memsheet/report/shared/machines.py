@@ -19,10 +19,10 @@ def machine_flags(cluster: Cluster) -> str:
     if cluster.per_node != usual or (cluster.device.per_node is None and cluster.nodes > 1):
         words.append(f"--per-node {cluster.per_node}")
     if cluster.host_bytes is not None:
-        words.append(f"--host-memory {_exactly(cluster.host_bytes)}")
+        words.append(f"--host-memory {_exact_size_text(cluster.host_bytes)}")
     return " ".join(words)
 
 
-def _exactly(size: int) -> str:
+def _exact_size_text(size: int) -> str:
     """A size in the largest unit that divides it."""
     return next(f"{size // unit}{name}" for unit, name in SIZES if size % unit == 0)

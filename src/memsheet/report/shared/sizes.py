@@ -13,7 +13,7 @@ from memsheet.units import GIB
 MOST_DIGITS = 6
 
 
-def closing(verdict: Verdict | None, cluster: Cluster | None, look: Look) -> Look:
+def look_with_exact_digits(verdict: Verdict | None, cluster: Cluster | None, look: Look) -> Look:
     """The look with as many digits as it takes for rounded sizes to say what the exact ones do: a need that is no more than the room is
     printed as no more than it.
     """
@@ -34,44 +34,48 @@ def need_and_room(device: Device, verdict: Verdict, look: Look) -> tuple[str, ..
     """What a GPU needs, of what a framework gets of the card, and the range of the need. Where nobody has seen what is got, that is a range of its
     own, in a phrase of its own.
     """
-    need, ends = look.need(verdict.device.value, look.digits), spread(verdict.device, look).strip(" ()")
-    given = capacity(device, verdict, look)
-    return (f"needs {need} of {given} per GPU", ends) if given else (f"needs {need} per GPU", ends, f"a card gives {_ends(device, look)}")
+    need, ends = look.need(verdict.device.value, look.digits), size_range_suffix(verdict.device, look).strip(" ()")
+    given = device_capacity_words(device, verdict, look)
+    return (
+        (f"needs {need} of {given} per GPU", ends)
+        if given
+        else (f"needs {need} per GPU", ends, f"a card gives {_capacity_range_words(device, look)}")
+    )
 
 
-def capacity(device: Device, verdict: Verdict, look: Look) -> str:
-    """What a framework gets of a card, the size of which ``headroom`` is what is left; nothing where that is a range. Where some were seen with less,
+def device_capacity_words(device: Device, verdict: Verdict, look: Look) -> str:
+    """What a framework gets of a card, the size of which ``headroom_phrase`` is what is left; nothing where that is a range. Where some were seen with less,
     that is told when it decides.
     """
     low = look.room(device.framework_low_bytes, look.digits)
     if device.basis is not Basis.REPORTED:
-        return low if _ends(device, look) == low else ""
+        return low if _capacity_range_words(device, look) == low else ""
     given = look.room(device.framework_bytes, look.digits)
     decides = device.framework_low_bytes < verdict.device.high <= device.framework_bytes and low != given
     return f"{given} ({low} on some)" if decides else given
 
 
-def _ends(device: Device, look: Look) -> str:
+def _capacity_range_words(device: Device, look: Look) -> str:
     """The least and the most that a framework may get of a card."""
     low, high = look.room(device.framework_low_bytes, look.digits), look.room(device.framework_high_bytes, look.digits)
-    return low if low == high else span(low, high)
+    return low if low == high else format_size_span(low, high)
 
 
-def headroom(device: Device, verdict: Verdict, look: Look) -> str:
+def headroom_phrase(device: Device, verdict: Verdict, look: Look) -> str:
     """What is left of a card, or lacks; of one that nobody has seen, of the least it may give."""
-    size, least = verdict.headroom_bytes, "" if capacity(device, verdict, look) else " of the least it gives"
+    size, least = verdict.headroom_bytes, "" if device_capacity_words(device, verdict, look) else " of the least it gives"
     if size < 0:
         return f"{look.need(-size, look.digits)} {'more than the least it gives' if least else 'too much'}"
     return f"{look.room(size, look.digits)} free{least}"
 
 
-def spread(size: Bytes, look: Look) -> str:
+def size_range_suffix(size: Bytes, look: Look) -> str:
     if size.low == size.high:
         return ""
-    return f" (range {span(look.need(size.low, look.digits), look.need(size.high, look.digits))})"
+    return f" (range {format_size_span(look.need(size.low, look.digits), look.need(size.high, look.digits))})"
 
 
-def span(low: str, high: str) -> str:
+def format_size_span(low: str, high: str) -> str:
     """Two sizes as a range, the unit once where it is the same."""
     number, unit = low.split(" ")
     return f"{number} to {high}" if high.endswith(f" {unit}") else f"{low} to {high}"

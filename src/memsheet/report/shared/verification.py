@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memsheet.plan.plan import Plan
-from memsheet.sheet import NOTHING, Bytes, Component, Instant, Sheet, Witness, held
+from memsheet.sheet import NOTHING, Bytes, Component, Instant, Sheet, Witness, bytes_by_module
 
 SCHEMA = "memsheet/verification/1"
 BAR = 0.01
@@ -49,12 +49,12 @@ class Seen:
     @property
     def error(self) -> float | None:
         """(predicted - truth) / truth of the peak."""
-        return _error(self.predicted, self.truth)
+        return _relative_peak_error(self.predicted, self.truth)
 
     @property
     def trace_error(self) -> float | None:
         """(traced - measured) / measured of the peak."""
-        return _error(self.traced, self.measured)
+        return _relative_peak_error(self.traced, self.measured)
 
     @property
     def worst(self) -> Term | None:
@@ -64,7 +64,7 @@ class Seen:
         return worst_term(self.predicted, self.truth, self.truth.peak_instant)
 
 
-def _error(guess: Sheet | None, truth: Sheet | None) -> float | None:
+def _relative_peak_error(guess: Sheet | None, truth: Sheet | None) -> float | None:
     if guess is None or truth is None:
         return None
     size = int(truth.allocated.value)
@@ -77,15 +77,15 @@ def worst_term(predicted: Sheet, found: Sheet, instant: Instant) -> Term | None:
     What differs the other way is left out: two witnesses may take an instant's high-water mark at moments that are equally high and
     hold different things.
     """
-    guessed, real = held(predicted, instant), held(found, instant)
+    guessed, real = bytes_by_module(predicted, instant), bytes_by_module(found, instant)
     whole = int(found.at(instant).value) or 1
     way = 1 if predicted.allocated.value >= found.allocated.value else -1
-    terms = [_term(key, guessed.get(key, NOTHING), real.get(key, NOTHING), whole) for key in dict.fromkeys((*guessed, *real))]
+    terms = [_error_term(key, guessed.get(key, NOTHING), real.get(key, NOTHING), whole) for key in dict.fromkeys((*guessed, *real))]
     top = max(terms, key=lambda term: way * term.share, default=None)
     return top if top is not None and top.share else None
 
 
-def _term(key: tuple[Component, str], guess: Bytes, real: Bytes, whole: int) -> Term:
+def _error_term(key: tuple[Component, str], guess: Bytes, real: Bytes, whole: int) -> Term:
     sizes = int(guess.value), int(real.value)
     return Term(component=key[0], path=key[1], predicted_bytes=sizes[0], found_bytes=sizes[1], share=(sizes[0] - sizes[1]) / whole)
 
@@ -160,20 +160,20 @@ def verification_document(found: Verification) -> dict[str, Any]:
         "rungs": [
             {
                 "name": rung.name, "what": rung.what, "device": rung.device, "seconds": round(rung.seconds, 1), "plan": plan_document(rung.plan),
-                "refused": dict(rung.refused), "ranks": list(map(_rank, rung.ranks)),
+                "refused": dict(rung.refused), "ranks": list(map(_verified_rank_document, rung.ranks)),
             }
             for rung in found.rungs
         ],
     }  # fmt: skip
 
 
-def _rank(seen: Seen) -> dict[str, Any]:
+def _verified_rank_document(seen: Seen) -> dict[str, Any]:
     term = seen.worst
     return {
         "rank": seen.rank, "stage": seen.stage, "same_as": list(seen.same_as),
         **{f"{witness.value}_bytes": seen.peak(witness) for witness in Witness},
         "error": seen.error, "trace_error": seen.trace_error,
-        "instants": [{"instant": instant.value, **sizes} for instant, sizes in instants(seen)],
+        "instants": [{"instant": instant.value, **sizes} for instant, sizes in instant_bytes_by_witness(seen)],
         "worst_term": None if term is None else {
             "component": term.component.value, "path": term.path, "predicted_bytes": term.predicted_bytes, "found_bytes": term.found_bytes,
             "share": term.share,
@@ -181,7 +181,7 @@ def _rank(seen: Seen) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def instants(seen: Seen) -> Iterator[tuple[Instant, dict[str, int | None]]]:
+def instant_bytes_by_witness(seen: Seen) -> Iterator[tuple[Instant, dict[str, int | None]]]:
     """Bytes of tensors at each instant, by each witness."""
     sheets: dict[Witness, Sheet | None] = {witness: getattr(seen, witness.value) for witness in Witness}
     for instant in Instant:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from memsheet.budget import Answer, Fix
 from memsheet.engines import engine_of
-from memsheet.errors import printable
+from memsheet.errors import printable_line
 from memsheet.plan.names import SHORT
 from memsheet.plan.plan import Adapter, OptimizerName, Plan, RecomputeMode
-from memsheet.sheet import Bytes, Component, Instant, Sheet, total
+from memsheet.sheet import Bytes, Component, Instant, Sheet, sum_byte_ranges
 
 SHARDED_FROM = {Component.OPTIMIZER_STATES: 1, Component.MASTER_WEIGHTS: 1, Component.GRADIENTS: 2, Component.PARAMETERS: 3}
 """The zero stage from which dp_shard splits a component (ZeRO, arXiv:1910.02054, section 5)."""
@@ -35,47 +35,52 @@ MOMENTS = {
 """What an optimizer keeps between steps."""
 
 
-def spoken(component: Component) -> str:
+def component_name(component: Component) -> str:
     return component.value.replace("_", " ")
 
 
-def why(component: Component, answer: Answer, sheet: Sheet) -> str:
+def component_size_reason(component: Component, answer: Answer, sheet: Sheet) -> str:
     """A few words on a component's size: its dtype and how it is split, or the path that takes most of it."""
     plan = answer.plan
     if answer.trace is not None and "step" in answer.trace:  # a step of one's own: nobody knows its plan
-        return mostly(component, sheet)
+        return dominant_path_words(component, sheet)
     match component:
         case Component.PARAMETERS:
-            return _joined(_parameters(plan), *_split(component, plan))
+            return _join_nonempty(_parameter_dtype_words(plan), *_sharding_axis_words(component, plan))
         case Component.MASTER_WEIGHTS:
-            return _joined(f"{plan.precision.master_weights.name} copy" if plan.precision.master_weights else "", *_split(component, plan))
+            return _join_nonempty(
+                f"{plan.precision.master_weights.name} copy" if plan.precision.master_weights else "",
+                *_sharding_axis_words(component, plan),
+            )
         case Component.GRADIENTS:
             of = "of the adapters" if plan.adapter else ""
-            return _joined(plan.precision.gradients.name, of, *_split(component, plan))
+            return _join_nonempty(plan.precision.gradients.name, of, *_sharding_axis_words(component, plan))
         case Component.OPTIMIZER_STATES:
-            return _joined(_moments(plan), "of the adapters" if plan.adapter else "", *_split(component, plan))
+            return _join_nonempty(
+                _optimizer_moment_words(plan), "of the adapters" if plan.adapter else "", *_sharding_axis_words(component, plan)
+            )
         case Component.SAVED_ACTIVATIONS:
-            return _joined(_recompute(plan), mostly(component, sheet))
+            return _join_nonempty(_recompute_mode_words(plan), dominant_path_words(component, sheet))
         case Component.UNSHARDED_PARAMETERS:
-            return _joined(f"gathered in {plan.precision.compute.name}", mostly(component, sheet))
+            return _join_nonempty(f"gathered in {plan.precision.compute.name}", dominant_path_words(component, sheet))
         case Component.KV_CACHE:
             pooled = plan.memory_fraction is not None and answer.cluster is not None
             return (
-                _joined(plan.kv_dtype.name if plan.kv_dtype else "", f"what {plan.memory_fraction:g} of the card leaves")
+                _join_nonempty(plan.kv_dtype.name if plan.kv_dtype else "", f"what {plan.memory_fraction:g} of the card leaves")
                 if pooled
-                else _cache(plan)
+                else _kv_cache_words(plan)
             )
         case Component.BUFFERS if plan.served_adapters is not None:
-            return _room_for_adapters(sheet) or mostly(component, sheet)
+            return _room_for_adapters(sheet) or dominant_path_words(component, sheet)
         case Component.ALLOCATOR_SLACK:
             return "segments beyond the bytes asked for"
         case Component.CONTEXT:
             return "driver, kernels and libraries"
         case _:
-            return mostly(component, sheet)
+            return dominant_path_words(component, sheet)
 
 
-def mostly(component: Component, sheet: Sheet) -> str:
+def dominant_path_words(component: Component, sheet: Sheet) -> str:
     """The largest path of a component at the peak, where it takes a good part of it."""
     instant = sheet.peak_instant
     items = [item for item in sheet.items if item.component is component and instant in item.at]
@@ -83,7 +88,7 @@ def mostly(component: Component, sheet: Sheet) -> str:
     whole = sum(item.at[instant].value for item in items)
     if top is None or not top.path or top.at[instant].value < MOSTLY * whole:
         return ""
-    return f"{'all' if len(items) == 1 else 'mostly'} in {printable(top.path)}"
+    return f"{'all' if len(items) == 1 else 'mostly'} in {printable_line(top.path)}"
 
 
 def _room_for_adapters(sheet: Sheet) -> str:
@@ -97,16 +102,16 @@ def _room_for_adapters(sheet: Sheet) -> str:
     return "mostly room for adapters" if room >= MOSTLY * sum(size for _, size in sizes) else ""
 
 
-def states(sheet: Sheet) -> tuple[str, Bytes]:
+def model_state_bytes(sheet: Sheet) -> tuple[str, Bytes]:
     """The model states by name, and their bytes, each at its own largest."""
-    return ", ".join(map(spoken, sheet.states)), total(sheet.states.values())
+    return ", ".join(map(component_name, sheet.states)), sum_byte_ranges(sheet.states.values())
 
 
-def _joined(*parts: str) -> str:
+def _join_nonempty(*parts: str) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _split(component: Component, plan: Plan) -> tuple[str, ...]:
+def _sharding_axis_words(component: Component, plan: Plan) -> tuple[str, ...]:
     """How the mesh splits a state; the axes that do not are left out."""
     mesh, words = plan.mesh, []
     sharded = mesh.dp_shard * mesh.cp if mesh.cp > 1 else mesh.dp_shard
@@ -129,7 +134,7 @@ def _split(component: Component, plan: Plan) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _parameters(plan: Plan) -> str:
+def _parameter_dtype_words(plan: Plan) -> str:
     base = plan.quantization.weights.name if plan.quantization else plan.precision.parameters.name
     return _with_adapter(base, plan.adapter) if plan.adapter else base
 
@@ -139,13 +144,13 @@ def _with_adapter(base: str, adapter: Adapter) -> str:
     return f"frozen {base} base, {adapter.dtype.name} adapters of {size}"
 
 
-def _moments(plan: Plan) -> str:
+def _optimizer_moment_words(plan: Plan) -> str:
     if plan.optimizer is None:
         return ""
     return MOMENTS[plan.optimizer.name].format(dtype=plan.precision.moments.name)
 
 
-def _recompute(plan: Plan) -> str:
+def _recompute_mode_words(plan: Plan) -> str:
     match plan.recompute.mode:
         case RecomputeMode.NONE:
             return "nothing recomputed"
@@ -155,14 +160,14 @@ def _recompute(plan: Plan) -> str:
             return "layers recomputed"
 
 
-def _cache(plan: Plan) -> str:
+def _kv_cache_words(plan: Plan) -> str:
     dtype = plan.kv_dtype.name if plan.kv_dtype else ""
     if plan.max_sequences is None or plan.max_model_len is None:
         return dtype
     plural = "s" if plan.max_sequences != 1 else ""
     if plan.engine == "llama.cpp":  # whose sequences share what -c says
-        return _joined(dtype, f"{plan.max_model_len:,} tokens" + (f" for {plan.max_sequences} sequences" if plural else ""))
-    return _joined(dtype, f"{plan.max_sequences} sequence{plural} of {plan.max_model_len:,} tokens")
+        return _join_nonempty(dtype, f"{plan.max_model_len:,} tokens" + (f" for {plan.max_sequences} sequences" if plural else ""))
+    return _join_nonempty(dtype, f"{plan.max_sequences} sequence{plural} of {plan.max_model_len:,} tokens")
 
 
 def flags_of(fix: Fix) -> str:
@@ -179,14 +184,14 @@ def flags_for(values: Mapping[str, object]) -> str:
     """Keys of a request as flags of the command line."""
     short = {key: name for name, key in SHORT.items()}
     moved = ",".join(key.removeprefix("offload.") for key, value in values.items() if key.startswith("offload.") and value)
-    given = [_flag(short.get(key, key), value) for key, value in values.items() if not key.startswith("offload.")]
+    given = [_plan_flag(short.get(key, key), value) for key, value in values.items() if not key.startswith("offload.")]
     return " ".join([*given, *([f"--offload {moved}"] if moved else [])])
 
 
-def _flag(name: str, value: object) -> str:
+def _plan_flag(name: str, value: object) -> str:
     flag = name.replace("_", "-")
     if isinstance(value, bool):
         return f"--{flag}" if value else f"--no-{flag}"
     if isinstance(value, tuple | list):
-        return f"--{flag} {','.join(str(part) if isinstance(part, int) else printable(part) for part in value)}"
-    return f"--{flag} {printable(value)}"
+        return f"--{flag} {','.join(str(part) if isinstance(part, int) else printable_line(part) for part in value)}"
+    return f"--{flag} {printable_line(value)}"

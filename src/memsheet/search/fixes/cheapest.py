@@ -6,19 +6,19 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from typing import Any
 
-from memsheet.account import account
-from memsheet.budget import Beside, Change, Fix, Result, Verdict, doubted, judge_plan
+from memsheet.account import account_rank
+from memsheet.budget import Beside, Change, Fix, Result, Verdict, judge_plan, verdict_with_extra_bytes
 from memsheet.engines import find_engine
-from memsheet.errors import InputError, require
+from memsheet.errors import InputError, raise_if_problems
 from memsheet.frozen import dataclass
 from memsheet.plan.device import MAX_DEVICES, Cluster, parse_gpus
 from memsheet.plan.engine import Sharding
-from memsheet.plan.hardware import unsupported
-from memsheet.plan.library_defaults import consequences
+from memsheet.plan.hardware import unsupported_choices
+from memsheet.plan.library_defaults import implied_library_keys
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.overriding import without_overridden
 from memsheet.plan.plan import Loss, OptimizerName, Plan, RecomputeMode
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Sheet
 
 Edits = Mapping[str, Any]
@@ -76,7 +76,7 @@ def _fused_loss(asked: _Tried) -> Edits | None:
     return {"loss": "fused"} if asked.plan.loss is Loss.PLAIN else None
 
 
-def _recompute(asked: _Tried) -> Edits | None:
+def _full_recompute_edit(asked: _Tried) -> Edits | None:
     return {"recompute.mode": "full"} if asked.plan.recompute.mode is not RecomputeMode.FULL else None
 
 
@@ -97,10 +97,10 @@ def _zero_up(asked: _Tried) -> Edits | None:
     if engine.sharding is not Sharding.REPLICATED:
         return {"zero": plan.zero + 1, **reshard}
     mesh = {"mesh.dp_replicate": 1, "mesh.dp_shard": asked.cluster.count} if asked.names("mesh.") else {}
-    return {"engine": "fsdp2", "zero": 3, **reshard, **mesh, **_precision(asked, "fsdp2-mixed")}
+    return {"engine": "fsdp2", "zero": 3, **reshard, **mesh, **_named_precision_edit(asked, "fsdp2-mixed")}
 
 
-def _precision(asked: _Tried, name: str) -> Edits:
+def _named_precision_edit(asked: _Tried, name: str) -> Edits:
     """A named precision in place of the one that was asked for, if one was."""
     return {"precision.name": name} if asked.names("precision.") else {}
 
@@ -113,7 +113,7 @@ def _eight_bit(asked: _Tried) -> Edits | None:
     return {"optimizer.name": "adamw_8bit", **implementation}
 
 
-def _offload(asked: _Tried) -> Edits | None:
+def _state_offload_edit(asked: _Tried) -> Edits | None:
     plan, engine = asked.plan, find_engine(asked.plan.engine)
     if engine is None or "optimizer" not in engine.offload or plan.offload.optimizer:
         return None
@@ -133,24 +133,24 @@ def _more_gpus(asked: _Tried) -> Edits | None:
     return {"gpus": f"{cluster.count * 2}x{cluster.device.name}", **nodes, **mesh}
 
 
-def _lora(asked: _Tried) -> Edits | None:
-    return None if asked.plan.adapter else {"adapter.rank": 16, **_precision(asked, "bf16-pure")}
+def _lora_edit(asked: _Tried) -> Edits | None:
+    return None if asked.plan.adapter else {"adapter.rank": 16, **_named_precision_edit(asked, "bf16-pure")}
 
 
-def _qlora(asked: _Tried) -> Edits | None:
-    return {**(_lora(asked) or {}), "quantization.weights": "nf4"} if asked.plan.quantization is None else None
+def _qlora_edit(asked: _Tried) -> Edits | None:
+    return {**(_lora_edit(asked) or {}), "quantization.weights": "nf4"} if asked.plan.quantization is None else None
 
 
 CANDIDATES = (
     Candidate(0, "fused loss (logits never exist whole)", _fused_loss),
-    Candidate(1, "recompute every layer", _recompute, "about a third more time"),
+    Candidate(1, "recompute every layer", _full_recompute_edit, "about a third more time"),
     Candidate(1, "half the micro-batch", _half_microbatch, "the same global batch in more steps", "micro-batch {before} to {after}"),
     Candidate(1, "shard more states (ZeRO up)", _zero_up, "more communication", "shard more states (zero {before} to {after})"),
     Candidate(2, "8-bit AdamW", _eight_bit, "another optimizer"),
-    Candidate(2, "offload states to host memory", _offload, "host memory and a much slower step"),
+    Candidate(2, "offload states to host memory", _state_offload_edit, "host memory and a much slower step"),
     Candidate(3, "twice the GPUs", _more_gpus, "more GPUs", "from {before} to {after}"),
-    Candidate(4, "LoRA, rank 16", _lora, "trains adapters only"),
-    Candidate(4, "QLoRA, nf4 base and rank 16", _qlora, "trains adapters on a quantized base"),
+    Candidate(4, "LoRA, rank 16", _lora_edit, "trains adapters only"),
+    Candidate(4, "QLoRA, nf4 base and rank 16", _qlora_edit, "trains adapters on a quantized base"),
 )
 
 
@@ -163,27 +163,27 @@ def cheapest_fix(
     """
     if verdict.result is Result.FITS or request.get("task") != "train":
         return None
-    start = _Tried(request, cluster, resolve(request, spec, cluster).plan, sheets, verdict, (), library, beside)
+    start = _Tried(request, cluster, resolve_request(request, spec, cluster).plan, sheets, verdict, (), library, beside)
     singles: list[_Tried] = []
     for tier in TIERS:
-        singles += _each(spec, start, (tier,) if singles else range(tier + 1))
-        found = _greedily(spec, start, singles, tier)
+        singles += _applicable_changes(spec, start, (tier,) if singles else range(tier + 1))
+        found = _greedy_fitting_changes(spec, start, singles, tier)
         if found:
-            return _fix(_told_once(spec, start, _shortest(spec, start, found)))
+            return _fix_of_trial(_told_once(spec, start, _drop_needless_changes(spec, start, found)))
     return None
 
 
-def _fix(tried: _Tried) -> Fix:
+def _fix_of_trial(tried: _Tried) -> Fix:
     return Fix(changes=tried.changes, device=tried.verdict.device, host_bytes=tried.host_bytes)
 
 
-def _each(spec: ModelSpec, state: _Tried, tiers: Container[int]) -> list[_Tried]:
+def _applicable_changes(spec: ModelSpec, state: _Tried, tiers: Container[int]) -> list[_Tried]:
     """Every change of some tiers that applies, in order of cost."""
-    tried = (_apply(spec, state, candidate) for candidate in CANDIDATES if candidate.tier in tiers)
+    tried = (_account_change(spec, state, candidate) for candidate in CANDIDATES if candidate.tier in tiers)
     return [t for t in tried if t is not None]
 
 
-def _greedily(spec: ModelSpec, start: _Tried, singles: list[_Tried], tier: int) -> _Tried | None:
+def _greedy_fitting_changes(spec: ModelSpec, start: _Tried, singles: list[_Tried], tier: int) -> _Tried | None:
     """The first change that fits alone; else the one that saves most, then the next, until it fits."""
     state, options = start, singles
     for _ in range(MAX_CHANGES):
@@ -194,11 +194,11 @@ def _greedily(spec: ModelSpec, start: _Tried, singles: list[_Tried], tier: int) 
         if not helping:
             return None
         state = min(helping, key=lambda t: t.bytes)
-        options = _each(spec, state, range(tier + 1))
+        options = _applicable_changes(spec, state, range(tier + 1))
     return None
 
 
-def _shortest(spec: ModelSpec, start: _Tried, found: _Tried) -> _Tried:
+def _drop_needless_changes(spec: ModelSpec, start: _Tried, found: _Tried) -> _Tried:
     """Changes that turned out not to be needed are taken out again; of two, neither was enough alone."""
     best, changed = found, True
     while changed and len(best.changes) > 2:
@@ -207,7 +207,7 @@ def _shortest(spec: ModelSpec, start: _Tried, found: _Tried) -> _Tried:
             again: _Tried | None = start
             for change in best.changes:
                 if change is not left_out and again is not None:
-                    again = _apply(spec, again, next(c for c in CANDIDATES if c.words == change.words))
+                    again = _account_change(spec, again, next(c for c in CANDIDATES if c.words == change.words))
             if again is not None and again.verdict.result is Result.FITS:
                 best, changed = again, True
                 break
@@ -224,7 +224,7 @@ def _told_once(spec: ModelSpec, start: _Tried, found: _Tried) -> _Tried:
     for words in names:
         before, candidate = state, next(c for c in CANDIDATES if c.words == words)
         for _ in range(sum(change.words == words for change in found.changes)):
-            state = _apply(spec, state, candidate) if state else None
+            state = _account_change(spec, state, candidate) if state else None
         if before is None or state is None:
             return found
         told.append(_as_one(candidate, before, state.changes[len(before.changes) :]))
@@ -238,49 +238,49 @@ def _as_one(candidate: Candidate, before: _Tried, made: tuple[Change, ...]) -> C
     first, last = made[0], made[-1]
     rows = {key: after for change in made for key, _, after in ((change.key, None, change.after), *change.also)}
     return Change(
-        key=last.key, before=_before(before, last.key), after=last.after, before_bytes=first.before_bytes, after_bytes=last.after_bytes,
-        words=candidate.again.format(before=_before(before, last.key), after=last.after), needs=candidate.needs,
-        also=tuple((key, _before(before, key), after) for key, after in rows.items() if key != last.key),
+        key=last.key, before=_previous_value(before, last.key), after=last.after, before_bytes=first.before_bytes, after_bytes=last.after_bytes,
+        words=candidate.again.format(before=_previous_value(before, last.key), after=last.after), needs=candidate.needs,
+        also=tuple((key, _previous_value(before, key), after) for key, after in rows.items() if key != last.key),
     )  # fmt: skip
 
 
-def _apply(spec: ModelSpec, state: _Tried, candidate: Candidate) -> _Tried | None:
+def _account_change(spec: ModelSpec, state: _Tried, candidate: Candidate) -> _Tried | None:
     """A change on top of others, accounted; None where it does not apply, is not legal or needs more host memory than there is."""
     edits = candidate.edit(state)
     if edits is None:
         return None
-    cluster, request = _resized(state.cluster, edits), _edited(state.request, edits)
-    request = {**request, **(consequences(state.library, request) if "engine" not in edits else {})}
+    cluster, request = _edited_cluster(state.cluster, edits), _edited_request(state.request, edits)
+    request = {**request, **(implied_library_keys(state.library, request) if "engine" not in edits else {})}
     try:
-        plan = resolve(request, spec, cluster).plan
-        require(unsupported(plan, cluster, spec))
+        plan = resolve_request(request, spec, cluster).plan
+        raise_if_problems(unsupported_choices(plan, cluster, spec))
         if plan.engine != state.plan.engine and edits.keys().isdisjoint(("engine", "gpus")):
             return None  # what another engine takes is no change of this job
         library, beside = (state.library, state.beside) if "engine" not in edits else (None, None)  # another engine is no library's
-        sheets, verdict = _judged(spec, plan, cluster, beside)
+        sheets, verdict = _sheets_and_verdict(spec, plan, cluster, beside)
     except InputError:
         return None
     if verdict.host_short_bytes:
         return None
     (key, after), *rest = edits.items()
     change = Change(
-        key=key, before=_before(state, key), after=after, words=candidate.words, before_bytes=state.expected_bytes, after_bytes=int(verdict.device.value),
-        needs=candidate.needs, also=tuple((k, _before(state, k), v) for k, v in rest),
+        key=key, before=_previous_value(state, key), after=after, words=candidate.words, before_bytes=state.expected_bytes, after_bytes=int(verdict.device.value),
+        needs=candidate.needs, also=tuple((k, _previous_value(state, k), v) for k, v in rest),
     )  # fmt: skip
     return _Tried(request, cluster, plan, sheets, verdict, (*state.changes, change), library, beside)
 
 
-def _judged(spec: ModelSpec, plan: Plan, cluster: Cluster, beside: Beside | None) -> tuple[tuple[Sheet, ...], Verdict]:
+def _sheets_and_verdict(spec: ModelSpec, plan: Plan, cluster: Cluster, beside: Beside | None) -> tuple[tuple[Sheet, ...], Verdict]:
     """Sheets and verdict of a plan with what is held beside it; the step is replayed, as it is for a question, where that could decide."""
     for replays in (False, True):
-        sheets = tuple(account(spec, plan, cluster, stage, replays=replays) for stage in range(plan.mesh.pp))
+        sheets = tuple(account_rank(spec, plan, cluster, stage, replays=replays) for stage in range(plan.mesh.pp))
         verdict = judge_plan(spec, plan, cluster, sheets)
         if verdict.result is Result.DOES_NOT_FIT:
             break
-    return sheets, doubted(verdict, cluster, *beside(spec, plan)) if beside else verdict
+    return sheets, verdict_with_extra_bytes(verdict, cluster, *beside(spec, plan)) if beside else verdict
 
 
-def _before(state: _Tried, key: str) -> Any:
+def _previous_value(state: _Tried, key: str) -> Any:
     """What a key was: as asked, else as resolved."""
     plan = state.plan
     resolved = {
@@ -293,12 +293,12 @@ def _before(state: _Tried, key: str) -> Any:
     return resolved.get(key) if given is None else given
 
 
-def _edited(request: Mapping[str, Any], edits: Edits) -> dict[str, Any]:
+def _edited_request(request: Mapping[str, Any], edits: Edits) -> dict[str, Any]:
     """The question with edits on top, as a person would add them."""
     return {key: value for key, value in {**without_overridden(request, edits), **edits}.items() if key not in ("gpus", "nodes")}
 
 
-def _resized(cluster: Cluster, edits: Edits) -> Cluster:
+def _edited_cluster(cluster: Cluster, edits: Edits) -> Cluster:
     """The cluster as those edits lay it out; what is of whole nodes keeps their size."""
     count, _ = parse_gpus(edits["gpus"]) if "gpus" in edits else (None, "")
     if count is None:

@@ -15,7 +15,7 @@ from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec, Moe
 from memsheet.plan.plan import Loss, OptimizerName, RecomputeMode
-from memsheet.search.train.space import Request, dealt, divisors
+from memsheet.search.train.space import Request, divisors, uneven_stage_layers
 
 REPLICAS = "transformers"
 """Trains the models that fsdp2 does, as whole copies."""
@@ -58,7 +58,7 @@ class TrialPlan:
     def _dealt(self) -> Request:
         """Layers of each stage where they do not come out even and the engine has no rule of its own."""
         uneven = self.pp > 1 and self.layers % self.pp and self.engine.stages is None
-        return dealt(self.layers, self.pp) if uneven else {}
+        return uneven_stage_layers(self.layers, self.pp) if uneven else {}
 
     def request(self) -> Request:
         """The question, with what was asked in the first place on top. A global batch that its ranks cannot share is left out: bytes are those of a
@@ -84,7 +84,7 @@ def default_precision(way: TrialPlan) -> str:
     return engine.default_precision if engine else ""
 
 
-def naive(engine: Engine, cluster: Cluster, model: ModelSpec, fixed: Mapping[str, Any], microbatch: int) -> TrialPlan:
+def naive_trial_plan(engine: Engine, cluster: Cluster, model: ModelSpec, fixed: Mapping[str, Any], microbatch: int) -> TrialPlan:
     """A whole copy in fp32 on every device, everything kept for backward. What the question says itself stays."""
     losses = [loss.value for loss in engine.losses]
     whole = 0 if 0 in engine.zero or engine.name == "fsdp2" else engine.zero[0]
@@ -115,25 +115,25 @@ class Lever:
     keeps: bool = False
 
 
-def _precision(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
+def _default_precision_options(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
     if way.precision is not None:
         yield default_precision(way), "", replace(way, precision=None)
 
 
-def _recompute(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
+def _recompute_options(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
     modes = [mode for mode in way.engine.recompute if mode is not RecomputeMode.SELECTIVE or way.engine.selective]
     for mode in (RecomputeMode.SELECTIVE, RecomputeMode.FULL):
         if way.recompute == "none" and mode in modes:
             yield f"recompute {mode.value}", f"--recompute {mode.value}", replace(way, recompute=mode.value)
 
 
-def _loss(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
+def _loss_options(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
     for loss in (Loss.FUSED, Loss.CHUNKED):
         if way.loss == "plain" and loss in way.engine.losses:
             yield f"{loss.value} loss", f"--loss {loss.value}", replace(way, loss=loss.value)
 
 
-def _stage(stage: int) -> Options:
+def _zero_stage_options(stage: int) -> Options:
     def options(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
         if way.zero < stage and stage in way.engine.zero and way.ranks > 1:
             yield f"ZeRO-{stage} over {way.ranks}", f"--zero {stage}", replace(way, zero=stage)
@@ -146,18 +146,18 @@ def _eight_bit(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
         yield "8-bit AdamW", "--optimizer adamw_8bit", replace(way, optimizer="adamw_8bit")
 
 
-def _experts(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
+def _expert_parallel_options(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
     if "ep" in way.engine.axes and way.experts:
         shared = (n for n in divisors(way.experts) if way.ep < n and way.ranks % n == 0)
         yield from ((f"ep {n}", f"--ep {n}", replace(way, ep=n)) for n in shared)
 
 
-def _tensor(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
+def _tensor_parallel_options(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
     if "tp" in way.engine.axes:
         yield from ((f"tp {n}", f"--tp {n}", replace(way, tp=n)) for n in divisors(way.cluster.per_node) if n > way.tp)
 
 
-def _stages(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
+def _pipeline_parallel_options(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
     if "pp" in way.engine.axes:
         most = way.cluster.count // way.tp
         yield from ((f"pp {n}", f"--pp {n}", replace(way, pp=n)) for n in divisors(most) if way.pp < n <= MOST_STAGES)
@@ -167,14 +167,14 @@ MOST_STAGES = 64
 """More than any published run has."""
 
 
-def _microbatch(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
+def _microbatch_options(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
     size = way.microbatch
     while size > 1 and size % 2 == 0:
         size //= 2
         yield f"micro-batch {size}", f"--microbatch {size}", replace(way, microbatch=size)
 
 
-def _offload(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
+def _offload_options(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
     """Of the optimizer's states, then of all; DeepSpeed's sharding does it, on one rank too."""
     if way.offload:
         return
@@ -185,26 +185,28 @@ def _offload(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
 
 
 _RECOMPUTE = Lever(
-    name="recompute", asks="Do activations fit beside them?", why="backward computes layers again instead of keeping them", options=_recompute
+    name="recompute", asks="Do activations fit beside them?", why="backward computes layers again instead of keeping them", options=_recompute_options
 )  # fmt: skip
-_LOSS = Lever(name="loss", asks="Do the logits fit beside them?", why="logits never exist whole", options=_loss)
-_MICROBATCH = Lever(name="microbatch", asks="A smaller micro-batch?", why="fewer activations at once, more steps", options=_microbatch)
+_LOSS = Lever(name="loss", asks="Do the logits fit beside them?", why="logits never exist whole", options=_loss_options)
+_MICROBATCH = Lever(
+    name="microbatch", asks="A smaller micro-batch?", why="fewer activations at once, more steps", options=_microbatch_options
+)
 
 LEVERS = (
-    Lever(name="precision", asks="In lower precision?", why="matrices are multiplied in 16 bits, and activations take half", options=_precision),
+    Lever(name="precision", asks="In lower precision?", why="matrices are multiplied in 16 bits, and activations take half", options=_default_precision_options),
     replace(_RECOMPUTE, asks="Do activations fit?", keeps=True),
     replace(_LOSS, asks="Do the logits fit?", keeps=True),
-    Lever(name="zero 1", asks="Do optimizer states fit?", why="each rank keeps a share of the optimizer's states", options=_stage(1)),
-    Lever(name="zero 2", asks="Do gradients fit?", why="and of gradients", options=_stage(2)),
-    Lever(name="zero 3", asks="Does the whole budget fit, ZeRO-3?", why="and of parameters, gathered layer by layer", options=_stage(3)),
+    Lever(name="zero 1", asks="Do optimizer states fit?", why="each rank keeps a share of the optimizer's states", options=_zero_stage_options(1)),
+    Lever(name="zero 2", asks="Do gradients fit?", why="and of gradients", options=_zero_stage_options(2)),
+    Lever(name="zero 3", asks="Does the whole budget fit, ZeRO-3?", why="and of parameters, gathered layer by layer", options=_zero_stage_options(3)),
     _RECOMPUTE,
     _LOSS,
     Lever(name="8-bit", asks="Do states fit in 8 bits?", why="both moments take a byte a parameter", options=_eight_bit, spares=True),
-    Lever(name="ep", asks="Spread the experts (expert parallel)?", why="each rank has some of every layer's experts", options=_experts),
-    Lever(name="tp", asks="Split every layer (tensor parallel)?", why="each rank has a part of every matrix", options=_tensor),
-    Lever(name="pp", asks="Split the layers (pipeline)?", why="each rank has some of the layers", options=_stages),
+    Lever(name="ep", asks="Spread the experts (expert parallel)?", why="each rank has some of every layer's experts", options=_expert_parallel_options),
+    Lever(name="tp", asks="Split every layer (tensor parallel)?", why="each rank has a part of every matrix", options=_tensor_parallel_options),
+    Lever(name="pp", asks="Split the layers (pipeline)?", why="each rank has some of the layers", options=_pipeline_parallel_options),
     replace(_MICROBATCH, spares=True),
-    Lever(name="offload", asks="Offload states to the host?", why="host memory keeps them, over PCIe", options=_offload),
+    Lever(name="offload", asks="Offload states to the host?", why="host memory keeps them, over PCIe", options=_offload_options),
     _RECOMPUTE,
     _LOSS,
     _MICROBATCH,

@@ -25,13 +25,13 @@ def fewer_ways(
     """
     kinds = ((("", {}), *recomputed_edits(request)), adapter_edits(request, plan))
     for kind in kinds:
-        within = (_fewest(words, edits, clusters, limit, per_node) for limit in dict.fromkeys(limits) for words, edits in kind)
+        within = (_way_on_fewest_gpus(words, edits, clusters, limit, per_node) for limit in dict.fromkeys(limits) for words, edits in kind)
         found = next((way for way in within if way is not None), None)
         if found is not None:
             yield found
 
 
-def _fewest(words: str, edits: Edits, clusters: Clusters, limit: int, per_node: int | None) -> WayToFit | None:
+def _way_on_fewest_gpus(words: str, edits: Edits, clusters: Clusters, limit: int, per_node: int | None) -> WayToFit | None:
     """A change on the fewest GPUs that it surely fits on, as the same question with that change says; None where it fits on no such cluster."""
     trials = clusters(limit, edits)
     try:

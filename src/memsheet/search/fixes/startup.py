@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from memsheet.account import account
-from memsheet.budget import Result, holding, judge_plan, started
+from memsheet.account import account_rank
+from memsheet.budget import Result, judge_plan, verdict_on_held_sequences, verdict_on_start
 from memsheet.engines import engine_of
-from memsheet.errors import InputError, require
+from memsheet.errors import InputError, raise_if_problems
 from memsheet.formulas.serving.servers import server_of
 from memsheet.frozen import dataclass
 from memsheet.plan.device import MAX_DEVICES, Cluster, cluster_of, parse_gpus
-from memsheet.plan.hardware import FP8_UNITS, below, unsupported
+from memsheet.plan.hardware import FP8_UNITS, is_older_device, unsupported_choices
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
-from memsheet.resolve import resolve
-from memsheet.resolve.length import longest
+from memsheet.resolve import resolve_request
+from memsheet.resolve.length import derived_max_length
 from memsheet.search.serve.asked_sequences import asked_sequences
 from memsheet.sheet import Bytes
 
@@ -50,31 +50,36 @@ def makes_room(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, l
     {changes, result, frees_bytes, lacks_bytes}; ``makes_room_together``: several that suffice where none does alone; ``longest_that_fits``: tokens
     of the longest sequence with which it is sure to start, ``longest_expected``: with which it is expected to, more than is asked too (None where no length is).
     """
-    before = _tried(model, request, cluster, {})
+    before = _startup_trial(model, request, cluster, {})
     if before is None:
         return {}
-    kinds = [_best(model, request, cluster, kind) for kind in _kinds(before.plan, cluster, request)]
+    kinds = [_best_startup_change(model, request, cluster, kind) for kind in _startup_changes_by_kind(before.plan, cluster, request)]
     saving = [found for found in kinds if found is not None and found.lacks.value < lacks.value]
     order = sorted(saving, key=lambda found: (ORDER[found.result], "gpus" in found.changes, found.lacks.value))
     enough = [found for found in order if found.result is Result.FITS]
-    together = None if enough else _together(model, request, cluster, order, list(_more_gpus(before.plan, cluster, request)))
-    told = {"makes_room": [_told(found, lacks) for found in order], **_longest(model, request, cluster, before.plan)}
-    return {**told, "makes_room_together": _told(together, lacks)} if together else told
+    together = (
+        None if enough else _combined_startup_changes(model, request, cluster, order, list(_more_gpus(before.plan, cluster, request)))
+    )
+    told = {
+        "makes_room": [_startup_change_facts(found, lacks) for found in order],
+        **_longest_starting_lengths(model, request, cluster, before.plan),
+    }
+    return {**told, "makes_room_together": _startup_change_facts(together, lacks)} if together else told
 
 
 ORDER = {Result.FITS: 0, Result.UNCERTAIN: 1, Result.DOES_NOT_FIT: 2}
 
 
-def _told(found: Found, lacks: Bytes) -> Mapping[str, Any]:
+def _startup_change_facts(found: Found, lacks: Bytes) -> Mapping[str, Any]:
     return {
         "changes": dict(found.changes), "result": found.result.value, "frees_bytes": int(lacks.value - found.lacks.value),
         "lacks_bytes": int(found.lacks.value),
     }  # fmt: skip
 
 
-def _kinds(plan: Plan, cluster: Cluster, request: Mapping[str, Any]) -> Iterator[list[Changes]]:
+def _startup_changes_by_kind(plan: Plan, cluster: Cluster, request: Mapping[str, Any]) -> Iterator[list[Changes]]:
     """Changes of one kind, the mildest first."""
-    if plan.kv_dtype is not None and plan.kv_dtype.bits >= 16 and not below(cluster.device, FP8_UNITS):
+    if plan.kv_dtype is not None and plan.kv_dtype.bits >= 16 and not is_older_device(cluster.device, FP8_UNITS):
         yield [{"serving.kv_dtype": "fp8"}]
     if request.get("quantization.weights") is not None:
         yield [dict.fromkeys(("quantization.weights", "quantization.group_size", "quantization.skip"))]  # as released, which may take less
@@ -99,14 +104,16 @@ def _more_gpus(plan: Plan, cluster: Cluster, request: Mapping[str, Any]) -> Iter
             yield {"gpus": f"{cluster.count * times}x{cluster.device.name}", **told}
 
 
-def _best(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, kind: list[Changes]) -> Found | None:
+def _best_startup_change(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, kind: list[Changes]) -> Found | None:
     """The first of a kind with which it is sure to start, else is expected to, else the one that leaves least to be found."""
-    found = [one for changes in kind if (one := _tried(model, request, cluster, changes)) is not None]
+    found = [one for changes in kind if (one := _startup_trial(model, request, cluster, changes)) is not None]
     likely = next((one for one in found if one.result is Result.UNCERTAIN and one.lacks.value <= 0), None)
     return next((one for one in found if one.result is Result.FITS), likely or min(found, key=lambda one: one.lacks.value, default=None))
 
 
-def _together(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, order: list[Found], gpus: list[Changes]) -> Found | None:
+def _combined_startup_changes(
+    model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, order: list[Found], gpus: list[Changes]
+) -> Found | None:
     """Changes by what they free, one after another, on the fewest GPUs with which it is sure to start then, less those that are not needed; None
     where it never is.
     """
@@ -123,53 +130,53 @@ def _together(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, or
 
 def _all_of(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, several: list[Changes]) -> Found | None:
     """A server that is sure to start with several changes."""
-    found = _tried(model, request, cluster, {key: value for one in several for key, value in one.items()})
+    found = _startup_trial(model, request, cluster, {key: value for one in several for key, value in one.items()})
     return found if found is not None and found.result is Result.FITS else None
 
 
-def _tried(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, changes: Changes) -> Found | None:
+def _startup_trial(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, changes: Changes) -> Found | None:
     """The server with some changes; None where they are not legal."""
     asked = {key: value for key, value in {**request, **changes}.items() if key not in ("gpus", WANTED) and value is not None}
     try:
-        larger = _resized(cluster, changes.get("gpus"))
-        plan = resolve(asked, model, larger).plan
-        require(unsupported(plan, larger, model))
-        sheets = tuple(account(model, plan, larger, stage) for stage in range(plan.mesh.pp))
+        larger = _cluster_of_gpus(cluster, changes.get("gpus"))
+        plan = resolve_request(asked, model, larger).plan
+        raise_if_problems(unsupported_choices(plan, larger, model))
+        sheets = tuple(account_rank(model, plan, larger, stage) for stage in range(plan.mesh.pp))
         lacks = server_of(engine_of(plan)).facts(model, plan, larger, sheets)["short_bytes"]
     except InputError:
         return None
-    verdict = started(judge_plan(model, plan, larger, sheets), lacks)
+    verdict = verdict_on_start(judge_plan(model, plan, larger, sheets), lacks)
     wanted = changes.get("serving.max_sequences", request.get(WANTED))  # a number that is typed is asked about
     if wanted and (held := asked_sequences(model, plan, larger, wanted)) is not None:
-        verdict = holding(verdict, held.wanted, held.held, held.missing_bytes)
+        verdict = verdict_on_held_sequences(verdict, held.wanted, held.held, held.missing_bytes)
     return Found(changes=changes, plan=plan, lacks=lacks, result=verdict.result)
 
 
-def _resized(cluster: Cluster, gpus: Any) -> Cluster:
+def _cluster_of_gpus(cluster: Cluster, gpus: Any) -> Cluster:
     """As if so many GPUs were asked for."""
     count = parse_gpus(str(gpus))[0] if gpus else None
     return cluster_of(cluster.device, count, host_bytes=cluster.host_bytes) if count else cluster
 
 
-def _longest(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, plan: Plan) -> Mapping[str, int | None]:
+def _longest_starting_lengths(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, plan: Plan) -> Mapping[str, int | None]:
     """The longest sequences. SGLang starts with room for a page, so that no length is at fault."""
     if plan.engine != "vllm":
         return {"longest_that_fits": None, "longest_expected": None}
     asked = {key: value for key, value in request.items() if key not in LENGTHS}
-    most = max(int(plan.max_model_len or STEP), longest(model) or 0) // STEP  # what is asked may be expected to start
+    most = max(int(plan.max_model_len or STEP), derived_max_length(model) or 0) // STEP  # what is asked may be expected to start
 
     def at(steps: int) -> Found | None:
-        return _tried(model, asked, cluster, {"serving.max_model_len": steps * STEP})
+        return _startup_trial(model, asked, cluster, {"serving.max_model_len": steps * STEP})
 
     return {
-        "longest_that_fits": _last(most, lambda steps: (found := at(steps)) is not None and found.result is Result.FITS),
-        "longest_expected": _last(
+        "longest_that_fits": _bisect_longest_length(most, lambda steps: (found := at(steps)) is not None and found.result is Result.FITS),
+        "longest_expected": _bisect_longest_length(
             most, lambda steps: (found := at(steps)) is not None and found.lacks.value <= 0 and found.result is not Result.DOES_NOT_FIT
         ),
     }
 
 
-def _last(most: int, holds: Callable[[int], bool]) -> int | None:
+def _bisect_longest_length(most: int, holds: Callable[[int], bool]) -> int | None:
     """The last multiple of STEP up to ``most`` of them that holds, where shorter ones do; None where none does.
 
     A bracket is halved: of what serves no step is replayed, slack is a share of what is allocated, and a longer sequence needs more.

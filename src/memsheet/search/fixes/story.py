@@ -15,9 +15,9 @@ from memsheet.errors import InputError
 from memsheet.formulas.step_time import quick_s
 from memsheet.plan.device import Cluster
 from memsheet.plan.model import ModelSpec
-from memsheet.search.fixes.levers import LEVERS, Lever, TrialPlan, default_precision, naive
+from memsheet.search.fixes.levers import LEVERS, Lever, TrialPlan, default_precision, naive_trial_plan
 from memsheet.search.train.timed import Planned, Scaled
-from memsheet.search.trials import Question, Tried, attempt
+from memsheet.search.trials import Question, Tried, account_trial
 from memsheet.sheet import Bytes, Component, Instant
 
 STATES = (Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATES)
@@ -88,7 +88,7 @@ class _At:
         return budget_of(self.way.cluster).low_bytes
 
 
-def told(
+def story_steps(
     model: ModelSpec, cluster: Cluster, request: Mapping[str, Any], chosen: Planned, scaled: Scaled = lambda _: None
 ) -> tuple[Step, ...]:
     """From the naive run, under the engine of ``chosen``, to the first that fits. Empty where not even the naive run is legal."""
@@ -96,44 +96,46 @@ def told(
     if engine is None:
         return ()
     asked = {key: value for key, value in request.items() if value is not None and key not in ("engine", "task")} | {"task": "train"}
-    way = naive(engine, cluster, model, asked, min(int(chosen.plan.microbatch), int(asked["global_batch"])))
+    way = naive_trial_plan(engine, cluster, model, asked, min(int(chosen.plan.microbatch), int(asked["global_batch"])))
     ways = (
         replace(way, zero=zero, precision=name)
         for zero in sorted({way.zero, *engine.zero})
         for name in dict.fromkeys((way.precision, None))
     )
-    start = next((at for one in ways if (at := _at(model, one, scaled)) is not None), None)
-    return tuple(_walk(model, start, scaled)) if start is not None else ()
+    start = next((at for one in ways if (at := _account_trial_plan(model, one, scaled)) is not None), None)
+    return tuple(_walk_levers(model, start, scaled)) if start is not None else ()
 
 
-def _walk(model: ModelSpec, at: _At, scaled: Scaled) -> Iterator[Step]:
-    yield _step(at, None, asks="Does it fit at all?", change=_start(at.way), flag="", why="nothing saved")
+def _walk_levers(model: ModelSpec, at: _At, scaled: Scaled) -> Iterator[Step]:
+    yield _story_step(at, None, asks="Does it fit at all?", change=_naive_plan_words(at.way), flag="", why="nothing saved")
     for lever in LEVERS:
         if at.fits:
             return
         if lever.keeps and at.kept_bytes <= at.room_bytes:
             if lever.name == "recompute":
-                yield _step(at, at, asks=lever.asks, change="", flag="", why="", part_bytes=at.kept_bytes)
+                yield _story_step(at, at, asks=lever.asks, change="", flag="", why="", part_bytes=at.kept_bytes)
             continue
-        found = _pulled(model, at, lever, scaled)
+        found = _gentlest_lever_option(model, at, lever, scaled)
         if found is None:
             continue
         change, flag, to = found
         taken = to.fits or not lever.spares
-        yield _step(to, at, asks=lever.asks, change=change, flag=flag, why=lever.why, taken=taken, part_bytes=to.kept_bytes * lever.keeps)
+        yield _story_step(
+            to, at, asks=lever.asks, change=change, flag=flag, why=lever.why, taken=taken, part_bytes=to.kept_bytes * lever.keeps
+        )
         at = to if taken else at
 
 
-def _start(way: TrialPlan) -> str:
+def _naive_plan_words(way: TrialPlan) -> str:
     whole = "everything kept" if way.cluster.count == 1 else "a copy on every GPU" if way.zero == 0 else f"ZeRO-{way.zero}"
     return f"{way.precision or default_precision(way)}, {whole}"
 
 
-def _pulled(model: ModelSpec, at: _At, lever: Lever, scaled: Scaled) -> tuple[str, str, _At] | None:
+def _gentlest_lever_option(model: ModelSpec, at: _At, lever: Lever, scaled: Scaled) -> tuple[str, str, _At] | None:
     """The gentlest option that does; else the one that needs least, where it is worth telling."""
     found = list[tuple[str, str, _At]]()
     for change, flag, way in lever.options(at.way):
-        to = _at(model, way, scaled)
+        to = _account_trial_plan(model, way, scaled)
         if to is None:
             continue
         found.append((change, flag, to))
@@ -147,20 +149,20 @@ def _pulled(model: ModelSpec, at: _At, lever: Lever, scaled: Scaled) -> tuple[st
     return found[needs.index(least)] if least <= before - WORTH * at.room_bytes else None
 
 
-def _at(model: ModelSpec, way: TrialPlan, scaled: Scaled) -> _At | None:
+def _account_trial_plan(model: ModelSpec, way: TrialPlan, scaled: Scaled) -> _At | None:
     """What a way comes to; None where it is not legal."""
     if not way.ranks:
         return None
     question = Question(model=model, request=way.request(), cluster=way.cluster)
     try:
-        tried = attempt(0, question, replays=False)
-        tried = attempt(0, question, replays=True) if tried.verdict.result is Result.FITS else tried
+        tried = account_trial(0, question, replays=False)
+        tried = account_trial(0, question, replays=True) if tried.verdict.result is Result.FITS else tried
     except InputError:
         return None
-    return _At(way=way, tried=tried, seconds=_seconds(model, way, tried, scaled))
+    return _At(way=way, tried=tried, seconds=_trial_step_s(model, way, tried, scaled))
 
 
-def _seconds(model: ModelSpec, way: TrialPlan, tried: Tried, scaled: Scaled) -> float | None:
+def _trial_step_s(model: ModelSpec, way: TrialPlan, tried: Tried, scaled: Scaled) -> float | None:
     """A step of the global batch that was asked for; another one's time says nothing."""
     if tried.plan.global_batch is None:
         return None
@@ -170,16 +172,16 @@ def _seconds(model: ModelSpec, way: TrialPlan, tried: Tried, scaled: Scaled) -> 
         return None
 
 
-def _step(to: _At, before: _At | None, *, taken: bool = True, part_bytes: int = 0, **words: str) -> Step:
+def _story_step(to: _At, before: _At | None, *, taken: bool = True, part_bytes: int = 0, **words: str) -> Step:
     worst = max(to.tried.sheets, key=lambda sheet: sheet.device.high)
     return Step(
         device=worst.device, saves_bytes=before.value - to.value if before else 0, shares=not to.alone, seconds=to.seconds,
-        costs_s=_costs(to, before), fits=to.fits, taken=taken,
+        costs_s=_added_step_s(to, before), fits=to.fits, taken=taken,
         host_bytes=max(sheet.host_bytes for sheet in to.tried.sheets), host_short_bytes=to.tried.verdict.host_short_bytes, engine=to.way.named, part_bytes=part_bytes, **words,
     )  # fmt: skip
 
 
-def _costs(to: _At, before: _At | None) -> float | None:
+def _added_step_s(to: _At, before: _At | None) -> float | None:
     if before is None or before.seconds is None or to.seconds is None:
         return None
     return to.seconds - before.seconds

@@ -10,17 +10,17 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from memsheet.account import account
-from memsheet.budget import Beside, Result, WayToFit, doubted, judge_plan, worst
+from memsheet.account import account_rank
+from memsheet.budget import Beside, Result, WayToFit, judge_plan, verdict_with_extra_bytes, worst_sheet
 from memsheet.catalog import model_names
-from memsheet.errors import InputError, require
+from memsheet.errors import InputError, raise_if_problems
 from memsheet.formulas.states.params import parameter_count
 from memsheet.plan.device import MAX_DEVICES, ONE_NODE, Cluster, cluster_of
-from memsheet.plan.hardware import unsupported
-from memsheet.plan.library_defaults import consequences
+from memsheet.plan.hardware import unsupported_choices
+from memsheet.plan.library_defaults import implied_library_keys
 from memsheet.plan.model import ModelSpec, Moe
 from memsheet.plan.plan import Plan
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Sheet
 
 Edits = Mapping[str, Any]
@@ -57,18 +57,18 @@ def ways_to_fit(
     library holds that no sheet does.
     """
     try:
-        plan = resolve({key: value for key, value in request.items() if key != LIBRARY}, spec, cluster).plan
+        plan = resolve_request({key: value for key, value in request.items() if key != LIBRARY}, spec, cluster).plan
     except InputError:
         return ()
     kinds = _training_ways(spec, request, cluster, plan, beside) if plan.task == "train" else _serving_ways(spec, request, cluster, plan)
-    smaller = _smaller(spec, request, cluster, plan, read, beside) if read is not None else None
+    smaller = _smaller_model_way(spec, request, cluster, plan, read, beside) if read is not None else None
     return tuple(way for way in (*kinds, smaller) if way is not None)
 
 
 def _training_ways(spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan, beside: Beside | None) -> Iterator[WayToFit | None]:
     yield _on_more(spec, request, cluster, (("", {}), *recomputed_edits(request)), beside)
     if edits := adapter_edits(request, plan):
-        yield next(_fitting(spec, request, cluster, edits, beside), None) or _on_more(spec, request, cluster, edits, beside)
+        yield next(_fitting_edits(spec, request, cluster, edits, beside), None) or _on_more(spec, request, cluster, edits, beside)
 
 
 def recomputed_edits(request: Request) -> tuple[tuple[str, Edits], ...]:
@@ -90,7 +90,9 @@ def _serving_ways(spec: ModelSpec, request: Request, cluster: Cluster, plan: Pla
         yield from host_ways(spec, request, cluster, {})
     if plan.quantization is None:
         yield next(
-            _fitting(spec, request, cluster, tuple((str(each["quantization.weights"]), each) for each in FEWER_BITS.get(plan.engine, ()))),
+            _fitting_edits(
+                spec, request, cluster, tuple((str(each["quantization.weights"]), each) for each in FEWER_BITS.get(plan.engine, ()))
+            ),
             None,
         )
     if alone and (plan.engine != "llama.cpp" or files) and spec.source.kind != "gguf":
@@ -114,7 +116,7 @@ def host_ways(spec: ModelSpec, request: Request, cluster: Cluster, edits: Edits)
             if key.endswith("experts")
             else f"{value} of {len(blocks) + 1} layers on the card{named}"
         )
-        return _tried(spec, request, cluster, {**edits, key: value}, words)
+        return _way_with_edits(spec, request, cluster, {**edits, key: value}, words)
 
     if any(isinstance(block.feed_forward, Moe) for block in blocks):
         found = _last_that_fits(len(blocks), lambda on_card: tried("serving.host_experts", len(blocks) - on_card))
@@ -155,77 +157,79 @@ def _on_more(
         gpus: dict[str, Any] = {"gpus": f"{count}x{cluster.device.name}"}
         gpus |= {"per_node": per_node} if per_node and count > per_node else {}
         for words, edits in kinds:
-            found = _tried(spec, request, larger, {**edits, **gpus}, f"{count} GPUs{f', {words}' if words else ''}", beside)
+            found = _way_with_edits(spec, request, larger, {**edits, **gpus}, f"{count} GPUs{f', {words}' if words else ''}", beside)
             if found is not None:
                 return found
     return None
 
 
-def _fitting(
+def _fitting_edits(
     spec: ModelSpec, request: Request, cluster: Cluster, kinds: tuple[tuple[str, Edits], ...], beside: Beside | None = None
 ) -> Iterator[WayToFit]:
-    return (found for words, edits in kinds if (found := _tried(spec, request, cluster, edits, words, beside)) is not None)
+    return (found for words, edits in kinds if (found := _way_with_edits(spec, request, cluster, edits, words, beside)) is not None)
 
 
 SMALLEST_SHARE = 100
 """A model of less than a hundredth of what was asked is no answer to it."""
 
 
-def _smaller(
+def _smaller_model_way(
     spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan, read: Callable[[str], ModelSpec], beside: Beside | None
 ) -> WayToFit | None:
     """The largest bundled model of the same kind that fits, as it is asked or with adapters; those of the same series first."""
-    own, letters = int(parameter_count(spec)), _letters(spec.name)
+    own, letters = int(parameter_count(spec)), _model_name_letters(spec.name)
     if not letters or request.get("speculative.model") is not None:
         return None
-    near = [read(name) for name in model_names() if _letters(name) == letters]
+    near = [read(name) for name in model_names() if _model_name_letters(name) == letters]
     smaller = [
         model for model in near if model.model_type == spec.model_type and own // SMALLEST_SHARE <= int(parameter_count(model)) < own
     ]
     adapted = plan.task == "train" and plan.adapter is None and plan.quantization is None
     kinds: tuple[tuple[str, Edits], ...] = (("as it is asked", {}), *(ADAPTERS if adapted else ()))
-    for model in sorted(smaller, key=lambda model: (_series(model.name) != _series(spec.name), -int(parameter_count(model)))):
+    for model in sorted(smaller, key=lambda model: (_model_series(model.name) != _model_series(spec.name), -int(parameter_count(model)))):
         for words, edits in kinds:
-            found = _tried(model, request, cluster, {"model": model.name, **edits}, f"{model.name}, {words}", beside)
+            found = _way_with_edits(model, request, cluster, {"model": model.name, **edits}, f"{model.name}, {words}", beside)
             if found is not None:
                 return found
     return None
 
 
-def _letters(name: str) -> str:
+def _model_name_letters(name: str) -> str:
     """What a name begins with: llama of llama-3.1-70b."""
     found = re.match(r"[a-z]+", name.lower())
     return found[0] if found else ""
 
 
-def _series(name: str) -> str:
+def _model_series(name: str) -> str:
     """A name without its size: llama-3.1 of llama-3.1-70b."""
     return re.sub(r"-\d+(\.\d+)?[bm]\b.*$", "", name.lower())
 
 
-def _tried(spec: ModelSpec, request: Request, cluster: Cluster, edits: Edits, words: str, beside: Beside | None = None) -> WayToFit | None:
+def _way_with_edits(
+    spec: ModelSpec, request: Request, cluster: Cluster, edits: Edits, words: str, beside: Beside | None = None
+) -> WayToFit | None:
     """The question with some changes, where it is sure to fit; None elsewhere."""
     asked = {key: value for key, value in {**request, **edits}.items() if key not in ("gpus", "per_node", "model", LIBRARY)}
-    asked |= consequences(request.get(LIBRARY), asked) if "engine" not in edits else {}
+    asked |= implied_library_keys(request.get(LIBRARY), asked) if "engine" not in edits else {}
     try:
-        plan = resolve(asked, spec, cluster).plan
-        require(unsupported(plan, cluster, spec))
-        sheets = _sheets(spec, plan, cluster)
+        plan = resolve_request(asked, spec, cluster).plan
+        raise_if_problems(unsupported_choices(plan, cluster, spec))
+        sheets = _surely_fitting_sheets(spec, plan, cluster)
     except InputError:
         return None
     if sheets is None:
         return None
-    if beside and doubted(judge_plan(spec, plan, cluster, sheets), cluster, *beside(spec, plan)).result is not Result.FITS:
+    if beside and verdict_with_extra_bytes(judge_plan(spec, plan, cluster, sheets), cluster, *beside(spec, plan)).result is not Result.FITS:
         return None
-    found = worst(sheets)
+    found = worst_sheet(sheets)
     return WayToFit(words=words, changes=dict(edits), device=found.device, host_bytes=max(sheet.host_bytes for sheet in sheets))
 
 
-def _sheets(spec: ModelSpec, plan: Plan, cluster: Cluster) -> tuple[Sheet, ...] | None:
+def _surely_fitting_sheets(spec: ModelSpec, plan: Plan, cluster: Cluster) -> tuple[Sheet, ...] | None:
     """The sheets of a job that is sure to fit, its steps replayed where that could decide; None of others."""
     sheets: tuple[Sheet, ...] = ()
     for replays in (False, True):
-        sheets = tuple(account(spec, plan, cluster, stage, replays=replays) for stage in range(plan.mesh.pp))
+        sheets = tuple(account_rank(spec, plan, cluster, stage, replays=replays) for stage in range(plan.mesh.pp))
         result = judge_plan(spec, plan, cluster, sheets).result
         if result is Result.DOES_NOT_FIT:
             return None

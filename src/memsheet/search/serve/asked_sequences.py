@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.engines import engine_of
-from memsheet.errors import InputError, require
+from memsheet.errors import InputError, raise_if_problems
 from memsheet.formulas.serving.servers import server_of
 from memsheet.frozen import dataclass
 from memsheet.plan.device import Cluster
-from memsheet.plan.hardware import FP8_UNITS, below, unsupported
+from memsheet.plan.hardware import FP8_UNITS, is_older_device, unsupported_choices
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.search.pool_room import POOLED, tokens_asked
 from memsheet.sheet import Bytes
 
@@ -59,32 +59,32 @@ def holds_instead(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster
     changes: list[Mapping[str, Any]] = []
     if asked.held.low:
         changes.append({"serving.max_sequences": asked.held.low})
-    if request.get("serving.prompt_tokens") is None and (tokens := _longest(model, request, cluster, asked)):
+    if request.get("serving.prompt_tokens") is None and (tokens := _longest_held_tokens(model, request, cluster, asked)):
         changes.append({"serving.max_model_len": tokens})
-    kept = resolve(request, model, cluster).plan.kv_dtype
-    if kept is not None and kept.bits >= 16 and not below(cluster.device, FP8_UNITS):
+    kept = resolve_request(request, model, cluster).plan.kv_dtype
+    if kept is not None and kept.bits >= 16 and not is_older_device(cluster.device, FP8_UNITS):
         changes.append({"serving.kv_dtype": "fp8"})
-    return [one for one in changes if _surely(model, {**request, **one}, cluster)]
+    return [one for one in changes if _surely_holds_sequences(model, {**request, **one}, cluster)]
 
 
-def _surely(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster) -> bool:
-    found = _tried(model, request, cluster)
+def _surely_holds_sequences(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster) -> bool:
+    found = _sequences_of_request(model, request, cluster)
     return found is not None and found.held.low >= found.wanted
 
 
-def _tried(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster) -> AskedSequences | None:
+def _sequences_of_request(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster) -> AskedSequences | None:
     try:
-        plan = resolve(request, model, cluster).plan
-        require(unsupported(plan, cluster, model))
-        account(model, plan, cluster)
+        plan = resolve_request(request, model, cluster).plan
+        raise_if_problems(unsupported_choices(plan, cluster, model))
+        account_rank(model, plan, cluster)
         return asked_sequences(model, plan, cluster, int(plan.max_sequences or 1))
     except InputError:
         return None
 
 
-def _longest(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, asked: AskedSequences) -> int:
+def _longest_held_tokens(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, asked: AskedSequences) -> int:
     """The longest sequences of which the pool as it is surely holds as many; 0 where it holds none so short."""
-    plan = resolve(request, model, cluster).plan
+    plan = resolve_request(request, model, cluster).plan
     server: Any = server_of(engine_of(plan))
     room = server.room(model, plan, cluster)
     low, high = 0, asked.tokens // STEP + 1

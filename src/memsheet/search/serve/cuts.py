@@ -6,23 +6,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from memsheet.account import account
-from memsheet.budget import Result, judge_plan, started, worst
+from memsheet.account import account_rank
+from memsheet.budget import Result, judge_plan, verdict_on_start, worst_sheet
 from memsheet.engines import engine_of
-from memsheet.errors import InputError, printable, refuse, require
+from memsheet.errors import InputError, input_error, printable_line, raise_if_problems
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving.servers import server_of
 from memsheet.formulas.serving_time import End, Seconds, Timer, token_time
 from memsheet.plan.device import Cluster
-from memsheet.plan.hardware import unsupported
+from memsheet.plan.hardware import unsupported_choices
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.resolve.length import length_notes
 from memsheet.resolve.version import version_notes
 from memsheet.search.pool_room import POOLED, room_of, sequences_of
-from memsheet.search.serve.load import Holds, Load, Reason, Served, groups_of, most, reasons_of
-from memsheet.search.serve.space import AXES, cuts, variants
+from memsheet.search.serve.load import Holds, Load, Reason, Served, groups_of, most_within_latency, reasons_of
+from memsheet.search.serve.space import AXES, mesh_independent_options, serving_meshes
 from memsheet.sheet import NOTHING, Bytes, Component
 
 
@@ -72,26 +72,28 @@ class Search:
     notes: dict[str, None] = field(default_factory=dict)
 
 
-def deploy(spec: ModelSpec, cluster: Cluster, request: Mapping[str, Any], load: Load, *, any_precision: bool = False) -> Deployment:
+def rank_serving_plans(
+    spec: ModelSpec, cluster: Cluster, request: Mapping[str, Any], load: Load, *, any_precision: bool = False
+) -> Deployment:
     """Weigh every cut. ``request``: what is pinned, with its engine. Raises InputError where every cut is refused for the same reason."""
     search, plans, refused = Search(spec, cluster, load), list[Served](), dict[str, Cut]()
     length = {"serving.max_model_len": request.get("serving.max_model_len") or load.context}
-    others = tuple(variants(spec, request, any_precision=any_precision, batches=load.ttft_s is not None))
+    others = tuple(mesh_independent_options(spec, request, any_precision=any_precision, batches=load.ttft_s is not None))
     first: InputError | None = None
-    for mesh in cuts(spec, cluster, request):
+    for mesh in serving_meshes(spec, cluster, request):
         for other in others:
             try:
                 plans.append(_for_users(search, {**request, **length, **mesh, **other}))
             except InputError as error:
                 first = first or error
                 problem = error.problems[0]
-                refused.setdefault(f"{mesh}", Cut(mesh=mesh, words=f"{problem.field} {printable(problem.value)} {problem.reason}"))
+                refused.setdefault(f"{mesh}", Cut(mesh=mesh, words=f"{problem.field} {printable_line(problem.value)} {problem.reason}"))
     if not plans:
         raise first or _no_cut(cluster, request)
     ranked = tuple(sorted(plans, key=lambda one: rank_key(one, load)))
     return Deployment(
         model=spec, cluster=cluster, engine=str(request.get("engine")), load=load, plans=ranked,
-        refused=tuple(cut for cut in refused.values() if not any(_same(cut, one) for one in plans)), notes=tuple(search.notes),
+        refused=tuple(cut for cut in refused.values() if not any(_mesh_is_of_cut(cut, one) for one in plans)), notes=tuple(search.notes),
     )  # fmt: skip
 
 
@@ -100,12 +102,12 @@ def _no_cut(cluster: Cluster, request: Mapping[str, Any]) -> InputError:
     pinned = {key: request[key] for key in AXES if request.get(key) is not None}
     field = next(iter(pinned), "gpus")
     said = " · ".join(f"{key.removeprefix('mesh.')} {size}" for key, size in pinned.items())
-    return refuse(
+    return input_error(
         field, pinned.get(field), f"is of no cut of {cluster.count} GPUs with {said}", "leave degrees out, and every cut is tried"
     )
 
 
-def _same(cut: Cut, one: Served) -> bool:
+def _mesh_is_of_cut(cut: Cut, one: Served) -> bool:
     return all(one.request.get(key) == size for key, size in cut.mesh.items())
 
 
@@ -119,7 +121,7 @@ def rank_key(one: Served, load: Load) -> tuple[float, ...]:
     changed = sum(one.plan.quantization is not None and key in one.request for key in ("quantization.weights",))
     if one.holds is Holds.NO:
         size = float(one.verdict.device.value) if not one.in_all else seconds
-        late = _late(seconds, first, load)
+        late = _latency_overrun_ratio(seconds, first, load)
         asked = late if load.users is not None else 0.0  # else those that keep it are counted first
         lacks = float(one.in_all < (load.users or 1))
         return (2.0, lacks, 0.0 if lacks else asked, -float(one.users * one.replicas), late, -float(one.in_all), size, float(one.gpus_each))
@@ -128,7 +130,7 @@ def rank_key(one: Served, load: Load) -> tuple[float, ...]:
     return (float(one.holds), -one.users_per_gpu, seconds, float(changed), float(one.gpus_each))
 
 
-def _late(decode_s: float, prefill_s: float, load: Load) -> float:
+def _latency_overrun_ratio(decode_s: float, prefill_s: float, load: Load) -> float:
     """How many times as long as asked a latency takes, the worse of the two; nothing where none is asked or both are kept."""
     times = ((decode_s, load.tpot_s), (prefill_s, load.ttft_s))
     return max([found / asked for found, asked in times if asked is not None and found > asked], default=0.0)
@@ -138,14 +140,14 @@ def _for_users(search: Search, request: Mapping[str, Any]) -> Served:
     """One plan; where it does not surely hold the users that are asked for, for no more of them than there are, as a server's buffers are sized for
     all that may run. Raises InputError where it is illegal or not modelled.
     """
-    usual, load = _served(search, request), search.load
+    usual, load = _account_serving_plan(search, request), search.load
     key = "serving.max_sequences"
     if load.users is None or request.get(key) is not None or usual.holds is Holds.YES or usual.plan.engine not in POOLED:
         return usual
     share = users_of_replica(usual.plan, load.users)
     if share >= int(usual.plan.max_sequences or 0):
         return usual
-    fewer = _served(search, {**request, key: share})
+    fewer = _account_serving_plan(search, {**request, key: share})
     return fewer if (fewer.holds, -fewer.in_all) < (usual.holds, -min(usual.in_all, load.users)) else usual
 
 
@@ -155,31 +157,31 @@ def users_of_replica(plan: Plan, users: int) -> int:
     return -(-users // groups)
 
 
-def _served(search: Search, request: Mapping[str, Any]) -> Served:
+def _account_serving_plan(search: Search, request: Mapping[str, Any]) -> Served:
     """One plan, accounted and timed. Raises InputError where it is illegal or not modelled."""
     spec, cluster, load = search.spec, search.cluster, search.load
-    resolved = resolve(request, spec, cluster)
+    resolved = resolve_request(request, spec, cluster)
     plan = resolved.plan
     search.notes.update(dict.fromkeys((*version_notes(plan), *length_notes(plan, spec))))
-    require(unsupported(plan, cluster, spec))
-    sheets = tuple(account(spec, plan, cluster, stage) for stage in stages(plan))
+    raise_if_problems(unsupported_choices(plan, cluster, spec))
+    sheets = tuple(account_rank(spec, plan, cluster, stage) for stage in deciding_stages(plan))
     facts = server_of(engine_of(plan)).facts(spec, plan, cluster, sheets)
     verdict = judge_plan(spec, plan, cluster, sheets)
     if "short_bytes" in facts:
-        verdict = started(verdict, facts["short_bytes"])
-    held = _sequences(search, plan, facts) if verdict.result is not Result.DOES_NOT_FIT else NOTHING
+        verdict = verdict_on_start(verdict, facts["short_bytes"])
+    held = _context_sequences(search, plan, facts) if verdict.result is not Result.DOES_NOT_FIT else NOTHING
     sequences = held.low, held.value
-    batch, decode, prefill, users = _timed(search, plan, sequences)
+    batch, decode, prefill, users = _decode_batch_and_latencies(search, plan, sequences)
     reasons = tuple(reasons_of(verdict, cluster, held, groups_of(plan), load, (decode, prefill)))
-    fullest = worst(sheets)
+    fullest = worst_sheet(sheets)
     return Served(
         request=request, plan=plan, assumed=resolved.assumed, sheets=sheets, verdict=verdict, serving=facts,
         weights_bytes=int(fullest.of(Component.PARAMETERS).value), kv_bytes=int(fullest.of(Component.KV_CACHE).value),
-        sequences=sequences, at_most=held.high, batch=batch, decode=decode, prefill=prefill, within=users, reasons=_limited(plan, facts, load, reasons),
+        sequences=sequences, at_most=held.high, batch=batch, decode=decode, prefill=prefill, within=users, reasons=_engine_limit_reasons(plan, facts, load, reasons),
     )  # fmt: skip
 
 
-def stages(plan: Plan) -> list[int]:
+def deciding_stages(plan: Plan) -> list[int]:
     """The stages that may decide: the first has the embedding, the last the head, and where they are uneven the one before it has as many layers
     as any. Transformers asks for all of them.
     """
@@ -189,14 +191,16 @@ def stages(plan: Plan) -> list[int]:
     return sorted({0, count - 1, *([max(0, count - 2)] if plan.layers_per_stage else [])})
 
 
-def _sequences(search: Search, plan: Plan, facts: Mapping[str, Any]) -> Bytes:
+def _context_sequences(search: Search, plan: Plan, facts: Mapping[str, Any]) -> Bytes:
     """Sequences of the context on one replica: at least, as expected and at most."""
     room = room_of(search.spec, plan, search.cluster, facts, search.load.context)
     limit = int(group_plan(plan).max_sequences or room.value) if plan.engine in POOLED else int(room.value)
     return Bytes(*(min(int(count), limit) for count in (room.low, room.value, room.high)))
 
 
-def _timed(search: Search, plan: Plan, sequences: tuple[int, int]) -> tuple[int, Seconds | None, Seconds | None, tuple[int, int]]:
+def _decode_batch_and_latencies(
+    search: Search, plan: Plan, sequences: tuple[int, int]
+) -> tuple[int, Seconds | None, Seconds | None, tuple[int, int]]:
     """Sequences that decode at once on a replica, seconds between their tokens, seconds to a first token, and users of a replica within the latency
     asked, surely and as expected.
 
@@ -219,7 +223,7 @@ def _timed(search: Search, plan: Plan, sequences: tuple[int, int]) -> tuple[int,
         """The most sequences that keep the latency at one end of its range."""
         assert load.tpot_s is not None
         asked = load.tpot_s
-        return most(limit, lambda count: timer.decode_s(end, count, load.middle, count * others * prompt_s, asked), asked)
+        return most_within_latency(limit, lambda count: timer.decode_s(end, count, load.middle, count * others * prompt_s, asked), asked)
 
     users = sequences
     if load.tpot_s is not None:
@@ -229,7 +233,7 @@ def _timed(search: Search, plan: Plan, sequences: tuple[int, int]) -> tuple[int,
     return batch, token_time(decode, prefill, batch, load.output_tokens) if load.output_tokens else decode, prefill, users
 
 
-def _limited(plan: Plan, facts: Mapping[str, Any], load: Load, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
+def _engine_limit_reasons(plan: Plan, facts: Mapping[str, Any], load: Load, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
     """Where the engine's own limit, and not room, is what there are too few of."""
     room = int(sequences_of(facts, load.context).value)
     limit = int(group_plan(plan).max_sequences or 0)
@@ -241,7 +245,7 @@ def _limited(plan: Plan, facts: Mapping[str, Any], load: Load, reasons: tuple[Re
     )
 
 
-def comparison(found: Deployment) -> Iterator[Served]:
+def best_plan_per_cut(found: Deployment) -> Iterator[Served]:
     """The best plan of every cut without stages: as many replicas as GPUs, pairs, groups of four, and so on; then the best with data-parallel
     attention, by groups of as many.
     """

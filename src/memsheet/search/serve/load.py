@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Any
 
 from memsheet.budget import Result, Verdict
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.formulas.serving_time import Seconds
 from memsheet.plan.device import Cluster
 from memsheet.plan.plan import Plan
@@ -127,7 +127,7 @@ def groups_of(plan: Plan) -> int:
     return int(plan.mesh.dp_replicate * plan.mesh.attn_dp)
 
 
-def most(limit: int, seconds: Callable[[int], float], asked_s: float) -> int:
+def most_within_latency(limit: int, seconds: Callable[[int], float], asked_s: float) -> int:
     """The most sequences up to ``limit`` that take no more than ``asked_s``. Latencies only grow with them, and nearly in proportion, so the next
     count that is looked at is where a line between the two ends would cross what is asked; the middle, where that left more than half of them.
     """
@@ -154,7 +154,7 @@ def reasons_of(
     """Every thing that is asked of a plan, with its answer. ``times``: between tokens, and to the first."""
     tpot, ttft = times
     sequences = held.low, held.value
-    yield _memory(verdict, cluster, sequences, load)
+    yield _memory_reason(verdict, cluster, sequences, load)
     if verdict.result is Result.DOES_NOT_FIT or not sequences[1]:
         return
     if load.users is not None:
@@ -169,31 +169,33 @@ def reasons_of(
             continue
         holds = Holds.YES if found.high <= asked else Holds.PERHAPS if found.value <= asked else Holds.NO
         yield Reason(
-            asks=asks, holds=holds, words=f"{what} {milliseconds(found.value)} ({milliseconds(found.low)} to {milliseconds(found.high)})"
+            asks=asks,
+            holds=holds,
+            words=f"{what} {format_latency(found.value)} ({format_latency(found.low)} to {format_latency(found.high)})",
         )
 
 
 _LATENCY = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s)")
 
 
-def latency(value: Any, field: str) -> float | None:
+def parse_latency_s(value: Any, field: str) -> float | None:
     """Seconds, of a number of them or of a text with its unit: 50ms, 0.5s. Raises InputError for anything else."""
     if value is None:
         return None
     if isinstance(value, str):
         match = _LATENCY.fullmatch(value.strip().lower())
         if match is None:
-            raise refuse(field, value, "is no time", "with its unit, for example 50ms or 0.5s")
+            raise input_error(field, value, "is no time", "with its unit, for example 50ms or 0.5s")
         value = float(match[1]) * (1e-3 if match[2] == "ms" else 1.0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LONGEST_S:
-        raise refuse(field, value, f"is not between nothing and {LONGEST_S:,} seconds", "for example 50ms")
+        raise input_error(field, value, f"is not between nothing and {LONGEST_S:,} seconds", "for example 50ms")
     return float(value)
 
 
 LONGEST_S = 3600
 
 
-def _memory(verdict: Verdict, cluster: Cluster, sequences: tuple[int, int], load: Load) -> Reason:
+def _memory_reason(verdict: Verdict, cluster: Cluster, sequences: tuple[int, int], load: Load) -> Reason:
     gives = cluster.device.framework_bytes
     if verdict.device.low > gives:
         words = (
@@ -206,7 +208,7 @@ def _memory(verdict: Verdict, cluster: Cluster, sequences: tuple[int, int], load
     return Reason(asks="memory", holds=Holds.YES if sure else Holds.PERHAPS, words="fits" if sure else "may not fit")
 
 
-def milliseconds(seconds: float) -> str:
+def format_latency(seconds: float) -> str:
     """A latency as people say it."""
     if seconds >= 10:
         return f"{seconds:,.0f} s"

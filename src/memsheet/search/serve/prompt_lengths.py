@@ -9,7 +9,7 @@ from memsheet.budget import Result
 from memsheet.errors import InputError
 from memsheet.plan.device import Cluster
 from memsheet.plan.model import ModelSpec
-from memsheet.search.trials import Question, Trials, Tried, edge
+from memsheet.search.trials import Question, Trials, Tried, fitting_edge
 
 PIECES = "vllm"
 """The server named where prompts are too long for one pass: it reads them max_num_batched_tokens at a time."""
@@ -22,22 +22,27 @@ def prompts_that_fit(model: ModelSpec, request: Mapping[str, Any], cluster: Clus
     A bracket of lengths is halved: of what serves no step is replayed, slack is a share of what is allocated, and a longer prompt needs more.
     """
     longest = int(request.get("serving.max_model_len") or 0)
-    trials = Trials(values=range(1, longest + 1), asks=lambda tokens: _of(model, {**request, "serving.prompt_tokens": tokens}, cluster))
-    found = edge(trials, _spare)[0] if longest else None
-    return {"prompt_tokens_that_fit": None if found is None else trials.values[found], "in_pieces": _server(model, request, cluster)}
+    trials = Trials(
+        values=range(1, longest + 1), asks=lambda tokens: _prompt_question(model, {**request, "serving.prompt_tokens": tokens}, cluster)
+    )
+    found = fitting_edge(trials, _prompt_spare_bytes)[0] if longest else None
+    return {
+        "prompt_tokens_that_fit": None if found is None else trials.values[found],
+        "in_pieces": _chunked_prefill_server(model, request, cluster),
+    }
 
 
-def _spare(tried: Tried) -> int:
+def _prompt_spare_bytes(tried: Tried) -> int:
     return tried.spare_bytes
 
 
-def _of(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster) -> Question:
+def _prompt_question(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster) -> Question:
     return Question(model=model, request=request, cluster=cluster)
 
 
-def _server(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster) -> str | None:
+def _chunked_prefill_server(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster) -> str | None:
     """The server's name where it is sure to hold the load. None where it is not, or cannot take the question."""
-    trials = Trials(values=(1,), asks=lambda _: _of(model, {**request, "engine": PIECES}, cluster))
+    trials = Trials(values=(1,), asks=lambda _: _prompt_question(model, {**request, "engine": PIECES}, cluster))
     try:
         return PIECES if trials.at(0).verdict.result is Result.FITS else None
     except InputError:

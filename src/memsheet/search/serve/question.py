@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from memsheet.errors import InputError, Problem, refuse, require
+from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.plan.check import check_request
 from memsheet.plan.device import MAX_DEVICES, Cluster
 from memsheet.plan.model import ModelSpec
 from memsheet.resolve.length import too_long
-from memsheet.resolve.serving import pages
-from memsheet.search.serve.cuts import Deployment, Way, deploy
-from memsheet.search.serve.load import Load, latency
-from memsheet.search.serve.space import formats
+from memsheet.resolve.serving import serves_in_pages
+from memsheet.search.serve.cuts import Deployment, Way, rank_serving_plans
+from memsheet.search.serve.load import Load, parse_latency_s
+from memsheet.search.serve.space import eight_bit_formats
 
 ENGINES = ("vllm", "sglang", "transformers")
 USUAL_CONTEXT = 8192
@@ -32,34 +32,34 @@ def asked_serving(
     spec: ModelSpec, cluster: Cluster, request: Mapping[str, Any], wanted: Mapping[str, Any], *, any_precision: bool = False
 ) -> Deployment:
     """Every cut for what is wanted: ``context``, ``users``, ``ttft``, ``tpot``. Raises InputError with every problem."""
-    engine = str(request.get("engine") or ("vllm" if pages(spec) else "transformers"))
+    engine = str(request.get("engine") or ("vllm" if serves_in_pages(spec) else "transformers"))
     if engine not in ENGINES:
-        raise refuse("engine", engine, "is not planned for", f"one of {', '.join(ENGINES)}; `memsheet infer` accounts it")
-    require(check_request(request))
-    load, notes = _load(spec, request, wanted)
+        raise input_error("engine", engine, "is not planned for", f"one of {', '.join(ENGINES)}; `memsheet infer` accounts it")
+    raise_if_problems(check_request(request))
+    load, notes = _wanted_load(spec, request, wanted)
     key, length = "context" if wanted["context"] else "serving.max_model_len", max(load.context, request.get("serving.max_model_len") or 0)
-    require(too_long(engine, request.get("engine_version"), spec, key, length))
+    raise_if_problems(too_long(engine, request.get("engine_version"), spec, key, length))
     pinned = {**request, "engine": engine}
-    found = deploy(spec, cluster, pinned, load, any_precision=any_precision)
-    ways = tuple(_ways(found, pinned, any_precision=any_precision)) if found.best is None else ()
+    found = rank_serving_plans(spec, cluster, pinned, load, any_precision=any_precision)
+    ways = tuple(_ways_to_hold_users(found, pinned, any_precision=any_precision)) if found.best is None else ()
     return replace(found, notes=(*notes, *found.notes), ways=ways)
 
 
-def _load(spec: ModelSpec, request: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[Load, tuple[str, ...]]:
+def _wanted_load(spec: ModelSpec, request: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[Load, tuple[str, ...]]:
     prompt, output, pinned = (request.get(f"serving.{key}") for key in ("prompt_tokens", "output_tokens", "max_model_len"))
-    require(_problems(wanted, prompt, output, pinned))
+    raise_if_problems(_wanted_problems(wanted, prompt, output, pinned))
     asked = (prompt or 0) + (output or 0) if prompt or output else None
     context = wanted["context"] or pinned or asked or min(spec.max_positions or USUAL_CONTEXT, USUAL_CONTEXT)
     told = wanted["context"] or pinned or asked
     note = () if told else (f"a context of {context:,} tokens, as --context says none",)
     load = Load(
-        context=int(context), users=wanted["users"], ttft_s=latency(wanted["ttft"], "ttft"), tpot_s=latency(wanted["tpot"], "tpot"),
+        context=int(context), users=wanted["users"], ttft_s=parse_latency_s(wanted["ttft"], "ttft"), tpot_s=parse_latency_s(wanted["tpot"], "tpot"),
         prompt_tokens=prompt, output_tokens=output,
     )  # fmt: skip
     return load, note
 
 
-def _problems(wanted: Mapping[str, Any], prompt: Any, output: Any, pinned: Any) -> Iterator[Problem]:
+def _wanted_problems(wanted: Mapping[str, Any], prompt: Any, output: Any, pinned: Any) -> Iterator[Problem]:
     for field, most in (("context", MAX_TOKENS), ("users", MAX_USERS)):
         value = wanted[field]
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most):
@@ -75,25 +75,25 @@ def _problems(wanted: Mapping[str, Any], prompt: Any, output: Any, pinned: Any) 
         yield Problem(field="prompt_tokens", value=prompt, reason=f"and the answer exceed a context of {context:,} tokens")
 
 
-def _beyond(found: Deployment) -> bool:
+def _users_beyond_any_cut(found: Deployment) -> bool:
     """Whether more users are asked for than any cut would hold that had the room of its weights too, and caches half as large."""
     most = max((2 * one.in_all * (1 + one.weights_bytes / max(1, one.kv_bytes)) for one in found.plans), default=0.0)
     return 0 < most < (found.load.users or 0)
 
 
-def _expected(found: Deployment) -> bool:
+def _users_expected_to_fit(found: Deployment) -> bool:
     """Whether the best plan is expected to hold the users that are asked for, and does not only hold them where all goes well."""
     return found.best is not None and found.best.in_all >= (found.load.users or 0)
 
 
-def _ways(found: Deployment, request: Mapping[str, Any], *, any_precision: bool) -> Iterator[Way]:
+def _ways_to_hold_users(found: Deployment, request: Mapping[str, Any], *, any_precision: bool) -> Iterator[Way]:
     """What would hold: eight bits on the same GPUs, then as many nodes or GPUs more as it takes, in doublings."""
-    for form in formats(found.model, request) if not any_precision and not _beyond(found) else ():
+    for form in eight_bit_formats(found.model, request) if not any_precision and not _users_beyond_any_cut(found) else ():
         try:
-            eight = deploy(found.model, found.cluster, {**request, **form}, found.load)
+            eight = rank_serving_plans(found.model, found.cluster, {**request, **form}, found.load)
         except InputError:  # the card, the engine or the model has no such format
             continue
-        if _expected(eight):
+        if _users_expected_to_fit(eight):
             yield Way(words=" and ".join(f"{NAMES[key]} in {value}" for key, value in form.items()), found=eight)
     cluster, most = found.cluster, max((one.in_all for one in found.plans), default=0)
     for doubled in range(1, DOUBLINGS + 1):
@@ -103,7 +103,7 @@ def _ways(found: Deployment, request: Mapping[str, Any], *, any_precision: bool)
             replace(cluster, per_node=cluster.per_node * 2))  # fmt: skip
         if most and found.load.users and most * 2**doubled < NEAR * found.load.users:
             continue  # as many replicas more do not hold them
-        more = deploy(found.model, cluster, request, found.load)
-        if _expected(more):
+        more = rank_serving_plans(found.model, cluster, request, found.load)
+        if _users_expected_to_fit(more):
             yield Way(words=f"{cluster.count} GPUs", found=more)
             return

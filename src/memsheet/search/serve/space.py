@@ -25,25 +25,25 @@ MOST_STAGES = 16
 """Of a pipeline, unless --pp asks for more: every stage adds its starts and a message to each token, and none was found beyond the nodes of a job."""
 
 
-def divisors(count: int) -> list[int]:
+def gpu_count_divisors(count: int) -> list[int]:
     return [number for number in range(1, count + 1) if count % number == 0]
 
 
-def cuts(spec: ModelSpec, cluster: Cluster, request: Mapping[str, Any]) -> Iterator[Mapping[str, int]]:
+def serving_meshes(spec: ModelSpec, cluster: Cluster, request: Mapping[str, Any]) -> Iterator[Mapping[str, int]]:
     """Meshes whose ranks are the cluster's, those that are pinned alone. Tensor parallelism stays inside a node, stages are no more than layers."""
     layers = sum(stack.layers for stack in spec.stacks)
     experts = max((block.feed_forward.experts for s in spec.stacks for r in s.runs for block in r.pattern if isinstance(block.feed_forward, Moe)), default=0)  # fmt: skip
     pinned = {key: request[key] for key in AXES if request.get(key) is not None}
-    for mesh in grouped(spec, cluster, request):
+    for mesh in attention_dp_meshes(spec, cluster, request):
         if (mesh["mesh.ep"] == 1 or mesh["mesh.ep"] <= experts) and all(mesh[key] == size for key, size in pinned.items()):
             yield mesh
     if pinned.get("mesh.attn_dp", 1) != 1:
         return
     alone = {"mesh.attn_dp": 1} if request.get("engine") in GROUPING else {}
-    for tp in divisors(cluster.count):
+    for tp in gpu_count_divisors(cluster.count):
         if tp > cluster.per_node and "mesh.tp" not in request:
             continue
-        for pp in divisors(cluster.count // tp):
+        for pp in gpu_count_divisors(cluster.count // tp):
             if pp > min(layers, MOST_STAGES) and "mesh.pp" not in request:
                 continue
             replicas = cluster.count // tp // pp
@@ -57,7 +57,7 @@ GROUPING = ("vllm", "sglang")
 """Engines that have data-parallel attention."""
 
 
-def grouped(spec: ModelSpec, cluster: Cluster, request: Mapping[str, Any]) -> Iterator[dict[str, int]]:
+def attention_dp_meshes(spec: ModelSpec, cluster: Cluster, request: Mapping[str, Any]) -> Iterator[dict[str, int]]:
     """Meshes with data-parallel attention: one server of all GPUs, or one a node, whose ranks attend in groups inside a node. Its experts are cut
     over all ranks of a server or dealt to them; over several nodes they are dealt.
     """
@@ -70,21 +70,23 @@ def grouped(spec: ModelSpec, cluster: Cluster, request: Mapping[str, Any]) -> It
         return
     sizes = {cluster.count, cluster.per_node} if "mesh.tp" not in request else {int(request["mesh.tp"])}
     for tp in sorted(size for size in sizes if size > 1 and cluster.count % size == 0):
-        for own in (size for size in divisors(min(tp, cluster.per_node)) if size < tp and tp % size == 0):
+        for own in (size for size in gpu_count_divisors(min(tp, cluster.per_node)) if size < tp and tp % size == 0):
             for ep in (tp,) if tp > cluster.per_node else (1, tp) if has_experts(spec) else (1,):
                 yield {"mesh.tp": tp, "mesh.pp": 1, "mesh.dp_replicate": cluster.count // tp, "mesh.ep": ep, "mesh.attn_dp": tp // own}
 
 
-def formats(spec: ModelSpec, request: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def eight_bit_formats(spec: ModelSpec, request: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Eight bits of what is left open; weights that were released in fewer are left as they are."""
     for form in FORMATS:
         if not any(request.get(key) is not None for key in form) and not (spec.quantization and "quantization.weights" in form):
             yield form
 
 
-def variants(spec: ModelSpec, request: Mapping[str, Any], *, any_precision: bool, batches: bool) -> Iterator[Mapping[str, Any]]:
+def mesh_independent_options(
+    spec: ModelSpec, request: Mapping[str, Any], *, any_precision: bool, batches: bool
+) -> Iterator[Mapping[str, Any]]:
     """What is left open besides the mesh."""
-    forms: tuple[Mapping[str, Any], ...] = ({}, *formats(spec, request)) if any_precision else ({},)
+    forms: tuple[Mapping[str, Any], ...] = ({}, *eight_bit_formats(spec, request)) if any_precision else ({},)
     sizes = (None, *BATCHES) if batches and "serving.max_batched_tokens" not in request else (None,)
     for form in forms:
         for size in sizes:

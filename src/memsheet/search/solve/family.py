@@ -16,7 +16,7 @@ from math import gcd
 from typing import Any
 
 from memsheet.arith import round_up
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 
 USUAL = "llama-2-7b"
 """Whose family is scaled when nobody names one: its heads share no keys and values, so that it grows in the smallest steps."""
@@ -53,10 +53,10 @@ def family_of(name: str, config: Mapping[str, Any]) -> Family:
     """The family of a model. Raises InputError for a config that has no one size to scale."""
     missing = [key for key in SIZES if not isinstance(config.get(key), int) or config[key] < 1]
     if missing:
-        raise refuse("model", name, f"is no family that scales: its config has no {', '.join(missing)}", "a model of Llama's shape")
+        raise input_error("model", name, f"is no family that scales: its config has no {', '.join(missing)}", "a model of Llama's shape")
     uneven = [key for key in UNEVEN if config.get(key)]
     if uneven:
-        raise refuse("model", name, f"is no family that scales by one ratio: it has {', '.join(uneven)}", "a model of Llama's shape")
+        raise input_error("model", name, f"is no family that scales by one ratio: it has {', '.join(uneven)}", "a model of Llama's shape")
     if config["hidden_size"] % config["num_attention_heads"]:
-        raise refuse("model", name, "is no family that scales: its heads do not divide its hidden size", "a model of Llama's shape")
+        raise input_error("model", name, "is no family that scales: its heads do not divide its hidden size", "a model of Llama's shape")
     return Family(name=name, config=config)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from memsheet.budget import Answer, LadderStep, Result, worst
+from memsheet.budget import Answer, LadderStep, Result, worst_sheet
 from memsheet.errors import InputError
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import RecomputeMode
@@ -43,27 +43,27 @@ def answer_on_ladder(model: ModelSpec, request: Mapping[str, Any], ask: Ask) -> 
             refused.append(error)
     if not answers:
         raise refused[0]
-    steps = tuple(_step(length, answer, ask, request) for length, answer in answers.items())
+    steps = tuple(_account_ladder_step(length, answer, ask, request) for length, answer in answers.items())
     fitting = [step.seq_len for step in steps if step.result is Result.FITS]
     chosen = max(fitting) if fitting else min(answers)
     found = answers[chosen] if fitting else ask({**request, "seq_len": chosen}, True)
-    said = f"seq_len = {chosen} ({_why(found, fits=bool(fitting))}; --seq-len says another)"
+    said = f"seq_len = {chosen} ({_chosen_length_reason(found, fits=bool(fitting))}; --seq-len says another)"
     return replace(found, ladder=steps, assumed=(said, *found.assumed))
 
 
-def _why(answer: Answer, *, fits: bool) -> str:
+def _chosen_length_reason(answer: Answer, *, fits: bool) -> str:
     if answer.verdict is None:
         return "the first of several"
     return "the longest of several that fits" if fits else "the first of several, none of which is sure to fit"
 
 
-def _step(length: int, answer: Answer, ask: Ask, request: Mapping[str, Any]) -> LadderStep:
-    need = worst(answer.sheets).device.value if answer.verdict is None else answer.verdict.device.value
+def _account_ladder_step(length: int, answer: Answer, ask: Ask, request: Mapping[str, Any]) -> LadderStep:
+    need = worst_sheet(answer.sheets).device.value if answer.verdict is None else answer.verdict.device.value
     step = LadderStep(seq_len=length, device_bytes=int(need), result=answer.verdict.result if answer.verdict else None)
     other = recomputed_answer(answer, request, length, ask)
     if other is None:
         return step
-    need = worst(other.sheets).device.value if other.verdict is None else other.verdict.device.value
+    need = worst_sheet(other.sheets).device.value if other.verdict is None else other.verdict.device.value
     return replace(step, recomputed_bytes=int(need), recomputed_result=other.verdict.result if other.verdict else None)
 
 

@@ -9,11 +9,11 @@ from typing import Any
 from memsheet.engines import find_engine
 from memsheet.errors import InputError
 from memsheet.formulas.states.params import parameter_count
-from memsheet.plan.device import ONE_NODE, Cluster, resized
+from memsheet.plan.device import ONE_NODE, Cluster, resize_cluster
 from memsheet.plan.model import ModelSpec
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.search.fitting_edges import first_edge
-from memsheet.search.solve.targets import models
+from memsheet.search.solve.targets import model_size_trials
 from memsheet.search.trials import Tried
 
 NAMES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
@@ -49,22 +49,22 @@ Build = Callable[[int], ModelSpec]
 
 def trainable_sizes(build: Build, request: Mapping[str, Any], cluster: Cluster, found: Tried | None) -> tuple[Curve, ...]:
     """A curve a stage, over doubling clusters up to the one that is there, each point found as the answer itself, ``found``, was."""
-    plan = resolve(request, build(1), cluster).plan
+    plan = resolve_request(request, build(1), cluster).plan
     own = find_engine(plan.engine)
     free = {key: value for key, value in request.items() if key not in FREE}
     curves = []
     for zero, (name, usual) in enumerate(zip(NAMES, ENGINES, strict=True)):
         engine = own.name if own is not None and zero in own.zero else usual
-        points = {cluster.count: _size(cluster, found)} if zero == plan.zero else {}
-        curves.append(_curve(name, zero, engine, build, {**free, "zero": zero, "engine": engine}, cluster, points))
+        points = {cluster.count: _trainable_size(cluster, found)} if zero == plan.zero else {}
+        curves.append(_trainable_size_curve(name, zero, engine, build, {**free, "zero": zero, "engine": engine}, cluster, points))
     return tuple(curves)
 
 
-def _size(cluster: Cluster, found: Tried | None) -> Size:
+def _trainable_size(cluster: Cluster, found: Tried | None) -> Size:
     return Size(gpus=cluster.count, parameters=0 if found is None else int(parameter_count(found.model)))
 
 
-def _curve(
+def _trainable_size_curve(
     name: str, zero: int, engine: str, build: Build, request: Mapping[str, Any], cluster: Cluster, answered: Mapping[int, Size]
 ) -> Curve:
     """``answered``: points that are known."""
@@ -74,7 +74,7 @@ def _curve(
             points.append(answered[machines.count])
             continue
         try:
-            points.append(_size(machines, _largest(build, request, machines)))
+            points.append(_trainable_size(machines, _largest_fitting_model(build, request, machines)))
         except InputError as error:
             points.append(Size(gpus=machines.count))
             reasons.update(dict.fromkeys(f"{problem.field} {problem.reason}" for problem in error.problems))
@@ -88,10 +88,10 @@ def machines_up_to(cluster: Cluster) -> tuple[Cluster, ...]:
     top, node = max(cluster.count, SEEN), replace(cluster, per_node=per_node, nodes=1)
     within = {1 << power for power in range(per_node.bit_length()) if 1 << power < per_node}
     nodes = {per_node << power for power in range(top.bit_length()) if per_node << power <= top}
-    return tuple(cluster if count == cluster.count else resized(node, count) for count in sorted(within | nodes | {cluster.count}))
+    return tuple(cluster if count == cluster.count else resize_cluster(node, count) for count in sorted(within | nodes | {cluster.count}))
 
 
-def _largest(build: Build, request: Mapping[str, Any], cluster: Cluster) -> Tried | None:
-    trials = models(build, request, cluster)
+def _largest_fitting_model(build: Build, request: Mapping[str, Any], cluster: Cluster) -> Tried | None:
+    trials = model_size_trials(build, request, cluster)
     found = first_edge(trials)
     return None if found is None else trials.at(found, replays=True)

@@ -13,10 +13,10 @@ from typing import Any
 
 from memsheet.budget import Beside, Fix, Result, WayToFit
 from memsheet.engines import find_engine
-from memsheet.plan.device import MAX_DEVICES, ONE_NODE, UNSAID, Cluster, Device, Links, resized
+from memsheet.plan.device import MAX_DEVICES, ONE_NODE, UNSAID, Cluster, Device, Links, resize_cluster
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.names import SHORT
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.search.fitting_edges import fitting_edges
 from memsheet.search.fixes.cheapest import cheapest_fix
 from memsheet.search.fixes.on_any_cluster import fewer_ways
@@ -38,7 +38,7 @@ MODELS_PROBED = 6
 Say = Callable[[int], None]
 
 
-def silent(_: int) -> None:
+def discard_progress(_: int) -> None:
     """Nobody listens."""
 
 
@@ -118,13 +118,13 @@ class Solution:
         return Result.DOES_NOT_FIT if self.possible is None else Result.UNCERTAIN
 
 
-def longest(
+def solve_sequence_length(
     model: ModelSpec,
     request: Mapping[str, Any],
     cluster: Cluster,
     *,
     most: int | None = None,
-    say: Say = silent,
+    say: Say = discard_progress,
     beside: Beside | None = None,
 ) -> Solution:
     """The longest sequence, of a step or of what is served. ``most``: how far to look, the model's positions if it is None."""
@@ -132,12 +132,15 @@ def longest(
     top = most or model.max_positions or LONGEST
     steps = range(TOKENS, top + 1, TOKENS)
     values = (*steps, top) if top % TOKENS else tuple(steps)
-    trials = Trials(values=values, asks=_with(model, request, cluster, target.key, beside), say=say)
-    solution = _solved(target, trials, f"multiples of {TOKENS} up to {top:,} tokens")
-    return replace(solution, notes=(*_positions(model, top, solution, asked=most is not None), *_prompts(target, request, solution)))
+    trials = Trials(values=values, asks=_question_by_value(model, request, cluster, target.key, beside), say=say)
+    solution = _solution_of_trials(target, trials, f"multiples of {TOKENS} up to {top:,} tokens")
+    return replace(
+        solution,
+        notes=(*_position_limit_notes(model, top, solution, asked=most is not None), *_prompt_range_notes(target, request, solution)),
+    )
 
 
-def _prompts(target: Target, request: Mapping[str, Any], solution: Solution) -> tuple[str, ...]:
+def _prompt_range_notes(target: Target, request: Mapping[str, Any], solution: Solution) -> tuple[str, ...]:
     """Why the range of what is served is wide."""
     plan = solution.shown.plan
     if target.task != "train" and plan.engine in POOLED:
@@ -149,7 +152,7 @@ def _prompts(target: Target, request: Mapping[str, Any], solution: Solution) -> 
     return ("prefill is a range from one-token prompts to the whole batch at full length; --prompt-tokens says how long prompts are",)
 
 
-def _positions(model: ModelSpec, top: int, solution: Solution, *, asked: bool) -> tuple[str, ...]:
+def _position_limit_notes(model: ModelSpec, top: int, solution: Solution, *, asked: bool) -> tuple[str, ...]:
     """Where the answer stands to the positions the model was made for."""
     own, found = model.max_positions, solution.found
     if own is None:
@@ -167,18 +170,20 @@ def most_sequences(
     cluster: Cluster,
     *,
     most: int | None = None,
-    say: Say = silent,
+    say: Say = discard_progress,
     beside: Beside | None = None,
 ) -> Solution:
     """The largest micro-batch; with a global batch, of those that make it up. Of what is served: the most sequences at once."""
     target = Target.SEQUENCES if request.get("task") == "infer" else Target.MICROBATCH
-    values, words = _microbatches(model, {**request, target.key: 1}, cluster, most or MOST_SEQUENCES)
-    solution = _solved(target, Trials(values=values, asks=_with(model, request, cluster, target.key, beside), say=say), words)
-    return replace(solution, notes=_prompts(target, request, solution))
+    values, words = _microbatch_candidates(model, {**request, target.key: 1}, cluster, most or MOST_SEQUENCES)
+    solution = _solution_of_trials(
+        target, Trials(values=values, asks=_question_by_value(model, request, cluster, target.key, beside), say=say), words
+    )
+    return replace(solution, notes=_prompt_range_notes(target, request, solution))
 
 
-def _microbatches(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, top: int) -> tuple[Sequence[int], str]:
-    plan = resolve(request, model, cluster).plan
+def _microbatch_candidates(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, top: int) -> tuple[Sequence[int], str]:
+    plan = resolve_request(request, model, cluster).plan
     batch = request.get("global_batch")
     if not batch:
         return range(1, top + 1), f"1 to {top:,} sequences"
@@ -189,9 +194,9 @@ def _microbatches(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster
     return divisors, f"the divisors of {each}, a rank's share of a global batch of {batch}"
 
 
-def fewest(
+def solve_gpu_count(
     model: ModelSpec, request: Mapping[str, Any], device: Device, *, per_node: int | None = None, host_bytes: int | None = None,
-    links: Links = UNSAID, most: int | None = None, say: Say = silent, beside: Beside | None = None,
+    links: Links = UNSAID, most: int | None = None, say: Say = discard_progress, beside: Beside | None = None,
 ) -> Solution:  # fmt: skip
     """The smallest cluster: powers of two within a node, then whole nodes."""
     size, top = per_node or device.per_node or ONE_NODE, min(most or MOST_GPUS, MAX_DEVICES)
@@ -200,10 +205,14 @@ def fewest(
     def trials(most: int, edits: Mapping[str, Any]) -> Trials:
         changed, sizes = {**request, **edits}, cluster_sizes(size, most)
         return Trials(
-            values=sizes[::-1], asks=lambda n: Question(model=model, request=changed, cluster=resized(node, n), beside=beside), say=say
+            values=sizes[::-1],
+            asks=lambda n: Question(model=model, request=changed, cluster=resize_cluster(node, n), beside=beside),
+            say=say,
         )
 
-    found = _solved(Target.GPUS, trials(top, {}), f"powers of two within a node of {size}, then whole nodes, up to {top:,} GPUs")
+    found = _solution_of_trials(
+        Target.GPUS, trials(top, {}), f"powers of two within a node of {size}, then whole nodes, up to {top:,} GPUs"
+    )
     if found.expected is not None or found.found is not None or found.least is None:
         return found
     ways = fewer_ways(request, found.least.plan, trials, (top, max(top, MOST_GPUS)), per_node=per_node)
@@ -216,39 +225,45 @@ def cluster_sizes(per_node: int, top: int) -> tuple[int, ...]:
     return tuple(count for count in (*within, *range(per_node, top + 1, per_node)) if count <= top)
 
 
-def largest(build: Callable[[int], ModelSpec], request: Mapping[str, Any], cluster: Cluster, *, say: Say = silent, assumed: tuple[str, ...] = (), beside: Beside | None = None
+def solve_model_size(build: Callable[[int], ModelSpec], request: Mapping[str, Any], cluster: Cluster, *, say: Say = discard_progress, assumed: tuple[str, ...] = (), beside: Beside | None = None
 ) -> Solution:  # fmt: skip
     """The largest model of a family; ``build`` makes the one of so many layers. ``assumed``: what the caller took for granted."""
-    trials = replace(models(build, request, cluster, beside), say=say)
-    solution = _solved(Target.PARAMETERS, trials, f"1 to {MOST_LAYERS} layers, everything else in proportion")
+    trials = replace(model_size_trials(build, request, cluster, beside), say=say)
+    solution = _solution_of_trials(Target.PARAMETERS, trials, f"1 to {MOST_LAYERS} layers, everything else in proportion")
     return replace(solution, assumed=assumed)
 
 
-def models(build: Callable[[int], ModelSpec], request: Mapping[str, Any], cluster: Cluster, beside: Beside | None = None) -> Trials:
+def model_size_trials(
+    build: Callable[[int], ModelSpec], request: Mapping[str, Any], cluster: Cluster, beside: Beside | None = None
+) -> Trials:
     """A family's models on a cluster, the smallest first."""
     asks = lambda layers: Question(model=build(layers), request=request, cluster=cluster, beside=beside)  # noqa: E731
     return Trials(values=range(1, MOST_LAYERS + 1), asks=asks, probes=MODELS_PROBED)
 
 
-def _with(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, key: str, beside: Beside | None) -> Callable[[int], Question]:
+def _question_by_value(
+    model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, key: str, beside: Beside | None
+) -> Callable[[int], Question]:
     """The question with a key set."""
     return lambda value: Question(model=model, request={**request, key: value}, cluster=cluster, beside=beside)
 
 
-def _solved(target: Target, trials: Trials, values: str) -> Solution:
+def _solution_of_trials(target: Target, trials: Trials, values: str) -> Solution:
     """What fits, each value accounted as an answer to it is."""
     edges = fitting_edges(trials)
-    found, beyond, last, expected = (_at(trials, index) for index in (edges.found, edges.beyond, edges.last_fitting, edges.expected))
+    found, beyond, last, expected = (
+        _replayed_trial(trials, index) for index in (edges.found, edges.beyond, edges.last_fitting, edges.expected)
+    )
     least = None
     if found is None:
         least = trials.at(trials.legal(range(len(trials.values))) or 0, replays=True)
     hopeless = least if expected is None else None
-    fix = _fix(target, trials, hopeless)
+    fix = _fix_for_least_value(target, trials, hopeless)
     between = range((edges.found or 0) + 1, len(trials.values) if edges.beyond is None else edges.beyond) if found else ()
     return Solution(
         target=target, found=found, beyond=beyond, last_fitting=last, expected=expected, least=least, values=values, fix=fix,
-        ways_to_fit=_ways(trials, hopeless) if fix is None else (),
-        skipped=tuple(Skipped(value=trials.values[index], reason=_why(trials, index)) for index in between), tried=trials.tried,
+        ways_to_fit=_ways_for_least_value(trials, hopeless) if fix is None else (),
+        skipped=tuple(Skipped(value=trials.values[index], reason=_illegal_value_reason(trials, index)) for index in between), tried=trials.tried,
     )  # fmt: skip
 
 
@@ -256,7 +271,7 @@ FIXED = (Target.SEQ_LEN, Target.MICROBATCH)
 """Where another plan on the same GPUs is a help."""
 
 
-def _fix(target: Target, trials: Trials, least: Tried | None) -> Fix | None:
+def _fix_for_least_value(target: Target, trials: Trials, least: Tried | None) -> Fix | None:
     """The cheapest change that makes the least demanding value fit."""
     if least is None or target not in FIXED:
         return None
@@ -264,7 +279,7 @@ def _fix(target: Target, trials: Trials, least: Tried | None) -> Fix | None:
     return cheapest_fix(asked.model, asked.request, asked.cluster, least.sheets, least.verdict, beside=asked.beside)
 
 
-def _ways(trials: Trials, least: Tried | None) -> tuple[WayToFit, ...]:
+def _ways_for_least_value(trials: Trials, least: Tried | None) -> tuple[WayToFit, ...]:
     """What else would make the least demanding value fit."""
     if least is None:
         return ()
@@ -272,12 +287,12 @@ def _ways(trials: Trials, least: Tried | None) -> tuple[WayToFit, ...]:
     return ways_to_fit(asked.model, asked.request, asked.cluster, beside=asked.beside)
 
 
-def _at(trials: Trials, index: int | None) -> Tried | None:
+def _replayed_trial(trials: Trials, index: int | None) -> Tried | None:
     return None if index is None else trials.at(index, replays=True)
 
 
-def _why(trials: Trials, index: int) -> str:
+def _illegal_value_reason(trials: Trials, index: int) -> str:
     return "; ".join(f"{problem.field} = {problem.value}: {problem.reason}" for problem in trials.problems(index))
 
 
-__all__ = ["Solution", "Target", "fewest", "largest", "longest", "most_sequences"]
+__all__ = ["Solution", "Target", "most_sequences", "solve_gpu_count", "solve_model_size", "solve_sequence_length"]

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memsheet.errors import InputError, Problem, nearest, refuse, require
-from memsheet.plan.device import MAX_DEVICES, ONE_NODE, Cluster, resized
+from memsheet.errors import InputError, Problem, input_error, nearest_words, raise_if_problems
+from memsheet.plan.device import MAX_DEVICES, ONE_NODE, Cluster, resize_cluster
 from memsheet.plan.names import SHORT
 from memsheet.search.train.space import OFFLOAD
 
@@ -41,57 +41,61 @@ def axes_of(text: str) -> tuple[Axis, Axis]:
     """``seq_len,microbatch``, or with values ``seq_len=4096:8192,tp``. Raises InputError with every problem."""
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 2 or not all(parts):
-        raise refuse("axes", text, "does not name two axes", "for example --axes seq_len,microbatch")
+        raise input_error("axes", text, "does not name two axes", "for example --axes seq_len,microbatch")
     problems = list[Problem]()
-    found = [_axis(part, problems) for part in parts]
+    found = [_parse_axis(part, problems) for part in parts]
     if found[0].name == found[1].name and not problems:
         problems.append(Problem(field="axes", value=text, reason="names one axis twice", hint="name two"))
-    require(problems)
+    raise_if_problems(problems)
     return found[0], found[1]
 
 
-def _axis(text: str, problems: list[Problem]) -> Axis:
+def _parse_axis(text: str, problems: list[Problem]) -> Axis:
     name, _, listed = text.partition("=")
     name, known = name.strip().lower().replace("-", "_"), (*ASKED, *COUNTS, *CHOICES)
     if name not in known:
-        near = nearest(name, known)
+        near = nearest_words(name, known)
         hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(known)}"
         problems.append(Problem(field="axes", value=name, reason="is no axis", hint=hint))
-    values = tuple(_value(word.strip()) for word in listed.split(":") if word.strip())
+    values = tuple(_parse_axis_value(word.strip()) for word in listed.split(":") if word.strip())
     if len(values) > MOST:
         problems.append(Problem(field="axes", value=text, reason=f"has more than {MOST} values", hint="name fewer"))
     if name in ASKED:
-        problems += (_impossible(name, value) for value in values if not (isinstance(value, int) and 0 < value <= _most(name)))
+        problems += (
+            _axis_range_problem(name, value) for value in values if not (isinstance(value, int) and 0 < value <= _axis_maximum(name))
+        )
     return Axis(name=name, values=tuple(dict.fromkeys(values)))
 
 
-def _impossible(name: str, value: Value) -> Problem:
-    return Problem(field="axes", value=f"{name}={value}", reason=f"is outside 1 to {_most(name):,}", hint="for example seq_len=4096:8192")
+def _axis_range_problem(name: str, value: Value) -> Problem:
+    return Problem(
+        field="axes", value=f"{name}={value}", reason=f"is outside 1 to {_axis_maximum(name):,}", hint="for example seq_len=4096:8192"
+    )
 
 
-def _most(name: str) -> int:
+def _axis_maximum(name: str) -> int:
     return MAX_DEVICES if name == "gpus" else MOST_TOKENS
 
 
-def _value(word: str) -> Value:
+def _parse_axis_value(word: str) -> Value:
     return int(word) if word.isascii() and word.isdigit() and len(word) <= 12 else word
 
 
 def check_open(axes: Iterable[Axis], request: Mapping[str, Any]) -> None:
     """Raises InputError where a flag has settled what an axis would vary."""
-    require(
+    raise_if_problems(
         Problem(field="axes", value=axis.name, reason="is settled by the question", hint=f"leave --{axis.name.replace('_', '-')} out")
-        for axis in axes if any(request.get(key) is not None for key in _keys(axis.name))
+        for axis in axes if any(request.get(key) is not None for key in _axis_request_keys(axis.name))
     )  # fmt: skip
 
 
-def _keys(name: str) -> tuple[str, ...]:
+def _axis_request_keys(name: str) -> tuple[str, ...]:
     if name in (*ASKED, "engine"):
         return ()
     return OFFLOAD if name == "offload" else (SHORT[name],)
 
 
-def chosen(name: str, request: Mapping[str, Any], engine: str) -> Value:
+def stratum_axis_value(name: str, request: Mapping[str, Any], engine: str) -> Value:
     """The value that all plans of a stratum share on an axis."""
     if name == "engine":
         return engine
@@ -111,47 +115,50 @@ class Asked:
     cluster: Cluster
 
 
-def questions(axes: tuple[Axis, Axis], request: Mapping[str, Any], cluster: Cluster) -> Iterator[Asked]:
+def axis_questions(axes: tuple[Axis, Axis], request: Mapping[str, Any], cluster: Cluster) -> Iterator[Asked]:
     """Every combination of the quantities of the question; one question where both axes are searched."""
     asked = [Asked(at={}, request=request, cluster=cluster)]
     for axis in axes:
         if axis.asked:
-            asked = [_with(one, axis.name, value) for one in asked for value in axis.values]
+            asked = [_question_at_value(one, axis.name, value) for one in asked for value in axis.values]
     yield from asked
 
 
-def _with(one: Asked, name: str, value: Value) -> Asked:
+def _question_at_value(one: Asked, name: str, value: Value) -> Asked:
     at = {**one.at, name: value}
     if name != "gpus":
         return replace(one, at=at, request={**one.request, name: value})
-    return replace(one, at=at, cluster=resized(_node(one.cluster), int(value)))
+    return replace(one, at=at, cluster=resize_cluster(_whole_node_cluster(one.cluster), int(value)))
 
 
-def filled(axis: Axis, request: Mapping[str, Any], cluster: Cluster) -> Axis:
+def axis_with_values(axis: Axis, request: Mapping[str, Any], cluster: Cluster) -> Axis:
     """An axis of the question with values around what was asked, where none were given. Raises InputError for GPUs that fill no nodes."""
     if not axis.asked:
         return axis
     if axis.values:
         for value in axis.values if axis.name == "gpus" else ():
-            resized(_node(cluster), int(value))
+            resize_cluster(_whole_node_cluster(cluster), int(value))
         return axis
     start = cluster.count if axis.name == "gpus" else int(request[axis.name])
     around = [start << power if power >= 0 else start >> -power for power in AROUND]
     return replace(
-        axis, values=tuple(value for value in dict.fromkeys(around) if 0 < value <= _most(axis.name) and _whole(axis, value, cluster))
+        axis,
+        values=tuple(
+            value for value in dict.fromkeys(around) if 0 < value <= _axis_maximum(axis.name) and _fills_nodes(axis, value, cluster)
+        ),
     )
 
 
-def _node(cluster: Cluster) -> Cluster:
+def _whole_node_cluster(cluster: Cluster) -> Cluster:
     """What a larger cluster has several of: where only a part of a node was asked about, a whole one of the usual server."""
     whole = cluster.per_node if cluster.nodes > 1 else max(cluster.per_node, cluster.device.per_node or ONE_NODE)
     return replace(cluster, per_node=whole, nodes=1)
 
 
-def _whole(axis: Axis, value: int, cluster: Cluster) -> bool:
+def _fills_nodes(axis: Axis, value: int, cluster: Cluster) -> bool:
     """Whether a number of GPUs fills nodes."""
     try:
-        return axis.name != "gpus" or resized(_node(cluster), value).count == value
+        return axis.name != "gpus" or resize_cluster(_whole_node_cluster(cluster), value).count == value
     except InputError:
         return False
 
@@ -162,7 +169,7 @@ ORDER: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def ordered(axis: Axis, found: Iterable[Value]) -> tuple[Value, ...]:
+def shown_axis_values(axis: Axis, found: Iterable[Value]) -> tuple[Value, ...]:
     """The values of an axis as they are shown: those asked for, or all that came up, numbers by size, thinned where they are many."""
     if axis.values:
         return axis.values

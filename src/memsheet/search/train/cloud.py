@@ -11,7 +11,7 @@ SIDE = 120
 """Points are kept apart by a 120th of either axis: a picture's dots would hide nearer ones."""
 
 
-def cloud(pairs: Iterable[tuple[Any, Any]]) -> tuple[tuple[float, int], ...]:
+def time_memory_points(pairs: Iterable[tuple[Any, Any]]) -> tuple[tuple[float, int], ...]:
     """``pairs``: arrays of seconds and of bytes. The points as (seconds, bytes), one of those that lie on one another, the fastest first; plans
     whose step is not timed have none.
     """
@@ -22,11 +22,11 @@ def cloud(pairs: Iterable[tuple[Any, Any]]) -> tuple[tuple[float, int], ...]:
     seconds, sizes = seconds[timed], sizes[timed]
     if not len(seconds):
         return ()
-    places = _cells(np.log(seconds)) * (SIDE + 1) + _cells(sizes.astype(float))
+    places = _picture_cells(np.log(seconds)) * (SIDE + 1) + _picture_cells(sizes.astype(float))
     _, kept = np.unique(places, return_index=True)
     return tuple(sorted((float(seconds[row]), int(sizes[row])) for row in kept.tolist()))
 
 
-def _cells(values: Any) -> Any:
+def _picture_cells(values: Any) -> Any:
     low, high = float(values.min()), float(values.max())
     return ((values - low) * (SIDE / (high - low) if high > low else 0.0)).astype(np.int64)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.budget import budget_of
 from memsheet.formulas.step_time import step_time
 from memsheet.plan.device import Cluster
@@ -50,11 +50,11 @@ def families_of(timed: list[Timed], cluster: Cluster, best: Planned | None) -> I
         grouped.setdefault((one.engine, *((key, asked[key]) for key in FAMILY if asked.get(key))), []).append(one)
     for (engine, *choice), members in grouped.items():
         fit = sum(len(one.fit) for one in members)
-        told = _beaten(members, best) if fit else _missed(members, cluster)
+        told = _family_time_loss(members, best) if fit else _family_missing_bytes(members, cluster)
         yield Family(engine=engine, choice=dict(choice), plans=sum(len(one.graded) for one in members), fit=fit, **told)
 
 
-def _beaten(members: list[Timed], best: Planned | None) -> dict[str, Any]:
+def _family_time_loss(members: list[Timed], best: Planned | None) -> dict[str, Any]:
     """The fastest plan of a family, and what takes most of the time that it loses."""
     seconds, number, place = min(
         (float(one.seconds.min()), n, int(np.argmin(one.seconds))) for n, one in enumerate(members) if len(one.seconds)
@@ -69,12 +69,12 @@ def _beaten(members: list[Timed], best: Planned | None) -> dict[str, Any]:
     return {"seconds": seconds, "slower": part, "slower_s": seconds - best.seconds}
 
 
-def _missed(members: list[Timed], cluster: Cluster) -> dict[str, Any]:
+def _family_missing_bytes(members: list[Timed], cluster: Cluster) -> dict[str, Any]:
     """What the nearest plan of a family lacks, where and when."""
     _, number, row = min((int(one.lacks.min()), n, int(np.argmin(one.lacks))) for n, one in enumerate(members))
     one = members[number]
     stage = int(one.graded.stage[row])
-    sheet = account(one.space.model, one_plan(one.stratum, row), cluster, stage)
+    sheet = account_rank(one.space.model, one_plan(one.stratum, row), cluster, stage)
     missing = int(np.asarray(one.graded.device.value)[row]) - budget_of(cluster).capacity_bytes
     host = int(np.asarray(one.graded.host_bytes)[row]) * cluster.per_node - (cluster.host_bytes or 0) if cluster.host_bytes else 0
     return {

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from memsheet.account import Totals, check_accounted, rank_of, totals, totals_of
+from memsheet.account import Totals, check_accounted, rank_of, step_totals, totals_of
 from memsheet.budget import Budget, Result, budget_of
 from memsheet.errors import InputError
 from memsheet.plan.plan import Offload, Plan, Recompute, Schedule
-from memsheet.search.train.lattice import Array, Tally, taken
-from memsheet.search.train.pipelines import Placed, alike, gathered, placed_in, together
-from memsheet.search.train.reduced_strata import Fewer, fewer, sums_by_fewer
+from memsheet.search.train.lattice import Array, Tally, select_rows
+from memsheet.search.train.pipelines import Placed, group_ranks_by_form, merge_strata, placed_in, stratum_choice_key
+from memsheet.search.train.reduced_strata import Fewer, reduce_stratum, sums_by_fewer
 from memsheet.search.train.space import AXES, Space
-from memsheet.search.train.strata import CHUNK, Stratum, reason_of, strata, with_counts
+from memsheet.search.train.strata import CHUNK, Stratum, legal_plan_strata, reason_of, with_counts
 from memsheet.sheet import Bytes
 
 SAFE_BYTES = 2**62 // 2**8
@@ -65,19 +65,19 @@ class Grid:
         """How many plans fit, do not, or may."""
         found: Counter[Result] = Counter()
         for one in self.graded:
-            for result, mask in results(one, self.space, reserve_bytes).items():
+            for result, mask in result_masks(one, self.space, reserve_bytes).items():
                 found[result] += int(np.count_nonzero(mask))
         return found
 
 
-def grid(space: Space) -> Grid:
+def account_plan_grid(space: Space) -> Grid:
     """All plans of a space with their bytes.
 
     Raises OverflowError where a plan could hold more than int64 counts.
     """
     tally, places = Tally(), _Places()
     alone, pieces = None, list[Piece]()
-    for stratum in strata(space, tally):
+    for stratum in legal_plan_strata(space, tally):
         alone = alone_bytes(space, one_plan(stratum, 0)) if alone is None else alone
         check_largest(stratum, alone)
         try:
@@ -85,12 +85,12 @@ def grid(space: Space) -> Grid:
         except InputError as error:
             tally.refused[reason_of(error)] += len(stratum)
         except ValueError:  # they do not agree in a choice: told when they are accounted, and taken apart
-            pieces += _pieces(stratum)
+            pieces += _stratum_pieces(stratum)
         else:
-            pieces += _pieces(stratum)
+            pieces += _stratum_pieces(stratum)
     graded: dict[int, list[Graded]] = {}
-    for batch in _batches(pieces):
-        graded.update(zip(batch, _graded([pieces[number] for number in batch], places, tally), strict=True))
+    for batch in _accounting_batches(pieces):
+        graded.update(zip(batch, _grade_pieces([pieces[number] for number in batch], places, tally), strict=True))
     return Grid(space=space, graded=tuple(one for number in sorted(graded) for one in graded[number]), refused=tally.refused)
 
 
@@ -98,16 +98,16 @@ Piece = Stratum | Fewer
 """Plans that are accounted at once, as they are or by fewer that stand for them."""
 
 
-def _own(piece: Piece) -> Stratum:
+def _stratum_of_piece(piece: Piece) -> Stratum:
     return piece.stratum if isinstance(piece, Fewer) else piece
 
 
-def _batches(pieces: Sequence[Piece]) -> Iterator[list[int]]:
+def _accounting_batches(pieces: Sequence[Piece]) -> Iterator[list[int]]:
     """The numbers of pieces that are accounted together: those that are alike but for their pipeline."""
     kin: dict[Hashable, list[int]] = {}
     for number, piece in enumerate(pieces):
-        stratum = _own(piece)
-        kin.setdefault((type(piece), alike(stratum)) if stratum.space.engine.name in PIPELINES else number, []).append(number)
+        stratum = _stratum_of_piece(piece)
+        kin.setdefault((type(piece), stratum_choice_key(stratum)) if stratum.space.engine.name in PIPELINES else number, []).append(number)
     for numbers in kin.values():
         batch, rows = list[int](), 0
         for number in numbers:
@@ -118,7 +118,7 @@ def _batches(pieces: Sequence[Piece]) -> Iterator[list[int]]:
         yield batch
 
 
-def results(one: Graded, space: Space, reserve_bytes: int = 0) -> Mapping[Result, Array]:
+def result_masks(one: Graded, space: Space, reserve_bytes: int = 0) -> Mapping[Result, Array]:
     """A mask for each verdict, as ``judge`` gives it: on the card by the ranges' ends, on the host by what a node has."""
     budget = budget_of(space.cluster, reserve_bytes)
     short = _host_short(one, space)
@@ -143,11 +143,11 @@ class _Places(dict[Hashable, tuple[Placed, ...]]):
         return found
 
 
-def _graded(batch: Sequence[Piece], places: _Places, tally: Tally) -> list[list[Graded]]:
+def _grade_pieces(batch: Sequence[Piece], places: _Places, tally: Tally) -> list[list[Graded]]:
     """The plans of some pieces. Those that do not agree in a choice after all are taken apart; what cannot be accounted is refused."""
-    own = [_own(piece) for piece in batch]
+    own = [_stratum_of_piece(piece) for piece in batch]
     try:
-        return [[one] for one in _accounted(batch, [places.of(stratum) for stratum in own])]
+        return [[one] for one in _account_pieces(batch, [places.of(stratum) for stratum in own])]
     except InputError as error:
         if len(batch) == 1:
             tally.refused[reason_of(error)] += len(own[0])
@@ -156,38 +156,38 @@ def _graded(batch: Sequence[Piece], places: _Places, tally: Tally) -> list[list[
         if len(batch) == 1 and len(own[0]) == 1:
             raise
     if len(batch) > 1:
-        return [_graded([piece], places, tally)[0] for piece in batch]
-    return [[one for part in _halves(own[0]) for one in _graded([part], places, tally)[0]]]
+        return [_grade_pieces([piece], places, tally)[0] for piece in batch]
+    return [[one for part in _split_stratum(own[0]) for one in _grade_pieces([part], places, tally)[0]]]
 
 
-def _pieces(stratum: Stratum) -> Iterator[Piece]:
+def _stratum_pieces(stratum: Stratum) -> Iterator[Piece]:
     """A stratum in parts that are no larger than what is accounted at once."""
     name = stratum.space.engine.name
     if name in PIPELINES and len(stratum) > MANY:
-        few = fewer(stratum)
+        few = reduce_stratum(stratum)
         if len(few) <= CHUNK:
             yield few
             return
         for first in range(0, len(few), CHUNK):
-            yield fewer(_of(stratum, np.flatnonzero((few.steps.which >= first) & (few.steps.which < first + CHUNK))))
+            yield reduce_stratum(_stratum_of_rows(stratum, np.flatnonzero((few.steps.which >= first) & (few.steps.which < first + CHUNK))))
         return
     size = 1 if name in BY_ROW else CHUNK
     for first in range(0, len(stratum), size):
-        yield stratum if len(stratum) <= size else _of(stratum, np.arange(first, min(first + size, len(stratum))))
+        yield stratum if len(stratum) <= size else _stratum_of_rows(stratum, np.arange(first, min(first + size, len(stratum))))
 
 
-def _of(stratum: Stratum, which: Array) -> Stratum:
-    rows = taken(stratum.rows, which)
+def _stratum_of_rows(stratum: Stratum, which: Array) -> Stratum:
+    rows = select_rows(stratum.rows, which)
     return replace(stratum, rows=rows, plan=with_counts(stratum.space, stratum.plan, rows))
 
 
-def _halves(stratum: Stratum) -> Iterator[Stratum]:
+def _split_stratum(stratum: Stratum) -> Iterator[Stratum]:
     """Parts of a stratum that differ in the first count that differs."""
     for column in stratum.rows.values():
         values = np.unique(column)
         if len(values) > 1:
             for value in values:
-                yield _of(stratum, np.flatnonzero(column == value))
+                yield _stratum_of_rows(stratum, np.flatnonzero(column == value))
             return
 
 
@@ -196,32 +196,32 @@ def account_stratum(stratum: Stratum) -> Graded:
 
     Raises InputError where they cannot be accounted, ValueError where they do not share every choice.
     """
-    return _accounted([stratum], [_Places().of(stratum)])[0]
+    return _account_pieces([stratum], [_Places().of(stratum)])[0]
 
 
-def _accounted(batch: Sequence[Piece], ranks: Sequence[tuple[Placed, ...]]) -> list[Graded]:
-    own = [_own(piece) for piece in batch]
+def _account_pieces(batch: Sequence[Piece], ranks: Sequence[tuple[Placed, ...]]) -> list[Graded]:
+    own = [_stratum_of_piece(piece) for piece in batch]
     found: list[dict[int, tuple[Bytes, Array]]] = [{} for _ in batch]
-    for members in gathered(ranks):
-        sums = _totals([batch[number] for number, _ in members], [placed for _, placed in members])
+    for members in group_ranks_by_form(ranks):
+        sums = _piece_totals([batch[number] for number, _ in members], [placed for _, placed in members])
         rows, start = sum(len(own[number]) for number, _ in members), 0
-        peak, host = _peak(sums, rows), _filled(sums.host_bytes, rows)
+        peak, host = _peak_device_bytes(sums, rows), _broadcast_to_rows(sums.host_bytes, rows)
         for number, placed in members:
             part = slice(start, start := start + len(own[number]))
-            found[number][placed.rank.stage] = _part(peak, part), host[part]
-    return [_worst(stratum, stages) for stratum, stages in zip(own, found, strict=True)]
+            found[number][placed.rank.stage] = _byte_range_slice(peak, part), host[part]
+    return [_graded_by_worst_stage(stratum, stages) for stratum, stages in zip(own, found, strict=True)]
 
 
-def _totals(batch: Sequence[Piece], ranks: Sequence[Placed]) -> Totals:
-    few, own = [piece for piece in batch if isinstance(piece, Fewer)], [_own(piece) for piece in batch]
-    rank, plan = together(own, ranks)
+def _piece_totals(batch: Sequence[Piece], ranks: Sequence[Placed]) -> Totals:
+    few, own = [piece for piece in batch if isinstance(piece, Fewer)], [_stratum_of_piece(piece) for piece in batch]
+    rank, plan = merge_strata(own, ranks)
     cluster = own[0].space.cluster
     if few:
         return totals_of(sums_by_fewer(few, ranks), plan, cluster)
-    return totals(rank, one_plan(own[0], 0) if sum(map(len, own)) == 1 else plan, cluster)
+    return step_totals(rank, one_plan(own[0], 0) if sum(map(len, own)) == 1 else plan, cluster)
 
 
-def _worst(stratum: Stratum, found: Mapping[int, tuple[Bytes, Array]]) -> Graded:
+def _graded_by_worst_stage(stratum: Stratum, found: Mapping[int, tuple[Bytes, Array]]) -> Graded:
     """A stratum by the stage that holds most, plan by plan."""
     peaks = {stage: found[stage][0] for stage in sorted(found)}
     device = Bytes(*(reduce(np.maximum, [getattr(peak, end) for peak in peaks.values()]) for end in ("low", "value", "high")))
@@ -230,17 +230,19 @@ def _worst(stratum: Stratum, found: Mapping[int, tuple[Bytes, Array]]) -> Graded
     return Graded(stratum=stratum, device=device, stage=np.array(list(peaks))[highest], host_bytes=hosts, stages=peaks)
 
 
-def _peak(found: Totals, rows: int) -> Bytes:
+def _peak_device_bytes(found: Totals, rows: int) -> Bytes:
     """Each end is the largest over instants, as a sheet's is."""
     sizes: Any = found.device.values()
-    return Bytes(*(_filled(reduce(np.maximum, [getattr(size, end) for size in sizes]), rows) for end in ("low", "value", "high")))
+    return Bytes(
+        *(_broadcast_to_rows(reduce(np.maximum, [getattr(size, end) for size in sizes]), rows) for end in ("low", "value", "high"))
+    )
 
 
-def _part(size: Any, part: slice) -> Bytes:
+def _byte_range_slice(size: Any, part: slice) -> Bytes:
     return Bytes(size.low[part], size.value[part], size.high[part])
 
 
-def _filled(value: Any, rows: int) -> Array:
+def _broadcast_to_rows(value: Any, rows: int) -> Array:
     return np.broadcast_to(np.asarray(value, dtype=np.int64), (rows,))
 
 
@@ -258,7 +260,7 @@ def alone_bytes(space: Space, plan: Plan) -> tuple[int, int]:
     )  # fmt: skip
     rank = rank_of(space.model, whole)
     one, two, three = (
-        max(int(size.high) for size in totals(rank, replace(whole, microbatch=number), space.cluster).device.values())
+        max(int(size.high) for size in step_totals(rank, replace(whole, microbatch=number), space.cluster).device.values())
         for number in (1, 2, 3)
     )
     return one, max(two - one, three - two)
@@ -273,9 +275,9 @@ def check_largest(stratum: Stratum, alone: tuple[int, int]) -> None:
         raise OverflowError(f"a plan of {stratum.space.model.name} could hold more than {SAFE_BYTES} bytes, and arrays count no further")
 
 
-def fits(found: Grid, budget: Budget | None = None) -> Iterator[tuple[Stratum, int]]:
+def fitting_plan_rows(found: Grid, budget: Budget | None = None) -> Iterator[tuple[Stratum, int]]:
     """Every plan that fits, as (stratum, row)."""
     for one in found.graded:
-        mask = results(one, found.space, budget.reserve_bytes if budget else 0)[Result.FITS]
+        mask = result_masks(one, found.space, budget.reserve_bytes if budget else 0)[Result.FITS]
         for row in np.flatnonzero(mask).tolist():
             yield one.stratum, row

@@ -15,11 +15,21 @@ from typing import Any
 import numpy as np
 
 from memsheet.budget import Result, budget_of
-from memsheet.errors import InputError, refuse
+from memsheet.errors import InputError, input_error
 from memsheet.plan.device import Cluster
 from memsheet.plan.model import ModelSpec
-from memsheet.search.train.axes import COUNTS, Asked, Axis, Value, check_open, chosen, filled, ordered, questions
-from memsheet.search.train.grid import Graded, grid, results
+from memsheet.search.train.axes import (
+    COUNTS,
+    Asked,
+    Axis,
+    Value,
+    axis_questions,
+    axis_with_values,
+    check_open,
+    shown_axis_values,
+    stratum_axis_value,
+)
+from memsheet.search.train.grid import Graded, account_plan_grid, result_masks
 from memsheet.search.train.space import Request, Space, space_of
 from memsheet.search.train.strata import reason_of
 from memsheet.search.train.timed import Scaled, seconds_of
@@ -71,7 +81,7 @@ class Heat:
         return {result: sum(cell.result is result for cell in shown) for result in BEST_FIRST}
 
 
-def heat(
+def plan_heat_map(
     model: ModelSpec, cluster: Cluster, request: Mapping[str, Any], engines: Iterable[str], axes: tuple[Axis, Axis], *,
     shows: Shows = Shows.LEAST, scaled: Scaled = lambda _: None,
 ) -> Heat:  # fmt: skip
@@ -80,19 +90,19 @@ def heat(
     Raises InputError where an axis is settled by the request, and the first problem where no cell has a legal plan.
     """
     check_open(axes, request)
-    across, down = (filled(axis, request, cluster) for axis in axes)
+    across, down = (axis_with_values(axis, request, cluster) for axis in axes)
     best: dict[Place, Cell] = {}
     problems: InputError | None = None
     notes, refused = dict[str, None](), Counter[str]()
-    for asked in questions((across, down), request, cluster):
+    for asked in axis_questions((across, down), request, cluster):
         for engine in engines:
             try:
-                found = grid(space_of(model, asked.cluster, {**asked.request, "engine": engine}))
+                found = account_plan_grid(space_of(model, asked.cluster, {**asked.request, "engine": engine}))
             except (InputError, OverflowError) as error:
                 known = (
                     error
                     if isinstance(error, InputError)
-                    else refuse("axes", None, "is too far out for a count of bytes", "name smaller values")
+                    else input_error("axes", None, "is too far out for a count of bytes", "name smaller values")
                 )
                 problems = problems or known
                 notes[f"{engine}: {reason_of(known)}"] = None
@@ -100,13 +110,15 @@ def heat(
             refused += found.refused
             weigh = _Weigh(space=found.space, engine=engine, asked=asked, axes=(across.name, down.name), shows=shows, scaled=scaled)
             for place, cell in (pair for one in found.graded for pair in weigh.cells(one)):
-                best[place] = _better(best[place], cell) if place in best else cell
+                best[place] = _merge_cells(best[place], cell) if place in best else cell
     if not best:
         why = next((reason for reason, _ in refused.most_common(1)), "nothing to combine")
-        raise problems or refuse(
+        raise problems or input_error(
             "axes", f"{across.name},{down.name}", f"has no legal plan in any cell: {why}", "ask for less, or other values"
         )
-    shown = tuple(replace(axis, values=ordered(axis, {place[number] for place in best})) for number, axis in enumerate((across, down)))
+    shown = tuple(
+        replace(axis, values=shown_axis_values(axis, {place[number] for place in best})) for number, axis in enumerate((across, down))
+    )
     return Heat(
         model=model, cluster=cluster, request=request, across=shown[0], down=shown[1], shows=shows, cells=best, notes=(*notes, *_left_out(shown, best)),
     )  # fmt: skip
@@ -119,13 +131,13 @@ def _left_out(axes: tuple[Axis, ...], best: Mapping[Place, Cell]) -> Iterator[st
             yield f"{more} more values of {axis.name} are not shown"
 
 
-def _better(one: Cell, other: Cell) -> Cell:
+def _merge_cells(one: Cell, other: Cell) -> Cell:
     """The one to show of two, with the plans of both."""
-    first = min(one, other, key=_rank)
+    first = min(one, other, key=_cell_sort_key)
     return replace(first, plans=one.plans + other.plans, fit=one.fit + other.fit)
 
 
-def _rank(cell: Cell) -> tuple[int, float, int]:
+def _cell_sort_key(cell: Cell) -> tuple[int, float, int]:
     timed = cell.seconds if cell.seconds is not None else np.inf
     return BEST_FIRST.index(cell.result), timed, int(cell.device.high)
 
@@ -143,13 +155,13 @@ class _Weigh:
 
     def cells(self, one: Graded) -> Iterator[tuple[Place, Cell]]:
         """The cells of a stratum; its rows by where they stand."""
-        masks = results(one, self.space)
+        masks = result_masks(one, self.space)
         roomy = np.asarray(one.device.low) <= budget_of(self.space.cluster).high_bytes
         short = masks[Result.DOES_NOT_FIT] & roomy  # so it is the host that is short
         verdict = np.select([masks[result] for result in BEST_FIRST], list(range(len(BEST_FIRST))))
         seconds = self._seconds(one, np.flatnonzero(verdict == 0))
         for place, rows in self._places(one):
-            yield place, _cell(one, rows, self.engine, (verdict, short, seconds))
+            yield place, _best_cell_of_rows(one, rows, self.engine, (verdict, short, seconds))
 
     def _seconds(self, one: Graded, fit: Any) -> Any:
         """Of every row; infinite where it does not fit, is not timed, or nobody asks."""
@@ -167,10 +179,10 @@ class _Weigh:
             yield (values[0], values[1]), np.flatnonzero(group.ravel() == number)
 
     def _shared(self, name: str, one: Graded) -> Value:
-        return self.asked.at[name] if name in self.asked.at else chosen(name, one.stratum.request, self.engine)
+        return self.asked.at[name] if name in self.asked.at else stratum_axis_value(name, one.stratum.request, self.engine)
 
 
-def _cell(one: Graded, rows: Any, engine: str, keys: tuple[Any, Any, Any]) -> Cell:
+def _best_cell_of_rows(one: Graded, rows: Any, engine: str, keys: tuple[Any, Any, Any]) -> Cell:
     """The plans of some rows; ``keys``: of every row its verdict, whether the host is short, and seconds; the best verdict comes first,
     then the fastest, then the one that needs least.
     """

@@ -33,14 +33,14 @@ class Tally:
         if not lost:
             return rows
         self.refused[reason] += lost * each
-        return taken(rows, np.flatnonzero(holds))
+        return select_rows(rows, np.flatnonzero(holds))
 
 
-def taken(rows: Rows, which: Array) -> Rows:
+def select_rows(rows: Rows, which: Array) -> Rows:
     return {name: column[which] for name, column in rows.items()}
 
 
-def lattice(space: Space, pipeline: Request, tally: Tally) -> Rows:
+def legal_count_rows(space: Space, pipeline: Request, tally: Tally) -> Rows:
     """The counts that divide what they have to, whatever is chosen besides: one count after another, each row that fails at once with all that
     would have come of it.
     """
@@ -51,19 +51,19 @@ def lattice(space: Space, pipeline: Request, tally: Tally) -> Rows:
     for name, values in counts.items():
         rest //= max(1, len(values))
         if name == "microbatch":
-            return _batched(rows, values, list(_rules(space, pipeline, name, batch)), tally)
-        rows = _grown(rows, name, values)
+            return _rows_with_microbatches(rows, values, list(_divisibility_rules(space, pipeline, name, batch)), tally)
+        rows = _rows_with_count(rows, name, values)
         if name in ("tp", "cp", "dp_shard"):
             taken_ = rows["tp"] * rows["cp"] * rows["dp_shard"]
             rows = tally.keep(rows, f"degrees do not divide {space.cluster.count} devices", ranks % taken_ == 0, rest)
         if name == "dp_shard":
             rows = {**rows, "dp_replicate": ranks // (rows["tp"] * rows["cp"] * rows["dp_shard"])}
-        for reason, holds in _rules(space, pipeline, name, batch):
+        for reason, holds in _divisibility_rules(space, pipeline, name, batch):
             rows = tally.keep(rows, reason, holds(rows), rest)
     return rows
 
 
-def _grown(rows: Rows, name: str, values: tuple[int, ...]) -> Rows:
+def _rows_with_count(rows: Rows, name: str, values: tuple[int, ...]) -> Rows:
     """Every row with every value of one more count."""
     number = len(rows["tp"])
     grown = {other: np.repeat(column, len(values)) for other, column in rows.items()}
@@ -73,7 +73,7 @@ def _grown(rows: Rows, name: str, values: tuple[int, ...]) -> Rows:
 Rule = tuple[str, Callable[[Rows], Array]]
 
 
-def _batched(rows: Rows, values: tuple[int, ...], rules: Sequence[Rule], tally: Tally) -> Rows:
+def _rows_with_microbatches(rows: Rows, values: tuple[int, ...], rules: Sequence[Rule], tally: Tally) -> Rows:
     """Every row with the micro-batches that it may have, which its data-parallel ranks say: asked once for each number of them."""
     ranks, which = np.unique(rows["dp_replicate"] * rows["dp_shard"], return_inverse=True)
     alike, sizes = np.bincount(which, minlength=len(ranks)), np.array(values, dtype=np.int64)
@@ -85,10 +85,10 @@ def _batched(rows: Rows, values: tuple[int, ...], rules: Sequence[Rule], tally: 
             tally.refused[reason] += lost
         open_ &= held
     row, place = np.nonzero(open_[which])
-    return {**taken(rows, row), "microbatch": sizes[place]}
+    return {**select_rows(rows, row), "microbatch": sizes[place]}
 
 
-def _rules(space: Space, pipeline: Request, name: str, batch: int) -> Iterator[Rule]:
+def _divisibility_rules(space: Space, pipeline: Request, name: str, batch: int) -> Iterator[Rule]:
     """Each rule of ``resolve`` that can be told once a count is known."""
     engine, request, pp = space.engine, space.request, int(pipeline["mesh.pp"])
     if name == "tp":
@@ -120,12 +120,12 @@ def _at_once(rows: Rows) -> Array:
 def _of_heads(model: ModelSpec) -> Iterator[Rule]:
     mixers = [m for stack in model.stacks for run in stack.runs for block in run.pattern for m in block.mixers]
     for heads in sorted({m.heads for m in mixers if isinstance(m, Attention | LatentAttention)}):
-        yield f"tp does not divide {heads} attention heads", partial(_divides, heads)
+        yield f"tp does not divide {heads} attention heads", partial(_tp_divides_heads, heads)
     for kv in sorted({m.kv_heads for m in mixers if isinstance(m, Attention)}):
-        yield f"tp and {kv} key/value heads do not divide", partial(_divides, kv, either=True)
+        yield f"tp and {kv} key/value heads do not divide", partial(_tp_divides_heads, kv, either=True)
 
 
-def _divides(heads: int, rows: Rows, *, either: bool = False) -> Array:
+def _tp_divides_heads(heads: int, rows: Rows, *, either: bool = False) -> Array:
     return (heads % rows["tp"] == 0) | (rows["tp"] % heads == 0) if either else heads % rows["tp"] == 0
 
 

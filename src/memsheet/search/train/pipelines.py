@@ -40,10 +40,10 @@ class Placed:
     @cached_property
     def form(self) -> Hashable:
         """What it has besides numbers. A few layers are numbers that formulas tell apart."""
-        return len(self.rank.chunks) > 1, _form(self.rank.model), tuple(map(_form, self.kinds[0]))
+        return len(self.rank.chunks) > 1, _model_structure_key(self.rank.model), tuple(map(_model_structure_key, self.kinds[0]))
 
 
-def _form(model: ModelSpec) -> Hashable:
+def _model_structure_key(model: ModelSpec) -> Hashable:
     stacks = tuple(
         (stack.path, stack.role, stack.final_norms, tuple((run.pattern, run.shared, min(run.count, FEW)) for run in stack.runs))
         for stack in model.stacks
@@ -63,7 +63,7 @@ def placed_in(model: ModelSpec, plan: Plan) -> tuple[Placed, ...]:
     return tuple(kept)
 
 
-def alike(stratum: Stratum) -> Hashable:
+def stratum_choice_key(stratum: Stratum) -> Hashable:
     """What plans share that can be accounted together: every choice, and what follows from their counts and is no number."""
     neutral = replace(stratum.plan, mesh=Mesh(), microbatch=1, vocab_multiple=1, layers_per_stage=None)
     return neutral, stratum.traits
@@ -73,7 +73,7 @@ Members = Sequence[tuple[int, Placed]]
 """Strata by number, and the rank of each that is asked about."""
 
 
-def gathered(ranks: Sequence[tuple[Placed, ...]]) -> Iterator[Members]:
+def group_ranks_by_form(ranks: Sequence[tuple[Placed, ...]]) -> Iterator[Members]:
     """The ranks of several strata, those of one form together; each stratum has one of them."""
     found: dict[Hashable, list[tuple[int, Placed]]] = {}
     for number, placed in enumerate(ranks):
@@ -84,38 +84,44 @@ def gathered(ranks: Sequence[tuple[Placed, ...]]) -> Iterator[Members]:
     yield from found.values()
 
 
-def together(strata: Sequence[Stratum], ranks: Sequence[Placed]) -> tuple[Rank, Plan]:
+def merge_strata(strata: Sequence[Stratum], ranks: Sequence[Placed]) -> tuple[Rank, Plan]:
     """One rank and plan for all plans of some strata, one stratum after another."""
     if len(strata) == 1:
         return ranks[0].rank, strata[0].plan
     lengths = np.array([len(stratum) for stratum in strata])
     rows = {name: np.concatenate([stratum.rows[name] for stratum in strata]) for name in strata[0].rows}
     plan = with_counts(strata[0].space, strata[0].plan, rows)
-    counts: Mapping[str, Any] = {axis: _column([getattr(stratum.plan.mesh, axis) for stratum in strata], lengths) for axis in ("pp", "vpp")}
-    return _rank(ranks, lengths), replace(plan, mesh=replace(plan.mesh, **counts))
+    counts: Mapping[str, Any] = {
+        axis: _per_plan_column([getattr(stratum.plan.mesh, axis) for stratum in strata], lengths) for axis in ("pp", "vpp")
+    }
+    return _merge_ranks(ranks, lengths), replace(plan, mesh=replace(plan.mesh, **counts))
 
 
-def _column(numbers: Sequence[int], lengths: Array) -> Any:
+def _per_plan_column(numbers: Sequence[int], lengths: Array) -> Any:
     """A number for every plan; itself where all have the same."""
     return numbers[0] if len(set(numbers)) == 1 else np.repeat(np.array(numbers, dtype=np.int64), lengths)
 
 
-def _rank(ranks: Sequence[Placed], lengths: Array) -> Rank:
-    model, stage = _model([one.rank.model for one in ranks], lengths), _column([one.rank.stage for one in ranks], lengths)
+def _merge_ranks(ranks: Sequence[Placed], lengths: Array) -> Rank:
+    model, stage = _merge_models([one.rank.model for one in ranks], lengths), _per_plan_column([one.rank.stage for one in ranks], lengths)
     if len(ranks[0].rank.chunks) == 1:
         return Rank(model=model, chunks=(model,), stage=stage)
     asked = [(one.stages, len(one.rank.chunks), one.rank.stage, one.kinds[1]) for one in ranks]
     orders = tuple(dict.fromkeys(asked))
-    chunks = tuple(_model(list(of), lengths) for of in zip(*(one.kinds[0] for one in ranks), strict=True))
-    return Rank(model=model, chunks=chunks, stage=stage, orders=orders, which=_column([orders.index(one) for one in asked], lengths))
+    chunks = tuple(_merge_models(list(of), lengths) for of in zip(*(one.kinds[0] for one in ranks), strict=True))
+    return Rank(
+        model=model, chunks=chunks, stage=stage, orders=orders, which=_per_plan_column([orders.index(one) for one in asked], lengths)
+    )
 
 
-def _model(models: Sequence[ModelSpec], lengths: Array) -> ModelSpec:
+def _merge_models(models: Sequence[ModelSpec], lengths: Array) -> ModelSpec:
     """Models that differ in how many layers there are, as one."""
     stacks = tuple(
         replace(
             own[0],
-            runs=tuple(replace(run[0], count=_column([r.count for r in run], lengths)) for run in zip(*(s.runs for s in own), strict=True)),
+            runs=tuple(
+                replace(run[0], count=_per_plan_column([r.count for r in run], lengths)) for run in zip(*(s.runs for s in own), strict=True)
+            ),
         )
         for own in zip(*(model.stacks for model in models), strict=True)
     )

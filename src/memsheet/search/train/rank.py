@@ -19,9 +19,9 @@ from memsheet.errors import InputError
 from memsheet.plan.device import Cluster
 from memsheet.plan.hardware import emulated_bf16
 from memsheet.plan.model import ModelSpec
-from memsheet.search.train.cloud import cloud
+from memsheet.search.train.cloud import time_memory_points
 from memsheet.search.train.families import Family, families_of
-from memsheet.search.train.grid import Grid, grid
+from memsheet.search.train.grid import Grid, account_plan_grid
 from memsheet.search.train.space import OFFLOAD, Request, space_of
 from memsheet.search.train.strata import reason_of
 from memsheet.search.train.timed import APART, Planned, Scaled, Timed
@@ -94,33 +94,33 @@ class Ranking:
         return planned.seconds <= min(plan.seconds for plan in self.plans) * (1 + APART)
 
 
-def ranked(
+def rank_training_plans(
     model: ModelSpec, cluster: Cluster, request: Mapping[str, Any], engines: Iterable[str], *, top: int, scaled: Scaled = lambda _: None
 ) -> Ranking:  # fmt: skip
     """Every legal plan of some engines, the ``top`` fastest that fit.
 
     Raises InputError where no engine can be asked at all: with the first one's problems.
     """
-    grids, notes = _grids(model, cluster, request, engines)
+    grids, notes = _grids_by_engine(model, cluster, request, engines)
     timed = [Timed.of(engine, one, found.space, scaled(engine)) for engine, found in grids.items() for one in found.graded]
     seen: Counter[Result] = Counter()
     for found in grids.values():
         seen.update(found.counts())
-    plans = tuple(_fastest(timed, cluster, top))
+    plans = tuple(_fastest_fitting_plans(timed, cluster, top))
     possible = [] if plans else possible_plans(timed, cluster, top)
     plans = plans or tuple(sorted((one for one in possible if one.verdict.result is Result.FITS), key=lambda one: one.seconds))
     unsure = () if plans else tuple(possible)
     notes = (*notes, *filter(None, dict.fromkeys(emulated_bf16(planned.plan, cluster.device) for planned in plans)))
     return Ranking(
         model=model, cluster=cluster, engines=tuple(grids), plans=plans, unsure=unsure,
-        least=None if plans else next(iter(unsure), None) or _least(timed, cluster),
-        families=tuple(families_of(timed, cluster, plans[0] if plans else None)), replicas=tuple(_replicas(timed, cluster)),
-        by_engine=tuple(_each(timed, cluster, plans, grids)), front=tuple(_front(timed)), uneven=fits_uneven(timed, cluster, plans[0] if plans else None), cloud=cloud(one.points() for one in timed), asked=dict(request), looked_at=seen,
+        least=None if plans else next(iter(unsure), None) or _least_lacking_plan(timed, cluster),
+        families=tuple(families_of(timed, cluster, plans[0] if plans else None)), replicas=tuple(_fastest_replicated_plans(timed, cluster)),
+        by_engine=tuple(_best_plan_per_engine(timed, cluster, plans, grids)), front=tuple(_time_memory_front(timed)), uneven=fits_uneven(timed, cluster, plans[0] if plans else None), cloud=time_memory_points(one.points() for one in timed), asked=dict(request), looked_at=seen,
         refused=sum((found.refused for found in grids.values()), Counter[str]()), notes=notes,
     )  # fmt: skip
 
 
-def _grids(
+def _grids_by_engine(
     model: ModelSpec, cluster: Cluster, request: Mapping[str, Any], engines: Iterable[str]
 ) -> tuple[dict[str, Grid], tuple[str, ...]]:
     """The plans of each engine that has any, and why the others have none."""
@@ -128,7 +128,7 @@ def _grids(
     problems: InputError | None = None
     for engine in engines:
         try:
-            found = grid(space_of(model, cluster, {**request, "engine": engine}))
+            found = account_plan_grid(space_of(model, cluster, {**request, "engine": engine}))
         except InputError as error:
             problems, reason = problems or error, reason_of(error)
             notes.append(f"{engine}: {reason}")
@@ -136,13 +136,13 @@ def _grids(
         if found.plans:
             grids[engine] = found
         else:
-            notes.append(f"{engine}: no legal plan ({_commonest(found)})")
+            notes.append(f"{engine}: no legal plan ({_commonest_refusal(found)})")
     if not grids and problems is not None:
         raise problems
     return grids, tuple(notes)
 
 
-def _commonest(found: Grid) -> str:
+def _commonest_refusal(found: Grid) -> str:
     """The commonest reason that is no matter of what divides what: those are of combinations that nobody would try."""
     ordered = [reason for reason, _ in found.refused.most_common()]
     asked = (
@@ -151,14 +151,20 @@ def _commonest(found: Grid) -> str:
     return asked[0] if asked else "nothing to combine"
 
 
-def _fastest(timed: list[Timed], cluster: Cluster, top: int) -> list[Planned]:
+def _fastest_fitting_plans(timed: list[Timed], cluster: Cluster, top: int) -> list[Planned]:
     """The fastest plans that fit when they are accounted by themselves, none beside one that is both faster and smaller; of those whose times cannot
     be told apart, the simplest first. One that keeps states on the host comes first only where it is faster beyond doubt.
     """
-    kept = undominated(timed)
+    kept = pareto_optimal_rows(timed)
     best = min((float(s) for s, *_ in kept), default=0.0)
     pairs = (
-        (s > best * (1 + APART), effort(timed[n].stratum.request, timed[n].counts(row)) if s <= best * (1 + APART) else (), s, n, row)
+        (
+            s > best * (1 + APART),
+            plan_effort_key(timed[n].stratum.request, timed[n].counts(row)) if s <= best * (1 + APART) else (),
+            s,
+            n,
+            row,
+        )
         for s, n, row in kept
     )
     found = list[Planned]()
@@ -168,10 +174,10 @@ def _fastest(timed: list[Timed], cluster: Cluster, top: int) -> list[Planned]:
             found.append(planned)
         if len(found) == top:
             break
-    return [one for one in found if not any(dominates(other, one) for other in found)]
+    return [one for one in found if not any(plan_dominates(other, one) for other in found)]
 
 
-def undominated(timed: list[Timed]) -> list[tuple[float, int, int]]:
+def pareto_optimal_rows(timed: list[Timed]) -> list[tuple[float, int, int]]:
     """Of the plans that fit those that none beats in time and memory at once: (seconds, stratum, row). What asks for memory of the host, or for
     another optimizer's states, beats nothing that does without.
     """
@@ -179,7 +185,7 @@ def undominated(timed: list[Timed]) -> list[tuple[float, int, int]]:
     if not sum(map(len, numbers)):
         return []
     number, row = np.concatenate(numbers), np.concatenate([one.fit for one in timed])
-    seconds = np.concatenate([one.seconds * (1 + HOST_DOUBT * offloads(one.stratum.request)) for one in timed])
+    seconds = np.concatenate([one.seconds * (1 + HOST_DOUBT * plan_offloads(one.stratum.request)) for one in timed])
     size = np.concatenate([np.asarray(one.graded.device.value)[one.fit] for one in timed])
     asks = np.concatenate([np.full(len(one.fit), asked_besides(one.stratum.request)) for one in timed])
     found = list[tuple[float, int, int]]()
@@ -194,10 +200,10 @@ def undominated(timed: list[Timed]) -> list[tuple[float, int, int]]:
 
 def asked_besides(choice: Request) -> int:
     """What a plan asks for that time and memory do not say, a bit each: memory of the host, an optimizer with other states."""
-    return int(offloads(choice)) | 2 * int(choice.get("optimizer.name") != "adamw")
+    return int(plan_offloads(choice)) | 2 * int(choice.get("optimizer.name") != "adamw")
 
 
-def dominates(one: Planned, other: Planned) -> bool:
+def plan_dominates(one: Planned, other: Planned) -> bool:
     """Whether a plan is no slower and no larger than another, better in one of them, and asks for nothing that the other does without."""
     if asked_besides(one.request) & ~asked_besides(other.request) or one is other:
         return False
@@ -205,21 +211,21 @@ def dominates(one: Planned, other: Planned) -> bool:
     return mine[0] <= theirs[0] and mine[1] <= theirs[1] and mine != theirs
 
 
-def _each(timed: list[Timed], cluster: Cluster, plans: tuple[Planned, ...], engines: Iterable[str]) -> Iterator[Planned]:
+def _best_plan_per_engine(timed: list[Timed], cluster: Cluster, plans: tuple[Planned, ...], engines: Iterable[str]) -> Iterator[Planned]:
     """The best plan of each engine; those that are among the best of all are not accounted again."""
     for engine in engines:
         known = (plan for plan in plans if plan.request["engine"] == engine)
-        found = next(known, None) or next(iter(_fastest([one for one in timed if one.engine == engine], cluster, 1)), None)
+        found = next(known, None) or next(iter(_fastest_fitting_plans([one for one in timed if one.engine == engine], cluster, 1)), None)
         if found is not None:
             yield found
 
 
-def offloads(choice: Request) -> bool:
+def plan_offloads(choice: Request) -> bool:
     """Whether a plan lives on what the host gives: its memory's rate and a link that devices may share."""
     return any(choice.get(key) for key in OFFLOAD)
 
 
-def effort(choice: Request, counts: Mapping[str, int]) -> tuple[int, ...]:
+def plan_effort_key(choice: Request, counts: Mapping[str, int]) -> tuple[int, ...]:
     """What a plan asks of whoever runs it, the worst first: memory of the host, other optimizer states, ranks that share a layer, recompute,
     a loss from another library, chunks of a stage, states in parts.
     """
@@ -231,7 +237,7 @@ def effort(choice: Request, counts: Mapping[str, int]) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def _replicas(timed: list[Timed], cluster: Cluster) -> Iterator[Planned]:
+def _fastest_replicated_plans(timed: list[Timed], cluster: Cluster) -> Iterator[Planned]:
     """The fastest plan of each engine that keeps the whole model, and all states, on every device."""
     best: dict[str, tuple[bool, float, int, int]] = {}
     for number, one in enumerate(timed):
@@ -250,7 +256,7 @@ def _replicas(timed: list[Timed], cluster: Cluster) -> Iterator[Planned]:
             yield planned
 
 
-def _least(timed: list[Timed], cluster: Cluster) -> Planned | None:
+def _least_lacking_plan(timed: list[Timed], cluster: Cluster) -> Planned | None:
     """The plan that lacks least, on the card and on the host."""
     pairs = [(int(one.lacks.min()), n) for n, one in enumerate(timed)]
     if not pairs:
@@ -259,7 +265,7 @@ def _least(timed: list[Timed], cluster: Cluster) -> Planned | None:
     return one.planned(cluster, int(np.argmin(one.lacks)))
 
 
-def _front(timed: list[Timed]) -> Iterator[Point]:
+def _time_memory_front(timed: list[Timed]) -> Iterator[Point]:
     """Plans that fit and that none beats in both memory and time, fastest first."""
     lowest = np.inf
     pairs = sorted(

@@ -15,7 +15,7 @@ import numpy as np
 
 from memsheet.account import Sums, divided_states, sums_of
 from memsheet.search.train.lattice import Array, Rows
-from memsheet.search.train.pipelines import Placed, together
+from memsheet.search.train.pipelines import Placed, merge_strata
 from memsheet.search.train.strata import Stratum, with_counts
 from memsheet.sheet import Instant
 
@@ -43,21 +43,21 @@ class Fewer:
         return len(self.steps.few)
 
 
-def fewer(stratum: Stratum) -> Fewer:
+def reduce_stratum(stratum: Stratum) -> Fewer:
     rows = stratum.rows
     together_, alone = rows["dp_replicate"] * rows["dp_shard"], np.ones_like(rows["tp"])
     whole = {**rows, "dp_replicate": alone, "dp_shard": together_}
     each = {**rows, "microbatch": alone}
-    states = _told(stratum, each)
+    states = _distinct_rows(stratum, each)
     own = states.few.rows
     undivided = {**own, "dp_replicate": np.ones_like(own["tp"]), "dp_shard": own["dp_replicate"] * own["dp_shard"]}
     return Fewer(
-        stratum=stratum, steps=_told(stratum, whole), states=states,
+        stratum=stratum, steps=_distinct_rows(stratum, whole), states=states,
         undivided=ReducedStratum(few=replace(stratum, rows=undivided, plan=with_counts(stratum.space, stratum.plan, undivided)), which=states.which),
     )  # fmt: skip
 
 
-def _told(stratum: Stratum, rows: Rows) -> ReducedStratum:
+def _distinct_rows(stratum: Stratum, rows: Rows) -> ReducedStratum:
     """The distinct rows."""
     code = np.zeros(len(stratum), dtype=np.int64)
     for column in rows.values():
@@ -70,19 +70,19 @@ def _told(stratum: Stratum, rows: Rows) -> ReducedStratum:
 
 def sums_by_fewer(members: Sequence[Fewer], ranks: Sequence[Placed]) -> Sums:
     """What ``sums_of`` says of all plans, stratum by stratum."""
-    steps, which = sums_of(*together([one.steps.few for one in members], ranks)), _joined(one.steps for one in members)
+    steps, which = sums_of(*merge_strata([one.steps.few for one in members], ranks)), _concatenated_row_places(one.steps for one in members)
     states, undivided = (
-        divided_states(*together([getattr(one, name).few for one in members], ranks), steps.tensors) for name in ("states", "undivided")
+        divided_states(*merge_strata([getattr(one, name).few for one in members], ranks), steps.tensors) for name in ("states", "undivided")
     )
-    own = _joined(one.states for one in members)
+    own = _concatenated_row_places(one.states for one in members)
     return Sums(
-        tensors={i: _each(size, which) + _each(states[i] - undivided[i], own) for i, size in steps.tensors.items()},
-        below=_all(steps.below, which), above=_all(steps.above, which),
-        paged=_each(steps.paged, which), host_bytes=_each(steps.host_bytes, which),
+        tensors={i: _expand_sizes(size, which) + _expand_sizes(states[i] - undivided[i], own) for i, size in steps.tensors.items()},
+        below=_expand_instant_sizes(steps.below, which), above=_expand_instant_sizes(steps.above, which),
+        paged=_expand_sizes(steps.paged, which), host_bytes=_expand_sizes(steps.host_bytes, which),
     )  # fmt: skip
 
 
-def _joined(told: Iterator[ReducedStratum]) -> Array:
+def _concatenated_row_places(told: Iterator[ReducedStratum]) -> Array:
     """Places in strata that are laid one after another."""
     start, found = 0, []
     for one in told:
@@ -91,9 +91,9 @@ def _joined(told: Iterator[ReducedStratum]) -> Array:
     return np.concatenate(found)
 
 
-def _all(sizes: Mapping[Instant, Any], which: Array) -> Mapping[Instant, Any]:
-    return {instant: _each(size, which) for instant, size in sizes.items()}
+def _expand_instant_sizes(sizes: Mapping[Instant, Any], which: Array) -> Mapping[Instant, Any]:
+    return {instant: _expand_sizes(size, which) for instant, size in sizes.items()}
 
 
-def _each(size: Any, which: Array) -> Any:
+def _expand_sizes(size: Any, which: Array) -> Any:
     return size if isinstance(size, int) else size[which]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.budget import Result, Verdict, judge_on
 from memsheet.formulas.model_code.megatron.experts import MAX_VIOLATION
 from memsheet.plan.device import Cluster
@@ -24,7 +24,7 @@ def routing_notes(model: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[
         return ()
     stage = next((sheet.stage for sheet in sheets if sheet.rank == verdict.rank), 0)
     even, uneven, worst = (
-        int(account(model, replace(plan, routing=replace(routing, spread=spread)), cluster, stage).device.value)
+        int(account_rank(model, replace(plan, routing=replace(routing, spread=spread)), cluster, stage).device.value)
         for spread in (Spread.BALANCED, Spread.UNEVEN, Spread.WORST)
     )
     if worst < even * DECIDES:
@@ -45,4 +45,4 @@ def routing_notes(model: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[
 def _fits_when_even(model: ModelSpec, plan: Plan, cluster: Cluster) -> bool:
     """Whether the whole job is sure to fit where each rank is given an even share, so that nothing else is unsure."""
     even = replace(plan, routing=replace(plan.routing, balanced=True)) if plan.routing else plan
-    return judge_on(tuple(account(model, even, cluster, stage) for stage in range(plan.mesh.pp)), cluster).result is Result.FITS
+    return judge_on(tuple(account_rank(model, even, cluster, stage) for stage in range(plan.mesh.pp)), cluster).result is Result.FITS

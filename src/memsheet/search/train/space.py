@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from memsheet.engines import find_engine
-from memsheet.errors import refuse, require
+from memsheet.errors import input_error, raise_if_problems
 from memsheet.plan.check import check_request
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
@@ -66,32 +66,32 @@ def space_of(model: ModelSpec, cluster: Cluster, request: Request, *, every: boo
     """
     engine = find_engine(str(request.get("engine")))
     if engine is None:
-        raise refuse("engine", request.get("engine"), "is not modelled", "name one engine")
+        raise input_error("engine", request.get("engine"), "is not modelled", "name one engine")
     if "train" not in engine.tasks:
-        raise refuse("engine", engine.name, "does not train", "memsheet plan infer")
-    require(check_request({key: value for key, value in request.items() if value is not None}))
+        raise input_error("engine", engine.name, "does not train", "memsheet plan infer")
+    raise_if_problems(check_request({key: value for key, value in request.items() if value is not None}))
     for key in ("seq_len", "global_batch"):
         if not request.get(key):
-            raise refuse(key, request.get(key), "is missing; a search needs to know what a step trains", f"give {key}")
+            raise input_error(key, request.get(key), "is missing; a search needs to know what a step trains", f"give {key}")
     fixed = {key: value for key, value in request.items() if value is not None} | {"task": "train", "engine": engine.name}
     return Space(
-        model=model, cluster=cluster, engine=engine, request=fixed, choices=tuple(_choices(engine, fixed, every=every, alone=cluster.count == 1)),
-        pipelines=tuple(_pipelines(engine, fixed, model, cluster, every=every)), every=every,
+        model=model, cluster=cluster, engine=engine, request=fixed, choices=tuple(_open_choices(engine, fixed, every=every, alone=cluster.count == 1)),
+        pipelines=tuple(_pipeline_alternatives(engine, fixed, model, cluster, every=every)), every=every,
     )  # fmt: skip
 
 
-def _choices(engine: Engine, fixed: Request, *, every: bool, alone: bool = False) -> Iterator[Request]:
+def _open_choices(engine: Engine, fixed: Request, *, every: bool, alone: bool = False) -> Iterator[Request]:
     """All combinations of what is open, each as keys of a request. ``alone``: on one GPU, where no state is divided and a stage only lets states
     be moved to the host.
     """
     tables = [
-        _values(fixed, "zero", engine.zero),
-        _recompute(engine, fixed),
-        _values(fixed, "loss", [loss.value for loss in (engine.losses if every else _losses(engine))]),
-        _values(fixed, "optimizer.name", [name.value for name in _optimizers(engine, every=every)]),
-        _offload(engine, fixed),
-        _switched(engine, fixed, "sequence_parallel", "tp", _sequences_cut(engine, every=every)),
-        _switched(engine, fixed, "context_parallel_comm", "cp", [how.value for how in engine.context_parallel[: None if every else 1]]),
+        _key_alternatives(fixed, "zero", engine.zero),
+        _recompute_alternatives(engine, fixed),
+        _key_alternatives(fixed, "loss", [loss.value for loss in (engine.losses if every else _searched_losses(engine))]),
+        _key_alternatives(fixed, "optimizer.name", [name.value for name in _searched_optimizers(engine, every=every)]),
+        _offload_alternatives(engine, fixed),
+        _axis_option_alternatives(engine, fixed, "sequence_parallel", "tp", _sequences_cut(engine, every=every)),
+        _axis_option_alternatives(engine, fixed, "context_parallel_comm", "cp", [how.value for how in engine.context_parallel[: None if every else 1]]),
     ]  # fmt: skip
     for combination in product(*tables):
         choice = {key: value for part in combination for key, value in part.items()}
@@ -103,20 +103,20 @@ def _choices(engine: Engine, fixed: Request, *, every: bool, alone: bool = False
             yield choice  # states on the host save nothing there by having 8 bits, and its kernels are the device's
 
 
-def _losses(engine: Engine) -> tuple[Loss, ...]:
+def _searched_losses(engine: Engine) -> tuple[Loss, ...]:
     """The engine's first. Where that is the plain one, the fused one too, which needs a library of its own."""
     return (
         tuple(loss for loss in (Loss.PLAIN, Loss.FUSED) if loss in engine.losses) if engine.losses[0] is Loss.PLAIN else engine.losses[:1]
     )
 
 
-def _values(fixed: Request, key: str, values: Any) -> list[Request]:
+def _key_alternatives(fixed: Request, key: str, values: Any) -> list[Request]:
     return [{key: fixed[key]}] if key in fixed else [{key: value} for value in values]
 
 
-def _switched(engine: Engine, fixed: Request, key: str, axis: str, values: Any) -> list[Request]:
+def _axis_option_alternatives(engine: Engine, fixed: Request, key: str, axis: str, values: Any) -> list[Request]:
     """An option that only ranks of an axis have; each plan drops it where it has none."""
-    return _values(fixed, key, values) if values and axis in engine.axes else [{}]
+    return _key_alternatives(fixed, key, values) if values and axis in engine.axes else [{}]
 
 
 def _sequences_cut(engine: Engine, *, every: bool) -> tuple[bool, ...]:
@@ -124,13 +124,13 @@ def _sequences_cut(engine: Engine, *, every: bool) -> tuple[bool, ...]:
     return () if "sequence_parallel" not in engine.models else (False, True) if every else (True,)
 
 
-def _optimizers(engine: Engine, *, every: bool) -> tuple[OptimizerName, ...]:
+def _searched_optimizers(engine: Engine, *, every: bool) -> tuple[OptimizerName, ...]:
     """Those that step as AdamW does, in 32 or in 8 bits: others train differently."""
     alike = tuple(name for name in (OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT) if name in engine.optimizers)
     return engine.optimizers if every else alike
 
 
-def _recompute(engine: Engine, fixed: Request) -> list[Request]:
+def _recompute_alternatives(engine: Engine, fixed: Request) -> list[Request]:
     given = {key: value for key, value in fixed.items() if key.startswith("recompute.")}
     if given:
         return [given]
@@ -138,7 +138,7 @@ def _recompute(engine: Engine, fixed: Request) -> list[Request]:
     return [{"recompute.mode": mode.value} for mode in modes]
 
 
-def _offload(engine: Engine, fixed: Request) -> list[Request]:
+def _offload_alternatives(engine: Engine, fixed: Request) -> list[Request]:
     given = {key: value for key, value in fixed.items() if key.startswith("offload.")}
     if given:
         return [given]
@@ -156,7 +156,7 @@ perf_recipes/llama/gb200/llama3.py:615).
 """
 
 
-def _pipelines(engine: Engine, fixed: Request, model: ModelSpec, cluster: Cluster, *, every: bool) -> Iterator[Request]:
+def _pipeline_alternatives(engine: Engine, fixed: Request, model: ModelSpec, cluster: Cluster, *, every: bool) -> Iterator[Request]:
     """Stages, chunks of each and the schedule. One that leaves layers over is refused later, by reason."""
     layers = sum(stack.layers for stack in model.stacks)
     stages = divisors(cluster.count) if "pp" in engine.axes else (1,)
@@ -164,17 +164,22 @@ def _pipelines(engine: Engine, fixed: Request, model: ModelSpec, cluster: Cluste
     odd = all(layers % pp for pp in stages if pp > 1)
     parts = sorted({*divisors(layers), *divisors(layers + ENDS), *(divisors(DEALT_PARTS) if odd and deals else ())})
     chunks = tuple(n for n in parts if every or n <= USUAL_CHUNKS) if "vpp" in engine.axes else (1,)
-    for pp, vpp in product(_given(fixed, "mesh.pp", stages), _given(fixed, "mesh.vpp", chunks)):
+    for pp, vpp in product(_fixed_or_all(fixed, "mesh.pp", stages), _fixed_or_all(fixed, "mesh.vpp", chunks)):
         if pp == 1 and vpp == 1:
             yield {"mesh.pp": 1, "mesh.vpp": 1}
-        for schedule in _schedules(engine, vpp) if pp > 1 and pp * vpp <= layers else ():
+        for schedule in _schedules_for_chunks(engine, vpp) if pp > 1 and pp * vpp <= layers else ():
             if fixed.get("schedule") in (None, schedule.value):
                 uneven = (
                     deals
                     and layers % (pp * vpp)
                     and ((odd and (vpp == 1 or pp * vpp == DEALT_PARTS or "mesh.vpp" in fixed)) or (layers + ENDS) % (pp * vpp) == 0)
                 )
-                yield {"mesh.pp": pp, "mesh.vpp": vpp, "schedule": schedule.value, **(dealt(layers, pp * vpp) if uneven else {})}
+                yield {
+                    "mesh.pp": pp,
+                    "mesh.vpp": vpp,
+                    "schedule": schedule.value,
+                    **(uneven_stage_layers(layers, pp * vpp) if uneven else {}),
+                }
 
 
 ENDS = 2
@@ -190,19 +195,19 @@ for DeepSeek-V3's 61 do on 2, 4 and 8 stages (NVIDIA-NeMo/Megatron-Bridge 067f98
 """
 
 
-def dealt(layers: int, parts: int) -> Request:
+def uneven_stage_layers(layers: int, parts: int) -> Request:
     """Layers of each stage where no number of stages divides them: those next to embeddings and head get one less before the others do."""
     each, more = divmod(layers, parts)
     inner = sorted(range(parts), key=lambda part: (-min(part, parts - 1 - part), part))[:more]
     return {"layers_per_stage": tuple(each + (part in inner) for part in range(parts))}
 
 
-def _schedules(engine: Engine, vpp: int) -> tuple[Schedule, ...]:
+def _schedules_for_chunks(engine: Engine, vpp: int) -> tuple[Schedule, ...]:
     interleaved = vpp > 1
     return tuple(schedule for schedule in engine.schedules if (schedule is Schedule.INTERLEAVED) == interleaved)
 
 
-def _given(fixed: Request, key: str, values: tuple[int, ...]) -> tuple[int, ...]:
+def _fixed_or_all(fixed: Request, key: str, values: tuple[int, ...]) -> tuple[int, ...]:
     return (int(fixed[key]),) if key in fixed else values
 
 
@@ -213,5 +218,7 @@ def counts_of(space: Space, pp: int) -> Mapping[str, tuple[int, ...]]:
     open_ = {axis for axis in ("tp", "cp", "dp_shard", "ep", "etp") if axis in engine.axes}
     if not space.experts or engine.splits_experts_over_tp:
         open_ -= {"ep", "etp"}
-    degrees = {axis: _given(fixed, f"mesh.{axis}", ranks if axis in open_ else (1,)) for axis in ("tp", "cp", "dp_shard", "ep", "etp")}
-    return {**degrees, "microbatch": _given(fixed, "microbatch", divisors(batch))}
+    degrees = {
+        axis: _fixed_or_all(fixed, f"mesh.{axis}", ranks if axis in open_ else (1,)) for axis in ("tp", "cp", "dp_shard", "ep", "etp")
+    }
+    return {**degrees, "microbatch": _fixed_or_all(fixed, "microbatch", divisors(batch))}

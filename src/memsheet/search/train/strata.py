@@ -10,11 +10,11 @@ import numpy as np
 from memsheet.arith import ceil_div
 from memsheet.errors import InputError
 from memsheet.plan.engine import Engine
-from memsheet.plan.hardware import unsupported
+from memsheet.plan.hardware import unsupported_choices
 from memsheet.plan.model import Attention, ModelSpec
 from memsheet.plan.plan import Plan
-from memsheet.resolve import resolve
-from memsheet.search.train.lattice import Array, Rows, Tally, lattice, taken
+from memsheet.resolve import resolve_request
+from memsheet.search.train.lattice import Array, Rows, Tally, legal_count_rows, select_rows
 from memsheet.search.train.space import AXES, Request, Space
 
 CHUNK = 1 << 13
@@ -36,38 +36,38 @@ class Stratum:
 
     def request_of(self, row: int) -> Request:
         """What a person would ask to get the plan of a row."""
-        return whole(self.space, self.request, {name: int(column[row]) for name, column in self.rows.items()})
+        return plan_request(self.space, self.request, {name: int(column[row]) for name, column in self.rows.items()})
 
     def full(self) -> Stratum:
         """As many plans as are accounted at once, these over and over."""
-        rows = taken(self.rows, np.arange(CHUNK) % len(self))
+        rows = select_rows(self.rows, np.arange(CHUNK) % len(self))
         return replace(self, rows=rows, plan=with_counts(self.space, self.plan, rows))
 
     def plan_of(self, row: int) -> Plan:
         """The plan of a row, resolved like any other."""
-        return resolve(self.request_of(row), self.space.model, self.space.cluster).plan
+        return resolve_request(self.request_of(row), self.space.model, self.space.cluster).plan
 
 
-def whole(space: Space, choice: Request, counts: Mapping[str, int]) -> Request:
+def plan_request(space: Space, choice: Request, counts: Mapping[str, int]) -> Request:
     """A request with every choice and count of a plan."""
     split = space.engine.splits_experts_over_tp
     mesh = {f"mesh.{axis}": counts[axis] for axis in AXES if not (axis == "etp" and split)}
     return {**space.request, **choice, **mesh, "microbatch": counts["microbatch"]}
 
 
-def strata(space: Space, tally: Tally) -> Iterator[Stratum]:
+def legal_plan_strata(space: Space, tally: Tally) -> Iterator[Stratum]:
     """All legal plans, those that share their choices together; what is refused goes into ``tally``."""
     for pipeline in space.pipelines:
-        rows = lattice(space, pipeline, tally)
+        rows = legal_count_rows(space, pipeline, tally)
         if reason := _cuts_no_layers(space, pipeline):
             tally.refused[reason] += len(rows["tp"]) * len(space.choices)
             continue
-        groups = list(_alike(space, rows))
+        groups = list(_rows_by_traits(space, rows))
         for choice in space.choices:
             for traits, group in groups:
-                kept = None if _beaten(space, pipeline, choice) else _chosen(space, choice, group)
+                kept = None if _choice_is_redundant(space, pipeline, choice) else _rows_with_choice(space, choice, group)
                 if kept is not None:
-                    yield from _resolved(space, {**pipeline, **kept[0]}, kept[1], traits, tally)
+                    yield from _resolve_stratum(space, {**pipeline, **kept[0]}, kept[1], traits, tally)
 
 
 def _cuts_no_layers(space: Space, pipeline: Request) -> str | None:
@@ -78,7 +78,7 @@ def _cuts_no_layers(space: Space, pipeline: Request) -> str | None:
     return f"stages · chunks do not divide {layers} layers"
 
 
-def _beaten(space: Space, pipeline: Request, choice: Request) -> bool:
+def _choice_is_redundant(space: Space, pipeline: Request, choice: Request) -> bool:
     """Whether another stage does what a choice does with less: stage 1 for replicas of a pipeline, stage 0 for one device that nobody shares with
     (states on the host are divided by stages above it alone).
     """
@@ -88,7 +88,7 @@ def _beaten(space: Space, pipeline: Request, choice: Request) -> bool:
     return pipeline["mesh.pp"] > 1 if stage == 0 else alone and not choice.get("offload.optimizer")
 
 
-def _chosen(space: Space, choice: Request, rows: Rows) -> tuple[Request, Rows] | None:
+def _rows_with_choice(space: Space, choice: Request, rows: Rows) -> tuple[Request, Rows] | None:
     """A choice and the rows that have it. An option of an axis goes with ranks on that axis alone, and is dropped once where there are none."""
     own = dict(choice)
     for key, axis in (("sequence_parallel", "tp"), ("context_parallel_comm", "cp")):
@@ -99,19 +99,21 @@ def _chosen(space: Space, choice: Request, rows: Rows) -> tuple[Request, Rows] |
             del own[key]
     if own.get("zero") == 0:
         shared = ("dp_shard", "tp", "cp", "ep", "etp") if space.plain_replicas else ("dp_shard",)
-        rows = taken(rows, np.flatnonzero(np.all([rows[axis] == 1 for axis in shared], axis=0)))  # whole states: dp_replicate has them all
+        rows = select_rows(
+            rows, np.flatnonzero(np.all([rows[axis] == 1 for axis in shared], axis=0))
+        )  # whole states: dp_replicate has them all
     return (own, rows) if len(rows["microbatch"]) else None
 
 
-def _resolved(space: Space, request: Request, rows: Rows, traits: int, tally: Tally) -> Iterator[Stratum]:
+def _resolve_stratum(space: Space, request: Request, rows: Rows, traits: int, tally: Tally) -> Iterator[Stratum]:
     """The stratum of some rows, its first plan resolved for what all of them share."""
     counts = {name: int(column[0]) for name, column in rows.items()}
     try:
-        plan = resolve(whole(space, request, counts), space.model, space.cluster).plan
+        plan = resolve_request(plan_request(space, request, counts), space.model, space.cluster).plan
     except InputError as error:
         tally.refused[reason_of(error)] += len(rows["microbatch"])
         return
-    problems = list(unsupported(plan, space.cluster))
+    problems = list(unsupported_choices(plan, space.cluster))
     if problems:
         tally.refused[f"{problems[0].field} {problems[0].reason}"] += len(rows["microbatch"])
         return
@@ -132,17 +134,17 @@ def with_counts(space: Space, plan: Plan, rows: Rows) -> Plan:
     return replace(plan, mesh=mesh, microbatch=rows["microbatch"], vocab_multiple=own)
 
 
-def _alike(space: Space, rows: Rows) -> Iterator[tuple[int, Rows]]:
+def _rows_by_traits(space: Space, rows: Rows) -> Iterator[tuple[int, Rows]]:
     """Rows by what follows from their counts and is no number, a bit for each: whether an axis is split at all, whether gradients accumulate."""
     if not len(rows["microbatch"]):
         return
-    traits: Array = sum(np.asarray(column, dtype=np.int64) << bit for bit, column in enumerate(_traits(space, rows)))
+    traits: Array = sum(np.asarray(column, dtype=np.int64) << bit for bit, column in enumerate(_row_traits(space, rows)))
     order = np.argsort(traits, kind="stable")
     for part in np.split(order, np.flatnonzero(np.diff(traits[order])) + 1):
-        yield int(traits[part[0]]), taken(rows, part)
+        yield int(traits[part[0]]), select_rows(rows, part)
 
 
-def _traits(space: Space, rows: Rows) -> Iterator[Array]:
+def _row_traits(space: Space, rows: Rows) -> Iterator[Array]:
     for axis in ("tp", "cp", "ep", "etp"):
         yield rows[axis] > 1
     yield from _of_engine(space.engine, rows)

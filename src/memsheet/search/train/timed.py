@@ -14,10 +14,10 @@ from memsheet.formulas.step_time import Efficiency, StepTime, quick_s, step_time
 from memsheet.plan.device import Cluster
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
-from memsheet.search.train.grid import Graded, results
+from memsheet.search.train.grid import Graded, result_masks
 from memsheet.search.train.space import Request, Space
 from memsheet.search.train.strata import Stratum, with_counts
-from memsheet.search.trials import Question, Tried, attempt
+from memsheet.search.trials import Question, Tried, account_trial
 
 APART = 0.03
 """Plans whose times differ by less are told as equals: what a calibrated step time tells apart."""
@@ -53,7 +53,7 @@ class Planned:
 
 def planned_of(model: ModelSpec, cluster: Cluster, request: Request, efficiency: Efficiency | None = None) -> Planned:
     """A request resolved, accounted with its step replayed, judged and timed. Raises InputError where it is not legal."""
-    tried = attempt(0, Question(model=model, request=request, cluster=cluster), replays=True)
+    tried = account_trial(0, Question(model=model, request=request, cluster=cluster), replays=True)
     try:
         time = step_time(model, tried.plan, cluster, efficiency=efficiency)
     except InputError:
@@ -74,7 +74,7 @@ class Timed:
 
     @classmethod
     def of(cls, engine: str, graded: Graded, space: Space, efficiency: Efficiency | None) -> Timed:
-        fit = np.flatnonzero(results(graded, space)[Result.FITS])
+        fit = np.flatnonzero(result_masks(graded, space)[Result.FITS])
         seconds = seconds_of(graded.stratum, fit, space, efficiency)
         return cls(engine=engine, graded=graded, space=space, fit=fit, seconds=seconds, efficiency=efficiency)
 

@@ -8,11 +8,11 @@ from heapq import nsmallest
 
 import numpy as np
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.budget import Result, budget_of, judge_on
 from memsheet.plan.device import Cluster
 from memsheet.plan.plan import Spread
-from memsheet.search.train.grid import results
+from memsheet.search.train.grid import result_masks
 from memsheet.search.train.timed import APART, Planned, Timed, seconds_of
 from memsheet.sheet import Bytes
 
@@ -31,22 +31,22 @@ class Uneven:
 def fits_uneven(timed: list[Timed], cluster: Cluster, best: Planned | None) -> Uneven | None:
     """The fastest such plan, where it is faster than ``best`` beyond what times tell apart; None of models whose tokens choose no experts."""
     before = best.seconds * (1 - APART) if best is not None else np.inf
-    pairs = (pair for number, one in enumerate(timed) for pair in _unsure(number, one, cluster) if pair[0] < before)
+    pairs = (pair for number, one in enumerate(timed) for pair in _uncertain_expert_plans(number, one, cluster) if pair[0] < before)
     for _, number, row in nsmallest(TRIED, pairs):
         planned = timed[number].planned(cluster, row)
-        found = _published(planned, cluster) if planned.verdict.result is Result.UNCERTAIN else None
+        found = _published_imbalance_bytes(planned, cluster) if planned.verdict.result is Result.UNCERTAIN else None
         if found is not None:
             return Uneven(planned=planned, device=found)
     return None
 
 
-def _unsure(number: int, one: Timed, cluster: Cluster) -> Iterator[tuple[float, int, int]]:
+def _uncertain_expert_plans(number: int, one: Timed, cluster: Cluster) -> Iterator[tuple[float, int, int]]:
     """Seconds of the fastest plans of a stratum whose expected bytes fit and whose high end may not, where experts are dealt to ranks."""
     routing = one.stratum.plan.routing
     if routing is None or routing.balanced or routing.padded:
         return
     expected = np.asarray(one.graded.device.value) <= budget_of(cluster).low_bytes
-    mask = results(one.graded, one.space)[Result.UNCERTAIN] & expected & (one.stratum.rows["ep"] > 1)
+    mask = result_masks(one.graded, one.space)[Result.UNCERTAIN] & expected & (one.stratum.rows["ep"] > 1)
     rows = np.flatnonzero(mask)
     times = seconds_of(one.stratum, rows, one.space, one.efficiency)
     for place in np.argsort(times, kind="stable")[:TRIED]:
@@ -54,11 +54,13 @@ def _unsure(number: int, one: Timed, cluster: Cluster) -> Iterator[tuple[float, 
             yield float(times[place]), number, int(rows[place])
 
 
-def _published(planned: Planned, cluster: Cluster) -> Bytes | None:
+def _published_imbalance_bytes(planned: Planned, cluster: Cluster) -> Bytes | None:
     """The need on the worst rank at the published imbalance; None where not even that is sure to fit."""
     plan = planned.plan
     if plan.routing is None:
         return None
     uneven = replace(plan, routing=replace(plan.routing, spread=Spread.UNEVEN))
-    verdict = judge_on(tuple(account(planned.tried.model, uneven, cluster, stage, replays=True) for stage in range(plan.mesh.pp)), cluster)
+    verdict = judge_on(
+        tuple(account_rank(planned.tried.model, uneven, cluster, stage, replays=True) for stage in range(plan.mesh.pp)), cluster
+    )
     return verdict.device if verdict.result is Result.FITS else None

@@ -9,7 +9,7 @@ import numpy as np
 
 from memsheet.budget import Result
 from memsheet.plan.device import Cluster
-from memsheet.search.train.grid import results
+from memsheet.search.train.grid import result_masks
 from memsheet.search.train.timed import Planned, Timed
 
 TRIED = 4
@@ -19,7 +19,9 @@ TRIED = 4
 def possible_plans(timed: list[Timed], cluster: Cluster, top: int) -> list[Planned]:
     """Of the plans that do not certainly fail those whose high end lacks least, accounted one by one: that may change the verdict."""
     found = list[Planned]()
-    for _, number, row in nsmallest(top * TRIED, (pair for n, one in enumerate(timed) for pair in _possible(n, one, top * TRIED))):
+    for _, number, row in nsmallest(
+        top * TRIED, (pair for n, one in enumerate(timed) for pair in _least_lacking_rows(n, one, top * TRIED))
+    ):
         planned = timed[number].planned(cluster, row)
         if planned.verdict.result is not Result.DOES_NOT_FIT:
             found.append(planned)
@@ -28,8 +30,8 @@ def possible_plans(timed: list[Timed], cluster: Cluster, top: int) -> list[Plann
     return found
 
 
-def _possible(number: int, one: Timed, most: int) -> Iterator[tuple[int, int, int]]:
-    rows = np.flatnonzero(~results(one.graded, one.space)[Result.DOES_NOT_FIT])
+def _least_lacking_rows(number: int, one: Timed, most: int) -> Iterator[tuple[int, int, int]]:
+    rows = np.flatnonzero(~result_masks(one.graded, one.space)[Result.DOES_NOT_FIT])
     lacks = one.lacks[rows]
     for place in np.argsort(lacks, kind="stable")[:most]:
         yield int(lacks[place]), number, int(rows[place])

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from memsheet.sheet import FromCode
 from memsheet.trace.scratch import attention, blas, indices, lists, reductions
-from memsheet.trace.scratch.blas import Workspace, workspace
-from memsheet.trace.scratch.call import H100, Call, Card, Scratch, copied, source
-from memsheet.trace.scratch.reductions import EXTREME, MEAN, PLACE, SUM, VARIANCE, reduction
+from memsheet.trace.scratch.blas import Workspace, cublas_workspace
+from memsheet.trace.scratch.call import H100, Call, Card, Scratch, aten_source_line, contiguous_copy_scratch
+from memsheet.trace.scratch.reductions import EXTREME, MEAN, PLACE, SUM, VARIANCE, reduction_row
 
-__all__ = ["H100", "ROWS", "UNKNOWN", "Card", "Row", "Scratch", "Workspace", "scratch", "workspace"]
+__all__ = ["H100", "ROWS", "UNKNOWN", "Card", "Row", "Scratch", "Workspace", "cublas_workspace", "operation_scratch"]
 
 aten = torch.ops.aten
 
@@ -46,7 +46,7 @@ def in_order(*operands: tuple[int, str, FromCode]) -> Row:
 
 def _in_order(operands: Sequence[tuple[int, str, FromCode]], call: Call) -> Iterator[Scratch]:
     for place, name, evidence in operands:
-        yield from copied(call.arg(place, name), name, evidence)
+        yield from contiguous_copy_scratch(call.arg(place, name), name, evidence)
 
 
 SPLITS = "the number of splits follows the card's multiprocessors; float rounding at a tie is not imitated"
@@ -58,9 +58,9 @@ FLASH_FORWARD, FLASH_FORWARD_ROWS = Row(attention.flash_forward, SPLITS), Row(at
 FLASH_BACKWARD = "FlashAttention-2, the default; deterministic algorithms keep a sum for each of several parts"
 EFFICIENT = "tiles of compute capability 8.0 and above; dense inputs"
 LAYER_NORM = Row(lists.layer_norm)
-PUT, SORT = Row(indices.index_put, f"{CUB}; masks, which depend on data, are not counted"), Row(indices.sort, CUB)
+PUT, SORT = Row(indices.index_put, f"{CUB}; masks, which depend on data, are not counted"), Row(indices.sort_scratch, CUB)
 SCATTER = Row(indices.masked_scatter, CUB)
-SOFTMAX_BACKWARD = in_order((0, "grad_output", source(SOFTMAX, 1287)), (1, "output", source(SOFTMAX, 1291)))
+SOFTMAX_BACKWARD = in_order((0, "grad_output", aten_source_line(SOFTMAX, 1287)), (1, "output", aten_source_line(SOFTMAX, 1291)))
 BACKWARD_SUM = "without the reduction that adds up the blocks"
 
 ROWS: Mapping[Any, Row] = MappingProxyType({
@@ -77,11 +77,11 @@ ROWS: Mapping[Any, Row] = MappingProxyType({
     aten._unsafe_index_put.default: PUT,
     aten.sort.default: SORT,
     aten.sort.stable: Row(indices.sort_stable, CUB),
-    aten.topk.default: Row(indices.topk, f"{CUB}; without the second sort of more than 4,096 results"),
-    aten.cumsum.default: Row(indices.cumsum, CUB),
+    aten.topk.default: Row(indices.topk_scratch, f"{CUB}; without the second sort of more than 4,096 results"),
+    aten.cumsum.default: Row(indices.cumsum_scratch, CUB),
     aten.masked_scatter.default: SCATTER,
     aten.masked_scatter_.default: SCATTER,
-    aten.multinomial.default: Row(indices.multinomial, "without the checks' reductions; drawing with replacement is not counted"),
+    aten.multinomial.default: Row(indices.multinomial_scratch, "without the checks' reductions; drawing with replacement is not counted"),
     aten._foreach_norm.Scalar: Row(lists.foreach_norm, "tensors of one type, dense"),
     aten._foreach_powsum.Scalar: Row(lists.foreach_norm, "tensors of one type, dense"),
     aten._foreach_max.default: Row(lists.foreach_max, "tensors of one type, dense"),
@@ -93,38 +93,38 @@ ROWS: Mapping[Any, Row] = MappingProxyType({
     aten._fused_rms_norm.default: LAYER_NORM,
     aten.native_layer_norm_backward.default: Row(lists.layer_norm_backward, BACKWARD_SUM),
     aten._fused_rms_norm_backward.default: Row(lists.rms_norm_backward, BACKWARD_SUM),
-    aten._softmax.default: in_order((0, "self", source(SOFTMAX, 1072))),
-    aten._log_softmax.default: in_order((0, "self", source(SOFTMAX, 1072))),
+    aten._softmax.default: in_order((0, "self", aten_source_line(SOFTMAX, 1072))),
+    aten._log_softmax.default: in_order((0, "self", aten_source_line(SOFTMAX, 1072))),
     aten._softmax_backward_data.default: SOFTMAX_BACKWARD,
     aten._log_softmax_backward_data.default: SOFTMAX_BACKWARD,
-    aten.nll_loss_forward.default: in_order((0, "self", source(LOSS, 281)), (1, "target", source(LOSS, 282))),
-    aten.nll_loss_backward.default: in_order((1, "self", source(LOSS, 488)), (2, "target", source(LOSS, 487))),
-    aten.mm.default: Row(partial(blas.matrices, first=0)),
-    aten.addmm.default: Row(partial(blas.matrices, first=1)),
-    aten.bmm.default: Row(partial(blas.batches, first=0)),
-    aten.baddbmm.default: Row(partial(blas.batches, first=1)),
-    aten.sum.default: Row(reduction(SUM, None, converts=True), REDUCES),
-    aten.sum.dim_IntList: Row(reduction(SUM, 1, converts=True), REDUCES),
-    aten.mean.default: Row(reduction(MEAN, None, converts=True), REDUCES),
-    aten.mean.dim: Row(reduction(MEAN, 1, converts=True), REDUCES),
-    aten.linalg_vector_norm.default: Row(reduction(MEAN, 2, converts=True), REDUCES),
-    aten.amax.default: Row(reduction(EXTREME, 1), REDUCES),
-    aten.amin.default: Row(reduction(EXTREME, 1), REDUCES),
-    aten.max.default: Row(reduction(EXTREME, None), REDUCES),
-    aten.min.default: Row(reduction(EXTREME, None), REDUCES),
-    aten.max.dim: Row(reduction(PLACE, 1), REDUCES),
-    aten.min.dim: Row(reduction(PLACE, 1), REDUCES),
-    aten.any.default: Row(reduction(EXTREME, None), REDUCES),
-    aten.any.dim: Row(reduction(EXTREME, 1), REDUCES),
-    aten.any.dims: Row(reduction(EXTREME, 1), REDUCES),
-    aten.all.default: Row(reduction(EXTREME, None), REDUCES),
-    aten.all.dim: Row(reduction(EXTREME, 1), REDUCES),
-    aten.all.dims: Row(reduction(EXTREME, 1), REDUCES),
-    aten.argmax.default: Row(reductions.placed, REDUCES),
-    aten.argmin.default: Row(reductions.placed, REDUCES),
-    aten.var.correction: Row(reduction(VARIANCE, 1), REDUCES),
-    aten.std.correction: Row(reduction(VARIANCE, 1), REDUCES),
-    aten.var_mean.correction: Row(reduction(VARIANCE, 1), REDUCES),
+    aten.nll_loss_forward.default: in_order((0, "self", aten_source_line(LOSS, 281)), (1, "target", aten_source_line(LOSS, 282))),
+    aten.nll_loss_backward.default: in_order((1, "self", aten_source_line(LOSS, 488)), (2, "target", aten_source_line(LOSS, 487))),
+    aten.mm.default: Row(partial(blas.matrix_copy_scratch, first=0)),
+    aten.addmm.default: Row(partial(blas.matrix_copy_scratch, first=1)),
+    aten.bmm.default: Row(partial(blas.batch_copy_scratch, first=0)),
+    aten.baddbmm.default: Row(partial(blas.batch_copy_scratch, first=1)),
+    aten.sum.default: Row(reduction_row(SUM, None, converts=True), REDUCES),
+    aten.sum.dim_IntList: Row(reduction_row(SUM, 1, converts=True), REDUCES),
+    aten.mean.default: Row(reduction_row(MEAN, None, converts=True), REDUCES),
+    aten.mean.dim: Row(reduction_row(MEAN, 1, converts=True), REDUCES),
+    aten.linalg_vector_norm.default: Row(reduction_row(MEAN, 2, converts=True), REDUCES),
+    aten.amax.default: Row(reduction_row(EXTREME, 1), REDUCES),
+    aten.amin.default: Row(reduction_row(EXTREME, 1), REDUCES),
+    aten.max.default: Row(reduction_row(EXTREME, None), REDUCES),
+    aten.min.default: Row(reduction_row(EXTREME, None), REDUCES),
+    aten.max.dim: Row(reduction_row(PLACE, 1), REDUCES),
+    aten.min.dim: Row(reduction_row(PLACE, 1), REDUCES),
+    aten.any.default: Row(reduction_row(EXTREME, None), REDUCES),
+    aten.any.dim: Row(reduction_row(EXTREME, 1), REDUCES),
+    aten.any.dims: Row(reduction_row(EXTREME, 1), REDUCES),
+    aten.all.default: Row(reduction_row(EXTREME, None), REDUCES),
+    aten.all.dim: Row(reduction_row(EXTREME, 1), REDUCES),
+    aten.all.dims: Row(reduction_row(EXTREME, 1), REDUCES),
+    aten.argmax.default: Row(reductions.argmax_scratch, REDUCES),
+    aten.argmin.default: Row(reductions.argmax_scratch, REDUCES),
+    aten.var.correction: Row(reduction_row(VARIANCE, 1), REDUCES),
+    aten.std.correction: Row(reduction_row(VARIANCE, 1), REDUCES),
+    aten.var_mean.correction: Row(reduction_row(VARIANCE, 1), REDUCES),
 })  # fmt: skip
 """What is known, by operation."""
 
@@ -153,7 +153,7 @@ UNKNOWN: Mapping[str, str] = MappingProxyType({
 """Operations, as the recorder names them, that allocate what is not counted, and why."""
 
 
-def scratch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any, card: Card = H100) -> tuple[Scratch, ...]:
+def operation_scratch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any, card: Card = H100) -> tuple[Scratch, ...]:
     """What ``func`` allocated on a GPU for itself while it made ``outputs`` of ``args``, all of it alive at once; bytes as requested.
 
     Nothing for an operation without a row, and for one that runs on the host.

@@ -8,16 +8,31 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from memsheet.arith import ceil_div, round_up
-from memsheet.trace.scratch.call import FLOAT, HALF, Call, Card, Scratch, copied, largest, source, strictly_deterministic
+from memsheet.trace.scratch.call import (
+    FLOAT,
+    HALF,
+    Call,
+    Card,
+    Scratch,
+    aten_source_line,
+    contiguous_copy_scratch,
+    largest_moment,
+    strictly_deterministic,
+)
 
 HEADS_SECOND = (0, 2, 1, 3)  # scaled_dot_product_attention has (batch, heads, length, width), the kernels (batch, length, heads, width)
 
 FLASH = "native/transformers/cuda/flash_attn/flash_api.cpp"
-LSE_ACCUM, OUT_ACCUM = source(FLASH, 357), source(FLASH, 358)  # set_params_splitkv
-SOFTMAX_D, DQ_ACCUM, DQ_SPLITS, EXPANDED = source(FLASH, 962), source(FLASH, 967), source(FLASH, 970), source(FLASH, 978)  # mha_bwd
+LSE_ACCUM, OUT_ACCUM = aten_source_line(FLASH, 357), aten_source_line(FLASH, 358)  # set_params_splitkv
+SOFTMAX_D, DQ_ACCUM, DQ_SPLITS, EXPANDED = (
+    aten_source_line(FLASH, 962),
+    aten_source_line(FLASH, 967),
+    aten_source_line(FLASH, 970),
+    aten_source_line(FLASH, 978),
+)  # mha_bwd
 BACKWARD = "native/transformers/cuda/attention_backward.cu"
-FLASH_COPY, EFFICIENT_COPY, DELTA, WORKSPACE = (source(BACKWARD, line) for line in (89, 394, 759, 913))
-OUTPUT_ACCUM = source("native/transformers/cuda/attention.cu", 1771)  # _efficient_attention_forward
+FLASH_COPY, EFFICIENT_COPY, DELTA, WORKSPACE = (aten_source_line(BACKWARD, line) for line in (89, 394, 759, 913))
+OUTPUT_ACCUM = aten_source_line("native/transformers/cuda/attention.cu", 1771)  # _efficient_attention_forward
 ROWS = 128  # flash backward rounds the queries to this; the longest block it runs
 
 
@@ -46,16 +61,16 @@ class Heads:
         return replace(self, heads=self.kv_heads, queries=self.heads // self.kv_heads)
 
 
-def _dense(query: Tensor, key: Tensor, *, heads_second: bool) -> Heads:
+def _dense_attention_heads(query: Tensor, key: Tensor, *, heads_second: bool) -> Heads:
     length, heads = (2, 1) if heads_second else (1, 2)
     return Heads(query.shape[0], query.shape[heads], key.shape[heads], query.shape[length], key.shape[length], query.shape[3])
 
 
-def _packed(query: Tensor, key: Tensor, starts: Tensor, longest: tuple[int, int]) -> Heads:
+def _varlen_attention_heads(query: Tensor, key: Tensor, starts: Tensor, longest: tuple[int, int]) -> Heads:
     return Heads(starts.numel() - 1, query.shape[1], key.shape[-2], *longest, query.shape[2])
 
 
-def splits(blocks: int, processors: int, key_blocks: int, most: int = 128) -> int:
+def split_kv_count(blocks: int, processors: int, key_blocks: int, most: int = 128) -> int:
     """num_splits_heuristic: the fewest parts of the keys that keep the card nearly as busy as the best number does."""
     if blocks >= 0.8 * processors:
         return 1
@@ -66,11 +81,11 @@ def splits(blocks: int, processors: int, key_blocks: int, most: int = 128) -> in
     return next((n for n in fit if busy[n] >= 0.85 * best), 1)
 
 
-def _split(shape: Heads, card: Card, asked: int = 0) -> Iterator[Scratch]:
+def _split_kv_scratch(shape: Heads, card: Card, asked: int = 0) -> Iterator[Scratch]:
     """set_params_splitkv: partial outputs and statistics of each part of the keys."""
     block = 256 if shape.width <= 64 else 128 if shape.width <= 128 else 64
     blocks = shape.batch * shape.heads * ceil_div(shape.queries, 64)
-    parts = asked if asked >= 1 else splits(blocks, 2 * card.sm_count, ceil_div(shape.keys, block))
+    parts = asked if asked >= 1 else split_kv_count(blocks, 2 * card.sm_count, ceil_div(shape.keys, block))
     if parts > 1:
         rows = parts * shape.batch * shape.heads * shape.queries
         yield Scratch("softmax_lse_accum", rows * FLOAT, LSE_ACCUM)
@@ -80,8 +95,8 @@ def _split(shape: Heads, card: Card, asked: int = 0) -> Iterator[Scratch]:
 def flash_forward(call: Call) -> Iterator[Scratch]:
     """aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, …). Dropout is never split."""
     if not call.arg(3, "dropout_p", 0.0):
-        shape = _dense(call.args[0], call.args[1], heads_second=True)
-        yield from _split(shape.swapped if shape.queries == 1 and shape.heads > shape.kv_heads else shape, call.card)
+        shape = _dense_attention_heads(call.args[0], call.args[1], heads_second=True)
+        yield from _split_kv_scratch(shape.swapped if shape.queries == 1 and shape.heads > shape.kv_heads else shape, call.card)
 
 
 def flash_forward_rows(call: Call) -> Iterator[Scratch]:
@@ -91,14 +106,14 @@ def flash_forward_rows(call: Call) -> Iterator[Scratch]:
         return
     packed = isinstance(starts, Tensor)
     longest = (call.arg(5, "max_q"), call.arg(6, "max_k"))
-    shape = _packed(query, key, starts, longest) if packed else _dense(query, key, heads_second=False)
+    shape = _varlen_attention_heads(query, key, starts, longest) if packed else _dense_attention_heads(query, key, heads_second=False)
     bounded = any(call.kwargs.get(f"window_size_{side}", -1) not in {-1, None} for side in ("left", "right"))
     one = shape.queries == 1 and shape.heads > shape.kv_heads and not bounded and call.kwargs.get("alibi_slopes") is None
     if one or not packed or call.kwargs.get("block_table") is not None:
-        yield from _split(shape.swapped if one else shape, call.card, (packed and call.kwargs.get("num_splits")) or 0)
+        yield from _split_kv_scratch(shape.swapped if one else shape, call.card, (packed and call.kwargs.get("num_splits")) or 0)
 
 
-def _backward(call: Call, shape: Heads, query_rows: int, key_rows: int) -> Iterator[Scratch]:
+def _flash_backward_scratch(call: Call, shape: Heads, query_rows: int, key_rows: int) -> Iterator[Scratch]:
     """mha_bwd and mha_varlen_bwd, given rows of queries (rounded) and of keys over all sequences."""
     query = call.args[1]
     yield Scratch("softmax_d", query_rows * shape.heads * FLOAT, SOFTMAX_D)
@@ -112,23 +127,23 @@ def _backward(call: Call, shape: Heads, query_rows: int, key_rows: int) -> Itera
 
 def flash_backward(call: Call) -> Iterator[Scratch]:
     """aten._scaled_dot_product_flash_attention_backward(grad_out, query, key, value, out, …)."""
-    yield from copied(call.args[0], "grad_out", FLASH_COPY, HEADS_SECOND)
-    yield from copied(call.args[4], "out", FLASH_COPY, HEADS_SECOND)
-    shape = _dense(call.args[1], call.args[2], heads_second=True)
-    yield from _backward(call, shape, shape.batch * round_up(shape.queries, ROWS), shape.batch * shape.keys)
+    yield from contiguous_copy_scratch(call.args[0], "grad_out", FLASH_COPY, HEADS_SECOND)
+    yield from contiguous_copy_scratch(call.args[4], "out", FLASH_COPY, HEADS_SECOND)
+    shape = _dense_attention_heads(call.args[1], call.args[2], heads_second=True)
+    yield from _flash_backward_scratch(call, shape, shape.batch * round_up(shape.queries, ROWS), shape.batch * shape.keys)
 
 
 def flash_backward_rows(call: Call) -> Iterator[Scratch]:
     """aten._flash_attention_backward(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, …)."""
     query, key, starts = call.args[1], call.args[2], call.arg(6, "cum_seq_q")
-    yield from copied(call.args[0], "grad_out", FLASH_COPY)
-    yield from copied(call.args[4], "out", FLASH_COPY)
+    yield from contiguous_copy_scratch(call.args[0], "grad_out", FLASH_COPY)
+    yield from contiguous_copy_scratch(call.args[4], "out", FLASH_COPY)
     if isinstance(starts, Tensor):
-        shape = _packed(query, key, starts, (call.arg(8, "max_q"), call.arg(9, "max_k")))
-        yield from _backward(call, shape, query.shape[0] + ROWS * shape.batch, key.shape[0])
+        shape = _varlen_attention_heads(query, key, starts, (call.arg(8, "max_q"), call.arg(9, "max_k")))
+        yield from _flash_backward_scratch(call, shape, query.shape[0] + ROWS * shape.batch, key.shape[0])
     else:
-        shape = _dense(query, key, heads_second=False)
-        yield from _backward(call, shape, shape.batch * round_up(shape.queries, ROWS), shape.batch * shape.keys)
+        shape = _dense_attention_heads(query, key, heads_second=False)
+        yield from _flash_backward_scratch(call, shape, shape.batch * round_up(shape.queries, ROWS), shape.batch * shape.keys)
 
 
 # ---- memory-efficient -----------------------------------------------------------------------------------------------------
@@ -157,7 +172,7 @@ class Tile:
 ANY = 65536
 
 
-def tile(width: int, *, half: bool, dropout: bool, card: Card) -> Tile:
+def efficient_kernel_tile(width: int, *, half: bool, dropout: bool, card: Card) -> Tile:
     """The first kernel that takes the width and fits shared memory; 128 queries do not where shared memory is small, by kernels/
     (generate_kernels.py keeps blocks of 64 for those), but for one kernel of width 96.
     """
@@ -191,7 +206,7 @@ def efficient_backward(call: Call) -> Iterator[Scratch]:
     query, key, value = call.args[1:4]
     batch, heads, queries, width = query.shape
     keys, value_width, half = key.shape[2], value.shape[3], query.dtype in HALF
-    block = tile(max(width, value_width), half=half, dropout=bool(call.arg(9, "dropout_p", 0.0)), card=call.card)
+    block = efficient_kernel_tile(max(width, value_width), half=half, dropout=bool(call.arg(9, "dropout_p", 0.0)), card=call.card)
     staged = half and block.widest > block.queries
     parts = key_splits(batch, heads, keys, block.keys, staged=staged)
     tiles = ceil_div(queries, block.queries) * ceil_div(width, block.keys)
@@ -202,5 +217,5 @@ def efficient_backward(call: Call) -> Iterator[Scratch]:
     statistics = batch * heads * queries * FLOAT
     delta = Scratch("delta", statistics, DELTA)
     product = Scratch("out_times_grad", batch * heads * queries * value_width * FLOAT, DELTA)
-    yield from copied(call.args[0], "grad_out", EFFICIENT_COPY, HEADS_SECOND)
-    yield from largest((workspace, delta), () if half else (product, Scratch("row_sums", statistics, DELTA), delta))
+    yield from contiguous_copy_scratch(call.args[0], "grad_out", EFFICIENT_COPY, HEADS_SECOND)
+    yield from largest_moment((workspace, delta), () if half else (product, Scratch("row_sums", statistics, DELTA), delta))

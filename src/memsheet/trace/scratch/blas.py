@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from memsheet.sheet import FromCode
-from memsheet.trace.scratch.call import Call, Scratch, dense, nbytes, source
+from memsheet.trace.scratch.call import Call, Scratch, aten_source_line, is_contiguous_layout, tensor_bytes
 
-MATRIX, BATCH = source("native/cuda/cuBlasCommonArgs.h", 36), source("native/cuda/Blas.cpp", 87)
-CHOSEN = source("cuda/CublasHandlePool.cpp", 182)  # parseChosenWorkspaceSize
+MATRIX, BATCH = aten_source_line("native/cuda/cuBlasCommonArgs.h", 36), aten_source_line("native/cuda/Blas.cpp", 87)
+CHOSEN = aten_source_line("cuda/CublasHandlePool.cpp", 182)  # parseChosenWorkspaceSize
 LARGE_BYTES, SMALL_BYTES = 4096 * 8 * 1024, 4096 * 1024 * 2 + 16 * 1024 * 8
 LARGE_FROM = frozenset({9, 10, 12})  # major compute capabilities
 
@@ -46,7 +46,7 @@ PRODUCTS = frozenset(
 )
 
 
-def workspace(func: Any, args: Any, compute_capability: tuple[int, int] = (9, 0)) -> Workspace | None:
+def cublas_workspace(func: Any, args: Any, compute_capability: tuple[int, int] = (9, 0)) -> Workspace | None:
     """The workspace that an operation needs to be there, if it is a matrix product on a GPU."""
     if func not in PRODUCTS or not _on_gpu(args):
         return None
@@ -61,21 +61,21 @@ def _on_gpu(args: Any) -> bool:
 # ---- operands -------------------------------------------------------------------------------------------------------------
 
 
-def matrices(call: Call, first: int) -> Iterator[Scratch]:
+def matrix_copy_scratch(call: Call, first: int) -> Iterator[Scratch]:
     """prepare_matrix_for_cublas: a matrix neither of whose dimensions is contiguous is copied."""
     for name, matrix in zip(("mat1", "mat2"), call.args[first : first + 2], strict=True):
-        if not _readable(matrix):
-            yield Scratch(name, nbytes(matrix), MATRIX)
+        if not _is_blas_readable(matrix):
+            yield Scratch(name, tensor_bytes(matrix), MATRIX)
 
 
-def _readable(matrix: Tensor) -> bool:
+def _is_blas_readable(matrix: Tensor) -> bool:
     (rows, columns), (down, along) = matrix.shape, matrix.stride()
-    if dense((rows, columns), (down, along)) or dense((columns, rows), (along, down)):
+    if is_contiguous_layout((rows, columns), (down, along)) or is_contiguous_layout((columns, rows), (along, down)):
         return True
     return (down == 1 and along >= max(1, rows)) or (along == 1 and down >= max(1, columns))
 
 
-def batches(call: Call, first: int) -> Iterator[Scratch]:
+def batch_copy_scratch(call: Call, first: int) -> Iterator[Scratch]:
     """prepare_batch_matrix_for_cublas, for a contiguous result: (batch, m, n) seen by columns unless it has but one."""
     left, right = call.args[first : first + 2]
     m, k, n = left.shape[1], left.shape[2], right.shape[2]
@@ -86,4 +86,4 @@ def batches(call: Call, first: int) -> Iterator[Scratch]:
         plain = strides[fast] == 1 and strides[leading] >= max(1, rows)
         turned = strides[leading] == 1 and strides[fast] >= max(1, columns)
         if not (plain or turned or (batch.is_contiguous() and strides[1] and strides[2])):
-            yield Scratch(name, nbytes(batch), BATCH)
+            yield Scratch(name, tensor_bytes(batch), BATCH)

@@ -61,21 +61,21 @@ class Call:
         return self.args[place] if place < len(self.args) else self.kwargs.get(name, default)
 
 
-def source(file: str, line: int) -> FromCode:
+def aten_source_line(file: str, line: int) -> FromCode:
     """A line of torch below ``aten/src/ATen``."""
     return FromCode("pytorch/pytorch", RELEASE, f"aten/src/ATen/{file}", line)
 
 
-def nbytes(tensor: Tensor) -> int:
+def tensor_bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def wide(dtype: torch.dtype) -> int:
+def opmath_bytes(dtype: torch.dtype) -> int:
     """Bytes of the type that kernels compute in: float for 16 bits, else the type itself (ATen/OpMathType.h)."""
     return FLOAT if dtype in HALF else dtype.itemsize
 
 
-def dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+def is_contiguous_layout(sizes: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether sizes and strides are those of a contiguous tensor (c10/core/Contiguity.h: a dimension of one may have any stride)."""
     expected = 1
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
@@ -86,32 +86,32 @@ def dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-def packed(tensor: Tensor) -> bool:
+def has_no_gaps(tensor: Tensor) -> bool:
     """Whether a tensor has no gaps, in whatever order its dimensions lie (is_non_overlapping_and_dense)."""
     order = sorted(range(tensor.dim()), key=lambda d: (tensor.stride(d), tensor.shape[d]), reverse=True)
-    return dense([tensor.shape[d] for d in order], [tensor.stride(d) for d in order])
+    return is_contiguous_layout([tensor.shape[d] for d in order], [tensor.stride(d) for d in order])
 
 
-def copied(tensor: Any, name: str, evidence: FromCode, order: Sequence[int] = ()) -> Iterator[Scratch]:
+def contiguous_copy_scratch(tensor: Any, name: str, evidence: FromCode, order: Sequence[int] = ()) -> Iterator[Scratch]:
     """What ``contiguous()`` makes of a tensor, seen in another ``order`` of dimensions where one is given."""
     if not isinstance(tensor, Tensor):
         return
     sizes, strides = tensor.shape, tensor.stride()
     if order:
         sizes, strides = torch.Size(sizes[d] for d in order), tuple(strides[d] for d in order)
-    if not dense(sizes, strides):
+    if not is_contiguous_layout(sizes, strides):
         yield Scratch(name, prod(sizes) * tensor.element_size(), evidence)
 
 
-def largest(*moments: Iterable[Scratch]) -> tuple[Scratch, ...]:
+def largest_moment(*moments: Iterable[Scratch]) -> tuple[Scratch, ...]:
     """Of an operation's moments, each what is there at once, the one that holds most."""
     return max((tuple(moment) for moment in moments), key=lambda parts: sum(part.bytes for part in parts))
 
 
-def deterministic() -> bool:
+def uses_deterministic_algorithms() -> bool:
     """torch.use_deterministic_algorithms(True), whether or not it only warns."""
     return torch.are_deterministic_algorithms_enabled()
 
 
 def strictly_deterministic() -> bool:
-    return deterministic() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    return uses_deterministic_algorithms() and not torch.is_deterministic_algorithms_warn_only_enabled()

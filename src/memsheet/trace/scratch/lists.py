@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from memsheet.arith import ceil_div, round_up
-from memsheet.trace.scratch.call import INT, LONG, Call, Scratch, copied, source, wide
+from memsheet.trace.scratch.call import INT, LONG, Call, Scratch, aten_source_line, contiguous_copy_scratch, opmath_bytes
 
 CHUNK = 65536  # native/cuda/MultiTensorApply.cuh:17 kChunkSize
 FAST_NORMS = (1, 2, float("inf"))  # ForeachReduceOp.cu; the others go one by one
@@ -18,22 +18,22 @@ FAST_NORMS = (1, 2, float("inf"))  # ForeachReduceOp.cu; the others go one by on
 def foreach_norm(call: Call) -> Iterator[Scratch]:
     """aten._foreach_norm(tensors, ord, dtype): one number a chunk, with as many chunks for every tensor as the largest has."""
     if call.arg(1, "ord", 2) in FAST_NORMS:
-        yield from _chunks(call, wide(call.arg(2, "dtype") or call.args[0][0].dtype), 463)
+        yield from _foreach_reduce_scratch(call, opmath_bytes(call.arg(2, "dtype") or call.args[0][0].dtype), 463)
 
 
 def foreach_max(call: Call) -> Iterator[Scratch]:
-    yield from _chunks(call, call.args[0][0].element_size(), 157)
+    yield from _foreach_reduce_scratch(call, call.args[0][0].element_size(), 157)
 
 
-def _chunks(call: Call, each: int, line: int) -> Iterator[Scratch]:
+def _foreach_reduce_scratch(call: Call, each: int, line: int) -> Iterator[Scratch]:
     tensors = call.args[0]
     most = max(ceil_div(tensor.numel(), CHUNK) for tensor in tensors)
-    yield Scratch("output_per_tensor", len(tensors) * most * each, source("native/cuda/ForeachReduceOp.cu", line))
+    yield Scratch("output_per_tensor", len(tensors) * most * each, aten_source_line("native/cuda/ForeachReduceOp.cu", line))
 
 
 # ---- FSDP2's copies around collectives --------------------------------------------------------------------------------------------
 
-PACKED = source("native/cuda/TensorShape.cu", 265)  # pack_vecs
+PACKED = aten_source_line("native/cuda/TensorShape.cu", 265)  # pack_vecs
 THREADS, BLOCK_BYTES = 128, 2048  # TensorShape.cu: BLOCK_SIZE, BYTES_PER_BLOCK
 
 
@@ -64,7 +64,7 @@ def split_copy(call: Call) -> Iterator[Scratch]:
 
 # ---- groups of matrices -------------------------------------------------------------------------------------------------------------
 
-GROUPED = source("native/cuda/GroupMM.cu", 214)
+GROUPED = aten_source_line("native/cuda/GroupMM.cu", 214)
 POINTER, SHAPE, STRIDE = 8, 3 * INT, 8  # cute::Shape<int32_t, int32_t, int32_t>, one dynamic stride
 
 
@@ -87,7 +87,7 @@ MANY_ROWS, COLUMNS, ROWS, BLOCKS = 64 * 1024, 32, 32, 64 * 1024 // 2  # LaunchGa
 
 def layer_norm(call: Call) -> Iterator[Scratch]:
     """aten.native_layer_norm(input, normalized_shape, weight, bias, eps), and aten._fused_rms_norm(input, normalized_shape, weight, eps)."""
-    yield from copied(call.args[0], "input", source(NORM, 1700))
+    yield from contiguous_copy_scratch(call.args[0], "input", aten_source_line(NORM, 1700))
 
 
 def layer_norm_backward(call: Call) -> Iterator[Scratch]:
@@ -103,12 +103,12 @@ def rms_norm_backward(call: Call) -> Iterator[Scratch]:
 def _norm_backward(call: Call, weight: Any, wanted: Any) -> Iterator[Scratch]:
     """Many short rows: each block keeps its sum of the weight's and the bias's gradient, in the weight's type."""
     grad, given, width = call.args[0], call.args[1], prod(call.args[2])
-    yield from copied(grad, "grad_out", source(NORM, 1656))
-    yield from copied(given, "input", source(NORM, 1756))
+    yield from contiguous_copy_scratch(grad, "grad_out", aten_source_line(NORM, 1656))
+    yield from contiguous_copy_scratch(given, "input", aten_source_line(NORM, 1756))
     rows = given.numel() // max(width, 1)
     if weight is None or rows <= MANY_ROWS or width // COLUMNS >= call.card.sm_count // 2:
         return
     blocks = min(BLOCKS // ceil_div(width, COLUMNS), ceil_div(rows, ROWS))
     for name, line, asked in zip(("dgamma_blocks", "dbeta_blocks"), (980, 985), wanted, strict=False):
         if asked:
-            yield Scratch(name, blocks * width * weight.element_size(), source(NORM, line))
+            yield Scratch(name, blocks * width * weight.element_size(), aten_source_line(NORM, line))

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from memsheet.arith import ceil_div
-from memsheet.trace.scratch.call import HALF, INT, Call, Card, Scratch, copied, source, wide
+from memsheet.trace.scratch.call import HALF, INT, Call, Card, Scratch, aten_source_line, contiguous_copy_scratch, opmath_bytes
 
 REDUCE = "native/cuda/Reduce.cuh"
-PARTIAL, SEMAPHORES, ACCUMULATED = source(REDUCE, 1261), source(REDUCE, 1262), source(REDUCE, 990)
-CAST = source("native/ReduceOpsUtils.h", 417)  # make_reduction: self.to(in_dtype)
-FLAT = source("native/ReduceOps.cpp", 1757)  # argmax_argmin_impl: self.reshape({-1})
+PARTIAL, SEMAPHORES, ACCUMULATED = aten_source_line(REDUCE, 1261), aten_source_line(REDUCE, 1262), aten_source_line(REDUCE, 990)
+CAST = aten_source_line("native/ReduceOpsUtils.h", 417)  # make_reduction: self.to(in_dtype)
+FLAT = aten_source_line("native/ReduceOps.cpp", 1757)  # argmax_argmin_impl: self.reshape({-1})
 WARP, VALUES, LEAST_VALUES = 32, 256, 16  # setReduceConfig: max_values_per_thread, min_values_per_thread
 LAST = 2**31 - 1  # a tensor iterator's largest offset in bytes that a kernel can hold
 
@@ -34,26 +34,26 @@ class Kind:
     ``merges``: it can go on summing in its output, where a tensor is too large for one launch.
     """
 
-    accumulator: Callable[[torch.dtype], int] = wide
+    accumulator: Callable[[torch.dtype], int] = opmath_bytes
     loaded: int = 4
     loaded_half: int = 4
     merges: bool = True
 
 
-def _pair(dtype: torch.dtype) -> int:  # noqa: ARG001 - alternatives of a table share one signature
+def _value_index_bytes(dtype: torch.dtype) -> int:  # noqa: ARG001 - alternatives of a table share one signature
     """A value and the int64 that says where: pair<scalar_t, int64_t>, aligned to 8 bytes."""
     return 16
 
 
-def _welford(dtype: torch.dtype) -> int:
+def _welford_bytes(dtype: torch.dtype) -> int:
     """native/SharedReduceOps.h:68 WelfordData<acc, int32_t>: mean, m2, n, nf."""
     return 32 if dtype is torch.float64 else 16
 
 
 SUM, MEAN = Kind(loaded_half=8), Kind()  # native/cuda/ReduceSumProdKernel.cu:21, ReduceMomentKernel.cu
 EXTREME = Kind(lambda dtype: dtype.itemsize)  # native/cuda/ReduceMaxValuesKernel.cu, ReduceLogicKernel.cu
-PLACE = Kind(_pair, merges=False)  # native/cuda/ReduceArgMaxKernel.cu
-VARIANCE = Kind(_welford, loaded=2, loaded_half=2, merges=False)  # native/cuda/ReduceMomentKernel.cu
+PLACE = Kind(_value_index_bytes, merges=False)  # native/cuda/ReduceArgMaxKernel.cu
+VARIANCE = Kind(_welford_bytes, loaded=2, loaded_half=2, merges=False)  # native/cuda/ReduceMomentKernel.cu
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Walk:
         return prod(self.sizes[: self.reduced])
 
 
-def walk(sizes: Sequence[int], strides: Sequence[int], dims: Sequence[int]) -> Walk:
+def coalesced_reduction_walk(sizes: Sequence[int], strides: Sequence[int], dims: Sequence[int]) -> Walk:
     """TensorIterator.cpp reorder_dimensions and coalesce_dimensions, for one input and a contiguous output."""
     kept, out, step = [d for d in range(len(sizes)) if d not in dims], [0] * len(sizes), 1
     for d in reversed(kept):
@@ -82,16 +82,16 @@ def walk(sizes: Sequence[int], strides: Sequence[int], dims: Sequence[int]) -> W
     for place in range(1, len(order)):
         at = place
         for before in range(place - 1, -1, -1):
-            later = _later(order[before], order[at], sizes, (out, strides))
+            later = _compare_dim_order(order[before], order[at], sizes, (out, strides))
             if later > 0:
                 order[before], order[at] = order[at], order[before]
                 at = before
             elif later < 0:
                 break
-    return _merged([[sizes[d], strides[d], out[d]] for d in order])
+    return _coalesce_dims([[sizes[d], strides[d], out[d]] for d in order])
 
 
-def _later(one: int, other: int, sizes: Sequence[int], operands: tuple[Sequence[int], Sequence[int]]) -> int:
+def _compare_dim_order(one: int, other: int, sizes: Sequence[int], operands: tuple[Sequence[int], Sequence[int]]) -> int:
     """Whether a dimension comes after another (1), before it (-1), or as it happens (0)."""
     for place, strides in enumerate(operands):
         first, second = strides[one], strides[other]
@@ -106,7 +106,7 @@ def _later(one: int, other: int, sizes: Sequence[int], operands: tuple[Sequence[
     return 0
 
 
-def _merged(rows: list[list[int]]) -> Walk:
+def _coalesce_dims(rows: list[list[int]]) -> Walk:
     """Neighbours that lie side by side in every operand become one dimension. A row: size, stride of the input, of the output."""
     merged: list[list[int]] = rows[:1]
     for row in rows[1:]:
@@ -124,7 +124,7 @@ def _power_below(n: int) -> int:
     return 1 << max(n, 1).bit_length() - 1
 
 
-def _together(dividends: Sequence[int]) -> int:
+def _output_vector_size(dividends: Sequence[int]) -> int:
     """get_output_vec_size: outputs loaded at once, 4 or as few as every stride allows."""
     size = 4
     for n in dividends:
@@ -133,7 +133,7 @@ def _together(dividends: Sequence[int]) -> int:
     return size
 
 
-def launch(shape: Walk, accumulator: int, loaded: int, card: Card, *, offset: int = 0) -> tuple[int, int]:
+def reduction_buffer_bytes(shape: Walk, accumulator: int, loaded: int, card: Card, *, offset: int = 0) -> tuple[int, int]:
     """Bytes of partial results and of semaphores; none where no output is shared by several blocks."""
     first, across = shape.inputs, shape.outputs
     fast = shape.reduced == len(shape.sizes) or shape.strides[0] < shape.strides[shape.reduced]
@@ -145,9 +145,9 @@ def launch(shape: Walk, accumulator: int, loaded: int, card: Card, *, offset: in
         first //= loaded
     elif stride == 1 and not fast:
         others = [s for d, s in enumerate(shape.strides) if d != shape.reduced]
-        vector = _together([offset, shape.sizes[shape.reduced], *others])
+        vector = _output_vector_size([offset, shape.sizes[shape.reduced], *others])
         first //= vector
-    width, height = _block(first, across, 512 // vector)
+    width, height = _block_dimensions(first, across, 512 // vector)
     step_input, step_output = (width, 1) if fast else (1, width)
     deep = ceil_div(shape.inputs, step_input) >= min(height * 16, VALUES)
     if deep:
@@ -164,7 +164,7 @@ def launch(shape: Walk, accumulator: int, loaded: int, card: Card, *, offset: in
     return accumulator * shape.outputs * blocks * (1 if fast else width * vector), INT * grid
 
 
-def _block(first: int, across: int, most: int) -> tuple[int, int]:
+def _block_dimensions(first: int, across: int, most: int) -> tuple[int, int]:
     """ReduceConfig::set_block_dimension."""
     wide_by, high_by = (_power_below(n) if n < most else most for n in (first, across))
     height = min(high_by, most // min(wide_by, WARP))
@@ -186,7 +186,7 @@ def _one_launch(shape: Walk, itemsize: int) -> Walk:
     return Walk(tuple(sizes), shape.strides, shape.reduced)
 
 
-def reduced(kind: Kind, tensor: Tensor, dims: Sequence[int], kept_as: torch.dtype, card: Card) -> Iterator[Scratch]:
+def reduction_scratch(kind: Kind, tensor: Tensor, dims: Sequence[int], kept_as: torch.dtype, card: Card) -> Iterator[Scratch]:
     """What reducing ``dims`` of a tensor into ``kept_as`` allocates besides the result; types differ only from 16 bits to float."""
     if not tensor.numel():
         return
@@ -194,36 +194,36 @@ def reduced(kind: Kind, tensor: Tensor, dims: Sequence[int], kept_as: torch.dtyp
     dtype = tensor.dtype if low else kept_as
     if dtype is not tensor.dtype:
         yield Scratch("cast", tensor.numel() * dtype.itemsize, CAST)
-    shape = walk(tensor.shape, tensor.stride(), dims)
+    shape = coalesced_reduction_walk(tensor.shape, tensor.stride(), dims)
     single = _one_launch(shape, dtype.itemsize)
     each, loaded = kind.accumulator(dtype), kind.loaded_half if dtype in HALF else kind.loaded
     if single != shape and each > kept_as.itemsize and (not kind.merges or dtype in HALF):
         yield Scratch("accumulated", shape.outputs * each, ACCUMULATED)
-    buffer, semaphores = launch(single, each, loaded, card, offset=int(tensor.storage_offset()))
+    buffer, semaphores = reduction_buffer_bytes(single, each, loaded, card, offset=int(tensor.storage_offset()))
     yield Scratch("partial_sums", buffer, PARTIAL)
     yield Scratch("semaphores", semaphores, SEMAPHORES)
 
 
-def _dims(chosen: Any, count: int) -> tuple[int, ...]:
+def _normalize_dims(chosen: Any, count: int) -> tuple[int, ...]:
     """No dimension, or none given, means all of them."""
     named = [chosen] if isinstance(chosen, int) else list(chosen or ())
     return tuple(sorted({d % count for d in named})) if named and count else tuple(range(count))
 
 
-def reduction(kind: Kind, place: int | None, *, converts: bool = False) -> Callable[[Call], Iterator[Scratch]]:
+def reduction_row(kind: Kind, place: int | None, *, converts: bool = False) -> Callable[[Call], Iterator[Scratch]]:
     """A row for ``op(self, …)`` whose dimensions are argument ``place``; ``converts``: it first brings its input to the output's type."""
-    return partial(_reduction, kind, place, converts)
+    return partial(_reduction_row_scratch, kind, place, converts)
 
 
-def _reduction(kind: Kind, place: int | None, converts: bool, call: Call) -> Iterator[Scratch]:
+def _reduction_row_scratch(kind: Kind, place: int | None, converts: bool, call: Call) -> Iterator[Scratch]:
     tensor = call.args[0]
     first = call.outputs[0] if isinstance(call.outputs, list | tuple) else call.outputs
     chosen = None if place is None else call.arg(place, "dim")
-    yield from reduced(kind, tensor, _dims(chosen, tensor.dim()), first.dtype if converts else tensor.dtype, call.card)
+    yield from reduction_scratch(kind, tensor, _normalize_dims(chosen, tensor.dim()), first.dtype if converts else tensor.dtype, call.card)
 
 
-def placed(call: Call) -> Iterator[Scratch]:
+def argmax_scratch(call: Call) -> Iterator[Scratch]:
     """aten.argmax(self, dim=None): without a dimension the input is made flat first."""
     if call.arg(1, "dim") is None:
-        yield from copied(call.args[0], "flat", FLAT)
-    yield from _reduction(PLACE, 1, False, call)
+        yield from contiguous_copy_scratch(call.args[0], "flat", FLAT)
+    yield from _reduction_row_scratch(PLACE, 1, False, call)

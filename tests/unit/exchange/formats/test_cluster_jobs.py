@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from memsheet.errors import InputError
-from memsheet.exchange import find_format, read_text, write
+from memsheet.exchange import find_format, read_text, write_format_files
 from memsheet.exchange.shared.serve_pods import KINDS, NO_SERVER
 from memsheet.guard import parse_json, parse_yaml
-from memsheet.questions.recognised_files import recognised
+from memsheet.questions.recognised_files import recognise_files
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 NAMES = ("skypilot", "kubernetes")
@@ -27,7 +27,7 @@ def asked(*, nodes: int = 2, per_node: int = 8, **changes: Any) -> dict[str, Any
 
 def written(name: str, question: dict[str, Any], comments: tuple[str, ...] = ()) -> str:
     form = find_format(name)
-    return write(form, question, comments)[form.file]
+    return write_format_files(form, question, comments)[form.file]
 
 
 def reading(text: str) -> Any:
@@ -248,7 +248,7 @@ def test_an_object_of_a_kind_that_is_not_read_is_named_and_of_no_other_format(ve
             with pytest.raises(InputError, match=f"{kind} of {version}, a kind that is not read"):
                 reading(whole)
         name, text = "a.yaml", f"apiVersion: {version}\nkind: {kind}\n{spec}"
-        reads, left = recognised({name: text, "b.sh": "vllm serve m\n"}, {name})
+        reads, left = recognise_files({name: text, "b.sh": "vllm serve m\n"}, {name})
         assert list(reads) == ["b.sh"]
         assert left == (f"{name}: is a{'n' * (kind[0] in 'AEIOU')} {kind} of {version}, a kind that is not read",)
     with pytest.raises(InputError, match="is not recognised"):
@@ -259,13 +259,13 @@ def test_an_object_of_a_kind_that_is_not_read_is_named_and_of_no_other_format(ve
 def test_a_folders_pod_that_serves_nothing_is_named_and_the_rest_is_read(kind: str) -> None:
     """A proxy or a database beside the server. Named itself it is refused, and so is a folder that holds nothing else."""
     text = f"apiVersion: apps/v1\nkind: {kind}\nspec:\n  containers:\n  - {{name: a, image: nginx, command: [nginx, -g, daemon off]}}\n"
-    reads, left = recognised({"a.yaml": text, "b.sh": "vllm serve m\n"}, {"a.yaml", "b.sh"})
+    reads, left = recognise_files({"a.yaml": text, "b.sh": "vllm serve m\n"}, {"a.yaml", "b.sh"})
     assert (list(reads), [one.partition(":")[0] for one in left]) == (["b.sh"], ["a.yaml"])
     assert kind in left[0]
     assert NO_SERVER in left[0]
     for texts, folder in (({"a.yaml": text, "b.sh": "vllm serve m\n"}, set()), ({"a.yaml": text}, {"a.yaml"})):
         with pytest.raises(InputError):
-            recognised(texts, folder)
+            recognise_files(texts, folder)
 
 
 @pytest.mark.parametrize("name", ["slurm", "skypilot", "torchrun"])

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from memsheet.errors import InputError
-from memsheet.exchange import NAMES, find_format, nested, read_text, told, write
-from memsheet.exchange.shared.file_format import _word, read
+from memsheet.exchange import NAMES, engine_differences, find_format, nest_dotted_keys, read_text, write_format_files
+from memsheet.exchange.shared.file_format import _value_text, read_format_values
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.plan.check import RULES
 
@@ -32,7 +32,7 @@ def reading(name: str, text: str) -> Any:
 
 def written(name: str, asked: dict[str, Any]) -> str:
     form = find_format(name)
-    return write(form, asked)[form.file]
+    return write_format_files(form, asked)[form.file]
 
 
 def test_every_key_has_a_source_and_says_keys_of_a_plan() -> None:
@@ -87,8 +87,8 @@ def test_fsdp2_of_accelerate() -> None:
 
 
 def test_a_reduction_in_another_dtype_is_told() -> None:
-    assert ["precision.reduce" in line for line in told(find_format("accelerate"), FSDP)] == [True]
-    assert list(told(find_format("accelerate"), {**FSDP, "precision.reduce": "bf16"})) == []
+    assert ["precision.reduce" in line for line in engine_differences(find_format("accelerate"), FSDP)] == [True]
+    assert list(engine_differences(find_format("accelerate"), {**FSDP, "precision.reduce": "bf16"})) == []
 
 
 def test_a_word_that_yaml_takes_for_false_is_no_mixed_precision() -> None:
@@ -253,7 +253,7 @@ def test_too_many_keys_are_refused() -> None:
 
 
 def test_places_nest_and_flatten() -> None:
-    assert nested({"a.b.c": 1, "a.d": 2, "e": 3}) == {"a": {"b": {"c": 1}, "d": 2}, "e": 3}
+    assert nest_dotted_keys({"a.b.c": 1, "a.d": 2, "e": 3}) == {"a": {"b": {"c": 1}, "d": 2}, "e": 3}
 
 
 SAID = (True, 2, 0.5, "full", "selective", "bf16")
@@ -265,11 +265,11 @@ def test_a_default_that_another_key_replaces_is_not_assumed(name: str) -> None:
     for row in form.keys:
         for word in SAID:
             try:
-                found = read(form, {row.at: word})
+                found = read_format_values(form, {row.at: word})
             except (InputError, TypeError, ValueError):
                 continue
             for other in form.keys:
-                if f"{other.at} = {_word(other.usual)} ({form.tested}'s default)" not in found.assumed:
+                if f"{other.at} = {_value_text(other.usual)} ({form.tested}'s default)" not in found.assumed:
                     continue
                 said = {key: held for key, held in other.read(other.usual, found.values).items() if held is not None}
                 assert said.items() <= found.request.items(), (row.at, word, other.at)

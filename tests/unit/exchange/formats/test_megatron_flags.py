@@ -8,7 +8,7 @@ import pytest
 
 from memsheet.cli import main
 from memsheet.errors import InputError
-from memsheet.exchange import find_format, read_text, told, write
+from memsheet.exchange import engine_differences, find_format, read_text, write_format_files
 from memsheet.exchange.formats.megatron.flags import SWITCHES, VALUED
 from memsheet.guard import parse_json, parse_yaml
 
@@ -44,7 +44,7 @@ def reading(text: str) -> Any:
 
 def written(**changes: Any) -> str:
     form = find_format("megatron")
-    return write(form, {**ASKED, **changes})[form.file]
+    return write_format_files(form, {**ASKED, **changes})[form.file]
 
 
 def definitions() -> argparse.ArgumentParser:
@@ -116,8 +116,8 @@ def test_what_it_cannot_do_is_refused_by_name(changes: dict[str, Any], field: st
 
 def test_one_loss_by_two_names_is_told() -> None:
     form = find_format("megatron")
-    assert ["loss" in line for line in told(form, {**ASKED, "loss": "vocab_parallel"})] == [True]
-    assert list(told(form, ASKED)) == []
+    assert ["loss" in line for line in engine_differences(form, {**ASKED, "loss": "vocab_parallel"})] == [True]
+    assert list(engine_differences(form, ASKED)) == []
 
 
 SCRIPT = """#!/bin/bash

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from memsheet.errors import InputError
-from memsheet.exchange import find_format, read_text, write
+from memsheet.exchange import find_format, read_text, write_format_files
 from memsheet.exchange.formats.megatron.stages import sizes_of
 from memsheet.guard import parse_json, parse_yaml
 
@@ -37,7 +37,7 @@ def built(layers: int, stages: int, first: int | None, last: int | None) -> list
 
 @pytest.mark.parametrize("sizes", [[7, 9], [5, 9, 9, 9], [9, 9, 9, 5], [7, 9, 9, 7], [6, 9, 9, 8], [15, 1], [1, 30, 1]])
 def test_unlike_ends_are_written_and_read(sizes: list[int]) -> None:
-    text = write(FORM, asked(sizes))[FORM.file]
+    text = write_format_files(FORM, asked(sizes))[FORM.file]
     found = read_text("a.sh", text, PARSERS)
     assert (found.unknown, found.unmodelled, found.problems) == ((), (), ())
     assert found.request["layers_per_stage"] == sizes
@@ -49,19 +49,19 @@ def test_unlike_ends_are_written_and_read(sizes: list[int]) -> None:
 @pytest.mark.parametrize("sizes", list(itertools.product((2, 3), repeat=4)))
 def test_only_what_the_flags_can_say_is_written(sizes: tuple[int, ...]) -> None:
     if len(set(sizes[1:-1])) == 1:
-        text = write(FORM, asked(list(sizes)))[FORM.file]
+        text = write_format_files(FORM, asked(list(sizes)))[FORM.file]
         request = read_text("a.sh", text, PARSERS).request
         assert request.get("layers_per_stage", [sizes[0]] * 4) == list(sizes)
         assert ("--decoder" in text) is (len(set(sizes)) > 1)
         return
     with pytest.raises(InputError) as refused:
-        write(FORM, asked(list(sizes)))
+        write_format_files(FORM, asked(list(sizes)))
     assert {problem.field for problem in refused.value.problems} == {"layers_per_stage"}
 
 
 def test_parts_of_a_stage() -> None:
     sizes = [3, 4, 4, 3, 3, 4, 4, 3]
-    text = write(FORM, asked(sizes, 2))[FORM.file]
+    text = write_format_files(FORM, asked(sizes, 2))[FORM.file]
     found = read_text("a.sh", text, PARSERS)
     assert found.values["--decoder-first-pipeline-num-layers"] == 6
     assert found.request["layers_per_stage"] == sizes
@@ -94,8 +94,8 @@ def test_a_length_that_context_parallel_ranks_do_not_divide_is_refused(length: i
     }
     question = {key: value for key, value in question.items() if value is not None}
     if cp == 1 or length % (2 * cp) == 0:
-        write(FORM, question)
+        write_format_files(FORM, question)
         return
     with pytest.raises(InputError) as refused:
-        write(FORM, question)
+        write_format_files(FORM, question)
     assert {problem.field for problem in refused.value.problems} == {"seq_len"}

@@ -8,15 +8,15 @@ import pytest
 
 from memsheet import catalog
 from memsheet.errors import InputError
-from memsheet.exchange import find_format, of_version, read_text, write
-from memsheet.exchange.joined_files import asked_of, together
+from memsheet.exchange import find_format, of_version, read_text, write_format_files
+from memsheet.exchange.joined_files import asked_of, join_files
 from memsheet.exchange.shared.file_format import UNSET, Read
-from memsheet.exchange.shared.python_config import read_module, returned
+from memsheet.exchange.shared.python_config import read_module, returned_configs
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.plan.device import cluster_of
 from memsheet.plan.document import plan_document
 from memsheet.readers.model import read_model
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 FORM = find_format("torchtitan")
@@ -34,7 +34,7 @@ def reading(text: str) -> Read:
 
 
 def written(**changes: Any) -> str:
-    return write(FORM, {**ASKED, **changes})[FORM.file]
+    return write_format_files(FORM, {**ASKED, **changes})[FORM.file]
 
 
 CHANGES: list[dict[str, Any]] = [
@@ -79,12 +79,12 @@ def test_what_it_cannot_do_is_refused_by_name(changes: dict[str, Any], field: st
 def test_the_version_chooses_the_form() -> None:
     assert of_version(FORM, {"engine_version": "820504e"}).file == "torchtitan.toml"
     assert of_version(FORM, {"engine_version": "b5bcd76"}).file == "torchtitan_config.py"
-    assert "torchtitan.toml" in write(FORM, {**ASKED, "engine_version": "820504e", "loss": "vocab_parallel"})
+    assert "torchtitan.toml" in write_format_files(FORM, {**ASKED, "engine_version": "820504e", "loss": "vocab_parallel"})
 
 
 @pytest.mark.parametrize("name", ["$(id)", "a'b\"c", "x\nimport os", '"""', "\\", "é\u202e", "#"])
 def test_a_hostile_name_stands_nowhere(name: str) -> None:
-    text = write(FORM, {**ASKED, "@model": name}, (f"memsheet: {name}",))[FORM.file]
+    text = write_format_files(FORM, {**ASKED, "@model": name}, (f"memsheet: {name}",))[FORM.file]
     assert ast.dump(ast.parse(text)) == ast.dump(ast.parse(written()))
 
 
@@ -192,7 +192,7 @@ def test_text_that_is_no_configuration_is_refused(text: str) -> None:
 
 def test_large_sums_are_not_made() -> None:
     text = "def f():\n    return Trainer.Config(seed=9999999999 * 9999999999, steps='a' * 9, other=2 // 0)\n"
-    ((_, made),) = returned(read_module(text, {}))
+    ((_, made),) = returned_configs(read_module(text, {}))
     assert (made["seed"], made["steps"], made["other"]) == (UNSET, UNSET, 0)
 
 
@@ -218,14 +218,14 @@ def test_random_legal_plans_read_back() -> None:
         machines = cluster_of(catalog.find_device("A100-80GB"), count, nodes=1)
         try:
             request["global_batch"] = request["microbatch"] * rng.randint(1, 4) * count
-            plan = resolve(request, tiny, machines).plan
+            plan = resolve_request(request, tiny, machines).plan
         except InputError:
             continue
         wanted = asked_of(
             plan_document(plan, model="llama-tiny", cluster=machines), gpus=count, nodes=1, accumulation=int(plan.accumulation)
         )
         try:
-            text = write(FORM, wanted)[FORM.file]
+            text = write_format_files(FORM, wanted)[FORM.file]
         except InputError as error:
             refused |= {problem.field for problem in error.problems}
             continue
@@ -233,8 +233,8 @@ def test_random_legal_plans_read_back() -> None:
         found = reading(text)
         assert (found.unknown, found.problems) == ((), ())
         beside = {key: value for key, value in wanted.items() if key[0] != "@" and key not in ("schema", "model", "gpus")}
-        whole = together({FORM.file: found}, beside, {}, count)
+        whole = join_files({FORM.file: found}, beside, {}, count)
         assert not whole.disagree
-        assert resolve(whole.request, tiny, machines).plan == plan
+        assert resolve_request(whole.request, tiny, machines).plan == plan
     assert kept >= 200
     assert refused <= {"mesh.pp", "layers_per_stage", "global_batch", "@accumulation"}

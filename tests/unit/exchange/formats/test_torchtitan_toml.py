@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from memsheet.errors import InputError
-from memsheet.exchange import find_format, read_text, write
+from memsheet.exchange import find_format, read_text, write_format_files
 from memsheet.guard import parse_json, parse_yaml
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
@@ -25,7 +25,7 @@ def reading(text: str) -> Any:
 
 def written(**changes: Any) -> str:
     form = find_format("torchtitan-toml")
-    return write(form, {**ASKED, **changes})[form.file]
+    return write_format_files(form, {**ASKED, **changes})[form.file]
 
 
 @pytest.mark.parametrize(

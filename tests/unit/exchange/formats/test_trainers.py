@@ -9,7 +9,7 @@ import yaml
 
 from memsheet.cli import main
 from memsheet.errors import InputError
-from memsheet.exchange import find_format, read_text, write
+from memsheet.exchange import find_format, read_text, write_format_files
 from memsheet.exchange.shared.file_format import Read
 from memsheet.guard import parse_json, parse_yaml
 
@@ -276,19 +276,19 @@ def test_what_llamafactory_does_that_nobody_accounts_is_told(changes: dict[str, 
 )  # fmt: skip
 def test_what_cannot_be_said_is_refused_by_name(name: str, changes: dict[str, Any], field: str) -> None:
     form = find_format(name)
-    write(form, PLAN)
+    write_format_files(form, PLAN)
     with pytest.raises(InputError) as refused:
-        write(form, {**PLAN, **changes})
+        write_format_files(form, {**PLAN, **changes})
     assert field in {problem.field for problem in refused.value.problems}
 
 
 def test_fused_adapters_are_switched_off_where_the_sheet_is_of_plain_ones() -> None:
     asked = {**PLAN, "adapter.rank": 8, "adapter.kind": "lora", "adapter.targets": ["q_proj"], "adapter.dtype": "fp32", "precision.gradients": "fp32",
              "precision.moments": "fp32", "precision.reduce": "fp32", "quantization.weights": "nf4", "quantization.double_quant": True}  # fmt: skip
-    made = yaml.safe_load(write(find_format("axolotl"), asked)["axolotl.yaml"])
+    made = yaml.safe_load(write_format_files(find_format("axolotl"), asked)["axolotl.yaml"])
     assert (made["adapter"], made["load_in_4bit"], made["lora_mlp_kernel"], made["lora_r"]) == ("qlora", True, False, 8)
     assert made["learning_rate"] == 0.0
-    other = yaml.safe_load(write(find_format("llamafactory"), asked)["llamafactory.yaml"])
+    other = yaml.safe_load(write_format_files(find_format("llamafactory"), asked)["llamafactory.yaml"])
     assert (other["quantization_bit"], other["quantization_type"], other["lora_target"]) == (4, "nf4", "q_proj")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from memsheet.exchange import find_format, read_text, write
+from memsheet.exchange import find_format, read_text, write_format_files
 from memsheet.guard import parse_json, parse_yaml
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
@@ -44,7 +44,7 @@ def agrees(value: Any, schema: Any) -> bool:
 @pytest.mark.parametrize("per_node", [1, 8])
 @pytest.mark.parametrize("switched", [None, True])
 def test_what_is_written_reads_back_and_agrees_with_its_schema(nodes: int, per_node: int, switched: bool | None) -> None:
-    text = write(FORM, asked(nodes=nodes, per_node=per_node, **{"allocator.expandable_segments": switched}))[FORM.file]
+    text = write_format_files(FORM, asked(nodes=nodes, per_node=per_node, **{"allocator.expandable_segments": switched}))[FORM.file]
     made = yaml.safe_load(text)
     assert agrees(made, JOB)
     assert made["spec"]["runtimeRef"]["name"]
@@ -57,7 +57,10 @@ def test_what_is_written_reads_back_and_agrees_with_its_schema(nodes: int, per_n
 
 @pytest.mark.parametrize("hostile", ["$(touch ran)", "x\nkind: Pod", "../..", "é" * 80, "-", ""])
 def test_a_hostile_name_is_a_plain_label(hostile: str) -> None:
-    made, plain = (yaml.safe_load(write(FORM, asked(**{"@model": name}), (f"memsheet: {name}",))[FORM.file]) for name in (hostile, "plain"))
+    made, plain = (
+        yaml.safe_load(write_format_files(FORM, asked(**{"@model": name}), (f"memsheet: {name}",))[FORM.file])
+        for name in (hostile, "plain")
+    )
     label = made.pop("metadata")["name"]
     assert label.isascii()
     assert label.replace("-", "").isalnum()
@@ -67,7 +70,7 @@ def test_a_hostile_name_is_a_plain_label(hostile: str) -> None:
 
 
 def test_cards_stand_for_processes_where_none_are_said() -> None:
-    made = yaml.safe_load(write(FORM, asked())[FORM.file])
+    made = yaml.safe_load(write_format_files(FORM, asked())[FORM.file])
     del made["spec"]["trainer"]["numProcPerNode"]
     made["spec"]["trainer"]["resourcesPerNode"]["limits"]["nvidia.com/gpu"] = "4"
     assert read_text("a.yaml", yaml.safe_dump(made), PARSERS).request["@gpus"] == 8

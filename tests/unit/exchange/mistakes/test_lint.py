@@ -9,7 +9,7 @@ import pytest
 from memsheet.exchange.mistakes import RULES
 from memsheet.exchange.mistakes.files import FILES
 from memsheet.exchange.mistakes.plans import PLANS
-from memsheet.questions.check import checking
+from memsheet.questions.check import check_configuration_files
 from memsheet.report.json.checked import Checked
 
 GOOD: dict[str, Any] = {
@@ -32,7 +32,7 @@ def checked(
 ) -> Checked:
     for name, text in files.items():
         (folder / name).write_text(text)
-    return checking((str(folder),), model, {**WHERE, "gpus": gpus}, {"seq_len": 2048, **flags})
+    return check_configuration_files((str(folder),), model, {**WHERE, "gpus": gpus}, {"seq_len": 2048, **flags})
 
 
 def deepspeed(**changes: Any) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from memsheet.exchange.mistakes import RULES
 from memsheet.exchange.mistakes.serving import SERVING, cache_bytes
-from memsheet.questions.check import checking
+from memsheet.questions.check import check_configuration_files
 from memsheet.report.json.checked import Checked, checked_document
 from memsheet.report.screen.checked import render_checked
 from memsheet.report.shared.look import Look
@@ -21,7 +21,7 @@ SMALL = "--max-model-len 8192 --max-num-seqs 64"
 
 def checked(folder: Path, command: str, model: str = "llama-3.1-8b", gpus: str | None = "1xH100-80GB", **flags: Any) -> Checked:
     (folder / "serve.sh").write_text(f"{command}\n")
-    return checking((str(folder / "serve.sh"),), model, {**WHERE, "gpus": gpus}, flags)
+    return check_configuration_files((str(folder / "serve.sh"),), model, {**WHERE, "gpus": gpus}, flags)
 
 
 def rules(found: Checked) -> set[str]:

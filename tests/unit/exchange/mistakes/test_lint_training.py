@@ -13,7 +13,7 @@ from memsheet.exchange.mistakes.megatron import MEGATRON
 from memsheet.exchange.mistakes.shape import SHAPE
 from memsheet.exchange.mistakes.trainer import TRAINER
 from memsheet.exchange.mistakes.zero import ZERO
-from memsheet.questions.check import checking
+from memsheet.questions.check import check_configuration_files
 from memsheet.report.json.checked import Checked
 
 WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None}
@@ -158,7 +158,7 @@ def checked(folder: Path, files: Mapping[str, str], options: Mapping[str, Any]) 
     if any(name.endswith((".sh", ".toml")) for name in files) and "seq_len" not in options:
         asked.pop("seq_len")
         asked |= {"seq_len": 2048} if any(name.endswith(".toml") for name in files) else {}
-    return checking((str(folder),), model, where, asked)
+    return check_configuration_files((str(folder),), model, where, asked)
 
 
 def rules(found: Checked) -> set[str]:
@@ -312,7 +312,7 @@ def test_mistakes_without_a_length_are_those_at_the_sheets_own(job: str, tmp_pat
     question = {**WHERE, "gpus": "8xA100-80GB"}
 
     def told(**length: int) -> tuple[int, list[tuple[str, int | None]]]:
-        checked = checking(tuple(map(str, paths)), "llama-3.1-8b", dict(question), length)
+        checked = check_configuration_files(tuple(map(str, paths)), "llama-3.1-8b", dict(question), length)
         assert checked.answer is not None
         return int(checked.answer.plan.seq_len or 0), [(rule.id, found.saves_bytes) for rule, found in checked.mistakes]
 

@@ -9,9 +9,9 @@ import pytest
 import memsheet
 from memsheet.errors import InputError
 from memsheet.exchange import MOST_SCRIPT, read_text
-from memsheet.exchange.shared.launched_script import launched
+from memsheet.exchange.shared.launched_script import first_script_launch
 from memsheet.guard import parse_json, parse_yaml
-from memsheet.questions.check import checking
+from memsheet.questions.check import check_configuration_files
 from memsheet.report.json.checked import Checked
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
@@ -38,7 +38,7 @@ def checked(folder: Path, files: dict[str, str], *named: str, **flags: Any) -> C
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    return checking(tuple(str(folder / name) for name in named) or (str(folder),), None, dict(WHERE), flags)
+    return check_configuration_files(tuple(str(folder / name) for name in named) or (str(folder),), None, dict(WHERE), flags)
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -138,7 +138,7 @@ def test_nodes_that_agree_with_the_cluster_are_no_doubt(engine: str, tmp_path: P
     (tmp_path / "serve.sh").write_text(f"{command} --nnodes 2\n")
     for nodes, sure in ((2, True), (4, False)):
         where = {**WHERE, "gpus": "16xH100-80GB", "nodes": nodes, "per_node": 16 // nodes}
-        found = checking((str(tmp_path / "serve.sh"),), None, where, {"serving.max_model_len": 8192})
+        found = check_configuration_files((str(tmp_path / "serve.sh"),), None, where, {"serving.max_model_len": 8192})
         assert ("nodes" not in found.doubt) is sure
 
 
@@ -168,7 +168,7 @@ def test_a_compiled_model_may_overlap(table: str, compiled: bool, tmp_path: Path
     ],
 )
 def test_odd_commands_are_no_error(text: str) -> None:
-    found = launched(text)
+    found = first_script_launch(text)
     assert found is None or found.script == "a.py"
 
 
@@ -218,6 +218,6 @@ def test_llama_factorys_command_says_what_its_file_says(command: str, ranks: int
 @pytest.mark.parametrize("text", ["%s ${MORE:-}", "%s ${MORE-}", "MORE=${MORE:-}\n%s $MORE", "MORE=\n%s ${MORE}"])
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
 def test_a_variable_that_is_empty_where_nobody_sets_it_is_no_word(start: str, text: str) -> None:
-    plain, found = launched(start + GIVEN), launched(text % (start + GIVEN))
+    plain, found = first_script_launch(start + GIVEN), first_script_launch(text % (start + GIVEN))
     assert plain is not None
     assert found == plain

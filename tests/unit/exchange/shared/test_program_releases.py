@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from memsheet.exchange import NAMES, find_format
-from memsheet.exchange.shared.program_releases import keys_known, misspelt, stated_release
-from memsheet.questions.check import checking
+from memsheet.exchange.shared.program_releases import is_key_typo, keys_known, stated_release
+from memsheet.questions.check import check_configuration_files
 from memsheet.report.json.checked import Checked
 
 FOLDER = Path(__file__).parents[3] / "configs"
@@ -19,7 +19,7 @@ STRANGER = "zz_of_nobody"
 
 
 def checked(path: Path, **flags: Any) -> Checked:
-    return checking((str(path),), None, dict(WHERE), flags)
+    return check_configuration_files((str(path),), None, dict(WHERE), flags)
 
 
 def with_stranger(name: str, text: str) -> str:
@@ -82,15 +82,15 @@ def test_megatrons_flags_are_only_sure_of_its_own_programs(script: str, tmp_path
     ],
 )  # fmt: skip
 def test_what_counts_as_misspelt(at: str, known: str, wrong: bool) -> None:
-    assert misspelt(at, known) is wrong
-    assert misspelt(known, at) is wrong
+    assert is_key_typo(at, known) is wrong
+    assert is_key_typo(known, at) is wrong
 
 
 def test_no_key_of_a_format_is_another_one_misspelt() -> None:
     """What releases call two things differs by more than a letter too many or swapped: else a newer one's key could be taken for a slip."""
     for form in map(find_format, NAMES):
         names = sorted({*(key.at for key in form.keys), *form.unmodelled, *form.known} - {"**"})
-        near = [(one, other) for one, other in combinations(names, 2) if misspelt(one, other)]
+        near = [(one, other) for one, other in combinations(names, 2) if is_key_typo(one, other)]
         assert near == [], form.name
 
 

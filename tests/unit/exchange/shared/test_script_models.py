@@ -10,8 +10,8 @@ from memsheet.catalog import model_names
 from memsheet.exchange import DTYPE_UNKNOWN, as_released, as_stored, read_text
 from memsheet.exchange.shared.file_format import Read
 from memsheet.guard import parse_json, parse_yaml
-from memsheet.questions.accounted import catalogued
-from memsheet.questions.check import checking
+from memsheet.questions.accounted import catalog_entry
+from memsheet.questions.check import check_configuration_files
 from memsheet.readers.model import read_model
 from memsheet.report.json.checked import Checked
 
@@ -54,7 +54,7 @@ def reading(text: str) -> Read:
 
 def checked(folder: Path, text: str, **flags: Any) -> Checked:
     (folder / "train.py").write_text(text)
-    return checking((str(folder / "train.py"),), None, dict(WHERE), {"seq_len": 512, **flags})
+    return check_configuration_files((str(folder / "train.py"),), None, dict(WHERE), {"seq_len": 512, **flags})
 
 
 @pytest.mark.parametrize("form", NAMED)
@@ -101,7 +101,7 @@ def test_the_checkpoints_own_dtype_is_taken(stored: str | None) -> None:
 NAMELESS = [
     name
     for name in model_names()
-    if (model := read_model(name, catalog=catalogued, names=model_names())).dtype is None and not model.quantization
+    if (model := read_model(name, catalog=catalog_entry, names=model_names())).dtype is None and not model.quantization
 ]
 
 
@@ -113,7 +113,7 @@ def test_old_checkpoints_name_no_dtype() -> None:
 def test_weights_of_unknown_dtype_are_fp32_at_their_most(name: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(script("a literal").replace(NAME, name))
     asked = {**WHERE, "gpus": None}
-    found = checking((str(tmp_path / "train.py"),), name, asked, {"seq_len": 128, "microbatch": 1})
+    found = check_configuration_files((str(tmp_path / "train.py"),), name, asked, {"seq_len": 128, "microbatch": 1})
     assert found.reads[next(iter(found.reads))].request["precision.parameters"] == "fp32"
     assert any(DTYPE_UNKNOWN in one for one in found.assumed)
     assert found.answer is None or found.answer.plan.precision.parameters.name == "fp32"
@@ -125,7 +125,7 @@ def test_weights_of_unknown_dtype_are_fp32_at_their_most(name: str, tmp_path: Pa
 def test_what_fits_with_fp32_fits_and_what_does_not_in_sixteen_bits_does_not(gpus: str, result: Result, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(script("a literal").replace(NAME, "gpt2-xl").replace("bf16", "gradient_checkpointing=True, fp16"))
     lengths = {"seq_len": 1024, "microbatch": 1 if gpus != "1xRTX-3060" else 8}
-    found = checking((str(tmp_path / "train.py"),), "gpt2-xl", {**WHERE, "gpus": gpus}, lengths)
+    found = check_configuration_files((str(tmp_path / "train.py"),), "gpt2-xl", {**WHERE, "gpus": gpus}, lengths)
     assert found.result is result
     assert found.answer is not None
     assert found.answer.verdict is not None

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from memsheet import catalog
 from memsheet.errors import InputError
-from memsheet.exchange import find_format, read_text, write
-from memsheet.exchange.joined_files import asked_of, together
+from memsheet.exchange import find_format, read_text, write_format_files
+from memsheet.exchange.joined_files import asked_of, join_files
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.plan.check import RULES
 from memsheet.plan.device import cluster_of
 from memsheet.plan.document import plan_document
 from memsheet.plan.plan import Plan
 from memsheet.readers.model import read_model
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.resolve.attention import has_experts
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
@@ -81,7 +81,7 @@ def plans(draw: st.DrawFn, engine: str) -> tuple[Plan, Any, str]:
     }  # fmt: skip
     machines = cluster("H100-80GB", count)
     try:
-        return resolve(request, model(name), machines).plan, machines, name
+        return resolve_request(request, model(name), machines).plan, machines, name
     except InputError:
         from hypothesis import reject
 
@@ -98,7 +98,7 @@ def test_what_is_written_reads_back_as_the_plan(engine: str) -> None:
         plan, machines, name = drawn
         wanted = asked(plan, machines, name)
         try:
-            text = write(form, wanted)[form.file]
+            text = write_format_files(form, wanted)[form.file]
         except InputError as error:
             refused.append({problem.field for problem in error.problems})
             return
@@ -111,8 +111,8 @@ def test_what_is_written_reads_back_as_the_plan(engine: str) -> None:
             for key, value in found.request.items()
             if value != wanted.get(key, 1 if key in ("mesh.ep", "mesh.attn_dp") else None)
         } == {}
-        whole = together({form.file: found}, {}, {}, machines.count)
-        assert resolve(whole.request, model(name), machines).plan == plan
+        whole = join_files({form.file: found}, {}, {}, machines.count)
+        assert resolve_request(whole.request, model(name), machines).plan == plan
 
     holds()
     assert len(written) >= 200, "the law was tried on too little"
@@ -123,12 +123,12 @@ def test_what_is_written_reads_back_as_the_plan(engine: str) -> None:
 @pytest.mark.parametrize("name", ["$(id)", "`id`", "a'b\"c", "; touch pwned", "${HOME}", "# x", "a b", "\\", "é", "x && id", "--"])
 def test_hostile_names_are_one_word(engine: str, name: str) -> None:
     form, machines = find_format(engine), cluster("H100-80GB", 1)
-    plan = resolve({"task": "infer", "engine": engine, "serving.max_model_len": 64}, model("llama-tiny"), machines).plan
+    plan = resolve_request({"task": "infer", "engine": engine, "serving.max_model_len": 64}, model("llama-tiny"), machines).plan
     if name.startswith("-"):
         with pytest.raises(InputError, match="command"):
-            write(form, asked(plan, machines, name))
+            write_format_files(form, asked(plan, machines, name))
         return
-    text = write(form, asked(plan, machines, name), (f"{name}\n{name}",))[form.file]
+    text = write_format_files(form, asked(plan, machines, name), (f"{name}\n{name}",))[form.file]
     assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False).returncode == 0
     words = shlex.split(text, comments=True)
     assert name in {word.removeprefix("--model-path=") for word in words}
@@ -139,9 +139,9 @@ def test_hostile_names_are_one_word(engine: str, name: str) -> None:
 @pytest.mark.parametrize("name", ["x\ny", "\r\n", "a\u202eb", "-rf /", ""])
 def test_names_that_are_no_words_are_refused(engine: str, name: str) -> None:
     machines = cluster("H100-80GB", 1)
-    plan = resolve({"task": "infer", "engine": engine, "serving.max_model_len": 64}, model("llama-tiny"), machines).plan
+    plan = resolve_request({"task": "infer", "engine": engine, "serving.max_model_len": 64}, model("llama-tiny"), machines).plan
     with pytest.raises(InputError, match="model"):
-        write(find_format(engine), asked(plan, machines, name))
+        write_format_files(find_format(engine), asked(plan, machines, name))
 
 
 def test_a_command_line_of_vllm(tmp_path: Path) -> None:
@@ -247,9 +247,9 @@ def test_flags_that_change_memory_and_are_not_accounted() -> None:
 )  # fmt: skip
 def test_what_a_server_cannot_do_is_refused_by_name(engine: str, changes: dict[str, Any], field: str) -> None:
     machines = cluster("H100-80GB", 1)
-    plan = resolve({"task": "infer", "engine": engine, "serving.max_model_len": 64}, model("llama-tiny"), machines).plan
+    plan = resolve_request({"task": "infer", "engine": engine, "serving.max_model_len": 64}, model("llama-tiny"), machines).plan
     with pytest.raises(InputError) as refused:
-        write(find_format(engine), {**asked(plan, machines), **changes})
+        write_format_files(find_format(engine), {**asked(plan, machines), **changes})
     assert field in {problem.field for problem in refused.value.problems}
 
 

@@ -17,7 +17,7 @@ from memsheet.exchange import find_format, read_text
 from memsheet.exchange.shared import serve_script as around
 from memsheet.exchange.verdict_doubts import stored_as
 from memsheet.guard import parse_json, parse_yaml
-from memsheet.questions.check import checking
+from memsheet.questions.check import check_configuration_files
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 SMALL = "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192"
@@ -42,7 +42,7 @@ def reading(text: str, name: str = "serve.sh") -> Any:
 def checked(folder: Path, text: str, *, model: str | None = None, gpus: str = "1xH100-80GB", name: str = "serve.sh", **flags: Any) -> Any:
     (folder / name).write_text(text)
     question = {"parameters": None, "gpus": gpus, "nodes": None, "per_node": None, "host_memory": None, "cluster": None}
-    return checking((str(folder / name),), model, question, flags)
+    return check_configuration_files((str(folder / name),), model, question, flags)
 
 
 # ---- versions -----------------------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_a_variable_that_is_given_twice_may_be_either(tmp_path: Path) -> None:
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
 @given(st.text(st.characters(codec="ascii", categories=("L", "N", "P", "S", "Zs")), min_size=1, max_size=20))
 def test_a_quoted_word_is_itself(word: str) -> None:
-    read = [part for line in around.lines(f"x {shlex.quote(word)}") for part in around.parts(line)]
+    read = [part for line in around.script_lines(f"x {shlex.quote(word)}") for part in around.split_line_commands(line)]
     if word.rstrip(";") == word and word not in around.BETWEEN:
         assert around.Variables().filled(read[0], defaults=True) == ["x", word]
 

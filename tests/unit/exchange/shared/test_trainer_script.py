@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from memsheet.errors import InputError
-from memsheet.exchange import find_format, read_text, write
+from memsheet.exchange import find_format, read_text, write_format_files
 from memsheet.exchange.mistakes.scripts import SCRIPTS
 from memsheet.exchange.shared.file_format import UNSET, Read
 from memsheet.guard import parse_json, parse_yaml
-from memsheet.questions.check import checking
-from memsheet.questions.recognised_files import recognised
+from memsheet.questions.check import check_configuration_files
+from memsheet.questions.recognised_files import recognise_files
 from memsheet.report.json.checked import Checked
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
@@ -25,7 +25,7 @@ def reading(text: str) -> Read:
 
 def checked(folder: Path, text: str) -> Checked:
     (folder / "train.py").write_text(text)
-    return checking((str(folder / "train.py"),), "llama-3.2-1b", WHERE, {"seq_len": 512})
+    return check_configuration_files((str(folder / "train.py"),), "llama-3.2-1b", WHERE, {"seq_len": 512})
 
 
 def test_arguments_of_a_script() -> None:
@@ -102,7 +102,7 @@ def test_what_is_written_reads_back() -> None:
         "precision.parameters": "fp32", "precision.gradients": "fp32", "precision.reduce": "bf16", "precision.moments": "fp32", "recompute.mode": "full",
         "attention": "sdpa", "@gpus": 8, "@nodes": 1, "@per_node": 8, "@accumulation": 2, "@model": "m", "seq_len": 512,
     }  # fmt: skip
-    files = write(find_format("transformers"), asked)
+    files = write_format_files(find_format("transformers"), asked)
     plain, script = (read_text(name, files[name], PARSERS) for name in ("training_args.yaml", "training_args.py"))
     assert plain.request == script.request
     assert script.unmodelled == ()
@@ -254,7 +254,7 @@ def test_a_flags_default_is_the_scripts_unless_a_command_gives_another(flag: str
     text = PARSED.format(flag=flag, more=", default=4", then="") + BY_FLAG
     name = "--size" if "--size" in flag else "--batch-size" if "-size" in flag else "--batch_size"
     texts = {"train.py": text, **({"run.sh": f"torchrun --nproc_per_node=2 train.py {name} {given}\n"} if given else {})}
-    reads, left = recognised(texts, set(texts))
+    reads, left = recognise_files(texts, set(texts))
     assert not left
     assert reads["train.py"].request["microbatch"] == (given or 4)
     assert any("(line 2: the default of --" in line for line in reads["train.py"].assumed) == (given is None)

@@ -8,12 +8,12 @@ import pytest
 from memsheet.engines.deepspeed import ENGINE, Buckets
 from memsheet.errors import InputError
 from memsheet.formulas.around.deepspeed import deepspeed_kept, deepspeed_walk
-from memsheet.formulas.around.zero_flow import bucket_flushes, prefetched_elements, stops
-from memsheet.formulas.around.zero_states import offloaded, states, zero_of
+from memsheet.formulas.around.zero_flow import bucket_flushes, peak_flush_places, prefetched_elements
+from memsheet.formulas.around.zero_states import offloaded_partition_elements, zero_of, zero_state_rows
 from memsheet.formulas.states.held import held_tensors
 from memsheet.questions import accounted as api
 from memsheet.readers.model import read_model
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import STATES, Component, Instant, Sheet
 
 C, AT = Component, Instant
@@ -90,7 +90,7 @@ def test_stage_3_keeps_parts_of_everything_from_the_start():
 
 
 def test_an_uneven_tensor_is_padded_on_its_own_at_stage_3_and_with_all_others_before():
-    spec = read_model("llama-tiny", catalog=api.catalogued, names=api.model_names())
+    spec = read_model("llama-tiny", catalog=api.catalog_entry, names=api.model_names())
     tensors = tuple(held_tensors(spec, plan_of(spec, zero=2, ranks=3)))
     total = sum(h.times * h.elements for h in tensors)
     assert zero_of(plan_of(spec, zero=2, ranks=3), tensors).shard == -(-total // 6) * 2
@@ -99,7 +99,7 @@ def test_an_uneven_tensor_is_padded_on_its_own_at_stage_3_and_with_all_others_be
 
 def plan_of(spec, *, zero, ranks=8, **more):
     request = {"engine": "deepspeed", "zero": zero, "mesh.dp_shard": ranks, "seq_len": 512, "recompute.mode": "full", **more}
-    return resolve(request, spec).plan
+    return resolve_request(request, spec).plan
 
 
 def test_fp32_has_its_own_copy_to_step():
@@ -193,7 +193,7 @@ def test_fp32_gradients_at_stage_3_make_the_flat_buffer_wider():
 
 @pytest.fixture(scope="module")
 def seven_b():
-    return read_model("llama-2-7b", catalog=api.catalogued, names=api.model_names())
+    return read_model("llama-2-7b", catalog=api.catalog_entry, names=api.model_names())
 
 
 def test_every_gradient_is_flushed_once_and_no_bucket_overflows(seven_b):
@@ -204,7 +204,7 @@ def test_every_gradient_is_flushed_once_and_no_bucket_overflows(seven_b):
     assert made[-1].place == (-1, 0)
     assert {flush.copied for flush in made} - {0} == {flush.elements for flush in made if flush.copied}
     assert len([flush for flush in made if flush.copied]) <= 7  # no more than borders between parts
-    assert made[0].place in stops(made)
+    assert made[0].place in peak_flush_places(made)
 
 
 def test_one_rank_has_nothing_to_copy(seven_b):
@@ -213,7 +213,7 @@ def test_one_rank_has_nothing_to_copy(seven_b):
 
 
 def test_a_tensor_wider_than_the_bucket_goes_alone():
-    spec = read_model("llama-3-8b", catalog=api.catalogued, names=api.model_names())
+    spec = read_model("llama-3-8b", catalog=api.catalog_entry, names=api.model_names())
     stage = deepspeed_walk(spec, plan_of(spec, zero=2), ENGINE)
     assert any(flush.elements == 128256 * 4096 for flush in bucket_flushes(stage, B, 10**9, cuts=True))
 
@@ -269,8 +269,8 @@ def test_stage_3_moves_the_optimizer_and_the_parameters_to_the_host():
 
 def test_a_ratio_keeps_the_first_sub_groups_on_the_device(seven_b):
     plan = plan_of(seven_b, zero=3, ranks=1, **{"offload.optimizer": 0.5})
-    assert offloaded(P, plan, Buckets()) == P - 3 * 10**9  # seven sub-groups, int(0.5 · 7) stay
-    assert states(zero_of(plan, tuple(held_tensors(seven_b, plan)))).held[C.MASTER_WEIGHTS, "zero/fp32_partition"] == 4 * 3 * 10**9
+    assert offloaded_partition_elements(P, plan, Buckets()) == P - 3 * 10**9  # seven sub-groups, int(0.5 · 7) stay
+    assert zero_state_rows(zero_of(plan, tuple(held_tensors(seven_b, plan)))).held[C.MASTER_WEIGHTS, "zero/fp32_partition"] == 4 * 3 * 10**9
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
@@ -325,7 +325,7 @@ def test_each_stage_holds_no_more_states_than_the_one_before(model):
 @pytest.mark.parametrize("zero", [1, 2, 3])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8, 64])
 def test_parts_of_all_ranks_are_the_whole_and_little_more(zero, ranks):
-    spec = read_model("llama-tiny", catalog=api.catalogued, names=api.model_names())
+    spec = read_model("llama-tiny", catalog=api.catalog_entry, names=api.model_names())
     plan = plan_of(spec, zero=zero, ranks=ranks)
     found = zero_of(plan, tuple(held_tensors(spec, plan)))
     tensors = sum(h.times for h in found.parameters)
@@ -346,12 +346,12 @@ def test_a_tied_tables_first_gradient_waits_for_the_second():
 
 def test_arrays_of_degrees_give_the_same_bytes(seven_b):
     numpy = pytest.importorskip("numpy")
-    from memsheet.account import account
+    from memsheet.account import account_rank
 
     for zero in (1, 2, 3):
-        one = [account(seven_b, plan_of(seven_b, zero=zero, ranks=n)) for n in (2, 8, 64)]
+        one = [account_rank(seven_b, plan_of(seven_b, zero=zero, ranks=n)) for n in (2, 8, 64)]
         plan = plan_of(seven_b, zero=zero, ranks=8)
-        many = account(seven_b, replace(plan, mesh=replace(plan.mesh, dp_shard=numpy.array([2, 8, 64]))))
+        many = account_rank(seven_b, replace(plan, mesh=replace(plan.mesh, dp_shard=numpy.array([2, 8, 64]))))
         for instant in (AT.LOAD, AT.FORWARD, AT.BACKWARD, AT.OPTIMIZER_STEP):
             assert [s.at(instant).value for s in one] == list(many.at(instant).value)
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.errors import InputError
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Component, Instant, Sheet
 
 CONFIG = {
@@ -23,7 +23,7 @@ WIDE = {"vocab_size": 40_000}
 def sheet(over: dict[str, Any] | None = None, **asked: Any) -> Sheet:
     spec = read_hf_config({**CONFIG, **(over or {})}, name="tiny")
     request = {"engine": "fsdp1", "task": "train", "mesh.dp_shard": 8, "microbatch": 2, "seq_len": 512, **asked}
-    return account(spec, resolve(request, spec).plan)
+    return account_rank(spec, resolve_request(request, spec).plan)
 
 
 # what one of 8 ranks holds at most in backward: fully sharded decoder layers, bf16 with fp32 shards, fused AdamW

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memsheet.account import account, account_bare
+from memsheet.account import account_bare, account_rank
 from memsheet.errors import InputError
 from memsheet.formulas.around.internevo import partition_whole_parameters
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Component, Instant, Sheet
 
 H, F, HEADS, VOCAB, LAYERS, LENGTH = 512, 1408, 8, 4000, 4, 256
@@ -36,7 +36,7 @@ def sheet(over: dict[str, Any] | None = None, **asked: Any) -> Sheet:
         "attention": "flash",
         **asked,
     }
-    return account(spec, resolve(request, spec).plan)
+    return account_rank(spec, resolve_request(request, spec).plan)
 
 
 # what a step takes beyond what is there before it: PackedFlashBaseLayer1D's forward and its checkpoints on tensors without memory, the
@@ -123,7 +123,7 @@ def test_refusals_name_the_field(asked: dict[str, Any], field: str) -> None:
 
 
 def test_states_of_a_count_alone_are_divided() -> None:
-    plan = resolve({"engine": "internevo", "task": "train", "mesh.dp_shard": 8}, None).plan
+    plan = resolve_request({"engine": "internevo", "task": "train", "mesh.dp_shard": 8}, None).plan
     found = account_bare(8_000_000, plan)
     assert found.of(Component.MASTER_WEIGHTS, instant=Instant.LOAD).value == 4 * 1_000_000
     assert found.of(Component.PARAMETERS, instant=Instant.LOAD).value == 2 * 8_000_000

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.engines.fsdp1 import WRAPPINGS
 from memsheet.errors import InputError
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.states.params import parameter_count
 from memsheet.plan.engine import Code
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Component, Instant, Sheet
 
 H, F, HEADS, VOCAB, LAYERS, LENGTH = 1024, 4096, 16, 5000, 4, 512
@@ -30,12 +30,14 @@ def sheet(over: dict[str, Any] | None = None, **asked: Any) -> Sheet:
         "engine": "llm-foundry", "task": "train", "mesh.dp_shard": 8, "microbatch": 2, "seq_len": LENGTH, "attention": "flash",
         "loss": "fused", **asked,
     }  # fmt: skip
-    return account(spec, resolve(request, spec).plan)
+    return account_rank(spec, resolve_request(request, spec).plan)
 
 
 def test_parameters_have_biases_and_positions() -> None:
     spec = read_hf_config(CONFIG, name="tiny")
-    plan = resolve({"engine": "llm-foundry", "task": "train", "mesh.dp_shard": 8, "seq_len": LENGTH, "attention": "flash"}, spec).plan
+    plan = resolve_request(
+        {"engine": "llm-foundry", "task": "train", "mesh.dp_shard": 8, "seq_len": LENGTH, "attention": "flash"}, spec
+    ).plan
     block = (3 * H * H + 3 * H) + (H * H + H) + (F * H + F) + (H * F + H) + 2 * 2 * H
     assert parameter_count(model_code(Code.LLM_FOUNDRY).built(spec, plan)) == LAYERS * block + VOCAB * H + LENGTH * H + 2 * H
 
@@ -97,13 +99,15 @@ def test_refusals_name_the_field(asked: dict[str, Any], field: str) -> None:
 
 def test_an_untied_head_is_refused() -> None:
     spec = read_hf_config({**CONFIG, "tie_word_embeddings": False}, name="tiny")
-    plan = resolve({"engine": "llm-foundry", "task": "train", "mesh.dp_shard": 8, "seq_len": LENGTH, "attention": "flash"}, spec).plan
+    plan = resolve_request(
+        {"engine": "llm-foundry", "task": "train", "mesh.dp_shard": 8, "seq_len": LENGTH, "attention": "flash"}, spec
+    ).plan
     with pytest.raises(InputError):
-        account(spec, plan)
+        account_rank(spec, plan)
 
 
 def test_other_models_are_refused() -> None:
     spec = read_hf_config({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}, name="llama")
-    plan = resolve({"engine": "llm-foundry", "task": "train", "mesh.dp_shard": 8, "seq_len": 64, "attention": "flash"}, spec).plan
+    plan = resolve_request({"engine": "llm-foundry", "task": "train", "mesh.dp_shard": 8, "seq_len": 64, "attention": "flash"}, spec).plan
     with pytest.raises(InputError):
-        account(replace(spec, head=replace(spec.head, tied=True)), plan)
+        account_rank(replace(spec, head=replace(spec.head, tied=True)), plan)

@@ -12,7 +12,7 @@ from memsheet.exchange import read_text
 from memsheet.formulas.serving.deepep import far_bytes, fast_bytes, near_bytes
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.guard import parse_json, parse_yaml
-from memsheet.report.shared.plans.serving_words import cut
+from memsheet.report.shared.plans.serving_words import parallel_group_words
 from memsheet.sheet import Bytes, Component, Instant
 
 LAYERS, HIDDEN, VOCAB, HEADS, LATENT = 61, 7168, 129_280, 128, 512
@@ -208,7 +208,7 @@ def test_ranks_of_vllm_that_are_said_to_share_experts() -> None:
 
 def test_the_search_offers_it_beside_one_group() -> None:
     found = memsheet.plan_serving("deepseek-v3", gpus="8xH200", engine="sglang", context=8192)
-    by = {cut(one.plan): one for one in found.plans}
+    by = {parallel_group_words(one.plan): one for one in found.plans}
     alone, grouped = by["1 group of 8"], by["1 group of 8, DP attention 8"]
     assert grouped.in_all > 2 * alone.in_all
     assert grouped.in_all == 8 * grouped.sequences[1]

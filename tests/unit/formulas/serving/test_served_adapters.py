@@ -12,7 +12,7 @@ from memsheet import catalog
 from memsheet.budget import Answer
 from memsheet.engines.served_lora import RANKS, SGLANG_PARTS, facts_of
 from memsheet.errors import InputError
-from memsheet.exchange import find_format, read_text, write
+from memsheet.exchange import find_format, read_text, write_format_files
 from memsheet.exchange.joined_files import asked_of
 from memsheet.formulas.serving.sglang.lora import buffers_of
 from memsheet.formulas.serving.vllm.lora import pairs_of
@@ -22,9 +22,9 @@ from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.questions import accounted as api
 from memsheet.readers.model import read_model
-from memsheet.report.screen.table import render
+from memsheet.report.screen.table import render_answer
 from memsheet.report.shared.look import Look
-from memsheet.resolve import reread
+from memsheet.resolve import resolve_document
 from memsheet.sheet import Component, Instant
 
 SERVERS = ("vllm", "sglang")
@@ -211,7 +211,7 @@ def test_sglang_has_experts_in_every_layer_and_dense_ones_beside_a_shared_expert
 def test_a_plan_with_adapters_reads_back(engine: str, more: dict[str, Any]) -> None:
     answer = served("llama-tiny", engine, lora_rank=16, **more)
     document = plan_document(answer.plan, model="llama-tiny", cluster=answer.cluster)
-    assert reread(document, model("llama-tiny")) == answer.plan
+    assert resolve_document(document, model("llama-tiny")) == answer.plan
 
 
 @pytest.mark.parametrize("engine", SERVERS)
@@ -220,7 +220,7 @@ def test_a_command_says_the_plan_and_reads_back(engine: str, more: dict[str, Any
     answer = served("llama-tiny", engine, lora_rank=16, **more)
     document = plan_document(answer.plan, model="llama-tiny", cluster=answer.cluster)
     form = find_format(engine)
-    text = write(form, asked_of(document, gpus=1, nodes=1, accumulation=1))[form.file]
+    text = write_format_files(form, asked_of(document, gpus=1, nodes=1, accumulation=1))[form.file]
     assert "--enable-lora" in text
     request = read_text(form.file, text, {"json": parse_json, "yaml": parse_yaml}).request
     said = {key: value for key, value in request.items() if "lora" in key or key.startswith("adapter.")}
@@ -290,7 +290,7 @@ def test_training_has_no_room_for_served_adapters() -> None:
 
 def test_the_screen_says_what_the_room_costs() -> None:
     answer = served("llama-3.1-70b", "vllm", "8xH100-80GB", lora_rank=64, max_loras=8)
-    text = " ".join(render(answer, Look()).split())
+    text = " ".join(render_answer(answer, Look()).split())
     assert "room for 8 adapters of rank 64" in text
     assert "mostly room for adapters" in text
     assert "Room for 8 LoRA adapters of rank 64 takes 5.7 GiB a GPU" in text
@@ -347,7 +347,7 @@ def test_two_devices_share_the_adapters_as_they_share_the_layers() -> None:
 def test_their_plans_read_back_and_no_adapters_cost_nothing(engine: str, more: dict[str, Any]) -> None:
     answer = served("llama-tiny", engine, lora_rank=8, **more)
     document = plan_document(answer.plan, model="llama-tiny", cluster=answer.cluster)
-    assert reread(document, model("llama-tiny")) == answer.plan
+    assert resolve_document(document, model("llama-tiny")) == answer.plan
     assert served("llama-tiny", engine, max_loras=0).sheets == served("llama-tiny", engine).sheets
 
 

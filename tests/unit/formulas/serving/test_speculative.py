@@ -128,15 +128,15 @@ def test_a_layer_for_further_tokens_is_the_librarys_last_layer_and_what_joins() 
         layer = library.DeepseekV3DecoderLayer(config, config.num_hidden_layers - 1)
     own = sum(weight.numel() for weight in layer.parameters()) + 2 * 7168 * 7168 + 3 * 7168
     heads = mtp_heads(model("deepseek-v3"))
-    from memsheet.formulas.states.params import tensors
+    from memsheet.formulas.states.params import parameter_tensors
 
-    assert sum(weight.elements * times for path, weight, times in tensors(heads) if path.startswith("mtp")) == own
+    assert sum(weight.elements * times for path, weight, times in parameter_tensors(heads) if path.startswith("mtp")) == own
 
 
 def _paths(spec: ModelSpec) -> list[str]:
-    from memsheet.formulas.states.params import tensors
+    from memsheet.formulas.states.params import parameter_tensors
 
-    return [path for path, _, _ in tensors(spec)]
+    return [path for path, _, _ in parameter_tensors(spec)]
 
 
 def test_a_multi_token_layer_by_hand() -> None:

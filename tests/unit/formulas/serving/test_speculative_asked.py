@@ -13,12 +13,12 @@ from memsheet import catalog
 from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.exchange.formats import sglang, vllm
-from memsheet.exchange.shared.file_format import read
+from memsheet.exchange.shared.file_format import read_format_values
 from memsheet.plan.document import plan_document
 from memsheet.plan.speculative import KEPT, METHODS, methods_of
 from memsheet.questions.accounted import infer, plan_serving
 from memsheet.readers.draft import with_draft
-from memsheet.resolve import reread, resolve
+from memsheet.resolve import resolve_document, resolve_request
 from memsheet.sheet import Instant
 from memsheet.units import MIB
 
@@ -33,7 +33,7 @@ def test_a_plan_reads_back(engine: str) -> None:
     spec = with_draft(
         model("llama-3.1-8b"), {"speculative.method": "draft", "speculative.model": "llama-3.2-1b"}, catalog=catalog.find_model
     )
-    assert reread(document, spec) == answer.plan
+    assert resolve_document(document, spec) == answer.plan
     again = infer("llama-3.1-8b", gpus="1xH100-80GB", plan=document)
     assert again.sheets == answer.sheets
 
@@ -65,7 +65,7 @@ def test_what_is_not_modelled_is_refused_by_name(asked: dict[str, Any], field: s
 
 def test_other_refusals() -> None:
     with pytest.raises(InputError, match="is not run"):
-        resolve(
+        resolve_request(
             {
                 "task": "infer",
                 "engine": "transformers",
@@ -132,7 +132,7 @@ def test_tables_are_in_order() -> None:
 
 
 def said(form: Any, text: str) -> dict[str, Any]:
-    return {key: value for key, value in read(form, form.parse(text)).request.items() if key.startswith("speculative.")}
+    return {key: value for key, value in read_format_values(form, form.parse(text)).request.items() if key.startswith("speculative.")}
 
 
 SPEAKS = {"speculative.method": "draft", "speculative.model": "q", "speculative.tokens": 3}
@@ -163,8 +163,8 @@ SPEAKS = {"speculative.method": "draft", "speculative.model": "q", "speculative.
 def test_a_servers_flags_are_read(text: str, found: dict[str, Any]) -> None:
     form = vllm.FORMAT if text.startswith("vllm") else sglang.FORMAT
     assert said(form, text) == found
-    assert read(form, form.parse(text)).unmodelled == ()
-    assert read(form, form.parse(text)).unknown == ()
+    assert read_format_values(form, form.parse(text)).unmodelled == ()
+    assert read_format_values(form, form.parse(text)).unknown == ()
 
 
 @pytest.mark.parametrize(
@@ -178,11 +178,11 @@ def test_a_servers_flags_are_read(text: str, found: dict[str, Any]) -> None:
 )
 def test_what_the_flags_say_besides_is_not_passed_over(text: str, at: str) -> None:
     form = vllm.FORMAT if text.startswith("vllm") else sglang.FORMAT
-    assert [name for name, _ in read(form, form.parse(text)).unmodelled] == [at]
+    assert [name for name, _ in read_format_values(form, form.parse(text)).unmodelled] == [at]
 
 
 def test_an_unknown_part_of_the_object_is_told_with_the_nearest() -> None:
-    found = read(vllm.FORMAT, vllm.FORMAT.parse("vllm serve m --speculative-config '{\"num_speculative_token\": 3}'")).unknown
+    found = read_format_values(vllm.FORMAT, vllm.FORMAT.parse("vllm serve m --speculative-config '{\"num_speculative_token\": 3}'")).unknown
     assert found == (("--speculative-config.num_speculative_token", "--speculative-config.num_speculative_tokens"),)
 
 

@@ -20,18 +20,18 @@ from memsheet.plan.device import Cluster, cluster_of
 from memsheet.plan.dtypes import AWQ_INT4, BF16, FP8, GGUF, INT8, MXFP4, NF4
 from memsheet.plan.model import ModelSpec, Run
 from memsheet.plan.plan import Plan
-from memsheet.questions.accounted import question
+from memsheet.questions.accounted import parse_question
 from memsheet.readers.model import read_model
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 
 BENCHMARKS = Path(__file__).parents[4] / "benchmarks"
 
 
 def asked(model: str, gpus: str = "8xH100-80GB", **options: Any) -> tuple[ModelSpec, Plan, Cluster]:
-    name, request, cluster, _ = question("infer", model, {"gpus": gpus, "engine": "vllm", "max_model_len": 32768, **options})
+    name, request, cluster, _ = parse_question("infer", model, {"gpus": gpus, "engine": "vllm", "max_model_len": 32768, **options})
     spec = read_model(name, catalog=find_model, names=model_names())
     assert cluster is not None
-    return spec, resolve(request, spec, cluster).plan, cluster
+    return spec, resolve_request(request, spec, cluster).plan, cluster
 
 
 def decode(model: str, batch: int = 8, context: int = 4096, **options: Any) -> Seconds:

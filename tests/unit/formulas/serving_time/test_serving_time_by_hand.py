@@ -15,7 +15,7 @@ import pytest
 from memsheet.catalog import find_device
 from memsheet.engines import engine_of
 from memsheet.formulas.serving_time.between import all_reduce_s
-from memsheet.formulas.serving_time.operators import Pass, Product, ServeTiming, prepared, product_s
+from memsheet.formulas.serving_time.operators import Pass, Product, ServeTiming, decoder_layers, product_s
 from memsheet.formulas.serving_time.speeds import End, Line, Speeds, speeds_of
 from memsheet.formulas.serving_time.times import Seconds, Timer, token_time
 from memsheet.formulas.step_time.numbers import Curve
@@ -23,7 +23,7 @@ from memsheet.formulas.step_time.rates import Fit, Rates
 from memsheet.plan.device import cluster_of
 from memsheet.plan.plan import Plan
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 
 SMALL: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -54,7 +54,7 @@ def card(end: End = End.VALUE, *, flops: float = inf, wire: float = inf, **more:
 def plan_of(config: dict[str, Any] = SMALL, gpus: int = 1, **request: Any) -> Plan:
     asked = {"task": "infer", "engine": "vllm", "serving.max_model_len": 1024, "mesh.tp": gpus}
     asked |= {key.replace("__", "."): value for key, value in request.items()}
-    return resolve(asked, read_hf_config(config, name="m"), cluster_of(find_device("H100-80GB"), gpus)).plan
+    return resolve_request(asked, read_hf_config(config, name="m"), cluster_of(find_device("H100-80GB"), gpus)).plan
 
 
 def timer(speeds: Speeds, config: dict[str, Any] = SMALL, gpus: int = 1, **request: Any) -> Timer:
@@ -64,7 +64,7 @@ def timer(speeds: Speeds, config: dict[str, Any] = SMALL, gpus: int = 1, **reque
         spec=spec,
         plan=plan,
         cluster=cluster_of(find_device("H100-80GB"), gpus),
-        layers=prepared(spec, plan),
+        layers=decoder_layers(spec, plan),
         speeds=speeds_by_end,
         uneven=1.0,
     )

@@ -13,7 +13,7 @@ from torch import nn
 import memsheet
 from memsheet.errors import InputError
 from memsheet.formulas.states.held import Held
-from memsheet.formulas.states.optimizers import optimizer_bytes, paged_bytes, step_temporaries, stepped
+from memsheet.formulas.states.optimizers import fused_backward_step, optimizer_bytes, paged_bytes, step_temporaries
 from memsheet.plan.dtypes import BF16, FP32
 from memsheet.plan.model import Role
 from memsheet.plan.plan import OptimizerName, Plan
@@ -133,7 +133,7 @@ def test_an_old_trainers_loop_is_its_own_adamw() -> None:
 def test_adafactor_raises_low_gradients_and_parameters_to_fp32() -> None:
     plan = plan_of("adafactor", precision="bf16-pure")
     assert step_temporaries(parameters(replace(MATRIX, dtype=BF16)), plan) == 4 * 4 * 512 * 256
-    assert (stepped(plan).copies, stepped(plan).dtype) == (4, FP32)
+    assert (fused_backward_step(plan).copies, fused_backward_step(plan).dtype) == (4, FP32)
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "galore", "adam_mini"])
@@ -198,7 +198,7 @@ def test_states_are_those_that_the_library_makes(optimizer: str, way: str) -> No
 @pytest.mark.parametrize("optimizer", ["adafactor", "muon", "lion"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16-pure", "bf16-master"])
 def test_every_instant_is_that_of_the_real_step(optimizer: str, precision: str) -> None:
-    from memsheet.account import account
+    from memsheet.account import account_rank
     from memsheet.timeline import sheet_of
     from memsheet.trace.job import How, trace_training
 
@@ -210,6 +210,6 @@ def test_every_instant_is_that_of_the_real_step(optimizer: str, precision: str) 
     }  # fmt: skip
     found = memsheet.train(settings, seq_len=32, optimizer=optimizer, precision=precision)
     traced = sheet_of(trace_training(settings, found.plan, How(scratch=False)))
-    predicted = account(found.model, found.plan)
+    predicted = account_rank(found.model, found.plan)
     for instant in traced.instants:
         assert predicted.at(instant).value == pytest.approx(traced.at(instant).value, abs=1e-3 * traced.peak.value), instant

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memsheet.formulas.states.params import active_parameter_count, buffers, fold, parameter_count, tensors
+from memsheet.formulas.states.params import active_parameter_count, buffer_tensors, fold_path_indices, parameter_count, parameter_tensors
 from memsheet.plan.model import ModelSpec, Moe, Role, Run, Weight
 from memsheet.readers.hf_config import read_hf_config
 
@@ -51,11 +51,11 @@ def test_a_token_passes_through_its_experts_only() -> None:
 
 def test_buffers_are_no_parameters() -> None:
     spec = read_hf_config({"model_type": "gpt_bigcode"})
-    assert [path for path, _, _ in buffers(spec)] == ["transformer.bias"]
-    assert all(weight.role is not Role.BUFFER for _, weight, _ in tensors(spec))
+    assert [path for path, _, _ in buffer_tensors(spec)] == ["transformer.bias"]
+    assert all(weight.role is not Role.BUFFER for _, weight, _ in parameter_tensors(spec))
 
 
 def test_indices_fold_wherever_they_stand() -> None:
-    assert fold("model.layers.12.mlp.experts.3.w1.weight") == "model.layers.*.mlp.experts.*.w1.weight"
-    assert fold("visual.merger.mlp.0") == "visual.merger.mlp.*"
-    assert fold("layers2.fc1.weight") == "layers2.fc1.weight"
+    assert fold_path_indices("model.layers.12.mlp.experts.3.w1.weight") == "model.layers.*.mlp.experts.*.w1.weight"
+    assert fold_path_indices("visual.merger.mlp.0") == "visual.merger.mlp.*"
+    assert fold_path_indices("layers2.fc1.weight") == "layers2.fc1.weight"

@@ -13,7 +13,7 @@ from memsheet.budget import Answer
 from memsheet.engines import MODELLED, find_engine
 from memsheet.errors import InputError
 from memsheet.plan.dtypes import FP32
-from memsheet.report.screen.table import render
+from memsheet.report.screen.table import render_answer
 from memsheet.report.shared.look import Look
 from memsheet.sheet import Component, Instant
 from memsheet.timeline import Mark, Storage, Timeline, sheet_of
@@ -99,7 +99,7 @@ def test_the_screen_says_the_sum_of_the_states(microbatch: int) -> None:
 
 
 def _text(answer: Answer, **options: Any) -> str:
-    return render(answer, Look(width=200, **options))
+    return render_answer(answer, Look(width=200, **options))
 
 
 def test_a_traced_step_has_the_same_states() -> None:

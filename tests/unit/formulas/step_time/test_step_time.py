@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memsheet.catalog import find_device, find_model, rates
+from memsheet.catalog import find_device, find_model, hardware_rates
 from memsheet.errors import InputError
 from memsheet.formulas.states.params import parameter_count
 from memsheet.formulas.step_time import (
@@ -18,9 +18,9 @@ from memsheet.formulas.step_time import (
     Efficiency,
     Exchanged,
     StepTime,
-    calibrated,
-    exchanged,
-    fitted,
+    calibrate_efficiency,
+    data_parallel_traffic,
+    fit_efficiency,
     gpu_hours,
     quick_s,
     rates_of,
@@ -29,12 +29,12 @@ from memsheet.formulas.step_time import (
 from memsheet.formulas.step_time.calibration import MeasuredStep
 from memsheet.formulas.step_time.collectives import collective_s, inside_s
 from memsheet.formulas.step_time.numbers import Curve
-from memsheet.formulas.step_time.schedule import hops, pipeline_s
+from memsheet.formulas.step_time.schedule import exposed_pipeline_sends, pipeline_s
 from memsheet.plan.device import Cluster, cluster_of
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan, Recompute, RecomputeMode, Schedule
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 
 
 @cache
@@ -50,7 +50,7 @@ def cluster(device: str = "H100-80GB", count: int = 8) -> Cluster:
 
 def plan_of(name: str, machines: Cluster, **request: Any) -> Plan:
     asked = {"task": "train", "engine": "fsdp2", "seq_len": 4096, **{key.replace("__", "."): value for key, value in request.items()}}
-    return resolve(asked, spec_of(name), machines).plan
+    return resolve_request(asked, spec_of(name), machines).plan
 
 
 def time_of(name: str, machines: Cluster | None = None, **request: Any) -> StepTime:
@@ -143,7 +143,7 @@ def exchanged_of(**request: Any) -> tuple[StepTime, Exchanged]:
     asked = {**SMALL, **request}
     machines, spec = asked["machines"], spec_of(asked["name"])
     plan = plan_of(asked.pop("name"), asked.pop("machines"), **asked)
-    return step_time(spec, plan, machines), exchanged(spec, plan, machines)
+    return step_time(spec, plan, machines), data_parallel_traffic(spec, plan, machines)
 
 
 def test_sharding_parameters_costs_what_it_gathers() -> None:
@@ -239,7 +239,7 @@ def test_the_bubble_of_1f1b() -> None:
 def test_the_slowest_stage_decides() -> None:
     assert pipeline_s([1.0, 1.0, 2.0], 100, 1, Schedule.ONE_F_ONE_B)[0] == pytest.approx(200 + 2)
     assert pipeline_s([1.0], 100, 1, None) == (100.0, 0.0)
-    assert hops(1, 1, 8, None) == 0
+    assert exposed_pipeline_sends(1, 1, 8, None) == 0
 
 
 def test_zero_bubble_keeps_a_third() -> None:
@@ -251,7 +251,7 @@ def test_zero_bubble_keeps_a_third() -> None:
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
 def test_measured_bus_bandwidth(device: str, kind: str) -> None:
     """512 MiB over eight devices against the catalogue's own measurement, which the fit meets within a tenth."""
-    payload, measured = 512 * 2**20, rates()["device"][device]["measured"]["busbw_512MiB_8dev_gb_s"][kind]
+    payload, measured = 512 * 2**20, hardware_rates()["device"][device]["measured"]["busbw_512MiB_8dev_gb_s"][kind]
     factor = (2 if kind == "all_reduce" else 1) * 7 / 8
     seconds = inside_s(kind, payload, 8, rates_of(cluster(device)))
     assert payload * factor / seconds / 1e9 == pytest.approx(measured, rel=0.12)
@@ -366,7 +366,7 @@ def measured(seconds: float, **request: Any) -> MeasuredStep:
 
 def test_one_step_is_met_exactly() -> None:
     step = measured(2.0, microbatch=2)
-    found = calibrated(step, source="a record")
+    found = calibrate_efficiency(step, source="a record")
     assert step.predicted(found) == pytest.approx(2.0, rel=1e-6)
     assert found.compute == found.attention == found.communication
     answer = step_time(step.spec, step.plan, step.cluster, efficiency=found)
@@ -379,15 +379,15 @@ def test_two_steps_that_differ_in_attention_tell_it_apart() -> None:
     truth = Efficiency(compute=0.8, attention=0.5, communication=0.8)
     short, long = measured(1.0, seq_len=2048, microbatch=4), measured(1.0, seq_len=65536, microbatch=1)
     steps = [replace(step, seconds=step.predicted(truth)) for step in (short, long)]
-    found = fitted(steps)
+    found = fit_efficiency(steps)
     assert found.compute == pytest.approx(0.8, rel=0.03)
     assert found.attention == pytest.approx(0.5, rel=0.05)
 
 
 def test_two_alike_steps_give_one_scalar() -> None:
     steps = [measured(1.0, microbatch=2), measured(2.2, microbatch=4)]
-    found = fitted(steps)
-    each = [calibrated(step).compute for step in steps]
+    found = fit_efficiency(steps)
+    each = [calibrate_efficiency(step).compute for step in steps]
     assert found.compute == found.attention
     assert min(each) <= found.compute <= max(each)
 
@@ -406,7 +406,7 @@ def test_hours_of_a_token_budget() -> None:
 @pytest.mark.parametrize("card", ["A100-80GB", "A100-80GB-PCIe", "H100-80GB", "H200", "B200"])
 @pytest.mark.parametrize(("arithmetic", "key"), [("bf16", "bf16"), ("fp16", "bf16"), ("fp8", "fp8")])
 def test_the_fast_end_has_no_product_faster_than_the_fastest_found_on_the_card(card, arithmetic, key):
-    fastest = rates()["device"][card]["measured"].get(f"mamf_{key}_tflops")
+    fastest = hardware_rates()["device"][card]["measured"].get(f"mamf_{key}_tflops")
     if fastest is None:
         pytest.skip("nobody searched")
     base = rates_of(cluster_of(find_device(card), 1))
@@ -426,6 +426,6 @@ def test_an_a100s_fast_end_is_slower_than_its_tables_allow_and_no_later_than_the
     found = whole.step_time(answer.model, answer.plan, answer.cluster)
     uncapped = whole.one_step(
         answer.model, answer.plan, whole.engine_of(answer.plan),
-        whole.rates_of(answer.cluster).with_efficiency(replace(whole._times(whole.Efficiency(), whole.UNCALIBRATED.fast))), whole.Overlap.ALL,
+        whole.rates_of(answer.cluster).with_efficiency(replace(whole._scale_efficiency_rates(whole.Efficiency(), whole.UNCALIBRATED.fast))), whole.Overlap.ALL,
     )  # fmt: skip
     assert uncapped.seconds < found.low <= found.value <= found.high

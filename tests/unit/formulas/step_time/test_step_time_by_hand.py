@@ -20,18 +20,18 @@ from memsheet.engines import engine_of
 from memsheet.formulas.step_time.collectives import across_s, broadcasts_s, collective_s, inside_s, send_s
 from memsheet.formulas.step_time.exchange import hierarchical_all_to_all_s
 from memsheet.formulas.step_time.numbers import Curve
-from memsheet.formulas.step_time.operators import attention_of, product, scan_of
+from memsheet.formulas.step_time.operators import attention_of, matmul_operator, scan_of
 from memsheet.formulas.step_time.pictures import patches_of
 from memsheet.formulas.step_time.rates import Efficiency, Fit, Rates, rates_of
 from memsheet.formulas.step_time.replicas import Overlap, exposed_communication_s
-from memsheet.formulas.step_time.schedule import hops, pipeline_s
+from memsheet.formulas.step_time.schedule import exposed_pipeline_sends, pipeline_s
 from memsheet.formulas.step_time.updates import accumulated_s, activation_bytes, offloaded_s, update_s
 from memsheet.formulas.step_time.whole import OneStep, one_step, shop_of, step_time
 from memsheet.plan.device import cluster_of
 from memsheet.plan.model import ModelSpec, Moe
 from memsheet.plan.plan import ContextParallel, Implementation, Plan, Recompute, RecomputeMode, Schedule
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 
 SMALL: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -61,7 +61,7 @@ def model(config: dict[str, Any]) -> ModelSpec:
 def plan_of(config: dict[str, Any], gpus: int = 1, **request: Any) -> Plan:
     asked = {"task": "train", "engine": "fsdp2", "seq_len": 128, "microbatch": 2, "recompute.mode": "none"}
     asked |= {key.replace("__", "."): value for key, value in request.items()}
-    return resolve(asked, model(config), cluster_of(find_device("H100-80GB"), gpus)).plan
+    return resolve_request(asked, model(config), cluster_of(find_device("H100-80GB"), gpus)).plan
 
 
 def step(
@@ -126,8 +126,8 @@ def test_rows_that_few_tiles_hold() -> None:
     plan = plan_of(SMALL)
     rates = card(flops=1.0, products={"bf16": Curve(((100.0, 1.0), (1000.0, 1.0)))})
     shop = shop_of(plan, engine_of(plan), rates, Overlap.ENGINE)
-    assert product(shop, "p", 100, 113, 50).forward_s == pytest.approx(1_130_000 / 0.01)
-    assert product(shop, "p", 100, 113, 50, groups=25).forward_s == pytest.approx(1_130_000 / 0.25 / 0.88)
+    assert matmul_operator(shop, "p", 100, 113, 50).forward_s == pytest.approx(1_130_000 / 0.01)
+    assert matmul_operator(shop, "p", 100, 113, 50, groups=25).forward_s == pytest.approx(1_130_000 / 0.25 / 0.88)
 
 
 # ---- bytes through memory -------------------------------------------------------------------------------------------------------
@@ -462,10 +462,10 @@ def test_a_pipeline_fills_and_drains() -> None:
 
 def test_sends_of_a_pipeline() -> None:
     """Three stages to pass, there and back: 6; each of eight micro-batches meets its neighbours twice: 16; with two chunks 12 and none."""
-    assert hops(4, 1, 8, Schedule.ONE_F_ONE_B) == 6 + 16
-    assert hops(4, 2, 8, Schedule.INTERLEAVED) == 12
-    assert hops(4, 1, 8, Schedule.DUALPIPE) == 6
-    assert hops(1, 1, 8, None) == 0
+    assert exposed_pipeline_sends(4, 1, 8, Schedule.ONE_F_ONE_B) == 6 + 16
+    assert exposed_pipeline_sends(4, 2, 8, Schedule.INTERLEAVED) == 12
+    assert exposed_pipeline_sends(4, 1, 8, Schedule.DUALPIPE) == 6
+    assert exposed_pipeline_sends(1, 1, 8, None) == 0
 
 
 # ---- ends of the interval, and the tables ---------------------------------------------------------------------------------------
@@ -473,7 +473,7 @@ def test_sends_of_a_pipeline() -> None:
 
 def test_the_ends_of_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     """Operator tables are met within 12%, and sustained training is up to 1.7 times slower; after a measured step 12.5% either way."""
-    monkeypatch.setattr("memsheet.formulas.step_time.whole._rates", lambda _: card(flops=1.0))
+    monkeypatch.setattr("memsheet.formulas.step_time.whole._cluster_rates", lambda _: card(flops=1.0))
     plan, machines = plan_of(SMALL), cluster_of(find_device("H100-80GB"), 1)
     found = step_time(model(SMALL), plan, machines)
     seconds = 138_412_032 + 29_360_128

@@ -14,20 +14,20 @@ from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.plan.plan import Schedule
 from memsheet.plan.words import request_from
-from memsheet.questions.verification.scaled import layers_of, scaled, shallower, shrinkage
+from memsheet.questions.verification.scaled import layers_of, mesh_shrinkage_words, shrink_plan, truncated_layers_config
 from memsheet.questions.verification.slurm import Queue, measured_by_job
 from memsheet.readers.sheet_json import sheets_within
 from memsheet.report.screen.verification_table import render_verification
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.verification import BAR, Seen, Verification, VerificationRun, verification_document, worst_term
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet, Witness
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "plans" / "llama-tiny-fsdp2.json"
 
 
 def plan_of(**options):
-    return resolve({**request_from({"seq_len": 64, **options}), "task": "train"}, None, real=True).plan
+    return resolve_request({**request_from({"seq_len": 64, **options}), "task": "train"}, None, real=True).plan
 
 
 # ---- scaling down ------------------------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ WIDE = {
 @pytest.mark.parametrize("processes", [1, 2, 3, 4, 8, 100, 1000])
 def test_a_scaled_plan_fits_the_processes_and_is_legal(processes):
     whole = plan_of(**WIDE)
-    small = scaled(whole, processes)
+    small = shrink_plan(whole, processes)
     assert small.mesh.gpus <= max(processes, 1)
     assert small.mesh.gpus * 2 > min(processes, whole.mesh.gpus)  # no smaller than it must be
     kept = replace(
@@ -59,29 +59,36 @@ def test_a_scaled_plan_fits_the_processes_and_is_legal(processes):
 
 
 def test_what_an_engine_is_chosen_for_goes_last():
-    assert scaled(plan_of(**WIDE), 2).mesh.dp_shard == 2
-    assert shrinkage(plan_of(**WIDE), scaled(plan_of(**WIDE), 2)) == "dp_replicate 2 → 1, pp 2 → 1, tp 4 → 1, dp_shard 8 → 2"
+    assert shrink_plan(plan_of(**WIDE), 2).mesh.dp_shard == 2
+    assert (
+        mesh_shrinkage_words(plan_of(**WIDE), shrink_plan(plan_of(**WIDE), 2)) == "dp_replicate 2 → 1, pp 2 → 1, tp 4 → 1, dp_shard 8 → 2"
+    )
 
 
 def test_a_plan_that_fits_is_left_alone():
     whole = plan_of(**WIDE)
-    assert scaled(whole, 128) is whole
-    assert shrinkage(whole, whole) == ""
+    assert shrink_plan(whole, 128) is whole
+    assert mesh_shrinkage_words(whole, whole) == ""
 
 
 def test_a_schedule_without_stages_goes_and_with_them_stays():
     whole = plan_of(engine="fsdp2", zero=3, pp=4, schedule="1f1b", global_batch=16)
-    assert scaled(whole, 2).schedule is Schedule.ONE_F_ONE_B
-    assert scaled(whole, 1).schedule is None
+    assert shrink_plan(whole, 2).schedule is Schedule.ONE_F_ONE_B
+    assert shrink_plan(whole, 1).schedule is None
 
 
 def test_replicas_without_others_share_nothing():
-    assert scaled(plan_of(engine="transformers", dp_shard=4, zero=1), 1).zero == 0
+    assert shrink_plan(plan_of(engine="transformers", dp_shard=4, zero=1), 1).zero == 0
 
 
 def test_fewer_layers_and_what_lists_say_of_them():
     config = {"num_hidden_layers": 4, "layer_types": ["a", "b", "a", "b"], "hidden_size": 8, "eos_token_id": [1, 2]}
-    assert shallower(config, 2) == {"num_hidden_layers": 2, "layer_types": ["a", "b"], "hidden_size": 8, "eos_token_id": [1, 2]}
+    assert truncated_layers_config(config, 2) == {
+        "num_hidden_layers": 2,
+        "layer_types": ["a", "b"],
+        "hidden_size": 8,
+        "eos_token_id": [1, 2],
+    }
     assert (layers_of(config), layers_of({}), layers_of({"n_layer": 2, "num_layers": 2})) == (4, None, None)
 
 
@@ -225,7 +232,7 @@ def test_a_step_that_ran_out_of_memory_is_no_measurement(somewhere, capsys, monk
         died = {"died": {"instant": "load", "step": 1, "resident_bytes": 2**20}}
         return replace(catalogue_answer(), sheets=(rung.ranks[0].measured,), trace=died), None
 
-    monkeypatch.setattr(import_module("memsheet.questions.verification.ladder"), "measure", starved)
+    monkeypatch.setattr(import_module("memsheet.questions.verification.ladder"), "measure_with_timeline", starved)
     assert main(["verify", written(somewhere, {"model": "llama-tiny", "seq_len": 64}), "--json"]) == 11
     rung = json.loads(capsys.readouterr().out)["rungs"][1]
     assert "ran out in load of step 1, 1.00 MiB of tensors were there" in rung["refused"]["measured"]

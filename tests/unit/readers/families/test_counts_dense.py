@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memsheet.formulas.states.params import buffers, fold
+from memsheet.formulas.states.params import buffer_tensors, fold_path_indices
 from memsheet.plan.model import Attention, Block, Stack
 from memsheet.readers.families.gemma import RECIPES as GEMMA
 from memsheet.readers.families.gpt_layouts import LAYOUTS
@@ -137,9 +137,9 @@ def test_same_tensors_however_perturbed(model_type: str, data: st.DataObject) ->
 @pytest.mark.parametrize("model_type", ["gpt_neo", "gptj", "gpt_bigcode"])
 def test_large_buffers(model_type: str) -> None:
     config = config_of(model_type, {"rotary_dim": 8} if model_type == "gptj" else {}, hidden=96, heads=6, layers=2, positions=40)
-    real = {fold(name): (tuple(buffer.shape), buffer.dtype.itemsize) for name, buffer in meta_model(config).named_buffers()}
+    real = {fold_path_indices(name): (tuple(buffer.shape), buffer.dtype.itemsize) for name, buffer in meta_model(config).named_buffers()}
     itemsize = {"bool": 1, "fp32": 4}
-    assert {path: (weight.shape, itemsize[weight.dtype or ""]) for path, weight, _ in buffers(read_hf_config(config))} == real
+    assert {path: (weight.shape, itemsize[weight.dtype or ""]) for path, weight, _ in buffer_tensors(read_hf_config(config))} == real
 
 
 def layers_of(stack: Stack) -> list[Block]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memsheet.errors import InputError
-from memsheet.formulas.states.params import buffers, fold
+from memsheet.formulas.states.params import buffer_tensors, fold_path_indices
 from memsheet.plan.model import Attention, Run
 from memsheet.readers.hf_config import read_hf_config
 from oracle import assert_same_tensors, meta_model, meta_tensors
@@ -121,7 +121,7 @@ def test_models_have_the_real_tensors(case):
 def test_released_models_have_their_published_size(model_type, overrides, parameters):
     config = {"model_type": model_type, **overrides}
     assert_same_tensors(config)
-    corrections = sum(weight.elements * times for _, weight, times in buffers(read_hf_config(config)))
+    corrections = sum(weight.elements * times for _, weight, times in buffer_tensors(read_hf_config(config)))
     assert sum(meta_tensors(config).values()) + corrections == parameters
 
 
@@ -131,8 +131,8 @@ def test_buffers_are_those_of_the_real_model(model_type):
     config = {"model_type": model_type, **MAMBA, "first_k_dense_replace": 1}
     real: Counter[str] = Counter()
     for name, buffer in meta_model(config).named_buffers():
-        real[fold(name)] += 0 if "rotary_emb" in name else buffer.numel()
-    ours = {path: weight.elements * times for path, weight, times in buffers(read_hf_config(config))}
+        real[fold_path_indices(name)] += 0 if "rotary_emb" in name else buffer.numel()
+    ours = {path: weight.elements * times for path, weight, times in buffer_tensors(read_hf_config(config))}
     assert ours == +real
 
 

@@ -9,8 +9,8 @@ import pytest
 from memsheet.errors import InputError
 from memsheet.report.chart.palette import COLOURS
 from memsheet.report.chart.scene import Scene
-from memsheet.report.chart.timeline import check, draw, figure_of
-from memsheet.report.shared.curve import columns
+from memsheet.report.chart.timeline import check_picture_format, draw_timeline, figure_of
+from memsheet.report.shared.curve import timeline_columns
 from memsheet.sheet import Component, Instant
 from memsheet.timeline import Timeline
 from memsheet.units import GIB
@@ -96,7 +96,7 @@ def test_every_instant_is_named(scene):
 
 
 def test_the_peak_says_bytes_instant_operation_path_and_line(tmp_path):
-    draw(training(), tmp_path / "a.svg", title="<llama> & co", capacity_bytes=12 * GIB)
+    draw_timeline(training(), tmp_path / "a.svg", title="<llama> & co", capacity_bytes=12 * GIB)
     text = (tmp_path / "a.svg").read_text()
     root = ET.fromstring(text)  # well-formed, whatever the names
     assert root.tag == f"{SVG}svg"
@@ -114,7 +114,7 @@ def test_the_stack_reaches_the_peak():
     figure = figure_of(SCENES["training"])
     tops = {patch.get_gid(): patch.get_path().get_extents().y1 for patch in figure.axes[0].patches if patch.get_gid()}
     assert max(tops.values()) == pytest.approx(9.25 + 2 / 1024)
-    assert tops["parameters"] == pytest.approx(max(column.held[0] for column in columns(training(), 10)) / GIB)
+    assert tops["parameters"] == pytest.approx(max(column.held[0] for column in timeline_columns(training(), 10)) / GIB)
     assert figure.axes[0].get_ylim()[1] > 12  # the capacity is in the picture
 
 
@@ -122,7 +122,7 @@ def test_png_and_svg_are_whole_small_and_the_same_every_time(tmp_path, scene):
     for name in ("a.svg", "a.png"):
         drawn = []
         for _ in range(2):
-            draw(scene.timeline, tmp_path / name, title=scene.title, capacity_bytes=scene.capacity_bytes, decimal=scene.decimal)
+            draw_timeline(scene.timeline, tmp_path / name, title=scene.title, capacity_bytes=scene.capacity_bytes, decimal=scene.decimal)
             drawn.append((tmp_path / name).read_bytes())
         assert drawn[0] == drawn[1]
         assert len(drawn[0]) < 2**20
@@ -133,7 +133,7 @@ def test_png_and_svg_are_whole_small_and_the_same_every_time(tmp_path, scene):
 def test_a_long_step_is_drawn_in_columns_and_small(tmp_path):
     many = training(layers=60, operations=200)
     assert len(many.events) > 48_000
-    draw(many, tmp_path / "a.svg")
+    draw_timeline(many, tmp_path / "a.svg")
     assert (tmp_path / "a.svg").stat().st_size < 2**20
     assert "9.26 GiB at the peak" in (tmp_path / "a.svg").read_text()
 
@@ -141,10 +141,10 @@ def test_a_long_step_is_drawn_in_columns_and_small(tmp_path):
 def test_settings_of_the_user_neither_matter_nor_change(tmp_path):
     import matplotlib as mpl
 
-    draw(training(), tmp_path / "a.svg")
+    draw_timeline(training(), tmp_path / "a.svg")
     with mpl.rc_context({"text.usetex": True, "axes.facecolor": "red", "svg.fonttype": "none", "savefig.bbox": "tight"}):
         before = settings(mpl)
-        draw(training(), tmp_path / "b.svg")
+        draw_timeline(training(), tmp_path / "b.svg")
         assert settings(mpl) == before
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
@@ -155,32 +155,32 @@ def settings(mpl):
 
 def test_no_window_is_ever_prepared(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # importing it would now fail
-    draw(training(), tmp_path / "a.png")
+    draw_timeline(training(), tmp_path / "a.png")
 
 
 @pytest.mark.parametrize("name", ["a", "a.pdf", "a.svgz", "svg", ".png"])
 def test_only_svg_and_png_can_be_drawn(tmp_path, name):
     with pytest.raises(InputError, match=r"svg or \.png"):
-        draw(training(), tmp_path / name)
+        draw_timeline(training(), tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_suffix_may_be_in_capitals(tmp_path):
-    assert (check(tmp_path / "A.PNG"), check(tmp_path / "a.Svg")) == ("png", "svg")
+    assert (check_picture_format(tmp_path / "A.PNG"), check_picture_format(tmp_path / "a.Svg")) == ("png", "svg")
 
 
 def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(InputError, match="matplotlib") as refused:
-        draw(training(), tmp_path / "a.svg", field="picture")
+        draw_timeline(training(), tmp_path / "a.svg", field="picture")
     assert refused.value.problems[0].hint == "pip install 'memsheet[trace]'"
 
 
 def test_an_empty_timeline_and_a_missing_folder_are_refused(tmp_path):
     with pytest.raises(InputError, match="nothing to draw"):
-        draw(Timeline(storages=(), events=(), marks=()), tmp_path / "a.svg")
+        draw_timeline(Timeline(storages=(), events=(), marks=()), tmp_path / "a.svg")
     with pytest.raises(InputError, match="does not exist"):
-        draw(training(), tmp_path / "nowhere" / "a.svg")
+        draw_timeline(training(), tmp_path / "nowhere" / "a.svg")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -16,9 +16,9 @@ from memsheet.catalog import model_names
 from memsheet.cli import main
 from memsheet.cli.commands import PICTURE_FLAGS
 from memsheet.cli.line import Given
-from memsheet.cli.plan_pictures import KINDS, check, pictures
+from memsheet.cli.plan_pictures import KINDS, check_picture_flags, draw_pictures
 from memsheet.errors import InputError
-from memsheet.questions.accounted import catalogued
+from memsheet.questions.accounted import catalog_entry
 from memsheet.readers.model import read_model
 from memsheet.report.chart import front as picture_front
 from memsheet.report.chart import heat as picture_heat
@@ -28,11 +28,11 @@ from memsheet.report.chart.heat import COLOURS, draw_heat
 from memsheet.report.chart.waterfall import draw_waterfall
 from memsheet.report.screen.plans.charts import render_front, render_heat, render_waterfall
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.plans.waterfall_bars import bars_of, costs, saves
+from memsheet.report.shared.plans.waterfall_bars import bars_of, saved_size_text, step_time_change_text
 from memsheet.search.fixes.story import Step
 from memsheet.search.train.axes import Axis
 from memsheet.search.train.heat_map import Cell, Heat, Shows
-from memsheet.search.train.rank import ranked
+from memsheet.search.train.rank import rank_training_plans
 from memsheet.sheet import Bytes
 from memsheet.units import GIB
 
@@ -108,14 +108,14 @@ STORIES = {"whole": STEPS, "at once": (step("bf16-mixed, everything kept", 20, 2
 
 @pytest.fixture(scope="module")
 def ranking():
-    model = read_model("llama-3.2-1b", catalog=catalogued, names=model_names())
-    return ranked(model, answers.cluster("8xA100-40GB"), {"seq_len": 4096, "global_batch": 64}, ("fsdp2", "megatron"), top=2)
+    model = read_model("llama-3.2-1b", catalog=catalog_entry, names=model_names())
+    return rank_training_plans(model, answers.cluster("8xA100-40GB"), {"seq_len": 4096, "global_batch": 64}, ("fsdp2", "megatron"), top=2)
 
 
 @pytest.fixture(scope="module")
 def hopeless():
-    model = read_model("llama-3.1-405b", catalog=catalogued, names=model_names())
-    return ranked(model, answers.cluster("2xL4"), {"seq_len": 4096, "global_batch": 2}, ("fsdp2",), top=2)
+    model = read_model("llama-3.1-405b", catalog=catalog_entry, names=model_names())
+    return rank_training_plans(model, answers.cluster("2xL4"), {"seq_len": 4096, "global_batch": 2}, ("fsdp2",), top=2)
 
 
 @pytest.fixture(params=[*(f"heat {name}" for name in HEATS), *(f"story {name}" for name in STORIES), "front", "no front"])
@@ -226,12 +226,12 @@ def test_bars_tell_the_way_and_what_was_taken_back(ranking):
     assert [bar.name for bar in bars[:-1]] == [step.change for step in STEPS if step.change]
     assert [bar.taken for bar in bars] == [True, True, True, False, True, True]
     assert bars[4].before_bytes == bars[2].high  # not what was taken back
-    assert saves(bars[2], decimal=False) == "−1,640.2 GiB"
-    assert (costs(bars[1]), costs(bars[2]), costs(bars[0])) == ("+3.8 s", "−0.6 s", "")
+    assert saved_size_text(bars[2], decimal=False) == "−1,640.2 GiB"
+    assert (step_time_change_text(bars[1]), step_time_change_text(bars[2]), step_time_change_text(bars[0])) == ("+3.8 s", "−0.6 s", "")
     assert bars[-1].chosen
-    assert saves(bars[-1], decimal=False) == ""
+    assert saved_size_text(bars[-1], decimal=False) == ""
     dear = bars_of((STEPS[0], step("more", 1700, 1682)))
-    assert saves(dear[1], decimal=False).startswith("+")
+    assert saved_size_text(dear[1], decimal=False).startswith("+")
 
 
 def test_a_bar_beyond_the_scale_is_cut_and_says_so():
@@ -308,37 +308,37 @@ def test_a_front_on_a_terminal_names_what_it_marks(ranking):
 )
 def test_flags_are_refused_before_anything_takes_time(flags, said):
     with pytest.raises(InputError, match=said):
-        check(drawing(**flags))
+        check_picture_flags(drawing(**flags))
 
 
 def test_a_folder_that_is_none_and_json_on_the_terminal_are_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="is not a folder"):
-        check(drawing(picture=str(tmp_path / "file" / "a.svg")))
+        check_picture_flags(drawing(picture=str(tmp_path / "file" / "a.svg")))
     with pytest.raises(InputError, match="where JSON goes"):
-        check(drawing(show="front"), json=True)
-    check(drawing(show="front", picture=str(tmp_path / "a.svg")), json=True)
+        check_picture_flags(drawing(show="front"), json=True)
+    check_picture_flags(drawing(show="front", picture=str(tmp_path / "a.svg")), json=True)
 
 
 def test_what_is_asked_for_is_drawn(ranking, tmp_path):
     look = Look(width=80)
-    assert pictures(ranking, STEPS, drawing(), look) == ""
+    assert draw_pictures(ranking, STEPS, drawing(), look) == ""
     for kind in KINDS:
         flags = drawing(show=kind, axes="tp,zero" if kind == "heat" else None)
-        assert "llama-3.2-1b" in pictures(ranking, STEPS, flags, look)
+        assert "llama-3.2-1b" in draw_pictures(ranking, STEPS, flags, look)
         file = tmp_path / f"{kind}.svg"
-        assert pictures(ranking, STEPS, drawing(**{**vars(flags), "picture": str(file)}), look) == ""
+        assert draw_pictures(ranking, STEPS, drawing(**{**vars(flags), "picture": str(file)}), look) == ""
         assert file.stat().st_size > 1000
     file = tmp_path / "usual.svg"
-    pictures(ranking, STEPS, drawing(picture=str(file)), look)
+    draw_pictures(ranking, STEPS, drawing(picture=str(file)), look)
     assert file.read_bytes() == (tmp_path / "front.svg").read_bytes()
 
 
 def test_where_nothing_fits_the_way_ends_at_the_least(hopeless):
-    text = pictures(hopeless, STEPS[:2], drawing(show="waterfall"), Look(width=100))
+    text = draw_pictures(hopeless, STEPS[:2], drawing(show="waterfall"), Look(width=100))
     assert text.startswith("From the naive run to the plan that needs least")
     assert "the plan that needs least, of every legal one" in " ".join(text.split())
-    assert "no plan fits" in pictures(hopeless, (), drawing(show="front"), Look(width=100))
+    assert "no plan fits" in draw_pictures(hopeless, (), drawing(show="front"), Look(width=100))
 
 
 # the command

@@ -7,14 +7,14 @@ import pytest
 
 import answers
 import memsheet
-from memsheet.plan.check import flatten
+from memsheet.plan.check import flatten_document
 from memsheet.plan.device import Cluster
 from memsheet.plan.document import plan_document
 from memsheet.references import ZERO
 from memsheet.report.json.answer import evidence_document, sheet_document
 from memsheet.report.schema import documents as schema
-from memsheet.report.shared.json_text import dumps
-from memsheet.resolve import resolve
+from memsheet.report.shared.json_text import dump_json_line
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Cited, Component, Derived, Fitted, FromCode, Instant, Measured, Traced
 
 ROOT = Path(__file__).parents[4]
@@ -93,7 +93,7 @@ def test_every_kind_of_evidence_is_written_and_in_the_schema(evidence):
 
 
 def test_one_line_of_ascii():
-    text = dumps(sheet_document(answers.answer()))
+    text = dump_json_line(sheet_document(answers.answer()))
     assert text.isascii()
     assert text.count("\n") == 1
     assert text.endswith("}\n")
@@ -102,7 +102,7 @@ def test_one_line_of_ascii():
 
 def test_not_a_number_is_never_written():
     with pytest.raises(ValueError, match="Out of range"):
-        dumps({"x": float("nan")})
+        dump_json_line({"x": float("nan")})
 
 
 PLANS = [
@@ -126,11 +126,11 @@ PLANS = [
 @pytest.mark.parametrize(("request_", "gpus", "name"), PLANS)
 def test_a_written_plan_reads_back_as_the_same_plan(request_, gpus, name):
     spec, machines = answers.model(name), answers.cluster(gpus) if gpus else None
-    plan = resolve(request_, spec, machines).plan
+    plan = resolve_request(request_, spec, machines).plan
     document = plan_document(plan, model=name, cluster=machines)
     schema.Plan.model_validate_json(json.dumps(document))
-    request = {key: value for key, value in flatten(document).items() if key not in {"model", "gpus"}}
-    again = resolve(request, spec, machines)
+    request = {key: value for key, value in flatten_document(document).items() if key not in {"model", "gpus"}}
+    again = resolve_request(request, spec, machines)
     assert again.plan == plan
     assert again.assumed == ()
 
@@ -146,24 +146,24 @@ def test_a_written_plan_reads_back_as_the_same_plan(request_, gpus, name):
     ],
 )
 def test_real_documents_are_as_the_schema_says(answer):
-    schema.Sheet.model_validate_json(dumps(sheet_document(answer())))
+    schema.Sheet.model_validate_json(dump_json_line(sheet_document(answer())))
 
 
 def test_the_schema_refuses_what_is_not_a_sheet():
     document = sheet_document(answers.answer())
     for wrong in ({"extra": 1}, {"schema": "memsheet/sheet/2"}, {"ranks": [{}]}, {"assumed": None}):
         with pytest.raises(ValueError, match="validation error"):
-            schema.Sheet.model_validate_json(dumps({**document, **wrong}))
+            schema.Sheet.model_validate_json(dump_json_line({**document, **wrong}))
 
 
 def test_the_published_schemas_are_these():
-    for name, text in schema.schemas().items():
+    for name, text in schema.schema_texts().items():
         published = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
         assert published == text, f"{name} drifted: python -m memsheet.report.schema.documents"
 
 
 def test_every_component_and_instant_is_in_the_schema():
-    text = schema.schemas()["sheet.schema.json"]
+    text = schema.schema_texts()["sheet.schema.json"]
     assert all(f'"{member.value}"' in text for member in (*Component, *Instant))
 
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsheet.errors import InputError
-from memsheet.report.json.memory_viewer import BLOCK, PROTOCOL, Arena, snapshot, write_snapshot
+from memsheet.report.json.memory_viewer import BLOCK, PROTOCOL, Arena, memory_snapshot, write_snapshot
 from memsheet.sheet import Component, Instant
-from memsheet.timeline import alive, sizes
+from memsheet.timeline import held_bytes_after_events, live_storages
 from timelines import Maker, timelines, training
 
 # What unpickle() of torch/utils/viz/MemoryViz.js knows (pytorch/pytorch at 00067369c93), by the names of pickletools
@@ -22,7 +22,7 @@ OPCODES = {
 
 
 def test_the_pickle_holds_only_what_the_viewer_can_read():
-    data = pickle.dumps(snapshot(training(layers=20)), protocol=PROTOCOL)
+    data = pickle.dumps(memory_snapshot(training(layers=20)), protocol=PROTOCOL)
     assert {opcode.name for opcode, _, _ in pickletools.genops(data)} <= OPCODES
 
 
@@ -45,17 +45,17 @@ def replayed(document):
 
 @given(timelines())
 def test_the_viewer_sees_the_curve_of_the_timeline(timeline):
-    held, blocks = replayed(snapshot(timeline))
-    curve = [size for size, event in zip(sizes(timeline), timeline.events, strict=True)
+    held, blocks = replayed(memory_snapshot(timeline))
+    curve = [size for size, event in zip(held_bytes_after_events(timeline), timeline.events, strict=True)
              if timeline.storages[event if event >= 0 else ~event].bytes]  # fmt: skip
     assert held == curve
-    left = sorted(timeline.storages[number].bytes for number in alive(timeline, len(timeline.events)))
+    left = sorted(timeline.storages[number].bytes for number in live_storages(timeline, len(timeline.events)))
     assert sorted(blocks.values()) == [size for size in left if size]
 
 
 @given(timelines())
 def test_segments_are_made_of_their_blocks(timeline):
-    document = snapshot(timeline)
+    document = memory_snapshot(timeline)
     _, live = replayed(document)
     found = {}
     for segment in document["segments"]:
@@ -97,7 +97,7 @@ def test_a_hole_is_taken_best_fit():
 
 
 def test_an_event_says_operation_module_line_and_instant():
-    events = snapshot(training())["device_traces"][0]
+    events = memory_snapshot(training())["device_traces"][0]
     softmax = next(event for event in events if event["action"] == "alloc" and event["size"] == 3 * 2**30)
     assert softmax["frames"] == [
         {"filename": "aten._log_softmax.default", "line": 0, "name": "loss/fp32"}, {"filename": "train.py", "line": 43, "name": ""},
@@ -112,7 +112,7 @@ def test_there_is_always_the_category_that_the_viewer_looks_for():
     maker = Maker()
     maker.mark(Instant.LOAD)
     maker.take(8, Component.PARAMETERS)
-    categories = {event.get("category") for event in snapshot(maker.made())["device_traces"][0]}
+    categories = {event.get("category") for event in memory_snapshot(maker.made())["device_traces"][0]}
     assert categories == {"parameters", "unknown"}
 
 

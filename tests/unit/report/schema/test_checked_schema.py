@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from memsheet.questions.check import checking
+from memsheet.questions.check import check_configuration_files
 from memsheet.report.json.checked import checked_document
-from memsheet.report.shared.json_text import dumps
+from memsheet.report.shared.json_text import dump_json_line
 
 WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None}
 DS = json.dumps(
@@ -28,8 +28,8 @@ FILES: dict[str, tuple[str, dict[str, Any]]] = {
 def document(folder: Path, name: str, text: str, model: str | None, gpus: str | None) -> dict[str, Any]:
     (folder / name).write_text(text)
     length = {} if name in ("titan.toml", "serve.sh", "pretrain.sh") else {"seq_len": 512}
-    found = checked_document(checking((str(folder / name),), model, {**WHERE, "gpus": gpus}, length))
-    back: dict[str, Any] = json.loads(dumps(found))
+    found = checked_document(check_configuration_files((str(folder / name),), model, {**WHERE, "gpus": gpus}, length))
+    back: dict[str, Any] = json.loads(dump_json_line(found))
     return back
 
 
@@ -38,7 +38,7 @@ def document(folder: Path, name: str, text: str, model: str | None, gpus: str | 
 def test_what_is_printed_agrees_with_its_schema(name: str, model: str | None, tmp_path: Path) -> None:
     schema = pytest.importorskip("memsheet.report.schema.documents")
     made = document(tmp_path, name, FILES[name][0], model, "8xA100-80GB" if model else None)
-    schema.Checked.model_validate_json(dumps(made))
+    schema.Checked.model_validate_json(dump_json_line(made))
     assert made["sheet"] is not None or made["result"] is None
 
 
@@ -48,4 +48,4 @@ def test_another_key_or_kind_does_not_agree(tmp_path: Path) -> None:
     assert made["mistakes"]
     for wrong in ({"more": 1}, {"starts": 1.5}, {"mistakes": [{**made["mistakes"][0], "source": None}]}, {"result": "perhaps"}):
         with pytest.raises(ValueError, match=r"."):
-            schema.Checked.model_validate_json(dumps({**made, **wrong}))
+            schema.Checked.model_validate_json(dump_json_line({**made, **wrong}))

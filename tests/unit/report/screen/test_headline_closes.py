@@ -9,14 +9,16 @@ import pytest
 
 import memsheet
 from memsheet.budget import Answer
-from memsheet.catalog import devices
+from memsheet.catalog import catalog_devices
 from memsheet.cli import main
-from memsheet.report.screen.table import render
+from memsheet.report.screen.table import render_answer
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.sizes import capacity
+from memsheet.report.shared.sizes import device_capacity_words
 from memsheet.sheet import Bytes
 
-RANGED = [one.name for one in devices() if one.framework_low_bytes != one.framework_high_bytes and one.engines is None and not one.unified]
+RANGED = [
+    one.name for one in catalog_devices() if one.framework_low_bytes != one.framework_high_bytes and one.engines is None and not one.unified
+]
 GIVEN = re.compile(
     r"needs (?P<need>[\d.]+) (?:GiB )?(?:of (?P<room>[\d.]+) GiB(?: \([\d.]+ GiB on some\))? )?per GPU"
     r"(?: · range (?P<low>[\d.]+)(?: GiB)? to (?P<high>[\d.]+) GiB)?(?: · a card gives (?P<least>[\d.]+) to (?P<most>[\d.]+) GiB)?"
@@ -26,7 +28,7 @@ PARTS = {"KiB": 2**20, "MiB": 2**10, "GiB": 1}
 
 
 def closes(answer: Answer) -> re.Match[str]:
-    head = " ".join(render(answer, Look(width=200)).split("\n\n")[0].split())
+    head = " ".join(render_answer(answer, Look(width=200)).split("\n\n")[0].split())
     return closing_of(head)
 
 
@@ -78,5 +80,5 @@ def test_less_on_some_cards_is_told_where_it_decides(share: float, told: bool) -
     assert answer.verdict is not None
     device = answer.cluster.device
     needed = Bytes.exact(int(device.framework_bytes * share))
-    assert ("on some" in capacity(device, replace(answer.verdict, device=needed), Look())) == told
+    assert ("on some" in device_capacity_words(device, replace(answer.verdict, device=needed), Look())) == told
     assert closes(memsheet.infer("mixtral-8x7b", gpus="2xMI300X", engine="vllm", tp=2, memory_fraction=0.998))

@@ -9,8 +9,8 @@ import pytest
 import memsheet
 from memsheet.budget import Result
 from memsheet.plan.names import SHORT
-from memsheet.report.screen.bars import components
-from memsheet.report.screen.table import render
+from memsheet.report.screen.bars import components_by_size
+from memsheet.report.screen.table import render_answer
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.words import flags_for
 from memsheet.sheet import OUTSIDE_TENSORS, Component
@@ -26,7 +26,7 @@ LONG = {key: short for short, key in SHORT.items()}
 
 
 def screen(answer: Any, width: int = 100) -> str:
-    return render(answer, Look(width=width))
+    return render_answer(answer, Look(width=width))
 
 
 @pytest.mark.parametrize(("model", "options"), CASES)
@@ -80,9 +80,9 @@ def test_what_is_missing_counts_what_comes_before_the_cache() -> None:
 @pytest.mark.parametrize(("model", "options"), CASES)
 def test_rows_add_up(model: str, options: dict[str, Any]) -> None:
     sheet = memsheet.infer(model, **options).sheets[0]
-    inside = sum(int(size.value) for component, size in components(sheet) if component not in OUTSIDE_TENSORS)
+    inside = sum(int(size.value) for component, size in components_by_size(sheet) if component not in OUTSIDE_TENSORS)
     assert inside == int(sheet.allocated.value)
-    assert sum(int(size.value) for _, size in components(sheet)) == int(sheet.device.value)
+    assert sum(int(size.value) for _, size in components_by_size(sheet)) == int(sheet.device.value)
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -9,7 +9,7 @@ from memsheet.budget import Result
 from memsheet.catalog import find_model, model_names
 from memsheet.plan.dtypes import BF16
 from memsheet.readers.model import read_model
-from memsheet.report.screen.table import render
+from memsheet.report.screen.table import render_answer
 from memsheet.report.screen.token_words import token_factors
 from memsheet.report.shared.look import Look
 
@@ -56,7 +56,7 @@ def test_factors_multiply_to_the_bytes_of_a_token(name: str, total: int, words: 
 
 
 def test_a_pool_that_is_too_small_is_the_headline() -> None:
-    screen = render(memsheet.infer("gemma-3-27b", gpus="1xH100-80GB", engine="vllm"), Look(width=100))
+    screen = render_answer(memsheet.infer("gemma-3-27b", gpus="1xH100-80GB", engine="vllm"), Look(width=100))
     assert screen.startswith("DOES NOT FIT")
     assert "its pool lacks" in screen.split("\n\n")[0]
     assert "too much" not in screen.split("\n\n")[0]

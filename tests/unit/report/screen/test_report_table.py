@@ -6,14 +6,14 @@ import pytest
 
 import answers
 from memsheet.budget import Answer
-from memsheet.report.screen.table import render
+from memsheet.report.screen.table import render_answer
 from memsheet.report.shared.look import Look
 from memsheet.sheet import Component, Item, Sheet
 from memsheet.units import GIB
 
 
 def screen(answer: Answer, **look) -> str:
-    return render(answer, Look(**look))
+    return render_answer(answer, Look(**look))
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -47,13 +47,13 @@ AIR = {
 
 
 def test_the_screen_says_the_cause_beside_the_verdict_and_the_figures_next() -> None:
-    from memsheet.report.screen.table import render
+    from memsheet.report.screen.table import render_answer
     from memsheet.report.shared.look import Look
 
     answer = memsheet.train("glm-4.5-air", **AIR, fix=False)  # type: ignore[arg-type]
     assert answer.verdict is not None
     assert answer.verdict.result is Result.UNCERTAIN
-    verdict, decides, helps, *rest = render(answer, Look(width=120)).split("\n\n")
+    verdict, decides, helps, *rest = render_answer(answer, Look(width=120)).split("\n\n")
     assert "expert routing decides" in verdict
     assert decides.startswith("What decides  expert routing: ")
     assert "is sure to fit" in helps

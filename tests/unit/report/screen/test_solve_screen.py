@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 import answers
-from memsheet.budget import Result, budget_of, judge
+from memsheet.budget import Result, budget_of, judge_sheets
 from memsheet.report.json.solution import solution_document
 from memsheet.report.screen.solution import render_solution
-from memsheet.report.shared.json_text import dumps
+from memsheet.report.shared.json_text import dump_json_line
 from memsheet.report.shared.look import Look
 from memsheet.resolve import Resolved
 from memsheet.search.solve.sizes import Curve, Size
@@ -128,7 +128,7 @@ def test_of_several_stages_the_one_that_decides_is_named():
     other = Sheet(rank=4, stage=1, same_as=(5, 6, 7), items=answers.items(activations=31))
     sheets = (replace(one.sheets[0], same_as=(1, 2, 3)), other)
     staged = replace(one.resolved, plan=replace(one.plan, mesh=replace(one.plan.mesh, pp=2)))
-    made = replace(one, sheets=sheets, verdict=judge(sheets, budget_of(one.cluster)), resolved=staged)
+    made = replace(one, sheets=sheets, verdict=judge_sheets(sheets, budget_of(one.cluster)), resolved=staged)
     assert made.stage == 1
     assert "rank 4 of stage 1 of 8" in " ".join(render_solution(solution(found=made), Look()).split())
 
@@ -144,7 +144,7 @@ def test_json_says_the_same_in_bytes():
     assert document["plan"]["seq_len"] == 32_768
     assert [curve["name"] for curve in document["sizes"]] == ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"]
     assert document["sizes"][2]["points"][0] == {"gpus": 1, "parameters": None}
-    assert dumps(document).isascii()
+    assert dump_json_line(document).isascii()
     empty = solution_document(nothing())
     assert (empty["value"], empty["found"], empty["next"]) == (None, None, None)
     assert empty["least"]["value"] == 64

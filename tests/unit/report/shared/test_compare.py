@@ -15,9 +15,9 @@ from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.readers.sheet_json import Document, read_sheets
 from memsheet.report.json.answer import sheet_document
-from memsheet.report.screen.comparison_table import percent, render_comparison
-from memsheet.report.shared.comparison import compare, comparison_document
-from memsheet.report.shared.json_text import dumps
+from memsheet.report.screen.comparison_table import percent_of_whole, render_comparison
+from memsheet.report.shared.comparison import compare_sheets, comparison_document
+from memsheet.report.shared.json_text import dump_json_line
 from memsheet.report.shared.look import Look
 from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet, Witness
 from memsheet.units import GIB, MIB
@@ -64,7 +64,7 @@ RIGHT = document(
 
 
 def test_known_numbers():
-    (pair,) = compare(LEFT, RIGHT).pairs
+    (pair,) = compare_sheets(LEFT, RIGHT).pairs
     assert pair.sizes == (8 * GIB, 8 * GIB + 384 * MIB + 8)
     assert pair.bytes == 384 * MIB + 8
     assert [(row.component, row.path, row.bytes) for row in pair.rows] == [
@@ -74,14 +74,14 @@ def test_known_numbers():
 
 
 def test_parts_are_joined_by_themselves_where_they_are_asked_for():
-    (pair,) = compare(LEFT, RIGHT, parts=True).pairs
+    (pair,) = compare_sheets(LEFT, RIGHT, parts=True).pairs
     assert [(row.path, row.bytes) for row in pair.rows][:3] == [
         ("m.q_proj/mm", 3 * GIB + 512 * MIB), ("m.q_proj/output", -2 * GIB), ("m.q_proj/cast", -GIB),
     ]  # fmt: skip
 
 
 def test_the_verdict_comes_first_in_words():
-    first = " ".join(render_comparison(compare(LEFT, RIGHT), Look(width=80)).split("\n\n")[0].split())
+    first = " ".join(render_comparison(compare_sheets(LEFT, RIGHT), Look(width=80)).split("\n\n")[0].split())
     assert first == (
         "TRACED 4.7% MORE traced 8.38 GiB, predicted 8.00 GiB · 384.01 MiB more (402,653,192 bytes) · both in backward · "
         "most of it saved activations +512.00 MiB · that leaves -128.00 MiB: temporaries -128.00 MiB, buffers +8 B"
@@ -89,7 +89,7 @@ def test_the_verdict_comes_first_in_words():
 
 
 def test_the_other_way_round_it_is_less():
-    first = render_comparison(compare(RIGHT, LEFT), Look(width=80)).splitlines()[0]
+    first = render_comparison(compare_sheets(RIGHT, LEFT), Look(width=80)).splitlines()[0]
     assert first.startswith("PREDICTED 4.5% LESS")
 
 
@@ -102,8 +102,8 @@ def test_screens(case, width, snapshot):
         document(*(sheet([(C.INPUTS, "x", both((n + more) * MIB))], rank=n, same_as=(n + 10,)) for n in (1, 2, 3))) for more in (0, 4)
     ]
     found = {
-        "compared": lambda: compare(LEFT, RIGHT), "full": lambda: compare(LEFT, RIGHT, parts=True), "equal": lambda: compare(LEFT, LEFT),
-        "ranks": lambda: compare(*several), "instant": lambda: compare(LEFT, RIGHT, instant=T.FORWARD), "ranges": lambda: compare(*ranges),
+        "compared": lambda: compare_sheets(LEFT, RIGHT), "full": lambda: compare_sheets(LEFT, RIGHT, parts=True), "equal": lambda: compare_sheets(LEFT, LEFT),
+        "ranks": lambda: compare_sheets(*several), "instant": lambda: compare_sheets(LEFT, RIGHT, instant=T.FORWARD), "ranges": lambda: compare_sheets(*ranges),
     }[case]()  # fmt: skip
     text = render_comparison(found, Look(width=width, full=case == "full"))
     assert max(map(len, text.splitlines())) <= width
@@ -111,7 +111,7 @@ def test_screens(case, width, snapshot):
 
 
 def test_an_instant_is_compared_with_itself():
-    (pair,) = compare(LEFT, RIGHT, instant=T.FORWARD).pairs
+    (pair,) = compare_sheets(LEFT, RIGHT, instant=T.FORWARD).pairs
     assert pair.at == (T.FORWARD, T.FORWARD)
     assert pair.sizes == (7 * GIB, 7 * GIB + 512 * MIB + 8)
 
@@ -119,13 +119,13 @@ def test_an_instant_is_compared_with_itself():
 def test_ranks_are_compared_with_themselves_however_they_are_folded():
     left = document(sheet([(C.INPUTS, "x", both(1))], same_as=(1, 2)), sheet([(C.INPUTS, "x", both(5))], rank=3))
     right = document(sheet([(C.INPUTS, "x", both(1))]), sheet([(C.INPUTS, "x", both(8))], rank=1, same_as=(2, 3)))
-    pairs = compare(left, right).pairs
+    pairs = compare_sheets(left, right).pairs
     assert [(pair.ranks, pair.bytes) for pair in pairs] == [((1, 2), 7), ((3,), 3), ((0,), 0)]
-    assert [pair.ranks for pair in compare(left, right, rank=3).pairs] == [(3,)]
+    assert [pair.ranks for pair in compare_sheets(left, right, rank=3).pairs] == [(3,)]
 
 
 def test_without_a_rank_in_common_the_first_ones_are_compared():
-    (pair,) = compare(document(sheet([(C.INPUTS, "x", both(1))], rank=4)), LEFT).pairs
+    (pair,) = compare_sheets(document(sheet([(C.INPUTS, "x", both(1))], rank=4)), LEFT).pairs
     assert (pair.left.rank, pair.right.rank, pair.ranks) == (4, 0, ())
 
 
@@ -134,13 +134,13 @@ def test_without_a_rank_in_common_the_first_ones_are_compared():
 )
 def test_what_is_not_there_is_refused(options, said):
     with pytest.raises(InputError, match=said):
-        compare(LEFT, RIGHT, **options)
+        compare_sheets(LEFT, RIGHT, **options)
 
 
 def test_slack_and_context_are_left_out_and_rows_add_up():
     outside = [Item(c, "", {T.BACKWARD: Bytes.exact(9 * GIB)}, Derived("")) for c in (C.ALLOCATOR_SLACK, C.CONTEXT)]
     more = document(replace(LEFT.sheets[0], items=(*LEFT.sheets[0].items, *outside)))
-    (pair,) = compare(more, RIGHT).pairs
+    (pair,) = compare_sheets(more, RIGHT).pairs
     assert sum(row.bytes for row in pair.rows) == pair.bytes == 384 * MIB + 8
 
 
@@ -152,12 +152,12 @@ ROWS = st.lists(
 
 @given(ROWS, ROWS, st.booleans())
 def test_rows_components_and_sizes_always_add_up(left, right, parts):
-    (pair,) = compare(document(sheet(left)), document(sheet(right)), parts=parts).pairs
+    (pair,) = compare_sheets(document(sheet(left)), document(sheet(right)), parts=parts).pairs
     assert sum(row.bytes for row in pair.rows) == sum(row.bytes for row in pair.components().values()) == pair.bytes
     assert [abs(row.bytes) for row in pair.rows] == sorted((abs(row.bytes) for row in pair.rows), reverse=True)
-    (turned,) = compare(document(sheet(right)), document(sheet(left)), parts=parts).pairs
+    (turned,) = compare_sheets(document(sheet(right)), document(sheet(left)), parts=parts).pairs
     assert turned.bytes == -pair.bytes
-    text = render_comparison(compare(document(sheet(left)), document(sheet(right)), parts=parts), Look(width=80))
+    text = render_comparison(compare_sheets(document(sheet(left)), document(sheet(right)), parts=parts), Look(width=80))
     assert ("EQUAL" in text.split("\n")[0]) == (pair.bytes == 0)
 
 
@@ -165,11 +165,11 @@ def test_rows_components_and_sizes_always_add_up(left, right, parts):
     ("part", "whole", "said"), [(1, 10**9, "+<0.01%"), (-7, 1000, "-0.70%"), (35, 1000, "+3.5%"), (2000, 100, "+2000%"), (1, 0, "")]
 )
 def test_percent_is_never_rounded_to_nothing(part, whole, said):
-    assert percent(part, whole) == said
+    assert percent_of_whole(part, whole) == said
 
 
 def test_the_document_has_whole_numbers_and_says_which_way():
-    found = comparison_document(compare(LEFT, RIGHT))
+    found = comparison_document(compare_sheets(LEFT, RIGHT))
     assert found["schema"] == "memsheet/comparison/1"
     assert (found["left"]["witness"], found["right"]["witness"]) == ("predicted", "traced")
     (rank,) = found["ranks"]
@@ -188,14 +188,14 @@ def test_the_document_has_whole_numbers_and_says_which_way():
 
 def test_names_are_printed_as_text_and_never_obeyed():
     evil = "[red]x[/red]\x1b[2J\u202e\nEQUAL"
-    text = render_comparison(compare(document(sheet([(C.INPUTS, evil, both(2))]), file=evil), LEFT), Look(width=120))
+    text = render_comparison(compare_sheets(document(sheet([(C.INPUTS, evil, both(2))]), file=evil), LEFT), Look(width=120))
     assert "\x1b" not in text
     assert "[red]x[/red]" in text
     assert not any(line.startswith("EQUAL") for line in text.splitlines())
 
 
 def test_plain_ascii_is_plain_ascii():
-    assert render_comparison(compare(LEFT, RIGHT), Look(width=80, ascii=True)).isascii()
+    assert render_comparison(compare_sheets(LEFT, RIGHT), Look(width=80, ascii=True)).isascii()
 
 
 # ---- documents read back ---------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def test_plain_ascii_is_plain_ascii():
 
 def written(tmp_path, answer, name="a.json") -> str:
     path = tmp_path / name
-    path.write_text(dumps(sheet_document(answer)))
+    path.write_text(dump_json_line(sheet_document(answer)))
     return str(path)
 
 

@@ -19,7 +19,7 @@ from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.plan.device import Cluster
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.sizes import MOST_DIGITS, closing
+from memsheet.report.shared.sizes import MOST_DIGITS, look_with_exact_digits
 from memsheet.report.shared.words import flags_of
 from memsheet.sheet import Bytes
 
@@ -143,7 +143,7 @@ def test_what_fits_looks_as_if_it_did() -> None:
     for below in (0, 1, 2**10, 2**20, 4 * 2**20, 2**30, 20 * 2**30):
         verdict = replace(plain.verdict, device=Bytes.exact(room - below), headroom_bytes=below)
         for look in (Look(), Look(decimal=True)):
-            shown = closing(verdict, cluster, look)
+            shown = look_with_exact_digits(verdict, cluster, look)
             need, give = (float(words.split(" ")[0]) for words in (shown.need(room - below, shown.digits), shown.room(room, shown.digits)))
             assert need <= give + 2 * 10**-MOST_DIGITS, (below, shown.digits)
             assert shown.digits == 2 or below < 2**24

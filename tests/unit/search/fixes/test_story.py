@@ -10,19 +10,19 @@ from memsheet.budget import Result, budget_of
 from memsheet.catalog import find_device, model_names
 from memsheet.engines import find_engine
 from memsheet.plan.device import Cluster, cluster_of
-from memsheet.questions.accounted import catalogued
+from memsheet.questions.accounted import catalog_entry
 from memsheet.readers.model import read_model
-from memsheet.search.advice import METHODS, OFFLOAD, Advice, advise
-from memsheet.search.fixes.levers import LEVERS, naive
+from memsheet.search.advice import METHODS, OFFLOAD, Advice, training_advice
+from memsheet.search.fixes.levers import LEVERS, naive_trial_plan
 from memsheet.search.train.timed import planned_of
-from memsheet.search.trials import Question, attempt
+from memsheet.search.trials import Question, account_trial
 
 ENGINES = ("fsdp2", "deepspeed", "transformers")
 
 
 @cache
 def model(name: str):
-    return read_model(name, catalog=catalogued, names=model_names())
+    return read_model(name, catalog=catalog_entry, names=model_names())
 
 
 def on(gpus: int, device: str) -> Cluster:
@@ -31,7 +31,7 @@ def on(gpus: int, device: str) -> Cluster:
 
 @cache
 def advised(name: str, gpus: int, device: str, seq_len: int, batch: int, engines: tuple[str, ...] = ENGINES) -> Advice:
-    return advise(model(name), on(gpus, device), {"seq_len": seq_len, "global_batch": batch}, engines, top=2)
+    return training_advice(model(name), on(gpus, device), {"seq_len": seq_len, "global_batch": batch}, engines, top=2)
 
 
 CASES = (
@@ -92,7 +92,7 @@ def test_activations_that_fit_are_said_to_and_not_recomputed():
 
 def test_what_the_question_says_itself_is_not_changed():
     asked = {"seq_len": 2048, "global_batch": 32, "recompute.mode": "none", "microbatch": 4, "precision.name": "bf16-pure"}
-    found = advise(model("llama-3-70b"), on(8, "A100-80GB"), asked, ("fsdp2",), top=1)
+    found = training_advice(model("llama-3-70b"), on(8, "A100-80GB"), asked, ("fsdp2",), top=1)
     said = " ".join(step.flag for step in found.story)
     assert "--recompute" not in said
     assert "--microbatch" not in said
@@ -101,8 +101,8 @@ def test_what_the_question_says_itself_is_not_changed():
 
 def test_a_step_that_fits_is_a_plan_that_fits():
     cluster, engine = on(8, "A100-80GB"), find_engine("deepspeed")
-    way = naive(engine, cluster, model("llama-3-70b"), {"seq_len": 2048, "global_batch": 32, "task": "train"}, 4)
-    assert attempt(0, Question(model=model("llama-3-70b"), request=way.request(), cluster=cluster), replays=False).plan.zero == 0
+    way = naive_trial_plan(engine, cluster, model("llama-3-70b"), {"seq_len": 2048, "global_batch": 32, "task": "train"}, 4)
+    assert account_trial(0, Question(model=model("llama-3-70b"), request=way.request(), cluster=cluster), replays=False).plan.zero == 0
     assert way.request()["mesh.dp_replicate"] == 8
 
 
@@ -119,14 +119,16 @@ def test_plain_copies_are_compared_with_shards_of_the_same_micro_batch():
 
 
 def test_the_fastest_copy_is_told_and_one_whose_code_somebody_divides_is_compared():
-    found = advise(model("llama-3.2-1b"), on(8, "A100-40GB"), {"seq_len": 4096, "global_batch": 64}, ("megatron", "deepspeed"), top=1)
+    found = training_advice(
+        model("llama-3.2-1b"), on(8, "A100-40GB"), {"seq_len": 4096, "global_batch": 64}, ("megatron", "deepspeed"), top=1
+    )
     assert found.replicas.fastest.plan.engine == "megatron"
     assert found.replicas.plain.plan.engine == "deepspeed"
     assert found.replicas.fastest.seconds <= found.replicas.plain.seconds
 
 
 def test_a_step_whose_ranks_cannot_share_the_batch_is_no_plan_for_it():
-    found = advise(model("llama-3-8b"), on(8, "H100-80GB"), {"seq_len": 4096, "global_batch": 1}, ("megatron",), top=1)
+    found = training_advice(model("llama-3-8b"), on(8, "H100-80GB"), {"seq_len": 4096, "global_batch": 1}, ("megatron",), top=1)
     assert any(not step.shares for step in found.story)
     assert not any(step.fits and not step.shares for step in found.story)
 
@@ -134,7 +136,7 @@ def test_a_step_whose_ranks_cannot_share_the_batch_is_no_plan_for_it():
 @pytest.mark.slow
 def test_host_memory_that_is_not_there_is_what_is_missing():
     few = cluster_of(find_device("A100-80GB"), 8, host_bytes=512 * 2**30)
-    found = advise(model("llama-3-70b"), few, {"seq_len": 2048, "global_batch": 32}, ("fsdp2", "deepspeed"), top=1)
+    found = training_advice(model("llama-3-70b"), few, {"seq_len": 2048, "global_batch": 32}, ("fsdp2", "deepspeed"), top=1)
     assert found.ranking.plans == ()
     moved = [family for family in found.ranking.families if any(family.choice.get(key) for key in OFFLOAD)]
     assert moved
@@ -145,7 +147,7 @@ def test_host_memory_that_is_not_there_is_what_is_missing():
 
 def test_what_was_asked_to_be_offloaded_is_no_sign_of_a_strained_cluster():
     asked = {"seq_len": 2048, "global_batch": 64, "offload.optimizer": 1}
-    found = advise(model("llama-3-8b"), on(8, "A100-80GB"), asked, ("deepspeed",), top=1)
+    found = training_advice(model("llama-3-8b"), on(8, "A100-80GB"), asked, ("deepspeed",), top=1)
     assert not found.strained
     assert found.story
 

@@ -18,10 +18,10 @@ from memsheet.report.json.serve_plans import serving_document
 from memsheet.report.schema.serving import ServePlans
 from memsheet.report.screen.plans.serving import render_serving
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.plans.serving_words import command, cut
-from memsheet.report.shared.plans.shown_cuts import shown
-from memsheet.search.serve.cuts import Deployment, comparison, rank_key
-from memsheet.search.serve.load import Holds, latency, milliseconds, most
+from memsheet.report.shared.plans.serving_words import parallel_group_words, serving_command
+from memsheet.report.shared.plans.shown_cuts import select_table_plans
+from memsheet.search.serve.cuts import Deployment, best_plan_per_cut, rank_key
+from memsheet.search.serve.load import Holds, format_latency, most_within_latency, parse_latency_s
 
 FOUR: dict[str, Any] = {"model": "qwen2.5-7b", "gpus": "4xH100-80GB", "context": 32768}
 LLAMA: dict[str, Any] = {"model": "llama-3.1-70b", "gpus": "8xH100-80GB", "context": 8192}
@@ -38,8 +38,8 @@ def crowd() -> Deployment:
 
 
 def test_four_replicas_two_pairs_one_group(four: Deployment) -> None:
-    found = list(comparison(four))
-    assert [cut(one.plan) for one in found] == ["4 replicas", "2 pairs", "1 group of 4"]
+    found = list(best_plan_per_cut(four))
+    assert [parallel_group_words(one.plan) for one in found] == ["4 replicas", "2 pairs", "1 group of 4"]
     weights = [one.weights_bytes for one in found]
     assert weights[0] > 1.9 * weights[1] > 3.7 * weights[2]
     assert [one.in_all for one in found] == sorted(one.in_all for one in found)
@@ -49,7 +49,7 @@ def test_four_replicas_two_pairs_one_group(four: Deployment) -> None:
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_says_what_infer_says(four: Deployment, place: int) -> None:
     """The same plan asked of ``memsheet.infer``: bytes and sequences are equal."""
-    one = list(comparison(four))[place]
+    one = list(best_plan_per_cut(four))[place]
     mesh = one.plan.mesh
     answer = memsheet.infer(
         "qwen2.5-7b", gpus="4xH100-80GB", engine=one.plan.engine, max_model_len=32768, tp=int(mesh.tp), dp_replicate=int(mesh.dp_replicate)
@@ -72,7 +72,7 @@ def test_stages_left_out_do_not_decide(crowd: Deployment, pp: int, tp: int) -> N
 def test_who_does_not_hold_says_why_and_what_would(crowd: Deployment) -> None:
     assert crowd.best is None
     assert all(one.holds is Holds.NO for one in crowd.plans)
-    reasons = {cut(one.plan): [r.words for r in one.reasons if r.holds is Holds.NO] for one in crowd.plans}
+    reasons = {parallel_group_words(one.plan): [r.words for r in one.reasons if r.holds is Holds.NO] for one in crowd.plans}
     assert reasons["8 replicas"] == ["needs 136.1 GiB of a GPU that gives 79.1 GiB"]
     assert any("has room for" in words for words in reasons["1 group of 8"])
     words = [way.words for way in crowd.ways]
@@ -224,27 +224,27 @@ def test_what_is_no_task_is_refused(capsys) -> None:
 
 
 def test_latencies_read_and_said() -> None:
-    assert latency("50ms", "tpot") == pytest.approx(0.05)
-    assert latency("1.5 s", "ttft") == pytest.approx(1.5)
-    assert latency(None, "ttft") is None
-    assert [milliseconds(s) for s in (0.0042, 0.042, 0.42, 4.2, 42.0)] == ["4.2 ms", "42 ms", "420 ms", "4.2 s", "42 s"]
+    assert parse_latency_s("50ms", "tpot") == pytest.approx(0.05)
+    assert parse_latency_s("1.5 s", "ttft") == pytest.approx(1.5)
+    assert parse_latency_s(None, "ttft") is None
+    assert [format_latency(s) for s in (0.0042, 0.042, 0.42, 4.2, 42.0)] == ["4.2 ms", "42 ms", "420 ms", "4.2 s", "42 s"]
 
 
 def test_most() -> None:
-    assert [most(limit, float, 7.0) for limit in (0, 1, 7, 8, 1000)] == [0, 1, 7, 7, 7]
-    assert most(10, lambda _: 2.0, 1.0) == 0
+    assert [most_within_latency(limit, float, 7.0) for limit in (0, 1, 7, 8, 1000)] == [0, 1, 7, 7, 7]
+    assert most_within_latency(10, lambda _: 2.0, 1.0) == 0
     stairs = (lambda n: float(n // 16), lambda n: n**3.0, lambda n: n**0.25, lambda n: 0.0 if n < 77 else 9.0 + n)
     for seconds in stairs:  # whatever the line between two counts is like, the edge is the one that looking at each of them finds
         for asked in (0.0, 1.0, 2.5, 3.0, 500.0):
             kept = [n for n in range(1, 200) if seconds(n) <= asked]
-            assert most(199, seconds, asked) == max(kept, default=0)
+            assert most_within_latency(199, seconds, asked) == max(kept, default=0)
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_screen(four: Deployment, crowd: Deployment, width: int) -> None:
     text = render_serving(four, Look(width=width))
     assert text.startswith("HOLDS")
-    for words in ("4 replicas", "2 pairs", "1 group of 4", "at least", command(four, four.plans[0]).split(" --")[0]):
+    for words in ("4 replicas", "2 pairs", "1 group of 4", "at least", serving_command(four, four.plans[0]).split(" --")[0]):
         assert words in text
     refused = render_serving(crowd, Look(width=width))
     assert refused.startswith("DOES NOT HOLD")
@@ -274,7 +274,7 @@ def test_json(crowd: Deployment) -> None:
 @pytest.mark.parametrize("place", [0, 1, 3])
 def test_the_command_that_is_printed_shows_that_plan(crowd: Deployment, place: int, capsys: pytest.CaptureFixture[str]) -> None:
     one = crowd.plans[place]
-    assert main([*shlex.split(command(crowd, one))[1:], "--json"]) in (0, 10, 11)
+    assert main([*shlex.split(serving_command(crowd, one))[1:], "--json"]) in (0, 10, 11)
     document = json.loads(capsys.readouterr().out)
     assert max(rank["device_bytes"] for rank in document["ranks"]) == one.verdict.device.value
     assert document["plan"]["mesh"]["tp"] == one.plan.mesh.tp
@@ -287,8 +287,8 @@ def test_picture(four: Deployment, tmp_path: Path) -> None:
     for name in ("cuts.svg", "cuts.png"):
         draw_serving(four, tmp_path / name)
     text = (tmp_path / "cuts.svg").read_text(encoding="utf-8")
-    for one in shown(four):
-        assert cut(one.plan) in text
+    for one in select_table_plans(four):
+        assert parallel_group_words(one.plan) in text
 
 
 def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_a_line_to_run_asks_for_the_users_and_is_answered_as_the_plan_is(
     found = plan_serving(model=model, gpus=gpus, engine=engine, context=8192, users=users)
     codes = {Holds.YES: (0,), Holds.PERHAPS: (0, 10, 11), Holds.NO: (10, 11)}
     for one in found.plans[:3]:
-        words = shlex.split(command(found, one))
+        words = shlex.split(serving_command(found, one))
         share = int(words[words.index("--sequences") + 1])
         servers = int(one.plan.mesh.dp_replicate * (1 if engine == "sglang" else one.plan.mesh.attn_dp))
         assert share * servers >= users > (share - 1) * servers

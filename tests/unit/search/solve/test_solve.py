@@ -9,7 +9,7 @@ import pytest
 import answers
 from memsheet import catalog
 from memsheet.budget import Result
-from memsheet.errors import InputError, refuse
+from memsheet.errors import InputError, input_error
 from memsheet.formulas.states.params import parameter_count
 from memsheet.plan.device import Cluster
 from memsheet.questions import accounted as api
@@ -20,7 +20,7 @@ from memsheet.search.solve import sizes
 from memsheet.search.solve import targets as solve
 from memsheet.search.solve.family import family_of
 from memsheet.search.solve.sizes import machines_up_to, trainable_sizes
-from memsheet.search.trials import Question, Trials, attempt, edge
+from memsheet.search.trials import Question, Trials, account_trial, fitting_edge
 from memsheet.units import GIB
 
 TINY = answers.model("llama-tiny")
@@ -35,7 +35,7 @@ def small(gib: float, count: int = 1, per_node: int = 8, host_bytes: int | None 
 
 def fitting(values, ask) -> list[int]:
     """Every value that fits with its whole range, each accounted as a question is answered."""
-    return [value for value in values if attempt(value, ask(value), replays=True).verdict.result is Result.FITS]
+    return [value for value in values if account_trial(value, ask(value), replays=True).verdict.result is Result.FITS]
 
 
 def asking(key: str, cluster: Cluster, **request):
@@ -45,7 +45,7 @@ def asking(key: str, cluster: Cluster, **request):
 @pytest.mark.parametrize("engine", [{"engine": "transformers"}, {"engine": "transformers", "recompute.mode": "full"}])
 def test_the_longest_sequence_is_what_trying_every_length_gives(engine):
     cluster = small(1.2)
-    found = solve.longest(TINY, {"task": "train", **engine}, cluster, most=8192)
+    found = solve.solve_sequence_length(TINY, {"task": "train", **engine}, cluster, most=8192)
     every = fitting(range(64, 8193, 64), asking("seq_len", cluster, **engine))
     assert found.found is not None
     assert found.beyond is not None
@@ -71,10 +71,10 @@ def test_the_fewest_gpus_are_what_trying_every_count_gives():
     request = {"task": "train", "engine": "deepspeed", "zero": 3, "seq_len": 512}
 
     def fits(count):
-        return attempt(count, Question(model=model, request=request, cluster=solve.resized(node, count)), replays=True)
+        return account_trial(count, Question(model=model, request=request, cluster=solve.resize_cluster(node, count)), replays=True)
 
     wanted = [count for count in counts if fits(count).verdict.result is Result.FITS]
-    found = solve.fewest(model, request, node.device, per_node=8, most=64)
+    found = solve.solve_gpu_count(model, request, node.device, per_node=8, most=64)
     assert 0 < len(wanted) < len(counts)
     assert found.found is not None
     assert found.beyond is not None
@@ -86,11 +86,11 @@ def test_the_answer_is_the_one_that_train_gives():
     cluster = answers.cluster("8xA100-80GB")
     request = {"task": "train", "engine": "fsdp2", "zero": 3}
     model = answers.model("llama-3.2-1b")
-    found = solve.longest(model, request, cluster)
+    found = solve.solve_sequence_length(model, request, cluster)
     assert found.found is not None
     assert found.beyond is not None
     for tried in (found.found, found.beyond):
-        verdict = api.answer(model, {**request, "seq_len": tried.value}, cluster, fix=False).verdict
+        verdict = api.answer_for_model(model, {**request, "seq_len": tried.value}, cluster, fix=False).verdict
         assert verdict == tried.verdict
     assert found.found.verdict.result is Result.FITS
     assert found.beyond.verdict.result is not Result.FITS
@@ -119,30 +119,30 @@ def test_recompute_never_shortens(engine):
 
 
 def _longest(request, cluster) -> int:
-    found = solve.longest(TINY, request, cluster, most=2**13).found
+    found = solve.solve_sequence_length(TINY, request, cluster, most=2**13).found
     return 0 if found is None else found.value
 
 
 def test_a_model_ends_with_its_positions_unless_asked_beyond():
     cluster = answers.cluster("1xA100-80GB")
-    own = solve.longest(TINY, {"task": "train"}, cluster)
+    own = solve.solve_sequence_length(TINY, {"task": "train"}, cluster)
     assert own.found is not None
     assert (own.found.value, own.beyond) == (2048, None)
     assert "--most looks further" in own.notes[0]
-    beyond = solve.longest(TINY, {"task": "train"}, cluster, most=4096)
+    beyond = solve.solve_sequence_length(TINY, {"task": "train"}, cluster, most=4096)
     assert beyond.found is not None
     assert beyond.found.value == 4096
     assert "beyond the 2,048 positions" in beyond.notes[0]
 
 
 def test_an_end_that_is_no_multiple_is_looked_at_too():
-    found = solve.longest(TINY, {"task": "train"}, answers.cluster("1xA100-80GB"), most=100).found
+    found = solve.solve_sequence_length(TINY, {"task": "train"}, answers.cluster("1xA100-80GB"), most=100).found
     assert found is not None
     assert found.value == 100
 
 
 def test_learned_positions_end_where_they_end():
-    found = solve.longest(answers.model("gpt2"), {"task": "train"}, answers.cluster("1xA100-80GB"), most=2048)
+    found = solve.solve_sequence_length(answers.model("gpt2"), {"task": "train"}, answers.cluster("1xA100-80GB"), most=2048)
     assert found.found is not None
     assert found.found.value == 1024
     assert found.skipped[0].value == 1088
@@ -150,7 +150,7 @@ def test_learned_positions_end_where_they_end():
 
 
 def test_where_nothing_fits_the_least_is_shown():
-    found = solve.longest(TINY, {"task": "train"}, small(0.3))
+    found = solve.solve_sequence_length(TINY, {"task": "train"}, small(0.3))
     assert (found.found, found.beyond, found.expected) == (None, None, None)
     assert found.least is not None
     assert found.least.value == 64
@@ -160,7 +160,7 @@ def test_where_nothing_fits_the_least_is_shown():
 def test_host_memory_counts():
     """What is offloaded must have room in the host's memory, as in any answer."""
     request = {"task": "train", "engine": "deepspeed", "zero": 3, "offload.optimizer": 1, "offload.parameters": 1}
-    enough, short = (solve.longest(TINY, request, small(4, 2, host_bytes=size)) for size in (10 * GIB, 2**20))
+    enough, short = (solve.solve_sequence_length(TINY, request, small(4, 2, host_bytes=size)) for size in (10 * GIB, 2**20))
     assert enough.found is not None
     assert short.found is None
     assert short.least is not None
@@ -180,8 +180,8 @@ def test_counts_that_are_no_legal_plans_are_skipped_with_their_reason():
     """24 GPUs cannot share 32 sequences evenly: 16 are the next step below 32."""
     model = answers.model("llama-3.2-1b")
     request = {"task": "train", "engine": "deepspeed", "zero": 3, "seq_len": 512, "global_batch": 32}
-    at_32 = attempt(32, Question(model=model, request=request, cluster=solve.resized(small(80, 8), 32)), replays=True)
-    found = solve.fewest(model, request, small(at_32.verdict.device.high / GIB + 0.001).device, per_node=8, most=64)
+    at_32 = account_trial(32, Question(model=model, request=request, cluster=solve.resize_cluster(small(80, 8), 32)), replays=True)
+    found = solve.solve_gpu_count(model, request, small(at_32.verdict.device.high / GIB + 0.001).device, per_node=8, most=64)
     assert found.found is not None
     assert found.beyond is not None
     assert (found.found.value, found.beyond.value) == (32, 16)
@@ -192,7 +192,7 @@ def test_counts_that_are_no_legal_plans_are_skipped_with_their_reason():
 def test_need_that_falls_and_rises_again_hides_nothing(monkeypatch):
     """The least demanding end does not fit, the other does not, and something between them does."""
     spares = [-5] * 40 + [3, 4, 5] + [-1] * 8
-    low, high = edge(made_up(monkeypatch, spares), spare_of)
+    low, high = fitting_edge(made_up(monkeypatch, spares), spare_of)
     assert (low, high) == (42, 43)
 
 
@@ -201,10 +201,10 @@ def test_sizes_of_clusters():
     assert solve.cluster_sizes(6, 18) == (1, 2, 4, 6, 12, 18)
     assert solve.cluster_sizes(1, 3) == (1, 2, 3)
     assert solve.cluster_sizes(8, 5) == (1, 2, 4)
-    assert solve.resized(small(2, 8), 4).per_node == 4
-    assert solve.resized(small(2, 8), 24).nodes == 3
+    assert solve.resize_cluster(small(2, 8), 4).per_node == 4
+    assert solve.resize_cluster(small(2, 8), 24).nodes == 3
     with pytest.raises(InputError):
-        solve.resized(small(2, 8), 12)
+        solve.resize_cluster(small(2, 8), 12)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_sizes_of_clusters():
 )
 def test_bad_input_is_one_clear_error(request_, said):
     with pytest.raises(InputError, match=said.replace(".", r"\.")):
-        solve.longest(TINY, {"task": "train", **request_}, small(2))
+        solve.solve_sequence_length(TINY, {"task": "train", **request_}, small(2))
 
 
 def test_a_microbatch_needs_a_length_and_a_batch_that_is_a_number():
@@ -229,7 +229,8 @@ def test_a_microbatch_needs_a_length_and_a_batch_that_is_a_number():
 
 
 @pytest.mark.parametrize(
-    ("key", "search", "most"), [("serving.max_sequences", solve.most_sequences, 64), ("serving.max_model_len", solve.longest, 8192)]
+    ("key", "search", "most"),
+    [("serving.max_sequences", solve.most_sequences, 64), ("serving.max_model_len", solve.solve_sequence_length, 8192)],
 )
 def test_serving_is_solved_for_too(key, search, most):
     given = {"serving.max_model_len": 2048, "serving.max_sequences": 8}
@@ -255,10 +256,10 @@ def made_up(monkeypatch, spares: list[int | None], replayed: list[int | None] | 
     def fake(value, _, *, replays):
         spare = (replayed if replays and replayed else spares)[value]
         if spare is None:
-            raise refuse("value", value, "is not legal")
+            raise input_error("value", value, "is not legal")
         return SimpleNamespace(spare_bytes=spare, value=value)
 
-    monkeypatch.setattr(trials, "attempt", fake)
+    monkeypatch.setattr(trials, "account_trial", fake)
     monkeypatch.setattr(trials, "Tried", SimpleNamespace)
     return Trials(values=range(len(spares)), asks=lambda _: None)
 
@@ -290,7 +291,7 @@ def test_the_edge_is_an_edge(monkeypatch, seed):
     spares = [None if dice.random() < gaps else start - slope * i + dice.randint(-rough, rough) for i in range(count)]
     if not any(spare is not None for spare in spares):
         spares[0] = 1
-    found = edge(made_up(monkeypatch, spares), spare_of)
+    found = fitting_edge(made_up(monkeypatch, spares), spare_of)
     holds(found, spares)
     if not rough:
         assert found[0] == max((i for i, spare in enumerate(spares) if spare is not None and spare >= 0), default=None)
@@ -328,20 +329,20 @@ def uneven(monkeypatch, tensors, likely, sure, legal) -> Trials:
 
     def fake(value, _, *, replays):
         if not legal[value]:
-            raise refuse("value", value, "is not legal")
+            raise input_error("value", value, "is not legal")
         return SimpleNamespace(
             value=value, as_answered=replays, spare_bytes=sure[value], expected_spare_bytes=likely[value],
             spare_with_slack=lambda percent: tensors[value] - percent * 2,
         )  # fmt: skip
 
-    monkeypatch.setattr(trials, "attempt", fake)
+    monkeypatch.setattr(trials, "account_trial", fake)
     monkeypatch.setattr(trials, "Tried", SimpleNamespace)
     return Trials(values=range(len(legal)), asks=lambda _: None)
 
 
 def test_what_is_never_legal_is_said_in_its_shortest_form(monkeypatch):
     with pytest.raises(InputError, match="is not legal"):
-        edge(made_up(monkeypatch, [None, None]), spare_of)
+        fitting_edge(made_up(monkeypatch, [None, None]), spare_of)
 
 
 # ---- the family
@@ -382,7 +383,7 @@ def test_the_largest_model_and_its_chart():
     def build(layers):
         return read_hf_config(family.of_layers(layers), name=f"{layers} layers")
 
-    found = solve.largest(build, request, cluster)
+    found = solve.solve_model_size(build, request, cluster)
     assert found.found is not None
     assert found.beyond is not None
     assert found.beyond.value == found.found.value + 1

@@ -58,18 +58,18 @@ def problem(seed: int) -> tuple[Target, dict, Cluster]:
 def solved(target: Target, request: dict, cluster: Cluster) -> Solution:
     match target:
         case Target.SEQ_LEN:
-            return solve.longest(TINY, request, cluster, most=2**15)
+            return solve.solve_sequence_length(TINY, request, cluster, most=2**15)
         case Target.MICROBATCH:
             return solve.most_sequences(TINY, request, cluster, most=256)
         case Target.PARAMETERS:
-            return solve.largest(tiny_of, request, cluster)
+            return solve.solve_model_size(tiny_of, request, cluster)
         case _:
-            return solve.fewest(TINY, request, cluster.device, per_node=8, most=64)
+            return solve.solve_gpu_count(TINY, request, cluster.device, per_node=8, most=64)
 
 
 def answered(target: Target, request: dict, tried: Tried) -> api.Answer:
     changed = {target.key: tried.value} if target in solve.FIXED else {}
-    return api.answer(tried.model, {**request, **changed}, tried.cluster, fix=False)
+    return api.answer_for_model(tried.model, {**request, **changed}, tried.cluster, fix=False)
 
 
 def agrees(seed: int) -> None:
@@ -107,10 +107,10 @@ def test_a_row_of_the_table_is_the_answer_to_its_own_question(monkeypatch):
     """The largest model at each stage and number of GPUs, whichever of them was asked about."""
     monkeypatch.setattr(sizes, "SEEN", 4)
     cluster, request = small(3, 2), {"task": "train", "engine": "fsdp2", "zero": 3, "seq_len": 512}
-    asked = solve.largest(tiny_of, request, cluster)
+    asked = solve.solve_model_size(tiny_of, request, cluster)
     other = {**request, "zero": 2}
-    curves = trainable_sizes(tiny_of, other, cluster, solve.largest(tiny_of, other, cluster).found)
+    curves = trainable_sizes(tiny_of, other, cluster, solve.solve_model_size(tiny_of, other, cluster).found)
     three = {point.gpus: point.parameters for point in curves[3].points}
     assert asked.found is not None
     assert three[2] == parameter_count(asked.found.model)
-    assert three[4] == parameter_count(solve.largest(tiny_of, request, small(3, 4)).found.model)
+    assert three[4] == parameter_count(solve.solve_model_size(tiny_of, request, small(3, 4)).found.model)

@@ -10,13 +10,13 @@ import pytest
 import memsheet
 from memsheet.budget import Result
 from memsheet.catalog import find_model, model_names
-from memsheet.questions.accounted import question
+from memsheet.questions.accounted import parse_question
 from memsheet.readers.model import read_model
-from memsheet.search.solve.targets import Solution, longest, most_sequences
+from memsheet.search.solve.targets import Solution, most_sequences, solve_sequence_length
 
 
 def solved(find: Any, model: str, gpus: str, **options: Any) -> Solution:
-    name, request, cluster, _ = question("infer", model, {"gpus": gpus, **options})
+    name, request, cluster, _ = parse_question("infer", model, {"gpus": gpus, **options})
     found: Solution = find(read_model(name, catalog=find_model, names=model_names()), request, cluster)
     return found
 
@@ -36,7 +36,7 @@ def test_as_many_sequences_as_the_pool_surely_holds(engine: str) -> None:
 def test_longer_sequences_on_more_ranks() -> None:
     lengths = []
     for gpus in (2, 4):
-        solution = solved(longest, "llama-3.1-70b", f"{gpus}xH100-80GB", engine="vllm")
+        solution = solved(solve_sequence_length, "llama-3.1-70b", f"{gpus}xH100-80GB", engine="vllm")
         lengths.append(solution.shown.value)
     assert lengths[0] < lengths[1]
     answer = memsheet.infer("llama-3.1-70b", gpus="2xH100-80GB", engine="vllm", max_model_len=lengths[0] + 64, fix=False)
@@ -45,7 +45,9 @@ def test_longer_sequences_on_more_ranks() -> None:
 
 
 def test_sequences_that_are_pinned_are_all_held() -> None:
-    one, many = (solved(longest, "llama-3.1-8b", "1xH100-80GB", engine="vllm", **more).found for more in ({}, {"sequences": 16}))
+    one, many = (
+        solved(solve_sequence_length, "llama-3.1-8b", "1xH100-80GB", engine="vllm", **more).found for more in ({}, {"sequences": 16})
+    )
     assert one is not None
     assert many is not None
     assert 16 * many.value < 1.1 * 450_000

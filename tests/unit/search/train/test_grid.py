@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 
 from memsheet import catalog
-from memsheet.account import account
-from memsheet.budget import Result, budget_of, host_shortage, judge
+from memsheet.account import account_rank
+from memsheet.budget import Result, budget_of, host_shortage, judge_sheets
 from memsheet.errors import InputError
 from memsheet.plan.device import Cluster, cluster_of
-from memsheet.plan.hardware import unsupported
+from memsheet.plan.hardware import unsupported_choices
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.readers.model import read_model
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.search.train import grid as searching
-from memsheet.search.train.grid import SAFE_BYTES, Grid, grid, one_plan, results
-from memsheet.search.train.lattice import Tally, lattice
+from memsheet.search.train.grid import SAFE_BYTES, Grid, account_plan_grid, one_plan, result_masks
+from memsheet.search.train.lattice import Tally, legal_count_rows
 from memsheet.search.train.space import Space, divisors, space_of
 from memsheet.sheet import Instant
 
@@ -80,11 +80,11 @@ def tried(space: Space) -> Iterator[Plan]:
         if mesh[3] == 1:
             request.pop("sequence_parallel", None)
         try:
-            plan = resolve(request, space.model, space.cluster).plan
-            if list(unsupported(plan, space.cluster)) or plan.last_microbatch != plan.microbatch:
+            plan = resolve_request(request, space.model, space.cluster).plan
+            if list(unsupported_choices(plan, space.cluster)) or plan.last_microbatch != plan.microbatch:
                 continue
             for stage in range(plan.mesh.pp):
-                account(space.model, plan, space.cluster, stage)
+                account_rank(space.model, plan, space.cluster, stage)
         except InputError:
             continue
         yield plan
@@ -92,7 +92,7 @@ def tried(space: Space) -> Iterator[Plan]:
 
 @cache
 def searched(seed: int) -> Grid:
-    return grid(problem(seed))
+    return account_plan_grid(problem(seed))
 
 
 def planned(found: Grid) -> list[Plan]:
@@ -119,13 +119,13 @@ def compare(found: Grid) -> None:
     """Every row beside the account of its plan."""
     space = found.space
     for one in found.graded:
-        masks = results(one, space)
+        masks = result_masks(one, space)
         for row in range(len(one)):
             plan = one_plan(one.stratum, row)
-            sheets = tuple(account(space.model, plan, space.cluster, stage) for stage in range(plan.mesh.pp))
+            sheets = tuple(account_rank(space.model, plan, space.cluster, stage) for stage in range(plan.mesh.pp))
             for end in ("low", "value", "high"):
                 assert getattr(one.device, end)[row] == max(getattr(sheet.device, end) for sheet in sheets), (end, plan)
-            verdict = judge(sheets, budget_of(space.cluster)).result
+            verdict = judge_sheets(sheets, budget_of(space.cluster)).result
             if host_shortage(sheets, space.cluster):
                 verdict = Result.DOES_NOT_FIT
             assert [result for result, mask in masks.items() if mask[row]] == [verdict]
@@ -136,7 +136,7 @@ def compare(found: Grid) -> None:
 @pytest.mark.parametrize("pipeline", [{"mesh.pp": 1}, {"mesh.pp": 2, "mesh.vpp": 2}])
 def test_experts(pipeline: dict[str, int]) -> None:
     request = {"engine": "megatron", "seq_len": 512, "global_batch": 8, "zero": 1, "recompute.mode": "none", "loss": "fused", "mesh.cp": 1}
-    found = grid(space_of(model("granite-3.1-1b-a400m"), cluster(8), {**request, **pipeline, "microbatch": 1}))
+    found = account_plan_grid(space_of(model("granite-3.1-1b-a400m"), cluster(8), {**request, **pipeline, "microbatch": 1}))
     assert found.plans > 20
     assert {one.stratum.plan_of(row) for one in found.graded for row in range(len(one))} == {
         one_plan(one.stratum, row) for one in found.graded for row in range(len(one))
@@ -149,7 +149,7 @@ def sample(found: Grid, number: int, seed: int = 0) -> None:
     space, every = found.space, [(one, row) for one in found.graded for row in range(len(one))]
     for one, row in random.Random(seed).sample(every, number):
         plan = one_plan(one.stratum, row)
-        sheets = [account(space.model, plan, space.cluster, stage) for stage in sorted(one.stages)]
+        sheets = [account_rank(space.model, plan, space.cluster, stage) for stage in sorted(one.stages)]
         for end in ("low", "value", "high"):
             sizes = [getattr(sheet.device, end) for sheet in sheets]
             assert [int(getattr(one.stages[sheet.stage], end)[row]) for sheet in sheets] == sizes, (end, plan)
@@ -160,7 +160,7 @@ def sample(found: Grid, number: int, seed: int = 0) -> None:
 def test_pipelines_are_accounted_together(mode: str) -> None:
     """Numbers of layers, stages and chunks as arrays."""
     asked = {"engine": "megatron", "seq_len": 2048, "global_batch": 64, "zero": 1, "recompute.mode": mode, "mesh.cp": 1}
-    found = grid(space_of(model("llama-3.1-70b"), cluster(64), {**asked, "microbatch": 1}))
+    found = account_plan_grid(space_of(model("llama-3.1-70b"), cluster(64), {**asked, "microbatch": 1}))
     assert {(one.stratum.plan.mesh.pp, one.stratum.plan.mesh.vpp) for one in found.graded} >= {
         (1, 1),
         (2, 1),
@@ -175,7 +175,7 @@ def test_pipelines_are_accounted_together(mode: str) -> None:
 
 def test_uneven_pipelines_of_unlike_layers_are_accounted_together() -> None:
     asked = {"engine": "megatron", "seq_len": 1024, "global_batch": 256, "zero": 1, "recompute.mode": "none", "mesh.cp": 1, "mesh.tp": 1}
-    found = grid(space_of(model("deepseek-v3"), cluster(64), {**asked, "microbatch": 1}))
+    found = account_plan_grid(space_of(model("deepseek-v3"), cluster(64), {**asked, "microbatch": 1}))
     assert len({one.stratum.plan.mesh.pp for one in found.graded}) > 3
     sample(found, 12)
 
@@ -186,18 +186,18 @@ def test_plans_told_by_fewer(zero: int, monkeypatch: pytest.MonkeyPatch) -> None
     """What divides the states, worked out by itself."""
     monkeypatch.setattr(searching, "MANY", 1)
     asked = {"engine": "megatron", "seq_len": 512, "global_batch": 32, "zero": zero, "recompute.mode": "none", "mesh.cp": 1}
-    many = grid(space_of(model("granite-3.1-1b-a400m"), cluster(8), asked))
+    many = account_plan_grid(space_of(model("granite-3.1-1b-a400m"), cluster(8), asked))
     assert len(many.graded) > 20
     sample(many, 60)
     monkeypatch.setattr(searching, "CHUNK", 3)
-    assert grid(many.space).counts() == many.counts()
+    assert account_plan_grid(many.space).counts() == many.counts()
 
 
 @pytest.mark.parametrize("mesh", [{"pp": 2, "ep": 2}, {"tp": 2, "ep": 2, "etp": 2}])
 def test_experts_are_divided_over_the_ranks_there_are(mesh: dict[str, int]) -> None:
     asked = {"task": "train", "engine": "megatron", "seq_len": 64, **{f"mesh.{axis}": degree for axis, degree in mesh.items()}}
     with pytest.raises(InputError, match="times etp does not divide"):
-        resolve(asked, model("granite-3.1-1b-a400m"), cluster(2))
+        resolve_request(asked, model("granite-3.1-1b-a400m"), cluster(2))
 
 
 def test_all_verdicts_come_up() -> None:
@@ -208,7 +208,7 @@ def test_all_verdicts_come_up() -> None:
 def test_what_does_not_divide_is_counted_not_lost() -> None:
     space = space_of(model(), cluster(8), {"engine": "megatron", "seq_len": 64, "global_batch": 8, "mesh.pp": 1, "zero": 1})
     tally = Tally()
-    rows = lattice(space, space.pipelines[0], tally)
+    rows = legal_count_rows(space, space.pipelines[0], tally)
     every = 4**3 * 4  # degrees of tp, cp and dp_shard, and micro-batches
     assert len(rows["tp"]) + sum(tally.refused.values()) == every
     assert all("divide" in reason for reason in tally.refused)
@@ -222,7 +222,7 @@ def test_a_batch_or_length_is_needed() -> None:
 def test_more_than_int64_counts_is_refused() -> None:
     space = space_of(model("llama-3.1-70b"), cluster(8), {"engine": "fsdp2", "seq_len": 2**20, "global_batch": 2**23, "microbatch": 2**20})
     with pytest.raises(OverflowError, match=str(SAFE_BYTES)):
-        grid(space)
+        account_plan_grid(space)
 
 
 def test_layers_that_no_stages_divide_are_dealt_out() -> None:
@@ -235,7 +235,9 @@ def test_layers_that_no_stages_divide_are_dealt_out() -> None:
         "mesh.ep": 8,
         "mesh.etp": 1,
     }
-    found = grid(space_of(model("deepseek-v3"), cluster(64), {**request, "mesh.pp": 8, "mesh.vpp": 1, "mesh.cp": 1, "microbatch": 1}))
+    found = account_plan_grid(
+        space_of(model("deepseek-v3"), cluster(64), {**request, "mesh.pp": 8, "mesh.vpp": 1, "mesh.cp": 1, "microbatch": 1})
+    )
     assert found.plans
     assert {plan.layers_per_stage for plan in planned(found)} == {(7, 8, 8, 8, 8, 8, 7, 7)}
     compare(found)
@@ -243,23 +245,23 @@ def test_layers_that_no_stages_divide_are_dealt_out() -> None:
 
 def interleaved(**more: Any) -> Plan:
     request = {"task": "train", "engine": "megatron", "seq_len": 64, "mesh.pp": 2, "mesh.vpp": 2, "schedule": "interleaved", **more}
-    return resolve(request, model(), cluster(2)).plan
+    return resolve_request(request, model(), cluster(2)).plan
 
 
 def test_as_many_microbatches_as_stages_still_run_backward() -> None:
     """All forwards of the first stage are warming up then."""
     for stage in (0, 1):
-        assert Instant.BACKWARD in account(model(), interleaved(global_batch=2), cluster(2), stage).instants
+        assert Instant.BACKWARD in account_rank(model(), interleaved(global_batch=2), cluster(2), stage).instants
 
 
 def test_chunks_take_turns_in_whole_groups() -> None:
     with pytest.raises(InputError, match="no multiple of 2 stages"):
-        account(model(), interleaved(global_batch=3), cluster(2))
+        account_rank(model(), interleaved(global_batch=3), cluster(2))
 
 
 def test_pinned_options_stay() -> None:
     request = {"engine": "megatron", "seq_len": 64, "global_batch": 8, "mesh.tp": 2, "zero": 1, "recompute.mode": "full", "microbatch": 2}
-    found = grid(space_of(model(), cluster(4), request))
+    found = account_plan_grid(space_of(model(), cluster(4), request))
     plans = planned(found)
     assert plans
     assert {(p.mesh.tp, p.zero, p.recompute.mode.value, p.microbatch) for p in plans} == {(2, 1, "full", 2)}

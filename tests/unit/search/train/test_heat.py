@@ -12,17 +12,17 @@ from memsheet.catalog import find_device, model_names
 from memsheet.errors import InputError
 from memsheet.formulas.step_time import quick_s
 from memsheet.plan.device import cluster_of
-from memsheet.questions.accounted import catalogued
+from memsheet.questions.accounted import catalog_entry
 from memsheet.readers.model import read_model
-from memsheet.search.train.axes import MOST, Axis, axes_of, filled, ordered, questions
-from memsheet.search.train.cloud import SIDE, cloud
-from memsheet.search.train.grid import grid, results
-from memsheet.search.train.heat_map import BEST_FIRST, Shows, heat
-from memsheet.search.train.rank import ranked
+from memsheet.search.train.axes import MOST, Axis, axes_of, axis_questions, axis_with_values, shown_axis_values
+from memsheet.search.train.cloud import SIDE, time_memory_points
+from memsheet.search.train.grid import account_plan_grid, result_masks
+from memsheet.search.train.heat_map import BEST_FIRST, Shows, plan_heat_map
+from memsheet.search.train.rank import rank_training_plans
 from memsheet.search.train.space import space_of
 
-TINY = read_model("llama-tiny", catalog=catalogued, names=model_names())
-SMALL = read_model("llama-3.2-3b", catalog=catalogued, names=model_names())
+TINY = read_model("llama-tiny", catalog=catalog_entry, names=model_names())
+SMALL = read_model("llama-3.2-3b", catalog=catalog_entry, names=model_names())
 FOUR = cluster_of(find_device("A100-80GB"), 4)
 EIGHT = cluster_of(find_device("RTX4090"), 8)
 ASKED = {"seq_len": 512, "global_batch": 8}
@@ -33,8 +33,8 @@ TIGHT = {"seq_len": 8192, "global_batch": 16}
 def every(space, read):
     """Cells of a grid, plan by plan: (verdict, high end, seconds where it fits)."""
     found = defaultdict(list)
-    for one in (graded := grid(space)).graded:
-        masks = results(one, graded.space)
+    for one in (graded := account_plan_grid(space)).graded:
+        masks = result_masks(one, graded.space)
         for row in range(len(one)):
             verdict = next(number for number, result in enumerate(BEST_FIRST) if masks[result][row])
             request = one.stratum.request_of(row)
@@ -54,7 +54,7 @@ def every(space, read):
 def test_every_cell_is_the_best_of_its_plans(axes, read):
     request = {**TIGHT, "loss": "plain"}
     plans = every(space_of(SMALL, EIGHT, {**request, "engine": "fsdp2"}), read)
-    least, fastest = (heat(SMALL, EIGHT, request, ("fsdp2",), axes_of(axes), shows=shows) for shows in Shows)
+    least, fastest = (plan_heat_map(SMALL, EIGHT, request, ("fsdp2",), axes_of(axes), shows=shows) for shows in Shows)
     assert set(least.cells) == set(fastest.cells) == set(plans)
     for place, rows in plans.items():
         best = min(verdict for verdict, _, _ in rows)
@@ -74,11 +74,12 @@ def offload(request) -> str:
 
 @pytest.mark.slow
 def test_a_quantity_of_the_question_is_asked_anew():
-    found = heat(TINY, FOUR, ASKED, ("fsdp2", "megatron"), axes_of("seq_len=256:512,gpus=2:4"))
+    found = plan_heat_map(TINY, FOUR, ASKED, ("fsdp2", "megatron"), axes_of("seq_len=256:512,gpus=2:4"))
     assert (found.across.values, found.down.values) == ((256, 512), (2, 4))
     for length, gpus in found.cells:
         alone = [
-            grid(space_of(TINY, cluster_of(FOUR.device, gpus), {**ASKED, "seq_len": length, "engine": e})) for e in ("fsdp2", "megatron")
+            account_plan_grid(space_of(TINY, cluster_of(FOUR.device, gpus), {**ASKED, "seq_len": length, "engine": e}))
+            for e in ("fsdp2", "megatron")
         ]
         cell = found.cells[length, gpus]
         assert cell.plans == sum(one.plans for one in alone)
@@ -86,7 +87,7 @@ def test_a_quantity_of_the_question_is_asked_anew():
 
 
 def test_the_engine_may_be_an_axis():
-    found = heat(TINY, FOUR, ASKED, ("fsdp2", "megatron"), axes_of("engine,pp"))
+    found = plan_heat_map(TINY, FOUR, ASKED, ("fsdp2", "megatron"), axes_of("engine,pp"))
     assert found.across.values == ("fsdp2", "megatron")
     assert ("fsdp2", 2) not in found.cells
     assert found.cells["megatron", 2].engine == "megatron"
@@ -94,7 +95,7 @@ def test_the_engine_may_be_an_axis():
 
 def test_host_memory_that_is_short_is_told():
     poor = cluster_of(EIGHT.device, 8, host_bytes=2**30)
-    found = heat(SMALL, poor, TIGHT, ("fsdp2",), axes_of("offload,zero"))
+    found = plan_heat_map(SMALL, poor, TIGHT, ("fsdp2",), axes_of("offload,zero"))
     moved = found.cells["optimizer + parameters", 3]
     assert moved.host_short
     assert moved.result is Result.DOES_NOT_FIT
@@ -102,7 +103,7 @@ def test_host_memory_that_is_short_is_told():
 
 
 def test_an_engine_that_cannot_is_left_out_and_said():
-    found = heat(
+    found = plan_heat_map(
         TINY, FOUR, {**ASKED, "schedule": "interleaved", "mesh.pp": 2, "mesh.vpp": 2}, ("megatron", "fsdp2"), axes_of("tp,microbatch")
     )
     assert {cell.engine for cell in found.cells.values()} == {"megatron"}
@@ -134,38 +135,38 @@ def test_axes_that_are_none(text, said):
 
 def test_what_a_flag_has_settled_cannot_vary():
     with pytest.raises(InputError) as caught:
-        heat(TINY, FOUR, {**ASKED, "mesh.tp": 2, "recompute.mode": "full"}, ("fsdp2",), axes_of("tp,recompute"))
+        plan_heat_map(TINY, FOUR, {**ASKED, "mesh.tp": 2, "recompute.mode": "full"}, ("fsdp2",), axes_of("tp,recompute"))
     assert [problem.value for problem in caught.value.problems] == ["tp", "recompute"]
     with pytest.raises(InputError, match="settled"):
-        heat(TINY, FOUR, {**ASKED, "offload.optimizer": 1}, ("fsdp2",), axes_of("tp,offload"))
+        plan_heat_map(TINY, FOUR, {**ASKED, "offload.optimizer": 1}, ("fsdp2",), axes_of("tp,offload"))
 
 
 def test_where_no_cell_has_a_legal_plan_the_reason_is_raised():
     with pytest.raises(InputError, match="no legal plan in any cell: optimizer"):
-        heat(TINY, FOUR, {**ASKED, "optimizer.name": "nonsense"}, ("fsdp2",), axes_of("tp,zero"))
+        plan_heat_map(TINY, FOUR, {**ASKED, "optimizer.name": "nonsense"}, ("fsdp2",), axes_of("tp,zero"))
     with pytest.raises(InputError, match="fill whole nodes"):
-        heat(TINY, cluster_of(FOUR.device, 16), ASKED, ("fsdp2",), axes_of("gpus=12,zero"))
+        plan_heat_map(TINY, cluster_of(FOUR.device, 16), ASKED, ("fsdp2",), axes_of("gpus=12,zero"))
 
 
 def test_values_around_what_is_asked():
-    assert filled(Axis(name="seq_len"), ASKED, FOUR).values == (128, 256, 512, 1024, 2048, 4096)
-    assert filled(Axis(name="gpus"), ASKED, cluster_of(FOUR.device, 24)).values == (6, 24, 48, 96, 192)  # no 12: half a node more
-    assert filled(Axis(name="tp"), ASKED, FOUR).values == ()
+    assert axis_with_values(Axis(name="seq_len"), ASKED, FOUR).values == (128, 256, 512, 1024, 2048, 4096)
+    assert axis_with_values(Axis(name="gpus"), ASKED, cluster_of(FOUR.device, 24)).values == (6, 24, 48, 96, 192)  # no 12: half a node more
+    assert axis_with_values(Axis(name="tp"), ASKED, FOUR).values == ()
 
 
 def test_more_gpus_than_a_part_of_a_node_are_whole_nodes():
-    four, sixteen = (one.cluster for one in questions(axes_of("gpus=4:16,tp"), ASKED, FOUR))
+    four, sixteen = (one.cluster for one in axis_questions(axes_of("gpus=4:16,tp"), ASKED, FOUR))
     assert (four.per_node, four.nodes) == (4, 1)
     assert (sixteen.per_node, sixteen.nodes) == (8, 2)
 
 
 def test_many_values_are_thinned():
-    few = ordered(Axis(name="microbatch"), range(1, 100))
+    few = shown_axis_values(Axis(name="microbatch"), range(1, 100))
     assert few == (1, 2, 4, 8, 16, 32, 64)
-    odd = ordered(Axis(name="microbatch"), [3**n for n in range(1, 30)])
+    odd = shown_axis_values(Axis(name="microbatch"), [3**n for n in range(1, 30)])
     assert len(odd) == MOST
     assert (odd[0], odd[-1]) == (3, 3**29)
-    assert ordered(Axis(name="recompute"), ["full", "none", "selective"]) == ("none", "selective", "full")
+    assert shown_axis_values(Axis(name="recompute"), ["full", "none", "selective"]) == ("none", "selective", "full")
 
 
 # all plans as points
@@ -175,7 +176,7 @@ def test_a_cloud_is_thinned_to_points_of_its_own():
     random = np.random.default_rng(0)
     seconds, sizes = random.lognormal(size=20_000), random.integers(1, 2**40, 20_000)
     seconds[:10] = np.inf
-    points = cloud([(seconds[:7000], sizes[:7000]), (seconds[7000:], sizes[7000:])])
+    points = time_memory_points([(seconds[:7000], sizes[:7000]), (seconds[7000:], sizes[7000:])])
     assert set(points) <= set(zip(seconds.tolist(), sizes.tolist(), strict=True))
     assert len(points) == len(set(points)) <= (SIDE + 1) ** 2
     assert max(time for time, _ in points) == seconds[10:].max()
@@ -183,14 +184,14 @@ def test_a_cloud_is_thinned_to_points_of_its_own():
 
 
 def test_a_cloud_of_few_and_of_none():
-    assert cloud([]) == ()
-    assert cloud([(np.array([np.inf]), np.array([5]))]) == ()
-    assert cloud([(np.array([2.0]), np.array([5]))]) == ((2.0, 5),)
-    assert cloud([(np.array([2.0, 2.0]), np.array([5, 5]))]) == ((2.0, 5),)
+    assert time_memory_points([]) == ()
+    assert time_memory_points([(np.array([np.inf]), np.array([5]))]) == ()
+    assert time_memory_points([(np.array([2.0]), np.array([5]))]) == ((2.0, 5),)
+    assert time_memory_points([(np.array([2.0, 2.0]), np.array([5, 5]))]) == ((2.0, 5),)
 
 
 def test_a_ranking_keeps_its_cloud_above_its_front():
-    found = ranked(TINY, FOUR, ASKED, ("fsdp2",), top=1)
+    found = rank_training_plans(TINY, FOUR, ASKED, ("fsdp2",), top=1)
     assert 0 < len(found.cloud) <= found.looked_at[Result.FITS]
     assert found.asked == ASKED
     for time, size in found.cloud:

@@ -10,34 +10,34 @@ import pytest
 from memsheet.budget import Result
 from memsheet.catalog import find_device, model_names
 from memsheet.cli import main
-from memsheet.errors import InputError, refuse
+from memsheet.errors import InputError, input_error
 from memsheet.formulas.step_time import quick_s
 from memsheet.plan.device import cluster_of
-from memsheet.questions.accounted import catalogued
+from memsheet.questions.accounted import catalog_entry
 from memsheet.readers.model import read_model
-from memsheet.report.shared.plans.words import command
-from memsheet.search.train.grid import grid, results
-from memsheet.search.train.rank import HOST_DOUBT, effort, offloads, ranked
+from memsheet.report.shared.plans.words import plan_command
+from memsheet.search.train.grid import account_plan_grid, result_masks
+from memsheet.search.train.rank import HOST_DOUBT, plan_effort_key, plan_offloads, rank_training_plans
 from memsheet.search.train.space import space_of
 from memsheet.search.train.timed import APART, planned_of
 
-TINY = read_model("llama-tiny", catalog=catalogued, names=model_names())
+TINY = read_model("llama-tiny", catalog=catalog_entry, names=model_names())
 FOUR = cluster_of(find_device("A100-80GB"), 4)
 ASKED = {"seq_len": 512, "global_batch": 8}
 
 
 @pytest.fixture(scope="module")
 def tiny():
-    return ranked(TINY, FOUR, ASKED, ("fsdp2", "megatron"), top=6)
+    return rank_training_plans(TINY, FOUR, ASKED, ("fsdp2", "megatron"), top=6)
 
 
 def test_the_first_is_as_fast_as_any_plan_that_fits(tiny):
     fastest = []
     for engine in ("fsdp2", "megatron"):
-        found = grid(space_of(TINY, FOUR, {**ASKED, "engine": engine}))
+        found = account_plan_grid(space_of(TINY, FOUR, {**ASKED, "engine": engine}))
         for one in found.graded:
-            rows = np.flatnonzero(results(one, found.space)[Result.FITS]).tolist()
-            doubt = 1 + HOST_DOUBT * offloads(one.stratum.request)
+            rows = np.flatnonzero(result_masks(one, found.space)[Result.FITS]).tolist()
+            doubt = 1 + HOST_DOUBT * plan_offloads(one.stratum.request)
             fastest += [float(quick_s(TINY, one.stratum.plan_of(row), FOUR)) * doubt for row in rows]
     assert min(fastest) <= tiny.plans[0].seconds <= min(fastest) * (1 + APART) * (1 + 1e-9)
     assert len(fastest) == tiny.looked_at[Result.FITS]
@@ -77,14 +77,16 @@ def test_of_equals_the_simplest_comes_first():
         {"loss": "fused"},
         {"zero": 3},
     ]
-    efforts = [effort({**plain, **change}, counts) for change in worse]
+    efforts = [plan_effort_key({**plain, **change}, counts) for change in worse]
     assert efforts == sorted(efforts, reverse=True)
-    assert all(each > effort(plain, counts) for each in efforts)
+    assert all(each > plan_effort_key(plain, counts) for each in efforts)
 
 
 def test_where_nothing_fits_the_plan_that_needs_least_is_told():
-    large = read_model("llama-3-70b", catalog=catalogued, names=model_names())
-    found = ranked(large, cluster_of(find_device("RTX4090"), 1), {"seq_len": 2048, "global_batch": 1}, ("transformers",), top=3)
+    large = read_model("llama-3-70b", catalog=catalog_entry, names=model_names())
+    found = rank_training_plans(
+        large, cluster_of(find_device("RTX4090"), 1), {"seq_len": 2048, "global_batch": 1}, ("transformers",), top=3
+    )
     assert found.plans == ()
     assert found.least is not None
     assert found.least.verdict.result is Result.DOES_NOT_FIT
@@ -92,15 +94,15 @@ def test_where_nothing_fits_the_plan_that_needs_least_is_told():
 
 
 def test_an_engine_that_cannot_be_asked_is_a_note_beside_others_and_an_error_alone():
-    beside = ranked(TINY, FOUR, ASKED, ("internevo", "fsdp2"), top=1)
+    beside = rank_training_plans(TINY, FOUR, ASKED, ("internevo", "fsdp2"), top=1)
     assert beside.plans
     with pytest.raises(InputError):
-        ranked(TINY, FOUR, {"seq_len": 512}, ("fsdp2",), top=1)
+        rank_training_plans(TINY, FOUR, {"seq_len": 512}, ("fsdp2",), top=1)
 
 
 def test_a_card_whose_rate_nobody_knows_is_still_searched(capsys, monkeypatch):
     def unknown(*_, **__):
-        raise refuse("gpus", "a card", "has no known rate of arithmetic")
+        raise input_error("gpus", "a card", "has no known rate of arithmetic")
 
     monkeypatch.setattr("memsheet.search.train.timed.quick_s", unknown)
     monkeypatch.setattr("memsheet.search.train.timed.step_time", unknown)
@@ -114,7 +116,7 @@ def test_a_card_whose_rate_nobody_knows_is_still_searched(capsys, monkeypatch):
 
 def test_the_command_that_is_shown_asks_for_that_plan(tiny, capsys):
     for planned in tiny.plans[:2]:
-        assert main([*command(tiny, planned).split()[1:], "--json"]) == 0
+        assert main([*plan_command(tiny, planned).split()[1:], "--json"]) == 0
         shown = json.loads(capsys.readouterr().out)
         assert shown["verdict"]["result"] == "fits"
         assert shown["plan"]["mesh"] == {axis: int(getattr(planned.plan.mesh, axis)) for axis in shown["plan"]["mesh"]}

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.budget import Result, judge_on
 from memsheet.catalog import find_device, model_names
 from memsheet.plan.device import cluster_of
 from memsheet.plan.plan import Spread
-from memsheet.questions.accounted import catalogued
+from memsheet.questions.accounted import catalog_entry
 from memsheet.readers.model import read_model
 from memsheet.report.shared.plans.families import uneven_lines
-from memsheet.search.train.rank import Ranking, ranked
+from memsheet.search.train.rank import Ranking, rank_training_plans
 from memsheet.search.train.timed import APART
 
 CLUSTER = cluster_of(find_device("H100-80GB"), 32)
@@ -22,8 +22,8 @@ CLUSTER = cluster_of(find_device("H100-80GB"), 32)
 
 def asked(model: str, **more: object) -> Ranking:
     pinned = {"mesh.pp": 4, "mesh.vpp": 1, "mesh.cp": 1, "microbatch": 1, "recompute.mode": "none", "loss": "fused"}
-    spec = read_model(model, catalog=catalogued, names=model_names())
-    return ranked(spec, CLUSTER, {"seq_len": 4096, "global_batch": 64, **pinned, **more}, ("megatron",), top=2)
+    spec = read_model(model, catalog=catalog_entry, names=model_names())
+    return rank_training_plans(spec, CLUSTER, {"seq_len": 4096, "global_batch": 64, **pinned, **more}, ("megatron",), top=2)
 
 
 def test_a_plan_that_an_uneven_routing_fits_is_told_as_unsure() -> None:
@@ -36,7 +36,7 @@ def test_a_plan_that_an_uneven_routing_fits_is_told_as_unsure() -> None:
     routing = found.planned.plan.routing
     assert routing is not None
     plan = replace(found.planned.plan, routing=replace(routing, spread=Spread.UNEVEN))
-    sheets = tuple(account(ranking.model, plan, CLUSTER, stage, replays=True) for stage in range(plan.mesh.pp))
+    sheets = tuple(account_rank(ranking.model, plan, CLUSTER, stage, replays=True) for stage in range(plan.mesh.pp))
     assert judge_on(sheets, CLUSTER).result is Result.FITS
     assert judge_on(sheets, CLUSTER).device == found.device
     assert found.device.high < found.planned.verdict.device.high

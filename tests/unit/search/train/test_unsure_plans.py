@@ -19,7 +19,7 @@ from memsheet.report.screen.solution import render_solution
 from memsheet.report.shared.look import Look
 from memsheet.search.advice import Advice
 from memsheet.search.solve import targets as solve
-from memsheet.search.train.rank import Ranking, ranked
+from memsheet.search.train.rank import Ranking, rank_training_plans
 
 TINY = answers.model("llama-tiny")
 WORDS = {Result.FITS: ("BEST PLAN", "FITS"), Result.UNCERTAIN: ("UNCERTAIN",), Result.DOES_NOT_FIT: ("NOTHING FITS",)}
@@ -33,7 +33,7 @@ def cards(size: int) -> Cluster:
 
 
 def found(size: int, engine: str) -> Ranking:
-    return ranked(TINY, cards(size), ASKED, (engine,), top=2)
+    return rank_training_plans(TINY, cards(size), ASKED, (engine,), top=2)
 
 
 def sizes(low: int, high: int) -> list[int]:
@@ -64,10 +64,10 @@ def test_a_search_says_that_nothing_fits_only_where_nothing_can(engine):
 
 @pytest.mark.parametrize("target", ["seq-len", "microbatch"])
 def test_a_value_that_may_fit_is_never_said_to_fail(target, monkeypatch):
-    monkeypatch.setattr(solve, "_fix", lambda *_: None)
-    monkeypatch.setattr(solve, "_ways", lambda *_: ())
+    monkeypatch.setattr(solve, "_fix_for_least_value", lambda *_: None)
+    monkeypatch.setattr(solve, "_ways_for_least_value", lambda *_: ())
     request = {"task": "train", "engine": "fsdp2", "zero": 3, "seq_len": 64, "microbatch": 1}
-    search = solve.longest if target == "seq-len" else solve.most_sequences
+    search = solve.solve_sequence_length if target == "seq-len" else solve.most_sequences
     alone = search(TINY, request, cards(10**6), most=64).least
     assert alone is not None
     device, results = alone.verdict.device, []
@@ -93,7 +93,7 @@ def test_the_exit_code_is_the_searchs_own(capsys, monkeypatch, json_too):
              "--engine", "fsdp2", "--gpus", "2xA100-80GB"]  # fmt: skip
     for size, code in ((10**6, 10), ((low.verdict.device.low + low.verdict.device.high) // 2, 11)):
         with monkeypatch.context() as patched:
-            patched.setattr("memsheet.questions.accounted._cluster", lambda *_, size=size: cards(int(size)))
+            patched.setattr("memsheet.questions.accounted._cluster_from_gpus", lambda *_, size=size: cards(int(size)))
             assert cli.main([*asked, *(["--json"] if json_too else [])]) == code
         text = capsys.readouterr().out
         assert not json_too or json.loads(text)["result"] == {10: "does_not_fit", 11: "uncertain"}[code]

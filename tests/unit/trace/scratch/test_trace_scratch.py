@@ -11,10 +11,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memsheet.sheet import FromCode
-from memsheet.trace.scratch import H100, ROWS, UNKNOWN, Card, scratch, workspace
-from memsheet.trace.scratch.attention import splits
-from memsheet.trace.scratch.call import dense
-from memsheet.trace.scratch.reductions import Walk, launch, walk
+from memsheet.trace.scratch import H100, ROWS, UNKNOWN, Card, cublas_workspace, operation_scratch
+from memsheet.trace.scratch.attention import split_kv_count
+from memsheet.trace.scratch.call import is_contiguous_layout
+from memsheet.trace.scratch.reductions import Walk, coalesced_reduction_walk, reduction_buffer_bytes
 from memsheet.units import KIB, MIB
 
 aten = torch.ops.aten
@@ -32,7 +32,7 @@ def run(func: Any, *args: Any, card: Card = H100, **kwargs: Any) -> dict[str, in
 
 
 def sizes(func: Any, args: Any, outputs: Any = None, kwargs: Any = None, card: Card = H100) -> dict[str, int]:
-    parts = scratch(func, args, kwargs or {}, outputs, card)
+    parts = operation_scratch(func, args, kwargs or {}, outputs, card)
     assert all(isinstance(part.evidence, FromCode) and part.evidence.line > 0 and part.bytes > 0 for part in parts)
     assert len({part.name for part in parts}) == len(parts)
     return {part.name: part.bytes for part in parts}
@@ -130,9 +130,9 @@ def test_flash_forward_of_packed_sequences_is_split_only_for_single_queries() ->
 
 
 def test_splits_are_ones_that_differ() -> None:
-    assert splits(300, 264, 64) == 1
-    assert splits(48, 108, 64) == 2  # the source's own example: efficiencies .89 and .67 for 2 and 3
-    assert all(-(-64 // n) != -(-64 // (n - 1)) for n in (splits(b, 264, 64) for b in range(1, 210)) if n > 1)
+    assert split_kv_count(300, 264, 64) == 1
+    assert split_kv_count(48, 108, 64) == 2  # the source's own example: efficiencies .89 and .67 for 2 and 3
+    assert all(-(-64 // n) != -(-64 // (n - 1)) for n in (split_kv_count(b, 264, 64) for b in range(1, 210)) if n > 1)
 
 
 # ---- memory-efficient attention ----------------------------------------------------------------------------------------------------
@@ -348,14 +348,14 @@ def test_a_reduction_sees_memory_not_shapes() -> None:
     assert run(aten.sum.dim_IntList, meta(2, 4096, 4096), [0, 1]) == whole
     assert run(aten.sum.dim_IntList, meta(8192, 4096).t(), [1]) == whole
     assert run(aten.sum.dim_IntList, meta(8192, 1, 4096), [0, 1], True) == whole
-    assert walk((2, 3, 4), (12, 4, 1), (0, 1)) == Walk((6, 4), (4, 1), 1)
-    assert walk((2, 3, 4), (12, 4, 1), (0, 2)) == Walk((4, 2, 3), (1, 12, 4), 2)
-    assert walk((), (), ()) == Walk((), (), 0)
+    assert coalesced_reduction_walk((2, 3, 4), (12, 4, 1), (0, 1)) == Walk((6, 4), (4, 1), 1)
+    assert coalesced_reduction_walk((2, 3, 4), (12, 4, 1), (0, 2)) == Walk((4, 2, 3), (1, 12, 4), 2)
+    assert coalesced_reduction_walk((), (), ()) == Walk((), (), 0)
 
 
 def test_a_larger_card_splits_more() -> None:
     shape = Walk((8192, 4096), (4096, 1), 1)
-    found = [launch(shape, 4, 4, Card(sm_count=count))[0] for count in (66, 132, 264)]
+    found = [reduction_buffer_bytes(shape, 4, 4, Card(sm_count=count))[0] for count in (66, 132, 264)]
     assert found == sorted(found)
     assert found[0] < found[-1]
 
@@ -393,7 +393,7 @@ def test_batches_that_cublas_reads_are_not_copied() -> None:
 
 def test_dense_is_what_torch_calls_contiguous() -> None:
     views = (meta(2, 3), meta(2, 3).t(), meta(3, 1).t(), meta(4, 1, 5)[:, :, ::2], meta(0, 3), meta(2, 1).expand(2, 3), meta())
-    assert [dense(x.shape, x.stride()) for x in views] == [x.is_contiguous() for x in views]
+    assert [is_contiguous_layout(x.shape, x.stride()) for x in views] == [x.is_contiguous() for x in views]
 
 
 # ---- workspaces ----------------------------------------------------------------------------------------------------------------------
@@ -401,14 +401,14 @@ def test_dense_is_what_torch_calls_contiguous() -> None:
 
 @pytest.mark.parametrize(("capability", "size"), [((8, 0), 8320 * KIB), ((9, 0), 32 * MIB), ((10, 0), 32 * MIB), ((12, 0), 32 * MIB)])
 def test_a_product_makes_a_workspace(capability: tuple[int, int], size: int) -> None:
-    found = workspace(aten.addmm.default, (meta(4), meta(4, 4), meta(4, 4)), capability)
+    found = cublas_workspace(aten.addmm.default, (meta(4), meta(4, 4), meta(4, 4)), capability)
     assert found is not None
     assert (found.key, found.bytes) == ("cublas", size)
 
 
 def test_other_operations_make_no_workspace() -> None:
-    assert workspace(aten.add.Tensor, (meta(4), meta(4))) is None
-    assert workspace(aten.mm.default, (torch.empty(4, 4), torch.empty(4, 4))) is None
+    assert cublas_workspace(aten.add.Tensor, (meta(4), meta(4))) is None
+    assert cublas_workspace(aten.mm.default, (torch.empty(4, 4), torch.empty(4, 4))) is None
 
 
 # ---- the table -----------------------------------------------------------------------------------------------------------------------
@@ -416,15 +416,15 @@ def test_other_operations_make_no_workspace() -> None:
 
 def test_nothing_on_the_host_or_without_a_row() -> None:
     x = torch.empty(8192, 16)
-    assert scratch(aten.sum.dim_IntList, (x, [0]), {}, x.sum(0)) == ()
-    assert scratch(aten.add.Tensor, (meta(4), meta(4)), {}, meta(4)) == ()
-    assert scratch(aten.arange.default, (4,), {}, meta(4)) == ()
+    assert operation_scratch(aten.sum.dim_IntList, (x, [0]), {}, x.sum(0)) == ()
+    assert operation_scratch(aten.add.Tensor, (meta(4), meta(4)), {}, meta(4)) == ()
+    assert operation_scratch(aten.arange.default, (4,), {}, meta(4)) == ()
 
 
 def test_fake_tensors_of_a_card_are_like_those_without_memory() -> None:
     with FakeTensorMode():
         x = torch.empty(8192, 4096, dtype=BF16, device="cuda")
-        found = scratch(aten.sum.dim_IntList, (x, [0]), {}, torch.empty(4096, dtype=BF16, device="cuda"))
+        found = operation_scratch(aten.sum.dim_IntList, (x, [0]), {}, torch.empty(4096, dtype=BF16, device="cuda"))
     assert {part.name: part.bytes for part in found} == run(aten.sum.dim_IntList, meta(8192, 4096), [0])
 
 

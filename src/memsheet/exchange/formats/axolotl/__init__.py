@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from memsheet.errors import Problem
-from memsheet.exchange.formats.axolotl.names import KNOWN, UNMODELLED, absent
+from memsheet.exchange.formats.axolotl.names import KNOWN, UNMODELLED, axolotl_implied_keys
 from memsheet.exchange.formats.axolotl.rows import DEEPSPEED, KEYS, RAISED, VERSION, F
 from memsheet.exchange.shared.file_format import Format, Values
 from memsheet.exchange.shared.trainers import cannot_offload, inside_moves, inside_names, inside_renamed
@@ -19,7 +19,7 @@ from memsheet.exchange.shared.trainers import cannot_offload, inside_moves, insi
 LIGER = "axolotl.integrations.liger.LigerPlugin"
 
 
-def _fixed(asked: Values) -> dict[str, Any]:
+def _required_axolotl_keys(asked: Values) -> dict[str, Any]:
     """What it stops without, and what it would otherwise switch on or round by itself."""
     own: dict[str, Any] = {
         "learning_rate": 0.0, "datasets": [{"path": "synthetic", "type": "_synthetic"}],  # schemas/training.py:116, validation.py:83
@@ -42,7 +42,7 @@ _inside = inside_renamed(DEEPSPEED)
 INSIDE_KNOWN, INSIDE_UNMODELLED, INSIDE_WEIGHED = inside_names(DEEPSPEED)
 
 
-def _renamed(at: str) -> str:
+def _rename_axolotl_key(at: str) -> str:
     """Names that are taken for others (schemas/validation.py:1085-1123, 1637)."""
     if at in _RENAMED:
         return _RENAMED[at]
@@ -50,7 +50,7 @@ def _renamed(at: str) -> str:
     return at if at == f"{F}.fsdp_version" else at.replace(f"{F}.fsdp_", f"{F}.", 1)
 
 
-def _cannot(asked: Values) -> Iterator[Problem]:
+def _axolotl_plan_problems(asked: Values) -> Iterator[Problem]:
     yield from cannot_offload(asked)
     if asked["engine"] == "transformers" and asked.get("mesh.dp_shard", 1) > 1:
         yield Problem(
@@ -68,9 +68,9 @@ def _cannot(asked: Values) -> Iterator[Problem]:
 
 
 FORMAT = Format(
-    name="axolotl", file="axolotl.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS, fixed=_fixed,
-    problems=_cannot, said={"task": "train"}, marks=frozenset({"micro_batch_size", "sequence_len"}), absent=absent, refers=("deepspeed",),
-    rename=_renamed,
+    name="axolotl", file="axolotl.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS, fixed=_required_axolotl_keys,
+    problems=_axolotl_plan_problems, said={"task": "train"}, marks=frozenset({"micro_batch_size", "sequence_len"}), absent=axolotl_implied_keys, refers=("deepspeed",),
+    rename=_rename_axolotl_key,
     known=KNOWN | INSIDE_KNOWN, unmodelled={**UNMODELLED, **INSIDE_UNMODELLED}, weighed=INSIDE_WEIGHED, moves=inside_moves(DEEPSPEED),
     differs={"precision.reduce": "FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)"},
     beside=frozenset({

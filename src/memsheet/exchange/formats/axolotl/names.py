@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from memsheet.exchange.formats.axolotl.rows import fully_sharded, raised
+from memsheet.exchange.formats.axolotl.rows import fully_sharded, keeps_embeddings_fp32
 from memsheet.exchange.shared.file_format import Values
-from memsheet.exchange.shared.trainers import truth
+from memsheet.exchange.shared.trainers import parse_switch
 
 PLUGINS = ("liger", "cut_cross_entropy", "lm_eval", "swanlab")
 """Parts of ``axolotl.integrations`` whose bytes are said by keys of their own, or that have none."""
@@ -49,17 +49,17 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-def _groups(values: Values) -> Iterator[str]:
+def _axolotl_group_names(values: Values) -> Iterator[str]:
     heads = {at.partition(".")[0] for at in values if "." in at}
     return (group for group in GROUPS if group in heads)
 
 
-def _strange(value: Any) -> Any:
+def _unknown_plugins(value: Any) -> Any:
     """Plugins that may hold anything, None where there is none."""
-    return [one for one in _plugins(value) if not any(f"integrations.{known}." in str(one) for known in PLUGINS)] or None
+    return [one for one in _plugin_list(value) if not any(f"integrations.{known}." in str(one) for known in PLUGINS)] or None
 
 
-def _plugins(value: Any) -> list[Any]:
+def _plugin_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
@@ -68,21 +68,21 @@ def _first_fsdp(values: Values) -> bool:
     return fully_sharded(values) and str(values.get("fsdp_config.fsdp_version", 1)) != "2"
 
 
-def absent(values: Values) -> dict[str, Any]:
+def axolotl_implied_keys(values: Values) -> dict[str, Any]:
     """What axolotl takes for keys that are not said: fused adapters, unless something keeps it from them; a plugin's own loss; and groups by
     their names.
     """
-    found: dict[str, Any] = dict.fromkeys(_groups(values), "set")
-    found["plugins"] = _strange(values.get("plugins"))
+    found: dict[str, Any] = dict.fromkeys(_axolotl_group_names(values), "set")
+    found["plugins"] = _unknown_plugins(values.get("plugins"))
     if values.get("gradient_checkpointing") in ("offload", "offload_disk"):
         found["activation_offloading"] = values["gradient_checkpointing"]
-    if any("CutCrossEntropy" in str(one) for one in _plugins(values.get("plugins"))) and values.get("cut_cross_entropy") is None:
+    if any("CutCrossEntropy" in str(one) for one in _plugin_list(values.get("plugins"))) and values.get("cut_cross_entropy") is None:
         found["cut_cross_entropy"] = True  # integrations/cut_cross_entropy/args.py:33
-    if raised({**values, **{at: held for at, held in found.items() if at == "cut_cross_entropy"}}):
+    if keeps_embeddings_fp32({**values, **{at: held for at, held in found.items() if at == "cut_cross_entropy"}}):
         found[WIDE] = True
     unsaid = all(values.get(kernel) is None for kernel in LORA_KERNELS)
-    eight = values.get("adapter") == "lora" and truth(values.get("load_in_8bit"))
-    barred = any(truth(values.get(at)) for at in ("trust_remote_code", "nvfp4_merge_aware")) or values.get("rl") or eight
+    eight = values.get("adapter") == "lora" and parse_switch(values.get("load_in_8bit"))
+    barred = any(parse_switch(values.get(at)) for at in ("trust_remote_code", "nvfp4_merge_aware")) or values.get("rl") or eight
     if values.get("adapter") in ("lora", "qlora") and unsaid and not barred and not _first_fsdp(values):
         found |= dict.fromkeys(LORA_KERNELS, True)  # schemas/config.py:1901-2002
     return found

@@ -7,7 +7,16 @@ from typing import Any
 
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.file_format import AUTO, Key, Values
-from memsheet.exchange.shared.trainers import ALL_LINEAR, dtypes, inside, inside_rows, plain_recompute, row_of, truth, with_master
+from memsheet.exchange.shared.trainers import (
+    ALL_LINEAR,
+    inline_deepspeed_values,
+    inside_rows,
+    parse_switch,
+    plain_recompute,
+    row_of,
+    uniform_precision_keys,
+    with_master,
+)
 from memsheet.plan.library_defaults import own_default
 
 VERSION = "axolotl 0.18.0"
@@ -37,42 +46,42 @@ def fully_sharded(values: Values) -> bool:
 
 
 def by_deepspeed(values: Values) -> bool:
-    return bool(values.get("deepspeed")) or bool(inside(values))
+    return bool(values.get("deepspeed")) or bool(inline_deepspeed_values(values))
 
 
-def width(values: Values) -> str:
+def model_dtype(values: Values) -> str:
     """What a model is loaded and computed in (utils/config/__init__.py:156-196). Set to nothing, bf16 is off; left out, it is "auto"."""
-    half = truth(values.get("fp16"))
+    half = parse_switch(values.get("fp16"))
     told = values.get("bf16", AUTO)
-    if (not half if told == AUTO else truth(told) or told == "full") or truth(values.get("bfloat16")):
+    if (not half if told == AUTO else parse_switch(told) or told == "full") or parse_switch(values.get("bfloat16")):
         return "bf16"
-    return "fp16" if half or truth(values.get("float16")) or truth(values.get("load_in_8bit")) else "fp32"
+    return "fp16" if half or parse_switch(values.get("float16")) or parse_switch(values.get("load_in_8bit")) else "fp32"
 
 
-def _precision(_: Any, values: Values) -> Mapping[str, Any]:
-    """Adapters train in fp32 beside a base in ``width`` (peft's autocast_adapter_dtype); without one everything has that dtype."""
-    own = width(values)
+def _read_axolotl_precision(_: Any, values: Values) -> Mapping[str, Any]:
+    """Adapters train in fp32 beside a base in ``model_dtype`` (peft's autocast_adapter_dtype); without one everything has that dtype."""
+    own = model_dtype(values)
     if by_deepspeed(values):
         return with_master(own)
     if not values.get("adapter"):
-        return dtypes(own)
+        return uniform_precision_keys(own)
     reduced = {"precision.reduce": own} if fully_sharded(values) else {}
     return {"precision.parameters": own, "precision.compute": own, **reduced}
 
 
-def _in(word: str) -> Any:
+def _computes_in(word: str) -> Any:
     """Whether it is what products are in: with which the rest goes, or the plan is refused."""
     return lambda asked: asked.get("precision.compute") == word
 
 
-def _engine(_: Any, values: Values) -> Mapping[str, Any]:
+def _read_axolotl_engine(_: Any, values: Values) -> Mapping[str, Any]:
     """Where nothing divides it, replicas, unless another file says how it is launched."""
     if fully_sharded(values) or by_deepspeed(values):
-        return {"engine": "deepspeed"} if inside(values) else {}
+        return {"engine": "deepspeed"} if inline_deepspeed_values(values) else {}
     return {"?engine": "transformers", "?zero": 0}
 
 
-def _version(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_fsdp_version(value: Any, values: Values) -> Mapping[str, Any]:
     """FSDP1 where no version is said (schemas/validation.py:1119-1122)."""
     return {"engine": "fsdp2" if str(value) == "2" else "fsdp1"} if fully_sharded(values) and not by_deepspeed(values) else {}
 
@@ -81,114 +90,121 @@ def _of_fsdp(make: Any) -> Any:
     return lambda asked: make(asked) if asked["engine"] == "fsdp2" else None
 
 
-def _zero(value: Any, values: Values) -> Mapping[str, Any]:
-    return {"zero": 3 if truth(value) else 2} if fully_sharded(values) else {}
+def _read_fsdp_reshard(value: Any, values: Values) -> Mapping[str, Any]:
+    return {"zero": 3 if parse_switch(value) else 2} if fully_sharded(values) else {}
 
 
-def _both(value: Any, values: Values) -> Mapping[str, Any]:
-    return {"offload.optimizer": int(truth(value)), "offload.parameters": int(truth(value))} if fully_sharded(values) else {}
+def _read_fsdp_offload(value: Any, values: Values) -> Mapping[str, Any]:
+    return {"offload.optimizer": int(parse_switch(value)), "offload.parameters": int(parse_switch(value))} if fully_sharded(values) else {}
 
 
-def _moved(asked: Values) -> bool:
+def _offloads_all_states(asked: Values) -> bool:
     return asked.get("offload.optimizer") == 1 and asked.get("offload.parameters") == 1
 
 
-def _recompute(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_axolotl_checkpointing(value: Any, values: Values) -> Mapping[str, Any]:
     """TRL's way of moving activations takes recompute's place beside adapters (core/builders/base.py:592-598, loaders/model.py:358)."""
     moves = values.get("activation_offloading") not in (None, False, "hidden_states") or value in ("offload", "offload_disk")
-    if not truth(value) and value not in ("offload", "offload_disk"):
+    if not parse_switch(value) and value not in ("offload", "offload_disk"):
         return {"?recompute.mode": "none"}
     return {"?recompute.mode": "none"} if moves and values.get("adapter") else {"recompute.mode": "full"}
 
 
-def _full(asked: Values) -> bool:
+def _is_full_recompute(asked: Values) -> bool:
     return asked.get("recompute.mode") == "full" and plain_recompute(asked)
 
 
-def attention(_: Any, values: Values) -> Mapping[str, Any]:
+def read_attention_kernel(_: Any, values: Values) -> Mapping[str, Any]:
     """Named, by an older switch, or as transformers takes it by itself, which is sdpa."""
     if (named := values.get("attn_implementation")) is not None:
         return {"attention": "flash" if named in _FLASH else named}
-    found = next((name for flag, name in FLAGS.items() if truth(values.get(flag))), None)
+    found = next((name for flag, name in FLAGS.items() if parse_switch(values.get(flag))), None)
     return {"attention": found or "sdpa"}
 
 
-def raised(values: Values) -> bool:
+def keeps_embeddings_fp32(values: Values) -> bool:
     """Whether embeddings, the output layer and norms are left in fp32 beside sixteen bits (loaders/model.py:422-476)."""
     whole = not (values.get("adapter") or fully_sharded(values) or by_deepspeed(values))
     return (
-        whole and width(values) != "fp32" and attention(None, values)["attention"] in RAISED and not truth(values.get("cut_cross_entropy"))
+        whole
+        and model_dtype(values) != "fp32"
+        and read_attention_kernel(None, values)["attention"] in RAISED
+        and not parse_switch(values.get("cut_cross_entropy"))
     )
 
 
 def _default_attention(value: Any, values: Values) -> Mapping[str, Any]:
-    return {} if any(truth(values.get(flag)) for flag in FLAGS) else attention(value, values)
+    return {} if any(parse_switch(values.get(flag)) for flag in FLAGS) else read_attention_kernel(value, values)
 
 
-def _length(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_sequence_len(value: Any, values: Values) -> Mapping[str, Any]:
     """Batches are padded to a multiple of 64 tokens, unless that is switched off (core/builders/causal.py:386-395)."""
     pads, multiple = values.get("pad_to_sequence_len"), values.get("pad_to_multiple_of") or 64
     whole = isinstance(value, int) and isinstance(multiple, int) and multiple > 0
-    exact = truth(pads) or (pads is None and truth(values.get("sample_packing")))
+    exact = parse_switch(pads) or (pads is None and parse_switch(values.get("sample_packing")))
     length = -(-value // multiple) * multiple if whole and pads is not False else value
     return {"seq_len": length, **({} if exact else {"?seq_len_kind": "maximum"})}
 
 
-def _adapter(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_adapter_kind(value: Any, values: Values) -> Mapping[str, Any]:
     """Neither lora nor qlora is a plugin's, which the plan refuses by its name."""
     if value in ("", None):
         return {}
-    kind = "dora" if truth(values.get("peft_use_dora")) else "lora"
-    kept = width(values) if by_deepspeed(values) or values.get("peft_autocast_adapter_dtype") is False else "fp32"
+    kind = "dora" if parse_switch(values.get("peft_use_dora")) else "lora"
+    kept = model_dtype(values) if by_deepspeed(values) or values.get("peft_autocast_adapter_dtype") is False else "fp32"
     return {"adapter.kind": kind if value in ("lora", "qlora") else value, "adapter.dtype": kept}
 
 
-def _trained(key: str) -> Any:
+def _adapter_value_reader(key: str) -> Any:
     return lambda value, values: {key: value} if values.get("adapter") else {}
 
 
-def _targets(value: Any, values: Values) -> Mapping[str, Any]:
-    if not values.get("adapter") or truth(values.get("lora_target_linear")):
+def _read_lora_target_modules(value: Any, values: Values) -> Mapping[str, Any]:
+    if not values.get("adapter") or parse_switch(values.get("lora_target_linear")):
         return {}
     return {"adapter.targets": [value] if isinstance(value, str) else value}
 
 
 def _all_linear(value: Any, values: Values) -> Mapping[str, Any]:
-    return {"adapter.targets": [ALL_LINEAR]} if truth(value) and values.get("adapter") else {}
+    return {"adapter.targets": [ALL_LINEAR]} if parse_switch(value) and values.get("adapter") else {}
 
 
-def _quantized(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_load_in_4bit(value: Any, values: Values) -> Mapping[str, Any]:
     """Only beside the adapter that goes with it (loaders/model.py:712-750): NF4 with scales in eight bits, or LLM.int8."""
-    return {"quantization.weights": "nf4", "quantization.double_quant": True} if truth(value) and values.get("adapter") == "qlora" else {}
+    return (
+        {"quantization.weights": "nf4", "quantization.double_quant": True}
+        if parse_switch(value) and values.get("adapter") == "qlora"
+        else {}
+    )
 
 
-def _eight(value: Any, values: Values) -> Mapping[str, Any]:
-    return {"quantization.weights": "int8"} if truth(value) and values.get("adapter") == "lora" else {}
+def _read_load_in_8bit(value: Any, values: Values) -> Mapping[str, Any]:
+    return {"quantization.weights": "int8"} if parse_switch(value) and values.get("adapter") == "lora" else {}
 
 
-def _four(asked: Values) -> Any:
+def _load_in_4bit(asked: Values) -> Any:
     plain = asked.get("quantization.double_quant") is True and not asked.get("quantization.skip")
     return True if asked.get("quantization.weights") == "nf4" and plain else None
 
 
-def _kind(asked: Values) -> Any:
-    return None if not asked.get("adapter.rank") else "qlora" if _four(asked) else "lora"
+def _axolotl_adapter_name(asked: Values) -> Any:
+    return None if not asked.get("adapter.rank") else "qlora" if _load_in_4bit(asked) else "lora"
 
 
-def _optimizer(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_axolotl_optimizer(value: Any, values: Values) -> Mapping[str, Any]:
     return {"optimizer.name": "muon"} if value == "muon" else OPTIM.read(value, values)
 
 
-def _nothing(*_: Any) -> Mapping[str, Any]:
+def _no_axolotl_keys(*_: Any) -> Mapping[str, Any]:
     return {}
 
 
-def _used(at: str, source: str, out: Any = lambda _: None) -> Key:
+def _axolotl_helper_row(at: str, source: str, out: Any = lambda _: None) -> Key:
     """A key that another row reads."""
-    return Key(at=at, out=out, back=_nothing, source=source)
+    return Key(at=at, out=out, back=_no_axolotl_keys, source=source)
 
 
-def _degree(at: str, key: str, line: int) -> Key:
+def _parallel_degree_row(at: str, key: str, line: int) -> Key:
     axes = ("mesh.dp_replicate", "mesh.tp")
     return Key(
         at=at, out=_of_fsdp(lambda a: a.get(key, 1) if any(a.get(axis, 1) > 1 for axis in axes) else None), back=lambda v, _: {key: v},
@@ -196,32 +212,32 @@ def _degree(at: str, key: str, line: int) -> Key:
     )  # fmt: skip
 
 
-def _lora(make: Any) -> Any:
+def _only_with_adapter(make: Any) -> Any:
     return lambda asked: make(asked) if asked.get("adapter.rank") else None
 
 
 KEYS = (
     Key(at="base_model", says="@model", source=f"{S}/model.py:17"),
-    Key(at="sequence_len", says="seq_len", back=_length, usual=own_default("axolotl", "sequence_len"), source=f"{C}:665"),
-    _used("pad_to_sequence_len", f"{C}:722", lambda _: True),
-    _used("pad_to_multiple_of", f"{C}:728", lambda a: 1 if a["seq_len"] % 64 else None),
+    Key(at="sequence_len", says="seq_len", back=_read_sequence_len, usual=own_default("axolotl", "sequence_len"), source=f"{C}:665"),
+    _axolotl_helper_row("pad_to_sequence_len", f"{C}:722", lambda _: True),
+    _axolotl_helper_row("pad_to_multiple_of", f"{C}:728", lambda a: 1 if a["seq_len"] % 64 else None),
     Key(at="micro_batch_size", says="microbatch", usual=own_default("axolotl", "micro_batch_size"), source=f"{S}/training.py:77"),
     Key(at="gradient_accumulation_steps", says="@accumulation", usual=1, source=f"{S}/training.py:71"),
-    Key(at="bf16", out=_in("bf16"), back=_precision, usual=own_default("axolotl", "bf16"), auto=True, source=f"{C}:559; utils/config/__init__.py:156"),
-    _used("fp16", f"{C}:565", _in("fp16")),
-    _used("bfloat16", f"{C}:582"),
-    _used("float16", f"{C}:588"),
-    Key(at="fsdp", out=lambda _: None, back=_engine, usual=False, source=f"{C}:1044"),
-    Key(at=f"{F}.fsdp_version", out=lambda _: None, back=_version, usual=1, source=f"{C}:1052; {S}/fsdp.py:15"),
-    Key(at=f"{F}.reshard_after_forward", out=_of_fsdp(lambda a: a.get("zero") == 3), back=_zero, usual=True, source=f"{S}/fsdp.py:75"),
-    Key(at=f"{F}.offload_params", out=_of_fsdp(_moved), back=_both, usual=False, source=f"{S}/fsdp.py:24"),
+    Key(at="bf16", out=_computes_in("bf16"), back=_read_axolotl_precision, usual=own_default("axolotl", "bf16"), auto=True, source=f"{C}:559; utils/config/__init__.py:156"),
+    _axolotl_helper_row("fp16", f"{C}:565", _computes_in("fp16")),
+    _axolotl_helper_row("bfloat16", f"{C}:582"),
+    _axolotl_helper_row("float16", f"{C}:588"),
+    Key(at="fsdp", out=lambda _: None, back=_read_axolotl_engine, usual=False, source=f"{C}:1044"),
+    Key(at=f"{F}.fsdp_version", out=lambda _: None, back=_read_fsdp_version, usual=1, source=f"{C}:1052; {S}/fsdp.py:15"),
+    Key(at=f"{F}.reshard_after_forward", out=_of_fsdp(lambda a: a.get("zero") == 3), back=_read_fsdp_reshard, usual=True, source=f"{S}/fsdp.py:75"),
+    Key(at=f"{F}.offload_params", out=_of_fsdp(_offloads_all_states), back=_read_fsdp_offload, usual=False, source=f"{S}/fsdp.py:24"),
     Key(
-        at=f"{F}.activation_checkpointing", out=_of_fsdp(_full),
-        back=lambda v, values: {"recompute.mode": "full"} if truth(v) and fully_sharded(values) else {}, source=f"{S}/fsdp.py:20",
+        at=f"{F}.activation_checkpointing", out=_of_fsdp(_is_full_recompute),
+        back=lambda v, values: {"recompute.mode": "full"} if parse_switch(v) and fully_sharded(values) else {}, source=f"{S}/fsdp.py:20",
     ),
-    _degree("dp_shard_size", "mesh.dp_shard", 1091),
-    _degree("dp_replicate_size", "mesh.dp_replicate", 1097),
-    _degree("tensor_parallel_size", "mesh.tp", 1125),
+    _parallel_degree_row("dp_shard_size", "mesh.dp_shard", 1091),
+    _parallel_degree_row("dp_replicate_size", "mesh.dp_replicate", 1097),
+    _parallel_degree_row("tensor_parallel_size", "mesh.tp", 1125),
     Key(at="context_parallel_size", out=lambda _: None, back=lambda v, _: {"mesh.cp": v}, source=f"{C}:1107"),
     Key(at="expert_parallel_size", out=lambda _: None, back=lambda v, _: {"mesh.ep": v}, source="integrations/expert_parallel/args.py:23"),
     Key(
@@ -229,34 +245,34 @@ KEYS = (
         source=f"{C}:1032",
     ),
     Key(
-        at="gradient_checkpointing", out=lambda a: _full(a) if a["engine"] != "fsdp2" else None, back=_recompute, usual=own_default("axolotl", "gradient_checkpointing"),
+        at="gradient_checkpointing", out=lambda a: _is_full_recompute(a) if a["engine"] != "fsdp2" else None, back=_read_axolotl_checkpointing, usual=own_default("axolotl", "gradient_checkpointing"),
         source=f"{C}:600",
     ),
     Key(
         at="attn_implementation", out=lambda a: KERNELS.get(str(a.get("attention"))), back=_default_attention, usual="sdpa", source=f"{C}:839",
     ),
-    *(Key(at=flag, out=lambda _: None, back=attention, source=f"{S}/enums.py:118") for flag in FLAGS),
+    *(Key(at=flag, out=lambda _: None, back=read_attention_kernel, source=f"{S}/enums.py:118") for flag in FLAGS),
     Key(
         at="liger_fused_linear_cross_entropy", out=lambda a: True if a.get("loss") == "fused" else None,
-        back=lambda v, _: {"loss": "fused" if truth(v) else "plain"}, usual=False, source="integrations/liger/args.py:55",
+        back=lambda v, _: {"loss": "fused" if parse_switch(v) else "plain"}, usual=False, source="integrations/liger/args.py:55",
     ),
-    Key(at="torch_compile", out=lambda a: True if a.get("compile") else None, back=lambda v, _: {"compile": truth(v)}, auto=True, source=f"{C}:1148"),
-    Key(at="optimizer", out=OPTIM.write, back=_optimizer, usual=own_default("axolotl", "optimizer"), source=f"{S}/training.py:122"),
-    Key(at="adapter", out=_kind, back=_adapter, source=f"{S}/peft.py:41"),
-    Key(at="lora_r", out=_lora(lambda a: a["adapter.rank"]), back=_trained("adapter.rank"), source=f"{S}/peft.py:53"),
-    Key(at="lora_dropout", out=_lora(lambda a: a.get("adapter.dropout")), back=_trained("adapter.dropout"), source=f"{S}/peft.py:80"),
-    Key(at="lora_target_modules", out=_lora(lambda a: a.get("adapter.targets")), back=_targets, source=f"{S}/peft.py:56"),
+    Key(at="torch_compile", out=lambda a: True if a.get("compile") else None, back=lambda v, _: {"compile": parse_switch(v)}, auto=True, source=f"{C}:1148"),
+    Key(at="optimizer", out=OPTIM.write, back=_read_axolotl_optimizer, usual=own_default("axolotl", "optimizer"), source=f"{S}/training.py:122"),
+    Key(at="adapter", out=_axolotl_adapter_name, back=_read_adapter_kind, source=f"{S}/peft.py:41"),
+    Key(at="lora_r", out=_only_with_adapter(lambda a: a["adapter.rank"]), back=_adapter_value_reader("adapter.rank"), source=f"{S}/peft.py:53"),
+    Key(at="lora_dropout", out=_only_with_adapter(lambda a: a.get("adapter.dropout")), back=_adapter_value_reader("adapter.dropout"), source=f"{S}/peft.py:80"),
+    Key(at="lora_target_modules", out=_only_with_adapter(lambda a: a.get("adapter.targets")), back=_read_lora_target_modules, source=f"{S}/peft.py:56"),
     Key(at="lora_target_linear", out=lambda _: None, back=_all_linear, source=f"{S}/peft.py:58; loaders/adapter.py:54"),
     Key(
-        at="lora_modules_to_save", out=_lora(lambda a: a.get("adapter.full_modules")), back=_trained("adapter.full_modules"),
+        at="lora_modules_to_save", out=_only_with_adapter(lambda a: a.get("adapter.full_modules")), back=_adapter_value_reader("adapter.full_modules"),
         source=f"{S}/peft.py:62",
     ),
-    _used("peft_use_dora", f"{S}/peft.py:89", lambda a: True if a.get("adapter.kind") == "dora" else None),
-    _used(
+    _axolotl_helper_row("peft_use_dora", f"{S}/peft.py:89", lambda a: True if a.get("adapter.kind") == "dora" else None),
+    _axolotl_helper_row(
         "peft_autocast_adapter_dtype", f"{S}/peft.py:124",
         lambda a: False if a.get("adapter.dtype") == "bf16" and a["engine"] != "deepspeed" else None,
     ),
-    Key(at="load_in_4bit", out=_four, back=_quantized, source=f"{S}/peft.py:37"),
-    Key(at="load_in_8bit", out=lambda _: None, back=_eight, source=f"{S}/peft.py:31"),
+    Key(at="load_in_4bit", out=_load_in_4bit, back=_read_load_in_4bit, source=f"{S}/peft.py:37"),
+    Key(at="load_in_8bit", out=lambda _: None, back=_read_load_in_8bit, source=f"{S}/peft.py:31"),
     *inside_rows(DEEPSPEED),
 )  # fmt: skip

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from memsheet.errors import Problem
-from memsheet.exchange.formats.llamafactory.names import KNOWN, TRANSFORMERS, UNMODELLED, absent
+from memsheet.exchange.formats.llamafactory.names import KNOWN, TRANSFORMERS, UNMODELLED, factory_implied_keys
 from memsheet.exchange.formats.llamafactory.rows import DEEPSPEED, KEYS, VERSION
 from memsheet.exchange.shared.file_format import Format, Values
 from memsheet.exchange.shared.launched_script import FACTORY_FILE
 from memsheet.exchange.shared.trainers import cannot_offload, inside_moves, inside_names, inside_renamed
 
 
-def _fixed(_: Values) -> dict[str, Any]:
+def _required_factory_keys(_: Values) -> dict[str, Any]:
     """What it stops without (hparams/parser.py:478); names are of its own examples' data."""
     own: dict[str, Any] = {"stage": "sft", "do_train": True, "dataset": "identity", "template": "default", "packing": True}
     return {**own, "output_dir": "output"}
@@ -28,12 +28,12 @@ _inside = inside_renamed(DEEPSPEED)
 INSIDE_KNOWN, INSIDE_UNMODELLED, INSIDE_WEIGHED = inside_names(DEEPSPEED)
 
 
-def _renamed(at: str) -> str:
+def _rename_factory_key(at: str) -> str:
     """As the Trainer, and DeepSpeed inside, take one name for another."""
     return _inside(TRANSFORMERS.rename(at) if TRANSFORMERS.rename else at)
 
 
-def _cannot(asked: Values) -> Iterator[Problem]:
+def _factory_plan_problems(asked: Values) -> Iterator[Problem]:
     yield from cannot_offload(asked)
     if asked["engine"] == "transformers" and asked.get("mesh.dp_shard", 1) > 1:
         yield Problem(
@@ -45,9 +45,9 @@ def _cannot(asked: Values) -> Iterator[Problem]:
 
 FORMAT = Format(
     name="llamafactory", file="llamafactory.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS,
-    fixed=_fixed, problems=_cannot, said={"task": "train"}, marks=frozenset({"finetuning_type", "cutoff_len", "template", "lora_target"}),
-    absent=absent, refers=("deepspeed", FACTORY_FILE), strict=("",),  # hparams/parser.py:154: parse_dict without allow_extra_keys
-    rename=_renamed, known=(KNOWN | INSIDE_KNOWN | {FACTORY_FILE}) - {key.at for key in KEYS} - set(UNMODELLED), unmodelled={**UNMODELLED, **INSIDE_UNMODELLED},
+    fixed=_required_factory_keys, problems=_factory_plan_problems, said={"task": "train"}, marks=frozenset({"finetuning_type", "cutoff_len", "template", "lora_target"}),
+    absent=factory_implied_keys, refers=("deepspeed", FACTORY_FILE), strict=("",),  # hparams/parser.py:154: parse_dict without allow_extra_keys
+    rename=_rename_factory_key, known=(KNOWN | INSIDE_KNOWN | {FACTORY_FILE}) - {key.at for key in KEYS} - set(UNMODELLED), unmodelled={**UNMODELLED, **INSIDE_UNMODELLED},
     weighed=INSIDE_WEIGHED, moves=inside_moves(DEEPSPEED),
     differs={
         "precision.reduce": "FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)",

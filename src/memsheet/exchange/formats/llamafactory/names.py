@@ -9,7 +9,7 @@ from typing import Any
 
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.file_format import Values
-from memsheet.exchange.shared.trainers import truth
+from memsheet.exchange.shared.trainers import parse_switch
 
 TRANSFORMERS = find_format("transformers")
 LIGER = "enable_liger_kernel"
@@ -38,13 +38,13 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-def absent(values: Values) -> dict[str, Any]:
+def factory_implied_keys(values: Values) -> dict[str, Any]:
     """Nothing trains where it is not said (transformers' do_train is off); what comes with a fused loss, and with packed rows."""
     told = values.get("do_train", False)
-    found: dict[str, Any] = {"do_train": truth(told)}
-    if truth(values.get("neat_packing")) and values.get("flash_attn") != "fa2":
+    found: dict[str, Any] = {"do_train": parse_switch(told)}
+    if parse_switch(values.get("neat_packing")) and values.get("flash_attn") != "fa2":
         found[MASKED] = True
-    return {**found, FUSED: True} if truth(values.get(LIGER)) else found
+    return {**found, FUSED: True} if parse_switch(values.get(LIGER)) else found
 
 
 KNOWN = TRANSFORMERS.known | frozenset({

@@ -10,7 +10,7 @@ from typing import Any
 
 from memsheet.errors import Problem
 from memsheet.exchange.formats.megatron.flags import ALLOCATOR, LAUNCHER, PROGRAM, SWITCHES, VALUED, flags_of
-from memsheet.exchange.formats.megatron.stages import STAGES, unlike
+from memsheet.exchange.formats.megatron.stages import STAGES, unequal_stage_problems
 from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
 
 VERSION = "Megatron-LM core 0.14"  # every line below is of 23e00ed0963c35382dfe8a5a94fb3cda4d21e133, under megatron
@@ -26,12 +26,12 @@ MARKS = frozenset({TP, "--pipeline-model-parallel-size", "--micro-batch-size", "
 BACKENDS = {"flash": "flash", "cudnn": "fused", "eager": "unfused"}  # core/transformer/enums.py:59, AttnBackend
 
 
-def _ranks(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_nproc_per_node(value: Any, values: Values) -> Mapping[str, Any]:
     nodes = values.get("--nnodes", 1)
     return {"@per_node": value, "@gpus": value * nodes} if isinstance(value, int) and isinstance(nodes, int) else {}
 
 
-def _precision(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_bf16_flag(value: Any, values: Values) -> Mapping[str, Any]:
     """Of all switches: sixteen bits with fp32 copies, gradients in fp32 unless that is switched off (:643-667); else fp32."""
     if value is True:
         reduced = "bf16" if values.get("--grad-reduce-in-bf16") else "fp32"
@@ -44,10 +44,10 @@ def _precision(value: Any, values: Values) -> Mapping[str, Any]:
     return dict(zip((f"precision.{name}" for name in _FIELDS), made, strict=True))
 
 
-def _recompute(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_recompute_granularity(value: Any, values: Values) -> Mapping[str, Any]:
     """Every layer in stretches, the first so many layers of a stage, or modules (core/transformer/transformer_config.py:825-880)."""
     if value == "selective":
-        return {"recompute.mode": value, "recompute.modules": _listed(values.get("--recompute-modules", ["core_attn"]))}
+        return {"recompute.mode": value, "recompute.modules": _as_flag_list(values.get("--recompute-modules", ["core_attn"]))}
     if value != "full":
         return {"recompute.mode": value}
     count = values.get("--recompute-num-layers")
@@ -56,25 +56,25 @@ def _recompute(value: Any, values: Values) -> Mapping[str, Any]:
     return {"recompute.mode": "full", **({"recompute.every": count} if count not in (None, 1) else {})}
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_flag_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _whole(asked: Values) -> bool:
+def _is_full_granularity(asked: Values) -> bool:
     return asked.get("recompute.mode") == "full"
 
 
-def _stretch(asked: Values) -> Any:
-    return (asked.get("recompute.layers") or asked.get("recompute.every") or 1) if _whole(asked) else None
+def _recompute_num_layers(asked: Values) -> Any:
+    return (asked.get("recompute.layers") or asked.get("recompute.every") or 1) if _is_full_granularity(asked) else None
 
 
-def _stages(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_pipeline_size(value: Any, values: Values) -> Mapping[str, Any]:
     several = isinstance(value, int) and value > 1
     virtual = any(values.get(f"--num-{name}") for name in ("virtual-stages-per-pipeline-rank", "layers-per-virtual-pipeline-stage"))
     return {"mesh.pp": value, **({"schedule": "interleaved" if virtual else "1f1b"} if several else {})}
 
 
-def _virtual(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_virtual_stage_layers(value: Any, values: Values) -> Mapping[str, Any]:
     """Stages of a rank, of their layers (:495-513); the model's layers must stand in the file."""
     layers, pp = values.get("--num-layers"), values.get("--pipeline-model-parallel-size", 1)
     if all(isinstance(count, int) and count > 0 for count in (value, layers, pp)) and layers % (value * pp) == 0:
@@ -82,13 +82,13 @@ def _virtual(value: Any, values: Values) -> Mapping[str, Any]:
     return {"mesh.vpp": f"{layers} layers in {pp} stages by {value}"}
 
 
-def _ranked(value: Any, values: Values) -> Any:
+def _read_vocab_divisor(value: Any, values: Values) -> Any:
     """A size for each tensor-parallel rank, of all of them (training/tokenizer/tokenizer.py:115, _vocab_size_with_padding)."""
     tp = values.get(TP, 1)
     return {"vocab_multiple": value * tp} if isinstance(value, int) and isinstance(tp, int) else {"vocab_multiple": value}
 
 
-def _vocabulary(asked: Values) -> Any:
+def _vocab_size_divisor(asked: Values) -> Any:
     multiple, tp = asked.get("vocab_multiple"), asked.get("mesh.tp") or 1
     return multiple // tp if multiple and multiple % tp == 0 else None
 
@@ -97,34 +97,34 @@ def _expert_split(value: Any, values: Values) -> Mapping[str, Any]:
     """As many as tensor-parallel ranks unless it is said (:395), where there are experts."""
     if value != TP:
         return {"mesh.etp": value}
-    return {"mesh.etp": values[TP]} if TP in values and _experts(values) else {}
+    return {"mesh.etp": values[TP]} if TP in values and _has_expert_flags(values) else {}
 
 
-def _experts(values: Values) -> bool:
+def _has_expert_flags(values: Values) -> bool:
     return bool(values.get("--num-experts")) or values.get("--expert-model-parallel-size", 1) != 1
 
 
-def _dispatch(value: Any, values: Values) -> Mapping[str, Any]:
-    return {"moe.dispatch": value} if _experts(values) or "--moe-token-dispatcher-type" in values else {}
+def _read_token_dispatcher(value: Any, values: Values) -> Mapping[str, Any]:
+    return {"moe.dispatch": value} if _has_expert_flags(values) or "--moe-token-dispatcher-type" in values else {}
 
 
-def _dropout(_: Any, values: Values) -> Mapping[str, Any]:
+def _read_dropout_rates(_: Any, values: Values) -> Mapping[str, Any]:
     """The larger of both: a mask is kept wherever anything is dropped, so that unlike rates are over-counted and not under."""
     rates = [values.get(f"--{name}-dropout", 0.1) for name in ("hidden", "attention")]
     return {"dropout": max(rates) if all(isinstance(rate, int | float) for rate in rates) else str(rates)}
 
 
-def _copies(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_optimizer_instances(value: Any, values: Values) -> Mapping[str, Any]:
     return {"mesh.dp_replicate": value} if values.get("--use-distributed-optimizer") else {}
 
 
-def _sharing(value: Any, _: Values) -> Mapping[str, Any]:
+def _read_cp_comm_type(value: Any, _: Values) -> Mapping[str, Any]:
     kinds = {"p2p": "ring", "all_gather": "all_gather", "allgather": "all_gather", "a2a": "all_to_all"}
     return {"context_parallel_comm": plan_word(kinds, value)}
 
 
-def _cannot(asked: Values) -> Iterator[Problem]:
-    yield from unlike(asked)
+def _megatron_plan_problems(asked: Values) -> Iterator[Problem]:
+    yield from unequal_stage_problems(asked)
     pieces, length = 2 * (asked.get("mesh.cp") or 1), asked.get("seq_len") or 0
     if pieces > 2 and length % pieces:  # training/arguments.py:757
         reason = f"is not a multiple of {pieces}, two pieces for each context-parallel rank"
@@ -136,7 +136,7 @@ def _cannot(asked: Values) -> Iterator[Problem]:
         yield Problem(field="sequence_parallel", value=True, reason="is switched off by Megatron-LM at tp 1", hint="leave it out")
 
 
-def _compose(values: Values, asked: Values) -> str:
+def _compose_megatron_script(values: Values, asked: Values) -> str:
     """One connection, which tensor and context parallelism ask for on cards before Blackwell (:850-875); every value is quoted."""
     split = asked.get("mesh.tp", 1) > 1 or asked.get("mesh.cp", 1) > 1
     exports = ["export CUDA_DEVICE_MAX_CONNECTIONS=1"] if split else []
@@ -144,18 +144,22 @@ def _compose(values: Values, asked: Values) -> str:
     launch = [f"{at}={shlex.quote(str(values[at]))}" for at in ("--nnodes", "--nproc-per-node") if at in values]
     if asked["@nodes"] > 1:
         launch += ['--node-rank="${NODE_RANK:?}"', "--rdzv-backend=c10d", '--rdzv-endpoint="${MASTER_ADDR:?}:${MASTER_PORT:-29500}"']
-    flags = [_flag(at, value) for at, value in values.items() if at.startswith("--") and at not in ("--nnodes", "--nproc-per-node")]
+    flags = [
+        _render_megatron_flag(at, value)
+        for at, value in values.items()
+        if at.startswith("--") and at not in ("--nnodes", "--nproc-per-node")
+    ]
     script = '"${PRETRAIN_SCRIPT:-pretrain_gpt.py}"'
     return "\n".join(
         ["#!/usr/bin/env bash", "set -euo pipefail", *exports, " \\\n  ".join(["exec torchrun", *launch, script, *flags, '"$@"']), ""]
     )
 
 
-def _flag(at: str, value: Any) -> str:
-    return at if value is True else " ".join([at, *(shlex.quote(str(word)) for word in _listed(value))])
+def _render_megatron_flag(at: str, value: Any) -> str:
+    return at if value is True else " ".join([at, *(shlex.quote(str(word)) for word in _as_flag_list(value))])
 
 
-def _on(at: str, key: str, line: int) -> Key:
+def _plan_switch_row(at: str, key: str, line: int) -> Key:
     """A switch that a plan has, too."""
     return Key(at=at, out=lambda a: True if a.get(key) else None, back=lambda v, _: {key: v is True}, source=f"{ARGS}:{line}")
 
@@ -166,18 +170,18 @@ KEYS = (
         back=lambda v, _: {"allocator.expandable_segments": ON.lower() in str(v).lower()}, source="torch/cuda/memory.py:1202",
     ),
     Key(at="--nnodes", says="@nodes", usual=1, source="torch/distributed/run.py"),
-    Key(at="--nproc-per-node", says="@per_node", back=_ranks, source="torch/distributed/run.py"),
+    Key(at="--nproc-per-node", says="@per_node", back=_read_nproc_per_node, source="torch/distributed/run.py"),
     Key(at=TP, says="mesh.tp", usual=1, source=f"{ARGS}:2319"),
-    Key(at="--pipeline-model-parallel-size", says="mesh.pp", back=_stages, usual=1, source=f"{ARGS}:2321"),
+    Key(at="--pipeline-model-parallel-size", says="mesh.pp", back=_read_pipeline_size, usual=1, source=f"{ARGS}:2321"),
     Key(
         at="--num-virtual-stages-per-pipeline-rank", out=lambda a: n if (n := a.get("mesh.vpp") or 1) > 1 else None,
         back=lambda v, _: {"mesh.vpp": v}, source=f"{ARGS}:2345",
     ),
-    Key(at="--num-layers-per-virtual-pipeline-stage", out=lambda _: None, back=_virtual, source=f"{ARGS}:2343"),
+    Key(at="--num-layers-per-virtual-pipeline-stage", out=lambda _: None, back=_read_virtual_stage_layers, source=f"{ARGS}:2343"),
     Key(at="--context-parallel-size", says="mesh.cp", usual=1, source=f"{ARGS}:2455"),
     Key(
         at="--cp-comm-type", says="context_parallel_comm", names={"ring": "p2p", "all_gather": "all_gather", "all_to_all": "a2a"},
-        back=_sharing, source=f"{ARGS}:2457",
+        back=_read_cp_comm_type, source=f"{ARGS}:2457",
     ),
     Key(at="--expert-model-parallel-size", says="mesh.ep", usual=1, source=f"{ARGS}:2777"),
     Key(at="--expert-tensor-parallel-size", says="mesh.etp", back=_expert_split, usual=TP, source=f"{ARGS}:2779, 395"),
@@ -190,7 +194,7 @@ KEYS = (
         usual=False, source=f"{ARGS}:2412",
     ),
     Key(
-        at="--num-distributed-optimizer-instances", out=lambda a: a.get("mesh.dp_replicate") if a.get("zero") == 1 else None, back=_copies,
+        at="--num-distributed-optimizer-instances", out=lambda a: a.get("mesh.dp_replicate") if a.get("zero") == 1 else None, back=_read_optimizer_instances,
         usual=1, source=f"{ARGS}:2447",
     ),
     Key(at="--use-megatron-fsdp", says="megatron_fsdp", source=f"{ARGS}:2425"),
@@ -200,8 +204,8 @@ KEYS = (
         source=f"{ARGS}:1753, 458",
     ),
     Key(at="--seq-length", says="seq_len", source=f"{ARGS}:2594"),
-    Key(at="--make-vocab-size-divisible-by", out=_vocabulary, back=_ranked, usual=128, source=f"{ARGS}:1476"),
-    Key(at="--bf16", out=lambda a: True if a.get("precision.parameters") == "bf16" else None, back=_precision, usual=False, source=f"{ARGS}:2277"),
+    Key(at="--make-vocab-size-divisible-by", out=_vocab_size_divisor, back=_read_vocab_divisor, usual=128, source=f"{ARGS}:1476"),
+    Key(at="--bf16", out=lambda a: True if a.get("precision.parameters") == "bf16" else None, back=_read_bf16_flag, usual=False, source=f"{ARGS}:2277"),
     Key(at="--fp16", out=lambda _: None, back=lambda *_: {}, source=f"{ARGS}:2275"),
     Key(
         at="--grad-reduce-in-bf16", out=lambda a: True if a.get("precision.gradients") == "bf16" else None, back=lambda *_: {},
@@ -222,35 +226,35 @@ KEYS = (
         back=lambda v, values: {"offload.optimizer": values.get("--optimizer-offload-fraction", 1)} if v is True else {}, source=f"{ARGS}:1972",
     ),
     Key(
-        at="--recompute-granularity", out=lambda a: mode if (mode := a.get("recompute.mode")) != "none" else None, back=_recompute, usual="none",
+        at="--recompute-granularity", out=lambda a: mode if (mode := a.get("recompute.mode")) != "none" else None, back=_read_recompute_granularity, usual="none",
         source=f"{ARGS}:1782",
     ),
     Key(
-        at="--recompute-activations", out=lambda _: None, back=lambda v, values: _recompute("selective", values) if v is True else {},
+        at="--recompute-activations", out=lambda _: None, back=lambda v, values: _read_recompute_granularity("selective", values) if v is True else {},
         source=f"{ARGS}:416",
     ),
     Key(
-        at="--recompute-method", out=lambda a: ("block" if a.get("recompute.layers") else "uniform") if _whole(a) else None,
+        at="--recompute-method", out=lambda a: ("block" if a.get("recompute.layers") else "uniform") if _is_full_granularity(a) else None,
         back=lambda *_: {}, source=f"{ARGS}:1803",
     ),
-    Key(at="--recompute-num-layers", out=_stretch, back=lambda *_: {}, source=f"{ARGS}:1812"),
+    Key(at="--recompute-num-layers", out=_recompute_num_layers, back=lambda *_: {}, source=f"{ARGS}:1812"),
     Key(at="--recompute-modules", out=lambda a: a.get("recompute.modules") or None, back=lambda *_: {}, source=f"{ARGS}:1817"),
     Key(
         at="--attention-backend", says="attention", names=BACKENDS, usual="auto", source=f"{ARGS}:1426",
         back=lambda v, _: {"?attention": "flash"} if v == "auto" else {"attention": next((k for k, n in BACKENDS.items() if n == v), v)},
     ),
-    Key(at="--hidden-dropout", says="dropout", back=_dropout, usual=0.1, source=f"{ARGS}:1716"),
-    Key(at="--attention-dropout", says="dropout", back=_dropout, usual=0.1, source=f"{ARGS}:1714"),
+    Key(at="--hidden-dropout", says="dropout", back=_read_dropout_rates, usual=0.1, source=f"{ARGS}:1716"),
+    Key(at="--attention-dropout", says="dropout", back=_read_dropout_rates, usual=0.1, source=f"{ARGS}:1714"),
     Key(
         at=FUSION, out=lambda a: True if a.get("loss") == "fused" else None,
         back=lambda v, _: {"loss": "fused" if v is True else "plain"}, usual=False, source=f"{ARGS}:1954",
     ),
-    Key(at="--moe-token-dispatcher-type", says="moe.dispatch", back=_dispatch, usual="allgather", source=f"{ARGS}:2869"),
+    Key(at="--moe-token-dispatcher-type", says="moe.dispatch", back=_read_token_dispatcher, usual="allgather", source=f"{ARGS}:2869"),
     Key(at="--moe-expert-capacity-factor", says="moe.capacity_factor", source=f"{ARGS}:2880"),
-    _on("--moe-pad-expert-input-to-capacity", "moe.pad_to_capacity", 2882),
-    _on("--moe-router-force-load-balancing", "moe.balanced", 2852),
-    _on("--moe-grouped-gemm", "moe.grouped_gemm", 2802),
-    _on("--moe-permute-fusion", "moe.permute_fusion", 2877),
+    _plan_switch_row("--moe-pad-expert-input-to-capacity", "moe.pad_to_capacity", 2882),
+    _plan_switch_row("--moe-router-force-load-balancing", "moe.balanced", 2852),
+    _plan_switch_row("--moe-grouped-gemm", "moe.grouped_gemm", 2802),
+    _plan_switch_row("--moe-permute-fusion", "moe.permute_fusion", 2877),
     *STAGES,
 )  # fmt: skip
 
@@ -275,7 +279,7 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 FORMAT = Format(
-    name="megatron", file="pretrain_gpt.sh", kind="shell", tested=VERSION, engines=("megatron",), keys=KEYS, compose=_compose, problems=_cannot,
+    name="megatron", file="pretrain_gpt.sh", kind="shell", tested=VERSION, engines=("megatron",), keys=KEYS, compose=_compose_megatron_script, problems=_megatron_plan_problems,
     program_known=lambda values: values.get(PROGRAM) in OWN,
     parse=lambda text: flags_of(text, MARKS), said={"task": "train", "engine": "megatron"},
     marks=MARKS,

@@ -23,12 +23,12 @@ PROGRAM = "$.program"
 """The script that the flags are given to."""
 
 
-def _names(text: str) -> frozenset[str]:
+def _flag_names(text: str) -> frozenset[str]:
     return frozenset(f"--{name}" for name in text.split())
 
 
 # NVIDIA/Megatron-LM 23e00ed0963c35382dfe8a5a94fb3cda4d21e133 megatron/training/arguments.py:1210-3081
-SWITCHES = _names("""
+SWITCHES = _flag_names("""
     account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split accumulate-allreduce-grads-in-fp32 add-qkv-bias
     adlr-autoresume apply-layernorm-1p apply-query-key-layer-scaling apply-residual-connection-post-layernorm async-save
     attention-softmax-in-fp32 auto-detect-ckpt-format bert-no-binary-head bf16 biencoder-shared-query-context-model cache-mla-latents
@@ -68,7 +68,7 @@ SWITCHES = _names("""
     use-pytorch-profiler use-ring-exchange-p2p use-rope-scaling use-rotary-position-embeddings use-sharp use-torch-fsdp2
     use-torch-optimizer-for-cpu-offload use-tp-pp-dp-mapping vision-pretraining
 """)
-VALUED = _names("""
+VALUED = _flag_names("""
     adam-beta1 adam-beta2 adam-eps adlr-autoresume-interval app-tag-run-name app-tag-run-version attention-backend attention-dropout
     batch-size bert-embedder-type bert-load biencoder-projection-dim block-data-path check-weight-hash-across-dp-replicas-interval
     ckpt-convert-format ckpt-convert-save ckpt-format ckpt-step classes-fraction clip-grad config-logger-dir context-parallel-size
@@ -123,7 +123,7 @@ VALUED = _names("""
     vocab-file vocab-size wandb-exp-name wandb-project wandb-save-dir warmup weight-decay weight-decay-incr-style wgrad-deferral-limit
     yaml-cfg
 """)
-LAUNCHER = _names(
+LAUNCHER = _flag_names(
     "node-rank rdzv-backend rdzv-endpoint rdzv-id master-addr master-port standalone max-restarts"
 )  # torch/distributed/run.py
 
@@ -133,18 +133,18 @@ def flags_of(text: str, marks: frozenset[str]) -> Mapping[str, Any]:
 
     Raises ValueError for text that is no shell.
     """
-    said, commands = _pieces(text)
+    said, commands = _split_script_commands(text)
     settings = [words[0] for name in (ALLOCATOR, OLDER) if (words := said.get(name))]
     exported = {ALLOCATOR: settings[0]} if settings else {}
     budget = Budget(MOST_EXPANDED, "words of variables")
     for words in (*commands, *said.values()):
-        found = _flags(list(islice(_expanded(words, said, 0, budget), MOST_WORDS)))
+        found = _parse_megatron_flags(list(islice(_expand_script_words(words, said, 0, budget), MOST_WORDS)))
         if marks & found.keys():
             return {**exported, **found}
     return {}
 
 
-def _pieces(text: str) -> tuple[dict[str, list[str]], list[list[str]]]:
+def _split_script_commands(text: str) -> tuple[dict[str, list[str]], list[list[str]]]:
     """Variables and arrays by name, and the commands. A semicolon begins every line, so that one pass splits all of them."""
     said: dict[str, list[str]] = {}
     commands: list[list[str]] = [[]]
@@ -157,43 +157,46 @@ def _pieces(text: str) -> tuple[dict[str, list[str]], list[list[str]]]:
         elif word in (";", "&&", "||", "|"):
             commands.append([])
         elif (named := NAMED.fullmatch(word)) and set(commands[-1]) <= {"export"}:
-            array = _named(said, named[1], named[2], word)
+            array = _assign_variable(said, named[1], named[2], word)
             budget.spend(len(said[named[1]]))
         else:
             commands[-1].append(word)
     return said, [words for words in commands if words]
 
 
-def _named(said: dict[str, list[str]], name: str, value: str, word: str) -> list[str] | None:
+def _assign_variable(said: dict[str, list[str]], name: str, value: str, word: str) -> list[str] | None:
     """Keep what a name is given; the list of an array that goes on."""
     before = said.get(name, []) if "+=" in word[: len(name) + 2] else []
     opens = value.startswith("(")
-    said[name] = [*before, *(part for part in _split(value.removeprefix("(").removesuffix(")") if opens else value) if part != ";")]
+    said[name] = [
+        *before,
+        *(part for part in _split_flag_words(value.removeprefix("(").removesuffix(")") if opens else value) if part != ";"),
+    ]
     return said[name] if opens and not value.endswith(")") else None
 
 
-def _split(value: str) -> list[str]:
+def _split_flag_words(value: str) -> list[str]:
     try:
         return shlex.split(value)
     except ValueError:
         return [value]
 
 
-def _expanded(words: list[str], said: Mapping[str, list[str]], depth: int, budget: Budget) -> Iterator[str]:
+def _expand_script_words(words: list[str], said: Mapping[str, list[str]], depth: int, budget: Budget) -> Iterator[str]:
     """Words with variables in their place; one that nobody gave a value stays as it is. Raises TooMuchError where they grow too many."""
     for word in words:
         budget.spend(1 + len(word) // CHARACTERS)
         whole = USED.fullmatch(word)
         name = str(whole[1] or whole[2]) if whole else ""
         if name in said and depth < DEEPEST:
-            yield from _expanded(said[name][:MOST_WORDS], said, depth + 1, budget)
+            yield from _expand_script_words(said[name][:MOST_WORDS], said, depth + 1, budget)
         elif " " in word and "--" in word and depth < DEEPEST:
-            yield from _expanded(_split(word), said, depth + 1, budget)
+            yield from _expand_script_words(_split_flag_words(word), said, depth + 1, budget)
         else:
             yield word
 
 
-def _flags(words: list[str]) -> dict[str, Any]:
+def _parse_megatron_flags(words: list[str]) -> dict[str, Any]:
     """``--a b``, ``--a=b``, ``--a b c`` and switches; those of torchrun by their newer names. What stands before a launcher is another's."""
     starts = [at for at, word in enumerate(words) if word.endswith((".py", "torchrun")) or word.startswith("torch.distributed")]
     found: dict[str, Any] = {}
@@ -202,7 +205,7 @@ def _flags(words: list[str]) -> dict[str, Any]:
         if word.startswith("--"):
             at, equals, value = word.partition("=")
             at = newer if (newer := at.replace("_", "-")) in ("--nnodes", "--nproc-per-node", *LAUNCHER) else at
-            found[at] = _value(value) if equals else True
+            found[at] = _parse_flag_value(value) if equals else True
         elif word.endswith(".py"):
             at = ""
             found[PROGRAM] = word.rpartition("/")[2]
@@ -210,11 +213,13 @@ def _flags(words: list[str]) -> dict[str, Any]:
             found |= {f"$.{word[1:]}": AUTO} if word.startswith("$") and word not in ARGUMENTS else {}
         elif word not in ARGUMENTS:
             held = found[at]
-            found[at] = _value(word) if held is True else [*(held if isinstance(held, list) else [held]), _value(word)]
+            found[at] = (
+                _parse_flag_value(word) if held is True else [*(held if isinstance(held, list) else [held]), _parse_flag_value(word)]
+            )
     return found
 
 
-def _value(word: str) -> Any:
+def _parse_flag_value(word: str) -> Any:
     if "$" in word:
         return UNSET
     if word.isdecimal() and len(word) < 12:

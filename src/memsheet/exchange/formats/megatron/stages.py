@@ -27,22 +27,22 @@ def sizes_of(asked: Values) -> Sizes | None:
     return tuple(count * parts for count in listed[:stages])
 
 
-def _uneven(asked: Values) -> Sizes | None:
+def _uneven_stage_sizes(asked: Values) -> Sizes | None:
     sizes = sizes_of(asked)
     return sizes if sizes and len(set(sizes)) > 1 else None
 
 
-def _end(at: int) -> Any:
+def _end_stage_layers(at: int) -> Any:
     """The first or the last stage's layers, where they are not those of the middle; of two stages both."""
 
     def out(asked: Values) -> Any:
-        sizes = _uneven(asked)
+        sizes = _uneven_stage_sizes(asked)
         return sizes[at] if sizes and (len(sizes) < 3 or sizes[at] != sizes[1]) else None
 
     return out
 
 
-def _listed(_: Any, values: Values) -> Mapping[str, Any]:
+def _read_layers_per_stage(_: Any, values: Values) -> Mapping[str, Any]:
     """Of both flags and the model's layers; where they do not come out even, words that no plan takes."""
     first, last, layers = values.get(FIRST), values.get(LAST), values.get(LAYERS)
     stages, parts = values.get(PP, 1), values.get(PARTS, 1)
@@ -60,7 +60,7 @@ def _listed(_: Any, values: Values) -> Mapping[str, Any]:
     return {"layers_per_stage": [count // parts for count in row] * parts} if all(row) else wrong
 
 
-def unlike(asked: Values) -> Iterator[Problem]:
+def unequal_stage_problems(asked: Values) -> Iterator[Problem]:
     """Problem of stages that the flags cannot say."""
     listed = asked.get("layers_per_stage")
     if listed and sizes_of(asked) is None:
@@ -69,7 +69,7 @@ def unlike(asked: Values) -> Iterator[Problem]:
 
 
 STAGES = (
-    Key(at=LAYERS, out=lambda a: sum(sizes) if (sizes := _uneven(a)) else None, back=lambda *_: {}, source=f"{ARGS}:1413"),
-    Key(at=FIRST, out=_end(0), back=_listed, source=f"{ARGS}:2322"),
-    Key(at=LAST, out=_end(-1), back=_listed, source=f"{ARGS}:2326"),
+    Key(at=LAYERS, out=lambda a: sum(sizes) if (sizes := _uneven_stage_sizes(a)) else None, back=lambda *_: {}, source=f"{ARGS}:1413"),
+    Key(at=FIRST, out=_end_stage_layers(0), back=_read_layers_per_stage, source=f"{ARGS}:2322"),
+    Key(at=LAST, out=_end_stage_layers(-1), back=_read_layers_per_stage, source=f"{ARGS}:2326"),
 )

@@ -11,9 +11,9 @@ from typing import Any
 
 from memsheet.engines.torchtitan import layers_of_stages
 from memsheet.errors import Problem
-from memsheet.exchange.formats.torchtitan.both import MIXED, STEPS, above, mixed, zero
+from memsheet.exchange.formats.torchtitan.both import MIXED, STEPS, is_count_above, read_mixed_precision_param, read_reshard_policy
 from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
-from memsheet.exchange.shared.python_config import BASE, CLASS, CONFIG, flattened, read_module, returned
+from memsheet.exchange.shared.python_config import BASE, CLASS, CONFIG, flatten_constructor, read_module, returned_configs
 
 COMMIT = "b5bcd76"  # every line below is of b5bcd76c66d0acb1a08b176d9639425bc55e0b2a, under torchtitan
 VERSION = f"torchtitan {COMMIT}"
@@ -30,7 +30,7 @@ SHIPPED = "torchtitan.models.llama3.config_registry"
 _LLAMA = {"loss": {CLASS: "ChunkedLossWrapper.Config"}, "optimizer": {CLASS: "default_adamw"}}
 
 
-def _base(flavor: str, sequences: int, recompute: str, **parallelism: Any) -> dict[str, Any]:
+def _shipped_base_config(flavor: str, sequences: int, recompute: str, **parallelism: Any) -> dict[str, Any]:
     return {
         **_LLAMA, T: {"num_tokens_per_microbatch_per_dp_rank": sequences * 8192, "max_context_length": 8192}, AC: {CLASS: f"{recompute}.Config"},
         MODEL: {CLASS: "model_registry", "flavor": flavor}, P: parallelism,
@@ -38,10 +38,10 @@ def _base(flavor: str, sequences: int, recompute: str, **parallelism: Any) -> di
 
 
 BASES = {
-    f"{SHIPPED}.llama3_8b": _base("8B", 1, "SelectiveAC"),
-    f"{SHIPPED}.llama3_70b": _base("70B", 8, "FullAC", tensor_parallel_degree=8),
+    f"{SHIPPED}.llama3_8b": _shipped_base_config("8B", 1, "SelectiveAC"),
+    f"{SHIPPED}.llama3_70b": _shipped_base_config("70B", 8, "FullAC", tensor_parallel_degree=8),
     f"{SHIPPED}.llama3_405b": {
-        **_base("405B", 2, "FullAC", tensor_parallel_degree=8), "compile": {"enable": True, "enable_async_tensor_parallel": True},
+        **_shipped_base_config("405B", 2, "FullAC", tensor_parallel_degree=8), "compile": {"enable": True, "enable_async_tensor_parallel": True},
         MODEL: {CLASS: "model_registry", "flavor": "405B", "converters": ["Float8LinearConverter.Config"]},
     },
 }  # fmt: skip
@@ -55,31 +55,31 @@ _AC = {"selective": "SelectiveAC", "full": "FullAC"}
 SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe"}
 
 
-def _length(values: Values) -> Any:
+def _max_context_length(values: Values) -> Any:
     return values.get(LENGTH, 2048)
 
 
-def _micro(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_microbatch_tokens(value: Any, values: Values) -> Mapping[str, Any]:
     """Tokens of a rank as sequences of the longest (:36)."""
-    length = _length(values)
-    whole = above(value, 0) and above(length, 0) and value % length == 0
+    length = _max_context_length(values)
+    whole = is_count_above(value, 0) and is_count_above(length, 0) and value % length == 0
     return {"microbatch": value // length if whole else f"{value} tokens in sequences of {length}"}
 
 
-def _step(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_step_tokens(value: Any, values: Values) -> Mapping[str, Any]:
     """-1 is one pass of every rank (:42)."""
     if value == -1:
-        return {"@accumulation": values.get(ROUNDS, 1) if above(values.get(PP, 1), 1) else 1}
-    length = _length(values)
-    whole = above(value, 0) and above(length, 0) and value % length == 0
+        return {"@accumulation": values.get(ROUNDS, 1) if is_count_above(values.get(PP, 1), 1) else 1}
+    length = _max_context_length(values)
+    whole = is_count_above(value, 0) and is_count_above(length, 0) and value % length == 0
     return {"global_batch": value // length if whole else f"{value} tokens in sequences of {length}"}
 
 
-def _sequence(value: Any, values: Values) -> Mapping[str, Any]:
-    return {"sequence_parallel": value is True and above(values.get(TP, 1), 1)}
+def _read_sequence_parallel(value: Any, values: Values) -> Mapping[str, Any]:
+    return {"sequence_parallel": value is True and is_count_above(values.get(TP, 1), 1)}
 
 
-def _tokens(asked: Values) -> Any:
+def _microbatch_tokens(asked: Values) -> Any:
     return asked["microbatch"] * asked["seq_len"] if asked.get("microbatch") and asked.get("seq_len") else None
 
 
@@ -87,52 +87,52 @@ def _all_tokens(asked: Values) -> Any:
     return asked["global_batch"] * asked["seq_len"] if asked.get("global_batch") and asked.get("seq_len") else None
 
 
-def _loss(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_loss_config(value: Any, values: Values) -> Mapping[str, Any]:
     """Whole logits are cut over tensor-parallel ranks wherever there are any (components/loss.py:36-55)."""
     if value == "ChunkedLossWrapper.Config":
         return {"loss": "chunked"}
     return (
-        {"loss": "vocab_parallel" if above(values.get(TP, 1), 1) else "plain"}
+        {"loss": "vocab_parallel" if is_count_above(values.get(TP, 1), 1) else "plain"}
         if value == "CrossEntropyLoss.Config"
         else {"loss": str(value)}
     )
 
 
-def _recompute(value: Any, _: Values) -> Mapping[str, Any]:
+def _read_ac_config(value: Any, _: Values) -> Mapping[str, Any]:
     mode = plan_word({"SelectiveAC.Config": "selective", "FullAC.Config": "full", NONE: "none"}, value)
     return {"recompute.mode": mode, **({"recompute.modules": ["op"]} if mode == "selective" else {})}
 
 
-def _policy(asked: Values) -> str:
+def _ac_config_class(asked: Values) -> str:
     mode = asked.get("recompute.mode")
     return f"{_AC[mode]}.Config" if mode in _AC else NONE
 
 
-def _schedule(value: Any, values: Values) -> Mapping[str, Any]:
-    if not above(values.get(PP, 1), 1):
+def _read_pipeline_schedule(value: Any, values: Values) -> Mapping[str, Any]:
+    if not is_count_above(values.get(PP, 1), 1):
         return {}
     return {"schedule": next((own for own, name in SCHEDULES.items() if name == value), str(value).lower())}
 
 
-def _gathers(value: Any, _: Values) -> Mapping[str, Any]:
+def _read_context_parallel_degree(value: Any, _: Values) -> Mapping[str, Any]:
     """Keys and values are gathered from every rank (models/common/attention.py:798)."""
-    return {"mesh.cp": value, **({"context_parallel_comm": "all_gather"} if above(value, 1) else {})}
+    return {"mesh.cp": value, **({"context_parallel_comm": "all_gather"} if is_count_above(value, 1) else {})}
 
 
-def _flavor(asked: Values) -> Any:
+def _model_flavor(asked: Values) -> Any:
     return MODELS[asked["@model"]][1] if asked.get("@model") in MODELS else None
 
 
-def _backend(asked: Values) -> Any:
-    return BACKENDS.get(str(asked.get("attention"))) if _flavor(asked) else None
+def _attention_backend(asked: Values) -> Any:
+    return BACKENDS.get(str(asked.get("attention"))) if _model_flavor(asked) else None
 
 
-def _cannot(asked: Values) -> Iterator[Problem]:
+def _torchtitan_plan_problems(asked: Values) -> Iterator[Problem]:
     pieces = (asked.get("mesh.tp", 1) if asked.get("sequence_parallel") else 1) * (
         2 * asked["mesh.cp"] if asked.get("mesh.cp", 1) > 1 else 1
     )
-    if (_tokens(asked) or 0) % pieces:  # trainer.py:299
-        reason = f"makes {_tokens(asked)} tokens of a micro-batch, which are not a multiple of {pieces}"
+    if (_microbatch_tokens(asked) or 0) % pieces:  # trainer.py:299
+        reason = f"makes {_microbatch_tokens(asked)} tokens of a micro-batch, which are not a multiple of {pieces}"
         yield Problem(field="seq_len", value=asked["seq_len"], reason=reason, hint="a length that tp and twice cp divide")
     pp, layers = asked.get("mesh.pp", 1), asked.get("layers_per_stage")
     if pp > 1 and layers and tuple(layers) != layers_of_stages(sum(layers), len(layers), COMMIT):
@@ -151,7 +151,7 @@ _MAKES = {
 }  # fmt: skip
 
 
-def _compose(values: Values, asked: Values) -> str:
+def _compose_trainer_config(values: Values, asked: Values) -> str:
     """Constants alone: numbers, switches and words of the tables above, so that nothing of a name stands in the code."""
     named = MODELS.get(str(asked.get("@model")))
     imports = [
@@ -179,34 +179,39 @@ def _compose(values: Values, asked: Values) -> str:
     return "\n".join([*imports, "", "", f"def memsheet():\n{body}", ""])
 
 
-def _parse(text: str) -> Mapping[str, Any]:
+def _parse_trainer_config(text: str) -> Mapping[str, Any]:
     """The configuration that the last function returns that no other one calls; nothing where there is none."""
     if "torchtitan" not in text:
         return {}
-    made = {name: found for name, found in returned(read_module(text, BASES)) if isinstance(found, dict) and found.get(CLASS) == CONFIG}
+    made = {
+        name: found for name, found in returned_configs(read_module(text, BASES)) if isinstance(found, dict) and found.get(CLASS) == CONFIG
+    }
     if not made:
         return {}
     name, found = list(made.items())[-1]
     told = {FUNCTION: name if len(made) == 1 else f"{name} (the last of {len(made)})"}
-    return {**told, **{key: flattened(value) if value is not None else {CLASS: NONE} for key, value in found.items() if key != CLASS}}
+    return {
+        **told,
+        **{key: flatten_constructor(value) if value is not None else {CLASS: NONE} for key, value in found.items() if key != CLASS},
+    }
 
 
-def _switch(at: str, key: str, line: int) -> Key:
+def _config_switch_row(at: str, key: str, line: int) -> Key:
     return Key(at=at, out=lambda a: bool(a.get(key)), back=lambda v, _: {key: v}, usual=False, source=f"{C}:{line}")
 
 
 KEYS = (
-    Key(at=f"{MODEL}.flavor", out=_flavor, back=lambda *_: {"?attention": "sdpa"}, source="models/llama3/__init__.py:369-371: flex"),
+    Key(at=f"{MODEL}.flavor", out=_model_flavor, back=lambda *_: {"?attention": "sdpa"}, source="models/llama3/__init__.py:369-371: flex"),
     Key(
-        at=f"{MODEL}.attn_backend", out=_backend, source="models/llama3/__init__.py:371",
+        at=f"{MODEL}.attn_backend", out=_attention_backend, source="models/llama3/__init__.py:371",
         back=lambda v, _: {"attention": next((own for own, name in BACKENDS.items() if name == str(v).removesuffix("_flash")), v)},
     ),
-    Key(at=TOKENS, out=_tokens, back=_micro, usual=16384, source=f"{C}:36"),
+    Key(at=TOKENS, out=_microbatch_tokens, back=_read_microbatch_tokens, usual=16384, source=f"{C}:36"),
     Key(at=LENGTH, says="seq_len", usual=2048, source=f"{C}:50"),
-    Key(at=STEP, out=_all_tokens, back=_step, usual=-1, source=f"{C}:42"),
+    Key(at=STEP, out=_all_tokens, back=_read_step_tokens, usual=-1, source=f"{C}:42"),
     Key(
         at=f"{T}.mixed_precision_param", out=lambda a: next((name for name, own in MIXED.items() if own == a.get("precision.compute")), None),
-        back=mixed, usual="bfloat16", source=f"{C}:103",
+        back=read_mixed_precision_param, usual="bfloat16", source=f"{C}:103",
     ),
     Key(at=f"{P}.data_parallel_replicate_degree", says="mesh.dp_replicate", usual=1, source=f"{C}:132"),
     Key(
@@ -214,34 +219,34 @@ KEYS = (
         source=f"{C}:143",
     ),
     Key(
-        at=f"{P}.fsdp_reshard_after_forward", out=lambda a: {3: "always", 2: "never"}.get(a.get("zero", 0)), back=zero, usual="default",
+        at=f"{P}.fsdp_reshard_after_forward", out=lambda a: {3: "always", 2: "never"}.get(a.get("zero", 0)), back=read_reshard_policy, usual="default",
         source=f"{C}:155",
     ),
     Key(at=TP, says="mesh.tp", usual=1, source=f"{C}:177"),
     Key(
-        at=f"{P}.enable_sequence_parallel", out=lambda a: bool(a.get("sequence_parallel")) if a.get("mesh.tp", 1) > 1 else None, back=_sequence,
+        at=f"{P}.enable_sequence_parallel", out=lambda a: bool(a.get("sequence_parallel")) if a.get("mesh.tp", 1) > 1 else None, back=_read_sequence_parallel,
         usual=True, source=f"{C}:180",
     ),
-    Key(at=CP, says="mesh.cp", back=_gathers, usual=1, source=f"{C}:238"),
+    Key(at=CP, says="mesh.cp", back=_read_context_parallel_degree, usual=1, source=f"{C}:238"),
     Key(at=PP, says="mesh.pp", usual=1, source=f"{C}:191"),
     Key(
         at=f"{P}.pipeline_parallel_schedule", out=lambda a: SCHEDULES.get(str(a.get("schedule"))) if a.get("mesh.pp", 1) > 1 else None,
-        back=_schedule, usual="1F1B", source=f"{C}:219",
+        back=_read_pipeline_schedule, usual="1F1B", source=f"{C}:219",
     ),
     Key(at=ROUNDS, out=lambda a: a["@accumulation"] if a.get("mesh.pp", 1) > 1 else None, back=lambda *_: {}, source=f"{C}:231"),
-    _switch("compile.enable", "compile", 297),
-    _switch("compile.enable_async_tensor_parallel", "async_tp", 299),
-    Key(at=f"{AC}.{CLASS}", out=_policy, back=_recompute, usual="SelectiveAC.Config", source="trainer.py:101"),
+    _config_switch_row("compile.enable", "compile", 297),
+    _config_switch_row("compile.enable_async_tensor_parallel", "async_tp", 299),
+    Key(at=f"{AC}.{CLASS}", out=_ac_config_class, back=_read_ac_config, usual="SelectiveAC.Config", source="trainer.py:101"),
     Key(
-        at=f"loss.{CLASS}", out=lambda a: "ChunkedLossWrapper.Config" if a.get("loss") == "chunked" else "CrossEntropyLoss.Config", back=_loss,
+        at=f"loss.{CLASS}", out=lambda a: "ChunkedLossWrapper.Config" if a.get("loss") == "chunked" else "CrossEntropyLoss.Config", back=_read_loss_config,
         source="components/loss.py:274, 501",
     ),
     Key(at="optimizer.implementation", says="optimizer.implementation", names=STEPS, usual="fused", source="components/optimizer/optimizer.py:109"),
 )  # fmt: skip
 
 FORMAT = Format(
-    name="torchtitan", file="torchtitan_config.py", kind="python", tested=VERSION, engines=("torchtitan",), keys=KEYS, problems=_cannot,
-    compose=_compose, parse=_parse, marks=frozenset({FUNCTION}), older={"820504e": "torchtitan-toml"},
+    name="torchtitan", file="torchtitan_config.py", kind="python", tested=VERSION, engines=("torchtitan",), keys=KEYS, problems=_torchtitan_plan_problems,
+    compose=_compose_trainer_config, parse=_parse_trainer_config, marks=frozenset({FUNCTION}), older={"820504e": "torchtitan-toml"},
     fixed=lambda _: {f"{T}.disable_cuda_graphs": True},  # recorded steps are not in the sheet
     said={"task": "train", "engine": "torchtitan", "engine_version": COMMIT},  # others have other files, and other bytes
     beside=frozenset({"attention", "allocator.expandable_segments", "optimizer.name", "layers_per_stage"}),

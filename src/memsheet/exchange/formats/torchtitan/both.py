@@ -12,18 +12,18 @@ STEPS = {"fused": "fused", "foreach": "foreach", "loop": "for-loop"}
 PP = "parallelism.pipeline_parallel_degree"
 
 
-def above(value: Any, least: int) -> bool:
+def is_count_above(value: Any, least: int) -> bool:
     """Whether a value is a count beyond ``least``; a switch is none."""
     return isinstance(value, int) and not isinstance(value, bool) and value > least
 
 
-def mixed(value: Any, _: Values) -> Mapping[str, Any]:
+def read_mixed_precision_param(value: Any, _: Values) -> Mapping[str, Any]:
     """The dtype that is computed in; everything else is fp32."""
     kept = {f"precision.{name}": "fp32" for name in ("parameters", "gradients", "reduce", "moments")}
     return {"precision.compute": plan_word(MIXED, value), **kept}
 
 
-def zero(value: Any, values: Values) -> Mapping[str, Any]:
+def read_reshard_policy(value: Any, values: Values) -> Mapping[str, Any]:
     """Parameters are freed after forward unless there are stages, where nobody says."""
-    usual = 2 if above(values.get(PP, 1), 1) else 3
+    usual = 2 if is_count_above(values.get(PP, 1), 1) else 3
     return {"zero": plan_word({"always": 3, "never": 2, "default": usual}, value)}

@@ -13,10 +13,10 @@ from dataclasses import replace
 from memsheet.arith import Count, agreed, ceil_div, minimum
 from memsheet.errors import Problem
 from memsheet.formulas.model_code import ModelCode
-from memsheet.formulas.model_code.litgpt.block import forward
-from memsheet.formulas.model_code.litgpt.built import built, is_built, reasons
-from memsheet.formulas.model_code.litgpt.loss import LM_HEAD_CHUNK, SCALED, chunked_loss, loss_input, named_logits, states
-from memsheet.formulas.model_code.transformers.ends import embed
+from memsheet.formulas.model_code.litgpt.block import litgpt_block_forward
+from memsheet.formulas.model_code.litgpt.built import is_built, litgpt_spec, unbuildable_reasons
+from memsheet.formulas.model_code.litgpt.loss import LM_HEAD_CHUNK, SCALED, chunked_loss, lm_head_hidden_states, loss_input, named_logits
+from memsheet.formulas.model_code.transformers.ends import input_embeddings
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.evaluate import BytesByPath, with_products
 from memsheet.plan.dtypes import FP32
@@ -26,11 +26,11 @@ from memsheet.references import LITGPT, formula
 from memsheet.sheet import Component
 
 
-def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
+def litgpt_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """What litgpt has no model for, and what its scripts do not do."""
     found = [
         Problem(field="model", value=spec.name, reason=f"is no model of litgpt's: {why}", hint="another engine")
-        for why in (() if is_built(spec) else reasons(spec, plan))
+        for why in (() if is_built(spec) else unbuildable_reasons(spec, plan))
     ]
     adapter, layers = plan.adapter, sum(stack.layers for stack in spec.stacks)
     if plan.dropout:
@@ -80,7 +80,7 @@ def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
 
 
 @formula(cites=LITGPT, at="model.py:47-64: cosines and sines of as many positions as the longest sample has, made again in fp32 for it")
-def shared(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
+def rotary_table_buffers(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
     """The rotary tables, which are buffers of the model."""
     at = spec.stacks[0].runs[0].pattern[0].mixers[0]
     assert isinstance(at, Attention)
@@ -89,11 +89,11 @@ def shared(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
     )
 
 
-def logits(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
+def named_logits_bytes(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
     return BytesByPath.of([((Component.SAVED_ACTIVATIONS, "lm_head/logits"), named_logits(end_axes(spec, plan)))])
 
 
 CODE = ModelCode(
-    forward=forward, embed=embed, head=states, loss=chunked_loss, loss_input=loss_input, problems=problems, built=built,
-    plan_numerics=plan_numerics, block_numerics=block_numerics, axes=block_axes, end_axes=end_axes, shared=shared, named=logits,
+    forward=litgpt_block_forward, embed=input_embeddings, head=lm_head_hidden_states, loss=chunked_loss, loss_input=loss_input, problems=litgpt_problems, built=litgpt_spec,
+    plan_numerics=plan_numerics, block_numerics=block_numerics, axes=block_axes, end_axes=end_axes, shared=rotary_table_buffers, named=named_logits_bytes,
 )  # fmt: skip

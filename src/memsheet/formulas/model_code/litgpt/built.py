@@ -35,19 +35,19 @@ class Enabled:
     mlp: bool = False
 
 
-def enabled(spec_block: Block, adapter: Adapter | None) -> Enabled:
+def enabled_lora_targets(spec_block: Block, adapter: Adapter | None) -> Enabled:
     """Which of litgpt's switches the targets turn on, by the names of the model's own layers."""
     if adapter is None or adapter.kind is not AdapterKind.LORA:
         return Enabled()
     targets, whole = set(adapter.targets), bool(set(adapter.targets) & set(JOINED))
-    feeds = set(_names(spec_block.feed_forward.weights)) if spec_block.feed_forward else set()
+    feeds = set(_linear_layer_names(spec_block.feed_forward.weights)) if spec_block.feed_forward else set()
     return Enabled(
         query=whole or "q_proj" in targets, key=whole or "k_proj" in targets, value=whole or "v_proj" in targets,
-        projection=bool({"o_proj", _names(spec_block.mixers[0].weights)[-1]} & targets), mlp=bool(feeds & targets),
+        projection=bool({"o_proj", _linear_layer_names(spec_block.mixers[0].weights)[-1]} & targets), mlp=bool(feeds & targets),
     )  # fmt: skip
 
 
-def _names(weights: tuple[Weight, ...]) -> list[str]:
+def _linear_layer_names(weights: tuple[Weight, ...]) -> list[str]:
     """Last names of linear layers."""
     return [w.path.split(".")[-2] for w in weights if w.role is Role.LINEAR]
 
@@ -55,7 +55,7 @@ def _names(weights: tuple[Weight, ...]) -> list[str]:
 # ---- what litgpt cannot build --------------------------------------------------------------------------------------------------
 
 
-def reasons(spec: ModelSpec, plan: Plan) -> list[str]:
+def unbuildable_reasons(spec: ModelSpec, plan: Plan) -> list[str]:
     """Why litgpt's one model class does not fit a model, or a plan's adapter it."""
     blocks = list(dict.fromkeys(block for stack in spec.stacks for run in stack.runs for block in run.pattern))
     whole = {
@@ -72,7 +72,7 @@ def _block_reasons(block: Block) -> Iterator[str]:
     if not isinstance(at, Attention) or not isinstance(ff, Dense):
         yield f"{block.kind} layers are not attention and one feed-forward"
         return
-    biases = {f"{name}.bias" in {w.path for w in part.weights} for part in (at, ff) for name in _paths(part.weights)}
+    biases = {f"{name}.bias" in {w.path for w in part.weights} for part in (at, ff) for name in _linear_layer_paths(part.weights)}
     odd = {
         "its norms are of another kind or place": any(norm.kind not in NORMS for norm in block.norms)
         or block.arrangement not in ARRANGEMENTS,
@@ -90,13 +90,13 @@ def _block_reasons(block: Block) -> Iterator[str]:
     yield from (why for why, holds in odd.items() if holds)
 
 
-def _paths(weights: tuple[Weight, ...]) -> list[str]:
+def _linear_layer_paths(weights: tuple[Weight, ...]) -> list[str]:
     return [w.path.removesuffix(".weight") for w in weights if w.role is Role.LINEAR]
 
 
 def _target_reasons(block: Block, plan: Plan) -> Iterator[str]:
     """LoRA is on all of a feed-forward's layers or on none of them."""
-    feeds = set(_names(block.feed_forward.weights)) if block.feed_forward else set()
+    feeds = set(_linear_layer_names(block.feed_forward.weights)) if block.feed_forward else set()
     targets = set(plan.adapter.targets) if plan.adapter and plan.adapter.kind is AdapterKind.LORA else set()
     if feeds & targets and not feeds <= targets:
         yield f"litgpt has LoRA on all of {', '.join(sorted(feeds))} or on none of them"
@@ -109,63 +109,67 @@ def is_built(spec: ModelSpec) -> bool:
     return all(block.kind in KINDS for stack in spec.stacks for run in stack.runs for block in run.pattern)
 
 
-def built(spec: ModelSpec, plan: Plan) -> ModelSpec:
+def litgpt_spec(spec: ModelSpec, plan: Plan) -> ModelSpec:
     """The model with litgpt's modules and the adapter's own; as it is where litgpt has no such model."""
-    if is_built(spec) or reasons(spec, plan):
+    if is_built(spec) or unbuildable_reasons(spec, plan):
         return spec
     (stack,) = spec.stacks
     layers = [block for run in stack.runs for _ in range(run.count) for block in run.pattern]
-    blocks = [_block(block, plan, number) for number, block in enumerate(layers)]
+    blocks = [_litgpt_block(block, plan, number) for number, block in enumerate(layers)]
     runs = tuple(Run(pattern=(block,), count=len(list(same))) for block, same in groupby(blocks))
     (final,) = stack.final_norms
-    new = Stack(path="transformer.h", hidden=stack.hidden, runs=runs, final_norms=(_norm(final, "ln_f", plan),), final_path="transformer")
+    new = Stack(
+        path="transformer.h", hidden=stack.hidden, runs=runs, final_norms=(_litgpt_norm(final, "ln_f", plan),), final_path="transformer"
+    )
     table = replace(spec.embeddings.weights[0], path="transformer.wte.weight")
     return replace(
-        spec, stacks=(new,), embeddings=replace(spec.embeddings, weights=(table,), dropout=False), head=_head(spec, table, plan),
+        spec, stacks=(new,), embeddings=replace(spec.embeddings, weights=(table,), dropout=False), head=_untied_lm_head(spec, table, plan),
     )  # fmt: skip
 
 
-def _head(spec: ModelSpec, table: Weight, plan: Plan) -> Head:
+def _untied_lm_head(spec: ModelSpec, table: Weight, plan: Plan) -> Head:
     """A matrix of its own, whatever the checkpoint ties; bitsandbytes takes every linear layer, the head too (BitsandbytesPrecision)."""
     bias = any(w.path.endswith(".bias") for w in spec.head.weights)
-    own = _linear("lm_head", table.shape[0], table.shape[1], plan, bias=bias)
+    own = _linear_layer_weights("lm_head", table.shape[0], table.shape[1], plan, bias=bias)
     role = Role.LINEAR if plan.quantization else Role.HEAD
     weights = tuple(replace(w, role=role if w.role is Role.LINEAR else w.role, padded=w.shape[0] == table.shape[0]) for w in own)
     return replace(spec.head, tied=False, weights=weights)
 
 
-def _norm(norm: Norm, path: str, plan: Plan) -> Norm:
+def _litgpt_norm(norm: Norm, path: str, plan: Plan) -> Norm:
     """Norms train beside an adapter of the second kind (adapter_v2.py:34-47)."""
     trains = plan.adapter is not None and plan.adapter.kind is AdapterKind.LLAMA_ADAPTER_V2
     weights = tuple(replace(w, path=f"{path}.{w.path.rpartition('.')[2]}", adapter=trains) for w in norm.weights)
     return Norm(path=path, kind=NORMS[norm.kind], size=norm.size, weights=weights)
 
 
-def _block(block: Block, plan: Plan, number: int) -> Block:
+def _litgpt_block(block: Block, plan: Plan, number: int) -> Block:
     (at,), ff = block.mixers, block.feed_forward
     assert isinstance(at, Attention)
     assert isinstance(ff, Dense)
-    adapter, on = plan.adapter, enabled(block, plan.adapter)
+    adapter, on = plan.adapter, enabled_lora_targets(block, plan.adapter)
     prompts = adapter is not None and adapter.kind.prompts and number >= adapter.start_layer
     kind = AFTER
     if adapter is not None and adapter.kind is AdapterKind.LLAMA_ADAPTER and number <= adapter.start_layer:
         kind = FIRST if prompts else BEFORE
-    norms = tuple(_norm(norm, f"norm_{place}", plan) for place, norm in enumerate(block.norms, 1))
+    norms = tuple(_litgpt_norm(norm, f"norm_{place}", plan) for place, norm in enumerate(block.norms, 1))
     return Block(
-        kind=kind, hidden=block.hidden, arrangement=block.arrangement, mixers=(_attention(at, block, plan, on, prompts=prompts),),
+        kind=kind, hidden=block.hidden, arrangement=block.arrangement, mixers=(_litgpt_attention(at, block, plan, on, prompts=prompts),),
         feed_forward=_feed_forward(ff, block.hidden, plan, on), norms=norms,
     )  # fmt: skip
 
 
-def _attention(at: Attention, block: Block, plan: Plan, on: Enabled, *, prompts: bool) -> Attention:
+def _litgpt_attention(at: Attention, block: Block, plan: Plan, on: Enabled, *, prompts: bool) -> Attention:
     hidden, bias = block.hidden, any(w.path.endswith(".bias") for w in at.weights)
     joined = (at.heads + 2 * at.kv_heads) * at.head_dim
     sizes = [size for size, wanted in zip((hidden, *[at.kv_heads * at.head_dim] * 2), (on.query, on.key, on.value), strict=True) if wanted]
     weights = (
-        *_linear("attn.attn", joined, hidden, plan, bias=bias), *_joined_lora(sizes, hidden, plan),
-        *_linear("attn.proj", hidden, hidden, plan, bias=bias, lora=on.projection),
+        *_linear_layer_weights("attn.attn", joined, hidden, plan, bias=bias), *_joined_lora(sizes, hidden, plan),
+        *_linear_layer_weights("attn.proj", hidden, hidden, plan, bias=bias, lora=on.projection),
     )  # fmt: skip
-    return replace(at, path="attn", fused_qkv=True, weights=(*weights, *_prompts(at, hidden, joined, plan)) if prompts else weights)
+    return replace(
+        at, path="attn", fused_qkv=True, weights=(*weights, *_adapter_prompt_weights(at, hidden, joined, plan)) if prompts else weights
+    )
 
 
 def _joined_lora(sizes: list[int], hidden: int, plan: Plan) -> tuple[Weight, ...]:
@@ -174,10 +178,10 @@ def _joined_lora(sizes: list[int], hidden: int, plan: Plan) -> tuple[Weight, ...
         return ()
     assert plan.adapter is not None
     rank = int(plan.adapter.rank)
-    return (_own("attn.attn.lora_A", (rank * len(sizes), hidden)), _own("attn.attn.lora_B", (sum(sizes), rank)))
+    return (_adapter_weight("attn.attn.lora_A", (rank * len(sizes), hidden)), _adapter_weight("attn.attn.lora_B", (sum(sizes), rank)))
 
 
-def _prompts(at: Attention, hidden: int, joined: int, plan: Plan) -> tuple[Weight, ...]:
+def _adapter_prompt_weights(at: Attention, hidden: int, joined: int, plan: Plan) -> tuple[Weight, ...]:
     """A gate for each head, and the prompts. Their keys and values are made once, in the validation that comes before training and
     takes no gradients, and kept (adapter.py:127-144): no gradient ever reaches the prompts.
     """
@@ -185,7 +189,7 @@ def _prompts(at: Attention, hidden: int, joined: int, plan: Plan) -> tuple[Weigh
     length = plan.adapter.prompt_length
     return (
         Weight(path="attn.adapter_wte.weight", shape=(length, hidden), role=Role.OTHER),
-        _own("attn.gating_factor", (1, 1, at.heads, 1)),
+        _adapter_weight("attn.gating_factor", (1, 1, at.heads, 1)),
         Weight(path="attn.adapter_kv_cache", shape=(length, joined), role=Role.BUFFER),
     )
 
@@ -193,12 +197,12 @@ def _prompts(at: Attention, hidden: int, joined: int, plan: Plan) -> tuple[Weigh
 def _feed_forward(ff: Dense, hidden: int, plan: Plan, on: Enabled) -> Dense:
     bias = any(w.path.endswith(".bias") for w in ff.weights)
     names = ("mlp.fc_1", "mlp.fc_2") if ff.gated else ("mlp.fc",)
-    weights = [w for name in names for w in _linear(name, ff.intermediate, hidden, plan, bias=bias, lora=on.mlp)]
-    weights += _linear("mlp.proj", hidden, ff.intermediate, plan, bias=bias, lora=on.mlp)
+    weights = [w for name in names for w in _linear_layer_weights(name, ff.intermediate, hidden, plan, bias=bias, lora=on.mlp)]
+    weights += _linear_layer_weights("mlp.proj", hidden, ff.intermediate, plan, bias=bias, lora=on.mlp)
     return replace(ff, path="mlp", fused=False, activation="silu" if ff.gated else "gelu", weights=tuple(weights))
 
 
-def _linear(path: str, out: int, width: int, plan: Plan, *, bias: bool, lora: bool = False) -> tuple[Weight, ...]:
+def _linear_layer_weights(path: str, out: int, width: int, plan: Plan, *, bias: bool, lora: bool = False) -> tuple[Weight, ...]:
     """A linear layer, inside LoRALinear or AdapterV2Linear where the adapter replaces them all."""
     adapter = plan.adapter
     wrapped = adapter is not None and adapter.kind is not AdapterKind.LLAMA_ADAPTER
@@ -206,13 +210,13 @@ def _linear(path: str, out: int, width: int, plan: Plan, *, bias: bool, lora: bo
     weights = [Weight(path=f"{base}.weight", shape=(out, width), role=Role.LINEAR)]
     weights += [Weight(path=f"{base}.bias", shape=(out,), role=Role.BIAS)] if bias else []
     if adapter is not None and adapter.kind is AdapterKind.LLAMA_ADAPTER_V2:
-        weights += [_own(f"{path}.adapter_bias", (out,)), _own(f"{path}.adapter_scale", (out,))]
+        weights += [_adapter_weight(f"{path}.adapter_bias", (out,)), _adapter_weight(f"{path}.adapter_scale", (out,))]
     if adapter is not None and lora:
         rank = int(adapter.rank)
-        weights += [_own(f"{path}.lora_A", (rank, width)), _own(f"{path}.lora_B", (out, rank))]
+        weights += [_adapter_weight(f"{path}.lora_A", (rank, width)), _adapter_weight(f"{path}.lora_B", (out, rank))]
     return tuple(weights)
 
 
-def _own(path: str, shape: tuple[int, ...]) -> Weight:
+def _adapter_weight(path: str, shape: tuple[int, ...]) -> Weight:
     """A tensor of the adapter's."""
     return Weight(path=path, shape=shape, role=Role.OTHER, adapter=True)

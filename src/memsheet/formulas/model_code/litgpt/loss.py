@@ -8,7 +8,7 @@ positions of the last one, ``s1`` of those before.
 from __future__ import annotations
 
 from memsheet.arith import Count
-from memsheet.formulas.model_code.litgpt.block import dequantized
+from memsheet.formulas.model_code.litgpt.block import dequantized_weight
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
@@ -35,7 +35,7 @@ def named_logits(axes: dict[str, Count]) -> Count:
     return FP32.nbytes(axes["b"] * axes["s"] * axes["V"])
 
 
-def states(r: Recorder, x: Tensor, head: Head, how: RunConfig, loss: Loss, table: str) -> Tensor:
+def lm_head_hidden_states(r: Recorder, x: Tensor, head: Head, how: RunConfig, loss: Loss, table: str) -> Tensor:
     """What the output layer takes: the loss has it inside."""
     return x
 
@@ -49,7 +49,7 @@ def chunked_loss(r: Recorder, x: Tensor, how: RunConfig, loss: Loss, table: str)
     weight = r.parameter("lm_head", WEIGHT, how.parameters, trains=how.trains)
     scale, bias = (r.parameter("lm_head", ("V",), how.parameters) if SCALED in how.options else None for _ in range(2))
     low, shape, input_needed = x.dtype, x.shape, how.trains or how.quantized
-    taken, inner = dequantized(r, WEIGHT, low, "lm_head") if how.quantized else None, list[Tensor]()
+    taken, inner = dequantized_weight(r, WEIGHT, low, "lm_head") if how.quantized else None, list[Tensor]()
     logits = r.tensor("lm_head/output", LOGITS, low)
     del taken
     if scale is not None:
@@ -89,7 +89,7 @@ def _through_head(r: Recorder, arrived: list[Grad], inner: list[Tensor], shape: 
         inner.pop()
         own = [r.grad(("V",), low), r.grad(("V",), low)]
     total = r.grad(WEIGHT, low, "lm_head/gradient") if how.trains else None  # logits are in one piece then
-    taken = dequantized(r, WEIGHT, low, "lm_head") if how.quantized else None
+    taken = dequantized_weight(r, WEIGHT, low, "lm_head") if how.quantized else None
     piece = r.grad(("c", "h"), low, "loss/gradient")
     del taken, piece
     arrived.clear()

@@ -15,10 +15,10 @@ from dataclasses import replace
 from memsheet.arith import Count, agreed, ceil_div, maximum
 from memsheet.errors import Problem
 from memsheet.formulas.model_code import ModelCode
-from memsheet.formulas.model_code.megatron.attention import GATHERED, RING, attention, latent_attention
+from memsheet.formulas.model_code.megatron.attention import GATHERED, RING, fused_qkv_attention, latent_attention
 from memsheet.formulas.model_code.megatron.experts import expert_axes, experts_layer
-from memsheet.formulas.model_code.megatron.loss import logits, loss_input, vocabulary_loss
-from memsheet.formulas.model_code.megatron.modules import FP8_PRODUCTS, STREAM, norm, normed_column, row, swiglu
+from memsheet.formulas.model_code.megatron.loss import loss_input, vocab_parallel_logits, vocabulary_loss
+from memsheet.formulas.model_code.megatron.modules import FP8_PRODUCTS, STREAM, normed_column, rms_norm_output, row_parallel_linear, swiglu
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.evaluate import BytesByPath, with_products
 from memsheet.formulas.tapes.graph import Joined, Leaf, Tensor
@@ -38,10 +38,10 @@ RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4")
 """Of --fp8-recipe and --fp4-recipe (training/arguments.py), whose numbers TransformerEngine scales by itself."""
 
 
-def forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
+def transformer_layer_forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     """One layer (transformer_layer.py:430-560): attention and feed-forward, each added to the stream."""
     at, ff = block.mixers[0], block.feed_forward
-    mixed = latent_attention(r, x, at, how) if isinstance(at, LatentAttention) else attention(r, x, at, how)  # type: ignore[arg-type]
+    mixed = latent_attention(r, x, at, how) if isinstance(at, LatentAttention) else fused_qkv_attention(r, x, at, how)  # type: ignore[arg-type]
     x = r.add(r.dropout(mixed, "/attention_dropout", active=how.dropout), x, "/residual")
     del mixed
     if isinstance(ff, Moe):
@@ -54,17 +54,17 @@ def forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
 def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tensor:
     """Norm and first product in one module, activation, second product (mlp.py:150-245)."""
     inner = normed_column(r, x, "2·f" if ff.gated else "f", f"{ff.path}.linear_fc1", how)
-    return row(r, activation(r, inner, ff), f"{ff.path}.linear_fc2", how)
+    return row_parallel_linear(r, fused_mlp_activation(r, inner, ff), f"{ff.path}.linear_fc2", how)
 
 
-def activation(r: Recorder, x: Tensor, ff: Dense) -> Tensor:
+def fused_mlp_activation(r: Recorder, x: Tensor, ff: Dense) -> Tensor:
     """Fused: SwiGLU and GELU each save what they are given (fusions/fused_bias_swiglu.py, fused_bias_gelu.py)."""
     if ff.gated:
         return swiglu(r, x, (*x.shape[:-1], "f"), f"{ff.path}/activation")
     return r.unary(x, f"{ff.path}/activation", saves="input")
 
 
-def embed(r: Recorder, embeddings: Embeddings, how: RunConfig, _: Joined) -> tuple[Tensor, tuple[Tensor, ...]]:
+def vocab_parallel_embedding(r: Recorder, embeddings: Embeddings, how: RunConfig, _: Joined) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Rows of a rank's part of the vocabulary, summed over ranks (tensor_parallel/layers.py:240-300, language_model_embedding.py:95-145).
 
     The table's gradient is a tensor of its own, which is added to the buffer and let go.
@@ -98,11 +98,11 @@ def embed(r: Recorder, embeddings: Embeddings, how: RunConfig, _: Joined) -> tup
     return r.dropout(x, "embeddings/dropout", active=how.dropout), ()
 
 
-def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
+def megatron_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """What of a model or plan is not modelled here."""
     found = [
         Problem(field="model", value=spec.name, reason=f"the layers of {block.kind} are not modelled for megatron: {why}")
-        for stack in spec.stacks for run in stack.runs for block in run.pattern if (why := _unmodelled(block))
+        for stack in spec.stacks for run in stack.runs for block in run.pattern if (why := _unmodelled_layer_reason(block))
     ]  # fmt: skip
     if plan.adapter is not None and any(isinstance(b.feed_forward, Moe) for s in spec.stacks for run in s.runs for b in run.pattern):
         reason = "is not modelled for megatron's experts"
@@ -175,7 +175,7 @@ def _all_to_all(spec: ModelSpec, plan: Plan) -> list[Problem]:
     ]  # fmt: skip
 
 
-def _unmodelled(block: Block) -> str | None:
+def _unmodelled_layer_reason(block: Block) -> str | None:
     if len(block.mixers) != 1 or not isinstance(block.mixers[0], Attention | LatentAttention):
         return f"its mixer is {' and '.join(type(m).__name__ for m in block.mixers) or 'missing'}"
     at, ff = block.mixers[0], block.feed_forward
@@ -195,14 +195,14 @@ def block_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
     return replace(how, one_group=bool(agreed(groups == 1)))
 
 
-def _options(plan: Plan) -> frozenset[str]:
+def _kernel_options(plan: Plan) -> frozenset[str]:
     shared = (
         {ContextParallel.RING: RING, ContextParallel.ALL_GATHER: GATHERED}.get(plan.context_parallel) if plan.context_parallel else None
     )
     return frozenset(filter(None, (FP8_PRODUCTS if plan.fp8 is not None else None, shared)))
 
 
-def _wide(dtype: DType) -> DType:
+def _non_gemm_dtype(dtype: DType) -> DType:
     """What is computed with where only products are in eight bits."""
     return BF16 if dtype.bits < BF16.bits else dtype
 
@@ -211,20 +211,20 @@ def _plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     routing = plan.routing
     return replace(
         how, scattered=plan.sequence_parallel, several=bool(agreed(plan.microbatch > 1)), transposes=plan.attention is AttentionKind.FLASH,
-        options=_options(plan), parameters=_wide(how.parameters), stream=_wide(how.stream),
+        options=_kernel_options(plan), parameters=_non_gemm_dtype(how.parameters), stream=_non_gemm_dtype(how.stream),
         exchanges=plan.context_parallel is ContextParallel.ALL_TO_ALL, capacity=bool(routing and routing.capacity_factor is not None),
         shares_experts=bool(agreed(plan.mesh.ep > 1)), splits_experts=bool(agreed(plan.mesh.etp > 1)),
     )  # fmt: skip
 
 
 @formula(cites=MEGATRON, at="attention.py, mlp.py: shapes of a layer's tensors on one tensor- and context-parallel rank")
-def axes(block: Block, plan: Plan) -> dict[str, Count]:
+def layer_axis_sizes(block: Block, plan: Plan) -> dict[str, Count]:
     """Values of the axes that a block's tensors are named by."""
     at, ff, mesh = block.mixers[0], block.feed_forward, plan.mesh
     assert isinstance(at, Attention | LatentAttention)
     assert isinstance(ff, Dense | Moe)
     dense = ff if isinstance(ff, Dense) else ff.shared
-    tokens = _positions(plan)
+    tokens = _token_axis_sizes(plan)
     groups, width = (0, at.v_head_dim) if isinstance(at, LatentAttention) else (maximum(1, ceil_div(at.kv_heads, mesh.tp)), at.head_dim)
     found = {
         **tokens, "h": block.hidden, "a": ceil_div(at.heads, mesh.tp), "f": ceil_div(dense.intermediate if dense else 0, mesh.tp),
@@ -240,7 +240,7 @@ def axes(block: Block, plan: Plan) -> dict[str, Count]:
     return with_products({**found, "r": plan.adapter.rank if plan.adapter else 0})
 
 
-def _positions(plan: Plan) -> dict[str, Count]:
+def _token_axis_sizes(plan: Plan) -> dict[str, Count]:
     positions = ceil_div(plan.seq_len, plan.mesh.cp)
     return {
         "c": plan.mesh.cp,
@@ -256,22 +256,22 @@ def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
     """Values of the axes of embeddings, head and loss."""
     multiple = plan.vocab_multiple
     padded = ceil_div(spec.vocab, multiple) * multiple
-    return {**_positions(plan), "h": spec.hidden, "V": ceil_div(padded, plan.mesh.tp), "V0": spec.vocab}
+    return {**_token_axis_sizes(plan), "h": spec.hidden, "V": ceil_div(padded, plan.mesh.tp), "V0": spec.vocab}
 
 
-def shared(spec: ModelSpec, plan: Plan, _: RunConfig) -> BytesByPath:
+def rotary_angle_bytes(spec: ModelSpec, plan: Plan, _: RunConfig) -> BytesByPath:
     """Rotary angles, made once for a micro-batch in fp32 (rotary_pos_embedding.py:100-150)."""
     blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
     mixers = [m for block in blocks for m in block.mixers]
     widths = {
         m.qk_rope_head_dim if isinstance(m, LatentAttention) else m.rotary_dim for m in mixers if isinstance(m, Attention | LatentAttention)
     }
-    size = sum(FP32.nbytes(_positions(plan)["s"] * width) for width in sorted(widths) if width)
+    size = sum(FP32.nbytes(_token_axis_sizes(plan)["s"] * width) for width in sorted(widths) if width)
     return BytesByPath.of([((Component.SAVED_ACTIVATIONS, "rotary_pos_emb"), size)])
 
 
 CODE = ModelCode(
-    forward=forward, embed=embed, head=logits, loss=vocabulary_loss, loss_input=loss_input, problems=problems, block_numerics=block_numerics,
-    plan_numerics=_plan_numerics, axes=axes, end_axes=end_axes, shared=shared, normalise=lambda r, x, one, _: norm(r, x, one.path),
+    forward=transformer_layer_forward, embed=vocab_parallel_embedding, head=vocab_parallel_logits, loss=vocabulary_loss, loss_input=loss_input, problems=megatron_problems, block_numerics=block_numerics,
+    plan_numerics=_plan_numerics, axes=layer_axis_sizes, end_axes=end_axes, shared=rotary_angle_bytes, normalise=lambda r, x, one, _: rms_norm_output(r, x, one.path),
     stream=STREAM,
 )  # fmt: skip

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from memsheet.formulas.model_code.megatron.modules import column, norm, normed_column, remade, row
+from memsheet.formulas.model_code.megatron.modules import (
+    column_parallel_linear,
+    normed_column,
+    rearranged_copy,
+    rms_norm_output,
+    row_parallel_linear,
+)
 from memsheet.formulas.numerics import AttentionKernel, RunConfig
 from memsheet.formulas.tapes.graph import Grad, Storage, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
@@ -14,7 +20,7 @@ HEADS: Shape = ("b", "s", "a", "d")
 GROUPS: Shape = ("b", "s", "k", "d")
 
 
-def attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> Tensor:
+def fused_qkv_attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> Tensor:
     """Queries, keys and values from one product; angles fused; kernel; projection (attention.py:590-830, 1010-1070)."""
     mixed = normed_column(r, x, "(a+2k)·d", f"{at.path}.linear_qkv", how)
     q, k, v = r.split(mixed, (HEADS, GROUPS, GROUPS))
@@ -22,52 +28,52 @@ def attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> Tensor:
     if not how.one_group:  # queries of several groups lie apart
         q = r.copy(q, HEADS, f"{at.path}/query")
     if at.qk_norm is not None:
-        q, k = norm(r, q, f"{at.path}.q_layernorm"), norm(r, k, f"{at.path}.k_layernorm")
+        q, k = rms_norm_output(r, q, f"{at.path}.q_layernorm"), rms_norm_output(r, k, f"{at.path}.k_layernorm")
     if at.rotary_dim:
-        q, k = remade(r, q, HEADS, f"{at.path}/query_turned"), remade(r, k, GROUPS, f"{at.path}/key_turned")
-    context = core(r, q, k, v, at.path, how)
+        q, k = rearranged_copy(r, q, HEADS, f"{at.path}/query_turned"), rearranged_copy(r, k, GROUPS, f"{at.path}/key_turned")
+    context = core_attention(r, q, k, v, at.path, how)
     del q, k
-    out = row(r, r.view(context, ("b", "s", "a·d")), f"{at.path}.linear_proj", how)
+    out = row_parallel_linear(r, r.view(context, ("b", "s", "a·d")), f"{at.path}.linear_proj", how)
     del v
     return out
 
 
-def core(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: RunConfig, width: Axis = "d") -> Tensor:
+def core_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: RunConfig, width: Axis = "d") -> Tensor:
     """softmax(q k) v. Values, a slice of the joint product, are copied; flash-attn works on sequences in front, so with several of them all
     three are copied, and its result back (dot_product_attention/backends.py:712-735, 950-990); cuDNN takes them as they are.
 
     Under recompute of core_attn the kernel runs again in backward.
     """
     if "core_attn" in how.again:
-        return _again(r, (q, k, v), path, how, width)
+        return _recomputed_core_attention(r, (q, k, v), path, how, width)
     if how.attention is AttentionKernel.EAGER:
         return _in_full(r, q, k, v, path, how)
     back = how.several and how.transposes
     q, k = ((r.copy(one, one.shape, f"{path}/{name}") if back else one) for one, name in ((q, "query"), (k, "key")))
     v = r.copy(v, v.shape, f"{path}/value")
-    return _kernel(r, q, k, v, path, how, width)
+    return _context_parallel_kernel(r, q, k, v, path, how, width)
 
 
 RING, GATHERED = "ring", "all_gather"
 """How context-parallel ranks see each other's keys and values, among a plan's options."""
 
 
-def _kernel(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: RunConfig, width: Axis) -> Tensor:
+def _context_parallel_kernel(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: RunConfig, width: Axis) -> Tensor:
     """Over context-parallel ranks by all-to-all, what is computed with has all positions of some heads, and the result is exchanged again
     (dot_product_attention/context_parallel.py, AttnFuncWithCPAndQKVOA2A).
     """
     if how.exchanges:
-        q, k, v = (_exchanged(r, one, f"{path}/{name}") for one, name in ((q, "query"), (k, "key"), (v, "value")))
+        q, k, v = (_all_to_all_exchange(r, one, f"{path}/{name}") for one, name in ((q, "query"), (k, "key"), (v, "value")))
     elif RING in how.options:
         return _in_a_ring(r, q, k, v, path, width)
     elif GATHERED in how.options:
-        return _gathered(r, q, k, v, path, width)
+        return _all_gather_attention(r, q, k, v, path, width)
     shape, dtype = ("b", "s", "a", width), q.dtype
     out = r.tensor(f"{path}/context", shape, dtype)
     rows = r.tensor(f"{path}/logsumexp", ("b", "a", "s"), FP32)
     out = r.custom(path, (q, k, v), out, (q, k, v, out, rows))
     if how.exchanges:
-        return _exchanged(r, out, f"{path}/context")
+        return _all_to_all_exchange(r, out, f"{path}/context")
     return r.copy(out, shape, f"{path}/context_back") if how.several and how.transposes else out
 
 
@@ -98,7 +104,7 @@ def _in_a_ring(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, width: A
     return r.apply(out, (q, k, v), (q, last, rows, out), backward)
 
 
-def _gathered(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, width: Axis) -> Tensor:
+def _all_gather_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, width: Axis) -> Tensor:
     """Keys and values of all ranks gathered and put in order, in forward and again in backward; the halves of the result are saved beside the
     result itself (AttnFuncWithCPAndKVAllGather).
     """
@@ -129,7 +135,7 @@ def _gathered(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, width: Ax
     return r.apply(out, (q, k, v), (q, k, v, halves, rows), backward)
 
 
-def _exchanged(r: Recorder, x: Tensor, path: str) -> Tensor:
+def _all_to_all_exchange(r: Recorder, x: Tensor, path: str) -> Tensor:
     """Cut for the other ranks, received, put in order: three copies, of which the last stays (flash_attn_a2a_communicate:404-496)."""
     shape, dtype = x.shape, x.dtype
 
@@ -156,7 +162,7 @@ def _in_full(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: RunCo
     """Scores, softmax fused with scale and mask, dropout, times the values, whose order is then that of the sequence
     (dot_product_attention.py:130-240). Keys and values are repeated for the queries of a group.
     """
-    k, v = (one if one.shape == HEADS else remade(r, one, HEADS, f"{path}/repeated") for one in (k, v))
+    k, v = (one if one.shape == HEADS else rearranged_copy(r, one, HEADS, f"{path}/repeated") for one in (k, v))
     scores = r.product(q, k, SCORES, f"{path}/scores")
     shares = r.unary(scores, f"{path}/softmax", saves="output")
     del scores
@@ -164,7 +170,7 @@ def _in_full(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: RunCo
     return r.copy(r.product(shares, v, HEADS, f"{path}/context"), HEADS, f"{path}/context")
 
 
-def _again(r: Recorder, given: tuple[Tensor, ...], path: str, how: RunConfig, width: Axis) -> Tensor:
+def _recomputed_core_attention(r: Recorder, given: tuple[Tensor, ...], path: str, how: RunConfig, width: Axis) -> Tensor:
     """The kernel under a checkpoint of its own, which keeps queries, keys and values as they come; its result is the projection's input."""
     shape, dtype = ("b", "s", "a", width), given[0].dtype
     metas = [(one.shape, one.dtype) for one in given]
@@ -192,32 +198,36 @@ def latent_attention(r: Recorder, x: Tensor, at: LatentAttention, how: RunConfig
     (tensor_parallel/random.py, CheckpointWithoutOutput).
     """
     path = at.path
-    normed = norm(r, x, "input_layernorm")
-    low = column(r, normed, "qr", f"{path}.linear_q_down_proj", how, parallel=False) if at.q_lora_rank else normed
-    joint = column(r, normed, "kr+dr", f"{path}.linear_kv_down_proj", how, parallel=False)
+    normed = rms_norm_output(r, x, "input_layernorm")
+    low = column_parallel_linear(r, normed, "qr", f"{path}.linear_q_down_proj", how, parallel=False) if at.q_lora_rank else normed
+    joint = column_parallel_linear(r, normed, "kr+dr", f"{path}.linear_kv_down_proj", how, parallel=False)
     latent, shared = r.split(joint, (("b", "n", "kr"), ("b", "n", "dr")))
     del joint, normed
     if how.scattered:
-        shared = remade(r, shared, ("b", "s", "dr"), f"{path}/key_positions")
+        shared = rearranged_copy(r, shared, ("b", "s", "dr"), f"{path}/key_positions")
     again: list[Storage] = []
-    raised = _raised_again(r, (low, latent, shared), at, again) if "mla_up_proj" in how.again else _raised(r, low, latent, shared, at, how)
+    raised = (
+        _raised_again(r, (low, latent, shared), at, again)
+        if "mla_up_proj" in how.again
+        else _latent_up_projections(r, low, latent, shared, at, how)
+    )
     del low, latent, shared
     context = _kernel_of_latent(r, raised, path, how, again)
     raised.clear()
-    return row(r, r.view(context, ("b", "s", "a·d")), f"{path}.linear_proj", how)
+    return row_parallel_linear(r, r.view(context, ("b", "s", "a·d")), f"{path}.linear_proj", how)
 
 
 QUERY: Shape = ("b", "s", "a", "dq")
 VALUE: Shape = ("b", "s", "a", "dv")
 
 
-def _raised(r: Recorder, low: Tensor, latent: Tensor, shared: Tensor, at: LatentAttention, how: RunConfig) -> list[Tensor]:
+def _latent_up_projections(r: Recorder, low: Tensor, latent: Tensor, shared: Tensor, at: LatentAttention, how: RunConfig) -> list[Tensor]:
     """Queries, keys and values of every head."""
     path = at.path
     if at.q_lora_rank:
         q = normed_column(r, low, "a·dq", f"{path}.linear_q_up_proj", how)
     else:
-        q = column(r, low, "a·dq", f"{path}.linear_q_proj", how)
+        q = column_parallel_linear(r, low, "a·dq", f"{path}.linear_q_proj", how)
     latent = r.copy(latent, latent.shape, f"{path}/latent")  # a slice is made contiguous for the module
     both = normed_column(r, latent, "a·(dn+dv)", f"{path}.linear_kv_up_proj", how)
     whole, dtype, back = both.shape, both.dtype, shared.shape
@@ -246,7 +256,7 @@ def _raised_again(r: Recorder, given: tuple[Tensor, ...], at: LatentAttention, a
 
 def _kernel_of_latent(r: Recorder, raised: list[Tensor], path: str, how: RunConfig, again: list[Storage]) -> Tensor:
     """Heads of two sizes, which cuDNN takes as they are. ``again``: not None but empty where its operands are thrown away."""
-    q, k, v = ([_exchanged(r, one, f"{path}/{n}") for n, one in zip("qkv", raised, strict=True)] if how.exchanges else raised)  # fmt: skip
+    q, k, v = ([_all_to_all_exchange(r, one, f"{path}/{n}") for n, one in zip("qkv", raised, strict=True)] if how.exchanges else raised)  # fmt: skip
     dtype, thrown = q.dtype, "mla_up_proj" in how.again
     metas = [(one.shape, one.dtype) for one in (q, k, v)]
     out = r.tensor(f"{path}/context", VALUE, dtype)
@@ -258,4 +268,4 @@ def _kernel_of_latent(r: Recorder, raised: list[Tensor], path: str, how: RunConf
         return [r.grad(*meta) for meta in metas]
 
     out = r.apply(out, (q, k, v), (out, rows) if thrown else (q, k, v, out, rows), backward)
-    return _exchanged(r, out, f"{path}/context") if how.exchanges else out
+    return _all_to_all_exchange(r, out, f"{path}/context") if how.exchanges else out

@@ -9,7 +9,15 @@ from __future__ import annotations
 from math import log, sqrt
 
 from memsheet.arith import Count, Term, ceil_div, each, maximum, minimum
-from memsheet.formulas.model_code.megatron.modules import STREAM, column, lowered, norm, remade, row, swiglu
+from memsheet.formulas.model_code.megatron.modules import (
+    STREAM,
+    column_parallel_linear,
+    rearranged_copy,
+    rms_norm_output,
+    row_parallel_linear,
+    saved_gemm_operand,
+    swiglu,
+)
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Grad, Storage, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
@@ -26,25 +34,25 @@ SCORES: Shape = ("b", "n", "e")
 
 def experts_layer(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tensor:
     """A norm of its own, then the layer; all of it under a checkpoint with recompute of ``moe`` (moe_layer.py:230-330)."""
-    normed = norm(r, x, "pre_mlp_layernorm")
+    normed = rms_norm_output(r, x, "pre_mlp_layernorm")
     if "moe" in how.again:
-        return r.again(lambda y: _layer(r, y, ff, how), normed)
-    return _layer(r, normed, ff, how)
+        return r.again(lambda y: _unnormed_moe_layer(r, y, ff, how), normed)
+    return _unnormed_moe_layer(r, normed, ff, how)
 
 
-def _layer(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tensor:
+def _unnormed_moe_layer(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tensor:
     """What one function names lives until it returns: the copies as they were sent and as they came."""
-    shares, rows = _route(r, x, ff, how)
-    permuted = _permuted(r, x, rows, f"{ff.path}/permuted")
-    came = remade(r, permuted, GIVEN, f"{ff.path}/received") if how.shares_experts else permuted
-    shared = _shared(r, x, ff, how) if ff.shared else None
+    shares, rows = _route_tokens(r, x, ff, how)
+    permuted = _permute_tokens(r, x, rows, f"{ff.path}/permuted")
+    came = rearranged_copy(r, permuted, GIVEN, f"{ff.path}/received") if how.shares_experts else permuted
+    shared = _shared_experts_mlp(r, x, ff, how) if ff.shared else None
     if how.splits_experts:  # all tensor-parallel ranks of an expert work on the same tokens
-        came = remade(r, came, GIVEN, f"{ff.path}/gathered")
-    given = remade(r, came, GIVEN, f"{ff.path}/sorted") if how.several_experts else came
+        came = rearranged_copy(r, came, GIVEN, f"{ff.path}/gathered")
+    given = rearranged_copy(r, came, GIVEN, f"{ff.path}/sorted") if how.several_experts else came
     out = _grouped_mlp(r, given, ff, how)
     del given
-    out = remade(r, out, GIVEN, f"{ff.path}/unsorted") if how.several_experts else out
-    out = remade(r, out, COPIES, f"{ff.path}/returned") if how.shares_experts else out
+    out = rearranged_copy(r, out, GIVEN, f"{ff.path}/unsorted") if how.several_experts else out
+    out = rearranged_copy(r, out, COPIES, f"{ff.path}/returned") if how.shares_experts else out
     back, dtype = out.shape, out.dtype
     out = r.apply(r.tensor(f"{ff.path}/output", STREAM, dtype), (out,), (rows,), lambda _: [r.grad(back, dtype)])
     result = out if shared is None else r.add(out, shared, f"{ff.path}/sum")
@@ -52,7 +60,7 @@ def _layer(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tensor:
     return result
 
 
-def _route(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> tuple[Tensor, Tensor]:
+def _route_tokens(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> tuple[Tensor, Tensor]:
     """Scores of all experts, the chosen ones as a mask, auxiliary loss, dropping (router.py:380-480, moe_utils.py:560-760); and the table that
     the fused permutation finds rows by (TransformerEngine pytorch/triton/permutation.py:52).
     """
@@ -69,19 +77,19 @@ def _route(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> tuple[Tensor, Ten
     return shares, r.tensor(f"{ff.path}/row_id_map", ("b", "n", "2e+1"), INT32)
 
 
-def _permuted(r: Recorder, x: Tensor, rows: Tensor, path: str) -> Tensor:
+def _permute_tokens(r: Recorder, x: Tensor, rows: Tensor, path: str) -> Tensor:
     back, dtype = x.shape, x.dtype
     return r.apply(r.tensor(path, COPIES, dtype), (x,), (rows,), lambda _: [r.grad(back, dtype)])
 
 
-def _shared(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tensor:
+def _shared_experts_mlp(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tensor:
     """Experts of every token: a feed-forward layer without a norm (shared_experts.py)."""
     assert ff.shared is not None
 
     def run(y: Tensor) -> Tensor:
         path = f"{ff.path}.shared_experts"
-        inner = column(r, y, "2·f", f"{path}.linear_fc1", how)
-        return row(r, swiglu(r, inner, (*inner.shape[:-1], "f"), f"{path}/activation"), f"{path}.linear_fc2", how)
+        inner = column_parallel_linear(r, y, "2·f", f"{path}.linear_fc1", how)
+        return row_parallel_linear(r, swiglu(r, inner, (*inner.shape[:-1], "f"), f"{path}/activation"), f"{path}.linear_fc2", how)
 
     return r.again(run, x) if "shared_experts" in how.again else run(x)
 
@@ -92,7 +100,7 @@ def _grouped_mlp(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tensor:
     Under recompute of moe_act its result goes when the second product has read it and is made again before that one's backward.
     """
     path, dtype = f"{ff.path}.experts", x.dtype
-    inner = _grouped(r, x, ("x", "2·i"), f"{path}.linear_fc1", how)
+    inner = _grouped_gemm(r, x, ("x", "2·i"), f"{path}.linear_fc1", how)
     weights = r.tensor(f"{path}/shares", ("x",), dtype)
     made: list[Storage] = []
 
@@ -103,7 +111,7 @@ def _grouped_mlp(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tensor:
 
     act = r.apply(r.tensor(f"{path}/activation", ("x", "i"), dtype), (inner,), (inner, weights), back)
     if "moe_act" not in how.again:
-        return _grouped(r, act, GIVEN, f"{path}.linear_fc2", how)
+        return _grouped_gemm(r, act, GIVEN, f"{path}.linear_fc2", how)
     out = r.tensor(f"{path}.linear_fc2/output", GIVEN, dtype)
 
     def again(_: Grad) -> list[Grad | None]:
@@ -113,8 +121,8 @@ def _grouped_mlp(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tensor:
     return r.apply(out, (act,), (), again)
 
 
-def _grouped(r: Recorder, x: Tensor, shape: Shape, path: str, how: RunConfig) -> Tensor:
-    back, dtype, kept = x.shape, x.dtype, lowered(r, x, path, how)
+def _grouped_gemm(r: Recorder, x: Tensor, shape: Shape, path: str, how: RunConfig) -> Tensor:
+    back, dtype, kept = x.shape, x.dtype, saved_gemm_operand(r, x, path, how)
     return r.apply(r.tensor(f"{path}/output", shape, dtype), (x,), (kept,), lambda _: [r.grad(back, dtype)])
 
 
@@ -181,14 +189,14 @@ def given_copies(ff: Moe, tokens: Count, sent: Count, plan: Plan, routing: Routi
         return maximum(most, sent * split)
     if routing.spread is Spread.UNEVEN:
         return minimum(maximum(most, sent * split), sent * split * round(100 * (1 + MAX_VIOLATION)) // 100)
-    return minimum(maximum(most, sent * split), sent * split + fluctuation(sent * ranks, ranks) * split)
+    return minimum(maximum(most, sent * split), sent * split + expected_imbalance_copies(sent * ranks, ranks) * split)
 
 
 @formula(
     cites=MEGATRON,
     at="moe/token_dispatcher.py: the largest of n normal shares of evenly chosen copies, about sigma · sqrt(2 ln n) above their mean",
 )
-def fluctuation(copies: Count, ranks: Count) -> Count:
+def expected_imbalance_copies(copies: Count, ranks: Count) -> Count:
     """How far above the mean the fullest of some ranks is expected to be."""
     if isinstance(copies, Term) or isinstance(ranks, Term):
         return 0

@@ -14,7 +14,7 @@ LOGITS: Shape = ("b", "s", "V")
 WHOLE: Shape = ("b", "s", "h")
 
 
-def logits(r: Recorder, x: Tensor, head: Head, how: RunConfig, *_: object) -> Tensor:
+def vocab_parallel_logits(r: Recorder, x: Tensor, head: Head, how: RunConfig, *_: object) -> Tensor:
     """A rank's part of the vocabulary for all positions. Rows of a sequence are gathered into a buffer that stays (get_global_memory_buffer,
     "mpu"), which is counted with the states; their gradient is scattered (layers.py:430-640).
     """

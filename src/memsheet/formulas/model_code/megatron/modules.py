@@ -20,7 +20,7 @@ STREAM: Shape = ("b", "n", "h")
 """The residual stream of a rank."""
 
 
-def norm(r: Recorder, x: Tensor, path: str) -> Tensor:
+def rms_norm_output(r: Recorder, x: Tensor, path: str) -> Tensor:
     """A norm of its own: saves its input and one fp32 statistic a row (module/_common.py, ops/basic/rmsnorm.py)."""
     shape, dtype = x.shape, x.dtype
     out = r.tensor(path, shape, dtype)
@@ -42,7 +42,7 @@ def normed_column(r: Recorder, x: Tensor, out: Axis, path: str, how: RunConfig) 
     del total
 
     def backward(g: Grad) -> list[Grad | None]:
-        casts = _casts(r, g, how)
+        casts = _fp8_gradient_casts(r, g, how)
         again = r.grad(whole, low, f"{path}/gathered") if how.scattered else None
         product = r.grad(whole, dtype)
         own = r.grad(shape, dtype) if how.scattered else product
@@ -50,28 +50,28 @@ def normed_column(r: Recorder, x: Tensor, out: Axis, path: str, how: RunConfig) 
         del again, product, own, casts
         return [back]
 
-    kept = (x, normed, rows) if how.trains or adapted(path, how) else (x, rows)
+    kept = (x, normed, rows) if how.trains or has_lora_adapter(path, how) else (x, rows)
     return _with_adapter(r, r.apply(result, (x,), kept, backward), normed, path, how)
 
 
-def column(r: Recorder, x: Tensor, out: Axis, path: str, how: RunConfig, *, parallel: bool = True) -> Tensor:
+def column_parallel_linear(r: Recorder, x: Tensor, out: Axis, path: str, how: RunConfig, *, parallel: bool = True) -> Tensor:
     """Linear over columns (module/linear.py:75-420): saves its input as this rank has it. ``parallel``: cut over ranks, not duplicated."""
     shape, dtype, gathers = x.shape, x.dtype, parallel and how.scattered
     whole = gathered_shape(shape, how) if gathers else shape
-    kept = lowered(r, x, path, how)
+    kept = saved_gemm_operand(r, x, path, how)
     total = r.tensor(f"{path}/gathered", whole, kept.dtype) if gathers else None
     result = r.tensor(f"{path}/output", (*whole[:-1], out), dtype)
     del total
 
     def backward(g: Grad) -> list[Grad | None]:
-        casts = _casts(r, g, how)
+        casts = _fp8_gradient_casts(r, g, how)
         again = r.grad(whole, dtype, f"{path}/gathered") if gathers else None
         product = r.grad(whole, dtype)
         own = r.grad(shape, dtype) if gathers else product
         del again, product, casts
         return [own]
 
-    saved = (kept,) if how.trains or adapted(path, how) else ()
+    saved = (kept,) if how.trains or has_lora_adapter(path, how) else ()
     return _with_adapter(r, r.apply(result, (x,), saved, backward), x, path, how)
 
 
@@ -82,7 +82,7 @@ ADAPTED = {
 """Which fused module a LoRA target of a model's own names belongs to (Megatron-Bridge 600d069 peft/lora.py, canonical and fused targets)."""
 
 
-def adapted(path: str, how: RunConfig) -> bool:
+def has_lora_adapter(path: str, how: RunConfig) -> bool:
     """Whether a module carries LoRA matrices."""
     name = path.rpartition(".")[2]
     return any(ADAPTED.get(target, target) == name for target in how.adapter_targets)
@@ -90,7 +90,7 @@ def adapted(path: str, how: RunConfig) -> bool:
 
 def _with_adapter(r: Recorder, base: Tensor, x: Tensor, path: str, how: RunConfig) -> Tensor:
     """The module's result and its adapter's, added into a third tensor (Megatron-Bridge peft/lora_layers.py:65-88). ``x``: what both read."""
-    if not adapted(path, how):
+    if not has_lora_adapter(path, how):
         return base
     shape, dtype = base.shape, base.dtype
     low_shape = (*shape[:-1], "r")
@@ -107,32 +107,32 @@ def _with_adapter(r: Recorder, base: Tensor, x: Tensor, path: str, how: RunConfi
     return total
 
 
-def lowered(r: Recorder, x: Tensor, path: str, how: RunConfig) -> Tensor:
+def saved_gemm_operand(r: Recorder, x: Tensor, path: str, how: RunConfig) -> Tensor:
     """What a product saves of its operand: the operand, or its cast."""
     return r.tensor(f"{path}/cast", x.shape, FP8) if FP8_PRODUCTS in how.options else x
 
 
-def _casts(r: Recorder, g: Grad, how: RunConfig) -> list[Grad]:
+def _fp8_gradient_casts(r: Recorder, g: Grad, how: RunConfig) -> list[Grad]:
     return [r.grad(g.shape, FP8), r.grad(g.shape, FP8)] if FP8_PRODUCTS in how.options else []
 
 
-def row(r: Recorder, x: Tensor, path: str, how: RunConfig, *, out: Axis = "h") -> Tensor:
+def row_parallel_linear(r: Recorder, x: Tensor, path: str, how: RunConfig, *, out: Axis = "h") -> Tensor:
     """Linear over rows: its partial sums are scattered over the sequence, or summed in place; backward gathers the gradient."""
     shape, dtype = x.shape, x.dtype
     whole = (*shape[:-1], out) if len(shape) == 3 else ("b", "s", out)
     partial = r.tensor(f"{path}/partial" if how.scattered else f"{path}/output", whole, dtype)
     result = r.tensor(f"{path}/output", (*STREAM[:-1], out), dtype) if how.scattered else partial
     del partial
-    kept = lowered(r, x, path, how)
+    kept = saved_gemm_operand(r, x, path, how)
 
     def backward(g: Grad) -> list[Grad | None]:
-        casts = _casts(r, g, how)
+        casts = _fp8_gradient_casts(r, g, how)
         total = r.grad(whole, dtype, f"{path}/gathered") if how.scattered else None
         back = r.grad(shape, dtype)
         del total, casts
         return [back]
 
-    saved = (kept,) if how.trains or adapted(path, how) else ()
+    saved = (kept,) if how.trains or has_lora_adapter(path, how) else ()
     return _with_adapter(r, r.apply(result, (x,), saved, backward), x, path, how)
 
 
@@ -147,7 +147,7 @@ def swiglu(r: Recorder, x: Tensor, shape: Shape, path: str) -> Tensor:
     return r.apply(r.tensor(path, shape, dtype), (x,), (x,), lambda _: [r.grad(back, dtype)])
 
 
-def remade(r: Recorder, x: Tensor, shape: Shape, path: str) -> Tensor:
+def rearranged_copy(r: Recorder, x: Tensor, shape: Shape, path: str) -> Tensor:
     """A new tensor from ``x`` of which nothing is saved, and the same way back: a permutation, an exchange between ranks, a turn by angles."""
     back, dtype = x.shape, x.dtype
     return r.apply(r.tensor(path, shape, dtype), (x,), (), lambda _: [r.grad(back, dtype)])

@@ -61,43 +61,43 @@ def at_ends(how: RunConfig) -> RunConfig:
 # ---- the model as it is built --------------------------------------------------------------------------------------------------
 
 
-def built(spec: ModelSpec, plan: Plan) -> ModelSpec:
+def torchtitan_spec(spec: ModelSpec, plan: Plan) -> ModelSpec:
     """The model under torchtitan's module names, with the projections that its version joins."""
     version = version_of(plan.engine_version)
     names = {**NAMES, "lm_head": "lm_head"} if version.chunks_loss else NAMES
-    embeddings = replace(spec.embeddings, weights=_renamed(spec.embeddings.weights, names))
+    embeddings = replace(spec.embeddings, weights=_rename_weights(spec.embeddings.weights, names))
     return replace(
-        spec, embeddings=embeddings, head=replace(spec.head, weights=_renamed(spec.head.weights, names)),
-        stacks=tuple(_stack(stack, joins=version.fuses_qkv) for stack in spec.stacks),
+        spec, embeddings=embeddings, head=replace(spec.head, weights=_rename_weights(spec.head.weights, names)),
+        stacks=tuple(_torchtitan_stack(stack, joins=version.fuses_qkv) for stack in spec.stacks),
     )  # fmt: skip
 
 
-def _renamed(weights: tuple[Weight, ...], names: Mapping[str, str] = NAMES) -> tuple[Weight, ...]:
+def _rename_weights(weights: tuple[Weight, ...], names: Mapping[str, str] = NAMES) -> tuple[Weight, ...]:
     return tuple(
         replace(w, path=".".join((names.get(module, module), last))) for w in weights for module, _, last in (w.path.rpartition("."),)
     )
 
 
-def _stack(stack: Stack, *, joins: bool) -> Stack:
-    runs = tuple(replace(run, pattern=tuple(_block(block, joins=joins) for block in run.pattern)) for run in stack.runs)
+def _torchtitan_stack(stack: Stack, *, joins: bool) -> Stack:
+    runs = tuple(replace(run, pattern=tuple(_torchtitan_block(block, joins=joins) for block in run.pattern)) for run in stack.runs)
     path = NAMES.get(stack.path, stack.path)
-    return replace(stack, path=path, final_path="", runs=runs, final_norms=tuple(_norm(n) for n in stack.final_norms))
+    return replace(stack, path=path, final_path="", runs=runs, final_norms=tuple(_torchtitan_norm(n) for n in stack.final_norms))
 
 
-def _norm(norm: Norm) -> Norm:
-    return replace(norm, path=NAMES.get(norm.path, norm.path), weights=_renamed(norm.weights))
+def _torchtitan_norm(norm: Norm) -> Norm:
+    return replace(norm, path=NAMES.get(norm.path, norm.path), weights=_rename_weights(norm.weights))
 
 
-def _block(block: Block, *, joins: bool) -> Block:
-    mixers = tuple(_attention(m, joins=joins) if isinstance(m, Attention) else m for m in block.mixers)
+def _torchtitan_block(block: Block, *, joins: bool) -> Block:
+    mixers = tuple(_torchtitan_attention(m, joins=joins) if isinstance(m, Attention) else m for m in block.mixers)
     ff = block.feed_forward
     if isinstance(ff, Dense):
-        ff = replace(ff, path=NAMES.get(ff.path, ff.path), weights=_renamed(ff.weights))
-    return replace(block, mixers=mixers, feed_forward=ff, norms=tuple(_norm(n) for n in block.norms))
+        ff = replace(ff, path=NAMES.get(ff.path, ff.path), weights=_rename_weights(ff.weights))
+    return replace(block, mixers=mixers, feed_forward=ff, norms=tuple(_torchtitan_norm(n) for n in block.norms))
 
 
-def _attention(at: Attention, *, joins: bool) -> Attention:
-    weights = _renamed(at.weights)
+def _torchtitan_attention(at: Attention, *, joins: bool) -> Attention:
+    weights = _rename_weights(at.weights)
     if joins and len(weights) == len("qkvo"):
         rows = sum(w.shape[0] for w in weights[:3])
         one = replace(weights[0], path="attention.qkv_linear.wqkv.weight", shape=(rows, *weights[0].shape[1:]), units=at.kv_heads)
@@ -108,7 +108,7 @@ def _attention(at: Attention, *, joins: bool) -> Attention:
 # ---- what is refused -----------------------------------------------------------------------------------------------------------
 
 
-def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
+def torchtitan_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """Everything that torchtitan's Llama does not do, or that is not modelled of it."""
     kinds = {block.kind for stack in spec.stacks for run in stack.runs for block in run.pattern}
     rules = [
@@ -170,7 +170,7 @@ def on_rank(block: Block, plan: Plan) -> Block:
     return replace(block, mixers=(replace(at, kv_heads=1),))
 
 
-def _sequence(plan: Plan) -> dict[str, Count]:
+def _sequence_axis_sizes(plan: Plan) -> dict[str, Count]:
     length = ceil_div(plan.seq_len, plan.mesh.cp)
     return {"b": plan.microbatch, "s": length, "s/t": ceil_div(length, plan.mesh.tp), "cp": plan.mesh.cp}
 
@@ -182,14 +182,14 @@ def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
     assert isinstance(at, Attention)
     assert isinstance(ff, Dense)
     return with_products({
-        **_sequence(plan), "h": block.hidden, "a": ceil_div(at.heads, tp), "k": maximum(1, ceil_div(at.kv_heads, tp)), "d": at.head_dim,
+        **_sequence_axis_sizes(plan), "h": block.hidden, "a": ceil_div(at.heads, tp), "k": maximum(1, ceil_div(at.kv_heads, tp)), "d": at.head_dim,
         "f": ceil_div(ff.intermediate, tp),
     })  # fmt: skip
 
 
 @formula(cites=TORCHTITAN, at="models/llama/model.py:427-447: embeddings, head; the vocabulary over tensor-parallel ranks")
 def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
-    shared = _sequence(plan)
+    shared = _sequence_axis_sizes(plan)
     chunk = ceil_div(shared["b"] * shared["s"], CHUNKS)
     return {**shared, "h": spec.hidden, "V": ceil_div(spec.vocab, plan.mesh.tp), "V0": spec.vocab, "c": chunk}
 
@@ -200,7 +200,7 @@ def loss_input(how: RunConfig, loss: Loss) -> tuple[Shape, DType, str]:
     return ("b", "s", "V" if loss is Loss.VOCAB_PARALLEL else "V0"), how.parameters, "output/output"
 
 
-def tables(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
+def freqs_cis_bytes(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
     """The table of rotations, complex numbers of fp32 for the whole sequence; ranks that share one keep a copy to put back
     (utils.py:171-192 and torch's context_parallel).
     """
@@ -210,7 +210,7 @@ def tables(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
 
 
 CODE = ModelCode(
-    forward=layers.forward, embed=layers.embed, head=layers.head, loss=loss_of, loss_input=loss_input, problems=problems,
-    block_numerics=block_numerics, axes=block_axes, end_axes=end_axes, normalise=layers.normalise, built=built, on_rank=on_rank,
-    shared=tables, plan_numerics=plan_numerics, at_ends=at_ends, stream=layers.STREAM,
+    forward=layers.llama_block_forward, embed=layers.tensor_parallel_embedding, head=layers.tensor_parallel_logits, loss=loss_of, loss_input=loss_input, problems=torchtitan_problems,
+    block_numerics=block_numerics, axes=block_axes, end_axes=end_axes, normalise=layers.torchtitan_rms_norm, built=torchtitan_spec, on_rank=on_rank,
+    shared=freqs_cis_bytes, plan_numerics=plan_numerics, at_ends=at_ends, stream=layers.STREAM,
 )  # fmt: skip

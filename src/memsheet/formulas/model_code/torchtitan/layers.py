@@ -24,50 +24,50 @@ COMPILED, FUSED_NORM, REPEATS, FP8_PRODUCTS, FP8_GATHERED, RING, ALL_GATHER, ASY
 )  # fmt: skip
 
 
-def forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
+def llama_block_forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     """One layer."""
     (at,), ff = block.mixers, block.feed_forward
     assert isinstance(at, Attention)
     assert isinstance(ff, Dense)
-    h = r.add(x, attention(r, normalise(r, x, block.norms[0], how), at, how), "/residual")
-    return r.add(h, feed_forward(r, normalise(r, h, block.norms[1], how), ff, how), "/residual")
+    h = r.add(x, sequence_parallel_attention(r, torchtitan_rms_norm(r, x, block.norms[0], how), at, how), "/residual")
+    return r.add(h, feed_forward(r, torchtitan_rms_norm(r, h, block.norms[1], how), ff, how), "/residual")
 
 
-def normalise(r: Recorder, x: Tensor, norm: Norm, how: RunConfig) -> Tensor:
+def torchtitan_rms_norm(r: Recorder, x: Tensor, norm: Norm, how: RunConfig) -> Tensor:
     """Written out in fp32, or one kernel that keeps a statistic for each position (inductor's, or torch's own)."""
     if not how.options & {COMPILED, FUSED_NORM}:
         return rms_norm(r, x, norm, norm.path, how)
     weight = r.parameter(norm.path, (norm.size,), how.parameters)
-    out, rstd = _made(r, norm.path + "/output", x.shape, how, x), r.tensor(norm.path + "/rstd", (*x.shape[:-1], 1), FP32)
+    out, rstd = _elementwise_output(r, norm.path + "/output", x.shape, how, x), r.tensor(norm.path + "/rstd", (*x.shape[:-1], 1), FP32)
     return r.custom(norm.path, (x, weight), out, (x, weight, rstd))
 
 
-def _made(r: Recorder, path: str, shape: Shape, how: RunConfig, like: Tensor) -> Tensor:
+def _elementwise_output(r: Recorder, path: str, shape: Shape, how: RunConfig, like: Tensor) -> Tensor:
     """What an elementwise kernel makes. One that is only read to be cast to eight bits is computed where it is read: inductor copies a
     short expression of few reads into each of its users (torch/_inductor/ir.py, StorageBox.should_realize_on_reuse).
     """
-    return Tensor(None, shape, like.dtype) if _inlines(how) else r.tensor(path, shape, like.dtype)
+    return Tensor(None, shape, like.dtype) if _inlines_fp8_casts(how) else r.tensor(path, shape, like.dtype)
 
 
-def _inlines(how: RunConfig) -> bool:
+def _inlines_fp8_casts(how: RunConfig) -> bool:
     return {COMPILED, FP8_PRODUCTS} <= how.options
 
 
 # ---- products ----------------------------------------------------------------------------------------------------------------
 
 
-def linear(r: Recorder, x: Tensor, path: str, out: Axis, width: Axis, how: RunConfig) -> Tensor:
+def maybe_fp8_linear(r: Recorder, x: Tensor, path: str, out: Axis, width: Axis, how: RunConfig) -> Tensor:
     """``x @ weight.T``, in eight bits where the layer was swapped."""
     if FP8_PRODUCTS not in how.options:
         return r.linear(x, r.parameter(path, (out, width), how.parameters), out, path)
     return _fp8_linears(r, x, ((path, out),), width, how)[0]
 
 
-def linears(r: Recorder, x: Tensor, layers: tuple[tuple[str, Axis], ...], width: Axis, how: RunConfig) -> list[Tensor]:
+def shared_input_linears(r: Recorder, x: Tensor, layers: tuple[tuple[str, Axis], ...], width: Axis, how: RunConfig) -> list[Tensor]:
     """Several layers of one input. In a compiled layer its cast to eight bits is made once."""
     if FP8_PRODUCTS in how.options and COMPILED in how.options:
         return _fp8_linears(r, x, layers, width, how)
-    return [linear(r, x, path, out, width, how) for path, out in layers]
+    return [maybe_fp8_linear(r, x, path, out, width, how) for path, out in layers]
 
 
 def _fp8_linears(r: Recorder, x: Tensor, layers: tuple[tuple[str, Axis], ...], width: Axis, how: RunConfig) -> list[Tensor]:
@@ -101,7 +101,7 @@ def _fp8_linear(r: Recorder, x: Tensor, path: str, out: Axis, width: Axis, how: 
 # ---- tensor-parallel ranks ---------------------------------------------------------------------------------------------------
 
 
-def gather(r: Recorder, x: Tensor, path: str, how: RunConfig) -> Tensor:
+def all_gather_sequence(r: Recorder, x: Tensor, path: str, how: RunConfig) -> Tensor:
     """The whole sequence: gathered rank after rank, then joined along the sequence (torch distributed/_functional_collectives.py:183-226);
     backward adds the ranks' gradients and cuts them. Eight bits are cast to before (torchao 0.7 float8_tensor_parallel.py). In products
     that torch pipelines with it, what arrives lies in symmetric memory, outside the allocator.
@@ -125,7 +125,7 @@ def gather(r: Recorder, x: Tensor, path: str, how: RunConfig) -> Tensor:
     return r.apply(out, (x,), (), backward)
 
 
-def scatter(r: Recorder, y: Tensor, path: str, how: RunConfig) -> Tensor:
+def reduce_scatter_sequence(r: Recorder, y: Tensor, path: str, how: RunConfig) -> Tensor:
     """The ranks' parts added and cut along the sequence, for which they are put in order first; backward gathers."""
     if not how.tensor_parallel:
         return r.view(y, STREAM)
@@ -150,35 +150,35 @@ def scatter(r: Recorder, y: Tensor, path: str, how: RunConfig) -> Tensor:
 # ---- attention ---------------------------------------------------------------------------------------------------------------
 
 
-def attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> Tensor:
-    whole = gather(r, x, at.path, how)
+def sequence_parallel_attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> Tensor:
+    whole = all_gather_sequence(r, x, at.path, how)
     del x
     names = [w.path.removesuffix(".weight") for w in at.weights]
     q, k, v = _in_one(r, whole, names[0], at.path, how) if at.fused_qkv else _one_by_one(r, whole, names[:3], how)
     if COMPILED in how.options:
         del whole
-    q, k = rotary(r, q, k, at.path, how)
+    q, k = apply_rotary_emb(r, q, k, at.path, how)
     keys, values = _for_every_head(r, k, at, "/k", how), _for_every_head(r, v, at, "/v", how)
     del k, v
-    attend = _ring if RING in how.options else _flash
+    attend = _ring_attention if RING in how.options else _flash_attention
     context = r.view(attend(r, q, keys, values, at.path, how), ("b", "s", "a·d"))
     del q, keys, values
-    return scatter(r, linear(r, context, names[-1], "h", "a·d", how), at.path, how)
+    return reduce_scatter_sequence(r, maybe_fp8_linear(r, context, names[-1], "h", "a·d", how), at.path, how)
 
 
 def _one_by_one(r: Recorder, x: Tensor, names: list[str], how: RunConfig) -> list[Tensor]:
-    made = linears(r, x, tuple((name, f"{heads}·d") for name, heads in zip(names, "akk", strict=True)), "h", how)
+    made = shared_input_linears(r, x, tuple((name, f"{heads}·d") for name, heads in zip(names, "akk", strict=True)), "h", how)
     return [r.view(made.pop(0), ("b", "s", heads, "d")) for heads in "akk"]
 
 
 def _in_one(r: Recorder, x: Tensor, name: str, path: str, how: RunConfig) -> list[Tensor]:
     """One product, of whose parts each is made contiguous (b5bcd76, models/common/attention.py:722-800)."""
     shapes: tuple[Shape, ...] = tuple(("b", "s", heads, "d") for heads in "akk")
-    parts = r.split(linear(r, x, name, "(a+2k)·d", "h", how), shapes)
+    parts = r.split(maybe_fp8_linear(r, x, name, "(a+2k)·d", "h", how), shapes)
     return [r.copy(parts.pop(0), shape, f"{path}/{part}") for shape, part in zip(shapes, "qkv", strict=True)]
 
 
-def rotary(r: Recorder, q: Tensor, k: Tensor, path: str, how: RunConfig) -> tuple[Tensor, Tensor]:
+def apply_rotary_emb(r: Recorder, q: Tensor, k: Tensor, path: str, how: RunConfig) -> tuple[Tensor, Tensor]:
     """Pairs of elements as complex numbers in fp32, times a table that does not train, and lowered again (model.py:87-113)."""
     if COMPILED in how.options:
         return r.scale(q, path + "/q_rotary"), r.scale(k, path + "/k_rotary")
@@ -197,22 +197,22 @@ def _for_every_head(r: Recorder, x: Tensor, at: Attention, name: str, how: RunCo
     return r.apply(repeated, (x,), (), lambda _: [r.grad(back, dtype)])
 
 
-def _kept(r: Recorder, q: Tensor, path: str) -> tuple[Tensor, Tensor, Tensor]:
+def _attention_kernel_outputs(r: Recorder, q: Tensor, path: str) -> tuple[Tensor, Tensor, Tensor]:
     """What an attention kernel makes: the output, a log-sum-exp for each head and position, the generator's state."""
     made = Chosen.ATTENTION
     out = r.result(path + "/context", q.shape, q.dtype, made)
     return out, r.result(path + "/logsumexp", ("b", "a", "s"), FP32, made), r.result(path + "/rng", (2,), INT64, made)
 
 
-def _flash(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: RunConfig) -> Tensor:
+def _flash_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: RunConfig) -> Tensor:
     """Flash attention: q, k, v are laid out by position, and so is the result. Its backward adds into an fp32 gradient of the queries and
     has a sum for each row (aten native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd).
     """
-    out, *rest = _kept(r, q, path)
+    out, *rest = _attention_kernel_outputs(r, q, path)
     return r.custom(path, (q, k, v), out, (q, k, v, out, *rest), scratch=((HEADS, FP32), (("b", "a", "s"), FP32)))
 
 
-def _ring(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: RunConfig) -> Tensor:
+def _ring_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: RunConfig) -> Tensor:
     """Attention over the ranks that share a sequence (torch distributed/tensor/experimental/_attention.py, _templated_ring_attention): keys
     and values are made contiguous, joined, and gathered from all ranks or handed round; partial results are merged in fp32. It is written as
     it stands in a compiled layer too: how much of it a compiler fuses is part of the range.
@@ -228,14 +228,14 @@ def _ring(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: RunConfi
     own.clear()
     other = r.tensor(path + "/part", HEADS, dtype)
     del part
-    merged = _merged(r, merged, path)
-    out, *rest = _kept(r, q, path)
+    merged = _merge_ring_part(r, merged, path)
+    out, *rest = _attention_kernel_outputs(r, q, path)
     del merged, arrived, other
     out = r.apply(out, (q, k, v), (q, k, v, out, *rest), lambda _: _ring_backward(r, metas, moved, path))
     return r.copy(out, HEADS, path + "/contiguous")  # parts of the first ranks are joined head by head
 
 
-def _merged(r: Recorder, sofar: Tensor, path: str) -> Tensor:
+def _merge_ring_part(r: Recorder, sofar: Tensor, path: str) -> Tensor:
     """``sofar - weight * (sofar - part)`` with the part raised to fp32."""
     wide = r.tensor(path + "/part_fp32", HEADS, FP32)
     difference = r.tensor(path + "/difference", HEADS, FP32)
@@ -277,36 +277,38 @@ def _ring_backward(r: Recorder, metas: list[tuple[Shape, DType]], moved: Shape, 
 def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tensor:
     """``w2(silu(w1(x)) * w3(x))`` (model.py:253)."""
     gate_of, up_of, down_of = (w.path.removesuffix(".weight") for w in ff.weights)
-    whole = gather(r, x, ff.path, how)
+    whole = all_gather_sequence(r, x, ff.path, how)
     del x
     if COMPILED in how.options:
-        gate, up = linears(r, whole, ((gate_of, "f"), (up_of, "f")), "h", how)
+        gate, up = shared_input_linears(r, whole, ((gate_of, "f"), (up_of, "f")), "h", how)
         del whole
-        inner = _gated(r, gate, up, ff.path, how)
-        if not _inlines(how):
+        inner = _gate_up_product(r, gate, up, ff.path, how)
+        if not _inlines_fp8_casts(how):
             del gate, up
         with r.nothing_chosen():
-            return scatter(r, linear(r, inner, down_of, "h", "f", how), ff.path, how)
-    gate = r.unary(linear(r, whole, gate_of, "f", "h", how), ff.path + "/activation", saves="input")
-    inner = r.mul(gate, linear(r, whole, up_of, "f", "h", how), ff.path + "/product")
+            return reduce_scatter_sequence(r, maybe_fp8_linear(r, inner, down_of, "h", "f", how), ff.path, how)
+    gate = r.unary(maybe_fp8_linear(r, whole, gate_of, "f", "h", how), ff.path + "/activation", saves="input")
+    inner = r.mul(gate, maybe_fp8_linear(r, whole, up_of, "f", "h", how), ff.path + "/product")
     del gate
-    return scatter(r, linear(r, inner, down_of, "h", "f", how), ff.path, how)
+    return reduce_scatter_sequence(r, maybe_fp8_linear(r, inner, down_of, "h", "f", how), ff.path, how)
 
 
-def _gated(r: Recorder, gate: Tensor, up: Tensor, path: str, how: RunConfig) -> Tensor:
+def _gate_up_product(r: Recorder, gate: Tensor, up: Tensor, path: str, how: RunConfig) -> Tensor:
     """Activation and product in one kernel, both gradients in another, or in what casts them."""
     shape, dtype = gate.shape, gate.dtype
 
     def backward(_: Grad) -> list[Grad | None]:
-        return [Grad(None, shape, dtype) if _inlines(how) else r.grad(shape, dtype) for _ in range(2)]
+        return [Grad(None, shape, dtype) if _inlines_fp8_casts(how) else r.grad(shape, dtype) for _ in range(2)]
 
-    return r.apply(_made(r, path + "/product", shape, how, gate), (gate, up), (gate, up), backward)
+    return r.apply(_elementwise_output(r, path + "/product", shape, how, gate), (gate, up), (gate, up), backward)
 
 
 # ---- the two ends ------------------------------------------------------------------------------------------------------------
 
 
-def embed(r: Recorder, embeddings: Embeddings, how: RunConfig, tied: Joined = Joined.NO) -> tuple[Tensor, tuple[Tensor, ...]]:
+def tensor_parallel_embedding(
+    r: Recorder, embeddings: Embeddings, how: RunConfig, tied: Joined = Joined.NO
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Rows of the table; over tensor-parallel ranks each looks up its own, and the sum is cut along the sequence."""
     path, dtype = embeddings.weights[0].path, how.parameters
     name = path.removesuffix(".weight")
@@ -317,14 +319,14 @@ def embed(r: Recorder, embeddings: Embeddings, how: RunConfig, tied: Joined = Jo
     masks = r.tensor(f"{name}/elsewhere", ("b", "s"), BOOL), r.tensor(f"{name}/rows", ("b", "s"), INT64)
     found = r.apply(r.tensor(f"{name}/rows_found", WHOLE, dtype), (table,), (), lambda _: [r.grad(("V0", "h"), dtype)])
     del masks
-    return scatter(r, found, name, how), ()
+    return reduce_scatter_sequence(r, found, name, how), ()
 
 
-def head(r: Recorder, x: Tensor, head: Head, how: RunConfig, loss: Loss, table: str) -> Tensor:
+def tensor_parallel_logits(r: Recorder, x: Tensor, head: Head, how: RunConfig, loss: Loss, table: str) -> Tensor:
     """Logits: of the rank's share of the vocabulary where the loss takes them so, else of all of it."""
     name = head.weights[0].path.removesuffix(".weight")
     weight = r.parameter(name, ("V", "h"), how.parameters)
-    whole = gather(r, x, name, how)
+    whole = all_gather_sequence(r, x, name, how)
     del x
     if loss is Loss.CHUNKED:  # which makes logits itself
         return whole

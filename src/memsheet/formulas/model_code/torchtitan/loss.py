@@ -62,9 +62,9 @@ def chunked_cross_entropy(r: Recorder, x: Tensor, how: RunConfig) -> Tensor:
     """
     dtype = x.dtype
     collected = r.tensor("loss/collected", STATES, FP32)
-    of_head = [_chunk(r, how)]  # the first makes the sum that the others are added to in place
+    of_head = [_chunk_head_gradient(r, how)]  # the first makes the sum that the others are added to in place
     of_head[:] = [r.tensor("loss/grad_weight_fp32", TABLE, FP32)]
-    added = _chunk(r, how)
+    added = _chunk_head_gradient(r, how)
     del added
     buffer = r.tensor("loss/reduce_scatter", TABLE, FP32)
     of_head.clear()
@@ -75,7 +75,7 @@ def chunked_cross_entropy(r: Recorder, x: Tensor, how: RunConfig) -> Tensor:
     return r.apply(r.tensor("loss/value", (1,), FP32), (x,), (left,), lambda _: [kept])
 
 
-def _chunk(r: Recorder, how: RunConfig) -> Tensor:
+def _chunk_head_gradient(r: Recorder, how: RunConfig) -> Tensor:
     """A chunk's logits and loss and back; the gradient that it leaves of the head."""
     logits_of: Shape = ("c", "V")
     low = how.parameters

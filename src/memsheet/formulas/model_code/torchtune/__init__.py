@@ -14,7 +14,7 @@ from memsheet.formulas.model_code.shapes import whole_axes, whole_ends
 from memsheet.formulas.model_code.torchtune import compiled as torchtune_compiled
 from memsheet.formulas.model_code.torchtune import layers as torchtune_layers
 from memsheet.formulas.model_code.torchtune.layers import COMPILED
-from memsheet.formulas.model_code.torchtune.loss import PIECES, head, loss, loss_input
+from memsheet.formulas.model_code.torchtune.loss import PIECES, hidden_states_for_loss, lm_head_cross_entropy, loss_input
 from memsheet.formulas.model_code.transformers import ends
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Joined, Tensor
@@ -30,19 +30,19 @@ POSITIONS = 131_072
 OTHER_RECIPES = "has other recipes (FullyShardedDataParallel, logits of all positions copied in fp32), which are not modelled"
 
 
-def forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
+def decoder_layer_forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     if COMPILED in how.options:
-        return torchtune_compiled.forward(r, x, block, how)
-    return torchtune_layers.forward(r, x, block, how)
+        return torchtune_compiled.compiled_layer_forward(r, x, block, how)
+    return torchtune_layers.eager_layer_forward(r, x, block, how)
 
 
-def normalise(r: Recorder, x: Tensor, norm: Norm, how: RunConfig) -> Tensor:
+def torchtune_rms_norm(r: Recorder, x: Tensor, norm: Norm, how: RunConfig) -> Tensor:
     return torchtune_layers.rms_norm(r, x, norm, how)
 
 
-def embed(r: Recorder, embeddings: Embeddings, how: RunConfig, tied: Joined) -> tuple[Tensor, tuple[Tensor, ...]]:
+def torchtune_embeddings(r: Recorder, embeddings: Embeddings, how: RunConfig, tied: Joined) -> tuple[Tensor, tuple[Tensor, ...]]:
     """One look-up, by a name that the first layer's result takes over."""
-    return ends.embed(r, embeddings, how, tied)
+    return ends.input_embeddings(r, embeddings, how, tied)
 
 
 def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
@@ -51,11 +51,11 @@ def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     return replace(how, options=frozenset({COMPILED}) if plan.compile else frozenset(), several=several)
 
 
-def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
+def torchtune_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """What it does not build, or what is not modelled of it."""
     blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
     kinds = sorted({block.kind for block in blocks} - KINDS)
-    plain = all(_plain(block) for block in blocks) and len(spec.stacks) == 1 and not spec.towers
+    plain = all(_is_plain_decoder_block(block) for block in blocks) and len(spec.stacks) == 1 and not spec.towers
     paged = plan.optimizer is not None and plan.optimizer.name in (OptimizerName.PAGED_ADAMW, OptimizerName.PAGED_ADAMW_8BIT)
     none, alone = plan.recompute.mode is RecomputeMode.NONE, agreed(plan.mesh.gpus == 1)
     rules: list[tuple[str, object, bool, str, str]] = [
@@ -76,7 +76,7 @@ def _other_recipes(version: str | None) -> bool:
     return version is not None and version.split("-")[0].split(".")[:2] in (["0", "1"], ["0", "2"])
 
 
-def _plain(block: Block) -> bool:
+def _is_plain_decoder_block(block: Block) -> bool:
     at, ff = block.mixers[0], block.feed_forward
     if not isinstance(at, Attention) or not isinstance(ff, Dense):
         return False
@@ -95,7 +95,7 @@ def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
     return {**whole_ends(spec, plan), "c": ceil_div(plan.seq_len, pieces)}
 
 
-def built(spec: ModelSpec, _: Plan) -> ModelSpec:
+def spec_with_rope_cache(spec: ModelSpec, _: Plan) -> ModelSpec:
     """With the rotary cache, a buffer of cosines and sines for all positions that every layer shares (position_embeddings.py:50-75)."""
     at = spec.stacks[0].runs[0].pattern[0].mixers[0]
     if not isinstance(at, Attention):
@@ -105,6 +105,6 @@ def built(spec: ModelSpec, _: Plan) -> ModelSpec:
 
 
 CODE = ModelCode(
-    forward=forward, embed=embed, head=head, loss=loss, loss_input=loss_input, problems=problems, block_numerics=block_numerics,
-    axes=whole_axes, end_axes=end_axes, normalise=normalise, built=built, plan_numerics=plan_numerics,
+    forward=decoder_layer_forward, embed=torchtune_embeddings, head=hidden_states_for_loss, loss=lm_head_cross_entropy, loss_input=loss_input, problems=torchtune_problems, block_numerics=block_numerics,
+    axes=whole_axes, end_axes=end_axes, normalise=torchtune_rms_norm, built=spec_with_rope_cache, plan_numerics=plan_numerics,
 )  # fmt: skip

@@ -61,14 +61,14 @@ class Function:
         self.gradients[path] = self.r.grad(leaf.shape, leaf.dtype)
 
 
-def forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
+def compiled_layer_forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     """One layer, whose backward is one node."""
     (at,), ff = block.mixers, block.feed_forward
     assert isinstance(at, Attention)
     assert isinstance(ff, Dense)
     f = Function(r, how, x.dtype, {w.path: w for w in (*at.weights, *ff.weights)})
-    attention_back = _attention(f, x, block.norms[0], at)
-    feed_back, out = _feed_forward(f, block.norms[1], ff, _names(at.weights)[-1])
+    attention_back = _compiled_attention(f, x, block.norms[0], at)
+    feed_back, out = _feed_forward(f, block.norms[1], ff, _weighted_module_names(at.weights)[-1])
 
     def backward(_: Grad) -> list[Grad | None]:
         between = feed_back()  # of the sum before the second norm, which joins the stream again
@@ -80,14 +80,14 @@ def forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     return r.apply(out, (x, *f.parameters.values()), (x,), backward)
 
 
-def _names(weights: tuple[Weight, ...]) -> list[str]:
+def _weighted_module_names(weights: tuple[Weight, ...]) -> list[str]:
     return [w.path.removesuffix(".weight") for w in weights if w.path.endswith(".weight")]
 
 
 # ---- parts -------------------------------------------------------------------------------------------------------------------
 
 
-def _normed(f: Function, norm: Norm, readers: tuple[str, ...]) -> Tensor:
+def _compiled_norm(f: Function, norm: Norm, readers: tuple[str, ...]) -> Tensor:
     """A norm: its statistic is saved, and its result where the layers that read it have weights to train."""
     if f.how.trains:
         f.parameter(norm.path, (norm.size,), f.how.parameters)
@@ -106,10 +106,10 @@ def _norm_back(f: Function, norm: Norm) -> None:
     f.saved.pop(f"{norm.path}/rstd")
 
 
-def _product(f: Function, name: str, shape: tuple[Axis, Axis]) -> Tensor:
+def _compiled_linear(f: Function, name: str, shape: tuple[Axis, Axis]) -> Tensor:
     """A linear layer: the sum of its base and its adapter's is one more, if it has one."""
     f_shape: Shape = ("b", "s", shape[0])
-    if _quantized(f, name):
+    if _is_quantized_linear(f, name):
         f.keep(f"{name}/dequantized", f.make(f"{name}/dequantized", shape))
     out = f.make(f"{name}/output", f_shape)
     if f.how.trains:
@@ -127,7 +127,7 @@ def _product(f: Function, name: str, shape: tuple[Axis, Axis]) -> Tensor:
     return out
 
 
-def _quantized(f: Function, name: str) -> bool:
+def _is_quantized_linear(f: Function, name: str) -> bool:
     return f.how.quantized and f.weights[name + ".weight"].role is Role.LINEAR
 
 
@@ -148,13 +148,13 @@ def _product_back(f: Function, name: str, shape: tuple[Axis, Axis]) -> Grad:
     return grad
 
 
-def _attention(f: Function, x: Tensor, norm: Norm, at: Attention) -> Callable[[], Grad]:
+def _compiled_attention(f: Function, x: Tensor, norm: Norm, at: Attention) -> Callable[[], Grad]:
     """From the layer's input to attention's output projection, which is saved; and back, given the gradient of the sum of both."""
-    q, k, v, o = _names(at.weights)
+    q, k, v, o = _weighted_module_names(at.weights)
     shapes: dict[str, tuple[Axis, Axis]] = {q: ("a·d", "h"), k: ("k·d", "h"), v: ("k·d", "h"), o: ("h", "a·d")}
-    y = _normed(f, norm, (q, k, v))
+    y = _compiled_norm(f, norm, (q, k, v))
     for name in (q, k, v):
-        made = _product(f, name, shapes[name])
+        made = _compiled_linear(f, name, shapes[name])
         if name != v or at.heads != at.kv_heads:
             made = f.make(f"{name}/attended", QUERIES)  # turned, repeated for every query head
         f.keep(f"{name}/attended", made)
@@ -164,7 +164,7 @@ def _attention(f: Function, x: Tensor, norm: Norm, at: Attention) -> Callable[[]
     f.keep(f"{at.path}/context", context)
     f.keep(f"{at.path}/logsumexp", f.make(f"{at.path}/logsumexp", ("b", "a", "s"), FP32))
     del context
-    f.keep(f"{o}/output", _product(f, o, shapes[o]))
+    f.keep(f"{o}/output", _compiled_linear(f, o, shapes[o]))
 
     def back() -> Grad:
         d_context = _product_back(f, o, shapes[o])
@@ -189,16 +189,16 @@ def _attention(f: Function, x: Tensor, norm: Norm, at: Attention) -> Callable[[]
 
 def _feed_forward(f: Function, norm: Norm, ff: Dense, before: str) -> tuple[Callable[[], Grad], Tensor]:
     """From attention's output projection ``before`` and the input to the layer's output; and back to the gradient of their sum."""
-    gate, up, down = _names(ff.weights)
+    gate, up, down = _weighted_module_names(ff.weights)
     wide: tuple[Axis, Axis] = ("f", "h")
-    y = _normed(f, norm, (gate, up))
+    y = _compiled_norm(f, norm, (gate, up))
     for name in (gate, up):
-        f.keep(f"{name}/output", _product(f, name, wide))
+        f.keep(f"{name}/output", _compiled_linear(f, name, wide))
     del y
     inner = f.make(f"{ff.path}/product", ("b", "s", "f"))
     if f.trains(down):
         f.keep(f"{ff.path}/product", inner)
-    out = _product(f, down, ("h", "f"))
+    out = _compiled_linear(f, down, ("h", "f"))
     del inner
 
     def back() -> Grad:

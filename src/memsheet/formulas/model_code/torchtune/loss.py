@@ -18,7 +18,7 @@ PIECES = 8
 PIECE: Shape = ("b", "c", "V")
 
 
-def head(_: Recorder, x: Tensor, *__: object) -> Tensor:
+def hidden_states_for_loss(_: Recorder, x: Tensor, *__: object) -> Tensor:
     """Hidden states: their logits belong to the loss, which is over before anything of them is let go."""
     return x
 
@@ -27,12 +27,12 @@ def loss_input(how: RunConfig, _: Loss) -> tuple[Shape, DType, str]:
     return ("b", "s", "h"), how.stream, "loss/input"
 
 
-def loss(r: Recorder, x: Tensor, how: RunConfig, loss: Loss, table: str) -> Tensor:
+def lm_head_cross_entropy(r: Recorder, x: Tensor, how: RunConfig, loss: Loss, table: str) -> Tensor:
     weight = r.parameter(table, ("V", "h"), how.parameters, trains=how.trains)
-    return _chunked(r, x, weight, how) if loss is Loss.CHUNKED else _whole(r, x, weight)
+    return _chunked_logits_loss(r, x, weight, how) if loss is Loss.CHUNKED else _full_logits_loss(r, x, weight)
 
 
-def _whole(r: Recorder, x: Tensor, weight: Tensor) -> Tensor:
+def _full_logits_loss(r: Recorder, x: Tensor, weight: Tensor) -> Tensor:
     """Logits raised to fp32 in the model's forward, and the library's loss over all of them."""
     logits = r.cast(r.linear(x, weight, "V", "lm_head"), FP32, "loss/fp32")
     logged = r.unary(logits, "loss/log_softmax", saves="output")
@@ -41,7 +41,7 @@ def _whole(r: Recorder, x: Tensor, weight: Tensor) -> Tensor:
     return r.apply(r.tensor("loss/value", (1,), FP32), (logged,), (logged,), lambda _: [r.grad(shape, FP32)])
 
 
-def _chunked(r: Recorder, x: Tensor, weight: Tensor, how: RunConfig) -> Tensor:
+def _chunked_logits_loss(r: Recorder, x: Tensor, weight: Tensor, how: RunConfig) -> Tensor:
     """All pieces' logits, then the loss of each; backward goes through all losses before it comes to the first product.
 
     A piece of several sequences is no view of one matrix: the product copies it, and saves the copy for the weight's gradient.

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from memsheet.formulas.model_code.transformers.bloom import bloom_attention
-from memsheet.formulas.model_code.transformers.falcon import picked
+from memsheet.formulas.model_code.transformers.falcon import falcon_qkv_heads
 from memsheet.formulas.model_code.transformers.families import FamilyTraits, FusedQkvLayout, PartialRotary
-from memsheet.formulas.model_code.transformers.norms import normalise
-from memsheet.formulas.numerics import AttentionKernel, RunConfig, project
+from memsheet.formulas.model_code.transformers.norms import apply_norm
+from memsheet.formulas.numerics import AttentionKernel, RunConfig, record_linear
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
@@ -36,11 +36,11 @@ def attention(
     ``inside``: takes what the module still names when it adds its result to the stream itself.
     """
     weights = {w.path: w for w in at.weights}
-    q, k, v, *_whole = _joint(r, x, at, weights, how, own) if at.fused_qkv else _separate(r, x, at, weights, how, own)
+    q, k, v, *_whole = _fused_qkv_heads(r, x, at, weights, how, own) if at.fused_qkv else _separate_qkv_heads(r, x, at, weights, how, own)
     if own.joint is FusedQkvLayout.PICKED and at.kv_heads > 1:
         at = replace(at, kv_heads=at.heads)
     if at.rotary_dim:
-        q, k, _named = rotary(r, q, k, at, how, own)
+        q, k, _named = apply_rotary_positions(r, q, k, at, how, own)
     core = bloom_attention if own.batched_bias else CORES[how.attention]
     made = core(r, q, k, v, at, how, own)
     context, probabilities = made[0], made[1]
@@ -48,15 +48,15 @@ def attention(
         inside += [q, k, v, *made]
     context = r.view(context, ("b", "s", "a·d"))
     out = next(n for n in reversed([w.path for w in at.weights]) if n.endswith(".weight")).removesuffix(".weight")
-    return project(r, context, weights, out, "h", "a·d", how), probabilities
+    return record_linear(r, context, weights, out, "h", "a·d", how), probabilities
 
 
 # ---- queries, keys and values ----------------------------------------------------------------------------------------------
 
 
-def _joint(r: Recorder, x: Tensor, at: Attention, weights: dict[str, Weight], how: RunConfig, own: FamilyTraits) -> list[Tensor]:
+def _fused_qkv_heads(r: Recorder, x: Tensor, at: Attention, weights: dict[str, Weight], how: RunConfig, own: FamilyTraits) -> list[Tensor]:
     name = at.weights[0].path.removesuffix(".weight")
-    whole = project(r, x, weights, name, "(a+2k)·d", "h", how)
+    whole = record_linear(r, x, weights, name, "(a+2k)·d", "h", how)
     shapes: tuple[Shape, ...] = tuple(("b", heads, "s", "d") for heads in ("a", "k", "k"))
     match own.joint:
         case FusedQkvLayout.SPLIT:
@@ -66,15 +66,17 @@ def _joint(r: Recorder, x: Tensor, at: Attention, weights: dict[str, Weight], ho
         case FusedQkvLayout.SLICES:
             return [r.slice(whole, shape) for shape in shapes]
         case FusedQkvLayout.PICKED:
-            return [*picked(r, whole, at), whole]
+            return [*falcon_qkv_heads(r, whole, at), whole]
 
 
-def _separate(r: Recorder, x: Tensor, at: Attention, weights: dict[str, Weight], how: RunConfig, own: FamilyTraits) -> list[Tensor]:
+def _separate_qkv_heads(
+    r: Recorder, x: Tensor, at: Attention, weights: dict[str, Weight], how: RunConfig, own: FamilyTraits
+) -> list[Tensor]:
     names = [w.path.removesuffix(".weight") for w in at.weights if w.path.endswith(".weight")][:3]
     norms = (*qk_norms(at), None)
     made: list[Tensor] = []
     for name, heads, norm in zip(names, "akk", norms, strict=True):
-        y = project(r, x, weights, name, f"{heads}·d", "h", how)
+        y = record_linear(r, x, weights, name, f"{heads}·d", "h", how)
         if own.scaled_query and not made:
             y = r.scale(y, name + "/scaled")
         made.append(into_heads(r, y, heads, norm, at, how))
@@ -96,41 +98,41 @@ def qk_norms(at: Attention) -> tuple[Norm | None, Norm | None]:
 def into_heads(r: Recorder, y: Tensor, heads: Axis, norm: Norm | None, at: Attention, how: RunConfig) -> Tensor:
     """``(b, s, heads·d)`` → ``(b, heads, s, d)``, normalised before or after it is cut into heads."""
     if norm is not None and norm.size != at.head_dim:
-        y = normalise(r, y, norm, how)
+        y = apply_norm(r, y, norm, how)
     y = r.view(y, ("b", "s", heads, "d"))
     if norm is not None and norm.size == at.head_dim:
-        y = normalise(r, y, norm, how)
+        y = apply_norm(r, y, norm, how)
     return r.transposed_view(y, ("b", heads, "s", "d"))
 
 
 # ---- rotary positions --------------------------------------------------------------------------------------------------------
 
 
-def rotary(
+def apply_rotary_positions(
     r: Recorder, q: Tensor, k: Tensor, at: Attention, how: RunConfig, own: FamilyTraits
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Positions turned into all of each head, or into its first ``rotary_dim`` elements, which then join the rest.
 
     Besides queries and keys, what the caller still names while attention runs.
     """
-    tables = _tables(r, q, at, how, own)
+    tables = _cos_sin_tables(r, q, at, how, own)
     paths = (at.path + "/q", at.path + "/k")
     if own.rest is PartialRotary.NONE:
-        return _turn(r, q, tables, paths[0], own), _turn(r, k, tables, paths[1], own), ()
-    (q_turned, q_rest), (k_turned, k_rest) = _cut(r, q, at), _cut(r, k, at)
+        return _apply_cos_sin(r, q, tables, paths[0], own), _apply_cos_sin(r, k, tables, paths[1], own), ()
+    (q_turned, q_rest), (k_turned, k_rest) = _split_rotary_dims(r, q, at), _split_rotary_dims(r, k, at)
     if own.rest is PartialRotary.AT_ONCE:
-        q = _join(r, _turn(r, q_turned, tables, paths[0], own), q_rest, paths[0])
-        return q, _join(r, _turn(r, k_turned, tables, paths[1], own), k_rest, paths[1]), ()
-    q_turned = _turn(r, q_turned, tables, paths[0], own)
-    k_turned = _turn(r, k_turned, _tables(r, q, at, how, own) if own.table_buffer else tables, paths[1], own)
+        q = _join_rotary_dims(r, _apply_cos_sin(r, q_turned, tables, paths[0], own), q_rest, paths[0])
+        return q, _join_rotary_dims(r, _apply_cos_sin(r, k_turned, tables, paths[1], own), k_rest, paths[1]), ()
+    q_turned = _apply_cos_sin(r, q_turned, tables, paths[0], own)
+    k_turned = _apply_cos_sin(r, k_turned, _cos_sin_tables(r, q, at, how, own) if own.table_buffer else tables, paths[1], own)
     named = (q_turned, q_rest, k_turned, k_rest) if own.rest is PartialRotary.TO_THE_END else ()
-    q = _join(r, q_turned, q_rest, paths[0])
+    q = _join_rotary_dims(r, q_turned, q_rest, paths[0])
     if own.rest is PartialRotary.IN_TURN:
         del q_turned
-    return q, _join(r, k_turned, k_rest, paths[1]), named
+    return q, _join_rotary_dims(r, k_turned, k_rest, paths[1]), named
 
 
-def _tables(r: Recorder, q: Tensor, at: Attention, how: RunConfig, own: FamilyTraits) -> list[Tensor]:
+def _cos_sin_tables(r: Recorder, q: Tensor, at: Attention, how: RunConfig, own: FamilyTraits) -> list[Tensor]:
     """Cosines and sines: the model's, or copies of this layer's own."""
     shape: Shape = ("s", at.rotary_dim)
     dtype = q.dtype if own.table_buffer else table_dtype(how, own)
@@ -142,16 +144,16 @@ def table_dtype(how: RunConfig, own: FamilyTraits) -> DType:
     return FP32 if own.wide_tables else how.stream
 
 
-def _cut(r: Recorder, x: Tensor, at: Attention) -> tuple[Tensor, Tensor]:
+def _split_rotary_dims(r: Recorder, x: Tensor, at: Attention) -> tuple[Tensor, Tensor]:
     first, rest = (*x.shape[:-1], at.rotary_dim), (*x.shape[:-1], at.head_dim - at.rotary_dim)
     return r.slice(x, first), r.slice(x, rest)
 
 
-def _join(r: Recorder, turned: Tensor, rest: Tensor, path: str) -> Tensor:
+def _join_rotary_dims(r: Recorder, turned: Tensor, rest: Tensor, path: str) -> Tensor:
     return r.cat((turned, rest), (*turned.shape[:-1], "d"), path + "/rotary")
 
 
-def _turn(r: Recorder, x: Tensor, tables: list[Tensor], path: str, own: FamilyTraits) -> Tensor:
+def _apply_cos_sin(r: Recorder, x: Tensor, tables: list[Tensor], path: str, own: FamilyTraits) -> Tensor:
     """The sum of x * cos and rotated x * sin; what fp32 tables or an fp32 head widened is lowered again."""
     dtype = x.dtype
     if own.wide_rotary:
@@ -163,10 +165,10 @@ def _turn(r: Recorder, x: Tensor, tables: list[Tensor], path: str, own: FamilyTr
 
 
 def _turned_sine(r: Recorder, x: Tensor, table: Tensor, path: str) -> Tensor:
-    return r.mul(_rotate(r, x, path), table, path + "/sin")
+    return r.mul(_rotate_half(r, x, path), table, path + "/sin")
 
 
-def _rotate(r: Recorder, x: Tensor, path: str) -> Tensor:
+def _rotate_half(r: Recorder, x: Tensor, path: str) -> Tensor:
     """Two halves of a head (or its odd and even elements) change places, one of them negated."""
     last = x.shape[-1]
     half = (*x.shape[:-1], last // 2 if isinstance(last, int) else f"{last}/2")
@@ -205,7 +207,7 @@ def eager_attention(
         path + "/scores",
         copies=(how.several and inside, how.several and views and (inside or at.kv_heads == 1)),
     )
-    weights = _scaled(r, weights, path, own)
+    weights = _scale_scores(r, weights, path, own)
     if at.softcap:
         weights = r.scale(weights, path + "/softcap")
         weights = r.unary(weights, path + "/softcap", saves="output")
@@ -217,7 +219,7 @@ def eager_attention(
     elif at.causal or how.keeps_scores:
         weights = r.add(weights, Tensor(None, ("b", 1, "s", "s"), how.stream), path + "/scores")
     named = weights if own.summed_bias else None
-    weights = _probabilities(r, weights, (q if own.wide_softmax else v).dtype, path, own, how)
+    weights = _attention_probabilities(r, weights, (q if own.wide_softmax else v).dtype, path, own, how)
     del _raw
     weights = r.dropout(weights, path + "/dropout", active=how.dropout and own.drops_scores)
     v = repeat_kv(r, r.autocast(v, path + "/v"), path + "/v", at) if late else v
@@ -230,19 +232,19 @@ def scores_dtype(how: RunConfig, own: FamilyTraits) -> DType:
     return (how.autocast or how.parameters) if own.lowered_softmax else how.stream
 
 
-def _probabilities(r: Recorder, x: Tensor, dtype: DType, path: str, own: FamilyTraits, how: RunConfig) -> Tensor:
-    made = _softmax(r, x, path, own, how)
+def _attention_probabilities(r: Recorder, x: Tensor, dtype: DType, path: str, own: FamilyTraits, how: RunConfig) -> Tensor:
+    made = _scores_softmax(r, x, path, own, how)
     return r.cast(made, dtype, path + "/probabilities") if own.lowered_softmax else made
 
 
-def _scaled(r: Recorder, x: Tensor, path: str, own: FamilyTraits) -> Tensor:
+def _scale_scores(r: Recorder, x: Tensor, path: str, own: FamilyTraits) -> Tensor:
     if not own.scaled_in_place:
         return r.scale(x, path + "/scores")
     shape, dtype = x.shape, x.dtype
     return r.apply(Tensor(x.storage, shape, dtype), (x,), (), lambda _: [r.grad(shape, dtype)])
 
 
-def _softmax(r: Recorder, x: Tensor, path: str, own: FamilyTraits, how: RunConfig) -> Tensor:
+def _scores_softmax(r: Recorder, x: Tensor, path: str, own: FamilyTraits, how: RunConfig) -> Tensor:
     """Softmax in fp32 where the code or autocast asks for it; fp16 is read as it is, anything else is cast first."""
     wide = own.wide_softmax or r.widens
     if wide and x.dtype is not FP16:
@@ -261,9 +263,9 @@ def fused_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention,
     Its output is laid out as the queries are: where they are contiguous by head, it is copied before heads are merged.
     """
     path = at.path
-    q, k, v = _lowered(r, q, k, v, path)
+    q, k, v = _autocast_qkv(r, q, k, v, path)
     if how.padded_head:
-        q, k, v = (_pad(r, t, f"{path}/{name}_padded", how.padded_head) for t, name in ((q, "q"), (k, "k"), (v, "v")))
+        q, k, v = (_pad_heads_copy(r, t, f"{path}/{name}_padded", how.padded_head) for t, name in ((q, "q"), (k, "k"), (v, "v")))
     out = r.tensor(path + "/context", q.shape, q.dtype)
     lse = r.tensor(path + "/logsumexp", ("b", "a", "s"), FP32)
     seed = r.tensor(path + "/rng", (3,), INT64)
@@ -276,12 +278,12 @@ def fused_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention,
 def math_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig, own: FamilyTraits) -> tuple[Tensor, None]:
     """Plain operations in one call, whose locals go when it returns; in fp32, and the result lowered again."""
     inside = not at.rotary_dim or own.rest is PartialRotary.NONE  # heads lie inside positions
-    low = _lowered(r, q, k, v, at.path)
+    low = _autocast_qkv(r, q, k, v, at.path)
     dtype = low[0].dtype
     q, k, v = (r.cast(t, FP32, f"{at.path}/{name}_fp32") for t, name in zip(low, "qkv", strict=True))
     del low
     with r.without_autocast():  # which has cast the one call's operands
-        out = (_broadcast if own.joint is FusedQkvLayout.PICKED else _in_plain_operations)(
+        out = (_multi_query_eager if own.joint is FusedQkvLayout.PICKED else _in_plain_operations)(
             r, q, k, v, at, how, several=how.several and inside
         )
         out = r.cast(out, dtype, at.path + "/context")
@@ -293,9 +295,9 @@ def _in_plain_operations(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Atten
     repeated, a bias in place of a mask.
     """
     path = at.path
-    bias = _bias(r, q, path, how) if at.causal else None
+    bias = _attention_mask_bias(r, q, path, how) if at.causal else None
     q = r.scale(q, path + "/q")
-    k, v = _repeated(r, k, path + "/k"), _repeated(r, v, path + "/v")
+    k, v = _repeat_heads_copy(r, k, path + "/k"), _repeat_heads_copy(r, v, path + "/v")
     weights = r.product(q, r.scale(k, path + "/k"), SCORES, path + "/scores", copies=(several, False))  # the scaled keys have no name
     weights = r.add(weights, bias, path + "/scores") if bias else weights
     weights = r.unary(weights, path + "/softmax", saves="output")
@@ -303,7 +305,7 @@ def _in_plain_operations(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Atten
     return r.product(weights, v, HEADS, path + "/context")
 
 
-def _broadcast(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig, *, several: bool) -> Tensor:
+def _multi_query_eager(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig, *, several: bool) -> Tensor:
     """The same where one head of keys and values meets many of queries unasked: each product repeats it, and the mask is in the dtype that
     the call was given.
     """
@@ -317,7 +319,7 @@ def _broadcast(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how:
     return r.product(weights, repeat_kv(r, v, path + "/v", at), HEADS, path + "/context", copies=(False, several))
 
 
-def _bias(r: Recorder, q: Tensor, path: str, how: RunConfig) -> Tensor:
+def _attention_mask_bias(r: Recorder, q: Tensor, path: str, how: RunConfig) -> Tensor:
     """What is added to the scores: of the mask that is given, or of a causal one made here."""
     if how.mask:
         return r.tensor(path + "/mask_bias", ("b", "s", "s"), q.dtype)
@@ -329,7 +331,7 @@ def _bias(r: Recorder, q: Tensor, path: str, how: RunConfig) -> Tensor:
     return bias
 
 
-def _repeated(r: Recorder, x: Tensor, path: str) -> Tensor:
+def _repeat_heads_copy(r: Recorder, x: Tensor, path: str) -> Tensor:
     """Keys or values for every query head, copied; the gradient is summed back over the group."""
     back, dtype = x.shape, x.dtype
     return r.apply(r.tensor(path, HEADS, dtype), (x,), (), lambda _: [r.grad(back, dtype)])
@@ -341,7 +343,7 @@ def efficient_attention(
     """The memory-efficient kernel: as flash, with keys and values repeated, statistics padded to 32 and a bias for a mask."""
     path = at.path
     k, v = repeat_kv(r, k, path + "/k", at), repeat_kv(r, v, path + "/v", at)
-    q, k, v = _lowered(r, q, k, v, path)
+    q, k, v = _autocast_qkv(r, q, k, v, path)
     bias = (r.tensor(path + "/mask_bias", ("b", "s", "s"), q.dtype),) if how.mask else ()
     out = r.tensor(path + "/context", q.shape, q.dtype)
     lse = r.tensor(path + "/logsumexp", ("b", "a", "s32"), FP32)
@@ -359,7 +361,7 @@ def processor_attention(
     path = at.path
     if how.mask:
         k, v = repeat_kv(r, k, path + "/k", at), repeat_kv(r, v, path + "/v", at)
-    q, k, v = _lowered(r, q, k, v, path)
+    q, k, v = _autocast_qkv(r, q, k, v, path)
     bias = (r.tensor(path + "/mask_bias", ("b", "s", "s"), q.dtype),) if how.mask else ()
     out = r.tensor(path + "/context", q.shape, q.dtype)
     lse = r.tensor(path + "/logsumexp", ("b", "a", "s"), FP32)
@@ -367,13 +369,13 @@ def processor_attention(
     return (r.copy(out, MERGED, path + "/context") if at.rotary_dim and own.rest is not PartialRotary.NONE else r.view(out, MERGED)), None
 
 
-def _lowered(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str) -> tuple[Tensor, Tensor, Tensor]:
+def _autocast_qkv(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str) -> tuple[Tensor, Tensor, Tensor]:
     v = r.autocast(v, path + "/v")
     k = r.autocast(k, path + "/k")
     return r.autocast(q, path + "/q"), k, v
 
 
-def _pad(r: Recorder, x: Tensor, path: str, head: Axis) -> Tensor:
+def _pad_heads_copy(r: Recorder, x: Tensor, path: str, head: Axis) -> Tensor:
     back, dtype = x.shape, x.dtype
     return r.apply(r.tensor(path, (*x.shape[:-1], head), dtype), (x,), (), lambda _: [r.grad(back, dtype)])
 

@@ -22,7 +22,7 @@ def bloom_attention(
     """Scores, their sum with the mask and the probabilities all go by names until the end (modeling_bloom.py:237-300)."""
     path = at.path
     q, k, v = (r.copy(x, HEADS, f"{path}/{name}") if how.several else r.view(x, HEADS) for x, name in ((q, "q"), (k, "k"), (v, "v")))
-    scores = _scores(r, q, k, path)
+    scores = _alibi_scores(r, q, k, path)
     weights = r.add(scores, Tensor(None, ("b", 1, "s", "s"), how.stream), path + "/masked")
     wide = r.cast(weights, FP32, path + "/scores")
     probabilities = r.unary(wide, path + "/softmax", saves="output")
@@ -34,18 +34,18 @@ def bloom_attention(
     return context, probabilities, weights, scores
 
 
-def _scores(r: Recorder, q: Tensor, k: Tensor, path: str) -> Tensor:
+def _alibi_scores(r: Recorder, q: Tensor, k: Tensor, path: str) -> Tensor:
     """The bias plus the product times a constant: each gradient is a product and then that times the constant."""
     saved = [x for x, other in ((q, k), (k, q)) if other.needs_grad]
     metas = [(x.shape, x.dtype, x.needs_grad) for x in (q, k)]
 
     def backward(_: Grad) -> list[Grad | None]:
-        return [_multiplied(r, shape, dtype) if need else None for shape, dtype, need in reversed(metas)][::-1]
+        return [_scaled_product_grad(r, shape, dtype) if need else None for shape, dtype, need in reversed(metas)][::-1]
 
     return r.apply(r.tensor(path + "/scores", SCORES, q.dtype), (q, k), saved, backward)
 
 
-def _multiplied(r: Recorder, shape: Shape, dtype: DType) -> Grad:
+def _scaled_product_grad(r: Recorder, shape: Shape, dtype: DType) -> Grad:
     product = r.grad(shape, dtype)
     result = r.grad(shape, dtype)
     del product
@@ -57,23 +57,23 @@ def bloom_gelu(r: Recorder, x: Tensor, path: str) -> Tensor:
     shape, dtype = x.shape, x.dtype
     half = r.tensor(path, shape, dtype)
     inner = _tanh_of(r, shape, dtype)
-    inner = _step(r, inner, shape, dtype)  # 1 + tanh
+    inner = _replace_grad(r, inner, shape, dtype)  # 1 + tanh
     out = r.tensor(path, shape, dtype)
     del half, inner
 
     def backward(_: Grad) -> list[Grad | None]:
         tanh = _tanh_of(r, shape, dtype)
         first = r.grad(shape, dtype)
-        left = _step(r, r.grad(shape, dtype), shape, dtype)  # 1 - tanh²
-        right = _step(r, _step(r, r.grad(shape, dtype), shape, dtype), shape, dtype)
+        left = _replace_grad(r, r.grad(shape, dtype), shape, dtype)  # 1 - tanh²
+        right = _replace_grad(r, _replace_grad(r, r.grad(shape, dtype), shape, dtype), shape, dtype)
         product = r.grad(shape, dtype)
         del left, right
-        product = _step(r, product, shape, dtype)
+        product = _replace_grad(r, product, shape, dtype)
         del first
-        rest = _step(r, r.grad(shape, dtype), shape, dtype)
+        rest = _replace_grad(r, r.grad(shape, dtype), shape, dtype)
         slope = r.grad(shape, dtype)
         del product, rest, tanh
-        return [_step(r, slope, shape, dtype)]
+        return [_replace_grad(r, slope, shape, dtype)]
 
     return r.apply(out, (x,), (x,), backward)
 
@@ -81,13 +81,13 @@ def bloom_gelu(r: Recorder, x: Tensor, path: str) -> Tensor:
 def _tanh_of(r: Recorder, shape: Shape, dtype: DType) -> Grad:
     """``tanh(c * x * (1 + d * x * x))``, from left to right."""
     outer = r.grad(shape, dtype)
-    square = _step(r, _step(r, r.grad(shape, dtype), shape, dtype), shape, dtype)
+    square = _replace_grad(r, _replace_grad(r, r.grad(shape, dtype), shape, dtype), shape, dtype)
     inner = r.grad(shape, dtype)
     del outer, square
-    return _step(r, inner, shape, dtype)
+    return _replace_grad(r, inner, shape, dtype)
 
 
-def _step(r: Recorder, before: Grad, shape: Shape, dtype: DType) -> Grad:
+def _replace_grad(r: Recorder, before: Grad, shape: Shape, dtype: DType) -> Grad:
     """A new tensor made of one that is then let go of by who made it."""
     after = r.grad(shape, dtype)
     before.storage = None

@@ -10,10 +10,10 @@ from dataclasses import replace
 from memsheet.arith import Count, agreed, ceil_div, maximum
 from memsheet.engines.torch_versions import softmax_keeps_input
 from memsheet.engines.verified import NO_SDPA, OF_PICTURES, TP_TRAINED, VERIFIED
-from memsheet.errors import Problem, refuse
+from memsheet.errors import Problem, input_error
 from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.model_code.transformers.attention import table_dtype
-from memsheet.formulas.model_code.transformers.blocks import forward, unmodelled
+from memsheet.formulas.model_code.transformers.blocks import decoder_block_forward, unmodelled_block_reason
 from memsheet.formulas.model_code.transformers.cross_attention import (
     is_t5,
     let_go,
@@ -24,12 +24,19 @@ from memsheet.formulas.model_code.transformers.cross_attention import (
     two_stacks,
 )
 from memsheet.formulas.model_code.transformers.delta_chunks import chunk_options
-from memsheet.formulas.model_code.transformers.encoders import pooled, unmodelled_head
-from memsheet.formulas.model_code.transformers.ends import HEADS, embed, logits_or_states, loss, loss_input
-from memsheet.formulas.model_code.transformers.families import FusedQkvLayout, habits
-from memsheet.formulas.model_code.transformers.first_qwen import joined
+from memsheet.formulas.model_code.transformers.encoders import pooler_weights, unmodelled_head
+from memsheet.formulas.model_code.transformers.ends import HEADS, head_output_loss, input_embeddings, logits_or_states, loss_input
+from memsheet.formulas.model_code.transformers.families import FusedQkvLayout, family_traits
+from memsheet.formulas.model_code.transformers.first_qwen import spec_with_fused_qkv
 from memsheet.formulas.model_code.transformers.losses import chunk_of
-from memsheet.formulas.model_code.transformers.mixers import entered, kernel_notes, mixer_axes, other_masks, other_tables, sparse_problems
+from memsheet.formulas.model_code.transformers.mixers import (
+    kernel_notes,
+    mixer_axes,
+    other_masks,
+    other_tables,
+    sparse_problems,
+    spec_with_fp32_stream,
+)
 from memsheet.formulas.model_code.transformers.picture_towers import (
     VISION,
     has_pictures,
@@ -65,14 +72,14 @@ def block_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
     """What depends on the block: the attention kernel its shapes and masks allow, padding of its heads."""
     if of_tower(block.kind):
         return tower_numerics(block, plan, how)
-    how = replace(how, transposed=True) if habits(block.kind).transposed else how
+    how = replace(how, transposed=True) if family_traits(block.kind).transposed else how
     at = block.mixers[0]
     if isinstance(at, LinearAttention):
         return replace(how, options=chunk_options(plan.seq_len))
     if isinstance(at, LatentAttention):  # heads of two sizes: flash takes none, torch's memory-efficient kernel does (sdp_utils.cpp)
         if plan.before_ampere and plan.attention is AttentionKind.SDPA and (how.autocast or how.parameters) is BF16:
             why = "has no kernel for bf16 before compute capability 8.0, and its plain operations are not modelled for latent attention"
-            raise refuse("attention", plan.attention.value, why, "--attention eager, or fp16")
+            raise input_error("attention", plan.attention.value, why, "--attention eager, or fp16")
         return replace(how, attention=AttentionKernel.EFFICIENT) if plan.attention is AttentionKind.SDPA else how
     if not isinstance(at, Attention) or how.attention is AttentionKernel.EAGER:  # the others copy as eager attention does, by sequences
         return replace(how, attention=AttentionKernel.EAGER, stream=FP32 if block.wide_input else how.stream)
@@ -80,9 +87,9 @@ def block_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
     if how.processor:  # its kernel takes every dtype and drops nothing (sdp_utils_cpp.cpp, use_flash_attention_cpp)
         if is_t5(block.kind):
             why = "has no kernel on a processor that makes a gradient of a bias, and its plain operations are not modelled"
-            raise refuse("attention", plan.attention.value, why, "eager; `memsheet trace --device cpu` runs it")
-        own = habits(block.kind)
-        plain = (how.dropout and own.drops_scores) or (own.always_masked and _grouped(at, block.kind))
+            raise input_error("attention", plan.attention.value, why, "eager; `memsheet trace --device cpu` runs it")
+        own = family_traits(block.kind)
+        plain = (how.dropout and own.drops_scores) or (own.always_masked and _has_grouped_kv_heads(at, block.kind))
         kernel = AttentionKernel.MATH if plain else AttentionKernel.PROCESSOR
         return replace(how, attention=kernel, mask=_needs_mask(at, plan, block.kind))
     if plan.before_ampere and compute is BF16:  # sdp_utils.cpp, less_than_sm80_mem_efficient_dtypes
@@ -91,38 +98,38 @@ def block_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
         return replace(
             how,
             attention=AttentionKernel.MATH
-            if _grouped(at, block.kind) and not _needs_mask(at, plan, block.kind)
+            if _has_grouped_kv_heads(at, block.kind) and not _needs_mask(at, plan, block.kind)
             else AttentionKernel.EFFICIENT,
             mask=_needs_mask(at, plan, block.kind),
         )
     if _needs_mask(at, plan, block.kind):
-        unrepeated = _grouped(at, block.kind) and habits(block.kind).always_masked
+        unrepeated = _has_grouped_kv_heads(at, block.kind) and family_traits(block.kind).always_masked
         return replace(how, attention=AttentionKernel.MATH if unrepeated else AttentionKernel.EFFICIENT, mask=True)
     short = at.head_dim % HEAD_ALIGNMENT
     return replace(how, padded_head=at.head_dim + HEAD_ALIGNMENT - short) if short else how
 
 
-def _grouped(at: Attention, kind: str) -> bool:
+def _has_grouped_kv_heads(at: Attention, kind: str) -> bool:
     """Whether queries come with fewer heads of keys, which falcon repeats by itself where there are several."""
-    return at.heads != at.kv_heads and (habits(kind).joint is not FusedQkvLayout.PICKED or at.kv_heads == 1)
+    return at.heads != at.kv_heads and (family_traits(kind).joint is not FusedQkvLayout.PICKED or at.kv_heads == 1)
 
 
 def _needs_mask(at: Attention, plan: Plan, kind: str) -> bool:
     """A window that the sequence fills is a mask in sdpa (transformers 5.23, masking_utils.py:302); the flash-attn package takes it as a
     number.
     """
-    if plan.attention is AttentionKind.SDPA and habits(kind).always_masked:
+    if plan.attention is AttentionKind.SDPA and family_traits(kind).always_masked:
         return True
     span = at.window or at.chunk
     return plan.attention is AttentionKind.SDPA and span is not None and agreed(span <= plan.seq_len)
 
 
-def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
+def transformers_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """Everything of a model whose activations are not accounted yet."""
     hint = "its states and cache are known: --parameters N for states alone, or `memsheet infer`; the trace will run its real code"
     found = [
         Problem(field="model", value=spec.name, reason=f"the activations of {block.kind} blocks are not modelled: {why}", hint=hint)
-        for block in _blocks(spec) if (why := _unmodelled(block, plan))
+        for block in _language_blocks(spec) if (why := _unmodelled_kind_reason(block, plan))
     ]  # fmt: skip
     if of_pictures(spec.embeddings) and not agreed(plan.seq_len == spec.max_positions):
         reason = f"is not what a picture is here: {spec.max_positions} patches and class tokens"
@@ -130,17 +137,17 @@ def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     if spec.towers and plan.engine not in TOWERS_TRAINED:
         reason = f"training a model with a vision tower is not modelled for it; modelled for {' and '.join(TOWERS_TRAINED)}"
         found.append(Problem(field="engine", value=plan.engine, reason=reason, hint=f"--engine {TOWERS_TRAINED[0]}"))
-    if why := unmodelled_head(spec.head, {block.feed_forward.activation for block in _blocks(spec) if block.feed_forward}):
+    if why := unmodelled_head(spec.head, {block.feed_forward.activation for block in _language_blocks(spec) if block.feed_forward}):
         found.append(Problem(field="model", value=spec.name, reason=f"its head is not modelled: {why}", hint=hint))
     if (spec.head.kind not in HEADS and spec.head.kind != "none") or (
-        len(_language(spec)) != 1 and spec.head.kind != "sequence_to_sequence"
+        len(_language_stacks(spec)) != 1 and spec.head.kind != "sequence_to_sequence"
     ):
         found.append(Problem(field="model", value=spec.name, reason=f"training a {spec.head.kind} model is not modelled yet", hint=hint))
     return [
         *found,
         *picture_problems(spec, plan),
         *_other_heads(spec, plan),
-        *_modules(spec, plan),
+        *_recompute_module_problems(spec, plan),
         *_moved_activations(plan),
         *_int8_rows(plan),
         *_tensor_parallel(spec, plan),
@@ -163,7 +170,7 @@ def _other_heads(spec: ModelSpec, plan: Plan) -> list[Problem]:
     return [Problem(field=field, value=value, reason=reason, hint=hint) for field, value, reason, holds, hint in reasons if holds]
 
 
-def _modules(spec: ModelSpec, plan: Plan) -> list[Problem]:
+def _recompute_module_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """Modules that are recomputed and have no part of their own in a block's recording."""
     blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
     paths = [norm.path for block in blocks for norm in block.norms]
@@ -223,7 +230,7 @@ def _tensor_parallel(spec: ModelSpec, plan: Plan) -> list[Problem]:
 def _idle_dropout(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """Dropout keeps bytes where the family drops hidden states, and where attention's probabilities exist to be dropped."""
     kinds = sorted({block.kind for stack in spec.stacks for run in stack.runs for block in run.pattern})
-    if plan.dropout and any(habits(kind).summed_bias for kind in kinds):
+    if plan.dropout and any(family_traits(kind).summed_bias for kind in kinds):
         reason = f"is no whole number, and the library's config of {', '.join(kinds)} takes none other"
         return [Problem(field="dropout", value=plan.dropout, reason=reason, hint="leave it out")]
     eager = plan.attention is AttentionKind.EAGER
@@ -231,27 +238,27 @@ def _idle_dropout(spec: ModelSpec, plan: Plan) -> list[Problem]:
         not plan.dropout
         or eager
         or spec.embeddings.dropout
-        or any(habits(kind).branch_dropout or habits(kind).summed_in_place for kind in kinds)
+        or any(family_traits(kind).branch_dropout or family_traits(kind).summed_in_place for kind in kinds)
     ):
         return []
     reason = f"keeps nothing: {', '.join(kinds)} drops no hidden states, and {plan.attention.value} attention drops inside its kernel"
     return [Problem(field="dropout", value=plan.dropout, reason=reason, hint="leave it out, or --attention eager")]
 
 
-def _unmodelled(block: Block, plan: Plan) -> str | None:
+def _unmodelled_kind_reason(block: Block, plan: Plan) -> str | None:
     if is_t5(block.kind):
         known = plan.attention in (AttentionKind.EAGER, AttentionKind.SDPA)
         return None if known else f"{plan.attention.value} attention takes no bias of positions; give --attention sdpa"
-    if why := unmodelled(block):
+    if why := unmodelled_block_reason(block):
         return why
     if block.kind in NO_SDPA and plan.attention is AttentionKind.SDPA:
         return "transformers has no sdpa for them; give --attention eager"
     if plan.attention not in {**VERIFIED, **OF_PICTURES}.get(block.kind, ()):
         return f"they were not compared with their real code under {plan.attention.value} attention; `memsheet trace` runs it"
-    own, at = habits(block.kind), block.mixers[0]
+    own, at = family_traits(block.kind), block.mixers[0]
     if own.summed_in_place and block.arrangement is Arrangement.PRE:
         return "their branches follow one another, which was not compared with the real code; `memsheet trace` runs it"
-    broadcast = isinstance(at, Attention) and own.always_masked and _grouped(at, block.kind)
+    broadcast = isinstance(at, Attention) and own.always_masked and _has_grouped_kv_heads(at, block.kind)
     if broadcast and plan.attention is AttentionKind.SDPA and plan.engine == "transformers" and plan.precision.casts:
         return (
             "torch has no kernel for one head of keys under a mask, and its plain operations under autocast were not compared; "
@@ -315,91 +322,91 @@ def shared_tables(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
 
 
 def _two_stacks(spec: ModelSpec) -> bool:
-    return any(is_t5(block.kind) for block in _blocks(spec))
+    return any(is_t5(block.kind) for block in _language_blocks(spec))
 
 
 def _table_sizes(spec: ModelSpec, plan: Plan, how: RunConfig, *, copied: bool) -> list[Count]:
     """Bytes of the model's rotary tables that layers compute with themselves, or of those that each layer copies."""
     kinds = {
-        (at.rotary_dim // (2 if at.sinks else 1), kind in TABLES_BY_KIND and at.window is not None, table_dtype(how, habits(kind)), habits(kind).tables_each)
-        for kind, at in _attentions(spec) if at.rotary_dim and habits(kind).own_tables is copied and not habits(kind).table_buffer
+        (at.rotary_dim // (2 if at.sinks else 1), kind in TABLES_BY_KIND and at.window is not None, table_dtype(how, family_traits(kind)), family_traits(kind).tables_each)
+        for kind, at in _attention_mixers(spec) if at.rotary_dim and family_traits(kind).own_tables is copied and not family_traits(kind).table_buffer
     }  # fmt: skip
     tables = [
         2 * dtype.nbytes((plan.microbatch if each else 1) * plan.seq_len * width)
         for width, _, dtype, each in sorted(kinds, key=lambda kind: kind[:2])
     ]
-    return tables if copied else [*tables, *other_tables(_blocks(spec), plan.seq_len, how)]
+    return tables if copied else [*tables, *other_tables(_language_blocks(spec), plan.seq_len, how)]
 
 
-def built(spec: ModelSpec, plan: Plan) -> ModelSpec:
+def transformers_spec(spec: ModelSpec, plan: Plan) -> ModelSpec:
     """The model with a pooler as a part of the head that takes what it makes, and with projections joined as the plan names them."""
-    spec = joined(spec, plan)
-    spec = entered(spec)
+    spec = spec_with_fused_qkv(spec, plan)
+    spec = spec_with_fp32_stream(spec)
     if plan.task == "train" and spec.model_type in VISION and spec.towers and agreed(plan.image_tokens > 0):
         spec = with_pictures(spec, plan)
     if plan.task == "train" and of_pictures(spec.embeddings) and spec.head.kind == "classification" and spec.head.weights:
         return replace(spec, head=replace(spec.head, kind=CLASSES))
-    own = pooled(spec.extras, spec.head)
+    own = pooler_weights(spec.extras, spec.head)
     if own:
         return replace(spec, extras=(), head=replace(spec.head, weights=(*own, *spec.head.weights)))
     trained = plan.task == "train" and spec.head.kind == "sequence_to_sequence" and len(spec.stacks) == BOTH
     return two_stacks(t5_norm(spec)) if trained else spec
 
 
-def _blocks(spec: ModelSpec) -> list[Block]:
+def _language_blocks(spec: ModelSpec) -> list[Block]:
     """Those of the model itself; a tower's are accounted beside them."""
-    return [block for stack in _language(spec) for run in stack.runs for block in run.pattern]
+    return [block for stack in _language_stacks(spec) for run in stack.runs for block in run.pattern]
 
 
-def _language(spec: ModelSpec) -> list[Stack]:
+def _language_stacks(spec: ModelSpec) -> list[Stack]:
     """The stacks that are no part of a tower."""
     return [stack for stack in spec.stacks if not of_tower(stack.runs[0].pattern[0].kind)] if has_pictures(spec) else list(spec.stacks)
 
 
-def _attentions(spec: ModelSpec) -> list[tuple[str, Attention]]:
-    return [(block.kind, m) for block in _blocks(spec) for m in block.mixers if isinstance(m, Attention)]
+def _attention_mixers(spec: ModelSpec) -> list[tuple[str, Attention]]:
+    return [(block.kind, m) for block in _language_blocks(spec) for m in block.mixers if isinstance(m, Attention)]
 
 
 def keeps_masks(spec: ModelSpec, plan: Plan) -> bool:
     """Whether checkpoints hold on to masks, which are arguments of layers and of attention, until they have run backward."""
-    if _fills(spec) and not plan.offload.activations:
+    if _fills_masked_scores(spec) and not plan.offload.activations:
         return True
-    attentions = {at.path.rpartition(".")[2] for _, at in _attentions(spec)}
+    attentions = {at.path.rpartition(".")[2] for _, at in _attention_mixers(spec)}
     return plan.recompute.mode is RecomputeMode.FULL or bool(attentions & set(plan.recompute.modules))
 
 
-def _fills(spec: ModelSpec) -> bool:
+def _fills_masked_scores(spec: ModelSpec) -> bool:
     """Whether scores are filled by a mask, which is saved for that."""
-    return any(habits(kind).summed_bias for kind, _ in _attentions(spec))
+    return any(family_traits(kind).summed_bias for kind, _ in _attention_mixers(spec))
 
 
-def masks(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
+def mask_and_rotary_bytes(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
     """What lives through the model's forward: a mask for each kind of attention, rotary tables that layers copy.
 
     A mask is of the compute dtype and for each sequence when eager, boolean and for all of them in sdpa.
     """
     if plan.attention is AttentionKind.EAGER:
-        kinds = {None if habits(kind).own_window else at.window or at.chunk for kind, at in _attentions(spec) if at.causal} | other_masks(
-            _blocks(spec)
-        )
-        mask = (BOOL if _fills(spec) else how.stream).nbytes(plan.microbatch * plan.seq_len * plan.seq_len)
+        kinds = {
+            None if family_traits(kind).own_window else at.window or at.chunk for kind, at in _attention_mixers(spec) if at.causal
+        } | other_masks(_language_blocks(spec))
+        mask = (BOOL if _fills_masked_scores(spec) else how.stream).nbytes(plan.microbatch * plan.seq_len * plan.seq_len)
     else:
         kinds, mask = (
-            {at.window for kind, at in _attentions(spec) if not at.chunk and _needs_mask(at, plan, kind)},
+            {at.window for kind, at in _attention_mixers(spec) if not at.chunk and _needs_mask(at, plan, kind)},
             BOOL.nbytes(plan.seq_len * plan.seq_len),
         )
     component = Component.SAVED_ACTIVATIONS if keeps_masks(spec, plan) else Component.TEMPORARIES  # a checkpoint's argument
     tables = [((component, "model.rotary_emb"), size) for size in _table_sizes(spec, plan, how, copied=True)]
     named = named_biases(spec, plan, how, kept=keeps_masks(spec, plan)) if _two_stacks(spec) else []
     biases = [((component, "position_bias"), size) for size in named]
-    chunked = any(at.chunk and _needs_mask(at, plan, kind) for kind, at in _attentions(spec))  # one for each sequence
+    chunked = any(at.chunk and _needs_mask(at, plan, kind) for kind, at in _attention_mixers(spec))  # one for each sequence
     tables += [((component, "model/chunked_mask"), BOOL.nbytes(plan.microbatch * plan.seq_len * plan.seq_len))] if chunked else []
     return BytesByPath.of([*(((component, "model/causal_mask"), mask) for _ in kinds), *tables, *biases])
 
 
 def positions_each(spec: ModelSpec) -> bool:
     """Whether learned positions are looked up for each sequence."""
-    return any(habits(kind).positions_each for kind, _ in _attentions(spec))
+    return any(family_traits(kind).positions_each for kind, _ in _attention_mixers(spec))
 
 
 def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
@@ -409,7 +416,7 @@ def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
 
 
 CODE = ModelCode(
-    built=built, notes=kernel_notes, beside=named_beside, let_go=let_go, made_again=looked_up_again, plan_numerics=plan_numerics,
-    forward=forward, embed=embed, head=logits_or_states, loss=loss, loss_input=loss_input, problems=problems, block_numerics=block_numerics,
-    axes=block_axes, end_axes=end_axes, on_rank=on_rank, shared=shared_tables, masks=masks, keeps_masks=keeps_masks, positions_each=positions_each,
+    built=transformers_spec, notes=kernel_notes, beside=named_beside, let_go=let_go, made_again=looked_up_again, plan_numerics=plan_numerics,
+    forward=decoder_block_forward, embed=input_embeddings, head=logits_or_states, loss=head_output_loss, loss_input=loss_input, problems=transformers_problems, block_numerics=block_numerics,
+    axes=block_axes, end_axes=end_axes, on_rank=on_rank, shared=shared_tables, masks=mask_and_rotary_bytes, keeps_masks=keeps_masks, positions_each=positions_each,
 )  # fmt: skip

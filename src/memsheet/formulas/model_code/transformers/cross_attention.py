@@ -11,8 +11,8 @@ from dataclasses import replace
 from memsheet.arith import Count
 from memsheet.formulas.model_code.let_go import LetGo
 from memsheet.formulas.model_code.transformers.feed_forward import ACTIVATIONS
-from memsheet.formulas.model_code.transformers.norms import normalise
-from memsheet.formulas.numerics import AttentionKernel, RunConfig, project
+from memsheet.formulas.model_code.transformers.norms import apply_norm
+from memsheet.formulas.numerics import AttentionKernel, RunConfig, record_linear
 from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath
 from memsheet.formulas.tapes.graph import Grad, Leaf, Node, Pass, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
@@ -38,21 +38,23 @@ def is_t5(kind: str) -> bool:
 
 def two_stacks(spec: ModelSpec) -> ModelSpec:
     """An encoder-decoder as one row of layers: the encoder's, its last norm and the decoder's look-ups, the decoder's."""
-    encoder, decoder = (replace(stack, runs=_marked(stack)) for stack in spec.stacks)
+    encoder, decoder = (replace(stack, runs=_mark_last_layer(stack)) for stack in spec.stacks)
     table = Dense(path="", intermediate=spec.vocab, activation="", gated=False, weights=())
     block = encoder.runs[0].pattern[0]
-    between = replace(block, kind=f"{spec.model_type}{BRIDGE}", norms=encoder.final_norms, feed_forward=table, mixers=(_bare(block),))
+    between = replace(
+        block, kind=f"{spec.model_type}{BRIDGE}", norms=encoder.final_norms, feed_forward=table, mixers=(_weightless_attention(block),)
+    )
     bridge = Stack(path=encoder.final_path, hidden=spec.hidden, runs=(Run(pattern=(between,), count=1),), role="bridge")
     return replace(spec, stacks=(replace(encoder, final_norms=()), bridge, decoder))
 
 
-def _bare(block: Block) -> Attention:
+def _weightless_attention(block: Block) -> Attention:
     at = block.mixers[0]
     assert isinstance(at, Attention)
     return replace(at, weights=())
 
 
-def _marked(stack: Stack) -> tuple[Run, ...]:
+def _mark_last_layer(stack: Stack) -> tuple[Run, ...]:
     """The runs with the last layer by itself."""
     *before, run = stack.runs
     (block,) = run.pattern
@@ -65,7 +67,7 @@ def t5_block(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     (modeling_t5.py:450-509).
     """
     if block.kind.endswith(BRIDGE):
-        return _between(r, x, block, how)
+        return _encoder_decoder_bridge(r, x, block, how)
     last = block.kind.endswith(LAST)
     at, *others = block.mixers
     assert isinstance(at, Attention)
@@ -73,7 +75,7 @@ def t5_block(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     x, _probabilities = _self_sublayer(r, x, block, at, biases[0], how)
     for cross in others:
         assert isinstance(cross, CrossAttention)
-        biases.append(_zeros(r, at, cross, how, last=last))
+        biases.append(_zero_cross_bias(r, at, cross, how, last=last))
         x, _probabilities = _cross_sublayer(r, x, block, cross, biases[-1], how, last=last)
     return _feed_forward(r, x, block, how)
 
@@ -84,8 +86,8 @@ def t5_block(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
 def _self_sublayer(
     r: Recorder, x: Tensor, block: Block, at: Attention, bias: Tensor, how: RunConfig
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    normed = normalise(r, x, block.norms[0], how)
-    out, probabilities = _attend(r, normed, normed, at, bias, how)
+    normed = apply_norm(r, x, block.norms[0], how)
+    out, probabilities = _t5_attention(r, normed, normed, at, bias, how)
     return r.add(x, r.dropout(out, at.path + "/residual_dropout", active=how.dropout), "/residual"), probabilities
 
 
@@ -93,9 +95,9 @@ def _cross_sublayer(
     r: Recorder, x: Tensor, block: Block, cross: CrossAttention, zeros: Tensor, how: RunConfig, *, last: bool
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Keys and values of what the encoder made."""
-    normed = normalise(r, x, block.norms[1], how)
-    memory = r.view(_shared(STREAM, how.stream, "encoder/memory", last=last, needs=True), STREAM)
-    out, probabilities = _attend(r, normed, memory, cross, zeros, how)
+    normed = apply_norm(r, x, block.norms[1], how)
+    memory = r.view(_stack_shared_tensor(STREAM, how.stream, "encoder/memory", last=last, needs=True), STREAM)
+    out, probabilities = _t5_attention(r, normed, memory, cross, zeros, how)
     return r.add(x, r.dropout(out, cross.path + "/residual_dropout", active=how.dropout), "/residual"), probabilities
 
 
@@ -103,43 +105,43 @@ def _feed_forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tenso
     """Dropout before the last layer, which gets its input in its own dtype, whatever autocast makes of it (:85-90)."""
     ff = block.feed_forward
     assert isinstance(ff, Dense)
-    normed = normalise(r, x, block.norms[-1], how)
-    out = _inner(r, normed, ff, how)
+    normed = apply_norm(r, x, block.norms[-1], how)
+    out = _t5_feed_forward(r, normed, ff, how)
     return r.add(x, r.dropout(out, ff.path + "/residual_dropout", active=how.dropout), "/residual")
 
 
-def _inner(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tensor:
+def _t5_feed_forward(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tensor:
     weights = {w.path: w for w in ff.weights}
     first, *second, last = (w.path.removesuffix(".weight") for w in ff.weights)
-    inner = ACTIVATIONS[ff.activation](r, project(r, x, weights, first, "f", "h", how), ff.path + "/activation")
+    inner = ACTIVATIONS[ff.activation](r, record_linear(r, x, weights, first, "f", "h", how), ff.path + "/activation")
     if second:
         gate = inner
-        inner = r.mul(gate, project(r, x, weights, second[0], "f", "h", how), ff.path + "/product")
+        inner = r.mul(gate, record_linear(r, x, weights, second[0], "f", "h", how), ff.path + "/product")
     inner = r.dropout(inner, ff.path + "/dropout", active=how.dropout)
-    return project(r, r.cast(inner, how.parameters, ff.path + "/cast"), weights, last, "h", "f", how)
+    return record_linear(r, r.cast(inner, how.parameters, ff.path + "/cast"), weights, last, "h", "f", how)
 
 
 # ---- attention -----------------------------------------------------------------------------------------------------------------
 
 
-def _attend(
+def _t5_attention(
     r: Recorder, x: Tensor, memory: Tensor, at: Attention | CrossAttention, bias: Tensor, how: RunConfig
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Scores that are not scaled but multiplied by one, their sum with the bias, then with a mask (:145-175)."""
     path, weights = at.path, {w.path: w for w in at.weights}
-    q, k, v = (_heads(r, source, name, weights, at.path, how) for source, name in ((x, "q"), (memory, "k"), (memory, "v")))
+    q, k, v = (_project_to_heads(r, source, name, weights, at.path, how) for source, name in ((x, "q"), (memory, "k"), (memory, "v")))
     if how.attention is not AttentionKernel.EAGER:
-        context = _efficient(r, q, k, v, _as_mask(r, at, bias), path)
-        return project(r, r.view(context, ("b", "s", "a·d")), weights, path + ".o", "h", "a·d", how), None
+        context = _biased_efficient_attention(r, q, k, v, _as_mask(r, at, bias), path)
+        return record_linear(r, r.view(context, ("b", "s", "a·d")), weights, path + ".o", "h", "a·d", how), None
     scores = r.scale(r.product(q, k, SCORES, path + "/scores", copies=(how.several, how.several)), path + "/scores")
     scores = r.add(scores, bias, path + "/biased")
     if isinstance(at, Attention) and at.causal:
         scores = r.add(scores, Tensor(None, ("b", 1, "s", "s"), how.stream), path + "/masked")
-    scores = _softmax(r, scores, path)
+    scores = _t5_softmax(r, scores, path)
     scores = r.dropout(scores, path + "/dropout", active=how.dropout)
     out = r.product(scores, v, HEADS, path + "/context", copies=(False, how.several))
     out = r.copy(out, ("b", "s", "a", "d"), path + "/context")
-    return project(r, r.view(out, ("b", "s", "a·d")), weights, path + ".o", "h", "a·d", how), scores
+    return record_linear(r, r.view(out, ("b", "s", "a·d")), weights, path + ".o", "h", "a·d", how), scores
 
 
 def _as_mask(r: Recorder, at: Attention | CrossAttention, bias: Tensor) -> Tensor:
@@ -153,7 +155,7 @@ def _as_mask(r: Recorder, at: Attention | CrossAttention, bias: Tensor) -> Tenso
     return r.copy(bias, BIAS, at.path + "/bias")
 
 
-def _efficient(r: Recorder, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, path: str) -> Tensor:
+def _biased_efficient_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, path: str) -> Tensor:
     """Torch's memory-efficient kernel, which makes a gradient of the mask for every sequence."""
     mask = r.autocast(mask, path + "/bias")
     shape, dtype = mask.shape, mask.dtype
@@ -164,26 +166,26 @@ def _efficient(r: Recorder, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, path:
     return r.view(out, ("b", "s", "a", "d"))
 
 
-def _heads(r: Recorder, x: Tensor, name: str, weights: dict[str, Weight], path: str, how: RunConfig) -> Tensor:
-    y = project(r, x, weights, f"{path}.{name}", "a·d", "h", how)
+def _project_to_heads(r: Recorder, x: Tensor, name: str, weights: dict[str, Weight], path: str, how: RunConfig) -> Tensor:
+    y = record_linear(r, x, weights, f"{path}.{name}", "a·d", "h", how)
     return r.transposed_view(r.view(y, ("b", "s", "a", "d")), HEADS)
 
 
-def _softmax(r: Recorder, x: Tensor, path: str) -> Tensor:
+def _t5_softmax(r: Recorder, x: Tensor, path: str) -> Tensor:
     wide = r.cast(x, FP32, path + "/fp32") if r.widens else x
     return r.unary(wide, path + "/softmax", saves="output")
 
 
-def _table(at: Attention) -> Weight | None:
+def _relative_bias_table(at: Attention) -> Weight | None:
     """Of biases by distance, which a stack's first layer has."""
     return next((w for w in at.weights if "relative_attention_bias" in w.path), None)
 
 
 def _position_bias(r: Recorder, at: Attention, how: RunConfig, *, last: bool) -> Tensor:
     """The first layer looks its bias up, the others get that (:335-348). Run again, it gets none and looks up another."""
-    table, again = _table(at), r.pass_ is Pass.RECOMPUTED
+    table, again = _relative_bias_table(at), r.pass_ is Pass.RECOMPUTED
     if table is None:
-        return _shared(BIAS, how.parameters, at.path + "/position_bias", last=last, needs=how.trains)
+        return _stack_shared_tensor(BIAS, how.parameters, at.path + "/position_bias", last=last, needs=how.trains)
     bias = r.tensor(at.path + "/position_bias", BIAS, how.parameters) if again else Tensor(None, BIAS, how.parameters)
     if not how.trains:
         return bias
@@ -193,17 +195,17 @@ def _position_bias(r: Recorder, at: Attention, how: RunConfig, *, last: bool) ->
     return r.apply(bias, (weight,), buckets, lambda _: [r.grad(shape, how.parameters)])
 
 
-def _zeros(r: Recorder, at: Attention, cross: CrossAttention, how: RunConfig, *, last: bool) -> Tensor:
+def _zero_cross_bias(r: Recorder, at: Attention, cross: CrossAttention, how: RunConfig, *, last: bool) -> Tensor:
     """The bias beside the encoder's tokens, which checkpoints ask for a gradient all the same (:338-344). The first layer makes it, and again
     where it runs again; the gradient is still that of the first.
     """
     dtype, path = how.autocast or how.parameters, cross.path + "/position_bias"
-    zeros = _shared(BIAS, dtype, path, last=last, needs=r.pass_ is not Pass.PLAIN)
-    made = r.pass_ is Pass.RECOMPUTED and _table(at) is not None
+    zeros = _stack_shared_tensor(BIAS, dtype, path, last=last, needs=r.pass_ is not Pass.PLAIN)
+    made = r.pass_ is Pass.RECOMPUTED and _relative_bias_table(at) is not None
     return replace(zeros, storage=r.storage(path, BIAS, dtype)) if made else zeros
 
 
-def _shared(shape: Shape, dtype: DType, path: str, *, last: bool, needs: bool) -> Tensor:
+def _stack_shared_tensor(shape: Shape, dtype: DType, path: str, *, last: bool, needs: bool) -> Tensor:
     """What all layers of a stack take. Its gradient stays from the last layer's backward on, and the others add to it in place."""
     if not needs:
         return Tensor(None, shape, dtype)
@@ -213,9 +215,9 @@ def _shared(shape: Shape, dtype: DType, path: str, *, last: bool, needs: bool) -
 # ---- between the stacks ----------------------------------------------------------------------------------------------------------
 
 
-def _between(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
+def _encoder_decoder_bridge(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     """The encoder's last norm and dropout, what they make, which all layers of the decoder take, and the decoder's look-ups."""
-    memory = r.dropout(normalise(r, x, block.norms[0], how), "/memory_dropout", active=how.dropout)
+    memory = r.dropout(apply_norm(r, x, block.norms[0], how), "/memory_dropout", active=how.dropout)
     table: Shape = ("f", "h")
     node = Node(0, "", (), [], [], lambda _: []) if how.trains else None
     weight = Tensor(None, table, how.parameters, node)
@@ -223,10 +225,10 @@ def _between(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
         weight = r.apply(Tensor(None, table, how.parameters), (weight,), (), lambda _: [r.grad(table, how.parameters, "shared")])
     found = r.tensor("/look_up", STREAM, how.parameters)
     y = r.apply(found, (weight,), (), lambda _: [r.grad(table, how.parameters, "shared") if node else None])
-    return r.dropout(_beside(r, y, memory), "/embeddings_dropout", active=how.dropout)
+    return r.dropout(_attach_encoder_memory(r, y, memory), "/embeddings_dropout", active=how.dropout)
 
 
-def _beside(r: Recorder, y: Tensor, memory: Tensor) -> Tensor:
+def _attach_encoder_memory(r: Recorder, y: Tensor, memory: Tensor) -> Tensor:
     """``y``, which goes on with the encoder's ``memory``: the decoder's layers take both, and hold on to that until backward has passed them."""
     dtype = memory.dtype
     return r.apply(Tensor(y.storage, y.shape, y.dtype), (y, memory), (memory,), lambda g: [g, Grad(None, STREAM, dtype)])

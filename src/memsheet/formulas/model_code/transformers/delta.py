@@ -12,7 +12,7 @@ from __future__ import annotations
 from memsheet.arith import Count
 from memsheet.formulas.model_code.transformers.delta_chunks import chunk_axes, chunk_rule
 from memsheet.formulas.model_code.transformers.norms import reciprocal_root, row_mean
-from memsheet.formulas.numerics import RunConfig, project
+from memsheet.formulas.numerics import RunConfig, record_linear
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -37,11 +37,11 @@ def delta_axes(mixer: LinearAttention, seq_len: Count) -> dict[str, Count]:
     return {
         "u": mixer.key_heads, "p": mixer.key_head_dim, "H": mixer.value_heads, "w": mixer.value_head_dim, "u·p": keys, "v": values,
         "g·w": values // mixer.key_heads, "K": 2 * keys + values, "P": 2 * (keys + values), "2·H": 2 * mixer.value_heads,
-        "s+k": seq_len + _kernel(mixer) - 1, **chunk_axes(seq_len),
+        "s+k": seq_len + _conv_kernel_size(mixer) - 1, **chunk_axes(seq_len),
     }  # fmt: skip
 
 
-def _kernel(mixer: LinearAttention) -> int:
+def _conv_kernel_size(mixer: LinearAttention) -> int:
     return next(w.shape[-1] for w in mixer.weights if w.path.endswith("conv1d.weight"))
 
 
@@ -49,32 +49,32 @@ def delta_net(r: Recorder, x: Tensor, mixer: LinearAttention, how: RunConfig) ->
     """Qwen3NextGatedDeltaNet.forward (:675-760), without a cache."""
     weights, path = {w.path: w for w in mixer.weights}, mixer.path
     several, grouped = mixer.key_heads > 1, mixer.key_heads != mixer.value_heads
-    joint = project(r, x, weights, f"{path}.in_proj_qkvz", "P", "h", how)
-    pair = project(r, x, weights, f"{path}.in_proj_ba", "2·H", "h", how)
+    joint = record_linear(r, x, weights, f"{path}.in_proj_qkvz", "P", "h", how)
+    pair = record_linear(r, x, weights, f"{path}.in_proj_ba", "2·H", "h", how)
     q, k, v, z = r.split(joint, (KEYS, KEYS, ("b", "s", "u", "g·w"), ("b", "s", "u", "g·w")))
     b, a = r.split(pair, (NUMBERS, NUMBERS))
-    v, z = (_flat(r, t, VALUES, f"{path}/{name}", copied=several and grouped) for t, name in ((v, "v"), (z, "z")))
-    b, a = (_flat(r, t, NUMBERS, f"{path}/{name}", copied=several and grouped) for t, name in ((b, "b"), (a, "a")))
-    q, k = (_flat(r, t, KEY_ROWS, f"{path}/{name}", copied=several) for t, name in ((q, "q"), (k, "k")))
-    v = _flat(r, v, VALUE_ROWS, path + "/v", copied=several and not grouped)
+    v, z = (_flatten_heads(r, t, VALUES, f"{path}/{name}", copied=several and grouped) for t, name in ((v, "v"), (z, "z")))
+    b, a = (_flatten_heads(r, t, NUMBERS, f"{path}/{name}", copied=several and grouped) for t, name in ((b, "b"), (a, "a")))
+    q, k = (_flatten_heads(r, t, KEY_ROWS, f"{path}/{name}", copied=several) for t, name in ((q, "q"), (k, "k")))
+    v = _flatten_heads(r, v, VALUE_ROWS, path + "/v", copied=several and not grouped)
     mixed = r.view(r.cat((q, k, v), ("b", "s", "K"), path + "/mixed"), CHANNELS)
-    mixed = _convolved(r, mixed, mixer, how)
+    mixed = _depthwise_conv1d(r, mixed, mixer, how)
     q, k, v = r.split(r.view(mixed, ("b", "s", "K")), (KEY_ROWS, KEY_ROWS, VALUE_ROWS))
     q, k = (r.view(t, KEYS) if grouped else r.transposed_view(t, KEYS) for t in (q, k))
     v = r.transposed_view(v, VALUES)
     beta = r.unary(b, path + "/beta", saves="output")
-    decay = _decay(r, a, path, how)
+    decay = _log_decay_gate(r, a, path, how)
     made = chunk_rule(r, (q, k, v), decay, beta, path, how)
-    made = _gated_norm(r, made, _flat(r, z, VALUES, path + "/z", copied=several and not grouped), path + ".norm", how)
-    return project(r, r.view(made, VALUE_ROWS), weights, f"{path}.out_proj", "h", "v", how)
+    made = _gated_norm(r, made, _flatten_heads(r, z, VALUES, path + "/z", copied=several and not grouped), path + ".norm", how)
+    return record_linear(r, r.view(made, VALUE_ROWS), weights, f"{path}.out_proj", "h", "v", how)
 
 
-def _flat(r: Recorder, x: Tensor, shape: Shape, path: str, *, copied: bool) -> Tensor:
+def _flatten_heads(r: Recorder, x: Tensor, shape: Shape, path: str, *, copied: bool) -> Tensor:
     """Heads that lie beside others are copied to lie beside each other."""
     return r.copy(x, shape, path) if copied else r.view(x, shape)
 
 
-def _decay(r: Recorder, a: Tensor, path: str, how: RunConfig) -> Tensor:
+def _log_decay_gate(r: Recorder, a: Tensor, path: str, how: RunConfig) -> Tensor:
     """-exp(A_log) · softplus(a + dt_bias) in fp32 (:723)."""
     matrix = r.cast(r.parameter(f"{path}.A_log", ("H",), how.parameters, trains=how.trains), FP32, path + "/A_log")
     rate = r.scale(r.unary(matrix, path + "/A_exp", saves="output"), path + "/A")
@@ -82,12 +82,12 @@ def _decay(r: Recorder, a: Tensor, path: str, how: RunConfig) -> Tensor:
     return r.mul(r.unary(r.add(r.cast(a, FP32, path + "/a"), bias, path + "/a"), path + "/softplus", saves="input"), rate, path + "/decay")
 
 
-def _convolved(r: Recorder, x: Tensor, mixer: LinearAttention, how: RunConfig) -> Tensor:
+def _depthwise_conv1d(r: Recorder, x: Tensor, mixer: LinearAttention, how: RunConfig) -> Tensor:
     """Torch's convolution of each channel with positions besides, which a view leaves out, and its activation (:339-361). Its weight is a
     view, whose cast autocast does not keep.
     """
     path, dtype = f"{mixer.path}.conv1d", x.dtype
-    shape: Shape = ("K", _kernel(mixer))
+    shape: Shape = ("K", _conv_kernel_size(mixer))
     weight = r.view(r.parameter(path, shape, how.parameters, trains=how.trains), shape)
     wide = r.cast(x, how.parameters, path + "/wide")
     weight = r.autocast(weight, path)

@@ -49,31 +49,31 @@ def chunk_rule(r: Recorder, heads: tuple[Tensor, Tensor, Tensor], decay: Tensor,
     q, k, v = heads
     dtype, repeated = q.dtype, ("b", "s", "H", "p")
     if q.shape != repeated:
-        q, k = (_repeated(r, t, repeated, f"{path}/{name}_repeated") for t, name in ((q, "q"), (k, "k")))
+        q, k = (_repeat_qk_heads(r, t, repeated, f"{path}/{name}_repeated") for t, name in ((q, "q"), (k, "k")))
     q, k, v, beta = (
         r.cast(r.view(t, shape), FP32, f"{path}/{name}_fp32")
         for t, shape, name in ((q, KEY, "q"), (k, KEY, "k"), (v, VALUE, "v"), (beta, NUMBER, "beta"))
     )
     decay = r.view(decay, NUMBER)
-    q, k = _unit(r, q, path + "/q"), _unit(r, k, path + "/k")
+    q, k = _l2_normalize_rows(r, q, path + "/q"), _l2_normalize_rows(r, k, path + "/k")
     q = r.scale(q, path + "/q_scaled")
-    q, k, v = (_filled(r, t, f"{path}/{name}") for t, name in ((q, "q"), (k, "k"), (v, "v")))
-    beta, decay = _filled(r, beta, path + "/beta"), _filled(r, decay, path + "/decay")
+    q, k, v = (_pad_to_chunks(r, t, f"{path}/{name}") for t, name in ((q, "q"), (k, "k"), (v, "v")))
+    beta, decay = _pad_to_chunks(r, beta, path + "/beta"), _pad_to_chunks(r, decay, path + "/decay")
     v_beta, k_beta = r.mul(v, beta, path + "/v_beta"), r.mul(k, beta, path + "/k_beta")
     q, k = r.view(q, KEY_CHUNKS), r.view(k, KEY_CHUNKS)
     k_beta, v_beta = r.transposed_view(k_beta, KEY_CHUNKS), r.transposed_view(v_beta, VALUE_CHUNKS)
     total = r.unary(r.view(decay, CHUNKS), path + "/cum_decay", saves="nothing")
-    pairwise = _pairwise(r, total, path)
+    pairwise = _pairwise_decay(r, total, path)
     system = r.mul(r.product(k_beta, k, PAIRS, path + "/ut"), pairwise, path + "/ut_system")
     attn = r.mul(r.product(q, k, PAIRS, path + "/intra"), pairwise, path + "/intra_attn")
-    decayed = r.mul(k_beta, _grown(r, total, path), path + "/decayed_k_beta")
-    new, k_cum = _solved(r, system, v_beta, path + "/new_values"), _solved(r, system, decayed, path + "/k_cumdecay")
+    decayed = r.mul(k_beta, _cumulative_decay_exp(r, total, path), path + "/decayed_k_beta")
+    new, k_cum = _solve_triangular(r, system, v_beta, path + "/new_values"), _solve_triangular(r, system, decayed, path + "/k_cumdecay")
     out = r.tensor(path + "/core", VALUE_CHUNKS, FP32)
-    q = r.mul(q, _grown(r, total, path), path + "/q_decayed")
+    q = r.mul(q, _cumulative_decay_exp(r, total, path), path + "/q_decayed")
     left = r.unary(r.add(total, total, path + "/rest"), path + "/rest_exp", saves="output")
     k = r.mul(k, r.view(left, (*CHUNKS, 1)), path + "/k_decayed")
     whole = r.unary(r.slice(total, ("b", "H", "m", 1)), path + "/chunk_decay", saves="output")
-    out, *_named = _through(r, (new, k_cum, q, attn, k, whole), out, path, how)
+    out, *_named = _chunk_loop(r, (new, k_cum, q, attn, k, whole), out, path, how)
     out = r.copy(out, ("b", "H", "N", "w"), path + "/context")
     out = r.slice(out, VALUE) if PADDED in how.options else r.view(out, VALUE)
     return r.cast(r.view(out, ("b", "s", "H", "w")), dtype, path + "/context")
@@ -82,13 +82,13 @@ def chunk_rule(r: Recorder, heads: tuple[Tensor, Tensor, Tensor], decay: Tensor,
 # ---- inside a chunk ---------------------------------------------------------------------------------------------------------------
 
 
-def _repeated(r: Recorder, x: Tensor, shape: Shape, path: str) -> Tensor:
+def _repeat_qk_heads(r: Recorder, x: Tensor, shape: Shape, path: str) -> Tensor:
     """Queries or keys for every head of values; their gradient is summed back."""
     back, dtype = x.shape, x.dtype
     return r.apply(r.tensor(path, shape, dtype), (x,), (), lambda _: [r.grad(back, dtype)])
 
 
-def _unit(r: Recorder, x: Tensor, path: str) -> Tensor:
+def _l2_normalize_rows(r: Recorder, x: Tensor, path: str) -> Tensor:
     """Each row over the root of its squares' sum, whose gradient is spread as a view (l2norm, :366-370)."""
     squares, line = r.mul(x, x, path + "/squares"), (*x.shape[:-1], 1)
     back = squares.shape
@@ -97,17 +97,17 @@ def _unit(r: Recorder, x: Tensor, path: str) -> Tensor:
     return r.mul(x, reciprocal_root(r, total, path), path + "/unit")
 
 
-def _filled(r: Recorder, x: Tensor, path: str) -> Tensor:
+def _pad_to_chunks(r: Recorder, x: Tensor, path: str) -> Tensor:
     """Copied to whole chunks."""
     back = x.shape
     return r.apply(r.tensor(path + "/padded", (*back[:2], "N", back[3]), FP32), (x,), (), lambda _: [r.grad(back, FP32)])
 
 
-def _grown(r: Recorder, total: Tensor, path: str) -> Tensor:
+def _cumulative_decay_exp(r: Recorder, total: Tensor, path: str) -> Tensor:
     return r.view(r.unary(total, path + "/cum_exp", saves="output"), (*CHUNKS, 1))
 
 
-def _pairwise(r: Recorder, total: Tensor, path: str) -> Tensor:
+def _pairwise_decay(r: Recorder, total: Tensor, path: str) -> Tensor:
     """The decay between each two positions of a chunk (:458-460)."""
     ones = r.tensor(path + "/ones", ("Q", "Q"), BOOL)
     mask = r.tensor(path + "/mask", ("Q", "Q"), BOOL)
@@ -124,7 +124,7 @@ def _pairwise(r: Recorder, total: Tensor, path: str) -> Tensor:
     return r.unary(made, path + "/pairwise", saves="output")
 
 
-def _solved(r: Recorder, system: Tensor, b: Tensor, path: str) -> Tensor:
+def _solve_triangular(r: Recorder, system: Tensor, b: Tensor, path: str) -> Tensor:
     """A triangular system solved for ``b``: keeps the system and what was found (torch FunctionsManual.cpp, linalg_solve_triangular_backward)."""
     shape = b.shape
     needs = (system.needs_grad, b.needs_grad)
@@ -149,20 +149,20 @@ Operands = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """New values, decayed keys that read the state, queries, what is inside chunks, keys that write it, decay of chunks."""
 
 
-def _through(r: Recorder, operands: Operands, out: Tensor, path: str, how: RunConfig) -> tuple[Tensor, ...]:
+def _chunk_loop(r: Recorder, operands: Operands, out: Tensor, path: str, how: RunConfig) -> tuple[Tensor, ...]:
     """The loop; and what it still names when it is through."""
     if {ONE, TWO} & how.options:
         state = r.tensor(path + "/state", STATE, FP32)
     else:
-        state, out = _before(r, operands, out, path, r.compute or FP32)
+        state, out = _earlier_chunks_state(r, operands, out, path, r.compute or FP32)
     named: tuple[Tensor, ...] = ()
     for _ in range(1 if ONE in how.options else 2):
-        out, state, *rest = _chunk(r, operands, state, out, path)
+        out, state, *rest = _chunk_recurrence(r, operands, state, out, path)
         named = tuple(rest)
     return out, *named
 
 
-def _before(r: Recorder, operands: Operands, out: Tensor, path: str, low: DType) -> tuple[Tensor, Tensor]:
+def _earlier_chunks_state(r: Recorder, operands: Operands, out: Tensor, path: str, low: DType) -> tuple[Tensor, Tensor]:
     """All chunks but the last two: what their products and their decay keep, autocast's copies in its dtype."""
     kept: list[Tensor] = []
     if r.saves and any(t.needs_grad for t in operands):
@@ -180,15 +180,15 @@ def _before(r: Recorder, operands: Operands, out: Tensor, path: str, low: DType)
     return made, Tensor(out.storage, out.shape, FP32, made.node, 1)
 
 
-def _chunk(r: Recorder, operands: Operands, state: Tensor, out: Tensor, path: str) -> tuple[Tensor, ...]:
+def _chunk_recurrence(r: Recorder, operands: Operands, state: Tensor, out: Tensor, path: str) -> tuple[Tensor, ...]:
     """One chunk: what it says, the state after it, and what goes by a name until the next one."""
     new, k_cum, q, attn, k, whole = operands
     one: Shape = ("b", "H", "Q")
     said = r.product(r.slice(k_cum, (*one, "p")), state, (*one, "w"), path + "/read")
-    v = _less(r, r.slice(new, (*one, "w")), said, path + "/v_new")
+    v = _subtract_fp32(r, r.slice(new, (*one, "w")), said, path + "/v_new")
     del said
     inter = r.product(r.slice(q, (*one, "p")), state, (*one, "w"), path + "/inter")
-    out = _written(r, out, r.add(inter, r.product(r.slice(attn, (*one, "Q")), v, (*one, "w"), path + "/intra"), path + "/sum"))
+    out = _write_slice_inplace(r, out, r.add(inter, r.product(r.slice(attn, (*one, "Q")), v, (*one, "w"), path + "/intra"), path + "/sum"))
     state = r.add(
         r.mul(state, r.slice(whole, ("b", "H", 1, 1)), path + "/left"),
         r.product(r.slice(k, (*one, "p")), v, STATE, path + "/update"),
@@ -197,12 +197,12 @@ def _chunk(r: Recorder, operands: Operands, state: Tensor, out: Tensor, path: st
     return out, state, v, inter
 
 
-def _less(r: Recorder, a: Tensor, b: Tensor, path: str) -> Tensor:
+def _subtract_fp32(r: Recorder, a: Tensor, b: Tensor, path: str) -> Tensor:
     shape = a.shape
     return r.apply(r.tensor(path, shape, FP32), (a, b), (), lambda g: [Grad(g.storage, shape, FP32), r.grad(shape, FP32)])
 
 
-def _written(r: Recorder, out: Tensor, part: Tensor) -> Tensor:
+def _write_slice_inplace(r: Recorder, out: Tensor, part: Tensor) -> Tensor:
     """A part of ``out`` written in place: backward copies the whole gradient and the part's, and clears the part in the whole
     (torch autograd/functions/tensor.cpp, CopySlices::apply).
     """

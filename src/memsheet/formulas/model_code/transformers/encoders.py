@@ -16,7 +16,7 @@ from memsheet.plan.model import Head, Weight
 def masked_words(r: Recorder, x: Tensor, head: Head, how: RunConfig, table: str) -> Tensor:
     """A dense layer, gelu, a norm, the output matrix with its bias (transformers 5.23, modeling_bert.py:466-496, modeling_roberta.py:872)."""
     bias, weight, low, *norm = (w.path for w in head.weights[:5])
-    x = _linear(r, x, weight, low, "h", "h", how)
+    x = _classifier_linear(r, x, weight, low, "h", "h", how)
     x = r.unary(x, weight.removesuffix(".weight") + "/activation", saves="input")
     if r.widens:
         x = r.cast(x, FP32, norm[0].removesuffix(".weight") + "/input")
@@ -26,7 +26,7 @@ def masked_words(r: Recorder, x: Tensor, head: Head, how: RunConfig, table: str)
     return r.linear(x, decoder, "V", "lm_head", bias=r.parameter(bias, ("V",), how.parameters, trains=how.trains))
 
 
-def classes(r: Recorder, x: Tensor, head: Head, how: RunConfig, _: str) -> Tensor:
+def classification_logits(r: Recorder, x: Tensor, head: Head, how: RunConfig, _: str) -> Tensor:
     """Logits of the first token's state through a dense layer and tanh (modeling_bert.py:451-463, modeling_roberta.py:1142-1161), or of
     every token's (modeling_bert.py:1234).
     """
@@ -35,9 +35,9 @@ def classes(r: Recorder, x: Tensor, head: Head, how: RunConfig, _: str) -> Tenso
     if dense:
         x = r.slice(x, ("b", "h"))
         x = r.dropout(x, "classifier/first_dropout", active=drops and "pooler" not in dense[0])
-        x = r.unary(_linear(r, x, dense[0], dense[1], "h", "h", how), dense[0].removesuffix(".weight") + "/tanh", saves="output")
+        x = r.unary(_classifier_linear(r, x, dense[0], dense[1], "h", "h", how), dense[0].removesuffix(".weight") + "/tanh", saves="output")
     x = r.dropout(x, "classifier/dropout", active=drops)
-    return _linear(r, x, out, low, "n", "h", how)
+    return _classifier_linear(r, x, out, low, "n", "h", how)
 
 
 def class_loss(r: Recorder, logits: Tensor) -> Tensor:
@@ -52,13 +52,13 @@ def class_loss(r: Recorder, logits: Tensor) -> Tensor:
     return r.apply(r.tensor("loss/value", (1,), dtype), (logged,), (logged,), lambda _: [r.grad(shape, dtype)])
 
 
-def _linear(r: Recorder, x: Tensor, weight: str, bias: str, out: str, width: str, how: RunConfig) -> Tensor:
+def _classifier_linear(r: Recorder, x: Tensor, weight: str, bias: str, out: str, width: str, how: RunConfig) -> Tensor:
     name = weight.removesuffix(".weight")
     low = r.parameter(bias, (out,), how.parameters, trains=how.trains)
     return r.linear(x, r.parameter(name, (out, width), how.parameters, trains=how.trains), out, name, bias=low)
 
 
-def pooled(extras: tuple[Weight, ...], head: Head) -> tuple[Weight, ...]:
+def pooler_weights(extras: tuple[Weight, ...], head: Head) -> tuple[Weight, ...]:
     """The pooler's weights, where the head takes what it makes."""
     return extras if head.kind == "classification" and all("pooler" in w.path for w in extras) else ()
 

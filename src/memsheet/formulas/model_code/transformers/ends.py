@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from memsheet.formulas.model_code.transformers.encoders import class_loss, classes, masked_words
+from memsheet.formulas.model_code.transformers.encoders import class_loss, classification_logits, masked_words
 from memsheet.formulas.model_code.transformers.first_qwen import SHIFTED, SHIFTED_LOW, SHIFTED_SAME, shifted_loss
 from memsheet.formulas.model_code.transformers.losses import chunked_cross_entropy, fused_linear_cross_entropy
-from memsheet.formulas.model_code.transformers.norms import normalise
+from memsheet.formulas.model_code.transformers.norms import apply_norm
 from memsheet.formulas.model_code.transformers.pictures import CLASSES, embed_pictures, of_pictures, picture_classes
 from memsheet.formulas.numerics import RunConfig, vocabulary_table
 from memsheet.formulas.tapes.graph import Joined, Leaf, Node, Tensor
@@ -24,7 +24,7 @@ from memsheet.plan.plan import Loss
 KINDS = "token_type"
 
 
-def embed(r: Recorder, embeddings: Embeddings, how: RunConfig, tied: Joined = Joined.NO) -> tuple[Tensor, tuple[Tensor, ...]]:
+def input_embeddings(r: Recorder, embeddings: Embeddings, how: RunConfig, tied: Joined = Joined.NO) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Token and position look-ups, their sum, scaling, norms and dropout; and the look-ups, which the model's forward still names where
     they are no module of their own.
 
@@ -44,7 +44,7 @@ def embed(r: Recorder, embeddings: Embeddings, how: RunConfig, tied: Joined = Jo
     if embeddings.scaled:
         x = r.scale(x, "embeddings/scaled")
     for norm in embeddings.norms:
-        x = normalise(r, x, norm, how)
+        x = apply_norm(r, x, norm, how)
     return r.dropout(x, "embeddings/dropout", active=how.dropout and embeddings.dropout), named
 
 
@@ -109,7 +109,7 @@ def scaled_words(r: Recorder, x: Tensor, head: Head, how: RunConfig, table: str)
 
 
 HEADS: dict[str, Callable[[Recorder, Tensor, Head, RunConfig, str], Tensor]] = {
-    "causal_lm": project_to_vocabulary, **dict.fromkeys((SHIFTED, SHIFTED_LOW, SHIFTED_SAME), project_to_vocabulary), "masked_lm": masked_words, "classification": classes, "sequence_to_sequence": scaled_words,
+    "causal_lm": project_to_vocabulary, **dict.fromkeys((SHIFTED, SHIFTED_LOW, SHIFTED_SAME), project_to_vocabulary), "masked_lm": masked_words, "classification": classification_logits, "sequence_to_sequence": scaled_words,
     CLASSES: picture_classes,
 }  # fmt: skip
 
@@ -128,7 +128,7 @@ def loss_input(how: RunConfig, loss: Loss) -> tuple[Shape, DType, str]:
     return ("b", "s", "V0"), how.autocast or how.parameters, "lm_head/output"
 
 
-def loss(r: Recorder, x: Tensor, how: RunConfig, loss: Loss, table: str) -> Tensor:
+def head_output_loss(r: Recorder, x: Tensor, how: RunConfig, loss: Loss, table: str) -> Tensor:
     """From logits (or hidden states) to the loss."""
     if loss in WITHOUT_LOGITS:
         return WITHOUT_LOGITS[loss](r, x, how, table)

@@ -7,7 +7,7 @@ whatever the routing, so nothing here depends on it. Axes: ``e`` experts, ``t`` 
 
 from __future__ import annotations
 
-from memsheet.formulas.model_code.transformers.feed_forward import ACTIVATIONS, dense
+from memsheet.formulas.model_code.transformers.feed_forward import ACTIVATIONS, dense_feed_forward
 from memsheet.formulas.model_code.transformers.llama4 import KIND as LLAMA4
 from memsheet.formulas.model_code.transformers.llama4 import every_expert
 from memsheet.formulas.model_code.transformers.routers import PAIRS, ROUTERS, SHARED_LAST
@@ -26,23 +26,23 @@ ROUTED = frozenset({*ROUTERS, LLAMA4})
 """Families whose experts are recorded here."""
 
 
-def moe(r: Recorder, x: Tensor, ff: Moe, how: RunConfig, kind: str) -> Tensor:
+def moe_feed_forward(r: Recorder, x: Tensor, ff: Moe, how: RunConfig, kind: str) -> Tensor:
     """The router, the experts, a shared expert before or after them, and the sum of what they say. What the router hands over besides
     stays to the end: names hold it.
     """
     if kind == LLAMA4:
         return every_expert(r, x, ff, how)
     first = ff.shared is not None and kind not in SHARED_LAST
-    shared = dense(r, x, ff.shared, how) if ff.shared and first else None
+    shared = dense_feed_forward(r, x, ff.shared, how) if ff.shared and first else None
     scores, named = ROUTERS[kind](r, x, ff, how)
-    result = _experts(r, x, ff, how, scores)
+    result = _routed_experts_output(r, x, ff, how, scores)
     if ff.shared:
-        result = r.add(result, _gated(r, x, shared or dense(r, x, ff.shared, how), ff, how), ff.path + "/sum")
+        result = r.add(result, _gated_shared_expert(r, x, shared or dense_feed_forward(r, x, ff.shared, how), ff, how), ff.path + "/sum")
     del named
     return result
 
 
-def _gated(r: Recorder, x: Tensor, shared: Tensor, ff: Moe, how: RunConfig) -> Tensor:
+def _gated_shared_expert(r: Recorder, x: Tensor, shared: Tensor, ff: Moe, how: RunConfig) -> Tensor:
     """The shared expert's say, times a number for each token (modeling_qwen2_moe.py:346)."""
     gate = next((w for w in ff.weights if w.path.endswith("shared_expert_gate.weight")), None)
     if gate is None:
@@ -52,32 +52,32 @@ def _gated(r: Recorder, x: Tensor, shared: Tensor, ff: Moe, how: RunConfig) -> T
     return r.mul(shared, r.unary(share, path + "/sigmoid", saves="output"), ff.path + "/weighted")
 
 
-def _experts(r: Recorder, x: Tensor, ff: Moe, how: RunConfig, scores: Tensor) -> Tensor:
+def _routed_experts_output(r: Recorder, x: Tensor, ff: Moe, how: RunConfig, scores: Tensor) -> Tensor:
     """All experts at once (integrations/moe.py:424-539). Names stand for those of the library's function."""
     module = ff.path + ".experts"
     weights = {w.path.rpartition(".")[2]: w for w in ff.routed}
     sorted_, order = r.tensor(module + "/sort", PAIRS, INT64), r.tensor(module + "/order", PAIRS, INT64)
     tokens = r.tensor(module + "/tokens", PAIRS, INT64)
-    copies = _indexed(r, x, COPIES, tokens, module + "/copies")
-    shares = _indexed(r, scores, PAIRS, order, module + "/shares")
+    copies = _index_select_rows(r, x, COPIES, tokens, module + "/copies")
+    shares = _index_select_rows(r, scores, PAIRS, order, module + "/shares")
     counts = r.tensor(module + "/counts", PAIRS, INT32)
     offsets = r.tensor(module + "/offsets", ("e",), INT32)
     del counts, tokens
-    biases = _biases(r, weights, "gate_up_proj", (*PAIRS, "2·i"), sorted_, how, module)
-    made = _grouped(r, copies, weights["gate_up_proj"], offsets, (*PAIRS, "2·i"), biases, how, module)
-    made = (_gate_clamped if biases else _gate)(r, made, ff.activation, module)
-    biases = _biases(r, weights, "down_proj", COPIES, sorted_, how, module)
-    made = _grouped(r, made, weights["down_proj"], offsets, COPIES, biases, how, module)
+    biases = _expert_row_biases(r, weights, "gate_up_proj", (*PAIRS, "2·i"), sorted_, how, module)
+    made = _grouped_expert_mm(r, copies, weights["gate_up_proj"], offsets, (*PAIRS, "2·i"), biases, how, module)
+    made = (_gate_clamped if biases else _gated_activation)(r, made, ff.activation, module)
+    biases = _expert_row_biases(r, weights, "down_proj", COPIES, sorted_, how, module)
+    made = _grouped_expert_mm(r, made, weights["down_proj"], offsets, COPIES, biases, how, module)
     weighted = r.mul(made, shares, module + "/weighted")
     inverse = r.tensor(module + "/inverse", PAIRS, INT64)
-    ordered = _indexed(r, weighted, COPIES, inverse, module + "/ordered")
+    ordered = _index_select_rows(r, weighted, COPIES, inverse, module + "/ordered")
     del weighted
-    result = _summed(r, ordered, module)
+    result = _sum_over_experts(r, ordered, module)
     del sorted_, order, inverse, copies, made, ordered, shares, biases
     return r.cast(result, x.dtype, module + "/output")
 
 
-def _gate(r: Recorder, both: Tensor, activation: str, module: str) -> Tensor:
+def _gated_activation(r: Recorder, both: Tensor, activation: str, module: str) -> Tensor:
     gate, up = r.split(both, ((*PAIRS, "i"), (*PAIRS, "i")))
     return r.mul(ACTIVATIONS[activation](r, gate, module + "/activation"), up, module + "/product")
 
@@ -86,13 +86,13 @@ def _gate_clamped(r: Recorder, both: Tensor, _: str, module: str) -> Tensor:
     """Even and odd elements clamped, (up + 1) · gate · sigmoid(α · gate) (modeling_gpt_oss.py:81-87)."""
     half: Shape = (*PAIRS, "i")
     gate, up = r.slice(both, half), r.slice(both, half)
-    gate = _clamped(r, gate, module + "/gate", bounds=1)
-    up = _clamped(r, up, module + "/up", bounds=2)
+    gate = _clamp_activation(r, gate, module + "/gate", bounds=1)
+    up = _clamp_activation(r, up, module + "/up", bounds=2)
     made = r.mul(gate, r.unary(r.scale(gate, module + "/sigmoid"), module + "/sigmoid", saves="output"), module + "/activation")
     return r.mul(r.unary(up, module + "/one_plus", saves="nothing"), made, module + "/product")
 
 
-def _clamped(r: Recorder, x: Tensor, path: str, *, bounds: int) -> Tensor:
+def _clamp_activation(r: Recorder, x: Tensor, path: str, *, bounds: int) -> Tensor:
     """Saves its input, which backward compares with each bound."""
     shape, dtype = x.shape, x.dtype
 
@@ -105,27 +105,31 @@ def _clamped(r: Recorder, x: Tensor, path: str, *, bounds: int) -> Tensor:
     return r.apply(r.tensor(path, shape, dtype), (x,), (x,), backward)
 
 
-def _biases(r: Recorder, weights: dict[str, Weight], name: str, shape: Shape, by: Tensor, how: RunConfig, module: str) -> Tensor | None:
+def _expert_row_biases(
+    r: Recorder, weights: dict[str, Weight], name: str, shape: Shape, by: Tensor, how: RunConfig, module: str
+) -> Tensor | None:
     """The bias of every row's expert."""
     weight = weights.get(name + "_bias")
     if weight is None:
         return None
-    return _indexed(r, r.parameter(module, tuple(weight.shape), how.parameters, trains=how.trains), shape, by, f"{module}/{name}_bias")
+    return _index_select_rows(
+        r, r.parameter(module, tuple(weight.shape), how.parameters, trains=how.trains), shape, by, f"{module}/{name}_bias"
+    )
 
 
-def _summed(r: Recorder, x: Tensor, module: str) -> Tensor:
+def _sum_over_experts(r: Recorder, x: Tensor, module: str) -> Tensor:
     """The sum over a token's experts. Its gradient is spread over them, and copied out to be a list of rows again."""
     dtype = x.dtype
     return r.apply(r.tensor(module + "/output", STREAM, dtype), (x,), (), lambda _: [r.grad(COPIES, dtype)])
 
 
-def _indexed(r: Recorder, x: Tensor, shape: Shape, by: Tensor, path: str) -> Tensor:
+def _index_select_rows(r: Recorder, x: Tensor, shape: Shape, by: Tensor, path: str) -> Tensor:
     """Rows of ``x`` in another order or number; backward adds them up in a tensor like ``x``."""
     back, dtype = x.shape, x.dtype
     return r.apply(r.tensor(path, shape, dtype), (x,), (by,), lambda _: [r.grad(back, dtype)])
 
 
-def _grouped(
+def _grouped_expert_mm(
     r: Recorder, x: Tensor, weight: Weight, offsets: Tensor, out: Shape, biases: Tensor | None, how: RunConfig, module: str
 ) -> Tensor:
     """Each row times its expert's matrix and, in place, its bias, in the matrices' dtype, which autocast leaves alone (integrations/moe.py:374-381)."""

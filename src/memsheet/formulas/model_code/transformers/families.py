@@ -101,5 +101,5 @@ HABITS: dict[str, FamilyTraits] = {
 LLAMA = FamilyTraits()
 
 
-def habits(kind: str) -> FamilyTraits:
+def family_traits(kind: str) -> FamilyTraits:
     return HABITS.get(kind, LLAMA)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memsheet.formulas.model_code.transformers.bloom import bloom_gelu
-from memsheet.formulas.numerics import RunConfig, project
+from memsheet.formulas.numerics import RunConfig, record_linear
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.plan.dtypes import FP32
@@ -17,7 +17,7 @@ Activation = Callable[[Recorder, Tensor, str], Tensor]
 def _gelu_new(r: Recorder, x: Tensor, path: str) -> Tensor:
     """0.5 * x * (1 + tanh(c * (x + 0.044715 * x**3))), operation by operation."""
     half = r.scale(x, path)
-    cube = _power(r, x, path)
+    cube = _elementwise_power(r, x, path)
     cube = r.scale(cube, path)
     inner = r.add(x, cube, path)
     del cube
@@ -27,7 +27,7 @@ def _gelu_new(r: Recorder, x: Tensor, path: str) -> Tensor:
     return r.mul(half, inner, path)
 
 
-def _fused(r: Recorder, x: Tensor, path: str) -> Tensor:
+def _fused_activation(r: Recorder, x: Tensor, path: str) -> Tensor:
     return r.unary(x, path, saves="input")
 
 
@@ -40,25 +40,25 @@ def _relu(r: Recorder, x: Tensor, path: str) -> Tensor:
     return r.unary(x, path, saves="output")
 
 
-def _relu2(r: Recorder, x: Tensor, path: str) -> Tensor:
+def _relu_squared(r: Recorder, x: Tensor, path: str) -> Tensor:
     x = _relu(r, x, path)
-    return _power(r, x, path)
+    return _elementwise_power(r, x, path)
 
 
-def _power(r: Recorder, x: Tensor, path: str) -> Tensor:
+def _elementwise_power(r: Recorder, x: Tensor, path: str) -> Tensor:
     """A square or cube; autocast runs it in fp32."""
     x = r.cast(x, FP32, path + "/pow") if r.widens else x
     return r.unary(x, path + "/pow", saves="input", temporaries=2)
 
 
 ACTIVATIONS: dict[str, Activation] = {
-    "silu": _fused, "swish": _fused, "gelu": _fused, "gelu_pytorch_tanh": _fused, "gelu_python_tanh": _gelu_new,
-    "gelu_new": _gelu_new, "relu": _relu, "relu2": _relu2, "bloom_gelu": bloom_gelu,
+    "silu": _fused_activation, "swish": _fused_activation, "gelu": _fused_activation, "gelu_pytorch_tanh": _fused_activation, "gelu_python_tanh": _gelu_new,
+    "gelu_new": _gelu_new, "relu": _relu, "relu2": _relu_squared, "bloom_gelu": bloom_gelu,
     "quick_gelu": _quick_gelu,
 }  # fmt: skip
 
 
-def dense(r: Recorder, x: Tensor, ff: Dense, how: RunConfig, named: list[Tensor | None] | None = None) -> Tensor:
+def dense_feed_forward(r: Recorder, x: Tensor, ff: Dense, how: RunConfig, named: list[Tensor | None] | None = None) -> Tensor:
     """A feed-forward layer: gated (gate, up, product, down) or plain (up, activation, down). ``named``: takes what the caller still names
     of a plain one.
     """
@@ -66,16 +66,16 @@ def dense(r: Recorder, x: Tensor, ff: Dense, how: RunConfig, named: list[Tensor 
     names = [w.path.removesuffix(".weight") for w in ff.weights if w.path.endswith(".weight")]
     act = ACTIVATIONS[ff.activation]
     if not ff.gated:
-        x = project(r, x, weights, names[0], "f", "h", how)
+        x = record_linear(r, x, weights, names[0], "f", "h", how)
         x = act(r, x, ff.path + "/activation")
         if named is not None:
             named.append(x)
-        return project(r, x, weights, names[-1], "h", "f", how)
+        return record_linear(r, x, weights, names[-1], "h", "f", how)
     if ff.fused:
-        gate, up = r.split(project(r, x, weights, names[0], "2·f", "h", how), (("b", "s", "f"), ("b", "s", "f")))
+        gate, up = r.split(record_linear(r, x, weights, names[0], "2·f", "h", how), (("b", "s", "f"), ("b", "s", "f")))
         up = r.mul(up, act(r, gate, ff.path + "/activation"), ff.path + "/product")
-        return project(r, up, weights, names[-1], "h", "f", how)
-    gate = act(r, project(r, x, weights, names[0], "f", "h", how), ff.path + "/activation")
-    inner = r.mul(gate, project(r, x, weights, names[1], "f", "h", how), ff.path + "/product")
+        return record_linear(r, up, weights, names[-1], "h", "f", how)
+    gate = act(r, record_linear(r, x, weights, names[0], "f", "h", how), ff.path + "/activation")
+    inner = r.mul(gate, record_linear(r, x, weights, names[1], "f", "h", how), ff.path + "/product")
     del gate
-    return project(r, inner, weights, names[-1], "h", "f", how)
+    return record_linear(r, inner, weights, names[-1], "h", "f", how)

@@ -24,13 +24,13 @@ WITHOUT_AUTOCAST = frozenset({"deepspeed"})
 """Engines that cast the model and run nothing under autocast; the Trainer of transformers has it on for a model in bf16 too."""
 
 
-def joined(spec: ModelSpec, plan: Plan) -> ModelSpec:
+def spec_with_fused_qkv(spec: ModelSpec, plan: Plan) -> ModelSpec:
     """The model with its projections as one where the plan's adapter is on such a one."""
     targets = plan.adapter.targets if plan.adapter else ()
-    if not any(name in FUSED_TARGETS for name in targets) or not any(_parts(block) for block in _blocks(spec)):
+    if not any(name in FUSED_TARGETS for name in targets) or not any(_separate_qkv_weights(block) for block in _model_blocks(spec)):
         return spec
     stacks = tuple(
-        replace(stack, runs=tuple(replace(run, pattern=tuple(_joined(block) for block in run.pattern)) for run in stack.runs))
+        replace(stack, runs=tuple(replace(run, pattern=tuple(_fuse_block_qkv(block) for block in run.pattern)) for run in stack.runs))
         for stack in spec.stacks
     )
     kind = SHIFTED_SAME if plan.engine in WITHOUT_AUTOCAST else SHIFTED_LOW
@@ -38,11 +38,11 @@ def joined(spec: ModelSpec, plan: Plan) -> ModelSpec:
     return replace(spec, stacks=stacks, head=head)
 
 
-def _blocks(spec: ModelSpec) -> list[Block]:
+def _model_blocks(spec: ModelSpec) -> list[Block]:
     return [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
 
 
-def _parts(block: Block) -> tuple[Weight, ...]:
+def _separate_qkv_weights(block: Block) -> tuple[Weight, ...]:
     """The weights (then the biases) of the three projections."""
     at = block.mixers[0] if block.mixers else None
     if not isinstance(at, Attention) or at.fused_qkv:
@@ -51,17 +51,17 @@ def _parts(block: Block) -> tuple[Weight, ...]:
     return tuple(w for kind in (".weight", ".bias") for name in names for w in at.weights if w.path == name + kind)
 
 
-def _joined(block: Block) -> Block:
-    parts, at = _parts(block), block.mixers[0]
+def _fuse_block_qkv(block: Block) -> Block:
+    parts, at = _separate_qkv_weights(block), block.mixers[0]
     if not parts or not isinstance(at, Attention):
         return block
-    whole = [_one(at, [w for w in parts if w.path.endswith(kind)], kind) for kind in (".weight", ".bias")]
+    whole = [_fused_qkv_weight(at, [w for w in parts if w.path.endswith(kind)], kind) for kind in (".weight", ".bias")]
     rest = tuple(w for w in at.weights if w not in parts)
     weights = (*(w for w in whole if w), *rest)
     return replace(block, kind=KIND, mixers=(replace(at, fused_qkv=True, weights=weights),))
 
 
-def _one(at: Attention, parts: list[Weight], kind: str) -> Weight | None:
+def _fused_qkv_weight(at: Attention, parts: list[Weight], kind: str) -> Weight | None:
     """Three matrices above one another, or three biases."""
     if not parts:
         return None

@@ -6,8 +6,16 @@ are made again in backward. Names stand for those of its functions. Axes as in `
 
 from __future__ import annotations
 
-from memsheet.formulas.model_code.transformers.state_space import CHANNELS, MATRIX, TOKENS, decay_of, matrix, raised, transposed
-from memsheet.formulas.numerics import RunConfig, project
+from memsheet.formulas.model_code.transformers.state_space import (
+    CHANNELS,
+    MATRIX,
+    TOKENS,
+    decay_of,
+    fp32_parameter,
+    state_space_parameter,
+    transpose_tokens_channels,
+)
+from memsheet.formulas.numerics import RunConfig, record_linear
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -19,16 +27,16 @@ ROWS: Shape = ("b", "s", "R+2n")
 PROJECTIONS: dict[str, Shape] = {"x_proj": ("R+2n", "c"), "dt_proj": ("c", "R"), "out_proj": ("h", "c")}
 
 
-def fused(r: Recorder, x: Tensor, mixer: StateSpace, how: RunConfig) -> Tensor:
+def fused_mamba_mixer(r: Recorder, x: Tensor, mixer: StateSpace, how: RunConfig) -> Tensor:
     """The input projection, and everything else at once (modeling_mamba.py:376-398)."""
     weights, path = {w.path: w for w in mixer.weights}, mixer.path
-    xz = transposed(r, project(r, x, weights, f"{path}.in_proj", "2·c", "h", how), ("b", "2·c", "s"), how)
+    xz = transpose_tokens_channels(r, record_linear(r, x, weights, f"{path}.in_proj", "2·c", "h", how), ("b", "2·c", "s"), how)
     decay = decay_of(r, mixer, how)
-    out_bias = [raised(r, f"{path}.out_proj.bias", ("h",), how)] if f"{path}.out_proj.bias" in weights else []
-    skip, bias = raised(r, f"{path}.D", ("c",), how), raised(r, f"{path}.dt_proj.bias", ("c",), how)
-    conv = [matrix(r, f"{path}.conv1d", ("c", "w"), how)]
-    conv += [matrix(r, f"{path}.conv1d.bias", ("c",), how)] if f"{path}.conv1d.bias" in weights else []
-    projections = [matrix(r, f"{path}.{name}", shape, how) for name, shape in PROJECTIONS.items()]
+    out_bias = [fp32_parameter(r, f"{path}.out_proj.bias", ("h",), how)] if f"{path}.out_proj.bias" in weights else []
+    skip, bias = fp32_parameter(r, f"{path}.D", ("c",), how), fp32_parameter(r, f"{path}.dt_proj.bias", ("c",), how)
+    conv = [state_space_parameter(r, f"{path}.conv1d", ("c", "w"), how)]
+    conv += [state_space_parameter(r, f"{path}.conv1d.bias", ("c",), how)] if f"{path}.conv1d.bias" in weights else []
+    projections = [state_space_parameter(r, f"{path}.{name}", shape, how) for name, shape in PROJECTIONS.items()]
     normed = any(w.path.endswith("dt_layernorm.weight") for w in mixer.weights)
     return _Inner(r, path, how, normed=normed, biased=bool(out_bias)).run((xz, *conv, *projections, *out_bias, decay, skip, bias))
 

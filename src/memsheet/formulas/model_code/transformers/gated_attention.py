@@ -4,9 +4,9 @@ tensors. Axes as in ``attention.py``.
 
 from __future__ import annotations
 
-from memsheet.formulas.model_code.transformers.attention import CORES, into_heads, qk_norms, rotary
+from memsheet.formulas.model_code.transformers.attention import CORES, apply_rotary_positions, into_heads, qk_norms
 from memsheet.formulas.model_code.transformers.families import FamilyTraits
-from memsheet.formulas.numerics import RunConfig, project
+from memsheet.formulas.numerics import RunConfig, record_linear
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -22,14 +22,14 @@ def gated_attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig, own: 
     weights, path = {w.path: w for w in at.weights}, at.path
     q_norm, k_norm = qk_norms(at)
     half: Shape = ("b", "s", "a", "d")
-    q, gate = r.split(project(r, x, weights, f"{path}.q_proj", "2·a·d", "h", how), (half, half))
+    q, gate = r.split(record_linear(r, x, weights, f"{path}.q_proj", "2·a·d", "h", how), (half, half))
     gate = r.copy(gate, ROWS, path + "/gate")
     q = into_heads(r, q, "a", q_norm, at, how)
-    k = into_heads(r, project(r, x, weights, f"{path}.k_proj", "k·d", "h", how), "k", k_norm, at, how)
-    v = into_heads(r, project(r, x, weights, f"{path}.v_proj", "k·d", "h", how), "k", None, at, how)
-    q, k, _named = rotary(r, q, k, at, how, own)
+    k = into_heads(r, record_linear(r, x, weights, f"{path}.k_proj", "k·d", "h", how), "k", k_norm, at, how)
+    v = into_heads(r, record_linear(r, x, weights, f"{path}.v_proj", "k·d", "h", how), "k", None, at, how)
+    q, k, _named = apply_rotary_positions(r, q, k, at, how, own)
     made = CORES[how.attention](r, q, k, v, at, how, own)
     context = r.mul(r.view(made[0], ROWS), r.unary(gate, path + "/sigmoid", saves="output"), path + "/gated")
     probabilities = made[1]
     del made
-    return project(r, context, weights, f"{path}.o_proj", "h", "a·d", how), probabilities
+    return record_linear(r, context, weights, f"{path}.o_proj", "h", "a·d", how), probabilities

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memsheet.arith import Count
-from memsheet.formulas.model_code.transformers.norms import normalise
-from memsheet.formulas.numerics import AttentionKernel, RunConfig, project
+from memsheet.formulas.model_code.transformers.norms import apply_norm
+from memsheet.formulas.numerics import AttentionKernel, RunConfig, record_linear
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
@@ -57,56 +57,56 @@ def latent_problem(at: LatentAttention) -> str | None:
 def latent_attention(r: Recorder, x: Tensor, at: LatentAttention, how: RunConfig, kind: str) -> tuple[Tensor, Tensor | None]:
     """Latents, their norms, rotary positions, keys and values for every head, attention, output projection; and eager's probabilities."""
     weights = {w.path: w for w in at.weights}
-    q = r.transposed_view(r.view(_queries(r, x, at, weights, how), ("b", "s", "a", "d")), HEADS)
+    q = r.transposed_view(r.view(_query_projection(r, x, at, weights, how), ("b", "s", "a", "d")), HEADS)
     q_pass, q_rot = r.split(q, (("b", "a", "s", "n"), ("b", "a", "s", "p")))
-    compressed = project(r, x, weights, f"{at.path}.kv_a_proj_with_mqa", "z+p", "h", how)
+    compressed = record_linear(r, x, weights, f"{at.path}.kv_a_proj_with_mqa", "z+p", "h", how)
     latent, k_rot = r.split(compressed, (("b", "s", "z"), ("b", "s", "p")))
-    latent = r.view(_normed(r, latent, f"{at.path}.kv_a_layernorm", weights, how), ("b", 1, "s", "z"))
+    latent = r.view(_latent_rms_norm(r, latent, f"{at.path}.kv_a_layernorm", weights, how), ("b", 1, "s", "z"))
     k_rot = r.view(k_rot, ("b", 1, "s", "p"))
-    q_rot, k_rot = (_interleaved if kind in INTERLEAVED else _complex)(r, q_rot, k_rot, at, how)
-    query = _joined(r, q_pass, q_rot, at.path)
-    key, value = _expanded(r, latent, k_rot, at, weights, how)
+    q_rot, k_rot = (_interleaved_rotary if kind in INTERLEAVED else _complex_rotary)(r, q_rot, k_rot, at, how)
+    query = _join_query_dims(r, q_pass, q_rot, at.path)
+    key, value = _expand_latent_kv(r, latent, k_rot, at, weights, how)
     context, probabilities = CORES[how.attention](r, query, key, value, at, how)
     context = r.view(context, ("b", "s", "a·v"))
-    return project(r, context, weights, f"{at.path}.o_proj", "h", "a·v", how), probabilities
+    return record_linear(r, context, weights, f"{at.path}.o_proj", "h", "a·v", how), probabilities
 
 
-def _queries(r: Recorder, x: Tensor, at: LatentAttention, weights: dict[str, Weight], how: RunConfig) -> Tensor:
+def _query_projection(r: Recorder, x: Tensor, at: LatentAttention, weights: dict[str, Weight], how: RunConfig) -> Tensor:
     if at.q_lora_rank is None:
-        return project(r, x, weights, f"{at.path}.q_proj", "a·d", "h", how)
-    low = _normed(r, project(r, x, weights, f"{at.path}.q_a_proj", "y", "h", how), f"{at.path}.q_a_layernorm", weights, how)
-    return project(r, low, weights, f"{at.path}.q_b_proj", "a·d", "y", how)
+        return record_linear(r, x, weights, f"{at.path}.q_proj", "a·d", "h", how)
+    low = _latent_rms_norm(r, record_linear(r, x, weights, f"{at.path}.q_a_proj", "y", "h", how), f"{at.path}.q_a_layernorm", weights, how)
+    return record_linear(r, low, weights, f"{at.path}.q_b_proj", "a·d", "y", how)
 
 
-def _normed(r: Recorder, x: Tensor, path: str, weights: dict[str, Weight], how: RunConfig) -> Tensor:
+def _latent_rms_norm(r: Recorder, x: Tensor, path: str, weights: dict[str, Weight], how: RunConfig) -> Tensor:
     weight = weights[f"{path}.weight"]
-    return normalise(r, x, Norm(path=path, kind=NormKind.RMS, size=weight.shape[0], weights=(weight,)), how)
+    return apply_norm(r, x, Norm(path=path, kind=NormKind.RMS, size=weight.shape[0], weights=(weight,)), how)
 
 
 # ---- rotary positions --------------------------------------------------------------------------------------------------------
 
 
-def _interleaved(r: Recorder, q: Tensor, k: Tensor, at: LatentAttention, how: RunConfig) -> tuple[Tensor, Tensor]:
+def _interleaved_rotary(r: Recorder, q: Tensor, k: Tensor, at: LatentAttention, how: RunConfig) -> tuple[Tensor, Tensor]:
     """Even and odd elements of queries and keys, each pair turned (modeling_deepseek_v3.py:310-346)."""
     table = Tensor(None, ("s", "p/2"), how.stream)
-    q1, q2 = _halves(r, q)
-    k1, k2 = _halves(r, k)
+    q1, q2 = _rotary_halves(r, q)
+    k1, k2 = _rotary_halves(r, k)
     return pairs_turned(r, q1, q2, table, at.path + "/q", "p"), pairs_turned(r, k1, k2, table, at.path + "/k", "p")
 
 
-def _halves(r: Recorder, x: Tensor) -> tuple[Tensor, Tensor]:
+def _rotary_halves(r: Recorder, x: Tensor) -> tuple[Tensor, Tensor]:
     half = (*x.shape[:-1], "p/2")
     return r.slice(x, half), r.slice(x, half)
 
 
 def pairs_turned(r: Recorder, first: Tensor, second: Tensor, table: Tensor, path: str, whole: Axis) -> Tensor:
     """x1·cos − x2·sin beside x2·cos + x1·sin."""
-    one = subtract(r, r.mul(first, table, path + "/cos"), r.mul(second, table, path + "/sin"), path + "/first")
+    one = broadcast_subtract(r, r.mul(first, table, path + "/cos"), r.mul(second, table, path + "/sin"), path + "/first")
     other = r.add(r.mul(second, table, path + "/cos"), r.mul(first, table, path + "/sin"), path + "/second")
     return r.cat((one, other), (*first.shape[:-1], whole), path + "/rotary")
 
 
-def subtract(r: Recorder, a: Tensor, b: Tensor, path: str) -> Tensor:
+def broadcast_subtract(r: Recorder, a: Tensor, b: Tensor, path: str) -> Tensor:
     """``a - b``: saves nothing; what is taken away has a gradient of its own, negated, which the engine sums where ``b`` is broadcast."""
     shape, dtype, needs = a.shape, b.dtype, (a.needs_grad, b.needs_grad)
 
@@ -116,50 +116,50 @@ def subtract(r: Recorder, a: Tensor, b: Tensor, path: str) -> Tensor:
     return r.apply(r.tensor(path, a.shape, a.dtype), (a, b), (), backward)
 
 
-def _complex(r: Recorder, q: Tensor, k: Tensor, at: LatentAttention, _: RunConfig) -> tuple[Tensor, Tensor]:
+def _complex_rotary(r: Recorder, q: Tensor, k: Tensor, at: LatentAttention, _: RunConfig) -> tuple[Tensor, Tensor]:
     """Pairs as complex fp32 numbers times the model's table of them (modeling_deepseek_v2.py:259-272)."""
     kinds = q.dtype, k.dtype
     q = r.cast(q, FP32, at.path + "/q_fp32")
     k = r.cast(k, FP32, at.path + "/k_fp32")
-    q = r.view(_turned(r, q, at.path + "/q"), q.shape)
+    q = r.view(_complex_product(r, q, at.path + "/q"), q.shape)
     q = r.cast(q, kinds[0], at.path + "/q_rotary")
-    k = r.view(_turned(r, k, at.path + "/k"), k.shape)
+    k = r.view(_complex_product(r, k, at.path + "/k"), k.shape)
     return q, r.cast(k, kinds[1], at.path + "/k_rotary")
 
 
-def _turned(r: Recorder, x: Tensor, path: str) -> Tensor:
+def _complex_product(r: Recorder, x: Tensor, path: str) -> Tensor:
     return r.scale(x, path + "/turned")
 
 
 # ---- keys and values of every head ---------------------------------------------------------------------------------------------
 
 
-def _joined(r: Recorder, q_pass: Tensor, q_rot: Tensor, path: str) -> Tensor:
+def _join_query_dims(r: Recorder, q_pass: Tensor, q_rot: Tensor, path: str) -> Tensor:
     """What positions left alone beside what they turned; autocast joins in the wider dtype."""
     q_pass = r.cast(q_pass, q_rot.dtype, path + "/q_pass")
     return r.cat((q_pass, q_rot), HEADS, path + "/query")
 
 
-def _expanded(
+def _expand_latent_kv(
     r: Recorder, latent: Tensor, k_rot: Tensor, at: LatentAttention, weights: dict[str, Weight], how: RunConfig
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Keys and values of every head out of the latent; the rotary key is copied beside each head's own (modeling_deepseek_v3.py:407-424)."""
-    both = project(r, latent, weights, f"{at.path}.kv_b_proj", "a·(n+v)", "z", how)
+    both = record_linear(r, latent, weights, f"{at.path}.kv_b_proj", "a·(n+v)", "z", how)
     both = r.transposed_view(r.view(both, ("b", "s", "a", "n+v")), ("b", "a", "s", "n+v"))
     k_pass, value = r.split(both, (("b", "a", "s", "n"), VALUES))
-    k_rot = _spread(r, k_rot)
+    k_rot = _broadcast_rotary_key(r, k_rot)
     key = r.tensor(at.path + "/key", HEADS, both.dtype)
-    key = _filled(r, key, k_pass)
-    return _filled(r, key, k_rot), value
+    key = _copy_into_slice(r, key, k_pass)
+    return _copy_into_slice(r, key, k_rot), value
 
 
-def _spread(r: Recorder, k_rot: Tensor) -> Tensor:
+def _broadcast_rotary_key(r: Recorder, k_rot: Tensor) -> Tensor:
     """The rotary key as every head's: a view, whose gradient is summed over the heads."""
     back, dtype = k_rot.shape, k_rot.dtype
     return r.apply(Tensor(k_rot.storage, ("b", "a", "s", "p"), dtype), (k_rot,), (), lambda _: [r.grad(back, dtype)])
 
 
-def _filled(r: Recorder, whole: Tensor, part: Tensor) -> Tensor:
+def _copy_into_slice(r: Recorder, whole: Tensor, part: Tensor) -> Tensor:
     """``part`` copied into its place of ``whole`` (torch's CopySlices, autograd/functions/tensor.cpp): backward copies the gradient, and
     the part's share of it once more; the place itself is filled with zeros.
     """
@@ -180,7 +180,7 @@ def _filled(r: Recorder, whole: Tensor, part: Tensor) -> Tensor:
 # ---- softmax(q k) v ------------------------------------------------------------------------------------------------------------
 
 
-def _eager(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, how: RunConfig) -> tuple[Tensor, Tensor]:
+def _eager_latent_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, how: RunConfig) -> tuple[Tensor, Tensor]:
     """The score matrix in full; values lie inside positions, so that several sequences' are copied for their product."""
     path = at.path
     weights = r.scale(r.product(q, k, SCORES, path + "/scores"), path + "/scores")
@@ -194,7 +194,7 @@ def _eager(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, ho
     return r.copy(out, MERGED, path + "/context"), weights
 
 
-def _efficient(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, _: RunConfig) -> tuple[Tensor, None]:
+def _efficient_latent_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, _: RunConfig) -> tuple[Tensor, None]:
     """The memory-efficient kernel, which takes heads of two sizes: keeps q, k, v, its output and statistics padded to 32."""
     path = at.path
     v = r.autocast(v, path + "/v")
@@ -207,7 +207,7 @@ def _efficient(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention
     return r.view(out, MERGED), None
 
 
-def _flash(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, _: RunConfig) -> tuple[Tensor, None]:
+def _flash_latent_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, _: RunConfig) -> tuple[Tensor, None]:
     """The flash-attn package, whose values transformers pads to the keys' size (integrations/flash_attention.py:72-108)."""
     path = at.path
     dtype = r.compute or q.dtype
@@ -223,7 +223,7 @@ def _flash(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, _:
 
 Core = Callable[[Recorder, Tensor, Tensor, Tensor, LatentAttention, RunConfig], tuple[Tensor, Tensor | None]]
 CORES: dict[AttentionKernel, Core] = {
-    AttentionKernel.EAGER: _eager,
-    AttentionKernel.EFFICIENT: _efficient,
-    AttentionKernel.FUSED: _flash,
+    AttentionKernel.EAGER: _eager_latent_attention,
+    AttentionKernel.EFFICIENT: _efficient_latent_attention,
+    AttentionKernel.FUSED: _flash_latent_attention,
 }

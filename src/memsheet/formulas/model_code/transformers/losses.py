@@ -24,7 +24,7 @@ def liger_chunk(tokens: Count, hidden: int, vocab: int) -> Count:
 
 
 @formula(cites=TORCHTUNE, at="ce_chunked_output_loss.py: eight chunks")
-def eighth(tokens: Count) -> Count:
+def loss_chunk_tokens(tokens: Count) -> Count:
     """Tokens of one chunk of the chunked loss."""
     return ceil_div(tokens, CHUNKS)
 
@@ -33,7 +33,7 @@ def chunk_of(loss: Loss, tokens: Count, hidden: int, vocab: int) -> Count:
     """Tokens whose logits exist at once; one where they all do."""
     if loss is Loss.FUSED:
         return liger_chunk(tokens, hidden, vocab)
-    return eighth(tokens) if loss is Loss.CHUNKED else 1
+    return loss_chunk_tokens(tokens) if loss is Loss.CHUNKED else 1
 
 
 def fused_linear_cross_entropy(r: Recorder, x: Tensor, how: RunConfig, table: str) -> Tensor:
@@ -46,18 +46,18 @@ def fused_linear_cross_entropy(r: Recorder, x: Tensor, how: RunConfig, table: st
     kept = [r.tensor("loss/grad_input", x.shape, x.dtype)]
     if weight.needs_grad:
         kept.append(r.tensor("loss/grad_weight", ("V", "h"), weight.dtype))
-    rows = _lowered(r, ("c", "h"), x.dtype, low, "loss/chunk_input")
-    cast = _lowered(r, ("V", "h"), weight.dtype, low, "loss/weight")
+    rows = _compute_dtype_copy(r, ("c", "h"), x.dtype, low, "loss/chunk_input")
+    cast = _compute_dtype_copy(r, ("V", "h"), weight.dtype, low, "loss/weight")
     logits = r.tensor("loss/chunk_logits", ("c", "V"), low)
     del cast
-    cast = _lowered(r, ("V", "h"), weight.dtype, low, "loss/weight")
+    cast = _compute_dtype_copy(r, ("V", "h"), weight.dtype, low, "loss/weight")
     product = r.tensor("loss/chunk_grad_input", ("c", "h"), low)
     del rows, cast, product, logits
     grads = [Grad(t.storage, t.shape, t.dtype) for t in kept]
     return r.apply(r.tensor("loss/value", (1,), FP32), (x, weight), kept, lambda _: [*grads, *[None] * (2 - len(grads))])
 
 
-def _lowered(r: Recorder, shape: tuple[str, ...], dtype: DType, low: DType, path: str) -> Tensor | None:
+def _compute_dtype_copy(r: Recorder, shape: tuple[str, ...], dtype: DType, low: DType, path: str) -> Tensor | None:
     """A copy in the compute dtype, where that is another."""
     return r.tensor(path, shape, low) if low is not dtype else None
 
@@ -77,10 +77,10 @@ def chunked_cross_entropy(r: Recorder, x: Tensor, how: RunConfig, table: str) ->
     parts = r.apply(Tensor(x.storage, x_shape, x_dtype), (x,), (), joined)
     cast = r.autocast(weight, "loss")  # kept in autocast's cache through forward
     low = cast.dtype
-    rows = _lowered(r, ("c", "h"), x_dtype, low, "loss/chunk_input")
+    rows = _compute_dtype_copy(r, ("c", "h"), x_dtype, low, "loss/chunk_input")
     logits = r.tensor("loss/chunk_logits", ("c", "V"), low)
     cast = cast if trains else weight  # what does not train is cast for each use
-    wide = _lowered(r, ("c", "V"), low, FP32, "loss/chunk_fp32") or logits
+    wide = _compute_dtype_copy(r, ("c", "V"), low, FP32, "loss/chunk_fp32") or logits
     del logits, rows
     logged = r.tensor("loss/chunk_log_softmax", ("c", "V"), FP32)
     del wide, logged

@@ -10,17 +10,17 @@ from memsheet.arith import Count
 from memsheet.errors import Problem
 from memsheet.formulas.model_code.transformers.delta import KIND as DELTA
 from memsheet.formulas.model_code.transformers.delta import delta_axes, delta_net
-from memsheet.formulas.model_code.transformers.families import habits
-from memsheet.formulas.model_code.transformers.fused_scan import fused
+from memsheet.formulas.model_code.transformers.families import family_traits
+from memsheet.formulas.model_code.transformers.fused_scan import fused_mamba_mixer
 from memsheet.formulas.model_code.transformers.gated_attention import gated_attention
 from memsheet.formulas.model_code.transformers.latent import latent_attention, latent_axes, latent_problem, latent_table
 from memsheet.formulas.model_code.transformers.llama4 import KIND as LLAMA4
 from memsheet.formulas.model_code.transformers.llama4 import llama4_attention, rotary_table
-from memsheet.formulas.model_code.transformers.norms import normalise
+from memsheet.formulas.model_code.transformers.norms import apply_norm
 from memsheet.formulas.model_code.transformers.sinks import sink_attention
 from memsheet.formulas.model_code.transformers.split_scan import split_axes, split_scan
-from memsheet.formulas.model_code.transformers.state_space import scanned, state_space_axes
-from memsheet.formulas.numerics import RunConfig, checkpointed
+from memsheet.formulas.model_code.transformers.state_space import state_space_axes, unfused_mamba_mixer
+from memsheet.formulas.numerics import RunConfig, run_checkpointed
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.plan.dtypes import FP32
@@ -41,14 +41,14 @@ PLAIN_DELTA = (
 )
 
 
-def mix(r: Recorder, x: Tensor, mixer: Mixer, how: RunConfig, kind: str) -> tuple[Tensor, Tensor | None]:
+def mixer_output(r: Recorder, x: Tensor, mixer: Mixer, how: RunConfig, kind: str) -> tuple[Tensor, Tensor | None]:
     """What a mixer says, and its probabilities where it has any."""
     if isinstance(mixer, StateSpace):
-        return (fused if kind in FUSED else split_scan if kind in SPLIT else scanned)(r, x, mixer, how), None
+        return (fused_mamba_mixer if kind in FUSED else split_scan if kind in SPLIT else unfused_mamba_mixer)(r, x, mixer, how), None
     if isinstance(mixer, LinearAttention):
         return delta_net(r, x, mixer, how), None
     if isinstance(mixer, Attention) and mixer.gated_output:
-        return gated_attention(r, x, mixer, how, habits(kind))
+        return gated_attention(r, x, mixer, how, family_traits(kind))
     if isinstance(mixer, Attention):
         return llama4_attention(r, x, mixer, how) if kind == LLAMA4 else sink_attention(r, x, mixer, how)
     assert isinstance(mixer, LatentAttention)
@@ -58,27 +58,27 @@ def mix(r: Recorder, x: Tensor, mixer: Mixer, how: RunConfig, kind: str) -> tupl
 def mixed_alone(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     """A norm and a mixer, added to the stream, which may be wider than they are (modeling_mamba.py:513-531)."""
     (mixer,), (norm,) = block.mixers, block.norms
-    y = normalise(r, r.cast(x, how.parameters, "/narrow"), norm, how)
+    y = apply_norm(r, r.cast(x, how.parameters, "/narrow"), norm, how)
     x = r.cast(x, FP32, "/residual") if block.wide_residual else x
-    return r.add(checkpointed(r, lambda z: mix(r, z, mixer, how, block.kind)[0], y, mixer.path, how), x, "/residual")
+    return r.add(run_checkpointed(r, lambda z: mixer_output(r, z, mixer, how, block.kind)[0], y, mixer.path, how), x, "/residual")
 
 
-def entered(spec: ModelSpec) -> ModelSpec:
+def spec_with_fp32_stream(spec: ModelSpec) -> ModelSpec:
     """A model whose layers hand on fp32, with a first layer of its own, which is handed what the embeddings make."""
     blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
     if not blocks or not all(block.wide_residual for block in blocks):
         return spec
-    return replace(spec, stacks=tuple(replace(stack, runs=_entered(stack.runs)) for stack in spec.stacks))
+    return replace(spec, stacks=tuple(replace(stack, runs=_fp32_stream_runs(stack.runs)) for stack in spec.stacks))
 
 
-def _entered(runs: tuple[Run, ...]) -> tuple[Run, ...]:
+def _fp32_stream_runs(runs: tuple[Run, ...]) -> tuple[Run, ...]:
     wide = tuple(replace(run, pattern=tuple(replace(block, wide_input=True) for block in run.pattern)) for run in runs)
     first = replace(wide[0], pattern=(runs[0].pattern[0], *wide[0].pattern[1:]), count=1)
     again = (replace(wide[0], count=runs[0].count - 1),) if runs[0].count > 1 else ()
     return (first, *again, *wide[1:])
 
 
-def plain(mixer: Mixer, kind: str) -> bool:
+def is_plain_attention(mixer: Mixer, kind: str) -> bool:
     """Whether ``attention.py`` runs it."""
     return isinstance(mixer, Attention) and not (mixer.sinks or mixer.gated_output) and kind != LLAMA4
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memsheet.formulas.numerics import RunConfig, checkpointed, parameter
+from memsheet.formulas.numerics import RunConfig, record_parameter, run_checkpointed
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -14,7 +14,7 @@ from memsheet.plan.model import Norm, NormKind
 
 def rms_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: RunConfig) -> Tensor:
     """Root-mean-square norm in fp32; where the weight is applied and the result cast back depends on the family."""
-    weight, dtype = parameter(r, norm.weights[0], how, path), x.dtype
+    weight, dtype = record_parameter(r, norm.weights[0], how, path), x.dtype
     x = r.cast(x, FP32, path + "/fp32")
     mean = row_mean(r, r.unary(x, path + "/pow", saves="input", temporaries=2), path)
     x = r.mul(x, reciprocal_root(r, mean, path), path + "/normalized")
@@ -50,7 +50,7 @@ def layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: RunConfig) ->
     """
     if r.widens:
         x = r.cast(x, FP32, path + "/input")
-    return fused_layer_norm(r, x, tuple(parameter(r, w, how, path) for w in norm.weights), path)
+    return fused_layer_norm(r, x, tuple(record_parameter(r, w, how, path) for w in norm.weights), path)
 
 
 def fused_layer_norm(r: Recorder, x: Tensor, weights: tuple[Tensor, ...], path: str) -> Tensor:
@@ -62,13 +62,13 @@ def fused_layer_norm(r: Recorder, x: Tensor, weights: tuple[Tensor, ...], path: 
 
 def wide_layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: RunConfig) -> Tensor:
     """Layer norm of the input raised to fp32, the result lowered again (olmo)."""
-    weights = tuple(parameter(r, w, how, path) for w in norm.weights)
+    weights = tuple(record_parameter(r, w, how, path) for w in norm.weights)
     return r.cast(fused_layer_norm(r, r.cast(x, FP32, path + "/fp32"), weights, path), x.dtype, path + "/output")
 
 
 def offset_layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: RunConfig) -> Tensor:
     """Layer norm with ``1 + weight``; under autocast everything is cast by hand and the norm runs in the low dtype (nemotron)."""
-    weight, *bias = (parameter(r, w, how, path) for w in norm.weights)
+    weight, *bias = (record_parameter(r, w, how, path) for w in norm.weights)
     weight = r.unary(weight, path + "/weight", saves="nothing")
     x, weight, *bias = (r.cast(t, r.compute or t.dtype, path + "/input") for t in (x, weight, *bias))
     return fused_layer_norm(r, x, (weight, *bias), path)
@@ -76,7 +76,7 @@ def offset_layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: RunCon
 
 def unfused_layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: RunConfig) -> Tensor:
     """Layer norm written out in fp32 elementwise operations (cohere)."""
-    weight, dtype = parameter(r, norm.weights[0], how, path), x.dtype
+    weight, dtype = record_parameter(r, norm.weights[0], how, path), x.dtype
     x = r.cast(x, FP32, path + "/fp32")
     mean = row_mean(r, x, path)
     variance = row_mean(r, r.unary(r.add(x, mean, path + "/centred"), path + "/pow", saves="input", temporaries=2), path)
@@ -87,7 +87,7 @@ def unfused_layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: RunCo
 
 def uncast_rms_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: RunConfig) -> Tensor:
     """The input as it is times the reciprocal root of its squares' mean, which is fp32; lowered where the weight is low (T5LayerNorm)."""
-    weight = parameter(r, norm.weights[0], how, path)
+    weight = record_parameter(r, norm.weights[0], how, path)
     wide = r.cast(x, FP32, path + "/fp32")
     root = reciprocal_root(r, row_mean(r, r.unary(wide, path + "/pow", saves="input", temporaries=2), path), path)
     del wide
@@ -109,6 +109,6 @@ NORMS: dict[NormKind, Callable[[Recorder, Tensor, Norm, str, RunConfig], Tensor]
 }
 
 
-def normalise(r: Recorder, x: Tensor, norm: Norm, how: RunConfig, path: str | None = None) -> Tensor:
+def apply_norm(r: Recorder, x: Tensor, norm: Norm, how: RunConfig, path: str | None = None) -> Tensor:
     own = path or norm.path
-    return checkpointed(r, lambda y: NORMS[norm.kind](r, y, norm, own, how), x, own, how)
+    return run_checkpointed(r, lambda y: NORMS[norm.kind](r, y, norm, own, how), x, own, how)

@@ -14,9 +14,9 @@ from memsheet.arith import Count, agreed
 from memsheet.errors import Problem
 from memsheet.formulas.model_code.transformers.attention import CORES, MERGED
 from memsheet.formulas.model_code.transformers.families import LLAMA
-from memsheet.formulas.model_code.transformers.feed_forward import dense
-from memsheet.formulas.model_code.transformers.norms import normalise
-from memsheet.formulas.numerics import AttentionKernel, RunConfig, project
+from memsheet.formulas.model_code.transformers.feed_forward import dense_feed_forward
+from memsheet.formulas.model_code.transformers.norms import apply_norm
+from memsheet.formulas.numerics import AttentionKernel, RunConfig, record_linear
 from memsheet.formulas.states.held import module_of
 from memsheet.formulas.states.params import JOIN, START
 from memsheet.formulas.tapes.evaluate import NOTHING, Beside, BytesByPath, with_products
@@ -52,10 +52,12 @@ def with_pictures(spec: ModelSpec, plan: Plan) -> ModelSpec:
     """The model with its tower as the first of its layers: what cuts pictures into patches, the tower's layers, what joins the words."""
     (tower,) = spec.towers
     block = tower.stack.runs[0].pattern[0]
-    norms, rest = _merger(tower, block.norms[0])
+    norms, rest = _merger_norm_and_linears(tower, block.norms[0])
     other = Arrangement.OTHER
     asked = _ASKED if plan.adapter is not None and plan.recompute.mode is RecomputeMode.FULL else ""
-    start = Block(kind=block.kind + _START + asked, hidden=spec.hidden, arrangement=other, extras=_own(tower, tower.embeddings))
+    start = Block(
+        kind=block.kind + _START + asked, hidden=spec.hidden, arrangement=other, extras=_tower_relative_weights(tower, tower.embeddings)
+    )
     join = Block(kind=block.kind + _JOIN + asked, hidden=block.hidden, arrangement=other, norms=norms, extras=rest)
     first, last = (
         Stack(path=tower.path, hidden=tower.stack.hidden, runs=(Run(pattern=(one,), count=1),), role=role)
@@ -64,14 +66,14 @@ def with_pictures(spec: ModelSpec, plan: Plan) -> ModelSpec:
     return replace(spec, stacks=(first, tower.stack, last, *spec.stacks), towers=())
 
 
-def _own(tower: Tower, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
+def _tower_relative_weights(tower: Tower, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
     """Weights by their names within the tower."""
     return tuple(replace(weight, path=weight.path.removeprefix(f"{tower.path}.")) for weight in weights)
 
 
-def _merger(tower: Tower, like: Norm) -> tuple[tuple[Norm, ...], tuple[Weight, ...]]:
+def _merger_norm_and_linears(tower: Tower, like: Norm) -> tuple[tuple[Norm, ...], tuple[Weight, ...]]:
     """The merger's norm, of the layers' kind, and its two linear layers."""
-    own = _own(tower, tower.projector)
+    own = _tower_relative_weights(tower, tower.projector)
     norm, rest = tuple(w for w in own if ".mlp." not in w.path), tuple(w for w in own if ".mlp." in w.path)
     return (Norm(path=norm[0].path.removesuffix(".weight"), kind=like.kind, size=like.size, weights=norm),), rest
 
@@ -80,19 +82,19 @@ def _merger(tower: Tower, like: Norm) -> tuple[tuple[Norm, ...], tuple[Weight, .
 
 
 @formula(cites=TRANSFORMERS, at="modeling_qwen2_5_vl.py: spatial_merge_size squared patches of a tower are one token of the language model")
-def patches(spec: ModelSpec, plan: Plan) -> Count:
+def image_patch_count(spec: ModelSpec, plan: Plan) -> Count:
     """Patches of all pictures of a micro-batch."""
-    return plan.microbatch * plan.image_tokens * _merged(spec)
+    return plan.microbatch * plan.image_tokens * _patches_per_token(spec)
 
 
-def _merged(spec: ModelSpec) -> int:
+def _patches_per_token(spec: ModelSpec) -> int:
     """Patches of one token, by the merger's first linear layer."""
-    join = _joining(spec)
+    join = _merger_block(spec)
     first = next(w for w in join.extras if len(w.shape) > 1)
     return first.shape[1] // join.hidden
 
 
-def _joining(spec: ModelSpec) -> Block:
+def _merger_block(spec: ModelSpec) -> Block:
     return next(stack.runs[0].pattern[0] for stack in spec.stacks if stack.role == JOIN)
 
 
@@ -119,14 +121,14 @@ def tower_axes(block: Block, plan: Plan) -> dict[str, Count]:
 def pixel_bytes(spec: ModelSpec, plan: Plan) -> Count:
     """Of the patches' values, as an image processor makes them."""
     start = next(stack.runs[0].pattern[0] for stack in spec.stacks if stack.role == START)
-    return PIXELS.nbytes(patches(spec, plan) * prod(start.extras[0].shape[1:]))
+    return PIXELS.nbytes(image_patch_count(spec, plan) * prod(start.extras[0].shape[1:]))
 
 
 @formula(cites=TRANSFORMERS, at="modeling_qwen2_5_vl.py:458: cosines and sines of every patch in fp32, which all layers of the tower take")
 def table_bytes(spec: ModelSpec, plan: Plan) -> Count:
     at = next(m for stack in spec.stacks for run in stack.runs for b in run.pattern if of_tower(b.kind) for m in b.mixers)
     assert isinstance(at, Attention)
-    return 2 * FP32.nbytes(patches(spec, plan) * at.head_dim)
+    return 2 * FP32.nbytes(image_patch_count(spec, plan) * at.head_dim)
 
 
 @formula(
@@ -138,7 +140,7 @@ def named_beside(spec: ModelSpec, plan: Plan, how: RunConfig) -> Beside:
         return NOTHING
     low, seen = tower_stream(how), plan.microbatch * plan.image_tokens
     path, kept = next(stack.path for stack in spec.stacks if stack.role == JOIN), Component.TEMPORARIES
-    states = low.nbytes(patches(spec, plan) * _joining(spec).hidden)
+    states = low.nbytes(image_patch_count(spec, plan) * _merger_block(spec).hidden)
     features = low.nbytes(seen * spec.hidden) + how.stream.nbytes(seen * spec.hidden)
     lowered = 0 if how.trains or how.parameters is PIXELS else pixel_bytes(spec, plan) // PIXELS.nbytes(1) * how.parameters.nbytes(1)
     tables = 0 if kept_beside(spec, plan, how) else table_bytes(spec, plan)
@@ -199,7 +201,7 @@ def picture_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         ("quantization.weights", "", "beside pictures is not modelled", plan.quantization is not None, alone),
         ("loss", plan.loss.value, "beside pictures is not modelled", plan.loss is not Loss.PLAIN, "plain"),
         ("dropout", plan.dropout, "beside pictures is not modelled", plan.dropout > 0, alone),
-        ("model", spec.name, f"merges {_merged(spec)} patches; modelled: {MERGED_PATCHES}", _merged(spec) != MERGED_PATCHES, "spatial_merge_size 2"),
+        ("model", spec.name, f"merges {_patches_per_token(spec)} patches; modelled: {MERGED_PATCHES}", _patches_per_token(spec) != MERGED_PATCHES, "spatial_merge_size 2"),
     ]  # fmt: skip
     return [Problem(field=field, value=value, reason=reason, hint=hint) for field, value, reason, holds, hint in reasons if holds]
 
@@ -216,17 +218,17 @@ def _tower_names(spec: ModelSpec) -> set[str]:
 def tower_block(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     """A layer of the tower, or one of its ends."""
     if _START in block.kind:
-        return _start(r, block, how)
+        return _patch_embedding_rows(r, block, how)
     if _JOIN in block.kind:
-        return _join(r, x, block, how)
+        return _merge_image_tokens(r, x, block, how)
     (at,), ff = block.mixers, block.feed_forward
     assert isinstance(at, Attention)
     assert isinstance(ff, Dense)
-    x = r.add(_attention(r, normalise(r, x, block.norms[0], how), at, how), x, "/residual")
-    return r.add(dense(r, normalise(r, x, block.norms[1], how), ff, how), x, "/residual")
+    x = r.add(_vision_attention(r, apply_norm(r, x, block.norms[0], how), at, how), x, "/residual")
+    return r.add(dense_feed_forward(r, apply_norm(r, x, block.norms[1], how), ff, how), x, "/residual")
 
 
-def _start(r: Recorder, block: Block, how: RunConfig) -> Tensor:
+def _patch_embedding_rows(r: Recorder, block: Block, how: RunConfig) -> Tensor:
     """A convolution whose stride is its kernel, which saves its weight as well as the patches, then those of each window next to one another."""
     kernel = block.extras[0]
     values = prod(kernel.shape[1:])
@@ -242,10 +244,10 @@ def _start(r: Recorder, block: Block, how: RunConfig) -> Tensor:
     x = r.apply(r.tensor(f"{name}/output", out, weight.dtype), (given, weight), (given, weight), backward)
     if how.asks_grad and r.saves:  # of the patches' embeddings too (modeling_utils.py:2137, _input_embed_layer)
         x.node = Node(0, "", (), [], [], lambda _: [])
-    return _sorted(r, x, out, f"{name}/sorted", kept=(x,) if how.asks_grad else ()) if block.kind.startswith(WINDOWED) else x
+    return _reorder_rows(r, x, out, f"{name}/sorted", kept=(x,) if how.asks_grad else ()) if block.kind.startswith(WINDOWED) else x
 
 
-def _sorted(r: Recorder, x: Tensor, shape: Shape, path: str, *, kept: tuple[Tensor, ...] = ()) -> Tensor:
+def _reorder_rows(r: Recorder, x: Tensor, shape: Shape, path: str, *, kept: tuple[Tensor, ...] = ()) -> Tensor:
     """Rows picked by a list of indices: a copy, and its gradient is put into zeros. ``kept``: what was asked for a gradient, which the graph
     holds on to.
     """
@@ -253,30 +255,30 @@ def _sorted(r: Recorder, x: Tensor, shape: Shape, path: str, *, kept: tuple[Tens
     return r.apply(r.tensor(path, shape, dtype), (x,), kept, lambda _: [r.grad(shape, dtype)])
 
 
-def _attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> Tensor:
+def _vision_attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> Tensor:
     """Queries and keys are turned in fp32; all three are cut into pictures or windows, whose results are joined again."""
     weights = {w.path: w for w in at.weights}
     first, last = (w.path.removesuffix(".weight") for w in at.weights if w.path.endswith(".weight"))
-    whole = project(r, x, weights, first, "(a+2k)·d", "h", how)
+    whole = record_linear(r, x, weights, first, "(a+2k)·d", "h", how)
     q, k, v = r.split(whole, (MERGED, MERGED, MERGED))
     del whole
-    q, k = _turned(r, q, k, at)
-    cut = [_cut(r, each) for each in (q, k, v)]
+    q, k = _fp32_rotary_qk(r, q, k, at)
+    cut = [_window_views(r, each) for each in (q, k, v)]
     context = CORES[how.attention](r, cut[0], cut[1], cut[2], at, how, LLAMA)[0]
     joined = r.cat((context,), ("b", "s", "a·d"), at.path + "/joined")
-    return project(r, joined, weights, last, "h", "a·d", how)
+    return record_linear(r, joined, weights, last, "h", "a·d", how)
 
 
-def _turned(r: Recorder, q: Tensor, k: Tensor, at: Attention) -> tuple[Tensor, Tensor]:
+def _fp32_rotary_qk(r: Recorder, q: Tensor, k: Tensor, at: Attention) -> tuple[Tensor, Tensor]:
     """Both raised to fp32 before either is turned, and lowered after both are."""
     dtype, table = q.dtype, Tensor(None, ("s", at.head_dim), FP32)
     q, k = r.cast(q, FP32, at.path + "/q/fp32"), r.cast(k, FP32, at.path + "/k/fp32")
-    turned = [_turn(r, x, table, f"{at.path}/{name}", at.head_dim) for x, name in ((q, "q"), (k, "k"))]
+    turned = [_apply_vision_rotary(r, x, table, f"{at.path}/{name}", at.head_dim) for x, name in ((q, "q"), (k, "k"))]
     low = r.cast(turned[0], dtype, at.path + "/q/rotary")
     return low, r.cast(turned[1], dtype, at.path + "/k/rotary")
 
 
-def _turn(r: Recorder, x: Tensor, table: Tensor, path: str, width: int) -> Tensor:
+def _apply_vision_rotary(r: Recorder, x: Tensor, table: Tensor, path: str, width: int) -> Tensor:
     half: Shape = (*x.shape[:-1], width // 2)
     cosine = r.mul(x, table, path + "/cos")
     first, second = r.slice(x, half), r.slice(x, half)
@@ -286,36 +288,36 @@ def _turn(r: Recorder, x: Tensor, table: Tensor, path: str, width: int) -> Tenso
     return r.add(cosine, sine, path + "/rotary")
 
 
-def _cut(r: Recorder, x: Tensor) -> Tensor:
+def _window_views(r: Recorder, x: Tensor) -> Tensor:
     """Views of one picture or window each; their gradients are joined into a new tensor."""
     shape: Shape = ("b", "a", "s", "d")
     back, dtype = x.shape, x.dtype
     return r.apply(Tensor(x.storage, shape, dtype), (x,), (), lambda _: [r.grad(back, dtype)])
 
 
-def _join(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
+def _merge_image_tokens(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     """The merger, then its tokens in their places among the words'."""
     weights = {w.path: w for w in block.extras}
     first, last = (w.path.removesuffix(".weight") for w in block.extras if len(w.shape) > 1)
     inner, width = weights[first + ".weight"].shape[0], weights[last + ".weight"].shape[0]
-    y = r.view(normalise(r, x, block.norms[0], how), ("q", inner))
-    y = project(r, y, weights, first, inner, inner, how)
+    y = r.view(apply_norm(r, x, block.norms[0], how), ("q", inner))
+    y = record_linear(r, y, weights, first, inner, inner, how)
     y = r.unary(y, "merger/activation", saves="input")
-    y = project(r, y, weights, last, width, inner, how)
+    y = record_linear(r, y, weights, last, width, inner, how)
     seen: Shape = ("q", width)
-    made = _sorted(r, y, seen, "merger/sorted") if block.kind.startswith(WINDOWED) else y
-    pieces = _pieces(r, made, seen)
+    made = _reorder_rows(r, y, seen, "merger/sorted") if block.kind.startswith(WINDOWED) else y
+    pieces = _image_views(r, made, seen)
     features = r.cast(r.cat((pieces,), seen, "merger/joined"), how.parameters, "merger/features")
-    return _scattered(r, features, seen, width, how)
+    return _scatter_image_features(r, features, seen, width, how)
 
 
-def _pieces(r: Recorder, x: Tensor, shape: Shape) -> Tensor:
+def _image_views(r: Recorder, x: Tensor, shape: Shape) -> Tensor:
     """Views, one for each picture, whose gradients are joined."""
     dtype = x.dtype
     return r.apply(Tensor(x.storage, shape, dtype), (x,), (), lambda _: [r.grad(shape, dtype)])
 
 
-def _scattered(r: Recorder, features: Tensor, seen: Shape, width: Axis, how: RunConfig) -> Tensor:
+def _scatter_image_features(r: Recorder, features: Tensor, seen: Shape, width: Axis, how: RunConfig) -> Tensor:
     """The words' states with the pictures' in place of some: a copy. Backward makes both gradients; the words' waits for the tower's."""
     shape, dtype = ("B", "S", width), how.parameters
     needed = how.trains or how.asks_grad

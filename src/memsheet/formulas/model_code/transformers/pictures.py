@@ -24,16 +24,16 @@ def of_pictures(embeddings: Embeddings) -> bool:
 def embed_pictures(r: Recorder, embeddings: Embeddings, how: RunConfig) -> Tensor:
     """Patches by a convolution, the class token in front of them, positions, dropout (modeling_vit.py:45-160)."""
     name = next(w.path for w in embeddings.weights if "patch_embeddings" in w.path).removesuffix(".weight")
-    x = _patches(r, name, how)
+    x = _patch_convolution(r, name, how)
     first, places = (
-        _parameter(r, embeddings, part, shape, how) for part, shape in (("cls_token", (1, 1, "h")), ("position", (1, "s", "h")))
+        _embedding_parameter(r, embeddings, part, shape, how) for part, shape in (("cls_token", (1, 1, "h")), ("position", (1, "s", "h")))
     )
     x = r.cat((x, first), ("b", "s", "h"), "embeddings/cat")
     x = r.add(x, places, "embeddings/sum")
     return r.dropout(x, "embeddings/dropout", active=how.dropout and embeddings.dropout)
 
 
-def _patches(r: Recorder, name: str, how: RunConfig) -> Tensor:
+def _patch_convolution(r: Recorder, name: str, how: RunConfig) -> Tensor:
     """A convolution whose stride is its kernel: saves the picture, which is the batch's. Its gradient is laid out anew first."""
     weight = r.autocast(r.parameter(name, ("h", "p"), how.parameters, trains=how.trains), name)
     bias = r.autocast(r.parameter(f"{name}.bias", ("h",), how.parameters, trains=how.trains), f"{name}.bias")
@@ -50,7 +50,7 @@ def _patches(r: Recorder, name: str, how: RunConfig) -> Tensor:
     return r.apply(r.tensor(f"{name}/output", out, dtype), (given, weight, bias), (given, weight), backward)  # type: ignore[arg-type]
 
 
-def _parameter(r: Recorder, embeddings: Embeddings, part: str, shape: tuple[int | str, ...], how: RunConfig) -> Tensor:
+def _embedding_parameter(r: Recorder, embeddings: Embeddings, part: str, shape: tuple[int | str, ...], how: RunConfig) -> Tensor:
     weight: Weight = next(w for w in embeddings.weights if part in w.path)
     return r.parameter(weight.path, shape, how.parameters, trains=how.trains)
 

@@ -23,73 +23,73 @@ Routed = tuple[Tensor, tuple[Tensor, ...]]
 Route = Callable[[Recorder, Tensor, Moe, RunConfig], Routed]
 
 
-def _weight(ff: Moe) -> tuple[Weight, str]:
+def _router_weight(ff: Moe) -> tuple[Weight, str]:
     weight = next(w for w in ff.weights if w.role is Role.ROUTER)
     return weight, weight.path.removesuffix(".weight")
 
 
-def _logits(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> tuple[Tensor, str]:
-    weight, path = _weight(ff)
+def _router_logits(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> tuple[Tensor, str]:
+    weight, path = _router_weight(ff)
     bias = next((w for w in ff.weights if w.path == f"{path}.bias"), None)
     added = r.parameter(f"{path}.bias", tuple(bias.shape), how.parameters, trains=how.trains) if bias else None
     return r.linear(x, r.parameter(path, tuple(weight.shape), how.parameters, trains=how.trains), "e", path, bias=added), path
 
 
-def _largest(r: Recorder, x: Tensor, chosen: Tensor, path: str) -> Tensor:
+def _top_k_scores(r: Recorder, x: Tensor, chosen: Tensor, path: str) -> Tensor:
     """The largest few of ``x``."""
     back, dtype = x.shape, x.dtype
     return r.apply(r.tensor(path + "/largest", PAIRS, dtype), (x,), (chosen,), lambda _: [r.grad(back, dtype)])
 
 
-def _softmax(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
+def _softmax_router(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
     """Of all experts in fp32, the largest few, in the logits' dtype (modeling_qwen3_moe.py:257-266)."""
-    logits, path = _logits(r, x, ff, how)
+    logits, path = _router_logits(r, x, ff, how)
     return _softmax_of(r, logits, path, logits.dtype)
 
 
 def _softmax_of(r: Recorder, logits: Tensor, path: str, dtype: DType) -> Routed:
     chosen = r.tensor(path + "/experts", PAIRS, INT64)
-    scores = _largest(r, r.unary(logits, path + "/softmax", saves="output", dtype=FP32), chosen, path)
+    scores = _top_k_scores(r, r.unary(logits, path + "/softmax", saves="output", dtype=FP32), chosen, path)
     return r.cast(scores, dtype, path + "/scores"), (logits, chosen)
 
 
 def _softmax_as_tokens(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
     """The same, in the tokens' dtype (modeling_jamba.py:691-695)."""
-    logits, path = _logits(r, x, ff, how)
+    logits, path = _router_logits(r, x, ff, how)
     return _softmax_of(r, logits, path, x.dtype)
 
 
 def _wide_softmax(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
     """The same, handed on in fp32, which widens what is multiplied with them (modeling_mixtral.py:109-117)."""
-    logits, path = _logits(r, x, ff, how)
+    logits, path = _router_logits(r, x, ff, how)
     return _softmax_of(r, r.cast(logits, FP32, path + "/fp32"), path, FP32)
 
 
 def _chosen_first(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
     """The largest few logits in fp32, their softmax (modeling_granitemoe.py:128-132)."""
-    logits, path = _logits(r, x, ff, how)
+    logits, path = _router_logits(r, x, ff, how)
     logits = r.cast(logits, FP32, path + "/fp32")
     chosen = r.tensor(path + "/experts", PAIRS, INT64)
-    scores = r.unary(_largest(r, logits, chosen, path), path + "/softmax", saves="output")
+    scores = r.unary(_top_k_scores(r, logits, chosen, path), path + "/softmax", saves="output")
     return r.cast(scores, x.dtype, path + "/scores"), (logits, chosen)
 
 
 def _asked_in_fp32(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> tuple[Tensor, str]:
     """Logits of tokens and matrix raised to fp32; autocast lowers both again."""
-    weight, path = _weight(ff)
+    weight, path = _router_weight(ff)
     x = r.cast(x, FP32, path + "/fp32")
     matrix = r.cast(r.parameter(path, tuple(weight.shape), how.parameters, trains=how.trains), FP32, path + "/weight_fp32")
     return r.linear(x, matrix, "e", path), path
 
 
-def _sigmoid(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
+def _grouped_sigmoid_router(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
     """A sigmoid of every expert; which ones, by groups and with a bias that rules and no gradient move; their shares add up to a constant
     (modeling_deepseek_v3.py:133-159, modeling_glm4_moe.py the same).
     """
     logits, path = _asked_in_fp32(r, x, ff, how)
     scores = r.unary(logits, path + "/sigmoid", saves="output")
     chosen, named = _by_groups(r, path)
-    picked = _picked(r, scores, chosen, path)
+    picked = _chosen_expert_scores(r, scores, chosen, path)
     shares = _normed_shares(r, picked, path)
     del named, scores, picked
     return r.scale(shares, path + "/scores"), (logits, chosen)
@@ -106,8 +106,8 @@ def _by_groups(r: Recorder, path: str) -> tuple[Tensor, tuple[Tensor, ...]]:
     return r.tensor(path + "/experts", PAIRS, INT64), (spread, others, masked)
 
 
-def _picked(r: Recorder, scores: Tensor, chosen: Tensor, path: str) -> Tensor:
-    return _largest(r, scores, chosen, path)
+def _chosen_expert_scores(r: Recorder, scores: Tensor, chosen: Tensor, path: str) -> Tensor:
+    return _top_k_scores(r, scores, chosen, path)
 
 
 def _normed_shares(r: Recorder, shares: Tensor, path: str) -> Tensor:
@@ -136,21 +136,21 @@ def _limited_softmax(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
         scores = r.apply(r.tensor(path + "/masked", ALL, FP32), (scores,), (others,), lambda _: [r.grad(ALL, FP32)])
         del spread
     chosen = r.tensor(path + "/experts", PAIRS, INT64)
-    return r.scale(_largest(r, scores, chosen, path), path + "/scores"), (logits, chosen)
+    return r.scale(_top_k_scores(r, scores, chosen, path), path + "/scores"), (logits, chosen)
 
 
 def _few_softmax(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
     """The largest few logits, their softmax in their own dtype (modeling_gpt_oss.py:125-129); the shares leave the layer too."""
-    logits, path = _logits(r, x, ff, how)
+    logits, path = _router_logits(r, x, ff, how)
     chosen = r.tensor(path + "/experts", PAIRS, INT64)
-    top = _largest(r, logits, chosen, path)
+    top = _top_k_scores(r, logits, chosen, path)
     scores = r.unary(top, path + "/softmax", saves="output")
     return scores, (logits, chosen, scores)
 
 
-def _sampled(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
+def _sparsemixer_router(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
     """Two experts drawn one after the other, each from a softmax over the logits that are near the largest (modeling_phimoe.py:237-298, 339-459)."""
-    logits, path = _logits(r, x, ff, how)
+    logits, path = _router_logits(r, x, ff, how)
     wide = FP32 if r.widens else logits.dtype
     kept = [(r.tensor(path + "/far", ALL, BOOL), r.tensor(path + "/softmax", ALL, wide)) for _ in range(ff.experts_per_token)]
     chosen = r.tensor(path + "/experts", PAIRS, INT64)
@@ -163,23 +163,23 @@ def _corrected_softmax(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Route
     """A softmax in fp32 that autocast leaves alone; which experts, by it and a bias; shares divided by their sum, in the tokens' dtype
     (modeling_ernie4_5_moe.py:344-356).
     """
-    weight, path = _weight(ff)
+    weight, path = _router_weight(ff)
     with r.without_autocast():
         logits = r.linear(r.cast(x, FP32, path + "/fp32"), r.parameter(path, tuple(weight.shape), FP32, trains=how.trains), "e", path)
         scores = r.unary(logits, path + "/softmax", saves="output")
         biased = r.tensor(path + "/biased", ALL, FP32)
         chosen = r.tensor(path + "/experts", PAIRS, INT64)
         del biased
-        picked = _largest(r, scores, chosen, path)
+        picked = _top_k_scores(r, scores, chosen, path)
         total = r.tensor(path + "/total", (*PAIRS[:2], 1), FP32)
         shares = r.apply(r.tensor(path + "/shares", PAIRS, FP32), (picked,), (picked, total), lambda _: [r.grad(PAIRS, FP32)])
     return r.cast(shares, x.dtype, path + "/scores"), (logits, chosen)
 
 
 ROUTERS: dict[str, Route] = {
-    "mixtral": _wide_softmax, "qwen3_moe": _softmax, "qwen3_next": _softmax, "olmoe": _softmax, "qwen2_moe": _softmax, "granitemoe": _chosen_first,
-    "deepseek_v3": _sigmoid, "glm4_moe": _sigmoid, "deepseek_v2": _limited_softmax, "jamba": _softmax_as_tokens, "gpt_oss": _few_softmax,
-    "phimoe": _sampled, "ernie4_5_moe": _corrected_softmax,
+    "mixtral": _wide_softmax, "qwen3_moe": _softmax_router, "qwen3_next": _softmax_router, "olmoe": _softmax_router, "qwen2_moe": _softmax_router, "granitemoe": _chosen_first,
+    "deepseek_v3": _grouped_sigmoid_router, "glm4_moe": _grouped_sigmoid_router, "deepseek_v2": _limited_softmax, "jamba": _softmax_as_tokens, "gpt_oss": _few_softmax,
+    "phimoe": _sparsemixer_router, "ernie4_5_moe": _corrected_softmax,
 }  # fmt: skip
 """Families whose experts are run by the library's grouped product, with nothing beside them but a shared expert."""
 

@@ -7,8 +7,8 @@ Axes besides those of ``blocks.py``: ``s+1`` positions and the sink.
 from __future__ import annotations
 
 from memsheet.formulas.model_code.transformers.attention import HEADS, MERGED, SCORES, repeat_kv
-from memsheet.formulas.model_code.transformers.latent import pairs_turned, subtract
-from memsheet.formulas.numerics import RunConfig, project
+from memsheet.formulas.model_code.transformers.latent import broadcast_subtract, pairs_turned
+from memsheet.formulas.numerics import RunConfig, record_linear
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -23,41 +23,41 @@ def sink_attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> tup
     weights = {w.path: w for w in at.weights}
     names = [f"{at.path}.{name}_proj" for name in "qkv"]
     q, k, v = (
-        r.transposed_view(r.view(project(r, x, weights, name, f"{n}·d", "h", how), ("b", "s", n, "d")), ("b", n, "s", "d"))
+        r.transposed_view(r.view(record_linear(r, x, weights, name, f"{n}·d", "h", how), ("b", "s", n, "d")), ("b", n, "s", "d"))
         for name, n in zip(names, "akk", strict=True)
     )
-    q, k = _turned(r, q, at.path + "/q", how), _turned(r, k, at.path + "/k", how)
-    context, probabilities = _attended(r, q, k, v, at, how)
-    return project(r, r.view(context, ("b", "s", "a·d")), weights, f"{at.path}.o_proj", "h", "a·d", how), probabilities
+    q, k = _half_table_rotary(r, q, at.path + "/q", how), _half_table_rotary(r, k, at.path + "/k", how)
+    context, probabilities = _eager_sink_attention(r, q, k, v, at, how)
+    return record_linear(r, r.view(context, ("b", "s", "a·d")), weights, f"{at.path}.o_proj", "h", "a·d", how), probabilities
 
 
-def _turned(r: Recorder, x: Tensor, path: str, how: RunConfig) -> Tensor:
+def _half_table_rotary(r: Recorder, x: Tensor, path: str, how: RunConfig) -> Tensor:
     """The model's tables have a number for each pair."""
     half: Shape = (*x.shape[:-1], "d/2")
     first, second = r.split(x, (half, half))
     return pairs_turned(r, first, second, Tensor(None, ("s", "d/2"), how.stream), path, "d")
 
 
-def _attended(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig) -> tuple[Tensor, Tensor]:
+def _eager_sink_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig) -> tuple[Tensor, Tensor]:
     """Scores and sinks side by side, from which the largest is taken; their softmax in their own dtype; the sinks left out."""
     path = at.path
     k, v = repeat_kv(r, k, path + "/k", at), repeat_kv(r, v, path + "/v", at)
     weights = r.scale(r.product(q, k, SCORES, path + "/scores"), path + "/scores")
     weights = r.add(weights, Tensor(None, ("b", 1, "s", "s"), how.stream), path + "/scores")
-    joined = r.cat((weights, _sinks(r, path + ".sinks", how)), JOINED, path + "/joined")
-    joined = subtract(r, joined, _largest(r, joined, path), path + "/joined")
+    joined = r.cat((weights, _sink_logits(r, path + ".sinks", how)), JOINED, path + "/joined")
+    joined = broadcast_subtract(r, joined, _row_maximum(r, joined, path), path + "/joined")
     shares = r.unary(joined, path + "/softmax", saves="output")
     weights = r.cast(r.dropout(r.slice(shares, SCORES), path + "/dropout", active=how.dropout), v.dtype, path + "/probabilities")
     out = r.product(weights, v, HEADS, path + "/context", copies=(False, how.several and at.kv_heads in (at.heads, 1)))
     return r.copy(out, MERGED, path + "/context"), weights
 
 
-def _sinks(r: Recorder, path: str, how: RunConfig) -> Tensor:
+def _sink_logits(r: Recorder, path: str, how: RunConfig) -> Tensor:
     sinks = r.parameter(path, ("a",), how.parameters, trains=how.trains)
     return r.apply(Tensor(None, ("b", "a", "s", 1), sinks.dtype), (sinks,), (), lambda _: [r.grad(("a",), how.parameters)])
 
 
-def _largest(r: Recorder, x: Tensor, path: str) -> Tensor:
+def _row_maximum(r: Recorder, x: Tensor, path: str) -> Tensor:
     """The largest of each row and its place."""
     shape, dtype = x.shape, x.dtype
     line: Shape = (*shape[:-1], 1)

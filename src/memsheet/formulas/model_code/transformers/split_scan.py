@@ -9,8 +9,8 @@ heads of ``p`` channels, ``G`` groups, ``Q`` positions of a chunk, ``m`` chunks,
 from __future__ import annotations
 
 from memsheet.arith import Count, ceil_div
-from memsheet.formulas.model_code.transformers.state_space import TOKENS, matrix, raised
-from memsheet.formulas.numerics import RunConfig, project
+from memsheet.formulas.model_code.transformers.state_space import TOKENS, fp32_parameter, state_space_parameter
+from memsheet.formulas.numerics import RunConfig, record_linear
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -44,21 +44,23 @@ def split_axes(mixer: StateSpace, seq_len: Count) -> dict[str, Count]:
 def split_scan(r: Recorder, x: Tensor, mixer: StateSpace, how: RunConfig) -> Tensor:
     """The input projection, and everything else at once (modeling_mamba2.py:477-504)."""
     weights, path = {w.path: w for w in mixer.weights}, mixer.path
-    joint = project(r, x, weights, f"{path}.in_proj", "P", "h", how)
-    decay = r.scale(r.unary(raised(r, f"{path}.A_log", ("H",), how), path + "/exp", saves="output"), path + "/neg")
+    joint = record_linear(r, x, weights, f"{path}.in_proj", "P", "h", how)
+    decay = r.scale(r.unary(fp32_parameter(r, f"{path}.A_log", ("H",), how), path + "/exp", saves="output"), path + "/neg")
     shapes: dict[str, Shape] = {"conv1d.weight": ("K", "w"), "conv1d.bias": ("K",), "D": ("H",), "dt_bias": ("H",), "norm.weight": ("c",)}
     shapes |= {"out_proj.weight": OUT, "out_proj.bias": ("h",)}
     leaves = [
-        matrix(r, f"{path}.{name.removesuffix('.weight')}", shape, how) for name, shape in shapes.items() if f"{path}.{name}" in weights
+        state_space_parameter(r, f"{path}.{name.removesuffix('.weight')}", shape, how)
+        for name, shape in shapes.items()
+        if f"{path}.{name}" in weights
     ]
     narrow = mixer.inner % ALIGNED or mixer.heads % ALIGNED  # the states' columns come by twos
-    return _forward(r, (joint, decay, *leaves), path, how, copied=bool(narrow))
+    return _split_scan_forward(r, (joint, decay, *leaves), path, how, copied=bool(narrow))
 
 
-def _forward(r: Recorder, inputs: tuple[Tensor, ...], path: str, how: RunConfig, *, copied: bool) -> Tensor:
+def _split_scan_forward(r: Recorder, inputs: tuple[Tensor, ...], path: str, how: RunConfig, *, copied: bool) -> Tensor:
     low = r.compute or how.parameters
     joint, decay = inputs[:2]
-    convolved = _convolved(r, path, low, copied=copied)
+    convolved = _conv1d_output(r, path, low, copied=copied)
     steps, sums = r.tensor(path + "/steps", STEPS, FP32), r.tensor(path + "/decays", STEPS, FP32)
     states = r.tensor(path + "/states", STATES, FP32)
     passed, final = r.tensor(path + "/passed", STATES, low), r.tensor(path + "/final", ("b", "H", "p", "n"), FP32)
@@ -71,17 +73,17 @@ def _forward(r: Recorder, inputs: tuple[Tensor, ...], path: str, how: RunConfig,
     result = r.tensor(path + "/output", ("b", "s", "h"), low)
     del convolved, steps, sums, passed, final, normed
     metas = [(t.shape, t.dtype, t.needs_grad) for t in inputs]
-    return r.apply(result, inputs, (joint, decay, out, deviation, *cast), lambda _: _backward(r, metas, low, copied=copied))
+    return r.apply(result, inputs, (joint, decay, out, deviation, *cast), lambda _: _split_scan_backward(r, metas, low, copied=copied))
 
 
-def _convolved(r: Recorder, path: str, low: DType, *, copied: bool) -> Tensor:
+def _conv1d_output(r: Recorder, path: str, low: DType, *, copied: bool) -> Tensor:
     rows = r.tensor(path + "/rows", MIXED, low) if copied else None
     made = r.tensor(path + "/convolved", MIXED, low)
     del rows
     return made
 
 
-def _backward(r: Recorder, metas: list[tuple[Shape, DType, bool]], low: DType, *, copied: bool) -> list[Grad | None]:
+def _split_scan_backward(r: Recorder, metas: list[tuple[Shape, DType, bool]], low: DType, *, copied: bool) -> list[Grad | None]:
     """What comes between is made again; the gradients of parameters in the dtypes that the kernel writes."""
     again = r.grad(TOKENS, low)
     rows = r.grad(MIXED, low) if copied else None

@@ -9,8 +9,8 @@ the time steps, ``g`` pieces of the sequence between two states that are kept.
 from __future__ import annotations
 
 from memsheet.arith import Count, ceil_div
-from memsheet.formulas.model_code.transformers.norms import normalise
-from memsheet.formulas.numerics import RunConfig, project
+from memsheet.formulas.model_code.transformers.norms import apply_norm
+from memsheet.formulas.numerics import RunConfig, record_linear
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -47,48 +47,48 @@ def state_space_axes(mixer: StateSpace, seq_len: Count) -> dict[str, Count]:
     }  # fmt: skip
 
 
-def scanned(r: Recorder, x: Tensor, mixer: StateSpace, how: RunConfig) -> Tensor:
+def unfused_mamba_mixer(r: Recorder, x: Tensor, mixer: StateSpace, how: RunConfig) -> Tensor:
     """Projection, convolution, norms of time steps and of both state projections, scan and gate, one after another, and the output
     projection (modeling_jamba.py:505-621).
     """
     weights, path = {w.path: w for w in mixer.weights}, mixer.path
-    projected = transposed(r, project(r, x, weights, f"{path}.in_proj", "2·c", "h", how), ("b", "2·c", "s"), how)
+    projected = transpose_tokens_channels(r, record_linear(r, x, weights, f"{path}.in_proj", "2·c", "h", how), ("b", "2·c", "s"), how)
     decay = decay_of(r, mixer, how)
     u, gate = r.split(projected, (CHANNELS, CHANNELS))
-    u = _retransposed(r, _convolved(r, u, mixer, how), TOKENS)
-    low, b, c = r.split(project(r, u, weights, f"{path}.x_proj", "R+2n", "c", how), (STEPS, STATES, STATES))
-    low, b, c = (_normed(r, t, f"{path}.{name}_layernorm", weights, how) for t, name in ((low, "dt"), (b, "b"), (c, "c")))
-    low = _steps(r, low, mixer, how)
-    bias = raised(r, f"{path}.dt_proj.bias", ("c",), how)
-    skip = raised(r, f"{path}.D", ("c",), how)
-    made = _scan(r, (u, low, decay, b, c, gate), (skip, bias), path, how)
-    return _out(r, r.cast(made, x.dtype, f"{path}.out_proj/cast"), weights, f"{path}.out_proj", how)
+    u = _channel_token_view(r, _mamba_conv1d(r, u, mixer, how), TOKENS)
+    low, b, c = r.split(record_linear(r, u, weights, f"{path}.x_proj", "R+2n", "c", how), (STEPS, STATES, STATES))
+    low, b, c = (_state_rms_norm(r, t, f"{path}.{name}_layernorm", weights, how) for t, name in ((low, "dt"), (b, "b"), (c, "c")))
+    low = _time_step_projection(r, low, mixer, how)
+    bias = fp32_parameter(r, f"{path}.dt_proj.bias", ("c",), how)
+    skip = fp32_parameter(r, f"{path}.D", ("c",), how)
+    made = _selective_scan(r, (u, low, decay, b, c, gate), (skip, bias), path, how)
+    return _mamba_output_projection(r, r.cast(made, x.dtype, f"{path}.out_proj/cast"), weights, f"{path}.out_proj", how)
 
 
 # ---- pieces --------------------------------------------------------------------------------------------------------------------
 
 
-def matrix(r: Recorder, path: str, shape: Shape, how: RunConfig) -> Tensor:
+def state_space_parameter(r: Recorder, path: str, shape: Shape, how: RunConfig) -> Tensor:
     return r.parameter(path, shape, how.parameters, trains=how.trains)
 
 
-def raised(r: Recorder, path: str, shape: Shape, how: RunConfig) -> Tensor:
+def fp32_parameter(r: Recorder, path: str, shape: Shape, how: RunConfig) -> Tensor:
     """A parameter in fp32."""
-    return r.cast(matrix(r, path, shape, how), FP32, path + "/fp32")
+    return r.cast(state_space_parameter(r, path, shape, how), FP32, path + "/fp32")
 
 
 def decay_of(r: Recorder, mixer: StateSpace, how: RunConfig) -> Tensor:
     """-exp(A_log) in fp32."""
     path = f"{mixer.path}.A_log"
-    return r.scale(r.unary(raised(r, path, MATRIX, how), path + "/exp", saves="output"), path + "/neg")
+    return r.scale(r.unary(fp32_parameter(r, path, MATRIX, how), path + "/exp", saves="output"), path + "/neg")
 
 
-def transposed(r: Recorder, x: Tensor, shape: Shape, how: RunConfig) -> Tensor:
+def transpose_tokens_channels(r: Recorder, x: Tensor, shape: Shape, how: RunConfig) -> Tensor:
     """Tokens and channels change places: a view, whose gradient is copied unless one sequence is all there is."""
     return r.transposed_view(x, shape) if how.several else r.view(x, shape)
 
 
-def _retransposed(r: Recorder, x: Tensor, shape: Shape) -> Tensor:
+def _channel_token_view(r: Recorder, x: Tensor, shape: Shape) -> Tensor:
     """Channels and tokens change places: a view both ways."""
     return r.view(x, shape)
 
@@ -101,43 +101,43 @@ def _laid_out(r: Recorder, x: Tensor, shape: Shape, path: str, how: RunConfig) -
     return r.apply(r.tensor(path, shape, dtype), (x,), (), lambda _: [r.grad(back, dtype)])
 
 
-def _steps(r: Recorder, low: Tensor, mixer: StateSpace, how: RunConfig) -> Tensor:
+def _time_step_projection(r: Recorder, low: Tensor, mixer: StateSpace, how: RunConfig) -> Tensor:
     """A matrix times each sequence's transposed time steps: one product that is copied to its place; a batch of products where the matrix
     does not train (aten native/LinearAlgebra.cpp, should_fold).
     """
     path = f"{mixer.path}.dt_proj"
-    made = r.linear(low, matrix(r, path, ("c", "R"), how), "c", path)
+    made = r.linear(low, state_space_parameter(r, path, ("c", "R"), how), "c", path)
     return _laid_out(r, made, CHANNELS, path + "/steps", how) if how.trains else r.view(made, CHANNELS)
 
 
-def _out(r: Recorder, made: Tensor, weights: Weights, path: str, how: RunConfig) -> Tensor:
+def _mamba_output_projection(r: Recorder, made: Tensor, weights: Weights, path: str, how: RunConfig) -> Tensor:
     """The output projection of several sequences' transposed rows: they are copied for one product; a matrix that does not train is
     multiplied as they lie, and what an adapter multiplies is copied beside its cast.
     """
     if how.trains:
         low = r.autocast(made, path + "/input")
         rows = _laid_out(r, low, TOKENS, path + "/rows", how) if how.several else r.view(low, TOKENS)
-        return project(r, rows, weights, path, "h", "c", how)
+        return record_linear(r, rows, weights, path, "h", "c", how)
     adapted = how.several and r.saves and r.compute is None and path.rpartition(".")[2] in how.adapter_targets
     copied = how.adapter_dtype if adapted else None
     cast = r.tensor(path + "/lora_cast", TOKENS, copied) if copied is not None else None
-    out = project(r, r.view(made, TOKENS), weights, path, "h", "c", how)
+    out = record_linear(r, r.view(made, TOKENS), weights, path, "h", "c", how)
     del cast
     return out
 
 
-def _normed(r: Recorder, x: Tensor, path: str, weights: Weights, how: RunConfig) -> Tensor:
+def _state_rms_norm(r: Recorder, x: Tensor, path: str, weights: Weights, how: RunConfig) -> Tensor:
     weight = weights[f"{path}.weight"]
-    return normalise(r, x, Norm(path=path, kind=NormKind.RMS, size=weight.shape[0], weights=(weight,)), how)
+    return apply_norm(r, x, Norm(path=path, kind=NormKind.RMS, size=weight.shape[0], weights=(weight,)), how)
 
 
-def _convolved(r: Recorder, x: Tensor, mixer: StateSpace, how: RunConfig) -> Tensor:
+def _mamba_conv1d(r: Recorder, x: Tensor, mixer: StateSpace, how: RunConfig) -> Tensor:
     """A convolution of each channel and its activation: keeps its input; weights' gradients are summed in fp32 and cast; what arrives
     is laid out as the input is (causal_conv1d_interface.py:9-94, cpp_functions.py:94-160, csrc/causal_conv1d.cpp:297-298).
     """
     path = f"{mixer.path}.conv1d"
-    weight = matrix(r, path, ("c", "w"), how)
-    biases = [matrix(r, f"{path}.bias", ("c",), how) for w in mixer.weights if w.path == f"{path}.bias"]
+    weight = state_space_parameter(r, path, ("c", "w"), how)
+    biases = [state_space_parameter(r, f"{path}.bias", ("c",), how) for w in mixer.weights if w.path == f"{path}.bias"]
     shape, dtype, trains, needs = x.shape, x.dtype, weight.needs_grad, x.needs_grad
 
     def backward(_: Grad) -> list[Grad | None]:
@@ -151,7 +151,7 @@ def _convolved(r: Recorder, x: Tensor, mixer: StateSpace, how: RunConfig) -> Ten
     return r.apply(r.tensor(f"{path}/output", shape, dtype), (x, weight, *biases), (x,), backward)
 
 
-def _scan(r: Recorder, operands: tuple[Tensor, ...], vectors: tuple[Tensor, ...], path: str, how: RunConfig) -> Tensor:
+def _selective_scan(r: Recorder, operands: tuple[Tensor, ...], vectors: tuple[Tensor, ...], path: str, how: RunConfig) -> Tensor:
     """The selective scan and its gate (mamba ops/selective_scan_interface.py:34-95): operands by channel, its own output and the states
     at every piece's end are kept; gradients of both state projections are summed in fp32 and cast.
     """
@@ -171,14 +171,14 @@ def _scan(r: Recorder, operands: tuple[Tensor, ...], vectors: tuple[Tensor, ...]
         made = {5: r.grad(*metas[5][:2]), 0: r.grad(*metas[0][:2]), 1: r.grad(*metas[1][:2]), 2: r.grad(MATRIX, FP32)}
         wide = [r.grad(metas[n][0], FP32) for n in (3, 4)]
         made |= {n: r.grad(*metas[n][:2]) for n in range(6, len(metas))}
-        made |= {n: _lowered(r, g, metas[n][1]) for n, g in zip((3, 4), wide, strict=True)}
+        made |= {n: _grad_in_dtype(r, g, metas[n][1]) for n, g in zip((3, 4), wide, strict=True)}
         del arrived, wide
         return [made[n] if metas[n][2] else None for n in range(len(metas))]
 
     return r.apply(gated, inputs, (u, steps, decay, b, c, gate, *vectors, out, states), backward)
 
 
-def _lowered(r: Recorder, g: Grad, dtype: DType) -> Grad:
+def _grad_in_dtype(r: Recorder, g: Grad, dtype: DType) -> Grad:
     return g if dtype is g.dtype else r.grad(g.shape, dtype)
 
 

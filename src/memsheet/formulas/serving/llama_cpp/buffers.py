@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from memsheet.arith import round_up
 from memsheet.engines.llama_cpp import is_fork
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.formulas.serving.llama_cpp.build import Reserved
 from memsheet.formulas.serving.llama_cpp.ggml_devices import compute_buffers
 from memsheet.formulas.serving.llama_cpp.graph import reserved_graph
@@ -71,7 +71,7 @@ class Placed:
 
 
 @formula(cites=LLAMA_CPP, at="llama-model.cpp load_tensors: the last layers go to devices, in even shares that count the output as a layer")
-def placed(layers: int, plan: Plan, facts: Facts) -> Placed:
+def layer_placement(layers: int, plan: Plan, facts: Facts) -> Placed:
     """Devices of a model's layers; of an explicit ``layers_per_stage`` as it says."""
     devices = int(plan.mesh.pp)
     wanted = layers + 1 if plan.gpu_layers is None else min(plan.gpu_layers, layers + 1)
@@ -170,7 +170,7 @@ def buffers_of(spec: ModelSpec, plan: Plan) -> Buffers:
     Raises InputError for models whose operations are not listed.
     """
     facts, blocks = Facts.of(plan), blocks_of(spec)
-    where, ubatch = placed(len(blocks), plan, facts), ubatch_of(plan)
+    where, ubatch = layer_placement(len(blocks), plan, facts), ubatch_of(plan)
     tensors = stored_tensors(spec, plan)
     caches = [cache_of(block, plan, facts, ubatch) for block in blocks]
     held = tuple(
@@ -180,7 +180,7 @@ def buffers_of(spec: ModelSpec, plan: Plan) -> Buffers:
     experts = host_experts(tensors, plan, where)
     weights = tuple(weights_on(tensors, where, d, host_experts=experts) for d in range(where.host + 1))
     nothing = (NOTHING,) * (where.host + 1)
-    compute = _compute(spec, plan, facts, where, (caches, tensors, experts)) if plan.phase != "load" else nothing
+    compute = _compute_buffer_bytes(spec, plan, facts, where, (caches, tensors, experts)) if plan.phase != "load" else nothing
     return Buffers(weights=weights, caches=held, compute=compute, cells=facts.streams(plan) * cells_of(plan, facts))
 
 
@@ -198,20 +198,20 @@ def host_experts(tensors: tuple[Stored, ...], plan: Plan, where: Placed) -> froz
     routed = sorted({t.layer for t in tensors if t.expert})
     a_layer = sum(t.nbytes for t in tensors if t.expert) // max(1, len(routed))
     if not a_layer:
-        raise refuse(
+        raise input_error(
             "offload.parameters", plan.offload.parameters, "is experts on the host in llama.cpp, and the model has none", "--gpu-layers"
         )
-    return _alike(routed, where.layers, round(plan.offload.parameters * sum(t.nbytes for t in tensors) / a_layer))
+    return _host_expert_layers(routed, where.layers, round(plan.offload.parameters * sum(t.nbytes for t in tensors) / a_layer))
 
 
-def _alike(routed: list[int], devices: tuple[int, ...], count: int) -> frozenset[int]:
+def _host_expert_layers(routed: list[int], devices: tuple[int, ...], count: int) -> frozenset[int]:
     """So many layers, the same part of every device's, its first ones."""
     on = [devices[layer] for layer in routed]
     share = [(on[: number + 1].count(device) / on.count(device), routed[number]) for number, device in enumerate(on)]
     return frozenset(layer for _, layer in sorted(share)[:count])
 
 
-def _compute(
+def _compute_buffer_bytes(
     spec: ModelSpec, plan: Plan, facts: Facts, where: Placed, held: tuple[list[tuple[int, int]], tuple[Stored, ...], frozenset[int]]
 ) -> tuple[Bytes, ...]:
     """Bytes of each device's buffer. Whether a device computes with experts of the host depends on their type and on switches that no plan
@@ -227,12 +227,12 @@ def _compute(
         outputs=min(ubatch, facts.streams(plan)) if facts.sparing else None, mla_mode=plan.mla_mode, attn_max_batch=plan.attn_max_batch,
         quantized_cache=_key_type(plan).block > 1,
     )  # fmt: skip
-    parallel, matrices = where.host > 1 and where.whole and not experts, _matrices(tensors)
+    parallel, matrices = where.host > 1 and where.whole and not experts, _matrix_bytes_by_layer(tensors)
     copied = compute_buffers(reserved_graph(spec, how, matrices), where.host + 1, parallel=parallel)
     if not experts:
         return tuple(map(Bytes.exact, copied))
     stay = compute_buffers(reserved_graph(spec, replace(how, experts_stay=True), matrices), where.host + 1)
-    most = compute_buffers(reserved_graph(spec, how, _matrices(tensors, most=True)), where.host + 1)
+    most = compute_buffers(reserved_graph(spec, how, _matrix_bytes_by_layer(tensors, most=True)), where.host + 1)
     taken = not facts.fork or all(t.type_name in COPIED for t in tensors if t.layer in experts and t.expert)
     return tuple(Bytes(min(ends), ends[taken], max(ends)) for ends in zip(stay, copied, most, strict=True))
 
@@ -244,7 +244,7 @@ those that -rtr makes of others still are.
 """
 
 
-def _matrices(tensors: tuple[Stored, ...], *, most: bool = False) -> dict[int, dict[str, int]]:
+def _matrix_bytes_by_layer(tensors: tuple[Stored, ...], *, most: bool = False) -> dict[int, dict[str, int]]:
     """Bytes of each layer's matrices by module, and of the output's, which are copied where the host holds them. ``most``: in the largest
     types that a mix may have.
     """

@@ -52,15 +52,15 @@ class Building:
         return Tensor(nbytes=nbytes, held=self.device)
 
     def given(self, *shape: int, of: str = "f32") -> Tensor:
-        return Tensor(nbytes=_size(shape, of), layout=(of, *shape), given=True)
+        return Tensor(nbytes=_ggml_tensor_bytes(shape, of), layout=(of, *shape), given=True)
 
     def make(self, op: str, sources: list[Tensor], *shape: int, of: str = "f32") -> Tensor:
-        return Tensor(nbytes=_size(shape, of), layout=(of, *shape), op=op, sources=sources, rows=_rows(shape))
+        return Tensor(nbytes=_ggml_tensor_bytes(shape, of), layout=(of, *shape), op=op, sources=sources, rows=_ggml_row_count(shape))
 
     def view(self, source: Tensor, *layout: int | str) -> Tensor:
         """Another look at a tensor's bytes; of a part of them where the layout is a shape."""
         numbers = [n for n in layout if isinstance(n, int)]
-        nbytes = _size(tuple(numbers), "f32") if numbers else source.nbytes
+        nbytes = _ggml_tensor_bytes(tuple(numbers), "f32") if numbers else source.nbytes
         return Tensor(nbytes=nbytes, layout=layout, op="view", sources=[source], base=source.base or source)
 
     def store(self, tensor: Tensor, cache: Tensor, inputs: Inputs, at: int, *, windowed: bool = False) -> None:
@@ -83,14 +83,14 @@ class Building:
         return self.device if self.how.host not in (*self.how.layer_devices, self.how.output_device) else -1
 
 
-def _size(shape: tuple[int, ...], of: str) -> int:
+def _ggml_tensor_bytes(shape: tuple[int, ...], of: str) -> int:
     size = WORDS[of]
     for n in shape:
         size *= n
     return size
 
 
-def _rows(shape: tuple[int, ...]) -> int:
+def _ggml_row_count(shape: tuple[int, ...]) -> int:
     return shape[1] if len(shape) == 2 else shape[2] if len(shape) > 2 else 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from memsheet.formulas.serving.llama_cpp.buffers import CELLS, Buffers, Facts, blocks_of, buffers_of, cache_of, placed, ubatch_of
+from memsheet.formulas.serving.llama_cpp.buffers import CELLS, Buffers, Facts, blocks_of, buffers_of, cache_of, layer_placement, ubatch_of
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import FP16
 from memsheet.plan.model import ModelSpec
@@ -47,7 +47,7 @@ def drafting_of(spec: ModelSpec, plan: Plan) -> Drafting | None:
 def draft_caches(drafting: Drafting) -> list[int]:
     """Bytes of the caches of all contexts on every device, the host's last."""
     plan, facts, blocks = drafting.plan, Facts.of(drafting.plan), blocks_of(drafting.model)
-    where = placed(len(blocks), plan, facts)
+    where = layer_placement(len(blocks), plan, facts)
     found = [0] * (where.host + 1)
     for (block, device), times in Counter(zip(blocks, where.layers, strict=True)).items():
         found[device] += drafting.contexts * times * sum(cache_of(block, plan, facts, ubatch_of(plan)))

@@ -118,26 +118,26 @@ def buffer_sizes(order: Sequence[Tensor], leaves: Iterable[Tensor], devices: int
     """Bytes of each device's compute buffer for nodes in the ``order`` of execution."""
     buffers = [Buffer() for _ in range(devices)]
     for leaf in leaves:
-        _allocate(leaf, buffers)
+        _allocate_node(leaf, buffers)
     for node in order:
         if node.base is not None and node.op:
             node.base.views += 1
         if node.given:
-            _allocate(node, buffers)
+            _allocate_node(node, buffers)
         for source in node.sources:
             source.users += 1
             if source.given:
-                _allocate(source, buffers)
+                _allocate_node(source, buffers)
     for node in order:
         for source in node.sources:
-            _allocate(source, buffers)
-        _allocate(node, buffers)
+            _allocate_node(source, buffers)
+        _allocate_node(node, buffers)
         for source in node.sources:
-            _read(source, buffers)
+            _release_source(source, buffers)
     return [buffer.size for buffer in buffers]
 
 
-def _allocate(node: Tensor, buffers: list[Buffer]) -> None:
+def _allocate_node(node: Tensor, buffers: list[Buffer]) -> None:
     if node.there or node.base is not None or node.held is not None:
         return
     node.there = True
@@ -155,7 +155,7 @@ def _takes_over(node: Tensor) -> bool:
     return False
 
 
-def _read(source: Tensor, buffers: list[Buffer]) -> None:
+def _release_source(source: Tensor, buffers: list[Buffer]) -> None:
     """Count a reader off; the last one frees the tensor, or the one it looks at."""
     source.users -= 1
     if source.users or source.views:

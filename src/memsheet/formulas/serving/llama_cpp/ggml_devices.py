@@ -54,9 +54,9 @@ class _Copies:
 def compute_buffers(graph: Graph, devices: int, *, parallel: bool = False) -> list[int]:
     """Bytes of every device's compute buffer, the host's last."""
     host = devices - 1
-    _assign(graph, host)
+    _assign_node_devices(graph, host)
     copies = _Copies(COPIES if parallel else 1)
-    splits = _split(graph, copies, host)
+    splits = _split_graph_by_device(graph, copies, host)
     order: list[Tensor] = []
     for split in splits:
         for source in split.inputs:
@@ -79,13 +79,13 @@ def _copied_inputs(splits: list[Split], copies: _Copies) -> Iterable[Tensor]:
 # ---- devices ------------------------------------------------------------------------------------------------------------------------
 
 
-def _assign(graph: Graph, host: int) -> None:
+def _assign_node_devices(graph: Graph, host: int) -> None:
     for node in (*graph.leaves, *graph.nodes):
         if node.device < 0:
             node.device = _given_device(node, host)
     computed = [node for node in graph.nodes if node.op not in VIEWS]
     for nodes, all_devices in ((computed, False), (computed[::-1], False), (computed, True), (computed[::-1], True)):
-        _spread(nodes, host, all_devices=all_devices)
+        _spread_device_to_neighbours(nodes, host, all_devices=all_devices)
     for node in graph.nodes:
         if node.device < 0 and node.base is not None:
             node.device = node.base.device
@@ -107,7 +107,7 @@ def _given_device(node: Tensor, host: int) -> int:
     return -1
 
 
-def _spread(nodes: list[Tensor], host: int, *, all_devices: bool) -> None:
+def _spread_device_to_neighbours(nodes: list[Tensor], host: int, *, all_devices: bool) -> None:
     """Give nodes that nobody has claimed to the device of their neighbour; at first the host claims nothing."""
     current = -1
     for node in nodes:
@@ -120,7 +120,7 @@ def _spread(nodes: list[Tensor], host: int, *, all_devices: bool) -> None:
 # ---- splits -------------------------------------------------------------------------------------------------------------------------
 
 
-def _split(graph: Graph, copies: _Copies, host: int) -> list[Split]:
+def _split_graph_by_device(graph: Graph, copies: _Copies, host: int) -> list[Split]:
     """Runs of nodes on one device. A weight from elsewhere starts a new one, so that the memory of the last one is free again."""
     first = next(node.device for node in graph.nodes if node.op not in VIEWS)
     splits = [Split(first)]

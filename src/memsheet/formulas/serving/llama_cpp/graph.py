@@ -6,7 +6,7 @@ product and sums of experts.
 
 from __future__ import annotations
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.formulas.serving.llama_cpp.build import Building, Inputs, Reserved
 from memsheet.formulas.serving.llama_cpp.ggml import Graph, Tensor
 from memsheet.formulas.serving.llama_cpp.latent import latent_attention
@@ -26,12 +26,14 @@ def reserved_graph(spec: ModelSpec, how: Reserved, bytes_of: dict[int, dict[str,
     b = Building(how=how, outputs=how.ubatch if how.outputs is None else how.outputs)
     blocks = [block for stack in spec.stacks for run in stack.runs for _ in range(run.count) for block in run.pattern]
     b.device = how.host
-    x = _embedded(b, spec)
-    inputs = _inputs(b, blocks)
+    x = _build_token_embeddings(b, spec)
+    inputs = _build_graph_inputs(b, blocks)
     for number, (block, device) in enumerate(zip(blocks, how.layer_devices, strict=True)):
         b.device, b.experts = device, how.host if number in how.host_experts else device
         sizes = bytes_of.get(number, {})
-        x = _layer(b, block, x, inputs, sizes, how.kv_bytes[number] if how.kv_bytes else (0, 0), last=number == len(blocks) - 1)
+        x = _build_decoder_layer(
+            b, block, x, inputs, sizes, how.kv_bytes[number] if how.kv_bytes else (0, 0), last=number == len(blocks) - 1
+        )
     b.device = how.output_device
     last = b.norm(x)
     logits = b.times(bytes_of.get(-1, {}).get("head", 0), last, spec.head.width, b.outputs)
@@ -41,7 +43,7 @@ def reserved_graph(spec: ModelSpec, how: Reserved, bytes_of: dict[int, dict[str,
     return b.graph
 
 
-def _embedded(b: Building, spec: ModelSpec) -> Tensor:
+def _build_token_embeddings(b: Building, spec: ModelSpec) -> Tensor:
     """Embeddings of tokens. Recent versions lay the ways of other inputs beside it: embeddings as they are, and both mixed."""
     hidden, n = spec.hidden, b.how.ubatch
     x = b.make("get_rows", [b.weight(), b.given(n, of="i32")], hidden, n)
@@ -56,7 +58,7 @@ def _embedded(b: Building, spec: ModelSpec) -> Tensor:
     return b.make("scale", [x], hidden, n) if spec.embeddings.scaled else x
 
 
-def _inputs(b: Building, blocks: list[Block]) -> Inputs:
+def _build_graph_inputs(b: Building, blocks: list[Block]) -> Inputs:
     n, masks = b.how.ubatch, dict[bool, Tensor]()
     attending = [m for block in blocks for m in block.mixers if isinstance(m, Attention)]
     rows = n if b.how.half_mask else -(-n // MASK_ROWS) * MASK_ROWS
@@ -77,18 +79,20 @@ def _inputs(b: Building, blocks: list[Block]) -> Inputs:
 # ---- a layer ------------------------------------------------------------------------------------------------------------------------
 
 
-def _layer(b: Building, block: Block, x: Tensor, inputs: Inputs, sizes: dict[str, int], kv: tuple[int, int], *, last: bool) -> Tensor:
+def _build_decoder_layer(
+    b: Building, block: Block, x: Tensor, inputs: Inputs, sizes: dict[str, int], kv: tuple[int, int], *, last: bool
+) -> Tensor:
     hidden = block.hidden
     mixer = block.mixers[0] if len(block.mixers) == 1 else None
     if not isinstance(mixer, Attention | LatentAttention) or block.arrangement not in (Arrangement.PRE, *SANDWICHED):
         what = f"layers of {block.kind}"
-        raise refuse("engine", "llama.cpp", f"has no list of operations here for {what}", "engine transformers, vllm or sglang")
+        raise input_error("engine", "llama.cpp", f"has no list of operations here for {what}", "engine transformers, vllm or sglang")
     sandwiched = block.arrangement in SANDWICHED
     normed = x if block.arrangement is Arrangement.POST_BRANCH else b.norm(x)
     if isinstance(mixer, LatentAttention):
         mixed = (fork_attention if b.how.fused else latent_attention)(b, mixer, normed, inputs, sizes, kv)
     else:
-        mixed = _attention(b, mixer, normed, inputs, sizes, kv)
+        mixed = _build_attention(b, mixer, normed, inputs, sizes, kv)
     if sandwiched and block.kind in POST_NORM_FIRST:
         mixed = b.norm(mixed)
     if last:
@@ -107,13 +111,14 @@ POST_NORM_FIRST = frozenset({"gemma3_text", "gemma2", "olmo2"})
 """Families that normalise attention's output before the last layer drops the positions that give no logits (src/models/gemma3.cpp)."""
 
 
-def _attention(b: Building, m: Attention, x: Tensor, inputs: Inputs, sizes: dict[str, int], kv: tuple[int, int]) -> Tensor:
+def _build_attention(b: Building, m: Attention, x: Tensor, inputs: Inputs, sizes: dict[str, int], kv: tuple[int, int]) -> Tensor:
     n, d, heads, kept = b.how.ubatch, m.head_dim, m.heads, m.kv_heads
     biased = {w.path.split(".")[-2] for w in m.weights if w.path.endswith(".bias")}
     q, k, v = (
-        _projection(b, name, x, width, sizes, biased) for name, width in (("q_proj", d * heads), ("k_proj", d * kept), ("v_proj", d * kept))
+        _build_projection(b, name, x, width, sizes, biased)
+        for name, width in (("q_proj", d * heads), ("k_proj", d * kept), ("v_proj", d * kept))
     )
-    q, k = _turned(b, m, q, heads, inputs), _turned(b, m, k, kept, inputs)
+    q, k = _build_rotary_heads(b, m, q, heads, inputs), _build_rotary_heads(b, m, k, kept, inputs)
     if not b.how.fused:
         v = b.view(v, "3d", d, kept, n)
     for tensor in (q, k, v) if b.how.fused else (q, v, k):
@@ -123,19 +128,19 @@ def _attention(b: Building, m: Attention, x: Tensor, inputs: Inputs, sizes: dict
     b.store(k, keys, inputs, 0, windowed=windowed)
     b.store(v, values, inputs, 1, windowed=windowed)
     mask = inputs.masks[windowed]
-    made = _mixed(b, m, b.view(q, "permuted", d, n, heads), (b.view(keys, "read"), b.view(values, "read")), mask)
+    made = _build_cached_attention(b, m, b.view(q, "permuted", d, n, heads), (b.view(keys, "read"), b.view(values, "read")), mask)
     b.graph.expand(made)
     hidden = int(x.layout[1])
     out = b.times(sizes.get("o_proj", 0), made, hidden, n)
     return b.make("add", [out, b.weight()], hidden, n) if "o_proj" in biased else out
 
 
-def _projection(b: Building, name: str, x: Tensor, width: int, sizes: dict[str, int], biased: set[str]) -> Tensor:
+def _build_projection(b: Building, name: str, x: Tensor, width: int, sizes: dict[str, int], biased: set[str]) -> Tensor:
     found = b.times(sizes.get(name, 0), x, width, b.how.ubatch)
     return b.make("add", [found, b.weight()], width, b.how.ubatch) if name in biased else found
 
 
-def _turned(b: Building, m: Attention, x: Tensor, heads: int, inputs: Inputs) -> Tensor:
+def _build_rotary_heads(b: Building, m: Attention, x: Tensor, heads: int, inputs: Inputs) -> Tensor:
     """Heads apart, normalised where the family does, and rotated."""
     shaped = b.view(x, "f32", m.head_dim, heads, b.how.ubatch)
     shaped.rows = b.how.ubatch
@@ -144,7 +149,7 @@ def _turned(b: Building, m: Attention, x: Tensor, heads: int, inputs: Inputs) ->
     return b.make("rope", [shaped, inputs.positions], m.head_dim, heads, b.how.ubatch)
 
 
-def _mixed(b: Building, m: Attention, q: Tensor, cache: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+def _build_cached_attention(b: Building, m: Attention, q: Tensor, cache: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
     """Attention over the cache: fused, or scores of every head over every cell."""
     n, d, heads = b.how.ubatch, m.head_dim, m.heads
     if b.how.flash:
@@ -163,13 +168,13 @@ def _mixed(b: Building, m: Attention, q: Tensor, cache: tuple[Tensor, Tensor], m
 def _feed_forward(b: Building, block: Block, x: Tensor, sizes: dict[str, int]) -> Tensor:
     ff = block.feed_forward
     if isinstance(ff, Moe):
-        return _routed(b, ff, x, sizes)
+        return _build_moe_ffn(b, ff, x, sizes)
     if not isinstance(ff, Dense):
-        raise refuse("engine", "llama.cpp", f"has no list of operations here for layers of {block.kind} without a feed-forward")
-    return _dense(b, ff, x, sizes)
+        raise input_error("engine", "llama.cpp", f"has no list of operations here for layers of {block.kind} without a feed-forward")
+    return _build_dense_ffn(b, ff, x, sizes)
 
 
-def _dense(b: Building, ff: Dense, x: Tensor, sizes: dict[str, int]) -> Tensor:
+def _build_dense_ffn(b: Building, ff: Dense, x: Tensor, sizes: dict[str, int]) -> Tensor:
     hidden, n, inner = int(x.layout[1]), int(x.layout[2]), ff.intermediate
     if ff.gated and ff.fused:
         made = b.make("glu", [b.times(sizes.get("gate_up_proj", 0), x, 2 * inner, n)], inner, n)
@@ -181,7 +186,7 @@ def _dense(b: Building, ff: Dense, x: Tensor, sizes: dict[str, int]) -> Tensor:
     return b.times(sizes.get("down_proj", 0), made, hidden, n)
 
 
-def _routed(b: Building, ff: Moe, x: Tensor, sizes: dict[str, int]) -> Tensor:
+def _build_moe_ffn(b: Building, ff: Moe, x: Tensor, sizes: dict[str, int]) -> Tensor:
     """Experts chosen and weighted, all choices of all tokens at once, then their sum. Biases of the choice and its groups are left out: their
     tensors have a number for each expert and token, which is below a mebibyte.
     """
@@ -191,30 +196,30 @@ def _routed(b: Building, ff: Moe, x: Tensor, sizes: dict[str, int]) -> Tensor:
     order = b.make("argsort", [shares], ff.experts, n, of="i32")
     chosen = b.view(order, "chosen", used, n)
     picked = b.make("pick", [b.view(shares, "f32", 1, ff.experts, n), chosen], 1, used, n)
-    weights = _normalised(b, picked, used, n)
+    weights = _build_router_weight_norm(b, picked, used, n)
     if not b.how.fused:
         b.graph.expand(weights)
     wide = b.view(x, "f32", hidden, 1, n)
     if b.how.fused:
-        both = [b.expert(_up(sizes)), b.expert(_up(sizes)), wide, chosen]
+        both = [b.expert(_expert_up_matrix_bytes(sizes)), b.expert(_expert_up_matrix_bytes(sizes)), wide, chosen]
         made = b.make("moe_up_gate", both, inner, used, n)
     else:
-        up = b.make("mul_mat_id", [b.expert(_up(sizes)), wide, chosen], inner, used, n)
-        gate = b.make("mul_mat_id", [b.expert(_up(sizes)), wide, chosen], inner, used, n)
+        up = b.make("mul_mat_id", [b.expert(_expert_up_matrix_bytes(sizes)), wide, chosen], inner, used, n)
+        gate = b.make("mul_mat_id", [b.expert(_expert_up_matrix_bytes(sizes)), wide, chosen], inner, used, n)
         made = b.make("glu", [gate, up], inner, used, n)
     experts = b.make("mul_mat_id", [b.expert(sizes.get("down_proj", 0)), made, chosen], hidden, used, n)
     experts = b.make("mul", [experts, weights], hidden, used, n)
-    found = _summed(b, experts, hidden, used, n)
+    found = _build_expert_sum(b, experts, hidden, used, n)
     shared = {name.removeprefix("shared."): size for name, size in sizes.items() if name.startswith("shared.")}
-    return found if ff.shared is None else b.make("add", [found, _dense(b, ff.shared, x, shared)], hidden, n)
+    return found if ff.shared is None else b.make("add", [found, _build_dense_ffn(b, ff.shared, x, shared)], hidden, n)
 
 
-def _up(sizes: dict[str, int]) -> int:
+def _expert_up_matrix_bytes(sizes: dict[str, int]) -> int:
     """Bytes of one of the two input matrices of the experts, which a file keeps apart."""
     return sizes.get("up_proj", sizes.get("gate_up_proj", 0) // 2)
 
 
-def _normalised(b: Building, picked: Tensor, used: int, n: int) -> Tensor:
+def _build_router_weight_norm(b: Building, picked: Tensor, used: int, n: int) -> Tensor:
     flat = b.view(picked, "f32", used, n)
     total = b.make("sum_rows", [flat], 1, n)
     if not b.how.fused:
@@ -222,7 +227,7 @@ def _normalised(b: Building, picked: Tensor, used: int, n: int) -> Tensor:
     return b.view(b.make("div", [flat, total], used, n), "f32", 1, used, n)
 
 
-def _summed(b: Building, experts: Tensor, hidden: int, used: int, n: int) -> Tensor:
+def _build_expert_sum(b: Building, experts: Tensor, hidden: int, used: int, n: int) -> Tensor:
     if b.how.fused:
         return b.make("multi_add", [b.view(experts, "strided", hidden, n)], hidden, n)
     b.graph.expand(experts)

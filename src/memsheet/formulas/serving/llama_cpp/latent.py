@@ -13,7 +13,7 @@ from memsheet.plan.model import LatentAttention
 def latent_attention(b: Building, m: LatentAttention, x: Tensor, inputs: Inputs, sizes: dict[str, int], kv: tuple[int, int]) -> Tensor:
     """One layer's attention, output projection included."""
     n, heads, lora, rope = b.how.ubatch, m.heads, m.kv_lora_rank, m.qk_rope_head_dim
-    q = queries(b, m, x, sizes)
+    q = build_latent_queries(b, m, x, sizes)
     joined = b.times(sizes.get("kv_a_proj_with_mqa", 0), x, lora + rope, n)
     q_turned = b.make("rope", [b.view(q, "strided", rope, heads, n), inputs.positions], rope, heads, n)
     k_turned = b.make("rope", [b.view(joined, "strided", rope, 1, n), inputs.positions], rope, 1, n)
@@ -31,7 +31,7 @@ def latent_attention(b: Building, m: LatentAttention, x: Tensor, inputs: Inputs,
     return b.times(sizes.get("o_proj", 0), made, int(x.layout[1]), n)
 
 
-def queries(b: Building, m: LatentAttention, x: Tensor, sizes: dict[str, int]) -> Tensor:
+def build_latent_queries(b: Building, m: LatentAttention, x: Tensor, sizes: dict[str, int]) -> Tensor:
     """Queries of all heads, by way of a latent of their own where there is one."""
     n, width = b.how.ubatch, m.heads * (m.qk_nope_head_dim + m.qk_rope_head_dim)
     if m.q_lora_rank is None:

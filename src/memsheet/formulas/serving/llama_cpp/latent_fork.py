@@ -5,10 +5,10 @@ ikawrakow/ik_llama.cpp 8db70379 src/llama.cpp:14770, build_deepseek2. The cache 
 
 from __future__ import annotations
 
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.formulas.serving.llama_cpp.build import Building, Inputs
 from memsheet.formulas.serving.llama_cpp.ggml import Tensor
-from memsheet.formulas.serving.llama_cpp.latent import queries
+from memsheet.formulas.serving.llama_cpp.latent import build_latent_queries
 from memsheet.plan.dtypes import FP16, FP32
 from memsheet.plan.model import LatentAttention
 from memsheet.references import LLAMA_CPP, formula
@@ -27,9 +27,9 @@ def fork_attention(b: Building, m: LatentAttention, x: Tensor, inputs: Inputs, s
     """
     if not b.how.mla_mode or not b.how.flash:
         way = "without flash attention" if b.how.mla_mode else "without --mla-mode"
-        raise refuse("engine", "llama.cpp", f"has no list of operations here for latent attention in the fork {way}", "--mla-mode 3")
+        raise input_error("engine", "llama.cpp", f"has no list of operations here for latent attention in the fork {way}", "--mla-mode 3")
     n, heads, lora, rope = b.how.ubatch, m.heads, m.kv_lora_rank, m.qk_rope_head_dim
-    q = queries(b, m, x, sizes)
+    q = build_latent_queries(b, m, x, sizes)
     turned = b.make("rope", [b.view(q, "strided", rope, heads, n), inputs.positions], rope, heads, n)
     joined = b.times(sizes.get("kv_a_proj_with_mqa", 0), x, lora + rope, n)
     k_turned = b.make("rope", [b.view(joined, "strided", rope, 1, n), inputs.positions], rope, 1, n)
@@ -37,7 +37,7 @@ def fork_attention(b: Building, m: LatentAttention, x: Tensor, inputs: Inputs, s
     cache = b.held(kv[0])
     b.store(b.make("concat", [latent, b.view(k_turned, "permuted")], lora + rope, n), cache, inputs, 0)
     long = b.how.mla_mode >= UNPACKED and n >= LONG
-    made = (_unpacked if long else _absorbed)(b, m, (q, turned), cache, inputs.masks[False], sizes)
+    made = (_build_unpacked_attention if long else _build_absorbed_attention)(b, m, (q, turned), cache, inputs.masks[False], sizes)
     b.graph.expand(made)
     return b.times(sizes.get("o_proj", 0), made, int(x.layout[1]), n)
 
@@ -68,7 +68,7 @@ def cell_bytes(m: LatentAttention, mla_mode: int, ubatch: int, limit_mib: int) -
 Queries = tuple[Tensor, Tensor]
 
 
-def _unpacked(b: Building, m: LatentAttention, q: Queries, cache: Tensor, mask: Tensor, sizes: dict[str, int]) -> Tensor:
+def _build_unpacked_attention(b: Building, m: LatentAttention, q: Queries, cache: Tensor, mask: Tensor, sizes: dict[str, int]) -> Tensor:
     """Some heads after others. Their keys and values are all made first: what reads them is added to the graph after the last."""
     n, cells, nope, rope, v = b.how.ubatch, b.how.cells, m.qk_nope_head_dim, m.qk_rope_head_dim, m.v_head_dim
     heads = heads_at_once(m, cells, b.how.attn_max_batch)
@@ -93,7 +93,7 @@ def _unpacked(b: Building, m: LatentAttention, q: Queries, cache: Tensor, mask: 
     return made
 
 
-def _absorbed(b: Building, m: LatentAttention, q: Queries, cache: Tensor, mask: Tensor, sizes: dict[str, int]) -> Tensor:
+def _build_absorbed_attention(b: Building, m: LatentAttention, q: Queries, cache: Tensor, mask: Tensor, sizes: dict[str, int]) -> Tensor:
     """Queries taken into the latent's space, and what attention makes there taken back out of it."""
     n, heads, lora, rope = b.how.ubatch, m.heads, m.kv_lora_rank, m.qk_rope_head_dim
     matrix = sizes.get("kv_b_proj", 0) // 2

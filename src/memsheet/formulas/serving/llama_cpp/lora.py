@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memsheet.arith import round_up
-from memsheet.formulas.serving.llama_cpp.buffers import Facts, blocks_of, placed, ubatch_of
+from memsheet.formulas.serving.llama_cpp.buffers import Facts, blocks_of, layer_placement, ubatch_of
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.model import ModelSpec, Role, Weight
 from memsheet.plan.plan import Plan, ServedAdapters
@@ -46,7 +46,7 @@ def lora_file_host_bytes(spec: ModelSpec, plan: Plan) -> int:
 
 
 def _device_of(spec: ModelSpec, plan: Plan, layer: int) -> int:
-    return placed(len(blocks_of(spec)), plan, Facts.of(plan)).layers[layer]
+    return layer_placement(len(blocks_of(spec)), plan, Facts.of(plan)).layers[layer]
 
 
 @formula(
@@ -57,13 +57,13 @@ def pairs_of(spec: ModelSpec, served: ServedAdapters) -> Iterator[tuple[int, str
     """(layer, module, bytes of all adapters' pairs) for every target."""
     for number, block in enumerate(blocks_of(spec)):
         for weight in block.weights:
-            if _targeted(weight, served):
+            if _is_lora_target(weight, served):
                 out, width = weight.shape[-2], weight.shape[-1]
                 pair = (int(served.dtype.nbytes(served.rank * side)) for side in (width, out))
                 yield number, weight.path.split(".")[-2], int(served.slots) * sum(int(round_up(size, ALIGNMENT)) for size in pair)
 
 
-def _targeted(weight: Weight, served: ServedAdapters) -> bool:
+def _is_lora_target(weight: Weight, served: ServedAdapters) -> bool:
     linear = weight.role is Role.LINEAR and weight.path.endswith(".weight") and len(weight.shape) > 1
     return linear and (served.targets is None or weight.path.split(".")[-2] in served.targets)
 
@@ -76,7 +76,7 @@ def product_bytes(spec: ModelSpec, plan: Plan, computed: int) -> Bytes:
     """What the graph's buffer grows by: by nothing where its peak is elsewhere, at most by the widest result and what is between both matrices."""
     served = plan.served_adapters
     assert served is not None
-    widest = max((w.shape[-2] for block in blocks_of(spec) for w in block.weights if _targeted(w, served)), default=0)
+    widest = max((w.shape[-2] for block in blocks_of(spec) for w in block.weights if _is_lora_target(w, served)), default=0)
     most = int(FP32.nbytes(ubatch_of(plan) * (widest + served.rank)))
     there = int(FP32.nbytes(ubatch_of(plan) * (3 * widest + 2 * spec.hidden + served.rank)))
     return Bytes(0, min(most, max(0, there - computed)), most)

@@ -10,9 +10,19 @@ from operator import add
 from typing import Any
 
 from memsheet.engines.llama_cpp import MAX_SEQUENCES
-from memsheet.formulas.serving.drafts import draft_facts, named
+from memsheet.formulas.serving.drafts import draft_facts, prefix_draft_items
 from memsheet.formulas.serving.driver import CUDA_LIKE, driver_items
-from memsheet.formulas.serving.llama_cpp.buffers import CELLS, Buffers, Facts, Placed, blocks_of, buffers_of, cache_of, placed, ubatch_of
+from memsheet.formulas.serving.llama_cpp.buffers import (
+    CELLS,
+    Buffers,
+    Facts,
+    Placed,
+    blocks_of,
+    buffers_of,
+    cache_of,
+    layer_placement,
+    ubatch_of,
+)
 from memsheet.formulas.serving.llama_cpp.draft import Drafting, draft_buffers, draft_caches, draft_per_token, drafting_of
 from memsheet.formulas.serving.llama_cpp.latent_fork import cell_bytes
 from memsheet.formulas.serving.llama_cpp.lora import lora_file_host_bytes, lora_file_items
@@ -41,7 +51,7 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
     found = _buffer_items(spec, plan, made, stage, pooled=pooled)
     found += lora_file_items(spec, plan, stage, instants, int(made.compute[stage].value))
     if drafting := drafting_of(spec, plan):
-        found += named(_buffer_items(drafting.model, drafting.plan, draft_buffers(drafting), stage, pooled=pooled))
+        found += prefix_draft_items(_buffer_items(drafting.model, drafting.plan, draft_buffers(drafting), stage, pooled=pooled))
     return [*found, *driver_items(plan, cluster, instants)]
 
 
@@ -60,7 +70,7 @@ def _buffer_items(spec: ModelSpec, plan: Plan, made: Buffers, stage: int, *, poo
             if size
         ]
         graph = Cited(GGML, "ggml-alloc.c over the graph of the longest batch")
-        size, beside = made.compute[stage], _unread(spec, plan)
+        size, beside = made.compute[stage], _unread_graph_bytes(spec, plan)
         found.append(
             Item(
                 Component.TEMPORARIES,
@@ -70,7 +80,7 @@ def _buffer_items(spec: ModelSpec, plan: Plan, made: Buffers, stage: int, *, poo
             )
         )
         if pooled:
-            found.append(Item(Component.WORKSPACES, "cuda_pool", dict.fromkeys(SERVING, _pool(spec, plan)), POOL))
+            found.append(Item(Component.WORKSPACES, "cuda_pool", dict.fromkeys(SERVING, _matmul_pool_bytes(spec, plan)), POOL))
     return found
 
 
@@ -82,7 +92,7 @@ READ = frozenset(
 """Families whose graph is written out here; of others the widest tensors are known, and that there may be one more of each."""
 
 
-def _unread(spec: ModelSpec, plan: Plan) -> int:
+def _unread_graph_bytes(spec: ModelSpec, plan: Plan) -> int:
     """What a graph that was not read may hold besides."""
     strange = [block for block in blocks_of(spec) if block.kind not in READ]
     inner = [block.feed_forward.intermediate for block in strange if block.feed_forward is not None]
@@ -93,7 +103,7 @@ def _unread(spec: ModelSpec, plan: Plan) -> int:
     cites=GGML,
     at="ggml-cuda.cu ggml_cuda_op_mul_mat: 144 bytes of 128 quantized activations; high: the widest matrix and both operands in fp16",
 )
-def _pool(spec: ModelSpec, plan: Plan) -> Bytes:
+def _matmul_pool_bytes(spec: ModelSpec, plan: Plan) -> Bytes:
     """What products allocate while they run and the pool keeps."""
     n, widest, largest = ubatch_of(plan), 0, 0
     for block in {id(b): b for b in blocks_of(spec)}.values():
@@ -106,7 +116,7 @@ def _pool(spec: ModelSpec, plan: Plan) -> Bytes:
 def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sheet, ...]) -> Mapping[str, Any]:
     """Cache bytes a token, cells that fit, and the lines that llama.cpp prints."""
     made, devices = buffers_of(spec, plan), int(plan.mesh.pp)
-    where = placed(len(blocks_of(spec)), plan, Facts.of(plan))
+    where = layer_placement(len(blocks_of(spec)), plan, Facts.of(plan))
     rows = [_per_token(block, plan, Facts.of(plan)) for block in blocks_of(spec)]
     per_device = [sum(row for row, at in zip(rows, where.layers, strict=True) if at == d) for d in range(devices)]
     drafting = drafting_of(spec, plan)
@@ -124,18 +134,18 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sh
         found["start_up"] += start_up(draft_buffers(drafting), backend)
         found["speculative"] = _drafting_facts(drafting, plan, devices)
     if cluster is not None:
-        rooms = [_room(sheet, cluster) for sheet in sheets]
+        rooms = [_device_cache_room_bytes(sheet, cluster) for sheet in sheets]
         lengths = sorted({n for n in (1024, 4096, 8192, 32768, 131072) if n <= (spec.max_positions or n)} | {int(plan.max_model_len or 1)})
         bound = MOST if Facts.of(plan).fork else MAX_SEQUENCES
-        found["max_sequences"] = {str(n): min(bound, _sequences(spec, plan, where, rooms, n)) for n in lengths}
-        found["kv_tokens"] = CELLS * _sequences(spec, plan, where, rooms, CELLS, windows=1)
+        found["max_sequences"] = {str(n): min(bound, _llama_sequences_that_fit(spec, plan, where, rooms, n)) for n in lengths}
+        found["kv_tokens"] = CELLS * _llama_sequences_that_fit(spec, plan, where, rooms, CELLS, windows=1)
     return found
 
 
 def _drafting_facts(drafting: Drafting, plan: Plan, devices: int) -> Mapping[str, Any]:
     """What the draft model costs on all devices."""
     own = draft_buffers(drafting)
-    items = [item for stage in range(devices) for item in named(_buffer_items(drafting.model, drafting.plan, own, stage))]
+    items = [item for stage in range(devices) for item in prefix_draft_items(_buffer_items(drafting.model, drafting.plan, own, stage))]
     return {**draft_facts(items, plan, sum(draft_per_token(drafting))), "contexts": drafting.contexts}
 
 
@@ -145,13 +155,15 @@ def _per_token(block: Block, plan: Plan, facts: Facts) -> int:
     return sum(cache_of(block, one, facts, CELLS)) // CELLS
 
 
-def _room(sheet: Sheet, cluster: Cluster) -> int:
+def _device_cache_room_bytes(sheet: Sheet, cluster: Cluster) -> int:
     """What a device has for its caches."""
     used = sheet.at(Instant.DECODE, without=()).value - sheet.of(Component.KV_CACHE, instant=Instant.DECODE).value
     return max(0, int(cluster.device.framework_bytes - used))
 
 
-def _sequences(spec: ModelSpec, plan: Plan, where: Placed, rooms: list[int], length: int, *, windows: int | None = None) -> int:
+def _llama_sequences_that_fit(
+    spec: ModelSpec, plan: Plan, where: Placed, rooms: list[int], length: int, *, windows: int | None = None
+) -> int:
     """Sequences of a length whose cells all devices have room for, each cell with its column of the mask and what is unpacked of it.
     ``windows``: kept whatever their number.
     """

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from memsheet.engines.llama_cpp import is_fork
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import BF16, FP32, GGUF, DType
 from memsheet.plan.gguf_fork import fork_end, fork_type
@@ -66,14 +66,14 @@ def stored_tensors(spec: ModelSpec, plan: Plan) -> tuple[Stored, ...]:
     if spec.source.tensors and named == own:
         return split_latents(spec, plan, loaded_of(spec, (_in_file(name, kind, dims) for name, kind, dims in spec.source.tensors)))
     if named is not None and not named.startswith("gguf:") and named not in CONVERTED:
-        raise refuse("quantization.weights", named, "is no type of a GGUF file", "for example --quantize gguf:Q4_K_M, or gguf:Q8_0")
+        raise input_error("quantization.weights", named, "is no type of a GGUF file", "for example --quantize gguf:Q4_K_M, or gguf:Q8_0")
     kind = (
         CONVERTED.get(named, named.removeprefix("gguf:"))
         if named
         else {"fp32": "F32", "bf16": "BF16"}.get(plan.precision.parameters.name, "F16")
     )
     fork = is_fork(plan.engine_version)
-    return split_latents(spec, plan, (*_ends(spec, kind, fork=fork), *_layers(spec, kind, fork=fork)))
+    return split_latents(spec, plan, (*_embedding_and_output_tensors(spec, kind, fork=fork), *_layer_tensors(spec, kind, fork=fork)))
 
 
 def loaded_of(spec: ModelSpec, tensors: Iterable[Stored]) -> tuple[Stored, ...]:
@@ -104,7 +104,7 @@ def split_latents(spec: ModelSpec, plan: Plan, tensors: tuple[Stored, ...]) -> t
         for kind, width, dtype in (
             ("attn_k_b", mixer.qk_nope_head_dim, GGUF["Q8_0"] if kept.block > 1 else kept), ("attn_v_b", mixer.v_head_dim, kept),
         ):  # fmt: skip
-            made.append(_stored(t.layer, kind, kind, mixer.heads * width * mixer.kv_lora_rank, mixer.kv_lora_rank, dtype))
+            made.append(_stored_tensor(t.layer, kind, kind, mixer.heads * width * mixer.kv_lora_rank, mixer.kv_lora_rank, dtype))
     return (*tensors, *made)
 
 
@@ -117,11 +117,11 @@ def _in_file(name: str, kind: str, dims: tuple[int, ...]) -> Stored:
     label = parts[2] if parts[0] == "blk" else parts[0]
     expert, shared = label.endswith("_exps"), label.endswith("_shexp")
     module = MODULES.get(label.removesuffix("_exps").removesuffix("_shexp"), label)
-    return _stored(layer, label, f"shared.{module}" if shared else module, elements, dims[0], GGUF[kind], expert=expert)
+    return _stored_tensor(layer, label, f"shared.{module}" if shared else module, elements, dims[0], GGUF[kind], expert=expert)
 
 
 @formula(cites=GGML, at="ggml-cuda.cu ggml_backend_cuda_buffer_type_get_alloc_size: the last row of a quantized matrix to 512 elements")
-def _stored(layer: int, kind: str, module: str, elements: int, row: int, dtype: DType, *, expert: bool = False) -> Stored:
+def _stored_tensor(layer: int, kind: str, module: str, elements: int, row: int, dtype: DType, *, expert: bool = False) -> Stored:
     extra = -row % ROW_PADDING
     padding = int(dtype.nbytes(-(-extra // dtype.block) * dtype.block)) if dtype.block > 1 and extra else 0
     return Stored(
@@ -130,42 +130,42 @@ def _stored(layer: int, kind: str, module: str, elements: int, row: int, dtype: 
 
 
 @formula(cites=LLAMA_CPP, at="llama-quant.cpp llama_tensor_get_type: the table as the main type, the output matrix in Q6_K beside most")
-def _ends(spec: ModelSpec, mix: str, *, fork: bool) -> Iterator[Stored]:
+def _embedding_and_output_tensors(spec: ModelSpec, mix: str, *, fork: bool) -> Iterator[Stored]:
     """Tables and the output matrix. A tied one is stored once, in the type of an output, and held twice where its two uses are apart."""
     tied = spec.head.tied or not spec.head.weights
     for weight in (*spec.embeddings.weights, *(w for norm in spec.embeddings.norms for w in norm.weights)):
         table = weight.role is Role.EMBEDDING and weight.shape[0] >= spec.vocab
-        dtype = GGUF[_end(mix, weight, output=tied, tied=tied, fork=fork)] if table else FP32
-        yield _stored(-1, TOKENS if table else "embd", "embed", weight.elements, weight.shape[-1], dtype)
+        dtype = GGUF[_output_type_name(mix, weight, output=tied, tied=tied, fork=fork)] if table else FP32
+        yield _stored_tensor(-1, TOKENS if table else "embd", "embed", weight.elements, weight.shape[-1], dtype)
     for weight in spec.head.weights:
         matrix = len(weight.shape) > 1
-        dtype = GGUF[_end(mix, weight, output=True, tied=tied, fork=fork)] if matrix else FP32
-        yield _stored(-1, OUTPUT, "head", weight.elements, weight.shape[-1], dtype)
+        dtype = GGUF[_output_type_name(mix, weight, output=True, tied=tied, fork=fork)] if matrix else FP32
+        yield _stored_tensor(-1, OUTPUT, "head", weight.elements, weight.shape[-1], dtype)
     for stack in spec.stacks:
         for norm in stack.final_norms:
-            yield from (_stored(-1, "output_norm", "norm", w.elements, w.shape[-1], FP32) for w in norm.weights)
+            yield from (_stored_tensor(-1, "output_norm", "norm", w.elements, w.shape[-1], FP32) for w in norm.weights)
 
 
-def _end(mix: str, weight: Weight, *, output: bool, tied: bool, fork: bool) -> str:
+def _output_type_name(mix: str, weight: Weight, *, output: bool, tied: bool, fork: bool) -> str:
     row = weight.shape[-1]
     return fork_end(mix, output=output, tied=tied, row=row) if fork else end_type(mix, output=output, row=row)
 
 
-def _layers(spec: ModelSpec, mix: str, *, fork: bool) -> Iterator[Stored]:
+def _layer_tensors(spec: ModelSpec, mix: str, *, fork: bool) -> Iterator[Stored]:
     blocks = [block for stack in spec.stacks for run in stack.runs for _ in range(run.count) for block in run.pattern]
     for layer, block in enumerate(blocks):
-        where = _where(spec, block, layer, len(blocks))
+        where = _quantization_context(spec, block, layer, len(blocks))
         for weight in block.weights:
             module = weight.path.removesuffix(".weight").split(".")[-1]
             named = f"shared.{module}" if "shared" in weight.path else module
-            dtype = _dtype(weight, mix, where, fork_type if fork else matrix_type)
-            found = _stored(
+            dtype = _gguf_weight_dtype(weight, mix, where, fork_type if fork else matrix_type)
+            found = _stored_tensor(
                 layer, KINDS.get(module, module), named, weight.elements, weight.shape[-1], dtype, expert=weight.role is Role.EXPERT
             )
-            yield _ranged(found, weight, mix) if dtype is not FP32 and mix not in WHOLE else found
+            yield _with_type_range(found, weight, mix) if dtype is not FP32 and mix not in WHOLE else found
 
 
-def _ranged(stored: Stored, weight: Weight, mix: str) -> Stored:
+def _with_type_range(stored: Stored, weight: Weight, mix: str) -> Stored:
     """With what recipes do to a type: nothing at the low end; at the high end attention in eight bits and down projections in six."""
     main = GGUF[MIXES.get(mix, (mix, {}))[0]]
     raised = "Q6_K" if stored.kind == "ffn_down" else "Q8_0" if stored.kind.startswith("attn") else ""
@@ -177,14 +177,14 @@ def _ranged(stored: Stored, weight: Weight, mix: str) -> Stored:
     return replace(stored, low=min(stored.nbytes, int(main.nbytes(weight.elements))), high=high)
 
 
-def _where(spec: ModelSpec, block: Block, layer: int, layers: int) -> Where:
+def _quantization_context(spec: ModelSpec, block: Block, layer: int, layers: int) -> Where:
     mixer = next((m for m in block.mixers if isinstance(m, Attention)), None)
     experts = block.feed_forward.experts if isinstance(block.feed_forward, Moe) else 0
     grouped = mixer.heads // mixer.kv_heads if mixer else 1
     return Where(layer=layer, layers=layers, grouped=grouped, experts=experts, family=spec.model_type, vocab=spec.vocab)
 
 
-def _dtype(weight: Weight, mix: str, where: Where, type_of: Callable[[str, str, Where, int], str]) -> DType:
+def _gguf_weight_dtype(weight: Weight, mix: str, where: Where, type_of: Callable[[str, str, Where, int], str]) -> DType:
     """Matrices are quantized; norms, biases and routers stay in fp32."""
     module = weight.path.removesuffix(".weight").split(".")[-1]
     if weight.role not in (Role.LINEAR, Role.EXPERT) or len(weight.shape) < 2:

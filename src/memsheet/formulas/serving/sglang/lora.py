@@ -13,14 +13,14 @@ from memsheet.arith import Count, ceil_div, maximum, round_up
 from memsheet.engines.served_lora import SGLANG_JOINED, SGLANG_PARTS
 from memsheet.formulas.runtime import ALLOCATOR, loading_slack
 from memsheet.formulas.states.held import module_of
-from memsheet.formulas.states.params import blocks, stack_prefix, tensors, tower_tensors
+from memsheet.formulas.states.params import distinct_blocks, parameter_tensors, stack_prefix, tower_tensors
 from memsheet.formulas.states.sharding import held_shape
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import INT32
 from memsheet.plan.model import ModelSpec, Moe, Role, Weight
 from memsheet.plan.plan import Mesh, Plan, ServedAdapters
 from memsheet.references import SGLANG, formula
-from memsheet.sheet import Bytes, Component, FromCode, Instant, Item, total
+from memsheet.sheet import Bytes, Component, FromCode, Instant, Item, sum_byte_ranges
 
 POOL = FromCode("sgl-project/sglang", "v0.5.23", "python/sglang/srt/lora/mem_pool.py", 600)
 BRANCH = FromCode("sgl-project/sglang", "v0.5.23", "python/sglang/kernels/ops/lora/moe/fused_moe_lora_kernel.py", 477)
@@ -66,19 +66,19 @@ def lora_pool_items(part: ModelSpec, plan: Plan, captured: Count, instants: Sequ
 def buffers_of(part: ModelSpec, mesh: Mesh, served: ServedAdapters) -> Iterator[Buffers]:
     """Buffers of a rank. An adapter on one piece has the buffers of the whole joined layer; experts have their own in every layer."""
     wanted, towers = targets_of(served), {path for path, _, _ in tower_tensors(part)}
-    experts = any(isinstance(block.feed_forward, Moe) for stack in part.stacks for block, _ in blocks(stack))
+    experts = any(isinstance(block.feed_forward, Moe) for stack in part.stacks for block, _ in distinct_blocks(stack))
     joined: dict[str, list[tuple[Weight, int]]] = {}
-    for path, weight, times in tensors(part):
+    for path, weight, times in parameter_tensors(part):
         name = path.split(".")[-2] if path.endswith(".weight") else ""
         layer = SGLANG_JOINED.get(name, "")
         alone = experts and layer in (GATES, DOWN) and not _has_shared(part)
         if weight.role is Role.LINEAR and layer in wanted and layer not in ENDS and path not in towers and not alone:
             joined.setdefault(f"{module_of(path).rsplit('.', 1)[0]}.{layer}", []).append((weight, times))
     for path, pieces in joined.items():
-        yield from _layer(path, pieces, mesh, served)
+        yield from _joined_layer_lora_buffers(path, pieces, mesh, served)
     if experts:
-        yield from _experts(part, mesh, served, wanted)
-    yield from _ends(part, mesh, served, wanted)
+        yield from _expert_lora_buffers(part, mesh, served, wanted)
+    yield from _embedding_lora_buffers(part, mesh, served, wanted)
 
 
 def targets_of(served: ServedAdapters) -> frozenset[str]:
@@ -89,11 +89,11 @@ def targets_of(served: ServedAdapters) -> frozenset[str]:
 
 def _has_shared(part: ModelSpec) -> bool:
     """Whether layers with experts have a shared one, without which no dense layer beside them has buffers (mem_pool.py:614)."""
-    feeds = (block.feed_forward for stack in part.stacks for block, _ in blocks(stack))
+    feeds = (block.feed_forward for stack in part.stacks for block, _ in distinct_blocks(stack))
     return any(isinstance(feed, Moe) and feed.shared is not None for feed in feeds)
 
 
-def _layer(path: str, pieces: list[tuple[Weight, int]], mesh: Mesh, served: ServedAdapters) -> Iterator[Buffers]:
+def _joined_layer_lora_buffers(path: str, pieces: list[tuple[Weight, int]], mesh: Mesh, served: ServedAdapters) -> Iterator[Buffers]:
     """One joined layer, for each width that layers of that name have."""
     by_width: dict[tuple[Count, Count], int] = {}
     names = len({weight.path for weight, _ in pieces})
@@ -108,10 +108,13 @@ def _layer(path: str, pieces: list[tuple[Weight, int]], mesh: Mesh, served: Serv
 
 
 @formula(cites=SGLANG, at="v0.5.23 lora/mem_pool.py:424, 640: slots x experts x ..., in as many layers as the model has, dense ones too")
-def _experts(part: ModelSpec, mesh: Mesh, served: ServedAdapters, wanted: frozenset[str]) -> Iterator[Buffers]:
+def _expert_lora_buffers(part: ModelSpec, mesh: Mesh, served: ServedAdapters, wanted: frozenset[str]) -> Iterator[Buffers]:
     layers, rank = sum(stack.layers for stack in part.stacks), served.rank
     stack, block, moe = next(
-        (stack, block, block.feed_forward) for stack in part.stacks for block, _ in blocks(stack) if isinstance(block.feed_forward, Moe)
+        (stack, block, block.feed_forward)
+        for stack in part.stacks
+        for block, _ in distinct_blocks(stack)
+        if isinstance(block.feed_forward, Moe)
     )
     own, inner = ceil_div(moe.experts, mesh.ep), ceil_div(moe.intermediate, mesh.etp)
     path = f"{stack_prefix(stack)}.{moe.path}"
@@ -125,7 +128,7 @@ def _experts(part: ModelSpec, mesh: Mesh, served: ServedAdapters, wanted: frozen
     cites=SGLANG,
     at="v0.5.23 lora/mem_pool.py:474, 575, 713-737: of all words, the head's second matrix cut; where both are targets each is made twice",
 )
-def _ends(part: ModelSpec, mesh: Mesh, served: ServedAdapters, wanted: frozenset[str]) -> Iterator[Buffers]:
+def _embedding_lora_buffers(part: ModelSpec, mesh: Mesh, served: ServedAdapters, wanted: frozenset[str]) -> Iterator[Buffers]:
     rank, hidden, words = served.rank, part.hidden, part.head.width
     twice = 2 if wanted.issuperset(ENDS) else 1
     if ENDS[0] in wanted:
@@ -137,7 +140,7 @@ def _ends(part: ModelSpec, mesh: Mesh, served: ServedAdapters, wanted: frozenset
 @formula(cites=SGLANG, at="v0.5.23 lora/backend/base_backend.py:312-347: int32 places of routed tokens for each slot, once for all layers")
 def routed_places_bytes(part: ModelSpec, served: ServedAdapters, captured: Count) -> Count:
     """Bytes of the buffers that CUDA graphs of up to ``captured`` sequences read their routing from."""
-    moe = next((b.feed_forward for stack in part.stacks for b, _ in blocks(stack) if isinstance(b.feed_forward, Moe)), None)
+    moe = next((b.feed_forward for stack in part.stacks for b, _ in distinct_blocks(stack) if isinstance(b.feed_forward, Moe)), None)
     wanted = targets_of(served)
     if moe is None or not wanted.issuperset((GATES, DOWN)):
         return 0
@@ -165,7 +168,7 @@ def lora_branch_items(part: ModelSpec, plan: Plan, tokens: Mapping[Instant, Coun
 )
 def routed_bytes(part: ModelSpec, plan: Plan, served: ServedAdapters, tokens: Count) -> Count:
     """Bytes beside the widest layer of routed experts; none where they are no targets."""
-    moe = next((b.feed_forward for stack in part.stacks for b, _ in blocks(stack) if isinstance(b.feed_forward, Moe)), None)
+    moe = next((b.feed_forward for stack in part.stacks for b, _ in distinct_blocks(stack) if isinstance(b.feed_forward, Moe)), None)
     if moe is None or not targets_of(served).issuperset((GATES, DOWN)):
         return 0
     widest = maximum(2 * ceil_div(moe.intermediate, plan.mesh.etp), part.hidden)
@@ -178,10 +181,10 @@ def lora_pool_host_bytes(spec: ModelSpec, plan: Plan) -> int:
     served = plan.served_adapters
     if served is None:
         return 0
-    return int(served.host * served.dtype.nbytes(sum(one.elements for one in _whole(spec, served))))
+    return int(served.host * served.dtype.nbytes(sum(one.elements for one in _unsharded_lora_buffers(spec, served))))
 
 
-def _whole(spec: ModelSpec, served: ServedAdapters) -> Iterator[Buffers]:
+def _unsharded_lora_buffers(spec: ModelSpec, served: ServedAdapters) -> Iterator[Buffers]:
     """One adapter on all targets: what is made twice on a device is there once."""
     ends = set(ENDS)
     for one in buffers_of(spec, Mesh(), served):
@@ -192,5 +195,5 @@ def lora_pool_facts(spec: ModelSpec, plan: Plan, items: Sequence[Item]) -> dict[
     """What a person asks of the pool."""
     served = plan.served_adapters
     assert served is not None
-    room = total(item.largest for item in items if item.component is Component.BUFFERS)
+    room = sum_byte_ranges(item.largest for item in items if item.component is Component.BUFFERS)
     return {"slots": served.slots, "rank": served.rank, "room_bytes": room, "host_bytes": lora_pool_host_bytes(spec, plan)}

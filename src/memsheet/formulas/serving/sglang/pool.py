@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from memsheet.arith import Count
 from memsheet.engines.sglang import WINDOW_SHARE, Release
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.formulas.serving.drafts import draft_of
 from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token
 from memsheet.formulas.serving.sglang.speculative import counted_layers
@@ -43,22 +43,24 @@ def cell_of(part: ModelSpec, plan: Plan, release: Release) -> Cell:
     assert plan.kv_dtype is not None
     whole, window, reach = 0, 0, 0
     if any(stack.role == "encoder" for stack in part.stacks):
-        raise refuse("model", part.name, "has an encoder, whose cache is not modelled for sglang yet", "--engine transformers")
+        raise input_error("model", part.name, "has an encoder, whose cache is not modelled for sglang yet", "--engine transformers")
     for _, mixer, layers in caching_layers(part):
         if isinstance(mixer, CrossAttention):
-            raise refuse("model", part.name, "reads another sequence, whose cache is not modelled for sglang yet", "--engine transformers")
+            raise input_error(
+                "model", part.name, "reads another sequence, whose cache is not modelled for sglang yet", "--engine transformers"
+            )
         if isinstance(mixer, Recurrent):
-            raise refuse("model", part.name, "is of a family that sglang does not serve", "--engine transformers")
+            raise input_error("model", part.name, "is of a family that sglang does not serve", "--engine transformers")
         if not isinstance(mixer, Attention | LatentAttention):
             continue  # states, which have a pool of their own
         size = layers * plan.kv_dtype.nbytes(kv_elements_per_token(mixer, plan.mesh.tp))
-        cut = _cut(part, mixer, release)
+        cut = _window_pool_tokens(part, mixer, release)
         whole, window = (whole, window + size) if cut else (whole + size, window)
         reach = max(reach, cut or 0)
     return Cell(whole=whole, window=window, reach=reach)
 
 
-def _cut(part: ModelSpec, mixer: Mixer, release: Release) -> int | None:
+def _window_pool_tokens(part: ModelSpec, mixer: Mixer, release: Release) -> int | None:
     """The window of a layer whose family has a pool for windows."""
     kinds = {block.kind for stack in part.stacks for run in stack.runs for block in run.pattern}
     return (mixer.window or mixer.chunk) if kinds & release.windowed and isinstance(mixer, Attention) else None
@@ -85,12 +87,12 @@ def draft_cell(part: ModelSpec, plan: Plan, release: Release) -> Cell:
     return NO_CELL if draft is None else cell_of(draft.whole, draft.plan, release)
 
 
-def counting(part: ModelSpec, plan: Plan, release: Release) -> Cell:
+def cell_with_draft_count(part: ModelSpec, plan: Plan, release: Release) -> Cell:
     """The cell of a stage's own layers, with what the engine counts of a draft's."""
     own = cell_of(part, plan, release)
     layers = sum(
         count
         for _, mixer, count in caching_layers(part)
-        if isinstance(mixer, Attention | LatentAttention) and not _cut(part, mixer, release)
+        if isinstance(mixer, Attention | LatentAttention) and not _window_pool_tokens(part, mixer, release)
     )
     return replace(own, beside=counted_layers(part, plan, own.whole // max(1, layers)))

@@ -10,7 +10,7 @@ from memsheet.arith import Count, maximum, minimum
 from memsheet.engines.sglang import MOST_REQUESTS, REQUESTS, WINDOW_SHARE, Release, graph_sequences, release_of
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
-from memsheet.formulas.serving.capacity import check_shared, held, lengths_of
+from memsheet.formulas.serving.capacity import check_shared, concurrency_facts, lengths_of
 from memsheet.formulas.serving.cut_blocks import check_cut_blocks, cut_block_notes
 from memsheet.formulas.serving.deepep import deepep_items
 from memsheet.formulas.serving.dp_attention import (
@@ -21,13 +21,13 @@ from memsheet.formulas.serving.dp_attention import (
     grouped_tensors,
     parts_ways,
 )
-from memsheet.formulas.serving.drafts import named, verified, with_draft
+from memsheet.formulas.serving.drafts import prefix_draft_items, verified_tokens, with_draft
 from memsheet.formulas.serving.graphs import graph_items
 from memsheet.formulas.serving.kv_cache import bytes_per_token
 from memsheet.formulas.serving.loaded import SGLANG_WAYS, loaded_items
 from memsheet.formulas.serving.sampling import masked_sampler_bytes
 from memsheet.formulas.serving.sglang.lora import lora_branch_items, lora_pool_facts, lora_pool_host_bytes, lora_pool_items
-from memsheet.formulas.serving.sglang.pool import NO_CELL, Cell, counting, draft_cell, pool_bytes, table_bytes
+from memsheet.formulas.serving.sglang.pool import NO_CELL, Cell, cell_with_draft_count, draft_cell, pool_bytes, table_bytes
 from memsheet.formulas.serving.sglang.prefix import prefixed_layer
 from memsheet.formulas.serving.sglang.speculative import (
     ahead_tokens,
@@ -45,7 +45,7 @@ from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.references import SGLANG, formula
-from memsheet.sheet import NOTHING, Bytes, Cited, Component, Instant, Item, Sheet, total
+from memsheet.sheet import NOTHING, Bytes, Cited, Component, Instant, Item, Sheet, sum_byte_ranges
 from memsheet.units import GIB
 
 RUNNING = (Instant.PREFILL, Instant.DECODE)
@@ -81,12 +81,12 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
         return [*kept, *outside_tensors(plan, cluster, {Instant.LOAD: 0})]
     stages = _stages(spec, plan, cluster)
     plan = group_plan(plan)
-    own, tokens = stages[stage], _tokens(stages, plan)
+    own, tokens = stages[stage], _token_pool_tokens(stages, plan)
     sizes = Bytes(
         *(pool_bytes(own.cell, count, plan.page_tokens or 1) for count in (tokens.high, tokens.value, tokens.low))
     )  # most where others take least
     states = own.states.bytes
-    table = Bytes.exact(table_bytes(_requests(plan, tokens.value, stages), table_tokens(plan)))
+    table = Bytes.exact(table_bytes(_max_running_requests(plan, tokens.value, stages), table_tokens(plan)))
     kept = (
         [Item(Component.KV_CACHE, "mamba_pool", dict.fromkeys(RUNNING, Bytes(states.high, states.value, states.low)), AT_POOL)]
         if states.high
@@ -106,16 +106,16 @@ def _draft_pool(own: Stage, plan: Plan, tokens: Bytes) -> list[Item]:
     if not (own.draft.whole or own.draft.window):
         return []
     size = Bytes(*(pool_bytes(own.draft, count, plan.page_tokens or 1) for count in (tokens.high, tokens.value, tokens.low)))
-    return named([Item(Component.KV_CACHE, "token_to_kv_pool", dict.fromkeys(RUNNING, size), AT_POOL)])
+    return prefix_draft_items([Item(Component.KV_CACHE, "token_to_kv_pool", dict.fromkeys(RUNNING, size), AT_POOL)])
 
 
 @same_again
 def _stages(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[Stage, ...]:
     release = release_of(plan.engine_version)
-    return every_stage(spec, plan, lambda part: _stage(part, plan, release, cluster))
+    return every_stage(spec, plan, lambda part: _sglang_stage(part, plan, release, cluster))
 
 
-def _stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | None) -> Stage:
+def _sglang_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | None) -> Stage:
     check_cut_blocks(part, plan, vendor=cluster.device.vendor if cluster else None)
     group = group_plan(plan)
     assert group.max_batched_tokens is not None
@@ -123,36 +123,42 @@ def _stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | Non
     loaded = loaded_items(part, group, grouped_tensors(part, plan), EVERY, SGLANG_WAYS)
     largest = minimum(graph_sequences(release, cluster.device if cluster else None, int(plan.mesh.tp)), group.max_sequences)
     working = {
-        Instant.PREFILL: _larger(_working(part, plan, group.max_batched_tokens, largest), prefixed_layer(part, group, release)),
-        Instant.DECODE: _working(part, plan, largest * verified(plan), largest * verified(plan)),
+        Instant.PREFILL: _elementwise_larger(
+            _working_memory_bytes(part, plan, group.max_batched_tokens, largest), prefixed_layer(part, group, release)
+        ),
+        Instant.DECODE: _working_memory_bytes(part, plan, largest * verified_tokens(plan), largest * verified_tokens(plan)),
     }
     outside = outside_tensors(plan, cluster, {Instant.LOAD: 0, **{when: size.value for when, size in working.items()}})
-    weights = total(item.at[Instant.LOAD] for item in loaded)
+    weights = sum_byte_ranges(item.at[Instant.LOAD] for item in loaded)
     adapters = lora_pool_items(part, plan, largest, EVERY)
     branches = lora_branch_items(part, plan, {Instant.PREFILL: group.max_batched_tokens, Instant.DECODE: largest})
-    free = _free(cluster, outside) if cluster else NOTHING
+    free = _free_before_loading_bytes(cluster, outside) if cluster else NOTHING
     drafts = draft_worker_items(part, plan, largest)
     first = loaded_first(plan, drafts)
-    room = _room(plan, free, weights + first + total(item.at[Instant.LOAD] for item in adapters)) if cluster else None
+    room = (
+        _token_pool_room_bytes(plan, free, weights + first + sum_byte_ranges(item.at[Instant.LOAD] for item in adapters))
+        if cluster
+        else None
+    )
     states = states_of(slot_bytes(part, group, release), room, keeping_of(part, group, release))
     graphs = (*graph_items(plan, largest), *grouped_graphs(plan, largest), *deepep_items(part, plan))
     return Stage(
         items=(*loaded, *adapters, *branches, *drafts, Item(Component.TEMPORARIES, "widest_layer", working, AT_RUN), *graphs, *outside),
-        cell=counting(part, group, release), weights=weights, free=free, states=states, room=_left(room, states),
+        cell=cell_with_draft_count(part, group, release), weights=weights, free=free, states=states, room=_bytes_left_for_tokens(room, states),
         draft=draft_cell(part, group, release), largest=largest,
     )  # fmt: skip
 
 
-def _left(room: Bytes | None, states: States) -> Bytes | None:
+def _bytes_left_for_tokens(room: Bytes | None, states: States) -> Bytes | None:
     """What the states leave for tokens."""
     taken = states.bytes
     return None if room is None else Bytes(room.low - taken.low, room.value - taken.value, room.high - taken.high)
 
 
-def _working(part: ModelSpec, plan: Plan, tokens: Count, sequences: Count) -> Bytes:
+def _working_memory_bytes(part: ModelSpec, plan: Plan, tokens: Count, sequences: Count) -> Bytes:
     """The widest layer over a chunk, or the logits of a batch: nothing is sorted, and only the last position of a prompt has logits."""
     if parts_ways(plan):
-        return _larger(grouped_layer_bytes(part, plan, tokens), grouped_logits_bytes(part, plan, sequences))
+        return _elementwise_larger(grouped_layer_bytes(part, plan, tokens), grouped_logits_bytes(part, plan, sequences))
     layer = drafted_layer(part, plan, tokens)
     if part.head.kind == "none":
         return layer
@@ -160,11 +166,11 @@ def _working(part: ModelSpec, plan: Plan, tokens: Count, sequences: Count) -> By
     return Bytes(layer.low, maximum(layer.value, drawn), maximum(layer.high, drawn))
 
 
-def _larger(left: Bytes, right: Bytes) -> Bytes:
+def _elementwise_larger(left: Bytes, right: Bytes) -> Bytes:
     return Bytes(maximum(left.low, right.low), maximum(left.value, right.value), maximum(left.high, right.high))
 
 
-def _free(cluster: Cluster, outside: list[Item]) -> Bytes:
+def _free_before_loading_bytes(cluster: Cluster, outside: list[Item]) -> Bytes:
     """Free before loading: the context of an idle process is there, and a communicator that has summed once (v0.4.3.post4
     distributed/device_communicators/pynccl.py:112), whose buffers are in the host's memory where cards have no link of their own.
     """
@@ -182,14 +188,14 @@ def _free(cluster: Cluster, outside: list[Item]) -> Bytes:
     cites=SGLANG,
     at="v0.4.3.post4 model_executor/model_runner.py:668: free now less (1 - mem_fraction_static) of what was free before loading",
 )
-def _room(plan: Plan, free: Bytes, weights: Bytes) -> Bytes:
+def _token_pool_room_bytes(plan: Plan, free: Bytes, weights: Bytes) -> Bytes:
     """Bytes for the pool. Loading is seen by the driver, so the gaps between segments count."""
     assert plan.memory_fraction is not None
     low, value, high = (int(size * plan.memory_fraction) for size in (free.low, free.value, free.high))
     return Bytes(low - weights.high, value - weights.value, high - weights.low)
 
 
-def _tokens(stages: tuple[Stage, ...], plan: Plan) -> Bytes:
+def _token_pool_tokens(stages: tuple[Stage, ...], plan: Plan) -> Bytes:
     """Tokens of the pool, whole pages of them: of the stage with the fewest; without a card those that are asked for."""
     page, asked = plan.page_tokens or 1, (plan.max_sequences or 1) * (plan.max_model_len or 1)
     rooms = [(stage.room, stage.cell.counted) for stage in stages if stage.cell.counted]
@@ -206,7 +212,7 @@ def _tokens(stages: tuple[Stage, ...], plan: Plan) -> Bytes:
     return Bytes(*(min(end[place] for end in ends) for place in range(3)))
 
 
-def _requests(plan: Plan, tokens: int, stages: tuple[Stage, ...]) -> int:
+def _max_running_requests(plan: Plan, tokens: int, stages: tuple[Stage, ...]) -> int:
     """Requests that may run: as the plan says, else by the tokens, at least and at most so many; never more than there are states for."""
     asked = plan.max_sequences is not None and plan.max_sequences != MOST_REQUESTS
     found = int(plan.max_sequences or 1) if asked else min(max(tokens * 512 // (plan.max_model_len or 1), REQUESTS), MOST_REQUESTS)
@@ -214,9 +220,9 @@ def _requests(plan: Plan, tokens: int, stages: tuple[Stage, ...]) -> int:
     return min([found, *slots])
 
 
-def _pool(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[tuple[Stage, ...], Bytes, Cell]:
+def _stages_and_token_pool(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[tuple[Stage, ...], Bytes, Cell]:
     stages = _stages(spec, plan, cluster)
-    return stages, _tokens(stages, group_plan(plan)), max((stage.cell for stage in stages), key=lambda cell: cell.counted)
+    return stages, _token_pool_tokens(stages, group_plan(plan)), max((stage.cell for stage in stages), key=lambda cell: cell.counted)
 
 
 @formula(cites=SGLANG, at="v0.5.23 lora/lora_manager.py:919: adapters to copy from")
@@ -227,17 +233,17 @@ def host_bytes(spec: ModelSpec, plan: Plan, _: int) -> int:
 
 def room(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> Callable[[int], Bytes]:
     """How many sequences of a length the pool holds."""
-    stages, tokens, cell = _pool(spec, plan, cluster)
+    stages, tokens, cell = _stages_and_token_pool(spec, plan, cluster)
     plan = group_plan(plan)
     page = plan.page_tokens or 1
     states = any(stage.states.bytes.high for stage in stages)
     check_shared(plan, caches=not states, why="what recurrent states keep of a prefix is not modelled")
     shared = plan.shared_prefix_tokens // page * page
     ends = (tokens.low, tokens.value, tokens.high)
-    return lambda length: _bounded(Bytes(*(_holds(cell, count, length, page, shared) for count in ends)), stages)
+    return lambda length: _cap_by_state_slots(Bytes(*(_pool_sequences(cell, count, length, page, shared) for count in ends)), stages)
 
 
-def _bounded(held: Bytes, stages: tuple[Stage, ...]) -> Bytes:
+def _cap_by_state_slots(held: Bytes, stages: tuple[Stage, ...]) -> Bytes:
     """Never more sequences than there are states for."""
     for limit in (stage.states.requests for stage in stages if stage.states.bytes.high):
         held = Bytes(min(held.low, limit.low), min(held.value, limit.value), min(held.high, limit.high))
@@ -254,7 +260,7 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, 
     if plan.phase == "load":
         return {}
     release, page, full = release_of(plan.engine_version), plan.page_tokens or 1, plan.max_model_len or 1
-    stages, tokens, cell = _pool(spec, plan, cluster)
+    stages, tokens, cell = _stages_and_token_pool(spec, plan, cluster)
     sequences = room(spec, plan, cluster)
     plan = group_plan(plan)
     assert plan.kv_dtype is not None
@@ -266,7 +272,7 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, 
         "kv_bytes_per_sequence": bytes_per_token(spec, plan.kv_dtype) * full, "kv_tokens": tokens.value, "kv_tokens_low": tokens.low,
         "kv_tokens_high": tokens.high, "pages": tokens.value // page, "page_tokens": page,
         "max_sequences": {str(n): sequences(n).value for n in lengths_of(plan)},
-        "capacity": held(replace(plan, max_sequences=_requests(plan, tokens.value, stages)), sequences, tokens.value // full, (page - 1) * per_token // 2),
+        "capacity": concurrency_facts(replace(plan, max_sequences=_max_running_requests(plan, tokens.value, stages)), sequences, tokens.value // full, (page - 1) * per_token // 2),
     }  # fmt: skip
     if plan.served_adapters is not None:
         found["lora"] = lora_pool_facts(spec, plan, lora_pool_items(spec, plan, 0, (Instant.LOAD,)))
@@ -284,7 +290,7 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, 
             for end, rest in (("low", left.high), ("value", left.value), ("high", left.low))
         )
     )
-    found["start_up"] = _lines(plan, release, own, tokens, _requests(plan, tokens.value, stages))
+    found["start_up"] = _sglang_log_lines(plan, release, own, tokens, _max_running_requests(plan, tokens.value, stages))
     found["budget"] = {
         "memory_fraction": plan.memory_fraction,
         "free_before_loading": own.free,
@@ -303,7 +309,7 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, 
     cites=SGLANG,
     at="v0.4.3.post4 mem_cache/radix_cache.py match_prefix: whole pages of a prefix; what windows keep is not counted as shared",
 )
-def _holds(cell: Cell, tokens: int, length: int, page: int, shared: int = 0) -> int:
+def _pool_sequences(cell: Cell, tokens: int, length: int, page: int, shared: int = 0) -> int:
     """Sequences of a length in a pool of so many tokens, and in that of the windows. ``shared``: tokens of all prompts, kept once."""
     paged = -(-length // page) * page
     shared = min(shared, paged - page)
@@ -324,7 +330,7 @@ PRINTED_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8
 """What torch calls the formats of its pool on NVIDIA cards (v0.5.23 mem_cache/kv_cache_dtype.py:22)."""
 
 
-def _lines(plan: Plan, release: Release, stage: Stage, tokens: Bytes, requests: int) -> list[str]:
+def _sglang_log_lines(plan: Plan, release: Release, stage: Stage, tokens: Bytes, requests: int) -> list[str]:
     """The lines the release prints (its GB are GiB)."""
     pool = pool_bytes(stage.cell, tokens.value, plan.page_tokens or 1)
     dtype = f" dtype: torch.{PRINTED_DTYPES[plan.kv_dtype.name]}," if release.prints_dtype and plan.kv_dtype else ""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.arith import Count, maximum
-from memsheet.formulas.serving.drafts import PREFIX, draft_facts, draft_layers, draft_of, draft_weights, drafted_bytes, verified
+from memsheet.formulas.serving.drafts import PREFIX, draft_facts, draft_layers, draft_of, draft_weights, drafted_bytes, verified_tokens
 from memsheet.formulas.serving.graphs import KEPT_FREE, graph_bytes
 from memsheet.formulas.serving.kv_cache import bytes_per_token
 from memsheet.formulas.serving.loaded import SGLANG_WAYS
@@ -15,7 +15,7 @@ from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan, SpeculativeMethod
 from memsheet.plan.speculative import Kept, kept_of
 from memsheet.references import SGLANG, formula
-from memsheet.sheet import NOTHING, Bytes, Cited, Component, Instant, Item, total
+from memsheet.sheet import NOTHING, Bytes, Cited, Component, Instant, Item, sum_byte_ranges
 
 RUNNING = (Instant.PREFILL, Instant.DECODE)
 EVERY = (Instant.LOAD, *RUNNING)
@@ -47,7 +47,7 @@ def draft_worker_items(part: ModelSpec, plan: Plan, largest: Count) -> list[Item
 def draft_buffer_bytes(hidden: int, plan: Plan, largest: Count) -> Count:
     """Bytes of the inputs of the two graphs of a draft."""
     assert plan.speculative is not None
-    rows = largest * (1 + verified(plan))
+    rows = largest * (1 + verified_tokens(plan))
     return plan.precision.compute.nbytes(rows * hidden) + drafted_bytes(largest, plan.speculative.tokens)
 
 
@@ -56,7 +56,7 @@ def loaded_first(plan: Plan, items: list[Item]) -> Bytes:
     """Bytes of a draft that are there before the pool is sized; in older releases what the fraction leaves has to hold it."""
     if plan.speculative is None or not kept_of(plan.engine_version).first:
         return NOTHING
-    return total(item.at[Instant.LOAD] for item in items if Instant.LOAD in item.at)
+    return sum_byte_ranges(item.at[Instant.LOAD] for item in items if Instant.LOAD in item.at)
 
 
 @formula(
@@ -80,7 +80,7 @@ def ahead_tokens(plan: Plan) -> Count:
     if how is None or not kept_of(plan.engine_version).ahead:
         return 0
     requests = plan.max_sequences or 1
-    return requests * how.tokens + requests * verified(plan) + SPARE
+    return requests * how.tokens + requests * verified_tokens(plan) + SPARE
 
 
 @formula(
@@ -90,7 +90,7 @@ def ahead_tokens(plan: Plan) -> Count:
 def table_tokens(plan: Plan) -> Count:
     """Tokens of a request in the table that says where each is."""
     kept: Kept = kept_of(plan.engine_version)
-    return (plan.max_model_len or 1) + (verified(plan) if plan.speculative is not None and kept.table else 0)
+    return (plan.max_model_len or 1) + (verified_tokens(plan) if plan.speculative is not None and kept.table else 0)
 
 
 LAYERS_READ = 3
@@ -120,7 +120,7 @@ def worker_facts(items: list[Item], part: ModelSpec, plan: Plan, largest: Count)
     draft = draft_of(part, plan)
     assert plan.kv_dtype is not None
     per_token = bytes_per_token(draft.whole, plan.kv_dtype) if draft else 0
-    rows = largest * verified(plan)
+    rows = largest * verified_tokens(plan)
     return {
         **draft_facts(items, plan, per_token), "verified_rows": rows,
         "logits_bytes": plan.precision.compute.nbytes(rows * part.head.width),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memsheet.arith import Count, ceil_div, maximum
 from memsheet.engines.sglang import STATELESS_SINCE, Release
-from memsheet.errors import refuse
+from memsheet.errors import input_error
 from memsheet.formulas.serving.kv_cache import caching_layers, recurrent_elements
 from memsheet.formulas.serving.states import convolution_elements
 from memsheet.frozen import dataclass
@@ -68,14 +68,14 @@ NO_STATES = States(slots=NOTHING, bytes=NOTHING)
 
 def keeping_of(part: ModelSpec, plan: Plan, release: Release) -> Keeping:
     """As the plan says, else as the release does for the family: until 0.5.12 no snapshots unless they are asked for (server_args.py:1187)."""
-    snapshots = release.since >= STATELESS_SINCE and bool(_kinds(part) & SNAPSHOTS)
+    snapshots = release.since >= STATELESS_SINCE and bool(_block_kinds(part) & SNAPSHOTS)
     return Keeping(
         share=plan.state_ratio if plan.state_ratio is not None else SHARE_OF_TOKENS, asked=None if plan.state_slots is None else int(plan.state_slots),
         each=SLOTS + (MORE_SLOTS if snapshots else 0),
     )  # fmt: skip
 
 
-def _kinds(part: ModelSpec) -> set[str]:
+def _block_kinds(part: ModelSpec) -> set[str]:
     return {block.kind for stack in part.stacks for run in stack.runs for block in run.pattern}
 
 
@@ -86,8 +86,8 @@ def slot_bytes(part: ModelSpec, plan: Plan, release: Release | None = None) -> C
     alone = STATES_ALONE if release is None or release.since >= STATELESS_SINCE else frozenset[str]()
     for _, mixer, layers in caching_layers(part):
         if isinstance(mixer, StateSpace | LinearAttention):
-            if not _kinds(part) & (FAMILIES | alone):
-                raise refuse("model", part.name, "keeps recurrent states of a family that is not modelled for sglang", "--engine vllm")
+            if not _block_kinds(part) & (FAMILIES | alone):
+                raise input_error("model", part.name, "keeps recurrent states of a family that is not modelled for sglang", "--engine vllm")
             tp = plan.mesh.tp
             total = total + layers * (BF16.nbytes(convolution_elements(mixer, tp)) + FP32.nbytes(ceil_div(recurrent_elements(mixer), tp)))
     return total

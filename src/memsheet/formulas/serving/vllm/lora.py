@@ -16,14 +16,14 @@ from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import ALLOCATOR, loading_slack
 from memsheet.formulas.serving.loaded import PADDED_TO, VOCABULARY
 from memsheet.formulas.states.held import module_of
-from memsheet.formulas.states.params import blocks, stack_prefix, tensors, tower_tensors
+from memsheet.formulas.states.params import distinct_blocks, parameter_tensors, stack_prefix, tower_tensors
 from memsheet.formulas.states.sharding import held_shape
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import INT32, INT64, MXFP4
 from memsheet.plan.model import ModelSpec, Moe, Role, Weight
 from memsheet.plan.plan import Mesh, Plan, ServedAdapters
 from memsheet.references import VLLM, formula
-from memsheet.sheet import Bytes, Component, FromCode, Instant, Item, total
+from memsheet.sheet import Bytes, Component, FromCode, Instant, Item, sum_byte_ranges
 
 LINEAR = FromCode("vllm-project/vllm", "v0.33.0", "vllm/lora/layers/base_linear.py", 132)
 EXPERTS = FromCode("vllm-project/vllm", "v0.33.0", "vllm/lora/layers/fused_moe.py", 172)
@@ -81,19 +81,19 @@ def pairs_of(part: ModelSpec, plan: Plan, facts: Facts) -> Iterator[Pair]:
     served = plan.served_adapters
     assert served is not None
     towers = {path for path, _, _ in tower_tensors(part)}
-    wanted = _wanted(served)
-    for path, weight, times in tensors(part):
+    wanted = _lora_layer_names(served)
+    for path, weight, times in parameter_tensors(part):
         name = path.split(".")[-2] if path.endswith(".weight") else ""
         routes = weight.role is Role.ROUTER and part.model_type not in facts.plain
         if (weight.role is Role.LINEAR or routes) and name and path not in towers and (wanted is None or name in wanted):
-            down, up = matrices(weight, plan.mesh, served)
-            yield Pair(path=module_of(path), down=down, up=up, times=times, source=LINEAR, parts=_parts(name))
+            down, up = lora_matrix_elements(weight, plan.mesh, served)
+            yield Pair(path=module_of(path), down=down, up=up, times=times, source=LINEAR, parts=_packed_module_count(name))
     if facts.experts and (wanted is None or "experts" in wanted):
-        yield from _experts(part, plan, served)
-    yield from _ends(part, served, facts)
+        yield from _expert_lora_pairs(part, plan, served)
+    yield from _embedding_lora_pairs(part, served, facts)
 
 
-def _wanted(served: ServedAdapters) -> frozenset[str] | None:
+def _lora_layer_names(served: ServedAdapters) -> frozenset[str] | None:
     """Last names of the layers that have room: with one piece of a joined layer all of its pieces."""
     if served.targets is None:
         return None
@@ -103,14 +103,14 @@ def _wanted(served: ServedAdapters) -> frozenset[str] | None:
     return frozenset(asked)
 
 
-def _parts(name: str) -> int:
+def _packed_module_count(name: str) -> int:
     return next((len(pieces) for _, pieces in VLLM_JOINED if name in pieces), 1)
 
 
 @formula(
     cites=VLLM, at="v0.33.0 lora/layers/base_linear.py:110-130: a column's second matrix is cut, a row's first; fully sharded the other too"
 )
-def matrices(weight: Weight, mesh: Mesh, served: ServedAdapters) -> tuple[Count, Count]:
+def lora_matrix_elements(weight: Weight, mesh: Mesh, served: ServedAdapters) -> tuple[Count, Count]:
     """Elements of both matrices beside a linear layer's (out, in), on one rank."""
     out, width = held_shape(weight, mesh)
     down, up, rank = served.rank * width, out * served.rank, served.rank
@@ -125,10 +125,10 @@ def matrices(weight: Weight, mesh: Mesh, served: ServedAdapters) -> tuple[Count,
     cites=VLLM,
     at="v0.33.0 lora/layers/fused_moe.py:172-233: a pair for each expert's gate, up and down; where adapters join the gates, one first matrix",
 )
-def _experts(part: ModelSpec, plan: Plan, served: ServedAdapters) -> Iterator[Pair]:
+def _expert_lora_pairs(part: ModelSpec, plan: Plan, served: ServedAdapters) -> Iterator[Pair]:
     mesh, rank = plan.mesh, served.rank
     for stack in part.stacks:
-        for block, times in blocks(stack):
+        for block, times in distinct_blocks(stack):
             moe = block.feed_forward
             if not isinstance(moe, Moe):
                 continue
@@ -149,7 +149,7 @@ def _experts(part: ModelSpec, plan: Plan, served: ServedAdapters) -> Iterator[Pa
     cites=VLLM,
     at="v0.33.0 lora/layers/vocab_parallel_embedding.py:31, logits_processor.py:86: whole on every rank; v0.11.0: and words more",
 )
-def _ends(part: ModelSpec, served: ServedAdapters, facts: Facts) -> Iterator[Pair]:
+def _embedding_lora_pairs(part: ModelSpec, served: ServedAdapters, facts: Facts) -> Iterator[Pair]:
     """The embedding looks its first matrix up, a row for each word; the head's second has one too."""
     rank, hidden = served.rank, part.hidden
     kind, known = part.model_type, part.model_type in facts.both | facts.first | facts.neither
@@ -244,14 +244,14 @@ def _sharded_bytes(spec: ModelSpec, plan: Plan, served: ServedAdapters) -> Count
     part = stage_model(spec, plan, 0)
     other = replace(plan, served_adapters=replace(served, sharded=True))
     items = lora_items(part, other, release_of(plan.engine_version), (Instant.LOAD,))
-    return total(item.largest for item in items if item.component is Component.BUFFERS).value
+    return sum_byte_ranges(item.largest for item in items if item.component is Component.BUFFERS).value
 
 
 def lora_facts(spec: ModelSpec, plan: Plan, items: Sequence[Item]) -> dict[str, Any]:
     """What a person asks of the room: how many adapters, and its bytes on a GPU and on the host."""
     served = plan.served_adapters
     assert served is not None
-    room = total(item.largest for item in items if item.component is Component.BUFFERS)
+    room = sum_byte_ranges(item.largest for item in items if item.component is Component.BUFFERS)
     found = {"slots": served.slots, "rank": served.rank, "room_bytes": room, "host_bytes": lora_host_bytes(spec, plan)}
     cut = plan.mesh.tp > 1 and not served.sharded and served.rank % plan.mesh.tp == 0 and plan.mesh.ep == 1
     return {**found, "fully_sharded_bytes": _sharded_bytes(spec, plan, served)} if cut else found

@@ -34,22 +34,22 @@ def buffer_item(
     served, facts = plan.served_adapters, facts_of(release.since)
     if served is None or facts is None:
         return []
-    at, sorted_ = {}, _sorts(cluster) and not served.sharded
+    at, sorted_ = {}, _sorts_tokens_by_adapter(cluster) and not served.sharded
     for when, (tokens, peak) in peaks.items():
         routed = routed_bytes(part, plan, facts, tokens, in_order=sorted_)
         whole, layer = peak.total, (peak.pictures + peak.layer).value + routed
         at[when] = Bytes(0, maximum(layer, whole.value) - whole.value, maximum(routed, dense_bytes(part, plan, facts, tokens)))
-    source = ROUTED if any(isinstance(feed, Moe) for feed in _feeds(part)) and facts.experts else DENSE
+    source = ROUTED if any(isinstance(feed, Moe) for feed in _feed_forward_layers(part)) and facts.experts else DENSE
     return [Item(Component.TEMPORARIES, "lora_buffer", at, source)]
 
 
-def _sorts(cluster: Cluster | None) -> bool:
+def _sorts_tokens_by_adapter(cluster: Cluster | None) -> bool:
     """Unknown cards are taken for new ones, which need more."""
     major = (cluster.device.compute_capability or "").partition(".")[0] if cluster else ""
     return not major.isdigit() or int(major) >= SORTS
 
 
-def _feeds(part: ModelSpec) -> list[object]:
+def _feed_forward_layers(part: ModelSpec) -> list[object]:
     return [block.feed_forward for stack in part.stacks for run in stack.runs for block in run.pattern]
 
 
@@ -75,11 +75,13 @@ def routed_bytes(part: ModelSpec, plan: Plan, facts: Facts, tokens: Count, *, in
     for block in {id(b): b for stack in part.stacks for run in stack.runs for b in run.pattern}.values():
         if isinstance(moe := block.feed_forward, Moe):
             pieces = 1 if part.model_type in WHOLE_EXPERTS or not moe.gated else 2
-            most = maximum(most, _layer(plan, served, facts, (moe, block.hidden, pieces), tokens, in_order=in_order))
+            most = maximum(most, _expert_lora_buffer_bytes(plan, served, facts, (moe, block.hidden, pieces), tokens, in_order=in_order))
     return most
 
 
-def _layer(plan: Plan, served: ServedAdapters, facts: Facts, layer: tuple[Moe, int, int], tokens: Count, *, in_order: bool) -> Count:
+def _expert_lora_buffer_bytes(
+    plan: Plan, served: ServedAdapters, facts: Facts, layer: tuple[Moe, int, int], tokens: Count, *, in_order: bool
+) -> Count:
     moe, hidden, pieces = layer
     dtype, routed = plan.precision.compute, tokens * moe.experts_per_token
     rows = routed + moe.experts * (BLOCK - 1)

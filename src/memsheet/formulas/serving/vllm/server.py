@@ -9,7 +9,7 @@ from memsheet.arith import Count, minimum
 from memsheet.engines.vllm import Release, release_of
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
-from memsheet.formulas.serving.capacity import Pool, capacity, check_shared, shared_blocks, start_up
+from memsheet.formulas.serving.capacity import Pool, cache_capacity_facts, check_shared, shared_blocks, start_up
 from memsheet.formulas.serving.cut_blocks import check_cut_blocks, cut_block_notes
 from memsheet.formulas.serving.deepep import deepep_items
 from memsheet.formulas.serving.dp_attention import group_plan
@@ -18,7 +18,7 @@ from memsheet.formulas.serving.graphs import graph_items
 from memsheet.formulas.serving.kv_cache import caching_layers
 from memsheet.formulas.serving.loaded import VLLM_WAYS, loaded_items, loaded_tensors
 from memsheet.formulas.serving.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
-from memsheet.formulas.serving.profiled import Peak, profiled, unpacked_tokens
+from memsheet.formulas.serving.profiled import Peak, profile_run_peak, unpacked_tokens
 from memsheet.formulas.serving.sampling import sampler_state_bytes
 from memsheet.formulas.serving.stages import every_stage, same_again
 from memsheet.formulas.serving.vllm.lora import lora_facts, lora_host_bytes, lora_items, recorded_twice
@@ -38,7 +38,7 @@ from memsheet.plan.engine import Engine
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.references import VLLM, formula
-from memsheet.sheet import NOTHING, Bytes, Cited, Component, FromCode, Instant, Item, Sheet, total
+from memsheet.sheet import NOTHING, Bytes, Cited, Component, FromCode, Instant, Item, Sheet, sum_byte_ranges
 from memsheet.units import MIB
 
 LOADED = (Instant.LOAD,)
@@ -71,7 +71,7 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
     release = release_for(release_of(plan.engine_version), plan)
     stages = _stages(spec, plan, cluster)
     own = stages[stage]
-    blocks = _blocks(stages, plan, release)
+    blocks = _kv_pool_blocks(stages, plan, release)
     pool = Bytes(*(own.layout.block_bytes * count for count in (blocks.high, blocks.value, blocks.low)))  # most where others take least
     return [*own.items, Item(Component.KV_CACHE, "pool", dict.fromkeys(RUNNING, pool), AT_POOL)]
 
@@ -79,24 +79,24 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
 @same_again
 def _stages(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[Stage, ...]:
     release = release_for(release_of(plan.engine_version), plan)
-    return every_stage(spec, plan, lambda part: _stage(part, plan, release, cluster))
+    return every_stage(spec, plan, lambda part: _vllm_stage(part, plan, release, cluster))
 
 
-def _stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | None) -> Stage:
+def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | None) -> Stage:
     check_cut_blocks(part, plan, vendor=cluster.device.vendor if cluster else None)
     loaded = loaded_items(part, plan, loaded_tensors(part, plan), EVERY, VLLM_WAYS)
     cached = with_draft(part, plan)
-    loaded += [_scales(cached), *draft_items(part, plan, release)]
+    loaded += [_attention_scale_item(cached), *draft_items(part, plan, release)]
     loaded += lora_items(part, plan, release, EVERY)
     states = _sampler_states(part, plan, release)
     assert plan.max_batched_tokens is not None
     assert plan.max_sequences is not None
     peaks = {
-        Instant.PREFILL: profiled(part, plan, release, plan.max_batched_tokens),
-        Instant.DECODE: profiled(part, plan, release, minimum(plan.max_batched_tokens, plan.max_sequences)),
+        Instant.PREFILL: profile_run_peak(part, plan, release, plan.max_batched_tokens),
+        Instant.DECODE: profile_run_peak(part, plan, release, minimum(plan.max_batched_tokens, plan.max_sequences)),
     }
     peaks = dict(drafted_peaks(part, plan, release, peaks))
-    working = (*states, *_working(peaks))
+    working = (*states, *_profile_peak_items(peaks))
     outside = outside_tensors(plan, cluster, {Instant.LOAD: 0, **{when: peak.total.value for when, peak in peaks.items()}})
     largest = minimum(verified_rows(plan, release), LARGEST_GRAPH)
     graphs = recorded_twice(graph_items(plan, largest), plan, release)
@@ -111,12 +111,12 @@ def _stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | Non
         *outside,
         attention_item(part, plan),
     ]
-    weights = total(item.at[Instant.LOAD] for item in loaded if item.component is not Component.ALLOCATOR_SLACK)
-    workspace = total(item.largest for item in outside if item.component is Component.WORKSPACES)
+    weights = sum_byte_ranges(item.at[Instant.LOAD] for item in loaded if item.component is not Component.ALLOCATOR_SLACK)
+    workspace = sum_byte_ranges(item.largest for item in outside if item.component is Component.WORKSPACES)
     return Stage(
         items=tuple(tensors), layout=layout_of(kinds_of(cached, plan, release), release), weights=weights,
-        peak=peaks[Instant.PREFILL].total + workspace + total(item.largest for item in states),
-        available=_available(plan, release, cluster, tensors) if cluster else None,
+        peak=peaks[Instant.PREFILL].total + workspace + sum_byte_ranges(item.largest for item in states),
+        available=_available_kv_cache_bytes(plan, release, cluster, tensors) if cluster else None,
     )  # fmt: skip
 
 
@@ -126,7 +126,7 @@ ALLOCATED = 512
 """The least a tensor takes (kMinBlockSize, pytorch/pytorch c10/cuda/CUDACachingAllocator.cpp)."""
 
 
-def _scales(part: ModelSpec) -> Item:
+def _attention_scale_item(part: ModelSpec) -> Item:
     """Scalars of each attention layer, which a cache in eight bits needs: seven, in newer releases four."""
     layers = sum(count for _, mixer, count in caching_layers(part) if isinstance(mixer, Attention | LatentAttention))
     source = FromCode("vllm-project/vllm", "v0.11.0", "vllm/attention/layer.py", 140)
@@ -164,24 +164,24 @@ def _sampler_states(part: ModelSpec, plan: Plan, release: Release) -> list[Item]
     return [Item(Component.BUFFERS, "sampler_states", dict.fromkeys(RUNNING, size), Cited(VLLM, "v1/worker/gpu/sample/penalties.py:43"))]
 
 
-def _working(peaks: Mapping[Instant, Peak]) -> list[Item]:
+def _profile_peak_items(peaks: Mapping[Instant, Peak]) -> list[Item]:
     """The peak as items: what is kept of pictures, hidden states that rest, and what is highest above them."""
-    above = {when: _beyond(peak) for when, peak in peaks.items()}
+    above = {when: _transient_peak_bytes(peak) for when, peak in peaks.items()}
     rows = (
         ("pictures", {when: peak.pictures for when, peak in peaks.items()}),
         ("hidden_states", {when: peak.resting for when, peak in peaks.items()}),
-        (_highest(peaks), above),
+        (_peak_item_path(peaks), above),
     )
     return [Item(Component.TEMPORARIES, path, at, AT_PROFILE) for path, at in rows if any(size.high for size in at.values())]
 
 
-def _beyond(peak: Peak) -> Bytes:
+def _transient_peak_bytes(peak: Peak) -> Bytes:
     """What the peak holds besides pictures and the resting hidden states."""
     whole, rest = peak.total, peak.pictures + peak.resting
     return Bytes(whole.low - rest.low, whole.value - rest.value, whole.high - rest.high)
 
 
-def _highest(peaks: Mapping[Instant, Peak]) -> str:
+def _peak_item_path(peaks: Mapping[Instant, Peak]) -> str:
     peak = peaks[Instant.PREFILL]
     return "sampler" if peak.layer.value <= (peak.resting + peak.sampler).value else "widest_layer"
 
@@ -189,7 +189,7 @@ def _highest(peaks: Mapping[Instant, Peak]) -> str:
 @formula(
     cites=VLLM, at="gpu_worker.py: fraction · memory - weights - peak of the profiling run - what others than torch took since (or in all)"
 )
-def _available(plan: Plan, release: Release, cluster: Cluster, tensors: list[Item]) -> Bytes:
+def _available_kv_cache_bytes(plan: Plan, release: Release, cluster: Cluster, tensors: list[Item]) -> Bytes:
     """Bytes for the pool: the low end where everything else is high, negative where that alone is more than the fraction. Segments' gaps are no
     part of the engine's sum.
     """
@@ -198,11 +198,11 @@ def _available(plan: Plan, release: Release, cluster: Cluster, tensors: list[Ite
     low, value, high = (
         int(size * plan.memory_fraction) for size in (device.framework_low_bytes, device.framework_bytes, device.framework_high_bytes)
     )
-    others = total(size for item in tensors if (size := _counted(item, release)) is not None)
+    others = sum_byte_ranges(size for item in tensors if (size := _profiled_item_bytes(item, release)) is not None)
     return Bytes(low - others.high, value - others.value, high - others.low)
 
 
-def _counted(item: Item, release: Release) -> Bytes | None:
+def _profiled_item_bytes(item: Item, release: Release) -> Bytes | None:
     """What the engine's sum takes of an item. The context is there before its first look at the card, and grows by what is loaded later."""
     size = item.at.get(Instant.PREFILL, NOTHING)
     match item.component:
@@ -220,28 +220,28 @@ def _counted(item: Item, release: Release) -> Bytes | None:
             return size
 
 
-def _blocks(stages: tuple[Stage, ...], plan: Plan, release: Release) -> Bytes:
+def _kv_pool_blocks(stages: tuple[Stage, ...], plan: Plan, release: Release) -> Bytes:
     """Blocks of the pool: of the stage with the fewest; without a card as many as the sequences that are asked for take."""
     sizes = [(stage.available, stage.layout) for stage in stages if stage.layout.block_bytes]
     if not sizes:
         return NOTHING
     if any(available is None for available, _ in sizes):
-        return Bytes.exact(_asked(sizes[0][1], plan, release))
+        return Bytes.exact(_requested_kv_blocks(sizes[0][1], plan, release))
     ends = [
         tuple(max(0, end // layout.block_bytes) for end in (room.low, room.value, room.high)) for room, layout in sizes if room is not None
     ]
     return Bytes(*(min(end[place] for end in ends) for place in range(3)))
 
 
-def _asked(layout: Layout, plan: Plan, release: Release) -> Count:
+def _requested_kv_blocks(layout: Layout, plan: Plan, release: Release) -> Count:
     length, sequences = plan.max_model_len or 1, plan.max_sequences or 1
     return sequences * sequence_blocks(layout, length, release)
 
 
-def _pool(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[tuple[Stage, ...], Pool]:
+def _stages_and_kv_pool(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[tuple[Stage, ...], Pool]:
     release = release_for(release_of(plan.engine_version), plan)
     stages = _stages(spec, plan, cluster)
-    blocks = _blocks(stages, plan, release)
+    blocks = _kv_pool_blocks(stages, plan, release)
     layout = stages[0].layout
     shared = shared_blocks(layout, plan.shared_prefix_tokens)
     _check_prefix(plan, layout, release)
@@ -277,7 +277,7 @@ def notes(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[str, ..
 def room(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> Callable[[int], Bytes]:
     """How many sequences of a length the pool holds."""
     plan = group_plan(plan)
-    return _pool(spec, plan, cluster)[1].sequences
+    return _stages_and_kv_pool(spec, plan, cluster)[1].sequences
 
 
 def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, ...]) -> Mapping[str, Any]:
@@ -286,18 +286,18 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, 
     release = release_of(plan.engine_version)
     if plan.phase == "load":
         return {}
-    stages, pool = _pool(spec, plan, cluster)
-    found = {"read": f"{plan.engine} {release.tag}", **capacity(with_draft(spec, plan), plan, pool)}
+    stages, pool = _stages_and_kv_pool(spec, plan, cluster)
+    found = {"read": f"{plan.engine} {release.tag}", **cache_capacity_facts(with_draft(spec, plan), plan, pool)}
     if plan.served_adapters is not None:
         found["lora"] = lora_facts(spec, plan, lora_items(stage_model(spec, plan, 0), plan, release, LOADED))
     if plan.speculative is not None:
         found["speculative"] = speculative_facts(stage_model(spec, plan, plan.mesh.pp - 1), plan, release, plan.precision.compute)
     if cluster is None:
         return found
-    worst = max(stages, key=lambda stage: _lack(stage, plan, pool).value)
-    found["short_bytes"] = _lack(worst, plan, pool)
+    worst = max(stages, key=lambda stage: _kv_shortfall_bytes(stage, plan, pool).value)
+    found["short_bytes"] = _kv_shortfall_bytes(worst, plan, pool)
     found["start_up"] = start_up(plan, pool, stages[0].weights, stages[0].available or NOTHING)
-    found["budget"] = _budget(plan, cluster, worst)
+    found["budget"] = _memory_budget_facts(plan, cluster, worst)
     return found
 
 
@@ -307,14 +307,14 @@ def _in_flight(plan: Plan, release: Release) -> int:
     return batches * int(plan.max_batched_tokens or 1)
 
 
-def _lack(stage: Stage, plan: Plan, pool: Pool) -> Bytes:
+def _kv_shortfall_bytes(stage: Stage, plan: Plan, pool: Pool) -> Bytes:
     """Bytes that a stage's pool lacks for one sequence of max_model_len, without which the engine does not start; negative where it has them."""
     needed = sequence_blocks(stage.layout, plan.max_model_len or 1, pool.release, pool.in_flight) * stage.layout.block_bytes
     room = stage.available or NOTHING
     return Bytes(needed - room.high, needed - room.value, needed - room.low)
 
 
-def _budget(plan: Plan, cluster: Cluster, stage: Stage) -> Mapping[str, Any]:
+def _memory_budget_facts(plan: Plan, cluster: Cluster, stage: Stage) -> Mapping[str, Any]:
     """The engine's own sum, in its own words."""
     return {
         "memory_fraction": plan.memory_fraction, "requested_bytes": int(cluster.device.framework_bytes * (plan.memory_fraction or 0)),

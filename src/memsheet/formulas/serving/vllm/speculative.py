@@ -8,11 +8,11 @@ from typing import Any
 
 from memsheet.arith import Count, maximum, minimum
 from memsheet.engines.vllm import Release
-from memsheet.formulas.serving.drafts import PREFIX, Draft, draft_facts, draft_of, draft_weights, drafted_bytes, verified
+from memsheet.formulas.serving.drafts import PREFIX, Draft, draft_facts, draft_of, draft_weights, drafted_bytes, verified_tokens
 from memsheet.formulas.serving.graphs import KEPT_FREE, graph_bytes
 from memsheet.formulas.serving.kv_cache import bytes_per_token
 from memsheet.formulas.serving.loaded import VLLM_WAYS
-from memsheet.formulas.serving.profiled import Peak, layer_bytes, profiled
+from memsheet.formulas.serving.profiled import Peak, layer_bytes, profile_run_peak
 from memsheet.plan.dtypes import FP32, INT32, INT64, DType
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan, SpeculativeMethod
@@ -37,15 +37,15 @@ def release_for(release: Release, plan: Plan) -> Release:
 def draft_items(part: ModelSpec, plan: Plan, release: Release) -> list[Item]:
     """What is there from loading on: the draft's own weights, and the proposer's buffers. Nothing where nobody drafts."""
     draft = draft_of(part, plan)
-    return [] if draft is None else [*draft_weights(draft, EVERY, VLLM_WAYS), _buffers(draft, plan, release)]
+    return [] if draft is None else [*draft_weights(draft, EVERY, VLLM_WAYS), _proposer_buffer_item(draft, plan, release)]
 
 
-def _buffers(draft: Draft, plan: Plan, release: Release) -> Item:
-    size = proposer_bytes(draft, plan, second=_second(draft.whole, release), embeds=release.since >= EMBEDS_SINCE)
+def _proposer_buffer_item(draft: Draft, plan: Plan, release: Release) -> Item:
+    size = proposer_bytes(draft, plan, second=_uses_second_model_runner(draft.whole, release), embeds=release.since >= EMBEDS_SINCE)
     return Item(Component.BUFFERS, f"{PREFIX}proposer", dict.fromkeys(EVERY, Bytes.exact(size)), AT_PROPOSER)
 
 
-def _second(part: ModelSpec, release: Release) -> bool:
+def _uses_second_model_runner(part: ModelSpec, release: Release) -> bool:
     """Whether the second model runner serves the family."""
     return release.since >= COUNTING_RUNNER or release.sampler_of(part.model_type).counts
 
@@ -70,17 +70,17 @@ def drafted_peaks(part: ModelSpec, plan: Plan, release: Release, peaks: Mapping[
     if plan.speculative is None or part.head.kind == "none":
         return peaks
     assert plan.max_batched_tokens is not None
-    tokens = minimum(plan.max_batched_tokens, (plan.max_sequences or 1) * verified(plan))
-    decode = verifying(part, plan, release, tokens)
-    prefill = drafting(peaks[Instant.PREFILL], part, plan, plan.max_batched_tokens)
-    return {Instant.PREFILL: prefill, Instant.DECODE: drafting(decode, part, plan, tokens)}
+    tokens = minimum(plan.max_batched_tokens, (plan.max_sequences or 1) * verified_tokens(plan))
+    decode = decode_step_peak(part, plan, release, tokens)
+    prefill = drafting_run_peak(peaks[Instant.PREFILL], part, plan, plan.max_batched_tokens)
+    return {Instant.PREFILL: prefill, Instant.DECODE: drafting_run_peak(decode, part, plan, tokens)}
 
 
 @formula(
     cites=VLLM,
     at="v0.11.0 v1/worker/gpu_model_runner.py:3165 and v0.33.0 v1/worker/gpu/model_runner.py:948: drafting with the model's hidden states still there",
 )
-def drafting(peak: Peak, part: ModelSpec, plan: Plan, tokens: Count) -> Peak:
+def drafting_run_peak(peak: Peak, part: ModelSpec, plan: Plan, tokens: Count) -> Peak:
     """The peak of a run after which somebody drafts: with what EAGLE-3 reads of other layers, and the draft's widest layer above."""
     draft, how = draft_of(part, plan), plan.speculative
     if draft is None or how is None:
@@ -91,10 +91,10 @@ def drafting(peak: Peak, part: ModelSpec, plan: Plan, tokens: Count) -> Peak:
     model = Bytes(peak.layer.low, peak.layer.value + read, peak.layer.high + read)
     own = layer_bytes(draft.whole, draft.plan, tokens)
     beside = Bytes(own.low + row, own.value + row + read, own.high + row + read)
-    return replace(peak, layer=_higher(_higher(model, beside), Bytes(0, row + read + joined, row + read + joined)))
+    return replace(peak, layer=_higher_byte_range(_higher_byte_range(model, beside), Bytes(0, row + read + joined, row + read + joined)))
 
 
-def _higher(left: Bytes, right: Bytes) -> Bytes:
+def _higher_byte_range(left: Bytes, right: Bytes) -> Bytes:
     """The higher of two ranges, end by end."""
     return Bytes(maximum(left.low, right.low), maximum(left.value, right.value), maximum(left.high, right.high))
 
@@ -103,16 +103,16 @@ def _higher(left: Bytes, right: Bytes) -> Bytes:
     cites=VLLM,
     at="v0.11.0 v1/worker/gpu_model_runner.py:2071, v0.33.0 v1/worker/gpu/spec_decode/rejection_sampler.py:35: rows of all drafted tokens and one more",
 )
-def verifying(part: ModelSpec, plan: Plan, release: Release, tokens: Count) -> Peak:
+def decode_step_peak(part: ModelSpec, plan: Plan, release: Release, tokens: Count) -> Peak:
     """The peak of a step of decoding, which the profiling run does not see: as many rows of logits as tokens are verified. The second runner
     samples from a part of them at a time.
     """
-    peak = profiled(part, replace(plan, max_sequences=tokens), release, tokens)
+    peak = profile_run_peak(part, replace(plan, max_sequences=tokens), release, tokens)
     logits = plan.precision.compute.nbytes(tokens * part.head.width)
-    if not _second(part, release):
+    if not _uses_second_model_runner(part, release):
         return replace(peak, sampler=Bytes(minimum(logits, peak.sampler.low), peak.sampler.value, peak.sampler.high))
     rows = minimum(tokens, chunk_rows(part.head.width))
-    once = profiled(part, replace(plan, max_sequences=rows), release, rows).sampler
+    once = profile_run_peak(part, replace(plan, max_sequences=rows), release, rows).sampler
     above = plan.precision.compute.nbytes(rows * part.head.width)
     return replace(peak, sampler=Bytes(logits, logits + once.value - above, logits + once.high))
 
@@ -127,7 +127,7 @@ def chunk_rows(width: int) -> int:
 def verified_rows(plan: Plan, release: Release) -> Count:
     """Tokens of the largest CUDA graph, as far as its own limit allows; sequences in older releases."""
     rows = 2 * (plan.max_sequences or 1)
-    return rows * verified(plan) if release.since >= GRAPHS_OF_TOKENS_SINCE else rows
+    return rows * verified_tokens(plan) if release.since >= GRAPHS_OF_TOKENS_SINCE else rows
 
 
 def draft_graphs(part: ModelSpec, plan: Plan, largest: Count) -> list[Item]:
@@ -141,7 +141,7 @@ def draft_graphs(part: ModelSpec, plan: Plan, largest: Count) -> list[Item]:
 @formula(cites=VLLM, at="v0.33.0 config/vllm.py:626 num_lookahead_tokens")
 def ahead_of(plan: Plan) -> int:
     """Places that a sequence has ahead of its tokens."""
-    return int(verified(plan)) - 1
+    return int(verified_tokens(plan)) - 1
 
 
 def speculative_facts(part: ModelSpec, plan: Plan, release: Release, logits_dtype: DType) -> Mapping[str, Any]:
@@ -150,6 +150,6 @@ def speculative_facts(part: ModelSpec, plan: Plan, release: Release, logits_dtyp
     assert how is not None
     assert plan.kv_dtype is not None
     per_token = bytes_per_token(draft.whole, plan.kv_dtype) if draft else 0
-    rows = minimum(plan.max_batched_tokens or 1, (plan.max_sequences or 1) * verified(plan))
+    rows = minimum(plan.max_batched_tokens or 1, (plan.max_sequences or 1) * verified_tokens(plan))
     found = draft_facts(draft_items(part, plan, release), plan, per_token)
     return {**found, "verified_rows": rows, "logits_bytes": logits_dtype.nbytes(rows * part.head.width)}

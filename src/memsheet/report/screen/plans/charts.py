@@ -8,12 +8,20 @@ from math import log
 from typing import TYPE_CHECKING
 
 from memsheet.budget import Result
-from memsheet.report.screen.layout import flow, printed
+from memsheet.report.screen.layout import join_phrases, render_parts
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.plans.front_points import Mark, front_title, front_under, marks_of
 from memsheet.report.shared.plans.heat_words import HOST, MARKS, NAMES, axis_words, figure_words, title_of, under_of
-from memsheet.report.shared.plans.waterfall_bars import Bar, bars_of, costs, needs, saves, scale_bytes, step_time
-from memsheet.report.shared.plans.words import seconds
+from memsheet.report.shared.plans.waterfall_bars import (
+    Bar,
+    bars_of,
+    needed_size_text,
+    saved_size_text,
+    scale_bytes,
+    step_time,
+    step_time_change_text,
+)
+from memsheet.report.shared.plans.words import format_seconds
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -33,12 +41,12 @@ LISTED = 8
 GAP = 2
 
 
-def _shown(parts: Sequence[Text], look: Look) -> str:
-    text = printed(parts, look).replace("\xa0", " ")  # which kept words on one line
+def _render_chart_parts(parts: Sequence[Text], look: Look) -> str:
+    text = render_parts(parts, look).replace("\xa0", " ")  # which kept words on one line
     return text.translate(PLAIN) if look.ascii else text
 
 
-def _heading(title: str, under: str, look: Look) -> Text:
+def _chart_heading(title: str, under: str, look: Look) -> Text:
     from rich.text import Text
 
     words = textwrap.fill(title, look.width, break_on_hyphens=False)
@@ -54,32 +62,34 @@ def render_heat(heat: Heat, look: Look) -> str:
     from rich.text import Text
 
     short = (HOST,) if any(cell.host_short for cell in heat.cells.values()) else ()
-    legend = Text(flow((counts, "– no legal plan", *short, *heat.notes), look.width), no_wrap=True)
-    return _shown([_heading(title_of(heat), under_of(heat, decimal=look.decimal), look), *_blocks(heat, look), legend], look)
+    legend = Text(join_phrases((counts, "– no legal plan", *short, *heat.notes), look.width), no_wrap=True)
+    return _render_chart_parts(
+        [_chart_heading(title_of(heat), under_of(heat, decimal=look.decimal), look), *_heat_map_blocks(heat, look), legend], look
+    )
 
 
-def _blocks(heat: Heat, look: Look) -> Iterator[Text]:
-    rows = [_value(value) for value in heat.down.values]
+def _heat_map_blocks(heat: Heat, look: Look) -> Iterator[Text]:
+    rows = [_format_axis_value(value) for value in heat.down.values]
     head = axis_words(heat.down.name)
     left = min(max(map(len, (*rows, head))), look.width // 3)
-    texts = {place: _texts(cell, look) for place, cell in heat.cells.items()}
-    widths = [len(words) for pair in texts.values() for words in pair] + [len(_value(value)) for value in heat.across.values]
+    texts = {place: _heat_cell_texts(cell, look) for place, cell in heat.cells.items()}
+    widths = [len(words) for pair in texts.values() for words in pair] + [len(_format_axis_value(value)) for value in heat.across.values]
     wide = max(widths, default=1) + GAP
     each = max(1, (look.width - left) // wide)
     for first in range(0, len(heat.across.values), each):
-        yield _block(heat, texts, heat.across.values[first : first + each], (left, wide))
+        yield _heat_map_block(heat, texts, heat.across.values[first : first + each], (left, wide))
 
 
-def _value(value: int | str) -> str:
+def _format_axis_value(value: int | str) -> str:
     return f"{value:,}" if isinstance(value, int) else value
 
 
-def _texts(cell: Cell, look: Look) -> tuple[str, str]:
+def _heat_cell_texts(cell: Cell, look: Look) -> tuple[str, str]:
     figure, second = figure_words(cell, decimal=look.decimal)
     return f"{figure} {MARKS[cell.result]}", second
 
 
-def _block(
+def _heat_map_block(
     heat: Heat, texts: dict[tuple[int | str, int | str], tuple[str, str]], columns: Sequence[int | str], sizes: tuple[int, int]
 ) -> Text:
     from rich.text import Text
@@ -89,10 +99,10 @@ def _block(
     text = Text(no_wrap=True)
     text.append(f"{'':{left}}{head:>{max(wide * len(columns), len(head) + GAP)}}\n", "dim")
     text.append(f"{axis_words(heat.down.name)[:left]:<{left}}", "dim").append(
-        "".join(f"{_value(value):>{wide}}" for value in columns), "bold"
+        "".join(f"{_format_axis_value(value):>{wide}}" for value in columns), "bold"
     )
     for down in heat.down.values:
-        lines = [f"\n{_value(down)[:left]:>{left}}", f"\n{'':{left}}"]
+        lines = [f"\n{_format_axis_value(down)[:left]:>{left}}", f"\n{'':{left}}"]
         several = any(texts.get((across, down), ("", ""))[1] for across in columns)
         for number, start in enumerate(lines[: 1 + several]):
             text.append(start)
@@ -112,18 +122,23 @@ def render_front(ranking: Ranking, look: Look) -> str:
     order = sorted((mark for mark in marks if not mark.best), key=lambda mark: mark.turn)
     listed = sorted(order if look.full else order[:LISTED], key=lambda mark: mark.seconds)
     letters = {id(mark): chr(ord("a") + number) if number < 26 else "o" for number, mark in enumerate(listed)}
-    heading = _heading(front_title(ranking), front_under(ranking, TERMINAL), look)
+    heading = _chart_heading(front_title(ranking), front_under(ranking, TERMINAL), look)
     if not marks:
         from rich.text import Text
 
-        return _shown([heading, Text("no plan fits whose step can be timed")], look)
+        return _render_chart_parts([heading, Text("no plan fits whose step can be timed")], look)
     best = tuple((("◆"), mark) for mark in marks if mark.best)
-    return _shown(
-        [heading, _chart(ranking, marks, letters, look), _list((*best, *((letters[id(mark)], mark) for mark in listed)), look)], look
+    return _render_chart_parts(
+        [
+            heading,
+            _front_scatter_text(ranking, marks, letters, look),
+            _front_plan_list((*best, *((letters[id(mark)], mark) for mark in listed)), look),
+        ],
+        look,
     )
 
 
-def _chart(ranking: Ranking, marks: Sequence[Mark], letters: dict[int, str], look: Look) -> Text:
+def _front_scatter_text(ranking: Ranking, marks: Sequence[Mark], letters: dict[int, str], look: Look) -> Text:
     from rich.text import Text
 
     capacity = ranking.cluster.device.framework_bytes
@@ -148,20 +163,22 @@ def _chart(ranking: Ranking, marks: Sequence[Mark], letters: dict[int, str], loo
         for sign in "".join(line).rstrip():
             text.append(sign, "dim" if sign == dot else "bold magenta" if sign == "◆" else "bold cyan")
         text.append("\n")
-    right = seconds(most)
-    return text.append(f"{'':{left}}{seconds(least)} {'a step':^{max(wide - len(seconds(least)) - len(right) - 2, 0)}} {right}", "dim")
+    right = format_seconds(most)
+    return text.append(
+        f"{'':{left}}{format_seconds(least)} {'a step':^{max(wide - len(format_seconds(least)) - len(right) - 2, 0)}} {right}", "dim"
+    )
 
 
-def _list(marks: Sequence[tuple[str, Mark]], look: Look) -> Text:
+def _front_plan_list(marks: Sequence[tuple[str, Mark]], look: Look) -> Text:
     from rich.text import Text
 
     text = Text(no_wrap=True)
-    times = [seconds(mark.seconds) for _, mark in marks]
+    times = [format_seconds(mark.seconds) for _, mark in marks]
     sizes = [look.need(mark.device_bytes) for _, mark in marks]
     wide, room = max(map(len, times)), max(map(len, sizes))
     for number, ((sign, mark), time, size) in enumerate(zip(marks, times, sizes, strict=True)):
         start = f"{sign}  {time:>{wide}}  {size:>{room}}  "
-        lines = flow((*(("take first",) if mark.best else ()), *mark.words.split(" · ")), look.width - len(start)).split("\n")
+        lines = join_phrases((*(("take first",) if mark.best else ()), *mark.words.split(" · ")), look.width - len(start)).split("\n")
         text.append("\n" * bool(number)).append(start, "bold" if mark.best else "")
         text.append(f"\n{'':{len(start)}}".join(lines))
     return text
@@ -178,8 +195,14 @@ def render_waterfall(steps: Sequence[Step], look: Look, *, title: str, capacity_
     gives = f"│ {look.room(capacity_bytes)} a GPU gives"
     under = f"{gives} · bars to the most it may need: █ expected, ▓ up to the high end, ░ what the change saves"
     if not bars:
-        return _shown([_heading(title, "no way to it can be told", look)], look)
-    figures = [((needs(bar, decimal=look.decimal), step_time(bar)), (saves(bar, decimal=look.decimal), costs(bar))) for bar in bars]
+        return _render_chart_parts([_chart_heading(title, "no way to it can be told", look)], look)
+    figures = [
+        (
+            (needed_size_text(bar, decimal=look.decimal), step_time(bar)),
+            (saved_size_text(bar, decimal=look.decimal), step_time_change_text(bar)),
+        )
+        for bar in bars
+    ]
     heads = ("at most", "a step")
     widths = [max(len(row[n]) for row in (heads, *(line for lines in figures for line in lines))) + GAP for n in range(2)]
     left = min(max(24, look.width * 2 // 5), look.width - sum(widths) - 12)
@@ -188,14 +211,16 @@ def render_waterfall(steps: Sequence[Step], look: Look, *, title: str, capacity_
         "".join([" " * (left + wide), *(f"{head:>{width}}" for head, width in zip(heads, widths, strict=True))]), "dim", no_wrap=True
     )
     for bar, row in zip(bars, figures, strict=True):
-        _rows(text, bar, row, (left, wide, *widths), (most, capacity_bytes))
-    return _shown([_heading(title, under, look), text], look)
+        _append_waterfall_rows(text, bar, row, (left, wide, *widths), (most, capacity_bytes))
+    return _render_chart_parts([_chart_heading(title, under, look), text], look)
 
 
-def _rows(text: Text, bar: Bar, figures: Sequence[Sequence[str]], sizes: Sequence[int], scale: tuple[int, int]) -> None:
+def _append_waterfall_rows(text: Text, bar: Bar, figures: Sequence[Sequence[str]], sizes: Sequence[int], scale: tuple[int, int]) -> None:
     left, wide, *widths = sizes
     names = [
-        line for name in flow(bar.name.split(" · "), left - 4).split("\n") for line in textwrap.wrap(name, left - 4, break_on_hyphens=False)
+        line
+        for name in join_phrases(bar.name.split(" · "), left - 4).split("\n")
+        for line in textwrap.wrap(name, left - 4, break_on_hyphens=False)
     ]
     under = bar.flag if bar.taken else f"{bar.flag} · taken back"
     lines = [*names, *textwrap.wrap(under, left - 4, break_on_hyphens=False)]
@@ -205,12 +230,12 @@ def _rows(text: Text, bar: Bar, figures: Sequence[Sequence[str]], sizes: Sequenc
         text.append(f"\n{mark} ", STYLES[Result.FITS if bar.fits else Result.DOES_NOT_FIT])
         text.append(f"{line:<{left - 2}}", "dim" if number >= len(names) else "")
         if number < len(figures):
-            _bar(text, bar, wide, scale) if number == 0 else text.append(" " * wide)
+            _append_waterfall_bar(text, bar, wide, scale) if number == 0 else text.append(" " * wide)
             beside = "".join(f"{words:>{width}}" for words, width in zip(figures[number], widths, strict=True))
             text.append(beside, "dim" if number else "")
 
 
-def _bar(text: Text, bar: Bar, wide: int, scale: tuple[int, int]) -> None:
+def _append_waterfall_bar(text: Text, bar: Bar, wide: int, scale: tuple[int, int]) -> None:
     """Blocks up to the end of the scale, with a line through them where a GPU ends."""
     most, capacity = scale
     value, high, before = (round(min(size, most) * (wide - 1) / most) for size in (int(bar.device.value), bar.high, bar.before_bytes))

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from memsheet.budget import Result
 from memsheet.formulas.step_time import CONVENTION
-from memsheet.report.screen.layout import command_row, flow, one_line, printed, row
+from memsheet.report.screen.layout import command_row, join_phrases, labelled_row, one_line, render_parts
 from memsheet.report.screen.plans.story import choices_table, copies_lines, next_lines, plain_table, story_table
-from memsheet.report.screen.table import asked, billions
+from memsheet.report.screen.table import format_parameter_count, question_summary
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.plans.families import order, uneven_lines
-from memsheet.report.shared.plans.family_reason import reason
-from memsheet.report.shared.plans.words import choice_words, command, interval, seconds, words
-from memsheet.report.shared.sizes import closing, headroom, need_and_room
+from memsheet.report.shared.plans.families import family_sort_key, uneven_lines
+from memsheet.report.shared.plans.family_reason import family_rejection_reason
+from memsheet.report.shared.plans.words import choice_words, format_seconds, format_time_interval, plan_command, plan_summary
+from memsheet.report.shared.sizes import headroom_phrase, look_with_exact_digits, need_and_room
 from memsheet.search.advice import NONE_FITS, Advice
 from memsheet.search.train.rank import Ranking
 from memsheet.search.train.timed import Planned
@@ -30,68 +30,68 @@ BILLION = 10**9
 
 def render_plans(advice: Advice, look: Look, *, tokens: int | None = None) -> str:
     """The whole screen as text that ends in a newline. ``tokens``: a budget of training, told in GPU-hours."""
-    return printed(_parts(advice, look, tokens), look)
+    return render_parts(_ranking_sections(advice, look, tokens), look)
 
 
-def _parts(advice: Advice, look: Look, tokens: int | None) -> Iterator[RenderableType]:
+def _ranking_sections(advice: Advice, look: Look, tokens: int | None) -> Iterator[RenderableType]:
     ranking = advice.ranking
     best = ranking.plans[0] if ranking.plans else ranking.least
     if best is None:
-        yield row("NO LEGAL PLAN", "bold red", map(one_line, ranking.notes), look, between="; ")
+        yield labelled_row("NO LEGAL PLAN", "bold red", map(one_line, ranking.notes), look, between="; ")
         return
     look = look.fitted(int(best.verdict.device.high))
-    yield _headline(ranking, best, look)
-    yield asked(best.tried.answer, look)
-    yield command_row("Run", command(ranking, best), look)
+    yield _best_plan_headline(ranking, best, look)
+    yield question_summary(best.tried.answer, look)
+    yield command_row("Run", plan_command(ranking, best), look)
     if ranking.plans:
-        yield _table(ranking, look)
+        yield _plan_ranking_table(ranking, look)
     if ranking.unsure:
         yield _unsure_table(ranking, look)
     if ranking.uneven is not None:
-        yield row("Unsure", "bold yellow", ("\n".join(uneven_lines(ranking)),), look)
-        yield command_row("Try", command(ranking, ranking.uneven.planned), look)
+        yield labelled_row("Unsure", "bold yellow", ("\n".join(uneven_lines(ranking)),), look)
+        yield command_row("Try", plan_command(ranking, ranking.uneven.planned), look)
     if advice.batches:
-        yield _batches(advice, look)
+        yield _global_batch_table(advice, look)
     if best.time is not None and ranking.plans:
-        yield row("Cost", "bold", (cost(best, tokens),), look)
+        yield labelled_row("Cost", "bold", (training_cost_words(best, tokens),), look)
     if advice.story:
         yield story_table(advice, look)
-    if lines := tuple(_sentences(advice, look)):
-        yield _paragraph(lines, look)
+    if lines := tuple(_ranking_advice_lines(advice, look)):
+        yield _advice_paragraph(lines, look)
     if advice.strained:
         yield choices_table(advice, look)
-    yield _families(ranking, look)
-    yield row("Looked at", "bold", _counted(ranking), look)
-    if notes := (*ranking.notes, *_refused(ranking), *_timed(best)):
-        yield row("Notes", "bold", ("\n".join(map(one_line, notes)),), look)
+    yield _family_table(ranking, look)
+    yield labelled_row("Looked at", "bold", _plan_count_phrases(ranking), look)
+    if notes := (*ranking.notes, *_ruled_out_phrases(ranking), *_timing_note_lines(best)):
+        yield labelled_row("Notes", "bold", ("\n".join(map(one_line, notes)),), look)
 
 
-def _sentences(advice: Advice, look: Look) -> Iterator[str]:
+def _ranking_advice_lines(advice: Advice, look: Look) -> Iterator[str]:
     if advice.replicas is not None:
         yield from copies_lines(advice.replicas, look)
     if advice.ranking.plans:
         yield from next_lines(advice, look)
 
 
-def _paragraph(lines: tuple[str, ...], look: Look) -> Text:
+def _advice_paragraph(lines: tuple[str, ...], look: Look) -> Text:
     from rich.text import Text
 
-    return Text("\n".join(flow(line.split(" "), look.width, between=" ") for line in lines))
+    return Text("\n".join(join_phrases(line.split(" "), look.width, between=" ") for line in lines))
 
 
-def _headline(ranking: Ranking, best: Planned, look: Look) -> RenderableType:
-    look = closing(best.verdict, ranking.cluster, look)
+def _best_plan_headline(ranking: Ranking, best: Planned, look: Look) -> RenderableType:
+    look = look_with_exact_digits(best.verdict, ranking.cluster, look)
     device = ranking.cluster.device
-    said = *need_and_room(device, best.verdict, look), headroom(device, best.verdict, look)
+    said = *need_and_room(device, best.verdict, look), headroom_phrase(device, best.verdict, look)
     if not ranking.plans:
         short = best.verdict.host_short_bytes
         host = (f"host memory lacks {look.need(short)} a node for what it keeps there",) if short else ()
         least = f"the plan that lacks least {said[0]}"
         if ranking.result is Result.UNCERTAIN:
-            return row("UNCERTAIN", "bold yellow", ("nothing is sure to fit", least, *said[1:], *host), look)
-        return row("NOTHING FITS", "bold red", (least, *said[1:], *host), look)
+            return labelled_row("UNCERTAIN", "bold yellow", ("nothing is sure to fit", least, *said[1:], *host), look)
+        return labelled_row("NOTHING FITS", "bold red", (least, *said[1:], *host), look)
     host = (host_words(best.host_bytes, ranking.cluster.per_node, look),) if best.host_bytes else ()
-    return row("BEST PLAN", "bold green", (*_time(best), *said, *host), look)
+    return labelled_row("BEST PLAN", "bold green", (*_step_time_phrases(best), *said, *host), look)
 
 
 def host_words(size: int, ranks: int, look: Look) -> str:
@@ -100,49 +100,49 @@ def host_words(size: int, ranks: int, look: Look) -> str:
     return f"{look.need(size)} of host memory a rank{node}"
 
 
-def _time(planned: Planned) -> Iterator[str]:
+def _step_time_phrases(planned: Planned) -> Iterator[str]:
     time = planned.time
     if time is None:
         yield "its step is not timed"
         return
-    yield f"{seconds(float(time.value))} a step ({interval(float(time.low), float(time.high))})"
+    yield f"{format_seconds(float(time.value))} a step ({format_time_interval(float(time.low), float(time.high))})"
     yield f"{float(time.tokens_per_s_per_gpu):,.0f} tokens/s a GPU"
     yield f"{float(time.mfu):.0%} of the dense rate"
 
 
-def cost(planned: Planned, tokens: int | None) -> str:
+def training_cost_words(planned: Planned, tokens: int | None) -> str:
     """GPU-hours and days of a budget of tokens, a billion where nobody named one."""
     assert planned.time is not None
     budget = tokens or BILLION
     low, value, high = (float(hours) for hours in planned.time.gpu_hours(budget))
     gpus = float(planned.time.gpus)
     cards = "1 GPU" if gpus == 1 else f"{gpus:,.0f} GPUs"
-    return f"{billions(budget)} tokens take {rounded(value)} GPU-hours ({rounded(low)} to {rounded(high)}), {_lasting(value / gpus)} on {cards}"
+    return f"{format_parameter_count(budget)} tokens take {format_three_digits(value)} GPU-hours ({format_three_digits(low)} to {format_three_digits(high)}), {_format_duration(value / gpus)} on {cards}"
 
 
-def rounded(value: float) -> str:
+def format_three_digits(value: float) -> str:
     """Three digits that count, thousands separated."""
     digits = max(0, 2 - math.floor(math.log10(value))) if value > 0 else 0
     return f"{round(value, 2 - math.floor(math.log10(value))):,.{digits}f}" if value > 0 else "0"
 
 
-def _lasting(hours: float) -> str:
+def _format_duration(hours: float) -> str:
     """A time that people plan by."""
     for unit, name in ((24 * 365.0, "years"), (24.0, "days"), (1.0, "hours")):
         if hours >= 2 * unit:
-            return f"{rounded(hours / unit)} {name}"
-    return f"{rounded(hours * 60)} minutes"
+            return f"{format_three_digits(hours / unit)} {name}"
+    return f"{format_three_digits(hours * 60)} minutes"
 
 
-def _table(ranking: Ranking, look: Look) -> RenderableType:
+def _plan_ranking_table(ranking: Ranking, look: Look) -> RenderableType:
     """The plans that fit, the one to take first; ``=`` marks times that cannot be told from the fastest."""
     table = plain_table(("a step", "right"), ("tokens/s/GPU", "right"), ("MFU", "right"), (look.unit, "right"), ("plan", "left"))
     for planned in ranking.plans:
         time = planned.time
         figures = ("-", "-", "-")
         if time is not None:
-            figures = (_step(ranking, planned), f"{float(time.tokens_per_s_per_gpu):,.0f}", f"{float(time.mfu):.0%}")
-        table.add_row(*figures, look.cell(planned.verdict.device.value), words(planned))
+            figures = (_ranked_step_time(ranking, planned), f"{float(time.tokens_per_s_per_gpu):,.0f}", f"{float(time.mfu):.0%}")
+        table.add_row(*figures, look.cell(planned.verdict.device.value), plan_summary(planned))
     return table
 
 
@@ -151,11 +151,11 @@ def _unsure_table(ranking: Ranking, look: Look) -> RenderableType:
     table = plain_table(("low", "right"), (look.unit, "right"), ("high", "right"), ("plan that may fit", "left"))
     for planned in ranking.unsure:
         device = planned.verdict.device
-        table.add_row(look.cell(device.low), look.cell(device.value), look.cell(device.high), words(planned))
+        table.add_row(look.cell(device.low), look.cell(device.value), look.cell(device.high), plan_summary(planned))
     return table
 
 
-def _batches(advice: Advice, look: Look) -> RenderableType:
+def _global_batch_table(advice: Advice, look: Look) -> RenderableType:
     """The best plan of each global batch that was looked at, where nobody named one."""
     table = plain_table(
         ("global batch", "right"), ("a step", "right"), ("tokens/s/GPU", "right"), (look.unit, "right"), ("best plan", "left")
@@ -165,43 +165,47 @@ def _batches(advice: Advice, look: Look) -> RenderableType:
             table.add_row(f"{batch:,}", "-", "-", "-", NONE_FITS[result] if result else "none is legal")
             continue
         time = planned.time
-        figures = ("-", "-") if time is None else (seconds(planned.seconds), f"{float(time.tokens_per_s_per_gpu):,.0f}")
-        table.add_row(f"{batch:,}", *figures, look.cell(planned.verdict.device.value), words(planned))
+        figures = ("-", "-") if time is None else (format_seconds(planned.seconds), f"{float(time.tokens_per_s_per_gpu):,.0f}")
+        table.add_row(f"{batch:,}", *figures, look.cell(planned.verdict.device.value), plan_summary(planned))
     return table
 
 
-def _step(ranking: Ranking, planned: Planned) -> str:
-    return f"{'= ' if ranking.equals(planned) else ''}{seconds(planned.seconds)}"
+def _ranked_step_time(ranking: Ranking, planned: Planned) -> str:
+    return f"{'= ' if ranking.equals(planned) else ''}{format_seconds(planned.seconds)}"
 
 
-def _families(ranking: Ranking, look: Look) -> RenderableType:
+def _family_table(ranking: Ranking, look: Look) -> RenderableType:
     """How plans may save memory, and what comes of it: the fastest that fits, or what the nearest lacks."""
     table = plain_table(("what was tried", "left"), ("plans", "right"), ("fit", "right"), ("fastest", "right"), ("why not", "left"))
-    ordered = sorted(ranking.families, key=order)
+    ordered = sorted(ranking.families, key=family_sort_key)
     for family in ordered if look.full else ordered[:FAMILIES]:
-        fastest = seconds(family.seconds) if family.seconds is not None else "-"
+        fastest = format_seconds(family.seconds) if family.seconds is not None else "-"
         table.add_row(
-            " · ".join((family.engine, *choice_words(family.choice))), f"{family.plans:,}", f"{family.fit:,}", fastest, reason(family, look)
+            " · ".join((family.engine, *choice_words(family.choice))),
+            f"{family.plans:,}",
+            f"{family.fit:,}",
+            fastest,
+            family_rejection_reason(family, look),
         )
     if not look.full and len(ordered) > FAMILIES:
         table.add_row(f"and {len(ordered) - FAMILIES} more (--full)", "", "", "", "")
     return table
 
 
-def _counted(ranking: Ranking) -> Iterator[str]:
+def _plan_count_phrases(ranking: Ranking) -> Iterator[str]:
     """How many plans there are, by their verdict."""
     yield f"{ranking.legal:,} legal plans of {', '.join(ranking.engines)}"
     names = {Result.FITS: "fit", Result.UNCERTAIN: "uncertain", Result.DOES_NOT_FIT: "do not fit"}
     yield from (f"{ranking.looked_at.get(result, 0):,} {name}" for result, name in names.items())
 
 
-def _refused(ranking: Ranking) -> Iterator[str]:
+def _ruled_out_phrases(ranking: Ranking) -> Iterator[str]:
     ruled = sorted(((rule, count) for rule, count in ranking.refused.items() if "divide" not in rule), key=lambda pair: -pair[1])
     if ruled:
         yield "ruled out before: " + "; ".join(f"{count:,} {reason}" for reason, count in ruled[:REASONS])
 
 
-def _timed(best: Planned) -> Iterator[str]:
+def _timing_note_lines(best: Planned) -> Iterator[str]:
     if best.time is None:
         return
     yield f"times are for ranking; {CONVENTION}"

@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING
 
 from memsheet.budget import Result
 from memsheet.formulas.serving.dp_attention import group_plan
-from memsheet.report.screen.layout import command_row, flow, one_line, printed, row
+from memsheet.report.screen.layout import command_row, join_phrases, labelled_row, one_line, render_parts
 from memsheet.report.screen.plans.story import plain_table
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.plans.serving_words import command, cut, formats, short, spread
-from memsheet.report.shared.plans.shown_cuts import shown
+from memsheet.report.shared.plans.serving_words import (
+    latency_or_dash,
+    latency_with_range,
+    parallel_group_words,
+    serving_command,
+    weight_cache_formats,
+)
+from memsheet.report.shared.plans.shown_cuts import select_table_plans
 from memsheet.search.pool_room import POOLED
-from memsheet.search.serve.cuts import Deployment, comparison
-from memsheet.search.serve.load import Holds, Served, milliseconds
+from memsheet.search.serve.cuts import Deployment, best_plan_per_cut
+from memsheet.search.serve.load import Holds, Served, format_latency
 from memsheet.units import format_count
 
 if TYPE_CHECKING:
@@ -34,42 +40,42 @@ HEADLINE = {Holds.YES: ("HOLDS", "bold green"), Holds.PERHAPS: ("MAY HOLD", "bol
 
 def render_serving(found: Deployment, look: Look) -> str:
     """The whole screen as text that ends in a newline."""
-    return printed(_parts(found, look), look)
+    return render_parts(_deployment_sections(found, look), look)
 
 
-def _parts(found: Deployment, look: Look) -> Iterator[RenderableType]:
+def _deployment_sections(found: Deployment, look: Look) -> Iterator[RenderableType]:
     best = found.plans[0]
-    yield row(*HEADLINE[best.holds], _verdict(found, best, look), look)
-    yield _asked(found, look)
-    yield command_row("Run" if best.in_all else "Nearest", command(found, best), look)
+    yield labelled_row(*HEADLINE[best.holds], _serving_verdict_phrases(found, best, look), look)
+    yield _serving_load_text(found, look)
+    yield command_row("Run" if best.in_all else "Nearest", serving_command(found, best), look)
     if found.ways:
-        yield row("Would hold", "bold", ("\n".join(_ways(found)),), look)
-    yield _table(found, look)
-    if lines := tuple(_sentences(found)):
-        yield _paragraph(lines, look)
-    if rejected := tuple(_rejected(found, look)):
+        yield labelled_row("Would hold", "bold", ("\n".join(_holding_change_lines(found)),), look)
+    yield _serving_plan_table(found, look)
+    if lines := tuple(_group_size_tradeoffs(found)):
+        yield _tradeoff_paragraph(lines, look)
+    if rejected := tuple(_rejected_cut_rows(found, look)):
         yield _why_not(rejected, look)
-    yield row("Looked at", "bold", _counted(found), look)
-    if notes := tuple(_notes(found)):
-        yield row("Notes", "bold", ("\n".join(map(one_line, notes)),), look)
+    yield labelled_row("Looked at", "bold", _cut_count_phrases(found), look)
+    if notes := tuple(_deployment_note_lines(found)):
+        yield labelled_row("Notes", "bold", ("\n".join(map(one_line, notes)),), look)
 
 
-def _verdict(found: Deployment, best: Served, look: Look) -> Iterator[str]:
+def _serving_verdict_phrases(found: Deployment, best: Served, look: Look) -> Iterator[str]:
     load = found.load
     if not best.sequences[1] or best.verdict.result is Result.DOES_NOT_FIT:
         yield f"no cut of {found.cluster.count} {'GPUs has' if found.cluster.count > 1 else 'GPU has'} room for one sequence of {load.context:,} tokens"
-        yield f"the nearest, {cut(best.plan)}, {_why(found, best, look)}"
+        yield f"the nearest, {parallel_group_words(best.plan)}, {_cut_rejection_reason(found, best, look)}"
         return
-    yield from _users(found, best)
-    yield f"as {cut(best.plan)}{f', {said}' if (said := formats(best)) else ''}"
+    yield from _user_capacity_phrases(found, best)
+    yield f"as {parallel_group_words(best.plan)}{f', {said}' if (said := weight_cache_formats(best)) else ''}"
     if best.decode is not None:
-        yield f"a token takes {spread(best.decode)} with {format_count(best.batch)} on a {'group' if best.plan.mesh.attn_dp > 1 else 'replica'}"
+        yield f"a token takes {latency_with_range(best.decode)} with {format_count(best.batch)} on a {'group' if best.plan.mesh.attn_dp > 1 else 'replica'}"
         yield f"{best.tokens_per_s:,.0f} tokens/s in all"
     if best.prefill is not None:
-        yield f"the first of {load.prompt:,} tokens {spread(best.prefill)}"
+        yield f"the first of {load.prompt:,} tokens {latency_with_range(best.prefill)}"
 
 
-def _users(found: Deployment, best: Served) -> Iterator[str]:
+def _user_capacity_phrases(found: Deployment, best: Served) -> Iterator[str]:
     """How many are held of those asked for, or at most."""
     load, (low, value) = found.load, (count * best.replicas for count in best.sequences)
     least = f" (at least {format_count(low)})" if low != value else ""
@@ -82,32 +88,32 @@ def _users(found: Deployment, best: Served) -> Iterator[str]:
         if best.holds is not Holds.NO and needed is not None and needed < found.cluster.count:
             yield f"{needed} GPUs would do"
         if (within := best.users * best.replicas) < value:
-            yield f"{format_count(within)} of them within {milliseconds(load.tpot_s or 0)} a token"
+            yield f"{format_count(within)} of them within {format_latency(load.tpot_s or 0)} a token"
         return
     sure, within = (count * best.replicas for count in best.within)
-    limited = f"{format_count(within)} users within {milliseconds(load.tpot_s or 0)} a token (at least {format_count(sure)})"
+    limited = f"{format_count(within)} users within {format_latency(load.tpot_s or 0)} a token (at least {format_count(sure)})"
     yield f"{limited}, {room}" if load.tpot_s else room
     yield f"{best.users_per_gpu:,.0f} a GPU" if best.users_per_gpu >= COUNTED else f"{best.users_per_gpu:.3g} a GPU"
 
 
-def _asked(found: Deployment, look: Look) -> Text:
+def _serving_load_text(found: Deployment, look: Look) -> Text:
     from rich.text import Text
 
     load, best = found.load, found.plans[0]
     asked = [f"{load.context:,} tokens of context"]
     asked += [f"{load.users:,} users"] if load.users else []
     asked += [f"{load.prompt_tokens:,} tokens in, {load.output_tokens or 0:,} out"] if load.prompt_tokens is not None else []
-    asked += [f"first token within {milliseconds(load.ttft_s)}"] if load.ttft_s else []
-    asked += [f"a token within {milliseconds(load.tpot_s)}"] if load.tpot_s else []
+    asked += [f"first token within {format_latency(load.ttft_s)}"] if load.ttft_s else []
+    asked += [f"a token within {format_latency(load.tpot_s)}"] if load.tpot_s else []
     version = f" {best.serving['read'].split(' ', 1)[-1]}" if best.serving.get("read") else ""
     where = f" on {found.cluster.count}×{found.cluster.device.name} by {found.engine}{version}"
-    return Text.assemble("serve ", (found.model.name, "bold"), where).append("\n" + flow(asked, look.width), "dim")
+    return Text.assemble("serve ", (found.model.name, "bold"), where).append("\n" + join_phrases(asked, look.width), "dim")
 
 
-def _table(found: Deployment, look: Look) -> RenderableType:
+def _serving_plan_table(found: Deployment, look: Look) -> RenderableType:
     """Every cut without stages, then the best of those with stages; the sizes are of the fullest GPU."""
     heads = (look.unit + " a GPU:", "weights", "KV", "total", "each", "all", "token", "first", "holds")
-    rows = [_row(one, look) for one in shown(found, full=look.full)]
+    rows = [_serving_plan_cells(one, look) for one in select_table_plans(found, full=look.full)]
     table = plain_table(("", "left"), *((name, "right") for name in heads[1:-1]), ("holds", "left"))
     for place, (column, name) in enumerate(zip(table.columns, heads, strict=True)):
         column.header = name
@@ -118,85 +124,92 @@ def _table(found: Deployment, look: Look) -> RenderableType:
     return table
 
 
-def _row(one: Served, look: Look) -> tuple[str, ...]:
-    name = cut(one.plan) + (f", {said}" if (said := formats(one)) else "")
+def _serving_plan_cells(one: Served, look: Look) -> tuple[str, ...]:
+    name = parallel_group_words(one.plan) + (f", {said}" if (said := weight_cache_formats(one)) else "")
     sizes = (look.cell(one.weights_bytes), look.cell(one.kv_bytes), look.cell(one.verdict.device.value))
-    decode = spread(one.decode) if one.decode and look.width >= WIDE else short(one.decode)
+    decode = latency_with_range(one.decode) if one.decode and look.width >= WIDE else latency_or_dash(one.decode)
     held = {Holds.YES: "yes", Holds.PERHAPS: "perhaps", Holds.NO: "no"}[one.holds]
-    return name, *sizes, format_count(one.sequences[1]), format_count(one.in_all), decode, short(one.prefill), held
+    return name, *sizes, format_count(one.sequences[1]), format_count(one.in_all), decode, latency_or_dash(one.prefill), held
 
 
-def _sentences(found: Deployment) -> Iterator[str]:
+def _group_size_tradeoffs(found: Deployment) -> Iterator[str]:
     """What larger groups buy and cost."""
-    yield from _attention(found)
-    plain = [one for one in comparison(found) if one.in_all and one.plan.mesh.attn_dp == 1]
+    yield from _dp_attention_tradeoffs(found)
+    plain = [one for one in best_plan_per_cut(found) if one.in_all and one.plan.mesh.attn_dp == 1]
     if len(plain) < 2:
         return
     large = max(plain, key=lambda one: one.gpus_each)
     small = next(one for one in plain if one.in_all * COMPARED >= large.in_all or one is large)
     if small is large:
         return
-    if large.in_all < small.in_all and _copied(large):
-        yield f"{cut(large.plan).capitalize()} has room for fewer users than {cut(small.plan)}: ranks of a group keep copies of the same cache."
+    if large.in_all < small.in_all and _replicates_kv_cache(large):
+        yield f"{parallel_group_words(large.plan).capitalize()} has room for fewer users than {parallel_group_words(small.plan)}: ranks of a group keep copies of the same cache."
     if large.in_all <= small.in_all or small.weights_bytes < LIGHTER * large.weights_bytes:
         return
     if small.decode is None or large.decode is None:
         return
     yield (
-        f"{cut(large.plan).capitalize()} has room for {_more(large.in_all / small.in_all)} {cut(small.plan)}: a GPU keeps {_share(small, large)} of the weights beside its cache. "
-        f"A token takes {milliseconds(large.decode.value)} where {format_count(large.batch)} decode at once, and {milliseconds(small.decode.value)} where "
+        f"{parallel_group_words(large.plan).capitalize()} has room for {_user_ratio_words(large.in_all / small.in_all)} {parallel_group_words(small.plan)}: a GPU keeps {_weight_share_words(small, large)} of the weights beside its cache. "
+        f"A token takes {format_latency(large.decode.value)} where {format_count(large.batch)} decode at once, and {format_latency(small.decode.value)} where "
         f"{format_count(small.batch)} on a replica do."
     )
 
 
-def _attention(found: Deployment) -> Iterator[str]:
+def _dp_attention_tradeoffs(found: Deployment) -> Iterator[str]:
     """What data-parallel attention buys and costs beside the largest group of ranks that share every request."""
-    rows = [one for one in comparison(found) if one.in_all]
+    rows = [one for one in best_plan_per_cut(found) if one.in_all]
     plain, groups = [one for one in rows if one.plan.mesh.attn_dp == 1], [one for one in rows if one.plan.mesh.attn_dp > 1]
     if not plain or not groups:
         return
     large, best = max(plain, key=lambda one: one.gpus_each), min(groups, key=found.plans.index)
     more = best.in_all / large.in_all
-    room = f"room for {_more(more)}" if more > 1 else f"room for {format_count(best.in_all)} users, {format_count(large.in_all)} in"
+    room = (
+        f"room for {_user_ratio_words(more)}"
+        if more > 1
+        else f"room for {format_count(best.in_all)} users, {format_count(large.in_all)} in"
+    )
     yield (
-        f"{cut(best.plan)} has {room} {cut(large.plan)}: each of {best.replicas} groups keeps the cache of its own requests, and a GPU holds "
-        f"{_percent(best.weights_bytes / max(1, large.weights_bytes) - 1)} of weights."
+        f"{parallel_group_words(best.plan)} has {room} {parallel_group_words(large.plan)}: each of {best.replicas} groups keeps the cache of its own requests, and a GPU holds "
+        f"{_percent_more_or_less(best.weights_bytes / max(1, large.weights_bytes) - 1)} of weights."
     )
 
 
-def _percent(share: float) -> str:
+def _percent_more_or_less(share: float) -> str:
     return f"{share:.0%} more" if share >= 0 else f"{-share:.0%} less"
 
 
-def _more(ratio: float) -> str:
+def _user_ratio_words(ratio: float) -> str:
     return f"{ratio - 1:.0%} more users than" if ratio < DOUBLE else f"{ratio:.2g} times as many users as"
 
 
 DOUBLE = 2
 
 
-def _copied(one: Served) -> bool:
+def _replicates_kv_cache(one: Served) -> bool:
     """Whether the ranks of a replica keep more of a token than the replica has: a latent, or heads that are fewer than ranks."""
     whole, mine = (int(one.serving.get(key) or 0) for key in ("kv_bytes_per_token", "kv_bytes_per_token_per_rank"))
     return mine * one.gpus_each > whole
 
 
-def _share(small: Served, large: Served) -> str:
+def _weight_share_words(small: Served, large: Served) -> str:
     ratio = small.weights_bytes / max(1, large.weights_bytes)
     return f"1/{ratio:.2g}"
 
 
-def _paragraph(lines: tuple[str, ...], look: Look) -> Text:
+def _tradeoff_paragraph(lines: tuple[str, ...], look: Look) -> Text:
     from rich.text import Text
 
-    return Text("\n".join(flow(line.split(" "), look.width, between=" ") for line in lines))
+    return Text("\n".join(join_phrases(line.split(" "), look.width, between=" ") for line in lines))
 
 
-def _rejected(found: Deployment, look: Look) -> Iterator[tuple[str, str]]:
+def _rejected_cut_rows(found: Deployment, look: Look) -> Iterator[tuple[str, str]]:
     """Cuts that do not do, the nearest first, then those that are no cut of this model."""
     for one in found.plans:
         if one.holds is Holds.NO:
-            yield cut(one.plan) + (f", {form}" if (form := formats(one)) else ""), _why(found, one, look)
+            yield (
+                parallel_group_words(one.plan) + (f", {form}" if (form := weight_cache_formats(one)) else ""),
+                _cut_rejection_reason(found, one, look),
+            )
     for out in found.refused:
         mesh = out.mesh
         pp = f", {mesh['mesh.pp']} stages" if mesh["mesh.pp"] > 1 else ""
@@ -204,7 +217,7 @@ def _rejected(found: Deployment, look: Look) -> Iterator[tuple[str, str]]:
         yield f"tp {mesh['mesh.tp']}{pp}{groups}", out.words
 
 
-def _why(found: Deployment, one: Served, look: Look) -> str:
+def _cut_rejection_reason(found: Deployment, one: Served, look: Look) -> str:
     """What of a plan does not do, sizes in the screen's unit."""
     gives = found.cluster.device.framework_bytes
     if one.verdict.device.low > gives:
@@ -221,17 +234,17 @@ def _why_not(rejected: tuple[tuple[str, str], ...], look: Look) -> RenderableTyp
     return table
 
 
-def _ways(found: Deployment) -> Iterator[str]:
+def _holding_change_lines(found: Deployment) -> Iterator[str]:
     for way in found.ways:
         best = way.found.best
         assert best is not None
         sure = "" if best.holds is Holds.YES else ", perhaps"
         room = f"{format_count(best.in_all)} users of {found.load.context:,} tokens"
-        time = f", a token {spread(best.decode)}" if best.decode else ""
-        yield f"{way.words}: {room} as {cut(best.plan)}{time}{sure}"
+        time = f", a token {latency_with_range(best.decode)}" if best.decode else ""
+        yield f"{way.words}: {room} as {parallel_group_words(best.plan)}{time}{sure}"
 
 
-def _counted(found: Deployment) -> Iterator[str]:
+def _cut_count_phrases(found: Deployment) -> Iterator[str]:
     yield f"{len(found.plans):,} plans of {found.engine}"
     names = {Holds.YES: "hold", Holds.PERHAPS: "may hold", Holds.NO: "do not"}
     for holds, name in names.items():
@@ -240,14 +253,14 @@ def _counted(found: Deployment) -> Iterator[str]:
         yield f"{len(found.refused):,} refused"
 
 
-def _beginnings(best: Served) -> str:
+def _prefix_caching_note(best: Served) -> str:
     """What prefix caching does to the answer."""
     if shared := best.plan.shared_prefix_tokens:
         return f"the {shared:,} tokens that all prompts begin with are kept once, and are read anew in the time to the first token"
     return "shared beginnings of prompts (prefix caching) are not counted; --shared-prefix-tokens keeps them once"
 
 
-def _notes(found: Deployment) -> Iterator[str]:
+def _deployment_note_lines(found: Deployment) -> Iterator[str]:
     yield from found.notes
     load, best = found.load, found.plans[0]
     if best.decode is not None:
@@ -257,7 +270,7 @@ def _notes(found: Deployment) -> Iterator[str]:
             if load.output_tokens is None
             else "others' prompts are read between its tokens, none waits in a queue"
         )
-        yield f"the first token is that of a prompt that is alone; {waits}; {_beginnings(best)}"
+        yield f"the first token is that of a prompt that is alone; {waits}; {_prefix_caching_note(best)}"
     if best.plan.served_adapters is not None:
         yield "adapters have their room, and their own products are not in the latencies"
     room, limit = int((best.serving.get("max_sequences") or {}).get(str(load.context), 0)), int(group_plan(best.plan).max_sequences or 0)

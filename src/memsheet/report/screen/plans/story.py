@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from memsheet.budget import Result
 from memsheet.report.screen.layout import one_line
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.plans.family_reason import reason
-from memsheet.report.shared.plans.words import AXES, choice_words, seconds, words
+from memsheet.report.shared.plans.family_reason import family_rejection_reason
+from memsheet.report.shared.plans.words import AXES, choice_words, format_seconds, plan_summary
 from memsheet.report.shared.words import flags_for
 from memsheet.search.train.space import OFFLOAD
 
@@ -45,61 +45,61 @@ def story_table(advice: Advice, look: Look) -> RenderableType:
         ("step by step", "left"), ("what is done", "left"), (look.unit, "right"), ("saves", "right"), ("a step", "right"), ("fits", "left")
     )
     for step in advice.story:
-        table.add_row(step.asks, *_done(step, look))
+        table.add_row(step.asks, *_step_cells(step, look))
     if advice.ranking.plans:
         best = advice.ranking.plans[0]
         saves = int(advice.story[-1].device.value) - int(best.verdict.device.value)
         table.add_row(
             "The best of all",
-            words(best),
+            plan_summary(best),
             look.cell(int(best.verdict.device.value)),
-            _signed(saves, look),
-            seconds(best.seconds) if best.time else "",
+            _signed_step_saving(saves, look),
+            format_seconds(best.seconds) if best.time else "",
             "yes",
         )
     return table
 
 
-def _signed(size: int, look: Look) -> str:
+def _signed_step_saving(size: int, look: Look) -> str:
     """What is saved; with a minus what is taken."""
     return f"-{look.cell(-size)}" if size < 0 else look.cell(size) if size else ""
 
 
-def _done(step: Step, look: Look) -> tuple[str, ...]:
+def _step_cells(step: Step, look: Look) -> tuple[str, ...]:
     if not step.change:
         return f"yes: {look.need(step.part_bytes)} without gradients and states", "", "", "", ""
     kept = f" ({look.need(step.part_bytes)} without gradients and states)" if step.part_bytes else ""
     host = f" ({look.need(step.host_bytes)} of host memory a rank)" if step.host_bytes else ""
     change = f"{step.change}{kept}{host}" + ("" if step.taken else "; taken back")
-    time = seconds(step.seconds) if step.seconds is not None else "-"
+    time = format_seconds(step.seconds) if step.seconds is not None else "-"
     why = "" if step.shares else ": its ranks cannot share the batch"
     why = f": host memory lacks {look.need(step.host_short_bytes)} a node" if step.host_short_bytes else why
     fits = "yes" if step.fits else f"no{why}"
-    return change, look.cell(int(step.device.value)), _signed(step.saves_bytes, look), time, fits
+    return change, look.cell(int(step.device.value)), _signed_step_saving(step.saves_bytes, look), time, fits
 
 
 def copies_lines(replicas: Replicas, look: Look) -> Iterator[str]:
     """Whether plain DDP would do, and why sharding is slower."""
     fastest, plain, sharded = replicas.fastest, replicas.plain, replicas.sharded
     need = look.need(fastest.verdict.device.value)
-    yield f"Plain DDP fits: a whole copy on every GPU, {need}, {seconds(fastest.seconds)} a step ({words(fastest)})."
+    yield f"Plain DDP fits: a whole copy on every GPU, {need}, {format_seconds(fastest.seconds)} a step ({plan_summary(fastest)})."
     if plain is None or sharded is None or replicas.plain_exchange is None or replicas.sharded_exchange is None:
         return
-    under = f"Under {plain.plan.engine} DDP takes {seconds(plain.seconds)}, " if plain is not fastest else "DDP is "
+    under = f"Under {plain.plan.engine} DDP takes {format_seconds(plain.seconds)}, " if plain is not fastest else "DDP is "
     more, e = sharded.seconds / plain.seconds - 1, replicas.sharded_exchange
     if more <= 0:
-        yield f"ZeRO-3 takes {seconds(sharded.seconds)}, no longer: what it exchanges is hidden behind the passes."
+        yield f"ZeRO-3 takes {format_seconds(sharded.seconds)}, no longer: what it exchanges is hidden behind the passes."
         return
     waited = f"{(e.gathered_s + e.reduced_s) * 1e3:.0f} ms against {replicas.plain_exchange.reduced_s * 1e3:.0f} ms that no pass hides"
     summed = " and sums gradients in each, where DDP sums them once a step" if e.reductions_each else ""
     yield (
-        f"{under}faster than ZeRO-3, which takes {seconds(sharded.seconds)} ({more:+.0%}) with the same micro-batch: it gathers the "
-        f"{look.need(e.gathered_bytes)} of parameters {_times(e.gathers_each)} in every micro-batch{summed} ({waited})."
+        f"{under}faster than ZeRO-3, which takes {format_seconds(sharded.seconds)} ({more:+.0%}) with the same micro-batch: it gathers the "
+        f"{look.need(e.gathered_bytes)} of parameters {_times_word(e.gathers_each)} in every micro-batch{summed} ({waited})."
     )
     yield "ZeRO pays where the room that it frees takes a larger micro-batch or saves a recompute."
 
 
-def _times(number: int) -> str:
+def _times_word(number: int) -> str:
     return {1: "once", 2: "twice"}.get(number, f"{number} times")
 
 
@@ -109,12 +109,12 @@ def next_lines(advice: Advice, look: Look) -> Iterator[str]:
     for undone in advice.undone:
         fits = "and still fits" if undone.planned.verdict.result is Result.FITS else "and may not fit"
         lacks = f"but lacks {look.need(undone.missing_bytes)}" if undone.missing_bytes else fits
-        faster = f"{seconds(undone.planned.seconds)} a step ({-undone.gains_s / chosen.seconds:.0%})"
+        faster = f"{format_seconds(undone.planned.seconds)} a step ({-undone.gains_s / chosen.seconds:.0%})"
         yield f"More speed: without {undone.saving} it takes {faster}, {lacks}."
     lighter = [point for point in advice.ranking.front if point.device_bytes < int(chosen.verdict.device.value) * LIGHTER]
     if lighter:
         point = min(lighter, key=lambda one: one.seconds)
-        yield f"More room: {look.need(point.device_bytes)} at {seconds(point.seconds)} a step with {_changed(chosen, point)}."
+        yield f"More room: {look.need(point.device_bytes)} at {format_seconds(point.seconds)} a step with {_changed_flags(chosen, point)}."
 
 
 LIGHTER = 0.9
@@ -122,7 +122,7 @@ LIGHTER = 0.9
 COMPARED = (*(f"mesh.{axis}" for axis in AXES), "zero", "recompute.mode", "loss", "optimizer.name", "microbatch", *OFFLOAD)
 
 
-def _changed(chosen: Planned, point: Point) -> str:
+def _changed_flags(chosen: Planned, point: Point) -> str:
     """What is different there, as flags."""
     keys = [key for key in COMPARED if (point.request.get(key) or None) != (chosen.request.get(key) or None)]
     other = {key: point.request[key] for key in keys if point.request.get(key)}
@@ -136,18 +136,18 @@ def choices_table(advice: Advice, look: Look) -> RenderableType:
     table = plain_table(
         ("ways to make it fit", "left"), ("fit", "right"), ("a step", "right"), (look.unit, "right"), ("the best of them", "left")
     )
-    for name, families in _kinds(advice.ranking.families).items():
+    for name, families in _families_by_state_storage(advice.ranking.families).items():
         if families:
-            table.add_row(name, *_kind(advice, families, look))
+            table.add_row(name, *_family_kind_cells(advice, families, look))
     for method, planned, why in advice.methods:
-        table.add_row(METHODS[method], *_other(planned, look, why))
+        table.add_row(METHODS[method], *_other_method_cells(planned, look, why))
     if advice.more is not None:
         cluster, planned = advice.more
-        table.add_row(f"AdamW on the cards of {cluster.count} GPUs", *_other(planned, look))
+        table.add_row(f"AdamW on the cards of {cluster.count} GPUs", *_other_method_cells(planned, look))
     return table
 
 
-def _kinds(families: tuple[Family, ...]) -> dict[str, list[Family]]:
+def _families_by_state_storage(families: tuple[Family, ...]) -> dict[str, list[Family]]:
     """Families by where the optimizer's states are, and in how many bits."""
     found: dict[str, list[Family]] = {"AdamW in fp32 on the cards": [], "AdamW in 8 bits on the cards": [], "states on the host": []}
     for family in families:
@@ -157,12 +157,12 @@ def _kinds(families: tuple[Family, ...]) -> dict[str, list[Family]]:
     return found
 
 
-def _kind(advice: Advice, families: list[Family], look: Look) -> tuple[str, ...]:
+def _family_kind_cells(advice: Advice, families: list[Family], look: Look) -> tuple[str, ...]:
     plans, fit = sum(family.plans for family in families), sum(family.fit for family in families)
     count = f"{fit:,} of {plans:,}"
     if not fit:
         nearest = min(families, key=lambda family: (family.host_missing_bytes, family.missing_bytes))
-        return count, "", "", f"none; the nearest: {reason(nearest, look)} ({nearest.engine})"
+        return count, "", "", f"none; the nearest: {family_rejection_reason(nearest, look)} ({nearest.engine})"
     best = min((family for family in families if family.fit), key=lambda family: family.seconds or float("inf"))
     shown = [
         one
@@ -171,10 +171,10 @@ def _kind(advice: Advice, families: list[Family], look: Look) -> tuple[str, ...]
     ]
     needs = look.cell(int(shown[0].verdict.device.value)) if shown else ""
     said = " · ".join((best.engine, *choice_words(best.choice)))
-    return count, seconds(best.seconds) if best.seconds is not None else "", needs, said
+    return count, format_seconds(best.seconds) if best.seconds is not None else "", needs, said
 
 
-def _other(planned: Planned | None, look: Look, why: str = "") -> tuple[str, ...]:
+def _other_method_cells(planned: Planned | None, look: Look, why: str = "") -> tuple[str, ...]:
     if planned is None:
         return "no", "", "", one_line(why)
-    return "yes", seconds(planned.seconds), look.cell(int(planned.verdict.device.value)), words(planned)
+    return "yes", format_seconds(planned.seconds), look.cell(int(planned.verdict.device.value)), plan_summary(planned)

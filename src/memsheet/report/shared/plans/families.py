@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memsheet.formulas.model_code.megatron.experts import MAX_VIOLATION
-from memsheet.report.shared.plans.words import seconds, words
+from memsheet.report.shared.plans.words import format_seconds, plan_summary
 from memsheet.search.train.families import Family
 from memsheet.search.train.rank import Ranking
 from memsheet.units import format_bytes
@@ -17,12 +17,12 @@ def uneven_lines(ranking: Ranking) -> Iterator[str]:
         return
     planned, device = ranking.uneven.planned, ranking.uneven.device
     yield (
-        f"{seconds(planned.seconds)} a step with {words(planned)}: fits in {format_bytes(int(device.value))} (at most {format_bytes(int(device.high))}) "
+        f"{format_seconds(planned.seconds)} a step with {plan_summary(planned)}: fits in {format_bytes(int(device.value))} (at most {format_bytes(int(device.high))}) "
         f"where a rank is given {1 + MAX_VIOLATION:g} times an even share of tokens (MaxVio {MAX_VIOLATION:g} under an auxiliary loss, arXiv:2408.15664, "
         f"table 2); where all tokens choose its experts it needs {format_bytes(int(planned.verdict.device.high))} and does not"
     )
 
 
-def order(family: Family) -> tuple[float, int]:
+def family_sort_key(family: Family) -> tuple[float, int]:
     """The fastest first, then what comes nearest to fitting."""
     return (family.seconds if family.seconds is not None else float("inf"), family.host_missing_bytes + family.missing_bytes)

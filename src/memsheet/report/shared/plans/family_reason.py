@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.plans.words import seconds
+from memsheet.report.shared.plans.words import format_seconds
 
 if TYPE_CHECKING:
     from memsheet.search.train.families import Family
 
 
-def reason(family: Family, look: Look) -> str:
+def family_rejection_reason(family: Family, look: Look) -> str:
     """Why a family is not the one."""
     if not family.fit:
         if family.host_missing_bytes:
@@ -24,4 +24,4 @@ def reason(family: Family, look: Look) -> str:
         return "fits, its step is not timed"
     if not family.slower:
         return "as fast as the best"
-    return f"slower by {seconds(family.slower_s)}, most of it {family.slower.replace('_', ' ')}"
+    return f"slower by {format_seconds(family.slower_s)}, most of it {family.slower.replace('_', ' ')}"

@@ -7,7 +7,7 @@ from math import log
 from typing import TYPE_CHECKING
 
 from memsheet.budget import Result
-from memsheet.report.shared.plans.words import request_words, words
+from memsheet.report.shared.plans.words import plan_summary, request_words
 
 if TYPE_CHECKING:
     from memsheet.search.train.rank import Ranking
@@ -30,7 +30,7 @@ class Mark:
 
 def marks_of(ranking: Ranking) -> tuple[Mark, ...]:
     """The front from the fastest on, and the plan to take first."""
-    turns = _turns([(point.seconds, point.device_bytes) for point in ranking.front])
+    turns = _farthest_point_order([(point.seconds, point.device_bytes) for point in ranking.front])
     front = tuple(
         Mark(
             seconds=point.seconds, device_bytes=point.device_bytes, words=request_words(point.engine, point.request), turn=turn + 1,
@@ -43,13 +43,13 @@ def marks_of(ranking: Ranking) -> tuple[Mark, ...]:
         return front
     device, time = best.verdict.device, best.time
     first = Mark(
-        seconds=float(time.value), device_bytes=int(device.value), words=words(best), best=True, range_s=(float(time.low), float(time.high)),
+        seconds=float(time.value), device_bytes=int(device.value), words=plan_summary(best), best=True, range_s=(float(time.low), float(time.high)),
         range_bytes=(int(device.low), int(device.high)),
     )  # fmt: skip
     return (*front, first)
 
 
-def _turns(points: list[tuple[float, int]]) -> list[int]:
+def _farthest_point_order(points: list[tuple[float, int]]) -> list[int]:
     """The ends first, then always the one that lies farthest from those before it."""
     if not points:
         return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memsheet.budget import Result
-from memsheet.report.shared.plans.words import seconds
+from memsheet.report.shared.plans.words import format_seconds
 from memsheet.units import GIB, format_bytes, format_giga
 
 if TYPE_CHECKING:
@@ -32,13 +32,13 @@ def axis_words(name: str) -> str:
 
 def figure_words(cell: Cell, *, decimal: bool) -> tuple[str, str]:
     """The expected need, rounded up, and beside it what makes it uncertain, that the host is what is short, or a step's time."""
-    figure = _giga(cell.device.value, decimal=decimal)
+    figure = _format_heat_giga(cell.device.value, decimal=decimal)
     if cell.result is Result.UNCERTAIN:
-        return figure, f"to {_giga(cell.device.high, decimal=decimal)}"
-    return figure, "host" if cell.host_short else seconds(cell.seconds) if cell.seconds is not None else ""
+        return figure, f"to {_format_heat_giga(cell.device.high, decimal=decimal)}"
+    return figure, "host" if cell.host_short else format_seconds(cell.seconds) if cell.seconds is not None else ""
 
 
-def _giga(size: int, *, decimal: bool) -> str:
+def _format_heat_giga(size: int, *, decimal: bool) -> str:
     few = size >= WHOLE * (10**9 if decimal else GIB)
     figure = format_giga(size, decimal=decimal, digits=0 if few else 1)
     return figure.partition(".")[0] if few else figure

@@ -8,29 +8,29 @@ from memsheet.plan.plan import Plan
 from memsheet.report.shared.machines import machine_flags
 from memsheet.report.shared.words import flags_for
 from memsheet.search.serve.cuts import Deployment, users_of_replica
-from memsheet.search.serve.load import Served, milliseconds
+from memsheet.search.serve.load import Served, format_latency
 
 DROPPED = ("task", "model", "gpus")
 GROUPS = {1: ("GPU", "replicas"), 2: ("pair", "pairs")}
 
 
-def cut(plan: Plan) -> str:
+def parallel_group_words(plan: Plan) -> str:
     """How GPUs are grouped: 4 replicas, 2 pairs, 1 group of 4; with stages, over how many ranks experts are dealt (ep), and in how many groups of
     them attention has requests of its own.
     """
     mesh = plan.mesh
     replicas, tp, pp, ep = int(mesh.dp_replicate), int(mesh.tp), int(mesh.pp), int(mesh.ep)
-    whole = f"{replicas} × {pp} stages{f' of {tp}' if tp > 1 else ''}" if pp > 1 else _group(replicas, tp)
+    whole = f"{replicas} × {pp} stages{f' of {tp}' if tp > 1 else ''}" if pp > 1 else _group_count_words(replicas, tp)
     whole = f"{whole}, DP attention {int(mesh.attn_dp)}" if mesh.attn_dp > 1 else whole
     return f"{whole}, ep {ep}" if ep > 1 else whole
 
 
-def _group(count: int, size: int) -> str:
+def _group_count_words(count: int, size: int) -> str:
     one, several = GROUPS.get(size, (f"group of {size}", f"groups of {size}"))
     return f"{count} {one if count == 1 else several}"
 
 
-def formats(one: Served) -> str:
+def weight_cache_formats(one: Served) -> str:
     """What is not as released."""
     plan = one.plan
     said = []
@@ -43,16 +43,16 @@ def formats(one: Served) -> str:
     return ", ".join(said)
 
 
-def spread(time: Seconds) -> str:
+def latency_with_range(time: Seconds) -> str:
     """A latency and its range."""
-    return f"{milliseconds(time.value)} ({milliseconds(time.low)} to {milliseconds(time.high)})"
+    return f"{format_latency(time.value)} ({format_latency(time.low)} to {format_latency(time.high)})"
 
 
-def short(time: Seconds | None) -> str:
-    return milliseconds(time.value) if time else "-"
+def latency_or_dash(time: Seconds | None) -> str:
+    return format_latency(time.value) if time else "-"
 
 
-def command(found: Deployment, one: Served) -> str:
+def serving_command(found: Deployment, one: Served) -> str:
     """The command that asks a plan the same: with the users of one replica, where users are asked for."""
     flags, users = set(SHORT.values()), found.load.users
     asked = {"serving.max_sequences": users_of_replica(one.plan, users)} if users is not None else {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memsheet.budget import Result
-from memsheet.report.shared.plans.words import seconds, words
+from memsheet.report.shared.plans.words import format_seconds, plan_summary
 from memsheet.sheet import Bytes
 from memsheet.units import format_giga
 
@@ -49,10 +49,10 @@ class Bar:
 
 def bars_of(steps: Sequence[Step], chosen: Planned | None = None) -> tuple[Bar, ...]:
     """A bar for each change that was made or tried, then one for the plan that the search chose."""
-    return tuple(_bars(steps, chosen))
+    return tuple(_change_bars(steps, chosen))
 
 
-def _bars(steps: Sequence[Step], chosen: Planned | None) -> Iterator[Bar]:
+def _change_bars(steps: Sequence[Step], chosen: Planned | None) -> Iterator[Bar]:
     before: int | None = None
     for step in steps:
         if not step.change:
@@ -66,7 +66,7 @@ def _bars(steps: Sequence[Step], chosen: Planned | None) -> Iterator[Bar]:
     if chosen is not None:
         device, fits = chosen.verdict.device, chosen.verdict.result is Result.FITS
         yield Bar(
-            name=words(chosen), flag=CHOSEN if fits else LEAST, device=device, before_bytes=int(device.high) if before is None else before,
+            name=plan_summary(chosen), flag=CHOSEN if fits else LEAST, device=device, before_bytes=int(device.high) if before is None else before,
             seconds=chosen.seconds if chosen.time is not None else None, costs_s=None, fits=fits, chosen=True,
         )  # fmt: skip
 
@@ -76,28 +76,28 @@ def scale_bytes(bars: Sequence[Bar], capacity_bytes: int) -> int:
     return min(max((capacity_bytes, *(max(bar.high, bar.before_bytes) for bar in bars))), CLIPPED * capacity_bytes)
 
 
-def needs(bar: Bar, *, decimal: bool) -> str:
-    return _size(bar.high, decimal=decimal)
+def needed_size_text(bar: Bar, *, decimal: bool) -> str:
+    return _format_bar_size(bar.high, decimal=decimal)
 
 
-def _size(size: int, *, decimal: bool) -> str:
+def _format_bar_size(size: int, *, decimal: bool) -> str:
     return f"{format_giga(size, decimal=decimal, digits=1)} {'GB' if decimal else 'GiB'}"
 
 
-def saves(bar: Bar, *, decimal: bool) -> str:
+def saved_size_text(bar: Bar, *, decimal: bool) -> str:
     """Against the bar before; nothing where a saving is none."""
     if not bar.saves_bytes or bar.chosen:
         return ""
     sign = "−" if bar.saves_bytes > 0 else "+"
-    return f"{sign}{_size(abs(bar.saves_bytes), decimal=decimal)}"
+    return f"{sign}{_format_bar_size(abs(bar.saves_bytes), decimal=decimal)}"
 
 
 def step_time(bar: Bar) -> str:
-    return "" if bar.seconds is None else seconds(bar.seconds)
+    return "" if bar.seconds is None else format_seconds(bar.seconds)
 
 
-def costs(bar: Bar) -> str:
+def step_time_change_text(bar: Bar) -> str:
     """The time that a change costs or gains, where a person would notice."""
     if bar.costs_s is None or bar.seconds is None or abs(bar.costs_s) < NOTICED * bar.seconds:
         return ""
-    return f"{'+' if bar.costs_s > 0 else '−'}{seconds(abs(bar.costs_s))}"
+    return f"{'+' if bar.costs_s > 0 else '−'}{format_seconds(abs(bar.costs_s))}"

@@ -21,7 +21,7 @@ SHORT_S = 0.1
 """Below which a time is told in milliseconds."""
 
 
-def seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
     """Seconds with three digits; a short step in milliseconds; a dash for what is not timed."""
     if value == float("inf"):
         return "-"
@@ -30,14 +30,14 @@ def seconds(value: float) -> str:
     return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
 
 
-def interval(low: float, high: float) -> str:
+def format_time_interval(low: float, high: float) -> str:
     """Two times in one unit."""
     if low < SHORT_S <= high:
         return f"{low:.3g} to {high:.3g} s"
-    return f"{seconds(low)} to {seconds(high)}"
+    return f"{format_seconds(low)} to {format_seconds(high)}"
 
 
-def words(planned: Planned) -> str:
+def plan_summary(planned: Planned) -> str:
     """A plan in short: engine, degrees above one, and what it does to save memory."""
     plan, mesh = planned.plan, planned.plan.mesh
     degrees = [f"{axis} {getattr(mesh, axis)}" for axis in AXES if getattr(mesh, axis) > 1]
@@ -66,7 +66,7 @@ def choice_words(choice: Mapping[str, Any]) -> list[str]:
     return [*said, *([f"offload {', '.join(moved)}"] if moved else [])]
 
 
-def command(ranking: Ranking, planned: Planned) -> str:
+def plan_command(ranking: Ranking, planned: Planned) -> str:
     """The command that shows a plan's sheet."""
     values = {key: value for key, value in planned.request.items() if key not in ("task", "model", "gpus") and value not in (None, False)}
     usual = {f"mesh.{axis}": 1 for axis in AXES if axis != "dp_shard"}

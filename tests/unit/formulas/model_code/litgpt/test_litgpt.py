@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.errors import InputError
-from memsheet.formulas.model_code.litgpt.built import built
+from memsheet.formulas.model_code.litgpt.built import litgpt_spec
 from memsheet.formulas.states.held import held_tensors
 from memsheet.plan.model import ModelSpec
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Component, Instant, Sheet
 
 SIZES = {
@@ -57,7 +57,7 @@ def _model(family: str, **over: Any) -> ModelSpec:
 
 def _sheet(family: str, over: dict[str, Any] | None = None, **options: Any) -> Sheet:
     spec = _model(family, **(over or {}))
-    return account(spec, resolve({**BASE, **options}, spec).plan)
+    return account_rank(spec, resolve_request({**BASE, **options}, spec).plan)
 
 
 def _refused(family: str, over: dict[str, Any] | None = None, **options: Any) -> str:
@@ -99,8 +99,8 @@ def test_trainable_parameters_are_those_that_litgpt_prints(
 ) -> None:  # fmt: skip
     """The prompts themselves require gradients and never get one, so that they are counted with what does not train here."""
     spec = _model(family, **sizes)
-    plan = resolve({**BASE, **options}, spec).plan
-    tensors = list(held_tensors(built(spec, plan), plan))
+    plan = resolve_request({**BASE, **options}, spec).plan
+    tensors = list(held_tensors(litgpt_spec(spec, plan), plan))
     assert sum(h.times * h.elements for h in tensors if h.trains or "adapter_wte" in h.path) == count
 
 

@@ -12,10 +12,10 @@ import pytest
 import memsheet
 from memsheet.budget import Answer
 from memsheet.formulas.model_code.megatron.experts import capacity_of, given_copies
-from memsheet.formulas.pipeline import flights
+from memsheet.formulas.pipeline import peak_flights
 from memsheet.plan.model import Moe
 from memsheet.plan.plan import Mesh, Plan, Routing, Schedule, Spread
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Component, Instant, Sheet
 
 BENCHMARKS = Path(__file__).parents[5] / "benchmarks"
@@ -185,12 +185,12 @@ def plan(pp: int, vpp: int, microbatches: int) -> Plan:
         "global_batch": microbatches,
         **schedule,
     }
-    return resolve(request, None).plan
+    return resolve_request(request, None).plan
 
 
 @pytest.mark.parametrize("stage", range(4))
 def test_under_1f1b_a_stage_keeps_as_many_others_as_stages_follow(stage: int) -> None:
-    assert {f.others for f in flights(plan(4, 1, 16), stage)} == {(3 - stage,)}
+    assert {f.others for f in peak_flights(plan(4, 1, 16), stage)} == {(3 - stage,)}
 
 
 @pytest.mark.parametrize("stage", range(4))
@@ -198,7 +198,7 @@ def test_under_1f1b_a_stage_keeps_as_many_others_as_stages_follow(stage: int) ->
 def test_interleaving_keeps_as_many_chunks_as_its_warm_up_sends_ahead(stage: int, microbatches: int) -> None:
     """min(m v, 2 (p - r - 1) + (v - 1) p + 1) chunks at the most, the running one among them (Megatron-Core schedules.py)."""
     stages, chunks = 4, 2
-    most = max(sum(f.others) + 1 for f in flights(plan(stages, chunks, microbatches), stage))
+    most = max(sum(f.others) + 1 for f in peak_flights(plan(stages, chunks, microbatches), stage))
     assert most == min(microbatches * chunks, 2 * (stages - stage - 1) + (chunks - 1) * stages + 1)
 
 
@@ -226,7 +226,7 @@ def moe() -> Moe:
 
 def given(spread: Spread, ep: int, **routing: Any) -> Any:
     request = {"task": "train", "engine": "megatron", "seq_len": 512, "mesh.dp_shard": 8, "mesh.ep": ep}
-    asked = resolve(request, None).plan
+    asked = resolve_request(request, None).plan
     return given_copies(moe(), 512, 1024, asked, Routing(spread=spread, **routing))
 
 

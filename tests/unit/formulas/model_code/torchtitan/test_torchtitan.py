@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.allocator.settings import Settings
 from memsheet.engines import find_engine
 from memsheet.engines.torchtitan import VERSIONS, layers_of_stages, version_of
 from memsheet.errors import InputError
-from memsheet.formulas.groups import StageLayers, walk
+from memsheet.formulas.groups import StageLayers, walk_stage_layers
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.replay.script import Lifetimes
-from memsheet.formulas.replay.steps import play, reserved, scripted
+from memsheet.formulas.replay.steps import replay_script, script_of_steps, steady_reserved_bytes
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Loss, Plan
 from memsheet.plan.words import request_from
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Bytes, Component, Instant, Sheet
 
 END_2024 = "9dec370"
@@ -35,19 +35,19 @@ def planned(**options: Any) -> tuple[ModelSpec, Plan]:
     config = {**TINY, **options.pop("config", {})}
     spec = read_hf_config(config, name="tiny")
     given = {"engine": "torchtitan", "engine_version": END_2024, "seq_len": 2048, "microbatch": 2, "dp_shard": 4, **options}
-    return spec, resolve({**request_from(given), "task": "train"}, spec).plan
+    return spec, resolve_request({**request_from(given), "task": "train"}, spec).plan
 
 
 def sheet(**options: Any) -> Sheet:
     spec, plan = planned(**options)
-    return account(spec, plan)
+    return account_rank(spec, plan)
 
 
 def walked(**options: Any) -> tuple[StageLayers, Plan]:
     spec, plan = planned(**options)
     engine = find_engine("torchtitan")
     assert engine is not None
-    return walk(model_code(engine.code).built(spec, plan), plan, engine, release=False), plan
+    return walk_stage_layers(model_code(engine.code).built(spec, plan), plan, engine, release=False), plan
 
 
 def kept(**options: Any) -> float:
@@ -124,8 +124,8 @@ def test_eight_bits_save_what_they_are_cast_from() -> None:
     )
     spec = read_hf_config(TINY, name="tiny")
     low = {"precision.compute": "fp8", "precision.parameters": "fp32", "fp8.recipe": "tensorwise", "task": "train"}
-    plans = [resolve({**request, **more}, spec).plan for more in ({"task": "train"}, low, {**low, "fp8.all_gather": True})]
-    sheets = [account(spec, plan) for plan in plans]
+    plans = [resolve_request({**request, **more}, spec).plan for more in ({"task": "train"}, low, {**low, "fp8.all_gather": True})]
+    sheets = [account_rank(spec, plan) for plan in plans]
     saved = [found.of(Component.SAVED_ACTIVATIONS, instant=Instant.BACKWARD).value for found in sheets]
     assert saved[1] == saved[2] == saved[0]
     whole = [found.of(Component.UNSHARDED_PARAMETERS, instant=Instant.FORWARD).value for found in sheets]
@@ -160,7 +160,7 @@ def test_the_newest_joins_projections_and_takes_the_loss_in_chunks() -> None:
     shapes = {h.path: h.shape for h in stage.layers[0].pattern[0].parameters}
     assert shapes["layers.*.attention.qkv_linear.wqkv.weight"] == (2048, 1024)
     logits = 2 * 2048 * 8000 * 4
-    assert sheet(engine_version="b5bcd76", loss="plain").at(Instant.LOSS).value - account(spec, plan).at(Instant.LOSS).value > logits
+    assert sheet(engine_version="b5bcd76", loss="plain").at(Instant.LOSS).value - account_rank(spec, plan).at(Instant.LOSS).value > logits
     with pytest.raises(InputError):
         sheet(loss="chunked")
 
@@ -200,7 +200,7 @@ def test_a_pipeline_keeps_parameters_and_gradients_whole() -> None:
     assert not plan.reshard_after_forward
     assert plan.layers_per_stage == (3, 3)
     spec, _ = planned()
-    found = account(spec, plan, stage=0)
+    found = account_rank(spec, plan, stage=0)
     layers = sum(1024 * size for size in (1024, 512, 512, 1024, 3584, 3584, 3584)) + 2 * 1024
     assert found.of(Component.GRADIENTS, instant=Instant.BACKWARD).value >= 4 * 3 * layers
 
@@ -237,7 +237,7 @@ def test_what_it_does_not_do_is_refused_by_name(options: dict[str, Any], field: 
 def test_a_script_takes_once_and_gives_once(options: dict[str, Any]) -> None:
     stage, plan = walked(**options)
     for lifetimes in Lifetimes:
-        script, _ = scripted(stage, plan, lifetimes)
+        script, _ = script_of_steps(stage, plan, lifetimes)
         there: set[int] = set()
         for event in script.events:
             if event >= 0:
@@ -255,7 +255,7 @@ def test_a_script_takes_once_and_gives_once(options: dict[str, Any]) -> None:
 def test_a_script_asks_for_what_the_sheet_holds() -> None:
     for options in ({}, {"recompute": "full"}, BY_OPERATION, {"tp": 2, **BY_OPERATION}, {"compile": True, **BY_OPERATION}):
         stage, plan = walked(**options)
-        script, start = scripted(stage, plan, Lifetimes.RECORDED)
+        script, start = script_of_steps(stage, plan, Lifetimes.RECORDED)
         held = top = 0
         for at, event in enumerate(script.events):
             held += script.sizes[event] if event >= 0 else -script.sizes[~event]
@@ -266,24 +266,24 @@ def test_a_script_asks_for_what_the_sheet_holds() -> None:
 def test_reserved_is_between_layers_that_make_nothing_and_layers_that_free_late() -> None:
     for options in ({"recompute": "full"}, {"recompute": "full", "compile": True}):
         stage, plan = walked(**options)
-        found = reserved(stage, plan).bytes
+        found = steady_reserved_bytes(stage, plan).bytes
         assert found.low <= found.value <= found.high
         assert found.low >= sheet(**options).peak.value * 0.99
 
 
 def test_less_is_reserved_where_there_is_less_room() -> None:
     stage, plan = walked(**BY_OPERATION)
-    free = reserved(stage, plan).bytes
+    free = steady_reserved_bytes(stage, plan).bytes
     room = (free.value + sheet(**BY_OPERATION).peak.value) // 2
-    assert reserved(stage, plan, Bytes.exact(room)).bytes.value <= room < free.value
+    assert steady_reserved_bytes(stage, plan, Bytes.exact(room)).bytes.value <= room < free.value
 
 
 def test_pools_of_streams_do_not_share() -> None:
     stage, plan = walked(recompute="full")
-    script, start = scripted(stage, plan, Lifetimes.RECORDED)
-    apart = play(script, start, Settings())
+    script, start = script_of_steps(stage, plan, Lifetimes.RECORDED)
+    apart = replay_script(script, start, Settings())
     script.streams[:] = [0] * len(script.streams)
-    together = play(script, start, Settings())
+    together = replay_script(script, start, Settings())
     assert apart is not None
     assert together is not None
     assert apart > together
@@ -294,12 +294,14 @@ def test_pools_of_streams_do_not_share() -> None:
 def test_scripts_of_the_librarys_models_ask_for_what_their_sheets_hold(engine: str, options: dict[str, Any]) -> None:
     spec = read_hf_config(TINY, name="tiny")
     several = {"dp_shard": 4} if engine == "fsdp2" else {}
-    plan = resolve({**request_from({"engine": engine, "seq_len": 2048, "microbatch": 2, **several, **options}), "task": "train"}, spec).plan
+    plan = resolve_request(
+        {**request_from({"engine": engine, "seq_len": 2048, "microbatch": 2, **several, **options}), "task": "train"}, spec
+    ).plan
     found = find_engine(engine)
     assert found is not None
-    script, start = scripted(walk(spec, plan, found, release=False), plan, Lifetimes.RECORDED, divided=bool(several))
+    script, start = script_of_steps(walk_stage_layers(spec, plan, found, release=False), plan, Lifetimes.RECORDED, divided=bool(several))
     held = top = 0
     for at, event in enumerate(script.events):
         held += script.sizes[event] if event >= 0 else -script.sizes[~event]
         top = max(top, held) if at >= start else top
-    assert top == pytest.approx(account(spec, plan).peak.value, rel=5e-3)
+    assert top == pytest.approx(account_rank(spec, plan).peak.value, rel=5e-3)

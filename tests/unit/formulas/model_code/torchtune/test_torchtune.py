@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.engines import find_engine
 from memsheet.errors import InputError
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Component, Instant, Sheet
 
 CONFIG = {
@@ -32,7 +32,7 @@ def sheet(over: dict[str, Any] | None = None, **asked: Any) -> Sheet:
         "recompute.mode": "full",
         **asked,
     }
-    return account(spec, resolve(request, spec).plan)
+    return account_rank(spec, resolve_request(request, spec).plan)
 
 
 # the peaks of two steps of lora_llama3_1 and llama3_1 (torchtune.models.llama3_1, torch 2.13), less what the trace calls inputs
@@ -169,6 +169,6 @@ def test_refusals_name_the_field(asked: dict[str, Any], field: str) -> None:
 
 def test_other_families_are_refused() -> None:
     spec = read_hf_config({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128}, name="gpt2")
-    plan = resolve({"engine": "torchtune", "task": "train", "microbatch": 1, "seq_len": 64}, spec).plan
+    plan = resolve_request({"engine": "torchtune", "task": "train", "microbatch": 1, "seq_len": 64}, spec).plan
     with pytest.raises(InputError):
-        account(spec, plan)
+        account_rank(spec, plan)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import pytest
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Instant
 
 LLAMA = {
@@ -57,7 +57,7 @@ CASES = {
 def test_a_step_has_the_traced_high_water_marks(name: str) -> None:
     request, changes, seq_len, forward, backward, step = CASES[name]
     spec = read_hf_config({**LLAMA, "tie_word_embeddings": False, **changes})
-    sheet = account(spec, resolve({"optimizer.implementation": "fused", **request, "seq_len": seq_len}, spec).plan)
+    sheet = account_rank(spec, resolve_request({"optimizer.implementation": "fused", **request, "seq_len": seq_len}, spec).plan)
     labels = 8 * seq_len
     ours = {
         "forward": max(sheet.at(Instant.FORWARD).value, sheet.at(Instant.LOSS).value), "backward": sheet.at(Instant.BACKWARD).value,

@@ -6,20 +6,20 @@ from typing import Any
 import pytest
 
 from memsheet import catalog
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.engines import find_engine
 from memsheet.engines.transformers import ENGINE as TRANSFORMERS
 from memsheet.errors import InputError
-from memsheet.formulas.activations import check_modelled, numerics
+from memsheet.formulas.activations import check_modelled, run_config_of
 from memsheet.formulas.model_code.transformers.code import block_axes, block_numerics
-from memsheet.formulas.recordings import record
+from memsheet.formulas.recordings import record_block
 from memsheet.formulas.tapes.evaluate import entry_bytes
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import AttentionKind, Plan
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import read_model
 from memsheet.readers.nested import of_kind
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 
 
 def bundled(name: str) -> ModelSpec:
@@ -28,7 +28,7 @@ def bundled(name: str) -> ModelSpec:
 
 def plan_for(model: ModelSpec, **changes: Any) -> Plan:
     request = {"engine": "transformers", "seq_len": 2048, "precision.name": "bf16-pure", "attention": "sdpa"}
-    return resolve({**request, **{key.replace("__", "."): value for key, value in changes.items()}}, model).plan
+    return resolve_request({**request, **{key.replace("__", "."): value for key, value in changes.items()}}, model).plan
 
 
 def kept(model: ModelSpec, plan: Plan) -> int:
@@ -36,8 +36,8 @@ def kept(model: ModelSpec, plan: Plan) -> int:
     engine = find_engine(plan.engine)
     assert engine is not None
     block = model.stacks[0].runs[0].pattern[0]
-    how = replace(block_numerics(block, plan, numerics(plan, engine)), several=plan.microbatch > 1)
-    tape = record(block, how)
+    how = replace(block_numerics(block, plan, run_config_of(plan, engine)), several=plan.microbatch > 1)
+    tape = record_block(block, how)
     axes = block_axes(block, plan)
     return sum(entry_bytes(tape.entries[i], axes) for i in tape.saved - tape.outputs)
 
@@ -138,13 +138,13 @@ def test_a_real_layer_in_bf16_too(family: str) -> None:
 @pytest.mark.parametrize(("name", "gib"), [("llama-2-7b", 62.756), ("llama-3.1-8b", 74.788)])
 def test_the_traced_peak_of_a_whole_model(name: str, gib: float) -> None:
     model = bundled(name)
-    sheet = account(model, plan_for(model, optimizer__implementation="foreach"))
+    sheet = account_rank(model, plan_for(model, optimizer__implementation="foreach"))
     assert sheet.peak.value / 2**30 == pytest.approx(gib, abs=6e-4)
 
 
 def test_a_family_without_sdpa_runs_eager_and_says_so_when_asked_otherwise() -> None:
     model = bundled("gemma-2-2b")
-    assert resolve({"seq_len": 128}, model).plan.attention is AttentionKind.EAGER
+    assert resolve_request({"seq_len": 128}, model).plan.attention is AttentionKind.EAGER
     with pytest.raises(InputError, match="--attention eager"):
         check_modelled(model, plan_for(model), TRANSFORMERS)
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.errors import InputError
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Component, Instant, Sheet
 
 T5: dict[str, Any] = {
@@ -24,7 +24,7 @@ def sheet(name: str, **asked: Any) -> Sheet:
         "engine": "transformers", "seq_len": LENGTH, "microbatch": SEQUENCES, "optimizer.implementation": "fused", "attention": "eager",
         "precision.name": "bf16-pure", **asked,
     }  # fmt: skip
-    return account(model, resolve(request, model).plan)
+    return account_rank(model, resolve_request(request, model).plan)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_stacks_first_layer_makes_its_biases_again(heads: int, layers: int, pr
     """By heads, with which biases grow and the buckets that they are looked up by do not."""
     model = read_hf_config({**T5, "num_heads": heads, "num_layers": layers})
     request = {"seq_len": LENGTH, "microbatch": SEQUENCES, "attention": attention, "precision.name": precision, "recompute.mode": "full"}
-    found = account(model, resolve({"engine": "transformers", "optimizer.implementation": "fused", **request}, model).plan)
+    found = account_rank(model, resolve_request({"engine": "transformers", "optimizer.implementation": "fused", **request}, model).plan)
     assert found.at(Instant.BACKWARD).value == pytest.approx(backward, abs=16)
 
 
@@ -76,7 +76,7 @@ def test_short_sequences_peak_where_the_table_gets_its_gradients(vocabulary: int
     """The decoder's look-ups and the encoder's, by when what the decoder's layers shared is gone."""
     model = read_hf_config({**T5, "vocab_size": vocabulary})
     request = {"seq_len": tokens, "microbatch": SEQUENCES, "attention": attention, "precision.name": "bf16-pure", "recompute.mode": "full"}
-    found = account(model, resolve({"engine": "transformers", "optimizer.implementation": "fused", **request}, model).plan)
+    found = account_rank(model, resolve_request({"engine": "transformers", "optimizer.implementation": "fused", **request}, model).plan)
     assert found.at(Instant.BACKWARD).value == pytest.approx(backward, abs=16)
     assert all(size.value >= 0 for item in found.items for size in item.at.values())
 
@@ -100,9 +100,9 @@ def test_nothing_is_resident_less_than_not_at_all(recompute: str) -> None:
 def test_all_layers_of_the_decoder_keep_one_copy_of_what_the_encoder_made() -> None:
     model = read_hf_config({**T5, "num_layers": 4, "num_decoder_layers": 8})
     request = {"engine": "transformers", "seq_len": LENGTH, "attention": "eager", "precision.name": "bf16-pure", "recompute.mode": "full"}
-    saved = account(model, resolve(request, model).plan).of(Component.SAVED_ACTIVATIONS, instant=Instant.LOSS).value
+    saved = account_rank(model, resolve_request(request, model).plan).of(Component.SAVED_ACTIVATIONS, instant=Instant.LOSS).value
     fewer = read_hf_config(T5)
-    less = account(fewer, resolve(request, fewer).plan).of(Component.SAVED_ACTIVATIONS, instant=Instant.LOSS).value
+    less = account_rank(fewer, resolve_request(request, fewer).plan).of(Component.SAVED_ACTIVATIONS, instant=Instant.LOSS).value
     assert saved - less == 4 * 2 * LENGTH * T5["d_model"]  # each more layer keeps its own input alone
 
 

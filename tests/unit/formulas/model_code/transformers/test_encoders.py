@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.engines.torch_versions import READ, gradients_stay, softmax_keeps_input, torch_version
 from memsheet.errors import InputError
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Component, Instant, Sheet
 
 SHAPE: dict[str, Any] = {
@@ -37,7 +37,7 @@ def sheet(description: dict[str, Any], **asked: Any) -> Sheet:
         "engine": "transformers", "seq_len": LENGTH, "microbatch": SEQUENCES, "optimizer.implementation": "fused", "attention": "eager",
         "precision.name": "fp32", "dropout": 0.1, **asked,
     }  # fmt: skip
-    return account(model, resolve(request, model).plan)
+    return account_rank(model, resolve_request(request, model).plan)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,9 @@ def test_a_pooler_that_no_head_takes_stays_with_the_model() -> None:
     assert pooler == SHAPE["hidden_size"] * (SHAPE["hidden_size"] + 1)
     bare = replace(model, extras=())
     request: dict[str, Any] = {"engine": "transformers", "seq_len": LENGTH, "attention": "eager", "precision.name": "fp32"}
-    assert held - account(bare, resolve(request, bare).plan).of(Component.PARAMETERS, instant=Instant.FORWARD).value == 4 * pooler
+    assert (
+        held - account_rank(bare, resolve_request(request, bare).plan).of(Component.PARAMETERS, instant=Instant.FORWARD).value == 4 * pooler
+    )
 
 
 def test_what_an_old_version_is_read_as_is_said() -> None:

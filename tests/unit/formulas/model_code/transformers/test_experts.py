@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from layers_kept import kept, under
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.engines.verified import VERIFIED
 from memsheet.errors import InputError
 from memsheet.formulas.model_code.transformers.routers import ROUTERS, SHARED_LAST
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 
 TOKENS, HIDDEN, WIDTH = 2 * 64, 512, 128
 SMALL: dict[str, Any] = {
@@ -80,4 +80,4 @@ def test_a_loss_of_the_routers_own_is_refused() -> None:
     config = {"model_type": "mixtral", **SMALL, "num_local_experts": 8, "output_router_logits": True}
     model = read_hf_config(config)
     with pytest.raises(InputError, match="output_router_logits"):
-        account(model, resolve({"engine": "transformers", "seq_len": 64}, model).plan)
+        account_rank(model, resolve_request({"engine": "transformers", "seq_len": 64}, model).plan)

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.engines.verified import VERIFIED
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Instant
 
 TRACED: dict[str, Any] = json.loads(Path(__file__).with_name("traced_families.json").read_text(encoding="utf-8"))
@@ -38,7 +38,7 @@ def test_a_step_has_the_traced_high_water_marks(case: list[Any]) -> None:
         "engine": "transformers", "attention": attention, "precision.name": precision, "recompute.mode": recompute, "seq_len": LENGTH,
         "microbatch": sequences, "optimizer.implementation": "fused",
     }  # fmt: skip
-    sheet = account(model, resolve(request, model).plan)
+    sheet = account_rank(model, resolve_request(request, model).plan)
     ours = max(sheet.at(Instant.FORWARD).value, sheet.at(Instant.LOSS).value), sheet.at(Instant.BACKWARD).value
     for found, traced in zip(ours, (forward, backward), strict=True):
         assert found - LABELS * sequences == pytest.approx(
@@ -73,6 +73,6 @@ def test_adapters_have_the_traced_high_water_marks(
         "engine": "transformers", "attention": "sdpa", "recompute.mode": recompute, "seq_len": LENGTH, "adapter.rank": 16,
         "adapter.targets": list(targets), "adapter.dropout": dropout, "optimizer.implementation": "fused",
     }  # fmt: skip
-    sheet = account(model, resolve(request, model).plan)
+    sheet = account_rank(model, resolve_request(request, model).plan)
     assert max(sheet.at(Instant.FORWARD).value, sheet.at(Instant.LOSS).value) - LABELS == pytest.approx(forward, rel=CLOSE)
     assert sheet.at(Instant.BACKWARD).value - LABELS == pytest.approx(backward, rel=CLOSE)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from layers_kept import kept, under
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.errors import InputError
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Component, Instant
 
 TOKENS = 2 * 64
@@ -56,15 +56,17 @@ def test_eager_attention_keeps_its_probabilities() -> None:
 @pytest.mark.parametrize(("family", "bytes_"), [("deepseek_v3", 2 * 2 * ROPE), ("deepseek_v2", 8 * ROPE // 2)])
 def test_rotary_tables_are_real_or_complex_numbers(family: str, bytes_: int) -> None:
     model = read_hf_config({**SMALL, "model_type": family})
-    plan = resolve({"engine": "transformers", "precision.name": "bf16-pure", "seq_len": 64}, model).plan
-    tables = {item.path: item for item in account(model, plan).items if item.component is Component.SAVED_ACTIVATIONS}["model.rotary_emb"]
+    plan = resolve_request({"engine": "transformers", "precision.name": "bf16-pure", "seq_len": 64}, model).plan
+    tables = {item.path: item for item in account_rank(model, plan).items if item.component is Component.SAVED_ACTIVATIONS}[
+        "model.rotary_emb"
+    ]
     assert tables.at[Instant.LOSS].value == 64 * bytes_
 
 
 def test_heads_that_no_kernel_takes_are_refused() -> None:
     model = read_hf_config({**SMALL, "v_head_dim": 44})
     with pytest.raises(InputError, match="heads of 96 and 44"):
-        account(model, resolve({"engine": "transformers", "seq_len": 64}, model).plan)
+        account_rank(model, resolve_request({"engine": "transformers", "seq_len": 64}, model).plan)
 
 
 def test_groups_that_are_chosen_first_leave_their_mask() -> None:

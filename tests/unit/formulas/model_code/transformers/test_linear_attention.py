@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from layers_kept import kept, under
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.catalog import find_model
 from memsheet.errors import InputError
 from memsheet.formulas.model_code.transformers.delta_chunks import ONE, PADDED, TWO, chunk_axes, chunk_options
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Instant, Sheet
 
 KEY_HEADS, HEADS, KEY, VALUE, CHUNK = 4, 8, 32, 64, 64
@@ -29,7 +29,7 @@ CONFIG: dict[str, Any] = {
 
 def _sheet(config: dict[str, Any], **request: Any) -> Sheet:
     model = read_hf_config(config)
-    return account(model, resolve({"engine": "transformers", "optimizer.implementation": "fused", **request}, model).plan)
+    return account_rank(model, resolve_request({"engine": "transformers", "optimizer.implementation": "fused", **request}, model).plan)
 
 
 def _saved(length: int, ending: str, precision: str = "bf16-pure") -> int:
@@ -110,7 +110,7 @@ def test_a_bundled_model_answers(engine: str) -> None:
     assert found is not None
     model = read_hf_config(found["config"], name="qwen3-next-80b-a3b")
     sharded = {"mesh.dp_shard": 64} if engine != "transformers" else {}
-    sheet = account(model, resolve({"engine": engine, "seq_len": 4096, **sharded}, model).plan)
+    sheet = account_rank(model, resolve_request({"engine": engine, "seq_len": 4096, **sharded}, model).plan)
     assert sheet.peak.value > 0
     assert any("flash-linear-attention" in note for note in sheet.notes)
 
@@ -124,4 +124,4 @@ def test_what_was_not_compared_is_refused(request_: dict[str, Any], why: str) ->
 def test_a_processor_is_refused() -> None:
     model = read_hf_config(CONFIG)
     with pytest.raises(InputError, match="convolves"):
-        account(model, resolve({"engine": "transformers", "seq_len": 64}, model).plan, device="cpu")
+        account_rank(model, resolve_request({"engine": "transformers", "seq_len": 64}, model).plan, device="cpu")

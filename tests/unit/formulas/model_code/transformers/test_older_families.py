@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.errors import InputError
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Instant, Sheet
 
 CONFIGS: dict[str, Any] = json.loads(Path(__file__).with_name("traced_families.json").read_text(encoding="utf-8"))["configs"]
@@ -28,7 +28,7 @@ def sheet(name: str, *, changed: dict[str, Any] | None = None, **asked: Any) -> 
         "attention": "eager",
         **asked,
     }
-    return account(model, resolve(request, model).plan)
+    return account_rank(model, resolve_request(request, model).plan)
 
 
 TRACED: list[tuple[str, str, str, str, int, int]] = [

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.errors import InputError
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Component, Instant, Sheet
 
 VIT: dict[str, Any] = {
@@ -23,7 +23,7 @@ def sheet(**asked: Any) -> Sheet:
         "engine": "transformers", "seq_len": TOKENS, "microbatch": PICTURES, "optimizer.implementation": "fused", "attention": "eager",
         "precision.name": "fp32", **asked,
     }  # fmt: skip
-    return account(model, resolve(request, model).plan)
+    return account_rank(model, resolve_request(request, model).plan)
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.errors import InputError
 from memsheet.formulas.states.params import parameter_count
 from memsheet.plan.document import plan_document
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Component, Instant, Sheet
 
 Request = dict[str, Any]
@@ -40,7 +40,7 @@ def sheet(name: str, asked: Request, *, device: str = "cpu") -> Sheet:
         "optimizer.implementation": "foreach",
     }  # fmt: skip
     spec = model(name)
-    return account(spec, resolve({**request, **asked}, spec).plan, device=device)
+    return account_rank(spec, resolve_request({**request, **asked}, spec).plan, device=device)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_more_pictures_are_never_less(name: str, device: str, asked: Request) ->
 def test_no_picture_is_the_answer_without_the_key(name: str) -> None:
     spec = model(name)
     request = {"engine": "transformers", "attention": "sdpa", "seq_len": 320}
-    without, none = (account(spec, resolve({**request, **more}, spec).plan) for more in ({}, {"image_tokens": 0}))
+    without, none = (account_rank(spec, resolve_request({**request, **more}, spec).plan) for more in ({}, {"image_tokens": 0}))
     assert without == none
     assert any("no picture" in note for note in none.notes)
 
@@ -137,8 +137,8 @@ def test_windows_cost_what_whole_pictures_do_in_kernels_that_keep_no_scores() ->
         for run in tower.stack.runs
     )
     whole = replace(spec, towers=(replace(tower, stack=replace(tower.stack, runs=runs)),))
-    plan = resolve({"engine": "transformers", "attention": "sdpa", "seq_len": 320, "image_tokens": 256}, spec).plan
-    assert account(spec, plan).peak == account(whole, plan).peak
+    plan = resolve_request({"engine": "transformers", "attention": "sdpa", "seq_len": 320, "image_tokens": 256}, spec).plan
+    assert account_rank(spec, plan).peak == account_rank(whole, plan).peak
 
 
 @pytest.mark.parametrize(
@@ -161,14 +161,14 @@ def test_models_whose_pictures_are_not_modelled_are_refused_and_those_without_ta
         "vision_config": {"model_type": "clip_vision_model", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128},
     })  # fmt: skip
     with pytest.raises(InputError, match="pictures in a batch are not modelled for llava"):
-        account(llava, resolve({"engine": "transformers", "seq_len": 1024, "image_tokens": 576}, llava).plan)
+        account_rank(llava, resolve_request({"engine": "transformers", "seq_len": 1024, "image_tokens": 576}, llava).plan)
     words = read_hf_config({**TEXT, "model_type": "llama"})
     with pytest.raises(InputError, match="takes none"):
-        resolve({"engine": "transformers", "seq_len": 1024, "image_tokens": 576}, words)
+        resolve_request({"engine": "transformers", "seq_len": 1024, "image_tokens": 576}, words)
 
 
 def test_the_key_reads_back_from_a_plan_that_was_written() -> None:
     spec = model("qwen2_vl")
-    plan = resolve({"engine": "transformers", "seq_len": 320, "image_tokens": 256}, spec).plan
+    plan = resolve_request({"engine": "transformers", "seq_len": 320, "image_tokens": 256}, spec).plan
     assert plan_document(plan, model="qwen2_vl", cluster=None)["image_tokens"] == 256
     assert "image_tokens" not in plan_document(replace(plan, image_tokens=0), model="qwen2_vl", cluster=None)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.errors import InputError
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Instant, Sheet
 
 TRACED: dict[str, Any] = json.loads(Path(__file__).with_name("traced_families.json").read_text(encoding="utf-8"))["configs"]
@@ -29,7 +29,7 @@ def sheet(name: str, attention: str, precision: str, dropout: float, length: int
         "engine": "transformers", "seq_len": length, "microbatch": 2, "optimizer.implementation": "fused", "attention": attention,
         "precision.name": precision, "dropout": dropout,
     }  # fmt: skip
-    return account(model, resolve(request, model).plan, device="cpu")
+    return account_rank(model, resolve_request(request, model).plan, device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from layers_kept import kept, under
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.catalog import find_model
 from memsheet.errors import InputError
-from memsheet.formulas.model_code.transformers.mixers import entered
+from memsheet.formulas.model_code.transformers.mixers import spec_with_fp32_stream
 from memsheet.formulas.model_code.transformers.state_space import scan_state_checkpoints
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Instant
 
 TOKENS, HIDDEN, CHANNELS, STATE, RANK = 2 * 64, 256, 512, 16, 16
@@ -63,17 +63,19 @@ def test_a_split_scan_keeps_the_joint_projection_and_its_output() -> None:
 
 
 def test_only_the_first_layer_is_handed_what_the_embeddings_make() -> None:
-    runs = entered(read_hf_config(MAMBA)).stacks[0].runs
+    runs = spec_with_fp32_stream(read_hf_config(MAMBA)).stacks[0].runs
     assert [(run.count, [block.wide_input for block in run.pattern]) for run in runs] == [(1, [False]), (3, [True])]
     narrow = read_hf_config({**MAMBA, "residual_in_fp32": False})
-    assert entered(narrow) is narrow
+    assert spec_with_fp32_stream(narrow) is narrow
 
 
 def test_a_wide_stream_costs_a_checkpoint_twice_as_much() -> None:
     def kept_by(layers: int, *, wide: bool) -> int:
         model = read_hf_config({**MAMBA, "num_hidden_layers": layers, "residual_in_fp32": wide})
-        plan = resolve({"engine": "transformers", "precision.name": "bf16-pure", "recompute.mode": "full", "seq_len": 512}, model).plan
-        return int(account(model, plan).at(Instant.LOSS).value)
+        plan = resolve_request(
+            {"engine": "transformers", "precision.name": "bf16-pure", "recompute.mode": "full", "seq_len": 512}, model
+        ).plan
+        return int(account_rank(model, plan).at(Instant.LOSS).value)
 
     wide, narrow = (kept_by(12, wide=wide) - kept_by(6, wide=wide) for wide in (True, False))
     assert wide - narrow == 6 * 2 * 512 * HIDDEN
@@ -94,23 +96,24 @@ def test_a_bundled_model_answers(name: str, engine: str) -> None:
     assert found is not None
     model = read_hf_config(found["config"], name=name)
     sharded = {"mesh.dp_shard": 8} if engine != "transformers" else {}
-    assert account(model, resolve({"engine": engine, "seq_len": 4096, **sharded}, model).plan).peak.value > 0
+    assert account_rank(model, resolve_request({"engine": engine, "seq_len": 4096, **sharded}, model).plan).peak.value > 0
 
 
 def test_a_bias_in_fp32_beside_narrow_matrices_is_refused() -> None:
     model = read_hf_config({**MAMBA, "use_bias": True})
     wide, narrow = (
-        resolve({"engine": "transformers", "seq_len": 64, "precision.name": name}, model).plan for name in ("bf16-autocast", "bf16-pure")
+        resolve_request({"engine": "transformers", "seq_len": 64, "precision.name": name}, model).plan
+        for name in ("bf16-autocast", "bf16-pure")
     )
-    assert account(model, wide).peak.value > 0
+    assert account_rank(model, wide).peak.value > 0
     with pytest.raises(InputError, match="use_bias"):
-        account(model, narrow)
+        account_rank(model, narrow)
 
 
 def test_mixers_that_are_sharded_by_themselves_are_refused() -> None:
     model = read_hf_config(MAMBA)
     with pytest.raises(InputError, match="apart from its layer"):
-        account(model, resolve({"engine": "fsdp2", "mesh.dp_shard": 8, "seq_len": 64}, model).plan)
+        account_rank(model, resolve_request({"engine": "fsdp2", "mesh.dp_shard": 8, "seq_len": 64}, model).plan)
 
 
 def test_kernels_that_are_not_known_are_refused() -> None:
@@ -118,7 +121,7 @@ def test_kernels_that_are_not_known_are_refused() -> None:
     assert found is not None
     model = read_hf_config(found["config"], name="zamba2-1.2b")
     with pytest.raises(InputError, match="zamba2"):
-        account(model, resolve({"engine": "transformers", "seq_len": 64}, model).plan)
+        account_rank(model, resolve_request({"engine": "transformers", "seq_len": 64}, model).plan)
 
 
 @pytest.mark.parametrize(("targets", "layers"), [(["q_proj"], 2), (["in_proj"], 3)])
@@ -126,7 +129,7 @@ def test_layers_before_the_first_adapter_keep_nothing(targets: list[str], layers
     """Of four layers the second attends, the others scan: adapters on queries leave the first one frozen, with no gradient to pass."""
     model = read_hf_config(JAMBA)
     request = {"engine": "transformers", "seq_len": 64, "adapter.rank": 4, "adapter.targets": targets}
-    sheet = account(model, resolve(request, model).plan)
+    sheet = account_rank(model, resolve_request(request, model).plan)
     scans = [item for item in sheet.items if item.path.endswith("mamba/scanned")]
     assert sum(item.at[Instant.LOSS].value for item in scans) == layers * 2 * 64 * CHANNELS
 
@@ -136,12 +139,12 @@ def test_an_adapter_that_never_runs_is_refused(config: dict[str, Any], name: str
     model = read_hf_config(config)
     request = {"engine": "transformers", "seq_len": 64, "adapter.rank": 4, "adapter.targets": ["in_proj", name]}
     with pytest.raises(InputError, match=f"{name}: is taken by a kernel"):
-        account(model, resolve(request, model).plan)
+        account_rank(model, resolve_request(request, model).plan)
 
 
 def test_a_processor_has_no_scan_and_a_gpu_needs_its_packages() -> None:
     model = read_hf_config(JAMBA)
-    plan = resolve({"engine": "transformers", "seq_len": 64}, model).plan
+    plan = resolve_request({"engine": "transformers", "seq_len": 64}, model).plan
     with pytest.raises(InputError, match="selective scan"):
-        account(model, plan, device="cpu")
-    assert any("mamba-ssm" in note for note in account(model, plan).notes)
+        account_rank(model, plan, device="cpu")
+    assert any("mamba-ssm" in note for note in account_rank(model, plan).notes)

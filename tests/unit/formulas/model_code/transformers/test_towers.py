@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from memsheet.account import account
+from memsheet.account import account_rank
 from memsheet.errors import InputError
 from memsheet.formulas.states.params import parameter_count, tower_tensors
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Component, Instant, Sheet
 
 TEXT: dict[str, Any] = {
@@ -50,7 +50,7 @@ SHARDED: Request = {"engine": "fsdp2", "mesh.dp_shard": 2}
 def sheet(name: str, asked: Request) -> Sheet:
     model = read_hf_config({"model_type": name, **CONFIGS[name]})
     request = {"seq_len": 512, "microbatch": 2, "optimizer.implementation": "fused", **asked}
-    return account(model, resolve(request, model).plan)
+    return account_rank(model, resolve_request(request, model).plan)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from memsheet.plan.gguf_fork import FORK_MIXES, fork_end, fork_type
 from memsheet.plan.gguf_mixes import Where, gguf_named, matrix_type
 from memsheet.questions.accounted import infer
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 
 FORK = "ik_llama.cpp fork, 2025"
 LLAMA: dict[str, Any] = {
@@ -33,7 +33,7 @@ SPARSE = Where(layer=9, layers=48, grouped=8, experts=128, family="qwen3_moe", v
 def asked(config: dict[str, Any], **keys: Any) -> Any:
     spec = read_hf_config(config, name="m")
     request = {"task": "infer", "engine": "llama.cpp", "serving.max_model_len": 4096, **{k.replace("__", "."): v for k, v in keys.items()}}
-    return spec, resolve(request, spec).plan
+    return spec, resolve_request(request, spec).plan
 
 
 def test_five_bits_of_a_model_of_eight_billion() -> None:

@@ -13,7 +13,7 @@ from memsheet.formulas.serving.llama_cpp.weights import stored_tensors
 from memsheet.plan.document import plan_document
 from memsheet.plan.model import LatentAttention
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import reread, resolve
+from memsheet.resolve import resolve_document, resolve_request
 from memsheet.units import MIB
 
 DEEPSEEK: dict[str, Any] = {
@@ -30,7 +30,7 @@ def asked(config: dict[str, Any], **serving: Any) -> tuple[Any, Any]:
     spec = read_hf_config(config, name="m")
     keys = {"serving.max_model_len": 32768, **{f"serving.{key}": value for key, value in serving.items()}}
     common = {"task": "infer", "engine": "llama.cpp", "engine_version": FORK, "attention": "flash", "quantization.weights": "gguf:Q8_0"}
-    return spec, resolve({**common, **keys}, spec).plan
+    return spec, resolve_request({**common, **keys}, spec).plan
 
 
 def buffers(config: dict[str, Any] = FEW, **serving: Any) -> Buffers:
@@ -118,10 +118,10 @@ def test_ways_that_are_not_written_out_are_refused(keys: dict[str, Any], match: 
     spec = read_hf_config(FEW, name="m")
     common = {"task": "infer", "engine": "llama.cpp", "engine_version": FORK, "attention": "flash", "serving.max_model_len": 4096}
     with pytest.raises(InputError, match=match):
-        buffers_of(spec, resolve({**common, **keys}, spec).plan)
+        buffers_of(spec, resolve_request({**common, **keys}, spec).plan)
 
 
 def test_a_plan_reads_back() -> None:
     spec, plan = asked(FEW, mla_mode=2, attn_max_batch=256)
     assert (plan.mla_mode, plan.attn_max_batch) == (2, 256)
-    assert reread(plan_document(plan), spec) == plan
+    assert resolve_document(plan_document(plan), spec) == plan

@@ -9,7 +9,7 @@ import pytest
 
 from gguf_files import GROUPED, write_gguf
 from memsheet import infer
-from memsheet.engines.llama_cpp import stages
+from memsheet.engines.llama_cpp import device_layer_counts
 from memsheet.errors import InputError
 from memsheet.formulas.serving.llama_cpp.build import Reserved
 from memsheet.formulas.serving.llama_cpp.ggml import LARGEST, Buffer, Graph, Tensor, buffer_sizes
@@ -18,7 +18,7 @@ from memsheet.formulas.serving.llama_cpp.graph import reserved_graph
 from memsheet.plan.document import plan_document
 from memsheet.plan.gguf_mixes import MIXES, Where, end_type, gguf_named, matrix_type
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import reread
+from memsheet.resolve import resolve_document
 from memsheet.sheet import Component, Instant
 
 MIB = 2**20
@@ -155,8 +155,8 @@ def test_keys_and_values_of_two_types():
 
 
 def test_layers_are_dealt_with_the_output_counted_as_one():
-    assert stages(48, 2, None) == (25, 23)
-    assert stages(2, 4, None) is None
+    assert device_layer_counts(48, 2, None) == (25, 23)
+    assert device_layer_counts(2, 4, None) is None
     answer = served(LLAMA, gpus="2xRTX4090")
     assert answer.plan.mesh.pp == 2
     caches = [held(answer, Component.KV_CACHE, n) for n in (0, 1)]
@@ -307,7 +307,7 @@ def test_a_context_that_nobody_names_is_the_training_context():
 
 def test_a_plan_reads_back_as_it_was_written():
     answer = served(LLAMA, quantize="gguf:Q4_K_M", k_dtype="q8_0", gpu_layers=20, max_batched_tokens=1024)
-    again = reread(plan_document(answer.plan), answer.model)
+    again = resolve_document(plan_document(answer.plan), answer.model)
     assert again == answer.plan
 
 

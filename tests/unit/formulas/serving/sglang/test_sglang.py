@@ -14,7 +14,7 @@ from memsheet.formulas.serving.sglang.pool import Cell, cell_of, pool_bytes, tab
 from memsheet.formulas.serving.sglang.states import slot_bytes, states_of
 from memsheet.questions.accounted import infer
 from memsheet.readers.model import read_model
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Bytes, Component, Instant
 from memsheet.units import GIB
 
@@ -32,7 +32,7 @@ def facts(*args: Any, **options: Any) -> dict[str, Any]:
 def cell(name: str, version: str = "0.5.23", **keys: Any) -> Cell:
     spec = read_model(name, catalog=catalog.find_model, names=catalog.model_names())
     request = {"task": "infer", "engine": "sglang", "serving.max_model_len": 8192, **{k.replace("__", "."): v for k, v in keys.items()}}
-    return cell_of(spec, resolve(request, spec).plan, release_of(version))
+    return cell_of(spec, resolve_request(request, spec).plan, release_of(version))
 
 
 def test_a_cell_is_a_token_in_every_layer() -> None:

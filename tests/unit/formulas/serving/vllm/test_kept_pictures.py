@@ -16,7 +16,7 @@ from memsheet.plan.model import ModelSpec, Picture
 from memsheet.plan.plan import Plan
 from memsheet.questions.accounted import infer
 from memsheet.readers.model import read_model
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import NOTHING, Bytes, Component, Instant
 from memsheet.units import MIB
 
@@ -29,7 +29,7 @@ def model(name: str) -> ModelSpec:
 
 def plan(name: str = MISTRAL, **keys: Any) -> Plan:
     asked = {"serving.max_model_len": 16000, "serving.max_sequences": 1024, "serving.max_batched_tokens": 8192}
-    return resolve({"task": "infer", "engine": "vllm", **asked, **{f"serving.{k}": v for k, v in keys.items()}}, model(name)).plan
+    return resolve_request({"task": "infer", "engine": "vllm", **asked, **{f"serving.{k}": v for k, v in keys.items()}}, model(name)).plan
 
 
 def kept(name: str, version: str, **keys: Any) -> Bytes:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from memsheet import catalog
-from memsheet.budget import Answer, Result, started
+from memsheet.budget import Answer, Result, verdict_on_start
 from memsheet.cli import main
-from memsheet.engines.vllm import RELEASES, release_of, stages
+from memsheet.engines.vllm import RELEASES, release_of, stage_layer_counts
 from memsheet.errors import InputError
 from memsheet.formulas.serving.kv_cache import caching_layers
-from memsheet.formulas.serving.mixture import mixture
+from memsheet.formulas.serving.mixture import request_mix_facts
 from memsheet.formulas.serving.pages import Kept, kinds_of, layout_of, sequence_blocks, state_page_bytes
 from memsheet.formulas.serving.sampling import sort_scratch_bytes, sorted_sampler_bytes
 from memsheet.plan.dtypes import BF16
@@ -22,7 +22,7 @@ from memsheet.plan.model import LinearAttention, ModelSpec, StateSpace
 from memsheet.questions.accounted import infer
 from memsheet.readers.model import read_model
 from memsheet.readers.request_lengths import read_lengths
-from memsheet.resolve import resolve
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Bytes, Component, Instant
 from memsheet.units import GIB
 
@@ -45,7 +45,7 @@ def layout(name: str, version: str = "0.11.0", **keys: Any) -> Any:
     spec = model(name)
     request = {"task": "infer", "engine": "vllm", "serving.max_model_len": 8192, **{k.replace("__", "."): v for k, v in keys.items()}}
     release = release_of(version)
-    return layout_of(kinds_of(spec, resolve(request, spec).plan, release), release)
+    return layout_of(kinds_of(spec, resolve_request(request, spec).plan, release), release)
 
 
 # pages -------------------------------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def test_before_groups_windows_were_kept_whole() -> None:
 
 def test_groups_take_the_larger_size_where_kinds_are_nearly_as_many() -> None:
     release, spec = release_of("0.33.0"), model("gpt-oss-20b")
-    plan = resolve({"task": "infer", "engine": "vllm", "serving.max_model_len": 8192}, spec).plan
+    plan = resolve_request({"task": "infer", "engine": "vllm", "serving.max_model_len": 8192}, spec).plan
     window, whole = kinds_of(spec, plan, release)
     uneven = (window.__class__(**{**fields(window), "layers": 12}), window.__class__(**{**fields(whole), "layers": 13}))
     assert [group.layers for group in layout_of(uneven, release).groups] == [13, 13]
@@ -213,7 +213,7 @@ def test_a_pipeline_has_as_many_blocks_on_every_stage() -> None:
     pools = [sheet.of(Component.KV_CACHE, instant=Instant.DECODE).value for sheet in answer.sheets]
     assert len(pools) == 4
     assert len(set(pools)) == 1
-    assert stages(62, 4, None) == (15, 16, 16, 15)
+    assert stage_layer_counts(62, 4, None) == (15, 16, 16, 15)
 
 
 # words -------------------------------------------------------------------------------------------------------------------------
@@ -265,23 +265,23 @@ def test_requests_alike_run_as_many_as_have_room_half_done() -> None:
     def room(tokens: int) -> Bytes:
         return Bytes.exact(100_000 // tokens)
 
-    found = mixture(room, [(1000, 500)] * 20, limit=10_000)
+    found = request_mix_facts(room, [(1000, 500)] * 20, limit=10_000)
     assert (found["expected"], found["worst"], found["median_tokens"], found["longest_tokens"]) == (
         100_000 // 1250,
         100_000 // 1500,
         1500,
         1500,
     )
-    assert mixture(room, [(1000, 500)] * 20, limit=8)["expected"] == 8
-    assert mixture(room, [(200_000, 1), (10, 10)], limit=8)["expected"] == 0  # one has no room at all
+    assert request_mix_facts(room, [(1000, 500)] * 20, limit=8)["expected"] == 8
+    assert request_mix_facts(room, [(200_000, 1), (10, 10)], limit=8)["expected"] == 0  # one has no room at all
 
 
 def test_long_answers_weigh_more_than_long_prompts_that_are_soon_done() -> None:
     def room(tokens: int) -> Bytes:
         return Bytes.exact(10**9 // tokens)
 
-    mostly_short = mixture(room, [(100, 1000), (10_000, 1)], limit=10**9)["expected"]
-    mostly_long = mixture(room, [(100, 1), (10_000, 1000)], limit=10**9)["expected"]
+    mostly_short = request_mix_facts(room, [(100, 1000), (10_000, 1)], limit=10**9)["expected"]
+    mostly_long = request_mix_facts(room, [(100, 1), (10_000, 1000)], limit=10**9)["expected"]
     assert mostly_short > 10 * mostly_long
 
 
@@ -344,10 +344,10 @@ def test_a_vocabulary_is_padded_and_shared() -> None:
 def test_a_server_that_may_lack_room_is_uncertain() -> None:
     verdict = served().verdict
     assert verdict is not None
-    assert started(verdict, Bytes(-3, -2, -1)) is verdict
-    assert started(verdict, Bytes(-1, 0, 1)).result is Result.UNCERTAIN
-    assert started(verdict, Bytes(1, 2, 3)).result is Result.DOES_NOT_FIT
-    assert started(verdict, Bytes(1, 2, 3)).headroom_bytes == -2
+    assert verdict_on_start(verdict, Bytes(-3, -2, -1)) is verdict
+    assert verdict_on_start(verdict, Bytes(-1, 0, 1)).result is Result.UNCERTAIN
+    assert verdict_on_start(verdict, Bytes(1, 2, 3)).result is Result.DOES_NOT_FIT
+    assert verdict_on_start(verdict, Bytes(1, 2, 3)).headroom_bytes == -2
 
 
 @pytest.mark.parametrize(("name", "tp", "elements"), [

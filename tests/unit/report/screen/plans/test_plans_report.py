@@ -10,13 +10,13 @@ import pytest
 from memsheet.catalog import find_device, model_names
 from memsheet.cli import main
 from memsheet.plan.device import cluster_of
-from memsheet.questions.accounted import catalogued
+from memsheet.questions.accounted import catalog_entry
 from memsheet.readers.model import read_model
 from memsheet.report.json.plans import plans_document
 from memsheet.report.screen.plans.ranking import render_plans
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.plans.words import command, seconds
-from memsheet.search.advice import Advice, advise
+from memsheet.report.shared.plans.words import format_seconds, plan_command
+from memsheet.search.advice import Advice, training_advice
 
 CASES = {
     "strained": ("llama-3-70b", 8, "A100-80GB", 2048, 32),
@@ -29,9 +29,9 @@ CASES = {
 @cache
 def advised(name: str) -> Advice:
     model, gpus, device, seq_len, batch = CASES[name]
-    spec = read_model(model, catalog=catalogued, names=model_names())
+    spec = read_model(model, catalog=catalog_entry, names=model_names())
     engines = ("transformers",) if name == "nothing" else ("fsdp2", "deepspeed")
-    return advise(spec, cluster_of(find_device(device), gpus), {"seq_len": seq_len, "global_batch": batch}, engines, top=3)
+    return training_advice(spec, cluster_of(find_device(device), gpus), {"seq_len": seq_len, "global_batch": batch}, engines, top=3)
 
 
 def shown(name: str, width: int = 100, **look: bool) -> str:
@@ -108,8 +108,8 @@ def test_a_solution_is_as_the_schema_says(capsys):
 
 def test_the_document_says_what_the_screen_says():
     document, found = plans_document(advised("tiny"), seconds=0.1), advised("tiny")
-    assert [plan["command"] for plan in document["plans"]] == [command(found.ranking, planned) for planned in found.ranking.plans]
-    assert seconds(document["plans"][0]["step_time_s"]["value"]) in shown("tiny")
+    assert [plan["command"] for plan in document["plans"]] == [plan_command(found.ranking, planned) for planned in found.ranking.plans]
+    assert format_seconds(document["plans"][0]["step_time_s"]["value"]) in shown("tiny")
 
 
 def test_the_best_plan_of_each_engine_is_there_and_can_be_exported(tmp_path, capsys):
@@ -144,7 +144,7 @@ def test_the_command_can_be_copied_at_any_width(width: int) -> None:
     screen = render_plans(advised("strained"), Look(width=width), tokens=None)
     lines = screen.split("Run  ")[1].split("\n\n")[0].splitlines()
     copied = " ".join(line.strip().removesuffix("\\").strip() for line in lines)
-    assert copied == command(advised("strained").ranking, advised("strained").ranking.plans[0])
+    assert copied == plan_command(advised("strained").ranking, advised("strained").ranking.plans[0])
     assert all(line.endswith(" \\") for line in lines[:-1])
     assert not lines[-1].endswith("\\")
     assert max(map(len, lines)) <= width

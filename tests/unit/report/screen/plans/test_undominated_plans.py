@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import memsheet
-from memsheet.report.screen.layout import command_row, printed
+from memsheet.report.screen.layout import command_row, render_parts
 from memsheet.report.shared.look import Look
 from memsheet.search.train.rank import asked_besides
 
@@ -51,6 +51,6 @@ def test_one_gpu_divides_nothing(engine: str) -> None:
 @pytest.mark.parametrize("stages", [4, 30, 200])
 def test_a_printed_command_is_copied_whole(width: int, stages: int) -> None:
     command = f"memsheet train m --gpus 512xH100-80GB --layers-per-stage {','.join(['12'] * stages)} --pp 8"
-    text = printed([command_row("Run", command, Look(width=width))], Look(width=width))
+    text = render_parts([command_row("Run", command, Look(width=width))], Look(width=width))
     assert all(len(line) <= width for line in text.splitlines())
     assert shlex.split(text.strip().removeprefix("Run").replace("\\\n", "")) == shlex.split(command)
