@@ -32,3 +32,24 @@ def test_the_search_finds_a_second_binding() -> None:
 def test_no_module_binds_a_name_twice() -> None:
     counts = {file: Counter(bound_names(ast.parse(file.read_text(encoding="utf-8")))) for file in FILES}
     assert {f"{file.relative_to(PACKAGE)}: {name}" for file, names in counts.items() for name, n in names.items() if n > 1} == set()
+
+
+# ---- names say what a function does ----------------------------------------------------------------------------------------
+
+MOST_ONE_WORD, MOST_TWICE = 0.03, 0.08
+"""Shares of all module-level functions. They only go down."""
+
+
+def function_names() -> list[str]:
+    trees = (ast.parse(file.read_text(encoding="utf-8")) for file in FILES)
+    return [node.name for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)]
+
+
+def test_few_functions_have_a_name_of_one_word() -> None:
+    names = function_names()
+    assert sum("_" not in name.strip("_") for name in names) <= MOST_ONE_WORD * len(names)
+
+
+def test_few_names_stand_for_two_functions() -> None:
+    counts = Counter(function_names())
+    assert sum(n for n in counts.values() if n > 1) <= MOST_TWICE * sum(counts.values())
