@@ -141,6 +141,6 @@ def _peak_bytes_by_instant(timeline: Timeline, curve: list[int]) -> dict[Instant
     found: dict[Instant, int] = {}
     for mark, end in zip(timeline.marks, [*(m.at for m in timeline.marks[1:]), len(curve)], strict=False):  # no marks, one end
         window = curve[max(mark.at - 1, 0) : max(end, mark.at)]
-        if window or not curve:
+        if window or not curve or mark.at == 0:  # one that ends before anything is made holds nothing
             found[mark.instant] = max(found.get(mark.instant, 0), max(window, default=0))
     return found
