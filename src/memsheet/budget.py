@@ -17,8 +17,16 @@ from memsheet.resolve import Resolved
 from memsheet.sheet import Bytes, Component, Instant, Sheet
 
 SHOWN = 3
-Beside = Callable[[ModelSpec, Plan], tuple[int, int]]
-"""Bytes that are on each card and on no sheet, at the least (negative: saved) and at the most."""
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryUse:
+    """A library that trains on an engine. ``extra_bytes``: what of a plan is on each card and on no sheet, at the least (negative: saved) and at the
+    most.
+    """
+
+    name: str
+    extra_bytes: Callable[[ModelSpec, Plan], tuple[int, int]]
 
 
 class Result(Enum):

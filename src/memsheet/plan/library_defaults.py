@@ -7,7 +7,7 @@ taken              those that hold beside what is said
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, NamedTuple
 
 Request = Mapping[str, Any]
@@ -97,7 +97,7 @@ LIBRARY_DEFAULTS: dict[str, tuple[Default, ...]] = {
         Default("per_device_train_batch_size", 4, f"{UNSLOTH}/rl.py:3270", {"microbatch": 4}),
         Default("gradient_accumulation_steps", 2, f"{UNSLOTH}/rl.py:3271", {"@accumulation": 2}),
         Default("use_gradient_checkpointing", "unsloth", f"{UNSLOTH}/loader.py:423, llama.py:3079", _FULL),
-        Default("use_gradient_checkpointing", "unsloth", f"{UNSLOTH}/_utils.py:376", {"offload.activations": True}, _offloads_long_rows),
+        Default("use_gradient_checkpointing", "unsloth", f"{UNSLOTH}/_utils.py:376", {"offload.activations": True}, _offloads_long_rows, follows=True),
         Default("full_finetuning", False, f"{UNSLOTH}/loader.py:417, llama.py:3063", {"adapter.rank": 16}, _not_prompted),
         Default("target_modules", "all-linear", f"{UNSLOTH}/llama.py:3064, vision.py:1934", _ALL_LINEAR, _trains_adapter),
         Default("load_in_4bit", True, f"{UNSLOTH}/loader.py:414", {"quantization.weights": "nf4"}, _trains_adapter),
@@ -150,6 +150,12 @@ def implied_library_keys(library: str | None, request: Request) -> Mapping[str, 
     """What a library makes of a request without a word for it, but where the request says it."""
     held = (default for default in LIBRARY_DEFAULTS.get(library or "", ()) if default.follows and default.when(request))
     return {key: value for default in held for key, value in default.keys.items() if request.get(key) is None}
+
+
+def without_implied_keys(library: str | None, request: Request, own: Container[str]) -> dict[str, Any]:
+    """A request without what a library made of it; ``own``: the keys that are the library's. For a request that is changed and made whole again."""
+    implied = {key for default in LIBRARY_DEFAULTS.get(library or "", ()) if default.follows for key in default.keys if key in own}
+    return {key: value for key, value in request.items() if key not in implied}
 
 
 def of_library(library: str | None) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from memsheet.account import account_rank
 from memsheet.budget import (
     Answer,
-    Beside,
+    LibraryUse,
     OtherEngine,
     Result,
     Verdict,
@@ -109,8 +109,8 @@ def plan(model: Model | None = None, *, method: Method | None = None, top: int =
     asks = training_advice if request.get("global_batch") is not None else advise_on_batches
     found = asks(spec, cluster, request, engines, top=top, method=method or "full", scaled=lambda engine: efficiency_of(device, engine))
     said += (*where["assumed"], *cluster.device.assumed)
-    if where["library"] is not None:
-        found = doubted_advice(found, beside_of(where["library"]))
+    if (library := library_use(where["library"])) is not None:
+        found = doubted_advice(found, library)
     return replace(found, ranking=replace(found.ranking, notes=(*said, *found.ranking.notes))) if said else found
 
 
@@ -233,13 +233,13 @@ def answer_for_model(
     verdict = judge_plan(spec, resolved.plan, cluster, sheets) if cluster else None
     if verdict and serving and "short_bytes" in serving:
         verdict = verdict_on_start(verdict, serving["short_bytes"])
-    beside = beside_of(library) if library else None
-    if verdict and cluster and beside:
-        verdict = verdict_with_extra_bytes(verdict, cluster, *beside(spec, resolved.plan))
+    used = library_use(library)
+    if verdict and cluster and used:
+        verdict = verdict_with_extra_bytes(verdict, cluster, *used.extra_bytes(spec, resolved.plan))
     if verdict and cluster and fix and verdict.result is not Result.FITS:
         from memsheet.search.fixes.cheapest import cheapest_fix
 
-        verdict = replace(verdict, cheapest_fix=cheapest_fix(spec, request, cluster, sheets, verdict, library, beside))
+        verdict = replace(verdict, cheapest_fix=cheapest_fix(spec, request, cluster, sheets, verdict, used))
     if verdict and cluster and fix and verdict.result is Result.UNCERTAIN and _prompts_unknown(resolved.plan):
         from memsheet.search.serve.prompt_lengths import prompts_that_fit
 
@@ -263,10 +263,9 @@ def answer_for_model(
     others = _other_engines(spec, request, cluster, resolved.plan) if fix else ()
     ways: tuple[WayToFit, ...] = ()
     if verdict and cluster and fix and _is_stuck(verdict, serving):
-        from memsheet.search.fixes.ways_to_fit import LIBRARY, ways_to_fit
+        from memsheet.search.fixes.ways_to_fit import ways_to_fit
 
-        asked = {**request, LIBRARY: library}
-        ways = ways_to_fit(spec, asked, cluster, lambda name: read_model(name, catalog=catalog_entry, names=model_names()), beside)
+        ways = ways_to_fit(spec, request, cluster, lambda name: read_model(name, catalog=catalog_entry, names=model_names()), used)
     found = answer_of(spec, resolved, cluster, sheets, verdict)
     return replace(found, notes=notes, serving=serving, other_engines=others, ways_to_fit=ways)
 
@@ -362,11 +361,11 @@ def with_draft_model(spec: ModelSpec, request: Mapping[str, Any]) -> ModelSpec:
     return with_draft(spec, request, catalog=catalog_entry, names=model_names())
 
 
-def beside_of(library: str | None) -> Beside:
-    """What a library holds beside the sheet of a plan, at the least and at the most."""
+def library_use(library: str | None) -> LibraryUse | None:
+    """The library of that name with what it holds beside the sheet of a plan; None where none is named."""
     from memsheet.exchange.libraries import bytes_beside
 
-    return lambda model, plan: bytes_beside(library, model, plan)
+    return LibraryUse(library, lambda model, plan: bytes_beside(library, model, plan)) if library else None
 
 
 def catalog_entry(name: str) -> Mapping[str, Any] | None:

@@ -7,10 +7,11 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
-from memsheet.budget import Beside
+from memsheet.budget import LibraryUse
 from memsheet.catalog import find_device, model_names
 from memsheet.errors import input_error, raise_if_problems
 from memsheet.plan.device import parse_gpus
+from memsheet.plan.library_defaults import without_implied_keys
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.options import InferOptions, Model
 from memsheet.plan.values import option_problems
@@ -78,14 +79,15 @@ def solve_question(target: Target, asked: dict[str, Any], *, most: int | None = 
     request = {key: value for key, value in request.items() if key != target.key}  # a plan file's own value is what is asked for anew
     if cluster is None:
         raise input_error("gpus", None, "is missing", "for example --gpus 8xH100-80GB")
-    beside = api.beside_of(where["library"])
+    library = api.library_use(where["library"])
     if target is searches.Target.PARAMETERS:
-        return _with_assumptions(_largest_model(name, request, cluster, say, beside), where)
+        return _with_assumptions(_largest_model(name, request, cluster, say, library), where)
+    request = without_implied_keys(where["library"], request, where["own"])
     search = (
         searches.solve_sequence_length if target in (searches.Target.SEQ_LEN, searches.Target.MAX_MODEL_LEN) else searches.most_sequences
     )
     return _with_assumptions(
-        Solved(search(api.with_draft_model(_read_named_model(name), request), request, cluster, most=most, say=say, beside=beside)), where
+        Solved(search(api.with_draft_model(_read_named_model(name), request), request, cluster, most=most, say=say, library=library)), where
     )
 
 
@@ -127,7 +129,7 @@ def _fewest_gpus(asked: dict[str, Any], most: int | None, say: Say) -> Solution:
     name, request, _, where = api.parse_question("train", asked.pop("model"), asked, searched="the number of GPUs")
     solution = solve_gpu_count(
         _read_named_model(name), request, machines.device, per_node=machines.per_node, host_bytes=machines.host_bytes, links=machines.links,
-        most=most, say=say, beside=api.beside_of(where["library"]),
+        most=most, say=say, library=api.library_use(where["library"]),
     )  # fmt: skip
     return _with_assumptions(Solved(solution), where).solution
 
@@ -150,7 +152,7 @@ def _node_and_limit(asked: Mapping[str, Any], planned: Any, most: int | None) ->
     return ClusterFile(name="", device=find_device(device), per_node=asked["per_node"], host_bytes=host_bytes), most
 
 
-def _largest_model(name: Any, request: Mapping[str, Any], cluster: Any, say: Say, beside: Beside) -> Solved:
+def _largest_model(name: Any, request: Mapping[str, Any], cluster: Any, say: Say, library: LibraryUse | None) -> Solved:
     from memsheet.search.solve.family import USUAL, Family, family_of
     from memsheet.search.solve.sizes import trainable_sizes
     from memsheet.search.solve.targets import solve_model_size
@@ -162,7 +164,7 @@ def _largest_model(name: Any, request: Mapping[str, Any], cluster: Any, say: Say
     usual = () if request.get("seq_len") else (f"seq_len = {USUAL_LENGTH}",)
     request = {**request, "seq_len": request.get("seq_len") or USUAL_LENGTH}
     build = cache(lambda layers: read_hf_config(family.of_layers(layers), name=f"{family.name} of {layers} layers"))
-    solution = solve_model_size(build, request, cluster, say=say, assumed=usual, beside=beside)
+    solution = solve_model_size(build, request, cluster, say=say, assumed=usual, library=library)
     say(None)
     curves = trainable_sizes(build, request, cluster, solution.found)
     under = f"the family of {family.name}, sequences of {request['seq_len']:,} tokens; each point: the whole range of the need fits"

@@ -9,7 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memsheet.account import account_rank
-from memsheet.budget import Answer, Beside, Verdict, answer_of, budget_of, card_ends, judge_plan, verdict_on_start, verdict_with_extra_bytes
+from memsheet.budget import (
+    Answer,
+    LibraryUse,
+    Verdict,
+    answer_of,
+    budget_of,
+    card_ends,
+    judge_plan,
+    verdict_on_start,
+    verdict_with_extra_bytes,
+)
 from memsheet.engines import find_engine
 from memsheet.errors import InputError, Problem, raise_if_problems
 from memsheet.plan.device import Cluster
@@ -28,7 +38,7 @@ class Question:
     model: ModelSpec
     request: Mapping[str, Any]
     cluster: Cluster
-    beside: Beside | None = None
+    library: LibraryUse | None = None
     """What is on each card beside the sheet, where a library is named."""
 
 
@@ -106,7 +116,7 @@ def account_trial(value: int, question: Question, *, replays: bool) -> Tried:
     stages = range(resolved.plan.mesh.pp)
     sheets = tuple(account_rank(model, resolved.plan, cluster, stage, replays=replays) for stage in stages)
     pool = pool_of(model, resolved.plan, cluster, sheets, int(question.request.get("serving.max_sequences") or 1))
-    low, high = question.beside(model, resolved.plan) if question.beside else (0, 0)
+    low, high = question.library.extra_bytes(model, resolved.plan) if question.library else (0, 0)
     verdict = verdict_with_extra_bytes(judge_plan(model, resolved.plan, cluster, sheets), cluster, low, high)
     return Tried(
         value=value, model=model, cluster=cluster, resolved=resolved, replayed=replays, sheets=sheets, pool=pool, beside_high_bytes=high,

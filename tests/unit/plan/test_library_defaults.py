@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import memsheet
-from memsheet.budget import Result
+from memsheet.budget import LibraryUse, Result
 from memsheet.cli import main
 from memsheet.exchange import find_format, read_text
 from memsheet.guard import parse_json, parse_yaml
@@ -197,10 +197,30 @@ def test_what_is_solved_is_what_train_says_with_the_librarys_doubt(library: str,
         assert (tried.value, tried.verdict.result) == (tried.value, said.verdict.result)
 
 
+STUCK = [
+    ("trl", ()), ("axolotl", ()), ("llama-factory", ("--finetuning-type", "full")), ("unsloth", ("--full-finetuning",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("library", "more"), STUCK)
+def test_what_solving_offers_is_what_train_says_of_it_with_the_library(
+    library: str, more: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words: dict[str, Any] = {flag.removeprefix("--").replace("-", "_"): (more[1] if more[1:] else True) for flag in more[:1]}
+    solution = memsheet.solve("seq_len", "llama-3.1-8b", engine=library, gpus="1x24GB", **words)
+    assert solution.fix is not None
+    assert solution.least is not None
+    flags = flags_of(solution.fix).split()
+    kept = [] if "--engine" in flags else ["--engine", library, *more]
+    main(["train", "llama-3.1-8b", *kept, "--gpus", "1x24GB", "--seq-len", str(solution.least.value), *flags, "--json"])
+    sheet = json.loads(capsys.readouterr().out)
+    assert sheet["verdict"]["device_bytes"] == int(solution.fix.device.value), flags
+
+
 @pytest.mark.parametrize("high", [0, 2**40])
 def test_a_plan_that_a_library_may_overfill_is_not_sure_to_fit(high: int) -> None:
     advice = memsheet.plan("llama-tiny", engine="transformers", gpus="2xA100-80GB", seq_len=64, global_batch=4, top=2)
-    doubted = doubted_advice(advice, lambda *_: (0, high))
+    doubted = doubted_advice(advice, LibraryUse("any", lambda *_: (0, high)))
     assert bool(doubted.ranking.plans) == (high == 0)
     assert doubted.ranking.result is (Result.UNCERTAIN if high else Result.FITS)
     assert bool(doubted.ranking.unsure) == bool(high)

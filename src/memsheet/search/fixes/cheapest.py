@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.account import account_rank
-from memsheet.budget import Beside, Change, Fix, Result, Verdict, judge_plan, verdict_with_extra_bytes
+from memsheet.budget import Change, Fix, LibraryUse, Result, Verdict, judge_plan, verdict_with_extra_bytes
 from memsheet.engines import find_engine
 from memsheet.errors import InputError, raise_if_problems
 from memsheet.frozen import dataclass
@@ -36,8 +36,7 @@ class _Tried:
     sheets: tuple[Sheet, ...]
     verdict: Verdict
     changes: tuple[Change, ...]
-    library: str | None = None
-    beside: Beside | None = None
+    library: LibraryUse | None = None
 
     @property
     def bytes(self) -> int:
@@ -155,15 +154,15 @@ CANDIDATES = (
 
 
 def cheapest_fix(
-    spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster, sheets: tuple[Sheet, ...], verdict: Verdict, library: str | None = None,
-    beside: Beside | None = None,
+    spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster, sheets: tuple[Sheet, ...], verdict: Verdict,
+    library: LibraryUse | None = None,
 ) -> Fix | None:  # fmt: skip
     """The cheapest single change that fits, else the shortest list found greedily; None when it fits or nothing helps. ``library``: whose ways
-    a change has; ``beside``: what it holds that no sheet does.
+    a change has.
     """
     if verdict.result is Result.FITS or request.get("task") != "train":
         return None
-    start = _Tried(request, cluster, resolve_request(request, spec, cluster).plan, sheets, verdict, (), library, beside)
+    start = _Tried(request, cluster, resolve_request(request, spec, cluster).plan, sheets, verdict, (), library)
     singles: list[_Tried] = []
     for tier in TIERS:
         singles += _applicable_changes(spec, start, (tier,) if singles else range(tier + 1))
@@ -250,14 +249,14 @@ def _account_change(spec: ModelSpec, state: _Tried, candidate: Candidate) -> _Tr
     if edits is None:
         return None
     cluster, request = _edited_cluster(state.cluster, edits), _edited_request(state.request, edits)
-    request = {**request, **(implied_library_keys(state.library, request) if "engine" not in edits else {})}
+    library = state.library if "engine" not in edits else None  # another engine is no library's
+    request |= implied_library_keys(library.name, request) if library else {}
     try:
         plan = resolve_request(request, spec, cluster).plan
         raise_if_problems(unsupported_choices(plan, cluster, spec))
         if plan.engine != state.plan.engine and edits.keys().isdisjoint(("engine", "gpus")):
             return None  # what another engine takes is no change of this job
-        library, beside = (state.library, state.beside) if "engine" not in edits else (None, None)  # another engine is no library's
-        sheets, verdict = _sheets_and_verdict(spec, plan, cluster, beside)
+        sheets, verdict = _sheets_and_verdict(spec, plan, cluster, library)
     except InputError:
         return None
     if verdict.host_short_bytes:
@@ -267,17 +266,17 @@ def _account_change(spec: ModelSpec, state: _Tried, candidate: Candidate) -> _Tr
         key=key, before=_previous_value(state, key), after=after, words=candidate.words, before_bytes=state.expected_bytes, after_bytes=int(verdict.device.value),
         needs=candidate.needs, also=tuple((k, _previous_value(state, k), v) for k, v in rest),
     )  # fmt: skip
-    return _Tried(request, cluster, plan, sheets, verdict, (*state.changes, change), library, beside)
+    return _Tried(request, cluster, plan, sheets, verdict, (*state.changes, change), library)
 
 
-def _sheets_and_verdict(spec: ModelSpec, plan: Plan, cluster: Cluster, beside: Beside | None) -> tuple[tuple[Sheet, ...], Verdict]:
-    """Sheets and verdict of a plan with what is held beside it; the step is replayed, as it is for a question, where that could decide."""
+def _sheets_and_verdict(spec: ModelSpec, plan: Plan, cluster: Cluster, library: LibraryUse | None) -> tuple[tuple[Sheet, ...], Verdict]:
+    """Sheets and verdict of a plan with what a library holds besides; the step is replayed, as it is for a question, where that could decide."""
     for replays in (False, True):
         sheets = tuple(account_rank(spec, plan, cluster, stage, replays=replays) for stage in range(plan.mesh.pp))
         verdict = judge_plan(spec, plan, cluster, sheets)
         if verdict.result is Result.DOES_NOT_FIT:
             break
-    return sheets, verdict_with_extra_bytes(verdict, cluster, *beside(spec, plan)) if beside else verdict
+    return sheets, verdict_with_extra_bytes(verdict, cluster, *library.extra_bytes(spec, plan)) if library else verdict
 
 
 def _previous_value(state: _Tried, key: str) -> Any:

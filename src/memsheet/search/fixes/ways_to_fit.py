@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from memsheet.account import account_rank
-from memsheet.budget import Beside, Result, WayToFit, judge_plan, verdict_with_extra_bytes, worst_sheet
+from memsheet.budget import LibraryUse, Result, WayToFit, judge_plan, verdict_with_extra_bytes, worst_sheet
 from memsheet.catalog import model_names
 from memsheet.errors import InputError, raise_if_problems
 from memsheet.formulas.states.params import parameter_count
@@ -46,29 +46,27 @@ FEWER_BITS: Mapping[str, tuple[Edits, ...]] = {
 IN_BITS = "gguf:Q4_K_M"
 
 
-LIBRARY = "@library"
-"""The library whose ways a changed question has, beside the keys of a plan."""
-
-
 def ways_to_fit(
-    spec: ModelSpec, request: Request, cluster: Cluster, read: Callable[[str], ModelSpec] | None = None, beside: Beside | None = None
+    spec: ModelSpec, request: Request, cluster: Cluster, read: Callable[[str], ModelSpec] | None = None, library: LibraryUse | None = None
 ) -> tuple[WayToFit, ...]:
-    """The ways found, those on the same cards first. ``read``: a bundled model by its name; without it no smaller one is looked at; ``beside``: what a
-    library holds that no sheet does.
+    """The ways found, those on the same cards first. ``read``: a bundled model by its name; without it no smaller one is looked at; ``library``: whose
+    ways a change has.
     """
     try:
-        plan = resolve_request({key: value for key, value in request.items() if key != LIBRARY}, spec, cluster).plan
+        plan = resolve_request(request, spec, cluster).plan
     except InputError:
         return ()
-    kinds = _training_ways(spec, request, cluster, plan, beside) if plan.task == "train" else _serving_ways(spec, request, cluster, plan)
-    smaller = _smaller_model_way(spec, request, cluster, plan, read, beside) if read is not None else None
+    kinds = _training_ways(spec, request, cluster, plan, library) if plan.task == "train" else _serving_ways(spec, request, cluster, plan)
+    smaller = _smaller_model_way(spec, request, cluster, plan, read, library) if read is not None else None
     return tuple(way for way in (*kinds, smaller) if way is not None)
 
 
-def _training_ways(spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan, beside: Beside | None) -> Iterator[WayToFit | None]:
-    yield _on_more(spec, request, cluster, (("", {}), *recomputed_edits(request)), beside)
+def _training_ways(
+    spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan, library: LibraryUse | None
+) -> Iterator[WayToFit | None]:
+    yield _on_more(spec, request, cluster, (("", {}), *recomputed_edits(request)), library)
     if edits := adapter_edits(request, plan):
-        yield next(_fitting_edits(spec, request, cluster, edits, beside), None) or _on_more(spec, request, cluster, edits, beside)
+        yield next(_fitting_edits(spec, request, cluster, edits, library), None) or _on_more(spec, request, cluster, edits, library)
 
 
 def recomputed_edits(request: Request) -> tuple[tuple[str, Edits], ...]:
@@ -140,7 +138,7 @@ def _last_that_fits(most: int, at: Callable[[int], WayToFit | None]) -> WayToFit
 
 
 def _on_more(
-    spec: ModelSpec, request: Request, cluster: Cluster, kinds: tuple[tuple[str, Edits], ...], beside: Beside | None = None
+    spec: ModelSpec, request: Request, cluster: Cluster, kinds: tuple[tuple[str, Edits], ...], library: LibraryUse | None = None
 ) -> WayToFit | None:
     """The fewest cards, in doublings, on which one of some changes fits. A mesh that was asked for stays, so that only free degrees grow;
     a cluster in a file is all there is.
@@ -157,16 +155,16 @@ def _on_more(
         gpus: dict[str, Any] = {"gpus": f"{count}x{cluster.device.name}"}
         gpus |= {"per_node": per_node} if per_node and count > per_node else {}
         for words, edits in kinds:
-            found = _way_with_edits(spec, request, larger, {**edits, **gpus}, f"{count} GPUs{f', {words}' if words else ''}", beside)
+            found = _way_with_edits(spec, request, larger, {**edits, **gpus}, f"{count} GPUs{f', {words}' if words else ''}", library)
             if found is not None:
                 return found
     return None
 
 
 def _fitting_edits(
-    spec: ModelSpec, request: Request, cluster: Cluster, kinds: tuple[tuple[str, Edits], ...], beside: Beside | None = None
+    spec: ModelSpec, request: Request, cluster: Cluster, kinds: tuple[tuple[str, Edits], ...], library: LibraryUse | None = None
 ) -> Iterator[WayToFit]:
-    return (found for words, edits in kinds if (found := _way_with_edits(spec, request, cluster, edits, words, beside)) is not None)
+    return (found for words, edits in kinds if (found := _way_with_edits(spec, request, cluster, edits, words, library)) is not None)
 
 
 SMALLEST_SHARE = 100
@@ -174,7 +172,7 @@ SMALLEST_SHARE = 100
 
 
 def _smaller_model_way(
-    spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan, read: Callable[[str], ModelSpec], beside: Beside | None
+    spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan, read: Callable[[str], ModelSpec], library: LibraryUse | None
 ) -> WayToFit | None:
     """The largest bundled model of the same kind that fits, as it is asked or with adapters; those of the same series first."""
     own, letters = int(parameter_count(spec)), _model_name_letters(spec.name)
@@ -188,7 +186,7 @@ def _smaller_model_way(
     kinds: tuple[tuple[str, Edits], ...] = (("as it is asked", {}), *(ADAPTERS if adapted else ()))
     for model in sorted(smaller, key=lambda model: (_model_series(model.name) != _model_series(spec.name), -int(parameter_count(model)))):
         for words, edits in kinds:
-            found = _way_with_edits(model, request, cluster, {"model": model.name, **edits}, f"{model.name}, {words}", beside)
+            found = _way_with_edits(model, request, cluster, {"model": model.name, **edits}, f"{model.name}, {words}", library)
             if found is not None:
                 return found
     return None
@@ -206,11 +204,12 @@ def _model_series(name: str) -> str:
 
 
 def _way_with_edits(
-    spec: ModelSpec, request: Request, cluster: Cluster, edits: Edits, words: str, beside: Beside | None = None
+    spec: ModelSpec, request: Request, cluster: Cluster, edits: Edits, words: str, library: LibraryUse | None = None
 ) -> WayToFit | None:
     """The question with some changes, where it is sure to fit; None elsewhere."""
-    asked = {key: value for key, value in {**request, **edits}.items() if key not in ("gpus", "per_node", "model", LIBRARY)}
-    asked |= implied_library_keys(request.get(LIBRARY), asked) if "engine" not in edits else {}
+    asked = {key: value for key, value in {**request, **edits}.items() if key not in ("gpus", "per_node", "model")}
+    library = library if "engine" not in edits else None  # another engine is no library's
+    asked |= implied_library_keys(library.name, asked) if library else {}
     try:
         plan = resolve_request(asked, spec, cluster).plan
         raise_if_problems(unsupported_choices(plan, cluster, spec))
@@ -219,7 +218,11 @@ def _way_with_edits(
         return None
     if sheets is None:
         return None
-    if beside and verdict_with_extra_bytes(judge_plan(spec, plan, cluster, sheets), cluster, *beside(spec, plan)).result is not Result.FITS:
+    if (
+        library
+        and verdict_with_extra_bytes(judge_plan(spec, plan, cluster, sheets), cluster, *library.extra_bytes(spec, plan)).result
+        is not Result.FITS
+    ):
         return None
     found = worst_sheet(sheets)
     return WayToFit(words=words, changes=dict(edits), device=found.device, host_bytes=max(sheet.host_bytes for sheet in sheets))

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from memsheet.budget import Beside, Fix, Result, WayToFit
+from memsheet.budget import Fix, LibraryUse, Result, WayToFit
 from memsheet.engines import find_engine
 from memsheet.plan.device import MAX_DEVICES, ONE_NODE, UNSAID, Cluster, Device, Links, resize_cluster
+from memsheet.plan.library_defaults import implied_library_keys
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.names import SHORT
 from memsheet.resolve import resolve_request
@@ -125,14 +126,14 @@ def solve_sequence_length(
     *,
     most: int | None = None,
     say: Say = discard_progress,
-    beside: Beside | None = None,
+    library: LibraryUse | None = None,
 ) -> Solution:
     """The longest sequence, of a step or of what is served. ``most``: how far to look, the model's positions if it is None."""
     target = Target.MAX_MODEL_LEN if request.get("task") == "infer" else Target.SEQ_LEN
     top = most or model.max_positions or LONGEST
     steps = range(TOKENS, top + 1, TOKENS)
     values = (*steps, top) if top % TOKENS else tuple(steps)
-    trials = Trials(values=values, asks=_question_by_value(model, request, cluster, target.key, beside), say=say)
+    trials = Trials(values=values, asks=_question_by_value(model, request, cluster, target.key, library), say=say)
     solution = _solution_of_trials(target, trials, f"multiples of {TOKENS} up to {top:,} tokens")
     return replace(
         solution,
@@ -171,13 +172,13 @@ def most_sequences(
     *,
     most: int | None = None,
     say: Say = discard_progress,
-    beside: Beside | None = None,
+    library: LibraryUse | None = None,
 ) -> Solution:
     """The largest micro-batch; with a global batch, of those that make it up. Of what is served: the most sequences at once."""
     target = Target.SEQUENCES if request.get("task") == "infer" else Target.MICROBATCH
     values, words = _microbatch_candidates(model, {**request, target.key: 1}, cluster, most or MOST_SEQUENCES)
     solution = _solution_of_trials(
-        target, Trials(values=values, asks=_question_by_value(model, request, cluster, target.key, beside), say=say), words
+        target, Trials(values=values, asks=_question_by_value(model, request, cluster, target.key, library), say=say), words
     )
     return replace(solution, notes=_prompt_range_notes(target, request, solution))
 
@@ -196,7 +197,7 @@ def _microbatch_candidates(model: ModelSpec, request: Mapping[str, Any], cluster
 
 def solve_gpu_count(
     model: ModelSpec, request: Mapping[str, Any], device: Device, *, per_node: int | None = None, host_bytes: int | None = None,
-    links: Links = UNSAID, most: int | None = None, say: Say = discard_progress, beside: Beside | None = None,
+    links: Links = UNSAID, most: int | None = None, say: Say = discard_progress, library: LibraryUse | None = None,
 ) -> Solution:  # fmt: skip
     """The smallest cluster: powers of two within a node, then whole nodes."""
     size, top = per_node or device.per_node or ONE_NODE, min(most or MOST_GPUS, MAX_DEVICES)
@@ -206,7 +207,7 @@ def solve_gpu_count(
         changed, sizes = {**request, **edits}, cluster_sizes(size, most)
         return Trials(
             values=sizes[::-1],
-            asks=lambda n: Question(model=model, request=changed, cluster=resize_cluster(node, n), beside=beside),
+            asks=lambda n: Question(model=model, request=changed, cluster=resize_cluster(node, n), library=library),
             say=say,
         )
 
@@ -225,27 +226,33 @@ def cluster_sizes(per_node: int, top: int) -> tuple[int, ...]:
     return tuple(count for count in (*within, *range(per_node, top + 1, per_node)) if count <= top)
 
 
-def solve_model_size(build: Callable[[int], ModelSpec], request: Mapping[str, Any], cluster: Cluster, *, say: Say = discard_progress, assumed: tuple[str, ...] = (), beside: Beside | None = None
+def solve_model_size(build: Callable[[int], ModelSpec], request: Mapping[str, Any], cluster: Cluster, *, say: Say = discard_progress, assumed: tuple[str, ...] = (), library: LibraryUse | None = None
 ) -> Solution:  # fmt: skip
     """The largest model of a family; ``build`` makes the one of so many layers. ``assumed``: what the caller took for granted."""
-    trials = replace(model_size_trials(build, request, cluster, beside), say=say)
+    trials = replace(model_size_trials(build, request, cluster, library), say=say)
     solution = _solution_of_trials(Target.PARAMETERS, trials, f"1 to {MOST_LAYERS} layers, everything else in proportion")
     return replace(solution, assumed=assumed)
 
 
 def model_size_trials(
-    build: Callable[[int], ModelSpec], request: Mapping[str, Any], cluster: Cluster, beside: Beside | None = None
+    build: Callable[[int], ModelSpec], request: Mapping[str, Any], cluster: Cluster, library: LibraryUse | None = None
 ) -> Trials:
     """A family's models on a cluster, the smallest first."""
-    asks = lambda layers: Question(model=build(layers), request=request, cluster=cluster, beside=beside)  # noqa: E731
+    asks = lambda layers: Question(model=build(layers), request=request, cluster=cluster, library=library)  # noqa: E731
     return Trials(values=range(1, MOST_LAYERS + 1), asks=asks, probes=MODELS_PROBED)
 
 
 def _question_by_value(
-    model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, key: str, beside: Beside | None
+    model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, key: str, library: LibraryUse | None
 ) -> Callable[[int], Question]:
     """The question with a key set."""
-    return lambda value: Question(model=model, request={**request, key: value}, cluster=cluster, beside=beside)
+
+    def asked(value: int) -> Question:
+        changed = {**request, key: value}
+        implied = implied_library_keys(library.name, changed) if library else {}
+        return Question(model=model, request={**changed, **implied}, cluster=cluster, library=library)
+
+    return asked
 
 
 def _solution_of_trials(target: Target, trials: Trials, values: str) -> Solution:
@@ -276,7 +283,7 @@ def _fix_for_least_value(target: Target, trials: Trials, least: Tried | None) ->
     if least is None or target not in FIXED:
         return None
     asked = trials.asks(least.value)
-    return cheapest_fix(asked.model, asked.request, asked.cluster, least.sheets, least.verdict, beside=asked.beside)
+    return cheapest_fix(asked.model, asked.request, asked.cluster, least.sheets, least.verdict, library=asked.library)
 
 
 def _ways_for_least_value(trials: Trials, least: Tried | None) -> tuple[WayToFit, ...]:
@@ -284,7 +291,7 @@ def _ways_for_least_value(trials: Trials, least: Tried | None) -> tuple[WayToFit
     if least is None:
         return ()
     asked = trials.asks(least.value)
-    return ways_to_fit(asked.model, asked.request, asked.cluster, beside=asked.beside)
+    return ways_to_fit(asked.model, asked.request, asked.cluster, library=asked.library)
 
 
 def _replayed_trial(trials: Trials, index: int | None) -> Tried | None:
