@@ -1,9 +1,11 @@
 """How far memsheet's predictions are from what was measured, failures included.
 
-    python benchmarks/accuracy.py [--data FILE] [--group G] [--records DIR] [--json | --markdown | --page FOLDER] [--full]
+    python benchmarks/accuracy.py [--data FILE] [--group G] [--records DIR] [--json | --markdown | --page
+    FOLDER] [--full]
 
-``--data``: any file of schema ``memsheet/cases/1`` (``benchmarks/data/README.md``); ``--records``: a folder of our own
-measured runs (``memsheet measure --record``, or bare sheets). A case that memsheet refuses is counted with its reason. Nothing here is fitted.
+``--data``: any file of schema ``memsheet/cases/1`` (``benchmarks/data/README.md``); ``--records``: a folder
+of our own measured runs (``memsheet measure --record``, or bare sheets). A case that memsheet refuses is
+counted with its reason. Nothing here is fitted.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from records import records, run_record
 DATA = Path(__file__).parent / "data"
 SCHEMA = "memsheet/cases/1"
 MEAN_BAR, WORST_BAR = 0.01, 0.03
-"""DESIGN's bar for training peaks of complete, precise rows; a row beyond the second is listed by name whatever its quality."""
+"""DESIGN's bar for training peaks of complete, precise rows; a row beyond the second is listed by name
+whatever its quality.
+"""
 
 Key = tuple[str, str, str, str]  # group, kind, quality, metric
 
@@ -43,11 +47,13 @@ def load(path: Path) -> list[Case]:
     return cases
 
 
-# metrics -------------------------------------------------------------------------------------------------------------
+# metrics ----------------------------------------------------------------------------------------------------
 
 
 def grouped(outcomes: Iterable[Outcome]) -> dict[Key, list[Outcome]]:
-    """Outcomes by group, kind, quality and metric. Rows of which only the verdict is known stand with their group's figure."""
+    """Outcomes by group, kind, quality and metric. Rows of which only the verdict is known stand with their
+    group's figure.
+    """
     outcomes = list(outcomes)
     usual: dict[tuple[str, str, str], str] = {}
     for outcome in outcomes:
@@ -69,7 +75,9 @@ def summary(key: Key, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """One line of the table. Errors are fractions; ``worst`` is a magnitude, its sign stands in the rows."""
     group, kind, quality, metric = key
     rows = [row for outcome in outcomes for row in outcome.rows if row.metric == metric]
-    verdicts = Counter(o.verdict for o in outcomes if o.metrics[0] in (metric, VERDICT))  # once for a case of several metrics
+    verdicts = Counter(
+        o.verdict for o in outcomes if o.metrics[0] in (metric, VERDICT)
+    )  # once for a case of several metrics
     return {
         "group": group, "kind": kind, "quality": quality, "metric": metric, "cases": len(outcomes),
         "run": sum(o.refused is None for o in outcomes),
@@ -85,10 +93,16 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def overall(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
-    """By kind: errors over quality A with complete plans, averaged inside groups and then over them; coverage over A and B."""
+    """By kind: errors over quality A with complete plans, averaged inside groups and then over them; coverage
+    over A and B.
+    """
     found = {}
     for kind in dict.fromkeys(o.case["kind"] for o in outcomes):
-        whole = [o for o in outcomes if o.case["kind"] == kind and not o.case.get("unknown") and o.case["quality"] in ("A", "B")]
+        whole = [
+            o
+            for o in outcomes
+            if o.case["kind"] == kind and not o.case.get("unknown") and o.case["quality"] in ("A", "B")
+        ]
         groups: dict[str, list[Row]] = {}
         for outcome in whole:
             if outcome.case["quality"] == "A" and outcome.rows:
@@ -113,12 +127,20 @@ def document(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "overall": overall(outcomes),
         "rows": [{**_row(row), "engine": engines[row.id]} for row in rows],
         "outside": [
-            {"id": row.id, "error": row.error, "reason": _reasons().get(row.id.partition("@")[0], "")} for row in rows if not row.inside
+            {"id": row.id, "error": row.error, "reason": _reasons().get(row.id.partition("@")[0], "")}
+            for row in rows
+            if not row.inside
         ],
-        "beyond_bar": [{"id": row.id, "error": row.error, "suspect": row.suspect, "note": row.note} for row in beyond],
+        "beyond_bar": [
+            {"id": row.id, "error": row.error, "suspect": row.suspect, "note": row.note} for row in beyond
+        ],
         "wrong_verdicts": [o.case["id"] for o in outcomes if o.verdict is False],
         "peers": json.loads((DATA / "peers.json").read_text(encoding="utf-8"))["peers"],
-        "remarks": {g: text for g, text in _remarks().items() if any(o.case["group"] == g and o.refused is None for o in outcomes)},
+        "remarks": {
+            g: text
+            for g, text in _remarks().items()
+            if any(o.case["group"] == g and o.refused is None for o in outcomes)
+        },
     }
 
 
@@ -142,15 +164,25 @@ def _row(row: Row) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Errors against measured figures, by group.")
-    parser.add_argument("--data", type=Path, default=None, help=f"a file of schema {SCHEMA}; the published figures by default")
-    parser.add_argument("--records", type=Path, default=None, help="a folder of records, in place of the published figures")
+    parser.add_argument(
+        "--data", type=Path, default=None, help=f"a file of schema {SCHEMA}; the published figures by default"
+    )
+    parser.add_argument(
+        "--records", type=Path, default=None, help="a folder of records, in place of the published figures"
+    )
     parser.add_argument("--group", default=None, help="only this group")
-    parser.add_argument("--full", action="store_true", help="every row beyond the bar, not the five worst of each group")
+    parser.add_argument(
+        "--full", action="store_true", help="every row beyond the bar, not the five worst of each group"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true")
     form.add_argument("--markdown", action="store_true", help="the page docs/accuracy.md, printed")
     form.add_argument(
-        "--page", type=Path, default=None, metavar="FOLDER", help="the page and its plot, written to accuracy.md and accuracy.svg there"
+        "--page",
+        type=Path,
+        default=None,
+        metavar="FOLDER",
+        help="the page and its plot, written to accuracy.md and accuracy.svg there",
     )
     chosen = parser.parse_args(arguments)
     if chosen.records and not chosen.records.is_dir():

@@ -42,17 +42,28 @@ HEAD = ["run", "signed", "mean", "worst", "inside", "verdicts"]
 
 def screen(result: Result, groups: Mapping[str, str], *, full: bool = False) -> str:
     width = max(NARROW, min(WIDE, shutil.get_terminal_size((NARROW, 24)).columns))
-    return "\n".join([*_table(result, width), *_overall(result, width), *_peers(result, width), *_beyond(result, groups, width, full=full)])
+    return "\n".join(
+        [
+            *_table(result, width),
+            *_overall(result, width),
+            *_peers(result, width),
+            *_beyond(result, groups, width, full=full),
+        ]
+    )
 
 
 def _line(values: Sequence[str], sizes: Sequence[int]) -> str:
-    return "  ".join([values[0].ljust(sizes[0]), *(v.rjust(s) for v, s in zip(values[1:], sizes[1:], strict=True))]).rstrip()
+    return "  ".join(
+        [values[0].ljust(sizes[0]), *(v.rjust(s) for v, s in zip(values[1:], sizes[1:], strict=True))]
+    ).rstrip()
 
 
 def _table(result: Result, width: int) -> Iterator[str]:
     """A line a group that ran; a group of which nothing ran has its reason in place of figures."""
     name, sizes = (26 if width < 100 else 44), (7, 7, 6, 6, 6, 8)
-    for kind, lines in groupby(sorted(result["groups"], key=lambda g: (g["kind"], g["run"] == 0)), key=lambda g: g["kind"]):
+    for kind, lines in groupby(
+        sorted(result["groups"], key=lambda g: (g["kind"], g["run"] == 0)), key=lambda g: g["kind"]
+    ):
         yield _line([kind, *HEAD], (name, *sizes))
         for line in lines:
             metric = f"  {METRICS.get(line['metric'], line['metric'])}" if width >= 100 else ""
@@ -62,27 +73,41 @@ def _table(result: Result, width: int) -> Iterator[str]:
                 reasons = [f"{count} refused: {reason}" for reason, count in line["refused"].items()]
             else:
                 reasons = [f"0/{line['cases']}: {'; '.join(line['refused'])}"]
-                yield from textwrap.wrap(f"{title.ljust(name)}  {reasons.pop()}", width, subsequent_indent=" " * 6, break_on_hyphens=False)
+                yield from textwrap.wrap(
+                    f"{title.ljust(name)}  {reasons.pop()}",
+                    width,
+                    subsequent_indent=" " * 6,
+                    break_on_hyphens=False,
+                )
             for reason in reasons:
                 yield from textwrap.wrap(reason, width, initial_indent="    ", subsequent_indent="      ")
         yield ""
     yield from textwrap.wrap(
-        "signed, mean, worst: (predicted - measured) / measured, signed mean, mean magnitude and largest magnitude. inside: rows inside the "
-        "predicted range, which is a point where nothing is uncertain. verdicts: right:wrong, uncertain ones in neither. A, B, C: quality of the source.", width,
-    )  # fmt: skip
+        "signed, mean, worst: (predicted - measured) / measured, signed mean, mean magnitude and largest "
+        "magnitude. inside: rows inside the "
+        "predicted range, which is a point where nothing is uncertain. verdicts: right:wrong, uncertain "
+        "ones in neither. A, B, C: quality of the source.",
+        width,
+    )
     yield ""
 
 
 def _overall(result: Result, width: int) -> Iterator[str]:
-    yield from textwrap.wrap("overall: quality A with complete plans, averaged inside groups first; coverage over A and B", width)
+    yield from textwrap.wrap(
+        "overall: quality A with complete plans, averaged inside groups first; coverage over A and B", width
+    )
     for kind, found in result["overall"].items():
         yield (
-            f"  {kind:<15} groups {found['groups']}  mean {error(found['absolute'])}  worst {error(found['worst'])}  "
-            f"inside {percent(found['inside_range'], digits=0)}  coverage {percent(found['coverage'], digits=0)}"
+            f"  {kind:<15} groups {found['groups']}  mean {error(found['absolute'])}  worst "
+            f"{error(found['worst'])}  "
+            f"inside {percent(found['inside_range'], digits=0)}  coverage "
+            f"{percent(found['coverage'], digits=0)}"
         )
     wrong = result["wrong_verdicts"]
     if wrong:
-        yield from textwrap.wrap(f"wrong verdicts: {', '.join(wrong)}", width, subsequent_indent="  ", break_on_hyphens=False)
+        yield from textwrap.wrap(
+            f"wrong verdicts: {', '.join(wrong)}", width, subsequent_indent="  ", break_on_hyphens=False
+        )
     yield ""
 
 
@@ -91,28 +116,46 @@ def _peers(result: Result, width: int) -> Iterator[str]:
         return
     yield "peers, as they report themselves or as run by us"
     for peer in result["peers"]:
-        figures = f"mean {error(peer['absolute'])}, worst {error(peer['worst'])}" + (f", {peer['rows']} rows" if peer["rows"] else "")
+        figures = f"mean {error(peer['absolute'])}, worst {error(peer['worst'])}" + (
+            f", {peer['rows']} rows" if peer["rows"] else ""
+        )
         groups = f" (cf. {', '.join(peer['groups'])})" if peer["groups"] else ""
-        yield from textwrap.wrap(f"{peer['peer']}: {peer['what']}: {figures}{groups}", width, initial_indent="  ", subsequent_indent="    ")
+        yield from textwrap.wrap(
+            f"{peer['peer']}: {peer['what']}: {figures}{groups}",
+            width,
+            initial_indent="  ",
+            subsequent_indent="    ",
+        )
     yield ""
 
 
 def _beyond(result: Result, groups: Mapping[str, str], width: int, *, full: bool) -> Iterator[str]:
     rows = result["beyond_bar"]
-    yield f"{len(rows)} of {len(result['rows'])} rows more than 3 % off{', each with where to look first' * bool(rows)}"
+    yield (
+        f"{len(rows)} of {len(result['rows'])} rows more than 3 % "
+        f"off{', each with where to look first' * bool(rows)}"
+    )
     for group, members in groupby(sorted(rows, key=lambda r: groups[r["id"]]), key=lambda r: groups[r["id"]]):
         listed = list(members)
         yield f"  {group}"
-        yield from textwrap.wrap(result["remarks"].get(group, ""), width, initial_indent=" " * 4, subsequent_indent=" " * 4)
+        yield from textwrap.wrap(
+            result["remarks"].get(group, ""), width, initial_indent=" " * 4, subsequent_indent=" " * 4
+        )
         for row in listed if full else listed[:PER_GROUP]:
-            text = f"{error(row['error'], sign=True):>8}  {row['id']}: {row['suspect']}" + (f" ({row['note']})" if row["note"] else "")
-            yield from textwrap.wrap(text, width, initial_indent="  ", subsequent_indent=" " * 12, break_on_hyphens=False)
+            text = f"{error(row['error'], sign=True):>8}  {row['id']}: {row['suspect']}" + (
+                f" ({row['note']})" if row["note"] else ""
+            )
+            yield from textwrap.wrap(
+                text, width, initial_indent="  ", subsequent_indent=" " * 12, break_on_hyphens=False
+            )
         if not full and len(listed) > PER_GROUP:
             yield f"            and {len(listed) - PER_GROUP} more: --full lists them"
 
 
 def markdown(result: Result, groups: Mapping[str, str]) -> str:
-    return "\n".join([*_page_head(), *_page_tables(result), *_page_rows(result, groups), *_page_outside(result, groups)])
+    return "\n".join(
+        [*_page_head(), *_page_tables(result), *_page_rows(result, groups), *_page_outside(result, groups)]
+    )
 
 
 def _page_head() -> Iterator[str]:
@@ -145,34 +188,63 @@ def _table_row(values: Sequence[str]) -> str:
 
 
 def _page_tables(result: Result) -> Iterator[str]:
-    yield _table_row(["Kind", "Group", "Quality", "Figure", "Run", "Signed", "Mean", "Worst", "Inside", "Verdicts right:wrong", "A peer's"])
+    yield _table_row(
+        [
+            "Kind",
+            "Group",
+            "Quality",
+            "Figure",
+            "Run",
+            "Signed",
+            "Mean",
+            "Worst",
+            "Inside",
+            "Verdicts right:wrong",
+            "A peer's",
+        ]
+    )
     yield _table_row(["---"] * 4 + ["---:"] * 6 + ["---"])
     for line in result["groups"]:
         if line["run"]:
             figure = METRICS.get(line["metric"], line["metric"])
-            yield _table_row([line["kind"], line["group"], line["quality"], figure, *cells(line), _peer(result, line)])
+            yield _table_row(
+                [line["kind"], line["group"], line["quality"], figure, *cells(line), _peer(result, line)]
+            )
     yield "\n![Predicted against measured](accuracy.svg)"
     yield "\n## Refused\n"
     yield _table_row(["Kind", "Group", "Quality", "Cases", "Reason"])
     yield _table_row(["---", "---", "---", "---:", "---"])
     for line in result["groups"]:
         for reason, count in line["refused"].items():
-            yield _table_row([line["kind"], line["group"], line["quality"], str(count), reason.replace("|", "/")])
-    yield "\n## Overall\n\nErrors over quality A with complete plans, averaged inside a group before groups are averaged; coverage over A and B.\n"
+            yield _table_row(
+                [line["kind"], line["group"], line["quality"], str(count), reason.replace("|", "/")]
+            )
+    yield (
+        "\n## Overall\n\nErrors over quality A with complete plans, averaged inside a group before "
+        "groups are averaged; coverage over A and B.\n"
+    )
     yield _table_row(["Kind", "Groups", "Mean", "Worst", "Inside", "Coverage"])
     yield _table_row(["---"] + ["---:"] * 5)
     for kind, found in result["overall"].items():
         shares = percent(found["inside_range"], digits=0), percent(found["coverage"], digits=0)
-        yield _table_row([kind, str(found["groups"]), error(found["absolute"]), error(found["worst"]), *shares])
-    yield "\nWrong verdicts: " + (", ".join(f"`{name}`" for name in result["wrong_verdicts"]) or "none") + ".\n"
+        yield _table_row(
+            [kind, str(found["groups"]), error(found["absolute"]), error(found["worst"]), *shares]
+        )
+    yield (
+        "\nWrong verdicts: " + (", ".join(f"`{name}`" for name in result["wrong_verdicts"]) or "none") + ".\n"
+    )
 
 
 def _peer(result: Result, line: Result) -> str:
     """What a peer reaches over the rows of a group, where that is known."""
     known = [
-        p for p in result["peers"] if line["group"] in p["groups"] and ("time" in p["what"]) == line["metric"].endswith(("_s", "_gpu"))
+        p
+        for p in result["peers"]
+        if line["group"] in p["groups"] and ("time" in p["what"]) == line["metric"].endswith(("_s", "_gpu"))
     ]
-    return "; ".join(f"{p['peer']} mean {error(p['absolute'])}, worst {error(p['worst'])}" for p in known) or "-"
+    return (
+        "; ".join(f"{p['peer']} mean {error(p['absolute'])}, worst {error(p['worst'])}" for p in known) or "-"
+    )
 
 
 NEAR = 0.005
@@ -182,7 +254,10 @@ def _page_outside(result: Result, groups: Mapping[str, str]) -> Iterator[str]:
     """Rows whose figure lies outside the predicted range, and why, or that nobody knows."""
     rows = [row for row in result["outside"] if row["reason"]]
     near = sum(abs(row["error"]) <= NEAR for row in result["outside"])
-    yield f"\n## Outside the range\n\n{len(result['outside'])} rows; {near} of them are off by no more than {NEAR:.1%}, most where nothing is uncertain and"
+    yield (
+        f"\n## Outside the range\n\n{len(result['outside'])} rows; {near} of them are off by no more "
+        f"than {NEAR:.1%}, most where nothing is uncertain and"
+    )
     yield "the range is a point. What an engine's source says of others, or that it does not:\n"
     yield _table_row(["Group", "Row", "Error", "Reason"])
     yield _table_row(["---", "---", "---:", "---"])
@@ -191,12 +266,22 @@ def _page_outside(result: Result, groups: Mapping[str, str]) -> Iterator[str]:
 
 
 def _page_rows(result: Result, groups: Mapping[str, str]) -> Iterator[str]:
-    yield "## Peers\n\nErrors that other predictors report of themselves, or that were found by running them. Other rows, other machines.\n"
+    yield (
+        "## Peers\n\nErrors that other predictors report of themselves, or that were found by running "
+        "them. Other rows, other machines.\n"
+    )
     yield _table_row(["Peer", "Figure", "Rows", "Mean", "Worst", "Source"])
     yield _table_row(["---", "---", "---:", "---:", "---:", "---"])
     for peer in result["peers"]:
         yield _table_row(
-            [peer["peer"], peer["what"], str(peer["rows"] or "-"), error(peer["absolute"]), error(peer["worst"]), peer["source"]]
+            [
+                peer["peer"],
+                peer["what"],
+                str(peer["rows"] or "-"),
+                error(peer["absolute"]),
+                error(peer["worst"]),
+                peer["source"],
+            ]
         )
     yield f"\n## Rows more than 3 % off\n\n{len(result['beyond_bar'])} of {len(result['rows'])} rows.\n"
     yield "What is known of the groups, from arithmetic over their figures:\n"
@@ -205,4 +290,6 @@ def _page_rows(result: Result, groups: Mapping[str, str]) -> Iterator[str]:
     yield _table_row(["Group", "Row", "Error", "Look at", "Note"])
     yield _table_row(["---", "---", "---:", "---", "---"])
     for row in sorted(result["beyond_bar"], key=lambda r: groups[r["id"]]):
-        yield _table_row([groups[row["id"]], f"`{row['id']}`", error(row["error"], sign=True), row["suspect"], row["note"]])
+        yield _table_row(
+            [groups[row["id"]], f"`{row['id']}`", error(row["error"], sign=True), row["suspect"], row["note"]]
+        )

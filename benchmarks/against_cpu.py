@@ -1,10 +1,12 @@
-"""Formulas and trace beside a real step of the same model on this machine's processor, under PyTorch's profiler. Nothing is asserted.
+"""Formulas and trace beside a real step of the same model on this machine's processor, under PyTorch's
+profiler. Nothing is asserted.
 
     python benchmarks/against_cpu.py [--only WORDS] [--every N] [--json]
 
-Each configuration is trained three times for two steps: traced on fake tensors; traced on real ones, to be compared event by event;
-and run without memsheet under torch.profiler, whose allocation records also hold what kernels take for themselves. Where those differ
-from the trace, the operations that took it are named. Where the formulas model it, they predict it too, with a processor's kernels.
+Each configuration is trained three times for two steps: traced on fake tensors; traced on real ones, to be
+compared event by event; and run without memsheet under torch.profiler, whose allocation records also hold
+what kernels take for themselves. Where those differ from the trace, the operations that took it are named.
+Where the formulas model it, they predict it too, with a processor's kernels.
 """
 
 from __future__ import annotations
@@ -35,7 +37,13 @@ from memsheet.trace.job import MICRO, STEPS, How, trace_training
 
 Config = Mapping[str, Any]
 
-_SMALL = {"vocab_size": 4000, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 512}
+_SMALL = {
+    "vocab_size": 4000,
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+}
 _GATED = {**_SMALL, "intermediate_size": 688, "num_key_value_heads": 2}
 FAMILIES: dict[str, Config] = {
     "dense": {"model_type": "llama", **_GATED},
@@ -58,7 +66,9 @@ FAMILIES: dict[str, Config] = {
         "decoder_start_token_id": 0, "tie_word_embeddings": True,
     },
 }  # fmt: skip
-"""Six kinds of attention and feed-forward, and an encoder beside a decoder. Sizes are such that a peak is tens of MB."""
+"""Six kinds of attention and feed-forward, and an encoder beside a decoder. Sizes are such that a peak is
+tens of MB.
+"""
 
 NOTEWORTHY = 0.001
 
@@ -92,20 +102,37 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """Every family, attention and recomputation, with the optimizers in turn; then other precisions and kinds of steps."""
+    """Every family, attention and recomputation, with the optimizers in turn; then other precisions and kinds
+    of steps.
+    """
     crossed = product(FAMILIES.items(), ("sdpa", "eager"), ("none", "full"))
     for number, ((family, config), attention, recompute) in enumerate(crossed):
-        precision = "bf16-pure" if number % 4 == 2 + number // 4 % 2 else "fp32"  # a processor multiplies bf16 ten times slower
-        request = {"attention": attention, "recompute": recompute, "precision": precision, **_STEPS[number % len(_STEPS)]}
+        precision = (
+            "bf16-pure" if number % 4 == 2 + number // 4 % 2 else "fp32"
+        )  # a processor multiplies bf16 ten times slower
+        request = {
+            "attention": attention,
+            "recompute": recompute,
+            "precision": precision,
+            **_STEPS[number % len(_STEPS)],
+        }
         yield _case(family, config, request)
     dense = FAMILIES["dense"]
     for more in (
-        {"precision": "bf16-autocast", **_FOREACH}, {"precision": "bf16-autocast", "attention": "eager", "recompute": "full", **_FUSED},
-        {"precision": "bf16-pure", "global_batch": 8, **_LOOP}, {"precision": "fp32", "dropout": 0.1, **_FUSED},
-    ):  # fmt: skip
+        {"precision": "bf16-autocast", **_FOREACH},
+        {"precision": "bf16-autocast", "attention": "eager", "recompute": "full", **_FUSED},
+        {"precision": "bf16-pure", "global_batch": 8, **_LOOP},
+        {"precision": "fp32", "dropout": 0.1, **_FUSED},
+    ):
         yield _case("dense", dense, more)
-    yield _case("gpt2", FAMILIES["gpt2"], {"precision": "fp32", "attention": "eager", "dropout": 0.1, **_FOREACH})
-    yield _case("dense lora", dense, {"precision": "bf16-pure", "lora_rank": 8, "lora_targets": ("q_proj", "v_proj"), **_FOREACH})
+    yield _case(
+        "gpt2", FAMILIES["gpt2"], {"precision": "fp32", "attention": "eager", "dropout": 0.1, **_FOREACH}
+    )
+    yield _case(
+        "dense lora",
+        dense,
+        {"precision": "bf16-pure", "lora_rank": 8, "lora_targets": ("q_proj", "v_proj"), **_FOREACH},
+    )
     for technique in TECHNIQUES:
         yield _case("deep", {**dense, "num_hidden_layers": 4}, technique)
 
@@ -122,13 +149,14 @@ def _train(config: Config, plan: Plan, at: At) -> None:
         step()
 
 
-# ---- side by side ------------------------------------------------------------------------------------------------------------
+# ---- side by side ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One configuration. ``predicted_bytes``: None where the formulas do not model it; ``differs``: the first event in which fake and real tensors differ; ``unseen``: what was there at
-    each instant's real high-water mark and not at the traced one, by operation; ``failure``: why there is no answer.
+    """One configuration. ``predicted_bytes``: None where the formulas do not model it; ``differs``: the first
+    event in which fake and real tensors differ; ``unseen``: what was there at each instant's real high-water
+    mark and not at the traced one, by operation; ``failure``: why there is no answer.
     """
 
     name: str
@@ -160,29 +188,44 @@ def compare(case: Case) -> Row:
     """The three runs of one configuration. A failure of any is the row's."""
     try:
         plan = case.plan
-        fake, real = (trace_training(case.config, plan, How(device="cpu", fake=on, scratch=False)) for on in (True, False))
+        fake, real = (
+            trace_training(case.config, plan, How(device="cpu", fake=on, scratch=False))
+            for on in (True, False)
+        )
         found = profile_memory_peaks(lambda at: _train(case.config, plan, at))
     except Exception as error:  # noqa: BLE001 - a configuration that fails is a row of the table
-        return Row(name=case.name, failure=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+        return Row(
+            name=case.name,
+            failure=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+        )
     tops = {instant.value: top for instant, top in instant_peaks(fake).items()}
     instants = {at: (tops[at].bytes if at in tops else 0, size) for at, size in found.instants.items()}
     return Row(
-        name=case.name, predicted_bytes=predicted(case), traced_bytes=highest_peak(fake).bytes, real_bytes=max(found.instants.values()), events=len(fake.events),
-        differs=difference(fake, real, any_order=plan.precision.casts), instants=instants,
+        name=case.name,
+        predicted_bytes=predicted(case),
+        traced_bytes=highest_peak(fake).bytes,
+        real_bytes=max(found.instants.values()),
+        events=len(fake.events),
+        differs=difference(fake, real, any_order=plan.precision.casts),
+        instants=instants,
         unseen={at: unseen(fake, top, found.tops.get(at, ())) for at, top in tops.items()},
-    )  # fmt: skip
+    )
 
 
 def predicted(case: Case) -> int | None:
     """The formulas' peak with a processor's kernels; None for what they do not model."""
     try:
-        return int(account_rank(read_hf_config(case.config, name=case.name), case.plan, device="cpu").peak.value)
+        return int(
+            account_rank(read_hf_config(case.config, name=case.name), case.plan, device="cpu").peak.value
+        )
     except InputError:
         return None
 
 
 def unseen(traced: Timeline, top: Peak, real: tuple[tuple[str, int], ...]) -> dict[str, int]:
-    """Bytes of a real high-water mark that no storage of the same size at the traced one accounts for, by the operation that made them."""
+    """Bytes of a real high-water mark that no storage of the same size at the traced one accounts for, by the
+    operation that made them.
+    """
     sizes = Counter(traced.storages[number].bytes for number in live_storages(traced, top.at))
     found = Counter[str]()
     for op, size in real:
@@ -194,12 +237,15 @@ def unseen(traced: Timeline, top: Peak, real: tuple[tuple[str, int], ...]) -> di
 
 
 def difference(one: Timeline, other: Timeline, *, any_order: bool = False) -> str:
-    """The first event in which two timelines differ, in order, size, component or operation; empty where there is none.
+    """The first event in which two timelines differ, in order, size, component or operation; empty where
+    there is none.
 
-    ``any_order``: of releases with no allocation between them. Autocast lets go of its casts in the order of a hash of their addresses
-    (ATen/autocast_mode.cpp, cached_casts), which is another in every process.
+    ``any_order``: of releases with no allocation between them. Autocast lets go of its casts in the order of
+    a hash of their addresses (ATen/autocast_mode.cpp, cached_casts), which is another in every process.
     """
-    for number, (a, b) in enumerate(zip_longest(_events(one, any_order=any_order), _events(other, any_order=any_order))):
+    for number, (a, b) in enumerate(
+        zip_longest(_events(one, any_order=any_order), _events(other, any_order=any_order))
+    ):
         if a != b:
             return f"event {number}: {a} is {b} on real tensors"
     return "" if one.marks == other.marks else "instants begin at other events"
@@ -213,7 +259,12 @@ def _events(timeline: Timeline, *, any_order: bool) -> Iterator[_Event]:
     released: list[_Event] = []
     for event in timeline.events:
         storage = timeline.storages[event if event >= 0 else ~event]
-        said = storage.bytes if event >= 0 else -storage.bytes, storage.op, storage.component.value, storage.path
+        said = (
+            storage.bytes if event >= 0 else -storage.bytes,
+            storage.op,
+            storage.component.value,
+            storage.path,
+        )
         if event < 0 and any_order:
             released.append(said)
             continue
@@ -226,7 +277,10 @@ def _events(timeline: Timeline, *, any_order: bool) -> Iterator[_Event]:
 def screen(rows: list[Row]) -> str:
     """The table, failures included."""
     lines = [
-        f"{'configuration':58} {'predicted':>13} {'traced':>13} {'real':>13} {'predicted':>10} {'traced':>9} {'events':>7}  fake = real"
+        (
+            f"{'configuration':58} {'predicted':>13} {'traced':>13} {'real':>13} {'predicted':>10} "
+            f"{'traced':>9} {'events':>7}  fake = real"
+        )
     ]
     for row in rows:
         if row.failure:
@@ -241,17 +295,27 @@ def screen(rows: list[Row]) -> str:
     worst = max((abs(row.error) for row in done), default=0.0)
     guessed = [row.off for row in done if row.off is not None]
     equal = sum(not row.differs for row in done)
-    kept = f"{len(rows)} configurations, {len(rows) - len(done)} failed; trace: worst {worst:.4%}, {equal} equal event by event"
-    named = f"formulas: {len(guessed)} configurations, worst {max(map(abs, guessed), default=0.0):.4%} of the traced peak"
+    kept = (
+        f"{len(rows)} configurations, {len(rows) - len(done)} failed; trace: worst {worst:.4%}, "
+        f"{equal} equal event by event"
+    )
+    named = (
+        f"formulas: {len(guessed)} configurations, worst {max(map(abs, guessed), default=0.0):.4%} of "
+        "the traced peak"
+    )
     return "\n".join([*lines, kept, named])
 
 
 def _more(row: Row) -> str:
-    """Instants whose high-water marks differ by more than a thousandth, and what the real peak holds beside the traced one."""
+    """Instants whose high-water marks differ by more than a thousandth, and what the real peak holds beside
+    the traced one.
+    """
     top = max(row.instants, key=lambda at: row.instants[at][1])
     off = {at: (traced - real) / real for at, (traced, real) in row.instants.items()}
     shown = [at for at in off if at == top or abs(off[at]) > NOTEWORTHY]
-    return "".join(f"; {at} {off[at]:+.3%} without {_sizes(row.unseen[at])}" for at in shown if row.unseen.get(at))
+    return "".join(
+        f"; {at} {off[at]:+.3%} without {_sizes(row.unseen[at])}" for at in shown if row.unseen.get(at)
+    )
 
 
 def _sizes(found: Mapping[str, int]) -> str:
@@ -267,8 +331,16 @@ def main(arguments: list[str] | None = None) -> int:
     warnings.simplefilter("ignore")  # of libraries
     torch.set_num_threads(1)  # some kernels take scratch for each thread
     torch.manual_seed(0)
-    rows = [compare(case) for case in list(cases())[:: given.every] if all(word in case.name.split() for word in given.only.split())]
-    print(json.dumps([{**asdict(row), "error": row.error, "off": row.off} for row in rows]) if given.json else screen(rows))
+    rows = [
+        compare(case)
+        for case in list(cases())[:: given.every]
+        if all(word in case.name.split() for word in given.only.split())
+    ]
+    print(
+        json.dumps([{**asdict(row), "error": row.error, "off": row.off} for row in rows])
+        if given.json
+        else screen(rows)
+    )
     return 0
 
 

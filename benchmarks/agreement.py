@@ -1,10 +1,15 @@
-"""The formulas beside the trace: what memsheet predicts and what the real code allocates on fake tensors, item by item.
+"""The formulas beside the trace: what memsheet predicts and what the real code allocates on fake tensors,
+item by item.
 
-    python benchmarks/agreement.py [--model NAME …] [--place NAME …] [--every | --pairs] [--small] [--device cpu] [--jobs N] [--json]
+    python benchmarks/agreement.py [--model NAME …] [--place NAME …] [--every | --pairs] [--small] [--device
+    cpu] [--jobs N] [--json]
 
-Every row is one plan: both peaks, how far apart they are, and the item (component and module) that differs most at any instant, as
-a share of the traced peak. Optimizers take turns; ``--every`` runs each plan with each of them; with ``--pairs`` models take turns too,
-so that every two options of a row meet and no plan is run twice; ``--small`` shrinks the models. Nothing is asserted; ``--device cpu`` compares a processor's kernels and gloo; rows beyond the bars (0.5 % of the peak, 1 % for an item) are marked. It needs the ``trace`` extra.
+Every row is one plan: both peaks, how far apart they are, and the item (component and module) that differs
+most at any instant, as a share of the traced peak. Optimizers take turns; ``--every`` runs each plan with
+each of them; with ``--pairs`` models take turns too, so that every two options of a row meet and no plan is
+run twice; ``--small`` shrinks the models. Nothing is asserted; ``--device cpu`` compares a processor's
+kernels and gloo; rows beyond the bars (0.5 % of the peak, 1 % for an item) are marked. It needs the ``trace``
+extra.
 """
 
 from __future__ import annotations
@@ -71,8 +76,9 @@ COMPUTED = (("sdpa", "eager"), ("none", "full"))
 """Attention, and recomputation."""
 
 EVERY_MODEL = {("fsdp2 8 lora", "bf16-pure", "full")}
-"""(place, precision, recompute) that models do not take turns in: a checkpoint's input beside parameters that are gathered in the width
-that they are kept in, which the sharded adapter alone has."""
+"""(place, precision, recompute) that models do not take turns in: a checkpoint's input beside parameters that
+are gathered in the width that they are kept in, which the sharded adapter alone has.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +107,11 @@ class Row:
     @property
     def holds(self) -> bool:
         """Within both bars."""
-        return not self.refused and abs(self.error) <= PEAK_BAR and (self.item is None or abs(self.item.share) <= ITEM_BAR)
+        return (
+            not self.refused
+            and abs(self.error) <= PEAK_BAR
+            and (self.item is None or abs(self.item.share) <= ITEM_BAR)
+        )
 
 
 def plans(places: Iterable[str], *, every: bool) -> Iterator[tuple[str, Options]]:
@@ -115,10 +125,12 @@ def plans(places: Iterable[str], *, every: bool) -> Iterator[tuple[str, Options]
 
 
 def covering_plans(models: Sequence[str], places: Iterable[str]) -> Iterator[tuple[str, str, Options]]:
-    """(model, its plan's name, its options): each place, precision, attention and recomputation once, models and optimizers in turn.
+    """(model, its plan's name, its options): each place, precision, attention and recomputation once, models
+    and optimizers in turn.
 
-    Every two of model, place with precision, attention, recomputation and optimizer meet (a covering array of strength 2, and of
-    strength 3 over what is computed): turns begin one later at each place and precision, so that none keeps step with the rest.
+    Every two of model, place with precision, attention, recomputation and optimizer meet (a covering array of
+    strength 2, and of strength 3 over what is computed): turns begin one later at each place and precision,
+    so that none keeps step with the rest.
     """
     placed = [(place, precision) for place in places for precision in PLACES[place][1]]
     for begin, (place, precision) in enumerate(placed):
@@ -128,10 +140,18 @@ def covering_plans(models: Sequence[str], places: Iterable[str]) -> Iterator[tup
             yield from ((model, *plan) for model in (models if whole else (models[turn % len(models)],)))
 
 
-def named_plan(place: str, precision: str, attention: str, recompute: str, optimizer: Options) -> tuple[str, Options]:
+def named_plan(
+    place: str, precision: str, attention: str, recompute: str, optimizer: Options
+) -> tuple[str, Options]:
     """A plan's name and options."""
     name = ", ".join((place, precision, attention, f"recompute {recompute}", *optimizer.values()))
-    return name, {**PLACES[place][0], "precision": precision, "attention": attention, "recompute": recompute, **optimizer}
+    return name, {
+        **PLACES[place][0],
+        "precision": precision,
+        "attention": attention,
+        "recompute": recompute,
+        **optimizer,
+    }
 
 
 def compared(model: str, name: str, config: Mapping[str, Any], options: Options, device: str = "cuda") -> Row:
@@ -146,9 +166,14 @@ def compared(model: str, name: str, config: Mapping[str, Any], options: Options,
         return Row(model=model, plan=name, refused=" ".join(str(error).split()))
     peak, guess = int(traced.peak.value), int(predicted.peak.value)
     return Row(
-        model=model, plan=name, traced_bytes=peak, predicted_bytes=guess, error=(guess - peak) / peak, item=_worst(traced, predicted),
+        model=model,
+        plan=name,
+        traced_bytes=peak,
+        predicted_bytes=guess,
+        error=(guess - peak) / peak,
+        item=_worst(traced, predicted),
         seconds=time.perf_counter() - start,
-    )  # fmt: skip
+    )
 
 
 def _traced(config: Mapping[str, Any], spec: ModelSpec, plan: Plan, device: str) -> Sheet:
@@ -176,15 +201,21 @@ def _worst(traced: Sheet, predicted: Sheet) -> Item:
     return found
 
 
-def asked_plans(models: Sequence[str], places: Sequence[str], *, every: bool, pairs: bool) -> Iterator[tuple[str, str, Options]]:
+def asked_plans(
+    models: Sequence[str], places: Sequence[str], *, every: bool, pairs: bool
+) -> Iterator[tuple[str, str, Options]]:
     """(model, its plan's name, its options) of all that is asked."""
     if pairs:
         yield from covering_plans(models, places)
     else:
-        yield from ((model, name, options) for model in models for name, options in plans(places, every=every))
+        yield from (
+            (model, name, options) for model in models for name, options in plans(places, every=every)
+        )
 
 
-def rows(models: Sequence[str], asked: Iterable[tuple[str, str, Options]], *, small: bool, device: str, jobs: int) -> Iterator[Row]:
+def rows(
+    models: Sequence[str], asked: Iterable[tuple[str, str, Options]], *, small: bool, device: str, jobs: int
+) -> Iterator[Row]:
     """Every plan that is asked, as they are done."""
     shrunk = SMALL if small else {}
     configs = {model: {**find_model(model)["config"], **shrunk} for model in models}
@@ -200,19 +231,34 @@ def line(row: Row) -> str:
     if row.refused:
         return f"{head} refused: {row.refused[:100]}"
     assert row.item is not None
-    worst = f"{row.item.share:+.3%} {row.item.component} {row.item.path} at {row.item.instant}" if row.item.share else "none"
+    worst = (
+        f"{row.item.share:+.3%} {row.item.component} {row.item.path} at {row.item.instant}"
+        if row.item.share
+        else "none"
+    )
     sizes = f"{row.traced_bytes / GIB:9.3f} {row.predicted_bytes / GIB:9.3f} GiB {row.error:+9.4%}"
     return f"{head} {sizes}  {'' if row.holds else 'BEYOND '}item {worst}  {row.seconds:.1f} s"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", nargs="*", default=MODELS)
     parser.add_argument("--place", nargs="*", default=tuple(PLACES), choices=tuple(PLACES))
     parser.add_argument("--every", action="store_true", help="each plan with each optimizer")
-    parser.add_argument("--pairs", action="store_true", help="each plan once, models and optimizers in turn: every two options meet")
+    parser.add_argument(
+        "--pairs",
+        action="store_true",
+        help="each plan once, models and optimizers in turn: every two options meet",
+    )
     parser.add_argument("--small", action="store_true", help="small models of the same families")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="whose kernels, and whose network: cpu has gloo")
+    parser.add_argument(
+        "--device",
+        choices=("cuda", "cpu"),
+        default="cuda",
+        help="whose kernels, and whose network: cpu has gloo",
+    )
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
@@ -235,8 +281,10 @@ def summary(done: Sequence[Row]) -> str:
     item = max(run, key=lambda row: abs(row.item.share) if row.item else 0.0)
     share = item.item.share if item.item else 0.0
     return (
-        f"{sum(row.holds for row in run)} of {len(run)} plans within {PEAK_BAR:.1%} of the peak and {ITEM_BAR:.0%} for every item; "
-        f"{len(done) - len(run)} refused; worst peak {peak.error:+.4%} ({peak.model}, {peak.plan}); worst item {share:+.3%} "
+        f"{sum(row.holds for row in run)} of {len(run)} plans within {PEAK_BAR:.1%} of the peak and "
+        f"{ITEM_BAR:.0%} for every item; "
+        f"{len(done) - len(run)} refused; worst peak {peak.error:+.4%} ({peak.model}, {peak.plan}); worst "
+        f"item {share:+.3%} "
         f"({item.model}, {item.plan})"
     )
 

@@ -1,9 +1,10 @@
-"""The simulated caching allocator beside real ones: recorded requests replayed, reserved bytes compared. Printed, nothing asserted.
+"""The simulated caching allocator beside real ones: recorded requests replayed, reserved bytes compared.
+Printed, nothing asserted.
 
     python benchmarks/allocator_truth.py DIR [--json]
 
-DIR holds histories as `memsheet measure --device cuda --snapshot FILE` and gpu_suite.py write them (``memsheet/snapshot/1``), or
-torch.cuda.memory._snapshot() dumped as JSON; other files are left alone.
+DIR holds histories as `memsheet measure --device cuda --snapshot FILE` and gpu_suite.py write them
+(``memsheet/snapshot/1``), or torch.cuda.memory._snapshot() dumped as JSON; other files are left alone.
 """
 
 from __future__ import annotations
@@ -37,7 +38,12 @@ def rows(folder: Path) -> Iterator[dict[str, Any]]:
             continue
         if recorded.events:
             truth = compare_with_replay(recorded)
-            yield {"name": path.name, **asdict(truth), "error": truth.error, "other_pools": recorded.other_pools}
+            yield {
+                "name": path.name,
+                **asdict(truth),
+                "error": truth.error,
+                "other_pools": recorded.other_pools,
+            }
 
 
 def line(row: dict[str, Any]) -> str:
@@ -47,7 +53,10 @@ def line(row: dict[str, Any]) -> str:
         *([f"{row['before_bytes']:,} bytes were there before"] if row["before_bytes"] else []),
         *([f"{row['other_pools']} events of private pools left out"] if row["other_pools"] else []),
     ]
-    figures = f"{row['requests']:8} {row['recorded_peak_bytes']:>16,} {row['replayed_peak_bytes']:>16,} {row['error']:+9.3%} {row['worst_bytes']:>14,}"
+    figures = (
+        f"{row['requests']:8} {row['recorded_peak_bytes']:>16,} {row['replayed_peak_bytes']:>16,} "
+        f"{row['error']:+9.3%} {row['worst_bytes']:>14,}"
+    )
     return f"{row['name']:60} {figures}  {'; '.join(notes)}".rstrip()
 
 
@@ -63,9 +72,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(found))
         return 0
     if not found:
-        print(f"no history of a GPU's allocator in {given.folder}: memsheet measure --device cuda --snapshot FILE makes one")
+        print(
+            f"no history of a GPU's allocator in {given.folder}: memsheet measure --device cuda "
+            "--snapshot FILE makes one"
+        )
         return 0
-    print(f"{'history':60} {'requests':>8} {'recorded peak':>16} {'replayed peak':>16} {'error':>9} {'worst gap':>14}")
+    print(
+        f"{'history':60} {'requests':>8} {'recorded peak':>16} {'replayed peak':>16} {'error':>9} "
+        f"{'worst gap':>14}"
+    )
     print("\n".join(map(line, found)))
     done = [row for row in found if "failure" not in row]
     print(f"{len(done)} histories, {sum(abs(row['error']) <= BAR for row in done)} within 1 %")

@@ -22,7 +22,12 @@ from memsheet.units import GIB, MIB
 
 Case = Mapping[str, Any]
 
-MEMORY = ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes", "peak_bytes_unspecified")  # the first that a case has counts
+MEMORY = (
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+    "device_bytes",
+    "peak_bytes_unspecified",
+)  # the first that a case has counts
 SERVING = ("weights_bytes", "kv_cache_bytes", "kv_tokens")
 BUFFERS = ("activation_bytes",)  # of an engine that reserves what it computes in
 PROFILED = ("llama.cpp", "vllm")  # engines that say how much that is
@@ -51,7 +56,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a case: rows, or the reason it was refused. ``verdict``: True right, False wrong, None not decided."""
+    """What became of a case: rows, or the reason it was refused. ``verdict``: True right, False wrong, None
+    not decided.
+    """
 
     case: Case
     metrics: tuple[str, ...]
@@ -69,19 +76,25 @@ def run_case(case: Case) -> Outcome:
     except InputError as error:
         return Outcome(case=case, metrics=metrics, refused=reason_of(case, error))
     except Exception as error:  # noqa: BLE001 - a defect is a row of the table, not the end of it
-        return Outcome(case=case, metrics=metrics, refused=f"defect: {type(error).__name__}: {str(error)[:60]}")
+        return Outcome(
+            case=case, metrics=metrics, refused=f"defect: {type(error).__name__}: {str(error)[:60]}"
+        )
     if not rows and metrics != (VERDICT,):
         return Outcome(case=case, metrics=metrics, refused=f"{metrics[0]} is not predicted yet")
     return Outcome(case=case, metrics=metrics, rows=rows, verdict=verdict_of(case, found))
 
 
 def metrics_of(case: Case) -> tuple[str, ...]:
-    """What a case is compared by: one memory figure (several of a server), else its verdict alone. Speeds are not predicted yet: a case of
-    speed says at least that its job fitted.
+    """What a case is compared by: one memory figure (several of a server), else its verdict alone. Speeds are
+    not predicted yet: a case of speed says at least that its job fitted.
     """
     truth = case["truth"]
     memory = next(((m,) for m in MEMORY if truth.get(m) is not None), ())
-    served = tuple(m for m in (*SERVING, *(BUFFERS if case.get("plan", {}).get("engine") in PROFILED else ())) if truth.get(m) is not None)
+    served = tuple(
+        m
+        for m in (*SERVING, *(BUFFERS if case.get("plan", {}).get("engine") in PROFILED else ()))
+        if truth.get(m) is not None
+    )
     if "plan.quantization.weights" in case.get("unknown", ()):
         served = tuple(m for m in served if m != "weights_bytes")  # nobody says what they are stored in
     speed = next(((m,) for m in SPEED if truth.get(m) is not None), ())
@@ -99,11 +112,19 @@ def ask(case: Case) -> Answer:
     if "plan.mesh" in case.get("unknown", ()):  # what stands there is a placeholder
         raise _RefusedError("the source does not say how its cards share the model")
     spec = read_hf_config(case["config"], name=case["model"] or "model")
-    request = {key: value for key, value in flatten_document(case["plan"]).items() if key not in ("schema", "model", "gpus")}
+    request = {
+        key: value
+        for key, value in flatten_document(case["plan"]).items()
+        if key not in ("schema", "model", "gpus")
+    }
     if "plan.engine_version" in case.get("unknown", ()) and case["group"] in WHEN:
         request["engine_version"] = WHEN[case["group"]]
     request.update(SAID.get(case["id"], {}))
-    if request.get("seq_len_kind") == "minimum" and request.get("serving.prompt_tokens") is None and request.get("serving.output_tokens"):
+    if (
+        request.get("seq_len_kind") == "minimum"
+        and request.get("serving.prompt_tokens") is None
+        and request.get("serving.output_tokens")
+    ):
         request["serving.prompt_tokens"] = 1  # a prompt of a few tokens, which the length does not count
         request["serving.output_tokens"] -= 1
     return answer_for_model(spec, request, cluster_for(case["hardware"]), fix=False)
@@ -133,13 +154,20 @@ def reason_of(case: Case, error: InputError) -> str:
     if isinstance(error, _RefusedError):
         return error.reason
     problem = error.problems[0]
-    short = problem.reason.split(",")[0].split(";")[0].removesuffix(" yet").replace(f" of {case['model']}", " of the model")
+    short = (
+        problem.reason.split(",")[0]
+        .split(";")[0]
+        .removesuffix(" yet")
+        .replace(f" of {case['model']}", " of the model")
+    )
     value = problem.value if isinstance(problem.value, str | int | float) and problem.field != "model" else ""
     return " ".join(f"{problem.field} {value} {short}".split())
 
 
 def cluster_for(hardware: Mapping[str, Any]) -> Cluster | None:
-    """The case's cards. One that the catalogue lacks is taken by the size on its box, with the widest range there is for such cards."""
+    """The case's cards. One that the catalogue lacks is taken by the size on its box, with the widest range
+    there is for such cards.
+    """
     count, known = hardware.get("count") or 1, hardware.get("device") or _listed(hardware)
     if known:
         device = find_device(known)
@@ -151,7 +179,9 @@ def cluster_for(hardware: Mapping[str, Any]) -> Cluster | None:
 
 
 def _listed(hardware: Mapping[str, Any]) -> str | None:
-    """The source's own name of a card, where the catalogue has it in that size: the list that cases are written with is shorter."""
+    """The source's own name of a card, where the catalogue has it in that size: the list that cases are
+    written with is shorter.
+    """
     name = hardware.get("name") or ""
     try:
         return name if find_device(name).datasheet_bytes == (hardware.get("memory_gb") or 0) * 10**9 else None
@@ -161,27 +191,47 @@ def _listed(hardware: Mapping[str, Any]) -> str | None:
 
 def _by_its_box(hardware: Mapping[str, Any]) -> Device:
     size = int(hardware["memory_gb"])
-    seen = int(hardware["usable_gib"] * GIB) if hardware.get("usable_gib") else 0  # as the source's framework printed it
-    gap = max(d.datasheet_bytes - d.framework_low_bytes for d in catalog_devices() if d.basis is Basis.DATASHEET)  # as the catalogue does
+    seen = (
+        int(hardware["usable_gib"] * GIB) if hardware.get("usable_gib") else 0
+    )  # as the source's framework printed it
+    gap = max(
+        d.datasheet_bytes - d.framework_low_bytes for d in catalog_devices() if d.basis is Basis.DATASHEET
+    )  # as the catalogue does
     return Device(
-        name="unlisted", full_name=hardware.get("name") or "a card", vendor="", arch="", datasheet_bytes=size * 10**9,
-        framework_bytes=seen or size * 10**9 - gap, framework_low_bytes=seen or size * 10**9 - gap, framework_high_bytes=seen or size * GIB,
-        basis=Basis.DATASHEET, evidence="the size the source prints",
-    )  # fmt: skip
+        name="unlisted",
+        full_name=hardware.get("name") or "a card",
+        vendor="",
+        arch="",
+        datasheet_bytes=size * 10**9,
+        framework_bytes=seen or size * 10**9 - gap,
+        framework_low_bytes=seen or size * 10**9 - gap,
+        framework_high_bytes=seen or size * GIB,
+        basis=Basis.DATASHEET,
+        evidence="the size the source prints",
+    )
 
 
-# predictions ---------------------------------------------------------------------------------------------------------
+# predictions ------------------------------------------------------------------------------------------------
 
 
 def rows_of(case: Case, found: Answer, metric: str) -> Iterator[Row]:
-    """The case's figure of ``metric`` beside its prediction: one row, or one a rank where the source lists ranks."""
+    """The case's figure of ``metric`` beside its prediction: one row, or one a rank where the source lists
+    ranks.
+    """
     if metric == VERDICT or metric in SPEED:
         return
     listed = case["truth"].get(metric.replace("_bytes", "_by_rank_bytes"))
     if isinstance(listed, list):
         for rank, measured in enumerate(listed):
             sheet = _sheet_of_rank(found, rank)
-            yield _row(case, f"{case['id']}@rank{rank}", metric, _size(case, found, metric, sheet), measured=measured, sheet=sheet)
+            yield _row(
+                case,
+                f"{case['id']}@rank{rank}",
+                metric,
+                _size(case, found, metric, sheet),
+                measured=measured,
+                sheet=sheet,
+            )
         return
     size, sheet = _scoped(case, found, metric)
     yield _row(case, case["id"], metric, size, measured=case["truth"][metric], sheet=sheet)
@@ -208,16 +258,18 @@ def _scoped(case: Case, found: Answer, metric: str) -> tuple[Bytes, Sheet]:
 
 
 RESIDENT = ("qwen3_transformers",)
-"""Groups whose "peak" cannot be one: it grows by the cache alone, to the mebibyte, from 6,144 tokens of prompt to 30,720, where one pass over
-the prompt must hold several matrices of it and a growing cache a copy of one layer's keys. It falls when an answer ends early, so the cache is
-not made beforehand either. What is left is what lies there between two passes, and that is what is compared.
+"""Groups whose "peak" cannot be one: it grows by the cache alone, to the mebibyte, from 6,144 tokens of
+prompt to 30,720, where one pass over the prompt must hold several matrices of it and a growing cache a copy
+of one layer's keys. It falls when an answer ends early, so the cache is not made beforehand either. What is
+left is what lies there between two passes, and that is what is compared.
 """
 
 
 def _resident(case: Case, sheet: Sheet) -> Bytes:
-    """Tensors between two passes while tokens are made. Keys and values of a layer may each lie in a block up to 1 MiB larger, which the
-    allocator counts whole (torch c10 CUDACachingAllocator.cpp, should_split); and so may quantized weights, half of which are loaded into
-    blocks of their own (transformers 4.51.3 modeling_utils.py:5752, caching_allocator_warmup with a factor of 4).
+    """Tensors between two passes while tokens are made. Keys and values of a layer may each lie in a block up
+    to 1 MiB larger, which the allocator counts whole (torch c10 CUDACachingAllocator.cpp, should_split); and
+    so may quantized weights, half of which are loaded into blocks of their own (transformers 4.51.3
+    modeling_utils.py:5752, caching_allocator_warmup with a factor of 4).
     """
     kept = (Component.PARAMETERS, Component.BUFFERS, Component.KV_CACHE, Component.WORKSPACES)
     held = sum_byte_ranges([sheet.of(component, instant=Instant.DECODE) for component in kept])
@@ -225,14 +277,22 @@ def _resident(case: Case, sheet: Sheet) -> Bytes:
     if case["plan"].get("quantization"):
         blocks += int(sheet.of(Component.ALLOCATOR_SLACK, instant=Instant.LOAD).high)
     libraries = sheet.of(Component.WORKSPACES, instant=Instant.DECODE)
-    return Bytes(int(held.value - libraries.value), int(held.value), int(held.high - libraries.high + libraries.value + blocks))
+    return Bytes(
+        int(held.value - libraries.value),
+        int(held.value),
+        int(held.high - libraries.high + libraries.value + blocks),
+    )
 
 
 def _size(case: Case, found: Answer, metric: str, sheet: Sheet) -> Bytes:
     if case["group"] in RESIDENT and metric == "peak_allocated_bytes":
         return _resident(case, sheet)
-    if metric == "weights_bytes" and case["plan"].get("engine") == "sglang":  # as the driver counts them: with the gaps between segments
-        return sheet.of(Component.PARAMETERS, Component.BUFFERS, Component.ALLOCATOR_SLACK, instant=Instant.LOAD)
+    if (
+        metric == "weights_bytes" and case["plan"].get("engine") == "sglang"
+    ):  # as the driver counts them: with the gaps between segments
+        return sheet.of(
+            Component.PARAMETERS, Component.BUFFERS, Component.ALLOCATOR_SLACK, instant=Instant.LOAD
+        )
     if (
         metric == "activation_bytes" and found.serving and "budget" in found.serving
     ):  # as the engine sums it, with its libraries' workspaces
@@ -242,7 +302,9 @@ def _size(case: Case, found: Answer, metric: str, sheet: Sheet) -> Bytes:
         tokens, serving = (found.serving or {}).get("kv_tokens", 0), found.serving or {}
         return Bytes(serving.get("kv_tokens_low", tokens), tokens, serving.get("kv_tokens_high", tokens))
     if metric == "device_bytes" and case["hardware"].get("context_bytes"):
-        return sheet.reserved + Bytes.exact(case["hardware"]["context_bytes"])  # the source printed the process without its model
+        return sheet.reserved + Bytes.exact(
+            case["hardware"]["context_bytes"]
+        )  # the source printed the process without its model
     return _SIZES[metric](sheet)
 
 
@@ -251,7 +313,9 @@ _SIZES: dict[str, Callable[[Sheet], Bytes]] = {
     "peak_reserved_bytes": lambda sheet: sheet.reserved,
     "device_bytes": lambda sheet: sheet.device,
     # nobody said which counter: the value is that of tensors, the range reaches to what the driver shows
-    "peak_bytes_unspecified": lambda sheet: Bytes(sheet.allocated.low, sheet.allocated.value, sheet.device.high),
+    "peak_bytes_unspecified": lambda sheet: Bytes(
+        sheet.allocated.low, sheet.allocated.value, sheet.device.high
+    ),
     "weights_bytes": lambda sheet: sheet.of(Component.PARAMETERS, Component.BUFFERS, instant=Instant.LOAD),
     "kv_cache_bytes": lambda sheet: sheet.of(Component.KV_CACHE, instant=Instant.DECODE).ordered,
     "activation_bytes": lambda sheet: sheet.of(Component.TEMPORARIES, instant=Instant.PREFILL),
@@ -261,18 +325,37 @@ _SIZES: dict[str, Callable[[Sheet], Bytes]] = {
 def _row(case: Case, name: str, metric: str, size: Bytes, *, measured: int, sheet: Sheet) -> Row:
     half = (case.get("resolution_bytes") or 0) / 2  # a printed figure stands for all that round to it
     return Row(
-        id=name, metric=metric, predicted=int(size.value), low=int(size.low), high=int(size.high), measured=measured,
-        inside=size.low - half <= measured <= size.high + half, suspect=suspect(sheet, int(size.value) - measured, metric), note=note(case),
-    )  # fmt: skip
+        id=name,
+        metric=metric,
+        predicted=int(size.value),
+        low=int(size.low),
+        high=int(size.high),
+        measured=measured,
+        inside=size.low - half <= measured <= size.high + half,
+        suspect=suspect(sheet, int(size.value) - measured, metric),
+        note=note(case),
+    )
 
 
-EXACT = (Component.PARAMETERS, Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATES, Component.KV_CACHE)
+EXACT = (
+    Component.PARAMETERS,
+    Component.MASTER_WEIGHTS,
+    Component.GRADIENTS,
+    Component.OPTIMIZER_STATES,
+    Component.KV_CACHE,
+)
 
 
 def suspect(sheet: Sheet, gap: int, metric: str) -> str:
-    """The largest component of the peak that could hold a gap that size; what can be computed exactly only where nothing else could."""
+    """The largest component of the peak that could hold a gap that size; what can be computed exactly only
+    where nothing else could.
+    """
     counted = () if metric in ("device_bytes", "peak_bytes_unspecified") else (Component.CONTEXT,)
-    peak = [(c, size.value) for c, size in sheet.sums()[sheet.peak_instant].items() if size.value and c not in counted]
+    peak = [
+        (c, size.value)
+        for c, size in sheet.sums()[sheet.peak_instant].items()
+        if size.value and c not in counted
+    ]
     able = [(c, size) for c, size in peak if size >= abs(gap) and c not in EXACT] or peak
     largest, size = max(able, key=lambda pair: pair[1])
     return f"{largest.value} at {sheet.peak_instant.value}, {size // MIB:,} MiB"
@@ -281,22 +364,31 @@ def suspect(sheet: Sheet, gap: int, metric: str) -> str:
 def note(case: Case) -> str:
     """Why a row may be off without anyone's fault."""
     kind = case["plan"].get("seq_len_kind")
-    bound = {"maximum": "lengths up to seq_len: the prediction is an upper bound", "minimum": "lengths from seq_len: a lower bound"}.get(
-        kind or "", ""
-    )
+    bound = {
+        "maximum": "lengths up to seq_len: the prediction is an upper bound",
+        "minimum": "lengths from seq_len: a lower bound",
+    }.get(kind or "", "")
     counted = "resident tensors: no peak of one pass" if case.get("group") in RESIDENT else ""
     return "; ".join(
         filter(
-            None, (bound, counted, "plan incomplete" if case.get("unknown") else "", "unit assumed" if case.get("unit_uncertain") else "")
+            None,
+            (
+                bound,
+                counted,
+                "plan incomplete" if case.get("unknown") else "",
+                "unit assumed" if case.get("unit_uncertain") else "",
+            ),
         )
     )
 
 
-# verdicts ------------------------------------------------------------------------------------------------------------
+# verdicts ---------------------------------------------------------------------------------------------------
 
 
 def verdict_of(case: Case, found: Answer) -> bool | None:
-    """Whether FITS or DOES NOT FIT was right; None for UNCERTAIN, and where nobody knows the card or the outcome."""
+    """Whether FITS or DOES NOT FIT was right; None for UNCERTAIN, and where nobody knows the card or the
+    outcome.
+    """
     fitted, usable = case["truth"].get("fits"), case["hardware"].get("usable_gib")
     if fitted is None:
         return None

@@ -1,4 +1,5 @@
-"""One rank of many beside PyTorch's own FSDP2 tracker in the same step, and how long such traces take. Printed, nothing is asserted.
+"""One rank of many beside PyTorch's own FSDP2 tracker in the same step, and how long such traces take.
+Printed, nothing is asserted.
 
     python benchmarks/distributed.py [--full] [--json]
 
@@ -30,8 +31,12 @@ LLAMA_8B = {
 }  # fmt: skip
 EIGHT = {"engine": "fsdp2", "dp_shard": 8, "zero": 3, "seq_len": 2048}
 JOBS = {
-    "70B, fully_shard × tp 8, 64 ranks": "llama-3.1-70b --gpus 64xH100-80GB --engine fsdp2 --tp 8 --zero 3 --seq-len 8192 --recompute full",
-    "70B, fully_shard, 512 ranks": "llama-3.1-70b --gpus 512xH100-80GB --engine fsdp2 --zero 3 --seq-len 8192 --recompute full",
+    "70B, fully_shard × tp 8, 64 ranks": (
+        "llama-3.1-70b --gpus 64xH100-80GB --engine fsdp2 --tp 8 --zero 3 --seq-len 8192 --recompute full"
+    ),
+    "70B, fully_shard, 512 ranks": (
+        "llama-3.1-70b --gpus 512xH100-80GB --engine fsdp2 --zero 3 --seq-len 8192 --recompute full"
+    ),
     "8B, fully_shard, 8 ranks": "llama-3.1-8b --gpus 8xH100-80GB --engine fsdp2 --zero 3 --seq-len 2048",
 }
 
@@ -42,20 +47,26 @@ def planned(config: Mapping[str, Any], **short: Any) -> Plan:
 
 
 def layers_and_rest(root: Any, model: Any, plan: Plan, mesh: Any) -> None:
-    """The plainest grouping, of PyTorch's tutorial: each layer, and one group of embeddings, norm and head that stays gathered."""
+    """The plainest grouping, of PyTorch's tutorial: each layer, and one group of embeddings, norm and head
+    that stays gathered.
+    """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     from memsheet.run.dtypes import torch_dtype
     from memsheet.run.model import layers_of
 
-    policy = MixedPrecisionPolicy(param_dtype=torch_dtype(plan.precision.compute), reduce_dtype=torch_dtype(plan.precision.reduce))
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch_dtype(plan.precision.compute), reduce_dtype=torch_dtype(plan.precision.reduce)
+    )
     for layer in layers_of(model) or ():
         fully_shard(layer, mesh=mesh["dp_shard"], mp_policy=policy)
     fully_shard(root, mesh=mesh["dp_shard"], mp_policy=policy)
 
 
 def beside_torch(config: Mapping[str, Any], plan: Plan, shard: Callable[..., None]) -> dict[str, int]:
-    """Two steps seen by both: the bytes of torch's tracker at its peak, and the trace's with sizes rounded as it rounds them."""
+    """Two steps seen by both: the bytes of torch's tracker at its peak, and the trace's with sizes rounded as
+    it rounds them.
+    """
     from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
     from torch.distributed.tensor import DTensor
 
@@ -82,7 +93,10 @@ def beside_torch(config: Mapping[str, Any], plan: Plan, shard: Callable[..., Non
             shard(model, model, plan, mesh)
             materialize_meta_tensors(model, "cuda")
             held.append(len(recorder.events))
-            optimizer, batch = build_optimizer(model.parameters(), plan), random_token_batch(settings, plan, "cuda")
+            optimizer, batch = (
+                build_optimizer(model.parameters(), plan),
+                random_token_batch(settings, plan, "cuda"),
+            )
             tracker = Tracker(model, optimizer)
             tracker.track_inputs(tuple(batch.values()))
             with tracker:
@@ -94,9 +108,16 @@ def beside_torch(config: Mapping[str, Any], plan: Plan, shard: Callable[..., Non
                     if step == 0:
                         tracker.reset_mod_stats()
     recorded = recorded_timeline(recorder)
-    rounded = replace(recorded, storages=tuple(replace(s, bytes=-(-s.bytes // BLOCK) * BLOCK) for s in recorded.storages))
+    rounded = replace(
+        recorded, storages=tuple(replace(s, bytes=-(-s.bytes // BLOCK) * BLOCK) for s in recorded.storages)
+    )
     (snapshot,), curve = tracker.get_tracker_snapshot("peak").values(), list(held_bytes_after_events(rounded))
-    return {"torch": snapshot["Total"], "ours": max(curve), "before": curve[held[0] - 1], "after": curve[held[1] - 1]}
+    return {
+        "torch": snapshot["Total"],
+        "ours": max(curve),
+        "before": curve[held[0] - 1],
+        "after": curve[held[1] - 1],
+    }
 
 
 def compared() -> list[dict[str, Any]]:
@@ -134,7 +155,9 @@ def timed(*, full: bool) -> list[dict[str, Any]]:
 
 def main() -> int:
     """Print both tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
@@ -149,7 +172,8 @@ def main() -> int:
     print("\njob                                  layers        command     trace    events  peak GiB")
     for row in times:
         print(
-            f"{row['job']:36} {row['layers']:12} {row['command_s']:8.1f} s {row['trace_s']:7.1f} s {row['events']:9,} "
+            f"{row['job']:36} {row['layers']:12} {row['command_s']:8.1f} s {row['trace_s']:7.1f} s "
+            f"{row['events']:9,} "
             f"{row['peak_bytes'] / GIB:9.3f}"
         )
     return 0

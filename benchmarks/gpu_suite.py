@@ -1,10 +1,13 @@
-"""Measurements worth having, as many as the minutes allow: each case in a process of its own, one record a case, resumable.
+"""Measurements worth having, as many as the minutes allow: each case in a process of its own, one record a
+case, resumable.
 
-    python benchmarks/gpu_suite.py --minutes M --out DIR [--device cuda|cpu] [--only WORDS] [--retry] [--list] [--json]
+    python benchmarks/gpu_suite.py --minutes M --out DIR [--device cuda|cpu] [--only WORDS] [--retry] [--list]
+    [--json]
 
-A record (``memsheet/record/1``) holds what was asked, the environment and the measured sheet; a case whose record is there is not run
-again, and one that fails leaves a record that says how. Of a few, the allocator's own history lies beside it. On a processor tiny models
-of the same kinds are run with the same flags, so that the suite itself is known to work; what that leaves unmeasured is said at the end.
+A record (``memsheet/record/1``) holds what was asked, the environment and the measured sheet; a case whose
+record is there is not run again, and one that fails leaves a record that says how. Of a few, the allocator's
+own history lies beside it. On a processor tiny models of the same kinds are run with the same flags, so that
+the suite itself is known to work; what that leaves unmeasured is said at the end.
 """
 
 from __future__ import annotations
@@ -33,8 +36,14 @@ HISTORY = {
     "cpu": lambda name: ["--events", f"{name}.events.json.gz"],
 }
 UNMEASURED = (
-    "on a processor nothing is reserved: allocated, reserved and device totals of a GPU, its kernels' scratch and workspaces,",
-    "the driver's context, fragmentation as the real caching allocator makes it (here replayed), speed, and flash-attn, bitsandbytes",
+    (
+        "on a processor nothing is reserved: allocated, reserved and device totals of a GPU, its kernels' "
+        "scratch and workspaces,"
+    ),
+    (
+        "the driver's context, fragmentation as the real caching allocator makes it (here replayed), speed, "
+        "and flash-attn, bitsandbytes"
+    ),
     "and other kernels of GPUs are still unmeasured. --device cuda measures them.",
 )
 
@@ -78,8 +87,14 @@ def _model(case: Case, out: Path) -> str:
 
 
 def _failed(case: Case, device: str, why: str, file: Path) -> dict[str, Any]:
-    environment = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}", "device": device}
-    record = record_of(None, asked={"model": case.model, "flags": case.words}, environment=environment, failure=why)
+    environment = {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": device,
+    }
+    record = record_of(
+        None, asked={"model": case.model, "flags": case.words}, environment=environment, failure=why
+    )
     write_record(record, file)
     return record
 
@@ -91,7 +106,11 @@ def _last_words(done: subprocess.CompletedProcess[str]) -> str:
 
 def forget_failures(out: Path) -> int:
     """Records of failures go, so that their cases are run again. How many there were."""
-    failed = [file for file in out.glob("*.json") if json.loads(file.read_text(encoding="utf-8")).get("failure") is not None]
+    failed = [
+        file
+        for file in out.glob("*.json")
+        if json.loads(file.read_text(encoding="utf-8")).get("failure") is not None
+    ]
     for file in failed:
         file.unlink()
     return len(failed)
@@ -119,11 +138,16 @@ def line(case: Case, record: Mapping[str, Any]) -> str:
         return f"{case.name} failed: {str(record['failure']).splitlines()[0]}"
     ranks, trace = record["sheet"]["ranks"], record["sheet"]["trace"]
     word = "ran out of memory" if "died" in trace else "allocated"
-    return f"{max(rank['allocated_bytes'] for rank in ranks):>16,} bytes {word} {record.get('seconds', 0):6.1f} s  {case.name}"
+    return (
+        f"{max(rank['allocated_bytes'] for rank in ranks):>16,} bytes {word} "
+        f"{record.get('seconds', 0):6.1f} s  {case.name}"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=5)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", choices=("cuda", "cpu"), default=None, help="cuda where torch sees one")
@@ -159,7 +183,12 @@ def summary(done: Sequence[Mapping[str, Any]], device: str, only: str, out: Path
     every = _chosen(device, only)
     left = [case for case in every if not (out / f"{case.name}.json").exists()]
     failed = sum(record.get("failure") is not None for record in done)
-    lines = [f"{len(done)} cases now, {failed} failed; {len(every) - len(left)} of {len(every)} have a record in {out}"]
+    lines = [
+        (
+            f"{len(done)} cases now, {failed} failed; {len(every) - len(left)} of {len(every)} have a record "
+            f"in {out}"
+        )
+    ]
     if left:
         lines.append(f"not run yet, the next {left[0].name}: the same command goes on with it")
     return "\n".join([*lines, *(UNMEASURED if device == "cpu" else ())])

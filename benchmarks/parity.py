@@ -1,6 +1,7 @@
 """The parity plot: predicted against measured, one point a figure, on logarithmic axes, as SVG.
 
-On the diagonal a prediction is exact; the band is 3 % to either side. Written by hand so that the same figures give the same file.
+On the diagonal a prediction is exact; the band is 3 % to either side. Written by hand so that the same
+figures give the same file.
 """
 
 from __future__ import annotations
@@ -40,8 +41,14 @@ def parity(points: Sequence[Point], title: str) -> str:
     engines = list(dict.fromkeys(p["engine"] for p in points))
     colours = {engine: COLOURS[n % len(COLOURS)] for n, engine in enumerate(engines)}
     parts = [*_frame(low, high, title), *_dots(points, colours, low, high), *_legend(points, colours)]
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12" fill="{INK}">'
-    return "\n".join([head, f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>', *parts, "</svg>"]) + "\n"
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'font-family="sans-serif" font-size="12" fill="{INK}">'
+    )
+    return (
+        "\n".join([head, f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>', *parts, "</svg>"])
+        + "\n"
+    )
 
 
 def _across(value: float, low: float, high: float) -> float:
@@ -69,18 +76,26 @@ def _frame(low: float, high: float, title: str) -> Iterator[str]:
         yield f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{text}</text>'
     ends = [(10**low, 10**low), (10**high, 10**high)]
     band = [(m, p * (1 + BAND)) for m, p in ends] + [(m, p * (1 - BAND)) for m, p in reversed(ends)]
-    corners = " ".join(f"{_across(m, low, high):.1f},{min(bottom, max(TOP, _down(p, low, high))):.1f}" for m, p in band)
+    corners = " ".join(
+        f"{_across(m, low, high):.1f},{min(bottom, max(TOP, _down(p, low, high))):.1f}" for m, p in band
+    )
     yield f'<polygon points="{corners}" fill="#1f6feb" fill-opacity="0.12"/>'
     yield f'<line x1="{LEFT}" y1="{bottom}" x2="{right}" y2="{TOP}" stroke="{INK}" stroke-width="0.8"/>'
     yield f'<text x="{(LEFT + right) / 2:.0f}" y="{HEIGHT - 14}" text-anchor="middle">measured, GB</text>'
-    yield f'<text x="18" y="{(TOP + bottom) / 2:.0f}" text-anchor="middle" transform="rotate(-90 18 {(TOP + bottom) / 2:.0f})">predicted, GB</text>'
+    yield (
+        f'<text x="18" y="{(TOP + bottom) / 2:.0f}" text-anchor="middle" transform="rotate(-90 18 '
+        f'{(TOP + bottom) / 2:.0f})">predicted, GB</text>'
+    )
 
 
 def _dots(points: Sequence[Point], colours: Mapping[str, str], low: float, high: float) -> Iterator[str]:
     for p in points:
         x, y = _across(p["measured"] / 1e9, low, high), _down(p["predicted"] / 1e9, low, high)
         words = f"{p['id']}: predicted {p['predicted'] / 1e9:.2f}, measured {p['measured'] / 1e9:.2f} GB"
-        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" fill="{colours[p["engine"]]}" fill-opacity="0.7"><title>{escape(words)}</title></circle>'
+        yield (
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" fill="{colours[p["engine"]]}" '
+            f'fill-opacity="0.7"><title>{escape(words)}</title></circle>'
+        )
 
 
 def _legend(points: Sequence[Point], colours: Mapping[str, str]) -> Iterator[str]:

@@ -1,10 +1,11 @@
-"""Published plans beside the plans that memsheet finds for the same job: is the published one legal, does it fit, is ours predicted at least as fast.
+"""Published plans beside the plans that memsheet finds for the same job: is the published one legal, does it
+fit, is ours predicted at least as fast.
 
     python benchmarks/published_plans.py [--group PREFIX] [--json] [--data FILE]
 
-Both are asked of the same formulas on the same model, cards, length, global batch, precision and engine. What a plan chooses (the mesh, the
-micro-batch, the schedule, recompute, sharding, the loss, offload) is left to the search; all else stays as published. Nothing is fitted, and no
-measured figure is read.
+Both are asked of the same formulas on the same model, cards, length, global batch, precision and engine. What
+a plan chooses (the mesh, the micro-batch, the schedule, recompute, sharding, the loss, offload) is left to
+the search; all else stays as published. Nothing is fitted, and no measured figure is read.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ Kept = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """A case with its published plan and ours. ``ratio``: our seconds over the published plan's; None where either is missing. ``why``: what is to
-    be said of a case that is no plain success.
+    """A case with its published plan and ours. ``ratio``: our seconds over the published plan's; None where
+    either is missing. ``why``: what is to be said of a case that is no plain success.
     """
 
     id: str
@@ -68,7 +69,12 @@ class Compared:
     @property
     def holds(self) -> bool:
         """Legal, fits, and ours is at least as fast."""
-        return self.legal and self.verdict == Result.FITS.value and self.ratio is not None and self.ratio <= 1 + 1e-9
+        return (
+            self.legal
+            and self.verdict == Result.FITS.value
+            and self.ratio is not None
+            and self.ratio <= 1 + 1e-9
+        )
 
 
 def compared(cases: Sequence[Case]) -> Iterator[Compared]:
@@ -79,27 +85,53 @@ def compared(cases: Sequence[Case]) -> Iterator[Compared]:
 
 
 def _compared(case: Case, found: dict[Kept, Ranking | str]) -> Compared:
-    model, cluster = read_hf_config(case["config"], name=case["model"] or "model"), cluster_for(case["hardware"])
+    model, cluster = (
+        read_hf_config(case["config"], name=case["model"] or "model"),
+        cluster_for(case["hardware"]),
+    )
     assert cluster is not None
-    request = {key: value for key, value in flatten_document(case["plan"]).items() if key not in ("schema", "model", "gpus")}
+    request = {
+        key: value
+        for key, value in flatten_document(case["plan"]).items()
+        if key not in ("schema", "model", "gpus")
+    }
     known = {"id": case["id"], "group": case["group"]}
     try:
         published = planned_of(model, cluster, request)
     except InputError as error:
-        nothing = {"low_bytes": 0, "device_bytes": 0, "high_bytes": 0, "seconds": None, "our_seconds": None, "plans": 0}
-        return Compared(**known, **nothing, published="", legal=False, verdict="", ours="", why=reason_of(case, error))
+        nothing = {
+            "low_bytes": 0,
+            "device_bytes": 0,
+            "high_bytes": 0,
+            "seconds": None,
+            "our_seconds": None,
+            "plans": 0,
+        }
+        return Compared(
+            **known, **nothing, published="", legal=False, verdict="", ours="", why=reason_of(case, error)
+        )
     question = {key: value for key, value in request.items() if key.partition(".")[0] not in OPEN}
-    key = tuple(json.dumps(part, sort_keys=True, default=str) for part in (case["config"], case["hardware"], question))
+    key = tuple(
+        json.dumps(part, sort_keys=True, default=str) for part in (case["config"], case["hardware"], question)
+    )
     if key not in found:
         found[key] = rank_training_plans(model, cluster, question, [request["engine"]], top=1)
     ranking = found[key]
     ours, size = _fastest(ranking), published.verdict.device
     return Compared(
-        **known, published=short(published.plan), legal=True, verdict=published.verdict.result.value, low_bytes=int(size.low),
-        device_bytes=int(size.value), high_bytes=int(size.high), seconds=published.seconds if published.time else None,
-        ours=short(ours.plan) if ours else "", our_seconds=ours.seconds if ours else None, plans=ranking.legal,
+        **known,
+        published=short(published.plan),
+        legal=True,
+        verdict=published.verdict.result.value,
+        low_bytes=int(size.low),
+        device_bytes=int(size.value),
+        high_bytes=int(size.high),
+        seconds=published.seconds if published.time else None,
+        ours=short(ours.plan) if ours else "",
+        our_seconds=ours.seconds if ours else None,
+        plans=ranking.legal,
         why="; ".join(_why(published, ours, space_of(model, cluster, question))),
-    )  # fmt: skip
+    )
 
 
 def _fastest(ranking: Ranking) -> Planned | None:
@@ -117,7 +149,10 @@ def _why(published: Planned, ours: Planned | None, space: Space) -> Iterator[str
     """Facts that explain a case where ours is slower, or the published plan not sure to fit."""
     over = max(0, int(published.verdict.device.high) - budget_of(space.cluster).low_bytes)
     if over:
-        yield f"published: the high end of its range is {over / GIB:.1f} GiB over, and the search offers what surely fits"
+        yield (
+            f"published: the high end of its range is {over / GIB:.1f} GiB over, and the search offers "
+            "what surely fits"
+        )
     if ours is None:
         yield "no plan of the space surely fits"
     elif published.seconds < ours.seconds:
@@ -134,7 +169,11 @@ def outside_of(published: Planned, space: Space) -> Iterator[str]:
     cut = [one for one in space.pipelines if (one["mesh.pp"], one["mesh.vpp"]) == (mesh.pp, mesh.vpp)]
     if not cut:
         yield f"{mesh.vpp} chunks on each of {mesh.pp} stages"
-    elif plan.layers_per_stage and len(set(plan.layers_per_stage)) > 1 and all("layers_per_stage" not in one for one in cut):
+    elif (
+        plan.layers_per_stage
+        and len(set(plan.layers_per_stage)) > 1
+        and all("layers_per_stage" not in one for one in cut)
+    ):
         yield f"layers dealt unevenly to {mesh.pp * mesh.vpp} parts"
     modes = [(one.get("recompute.mode"), tuple(one.get("recompute.modules") or ())) for one in space.choices]
     modules = plan.recompute.modules if plan.recompute.modules != space.engine.selective else ()
@@ -151,28 +190,54 @@ def outside_of(published: Planned, space: Space) -> Iterator[str]:
 def short(plan: Plan) -> str:
     """Degrees above one, sharding, the micro-batch, and what is recomputed."""
     mesh = plan.mesh
-    words = [f"{name}{value}" for name, value in (("dp", mesh.data_parallel), ("cp", mesh.cp), ("tp", mesh.tp), ("pp", mesh.pp), ("v", mesh.vpp),
-                                                  ("ep", mesh.ep), ("etp", mesh.etp)) if value > 1]  # fmt: skip
-    again = {"none": "", "full": "full", "selective": "+".join(plan.recompute.modules) or "selective"}[plan.recompute.mode.value]
+    words = [
+        f"{name}{value}"
+        for name, value in (
+            ("dp", mesh.data_parallel),
+            ("cp", mesh.cp),
+            ("tp", mesh.tp),
+            ("pp", mesh.pp),
+            ("v", mesh.vpp),
+            ("ep", mesh.ep),
+            ("etp", mesh.etp),
+        )
+        if value > 1
+    ]
+    again = {"none": "", "full": "full", "selective": "+".join(plan.recompute.modules) or "selective"}[
+        plan.recompute.mode.value
+    ]
     kept = f"/{plan.recompute.layers}" if plan.recompute.layers is not None else ""
-    words += [f"z{plan.zero}", f"mb{plan.microbatch}", *([again + kept] if again else []), *(["async"] if plan.async_tp else [])]
+    words += [
+        f"z{plan.zero}",
+        f"mb{plan.microbatch}",
+        *([again + kept] if again else []),
+        *(["async"] if plan.async_tp else []),
+    ]
     return " ".join(words)
 
 
-# what is printed -----------------------------------------------------------------------------------------------------------
+# what is printed --------------------------------------------------------------------------------------------
 
 
 def screen(rows: Sequence[Compared]) -> Iterator[str]:
-    yield f"{'case':44} {'published plan':32} {'device GiB':>22} {'verdict':9} {'seconds':>8} {'ours':>8} {'ratio':>6}  {'our plan':34} why"
+    yield (
+        f"{'case':44} {'published plan':32} {'device GiB':>22} {'verdict':9} {'seconds':>8} {'ours':>8} "
+        f"{'ratio':>6}  {'our plan':34} why"
+    )
     for row in rows:
         name = row.id.removeprefix("mbridge_").removeprefix("torchtitan_").removeprefix("megatronlm_")[-44:]
         if not row.legal:
             yield f"{name:44} refused: {row.why}"
             continue
         sizes = f"{row.low_bytes / GIB:.1f} {row.device_bytes / GIB:.1f} {row.high_bytes / GIB:.1f}"
-        times = [f"{value:8.3f}" if value is not None else f"{'-':>8}" for value in (row.seconds, row.our_seconds)]
+        times = [
+            f"{value:8.3f}" if value is not None else f"{'-':>8}" for value in (row.seconds, row.our_seconds)
+        ]
         ratio = f"{row.ratio:6.3f}" if row.ratio is not None else f"{'-':>6}"
-        yield f"{name:44} {row.published:32} {sizes:>22} {row.verdict:9} {times[0]} {times[1]} {ratio}  {row.ours:34} {row.why}"
+        yield (
+            f"{name:44} {row.published:32} {sizes:>22} {row.verdict:9} {times[0]} {times[1]} {ratio}  "
+            f"{row.ours:34} {row.why}"
+        )
     yield ""
     yield "; ".join(f"{key.replace('_', ' ')} {value}" for key, value in summary(rows).items())
 
@@ -192,13 +257,22 @@ def summary(rows: Sequence[Compared]) -> Mapping[str, int]:
 def chosen(path: Path, groups: Sequence[str]) -> list[Case]:
     """Cases whose group begins as asked, by id."""
     cases: list[Case] = json.loads(path.read_text(encoding="utf-8"))["cases"]
-    found = [case for case in cases if case["plan"].get("task") == "train" and case["group"].startswith(tuple(groups))]
+    found = [
+        case
+        for case in cases
+        if case["plan"].get("task") == "train" and case["group"].startswith(tuple(groups))
+    ]
     return sorted(found, key=lambda case: (str(case["group"]), str(case["id"])))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Published plans beside ours.")
-    parser.add_argument("--group", action="append", metavar="PREFIX", help=f"groups that begin so; {', '.join(GROUPS)} by default")
+    parser.add_argument(
+        "--group",
+        action="append",
+        metavar="PREFIX",
+        help=f"groups that begin so; {', '.join(GROUPS)} by default",
+    )
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)

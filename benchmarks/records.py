@@ -1,7 +1,8 @@
-"""Our own measured runs as cases: records (``memsheet/record/1``) and bare sheets of a folder, asked of the formulas again.
+"""Our own measured runs as cases: records (``memsheet/record/1``) and bare sheets of a folder, asked of the
+formulas again.
 
-What a processor measured is compared with the formulas of a processor's kernels. A model that is not bundled has its config in the
-record.
+What a processor measured is compared with the formulas of a processor's kernels. A model that is not bundled
+has its config in the record.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def records(folder: Path) -> list[Case]:
     return [
         case
         for path in sorted(folder.iterdir())
-        if path.name.endswith(ENDINGS) and not any(word in path.name for word in HISTORY) and (case := _case(path)) is not None
+        if path.name.endswith(ENDINGS)
+        and not any(word in path.name for word in HISTORY)
+        and (case := _case(path)) is not None
     ]
 
 
@@ -82,24 +85,37 @@ def run_record(case: Case) -> Outcome:
     except InputError as error:
         return Outcome(case=case, metrics=(ALLOCATED,), refused=reason_of(case, error))
     except Exception as error:  # noqa: BLE001 - a defect is a row of the table and not the end of it
-        return Outcome(case=case, metrics=(ALLOCATED,), refused=f"defect: {type(error).__name__}: {str(error)[:60]}")
+        return Outcome(
+            case=case, metrics=(ALLOCATED,), refused=f"defect: {type(error).__name__}: {str(error)[:60]}"
+        )
     return Outcome(case=case, metrics=tuple(dict.fromkeys(row.metric for row in rows)), rows=rows)
 
 
 def predicted(case: Case) -> Answer:
-    """The formulas' answer to a recorded plan, for the kind of device that ran it. Raises InputError where it is refused."""
+    """The formulas' answer to a recorded plan, for the kind of device that ran it. Raises InputError where it
+    is refused.
+    """
     spec = read_hf_config(case["config"], name=case["model"])
     kind, plan = case["hardware"]["kind"], resolve_document(case["plan"], spec)
     cluster = None if kind == "cpu" else _cluster(case["hardware"]["card"], int(plan.mesh.gpus))
     sheets = tuple(account_rank(spec, plan, cluster, stage, device=kind) for stage in range(plan.mesh.pp))
     count = parameter_count(spec)
     return Answer(
-        model=spec, parameters=count, active_parameters=count, plan=plan, assumed=(), cluster=cluster, sheets=sheets, verdict=None
-    )  # fmt: skip
+        model=spec,
+        parameters=count,
+        active_parameters=count,
+        plan=plan,
+        assumed=(),
+        cluster=cluster,
+        sheets=sheets,
+        verdict=None,
+    )
 
 
 def _cluster(card: str, count: int) -> Cluster | None:
-    """The card by the driver's name for it; None for one that is not listed, of which tensors alone are compared."""
+    """The card by the driver's name for it; None for one that is not listed, of which tensors alone are
+    compared.
+    """
     try:
         device = find_device(card)
     except InputError:
@@ -113,13 +129,19 @@ def _rows(case: Case) -> Iterator[Row]:
     for rank in case["truth"]["ranks"]:
         sheet = _of_stage(found, rank["stage"])
         name = f"{case['id']}@rank{rank['rank']}" if several else case["id"]
-        for metric, key, size in ((ALLOCATED, "allocated_bytes", sheet.allocated), *(_outside(rank, sheet) if found.cluster else ())):
+        for metric, key, size in (
+            (ALLOCATED, "allocated_bytes", sheet.allocated),
+            *(_outside(rank, sheet) if found.cluster else ()),
+        ):
             yield replace(_row(case, name, metric, size, measured=rank[key], sheet=sheet), note="")
 
 
 def _outside(rank: Mapping[str, Any], sheet: Sheet) -> Iterator[tuple[str, str, Bytes]]:
     """What a GPU reserved and what was taken of it in all, where it was counted."""
-    for metric, key, size in (("peak_reserved_bytes", "reserved_bytes", sheet.reserved), ("device_bytes", "device_bytes", sheet.device)):
+    for metric, key, size in (
+        ("peak_reserved_bytes", "reserved_bytes", sheet.reserved),
+        ("device_bytes", "device_bytes", sheet.device),
+    ):
         if rank.get(key, 0) > rank["allocated_bytes"]:
             yield metric, key, size
 

@@ -1,9 +1,11 @@
-"""How many plans a second the search accounts, each case in a process of its own: one line of JSON. Seconds are of one core (its own CPU time).
+"""How many plans a second the search accounts, each case in a process of its own: one line of JSON. Seconds
+are of one core (its own CPU time).
 
     python benchmarks/search_rates.py NAME
 
-``grid_*`` searches a whole space: strata are made, resolved and accounted (``seconds``), then those that fit are timed (``timed_s``). ``array_*`` accounts one stratum again whose rows are repeated until
-it is full, which is what the arrays can do where a space has that many plans of one kind.
+``grid_*`` searches a whole space: strata are made, resolved and accounted (``seconds``), then those that fit
+are timed (``timed_s``). ``array_*`` accounts one stratum again whose rows are repeated until it is full,
+which is what the arrays can do where a space has that many plans of one kind.
 """
 
 from __future__ import annotations
@@ -64,7 +66,11 @@ def measured(case: Case) -> dict[str, Any]:
 
     described = find_model(case.model)
     assert described is not None
-    space = space_of(read_hf_config(described["config"], name=case.model), cluster_of(find_device(CARD), case.gpus), case.request)
+    space = space_of(
+        read_hf_config(described["config"], name=case.model),
+        cluster_of(find_device(CARD), case.gpus),
+        case.request,
+    )
     start = time.process_time()
     searched = account_plan_grid(space)
     seconds, plans, strata = time.process_time() - start, searched.plans, len(searched.graded)
@@ -78,12 +84,20 @@ def measured(case: Case) -> dict[str, Any]:
         account_stratum(full)
         seconds, plans, strata = time.process_time() - start, len(full), 1
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RESIDENT_UNIT
-    found = {"plans": plans, "strata": strata, "seconds": seconds, "plans_per_s": plans / seconds, "peak_bytes": peak}
+    found = {
+        "plans": plans,
+        "strata": strata,
+        "seconds": seconds,
+        "plans_per_s": plans / seconds,
+        "peak_bytes": peak,
+    }
     return {**found, "timed": timed, "timed_s": timed_s}
 
 
 def _timed(one: Any) -> int:
-    """The plans of a stratum that fit, each with the seconds of a step, as a ranking weighs them; how many there are."""
+    """The plans of a stratum that fit, each with the seconds of a step, as a ranking weighs them; how many
+    there are.
+    """
     import numpy as np
 
     from memsheet.budget import Result

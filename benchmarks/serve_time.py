@@ -1,4 +1,5 @@
-"""Predicted decode speeds beside measured ones: errors, how many lie inside the interval, and the order of plans.
+"""Predicted decode speeds beside measured ones: errors, how many lie inside the interval, and the order of
+plans.
 
 python benchmarks/serve_time.py [--group GROUP] [--rows]
 """
@@ -29,7 +30,9 @@ Case = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A run of one batch from its prompts to its last tokens: ``found`` and ``measured_s`` are of the whole of it."""
+    """A run of one batch from its prompts to its last tokens: ``found`` and ``measured_s`` are of the whole
+    of it.
+    """
 
     case: Case
     found: Seconds
@@ -51,7 +54,11 @@ def row_of(case: Case) -> Row:
     spec = read_hf_config(case["config"], name=case["model"] or "model")
     cluster = cluster_for(case["hardware"])
     assert cluster is not None
-    request = {key: value for key, value in flatten_document(case["plan"]).items() if key not in ("schema", "model", "gpus")}
+    request = {
+        key: value
+        for key, value in flatten_document(case["plan"]).items()
+        if key not in ("schema", "model", "gpus")
+    }
     plan = resolve_request(request, spec, cluster).plan
     decode = decode_time(spec, plan, cluster, batch, prompt + output // 2)
     counts_prompt = case.get("tokens_counted") == "prompt+generated"
@@ -68,13 +75,18 @@ def rows_of(cases: Sequence[Case], refused: dict[str, str]) -> Iterator[Row]:
         try:
             yield row_of(case)
         except InputError as error:
-            refused[case["id"]] = f"{error.problems[0].field} {error.problems[0].value} {error.problems[0].reason}"[:100]
+            refused[case["id"]] = (
+                f"{error.problems[0].field} {error.problems[0].value} {error.problems[0].reason}"[:100]
+            )
 
 
 def pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
     """Rows with as much to do, further apart than ``APART``."""
     for a, b in combinations(rows, 2):
-        same = all(a.case["plan"]["serving"][key] == b.case["plan"]["serving"][key] for key in ("prompt_tokens", "output_tokens", "batch"))
+        same = all(
+            a.case["plan"]["serving"][key] == b.case["plan"]["serving"][key]
+            for key in ("prompt_tokens", "output_tokens", "batch")
+        )
         if same and abs(a.measured_s / b.measured_s - 1) > APART:
             yield a, b
 
@@ -84,7 +96,9 @@ def ordered(a: Row, b: Row) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--group", action="append")
     parser.add_argument("--rows", action="store_true")
     parser.add_argument("--data", default=str(Path(__file__).parent / "data" / "cases.json"))
@@ -96,18 +110,27 @@ def main() -> None:
         apart = list(pairs(rows))
         right = sum(ordered(a, b) for a, b in apart)
         mean = sum(abs(row.error) for row in rows) / max(1, len(rows))
-        print(f"{group:20} rows {len(rows):3} refused {len(refused):2}  mean {mean:6.1%}  inside {sum(r.inside for r in rows)}/{len(rows)}"
-              f"  pairs {right}/{len(apart)}")  # fmt: skip
+        print(
+            f"{group:20} rows {len(rows):3} refused {len(refused):2}  mean {mean:6.1%}  inside "
+            f"{sum(r.inside for r in rows)}/{len(rows)}"
+            f"  pairs {right}/{len(apart)}"
+        )
         if options.rows:
             for row in rows:
                 f = row.found
-                named = " ".join(f"{key} {value / f.value:.2f}" for key, value in f.parts.items() if value > 0)
-                print(f"   {row.case['id'][-44:]:44} {row.measured_s:8.3f} {f.low:8.3f} {f.value:8.3f} {f.high:8.3f} {row.error:+6.1%}"
-                      f" {'' if row.inside else 'OUT'} | {named}")  # fmt: skip
+                named = " ".join(
+                    f"{key} {value / f.value:.2f}" for key, value in f.parts.items() if value > 0
+                )
+                print(
+                    f"   {row.case['id'][-44:]:44} {row.measured_s:8.3f} {f.low:8.3f} {f.value:8.3f} "
+                    f"{f.high:8.3f} {row.error:+6.1%}"
+                    f" {'' if row.inside else 'OUT'} | {named}"
+                )
             for a, b in apart:
                 if not ordered(a, b):
                     print(
-                        f"   wrong order: {a.case['id']} {a.measured_s:.3f} {a.found.value:.3f} | {b.case['id']} {b.measured_s:.3f} {b.found.value:.3f}"
+                        f"   wrong order: {a.case['id']} {a.measured_s:.3f} {a.found.value:.3f} | "
+                        f"{b.case['id']} {b.measured_s:.3f} {b.found.value:.3f}"
                     )
             for name, why in refused.items():
                 print(f"   refused {name[-50:]}: {why}")

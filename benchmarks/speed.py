@@ -1,10 +1,12 @@
-"""How long memsheet takes, beside something known run on the same machine a moment later. Ratios are printed, nothing is asserted.
+"""How long memsheet takes, beside something known run on the same machine a moment later. Ratios are printed,
+nothing is asserted.
 
     python benchmarks/speed.py [--runs N] [--json] [--peer PYTHON]
 
-``--runs``: how often each is measured; the median is shown, and the fastest and slowest beside it. ``--peer`` (or MEMSHEET_PEER): a Python that
-can import SimuMax (https://github.com/MooreThreads/SimuMax: clone it, put its folder on that Python's path, install numpy, pandas, sympy,
-tabulate, matplotlib and tqdm there); it weighs plans of the same grid in the same minute. Without it there is a line that says so.
+``--runs``: how often each is measured; the median is shown, and the fastest and slowest beside it. ``--peer``
+(or MEMSHEET_PEER): a Python that can import SimuMax (https://github.com/MooreThreads/SimuMax: clone it, put
+its folder on that Python's path, install numpy, pandas, sympy, tabulate, matplotlib and tqdm there); it
+weighs plans of the same grid in the same minute. Without it there is a line that says so.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ BUDGET = {"estimate_train": "≤ 1 ms", "cold": "≤ 0.2 s, ≤ 60 MB"}
 WARM, IN_PROCESS = 20, 20  # calls before the clock starts, and calls measured for each of --runs
 VERDICTS = (0, 10, 11)  # exit codes that are answers
 
-# What a peer of accelerate's kind does before it can estimate: build the model without storage. Sizes of Llama-3 70B, no file is read.
+# What a peer of accelerate's kind does before it can estimate: build the model without storage. Sizes of
+# Llama-3 70B, no file is read.
 PEER = """
 from accelerate import init_empty_weights
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -55,7 +58,8 @@ print(sum(p.numel() * p.element_size() for p in model.parameters()))
 """
 
 
-# Plans of Llama-3 70B on 512 cards as SimuMax weighs them one by one, bytes and time together, for as many seconds as it is given.
+# Plans of Llama-3 70B on 512 cards as SimuMax weighs them one by one, bytes and time together, for as many
+# seconds as it is given.
 PLANNER = """
 import contextlib, io, itertools, json, resource, sys, time, warnings
 from simumax.core.config import ModelConfig, StrategyConfig, SystemConfig
@@ -94,7 +98,9 @@ PLANNER_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Seconds of several runs of one thing; ``peak_bytes`` of a process, None in process; ``skipped`` says why there are none."""
+    """Seconds of several runs of one thing; ``peak_bytes`` of a process, None in process; ``skipped`` says
+    why there are none.
+    """
 
     name: str
     what: str
@@ -107,7 +113,12 @@ class Timing:
 
 def _of(name: str, what: str, seconds: Sequence[float], peak: int | None = None) -> Timing:
     return Timing(
-        name=name, what=what, median_s=statistics.median(seconds), fastest_s=min(seconds), slowest_s=max(seconds), peak_bytes=peak
+        name=name,
+        what=what,
+        median_s=statistics.median(seconds),
+        fastest_s=min(seconds),
+        slowest_s=max(seconds),
+        peak_bytes=peak,
     )
 
 
@@ -136,8 +147,18 @@ def in_process(runs: int) -> list[Timing]:
             question("llama-3-70b", "8xA100-80GB", fsdp2),
             runs,
         ),
-        _timed("estimate_infer", "one estimate, deepseek-v3 serving on 8 GPUs", question("deepseek-v3", "8xH200", served), runs),
-        _timed("read", "read llama-3-70b's config into a model", lambda: read_hf_config(config, name="llama-3-70b"), runs),
+        _timed(
+            "estimate_infer",
+            "one estimate, deepseek-v3 serving on 8 GPUs",
+            question("deepseek-v3", "8xH200", served),
+            runs,
+        ),
+        _timed(
+            "read",
+            "read llama-3-70b's config into a model",
+            lambda: read_hf_config(config, name="llama-3-70b"),
+            runs,
+        ),
     ]
 
 
@@ -157,7 +178,9 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def process(name: str, what: str, command: Sequence[str], runs: int, answers: Sequence[int] = (0,)) -> Timing:
-    """Wall time and peak resident memory of a process, its output thrown away; its modules are compiled before, as pip leaves them."""
+    """Wall time and peak resident memory of a process, its output thrown away; its modules are compiled
+    before, as pip leaves them.
+    """
     with tempfile.TemporaryDirectory() as compiled:
         _spawn(command, compiled)
         found = [_spawn(command, compiled) for _ in range(runs)]
@@ -173,23 +196,41 @@ def _spawn(command: Sequence[str], compiled: str) -> tuple[float, int, int]:
     around = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     start = time.perf_counter()
     child = os.posix_spawn(
-        command[0], list(command), {**around, "HF_HUB_OFFLINE": "1", "PYTHONPYCACHEPREFIX": compiled}, file_actions=nowhere
+        command[0],
+        list(command),
+        {**around, "HF_HUB_OFFLINE": "1", "PYTHONPYCACHEPREFIX": compiled},
+        file_actions=nowhere,
     )
     _, status, usage = os.wait4(child, 0)
     wall = time.perf_counter() - start
-    return wall, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024), os.waitstatus_to_exitcode(status)
+    return (
+        wall,
+        usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+        os.waitstatus_to_exitcode(status),
+    )
 
 
 def cold(runs: int) -> list[Timing]:
-    """Fresh processes: the command line, the interpreter alone, and a peer that has to build the model first."""
+    """Fresh processes: the command line, the interpreter alone, and a peer that has to build the model
+    first.
+    """
     python = sys.executable
     timings = [
-        process("cold", "memsheet " + " ".join(DEMO[:2]) + " … --json, cold", [python, "-m", "memsheet", *DEMO], runs, VERDICTS),
+        process(
+            "cold",
+            "memsheet " + " ".join(DEMO[:2]) + " … --json, cold",
+            [python, "-m", "memsheet", *DEMO],
+            runs,
+            VERDICTS,
+        ),
         process("bare", "python -c pass", [python, "-c", "pass"], runs),
     ]
     what = "accelerate's way: the same 70B built on the meta device, its bytes summed"
     if find_spec("accelerate") is None or find_spec("transformers") is None:
-        return [*timings, Timing(name="peer", what=what, skipped="accelerate and transformers are not installed")]
+        return [
+            *timings,
+            Timing(name="peer", what=what, skipped="accelerate and transformers are not installed"),
+        ]
     return [*timings, process("peer", what, [python, "-c", PEER], min(runs, 3))]
 
 
@@ -200,18 +241,35 @@ def searches() -> list[dict[str, Any]]:
     script, found = str(Path(__file__).with_name("search_rates.py")), []
     for name, case in CASES.items():
         ran = subprocess.run([sys.executable, script, name], capture_output=True, text=True, check=False)
-        row = json.loads(ran.stdout) if ran.returncode == 0 else {"skipped": (ran.stderr.strip() or "no word").splitlines()[-1]}
+        row = (
+            json.loads(ran.stdout)
+            if ran.returncode == 0
+            else {"skipped": (ran.stderr.strip() or "no word").splitlines()[-1]}
+        )
         found.append({"name": name, "what": case.what, "wanted": case.wanted, **row})
     return found
 
 
 def planner(python: str | None) -> dict[str, Any]:
     """A peer's rate, measured by its own Python on this core a moment later."""
-    row = {"name": "peer_planner", "what": "SimuMax, plans of the same grid one by one, bytes and time", "wanted": "to compare with"}
+    row = {
+        "name": "peer_planner",
+        "what": "SimuMax, plans of the same grid one by one, bytes and time",
+        "wanted": "to compare with",
+    }
     if not python:
-        return {**row, "skipped": f"no peer: --peer PYTHON or {PEER_PYTHON} names one that can import simumax"}
+        return {
+            **row,
+            "skipped": f"no peer: --peer PYTHON or {PEER_PYTHON} names one that can import simumax",
+        }
     try:
-        ran = subprocess.run([python, "-c", PLANNER, str(PLANNER_S)], capture_output=True, text=True, check=False, timeout=60 * PLANNER_S)
+        ran = subprocess.run(
+            [python, "-c", PLANNER, str(PLANNER_S)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60 * PLANNER_S,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return {**row, "skipped": str(error)}
     if ran.returncode:
@@ -220,7 +278,9 @@ def planner(python: str | None) -> dict[str, Any]:
 
 
 def over_peer(rows: Sequence[dict[str, Any]]) -> float | None:
-    """Plans a second of the first grid, beside the peer's; the grid's time is of bytes and of the seconds of all plans that fit."""
+    """Plans a second of the first grid, beside the peer's; the grid's time is of bytes and of the seconds of
+    all plans that fit.
+    """
     taken = {row["name"]: row for row in rows if "skipped" not in row}
     ours, theirs = taken.get("grid_megatron"), taken.get("peer_planner")
     if ours is None or theirs is None:
@@ -229,7 +289,10 @@ def over_peer(rows: Sequence[dict[str, Any]]) -> float | None:
 
 
 def search_screen(rows: Sequence[dict[str, Any]]) -> str:
-    lines = ["", f"{'plans searched, on one core':<30}{'plans':>10}{'seconds':>12}{'plans/s':>12}{'peak':>10}"]
+    lines = [
+        "",
+        f"{'plans searched, on one core':<30}{'plans':>10}{'seconds':>12}{'plans/s':>12}{'peak':>10}",
+    ]
     for row in rows:
         lines.append(f"{row['what']}   (wanted {row['wanted']})")
         if "skipped" in row:
@@ -237,12 +300,18 @@ def search_screen(rows: Sequence[dict[str, Any]]) -> str:
             continue
         strata = f"{row['strata']:,} strata" if row.get("strata") else "one by one"
         peak = f"{row['peak_bytes'] / 1e6:.0f} MB"
-        lines.append(f"    {strata:<26}{row['plans']:>10,}{_shown(row['seconds']):>12}{row['plans_per_s']:>12,.0f}{peak:>10}")
+        lines.append(
+            f"    {strata:<26}{row['plans']:>10,}{_shown(row['seconds']):>12}"
+            f"{row['plans_per_s']:>12,.0f}{peak:>10}"
+        )
         if row.get("timed"):
-            lines.append(f"    and {_shown(row['timed_s'])} for the step times of the {row['timed']:,} that fit")
+            lines.append(
+                f"    and {_shown(row['timed_s'])} for the step times of the {row['timed']:,} that fit"
+            )
     beside = over_peer(rows)
     lines.append(
-        f"    the first grid, bytes and step times, beside the peer: {'not measured' if beside is None else f'{beside:,.0f} x its plans a second'}"
+        "    the first grid, bytes and step times, beside the peer: "
+        f"{'not measured' if beside is None else f'{beside:,.0f} x its plans a second'}"
     )
     return "\n".join(lines)
 
@@ -271,25 +340,41 @@ def screen(timings: Sequence[Timing]) -> str:
             continue
         peak = f", peak {timing.peak_bytes / 1e6:.0f} MB" if timing.peak_bytes else ""
         bar = f"   (wanted {BUDGET[timing.name]})" if timing.name in BUDGET else ""
-        lines.append(f"    {_shown(timing.median_s)}  ({_shown(timing.fastest_s)} to {_shown(timing.slowest_s)}){peak}{bar}")
+        lines.append(
+            f"    {_shown(timing.median_s)}  ({_shown(timing.fastest_s)} to "
+            f"{_shown(timing.slowest_s)}){peak}{bar}"
+        )
     lines += ["", "ratios of medians"]
-    lines += [f"    {name:<24} {'not measured' if value is None else f'{value:,.1f} x'}" for name, value in ratios(timings).items()]
+    lines += [
+        f"    {name:<24} {'not measured' if value is None else f'{value:,.1f} x'}"
+        for name, value in ratios(timings).items()
+    ]
     return "\n".join(lines)
 
 
 def _shown(seconds: float | None) -> str:
     assert seconds is not None
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
+    return (
+        f"{seconds:.2f} s"
+        if seconds >= 1
+        else f"{seconds * 1e3:.2f} ms"
+        if seconds >= 1e-3
+        else f"{seconds * 1e6:.0f} µs"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Times of memsheet beside a bare interpreter and a peer.")
     parser.add_argument("--runs", type=int, default=RUNS)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--peer", default=os.environ.get(PEER_PYTHON), metavar="PYTHON", help="one that can import simumax")
+    parser.add_argument(
+        "--peer", default=os.environ.get(PEER_PYTHON), metavar="PYTHON", help="one that can import simumax"
+    )
     chosen = parser.parse_args(arguments)
     runs = max(1, chosen.runs)
-    fresh = cold(runs)  # first: on Linux a child's peak is never below what its parent held when it was started
+    fresh = cold(
+        runs
+    )  # first: on Linux a child's peak is never below what its parent held when it was started
     timings = [*in_process(runs), *fresh]
     searched = [*searches(), planner(chosen.peer)]
     if chosen.json:

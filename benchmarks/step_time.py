@@ -1,4 +1,5 @@
-"""Predicted step times beside measured ones: raw, after calibrating on the first rows of a group, and the order of plans.
+"""Predicted step times beside measured ones: raw, after calibrating on the first rows of a group, and the
+order of plans.
 
 python benchmarks/step_time.py [--group GROUP] [--rows]
 """
@@ -29,8 +30,9 @@ GROUPS = (
     "megatronlm_llama_fp8",
 )  # fmt: skip
 NETWORKS = {"internevo_tgs": 4 * 100e9 / 8 / 8}
-"""Bytes a second of a device's share of the network, where a source states another than its device's usual one: four cards of 100 Gbit/s for the
-eight devices of a node (InternLM/InternEvo c628a8c, doc/en/train_performance.md).
+"""Bytes a second of a device's share of the network, where a source states another than its device's usual
+one: four cards of 100 Gbit/s for the eight devices of a node (InternLM/InternEvo c628a8c,
+doc/en/train_performance.md).
 """
 CALIBRATES_ON = {"llmfoundry_v": 2}
 """Rows a device, the first by id; one elsewhere."""
@@ -80,14 +82,22 @@ def rows_of(cases: Sequence[Case], refused: dict[str, str]) -> Iterator[Row]:
             step = _step(case, seconds)
             yield Row(case=case, step=step, raw=step_time(step.spec, step.plan, step.cluster))
         except InputError as error:
-            refused[case["id"]] = f"{error.problems[0].field} {error.problems[0].value} {error.problems[0].reason}"[:100]
+            refused[case["id"]] = (
+                f"{error.problems[0].field} {error.problems[0].value} {error.problems[0].reason}"[:100]
+            )
 
 
 def _step(case: Case, seconds: float) -> MeasuredStep:
     spec = read_hf_config(case["config"], name=case["model"] or "model")
-    request = {key: value for key, value in flatten_document(case["plan"]).items() if key not in ("schema", "model", "gpus")}
+    request = {
+        key: value
+        for key, value in flatten_document(case["plan"]).items()
+        if key not in ("schema", "model", "gpus")
+    }
     cluster = networked(case)
-    return MeasuredStep(spec=spec, plan=resolve_request(request, spec, cluster).plan, cluster=cluster, seconds=seconds)
+    return MeasuredStep(
+        spec=spec, plan=resolve_request(request, spec, cluster).plan, cluster=cluster, seconds=seconds
+    )
 
 
 def pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
@@ -128,7 +138,9 @@ def calibrated_rows(rows: Sequence[Row], on: int) -> tuple[list[After], str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--group", action="append")
     parser.add_argument("--rows", action="store_true")
     parser.add_argument("--data", default=str(Path(__file__).parent / "data" / "cases.json"))
@@ -142,25 +154,46 @@ def main() -> None:
         ordered = [(a, b) for a, b in pairs(rows)]
         good = sum((a.raw.value < b.raw.value) == (a.step.seconds < b.step.seconds) for a, b in ordered)
         then, scaled = then + sum(one.inside for one in after), scaled + len(after)
-        inside, total, right, apart = inside + sum(r.inside for r in rows), total + len(rows), right + good, apart + len(ordered)
-        print(f"{group:28} rows {len(rows):3} refused {len(refused):2}  raw mean {_mean([r.error for r in rows]):6.1%}"
-              f"  calibrated mean {_mean([one.error for one in after]):6.1%} ({words})  inside {sum(r.inside for r in rows)}/{len(rows)},"
-              f" then {sum(one.inside for one in after)}/{len(after)}"
-              f"  pairs {good}/{len(ordered)}")  # fmt: skip
+        inside, total, right, apart = (
+            inside + sum(r.inside for r in rows),
+            total + len(rows),
+            right + good,
+            apart + len(ordered),
+        )
+        print(
+            f"{group:28} rows {len(rows):3} refused {len(refused):2}  raw mean "
+            f"{_mean([r.error for r in rows]):6.1%}"
+            f"  calibrated mean {_mean([one.error for one in after]):6.1%} ({words})  inside "
+            f"{sum(r.inside for r in rows)}/{len(rows)},"
+            f" then {sum(one.inside for one in after)}/{len(after)}"
+            f"  pairs {good}/{len(ordered)}"
+        )
         if options.rows:
             later = {id(one.row): one.error for one in after}
             for row in rows:
-                named = " ".join(f"{key[:9]} {float(value):.3g}" for key, value in row.raw.parts.items() if float(value) > 0)
-                print(f"   {row.case['id'][-58:]:58} {row.step.seconds:8.3f} {row.error:+6.1%} {later.get(id(row), 0):+6.1%}"
-                      f" {'' if row.inside else 'OUT'} mfu {float(row.raw.mfu):.2f} | {named}")  # fmt: skip
+                named = " ".join(
+                    f"{key[:9]} {float(value):.3g}"
+                    for key, value in row.raw.parts.items()
+                    if float(value) > 0
+                )
+                print(
+                    f"   {row.case['id'][-58:]:58} {row.step.seconds:8.3f} {row.error:+6.1%} "
+                    f"{later.get(id(row), 0):+6.1%}"
+                    f" {'' if row.inside else 'OUT'} mfu {float(row.raw.mfu):.2f} | {named}"
+                )
             for name, why in refused.items():
                 print(f"   refused {name[-50:]}: {why}")
             for a, b in ordered:
                 if (a.raw.value < b.raw.value) != (a.step.seconds < b.step.seconds):
                     print(
-                        f"   wrong order: {a.case['id'][-40:]} {a.step.seconds:.3f} {float(a.raw.value):.3f} | {b.case['id'][-40:]} {b.step.seconds:.3f} {float(b.raw.value):.3f}"
+                        f"   wrong order: {a.case['id'][-40:]} {a.step.seconds:.3f} "
+                        f"{float(a.raw.value):.3f} | {b.case['id'][-40:]} {b.step.seconds:.3f} "
+                        f"{float(b.raw.value):.3f}"
                     )
-    print(f"inside {inside}/{total}, after calibration {then}/{scaled}, pairs in the right order {right}/{apart}")
+    print(
+        f"inside {inside}/{total}, after calibration {then}/{scaled}, pairs in the right order "
+        f"{right}/{apart}"
+    )
 
 
 def _mean(errors: Sequence[float]) -> float:

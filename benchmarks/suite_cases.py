@@ -1,4 +1,6 @@
-"""What gpu_suite.py measures: models of every kind, and the flags that separate formulas that are wrong from those that are right."""
+"""What gpu_suite.py measures: models of every kind, and the flags that separate formulas that are wrong from
+those that are right.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from memsheet.catalog import find_model
 Flags = Mapping[str, str]
 Config = Mapping[str, Any]
 
-_SMALL = {"vocab_size": 1024, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 512}
+_SMALL = {
+    "vocab_size": 1024,
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+}
 _GATED = {**_SMALL, "intermediate_size": 352, "num_key_value_heads": 2}
 _LATENT = {
     "model_type": "deepseek_v3", "q_lora_rank": 768, "kv_lora_rank": 256, "qk_rope_head_dim": 64, "qk_nope_head_dim": 64,
@@ -51,7 +59,9 @@ KINDS = {
     "granite-3.1-1b-a400m": "experts", "olmoe-1b-7b": "experts", "gemma-3-1b": "sliding", "gemma-3-4b": "sliding",
     "qwen2.5-vl-3b": "biased", "qwen2-vl-2b": "biased",
 }  # fmt: skip
-"""Which tiny model stands for one on a processor. The multimodal ones are trained on text alone, as the trace runs them."""
+"""Which tiny model stands for one on a processor. The multimodal ones are trained on text alone, as the trace
+runs them.
+"""
 MAIN = "llama-3.2-1b"
 SHRUNK = 16
 """Lengths on a processor are that much shorter."""
@@ -60,7 +70,9 @@ LENGTHS = ("seq-len", "max-model-len", "prompt-tokens")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One measurement: a model and the flags of ``memsheet measure``. ``snapshot``: keep the allocator's own history of it."""
+    """One measurement: a model and the flags of ``memsheet measure``. ``snapshot``: keep the allocator's own
+    history of it.
+    """
 
     model: str
     flags: Flags
@@ -68,12 +80,17 @@ class Case:
 
     @property
     def name(self) -> str:
-        words = (value if flag == "precision" else f"{flag}-{value}".strip("-") for flag, value in self.flags.items())
+        words = (
+            value if flag == "precision" else f"{flag}-{value}".strip("-")
+            for flag, value in self.flags.items()
+        )
         return "-".join((self.model, *words)).replace("/", "-").replace(".", "_")
 
     @property
     def words(self) -> list[str]:
-        return [word for flag, value in self.flags.items() for word in (f"--{flag}", *([value] if value else []))]
+        return [
+            word for flag, value in self.flags.items() for word in (f"--{flag}", *([value] if value else []))
+        ]
 
     @property
     def config(self) -> Config:
@@ -83,7 +100,9 @@ class Case:
 
 
 def cases(*, small: bool) -> Iterator[Case]:
-    """By worth, none twice. ``small``: the same flags on a tiny model of the same kind, of shorter sequences."""
+    """By worth, none twice. ``small``: the same flags on a tiny model of the same kind, of shorter
+    sequences.
+    """
     seen = set[str]()
     for case in _all():
         made = _shrunk(case) if small else case
@@ -93,7 +112,10 @@ def cases(*, small: bool) -> Iterator[Case]:
 
 
 def _shrunk(case: Case) -> Case:
-    flags = {flag: str(max(int(value) // SHRUNK, 8)) if flag in LENGTHS else value for flag, value in case.flags.items()}
+    flags = {
+        flag: str(max(int(value) // SHRUNK, 8)) if flag in LENGTHS else value
+        for flag, value in case.flags.items()
+    }
     return replace(case, model=f"tiny-{KINDS[case.model]}", flags=flags)
 
 
@@ -103,10 +125,16 @@ def _train(model: str, *, length: int = 1024, snapshot: bool = False, **flags: s
 
 
 def _all() -> Iterator[Case]:
-    """What most people train first; then one thing changed at a time; then other models, adapters, generation, lengths that vary."""
-    for precision, recompute, length in product(("bf16-autocast", "bf16-pure"), ("none", "full"), (1024, 4096)):
+    """What most people train first; then one thing changed at a time; then other models, adapters,
+    generation, lengths that vary.
+    """
+    for precision, recompute, length in product(
+        ("bf16-autocast", "bf16-pure"), ("none", "full"), (1024, 4096)
+    ):
         yield _train(MAIN, length=length, precision=precision, recompute=recompute, snapshot=length == 1024)
-    for model, precision in product(("gemma-3-1b", "granite-3.1-1b-a400m", LATENT, "gpt2", "qwen2.5-0.5b"), ("bf16-autocast", "bf16-pure")):
+    for model, precision in product(
+        ("gemma-3-1b", "granite-3.1-1b-a400m", LATENT, "gpt2", "qwen2.5-0.5b"), ("bf16-autocast", "bf16-pure")
+    ):
         yield _train(model, precision=precision, recompute="none", microbatch="2")
     yield from _served(("llama-3.2-1b", "gemma-3-1b", LATENT))
     for precision in ("fp32", "fp16-autocast"):
@@ -126,21 +154,55 @@ def _all() -> Iterator[Case]:
         {"offload": "activations"},
         {"optimizer_in_backward": ""},
     ):
-        yield _train(MAIN, precision="bf16-pure", recompute="full" if any("recompute" in key for key in more) else "none", **more)
-    for precision, recompute, microbatch in product(("bf16-autocast", "bf16-pure"), ("none", "full"), ("1", "4")):
+        yield _train(
+            MAIN,
+            precision="bf16-pure",
+            recompute="full" if any("recompute" in key for key in more) else "none",
+            **more,
+        )
+    for precision, recompute, microbatch in product(
+        ("bf16-autocast", "bf16-pure"), ("none", "full"), ("1", "4")
+    ):
         yield _train(MAIN, precision=precision, recompute=recompute, microbatch=microbatch, lora_rank="16")
     for model, recompute in product(
-        ("qwen3-1.7b", "phi-1.5", "smollm2-135m", "tinyllama-1.1b", "olmo-1b", "gpt2-xl", "qwen3-0.6b", "qwen2-vl-2b"), ("none", "full")
+        (
+            "qwen3-1.7b",
+            "phi-1.5",
+            "smollm2-135m",
+            "tinyllama-1.1b",
+            "olmo-1b",
+            "gpt2-xl",
+            "qwen3-0.6b",
+            "qwen2-vl-2b",
+        ),
+        ("none", "full"),
     ):
         yield _train(model, precision="bf16-autocast", recompute=recompute)
     for model, length in product((MAIN, "gemma-3-1b"), (1024, 2048)):
         yield Case(
-            model=model, flags={"seq-len": str(length), "microbatch": "2", "precision": "bf16-autocast", "vary-length": ""}, snapshot=True
+            model=model,
+            flags={
+                "seq-len": str(length),
+                "microbatch": "2",
+                "precision": "bf16-autocast",
+                "vary-length": "",
+            },
+            snapshot=True,
         )
     for model, recompute, length in product(
-        ("llama-3.2-3b", "llama-3.1-8b", "qwen2.5-7b", "mistral-7b", "qwen3-8b", "gemma-3-4b", "olmoe-1b-7b", "qwen2.5-vl-3b"),
-        ("none", "full"), (1024, 4096),
-    ):  # fmt: skip
+        (
+            "llama-3.2-3b",
+            "llama-3.1-8b",
+            "qwen2.5-7b",
+            "mistral-7b",
+            "qwen3-8b",
+            "gemma-3-4b",
+            "olmoe-1b-7b",
+            "qwen2.5-vl-3b",
+        ),
+        ("none", "full"),
+        (1024, 4096),
+    ):
         yield _train(model, length=length, precision="bf16-pure", recompute=recompute, lora_rank="16")
     yield from _served(("llama-3.1-8b", "qwen2.5-7b", "gpt2", "granite-3.1-1b-a400m", "qwen3-8b"))
 
@@ -150,4 +212,7 @@ def _served(models: tuple[str, ...]) -> Iterator[Case]:
     for model, (length, prompt), sequences in product(models, ((1024, 512), (4096, 4000)), ("1", "4")):
         if model == "gpt2" and length > 1024:
             continue  # it has positions for 1024 tokens
-        yield Case(model=model, flags={"max-model-len": str(length), "prompt-tokens": str(prompt), "sequences": sequences})
+        yield Case(
+            model=model,
+            flags={"max-model-len": str(length), "prompt-tokens": str(prompt), "sequences": sequences},
+        )

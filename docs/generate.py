@@ -53,7 +53,12 @@ def worked_examples() -> str:
 
 def _tables() -> Iterator[str]:
     for topic in dict.fromkeys(e.topic for e in worked.examples()):
-        yield from (f"## {topic[0].upper()}{topic[1:]}", "", "| Question | Published | Ours | Verdict | |", "|---|---|---|---|---|")
+        yield from (
+            f"## {topic[0].upper()}{topic[1:]}",
+            "",
+            "| Question | Published | Ours | Verdict | |",
+            "|---|---|---|---|---|",
+        )
         for e in worked.examples():
             if e.topic == topic:
                 note = "" if e.agrees is False else e.note  # explained below
@@ -89,7 +94,10 @@ def _decimal(size: int) -> str:
 
 # ---- recompute -------------------------------------------------------------------------------------------------------------
 
-LAYERS, MODEL = 32, {"model": "llama-2-7b", "seq_len": 2048, "microbatch": 4, "precision": "bf16-pure", "attention": "sdpa"}
+LAYERS, MODEL = (
+    32,
+    {"model": "llama-2-7b", "seq_len": 2048, "microbatch": 4, "precision": "bf16-pure", "attention": "sdpa"},
+)
 ROWS: tuple[tuple[str, dict[str, Any], int | None], ...] = (
     ("none", {"recompute": "none"}, None),
     ("every layer", {"recompute": "full"}, 1),
@@ -122,7 +130,11 @@ def recompute_rows() -> list[tuple[str, int, int, int, str]]:
 def recompute() -> str:
     """concepts/recompute.md."""
     rows = recompute_rows()
-    layer, start, peak = rows[0][1] // LAYERS, rows[1][1] // LAYERS, {name: size for name, _, _, size, _ in rows}
+    layer, start, peak = (
+        rows[0][1] // LAYERS,
+        rows[1][1] // LAYERS,
+        {name: size for name, _, _, size, _ in rows},
+    )
     table = [
         f"| {name} | {_gib(kept)} | {_gib(worst)} | {_gib(top)} | {when} | {'none' if kept == rows[0][1] else '+33 %'} |"
         for name, kept, worst, top, when in rows
@@ -193,14 +205,22 @@ OPEN, CLOSE = "<!-- demo: made by docs/generate.py -->\n", "<!-- /demo -->"
 
 def readme() -> str:
     """../README.md with the first screen that `make demo` prints."""
-    answer = memsheet.train("llama-3-70b", gpus="8xA100-80GB", engine="fsdp2", zero=3, seq_len=2048, microbatch=4)
-    return with_screen("../README.md", f"memsheet train {JOB} --engine fsdp2 --zero 3 --microbatch 4", render_answer(answer, LOOK))
+    answer = memsheet.train(
+        "llama-3-70b", gpus="8xA100-80GB", engine="fsdp2", zero=3, seq_len=2048, microbatch=4
+    )
+    return with_screen(
+        "../README.md",
+        f"memsheet train {JOB} --engine fsdp2 --zero 3 --microbatch 4",
+        render_answer(answer, LOOK),
+    )
 
 
 def planning() -> str:
     """guides/plan.md with the second."""
     advice = memsheet.plan("llama-3-70b", gpus="8xA100-80GB", seq_len=2048, global_batch=32)
-    return with_screen("guides/plan.md", f"memsheet plan train {JOB} --global-batch 32", render_plans(advice, LOOK))
+    return with_screen(
+        "guides/plan.md", f"memsheet plan train {JOB} --global-batch 32", render_plans(advice, LOOK)
+    )
 
 
 SERVED = "llama-3.1-8b --gpus 1xH100-80GB --engine vllm --max-model-len 8192 --prompt-tokens 1500 --output-tokens 500"

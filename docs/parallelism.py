@@ -59,7 +59,10 @@ def kept(sheet: Sheet) -> int:
 
 
 def _mesh(name: str, answer: Answer) -> str:
-    sheet, verdict = max(answer.sheets, key=lambda s: s.allocated.value), answer.verdict.result.value.replace("_", " ")
+    sheet, verdict = (
+        max(answer.sheets, key=lambda s: s.allocated.value),
+        answer.verdict.result.value.replace("_", " "),
+    )
     return f"| {name} | {_gib(states(sheet))} | {_gib(kept(sheet))} | {_gib(sheet.allocated.value)} | {verdict} |"
 
 

@@ -30,7 +30,14 @@ def cluster(text: str = "8xA100-80GB") -> Cluster:
     return cluster_of(device, count)
 
 
-def item(component: Component, path: str, gib: float, *when: Instant, evidence: Evidence | None = None, spread: float = 0.0) -> Item:
+def item(
+    component: Component,
+    path: str,
+    gib: float,
+    *when: Instant,
+    evidence: Evidence | None = None,
+    spread: float = 0.0,
+) -> Item:
     value = int(gib * GIB)
     size = Bytes(int(value * (1 - spread)), value, int(value * (1 + spread)))
     return Item(component, path, dict.fromkeys(when or STEP, size), evidence or Cited(ZERO, "section 3.1"))
@@ -49,12 +56,20 @@ def items(*, activations: float) -> tuple[Item, ...]:
         item(C.TEMPORARIES, "lm_head", 3.9, T.LOSS, T.BACKWARD, evidence=saved),
         item(C.UNSHARDED_PARAMETERS, "model.layers.*", 3.2, *STEP[:3], evidence=Cited(TORCH_FSDP2)),
         item(C.COMMUNICATION, "reduce_scatter", 1.6, T.BACKWARD, evidence=Derived("two layers in flight")),
-        item(C.ALLOCATOR_SLACK, "", 2.0, spread=0.5, evidence=Fitted("12 simulated steps", "none", "2026-11", "0.5 to 1.5")),
+        item(
+            C.ALLOCATOR_SLACK,
+            "",
+            2.0,
+            spread=0.5,
+            evidence=Fitted("12 simulated steps", "none", "2026-11", "0.5 to 1.5"),
+        ),
         item(C.CONTEXT, "", 1.2, spread=0.1, evidence=Fitted("3 records", "A100", "2026-11", "0.1")),
     )
 
 
-def answer(*, activations: float = 160.0, gpus: str | None = "8xA100-80GB", name: str = "llama-3-70b", fix: int = 2) -> Answer:
+def answer(
+    *, activations: float = 160.0, gpus: str | None = "8xA100-80GB", name: str = "llama-3-70b", fix: int = 2
+) -> Answer:
     spec, machines = model(name), cluster(gpus) if gpus else None
     request = {"engine": "fsdp2", "seq_len": 2048, "microbatch": 4, "mesh.dp_shard": 8}
     resolved = resolve_request(request, spec, machines)
@@ -63,10 +78,16 @@ def answer(*, activations: float = 160.0, gpus: str | None = "8xA100-80GB", name
         held = tuple(i for i in held if i.component not in (C.ALLOCATOR_SLACK, C.CONTEXT))
     sheets = (Sheet(rank=0, same_as=tuple(range(1, 8)), items=held),)
     return Answer(
-        model=spec, parameters=70_553_706_496, active_parameters=70_553_706_496, plan=resolved.plan, assumed=resolved.assumed,
-        cluster=machines, sheets=sheets, verdict=verdict(sheets, machines, fix) if machines else None,
+        model=spec,
+        parameters=70_553_706_496,
+        active_parameters=70_553_706_496,
+        plan=resolved.plan,
+        assumed=resolved.assumed,
+        cluster=machines,
+        sheets=sheets,
+        verdict=verdict(sheets, machines, fix) if machines else None,
         notes=("expert routing is taken as balanced",),
-    )  # fmt: skip
+    )
 
 
 CHANGES = (

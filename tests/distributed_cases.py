@@ -1,4 +1,6 @@
-"""Run by test_trace_distributed.py in a process of its own, because tracing patches torch: prints what it finds as JSON."""
+"""Run by test_trace_distributed.py in a process of its own, because tracing patches torch: prints what it
+finds as JSON.
+"""
 
 import json
 import sys
@@ -106,9 +108,17 @@ def folded(config=SEVEN, mesh=None, rank=0, schedule=None, **short):
     depth = depth_of(spec.stacks[0].layers, [(len(run.pattern), run.count) for run in spec.stacks[0].runs])
     written = []
     deepen = distributed_job.extend_timeline_layers
-    with patch.object(distributed_job, "extend_timeline_layers", lambda *given: written.append(deepen(*given)) or written[-1]):
+    with patch.object(
+        distributed_job,
+        "extend_timeline_layers",
+        lambda *given: written.append(deepen(*given)) or written[-1],
+    ):
         found = trace_rank(config, plan, HOW, rank, depth)
-    return {"folds": len(written), "same": found == trace_rank(config, plan, HOW, rank), "events": len(found.events)}
+    return {
+        "folds": len(written),
+        "same": found == trace_rank(config, plan, HOW, rank),
+        "events": len(found.events),
+    }
 
 
 def experts(rank=0, **mesh):
@@ -127,12 +137,16 @@ def phantoms():
     """The same with what hides DTensor's shape propagation left out."""
     _, plan = planned(TINY, **FSDP)
     rows = fake_distributed.mesh_patches
-    with patch.object(fake_distributed, "mesh_patches", lambda: [row for row in rows() if "propagate" not in row.attribute]):
+    with patch.object(
+        fake_distributed, "mesh_patches", lambda: [row for row in rows() if "propagate" not in row.attribute]
+    ):
         return facts(TINY, replace(plan, seq_len=65))
 
 
 def real():
-    """The same step on tensors with memory, through collectives that send nothing; full sequences said so, as when fake."""
+    """The same step on tensors with memory, through collectives that send nothing; full sequences said so, as
+    when fake.
+    """
     from memsheet.trace.patches import UNPADDED, apply_patches
 
     _, plan = planned(TINY, **FSDP)
@@ -170,12 +184,18 @@ def undone():
     from torch.distributed.device_mesh import DeviceMesh
 
     def state():
-        cuda = [getattr(torch.cuda, name) for name in ("Stream", "current_stream", "current_device", "_lazy_init", "get_rng_state")]
+        cuda = [
+            getattr(torch.cuda, name)
+            for name in ("Stream", "current_stream", "current_device", "_lazy_init", "get_rng_state")
+        ]
         return [sys.excepthook, torch.Tensor.record_stream, *cuda, *vars(DeviceMesh).values()]
 
     before = state()
     sharded(seq_len=66)
-    return {"same": all(one is other for one, other in zip(before, state(), strict=True)), "group": dist.is_initialized()}
+    return {
+        "same": all(one is other for one, other in zip(before, state(), strict=True)),
+        "group": dist.is_initialized(),
+    }
 
 
 def refused():
@@ -197,9 +217,10 @@ def refused():
             found[name] = error.problems[0].field
     ring = replace(plan, mesh=replace(plan.mesh, cp=2))
     for name, config, wrong, how in (
-        ("windows", WINDOWS, ring, HOW), ("cpu", TINY, ring, How(device="cpu")),
+        ("windows", WINDOWS, ring, HOW),
+        ("cpu", TINY, ring, How(device="cpu")),
         ("shares", EXPERTS, replace(plan, mesh=replace(plan.mesh, ep=3)), HOW),
-    ):  # fmt: skip
+    ):
         try:
             trace_rank(config, wrong, how, 0)
         except InputError as error:
@@ -211,7 +232,10 @@ def refused():
 def replicas(zero=0, rank=0, **mesh):
     spec, plan = planned(TINY, engine="transformers", precision="bf16-autocast", dp_replicate=2)
     predicted = account_rank(spec, plan).peak.value
-    return {**facts(TINY, replace(plan, zero=zero, mesh=replace(plan.mesh, **mesh)), rank), "predicted": predicted}
+    return {
+        **facts(TINY, replace(plan, zero=zero, mesh=replace(plan.mesh, **mesh)), rank),
+        "predicted": predicted,
+    }
 
 
 FOLDED = {
@@ -258,7 +282,10 @@ CASES = {
     "refused": refused,
     "replicas": replicas,
     **{f"zero 1 rank {rank}": lambda rank=rank: replicas(1, rank) for rank in range(2)},
-    **{f"zero 1 third {rank}": lambda rank=rank: replicas(1, rank, dp_replicate=1, dp_shard=3) for rank in range(3)},
+    **{
+        f"zero 1 third {rank}": lambda rank=rank: replicas(1, rank, dp_replicate=1, dp_shard=3)
+        for rank in range(3)
+    },
     **{f"third {rank}": lambda rank=rank: sharded(dp_shard=3, rank=rank) for rank in range(3)},
     "context": context,
     "context 7": lambda: context(7),
@@ -271,7 +298,10 @@ CASES = {
     "interleaved 0": lambda: pipeline(Schedule.INTERLEAVED, 0, vpp=2),
     "pipeline of replicas": lambda: pipeline(Schedule.ONE_F_ONE_B, 0, microbatches=8, dp_replicate=2),
     "tied pipeline 1": lambda: pipeline(Schedule.ONE_F_ONE_B, 1, {**FOUR, "tie_word_embeddings": True}),
-    "large": lambda: {**sharded(LLAMA_8B, depth=Depth(layers=32, start=0, period=1, count=32), seq_len=2048), "events": []},
+    "large": lambda: {
+        **sharded(LLAMA_8B, depth=Depth(layers=32, start=0, period=1, count=32), seq_len=2048),
+        "events": [],
+    },
     "large tracker": lambda: tracker(LLAMA_8B, 2048),
 }
 if __name__ == "__main__":

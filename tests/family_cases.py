@@ -1,4 +1,6 @@
-"""Run by test_trace_families.py in a process of its own, because tracing patches torch: prints what it finds as JSON."""
+"""Run by test_trace_families.py in a process of its own, because tracing patches torch: prints what it finds
+as JSON.
+"""
 
 import json
 import sys
@@ -47,9 +49,15 @@ FAMILIES = {
 EAGER = ("gpt_oss", "codegen")  # families without another choice
 CASES = [
     *((family, {"precision": "bf16-pure"}) for family in FAMILIES),
-    *((family, {"precision": "bf16-autocast"}) for family in ("mixtral", "deepseek_v3", "gpt_oss", "mamba", "jamba")),
+    *(
+        (family, {"precision": "bf16-autocast"})
+        for family in ("mixtral", "deepseek_v3", "gpt_oss", "mamba", "jamba")
+    ),
     ("qwen2", {"lora_rank": 4, "lora_targets": ("q_proj", "v_proj"), "precision": "bf16-pure"}),
-    ("qwen2", {"lora_rank": 4, "lora_targets": ("q_proj", "v_proj"), "quantize": "nf4", "precision": "bf16-pure"}),
+    (
+        "qwen2",
+        {"lora_rank": 4, "lora_targets": ("q_proj", "v_proj"), "quantize": "nf4", "precision": "bf16-pure"},
+    ),
     ("qwen2", {"precision": "bf16-pure", "optimizer": "adamw_8bit"}),
     ("mamba", {"precision": "bf16-pure", "device": "cpu"}),
     ("codegen", {"precision": "bf16-pure", "attention": "sdpa"}),
@@ -63,7 +71,14 @@ def case(family, short):
     asked.pop("device", None)
     plan = resolve_request({**request_from(asked), "task": "train"}, None, real=True).plan
     config = {"model_type": family, **FAMILIES[family]}
-    request = {"device": device, "scratch": False, "plan": plan_document(plan), "config": config, "ranks": [0], "depth": None}
+    request = {
+        "device": device,
+        "scratch": False,
+        "plan": plan_document(plan),
+        "config": config,
+        "ranks": [0],
+        "depth": None,
+    }
     began = time.perf_counter()
     try:
         (traced,) = answer(request)["timelines"]
@@ -73,7 +88,9 @@ def case(family, short):
     sheet = sheet_of(timeline)
     held = {}
     for item in sheet.items:
-        held[item.component.value] = held.get(item.component.value, 0) + max(b.value for b in item.at.values())
+        held[item.component.value] = held.get(item.component.value, 0) + max(
+            b.value for b in item.at.values()
+        )
     instants = [instant.value for instant in sheet.instants]
     return {
         "facts": traced["facts"],

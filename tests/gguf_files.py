@@ -9,11 +9,24 @@ import gguf
 import numpy as np
 
 HIDDEN = 64
-COMMON = {"block_count": 3, "context_length": 128, "embedding_length": HIDDEN, "feed_forward_length": 160, "attention.head_count": 4}
+COMMON = {
+    "block_count": 3,
+    "context_length": 128,
+    "embedding_length": HIDDEN,
+    "feed_forward_length": 160,
+    "attention.head_count": 4,
+}
 GROUPED = {**COMMON, "attention.head_count_kv": 2}
 
 
-def write_gguf(path: Path, architecture: str, keys: dict[str, Any], shapes: dict[str, tuple[int, ...]], *, quantized: bool = False) -> None:
+def write_gguf(
+    path: Path,
+    architecture: str,
+    keys: dict[str, Any],
+    shapes: dict[str, tuple[int, ...]],
+    *,
+    quantized: bool = False,
+) -> None:
     """A GGUF file with ``shapes`` as torch orders them."""
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in keys.items():
@@ -26,7 +39,11 @@ def write_gguf(path: Path, architecture: str, keys: dict[str, Any], shapes: dict
             (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(name, value)
     for name, shape in shapes.items():
         if quantized and len(shape) == 2:
-            writer.add_tensor(name, np.zeros((shape[0], shape[1] // 32 * 18), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
+            writer.add_tensor(
+                name,
+                np.zeros((shape[0], shape[1] // 32 * 18), np.uint8),
+                raw_dtype=gguf.GGMLQuantizationType.Q4_0,
+            )
         else:
             writer.add_tensor(name, np.zeros(shape, np.float16 if len(shape) == 2 else np.float32))
     writer.write_header_to_file()

@@ -1,4 +1,6 @@
-"""What one layer of a model keeps for backward, tensor by tensor, for tests of sparse and recurrent families."""
+"""What one layer of a model keeps for backward, tensor by tensor, for tests of sparse and recurrent
+families.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,14 @@ def blocks(config: dict[str, Any]) -> list[Block]:
 def kept(config: dict[str, Any], layer: int = 0, **asked: Any) -> dict[str, int]:
     """Bytes that a layer saves besides its input, by name."""
     model = read_hf_config(config)
-    request = {"engine": "transformers", "precision.name": "bf16-pure", "seq_len": 64, "microbatch": 2, "attention": "sdpa", **asked}
+    request = {
+        "engine": "transformers",
+        "precision.name": "bf16-pure",
+        "seq_len": 64,
+        "microbatch": 2,
+        "attention": "sdpa",
+        **asked,
+    }
     plan = resolve_request(request, model).plan
     engine = find_engine(plan.engine)
     assert engine is not None

@@ -1,4 +1,6 @@
-"""What transformers itself would allocate, without allocating it: every parameter of the real model on the meta device."""
+"""What transformers itself would allocate, without allocating it: every parameter of the real model on the
+meta device.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def meta_model(config: Mapping[str, Any], auto_class: str = "AutoModelForCausalL
 
 
 def meta_tensors(config: Mapping[str, Any], auto_class: str = "AutoModelForCausalLM") -> dict[str, int]:
-    """Parameter name with its indices folded → elements of all parameters under that name; tied ones once, zero-sized ones left out."""
+    """Parameter name with its indices folded → elements of all parameters under that name; tied ones once,
+    zero-sized ones left out.
+    """
     found: Counter[str] = Counter()
     for name, parameter in meta_model(config, auto_class).named_parameters():
         found[fold_path_indices(name)] += parameter.numel()
@@ -43,8 +47,14 @@ def our_tensors(spec: ModelSpec) -> dict[str, int]:
 
 
 def assert_same_tensors(config: Mapping[str, Any], auto_class: str = "AutoModelForCausalLM") -> None:
-    """Our reading of ``config`` has exactly the parameters of the real model; a failure lists the names that differ."""
+    """Our reading of ``config`` has exactly the parameters of the real model; a failure lists the names that
+    differ.
+    """
     real, ours = meta_tensors(config, auto_class), our_tensors(read_hf_config(config))
-    wrong = {path: (real.get(path), ours.get(path)) for path in real.keys() | ours.keys() if real.get(path) != ours.get(path)}
+    wrong = {
+        path: (real.get(path), ours.get(path))
+        for path in real.keys() | ours.keys()
+        if real.get(path) != ours.get(path)
+    }
     assert not wrong, f"{config['model_type']}: path → (transformers, ours): {wrong}"
     assert sum(real.values()) == sum(ours.values())

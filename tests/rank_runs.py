@@ -1,5 +1,6 @@
-"""Run by test_run_ranks.py under torchrun, two processes: every engine of several ranks trains the same model on the same words, beside a
-plain run of one process; and some are measured. Rank 0 writes what it finds as JSON into the file that is named.
+"""Run by test_run_ranks.py under torchrun, two processes: every engine of several ranks trains the same model
+on the same words, beside a plain run of one process; and some are measured. Rank 0 writes what it finds as
+JSON into the file that is named.
 
 With the argument "traces", in one process: what a trace says of each rank of those.
 """
@@ -90,13 +91,17 @@ def trained(config, plan, start, rank):
     losses, steps = [], []
     torch.manual_seed(0)
     micro = int(plan.accumulation)
-    train = build_trainer(config, plan, "cpu", lambda _: None, micro, seen=lambda loss: losses.append(loss.item()))
+    train = build_trainer(
+        config, plan, "cpu", lambda _: None, micro, seen=lambda loss: losses.append(loss.item())
+    )
     job = getattr(train, "job", None)
     models = job.models if job else [train.model]
     for model in models:
         if start:
             options = StateDictOptions(full_state_dict=True, strict=False)
-            set_model_state_dict(model, {n: start[n].clone() for n, _ in model.named_parameters()}, options=options)
+            set_model_state_dict(
+                model, {n: start[n].clone() for n, _ in model.named_parameters()}, options=options
+            )
     begin = {name: whole(p) for model in models for name, p in model.named_parameters()}
     for group in (job or train).optimizer.param_groups:
         group["lr"] = RATE
@@ -114,10 +119,14 @@ def alone(config):
 
 
 def compared(name, plain):
-    """A case's losses beside the plain run's, and how far its parameters are from those, as a share of how far those have moved."""
+    """A case's losses beside the plain run's, and how far its parameters are from those, as a share of how
+    far those have moved.
+    """
     plan = planned(*CASES[name])
     steps, _, end = trained(CONFIGS.get(name, CONFIG), plan, plain["begin"], dist.get_rank())
-    apart = max(((end[n] - plain["end"][n]).norm() / (plain["end"][n] - plain["begin"][n]).norm()).item() for n in end)
+    apart = max(
+        ((end[n] - plain["end"][n]).norm() / (plain["end"][n] - plain["begin"][n]).norm()).item() for n in end
+    )
     everyone = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, {"losses": steps, "apart": apart, "names": sorted(end)})
     told = [each["losses"] for each in everyone if None not in each["losses"]]
@@ -127,14 +136,24 @@ def compared(name, plain):
     }  # fmt: skip
 
 
-# ---- measured ---------------------------------------------------------------------------------------------------------------
+# ---- measured ----------------------------------------------------------------------------------------------
 
-LARGER = {**CONFIG, "hidden_size": 128, "intermediate_size": 384, "vocab_size": 256, "max_position_embeddings": 256}
+LARGER = {
+    **CONFIG,
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "vocab_size": 256,
+    "max_position_embeddings": 256,
+}
 LONG = {"seq_len": 128, "microbatch": 2}
 MEASURED = {
     "fsdp2": ({**LONG, "engine": "fsdp2", "zero": 3}, {"dp_shard": 2}, {}),
     "ddp": ({**LONG, "engine": "transformers", "precision": "bf16-autocast"}, {"dp_replicate": 2}, {}),
-    "zero 1": ({**LONG, "engine": "transformers", "precision": "bf16-autocast"}, {"dp_replicate": 2}, {"zero": 1}),
+    "zero 1": (
+        {**LONG, "engine": "transformers", "precision": "bf16-autocast"},
+        {"dp_replicate": 2},
+        {"zero": 1},
+    ),
     "tensor": ({**LONG, "engine": "fsdp2", "recompute": "full"}, {"tp": 2}, {}),
     "pipeline": (
         {**LONG, "engine": "transformers", "precision": "bf16-pure", "global_batch": 8},
@@ -146,22 +165,33 @@ MEASURED = {
 
 def described(sheet):
     return {
-        instant.value: {f"{item.component.value}: {item.path}": item.at[instant].value for item in sheet.items if instant in item.at}
+        instant.value: {
+            f"{item.component.value}: {item.path}": item.at[instant].value
+            for item in sheet.items
+            if instant in item.at
+        }
         for instant in sheet.instants
-    }  # fmt: skip
+    }
 
 
 def measured(name):
     """The items of each rank and instant."""
     plan = planned(*MEASURED[name])
-    asked = {"config": LARGER, "plan": plan_document(plan), "device": "cpu", "steps": 1, "stages": plan.mesh.pp}
+    asked = {
+        "config": LARGER,
+        "plan": plan_document(plan),
+        "device": "cpu",
+        "steps": 1,
+        "stages": plan.mesh.pp,
+    }
     return [described(measured_sheet(run)) for run in read_answer(answer_together(asked))]
 
 
 def traces():
     how = How(device="cpu", scratch=False)
     return {
-        name: [described(sheet_of(trace_rank(LARGER, planned(*case), how, rank))) for rank in range(2)] for name, case in MEASURED.items()
+        name: [described(sheet_of(trace_rank(LARGER, planned(*case), how, rank))) for rank in range(2)]
+        for name, case in MEASURED.items()
     }
 
 
@@ -171,7 +201,10 @@ def main(file):
     torch.set_num_threads(1)
     plain = {name: alone(config) for name, config in (("", CONFIG), *CONFIGS.items())}
     found = {name: compared(name, plain[name if name in CONFIGS else ""]) for name in CASES}
-    found |= {f"plain {name}".strip(): {"losses": run["losses"], "parameters": len(run["end"])} for name, run in plain.items()}
+    found |= {
+        f"plain {name}".strip(): {"losses": run["losses"], "parameters": len(run["end"])}
+        for name, run in plain.items()
+    }
     found["measured"] = {name: measured(name) for name in MEASURED}
     if dist.get_rank() == 0:
         Path(file).write_text(json.dumps(found), encoding="utf-8")

@@ -1,4 +1,6 @@
-"""Run by test_trace_serving.py in a process of its own, because tracing patches torch: prints what it finds as JSON."""
+"""Run by test_trace_serving.py in a process of its own, because tracing patches torch: prints what it finds
+as JSON.
+"""
 
 import json
 import sys
@@ -60,7 +62,11 @@ def asked(model, short):
 
 
 def cached(traced, at):
-    return sum(traced.storages[n].bytes for n in live_storages(traced, at) if traced.storages[n].component is Component.KV_CACHE)
+    return sum(
+        traced.storages[n].bytes
+        for n in live_storages(traced, at)
+        if traced.storages[n].component is Component.KV_CACHE
+    )
 
 
 def case(model, short, cache):
@@ -97,12 +103,17 @@ def as_written(traced: Timeline) -> list[tuple[int, int]]:
 def alike(model, cache):
     """Whether fake tensors tell of a CPU what real ones do, event by event."""
     _, plan = asked(model, {**LENGTHS, "precision": "fp32"})
-    fake, real = (trace_serving(MODELS[model], plan, How(device="cpu", fake=f, scratch=False), cache) for f in (True, False))
+    fake, real = (
+        trace_serving(MODELS[model], plan, How(device="cpu", fake=f, scratch=False), cache)
+        for f in (True, False)
+    )
     return as_written(fake) == as_written(real)
 
 
 def generated(model, cache):
-    """Peaks of prefill and decode on a CPU: of the library's own generate, and of ours, for a prompt and the three tokens after it."""
+    """Peaks of prefill and decode on a CPU: of the library's own generate, and of ours, for a prompt and the
+    three tokens after it.
+    """
     _, plan = asked(model, {"max_model_len": 50, "prompt_tokens": 48, "sequences": 3, "precision": "fp32"})
     how = How(device="cpu", fake=False, scratch=False)
     with recording_context(how) as recorder, torch.no_grad():
@@ -110,11 +121,18 @@ def generated(model, cache):
         prompts = torch.randint(1, 500, (3, 48))  # 0 would be padding
         recorder.mark(Instant.PREFILL)
         calls = iter(range(1, 10))
-        built.register_forward_pre_hook(lambda *_: recorder.mark(Instant.DECODE) if next(calls) == 2 else None)
+        built.register_forward_pre_hook(
+            lambda *_: recorder.mark(Instant.DECODE) if next(calls) == 2 else None
+        )
         built.generate(
-            prompts, max_new_tokens=3, do_sample=False, eos_token_id=None, pad_token_id=0, disable_compile=True,
+            prompts,
+            max_new_tokens=3,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            disable_compile=True,
             cache_implementation=None if cache == "dynamic" else cache,
-        )  # fmt: skip
+        )
         recorder.stop()
     own = instant_peaks(trace_serving(MODELS[model], plan, how, cache))
     theirs = instant_peaks(recorded_timeline(recorder))

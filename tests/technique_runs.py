@@ -1,4 +1,6 @@
-"""Tiny models that really train, with a technique and without it, and what their steps really hold beside what is predicted."""
+"""Tiny models that really train, with a technique and without it, and what their steps really hold beside
+what is predicted.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def training(config: Mapping[str, Any] = TINY, **options: Any) -> tuple[Trainer,
     """A trainer with the same first weights every time, and where its losses will be."""
     plan, losses = plan_of(config, **options), list[float]()
     torch.manual_seed(0)
-    found = build_trainer(config, plan, "cpu", lambda _: None, int(plan.accumulation), lambda loss: losses.append(float(loss)))
+    found = build_trainer(
+        config, plan, "cpu", lambda _: None, int(plan.accumulation), lambda loss: losses.append(float(loss))
+    )
     return found, losses
 
 
@@ -51,7 +55,9 @@ def gradients(step: Trainer, batch: Mapping[str, torch.Tensor]) -> dict[str, tor
     found: dict[str, torch.Tensor] = {}
 
     def keep(*_: Any) -> None:
-        found.update({name: p.grad.clone() for name, p in step.model.named_parameters() if p.grad is not None})
+        found.update(
+            {name: p.grad.clone() for name, p in step.model.named_parameters() if p.grad is not None}
+        )
 
     handle = step.optimizer.register_step_pre_hook(keep)
     step(batch)
@@ -73,9 +79,13 @@ def predicted(config: Mapping[str, Any] = TINY, device: str = "cpu", **options: 
     return account_rank(read_hf_config(config, name="tiny"), plan_of(config, **options), device=device)
 
 
-def recorded(config: Mapping[str, Any] = TINY, device: str = "cpu", *, fake: bool = False, **options: Any) -> Sheet:
+def recorded(
+    config: Mapping[str, Any] = TINY, device: str = "cpu", *, fake: bool = False, **options: Any
+) -> Sheet:
     """The tensors of a step, real ones unless ``fake``."""
-    return sheet_of(trace_training(config, plan_of(config, **options), How(device=device, fake=fake, scratch=False)))
+    return sheet_of(
+        trace_training(config, plan_of(config, **options), How(device=device, fake=fake, scratch=False))
+    )
 
 
 def counted(config: Mapping[str, Any] = TINY, **options: Any) -> dict[str, int]:

@@ -21,7 +21,16 @@ class Maker:
         self.events: list[int] = []
         self.marks: list[Mark] = []
 
-    def take(self, size: int, component: Component, path: str = "", op: str = "aten.empty", *, stream: int = 0, line: str = "") -> int:
+    def take(
+        self,
+        size: int,
+        component: Component,
+        path: str = "",
+        op: str = "aten.empty",
+        *,
+        stream: int = 0,
+        line: str = "",
+    ) -> int:
         self.storages.append(Storage(size, component, path, op, stream, line))
         self.events.append(len(self.storages) - 1)
         return self.events[-1]
@@ -37,7 +46,9 @@ class Maker:
 
 
 def training(*, layers: int = 8, operations: int = 6, microbatches: int = 1) -> Timeline:
-    """A step that holds 3 GiB of states, fills up in forward, peaks at 9.25 GiB + 2 MiB in the loss, and empties in backward."""
+    """A step that holds 3 GiB of states, fills up in forward, peaks at 9.25 GiB + 2 MiB in the loss, and
+    empties in backward.
+    """
     maker = Maker()
     for _ in range(layers):
         for name in LINEAR:
@@ -60,9 +71,15 @@ def _microbatch(maker: Maker, layers: int, operations: int) -> None:
         for _ in range(operations):
             hidden = maker.take(GIB // 64, C.TEMPORARIES, LAYERS + "mlp.act_fn", "aten.silu")
             size = 2 * GIB // (layers * operations)
-            saved.append(maker.take(size, C.SAVED_ACTIVATIONS, LAYERS + "mlp.up_proj/output", "aten.mm", line="train.py:42"))
+            saved.append(
+                maker.take(
+                    size, C.SAVED_ACTIVATIONS, LAYERS + "mlp.up_proj/output", "aten.mm", line="train.py:42"
+                )
+            )
             maker.give(hidden)
-    saved.append(maker.take(2 * GIB - sum(maker.storages[n].bytes for n in saved), C.SAVED_ACTIVATIONS, "model.norm"))
+    saved.append(
+        maker.take(2 * GIB - sum(maker.storages[n].bytes for n in saved), C.SAVED_ACTIVATIONS, "model.norm")
+    )
     maker.mark(T.LOSS)
     logits = maker.take(GIB + GIB // 4, C.SAVED_ACTIVATIONS, "lm_head/output", "aten.mm")
     softmax = maker.take(3 * GIB, C.TEMPORARIES, "loss/fp32", "aten._log_softmax.default", line="train.py:43")
@@ -81,7 +98,9 @@ PEAK_BYTES = 9 * GIB + GIB // 4 + 2 * MIB
 
 @st.composite
 def timelines(draw: st.DrawFn) -> Timeline:
-    """Any timeline with a steady step: allocations of a few sizes, components and streams, released in any order, or never."""
+    """Any timeline with a steady step: allocations of a few sizes, components and streams, released in any
+    order, or never.
+    """
     maker, live = Maker(), list[int]()
     steps = draw(st.lists(st.integers(0, 2**32), min_size=1, max_size=60))
     begin = draw(st.integers(0, len(steps) - 1))

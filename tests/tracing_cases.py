@@ -1,4 +1,6 @@
-"""Run by test_trace.py in a process of its own, because tracing patches torch: prints what it finds as JSON."""
+"""Run by test_trace.py in a process of its own, because tracing patches torch: prints what it finds as
+JSON.
+"""
 
 import json
 import sys

@@ -92,7 +92,9 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """``memsheet.trace`` is the function, although a folder has that name, which importing it would put in its place."""
+    """``memsheet.trace`` is the function, although a folder has that name, which importing it would put in
+    its place.
+    """
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in _HOME and isinstance(value, ModuleType)):

@@ -21,7 +21,18 @@ from memsheet.plan.engine import Engine
 from memsheet.plan.model import LatentAttention, LinearAttention, ModelSpec, StateSpace
 from memsheet.plan.plan import AttentionKind, Plan
 from memsheet.references import DERIVATIVES, ZERO
-from memsheet.sheet import NOTHING, Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet, sum_byte_ranges
+from memsheet.sheet import (
+    NOTHING,
+    Bytes,
+    Cited,
+    Component,
+    Derived,
+    Evidence,
+    Instant,
+    Item,
+    Sheet,
+    sum_byte_ranges,
+)
 
 if TYPE_CHECKING:
     from memsheet.formulas.step import Rank, Trained
@@ -29,7 +40,8 @@ if TYPE_CHECKING:
 
 EVIDENCE: dict[Component, Evidence] = {
     **dict.fromkeys(
-        (Component.PARAMETERS, Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATES), Cited(ZERO, "section 3.1")
+        (Component.PARAMETERS, Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATES),
+        Cited(ZERO, "section 3.1"),
     ),
     Component.SAVED_ACTIVATIONS: Cited(DERIVATIVES, "what each operation saves for its backward"),
     Component.TEMPORARIES: Cited(DERIVATIVES, "what each operation's backward allocates"),
@@ -39,12 +51,19 @@ NO_RANGES: Mapping[Key, tuple[Count, Count]] = MappingProxyType({})
 
 
 def account_rank(
-    model: ModelSpec, plan: Plan, cluster: Cluster | None = None, stage: int = 0, *, device: str = "cuda", replays: bool = False
-) -> Sheet:  # fmt: skip
-    """The sheet of a rank of pipeline stage ``stage`` (its ranks are alike). ``device``: "cuda", or "cpu" for a processor's kernels.
+    model: ModelSpec,
+    plan: Plan,
+    cluster: Cluster | None = None,
+    stage: int = 0,
+    *,
+    device: str = "cuda",
+    replays: bool = False,
+) -> Sheet:
+    """The sheet of a rank of pipeline stage ``stage`` (its ranks are alike). ``device``: "cuda", or "cpu" for
+    a processor's kernels.
 
-    ``replays``: the allocator's slack is that of the step's own allocations where the engine's can be replayed, which takes a fraction of a
-    second, else a share of them.
+    ``replays``: the allocator's slack is that of the step's own allocations where the engine's can be
+    replayed, which takes a fraction of a second, else a share of them.
 
     Raises InputError when something of the model or plan is not modelled; nothing is left out silently.
     """
@@ -58,7 +77,10 @@ def account_rank(
         from memsheet.formulas.step import Rank, account_training_step
 
         step = account_training_step(Rank.of(built, plan, stage), plan, engine)
-        tensors, allocated = _bag_items(step.bags, engine, step.kept.ranges), {instant: bag.total for instant, bag in step.bags.items()}
+        tensors, allocated = (
+            _bag_items(step.bags, engine, step.kept.ranges),
+            {instant: bag.total for instant, bag in step.bags.items()},
+        )
         if step.low is not None and step.high is not None:
             tensors = _ranged_items(step, engine)
         host_bytes = step.kept.host.bytes
@@ -83,9 +105,14 @@ def account_rank(
 
         notes = (*notes, *left_whole(built, plan))
     return Sheet(
-        rank=first, stage=stage, same_as=tuple(range(first + 1, last)), items=tuple(items), host_bytes=host_bytes, notes=notes,
+        rank=first,
+        stage=stage,
+        same_as=tuple(range(first + 1, last)),
+        items=tuple(items),
+        host_bytes=host_bytes,
+        notes=notes,
         gradients=gradients,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +132,9 @@ def rank_of(model: ModelSpec, plan: Plan, stage: int = 0) -> Rank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """What the tensors of a training step add up to at every instant: bytes, and how far the ends of their range lie below and above."""
+    """What the tensors of a training step add up to at every instant: bytes, and how far the ends of their
+    range lie below and above.
+    """
 
     tensors: Mapping[Instant, Count]
     below: Mapping[Instant, Count]
@@ -115,7 +144,8 @@ class Sums:
 
 
 def step_totals(rank: Rank, plan: Plan, cluster: Cluster) -> Totals:
-    """The sums of the sheet that ``account_rank`` makes of a training step, without its items: what a search weighs many plans by.
+    """The sums of the sheet that ``account_rank`` makes of a training step, without its items: what a search
+    weighs many plans by.
 
     Raises InputError as ``account_rank`` does.
     """
@@ -125,7 +155,10 @@ def step_totals(rank: Rank, plan: Plan, cluster: Cluster) -> Totals:
 def totals_of(sums: Sums, plan: Plan, cluster: Cluster) -> Totals:
     """Tensors and what is on the card besides."""
     device = {i: Bytes(size - sums.below[i], size, size + sums.above[i]) for i, size in sums.tensors.items()}
-    for item in (*outside_tensors(plan, cluster, dict(sums.tensors)), *_paged_state_items(sums.paged, sums.tensors)):
+    for item in (
+        *outside_tensors(plan, cluster, dict(sums.tensors)),
+        *_paged_state_items(sums.paged, sums.tensors),
+    ):
         device |= {instant: device[instant] + size for instant, size in item.at.items()}
     return Totals(device=device, host_bytes=sums.host_bytes)
 
@@ -149,11 +182,15 @@ def sums_of(rank: Rank, plan: Plan) -> Sums:
 
 
 def divided_states(rank: Rank, plan: Plan, instants: Iterable[Instant]) -> Mapping[Instant, Count]:
-    """Of the tensors of a Megatron step, those that data-parallel ranks divide: the states, and scratch while the optimizer works."""
+    """Of the tensors of a Megatron step, those that data-parallel ranks divide: the states, and scratch while
+    the optimizer works.
+    """
     from memsheet.formulas.around.megatron import megatron_kept
 
     kept = megatron_kept(rank.model, plan)
-    return {i: kept.states.total + (kept.at_step.total if i is Instant.OPTIMIZER_STEP else 0) for i in instants}
+    return {
+        i: kept.states.total + (kept.at_step.total if i is Instant.OPTIMIZER_STEP else 0) for i in instants
+    }
 
 
 def check_accounted(rank: Rank, plan: Plan) -> None:
@@ -167,7 +204,10 @@ def _ranged_sizes(step: Trained) -> Iterator[tuple[Instant, Bytes, Any]]:
     """Sizes that are a range, instant by instant, and the plans where they are there."""
     if step.low is not None and step.high is not None:
         for instant, bag in step.bags.items():
-            yield from ((instant, size, True) for size in _ranged_bag_parts(bag, step.low[instant], step.high[instant], step.kept.ranges))
+            yield from (
+                (instant, size, True)
+                for size in _ranged_bag_parts(bag, step.low[instant], step.high[instant], step.kept.ranges)
+            )
         return
     for key, ends in step.kept.ranges.items():
         for instant, bag in step.bags.items():
@@ -177,14 +217,30 @@ def _ranged_sizes(step: Trained) -> Iterator[tuple[Instant, Bytes, Any]]:
 
 
 def _check_processor(model: ModelSpec, plan: Plan) -> None:
-    """Raises InputError for what only a GPU does, and for what a processor does otherwise than is modelled: latent attention is computed by
-    plain operations there (aten sdp_utils_cpp.cpp, check_head_dim_size_cpp).
+    """Raises InputError for what only a GPU does, and for what a processor does otherwise than is modelled:
+    latent attention is computed by plain operations there (aten sdp_utils_cpp.cpp, check_head_dim_size_cpp).
     """
     if plan.offload.activations:
-        raise input_error("offload.activations", True, "moves nothing on a processor, where host and device are one memory", "leave it out")
-    mixers = [mixer for stack in model.stacks for run in stack.runs for block in run.pattern for mixer in block.mixers]
+        raise input_error(
+            "offload.activations",
+            True,
+            "moves nothing on a processor, where host and device are one memory",
+            "leave it out",
+        )
+    mixers = [
+        mixer
+        for stack in model.stacks
+        for run in stack.runs
+        for block in run.pattern
+        for mixer in block.mixers
+    ]
     if plan.task == "train" and any(isinstance(mixer, StateSpace) for mixer in mixers):
-        raise input_error("device", "cpu", "has no kernel for a selective scan, and Python over the tokens takes too long", "--device cuda")
+        raise input_error(
+            "device",
+            "cpu",
+            "has no kernel for a selective scan, and Python over the tokens takes too long",
+            "--device cuda",
+        )
     if plan.task == "train" and any(isinstance(mixer, LinearAttention) for mixer in mixers):
         why = "convolves and multiplies linear attention otherwise than a GPU, which is not modelled"
         raise input_error("device", "cpu", why, "--device cuda; `memsheet trace --device cpu` runs it")
@@ -194,7 +250,9 @@ def _check_processor(model: ModelSpec, plan: Plan) -> None:
 
 
 def _stage_rank_bounds(plan: Plan, stage: int) -> tuple[int, int]:
-    """First rank of a stage and the one after its last; plans of a stratum differ in size, so their sheet is that of rank ``stage``."""
+    """First rank of a stage and the one after its last; plans of a stratum differ in size, so their sheet is
+    that of rank ``stage``.
+    """
     if not isinstance(plan.mesh.gpus, int):
         return stage, stage + 1
     size = plan.mesh.gpus // plan.mesh.pp
@@ -207,11 +265,19 @@ def _paged_state_items(size: Count, instants: Iterable[Instant]) -> list[Item]:
         return []
     from memsheet.formulas.states.optimizers import PAGED_STATES
 
-    return [Item(Component.CONTEXT, "optimizer/paged", dict.fromkeys(instants, Bytes(0, size, size)), PAGED_STATES)]
+    return [
+        Item(
+            Component.CONTEXT, "optimizer/paged", dict.fromkeys(instants, Bytes(0, size, size)), PAGED_STATES
+        )
+    ]
 
 
-def _bag_items(bags: Mapping[Instant, BytesByPath], engine: Engine, ranges: Mapping[Key, tuple[Count, Count]] = NO_RANGES) -> list[Item]:
-    """Every (component, path) with its bytes at the instants where it is resident; ``ranges`` of those that are not exactly known."""
+def _bag_items(
+    bags: Mapping[Instant, BytesByPath], engine: Engine, ranges: Mapping[Key, tuple[Count, Count]] = NO_RANGES
+) -> list[Item]:
+    """Every (component, path) with its bytes at the instants where it is resident; ``ranges`` of those that
+    are not exactly known.
+    """
     rows: dict[Key, dict[Instant, Bytes]] = {}
     made: dict[Count, Bytes] = {}  # most sizes stand at several instants
     for instant, bag in bags.items():
@@ -223,17 +289,29 @@ def _bag_items(bags: Mapping[Instant, BytesByPath], engine: Engine, ranges: Mapp
                 row[instant] = made.get(size) or made.setdefault(size, Bytes(size, size, size))
             else:
                 row[instant] = Bytes(size, size, size)
-    evidence = {component: _component_evidence(component, engine) for component in {component for component, _ in rows}}
+    evidence = {
+        component: _component_evidence(component, engine)
+        for component in {component for component, _ in rows}
+    }
     return [Item(component, path, at, evidence[component]) for (component, path), at in rows.items()]
 
 
 def _ended_gradients(step: Trained) -> Bytes:
     """Gradients when backward has ended."""
-    rows = [row for bag in (step.kept.states, step.kept.gradients) for row in bag.held.items() if row[0][0] is Component.GRADIENTS]
-    return sum_byte_ranges(_ordered_byte_range(size, *step.kept.ranges.get(key, (size, size))) for key, size in rows)
+    rows = [
+        row
+        for bag in (step.kept.states, step.kept.gradients)
+        for row in bag.held.items()
+        if row[0][0] is Component.GRADIENTS
+    ]
+    return sum_byte_ranges(
+        _ordered_byte_range(size, *step.kept.ranges.get(key, (size, size))) for key, size in rows
+    )
 
 
-def _ranged_bag_parts(bag: BytesByPath, low: BytesByPath, high: BytesByPath, ranges: Mapping[Key, tuple[Count, Count]]) -> Iterator[Bytes]:
+def _ranged_bag_parts(
+    bag: BytesByPath, low: BytesByPath, high: BytesByPath, ranges: Mapping[Key, tuple[Count, Count]]
+) -> Iterator[Bytes]:
     """Parts of a bag whose range is that of two others, without those that are the same in all."""
     value, least, most = bag.held, low.held, high.held
     for key in {**value, **most}:
@@ -243,7 +321,9 @@ def _ranged_bag_parts(bag: BytesByPath, low: BytesByPath, high: BytesByPath, ran
 
 
 def _ranged_items(step: Trained, engine: Engine) -> list[Item]:
-    """Items whose range is that of two other accounts of the same step; what only one of them has is a range from nothing."""
+    """Items whose range is that of two other accounts of the same step; what only one of them has is a range
+    from nothing.
+    """
     low, high = step.low or step.bags, step.high or step.bags
     keys = {key: None for bag in (*step.bags.values(), *high.values()) for key in bag.held}
     evidence = {component: _component_evidence(component, engine) for component, _ in keys}

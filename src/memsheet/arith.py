@@ -18,7 +18,9 @@ Count = int
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Term:
-    """A symbol that prints the formula it went through. It has no truth value, so no formula can branch on it."""
+    """A symbol that prints the formula it went through. It has no truth value, so no formula can branch on
+    it.
+    """
 
     text: str
     binding: int = 3  # 1 sum, 2 product, 3 atom
@@ -169,7 +171,9 @@ def distinct(a: Count) -> tuple[Count, ...]:
 
 
 def each(function: Callable[..., int], *counts: Count) -> Count:
-    """``function`` of plain numbers for every plan of a stratum: for what is no sum or product, asked once for each set of counts."""
+    """``function`` of plain numbers for every plan of a stratum: for what is no sum or product, asked once
+    for each set of counts.
+    """
     space = _namespace(*counts)
     if space is None:
         return function(*counts)
@@ -187,7 +191,10 @@ def looked_up(table: Mapping[Count, Sequence[int]], a: Count) -> list[Count]:
         return [*table[a]]
     known = sorted(table)
     row = space.searchsorted(space.asarray(known), a)
-    return [space.asarray(column, dtype=space.int64)[row] for column in zip(*(table[count] for count in known), strict=True)]
+    return [
+        space.asarray(column, dtype=space.int64)[row]
+        for column in zip(*(table[count] for count in known), strict=True)
+    ]
 
 
 def where(condition: Any, a: Count, b: Count) -> Count:

@@ -21,8 +21,8 @@ SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class LibraryUse:
-    """A library that trains on an engine. ``extra_bytes``: what of a plan is on each card and on no sheet, at the least (negative: saved) and at the
-    most.
+    """A library that trains on an engine. ``extra_bytes``: what of a plan is on each card and on no sheet, at
+    the least (negative: saved) and at the most.
     """
 
     name: str
@@ -37,7 +37,9 @@ class Result(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What a framework gets of a card, less what is to stay free. A range where the card's figure is derived."""
+    """What a framework gets of a card, less what is to stay free. A range where the card's figure is
+    derived.
+    """
 
     low_bytes: int
     capacity_bytes: int
@@ -74,7 +76,9 @@ class Fix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """FITS when the high end fits, DOES_NOT_FIT when the low end does not, UNCERTAIN in between. ``rank`` is the worst one."""
+    """FITS when the high end fits, DOES_NOT_FIT when the low end does not, UNCERTAIN in between. ``rank`` is
+    the worst one.
+    """
 
     result: Result
     rank: int
@@ -83,13 +87,15 @@ class Verdict:
     headroom_bytes: int
     largest: tuple[tuple[Component, Bytes], ...]
     cheapest_fix: Fix | None = None
-    host_short_bytes: int = 0  # host memory that a node lacks for what is offloaded; the job does not fit then either
+    host_short_bytes: int = (
+        0  # host memory that a node lacks for what is offloaded; the job does not fit then either
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LadderStep:
-    """What a step at one sequence length needs on the worst rank, as it is asked and with every layer recomputed (None where that says nothing
-    new).
+    """What a step at one sequence length needs on the worst rank, as it is asked and with every layer
+    recomputed (None where that says nothing new).
     """
 
     seq_len: int
@@ -110,7 +116,9 @@ class OtherEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayToFit:
-    """Something else that was accounted and fits, where no change on the same cards does. ``changes``: the plan's keys, ``gpus``, ``model``."""
+    """Something else that was accounted and fits, where no change on the same cards does. ``changes``: the
+    plan's keys, ``gpus``, ``model``.
+    """
 
     words: str
     changes: Mapping[str, Any]
@@ -120,7 +128,9 @@ class WayToFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Everything one question gets: the model, the whole plan, what was assumed, a sheet a distinct rank, the verdict."""
+    """Everything one question gets: the model, the whole plan, what was assumed, a sheet a distinct rank, the
+    verdict.
+    """
 
     model: ModelSpec
     parameters: int
@@ -131,29 +141,45 @@ class Answer:
     sheets: tuple[Sheet, ...]
     verdict: Verdict | None
     serving: Mapping[str, Any] | None = None
-    trace: Mapping[str, Any] | None = None  # what a traced answer says besides: events, the peak's operation, versions
+    trace: Mapping[str, Any] | None = (
+        None  # what a traced answer says besides: events, the peak's operation, versions
+    )
     notes: tuple[str, ...] = ()
     ladder: tuple[LadderStep, ...] = ()  # the lengths that were tried, where nobody said one
     other_engines: tuple[OtherEngine, ...] = ()
     ways_to_fit: tuple[WayToFit, ...] = ()
 
 
-def answer_of(model: ModelSpec, resolved: Resolved, cluster: Cluster | None, sheets: tuple[Sheet, ...], verdict: Verdict | None) -> Answer:
+def answer_of(
+    model: ModelSpec,
+    resolved: Resolved,
+    cluster: Cluster | None,
+    sheets: tuple[Sheet, ...],
+    verdict: Verdict | None,
+) -> Answer:
     """The answer about a model that has been read."""
     count = parameter_count(model)
     return Answer(
-        model=model, parameters=count, active_parameters=count - idle_parameter_count(model), plan=resolved.plan, assumed=resolved.assumed,
-        cluster=cluster, sheets=sheets, verdict=verdict,
-    )  # fmt: skip
+        model=model,
+        parameters=count,
+        active_parameters=count - idle_parameter_count(model),
+        plan=resolved.plan,
+        assumed=resolved.assumed,
+        cluster=cluster,
+        sheets=sheets,
+        verdict=verdict,
+    )
 
 
 def budget_of(cluster: Cluster, reserve_bytes: int = 0) -> Budget:
     """The budget of one device of a cluster."""
     device = cluster.device
     return Budget(
-        low_bytes=device.framework_low_bytes - reserve_bytes, capacity_bytes=device.framework_bytes - reserve_bytes,
-        high_bytes=device.framework_high_bytes - reserve_bytes, reserve_bytes=reserve_bytes,
-    )  # fmt: skip
+        low_bytes=device.framework_low_bytes - reserve_bytes,
+        capacity_bytes=device.framework_bytes - reserve_bytes,
+        high_bytes=device.framework_high_bytes - reserve_bytes,
+        reserve_bytes=reserve_bytes,
+    )
 
 
 def worst_sheet(sheets: tuple[Sheet, ...]) -> Sheet:
@@ -162,7 +188,9 @@ def worst_sheet(sheets: tuple[Sheet, ...]) -> Sheet:
 
 
 def judge_sheets(sheets: tuple[Sheet, ...], budget: Budget) -> Verdict:
-    """The verdict over all ranks, and the rank that decides it. Headroom is what the expected value leaves, negative where it does not fit."""
+    """The verdict over all ranks, and the rank that decides it. Headroom is what the expected value leaves,
+    negative where it does not fit.
+    """
     devices = [sheet.device for sheet in sheets]
     highest = max(range(len(sheets)), key=lambda n: devices[n].high)
     if max(size.low for size in devices) > budget.high_bytes:
@@ -171,9 +199,13 @@ def judge_sheets(sheets: tuple[Sheet, ...], budget: Budget) -> Verdict:
         result, at = Result.FITS if devices[highest].high <= budget.low_bytes else Result.UNCERTAIN, highest
     sheet, device = sheets[at], devices[at]
     return Verdict(
-        result=result, rank=sheet.rank, instant=sheet.peak_instant, device=device,
-        headroom_bytes=budget.capacity_bytes - device.value, largest=largest_components(sheet),
-    )  # fmt: skip
+        result=result,
+        rank=sheet.rank,
+        instant=sheet.peak_instant,
+        device=device,
+        headroom_bytes=budget.capacity_bytes - device.value,
+        largest=largest_components(sheet),
+    )
 
 
 def judge_on(sheets: tuple[Sheet, ...], cluster: Cluster) -> Verdict:
@@ -182,37 +214,61 @@ def judge_on(sheets: tuple[Sheet, ...], cluster: Cluster) -> Verdict:
     return replace(verdict, result=Result.DOES_NOT_FIT, host_short_bytes=short) if short else verdict
 
 
-def card_ends(model: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[Sheet, ...]) -> tuple[tuple[tuple[Sheet, ...], Cluster], ...]:
-    """The sheets and the cluster that they are judged on: of a server that takes a share of a card, known as a range, once with the least card and
-    once with the largest, as the share grows with the card. Between the two, need less room is linear in the card's size.
+def card_ends(
+    model: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[Sheet, ...]
+) -> tuple[tuple[tuple[Sheet, ...], Cluster], ...]:
+    """The sheets and the cluster that they are judged on: of a server that takes a share of a card, known as
+    a range, once with the least card and once with the largest, as the share grows with the card. Between the
+    two, need less room is linear in the card's size.
     """
     sizes = {cluster.device.framework_low_bytes, cluster.device.framework_high_bytes}
     if plan.task != "infer" or plan.memory_fraction is None or len(sizes) == 1:
         return ((sheets, cluster),)
     whole = [
-        replace(cluster, device=replace(cluster.device, framework_bytes=size, framework_low_bytes=size, framework_high_bytes=size))
+        replace(
+            cluster,
+            device=replace(
+                cluster.device, framework_bytes=size, framework_low_bytes=size, framework_high_bytes=size
+            ),
+        )
         for size in sorted(sizes)
     ]
-    return tuple((tuple(account_rank(model, plan, one, sheet.stage) for sheet in sheets), one) for one in whole)
+    return tuple(
+        (tuple(account_rank(model, plan, one, sheet.stage) for sheet in sheets), one) for one in whole
+    )
 
 
 def judge_plan(model: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[Sheet, ...]) -> Verdict:
-    """The verdict on the sheets of a plan: what is the same with the least and with the largest of cards known as a range is sure."""
+    """The verdict on the sheets of a plan: what is the same with the least and with the largest of cards
+    known as a range is sure.
+    """
     verdict = judge_on(sheets, cluster)
     ends = {judge_on(held, card).result for held, card in card_ends(model, plan, cluster, sheets)}
-    return replace(verdict, result=ends.pop()) if len(ends) == 1 and verdict.result is Result.UNCERTAIN else verdict
+    return (
+        replace(verdict, result=ends.pop())
+        if len(ends) == 1 and verdict.result is Result.UNCERTAIN
+        else verdict
+    )
 
 
 def verdict_with_extra_bytes(verdict: Verdict, cluster: Cluster, low_bytes: int, high_bytes: int) -> Verdict:
-    """The verdict where from ``low_bytes`` (negative: saved) to ``high_bytes`` more are on each card than on its sheet."""
+    """The verdict where from ``low_bytes`` (negative: saved) to ``high_bytes`` more are on each card than on
+    its sheet.
+    """
     budget = budget_of(cluster)
     over = verdict.result is Result.FITS and verdict.device.high + high_bytes > budget.low_bytes
-    under = verdict.result is Result.DOES_NOT_FIT and not verdict.host_short_bytes and verdict.device.low + low_bytes <= budget.high_bytes
+    under = (
+        verdict.result is Result.DOES_NOT_FIT
+        and not verdict.host_short_bytes
+        and verdict.device.low + low_bytes <= budget.high_bytes
+    )
     return replace(verdict, result=Result.UNCERTAIN) if over or under else verdict
 
 
 def verdict_on_start(verdict: Verdict, short: Bytes) -> Verdict:
-    """The verdict on a server whose own budget lacks ``short`` bytes for one sequence (negative: has left): it refuses to start then."""
+    """The verdict on a server whose own budget lacks ``short`` bytes for one sequence (negative: has left):
+    it refuses to start then.
+    """
     if short.high <= 0 or verdict.result is Result.DOES_NOT_FIT:
         return verdict
     result = Result.DOES_NOT_FIT if short.low > 0 else Result.UNCERTAIN
@@ -220,17 +276,25 @@ def verdict_on_start(verdict: Verdict, short: Bytes) -> Verdict:
 
 
 def verdict_on_held_sequences(verdict: Verdict, wanted: int, held: Bytes, missing_bytes: int) -> Verdict:
-    """The verdict on ``wanted`` sequences of which a server's pool holds ``held``; what does not start holds none."""
+    """The verdict on ``wanted`` sequences of which a server's pool holds ``held``; what does not start holds
+    none.
+    """
     if verdict.result is Result.DOES_NOT_FIT or (held.low >= wanted and verdict.result is Result.FITS):
         return verdict
     result = Result.DOES_NOT_FIT if held.high < wanted else Result.UNCERTAIN
     return replace(
-        verdict, result=result, headroom_bytes=min(verdict.headroom_bytes, -missing_bytes) if missing_bytes else verdict.headroom_bytes
+        verdict,
+        result=result,
+        headroom_bytes=min(verdict.headroom_bytes, -missing_bytes)
+        if missing_bytes
+        else verdict.headroom_bytes,
     )
 
 
 def host_shortage(sheets: tuple[Sheet, ...], cluster: Cluster) -> int:
-    """Bytes of host memory that a node lacks for its ranks; 0 where it has enough or nobody said how much it has."""
+    """Bytes of host memory that a node lacks for its ranks; 0 where it has enough or nobody said how much it
+    has.
+    """
     needed = max(sheet.host_bytes for sheet in sheets) * cluster.per_node
     return max(0, needed - cluster.host_bytes) if cluster.host_bytes is not None else 0
 

@@ -52,7 +52,9 @@ class InputError(ValueError):
 
     def __init__(self, problems: Problem | Iterable[Problem]) -> None:
         self.problems = (problems,) if isinstance(problems, Problem) else tuple(problems)
-        super().__init__("\n".join([*(str(p) for p in self.problems[:MOST_SHOWN]), *more_than_shown(len(self.problems))]))
+        super().__init__(
+            "\n".join([*(str(p) for p in self.problems[:MOST_SHOWN]), *more_than_shown(len(self.problems))])
+        )
 
 
 def more_than_shown(count: int, most: int = MOST_SHOWN) -> list[str]:
@@ -73,15 +75,26 @@ def raise_if_problems(problems: Iterable[Problem]) -> None:
 
 
 def missing_package(error: ModuleNotFoundError) -> InputError | None:
-    """What is said where a package that memsheet stands on is not installed; None where a module of its own is missing."""
+    """What is said where a package that memsheet stands on is not installed; None where a module of its own
+    is missing.
+    """
     package = (error.name or "").split(".")[0]
     if not package or package == __name__.split(".", maxsplit=1)[0]:
         return None
-    return input_error(package, None, "is needed for this and is not installed in this environment", f"python -m pip install {package}")
+    return input_error(
+        package,
+        None,
+        "is needed for this and is not installed in this environment",
+        f"python -m pip install {package}",
+    )
 
 
 def nearest_words(word: str, known: Iterable[str], *, n: int = 1, cutoff: float = 0.6) -> list[str]:
-    """The ``n`` known words most like ``word``, for hints; imported when a mistake has been made, not at every start."""
+    """The ``n`` known words most like ``word``, for hints; imported when a mistake has been made, not at
+    every start.
+    """
     import difflib
 
-    return [] if len(word) > LONGEST_WORD else difflib.get_close_matches(word, list(known), n=n, cutoff=cutoff)
+    return (
+        [] if len(word) > LONGEST_WORD else difflib.get_close_matches(word, list(known), n=n, cutoff=cutoff)
+    )

@@ -1,7 +1,9 @@
-"""``dataclass``, frozen and slotted as the standard library makes them, for the modules that every start imports.
+"""``dataclass``, frozen and slotted as the standard library makes them, for the modules that every start
+imports.
 
-A start defines a hundred classes, and the library compiles six methods for each, which takes half a millisecond. Here ``__init__`` is compiled
-at once; equality and hash when they are first asked for; text and frozenness are the same functions for all.
+A start defines a hundred classes, and the library compiles six methods for each, which takes half a
+millisecond. Here ``__init__`` is compiled at once; equality and hash when they are first asked for; text and
+frozenness are the same functions for all.
 """
 
 from __future__ import annotations
@@ -15,8 +17,12 @@ if TYPE_CHECKING:
     from dataclasses import dataclass
 else:
 
-    def dataclass(*, frozen: Literal[True], slots: Literal[True], eq: bool = True, kw_only: bool = False) -> Callable[[type], type]:
-        """As ``dataclasses.dataclass(frozen=True, slots=True, …)``; whatever reads fields (``replace``, ``asdict``) takes them for that."""
+    def dataclass(
+        *, frozen: Literal[True], slots: Literal[True], eq: bool = True, kw_only: bool = False
+    ) -> Callable[[type], type]:
+        """As ``dataclasses.dataclass(frozen=True, slots=True, …)``; whatever reads fields (``replace``,
+        ``asdict``) takes them for that.
+        """
         del frozen, slots  # said for whoever reads
         return lambda cls: _make_dataclass(cls, eq=eq, kw_only=kw_only)
 
@@ -28,7 +34,11 @@ def _make_dataclass(cls: type, *, eq: bool, kw_only: bool) -> type:
     own = frozenset(vars(cls))
     made: Any = dataclasses.dataclass(init=False, repr=False, eq=False, slots=True, kw_only=kw_only)(cls)
     fields: list[Field[Any]] = list(made.__dataclass_fields__.values())
-    methods = {"__init__": _init_method(made, fields), **SHARED, **(_comparison_methods(made, fields) if eq else {})}
+    methods = {
+        "__init__": _init_method(made, fields),
+        **SHARED,
+        **(_comparison_methods(made, fields) if eq else {}),
+    }
     for name, method in methods.items():
         if name not in own:
             setattr(made, name, method)
@@ -48,12 +58,18 @@ def _init_method(made: Any, fields: list[Field[Any]]) -> Callable[..., None]:
         known[f"_default_{f.name}"] = MISSING if default is None else f.default
         words.append(f"{f.name}=_default_{f.name}" if has else f.name)
     for f in fields:
-        known[f"_set_{f.name}"], known[f"_new_{f.name}"], value = getattr(made, f.name).__set__, f.default_factory, f.name
+        known[f"_set_{f.name}"], known[f"_new_{f.name}"], value = (
+            getattr(made, f.name).__set__,
+            f.default_factory,
+            f.name,
+        )
         if f.default_factory is not MISSING:
             value = f"_new_{f.name}()" + (f" if {f.name} is _missing else {f.name}" if f.init else "")
         lines.append(f" _set_{f.name}(self, {value})")
     lines += [" self.__post_init__()"] if hasattr(made, "__post_init__") else []
-    init: Callable[..., None] = _compile_method(made, f"def __init__({', '.join(['self', *words])}):", lines, known)
+    init: Callable[..., None] = _compile_method(
+        made, f"def __init__({', '.join(['self', *words])}):", lines, known
+    )
     return init
 
 

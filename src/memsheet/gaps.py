@@ -39,7 +39,12 @@ class RequestResolver:
         for member in allowed:
             if member.value == text:
                 return member
-        self.wrong(key, text, f"is not modelled for {who} yet", f"modelled: {', '.join(str(m.value) for m in allowed)}")
+        self.wrong(
+            key,
+            text,
+            f"is not modelled for {who} yet",
+            f"modelled: {', '.join(str(m.value) for m in allowed)}",
+        )
         return default
 
 

@@ -33,7 +33,9 @@ class Component(Enum):
     CONTEXT = "context"
     UNEXPLAINED = "unexplained"
 
-    __hash__ = object.__hash__  # members are singletons; the default hashes their names, and these are keys in every loop
+    __hash__ = (
+        object.__hash__
+    )  # members are singletons; the default hashes their names, and these are keys in every loop
 
 
 STATES = (Component.PARAMETERS, Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATES)
@@ -63,8 +65,9 @@ class Witness(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """A size with its range; exactly known sizes have low = value = high. The ends are of the job that takes least and of the one that takes
-    most in all: what fills up the rest of a fraction (a server's pool) is largest at the low end.
+    """A size with its range; exactly known sizes have low = value = high. The ends are of the job that takes
+    least and of the one that takes most in all: what fills up the rest of a fraction (a server's pool) is
+    largest at the low end.
     """
 
     low: Count
@@ -162,7 +165,9 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sheet:
-    """What one rank holds. Items of an instant add up to its high-water mark; the peak is the largest instant."""
+    """What one rank holds. Items of an instant add up to its high-water mark; the peak is the largest
+    instant.
+    """
 
     rank: int
     stage: int = 0
@@ -171,11 +176,17 @@ class Sheet:
     items: tuple[Item, ...]
     host_bytes: int = 0  # host memory the rank needs (offload)
     notes: tuple[str, ...] = ()
-    gradients: Bytes | None = None  # all of them when backward has ended, which no instant's high-water mark need show
-    _sums: dict[Instant, dict[Component, Bytes]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    gradients: Bytes | None = (
+        None  # all of them when backward has ended, which no instant's high-water mark need show
+    )
+    _sums: dict[Instant, dict[Component, Bytes]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __repr__(self) -> str:
-        peak = f", {self.allocated.value:,} bytes allocated in {self.peak_instant.value}" if self.items else ""
+        peak = (
+            f", {self.allocated.value:,} bytes allocated in {self.peak_instant.value}" if self.items else ""
+        )
         return f"<sheet of rank {self.rank}, {self.witness.value}: {len(self.items)} items{peak}>"
 
     def sums(self) -> dict[Instant, dict[Component, Bytes]]:
@@ -190,7 +201,13 @@ class Sheet:
                         row[component].append(size)
                     else:
                         row[component] = [size]
-            self._sums.update({instant: {c: sum_byte_ranges(sizes) for c, sizes in row.items()} for instant, row in found.items() if row})
+            self._sums.update(
+                {
+                    instant: {c: sum_byte_ranges(sizes) for c, sizes in row.items()}
+                    for instant, row in found.items()
+                    if row
+                }
+            )
         return self._sums
 
     @property
@@ -199,16 +216,22 @@ class Sheet:
 
     def at(self, instant: Instant, *, without: tuple[Component, ...] = OUTSIDE_TENSORS) -> Bytes:
         """Bytes at an instant; by default those of tensors (allocated)."""
-        return sum_byte_ranges(size for component, size in self.sums().get(instant, {}).items() if component not in without)
+        return sum_byte_ranges(
+            size for component, size in self.sums().get(instant, {}).items() if component not in without
+        )
 
     @property
     def peak_instant(self) -> Instant:
         return max(self.instants, key=lambda i: self.at(i).value)
 
     def _peak(self, without: tuple[Component, ...]) -> Bytes:
-        """The range of the peak: each end is the largest over instants, for another instant than the expected one may reach higher."""
+        """The range of the peak: each end is the largest over instants, for another instant than the expected
+        one may reach higher.
+        """
         sizes = [self.at(instant, without=without) for instant in self.instants]
-        return Bytes(max(s.low for s in sizes), max(s.value for s in sizes), max(s.high for s in sizes)).ordered
+        return Bytes(
+            max(s.low for s in sizes), max(s.value for s in sizes), max(s.high for s in sizes)
+        ).ordered
 
     @property
     def allocated(self) -> Bytes:
@@ -243,20 +266,28 @@ class Sheet:
 
     @property
     def states(self) -> dict[Component, Bytes]:
-        """The model states that there are, each at its own largest. Gradients are whole when backward has ended; within it, what is on its
-        way to join them is no state.
+        """The model states that there are, each at its own largest. Gradients are whole when backward has
+        ended; within it, what is on its way to join them is no state.
         """
         return {component: size for component in STATES if (size := self._at_rest(component)).value}
 
     def _at_rest(self, component: Component) -> Bytes:
         ended = self.gradients if component is Component.GRADIENTS else None
         within = (Instant.BACKWARD,) if ended is not None else ()
-        sizes = [row[component] for instant, row in self.sums().items() if component in row and instant not in within]
+        sizes = [
+            row[component]
+            for instant, row in self.sums().items()
+            if component in row and instant not in within
+        ]
         return max(*sizes, ended or NOTHING, NOTHING, key=lambda size: size.value)
 
 
-def bytes_by_module(sheet: Sheet, instant: Instant, *, parts: bool = False) -> dict[tuple[Component, str], Bytes]:
-    """A sheet's tensors at an instant by component and module: the part of a path before its ``/``, or all of it with ``parts``."""
+def bytes_by_module(
+    sheet: Sheet, instant: Instant, *, parts: bool = False
+) -> dict[tuple[Component, str], Bytes]:
+    """A sheet's tensors at an instant by component and module: the part of a path before its ``/``, or all of
+    it with ``parts``.
+    """
     found: dict[tuple[Component, str], Bytes] = {}
     for item in sheet.items:
         if instant in item.at and item.component not in OUTSIDE_TENSORS:
@@ -280,7 +311,9 @@ class Difference:
 
 
 def sheet_differences(left: Sheet, right: Sheet, instant: Instant | None = None) -> tuple[Difference, ...]:
-    """Two sheets joined on (component, path) at an instant (each one's peak by default), largest difference first."""
+    """Two sheets joined on (component, path) at an instant (each one's peak by default), largest difference
+    first.
+    """
     sides = []
     for sheet in (left, right):
         when = sheet.peak_instant if instant is None else instant

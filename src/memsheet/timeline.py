@@ -1,7 +1,7 @@
 """What was allocated and released, in order: the record behind a traced or measured sheet. No torch here.
 
-A timeline is compact: an allocation of storage ``k`` is the integer ``k``, its release ``~k``. Instants are marked at positions in
-the events; the sheet is read off each instant's high-water mark.
+A timeline is compact: an allocation of storage ``k`` is the integer ``k``, its release ``~k``. Instants are
+marked at positions in the events; the sheet is read off each instant's high-water mark.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ EVENTS_SCHEMA = "memsheet/events/1"
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """One piece of memory. ``bytes`` as requested, ``path`` with layer indices folded, ``stream`` 0 for the default one."""
+    """One piece of memory. ``bytes`` as requested, ``path`` with layer indices folded, ``stream`` 0 for the
+    default one.
+    """
 
     bytes: int
     component: Component
@@ -39,7 +41,9 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Everything one rank allocated. ``marks`` begin with the steady step: what happened before it is the way there."""
+    """Everything one rank allocated. ``marks`` begin with the steady step: what happened before it is the way
+    there.
+    """
 
     storages: tuple[Storage, ...]
     events: tuple[int, ...]
@@ -62,9 +66,15 @@ class Peak:
 
 
 def without_hidden(timeline: Timeline) -> Timeline:
-    """The timeline of tensors alone: what kernels allocate inside an operation (``op/name``) and libraries' workspaces hold nothing."""
+    """The timeline of tensors alone: what kernels allocate inside an operation (``op/name``) and libraries'
+    workspaces hold nothing.
+    """
     hides = {s for s in timeline.storages if s.component is Component.WORKSPACES or "/" in s.op}
-    return replace(timeline, storages=tuple(replace(s, bytes=0) if s in hides else s for s in timeline.storages)) if hides else timeline
+    return (
+        replace(timeline, storages=tuple(replace(s, bytes=0) if s in hides else s for s in timeline.storages))
+        if hides
+        else timeline
+    )
 
 
 def held_bytes_after_events(timeline: Timeline) -> Iterator[int]:
@@ -76,7 +86,9 @@ def held_bytes_after_events(timeline: Timeline) -> Iterator[int]:
 
 
 def instant_peaks(timeline: Timeline) -> dict[Instant, Peak]:
-    """The high-water mark of each instant of the steady step; an instant that comes again (micro-batches) counts as one."""
+    """The high-water mark of each instant of the steady step; an instant that comes again (micro-batches)
+    counts as one.
+    """
     curve = list(held_bytes_after_events(timeline))
     found: dict[Instant, Peak] = {}
     for mark, end in zip(timeline.marks, [*(m.at for m in timeline.marks[1:]), len(curve)], strict=True):
@@ -84,7 +96,9 @@ def instant_peaks(timeline: Timeline) -> dict[Instant, Peak]:
         held = curve[at] if curve and at >= 0 else 0
         if mark.instant not in found or held > found[mark.instant].bytes:
             event = timeline.events[at] if curve else -1
-            found[mark.instant] = Peak(mark.instant, at, held, timeline.storages[event] if event >= 0 else None)
+            found[mark.instant] = Peak(
+                mark.instant, at, held, timeline.storages[event] if event >= 0 else None
+            )
     return found
 
 
@@ -104,7 +118,14 @@ def live_storages(timeline: Timeline, at: int) -> set[int]:
     return held
 
 
-def sheet_of(timeline: Timeline, *, rank: int = 0, stage: int = 0, same_as: tuple[int, ...] = (), notes: tuple[str, ...] = ()) -> Sheet:
+def sheet_of(
+    timeline: Timeline,
+    *,
+    rank: int = 0,
+    stage: int = 0,
+    same_as: tuple[int, ...] = (),
+    notes: tuple[str, ...] = (),
+) -> Sheet:
     """The sheet of a traced timeline: its items at each instant's high-water mark, which they add up to."""
     rows: dict[tuple[Component, str], dict[Instant, int]] = {}
     ops: dict[tuple[Component, str], Storage] = {}
@@ -119,11 +140,19 @@ def sheet_of(timeline: Timeline, *, rank: int = 0, stage: int = 0, same_as: tupl
     order = {component: place for place, component in enumerate(Component)}
     items = [
         Item(component, path, {i: Bytes.exact(b) for i, b in at.items()}, Traced(ops[component, path].op))
-        for (component, path), at in sorted(rows.items(), key=lambda row: (order[row[0][0]], -max(row[1].values())))
+        for (component, path), at in sorted(
+            rows.items(), key=lambda row: (order[row[0][0]], -max(row[1].values()))
+        )
     ]
     return Sheet(
-        rank=rank, stage=stage, same_as=same_as, witness=Witness.TRACED, items=tuple(items), notes=notes, gradients=ended_gradients(timeline)
-    )  # fmt: skip
+        rank=rank,
+        stage=stage,
+        same_as=same_as,
+        witness=Witness.TRACED,
+        items=tuple(items),
+        notes=notes,
+        gradients=ended_gradients(timeline),
+    )
 
 
 def ended_gradients(timeline: Timeline) -> Bytes | None:
@@ -135,7 +164,7 @@ def ended_gradients(timeline: Timeline) -> Bytes | None:
     return Bytes.exact(sum(storage.bytes for storage in there if storage.component is Component.GRADIENTS))
 
 
-# ---- as JSON -----------------------------------------------------------------------------------------------------------------
+# ---- as JSON -----------------------------------------------------------------------------------------------
 
 
 def events_document(timeline: Timeline) -> dict[str, Any]:
@@ -145,7 +174,10 @@ def events_document(timeline: Timeline) -> dict[str, Any]:
     def word(text: str) -> int:
         return words.setdefault(text, len(words))
 
-    rows = [[s.bytes, word(s.component.value), word(s.path), word(s.op), s.stream, word(s.line)] for s in timeline.storages]
+    rows = [
+        [s.bytes, word(s.component.value), word(s.path), word(s.op), s.stream, word(s.line)]
+        for s in timeline.storages
+    ]
     marks = [[mark.at, mark.instant.value] for mark in timeline.marks]
     return {
         "schema": EVENTS_SCHEMA, "columns": ["bytes", "component", "path", "op", "stream", "line"], "words": list(words),
@@ -163,7 +195,9 @@ def timeline_from(document: Mapping[str, Any]) -> Timeline:
         marks = tuple(Mark(int(at), Instant(name)) for at, name in document["marks"])
         events = tuple(int(event) for event in document["events"])
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise input_error("events", type(error).__name__, "the rows of the document are not as its schema says") from None
+        raise input_error(
+            "events", type(error).__name__, "the rows of the document are not as its schema says"
+        ) from None
     _check_event_order(events, len(storages))
     return Timeline(storages=storages, events=events, marks=marks)
 

@@ -21,9 +21,19 @@ def parse_bytes(text: str, field: str = "size") -> int:
         raise input_error(field, text, "is not a size", "write for example 80GB or 80GiB")
     whole, fraction, unit = match[1], match[2] or "", match[3].lower()
     if unit in {"k", "m", "g", "t"}:
-        raise input_error(field, text, "is ambiguous", f"write {whole}{unit.upper()}B (decimal) or {whole}{unit.upper()}iB (binary)")
+        raise input_error(
+            field,
+            text,
+            "is ambiguous",
+            f"write {whole}{unit.upper()}B (decimal) or {whole}{unit.upper()}iB (binary)",
+        )
     if unit == "" or unit not in _FACTORS:
-        raise input_error(field, text, "has no known unit", "units are B, KB, MB, GB, TB (decimal) and KiB, MiB, GiB, TiB (binary)")
+        raise input_error(
+            field,
+            text,
+            "has no known unit",
+            "units are B, KB, MB, GB, TB (decimal) and KiB, MiB, GiB, TiB (binary)",
+        )
     return int(whole + fraction) * _FACTORS[unit] // int(10 ** len(fraction))
 
 
@@ -32,17 +42,31 @@ _THOUSANDS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 def parse_rate(text: str, field: str = "rate") -> int:
-    """Bytes a second named by ``text``: ``450 GB/s``, ``400 Gbit/s``, both decimal. ``400 Gb/s`` could be either and is refused."""
+    """Bytes a second named by ``text``: ``450 GB/s``, ``400 Gbit/s``, both decimal. ``400 Gb/s`` could be
+    either and is refused.
+    """
     match = _RATE.match(text)
     if match is None:
-        raise input_error(field, text, "is not a rate", "write for example 450 GB/s (bytes) or 400 Gbit/s (bits)")
+        raise input_error(
+            field, text, "is not a rate", "write for example 450 GB/s (bytes) or 400 Gbit/s (bits)"
+        )
     whole, fraction, thousands, what = match[1], match[2] or "", match[3], match[4]
-    return int(whole + fraction) * _THOUSANDS[thousands] // (int(10 ** len(fraction)) * (1 if what == "B" else 8))
+    return (
+        int(whole + fraction)
+        * _THOUSANDS[thousands]
+        // (int(10 ** len(fraction)) * (1 if what == "B" else 8))
+    )
 
 
 def format_bytes(size: int, *, decimal: bool = False, headroom: bool = False, digits: int = 2) -> str:
-    """``size`` for people: a need rounded up, a headroom rounded down, so that rounding never invents a fit."""
-    steps = ((10**9, "GB"), (10**6, "MB"), (10**3, "KB")) if decimal else ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
+    """``size`` for people: a need rounded up, a headroom rounded down, so that rounding never invents a
+    fit.
+    """
+    steps = (
+        ((10**9, "GB"), (10**6, "MB"), (10**3, "KB"))
+        if decimal
+        else ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
+    )
     sign, magnitude = ("-", -size) if size < 0 else ("", size)
     down = headroom == (size >= 0)
     for unit, name in steps:
@@ -59,7 +83,9 @@ def format_count(number: int) -> str:
 
 
 def format_giga(size: int, *, decimal: bool = False, headroom: bool = False, digits: int = 2) -> str:
-    """``size`` in GiB (GB if ``decimal``) for a column that names the unit, rounded as ``format_bytes`` rounds."""
+    """``size`` in GiB (GB if ``decimal``) for a column that names the unit, rounded as ``format_bytes``
+    rounds.
+    """
     unit, magnitude = 10**9 if decimal else GIB, abs(size)
     down = headroom == (size >= 0)
     scaled = magnitude * 10**digits

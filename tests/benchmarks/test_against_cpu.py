@@ -1,4 +1,6 @@
-"""A trace beside a real step on the processor: benchmarks/against_cpu.py in a process of its own, because tracing patches torch."""
+"""A trace beside a real step on the processor: benchmarks/against_cpu.py in a process of its own, because
+tracing patches torch.
+"""
 
 import json
 import subprocess
@@ -21,7 +23,8 @@ from memsheet.timeline import Mark, Storage, Timeline  # noqa: E402
 
 NO_MORE_THAN = 0.001  # of the profiler's peak
 PREDICTED = 0.005  # of the traced peak
-SCRATCH = 0.03  # of an instant that is not the peak: what a processor's kernels take for themselves, bf16 products above all
+# of an instant that is not the peak: what a processor's kernels take for themselves, bf16 products above all
+SCRATCH = 0.03
 
 
 def rows(*flags):
@@ -34,13 +37,17 @@ def check(rows):
     assert {row["name"]: row["failure"] for row in rows if row["failure"]} == {}
     assert {row["name"]: row["differs"] for row in rows if row["differs"]} == {}
     assert {row["name"]: row["error"] for row in rows if abs(row["error"]) > NO_MORE_THAN} == {}
-    assert {row["name"]: row["off"] for row in rows if row["off"] is not None and abs(row["off"]) > PREDICTED} == {}
+    assert {
+        row["name"]: row["off"] for row in rows if row["off"] is not None and abs(row["off"]) > PREDICTED
+    } == {}
     for row in rows:  # a trace sees no more than there is
         assert row["traced_bytes"] <= row["real_bytes"], row["name"]
 
 
 def test_a_trace_is_what_a_real_step_allocates():
-    """Kinds of models, attention, recomputation, optimizers and techniques in turn; the formulas say the same where they model it."""
+    """Kinds of models, attention, recomputation, optimizers and techniques in turn; the formulas say the same
+    where they model it.
+    """
     found = rows("--every", "14")
     assert len(found) >= 3
     check(found)
@@ -61,9 +68,14 @@ def test_the_configurations_cover_what_is_said():
     names = [case.name.split() for case in cases()]
     for family in ("dense", "gpt2", "moe", "latent", "window", "encoder", "seq2seq"):
         crossed = {(name[1], name[2]) for name in names if name[0] == family}
-        assert crossed >= {(attention, recompute) for attention in ("sdpa", "eager") for recompute in ("none", "full")}
+        assert crossed >= {
+            (attention, recompute) for attention in ("sdpa", "eager") for recompute in ("none", "full")
+        }
     for technique in TECHNIQUES:
-        assert any(case.name.startswith("deep") and technique.items() <= dict(case.request).items() for case in cases())
+        assert any(
+            case.name.startswith("deep") and technique.items() <= dict(case.request).items()
+            for case in cases()
+        )
     for optimizer in ("foreach", "loop", "fused", "sgd", "sgd_momentum"):
         assert any(optimizer in name for name in names)
 

@@ -1,4 +1,6 @@
-"""The formulas and the trace say the same, item by item: small models of real families; the real sizes are benchmarks/agreement.py."""
+"""The formulas and the trace say the same, item by item: small models of real families; the real sizes are
+benchmarks/agreement.py.
+"""
 
 import json
 import subprocess
@@ -22,7 +24,12 @@ COLUMNS = ("model", "place and precision", "attention", "recompute", "optimizer"
 
 
 def rows(*arguments):
-    done = subprocess.run([sys.executable, str(BENCHMARK), "--small", "--json", *arguments], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARK), "--small", "--json", *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -41,7 +48,9 @@ SWEPT = [
 
 @pytest.mark.parametrize(("model", "place", "device", "count"), SWEPT)
 def test_formulas_and_trace_agree(model, place, device, count):
-    """Dense and routed layers, on one GPU, sharded, cut and on a processor: every precision, attention and recomputation of the place."""
+    """Dense and routed layers, on one GPU, sharded, cut and on a processor: every precision, attention and
+    recomputation of the place.
+    """
     found = rows("--model", model, "--place", place, "--device", device)
     assert len(found) == count
     check(found)
@@ -52,17 +61,23 @@ def test_every_two_options_meet_in_the_plans_that_are_swept():
     swept = [(model, (place, precision), *rest) for model, place, precision, *rest in found]
     for one, other in combinations(range(len(COLUMNS)), 2):
         met = {(row[one], row[other]) for row in swept}
-        assert met == set(product({left for left, _ in met}, {right for _, right in met})), (COLUMNS[one], COLUMNS[other])
+        assert met == set(product({left for left, _ in met}, {right for _, right in met})), (
+            COLUMNS[one],
+            COLUMNS[other],
+        )
     assert [len({row[n] for row in swept}) for n in range(len(COLUMNS))] == [len(MODELS), 17, 2, 2, 4]
     assert len({row[1:4] for row in swept}) == 17 * 2 * 2
-    adapted = {row[0] for row in swept if row[1] == ("fsdp2 8 lora", "bf16-pure") and row[3] == "recompute full"}
+    adapted = {
+        row[0] for row in swept if row[1] == ("fsdp2 8 lora", "bf16-pure") and row[3] == "recompute full"
+    }
     assert adapted == set(MODELS), "what a checkpoint keeps, of every model"
 
 
 @pytest.mark.slow
 def test_formulas_and_trace_agree_in_every_place_with_every_optimizer():
-    """Every place, precision, attention and recomputation, with models and optimizers in turn: a covering array, in which every two
-    options meet (the test above), in place of the product of all, which is benchmarks/agreement.py --small --every.
+    """Every place, precision, attention and recomputation, with models and optimizers in turn: a covering
+    array, in which every two options meet (the test above), in place of the product of all, which is
+    benchmarks/agreement.py --small --every.
     """
     pytest.importorskip("peft")
     found = rows("--model", *MODELS, "--pairs")

@@ -18,7 +18,8 @@ from memsheet.plan.check import RULES  # noqa: E402
 
 
 @pytest.mark.parametrize(
-    ("name", "gigabytes", "found"), [("RTX A6000", 48, "RTXA6000"), ("Tesla T4", 16, "T4"), ("V100 SXM2 32GB", 32, "V100-32GB")]
+    ("name", "gigabytes", "found"),
+    [("RTX A6000", 48, "RTXA6000"), ("Tesla T4", 16, "T4"), ("V100 SXM2 32GB", 32, "V100-32GB")],
 )
 def test_a_card_that_the_catalogue_knows_by_name_is_that_card(name: str, gigabytes: int, found: str) -> None:
     cluster = cluster_for({"device": None, "name": name, "memory_gb": gigabytes, "count": 1})
@@ -35,7 +36,10 @@ def test_a_name_of_another_size_or_of_none_is_taken_by_its_box(name: str) -> Non
 
 
 def test_what_sources_say_besides_is_of_cases_that_leave_it_open() -> None:
-    cases = {case["id"]: case for case in json.loads((BENCHMARKS / "data" / "cases.json").read_text(encoding="utf-8"))["cases"]}
+    cases = {
+        case["id"]: case
+        for case in json.loads((BENCHMARKS / "data" / "cases.json").read_text(encoding="utf-8"))["cases"]
+    }
     for name, said in SAID.items():
         for key in said:
             assert key in RULES

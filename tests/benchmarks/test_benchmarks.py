@@ -20,7 +20,12 @@ TINY = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "tie_word_embeddings": False,
 }  # fmt: skip
 PARAMETERS = 2 * 1000 * 256 + 4 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512 + 2 * 256) + 256
-PLAN = {"task": "infer", "engine": "transformers", "phase": "load", "precision": {"parameters": "bf16", "compute": "bf16"}}
+PLAN = {
+    "task": "infer",
+    "engine": "transformers",
+    "phase": "load",
+    "precision": {"parameters": "bf16", "compute": "bf16"},
+}
 
 
 def case(name="one", *, truth, plan=PLAN, **given):
@@ -50,7 +55,11 @@ def test_a_row_is_inside_when_what_rounds_to_the_printed_figure_is():
     [
         ({"peak_reserved_bytes": 2, "peak_allocated_bytes": 1}, "train", ("peak_allocated_bytes",)),
         ({"peak_bytes_unspecified": 2, "device_bytes": 1, "tokens_per_s": 3}, "inference", ("device_bytes",)),
-        ({"weights_bytes": 2, "activation_bytes": 1, "kv_tokens": 3}, "serve-capacity", ("weights_bytes", "kv_tokens")),
+        (
+            {"weights_bytes": 2, "activation_bytes": 1, "kv_tokens": 3},
+            "serve-capacity",
+            ("weights_bytes", "kv_tokens"),
+        ),
         ({"peak_allocated_bytes": 2, "step_time_s": 1}, "step-time", ("peak_allocated_bytes",)),
         ({"step_time_s": 1}, "step-time", ("step_time_s",)),
         ({"tokens_per_s": 2}, "inference", ("tokens_per_s",)),
@@ -62,15 +71,22 @@ def test_one_metric_a_row(truth, kind, metrics):
 
 
 def test_a_server_has_a_row_for_each_figure_it_prints():
-    plan = {**{k: v for k, v in PLAN.items() if k != "phase"}, "serving": {"max_model_len": 100, "max_sequences": 3, "kv_dtype": "bf16"}}
+    plan = {
+        **{k: v for k, v in PLAN.items() if k != "phase"},
+        "serving": {"max_model_len": 100, "max_sequences": 3, "kv_dtype": "bf16"},
+    }
     kv = 4 * 2 * 2 * 64 * 2 * 100 * 3  # layers, keys and values, heads, width, bytes, tokens, sequences
-    rows = run_case(case(truth={"weights_bytes": PARAMETERS * 2, "kv_cache_bytes": kv}, plan=plan, kind="serve-capacity")).rows
+    rows = run_case(
+        case(truth={"weights_bytes": PARAMETERS * 2, "kv_cache_bytes": kv}, plan=plan, kind="serve-capacity")
+    ).rows
     assert [(row.metric, row.error) for row in rows] == [("weights_bytes", 0), ("kv_cache_bytes", 0)]
 
 
 def test_lists_of_ranks_are_compared_rank_by_rank():
     ranks = [PARAMETERS, PARAMETERS * 2]
-    rows = run_case(case(truth={"peak_allocated_bytes": PARAMETERS * 2, "peak_allocated_by_rank_bytes": ranks})).rows
+    rows = run_case(
+        case(truth={"peak_allocated_bytes": PARAMETERS * 2, "peak_allocated_by_rank_bytes": ranks})
+    ).rows
     assert [(row.id, row.error) for row in rows] == [("one@rank0", 1.0), ("one@rank1", 0.0)]
 
 
@@ -90,7 +106,8 @@ def test_the_printed_context_takes_the_place_of_ours():
 
 
 @pytest.mark.parametrize(
-    ("usable", "fits", "right"), [(1.0, True, True), (1.0, False, False), (0.0001, False, True), (0.0001, True, False)]
+    ("usable", "fits", "right"),
+    [(1.0, True, True), (1.0, False, False), (0.0001, False, True), (0.0001, True, False)],
 )
 def test_verdicts_are_judged_against_the_usable_memory(usable, fits, right):
     """No card holds less than its context at the low end, nor more than 2 GiB at the high end here."""
@@ -110,7 +127,10 @@ def test_an_uncertain_verdict_is_neither():
         ({"engine": "nobody's", "task": "train"}, "engine nobody's is not modelled"),
         ({"engine": "fsdp2", "task": "infer"}, "engine fsdp2 is not modelled for infer"),
         ({"engine": "transformers", "task": "train"}, "seq_len is missing"),
-        ({"engine": "transformers", "task": "infer", "phase": "load", "compile": True}, "compile True is not modelled"),
+        (
+            {"engine": "transformers", "task": "infer", "phase": "load", "compile": True},
+            "compile True is not modelled",
+        ),
     ],
 )
 def test_refusals_have_short_reasons(plan, reason):
@@ -119,12 +139,18 @@ def test_refusals_have_short_reasons(plan, reason):
 
 
 def test_a_model_nobody_knows_is_refused_too():
-    assert run_case(case(truth={"fits": True}, config={"model_type": "martian"})).refused.startswith("model_type martian is not one")
+    assert run_case(case(truth={"fits": True}, config={"model_type": "martian"})).refused.startswith(
+        "model_type martian is not one"
+    )
 
 
 def test_no_published_case_crashes_the_harness():
-    """A defect of memsheet would come back as a refusal that says so; engines that are written later only change which cases run."""
-    outcomes = [run_case(c) for c in CASES.values() if c["plan"]["engine"] in ("transformers", "litgpt", "vllm")]
+    """A defect of memsheet would come back as a refusal that says so; engines that are written later only
+    change which cases run.
+    """
+    outcomes = [
+        run_case(c) for c in CASES.values() if c["plan"]["engine"] in ("transformers", "litgpt", "vllm")
+    ]
     assert [o.case["id"] for o in outcomes if o.refused and o.refused.startswith("defect")] == []
     assert all(bool(o.rows) or o.refused or o.metrics == ("verdict",) for o in outcomes)
 
@@ -137,10 +163,30 @@ def test_weights_of_an_unquantized_model_are_within_a_percent():
 def test_the_arithmetic_of_a_group():
     def outcome(name, predicted, group, *, quality="A", unknown=(), refused=None, verdict=None):
         row = Row(
-            id=name, metric="device_bytes", predicted=predicted, low=0, high=predicted, measured=100, inside=predicted >= 100, suspect=""
+            id=name,
+            metric="device_bytes",
+            predicted=predicted,
+            low=0,
+            high=predicted,
+            measured=100,
+            inside=predicted >= 100,
+            suspect="",
         )
-        asked = {"id": name, "group": group, "kind": "train", "quality": quality, "unknown": list(unknown), "plan": {}}
-        return Outcome(case=asked, metrics=("device_bytes",), rows=() if refused else (row,), refused=refused, verdict=verdict)
+        asked = {
+            "id": name,
+            "group": group,
+            "kind": "train",
+            "quality": quality,
+            "unknown": list(unknown),
+            "plan": {},
+        }
+        return Outcome(
+            case=asked,
+            metrics=("device_bytes",),
+            rows=() if refused else (row,),
+            refused=refused,
+            verdict=verdict,
+        )
 
     outcomes = [
         outcome("a", 110, "g", verdict=True), outcome("b", 96, "g", verdict=False), outcome("c", 0, "g", refused="no"),
@@ -150,9 +196,18 @@ def test_the_arithmetic_of_a_group():
     assert line.pop("signed") == pytest.approx(0.03)
     assert line.pop("absolute") == pytest.approx(0.07)
     assert line == {
-        "group": "g", "kind": "train", "quality": "A", "metric": "device_bytes", "cases": 3, "run": 2, "refused": {"no": 1}, "worst": 0.1,
-        "inside_range": 0.5, "verdicts_right": 1, "verdicts_wrong": 1,
-    }  # fmt: skip
+        "group": "g",
+        "kind": "train",
+        "quality": "A",
+        "metric": "device_bytes",
+        "cases": 3,
+        "run": 2,
+        "refused": {"no": 1},
+        "worst": 0.1,
+        "inside_range": 0.5,
+        "verdicts_right": 1,
+        "verdicts_wrong": 1,
+    }
     whole = accuracy.overall(outcomes)["train"]
     assert whole["absolute"] == pytest.approx((0.07 + 0.02) / 2)
     assert (whole["groups"], whole["worst"], whole["coverage"]) == (2, 0.1, 0.8)
@@ -173,11 +228,25 @@ def test_json_and_screen(tmp_path, capsys, monkeypatch):
     assert {"groups", "overall", "rows"} <= set(found)
     (group,) = found["groups"]
     assert set(group) == {
-        "group", "kind", "quality", "metric", "cases", "run", "refused", "signed", "absolute", "worst", "inside_range", "verdicts_right", "verdicts_wrong",
-    }  # fmt: skip
+        "group",
+        "kind",
+        "quality",
+        "metric",
+        "cases",
+        "run",
+        "refused",
+        "signed",
+        "absolute",
+        "worst",
+        "inside_range",
+        "verdicts_right",
+        "verdicts_wrong",
+    }
     assert (group["cases"], group["run"], group["refused"]) == (4, 3, {"engine nanotron is not modelled": 1})
     assert set(found["overall"]["inference"]) == {"groups", "absolute", "worst", "coverage", "inside_range"}
-    assert [set(row) for row in found["rows"]] == [{"id", "engine", "metric", "predicted", "low", "high", "measured", "error"}] * 2
+    assert [set(row) for row in found["rows"]] == [
+        {"id", "engine", "metric", "predicted", "low", "high", "measured", "error"}
+    ] * 2
     assert [row["id"] for row in found["beyond_bar"]] == ["far"]
     for width in (80, 120):
         monkeypatch.setenv("COLUMNS", str(width))
@@ -198,7 +267,12 @@ def test_other_files_are_refused_in_a_sentence(tmp_path):
 
 
 def test_measured_sheets_are_cases_too(tmp_path):
-    plan = {"task": "infer", "engine": "transformers", "phase": "load", "precision": {"parameters": "bf16", "compute": "bf16"}}
+    plan = {
+        "task": "infer",
+        "engine": "transformers",
+        "phase": "load",
+        "precision": {"parameters": "bf16", "compute": "bf16"},
+    }
     sheet = {
         "schema": "memsheet/sheet/1", "witness": "measured", "model": {"name": "llama-tiny"}, "plan": plan, "device": None,
         "ranks": [{"rank": 0, "stage": 0, "allocated_bytes": 10}, {"rank": 1, "stage": 0, "allocated_bytes": 20}],
@@ -212,7 +286,9 @@ def test_measured_sheets_are_cases_too(tmp_path):
 
 
 def test_processes_are_timed_and_failures_said():
-    good, bad = (speed.process(code, code, [sys.executable, "-c", code], 1) for code in ("pass", "raise SystemExit(3)"))
+    good, bad = (
+        speed.process(code, code, [sys.executable, "-c", code], 1) for code in ("pass", "raise SystemExit(3)")
+    )
     assert good.median_s > 0
     assert good.peak_bytes > 2**20
     assert bad.skipped == "exits with 3"

@@ -30,7 +30,10 @@ def test_cases_are_enough_and_each_has_a_name_of_its_own(small):
 
 def test_cases_cover_what_separates_formulas():
     every = list(cases(small=False))
-    said = {flag: {case.flags[flag] for case in every if flag in case.flags} for flag in {flag for case in every for flag in case.flags}}
+    said = {
+        flag: {case.flags[flag] for case in every if flag in case.flags}
+        for flag in {flag for case in every for flag in case.flags}
+    }
     assert said["precision"] >= {"fp32", "bf16-autocast", "fp16-autocast", "bf16-pure"}
     assert said["optimizer-implementation"] >= {"foreach", "fused", "loop"}
     assert said["attention"] == {"eager", "sdpa", "flash"}
@@ -101,7 +104,9 @@ def test_a_case_too_slow_is_a_failure(tmp_path, monkeypatch):
         raise subprocess.TimeoutExpired(command, how["timeout"])
 
     monkeypatch.setattr(gpu_suite.subprocess, "run", run)
-    ((_, record),) = gpu_suite.run(1, tmp_path, "cpu", "grouped seq-len-64-microbatch-2-bf16-autocast-vary-length")
+    ((_, record),) = gpu_suite.run(
+        1, tmp_path, "cpu", "grouped seq-len-64-microbatch-2-bf16-autocast-vary-length"
+    )
     assert record["failure"].startswith("took more than")
 
 

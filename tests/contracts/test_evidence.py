@@ -1,5 +1,5 @@
-"""Where figures come from: every fact read in code names its file, every fitted one its runs, and none of them is a measured case that
-predictions are compared with.
+"""Where figures come from: every fact read in code names its file, every fitted one its runs, and none of
+them is a measured case that predictions are compared with.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def of_engines() -> Iterator[tuple[str, Evidence]]:
 
 def of_sheets() -> Iterator[tuple[str, Evidence]]:
     for engine in ("transformers", "fsdp2", "deepspeed", "megatron"):
-        for item in memsheet.train("llama-tiny", engine=engine, seq_len=128, gpus="2xA100-80GB").sheets[0].items:
+        for item in (
+            memsheet.train("llama-tiny", engine=engine, seq_len=128, gpus="2xA100-80GB").sheets[0].items
+        ):
             yield f"{engine} {item.component.value} {item.path}", item.evidence
 
 

@@ -14,7 +14,14 @@ import pytest
 import memsheet.formulas
 from memsheet.references import FORMULAS
 
-NUMBERS = ("Count", "int", "Bytes", "dict[str, Count]", "tuple[Count, ...]", "dict[tuple[Component, str], Count]")
+NUMBERS = (
+    "Count",
+    "int",
+    "Bytes",
+    "dict[str, Count]",
+    "tuple[Count, ...]",
+    "dict[tuple[Component, str], Count]",
+)
 
 # What returns a number and is no formula: it adds up, counts or picks what formulas gave.
 EXCEPTIONS = {
@@ -25,7 +32,9 @@ EXCEPTIONS = {
     "model_code.transformers.code.end_axes": "names the sizes of a plan and a model",
     "serving.kv_cache.bytes_per_token": "adds up layers",
     "model_code.transformers.losses.chunk_of": "picks the formula of the loss",
-    "states.params.parameter_count": "counts the tensors that the readers list, checked against the real code",
+    "states.params.parameter_count": (
+        "counts the tensors that the readers list, checked against the real code"
+    ),
     "states.params.active_parameter_count": "counts tensors",
     "states.params.idle_parameter_count": "counts tensors",
     "runtime.cublas_workspace_bytes": "a figure of the catalogue, which carries its own evidence",
@@ -47,13 +56,19 @@ def numeric() -> dict[str, Callable[..., Any]]:
         f"{module.__name__.removeprefix('memsheet.').removeprefix('formulas.')}.{name}": function
         for module in modules()
         for name, function in vars(module).items()
-        if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
+        if inspect.isfunction(function)
+        and function.__module__ == module.__name__
+        and not name.startswith("_")
         if str(inspect.signature(function).return_annotation) in NUMBERS
     }
 
 
 def test_the_walk_finds_formulas() -> None:
-    assert {"states.sharding.dim0_shard", "serving.kv_cache.kv_elements_per_token", "states.optimizers.step_temporaries"} <= set(numeric())
+    assert {
+        "states.sharding.dim0_shard",
+        "serving.kv_cache.kv_elements_per_token",
+        "states.optimizers.step_temporaries",
+    } <= set(numeric())
 
 
 @pytest.mark.parametrize("name", sorted(numeric()))
@@ -64,7 +79,10 @@ def test_a_function_that_returns_bytes_or_elements_cites_its_source(name: str) -
 def test_every_published_formula_says_where_it_errs() -> None:
     import memsheet.textbook
 
-    assert all("Where it errs:" in (inspect.getdoc(getattr(memsheet.textbook, name)) or "") for name in memsheet.textbook.__all__)
+    assert all(
+        "Where it errs:" in (inspect.getdoc(getattr(memsheet.textbook, name)) or "")
+        for name in memsheet.textbook.__all__
+    )
     assert {f"memsheet.textbook.{name}" for name in memsheet.textbook.__all__} <= {*FORMULAS}
 
 

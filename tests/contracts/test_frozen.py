@@ -1,4 +1,6 @@
-"""What others build on: the public names, and the flags of every command. A change here is a decision, not an accident."""
+"""What others build on: the public names, and the flags of every command. A change here is a decision, not an
+accident.
+"""
 
 import memsheet
 from memsheet.cli.commands import COMMANDS
@@ -70,7 +72,20 @@ SOLVE_FLAGS = ["--model", "--most", "--picture"]
 FLAGS = {
     "train": sorted(PLAN_FLAGS + JOB_FLAGS),
     "infer": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--lengths"]),
-    "plan": sorted([*PLAN_FLAGS, *JOB_FLAGS, *SERVE_FLAGS, "--axes", "--cells", "--method", "--picture", "--show", "--tokens", "--top"]),
+    "plan": sorted(
+        [
+            *PLAN_FLAGS,
+            *JOB_FLAGS,
+            *SERVE_FLAGS,
+            "--axes",
+            "--cells",
+            "--method",
+            "--picture",
+            "--show",
+            "--tokens",
+            "--top",
+        ]
+    ),
     "solve": sorted(PLAN_FLAGS + JOB_FLAGS + SOLVE_FLAGS),
     "trace": sorted(PLAN_FLAGS + JOB_FLAGS + TRACE_FLAGS),
     "measure": sorted(PLAN_FLAGS + JOB_FLAGS + MEASURE_FLAGS),
@@ -126,12 +141,17 @@ tensor-parallel-size torch-compile torch-dtype tp-size train-batch-size train-mi
 use-distributed-optimizer use-flash-attention-2 use-flash-attn use-gradient-checkpointing use-liger use-liger-kernel use-lora
 use-peft users virtual-pipeline-model-parallel-size zero-stage
 """
-LIBRARY_NAMES = "accelerate axolotl ddp fsdp hf huggingface llama-factory llama-server llamacpp lm-studio megatron-core megatron-lm nemo ollama peft trl unsloth zero1 zero2 zero3"
+LIBRARY_NAMES = (
+    "accelerate axolotl ddp fsdp hf huggingface llama-factory llama-server llamacpp lm-studio "
+    "megatron-core megatron-lm nemo ollama peft trl unsloth zero1 zero2 zero3"
+)
 ONE_DASH = "-c -ctk -ctv -dp -fa -md -ncmoe -ngl -np -pp -tp -ub"
 
 
 def flags_of(command: str) -> list[str]:
-    return sorted(name for flag in COMMANDS[command].flags for name, _ in flag_spellings(flag) if flag.group != WORDS)
+    return sorted(
+        name for flag in COMMANDS[command].flags for name, _ in flag_spellings(flag) if flag.group != WORDS
+    )
 
 
 def test_public_names():

@@ -9,7 +9,10 @@ import pytest
 
 HEAVY = ("torch", "transformers", "accelerate", "peft", "numpy", "matplotlib", "pydantic", "fastapi")
 
-LOADED = f"import json, sys; print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]), file=sys.stderr)"
+LOADED = (
+    f"import json, sys; print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]), "
+    "file=sys.stderr)"
+)
 IMPORT = f"import memsheet; {LOADED}"
 COMMAND = f"""
 import runpy, sys
@@ -24,7 +27,9 @@ except SystemExit as end:
 
 def loaded_after(program: str) -> list[str]:
     """The heavy packages that a fresh interpreter holds after ``program``."""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stderr.splitlines()[-1])
 
@@ -37,6 +42,8 @@ def test_importing_the_package_loads_nothing_heavy():
     assert loaded_after(IMPORT) == []
 
 
-@pytest.mark.skipif(importlib.util.find_spec("memsheet.__main__") is None, reason="the command line is not there yet")
+@pytest.mark.skipif(
+    importlib.util.find_spec("memsheet.__main__") is None, reason="the command line is not there yet"
+)
 def test_a_command_without_torch_loads_nothing_heavy():
     assert loaded_after(COMMAND) == []

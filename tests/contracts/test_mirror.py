@@ -21,7 +21,9 @@ def folders_of_tests(unit: Path) -> Iterator[Path]:
 
 def crowded_folders(root: Path) -> dict[str, int]:
     """How many Python files each folder has that has too many."""
-    counts = {folder: len(list(folder.glob("*.py"))) for folder in (root, *root.rglob("*")) if folder.is_dir()}
+    counts = {
+        folder: len(list(folder.glob("*.py"))) for folder in (root, *root.rglob("*")) if folder.is_dir()
+    }
     return {str(folder.relative_to(root)): count for folder, count in counts.items() if count > MOST}
 
 

@@ -10,9 +10,28 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "memsheet"
 PAGES = sorted((*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
-OURS = frozenset(path.name for path in (*ROOT.glob("*"), *SOURCE.glob("*"), *(SOURCE / "formulas").glob("*")) if path.is_dir())
-NAMES = frozenset(path.name for folder in ("src", "tests", "benchmarks", "docs", "examples") for path in (ROOT / folder).rglob("*.py"))
-PEOPLES = frozenset({"train.py", "step.py", "numpy.py", "training_args.py", "torchtitan_config.py", "pretrain_gpt.py", "mine.py", "job.py"})
+OURS = frozenset(
+    path.name
+    for path in (*ROOT.glob("*"), *SOURCE.glob("*"), *(SOURCE / "formulas").glob("*"))
+    if path.is_dir()
+)
+NAMES = frozenset(
+    path.name
+    for folder in ("src", "tests", "benchmarks", "docs", "examples")
+    for path in (ROOT / folder).rglob("*.py")
+)
+PEOPLES = frozenset(
+    {
+        "train.py",
+        "step.py",
+        "numpy.py",
+        "training_args.py",
+        "torchtitan_config.py",
+        "pretrain_gpt.py",
+        "mine.py",
+        "job.py",
+    }
+)
 """What files of people's own are called where a page shows one."""
 OTHERS = frozenset({"src"})
 """Folders that other projects have as well."""
@@ -24,7 +43,9 @@ def named_paths(text: str) -> set[str]:
     """Paths in backticks that can only be ours: below one of our folders, or a Python file."""
     found = {match.removeprefix("src/memsheet/") for match in PATH.findall(text)}
     return {
-        path for path in found if ("/" not in path and path.endswith(".py")) or ("/" in path and path.split("/")[0] in OURS - OTHERS)
+        path
+        for path in found
+        if ("/" not in path and path.endswith(".py")) or ("/" in path and path.split("/")[0] in OURS - OTHERS)
     } - PEOPLES
 
 

@@ -14,13 +14,20 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def bound_names(tree: ast.Module) -> Iterator[str]:
-    """Functions, classes and constants of a module's own level; overloads and branches of an ``if`` are not in it."""
+    """Functions, classes and constants of a module's own level; overloads and branches of an ``if`` are not
+    in it.
+    """
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             if not any("overload" in ast.unparse(decorator) for decorator in node.decorator_list):
                 yield node.name
         elif isinstance(node, ast.Assign):
-            yield from (name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name) and name.id.isupper())
+            yield from (
+                name.id
+                for target in node.targets
+                for name in ast.walk(target)
+                if isinstance(name, ast.Name) and name.id.isupper()
+            )
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             yield node.target.id
 
@@ -31,10 +38,15 @@ def test_the_search_finds_a_second_binding() -> None:
 
 def test_no_module_binds_a_name_twice() -> None:
     counts = {file: Counter(bound_names(ast.parse(file.read_text(encoding="utf-8")))) for file in FILES}
-    assert {f"{file.relative_to(PACKAGE)}: {name}" for file, names in counts.items() for name, n in names.items() if n > 1} == set()
+    assert {
+        f"{file.relative_to(PACKAGE)}: {name}"
+        for file, names in counts.items()
+        for name, n in names.items()
+        if n > 1
+    } == set()
 
 
-# ---- names say what a function does ----------------------------------------------------------------------------------------
+# ---- names say what a function does ------------------------------------------------------------------------
 
 MOST_ONE_WORD, MOST_TWICE = 0.03, 0.08
 """Shares of all module-level functions. They only go down."""

@@ -1,4 +1,6 @@
-"""What must not stand in a file of the project: paths of the machine it was written on, hosts to install from."""
+"""What must not stand in a file of the project: paths of the machine it was written on, hosts to install
+from.
+"""
 
 import re
 import subprocess
@@ -9,7 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SELF = Path(__file__).relative_to(ROOT).as_posix()
 
-# absolute paths of somebody's machine, in code, commands and notes; the temporary and home folders of examples included
+# absolute paths of somebody's machine, in code, commands and notes; the temporary and home folders of
+# examples included
 PATHS = re.compile(r"(?<![\w.~-])/(?:work|root|opt|home|tmp)/\w+")
 INSTALLER = ("index-" + "url", "find-" + "links")  # where packages come from is the installer's business
 

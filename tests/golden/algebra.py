@@ -19,7 +19,15 @@ from memsheet.formulas.states.held import Held
 from memsheet.formulas.tapes.evaluate import BytesByPath
 from memsheet.plan.defaults import NAMED_PRECISIONS
 from memsheet.plan.dtypes import BF16, FP32
-from memsheet.plan.model import Attention, CrossAttention, LatentAttention, ModelSpec, Role, StateSpace, Weight
+from memsheet.plan.model import (
+    Attention,
+    CrossAttention,
+    LatentAttention,
+    ModelSpec,
+    Role,
+    StateSpace,
+    Weight,
+)
 from memsheet.plan.plan import Implementation, Mesh, Optimizer, OptimizerName, Plan, Schedule
 from memsheet.readers.model import read_model
 from memsheet.references import FORMULAS
@@ -51,9 +59,21 @@ def spec() -> ModelSpec:
 def plan(engine: str = "fsdp2", **request: Any) -> Plan:
     """A plan whose counts are symbols."""
     made = resolve_request(
-        {"task": "train", "engine": engine, "seq_len": 8, **{k.replace("__", "."): v for k, v in request.items()}}, spec()
+        {
+            "task": "train",
+            "engine": engine,
+            "seq_len": 8,
+            **{k.replace("__", "."): v for k, v in request.items()},
+        },
+        spec(),
     ).plan
-    mesh = Mesh(dp_replicate=symbol("dp_replicate"), dp_shard=symbol("dp_shard"), tp=symbol("tp"), ep=symbol("ep"), etp=symbol("etp"))
+    mesh = Mesh(
+        dp_replicate=symbol("dp_replicate"),
+        dp_shard=symbol("dp_shard"),
+        tp=symbol("tp"),
+        ep=symbol("ep"),
+        etp=symbol("etp"),
+    )
     return replace(made, mesh=mesh, microbatch=symbol("b"), seq_len=symbol("s"))
 
 
@@ -74,16 +94,27 @@ def group() -> Group:
 
 
 def attention(**kwargs: Any) -> Attention:
-    return Attention(path="self_attn", heads=symbol("a"), kv_heads=symbol("k"), head_dim=symbol("d"), weights=(), **kwargs)
+    return Attention(
+        path="self_attn", heads=symbol("a"), kv_heads=symbol("k"), head_dim=symbol("d"), weights=(), **kwargs
+    )
 
 
 LATENT = LatentAttention(
     path="self_attn", heads=symbol("a"), q_lora_rank=None, kv_lora_rank=symbol("r_kv"), qk_nope_head_dim=symbol("d_nope"),
     qk_rope_head_dim=symbol("d_rope"), v_head_dim=symbol("d_v"), weights=(),
 )  # fmt: skip
-CROSS = CrossAttention(path="cross", heads=symbol("a"), kv_heads=symbol("k"), head_dim=symbol("d"), memory_hidden=8, weights=())
+CROSS = CrossAttention(
+    path="cross", heads=symbol("a"), kv_heads=symbol("k"), head_dim=symbol("d"), memory_hidden=8, weights=()
+)
 MAMBA = StateSpace(
-    path="mixer", kind="mamba", inner=8, state=8, conv_kernel=4, state_elements=symbol("state"), conv_elements=symbol("conv"), weights=()
+    path="mixer",
+    kind="mamba",
+    inner=8,
+    state=8,
+    conv_kernel=4,
+    state_elements=symbol("state"),
+    conv_elements=symbol("conv"),
+    weights=(),
 )
 MATRIX = Weight(path="w", shape=(symbol("V"), symbol("h")), role=Role.HEAD, cut=0, padded=True)
 HEADS = Weight(path="w", shape=(1024, symbol("h")), role=Role.LINEAR, cut=0, units=8)
@@ -151,7 +182,9 @@ def cases() -> dict[str, Cases]:
 
 
 def by_annotation(function: Callable[..., Any]) -> Cases:
-    """Symbols for counts, a plan and a tensor where they are asked for; a formula that asks for more is not called."""
+    """Symbols for counts, a plan and a tensor where they are asked for; a formula that asks for more is not
+    called.
+    """
     made: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         kind = str(parameter.annotation)
@@ -172,11 +205,15 @@ def shown(value: Any) -> str:
         return f"{value.path} {shown(value.shape)}"
     if isinstance(value, tuple | list) or inspect.isgenerator(value):
         return "(" + ", ".join(shown(part) for part in value) + ")"
-    return str(value) if isinstance(value, Term | int) and not isinstance(value, bool) else "—"  # no algebra: a choice, functions
+    return (
+        str(value) if isinstance(value, Term | int) and not isinstance(value, bool) else "—"
+    )  # no algebra: a choice, functions
 
 
 def _key(key: Any) -> str:
-    return f"{key[0].value} {key[1]}" if isinstance(key, tuple) and isinstance(key[0], Component) else str(key)
+    return (
+        f"{key[0].value} {key[1]}" if isinstance(key, tuple) and isinstance(key[0], Component) else str(key)
+    )
 
 
 def algebra(name: str) -> dict[str, str]:
@@ -186,11 +223,16 @@ def algebra(name: str) -> dict[str, str]:
     found = getattr(importlib.import_module(module), function)
     given = cases().get(short)
     try:
-        return {case: shown(found(*args, **kwargs)) for case, (args, kwargs) in (by_annotation(found) if given is None else given).items()}
+        return {
+            case: shown(found(*args, **kwargs))
+            for case, (args, kwargs) in (by_annotation(found) if given is None else given).items()
+        }
     except (TypeError, AttributeError, AssertionError):
         if given is not None:
             raise
-        return {}  # it branches on what a formula of this kind may branch on, or wants a plan of another engine than this one
+        # it branches on what a formula of this kind may branch on, or wants a plan of another engine than
+        # this one
+        return {}
 
 
 def lines() -> Iterator[str]:

@@ -1,4 +1,6 @@
-"""Whole answers kept as files: a question beside what its sheet comes to. A change of any number shows in the difference."""
+"""Whole answers kept as files: a question beside what its sheet comes to. A change of any number shows in the
+difference.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +63,16 @@ QUESTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
 def asked(name: str) -> dict[str, Any]:
     """The question and its answer, as kept."""
     task, model, options = QUESTIONS[name]
-    options = {key: value for key, value in options.items() if key != "phase"} | ({"plan": {"phase": "load"}} if "phase" in options else {})
+    options = {key: value for key, value in options.items() if key != "phase"} | (
+        {"plan": {"phase": "load"}} if "phase" in options else {}
+    )
     answer = (memsheet.train if task == "train" else memsheet.infer)(model, fix=False, **options)
     return {
-        "question": {"task": task, "model": model, **{k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}},
+        "question": {
+            "task": task,
+            "model": model,
+            **{k: list(v) if isinstance(v, tuple) else v for k, v in options.items()},
+        },
         "parameters": answer.parameters,
         "verdict": answer.verdict.result.value if answer.verdict else None,
         "ranks": [compact(sheet) for sheet in answer.sheets],

@@ -32,7 +32,9 @@ def generator() -> ModuleType:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_has_not_drifted(name: str) -> None:
-    assert (DOCS / name).read_text(encoding="utf-8") == generator().PAGES[name](), "make regold writes it again"
+    assert (DOCS / name).read_text(encoding="utf-8") == generator().PAGES[name](), (
+        "make regold writes it again"
+    )
 
 
 def test_every_generated_page_is_watched() -> None:

@@ -20,7 +20,9 @@ def test_our_answer(example: worked.Example) -> None:
 def test_the_collection_is_whole() -> None:
     assert len(worked.examples()) == 62
     assert {e.id for e in worked.examples()} == set(worked.CALCULATORS)
-    assert all(e.note for e in worked.examples() if e.agrees is not True), "a number that does not stand is explained"
+    assert all(e.note for e in worked.examples() if e.agrees is not True), (
+        "a number that does not stand is explained"
+    )
 
 
 def test_the_parts_that_explain_a_number_add_up_to_it() -> None:
@@ -30,13 +32,24 @@ def test_the_parts_that_explain_a_number_add_up_to_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"recompute": "full"}, {"recompute": "full", "loss": "fused"}, {"precision": "fp32", "recompute": "full"}]
+    "options",
+    [
+        {},
+        {"recompute": "full"},
+        {"recompute": "full", "loss": "fused"},
+        {"precision": "fp32", "recompute": "full"},
+    ],
 )
-def test_llama_3_70b_does_not_train_on_eight_cards_of_80_gb_whatever_is_done_to_activations(options: dict[str, str]) -> None:
+def test_llama_3_70b_does_not_train_on_eight_cards_of_80_gb_whatever_is_done_to_activations(
+    options: dict[str, str],
+) -> None:
     answer = worked.production(2048, 4, **options)
     assert answer.verdict is not None
     assert answer.verdict.result is Result.DOES_NOT_FIT
-    assert answer.sheets[0].of(*STATES, instant=Instant.OPTIMIZER_STEP).value > answer.cluster.device.framework_high_bytes
+    assert (
+        answer.sheets[0].of(*STATES, instant=Instant.OPTIMIZER_STEP).value
+        > answer.cluster.device.framework_high_bytes
+    )
 
 
 def test_rank_16_on_four_projections_is_a_quarter_of_a_percent() -> None:
@@ -44,10 +57,13 @@ def test_rank_16_on_four_projections_is_a_quarter_of_a_percent() -> None:
 
 
 def test_the_released_qwen_fits_where_the_published_shape_does_not() -> None:
-    """7.6B in bf16 and sixteen sequences of 32k on one card of 80 GB; the published product (50 GB) is not what decides it."""
+    """7.6B in bf16 and sixteen sequences of 32k on one card of 80 GB; the published product (50 GB) is not
+    what decides it.
+    """
     weights, buffers = 15_231_233_024, 2 * 10**9
     published, released = (
-        next(e.ours for e in worked.examples() if e.id == name) for name in ("kv-qwen-as-published", "kv-qwen2.5-7b-real")
+        next(e.ours for e in worked.examples() if e.id == name)
+        for name in ("kv-qwen-as-published", "kv-qwen2.5-7b-real")
     )
     assert weights == 2 * worked.parameter_count(worked.model("qwen2.5-7b"))
     assert published + weights + buffers > 80 * 10**9 > released + weights + buffers

@@ -1,4 +1,5 @@
-"""The numbers that guides publish, answered by this package: ``answer(example)`` for every entry of worked_examples.toml.
+"""The numbers that guides publish, answered by this package: ``answer(example)`` for every entry of
+worked_examples.toml.
 
 A calculator names the product code that answers; nothing is worked out here that the package can work out.
 """
@@ -62,7 +63,7 @@ def model(name: str) -> ModelSpec:
     return read_model(name, catalog=catalog.find_model, names=catalog.model_names())
 
 
-# ---- states --------------------------------------------------------------------------------------------------------------
+# ---- states ------------------------------------------------------------------------------------------------
 
 
 def weights(i: Inputs) -> int:
@@ -72,7 +73,9 @@ def weights(i: Inputs) -> int:
 
 
 def states(parameters: int, *components: Component, **options: Any) -> int:
-    """Bytes of the states of a bare count on one rank when backward ends (DeepSpeed's bf16: 16 bytes a parameter)."""
+    """Bytes of the states of a bare count on one rank when backward ends (DeepSpeed's bf16: 16 bytes a
+    parameter).
+    """
     sheet = memsheet.train(parameters=parameters, **{"engine": "deepspeed", **options}).sheets[0]
     return sheet.of(*(components or STATES), instant=Instant.BACKWARD).value
 
@@ -92,7 +95,9 @@ def tensor_pipeline_zero(i: Inputs) -> int:
 
 
 def data_parallel_degree(i: Inputs) -> int:
-    answer = memsheet.train(parameters=70e9, engine="deepspeed", gpus=f"{i['gpus']}xA100-80GB", tp=i["tp"], pp=i["pp"], zero=1)
+    answer = memsheet.train(
+        parameters=70e9, engine="deepspeed", gpus=f"{i['gpus']}xA100-80GB", tp=i["tp"], pp=i["pp"], zero=1
+    )
     return int(answer.plan.mesh.data_parallel)
 
 
@@ -110,22 +115,33 @@ def eight_bit(i: Inputs) -> dict[str, int]:
 
 
 def llama3_70b_on_eight_cards(i: Inputs) -> int:
-    return production(i["seq_len"], i["micro_batch"]).sheets[0].of(*STATES, instant=Instant.OPTIMIZER_STEP).value
+    return (
+        production(i["seq_len"], i["micro_batch"]).sheets[0].of(*STATES, instant=Instant.OPTIMIZER_STEP).value
+    )
 
 
 @cache
 def production(seq_len: int, microbatch: int, **options: Any) -> memsheet.Answer:
     return memsheet.train(
-        "llama-3-70b", gpus="8xA100-80GB", engine="fsdp2", zero=3, seq_len=seq_len, microbatch=microbatch, fix=False, **options
+        "llama-3-70b",
+        gpus="8xA100-80GB",
+        engine="fsdp2",
+        zero=3,
+        seq_len=seq_len,
+        microbatch=microbatch,
+        fix=False,
+        **options,
     )
 
 
 def lora_parameters(i: Inputs) -> int:
-    plan = memsheet.train("llama-2-7b", lora_rank=i["rank"], lora_targets=i["targets"], quantize="nf4", seq_len=1).plan
+    plan = memsheet.train(
+        "llama-2-7b", lora_rank=i["rank"], lora_targets=i["targets"], quantize="nf4", seq_len=1
+    ).plan
     return sum(h.times * h.elements for h in held_tensors(model("llama-2-7b"), plan) if h.trains)
 
 
-# ---- activations -----------------------------------------------------------------------------------------------------------
+# ---- activations -------------------------------------------------------------------------------------------
 
 
 def rule(i: Inputs) -> int:
@@ -143,7 +159,9 @@ def gpt_block(i: Inputs) -> dict[str, int]:
 def scores(i: Inputs) -> int:
     dtype = dtype_named(i["dtype"])
     assert dtype is not None
-    return i.get("layers", 1) * textbook.attention_scores(i.get("micro_batch", 1), i.get("heads", 1), i["seq_len"], dtype)
+    return i.get("layers", 1) * textbook.attention_scores(
+        i.get("micro_batch", 1), i.get("heads", 1), i["seq_len"], dtype
+    )
 
 
 def printed_formula(_: Inputs) -> str:
@@ -181,7 +199,9 @@ def six_components(i: Inputs) -> dict[str, int]:
 
 
 def recompute_ratio(_: Inputs) -> dict[str, float]:
-    """What a layer of the GPT block saves over its input, with fused attention and with scores of 2,048 tokens."""
+    """What a layer of the GPT block saves over its input, with fused attention and with scores of 2,048
+    tokens.
+    """
     s, b, h, a = 2048, 4, 4096, 32
     one = BF16.nbytes(s * b * h)
     return {
@@ -201,7 +221,10 @@ PASSES = {"forward": 1, "backward": 2}
 
 def recompute_passes(_: Inputs) -> dict[str, float]:
     whole = sum(PASSES.values())
-    return {"step": round((whole + PASSES["forward"]) / whole, 3), "forward": 2 * PASSES["forward"] / PASSES["forward"]}
+    return {
+        "step": round((whole + PASSES["forward"]) / whole, 3),
+        "forward": 2 * PASSES["forward"] / PASSES["forward"],
+    }
 
 
 def recompute_percent(i: Inputs) -> dict[str, float]:
@@ -213,23 +236,35 @@ def recompute_percent(i: Inputs) -> dict[str, float]:
 def eight_bit_ratio(i: Inputs) -> dict[str, float]:
     n = i["parameters"]
     small, whole, master = textbook.eight_bit_moments(n), 2 * FP32.nbytes(n), FP32.nbytes(n)
-    return {"moments": round(whole / small, 3), "with_master_copy": round((whole + master) / (small + master), 3)}
+    return {
+        "moments": round(whole / small, 3),
+        "with_master_copy": round((whole + master) / (small + master), 3),
+    }
 
 
 def zero3_ratio(i: Inputs) -> dict[str, float]:
     whole = textbook.zero_states(i["parameters"])
     three = {f"ranks_{n}": whole / textbook.zero_states(i["parameters"], stage=3, ranks=n) for n in (8, 64)}
-    return {**three, "zero2_limit": round(whole / textbook.zero_states(i["parameters"], stage=2, ranks=10**9), 3)}
+    return {
+        **three,
+        "zero2_limit": round(whole / textbook.zero_states(i["parameters"], stage=2, ranks=10**9), 3),
+    }
 
 
 def flash_ratio(i: Inputs) -> dict[str, float]:
-    """One score matrix over one number a row; and with the four tensors that either kind of attention saves besides."""
+    """One score matrix over one number a row; and with the four tensors that either kind of attention saves
+    besides.
+    """
     s, b, h, a = (i[key] for key in ("seq_len", "micro_batch", "hidden", "heads"))
-    matrix, rows, tensor = textbook.attention_scores(b, a, s, i["dtype"]), FP32.nbytes(b * a * s), BF16.nbytes(s * b * h)
+    matrix, rows, tensor = (
+        textbook.attention_scores(b, a, s, i["dtype"]),
+        FP32.nbytes(b * a * s),
+        BF16.nbytes(s * b * h),
+    )
     return {"scores": matrix / rows, "attention": round((3 * tensor + matrix) / (4 * tensor + rows), 2)}
 
 
-# ---- serving ---------------------------------------------------------------------------------------------------------------
+# ---- serving -----------------------------------------------------------------------------------------------
 
 
 def made(i: Inputs) -> dict[str, Any]:
@@ -261,7 +296,10 @@ def kv_token(i: Inputs) -> int:
 def paged(i: Inputs) -> dict[str, int]:
     page = kv_token(i) * i["page_tokens"]
     count = textbook.page_count(i["kv_bytes"], kv_token(i), i["page_tokens"])
-    sequences = {f"sequences_at_{n}": textbook.paged_sequences(count, n, i["page_tokens"]) for n in (256, 512, 1024, 2048, 4096)}
+    sequences = {
+        f"sequences_at_{n}": textbook.paged_sequences(count, n, i["page_tokens"])
+        for n in (256, 512, 1024, 2048, 4096)
+    }
     return {"page_bytes": page, "pages": count, "tokens": count * i["page_tokens"], **sequences}
 
 
@@ -272,7 +310,10 @@ def contiguous_waste(i: Inputs) -> float:
 def partial_pages(i: Inputs) -> dict[str, float]:
     """The last page of a sequence is empty by half a page on average."""
     empty = (i["page_tokens"] - 1) / 2
-    return {"tokens": empty, **{f"percent_at_{n}": round(100 * textbook.idle_share(n, n + empty), 2) for n in (256, 512)}}
+    return {
+        "tokens": empty,
+        **{f"percent_at_{n}": round(100 * textbook.idle_share(n, n + empty), 2) for n in (256, 512)},
+    }
 
 
 def expert_parallel(i: Inputs) -> dict[str, int]:

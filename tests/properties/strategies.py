@@ -1,4 +1,6 @@
-"""What the laws are tried on: small real models, plans of every modelled kind, counts that are odd on purpose."""
+"""What the laws are tried on: small real models, plans of every modelled kind, counts that are odd on
+purpose.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,28 @@ from memsheet.readers.model import read_model
 from memsheet.resolve import resolve_request
 
 TRAINED = ("llama-tiny", "llama-3.2-1b", "qwen2.5-0.5b", "gpt2")
-SERVED = (*TRAINED, "mistral-7b", "gemma-3-1b", "deepseek-v2", "mamba-2.8b", "jamba-v0.1", "qwen3-30b-a3b", "gpt-oss-20b")
+SERVED = (
+    *TRAINED,
+    "mistral-7b",
+    "gemma-3-1b",
+    "deepseek-v2",
+    "mamba-2.8b",
+    "jamba-v0.1",
+    "qwen3-30b-a3b",
+    "gpt-oss-20b",
+)
 CARDS = ("A100-40GB", "A100-80GB", "H200-141GB")
 
 
 def law(examples: int = 50) -> settings:
     """The same examples every time, and as many as said."""
-    return settings(max_examples=examples, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
+    return settings(
+        max_examples=examples,
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        database=None,
+    )
 
 
 @cache
@@ -51,7 +68,9 @@ microbatches = st.integers(1, 9)
 lengths = st.integers(1, 1024)
 ranks = st.integers(1, 70)
 engines = st.sampled_from(("transformers", "fsdp2"))
-recomputes = st.sampled_from(({}, {"recompute.mode": "full"}, {"recompute.every": 2}, {"recompute.segments": 2}))
+recomputes = st.sampled_from(
+    ({}, {"recompute.mode": "full"}, {"recompute.every": 2}, {"recompute.segments": 2})
+)
 optimizers = st.sampled_from(("adamw", "adamw_8bit", "sgd", "sgd_momentum"))
 attentions = st.sampled_from(("sdpa", "eager", "flash"))
 adapters = st.sampled_from(({}, {}, {"adapter.rank": 8}, {"adapter.rank": 4, "quantization.weights": "nf4"}))

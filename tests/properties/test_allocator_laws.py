@@ -1,4 +1,6 @@
-"""What must hold of the caching allocator whatever it is asked, and a second one, plain and slow, that must agree with it."""
+"""What must hold of the caching allocator whatever it is asked, and a second one, plain and slow, that must
+agree with it.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,30 @@ KINDS = (
     "large_segment_size_mb:12",
 )  # fmt: skip
 COLLECTING = "garbage_collection_threshold:0.5,per_process_memory_fraction:0.9"
-SIZES = (0, 1, 512, 700, MIB - 512, MIB, MIB + 1, 2 * MIB, 5 * MIB, 9 * MIB + 3, 10 * MIB, 12 * MIB, 19 * MIB, 21 * MIB, 33 * MIB, 50 * MIB)
+SIZES = (
+    0,
+    1,
+    512,
+    700,
+    MIB - 512,
+    MIB,
+    MIB + 1,
+    2 * MIB,
+    5 * MIB,
+    9 * MIB + 3,
+    10 * MIB,
+    12 * MIB,
+    19 * MIB,
+    21 * MIB,
+    33 * MIB,
+    50 * MIB,
+)
 
 
 def crowd(seed: int, streams: int = 2, longest: int = 80) -> Timeline:
-    """Allocations and releases in any order, of sizes on both sides of every boundary, with instants anywhere."""
+    """Allocations and releases in any order, of sizes on both sides of every boundary, with instants
+    anywhere.
+    """
     chance = Random(seed)
     storages: list[Storage] = []
     events: list[int] = []
@@ -45,14 +66,21 @@ def crowd(seed: int, streams: int = 2, longest: int = 80) -> Timeline:
         else:
             live.append(len(storages))
             events.append(len(storages))
-            storages.append(Storage(chance.choice(some), Component.TEMPORARIES, "x", "aten.x", chance.randrange(streams)))
+            storages.append(
+                Storage(chance.choice(some), Component.TEMPORARIES, "x", "aten.x", chance.randrange(streams))
+            )
     cuts = sorted(chance.choices(range(len(events) + 1), k=chance.randint(0, 3)))
-    marks = tuple(Mark(at, instant) for at, instant in zip(cuts, (Instant.FORWARD, Instant.BACKWARD, Instant.FORWARD), strict=False))
+    marks = tuple(
+        Mark(at, instant)
+        for at, instant in zip(cuts, (Instant.FORWARD, Instant.BACKWARD, Instant.FORWARD), strict=False)
+    )
     return Timeline(storages=tuple(storages), events=tuple(events), marks=marks)
 
 
 def tight(timeline: Timeline, how: Settings, per_cent: int | None) -> int | None:
-    """A capacity between what is asked for (0) and what is reserved where there is no end of memory (100); None: no end."""
+    """A capacity between what is asked for (0) and what is reserved where there is no end of memory (100);
+    None: no end.
+    """
     free = replay_timeline(timeline, how)
     asked = free.requested_peak_bytes
     return None if per_cent is None else max(asked + (free.reserved_peak_bytes - asked) * per_cent // 100, 0)
@@ -64,8 +92,12 @@ squeezes = st.none() | st.integers(-10, 110)
 delays = st.integers(0, 20)
 
 
-def steps(timeline: Timeline, how: Settings, capacity: int | None, delay: int = 0) -> Iterator[tuple[Allocator, int]]:
-    """The allocator and the bytes asked for after each event, until one fails; every third storage is held for ``delay`` events."""
+def steps(
+    timeline: Timeline, how: Settings, capacity: int | None, delay: int = 0
+) -> Iterator[tuple[Allocator, int]]:
+    """The allocator and the bytes asked for after each event, until one fails; every third storage is held
+    for ``delay`` events.
+    """
     allocator, blocks, held = Allocator(how, capacity), {}, 0
     for at, event in enumerate(timeline.events):
         storage = timeline.storages[max(event, ~event)]
@@ -82,7 +114,7 @@ def steps(timeline: Timeline, how: Settings, capacity: int | None, delay: int = 
         yield allocator, held
 
 
-# ---- at every moment ---------------------------------------------------------------------------------------------------------
+# ---- at every moment ---------------------------------------------------------------------------------------
 
 
 @law(150)
@@ -98,11 +130,20 @@ def test_blocks_tile_their_segments_and_no_two_unused_ones_touch(
 
 
 def test_pages_that_go_back_one_after_the_other_are_one_hole() -> None:
-    sizes = ((20, 0), (20, 0), (5, 0), (1, 0), (15, 1))  # pages 0, 1 and 2; then two that find no memory until page 0, page 1 is gone
-    storages = tuple(Storage(size * MIB, Component.TEMPORARIES, "x", "aten.x", stream) for size, stream in sizes)
+    sizes = (
+        (20, 0),
+        (20, 0),
+        (5, 0),
+        (1, 0),
+        (15, 1),
+    )  # pages 0, 1 and 2; then two that find no memory until page 0, page 1 is gone
+    storages = tuple(
+        Storage(size * MIB, Component.TEMPORARIES, "x", "aten.x", stream) for size, stream in sizes
+    )
     timeline = Timeline(storages=storages, events=(0, 1, 2, ~0, 3, ~1, 4), marks=())
     seen = [
-        (allocator.retries, allocator_inconsistencies(allocator)) for allocator, _ in steps(timeline, settings_from(KINDS[1]), 60 * MIB)
+        (allocator.retries, allocator_inconsistencies(allocator))
+        for allocator, _ in steps(timeline, settings_from(KINDS[1]), 60 * MIB)
     ]
     assert seen == [(retries, []) for retries in (0, 0, 0, 0, 1, 1, 2)]
 
@@ -121,17 +162,21 @@ def test_when_all_is_released_all_goes_back(timeline: Timeline, how: Settings, d
     assert all(not pool.keys and not pool.unmapped for pool in allocator.every_pool())
 
 
-# ---- a replay ----------------------------------------------------------------------------------------------------------------
+# ---- a replay ----------------------------------------------------------------------------------------------
 
 
 @law(100)
 @given(timelines, settings, squeezes)
 def test_a_replay_is_what_its_steps_were(timeline: Timeline, how: Settings, squeeze: int | None) -> None:
     capacity = tight(timeline, how, squeeze)
-    curve = [(allocator.reserved, allocator.allocated, held) for allocator, held in steps(timeline, how, capacity)]
+    curve = [
+        (allocator.reserved, allocator.allocated, held) for allocator, held in steps(timeline, how, capacity)
+    ]
     found = replay_timeline(timeline, how, capacity)
     assert (found.died is None) == (len(curve) == len(timeline.events))
-    for place, size in enumerate((found.reserved_peak_bytes, found.allocated_peak_bytes, found.requested_peak_bytes)):
+    for place, size in enumerate(
+        (found.reserved_peak_bytes, found.allocated_peak_bytes, found.requested_peak_bytes)
+    ):
         assert size == max((row[place] for row in curve), default=0)
     if curve:
         full = max(range(len(curve)), key=lambda at: curve[at][0])
@@ -144,7 +189,9 @@ def test_a_replay_is_what_its_steps_were(timeline: Timeline, how: Settings, sque
 @given(timelines, settings)
 def test_instants_are_those_of_the_timeline_and_the_sheet_adds_up(timeline: Timeline, how: Settings) -> None:
     found = replay_timeline(timeline, how)
-    assert found.requested == ({instant: peak.bytes for instant, peak in instant_peaks(timeline).items()} if timeline.marks else {})
+    assert found.requested == (
+        {instant: peak.bytes for instant, peak in instant_peaks(timeline).items()} if timeline.marks else {}
+    )
     assert all(size >= 0 for size in found.slack.values())
     if timeline.marks:
         sheet = with_slack(sheet_of(timeline), found)
@@ -153,7 +200,9 @@ def test_instants_are_those_of_the_timeline_and_the_sheet_adds_up(timeline: Time
 
 @law(100)
 @given(timelines, settings, st.integers(0, 3).map(lambda n: n * MIB // 2))
-def test_with_what_it_reserves_when_unbounded_nothing_dies(timeline: Timeline, how: Settings, more: int) -> None:
+def test_with_what_it_reserves_when_unbounded_nothing_dies(
+    timeline: Timeline, how: Settings, more: int
+) -> None:
     unbounded = replay_timeline(timeline, how)
     assert replay_timeline(timeline, how, unbounded.reserved_peak_bytes + more) == unbounded
     assert (unbounded.retries, unbounded.died) == (0, None)
@@ -174,9 +223,9 @@ def test_the_smallest_capacity_suffices_and_2_mib_less_does_not(timeline: Timeli
 @given(st.integers(0, 2**32).map(lambda seed: crowd(seed, streams=1)), settings)
 def test_streams_are_told_apart_and_not_ordered(timeline: Timeline, how: Settings) -> None:
     other = [Storage(s.bytes, s.component, s.path, s.op, 7) for s in timeline.storages]
-    assert replay_timeline(Timeline(storages=tuple(other), events=timeline.events, marks=timeline.marks), how) == replay_timeline(
-        timeline, how
-    )
+    assert replay_timeline(
+        Timeline(storages=tuple(other), events=timeline.events, marks=timeline.marks), how
+    ) == replay_timeline(timeline, how)
 
 
 @law(200)
@@ -186,11 +235,13 @@ def test_any_text_is_settings_or_refused(text: str) -> None:
         assert isinstance(settings_from(text), Settings)
 
 
-# ---- a second allocator --------------------------------------------------------------------------------------------------------
+# ---- a second allocator ------------------------------------------------------------------------------------
 
 
 class Plain:
-    """The same rules without links, sorted lists or counters: segments are lists of [size, state, owner], searched from end to end."""
+    """The same rules without links, sorted lists or counters: segments are lists of [size, state, owner],
+    searched from end to end.
+    """
 
     def __init__(self, how: Settings, capacity: int | None) -> None:
         self.how, self.capacity, self.retries = how, capacity, 0
@@ -200,12 +251,16 @@ class Plain:
         return sum(cell[0] for _, cells in self.segments for cell in cells if cell[1] != "unmapped")
 
     def cells(self, kind: tuple[int, bool], *states: str) -> list[tuple[int, int, int]]:
-        """(size, segment, place) of every cell in one of the states, in the order of segments and addresses."""
+        """(size, segment, place) of every cell in one of the states, in the order of segments and
+        addresses.
+        """
         return [
             (cell[0], number, place)
-            for number, (of, cells) in enumerate(self.segments) if of == kind
-            for place, cell in enumerate(cells) if cell[1] in states
-        ]  # fmt: skip
+            for number, (of, cells) in enumerate(self.segments)
+            if of == kind
+            for place, cell in enumerate(cells)
+            if cell[1] in states
+        ]
 
     def tidy(self) -> None:
         for _, cells in self.segments:
@@ -234,7 +289,12 @@ class Plain:
         cells = self.segments[place[0]][1]
         rest = cells[place[1]][0] - size
         fine = kind[1] or self.how.expandable_segments
-        if not (rest >= 512 if fine else rest > MIB and (self.how.max_split_size_bytes is None or size < self.how.max_split_size_bytes)):
+        if not (
+            rest >= 512
+            if fine
+            else rest > MIB
+            and (self.how.max_split_size_bytes is None or size < self.how.max_split_size_bytes)
+        ):
             size, rest = size + rest, 0
         cells[place[1] : place[1] + 1] = [[size, "busy", owner], [rest, "free", None]]
         self.tidy()
@@ -257,7 +317,11 @@ class Plain:
                 if self.growing(after) >= self.growing(best):
                     break
                 best = after
-        if most is not None and best[0] >= most and (size < most or best[0] >= size + self.how.rounding_bytes):
+        if (
+            most is not None
+            and best[0] >= most
+            and (size < most or best[0] >= size + self.how.rounding_bytes)
+        ):
             return None
         return best[1:]
 
@@ -305,9 +369,14 @@ class Plain:
         most = self.how.max_split_size_bytes
         if most is None or self.how.expandable_segments:
             return False
-        wanted, oversize = max(size, most), sorted(cell for cell in self.cells(kind, "free") if cell[0] >= most)
+        wanted, oversize = (
+            max(size, most),
+            sorted(cell for cell in self.cells(kind, "free") if cell[0] >= most),
+        )
         enough = [cell for cell in oversize if cell[0] >= wanted][:1]
-        gone = enough or [cell for at, cell in enumerate(oversize) if sum(c[0] for c in oversize[at + 1 :]) < wanted]
+        gone = enough or [
+            cell for at, cell in enumerate(oversize) if sum(c[0] for c in oversize[at + 1 :]) < wanted
+        ]
         cells = [self.segments[number][1] for _, number, _ in gone]
         self.drop(lambda others: any(others is one for one in cells))
         return sum(cell[0] for cell in gone) >= wanted
@@ -316,22 +385,38 @@ class Plain:
         if not self.how.expandable_segments:
             self.drop(lambda cells: [cell[1] for cell in cells] == ["free"])
             return
-        used = [cells for _, cells in self.segments if [cell[1] for cell in cells] != ["unmapped"]]  # one that was never mapped stays
+        used = [
+            cells for _, cells in self.segments if [cell[1] for cell in cells] != ["unmapped"]
+        ]  # one that was never mapped stays
         for (_, small), cells in self.segments:
             page, at, parts = 2 * MIB if small else self.how.large_segment_bytes, 0, list[list[Any]]()
             for size, state, owner in cells:
                 start, end = -(-at // page) * page, (at + size) // page * page
                 whole = state == "free" and start < end
-                parts += [[start - at, "free", None], [end - start, "unmapped", None], [at + size - end, "free", None]] if whole else []
+                parts += (
+                    [
+                        [start - at, "free", None],
+                        [end - start, "unmapped", None],
+                        [at + size - end, "free", None],
+                    ]
+                    if whole
+                    else []
+                )
                 parts += [] if whole else [[size, state, owner]]
                 at += size
             cells[:] = parts
         self.tidy()
-        self.drop(lambda cells: [cell[1] for cell in cells] == ["unmapped"] and any(cells is one for one in used))
+        self.drop(
+            lambda cells: [cell[1] for cell in cells] == ["unmapped"] and any(cells is one for one in used)
+        )
 
 
-def plainly(timeline: Timeline, how: Settings, capacity: int | None) -> tuple[list[int], int, list[list[Any]]]:
-    """Bytes reserved after each event until one fails, retries, and the sizes and states of all blocks at the end."""
+def plainly(
+    timeline: Timeline, how: Settings, capacity: int | None
+) -> tuple[list[int], int, list[list[Any]]]:
+    """Bytes reserved after each event until one fails, retries, and the sizes and states of all blocks at the
+    end.
+    """
     plain, curve = Plain(how, capacity), []
     for event in timeline.events:
         storage = timeline.storages[max(event, ~event)]
@@ -358,13 +443,19 @@ def test_two_allocators_agree(timeline: Timeline, how: Settings, squeeze: int | 
     assert (found.died is None) == (len(curve) == len(timeline.events))
     if seen and found.died is None:
         segments = seen[-1][0].segments.values()
-        assert sorted([[b.size, STATES[b.state]] for b in segment_blocks(first)] for first in segments) == blocks
+        assert (
+            sorted([[b.size, STATES[b.state]] for b in segment_blocks(first)] for first in segments) == blocks
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_timelines_strain_the_allocator(kind: str) -> None:
-    """A law that no example strains proves nothing: some survive by a retry, some die with room to spare, none of them are few."""
+    """A law that no example strains proves nothing: some survive by a retry, some die with room to spare,
+    none of them are few.
+    """
     how = settings_from(kind)
-    outcomes = [replay_timeline(timeline, how, tight(timeline, how, 40)) for timeline in map(crowd, range(60))]
+    outcomes = [
+        replay_timeline(timeline, how, tight(timeline, how, 40)) for timeline in map(crowd, range(60))
+    ]
     assert sum(one.died is None and one.retries > 0 for one in outcomes) > 6
     assert sum(one.died is not None for one in outcomes) > 6

@@ -1,4 +1,6 @@
-"""Every family × every optimizer × every mode of recompute: an answer whose parts hang together, or a refusal that names its field."""
+"""Every family × every optimizer × every mode of recompute: an answer whose parts hang together, or a refusal
+that names its field.
+"""
 
 from functools import cache
 from itertools import product
@@ -42,12 +44,21 @@ def sheet(spec: ModelSpec, optimizer: OptimizerName, recompute: RecomputeMode, *
 
 def check_optimizers(spec: ModelSpec) -> None:
     states: dict[OptimizerName, set[int]] = {}
-    for optimizer, recompute, pictures in product(OptimizerName, RecomputeMode, (0, 64) if spec.towers else (0,)):
+    for optimizer, recompute, pictures in product(
+        OptimizerName, RecomputeMode, (0, 64) if spec.towers else (0,)
+    ):
         found = sheet(spec, optimizer, recompute, image_tokens=pictures)
         if found is not None:
-            assert all(0 <= size.low <= size.value <= size.high for size in map(found.at, found.instants)), (optimizer, recompute)
-            states.setdefault(optimizer, set()).add(found.of(Component.OPTIMIZER_STATES, instant=Instant.LOAD).value)
-    assert all(len(sizes) <= 1 + bool(spec.towers) for sizes in states.values()), "recompute changed the states"
+            assert all(0 <= size.low <= size.value <= size.high for size in map(found.at, found.instants)), (
+                optimizer,
+                recompute,
+            )
+            states.setdefault(optimizer, set()).add(
+                found.of(Component.OPTIMIZER_STATES, instant=Instant.LOAD).value
+            )
+    assert all(len(sizes) <= 1 + bool(spec.towers) for sizes in states.values()), (
+        "recompute changed the states"
+    )
 
 
 @pytest.mark.parametrize("family", [name for name in families() if "+tower" in name])
@@ -65,15 +76,22 @@ def test_every_optimizer_of_every_family(family: str) -> None:
 def test_adam_mini_answers_where_it_can_cut_every_tensor(name: str) -> None:
     """Without a division by nothing, and refused exactly where torch refuses one of its views."""
     spec = families()[name]
-    plain, mini = (sheet(spec, optimizer, RecomputeMode.NONE) for optimizer in (OptimizerName.ADAMW, OptimizerName.ADAM_MINI))
+    plain, mini = (
+        sheet(spec, optimizer, RecomputeMode.NONE)
+        for optimizer in (OptimizerName.ADAMW, OptimizerName.ADAM_MINI)
+    )
     if plain is None:
         assert mini is None
         return
-    plan = resolve_request({"engine": "transformers", "task": "train", "seq_len": 128, "optimizer.name": "adam_mini"}, spec).plan
+    plan = resolve_request(
+        {"engine": "transformers", "task": "train", "seq_len": 128, "optimizer.name": "adam_mini"}, spec
+    ).plan
     trained = [held for held in held_tensors(spec, plan) if held.trains]
     assert (mini is None) == any(True for _ in adam_mini_problems(trained, spec))
     if mini is not None:
-        one, two = (found.of(Component.OPTIMIZER_STATES, instant=Instant.LOAD).value for found in (mini, plain))
+        one, two = (
+            found.of(Component.OPTIMIZER_STATES, instant=Instant.LOAD).value for found in (mini, plain)
+        )
         assert two / 2 <= one < two
 
 
@@ -83,12 +101,15 @@ def test_selective_recompute_has_modules_of_its_own_accord(name: str) -> None:
     spec = families()[name]
     if sheet(spec, OptimizerName.ADAMW, RecomputeMode.NONE) is None:
         return
-    resolved = resolve_request({"engine": "transformers", "task": "train", "seq_len": 128, "recompute.mode": "selective"}, spec)
+    resolved = resolve_request(
+        {"engine": "transformers", "task": "train", "seq_len": 128, "recompute.mode": "selective"}, spec
+    )
     assert any(line.startswith("recompute.modules = ") for line in resolved.assumed)
     try:
         account_rank(spec, resolved.plan)
     except InputError as error:
-        assert {problem.field for problem in error.problems} == {"recompute.mode"}, error  # two stacks; pictures  # noqa: PT017
+        refused = {problem.field for problem in error.problems}
+        assert refused == {"recompute.mode"}, error  # noqa: PT017 - two stacks; pictures
 
 
 @pytest.mark.parametrize(
@@ -108,7 +129,11 @@ def test_what_adam_mini_cannot_cut(change: dict[str, Any], refused: str) -> None
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
     }
-    spec = read_model({**small, "num_key_value_heads": 4, "max_position_embeddings": 256, **change}, catalog=find_model, names=())
+    spec = read_model(
+        {**small, "num_key_value_heads": 4, "max_position_embeddings": 256, **change},
+        catalog=find_model,
+        names=(),
+    )
     asked = {"engine": "transformers", "task": "train", "seq_len": 16, "optimizer.name": "adam_mini"}
     if not refused:
         account_rank(spec, resolve_request(asked, spec).plan)

@@ -70,7 +70,9 @@ CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
 
 
 def plans(engine: str) -> Iterator[tuple[Plan, Any]]:
-    """Legal plans of an engine on some cards, without end and the same every time; combinations that it does not have are passed over."""
+    """Legal plans of an engine on some cards, without end and the same every time; combinations that it does
+    not have are passed over.
+    """
     of, dice = CHOICES[engine], random.Random(engine)
     while True:
         count, micro, rounds = dice.choice(of["counts"]), dice.randint(1, 4), dice.randint(1, 5)
@@ -103,7 +105,9 @@ PAIRS = [(engine, name) for engine, names in ENGINES.items() for name in names]
 
 @pytest.mark.parametrize(("engine", "name"), PAIRS)
 def test_what_is_written_reads_back_as_the_plan(engine: str, name: str) -> None:
-    """Each of two hundred plans that the format can say; those that it refuses are passed over, and are not more than nine of ten."""
+    """Each of two hundred plans that the format can say; those that it refuses are passed over, and are not
+    more than nine of ten.
+    """
     written = 0
     for plan, machines in islice(plans(engine), 10 * MANY):
         written += _reads_back(plan, machines, name)
@@ -126,15 +130,36 @@ def _reads_back(plan: Plan, machines: Any, name: str) -> bool:
     for key, value in found.request.items():
         if key[0] != "?" and key not in differing and key in wanted:
             assert value == wanted[key], key
-    beside = {key: value for key, value in wanted.items() if key[0] != "@" and key not in ("schema", "model", "gpus")}
+    beside = {
+        key: value
+        for key, value in wanted.items()
+        if key[0] != "@" and key not in ("schema", "model", "gpus")
+    }
     whole = join_files({form.file: found}, beside, {}, machines.count)
     assert {item.key for item in whole.disagree} <= differing
-    assert resolve_request({**whole.request, **{key: wanted[key] for key in differing}}, model("llama-tiny"), machines).plan == plan
+    assert (
+        resolve_request(
+            {**whole.request, **{key: wanted[key] for key in differing}}, model("llama-tiny"), machines
+        ).plan
+        == plan
+    )
     return True
 
 
 HOSTILE = st.sampled_from(
-    ("$(id)", "`id`", "a'b\"c", "x\ny: 1", "-rf /", "; touch pwned", "${HOME}", "#", "\\", "\r\n#SBATCH --wrap=id", "é\u202e")
+    (
+        "$(id)",
+        "`id`",
+        "a'b\"c",
+        "x\ny: 1",
+        "-rf /",
+        "; touch pwned",
+        "${HOME}",
+        "#",
+        "\\",
+        "\r\n#SBATCH --wrap=id",
+        "é\u202e",
+    )
 )
 
 
@@ -146,40 +171,60 @@ def test_hostile_names_are_inert(number: int, name: str, comment: str) -> None:
     plain = asked(plan, machines, "plain")
     for form in (find_format(each) for each in ENGINES["transformers"]):
         try:
-            files, usual = write_format_files(form, wanted, (comment,)), write_format_files(form, plain, ("comment",))
+            files, usual = (
+                write_format_files(form, wanted, (comment,)),
+                write_format_files(form, plain, ("comment",)),
+            )
         except InputError:
             continue
         for file, text in files.items():
             if file.endswith(".sh"):
-                assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False).returncode == 0
+                assert (
+                    subprocess.run(
+                        ["bash", "-n"], input=text, text=True, capture_output=True, check=False
+                    ).returncode
+                    == 0
+                )
                 assert shlex.split(text, comments=True) == shlex.split(usual[file], comments=True)
                 assert directives(text, ("job-name",)) == directives(usual[file], ("job-name",))
             elif file.endswith(".py"):
                 compile(text, file, "exec")
             else:
-                told_of, plainly = (dict(read_text(file, held, PARSERS).request) for held in (text, usual[file]))
+                told_of, plainly = (
+                    dict(read_text(file, held, PARSERS).request) for held in (text, usual[file])
+                )
                 assert told_of.pop("@model", name) == name
                 assert told_of == {key: value for key, value in plainly.items() if key != "@model"}
 
 
 def directives(text: str, without: tuple[str, ...]) -> list[str]:
-    return [line for line in text.splitlines() if line.startswith("#SBATCH") and not any(name in line for name in without)]
+    return [
+        line
+        for line in text.splitlines()
+        if line.startswith("#SBATCH") and not any(name in line for name in without)
+    ]
 
 
 def test_json_is_plain() -> None:
     plan = resolve_request(
-        {"engine": "deepspeed", "seq_len": 64, "zero": 2, "mesh.dp_shard": 2}, model("llama-tiny"), cluster("A100-80GB", 2)
+        {"engine": "deepspeed", "seq_len": 64, "zero": 2, "mesh.dp_shard": 2},
+        model("llama-tiny"),
+        cluster("A100-80GB", 2),
     ).plan
-    text = write_format_files(find_format("deepspeed"), asked(plan, cluster("A100-80GB", 2), "$(id)"))["ds_config.json"]
+    text = write_format_files(find_format("deepspeed"), asked(plan, cluster("A100-80GB", 2), "$(id)"))[
+        "ds_config.json"
+    ]
     assert "$(id)" not in text
     assert json.loads(text)["zero_optimization"]["stage"] == 2
 
 
-# ---- the engines' own parsers --------------------------------------------------------------------------------------------------
+# ---- the engines' own parsers ------------------------------------------------------------------------------
 
 
 def exported(engine: str, name: str, take: Callable[[dict[str, Any], str], None]) -> int:
-    """``take`` two hundred legal plans of an engine that a format can say, each with its file. How many there were."""
+    """``take`` two hundred legal plans of an engine that a format can say, each with its file. How many there
+    were.
+    """
     taken, form = 0, find_format(name)
     for plan, machines in islice(plans(engine), 10 * MANY):
         if taken == MANY:
@@ -222,7 +267,11 @@ def test_accelerate_itself_reads_what_is_written(engine: str, tmp_path: Path) ->
         (tmp_path / "accelerate.yaml").write_text(text)
         made = args.ClusterConfig.from_yaml_file(tmp_path / "accelerate.yaml")
         assert (made.num_processes, made.num_machines) == (wanted["@gpus"], 1)
-        kinds = {"deepspeed": "DEEPSPEED", "fsdp2": "FSDP", "transformers": "MULTI_GPU" if wanted["@gpus"] > 1 else "NO"}
+        kinds = {
+            "deepspeed": "DEEPSPEED",
+            "fsdp2": "FSDP",
+            "transformers": "MULTI_GPU" if wanted["@gpus"] > 1 else "NO",
+        }
         assert made.distributed_type.value == kinds[engine]
         assert made.mixed_precision in ("no", "bf16", "fp16")
         if engine == "deepspeed":
@@ -266,10 +315,17 @@ def test_axolotl_itself_reads_what_is_written(engine: str) -> None:
 
     def take(wanted: dict[str, Any], text: str) -> None:
         found = parse_yaml(text, "axolotl.yaml")
-        made = config.AxolotlConfigWCapabilities(**found, capabilities=gpu, env_capabilities={"torch_version": "2.12.0"})
-        assert (made.micro_batch_size, made.gradient_accumulation_steps) == (wanted["microbatch"], wanted["@accumulation"])
+        made = config.AxolotlConfigWCapabilities(
+            **found, capabilities=gpu, env_capabilities={"torch_version": "2.12.0"}
+        )
+        assert (made.micro_batch_size, made.gradient_accumulation_steps) == (
+            wanted["microbatch"],
+            wanted["@accumulation"],
+        )
         assert made.sequence_len == wanted["seq_len"]
-        assert made.attn_implementation == {"flash": "flash_attention_2"}.get(wanted["attention"], wanted["attention"])
+        assert made.attn_implementation == {"flash": "flash_attention_2"}.get(
+            wanted["attention"], wanted["attention"]
+        )
         assert made.adapter == ("lora" if wanted.get("adapter.rank") else None)
         assert made.lora_r == wanted.get("adapter.rank")
         assert bool(made.bf16) == (wanted["precision.compute"] == "bf16")
@@ -292,12 +348,21 @@ def test_llamafactory_itself_reads_what_is_written(engine: str) -> None:
         def __post_init__(self) -> None:
             pass
 
-    parts = (hparams.ModelArguments, hparams.DataArguments, Plain, hparams.FinetuningArguments, hparams.GeneratingArguments)
+    parts = (
+        hparams.ModelArguments,
+        hparams.DataArguments,
+        Plain,
+        hparams.FinetuningArguments,
+        hparams.GeneratingArguments,
+    )
     parser = library.HfArgumentParser(parts)
 
     def take(wanted: dict[str, Any], text: str) -> None:
         model_args, data, args, tuning, _ = parser.parse_dict(parse_yaml(text, "llamafactory.yaml"))
-        assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (wanted["microbatch"], wanted["@accumulation"])
+        assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (
+            wanted["microbatch"],
+            wanted["@accumulation"],
+        )
         assert data.cutoff_len + 1 == wanted["seq_len"]
         assert model_args.model_name_or_path == "llama-tiny"
         assert tuning.finetuning_type == ("lora" if wanted.get("adapter.rank") else "full")

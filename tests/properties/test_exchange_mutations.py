@@ -1,4 +1,6 @@
-"""Files that were cut, doubled or filled with the wrong kind of value are read or refused, and nothing else."""
+"""Files that were cut, doubled or filled with the wrong kind of value are read or refused, and nothing
+else.
+"""
 
 import json
 import random
@@ -13,8 +15,34 @@ from memsheet.report.json.checked import checked_document
 from memsheet.report.screen.checked import render_checked
 from memsheet.report.shared.look import Look
 
-WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None}
-VALUES: tuple[Any, ...] = (None, True, -1, 0, 3, 1.5, 1e300, 2**62, "", "auto", "x", "cpu", [], [1], {}, {"a": 1}, "true", "1e9")
+WHERE = {
+    "nodes": None,
+    "per_node": None,
+    "host_memory": None,
+    "cluster": None,
+    "parameters": None,
+    "plan": None,
+}
+VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    0,
+    3,
+    1.5,
+    1e300,
+    2**62,
+    "",
+    "auto",
+    "x",
+    "cpu",
+    [],
+    [1],
+    {},
+    {"a": 1},
+    "true",
+    "1e9",
+)
 SOUND: dict[str, Any] = {
     "ds.json": {
         "train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4, "bf16": {"enabled": True},
@@ -50,7 +78,9 @@ def test_any_value_anywhere(name: str, tmp_path: Path) -> None:
         path = tmp_path / name
         path.write_text(json.dumps(mutated(mutated(SOUND[name], random_), random_)))
         try:
-            found = check_configuration_files((str(path),), "llama-tiny", {**WHERE, "gpus": "2xA100-80GB"}, {"seq_len": 32})
+            found = check_configuration_files(
+                (str(path),), "llama-tiny", {**WHERE, "gpus": "2xA100-80GB"}, {"seq_len": 32}
+            )
         except InputError:
             continue
         read += 1

@@ -8,7 +8,21 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from strategies import CARDS, SERVED, TRAINED, attentions, cluster, law, lengths, microbatches, model, plan_of, ranks, requests, with_counts
+from strategies import (
+    CARDS,
+    SERVED,
+    TRAINED,
+    attentions,
+    cluster,
+    law,
+    lengths,
+    microbatches,
+    model,
+    plan_of,
+    ranks,
+    requests,
+    with_counts,
+)
 
 from memsheet.account import account_rank
 from memsheet.budget import Result, budget_of, judge_sheets
@@ -25,12 +39,22 @@ SAVED = Component.SAVED_ACTIVATIONS
 
 
 def legal(name: str, request: dict[str, Any]) -> dict[str, Any]:
-    """A serving request as its family allows it: lengths within learned positions, eager attention where there is no sdpa."""
+    """A serving request as its family allows it: lengths within learned positions, eager attention where
+    there is no sdpa.
+    """
     if request.get("task") != "infer":
         return request
     ends = 1024 if name == "gpt2" else 2**26
-    lengths_ = {k: min(v, ends) for k, v in request.items() if k in ("serving.max_model_len", "serving.prompt_tokens") and v is not None}
-    eager = {"attention": "eager"} if request.get("attention") == "sdpa" and name in ("gpt-oss-20b", "mamba-2.8b") else {}
+    lengths_ = {
+        k: min(v, ends)
+        for k, v in request.items()
+        if k in ("serving.max_model_len", "serving.prompt_tokens") and v is not None
+    }
+    eager = (
+        {"attention": "eager"}
+        if request.get("attention") == "sdpa" and name in ("gpt-oss-20b", "mamba-2.8b")
+        else {}
+    )
     return {**request, **lengths_, **eager}
 
 
@@ -39,12 +63,14 @@ def sheet_of(name: str, request: dict[str, Any], card: str | None = None, **coun
     return account_rank(model(name), plan, cluster(card, int(plan.mesh.gpus)) if card else None)
 
 
-# ---- one sheet -----------------------------------------------------------------------------------------------------------
+# ---- one sheet ---------------------------------------------------------------------------------------------
 
 
 @law(80)
 @given(requests(), st.sampled_from((None, *CARDS)))
-def test_bytes_are_whole_and_never_negative_and_ranges_contain_their_value(question: Question, card: str | None) -> None:
+def test_bytes_are_whole_and_never_negative_and_ranges_contain_their_value(
+    question: Question, card: str | None
+) -> None:
     for item in sheet_of(*question, card).items:
         for size in item.at.values():
             assert all(type(end) is int for end in (size.low, size.value, size.high)), item
@@ -66,7 +92,9 @@ def test_items_of_an_instant_add_up_to_its_totals(question: Question, card: str 
 
 @law()
 @given(requests(), st.sampled_from(CARDS))
-def test_the_peak_is_the_largest_instant_and_the_three_totals_are_in_order(question: Question, card: str) -> None:
+def test_the_peak_is_the_largest_instant_and_the_three_totals_are_in_order(
+    question: Question, card: str
+) -> None:
     sheet = sheet_of(*question, card)
     assert sheet.allocated.value == max(sheet.at(instant).value for instant in sheet.instants)
     assert sheet.allocated.value <= sheet.reserved.value <= sheet.device.value
@@ -77,16 +105,22 @@ def test_the_peak_is_the_largest_instant_and_the_three_totals_are_in_order(quest
 @given(requests())
 def test_a_device_changes_nothing_that_is_a_tensor(question: Question) -> None:
     alone, on_card = sheet_of(*question), sheet_of(*question, "A100-80GB")
-    tensors_of = [(i.component, i.path, i.at) for i in on_card.items if i.component not in (*OUTSIDE_TENSORS, Component.WORKSPACES)]
+    tensors_of = [
+        (i.component, i.path, i.at)
+        for i in on_card.items
+        if i.component not in (*OUTSIDE_TENSORS, Component.WORKSPACES)
+    ]
     assert tensors_of == [(i.component, i.path, i.at) for i in alone.items]
 
 
-# ---- shards ----------------------------------------------------------------------------------------------------------------
+# ---- shards ------------------------------------------------------------------------------------------------
 
 
 @law(200)
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=3), ranks)
-def test_fsdp2_shards_cover_a_tensor_with_less_than_one_row_a_rank_of_padding(shape: list[int], n: int) -> None:
+def test_fsdp2_shards_cover_a_tensor_with_less_than_one_row_a_rank_of_padding(
+    shape: list[int], n: int
+) -> None:
     whole, row = prod(shape), prod(shape[1:])
     assert whole <= n * dim0_shard(tuple(shape), n) < whole + n * row
     assert dim0_gathered(tuple(shape), n) == n * dim0_shard(tuple(shape), n)
@@ -94,12 +128,19 @@ def test_fsdp2_shards_cover_a_tensor_with_less_than_one_row_a_rank_of_padding(sh
 
 @law(200)
 @given(st.integers(1, 10**12), ranks, st.sampled_from((1, 2, 128)))
-def test_flat_shards_cover_a_buffer_with_less_than_one_alignment_a_rank_of_padding(elements: int, n: int, alignment: int) -> None:
+def test_flat_shards_cover_a_buffer_with_less_than_one_alignment_a_rank_of_padding(
+    elements: int, n: int, alignment: int
+) -> None:
     assert elements <= n * flat_shard(elements, n, alignment) < elements + n * alignment
 
 
 @law(40)
-@given(st.sampled_from(SERVED), st.sampled_from((1, 2, 4, 8)), st.sampled_from((1, 2)), st.sampled_from((1, 2, 4)))
+@given(
+    st.sampled_from(SERVED),
+    st.sampled_from((1, 2, 4, 8)),
+    st.sampled_from((1, 2)),
+    st.sampled_from((1, 2, 4)),
+)
 def test_tensor_and_expert_parallel_ranks_cover_every_tensor(name: str, tp: int, ep: int, etp: int) -> None:
     for path, weight, _ in parameter_tensors(model(name)):
         routed = weight.role.value.startswith("expert")
@@ -112,7 +153,9 @@ def test_tensor_and_expert_parallel_ranks_cover_every_tensor(name: str, tp: int,
 
 @law(30)
 @given(st.sampled_from(TRAINED), ranks, st.booleans())
-def test_fsdp2_states_of_all_ranks_are_those_of_one_and_bounded_padding(name: str, n: int, pure: bool) -> None:
+def test_fsdp2_states_of_all_ranks_are_those_of_one_and_bounded_padding(
+    name: str, n: int, pure: bool
+) -> None:
     request = {
         "task": "train",
         "engine": "fsdp2",
@@ -120,14 +163,16 @@ def test_fsdp2_states_of_all_ranks_are_those_of_one_and_bounded_padding(name: st
         "optimizer.name": "sgd_momentum",
         **({"precision.name": "bf16-pure"} if pure else {}),
     }
-    one, shard = (sheet_of(name, request, dp_shard=k).of(*STATES, instant=Instant.OPTIMIZER_STEP).value for k in (1, n))
+    one, shard = (
+        sheet_of(name, request, dp_shard=k).of(*STATES, instant=Instant.OPTIMIZER_STEP).value for k in (1, n)
+    )
     width = 2 if pure else 4
     padding = sum(3 * width * n * prod(w.shape[1:]) * times for _, w, times in parameter_tensors(model(name)))
     assert one == 3 * width * parameter_count(model(name))
     assert one <= n * shard <= one + padding
 
 
-# ---- orders ----------------------------------------------------------------------------------------------------------------
+# ---- orders ------------------------------------------------------------------------------------------------
 
 
 @law(30)
@@ -148,15 +193,21 @@ def test_sharding_more_never_takes_more(name: str, n: int) -> None:
 @law(30)
 @given(st.sampled_from(TRAINED), st.integers(2, 64))
 def test_each_stage_of_zero_keeps_no_more_than_the_one_before(name: str, n: int) -> None:
-    """In states, at every instant of DeepSpeed's step; the padding of single tensors (stage 3) is bounded by a row of ranks. The largest
-    gradient may be on its way when one stage's backward is at its high-water mark, and gone when another's is.
+    """In states, at every instant of DeepSpeed's step; the padding of single tensors (stage 3) is bounded by
+    a row of ranks. The largest gradient may be on its way when one stage's backward is at its high-water
+    mark, and gone when another's is.
     """
     request = {"task": "train", "engine": "deepspeed", "seq_len": 8}
-    sheets = [sheet_of(name, {**request, "zero": zero}, **{"dp_shard" if zero else "dp_replicate": n}) for zero in range(4)]
+    sheets = [
+        sheet_of(name, {**request, "zero": zero}, **{"dp_shard" if zero else "dp_replicate": n})
+        for zero in range(4)
+    ]
     padding = 16 * n * sum(times for _, _, times in parameter_tensors(model(name)))
     on_its_way = {
         Instant.FORWARD: 0,
-        Instant.BACKWARD: BF16.nbytes(max(elements_of(weight.shape) for _, weight, _ in parameter_tensors(model(name)))),
+        Instant.BACKWARD: BF16.nbytes(
+            max(elements_of(weight.shape) for _, weight, _ in parameter_tensors(model(name)))
+        ),
     }
     for instant in (Instant.FORWARD, Instant.BACKWARD):
         kept = [sheet.of(*STATES, instant=instant).value for sheet in sheets]
@@ -168,7 +219,10 @@ def test_each_stage_of_zero_keeps_no_more_than_the_one_before(name: str, n: int)
 @law(30)
 @given(st.sampled_from(TRAINED), st.integers(1, 64))
 def test_zero_3_never_peaks_above_zero_2(name: str, n: int) -> None:
-    two, three = (sheet_of(name, {"task": "train", "engine": "fsdp2", "zero": zero, "seq_len": 64}, dp_shard=n) for zero in (2, 3))
+    two, three = (
+        sheet_of(name, {"task": "train", "engine": "fsdp2", "zero": zero, "seq_len": 64}, dp_shard=n)
+        for zero in (2, 3)
+    )
     assert three.allocated.value <= two.allocated.value
 
 
@@ -185,8 +239,13 @@ def test_recompute_saves_activations_and_every_setting_of_it_does(question: Ques
     for recompute in ({"recompute.mode": "full"}, {"recompute.every": 3}, {"recompute.segments": 2}):
         less = sheet_of(name, {**bare, **recompute})
         for instant in (Instant.FORWARD, Instant.LOSS):
-            masks = _bytes(less, "model/causal_mask", instant)  # a checkpoint's argument; without one no more than a temporary
-            assert less.of(SAVED, instant=instant).value - masks <= kept.of(SAVED, instant=instant).value, (recompute, instant)
+            masks = _bytes(
+                less, "model/causal_mask", instant
+            )  # a checkpoint's argument; without one no more than a temporary
+            assert less.of(SAVED, instant=instant).value - masks <= kept.of(SAVED, instant=instant).value, (
+                recompute,
+                instant,
+            )
             assert less.at(instant).value <= kept.at(instant).value, (recompute, instant)
 
 
@@ -213,7 +272,8 @@ def test_more_layers_never_take_less(question: Question, layers: int) -> None:
     from memsheet.readers.hf_config import read_hf_config
 
     small, large = (
-        answer_for_model(read_hf_config({**shape, "num_hidden_layers": n}, name="n"), request, None).sheets[0] for n in (layers, layers + 1)
+        answer_for_model(read_hf_config({**shape, "num_hidden_layers": n}, name="n"), request, None).sheets[0]
+        for n in (layers, layers + 1)
     )
     for instant in small.instants:
         assert small.at(instant).value <= large.at(instant).value, instant
@@ -224,14 +284,19 @@ def test_more_layers_never_take_less(question: Question, layers: int) -> None:
 def test_a_bigger_card_never_turns_a_fit_into_a_misfit(question: Question, card: str) -> None:
     order = [Result.DOES_NOT_FIT, Result.UNCERTAIN, Result.FITS]
     larger = CARDS[CARDS.index(card) :]
-    verdicts = [order.index(judge_sheets((sheet_of(*question, size),), budget_of(cluster(size, 1))).result) for size in larger]
+    verdicts = [
+        order.index(judge_sheets((sheet_of(*question, size),), budget_of(cluster(size, 1))).result)
+        for size in larger
+    ]
     # workspaces and context belong to a card, so the job itself is not quite the same on another
     assert verdicts == sorted(verdicts)
 
 
 @law()
 @given(st.sampled_from(list(Schedule)), st.integers(1, 16), st.integers(1, 64))
-def test_earlier_stages_hold_at_least_as_many_micro_batches(schedule: Schedule, stages: int, microbatches_: int) -> None:
+def test_earlier_stages_hold_at_least_as_many_micro_batches(
+    schedule: Schedule, stages: int, microbatches_: int
+) -> None:
     if schedule is Schedule.INTERLEAVED:
         return
     held = [in_flight(schedule, stages, stage, microbatches_) for stage in range(stages)]
@@ -239,12 +304,14 @@ def test_earlier_stages_hold_at_least_as_many_micro_batches(schedule: Schedule, 
     assert all(1 <= n <= microbatches_ for n in held)
 
 
-# ---- serving ---------------------------------------------------------------------------------------------------------------
+# ---- serving -----------------------------------------------------------------------------------------------
 
 
 @law(40)
 @given(st.sampled_from(SERVED), st.integers(1, 40000), st.integers(1, 64), st.integers(0, 5000))
-def test_caches_grow_with_length_and_in_proportion_to_sequences(name: str, length: int, sequences: int, more: int) -> None:
+def test_caches_grow_with_length_and_in_proportion_to_sequences(
+    name: str, length: int, sequences: int, more: int
+) -> None:
     def cache(tokens: int, many: int) -> int:
         request = {"task": "infer", "serving.max_model_len": tokens, "serving.max_sequences": many}
         return sheet_of(name, request).of(Component.KV_CACHE, instant=Instant.DECODE).value
@@ -254,7 +321,13 @@ def test_caches_grow_with_length_and_in_proportion_to_sequences(name: str, lengt
 
 
 @law(40)
-@given(st.sampled_from(SERVED), st.integers(1, 9000), st.integers(1, 9), attentions, st.sampled_from((None, 1, 100)))
+@given(
+    st.sampled_from(SERVED),
+    st.integers(1, 9000),
+    st.integers(1, 9),
+    attentions,
+    st.sampled_from((None, 1, 100)),
+)
 def test_serving_sheets_are_whole_non_negative_and_ordered(
     name: str, length: int, sequences: int, attention: str, prompt: int | None
 ) -> None:
@@ -269,7 +342,9 @@ def test_serving_sheets_are_whole_non_negative_and_ordered(
 
 @law(60)
 @given(st.sampled_from(SERVED), st.integers(2, 9000), st.integers(1, 9), st.floats(0, 1))
-def test_the_range_of_unknown_prompts_contains_every_prompt(name: str, length: int, sequences: int, share: float) -> None:
+def test_the_range_of_unknown_prompts_contains_every_prompt(
+    name: str, length: int, sequences: int, share: float
+) -> None:
     request = {"task": "infer", "serving.max_model_len": length, "serving.max_sequences": sequences}
     prompt = max(1, int(share * length))
     unknown, known = sheet_of(name, request), sheet_of(name, {**request, "serving.prompt_tokens": prompt})
@@ -277,7 +352,13 @@ def test_the_range_of_unknown_prompts_contains_every_prompt(name: str, length: i
 
 
 @law(60)
-@given(st.sampled_from(SERVED), st.integers(2, 9000), st.integers(1, 64), st.sampled_from((None, 1, 100)), st.sampled_from(CARDS))
+@given(
+    st.sampled_from(SERVED),
+    st.integers(2, 9000),
+    st.integers(1, 64),
+    st.sampled_from((None, 1, 100)),
+    st.sampled_from(CARDS),
+)
 def test_no_instant_of_serving_reaches_beyond_the_range_that_is_judged(
     name: str, length: int, sequences: int, prompt: int | None, card: str
 ) -> None:
@@ -290,7 +371,9 @@ def test_no_instant_of_serving_reaches_beyond_the_range_that_is_judged(
 
 @law(60)
 @given(requests(), st.sampled_from(CARDS))
-def test_no_instant_of_training_reaches_beyond_the_range_that_is_judged(question: Question, card: str) -> None:
+def test_no_instant_of_training_reaches_beyond_the_range_that_is_judged(
+    question: Question, card: str
+) -> None:
     sheet = sheet_of(*question, card)
     assert sheet.device.high == max(sheet.at(instant, without=()).high for instant in sheet.instants)
 
@@ -302,7 +385,11 @@ def test_one_sheet_at_length(question: Question, microbatch: int, seq_len: int, 
     name, request = question
     request.pop("global_batch", None)
     sheet = sheet_of(name, {**request, "microbatch": microbatch, "seq_len": seq_len}, card)
-    assert all(0 <= b.low <= b.value <= b.high and type(b.value) is int for item in sheet.items for b in item.at.values())
+    assert all(
+        0 <= b.low <= b.value <= b.high and type(b.value) is int
+        for item in sheet.items
+        for b in item.at.values()
+    )
     assert sheet.allocated.value <= sheet.reserved.value <= sheet.device.value
 
 
@@ -314,15 +401,26 @@ def test_one_sheet_at_length(question: Question, microbatch: int, seq_len: int, 
 def test_what_a_checkpoint_keeps_is_saved_from_when_it_is_made(
     name: str, engine: str, precision: str, lora: bool, seq: int, batch: int
 ) -> None:
-    """One input a layer, whatever is gathered beside it at the high-water mark: the next layer's too, before it runs."""
+    """One input a layer, whatever is gathered beside it at the high-water mark: the next layer's too, before
+    it runs.
+    """
     sharded = {"engine": "fsdp2", "zero": 3, "mesh.dp_shard": 8, "precision.name": precision}
     where = sharded if engine == "fsdp2" else {"engine": "transformers", "precision.name": "bf16-pure"}
     adapter = {"adapter.rank": 16, "adapter.targets": ["q_proj", "v_proj"]} if lora else {}
-    request = {"seq_len": seq, "microbatch": batch, "recompute.mode": "full", "attention": "sdpa", **where, **adapter}
+    request = {
+        "seq_len": seq,
+        "microbatch": batch,
+        "recompute.mode": "full",
+        "attention": "sdpa",
+        **where,
+        **adapter,
+    }
     spec, found = model(name), sheet_of(name, request)
     one, here = batch * seq * spec.hidden * 2, [item for item in found.items if Instant.FORWARD in item.at]
     saved = {item.path: int(item.at[Instant.FORWARD].value) for item in here if item.component is SAVED}
-    layers = sum(size for path, size in saved.items() if path.startswith(("model.embed", "model.layers"))) // one
+    layers = (
+        sum(size for path, size in saved.items() if path.startswith(("model.embed", "model.layers"))) // one
+    )
     assert layers in (1, sum(stack.layers for stack in spec.stacks)), "the embeddings' own, or one a layer"
     named = {item.path for item in here if item.component is Component.TEMPORARIES}
     assert not named & {"model.embed_tokens/output", "model.layers.*/input"}

@@ -1,4 +1,6 @@
-"""The lint on what memsheet writes itself: a legal plan's files never come out as ones that their engine refuses."""
+"""The lint on what memsheet writes itself: a legal plan's files never come out as ones that their engine
+refuses.
+"""
 
 from typing import Any
 
@@ -31,9 +33,15 @@ def case_of(name: str, wanted: dict[str, Any], gpus: int) -> Case | None:
     except InputError:
         return None
     reads = {file: read_text(file, text, PARSERS) for file, text in texts.items()}
-    beside = {key: value for key, value in wanted.items() if key[0] != "@" and key not in ("schema", "model", "gpus")}
+    beside = {
+        key: value
+        for key, value in wanted.items()
+        if key[0] != "@" and key not in ("schema", "model", "gpus")
+    }
     whole = join_files(reads, beside, {}, gpus)
-    return Case(reads=reads, texts=texts, together=whole, answer=None, model=model("llama-tiny"), ask=lambda _: None)
+    return Case(
+        reads=reads, texts=texts, together=whole, answer=None, model=model("llama-tiny"), ask=lambda _: None
+    )
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -1,7 +1,7 @@
 """The search finds what trying every plan finds: the plans that fit, the bytes of each, and the fastest.
 
-The other way to the same answer shares nothing with the arrays: each request of a small space is resolved, accounted stage by stage, judged and
-timed by itself, in plain numbers.
+The other way to the same answer shares nothing with the arrays: each request of a small space is resolved,
+accounted stage by stage, judged and timed by itself, in plain numbers.
 """
 
 from __future__ import annotations
@@ -75,7 +75,11 @@ def problem(seed: int) -> Space:
     experts = engine == "megatron" and draw.random() < 0.4
     heads = draw.choice((4, 8))
     spec = model(draw.choice((2, 3, 4, 6, 7, 8)), heads, draw.choice((1, 2, heads)), experts=experts)
-    request: dict[str, Any] = {"engine": engine, "seq_len": draw.choice((64, 100)), "global_batch": draw.choice((4, 8, 12))}
+    request: dict[str, Any] = {
+        "engine": engine,
+        "seq_len": draw.choice((64, 100)),
+        "global_batch": draw.choice((4, 8, 12)),
+    }
     request |= {key: draw.choice(values) for key, values in PINS[engine].items() if draw.random() < 0.8}
     if request.get("mesh.vpp") == 2:
         request["mesh.pp"] = 2
@@ -83,7 +87,11 @@ def problem(seed: int) -> Space:
     machines = cluster_of(catalog.find_device(draw.choice(("A100-40GB", "H100-80GB"))), count, nodes=1)
     every, pins = draw.random() < 0.2, {key: draw.choice(values) for key, values in PINS[engine].items()}
     space = space_of(spec, machines, request, every=every)
-    return space if len(space.choices) * len(space.pipelines) <= WIDE else space_of(spec, machines, {**pins, **request}, every=every)
+    return (
+        space
+        if len(space.choices) * len(space.pipelines) <= WIDE
+        else space_of(spec, machines, {**pins, **request}, every=every)
+    )
 
 
 @dataclass(frozen=True)
@@ -94,17 +102,26 @@ class Tried:
 
     @property
     def ends(self) -> tuple[int, int, int]:
-        low, value, high = (max(getattr(sheet.device, end) for sheet in self.sheets) for end in ("low", "value", "high"))
+        low, value, high = (
+            max(getattr(sheet.device, end) for sheet in self.sheets) for end in ("low", "value", "high")
+        )
         return low, value, high
 
     def result(self, cluster: Cluster) -> Result:
-        return Result.DOES_NOT_FIT if host_shortage(self.sheets, cluster) else judge_sheets(self.sheets, budget_of(cluster)).result
+        return (
+            Result.DOES_NOT_FIT
+            if host_shortage(self.sheets, cluster)
+            else judge_sheets(self.sheets, budget_of(cluster)).result
+        )
 
 
 def requests(space: Space) -> Iterator[dict[str, Any]]:
     """Every combination of a space, legal or not."""
     degrees = divisors(space.cluster.count)
-    axes = [degrees if axis in space.engine.axes and (space.experts or axis not in ("ep", "etp")) else (1,) for axis in AXES]
+    axes = [
+        degrees if axis in space.engine.axes and (space.experts or axis not in ("ep", "etp")) else (1,)
+        for axis in AXES
+    ]
     for pipeline, choice, mesh, micro in product(
         space.pipelines, space.choices, product(*axes), divisors(int(space.request["global_batch"]))
     ):
@@ -114,13 +131,19 @@ def requests(space: Space) -> Iterator[dict[str, Any]]:
         if space.plain_replicas and left_out(space, choice, at):
             continue
         asked = {**choice, **pipeline, **{f"mesh.{axis}": n for axis, n in at.items()}, "microbatch": micro}
-        unused = [key for key, axis in (("context_parallel_comm", "cp"), ("sequence_parallel", "tp")) if at[axis] == 1]
+        unused = [
+            key
+            for key, axis in (("context_parallel_comm", "cp"), ("sequence_parallel", "tp"))
+            if at[axis] == 1
+        ]
         if all(space.request.get(key, asked.get(key)) == value for key, value in asked.items()):
             yield {key: value for key, value in {**space.request, **asked}.items() if key not in unused}
 
 
 def left_out(space: Space, choice: Mapping[str, Any], at: Mapping[str, int]) -> bool:
-    """What a space says it does not look at: stage 0 but for whole copies on all devices, and other stages on one device."""
+    """What a space says it does not look at: stage 0 but for whole copies on all devices, and other stages on
+    one device.
+    """
     whole = at == {**dict.fromkeys(AXES, 1), "dp_replicate": space.cluster.count}
     if choice["zero"] == 0:
         return not whole
@@ -133,9 +156,15 @@ def tried(space: Space) -> dict[Plan, Tried]:
     for request in requests(space):
         try:
             plan = resolve_request(request, space.model, space.cluster).plan
-            if plan in found or list(unsupported_choices(plan, space.cluster)) or plan.last_microbatch != plan.microbatch:
+            if (
+                plan in found
+                or list(unsupported_choices(plan, space.cluster))
+                or plan.last_microbatch != plan.microbatch
+            ):
                 continue
-            found[plan] = Tried(tuple(account_rank(space.model, plan, space.cluster, stage) for stage in range(plan.mesh.pp)))
+            found[plan] = Tried(
+                tuple(account_rank(space.model, plan, space.cluster, stage) for stage in range(plan.mesh.pp))
+            )
         except InputError:
             continue
     return found
@@ -152,7 +181,12 @@ def filled(space: Space, found: Mapping[Plan, Tried], seed: int) -> Space:
     """The problem on a card that some plans fill."""
     draw = random.Random(seed)
     size, open_ = draw.choice(sorted(one.ends[2] for one in found.values())), draw.choice((0, 0, 1))
-    card = replace(space.cluster.device, framework_bytes=size, framework_low_bytes=size - open_ * size // 50, framework_high_bytes=size)
+    card = replace(
+        space.cluster.device,
+        framework_bytes=size,
+        framework_low_bytes=size - open_ * size // 50,
+        framework_high_bytes=size,
+    )
     return replace(space, cluster=replace(space.cluster, device=card))
 
 
@@ -170,11 +204,20 @@ def compare(seed: int) -> Result | None:
     space = filled(space, every, seed)
     found = account_plan_grid(space)
     rows = [(one, row) for one in found.graded for row in range(len(one))]
-    assert {one_plan(one.stratum, row): ends_of(one, row) for one, row in rows} == {plan: one.ends for plan, one in every.items()}, seed
+    assert {one_plan(one.stratum, row): ends_of(one, row) for one, row in rows} == {
+        plan: one.ends for plan, one in every.items()
+    }, seed
     assert len(rows) == len(every)
-    verdicts = {one_plan(one.stratum, row): result for one in found.graded for result, mask in result_masks(one, space).items() for row in np.flatnonzero(mask).tolist()}  # fmt: skip
+    verdicts = {
+        one_plan(one.stratum, row): result
+        for one in found.graded
+        for result, mask in result_masks(one, space).items()
+        for row in np.flatnonzero(mask).tolist()
+    }
     assert verdicts == {plan: one.result(space.cluster) for plan, one in every.items()}, seed
-    return optimum(seed, space, found.graded, {plan for plan, result in verdicts.items() if result is Result.FITS})
+    return optimum(
+        seed, space, found.graded, {plan for plan, result in verdicts.items() if result is Result.FITS}
+    )
 
 
 def optimum(seed: int, space: Space, graded: tuple[Graded, ...], fitting: set[Plan]) -> Result:

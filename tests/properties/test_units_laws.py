@@ -16,7 +16,9 @@ UNITS = {"GiB": GIB, "MiB": MIB, "KiB": KIB, "GB": 10**9, "MB": 10**6, "KB": 10*
 
 @law(300)
 @given(sizes, st.booleans(), st.booleans(), st.integers(1, 6))
-def test_a_printed_size_reads_back_to_the_printed_precision(size: int, decimal: bool, headroom: bool, digits: int) -> None:
+def test_a_printed_size_reads_back_to_the_printed_precision(
+    size: int, decimal: bool, headroom: bool, digits: int
+) -> None:
     text = format_bytes(size, decimal=decimal, headroom=headroom, digits=digits)
     unit = UNITS[text.split()[1]]
     step = Fraction(unit, 10**digits) if unit > 1 else 0

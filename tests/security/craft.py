@@ -23,12 +23,16 @@ def raw_config(text: str) -> bytes:
     return (json.dumps(LLAMA)[:-1] + ", " + text + "}").encode()
 
 
-def entry(dtype: str = "F32", shape: Sequence[Any] = (2, 2), offsets: Sequence[Any] = (0, 16), **more: Any) -> dict[str, Any]:
+def entry(
+    dtype: str = "F32", shape: Sequence[Any] = (2, 2), offsets: Sequence[Any] = (0, 16), **more: Any
+) -> dict[str, Any]:
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets), **more}
 
 
 def safetensors(header: object, data: int = 16, *, length: int | None = None) -> bytes:
-    """``header`` as JSON (or as the bytes given), ``data`` zero bytes after it; ``length`` is what the file claims of it."""
+    """``header`` as JSON (or as the bytes given), ``data`` zero bytes after it; ``length`` is what the file
+    claims of it.
+    """
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text) if length is None else length) + text + bytes(data)
 
@@ -59,18 +63,38 @@ def info(name: str | bytes, dims: Sequence[int] = (4,), kind: int = 0, offset: i
 
 
 def gguf(
-    keys: Sequence[bytes] = (), infos: Sequence[bytes] = (), data: int = 0, *,
-    magic: bytes = b"GGUF", version: int = 3, key_count: int | None = None, tensor_count: int | None = None, alignment: int = 32,
-) -> bytes:  # fmt: skip
+    keys: Sequence[bytes] = (),
+    infos: Sequence[bytes] = (),
+    data: int = 0,
+    *,
+    magic: bytes = b"GGUF",
+    version: int = 3,
+    key_count: int | None = None,
+    tensor_count: int | None = None,
+    alignment: int = 32,
+) -> bytes:
     """A GGUF file; the counts are what it claims, ``alignment`` only pads."""
-    tensors, claimed = len(infos) if tensor_count is None else tensor_count, len(keys) if key_count is None else key_count
+    tensors, claimed = (
+        len(infos) if tensor_count is None else tensor_count,
+        len(keys) if key_count is None else key_count,
+    )
     head = magic + struct.pack("<IQQ", version, tensors, claimed) + b"".join(keys) + b"".join(infos)
     return head + bytes(-len(head) % alignment) + bytes(data)
 
 
 def gguf_llama(*more: bytes, **changes: int) -> bytes:
     """A GGUF file with a small Llama's keys and its embedding, the keys in ``more`` besides."""
-    sizes = {"block_count": 2, "context_length": 128, "embedding_length": 64, "feed_forward_length": 128, "attention.head_count": 4}
-    keys = [text("general.architecture", "llama"), *(u32(f"llama.{name}", size) for name, size in {**sizes, **changes}.items()), *more]
+    sizes = {
+        "block_count": 2,
+        "context_length": 128,
+        "embedding_length": 64,
+        "feed_forward_length": 128,
+        "attention.head_count": 4,
+    }
+    keys = [
+        text("general.architecture", "llama"),
+        *(u32(f"llama.{name}", size) for name, size in {**sizes, **changes}.items()),
+        *more,
+    ]
     blocks = [info(f"blk.{i}.attn_norm.weight", (64,), 0, 24576 + 256 * i) for i in range(2)]
     return gguf(keys, [info("token_embd.weight", (64, 96)), *blocks], 24576 + 512)

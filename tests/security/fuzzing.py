@@ -1,7 +1,9 @@
-"""Random wrong questions, each made again from its number alone: flags, files, model configurations, keywords of Python.
+"""Random wrong questions, each made again from its number alone: flags, files, model configurations, keywords
+of Python.
 
-``python tests/security/fuzzing.py --seconds 600`` asks them one after the other and writes those that end in anything but an answer or a refusal.
-A question starts from one that is right, so that what is wrong with it lies as deep as the code goes.
+``python tests/security/fuzzing.py --seconds 600`` asks them one after the other and writes those that end in
+anything but an answer or a refusal. A question starts from one that is right, so that what is wrong with it
+lies as deep as the code goes.
 """
 
 from __future__ import annotations
@@ -143,7 +145,12 @@ class Asked:
 def vocabulary() -> tuple[str, ...]:
     """Words that options take: the values of every enum of a plan, engines, devices and metavars."""
     homes = [import_module(f"memsheet.plan.{name}") for name in ("plan", "engine", "dtypes", "model")]
-    enums = {kind for home in homes for kind in vars(home).values() if isinstance(kind, type) and issubclass(kind, Enum)}
+    enums = {
+        kind
+        for home in homes
+        for kind in vars(home).values()
+        if isinstance(kind, type) and issubclass(kind, Enum)
+    }
     found = {str(member.value) for kind in enums for member in kind}
     words = ("bf16-true", "bf16-mixed", "bf16-master", "fp16-master", "fp32", "fp8", "nf4", "int8", "awq", "gptq", "mxfp4", "full", "lora", "qlora", "front", "heat", "waterfall", "least", "fastest",
              "static", "dynamic", "quantized", "cuda", "cpu", "forward", "backward", "loss", "optimizer,parameters", "activations", "q_proj,v_proj", "all-linear")  # fmt: skip
@@ -157,7 +164,9 @@ def fixtures() -> Mapping[str, bytes]:
 
 @cache
 def configurations() -> Mapping[str, bytes]:
-    return {file.name: file.read_bytes() for file in sorted(MODELS.glob("*.json")) if file.name != "aliases.json"}
+    return {
+        file.name: file.read_bytes() for file in sorted(MODELS.glob("*.json")) if file.name != "aliases.json"
+    }
 
 
 @cache
@@ -165,8 +174,22 @@ def documents() -> Mapping[str, bytes]:
     """A plan, a sheet, a record and what else questions start from, as memsheet writes them."""
     from craft import LLAMA
 
-    sheet = printed("train", "llama-tiny", "--gpus", "8xH100-80GB", "--engine", "fsdp2", "--zero", "3", "--seq-len", "512", "--json")
-    served = printed("infer", "llama-tiny", "--gpus", "1xL4", "--engine", "vllm", "--max-model-len", "512", "--json")
+    sheet = printed(
+        "train",
+        "llama-tiny",
+        "--gpus",
+        "8xH100-80GB",
+        "--engine",
+        "fsdp2",
+        "--zero",
+        "3",
+        "--seq-len",
+        "512",
+        "--json",
+    )
+    served = printed(
+        "infer", "llama-tiny", "--gpus", "1xL4", "--engine", "vllm", "--max-model-len", "512", "--json"
+    )
     plan = {
         "schema": "memsheet/plan/1",
         "task": "train",
@@ -176,7 +199,9 @@ def documents() -> Mapping[str, bytes]:
         **json.loads(sheet)["plan"],
     }
     records = sorted((Path(__file__).parents[2] / "benchmarks").rglob("*.json"))
-    record = next((file.read_bytes() for file in records if b"memsheet/record/1" in file.read_bytes()[:400]), sheet)
+    record = next(
+        (file.read_bytes() for file in records if b"memsheet/record/1" in file.read_bytes()[:400]), sheet
+    )
     return {
         "config.json": json.dumps(LLAMA).encode(), "plan.json": json.dumps(plan).encode(), "sheet.json": sheet, "served.json": served, "record.json": record,
         "cluster.toml": b'device = "H100-80GB"\nnodes = 8\nper_node = 4\nhost_memory = "2TiB"\n[links]\nscale_out = "100 Gbit/s"\nhost_gb_s = 31.5\n',
@@ -199,7 +224,13 @@ def flags_asked(luck: random.Random) -> Asked:
         if flag.name == "debug":
             continue
         spelled = f"--{flag.name}" if luck.random() < 0.97 else f"--{flag.name[:-1]}"
-        value = luck.choice(NAMES) if flag.name in WRITES else luck.choice(TEXTS) if luck.random() < 0.5 else luck.choice(vocabulary())
+        value = (
+            luck.choice(NAMES)
+            if flag.name in WRITES
+            else luck.choice(TEXTS)
+            if luck.random() < 0.5
+            else luck.choice(vocabulary())
+        )
         if spelled in base and luck.random() < 0.9:
             at = base.index(spelled)
             del base[at : at + 2]
@@ -211,7 +242,11 @@ def flags_asked(luck: random.Random) -> Asked:
         base.insert(luck.randint(0, len(base)), luck.choice(TEXTS))
     if luck.random() < 0.25 and "--json" not in base:
         base.append("--json")
-    return Asked(words=tuple(base), files=files, stdin=luck.choice([b"", b"{}", files["plan.json"], files["sheet.json"]]))
+    return Asked(
+        words=tuple(base),
+        files=files,
+        stdin=luck.choice([b"", b"{}", files["plan.json"], files["sheet.json"]]),
+    )
 
 
 def changed(luck: random.Random, value: Any) -> Any:
@@ -230,13 +265,26 @@ def changed(luck: random.Random, value: Any) -> Any:
             holder[key] = {str(key): old}
         case 3 if isinstance(old, int | float) and not isinstance(old, bool):
             with contextlib.suppress(OverflowError):
-                holder[key] = luck.choice([old * 1000, -old, old / 3, old + 1, str(old), old * 10**12, old // 2])
+                holder[key] = luck.choice(
+                    [old * 1000, -old, old / 3, old + 1, str(old), old * 10**12, old // 2]
+                )
         case 4 if isinstance(holder, dict):
-            holder[luck.choice([f"{key}x", str(key)[:-1], "\x1b[1m", "k" * 500, luck.choice([str(k) for h, k in places])])] = luck.choice(
-                VALUES
-            )
+            holder[
+                luck.choice(
+                    [f"{key}x", str(key)[:-1], "\x1b[1m", "k" * 500, luck.choice([str(k) for h, k in places])]
+                )
+            ] = luck.choice(VALUES)
         case 5 if isinstance(old, str):
-            holder[key] = luck.choice([old + "\x1b[0m", old * 300, old[:-1], old.upper(), luck.choice(vocabulary()), luck.choice(TEXTS)])
+            holder[key] = luck.choice(
+                [
+                    old + "\x1b[0m",
+                    old * 300,
+                    old[:-1],
+                    old.upper(),
+                    luck.choice(vocabulary()),
+                    luck.choice(TEXTS),
+                ]
+            )
         case 6:
             other, name = luck.choice(places)
             holder[key] = other[name] if other is not holder else luck.choice(VALUES)
@@ -267,7 +315,9 @@ def as_text(value: Any) -> bytes:
 
 
 def mutated(luck: random.Random, name: str, content: bytes) -> bytes:
-    """A file of the same kind with a few things changed, in its values where it has some, else in its text."""
+    """A file of the same kind with a few things changed, in its values where it has some, else in its
+    text.
+    """
     kind = name.rpartition(".")[2]
     if kind in ("json", "yaml") and luck.random() < 0.75:
         import yaml
@@ -282,8 +332,18 @@ def mutated(luck: random.Random, name: str, content: bytes) -> bytes:
         return as_text(value)
     text = content.decode()
     for _ in range(luck.choice((1, 1, 2, 4))):
-        words = text.split(" ") if luck.random() < 0.3 else text.split("\n") if luck.random() < 0.4 else _tokens(text)
-        joined = "".join if words and words[0] is not None and "".join(words) == text else ("\n" if "\n".join(words) == text else " ").join
+        words = (
+            text.split(" ")
+            if luck.random() < 0.3
+            else text.split("\n")
+            if luck.random() < 0.4
+            else _tokens(text)
+        )
+        joined = (
+            "".join
+            if words and words[0] is not None and "".join(words) == text
+            else ("\n" if "\n".join(words) == text else " ").join
+        )
         at = luck.randrange(len(words))
         match luck.randint(0, 4):
             case 0:
@@ -305,14 +365,21 @@ def _tokens(text: str) -> list[str]:
 
 
 def files_asked(luck: random.Random) -> Asked:
-    """One of the configurations that ``check`` reads, changed; or a document of memsheet's own, read by what reads it."""
+    """One of the configurations that ``check`` reads, changed; or a document of memsheet's own, read by what
+    reads it.
+    """
     if luck.random() < 0.3:
         return _document_asked(luck)
     name = luck.choice(sorted(fixtures()))
     plain = name.split("-")[0] + Path(name).suffix if luck.random() < 0.3 else name
     words: tuple[str, ...] = ("check", f"job/{plain}")
     if luck.random() < 0.6:
-        words += ("--model", luck.choice(["llama-3.1-8b", "llama-tiny", "mixtral-8x7b", "deepseek-v3"]), "--gpus", "8xH100-80GB")
+        words += (
+            "--model",
+            luck.choice(["llama-3.1-8b", "llama-tiny", "mixtral-8x7b", "deepseek-v3"]),
+            "--gpus",
+            "8xH100-80GB",
+        )
     files = {f"job/{plain}": mutated(luck, name, fixtures()[name])}
     if luck.random() < 0.1:
         other = luck.choice(sorted(fixtures()))
@@ -372,7 +439,20 @@ def python_asked(luck: random.Random) -> Asked:
     from memsheet.plan.names import SHORT
 
     function = luck.choice(
-        ("train", "train", "infer", "infer", "plan", "plan_serving", "solve", "check", "compare", "explain", "export", "assert_fits")
+        (
+            "train",
+            "train",
+            "infer",
+            "infer",
+            "plan",
+            "plan_serving",
+            "solve",
+            "check",
+            "compare",
+            "explain",
+            "export",
+            "assert_fits",
+        )
     )
     anything = lambda: luck.choice((*VALUES, *OBJECTS, *VALUES, *vocabulary()))  # noqa: E731
     gpus = {"gpus": luck.choice(["8xH100-80GB", "1xL4"])}
@@ -385,7 +465,14 @@ def python_asked(luck: random.Random) -> Asked:
                 "engine": luck.choice(["fsdp2", "deepspeed", "megatron", "transformers"]),
             }
         case "plan":
-            keywords = {"model": "llama-tiny", "gpus": "1xH100-80GB", "seq_len": 256, "global_batch": 2, "engine": "fsdp2", "top": 2}
+            keywords = {
+                "model": "llama-tiny",
+                "gpus": "1xH100-80GB",
+                "seq_len": 256,
+                "global_batch": 2,
+                "engine": "fsdp2",
+                "top": 2,
+            }
         case "infer":
             keywords = {
                 "model": "llama-tiny",
@@ -414,7 +501,19 @@ def python_asked(luck: random.Random) -> Asked:
         case _:
             raise AssertionError(function)
     if function in ("train", "infer", "plan", "plan_serving", "solve", "check", "assert_fits"):
-        names = [*SHORT, "offload", "gpus", "nodes", "per_node", "host_memory", "cluster", "plan", "parameters", "method", "top"]
+        names = [
+            *SHORT,
+            "offload",
+            "gpus",
+            "nodes",
+            "per_node",
+            "host_memory",
+            "cluster",
+            "plan",
+            "parameters",
+            "method",
+            "top",
+        ]
         keywords |= {luck.choice(names): anything() for _ in range(luck.choice((0, 1, 1, 2)))}
     if luck.random() < 0.5 or function in ("compare", "export", "explain"):
         keywords[luck.choice(list(keywords))] = anything()
@@ -443,10 +542,16 @@ def fault(asked: Asked, folder: Path) -> str:
     os.chdir(folder)
     try:
         with (
-            contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch.object(trouble, "explain_broken", explained), _soon(HANG_S),
-            mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(asked.stdin))), mock.patch("subprocess.Popen", _not_started),
-            mock.patch.dict(os.environ, {"MEMSHEET_CALIBRATION": str(folder / "calibration.json"), "HF_HUB_OFFLINE": "1"}),
-        ):  # fmt: skip
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            mock.patch.object(trouble, "explain_broken", explained),
+            _soon(HANG_S),
+            mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(asked.stdin))),
+            mock.patch("subprocess.Popen", _not_started),
+            mock.patch.dict(
+                os.environ, {"MEMSHEET_CALIBRATION": str(folder / "calibration.json"), "HF_HUB_OFFLINE": "1"}
+            ),
+        ):
             code = main([*asked.words]) if asked.words else _called(asked)
     except HangError as error:
         return f"more than {HANG_S} s: {_where(error)}"
@@ -470,7 +575,12 @@ def fault(asked: Asked, folder: Path) -> str:
     return ""
 
 
-FIRST: Mapping[str, tuple[str, ...]] = {"solve": ("what",), "compare": ("left", "right"), "export": ("plan",), "explain": ("name",)}
+FIRST: Mapping[str, tuple[str, ...]] = {
+    "solve": ("what",),
+    "compare": ("left", "right"),
+    "export": ("plan",),
+    "explain": ("name",),
+}
 """Arguments by their place."""
 
 
@@ -521,7 +631,10 @@ def _soon(seconds: int) -> Iterator[None]:
 
 def _where(error: BaseException) -> str:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/memsheet/" in frame.filename]
-    where = " < ".join(f"{frame.filename.rpartition('/memsheet/')[2]}:{frame.name}:{frame.lineno}" for frame in frames[:-4:-1])
+    where = " < ".join(
+        f"{frame.filename.rpartition('/memsheet/')[2]}:{frame.name}:{frame.lineno}"
+        for frame in frames[:-4:-1]
+    )
     return f"{type(error).__name__}: {str(error)[:120]!r} at {where}"
 
 
@@ -548,7 +661,9 @@ def campaign(seconds: float, first: int, into: Path, kinds: tuple[str, ...]) -> 
                             "said": said,
                             "words": asked.words,
                             "function": asked.function,
-                            "keywords": {name: printable_line(value) for name, value in asked.keywords.items()},
+                            "keywords": {
+                                name: printable_line(value) for name, value in asked.keywords.items()
+                            },
                             "files": files,
                         }
                         found.write(json.dumps(row) + "\n")

@@ -1,4 +1,6 @@
-"""Small questions that ask for much are answered or refused for next to nothing: time of the processor, memory, and words on the screen."""
+"""Small questions that ask for much are answered or refused for next to nothing: time of the processor,
+memory, and words on the screen.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,16 @@ from memsheet.guard.budget import Budget, TooMuchError
 from memsheet.guard.spending import of_one_command
 
 KINDS = ("scripts", "shells", "documents", "models", "folders")
-MEMBERS = {f"{kind}: {name}": member for kind in KINDS for name, member in import_module(f"amplifiers.{kind}").MEMBERS.items()}
+MEMBERS = {
+    f"{kind}: {name}": member
+    for kind in KINDS
+    for name, member in import_module(f"amplifiers.{kind}").MEMBERS.items()
+}
 MEMORY, WORDS = 256 * 2**20, 2**16
 READ, BUILT, CALLED = 48 * 2**20, 1_500_000, 3_000_000
-"""Bytes that are read, values that are built of them, and functions that are called: each is what half a second is enough for, at 100 MB, three
-million values and six million calls a second. Counts are the same on every machine, and on a busy one.
+"""Bytes that are read, values that are built of them, and functions that are called: each is what half a
+second is enough for, at 100 MB, three million values and six million calls a second. Counts are the same on
+every machine, and on a busy one.
 """
 STOP_S, STOP_BYTES = 60, 8 * 2**30
 """Where a question is stopped that goes on without calling or reading anything."""
@@ -48,7 +55,9 @@ def resident(key: str) -> int:
 
 
 def asked(member: Amplifier, folder: Path, *, counted: bool) -> Used:
-    """The exit code, and what the question took. ``counted``: with calls of functions, which takes longer and more memory."""
+    """The exit code, and what the question took. ``counted``: with calls of functions, which takes longer and
+    more memory.
+    """
     for name, content in member.files().items():
         file = folder / name
         file.parent.mkdir(exist_ok=True)
@@ -58,7 +67,9 @@ def asked(member: Amplifier, folder: Path, *, counted: bool) -> Used:
         _ask(member.command, folder, counted=counted)
     _, status = os.waitpid(child, 0)
     written = sum((folder / name).stat().st_size for name in ("out", "err"))
-    used = (folder / "used").read_text().split() if (folder / "used").exists() else (STOP_S, *[STOP_BYTES] * 4)
+    used = (
+        (folder / "used").read_text().split() if (folder / "used").exists() else (STOP_S, *[STOP_BYTES] * 4)
+    )
     memory, read, built, called = map(int, used[1:])
     return Used(os.waitstatus_to_exitcode(status), float(used[0]), memory, read, built, called, written)
 
@@ -76,7 +87,9 @@ def _ask(command: tuple[str, ...], folder: Path, *, counted: bool) -> None:
         before = resident("VmRSS")
         import sys
 
-        sys.stdout, sys.stderr = (os.fdopen(os.dup(descriptor), "w", encoding="utf-8") for descriptor in (1, 2))
+        sys.stdout, sys.stderr = (
+            os.fdopen(os.dup(descriptor), "w", encoding="utf-8") for descriptor in (1, 2)
+        )
         calls = [0]
 
         def called(_: object, event: str, __: object) -> None:
@@ -90,14 +103,18 @@ def _ask(command: tuple[str, ...], folder: Path, *, counted: bool) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         used = resource.getrusage(resource.RUSAGE_SELF)
-        (folder / "used").write_text(f"{used.ru_utime + used.ru_stime} {resident('VmHWM') - before} {read} {built} {calls[0]}")
+        (folder / "used").write_text(
+            f"{used.ru_utime + used.ru_stime} {resident('VmHWM') - before} {read} {built} {calls[0]}"
+        )
         os._exit(code)
     except BaseException:  # noqa: BLE001
         traceback.print_exc()
         os._exit(99)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork") or not Path("/proc/self/status").exists(), reason="measured as Linux does")
+@pytest.mark.skipif(
+    not hasattr(os, "fork") or not Path("/proc/self/status").exists(), reason="measured as Linux does"
+)
 @pytest.mark.parametrize("name", MEMBERS)
 def test_it_costs_next_to_nothing(name: str, tmp_path: Path) -> None:
     member = MEMBERS[name]

@@ -1,4 +1,6 @@
-"""How a command ends: with a stranger's text, a reader that has gone, an interrupt, a full disk, a step that leaves others running."""
+"""How a command ends: with a stranger's text, a reader that has gone, an interrupt, a full disk, a step that
+leaves others running.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ QUESTION = ("infer", "llama-3.1-8b", "--gpus", "1xH100-80GB", "--engine", "vllm"
 
 @pytest.mark.parametrize("escape", ESCAPES)
 @pytest.mark.parametrize("place", ["field", "value", "reason", "hint"])
-def test_no_part_of_a_problem_reaches_a_terminal_as_a_command(place: str, escape: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_part_of_a_problem_reaches_a_terminal_as_a_command(
+    place: str, escape: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     said = {"field": "f", "value": "v", "reason": "r", "hint": "h", place: f"a{escape}b"}
     error = InputError(Problem(**said))
     explain_input(error)
@@ -60,11 +64,18 @@ def test_many_problems_are_some_and_a_count(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such device here")
-@pytest.mark.parametrize("words", [QUESTION, (*QUESTION, "--json"), ("gpus",), ("--help",), ("train", "--nonsense", "--json")])
-@pytest.mark.parametrize("end", ["> /dev/full", ">&-", "2>&-", "> /dev/full 2> /dev/full", ">&- 2>&-", "| head -c 1", "| true"])
+@pytest.mark.parametrize(
+    "words", [QUESTION, (*QUESTION, "--json"), ("gpus",), ("--help",), ("train", "--nonsense", "--json")]
+)
+@pytest.mark.parametrize(
+    "end", ["> /dev/full", ">&-", "2>&-", "> /dev/full 2> /dev/full", ">&- 2>&-", "| head -c 1", "| true"]
+)
 def test_where_nobody_reads_there_is_no_traceback(words: tuple[str, ...], end: str) -> None:
     done = subprocess.run(
-        ["bash", "-c", f'"$0" "$@" {end}; exit ${{PIPESTATUS[0]}}', MEMSHEET, *words], capture_output=True, text=True, check=False
+        ["bash", "-c", f'"$0" "$@" {end}; exit ${{PIPESTATUS[0]}}', MEMSHEET, *words],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode in (0, 2, 10, 11)
     assert "Traceback" not in done.stderr
@@ -72,10 +83,24 @@ def test_where_nobody_reads_there_is_no_traceback(words: tuple[str, ...], end: s
     assert "Exception" not in done.stderr
 
 
-@pytest.mark.parametrize("wait_s", [0.25, 0.8, *(pytest.param(wait_s, marks=pytest.mark.slow) for wait_s in (0.4, 1.5))])
+@pytest.mark.parametrize(
+    "wait_s", [0.25, 0.8, *(pytest.param(wait_s, marks=pytest.mark.slow) for wait_s in (0.4, 1.5))]
+)
 def test_an_interrupt_is_said_in_a_word(wait_s: float, tmp_path: Path) -> None:
-    words = ("plan", "train", "llama-3.1-70b", "--gpus", "512xH100-80GB", "--seq-len", "8192", "--global-batch", "1024")
-    with subprocess.Popen([MEMSHEET, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as running:
+    words = (
+        "plan",
+        "train",
+        "llama-3.1-70b",
+        "--gpus",
+        "512xH100-80GB",
+        "--seq-len",
+        "8192",
+        "--global-batch",
+        "1024",
+    )
+    with subprocess.Popen(
+        [MEMSHEET, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as running:
         time.sleep(wait_s)
         running.send_signal(signal.SIGINT)
         _, said = running.communicate(timeout=60)
@@ -100,7 +125,9 @@ def test_files_are_written_all_or_none(tmp_path: Path) -> None:
     "writes",
     [lambda p: check_file(p, "record"), lambda p: check_folder(p / "a", "records"), lambda p: write_all({p: b"1"}), lambda p: write_whole(p, b"1", "events")],
 )  # fmt: skip
-def test_a_name_that_no_file_can_have_is_refused(name: str, writes: Callable[[Path], None], tmp_path: Path) -> None:
+def test_a_name_that_no_file_can_have_is_refused(
+    name: str, writes: Callable[[Path], None], tmp_path: Path
+) -> None:
     (tmp_path / "f").write_text("x")
     with pytest.raises(InputError, match=r"cannot be|is in a folder|is not a folder"):
         writes(tmp_path / name)
@@ -128,7 +155,9 @@ def _count(path: Path) -> None:
 
 
 def test_no_update_is_lost(tmp_path: Path) -> None:
-    started = [get_context("spawn").Process(target=_count, args=(tmp_path / "a" / "kept.json",)) for _ in range(2)]
+    started = [
+        get_context("spawn").Process(target=_count, args=(tmp_path / "a" / "kept.json",)) for _ in range(2)
+    ]
     for one in started:
         one.start()
     for one in started:
@@ -149,7 +178,8 @@ def test_what_a_traced_step_starts_ends_with_it(tmp_path: Path) -> None:
     from memsheet.trace.parent import _run_group
 
     (tmp_path / "left.py").write_text(
-        "import os, sys, time\nif os.fork() == 0:\n    time.sleep(1)\n    open('left', 'w').close()\n    time.sleep(60)\nprint('{}')\n"
+        "import os, sys, time\nif os.fork() == 0:\n    time.sleep(1)\n    open('left', 'w').close()\n    "
+        "time.sleep(60)\nprint('{}')\n"
     )
     before = Path.cwd()
     os.chdir(tmp_path)
@@ -167,7 +197,10 @@ def test_what_a_traced_step_starts_ends_with_it(tmp_path: Path) -> None:
 def test_what_a_traced_step_starts_counts_in_its_limit(tmp_path: Path) -> None:
     from memsheet.trace.parent import _run_group
 
-    code = "import os, time\nif os.fork() == 0:\n    held = bytearray(400 << 20)\n    time.sleep(60)\nos.wait()\n"
+    code = (
+        "import os, time\nif os.fork() == 0:\n    held = bytearray(400 << 20)\n    "
+        "time.sleep(60)\nos.wait()\n"
+    )
     with (tmp_path / "said").open("w+b") as said:
         start = time.monotonic()
         done = _run_group([sys.executable, "-c", code], "", said, 50, dict(os.environ), 200 << 20)
@@ -187,12 +220,25 @@ def test_only_the_end_of_what_a_child_says_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [1e308, -1e308, 2.0**63])
 @pytest.mark.parametrize(
-    "key", ["reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size", "stage3_max_live_parameters"]
+    "key",
+    [
+        "reduce_bucket_size",
+        "allgather_bucket_size",
+        "stage3_prefetch_bucket_size",
+        "stage3_max_live_parameters",
+    ],
 )
-def test_a_size_beyond_all_sizes_is_refused(key: str, value: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_size_beyond_all_sizes_is_refused(
+    key: str, value: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "ds_config.json"
-    file.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3, key: value}}))
-    assert main(["check", str(file), "--model", "llama-3.2-1b", "--gpus", "8xH100-80GB", "--seq-len", "512"]) == 2
+    file.write_text(
+        json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3, key: value}})
+    )
+    assert (
+        main(["check", str(file), "--model", "llama-3.2-1b", "--gpus", "8xH100-80GB", "--seq-len", "512"])
+        == 2
+    )
     assert f"{key} = {value}: is outside ±2^63" in capsys.readouterr().err
 
 

@@ -1,4 +1,6 @@
-"""Random wrong questions end in an answer or a refusal: a sample of them here, and the classes that longer runs found, each throughout."""
+"""Random wrong questions end in an answer or a refusal: a sample of them here, and the classes that longer
+runs found, each throughout.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,34 @@ from memsheet.exchange.shared.file_format import read_format_values
 from memsheet.plan.values import KINDS, option_problems
 
 SAMPLE = 20
-ODD: tuple[Any, ...] = (True, -1, 10**18, 1.5, "", "x", "\x1b[2J", "9" * 400, [], [None], [[1]], {}, {"a": [1]}, "auto", "cpu", "none")
+ODD: tuple[Any, ...] = (
+    True,
+    -1,
+    10**18,
+    1.5,
+    "",
+    "x",
+    "\x1b[2J",
+    "9" * 400,
+    [],
+    [None],
+    [[1]],
+    {},
+    {"a": [1]},
+    "auto",
+    "cpu",
+    "none",
+)
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="hangs are told by a timer of the process")
 @pytest.mark.parametrize("kind", fuzzing.KINDS)
 def test_a_sample_of_wrong_questions_is_answered_or_refused(kind: str, tmp_path: Path) -> None:
-    faults = {number: said for number in range(SAMPLE) if (said := fuzzing.fault(fuzzing.question(kind, number), tmp_path))}
+    faults = {
+        number: said
+        for number in range(SAMPLE)
+        if (said := fuzzing.fault(fuzzing.question(kind, number), tmp_path))
+    }
     assert not faults
 
 
@@ -52,7 +75,21 @@ HUGE = (10**5000, -(10**30), math.nan, math.inf, [1, [10**40]], {"a": math.inf},
 
 @pytest.mark.parametrize("value", HUGE, ids=range(len(HUGE)))
 @pytest.mark.parametrize(
-    "name", ["tp", "engine", "offload", "gpus", "host_memory", "nodes", "zero", "quantize", "cluster", "parameters", "top", "most"]
+    "name",
+    [
+        "tp",
+        "engine",
+        "offload",
+        "gpus",
+        "host_memory",
+        "nodes",
+        "zero",
+        "quantize",
+        "cluster",
+        "parameters",
+        "top",
+        "most",
+    ],
 )
 def test_no_keyword_takes_a_number_that_no_file_may_hold(name: str, value: Any) -> None:
     (problem,) = option_problems({name: value})
@@ -89,7 +126,9 @@ def _ask(function: str, *arguments: Any, **keywords: Any) -> None:
         getattr(memsheet, function)(*arguments, **keywords)
 
 
-@pytest.mark.parametrize("value", [3, 0.5, b"x", [1], {"a": 1}, {None: None}, object(), 10**5000], ids=range(8))
+@pytest.mark.parametrize(
+    "value", [3, 0.5, b"x", [1], {"a": 1}, {None: None}, object(), 10**5000], ids=range(8)
+)
 def test_arguments_of_another_type_are_refused(value: Any) -> None:
     _ask("explain", value)
     _ask("export", {"zero": 1}, value)
@@ -99,10 +138,24 @@ def test_arguments_of_another_type_are_refused(value: Any) -> None:
     _ask("solve", value, "llama-tiny", gpus="1xL4")
     _ask("train", value, seq_len=64)
     _ask("plan", "llama-tiny", gpus="1xL4", method=value)
-    _ask("plan_serving", "llama-tiny", gpus="1xL4", context=64, users=1, prompt_tokens=str(value) if isinstance(value, bytes) else [value])
+    _ask(
+        "plan_serving",
+        "llama-tiny",
+        gpus="1xL4",
+        context=64,
+        users=1,
+        prompt_tokens=str(value) if isinstance(value, bytes) else [value],
+    )
 
 
 @pytest.mark.parametrize("what", ["seq_len", "microbatch", "sequences", "gpus"])
 @pytest.mark.parametrize("most", [0, -1, 2**26 + 1, 10**18 - 1, 2**63 - 1])
 def test_no_search_looks_further_than_any_plan_goes(what: str, most: int) -> None:
-    _ask("solve", what, "llama-tiny", gpus="L4" if what == "gpus" else "1xL4", engine="vllm" if what == "sequences" else "fsdp2", most=most)
+    _ask(
+        "solve",
+        what,
+        "llama-tiny",
+        gpus="L4" if what == "gpus" else "1xL4",
+        engine="vllm" if what == "sequences" else "fsdp2",
+        most=most,
+    )

@@ -1,4 +1,6 @@
-"""Files that lie, and what they may do: be refused, by one kind of error, at once, in words that are safe to print."""
+"""Files that lie, and what they may do: be refused, by one kind of error, at once, in words that are safe to
+print.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from craft import LLAMA, array, config, entry, gguf, gguf_llama, info, key, raw_config, safetensors, string, text, u32
+from craft import (
+    LLAMA,
+    array,
+    config,
+    entry,
+    gguf,
+    gguf_llama,
+    info,
+    key,
+    raw_config,
+    safetensors,
+    string,
+    text,
+    u32,
+)
 
 from memsheet.errors import InputError
 from memsheet.guard import parse_json, read_yaml
@@ -339,7 +355,11 @@ READERS: dict[str, tuple[str, Callable[[Path], Any], dict[str, bytes]]] = {
     "cluster": ("cluster.toml", read_cluster, TOML),
     "cluster in yaml": ("cluster.yaml", read_cluster, YAML),
 }
-CASES = [pytest.param(kind, content, id=f"{kind}: {what}") for kind, (_, _, corpus) in READERS.items() for what, content in corpus.items()]
+CASES = [
+    pytest.param(kind, content, id=f"{kind}: {what}")
+    for kind, (_, _, corpus) in READERS.items()
+    for what, content in corpus.items()
+]
 
 
 def refusal(read: Callable[[Path], Any], path: Path) -> InputError:
@@ -403,7 +423,9 @@ def test_a_crowded_but_legal_json_takes_little_memory():
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("read", [model, read_safetensors, read_gguf, read_yaml, read_index, folder_stored_bytes])
+@pytest.mark.parametrize(
+    "read", [model, read_safetensors, read_gguf, read_yaml, read_index, folder_stored_bytes]
+)
 @pytest.mark.parametrize("name", ["missing.json", "x" * 5000, "a\0b.json", "loop.json", ESCAPE])
 def test_a_name_that_leads_nowhere_is_no_crash(read: Callable[[Path], Any], name: str, tmp_path: Path):
     (tmp_path / "loop.json").symlink_to(tmp_path / "loop.json")
@@ -419,7 +441,9 @@ def test_a_folder_is_not_a_file(read: Callable[[Path], Any], tmp_path: Path):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
-@pytest.mark.parametrize(("name", "read"), [("a.json", model), ("a.gguf", model), ("a.safetensors", model), ("a.yaml", read_yaml)])
+@pytest.mark.parametrize(
+    ("name", "read"), [("a.json", model), ("a.gguf", model), ("a.safetensors", model), ("a.yaml", read_yaml)]
+)
 def test_a_pipe_is_not_waited_for(name: str, read: Callable[[Path], Any], tmp_path: Path):
     os.mkfifo(tmp_path / name)
     check_words(refusal(read, tmp_path / name))

@@ -1,4 +1,6 @@
-"""Right files with wrong bytes in them: whatever comes of it, it is an InputError or an answer the format's own library shares."""
+"""Right files with wrong bytes in them: whatever comes of it, it is an InputError or an answer the format's
+own library shares.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,26 @@ from memsheet.readers.sheet_json import read_sheets
 from memsheet.readers.snapshot import read_snapshot
 
 SAFE = write_safetensors(
-    {"__metadata__": {"format": "pt"}, "a": entry(), "b": entry("BF16", (3,), (16, 22)), "c": entry("U8", (0,), (22, 22))}, 22
+    {
+        "__metadata__": {"format": "pt"},
+        "a": entry(),
+        "b": entry("BF16", (3,), (16, 22)),
+        "c": entry("U8", (0,), (22, 22)),
+    },
+    22,
 )
 GGUF = gguf_llama(
-    text("general.name", "x"), key("tokenizer.ggml.tokens", 9, array(8, 3, string("a") * 3)), u32("llama.attention.head_count_kv", 2)
+    text("general.name", "x"),
+    key("tokenizer.ggml.tokens", 9, array(8, 3, string("a") * 3)),
+    u32("llama.attention.head_count_kv", 2),
 )
-JSON = json.dumps({**LLAMA, "rope_scaling": {"factor": 8.0, "list": [1, None, True]}, "torch_dtype": "bfloat16"}).encode()
-TOML = b'device = "H100-80GB"\nnodes = 8\nper_node = 4\nhost_memory = "2TiB"\n[links]\nscale_out = "100 Gbit/s"\nhost_gb_s = 31.5\n'
+JSON = json.dumps(
+    {**LLAMA, "rope_scaling": {"factor": 8.0, "list": [1, None, True]}, "torch_dtype": "bfloat16"}
+).encode()
+TOML = (
+    b'device = "H100-80GB"\nnodes = 8\nper_node = 4\nhost_memory = "2TiB"\n[links]\nscale_out = "100 '
+    b'Gbit/s"\nhost_gb_s = 31.5\n'
+)
 YAML = b"a: 1\nb:\n  - 2.5\n  - {c: 'x', d: [yes, ~]}\ne: |\n  text\n"
 STRUCTURE = (
     b"[",
@@ -136,7 +151,10 @@ def test_a_cluster(raw: bytes):
     found = outcome(lambda data: cluster_from(parse_toml(data, "cluster"), "cluster").cluster(), raw)
     if found is not None:
         assert 0 < found.count == found.nodes * found.per_node <= MAX_DEVICES
-        assert all(rate is None or rate > 0 for rate in (found.links.scale_up, found.links.scale_out, found.links.host))
+        assert all(
+            rate is None or rate > 0
+            for rate in (found.links.scale_up, found.links.scale_out, found.links.host)
+        )
 
 
 RANK = {
@@ -171,7 +189,9 @@ def test_records(raw: bytes):
     document = from_file(lambda path: read_sheets(str(path)), raw)
     if document is not None:
         (sheet,) = document.sheets
-        assert sheet.allocated.value >= 0 or any(item.component.value == "unexplained" for item in sheet.items)
+        assert sheet.allocated.value >= 0 or any(
+            item.component.value == "unexplained" for item in sheet.items
+        )
 
 
 @settings(max_examples=300, deadline=None)
@@ -190,7 +210,11 @@ def test_snapshots(raw: bytes):
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(max_size=8),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
@@ -202,7 +226,21 @@ KEYS = st.sampled_from(
     ]
 )  # fmt: skip
 TYPES = st.sampled_from(
-    ["llama", "qwen3", "gemma3_text", "gpt2", "mixtral", "qwen3_moe", "deepseek_v3", "mamba", "jamba", "t5", "bert", "gemma3", "qwen2_vl"]
+    [
+        "llama",
+        "qwen3",
+        "gemma3_text",
+        "gpt2",
+        "mixtral",
+        "qwen3_moe",
+        "deepseek_v3",
+        "mamba",
+        "jamba",
+        "t5",
+        "bert",
+        "gemma3",
+        "qwen2_vl",
+    ]
 )
 
 

@@ -8,7 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from craft import LLAMA, array, config, entry, gguf, gguf_llama, info, key, raw_config, safetensors, string, text, u32
+from craft import (
+    LLAMA,
+    array,
+    config,
+    entry,
+    gguf,
+    gguf_llama,
+    info,
+    key,
+    raw_config,
+    safetensors,
+    string,
+    text,
+    u32,
+)
 
 from memsheet.errors import InputError
 from memsheet.guard import parse_json, parse_yaml
@@ -200,9 +214,7 @@ def test_a_yaml_document_is_read(content: bytes, meaning: Any):
     assert found == meaning or meaning is None
 
 
-@pytest.mark.parametrize(
-    ("depth", "accepted"), [(64, True), (65, False)]
-)  # fmt: skip
+@pytest.mark.parametrize(("depth", "accepted"), [(64, True), (65, False)])
 def test_depth_ends_at_64(depth: int, accepted: bool):
     for parse in (parse_json, parse_yaml):
         if accepted:
@@ -218,7 +230,10 @@ def test_json_is_what_python_reads():
 
 
 def test_an_index_is_read(tmp_path: Path):
-    for name, header in (("a.safetensors", {"x": entry()}), ("b.safetensors", {"y": entry(), "z": entry(offsets=(16, 32))})):
+    for name, header in (
+        ("a.safetensors", {"x": entry()}),
+        ("b.safetensors", {"y": entry(), "z": entry(offsets=(16, 32))}),
+    ):
         (tmp_path / name).write_bytes(safetensors(header, 16 * len(header)))
     index = {"metadata": {"total_size": 32.0}, "weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -1,4 +1,6 @@
-"""A folder is a stranger's: a command that is given in it imports nothing that lies there, nor do the processes that it starts."""
+"""A folder is a stranger's: a command that is given in it imports nothing that lies there, nor do the
+processes that it starts.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,17 @@ def build():
 LIGHT: dict[str, tuple[str, ...]] = {
     "train": ("train", "config.json", "--gpus", "1xH100-80GB", "--seq-len", "32"),
     "infer": ("infer", "config.json", "--gpus", "1xH100-80GB", "--engine", "vllm", "--max-model-len", "32"),
-    "plan": ("plan", "train", "config.json", "--gpus", "2xH100-80GB", "--seq-len", "32", "--global-batch", "8"),
+    "plan": (
+        "plan",
+        "train",
+        "config.json",
+        "--gpus",
+        "2xH100-80GB",
+        "--seq-len",
+        "32",
+        "--global-batch",
+        "8",
+    ),
     "solve": ("solve", "microbatch", "config.json", "--gpus", "1xH100-80GB", "--seq-len", "32"),
     "export": ("export", "plan.json", "--to", "deepspeed"),
     "check": ("check", "ds_config.json"),
@@ -51,7 +63,18 @@ HEAVY: dict[str, tuple[str, ...]] = {"trace of a step": ("trace", "numpy.py:buil
 SLOW: dict[str, tuple[str, ...]] = {
     "trace": ("trace", "config.json", "--seq-len", "16", "--gpus", "1xH100-80GB"),
     "measure": ("measure", "config.json", "--seq-len", "16", "--steps", "1"),
-    "measure over ranks": ("measure", "config.json", "--seq-len", "16", "--steps", "1", "--dp-shard", "2", "--engine", "fsdp2"),
+    "measure over ranks": (
+        "measure",
+        "config.json",
+        "--seq-len",
+        "16",
+        "--steps",
+        "1",
+        "--dp-shard",
+        "2",
+        "--engine",
+        "fsdp2",
+    ),
     "verify": ("verify", "fsdp2.json", "--processes", "2"),
 }
 
@@ -72,16 +95,26 @@ def folder(tmp_path: Path) -> Path:
         "gpus": "1xH100-80GB",
     }
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    (tmp_path / "fsdp2.json").write_text(json.dumps({**plan, "engine": "fsdp2", "gpus": "2xH100-80GB", "mesh": {"dp_shard": 2}}))
-    (tmp_path / "ds_config.json").write_text('{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 1}')
+    (tmp_path / "fsdp2.json").write_text(
+        json.dumps({**plan, "engine": "fsdp2", "gpus": "2xH100-80GB", "mesh": {"dp_shard": 2}})
+    )
+    (tmp_path / "ds_config.json").write_text(
+        '{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 1}'
+    )
     (tmp_path / "record.json").write_text("{}")
     return tmp_path
 
 
 def run(folder: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MEMSHEET_CALIBRATION": str(folder / "calibration.json")}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    environment |= {
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "MEMSHEET_CALIBRATION": str(folder / "calibration.json"),
+    }
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
 
 
 def marks(folder: Path) -> list[str]:
@@ -94,19 +127,25 @@ def test_every_command_is_tried() -> None:
 
 @pytest.mark.parametrize("words", LIGHT.values(), ids=LIGHT)
 def test_a_command_imports_nothing_from_its_folder(words: tuple[str, ...], folder: Path) -> None:
-    (folder / "sheet.json").write_text(run(folder, [str(Path(sys.executable).parent / "memsheet"), *LIGHT["train"], "--json"]).stdout)
+    (folder / "sheet.json").write_text(
+        run(folder, [str(Path(sys.executable).parent / "memsheet"), *LIGHT["train"], "--json"]).stdout
+    )
     done = run(folder, [str(Path(sys.executable).parent / "memsheet"), *words])
     assert done.returncode in (0, 2, 10, 11), done.stderr
     assert not marks(folder)
 
 
 @pytest.mark.parametrize(
-    "words", [*HEAVY.values(), *(pytest.param(words, marks=pytest.mark.slow) for words in SLOW.values())], ids=[*HEAVY, *SLOW]
+    "words",
+    [*HEAVY.values(), *(pytest.param(words, marks=pytest.mark.slow) for words in SLOW.values())],
+    ids=[*HEAVY, *SLOW],
 )
 def test_nor_do_its_children(words: tuple[str, ...], folder: Path) -> None:
     pytest.importorskip("torch")
     (folder / "sibling.py").write_text("WIDTH = 8\n")
-    if "numpy.py:build" in words:  # the step is the person's own, whatever its file is called; what lies beside it is not numpy
+    if (
+        "numpy.py:build" in words
+    ):  # the step is the person's own, whatever its file is called; what lies beside it is not numpy
         (folder / "numpy.py").write_text(STEP)
     done = run(folder, [str(Path(sys.executable).parent / "memsheet"), *words])
     assert done.returncode in (0, 10, 11), done.stderr
@@ -114,7 +153,9 @@ def test_nor_do_its_children(words: tuple[str, ...], folder: Path) -> None:
 
 
 def test_as_a_module_only_itself_is_looked_for_in_the_folder(folder: Path) -> None:
-    """``python -m memsheet`` finds the package before anything of ours has run; nothing else of the folder is found."""
+    """``python -m memsheet`` finds the package before anything of ours has run; nothing else of the folder is
+    found.
+    """
     (folder / "memsheet.py").unlink()
     done = run(folder, [sys.executable, "-m", "memsheet", *LIGHT["check"]])
     assert done.returncode == 0, done.stderr
@@ -122,7 +163,10 @@ def test_as_a_module_only_itself_is_looked_for_in_the_folder(folder: Path) -> No
 
 
 def test_the_children_of_children_are_safe_too(folder: Path) -> None:
-    child = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', 'import usercustomize']).returncode)"
+    child = (
+        "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', 'import "
+        "usercustomize']).returncode)"
+    )
     environment = environment_of({})
     assert ENVIRONMENT["PYTHONSAFEPATH"] == "1"
     subprocess.run([*PYTHON, "-c", child], cwd=folder, env=environment, check=False, capture_output=True)
@@ -135,4 +179,6 @@ def test_hooks_and_workflows_start_the_installed_command() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/memsheet-check.yml").read_text())
     assert workflow["env"]["PYTHONSAFEPATH"] == "1"
     scripts = [step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]]
-    assert not [line for script in scripts for line in script.splitlines() if "python" in line and " -P " not in line]
+    assert not [
+        line for script in scripts for line in script.splitlines() if "python" in line and " -P " not in line
+    ]

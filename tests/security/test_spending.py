@@ -42,7 +42,10 @@ ELSEWHERE = {
 
 def _is_ours(held: ast.expr) -> bool:
     """Whether a ``load`` is of an object of our own, not of a library that reads files."""
-    return not (isinstance(held, ast.Name) and held.id in ("json", "yaml", "tomllib", "pickle", "marshal", "torch", "numpy", "np"))
+    return not (
+        isinstance(held, ast.Name)
+        and held.id in ("json", "yaml", "tomllib", "pickle", "marshal", "torch", "numpy", "np")
+    )
 
 
 def opened(file: Path) -> set[str]:
@@ -61,7 +64,11 @@ def opened(file: Path) -> set[str]:
             called = node.func
             if isinstance(called, ast.Name) and called.id in OPENS - own - ours:
                 found.add(called.id)
-            if isinstance(called, ast.Attribute) and called.attr in OPENS and not (called.attr == "load" and _is_ours(called.value)):
+            if (
+                isinstance(called, ast.Attribute)
+                and called.attr in OPENS
+                and not (called.attr == "load" and _is_ours(called.value))
+            ):
                 found.add(called.attr)
             if isinstance(called, ast.Attribute) and called.attr == "read" and "stdin" in ast.dump(called):
                 found.add("stdin.read")
@@ -69,13 +76,26 @@ def opened(file: Path) -> set[str]:
 
 
 def test_nothing_outside_guard_opens_a_file() -> None:
-    places = {str(file.relative_to(SOURCE)): names for file in SOURCE.rglob("*.py") if (names := opened(file))}
-    strange = {place: names for place, names in places.items() if place not in ELSEWHERE and not place.startswith("guard/")}
+    places = {
+        str(file.relative_to(SOURCE)): names for file in SOURCE.rglob("*.py") if (names := opened(file))
+    }
+    strange = {
+        place: names
+        for place, names in places.items()
+        if place not in ELSEWHERE and not place.startswith("guard/")
+    }
     assert not strange
 
 
 def test_the_rule_sees_an_open_file(tmp_path: Path) -> None:
-    for text in ("open('a')", "Path('a').read_text()", "json.load(f)", "os.fdopen(1)", "sys.stdin.buffer.read(3)", "yaml.safe_load(x)"):
+    for text in (
+        "open('a')",
+        "Path('a').read_text()",
+        "json.load(f)",
+        "os.fdopen(1)",
+        "sys.stdin.buffer.read(3)",
+        "yaml.safe_load(x)",
+    ):
         (tmp_path / "a.py").write_text(text)
         assert opened(tmp_path / "a.py"), text
     (tmp_path / "a.py").write_text("from memsheet.guard import read_bytes\nread_bytes(path, 3)")
@@ -87,9 +107,30 @@ COMMANDS = {
     "train a plan": ("train", "--plan", "plan.json"),
     "train on a cluster": ("train", "llama-tiny", "--seq-len", "64", "--cluster", "cluster.toml"),
     "infer": ("infer", "config.json", "--gpus", "1xL4", "--max-model-len", "64"),
-    "infer lengths": ("infer", "llama-tiny", "--gpus", "1xL4", "--engine", "vllm", "--max-model-len", "2048", "--lengths", "lengths.txt"),
+    "infer lengths": (
+        "infer",
+        "llama-tiny",
+        "--gpus",
+        "1xL4",
+        "--engine",
+        "vllm",
+        "--max-model-len",
+        "2048",
+        "--lengths",
+        "lengths.txt",
+    ),
     "plan": ("plan", "infer", "config.json", "--gpus", "1xL4", "--context", "64", "--users", "1"),
-    "solve": ("solve", "sequences", "config.json", "--gpus", "1xL4", "--engine", "vllm", "--max-model-len", "64"),
+    "solve": (
+        "solve",
+        "sequences",
+        "config.json",
+        "--gpus",
+        "1xL4",
+        "--engine",
+        "vllm",
+        "--max-model-len",
+        "64",
+    ),
     "export": ("export", "plan.json", "--to", "deepspeed"),
     "check": ("check", "job"),
     "verify": ("verify", "plan.json"),
@@ -123,7 +164,10 @@ def test_files_add_up_and_the_same_one_counts_once(tmp_path: Path) -> None:
         for _ in range(5):
             read_bytes(tmp_path / "a", 1000)
         assert spent.bytes.left == 400
-        with of_one_command(most_bytes=10**9), pytest.raises(InputError, match="bytes that one command reads"):
+        with (
+            of_one_command(most_bytes=10**9),
+            pytest.raises(InputError, match="bytes that one command reads"),
+        ):
             read_bytes(tmp_path / "b", 1000)
     read_bytes(tmp_path / "b", 1000)
 
@@ -137,7 +181,9 @@ def test_values_add_up_too() -> None:
             parse_json("[" + "1," * 59 + "1]", "b")
 
 
-def test_compressed_text_counts_as_what_it_comes_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compressed_text_counts_as_what_it_comes_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "a.json").write_bytes(gzip.compress(json.dumps({"a": " " * 100_000}).encode()))
     with of_one_command(most_bytes=50_000):
         assert main(["compare", str(tmp_path / "a.json"), str(tmp_path / "a.json")]) == 2

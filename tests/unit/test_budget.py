@@ -14,7 +14,10 @@ WHY = Derived("made for a test")
 
 
 def sheet(*sizes: tuple[Component, Instant, Bytes], rank: int = 0) -> Sheet:
-    return Sheet(rank=rank, items=tuple(Item(component, "x", {instant: size}, WHY) for component, instant, size in sizes))
+    return Sheet(
+        rank=rank,
+        items=tuple(Item(component, "x", {instant: size}, WHY) for component, instant, size in sizes),
+    )
 
 
 def one(low: int, value: int, high: int, rank: int = 0) -> Sheet:
@@ -49,9 +52,11 @@ def test_the_worst_rank_is_judged() -> None:
 def test_the_peak_is_a_maximum_over_instants_of_sums_not_a_sum_of_maxima() -> None:
     """Activations are gone when the optimizer's temporaries come: 60 + 10, or 60 + 15, never 60 + 10 + 15."""
     held = sheet(
-        (Component.PARAMETERS, Instant.BACKWARD, Bytes.exact(60)), (Component.SAVED_ACTIVATIONS, Instant.BACKWARD, Bytes.exact(10)),
-        (Component.PARAMETERS, Instant.OPTIMIZER_STEP, Bytes.exact(60)), (Component.TEMPORARIES, Instant.OPTIMIZER_STEP, Bytes.exact(15)),
-    )  # fmt: skip
+        (Component.PARAMETERS, Instant.BACKWARD, Bytes.exact(60)),
+        (Component.SAVED_ACTIVATIONS, Instant.BACKWARD, Bytes.exact(10)),
+        (Component.PARAMETERS, Instant.OPTIMIZER_STEP, Bytes.exact(60)),
+        (Component.TEMPORARIES, Instant.OPTIMIZER_STEP, Bytes.exact(15)),
+    )
     assert held.allocated == Bytes.exact(75)
     assert held.peak_instant is Instant.OPTIMIZER_STEP
     assert judge_sheets((held,), BUDGET).instant is Instant.OPTIMIZER_STEP
@@ -59,10 +64,15 @@ def test_the_peak_is_a_maximum_over_instants_of_sums_not_a_sum_of_maxima() -> No
 
 def test_three_totals_are_never_confused() -> None:
     held = sheet(
-        (Component.PARAMETERS, Instant.LOAD, Bytes.exact(50)), (Component.ALLOCATOR_SLACK, Instant.LOAD, Bytes(0, 5, 9)),
+        (Component.PARAMETERS, Instant.LOAD, Bytes.exact(50)),
+        (Component.ALLOCATOR_SLACK, Instant.LOAD, Bytes(0, 5, 9)),
         (Component.CONTEXT, Instant.LOAD, Bytes(1, 2, 3)),
-    )  # fmt: skip
-    assert (held.allocated, held.reserved, held.device) == (Bytes.exact(50), Bytes(50, 55, 59), Bytes(51, 57, 62))
+    )
+    assert (held.allocated, held.reserved, held.device) == (
+        Bytes.exact(50),
+        Bytes(50, 55, 59),
+        Bytes(51, 57, 62),
+    )
 
 
 def test_the_largest_components_come_first_and_empty_ones_not_at_all() -> None:
@@ -73,8 +83,14 @@ def test_the_largest_components_come_first_and_empty_ones_not_at_all() -> None:
         (Component.KV_CACHE, 7),
         (Component.INPUTS, 1),
     ]
-    found = largest_components(sheet(*((component, Instant.LOAD, Bytes.exact(size)) for component, size in sizes)))
-    assert [component for component, _ in found] == [Component.GRADIENTS, Component.KV_CACHE, Component.PARAMETERS]
+    found = largest_components(
+        sheet(*((component, Instant.LOAD, Bytes.exact(size)) for component, size in sizes))
+    )
+    assert [component for component, _ in found] == [
+        Component.GRADIENTS,
+        Component.KV_CACHE,
+        Component.PARAMETERS,
+    ]
 
 
 def test_the_budget_is_what_a_framework_gets_not_the_number_on_the_box() -> None:

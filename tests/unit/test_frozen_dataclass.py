@@ -1,4 +1,6 @@
-"""``memsheet.frozen.dataclass`` beside the standard library's: what the one makes of a class, the other does."""
+"""``memsheet.frozen.dataclass`` beside the standard library's: what the one makes of a class, the other
+does.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def outcome(ask: Callable[[], Any]) -> Any:
         return type(error)
 
 
-@pytest.mark.parametrize("how", [{}, {"kw_only": True}, {"eq": False}, {"kw_only": True, "eq": False}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{}, {"kw_only": True}, {"eq": False}, {"kw_only": True, "eq": False}], ids=str
+)
 def test_as_the_library_does(how: dict[str, bool]) -> None:
     def answers(dataclass: Decorator) -> list[Any]:
         one = made(dataclass, **how)

@@ -1,4 +1,6 @@
-"""A card that is named by its size, for servers whose pool is a share of the card: judged with the least card and with the largest."""
+"""A card that is named by its size, for servers whose pool is a share of the card: judged with the least card
+and with the largest.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,17 @@ def ends_of(size: str) -> list[str]:
     """A card with exactly the least, and one with exactly the most memory of those sold so."""
     device = find_device(size)
     least, most = (100 * one / GIB for one in (device.framework_low_bytes, device.framework_high_bytes))
-    return [f"{ceil(least) / 100:.2f}GiB", f"{floor(most) / 100:.2f}GiB"]  # a capacity is typed with two digits
+    return [
+        f"{ceil(least) / 100:.2f}GiB",
+        f"{floor(most) / 100:.2f}GiB",
+    ]  # a capacity is typed with two digits
 
 
 def results_of(size: str, **options: Any) -> list[Result]:
     """The verdict on the size, and on both of its ends."""
     answers = [
-        memsheet.infer("llama-3.1-8b", gpus=f"{options.get('tp', 1)}x{name}", fix=False, **options) for name in (size, *ends_of(size))
+        memsheet.infer("llama-3.1-8b", gpus=f"{options.get('tp', 1)}x{name}", fix=False, **options)
+        for name in (size, *ends_of(size))
     ]
     return [answer.verdict.result for answer in answers if answer.verdict is not None]
 

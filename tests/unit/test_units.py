@@ -30,7 +30,21 @@ def test_a_bare_letter_is_refused_with_both_readings(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "GB", "-1GB", "80", "80 bananas", "1e3GB", "80GB!", "٣GB", "9" * 40 + "GB", "1.2.3GB", "nan GB", "inf"]
+    "text",
+    [
+        "",
+        "GB",
+        "-1GB",
+        "80",
+        "80 bananas",
+        "1e3GB",
+        "80GB!",
+        "٣GB",
+        "9" * 40 + "GB",
+        "1.2.3GB",
+        "nan GB",
+        "inf",
+    ],
 )
 def test_what_is_not_a_size_is_refused(text: str) -> None:
     with pytest.raises(InputError):
@@ -47,8 +61,19 @@ def test_a_need_is_rounded_up_and_a_headroom_down() -> None:
 
 
 def test_the_unit_fits_the_size() -> None:
-    assert [format_bytes(n) for n in (0, 1023, KIB, MIB, GIB)] == ["0 B", "1023 B", "1.00 KiB", "1.00 MiB", "1.00 GiB"]
-    assert [format_bytes(n, decimal=True) for n in (999, 10**3, 10**6, 10**9)] == ["999 B", "1.00 KB", "1.00 MB", "1.00 GB"]
+    assert [format_bytes(n) for n in (0, 1023, KIB, MIB, GIB)] == [
+        "0 B",
+        "1023 B",
+        "1.00 KiB",
+        "1.00 MiB",
+        "1.00 GiB",
+    ]
+    assert [format_bytes(n, decimal=True) for n in (999, 10**3, 10**6, 10**9)] == [
+        "999 B",
+        "1.00 KB",
+        "1.00 MB",
+        "1.00 GB",
+    ]
 
 
 def test_a_column_names_its_unit_once() -> None:

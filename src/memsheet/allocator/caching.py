@@ -1,6 +1,7 @@
 """Blocks handed out and taken back.
 
-Facts from pytorch/pytorch, v2.13.0, commit cf30153c4c131c8164ee7798e5022d810682e2cb, c10/cuda/CUDACachingAllocator.cpp.
+Facts from pytorch/pytorch, v2.13.0, commit cf30153c4c131c8164ee7798e5022d810682e2cb,
+c10/cuda/CUDACachingAllocator.cpp.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from memsheet.allocator.state import Allocator
 
 
 def allocate_block(allocator: Allocator, pool: Pool, size: int) -> Block | None:
-    """A block for ``size`` bytes, rounded already; None where torch raises OutOfMemoryError (malloc, :1722)."""
+    """A block for ``size`` bytes, rounded already; None where torch raises OutOfMemoryError (malloc,
+    :1722).
+    """
     block = _find_free_block(allocator, pool, size) or grow_pool(allocator, pool, size)
     if block is None:
         return None
@@ -24,7 +27,9 @@ def allocate_block(allocator: Allocator, pool: Pool, size: int) -> Block | None:
 
 
 def free_block(allocator: Allocator, block: Block, until: int | None = None) -> None:
-    """``block`` is given back (free, :2474). Where other streams use it still (record_stream), it is free from event ``until`` on."""
+    """``block`` is given back (free, :2474). Where other streams use it still (record_stream), it is free
+    from event ``until`` on.
+    """
     allocator.allocated -= block.size
     if until is None:
         put_back(block, allocator.clock)
@@ -41,8 +46,11 @@ def _find_free_block(allocator: Allocator, pool: Pool, size: int) -> Block | Non
     if at == len(keys):
         return None
     block = _least_expandable(pool, at) if allocator.expandable else pool.blocks[keys[at]]
-    # :3756: blocks of max_split_size and more serve only requests of that size, and not where too much would lie idle
-    if block.size >= allocator.oversize and (size < allocator.oversize or block.size >= size + allocator.rounding):
+    # :3756: blocks of max_split_size and more serve only requests of that size, and not where too much would
+    # lie idle
+    if block.size >= allocator.oversize and (
+        size < allocator.oversize or block.size >= size + allocator.rounding
+    ):
         return None
     if allocator.expandable:
         pool.take(block)
@@ -53,7 +61,9 @@ def _find_free_block(allocator: Allocator, pool: Pool, size: int) -> Block | Non
 
 
 def _least_expandable(pool: Pool, at: int) -> Block:
-    """Best fit where a block counts with the unmapped addresses behind it (:3730): in order of size, the last before one that counts more."""
+    """Best fit where a block counts with the unmapped addresses behind it (:3730): in order of size, the last
+    before one that counts more.
+    """
     keys, blocks = pool.keys, pool.blocks
     block = blocks[keys[at]]
     size = _expandable_size(block)

@@ -17,8 +17,8 @@ _MAX_MB = 2**44
 def settings_from(text: str) -> Settings:
     """The settings of ``key:value,key:[value:value,…]``; of a key given twice the last counts, as in torch.
 
-    Keys of pinned host memory and of locks are accepted and change nothing here. Raises InputError, naming key and value, for unknown
-    keys, values that torch refuses, and what is not modelled.
+    Keys of pinned host memory and of locks are accepted and change nothing here. Raises InputError, naming
+    key and value, for unknown keys, values that torch refuses, and what is not modelled.
     """
     fields: dict[str, Any] = {}
     problems: list[Problem] = []
@@ -38,7 +38,10 @@ def _conf_pairs(text: str) -> Iterator[tuple[str, str]]:
         found = _PAIR.match(text, at)
         if found is None:
             raise input_error(
-                "allocator settings", text[at:], "is not key:value", "for example expandable_segments:True,max_split_size_mb:128"
+                "allocator settings",
+                text[at:],
+                "is not key:value",
+                "for example expandable_segments:True,max_split_size_mb:128",
             )
         yield found[1], found[2]
         at = found.end()
@@ -49,7 +52,9 @@ def _parse_setting(key: str, value: str) -> dict[str, Any]:
         return {}
     if key not in _KEYS:
         close = nearest_words(key, (*_KEYS, *_IGNORED))
-        raise input_error(key, value, "is no key of torch 2.13's allocator", f"did you mean {close[0]}?" if close else "")
+        raise input_error(
+            key, value, "is no key of torch 2.13's allocator", f"did you mean {close[0]}?" if close else ""
+        )
     name, read = _KEYS[key]
     found = read(key, value)
     return {name: found} if name else {}
@@ -93,9 +98,11 @@ def _parse_power_of_two(key: str, value: str, *, zero: bool = False) -> int:
 
 
 def _parse_roundup_divisions(key: str, value: str) -> tuple[int, ...]:
-    """One number for all sizes, or pairs of MiB and number; parseRoundUpPower2Divisions, c10/core/AllocatorConfig.cpp.
+    """One number for all sizes, or pairs of MiB and number; parseRoundUpPower2Divisions,
+    c10/core/AllocatorConfig.cpp.
 
-    The first pair counts for all sizes below it too, ``>`` for all above the pair before it; between two pairs there is none.
+    The first pair counts for all sizes below it too, ``>`` for all above the pair before it; between two
+    pairs there is none.
     """
     if not value.startswith("["):
         return (_parse_power_of_two(key, value),) * INTERVALS
@@ -116,7 +123,12 @@ def _parse_roundup_divisions(key: str, value: str) -> tuple[int, ...]:
 
 def _check_native_backend(key: str, value: str) -> None:
     if value != "native":
-        raise input_error(key, value, "has other rules than the caching allocator, which alone is modelled", "backend:native")
+        raise input_error(
+            key,
+            value,
+            "has other rules than the caching allocator, which alone is modelled",
+            "backend:native",
+        )
 
 
 def _refuse_if_enabled(key: str, value: str) -> None:
@@ -140,4 +152,6 @@ _IGNORED = frozenset({
     "pinned_use_hip_host_register", "pinned_reserve_segment_size_mb", "pinned_num_register_threads", "pinned_free_catch_all",
     "release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "graph_capture_record_stream_reuse",
 })  # fmt: skip
-"""Of pinned host memory, of locks, of graph captures (AcceleratorAllocatorConfig and CUDAAllocatorConfig::getKeys)."""
+"""Of pinned host memory, of locks, of graph captures (AcceleratorAllocatorConfig and
+CUDAAllocatorConfig::getKeys).
+"""

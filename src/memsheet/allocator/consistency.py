@@ -1,4 +1,6 @@
-"""What holds of an allocator at every moment, checked by walking its segments. For tests; a replay does not call it."""
+"""What holds of an allocator at every moment, checked by walking its segments. For tests; a replay does not
+call it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def allocator_inconsistencies(allocator: Allocator) -> list[str]:
             wrong.append(f"the block at {block.address} and the one after it do not touch")
         if after is not None and after.state == block.state != BUSY:
             wrong.append(f"the blocks at {block.address} and {after.address} are both unused, and apart")
-        if block.size <= 0 or (block.state == UNMAPPED and (block.address % block.pool.page or block.size % block.pool.page)):
+        if block.size <= 0 or (
+            block.state == UNMAPPED and (block.address % block.pool.page or block.size % block.pool.page)
+        ):
             wrong.append(f"the block at {block.address} has a size or place that cannot be")
     mapped = [block for block in every if block.state != UNMAPPED]
     busy = sum(block.size for block in mapped if block.state == BUSY)
@@ -38,6 +42,8 @@ def allocator_inconsistencies(allocator: Allocator) -> list[str]:
         free = {id(block) for block in mapped if block.pool is pool and block.state == FREE}
         if pool.keys != sorted(pool.blocks) or {id(block) for block in pool.blocks.values()} != free:
             wrong.append("a pool's list is not its free blocks in order")
-        if pool.unmapped != sorted((b for b in every if b.pool is pool and b.state == UNMAPPED), key=lambda b: b.address):
+        if pool.unmapped != sorted(
+            (b for b in every if b.pool is pool and b.state == UNMAPPED), key=lambda b: b.address
+        ):
             wrong.append("a pool's list of unmapped addresses is not its unmapped blocks in order")
     return wrong

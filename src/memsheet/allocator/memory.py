@@ -1,6 +1,7 @@
 """Segments from the device and back to it, and all that is tried before a request fails.
 
-Facts from pytorch/pytorch, v2.13.0, commit cf30153c4c131c8164ee7798e5022d810682e2cb, c10/cuda/CUDACachingAllocator.cpp.
+Facts from pytorch/pytorch, v2.13.0, commit cf30153c4c131c8164ee7798e5022d810682e2cb,
+c10/cuda/CUDACachingAllocator.cpp.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from memsheet.allocator.state import Allocator
 
 
 def grow_pool(allocator: Allocator, pool: Pool, size: int) -> Block | None:
-    """A block of at least ``size`` bytes from the device, in no pool; None if all that torch tries fails (malloc, :1757-1792).
+    """A block of at least ``size`` bytes from the device, in no pool; None if all that torch tries fails
+    (malloc, :1757-1792).
 
-    First a collection, where one is set; then a new segment; then one after oversize blocks are returned; then one after everything
-    that can be is returned, which counts as a retry.
+    First a collection, where one is set; then a new segment; then one after oversize blocks are returned;
+    then one after everything that can be is returned, which counts as a retry.
     """
     collect_garbage(allocator)
     block = _allocate_segment(allocator, pool, size)
@@ -31,7 +33,9 @@ def grow_pool(allocator: Allocator, pool: Pool, size: int) -> Block | None:
 
 
 def _allocate_segment(allocator: Allocator, pool: Pool, size: int) -> Block | None:
-    """alloc_block, :3843. The memory fraction is held against a whole segment even where only pages of one are mapped."""
+    """alloc_block, :3843. The memory fraction is held against a whole segment even where only pages of one
+    are mapped.
+    """
     segment = segment_bytes(size, allocator.settings)
     if allocator.limit is not None and allocator.reserved + segment > allocator.limit:
         return None
@@ -43,7 +47,7 @@ def _allocate_segment(allocator: Allocator, pool: Pool, size: int) -> Block | No
     return allocator.segment(pool, segment)
 
 
-# ---- back to the device ------------------------------------------------------------------------------------------------------
+# ---- back to the device ------------------------------------------------------------------------------------
 
 
 def _release_segment(allocator: Allocator, block: Block) -> None:
@@ -54,9 +58,11 @@ def _release_segment(allocator: Allocator, block: Block) -> None:
 
 
 def release_oversize(allocator: Allocator, pool: Pool, size: int) -> bool:
-    """Return the smallest oversize block of this stream that is large enough, or else the largest ones until they add up.
+    """Return the smallest oversize block of this stream that is large enough, or else the largest ones until
+    they add up.
 
-    Whether it was enough; what was returned stays returned (release_available_cached_blocks, :4002). Only with max_split_size.
+    Whether it was enough; what was returned stays returned (release_available_cached_blocks, :4002). Only
+    with max_split_size.
     """
     least = allocator.settings.max_split_size_bytes
     if least is None:
@@ -76,7 +82,9 @@ def release_oversize(allocator: Allocator, pool: Pool, size: int) -> bool:
 
 
 def release_all(allocator: Allocator) -> None:
-    """Return every free whole segment, or every free whole page, once all streams have finished (release_cached_blocks, :4059)."""
+    """Return every free whole segment, or every free whole page, once all streams have finished
+    (release_cached_blocks, :4059).
+    """
     allocator.settle(None)
     for pool in allocator.every_pool():
         for block in [pool.blocks[key] for key in pool.keys]:
@@ -87,16 +95,23 @@ def release_all(allocator: Allocator) -> None:
 
 
 def collect_garbage(allocator: Allocator) -> None:
-    """Return large segments that lay idle for at least the average time, until the threshold is kept (garbage_collect_cached_blocks, :3779).
+    """Return large segments that lay idle for at least the average time, until the threshold is kept
+    (garbage_collect_cached_blocks, :3779).
 
-    Time is counted in requests to the large pools since a block became free (gc_count, get_free_block :3713). Expandable segments
-    are left alone. Without a limit, and so without a capacity, there is nothing to keep.
+    Time is counted in requests to the large pools since a block became free (gc_count, get_free_block :3713).
+    Expandable segments are left alone. Without a limit, and so without a capacity, there is nothing to keep.
     """
     threshold, limit = allocator.settings.garbage_collection_threshold, allocator.limit
     if threshold is None or limit is None or allocator.expandable:
         return
     excess = allocator.reserved - int(threshold * limit)
-    idle = [block for pool in allocator.every_pool() if not pool.small for block in pool.blocks.values() if block.whole]
+    idle = [
+        block
+        for pool in allocator.every_pool()
+        if not pool.small
+        for block in pool.blocks.values()
+        if block.whole
+    ]
     while excess > 0 and idle:
         average = sum(allocator.clock - block.born for block in idle) / len(idle)
         for block in idle:

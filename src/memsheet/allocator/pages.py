@@ -1,21 +1,32 @@
 """Expandable segments: address space in which whole pages of memory are mapped and unmapped.
 
-Facts from pytorch/pytorch, v2.13.0, commit cf30153c4c131c8164ee7798e5022d810682e2cb, c10/cuda/CUDACachingAllocator.cpp, whose Note
-[Expandable Segments] (:325) says why.
+Facts from pytorch/pytorch, v2.13.0, commit cf30153c4c131c8164ee7798e5022d810682e2cb,
+c10/cuda/CUDACachingAllocator.cpp, whose Note [Expandable Segments] (:325) says why.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 
-from memsheet.allocator.blocks import BUSY, FREE, UNMAPPED, Block, Pool, merge_next_block, put_back, split_block
+from memsheet.allocator.blocks import (
+    BUSY,
+    FREE,
+    UNMAPPED,
+    Block,
+    Pool,
+    merge_next_block,
+    put_back,
+    split_block,
+)
 from memsheet.allocator.state import Allocator
 
 ADDRESS_SPACE = 2**44  # of a segment where no capacity bounds it
 
 
 def expand_segment(allocator: Allocator, pool: Pool, size: int) -> Block | None:
-    """Pages mapped until ``size`` bytes lie in a row (try_allocate_expandable_block). Pages mapped before a failure stay."""
+    """Pages mapped until ``size`` bytes lie in a row (try_allocate_expandable_block). Pages mapped before a
+    failure stay.
+    """
     block = _find_expandable_block(allocator, pool, size)
     if block.state == UNMAPPED:
         mapped = _map_pages(allocator, block, min(block.size, size))
@@ -33,7 +44,9 @@ def expand_segment(allocator: Allocator, pool: Pool, size: int) -> Block | None:
 
 
 def _find_expandable_block(allocator: Allocator, pool: Pool, size: int) -> Block:
-    """The lowest block from which ``size`` bytes of free or unmapped addresses lie in a row (find_expandable_block)."""
+    """The lowest block from which ``size`` bytes of free or unmapped addresses lie in a row
+    (find_expandable_block).
+    """
     for unmapped in pool.unmapped:
         first = unmapped.before if unmapped.before is not None and unmapped.before.state == FREE else unmapped
         if _has_contiguous_room(first, size):
@@ -63,7 +76,9 @@ def _block_address(block: Block) -> int:
 
 
 def _map_pages(allocator: Allocator, block: Block, size: int) -> Block | None:
-    """The free block in which ``size`` bytes at the start of ``block`` come to lie, in whole pages; None if memory is short (map_block)."""
+    """The free block in which ``size`` bytes at the start of ``block`` come to lie, in whole pages; None if
+    memory is short (map_block).
+    """
     pool = block.pool
     mapped = -(-size // pool.page) * pool.page
     if allocator.capacity is not None and allocator.reserved + mapped > allocator.capacity:
@@ -77,7 +92,9 @@ def _map_pages(allocator: Allocator, block: Block, size: int) -> Block | None:
 
 
 def unmap_pages(allocator: Allocator, block: Block) -> None:
-    """The whole pages inside a free block go back to the device; what lies before and behind them stays free (unmap_block, :4173)."""
+    """The whole pages inside a free block go back to the device; what lies before and behind them stays free
+    (unmap_block, :4173).
+    """
     pool, page = block.pool, block.pool.page
     start, end = -(-block.address // page) * page, (block.address + block.size) // page * page
     if start >= end:

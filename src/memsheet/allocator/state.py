@@ -1,6 +1,7 @@
 """What one device's allocator knows between two calls.
 
-Facts from pytorch/pytorch, v2.13.0, commit cf30153c4c131c8164ee7798e5022d810682e2cb, c10/cuda/CUDACachingAllocator.cpp.
+Facts from pytorch/pytorch, v2.13.0, commit cf30153c4c131c8164ee7798e5022d810682e2cb,
+c10/cuda/CUDACachingAllocator.cpp.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from memsheet.allocator.settings import SMALL, Settings
 
 
 class Allocator:
-    """``capacity`` is what the device gives, in bytes, None for no end; ``reserved`` is what it has given so far.
+    """``capacity`` is what the device gives, in bytes, None for no end; ``reserved`` is what it has given so
+    far.
 
-    ``allocated`` counts whole blocks, as torch.cuda.memory_allocated does. ``limit`` is a memory fraction's share of the capacity.
-    ``clock`` counts requests to the large pools; a whole segment's block remembers when it became free (gc_count).
+    ``allocated`` counts whole blocks, as torch.cuda.memory_allocated does. ``limit`` is a memory fraction's
+    share of the capacity. ``clock`` counts requests to the large pools; a whole segment's block remembers
+    when it became free (gc_count).
     """
 
     __slots__ = (
@@ -26,7 +29,9 @@ class Allocator:
     def __init__(self, settings: Settings, capacity: int | None = None) -> None:
         self.settings, self.capacity = settings, capacity
         fraction = settings.per_process_memory_fraction
-        self.limit = None if capacity is None or fraction == 1 else int(fraction * capacity + 0.5)  # setMemoryFraction, :2550
+        self.limit = (
+            None if capacity is None or fraction == 1 else int(fraction * capacity + 0.5)
+        )  # setMemoryFraction, :2550
         self.oversize = NEVER if settings.max_split_size_bytes is None else settings.max_split_size_bytes
         self.rounding, self.expandable = settings.rounding_bytes, settings.expandable_segments
         self.reserved = self.allocated = self.retries = self.clock = 0

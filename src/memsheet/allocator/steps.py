@@ -1,4 +1,6 @@
-"""Several steps of a job played through one allocator: what each reserves. A job may die at step 400 that lived at step 1."""
+"""Several steps of a job played through one allocator: what each reserves. A job may die at step 400 that
+lived at step 1.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,22 @@ from memsheet.timeline import Timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """High-water marks of one step, in bytes. ``idle_bytes``: reserved and not allocated when what is allocated was at its highest."""
+    """High-water marks of one step, in bytes. ``idle_bytes``: reserved and not allocated when what is
+    allocated was at its highest.
+    """
 
     allocated_bytes: int
     reserved_bytes: int
     idle_bytes: int
 
 
-def replay_steps(timeline: Timeline, starts: Sequence[int], settings: Settings, *, empty_cache: bool = False) -> list[Step]:
+def replay_steps(
+    timeline: Timeline, starts: Sequence[int], settings: Settings, *, empty_cache: bool = False
+) -> list[Step]:
     """``timeline`` under ``settings`` on a device without end, cut into steps at the events ``starts``.
 
-    What comes before the first belongs to it. ``empty_cache``: torch.cuda.empty_cache() before each step but the first.
+    What comes before the first belongs to it. ``empty_cache``: torch.cuda.empty_cache() before each step but
+    the first.
     """
     allocator, blocks = Allocator(settings), list[Block | None]([None] * len(timeline.storages))
     ends = [*starts[1:], len(timeline.events)]

@@ -1,4 +1,6 @@
-"""The bundled models and devices, as data. Nothing is read before it is asked for, and one model reads one file."""
+"""The bundled models and devices, as data. Nothing is read before it is asked for, and one model reads one
+file.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,16 @@ from memsheet.errors import input_error
 from memsheet.plan.device import Basis, Device, Links, parse_gpus
 from memsheet.units import GIB, MIB
 
-__all__ = ["catalog_devices", "find_device", "find_gpus", "find_model", "glossary_terms", "hardware_rates", "model_names", "serving_rates"]
+__all__ = [
+    "catalog_devices",
+    "find_device",
+    "find_gpus",
+    "find_model",
+    "glossary_terms",
+    "hardware_rates",
+    "model_names",
+    "serving_rates",
+]
 
 
 def _read_catalog_file(*path: str) -> str:
@@ -47,8 +58,8 @@ def model_names() -> tuple[str, ...]:
 def find_model(name: str) -> dict[str, Any] | None:
     """The bundled model of that name or alias (hub ids are aliases), or None. Case does not matter.
 
-    ``{"name", "aliases", "source", "config", …}``, the config in the published key names. The name is looked up in an index
-    and never becomes part of a path.
+    ``{"name", "aliases", "source", "config", …}``, the config in the published key names. The name is looked
+    up in an index and never becomes part of a path.
     """
     index = _model_index()
     key = _model_key(name)
@@ -99,7 +110,9 @@ def hardware_rates() -> dict[str, Any]:
 
 @cache
 def _device_index() -> dict[str, str]:
-    """Every spelling of devices.toml → the device's name. Names and aliases are plain strings on one line each; a test parses them all."""
+    """Every spelling of devices.toml → the device's name. Names and aliases are plain strings on one line
+    each; a test parses them all.
+    """
     index = {}
     for name, text in _device_sections().items():
         lines = re.findall(r"^(?:full_name|aliases) = .*$", text, flags=re.MULTILINE) if name else []
@@ -111,7 +124,9 @@ def _device_index() -> dict[str, str]:
 @cache
 def _card_index() -> dict[str, str]:
     """Every spelling of cards.toml → the card's name. Read where devices.toml has no such name."""
-    return {device_key(spelling): name for name in card_names() for spelling in (name, *other_spellings(name))}
+    return {
+        device_key(spelling): name for name in card_names() for spelling in (name, *other_spellings(name))
+    }
 
 
 @cache
@@ -140,18 +155,40 @@ def _framework_memory_range(memory: dict[str, Any], cited: str) -> tuple[int, in
     reported = memory.get("framework_total_gib")
     if reported is not None:
         low, high = memory.get("framework_range_gib", (reported, reported))
-        return int(low * GIB), int(reported * GIB), int(high * GIB), Basis.REPORTED, f"reported by frameworks: {cited}"
+        return (
+            int(low * GIB),
+            int(reported * GIB),
+            int(high * GIB),
+            Basis.REPORTED,
+            f"reported by frameworks: {cited}",
+        )
     if "framework_range_gib" in memory:
         low, high = (int(bound * GIB) for bound in memory["framework_range_gib"])
         return low, low, high, Basis.DRIVER, f"a range, the low end taken: {cited}"
     if "driver_total_mib" in memory:
         first, last = memory.get("driver_range_mib", (memory["driver_total_mib"],) * 2)
         low, high = first * MIB - int(most * GIB), last * MIB - int(least * GIB)
-        why = f"derived: the driver's {first} to {last} MiB" if first != last else f"derived: the driver's {first} MiB"
-        return low, low, high, Basis.DRIVER, f"{why} less {most} GiB, the widest gap seen; at the most less {least} GiB"
+        why = (
+            f"derived: the driver's {first} to {last} MiB"
+            if first != last
+            else f"derived: the driver's {first} MiB"
+        )
+        return (
+            low,
+            low,
+            high,
+            Basis.DRIVER,
+            f"{why} less {most} GiB, the widest gap seen; at the most less {least} GiB",
+        )
     size = memory["datasheet_gb"]
     low = size * 10**9 - int(most * GIB)  # makers print GB and mean either
-    return low, low, size * GIB, Basis.DATASHEET, f"datasheet size less {most} GiB; at the most {size} GiB: no driver total is known"
+    return (
+        low,
+        low,
+        size * GIB,
+        Basis.DATASHEET,
+        f"datasheet size less {most} GiB; at the most {size} GiB: no driver total is known",
+    )
 
 
 def _bytes_per_s(value: float | None, unit: int) -> int | None:
@@ -169,7 +206,9 @@ def _device_links(row: dict[str, Any]) -> Links:
 
 
 def _link_name(link: dict[str, Any]) -> str:
-    """What a link is called, remarks left out: ``NVLink 4``, ``PCIe 5 x16``. Cards without links of their own meet over PCIe."""
+    """What a link is called, remarks left out: ``NVLink 4``, ``PCIe 5 x16``. Cards without links of their own
+    meet over PCIe.
+    """
     called = link["type"].split(" (")[0].replace("none", "PCIe")
     parts = (called, link.get("generation"), f"x{link['lanes']}" if "lanes" in link else None)
     return " ".join(str(part) for part in parts if part is not None)
@@ -179,19 +218,36 @@ def _link_name(link: dict[str, Any]) -> str:
 def _catalog_device(name: str) -> Device:
     row = _device_row(name)
     memory, sources = row["memory"], row["sources"]
-    cited = _cited_sources(sources.get("framework_total_gib") or sources.get("all") or sources.get("rest") or [])
+    cited = _cited_sources(
+        sources.get("framework_total_gib") or sources.get("all") or sources.get("rest") or []
+    )
     low, value, high, basis, evidence = _framework_memory_range(memory, cited)
-    driver = memory.get("driver_total_bytes") or (memory["driver_total_mib"] * MIB if "driver_total_mib" in memory else None)
+    driver = memory.get("driver_total_bytes") or (
+        memory["driver_total_mib"] * MIB if "driver_total_mib" in memory else None
+    )
     return Device(
-        name=name, full_name=row["full_name"], vendor=row["vendor"], arch=row["arch"], compute_capability=row.get("compute_capability"),
-        datasheet_bytes=memory["datasheet_gb"] * 10**9, driver_bytes=driver,
-        framework_bytes=value, framework_low_bytes=low, framework_high_bytes=high, basis=basis, evidence=evidence,
-        per_node=row.get("devices_per_node"), links=_device_links(row),
-        scale_up_kind=_link_name(row["scale_up_link"]), host_kind=_link_name({"type": "PCIe", **row["pcie"]}) if "pcie" in row else "",
-        engines=tuple(row["engines"]) if "engines" in row else None, backend=row.get("backend", "CUDA"),
-        uncertain=tuple(row.get("uncertain", ())), notes=tuple(row.get("notes", ())),
+        name=name,
+        full_name=row["full_name"],
+        vendor=row["vendor"],
+        arch=row["arch"],
+        compute_capability=row.get("compute_capability"),
+        datasheet_bytes=memory["datasheet_gb"] * 10**9,
+        driver_bytes=driver,
+        framework_bytes=value,
+        framework_low_bytes=low,
+        framework_high_bytes=high,
+        basis=basis,
+        evidence=evidence,
+        per_node=row.get("devices_per_node"),
+        links=_device_links(row),
+        scale_up_kind=_link_name(row["scale_up_link"]),
+        host_kind=_link_name({"type": "PCIe", **row["pcie"]}) if "pcie" in row else "",
+        engines=tuple(row["engines"]) if "engines" in row else None,
+        backend=row.get("backend", "CUDA"),
+        uncertain=tuple(row.get("uncertain", ())),
+        notes=tuple(row.get("notes", ())),
         sources=tuple(f"{what}: {_cited_sources(names)}" for what, names in sources.items()),
-    )  # fmt: skip
+    )
 
 
 def catalog_devices() -> tuple[Device, ...]:
@@ -202,8 +258,9 @@ def catalog_devices() -> tuple[Device, ...]:
 def find_device(name: str) -> Device:
     """The device of that name, alias or driver's name; case, dashes, spaces and makers' words do not matter.
 
-    A name that several sizes share (``a100``) is the one with the least memory, and a size alone (``24GB``) a card sold with it, the one of
-    which frameworks get least; ``24GiB`` is exactly that. What was taken for granted is in ``assumed``.
+    A name that several sizes share (``a100``) is the one with the least memory, and a size alone (``24GB``) a
+    card sold with it, the one of which frameworks get least; ``24GiB`` is exactly that. What was taken for
+    granted is in ``assumed``.
 
     Raises InputError with the nearest names.
     """
@@ -226,7 +283,12 @@ def find_device(name: str) -> Device:
     least = min(sizes, key=lambda device: device.datasheet_bytes)
     others = ", ".join(dict.fromkeys(device.name for device in sizes if device.name != least.name))
     return (
-        replace(least, assumed=(f"gpus {name.strip()} = {least.name}, the least memory of its name (also {others})",)) if others else least
+        replace(
+            least,
+            assumed=(f"gpus {name.strip()} = {least.name}, the least memory of its name (also {others})",),
+        )
+        if others
+        else least
     )
 
 
@@ -236,14 +298,28 @@ def _device_or_card(name: str) -> Device:
 
 def _of_size(size: float, *, exact: bool) -> Device:
     """A card about which nothing but its memory is said."""
-    nameless: dict[str, Any] = {"vendor": "", "arch": "", "datasheet_bytes": int(size * (GIB if exact else 10**9))}
+    nameless: dict[str, Any] = {
+        "vendor": "",
+        "arch": "",
+        "datasheet_bytes": int(size * (GIB if exact else 10**9)),
+    }
     if exact:
         capacity, name = int(size * GIB), f"{size:g}GiB"
         return Device(
-            name=name, full_name=f"a device of {size:g} GiB", framework_bytes=capacity, framework_low_bytes=capacity,
-            framework_high_bytes=capacity, basis=Basis.ASKED, evidence="as asked", **nameless,
-        )  # fmt: skip
-    sold = [device for device in catalog_devices() if device.datasheet_bytes == size * 10**9 and device.engines is None]
+            name=name,
+            full_name=f"a device of {size:g} GiB",
+            framework_bytes=capacity,
+            framework_low_bytes=capacity,
+            framework_high_bytes=capacity,
+            basis=Basis.ASKED,
+            evidence="as asked",
+            **nameless,
+        )
+    sold = [
+        device
+        for device in catalog_devices()
+        if device.datasheet_bytes == size * 10**9 and device.engines is None
+    ]
     name = f"{size:g}GB"
     if not sold:
         low, value, high, basis, evidence = _framework_memory_range({"datasheet_gb": size}, "")
@@ -255,9 +331,16 @@ def _of_size(size: float, *, exact: bool) -> Device:
         evidence = f"the least of {len(sold)} cards sold as {name}, {least.name}"
         assumed = f"gpus {name} = a card sold as {name}: {evidence}"
     return Device(
-        name=name, full_name=f"a card sold as {name}", framework_bytes=value, framework_low_bytes=low, framework_high_bytes=high,
-        basis=basis, evidence=evidence, assumed=(assumed,), **nameless,
-    )  # fmt: skip
+        name=name,
+        full_name=f"a card sold as {name}",
+        framework_bytes=value,
+        framework_low_bytes=low,
+        framework_high_bytes=high,
+        basis=basis,
+        evidence=evidence,
+        assumed=(assumed,),
+        **nameless,
+    )
 
 
 def _similar_device_names(name: str) -> list[str]:

@@ -1,4 +1,6 @@
-"""Consumer cards and machines of shared memory (cards.toml): what a framework gets of each, derived from the size it is sold with."""
+"""Consumer cards and machines of shared memory (cards.toml): what a framework gets of each, derived from the
+size it is sold with.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ def card_names() -> Mapping[str, str]:
     for part in re.split(r"^(?=\[)", _cards_file_text(), flags=re.MULTILINE):
         if header := re.match(r"\[group\.([\w-]+)\.sizes\]\n", part):
             found.update(
-                dict.fromkeys((short_name(called) for called in re.findall(r'^"([^"]+)" = ', part, flags=re.MULTILINE)), header[1])
+                dict.fromkeys(
+                    (short_name(called) for called in re.findall(r'^"([^"]+)" = ', part, flags=re.MULTILINE)),
+                    header[1],
+                )
             )
     return found
 
@@ -50,12 +55,23 @@ def card_device(name: str) -> Device:
     low, high, why = usable_range(group, size)
     engines = group.get("engines")
     return Device(
-        name=name, full_name=f"{group['maker']} {called}", vendor=group["vendor"], arch=group["arch"],
-        compute_capability=group.get("compute_capability"), datasheet_bytes=size * 10**9, framework_bytes=low, framework_low_bytes=low,
-        framework_high_bytes=high, basis=Basis.DATASHEET, evidence=why, engines=None if engines is None else tuple(engines),
-        backend=group.get("backend", "CUDA"), unified=group.get("unified", False), notes=tuple(group.get("notes", ())),
+        name=name,
+        full_name=f"{group['maker']} {called}",
+        vendor=group["vendor"],
+        arch=group["arch"],
+        compute_capability=group.get("compute_capability"),
+        datasheet_bytes=size * 10**9,
+        framework_bytes=low,
+        framework_low_bytes=low,
+        framework_high_bytes=high,
+        basis=Basis.DATASHEET,
+        evidence=why,
+        engines=None if engines is None else tuple(engines),
+        backend=group.get("backend", "CUDA"),
+        unified=group.get("unified", False),
+        notes=tuple(group.get("notes", ())),
         sources=tuple(tables["sources"][source] for source in group["sources"]),
-    )  # fmt: skip
+    )
 
 
 def usable_range(group: Mapping[str, Any], size: int) -> tuple[int, int, str]:
@@ -76,7 +92,11 @@ def usable_range(group: Mapping[str, Any], size: int) -> tuple[int, int, str]:
             f"what Metal lets a process use of {size} GiB: {low:.0%} to {high:.0%} were seen",
         )
     low, high = share
-    return int(size * low * GIB), int(size * high * GIB), f"{low:.0%} to {high:.0%} of {size} GiB, as the system maps it to graphics"
+    return (
+        int(size * low * GIB),
+        int(size * high * GIB),
+        f"{low:.0%} to {high:.0%} of {size} GiB, as the system maps it to graphics",
+    )
 
 
 def other_spellings(name: str) -> tuple[str, ...]:
@@ -84,5 +104,7 @@ def other_spellings(name: str) -> tuple[str, ...]:
     group = _cards_tables()["group"][card_names()[name]]
     device = card_device(name)
     return tuple(
-        device.full_name.replace(called, other) for called, other in group.get("spellings", {}).items() if called in device.full_name
+        device.full_name.replace(called, other)
+        for called, other in group.get("spellings", {}).items()
+        if called in device.full_name
     )

@@ -1,4 +1,6 @@
-"""The many spellings of a device's name: one key for ``RTX 4090``, ``NVIDIA GeForce rtx-4090`` and ``4090``, its memory size set apart."""
+"""The many spellings of a device's name: one key for ``RTX 4090``, ``NVIDIA GeForce rtx-4090`` and ``4090``,
+its memory size set apart.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ _CAPACITY = re.compile(r"\s*(\d{1,4}(?:\.\d{1,3})?)\s*(gi?b)\s*(?:gpu|card|vram)
 
 
 def family_and_size(name: str) -> tuple[str, str]:
-    """A name's letters and digits without its makers' words, and the memory size in it as ``80gb`` (empty where it says none)."""
+    """A name's letters and digits without its makers' words, and the memory size in it as ``80gb`` (empty
+    where it says none).
+    """
     text = LAPTOP.sub(" laptop", name.lower())
     size = _SIZE.search(text)
     if size:
@@ -31,6 +35,8 @@ def device_key(name: str) -> str:
 
 
 def named_capacity(name: str) -> tuple[float, bool] | None:
-    """``24GB`` → (24.0, False), ``24GiB`` → (24.0, True: exactly so many); None where a name is no capacity."""
+    """``24GB`` → (24.0, False), ``24GiB`` → (24.0, True: exactly so many); None where a name is no
+    capacity.
+    """
     found = _CAPACITY.fullmatch(name)
     return (float(found[1]), found[2].lower() == "gib") if found and float(found[1]) > 0 else None

@@ -1,4 +1,5 @@
-"""The command line: one file a command, loaded when it is asked for. Answers go to stdout, everything else to stderr.
+"""The command line: one file a command, loaded when it is asked for. Answers go to stdout, everything else to
+stderr.
 
 commands, flags   the table of what each command takes
 line              a line read by that table
@@ -23,7 +24,9 @@ BROKEN = 70
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 fits, 10 does not fit, 11 uncertain, 2 bad input, 130 interrupted."""
+    """Run one command and return its exit code: 0 fits, 10 does not fit, 11 uncertain, 2 bad input, 130
+    interrupted.
+    """
     _open_streams()
     try:
         code = _run_guarded(arguments)
@@ -97,7 +100,12 @@ def _dispatch_command(words: list[str]) -> int:
     from memsheet.errors import nearest_words
 
     near = nearest_words(name, COMMANDS)
-    raise input_error(name, None, "is not a command", f"did you mean {near[0]}?" if near else f"one of {', '.join(COMMANDS)}")
+    raise input_error(
+        name,
+        None,
+        "is not a command",
+        f"did you mean {near[0]}?" if near else f"one of {', '.join(COMMANDS)}",
+    )
 
 
 def _run_command(name: str, words: list[str]) -> int:

@@ -14,7 +14,15 @@ from memsheet.formulas.step_time import Efficiency, fit_efficiency
 from memsheet.formulas.step_time.calibration import MeasuredStep
 from memsheet.plan.check import flatten_document
 from memsheet.plan.device import Device, cluster_of
-from memsheet.readers.calibration import OFF, SCALARS, SCHEMA, VARIABLE, calibration_file, entry_name, read_calibrations
+from memsheet.readers.calibration import (
+    OFF,
+    SCALARS,
+    SCHEMA,
+    VARIABLE,
+    calibration_file,
+    entry_name,
+    read_calibrations,
+)
 from memsheet.readers.model import read_model
 from memsheet.readers.record import Record, read_record
 from memsheet.report.shared.files import alone_with, write_whole
@@ -30,11 +38,21 @@ def calibrate(asked: Given) -> int:
     if path is None:
         raise input_error(VARIABLE, OFF, "switches calibration off", "unset it to calibrate")
     if not 1 <= len(names) <= MOST_RECORDS:
-        raise input_error("from", None, f"takes one record or {MOST_RECORDS}", "make one with `memsheet measure … --record FILE`")
+        raise input_error(
+            "from",
+            None,
+            f"takes one record or {MOST_RECORDS}",
+            "make one with `memsheet measure … --record FILE`",
+        )
     steps = [_measured_step(read_record(Path(name)), asked.gpus) for name in names]
     found = {entry_name(step.cluster.device.name, step.plan.engine) for step in steps}
     if len(found) > 1:
-        raise input_error("from", " and ".join(sorted(found)), "are different devices or engines", "calibrate each on its own")
+        raise input_error(
+            "from",
+            " and ".join(sorted(found)),
+            "are different devices or engines",
+            "calibrate each on its own",
+        )
     name = found.pop()
     scale = None if asked.forget else _fit_checked_efficiency(steps, names)
     with alone_with(path, "calibration"):
@@ -51,42 +69,73 @@ def calibrate(asked: Given) -> int:
 
 
 NEAR = 0.3
-"""How far a prediction may stay from the step it was scaled by: two steps may ask for different scalars, one alone is met."""
+"""How far a prediction may stay from the step it was scaled by: two steps may ask for different scalars, one
+alone is met.
+"""
 
 
 def _fit_checked_efficiency(steps: Sequence[MeasuredStep], names: Sequence[str]) -> Efficiency:
     found = fit_efficiency(steps, source=", ".join(names))
     for step, name in zip(steps, names, strict=True):
         if abs(step.predicted(found) / step.seconds - 1) > NEAR:
-            reason = f"no scalar brings {step.predicted(Efficiency()):.3g} s predicted to {step.seconds:.3g} s measured"
+            reason = (
+                f"no scalar brings {step.predicted(Efficiency()):.3g} s predicted to "
+                f"{step.seconds:.3g} s measured"
+            )
             raise input_error(
                 "from",
                 name,
                 reason,
-                "measure a step of a larger model or micro-batch, which the device and not the host takes its time for",
+                (
+                    "measure a step of a larger model or micro-batch, which the device and not the host "
+                    "takes "
+                    "its time for"
+                ),
             )
     return found
 
 
 def _measured_step(record: Record, gpus: str | None) -> MeasuredStep:
-    """The measured step of a record. Raises InputError where it is none of training on a device whose rates are known."""
+    """The measured step of a record. Raises InputError where it is none of training on a device whose rates
+    are known.
+    """
     sheet: Mapping[str, Any] = record.sheet or {}
     measured = (sheet.get("trace") or {}).get("measured") or {}
     plan = sheet.get("plan") or {}
-    if plan.get("task") != "train" or not isinstance(measured.get("step_s"), int | float) or measured["step_s"] <= 0:
-        raise input_error("from", record.name, "holds no timed training step", "make one with `memsheet measure MODEL --record FILE`")
+    if (
+        plan.get("task") != "train"
+        or not isinstance(measured.get("step_s"), int | float)
+        or measured["step_s"] <= 0
+    ):
+        raise input_error(
+            "from",
+            record.name,
+            "holds no timed training step",
+            "make one with `memsheet measure MODEL --record FILE`",
+        )
     device = _record_device(record, gpus)
     config = record.asked.get("config")
     spec = read_model(
-        config if isinstance(config, Mapping) else str(record.asked.get("model") or ""), catalog=find_model, names=model_names()
+        config if isinstance(config, Mapping) else str(record.asked.get("model") or ""),
+        catalog=find_model,
+        names=model_names(),
     )
-    request = {key: value for key, value in flatten_document(plan).items() if key not in ("schema", "model", "gpus") and value is not None}
+    request = {
+        key: value
+        for key, value in flatten_document(plan).items()
+        if key not in ("schema", "model", "gpus") and value is not None
+    }
     mesh = plan.get("mesh") or {}
     count = 1
     for key in ("dp_replicate", "dp_shard", "cp", "tp", "pp"):
         count *= int(mesh.get(key) or 1)
     cluster = cluster_of(device, count, per_node=None if device.per_node else count)
-    return MeasuredStep(spec=spec, plan=resolve_request(request, spec, cluster).plan, cluster=cluster, seconds=float(measured["step_s"]))
+    return MeasuredStep(
+        spec=spec,
+        plan=resolve_request(request, spec, cluster).plan,
+        cluster=cluster,
+        seconds=float(measured["step_s"]),
+    )
 
 
 def _record_device(record: Record, gpus: str | None) -> Device:
@@ -94,17 +143,27 @@ def _record_device(record: Record, gpus: str | None) -> Device:
         return find_gpus(gpus)[1]
     name = str(record.environment.get("device_name") or record.environment.get("device") or "")
     if str(record.environment.get("device")) == "cpu":
-        raise input_error("from", name, "is a processor, whose rates are not known", "calibrate on a step that ran on a GPU")
+        raise input_error(
+            "from", name, "is a processor, whose rates are not known", "calibrate on a step that ran on a GPU"
+        )
     return find_device(name)
 
 
-def _calibration_summary(name: str, steps: Sequence[MeasuredStep], scale: Efficiency | None, path: Path) -> str:
+def _calibration_summary(
+    name: str, steps: Sequence[MeasuredStep], scale: Efficiency | None, path: Path
+) -> str:
     if scale is None:
         return f"{name}: nothing is kept any more in {path}.\n"
     rows = [
-        f"  measured {step.seconds:.4g} s, predicted {step.predicted(Efficiency()):.4g} s, now {step.predicted(scale):.4g} s"
+        (
+            f"  measured {step.seconds:.4g} s, predicted {step.predicted(Efficiency()):.4g} s, now "
+            f"{step.predicted(scale):.4g} s"
+        )
         for step in steps
     ]
-    shares = f"products {scale.compute:.2f}, attention {scale.attention:.2f}, communication {scale.communication:.2f}"
+    shares = (
+        f"products {scale.compute:.2f}, attention {scale.attention:.2f}, communication "
+        f"{scale.communication:.2f}"
+    )
     told = f"kept in {path}; --forget removes it, {VARIABLE}={OFF} leaves it aside"
     return "\n".join([f"{name}: {shares} of the rates of bursts", *rows, told]) + "\n"

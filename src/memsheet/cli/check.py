@@ -18,20 +18,32 @@ NO_START = 2
 
 
 def check(asked: Given) -> int:
-    """What an engine's configuration comes to: its sheet and verdict, what it leaves open, and known mistakes."""
+    """What an engine's configuration comes to: its sheet and verdict, what it leaves open, and known
+    mistakes.
+    """
     if asked.each and asked.files:
         check_total_bytes([path for file in asked.files for path in paths_of(Path(file))])
-        return worst_of_each(asked.files, lambda file: check(Given(**{**vars(asked), "files": (file,), "each": False})), json=asked.json)
+        return worst_of_each(
+            asked.files,
+            lambda file: check(Given(**{**vars(asked), "files": (file,), "each": False})),
+            json=asked.json,
+        )
     decimal = screen.wants_decimal_units(asked.units)
     question = jobs.job_arguments(asked)
-    checked = check_configuration_files(asked.files, question.pop("model"), question, words=plan_flag_values(asked))
+    checked = check_configuration_files(
+        asked.files, question.pop("model"), question, words=plan_flag_values(asked)
+    )
     if asked.json:
         screen.write_json(checked_document(checked))
     else:
         from memsheet.report.shared.look import Look
 
         look = Look(
-            width=screen.terminal_width(), decimal=decimal, full=asked.full, colour=screen.supports_colour(), ascii=screen.plain_ascii()
+            width=screen.terminal_width(),
+            decimal=decimal,
+            full=asked.full,
+            colour=screen.supports_colour(),
+            ascii=screen.plain_ascii(),
         )
         screen.write_stdout(render_checked(checked, look))
     if checked.stops or (checked.answer is None and checked.why_not):

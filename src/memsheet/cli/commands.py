@@ -31,20 +31,47 @@ class Command(NamedTuple):
     more: str = ""
 
 
-MODEL = Argument("model", "MODEL", "A bundled name (llama-3-70b), a config.json or its folder, a .gguf or .safetensors file, or a hub id.")
-COMMON = ("gpus", "engine", "zero", "tp", "pp", "seq-len", "microbatch", "global-batch", "precision", "optimizer")
+MODEL = Argument(
+    "model",
+    "MODEL",
+    "A bundled name (llama-3-70b), a config.json or its folder, a .gguf or .safetensors file, or a hub id.",
+)
+COMMON = (
+    "gpus",
+    "engine",
+    "zero",
+    "tp",
+    "pp",
+    "seq-len",
+    "microbatch",
+    "global-batch",
+    "precision",
+    "optimizer",
+)
 LIGHTER = ("lora-rank", "quantize", "recompute", "offload")
 SERVED = ("max-model-len", "sequences", "kv-dtype", "quantize", "memory-fraction")
 PRINTED = ("plan", "json", "full")
 
-LENGTHS_FLAGS = (Flag("lengths", groups.SERVING, "FILE", "A file of requests, tokens of the prompt and of the answer a line: 1200,300."),)
+LENGTHS_FLAGS = (
+    Flag(
+        "lengths",
+        groups.SERVING,
+        "FILE",
+        "A file of requests, tokens of the prompt and of the answer a line: 1200,300.",
+    ),
+)
 SOLVE_FLAGS = (
     Flag("most", groups.SOLVE, "N", "How far to look: tokens, sequences or GPUs."),
     Flag("model", groups.SOLVE, "NAME", "The family that `solve parameters` scales.", key="family"),
     Flag("picture", groups.SOLVE, "FILE", "Of `solve parameters`: size against GPUs, as .svg or .png."),
 )
 SEARCH_FLAGS = (
-    Flag("method", groups.SEARCH, "NAME", "full, lora or qlora; without one full, or what --lora-rank or a library says."),
+    Flag(
+        "method",
+        groups.SEARCH,
+        "NAME",
+        "full, lora or qlora; without one full, or what --lora-rank or a library says.",
+    ),
     Flag("top", groups.SEARCH, "N", "How many plans to show."),
     Flag("tokens", groups.SEARCH, "COUNT", "Tokens to train on, 15e12: what they cost."),
 )
@@ -57,22 +84,51 @@ SERVE_FLAGS = (
 )
 PICTURE_FLAGS = (
     Flag(
-        "show", groups.PICTURES, "KIND", "front: memory against time; heat: what fits over two axes; waterfall: the way from the naive run."
+        "show",
+        groups.PICTURES,
+        "KIND",
+        "front: memory against time; heat: what fits over two axes; waterfall: the way from the naive run.",
     ),
     Flag("picture", groups.PICTURES, "FILE", "Into an .svg or .png file; without it on the terminal."),
     Flag(
         "axes",
         groups.PICTURES,
         "X,Y",
-        "Of heat: two of seq_len, gpus, microbatch, tp, pp, zero …: seq_len,microbatch; seq_len=4096:8192,tp.",
+        (
+            "Of heat: two of seq_len, gpus, microbatch, tp, pp, zero …: seq_len,microbatch; "
+            "seq_len=4096:8192,tp."
+        ),
     ),
-    Flag("cells", groups.PICTURES, "WHICH", "Of heat: the plan that needs least, or the fastest that fits: least, fastest."),
+    Flag(
+        "cells",
+        groups.PICTURES,
+        "WHICH",
+        "Of heat: the plan that needs least, or the fastest that fits: least, fastest.",
+    ),
 )
 TRACE_FLAGS = (
     Flag("device", groups.TRACE, "cuda|cpu", "cuda as on a GPU (none is needed), or cpu.", default="cuda"),
-    Flag("scratch", groups.TRACE, "", "Count what CUDA kernels allocate inside an operation.", default=True, negative=True),
-    Flag("full", groups.TRACE, "", "Run every layer instead of repeating one of each kind, and show every item.", default=False),
-    Flag("cache", groups.TRACE, "dynamic|static|quantized", "Which cache generates: as --kv-dtype asks without it."),
+    Flag(
+        "scratch",
+        groups.TRACE,
+        "",
+        "Count what CUDA kernels allocate inside an operation.",
+        default=True,
+        negative=True,
+    ),
+    Flag(
+        "full",
+        groups.TRACE,
+        "",
+        "Run every layer instead of repeating one of each kind, and show every item.",
+        default=False,
+    ),
+    Flag(
+        "cache",
+        groups.TRACE,
+        "dynamic|static|quantized",
+        "Which cache generates: as --kv-dtype asks without it.",
+    ),
     Flag("rank", groups.TRACE, "N", "The rank that is traced.", default="0"),
     Flag("all-stages", groups.TRACE, "", "Trace a rank of each pipeline stage.", default=False),
     Flag("picture", groups.TRACE, "FILE", "Memory over the step, as .svg or .png."),
@@ -84,10 +140,21 @@ TRACE_FLAGS = (
 MEASURE_FLAGS = (
     Flag("device", groups.MEASURE, "cpu|cuda", "This machine's processor, or its GPU.", default="cpu"),
     Flag("steps", groups.MEASURE, "N", "Steps that are timed: 5, or 20 of varied lengths."),
-    Flag("vary-length", groups.MEASURE, "", "Vary the length from step to step, and watch what is reserved.", default=False),
+    Flag(
+        "vary-length",
+        groups.MEASURE,
+        "",
+        "Vary the length from step to step, and watch what is reserved.",
+        default=False,
+    ),
     Flag("data", groups.MEASURE, "FILE", "A text file to train on, its bytes as tokens; else random ones."),
     Flag("record", groups.MEASURE, "FILE", "Write a record (memsheet/record/1)."),
-    Flag("events", groups.MEASURE, "FILE", "Every allocation and release (memsheet/events/1; .gz is compressed)."),
+    Flag(
+        "events",
+        groups.MEASURE,
+        "FILE",
+        "Every allocation and release (memsheet/events/1; .gz is compressed).",
+    ),
     Flag("snapshot", groups.MEASURE, "FILE", "The GPU allocator's own history of two steps, as JSON."),
     Flag("memory-limit", groups.MEASURE, "SIZE", "Memory that it may take (what is free, 64GiB at most)."),
     Flag("time-limit", groups.MEASURE, "S", "Seconds that it may take.", default="600"),
@@ -97,17 +164,48 @@ VERIFY_FLAGS = (
     Flag("device", groups.OTHER, "cpu|cuda", "This machine's processor, or its GPUs.", default="cpu"),
     Flag("processes", groups.OTHER, "N", "Ranks that run at once on this machine (2).", default="2"),
     Flag("steps", groups.OTHER, "N", "Steps that are timed on each rung (1).", default="1"),
-    Flag("operations", groups.OTHER, "N", "Floating-point operations that a processor's step may take (3e12).", default="3e12"),
+    Flag(
+        "operations",
+        groups.OTHER,
+        "N",
+        "Floating-point operations that a processor's step may take (3e12).",
+        default="3e12",
+    ),
     Flag("slurm", groups.OTHER, "PARTITION", "Run the whole plan too, on nodes of this Slurm partition."),
     Flag("per-node", groups.OTHER, "N", "GPUs of one of its nodes (8).", default="8"),
-    Flag("memory-limit", groups.OTHER, "SIZE", "Memory that each process may take (what is free, 64GiB at most)."),
+    Flag(
+        "memory-limit",
+        groups.OTHER,
+        "SIZE",
+        "Memory that each process may take (what is free, 64GiB at most).",
+    ),
     Flag("time-limit", groups.OTHER, "S", "Seconds that each run may take.", default="600"),
-    Flag("records", groups.OTHER, "DIR", "Folder for a record of each real run (records).", default="records"),
+    Flag(
+        "records", groups.OTHER, "DIR", "Folder for a record of each real run (records).", default="records"
+    ),
 )
 CALIBRATE_FLAGS = (
-    Flag("from", groups.OTHER, "RECORD", "A record of a measured training step; a second one tells more apart.", key="records", many=True),
-    Flag("gpus", groups.OTHER, "NxDEVICE", "The device it ran on, where the record's name of it is not in the catalogue."),
-    Flag("forget", groups.OTHER, "", "Remove what is kept of the device and engine of the record.", default=False),
+    Flag(
+        "from",
+        groups.OTHER,
+        "RECORD",
+        "A record of a measured training step; a second one tells more apart.",
+        key="records",
+        many=True,
+    ),
+    Flag(
+        "gpus",
+        groups.OTHER,
+        "NxDEVICE",
+        "The device it ran on, where the record's name of it is not in the catalogue.",
+    ),
+    Flag(
+        "forget",
+        groups.OTHER,
+        "",
+        "Remove what is kept of the device and engine of the record.",
+        default=False,
+    ),
 )
 EXPORT_FLAGS = (
     Flag("to", groups.OTHER, "NAME,…", "Formats: deepspeed, accelerate, transformers, axolotl, llamafactory, torchrun, slurm, vllm, sglang, skypilot, "
@@ -128,7 +226,9 @@ CHECK_FLAGS = (
 
 
 def _job_flags(*own: Flag) -> tuple[Flag, ...]:
-    """The flags of a job with a command's ``own``, and others' words for them where none of these has that name."""
+    """The flags of a job with a command's ``own``, and others' words for them where none of these has that
+    name.
+    """
     flags = (*JOB_FLAGS, *PLAN_FLAGS, *own)
     named = {flag.name for flag in flags}
     return (*flags, *(flag for flag in WORD_FLAGS if flag.name not in named))

@@ -14,7 +14,9 @@ def compare(asked: Given) -> int:
     decimal = screen.wants_decimal_units(asked.units)
     only = _parse_rank(asked.rank)
     if asked.left == asked.right == "-":
-        raise input_error("sheet", "-", "is named twice, and stdin can be read once", "put one of the two in a file")
+        raise input_error(
+            "sheet", "-", "is named twice, and stdin can be read once", "put one of the two in a file"
+        )
     found = compare_sheets(asked.left, asked.right, instant=asked.instant, rank=only, parts=asked.full)
     if asked.json:
         from memsheet.report.shared.comparison import comparison_document
@@ -25,7 +27,11 @@ def compare(asked: Given) -> int:
         from memsheet.report.shared.look import Look
 
         look = Look(
-            width=screen.terminal_width(), decimal=decimal, full=asked.full, colour=screen.supports_colour(), ascii=screen.plain_ascii()
+            width=screen.terminal_width(),
+            decimal=decimal,
+            full=asked.full,
+            colour=screen.supports_colour(),
+            ascii=screen.plain_ascii(),
         )
         screen.write_stdout(render_comparison(found, look))
     return 0

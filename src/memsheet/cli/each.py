@@ -1,4 +1,6 @@
-"""``memsheet check --each FILE …``: each file by itself, for hooks and workflows. The exit code is the worst."""
+"""``memsheet check --each FILE …``: each file by itself, for hooks and workflows. The exit code is the
+worst.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from memsheet.cli.trouble import explain_input
 from memsheet.errors import InputError
 
 SEVERITY = (2, 10, 11, 0)
-"""Exit codes, the worst first: not started, does not fit, uncertain, fits. Any other is worse than all of them."""
+"""Exit codes, the worst first: not started, does not fit, uncertain, fits. Any other is worse than all of
+them.
+"""
 
 
 def worst_exit_code(codes: Iterable[int]) -> int:
@@ -17,7 +21,9 @@ def worst_exit_code(codes: Iterable[int]) -> int:
 
 
 def worst_of_each(files: Iterable[str], checked: Callable[[str], int], *, json: bool = False) -> int:
-    """The worst exit code of files that are checked one after the other; one that cannot be read does not keep the others from it."""
+    """The worst exit code of files that are checked one after the other; one that cannot be read does not
+    keep the others from it.
+    """
     return worst_exit_code([_check_named_file(file, checked, json=json) for file in files])
 
 

@@ -1,4 +1,5 @@
-"""The flags, said once for every command that takes them: a table of names, values and words. ``commands`` says which command takes which.
+"""The flags, said once for every command that takes them: a table of names, values and words. ``commands``
+says which command takes which.
 
 HELP      the options of a plan, by their short names (spec.names)
 JOB …     what is no option of a plan: the machines, the output, and what one command alone asks
@@ -42,8 +43,16 @@ class Flag(NamedTuple):
 
 # short name: (group, metavar, help); an empty metavar makes a flag that is on or off
 HELP: dict[str, tuple[str, str, str]] = {
-    "engine": (JOB, "NAME", "The framework that runs it: transformers, fsdp2, deepspeed, megatron, torchtitan …"),
-    "engine_version": (JOB, "VERSION", "Its release: what changed from one to another is accounted where it was read."),
+    "engine": (
+        JOB,
+        "NAME",
+        "The framework that runs it: transformers, fsdp2, deepspeed, megatron, torchtitan …",
+    ),
+    "engine_version": (
+        JOB,
+        "VERSION",
+        "Its release: what changed from one to another is accounted where it was read.",
+    ),
     "dp_replicate": (MESH, "N", "Data-parallel ranks that each keep a whole copy."),
     "dp_shard": (MESH, "N", "Data-parallel ranks that split the states."),
     "cp": (MESH, "N", "Context parallel: ranks that split one sequence."),
@@ -52,7 +61,11 @@ HELP: dict[str, tuple[str, str, str]] = {
     "vpp": (MESH, "N", "Chunks of the model per pipeline stage."),
     "ep": (MESH, "N", "Expert parallel: ranks that split the experts."),
     "etp": (MESH, "N", "Tensor parallel degree inside an expert."),
-    "attn_dp": (MESH, "N", "Of a server's tp ranks: groups that attend to requests of their own (data-parallel attention)."),
+    "attn_dp": (
+        MESH,
+        "N",
+        "Of a server's tp ranks: groups that attend to requests of their own (data-parallel attention).",
+    ),
     "zero": (MESH, "0..3", "What dp_shard splits: nothing, optimizer states, + gradients, + parameters."),
     "reshard_after_forward": (MESH, "", "Free gathered parameters after forward and gather them again."),
     "sequence_parallel": (MESH, "", "Split the regions outside tensor parallelism along the sequence."),
@@ -64,7 +77,11 @@ HELP: dict[str, tuple[str, str, str]] = {
     "microbatch": (STEP, "N", "Sequences per forward of a rank."),
     "global_batch": (STEP, "N", "Sequences per optimizer step over all ranks."),
     "moe_dispatch": (STEP, "KIND", "How tokens reach their experts: alltoall, deepep, hybridep."),
-    "moe_capacity_factor": (STEP, "SHARE", "Tokens an expert takes, in shares of an even split; without it none are dropped."),
+    "moe_capacity_factor": (
+        STEP,
+        "SHARE",
+        "Tokens an expert takes, in shares of an even split; without it none are dropped.",
+    ),
     "moe_pad_to_capacity": (STEP, "", "Experts compute on their whole capacity."),
     "moe_balanced": (STEP, "", "The routing is even by decree, as in a benchmark."),
     "vocab_multiple": (STEP, "N", "Pad the vocabulary to a multiple of this."),
@@ -72,11 +89,19 @@ HELP: dict[str, tuple[str, str, str]] = {
     "loss": (STEP, "KIND", "plain, fused, chunked or vocab_parallel."),
     "compile": (STEP, "", "Run through torch.compile."),
     "dropout": (STEP, "SHARE", "Dropout of the hidden states, 0 to 1."),
-    "precision": (PRECISION, "NAME", "fp32, bf16-autocast, fp16-autocast, bf16-master, bf16-pure or fsdp2-mixed."),
+    "precision": (
+        PRECISION,
+        "NAME",
+        "fp32, bf16-autocast, fp16-autocast, bf16-master, bf16-pure or fsdp2-mixed.",
+    ),
     "optimizer": (PRECISION, "NAME", "adamw, adamw_8bit, sgd, sgd_momentum."),
     "optimizer_implementation": (PRECISION, "KIND", "foreach, fused or loop; of adamw_8bit bnb or torchao."),
     "optimizer_in_backward": (PRECISION, "", "Step each parameter as soon as its gradient is there."),
-    "lora_rank": (PRECISION, "N", "Train LoRA adapters of this rank on a frozen base; served, the largest rank that there is room for."),
+    "lora_rank": (
+        PRECISION,
+        "N",
+        "Train LoRA adapters of this rank on a frozen base; served, the largest rank that there is room for.",
+    ),
     "lora_targets": (PRECISION, "NAME,…", "Linear layers that get an adapter: q_proj,v_proj, or all-linear."),
     "lora_dtype": (PRECISION, "DTYPE", "Number format of adapters."),
     "quantize": (PRECISION, "FORMAT", "Storage of the linear weights: nf4, int8, fp8, gguf:Q4_K …"),
@@ -94,11 +119,19 @@ HELP: dict[str, tuple[str, str, str]] = {
     "gpu_layers": (SERVING, "N", "Layers on devices, the output counted as one (llama.cpp)."),
     "host_experts": (SERVING, "N", "Layers whose routed experts lie on the host (llama.cpp)."),
     "mla_mode": (SERVING, "N", "How latent attention is computed, 1 to 3 (ik_llama.cpp)."),
-    "attn_max_batch": (SERVING, "MIB", "Keys and values that latent attention unpacks at once (ik_llama.cpp)."),
+    "attn_max_batch": (
+        SERVING,
+        "MIB",
+        "Keys and values that latent attention unpacks at once (ik_llama.cpp).",
+    ),
     "dp_lm_head": (SERVING, "", "With attn_dp, each group has the whole output matrix (SGLang)."),
     "max_loras": (SERVING, "N", "LoRA adapters that the device has room for at once."),
     "max_cpu_loras": (SERVING, "N", "LoRA adapters kept in host memory."),
-    "fully_sharded_loras": (SERVING, "", "Cut both matrices of an adapter over tensor-parallel ranks (vLLM)."),
+    "fully_sharded_loras": (
+        SERVING,
+        "",
+        "Cut both matrices of an adapter over tensor-parallel ranks (vLLM).",
+    ),
     "dp_dense": (SERVING, "", "With attn_dp, layers without experts are whole on every rank (SGLang)."),
     "expert_dispatch": (SERVING, "KIND", "How tokens reach experts on other ranks: gather or deepep."),
     "state_slots": (SERVING, "N", "Slots of recurrent states (SGLang's max_mamba_cache_size)."),
@@ -106,13 +139,21 @@ HELP: dict[str, tuple[str, str, str]] = {
     "page_tokens": (SERVING, "TOKENS", "Tokens of one page of the cache."),
     "memory_fraction": (SERVING, "SHARE", "Share of the device that the engine may take, 0 to 1."),
     "cuda_graphs": (SERVING, "", "Capture CUDA graphs."),
-    "speculative": (SERVING, "METHOD", "Speculative decoding: draft, eagle, eagle3, mtp (the checkpoint's own heads) or ngram."),
+    "speculative": (
+        SERVING,
+        "METHOD",
+        "Speculative decoding: draft, eagle, eagle3, mtp (the checkpoint's own heads) or ngram.",
+    ),
     "draft_model": (SERVING, "MODEL", "The model or head that drafts, named as MODEL is."),
     "speculative_tokens": (SERVING, "N", "Tokens drafted for each sequence and verified at once."),
     "draft_tp": (SERVING, "N", "Tensor parallel degree of the draft."),
     "prompt_tokens": (SERVING, "TOKENS", "Tokens of a prompt."),
     "output_tokens": (SERVING, "TOKENS", "Tokens of an answer."),
-    "shared_prefix_tokens": (SERVING, "TOKENS", "Tokens that all prompts begin with; prefix caching keeps them once."),
+    "shared_prefix_tokens": (
+        SERVING,
+        "TOKENS",
+        "Tokens that all prompts begin with; prefix caching keeps them once.",
+    ),
 }
 _OFFLOAD = (MEMORY, "WHAT,…", "Keep in host memory: optimizer, parameters, activations.")
 
@@ -139,7 +180,9 @@ OUTPUT_FLAGS = (JSON, FULL, UNITS, DEBUG)
 
 def _of_word(name: str, word: Word) -> Flag:
     key = f"their_{name.replace('-', '_')}"  # a command may have a flag of its own by that name
-    return Flag(name, WORDS, "" if word.switch else "VALUE", f"A word of {word.whose}.", key=key, negative=word.switch)
+    return Flag(
+        name, WORDS, "" if word.switch else "VALUE", f"A word of {word.whose}.", key=key, negative=word.switch
+    )
 
 
 WORD_FLAGS = tuple(_of_word(name, word) for name, word in ALIASES.items())

@@ -17,26 +17,43 @@ from memsheet.units import format_giga
 MARKS = {Basis.REPORTED: "", Basis.DRIVER: "~", Basis.DATASHEET: "?"}
 LEGEND = (
     "GiB is what a framework gets of a card, which is what a job must fit; GB is what it is sold as.",
-    "~ derived from the driver's total, the low end taken \xa0 ? nothing but the datasheet is known \xa0 ! other facts of the card are uncertain",
+    (
+        "~ derived from the driver's total, the low end taken \xa0 ? nothing but the datasheet is known \xa0 "
+        "! other facts of the card are uncertain"
+    ),
 )
 SHORT_LEGEND = (
-    "The number is what a framework gets of a card in GiB, which is what a job must fit: ~ derived from the driver's total, ? from the datasheet.",
-    "`memsheet gpus rtx50`, `memsheet gpus laptop`, `memsheet gpus H100`: those, with sources and links. --full: all of them.",
+    (
+        "The number is what a framework gets of a card in GiB, which is what a job must fit: ~ derived from "
+        "the driver's total, ? from the datasheet."
+    ),
+    (
+        "`memsheet gpus rtx50`, `memsheet gpus laptop`, `memsheet gpus H100`: those, with sources and links. "
+        "--full: all of them."
+    ),
 )
 INDENT = "  "
 FIGURES, LEAST = 29, 20
 """Columns that figures take beside a name and a source, and the fewest that a source is given."""
 LINKS = (
-    "Rates are of one device in one direction, the network's that of the usual server; ? unknown. A cluster file (--cluster) may say otherwise.",
+    (
+        "Rates are of one device in one direction, the network's that of the usual server; ? unknown. A "
+        "cluster file (--cluster) may say otherwise."
+    ),
 )
 
 
 def gpus(asked: Given) -> int:
-    """The devices memsheet knows and what a framework gets of each: the usual ones of each kind, all of them (--full), or those whose name or kind
-    contains FILTER or that are sold with that much memory (24GB), with their links.
+    """The devices memsheet knows and what a framework gets of each: the usual ones of each kind, all of them
+    (--full), or those whose name or kind contains FILTER or that are sold with that much memory (24GB), with
+    their links.
     """
     wanted = (asked.filter or "").lower()
-    found = [device for device in catalog.catalog_devices() if wanted in _searchable_names(device) or wanted == _sold_as(device)]
+    found = [
+        device
+        for device in catalog.catalog_devices()
+        if wanted in _searchable_names(device) or wanted == _sold_as(device)
+    ]
     if not found:
         raise input_error("filter", asked.filter, "is in the name of no device", "`memsheet gpus` lists all")
     if asked.json:
@@ -44,7 +61,9 @@ def gpus(asked: Given) -> int:
     elif wanted or asked.full:
         linked = [device for device in found if _has_links(device)]
         screen.write_stdout(
-            _device_table(found) + _fill_paragraphs(LEGEND) + (f"\n{_link_rate_table(linked)}" if wanted and linked else "")
+            _device_table(found)
+            + _fill_paragraphs(LEGEND)
+            + (f"\n{_link_rate_table(linked)}" if wanted and linked else "")
         )
     else:
         screen.write_stdout(_usual_device_summary(found) + _fill_paragraphs(SHORT_LEGEND))
@@ -66,14 +85,26 @@ def _has_links(device: Device) -> bool:
 
 
 def _usual_device_summary(devices: list[Device]) -> str:
-    """The devices of each kind that are met most, with the GiB that a framework gets, and how many more there are."""
+    """The devices of each kind that are met most, with the GiB that a framework gets, and how many more there
+    are.
+    """
     lines = list[str]()
     for kind, alike in by_kind(devices).items():
         usual = {name: number for number, name in enumerate(usual_devices(kind))}
-        shown = sorted((device for device in alike if device.name in usual), key=lambda device: usual[device.name])
-        cards = [f"{device.name} {format_giga(device.framework_bytes, headroom=True)}{MARKS[device.basis]}" for device in shown]
+        shown = sorted(
+            (device for device in alike if device.name in usual), key=lambda device: usual[device.name]
+        )
+        cards = [
+            f"{device.name} {format_giga(device.framework_bytes, headroom=True)}{MARKS[device.basis]}"
+            for device in shown
+        ]
         more = [f"and {len(alike) - len(shown)} more"] * (len(alike) > len(shown))
-        lines += [kind, textwrap.indent(join_phrases([*cards, *more], screen.terminal_width() - len(INDENT), between=", "), INDENT)]
+        lines += [
+            kind,
+            textwrap.indent(
+                join_phrases([*cards, *more], screen.terminal_width() - len(INDENT), between=", "), INDENT
+            ),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -103,12 +134,27 @@ def _link_rate_table(devices: list[Device]) -> str:
         links = device.links
         up = f"{device.scale_up_kind}{', switched' if links.switched else ''}"
         network = f"{links.scale_out * 8 / 10**9:g} Gbit/s" if links.scale_out else "?"
-        rows.append((device.name, up, _format_giga_rate(links.scale_up), device.host_kind or "?", _format_giga_rate(links.host), network))
+        rows.append(
+            (
+                device.name,
+                up,
+                _format_giga_rate(links.scale_up),
+                device.host_kind or "?",
+                _format_giga_rate(links.host),
+                network,
+            )
+        )
     return screen.align_columns(rows, right=frozenset({2, 4})) + _fill_paragraphs(LINKS)
 
 
 def _fill_paragraphs(paragraphs: tuple[str, ...]) -> str:
-    return "\n" + "\n".join(textwrap.fill(words, screen.terminal_width()) for words in paragraphs).replace("\xa0", " ") + "\n"
+    return (
+        "\n"
+        + "\n".join(textwrap.fill(words, screen.terminal_width()) for words in paragraphs).replace(
+            "\xa0", " "
+        )
+        + "\n"
+    )
 
 
 def _format_giga_rate(rate: int | None) -> str:
@@ -117,7 +163,9 @@ def _format_giga_rate(rate: int | None) -> str:
 
 def _device_table(devices: list[Device]) -> str:
     groups = by_kind(devices)
-    first = max(len(name) for name in (*(f"{kind}:" for kind in groups), *(device.name for device in devices)))
+    first = max(
+        len(name) for name in (*(f"{kind}:" for kind in groups), *(device.name for device in devices))
+    )
     rows = [("device", "GiB", "", "GB", "a node", "known from")]
     for kind, alike in groups.items():
         rows += [
@@ -131,7 +179,14 @@ def _device_table_row(device: Device, room: int) -> tuple[str, str, str, str, st
     size = format_giga(device.framework_bytes, headroom=True)
     marks = MARKS[device.basis] + ("!" if device.uncertain else "")
     box = f"{device.datasheet_bytes // 10**9}"
-    return device.name, size, marks, box, str(device.per_node or ""), _shorten_evidence(device.evidence, max(LEAST, room))
+    return (
+        device.name,
+        size,
+        marks,
+        box,
+        str(device.per_node or ""),
+        _shorten_evidence(device.evidence, max(LEAST, room)),
+    )
 
 
 def _shorten_evidence(evidence: str, room: int) -> str:

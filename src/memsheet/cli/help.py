@@ -1,4 +1,6 @@
-"""Help as text: of the whole program, and of a command, in short (``--help``) or with every flag (``--help-all``)."""
+"""Help as text: of the whole program, and of a command, in short (``--help``) or with every flag
+(``--help-all``).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ COLUMN = 26
 
 
 def program_help(*, every: bool = False) -> str:
-    """``memsheet --help``: the commands and a few lines to begin with; ``every``: with the help of each command."""
+    """``memsheet --help``: the commands and a few lines to begin with; ``every``: with the help of each
+    command.
+    """
     rows = [(name, command.words) for name, command in COMMANDS.items()]
     rows_more = (
         ("--help, -h", "This; after a command, its examples and usual flags."),
@@ -61,12 +65,16 @@ def command_help(command: Command, *, every: bool = False) -> str:
     parts += [_help_section(WORDS, _flag_alias_rows(words))] if words and every else []
     hidden = len(command.flags) - len(shown) - len(words)
     also = ", and other tools' words for flags" if words else ""
-    parts += [f"{hidden} more flags{also}: memsheet {command.name} --help-all"] if hidden and not every else []
+    parts += (
+        [f"{hidden} more flags{also}: memsheet {command.name} --help-all"] if hidden and not every else []
+    )
     return "\n\n".join(parts).rstrip() + ("" if every else "\n")
 
 
 def _command_usage(command: Command) -> str:
-    shown = (f"{a.metavar}{' …' * a.many}" if a.required or a.many else f"[{a.metavar}]" for a in command.arguments)
+    shown = (
+        f"{a.metavar}{' …' * a.many}" if a.required or a.many else f"[{a.metavar}]" for a in command.arguments
+    )
     return " ".join([*shown, "[FLAGS]"])
 
 
@@ -83,11 +91,21 @@ def _flag_help_row(flag: Flag) -> tuple[str, str]:
 
 
 def _flag_alias_rows(flags: Iterable[Flag]) -> Iterator[tuple[str, str]]:
-    """Others' words by the flags that they say; last those that say more than one thing, or one flag with its value."""
-    own, more, short = dict[str, list[str]](), list[str](), {name: f", {one}" for one, name in SHORT_FLAGS.items()}
+    """Others' words by the flags that they say; last those that say more than one thing, or one flag with its
+    value.
+    """
+    own, more, short = (
+        dict[str, list[str]](),
+        list[str](),
+        {name: f", {one}" for one, name in SHORT_FLAGS.items()},
+    )
     for flag in flags:
         keys = {meaning.key for meaning in ALIASES[flag.name].meanings}
-        says = own.setdefault(FLAG_OF[next(iter(keys))], []) if len(keys) == 1 and keys <= FLAG_OF.keys() else more
+        says = (
+            own.setdefault(FLAG_OF[next(iter(keys))], [])
+            if len(keys) == 1 and keys <= FLAG_OF.keys()
+            else more
+        )
         says.append(f"--{flag.name}{short.get(flag.name, '')}")
     yield from ((says, ", ".join(names)) for says, names in own.items())
     yield "others", ", ".join(more)
@@ -115,7 +133,9 @@ def _help_section(title: str, rows: Iterable[tuple[str, str]]) -> str:
 
 
 def _help_entry_lines(name: str, words: str) -> Iterator[str]:
-    lines = textwrap.wrap(words, screen.terminal_width() - COLUMN, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(
+        words, screen.terminal_width() - COLUMN, break_long_words=False, break_on_hyphens=False
+    )
     if len(name) > COLUMN - 4:
         yield f"  {name}"
     else:

@@ -23,7 +23,9 @@ def infer(asked: Given) -> int:
 
 
 def _add_request_mix(answer: Answer, requests: tuple[tuple[int, int], ...]) -> Answer:
-    """The answer with how many of the file's requests run at once. Raises InputError where the engine has no pool, or a request is too long."""
+    """The answer with how many of the file's requests run at once. Raises InputError where the engine has no
+    pool, or a request is too long.
+    """
     from memsheet.engines import engine_of
     from memsheet.errors import input_error
     from memsheet.formulas.serving.mixture import request_mix_facts
@@ -33,11 +35,19 @@ def _add_request_mix(answer: Answer, requests: tuple[tuple[int, int], ...]) -> A
     room: Any = getattr(server_of(engine_of(plan)), "room", None)
     if room is None:
         raise input_error(
-            "lengths", None, f"is for servers with a pool of pages, which {plan.engine} has not", "--engine vllm or --engine sglang"
+            "lengths",
+            None,
+            f"is for servers with a pool of pages, which {plan.engine} has not",
+            "--engine vllm or --engine sglang",
         )
     if plan.max_model_len is not None and longest > plan.max_model_len:
         raise input_error(
-            "lengths", longest, f"is the longest request and exceeds max_model_len {plan.max_model_len}", "a longer --max-model-len"
+            "lengths",
+            longest,
+            f"is the longest request and exceeds max_model_len {plan.max_model_len}",
+            "a longer --max-model-len",
         )
-    found = request_mix_facts(room(answer.model, plan, answer.cluster), requests, int(plan.max_sequences or 1))
+    found = request_mix_facts(
+        room(answer.model, plan, answer.cluster), requests, int(plan.max_sequences or 1)
+    )
     return replace(answer, serving={**(answer.serving or {}), "lengths": found})

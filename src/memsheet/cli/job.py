@@ -25,24 +25,40 @@ def run_job(ask: Callable[..., Answer], asked: Given) -> int:
     """Ask, print, and return the verdict's exit code."""
     decimal = screen.wants_decimal_units(asked.units)
     return print_answer(
-        ask(**job_arguments(asked)), json=asked.json, full=asked.full, decimal=decimal, typed=typed_options(asked, ask.__name__)
+        ask(**job_arguments(asked)),
+        json=asked.json,
+        full=asked.full,
+        decimal=decimal,
+        typed=typed_options(asked, ask.__name__),
     )
 
 
 def typed_options(asked: Given, task: str) -> tuple[tuple[str, Any, Mapping[str, Any]], ...]:
-    """The options of a plan, the model and the machines that a line gives, each with the keys that it comes to."""
+    """The options of a plan, the model and the machines that a line gives, each with the keys that it comes
+    to.
+    """
     from memsheet.report.shared.typed_changes import MACHINES
 
-    machines = tuple((name, value, {name: value}) for name in MACHINES if (value := getattr(asked, name, None)) is not None)
-    options = in_our_words(plan_flag_values(asked), task, read_plan(asked.plan) if asked.plan not in (None, "-") else None).options
+    machines = tuple(
+        (name, value, {name: value}) for name in MACHINES if (value := getattr(asked, name, None)) is not None
+    )
+    options = in_our_words(
+        plan_flag_values(asked), task, read_plan(asked.plan) if asked.plan not in (None, "-") else None
+    ).options
     return tuple(sorted((*options, *machines), key=lambda option: option[0] != "model"))
 
 
 def print_answer(
-    answer: Answer, *, json: bool, full: bool, decimal: bool, curve: Callable[[Any], Any] | None = None, typed: tuple[Any, ...] = ()
+    answer: Answer,
+    *,
+    json: bool,
+    full: bool,
+    decimal: bool,
+    curve: Callable[[Any], Any] | None = None,
+    typed: tuple[Any, ...] = (),
 ) -> int:
-    """Print an answer, for a program or for a person, and return its exit code. ``curve`` draws memory over the step for a look;
-    ``typed``: the options of the line.
+    """Print an answer, for a program or for a person, and return its exit code. ``curve`` draws memory over
+    the step for a look; ``typed``: the options of the line.
     """
     if json:
         from memsheet.report.json.answer import sheet_document
@@ -65,33 +81,58 @@ def print_answer(
 
 
 def job_arguments(asked: Given) -> dict[str, Any]:
-    """The arguments of ``memsheet.train`` and ``memsheet.infer``. A plan file may name the model and the GPUs too."""
+    """The arguments of ``memsheet.train`` and ``memsheet.infer``. A plan file may name the model and the GPUs
+    too.
+    """
     plan = read_plan(asked.plan) if asked.plan else None
     if plan and asked.parameters is not None:
         plan = {key: value for key, value in plan.items() if key != "model"}
-    where = {"nodes": parse_positive_int("nodes", asked.nodes), "per_node": parse_positive_int("per_node", asked.per_node)}
+    where = {
+        "nodes": parse_positive_int("nodes", asked.nodes),
+        "per_node": parse_positive_int("per_node", asked.per_node),
+    }
     machines = {**where, "host_memory": asked.host_memory}
     if asked.gpus is None and asked.cluster is None and not (plan and plan.get("gpus")):
         raise_if_problems(
-            Problem(field=name, value=value, reason="says nothing without GPUs", hint="for example --gpus 8xH100-80GB")
-            for name, value in machines.items() if value is not None
-        )  # fmt: skip
-    texts = {"gpus": asked.gpus, "host_memory": asked.host_memory, "cluster": asked.cluster, "parameters": asked.parameters}
+            Problem(
+                field=name,
+                value=value,
+                reason="says nothing without GPUs",
+                hint="for example --gpus 8xH100-80GB",
+            )
+            for name, value in machines.items()
+            if value is not None
+        )
+    texts = {
+        "gpus": asked.gpus,
+        "host_memory": asked.host_memory,
+        "cluster": asked.cluster,
+        "parameters": asked.parameters,
+    }
     return {"model": asked.model, "plan": plan, **where, **texts, **plan_flag_values(asked)}
 
 
 def runnable_job_arguments(line: Given) -> tuple[dict[str, Any], bool]:
-    """The question to code that is really run, and whether it is a person's own step, by its file (``FILE.py:FUNCTION``)."""
+    """The question to code that is really run, and whether it is a person's own step, by its file
+    (``FILE.py:FUNCTION``).
+    """
     asked, model = job_arguments(line), line.model
     if asked.pop("parameters", None) is not None:
         raise input_error("parameters", None, "says nothing that could be run", "name a model")
     if model is None or not _FUNCTION.fullmatch(model):
         if model is not None and model.endswith(".py"):
-            raise input_error("model", model, "is Python, and which function makes the step is not said", f"{model}:FUNCTION")
+            raise input_error(
+                "model",
+                model,
+                "is Python, and which function makes the step is not said",
+                f"{model}:FUNCTION",
+            )
         return asked, False
     given = [key for key, value in asked.items() if value is not None and key != "model"]
     if given:
-        raise input_error(given[0], asked[given[0]], "has no meaning for a step of one's own", "say it in the step's code")
+        raise input_error(
+            given[0], asked[given[0]], "has no meaning for a step of one's own", "say it in the step's code"
+        )
     return asked, True
 
 

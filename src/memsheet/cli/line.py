@@ -22,35 +22,67 @@ Given = SimpleNamespace
 """The arguments and flags of a command by their names in Python: what the line says, else the default."""
 
 NEAR = 0.72
-"""How alike a flag must be to be offered (difflib): a misspelling is, another word with some of the letters is not."""
+"""How alike a flag must be to be offered (difflib): a misspelling is, another word with some of the letters
+is not.
+"""
 SAID = ("true", "false")
-ON_OFF = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+ON_OFF = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
 _DASHED_VALUE = re.compile(r"-(?:\.?\d.*)?")
 """Words with a dash that are values all the same: numbers below zero, and stdin."""
 Spelled = Mapping[str, tuple[Flag, bool]]
 
 
 def parse_command_line(command: Command, words: Sequence[str]) -> Given:
-    """What a line gives a command. Raises InputError with every problem of its flags, or else of its arguments."""
+    """What a line gives a command. Raises InputError with every problem of its flags, or else of its
+    arguments.
+    """
     spelled = {name: (flag, on) for flag in command.flags for name, on in flag_spellings(flag)}
     end = words.index("--") if "--" in words else len(words)
     line = list(_normalize_flag_words(words[:end], spelled))
     namespace, extras = _flag_parser(line, spelled).parse_known_args(line)
-    found, problems = vars(namespace), [unknown_flag_problem(word.partition("=")[0], spelled) for word in extras if is_flag(word)]
+    found, problems = (
+        vars(namespace),
+        [unknown_flag_problem(word.partition("=")[0], spelled) for word in extras if is_flag(word)],
+    )
     given_flags = {flag.field: flag for flag in command.flags if flag.field in found}
-    raise_if_problems([*problems, *(problem for field, flag in given_flags.items() for problem in _flag_problems(flag, found[field]))])
-    arguments = dict(_positional_arguments(command, [*(word for word in extras if not is_flag(word)), *words[end + 1 :]]))
+    raise_if_problems(
+        [
+            *problems,
+            *(
+                problem
+                for field, flag in given_flags.items()
+                for problem in _flag_problems(flag, found[field])
+            ),
+        ]
+    )
+    arguments = dict(
+        _positional_arguments(command, [*(word for word in extras if not is_flag(word)), *words[end + 1 :]])
+    )
     raise_if_problems(
         Problem(field=f"--{flag.name}", reason="is missing", hint=f"--{flag.name} {flag.metavar}")
-        for flag in command.flags if flag.required and flag.field not in found
-    )  # fmt: skip
+        for flag in command.flags
+        if flag.required and flag.field not in found
+    )
     kept = {field: found[field] if flag.many else found[field][0] for field, flag in given_flags.items()}
     return Given(**{**{flag.field: flag.default for flag in command.flags}, **arguments, **kept})
 
 
 def _flag_parser(line: Sequence[str], spelled: Spelled) -> ArgumentParser:
-    """A parser of the flags that a line has: every value of each, so that all that is wrong can be told at once."""
-    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=SUPPRESS)
+    """A parser of the flags that a line has: every value of each, so that all that is wrong can be told at
+    once.
+    """
+    parser = ArgumentParser(
+        add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=SUPPRESS
+    )
     for name in dict.fromkeys(word.partition("=")[0] for word in line):
         if name in spelled:
             flag, on = spelled[name]
@@ -62,7 +94,9 @@ def _flag_parser(line: Sequence[str], spelled: Spelled) -> ArgumentParser:
 
 
 def _normalize_flag_words(words: Sequence[str], spelled: Spelled) -> Iterator[str]:
-    """The words with flags as the table has them, and ``--flag false`` as ``--no-flag``; what is neither on nor off stays beside its flag."""
+    """The words with flags as the table has them, and ``--flag false`` as ``--no-flag``; what is neither on
+    nor off stays beside its flag.
+    """
     rest = deque(words)
     while rest:
         word = rest.popleft()
@@ -75,7 +109,13 @@ def _normalize_flag_words(words: Sequence[str], spelled: Spelled) -> Iterator[st
             dashed = not equals and rest and rest[0].startswith("-") and not is_flag(rest[0])
             yield f"{name}={rest.popleft() if dashed else value}" if equals or dashed else name
         else:
-            said = ON_OFF.get(value.lower()) if equals else ON_OFF[rest.popleft().lower()] if rest and rest[0].lower() in SAID else True
+            said = (
+                ON_OFF.get(value.lower())
+                if equals
+                else ON_OFF[rest.popleft().lower()]
+                if rest and rest[0].lower() in SAID
+                else True
+            )
             if said is None:
                 raise input_error(name, value, "is on or off", f"{name} alone, or {name}=false")
             yield f"--{'' if said is on else 'no-'}{flag.name}"
@@ -109,13 +149,27 @@ def is_flag(word: str) -> bool:
 def unknown_flag_problem(name: str, known: Mapping[str, object]) -> Problem:
     """A flag that the command does not have, and what may have been meant."""
     near = nearest_words(name.replace("_", "-"), known, cutoff=NEAR)
-    others = [other.name for other in COMMANDS.values() if name in {word for flag in other.flags for word, _ in flag_spellings(flag)}]
-    elsewhere = f"it is of {', '.join(f'`memsheet {other}`' for other in others)}" if others else "--help-all lists them"
-    return Problem(field=name, reason="is not a flag of this command", hint=f"did you mean {near[0]}?" if near else elsewhere)
+    others = [
+        other.name
+        for other in COMMANDS.values()
+        if name in {word for flag in other.flags for word, _ in flag_spellings(flag)}
+    ]
+    elsewhere = (
+        f"it is of {', '.join(f'`memsheet {other}`' for other in others)}"
+        if others
+        else "--help-all lists them"
+    )
+    return Problem(
+        field=name,
+        reason="is not a flag of this command",
+        hint=f"did you mean {near[0]}?" if near else elsewhere,
+    )
 
 
 def _positional_arguments(command: Command, left: list[str]) -> Iterator[tuple[str, Any]]:
-    """The words without flags, by the names of the arguments in their order. Raises InputError where some are missing or left over."""
+    """The words without flags, by the names of the arguments in their order. Raises InputError where some are
+    missing or left over.
+    """
     for argument in command.arguments:
         if argument.many:
             yield argument.name, tuple(left)
@@ -124,9 +178,17 @@ def _positional_arguments(command: Command, left: list[str]) -> Iterator[tuple[s
             yield argument.name, left.pop(0)
         elif argument.required:
             hint = f"memsheet {command.name} {' '.join(each.metavar for each in command.arguments)} …"
-            raise_if_problems([Problem(field=argument.metavar, reason=f"is missing: {argument.words}", hint=hint)])
+            raise_if_problems(
+                [Problem(field=argument.metavar, reason=f"is missing: {argument.words}", hint=hint)]
+            )
         else:
             yield argument.name, None
     if left:
         takes = "a command takes one name" if command.arguments else "this command takes no name"
-        raise_if_problems([Problem(field=" ".join(left), reason=f"is left over; {takes}", hint="--help shows what it takes")])
+        raise_if_problems(
+            [
+                Problem(
+                    field=" ".join(left), reason=f"is left over; {takes}", hint="--help shows what it takes"
+                )
+            ]
+        )

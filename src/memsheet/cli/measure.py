@@ -35,13 +35,22 @@ def measure(flags: Given) -> int:
     name = asked.pop("model")
     with file_progress_line(f"measuring {printable_line(name or 'a plan')} on {flags.device}") as progress:
         how = Options(
-            device=flags.device, steps=jobs.parse_positive_int("steps", flags.steps), data=flags.data, vary_length=flags.vary_length,
-            snapshot=flags.snapshot and os.path.realpath(flags.snapshot), progress=progress, debug=flags.debug, memory_bytes=jobs.parse_nonzero_bytes("memory_limit", flags.memory_limit),
+            device=flags.device,
+            steps=jobs.parse_positive_int("steps", flags.steps),
+            data=flags.data,
+            vary_length=flags.vary_length,
+            snapshot=flags.snapshot and os.path.realpath(flags.snapshot),
+            progress=progress,
+            debug=flags.debug,
+            memory_bytes=jobs.parse_nonzero_bytes("memory_limit", flags.memory_limit),
             time_s=float(jobs.parse_positive_int("time_limit", flags.time_limit) or 0),
-        )  # fmt: skip
+        )
         answer, timeline = measure_file(name, how) if own else ask(name, how, **asked)
     _write_measured_files(
-        flags, answer, timeline, {**asked, "model": name, **asked_of(how), "config": None if own else config_of(name, answer)}
+        flags,
+        answer,
+        timeline,
+        {**asked, "model": name, **asked_of(how), "config": None if own else config_of(name, answer)},
     )
     curve = None if "died" in (answer.trace or {}) else partial(render_sparkline, timeline)
     return jobs.print_answer(answer, json=flags.json, full=flags.full, decimal=decimal, curve=curve)
@@ -52,5 +61,7 @@ def _write_measured_files(flags: Given, answer: Answer, timeline: Timeline, aske
     if flags.events:
         write_events_beside(timeline, Path(flags.events))
     if flags.record:
-        files = {field: Path(name).name for field in ("events", "snapshot") if (name := getattr(flags, field))}
+        files = {
+            field: Path(name).name for field in ("events", "snapshot") if (name := getattr(flags, field))
+        }
         write_record(record_document(answer, asked=asked, files=files), Path(flags.record))

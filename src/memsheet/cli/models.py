@@ -16,9 +16,18 @@ from memsheet.units import format_count
 def models(asked: Given) -> int:
     """The bundled models with exact parameter counts. FILTER: only names or families that contain it."""
     wanted = (asked.filter or "").lower()
-    found = [row for name in catalog.model_names() if (row := _model_row(name)) and wanted in f"{row['name']} {row['family']}"]
+    found = [
+        row
+        for name in catalog.model_names()
+        if (row := _model_row(name)) and wanted in f"{row['name']} {row['family']}"
+    ]
     if not found:
-        raise input_error("filter", asked.filter, "is in no bundled name", "`memsheet models` lists all; any config.json works too")
+        raise input_error(
+            "filter",
+            asked.filter,
+            "is in no bundled name",
+            "`memsheet models` lists all; any config.json works too",
+        )
     if asked.json:
         screen.write_json({"schema": "memsheet/models/1", "models": found})
     else:
@@ -39,6 +48,8 @@ def _model_row(name: str) -> dict[str, Any]:
 def _model_table(rows: list[dict[str, Any]]) -> str:
     cells = [("model", "parameters", "active", "family")]
     for row in rows:
-        active = "" if row["active_parameters"] == row["parameters"] else format_count(row["active_parameters"])
+        active = (
+            "" if row["active_parameters"] == row["parameters"] else format_count(row["active_parameters"])
+        )
         cells.append((row["name"], format_count(row["parameters"]), active, row["family"]))
     return screen.align_columns(cells, right=frozenset({1, 2}))

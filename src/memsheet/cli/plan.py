@@ -23,7 +23,9 @@ SHOWN = 5
 def plan(asked: Given) -> int:
     """The fastest plans that fit, of every legal one, and why the others do not."""
     if asked.task not in TASKS:
-        raise input_error("plan", asked.task, "is no task", "memsheet plan train MODEL … or memsheet plan infer MODEL …")
+        raise input_error(
+            "plan", asked.task, "is no task", "memsheet plan train MODEL … or memsheet plan infer MODEL …"
+        )
     if asked.task == "infer":
         return run_serving_search(api.plan_serving, asked)
     check_train(asked)
@@ -31,10 +33,16 @@ def plan(asked: Given) -> int:
     decimal, tokens = screen.wants_decimal_units(asked.units), _parse_token_budget(asked)
     start, question = monotonic(), jobs.job_arguments(asked)
     with show_elapsed_time("weighing every legal plan"):
-        found = api.plan(**question, method=asked.method, top=jobs.parse_positive_int("top", asked.top) or SHOWN)
+        found = api.plan(
+            **question, method=asked.method, top=jobs.parse_positive_int("top", asked.top) or SHOWN
+        )
     took = monotonic() - start
     look = Look(
-        width=screen.terminal_width(), decimal=decimal, full=asked.full, colour=screen.supports_colour(), ascii=screen.plain_ascii()
+        width=screen.terminal_width(),
+        decimal=decimal,
+        full=asked.full,
+        colour=screen.supports_colour(),
+        ascii=screen.plain_ascii(),
     )
     if asked.json:
         from memsheet.report.json.plans import plans_document

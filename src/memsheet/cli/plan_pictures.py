@@ -24,7 +24,9 @@ CELLS = ("least", "fastest")
 
 
 def check_picture_flags(flags: Given, *, json: bool = False) -> None:
-    """Before anything takes time: whether that can be drawn. Raises InputError with every problem of the flags, or of the file."""
+    """Before anything takes time: whether that can be drawn. Raises InputError with every problem of the
+    flags, or of the file.
+    """
     raise_if_problems(_picture_flag_problems(flags, json=json))
     if flags.axes is not None:
         from memsheet.search.train.axes import axes_of
@@ -47,14 +49,25 @@ def _picture_flag_problems(flags: Given, *, json: bool) -> list[Problem]:
             found.append(Problem(field=name, value=value, reason="is nothing that is drawn", hint=hint))
     for name, value in (("axes", flags.axes), ("cells", flags.cells)):
         if value is not None and flags.show != "heat":
-            found.append(Problem(field=name, value=value, reason="belongs to the heat map", hint="--show heat"))
+            found.append(
+                Problem(field=name, value=value, reason="belongs to the heat map", hint="--show heat")
+            )
     if json and flags.show is not None and flags.picture is None:
-        found.append(Problem(field="show", value=flags.show, reason="draws on the terminal, where JSON goes", hint="add --picture FILE"))
+        found.append(
+            Problem(
+                field="show",
+                value=flags.show,
+                reason="draws on the terminal, where JSON goes",
+                hint="add --picture FILE",
+            )
+        )
     return found
 
 
 def draw_pictures(ranking: Ranking, steps: Sequence[Step], flags: Given, look: Look) -> str:
-    """What the flags ask for: written into their file, or as text for the terminal that ends in a newline; empty where there is none."""
+    """What the flags ask for: written into their file, or as text for the terminal that ends in a newline;
+    empty where there is none.
+    """
     if flags.show is None and flags.picture is None:
         return ""
     return DRAWN[flags.show or USUAL](ranking, steps, flags, look)
@@ -83,7 +96,9 @@ def _draw_waterfall_picture(ranking: Ranking, steps: Sequence[Step], flags: Give
         return render_waterfall(steps, look, title=title, capacity_bytes=capacity, chosen=chosen)
     from memsheet.report.chart.waterfall import draw_waterfall
 
-    draw_waterfall(steps, Path(flags.picture), title=title, capacity_bytes=capacity, chosen=chosen, decimal=look.decimal)
+    draw_waterfall(
+        steps, Path(flags.picture), title=title, capacity_bytes=capacity, chosen=chosen, decimal=look.decimal
+    )
     return ""
 
 
@@ -115,10 +130,19 @@ def _build_heat_map(ranking: Ranking, flags: Given) -> Heat:
     asked = {key: value for key, value in ranking.asked.items() if key not in ("task", "engine")}
     with show_elapsed_time("weighing every plan of every cell"):
         return plan_heat_map(
-            ranking.model, ranking.cluster, asked, ranking.engines, axes_of(flags.axes or USUAL_AXES), shows=Shows(flags.cells or "least"),
+            ranking.model,
+            ranking.cluster,
+            asked,
+            ranking.engines,
+            axes_of(flags.axes or USUAL_AXES),
+            shows=Shows(flags.cells or "least"),
             scaled=lambda engine: efficiency_of(ranking.cluster.device.name, engine),
-        )  # fmt: skip
+        )
 
 
 Drawing = Callable[["Ranking", Sequence["Step"], Given, "Look"], str]
-DRAWN: dict[str, Drawing] = {"front": _draw_front_picture, "heat": _draw_heat_picture, "waterfall": _draw_waterfall_picture}
+DRAWN: dict[str, Drawing] = {
+    "front": _draw_front_picture,
+    "heat": _draw_heat_picture,
+    "waterfall": _draw_waterfall_picture,
+}

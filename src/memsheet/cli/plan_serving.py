@@ -29,9 +29,15 @@ OF_TRAINING = ("show", "axes", "cells")
 def check_train(asked: Given) -> None:
     """Raises InputError where flags of serving are given to a search for training."""
     raise_if_problems(
-        Problem(field=flag.field, value=getattr(asked, flag.field), reason="is of serving", hint="memsheet plan infer MODEL --gpus …")
-        for flag in SERVE_FLAGS if getattr(asked, flag.field) != flag.default
-    )  # fmt: skip
+        Problem(
+            field=flag.field,
+            value=getattr(asked, flag.field),
+            reason="is of serving",
+            hint="memsheet plan infer MODEL --gpus …",
+        )
+        for flag in SERVE_FLAGS
+        if getattr(asked, flag.field) != flag.default
+    )
 
 
 def run_serving_search(ask: Callable[..., Deployment], asked: Given) -> int:
@@ -39,9 +45,16 @@ def run_serving_search(ask: Callable[..., Deployment], asked: Given) -> int:
     _check_serving_flags(asked)
     decimal, start = screen.wants_decimal_units(asked.units), monotonic()
     numbers = {
-        "context": None if asked.context is None else parse_token_count(asked.context), "users": None if asked.users is None else parse_whole_number(asked.users),
-    }  # fmt: skip
-    found = ask(**jobs.job_arguments(asked), **numbers, ttft=asked.ttft, tpot=asked.tpot, any_precision=asked.any_precision)
+        "context": None if asked.context is None else parse_token_count(asked.context),
+        "users": None if asked.users is None else parse_whole_number(asked.users),
+    }
+    found = ask(
+        **jobs.job_arguments(asked),
+        **numbers,
+        ttft=asked.ttft,
+        tpot=asked.tpot,
+        any_precision=asked.any_precision,
+    )
     took = monotonic() - start
     if asked.json:
         from memsheet.report.json.serve_plans import serving_document
@@ -51,7 +64,11 @@ def run_serving_search(ask: Callable[..., Deployment], asked: Given) -> int:
         from memsheet.report.screen.plans.serving import render_serving
 
         look = Look(
-            width=screen.terminal_width(), decimal=decimal, full=asked.full, colour=screen.supports_colour(), ascii=screen.plain_ascii()
+            width=screen.terminal_width(),
+            decimal=decimal,
+            full=asked.full,
+            colour=screen.supports_colour(),
+            ascii=screen.plain_ascii(),
         )
         screen.write_stdout(render_serving(found, look))
     if asked.picture is not None:
@@ -62,12 +79,20 @@ def run_serving_search(ask: Callable[..., Deployment], asked: Given) -> int:
 
 
 def _check_serving_flags(asked: Given) -> None:
-    """Raises InputError where flags of training are given to a search for serving, or the picture cannot be drawn."""
+    """Raises InputError where flags of training are given to a search for serving, or the picture cannot be
+    drawn.
+    """
     usual = {flag.field: flag.default for flag in SEARCH_FLAGS} | dict.fromkeys(OF_TRAINING)
     raise_if_problems(
-        Problem(field=key, value=value, reason="is of a search for training", hint="leave it out; --picture FILE draws the cuts")
-        for key, default in usual.items() if (value := getattr(asked, key)) != default
-    )  # fmt: skip
+        Problem(
+            field=key,
+            value=value,
+            reason="is of a search for training",
+            hint="leave it out; --picture FILE draws the cuts",
+        )
+        for key, default in usual.items()
+        if (value := getattr(asked, key)) != default
+    )
     if asked.picture is not None:
         from memsheet.report.chart.timeline import check_picture_format
         from memsheet.report.shared.files import check_folder

@@ -17,7 +17,9 @@ MOST = 100
 
 @contextmanager
 def file_progress_line(what: str) -> Iterator[str]:
-    """The name of a file whose one line is shown after ``what``: rewritten in place on a terminal; elsewhere ``what`` alone, once."""
+    """The name of a file whose one line is shown after ``what``: rewritten in place on a terminal; elsewhere
+    ``what`` alone, once.
+    """
     from tempfile import TemporaryDirectory  # which takes as long to import as a small question to answer
 
     with TemporaryDirectory(prefix="memsheet-") as folder:

@@ -21,13 +21,16 @@ OWN = re.compile("(\x1b\\[[0-9;]*m|[\\n\\t])")
 def write_stdout(text: str) -> None:
     """``text`` to stdout, with nothing in it that a terminal obeys but colours: names in it are a stranger's.
 
-    A reader that has seen enough (``| head``) is no error. Raises InputError where what is said cannot be written at all.
+    A reader that has seen enough (``| head``) is no error. Raises InputError where what is said cannot be
+    written at all.
     """
     encoding = sys.stdout.encoding or "ascii"
     shown = (
         text
         if text.isprintable()
-        else "".join(part if OWN.fullmatch(part) else without_control_characters(part) for part in OWN.split(text))
+        else "".join(
+            part if OWN.fullmatch(part) else without_control_characters(part) for part in OWN.split(text)
+        )
     )
     try:
         sys.stdout.write(shown.encode(encoding, "replace").decode(encoding))
@@ -75,7 +78,9 @@ def wants_decimal_units(units: str) -> bool:
     """Whether sizes are to be shown in GB. Raises InputError for other units."""
     found = UNITS.get(units.lower())
     if found is None:
-        raise input_error("units", units, "is not a unit of the screen", "GiB (2^30 bytes) or GB (10^9 bytes)")
+        raise input_error(
+            "units", units, "is not a unit of the screen", "GiB (2^30 bytes) or GB (10^9 bytes)"
+        )
     return found
 
 
@@ -85,7 +90,8 @@ def align_columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozens
     lines = []
     for row in rows:
         cells = (
-            cell.rjust(size) if number in right else cell.ljust(size) for number, (cell, size) in enumerate(zip(row, widths, strict=True))
+            cell.rjust(size) if number in right else cell.ljust(size)
+            for number, (cell, size) in enumerate(zip(row, widths, strict=True))
         )
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines) + "\n"

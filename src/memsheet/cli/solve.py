@@ -30,7 +30,9 @@ def solve(asked: Given) -> int:
     )
     _draw_solved_sizes(found, asked.picture)
     _clear_progress_line()
-    return _print_solution(found.solution, found.curves, asked, decimal=decimal, typed=jobs.typed_options(asked, target.task))
+    return _print_solution(
+        found.solution, found.curves, asked, decimal=decimal, typed=jobs.typed_options(asked, target.task)
+    )
 
 
 def _check_family(what: str, asked: Given) -> None:
@@ -56,7 +58,9 @@ def _draw_solved_sizes(found: Solved, file: str | None) -> None:
         draw_sizes(found.curves, Path(file), title=found.title, under=found.caption)
 
 
-def _print_solution(solution: Solution, curves: tuple[Curve, ...], output: Given, *, decimal: bool, typed: tuple[Any, ...]) -> int:
+def _print_solution(
+    solution: Solution, curves: tuple[Curve, ...], output: Given, *, decimal: bool, typed: tuple[Any, ...]
+) -> int:
     if output.json:
         from memsheet.report.json.solution import solution_document
 

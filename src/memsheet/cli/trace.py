@@ -29,7 +29,11 @@ def trace(flags: Given) -> int:
     answer, timelines = _trace_answer(flags, _trace_options(flags))
     _write_trace_files(flags, answer, timelines, decimal=decimal)
     return jobs.print_answer(
-        answer, json=flags.json, full=flags.full, decimal=decimal, curve=partial(render_sparkline, _largest_peak_timeline(timelines))
+        answer,
+        json=flags.json,
+        full=flags.full,
+        decimal=decimal,
+        curve=partial(render_sparkline, _largest_peak_timeline(timelines)),
     )
 
 
@@ -47,7 +51,11 @@ def _trace_answer(flags: Given, how: Options) -> Any:
     asked, own = jobs.runnable_job_arguments(flags)
     if not own:
         return ask(asked.pop("model"), how, **asked)
-    for field, value in (("rank", how.rank or None), ("all_stages", how.all_stages or None), ("cache", how.cache)):
+    for field, value in (
+        ("rank", how.rank or None),
+        ("all_stages", how.all_stages or None),
+        ("cache", how.cache),
+    ):
         if value is not None:
             raise input_error(field, value, "has no meaning for a step of one's own", "leave it out")
     return trace_file(asked["model"], how)
@@ -60,21 +68,36 @@ def _trace_options(flags: Given) -> Options:
     if isinstance(rank, str) or rank < 0:
         raise input_error("rank", flags.rank, "is not a whole number from 0")
     return Options(
-        device=flags.device, scratch=flags.scratch and flags.device == "cuda", full=flags.full, rank=rank, all_stages=flags.all_stages,
-        cache=flags.cache, memory_bytes=parse_bytes(flags.memory_limit, "memory_limit"), time_s=float(seconds or 0), debug=flags.debug,
-    )  # fmt: skip
+        device=flags.device,
+        scratch=flags.scratch and flags.device == "cuda",
+        full=flags.full,
+        rank=rank,
+        all_stages=flags.all_stages,
+        cache=flags.cache,
+        memory_bytes=parse_bytes(flags.memory_limit, "memory_limit"),
+        time_s=float(seconds or 0),
+        debug=flags.debug,
+    )
 
 
 def _largest_peak_timeline(timelines: tuple[Timeline, ...]) -> Timeline:
     return max(timelines, key=lambda each: highest_peak(each).bytes)
 
 
-def _write_trace_files(flags: Given, answer: Answer, timelines: tuple[Timeline, ...], *, decimal: bool) -> None:
+def _write_trace_files(
+    flags: Given, answer: Answer, timelines: tuple[Timeline, ...], *, decimal: bool
+) -> None:
     """Files that were asked for, of the rank with the largest peak."""
     timeline = _largest_peak_timeline(timelines)
     if flags.picture:
         room = answer.cluster.device.framework_bytes if answer.cluster else None
-        draw_timeline(timeline, Path(flags.picture), title=f"{answer.plan.task} {answer.model.name}", capacity_bytes=room, decimal=decimal)
+        draw_timeline(
+            timeline,
+            Path(flags.picture),
+            title=f"{answer.plan.task} {answer.model.name}",
+            capacity_bytes=room,
+            decimal=decimal,
+        )
     if flags.events:
         write_events(timeline, Path(flags.events))
     if flags.snapshot:

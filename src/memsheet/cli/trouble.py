@@ -1,4 +1,6 @@
-"""Errors: what, where, and what to do. For people on stderr, never a traceback; where JSON is asked for, one object on stdout too."""
+"""Errors: what, where, and what to do. For people on stderr, never a traceback; where JSON is asked for, one
+object on stdout too.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from itertools import islice
 from math import isfinite
 
 from memsheet.cli import screen
-from memsheet.errors import MOST_SHOWN, InputError, Problem, more_than_shown, printable_line, without_control_characters
+from memsheet.errors import (
+    MOST_SHOWN,
+    InputError,
+    Problem,
+    more_than_shown,
+    printable_line,
+    without_control_characters,
+)
 from memsheet.plan.names import SHORT
 
 BAD_INPUT = 2
@@ -25,7 +34,9 @@ SCHEMA = "memsheet/error/1"
 
 
 def explain_input(error: InputError, *, json: bool = False) -> int:
-    """Every problem on its own line, each with its hint; ``json``: as an object on stdout too, where a program reads."""
+    """Every problem on its own line, each with its hint; ``json``: as an object on stdout too, where a
+    program reads.
+    """
     if json:
         _write_json("bad input", BAD_INPUT, error.problems)
     count = len(error.problems)
@@ -65,11 +76,19 @@ def _write_json(kind: str, code: int, problems: Iterable[Problem]) -> None:
     from json import dumps
 
     rows = [
-        {"field": printable_line(p.field), "value": _json_or_text_value(p.value), "reason": p.reason, "hint": p.hint}
+        {
+            "field": printable_line(p.field),
+            "value": _json_or_text_value(p.value),
+            "reason": p.reason,
+            "hint": p.hint,
+        }
         for p in islice(problems, MOST_IN_JSON)
     ]
     with suppress(InputError):  # stdout cannot be written: the line on stderr is left
-        screen.write_stdout(dumps({"schema": SCHEMA, "error": kind, "exit_code": code, "problems": rows}, allow_nan=False) + "\n")
+        screen.write_stdout(
+            dumps({"schema": SCHEMA, "error": kind, "exit_code": code, "problems": rows}, allow_nan=False)
+            + "\n"
+        )
 
 
 def _json_or_text_value(value: object) -> object:
@@ -88,8 +107,16 @@ def _print_stderr(line: str) -> None:
 
 
 def _wrap_stderr_line(line: str) -> list[str]:
-    """As wide as the screen; what goes into a file or a program stays one line, so that it can be searched."""
+    """As wide as the screen; what goes into a file or a program stays one line, so that it can be
+    searched.
+    """
     if not (sys.stderr.isatty() or os.environ.get("COLUMNS")):
         return [line]
     before = " " * (len(line) - len(line.lstrip()) + 2)
-    return textwrap.wrap(line, screen.terminal_width(), subsequent_indent=before, break_long_words=False, break_on_hyphens=False) or [line]
+    return textwrap.wrap(
+        line,
+        screen.terminal_width(),
+        subsequent_indent=before,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [line]

@@ -30,10 +30,16 @@ def verify(line: Given) -> int:
 
     decimal = screen.wants_decimal_units(line.units)
     how = Options(
-        device=line.device, processes=jobs.parse_positive_int("processes", line.processes) or 1, steps=jobs.parse_positive_int("steps", line.steps) or 1,
-        operations=_parse_positive_float("operations", line.operations), memory_bytes=jobs.parse_nonzero_bytes("memory_limit", line.memory_limit),
-        time_s=_parse_positive_float("time_limit", line.time_limit), slurm=line.slurm, per_node=jobs.parse_positive_int("per_node", line.per_node) or 1, say=_show_rung_progress,
-    )  # fmt: skip
+        device=line.device,
+        processes=jobs.parse_positive_int("processes", line.processes) or 1,
+        steps=jobs.parse_positive_int("steps", line.steps) or 1,
+        operations=_parse_positive_float("operations", line.operations),
+        memory_bytes=jobs.parse_nonzero_bytes("memory_limit", line.memory_limit),
+        time_s=_parse_positive_float("time_limit", line.time_limit),
+        slurm=line.slurm,
+        per_node=jobs.parse_positive_int("per_node", line.per_node) or 1,
+        say=_show_rung_progress,
+    )
     asked = jobs.read_plan(line.plan)
     check_folder(Path(line.records), "records")
     found = ask(asked, how, model=line.model)
@@ -46,7 +52,11 @@ def verify(line: Given) -> int:
         from memsheet.report.shared.look import Look
 
         look = Look(
-            width=screen.terminal_width(), decimal=decimal, full=line.full, colour=screen.supports_colour(), ascii=screen.plain_ascii()
+            width=screen.terminal_width(),
+            decimal=decimal,
+            full=line.full,
+            colour=screen.supports_colour(),
+            ascii=screen.plain_ascii(),
         )
         screen.write_stdout(render_verification(found, look))
     if found.worst is not None and not found.holds:

@@ -17,7 +17,9 @@ SILENCE_S = 2.0
 
 
 def one_voice(command: Callable[Given, int]) -> Callable[Given, int]:
-    """``command``, of which other ranks than the first say nothing: neither the answer nor what is wrong with the question."""
+    """``command``, of which other ranks than the first say nothing: neither the answer nor what is wrong with
+    the question.
+    """
 
     @wraps(command)
     def run(*args: Given.args, **kwargs: Given.kwargs) -> int:

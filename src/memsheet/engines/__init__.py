@@ -1,4 +1,6 @@
-"""One file an engine: what it keeps for backward, its dtypes, buffers and defaults, each fact with its source."""
+"""One file an engine: what it keeps for backward, its dtypes, buffers and defaults, each fact with its
+source.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ MODELLED = (
     "autoawq",
     "gpt-fast",
 )
-"""Engines whose memory is accounted so far; the vocabulary of plans knows more and they are refused by name."""
+"""Engines whose memory is accounted so far; the vocabulary of plans knows more and they are refused by name.
+"""
 
 
 def find_engine(name: str) -> Engine | None:
@@ -48,4 +51,8 @@ def engine_of(plan: Plan) -> Engine:
     """The engine of a whole plan, with its facts of one GPU where it has others there."""
     engine = find_engine(plan.engine)
     assert engine is not None
-    return engine.alone if engine.alone is not None and isinstance(plan.mesh.gpus, int) and plan.mesh.gpus == 1 else engine
+    return (
+        engine.alone
+        if engine.alone is not None and isinstance(plan.mesh.gpus, int) and plan.mesh.gpus == 1
+        else engine
+    )

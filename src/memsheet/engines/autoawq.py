@@ -1,4 +1,5 @@
-"""AutoAWQ's fused models on one GPU: Llama and Mistral in four bits, with a cache that is there before the first token.
+"""AutoAWQ's fused models on one GPU: Llama and Mistral in four bits, with a cache that is there before the
+first token.
 
 Read at 8110e028 (v0.1.6, November 2023), whose example that measures memory is examples/benchmark.py.
 """
@@ -16,5 +17,8 @@ ENGINE = server_engine(
     server="autoawq",
     attention=(AttentionKind.EAGER,),
     adapters=(),
-    evidence={"cache": Cited(AUTOAWQ, "fused/cache.py WindowedCache"), "attention": Cited(AUTOAWQ, "fused/attn.py QuantAttentionFused")},
+    evidence={
+        "cache": Cited(AUTOAWQ, "fused/cache.py WindowedCache"),
+        "attention": Cited(AUTOAWQ, "fused/attn.py QuantAttentionFused"),
+    },
 )

@@ -1,4 +1,6 @@
-"""DeepSpeed's ZeRO optimizers around a transformers model: its stages, buffers and defaults (read at one commit)."""
+"""DeepSpeed's ZeRO optimizers around a transformers model: its stages, buffers and defaults (read at one
+commit).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ def _deepspeed_source(file: str, line: int) -> Evidence:
 class Buckets:
     """Sizes of ``zero_optimization`` in elements, with DeepSpeed's own defaults (zero/config.py).
 
-    ``transformers`` writes others where its configuration says "auto": reduce_bucket h², prefetch 0.9 h², persistence 10 h.
+    ``transformers`` writes others where its configuration says "auto": reduce_bucket h², prefetch 0.9 h²,
+    persistence 10 h.
     """
 
     reduce_bucket: int = 500_000_000  # line 113
@@ -32,7 +35,9 @@ class Buckets:
     overlap: bool | None = None  # line 138: None is on at stage 3 and off before
 
     def buffers(self, zero: int) -> int:
-        """Fixed buckets of ``reduce_bucket`` elements: stages 1 and 2 fill a second one while the first is reduced."""
+        """Fixed buckets of ``reduce_bucket`` elements: stages 1 and 2 fill a second one while the first is
+        reduced.
+        """
         return 2 if zero in (1, 2) and self.overlap else 1
 
 
@@ -67,7 +72,9 @@ ENGINE = Engine(
         "master_weights": _deepspeed_source("zero/stage_1_and_2.py", 492),
         "gradients": _deepspeed_source("zero/stage_1_and_2.py", 1650),
         "gradients at zero 3": _deepspeed_source("zero/stage3.py", 740),
-        "optimizer_states": FromCode("deepspeedai/DeepSpeed", COMMIT, "deepspeed/ops/adam/fused_adam.py", 155),
+        "optimizer_states": FromCode(
+            "deepspeedai/DeepSpeed", COMMIT, "deepspeed/ops/adam/fused_adam.py", 155
+        ),
         "communication": _deepspeed_source("zero/stage_1_and_2.py", 2493),
         "communication at zero 3": _deepspeed_source("zero/stage3.py", 730),
         "unsharded_parameters": _deepspeed_source("zero/partitioned_param_coordinator.py", 453),

@@ -1,4 +1,6 @@
-"""FullyShardedDataParallel around every decoder layer and the rest of the model, as accelerate wraps transformers' models."""
+"""FullyShardedDataParallel around every decoder layer and the rest of the model, as accelerate wraps
+transformers' models.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,10 @@ from memsheet.sheet import Cited
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrapping:
-    """``prefetches``: the unit before is gathered while one runs backward (BACKWARD_PRE), not after it (BACKWARD_POST).
-    ``keeps_outputs``: the trainer names what the model returned until its next forward is over. ``table_apart``: a tied table is a unit of its own,
-    gathered for embeddings, then for the head and from there through backward.
+    """``prefetches``: the unit before is gathered while one runs backward (BACKWARD_PRE), not after it
+    (BACKWARD_POST). ``keeps_outputs``: the trainer names what the model returned until its next forward is
+    over. ``table_apart``: a tied table is a unit of its own, gathered for embeddings, then for the head and
+    from there through backward.
     """
 
     prefetches: bool = True  # FullyShardedDataParallel's default (fully_sharded_data_parallel.py:404)
@@ -48,8 +51,12 @@ ENGINE = Engine(
     offload=("optimizer", "parameters"),
     evidence={
         "activations": Cited(TRANSFORMERS, "modeling files, operation by operation"),
-        "sharding": Cited(TORCH_FSDP1, "_flat_param.py: one flat parameter a unit, padded to the number of ranks"),
-        "unsharded_parameters": Cited(TORCH_FSDP1, "_runtime_utils.py: _pre_forward_unshard, _pre_backward_hook, _prefetch_handle"),
+        "sharding": Cited(
+            TORCH_FSDP1, "_flat_param.py: one flat parameter a unit, padded to the number of ranks"
+        ),
+        "unsharded_parameters": Cited(
+            TORCH_FSDP1, "_runtime_utils.py: _pre_forward_unshard, _pre_backward_hook, _prefetch_handle"
+        ),
         "communication": Cited(TORCH_FSDP1, "_runtime_utils.py: _reduce_grad"),
         "optimizer": Cited(TORCH_OPTIM),
     },

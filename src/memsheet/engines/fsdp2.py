@@ -23,7 +23,13 @@ ENGINE = Engine(
     takes_remainder=True,
     replays=True,
     autocast=False,
-    optimizers=(OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT, OptimizerName.SGD, OptimizerName.SGD_MOMENTUM, OptimizerName.LION),
+    optimizers=(
+        OptimizerName.ADAMW,
+        OptimizerName.ADAMW_8BIT,
+        OptimizerName.SGD,
+        OptimizerName.SGD_MOMENTUM,
+        OptimizerName.LION,
+    ),
     default_implementation=Implementation.FUSED,
     offload=("optimizer", "parameters", "activations"),
     evidence={

@@ -1,6 +1,8 @@
-"""gpt-fast: a Llama written for one compiled decoding step, with a cache of the whole length and weight-only int8 or int4.
+"""gpt-fast: a Llama written for one compiled decoding step, with a cache of the whole length and weight-only
+int8 or int4.
 
-Read at meta-pytorch/gpt-fast 6ecad9b5 (August 2025); what is accounted has been the same since its first release.
+Read at meta-pytorch/gpt-fast 6ecad9b5 (August 2025); what is accounted has been the same since its first
+release.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""InternEvo's hybrid ZeRO optimizer around its own InternLM (read at one commit): whole bf16 parameters and gradients on every rank."""
+"""InternEvo's hybrid ZeRO optimizer around its own InternLM (read at one commit): whole bf16 parameters and
+gradients on every rank.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ ENGINE = Engine(
     attention=(AttentionKind.FLASH,),
     losses=(Loss.PLAIN,),  # flash-attn's, in place (model/loss.py:24)
     optimizers=(OptimizerName.ADAMW,),
-    default_implementation=Implementation.FOREACH,  # torch.optim.AdamW as it comes (train/training_internlm.py:176)
+    # torch.optim.AdamW as it comes (train/training_internlm.py:176)
+    default_implementation=Implementation.FOREACH,
     evidence={
         "activations": Cited(INTERNEVO, "model, operation by operation"),
         "saved_activations": _internevo_source("model/modeling_internlm.py", 205),

@@ -1,7 +1,9 @@
-"""litgpt's finetuning scripts on one GPU, through Lightning Fabric in bf16-true; four-bit bases by bitsandbytes.
+"""litgpt's finetuning scripts on one GPU, through Lightning Fabric in bf16-true; four-bit bases by
+bitsandbytes.
 
-Read at 0f021f3a (18 January 2024), when its table of resources was measured anew on the adapters' scripts of that commit; the table's
-heading kept the older commit, 8641822. Between the two RMSNorm began to raise its input to fp32 (6178c7c).
+Read at 0f021f3a (18 January 2024), when its table of resources was measured anew on the adapters' scripts of
+that commit; the table's heading kept the older commit, 8641822. Between the two RMSNorm began to raise its
+input to fp32 (6178c7c).
 """
 
 from __future__ import annotations
@@ -45,9 +47,14 @@ ENGINE = Engine(
     evidence={
         "activations": Cited(LITGPT, "operation by operation"),
         "linear layers in four bits": FromCode(
-            "Lightning-AI/pytorch-lightning", FABRIC, "src/lightning/fabric/plugins/precision/bitsandbytes.py", 335
+            "Lightning-AI/pytorch-lightning",
+            FABRIC,
+            "src/lightning/fabric/plugins/precision/bitsandbytes.py",
+            335,
         ),
-        "logits in fp32": FromCode("Lightning-AI/pytorch-lightning", FABRIC, "src/lightning/fabric/wrappers.py", 121),
+        "logits in fp32": FromCode(
+            "Lightning-AI/pytorch-lightning", FABRIC, "src/lightning/fabric/wrappers.py", 121
+        ),
         "trained tensors": _litgpt_source("lit_gpt/adapter_v2.py", 34),
         "chunks": _litgpt_source("finetune/lora.py", 201),
         "optimizer": Cited(TORCH_OPTIM),

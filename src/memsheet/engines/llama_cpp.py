@@ -1,6 +1,8 @@
-"""llama.cpp on NVIDIA cards, layers dealt to devices; and ik_llama.cpp, a fork that fuses more (named in ``engine_version``).
+"""llama.cpp on NVIDIA cards, layers dealt to devices; and ik_llama.cpp, a fork that fuses more (named in
+``engine_version``).
 
-Read at 00395eb2 (2026); of December 2025's b7342 the masks and the order of offloading; the fork at 8db70379 (May 2025).
+Read at 00395eb2 (2026); of December 2025's b7342 the masks and the order of offloading; the fork at 8db70379
+(May 2025).
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ UBATCH = 512
 """Tokens of a physical batch (common/common.h, n_ubatch)."""
 
 MAX_SEQUENCES = 256
-"""Sequences of one context at most (src/llama-cparams.h, LLAMA_MAX_SEQ; llama-context.cpp throws above); the fork of 2025 has no such bound."""
+"""Sequences of one context at most (src/llama-cparams.h, LLAMA_MAX_SEQ; llama-context.cpp throws above); the
+fork of 2025 has no such bound.
+"""
 
 OWN = (
     "max_batched_tokens",
@@ -28,7 +32,9 @@ OWN = (
     "fused_moe",
     "page_tokens",
 )
-"""Keys of serving that it reads, or refuses by a reason of its own; the logical batch only sizes what the host holds."""
+"""Keys of serving that it reads, or refuses by a reason of its own; the logical batch only sizes what the
+host holds.
+"""
 
 
 def is_fork(version: str | None) -> bool:
@@ -38,7 +44,9 @@ def is_fork(version: str | None) -> bool:
 
 
 def device_layer_counts(layers: int, devices: int, version: str | None) -> tuple[int, ...] | None:
-    """Layers of each device where all have as much free memory: shares of all layers and the output (llama-model.cpp, load_tensors)."""
+    """Layers of each device where all have as much free memory: shares of all layers and the output
+    (llama-model.cpp, load_tensors).
+    """
     del version
     found = [0] * devices
     for layer in range(layers):
@@ -54,8 +62,14 @@ ENGINE = server_engine(
     cache_dtypes=None,  # spec.defaults.LLAMA_CACHE_DTYPES
     attention=(AttentionKind.FLASH, AttentionKind.EAGER),
     stages=device_layer_counts,
-    models=frozenset({*(f"serving.{key}" for key in OWN), "offload.parameters", *SERVED_ADAPTERS} - {"serving.max_cpu_loras"}),
+    models=frozenset(
+        {*(f"serving.{key}" for key in OWN), "offload.parameters", *SERVED_ADAPTERS}
+        - {"serving.max_cpu_loras"}
+    ),
     offload=("parameters",),
     adapters=(),
-    evidence={"buffers": Cited(LLAMA_CPP, "model, KV and compute buffers"), "compute": Cited(GGML, "ggml-alloc.c")},
+    evidence={
+        "buffers": Cited(LLAMA_CPP, "model, KV and compute buffers"),
+        "compute": Cited(GGML, "ggml-alloc.c"),
+    },
 )

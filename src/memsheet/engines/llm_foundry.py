@@ -1,4 +1,6 @@
-"""llm-foundry's MPT, sharded by Composer with FullyShardedDataParallel (mosaicml/llm-foundry 5f39606, mosaicml 0.22.0)."""
+"""llm-foundry's MPT, sharded by Composer with FullyShardedDataParallel (mosaicml/llm-foundry 5f39606,
+mosaicml 0.22.0).
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,12 @@ ENGINE = Engine(
     default_implementation=Implementation.LOOP,  # composer/optim/decoupled_weight_decay.py, adamw
     evidence={
         "activations": Cited(LLM_FOUNDRY, "layers, operation by operation"),
-        "saved_activations": FromCode("mosaicml/llm-foundry", COMMIT, "llmfoundry/models/layers/blocks.py", 142),
-        "sharding": Cited(TORCH_FSDP1, "_flat_param.py: one flat parameter a unit, padded to the number of ranks"),
+        "saved_activations": FromCode(
+            "mosaicml/llm-foundry", COMMIT, "llmfoundry/models/layers/blocks.py", 142
+        ),
+        "sharding": Cited(
+            TORCH_FSDP1, "_flat_param.py: one flat parameter a unit, padded to the number of ranks"
+        ),
         "precision": FromCode("mosaicml/composer", "v0.22.0", "composer/trainer/mosaic_fsdp_utils.py", 106),
         "outputs": FromCode("mosaicml/composer", "v0.22.0", "composer/trainer/trainer.py", 2815),
         "optimizer": Cited(TORCH_OPTIM),

@@ -1,9 +1,19 @@
-"""Megatron-Core over TransformerEngine: fused modules, gradients added to one fp32 buffer, optimizer states sharded over data-parallel ranks."""
+"""Megatron-Core over TransformerEngine: fused modules, gradients added to one fp32 buffer, optimizer states
+sharded over data-parallel ranks.
+"""
 
 from __future__ import annotations
 
 from memsheet.plan.engine import Code, Engine, Sharding
-from memsheet.plan.plan import AttentionKind, ContextParallel, Implementation, Loss, OptimizerName, RecomputeMode, Schedule
+from memsheet.plan.plan import (
+    AttentionKind,
+    ContextParallel,
+    Implementation,
+    Loss,
+    OptimizerName,
+    RecomputeMode,
+    Schedule,
+)
 from memsheet.references import MEGATRON
 from memsheet.sheet import Cited
 
@@ -45,12 +55,15 @@ ENGINE = Engine(
     selective=("core_attn",),
     workspaces=("transformer_engine",),
     never_offloads={  # training/arguments.py of 23e00ed; d98e8a6 has both
-        "activations": "is no option of pretrain_gpt.py in core 0.14, which is modelled: --cpu-offloading-num-layers and "
+        "activations": "is no option of pretrain_gpt.py in core 0.14, which is modelled: "
+        "--cpu-offloading-num-layers and "
         "--fine-grained-activation-offloading came later",
     },
     evidence={
         "activations": Cited(MEGATRON, "transformer/attention.py, mlp.py, moe; TransformerEngine's modules"),
-        "context_parallel": Cited(MEGATRON, "extensions/transformer_engine.py:810: point to point unless given"),
+        "context_parallel": Cited(
+            MEGATRON, "extensions/transformer_engine.py:810: point to point unless given"
+        ),
         "parameters": Cited(MEGATRON, "distributed/param_and_grad_buffer.py"),
         "optimizer_states": Cited(MEGATRON, "optimizer/distrib_optimizer.py"),
     },

@@ -1,4 +1,6 @@
-"""ms-swift's fine-tuning: the Trainer of transformers over a model in bf16, with peft's adapters (v1.5.0, January 2024)."""
+"""ms-swift's fine-tuning: the Trainer of transformers over a model in bf16, with peft's adapters (v1.5.0,
+January 2024).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ ENGINE = Engine(
     default_zero=0,
     sharding=Sharding.REPLICATED,
     code=Code.SWIFT,
-    default_precision="bf16-pure",  # llm/sft.py loads the model in args.torch_dtype, bf16 unless told otherwise
+    # llm/sft.py loads the model in args.torch_dtype, bf16 unless told otherwise
+    default_precision="bf16-pure",
     precisions=("fp32", "bf16-autocast", "fp16-autocast", "bf16-pure"),
     models=frozenset({"adapter.full_modules"}),
     takes_remainder=True,
@@ -31,7 +34,9 @@ ENGINE = Engine(
     default_implementation=Implementation.FOREACH,  # adamw_torch (llm/utils/argument.py:106)
     adapter_dtype="fp32",
     evidence={
-        "activations": Cited(TRANSFORMERS, "modeling files, operation by operation; the loss as it was at 4.36"),
+        "activations": Cited(
+            TRANSFORMERS, "modeling files, operation by operation; the loss as it was at 4.36"
+        ),
         "optimizer": Cited(TORCH_OPTIM),
         "buckets": Cited(TORCH_DDP, "one bucket view a gradient"),
         "adapters": FromCode(PROJECT, VERSION, "swift/llm/utils/argument.py", 95),

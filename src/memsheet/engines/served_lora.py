@@ -1,10 +1,12 @@
-"""Adapters that servers keep room for, release by release: which ranks, which families, on which layers, and what else grows with them.
+"""Adapters that servers keep room for, release by release: which ranks, which families, on which layers, and
+what else grows with them.
 
-vLLM (vllm-project/vllm at the tag): ranks ``config/lora.py`` (v0.8.5 config.py:2677, v0.33.0 config/lora.py:24); embeddings and heads by
-``embedding_modules`` of a family's class in ``model_executor/models``; families without ``SupportsLoRA`` there are refused at the start
-(v0.33.0 config/lora.py:149). Experts: ``lora/layers/fused_moe.py``, from v0.14.0 on; over expert parallelism from v0.21.0 on (v0.14.0 :49).
-Extra words: ``lora_extra_vocab_size``, gone since v0.12.0. Chosen targets: v0.20.2 config/lora.py:48. Graphs: ``cudagraph_specialize_lora``,
-v0.12.0 config/compilation.py:559.
+vLLM (vllm-project/vllm at the tag): ranks ``config/lora.py`` (v0.8.5 config.py:2677, v0.33.0
+config/lora.py:24); embeddings and heads by ``embedding_modules`` of a family's class in
+``model_executor/models``; families without ``SupportsLoRA`` there are refused at the start (v0.33.0
+config/lora.py:149). Experts: ``lora/layers/fused_moe.py``, from v0.14.0 on; over expert parallelism from
+v0.21.0 on (v0.14.0 :49). Extra words: ``lora_extra_vocab_size``, gone since v0.12.0. Chosen targets: v0.20.2
+config/lora.py:48. Graphs: ``cudagraph_specialize_lora``, v0.12.0 config/compilation.py:559.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from memsheet.frozen import dataclass
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 RANK, ADAPTERS, SGLANG_ADAPTERS = 16, 1, 8
-"""max_lora_rank and max_loras (vLLM v0.33.0 config/lora.py:34-36), max_loras_per_batch (SGLang v0.5.23 arg_groups/fields/lora.py:66)."""
+"""max_lora_rank and max_loras (vLLM v0.33.0 config/lora.py:34-36), max_loras_per_batch (SGLang v0.5.23
+arg_groups/fields/lora.py:66).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +54,9 @@ _NEITHER = frozenset({
 })  # fmt: skip
 _OLDER = _NEITHER | {"phi", "olmo", "olmo2"}
 _LIBRARY = frozenset({"glm", "gpt_bigcode", "gpt_neox", "olmo", "olmo2", "phi", "smollm3", "starcoder2"})
-"""Families that v0.33.0 runs by transformers' own code (registry.py:752), which has an adapter of the embedding (transformers/base.py:121)."""
+"""Families that v0.33.0 runs by transformers' own code (registry.py:752), which has an adapter of the
+embedding (transformers/base.py:121).
+"""
 
 RELEASES = (
     Facts(
@@ -70,21 +76,29 @@ RELEASES = (
     ),
 )  # fmt: skip
 WHOLE_EXPERTS = frozenset({"gpt_oss"})
-"""Families whose adapters have one first matrix for both gates (``is_3d_moe_weight``, v0.14.0 models/gpt_oss.py:659)."""
+"""Families whose adapters have one first matrix for both gates (``is_3d_moe_weight``, v0.14.0
+models/gpt_oss.py:659).
+"""
 SGLANG_TAG, SGLANG_SINCE = "v0.5.23", (0, 5, 20)
-"""The one release of SGLang whose pool of adapters was read, and since when it stands for others (engines/sglang.py)."""
+"""The one release of SGLang whose pool of adapters was read, and since when it stands for others
+(engines/sglang.py).
+"""
 
 VLLM_JOINED = (
     ("qkv_proj", ("q_proj", "k_proj", "v_proj")), ("gate_up_proj", ("gate_proj", "up_proj")),
     ("fused_qkv_a_proj", ("q_a_proj", "kv_a_proj_with_mqa")),
 )  # fmt: skip
-"""Layers that are joined as they are loaded: an adapter on one part has room on all (v0.33.0 lora/utils.py:298 is_in_target_modules)."""
+"""Layers that are joined as they are loaded: an adapter on one part has room on all (v0.33.0
+lora/utils.py:298 is_in_target_modules).
+"""
 SGLANG_JOINED = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj"), "qkv_proj"), **dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj"), "gate_up_proj"),
     **dict.fromkeys(("q_a_proj", "kv_a_proj_with_mqa"), "fused_qkv_a_proj_with_mqa"),
     **{name: name for name in ("o_proj", "down_proj", "q_b_proj", "kv_b_proj", "embed_tokens", "lm_head")},
 }  # fmt: skip
-"""Names of layers by those of an adapter (v0.5.23 lora/utils.py:277 get_normalized_target_modules, :412 what is supported)."""
+"""Names of layers by those of an adapter (v0.5.23 lora/utils.py:277 get_normalized_target_modules, :412 what
+is supported).
+"""
 SGLANG_PARTS = {"qkv_proj": 3, "gate_up_proj": 2, "fused_qkv_a_proj_with_mqa": 2}
 """First matrices of a joined layer (v0.5.23 lora/utils.py:330 get_stacked_multiply)."""
 

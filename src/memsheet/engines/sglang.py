@@ -1,4 +1,6 @@
-"""SGLang: what each release that was read keeps free, captures and takes when nobody says (sgl-project/sglang at the tag of the release)."""
+"""SGLang: what each release that was read keeps free, captures and takes when nobody says (sgl-project/sglang
+at the tag of the release).
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ class Reserve(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """What cards below a size take: tokens of a chunk of a prompt; sequences of the largest CUDA graph, and where four ranks share a model;
-    MiB that are kept free, and for each rank.
+    """What cards below a size take: tokens of a chunk of a prompt; sequences of the largest CUDA graph, and
+    where four ranks share a model; MiB that are kept free, and for each rank.
     """
 
     below_mib: int
@@ -49,7 +51,9 @@ class Release:
     since: tuple[int, int, int]
     tiers: tuple[Tier, ...]
     reserve: Reserve
-    windowed: frozenset[str] = frozenset()  # families whose windows have a pool of their own; others keep windows whole
+    windowed: frozenset[str] = (
+        frozenset()
+    )  # families whose windows have a pool of their own; others keep windows whole
     prints_dtype: bool = False
 
 
@@ -68,10 +72,18 @@ MIDDLE = _memory_tiers(
     (EVERY, 16384, 512, 512, 32 * 1024, 0),
 )  # fmt: skip
 LATE = _memory_tiers(
-    (20 * 1024, 2048, 8, 8), (35 * 1024, 2048, 24, 80), (60 * 1024, 4096, 32, 160), (160 * 1024, 8192, 256, 512), (EVERY, 16384, 512, 512)
+    (20 * 1024, 2048, 8, 8),
+    (35 * 1024, 2048, 24, 80),
+    (60 * 1024, 4096, 32, 160),
+    (160 * 1024, 8192, 256, 512),
+    (EVERY, 16384, 512, 512),
 )
 LATEST = _memory_tiers(
-    (20 * 1024, 2048, 8, 8), (35 * 1024, 4096, 48, 160), (60 * 1024, 4096, 32, 160), (160 * 1024, 8192, 256, 512), (EVERY, 16384, 512, 512)
+    (20 * 1024, 2048, 8, 8),
+    (35 * 1024, 4096, 48, 160),
+    (60 * 1024, 4096, 32, 160),
+    (160 * 1024, 8192, 256, 512),
+    (EVERY, 16384, 512, 512),
 )
 WINDOWED = frozenset({"gpt_oss", "llama4_text", "llama4"})
 RELEASES = (
@@ -83,8 +95,9 @@ RELEASES = (
     Release(tag="v0.5.12", since=(0, 5, 12), tiers=LATE, reserve=Reserve.TOKENS_AND_CHUNKS, windowed=WINDOWED | {"gemma4", "gemma4_text"}),
     Release(tag="v0.5.23", since=(0, 5, 20), tiers=LATEST, reserve=Reserve.TOKENS_AND_CHUNKS, windowed=WINDOWED | {"gemma4", "gemma4_text"}, prints_dtype=True),
 )  # fmt: skip
-"""v0.4.3.post4 server_args.py:204-232, v0.4.6.post1 :224-270, v0.4.8.post1 :274-340, v0.5.4.post3 :670-822, v0.5.12 :1541-1588, v0.5.23
-arg_groups/memory_hook.py:75-150, 281-342. Windows: v0.5.8 configs/model_config.py:316, v0.5.12 :492, v0.5.23 :88, 2655; before, only where asked.
+"""v0.4.3.post4 server_args.py:204-232, v0.4.6.post1 :224-270, v0.4.8.post1 :274-340, v0.5.4.post3 :670-822,
+v0.5.12 :1541-1588, v0.5.23 arg_groups/memory_hook.py:75-150, 281-342. Windows: v0.5.8
+configs/model_config.py:316, v0.5.12 :492, v0.5.23 :88, 2655; before, only where asked.
 """
 NEWEST = RELEASES[-1]
 
@@ -92,36 +105,51 @@ BY_RANKS = ((16, 0.79), (8, 0.81), (4, 0.85), (2, 0.87), (1, 0.88))
 """mem_fraction_static from so many tensor-parallel ranks on (v0.4.3.post4 server_args.py:205)."""
 LARGE_RESERVE_MIB, LARGE_MIB = 13 * 1024, 81920
 """Kept free on cards above 80 GiB (v0.4.6.post1 server_args.py:238)."""
-METADATA_MIB, TOKEN_MIB, RANKS_MIB, GRAPH_MIB, PREFILL_GRAPH_MIB, LATENT_GRAPH_MIB = 512, 1.5, 1024, 2, 8, 1536
+METADATA_MIB, TOKEN_MIB, RANKS_MIB, GRAPH_MIB, PREFILL_GRAPH_MIB, LATENT_GRAPH_MIB = (
+    512,
+    1.5,
+    1024,
+    2,
+    8,
+    1536,
+)
 FLOOR_MIB, FLOOR_ABOVE_MIB = 10 * 1024, 60 * 1024
-"""What the fraction leaves: metadata, a chunk's activations, ranks over eight, a captured sequence, a captured chunk (all of latent attention), and
-the least on large cards (v0.5.23 arg_groups/memory_hook.py:303-322, 360-400).
+"""What the fraction leaves: metadata, a chunk's activations, ranks over eight, a captured sequence, a
+captured chunk (all of latent attention), and the least on large cards (v0.5.23
+arg_groups/memory_hook.py:303-322, 360-400).
 """
 WINDOW_SHARE = 0.8
-"""Tokens of a window's layers for each of the others (swa_full_tokens_ratio, v0.5.23 arg_groups/fields/schedule.py:150)."""
+"""Tokens of a window's layers for each of the others (swa_full_tokens_ratio, v0.5.23
+arg_groups/fields/schedule.py:150).
+"""
 REQUESTS, MOST_REQUESTS = 2048, 4096
-"""Requests that may run where nobody says: by the pool's tokens, between these (v0.5.23 mem_cache/kv_cache_configurator.py:3124)."""
+"""Requests that may run where nobody says: by the pool's tokens, between these (v0.5.23
+mem_cache/kv_cache_configurator.py:3124).
+"""
 
 
 ATTENTION_GROUPS = frozenset({
     "deepseek_v2", "deepseek_v3", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "gpt_oss", "glm4_moe", "llama4_text", "llama4",
 })  # fmt: skip
-"""Families whose attention is cut over the ranks of a group (parallel_group="attn_tp", v0.5.23 models/deepseek_v2.py:2089, qwen2_moe.py:940,
-qwen3.py:203, qwen3_moe.py:532, qwen3_next.py:264, gpt_oss.py:421, glm4_moe.py:264, llama4.py:272); others cut it over all.
+"""Families whose attention is cut over the ranks of a group (parallel_group="attn_tp", v0.5.23
+models/deepseek_v2.py:2089, qwen2_moe.py:940, qwen3.py:203, qwen3_moe.py:532, qwen3_next.py:264,
+gpt_oss.py:421, glm4_moe.py:264, llama4.py:272); others cut it over all.
 """
 GROUPS_SINCE, UNEQUAL_SINCE = (0, 4, 6), (0, 5, 20)
-"""Groups of any number (v0.4.6.post1 server_args.py:296; before, as many as ranks), and from when on the embedding is cut inside one (v0.5.23
-layers/vocab_parallel_embedding.py:185; v0.4.6.post1 models/deepseek_v2.py:1377 keeps it whole).
+"""Groups of any number (v0.4.6.post1 server_args.py:296; before, as many as ranks), and from when on the
+embedding is cut inside one (v0.5.23 layers/vocab_parallel_embedding.py:185; v0.4.6.post1
+models/deepseek_v2.py:1377 keeps it whole).
 """
 DEEPEP_MIB = 2 * 1024
 """Kept free for DeepEP's buffers, above the least (v0.5.23 arg_groups/memory_hook.py:317, 402)."""
 STATELESS_SINCE = (0, 5, 20)
-"""From when on models without attention are served, and snapshots of states kept where nobody says (v0.5.23 configs/model_config.py:156,
-arg_groups/overrides.py:477; v0.5.12 server_args.py:1187).
+"""From when on models without attention are served, and snapshots of states kept where nobody says (v0.5.23
+configs/model_config.py:156, arg_groups/overrides.py:477; v0.5.12 server_args.py:1187).
 """
 GROUP_GRAPH_MIB, LARGE_GROUP_GRAPH_MIB, LARGE_GRAPH, GROUPS_MIB = 3, 1.5, 300, 4 * 1024
-"""Kept free for data-parallel attention: for each captured sequence of each group, and more from so many on (v0.5.4.post3 server_args.py:796,
-v0.5.23 arg_groups/memory_hook.py:376); before, a fixed size (v0.4.8.post1 server_args.py:311).
+"""Kept free for data-parallel attention: for each captured sequence of each group, and more from so many on
+(v0.5.4.post3 server_args.py:796, v0.5.23 arg_groups/memory_hook.py:376); before, a fixed size (v0.4.8.post1
+server_args.py:311).
 """
 
 
@@ -132,7 +160,9 @@ def version_of(version: str | None) -> tuple[int, ...]:
 
 
 def release_of(version: str | None) -> Release:
-    """The release that stands for a version ("0.4.3.post4 (torch 2.5)"); the newest that was read where none is said."""
+    """The release that stands for a version ("0.4.3.post4 (torch 2.5)"); the newest that was read where none
+    is said.
+    """
     found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version or "")
     if found is None:
         return NEWEST
@@ -141,7 +171,9 @@ def release_of(version: str | None) -> Release:
 
 
 def tier_of(release: Release, device: Device | None) -> Tier:
-    """The tier of a card by its memory as nvidia-smi counts it; of an unknown one the second, as in the source."""
+    """The tier of a card by its memory as nvidia-smi counts it; of an unknown one the second, as in the
+    source.
+    """
     if device is None:
         return release.tiers[min(1, len(release.tiers) - 1)]
     return next(tier for tier in release.tiers if _device_memory_mib(device) < tier.below_mib)
@@ -157,7 +189,9 @@ def graph_sequences(release: Release, device: Device | None, tp: int) -> int:
     return tier.shared_graph_sequences if tp >= 4 else tier.graph_sequences
 
 
-def sglang_defaults(request: Mapping[str, Any], device: Device | None, mesh: Mesh, *, latent: bool) -> Mapping[str, Any]:
+def sglang_defaults(
+    request: Mapping[str, Any], device: Device | None, mesh: Mesh, *, latent: bool
+) -> Mapping[str, Any]:
     """What the server takes where nobody says."""
     version, method = request.get("engine_version"), request.get("speculative.method")
     release = release_of(version)
@@ -172,7 +206,9 @@ def sglang_defaults(request: Mapping[str, Any], device: Device | None, mesh: Mes
 def _static_memory_fraction(
     release: Release, device: Device | None, mesh: Mesh, tokens: int, *, latent: bool, drafting_mib: int = 0
 ) -> float:
-    """mem_fraction_static: weights and pool as a share of what was free before loading. Of an unknown card by its ranks."""
+    """mem_fraction_static: weights and pool as a share of what was free before loading. Of an unknown card by
+    its ranks.
+    """
     tp, ranks, tier = int(mesh.tp), int(mesh.tp) * mesh.pp, tier_of(release, device)
     by_ranks = next(share for least, share in BY_RANKS if tp >= least)
     if device is None:
@@ -181,11 +217,20 @@ def _static_memory_fraction(
         case Reserve.RANKS:
             return by_ranks
         case Reserve.RANKS_OR_LARGE:
-            return round(1 - LARGE_RESERVE_MIB / _device_memory_mib(device), 3) if _device_memory_mib(device) > LARGE_MIB else by_ranks
+            return (
+                round(1 - LARGE_RESERVE_MIB / _device_memory_mib(device), 3)
+                if _device_memory_mib(device) > LARGE_MIB
+                else by_ranks
+            )
         case Reserve.CARD:
             kept = tier.kept_mib + tier.rank_mib * ranks + (GROUPS_MIB if mesh.attn_dp > 1 else 0)
         case Reserve.TOKENS | Reserve.TOKENS_AND_CHUNKS:
-            kept = METADATA_MIB + TOKEN_MIB * max(tokens, 2048) + RANKS_MIB * ranks / 8 + GRAPH_MIB * graph_sequences(release, device, tp)
+            kept = (
+                METADATA_MIB
+                + TOKEN_MIB * max(tokens, 2048)
+                + RANKS_MIB * ranks / 8
+                + GRAPH_MIB * graph_sequences(release, device, tp)
+            )
             kept += group_graphs_mib(graph_sequences(release, device, tp), int(mesh.attn_dp))
             chunks = LATENT_GRAPH_MIB if latent else PREFILL_GRAPH_MIB * captured_chunks(tokens)
             kept += chunks if release.reserve is Reserve.TOKENS_AND_CHUNKS else 0
@@ -200,8 +245,17 @@ def group_graphs_mib(captured: int, groups: int) -> float:
 
 
 def captured_chunks(most: int) -> int:
-    """How many sizes of a chunk are captured up to the largest (v0.5.23 arg_groups/cuda_graph_hook.py:486)."""
-    steps = ((4, 33, 4), (48, 257, 16), (288, 513, 32), (576, 1025, 64), (1280, 4097, 256), (4608, most + 1, 512))
+    """How many sizes of a chunk are captured up to the largest (v0.5.23
+    arg_groups/cuda_graph_hook.py:486).
+    """
+    steps = (
+        (4, 33, 4),
+        (48, 257, 16),
+        (288, 513, 32),
+        (576, 1025, 64),
+        (1280, 4097, 256),
+        (4608, most + 1, 512),
+    )
     return sum(1 for first, end, step in steps for size in range(first, end, step) if size <= most)
 
 

@@ -1,7 +1,7 @@
 """What torch did otherwise in older versions, as far as it changes what a step keeps.
 
-The version is the one that ``engine_version`` names ("4.51.3 (torch 2.6.0)"). A year or month alone stands for what was out when it
-began; any other text for the torch that was read.
+The version is the one that ``engine_version`` names ("4.51.3 (torch 2.6.0)"). A year or month alone stands
+for what was out when it began; any other text for the torch that was read.
 """
 
 from __future__ import annotations
@@ -18,14 +18,18 @@ RELEASES: tuple[tuple[str, Version], ...] = (
 READ: Version = (2, 13)
 
 SOFTMAX_FORGETS_INPUT: Version = (1, 11)
-"""Before it softmax and log_softmax saved their input beside their output (pytorch/pytorch pull request 65242, issue 49600)."""
+"""Before it softmax and log_softmax saved their input beside their output (pytorch/pytorch pull request
+65242, issue 49600).
+"""
 GRADIENTS_GO: Version = (2, 0)
-"""Before it Module.zero_grad and Optimizer.zero_grad filled gradients with zeros and left them (pytorch/pytorch 2.0.0 torch/nn/modules/module.py,
-zero_grad, set_to_none=True by default), as the Trainer called them (transformers 4.16 trainer.py, model.zero_grad()).
+"""Before it Module.zero_grad and Optimizer.zero_grad filled gradients with zeros and left them
+(pytorch/pytorch 2.0.0 torch/nn/modules/module.py, zero_grad, set_to_none=True by default), as the Trainer
+called them (transformers 4.16 trainer.py, model.zero_grad()).
 """
 EIGHT_BIT_OF_ITS_OWN: Version = (1, 12)
-"""Out in June 2022, as was transformers 4.20, the first whose Trainer made an 8-bit optimizer and had it keep embeddings in 32 bits (trainer.py,
-get_optimizer_cls_and_kwargs); before, people handed it one of bitsandbytes, which treats all tensors alike.
+"""Out in June 2022, as was transformers 4.20, the first whose Trainer made an 8-bit optimizer and had it keep
+embeddings in 32 bits (trainer.py, get_optimizer_cls_and_kwargs); before, people handed it one of
+bitsandbytes, which treats all tensors alike.
 """
 
 
@@ -64,4 +68,7 @@ def old_torch_note(engine_version: str | None) -> str:
     """What a version before 2.0 is read as, in words."""
     major, minor = torch_version(engine_version)
     softmax = ", and softmax keeps its input" if softmax_keeps_input(engine_version) else ""
-    return f"engine_version {engine_version} is read as torch {major}.{minor}: gradients are zeroed where they lie{softmax}"
+    return (
+        f"engine_version {engine_version} is read as torch {major}.{minor}: gradients are zeroed where "
+        f"they lie{softmax}"
+    )

@@ -1,11 +1,21 @@
-"""torchtitan: model code of its own under fully_shard, and what changed of it between the versions that were read."""
+"""torchtitan: model code of its own under fully_shard, and what changed of it between the versions that were
+read.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from memsheet.plan.engine import Code, Engine, Sharding
-from memsheet.plan.plan import AttentionKind, ContextParallel, Implementation, Loss, OptimizerName, RecomputeMode, Schedule
+from memsheet.plan.plan import (
+    AttentionKind,
+    ContextParallel,
+    Implementation,
+    Loss,
+    OptimizerName,
+    RecomputeMode,
+    Schedule,
+)
 from memsheet.references import TORCH_FSDP2, TORCH_OPTIM
 from memsheet.sheet import Cited, Evidence, FromCode
 
@@ -18,11 +28,12 @@ END_2024 = "9dec370ad26b5f8e9a7333a0e36165018262644b"
 class Version:
     """What one version does otherwise than another.
 
-    ``ends_in_root``: embeddings, final norm and head are one group with the root, gathered from the first forward to the end of backward.
-    ``last_stays``: the last layer stays gathered between its forward and its backward. ``fused_norm``: norms are one kernel and not
-    written out in fp32. ``repeats_kv``: keys and values are repeated for every query head. ``ends_count``: embeddings and head count as a
-    layer each when a pipeline is cut. ``fuses_qkv``: queries, keys and values are one product. ``chunks_loss``: the head's table is ``lm_head`` and
-    the loss takes it chunk by chunk unless one asks otherwise.
+    ``ends_in_root``: embeddings, final norm and head are one group with the root, gathered from the first
+    forward to the end of backward. ``last_stays``: the last layer stays gathered between its forward and its
+    backward. ``fused_norm``: norms are one kernel and not written out in fp32. ``repeats_kv``: keys and
+    values are repeated for every query head. ``ends_count``: embeddings and head count as a layer each when a
+    pipeline is cut. ``fuses_qkv``: queries, keys and values are one product. ``chunks_loss``: the head's
+    table is ``lm_head`` and the loss takes it chunk by chunk unless one asks otherwise.
     """
 
     ends_in_root: bool
@@ -35,13 +46,31 @@ class Version:
 
 
 _END_2024 = Version(
-    ends_in_root=True, last_stays=True, fused_norm=False, repeats_kv=True, ends_count=False, fuses_qkv=False, chunks_loss=False
+    ends_in_root=True,
+    last_stays=True,
+    fused_norm=False,
+    repeats_kv=True,
+    ends_count=False,
+    fuses_qkv=False,
+    chunks_loss=False,
 )
 _MID_2025 = Version(
-    ends_in_root=True, last_stays=True, fused_norm=False, repeats_kv=True, ends_count=False, fuses_qkv=False, chunks_loss=False
+    ends_in_root=True,
+    last_stays=True,
+    fused_norm=False,
+    repeats_kv=True,
+    ends_count=False,
+    fuses_qkv=False,
+    chunks_loss=False,
 )
 _NEWEST = Version(
-    ends_in_root=False, last_stays=False, fused_norm=True, repeats_kv=False, ends_count=True, fuses_qkv=True, chunks_loss=True
+    ends_in_root=False,
+    last_stays=False,
+    fused_norm=True,
+    repeats_kv=False,
+    ends_count=True,
+    fuses_qkv=True,
+    chunks_loss=True,
 )
 VERSIONS: dict[str, Version] = {
     "b5bcd76": _NEWEST,
@@ -49,25 +78,32 @@ VERSIONS: dict[str, Version] = {
     "9dec370": _END_2024,
     "2024-04..2024-08": _END_2024,
 }
-"""By commit (or the months of a figure): parallelize_llama.py:323-339 and models/norms.py:77 of END_2024, train.py:131 for its loss;
-parallelize_llama.py:345-367 of MID_2025; distributed/fsdp.py:238-265, models/common/attention.py:403 and distributed/pipeline_parallel.py:357
-of COMMIT.
+"""By commit (or the months of a figure): parallelize_llama.py:323-339 and models/norms.py:77 of END_2024,
+train.py:131 for its loss; parallelize_llama.py:345-367 of MID_2025; distributed/fsdp.py:238-265,
+models/common/attention.py:403 and distributed/pipeline_parallel.py:357 of COMMIT.
 """
 TESTED = "b5bcd76"
 
 
 def version_of(name: str | None) -> Version:
-    """The facts of a version, by a prefix of its commit; of one that was not read, those of the newest that was."""
-    found = [version for known, version in VERSIONS.items() if name and (name.startswith(known) or known.startswith(name))]
+    """The facts of a version, by a prefix of its commit; of one that was not read, those of the newest that
+    was.
+    """
+    found = [
+        version
+        for known, version in VERSIONS.items()
+        if name and (name.startswith(known) or known.startswith(name))
+    ]
     return found[0] if found else VERSIONS[TESTED]
 
 
 def layers_of_stages(layers: int, stages: int, version: str | None) -> tuple[int, ...] | None:
     """Layers of each stage of a pipeline, None where one would have none.
 
-    The newest counts embeddings and head as a layer each and gives the first stages what is left over (distributed/pipeline_parallel.py:396-455
-    of COMMIT, weights of 1 from config/configs.py:197); before, stages in the middle took it (parallelisms/pipelining_utils.py:18-57 of
-    END_2024), and the last had the rest.
+    The newest counts embeddings and head as a layer each and gives the first stages what is left over
+    (distributed/pipeline_parallel.py:396-455 of COMMIT, weights of 1 from config/configs.py:197); before,
+    stages in the middle took it (parallelisms/pipelining_utils.py:18-57 of END_2024), and the last had the
+    rest.
     """
     counted = version_of(version).ends_count
     even, extra = divmod(layers + 2 * counted, stages)
@@ -80,7 +116,9 @@ def layers_of_stages(layers: int, stages: int, version: str | None) -> tuple[int
 
 
 def usual_loss(tp: int, version: str | None) -> Loss:
-    """Chunked where that exists (b5bcd76, models/llama3/config_registry.py:197); else cut over tensor-parallel ranks, where there are any."""
+    """Chunked where that exists (b5bcd76, models/llama3/config_registry.py:197); else cut over
+    tensor-parallel ranks, where there are any.
+    """
     if version_of(version).chunks_loss:
         return Loss.CHUNKED
     return Loss.VOCAB_PARALLEL if tp > 1 else Loss.PLAIN

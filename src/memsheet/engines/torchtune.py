@@ -1,4 +1,6 @@
-"""torchtune's recipes: one device without sharding, or fully_shard on every layer, without a mixed-precision policy."""
+"""torchtune's recipes: one device without sharding, or fully_shard on every layer, without a mixed-precision
+policy.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,14 @@ _DISTRIBUTED = Engine(
     default_precision="bf16-pure",
     precisions=("bf16-pure", "fp32"),
     autocast=False,
-    roots_frozen_ends=True,  # recipes/configs/llama3_1/70B_lora.yaml names no custom_sharded_layers, 70B_full.yaml does
+    # recipes/configs/llama3_1/70B_lora.yaml names no custom_sharded_layers, 70B_full.yaml does
+    roots_frozen_ends=True,
     attention=(AttentionKind.SDPA,),
     losses=(Loss.PLAIN, Loss.CHUNKED),
     optimizers=(OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT, OptimizerName.SGD, OptimizerName.SGD_MOMENTUM),
     default_implementation=Implementation.FUSED,
-    adapter_dtype="bf16",  # the whole model is built in the recipe's dtype (recipes/lora_finetune_single_device.py:400)
+    # the whole model is built in the recipe's dtype (recipes/lora_finetune_single_device.py:400)
+    adapter_dtype="bf16",
     offload=("optimizer", "parameters", "activations"),
     evidence={
         "activations": Cited(TORCHTUNE_MODEL, "modules, operation by operation"),

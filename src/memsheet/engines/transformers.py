@@ -1,4 +1,6 @@
-"""transformers on one GPU, replicated over several by DistributedDataParallel; generation with its own caches."""
+"""transformers on one GPU, replicated over several by DistributedDataParallel; generation with its own
+caches.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Families of transformers whose layers were compared with a trace of their real code, and those that have no sdpa.
+"""Families of transformers whose layers were compared with a trace of their real code, and those that have no
+sdpa.
 
-The trace ran the library on tensors without memory, in bf16 and under bf16 autocast, with and without recompute; the peaks of
-forward and backward agree within 0.1 %. What is not listed is refused rather than guessed.
+The trace ran the library on tensors without memory, in bf16 and under bf16 autocast, with and without
+recompute; the peaks of forward and backward agree within 0.1 %. What is not listed is refused rather than
+guessed.
 """
 
 from __future__ import annotations
@@ -28,11 +30,17 @@ VERIFIED: dict[str, frozenset[AttentionKind]] = {
 OF_PICTURES: dict[str, frozenset[AttentionKind]] = {"vit": _BOTH - {AttentionKind.FLASH}}
 """Families that are shown pictures, compared in the same way."""
 
-NO_SDPA = frozenset({"gemma2", "gpt_neo", "gptj", "bloom", "mpt", "gpt_oss", "mamba", "mamba2", "falcon_mamba", "rwkv"})
-"""transformers 5.23 raises when one of these is built with sdpa (``_supports_sdpa`` is false). Every family that is read was looked up."""
+NO_SDPA = frozenset(
+    {"gemma2", "gpt_neo", "gptj", "bloom", "mpt", "gpt_oss", "mamba", "mamba2", "falcon_mamba", "rwkv"}
+)
+"""transformers 5.23 raises when one of these is built with sdpa (``_supports_sdpa`` is false). Every family
+that is read was looked up.
+"""
 
 TP_TRAINED = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""Families whose training step was compared with its trace under tensor parallelism, cut as their own plan says."""
+"""Families whose training step was compared with its trace under tensor parallelism, cut as their own plan
+says.
+"""
 
 TP_PLANS = frozenset({
     "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "exaone4", "gemma", "gemma2", "gemma3",
@@ -40,7 +48,9 @@ TP_PLANS = frozenset({
     "nemotron", "olmo", "olmo2", "olmoe", "phi", "phi3", "qwen2", "qwen2_5_vl", "qwen2_moe", "qwen2_vl", "qwen3", "qwen3_moe",
     "qwen3_next", "smollm3", "starcoder2",
 })  # fmt: skip
-"""Families whose configuration has a ``base_model_tp_plan`` that cuts its linear layers. Those of multimodal models are their text model's."""
+"""Families whose configuration has a ``base_model_tp_plan`` that cuts its linear layers. Those of multimodal
+models are their text model's.
+"""
 
 TP_EXPERTS_ONLY = frozenset({"granitemoe", "jamba", "phimoe"})
 """Families whose plan cuts the routed experts and nothing else."""

@@ -1,4 +1,6 @@
-"""vLLM: what each release that was read counts, keeps and takes when nobody says (vllm-project/vllm at the tag of the release)."""
+"""vLLM: what each release that was read counts, keeps and takes when nobody says (vllm-project/vllm at the
+tag of the release).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Sampler(Enum):
 
 
 class Shown(Enum):
-    """Pictures that the profiling run shows to a tower, and what it keeps of them; ``formulas.serving.pictures`` says in bytes."""
+    """Pictures that the profiling run shows to a tower, and what it keeps of them;
+    ``formulas.serving.pictures`` says in bytes.
+    """
 
     NONE = "none"  # none by themselves, before the language model
     MORE = "more"  # enough for a batch, and what the tower makes of them as it is
@@ -49,16 +53,21 @@ class Release:
     since: tuple[int, int]
     memory_fraction: float
     sampler: Sampler
-    counts_context: bool  # the driver's context is taken from the fraction (memory used, not its growth since the process began)
+    # the driver's context is taken from the fraction (memory used, not its growth since the process began)
+    counts_context: bool
     counts_graphs: bool = False  # so are the CUDA graphs, by an estimate
-    window_pages: bool = True  # a sliding window's layers have blocks of their own, in groups that share one pool
+    window_pages: bool = (
+        True  # a sliding window's layers have blocks of their own, in groups that share one pool
+    )
     in_flight: int = 1  # batches that may be scheduled and not yet settled, whose tokens a window still holds
     state_pages: int = 1  # pages of recurrent state that a request may hold
     chunked: bool = True  # long prompts are read in parts of max_num_batched_tokens
     sized_by_card: bool = True  # defaults are larger on large cards
     lines: str = "v1"  # how its start-up lines are worded
     shown: Shown = Shown.WHOLE
-    near_group: bool = False  # groups of layers are as large as the larger kind where the kinds are nearly as many
+    near_group: bool = (
+        False  # groups of layers are as large as the larger kind where the kinds are nearly as many
+    )
     other: Sampler | None = None  # that of the runner that some families have
     families: frozenset[str] = frozenset()
 
@@ -73,7 +82,9 @@ GRAPHS: dict[str, Any] = {
 }  # fmt: skip
 COUNTING_24 = frozenset({"llama", "mistral", "qwen3", "qwen2_moe", "deepseek_v2", "granitemoe"})
 COUNTING_27 = frozenset({"qwen2_moe", "deepseek_v2", "granitemoe"})
-"""Families of the runner that counts, where it was not yet that of all (v0.24.0 config/vllm.py:68, v0.27.0 config/vllm.py:69)."""
+"""Families of the runner that counts, where it was not yet that of all (v0.24.0 config/vllm.py:68, v0.27.0
+config/vllm.py:69).
+"""
 
 RELEASES = (
     Release(tag="v0.6.4.post1", since=(0, 0), memory_fraction=0.9, sampler=Sampler.SORTED, counts_context=True, window_pages=False, chunked=False, sized_by_card=False, lines="v0", shown=Shown.NONE),
@@ -91,19 +102,24 @@ RELEASES = (
     Release(tag="v0.30.0", since=(0, 30), **{**GRAPHS, "sampler": Sampler.PLAIN}, lines="joined", in_flight=2),
     Release(tag="v0.33.0", since=(0, 33), **{**GRAPHS, "sampler": Sampler.COUNTED}, lines="joined", in_flight=2),
 )  # fmt: skip
-"""Memory that is used or its growth: v0.6.4.post1 worker/worker.py:174, v0.8.5 v1/worker/gpu_worker.py:186, v0.11.0 :240 and utils/__init__.py:2783.
-Fractions: v0.11.0 config/cache.py:43, v0.33.0 :215. Graphs: VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS, on in v0.20.2 envs.py. Samplers: v0.11.0
-v1/sample/ops/topk_topp_sampler.py:157, v0.18.0 :251 (triton, in place), v0.24.0 v1/worker/gpu/sample/sampler.py apply_sampling_params, v0.33.0
-v1/worker/gpu/model_runner.py:993. Windows: v0.8.5 v1/core/kv_cache_utils.py:657 makes them full attention, v0.9.2 groups them. Groups: v0.18.0
-v1/core/kv_cache_utils.py. In flight: v0.27.0 v1/kv_cache_interface.py, async scheduling being on. States: v0.16.0 the same file ("align"). Shown:
-profile_run of v1/worker/gpu_model_runner.py, v0.9.2:2202, v0.10.2:2981, v0.11.0:3325, v0.12.0:4284, v0.14.0:4693.
+"""Memory that is used or its growth: v0.6.4.post1 worker/worker.py:174, v0.8.5 v1/worker/gpu_worker.py:186,
+v0.11.0 :240 and utils/__init__.py:2783. Fractions: v0.11.0 config/cache.py:43, v0.33.0 :215. Graphs:
+VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS, on in v0.20.2 envs.py. Samplers: v0.11.0
+v1/sample/ops/topk_topp_sampler.py:157, v0.18.0 :251 (triton, in place), v0.24.0
+v1/worker/gpu/sample/sampler.py apply_sampling_params, v0.33.0 v1/worker/gpu/model_runner.py:993. Windows:
+v0.8.5 v1/core/kv_cache_utils.py:657 makes them full attention, v0.9.2 groups them. Groups: v0.18.0
+v1/core/kv_cache_utils.py. In flight: v0.27.0 v1/kv_cache_interface.py, async scheduling being on. States:
+v0.16.0 the same file ("align"). Shown: profile_run of v1/worker/gpu_model_runner.py, v0.9.2:2202,
+v0.10.2:2981, v0.11.0:3325, v0.12.0:4284, v0.14.0:4693.
 """
 NEWEST = RELEASES[-1]
 FIRST_V1 = RELEASES[4]
 
 
 def release_of(version: str | None) -> Release:
-    """The release that stands for a version ("0.11.0", "v0.6.4.post1 (V0)"); the newest that was read where none is said."""
+    """The release that stands for a version ("0.11.0", "v0.6.4.post1 (V0)"); the newest that was read where
+    none is said.
+    """
     found = re.search(r"(\d+)\.(\d+)", version or "")
     if found is None:
         return FIRST_V1 if (version or "").startswith("V1") else NEWEST
@@ -113,14 +129,22 @@ def release_of(version: str | None) -> Release:
 
 LARGE_CARD, LARGEST_CARD = 70 * GIB, 160 * GIB
 BLOCK, LATENT_BLOCK = 16, 64
-"""CacheConfig.block_size where nobody says, and what FlashMLA makes of it (v0.11.0 platforms/cuda.py:127, 165)."""
+"""CacheConfig.block_size where nobody says, and what FlashMLA makes of it (v0.11.0 platforms/cuda.py:127,
+165).
+"""
 LONG = 32 * 1024
 V0_CHUNK, V0_BATCH, V0_SEQUENCES = 512, 2048, 256
-"""max_num_batched_tokens and max_num_seqs of V0 (v0.6.4.post1 engine/arg_utils.py:996, :123, config.py:1110-1118)."""
+"""max_num_batched_tokens and max_num_seqs of V0 (v0.6.4.post1 engine/arg_utils.py:996, :123,
+config.py:1110-1118).
+"""
 
 
-def vllm_serve_defaults(request: Mapping[str, Any], device: Device | None, _: Mesh, *, latent: bool) -> Mapping[str, Any]:
-    """What ``vllm serve`` takes where nobody says (v0.11.0 engine/arg_utils.py:1606, v0.33.0 :2973: by the card's memory, A100 excepted)."""
+def vllm_serve_defaults(
+    request: Mapping[str, Any], device: Device | None, _: Mesh, *, latent: bool
+) -> Mapping[str, Any]:
+    """What ``vllm serve`` takes where nobody says (v0.11.0 engine/arg_utils.py:1606, v0.33.0 :2973: by the
+    card's memory, A100 excepted).
+    """
     release = release_of(request.get("engine_version"))
     length = request.get("serving.max_model_len") or request.get("seq_len") or 0
     return {
@@ -132,7 +156,12 @@ def vllm_serve_defaults(request: Mapping[str, Any], device: Device | None, _: Me
 def _is_large_card(release: Release, device: Device | None) -> bool:
     """Device memory as the driver counts it, which is what a framework gets and a few MiB."""
     named_out = device is not None and "a100" in device.name.lower() and release.since > (0, 8)
-    return release.sized_by_card and device is not None and device.framework_bytes >= LARGE_CARD and not named_out
+    return (
+        release.sized_by_card
+        and device is not None
+        and device.framework_bytes >= LARGE_CARD
+        and not named_out
+    )
 
 
 def _default_max_sequences(release: Release, device: Device | None) -> int:
@@ -148,7 +177,9 @@ def _default_batched_tokens(release: Release, device: Device | None, length: int
 
 
 def stage_layer_counts(layers: int, count: int, _: str | None) -> tuple[int, ...] | None:
-    """Layers of each pipeline stage: what is left over goes to the stages before the last (v0.11.0 distributed/utils.py:89)."""
+    """Layers of each pipeline stage: what is left over goes to the stages before the last (v0.11.0
+    distributed/utils.py:89).
+    """
     even, left = divmod(layers, count)
     found = [even] * count
     for place in range(2, left + 2):

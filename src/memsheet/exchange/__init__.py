@@ -1,7 +1,9 @@
-"""Plans as the files that engines run, and back. One file an engine, data: its keys, where each stands, and their source.
+"""Plans as the files that engines run, and back. One file an engine, data: its keys, where each stands, and
+their source.
 
-``write_format_files``: what is asked → files, read back before anyone sees them, so that a file never says another plan than it was made of.
-``read_text``: a stranger's file, recognised by what it holds → ``exchange.shared.file_format.Read``.
+``write_format_files``: what is asked → files, read back before anyone sees them, so that a file never says
+another plan than it was made of. ``read_text``: a stranger's file, recognised by what it holds →
+``exchange.shared.file_format.Read``.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ DESCRIBED = ("schema", "model", "gpus", "task", "engine_version")
 DERIVED = ("reshard_after_forward", "precision.name", "seq_len_kind")
 Files = dict[str, str]
 MOST_SCRIPT = 2**15
-"""Characters of a script that are read; a longer one is refused, for what stands at its end counts as well."""
+"""Characters of a script that are read; a longer one is refused, for what stands at its end counts as well.
+"""
 MOST_COMMENT = 300
 Parser = Callable[[str, str], Any]
 
@@ -54,7 +57,9 @@ Parser = Callable[[str, str], Any]
 def find_format(name: str) -> Format:
     """The format of that name. Raises InputError with the names there are."""
     if name not in NAMES:
-        raise input_error("to", name, "is no format that is written yet", f"one of {', '.join(sorted(NAMES))}")
+        raise input_error(
+            "to", name, "is no format that is written yet", f"one of {', '.join(sorted(NAMES))}"
+        )
     found: Format = import_module(f"memsheet.exchange.formats.{MODULES.get(name, name)}").FORMAT
     return found
 
@@ -65,22 +70,39 @@ def of_version(form: Format, asked: Values) -> Format:
     return find_format(older) if older else form
 
 
-# ---- out ---------------------------------------------------------------------------------------------------------------------
+# ---- out ---------------------------------------------------------------------------------------------------
 
 
 def write_format_files(form: Format, asked: Values, comments: Iterable[str] = ()) -> Files:
     """The files of one format. Raises InputError for a plan that its engine cannot run as it stands."""
     form = of_version(form, asked)
     if asked.get("engine") not in form.engines:
-        raise input_error("engine", asked.get("engine"), f"is not what {form.name} runs", f"it runs {', '.join(form.engines)}")
+        raise input_error(
+            "engine",
+            asked.get("engine"),
+            f"is not what {form.name} runs",
+            f"it runs {', '.join(form.engines)}",
+        )
     values = values_of(form, asked)
     made = read_format_values(form, values).request
-    raise_if_problems([*form.problems(asked), *_unsaid_key_problems(form, asked, made), *_changed_key_problems(form, asked, made)])
-    lines = [_printable_comment(line) for line in (*comments, f"written for {form.tested}", *form.notes, *engine_differences(form, asked))]
+    raise_if_problems(
+        [
+            *form.problems(asked),
+            *_unsaid_key_problems(form, asked, made),
+            *_changed_key_problems(form, asked, made),
+        ]
+    )
+    lines = [
+        _printable_comment(line)
+        for line in (*comments, f"written for {form.tested}", *form.notes, *engine_differences(form, asked))
+    ]
     text = form.compose(values, asked) if form.compose else RENDER[form.kind](nest_dotted_keys(values))
     files = {form.file: _prepend_comments(form.kind, lines, text)}
     if form.more is not None:
-        files |= {name: _prepend_comments("python", lines, held) for name, held in form.more(nest_dotted_keys(values)).items()}
+        files |= {
+            name: _prepend_comments("python", lines, held)
+            for name, held in form.more(nest_dotted_keys(values)).items()
+        }
     return files
 
 
@@ -91,7 +113,10 @@ def _printable_comment(line: str) -> str:
 
 def values_of(form: Format, asked: Values) -> Values:
     """What is asked as the file's values."""
-    return {**form.fixed(asked), **{key.at: held for key in form.keys if (held := key.write(asked)) is not None}}
+    return {
+        **form.fixed(asked),
+        **{key.at: held for key in form.keys if (held := key.write(asked)) is not None},
+    }
 
 
 def engine_differences(form: Format, asked: Values) -> Iterator[str]:
@@ -105,14 +130,23 @@ def engine_differences(form: Format, asked: Values) -> Iterator[str]:
 def _unsaid_key_problems(form: Format, asked: Values, made: Mapping[str, Any]) -> Iterator[Problem]:
     """Keys that are asked for and that neither the file nor the training script beside it says."""
     for key, value in asked.items():
-        left_out = key[0] in "@?" or key in DESCRIBED or key in DERIVED or key in made or form.beside & {key, "*"}
+        left_out = (
+            key[0] in "@?" or key in DESCRIBED or key in DERIVED or key in made or form.beside & {key, "*"}
+        )
         if not left_out and not _nothing_said(key, value):
-            yield Problem(field=key, value=value, reason=f"cannot be said to {form.tested}", hint="another format, or leave it out")
+            yield Problem(
+                field=key,
+                value=value,
+                reason=f"cannot be said to {form.tested}",
+                hint="another format, or leave it out",
+            )
 
 
 def _nothing_said(key: str, value: Any) -> bool:
     """Whether a key is at what every engine does without being told."""
-    return value in (None, False, 0, "none", [], ()) or (value == 1 and (key.startswith("mesh.") or key == "vocab_multiple"))
+    return value in (None, False, 0, "none", [], ()) or (
+        value == 1 and (key.startswith("mesh.") or key == "vocab_multiple")
+    )
 
 
 def _changed_key_problems(form: Format, asked: Values, made: Mapping[str, Any]) -> Iterator[Problem]:
@@ -121,7 +155,9 @@ def _changed_key_problems(form: Format, asked: Values, made: Mapping[str, Any]) 
         wanted = asked.get(key)
         same = value == wanted or (_nothing_said(key, value) and _nothing_said(key, wanted))
         if not same and not key.startswith("?") and key not in form.differs:
-            yield Problem(field=key, value=wanted, reason=f"cannot be said to {form.tested}, which would run {value}")
+            yield Problem(
+                field=key, value=wanted, reason=f"cannot be said to {form.tested}, which would run {value}"
+            )
 
 
 def nest_dotted_keys(values: Values) -> dict[str, Any]:
@@ -158,11 +194,13 @@ def _prepend_comments(kind: str, lines: Iterable[str], text: str) -> str:
     return f"{first}\n{block}{rest}" if first.startswith("#!") else block + text
 
 
-# ---- in ----------------------------------------------------------------------------------------------------------------------
+# ---- in ----------------------------------------------------------------------------------------------------
 
 
 def read_text(name: str, text: str, parsers: Mapping[str, Parser]) -> Read:
-    """A file's text by the format that recognises it. ``parsers``: of ``json`` and ``yaml``, from text and the file's name."""
+    """A file's text by the format that recognises it. ``parsers``: of ``json`` and ``yaml``, from text and
+    the file's name.
+    """
     pod = command_of(name, text, parsers["yaml"])
     if pod:
         return given_to(_recognise_format(name, pod[0], parsers), pod[1])
@@ -183,13 +221,24 @@ def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> Re
         if form.also:
             held[f"{kind} of a script"] = _parse_embedded_script(form, text)
         for found in (held[kind], held.get(f"{kind} of a script")):
-            if isinstance(found, Mapping) and form.marks & {str(key) for key in found} and _has_needed_keys(form, found):
-                return _resolve_release(form, text, read_format_values(form, dict(flatten_tree(found, whole=form.whole))))
+            if (
+                isinstance(found, Mapping)
+                and form.marks & {str(key) for key in found}
+                and _has_needed_keys(form, found)
+            ):
+                return _resolve_release(
+                    form, text, read_format_values(form, dict(flatten_tree(found, whole=form.whole)))
+                )
     why = held["json" if name.endswith(".json") else "yaml"]
     told = isinstance(why, ValueError) and name.endswith((".json", ".yaml", ".yml"))
     large = next((str(one) for one in held.values() if isinstance(one, TooMuchError)), "")
     reason = str(why).splitlines()[0] if told else large
-    raise input_error("file", name, "is not recognised as a configuration", f"known: {', '.join(NAMES)}" + f"; {reason}" * bool(reason))
+    raise input_error(
+        "file",
+        name,
+        "is not recognised as a configuration",
+        f"known: {', '.join(NAMES)}" + f"; {reason}" * bool(reason),
+    )
 
 
 def _has_needed_keys(form: Format, found: Mapping[str, Any]) -> bool:
@@ -215,13 +264,16 @@ def as_released(found: Read, version: Any) -> Read:
     return replace(again, assumed=(*again.assumed, *beside), release=str(version))
 
 
-DTYPE_UNKNOWN = "the model's config names no dtype, and transformers 5 takes the weights' own: fp32, at its most"
+DTYPE_UNKNOWN = (
+    "the model's config names no dtype, and transformers 5 takes the weights' own: fp32, at its most"
+)
 
 
 def as_stored(found: Read, dtype: str | None) -> Read:
-    """A file read with the dtype that a model is loaded in where none is named, or the checkpoint's own is: transformers 5 takes that by itself,
-    and 4 fp32 (modeling_utils.py, from_pretrained: dtype). ``dtype``: what the model's configuration says; where it says none, 5 takes the
-    weights' own (_get_dtype, get_state_dict_dtype), which is fp32 at most.
+    """A file read with the dtype that a model is loaded in where none is named, or the checkpoint's own is:
+    transformers 5 takes that by itself, and 4 fp32 (modeling_utils.py, from_pretrained: dtype). ``dtype``:
+    what the model's configuration says; where it says none, 5 takes the weights' own (_get_dtype,
+    get_state_dict_dtype), which is fp32 at most.
     """
     said = found.values.get(found.form.stored)
     if said not in (AUTO, UNSAID):
@@ -241,11 +293,15 @@ def as_stored(found: Read, dtype: str | None) -> Read:
 
 
 def in_sixteen_bits(found: Read) -> Mapping[str, Any]:
-    """What a file asks for where weights of unknown dtype are of sixteen bits, as changes; nothing where their dtype is known."""
+    """What a file asks for where weights of unknown dtype are of sixteen bits, as changes; nothing where
+    their dtype is known.
+    """
     if not any(DTYPE_UNKNOWN in one for one in found.assumed):
         return {}
     least = read_format_values(found.form, {**found.values, found.form.stored: "bfloat16"}).request
-    return {key: least.get(key) for key in {**found.request, **least} if found.request.get(key) != least.get(key)}
+    return {
+        key: least.get(key) for key in {**found.request, **least} if found.request.get(key) != least.get(key)
+    }
 
 
 def _of_bounded_length(text: str) -> str:
@@ -270,8 +326,12 @@ def _parse_as_format(form: Format, name: str, text: str, parsers: Mapping[str, P
         return error
 
 
-def flatten_tree(tree: Mapping[str, Any], before: str = "", whole: frozenset[str] = frozenset()) -> Iterator[tuple[str, Any]]:
-    """Dotted places of everything that is no object; an empty object is a place of its own, as those of ``whole`` are."""
+def flatten_tree(
+    tree: Mapping[str, Any], before: str = "", whole: frozenset[str] = frozenset()
+) -> Iterator[tuple[str, Any]]:
+    """Dotted places of everything that is no object; an empty object is a place of its own, as those of
+    ``whole`` are.
+    """
     for key, value in tree.items():
         at = f"{before}{key}"
         if isinstance(value, Mapping) and value and at not in whole:

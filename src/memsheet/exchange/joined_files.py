@@ -17,8 +17,12 @@ MESH = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 PLAN = "plan.json"
 
 
-def asked_of(document: Mapping[str, Any], *, nodes: int, gpus: int, accumulation: int, experts: bool = False) -> dict[str, Any]:
-    """A plan's document as what formats write. Null keys are left out. ``experts``: whether the model has any."""
+def asked_of(
+    document: Mapping[str, Any], *, nodes: int, gpus: int, accumulation: int, experts: bool = False
+) -> dict[str, Any]:
+    """A plan's document as what formats write. Null keys are left out. ``experts``: whether the model has
+    any.
+    """
     flat = {key: value for key, value in flatten_document(document).items() if value is not None}
     return {
         **flat, "@gpus": gpus, "@nodes": nodes, "@per_node": gpus // nodes, "@accumulation": accumulation, "@model": document.get("model") or "",
@@ -27,7 +31,9 @@ def asked_of(document: Mapping[str, Any], *, nodes: int, gpus: int, accumulation
 
 
 def with_their_files(reads: Mapping[str, Read]) -> dict[str, Read]:
-    """Files read, where a command names a file that says the rest of its flags both as one; the command's own go first."""
+    """Files read, where a command names a file that says the rest of its flags both as one; the command's own
+    go first.
+    """
     found = dict(reads)
     for name, own in reads.items():
         for at in own.form.refers:
@@ -36,7 +42,9 @@ def with_their_files(reads: Mapping[str, Read]) -> dict[str, Read]:
                 rest = found.pop(of)
                 said = {key: held for key, held in own.values.items() if held is not None and key != at}
                 both = read_values(own.form, {**rest.values, **said})
-                found[name] = replace(both, release=own.release, assumed=(*both.assumed, f"{at} {own.values[at]} says the rest"))
+                found[name] = replace(
+                    both, release=own.release, assumed=(*both.assumed, f"{at} {own.values[at]} says the rest")
+                )
     return found
 
 
@@ -47,8 +55,12 @@ def _is_named(own: Read, at: str, name: str, other: Read) -> bool:
     return named and other is not own and other.form.name == own.form.name == KINDS.get(at)
 
 
-def join_files(reads: Mapping[str, Read], plan: Mapping[str, Any], given: Mapping[str, Any], gpus: int | None) -> Together:
-    """One request of a plan written beside, of files by name and of flags, later ones over earlier ones. ``gpus``: as a flag says."""
+def join_files(
+    reads: Mapping[str, Read], plan: Mapping[str, Any], given: Mapping[str, Any], gpus: int | None
+) -> Together:
+    """One request of a plan written beside, of files by name and of flags, later ones over earlier ones.
+    ``gpus``: as a flag says.
+    """
     said: dict[str, list[tuple[str, Any]]] = {}
     weak: dict[str, Any] = {}
     for name, held in ((PLAN, plan), *((name, _launched_as(read, reads)) for name, read in reads.items())):
@@ -60,7 +72,9 @@ def join_files(reads: Mapping[str, Read], plan: Mapping[str, Any], given: Mappin
     said = {key: _without_defaults(key, held, reads) for key, held in said.items()}
     count = gpus or next((held[-1][1] for key, held in said.items() if key == "@gpus"), None)
     planned = _mesh_ranks(plan)
-    if count and planned and planned != count:  # ranks that a plan divides states over are as many as are started
+    if (
+        count and planned and planned != count
+    ):  # ranks that a plan divides states over are as many as are started
         for axis in ("mesh.dp_shard", "mesh.dp_replicate"):
             said[axis] = [one for one in said.get(axis, ()) if one[0] != PLAN] or [(PLAN, None)]
         if not gpus:
@@ -70,11 +84,14 @@ def join_files(reads: Mapping[str, Read], plan: Mapping[str, Any], given: Mappin
     assumed = [f"{key} = {value}" for key, value in weak.items() if not _is_key_said(key, request)]
     assumed += [
         f"{gpus} GPUs, as the flag says, in place of the {held} processes that {name} starts"
-        for name, held in said.get("@gpus", ()) if gpus and held != gpus
-    ]  # fmt: skip
+        for name, held in said.get("@gpus", ())
+        if gpus and held != gpus
+    ]
     request.update({key: value for key, value in weak.items() if not _is_key_said(key, request)})
     counts = {key: request.pop(key, None) for key in (*COUNTS, "@model")}
-    if micro := derived_microbatch(reads, request, count // _ranks_per_microbatch(request) if count else None):
+    if micro := derived_microbatch(
+        reads, request, count // _ranks_per_microbatch(request) if count else None
+    ):
         request["microbatch"] = micro
         assumed.append(f"microbatch = {micro}, which DeepSpeed makes of train_batch_size")
     if counts["@accumulation"] and "global_batch" not in request and count:
@@ -86,11 +103,15 @@ def join_files(reads: Mapping[str, Read], plan: Mapping[str, Any], given: Mappin
     ]
     meant = {one.key: words for one in apart if (words := _known_difference_text(one, reads))}
     return Together(
-        request=request, gpus=count, accumulation=counts["@accumulation"], assumed=(*assumed, *meant.values()),
-        disagree=tuple(one for one in apart if one.key not in meant), meant=tuple(one for one in apart if one.key in meant),
+        request=request,
+        gpus=count,
+        accumulation=counts["@accumulation"],
+        assumed=(*assumed, *meant.values()),
+        disagree=tuple(one for one in apart if one.key not in meant),
+        meant=tuple(one for one in apart if one.key in meant),
         script=of_the_script(reads, request, (plan, given)),
         problems=tuple(problem for read in reads.values() for problem in read.problems),
-    )  # fmt: skip
+    )
 
 
 LOADED = tuple(f"precision.{name}" for name in ("parameters", "gradients", "moments", "reduce"))
@@ -99,19 +120,28 @@ IN_PIECES = "chunked"
 
 
 def _launched_as(own: Read, reads: Mapping[str, Read]) -> Mapping[str, Any]:
-    """What a script's file says, less what the launcher's makes of it: sharding with mixed precision raises what was loaded to fp32 (accelerate
-    1.15.0 utils/fsdp_utils.py:814), and DeepSpeed has its own dtypes. A loss in pieces is not modelled under sharding: Liger's stands for it.
+    """What a script's file says, less what the launcher's makes of it: sharding with mixed precision raises
+    what was loaded to fp32 (accelerate 1.15.0 utils/fsdp_utils.py:814), and DeepSpeed has its own dtypes. A
+    loss in pieces is not modelled under sharding: Liger's stands for it.
     """
-    others = [other for other in reads.values() if other.request.get("engine") in DIVIDED and "engine" not in other.unsaid]
+    others = [
+        other
+        for other in reads.values()
+        if other.request.get("engine") in DIVIDED and "engine" not in other.unsaid
+    ]
     if not own.form.stored or not others:
         return own.request
-    raised = any(other.request["engine"] == "deepspeed" or other.request.get("precision.compute") for other in others)
+    raised = any(
+        other.request["engine"] == "deepspeed" or other.request.get("precision.compute") for other in others
+    )
     left = LOADED if raised and own.request.get("adapter.rank") is None else ()
     said = {key: held for key, held in own.request.items() if key not in left}
     return {**said, "loss": "fused"} if said.get("loss") == IN_PIECES else said
 
 
-def _without_defaults(key: str, held: list[tuple[str, Any]], reads: Mapping[str, Read]) -> list[tuple[str, Any]]:
+def _without_defaults(
+    key: str, held: list[tuple[str, Any]], reads: Mapping[str, Read]
+) -> list[tuple[str, Any]]:
     """What files say themselves, where any does: a default contradicts nothing."""
     return [one for one in held if one[0] not in reads or key not in reads[one[0]].unsaid] or held
 
@@ -119,16 +149,22 @@ def _without_defaults(key: str, held: list[tuple[str, Any]], reads: Mapping[str,
 def _mesh_ranks(plan: Mapping[str, Any]) -> int | None:
     """How many ranks a plan's mesh has, where it says all of it."""
     degrees = [plan.get(f"mesh.{axis}") or 1 for axis in MESH]
-    if not any(plan.get(f"mesh.{axis}") for axis in MESH) or not all(isinstance(degree, int) for degree in degrees):
+    if not any(plan.get(f"mesh.{axis}") for axis in MESH) or not all(
+        isinstance(degree, int) for degree in degrees
+    ):
         return None
     return prod(degrees)
 
 
 def _is_key_said(key: str, request: Mapping[str, Any]) -> bool:
-    """Whether something says a key already; a set of dtypes says all of them, and an adapter's are its own."""
+    """Whether something says a key already; a set of dtypes says all of them, and an adapter's are its
+    own.
+    """
     if key == "precision.name":
         return any(other.startswith("precision.") for other in request)
-    return key in request or (key.startswith("precision.") and ("precision.name" in request or "adapter.rank" in request))
+    return key in request or (
+        key.startswith("precision.") and ("precision.name" in request or "adapter.rank" in request)
+    )
 
 
 def _known_difference_text(one: Disagreement, reads: Mapping[str, Read]) -> str:
@@ -137,17 +173,26 @@ def _known_difference_text(one: Disagreement, reads: Mapping[str, Read]) -> str:
     told = {reads[name].form.differs.get(one.key) for name, _ in files if name in reads}
     if first != PLAN or not files or None in told or len({repr(value) for _, value in files}) > 1:
         return ""
-    return f"{one.key} = {files[-1][1]} as {files[-1][0]} runs it, {planned} in {PLAN}: {'; '.join(sorted(filter(None, told)))}"
+    return (
+        f"{one.key} = {files[-1][1]} as {files[-1][0]} runs it, {planned} in {PLAN}: "
+        f"{'; '.join(sorted(filter(None, told)))}"
+    )
 
 
 def _values_agree(held: Iterable[tuple[str, Any]]) -> bool:
-    return len({value for _, value in held if isinstance(value, int | float)}) == 1 and all(isinstance(v, int | float) for _, v in held)
+    return len({value for _, value in held if isinstance(value, int | float)}) == 1 and all(
+        isinstance(v, int | float) for _, v in held
+    )
 
 
 def _global_batch_sequences(request: Mapping[str, Any], gpus: int, accumulation: int) -> int | None:
     """Sequences of a step: micro-batch · accumulation · data-parallel ranks."""
     micro = request.get("microbatch") or 1
-    return micro * accumulation * (gpus // _ranks_per_microbatch(request)) or None if isinstance(micro, int) else None
+    return (
+        micro * accumulation * (gpus // _ranks_per_microbatch(request)) or None
+        if isinstance(micro, int)
+        else None
+    )
 
 
 def _ranks_per_microbatch(request: Mapping[str, Any]) -> int:

@@ -1,4 +1,6 @@
-"""What libraries do in training that an engine's sheet does not hold, in bytes beside it: of questions that name one, and of its files."""
+"""What libraries do in training that an engine's sheet does not hold, in bytes beside it: of questions that
+name one, and of its files.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from memsheet.plan.plan import AttentionKind, Loss, Plan
 from memsheet.units import format_bytes
 
 WIDER = 2 + 2 + 2 * 2 + 2
-"""Bytes more of an element that is kept in fp32 beside sixteen bits: itself, its gradient, two moments, and the copy that products are made of."""
+"""Bytes more of an element that is kept in fp32 beside sixteen bits: itself, its gradient, two moments, and
+the copy that products are made of.
+"""
 
 
 def moved_by(library: str, model: ModelSpec, plan: Plan) -> Iterator[Moved]:
@@ -30,7 +34,11 @@ def moved_by(library: str, model: ModelSpec, plan: Plan) -> Iterator[Moved]:
         }
         yield from moves({"dtype": width}, {**sizes, "precision.gradients": plan.precision.gradients.name})
     if library == "unsloth" and plan.loss is Loss.CHUNKED:
-        sizes = {"@tokens": int(plan.microbatch) * int(plan.seq_len), "@vocab": model.vocab, "@hidden": model.hidden}
+        sizes = {
+            "@tokens": int(plan.microbatch) * int(plan.seq_len),
+            "@vocab": model.vocab,
+            "@hidden": model.hidden,
+        }
         if (moves := find_format("transformers").moves) is not None:
             yield from moves({"script.unsloth": True}, sizes)
     if (
@@ -39,23 +47,34 @@ def moved_by(library: str, model: ModelSpec, plan: Plan) -> Iterator[Moved]:
         and plan.precision.parameters is not FP32
         and plan.attention is not AttentionKind.FLASH
     ):
-        wide = 2 * model.vocab + 8 * sum(stack.layers for stack in model.stacks) + 1  # both tables, and every norm of a layer
-        why = "axolotl leaves embeddings, output layer and norms in fp32 with this attention (src/axolotl/loaders/model.py:422-476)"
+        wide = (
+            2 * model.vocab + 8 * sum(stack.layers for stack in model.stacks) + 1
+        )  # both tables, and every norm of a layer
+        why = (
+            "axolotl leaves embeddings, output layer and norms in fp32 with this attention "
+            "(src/axolotl/loaders/model.py:422-476)"
+        )
         yield Moved(at="attention", why=why, low_bytes=0, high_bytes=wide * model.hidden * WIDER)
 
 
 def beside_the_sheet(found: Answer, library: str, own: Mapping[str, Any]) -> Answer:
-    """The answer with what a library does that the sheet does not hold in notes. Changes to another engine say what was the library's ``own``, which
-    is gone with it.
+    """The answer with what a library does that the sheet does not hold in notes. Changes to another engine
+    say what was the library's ``own``, which is gone with it.
     """
     fix = found.verdict.cheapest_fix if found.verdict else None
     if found.verdict and fix and own:
         fix = replace(fix, changes=tuple(_with_own(change, fix, own) for change in fix.changes))
         found = replace(found, verdict=replace(found.verdict, cheapest_fix=fix))
-    ways = tuple(replace(way, changes={**own, **way.changes}) if "engine" in way.changes else way for way in found.ways_to_fit)
+    ways = tuple(
+        replace(way, changes={**own, **way.changes}) if "engine" in way.changes else way
+        for way in found.ways_to_fit
+    )
     found = replace(found, ways_to_fit=ways)
     moved = moved_by(library, found.model, found.plan)
-    notes = tuple(f"{one.why} ({format_bytes(one.low_bytes)} to {format_bytes(one.high_bytes)} beside the sheet)" for one in moved)
+    notes = tuple(
+        f"{one.why} ({format_bytes(one.low_bytes)} to {format_bytes(one.high_bytes)} beside the sheet)"
+        for one in moved
+    )
     return replace(found, notes=(*notes, *found.notes))
 
 
@@ -70,4 +89,7 @@ def _with_own(change: Change, fix: Fix, own: Mapping[str, Any]) -> Change:
     if "engine" not in (change.key, *(key for key, _, _ in change.also)):
         return change
     changed = {key for one in fix.changes for key in (one.key, *(key for key, _, _ in one.also))}
-    return replace(change, also=(*change.also, *((key, value, value) for key, value in own.items() if key not in changed)))
+    return replace(
+        change,
+        also=(*change.also, *((key, value, value) for key, value in own.items() if key not in changed)),
+    )

@@ -1,4 +1,6 @@
-"""What keeps a verdict from being sure: a model beside the one the command names, what files leave open, and how little the job may need then."""
+"""What keeps a verdict from being sure: a model beside the one the command names, what files leave open, and
+how little the job may need then.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,15 @@ STORED = (
 )  # fmt: skip
 """Formats of weights by the words that checkpoints on a hub carry in their names, the first that is found."""
 AUTO_LENGTH = "--max-model-len"
-"""Where the engine is to decide, it takes the model's whole length if that has room, else a shorter one (vLLM v0.33.0 v1/core/kv_cache_utils.py,
-_auto_fit_max_model_len): what fits whole is sure.
+"""Where the engine is to decide, it takes the model's whole length if that has room, else a shorter one (vLLM
+v0.33.0 v1/core/kv_cache_utils.py, _auto_fit_max_model_len): what fits whole is sure.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """Why a sheet's verdict may not hold for files, in words (none: it does), and the least and the most that a GPU is known to need with all
-    that is open. The most is nothing where the sheet's own range holds it.
+    """Why a sheet's verdict may not hold for files, in words (none: it does), and the least and the most that
+    a GPU is known to need with all that is open. The most is nothing where the sheet's own range holds it.
     """
 
     words: str
@@ -53,19 +55,27 @@ def both_doubts(first: Doubt, second: Doubt) -> Doubt:
 
 
 def widen_verdict(answer: Answer | None, doubt: Doubt) -> Answer | None:
-    """The answer with a verdict that is no surer than the doubt allows: what cannot fit at its least does not fit, whatever is open besides."""
+    """The answer with a verdict that is no surer than the doubt allows: what cannot fit at its least does not
+    fit, whatever is open besides.
+    """
     if not doubt.words or answer is None or answer.verdict is None or answer.cluster is None:
         return answer
     verdict, least = answer.verdict, min(doubt.least_bytes, int(answer.verdict.device.low))
-    denied = verdict.result is Result.DOES_NOT_FIT and (least == verdict.device.low or least > budget_of(answer.cluster).high_bytes)
+    denied = verdict.result is Result.DOES_NOT_FIT and (
+        least == verdict.device.low or least > budget_of(answer.cluster).high_bytes
+    )
     result = Result.DOES_NOT_FIT if denied else Result.UNCERTAIN
     device = replace(verdict.device, low=least, high=max(doubt.most_bytes, int(verdict.device.high)))
-    serving = answer.serving if denied else _with_less_missing(answer.serving, int(verdict.device.low) - least)
+    serving = (
+        answer.serving if denied else _with_less_missing(answer.serving, int(verdict.device.low) - least)
+    )
     return replace(answer, verdict=replace(verdict, result=result, device=device), serving=serving)
 
 
 def _with_less_missing(serving: Mapping[str, Any] | None, bytes_off: int) -> Mapping[str, Any] | None:
-    """A server's facts where up to so many bytes may be off the card: what its pool lacks is then no more than possible."""
+    """A server's facts where up to so many bytes may be off the card: what its pool lacks is then no more
+    than possible.
+    """
     if not serving or "short_bytes" not in serving or bytes_off <= 0:
         return serving
     short: Bytes = serving["short_bytes"]
@@ -83,7 +93,9 @@ def _engine_precision_options(answer: Answer) -> tuple[dict[str, Any], ...]:
 
 
 def left_to_script(words: tuple[str, ...], request: Mapping[str, Any], answer: Answer, ask: Ask) -> Doubt:
-    """What a training script decides, with the range of what it may: one sequence to as many as the Trainer takes by itself, and every precision."""
+    """What a training script decides, with the range of what it may: one sequence to as many as the Trainer
+    takes by itself, and every precision.
+    """
     if not words:
         return Doubt("")
     open_batch = request.get("microbatch") is None
@@ -101,18 +113,29 @@ def left_to_script(words: tuple[str, ...], request: Mapping[str, Any], answer: A
 
 def _of_default_batch(width: Mapping[str, Any], ask: Ask) -> Answer | None:
     changes = {**width, "microbatch": TRAINERS_OWN}
-    return ask(changes) or ask({**changes, "global_batch": None})  # a step's batch may not be a multiple of as many
+    return ask(changes) or ask(
+        {**changes, "global_batch": None}
+    )  # a step's batch may not be a multiple of as many
 
 
 def says_sequences_alone(reads: Iterable[Read], named: Iterable[str]) -> bool:
-    """Whether all that is left open is how many sequences a GPU has at once: the sheet of one is then the least."""
+    """Whether all that is left open is how many sequences a GPU has at once: the sheet of one is then the
+    least.
+    """
     keys = [one.partition(" ")[0] for one in named]
-    rows = {key: row.read(1, {}) for read in reads for row in read.form.keys if (key := row.at) in keys and read.values.get(key) == UNSET}
+    rows = {
+        key: row.read(1, {})
+        for read in reads
+        for row in read.form.keys
+        if (key := row.at) in keys and read.values.get(key) == UNSET
+    }
     return bool(keys) and all(rows.get(key, {}).keys() == {"microbatch"} for key in keys)
 
 
 def least_of(answer: Answer, keys: Iterable[str]) -> int:
-    """The least that a GPU may need where some keys are not accounted. Nothing that passes through a step lessens the states that it finds."""
+    """The least that a GPU may need where some keys are not accounted. Nothing that passes through a step
+    lessens the states that it finds.
+    """
     sheet, touched = worst_sheet(answer.sheets), list(keys)
     if not touched:
         return int(sheet.device.low)
@@ -121,7 +144,9 @@ def least_of(answer: Answer, keys: Iterable[str]) -> int:
 
 
 def another_model(served: str | None, known: ModelSpec | None, answer: Answer) -> str:
-    """The command's model is not the sheet's: weights of other bits, as its name says, or other sizes. ``known``: the served one, if bundled."""
+    """The command's model is not the sheet's: weights of other bits, as its name says, or other sizes.
+    ``known``: the served one, if bundled.
+    """
     if served is None:
         return ""
     own, model = stored_as(served), answer.model
@@ -142,7 +167,9 @@ def stored_as(name: str) -> str:
 
 
 def stand_in(served: str, bundled: Callable[[str], str | None]) -> str:
-    """Flags that stand in for a checkpoint of a bundled model that somebody quantized, by its name; nothing where it says none."""
+    """Flags that stand in for a checkpoint of a bundled model that somebody quantized, by its name; nothing
+    where it says none.
+    """
     form, parts = stored_as(served), served.split("-")
     known = (bundled("-".join(parts[:count])) for count in range(len(parts) - 1, 0, -1))
     found = next((name for name in known if name), None)

@@ -1,12 +1,14 @@
 """Bytes as pure functions. From the inside out:
 
 ``tapes``      operations over shape-only tensors: recorded, played backward, given numbers
-``model_code`` what layers, embeddings and losses run, operation by operation, for each code that writes them down; ``numerics.py``,
-               ``adapters.py`` and ``unpacked.py`` are the linear layers that all of them are made of
-``states``     parameters, master weights, gradients and optimizer states, tensor by tensor, and the share of a rank
+``model_code`` what layers, embeddings and losses run, operation by operation, for each code that writes
+               them down; ``numerics.py``, ``adapters.py`` and ``unpacked.py`` are the linear layers that all
+               of them are made of
+``states``     parameters, master weights, gradients and optimizer states, tensor by tensor; a rank's share
 ``around``     what an engine keeps around the layers: gathered parameters, buffers, gradients on their way
-``step.py``    one rank's training step: ``pipeline.py`` says which layers, ``groups.py`` and ``activations.py`` which tapes,
-               ``training.py`` and ``stretches.py`` what is there at each moment
-``replay``     the same step through the allocator's rules; ``runtime.py``: what is on the card besides tensors
+``step.py``    one rank's training step: ``pipeline.py`` says which layers, ``groups.py`` and
+               ``activations.py`` which tapes, ``training.py`` and ``stretches.py`` what is
+               there at each moment
+``replay``     the same step through the allocator's rules; ``runtime.py``: what is there besides tensors
 ``serving``    weights, caches and work of a server
 """

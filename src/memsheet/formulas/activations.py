@@ -1,7 +1,7 @@
 """The parts of a model for one plan: which tape each layer has, and its numbers.
 
-What a layer saves is a list of what each of its operations saves (``model_code``); this module records them, chooses what a plan runs of
-them and gives their axes values.
+What a layer saves is a list of what each of its operations saves (``model_code``); this module records them,
+chooses what a plan runs of them and gives their axes values.
 """
 
 from __future__ import annotations
@@ -42,16 +42,27 @@ def _make_run_config(plan: Plan, engine: Engine) -> RunConfig:
     casts = engine.autocast and precision.casts
     lowered = gathered if engine.sharding.gathers else None  # its policy casts adapters with everything else
     how = RunConfig(
-        code=engine.code,        parameters=gathered, stream=gathered, autocast=precision.compute if casts else None,
-        attention=AttentionKernel.EAGER if plan.attention is AttentionKind.EAGER else AttentionKernel.FUSED, processor=engine.processor,
-        dropout=plan.dropout > 0, trains=adapter is None,
+        code=engine.code,
+        parameters=gathered,
+        stream=gathered,
+        autocast=precision.compute if casts else None,
+        attention=AttentionKernel.EAGER if plan.attention is AttentionKind.EAGER else AttentionKernel.FUSED,
+        processor=engine.processor,
+        dropout=plan.dropout > 0,
+        trains=adapter is None,
         adapter_targets=frozenset(adapter.targets) if adapter else frozenset(),
-        adapter_dtype=(lowered or adapter.dtype) if adapter else None, adapter_dropout=bool(adapter and adapter.dropout),
-        adapter_kind=adapter.kind if adapter else AdapterKind.LORA, whole=frozenset(adapter.full_modules if adapter else ()),
+        adapter_dtype=(lowered or adapter.dtype) if adapter else None,
+        adapter_dropout=bool(adapter and adapter.dropout),
+        adapter_kind=adapter.kind if adapter else AdapterKind.LORA,
+        whole=frozenset(adapter.full_modules if adapter else ()),
         stored=stored_as(plan.quantization),
-        quantized=plan.quantization is not None, tensor_parallel=agreed(plan.mesh.tp > 1), offloads=plan.offload.activations,
-        again=frozenset(plan.recompute.modules) if plan.recompute.mode is RecomputeMode.SELECTIVE else frozenset(),
-    )  # fmt: skip
+        quantized=plan.quantization is not None,
+        tensor_parallel=agreed(plan.mesh.tp > 1),
+        offloads=plan.offload.activations,
+        again=frozenset(plan.recompute.modules)
+        if plan.recompute.mode is RecomputeMode.SELECTIVE
+        else frozenset(),
+    )
     return model_code(engine.code).plan_numerics(plan, how)
 
 
@@ -63,14 +74,27 @@ def check_modelled(spec: ModelSpec, plan: Plan, engine: Engine) -> None:
 
 def _old_kernels(plan: Plan, engine: Engine) -> list[Problem]:
     """Attention of an engine's own model code on a card for which torch has no fused kernel in the dtype."""
-    if not plan.before_ampere or engine.code in LIBRARY or plan.attention is not AttentionKind.SDPA or plan.precision.compute is FP32:
+    if (
+        not plan.before_ampere
+        or engine.code in LIBRARY
+        or plan.attention is not AttentionKind.SDPA
+        or plan.precision.compute is FP32
+    ):
         return []
-    why = f"has no fused kernel for {plan.precision.compute.name} before compute capability 8.0, which is not modelled of {engine.name}"
-    return [Problem(field="attention", value="sdpa", reason=why, hint="engine transformers; or --precision fp32")]
+    why = (
+        f"has no fused kernel for {plan.precision.compute.name} before compute capability 8.0, which is "
+        f"not modelled of {engine.name}"
+    )
+    return [
+        Problem(field="attention", value="sdpa", reason=why, hint="engine transformers; or --precision fp32")
+    ]
 
 
-def block_part(block: Block, prefix: str, plan: Plan, engine: Engine, *, release: Release, input_grad: bool = True) -> tuple[Part, Part]:
-    """A block as it runs in a step (recomputed on its own if the plan says so), and as it would run without recompute.
+def block_part(
+    block: Block, prefix: str, plan: Plan, engine: Engine, *, release: Release, input_grad: bool = True
+) -> tuple[Part, Part]:
+    """A block as it runs in a step (recomputed on its own if the plan says so), and as it would run without
+    recompute.
 
     ``input_grad``: whether what it is handed needs a gradient.
     """
@@ -80,12 +104,17 @@ def block_part(block: Block, prefix: str, plan: Plan, engine: Engine, *, release
         return _block_parts(block, prefix, plan, how, release=release)
     if isinstance(plan.microbatch, int):
         return _block_parts(block, prefix, plan, replace(how, several=plan.microbatch > 1), release=release)
-    one, many = (_block_parts(block, prefix, plan, replace(how, several=several), release=release) for several in (False, True))
+    one, many = (
+        _block_parts(block, prefix, plan, replace(how, several=several), release=release)
+        for several in (False, True)
+    )
     condition = at_least(plan.microbatch, 2)
     return select_part(condition, many[0], one[0]), select_part(condition, many[1], one[1])
 
 
-def _block_parts(block: Block, prefix: str, plan: Plan, how: RunConfig, *, release: Release) -> tuple[Part, Part]:
+def _block_parts(
+    block: Block, prefix: str, plan: Plan, how: RunConfig, *, release: Release
+) -> tuple[Part, Part]:
     code = model_code(how.code)
     axes, block = code.axes(block, plan), code.on_rank(block, plan)
     if plan.recompute.mode is not RecomputeMode.FULL and not how.chosen:
@@ -110,14 +139,22 @@ class Ends:
 def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Ends:
     """The two ends of a stage."""
     code, stack = model_code(engine.code), spec.stacks[-1]
-    how = code.at_ends(replace(run_config_of(plan, engine), positions_each=code.positions_each(spec), head=spec.head.kind))
+    how = code.at_ends(
+        replace(run_config_of(plan, engine), positions_each=code.positions_each(spec), head=spec.head.kind)
+    )
     axes = code.end_axes(spec, plan)
     joins, waits = _release_at_ends(spec, release)
-    table = record_embeddings(spec.embeddings, how, tied=_tied_gradient_join(spec, how, plan)) if spec.embeddings.weights else None
+    table = (
+        record_embeddings(spec.embeddings, how, tied=_tied_gradient_join(spec, how, plan))
+        if spec.embeddings.weights
+        else None
+    )
     first = evaluate_tape(table, axes, "", release=joins) if table else None
     last = loss = None
     if spec.head.kind != "none":
-        norms = tuple(replace(norm, path=f"{stack.final_path}.{norm.path}".lstrip(".")) for norm in stack.final_norms)
+        norms = tuple(
+            replace(norm, path=f"{stack.final_path}.{norm.path}".lstrip(".")) for norm in stack.final_norms
+        )
         shared = spec.embeddings.weights[0].path if spec.head.tied and table else "lm_head"
         if stack.runs and stack.runs[-1].pattern[-1].wide_residual:
             how = replace(how, stream=FP32)
@@ -129,8 +166,8 @@ def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) 
 
 
 def _release_at_ends(spec: ModelSpec, release: Release) -> tuple[Release, Release]:
-    """What becomes of the gradients of embeddings and head: a tied table is stepped once, when the look-ups' gradient has joined the head's
-    and is gone.
+    """What becomes of the gradients of embeddings and head: a tied table is stepped once, when the look-ups'
+    gradient has joined the head's and is gone.
     """
     if not spec.head.tied or not isinstance(release, Stepped):
         return release, release
@@ -138,7 +175,9 @@ def _release_at_ends(spec: ModelSpec, release: Release) -> tuple[Release, Releas
 
 
 def _tied_gradient_join(spec: ModelSpec, how: RunConfig, plan: Plan) -> Joined:
-    """How a tied table's gradient joins the head's: anew where that is a transposed view, in place where a cast or a loss made it."""
+    """How a tied table's gradient joins the head's: anew where that is a transposed view, in place where a
+    cast or a loss made it.
+    """
     if not spec.head.tied:
         return Joined.NO
     if spec.head.kind == "sequence_to_sequence":  # the decoder's look-ups have joined it before

@@ -1,4 +1,6 @@
-"""What an adapter's branch computes beside a frozen linear layer, written over shape-only tensors (peft 0.21.2, tuners/lora)."""
+"""What an adapter's branch computes beside a frozen linear layer, written over shape-only tensors (peft
+0.21.2, tuners/lora).
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from memsheet.plan.plan import AdapterKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """The adapter of one layer: ``width`` to ``out`` under ``name``. ``kept``: the dtype of the frozen weight; ``quantized``: it is
-    dequantized for use; ``dropout``: the branch drops what it is given.
+    """The adapter of one layer: ``width`` to ``out`` under ``name``. ``kept``: the dtype of the frozen
+    weight; ``quantized``: it is dequantized for use; ``dropout``: the branch drops what it is given.
     """
 
     kind: AdapterKind
@@ -29,7 +31,9 @@ class Branch:
 
 
 def with_adapter(r: Recorder, x: Tensor, base: list[Tensor], at: Branch) -> Tensor:
-    """The layer's result with its adapter's. ``base`` gives its one tensor up, which goes when it is used up."""
+    """The layer's result with its adapter's. ``base`` gives its one tensor up, which goes when it is used
+    up.
+    """
     if r.compute is None or not at.quantized:
         x = r.cast(x, at.dtype, f"{at.name}/lora_input")
     if at.kind is AdapterKind.DORA:
@@ -39,14 +43,20 @@ def with_adapter(r: Recorder, x: Tensor, base: list[Tensor], at: Branch) -> Tens
 
 
 def _low_rank(r: Recorder, x: Tensor, at: Branch) -> Tensor:
-    """``lora_B(lora_A(x))``; LoRA-FA trains the second matrix alone (optimizers/lorafa.py create_lorafa_optimizer)."""
-    down = r.parameter(f"{at.name}.lora_A", ("r", at.width), at.dtype, trains=at.kind is not AdapterKind.LORA_FA)
+    """``lora_B(lora_A(x))``; LoRA-FA trains the second matrix alone (optimizers/lorafa.py
+    create_lorafa_optimizer).
+    """
+    down = r.parameter(
+        f"{at.name}.lora_A", ("r", at.width), at.dtype, trains=at.kind is not AdapterKind.LORA_FA
+    )
     up = r.parameter(f"{at.name}.lora_B", (at.out, "r"), at.dtype)
     return r.linear(r.linear(x, down, "r", f"{at.name}.lora_A"), up, at.out, f"{at.name}.lora_B")
 
 
 def _add_adapter_branch(r: Recorder, base: list[Tensor], branch: Tensor, at: Branch) -> Tensor:
-    """Base and branch in the base's dtype: the sum is cast (layer.py Linear.forward), over a quantized base the branch (bnb.py:513-561)."""
+    """Base and branch in the base's dtype: the sum is cast (layer.py Linear.forward), over a quantized base
+    the branch (bnb.py:513-561).
+    """
     lower = base[0].dtype
     if at.quantized:
         branch = branch if r.compute is not None else r.cast(branch, lower, f"{at.name}/lora_cast")
@@ -58,19 +68,22 @@ def _add_adapter_branch(r: Recorder, base: list[Tensor], branch: Tensor, at: Bra
     return r.cast(total, lower, f"{at.name}/output")
 
 
-# ---- DoRA ----------------------------------------------------------------------------------------------------------------------
+# ---- DoRA --------------------------------------------------------------------------------------------------
 
 
 def _with_direction(r: Recorder, x: Tensor, base: list[Tensor], at: Branch) -> Tensor:
-    """DoRA (variants.py DoraLinearVariant.forward): where the branch drops its input, the base is computed once more from what is left."""
+    """DoRA (variants.py DoraLinearVariant.forward): where the branch drops its input, the base is computed
+    once more from what is left.
+    """
     extra = _dora_output(r, x, base[0], at)
     del x
     return _add_adapter_branch(r, base, extra, at)
 
 
 def _dora_output(r: Recorder, x: Tensor, base: Tensor, at: Branch) -> Tensor:
-    """``(m - 1) * base + m * branch * scaling``, where m is the trained magnitude by the norm of the whole weight (dora.py forward). The
-    product of both matrices and the weight in the adapter's dtype stand until it returns.
+    """``(m - 1) * base + m * branch * scaling``, where m is the trained magnitude by the norm of the whole
+    weight (dora.py forward). The product of both matrices and the weight in the adapter's dtype stand until
+    it returns.
     """
     again = at.dropout
     x = r.dropout(x, f"{at.name}/lora_dropout", active=again)
@@ -89,7 +102,9 @@ def _dora_output(r: Recorder, x: Tensor, base: Tensor, at: Branch) -> Tensor:
 
 
 def _dora_weight_product(r: Recorder, dtype: DType, at: Branch) -> tuple[Tensor, ...]:
-    """``lora_B(lora_A(identity)).T`` (dora.py get_lora_weight): computed in the graph, so that identity and what is between are kept."""
+    """``lora_B(lora_A(identity)).T`` (dora.py get_lora_weight): computed in the graph, so that identity and
+    what is between are kept.
+    """
     low = r.compute or at.dtype
     identity = r.tensor(f"{at.name}/dora_identity", (at.width, at.width), at.dtype)
     identity = r.cast(identity, low, f"{at.name}/dora_identity")
@@ -103,7 +118,11 @@ def _dora_weight_product(r: Recorder, dtype: DType, at: Branch) -> tuple[Tensor,
 def _dora_base_weight(r: Recorder, dtype: DType, at: Branch) -> Tensor:
     """The frozen weight in the adapter's dtype."""
     shape = (at.out, at.width)
-    kept = r.tensor(f"{at.name}/dora_dequantized", shape, at.kept) if at.quantized else Tensor(None, shape, at.kept, stays=True)
+    kept = (
+        r.tensor(f"{at.name}/dora_dequantized", shape, at.kept)
+        if at.quantized
+        else Tensor(None, shape, at.kept, stays=True)
+    )
     return r.cast(kept, dtype, f"{at.name}/dora_weight")
 
 
@@ -120,4 +139,9 @@ def _dora_weight_norm(r: Recorder, weight: Tensor, product: Tensor, at: Branch) 
 def _dora_norm_scale(r: Recorder, magnitude: Tensor, norm: Tensor, at: Branch) -> Tensor:
     """Saves the norm for the magnitude's gradient."""
     shape, dtype = magnitude.shape, magnitude.dtype
-    return r.apply(r.tensor(f"{at.name}/dora_share", shape, dtype), (magnitude,), (norm,), lambda _: [r.grad(shape, dtype)])
+    return r.apply(
+        r.tensor(f"{at.name}/dora_share", shape, dtype),
+        (magnitude,),
+        (norm,),
+        lambda _: [r.grad(shape, dtype)],
+    )

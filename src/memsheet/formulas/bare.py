@@ -1,7 +1,8 @@
 """States of a bare parameter count: what is known of a job without a model's configuration.
 
-All parameters are taken as one tensor, and go the way that the engine's rule of sharding sends any tensor. Not included: activations, the
-loss, layers gathered one at a time, communication buckets and the padding of single tensors.
+All parameters are taken as one tensor, and go the way that the engine's rule of sharding sends any tensor.
+Not included: activations, the loss, layers gathered one at a time, communication buckets and the padding of
+single tensors.
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ from memsheet.errors import Problem, raise_if_problems
 from memsheet.formulas.around.deepspeed import accumulated_gradient_rows
 from memsheet.formulas.around.fsdp2_sizes import unsynced_gradient_bytes
 from memsheet.formulas.around.kept import Host
-from memsheet.formulas.around.zero_states import PARTITION, Zero, at_step, check_deepspeed, host_memory, zero_of, zero_state_rows
+from memsheet.formulas.around.zero_states import (
+    PARTITION,
+    Zero,
+    at_step,
+    check_deepspeed,
+    host_memory,
+    zero_of,
+    zero_state_rows,
+)
 from memsheet.formulas.states.held import Held, gradient_dtype, parameter_shard
 from memsheet.formulas.states.optimizers import WHOLE_SHAPES, optimizer_bytes, step_temporaries
 from memsheet.formulas.states.sharding import dim0_gathered
@@ -30,7 +39,10 @@ NAME = "parameters"
 Steps = dict[Instant, BytesByPath]
 
 
-@formula(cites=ZERO, at="section 3.1 and figure 1; tensor- and pipeline-parallel ranks divide the parameters evenly")
+@formula(
+    cites=ZERO,
+    at="section 3.1 and figure 1; tensor- and pipeline-parallel ranks divide the parameters evenly",
+)
 def rank_parameters(parameters: int, plan: Plan) -> Count:
     """Parameters of one tensor- and pipeline-parallel rank."""
     return ceil_div(parameters, plan.mesh.tp * plan.mesh.pp)
@@ -71,7 +83,9 @@ def bare_host(parameters: int, plan: Plan, engine: Engine) -> Host:
 
 
 def _check_countable(plan: Plan, engine: Engine) -> None:
-    """Raises InputError for what a count alone says nothing of, and for states on the host in a form that the engine does not have."""
+    """Raises InputError for what a count alone says nothing of, and for states on the host in a form that the
+    engine does not have.
+    """
     found = list[Problem]()
 
     def wrong(field: str, value: object, reason: str, hint: str) -> None:
@@ -81,22 +95,44 @@ def _check_countable(plan: Plan, engine: Engine) -> None:
         why = "keeps what follows from the shapes of tensors, and a count has none"
         wrong("optimizer.name", plan.optimizer.name.value, why, "give a model, or adamw")
     if plan.adapter is not None:
-        wrong("adapter.rank", plan.adapter.rank, "adds matrices to the layers of a model, and a count has none", "give a model")
+        wrong(
+            "adapter.rank",
+            plan.adapter.rank,
+            "adds matrices to the layers of a model, and a count has none",
+            "give a model",
+        )
     if plan.offload.activations:
-        wrong("offload.activations", True, "moves activations, and a count has none", "leave it out, or give a model")
+        wrong(
+            "offload.activations",
+            True,
+            "moves activations, and a count has none",
+            "leave it out, or give a model",
+        )
     whole = plan.offload.optimizer == 1 and plan.offload.parameters == 1
     moves = plan.offload.optimizer or plan.offload.parameters
     if engine.sharding is not Sharding.DEEPSPEED and moves and not whole:
         why = f"{engine.name} moves parameters, gradients and optimizer states together"
-        wrong("offload", plan.offload.optimizer or plan.offload.parameters, why, "--offload optimizer,parameters")
+        wrong(
+            "offload",
+            plan.offload.optimizer or plan.offload.parameters,
+            why,
+            "--offload optimizer,parameters",
+        )
     raise_if_problems(found)
 
 
 def _bare_parameter_tensor(parameters: int, plan: Plan) -> Held:
-    return Held(f"{NAME}.weight", (rank_parameters(parameters, plan),), plan.precision.parameters, True, Role.LINEAR, 1)
+    return Held(
+        f"{NAME}.weight",
+        (rank_parameters(parameters, plan),),
+        plan.precision.parameters,
+        True,
+        Role.LINEAR,
+        1,
+    )
 
 
-# ---- DeepSpeed -----------------------------------------------------------------------------------------------------------------
+# ---- DeepSpeed ---------------------------------------------------------------------------------------------
 
 
 def _bare_zero_partition(parameters: int, plan: Plan) -> Zero:
@@ -128,15 +164,20 @@ def _deepspeed_gradient_rows(zero: Zero) -> BytesByPath:
     return BytesByPath.of([((C.GRADIENTS, NAME), zero.width * zero.total)])
 
 
-# ---- Megatron, InternEvo -------------------------------------------------------------------------------------------------------
+# ---- Megatron, InternEvo -----------------------------------------------------------------------------------
 
 
 def _megatron_states(parameters: int, plan: Plan) -> Steps:
-    """Parameters and gradients in two buffers that stay, the distributed optimizer's parts, and gradients raised for its step."""
+    """Parameters and gradients in two buffers that stay, the distributed optimizer's parts, and gradients
+    raised for its step.
+    """
     from memsheet.formulas.around.megatron import buffers_and_shards, widened_gradients
 
     tensors = (_bare_parameter_tensor(parameters, plan),)
-    always, scratch = buffers_and_shards(tensors, plan), BytesByPath.of([((C.TEMPORARIES, "optimizer"), widened_gradients(tensors, plan))])
+    always, scratch = (
+        buffers_and_shards(tensors, plan),
+        BytesByPath.of([((C.TEMPORARIES, "optimizer"), widened_gradients(tensors, plan))]),
+    )
     return _over_the_step(always, always, always, merge_moment([(1, always), (1, scratch)]))
 
 
@@ -146,7 +187,9 @@ def _internevo_states(parameters: int, plan: Plan) -> Steps:
 
     total, ranks = rank_parameters(parameters, plan), plan.mesh.dp_shard
     share = ceil_div(total, ranks)
-    always = merge_moment([(1, _bare_parameter_rows(parameters, total, plan)), (1, BytesByPath.of(own_states(share, plan)))])
+    always = merge_moment(
+        [(1, _bare_parameter_rows(parameters, total, plan)), (1, BytesByPath.of(own_states(share, plan)))]
+    )
     gradients = whole_gradients(total, plan)
     before = gradients if agreed(plan.accumulation > 1) else EMPTY
     return _over_the_step(
@@ -157,47 +200,72 @@ def _internevo_states(parameters: int, plan: Plan) -> Steps:
     )
 
 
-# ---- fully sharded, or replicated ----------------------------------------------------------------------------------------------
+# ---- fully sharded, or replicated --------------------------------------------------------------------------
 
 
-def _over_the_step(load: BytesByPath, forward: BytesByPath, backward: BytesByPath, step: BytesByPath) -> Steps:
-    return {Instant.LOAD: load, Instant.FORWARD: forward, Instant.BACKWARD: backward, Instant.OPTIMIZER_STEP: step}
+def _over_the_step(
+    load: BytesByPath, forward: BytesByPath, backward: BytesByPath, step: BytesByPath
+) -> Steps:
+    return {
+        Instant.LOAD: load,
+        Instant.FORWARD: forward,
+        Instant.BACKWARD: backward,
+        Instant.OPTIMIZER_STEP: step,
+    }
 
 
 def _bare_parameter_rows(parameters: int, elements: Count, plan: Plan) -> BytesByPath:
-    return BytesByPath.of([((C.PARAMETERS, NAME), _bare_parameter_tensor(parameters, plan).dtype.nbytes(elements))])
+    return BytesByPath.of(
+        [((C.PARAMETERS, NAME), _bare_parameter_tensor(parameters, plan).dtype.nbytes(elements))]
+    )
 
 
 def _fsdp_states(parameters: int, plan: Plan, engine: Engine) -> Steps:
-    """What a rank keeps of every tensor, whole or a shard; FSDP2 at zero 2 keeps what it gathered until backward ends."""
+    """What a rank keeps of every tensor, whole or a shard; FSDP2 at zero 2 keeps what it gathered until
+    backward ends.
+    """
     tensor, precision = _bare_parameter_tensor(parameters, plan), plan.precision
     gathered = _unsharded_parameter_rows(tensor, plan, engine)
     shard = parameter_shard(tensor, plan, engine.sharding)
     if plan.offload.parameters:  # a flat parameter's reduced gradients stay until backward is over
         left = gradient_dtype(tensor, plan).nbytes(shard) if engine.sharding is Sharding.FSDP1 else 0
         return _over_the_step(
-            EMPTY, gathered, merge_moment([(1, gathered), (1, BytesByPath.of([((C.GRADIENTS, NAME), left)] if left else []))]), EMPTY
+            EMPTY,
+            gathered,
+            merge_moment([(1, gathered), (1, BytesByPath.of([((C.GRADIENTS, NAME), left)] if left else []))]),
+            EMPTY,
         )
     master = precision.master_weights.nbytes(shard) if precision.master_weights else 0
-    rows = (((C.MASTER_WEIGHTS, NAME), master), ((C.OPTIMIZER_STATES, NAME), _optimizer_moment_bytes(tensor, shard, plan)))
-    always = merge_moment(
-        [(1, _bare_parameter_rows(parameters, shard, plan)), (1, BytesByPath.of((key, size) for key, size in rows if size))]
+    rows = (
+        ((C.MASTER_WEIGHTS, NAME), master),
+        ((C.OPTIMIZER_STATES, NAME), _optimizer_moment_bytes(tensor, shard, plan)),
     )
-    if plan.optimizer_in_backward:  # a gradient is used up when it arrives: of how many parameters at a time is not known
+    always = merge_moment(
+        [
+            (1, _bare_parameter_rows(parameters, shard, plan)),
+            (1, BytesByPath.of((key, size) for key, size in rows if size)),
+        ]
+    )
+    if (
+        plan.optimizer_in_backward
+    ):  # a gradient is used up when it arrives: of how many parameters at a time is not known
         return _over_the_step(always, always, always, always)
     gradients = BytesByPath.of([((C.GRADIENTS, NAME), gradient_dtype(tensor, plan).nbytes(shard))])
     waiting = _unsynced_gradient_rows(tensor, plan, engine)
     last = agreed(plan.mesh.pp > 1) and engine.whole_in_pipelines  # reduces with the last micro-batch
     before = EMPTY if last or not accumulates_gradients(plan, engine) else gradients
     return _over_the_step(
-        always, merge_moment([(1, always), (1, before), (1, waiting), (1, gathered)]),
+        always,
+        merge_moment([(1, always), (1, before), (1, waiting), (1, gathered)]),
         merge_moment([(1, always), (1, gradients), (1, waiting), (1, gathered)]),
         merge_moment([(1, always), (1, _at_step(tensor, shard, gradients, plan, engine))]),
-    )  # fmt: skip
+    )
 
 
 def _unsynced_gradient_rows(tensor: Held, plan: Plan, engine: Engine) -> BytesByPath:
-    """Whole gradients that wait for the last micro-batch: surely in some pipelines, else perhaps (``bare_ranges``)."""
+    """Whole gradients that wait for the last micro-batch: surely in some pipelines, else perhaps
+    (``bare_ranges``).
+    """
     if engine.sharding is not Sharding.FSDP2 or not accumulates_gradients(plan, engine):
         return EMPTY
     surely = agreed(plan.mesh.pp > 1) and engine.whole_in_pipelines
@@ -205,9 +273,13 @@ def _unsynced_gradient_rows(tensor: Held, plan: Plan, engine: Engine) -> BytesBy
 
 
 def bare_ranges(parameters: int, plan: Plan, engine: Engine) -> dict[Key, tuple[Count, Count]]:
-    """What the engine's configuration leaves open: gradients that are reduced after every micro-batch, or wait whole for the last."""
+    """What the engine's configuration leaves open: gradients that are reduced after every micro-batch, or
+    wait whole for the last.
+    """
     tensor = _bare_parameter_tensor(parameters, plan)
-    if UNSYNCED not in _unsynced_gradient_rows(tensor, plan, engine).held or (agreed(plan.mesh.pp > 1) and engine.whole_in_pipelines):
+    if UNSYNCED not in _unsynced_gradient_rows(tensor, plan, engine).held or (
+        agreed(plan.mesh.pp > 1) and engine.whole_in_pipelines
+    ):
         return {}
     return {UNSYNCED: (0, unsynced_gradient_bytes((tensor,), plan))}
 
@@ -221,18 +293,24 @@ def _unsharded_parameter_rows(tensor: Held, plan: Plan, engine: Engine) -> Bytes
 
 
 def _at_step(tensor: Held, shard: Count, gradients: BytesByPath, plan: Plan, engine: Engine) -> BytesByPath:
-    """Gradients and the optimizer's scratch; an optimizer that works on one tensor at a time has as much of it as that tensor."""
+    """Gradients and the optimizer's scratch; an optimizer that works on one tensor at a time has as much of
+    it as that tensor.
+    """
     assert plan.optimizer is not None
     whole = plan.optimizer.implementation is not Implementation.LOOP
     scratch = step_temporaries(((tensor, shard),), plan) if whole else 0
     wide = plan.precision.master_weights if engine.sharding is Sharding.REPLICATED else None
-    if wide is not None:  # every gradient is raised to the copies' precision and let go, before they are stepped
+    if (
+        wide is not None
+    ):  # every gradient is raised to the copies' precision and let go, before they are stepped
         return BytesByPath.of([((C.TEMPORARIES, "optimizer"), wide.nbytes(shard) + scratch)])
     return merge_moment([(1, gradients), (1, BytesByPath.of([((C.TEMPORARIES, "optimizer"), scratch)]))])
 
 
 def _optimizer_moment_bytes(tensor: Held, shard: Count, plan: Plan) -> Count:
-    return optimizer_bytes(tensor, shard, plan) - optimizer_bytes(tensor, 0, plan)  # less what each tensor has: how many is not known
+    return optimizer_bytes(tensor, shard, plan) - optimizer_bytes(
+        tensor, 0, plan
+    )  # less what each tensor has: how many is not known
 
 
 def _offloaded_host_bytes(parameters: int, plan: Plan, engine: Engine) -> tuple[tuple[Count, ...], Count]:
@@ -241,4 +319,6 @@ def _offloaded_host_bytes(parameters: int, plan: Plan, engine: Engine) -> tuple[
         return (), 0
     tensor = _bare_parameter_tensor(parameters, plan)
     shard = parameter_shard(tensor, plan, engine.sharding)
-    return (tensor.dtype.nbytes(shard), gradient_dtype(tensor, plan).nbytes(shard)), _optimizer_moment_bytes(tensor, shard, plan)
+    return (tensor.dtype.nbytes(shard), gradient_dtype(tensor, plan).nbytes(shard)), _optimizer_moment_bytes(
+        tensor, shard, plan
+    )

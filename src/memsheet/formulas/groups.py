@@ -1,4 +1,6 @@
-"""The parts of a model in order of execution, each with its numbers and its parameters: what a step walks through."""
+"""The parts of a model in order of execution, each with its numbers and its parameters: what a step walks
+through.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ from memsheet.plan.plan import Plan, Recompute, RecomputeMode
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """One part of the model: embeddings, a layer, or the head. ``plain`` is the part without recompute; ``gradients`` those of all its
-    parameters (the head's include what a fused loss makes).
+    """One part of the model: embeddings, a layer, or the head. ``plain`` is the part without recompute;
+    ``gradients`` those of all its parameters (the head's include what a fused loss makes).
     """
 
     name: str
@@ -46,8 +48,9 @@ class Layers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageLayers:
-    """A stage in order of execution. ``tied``: the head computes with the embedding table. ``entry``: the first run of layers that words
-    pass through; those before it are a tower's. ``end``: masks that are there when backward comes to the embeddings.
+    """A stage in order of execution. ``tied``: the head computes with the embedding table. ``entry``: the
+    first run of layers that words pass through; those before it are a tower's. ``end``: masks that are there
+    when backward comes to the embeddings.
     """
 
     embeddings: Group | None
@@ -60,13 +63,21 @@ class StageLayers:
 
     def hosted(self) -> tuple[Count, ...]:
         """Bytes of every tensor that waits for backward in host memory."""
-        ends = [part.hosted for part in (self.embeddings and self.embeddings.part, self.head and self.head.part, self.loss) if part]
-        layers = [group.part.hosted * run.count for run in self.layers for group in run.pattern if group.part.hosted]
+        ends = [
+            part.hosted
+            for part in (self.embeddings and self.embeddings.part, self.head and self.head.part, self.loss)
+            if part
+        ]
+        layers = [
+            group.part.hosted * run.count for run in self.layers for group in run.pattern if group.part.hosted
+        ]
         return tuple(size for sizes in (*ends, *layers) for size in sizes)
 
-    def visits(self, stops: frozenset[tuple[int, int]] = frozenset()) -> Iterator[tuple[Group, int, int, int]]:
-        """The layers worth looking at as (group, run, repetition, place in the pattern): first and last repetition of each run, and
-        ``stops``, the (run, repetition) where something else happens.
+    def visits(
+        self, stops: frozenset[tuple[int, int]] = frozenset()
+    ) -> Iterator[tuple[Group, int, int, int]]:
+        """The layers worth looking at as (group, run, repetition, place in the pattern): first and last
+        repetition of each run, and ``stops``, the (run, repetition) where something else happens.
         """
         for run, layers in enumerate(self.layers):
             for repetition in _worth_it(layers.count, {r for n, r in stops if n == run}):
@@ -92,7 +103,9 @@ class StageLayers:
 
 
 def _worth_it(count: Count, stops: set[int]) -> list[Count]:
-    """First and last repetitions, and ``stops``. In a stratum whose plans have other counts of layers they have four or more."""
+    """First and last repetitions, and ``stops``. In a stratum whose plans have other counts of layers they
+    have four or more.
+    """
     if is_array(count):
         return [0, 1, count - 2, count - 1] if agreed(count >= FEW) and not stops else not_alike()
     return sorted(r for r in {0, 1, count - 2, count - 1, *stops} if 0 <= r < count)
@@ -106,7 +119,9 @@ _last: tuple[Plan, Engine, Made] | None = None
 
 
 def _layer_group_cache(plan: Plan, engine: Engine) -> Made:
-    """The layers made for a plan so far, kept until another one is asked about: its stages and their chunks have most of them in common."""
+    """The layers made for a plan so far, kept until another one is asked about: its stages and their chunks
+    have most of them in common.
+    """
     global _last  # noqa: PLW0603 - one value, replaced as a whole
     last = _last
     if last is None or last[0] is not plan or last[1] is not engine:
@@ -115,12 +130,18 @@ def _layer_group_cache(plan: Plan, engine: Engine) -> Made:
 
 
 def walk_stage_layers(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> StageLayers:
-    """A stage's groups with their numbers. ``release``: gradients are added to existing ones as soon as they are made."""
+    """A stage's groups with their numbers. ``release``: gradients are added to existing ones as soon as they
+    are made.
+    """
     stack = spec.stacks[-1]
     ends = end_parts(spec, plan, engine, release=release)
     made = _layer_group_cache(plan, engine)
     layers, entry = list[Layers](), 0
-    frozen = ends.embeddings is not None and enters_frozen(spec, plan) and plan.recompute.mode is RecomputeMode.NONE
+    frozen = (
+        ends.embeddings is not None
+        and enters_frozen(spec, plan)
+        and plan.recompute.mode is RecomputeMode.NONE
+    )
     let_go = model_code(engine.code).let_go(spec, plan, run_config_of(plan, engine))
     for each in spec.stacks:
         own, seen = list[Layers](), entry == 0 and any(stack.role == JOIN for stack in spec.stacks)
@@ -131,25 +152,49 @@ def walk_stage_layers(spec: ModelSpec, plan: Plan, engine: Engine, *, release: R
                     made[each.path, block, recomputed, release] = _layer_group(
                         block, each, how, engine, release=release, input_grad=not (seen and frozen)
                     )
-            own.append(Layers(tuple(made[each.path, block, recomputed, release] for block, recomputed in pattern), count))
+            own.append(
+                Layers(
+                    tuple(made[each.path, block, recomputed, release] for block, recomputed in pattern), count
+                )
+            )
         if each.role == BRIDGE:
             own[-1] = _bridge_between_stacks(own[-1], let_go, counted=not release)
-        elif own and (gone := model_code(engine.code).made_again(spec, plan, run_config_of(plan, engine))) is not EMPTY:
+        elif (
+            own
+            and (gone := model_code(engine.code).made_again(spec, plan, run_config_of(plan, engine)))
+            is not EMPTY
+        ):
             own[0] = _made_again(own[0], gone)
         elif own and frozen and not seen:
             own = _frozen_entry_layers(
-                each, own, partial(_layer_group, stack=each, plan=plan, engine=engine, release=release, input_grad=False)
+                each,
+                own,
+                partial(
+                    _layer_group, stack=each, plan=plan, engine=engine, release=release, input_grad=False
+                ),
             )
         layers += own
         entry = len(layers) if each.role == JOIN else entry
     tied = spec.head.tied and ends.embeddings is not None and ends.head is not None
-    start = _edge_group("embeddings", (ends.embeddings,), spec.embeddings.weights, spec.embeddings.norms, plan)
+    start = _edge_group(
+        "embeddings", (ends.embeddings,), spec.embeddings.weights, spec.embeddings.norms, plan
+    )
     last = _edge_group("head", (ends.head, ends.loss), spec.head.weights, stack.final_norms, plan)
-    return StageLayers(embeddings=start, layers=tuple(layers), head=last, loss=ends.loss, tied=tied, entry=entry, end=let_go.end)
+    return StageLayers(
+        embeddings=start,
+        layers=tuple(layers),
+        head=last,
+        loss=ends.loss,
+        tied=tied,
+        entry=entry,
+        end=let_go.end,
+    )
 
 
 def _bridge_between_stacks(bridge: Layers, gone: LetGo, *, counted: bool) -> Layers:
-    """What lies between two stacks, with what is gone when backward comes to it and when its backward is over. ``counted``: gradients are."""
+    """What lies between two stacks, with what is gone when backward comes to it and when its backward is
+    over. ``counted``: gradients are.
+    """
     (group,) = bridge.pattern
     before = merge_moment([(1, gone.masks), (1, gone.gradients)]) if counted else gone.masks
     gradients = merge_moment([(1, group.gradients), (-1, gone.masks), (-1, gone.gradients), (-1, gone.after)])
@@ -164,7 +209,9 @@ def _made_again(first: Layers, gone: BytesByPath) -> Layers:
 
 def _backward_without(part: Part, gone: BytesByPath) -> Part:
     """A part whose backward begins when what is ``gone`` is no longer there."""
-    backward, again, behind = (merge_moment([(1, bag), (-1, gone)]) for bag in (part.backward, part.again, part.behind))
+    backward, again, behind = (
+        merge_moment([(1, bag), (-1, gone)]) for bag in (part.backward, part.again, part.behind)
+    )
     return replace(part, backward=backward, again=again, behind=behind)
 
 
@@ -180,7 +227,9 @@ def enters_frozen(spec: ModelSpec, plan: Plan) -> bool:
 
 def _as_run(plan: Plan, *, recomputed: bool) -> Plan:
     if plan.recompute.by_layers:
-        return replace(plan, recompute=Recompute(mode=RecomputeMode.FULL if recomputed else RecomputeMode.NONE))
+        return replace(
+            plan, recompute=Recompute(mode=RecomputeMode.FULL if recomputed else RecomputeMode.NONE)
+        )
     return plan if recomputed else replace(plan, recompute=replace(plan.recompute, mode=RecomputeMode.NONE))
 
 
@@ -194,7 +243,9 @@ def _cut_at_recompute(stack: Stack, plan: Plan) -> Iterator[tuple[Flagged, int]]
         yield from _every_so_many(stack, plan.recompute.every)
         return
     for pattern, count, recomputed in (
-        _first_so_many(stack, plan) if stack.role not in (BRIDGE, START, JOIN) else [(stack.runs[0].pattern, 1, False)]
+        _first_so_many(stack, plan)
+        if stack.role not in (BRIDGE, START, JOIN)
+        else [(stack.runs[0].pattern, 1, False)]
     ):
         yield tuple((block, recomputed) for block in pattern), count
 
@@ -231,8 +282,8 @@ def _first_so_many(stack: Stack, plan: Plan) -> Iterator[tuple[tuple[Block, ...]
 
 
 def _frozen_entry_layers(stack: Stack, layers: list[Layers], make: Callable[[Block], Group]) -> list[Layers]:
-    """Other groups for the first layers, up to the one that trains something: nothing before it does (under recompute peft asks for its
-    input's gradient all the same).
+    """Other groups for the first layers, up to the one that trains something: nothing before it does (under
+    recompute peft asks for its input's gradient all the same).
     """
     if any(is_array(run.count) for run in stack.runs):
         not_alike()
@@ -250,7 +301,9 @@ def _frozen_entry_layers(stack: Stack, layers: list[Layers], make: Callable[[Blo
     return entered
 
 
-def _layer_group(block: Block, stack: Stack, plan: Plan, engine: Engine, *, release: Release, input_grad: bool = True) -> Group:
+def _layer_group(
+    block: Block, stack: Stack, plan: Plan, engine: Engine, *, release: Release, input_grad: bool = True
+) -> Group:
     prefix = stack_prefix(stack)
     part, plain = block_part(block, prefix, plan, engine, release=release, input_grad=input_grad)
     parameters = tuple(h for w in block.weights for h in tensors_on_rank(f"{prefix}.{w.path}", w, 1, plan))
@@ -258,10 +311,20 @@ def _layer_group(block: Block, stack: Stack, plan: Plan, engine: Engine, *, rele
 
 
 def _edge_group(
-    name: str, parts: tuple[Part | None, ...], weights: tuple[Weight, ...], norms: tuple[Norm, ...], plan: Plan
+    name: str,
+    parts: tuple[Part | None, ...],
+    weights: tuple[Weight, ...],
+    norms: tuple[Norm, ...],
+    plan: Plan,
 ) -> Group | None:
     if parts[0] is None:
         return None
     own = (*weights, *(w for norm in norms for w in norm.weights))
     gradients = BytesByPath.of(pair for part in parts if part for pair in part.gradients.held.items())
-    return Group(name, parts[0], parts[0], tuple(h for w in own for h in tensors_on_rank(w.path, w, 1, plan)), gradients)
+    return Group(
+        name,
+        parts[0],
+        parts[0],
+        tuple(h for w in own for h in tensors_on_rank(w.path, w, 1, plan)),
+        gradients,
+    )

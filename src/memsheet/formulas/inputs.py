@@ -20,10 +20,14 @@ def microbatch_inputs(model: ModelSpec, plan: Plan) -> BytesByPath:
     if of_pictures(model.embeddings):
         return _input_rows({"pixel_values": picture_bytes(model, plan), "labels": sequences})
     if has_pictures(model):
-        grid = INT64.nbytes(3 * plan.microbatch)  # one picture a sequence: frames, rows and columns of patches
+        grid = INT64.nbytes(
+            3 * plan.microbatch
+        )  # one picture a sequence: frames, rows and columns of patches
         seen = {"pixel_values": pixel_bytes(model, plan), "image_grid_thw": grid, "mm_token_type_ids": tokens}
         return _input_rows({"input_ids": tokens, "labels": tokens, **seen})
-    whole = model.head.kind == "classification" and any("pooler" in w.path or "classifier.dense" in w.path for w in model.head.weights)
+    whole = model.head.kind == "classification" and any(
+        "pooler" in w.path or "classifier.dense" in w.path for w in model.head.weights
+    )
     labels = sequences if whole else tokens
     pair = {"decoder_input_ids": tokens} if _is_pair(model.stacks) else {}
     return _input_rows({"input_ids": tokens, "labels": labels, **pair})

@@ -1,5 +1,6 @@
-"""A linear layer over int8 rows, LLM.int8() (bitsandbytes 0.50.2.dev0 at 95f9af3): autograd/_functions.py:101-242 MatMul8bitLt, the kernels of
-backends/cuda/ops.py:171-254 and backends/default/ops.py:64-119.
+"""A linear layer over int8 rows, LLM.int8() (bitsandbytes 0.50.2.dev0 at 95f9af3):
+autograd/_functions.py:101-242 MatMul8bitLt, the kernels of backends/cuda/ops.py:171-254 and
+backends/default/ops.py:64-119.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from memsheet.plan.dtypes import BOOL, FP16, FP32, INT8, INT32
 OUTLIERS = "outliers"
 
 
-def int8_linear(r: Recorder, x: Tensor, weight: tuple[Axis, Axis], out: Axis, path: str, *, bias: Tensor | None = None) -> Tensor:
-    """The input in int8, but for columns with an outlier, which are multiplied as they are. The function keeps its input and those columns in
-    attributes, not as saved tensors: a checkpoint does not drop them, and they stay until the graph goes (:186-188).
+def int8_linear(
+    r: Recorder, x: Tensor, weight: tuple[Axis, Axis], out: Axis, path: str, *, bias: Tensor | None = None
+) -> Tensor:
+    """The input in int8, but for columns with an outlier, which are multiplied as they are. The function
+    keeps its input and those columns in attributes, not as saved tensors: a checkpoint does not drop them,
+    and they stay until the graph goes (:186-188).
     """
     shape, dtype, back = (*x.shape[:-1], out), x.dtype, x.shape
     codes = _quantize_int8_rows(r, x, path)
@@ -34,7 +38,9 @@ def int8_linear(r: Recorder, x: Tensor, weight: tuple[Axis, Axis], out: Axis, pa
 
 
 def _quantize_int8_rows(r: Recorder, x: Tensor, path: str) -> tuple[Tensor, Tensor]:
-    """The input's codes and a scale a row; the copy in fp16, its magnitudes and which of them are outliers go when that is done."""
+    """The input's codes and a scale a row; the copy in fp16, its magnitudes and which of them are outliers go
+    when that is done.
+    """
     half = x if x.dtype is FP16 else r.tensor(f"{path}/half", x.shape, FP16)
     scales = r.tensor(f"{path}/scales", x.shape[:-1], FP32)
     codes = r.tensor(f"{path}/codes", x.shape, INT8)

@@ -24,24 +24,37 @@ class AttentionKernel(Enum):
 
     EAGER = "eager"
     FUSED = "flash"  # flash through torch's scaled_dot_product_attention or the flash-attn package
-    MATH = "math"  # torch's plain operations, where no kernel takes the operands: fp32 with fewer heads of keys than of queries
-    PROCESSOR = "processor"  # torch's flash attention on a CPU, which takes every dtype, masks, and fewer heads of keys than of queries
-    EFFICIENT = "efficient"  # torch's memory-efficient kernel: one head of keys a query head, a mask if there is one
+    # torch's plain operations, where no kernel takes the operands: fp32 with fewer heads of keys than of
+    # queries
+    MATH = "math"
+    # torch's flash attention on a CPU, which takes every dtype, masks, and fewer heads of keys than of
+    # queries
+    PROCESSOR = "processor"
+    EFFICIENT = (
+        "efficient"  # torch's memory-efficient kernel: one head of keys a query head, a mask if there is one
+    )
 
 
 def writes_scores(plan: Plan, mixer: Mixer) -> bool:
-    """Whether attention makes a matrix of its scores: by plain operations, or where torch has no fused kernel on the card. Before compute
-    capability 8.0 that is bf16, and fewer heads of keys than of queries (sdp_utils.cpp, can_use_flash_attention, can_use_mem_efficient_attention).
+    """Whether attention makes a matrix of its scores: by plain operations, or where torch has no fused kernel
+    on the card. Before compute capability 8.0 that is bf16, and fewer heads of keys than of queries
+    (sdp_utils.cpp, can_use_flash_attention, can_use_mem_efficient_attention).
     """
     if plan.attention is AttentionKind.EAGER:
         return True
     grouped = isinstance(mixer, Attention) and mixer.heads != mixer.kv_heads
-    return plan.before_ampere and plan.attention is AttentionKind.SDPA and (plan.precision.compute is BF16 or grouped)
+    return (
+        plan.before_ampere
+        and plan.attention is AttentionKind.SDPA
+        and (plan.precision.compute is BF16 or grouped)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """What decides how a block runs, apart from its shapes. Part of the key under which a recording is kept."""
+    """What decides how a block runs, apart from its shapes. Part of the key under which a recording is
+    kept.
+    """
 
     code: Code = Code.TRANSFORMERS
     parameters: DType
@@ -55,19 +68,25 @@ class RunConfig:
     adapter_dtype: DType | None = None
     adapter_dropout: bool = False
     adapter_kind: AdapterKind = AdapterKind.LORA
-    whole: frozenset[str] = frozenset()  # last names of modules of which a copy is trained beside the frozen one
+    whole: frozenset[str] = (
+        frozenset()
+    )  # last names of modules of which a copy is trained beside the frozen one
     tensor_parallel: bool = False  # linear layers are cut over ranks as transformers' plans cut them
     quantized: bool = False  # linear weights are dequantized for each use
     stored: str = "4-bit"  # how: a row of STORED
     padded_head: int | None = None  # flash pads the head dim to this many
-    several: bool = False  # more than one sequence: eager products copy operands whose batch and heads are no single dimension
+    # more than one sequence: eager products copy operands whose batch and heads are no single dimension
+    several: bool = False
     again: frozenset[str] = frozenset()  # last names of modules that run their forward again in backward
     positions_each: bool = False  # learned positions are looked up for each sequence
     offloads: bool = False  # what is saved for backward waits on the host
     processor: bool = False  # a CPU's kernels and a CPU's list of what autocast widens
-    keeps_scores: bool = False  # torch before 1.11: softmax saves its input; models of the time added a mask in their parameters' dtype
-    transposed: bool = False  # linear layers multiply with a transposed view of their weight, whose cast autocast does not cache
-    asks_grad: bool = False  # frozen embeddings are asked for a gradient of what they look up, for checkpoints to begin with
+    # torch before 1.11: softmax saves its input; models of the time added a mask in their parameters' dtype
+    keeps_scores: bool = False
+    # linear layers multiply with a transposed view of their weight, whose cast autocast does not cache
+    transposed: bool = False
+    # frozen embeddings are asked for a gradient of what they look up, for checkpoints to begin with
+    asks_grad: bool = False
     head: str = "causal_lm"  # the kind of head, which decides the loss
     scattered: bool = False  # outside tensor parallelism a rank has its part of the sequence
     one_group: bool = False  # a rank's queries share one head of keys and values
@@ -79,16 +98,24 @@ class RunConfig:
     several_experts: bool = True  # a rank has more than one
     options: frozenset[str] = frozenset()  # switches of the model code that runs
     chosen: frozenset[Chosen] = frozenset()  # operations whose results a selective checkpoint keeps
-    mask: bool = False  # the efficient kernel gets a mask, turned into a bias in the compute dtype for each layer
+    mask: bool = (
+        False  # the efficient kernel gets a mask, turned into a bias in the compute dtype for each layer
+    )
 
 
-def run_checkpointed(r: Recorder, run: Callable[[Tensor], Tensor], x: Tensor, path: str, how: RunConfig) -> Tensor:
+def run_checkpointed(
+    r: Recorder, run: Callable[[Tensor], Tensor], x: Tensor, path: str, how: RunConfig
+) -> Tensor:
     """``run(x)``, the module at ``path``: as it is, or run again in backward."""
     return r.again(run, x) if path.rpartition(".")[2] in how.again else run(x)
 
 
-def vocabulary_table(r: Recorder, path: str, shape: Shape, how: RunConfig, *, joined: Joined = Joined.NO) -> Tensor:
-    """The matrix of embeddings or of the output projection: the model's own, or the copy that is trained (peft utils/other.py)."""
+def vocabulary_table(
+    r: Recorder, path: str, shape: Shape, how: RunConfig, *, joined: Joined = Joined.NO
+) -> Tensor:
+    """The matrix of embeddings or of the output projection: the model's own, or the copy that is trained
+    (peft utils/other.py).
+    """
     name = path.removesuffix(".weight")
     if name.rpartition(".")[2] in how.whole:
         return r.parameter(f"{name}.modules_to_save", shape, how.parameters)
@@ -102,7 +129,17 @@ def record_parameter(r: Recorder, weight: Weight, how: RunConfig, path: str) -> 
 class QuantizedLinear(Protocol):
     """A linear layer over a quantized weight of a shape."""
 
-    def __call__(self, r: Recorder, x: Tensor, weight: tuple[Axis, Axis], out: Axis, path: str, /, *, bias: Tensor | None) -> Tensor: ...
+    def __call__(
+        self,
+        r: Recorder,
+        x: Tensor,
+        weight: tuple[Axis, Axis],
+        out: Axis,
+        path: str,
+        /,
+        *,
+        bias: Tensor | None,
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +153,9 @@ class Stored:
 
 
 STORED = {
-    "4-bit": Stored(linear=Recorder.dequantized_linear, clones=True),  # peft 0.21.2 tuners/lora/bnb.py:529-534
+    "4-bit": Stored(
+        linear=Recorder.dequantized_linear, clones=True
+    ),  # peft 0.21.2 tuners/lora/bnb.py:529-534
     "int8": Stored(linear=int8_linear, holds=True),  # the same file, 237-282
     "gptq": Stored(linear=unpacked_linear, in_place=True),  # gptq.py:40-65
 }
@@ -124,10 +163,15 @@ STORED = {
 
 def stored_as(quantization: Quantization | None) -> str:
     """The row of STORED for a format; what has none is dequantized, as four bits are."""
-    return next((name for name in STORED if quantization is not None and quantization.weights.name.startswith(name)), "4-bit")
+    return next(
+        (name for name in STORED if quantization is not None and quantization.weights.name.startswith(name)),
+        "4-bit",
+    )
 
 
-def record_linear(r: Recorder, x: Tensor, weights: dict[str, Weight], name: str, out: Axis, width: Axis, how: RunConfig) -> Tensor:
+def record_linear(
+    r: Recorder, x: Tensor, weights: dict[str, Weight], name: str, out: Axis, width: Axis, how: RunConfig
+) -> Tensor:
     """The linear layer ``name`` of a block, with its LoRA branch where it carries one."""
     weight, bias = weights[name + ".weight"], weights.get(name + ".bias")
     low = record_parameter(r, bias, how, f"{name}.bias") if bias else None
@@ -136,7 +180,9 @@ def record_linear(r: Recorder, x: Tensor, weights: dict[str, Weight], name: str,
     else:
         given = r.spread(x, name) if how.tensor_parallel and weight.cut == 0 else x
         matrix = r.parameter(name, (out, width), how.parameters, trains=how.trains)
-        result = r.linear(given, r.view(matrix, (width, out)) if how.transposed else matrix, out, name, bias=low)
+        result = r.linear(
+            given, r.view(matrix, (width, out)) if how.transposed else matrix, out, name, bias=low
+        )
         if how.tensor_parallel and weight.cut == 1:
             result = r.reduced(result, f"{name}/all_reduce")
     if name.rsplit(".", 1)[-1] in how.adapter_targets and how.adapter_dtype is not None:
@@ -145,8 +191,15 @@ def record_linear(r: Recorder, x: Tensor, weights: dict[str, Weight], name: str,
         base = [result]
         del result
         branch = Branch(
-            kind=how.adapter_kind, name=name, out=out, width=width, dtype=how.adapter_dtype, kept=how.parameters, dropout=how.adapter_dropout,
-            quantized=how.quantized and weight.role is Role.LINEAR, in_place=how.quantized and STORED[how.stored].in_place,
-        )  # fmt: skip
+            kind=how.adapter_kind,
+            name=name,
+            out=out,
+            width=width,
+            dtype=how.adapter_dtype,
+            kept=how.parameters,
+            dropout=how.adapter_dropout,
+            quantized=how.quantized and weight.role is Role.LINEAR,
+            in_place=how.quantized and STORED[how.stored].in_place,
+        )
         return with_adapter(r, x, base, branch)
     return result

@@ -13,7 +13,13 @@ from memsheet.plan.plan import Plan, Schedule
 from memsheet.references import PIPELINE_1F1B, formula
 
 
-@formula(cites=PIPELINE_1F1B, at="section 2.2: stage r of p keeps at most p - r micro-batches under 1F1B; GPipe keeps all; DualPipe p + 1")
+@formula(
+    cites=PIPELINE_1F1B,
+    at=(
+        "section 2.2: stage r of p keeps at most p - r micro-batches under 1F1B; GPipe keeps all; "
+        "DualPipe p + 1"
+    ),
+)
 def in_flight(schedule: Schedule | None, stages: int, stage: int, microbatches: Count) -> Count:
     """Micro-batches whose activations a stage (0 is the first) holds at its peak."""
     if schedule is None or schedule is Schedule.GPIPE:
@@ -25,8 +31,8 @@ def in_flight(schedule: Schedule | None, stages: int, stage: int, microbatches: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flight:
-    """A moment of a pipeline: the chunk of layers that runs, in forward or backward, and how many whole micro-batches each chunk of the rank
-    keeps besides.
+    """A moment of a pipeline: the chunk of layers that runs, in forward or backward, and how many whole
+    micro-batches each chunk of the rank keeps besides.
     """
 
     chunk: int
@@ -35,7 +41,9 @@ class Flight:
 
 
 def peak_flights(plan: Plan, stage: int, microbatches: Count | None = None) -> tuple[Flight, ...]:
-    """The moments at which a rank of a stage may hold most, of a step of so many micro-batches (the plan's own by default)."""
+    """The moments at which a rank of a stage may hold most, of a step of so many micro-batches (the plan's
+    own by default).
+    """
     microbatches = plan.accumulation if microbatches is None else microbatches
     chunks, stages = plan.mesh.vpp, plan.mesh.pp
     if chunks == 1:
@@ -45,8 +53,8 @@ def peak_flights(plan: Plan, stage: int, microbatches: Count | None = None) -> t
 
 
 def interleaved_flights(stages: int, chunks: int, stage: int, microbatches: int) -> tuple[Flight, ...]:
-    """The moments of a pipeline whose stages have several chunks. Warm-up is at most two stages' worth of micro-batches a chunk, and two groups
-    of them say all that follows, so more of them change nothing.
+    """The moments of a pipeline whose stages have several chunks. Warm-up is at most two stages' worth of
+    micro-batches a chunk, and two groups of them say all that follows, so more of them change nothing.
     """
     return _simulate_interleaved_1f1b(stages, chunks, stage, min(microbatches, STEADY * stages))
 
@@ -57,9 +65,10 @@ STEADY = 4
 
 @lru_cache(maxsize=4096)
 def _simulate_interleaved_1f1b(stages: int, chunks: int, stage: int, microbatches: int) -> tuple[Flight, ...]:
-    """Interleaved 1F1B as Megatron-Core runs it (pipeline_parallel/schedules.py of 23e00ed:650-760, 1000-1300): 2 (p - r - 1) + (v - 1) p forwards
-    first, then one forward and one backward in turn, in groups of p micro-batches a chunk. Of moments that keep as much of every
-    chunk or less, the one that keeps more is enough.
+    """Interleaved 1F1B as Megatron-Core runs it (pipeline_parallel/schedules.py of 23e00ed:650-760,
+    1000-1300): 2 (p - r - 1) + (v - 1) p forwards first, then one forward and one backward in turn, in groups
+    of p micro-batches a chunk. Of moments that keep as much of every chunk or less, the one that keeps more
+    is enough.
     """
     total, group = microbatches * chunks, stages * chunks
     warm = min(total, 2 * (stages - stage - 1) + (chunks - 1) * stages)
@@ -85,10 +94,15 @@ def _simulate_interleaved_1f1b(stages: int, chunks: int, stage: int, microbatche
     for step in range(steady):
         forward(warm + step)
         backward(step)
-    for step in range(steady, min(total, group)):  # where warming up took most of it, some chunks run backward only now
+    for step in range(
+        steady, min(total, group)
+    ):  # where warming up took most of it, some chunks run backward only now
         backward(step)
     best = [
-        (*place, one) for place, moments in found.items() for one in moments if not any(dominates_flight(other, one) for other in moments)
+        (*place, one)
+        for place, moments in found.items()
+        for one in moments
+        if not any(dominates_flight(other, one) for other in moments)
     ]
     return tuple(Flight(chunk=chunk, backward=back, others=others) for chunk, back, others in best)
 
@@ -99,7 +113,9 @@ def dominates_flight(other: tuple[int, ...], one: tuple[int, ...]) -> bool:
 
 
 def layers_of_stage(layers: int, plan: Plan, stage: int, chunk: int = 0) -> tuple[int, int]:
-    """First layer of a stage's chunk and the one after its last; chunk c of rank r is the model's part c · pp + r."""
+    """First layer of a stage's chunk and the one after its last; chunk c of rank r is the model's part c · pp
+    + r.
+    """
     parts, part = plan.mesh.pp * plan.mesh.vpp, chunk * plan.mesh.pp + stage
     counts = plan.layers_per_stage or (layers // parts,) * parts
     first = sum(counts[:part])
@@ -112,7 +128,9 @@ def chunk_models(spec: ModelSpec, plan: Plan, stage: int) -> tuple[ModelSpec, ..
 
 
 def stage_model(spec: ModelSpec, plan: Plan, stage: int) -> ModelSpec:
-    """All that a rank of a stage has of a model: its chunks' layers, one after another, with the ends that belong to it."""
+    """All that a rank of a stage has of a model: its chunks' layers, one after another, with the ends that
+    belong to it.
+    """
     chunks = chunk_models(spec, plan, stage)
     if len(chunks) == 1:
         return chunks[0]
@@ -159,9 +177,13 @@ def _model_chunk(spec: ModelSpec, plan: Plan, stage: int, chunk: int) -> ModelSp
         head = replace(head, weights=_tied_copy(spec.embeddings))
     keeps = part == 0
     return replace(
-        spec, stacks=tuple(parts), head=head, towers=spec.towers if keeps else (), extras=spec.extras if keeps else (),
+        spec,
+        stacks=tuple(parts),
+        head=head,
+        towers=spec.towers if keeps else (),
+        extras=spec.extras if keeps else (),
         embeddings=spec.embeddings if keeps else replace(spec.embeddings, weights=(), norms=()),
-    )  # fmt: skip
+    )
 
 
 def _tied_copy(embeddings: Embeddings) -> tuple[Weight, ...]:

@@ -1,4 +1,6 @@
-"""Tapes of a model's parts, recorded once for each way they run: blocks, embeddings, head and loss as their model code writes them."""
+"""Tapes of a model's parts, recorded once for each way they run: blocks, embeddings, head and loss as their
+model code writes them.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,17 @@ from memsheet.plan.plan import Loss
 
 
 def _new_recorder(how: RunConfig, pass_: Pass = Pass.PLAIN) -> tuple[Recorder, ModelCode]:
-    made = Recorder(compute=how.autocast, processor=how.processor, offloads=how.offloads, pass_=pass_, chosen=how.chosen)
+    made = Recorder(
+        compute=how.autocast, processor=how.processor, offloads=how.offloads, pass_=pass_, chosen=how.chosen
+    )
     return made, model_code(how.code)
 
 
 @lru_cache(maxsize=512)
 def record_block(block: Block, how: RunConfig, *, saving: bool = True, recomputed: bool = False) -> Tape:
-    """The tape of one block. ``saving``: False for a forward that will be recomputed; ``recomputed`` for the one that does so."""
+    """The tape of one block. ``saving``: False for a forward that will be recomputed; ``recomputed`` for the
+    one that does so.
+    """
     r, code = _new_recorder(how, Pass.RECOMPUTED if recomputed else Pass.PLAIN if saving else Pass.LIGHT)
 
     def run() -> tuple[Tensor, Tensor]:
@@ -37,14 +43,19 @@ def record_block(block: Block, how: RunConfig, *, saving: bool = True, recompute
 def record_embeddings(embeddings: Embeddings, how: RunConfig, *, tied: Joined = Joined.NO) -> Tape:
     r, code = _new_recorder(how)
     x, named = code.embed(r, embeddings, how, tied)
-    return r.finish(x, gradient=f"{embeddings.weights[0].path.removesuffix('.weight')}/gradient", lingering=named)
+    return r.finish(
+        x, gradient=f"{embeddings.weights[0].path.removesuffix('.weight')}/gradient", lingering=named
+    )
 
 
 @lru_cache(maxsize=64)
-def record_head(norms: tuple[Norm, ...], head: Head, how: RunConfig, loss: Loss, before: str, table: str = "lm_head") -> Tape:
+def record_head(
+    norms: tuple[Norm, ...], head: Head, how: RunConfig, loss: Loss, before: str, table: str = "lm_head"
+) -> Tape:
     """Final norms and what the loss takes.
 
-    ``before``: the name of what the layers hand over; ``table``: that of the parameter that makes logits of them.
+    ``before``: the name of what the layers hand over; ``table``: that of the parameter that makes logits of
+    them.
     """
     r, code = _new_recorder(how)
     x = r.arriving(code.stream, how.stream, before, needs_grad=how.input_grad)

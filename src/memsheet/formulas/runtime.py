@@ -1,4 +1,6 @@
-"""What is on the card besides tensors: library workspaces, the driver's context, communicators, the allocator's slack."""
+"""What is on the card besides tensors: library workspaces, the driver's context, communicators, the
+allocator's slack.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,13 @@ LARGE_SINCE = 9
 
 
 def cublas_workspace_bytes(plan: Plan, cluster: Cluster | None) -> Bytes:
-    """CuBLAS workspaces: one a thread that runs matrix products, so two in training (forward's and backward's)."""
+    """CuBLAS workspaces: one a thread that runs matrix products, so two in training (forward's and
+    backward's).
+    """
     entry = _overhead_table()[
-        "cublas_workspace_large" if cluster and _major_compute_capability(cluster) >= LARGE_SINCE else "cublas_workspace_small"
+        "cublas_workspace_large"
+        if cluster and _major_compute_capability(cluster) >= LARGE_SINCE
+        else "cublas_workspace_small"
     ]
     handles = 2 if plan.task == "train" else 1
     one = _overhead_range(entry)
@@ -46,13 +52,18 @@ def cublas_workspace_bytes(plan: Plan, cluster: Cluster | None) -> Bytes:
 
 
 def _major_compute_capability(cluster: Cluster) -> int:
-    """The major compute capability of an NVIDIA card; 9 elsewhere, where the libraries' workspaces are at least as large."""
+    """The major compute capability of an NVIDIA card; 9 elsewhere, where the libraries' workspaces are at
+    least as large.
+    """
     major = (cluster.device.compute_capability or "").split(".")[0]
     return int(major) if major.isdigit() else 9
 
 
-def outside_tensors(plan: Plan, cluster: Cluster | None, allocated: dict[Instant, Count], *, loaded: Count = 0) -> list[Item]:
-    """Workspaces, context, communicators and slack as items with ranges, at the instants of ``allocated`` (tensor bytes).
+def outside_tensors(
+    plan: Plan, cluster: Cluster | None, allocated: dict[Instant, Count], *, loaded: Count = 0
+) -> list[Item]:
+    """Workspaces, context, communicators and slack as items with ranges, at the instants of ``allocated``
+    (tensor bytes).
 
     ``loaded``: bytes that were placed once and never move (the weights of a server), which leave no gaps.
     """
@@ -60,7 +71,12 @@ def outside_tensors(plan: Plan, cluster: Cluster | None, allocated: dict[Instant
         return []
     table = _overhead_table()
     entries = [
-        (Component.WORKSPACES, "cublas", cublas_workspace_bytes(plan, cluster), table["cublas_workspace_large"]),
+        (
+            Component.WORKSPACES,
+            "cublas",
+            cublas_workspace_bytes(plan, cluster),
+            table["cublas_workspace_large"],
+        ),
         (Component.CONTEXT, "cuda", _overhead_range(table["context"]), table["context"]),
     ]
     engine = find_engine(plan.engine)
@@ -69,12 +85,22 @@ def outside_tensors(plan: Plan, cluster: Cluster | None, allocated: dict[Instant
         entries.append((Component.WORKSPACES, name, _overhead_range(entry), entry))
     several = at_least(plan.mesh.gpus, 2)
     if several is not False:
-        entries.append((Component.CONTEXT, "nccl", _nccl_communicator_bytes(plan, table["nccl_communicator"]), table["nccl_communicator"]))
+        entries.append(
+            (
+                Component.CONTEXT,
+                "nccl",
+                _nccl_communicator_bytes(plan, table["nccl_communicator"]),
+                table["nccl_communicator"],
+            )
+        )
     items = [
         Item(c, path, dict.fromkeys(_instants_present(c, plan, allocated), size), _overhead_evidence(entry))
         for c, path, size, entry in entries
     ]
-    return [*items, _allocator_slack_share(plan, table, {instant: size - loaded for instant, size in allocated.items()})]
+    return [
+        *items,
+        _allocator_slack_share(plan, table, {instant: size - loaded for instant, size in allocated.items()}),
+    ]
 
 
 def _instants_present(component: Component, plan: Plan, instants: Iterable[Instant]) -> list[Instant]:
@@ -85,15 +111,25 @@ def _instants_present(component: Component, plan: Plan, instants: Iterable[Insta
 
 SMALL_BYTES, LARGE_BYTES = MIB, 10 * MIB
 SMALL_SEGMENT, MIDDLE_SEGMENT, ROUNDING = 2 * MIB, 20 * MIB, 2 * MIB
-"""kSmallSize, kMinLargeAlloc, kSmallBuffer, large_segment_size and kRoundLarge of torch 2.13 c10/core/AllocatorConfig.h:17-25, 174."""
-ALLOCATOR = FromCode("pytorch/pytorch", "cf30153c4c131c8164ee7798e5022d810682e2cb", "c10/core/AllocatorConfig.h", 17)
+"""kSmallSize, kMinLargeAlloc, kSmallBuffer, large_segment_size and kRoundLarge of torch 2.13
+c10/core/AllocatorConfig.h:17-25, 174.
+"""
+ALLOCATOR = FromCode(
+    "pytorch/pytorch", "cf30153c4c131c8164ee7798e5022d810682e2cb", "c10/core/AllocatorConfig.h", 17
+)
 
 
 @formula(
-    cites=TORCH_ALLOCATOR, at="get_allocation_size: up to 1 MiB from 2 MiB segments, up to 10 MiB from 20 MiB ones, above rounded to 2 MiB"
+    cites=TORCH_ALLOCATOR,
+    at=(
+        "get_allocation_size: up to 1 MiB from 2 MiB segments, up to 10 MiB from 20 MiB ones, above "
+        "rounded to 2 MiB"
+    ),
 )
 def loading_slack(tensors: Iterable[tuple[Count, int]]) -> Count:
-    """What segments hold beyond tensors that are placed one after another and stay, given as (bytes, how many)."""
+    """What segments hold beyond tensors that are placed one after another and stay, given as (bytes, how
+    many).
+    """
     small = middle = rounded = 0
     for size, times in tensors:
         is_large, is_small = at_least(size, LARGE_BYTES), at_least(SMALL_BYTES, size)
@@ -106,7 +142,10 @@ def loading_slack(tensors: Iterable[tuple[Count, int]]) -> Count:
 def _nccl_communicator_bytes(plan: Plan, entry: dict[str, Any]) -> Bytes:
     one = _overhead_range(entry)
     mesh = plan.mesh
-    groups = sum(where(at_least(degree, 2), 1, 0) for degree in (mesh.dp_replicate, mesh.dp_shard, mesh.tp, mesh.pp, mesh.cp))
+    groups = sum(
+        where(at_least(degree, 2), 1, 0)
+        for degree in (mesh.dp_replicate, mesh.dp_shard, mesh.tp, mesh.pp, mesh.cp)
+    )
     return Bytes(minimum(groups, 1) * one.low, groups * one.value, groups * one.high)
 
 
@@ -114,5 +153,8 @@ def _allocator_slack_share(plan: Plan, table: dict[str, Any], allocated: dict[In
     """Reserved but not allocated: a share of the peak, from replays of allocation sequences."""
     entry = table["allocator_slack_expandable" if plan.expandable_segments else "allocator_slack"]
     low, value, high = (entry[f"{end}_per_mille"] for end in ("low", "value", "high"))
-    at = {instant: Bytes(size * low // 1000, size * value // 1000, size * high // 1000) for instant, size in allocated.items()}
+    at = {
+        instant: Bytes(size * low // 1000, size * value // 1000, size * high // 1000)
+        for instant, size in allocated.items()
+    }
     return Item(Component.ALLOCATOR_SLACK, "allocator", at, _overhead_evidence(entry))

@@ -1,4 +1,6 @@
-"""A linear layer over packed integers, which are unpacked by plain operations for its product (AutoGPTQ 0.5 qlinear_cuda_old.py:215-265)."""
+"""A linear layer over packed integers, which are unpacked by plain operations for its product (AutoGPTQ 0.5
+qlinear_cuda_old.py:215-265).
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,11 @@ from memsheet.formulas.tapes.tape import Axis
 from memsheet.plan.dtypes import INT8, INT32
 
 
-def unpacked_linear(r: Recorder, x: Tensor, weight: tuple[Axis, Axis], out: Axis, path: str, *, bias: Tensor | None = None) -> Tensor:
-    """Codes shifted out of 32-bit words, less their zeros, times their scales; the product saves the weight that comes of it. A bias is a
-    buffer, added afterwards.
+def unpacked_linear(
+    r: Recorder, x: Tensor, weight: tuple[Axis, Axis], out: Axis, path: str, *, bias: Tensor | None = None
+) -> Tensor:
+    """Codes shifted out of 32-bit words, less their zeros, times their scales; the product saves the weight
+    that comes of it. A bias is a buffer, added afterwards.
     """
     shifted = r.tensor(f"{path}/words", weight, INT32)
     codes = r.tensor(f"{path}/codes", weight, INT8)

@@ -1,7 +1,9 @@
-"""The door that every stranger's file comes through: JSON and YAML read as plain data, with limits before anything is built.
+"""The door that every stranger's file comes through: JSON and YAML read as plain data, with limits before
+anything is built.
 
-Every refusal is one InputError. Why each limit is here: a parser that trusts its input can be made to recurse without end, to
-build gigabytes from kilobytes (aliases, counts), or to hand on numbers that break arithmetic later (NaN, 1e999, 10^5000).
+Every refusal is one InputError. Why each limit is here: a parser that trusts its input can be made to recurse
+without end, to build gigabytes from kilobytes (aliases, counts), or to hand on numbers that break arithmetic
+later (NaN, 1e999, 10^5000).
 """
 
 from __future__ import annotations
@@ -24,14 +26,17 @@ from memsheet.errors import input_error, printable_line
 from memsheet.guard.spending import spend_bytes, spend_values
 
 MAX_JSON_BYTES = 8 * 2**20  # no released config.json is above a few hundred KiB
-MAX_YAML_BYTES = 128 * 2**10  # engine configurations are a few KiB, and YAML parses a hundred times slower than JSON
+MAX_YAML_BYTES = (
+    128 * 2**10
+)  # engine configurations are a few KiB, and YAML parses a hundred times slower than JSON
 MAX_YAML_VALUES = 10_000
 MAX_DEPTH = 64
 MAX_VALUES = 500_000  # a value takes up to some 200 bytes once built, so this is about 100 MB
 MAX_INT = 2**63
 _INT_DIGITS = 20  # 2^63 has 19 digits; longer texts never reach int()
 
-# A whole string, escapes included; an unterminated one runs to the end, so that the scan is linear on any input.
+# A whole string, escapes included; an unterminated one runs to the end, so that the scan is linear on any
+# input.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _NOT_BRACKETS = bytes(b for b in range(256) if b not in b"[]{}")
 _STEPS = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")  # read as signed bytes: +1 and -1
@@ -39,11 +44,17 @@ _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def parse_json(
-    data: bytes | str, field: str, *, max_bytes: int = MAX_JSON_BYTES, max_values: int = MAX_VALUES, max_depth: int = MAX_DEPTH
+    data: bytes | str,
+    field: str,
+    *,
+    max_bytes: int = MAX_JSON_BYTES,
+    max_values: int = MAX_VALUES,
+    max_depth: int = MAX_DEPTH,
 ) -> Any:
     """The value that JSON text describes: objects with distinct keys, finite floats, ints within ±2^63.
 
-    ``field`` names the input in errors. Raises InputError, and nothing else, on anything that is not such JSON.
+    ``field`` names the input in errors. Raises InputError, and nothing else, on anything that is not such
+    JSON.
     """
     raw = _checked_utf8(data, field, max_bytes)
     _check_shape(raw, field, max_values, max_depth)
@@ -55,23 +66,40 @@ def parse_json(
         return _require_finite(float(text), text, field)
 
     def constant(text: str) -> float:
-        raise input_error(field, text, "is not a number that JSON knows", "NaN and Infinity have no place in a configuration; use null")
+        raise input_error(
+            field,
+            text,
+            "is not a number that JSON knows",
+            "NaN and Infinity have no place in a configuration; use null",
+        )
 
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         return _dict_with_unique_keys(pairs, field)
 
     try:  # as text: given bytes, json.loads would look for UTF-16, which the scan above has not seen
-        found = json.loads(raw.decode(), parse_int=whole, parse_float=decimal, parse_constant=constant, object_pairs_hook=distinct)
+        found = json.loads(
+            raw.decode(),
+            parse_int=whole,
+            parse_float=decimal,
+            parse_constant=constant,
+            object_pairs_hook=distinct,
+        )
     except json.JSONDecodeError as error:
-        raise input_error(field, None, f"is not JSON: {error.msg} (line {error.lineno}, column {error.colno})") from None
+        raise input_error(
+            field, None, f"is not JSON: {error.msg} (line {error.lineno}, column {error.colno})"
+        ) from None
     if _HALF_PAIR.search(raw):
         _check_pairs(found, field)
     return found
 
 
 def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES, max_values: int = MAX_VALUES) -> dict[str, Any]:
-    """The object in a JSON file. Raises InputError if the file is missing, is not a regular file, or holds anything else."""
-    return _require_top_level_object(parse_json(read_bytes(path, max_bytes), str(path), max_bytes=max_bytes, max_values=max_values), path)
+    """The object in a JSON file. Raises InputError if the file is missing, is not a regular file, or holds
+    anything else.
+    """
+    return _require_top_level_object(
+        parse_json(read_bytes(path, max_bytes), str(path), max_bytes=max_bytes, max_values=max_values), path
+    )
 
 
 def parse_yaml(data: bytes | str, field: str) -> Any:
@@ -88,7 +116,9 @@ def parse_yaml(data: bytes | str, field: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        reason = printable_line(getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be parsed")
+        reason = printable_line(
+            getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be parsed"
+        )
         raise input_error(field, None, f"is not YAML that memsheet reads: {reason}{where}") from None
 
 
@@ -99,18 +129,27 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """A file opened for reading and its size. Directories, pipes and devices are refused without being read or waited for."""
+    """A file opened for reading and its size. Directories, pipes and devices are refused without being read
+    or waited for.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:
         raise input_error("file", str(path), "does not exist") from None
-    except (OSError, ValueError) as error:  # a loop of links, a name too long or with a NUL, no permission, a directory on Windows
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # a loop of links, a name too long or with a NUL, no permission, a directory on Windows
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "is not a file name"
         raise input_error("file", str(path), f"cannot be opened: {reason}") from None
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        raise input_error("file", str(path), f"is {'a folder' if stat.S_ISDIR(status.st_mode) else 'a pipe, socket or device'}, not a file")
+        raise input_error(
+            "file",
+            str(path),
+            f"is {'a folder' if stat.S_ISDIR(status.st_mode) else 'a pipe, socket or device'}, not a file",
+        )
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         yield file, status.st_size
 
@@ -136,12 +175,16 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
     """All bytes of a regular file that holds no more than ``max_bytes``."""
     with open_regular(path) as (file, size):
         if size > max_bytes:
-            raise input_error("file", str(path), f"has {size} bytes, more than the {max_bytes} that such a file may have")
+            raise input_error(
+                "file", str(path), f"has {size} bytes, more than the {max_bytes} that such a file may have"
+            )
         return read_exact_bytes(file, size, path)
 
 
 def read_stdin(field: str, max_bytes: int) -> bytes:
-    """What stands on stdin, one byte more than ``max_bytes`` at most, so that whoever reads it sees that it is too long."""
+    """What stands on stdin, one byte more than ``max_bytes`` at most, so that whoever reads it sees that it
+    is too long.
+    """
     data = sys.stdin.buffer.read(max_bytes + 1)
     spend_bytes(f"stdin ({field})", len(data))
     return data
@@ -179,7 +222,11 @@ def _checked_utf8(data: bytes | str, field: str, max_bytes: int) -> bytes:
         raw = raw.removeprefix(b"\xef\xbb\xbf")
         raw.decode()
     except UnicodeError:
-        hint = "it looks like UTF-16; save it as UTF-8" if isinstance(data, bytes) and data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
+        hint = (
+            "it looks like UTF-16; save it as UTF-8"
+            if isinstance(data, bytes) and data[:2] in (b"\xff\xfe", b"\xfe\xff")
+            else ""
+        )
         raise input_error(field, None, "is not UTF-8 text", hint) from None
     if len(raw) > max_bytes:
         raise input_error(field, None, f"is longer than the {max_bytes} bytes that are read")
@@ -191,10 +238,13 @@ def _checked_utf8(data: bytes | str, field: str, max_bytes: int) -> bytes:
 def _check_shape(raw: bytes, field: str, max_values: int, max_depth: int) -> None:
     """Refuse deep or crowded JSON from its brackets and commas alone, strings left out.
 
-    Up to the first mistake in the text this counts exactly what the parser would build, and there the parser stops.
+    Up to the first mistake in the text this counts exactly what the parser would build, and there the parser
+    stops.
     """
     crowded = input_error(field, None, f"holds more than {max_values} values")
-    if raw.count(b'"') - raw.count(b'\\"') > 2 * max_values + 2:  # before the strings are gone through one by one
+    if (
+        raw.count(b'"') - raw.count(b'\\"') > 2 * max_values + 2
+    ):  # before the strings are gone through one by one
         raise crowded
     bare = _STRING.sub(b"", raw)
     count = bare.count(b",") + bare.count(b"[") + bare.count(b"{") + bare.count(b":")
@@ -222,7 +272,12 @@ def _dict_with_unique_keys(pairs: list[tuple[Any, Any]], field: str) -> dict[Any
     found = dict(pairs)
     if len(found) != len(pairs):
         twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-        raise input_error(field, twice, "is a key that stands twice in one object", "two readers would read two different models")
+        raise input_error(
+            field,
+            twice,
+            "is a key that stands twice in one object",
+            "two readers would read two different models",
+        )
     return found
 
 
@@ -242,7 +297,12 @@ def _check_events(text: str, field: str) -> None:
     for event in yaml.parse(text, Loader=_yaml_base()):
         where = f"line {event.start_mark.line + 1}" if event.start_mark else None
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            raise input_error(field, where, "has an anchor or an alias", "write the value out: aliases can grow without limit")
+            raise input_error(
+                field,
+                where,
+                "has an anchor or an alias",
+                "write the value out: aliases can grow without limit",
+            )
         if getattr(event, "tag", None) is not None:
             raise input_error(field, where, "has a tag", "tags can name code; only plain values are read")
         documents += isinstance(event, yaml.DocumentStartEvent)
@@ -287,7 +347,10 @@ def _yaml_loader() -> Any:
 
 
 def _yaml_map(loader: Any, node: Any) -> dict[Any, Any]:
-    pairs = [(loader.construct_object(key, deep=True), loader.construct_object(value, deep=True)) for key, value in node.value]
+    pairs = [
+        (loader.construct_object(key, deep=True), loader.construct_object(value, deep=True))
+        for key, value in node.value
+    ]
     for key, _ in pairs:
         if isinstance(key, bool) or not isinstance(key, str | int):
             raise input_error(loader.field, key, "is a key that is not text", "put it in quotes")
@@ -295,7 +358,8 @@ def _yaml_map(loader: Any, node: Any) -> dict[Any, Any]:
 
 
 def _yaml_int(loader: Any, node: Any) -> int:
-    # YAML also writes ints in base 2, 8, 16 and 60, with underscores: never more than this many characters for 64 bits
+    # YAML also writes ints in base 2, 8, 16 and 60, with underscores: never more than this many characters
+    # for 64 bits
     try:
         value = int(loader.construct_yaml_int(node)) if len(node.value) <= 4 * _INT_DIGITS else MAX_INT + 1
     except ValueError:  # "0x_" passes PyYAML's own pattern

@@ -1,4 +1,6 @@
-"""What a stranger's text may ask for: steps of an evaluation, and the size of the values that it makes. Small texts can describe large values."""
+"""What a stranger's text may ask for: steps of an evaluation, and the size of the values that it makes. Small
+texts can describe large values.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ class TooMuchError(ValueError):
 
 
 class Budget:
-    """An amount that is spent and never comes back. ``what``: in which words it is told that nothing is left."""
+    """An amount that is spent and never comes back. ``what``: in which words it is told that nothing is
+    left.
+    """
 
     __slots__ = ("left", "what")
 
@@ -28,9 +32,11 @@ class Budget:
             raise TooMuchError(f"asks for more {self.what} than a configuration has")
 
     def spend_size(self, value: Any) -> None:
-        """Spend what a value weighs written out: one for each value in it, as often as it stands there, and for each stretch of a text.
+        """Spend what a value weighs written out: one for each value in it, as often as it stands there, and
+        for each stretch of a text.
 
-        It ends with the budget, so that a value that holds itself, or the same one in many places, is not gone through to its end.
+        It ends with the budget, so that a value that holds itself, or the same one in many places, is not
+        gone through to its end.
         """
         waiting = [value]
         while waiting:

@@ -1,7 +1,9 @@
-"""What one command may take of files: bytes that are read of all of them together, and values that are built of what was read.
+"""What one command may take of files: bytes that are read of all of them together, and values that are built
+of what was read.
 
-Each reader has limits for one file; a command that is given many files, or one file in many parts, spends of one amount. The command line opens
-it (``of_one_command``), ``guard`` spends of it wherever bytes are read and values are counted, and nothing else asks.
+Each reader has limits for one file; a command that is given many files, or one file in many parts, spends of
+one amount. The command line opens it (``of_one_command``), ``guard`` spends of it wherever bytes are read and
+values are counted, and nothing else asks.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ MOST_VALUES = 8_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spending:
-    """``ends``, ``built``: how far each file was read, and the values built of it, so that one read again costs nothing more."""
+    """``ends``, ``built``: how far each file was read, and the values built of it, so that one read again
+    costs nothing more.
+    """
 
     bytes: Budget
     values: Budget
@@ -49,15 +53,25 @@ def of_one_command(most_bytes: int = MOST_BYTES, most_values: int = MOST_VALUES)
 
 
 def spend_bytes(name: str, end: int) -> None:
-    """That the file (or pipe, or compressed text) ``name`` is read up to ``end``. Raises InputError where a command has read enough."""
+    """That the file (or pipe, or compressed text) ``name`` is read up to ``end``. Raises InputError where a
+    command has read enough.
+    """
     if (now := _NOW.get()) is not None:
-        _charge_budget(now.bytes, now.ends, name, end, f"{MOST_BYTES:,} bytes that one command reads of all its files")
+        _charge_budget(
+            now.bytes, now.ends, name, end, f"{MOST_BYTES:,} bytes that one command reads of all its files"
+        )
 
 
 def spend_values(name: str, count: int) -> None:
     """That so many values are built of ``name``. Raises InputError where a command has built enough."""
     if (now := _NOW.get()) is not None:
-        _charge_budget(now.values, now.built, name, count, f"{MOST_VALUES:,} values that one command builds of all its files")
+        _charge_budget(
+            now.values,
+            now.built,
+            name,
+            count,
+            f"{MOST_VALUES:,} values that one command builds of all its files",
+        )
 
 
 def _charge_budget(budget: Budget, before: dict[str, int], name: str, amount: int, most: str) -> None:
@@ -68,4 +82,6 @@ def _charge_budget(budget: Budget, before: dict[str, int], name: str, amount: in
     try:
         budget.spend(more)
     except TooMuchError:
-        raise input_error("file", name, f"goes beyond the {most}", "name fewer files, or those that the question is about") from None
+        raise input_error(
+            "file", name, f"goes beyond the {most}", "name fewer files, or those that the question is about"
+        ) from None

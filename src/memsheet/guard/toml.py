@@ -1,4 +1,6 @@
-"""TOML from strangers, under the limits of ``guard``: plain values with finite numbers, never deep, never long."""
+"""TOML from strangers, under the limits of ``guard``: plain values with finite numbers, never deep, never
+long.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ MAX_DOTS = 256  # of a line: the parser takes n^2 steps for a key of n parts
 
 
 def parse_toml(data: bytes, field: str) -> dict[str, Any]:
-    """The table that TOML text describes. Raises InputError, and nothing else, on anything that is not such TOML, or has dates in it."""
+    """The table that TOML text describes. Raises InputError, and nothing else, on anything that is not such
+    TOML, or has dates in it.
+    """
     import tomllib
 
     if len(data) > MAX_TOML_BYTES:
@@ -40,7 +44,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _check_toml_values(found: Any, field: str) -> None:
-    """Refuse depth, and values that arithmetic would stumble over; without recursion, which depth could exhaust."""
+    """Refuse depth, and values that arithmetic would stumble over; without recursion, which depth could
+    exhaust.
+    """
     waiting, count = [(found, 0)], 0
     while waiting:
         value, depth = waiting.pop()

@@ -1,13 +1,16 @@
 """What PyTorch's profiler calls what memsheet measures: a table, read from its rules. No torch here.
 
-Facts from torch 2.13.0, torch/profiler/_memory_profiler.py, whose classifier runs on Python stacks and the flow of data; over two steps
-of the smallest model it takes a minute, so it is not run, and its rules are applied to what is known of each tensor instead:
+Facts from torch 2.13.0, torch/profiler/_memory_profiler.py, whose classifier runs on Python stacks and the
+flow of data; over two steps of the smallest model it takes a minute, so it is not run, and its rules are
+applied to what is known of each tensor instead:
 
-* PARAMETER, OPTIMIZER_STATE, GRADIENT: by the module, the optimizer and ``.grad`` that hold them (:840, :994, :820);
+* PARAMETER, OPTIMIZER_STATE, GRADIENT: by the module, the optimizer and ``.grad`` that hold them (:840, :994,
+  :820);
 * INPUT: what gradients need and do not reach: token ids, labels, tables of positions (:848);
 * ACTIVATION: what forward makes of them, kept for backward or not (:972);
 * AUTOGRAD_DETAIL: what backward makes and is no gradient (:1002);
-* TEMPORARY: what comes and goes inside one operation (:836), which memsheet counts beside the tensors it sees, as unexplained;
+* TEMPORARY: what comes and goes inside one operation (:836), which memsheet counts beside the tensors it
+  sees, as unexplained;
 * no name: what the optimizer makes on its way, and all of inference, where there are no gradients to tell by.
 """
 
@@ -39,7 +42,9 @@ def profiler_category(component: Component, instant: Instant) -> str:
 
 
 def profiler_category_bytes(sheet: Sheet) -> dict[str, dict[str, int]]:
-    """Bytes at each instant by the profiler's names, the largest first; what lies outside tensors has none."""
+    """Bytes at each instant by the profiler's names, the largest first; what lies outside tensors has
+    none.
+    """
     found: dict[str, dict[str, int]] = {}
     for instant, row in sheet.sums().items():
         sums: dict[str, int] = {}

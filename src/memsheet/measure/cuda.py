@@ -1,4 +1,6 @@
-"""What a CUDA device really allocated, by its caching allocator's own counters, read and set back where the step says it is."""
+"""What a CUDA device really allocated, by its caching allocator's own counters, read and set back where the
+step says it is.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,11 @@ from memsheet.sheet import Instant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """High-water marks of the last step's instants, in bytes: as ``requested``, in the allocator's blocks, in its segments.
+    """High-water marks of the last step's instants, in bytes: as ``requested``, in the allocator's blocks, in
+    its segments.
 
-    ``device``: what the driver gave away in all, other processes included; ``process``: what NVML says is this process's, None where it
-    cannot tell.
+    ``device``: what the driver gave away in all, other processes included; ``process``: what NVML says is
+    this process's, None where it cannot tell.
     """
 
     requested: dict[str, int]
@@ -35,12 +38,18 @@ class Counted:
         }  # fmt: skip
 
 
-STATS = {"requested": "requested_bytes.all.peak", "allocated": "allocated_bytes.all.peak", "reserved": "reserved_bytes.all.peak"}
+STATS = {
+    "requested": "requested_bytes.all.peak",
+    "allocated": "allocated_bytes.all.peak",
+    "reserved": "reserved_bytes.all.peak",
+}
 """Ours → torch.cuda.memory_stats' (torch/cuda/memory.py)."""
 
 
 def count_cuda_peaks(
-    run: Callable[[Callable[[Instant | None], None]], None], cuda: Any, process_bytes: Callable[[int], int | None] = process_bytes
+    run: Callable[[Callable[[Instant | None], None]], None],
+    cuda: Any,
+    process_bytes: Callable[[int], int | None] = process_bytes,
 ) -> Counted:
     """Call ``run``, which says where it is; after None nothing counts. ``cuda``: ``torch.cuda``.
 

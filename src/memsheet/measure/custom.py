@@ -1,4 +1,6 @@
-"""A person's own training step on real tensors: recorded, counted by the device, timed. In this very process: nothing is patched for good."""
+"""A person's own training step on real tensors: recorded, counted by the device, timed. In this very process:
+nothing is patched for good.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ Marked = Callable[[Instant | None], None]
 def measure_custom(build: Build, device: str, steps: int) -> dict[str, Any]:
     """A rank as a child tells of it. ``build`` is called three times: recorded, counted, timed."""
     check_there(device)
-    found = traced_rank_document(0, 0, lambda: trace_custom(build, How(device=device, fake=False, scratch=False)))
+    found = traced_rank_document(
+        0, 0, lambda: trace_custom(build, How(device=device, fake=False, scratch=False))
+    )
     top = highest_peak(timeline_from(found["events"])).instant.value
     gc.collect()
     if device == "cuda":
@@ -40,7 +44,9 @@ def measure_custom(build: Build, device: str, steps: int) -> dict[str, Any]:
 
 
 def _count_custom_step(build: Build, device: str, top: str) -> dict[str, Any]:
-    """What the device counted in the second step, all of it under the instant of the recorded peak: no marks are set in a stranger's step."""
+    """What the device counted in the second step, all of it under the instant of the recorded peak: no marks
+    are set in a stranger's step.
+    """
 
     def run(at: Marked) -> None:
         with torch.device(device):
@@ -52,7 +58,10 @@ def _count_custom_step(build: Build, device: str, top: str) -> dict[str, Any]:
     if device == "cpu":
         return {"instants": {top: max(profile_memory_peaks(run).instants.values())}}
     found = count_cuda_peaks(run, torch.cuda)
-    return {key: {top: max(value.values())} if isinstance(value, dict) else value for key, value in found.facts.items()}
+    return {
+        key: {top: max(value.values())} if isinstance(value, dict) else value
+        for key, value in found.facts.items()
+    }
 
 
 def _time_custom_steps(build: Build, device: str, steps: int) -> list[float]:

@@ -1,4 +1,6 @@
-"""Where a step was measured: versions, device, driver, the allocator's settings. What a record needs to be read later."""
+"""Where a step was measured: versions, device, driver, the allocator's settings. What a record needs to be
+read later.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,38 @@ import torch
 
 from memsheet.errors import input_error
 
-PACKAGES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "torchao", "deepspeed", "flash_attn", "memsheet")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "peft",
+    "bitsandbytes",
+    "torchao",
+    "deepspeed",
+    "flash_attn",
+    "memsheet",
+)
 SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
-"""The second is the first's name before torch 2.9 (c10/core/AllocatorConfig.cpp); the third turns the caching allocator off."""
+"""The second is the first's name before torch 2.9 (c10/core/AllocatorConfig.cpp); the third turns the caching
+allocator off.
+"""
 
 
 def check_there(device: str) -> None:
     """Raises InputError for a GPU where torch sees none."""
     if device == "cuda" and not torch.cuda.is_available():
-        raise input_error("device", device, "is not there: this torch sees no CUDA device", "cpu, or `memsheet trace`, which needs none")
+        raise input_error(
+            "device",
+            device,
+            "is not there: this torch sees no CUDA device",
+            "cpu, or `memsheet trace`, which needs none",
+        )
 
 
 def runtime_environment(device: str) -> dict[str, Any]:
-    """Plain values: versions of what is installed, the device and what drives it, settings that are set, threads."""
+    """Plain values: versions of what is installed, the device and what drives it, settings that are set,
+    threads.
+    """
     found: dict[str, Any] = {
         "python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}",
         **{name: version for name in PACKAGES if (version := _installed_version(name))}, "device": device,
@@ -47,7 +68,9 @@ def _processor_name() -> str:
         told = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         told = ""
-    named = next((line.partition(":")[2].strip() for line in told.splitlines() if line.startswith("model name")), "")
+    named = next(
+        (line.partition(":")[2].strip() for line in told.splitlines() if line.startswith("model name")), ""
+    )
     return named or platform.processor() or platform.machine()
 
 
@@ -69,13 +92,17 @@ def nvml_driver_version() -> str | None:
 
 
 def process_bytes(index: int) -> int | None:
-    """What NVML says that this process takes of a device; None where it cannot tell (no NVML, other names for processes in a container)."""
+    """What NVML says that this process takes of a device; None where it cannot tell (no NVML, other names for
+    processes in a container).
+    """
     with_nvml = _nvml_library()
     if with_nvml is None:
         return None
     card = with_nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(index).uuid}")
     running = with_nvml.nvmlDeviceGetComputeRunningProcesses(card)
-    return next((int(one.usedGpuMemory) for one in running if one.pid == os.getpid() and one.usedGpuMemory), None)
+    return next(
+        (int(one.usedGpuMemory) for one in running if one.pid == os.getpid() and one.usedGpuMemory), None
+    )
 
 
 def _nvml_library() -> Any:

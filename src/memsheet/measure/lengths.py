@@ -1,7 +1,7 @@
 """Many steps of many lengths: what each holds, and how the allocator's segments grow over them.
 
-A processor has no caching allocator: there the real step's allocations and releases are played through memsheet's simulation of the
-CUDA one, and the answer says so. On a GPU its own counters stand beside that.
+A processor has no caching allocator: there the real step's allocations and releases are played through
+memsheet's simulation of the CUDA one, and the answer says so. On a GPU its own counters stand beside that.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from memsheet.trace.job import MICRO, How, recorded_timeline, recording_context
 from memsheet.units import MIB
 
 SPLIT_BYTES = 128 * MIB
-"""A split limit that people set. It does nothing where no block reaches it: there one just above the usual segment (20 MiB) is tried, at
-which itself every such segment would count as too large to share."""
+"""A split limit that people set. It does nothing where no block reaches it: there one just above the usual
+segment (20 MiB) is tried, at which itself every such segment would count as too large to share.
+"""
 COUNTERS = {
     "allocated_bytes": "allocated_bytes.all.peak",
     "reserved_bytes": "reserved_bytes.all.peak",
@@ -52,11 +53,14 @@ class Many:
         return random_sequence_lengths(int(self.plan.seq_len), self.steps)
 
     def batches(self) -> Iterator[Mapping[str, Any]]:
-        return microbatch_stream(build_config(self.config, self.plan), self.plan, self.device, text=self.text, varied=self.lengths)
+        return microbatch_stream(
+            build_config(self.config, self.plan), self.plan, self.device, text=self.text, varied=self.lengths
+        )
 
 
 def over_steps(many: Many, cuda: Any = None) -> dict[str, Any]:
-    """Bytes of each step, under four settings of the allocator. ``cuda``: ``torch.cuda`` where its counters are to be read too.
+    """Bytes of each step, under four settings of the allocator. ``cuda``: ``torch.cuda`` where its counters
+    are to be read too.
 
     Where memory runs out, the error says at which step (``step``).
     """
@@ -79,12 +83,16 @@ def _plan_allocator_settings(plan: Plan) -> Settings:
 
 
 def _record_varied_steps(many: Many, cuda: Any) -> tuple[Timeline, list[int], list[dict[str, int]]]:
-    """Every allocation of the steps, the event at which each begins, and what a GPU's own counters say of each."""
+    """Every allocation of the steps, the event at which each begins, and what a GPU's own counters say of
+    each.
+    """
     starts, counted = list[int](), list[dict[str, int]]()
     with ExitStack() as stack:
         recorder = stack.enter_context(recording_context(How(device=many.device, fake=False, scratch=False)))
         found = stack.enter_context(follow_training_calls(recorder))
-        step = build_trainer(many.config, many.plan, many.device, _ignore_instant, min(int(many.plan.accumulation), MICRO))
+        step = build_trainer(
+            many.config, many.plan, many.device, _ignore_instant, min(int(many.plan.accumulation), MICRO)
+        )
         for number, batch in enumerate(many.batches()):
             if number <= 1:  # what the first step uses is known from the second on
                 found.begin(None, None, last=number == 1)

@@ -1,4 +1,6 @@
-"""One of several processes that measure together: the same step on each, and the first one answers for all."""
+"""One of several processes that measure together: the same step on each, and the first one answers for
+all.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """As ``measure.requests.answer``, of every rank where this is the first one, else of none."""
     join_process_group(request["device"], int(request["ranks"]), float(request["time_s"]))
     told = answer_together(request)
-    if not told.get("failed"):  # after a failure it stays until the process ends: the others should hear why before they hear that
+    if not told.get(
+        "failed"
+    ):  # after a failure it stays until the process ends: the others should hear why before they hear that
         dist.destroy_process_group()
     return told
 
@@ -43,13 +47,17 @@ def answer_together(request: Mapping[str, Any]) -> dict[str, Any]:
 def _scale_to_all_ranks(measured: dict[str, Any], mesh: Mapping[str, int]) -> None:
     """Tokens a second of all ranks: those of a data-parallel group have their own."""
     if "tokens_per_s" in measured:
-        measured["tokens_per_s"] = round(measured["tokens_per_s"] * mesh["dp_replicate"] * mesh["dp_shard"], 1)
+        measured["tokens_per_s"] = round(
+            measured["tokens_per_s"] * mesh["dp_replicate"] * mesh["dp_shard"], 1
+        )
 
 
 def join_process_group(device: str, ranks: int, time_s: float) -> None:
-    """Be the rank that the environment says among ``ranks``, as torchrun sets it; alone where it says nothing and one is asked for.
+    """Be the rank that the environment says among ``ranks``, as torchrun sets it; alone where it says nothing
+    and one is asked for.
 
-    A rank that waits longer than ``time_s`` for another gives up. Raises InputError where the device is not one for each.
+    A rank that waits longer than ``time_s`` for another gives up. Raises InputError where the device is not
+    one for each.
     """
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if device == "cuda":
@@ -63,4 +71,6 @@ def join_process_group(device: str, ranks: int, time_s: float) -> None:
 def _check_cuda(here: int) -> None:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count < here:
-        raise input_error("device", "cuda", f"has {count} GPUs here for {here} ranks", "fewer ranks, or --device cpu")
+        raise input_error(
+            "device", "cuda", f"has {count} GPUs here for {here} ranks", "fewer ranks, or --device cpu"
+        )

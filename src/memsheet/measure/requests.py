@@ -1,4 +1,6 @@
-"""What a measuring child is asked, and what it answers: a plan as JSON in, one rank's real allocations as JSON out."""
+"""What a measuring child is asked, and what it answers: a plan as JSON in, one rank's real allocations as
+JSON out.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,16 @@ Marked = Callable[[Instant | None], None]
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    """As ``trace.requests.answer``; the facts hold ``measured``: bytes by instant, seconds of a step, tokens a second, or ``out_of_memory_record``."""
+    """As ``trace.requests.answer``; the facts hold ``measured``: bytes by instant, seconds of a step, tokens
+    a second, or ``out_of_memory_record``.
+    """
     device = request["device"]
     check_there(device)
     about = {"device": device, "threads": torch.get_num_threads(), "environment": runtime_environment(device)}
     try:
-        found = _measure_custom_function(request) if request.get("function") else _measure_planned_job(request)
+        found = (
+            _measure_custom_function(request) if request.get("function") else _measure_planned_job(request)
+        )
     except NO_MEMORY as error:
         stop = stop_of(error)
         if stop is None and ran_out(error):
@@ -55,9 +61,14 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unrecorded_oom_error(error: BaseException) -> InputError:
-    """Memory that no recorder saw run out: what a recorded step had enough of is too little for the profiler beside it, or a timed one."""
+    """Memory that no recorder saw run out: what a recorded step had enough of is too little for the profiler
+    beside it, or a timed one.
+    """
     asked = request_bytes(error)
-    why = f"ran out after a step was recorded, as it was counted or timed{f', for {format_bytes(asked)} more' if asked else ''}"
+    why = (
+        "ran out after a step was recorded, as it was counted or "
+        f"timed{f', for {format_bytes(asked)} more' if asked else ''}"
+    )
     return input_error("memory_limit", None, why, "--memory-limit gives it more")
 
 
@@ -74,9 +85,13 @@ def _measure_planned_job(request: Mapping[str, Any]) -> dict[str, Any]:
     """A model's training or generation, as its plan says."""
     text = read_text(request["data"]) if request.get("data") else None
     many = Many(
-        config=request["config"], plan=plan_from(request["plan"]), device=request["device"], steps=int(request["steps"]), text=text,
+        config=request["config"],
+        plan=plan_from(request["plan"]),
+        device=request["device"],
+        steps=int(request["steps"]),
+        text=text,
         tell=progress_writer(request.get("progress")),
-    )  # fmt: skip
+    )
     if many.plan.task == "infer":
         return _measure_generation(many)
     _write_allocator_history(many, request.get("snapshot"))
@@ -84,7 +99,9 @@ def _measure_planned_job(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _memory_limits(device: str, memory_bytes: int | None) -> dict[str, Any]:
-    """What there was to take: the process's limit, libraries included; of a GPU all of it, and what the allocator had of it."""
+    """What there was to take: the process's limit, libraries included; of a GPU all of it, and what the
+    allocator had of it.
+    """
     if device == "cpu":
         return {"limit_bytes": memory_bytes}
     return {"limit_bytes": torch.cuda.mem_get_info()[1], "reserved_bytes": torch.cuda.memory_reserved()}
@@ -129,7 +146,10 @@ def _write_allocator_history(many: Many, file: str | None) -> None:
     torch.manual_seed(0)
     with suppress(torch.OutOfMemoryError):  # the same step dies again below, where it is asked what was there
         write_packed_history(
-            record_allocator_history(lambda: _run_watched_steps(many, _ignore_instant_mark), torch.cuda.memory), Path(file)
+            record_allocator_history(
+                lambda: _run_watched_steps(many, _ignore_instant_mark), torch.cuda.memory
+            ),
+            Path(file),
         )
     _release_run_memory(many.device)
 
@@ -142,7 +162,9 @@ def _release_run_memory(device: str) -> None:
 
 
 def _device_counted_bytes(run: Callable[[Marked], None], device: str) -> dict[str, Any]:
-    """Bytes that the device itself counted: of each instant, and on a GPU of what is reserved and taken in all."""
+    """Bytes that the device itself counted: of each instant, and on a GPU of what is reserved and taken in
+    all.
+    """
     torch.manual_seed(0)
     if device == "cpu":
         return {"instants": dict(profile_memory_peaks(run).instants)}
@@ -152,7 +174,11 @@ def _device_counted_bytes(run: Callable[[Marked], None], device: str) -> dict[st
 def _run_watched_steps(many: Many, at: Marked) -> None:
     """Two steps under watch: the first makes the optimizer's states."""
     batch = (
-        None if many.text is None else next(microbatch_stream(build_config(many.config, many.plan), many.plan, many.device, text=many.text))
+        None
+        if many.text is None
+        else next(
+            microbatch_stream(build_config(many.config, many.plan), many.plan, many.device, text=many.text)
+        )
     )
     with wait_for_gloo_threads() if many.plan.on_ranks else nullcontext():
         step = build_trainer(many.config, many.plan, many.device, at, min(int(many.plan.accumulation), MICRO))
@@ -160,7 +186,7 @@ def _run_watched_steps(many: Many, at: Marked) -> None:
             step(batch)
 
 
-# ---- speed -------------------------------------------------------------------------------------------------------------------
+# ---- speed -------------------------------------------------------------------------------------------------
 
 
 def _step_speed(many: Many, *, varied: bool) -> dict[str, Any]:
@@ -198,7 +224,10 @@ def _timing_batches(many: Many, *, varied: bool) -> Iterator[Mapping[str, Any] |
         return iter(many.batches())
     if many.text is None:
         return iter([None] * many.steps)
-    return islice(microbatch_stream(build_config(many.config, many.plan), many.plan, many.device, text=many.text), many.steps)
+    return islice(
+        microbatch_stream(build_config(many.config, many.plan), many.plan, many.device, text=many.text),
+        many.steps,
+    )
 
 
 def _measure_generation(many: Many) -> dict[str, Any]:
@@ -209,7 +238,9 @@ def _measure_generation(many: Many) -> dict[str, Any]:
     plan = many.plan
     many.tell("recording a prompt and its last tokens")
     torch.manual_seed(0)
-    found = traced_rank_document(0, 0, lambda: trace_serving(many.config, plan, How(device=many.device, fake=False, scratch=False)))
+    found = traced_rank_document(
+        0, 0, lambda: trace_serving(many.config, plan, How(device=many.device, fake=False, scratch=False))
+    )
     _release_run_memory(many.device)
     many.tell("counting them")
     measured = _device_counted_bytes(lambda at: run_once(many.config, plan, many.device, at), many.device)

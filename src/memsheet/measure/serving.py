@@ -1,4 +1,6 @@
-"""Prefill and decode on a real device: counted by the device itself, timed, and recorded as the trace records them."""
+"""Prefill and decode on a real device: counted by the device itself, timed, and recorded as the trace records
+them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ import torch
 from memsheet.plan.plan import Plan
 from memsheet.run.adapters import apply_quantization, apply_served_adapters
 from memsheet.run.model import build_config, build_model
-from memsheet.run.serve import Generation, begin_generation, build_cache, cache_kind, for_decode, generate_next_token
+from memsheet.run.serve import (
+    Generation,
+    begin_generation,
+    build_cache,
+    cache_kind,
+    for_decode,
+    generate_next_token,
+)
 from memsheet.run.step import autocast_region
 from memsheet.sheet import Component, Instant
 from memsheet.trace.serving_job import Slots, trace_generation
@@ -47,7 +56,9 @@ def _serving_model_and_cache(config: Mapping[str, Any], plan: Plan, device: str)
 
 
 def run_once(config: Mapping[str, Any], plan: Plan, device: str, at: Marked) -> None:
-    """The prompt, the jump to the end, the last tokens, with nobody watching but whoever is told where it is."""
+    """The prompt, the jump to the end, the last tokens, with nobody watching but whoever is told where it
+    is.
+    """
     with _serving_model_and_cache(config, plan, device) as (model, cache):
         at(Instant.LOAD)
         if plan.phase != "load":

@@ -1,7 +1,9 @@
-"""The CUDA caching allocator's own history of a few steps, as JSON: what it was asked and what it took from the device.
+"""The CUDA caching allocator's own history of a few steps, as JSON: what it was asked and what it took from
+the device.
 
-torch.cuda.memory._snapshot() is a plain dict (torch/csrc/cuda/Module.cpp, THCPModule_memorySnapshot), which PyTorch's own tools pickle;
-here it is written as JSON, so that nobody has to unpickle a stranger's file. Stacks are left out: they are most of it.
+torch.cuda.memory._snapshot() is a plain dict (torch/csrc/cuda/Module.cpp, THCPModule_memorySnapshot), which
+PyTorch's own tools pickle; here it is written as JSON, so that nobody has to unpickle a stranger's file.
+Stacks are left out: they are most of it.
 """
 
 from __future__ import annotations
@@ -16,12 +18,23 @@ SNAPSHOT_SCHEMA = "memsheet/snapshot/1"
 ENTRIES = 400_000
 """Events that are kept; the oldest go first, and a history without its beginning cannot be replayed."""
 EVENT_KEYS = ("action", "addr", "size", "stream", "pool_id")
-SEGMENT_KEYS = ("address", "total_size", "allocated_size", "active_size", "stream", "segment_type", "is_expandable", "segment_pool_id")
+SEGMENT_KEYS = (
+    "address",
+    "total_size",
+    "allocated_size",
+    "active_size",
+    "stream",
+    "segment_type",
+    "is_expandable",
+    "segment_pool_id",
+)
 BLOCK_KEYS = ("address", "size", "requested_size", "state")
 
 
 def record_allocator_history(run: Callable[[], None], memory: Any) -> dict[str, Any]:
-    """Call ``run`` with the history on, and what the allocator then says. ``memory``: ``torch.cuda.memory``."""
+    """Call ``run`` with the history on, and what the allocator then says. ``memory``:
+    ``torch.cuda.memory``.
+    """
     memory._record_memory_history(max_entries=ENTRIES, stacks="python", context=None)
     try:
         run()

@@ -1,4 +1,5 @@
-"""What other programs call an option of a plan: one table for flags and for keywords, and what engines and libraries on them are called.
+"""What other programs call an option of a plan: one table for flags and for keywords, and what engines and
+libraries on them are called.
 
 ALIASES   word → its meanings, one where a word means one thing; ``words`` picks by the command and the engine
 LIBRARIES names that are no engine of memsheet's, and the engine that runs them
@@ -14,8 +15,9 @@ from memsheet.plan.library_defaults import LIBRARY_DEFAULTS
 
 TRAIN, INFER = "train", "infer"
 PARTITIONED = "@partitioned_parameters"
-"""What is of parameters where ZeRO divides them: at stage 3. DeepSpeed's older ``cpu_offload`` of stages 1 and 2 is the optimizer's
-(deepspeedai/DeepSpeed edaa722 deepspeed/runtime/zero/config.py:202-212, which reads it as offload_optimizer on the CPU).
+"""What is of parameters where ZeRO divides them: at stage 3. DeepSpeed's older ``cpu_offload`` of stages 1
+and 2 is the optimizer's (deepspeedai/DeepSpeed edaa722 deepspeed/runtime/zero/config.py:202-212, which reads
+it as offload_optimizer on the CPU).
 """
 
 
@@ -28,7 +30,8 @@ class Meaning(NamedTuple):
     engines: tuple[str, ...] = ()
     """Whose word it is; empty: of everybody."""
     comes_to: Mapping[str, Mapping[str, Any]] | None = None
-    """Value → keys and values of a plan, where it is no single key's. A value that is not there is refused."""
+    """Value → keys and values of a plan, where it is no single key's. A value that is not there is refused.
+    """
     refused: str = ""
     """Why it cannot be honoured."""
     hint: str = ""
@@ -42,7 +45,13 @@ class Word(NamedTuple):
     switch: bool = False
 
 
-_VLLM, _SGLANG, _LLAMA, _MEGATRON, _DEEPSPEED = ("vllm",), ("sglang",), ("llama.cpp",), ("megatron",), ("deepspeed",)
+_VLLM, _SGLANG, _LLAMA, _MEGATRON, _DEEPSPEED = (
+    ("vllm",),
+    ("sglang",),
+    ("llama.cpp",),
+    ("megatron",),
+    ("deepspeed",),
+)
 
 # whose, key, task, engines: words, exactly that key under another name
 _RENAMED: tuple[tuple[str, str, str, tuple[str, ...], str], ...] = (
@@ -103,9 +112,9 @@ _NF4 = {"quantization.weights": "nf4"}
 _SINGLE, _DOUBLE = {**_NF4, "quantization.double_quant": False}, {**_NF4, "quantization.double_quant": True}
 _ALL_LINEAR = {"?adapter.rank": "lora", "?adapter.targets": ["all-linear"]}
 _QLORA = {**_DOUBLE, **_ALL_LINEAR}
-DEEPSPEED_FP16 = {f"precision.{name}": "fp16" for name in ("parameters", "compute", "gradients", "reduce")} | {
-    f"precision.{name}": "fp32" for name in ("master_weights", "moments")
-}
+DEEPSPEED_FP16 = {
+    f"precision.{name}": "fp16" for name in ("parameters", "compute", "gradients", "reduce")
+} | {f"precision.{name}": "fp32" for name in ("master_weights", "moments")}
 SERVED_FP16 = {"precision.parameters": "fp16", "precision.compute": "fp16"}
 _HALF_REFUSED = "is not modelled for Megatron: its parameters and gradients in fp16"
 _PLAIN_TRAIN = {"true": {"precision.compute": "bf16"}, "false": {}}
@@ -206,10 +215,18 @@ def _build_alias_table() -> dict[str, Word]:
         for name in names.split():
             before = table.get(name, Word(whose, ()))
             table[name] = before._replace(meanings=(*before.meanings, Meaning(key, task, engines)))
-    table["batch-size"] = table["batch-size"]._replace(meanings=(
-        *table["batch-size"].meanings, Meaning("serving.max_sequences", INFER),
-        Meaning(task=INFER, engines=_LLAMA, refused="is llama.cpp's logical batch, in tokens", hint="--parallel for sequences, --ubatch-size for tokens"),
-    ))  # fmt: skip
+    table["batch-size"] = table["batch-size"]._replace(
+        meanings=(
+            *table["batch-size"].meanings,
+            Meaning("serving.max_sequences", INFER),
+            Meaning(
+                task=INFER,
+                engines=_LLAMA,
+                refused="is llama.cpp's logical batch, in tokens",
+                hint="--parallel for sequences, --ubatch-size for tokens",
+            ),
+        )
+    )
     for name, (whose, reason, hint) in _UNHONOURED.items():
         table[name] = Word(whose, (Meaning(refused=reason, hint=hint),))
     return table
@@ -257,27 +274,49 @@ def library_named(name: str) -> str | None:
 
 
 LORA_RANKS: dict[str, int] = {
-    library: default.keys["adapter.rank"] for library, own in LIBRARY_DEFAULTS.items() for default in own if "adapter.rank" in default.keys
+    library: default.keys["adapter.rank"]
+    for library, own in LIBRARY_DEFAULTS.items()
+    for default in own
+    if "adapter.rank" in default.keys
 }
 """Of adapters where a library has its own."""
 LORA_RANK = 8
 """Of adapters without a rank (peft 0.21 tuners/lora/config.py, LoraConfig.r)."""
 DOUBLE_QUANT = {"unsloth", "axolotl", "llama-factory"}
-"""Libraries that quantize the scales of four bits again unless told otherwise (unsloth models/loader.py; axolotl loaders/model.py;
-LLaMA-Factory hparams/model_args.py, double_quantization); TRL and transformers do not (bnb_4bit_use_double_quant, false)."""
+"""Libraries that quantize the scales of four bits again unless told otherwise (unsloth models/loader.py;
+axolotl loaders/model.py; LLaMA-Factory hparams/model_args.py, double_quantization); TRL and transformers do
+not (bnb_4bit_use_double_quant, false).
+"""
 
 _FLASH = dict.fromkeys(
-    ("flash_attention_2", "flash_attention_3", "flash_attn", "flash_attention", "fa2", "fa3", "flash2", "flash3"), "flash"
+    (
+        "flash_attention_2",
+        "flash_attention_3",
+        "flash_attn",
+        "flash_attention",
+        "fa2",
+        "fa3",
+        "flash2",
+        "flash3",
+    ),
+    "flash",
 )
 _OPTIMIZERS: dict[str, tuple[str, str]] = {
     "adamw_torch_fused": ("adamw", "fused"), "adamw_torch": ("adamw", "foreach"), "adamw_hf": ("adamw", "foreach"), "adamw_bnb_8bit": ("adamw_8bit", "bnb"),
     "adamw_torch_8bit": ("adamw_8bit", "torchao"), "lion_32bit": ("lion", "bnb"), "paged_adamw_32bit": ("paged_adamw", "bnb"),
 }  # fmt: skip
-"""Names of transformers that say the implementation too (training_args.py:113-160; trainer_optimizer.py:605-616)."""
+"""Names of transformers that say the implementation too (training_args.py:113-160;
+trainer_optimizer.py:605-616).
+"""
 _OPTIM_ALSO = {"sgd": ("sgd", "foreach"), "adafactor": ("adafactor", "loop"), "lion_8bit": ("lion_8bit", "bnb"), "paged_adamw_8bit": ("paged_adamw_8bit", "bnb"),
                "adamw_8bit": ("adamw_8bit", "bnb")}  # fmt: skip
-OPTIM = {name: {"optimizer.name": pair[0], "?optimizer.implementation": pair[1]} for name, pair in (_OPTIMIZERS | _OPTIM_ALSO).items()}
-"""What the Trainer's ``optim`` comes to: some of its names are memsheet's too, of which another implementation is usual."""
+OPTIM = {
+    name: {"optimizer.name": pair[0], "?optimizer.implementation": pair[1]}
+    for name, pair in (_OPTIMIZERS | _OPTIM_ALSO).items()
+}
+"""What the Trainer's ``optim`` comes to: some of its names are memsheet's too, of which another
+implementation is usual.
+"""
 VALUES: dict[str, Mapping[str, Any]] = {
     "attention": {**_FLASH, "flashattention": "flash", "flashinfer": "flash", "math": "eager", "math_attention": "eager"},
     "optimizer.name": {

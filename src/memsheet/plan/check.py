@@ -1,7 +1,7 @@
 """A plan as a person wrote it (file or flags), checked key by key before anything is computed.
 
-A *request* is a flat mapping from dotted keys to values (``{"mesh.tp": 8, "zero": 3}``); keys that are missing are left to
-``resolve``. The table below is the whole vocabulary of plans: types, ranges and choices.
+A *request* is a flat mapping from dotted keys to values (``{"mesh.tp": 8, "zero": 3}``); keys that are
+missing are left to ``resolve``. The table below is the whole vocabulary of plans: types, ranges and choices.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from memsheet.plan.dtypes import dtype_named
 
 Request = Mapping[str, Any]
 
-PRECISIONS = ("fp32", "bf16-autocast", "fp16-autocast", "bf16-master", "bf16-pure", "fsdp2-mixed", "megatron-mixed")
+PRECISIONS = (
+    "fp32",
+    "bf16-autocast",
+    "fp16-autocast",
+    "bf16-master",
+    "bf16-pure",
+    "fsdp2-mixed",
+    "megatron-mixed",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +44,9 @@ def _choice_rule(*choices: str) -> Rule:
     return Rule("choice", choices=choices)
 
 
-_FLAG, _TEXT, _TEXTS, _COUNTS, _DTYPE, _SHARE = (Rule(k, high=2**20) for k in ("flag", "text", "texts", "counts", "dtype", "share"))
+_FLAG, _TEXT, _TEXTS, _COUNTS, _DTYPE, _SHARE = (
+    Rule(k, high=2**20) for k in ("flag", "text", "texts", "counts", "dtype", "share")
+)
 _ENGINES = (
     "transformers", "torchtitan", "fsdp1", "fsdp2", "deepspeed", "megatron", "megatron-deepspeed", "torchtune", "litgpt", "llm-foundry",
     "ms-swift", "internevo", "nanotron", "vllm", "sglang", "llama.cpp", "gpt-fast", "autoawq",
@@ -88,7 +98,9 @@ _GROUPS = {key.split(".")[0] for key in RULES if "." in key}
 
 
 def flatten_document(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A plan document (nested, as in ``memsheet/plan/1``) as a request. ``"precision": "fp32"`` names a set of dtypes."""
+    """A plan document (nested, as in ``memsheet/plan/1``) as a request. ``"precision": "fp32"`` names a set
+    of dtypes.
+    """
     flat: dict[str, Any] = {}
     for key, value in document.items():
         if key == "precision" and isinstance(value, str):
@@ -101,25 +113,38 @@ def flatten_document(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_request(request: Request) -> list[Problem]:
-    """Every key that is unknown and every value that its rule does not allow. Null leaves a key to its default."""
+    """Every key that is unknown and every value that its rule does not allow. Null leaves a key to its
+    default.
+    """
     unknown = [key for key in request if key not in RULES]
     near = {key: nearest_words(key, RULES, n=1, cutoff=0.3) for key in unknown[:MOST_SHOWN]}
-    return [problem for key, value in request.items() for problem in _check_key(key, value, near.get(key, []))]
+    return [
+        problem for key, value in request.items() for problem in _check_key(key, value, near.get(key, []))
+    ]
 
 
 def _check_key(key: str, value: Any, near: Sequence[str]) -> Iterator[Problem]:
     rule = RULES.get(key)
     if rule is None:
-        yield Problem(field=key, value=value, reason="is not a key of a plan", hint=f"did you mean {near[0]}?" if near else "")
+        yield Problem(
+            field=key,
+            value=value,
+            reason="is not a key of a plan",
+            hint=f"did you mean {near[0]}?" if near else "",
+        )
     elif value is not None:
         reason = _REASONS.get(rule.kind, lambda *_: None)(rule, value)
         if reason:
-            hint = _nearest_choice_hint(value, rule.choices) if rule.kind == "choice" else example_of(key, rule)
+            hint = (
+                _nearest_choice_hint(value, rule.choices) if rule.kind == "choice" else example_of(key, rule)
+            )
             yield Problem(field=key, value=value, reason=reason, hint=hint)
 
 
 def _nearest_choice_hint(value: Any, choices: tuple[str, ...]) -> str:
-    near = nearest_words(printable_line(value), choices, n=1, cutoff=0.7)  # trtllm is not vllm, and fp32-autocast is near to fp16-autocast
+    near = nearest_words(
+        printable_line(value), choices, n=1, cutoff=0.7
+    )  # trtllm is not vllm, and fp32-autocast is near to fp16-autocast
     return f"did you mean {near[0]}?" if near else ""
 
 
@@ -129,7 +154,14 @@ EXAMPLES = {
     "serving.shared_prefix_tokens": "1000", "dropout": "0.1", "adapter.rank": "16", "moe.capacity_factor": "1.25",
     "serving.state_ratio": "0.9", "layers_per_stage": "10,11,11",
 }  # fmt: skip
-_OF_KIND = {"count": "1", "share": "0.5", "number": "1.5", "flag": "true or false", "dtype": "bf16", "counts": "10,11,11"}
+_OF_KIND = {
+    "count": "1",
+    "share": "0.5",
+    "number": "1.5",
+    "flag": "true or false",
+    "dtype": "bf16",
+    "counts": "10,11,11",
+}
 
 
 def example_of(key: str, rule: Rule) -> str:
@@ -155,7 +187,11 @@ def _share_reason(_: Rule, value: Any) -> str | None:
 
 
 def _counts_reason(_: Rule, value: Any) -> str | None:
-    return None if isinstance(value, list | tuple) and all(_is_integer(v) and v >= 0 for v in value) else "is not a list of whole numbers"
+    return (
+        None
+        if isinstance(value, list | tuple) and all(_is_integer(v) and v >= 0 for v in value)
+        else "is not a list of whole numbers"
+    )
 
 
 def _flag_reason(rule: Rule, value: Any) -> str | None:
@@ -165,7 +201,11 @@ def _flag_reason(rule: Rule, value: Any) -> str | None:
 
 
 def _texts_reason(_: Rule, value: Any) -> str | None:
-    return None if isinstance(value, list | tuple) and all(isinstance(v, str) for v in value) else "is not a list of texts"
+    return (
+        None
+        if isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)
+        else "is not a list of texts"
+    )
 
 
 def _number_reason(rule: Rule, value: Any) -> str | None:
@@ -180,7 +220,13 @@ _REASONS: dict[str, Any] = {
     "counts": _counts_reason,
     "texts": _texts_reason,
     "flag": _flag_reason,
-    "text": lambda _, v: "is not text" if not isinstance(v, str) else f"is longer than {LONGEST} characters" if len(v) > LONGEST else None,
+    "text": lambda _, v: (
+        "is not text"
+        if not isinstance(v, str)
+        else f"is longer than {LONGEST} characters"
+        if len(v) > LONGEST
+        else None
+    ),
     "dtype": lambda _, v: None if isinstance(v, str) and dtype_named(v) else "is not a known dtype",
     "choice": lambda r, v: None if v in r.choices else f"is none of {', '.join(r.choices)}",
 }

@@ -1,4 +1,6 @@
-"""Keys of a plan that contradict one another, or say nothing without another: seen in the request alone, before it is resolved."""
+"""Keys of a plan that contradict one another, or say nothing without another: seen in the request alone,
+before it is resolved.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,30 @@ from typing import Any
 
 from memsheet.errors import Problem
 from memsheet.plan.check import Request
-from memsheet.plan.defaults import CACHE_DTYPES, LLAMA_CACHE_DTYPES, NEEDS_METHOD, NEEDS_RANK, NEEDS_WEIGHTS, PRECISION_DTYPES, PROMPTED
+from memsheet.plan.defaults import (
+    CACHE_DTYPES,
+    LLAMA_CACHE_DTYPES,
+    NEEDS_METHOD,
+    NEEDS_RANK,
+    NEEDS_WEIGHTS,
+    PRECISION_DTYPES,
+    PROMPTED,
+)
 from memsheet.plan.dtypes import FP8, MXFP8, dtype_named
 
-SIZES = ("microbatch", "global_batch", "serving.batch", "serving.max_sequences", "serving.max_model_len", "serving.prompt_tokens")
-ONE_CACHE = ("llama.cpp", "vllm", "sglang")  # whose sequences share one cache, so that a batch may be smaller than what is allowed
+SIZES = (
+    "microbatch",
+    "global_batch",
+    "serving.batch",
+    "serving.max_sequences",
+    "serving.max_model_len",
+    "serving.prompt_tokens",
+)
+ONE_CACHE = (
+    "llama.cpp",
+    "vllm",
+    "sglang",
+)  # whose sequences share one cache, so that a batch may be smaller than what is allowed
 SEQUENCES = ("serving.max_sequences", "serving.batch", "microbatch")  # three names for what is served at once
 
 PAGED = ("vllm", "sglang")
@@ -22,26 +43,44 @@ def contradiction_problems(request: Request, task: str) -> Iterator[Problem]:
     """Every problem of two keys that cannot both be meant, and of sizes and dtypes that no job has."""
     if request.get("adapter.kind") not in PROMPTED:
         yield from _orphan_key_problems(
-            request, "adapter.rank", NEEDS_RANK, "needs a rank: without one there is no adapter", "add --lora-rank 16"
+            request,
+            "adapter.rank",
+            NEEDS_RANK,
+            "needs a rank: without one there is no adapter",
+            "add --lora-rank 16",
         )
     yield from _orphan_key_problems(
-        request, "quantization.weights", NEEDS_WEIGHTS, "needs a format of the weights", "add for example --quantize nf4"
+        request,
+        "quantization.weights",
+        NEEDS_WEIGHTS,
+        "needs a format of the weights",
+        "add for example --quantize nf4",
     )
     yield from _orphan_key_problems(
-        request, "speculative.method", NEEDS_METHOD, "needs a method of speculative decoding", "add for example --speculative draft"
+        request,
+        "speculative.method",
+        NEEDS_METHOD,
+        "needs a method of speculative decoding",
+        "add for example --speculative draft",
     )
     yield from _dtype_problems(request)
     if request.get("phase") == "load":  # weights alone: there are no sequences to count
         return
     for key in SIZES:
         if request.get(key) == 0:
-            yield Problem(field=key, value=0, reason="is no size of a job", hint="give 1 or more, or leave it out")
+            yield Problem(
+                field=key, value=0, reason="is no size of a job", hint="give 1 or more, or leave it out"
+            )
     if task == "infer":
         yield from _length_problems(request)
-        yield from _disagreeing_key_problems(request, SEQUENCES[:1] if request.get("engine") in ONE_CACHE else SEQUENCES)
+        yield from _disagreeing_key_problems(
+            request, SEQUENCES[:1] if request.get("engine") in ONE_CACHE else SEQUENCES
+        )
 
 
-def _orphan_key_problems(request: Request, needed: str, keys: tuple[str, ...], reason: str, hint: str) -> Iterator[Problem]:
+def _orphan_key_problems(
+    request: Request, needed: str, keys: tuple[str, ...], reason: str, hint: str
+) -> Iterator[Problem]:
     """Details of something that is not there."""
     if request.get(needed) is None:
         for key in keys:
@@ -55,10 +94,16 @@ def _dtype_problems(request: Request) -> Iterator[Problem]:
     for key, known in {**PRECISION_DTYPES, "serving.kv_dtype": cache, "serving.k_dtype": cache}.items():
         value = request.get(key)
         found = dtype_named(value) if value is not None else None
-        if found in (FP8, MXFP8) and key in ("precision.compute", "precision.parameters") and request.get("fp8.recipe"):
+        if (
+            found in (FP8, MXFP8)
+            and key in ("precision.compute", "precision.parameters")
+            and request.get("fp8.recipe")
+        ):
             continue  # products and their weights alone, by an engine that models the recipe
         if found is not None and found.name not in known:
-            yield Problem(field=key, value=value, reason="is not modelled there", hint=f"modelled: {', '.join(known)}")
+            yield Problem(
+                field=key, value=value, reason="is not modelled there", hint=f"modelled: {', '.join(known)}"
+            )
 
 
 def _length_problems(request: Request) -> Iterator[Problem]:
@@ -75,7 +120,9 @@ def _length_problems(request: Request) -> Iterator[Problem]:
         yield Problem(field="serving.shared_prefix_tokens", value=shared, reason=reason)
     if length and output is not None and (prompt or 0) + output > length:
         asked = f"after a prompt of {prompt} " if prompt else ""
-        yield Problem(field="serving.output_tokens", value=output, reason=f"{asked}exceeds max_model_len {length}")
+        yield Problem(
+            field="serving.output_tokens", value=output, reason=f"{asked}exceeds max_model_len {length}"
+        )
 
 
 def _disagreeing_key_problems(request: Request, keys: tuple[str, ...]) -> Iterator[Problem]:
@@ -83,4 +130,9 @@ def _disagreeing_key_problems(request: Request, keys: tuple[str, ...]) -> Iterat
     given: list[tuple[str, Any]] = [(key, request[key]) for key in keys if request.get(key)]
     for key, value in given[1:]:
         if value != given[0][1]:
-            yield Problem(field=key, value=value, reason=f"contradicts {given[0][0]} = {given[0][1]}", hint="give one of them")
+            yield Problem(
+                field=key,
+                value=value,
+                reason=f"contradicts {given[0][0]} = {given[0][1]}",
+                hint="give one of them",
+            )

@@ -1,4 +1,6 @@
-"""What names in a plan stand for, and which keys a plan may not set yet: tables of data that ``resolve`` reads."""
+"""What names in a plan stand for, and which keys a plan may not set yet: tables of data that ``resolve``
+reads.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,34 @@ from memsheet.plan.dtypes import BF16, FP16, FP32
 from memsheet.plan.plan import Precision
 
 NAMED_PRECISIONS: dict[str, Precision] = {
-    "fp32": Precision(parameters=FP32, compute=FP32, gradients=FP32, reduce=FP32, master_weights=None, moments=FP32),
-    "bf16-autocast": Precision(parameters=FP32, compute=BF16, gradients=FP32, reduce=FP32, master_weights=None, moments=FP32),
-    "fp16-autocast": Precision(parameters=FP32, compute=FP16, gradients=FP32, reduce=FP32, master_weights=None, moments=FP32),
-    "bf16-master": Precision(parameters=BF16, compute=BF16, gradients=BF16, reduce=BF16, master_weights=FP32, moments=FP32),
-    "bf16-pure": Precision(parameters=BF16, compute=BF16, gradients=BF16, reduce=BF16, master_weights=None, moments=BF16),
-    "megatron-mixed": Precision(parameters=BF16, compute=BF16, gradients=FP32, reduce=FP32, master_weights=FP32, moments=FP32),
-    "fsdp2-mixed": Precision(parameters=FP32, compute=BF16, gradients=FP32, reduce=FP32, master_weights=None, moments=FP32),
+    "fp32": Precision(
+        parameters=FP32, compute=FP32, gradients=FP32, reduce=FP32, master_weights=None, moments=FP32
+    ),
+    "bf16-autocast": Precision(
+        parameters=FP32, compute=BF16, gradients=FP32, reduce=FP32, master_weights=None, moments=FP32
+    ),
+    "fp16-autocast": Precision(
+        parameters=FP32, compute=FP16, gradients=FP32, reduce=FP32, master_weights=None, moments=FP32
+    ),
+    "bf16-master": Precision(
+        parameters=BF16, compute=BF16, gradients=BF16, reduce=BF16, master_weights=FP32, moments=FP32
+    ),
+    "bf16-pure": Precision(
+        parameters=BF16, compute=BF16, gradients=BF16, reduce=BF16, master_weights=None, moments=BF16
+    ),
+    "megatron-mixed": Precision(
+        parameters=BF16, compute=BF16, gradients=FP32, reduce=FP32, master_weights=FP32, moments=FP32
+    ),
+    "fsdp2-mixed": Precision(
+        parameters=FP32, compute=BF16, gradients=FP32, reduce=FP32, master_weights=None, moments=FP32
+    ),
 }
-ADAPTER_PRECISION = Precision(parameters=BF16, compute=BF16, gradients=FP32, reduce=FP32, master_weights=None, moments=FP32)
-"""A frozen bf16 base with fp32 adapters: peft raises adapters to fp32 unless told otherwise (autocast_adapter_dtype)."""
+ADAPTER_PRECISION = Precision(
+    parameters=BF16, compute=BF16, gradients=FP32, reduce=FP32, master_weights=None, moments=FP32
+)
+"""A frozen bf16 base with fp32 adapters: peft raises adapters to fp32 unless told otherwise
+(autocast_adapter_dtype).
+"""
 
 QUANTIZED = {
     "nf4": dtypes.NF4, "fp4": dtypes.FP4_BNB, "int8": dtypes.INT8, "int4": dtypes.INT4, "fp8": dtypes.FP8, "mxfp4": dtypes.MXFP4,
@@ -29,10 +49,13 @@ DOUBLED = ("nf4", "fp4")  # whose scales may be quantized again
 LORA_ALONE = ("int8", "gptq-int4")  # trained beside by adapters of one kind
 TRAINABLE_QUANTIZED = (*DOUBLED, *LORA_ALONE)
 STORED_TRAINABLE = (*DOUBLED, "nf4-single", "fp4-double", "int8")
-"""Formats of bitsandbytes that can be trained beside, as a checkpoint names them: by whether their scales are quantized again."""
+"""Formats of bitsandbytes that can be trained beside, as a checkpoint names them: by whether their scales are
+quantized again.
+"""
 OUTLIER_COLUMNS = 7
-"""Columns of a layer's input that LLM.int8() multiplies unquantized: no more in any model up to 13 billion parameters (arXiv:2208.07339, end
-of section 3.2: |O| <= 7). How many a run has depends on its data: none to all of them.
+"""Columns of a layer's input that LLM.int8() multiplies unquantized: no more in any model up to 13 billion
+parameters (arXiv:2208.07339, end of section 3.2: |O| <= 7). How many a run has depends on its data: none to
+all of them.
 """
 DEQUANTIZED = ("fp8", "fp8-block", "mxfp4")  # released formats that are trained in another precision
 FIXED_BLOCK = {"nf4": 64, "fp4": 64, "mxfp4": 32, "mxfp8": 32, "nvfp4": 16}
@@ -47,7 +70,10 @@ PRECISION_DTYPES: dict[str, tuple[str, ...]] = {
     "precision.master_weights": ("fp32", "int16-remainder"), "precision.moments": (*_COMMON, "int8"), "adapter.dtype": _COMMON,
 }  # fmt: skip
 CACHE_DTYPES = (*_COMMON, "fp8", "fp8_e5m2", "int8")
-LLAMA_CACHE_DTYPES = (*_COMMON, *(f"gguf:{name}" for name in ("Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1", "IQ4_NL")))
+LLAMA_CACHE_DTYPES = (
+    *_COMMON,
+    *(f"gguf:{name}" for name in ("Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1", "IQ4_NL")),
+)
 """Types that llama.cpp's cache may have (common/arg.cpp, kv_cache_types)."""
 
 # peft's TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
@@ -69,23 +95,40 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
 
 DESCRIPTIVE: dict[str, str] = {
     "schema": "names the vocabulary the plan is written in",
-    "engine_version": "is recorded; a few facts changed from one version to another, and the engine's file says which",
-    "seq_len_kind": "says whether lengths were exact or a bound where a figure was published; tensors are those of seq_len; only in ms-swift a maximum also says that the allocator meets other sizes at every step",
+    "engine_version": (
+        "is recorded; a few facts changed from one version to another, and the engine's file says which"
+    ),
+    "seq_len_kind": (
+        "says whether lengths were exact or a bound where a figure was published; tensors are "
+        "those of seq_len; only in ms-swift a maximum also says that the allocator meets "
+        "other sizes at every step"
+    ),
     "adapter.alpha": "scales the adapter's output and has no bytes",
     "adapter.trainable_parameters": "follows from rank and targets; a published count to compare with",
     "moe.balanced": "true is how routing is taken",
-    "serving.output_tokens": "beside a length only says where an answer ends; the cache is as long as max_model_len",
+    "serving.output_tokens": (
+        "beside a length only says where an answer ends; the cache is as long as max_model_len"
+    ),
 }
-"""Keys that describe a job and cannot change a byte of it: accepted, recorded nowhere in the sheet, and listed here so that it is known."""
+"""Keys that describe a job and cannot change a byte of it: accepted, recorded nowhere in the sheet, and
+listed here so that it is known.
+"""
 NEEDS_RANK = (
     "adapter.kind", "adapter.targets", "adapter.dtype", "adapter.alpha", "adapter.dropout", "adapter.trainable_parameters",
     "adapter.full_modules", "adapter.prompt_length", "adapter.start_layer",
 )  # fmt: skip
 FUSED_TARGETS = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
-"""Joined projections by the names of their parts: an adapter on one that the library's code has in parts is for code that joins them, as
-Qwen's first code does (attn.c_attn, modeling_qwen.py of Qwen/Qwen-7B) and Megatron's (linear_qkv).
+"""Joined projections by the names of their parts: an adapter on one that the library's code has in parts is
+for code that joins them, as Qwen's first code does (attn.c_attn, modeling_qwen.py of Qwen/Qwen-7B) and
+Megatron's (linear_qkv).
 """
-SERVED_ADAPTERS = ("adapter.rank", "adapter.targets", "adapter.kind", "serving.max_loras", "serving.max_cpu_loras")
+SERVED_ADAPTERS = (
+    "adapter.rank",
+    "adapter.targets",
+    "adapter.kind",
+    "serving.max_loras",
+    "serving.max_cpu_loras",
+)
 """Keys of adapters that a server keeps room for."""
 PROMPTED = ("llama-adapter", "llama-adapter-v2")  # kinds of adapters that have no rank
 NEEDS_METHOD = ("speculative.model", "speculative.tokens", "speculative.tp")

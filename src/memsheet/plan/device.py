@@ -46,8 +46,9 @@ RATES = ("scale_up", "scale_out", "host")
 class Device:
     """One accelerator. A fit is judged by what a framework really gets, never by the number on the box.
 
-    ``framework_low_bytes`` ≤ ``framework_bytes`` ≤ ``framework_high_bytes``: equal where one figure is known. A derived
-    ``framework_bytes`` is the low end, so that an unknown card is never taken for larger than it is.
+    ``framework_low_bytes`` ≤ ``framework_bytes`` ≤ ``framework_high_bytes``: equal where one figure is known.
+    A derived ``framework_bytes`` is the low end, so that an unknown card is never taken for larger than it
+    is.
     """
 
     name: str
@@ -96,10 +97,16 @@ ONE_NODE = 8
 
 
 def cluster_of(
-    device: Device, count: int, *, per_node: int | None = None, nodes: int | None = None, host_bytes: int | None = None,
+    device: Device,
+    count: int,
+    *,
+    per_node: int | None = None,
+    nodes: int | None = None,
+    host_bytes: int | None = None,
     links: Links = UNSAID,
-) -> Cluster:  # fmt: skip
-    """``count`` devices laid out in whole nodes; ``per_node`` defaults to the device's usual server, and what ``links`` leave open to its own.
+) -> Cluster:
+    """``count`` devices laid out in whole nodes; ``per_node`` defaults to the device's usual server, and what
+    ``links`` leave open to its own.
 
     Raises InputError when the count does not fill whole nodes, or when nobody knows how many share a node.
     """
@@ -110,16 +117,33 @@ def cluster_of(
     size = per_node or (count // nodes if nodes else min(count, device.per_node or ONE_NODE))
     if per_node is None and nodes is None and device.per_node is None and count > ONE_NODE:
         raise input_error(
-            "per_node", None, f"how many {device.name} share a node differs from server to server", "give --per-node or --nodes"
+            "per_node",
+            None,
+            f"how many {device.name} share a node differs from server to server",
+            "give --per-node or --nodes",
         )
     if size < 1 or count % size:
-        raise input_error("per_node", size, f"{count} devices do not fill whole nodes of {size}", "give --per-node or --nodes")
+        raise input_error(
+            "per_node",
+            size,
+            f"{count} devices do not fill whole nodes of {size}",
+            "give --per-node or --nodes",
+        )
     if nodes is not None and size * nodes != count:
         raise input_error("nodes", nodes, f"{nodes} nodes of {size} are {nodes * size} devices, not {count}")
-    return Cluster(device=device, per_node=size, nodes=count // size, links=links.over(device.links), host_bytes=host_bytes)
+    return Cluster(
+        device=device,
+        per_node=size,
+        nodes=count // size,
+        links=links.over(device.links),
+        host_bytes=host_bytes,
+    )
 
 
-_GPUS = re.compile(r"^\s*(?:([+-]?\d+)\s*[xX×*]\s*|([1-9]\d{0,2})\s+(?!g[i]?b\b)(?=\S))?(\S(?:.{0,98}\S)?)\s*$", re.IGNORECASE)
+_GPUS = re.compile(
+    r"^\s*(?:([+-]?\d+)\s*[xX×*]\s*|([1-9]\d{0,2})\s+(?!g[i]?b\b)(?=\S))?(\S(?:.{0,98}\S)?)\s*$",
+    re.IGNORECASE,
+)
 _COUNT_LAST = re.compile(r"^\s*(\S(?:.{0,98}?\S)?)\s*(?:\s[xX×]\s*|:)(\d{1,7})\s*$")
 _SEVERAL = re.compile(r"^\s*\d+\s*[xX×][^,;+]*[,;+]\s*\d+\s*[xX×]")
 MIXED = "names several kinds of device or node, and only equal ones are planned for"
@@ -127,8 +151,8 @@ MIXED_HINT = "plan for the smallest: the device with the least memory, as many o
 
 
 def parse_gpus(text: str) -> tuple[int | None, str]:
-    """``8xH100-80GB``, ``8 H100-80GB``, ``H100-80GB:8`` or ``H100-80GB x8`` → (8, "H100-80GB"). Without a count the count is None: for commands
-    that find it.
+    """``8xH100-80GB``, ``8 H100-80GB``, ``H100-80GB:8`` or ``H100-80GB x8`` → (8, "H100-80GB"). Without a
+    count the count is None: for commands that find it.
 
     The name is only cut out here; the catalogue says whether there is such a device.
     """
@@ -138,7 +162,9 @@ def parse_gpus(text: str) -> tuple[int | None, str]:
     if _SEVERAL.match(text):
         raise input_error("gpus", text, MIXED, MIXED_HINT)
     if match is None:
-        raise input_error("gpus", text, "does not name devices", "write a count and a device, for example 8xH100-80GB")
+        raise input_error(
+            "gpus", text, "does not name devices", "write a count and a device, for example 8xH100-80GB"
+        )
     digits, name = match[1] or match[2], match[3]
     if digits is None:
         return None, name

@@ -9,14 +9,31 @@ from typing import Any
 from memsheet.plan.device import Cluster
 from memsheet.plan.dtypes import FP4_BNB_DOUBLE, FP8_BLOCK, NF4, NF4_SINGLE, DType, dtype_named
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.plan import Adapter, Offload, Optimizer, Plan, Precision, Quantization, Recompute, Routing, ServedAdapters, Speculative
+from memsheet.plan.plan import (
+    Adapter,
+    Offload,
+    Optimizer,
+    Plan,
+    Precision,
+    Quantization,
+    Recompute,
+    Routing,
+    ServedAdapters,
+    Speculative,
+)
 
 PLAN_SCHEMA = "memsheet/plan/1"
 
 
 def asked_as(model: ModelSpec) -> str:
-    """What a plan names its model by, so that reading it back finds the same one: the file or the hub's name it was read from, else its name."""
-    return model.source.path if model.source.kind in ("file", "safetensors", "gguf", "hub") and model.source.path else model.name
+    """What a plan names its model by, so that reading it back finds the same one: the file or the hub's name
+    it was read from, else its name.
+    """
+    return (
+        model.source.path
+        if model.source.kind in ("file", "safetensors", "gguf", "hub") and model.source.path
+        else model.name
+    )
 
 
 def plan_document(plan: Plan, *, model: str | None = None, cluster: Cluster | None = None) -> dict[str, Any]:
@@ -43,7 +60,9 @@ def plan_document(plan: Plan, *, model: str | None = None, cluster: Cluster | No
 
 
 def _writes_attention_dp(plan: Plan) -> bool:
-    """Whether data-parallel attention is said: where it is on, and of a server's replicas, which are none of its groups."""
+    """Whether data-parallel attention is said: where it is on, and of a server's replicas, which are none of
+    its groups.
+    """
     return bool(plan.mesh.attn_dp > 1 or (plan.task == "infer" and plan.mesh.dp_replicate > 1))
 
 
@@ -81,10 +100,18 @@ def _precision_document(precision: Precision) -> dict[str, str | None]:
 
 
 def _recompute_document(recompute: Recompute) -> dict[str, Any]:
-    """``every`` of 1 is what nobody needs to say, and beside ``layers`` or ``segments`` it would contradict them."""
+    """``every`` of 1 is what nobody needs to say, and beside ``layers`` or ``segments`` it would contradict
+    them.
+    """
     every = recompute.every if recompute.every != 1 else None
     named = {"modules": list(recompute.modules)} if recompute.modules else {}
-    return {"mode": recompute.mode.value, "every": every, "layers": recompute.layers, "segments": recompute.segments, **named}
+    return {
+        "mode": recompute.mode.value,
+        "every": every,
+        "layers": recompute.layers,
+        "segments": recompute.segments,
+        **named,
+    }
 
 
 def _optimizer_document(optimizer: Optimizer) -> dict[str, Any]:
@@ -135,10 +162,18 @@ def _plain_share(value: float) -> float | int:
 
 
 def _serving_document(plan: Plan) -> dict[str, Any]:
-    pooled = {
-        "max_batched_tokens": _optional_int(plan.max_batched_tokens), "page_tokens": plan.page_tokens, "memory_fraction": plan.memory_fraction,
-        "cuda_graphs": plan.captures, **({"dp_lm_head": True} if plan.dp_lm_head else {}), **_recurrent_state_keys(plan),
-    } if plan.memory_fraction is not None else {}  # fmt: skip
+    pooled = (
+        {
+            "max_batched_tokens": _optional_int(plan.max_batched_tokens),
+            "page_tokens": plan.page_tokens,
+            "memory_fraction": plan.memory_fraction,
+            "cuda_graphs": plan.captures,
+            **({"dp_lm_head": True} if plan.dp_lm_head else {}),
+            **_recurrent_state_keys(plan),
+        }
+        if plan.memory_fraction is not None
+        else {}
+    )
     said = {"output_tokens": _optional_int(plan.output_tokens)} if plan.output_tokens is not None else {}
     said |= {"shared_prefix_tokens": plan.shared_prefix_tokens} if plan.shared_prefix_tokens else {}
     return {
@@ -152,15 +187,25 @@ def _room_for_adapters(served: ServedAdapters | None) -> dict[str, Any]:
     if served is None:
         return {}
     host = {"max_cpu_loras": int(served.host)} if served.host else {}
-    return {"max_loras": int(served.slots), **host, **({"fully_sharded_loras": True} if served.sharded else {})}
+    return {
+        "max_loras": int(served.slots),
+        **host,
+        **({"fully_sharded_loras": True} if served.sharded else {}),
+    }
 
 
 def _speculative_document(how: Speculative) -> dict[str, Any]:
-    return {"method": how.method.value, "tokens": int(how.tokens), **({"model": how.model} if how.model else {})}
+    return {
+        "method": how.method.value,
+        "tokens": int(how.tokens),
+        **({"model": how.model} if how.model else {}),
+    }
 
 
 def _recurrent_state_keys(plan: Plan) -> dict[str, Any]:
-    """What a server is told of recurrent states, of layers without experts, and of tokens on their way to experts."""
+    """What a server is told of recurrent states, of layers without experts, and of tokens on their way to
+    experts.
+    """
     named = {
         "state_slots": plan.state_slots, "state_ratio": plan.state_ratio, "dp_dense": plan.dp_dense or None,
         "dispatch": plan.dispatch if plan.dispatch != "gather" else None,

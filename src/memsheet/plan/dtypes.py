@@ -35,7 +35,10 @@ class DType:
 
 
 IEEE = "IEEE 754 / format definition"
-BNB = "bitsandbytes functional.py quantize_4bit: absmax fp32 a block of 64; double quantization: absmax in 8 bits, fp32 a 256 blocks"
+BNB = (
+    "bitsandbytes functional.py quantize_4bit: absmax fp32 a block of 64; double quantization: absmax "
+    "in 8 bits, fp32 a 256 blocks"
+)
 OCP = "OCP Microscaling Formats v1.0: one 8-bit shared exponent a block of 32"
 GGML = "ggml-common.h block structs: bytes of one block over its elements"
 
@@ -57,23 +60,38 @@ FP4_BNB = DType("fp4", 4, scales=(Scale(64, 32),), source=BNB)
 FP4_BNB_DOUBLE = DType("fp4-double", 4, scales=(Scale(64, 8), Scale(64 * 256, 32)), source=BNB)
 MXFP8 = DType("mxfp8", 8, scales=(Scale(32, 8),), source=OCP)
 MXFP4 = DType("mxfp4", 4, scales=(Scale(32, 8),), source=OCP)
-NVFP4 = DType("nvfp4", 4, scales=(Scale(16, 8),), source="NVIDIA NVFP4: one e4m3 scale a block of 16, one fp32 a tensor")
+NVFP4 = DType(
+    "nvfp4", 4, scales=(Scale(16, 8),), source="NVIDIA NVFP4: one e4m3 scale a block of 16, one fp32 a tensor"
+)
 
 
 def fp8_blocks(side: int) -> DType:
     """fp8 weights with one fp32 scale a square block (weight_block_size)."""
-    return DType("fp8-block", 8, scales=(Scale(side * side, 32),), source="DeepSeek-V3 report 3.3: fp32 scale a 128 x 128 block")
+    return DType(
+        "fp8-block",
+        8,
+        scales=(Scale(side * side, 32),),
+        source="DeepSeek-V3 report 3.3: fp32 scale a 128 x 128 block",
+    )
 
 
 FP8_BLOCK = fp8_blocks(128)
-INT8_ADAM = DType("adam8bit", 8, scales=(Scale(256, 32),), source="bitsandbytes optim: blockwise state, fp32 absmax a block of 256")
+INT8_ADAM = DType(
+    "adam8bit",
+    8,
+    scales=(Scale(256, 32),),
+    source="bitsandbytes optim: blockwise state, fp32 absmax a block of 256",
+)
 INT16_REMAINDER = DType("int16-remainder", 16, source="low half of fp32 beside a bf16 weight")
 
 
 def grouped_int(bits: int, group: int, *, zero_bits: int, name: str) -> DType:
     """GPTQ and AWQ storage: packed ints, one fp16 scale and one packed zero point a group."""
     return DType(
-        name, bits, scales=(Scale(group, 16), Scale(group, zero_bits)), source="GPTQ/AWQ checkpoint layout: qweight, scales, qzeros"
+        name,
+        bits,
+        scales=(Scale(group, 16), Scale(group, zero_bits)),
+        source="GPTQ/AWQ checkpoint layout: qweight, scales, qzeros",
     )
 
 
@@ -93,7 +111,9 @@ _GGUF_BLOCKS: dict[str, tuple[int, int]] = {
     "IQ2_K_R4": (256, 76), "IQ3_K_R4": (256, 110), "IQ4_K_R4": (256, 144), "IQ5_K_R4": (256, 176),  # the same, four rows interleaved
     "TQ1_0": (256, 54), "TQ2_0": (256, 66), "MXFP4": (32, 17), "NVFP4": (64, 36), "Q1_0": (128, 18),
 }  # fmt: skip
-GGUF = {name: DType(f"gguf:{name}", size * 8, block, source=GGML) for name, (block, size) in _GGUF_BLOCKS.items()}
+GGUF = {
+    name: DType(f"gguf:{name}", size * 8, block, source=GGML) for name, (block, size) in _GGUF_BLOCKS.items()
+}
 
 _ALL = (
     FP32, TF32, FP16, BF16, FP8, FP8_E5M2, INT64, INT32, INT8, INT4, UINT8, BOOL, NF4, NF4_SINGLE, FP4_BNB, FP4_BNB_DOUBLE, MXFP8, MXFP4, NVFP4, FP8_BLOCK,

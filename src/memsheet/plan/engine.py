@@ -1,4 +1,6 @@
-"""What an engine keeps and what it can do, as data. One file an engine fills this in (``memsheet/engines``)."""
+"""What an engine keeps and what it can do, as data. One file an engine fills this in
+(``memsheet/engines``).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,16 @@ from typing import Any
 
 from memsheet.frozen import dataclass
 from memsheet.plan.model import Role
-from memsheet.plan.plan import AdapterKind, AttentionKind, ContextParallel, Implementation, Loss, OptimizerName, RecomputeMode, Schedule
+from memsheet.plan.plan import (
+    AdapterKind,
+    AttentionKind,
+    ContextParallel,
+    Implementation,
+    Loss,
+    OptimizerName,
+    RecomputeMode,
+    Schedule,
+)
 from memsheet.sheet import Evidence
 
 
@@ -21,7 +32,9 @@ class Sharding(Enum):
     FSDP1 = "fsdp1"  # a flat parameter for each wrapped module
     INTERNEVO = "internevo"  # whole parameters dealt to ranks, which keep their states
     DEEPSPEED = "deepspeed"  # flat buffers
-    MEGATRON = "megatron"  # one buffer of parameters and one of gradients on every rank, optimizer states divided
+    MEGATRON = (
+        "megatron"  # one buffer of parameters and one of gradients on every rank, optimizer states divided
+    )
 
     @property
     def gathers(self) -> bool:
@@ -56,60 +69,92 @@ class Engine:
     tasks: tuple[str, ...]
     axes: tuple[str, ...]  # mesh degrees that may exceed 1 in training
     serving_axes: tuple[str, ...] = ()  # and in inference
-    cache_dtypes: tuple[str, ...] | None = ()  # of keys and values besides the one they are computed in; None has a list of its own
+    cache_dtypes: (
+        tuple[str, ...] | None
+    ) = ()  # of keys and values besides the one they are computed in; None has a list of its own
     real_axes: tuple[str, ...] = ()  # and, beyond those, where its own code is run instead of modelled
     real_schedules: tuple[Schedule, ...] = ()
-    bare_axes: tuple[str, ...] = ()  # and those that may where only states are asked, which they divide evenly
+    bare_axes: tuple[
+        str, ...
+    ] = ()  # and those that may where only states are asked, which they divide evenly
     zero: tuple[int, ...]
     real_zero: tuple[int, ...] = ()
     default_zero: int
     sharding: Sharding
     code: Code = Code.TRANSFORMERS
     server: str = "transformers"  # the module of ``formulas.serving`` that accounts its inference
-    served: Callable[..., Mapping[str, Any]] | None = None  # a server's defaults: of (request, card, mesh, latent=whether attention is)
+    served: Callable[..., Mapping[str, Any]] | None = (
+        None  # a server's defaults: of (request, card, mesh, latent=whether attention is)
+    )
     experts_whole: bool = False  # with expert parallelism every expert is whole on its rank
-    models: frozenset[str] = frozenset()  # keys of a plan that are refused elsewhere (``plan.defaults.UNMODELLED``) and accounted here
+    models: frozenset[str] = (
+        frozenset()
+    )  # keys of a plan that are refused elsewhere (``plan.defaults.UNMODELLED``) and accounted here
     default_precision: str
     precisions: tuple[str, ...]
     takes_remainder: bool = False  # a step's last micro-batch may be smaller than the others
     steps_in_backward: bool = False  # its optimizers can step a parameter when its gradient arrives
-    autocast: bool  # parameters kept in fp32 are cast operation by operation, copies cached until forward ends
+    autocast: (
+        bool  # parameters kept in fp32 are cast operation by operation, copies cached until forward ends
+    )
     attention: tuple[AttentionKind, ...] = (AttentionKind.SDPA, AttentionKind.EAGER, AttentionKind.FLASH)
-    context_parallel: tuple[ContextParallel, ...] = ()  # how its ranks share a sequence where ``cp`` may exceed 1; the first is the default
+    context_parallel: tuple[
+        ContextParallel, ...
+    ] = ()  # how its ranks share a sequence where ``cp`` may exceed 1; the first is the default
     losses: tuple[Loss, ...] = (Loss.PLAIN, Loss.FUSED)
     recompute: tuple[RecomputeMode, ...] = (RecomputeMode.NONE, RecomputeMode.FULL)
     schedules: tuple[Schedule, ...] = ()
-    policies: frozenset[str] = frozenset()  # what it may recompute besides modules: chosen operations, every so many-th layer
+    policies: frozenset[str] = (
+        frozenset()
+    )  # what it may recompute besides modules: chosen operations, every so many-th layer
     stages: Callable[[int, int, str | None], tuple[int, ...] | None] | None = (
         None  # layers of each pipeline stage, of layers, stages, version
     )
-    whole_in_pipelines: bool = False  # parameters stay gathered from forward to backward where there are several stages
+    whole_in_pipelines: bool = (
+        False  # parameters stay gathered from forward to backward where there are several stages
+    )
     varies: bool = False  # pads a batch to its longest sample: a maximum of lengths says that they differ
     replays: bool = False  # its step's allocations can be played through the allocator
-    usual_loss: Callable[[int, str | None], Loss] | None = None  # of tensor-parallel ranks and version; None is plain
+    usual_loss: Callable[[int, str | None], Loss] | None = (
+        None  # of tensor-parallel ranks and version; None is plain
+    )
     optimizers: tuple[OptimizerName, ...]
     default_implementation: Implementation
     adapters: tuple[AdapterKind, ...] = (AdapterKind.LORA,)
     usual_targets: tuple[str, ...] = ()  # of LoRA where its scripts have a default of their own
-    targets: frozenset[str] = frozenset()  # of LoRA, that its own model code has whatever a model calls its layers
-    adapter_dtype: str = "fp32"  # that adapters are trained in; peft raises them unless the engine casts the whole model
+    targets: frozenset[str] = (
+        frozenset()
+    )  # of LoRA, that its own model code has whatever a model calls its layers
+    adapter_dtype: str = (
+        "fp32"  # that adapters are trained in; peft raises them unless the engine casts the whole model
+    )
     offload: tuple[str, ...] = ()
-    never_offloads: Mapping[str, str] = field(default_factory=dict)  # what the release that was read cannot move to the host, and why
-    processor: bool = False  # computes on a CPU, whose kernels are others; set by account, not by an engine's file
+    never_offloads: Mapping[str, str] = field(
+        default_factory=dict
+    )  # what the release that was read cannot move to the host, and why
+    processor: bool = (
+        False  # computes on a CPU, whose kernels are others; set by account, not by an engine's file
+    )
     whole_roles: frozenset[Role] = frozenset()  # tensors every tensor-parallel rank keeps whole
     whole_latent: bool = False  # latent attention is not split
     splits_experts_over_tp: bool = False  # routed experts are cut over the tensor-parallel ranks (etp = tp)
     vocab_multiple: int = 1  # that it pads the vocabulary to, times tp, unless the plan says another
-    scatters_for_experts: bool = False  # it trains experts over tensor-parallel ranks with sequence_parallel only
+    scatters_for_experts: bool = (
+        False  # it trains experts over tensor-parallel ranks with sequence_parallel only
+    )
     selective: tuple[str, ...] = ()  # what selective recompute recomputes unless the plan names modules
     workspaces: tuple[str, ...] = ()  # entries of overheads.toml that its libraries take besides cuBLAS
-    roots_frozen_ends: bool = False  # fully_shard leaves embeddings and head to the root where an adapter trains
+    roots_frozen_ends: bool = (
+        False  # fully_shard leaves embeddings and head to the root where an adapter trains
+    )
     alone: Engine | None = None  # its facts on one GPU, where they are others
     evidence: dict[str, Evidence] = field(default_factory=dict)
 
 
 def server_engine(**facts: Any) -> Engine:
-    """The facts of an engine that only serves: what it would say of training is said once, here. ``facts`` are its own."""
+    """The facts of an engine that only serves: what it would say of training is said once, here. ``facts``
+    are its own.
+    """
     common: dict[str, Any] = {
         "tasks": ("infer",), "axes": (), "zero": (0,), "default_zero": 0, "sharding": Sharding.REPLICATED, "default_precision": "bf16-pure",
         "precisions": ("bf16-pure",), "autocast": False, "losses": (), "recompute": (RecomputeMode.NONE,), "optimizers": (OptimizerName.ADAMW,),

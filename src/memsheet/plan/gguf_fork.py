@@ -1,14 +1,25 @@
-"""Which types the quantizer of ik_llama.cpp gives: more bits than the main project's for attention, most of all beside many experts.
+"""Which types the quantizer of ik_llama.cpp gives: more bits than the main project's for attention, most of
+all beside many experts.
 
-ikawrakow/ik_llama.cpp 8db70379 (May 2025) src/llama.cpp:18232, llama_tensor_get_type, without an importance matrix and without a user's own
-rules. Most published files of the fork follow rules of their own; the file itself says.
+ikawrakow/ik_llama.cpp 8db70379 (May 2025) src/llama.cpp:18232, llama_tensor_get_type, without an importance
+matrix and without a user's own rules. Most published files of the fork follow rules of their own; the file
+itself says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from memsheet.plan.gguf_mixes import CONDITIONS, MIXES, SHARED_VALUES_70B, SUPER_BLOCK, WHOLE, Rules, Where, row_compatible_type
+from memsheet.plan.gguf_mixes import (
+    CONDITIONS,
+    MIXES,
+    SHARED_VALUES_70B,
+    SUPER_BLOCK,
+    WHOLE,
+    Rules,
+    Where,
+    row_compatible_type,
+)
 
 LLAMA = frozenset({"llama", "mistral", "mixtral"})
 WORDS = 127_999

@@ -1,7 +1,8 @@
-"""Which types llama.cpp's quantizer gives to the tensors of a model: a GGUF "Q4_K_M" is a mix, whose main type is Q4_K.
+"""Which types llama.cpp's quantizer gives to the tensors of a model: a GGUF "Q4_K_M" is a mix, whose main
+type is Q4_K.
 
-ggml-org/llama.cpp src/llama-quant.cpp, llama_tensor_get_type, as quantized without an importance matrix and without a user's own rules.
-Published files may follow rules of their own; the file itself says.
+ggml-org/llama.cpp src/llama-quant.cpp, llama_tensor_get_type, as quantized without an importance matrix and
+without a user's own rules. Published files may follow rules of their own; the file itself says.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ SHARED_VALUES_70B = 80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """What the rules look at: a matrix's layer and the model's shape. ``grouped``: query heads a key head; ``family``: its model type."""
+    """What the rules look at: a matrix's layer and the model's shape. ``grouped``: query heads a key head;
+    ``family``: its model type.
+    """
 
     layer: int
     layers: int
@@ -61,7 +64,9 @@ MIXES: Mapping[str, tuple[str, Rules]] = {
 ODD_ROWS = {
     "Q2_K": "Q4_0", "Q3_K": "Q4_0", "IQ4_XS": "IQ4_NL", "IQ3_S": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0",
 }  # fmt: skip
-"""What takes the place of a type of 256 elements a block where a row is no multiple of that (tensor_type_fallback)."""
+"""What takes the place of a type of 256 elements a block where a row is no multiple of that
+(tensor_type_fallback).
+"""
 WHOLE = ("F32", "F16", "BF16", "Q8_0")
 """Types that the output matrix keeps too; it is Q6_K beside any other."""
 
@@ -80,7 +85,12 @@ def matrix_type(mix: str, kind: str, where: Where, row: int) -> str:
     found = next((to for condition, to in rules.get(kind, ()) if CONDITIONS[condition](where)), main)
     if kind in ("attn_v", "attn_k") and where.experts == 8 and mix in MIXES:
         found = "Q8_0"
-    elif kind == "attn_v" and where.layers == SHARED_VALUES_70B and where.grouped > 1 and found in ("Q3_K", "Q4_K"):
+    elif (
+        kind == "attn_v"
+        and where.layers == SHARED_VALUES_70B
+        and where.grouped > 1
+        and found in ("Q3_K", "Q4_K")
+    ):
         found = "Q5_K"
     return row_compatible_type(found, row)
 

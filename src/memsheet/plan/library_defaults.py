@@ -1,6 +1,7 @@
-"""What libraries do that train on an engine where nobody says otherwise: their own default values, with what memory depends on.
+"""What libraries do that train on an engine where nobody says otherwise: their own default values, with what
+memory depends on.
 
-LIBRARY_DEFAULTS   library → defaults, in the order in which they are taken: later ones may ask for earlier ones
+LIBRARY_DEFAULTS   library → defaults, in the order in which they are taken: later ones may ask for earlier
 own_default        the value of one, which the readers of their files have from here too
 taken              those that hold beside what is said
 """
@@ -41,24 +42,32 @@ def _not_prompted(request: Request) -> bool:
 
 def _offloads_long_rows(request: Request) -> bool:
     """Shorter rows are recomputed without offloading (unsloth models/_utils.py:376)."""
-    return request.get("recompute.mode") == "full" and (request.get("seq_len") or WORTH_OFFLOADING) >= WORTH_OFFLOADING
+    return (
+        request.get("recompute.mode") == "full"
+        and (request.get("seq_len") or WORTH_OFFLOADING) >= WORTH_OFFLOADING
+    )
 
 
 WORTH_OFFLOADING = 512
 BITS_AND_BYTES = ("nf4", "fp4", "int8")
 ADAPTERS_OF_TRL = "bf16"
-"""What TRL casts all to that trains beside a base in four or eight bits (``if _is_quantized_model``; trainers of other methods do so too)."""
+"""What TRL casts all to that trains beside a base in four or eight bits (``if _is_quantized_model``; trainers
+of other methods do so too).
+"""
 
 
 class Default(NamedTuple):
-    """One value of a library: its own name for it, and the keys of a plan that it comes to ``when`` nothing said contradicts."""
+    """One value of a library: its own name for it, and the keys of a plan that it comes to ``when`` nothing
+    said contradicts.
+    """
 
     name: str
     value: Any
     source: str
     keys: Mapping[str, Any]
     when: Callable[[Request], bool] = _always_applies
-    follows: bool = False  # from what the request has become, with no word for it: a change that brings it about brings this too
+    # from what the request has become, with no word for it: a change that brings it about brings this too
+    follows: bool = False
 
 
 TRL, AXOLOTL, UNSLOTH, FACTORY = (
@@ -116,7 +125,9 @@ LIBRARY_DEFAULTS: dict[str, tuple[Default, ...]] = {
         _OPTIM,
     ),
 }  # fmt: skip
-"""Of supervised fine-tuning. Values that come to what the engine does anyway are there where readers of the library's files need them."""
+"""Of supervised fine-tuning. Values that come to what the engine does anyway are there where readers of the
+library's files need them.
+"""
 CALLED = {"trl": "TRL", "llama-factory": "LLaMA-Factory"}
 _WHOLE_TOPICS = ("precision", "recompute", "optimizer", "quantization")
 """Groups of keys of which one that is said settles all: a precision is not half a library's."""
@@ -131,7 +142,9 @@ def own_default(library: str, name: str) -> Any:
 def library_defaults_for(
     library: str | None, request: Request, settled: frozenset[str] = frozenset()
 ) -> Iterator[tuple[Default, Mapping[str, Any]]]:
-    """Defaults that hold where ``request`` is said, and their keys; ``settled``: keys that were spoken of without a value ("no adapter")."""
+    """Defaults that hold where ``request`` is said, and their keys; ``settled``: keys that were spoken of
+    without a value ("no adapter").
+    """
     said = {key for key, value in request.items() if value is not None} | settled
     now = dict(request)
     for default in LIBRARY_DEFAULTS.get(library or "", ()):
@@ -148,13 +161,25 @@ def _is_settled(key: str, said: set[str] | frozenset[str]) -> bool:
 
 def implied_library_keys(library: str | None, request: Request) -> Mapping[str, Any]:
     """What a library makes of a request without a word for it, but where the request says it."""
-    held = (default for default in LIBRARY_DEFAULTS.get(library or "", ()) if default.follows and default.when(request))
+    held = (
+        default
+        for default in LIBRARY_DEFAULTS.get(library or "", ())
+        if default.follows and default.when(request)
+    )
     return {key: value for default in held for key, value in default.keys.items() if request.get(key) is None}
 
 
 def without_implied_keys(library: str | None, request: Request, own: Container[str]) -> dict[str, Any]:
-    """A request without what a library made of it; ``own``: the keys that are the library's. For a request that is changed and made whole again."""
-    implied = {key for default in LIBRARY_DEFAULTS.get(library or "", ()) if default.follows for key in default.keys if key in own}
+    """A request without what a library made of it; ``own``: the keys that are the library's. For a request
+    that is changed and made whole again.
+    """
+    implied = {
+        key
+        for default in LIBRARY_DEFAULTS.get(library or "", ())
+        if default.follows
+        for key in default.keys
+        if key in own
+    }
     return {key: value for key, value in request.items() if key not in implied}
 
 

@@ -34,9 +34,9 @@ class Role(Enum):
 class Weight:
     """One parameter tensor.
 
-    ``cut``: the dimension that tensor parallelism may split (expert tensor parallelism for experts), or
-    None where every rank keeps a copy (norms, routers, latent down-projections). ``units``: how many
-    indivisible pieces lie along that dimension (heads); 0 when elements may be split freely. ``padded``: a vocabulary
+    ``cut``: the dimension that tensor parallelism may split (expert tensor parallelism for experts), or None
+    where every rank keeps a copy (norms, routers, latent down-projections). ``units``: how many indivisible
+    pieces lie along that dimension (heads); 0 when elements may be split freely. ``padded``: a vocabulary
     dimension that an engine may pad.
     """
 
@@ -48,7 +48,9 @@ class Weight:
     padded: bool = False
     copies: int = 1
     dtype: str | None = None  # fixed by the model's code whatever the run's precision
-    adapter: bool = False  # an adapter's own by the model's code: trains beside a frozen base, in the adapter's dtype
+    adapter: bool = (
+        False  # an adapter's own by the model's code: trains beside a frozen base, in the adapter's dtype
+    )
 
     @property
     def elements(self) -> int:
@@ -61,11 +63,14 @@ class NormKind(Enum):
     RMS = "rms"  # x in fp32, normalised, cast back, then times the weight
     RMS_OFFSET = "rms_offset"  # times (1 + weight) in fp32, then cast back
     RMS_FP32_SCALE = "rms_fp32_scale"  # times the weight in fp32, then cast back
-    RMS_UNCAST = "rms_uncast"  # squares in fp32, the input as it is times their root, cast where the weight is low (t5)
+    # squares in fp32, the input as it is times their root, cast where the weight is low (t5)
+    RMS_UNCAST = "rms_uncast"
     LAYER = "layer"  # torch's fused layer norm
     LAYER_NO_AFFINE = "layer_no_affine"
     LAYER_WIDE = "layer_wide"  # without affine, on the input raised to fp32, the result lowered again (olmo)
-    LAYER_OFFSET = "layer_offset"  # times (1 + weight); under autocast cast by hand to the low dtype (nemotron)
+    LAYER_OFFSET = (
+        "layer_offset"  # times (1 + weight); under autocast cast by hand to the low dtype (nemotron)
+    )
     LAYER_UNFUSED = "layer_unfused"  # written out in elementwise operations (cohere)
     GATED_RMS = "gated_rms"  # multiplied by an activated gate (state-space models)
     L2 = "l2"
@@ -85,7 +90,9 @@ class Norm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Softmax attention over grouped keys and values; ``window`` is a sliding window in tokens, ``chunk`` a chunk length."""
+    """Softmax attention over grouped keys and values; ``window`` is a sliding window in tokens, ``chunk`` a
+    chunk length.
+    """
 
     path: str
     heads: int
@@ -106,7 +113,9 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossAttention:
-    """Attention whose keys and values come from another sequence (encoder output, image tokens) of width ``memory_hidden``."""
+    """Attention whose keys and values come from another sequence (encoder output, image tokens) of width
+    ``memory_hidden``.
+    """
 
     path: str
     heads: int
@@ -119,7 +128,9 @@ class CrossAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
-    """Multi-head latent attention: keys and values come from one latent of ``kv_lora_rank`` and a shared rotary key."""
+    """Multi-head latent attention: keys and values come from one latent of ``kv_lora_rank`` and a shared
+    rotary key.
+    """
 
     path: str
     heads: int
@@ -180,7 +191,9 @@ Mixer = Attention | CrossAttention | LatentAttention | StateSpace | LinearAttent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dense:
-    """A feed-forward layer; ``gated`` ones have two input projections, ``fused`` ones keep them in one matrix."""
+    """A feed-forward layer; ``gated`` ones have two input projections, ``fused`` ones keep them in one
+    matrix.
+    """
 
     path: str
     intermediate: int
@@ -192,7 +205,9 @@ class Dense:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moe:
-    """Routed experts: each token goes to ``experts_per_token`` of ``experts``, and through ``shared`` always."""
+    """Routed experts: each token goes to ``experts_per_token`` of ``experts``, and through ``shared``
+    always.
+    """
 
     path: str
     experts: int
@@ -228,7 +243,9 @@ class Arrangement(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One layer. ``kind`` names the code that runs it (usually the model_type), which decides what it saves."""
+    """One layer. ``kind`` names the code that runs it (usually the model_type), which decides what it
+    saves.
+    """
 
     kind: str
     hidden: int
@@ -246,7 +263,12 @@ class Block:
         """Every parameter tensor of the block, once."""
         ff = self.feed_forward
         shared = ff.shared.weights if isinstance(ff, Moe) and ff.shared else ()
-        qk = tuple(w for m in self.mixers if isinstance(m, Attention | CrossAttention) and m.qk_norm for w in m.qk_norm.weights)
+        qk = tuple(
+            w
+            for m in self.mixers
+            if isinstance(m, Attention | CrossAttention) and m.qk_norm
+            for w in m.qk_norm.weights
+        )
         return (
             *(w for m in self.mixers for w in m.weights),
             *qk,
@@ -259,7 +281,9 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """``pattern`` repeated ``count`` times. Runs of a stack that name the same ``shared`` key hold the same tensors, counted once."""
+    """``pattern`` repeated ``count`` times. Runs of a stack that name the same ``shared`` key hold the same
+    tensors, counted once.
+    """
 
     pattern: tuple[Block, ...]
     count: int
@@ -297,7 +321,9 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """The largest picture that a tower is shown: what it becomes, the places it takes in the text, and the numbers it is made of."""
+    """The largest picture that a tower is shown: what it becomes, the places it takes in the text, and the
+    numbers it is made of.
+    """
 
     embeddings: int
     places: int  # with what stands between its rows and around it
@@ -346,7 +372,9 @@ class Source:
     path: str = ""
     revision: str | None = None
     notes: tuple[str, ...] = ()
-    tensors: tuple[tuple[str, str, tuple[int, ...]], ...] = ()  # of a GGUF file: each one's name, type and dimensions
+    tensors: tuple[
+        tuple[str, str, tuple[int, ...]], ...
+    ] = ()  # of a GGUF file: each one's name, type and dimensions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,7 +394,10 @@ class ModelSpec:
     dtype: str | None = None  # dtype of the released weights
     quantization: StoredQuantization | None = None
     router_loss: bool = False  # training adds a loss of the routers' own (output_router_logits)
-    extras: tuple[Weight, ...] = ()  # tensors that belong to none of the parts above (poolers, multi-token heads); full paths
-    ahead: int = 0  # layers of the checkpoint that predict further tokens, in no part above: nobody loads them unless asked
+    extras: tuple[
+        Weight, ...
+    ] = ()  # tensors that belong to none of the parts above (poolers, multi-token heads); full paths
+    # layers of the checkpoint that predict further tokens, in no part above: nobody loads them unless asked
+    ahead: int = 0
     draft: ModelSpec | None = None  # a model that drafts for it (``Plan.speculative``)
     source: Source = field(default=Source(kind="dict"))

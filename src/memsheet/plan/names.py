@@ -27,17 +27,27 @@ SHORT: dict[str, str] = {
     "draft_tp": "speculative.tp", "cuda_graphs": "cuda_graphs", "prompt_tokens": "serving.prompt_tokens", "output_tokens": "serving.output_tokens",
     "shared_prefix_tokens": "serving.shared_prefix_tokens",
 }  # fmt: skip
-"""Short name → dotted key of ``memsheet/plan/1``. ``offload`` is a list of what to offload and stands apart."""
+"""Short name → dotted key of ``memsheet/plan/1``. ``offload`` is a list of what to offload and stands apart.
+"""
 
 OFFLOADABLE = {"optimizer": 1, "parameters": 1, "activations": True}
 
 
 def parse_offload(value: Any) -> dict[str, int | bool] | Problem:
     """Keys of what is offloaded, of a list or a text with commas between, or what of it cannot be."""
-    wanted = value.split(",") if isinstance(value, str) else list(value) if isinstance(value, list | tuple | set | frozenset) else [value]
+    wanted = (
+        value.split(",")
+        if isinstance(value, str)
+        else list(value)
+        if isinstance(value, list | tuple | set | frozenset)
+        else [value]
+    )
     strange = [name for name in wanted if not isinstance(name, str) or name not in OFFLOADABLE]
     if strange:
         return Problem(
-            field="offload", value=", ".join(map(str, strange)), reason="cannot be offloaded", hint=f"choose from {', '.join(OFFLOADABLE)}"
+            field="offload",
+            value=", ".join(map(str, strange)),
+            reason="cannot be offloaded",
+            hint=f"choose from {', '.join(OFFLOADABLE)}",
         )
     return {f"offload.{name}": OFFLOADABLE[name] for name in wanted}

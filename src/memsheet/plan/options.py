@@ -1,4 +1,6 @@
-"""The keywords of the Python functions, typed: each is a key of ``memsheet/plan/1`` by its short name (``names.SHORT``)."""
+"""The keywords of the Python functions, typed: each is a key of ``memsheet/plan/1`` by its short name
+(``names.SHORT``).
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,9 @@ class TrainOptions(JobOptions, MeshOptions, total=False):
 
 
 class InferOptions(TrainOptions, total=False):
-    """Keywords of a serving job. Those of training are taken too, for a plan file may be of either; what serving has none of is refused."""
+    """Keywords of a serving job. Those of training are taken too, for a plan file may be of either; what
+    serving has none of is refused.
+    """
 
     max_model_len: int | str | None
     sequences: int | None

@@ -1,4 +1,6 @@
-"""What a flag replaces of a file beside what it names: a named precision all dtypes, a way to recompute the details of another."""
+"""What a flag replaces of a file beside what it names: a named precision all dtypes, a way to recompute the
+details of another.
+"""
 
 from __future__ import annotations
 

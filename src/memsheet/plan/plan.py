@@ -1,4 +1,6 @@
-"""How a job is run, whole and legal: every choice made, nothing left to a default. ``resolve`` makes these."""
+"""How a job is run, whole and legal: every choice made, nothing left to a default. ``resolve`` makes
+these.
+"""
 
 from __future__ import annotations
 
@@ -91,8 +93,9 @@ class Schedule(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """Degrees of parallelism; dp_replicate · dp_shard · cp · tp · pp ranks. ep and etp reuse those ranks, and so does attn_dp: groups of the tp
-    ranks of a server that attend to requests of their own (data-parallel attention), while the rest of a layer is of all of them.
+    """Degrees of parallelism; dp_replicate · dp_shard · cp · tp · pp ranks. ep and etp reuse those ranks, and
+    so does attn_dp: groups of the tp ranks of a server that attend to requests of their own (data-parallel
+    attention), while the rest of a layer is of all of them.
     """
 
     dp_replicate: Count = 1
@@ -126,7 +129,9 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """Declared dtypes. ``autocast``: parameters stay as they are and operations run in ``compute`` with cached casts."""
+    """Declared dtypes. ``autocast``: parameters stay as they are and operations run in ``compute`` with
+    cached casts.
+    """
 
     parameters: DType
     compute: DType
@@ -143,8 +148,9 @@ class Precision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
-    """``every``: stretches of so many layers are recomputed together; ``segments``: the stack cut into so many stretches; ``layers``: only
-    the first so many are recomputed, each on its own; ``modules``: selective, every module of these names.
+    """``every``: stretches of so many layers are recomputed together; ``segments``: the stack cut into so
+    many stretches; ``layers``: only the first so many are recomputed, each on its own; ``modules``:
+    selective, every module of these names.
     """
 
     mode: RecomputeMode = RecomputeMode.NONE
@@ -179,7 +185,8 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """LoRA matrices of ``rank`` on the linear layers whose last name is in ``targets``; modules named in ``full_modules`` are trained whole.
+    """LoRA matrices of ``rank`` on the linear layers whose last name is in ``targets``; modules named in
+    ``full_modules`` are trained whole.
 
     A llama-adapter has no rank: ``prompt_length`` learned positions for each layer from ``start_layer`` on.
     """
@@ -196,8 +203,9 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedAdapters:
-    """Room that a server keeps for LoRA adapters of up to ``rank``: ``slots`` on the device, ``host`` beside it. ``targets``: layers that have
-    it, None for all that the engine puts one on; ``sharded``: tensor parallelism cuts both matrices, not one.
+    """Room that a server keeps for LoRA adapters of up to ``rank``: ``slots`` on the device, ``host`` beside
+    it. ``targets``: layers that have it, None for all that the engine puts one on; ``sharded``: tensor
+    parallelism cuts both matrices, not one.
     """
 
     slots: Count
@@ -241,8 +249,9 @@ class Spread(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """How tokens go to experts. ``capacity_factor``: tokens an expert takes, in shares of an even split; None drops nothing.
-    ``padded``: experts compute on their whole capacity. ``balanced``: the routing is even by decree, else by what the model learned.
+    """How tokens go to experts. ``capacity_factor``: tokens an expert takes, in shares of an even split; None
+    drops nothing. ``padded``: experts compute on their whole capacity. ``balanced``: the routing is even by
+    decree, else by what the model learned.
     """
 
     dispatch: str = "alltoall"
@@ -254,7 +263,9 @@ class Routing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8:
-    """Eight-bit matrix products: the scaling ``recipe``, whether weights are kept in 8 bits, whether they are gathered so."""
+    """Eight-bit matrix products: the scaling ``recipe``, whether weights are kept in 8 bits, whether they are
+    gathered so.
+    """
 
     recipe: str
     stored: bool = False
@@ -263,7 +274,9 @@ class Fp8:
 
 
 class SpeculativeMethod(Enum):
-    """Who drafts the tokens that a server verifies: a smaller model, a head on the model's hidden states, or the prompt itself."""
+    """Who drafts the tokens that a server verifies: a smaller model, a head on the model's hidden states, or
+    the prompt itself.
+    """
 
     DRAFT = "draft"
     EAGLE = "eagle"
@@ -279,7 +292,9 @@ class SpeculativeMethod(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculative:
-    """``tokens``: drafted for each sequence and verified at once, one after another (no tree); ``model``: the name of who drafts them."""
+    """``tokens``: drafted for each sequence and verified at once, one after another (no tree); ``model``: the
+    name of who drafts them.
+    """
 
     method: SpeculativeMethod
     tokens: Count
@@ -325,14 +340,19 @@ class Plan:
     served_adapters: ServedAdapters | None = None
     state_slots: int | None = None  # of recurrent states, over all groups that attend by themselves (SGLang)
     state_ratio: float | None = None  # bytes of them for each byte of tokens
-    dispatch: str = "gather"  # how a server's tokens reach experts on other ranks: all are gathered everywhere, or sent (deepep)
+    # how a server's tokens reach experts on other ranks: all are gathered everywhere, or sent (deepep)
+    dispatch: str = "gather"
     dp_dense: bool = False  # layers without experts are whole on every rank (SGLang's moe_dense_tp_size 1)
     dp_lm_head: bool = False  # with data-parallel attention, each group has the whole output matrix (SGLang)
     k_dtype: DType | None = None  # of keys where they have another than values (llama.cpp)
-    gpu_layers: int | None = None  # layers on devices, the output counted as one (llama.cpp -ngl); None is all
+    gpu_layers: int | None = (
+        None  # layers on devices, the output counted as one (llama.cpp -ngl); None is all
+    )
     host_experts: int = 0  # layers whose routed experts lie on the host (llama.cpp --n-cpu-moe)
     mla_mode: int = 0  # how latent attention is computed (ik_llama.cpp -mla)
-    attn_max_batch: int = 0  # MiB of keys and values that it unpacks at once (ik_llama.cpp -amb); 0 is no limit
+    attn_max_batch: int = (
+        0  # MiB of keys and values that it unpacks at once (ik_llama.cpp -amb); 0 is no limit
+    )
     phase: str | None = None
     optimizer_in_backward: bool = False
     sequence_parallel: bool = False
@@ -362,7 +382,9 @@ class Plan:
 
     @property
     def last_microbatch(self) -> Count:
-        """Sequences of the last micro-batch of a step, which is smaller where the global batch is no multiple."""
+        """Sequences of the last micro-batch of a step, which is smaller where the global batch is no
+        multiple.
+        """
         if self.global_batch is None:
             return self.microbatch
         return self.global_batch // self.mesh.data_parallel - self.microbatch * (self.accumulation - 1)

@@ -1,4 +1,6 @@
-"""Values as they are written on a command line, read by the rules of their keys; what cannot be read stays text and is refused there."""
+"""Values as they are written on a command line, read by the rules of their keys; what cannot be read stays
+text and is refused there.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ TOKENS = frozenset({
 
 
 def option_problems(options: Mapping[str, Any]) -> Iterator[Problem]:
-    """Keywords of Python that cannot be looked at: numbers no arithmetic goes on with, more values than a plan has (what no file may hold, no
-    keyword may either), and of the words that are none of a plan those of another type.
+    """Keywords of Python that cannot be looked at: numbers no arithmetic goes on with, more values than a
+    plan has (what no file may hold, no keyword may either), and of the words that are none of a plan those of
+    another type.
     """
     for name, value in options.items():
         kinds, words = KINDS.get(name, ((), ""))

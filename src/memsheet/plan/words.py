@@ -1,4 +1,5 @@
-"""A question in the words of any tool → one in memsheet's own: keys of a plan, what was taken for granted, and every problem at once.
+"""A question in the words of any tool → one in memsheet's own: keys of a plan, what was taken for granted,
+and every problem at once.
 
 in_our_words   names and values as people give them, a command line's texts among them, → Asked
 accumulated    what was said in numbers of micro-batches and of replicas, once the GPUs are known
@@ -44,22 +45,34 @@ class _Said(NamedTuple):
 def in_our_words(options: Mapping[str, Any], task: str, planned: Mapping[str, Any] | None = None) -> Asked:
     """``options`` by short names or by others' words (Nones left out), over a plan that says the rest.
 
-    Raises InputError with every name that nobody knows, every word that this engine does not have, and all that contradicts itself.
+    Raises InputError with every name that nobody knows, every word that this engine does not have, and all
+    that contradicts itself.
     """
     given = {name.replace("-", "_"): value for name, value in options.items() if value is not None}
     problems = list[Problem]()
     library, engine, assumed = _named_engine(given, planned or {}, task, problems)
-    said = [one for name, value in given.items() if (one := _option_keys(name, value, task, engine, library, problems))]
+    said = [
+        one
+        for name, value in given.items()
+        if (one := _option_keys(name, value, task, engine, library, problems))
+    ]
     request = _merge_said_keys(said, problems)
     raise_if_problems(problems)
     if library is not None:
         named, why, more = LIBRARIES[library]
         assumed = (f"engine = {named} ({library} {why})", *assumed)
-        request |= {key.removeprefix("?"): value for key, value in more.items() if key.removeprefix("?") not in request}
+        request |= {
+            key.removeprefix("?"): value
+            for key, value in more.items()
+            if key.removeprefix("?") not in request
+        }
     if request.pop(PARTITIONED, None) and request.get("zero", (planned or {}).get("zero")) == 3:
         request.setdefault("offload.parameters", 1)
     assumed += tuple(
-        f"{one.name} = {value} ({one.value})" for one in said for key, value in one.keys.items() if said_in_thousands(key, one.value)
+        f"{one.name} = {value} ({one.value})"
+        for one in said
+        for key, value in one.keys.items()
+        if said_in_thousands(key, one.value)
     )
     settled = frozenset(key for name in given for key in _spoken_of(name))
     told: dict[str, Any] = {} if options.get("engine") else {"engine": engine}
@@ -82,7 +95,9 @@ def _spoken_of(name: str) -> Iterator[str]:
         yield SHORT[name]
     for meaning in word.meanings if (word := _alias_word(name)) else ():
         yield from (key.removeprefix("?") for keys in (meaning.comes_to or {}).values() for key in keys)
-        yield from {DTYPE: ("precision.parameters",), OPTIM: ("optimizer.name",)}.get(meaning.key, (meaning.key,))
+        yield from {DTYPE: ("precision.parameters",), OPTIM: ("optimizer.name",)}.get(
+            meaning.key, (meaning.key,)
+        )
 
 
 def of_serving(name: str) -> bool:
@@ -94,7 +109,11 @@ def of_serving(name: str) -> bool:
 def means_the_same(name: str, value: Any, keys: Mapping[str, Any], task: str, engine: str) -> bool:
     """Whether an option that comes to some keys comes to them with another engine, too."""
     found = _option_keys(name, value, task, engine, None, problems := list[Problem]())
-    return found is not None and not problems and dict(found.keys) == {key: keys[key] for key in keys if key != "engine"}
+    return (
+        found is not None
+        and not problems
+        and dict(found.keys) == {key: keys[key] for key in keys if key != "engine"}
+    )
 
 
 def request_from(options: Mapping[str, Any], task: str = aliases.TRAIN) -> dict[str, Any]:
@@ -102,7 +121,7 @@ def request_from(options: Mapping[str, Any], task: str = aliases.TRAIN) -> dict[
     return in_our_words(options, task).request
 
 
-# ---- the engine ----------------------------------------------------------------------------------------------------------------
+# ---- the engine --------------------------------------------------------------------------------------------
 
 
 def _named_engine(
@@ -120,24 +139,47 @@ def _named_engine(
     left = set.intersection(*(set(engines) for engines in own.values())) if own else set[str]()
     if own and not left:
         said = "; ".join(f"{_flag_name(name)} is {' and '.join(engines)}'s" for name, engines in own.items())
-        problems.append(Problem(field="engine", reason=f"is named by words of several: {said}", hint="name one: --engine NAME"))
+        problems.append(
+            Problem(
+                field="engine", reason=f"is named by words of several: {said}", hint="name one: --engine NAME"
+            )
+        )
     if len(left) != 1:
         return None, None, ()
     engine = given["engine"] = left.pop()
-    return None, engine, (f"engine = {engine} ({', '.join(map(_flag_name, own))}: {'its words' if len(own) > 1 else 'its word'})",)
+    return (
+        None,
+        engine,
+        (
+            (
+                f"engine = {engine} ({', '.join(map(_flag_name, own))}: "
+                f"{'its words' if len(own) > 1 else 'its word'})"
+            ),
+        ),
+    )
 
 
 def _engines_of(name: str, task: str) -> tuple[str, ...]:
     """Whose word it is, where it is of some engines and of no other."""
     word = _alias_word(name)
-    meanings = [meaning for meaning in word.meanings if meaning.task in ("", task) and not meaning.refused] if word else []
-    return tuple(dict.fromkeys(engine for meaning in meanings for engine in meaning.engines)) if all(m.engines for m in meanings) else ()
+    meanings = (
+        [meaning for meaning in word.meanings if meaning.task in ("", task) and not meaning.refused]
+        if word
+        else []
+    )
+    return (
+        tuple(dict.fromkeys(engine for meaning in meanings for engine in meaning.engines))
+        if all(m.engines for m in meanings)
+        else ()
+    )
 
 
-# ---- one option ------------------------------------------------------------------------------------------------------------------
+# ---- one option --------------------------------------------------------------------------------------------
 
 
-def _option_keys(name: str, value: Any, task: str, engine: str | None, library: str | None, problems: list[Problem]) -> _Said | None:
+def _option_keys(
+    name: str, value: Any, task: str, engine: str | None, library: str | None, problems: list[Problem]
+) -> _Said | None:
     """What one option comes to; its problems are kept."""
     found: Mapping[str, Any] | Problem
     if name == "offload":
@@ -148,7 +190,12 @@ def _option_keys(name: str, value: Any, task: str, engine: str | None, library: 
         found = _of_word(word, name, value, task, engine, library)
     else:
         near = nearest_words(name, [*SHORT, "offload", *(alias.replace("-", "_") for alias in ALIASES)], n=1)
-        found = Problem(field=name, value=value, reason="is not a plan option", hint=f"did you mean {near[0]}?" if near else "")
+        found = Problem(
+            field=name,
+            value=value,
+            reason="is not a plan option",
+            hint=f"did you mean {near[0]}?" if near else "",
+        )
     if isinstance(found, Problem):
         problems.append(found)
         return None
@@ -169,7 +216,10 @@ def _of_key(key: str, name: str, value: Any, task: str, engine: str | None) -> M
         known = aliases.SERVED_PRECISIONS.get(text, known)
     if key == "quantization.weights" and engine == "llama.cpp" and text in aliases.FOUR_BITS_OF_LLAMA_CPP:
         return Problem(
-            field=name, value=value, reason="is no type that llama.cpp stores weights in", hint=f"{_flag_name('quantize')} gguf:Q4_K_M"
+            field=name,
+            value=value,
+            reason="is no type that llama.cpp stores weights in",
+            hint=f"{_flag_name('quantize')} gguf:Q4_K_M",
         )
     if isinstance(known, Meaning):
         return Problem(field=name, value=value, reason=known.refused, hint=known.hint)
@@ -180,7 +230,9 @@ def _of_key(key: str, name: str, value: Any, task: str, engine: str | None) -> M
     return {key: value_of(key, value)}
 
 
-def _of_word(word: Word, name: str, value: Any, task: str, engine: str | None, library: str | None) -> Mapping[str, Any] | Problem:
+def _of_word(
+    word: Word, name: str, value: Any, task: str, engine: str | None, library: str | None
+) -> Mapping[str, Any] | Problem:
     """What a word of others comes to in this command and engine."""
     meaning = _word_meaning(word, name, value, task, engine)
     if isinstance(meaning, Problem):
@@ -191,12 +243,16 @@ def _of_word(word: Word, name: str, value: Any, task: str, engine: str | None, l
     text = {True: "true", False: "false"}[ON[text]] if word.switch and text in ON else text
     if text not in meaning.comes_to:
         known = meaning.hint or f"one of {', '.join(meaning.comes_to)}"
-        return Problem(field=_flag_name(name), value=value, reason="is no value of it that is known here", hint=known)
+        return Problem(
+            field=_flag_name(name), value=value, reason="is no value of it that is known here", hint=known
+        )
     return dict(_of_library(meaning.comes_to[text], library))
 
 
 def _of_library(keys: Mapping[str, Any], library: str | None) -> Iterator[tuple[str, Any]]:
-    """Keys and values with those of a library in them: its rank of adapters, and whether it quantizes scales again."""
+    """Keys and values with those of a library in them: its rank of adapters, and whether it quantizes scales
+    again.
+    """
     for key, value in keys.items():
         if value == "lora":
             yield key, aliases.LORA_RANKS.get(library or "", aliases.LORA_RANK)
@@ -206,15 +262,23 @@ def _of_library(keys: Mapping[str, Any], library: str | None) -> Iterator[tuple[
             yield key, value
 
 
-def _of_named_key(key: str, name: str, value: Any, task: str, engine: str | None) -> Mapping[str, Any] | Problem:
+def _of_named_key(
+    key: str, name: str, value: Any, task: str, engine: str | None
+) -> Mapping[str, Any] | Problem:
     if key == DTYPE:
         return _load_dtype_keys(name, value, task)
     if key == OPTIM:
-        return aliases.OPTIM.get(str(value).strip().lower()) or _of_key("optimizer.name", name, value, task, engine)
+        return aliases.OPTIM.get(str(value).strip().lower()) or _of_key(
+            "optimizer.name", name, value, task, engine
+        )
     if key in _COUNTS:
         number = value_of("microbatch", value)
         whole = isinstance(number, int) and not isinstance(number, bool) and number >= 1
-        return {key: number} if whole else Problem(field=_flag_name(name), value=value, reason="is not a positive whole number")
+        return (
+            {key: number}
+            if whole
+            else Problem(field=_flag_name(name), value=value, reason="is not a positive whole number")
+        )
     return _of_key(key, name, value, task, engine)
 
 
@@ -227,7 +291,10 @@ def _load_dtype_keys(name: str, value: Any, task: str) -> Mapping[str, Any] | Pr
         return {}
     if dtype not in ("bf16", "fp16", "fp32"):
         return Problem(
-            field=_flag_name(name), value=value, reason="is no dtype that weights are loaded in", hint="bfloat16, float16, float32 or auto"
+            field=_flag_name(name),
+            value=value,
+            reason="is no dtype that weights are loaded in",
+            hint="bfloat16, float16, float32 or auto",
         )
     if task == INFER:
         return {"precision.parameters": dtype, "precision.compute": dtype}
@@ -243,21 +310,40 @@ def _word_meaning(word: Word, name: str, value: Any, task: str, engine: str | No
     here = [meaning for meaning in word.meanings if meaning.task in ("", task)]
     if not here:
         other = "infer" if task == "train" else "train"
-        return Problem(field=_flag_name(name), value=value, reason=f"has no meaning in {task}", hint=f"leave it out; it is of {other}")
+        return Problem(
+            field=_flag_name(name),
+            value=value,
+            reason=f"has no meaning in {task}",
+            hint=f"leave it out; it is of {other}",
+        )
     own = [meaning for meaning in here if engine in meaning.engines]
     chosen = own or [meaning for meaning in here if not meaning.engines]
     if not chosen and engine is None and len({(m.key, str(m.comes_to)) for m in here}) > 1:
         meant = " or ".join(f"{' and '.join(m.engines)}'s {_flag_of(m.key)}" for m in here)
-        return Problem(field=_flag_name(name), value=value, reason=f"is {meant}", hint="name the engine: --engine NAME")
+        return Problem(
+            field=_flag_name(name), value=value, reason=f"is {meant}", hint="name the engine: --engine NAME"
+        )
     if not chosen and engine is not None:
-        owners, says = " and ".join(dict.fromkeys(e for m in here for e in m.engines)), [_flag_of(m.key) for m in here if m.key]
+        owners, says = (
+            " and ".join(dict.fromkeys(e for m in here for e in m.engines)),
+            [_flag_of(m.key) for m in here if m.key],
+        )
         hint = f"{says[0]} says it here" if says else "leave it out"
-        return Problem(field=_flag_name(name), value=value, reason=f"is a word of {owners}, and the engine is {engine}", hint=hint)
+        return Problem(
+            field=_flag_name(name),
+            value=value,
+            reason=f"is a word of {owners}, and the engine is {engine}",
+            hint=hint,
+        )
     meaning = (chosen or here)[0]
-    return Problem(field=_flag_name(name), value=value, reason=meaning.refused, hint=meaning.hint) if meaning.refused else meaning
+    return (
+        Problem(field=_flag_name(name), value=value, reason=meaning.refused, hint=meaning.hint)
+        if meaning.refused
+        else meaning
+    )
 
 
-# ---- all of them together -----------------------------------------------------------------------------------------------------------
+# ---- all of them together ----------------------------------------------------------------------------------
 
 
 def _merge_said_keys(said: list[_Said], problems: list[Problem]) -> dict[str, Any]:
@@ -269,7 +355,10 @@ def _merge_said_keys(said: list[_Said], problems: list[Problem]) -> dict[str, An
                 continue
             if key in request and request[key] != value:
                 first = by[key]
-                both = f"is said twice: {_flag_name(first.name)} {_said_value_text(first.value)} and {_flag_name(one.name)} {_said_value_text(one.value)}"
+                both = (
+                    f"is said twice: {_flag_name(first.name)} {_said_value_text(first.value)} and "
+                    f"{_flag_name(one.name)} {_said_value_text(one.value)}"
+                )
                 problems.append(Problem(field=key, reason=both, hint="once is enough"))
             request[key], by[key] = value, one
     for one in said:
@@ -286,47 +375,102 @@ def _weak_key_notes(said: list[_Said], request: Mapping[str, Any]) -> Iterator[s
         for key in one.keys:
             if key.startswith("?adapter.") and key[1:] not in strong:
                 shown = request[key[1:]]
-                yield f"{key[1:]} = {','.join(shown) if isinstance(shown, list) else shown} ({_flag_name(one.name)})"
+                yield (
+                    f"{key[1:]} = {','.join(shown) if isinstance(shown, list) else shown} "
+                    f"({_flag_name(one.name)})"
+                )
 
 
-def with_accumulated_batch(request: dict[str, Any], gpus: int | None) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The request with the global batch for steps of accumulation: micro-batch × steps × data-parallel ranks, and what that took for granted.
+def with_accumulated_batch(
+    request: dict[str, Any], gpus: int | None
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The request with the global batch for steps of accumulation: micro-batch × steps × data-parallel ranks,
+    and what that took for granted.
 
     Raises InputError where that contradicts what is said, or cannot be told.
     """
     steps, replicas = request.pop(ACCUMULATION, None), request.pop(REPLICAS, None)
     if steps is None and replicas is None:
         return request, ()
-    degrees = {axis: request.get(f"mesh.{axis}") or 1 for axis in ("tp", "pp", "cp", "dp_replicate", "dp_shard")}
+    degrees = {
+        axis: request.get(f"mesh.{axis}") or 1 for axis in ("tp", "pp", "cp", "dp_replicate", "dp_shard")
+    }
     if not all(isinstance(degree, int) for degree in degrees.values()):
         return request, ()  # which is told where meshes are checked
     model = degrees["tp"] * degrees["pp"] * degrees["cp"]
-    ranks = gpus // model if gpus else degrees["dp_replicate"] * degrees["dp_shard"] if replicas is None else replicas
+    ranks = (
+        gpus // model
+        if gpus
+        else degrees["dp_replicate"] * degrees["dp_shard"]
+        if replicas is None
+        else replicas
+    )
     request, microbatch = dict(request), request.get("microbatch") or 1
     if replicas is not None and gpus is None:
-        hint = "--gpus, or --dp-shard where ranks split the states and --dp-replicate where each has a whole copy"
+        hint = (
+            "--gpus, or --dp-shard where ranks split the states and --dp-replicate where each has a "
+            "whole copy"
+        )
         raise_if_problems(
-            [Problem(field="data_parallel_size", value=replicas, reason="does not say whether ranks split the states", hint=hint)]
+            [
+                Problem(
+                    field="data_parallel_size",
+                    value=replicas,
+                    reason="does not say whether ranks split the states",
+                    hint=hint,
+                )
+            ]
         )
     if replicas is not None and replicas != ranks:
         reason = f"times {model} for tensor, pipeline and context parallel are not the {gpus} GPUs"
-        raise_if_problems([Problem(field="data_parallel_size", value=replicas, reason=reason, hint=f"{ranks}, or leave it out")])
+        raise_if_problems(
+            [
+                Problem(
+                    field="data_parallel_size",
+                    value=replicas,
+                    reason=reason,
+                    hint=f"{ranks}, or leave it out",
+                )
+            ]
+        )
     if steps is None or not isinstance(microbatch, int):
         return request, ()
     total = microbatch * steps * ranks
     if request.setdefault("global_batch", total) != total:
         reason = f"is not {microbatch} × {steps} steps of accumulation × {ranks} ranks, which are {total}"
-        raise_if_problems([Problem(field="global_batch", value=request["global_batch"], reason=reason, hint="say one of the two")])
-    return request, (f"global_batch = {total} ({microbatch} × {steps} steps of accumulation × {ranks} data-parallel ranks)",)
+        raise_if_problems(
+            [
+                Problem(
+                    field="global_batch",
+                    value=request["global_batch"],
+                    reason=reason,
+                    hint="say one of the two",
+                )
+            ]
+        )
+    return request, (
+        (
+            f"global_batch = {total} ({microbatch} × {steps} steps of accumulation × {ranks} data-parallel "
+            "ranks)"
+        ),
+    )
 
 
 def refuse_counts(request: Mapping[str, Any], searched: str) -> None:
-    """Raises InputError for numbers of micro-batches or replicas where what they multiply is ``searched`` for."""
+    """Raises InputError for numbers of micro-batches or replicas where what they multiply is ``searched``
+    for.
+    """
     names = {ACCUMULATION: "gradient_accumulation_steps", REPLICAS: "data_parallel_size"}
     raise_if_problems(
-        Problem(field=name, value=request[key], reason=f"multiplies {searched}, which is searched for", hint="--global-batch, or leave it out")
-        for key, name in names.items() if key in request
-    )  # fmt: skip
+        Problem(
+            field=name,
+            value=request[key],
+            reason=f"multiplies {searched}, which is searched for",
+            hint="--global-batch, or leave it out",
+        )
+        for key, name in names.items()
+        if key in request
+    )
 
 
 def _flag_name(name: str) -> str:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """``global_batch`` is in sequences per optimizer step; None means one micro-batch per data-parallel rank."""
+    """``global_batch`` is in sequences per optimizer step; None means one micro-batch per data-parallel
+    rank.
+    """
 
     seq_len: int
     global_batch: int | None = None

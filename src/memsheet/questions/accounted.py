@@ -30,7 +30,12 @@ from memsheet.plan.check import flatten_document
 from memsheet.plan.contradictions import SEQUENCES
 from memsheet.plan.device import Cluster, cluster_of, parse_gpus
 from memsheet.plan.hardware import eight_bit_cache, emulated_bf16, unsupported_choices, written_scores
-from memsheet.plan.library_defaults import assumed_value_text, implied_library_keys, library_defaults_for, of_library
+from memsheet.plan.library_defaults import (
+    assumed_value_text,
+    implied_library_keys,
+    library_defaults_for,
+    of_library,
+)
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.options import InferOptions, Method, Model, Seconds, TrainOptions
 from memsheet.plan.overriding import without_overridden
@@ -58,10 +63,12 @@ METHOD_KEYS = frozenset({"adapter.rank", "adapter.kind", "adapter.targets", "qua
 def train(model: Model | None = None, **options: Unpack[TrainOptions]) -> Answer:
     """What every GPU holds while ``model`` trains.
 
-    ``model``: a bundled name, a path (config.json, folder, .gguf, .safetensors), a hub id or a config as a dict; or ``parameters``
-    for the states of a bare count. ``gpus`` ("8xH100-80GB"), ``nodes``, ``per_node``, ``host_memory`` describe the cluster, or all of
-    it is in ``cluster``, a file or dict of ``memsheet/cluster/1``; ``plan`` is a dict or file of ``memsheet/plan/1``; every other keyword is a plan option by its short name (``seq_len``, ``zero``,
-    ``lora_rank`` …) and overrides the plan. Raises InputError with every problem of the question.
+    ``model``: a bundled name, a path (config.json, folder, .gguf, .safetensors), a hub id or a config as a
+    dict; or ``parameters`` for the states of a bare count. ``gpus`` ("8xH100-80GB"), ``nodes``, ``per_node``,
+    ``host_memory`` describe the cluster, or all of it is in ``cluster``, a file or dict of
+    ``memsheet/cluster/1``; ``plan`` is a dict or file of ``memsheet/plan/1``; every other keyword is a plan
+    option by its short name (``seq_len``, ``zero``, ``lora_rank`` …) and overrides the plan. Raises
+    InputError with every problem of the question.
     """
     return _answer_question("train", model, dict(options))
 
@@ -71,12 +78,16 @@ def infer(model: Model | None = None, **options: Unpack[InferOptions]) -> Answer
     return _answer_question("infer", model, dict(options))
 
 
-def plan(model: Model | None = None, *, method: Method | None = None, top: int = 5, **options: Unpack[TrainOptions]) -> Advice:
+def plan(
+    model: Model | None = None, *, method: Method | None = None, top: int = 5, **options: Unpack[TrainOptions]
+) -> Advice:
     """The best plans for a cluster, and why: of every legal combination of what ``options`` leave open.
 
-    Arguments as for ``train``; ``gpus`` are needed, and what is given is pinned; without ``seq_len`` or ``global_batch`` usual ones are taken and said. ``engine``: one by name;
-    without it (or ``any``) those that train any model from its configuration. ``method``: full, lora or qlora; without one what is said, or a named library does, decides. ``top``: how many plans are accounted one by one.
-    Raises InputError with every problem of the question.
+    Arguments as for ``train``; ``gpus`` are needed, and what is given is pinned; without ``seq_len`` or
+    ``global_batch`` usual ones are taken and said. ``engine``: one by name; without it (or ``any``) those
+    that train any model from its configuration. ``method``: full, lora or qlora; without one what is said, or
+    a named library does, decides. ``top``: how many plans are accounted one by one. Raises InputError with
+    every problem of the question.
     """
     try:
         from memsheet.readers.calibration import efficiency_of
@@ -87,14 +98,26 @@ def plan(model: Model | None = None, *, method: Method | None = None, top: int =
         raise (missing_package(error) or error) from error
 
     raise_if_problems(
-        option_problems({"top": top}) if top is not None else (Problem(field="top", reason="is no number of plans", hint="for example 5"),)
+        option_problems({"top": top})
+        if top is not None
+        else (Problem(field="top", reason="is no number of plans", hint="for example 5"),)
     )
     if method is not None and (not isinstance(method, str) or method not in METHODS):
         raise input_error("method", method, "is none", f"one of {', '.join(METHODS)}")
     if options.get("parameters") is not None:
-        raise input_error("parameters", options["parameters"], "has no activations, so no plan can be searched", "name a model")
+        raise input_error(
+            "parameters",
+            options["parameters"],
+            "has no activations, so no plan can be searched",
+            "name a model",
+        )
     name, request, cluster, where = parse_question(
-        "train", model, dict(options), searched="micro-batches and the mesh", varied=VARIED, settled=METHOD_KEYS if method else ()
+        "train",
+        model,
+        dict(options),
+        searched="micro-batches and the mesh",
+        varied=VARIED,
+        settled=METHOD_KEYS if method else (),
     )
     if method is not None:
         request |= implied_library_keys(where["library"], {**request, **METHODS[method]})
@@ -107,40 +130,70 @@ def plan(model: Model | None = None, *, method: Method | None = None, top: int =
     spec = read_model(name, catalog=catalog_entry, names=model_names())
     request, said = with_length(spec, request)
     asks = training_advice if request.get("global_batch") is not None else advise_on_batches
-    found = asks(spec, cluster, request, engines, top=top, method=method or "full", scaled=lambda engine: efficiency_of(device, engine))
+    found = asks(
+        spec,
+        cluster,
+        request,
+        engines,
+        top=top,
+        method=method or "full",
+        scaled=lambda engine: efficiency_of(device, engine),
+    )
     said += (*where["assumed"], *cluster.device.assumed)
     if (library := library_use(where["library"])) is not None:
         found = doubted_advice(found, library)
-    return replace(found, ranking=replace(found.ranking, notes=(*said, *found.ranking.notes))) if said else found
+    return (
+        replace(found, ranking=replace(found.ranking, notes=(*said, *found.ranking.notes))) if said else found
+    )
 
 
 def plan_serving(
-    model: Model | None = None, *, context: int | None = None, users: int | None = None, ttft: Seconds | None = None, tpot: Seconds | None = None,
-    any_precision: bool = False, **options: Unpack[InferOptions],
-) -> Deployment:  # fmt: skip
-    """How to serve ``model`` on a cluster: every cut with what it holds and how long its tokens take, the best first.
+    model: Model | None = None,
+    *,
+    context: int | None = None,
+    users: int | None = None,
+    ttft: Seconds | None = None,
+    tpot: Seconds | None = None,
+    any_precision: bool = False,
+    **options: Unpack[InferOptions],
+) -> Deployment:
+    """How to serve ``model`` on a cluster: every cut with what it holds and how long its tokens take, the
+    best first.
 
-    ``context``: tokens of each of ``users``' sequences at its longest; ``ttft`` and ``tpot``: seconds to the first token and between tokens, or
-    texts such as "50ms"; ``any_precision``: weights and caches in eight bits too. The other arguments are those of ``infer``, and what is given is
-    pinned. Raises InputError with every problem of the question.
+    ``context``: tokens of each of ``users``' sequences at its longest; ``ttft`` and ``tpot``: seconds to the
+    first token and between tokens, or texts such as "50ms"; ``any_precision``: weights and caches in eight
+    bits too. The other arguments are those of ``infer``, and what is given is pinned. Raises InputError with
+    every problem of the question.
     """
     from memsheet.search.serve.question import asked_serving
 
     name, request, cluster, where = parse_question("infer", model, dict(options))
     if where["parameters"] is not None:
-        raise input_error("parameters", where["parameters"], "has no layers, so no cut can be planned", "name a model")
+        raise input_error(
+            "parameters", where["parameters"], "has no layers, so no cut can be planned", "name a model"
+        )
     if cluster is None:
         raise input_error("gpus", None, "is missing", "for example --gpus 4xH100-80GB")
     if name is None:
         raise input_error("model", None, "is missing", "a bundled name (`memsheet models`) or a config.json")
     if request.get("speculative.method"):
-        reason = "makes as many tokens a step as are accepted, which nobody knows beforehand: its memory is modelled, its speed is not"
+        reason = (
+            "makes as many tokens a step as are accepted, which nobody knows beforehand: its memory "
+            "is modelled, its speed is not"
+        )
         raise input_error(
-            "speculative.method", request["speculative.method"], reason, "leave it out; `memsheet infer` tells what drafting takes"
+            "speculative.method",
+            request["speculative.method"],
+            reason,
+            "leave it out; `memsheet infer` tells what drafting takes",
         )
     spec = read_model(name, catalog=catalog_entry, names=model_names())
     return asked_serving(
-        spec, cluster, request, {"context": context, "users": users, "ttft": ttft, "tpot": tpot}, any_precision=any_precision
+        spec,
+        cluster,
+        request,
+        {"context": context, "users": users, "ttft": ttft, "tpot": tpot},
+        any_precision=any_precision,
     )
 
 
@@ -148,78 +201,132 @@ def _answer_question(task: str, model: Any, options: dict[str, Any]) -> Answer:
     model, request, cluster, where = parse_question(task, model, options)
     if where["parameters"] is not None:
         if model is not None:
-            raise input_error("parameters", where["parameters"], "takes the place of a model", "give one or the other")
+            raise input_error(
+                "parameters", where["parameters"], "takes the place of a model", "give one or the other"
+            )
         return bare_answer(count_of(where["parameters"]), request, cluster)
     if model is None:
-        raise input_error("model", None, "is missing", "a bundled name (`memsheet models`), a config.json, or --parameters 7e9")
-    spec, fix, assumed = read_model(model, catalog=catalog_entry, names=model_names()), where["fix"] is not False, where["assumed"]
+        raise input_error(
+            "model",
+            None,
+            "is missing",
+            "a bundled name (`memsheet models`), a config.json, or --parameters 7e9",
+        )
+    spec, fix, assumed = (
+        read_model(model, catalog=catalog_entry, names=model_names()),
+        where["fix"] is not False,
+        where["assumed"],
+    )
     if task == "train" and request.get("seq_len") is None:
         from memsheet.search.solve.length_ladder import answer_on_ladder
 
         found = answer_on_ladder(
             spec,
             request,
-            lambda asked, cures: answer_for_model(spec, asked, cluster, fix=fix and cures, assumed=assumed, library=where["library"]),
+            lambda asked, cures: answer_for_model(
+                spec, asked, cluster, fix=fix and cures, assumed=assumed, library=where["library"]
+            ),
         )
     else:
-        found = answer_for_model(spec, request, cluster, fix=fix, wanted=where["wanted"], assumed=assumed, library=where["library"])
+        found = answer_for_model(
+            spec, request, cluster, fix=fix, wanted=where["wanted"], assumed=assumed, library=where["library"]
+        )
     if where["library"] is None or task != "train":
         return found
     from memsheet.exchange.libraries import beside_the_sheet
 
-    return beside_the_sheet(found, where["library"], {key: request[key] for key in where["own"] if key in request})
+    return beside_the_sheet(
+        found, where["library"], {key: request[key] for key in where["own"] if key in request}
+    )
 
 
 def parse_question(
-    task: str, model: Any, options: dict[str, Any], *, searched: str = "", varied: Container[str] = (), settled: Iterable[str] = ()
+    task: str,
+    model: Any,
+    options: dict[str, Any],
+    *,
+    searched: str = "",
+    varied: Container[str] = (),
+    settled: Iterable[str] = (),
 ) -> tuple[Any, dict[str, Any], Cluster | None, dict[str, Any]]:
-    """What is asked, taken apart: the model's name, the request, the cluster, and what is no option of a plan. What is not said is as a named library
-    does it, by every command. ``searched``: the counts that a search varies, in words; ``varied``: groups of keys of which it tries every value, a
-    library's own among them; ``settled``: keys that are spoken of elsewhere.
+    """What is asked, taken apart: the model's name, the request, the cluster, and what is no option of a
+    plan. What is not said is as a named library does it, by every command. ``searched``: the counts that a
+    search varies, in words; ``varied``: groups of keys of which it tries every value, a library's own among
+    them; ``settled``: keys that are spoken of elsewhere.
     """
     raise_if_problems(option_problems(options))
-    where = {key: options.pop(key, None) for key in ("gpus", "nodes", "per_node", "host_memory", "cluster", "plan", "parameters", "fix")}
+    where = {
+        key: options.pop(key, None)
+        for key in ("gpus", "nodes", "per_node", "host_memory", "cluster", "plan", "parameters", "fix")
+    }
     document = flatten_document(plan_document_of(where["plan"]))
     asked = in_our_words(options, task, document)
     request = {**without_overridden(document, asked.request), **asked.request, "task": task}
-    where["wanted"] = next((asked.request[key] for key in SEQUENCES if asked.request.get(key)), None) if task == "infer" else None
+    where["wanted"] = (
+        next((asked.request[key] for key in SEQUENCES if asked.request.get(key)), None)
+        if task == "infer"
+        else None
+    )
     model = model if model is not None else request.pop("model", None)
-    cluster = _cluster_from_gpus(where["gpus"] or request.pop("gpus", None), where) if where["cluster"] is None else _in_file(where)
+    cluster = (
+        _cluster_from_gpus(where["gpus"] or request.pop("gpus", None), where)
+        if where["cluster"] is None
+        else _in_file(where)
+    )
     for described in ("model", "gpus", "schema"):
         request.pop(described, None)
     if searched:
         refuse_counts(request, searched)
     before, own = request, tuple[str, ...]()
     if task == "train" and where["parameters"] is None:
-        request, own = with_defaults(request, asked._replace(settled=asked.settled | set(settled)), searched, varied)
+        request, own = with_defaults(
+            request, asked._replace(settled=asked.settled | set(settled)), searched, varied
+        )
     request, counted = with_accumulated_batch(request, cluster.count if cluster else None)
-    told = {"assumed": (*asked.assumed, *own, *counted), "own": [key for key in request if key not in before], "said": asked.request}
+    told = {
+        "assumed": (*asked.assumed, *own, *counted),
+        "own": [key for key in request if key not in before],
+        "said": asked.request,
+    }
     return model, request, cluster, {**where, **told, "library": asked.library}
 
 
 def with_defaults(
     request: dict[str, Any], asked: Asked, searched: str = "", varied: Container[str] = ()
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The request with what the named library does where nothing is said, and that in words. A search that is of sizes counts no accumulation."""
+    """The request with what the named library does where nothing is said, and that in words. A search that is
+    of sizes counts no accumulation.
+    """
     filled, words = dict(request), list[str]()
     for default, keys in library_defaults_for(asked.library, request, asked.settled):
         if (searched and ACCUMULATION in keys) or any(key.partition(".")[0] in varied for key in keys):
             continue
         filled |= keys
         words += [
-            f"{key} = {assumed_value_text(value)} ({of_library(asked.library)} own default)" for key, value in keys.items() if key[0] != "@"
+            f"{key} = {assumed_value_text(value)} ({of_library(asked.library)} own default)"
+            for key, value in keys.items()
+            if key[0] != "@"
         ]
-        words += [f"{default.name} = {default.value} ({of_library(asked.library)} own default)"] * (ACCUMULATION in keys)
+        words += [f"{default.name} = {default.value} ({of_library(asked.library)} own default)"] * (
+            ACCUMULATION in keys
+        )
     return filled, tuple(words)
 
 
 def answer_for_model(
-    spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None, *, fix: bool = True, wanted: int | None = None,
-    assumed: tuple[str, ...] = (), library: str | None = None,
-) -> Answer:  # fmt: skip
-    """The answer to a question about a model that has been read. ``fix``: look for changes when it does not fit; ``wanted``: sequences that
-    were asked for, which the verdict is about then, as a server starts without room for all of them; ``assumed``: what was, before; ``library``:
-    whose ways changes have, and what of it stands beside the sheet.
+    spec: ModelSpec,
+    request: Mapping[str, Any],
+    cluster: Cluster | None,
+    *,
+    fix: bool = True,
+    wanted: int | None = None,
+    assumed: tuple[str, ...] = (),
+    library: str | None = None,
+) -> Answer:
+    """The answer to a question about a model that has been read. ``fix``: look for changes when it does not
+    fit; ``wanted``: sequences that were asked for, which the verdict is about then, as a server starts
+    without room for all of them; ``assumed``: what was, before; ``library``: whose ways changes have, and
+    what of it stands beside the sheet.
     """
     request, said = with_method(request)
     said = (*assumed, *said)
@@ -245,12 +352,24 @@ def answer_for_model(
 
         serving = {**(serving or {}), **prompts_that_fit(spec, request, cluster)}
     served = {"engine": resolved.plan.engine}  # of which what else would hold them is asked, too
-    if fix and cluster and serving and verdict and "short_bytes" in serving and serving["short_bytes"].high > 0:
+    if (
+        fix
+        and cluster
+        and serving
+        and verdict
+        and "short_bytes" in serving
+        and serving["short_bytes"].high > 0
+    ):
         from memsheet.search.fixes.startup import WANTED, makes_room
 
-        serving = {**serving, **makes_room(spec, {**request, **served, WANTED: wanted}, cluster, serving["short_bytes"])}
+        serving = {
+            **serving,
+            **makes_room(spec, {**request, **served, WANTED: wanted}, cluster, serving["short_bytes"]),
+        }
     if wanted and verdict and cluster and serving:
-        verdict, serving = _verdict_on_sequences(spec, {**request, **served}, resolved.plan, cluster, verdict, serving, wanted, fix=fix)
+        verdict, serving = _verdict_on_sequences(
+            spec, {**request, **served}, resolved.plan, cluster, verdict, serving, wanted, fix=fix
+        )
     routed = _expert_routing_notes(spec, resolved.plan, cluster, sheets, verdict)
     notes = (
         *routed,
@@ -265,18 +384,28 @@ def answer_for_model(
     if verdict and cluster and fix and _is_stuck(verdict, serving):
         from memsheet.search.fixes.ways_to_fit import ways_to_fit
 
-        ways = ways_to_fit(spec, request, cluster, lambda name: read_model(name, catalog=catalog_entry, names=model_names()), used)
+        ways = ways_to_fit(
+            spec,
+            request,
+            cluster,
+            lambda name: read_model(name, catalog=catalog_entry, names=model_names()),
+            used,
+        )
     found = answer_of(spec, resolved, cluster, sheets, verdict)
     return replace(found, notes=notes, serving=serving, other_engines=others, ways_to_fit=ways)
 
 
 def _is_stuck(verdict: Verdict, serving: Mapping[str, Any] | None) -> bool:
-    """Whether a job does not fit and nothing found so far makes it; what makes room in a server's pool is looked for elsewhere."""
+    """Whether a job does not fit and nothing found so far makes it; what makes room in a server's pool is
+    looked for elsewhere.
+    """
     short = (serving or {}).get("short_bytes")
     return verdict.result is Result.DOES_NOT_FIT and verdict.cheapest_fix is None and short is None
 
 
-def _other_engines(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None, plan: Plan) -> tuple[OtherEngine, ...]:
+def _other_engines(
+    spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None, plan: Plan
+) -> tuple[OtherEngine, ...]:
     """The same batch without a server, where a server was taken because nobody named an engine."""
     if cluster is None or plan.task != "infer" or plan.engine != "vllm" or request.get("engine") is not None:
         return ()
@@ -285,12 +414,22 @@ def _other_engines(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster
     except InputError:
         return ()
     verdict = found.verdict
-    return (OtherEngine(engine="transformers", device=verdict.device, result=verdict.result),) if verdict else ()
+    return (
+        (OtherEngine(engine="transformers", device=verdict.device, result=verdict.result),) if verdict else ()
+    )
 
 
 def _verdict_on_sequences(
-    spec: ModelSpec, request: Mapping[str, Any], plan: Plan, cluster: Cluster, verdict: Verdict, serving: Mapping[str, Any], wanted: int, *, fix: bool
-) -> tuple[Verdict, Mapping[str, Any]]:  # fmt: skip
+    spec: ModelSpec,
+    request: Mapping[str, Any],
+    plan: Plan,
+    cluster: Cluster,
+    verdict: Verdict,
+    serving: Mapping[str, Any],
+    wanted: int,
+    *,
+    fix: bool,
+) -> tuple[Verdict, Mapping[str, Any]]:
     """The verdict about the sequences that were asked for, and what would hold them."""
     from memsheet.search.serve.asked_sequences import asked_sequences, holds_instead
 
@@ -299,11 +438,17 @@ def _verdict_on_sequences(
         return verdict, serving
     about = verdict_on_held_sequences(verdict, found.wanted, found.held, found.missing_bytes)
     starts = verdict.result is not Result.DOES_NOT_FIT
-    ways = holds_instead(spec, request, cluster, found) if fix and starts and about.result is not Result.FITS else []
+    ways = (
+        holds_instead(spec, request, cluster, found)
+        if fix and starts and about.result is not Result.FITS
+        else []
+    )
     return about, {**serving, "asked": {**found.facts, "starts": verdict.result.value, "holds_instead": ways}}
 
 
-def _serving_facts(spec: ModelSpec, resolved: Resolved, cluster: Cluster | None, sheets: tuple[Sheet, ...]) -> Mapping[str, Any]:
+def _serving_facts(
+    spec: ModelSpec, resolved: Resolved, cluster: Cluster | None, sheets: tuple[Sheet, ...]
+) -> Mapping[str, Any]:
     from memsheet.formulas.serving.servers import server_of
 
     return server_of(engine_of(resolved.plan)).facts(spec, resolved.plan, cluster, sheets)
@@ -322,13 +467,23 @@ def _expert_routing_notes(
 
 def _prompt_length_notes(resolved: Resolved) -> tuple[str, ...]:
     if _prompts_unknown(resolved.plan):
-        return ("prefill is a range from one-token prompts to the whole batch at full length; --prompt-tokens says how long prompts are",)
+        return (
+            (
+                "prefill is a range from one-token prompts to the whole batch at full length; "
+                "--prompt-tokens "
+                "says how long prompts are"
+            ),
+        )
     return ()
 
 
 def _hardware_cautions(plan: Plan, cluster: Cluster | None, spec: ModelSpec) -> tuple[str, ...]:
     found = (
-        (eight_bit_cache(plan, cluster.device, spec), emulated_bf16(plan, cluster.device), written_scores(plan, cluster.device, spec))
+        (
+            eight_bit_cache(plan, cluster.device, spec),
+            emulated_bf16(plan, cluster.device),
+            written_scores(plan, cluster.device, spec),
+        )
         if cluster
         else ()
     )
@@ -337,19 +492,35 @@ def _hardware_cautions(plan: Plan, cluster: Cluster | None, spec: ModelSpec) -> 
 
 def _prompts_unknown(plan: Plan) -> bool:
     """Whether prefill is a range because nobody says how long prompts are."""
-    return plan.task == "infer" and plan.engine == "transformers" and plan.phase is None and plan.prompt_tokens is None
+    return (
+        plan.task == "infer"
+        and plan.engine == "transformers"
+        and plan.phase is None
+        and plan.prompt_tokens is None
+    )
 
 
 def sheets_of(spec: ModelSpec, resolved: Resolved, cluster: Cluster | None) -> tuple[Sheet, ...]:
     """One sheet a pipeline stage; ranks of a stage are alike."""
-    return tuple(account_rank(spec, resolved.plan, cluster, stage, replays=True) for stage in range(resolved.plan.mesh.pp))
+    return tuple(
+        account_rank(spec, resolved.plan, cluster, stage, replays=True)
+        for stage in range(resolved.plan.mesh.pp)
+    )
 
 
 def with_method(request: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """The request with a method of drafting where it names a model that drafts and no method, and what was taken for granted."""
-    if request.get("task") != "infer" or request.get("speculative.model") is None or request.get("speculative.method") is not None:
+    """The request with a method of drafting where it names a model that drafts and no method, and what was
+    taken for granted.
+    """
+    if (
+        request.get("task") != "infer"
+        or request.get("speculative.model") is None
+        or request.get("speculative.method") is not None
+    ):
         return request, ()
-    return {**request, "speculative.method": "draft"}, ("speculative.method = draft (a model that drafts is named)",)
+    return {**request, "speculative.method": "draft"}, (
+        "speculative.method = draft (a model that drafts is named)",
+    )
 
 
 def with_draft_model(spec: ModelSpec, request: Mapping[str, Any]) -> ModelSpec:
@@ -394,18 +565,29 @@ def _cluster_from_gpus(gpus: Any, where: Mapping[str, Any]) -> Cluster | None:
     if gpus is None:
         described = [key for key in ("nodes", "per_node", "host_memory") if where[key] is not None]
         raise_if_problems(
-            Problem(field=key, value=where[key], reason="describes a cluster, and none is named", hint="add --gpus 8xH100-80GB")
+            Problem(
+                field=key,
+                value=where[key],
+                reason="describes a cluster, and none is named",
+                hint="add --gpus 8xH100-80GB",
+            )
             for key in described
         )
         return None
     count, name = parse_gpus(str(gpus))
     device = find_device(name)
     if count is None:
-        count, device = 1, replace(device, assumed=(*device.assumed, f"gpus = 1x{device.name} (no count was given)"))
+        count, device = (
+            1,
+            replace(device, assumed=(*device.assumed, f"gpus = 1x{device.name} (no count was given)")),
+        )
     return cluster_of(
-        device, count, per_node=where["per_node"], nodes=where["nodes"],
+        device,
+        count,
+        per_node=where["per_node"],
+        nodes=where["nodes"],
         host_bytes=parse_bytes(str(host), "host_memory") if host is not None else None,
-    )  # fmt: skip
+    )
 
 
 def _in_file(where: Mapping[str, Any]) -> Cluster:

@@ -19,7 +19,7 @@ from memsheet.exchange.verdict_doubts import (
     both_doubts,
     left_to_script,
     widen_verdict,
-)  # fmt: skip
+)
 from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, read_bytes, read_json
 from memsheet.plan.check import flatten_document
 from memsheet.plan.device import parse_gpus
@@ -29,14 +29,24 @@ from memsheet.plan.words import in_our_words, with_accumulated_batch
 from memsheet.questions import accounted as api
 from memsheet.questions.doubts_of_files import bytes_beyond, claimed_fit, doubt_of, may_fit, moved_bytes
 from memsheet.questions.export import PLAN, SHEET, pick_plan
-from memsheet.questions.named_models import bundled_draft, bundled_name, model_of, named_model, stored_dtype, strange_drafts, unnamed_words
+from memsheet.questions.named_models import (
+    bundled_draft,
+    bundled_name,
+    model_of,
+    named_model,
+    stored_dtype,
+    strange_drafts,
+    unnamed_words,
+)
 from memsheet.questions.recognised_files import of_folders, recognise_files
 from memsheet.report.answer import public_answer
 from memsheet.report.json.checked import Checked
 
 MAX_FILES = 64
 MOST_BYTES = 2**20
-"""Of all files of a job but memsheet's own: configurations are a few KiB each, and one that is much larger is something else."""
+"""Of all files of a job but memsheet's own: configurations are a few KiB each, and one that is much larger is
+something else.
+"""
 ENDINGS = (".json", ".yaml", ".yml", ".toml", ".sh", ".sbatch", ".slurm")
 CODE = ".py"
 MACHINES = ("gpus", "nodes", "per_node", "host_memory", "cluster", "parameters", "plan")
@@ -44,25 +54,29 @@ NOTHING: Mapping[str, Any] = {}
 
 
 def check(*files: str | PathLike[str], model: str | None = None, **options: Unpack[InferOptions]) -> Checked:
-    """What an engine's configuration files come to: ``answer`` (a sheet and a verdict), ``mistakes``, what they leave open.
+    """What an engine's configuration files come to: ``answer`` (a sheet and a verdict), ``mistakes``, what
+    they leave open.
 
-    ``files``: those of one job, or the folder that holds them; ``model``: the one that is trained or served, where no file names it.
-    Keywords as for ``memsheet.train``, ``gpus`` among them, say what the files leave open. Raises InputError for what cannot be read.
+    ``files``: those of one job, or the folder that holds them; ``model``: the one that is trained or served,
+    where no file names it. Keywords as for ``memsheet.train``, ``gpus`` among them, say what the files leave
+    open. Raises InputError for what cannot be read.
     """
     raise_if_problems(option_problems(options))
     asked = {**dict.fromkeys(MACHINES), **options}
     question = {key: asked.pop(key) for key in MACHINES}
     question["plan"] = api.plan_document_of(question["plan"]) or None
     raise_if_problems(
-        Problem(field="file", value=file, reason="is no name of a file") for file in files if not isinstance(file, str | PathLike)
+        Problem(field="file", value=file, reason="is no name of a file")
+        for file in files
+        if not isinstance(file, str | PathLike)
     )
     checked = check_configuration_files(tuple(map(str, files)), model, question, words=asked)
     return replace(checked, answer=public_answer(checked.answer)) if checked.answer else checked
 
 
 def read_flags(given: Mapping[str, Any], gpus: Any, planned: Mapping[str, Any]) -> dict[str, Any]:
-    """Options in words of either task, whichever knows them all, as the engine that the files are of (``planned``) has them: what runs is theirs to
-    say.
+    """Options in words of either task, whichever knows them all, as the engine that the files are of
+    (``planned``) has them: what runs is theirs to say.
     """
     try:
         found = in_our_words(given, "train", planned)
@@ -75,15 +89,27 @@ def read_flags(given: Mapping[str, Any], gpus: Any, planned: Mapping[str, Any]) 
 
 
 def check_configuration_files(
-    files: tuple[str, ...], model: str | None, question: dict[str, Any], flags: Mapping[str, Any] = NOTHING, words: Mapping[str, Any] = NOTHING
-) -> Checked:  # fmt: skip
-    """The files read together, accounted and looked over. ``flags``: what is said beside them, as keys of a plan; ``words``: as people say it.
-    Raises InputError for what cannot be read at all.
+    files: tuple[str, ...],
+    model: str | None,
+    question: dict[str, Any],
+    flags: Mapping[str, Any] = NOTHING,
+    words: Mapping[str, Any] = NOTHING,
+) -> Checked:
+    """The files read together, accounted and looked over. ``flags``: what is said beside them, as keys of a
+    plan; ``words``: as people say it. Raises InputError for what cannot be read at all.
     """
     if question["parameters"] is not None:
-        raise input_error("parameters", question["parameters"], "says nothing of a file's activations", "name the model: --model")
+        raise input_error(
+            "parameters",
+            question["parameters"],
+            "says nothing of a file's activations",
+            "name the model: --model",
+        )
     texts, document = read_texts_and_plan(files, question.pop("plan", None))
-    too_large = tuple(f"{path.name}: a script of {path.stat().st_size:,} bytes: name it to have it read" for path in _large_scripts(files))
+    too_large = tuple(
+        f"{path.name}: a script of {path.stat().st_size:,} bytes: name it to have it read"
+        for path in _large_scripts(files)
+    )
     folder = of_folders(files, texts)
     reads, skipped = recognise_files(texts, folder)
     if beside := _adjacent_file_texts(files, texts, reads):
@@ -94,7 +120,9 @@ def check_configuration_files(
     reads = {name: bundled_draft(read) for name, read in reads.items()}
     where = {key: question[key] for key in ("nodes", "per_node", "host_memory", "cluster")}
     request = {
-        key: value for key, value in flatten_document(document).items() if value is not None and key not in ("schema", "model", "gpus")
+        key: value
+        for key, value in flatten_document(document).items()
+        if value is not None and key not in ("schema", "model", "gpus")
     }
     flags = {**flags, **read_flags(words, question["gpus"], _said_of_engine(reads, request))}
     reads = {name: _of_release(read, flags, request) for name, read in reads.items()}
@@ -112,9 +140,16 @@ def check_configuration_files(
         answer, why_not = _answer_or_reasons(ask, whole.request)
     spec = answer.model if answer else model_of(name)
     case = Case(
-        reads=reads, texts=texts, together=whole, answer=answer, model=spec, bundled=bundled_name,
-        ask=_memoize_answers(lambda changes: _answer_with_changes(ask, {**whole.request, **_length_taken(answer)}, changes)),
-    )  # fmt: skip
+        reads=reads,
+        texts=texts,
+        together=whole,
+        answer=answer,
+        model=spec,
+        bundled=bundled_name,
+        ask=_memoize_answers(
+            lambda changes: _answer_with_changes(ask, {**whole.request, **_length_taken(answer)}, changes)
+        ),
+    )
     mistakes = find_mistakes(case)
     moved = (*moved_bytes(reads, answer), *bytes_beyond(mistakes))
     left = tuple(f"{read_name}: {text}" for read_name, read in reads.items() for text in read.assumed)
@@ -125,22 +160,40 @@ def check_configuration_files(
             doubt = both_doubts(doubt, unsaid)
     mistakes = tuple((rule, claimed_fit(found, moved, flags, case)) for rule, found in mistakes)
     return Checked(
-        reads=reads, answer=widen_verdict(answer, doubt), why_not=why_not, assumed=(*left, *whole.assumed), mistakes=mistakes, moved=moved,
-        doubt=doubt.words, not_read=(*skipped, *too_large), no_model="" if name else unnamed_words(reads), on_cards=bool(gpus),
-    )  # fmt: skip
+        reads=reads,
+        answer=widen_verdict(answer, doubt),
+        why_not=why_not,
+        assumed=(*left, *whole.assumed),
+        mistakes=mistakes,
+        moved=moved,
+        doubt=doubt.words,
+        not_read=(*skipped, *too_large),
+        no_model="" if name else unnamed_words(reads),
+        on_cards=bool(gpus),
+    )
 
 
 def _said_of_engine(reads: Mapping[str, Read], planned: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine and its sharding as the files say them, the plan among them: a word beside them means what it does there."""
-    said = [planned, *({key: read.request[key] for key in read.request.keys() - read.unsaid} for read in reads.values())]
+    """The engine and its sharding as the files say them, the plan among them: a word beside them means what
+    it does there.
+    """
+    said = [
+        planned,
+        *({key: read.request[key] for key in read.request.keys() - read.unsaid} for read in reads.values()),
+    ]
     return {key: value for one in said for key in ("engine", "zero") if (value := one.get(key)) is not None}
 
 
 def read_texts_and_plan(files: tuple[str, ...], plan: Any) -> tuple[dict[str, str], Mapping[str, Any]]:
-    """The texts of files by name, and the plan among them: memsheet's own, which a folder may hold, or the one a flag names."""
+    """The texts of files by name, and the plan among them: memsheet's own, which a folder may hold, or the
+    one a flag names.
+    """
     if not files:
         raise input_error(
-            "file", None, "is missing", "memsheet check ds_config.json --model llama-3.1-8b --gpus 8xA100-80GB --seq-len 4096"
+            "file",
+            None,
+            "is missing",
+            "memsheet check ds_config.json --model llama-3.1-8b --gpus 8xA100-80GB --seq-len 4096",
         )
     paths = [path for file in files for path in paths_of(Path(file))]
     if len(paths) > MAX_FILES:
@@ -165,12 +218,19 @@ def check_total_bytes(paths: Iterable[Path]) -> None:
     total = sum(path.stat().st_size for path in paths if is_file(path) and path.name not in (PLAN, SHEET))
     if total > MOST_BYTES:
         raise input_error(
-            "file", None, f"are {total:,} bytes together, more than the {MOST_BYTES:,} that are read", "name the job's own files"
+            "file",
+            None,
+            f"are {total:,} bytes together, more than the {MOST_BYTES:,} that are read",
+            "name the job's own files",
         )
 
 
-def _adjacent_file_texts(files: tuple[str, ...], texts: Mapping[str, str], reads: Mapping[str, Read]) -> dict[str, str]:
-    """Texts of the files that others name and that lie beside them, in the same folder or below it: nothing else is opened."""
+def _adjacent_file_texts(
+    files: tuple[str, ...], texts: Mapping[str, str], reads: Mapping[str, Read]
+) -> dict[str, str]:
+    """Texts of the files that others name and that lie beside them, in the same folder or below it: nothing
+    else is opened.
+    """
     folders = [path if is_folder(path) else path.parent for path in map(Path, files)]
     found: dict[str, str] = {}
     for name in absent_files(reads):
@@ -189,17 +249,26 @@ def paths_of(path: Path) -> list[Path]:
         return [path]
     found = sorted(held for held in path.iterdir() if held.suffix in (*ENDINGS, CODE) and held.is_file())
     if not found:
-        raise input_error("file", str(path), "is a folder without configurations", f"files that end in {', '.join(ENDINGS)}")
+        raise input_error(
+            "file", str(path), "is a folder without configurations", f"files that end in {', '.join(ENDINGS)}"
+        )
     found = sorted(found, key=lambda held: (held.name != PLAN, held.suffix == CODE))
     configurations = sum(held.suffix != CODE for held in found)
     small = [held for held in found if not _is_large_script(held)]
-    return small[: max(MAX_FILES // 2, configurations)]  # so much code that it is never more than a command reads
+    return small[
+        : max(MAX_FILES // 2, configurations)
+    ]  # so much code that it is never more than a command reads
 
 
 def _large_scripts(files: tuple[str, ...]) -> list[Path]:
     """Code of folders that is left aside unless it is named: a folder's is read as far as a command reads."""
     folders = [Path(file) for file in files if is_folder(Path(file))]
-    return [held for folder in folders for held in sorted(folder.iterdir()) if held.is_file() and _is_large_script(held)]
+    return [
+        held
+        for folder in folders
+        for held in sorted(folder.iterdir())
+        if held.is_file() and _is_large_script(held)
+    ]
 
 
 def _is_large_script(path: Path) -> bool:
@@ -215,11 +284,18 @@ def _gpus_for_processes(named: Any, reads: Mapping[str, Read]) -> str | None:
 
 
 def _of_release(read: Read, flags: Mapping[str, Any], planned: Mapping[str, Any]) -> Read:
-    """The file as the engine's release has it: a flag's before the file's own, which is before the plan's beside it."""
-    return as_released(read, flags.get("engine_version") or read.request.get("engine_version") or planned.get("engine_version"))
+    """The file as the engine's release has it: a flag's before the file's own, which is before the plan's
+    beside it.
+    """
+    return as_released(
+        read,
+        flags.get("engine_version") or read.request.get("engine_version") or planned.get("engine_version"),
+    )
 
 
-def _answer_or_reasons(ask: Mapping[str, Any], request: Mapping[str, Any]) -> tuple[Answer | None, tuple[str, ...]]:
+def _answer_or_reasons(
+    ask: Mapping[str, Any], request: Mapping[str, Any]
+) -> tuple[Answer | None, tuple[str, ...]]:
     """The answer, or why there is none."""
     try:
         return _answer_from_request(ask, request, fix=True), ()
@@ -228,7 +304,9 @@ def _answer_or_reasons(ask: Mapping[str, Any], request: Mapping[str, Any]) -> tu
 
 
 def _data_parallel(answer: Answer, whole: Together) -> dict[str, int]:
-    """The degree that the ranks which the files start leave to data parallelism, where no card is named that would be counted."""
+    """The degree that the ranks which the files start leave to data parallelism, where no card is named that
+    would be counted.
+    """
     mesh, count = answer.plan.mesh, whole.gpus or 1
     ranks = mesh.dp_replicate * mesh.dp_shard * mesh.cp * mesh.tp * mesh.pp
     axis = "mesh.dp_shard" if answer.plan.zero else "mesh.dp_replicate"
@@ -237,7 +315,9 @@ def _data_parallel(answer: Answer, whole: Together) -> dict[str, int]:
     return {axis: count // ranks}
 
 
-def _answer_with_changes(ask: Mapping[str, Any], request: Mapping[str, Any], changes: Mapping[str, Any]) -> Answer | None:
+def _answer_with_changes(
+    ask: Mapping[str, Any], request: Mapping[str, Any], changes: Mapping[str, Any]
+) -> Answer | None:
     """The answer to the plan with some keys changed, None where that is no plan."""
     if ask["model"] is None:
         return None
@@ -248,11 +328,15 @@ def _answer_with_changes(ask: Mapping[str, Any], request: Mapping[str, Any], cha
 
 
 def _length_taken(answer: Answer | None) -> dict[str, int]:
-    """The length that the sheet took of several where nobody said one: what a change frees is told at the same."""
+    """The length that the sheet took of several where nobody said one: what a change frees is told at the
+    same.
+    """
     return {"seq_len": int(answer.plan.seq_len)} if answer and answer.ladder and answer.plan.seq_len else {}
 
 
-def _memoize_answers(ask: Callable[[Mapping[str, Any]], Answer | None]) -> Callable[[Mapping[str, Any]], Answer | None]:
+def _memoize_answers(
+    ask: Callable[[Mapping[str, Any]], Answer | None],
+) -> Callable[[Mapping[str, Any]], Answer | None]:
     """The answer to each change, accounted once: a rule asks whether it fits, and then what it frees."""
     known: dict[str, Answer | None] = {}
 

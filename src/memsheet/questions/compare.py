@@ -18,17 +18,26 @@ SheetSource = budget.Answer | Mapping[str, Any] | str | PathLike[str]
 
 
 def compare(
-    left: SheetSource, right: SheetSource, *, instant: Instant | str | None = None, rank: int | None = None, parts: bool = False
-) -> Comparison:  # fmt: skip
+    left: SheetSource,
+    right: SheetSource,
+    *,
+    instant: Instant | str | None = None,
+    rank: int | None = None,
+    parts: bool = False,
+) -> Comparison:
     """Which rows of two sheets differ, the largest difference first.
 
-    ``left``, ``right``: answers, objects of memsheet/sheet/1, or files of one (a record too). ``instant``: compare there, else each
-    sheet at its peak; ``rank``: only that one; ``parts``: what is inside a module apart. Raises InputError where a side is no sheet or
-    has no such instant or rank.
+    ``left``, ``right``: answers, objects of memsheet/sheet/1, or files of one (a record too). ``instant``:
+    compare there, else each sheet at its peak; ``rank``: only that one; ``parts``: what is inside a module
+    apart. Raises InputError where a side is no sheet or has no such instant or rank.
     """
     when = instant_named(instant) if isinstance(instant, str) else instant
     return compare_documents(
-        _source_sheet_document(left, "left"), _source_sheet_document(right, "right"), instant=when, rank=rank, parts=parts
+        _source_sheet_document(left, "left"),
+        _source_sheet_document(right, "right"),
+        instant=when,
+        rank=rank,
+        parts=parts,
     )
 
 
@@ -38,7 +47,12 @@ def instant_named(name: str) -> Instant:
     key = name.strip().lower().replace("-", "_")
     if key not in known:
         near = nearest_words(key, known)
-        raise input_error("instant", name, "is no instant of a step", f"did you mean {near[0]}?" if near else ", ".join(known))
+        raise input_error(
+            "instant",
+            name,
+            "is no instant of a step",
+            f"did you mean {near[0]}?" if near else ", ".join(known),
+        )
     return Instant(key)
 
 
@@ -46,5 +60,7 @@ def _source_sheet_document(source: SheetSource, side: str) -> Document:
     if isinstance(source, budget.Answer):
         return sheets_within(sheet_document(source), side)
     if not isinstance(source, str | PathLike | Mapping):
-        raise input_error(side, source, "is neither an answer, an object of memsheet/sheet/1 nor a file of one")
+        raise input_error(
+            side, source, "is neither an answer, an object of memsheet/sheet/1 nor a file of one"
+        )
     return sheets_within(source, side) if isinstance(source, Mapping) else read_sheets(str(source))

@@ -1,4 +1,6 @@
-"""Why a sheet's verdict may not hold for the files that it was made of, and what of their findings is sure."""
+"""Why a sheet's verdict may not hold for the files that it was made of, and what of their findings is
+sure.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ from memsheet.exchange import DTYPE_UNKNOWN, in_sixteen_bits
 from memsheet.exchange.mistakes import Case, Found, Rule
 from memsheet.exchange.shared.file_format import Moved, Read
 from memsheet.exchange.shared.script_defaults import absent_files
-from memsheet.exchange.verdict_doubts import FURTHER, Doubt, another_model, least_of, left_open, says_sequences_alone, stored_as
+from memsheet.exchange.verdict_doubts import (
+    FURTHER,
+    Doubt,
+    another_model,
+    least_of,
+    left_open,
+    says_sequences_alone,
+    stored_as,
+)
 from memsheet.questions.named_models import model_of, named_model, served_model
 from memsheet.questions.recognised_files import engine_default_places
 
@@ -30,16 +40,24 @@ def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved
         "@layers": sum(stack.layers for stack in answer.model.stacks),
     }
     asked = {**sizes, "precision.gradients": answer.plan.precision.gradients.name}
-    return tuple(moved for read in reads.values() if read.form.moves for moved in read.form.moves(read.values, asked))
+    return tuple(
+        moved for read in reads.values() if read.form.moves for moved in read.form.moves(read.values, asked)
+    )
 
 
 def may_fit(answer: Answer, doubt: Doubt) -> bool:
     """Whether what is open may need so much less than a sheet that does not fit that it does."""
-    return bool(doubt.words) and answer.cluster is not None and doubt.least_bytes <= budget_of(answer.cluster).high_bytes
+    return (
+        bool(doubt.words)
+        and answer.cluster is not None
+        and doubt.least_bytes <= budget_of(answer.cluster).high_bytes
+    )
 
 
 def claimed_fit(found: Found, moved: tuple[Moved, ...], given: Mapping[str, Any], case: Case) -> Found:
-    """A finding with what is known of the fit of the plan that it speaks of: where files hold more than the sheet, that of the sheet alone."""
+    """A finding with what is known of the fit of the plan that it speaks of: where files hold more than the
+    sheet, that of the sheet alone.
+    """
     other = case.ask(found.other) if found.fits else None
     if other is None or other.verdict is None:
         return found.claimed(sure=False)
@@ -67,9 +85,15 @@ def _differing_model_sizes(read: Read, answer: Answer | None) -> Iterator[tuple[
 
 
 def doubt_of(
-    reads: Mapping[str, Read], answer: Answer | None, moved: tuple[Moved, ...], given: Mapping[str, Any], case: Case,
-) -> Doubt:  # fmt: skip
-    """Why the sheet's verdict does not hold for these files: what nobody accounts, or buckets that do not fit into what is free."""
+    reads: Mapping[str, Read],
+    answer: Answer | None,
+    moved: tuple[Moved, ...],
+    given: Mapping[str, Any],
+    case: Case,
+) -> Doubt:
+    """Why the sheet's verdict does not hold for these files: what nobody accounts, or buckets that do not fit
+    into what is free.
+    """
     verdict = answer.verdict if answer else None
     if answer is None or verdict is None:
         return Doubt("")
@@ -78,7 +102,9 @@ def doubt_of(
     if stranger := another_model(served_model(reads), model_of(named_model(reads)), answer):
         return Doubt(stranger, _least_as_stored(served_model(reads) or "", stranger, answer, case.ask))
     other = [
-        f"{at} {read.values[at]}, and the model has {own}" for read in reads.values() for at, own in _differing_model_sizes(read, answer)
+        f"{at} {read.values[at]}, and the model has {own}"
+        for read in reads.values()
+        for at, own in _differing_model_sizes(read, answer)
     ]
     if apart := [*_other_nodes(reads, answer)]:
         return Doubt("; ".join(apart), least)
@@ -90,22 +116,39 @@ def doubt_of(
     if named:
         keys = (one.partition(" ")[0] for one in named if not one.startswith(FURTHER))
         more_need_more = says_sequences_alone(reads.values(), named) and int(answer.plan.microbatch) == 1
-        words = _not_held(reads, named) + "; the range is of one sequence, and more need more" * more_need_more
+        words = (
+            _not_held(reads, named) + "; the range is of one sequence, and more need more" * more_need_more
+        )
         return Doubt(words, least if more_need_more else least_of(fewer, keys))
     if verdict.result is not Result.FITS and unsure:
         return Doubt(DTYPE_UNKNOWN, least)
     more, less = sum(one.high_bytes for one in moved), sum(one.low_bytes for one in moved)
     room = answer.cluster.device.framework_low_bytes if answer.cluster else 0
     if verdict.result is Result.FITS and int(verdict.device.high) + more > room:
-        return Doubt(f"with {', '.join(one.at for one in moved if one.high_bytes > 0)} it may need more than a GPU has", least)
+        return Doubt(
+            (
+                f"with {', '.join(one.at for one in moved if one.high_bytes > 0)} it may need more "
+                "than a GPU has"
+            ),
+            least,
+        )
     if less and verdict.result is Result.DOES_NOT_FIT and int(verdict.device.low) + less <= room:
-        return Doubt(f"with {', '.join(one.at for one in moved if one.low_bytes < 0)} it may fit", least + less)
+        return Doubt(
+            f"with {', '.join(one.at for one in moved if one.low_bytes < 0)} it may fit", least + less
+        )
     return Doubt("")
 
 
 def _at_fewest(answer: Answer, case: Case) -> tuple[Answer, bool]:
-    """The answer with weights of unknown dtype in sixteen bits, where the request takes them of a file; whether there are any."""
-    changes = {key: held for read in case.reads.values() for key, held in in_sixteen_bits(read).items() if key in case.request}
+    """The answer with weights of unknown dtype in sixteen bits, where the request takes them of a file;
+    whether there are any.
+    """
+    changes = {
+        key: held
+        for read in case.reads.values()
+        for key, held in in_sixteen_bits(read).items()
+        if key in case.request
+    }
     return (case.ask(changes) or answer, True) if changes else (answer, False)
 
 
@@ -113,22 +156,46 @@ def _other_nodes(reads: Mapping[str, Read], answer: Answer) -> Iterator[str]:
     """A server's command for another number of nodes than the cluster has."""
     for read in reads.values():
         said = read.values.get("--nnodes")
-        if read.request.get("task") == "infer" and answer.cluster and isinstance(said, int) and said != answer.cluster.nodes:
+        if (
+            read.request.get("task") == "infer"
+            and answer.cluster
+            and isinstance(said, int)
+            and said != answer.cluster.nodes
+        ):
             yield f"the command is for {said} nodes, and the cluster has {answer.cluster.nodes}"
 
 
-def _least_as_stored(served: str, words: str, answer: Answer, ask: Callable[[Mapping[str, Any]], Answer | None]) -> int:
-    """The least of the sheet's model, in the format that the served one's name says if that is what the doubt is of."""
+def _least_as_stored(
+    served: str, words: str, answer: Answer, ask: Callable[[Mapping[str, Any]], Answer | None]
+) -> int:
+    """The least of the sheet's model, in the format that the served one's name says if that is what the doubt
+    is of.
+    """
     form = stored_as(served)
     asked = ask({"quantization.weights": form}) if form and form in words else answer
     return int(asked.verdict.device.low) if asked and asked.verdict else 0
 
 
 def _not_held(reads: Mapping[str, Read], named: list[str]) -> str:
-    """What the sheet does not hold, in words: what the files say, and what the engine does where they say nothing."""
-    alone = [one for one in named if any(one.startswith(f"{at} ") for read in reads.values() for at in engine_default_places(read))]
-    said = f"{NOT_MODELLED}: {', '.join(one for one in named if one not in alone)}" if len(named) > len(alone) else ""
+    """What the sheet does not hold, in words: what the files say, and what the engine does where they say
+    nothing.
+    """
+    alone = [
+        one
+        for one in named
+        if any(one.startswith(f"{at} ") for read in reads.values() for at in engine_default_places(read))
+    ]
+    said = (
+        f"{NOT_MODELLED}: {', '.join(one for one in named if one not in alone)}"
+        if len(named) > len(alone)
+        else ""
+    )
     unsaid = (
-        f"the engine does by itself, as the files do not say otherwise, what the sheet does not hold: {', '.join(alone)}" if alone else ""
+        (
+            "the engine does by itself, as the files do not say otherwise, what the sheet does not hold: "
+            f"{', '.join(alone)}"
+        )
+        if alone
+        else ""
     )
     return "; ".join(filter(None, (said, unsaid)))

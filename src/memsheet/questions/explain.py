@@ -1,4 +1,6 @@
-"""What a word on a sheet means: the terms of the catalogue, every engine's facts, and every formula by its own docstring."""
+"""What a word on a sheet means: the terms of the catalogue, every engine's facts, and every formula by its
+own docstring.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from memsheet.sheet import Cited, Evidence, FromCode
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One explained word. ``kind``: component, instant, word, engine or formula; ``group``: its heading in the list."""
+    """One explained word. ``kind``: component, instant, word, engine or formula; ``group``: its heading in
+    the list.
+    """
 
     name: str
     kind: str
@@ -32,7 +36,8 @@ class Term:
 
 
 def explain(name: str) -> Term:
-    """The term of that name, of another word for it, or of a formula (its dotted name where several share the last part).
+    """The term of that name, of another word for it, or of a formula (its dotted name where several share the
+    last part).
 
     Case, dashes and spaces do not matter. Raises InputError with the nearest names.
     """
@@ -74,7 +79,9 @@ def _terms_by_word() -> dict[str, Term]:
 def _index_terms(terms: Iterable[Term]) -> dict[str, Term]:
     entries = tuple(terms)
     named = {_term_key(term.name): term for term in entries}
-    return named | {key: term for term in entries for word in term.also if (key := _term_key(word)) not in named}
+    return named | {
+        key: term for term in entries for word in term.also if (key := _term_key(word)) not in named
+    }
 
 
 def _catalog_terms() -> Iterator[Term]:
@@ -96,10 +103,13 @@ def _engine_terms() -> Iterator[Term]:
         if engine is not None:
             text = (
                 f"Read at {engine.tested}. Tasks: {', '.join(engine.tasks)}. Mesh: {', '.join(engine.axes)}. "
-                f"Zero: {', '.join(map(str, engine.zero))}. Precisions: {', '.join(engine.precisions)} (default {engine.default_precision}). "
+                f"Zero: {', '.join(map(str, engine.zero))}. Precisions: {', '.join(engine.precisions)} "
+                f"(default {engine.default_precision}). "
                 f"Offload: {', '.join(engine.offload) or 'none'}."
             )
-            source = "; ".join(f"{what}: {_evidence_text(evidence)}" for what, evidence in engine.evidence.items())
+            source = "; ".join(
+                f"{what}: {_evidence_text(evidence)}" for what, evidence in engine.evidence.items()
+            )
             yield Term(engine.name, "engine", "engine", text, source)
 
 
@@ -119,7 +129,11 @@ def _formula_terms() -> dict[str, Term]:
     ends = _shortest_ends(list(functions), taken=set(_terms_by_word()))
     return {
         end: Term(
-            end, "formula", "formula", " ".join((getdoc(functions[name]) or FORMULAS[name][1]).split()), _citation_text(*FORMULAS[name])
+            end,
+            "formula",
+            "formula",
+            " ".join((getdoc(functions[name]) or FORMULAS[name][1]).split()),
+            _citation_text(*FORMULAS[name]),
         )
         for name, end in ends.items()
     }
@@ -127,7 +141,10 @@ def _formula_terms() -> dict[str, Term]:
 
 def _formula_functions() -> Iterator[tuple[str, Any]]:
     package = import_module("memsheet.formulas")
-    homes = ["memsheet.textbook", *(found.name for found in walk_packages(package.__path__, "memsheet.formulas."))]
+    homes = [
+        "memsheet.textbook",
+        *(found.name for found in walk_packages(package.__path__, "memsheet.formulas.")),
+    ]
     modules = {name: import_module(name) for name in homes}
     for qualified in FORMULAS:
         module, _, name = qualified.rpartition(".")
@@ -135,13 +152,18 @@ def _formula_functions() -> Iterator[tuple[str, Any]]:
 
 
 def _shortest_ends(names: list[str], taken: set[str]) -> dict[str, str]:
-    """Each dotted name's shortest end that no other name ends in and that is not ``taken``; a leading underscore is not said."""
+    """Each dotted name's shortest end that no other name ends in and that is not ``taken``; a leading
+    underscore is not said.
+    """
     ends = {name: [_dotted_end(name, parts) for parts in range(1, name.count(".") + 2)] for name in names}
     used: dict[str, int] = {}
     for candidates in ends.values():
         for end in candidates:
             used[end] = used.get(end, 0) + 1
-    return {name: next(end for end in candidates if used[end] == 1 and end not in taken) for name, candidates in ends.items()}
+    return {
+        name: next(end for end in candidates if used[end] == 1 and end not in taken)
+        for name, candidates in ends.items()
+    }
 
 
 def _dotted_end(name: str, parts: int) -> str:

@@ -43,10 +43,12 @@ def export(
     pick: int | None = None,
     force: bool = False,
 ) -> dict[str, str]:
-    """The files that run a plan, name by name, and written into the folder ``out`` where one is named: all of them or none.
+    """The files that run a plan, name by name, and written into the folder ``out`` where one is named: all of
+    them or none.
 
-    ``plan``: an answer, or an object or a file of memsheet/plan/1, plans/1 or sheet/1; ``to``: formats ("deepspeed,accelerate");
-    ``pick``: which plan of several; ``force``: write over files that are there. Raises InputError for what a format cannot say.
+    ``plan``: an answer, or an object or a file of memsheet/plan/1, plans/1 or sheet/1; ``to``: formats
+    ("deepspeed,accelerate"); ``pick``: which plan of several; ``force``: write over files that are there.
+    Raises InputError for what a format cannot say.
     """
     exported = exported_files(_plan_or_sheet_document(plan), _format_names(to), pick)
     if out is not None:
@@ -69,7 +71,9 @@ def exported_files(document: Mapping[str, Any], names: Sequence[str], pick: int 
     engines = [engine for engine in formats[0].engines if all(engine in form.engines for form in formats)]
     document = pick_plan(document, pick, engines, notes)
     answer = (api.infer if document.get("task") == "infer" else api.train)(plan=document, fix=False)
-    written = plan_document(answer.plan, model=str(document.get("model") or answer.model.name), cluster=answer.cluster)
+    written = plan_document(
+        answer.plan, model=str(document.get("model") or answer.model.name), cluster=answer.cluster
+    )
     asked = _export_request(answer, written)
     formats = [of_version(form, asked) for form in formats]
     comments, named = tuple(sheet_summary_lines(answer)), [form.name for form in formats]
@@ -78,7 +82,10 @@ def exported_files(document: Mapping[str, Any], names: Sequence[str], pick: int 
     for form in formats:
         files |= write_format_files(form, _named_by_hub(form, asked), comments)
     notes += [note for form in formats for note in engine_differences(form, asked)]
-    files |= {PLAN: dump_json_line(written, indent=2), SHEET: dump_json_line({**sheet_document(answer), "plan": written}, indent=2)}
+    files |= {
+        PLAN: dump_json_line(written, indent=2),
+        SHEET: dump_json_line({**sheet_document(answer), "plan": written}, indent=2),
+    }
     return Exported(files, tuple(notes), tuple(formats))
 
 
@@ -108,9 +115,15 @@ def _checkpoint_folder(name: str) -> str:
 
 
 def _as_released(answer: Answer, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What is asked of a server: the model by the hub's name, and no quantization where that is the checkpoint's own, which it reads by itself."""
+    """What is asked of a server: the model by the hub's name, and no quantization where that is the
+    checkpoint's own, which it reads by itself.
+    """
     stored, quantized = answer.model.quantization, answer.plan.quantization
-    own = stored and quantized and (stored.weights, tuple(stored.skip)) == (quantized.weights.name, tuple(quantized.skip))
+    own = (
+        stored
+        and quantized
+        and (stored.weights, tuple(stored.skip)) == (quantized.weights.name, tuple(quantized.skip))
+    )
     kept = {key: value for key, value in asked.items() if not (own and key.startswith("quantization."))}
     drafts = {key: _on_the_hub(kept[key]) for key in ("speculative.model",) if kept.get(key)}
     return {**kept, **drafts, "@model": _checkpoint_folder(_on_the_hub(asked["@model"]))}
@@ -128,17 +141,23 @@ def _named_by_hub(form: Format, asked: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _on_the_hub(name: str) -> str:
-    """The name that a server finds a bundled model by: the hub's, which is the first of its other names; any other name as it is."""
+    """The name that a server finds a bundled model by: the hub's, which is the first of its other names; any
+    other name as it is.
+    """
     from memsheet.catalog import find_model
 
     return next((alias for alias in (find_model(name) or {}).get("aliases", ()) if "/" in alias), name)
 
 
 def pick_plan(
-    document: Mapping[str, Any], number: int | None, engines: Sequence[str] = (), notes: list[str] | None = None
+    document: Mapping[str, Any],
+    number: int | None,
+    engines: Sequence[str] = (),
+    notes: list[str] | None = None,
 ) -> Mapping[str, Any]:
-    """The plan in a document of plans, of a sheet, or itself; of several the best that one of ``engines`` runs, where no number is given.
-    ``notes`` gets what is said about that choice. Raises InputError where there is none of that number.
+    """The plan in a document of plans, of a sheet, or itself; of several the best that one of ``engines``
+    runs, where no number is given. ``notes`` gets what is said about that choice. Raises InputError where
+    there is none of that number.
     """
     if "plans" in document:
         plans = document["plans"]
@@ -148,7 +167,12 @@ def pick_plan(
             plans, number = [fitting], 1
         count = len(plans) if isinstance(plans, list) else 0
         if not 1 <= (number or 1) <= count:
-            raise input_error("pick", number or 1, f"is none of the {count} plans", "fewer, or search again" if count else "no plan fits")
+            raise input_error(
+                "pick",
+                number or 1,
+                f"is none of the {count} plans",
+                "fewer, or search again" if count else "no plan fits",
+            )
         document = plans[(number or 1) - 1]
     elif number not in (None, 1):
         raise input_error("pick", number, "is of several plans, and there is one", "leave it out")
@@ -159,15 +183,21 @@ def pick_plan(
 
 
 def _best_plan_for_engines(document: Mapping[str, Any], engines: Sequence[str]) -> Any:
-    """The best plan of a search that one of some engines runs; None where there is none, or its first one is it."""
+    """The best plan of a search that one of some engines runs; None where there is none, or its first one is
+    it.
+    """
     best = document.get("by_engine")
     others = [best[engine] for engine in engines if engine in best] if isinstance(best, Mapping) else []
     every = [*document["plans"], *others] if isinstance(document["plans"], list) else []
-    return next((one for one in every if isinstance(one, Mapping) and _plan_engine_name(one) in engines), None)
+    return next(
+        (one for one in every if isinstance(one, Mapping) and _plan_engine_name(one) in engines), None
+    )
 
 
 def _substitute_plan_note(plans: Any, taken: Mapping[str, Any]) -> str:
-    """What is said where the best plan is of an engine that these files are not for: another was taken, and what that costs."""
+    """What is said where the best plan is of an engine that these files are not for: another was taken, and
+    what that costs.
+    """
     best = plans[0] if isinstance(plans, list) and plans and isinstance(plans[0], Mapping) else taken
     if _plan_engine_name(best) == _plan_engine_name(taken):
         return ""
@@ -176,9 +206,10 @@ def _substitute_plan_note(plans: Any, taken: Mapping[str, Any]) -> str:
         for one in (best, taken)
         if (time := _plan_step_time_s(one)) is not None
     ]
-    return f"the best plan of {_plan_engine_name(taken)} is taken, as {_plan_engine_name(best)} does not run these files" + (
-        f"; {', '.join(times)}" if len(times) == 2 else ""
-    )
+    return (
+        f"the best plan of {_plan_engine_name(taken)} is taken, as {_plan_engine_name(best)} does not run "
+        "these files"
+    ) + (f"; {', '.join(times)}" if len(times) == 2 else "")
 
 
 def _plan_step_time_s(one: Mapping[str, Any]) -> Any:
@@ -201,7 +232,10 @@ def sheet_summary_lines(answer: Answer) -> Iterator[str]:
         size = sheet.device
         room = f" of {format_bytes(answer.cluster.device.framework_bytes, headroom=True)}"
         span = f"{format_bytes(int(size.low))} to {format_bytes(int(size.high))}"
-        yield f"predicted for each GPU: {format_bytes(int(size.value))}{room} ({span}), peak in {sheet.peak_instant.value}: {answer.verdict.result.value.replace('_', ' ')}"
+        yield (
+            f"predicted for each GPU: {format_bytes(int(size.value))}{room} ({span}), peak in "
+            f"{sheet.peak_instant.value}: {answer.verdict.result.value.replace('_', ' ')}"
+        )
     parts: dict[str, int] = {}
     for item in sheet.items:
         held = item.at.get(sheet.peak_instant)
@@ -216,9 +250,15 @@ def write_files(files: Files, folder: Path, *, force: bool) -> None:
     check_folder(folder, "out")
     there = [name for name in files if os.path.lexists(folder / name) and not (folder / name).is_symlink()]
     raise_if_problems(
-        Problem(field="out", value=str(folder / name), reason="is there already", hint="another folder, or --force")
-        for name in there if not force
-    )  # fmt: skip
+        Problem(
+            field="out",
+            value=str(folder / name),
+            reason="is there already",
+            hint="another folder, or --force",
+        )
+        for name in there
+        if not force
+    )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

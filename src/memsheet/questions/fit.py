@@ -1,4 +1,6 @@
-"""A job that must fit, said in a script or a test: ``memsheet.assert_fits("llama-3.1-8b", gpus="8xA100-80GB", seq_len=4096)``."""
+"""A job that must fit, said in a script or a test: ``memsheet.assert_fits("llama-3.1-8b", gpus="8xA100-80GB",
+seq_len=4096)``.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,18 @@ class DoesNotFitError(AssertionError):
 
 
 def assert_fits(
-    model: Model | None = None, *, task: Literal["train", "infer"] = "train", uncertain: Literal["raise", "warn"] = "raise",
+    model: Model | None = None,
+    *,
+    task: Literal["train", "infer"] = "train",
+    uncertain: Literal["raise", "warn"] = "raise",
     **options: Unpack[InferOptions],
-) -> Answer:  # fmt: skip
-    """The answer to ``train`` or ``infer`` if the job fits; else DoesNotFitError with the verdict, what is needed, and the cheapest fix.
+) -> Answer:
+    """The answer to ``train`` or ``infer`` if the job fits; else DoesNotFitError with the verdict, what is
+    needed, and the cheapest fix.
 
-    ``uncertain``: what a job comes to whose range lies across the budget: ``raise``, or ``warn`` and go on. The other arguments are those
-    of ``train``. Raises InputError for what cannot be answered: one without GPUs is no question of fitting.
+    ``uncertain``: what a job comes to whose range lies across the budget: ``raise``, or ``warn`` and go on.
+    The other arguments are those of ``train``. Raises InputError for what cannot be answered: one without
+    GPUs is no question of fitting.
     """
     __tracebackhide__ = True  # a test's report ends at the line that asked
     if task not in TASKS:
@@ -44,7 +51,9 @@ def assert_fits(
     if answer.verdict is None:
         raise input_error("gpus", None, "is missing", "for example 8xH100-80GB")
     if answer.ladder:
-        raise input_error("seq_len", None, "is missing, and whether it fits depends on it", "for example seq_len=4096")
+        raise input_error(
+            "seq_len", None, "is missing, and whether it fits depends on it", "for example seq_len=4096"
+        )
     if answer.verdict.result is Result.FITS:
         return answer
     if answer.verdict.result is Result.UNCERTAIN and uncertain == "warn":
@@ -54,9 +63,11 @@ def assert_fits(
 
 
 def trainer_callback(model: Model | None = None, **options: Unpack[TrainOptions]) -> Any:
-    """A callback for transformers' Trainer that logs what ``train`` predicts beside what the GPU counts. Arguments as for ``train``.
+    """A callback for transformers' Trainer that logs what ``train`` predicts beside what the GPU counts.
+    Arguments as for ``train``.
 
-    ``Trainer(..., callbacks=[memsheet.trainer_callback("llama-3.2-1b", gpus="8xA100-80GB", plan="plan.json")])``
+    ``Trainer(..., callbacks=[memsheet.trainer_callback("llama-3.2-1b", gpus="8xA100-80GB",
+    plan="plan.json")])``
     """
     from memsheet.run.callback import prediction_callback
 
@@ -70,9 +81,13 @@ def verdict_lines(answer: Answer) -> Iterator[str]:
         return
     low, high = int(verdict.device.low), int(verdict.device.high)
     room = format_bytes(cluster.device.framework_bytes, headroom=True)
-    yield f"{printable_line(answer.model.name)} {WORDS[verdict.result]} on {cluster.count}x{cluster.device.name}"
     yield (
-        f"  needs {format_bytes(int(verdict.device.value))} ({format_bytes(low, headroom=True)} to {format_bytes(high)}) of {room} a GPU, "
+        f"{printable_line(answer.model.name)} {WORDS[verdict.result]} on "
+        f"{cluster.count}x{cluster.device.name}"
+    )
+    yield (
+        f"  needs {format_bytes(int(verdict.device.value))} ({format_bytes(low, headroom=True)} to "
+        f"{format_bytes(high)}) of {room} a GPU, "
         f"rank {verdict.rank} in {verdict.instant.value}"
     )
     if lacking := pool_words(answer):
@@ -81,13 +96,20 @@ def verdict_lines(answer: Answer) -> Iterator[str]:
         yield f"  {format_bytes(-verdict.headroom_bytes)} too much"
     if verdict.host_short_bytes:
         yield f"  a node lacks {format_bytes(verdict.host_short_bytes)} of host memory"
-    largest = ", ".join(f"{component.value.replace('_', ' ')} {format_bytes(int(held.value))}" for component, held in verdict.largest)
+    largest = ", ".join(
+        f"{component.value.replace('_', ' ')} {format_bytes(int(held.value))}"
+        for component, held in verdict.largest
+    )
     yield f"  largest: {largest}"
-    yield from _cheapest_fix_lines(verdict, tried=answer.plan.task == "train" and bool(answer.model.model_type))
+    yield from _cheapest_fix_lines(
+        verdict, tried=answer.plan.task == "train" and bool(answer.model.model_type)
+    )
 
 
 def pool_words(answer: Answer) -> str:
-    """What a server's pool lacks, which a card with room left does not help; nothing where it is large enough."""
+    """What a server's pool lacks, which a card with room left does not help; nothing where it is large
+    enough.
+    """
     facts, plan = answer.serving or {}, answer.plan
     short = facts.get("short_bytes")
     if short is None or short.high <= 0:
@@ -98,7 +120,8 @@ def pool_words(answer: Answer) -> str:
     whom = f" for one sequence of {tokens:,} tokens" if tokens > 1 else ""
     share = f"{plan.memory_fraction:g} of the card" if plan.memory_fraction else "the card"
     return (
-        f"the cache {sure} {missing}{whom}: {plan.engine} may take {share}, beside which room is of no use (max_model_len, memory_fraction)"
+        f"the cache {sure} {missing}{whom}: {plan.engine} may take {share}, beside which room is of no "
+        "use (max_model_len, memory_fraction)"
     )
 
 

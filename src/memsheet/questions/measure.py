@@ -26,16 +26,21 @@ def measure(
 ) -> Answer:
     """What real steps allocate on this machine, random weights, nothing downloaded.
 
-    ``model``: as for ``memsheet.train``, "FILE.py:FUNCTION", or a function, which runs in this process. ``device``: "cpu" or "cuda";
-    ``steps``: how many are timed; ``data``: a text file to train on; ``vary_length``: steps of varied lengths; ``memory_limit``,
-    ``time_limit`` (seconds): what each process may take. Raises InputError for what cannot be measured here.
+    ``model``: as for ``memsheet.train``, "FILE.py:FUNCTION", or a function, which runs in this process.
+    ``device``: "cpu" or "cuda"; ``steps``: how many are timed; ``data``: a text file to train on;
+    ``vary_length``: steps of varied lengths; ``memory_limit``, ``time_limit`` (seconds): what each process
+    may take. Raises InputError for what cannot be measured here.
     """
     if callable(model):
         return public_answer(measuring.measure_step(model, device=device, steps=steps or measuring.STEPS))
     how = measuring.Options(
-        device=device, steps=steps, data=data, vary_length=vary_length, time_s=time_limit,
+        device=device,
+        steps=steps,
+        data=data,
+        vary_length=vary_length,
+        time_s=time_limit,
         memory_bytes=parse_bytes(memory_limit, "memory_limit") if memory_limit is not None else None,
-    )  # fmt: skip
+    )
     if isinstance(model, str) and OWN_FILE in model:
         return public_answer(measuring.measure_file(model, how)[0])
     return public_answer(measuring.measure_with_timeline(model, how, **options)[0])

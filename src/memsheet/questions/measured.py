@@ -1,4 +1,6 @@
-"""The question behind ``memsheet measure``: a plan made whole, its real step taken in a child, and what nothing explains named."""
+"""The question behind ``memsheet measure``: a plan made whole, its real step taken in a child, and what
+nothing explains named.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ from memsheet.trace.parent import TIME_S, Traced, available_bytes, read_answer, 
 from memsheet.units import GIB, format_bytes
 
 MEMORY_BYTES = 64 * GIB
-"""Where nobody says how much: real tensors take real memory. On a processor it is no more than there is, lest the machine be the end."""
+"""Where nobody says how much: real tensors take real memory. On a processor it is no more than there is, lest
+the machine be the end.
+"""
 STEPS, VARIED_STEPS = 5, 20
 DEVICES = ("cpu", "cuda")
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -39,11 +43,13 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a step is measured. ``steps``: how many are timed besides the two whose memory is watched; None: 5, or 20 of varied lengths.
+    """How a step is measured. ``steps``: how many are timed besides the two whose memory is watched; None: 5,
+    or 20 of varied lengths.
 
-    ``data``: a text file to train on, else random tokens. ``vary_length``: steps from a quarter of seq_len to all of it, and what the
-    allocator makes of them. ``memory_bytes``: what each process may take; None: 64 GiB, on a processor no more than is free.
-    ``progress``: a file in which one line says how far it is; ``snapshot``: one for the GPU allocator's history.
+    ``data``: a text file to train on, else random tokens. ``vary_length``: steps from a quarter of seq_len to
+    all of it, and what the allocator makes of them. ``memory_bytes``: what each process may take; None: 64
+    GiB, on a processor no more than is free. ``progress``: a file in which one line says how far it is;
+    ``snapshot``: one for the GPU allocator's history.
     """
 
     device: str = "cpu"
@@ -60,19 +66,24 @@ class Options:
 def measure_with_timeline(model: Any, how: Options, **options: Any) -> tuple[Answer, Timeline]:
     """What the real step allocates on a real device: the answer, and its timeline.
 
-    ``model`` and ``options`` as for ``memsheet.train``; weights are random, nothing is downloaded. Several ranks are those that torchrun
-    has started this process among, else it is started for them. Raises InputError for what cannot be measured here, and
-    ``trace.launch.ElsewhereError`` in a process that is not the first of several, which has the answer.
+    ``model`` and ``options`` as for ``memsheet.train``; weights are random, nothing is downloaded. Several
+    ranks are those that torchrun has started this process among, else it is started for them. Raises
+    InputError for what cannot be measured here, and ``trace.launch.ElsewhereError`` in a process that is not
+    the first of several, which has the answer.
     """
     check_device(how.device)
     name, request, cluster, where = parse_question(task_of(options), model, options)
     if name is None:
         raise input_error("model", None, "is missing", "a bundled name (`memsheet models`), or a config.json")
     if cluster is not None:
-        raise input_error("gpus", cluster.device.name, "is not what is measured: this machine is", "leave --gpus out")
+        raise input_error(
+            "gpus", cluster.device.name, "is not what is measured: this machine is", "leave --gpus out"
+        )
     found = find_config(name, catalog=catalog_entry, names=model_names())
     if isinstance(found, ModelSpec):
-        raise input_error("model", found.name, "is a file without a config.json, and its code is built from one")
+        raise input_error(
+            "model", found.name, "is a file without a config.json, and its code is built from one"
+        )
     spec = read_hf_config(found.values, name=found.name, source=found.source)
     resolved = resolve_request(request, spec, None, real=True)
     _check_measurable(resolved.plan, how)
@@ -89,10 +100,17 @@ def measure_with_timeline(model: Any, how: Options, **options: Any) -> tuple[Ans
     run = next(each for each in runs if each.rank == sheet.rank)
     assumed = serving_assumed(resolved, TraceOptions()) if resolved.plan.task == "infer" else resolved.assumed
     answer = Answer(
-        model=spec, parameters=parameter_count(spec), active_parameters=active_parameter_count(spec), plan=resolved.plan,
-        assumed=(*where["assumed"], *assumed, *_input_assumptions(how)), cluster=None, sheets=sheets, verdict=_out_of_memory_verdict(run, sheet), trace=_measured_facts(run, sheet),
+        model=spec,
+        parameters=parameter_count(spec),
+        active_parameters=active_parameter_count(spec),
+        plan=resolved.plan,
+        assumed=(*where["assumed"], *assumed, *_input_assumptions(how)),
+        cluster=None,
+        sheets=sheets,
+        verdict=_out_of_memory_verdict(run, sheet),
+        trace=_measured_facts(run, sheet),
         notes=(*found.source.notes, *_idle_option_notes(resolved.plan, how)),
-    )  # fmt: skip
+    )
     return answer, run.timeline
 
 
@@ -108,7 +126,9 @@ def _measures_words() -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise InputError([replace(one, field="measure") if one.field == "trace" else one for one in error.problems]) from None
+        raise InputError(
+            [replace(one, field="measure") if one.field == "trace" else one for one in error.problems]
+        ) from None
 
 
 def _memory_bytes(how: Options) -> int:
@@ -117,7 +137,9 @@ def _memory_bytes(how: Options) -> int:
 
 
 def _allocator_settings(plan: Plan, device: str) -> dict[str, str]:
-    """What a GPU's allocator is told besides what it is told already, under its name and the one it had before torch 2.9."""
+    """What a GPU's allocator is told besides what it is told already, under its name and the one it had
+    before torch 2.9.
+    """
     if device != "cuda" or not plan.expandable_segments:
         return {}
     told = next((os.environ[name] for name in ALLOCATOR if os.environ.get(name)), "")
@@ -132,7 +154,11 @@ def _idle_option_notes(plan: Plan, how: Options) -> tuple[str, ...]:
 
 def _input_assumptions(how: Options) -> tuple[str, ...]:
     """What the inputs are."""
-    bounds = "lengths from a quarter of seq_len to all of it, each padded to a multiple of 8, seed 0" if how.vary_length else ""
+    bounds = (
+        "lengths from a quarter of seq_len to all of it, each padded to a multiple of 8, seed 0"
+        if how.vary_length
+        else ""
+    )
     return tuple(filter(None, ("tokens = the bytes of a file" if how.data else "", bounds)))
 
 
@@ -142,21 +168,37 @@ def _out_of_memory_verdict(run: Traced, sheet: Sheet) -> Verdict | None:
     if found is None:
         return None
     return Verdict(
-        result=Result.DOES_NOT_FIT, rank=run.rank, instant=sheet.peak_instant, device=sheet.device,
-        headroom_bytes=-(found["request_bytes"] or 0), largest=largest_components(sheet),
-    )  # fmt: skip
+        result=Result.DOES_NOT_FIT,
+        rank=run.rank,
+        instant=sheet.peak_instant,
+        device=sheet.device,
+        headroom_bytes=-(found["request_bytes"] or 0),
+        largest=largest_components(sheet),
+    )
 
 
 def _measured_facts(run: Traced, sheet: Sheet) -> dict[str, Any]:
     """As a trace's, with the bytes of each instant under the framework's own names."""
     known = trace_facts(run)
     names = {component.value: name for component, name in ALWAYS.items()}
-    return {**known, "measured": {**known["measured"], "framework": {"names": names, "instants": profiler_category_bytes(sheet)}}}
+    return {
+        **known,
+        "measured": {
+            **known["measured"],
+            "framework": {"names": names, "instants": profiler_category_bytes(sheet)},
+        },
+    }
 
 
 def asked_of(how: Options) -> dict[str, Any]:
     """The part of the options that a record repeats."""
-    return {"device": how.device, "steps": how.steps, "data": how.data, "vary_length": how.vary_length, "memory_bytes": how.memory_bytes}
+    return {
+        "device": how.device,
+        "steps": how.steps,
+        "data": how.data,
+        "vary_length": how.vary_length,
+        "memory_bytes": how.memory_bytes,
+    }
 
 
 def config_of(name: str | None, answer: Answer) -> Mapping[str, Any] | None:
@@ -169,16 +211,26 @@ def config_of(name: str | None, answer: Answer) -> Mapping[str, Any] | None:
 
 def _check_measurable(plan: Plan, how: Options) -> None:
     if how.snapshot and how.device != "cuda":
-        raise input_error("snapshot", how.snapshot, "is the history of a GPU's allocator, and this is a processor", "--events writes ours")
+        raise input_error(
+            "snapshot",
+            how.snapshot,
+            "is the history of a GPU's allocator, and this is a processor",
+            "--events writes ours",
+        )
     if plan.task == "infer":
         for field, value in (("data", how.data), ("vary_length", how.vary_length or None)):
             if value is not None:
                 raise input_error(field, value, "is of training, and this plan serves", "leave it out")
     elif not plan.seq_len:
-        raise input_error("seq_len", None, "is missing; saved activations depend on it", "for example --seq-len 512")
+        raise input_error(
+            "seq_len", None, "is missing; saved activations depend on it", "for example --seq-len 512"
+        )
     if plan.on_ranks and (plan.task == "infer" or how.vary_length):
         raise input_error(
-            "mesh", plan.mesh.gpus, "ranks are measured in training, with steps of one length", "one rank of engine transformers"
+            "mesh",
+            plan.mesh.gpus,
+            "ranks are measured in training, with steps of one length",
+            "one rank of engine transformers",
         )
     check_runs(plan, real=True)
     if plan.engine == "deepspeed":
@@ -203,7 +255,10 @@ def merge_equal_sheets(sheets: Sequence[Sheet]) -> tuple[Sheet, ...]:
     """The sheets that differ; a rank that holds what another does, item by item, is named on that one's."""
     kept: list[Sheet] = []
     for sheet in sheets:
-        like = next((n for n, other in enumerate(kept) if (other.stage, other.items) == (sheet.stage, sheet.items)), None)
+        like = next(
+            (n for n, other in enumerate(kept) if (other.stage, other.items) == (sheet.stage, sheet.items)),
+            None,
+        )
         if like is None:
             kept.append(sheet)
         else:
@@ -216,9 +271,14 @@ def measured_sheet(run: Traced) -> Sheet:
     sheet = sheet_of(run.timeline, rank=run.rank, stage=run.stage)
     if "died" in run.facts and not sheet.items:
         found = run.facts["died"]
-        asked = "" if found["request_bytes"] is None else f" asked for {format_bytes(found['request_bytes'])} and"
+        asked = (
+            "" if found["request_bytes"] is None else f" asked for {format_bytes(found['request_bytes'])} and"
+        )
         raise input_error(
-            "memory_limit", None, f"is too little for anything: {found['op']}{asked} was the first tensor", "--memory-limit gives it more"
+            "memory_limit",
+            None,
+            f"is too little for anything: {found['op']}{asked} was the first tensor",
+            "--memory-limit gives it more",
         )
     record = f"torch {run.facts['torch']}, {run.facts['measured']['device']}: tensors seen in a real step"
     items = tuple(replace(item, evidence=Measured(record)) for item in sheet.items)
@@ -227,8 +287,8 @@ def measured_sheet(run: Traced) -> Sheet:
 
 
 def _device_counted_items(sheet: Sheet, measured: Mapping[str, Any]) -> list[Item]:
-    """What the device counted at an instant's high-water mark beyond the tensors seen at theirs (negative where it counted less), what
-    its blocks and then its segments are larger, and what else of it is taken.
+    """What the device counted at an instant's high-water mark beyond the tensors seen at theirs (negative
+    where it counted less), what its blocks and then its segments are larger, and what else of it is taken.
     """
     counted, reserved = measured["instants"], measured.get("reserved", {})
     requested = measured.get("requested", counted)
@@ -242,18 +302,31 @@ def _device_counted_items(sheet: Sheet, measured: Mapping[str, Any]) -> list[Ite
         (Component.CONTEXT, "driver", {i: taken - max(reserved.values()) for i in known if reserved}, seen),
     ]  # fmt: skip
     return [
-        Item(component, path, {i: Bytes.exact(size) for i, size in at.items() if size}, Measured(f"{measured['device']}: {how}"))
+        Item(
+            component,
+            path,
+            {i: Bytes.exact(size) for i, size in at.items() if size},
+            Measured(f"{measured['device']}: {how}"),
+        )
         for component, path, at, how in rows
         if any(at.values())
     ]
 
 
 def measure_file(name: str, how: Options) -> tuple[Answer, Timeline]:
-    """``FILE.py:FUNCTION``: the step that a person's own function makes, really run, in a child. As ``measure_step`` besides."""
+    """``FILE.py:FUNCTION``: the step that a person's own function makes, really run, in a child. As
+    ``measure_step`` besides.
+    """
     check_device(how.device)
-    for field, value in (("data", how.data), ("vary_length", how.vary_length or None), ("snapshot", how.snapshot)):
+    for field, value in (
+        ("data", how.data),
+        ("vary_length", how.vary_length or None),
+        ("snapshot", how.snapshot),
+    ):
         if value is not None:
-            raise input_error(field, value, "has no meaning for a step of one's own", "say it in the step's code")
+            raise input_error(
+                field, value, "has no meaning for a step of one's own", "say it in the step's code"
+            )
     asked = {
         "answers": "memsheet.measure.requests", "name": name, "function": name, "device": how.device, "steps": how.steps or STEPS,
         "debug": how.debug, "progress": how.progress,
@@ -265,15 +338,22 @@ def measure_file(name: str, how: Options) -> tuple[Answer, Timeline]:
 
 def _measured_step_answer(name: str, run: Traced) -> Answer:
     sheet, answer = measured_sheet(run), own_answer(name, run)
-    return replace(answer, sheets=(sheet,), verdict=_out_of_memory_verdict(run, sheet), trace={"step": name, **_measured_facts(run, sheet)})
+    return replace(
+        answer,
+        sheets=(sheet,),
+        verdict=_out_of_memory_verdict(run, sheet),
+        trace={"step": name, **_measured_facts(run, sheet)},
+    )
 
 
 def measure_step(build: Callable[[], Any], *, device: str = "cpu", steps: int = STEPS) -> Answer:
-    """What a training step of one's own really allocates, and how long it takes: on real tensors, in this process.
+    """What a training step of one's own really allocates, and how long it takes: on real tensors, in this
+    process.
 
-    ``build`` returns ``(module, optimizer, step)`` or a step to call, and is called three times: for a record of every allocation (two
-    steps, of which the second is the sheet's), for the device's own count of it, and for ``steps`` timed steps. Tensors must be made in
-    it or in the step. What the step raises is raised here. Raises InputError for what cannot be measured.
+    ``build`` returns ``(module, optimizer, step)`` or a step to call, and is called three times: for a record
+    of every allocation (two steps, of which the second is the sheet's), for the device's own count of it, and
+    for ``steps`` timed steps. Tensors must be made in it or in the step. What the step raises is raised here.
+    Raises InputError for what cannot be measured.
     """
     if steps < 1:
         raise input_error("steps", steps, "is not a positive whole number")

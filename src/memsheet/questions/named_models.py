@@ -1,4 +1,6 @@
-"""Which model the files of a job name, and whether anybody knows it: no path in a stranger's file is opened."""
+"""Which model the files of a job name, and whether anybody knows it: no path in a stranger's file is
+opened.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ DRAFT = "speculative.model"
 
 
 def named_model(reads: Mapping[str, Read]) -> str | None:
-    """The model that a server's command names, where it is a bundled one: no path in a stranger's file is opened."""
+    """The model that a server's command names, where it is a bundled one: no path in a stranger's file is
+    opened.
+    """
     from memsheet.catalog import find_model
 
     named = served_model(reads)
@@ -40,12 +44,16 @@ def bundled_name(served: str) -> str | None:
 
 
 def strange_drafts(reads: Mapping[str, Read], told: Mapping[str, Any]) -> tuple[str, ...]:
-    """Why there is no sheet: a stranger's file names who drafts by a path or a hub's name, which nobody looks up for it."""
+    """Why there is no sheet: a stranger's file names who drafts by a path or a hub's name, which nobody looks
+    up for it.
+    """
     from memsheet.catalog import find_model
 
     named = [str(read.request[DRAFT]) for read in reads.values() if read.request.get(DRAFT)]
     unknown = [name for name in named if told.get(DRAFT) is None and not find_model(name)]
-    return tuple(f"{name} drafts and is no bundled model, so there is no sheet: --draft-model" for name in unknown[:1])
+    return tuple(
+        f"{name} drafts and is no bundled model, so there is no sheet: --draft-model" for name in unknown[:1]
+    )
 
 
 def served_model(reads: Mapping[str, Read]) -> str | None:
@@ -56,13 +64,18 @@ def unnamed_words(reads: Mapping[str, Read]) -> str:
     served = served_model(reads)
     if not served:
         return "no model is named: --model"
-    return f"{served} is no bundled model: {stand_in(served, bundled_name) or '--model names one, or its config.json'}"
+    return (
+        f"{served} is no bundled model: "
+        f"{stand_in(served, bundled_name) or '--model names one, or its config.json'}"
+    )
 
 
 def stored_dtype(read: Read, name: str | None) -> Read:
     """The file with the dtype that the model's checkpoint has, where it takes that."""
     model = model_of(name) if read.values.get(read.form.stored) in (AUTO, UNSAID) else None
-    known = model is not None and (model.dtype or not model.quantization)  # one that is stored quantized computes in bf16
+    known = model is not None and (
+        model.dtype or not model.quantization
+    )  # one that is stored quantized computes in bf16
     return as_stored(read, model.dtype if model and known else "bfloat16")
 
 

@@ -1,4 +1,6 @@
-"""Which files are configurations: those named one by one must be, and of a folder those that are known; and what an engine does unasked."""
+"""Which files are configurations: those named one by one must be, and of a folder those that are known; and
+what an engine does unasked.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,11 @@ NOT_READ = (UNKNOWN, FOREIGN, NO_SERVER)
 """How a reason ends for which a folder is read without the file."""
 
 
-def recognise_files(texts: Mapping[str, str], in_folder: Collection[str]) -> tuple[dict[str, Read], tuple[str, ...]]:
-    """Files read, and those of a folder that are nothing known, each with why; of a shell's script what it starts, too.
+def recognise_files(
+    texts: Mapping[str, str], in_folder: Collection[str]
+) -> tuple[dict[str, Read], tuple[str, ...]]:
+    """Files read, and those of a folder that are nothing known, each with why; of a shell's script what it
+    starts, too.
 
     Raises InputError where a file was named itself, or nothing is known.
     """
@@ -47,7 +52,12 @@ def recognise_files(texts: Mapping[str, str], in_folder: Collection[str]) -> tup
             why = problem.hint.partition("; ")[2] if problem.reason == UNKNOWN else ""
             left.append(f"{name}: {problem.reason}" + f" ({why})" * bool(why))
     if left and not reads:
-        raise input_error("file", ", ".join(left_name.partition(":")[0] for left_name in left), UNKNOWN, f"known: {', '.join(NAMES)}")
+        raise input_error(
+            "file",
+            ", ".join(left_name.partition(":")[0] for left_name in left),
+            UNKNOWN,
+            f"known: {', '.join(NAMES)}",
+        )
     for name, own in reads.items():
         given = _shell_given_flags(name, texts)
         reads[name] = _with_flags(own, given)
@@ -58,19 +68,38 @@ def recognise_files(texts: Mapping[str, str], in_folder: Collection[str]) -> tup
 
 def _shell_given_flags(name: str, texts: Mapping[str, str]) -> Mapping[str, Any]:
     """The flags that a shell's script among the texts gives a script of that name."""
-    shells = (text for other, text in texts.items() if Path(other).suffix not in (".py", *ENDINGS) and len(text) <= MOST_SCRIPT)
+    shells = (
+        text
+        for other, text in texts.items()
+        if Path(other).suffix not in (".py", *ENDINGS) and len(text) <= MOST_SCRIPT
+    )
     started = (first_script_launch(text) for text in shells) if name.endswith(".py") else ()
-    return next((found.arguments for found in started if found is not None and Path(found.script).name == Path(name).name), {})
+    return next(
+        (
+            found.arguments
+            for found in started
+            if found is not None and Path(found.script).name == Path(name).name
+        ),
+        {},
+    )
 
 
 def _flags_of(own: Read) -> Mapping[str, tuple[str, str, str]]:
-    """Flags of a training script whose values are its arguments', by their names: the argument, the flag as it is typed, and its line."""
-    told = {at.removeprefix(OF_FLAGS): str(held).split(" ") for at, held in own.values.items() if at.startswith(OF_FLAGS)}
+    """Flags of a training script whose values are its arguments', by their names: the argument, the flag as
+    it is typed, and its line.
+    """
+    told = {
+        at.removeprefix(OF_FLAGS): str(held).split(" ")
+        for at, held in own.values.items()
+        if at.startswith(OF_FLAGS)
+    }
     return {flag.lstrip("-").replace("-", "_"): (at, flag, line) for at, (flag, line) in told.items()}
 
 
 def _with_flags(own: Read, given: Mapping[str, Any]) -> Read:
-    """A training script with the flags that a command gives it; what its own parser says of the others is an assumption."""
+    """A training script with the flags that a command gives it; what its own parser says of the others is an
+    assumption.
+    """
     flags = _flags_of(own)
     over = {at: given[name] for name, (at, *_) in flags.items() if name in given}
     found = replace(read_values(own.form, {**own.values, **over}), release=own.release) if over else own
@@ -83,7 +112,9 @@ def _with_flags(own: Read, given: Mapping[str, Any]) -> Read:
 
 
 def _launched_files(name: str, text: str, own: Read | None) -> tuple[Mapping[str, Read], tuple[str, ...]]:
-    """What a shell's script starts; one that asks for more than is spent on a file starts nothing that is known, and that is said."""
+    """What a shell's script starts; one that asks for more than is spent on a file starts nothing that is
+    known, and that is said.
+    """
     try:
         return launched_reads(name, text, own)
     except TooMuchError as error:
@@ -98,10 +129,19 @@ def _read_or_error(name: str, text: str) -> tuple[Read | None, InputError | None
 
 
 def _one_script(reads: dict[str, Read], in_folder: Collection[str], left: list[str]) -> dict[str, Read]:
-    """Files read, without the training scripts of a folder where it has several: nobody knows which of them is meant."""
-    scripts = [name for name, read in reads.items() if name in in_folder and name.endswith(".py") and read.form.name == "transformers"]
+    """Files read, without the training scripts of a folder where it has several: nobody knows which of them
+    is meant.
+    """
+    scripts = [
+        name
+        for name, read in reads.items()
+        if name in in_folder and name.endswith(".py") and read.form.name == "transformers"
+    ]
     if len(scripts) > 1:
-        left += [f"{name}: one of {len(scripts)} training scripts of the folder: name the one that runs" for name in scripts]
+        left += [
+            f"{name}: one of {len(scripts)} training scripts of the folder: name the one that runs"
+            for name in scripts
+        ]
         return {name: read for name, read in reads.items() if name not in scripts}
     return reads
 
@@ -111,7 +151,9 @@ def of_folders(files: tuple[str, ...], texts: Mapping[str, str]) -> frozenset[st
     folders = [Path(file) for file in files if is_folder(Path(file))]
     if len(files) == 1:
         return frozenset(texts) if folders else frozenset()
-    return frozenset(name for name in texts if Path(name).parent in folders and Path(name) not in map(Path, files))
+    return frozenset(
+        name for name in texts if Path(name).parent in folders and Path(name) not in map(Path, files)
+    )
 
 
 def engine_default_places(read: Read) -> Iterator[str]:

@@ -1,4 +1,6 @@
-"""The longest sequence, the largest micro-batch, the fewest GPUs, the largest model or the most users that fit."""
+"""The longest sequence, the largest micro-batch, the fewest GPUs, the largest model or the most users that
+fit.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,21 @@ if TYPE_CHECKING:
     from memsheet.search.solve.targets import Solution, Target
 
 USUAL_LENGTH = 4096
-"""Tokens of a sequence where the largest model is asked for and no length is given: what Llama 2 was trained on (arXiv:2307.09288)."""
+"""Tokens of a sequence where the largest model is asked for and no length is given: what Llama 2 was trained
+on (arXiv:2307.09288).
+"""
 MACHINES = ("gpus", "nodes", "per_node", "host_memory", "cluster", "plan")
 MOST_LOOKED = 2**26
-"""As far as a search looks, in tokens, sequences or GPUs: the longest sequence of a plan (``plan.check.RULES``)."""
+"""As far as a search looks, in tokens, sequences or GPUs: the longest sequence of a plan
+(``plan.check.RULES``).
+"""
 Say = Callable[[int | None], None]
 
 
 class Solved(NamedTuple):
-    """A solution, and of `parameters` the sizes that other clusters train, with what a picture of them says above and below."""
+    """A solution, and of `parameters` the sizes that other clusters train, with what a picture of them says
+    above and below.
+    """
 
     solution: Solution
     curves: tuple[Curve, ...] = ()
@@ -42,15 +50,20 @@ class Solved(NamedTuple):
     caption: str = ""
 
 
-def solve(what: str, model: Model | None = None, *, most: int | None = None, **options: Unpack[InferOptions]) -> Solution:
+def solve(
+    what: str, model: Model | None = None, *, most: int | None = None, **options: Unpack[InferOptions]
+) -> Solution:
     """The largest (of GPUs: the smallest) value of ``what`` that fits, and what stands in the way of more.
 
-    ``what``: "seq-len", "microbatch", "gpus", "parameters"; of serving "sequences", "max-model-len". ``most``: how far to look, in
-    tokens, sequences or GPUs. ``model`` and keywords as for ``memsheet.train``; of "gpus" a card without a count, of "parameters" the
-    model names the family that is scaled. Raises InputError with every problem of the question.
+    ``what``: "seq-len", "microbatch", "gpus", "parameters"; of serving "sequences", "max-model-len".
+    ``most``: how far to look, in tokens, sequences or GPUs. ``model`` and keywords as for ``memsheet.train``;
+    of "gpus" a card without a count, of "parameters" the model names the family that is scaled. Raises
+    InputError with every problem of the question.
     """
     raise_if_problems(option_problems({**options, "most": most}))
-    return solve_question(target_named(what), {"model": model, **dict.fromkeys(MACHINES), **options}, most=most).solution
+    return solve_question(
+        target_named(what), {"model": model, **dict.fromkeys(MACHINES), **options}, most=most
+    ).solution
 
 
 def target_named(what: str) -> Target:
@@ -61,11 +74,16 @@ def target_named(what: str) -> Target:
         return Target(str(what).replace("_", "-"))
     except ValueError:
         raise input_error(
-            "solve", what, "is nothing that is solved for", f"one of {', '.join(target.value for target in Target)}"
+            "solve",
+            what,
+            "is nothing that is solved for",
+            f"one of {', '.join(target.value for target in Target)}",
         ) from None
 
 
-def solve_question(target: Target, asked: dict[str, Any], *, most: int | None = None, say: Say = lambda _: None) -> Solved:
+def solve_question(
+    target: Target, asked: dict[str, Any], *, most: int | None = None, say: Say = lambda _: None
+) -> Solved:
     """The answer to a question of keywords; ``say`` is told what is under way."""
     from memsheet.search.solve import targets as searches
 
@@ -73,10 +91,19 @@ def solve_question(target: Target, asked: dict[str, Any], *, most: int | None = 
     if target is searches.Target.GPUS:
         return Solved(_fewest_gpus(asked, most, say))
     searched = "the micro-batch" if target is searches.Target.MICROBATCH else ""
-    name, request, cluster, where = api.parse_question(target.task, asked.pop("model"), asked, searched=searched)
+    name, request, cluster, where = api.parse_question(
+        target.task, asked.pop("model"), asked, searched=searched
+    )
     if target.key in where["said"]:
-        raise input_error(target.key, where["said"][target.key], "is what is solved for", "leave it out; --most says how far to look")
-    request = {key: value for key, value in request.items() if key != target.key}  # a plan file's own value is what is asked for anew
+        raise input_error(
+            target.key,
+            where["said"][target.key],
+            "is what is solved for",
+            "leave it out; --most says how far to look",
+        )
+    request = {
+        key: value for key, value in request.items() if key != target.key
+    }  # a plan file's own value is what is asked for anew
     if cluster is None:
         raise input_error("gpus", None, "is missing", "for example --gpus 8xH100-80GB")
     library = api.library_use(where["library"])
@@ -84,10 +111,22 @@ def solve_question(target: Target, asked: dict[str, Any], *, most: int | None = 
         return _with_assumptions(_largest_model(name, request, cluster, say, library), where)
     request = without_implied_keys(where["library"], request, where["own"])
     search = (
-        searches.solve_sequence_length if target in (searches.Target.SEQ_LEN, searches.Target.MAX_MODEL_LEN) else searches.most_sequences
+        searches.solve_sequence_length
+        if target in (searches.Target.SEQ_LEN, searches.Target.MAX_MODEL_LEN)
+        else searches.most_sequences
     )
     return _with_assumptions(
-        Solved(search(api.with_draft_model(_read_named_model(name), request), request, cluster, most=most, say=say, library=library)), where
+        Solved(
+            search(
+                api.with_draft_model(_read_named_model(name), request),
+                request,
+                cluster,
+                most=most,
+                say=say,
+                library=library,
+            )
+        ),
+        where,
     )
 
 
@@ -100,13 +139,27 @@ def _with_assumptions(found: Solved, where: Mapping[str, Any]) -> Solved:
 def _check_question(target: Target, asked: Mapping[str, Any], most: int | None) -> None:
     """What has no meaning for the question."""
     if asked.get("parameters") is not None:
-        raise input_error("parameters", asked["parameters"], "has no activations, so nothing can be solved for it", "name a model")
+        raise input_error(
+            "parameters",
+            asked["parameters"],
+            "has no activations, so nothing can be solved for it",
+            "name a model",
+        )
     if all(asked[where] is None for where in ("gpus", "cluster", "plan")):
-        raise input_error("gpus", None, "is missing", "--gpus H100-80GB" if target.short == "gpus" else "for example --gpus 8xH100-80GB")
+        raise input_error(
+            "gpus",
+            None,
+            "is missing",
+            "--gpus H100-80GB" if target.short == "gpus" else "for example --gpus 8xH100-80GB",
+        )
     if most is not None and not 1 <= most <= MOST_LOOKED:
-        raise input_error("most", most, f"is outside 1 to {MOST_LOOKED:,}", "no sequence, batch or cluster is near this")
+        raise input_error(
+            "most", most, f"is outside 1 to {MOST_LOOKED:,}", "no sequence, batch or cluster is near this"
+        )
     if target.short == "parameters" and most is not None:
-        raise input_error("most", most, "has no meaning for parameters, which end with the family", "leave it out")
+        raise input_error(
+            "most", most, "has no meaning for parameters, which end with the family", "leave it out"
+        )
 
 
 def _read_named_model(name: Any) -> ModelSpec:
@@ -120,22 +173,42 @@ def _fewest_gpus(asked: dict[str, Any], most: int | None, say: Say) -> Solution:
     from memsheet.search.solve.targets import solve_gpu_count
 
     if asked["nodes"] is not None:
-        raise input_error("nodes", asked["nodes"], "is what is solved for", "leave it out; --per-node says how many GPUs a node has")
+        raise input_error(
+            "nodes",
+            asked["nodes"],
+            "is what is solved for",
+            "leave it out; --per-node says how many GPUs a node has",
+        )
     plan = api.plan_document_of(asked["plan"])
     asked["plan"] = {key: value for key, value in plan.items() if key != "gpus"} or None
     machines, most = _node_and_limit(
-        {key: asked.pop(key) for key in ("gpus", "per_node", "host_memory", "cluster")}, plan.get("gpus"), most
+        {key: asked.pop(key) for key in ("gpus", "per_node", "host_memory", "cluster")},
+        plan.get("gpus"),
+        most,
     )
-    name, request, _, where = api.parse_question("train", asked.pop("model"), asked, searched="the number of GPUs")
+    name, request, _, where = api.parse_question(
+        "train", asked.pop("model"), asked, searched="the number of GPUs"
+    )
     solution = solve_gpu_count(
-        _read_named_model(name), request, machines.device, per_node=machines.per_node, host_bytes=machines.host_bytes, links=machines.links,
-        most=most, say=say, library=api.library_use(where["library"]),
-    )  # fmt: skip
+        _read_named_model(name),
+        request,
+        machines.device,
+        per_node=machines.per_node,
+        host_bytes=machines.host_bytes,
+        links=machines.links,
+        most=most,
+        say=say,
+        library=api.library_use(where["library"]),
+    )
     return _with_assumptions(Solved(solution), where).solution
 
 
-def _node_and_limit(asked: Mapping[str, Any], planned: Any, most: int | None) -> tuple[ClusterFile, int | None]:
-    """The device, its node and its links, and how many there may be: of a cluster file no more than it has."""
+def _node_and_limit(
+    asked: Mapping[str, Any], planned: Any, most: int | None
+) -> tuple[ClusterFile, int | None]:
+    """The device, its node and its links, and how many there may be: of a cluster file no more than it
+    has.
+    """
     from memsheet.readers.cluster_file import ClusterFile, read_cluster
 
     if asked["cluster"] is not None:
@@ -147,25 +220,41 @@ def _node_and_limit(asked: Mapping[str, Any], planned: Any, most: int | None) ->
     gpus, host = asked["gpus"] or planned, asked["host_memory"]
     count, device = parse_gpus(str(gpus))
     if count is not None:
-        raise input_error("gpus", gpus, "has a count, and the count is what is solved for", f"--gpus {device}")
+        raise input_error(
+            "gpus", gpus, "has a count, and the count is what is solved for", f"--gpus {device}"
+        )
     host_bytes = parse_bytes(host, "host_memory") if host is not None else None
-    return ClusterFile(name="", device=find_device(device), per_node=asked["per_node"], host_bytes=host_bytes), most
+    return ClusterFile(
+        name="", device=find_device(device), per_node=asked["per_node"], host_bytes=host_bytes
+    ), most
 
 
-def _largest_model(name: Any, request: Mapping[str, Any], cluster: Any, say: Say, library: LibraryUse | None) -> Solved:
+def _largest_model(
+    name: Any, request: Mapping[str, Any], cluster: Any, say: Say, library: LibraryUse | None
+) -> Solved:
     from memsheet.search.solve.family import USUAL, Family, family_of
     from memsheet.search.solve.sizes import trainable_sizes
     from memsheet.search.solve.targets import solve_model_size
 
     found = find_config(name or USUAL, catalog=api.catalog_entry, names=model_names())
     if isinstance(found, ModelSpec):
-        raise input_error("model", name, "is one model with no config that could be scaled", "a bundled name or a config.json")
+        raise input_error(
+            "model",
+            name,
+            "is one model with no config that could be scaled",
+            "a bundled name or a config.json",
+        )
     family: Family = family_of(found.name, found.values)
     usual = () if request.get("seq_len") else (f"seq_len = {USUAL_LENGTH}",)
     request = {**request, "seq_len": request.get("seq_len") or USUAL_LENGTH}
-    build = cache(lambda layers: read_hf_config(family.of_layers(layers), name=f"{family.name} of {layers} layers"))
+    build = cache(
+        lambda layers: read_hf_config(family.of_layers(layers), name=f"{family.name} of {layers} layers")
+    )
     solution = solve_model_size(build, request, cluster, say=say, assumed=usual, library=library)
     say(None)
     curves = trainable_sizes(build, request, cluster, solution.found)
-    under = f"the family of {family.name}, sequences of {request['seq_len']:,} tokens; each point: the whole range of the need fits"
+    under = (
+        f"the family of {family.name}, sequences of {request['seq_len']:,} tokens; each point: the "
+        "whole range of the need fits"
+    )
     return Solved(solution, curves, f"What trains on {cluster.device.name}", under)

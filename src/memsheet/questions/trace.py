@@ -29,17 +29,24 @@ def trace(
 ) -> Answer:
     """Every allocation of two steps of the real code, as a sheet of a rank.
 
-    ``model``: as for ``memsheet.train``, or a step of one's own as "FILE.py:FUNCTION", or the function itself, which runs in this
-    process. ``device``: allocate as on "cuda" (none is needed) or "cpu"; ``scratch``: count what kernels take inside an operation;
-    ``full``: run every layer, not one of each kind; ``rank``, ``all_stages``: whose sheet; ``cache``: "dynamic", "static" or
-    "quantized"; ``memory_limit`` (4 GiB), ``time_limit`` (seconds): what the child may take. Raises InputError for what cannot be run.
+    ``model``: as for ``memsheet.train``, or a step of one's own as "FILE.py:FUNCTION", or the function
+    itself, which runs in this process. ``device``: allocate as on "cuda" (none is needed) or "cpu";
+    ``scratch``: count what kernels take inside an operation; ``full``: run every layer, not one of each kind;
+    ``rank``, ``all_stages``: whose sheet; ``cache``: "dynamic", "static" or "quantized"; ``memory_limit`` (4
+    GiB), ``time_limit`` (seconds): what the child may take. Raises InputError for what cannot be run.
     """
     if callable(model):
         return public_answer(tracing.trace_step(model, device=device, scratch=scratch))
     how = tracing.Options(
-        device=device, scratch=scratch, full=full, rank=rank, all_stages=all_stages, cache=cache, time_s=time_limit,
+        device=device,
+        scratch=scratch,
+        full=full,
+        rank=rank,
+        all_stages=all_stages,
+        cache=cache,
+        time_s=time_limit,
         memory_bytes=parse_bytes(memory_limit, "memory_limit") if memory_limit is not None else MEMORY_BYTES,
-    )  # fmt: skip
+    )
     if isinstance(model, str) and OWN_FILE in model:
         return public_answer(tracing.trace_file(model, how)[0])
     return public_answer(tracing.trace_with_timelines(model, how, **options)[0])

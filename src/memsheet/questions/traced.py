@@ -1,4 +1,6 @@
-"""The question behind ``memsheet trace``: a plan made whole, run in a child on fake tensors, and what lies outside tensors added."""
+"""The question behind ``memsheet trace``: a plan made whole, run in a child on fake tensors, and what lies
+outside tensors added.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,17 @@ from memsheet.trace.fold import depth_of
 from memsheet.trace.parent import MEMORY_BYTES, TIME_S, Traced, trace_in_child, trace_in_fork
 
 CACHES = ("dynamic", "static", "quantized")
-"""Kinds of transformers' caches: generate's own default, its cache_implementation="static" and "quantized"."""
+"""Kinds of transformers' caches: generate's own default, its cache_implementation="static" and "quantized".
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a trace is made. ``rank``: the one that is traced; ``ranks``: several in its place; ``all_stages``: one of each pipeline stage. ``full``: every layer is run.
+    """How a trace is made. ``rank``: the one that is traced; ``ranks``: several in its place; ``all_stages``:
+    one of each pipeline stage. ``full``: every layer is run.
 
-    ``cache``: that of inference, "dynamic", "static" or "quantized"; None means the one that the plan's kv_dtype asks for.
+    ``cache``: that of inference, "dynamic", "static" or "quantized"; None means the one that the plan's
+    kv_dtype asks for.
     """
 
     device: str = "cuda"
@@ -58,14 +63,23 @@ def trace_with_timelines(model: Any, how: Options, **options: Any) -> tuple[Answ
     """
     name, request, cluster, where = parse_question(task_of(options), model, options)
     if name is None:
-        raise input_error("model", None, "is missing", "a bundled name (`memsheet models`), a config.json, or FILE.py:FUNCTION")
+        raise input_error(
+            "model",
+            None,
+            "is missing",
+            "a bundled name (`memsheet models`), a config.json, or FILE.py:FUNCTION",
+        )
     found = find_config(name, catalog=catalog_entry, names=model_names())
     if isinstance(found, ModelSpec):
-        raise input_error("model", found.name, "is a file without a config.json, and a trace builds the model from one")
+        raise input_error(
+            "model", found.name, "is a file without a config.json, and a trace builds the model from one"
+        )
     spec = _model_spec_if_known(found)
     resolved = resolve_request(request, spec, cluster, real=True)
     if resolved.plan.task == "train" and not resolved.plan.seq_len:
-        raise input_error("seq_len", None, "is missing; saved activations depend on it", "for example --seq-len 4096")
+        raise input_error(
+            "seq_len", None, "is missing; saved activations depend on it", "for example --seq-len 4096"
+        )
     check_runs(resolved.plan)
     assumed = (*where["assumed"], *serving_assumed(resolved, how), *_routing_assumptions(resolved.plan))
     asked = {
@@ -74,7 +88,9 @@ def trace_with_timelines(model: Any, how: Options, **options: Any) -> tuple[Answ
     }  # fmt: skip
     traced = trace_in_child(asked, memory_bytes=how.memory_bytes, time_s=how.time_s)
     assumed = (*assumed, *traced[0].facts.get("assumed", ()))
-    return _traced_answer(found, spec, resolved.plan, assumed, cluster, traced), tuple(t.timeline for t in traced)
+    return _traced_answer(found, spec, resolved.plan, assumed, cluster, traced), tuple(
+        t.timeline for t in traced
+    )
 
 
 RUN = ("transformers", "fsdp2")
@@ -82,7 +98,9 @@ RUN = ("transformers", "fsdp2")
 
 
 def check_runs(plan: Plan, *, real: bool = False) -> None:
-    """Raises InputError with all that a plan may say and the real code here would not do. ``real``: on real tensors, among real ranks."""
+    """Raises InputError with all that a plan may say and the real code here would not do. ``real``: on real
+    tensors, among real ranks.
+    """
     deepspeed = real and plan.engine == "deepspeed"  # which keeps its own copies
     if plan.engine not in RUN and not deepspeed:
         hint = "fsdp2 or transformers; memsheet train predicts it, memsheet measure runs it"
@@ -98,13 +116,20 @@ def check_runs(plan: Plan, *, real: bool = False) -> None:
         "vocab_multiple": (plan.vocab_multiple, plan.vocab_multiple == 1, "pads no embedding that transformers makes", "a config.json with the padded vocab_size"),
     }  # fmt: skip
     raise_if_problems(
-        Problem(field=name, value=value, reason=why, hint=hint) for name, (value, runs, why, hint) in found.items() if not runs
+        Problem(field=name, value=value, reason=why, hint=hint)
+        for name, (value, runs, why, hint) in found.items()
+        if not runs
     )
 
 
 def _scales_loss(plan: Plan) -> bool:
     """Whether the loss is scaled: training under fp16 autocast."""
-    return plan.task == "train" and plan.engine == "transformers" and plan.precision.casts and plan.precision.compute is FP16
+    return (
+        plan.task == "train"
+        and plan.engine == "transformers"
+        and plan.precision.casts
+        and plan.precision.compute is FP16
+    )
 
 
 def _moved_inputs(plan: Plan) -> bool:
@@ -127,7 +152,9 @@ def repeated_layer_depth(spec: ModelSpec | None) -> dict[str, int] | None:
 
 
 def trace_file(name: str, how: Options) -> tuple[Answer, tuple[Timeline, ...]]:
-    """``FILE.py:FUNCTION``: the step that a person's own function makes. Raises InputError with their line where it cannot be traced."""
+    """``FILE.py:FUNCTION``: the step that a person's own function makes. Raises InputError with their line
+    where it cannot be traced.
+    """
     asked = {"name": name, "function": name, "device": how.device, "scratch": how.scratch, "debug": how.debug}
     return _traced_step_answer(name, trace_in_child(asked, memory_bytes=how.memory_bytes, time_s=how.time_s))
 
@@ -135,9 +162,10 @@ def trace_file(name: str, how: Options) -> tuple[Answer, tuple[Timeline, ...]]:
 def trace_step(build: Callable[[], Any], *, device: str = "cuda", scratch: bool = True) -> Answer:
     """What a training step of one's own allocates, on fake tensors: no GPU is needed and no memory taken.
 
-    ``build`` is called inside the trace and returns ``(module, optimizer, step)`` or a step to call; tensors must be made in it or in
-    the step. Two steps are taken and the second is the sheet's. ``scratch``: count what CUDA kernels allocate inside operations.
-    Raises InputError for what cannot run without values, with the line and the usual cure.
+    ``build`` is called inside the trace and returns ``(module, optimizer, step)`` or a step to call; tensors
+    must be made in it or in the step. Two steps are taken and the second is the sheet's. ``scratch``: count
+    what CUDA kernels allocate inside operations. Raises InputError for what cannot run without values, with
+    the line and the usual cure.
     """
     name = getattr(build, "__qualname__", type(build).__name__)
 
@@ -146,7 +174,11 @@ def trace_step(build: Callable[[], Any], *, device: str = "cuda", scratch: bool 
         from memsheet.trace.job import How
         from memsheet.trace.requests import traced_rank_document
 
-        return {"timelines": [traced_rank_document(0, 0, lambda: trace_custom(build, How(device=device, scratch=scratch)))]}
+        return {
+            "timelines": [
+                traced_rank_document(0, 0, lambda: trace_custom(build, How(device=device, scratch=scratch)))
+            ]
+        }
 
     answer, _ = _traced_step_answer(name, trace_in_fork(run, lambda error: error_answer(error, name)))
     return answer
@@ -161,13 +193,22 @@ def own_answer(name: str, run: Traced) -> Answer:
     """The answer to a step of which nobody knows the plan."""
     found = Config({"model_type": ""}, name, Source(kind="step", path=name))
     return Answer(
-        model=unknown_model_spec(found), parameters=0, active_parameters=0, plan=resolve_request({}, None, None, real=True).plan, assumed=(), cluster=None,
-        sheets=(sheet_of(run.timeline),), verdict=None, trace={"step": name, **trace_facts(run)},
-    )  # fmt: skip
+        model=unknown_model_spec(found),
+        parameters=0,
+        active_parameters=0,
+        plan=resolve_request({}, None, None, real=True).plan,
+        assumed=(),
+        cluster=None,
+        sheets=(sheet_of(run.timeline),),
+        verdict=None,
+        trace={"step": name, **trace_facts(run)},
+    )
 
 
 def task_of(options: Mapping[str, Any]) -> str:
-    """What a plan says it is; else inference where something of what is served is given, training elsewhere."""
+    """What a plan says it is; else inference where something of what is served is given, training
+    elsewhere.
+    """
     plan = options.get("plan")
     said = plan.get("task") if isinstance(plan, Mapping) else None
     return said if said in ("train", "infer") else "infer" if _has_serving_options(options) else "train"
@@ -186,14 +227,26 @@ def serving_assumed(resolved: Resolved, how: Options) -> tuple[str, ...]:
     plan = resolved.plan
     if plan.task == "train":
         if how.cache is not None:
-            raise input_error("cache", how.cache, "is of inference, and this plan trains", "--max-model-len makes it a plan for inference")
+            raise input_error(
+                "cache",
+                how.cache,
+                "is of inference, and this plan trains",
+                "--max-model-len makes it a plan for inference",
+            )
         return resolved.assumed
     if how.cache not in (None, *CACHES):
         raise input_error("cache", how.cache, "is none of transformers' caches", ", ".join(CACHES))
     if plan.phase == "load":
         return resolved.assumed
-    prompt = () if plan.prompt_tokens is not None else (f"serving.prompt_tokens = {plan.max_model_len}: the longest prompt, read at once",)
-    jump = f"between the prompt and token {plan.max_model_len} the cache is lengthened in one go; only the last tokens are made"
+    prompt = (
+        ()
+        if plan.prompt_tokens is not None
+        else (f"serving.prompt_tokens = {plan.max_model_len}: the longest prompt, read at once",)
+    )
+    jump = (
+        f"between the prompt and token {plan.max_model_len} the cache is lengthened in one go; only "
+        "the last tokens are made"
+    )
     return (*resolved.assumed, *prompt, jump)
 
 
@@ -203,7 +256,9 @@ def _routing_assumptions(plan: Plan) -> tuple[str, ...]:
 
 
 def _model_spec_if_known(found: Config) -> ModelSpec | None:
-    """The model as memsheet reads it; None for a family it does not know, which the real code may still run."""
+    """The model as memsheet reads it; None for a family it does not know, which the real code may still
+    run.
+    """
     try:
         return read_hf_config(found.values, name=found.name, source=found.source)
     except InputError as error:
@@ -221,24 +276,43 @@ def _traced_ranks(plan: Plan, how: Options) -> list[int]:
 
 
 def _traced_answer(
-    found: Config, spec: ModelSpec | None, plan: Plan, assumed: tuple[str, ...], cluster: Cluster | None, traced: list[Traced]
-) -> Answer:  # fmt: skip
+    found: Config,
+    spec: ModelSpec | None,
+    plan: Plan,
+    assumed: tuple[str, ...],
+    cluster: Cluster | None,
+    traced: list[Traced],
+) -> Answer:
     sheets = tuple(_sheet_of_trace(t, plan, cluster) for t in traced)
     worst = max(traced, key=lambda t: highest_peak(t.timeline).bytes)
     count = parameter_count(spec) if spec else int(worst.facts.get("parameters", 0))
     active = active_parameter_count(spec) if spec else count
     return Answer(
-        model=spec or unknown_model_spec(found), parameters=count, active_parameters=active, plan=plan, assumed=assumed, cluster=cluster,
-        sheets=sheets, verdict=judge_sheets(sheets, budget_of(cluster)) if cluster else None, trace=trace_facts(worst), notes=found.source.notes,
-    )  # fmt: skip
+        model=spec or unknown_model_spec(found),
+        parameters=count,
+        active_parameters=active,
+        plan=plan,
+        assumed=assumed,
+        cluster=cluster,
+        sheets=sheets,
+        verdict=judge_sheets(sheets, budget_of(cluster)) if cluster else None,
+        trace=trace_facts(worst),
+        notes=found.source.notes,
+    )
 
 
 def unknown_model_spec(found: Config) -> ModelSpec:
     """A model of which only the name is known."""
     return ModelSpec(
-        name=found.name, model_type=str(found.values.get("model_type")), hidden=0, vocab=0, embeddings=Embeddings(weights=()), stacks=(),
-        head=Head(kind="none", width=0), source=found.source,
-    )  # fmt: skip
+        name=found.name,
+        model_type=str(found.values.get("model_type")),
+        hidden=0,
+        vocab=0,
+        embeddings=Embeddings(weights=()),
+        stacks=(),
+        head=Head(kind="none", width=0),
+        source=found.source,
+    )
 
 
 def _sheet_of_trace(traced: Traced, plan: Plan, cluster: Cluster | None) -> Sheet:
@@ -251,15 +325,31 @@ def _sheet_of_trace(traced: Traced, plan: Plan, cluster: Cluster | None) -> Shee
     if cluster is None:
         return replace(sheet, items=(*sheet.items, *around))
     settings = Settings(expandable_segments=plan.expandable_segments)
-    return replace(sheet, items=(*sheet.items, *around, slack_within(traced.timeline, settings, _allocator_room_bytes(cluster, around))))
+    return replace(
+        sheet,
+        items=(
+            *sheet.items,
+            *around,
+            slack_within(traced.timeline, settings, _allocator_room_bytes(cluster, around)),
+        ),
+    )
 
 
 def _allocator_room_bytes(cluster: Cluster, around: list[Item]) -> tuple[int, int, int]:
     """What a device leaves the allocator for tensors: at least, as expected, at most."""
-    taken = [sum_byte_ranges(size for item in around if (size := item.at.get(instant)) is not None) for instant in Instant]
+    taken = [
+        sum_byte_ranges(size for item in around if (size := item.at.get(instant)) is not None)
+        for instant in Instant
+    ]
     device = cluster.device
-    most, expected, least = (max(int(getattr(size, end)) for size in taken) for end in ("high", "value", "low"))
-    return device.framework_low_bytes - most, device.framework_bytes - expected, device.framework_high_bytes - least
+    most, expected, least = (
+        max(int(getattr(size, end)) for size in taken) for end in ("high", "value", "low")
+    )
+    return (
+        device.framework_low_bytes - most,
+        device.framework_bytes - expected,
+        device.framework_high_bytes - least,
+    )
 
 
 def trace_facts(traced: Traced) -> dict[str, Any]:
@@ -272,5 +362,11 @@ def trace_facts(traced: Traced) -> dict[str, Any]:
     return {
         **known,
         "tensors_bytes": tensors,
-        "peak": {"rank": traced.rank, "instant": top.instant.value, "bytes": top.bytes, "event": top.at, **where},
+        "peak": {
+            "rank": traced.rank,
+            "instant": top.instant.value,
+            "bytes": top.bytes,
+            "event": top.at,
+            **where,
+        },
     }

@@ -24,12 +24,19 @@ def verify(
 ) -> Verification:
     """A plan predicted, traced and measured side by side, as far as this machine can run it.
 
-    ``plan``: a file or an object of memsheet/plan/1; ``model``: where the plan names none; ``processes``: ranks that run at once;
-    ``steps``: timed on each rung; ``operations``: floating-point operations that a processor's step may take; ``slurm``: a partition
-    for the whole plan, on nodes of ``per_node`` GPUs. Raises InputError for what cannot be verified.
+    ``plan``: a file or an object of memsheet/plan/1; ``model``: where the plan names none; ``processes``:
+    ranks that run at once; ``steps``: timed on each rung; ``operations``: floating-point operations that a
+    processor's step may take; ``slurm``: a partition for the whole plan, on nodes of ``per_node`` GPUs.
+    Raises InputError for what cannot be verified.
     """
     how = ladder.Options(
-        device=device, processes=processes, steps=steps, operations=operations, time_s=time_limit, slurm=slurm, per_node=per_node,
+        device=device,
+        processes=processes,
+        steps=steps,
+        operations=operations,
+        time_s=time_limit,
+        slurm=slurm,
+        per_node=per_node,
         memory_bytes=parse_bytes(memory_limit, "memory_limit") if memory_limit is not None else None,
-    )  # fmt: skip
+    )
     return ladder.run_verification_ladder(plan, how, model=model)

@@ -1,4 +1,5 @@
-"""What measured steps said of this user's devices (``memsheet/calibration/1``), read back. Written by cli/calibrate.py.
+"""What measured steps said of this user's devices (``memsheet/calibration/1``), read back. Written by
+cli/calibrate.py.
 
 One entry a device and engine. ``MEMSHEET_CALIBRATION``: another file, or ``off`` for none.
 """
@@ -26,7 +27,9 @@ MOST = 100.0
 
 
 def calibration_file() -> Path | None:
-    """Where entries are kept: in the user's folder of settings (XDG Base Directory Specification). None: switched off."""
+    """Where entries are kept: in the user's folder of settings (XDG Base Directory Specification). None:
+    switched off.
+    """
     named = os.environ.get(VARIABLE)
     if named is not None and named.strip().lower() == OFF:
         return None
@@ -37,20 +40,37 @@ def calibration_file() -> Path | None:
 
 
 def read_calibrations(path: Path) -> dict[str, Mapping[str, Any]]:
-    """The entries of a file by ``entry_name``; none where there is no file. Raises InputError for a file that is something else."""
+    """The entries of a file by ``entry_name``; none where there is no file. Raises InputError for a file that
+    is something else.
+    """
     with suppress(OSError):  # a name that no file can have is refused below
         if not path.exists():
             return {}
     found = parse_json(read_bytes(path, MAX_BYTES), str(path))
-    if not isinstance(found, Mapping) or found.get("schema") != SCHEMA or not isinstance(found.get("entries"), Mapping):
+    if (
+        not isinstance(found, Mapping)
+        or found.get("schema") != SCHEMA
+        or not isinstance(found.get("entries"), Mapping)
+    ):
         raise input_error(str(path), None, f"is not {SCHEMA}", "remove it and calibrate again")
-    return {str(name): entry for name, entry in found["entries"].items() if _check_scale_factors(path, name, entry)}
+    return {
+        str(name): entry
+        for name, entry in found["entries"].items()
+        if _check_scale_factors(path, name, entry)
+    }
 
 
 def _check_scale_factors(path: Path, name: str, entry: Any) -> bool:
     values = [entry.get(key) for key in SCALARS] if isinstance(entry, Mapping) else [None]
-    if not all(isinstance(value, int | float) and math.isfinite(value) and 0 < value < MOST for value in values):
-        raise input_error(str(path), name, f"needs {', '.join(SCALARS)} above 0 and below {MOST:g}", "remove it and calibrate again")
+    if not all(
+        isinstance(value, int | float) and math.isfinite(value) and 0 < value < MOST for value in values
+    ):
+        raise input_error(
+            str(path),
+            name,
+            f"needs {', '.join(SCALARS)} above 0 and below {MOST:g}",
+            "remove it and calibrate again",
+        )
     return True
 
 
@@ -59,7 +79,9 @@ def entry_name(device: str, engine: str) -> str:
 
 
 def efficiency_of(device: str, engine: str) -> Efficiency | None:
-    """What a measured step said of the engine on the device, or None: nothing was measured, or it is switched off."""
+    """What a measured step said of the engine on the device, or None: nothing was measured, or it is switched
+    off.
+    """
     path = calibration_file()
     entry = read_calibrations(path).get(entry_name(device, engine)) if path is not None else None
     if entry is None:

@@ -1,7 +1,9 @@
-"""A cluster as a small file (``memsheet/cluster/1``, TOML, YAML or JSON): which devices, how many, what a node has, how fast its links are.
+"""A cluster as a small file (``memsheet/cluster/1``, TOML, YAML or JSON): which devices, how many, what a
+node has, how fast its links are.
 
-Links are of one device in one direction, as everywhere in memsheet: datasheets like to count both directions, and sellers all cards of a
-node, so what can only be such a figure is refused. What the file leaves open is the catalogue's.
+Links are of one device in one direction, as everywhere in memsheet: datasheets like to count both directions,
+and sellers all cards of a node, so what can only be such a figure is refused. What the file leaves open is
+the catalogue's.
 """
 
 from __future__ import annotations
@@ -15,7 +17,17 @@ from memsheet.catalog import find_device
 from memsheet.errors import InputError, Problem, input_error, nearest_words, raise_if_problems
 from memsheet.guard import is_file, parse_yaml, read_bytes, read_json
 from memsheet.guard.toml import read_toml
-from memsheet.plan.device import MAX_DEVICES, MIXED, MIXED_HINT, UNSAID, Cluster, Device, Links, cluster_of, parse_gpus
+from memsheet.plan.device import (
+    MAX_DEVICES,
+    MIXED,
+    MIXED_HINT,
+    UNSAID,
+    Cluster,
+    Device,
+    Links,
+    cluster_of,
+    parse_gpus,
+)
 from memsheet.readers.cluster_links import KEYS as LINK_KEYS
 from memsheet.readers.cluster_links import bidirectional_rate_problems, links_of, printable_scalar
 from memsheet.readers.fields import Fields
@@ -47,17 +59,32 @@ class ClusterFile:
     links: Links = UNSAID
 
     def cluster(self) -> Cluster:
-        """The whole cluster. Raises InputError where the file does not say how many devices there are, or they fill no whole nodes."""
+        """The whole cluster. Raises InputError where the file does not say how many devices there are, or
+        they fill no whole nodes.
+        """
         count = self.count
-        if count is None and self.nodes is not None and (size := self.per_node or self.device.per_node) is not None:
+        if (
+            count is None
+            and self.nodes is not None
+            and (size := self.per_node or self.device.per_node) is not None
+        ):
             count = self.nodes * size
         if count is None:
-            what, hint = ("per_node", "say per_node = 8") if self.nodes else ("count", "say count = 64, or nodes and per_node")
+            what, hint = (
+                ("per_node", "say per_node = 8")
+                if self.nodes
+                else ("count", "say count = 64, or nodes and per_node")
+            )
             raise input_error(f"{self.name}.{what}", None, "is missing", hint)
         try:
             return cluster_of(
-                self.device, count, per_node=self.per_node, nodes=self.nodes, host_bytes=self.host_bytes, links=self.links
-            )  # fmt: skip
+                self.device,
+                count,
+                per_node=self.per_node,
+                nodes=self.nodes,
+                host_bytes=self.host_bytes,
+                links=self.links,
+            )
         except InputError as error:
             raise InputError(_file_key_problem(self.name, problem) for problem in error.problems) from None
 
@@ -78,31 +105,52 @@ def read_cluster(source: Any) -> ClusterFile:
 
 
 def read_described_cluster(source: Any, flags: Mapping[str, Any]) -> Cluster:
-    """The cluster of a file; what ``flags`` say of ``gpus``, ``nodes``, ``per_node`` and ``host_memory`` besides may only be the same."""
+    """The cluster of a file; what ``flags`` say of ``gpus``, ``nodes``, ``per_node`` and ``host_memory``
+    besides may only be the same.
+    """
     found = read_cluster(source).cluster()
     raise_if_problems(_flag_conflicts(found, flags))
     return found if isinstance(source, Mapping) else replace(found, file=str(source))
 
 
 def _flag_conflicts(cluster: Cluster, flags: Mapping[str, Any]) -> Iterator[Problem]:
-    count, name = parse_gpus(str(flags["gpus"])) if flags["gpus"] is not None else (cluster.count, cluster.device.name)
-    host = cluster.host_bytes if flags["host_memory"] is None else parse_bytes(str(flags["host_memory"]), "host_memory")
+    count, name = (
+        parse_gpus(str(flags["gpus"])) if flags["gpus"] is not None else (cluster.count, cluster.device.name)
+    )
+    host = (
+        cluster.host_bytes
+        if flags["host_memory"] is None
+        else parse_bytes(str(flags["host_memory"]), "host_memory")
+    )
     held = f"{cluster.host_bytes:,} bytes" if cluster.host_bytes else "nothing"
     said = {
-        "gpus": ((find_device(name).name, count) == (cluster.device.name, cluster.count), f"{cluster.count}x{cluster.device.name}"),
+        "gpus": (
+            (find_device(name).name, count) == (cluster.device.name, cluster.count),
+            f"{cluster.count}x{cluster.device.name}",
+        ),
         "nodes": (flags["nodes"] in (None, cluster.nodes), cluster.nodes),
         "per_node": (flags["per_node"] in (None, cluster.per_node), cluster.per_node),
         "host_memory": (host == cluster.host_bytes, held),
     }
     for key, (same, there) in said.items():
         if not same:
-            yield Problem(field=key, value=flags[key], reason=f"is not what the cluster file says: {there}", hint="say it in one place")
+            yield Problem(
+                field=key,
+                value=flags[key],
+                reason=f"is not what the cluster file says: {there}",
+                hint="say it in one place",
+            )
 
 
 def _parse_cluster_file(path: Path) -> Mapping[str, Any]:
     kind = path.suffix.lower()
     if kind not in (".toml", ".yaml", ".yml", ".json"):
-        raise input_error("cluster", str(path), "is no kind of file that describes a cluster", "name it .toml, .yaml or .json")
+        raise input_error(
+            "cluster",
+            str(path),
+            "is no kind of file that describes a cluster",
+            "name it .toml, .yaml or .json",
+        )
     if not is_file(path):
         raise input_error("cluster", str(path), "is not a file")
     if kind == ".toml":
@@ -151,7 +199,10 @@ def _mixed_hardware_problems(values: Mapping[str, Any], name: str) -> Iterator[P
     for key in MIXABLE:
         if isinstance(values.get(key), list | Mapping):
             yield Problem(
-                field=f"{name}.{key}", value=_device_name_list(values[key]), reason=MIXED, hint=_smallest_device_hint(values[key])
+                field=f"{name}.{key}",
+                value=_device_name_list(values[key]),
+                reason=MIXED,
+                hint=_smallest_device_hint(values[key]),
             )
 
 
@@ -203,7 +254,10 @@ def _cluster_device(fields: Fields) -> Device | None:
     try:
         return find_device(name)
     except InputError as error:
-        fields.problems += [Problem(field=f"{fields.where}.device", value=p.value, reason=p.reason, hint=p.hint) for p in error.problems]
+        fields.problems += [
+            Problem(field=f"{fields.where}.device", value=p.value, reason=p.reason, hint=p.hint)
+            for p in error.problems
+        ]
         return None
 
 
@@ -221,7 +275,12 @@ def _host_memory_bytes(fields: Fields) -> int | None:
         fields.problems += error.problems
         return None
     if not 0 < size <= HOST_HIGH:
-        fields.wrong("host_memory", said, "is no memory that a node has", "it is of one node, above 0 and at most 1 PiB")
+        fields.wrong(
+            "host_memory",
+            said,
+            "is no memory that a node has",
+            "it is of one node, above 0 and at most 1 PiB",
+        )
         return None
     return size
 

@@ -1,4 +1,6 @@
-"""The links of a cluster file: rates with their unit, in the text or in the key, and what no link of the device can be."""
+"""The links of a cluster file: rates with their unit, in the text or in the key, and what no link of the
+device can be.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,18 @@ def _link_bytes_per_s(fields: Fields, name: str) -> int | None:
     if not given:
         return None
     key, value = given[0], fields.data[given[0]]
-    rate = _parse_rate_text(fields, name, value) if key == name else _scale_rate_number(fields, key, value, UNITS[key.removeprefix(name)])
+    rate = (
+        _parse_rate_text(fields, name, value)
+        if key == name
+        else _scale_rate_number(fields, key, value, UNITS[key.removeprefix(name)])
+    )
     if rate is not None and not RATE_LOW <= rate <= RATE_HIGH:
-        fields.wrong(key, value, "is no rate of a device's link", "it is of one device in one direction, from 1 MB/s to 10 TB/s")
+        fields.wrong(
+            key,
+            value,
+            "is no rate of a device's link",
+            "it is of one device in one direction, from 1 MB/s to 10 TB/s",
+        )
         return None
     return rate
 
@@ -57,7 +68,12 @@ def _parse_rate_text(fields: Fields, name: str, value: Any) -> int | None:
 
 def _scale_rate_number(fields: Fields, key: str, value: Any, unit: int) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        fields.wrong(key, printable_scalar(value), "is not a number", 'the key says the unit; without it a text may: "450 GB/s"')
+        fields.wrong(
+            key,
+            printable_scalar(value),
+            "is not a number",
+            'the key says the unit; without it a text may: "450 GB/s"',
+        )
         return None
     return int(value * unit)
 
@@ -69,7 +85,10 @@ def bidirectional_rate_problems(links: Links, device: Device, where: str) -> Ite
         if rate is not None and usual is not None and abs(rate - 2 * usual) <= NEAR * 2 * usual:
             hint = f"say {_gb_s(usual)} for one direction, or leave it out: the catalogue has it"
             yield Problem(
-                field=f"{where}.{name}", value=_gb_s(rate), reason=f"is both directions of {device.name}'s {_gb_s(usual)}", hint=hint
+                field=f"{where}.{name}",
+                value=_gb_s(rate),
+                reason=f"is both directions of {device.name}'s {_gb_s(usual)}",
+                hint=hint,
             )
     through = links.host or device.links.host
     if links.scale_out is not None and through is not None and links.scale_out > 2 * through:

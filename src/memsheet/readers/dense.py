@@ -1,11 +1,26 @@
-"""Dense decoders as a recipe: what a family's layers, norms and biases are, and the sizes a config.json may leave out."""
+"""Dense decoders as a recipe: what a family's layers, norms and biases are, and the sizes a config.json may
+leave out.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from memsheet.frozen import dataclass
-from memsheet.plan.model import Arrangement, Attention, Block, Dense, Embeddings, Head, ModelSpec, Norm, NormKind, Role, Stack, Weight
+from memsheet.plan.model import (
+    Arrangement,
+    Attention,
+    Block,
+    Dense,
+    Embeddings,
+    Head,
+    ModelSpec,
+    Norm,
+    NormKind,
+    Role,
+    Stack,
+    Weight,
+)
 from memsheet.readers.fields import Fields
 from memsheet.readers.parts import (
     embedding_table,
@@ -22,7 +37,9 @@ from memsheet.readers.positions import Position, Positions, everywhere_full
 
 
 class Sizes(NamedTuple):
-    """The defaults of a family's configuration class. ``kv_heads`` None: as many as heads; ``head_dim`` None: hidden over heads."""
+    """The defaults of a family's configuration class. ``kv_heads`` None: as many as heads; ``head_dim`` None:
+    hidden over heads.
+    """
 
     hidden: int
     vocab: int
@@ -43,8 +60,9 @@ class Ask(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QkNorm:
-    """Norms on queries and keys. ``over``: ``head`` one weight of head_dim for all heads, ``width`` one over the whole projection,
-    ``each_head`` a module a head, ``matrix`` a (heads, head_dim) weight normalised a head at a time.
+    """Norms on queries and keys. ``over``: ``head`` one weight of head_dim for all heads, ``width`` one over
+    the whole projection, ``each_head`` a module a head, ``matrix`` a (heads, head_dim) weight normalised a
+    head at a time.
     """
 
     over: str
@@ -68,12 +86,16 @@ class Recipe:
     mlp_names: tuple[str, str] = ("up_proj", "down_proj")  # of a plain one
     fused_qkv: bool = False
     qk_norm: QkNorm | None = None
-    rotary_share: float | None = None  # default share of head_dim that is rotated; None where the code rotates all of it
+    rotary_share: float | None = (
+        None  # default share of head_dim that is rotated; None where the code rotates all of it
+    )
     fixed_head_dim: bool = False  # the code takes hidden over heads whatever the config says
     positions: Positions = everywhere_full
     activation: str = "silu"
     activation_key: str = "hidden_act"
-    gelu_means_tanh: bool = False  # the first gemma releases say gelu and mean its tanh form; transformers reads it so too
+    gelu_means_tanh: bool = (
+        False  # the first gemma releases say gelu and mean its tanh form; transformers reads it so too
+    )
     tied: bool = False
     softcap: float | None = None  # of attention scores, under attn_logit_softcapping
     head_softcap: tuple[str, float | None] | None = None
@@ -103,43 +125,70 @@ def read_dense(config: Fields, recipe: Recipe, prefix: str = "model") -> ModelSp
     layers = config.layers(default=recipe.sizes.layers)
     tied = config.flag("tie_word_embeddings", default=recipe.tied)
     return ModelSpec(
-        name="", model_type=model_type, hidden=shape.hidden, vocab=vocab,
+        name="",
+        model_type=model_type,
+        hidden=shape.hidden,
+        vocab=vocab,
         embeddings=Embeddings(
             weights=(embedding_table(f"{prefix}.embed_tokens", vocab, shape.hidden, vocabulary=True),),
-            scaled=recipe.embeddings_scaled, dropout=recipe.embeddings_dropout,
+            scaled=recipe.embeddings_scaled,
+            dropout=recipe.embeddings_dropout,
         ),
-        stacks=(Stack(
-            path=f"{prefix}.layers", hidden=shape.hidden, final_norms=(norm_of_kind("norm", shape.hidden, recipe.norm),), final_path=prefix,
-            runs=repeating_layer_runs(recipe.positions(config, layers), lambda position: dense_decoder_block(config, recipe, shape, position, model_type)),
-        ),),
+        stacks=(
+            Stack(
+                path=f"{prefix}.layers",
+                hidden=shape.hidden,
+                final_norms=(norm_of_kind("norm", shape.hidden, recipe.norm),),
+                final_path=prefix,
+                runs=repeating_layer_runs(
+                    recipe.positions(config, layers),
+                    lambda position: dense_decoder_block(config, recipe, shape, position, model_type),
+                ),
+            ),
+        ),
         head=Head(
-            kind="causal_lm", width=vocab, tied=tied, scaled=recipe.head_scaled,
+            kind="causal_lm",
+            width=vocab,
+            tied=tied,
+            scaled=recipe.head_scaled,
             softcap=softcap_or_none(config, *recipe.head_softcap) if recipe.head_softcap else None,
             weights=() if tied else vocabulary_head("lm_head", vocab, shape.hidden),
         ),
         max_positions=config.count("max_position_embeddings", default=recipe.sizes.positions),
-    )  # fmt: skip
+    )
 
 
 def read_shape(config: Fields, recipe: Recipe) -> Shape:
     sizes = recipe.sizes
     hidden = config.count("hidden_size", default=sizes.hidden)
     heads = config.count("num_attention_heads", default=sizes.heads)
-    kv_heads = config.count("num_key_value_heads", default=default_unless_null(config, "num_key_value_heads", sizes.kv_heads, heads))
-    config.divides(kv_heads, "num_attention_heads", heads, "each key/value head serves the same number of query heads")
+    kv_heads = config.count(
+        "num_key_value_heads",
+        default=default_unless_null(config, "num_key_value_heads", sizes.kv_heads, heads),
+    )
+    config.divides(
+        kv_heads, "num_attention_heads", heads, "each key/value head serves the same number of query heads"
+    )
     whole = hidden // heads
     given = (
         whole
         if recipe.fixed_head_dim
-        else config.count("head_dim", default=default_unless_null(config, "head_dim", sizes.head_dim, whole), low=0)
+        else config.count(
+            "head_dim", default=default_unless_null(config, "head_dim", sizes.head_dim, whole), low=0
+        )
     )
     if given < 1:
         config.wrong("num_attention_heads", heads, f"leaves no width for a head of hidden_size {hidden}")
     return Shape(
-        hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=given,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=given,
         intermediate=config.count("intermediate_size", default=sizes.intermediate),
-        rotary_dim=given if recipe.rotary_share is None else int(given * rotary_share(config, recipe.rotary_share)),
-    )  # fmt: skip
+        rotary_dim=given
+        if recipe.rotary_share is None
+        else int(given * rotary_share(config, recipe.rotary_share)),
+    )
 
 
 def default_unless_null(config: Fields, key: str, default: int | None, otherwise: int) -> int:
@@ -148,7 +197,9 @@ def default_unless_null(config: Fields, key: str, default: int | None, otherwise
 
 
 def rotary_share(config: Fields, default: float, key: str = "partial_rotary_factor") -> float:
-    """The rotated share of a head: from the rope parameters, else from the config itself, else the family's default."""
+    """The rotated share of a head: from the rope parameters, else from the config itself, else the family's
+    default.
+    """
     rope = config.sub("rope_scaling" if config.data.get("rope_scaling") else "rope_parameters")
     share = rope.number("partial_rotary_factor", default=config.number(key, default=default))
     if not 0 <= share <= 1:
@@ -172,10 +223,14 @@ def dense_decoder_block(config: Fields, recipe: Recipe, shape: Shape, position: 
     parallel = recipe.parallel is not None and recipe_flag(config, recipe.parallel)
     names = recipe.norms[:1] if parallel else recipe.norms
     return Block(
-        kind=kind, hidden=shape.hidden, arrangement=Arrangement.PARALLEL if parallel else recipe.arrangement,
-        mixers=(dense_self_attention(config, recipe, shape, position),), feed_forward=feed_forward(config, recipe, shape),
-        norms=tuple(norm_of_kind(name, shape.hidden, recipe.norm) for name in names), residual_scale=recipe.residual_scale,
-    )  # fmt: skip
+        kind=kind,
+        hidden=shape.hidden,
+        arrangement=Arrangement.PARALLEL if parallel else recipe.arrangement,
+        mixers=(dense_self_attention(config, recipe, shape, position),),
+        feed_forward=feed_forward(config, recipe, shape),
+        norms=tuple(norm_of_kind(name, shape.hidden, recipe.norm) for name in names),
+        residual_scale=recipe.residual_scale,
+    )
 
 
 def dense_self_attention(config: Fields, recipe: Recipe, shape: Shape, position: Position) -> Attention:
@@ -183,12 +238,21 @@ def dense_self_attention(config: Fields, recipe: Recipe, shape: Shape, position:
     qkv_bias, out_bias = recipe_flag(config, recipe.qkv_bias), recipe_flag(config, recipe.out_bias)
     rotary, window = shape.rotary_dim if position.rotary else 0, position.window
     if recipe.fused_qkv:
-        return fused_attention("self_attn", *sizes, qkv_bias=qkv_bias, out_bias=out_bias, rotary_dim=rotary, window=window)
+        return fused_attention(
+            "self_attn", *sizes, qkv_bias=qkv_bias, out_bias=out_bias, rotary_dim=rotary, window=window
+        )
     return separate_qkv_attention(
-        "self_attn", *sizes, qkv_bias=qkv_bias, out_bias=out_bias, rotary_dim=rotary, window=window,
+        "self_attn",
+        *sizes,
+        qkv_bias=qkv_bias,
+        out_bias=out_bias,
+        rotary_dim=rotary,
+        window=window,
         qk_norm=qk_norm(config, recipe, shape),
-        softcap=None if recipe.softcap is None else softcap_or_none(config, "attn_logit_softcapping", recipe.softcap),
-    )  # fmt: skip
+        softcap=None
+        if recipe.softcap is None
+        else softcap_or_none(config, "attn_logit_softcapping", recipe.softcap),
+    )
 
 
 def feed_forward(config: Fields, recipe: Recipe, shape: Shape) -> Dense:
@@ -198,7 +262,9 @@ def feed_forward(config: Fields, recipe: Recipe, shape: Shape) -> Dense:
     bias = recipe_flag(config, recipe.mlp_bias)
     match recipe.mlp:
         case "plain":
-            return plain_mlp("mlp", shape.hidden, shape.intermediate, activation, bias=bias, names=recipe.mlp_names)
+            return plain_mlp(
+                "mlp", shape.hidden, shape.intermediate, activation, bias=bias, names=recipe.mlp_names
+            )
         case "fused":
             return fused_gated_mlp("mlp", shape.hidden, shape.intermediate, activation)
         case _:

@@ -1,4 +1,6 @@
-"""A config.json as typed questions. Every wrong answer is remembered, so a person is told all of them at once."""
+"""A config.json as typed questions. Every wrong answer is remembered, so a person is told all of them at
+once.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,21 @@ from typing import Any
 
 from memsheet.errors import Problem, raise_if_problems
 
-MAX_LAYERS = 512  # four times the deepest that was released; every layer takes milliseconds of a replayed step
+MAX_LAYERS = (
+    512  # four times the deepest that was released; every layer takes milliseconds of a replayed step
+)
 MAX_SIZE = 2**31  # no released model has a dimension near this; it keeps every product below 2**63
 _MISSING: Any = object()
 
 
 class Fields:
-    """Reads one mapping. A missing key takes ``default``; without one, or of the wrong type or range, it is a problem."""
+    """Reads one mapping. A missing key takes ``default``; without one, or of the wrong type or range, it is a
+    problem.
+    """
 
-    def __init__(self, data: Mapping[str, Any], where: str = "", problems: list[Problem] | None = None) -> None:
+    def __init__(
+        self, data: Mapping[str, Any], where: str = "", problems: list[Problem] | None = None
+    ) -> None:
         self.data = data
         self.where = where
         self.problems: list[Problem] = [] if problems is None else problems
@@ -35,7 +43,9 @@ class Fields:
         return default
 
     def count(self, *keys: str, default: Any = _MISSING, low: int = 1, high: int = MAX_SIZE) -> int:
-        """A whole number in [low, high]; the first key names it, the others are older spellings. A null counts as missing."""
+        """A whole number in [low, high]; the first key names it, the others are older spellings. A null
+        counts as missing.
+        """
         for key in keys:
             value = self.data.get(key)
             if value is None:
@@ -108,12 +118,16 @@ class Fields:
         self.wrong(key, value, "is not a list of printable texts")
         return tuple(default)
 
-    def counts(self, key: str, default: Sequence[int] = (), *, low: int = 0, high: int = MAX_SIZE) -> tuple[int, ...]:
+    def counts(
+        self, key: str, default: Sequence[int] = (), *, low: int = 0, high: int = MAX_SIZE
+    ) -> tuple[int, ...]:
         """A list of whole numbers, each in [low, high]."""
         value = self.data.get(key)
         if value is None:
             return tuple(default)
-        if isinstance(value, list) and all(isinstance(v, int) and not isinstance(v, bool) and low <= v <= high for v in value):
+        if isinstance(value, list) and all(
+            isinstance(v, int) and not isinstance(v, bool) and low <= v <= high for v in value
+        ):
             return tuple(value)
         self.wrong(key, value, f"is not a list of whole numbers from {low} to {high}")
         return tuple(default)

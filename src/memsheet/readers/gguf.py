@@ -1,8 +1,9 @@
 """The header of a GGUF file: its key/values and tensor infos, streamed. The weights are never read.
 
 Layout (little endian): magic, version, tensor count, key count, then ``key, type, value`` for each key and
-``name, dimensions, type, offset`` for each tensor; the data follows at the next multiple of ``general.alignment``.
-Every count is checked against the bytes that are left in the file before anything is built from it.
+``name, dimensions, type, offset`` for each tensor; the data follows at the next multiple of
+``general.alignment``. Every count is checked against the bytes that are left in the file before anything is
+built from it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ MAX_DIMENSION = 2**40
 MAX_ELEMENTS = 2**60
 MAX_ALIGNMENT = 2**20
 DEFAULT_ALIGNMENT = 32
-KEPT = 16_384  # an array of numbers up to this length is kept (one value a layer); longer ones, and texts, are counted only
+# an array of numbers up to this length is kept (one value a layer); longer ones, and texts, are counted only
+KEPT = 16_384
 _WINDOW = 2**18
 
 # ggml type number → name                                             (ggml/include/ggml.h, enum ggml_type)
@@ -47,12 +49,36 @@ TYPES = {
     22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0",
     35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
-_REMOVED = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"}
+_REMOVED = {
+    4: "Q4_2",
+    5: "Q4_3",
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+}
 
-# value type number → its struct format                                (docs/gguf.md, gguf_metadata_value_type)
-_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<B", 10: "<Q", 11: "<q", 12: "<d"}
+# value type number → its struct format                                (docs/gguf.md,
+# gguf_metadata_value_type)
+_SCALARS = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<B",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
 _BOOL, _STRING, _ARRAY = 7, 8, 9
-_LEAST = {_STRING: 8, _ARRAY: 12} | {kind: struct.calcsize(form) for kind, form in _SCALARS.items()}  # bytes of the shortest value
+_LEAST = {_STRING: 8, _ARRAY: 12} | {
+    kind: struct.calcsize(form) for kind, form in _SCALARS.items()
+}  # bytes of the shortest value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +94,9 @@ Value = int | float | bool | str | Array
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """One stored tensor. ``dims`` are ggml's, innermost first; ``offset`` counts from the start of the data."""
+    """One stored tensor. ``dims`` are ggml's, innermost first; ``offset`` counts from the start of the
+    data.
+    """
 
     name: str
     dims: tuple[int, ...]
@@ -120,9 +148,13 @@ def read_header(path: Path) -> Header:
         names: set[str] = set()
         tensors = tuple(_read_tensor_info(stream, alignment, names) for _ in range(tensor_count))
         header = Header(
-            version=version, alignment=alignment, values=MappingProxyType(values), tensors=tensors,
-            data_start=int(round_up(stream.position, alignment)), file_bytes=size,
-        )  # fmt: skip
+            version=version,
+            alignment=alignment,
+            values=MappingProxyType(values),
+            tensors=tensors,
+            data_start=int(round_up(stream.position, alignment)),
+            file_bytes=size,
+        )
     spend_values(str(path), stream.steps + len(header.values) + len(header.tensors))
     _check_layout(header, path)
     return header
@@ -134,7 +166,9 @@ def stored_bytes(header: Header) -> int:
 
 
 class _Stream:
-    """A file read forward through a small window; nothing is read or stepped over that the file does not hold."""
+    """A file read forward through a small window; nothing is read or stepped over that the file does not
+    hold.
+    """
 
     def __init__(self, file: BinaryIO, size: int, path: Path) -> None:
         self.file, self.size, self.path = file, size, path
@@ -156,10 +190,16 @@ class _Stream:
     def need(self, count: int) -> None:
         """Bring the next ``count`` bytes into the window."""
         if count > self.left:
-            raise self.wrong(count, f"bytes are claimed where {max(self.left, 0)} are left", "was the file copied completely?")
+            raise self.wrong(
+                count,
+                f"bytes are claimed where {max(self.left, 0)} are left",
+                "was the file copied completely?",
+            )
         if self.at + count > len(self.window):
             rest = self.window[self.at :]
-            more = read_exact_bytes(self.file, min(self.size - self.start - len(self.window), max(count, _WINDOW)), self.path)
+            more = read_exact_bytes(
+                self.file, min(self.size - self.start - len(self.window), max(count, _WINDOW)), self.path
+            )
             self.start, self.at, self.window = self.position, 0, rest + more
 
     def take(self, count: int) -> bytes:
@@ -191,16 +231,23 @@ class _Stream:
             raise self.wrong(None, f"{what} is not UTF-8 text") from None
 
     def step(self, count: int) -> None:
-        """Count elements that take time, whatever the size of the file (a sparse file costs nothing to make)."""
+        """Count elements that take time, whatever the size of the file (a sparse file costs nothing to
+        make).
+        """
         self.steps += count
         if self.steps > MAX_STEPS:
-            raise self.wrong(self.steps, f"strings or arrays inside arrays are more than the {MAX_STEPS} that a header may have")
+            raise self.wrong(
+                self.steps,
+                f"strings or arrays inside arrays are more than the {MAX_STEPS} that a header may have",
+            )
 
     def keep(self, count: int) -> None:
         """Count bytes of memory that kept values take."""
         self.kept += count
         if self.kept > MAX_KEPT_BYTES:
-            raise self.wrong(self.kept, f"bytes of values are more than the {MAX_KEPT_BYTES} that a header may have")
+            raise self.wrong(
+                self.kept, f"bytes of values are more than the {MAX_KEPT_BYTES} that a header may have"
+            )
 
     def skip_strings(self, count: int) -> None:
         """Step over ``count`` strings inside the window, which is many times faster than reading each."""
@@ -212,7 +259,9 @@ class _Stream:
             while done < count and at <= end:
                 length = unpack(window, at)[0]
                 if length > MAX_STRING:
-                    raise self.wrong(length, f"is the length of a string in an array, above the limit of {MAX_STRING}")
+                    raise self.wrong(
+                        length, f"is the length of a string in an array, above the limit of {MAX_STRING}"
+                    )
                 at += 8 + length
                 done += 1
             self.skip(at - self.at)
@@ -220,17 +269,26 @@ class _Stream:
 
 def _read_gguf_preamble(stream: _Stream) -> tuple[int, int, int]:
     if stream.size < 24 or stream.take(4) != b"GGUF":
-        raise input_error(stream.path.name, None, "is not a GGUF file: it does not start with GGUF and three counts")
+        raise input_error(
+            stream.path.name, None, "is not a GGUF file: it does not start with GGUF and three counts"
+        )
     version = stream.number("<I")
     if version not in VERSIONS:
         big = version and version % 65536 == 0
         hint = "the file is big endian; convert it" if big else "convert it again with a current llama.cpp"
-        raise stream.wrong(version, "is a GGUF version that memsheet does not read (2 and 3, little endian)", hint)
+        raise stream.wrong(
+            version, "is a GGUF version that memsheet does not read (2 and 3, little endian)", hint
+        )
     tensor_count, key_count = stream.number("<Q"), stream.number("<Q")
     # the shortest key is an empty name, a type and a byte; the shortest tensor an empty name, three numbers
-    for what, count, limit, least in (("keys", key_count, MAX_KEYS, 13), ("tensors", tensor_count, MAX_TENSORS, 24)):
+    for what, count, limit, least in (
+        ("keys", key_count, MAX_KEYS, 13),
+        ("tensors", tensor_count, MAX_TENSORS, 24),
+    ):
         if count > limit or count * least > stream.left:
-            raise stream.wrong(count, f"{what} are more than the limit of {limit} or than the file has room for")
+            raise stream.wrong(
+                count, f"{what} are more than the limit of {limit} or than the file has room for"
+            )
     return version, tensor_count, key_count
 
 
@@ -265,7 +323,10 @@ def _read_gguf_array(stream: _Stream, key: str, nesting: int) -> Array:
     if least is None:
         raise stream.wrong(kind, "is not a GGUF value type")
     if length > MAX_ARRAY or length * least > stream.left:
-        raise stream.wrong(length, f"elements of an array are more than the limit of {MAX_ARRAY} or than the file has room for")
+        raise stream.wrong(
+            length,
+            f"elements of an array are more than the limit of {MAX_ARRAY} or than the file has room for",
+        )
     if kind == _STRING:
         stream.skip_strings(length)
     elif kind == _ARRAY:
@@ -282,7 +343,12 @@ def _read_gguf_array(stream: _Stream, key: str, nesting: int) -> Array:
 
 
 def _checked_alignment(stream: _Stream, value: Value) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_ALIGNMENT or value & (value - 1):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or not 1 <= value <= MAX_ALIGNMENT
+        or value & (value - 1)
+    ):
         raise stream.wrong(value, f"is an alignment that is not a power of two up to {MAX_ALIGNMENT}")
     return value
 
@@ -298,19 +364,27 @@ def _read_tensor_info(stream: _Stream, alignment: int, names: set[str]) -> Tenso
     dims = struct.unpack(f"<{count}Q", stream.take(8 * count))
     kind, offset = stream.number("<I"), stream.number("<Q")
     if kind not in TYPES:
-        removed = f"{_REMOVED[kind]} was removed from ggml; convert the model again" if kind in _REMOVED else ""
+        removed = (
+            f"{_REMOVED[kind]} was removed from ggml; convert the model again" if kind in _REMOVED else ""
+        )
         raise input_error(f"{stream.path.name}: {name}", kind, "is not a ggml type", removed)
     tensor = Tensor(name=name, dims=dims, type=TYPES[kind], offset=offset)
     if max(dims, default=0) > MAX_DIMENSION or tensor.elements > MAX_ELEMENTS:
         raise input_error(
-            f"{stream.path.name}: {name}", list(dims), f"has a dimension above {MAX_DIMENSION} or more than {MAX_ELEMENTS} elements"
+            f"{stream.path.name}: {name}",
+            list(dims),
+            f"has a dimension above {MAX_DIMENSION} or more than {MAX_ELEMENTS} elements",
         )
     if (dims[0] if dims else 1) % tensor.dtype.block:
         raise input_error(
-            f"{stream.path.name}: {name}", list(dims), f"has rows that are not whole blocks of {tensor.dtype.block} in {tensor.type}"
+            f"{stream.path.name}: {name}",
+            list(dims),
+            f"has rows that are not whole blocks of {tensor.dtype.block} in {tensor.type}",
         )
     if offset % alignment:
-        raise input_error(f"{stream.path.name}: {name}", offset, f"is an offset that is not a multiple of {alignment}")
+        raise input_error(
+            f"{stream.path.name}: {name}", offset, f"is an offset that is not a multiple of {alignment}"
+        )
     return tensor
 
 
@@ -320,9 +394,14 @@ def _check_layout(header: Header, path: Path) -> None:
     for tensor in sorted(header.tensors, key=lambda t: (t.offset, t.nbytes)):
         where = f"{path.name}: {tensor.name}"
         if tensor.offset < end:
-            raise input_error(where, tensor.offset, f"is an offset inside another tensor, which ends at {end}")
+            raise input_error(
+                where, tensor.offset, f"is an offset inside another tensor, which ends at {end}"
+            )
         end = tensor.offset + tensor.nbytes
         if tensor.nbytes and end > data_bytes:
             raise input_error(
-                where, end, f"is where it ends, past the {max(data_bytes, 0)} bytes of data in the file", "was it copied completely?"
+                where,
+                end,
+                f"is where it ends, past the {max(data_bytes, 0)} bytes of data in the file",
+                "was it copied completely?",
             )

@@ -1,6 +1,7 @@
 """A GGUF header → ModelSpec, by way of the config.json that the same model has on the hub.
 
-The keys are llama.cpp's (``<architecture>.block_count`` …); what they mean for each architecture is a row of ``ARCHITECTURES``.
+The keys are llama.cpp's (``<architecture>.block_count`` …); what they mean for each architecture is a row of
+``ARCHITECTURES``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ MAX_PARTS = 1_000
 SIGMOID = 2  # gguf-py constants.py, ExpertGatingFuncType
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _FLOATS = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16"}
-_EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")  # families spell it differently; the value is one
+_EXPERT_KEYS = (
+    "num_local_experts",
+    "num_experts",
+    "n_routed_experts",
+)  # families spell it differently; the value is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,9 @@ class Contents:
 
 
 def _dense_decoder_config(model: Contents) -> dict[str, Any]:
-    """A decoder with rotary positions and grouped attention; a missing key_length means hidden over heads, as in llama.cpp."""
+    """A decoder with rotary positions and grouped attention; a missing key_length means hidden over heads, as
+    in llama.cpp.
+    """
     keys = model.keys
     hidden, heads = keys.count("embedding_length"), keys.count("attention.head_count")
     head_dim = keys.count("attention.key_length", default=max(hidden // heads, 1))
@@ -57,7 +64,9 @@ def _dense_decoder_config(model: Contents) -> dict[str, Any]:
 
 
 def _llama_gguf_config(model: Contents) -> dict[str, Any]:
-    """Llama, Mistral and Mixtral share one architecture name; only the tensors say whether there are biases."""
+    """Llama, Mistral and Mixtral share one architecture name; only the tensors say whether there are
+    biases.
+    """
     biases = {"attention_bias": model.has("attn_q.bias"), "mlp_bias": model.has("ffn_up.bias")}
     if model.keys.count("expert_count", default=0, low=0):
         return {**_moe_gguf_config(model), "model_type": "mixtral"}
@@ -72,8 +81,14 @@ def _qkv_bias_config(model: Contents) -> dict[str, Any]:
 
 def _soft_capped(model: Contents) -> dict[str, Any]:
     keys = model.keys
-    given = [f"{name}_logit_softcapping" for name in ("attn", "final") if keys.raw(f"{name}_logit_softcapping") is not None]
-    caps = {key: keys.number(key, default=0.0) or None for key in given}  # 0 switches a cap off, a missing key keeps the family's
+    given = [
+        f"{name}_logit_softcapping"
+        for name in ("attn", "final")
+        if keys.raw(f"{name}_logit_softcapping") is not None
+    ]
+    caps = {
+        key: keys.number(key, default=0.0) or None for key in given
+    }  # 0 switches a cap off, a missing key keeps the family's
     return {**_dense_decoder_config(model), **caps}
 
 
@@ -83,7 +98,9 @@ def _moe_gguf_config(model: Contents) -> dict[str, Any]:
     width = keys.optional("expert_feed_forward_length")
     if width is not None and keys.raw("feed_forward_length") is None:
         keys = Fields({**keys.data, "feed_forward_length": width}, keys.where, keys.problems)
-    config = _dense_decoder_config(replace(model, keys=keys)) | dict.fromkeys(_EXPERT_KEYS, keys.count("expert_count"))
+    config = _dense_decoder_config(replace(model, keys=keys)) | dict.fromkeys(
+        _EXPERT_KEYS, keys.count("expert_count")
+    )
     config["num_experts_per_tok"] = keys.count("expert_used_count")
     if width is not None:
         config["moe_intermediate_size"] = width
@@ -93,7 +110,9 @@ def _moe_gguf_config(model: Contents) -> dict[str, Any]:
 
 
 def _deepseek_gguf_config(model: Contents) -> dict[str, Any]:
-    """DeepSeek. Since llama.cpp caches the latent, key_length is the cached row and key_length_mla the head; before, key_length was the head."""
+    """DeepSeek. Since llama.cpp caches the latent, key_length is the cached row and key_length_mla the head;
+    before, key_length was the head.
+    """
     keys = model.keys
     rope = keys.count("rope.dimension_count")
     head = keys.count("attention.key_length_mla", "attention.key_length")
@@ -113,7 +132,9 @@ def _deepseek_gguf_config(model: Contents) -> dict[str, Any]:
 
 
 def _has_router_score_bias(model: Contents) -> bool:
-    """Whether the router adds a correction to its scores, as DeepSeek-V3's does; files without tensors only name its function."""
+    """Whether the router adds a correction to its scores, as DeepSeek-V3's does; files without tensors only
+    name its function.
+    """
     if model.tensors:
         return any(".exp_probs_b" in name for name in model.tensors)
     return bool(model.keys.count("expert_gating_func", default=0, low=0) == SIGMOID)
@@ -149,8 +170,8 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[Contents], dict[str, Any]]]] = {
 def model_from_gguf(path: Path) -> ModelSpec:
     """The model in a GGUF file, or in the first of a split one. Source of the keys: ``KEYS``.
 
-    Raises InputError when the architecture is not one memsheet knows, a size is missing or absurd, or the keys and the
-    tensors contradict each other.
+    Raises InputError when the architecture is not one memsheet knows, a size is missing or absurd, or the
+    keys and the tensors contradict each other.
     """
     header = read_header(path)
     parts = (header, *(read_header(other) for other in _other_parts(path, header)))
@@ -159,15 +180,28 @@ def model_from_gguf(path: Path) -> ModelSpec:
         raise input_error(path.name, None, "has parts that store the same tensor twice")
     config = gguf_config(header, tensors)
     kinds = _ggml_type_shares(tensors)
-    notes = (f"stored as {', '.join(f'{kind} {share:.0%}' for kind, share in kinds.items())} of the bytes",) if kinds else ()
+    notes = (
+        (f"stored as {', '.join(f'{kind} {share:.0%}' for kind, share in kinds.items())} of the bytes",)
+        if kinds
+        else ()
+    )
     name = header.values.get("general.name")
     spec = read_hf_config(
         config,
         name=printable_line(name) if isinstance(name, str) and name else path.stem,
-        source=Source(kind="gguf", path=str(path), notes=notes, tensors=tuple((t.name, t.type, tuple(t.dims)) for t in tensors.values())),
+        source=Source(
+            kind="gguf",
+            path=str(path),
+            notes=notes,
+            tensors=tuple((t.name, t.type, tuple(t.dims)) for t in tensors.values()),
+        ),
     )
     main = next(iter(kinds), "F32")
-    return spec if main in _FLOATS else replace(spec, quantization=StoredQuantization(method="gguf", weights=f"gguf:{main}"))
+    return (
+        spec
+        if main in _FLOATS
+        else replace(spec, quantization=StoredQuantization(method="gguf", weights=f"gguf:{main}"))
+    )
 
 
 def gguf_config(header: Header, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -176,10 +210,16 @@ def gguf_config(header: Header, tensors: Mapping[str, Tensor]) -> dict[str, Any]
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         near = difflib.get_close_matches(str(architecture), ARCHITECTURES, n=1, cutoff=0.0)
         hint = f"the nearest known one is {near[0]}; give the model's config.json instead"
-        raise input_error("general.architecture", architecture, "is not one memsheet knows; nothing is guessed", hint)
+        raise input_error(
+            "general.architecture", architecture, "is not one memsheet knows; nothing is guessed", hint
+        )
     model_type, translate = ARCHITECTURES[architecture]
     prefix = f"{architecture}."
-    values = {key.removeprefix(prefix): _collapse_uniform_array(value) for key, value in header.values.items() if key.startswith(prefix)}
+    values = {
+        key.removeprefix(prefix): _collapse_uniform_array(value)
+        for key, value in header.values.items()
+        if key.startswith(prefix)
+    }
     model = Contents(architecture, Fields(values, architecture), tensors)
     config = {
         "model_type": model_type, "num_hidden_layers": _gguf_layer_count(model), "vocab_size": _gguf_vocab_size(model, header),
@@ -193,7 +233,9 @@ def gguf_config(header: Header, tensors: Mapping[str, Tensor]) -> dict[str, Any]
 
 
 def _collapse_uniform_array(value: Value) -> object:
-    """One value for all layers where an array says the same of each; other arrays stay, and are refused where a count belongs."""
+    """One value for all layers where an array says the same of each; other arrays stay, and are refused where
+    a count belongs.
+    """
     if isinstance(value, Array) and value.values and len(set(value.values)) == 1:
         return value.values[0]
     return list(value.values or ()) if isinstance(value, Array) else value
@@ -203,8 +245,13 @@ def _gguf_layer_count(model: Contents) -> int:
     """Layers of the model proper; those that predict further tokens stand after them and are not counted."""
     total = model.keys.layers("block_count")
     ahead = model.keys.count("nextn_predict_layers", default=0, low=0, high=MAX_LAYERS)
-    found = 1 + max((int(m[1]) for name in model.tensors if (m := re.match(r"blk\.(\d{1,6})\.", name))), default=total - 1)
-    if found not in (total, total - ahead):  # some conversions count the layers that predict ahead, but leave out their tensors
+    found = 1 + max(
+        (int(m[1]) for name in model.tensors if (m := re.match(r"blk\.(\d{1,6})\.", name))), default=total - 1
+    )
+    if found not in (
+        total,
+        total - ahead,
+    ):  # some conversions count the layers that predict ahead, but leave out their tensors
         model.keys.wrong("block_count", total, f"does not agree with the file, which stores {found} blocks")
     return max(total - ahead, 1)
 
@@ -215,7 +262,11 @@ def _gguf_vocab_size(model: Contents, header: Header) -> int:
     hidden = model.keys.data.get("embedding_length")
     if table is not None and len(table.dims) == 2:
         if table.dims[0] != hidden:
-            model.keys.wrong("embedding_length", hidden, f"does not agree with token_embd.weight, which is {table.dims[0]} wide")
+            model.keys.wrong(
+                "embedding_length",
+                hidden,
+                f"does not agree with token_embd.weight, which is {table.dims[0]} wide",
+            )
         return table.dims[1]
     tokens = header.values.get("tokenizer.ggml.tokens")
     return tokens.length if isinstance(tokens, Array) else model.keys.count("vocab_size")
@@ -248,5 +299,10 @@ def _other_parts(path: Path, header: Header) -> list[Path]:
     parts = [path.with_name(f"{named[1]}-{i:05}-of-{count:05}.gguf") for i in range(2, count + 1)]
     missing = [part.name for part in parts if not is_file(part)]
     if missing:
-        raise input_error(path.name, missing[0], f"is one of {len(missing)} missing parts of {count}", "was the download finished?")
+        raise input_error(
+            path.name,
+            missing[0],
+            f"is one of {len(missing)} missing parts of {count}",
+            "was the download finished?",
+        )
     return parts

@@ -15,22 +15,33 @@ from memsheet.readers.registry import FAMILIES
 from memsheet.readers.rope_lengths import scaled_positions
 
 AHEAD = {"qwen3_next": 1}
-"""Layers for further tokens that a family's checkpoints have where the config does not say (vLLM v0.33.0 models/qwen3_next_mtp.py:61)."""
+"""Layers for further tokens that a family's checkpoints have where the config does not say (vLLM v0.33.0
+models/qwen3_next_mtp.py:61).
+"""
 MOST_AHEAD = 64
 
 
 def read_hf_config(data: Mapping[str, Any], *, name: str = "", source: Source | None = None) -> ModelSpec:
     """The model that ``data`` (a parsed config.json) describes.
 
-    Raises InputError with every problem at once: an unknown model_type (with the nearest known one), a missing
-    or absurd size, a value of the wrong type.
+    Raises InputError with every problem at once: an unknown model_type (with the nearest known one), a
+    missing or absurd size, a value of the wrong type.
     """
     model_type = data.get("model_type")
     if not isinstance(model_type, str) or not model_type:
-        raise input_error("model_type", model_type, "a config.json names its model_type as text", "is this a model's config.json?")
+        raise input_error(
+            "model_type",
+            model_type,
+            "a config.json names its model_type as text",
+            "is this a model's config.json?",
+        )
     if model_type not in FAMILIES:
         near = nearest_words(model_type, FAMILIES, n=1, cutoff=0.0)
-        hint = f"the nearest known one is {near[0]}; `memsheet trace` runs any model that transformers can build" if near else ""
+        hint = (
+            f"the nearest known one is {near[0]}; `memsheet trace` runs any model that transformers can build"
+            if near
+            else ""
+        )
         raise input_error("model_type", model_type, "is not one memsheet knows; nothing is guessed", hint)
     config = Fields(data)
     spec: ModelSpec = import_module(f"memsheet.readers.families.{FAMILIES[model_type]}").read(config)
@@ -41,6 +52,11 @@ def read_hf_config(data: Mapping[str, Any], *, name: str = "", source: Source | 
     notes = ("the config names custom code (auto_map); it was not run",) if "auto_map" in data else ()
     where = source or Source(kind="dict")
     return replace(
-        spec, name=name or model_type, dtype=dtype, quantization=stored, ahead=ahead, source=replace(where, notes=where.notes + notes),
+        spec,
+        name=name or model_type,
+        dtype=dtype,
+        quantization=stored,
+        ahead=ahead,
+        source=replace(where, notes=where.notes + notes),
         scaled_positions=scaled_positions(data, spec.max_positions),
-    )  # fmt: skip
+    )

@@ -1,4 +1,6 @@
-"""Whatever a person calls a model → ModelSpec: a bundled name, a config.json or its folder, a .gguf or .safetensors file, a hub id."""
+"""Whatever a person calls a model → ModelSpec: a bundled name, a config.json or its folder, a .gguf or
+.safetensors file, a hub id.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,12 @@ from memsheet.readers.modelopt import BESIDE
 HUB_TIMEOUT_S = 10
 MAX_CONFIG_BYTES = 8 * 2**20
 _SUFFIXES = (".json", ".gguf", ".safetensors")
-# huggingface_hub utils/_validators.py, validate_repo_id: word characters, '-' and '.', not at an end, at most 96 a part
-_HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95})(?:@(?P<revision>[\w][\w./-]{0,99}))?", re.ASCII)
+# huggingface_hub utils/_validators.py, validate_repo_id: word characters, '-' and '.', not at an end, at most
+# 96 a part
+_HUB_ID = re.compile(
+    r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95})(?:@(?P<revision>[\w][\w./-]{0,99}))?",
+    re.ASCII,
+)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -35,23 +41,38 @@ class Config:
 Catalog = Callable[[str], Mapping[str, Any] | None]
 
 
-def read_model(text: str | Path | Mapping[str, Any], *, catalog: Catalog, names: Iterable[str] = ()) -> ModelSpec:
+def read_model(
+    text: str | Path | Mapping[str, Any], *, catalog: Catalog, names: Iterable[str] = ()
+) -> ModelSpec:
     """The model that ``text`` names, as ``find_config`` finds it."""
     found = find_config(text, catalog=catalog, names=names)
-    return found if isinstance(found, ModelSpec) else read_hf_config(found.values, name=found.name, source=found.source)
+    return (
+        found
+        if isinstance(found, ModelSpec)
+        else read_hf_config(found.values, name=found.name, source=found.source)
+    )
 
 
-def find_config(text: str | Path | Mapping[str, Any], *, catalog: Catalog, names: Iterable[str] = ()) -> Config | ModelSpec:
-    """The config of the model that ``text`` names, or the model itself where a file describes it without one (GGUF). ``catalog`` finds the entry of a bundled name, whose ``config`` is read; ``names`` are offered
+def find_config(
+    text: str | Path | Mapping[str, Any], *, catalog: Catalog, names: Iterable[str] = ()
+) -> Config | ModelSpec:
+    """The config of the model that ``text`` names, or the model itself where a file describes it without one
+    (GGUF). ``catalog`` finds the entry of a bundled name, whose ``config`` is read; ``names`` are offered
     when nothing fits.
 
-    A path (one that ends like a model's file, starts with ``.``, ``/`` or ``~``, or exists with a separator in it) is read as
-    a file; then a bundled name; then a hub id ``org/name`` or ``org/name@revision``. Raises InputError otherwise.
+    A path (one that ends like a model's file, starts with ``.``, ``/`` or ``~``, or exists with a separator
+    in it) is read as a file; then a bundled name; then a hub id ``org/name`` or ``org/name@revision``. Raises
+    InputError otherwise.
     """
     if isinstance(text, Mapping):
         return Config(text, _config_model_name(text), Source(kind="dict"))
     if not isinstance(text, str | Path):
-        raise input_error("model", text, "is neither a name, a path nor a configuration", "`memsheet models` lists the bundled names")
+        raise input_error(
+            "model",
+            text,
+            "is neither a name, a path nor a configuration",
+            "`memsheet models` lists the bundled names",
+        )
     if isinstance(text, Path) or _is_path(text):
         return _from_path(Path(text).expanduser() if _has_home(text) else Path(text))
     entry = catalog(text)
@@ -63,7 +84,11 @@ def find_config(text: str | Path | Mapping[str, Any], *, catalog: Catalog, names
     named = _HUB_ID.fullmatch(text)
     if named is None or ".." in text:
         near = nearest_words(text, list(names), n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}? `memsheet models` lists all" if near else "`memsheet models` lists the bundled names"
+        hint = (
+            f"did you mean {' or '.join(near)}? `memsheet models` lists all"
+            if near
+            else "`memsheet models` lists the bundled names"
+        )
         raise input_error("model", text, "is no bundled model, no file and no hub id (org/name)", hint)
     return _from_hub(named["repo"], named["revision"])
 
@@ -99,12 +124,19 @@ def _from_folder(folder: Path) -> Config | ModelSpec:
     if is_file(folder / "config.json"):
         return _from_config(folder / "config.json", "file", folder)
     files = sorted(
-        file for file in folder.glob("*.gguf") if not re.search(r"-\d{5}-of-\d{5}\.gguf$", file.name) or "-00001-of-" in file.name
+        file
+        for file in folder.glob("*.gguf")
+        if not re.search(r"-\d{5}-of-\d{5}\.gguf$", file.name) or "-00001-of-" in file.name
     )
     if len(files) == 1:
         return _from_gguf(files[0])
     reason = f"holds {len(files)} GGUF models" if files else "holds no config.json and no GGUF file"
-    raise input_error("model", str(folder), reason, "name one of them" if files else "is this the folder of a model's checkpoint?")
+    raise input_error(
+        "model",
+        str(folder),
+        reason,
+        "name one of them" if files else "is this the folder of a model's checkpoint?",
+    )
 
 
 def _from_gguf(path: Path) -> ModelSpec:
@@ -126,17 +158,25 @@ def _from_safetensors(path: Path) -> Config:
 
 def _from_config(file: Path, kind: str, named: Path) -> Config:
     config = _with_modelopt(read_json(file), file)
-    name = printable_line((file.resolve().parent if file.name == "config.json" else file).stem if kind == "file" else named.stem)
+    name = printable_line(
+        (file.resolve().parent if file.name == "config.json" else file).stem if kind == "file" else named.stem
+    )
     return Config(config, _config_model_name(config) or name, Source(kind=kind, path=str(named)))
 
 
 def _with_modelopt(config: Any, file: Path) -> Any:
-    """A config with what ModelOpt writes into a file beside it (older exports; vLLM v0.33.0 transformers_utils/config.py:956 reads it likewise)."""
+    """A config with what ModelOpt writes into a file beside it (older exports; vLLM v0.33.0
+    transformers_utils/config.py:956 reads it likewise).
+    """
     beside = file.with_name(BESIDE)
     if not isinstance(config, dict) or config.get("quantization_config") is not None or not is_file(beside):
         return config
     found = read_json(beside)
-    return {**config, "quantization_config": {**found, "quant_method": "modelopt"}} if isinstance(found, dict) else config
+    return (
+        {**config, "quantization_config": {**found, "quant_method": "modelopt"}}
+        if isinstance(found, dict)
+        else config
+    )
 
 
 def _from_hub(repo: str, revision: str | None) -> Config:
@@ -147,7 +187,9 @@ def _from_hub(repo: str, revision: str | None) -> Config:
         from huggingface_hub.errors import HfHubHTTPError
     except ImportError:
         hint = "pip install 'memsheet[hub]', or download its config.json and give the path"
-        raise input_error("model", asked, "is not bundled, and reading the hub needs an extra", hint) from None
+        raise input_error(
+            "model", asked, "is not bundled, and reading the hub needs an extra", hint
+        ) from None
     commit = None
     try:
         commit = _hub_commit_hash(hub, repo, revision, asked)
@@ -159,7 +201,11 @@ def _from_hub(repo: str, revision: str | None) -> Config:
         pass
     try:
         file = hub.hf_hub_download(
-            repo, "config.json", revision=commit or revision, etag_timeout=HUB_TIMEOUT_S, local_files_only=commit is None
+            repo,
+            "config.json",
+            revision=commit or revision,
+            etag_timeout=HUB_TIMEOUT_S,
+            local_files_only=commit is None,
         )
     except Exception as error:  # noqa: BLE001 - the hub's errors quote requests, which may hold a token: only their kind is shown
         raise _hub_unreachable_error(asked, error) from None
@@ -170,16 +216,25 @@ def _from_hub(repo: str, revision: str | None) -> Config:
 
 
 def _hub_commit_hash(hub: Any, repo: str, revision: str | None, asked: str) -> str | None:
-    """The commit that ``revision`` names now; a config.json of absurd size is refused before it is downloaded."""
-    metadata = hub.get_hf_file_metadata(hub.hf_hub_url(repo, "config.json", revision=revision), timeout=HUB_TIMEOUT_S)
+    """The commit that ``revision`` names now; a config.json of absurd size is refused before it is
+    downloaded.
+    """
+    metadata = hub.get_hf_file_metadata(
+        hub.hf_hub_url(repo, "config.json", revision=revision), timeout=HUB_TIMEOUT_S
+    )
     if metadata.size is not None and metadata.size > MAX_CONFIG_BYTES:
-        raise input_error("model", asked, f"has a config.json of {metadata.size} bytes, more than the {MAX_CONFIG_BYTES} that are read")
+        raise input_error(
+            "model",
+            asked,
+            f"has a config.json of {metadata.size} bytes, more than the {MAX_CONFIG_BYTES} that are read",
+        )
     commit = metadata.commit_hash
     return commit if isinstance(commit, str) else None
 
 
 def _hub_unreachable_error(asked: str, error: Exception) -> InputError:
     hint = (
-        "check the name, the network and HF_HUB_OFFLINE; a private or gated model needs `hf auth login`; a config.json on disk always works"
+        "check the name, the network and HF_HUB_OFFLINE; a private or gated model needs `hf auth "
+        "login`; a config.json on disk always works"
     )
     return input_error("model", asked, f"could not be read from the hub ({type(error).__name__})", hint)

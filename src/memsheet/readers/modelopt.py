@@ -1,7 +1,9 @@
-"""ModelOpt's checkpoints (NVIDIA's own FP8 and NVFP4 releases): ``quantization_config`` of a config.json, or hf_quant_config.json beside it.
+"""ModelOpt's checkpoints (NVIDIA's own FP8 and NVFP4 releases): ``quantization_config`` of a config.json, or
+hf_quant_config.json beside it.
 
-The keys are those that vLLM reads (vllm-project/vllm v0.33.0 model_executor/layers/quantization/modelopt.py:325) and SGLang
-(sgl-project/sglang v0.5.23 layers/quantization/modelopt_quant.py:467).
+The keys are those that vLLM reads (vllm-project/vllm v0.33.0
+model_executor/layers/quantization/modelopt.py:325) and SGLang (sgl-project/sglang v0.5.23
+layers/quantization/modelopt_quant.py:467).
 """
 
 from __future__ import annotations
@@ -24,22 +26,33 @@ NUMBERED = re.compile(r"^(.*\blayers\.)(\d+)(.*)$")
 
 
 def read_modelopt(stored: Fields, layers: int) -> StoredQuantization | None:
-    """The stored format. ``layers``: of the model, so that what is listed layer by layer is known for all of them."""
+    """The stored format. ``layers``: of the model, so that what is listed layer by layer is known for all of
+    them.
+    """
     inner = stored.sub("quantization") if stored.raw("quantization") is not None else stored
     name = inner.text("quant_algo", default="").upper()
     found = ALGORITHMS.get(name)
     if found is None:
         mixed = name == "MIXED_PRECISION"
-        reason = "has formats of its own in each layer, which is not modelled" if mixed else f"is none of {', '.join(ALGORITHMS)}"
+        reason = (
+            "has formats of its own in each layer, which is not modelled"
+            if mixed
+            else f"is none of {', '.join(ALGORITHMS)}"
+        )
         inner.wrong(
-            "quant_algo", name or None, reason, "without quantization_config, --quantize nvfp4 or fp8 gives the sizes of one format"
+            "quant_algo",
+            name or None,
+            reason,
+            "without quantization_config, --quantize nvfp4 or fp8 gives the sizes of one format",
         )
         return None
     weights, group = found
     size = inner.optional("group_size")
     if weights == "nvfp4" and size not in (None, group):
         inner.wrong("group_size", size, "is not the 16 of NVFP4")
-    cache, fixed = cache_scheme(inner if inner.raw("kv_cache_scheme", "kv_cache_quant_algo") is not None else stored)
+    cache, fixed = cache_scheme(
+        inner if inner.raw("kv_cache_scheme", "kv_cache_quant_algo") is not None else stored
+    )
     key = next((key for key in ("ignore", "exclude_modules") if inner.raw(key) is not None), "ignore")
     return StoredQuantization(
         method="modelopt",
@@ -52,8 +65,8 @@ def read_modelopt(stored: Fields, layers: int) -> StoredQuantization | None:
 
 
 def _unquantized_module_patterns(stored: Fields, key: str, layers: int) -> tuple[str, ...]:
-    """Modules that are left alone, as beginnings and parts of paths. A module listed in some layers is taken as left alone in all of them, which
-    never says too few bytes; whole layers cannot be.
+    """Modules that are left alone, as beginnings and parts of paths. A module listed in some layers is taken
+    as left alone in all of them, which never says too few bytes; whole layers cannot be.
     """
     found, whole = list[str](), Counter[str]()
     for pattern in stored.texts(key, default=HEAD):
@@ -70,5 +83,10 @@ def _unquantized_module_patterns(stored: Fields, key: str, layers: int) -> tuple
             whole[numbered[1]] += 1
     if whole:
         reason = f"leaves {sum(whole.values())} of {layers} layers as they are, which is not modelled"
-        stored.wrong(key, None, reason, "without quantization_config, --quantize nvfp4 or fp8 gives the sizes with all of them quantized")
+        stored.wrong(
+            key,
+            None,
+            reason,
+            "without quantization_config, --quantize nvfp4 or fp8 gives the sizes with all of them quantized",
+        )
     return tuple(dict.fromkeys(found))

@@ -1,4 +1,6 @@
-"""Models made of others: questions a nested config asks, and a text model that another family reads, under its new path."""
+"""Models made of others: questions a nested config asks, and a text model that another family reads, under
+its new path.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def patch_size_and_count(config: Fields, *, image: int, patch: int) -> tuple[tup
 
 
 def class_label_count(config: Fields) -> int:
-    """Classes of a classification head: the length of id2label, else num_labels, else two as in PreTrainedConfig."""
+    """Classes of a classification head: the length of id2label, else num_labels, else two as in
+    PreTrainedConfig.
+    """
     names = config.raw("id2label")
     if names is None:
         return config.count("num_labels", default=2, low=0)
@@ -58,7 +62,12 @@ def model_class_name(config: Fields, known: Sequence[str], default: str) -> str:
     if not given:
         return default
     if given[0] not in known:
-        config.wrong("architectures", given[0], "is not a class memsheet counts for this model_type", f"known: {', '.join(known)}")
+        config.wrong(
+            "architectures",
+            given[0],
+            "is not a class memsheet counts for this model_type",
+            f"known: {', '.join(known)}",
+        )
         return default
     return given[0]
 
@@ -73,13 +82,17 @@ def text_model(text: Fields, default_type: str) -> ModelSpec:
     read = import_module(f"memsheet.readers.families.{module}").read
     spec: ModelSpec = read(Fields({**text.data, "model_type": model_type}, text.where, text.problems))
     if not all(stack.path.startswith("model.") for stack in spec.stacks):
-        text.wrong("model_type", model_type, "keeps its layers outside `model`, and how they nest here is not known")
+        text.wrong(
+            "model_type", model_type, "keeps its layers outside `model`, and how they nest here is not known"
+        )
     return spec
 
 
 def causal_head(vocab: int, hidden: int, *, tied: bool, path: str = "lm_head") -> Head:
     """A language-model head without bias."""
-    return Head(kind="causal_lm", width=vocab, tied=tied, weights=() if tied else vocabulary_head(path, vocab, hidden))
+    return Head(
+        kind="causal_lm", width=vocab, tied=tied, weights=() if tied else vocabulary_head(path, vocab, hidden)
+    )
 
 
 def rename_path_roots(spec: ModelSpec, names: Mapping[str, str]) -> ModelSpec:
@@ -97,13 +110,23 @@ def rename_path_roots(spec: ModelSpec, names: Mapping[str, str]) -> ModelSpec:
 
     def stack(old: Stack) -> Stack:
         final = old.final_norms if old.final_path else norms(old.final_norms)
-        return replace(old, path=new(old.path), final_path=new(old.final_path) if old.final_path else "", final_norms=final)
+        return replace(
+            old,
+            path=new(old.path),
+            final_path=new(old.final_path) if old.final_path else "",
+            final_norms=final,
+        )
 
-    embeddings: Embeddings = replace(spec.embeddings, weights=weights(spec.embeddings.weights), norms=norms(spec.embeddings.norms))
+    embeddings: Embeddings = replace(
+        spec.embeddings, weights=weights(spec.embeddings.weights), norms=norms(spec.embeddings.norms)
+    )
     return replace(
-        spec, embeddings=embeddings, stacks=tuple(stack(old) for old in spec.stacks),
-        head=replace(spec.head, weights=weights(spec.head.weights)), extras=weights(spec.extras),
-    )  # fmt: skip
+        spec,
+        embeddings=embeddings,
+        stacks=tuple(stack(old) for old in spec.stacks),
+        head=replace(spec.head, weights=weights(spec.head.weights)),
+        extras=weights(spec.extras),
+    )
 
 
 def of_kind(spec: ModelSpec, kind: str) -> ModelSpec:
@@ -112,4 +135,7 @@ def of_kind(spec: ModelSpec, kind: str) -> ModelSpec:
     def run(old: Run) -> Run:
         return replace(old, pattern=tuple(replace(block, kind=kind) for block in old.pattern))
 
-    return replace(spec, stacks=tuple(replace(stack, runs=tuple(run(old) for old in stack.runs)) for stack in spec.stacks))
+    return replace(
+        spec,
+        stacks=tuple(replace(stack, runs=tuple(run(old) for old in stack.runs)) for stack in spec.stacks),
+    )

@@ -1,4 +1,6 @@
-"""How the layers of a decoder differ in what they attend to: which have a sliding window, which rotate their positions."""
+"""How the layers of a decoder differ in what they attend to: which have a sliding window, which rotate their
+positions.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,16 @@ def sliding_window_tokens(config: Fields, default: int | None, key: str = "slidi
 
 
 def sliding_layers(config: Fields, layers: int, default: Callable[[int], bool]) -> tuple[bool, ...]:
-    """Which layers slide: the ``layer_types`` list where the config has one, else ``default`` of the layer's index."""
+    """Which layers slide: the ``layer_types`` list where the config has one, else ``default`` of the layer's
+    index.
+    """
     kinds = config.texts("layer_types")
     if "layer_types" not in config.data or config.data["layer_types"] is None:
         return tuple(default(i) for i in range(layers))
     if len(kinds) != layers or any(kind not in _KINDS for kind in kinds):
-        config.wrong("layer_types", list(kinds)[:8], f"is not one of {', '.join(_KINDS)} for each of {layers} layers")
+        config.wrong(
+            "layer_types", list(kinds)[:8], f"is not one of {', '.join(_KINDS)} for each of {layers} layers"
+        )
         return (False,) * layers
     return tuple(kind == "sliding_attention" for kind in kinds)
 
@@ -58,11 +64,15 @@ def sliding_after(config: Fields, layers: int) -> tuple[Position, ...]:
     return tuple(Position(window=size if slide else None) for slide in slides)
 
 
-def every_nth_full(period: int, size: int, *, rotate_full: bool = True, fixed: bool = False, bidirectional: bool = False) -> Positions:
-    """Windows everywhere but in every ``sliding_window_pattern``-th layer (default ``period``; gemma, cohere2, exaone4).
+def every_nth_full(
+    period: int, size: int, *, rotate_full: bool = True, fixed: bool = False, bidirectional: bool = False
+) -> Positions:
+    """Windows everywhere but in every ``sliding_window_pattern``-th layer (default ``period``; gemma,
+    cohere2, exaone4).
 
-    ``rotate_full=False``: the layers without a window have no rotary positions either, unless no layer has a window.
-    ``fixed``: the config has no such key, only ``layer_types`` changes the period (gemma2). ``bidirectional``: gemma3 halves the window when it attends both ways.
+    ``rotate_full=False``: the layers without a window have no rotary positions either, unless no layer has a
+    window. ``fixed``: the config has no such key, only ``layer_types`` changes the period (gemma2).
+    ``bidirectional``: gemma3 halves the window when it attends both ways.
     """
 
     def read(config: Fields, layers: int) -> tuple[Position, ...]:
@@ -71,15 +81,21 @@ def every_nth_full(period: int, size: int, *, rotate_full: bool = True, fixed: b
             wide = wide // 2 + 1
         every = period if fixed else _sliding_window_period(config, period)
         slides = sliding_layers(config, layers, lambda i: wide is not None and (i + 1) % every != 0)
-        return tuple(Position(window=wide if slide else None, rotary=rotate_full or slide) for slide in slides)
+        return tuple(
+            Position(window=wide if slide else None, rotary=rotate_full or slide) for slide in slides
+        )
 
     return read
 
 
 def _sliding_window_period(config: Fields, default: int) -> int:
-    """``sliding_window_pattern``: a number, or letters (LLLG) beside a ``layer_types`` list that says the same."""
+    """``sliding_window_pattern``: a number, or letters (LLLG) beside a ``layer_types`` list that says the
+    same.
+    """
     return (
-        default if isinstance(config.data.get("sliding_window_pattern"), str) else config.count("sliding_window_pattern", default=default)
+        default
+        if isinstance(config.data.get("sliding_window_pattern"), str)
+        else config.count("sliding_window_pattern", default=default)
     )
 
 
@@ -92,7 +108,9 @@ def exaone4_layer_positions(config: Fields, layers: int) -> tuple[Position, ...]
 def smollm3_layer_positions(config: Fields, layers: int) -> tuple[Position, ...]:
     """Every fourth layer has no rotary positions, and those may slide."""
     every = config.count("no_rope_layer_interval", default=4)
-    rotary = config.counts("no_rope_layers", default=[int((i + 1) % every != 0) for i in range(layers)], high=1)
+    rotary = config.counts(
+        "no_rope_layers", default=[int((i + 1) % every != 0) for i in range(layers)], high=1
+    )
     if len(rotary) < layers:
         config.wrong("no_rope_layers", list(rotary)[:8], f"does not name each of {layers} layers")
         return (Position(),) * layers

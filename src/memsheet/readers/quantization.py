@@ -28,7 +28,9 @@ def stored_quantization(config: Fields) -> StoredQuantization | None:
         return read_modelopt(stored, config.count("num_hidden_layers", default=10_000))
     reader = _METHODS.get(method)
     if reader is None:
-        reason, hint = _UNREAD.get(method, (f"is none of {', '.join(sorted((*_METHODS, 'modelopt')))}", INSTEAD))
+        reason, hint = _UNREAD.get(
+            method, (f"is none of {', '.join(sorted((*_METHODS, 'modelopt')))}", INSTEAD)
+        )
         stored.wrong("quant_method", method or None, reason, hint)
         return None
     return reader(stored)
@@ -48,21 +50,33 @@ def _modules_kept_unquantized(stored: Fields, *keys: str) -> tuple[str, ...]:
 
 def _mxfp4_scheme(stored: Fields) -> StoredQuantization:
     return StoredQuantization(
-        method="mxfp4", weights="mxfp4", group_size=32, skip=_modules_kept_unquantized(stored, "modules_to_not_convert")
+        method="mxfp4",
+        weights="mxfp4",
+        group_size=32,
+        skip=_modules_kept_unquantized(stored, "modules_to_not_convert"),
     )
 
 
 def _fp8_scheme(stored: Fields) -> StoredQuantization:
-    """Blocks when the config gives their size, else one scale a tensor (as vLLM's own fp8 checkpoints are)."""
+    """Blocks when the config gives their size, else one scale a tensor (as vLLM's own fp8 checkpoints
+    are).
+    """
     weights, group = _fp8_scales(stored, "weight_block_size")
     return StoredQuantization(
-        method="fp8", weights=weights, group_size=group, skip=_modules_kept_unquantized(stored, "modules_to_not_convert", "ignored_layers")
+        method="fp8",
+        weights=weights,
+        group_size=group,
+        skip=_modules_kept_unquantized(stored, "modules_to_not_convert", "ignored_layers"),
     )
 
 
 def _fbgemm_fp8_scheme(stored: Fields) -> StoredQuantization:
-    """One fp32 scale a row of a matrix (vLLM v0.33.0 layers/quantization/fbgemm_fp8.py, transformers 5.23 integrations/fbgemm_fp8.py)."""
-    return StoredQuantization(method="fbgemm_fp8", weights="fp8", skip=_modules_kept_unquantized(stored, "modules_to_not_convert"))
+    """One fp32 scale a row of a matrix (vLLM v0.33.0 layers/quantization/fbgemm_fp8.py, transformers 5.23
+    integrations/fbgemm_fp8.py).
+    """
+    return StoredQuantization(
+        method="fbgemm_fp8", weights="fp8", skip=_modules_kept_unquantized(stored, "modules_to_not_convert")
+    )
 
 
 def _fp8_scales(stored: Fields, key: str) -> tuple[str, int | None]:
@@ -70,7 +84,12 @@ def _fp8_scales(stored: Fields, key: str) -> tuple[str, int | None]:
     if not block:
         return "fp8", None
     if block != (128, 128):
-        stored.wrong(key, list(block), "is not [128, 128], the only block size known", "other blocks carry another number of scales")
+        stored.wrong(
+            key,
+            list(block),
+            "is not [128, 128], the only block size known",
+            "other blocks carry another number of scales",
+        )
     return "fp8-block", 128
 
 
@@ -78,16 +97,20 @@ def _gptq_scheme(stored: Fields) -> StoredQuantization:
     skip = _modules_kept_unquantized(stored, "modules_to_not_convert")
     head = stored.flag("lm_head", default=False)
     return StoredQuantization(
-        method="gptq", weights=f"gptq-int{_weight_bit_width(stored, 'bits', known=(4, 8))}", group_size=_quantization_group_size(stored, "group_size"),
+        method="gptq",
+        weights=f"gptq-int{_weight_bit_width(stored, 'bits', known=(4, 8))}",
+        group_size=_quantization_group_size(stored, "group_size"),
         skip=tuple(name for name in skip if name != "lm_head") if head else skip,
-    )  # fmt: skip
+    )
 
 
 def _awq_scheme(stored: Fields) -> StoredQuantization:
     return StoredQuantization(
-        method="awq", weights=f"awq-int{_weight_bit_width(stored, 'bits', 'w_bit', known=(4,))}", group_size=_quantization_group_size(stored, "group_size", "q_group_size"),
+        method="awq",
+        weights=f"awq-int{_weight_bit_width(stored, 'bits', 'w_bit', known=(4,))}",
+        group_size=_quantization_group_size(stored, "group_size", "q_group_size"),
         skip=_modules_kept_unquantized(stored, "modules_to_not_convert"),
-    )  # fmt: skip
+    )
 
 
 def _weight_bit_width(stored: Fields, *keys: str, known: tuple[int, ...]) -> int:
@@ -114,26 +137,47 @@ def _bitsandbytes_scheme(stored: Fields) -> StoredQuantization:
     # BitsAndBytesConfig defaults: fp4, scales not quantized again
     kind = stored.text("bnb_4bit_quant_type", default="fp4", choices=("nf4", "fp4"))
     double = stored.flag("bnb_4bit_use_double_quant", default=False)
-    weights = {("nf4", True): "nf4", ("nf4", False): "nf4-single", ("fp4", True): "fp4-double", ("fp4", False): "fp4"}[kind, double]
+    weights = {
+        ("nf4", True): "nf4",
+        ("nf4", False): "nf4-single",
+        ("fp4", True): "fp4-double",
+        ("fp4", False): "fp4",
+    }[kind, double]
     return StoredQuantization(method="bitsandbytes", weights=weights, group_size=64, skip=skip)
 
 
 def _compressed_tensors(stored: Fields) -> StoredQuantization | None:
     """The first config group that quantizes weights; groups that differ from it are a problem."""
     groups = stored.sub("config_groups", default={})
-    found = {_compressed_group(groups.sub(name).sub("weights")) for name in groups.data if groups.sub(name).raw("weights") is not None}
+    found = {
+        _compressed_group(groups.sub(name).sub("weights"))
+        for name in groups.data
+        if groups.sub(name).raw("weights") is not None
+    }
     if len(found) != 1:
         stored.wrong("config_groups", None, f"{len(found)} formats of weights where one is expected")
         return None
     weights, group = found.pop()
     skip = stored.texts("ignore", default=HEAD)
     cache, fixed = cache_scheme(stored)
-    return StoredQuantization(method="compressed-tensors", weights=weights, group_size=group, skip=skip, cache=cache, cache_fixed=fixed)
+    return StoredQuantization(
+        method="compressed-tensors",
+        weights=weights,
+        group_size=group,
+        skip=skip,
+        cache=cache,
+        cache_fixed=fixed,
+    )
 
 
 def _compressed_group(weights: Fields) -> tuple[str, int | None]:
-    """A dtype's name and group size. ``int4`` has one scale a group; asymmetric groups also a packed zero point, as in GPTQ."""
-    bits, kind = weights.count("num_bits", default=8), weights.text("type", default="int", choices=("int", "float"))
+    """A dtype's name and group size. ``int4`` has one scale a group; asymmetric groups also a packed zero
+    point, as in GPTQ.
+    """
+    bits, kind = (
+        weights.count("num_bits", default=8),
+        weights.text("type", default="int", choices=("int", "float")),
+    )
     group, strategy = weights.optional("group_size"), weights.text("strategy", default="")
     match kind, bits:
         case "float", 8:
@@ -159,7 +203,10 @@ _METHODS: dict[str, Callable[[Fields], StoredQuantization | None]] = {
     "compressed-tensors": _compressed_tensors,
 }
 
-INSTEAD = "take quantization_config out of the config.json, and --quantize nvfp4, fp8 or int4 gives the sizes in a format that is known"
+INSTEAD = (
+    "take quantization_config out of the config.json, and --quantize nvfp4, fp8 or int4 gives the "
+    "sizes in a format that is known"
+)
 _UNREAD = {
     "hqq": ("is not modelled: HQQ's zero points and scales have sizes of their own", "take quantization_config out of the config.json, and --quantize int4 comes near to four bits in groups of 128"),
     "exl2": ("is not modelled: it has bits of its own for each layer, and neither vllm nor sglang reads it", "take quantization_config out of the config.json, and --quantize gguf:Q4_K with engine llama.cpp is like it"),

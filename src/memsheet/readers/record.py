@@ -1,4 +1,5 @@
-"""A run's record (``memsheet/record/1``) read back: one JSON object, as it stands or compressed. Written by report/json/record.py.
+"""A run's record (``memsheet/record/1``) read back: one JSON object, as it stands or compressed. Written by
+report/json/record.py.
 
 It is a stranger's file: read as data, within limits on its size packed and unpacked.
 """
@@ -22,7 +23,9 @@ _GZIP_WINDOW = 31  # zlib: 15 bits of window, and a gzip header
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What was asked, where it ran, and the measured sheet as JSON; or ``failure`` in its place. ``files``: names beside the record."""
+    """What was asked, where it ran, and the measured sheet as JSON; or ``failure`` in its place. ``files``:
+    names beside the record.
+    """
 
     name: str
     asked: Mapping[str, Any]
@@ -37,7 +40,9 @@ def read_record(path: Path) -> Record:
     found = parse_packed(read_bytes(path, MAX_JSON_BYTES), str(path))
     if not isinstance(found, dict) or found.get("schema") != RECORD_SCHEMA:
         schema = found.get("schema") if isinstance(found, dict) else None
-        raise input_error(str(path), schema, f"is not {RECORD_SCHEMA}", "make one with `memsheet measure … --record FILE`")
+        raise input_error(
+            str(path), schema, f"is not {RECORD_SCHEMA}", "make one with `memsheet measure … --record FILE`"
+        )
     return record_from(found, path.name.split(".")[0])
 
 
@@ -50,9 +55,13 @@ def record_from(found: Mapping[str, Any], name: str) -> Record:
     if found.get("sheet") is None and not isinstance(failure, str):
         raise input_error(name, None, "holds neither a sheet nor how it failed")
     return Record(
-        name=name, asked=found.get("asked") or {}, environment=found.get("environment") or {}, sheet=found.get("sheet"),
-        failure=failure if isinstance(failure, str) else None, files=found.get("files") or {},
-    )  # fmt: skip
+        name=name,
+        asked=found.get("asked") or {},
+        environment=found.get("environment") or {},
+        sheet=found.get("sheet"),
+        failure=failure if isinstance(failure, str) else None,
+        files=found.get("files") or {},
+    )
 
 
 def sheet_within(found: Mapping[str, Any], file: str) -> Mapping[str, Any]:
@@ -61,12 +70,18 @@ def sheet_within(found: Mapping[str, Any], file: str) -> Mapping[str, Any]:
         return found
     record = record_from(found, file)
     if record.sheet is None:
-        raise input_error(file, None, f"is the record of a run that failed: {printable_line(record.failure or '')}")
+        raise input_error(
+            file, None, f"is the record of a run that failed: {printable_line(record.failure or '')}"
+        )
     return record.sheet
 
 
-def parse_packed(data: bytes, field: str, *, max_bytes: int = MAX_JSON_BYTES, max_values: int = MAX_VALUES) -> Any:
-    """The value of JSON text that may be compressed. Raises InputError for what is damaged or grows beyond ``max_bytes``."""
+def parse_packed(
+    data: bytes, field: str, *, max_bytes: int = MAX_JSON_BYTES, max_values: int = MAX_VALUES
+) -> Any:
+    """The value of JSON text that may be compressed. Raises InputError for what is damaged or grows beyond
+    ``max_bytes``.
+    """
     if not data.startswith(GZIP):
         return parse_json(data, field, max_bytes=max_bytes, max_values=max_values)
     unpack = zlib.decompressobj(_GZIP_WINDOW)

@@ -1,9 +1,14 @@
-"""Which module of ``families`` reads which ``model_type``. Modules are imported only when a model needs them."""
+"""Which module of ``families`` reads which ``model_type``. Modules are imported only when a model needs
+them.
+"""
 
 from __future__ import annotations
 
 _MODULES = {
-    "llama": "llama mistral qwen2 qwen3 smollm3 granite olmo olmo2 phi3 stablelm starcoder2 nemotron glm glm4 exaone4 ernie4_5 cohere cohere2",
+    "llama": (
+        "llama mistral qwen2 qwen3 smollm3 granite olmo olmo2 phi3 stablelm starcoder2 nemotron glm "
+        "glm4 exaone4 ernie4_5 cohere cohere2"
+    ),
     "gemma": "gemma gemma2 gemma3_text",
     "gpt": "gpt2 gpt_neo gptj gpt_neox gpt_bigcode opt bloom falcon mpt phi",
     "moe": "mixtral qwen2_moe qwen3_moe phimoe olmoe granitemoe glm4_moe gpt_oss ernie4_5_moe",

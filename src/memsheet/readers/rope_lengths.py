@@ -1,4 +1,6 @@
-"""How long sequences may be where a config scales its rotary positions, beyond those that the model was made for."""
+"""How long sequences may be where a config scales its rotary positions, beyond those that the model was made
+for.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +9,26 @@ from math import isfinite
 from typing import Any
 
 WITHIN = ("gemma3",)
-"""Families whose positions are already those that the scaling gives (vllm-project/vllm v0.11.0 config/model.py _get_and_verify_max_len)."""
+"""Families whose positions are already those that the scaling gives (vllm-project/vllm v0.11.0
+config/model.py _get_and_verify_max_len).
+"""
 SCALED = ("linear", "dynamic")
 MOST = 2**26
 
 
 def scaled_positions(config: Mapping[str, Any], positions: int | None) -> int | None:
-    """Positions that a server derives from a config's rope_scaling: YaRN's original ones times its factor, others' own times it; None where it
-    has no more than ``positions``. Scalings that say their length themselves (llama3, longrope) add nothing (vLLM v0.11.0, the same function).
+    """Positions that a server derives from a config's rope_scaling: YaRN's original ones times its factor,
+    others' own times it; None where it has no more than ``positions``. Scalings that say their length
+    themselves (llama3, longrope) add nothing (vLLM v0.11.0, the same function).
     """
     inner = config.get("text_config")
     text = inner if isinstance(inner, Mapping) else config
     rope = text.get("rope_scaling") or text.get("rope_parameters")
-    if positions is None or not isinstance(rope, Mapping) or any(str(text.get("model_type")).startswith(name) for name in WITHIN):
+    if (
+        positions is None
+        or not isinstance(rope, Mapping)
+        or any(str(text.get("model_type")).startswith(name) for name in WITHIN)
+    ):
         return None
     kind, factor = rope.get("rope_type") or rope.get("type"), _positive_number_or_zero(rope.get("factor"))
     original = _positive_number_or_zero(rope.get("original_max_position_embeddings"))

@@ -1,6 +1,8 @@
-"""The header of a .safetensors file: which tensors it stores, at which bytes. The weights themselves are never read.
+"""The header of a .safetensors file: which tensors it stores, at which bytes. The weights themselves are
+never read.
 
-Layout: eight bytes of little-endian header length, a JSON object ``name → {dtype, shape, data_offsets}``, the data.
+Layout: eight bytes of little-endian header length, a JSON object ``name → {dtype, shape, data_offsets}``, the
+data.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from memsheet.errors import input_error
 from memsheet.guard import is_file, is_folder, open_regular, parse_json, read_exact_bytes, read_json
 
 FORMAT = "safetensors README, Format; safetensors 0.8 tensor.rs, validate"
-MAX_HEADER_BYTES = 25_000_000  # what huggingface_hub reads of one (2.4 constants.py, SAFETENSORS_MAX_HEADER_LENGTH)
+MAX_HEADER_BYTES = (
+    25_000_000  # what huggingface_hub reads of one (2.4 constants.py, SAFETENSORS_MAX_HEADER_LENGTH)
+)
 MAX_TENSORS = 100_000  # of one file: of models with hundreds of experts each has a few thousand
 MAX_IN_METADATA = 20_000  # brackets in texts of __metadata__, which trainers of adapters fill with JSON
 MAX_INDEXED = 400_000  # 384 experts in 61 layers, each of three matrices with scales, are 140,000
@@ -79,7 +83,9 @@ class Index:
 
 
 def read_header(path: Path) -> Header:
-    """The header of one .safetensors file, checked so that every byte of data belongs to exactly one tensor. Source: ``FORMAT``."""
+    """The header of one .safetensors file, checked so that every byte of data belongs to exactly one tensor.
+    Source: ``FORMAT``.
+    """
     with open_regular(path) as (file, size):
         if size < 8:
             raise input_error(str(path), None, f"has {size} bytes, too few for a safetensors header")
@@ -93,16 +99,27 @@ def read_header(path: Path) -> Header:
             )
         raw = read_exact_bytes(file, length, path)
     if not raw.lstrip().startswith(b"{"):
-        raise input_error(str(path), None, "has a header that is not a JSON object", "is this a safetensors file?")
+        raise input_error(
+            str(path), None, "has a header that is not a JSON object", "is this a safetensors file?"
+        )
     if raw.count(b"{") > MAX_TENSORS + MAX_IN_METADATA:  # before a value is built
         raise input_error(str(path), None, f"holds more than the {MAX_TENSORS} tensors that a file may have")
-    found: dict[str, Any] = parse_json(raw, str(path), max_bytes=MAX_HEADER_BYTES, max_values=MAX_TENSORS * _VALUES_A_TENSOR, max_depth=8)
+    found: dict[str, Any] = parse_json(
+        raw, str(path), max_bytes=MAX_HEADER_BYTES, max_values=MAX_TENSORS * _VALUES_A_TENSOR, max_depth=8
+    )
     metadata = _header_metadata(found.pop("__metadata__", None), path)
     if len(found) > MAX_TENSORS:
-        raise input_error(str(path), len(found), f"is more than the {MAX_TENSORS} tensors that a file may have")
-    tensors = sorted((_read_tensor_entry(name, entry, path) for name, entry in found.items()), key=lambda t: (t.start, t.end))
+        raise input_error(
+            str(path), len(found), f"is more than the {MAX_TENSORS} tensors that a file may have"
+        )
+    tensors = sorted(
+        (_read_tensor_entry(name, entry, path) for name, entry in found.items()),
+        key=lambda t: (t.start, t.end),
+    )
     _check_cover(tensors, size - 8 - length, path)
-    return Header(tensors=tuple(tensors), metadata=MappingProxyType(metadata), header_bytes=8 + length, file_bytes=size)
+    return Header(
+        tensors=tuple(tensors), metadata=MappingProxyType(metadata), header_bytes=8 + length, file_bytes=size
+    )
 
 
 def stored_bytes(header: Header) -> int:
@@ -119,19 +136,27 @@ def read_index(path: Path) -> Index:
         raise input_error("weight_map", weight_map, "is not an object that names the file of each tensor")
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or not _is_plain_name(shard):
-            raise input_error(f"weight_map.{name}", shard, "is not the name of a .safetensors file in the same folder")
+            raise input_error(
+                f"weight_map.{name}", shard, "is not the name of a .safetensors file in the same folder"
+            )
     metadata = data.get("metadata") or {}
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
-    index = Index(folder=file.parent, weight_map=MappingProxyType(weight_map), total_bytes=_declared_total_bytes(total))
+    index = Index(
+        folder=file.parent, weight_map=MappingProxyType(weight_map), total_bytes=_declared_total_bytes(total)
+    )
     if len(index.shards) > MAX_SHARDS:
-        raise input_error("weight_map", len(index.shards), f"is more than the {MAX_SHARDS} files that a model may have")
+        raise input_error(
+            "weight_map", len(index.shards), f"is more than the {MAX_SHARDS} files that a model may have"
+        )
     return index
 
 
 def folder_stored_bytes(folder: Path) -> int | None:
-    """Exact bytes of the weights that a folder stores, from the headers of its shards (or its one file); None without any.
+    """Exact bytes of the weights that a folder stores, from the headers of its shards (or its one file); None
+    without any.
 
-    With an index, only the tensors it names count, each in the file it names. Some shards missing is an error: the sum would lie.
+    With an index, only the tensors it names count, each in the file it names. Some shards missing is an
+    error: the sum would lie.
     """
     if is_file(folder / INDEX):
         index = read_index(folder)
@@ -140,7 +165,10 @@ def folder_stored_bytes(folder: Path) -> int | None:
             return None
         if missing:
             raise input_error(
-                "weight_map", missing[0], f"is one of {len(missing)} missing files of {len(index.shards)}", "was the download finished?"
+                "weight_map",
+                missing[0],
+                f"is one of {len(missing)} missing files of {len(index.shards)}",
+                "was the download finished?",
             )
         _check_headers([folder / shard for shard in index.shards])
         return sum(_indexed_bytes(index, shard) for shard in index.shards)
@@ -158,7 +186,11 @@ def _check_headers(paths: Sequence[Path]) -> None:
         with open_regular(path) as (file, size):
             total += int.from_bytes(read_exact_bytes(file, 8, path), "little") if size >= 8 else 0
     if total > MOST_HEADERS_BYTES:
-        raise input_error("weight_map", total, f"is bytes of headers together, more than the {MOST_HEADERS_BYTES} that are read")
+        raise input_error(
+            "weight_map",
+            total,
+            f"is bytes of headers together, more than the {MOST_HEADERS_BYTES} that are read",
+        )
 
 
 def _indexed_bytes(index: Index, shard: str) -> int:
@@ -171,14 +203,25 @@ def _indexed_bytes(index: Index, shard: str) -> int:
 
 
 def _is_plain_name(shard: str) -> bool:
-    return shard.endswith(".safetensors") and not shard.startswith(".") and shard.isprintable() and not set(shard) & set('/\\:*?"<>|')
+    return (
+        shard.endswith(".safetensors")
+        and not shard.startswith(".")
+        and shard.isprintable()
+        and not set(shard) & set('/\\:*?"<>|')
+    )
 
 
 def _declared_total_bytes(value: object) -> int | None:
-    """``metadata.total_size``; some writers store it as a float. It is a claim, so anything unusable counts as absent."""
+    """``metadata.total_size``; some writers store it as a float. It is a claim, so anything unusable counts
+    as absent.
+    """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_ELEMENTS * 8 else None
+    return (
+        value
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_ELEMENTS * 8
+        else None
+    )
 
 
 def _header_metadata(value: object, path: Path) -> dict[str, str]:
@@ -197,18 +240,26 @@ def _read_tensor_entry(name: str, entry: object, path: Path) -> Tensor:
     if not isinstance(dtype, str) or dtype not in BITS:
         raise input_error(f"{where}.dtype", dtype, f"is none of {', '.join(BITS)}")
     if not _is_count_list(shape, MAX_DIMENSION):
-        raise input_error(f"{where}.shape", shape, f"is not a list of whole numbers from 0 to {MAX_DIMENSION}")
+        raise input_error(
+            f"{where}.shape", shape, f"is not a list of whole numbers from 0 to {MAX_DIMENSION}"
+        )
     if not _is_count_list(offsets, MAX_ELEMENTS) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise input_error(f"{where}.data_offsets", offsets, "is not a pair of ascending whole numbers")
-    return _check_tensor_bytes(Tensor(name=name, dtype=dtype, shape=tuple(shape), start=offsets[0], end=offsets[1]), where)
+    return _check_tensor_bytes(
+        Tensor(name=name, dtype=dtype, shape=tuple(shape), start=offsets[0], end=offsets[1]), where
+    )
 
 
 def _check_tensor_bytes(tensor: Tensor, where: str) -> Tensor:
     if len(tensor.shape) > 64 or tensor.elements > MAX_ELEMENTS:
-        raise input_error(f"{where}.shape", list(tensor.shape), f"has more than {MAX_ELEMENTS} elements or 64 dimensions")
+        raise input_error(
+            f"{where}.shape", list(tensor.shape), f"has more than {MAX_ELEMENTS} elements or 64 dimensions"
+        )
     bits = tensor.elements * BITS[tensor.dtype]
     if bits % 8:
-        raise input_error(f"{where}.shape", list(tensor.shape), f"does not end at a whole byte in {tensor.dtype}")
+        raise input_error(
+            f"{where}.shape", list(tensor.shape), f"does not end at a whole byte in {tensor.dtype}"
+        )
     if tensor.nbytes != bits // 8:
         raise input_error(
             f"{where}.data_offsets",
@@ -219,11 +270,15 @@ def _check_tensor_bytes(tensor: Tensor, where: str) -> Tensor:
 
 
 def _is_count_list(value: object, high: int) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(isinstance(v, int) and not isinstance(v, bool) and 0 <= v <= high for v in value)
+    return isinstance(value, list) and all(
+        isinstance(v, int) and not isinstance(v, bool) and 0 <= v <= high for v in value
+    )
 
 
 def _check_cover(tensors: list[Tensor], data_bytes: int, path: Path) -> None:
-    """Every byte of the data belongs to one tensor: no gap, no overlap, no rest (a second file could hide there)."""
+    """Every byte of the data belongs to one tensor: no gap, no overlap, no rest (a second file could hide
+    there).
+    """
     end = 0
     for tensor in tensors:
         if tensor.start != end:
@@ -234,4 +289,9 @@ def _check_cover(tensors: list[Tensor], data_bytes: int, path: Path) -> None:
             )
         end = tensor.end
     if end != data_bytes:
-        raise input_error(str(path), None, f"has {data_bytes} bytes of data, but its tensors take {end}", "was it copied completely?")
+        raise input_error(
+            str(path),
+            None,
+            f"has {data_bytes} bytes of data, but its tensors take {end}",
+            "was it copied completely?",
+        )

@@ -1,7 +1,8 @@
-"""A ``memsheet/sheet/1`` document read back: what ``memsheet train|infer|trace --json`` printed, from a file or from stdin.
+"""A ``memsheet/sheet/1`` document read back: what ``memsheet train|infer|trace --json`` printed, from a file
+or from stdin.
 
-It is a stranger's file like any other: every value that is used is checked, and a document whose rows do not add up to its totals is
-refused, because a comparison of its rows would explain nothing.
+It is a stranger's file like any other: every value that is used is checked, and a document whose rows do not
+add up to its totals is refused, because a comparison of its rows would explain nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ E = TypeVar("E", bound=Enum)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """The sheets of one document, one for each distinct rank, and what they are of. ``file`` is the name it was asked for by."""
+    """The sheets of one document, one for each distinct rank, and what they are of. ``file`` is the name it
+    was asked for by.
+    """
 
     file: str
     witness: Witness
@@ -39,11 +42,13 @@ class Document:
 
 
 def read_sheets(name: str) -> Document:
-    """The document in the file ``name``, or on stdin for ``-``; of a record (``memsheet/record/1``), its sheet.
+    """The document in the file ``name``, or on stdin for ``-``; of a record (``memsheet/record/1``), its
+    sheet.
 
     Raises InputError where it is none, with every problem found.
 
-    An item's range is known for its largest instant only and stands at those that equal it. Evidence is not read back.
+    An item's range is known for its largest instant only and stands at those that equal it. Evidence is not
+    read back.
     """
     shown = "stdin" if name == "-" else name
     return sheets_within(_parse_sheet_stdin() if name == "-" else _parse_sheet_file(Path(name)), shown)
@@ -53,7 +58,10 @@ def sheets_within(document: Mapping[str, Any], shown: str) -> Document:
     """As ``read_sheets``, of what has been parsed; ``shown``: where it is from."""
     found = sheet_within(document, shown)
     if found.get("schema") != SCHEMA:
-        hint = "make one with `memsheet train … --json > FILE`, `memsheet infer … --json` or `memsheet trace … --json`"
+        hint = (
+            "make one with `memsheet train … --json > FILE`, `memsheet infer … --json` or `memsheet "
+            "trace … --json`"
+        )
         raise input_error(shown, found.get("schema"), f"is not {SCHEMA}", hint)
     fields = Fields(found)
     read = _read_sheet_document(fields, shown)
@@ -76,7 +84,9 @@ def _require_json_object(found: Any, name: str) -> dict[str, Any]:
 
 
 def _prefix_problem_file(file: str, problem: Problem) -> Problem:
-    return Problem(field=f"{file}: {problem.field}", value=problem.value, reason=problem.reason, hint=problem.hint)
+    return Problem(
+        field=f"{file}: {problem.field}", value=problem.value, reason=problem.reason, hint=problem.hint
+    )
 
 
 def _read_sheet_document(fields: Fields, file: str) -> Document:
@@ -88,15 +98,24 @@ def _read_sheet_document(fields: Fields, file: str) -> Document:
     twice = _first_duplicate([rank for sheet in sheets for rank in (sheet.rank, *sheet.same_as)])
     if twice is not None:
         fields.wrong("ranks", twice, "is a rank that stands there twice")
-    return Document(file=file, witness=witness, model=printable_line(fields.sub("model").text("name", default="")), sheets=sheets)
+    return Document(
+        file=file,
+        witness=witness,
+        model=printable_line(fields.sub("model").text("name", default="")),
+        sheets=sheets,
+    )
 
 
 def _read_rank_sheet(fields: Fields, witness: Witness) -> Sheet:
     items = tuple(_read_sheet_item(row) for row in _read_object_list(fields, "items", MAX_ITEMS))
     sheet = Sheet(
-        rank=_read_rank_number(fields), stage=fields.count("stage", default=0, low=0, high=MAX_RANK), witness=witness,
-        same_as=fields.counts("same_as", high=MAX_RANK), items=items, host_bytes=fields.count("host_bytes", default=0, low=0, high=MAX_BYTES),
-    )  # fmt: skip
+        rank=_read_rank_number(fields),
+        stage=fields.count("stage", default=0, low=0, high=MAX_RANK),
+        witness=witness,
+        same_as=fields.counts("same_as", high=MAX_RANK),
+        items=items,
+        host_bytes=fields.count("host_bytes", default=0, low=0, high=MAX_BYTES),
+    )
     if not sheet.instants:
         fields.wrong("items", None, "hold nothing at any instant")
     stated = _bytes_by_instant(fields.sub("instants"))
@@ -118,14 +137,19 @@ def _read_sheet_item(fields: Fields) -> Item:
     component, path = _enum_member(fields, "component", Component), fields.text("path", default="")
     if len(path) > MAX_PATH:
         fields.wrong("path", path, f"is longer than {MAX_PATH} characters")
-    least = -MAX_BYTES if component is Component.UNEXPLAINED else 0  # a device may have counted less than was seen
+    least = (
+        -MAX_BYTES if component is Component.UNEXPLAINED else 0
+    )  # a device may have counted less than was seen
     sizes = _bytes_by_instant(fields.sub("at"), least)
     largest = fields.count("bytes", default=max(sizes.values(), default=0), low=least, high=MAX_BYTES)
     low = fields.count("low_bytes", default=largest, low=least, high=MAX_BYTES)
     high = fields.count("high_bytes", default=largest, low=least, high=MAX_BYTES)
     if not low <= largest <= high:
         fields.wrong("bytes", largest, f"is outside its own range, {low} to {high}")
-    at = {instant: Bytes(low, size, high) if size == largest else Bytes.exact(size) for instant, size in sizes.items()}
+    at = {
+        instant: Bytes(low, size, high) if size == largest else Bytes.exact(size)
+        for instant, size in sizes.items()
+    }
     return Item(component, path, at, Derived("as the document says"))
 
 
@@ -137,7 +161,11 @@ def _bytes_by_instant(fields: Fields, least: int = 0) -> dict[Instant, int]:
             fields.wrong(name, None, f"is no instant of a step: {', '.join(known)}")
         elif size is None:
             fields.wrong(name, None, "is not a whole number")
-    return {known[name]: fields.count(name, default=0, low=least, high=MAX_BYTES) for name in fields.data if name in known}
+    return {
+        known[name]: fields.count(name, default=0, low=least, high=MAX_BYTES)
+        for name in fields.data
+        if name in known
+    }
 
 
 def _enum_member(fields: Fields, key: str, kind: type[E]) -> E:

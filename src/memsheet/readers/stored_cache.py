@@ -1,4 +1,6 @@
-"""What a quantized checkpoint names for the cache of keys and values: eight bits with the scales it brings, or nothing."""
+"""What a quantized checkpoint names for the cache of keys and values: eight bits with the scales it brings,
+or nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,17 @@ ALGORITHMS = {"FP8": "fp8", "NVFP4": "nvfp4"}
 
 
 def cache_scheme(stored: Fields) -> tuple[str | None, bool]:
-    """A dtype's name, and whether the checkpoint brings one symmetric scale a tensor for it. None where the config names none."""
+    """A dtype's name, and whether the checkpoint brings one symmetric scale a tensor for it. None where the
+    config names none.
+    """
     if stored.raw("kv_cache_scheme") is None:
         name = stored.text("kv_cache_quant_algo", default="")
         return ALGORITHMS.get(name.upper()), bool(name)
     scheme = stored.sub("kv_cache_scheme")
-    bits, kind = scheme.count("num_bits", default=8), scheme.text("type", default="float", choices=("int", "float"))
+    bits, kind = (
+        scheme.count("num_bits", default=8),
+        scheme.text("type", default="float", choices=("int", "float")),
+    )
     fixed = scheme.text("strategy", default="tensor") == "tensor" and scheme.flag("symmetric", default=True)
     fixed = fixed and not scheme.flag("dynamic", default=False)
     match kind, bits:

@@ -1,4 +1,6 @@
-"""Vision encoders that several multimodal families share: CLIP, SigLIP and Pixtral, as their vision_config names them."""
+"""Vision encoders that several multimodal families share: CLIP, SigLIP and Pixtral, as their vision_config
+names them.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,16 @@ class Vision:
     class_token: bool = False
 
 
-def vision_model(config: Fields, path: str, default_type: str, absent: Mapping[str, Any] | None = None) -> Vision:
-    """The encoder that ``vision_config`` describes (``absent`` where there is none), its modules under ``path``."""
+def vision_model(
+    config: Fields, path: str, default_type: str, absent: Mapping[str, Any] | None = None
+) -> Vision:
+    """The encoder that ``vision_config`` describes (``absent`` where there is none), its modules under
+    ``path``.
+    """
     vision = config.sub("vision_config", absent)
-    match vision.text("model_type", default=default_type, choices=("clip_vision_model", "siglip_vision_model", "pixtral")):
+    match vision.text(
+        "model_type", default=default_type, choices=("clip_vision_model", "siglip_vision_model", "pixtral")
+    ):
         case "pixtral":
             return _pixtral_vision_model(vision, path)
         case "siglip_vision_model":
@@ -45,7 +53,9 @@ def vision_model(config: Fields, path: str, default_type: str, absent: Mapping[s
             return _clip_vision_model(vision, path)
 
 
-def patch_convolution_weights(path: str, hidden: int, channels: int, kernel: tuple[int, ...], *, bias: bool) -> tuple[Weight, ...]:
+def patch_convolution_weights(
+    path: str, hidden: int, channels: int, kernel: tuple[int, ...], *, bias: bool
+) -> tuple[Weight, ...]:
     """Patches to vectors: a convolution whose stride is its kernel, used as a linear layer."""
     weight = Weight(path=f"{path}.weight", shape=(hidden, channels, *kernel), role=Role.LINEAR)
     return (weight, Weight(path=f"{path}.bias", shape=(hidden,), role=Role.BIAS)) if bias else (weight,)
@@ -61,21 +71,39 @@ def even_heads(config: Fields, hidden: int, *keys: str, default: int, width: str
 def _clip_block(config: Fields, kind: str, hidden: int, intermediate: int, activation: str) -> Block:
     heads = even_heads(config, hidden, "num_attention_heads", default=12)
     return Block(
-        kind=kind, hidden=hidden, arrangement=Arrangement.PRE,
-        mixers=(separate_qkv_attention(
-            "self_attn", hidden, heads, heads, hidden // heads, qkv_bias=True, out_bias=True, causal=False, rotary_dim=0,
-            names=("q_proj", "k_proj", "v_proj", "out_proj"),
-        ),),
+        kind=kind,
+        hidden=hidden,
+        arrangement=Arrangement.PRE,
+        mixers=(
+            separate_qkv_attention(
+                "self_attn",
+                hidden,
+                heads,
+                heads,
+                hidden // heads,
+                qkv_bias=True,
+                out_bias=True,
+                causal=False,
+                rotary_dim=0,
+                names=("q_proj", "k_proj", "v_proj", "out_proj"),
+            ),
+        ),
         feed_forward=plain_mlp("mlp", hidden, intermediate, activation, bias=True, names=("fc1", "fc2")),
         norms=(layer_norm("layer_norm1", hidden), layer_norm("layer_norm2", hidden)),
-    )  # fmt: skip
+    )
 
 
-def _vision_encoder_stack(path: str, config: Fields, block: Block, *final: Norm, layers: int = 12, at: str = "encoder.layers") -> Stack:
+def _vision_encoder_stack(
+    path: str, config: Fields, block: Block, *final: Norm, layers: int = 12, at: str = "encoder.layers"
+) -> Stack:
     return Stack(
-        path=f"{path}.{at}", hidden=block.hidden, runs=run_length([block] * config.layers(default=layers)),
-        final_norms=final, final_path=path, role="vision",
-    )  # fmt: skip
+        path=f"{path}.{at}",
+        hidden=block.hidden,
+        runs=run_length([block] * config.layers(default=layers)),
+        final_norms=final,
+        final_path=path,
+        role="vision",
+    )
 
 
 def _clip_vision_model(config: Fields, path: str) -> Vision:
@@ -92,7 +120,11 @@ def _clip_vision_model(config: Fields, path: str) -> Vision:
     embeddings = (
         bare_parameter(f"{path}.embeddings.class_embedding", hidden),
         *patch_convolution_weights(
-            f"{path}.embeddings.patch_embedding", hidden, config.count("num_channels", default=3), patch, bias=False
+            f"{path}.embeddings.patch_embedding",
+            hidden,
+            config.count("num_channels", default=3),
+            patch,
+            bias=False,
         ),
         embedding_table(f"{path}.embeddings.position_embedding", count + 1, hidden),
         *layer_norm(f"{path}.pre_layrnorm", hidden).weights,  # spelt so in the model's code
@@ -106,18 +138,36 @@ def _siglip_vision_model(config: Fields, path: str) -> Vision:
     hidden = config.count("hidden_size", default=768)
     intermediate = config.count("intermediate_size", default=3072)
     patch, count = patch_size_and_count(config, image=224, patch=16)
-    block = _clip_block(config, "siglip_vision_model", hidden, intermediate, config.text("hidden_act", default="gelu_pytorch_tanh"))
+    block = _clip_block(
+        config,
+        "siglip_vision_model",
+        hidden,
+        intermediate,
+        config.text("hidden_act", default="gelu_pytorch_tanh"),
+    )
     embeddings = (
-        *patch_convolution_weights(f"{path}.embeddings.patch_embedding", hidden, config.count("num_channels", default=3), patch, bias=True),
+        *patch_convolution_weights(
+            f"{path}.embeddings.patch_embedding",
+            hidden,
+            config.count("num_channels", default=3),
+            patch,
+            bias=True,
+        ),
         embedding_table(f"{path}.embeddings.position_embedding", count, hidden),
     )
-    pooling = _siglip_pooling(f"{path}.head", hidden, intermediate) if config.flag("vision_use_head", default=True) else ()
+    pooling = (
+        _siglip_pooling(f"{path}.head", hidden, intermediate)
+        if config.flag("vision_use_head", default=True)
+        else ()
+    )
     stack = _vision_encoder_stack(path, config, block, layer_norm("post_layernorm", hidden))
     return Vision(hidden=hidden, stack=stack, embeddings=embeddings, extras=pooling, patches=count)
 
 
 def _siglip_pooling(path: str, hidden: int, intermediate: int) -> tuple[Weight, ...]:
-    """Attention of one learned query over the patches. No family here uses its output, its tensors are there all the same."""
+    """Attention of one learned query over the patches. No family here uses its output, its tensors are there
+    all the same.
+    """
     return (
         bare_parameter(f"{path}.probe", 1, 1, hidden),
         bare_parameter(f"{path}.attention.in_proj_weight", 3 * hidden, hidden, role=Role.LINEAR),
@@ -133,19 +183,30 @@ def _pixtral_vision_model(config: Fields, path: str) -> Vision:
     hidden = config.count("hidden_size", default=1024)
     heads = even_heads(config, hidden, "num_attention_heads", default=16)
     block = Block(
-        kind="pixtral", hidden=hidden, arrangement=Arrangement.PRE,
+        kind="pixtral",
+        hidden=hidden,
+        arrangement=Arrangement.PRE,
         mixers=(separate_qkv_attention("attention", hidden, heads, heads, hidden // heads, causal=False),),
         feed_forward=gated_mlp(
-            "feed_forward", hidden, config.count("intermediate_size", default=4096), config.text("hidden_act", default="gelu")
+            "feed_forward",
+            hidden,
+            config.count("intermediate_size", default=4096),
+            config.text("hidden_act", default="gelu"),
         ),
         norms=(rms_norm("attention_norm", hidden), rms_norm("ffn_norm", hidden)),
-    )  # fmt: skip
+    )
     embeddings = (
         *patch_convolution_weights(
-            f"{path}.patch_conv", hidden, config.count("num_channels", default=3), height_and_width(config, "patch_size", 16), bias=False
+            f"{path}.patch_conv",
+            hidden,
+            config.count("num_channels", default=3),
+            height_and_width(config, "patch_size", 16),
+            bias=False,
         ),
         *rms_norm(f"{path}.ln_pre", hidden).weights,
     )
     return Vision(
-        hidden=hidden, stack=_vision_encoder_stack(path, config, block, layers=24, at="transformer.layers"), embeddings=embeddings
+        hidden=hidden,
+        stack=_vision_encoder_stack(path, config, block, layers=24, at="transformer.layers"),
+        embeddings=embeddings,
     )

@@ -13,7 +13,9 @@ from memsheet.units import format_bytes
 
 
 class Answer(budget.Answer):
-    """What a question gets: ``verdict``, ``sheets`` (one a distinct rank), the whole ``plan`` and what was ``assumed``."""
+    """What a question gets: ``verdict``, ``sheets`` (one a distinct rank), the whole ``plan`` and what was
+    ``assumed``.
+    """
 
     __slots__ = ()
 
@@ -22,12 +24,17 @@ class Answer(budget.Answer):
         return sheet_document(self)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dict an item and instant (rank, stage, component, path, instant, bytes, low_bytes, high_bytes, evidence), for a table."""
+        """One dict an item and instant (rank, stage, component, path, instant, bytes, low_bytes, high_bytes,
+        evidence), for a table.
+        """
         return [row for sheet in self.sheets for row in _sheet_rows(sheet)]
 
     def __repr__(self) -> str:
         cards = f" on {self.cluster.count}x{self.cluster.device.name}" if self.cluster else ""
-        return f"<memsheet {self.plan.task} {self.model.name}{cards}, {self.plan.engine}: {_verdict_words(self)}>"
+        return (
+            f"<memsheet {self.plan.task} {self.model.name}{cards}, {self.plan.engine}: "
+            f"{_verdict_words(self)}>"
+        )
 
 
 def public_answer(answer: budget.Answer) -> Answer:

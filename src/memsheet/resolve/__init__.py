@@ -29,7 +29,13 @@ from memsheet.resolve.lora import BY_ENGINE, served_adapters_of
 from memsheet.resolve.mesh import mesh_of, mesh_product, resharding_of, zero_stage_of
 from memsheet.resolve.optimizer import optimizer_of
 from memsheet.resolve.options import optional_plan_fields
-from memsheet.resolve.pipeline import global_batch_of, layers_per_stage_of, schedule_of, usual_loss, vocab_multiple_of
+from memsheet.resolve.pipeline import (
+    global_batch_of,
+    layers_per_stage_of,
+    schedule_of,
+    usual_loss,
+    vocab_multiple_of,
+)
 from memsheet.resolve.precision import check_in_backward, check_moments, precision_of
 from memsheet.resolve.quantization import quantization_of
 from memsheet.resolve.recompute import recompute_of
@@ -54,13 +60,16 @@ class Resolved:
     assumed: tuple[str, ...]
 
 
-def resolve_request(request: Request, model: ModelSpec | None, cluster: Cluster | None = None, *, real: bool = False) -> Resolved:
+def resolve_request(
+    request: Request, model: ModelSpec | None, cluster: Cluster | None = None, *, real: bool = False
+) -> Resolved:
     """Fill every gap of ``request`` (checked first) for ``model``, None when only a parameter count is known.
 
-    ``real``: the engine's own code will run the plan, so that what it can do but nobody has modelled is allowed.
+    ``real``: the engine's own code will run the plan, so that what it can do but nobody has modelled is
+    allowed.
 
-    Raises InputError with all problems: unknown keys, values out of range, meshes that do not multiply, degrees that do not
-    divide, options that are not modelled.
+    Raises InputError with all problems: unknown keys, values out of range, meshes that do not multiply,
+    degrees that do not divide, options that are not modelled.
     """
     raise_if_problems(check_request(request))
     if request.get("task") != "infer" or request.get("engine") is not None:
@@ -68,7 +77,9 @@ def resolve_request(request: Request, model: ModelSpec | None, cluster: Cluster 
     return _of_candidates(request, model, cluster, real=real)
 
 
-def _resolve_for_engine(request: Request, model: ModelSpec | None, cluster: Cluster | None, *, real: bool) -> Resolved:
+def _resolve_for_engine(
+    request: Request, model: ModelSpec | None, cluster: Cluster | None, *, real: bool
+) -> Resolved:
     """As ``resolve_request``, by the engine that is asked for, else by the usual one."""
     gaps = RequestResolver(request)
     task = gaps.get("task", "train", silent=True)
@@ -76,43 +87,65 @@ def _resolve_for_engine(request: Request, model: ModelSpec | None, cluster: Clus
     engine = _resolve_engine(gaps, task, cluster, model)
     if real:
         engine = replace(
-            engine, axes=(*engine.axes, *engine.real_axes), schedules=(*engine.schedules, *engine.real_schedules),
+            engine,
+            axes=(*engine.axes, *engine.real_axes),
+            schedules=(*engine.schedules, *engine.real_schedules),
             zero=(*engine.zero, *engine.real_zero),
-        )  # fmt: skip
+        )
     _refuse_unread(gaps, engine, task)
     check_decodes(gaps, engine, model, task)
     check_version(gaps, engine)
     zero = zero_stage_of(gaps, engine, task, gpus)
     mesh = mesh_of(gaps, engine, task, zero, gpus, model)
     adapter = None if task == "infer" and engine.name in BY_ENGINE else adapter_of(gaps, model, engine)
-    card = cluster if engine.server == "transformers" else None  # whose capability decides whether transformers dequantizes
+    card = (
+        cluster if engine.server == "transformers" else None
+    )  # whose capability decides whether transformers dequantizes
     quantization = quantization_of(gaps, model, engine, task, adapter, card)
     precision = precision_of(gaps, engine, task, adapter, model, cluster.device if cluster else None)
     served_adapters = served_adapters_of(gaps, engine, model, mesh, precision)
     usual = usual_options(gaps, engine, mesh, model, cluster)
     sequences = sequences_of(gaps, task, usual.get("serving.max_sequences"))
     plan = Plan(
-        task=task, engine=engine.name, engine_version=gaps.get("engine_version", engine.tested, silent=not usual), mesh=mesh, zero=zero,
+        task=task,
+        engine=engine.name,
+        engine_version=gaps.get("engine_version", engine.tested, silent=not usual),
+        mesh=mesh,
+        zero=zero,
         reshard_after_forward=resharding_of(gaps, engine, zero),
-        schedule=schedule_of(gaps, engine, mesh, task), layers_per_stage=layers_per_stage_of(gaps, engine, mesh, model),
-        microbatch=gaps.get("microbatch", 1) if task == "train" else sequences, global_batch=global_batch_of(gaps, engine, mesh, task),
-        seq_len=seq_len_of(gaps, task, model), vocab_multiple=vocab_multiple_of(gaps, engine, mesh), precision=precision, served_adapters=served_adapters,
+        schedule=schedule_of(gaps, engine, mesh, task),
+        layers_per_stage=layers_per_stage_of(gaps, engine, mesh, model),
+        microbatch=gaps.get("microbatch", 1) if task == "train" else sequences,
+        global_batch=global_batch_of(gaps, engine, mesh, task),
+        seq_len=seq_len_of(gaps, task, model),
+        vocab_multiple=vocab_multiple_of(gaps, engine, mesh),
+        precision=precision,
+        served_adapters=served_adapters,
         optimizer=optimizer_of(gaps, engine) if task == "train" else None,
         recompute=recompute_of(gaps, engine, model),
         attention=attention_of(gaps, engine, model, cluster),
-        loss=gaps.choice("loss", usual_loss(gaps, engine, mesh), engine.losses, engine.name) if task == "train" else Loss.PLAIN,
-        dropout=float(gaps.get("dropout", 0.0, silent=True)), adapter=adapter, quantization=quantization,
-        offload=_resolve_offload(gaps, engine), expandable_segments=gaps.get("allocator.expandable_segments", False, silent=True),
+        loss=gaps.choice("loss", usual_loss(gaps, engine, mesh), engine.losses, engine.name)
+        if task == "train"
+        else Loss.PLAIN,
+        dropout=float(gaps.get("dropout", 0.0, silent=True)),
+        adapter=adapter,
+        quantization=quantization,
+        offload=_resolve_offload(gaps, engine),
+        expandable_segments=gaps.get("allocator.expandable_segments", False, silent=True),
         kv_dtype=kv_dtype_of(gaps, precision, engine, model),
-        max_model_len=max_model_len_of(gaps, task, model, engine, served=bool(usual) or engine.server == "llama_cpp"),
+        max_model_len=max_model_len_of(
+            gaps, task, model, engine, served=bool(usual) or engine.server == "llama_cpp"
+        ),
         max_sequences=sequences,
-        prompt_tokens=gaps.get("serving.prompt_tokens", silent=True), phase=gaps.get("phase", silent=True),
+        prompt_tokens=gaps.get("serving.prompt_tokens", silent=True),
+        phase=gaps.get("phase", silent=True),
         **{**server_options(gaps, usual, engine, model), **llama_options(gaps, engine, task)},
         optimizer_in_backward=gaps.get("optimizer_in_backward", False, silent=True),
-        **optional_plan_fields(gaps, mesh, model, engine), varied=engine.varies and request.get("seq_len_kind") == "maximum",
+        **optional_plan_fields(gaps, mesh, model, engine),
+        varied=engine.varies and request.get("seq_len_kind") == "maximum",
         before_ampere=cluster is not None and is_older_device(cluster.device, BF16_UNITS),
         speculative=speculative_of(gaps, engine, mesh, model, sequences=sequences, real=real),
-    )  # fmt: skip
+    )
     check_effects(gaps, plan, engine, model)
     check_moments(gaps, plan)
     check_in_backward(gaps, plan, engine)
@@ -125,14 +158,32 @@ def _refuse_unread(gaps: RequestResolver, engine: Engine, task: str) -> None:
     """Options that nobody has modelled for the engine, and those of the other task."""
     for key, harmless in UNMODELLED.items():
         value = gaps.request.get(key)
-        if value is not None and value not in harmless and key not in engine.models and key not in OTHER_TASK[task]:
-            gaps.wrong(key, value, "is not modelled yet, and an option is never ignored", "leave it out to see the job without it")
+        if (
+            value is not None
+            and value not in harmless
+            and key not in engine.models
+            and key not in OTHER_TASK[task]
+        ):
+            gaps.wrong(
+                key,
+                value,
+                "is not modelled yet, and an option is never ignored",
+                "leave it out to see the job without it",
+            )
     for key, harmless in OTHER_TASK[task].items():
         value = gaps.request.get(key)
         if value is not None and value not in harmless and key not in engine.models:
             beside = task == "infer" and key.startswith("adapter.")
-            unread = f"is not modelled for adapters that {engine.name} serves" if beside else f"has no meaning in {task}"
-            hint = f"merged, an adapter costs nothing; beside a model: {', '.join(BY_ENGINE)}" if beside else "leave it out"
+            unread = (
+                f"is not modelled for adapters that {engine.name} serves"
+                if beside
+                else f"has no meaning in {task}"
+            )
+            hint = (
+                f"merged, an adapter costs nothing; beside a model: {', '.join(BY_ENGINE)}"
+                if beside
+                else "leave it out"
+            )
             gaps.wrong(key, value, unread, hint)
 
 
@@ -140,10 +191,17 @@ DESCRIBED = ("schema", "model", "gpus")
 """Keys of a plan's document that are no choices of the plan."""
 
 
-def resolve_document(document: Mapping[str, Any], model: ModelSpec | None = None, *, real: bool = False) -> Plan:
-    """The plan that ``report.json.answer.plan_document`` wrote down. Raises InputError as ``resolve_request`` does."""
+def resolve_document(
+    document: Mapping[str, Any], model: ModelSpec | None = None, *, real: bool = False
+) -> Plan:
+    """The plan that ``report.json.answer.plan_document`` wrote down. Raises InputError as ``resolve_request``
+    does.
+    """
     return resolve_request(
-        {key: value for key, value in flatten_document(document).items() if key not in DESCRIBED}, model, None, real=real
+        {key: value for key, value in flatten_document(document).items() if key not in DESCRIBED},
+        model,
+        None,
+        real=real,
     ).plan
 
 
@@ -151,8 +209,12 @@ CANDIDATES = ("vllm", "sglang", "llama.cpp", "transformers")
 """Engines that may be taken where nobody names one, after the usual one."""
 
 
-def _of_candidates(request: Request, model: ModelSpec | None, cluster: Cluster | None, *, real: bool) -> Resolved:
-    """The usual engine's answer; where it has problems, that of the first candidate that has none, else the problems of the one with fewer."""
+def _of_candidates(
+    request: Request, model: ModelSpec | None, cluster: Cluster | None, *, real: bool
+) -> Resolved:
+    """The usual engine's answer; where it has problems, that of the first candidate that has none, else the
+    problems of the one with fewer.
+    """
     usual, refused = _try_resolve(request, model, cluster, real=real)
     if usual is not None and not refused:
         return usual
@@ -184,7 +246,9 @@ def _problem_fields(problems: tuple[Problem, ...]) -> set[str]:
 
 
 def _candidate_engines(cluster: Cluster | None, model: ModelSpec | None, usual: str) -> Iterator[str]:
-    """Engines besides the usual one, of those that are accounted on the device; servers for what is served in pages."""
+    """Engines besides the usual one, of those that are accounted on the device; servers for what is served in
+    pages.
+    """
     there = cluster.device.engines if cluster else None
     known = CANDIDATES if serves_in_pages(model) else ("transformers",)
     return (name for name in known if name != usual and (there is None or name in there))
@@ -195,13 +259,21 @@ def usual_engine(request: Request, cluster: Cluster | None, model: ModelSpec | N
     task = request.get("task") or "train"
     several = (cluster.count if cluster else mesh_product(request)) > 1
     sharded = task == "train" and several and request.get("zero") != 0
-    default = "fsdp2" if sharded else "vllm" if task == "infer" and several and serves_in_pages(model) else "transformers"
+    default = (
+        "fsdp2"
+        if sharded
+        else "vllm"
+        if task == "infer" and several and serves_in_pages(model)
+        else "transformers"
+    )
     if task == "infer" and model is not None and model.source.kind == "gguf":
         default = "llama.cpp"
     if default == "transformers" and task == "infer" and cluster and model:
         default = (
             "vllm"
-            if _asks_a_server(request) and serves_in_pages(model) and _server_takes_question("vllm", request, model, cluster)
+            if _asks_a_server(request)
+            and serves_in_pages(model)
+            and _server_takes_question("vllm", request, model, cluster)
             else default
         )
     if cluster and cluster.device.engines is not None:
@@ -209,9 +281,13 @@ def usual_engine(request: Request, cluster: Cluster | None, model: ModelSpec | N
     return default
 
 
-def _resolve_engine(gaps: RequestResolver, task: str, cluster: Cluster | None, model: ModelSpec | None) -> Engine:
+def _resolve_engine(
+    gaps: RequestResolver, task: str, cluster: Cluster | None, model: ModelSpec | None
+) -> Engine:
     several = (cluster.count if cluster else mesh_product(gaps.request)) > 1
-    name = gaps.get("engine", None if gaps.request.get("engine") else usual_engine(gaps.request, cluster, model))
+    name = gaps.get(
+        "engine", None if gaps.request.get("engine") else usual_engine(gaps.request, cluster, model)
+    )
     engine = find_engine(name)
     if engine is None or task not in engine.tasks:
         known = [e for e in MODELLED if (found := find_engine(e)) and task in found.tasks]
@@ -221,7 +297,12 @@ def _resolve_engine(gaps: RequestResolver, task: str, cluster: Cluster | None, m
     return engine.alone if engine.alone is not None and not several else engine
 
 
-SERVERS_KEYS = ("serving.max_model_len", "serving.max_sequences", "serving.max_batched_tokens", "serving.memory_fraction")
+SERVERS_KEYS = (
+    "serving.max_model_len",
+    "serving.max_sequences",
+    "serving.max_batched_tokens",
+    "serving.memory_fraction",
+)
 """What nobody says but of a server."""
 
 
@@ -253,8 +334,14 @@ def _resolve_offload(gaps: RequestResolver, engine: Engine) -> Offload:
             if reason := engine.never_offloads.get(key):
                 gaps.wrong(f"offload.{key}", value, reason, _INSTEAD.get(key, "leave it out"))
                 continue
-            has = f"it offloads {', '.join(engine.offload)}" if engine.offload else "engine deepspeed offloads optimizer and parameters"
+            has = (
+                f"it offloads {', '.join(engine.offload)}"
+                if engine.offload
+                else "engine deepspeed offloads optimizer and parameters"
+            )
             gaps.wrong(f"offload.{key}", value, f"is not modelled for {engine.name} yet", has)
     return Offload(
-        optimizer=float(wanted["optimizer"] or 0), parameters=float(wanted["parameters"] or 0), activations=bool(wanted["activations"])
+        optimizer=float(wanted["optimizer"] or 0),
+        parameters=float(wanted["parameters"] or 0),
+        activations=bool(wanted["activations"]),
     )

@@ -33,9 +33,13 @@ def adapter_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
         if gaps.request.get(key) is not None:
             gaps.wrong(key, gaps.request[key], f"has no meaning for {kind.value}", "leave it out")
     return Adapter(
-        kind=kind, rank=rank or 0, targets=targets_of(gaps, model, engine), dtype=dtype, full_modules=_full_modules(gaps, model),
+        kind=kind,
+        rank=rank or 0,
+        targets=targets_of(gaps, model, engine),
+        dtype=dtype,
+        full_modules=_full_modules(gaps, model),
         dropout=float(gaps.get("adapter.dropout", 0.0, silent=True)),
-    )  # fmt: skip
+    )
 
 
 PROMPT_LENGTH, START_LAYER = 10, 2
@@ -59,16 +63,30 @@ def _full_modules(gaps: RequestResolver, model: ModelSpec | None) -> tuple[str, 
     """Modules of which a copy is trained whole, by their last names: embeddings and the output projection."""
     names = tuple(gaps.request.get("adapter.full_modules") or ())
     if model is not None and names:
-        known = {weight.path.split(".")[-2] for weight in (*model.embeddings.weights, *model.head.weights) if "." in weight.path}
+        known = {
+            weight.path.split(".")[-2]
+            for weight in (*model.embeddings.weights, *model.head.weights)
+            if "." in weight.path
+        }
         for name in names:
             if name not in known:
-                gaps.wrong("adapter.full_modules", name, "is not modelled as trained whole", f"modelled: {', '.join(sorted(known))}")
+                gaps.wrong(
+                    "adapter.full_modules",
+                    name,
+                    "is not modelled as trained whole",
+                    f"modelled: {', '.join(sorted(known))}",
+                )
         if model.head.tied:
             gaps.wrong(
-                "adapter.full_modules", list(names), "is not modelled where embeddings and output projection are one", "leave it out"
+                "adapter.full_modules",
+                list(names),
+                "is not modelled where embeddings and output projection are one",
+                "leave it out",
             )
         if gaps.request.get("loss") not in (None, "plain"):
-            gaps.wrong("loss", gaps.request["loss"], "is not modelled beside modules that are trained whole", "plain")
+            gaps.wrong(
+                "loss", gaps.request["loss"], "is not modelled beside modules that are trained whole", "plain"
+            )
     return names
 
 
@@ -80,7 +98,12 @@ def targets_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
     if targets is None:
         found = LORA_TARGETS.get(model.model_type) if model else None
         if found is None:
-            gaps.wrong("adapter.targets", None, "is missing; this family has no default", "for example --lora-targets q_proj,v_proj")
+            gaps.wrong(
+                "adapter.targets",
+                None,
+                "is missing; this family has no default",
+                "for example --lora-targets q_proj,v_proj",
+            )
         else:
             gaps.assumed.append(f"adapter.targets = {','.join(found)} (peft's default)")
         targets = found or ()
@@ -91,7 +114,11 @@ def targets_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
         gaps.assumed.append(f"adapter.targets = {','.join(sorted(present))} (all-linear)")
         return tuple(sorted(present))
     for target in targets:
-        if target not in present and target not in engine.targets and not _joined_from(gaps, target, targets, present):
+        if (
+            target not in present
+            and target not in engine.targets
+            and not _joined_from(gaps, target, targets, present)
+        ):
             hint = f"it has {', '.join(sorted(present))}; or all-linear alone"
             gaps.wrong("adapter.targets", target, f"names no linear layer of {model.name}", hint)
     return tuple(targets)
@@ -109,4 +136,9 @@ def _joined_from(gaps: RequestResolver, target: str, targets: Sequence[str], pre
 def linear_names(model: ModelSpec) -> set[str]:
     """Last names of the linear layers in a model's blocks (``q_proj``)."""
     blocks = (block for stack in model.stacks for run in stack.runs for block in run.pattern)
-    return {w.path.split(".")[-2] for b in blocks for w in b.weights if w.role.value == "linear" and w.path.endswith(".weight")}
+    return {
+        w.path.split(".")[-2]
+        for b in blocks
+        for w in b.weights
+        if w.role.value == "linear" and w.path.endswith(".weight")
+    }

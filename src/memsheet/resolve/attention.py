@@ -1,4 +1,6 @@
-"""Data-parallel attention: groups of a server's tensor-parallel ranks that attend to requests of their own, and share the rest of a layer."""
+"""Data-parallel attention: groups of a server's tensor-parallel ranks that attend to requests of their own,
+and share the rest of a layer.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,15 @@ VLLM_GROUPS_SINCE = (0, 8)
 """``--data-parallel-size`` (vllm-project/vllm v0.8.5 engine/arg_utils.py:161; v0.7.3 has none)."""
 
 
-def attention_groups(gaps: RequestResolver, degrees: dict[str, int], engine: Engine, model: ModelSpec | None) -> None:
-    """``degrees`` as the engine runs them: replicas that share experts are groups of one server, and groups that share nothing are replicas.
+def attention_groups(
+    gaps: RequestResolver, degrees: dict[str, int], engine: Engine, model: ModelSpec | None
+) -> None:
+    """``degrees`` as the engine runs them: replicas that share experts are groups of one server, and groups
+    that share nothing are replicas.
 
-    vLLM's data-parallel ranks share experts, cut or dealt (v0.33.0 layers/fused_moe/config.py:1106, 1207), and a model without experts is a
-    server on each (v1/engine/core.py:1552). SGLang's replicas share nothing, and its groups all but attention.
+    vLLM's data-parallel ranks share experts, cut or dealt (v0.33.0 layers/fused_moe/config.py:1106, 1207),
+    and a model without experts is a server on each (v1/engine/core.py:1552). SGLang's replicas share nothing,
+    and its groups all but attention.
     """
     replicas, tp, groups = degrees["dp_replicate"], degrees["tp"], degrees["attn_dp"]
     told = gaps.request.get("mesh.attn_dp") is not None
@@ -27,23 +33,36 @@ def attention_groups(gaps: RequestResolver, degrees: dict[str, int], engine: Eng
     if groups > 1 and whole and engine.name == "vllm" and model is not None and not has_experts(model):
         degrees.update(dp_replicate=replicas * groups, tp=tp // groups, attn_dp=1)
         gaps.assumed.append(
-            f"mesh.dp_replicate = {replicas * groups} (vllm's data-parallel ranks share experts, of which {model.name} has none)"
+            f"mesh.dp_replicate = {replicas * groups} (vllm's data-parallel ranks share experts, of which "
+            f"{model.name} has none)"
         )
     elif replicas > 1 and groups == 1 and not told and _replicas_share_experts(degrees, engine, model):
         degrees.update(dp_replicate=1, tp=tp * replicas, attn_dp=replicas)
-        gaps.assumed.append(f"mesh.attn_dp = {replicas} of mesh.tp = {tp * replicas} (replicas that share experts are one server)")
+        gaps.assumed.append(
+            f"mesh.attn_dp = {replicas} of mesh.tp = {tp * replicas} (replicas that share experts are one "
+            "server)"
+        )
 
 
 def has_experts(model: ModelSpec) -> bool:
-    return any(isinstance(block.feed_forward, Moe) for stack in model.stacks for run in stack.runs for block in run.pattern)
+    return any(
+        isinstance(block.feed_forward, Moe)
+        for stack in model.stacks
+        for run in stack.runs
+        for block in run.pattern
+    )
 
 
 def _replicas_share_experts(degrees: dict[str, int], engine: Engine, model: ModelSpec | None) -> bool:
-    """Whether replicas share their experts: where they are dealt over more than one's ranks, and always in vLLM."""
+    """Whether replicas share their experts: where they are dealt over more than one's ranks, and always in
+    vLLM.
+    """
     if model is None or not has_experts(model):
         return False
     over = degrees["tp"] * degrees["dp_replicate"]
-    return degrees["ep"] == over or (engine.name == "vllm" and degrees["ep"] == 1 and degrees["etp"] in (1, over))
+    return degrees["ep"] == over or (
+        engine.name == "vllm" and degrees["ep"] == 1 and degrees["etp"] in (1, over)
+    )
 
 
 def check_groups(gaps: RequestResolver, mesh: Mesh, engine: Engine, model: ModelSpec | None) -> None:
@@ -53,7 +72,9 @@ def check_groups(gaps: RequestResolver, mesh: Mesh, engine: Engine, model: Model
     if groups == 1:
         for key in ("serving.dp_lm_head", "serving.dp_dense"):
             if gaps.request.get(key) and engine.name == "sglang":
-                gaps.wrong(key, gaps.request[key], "is of data-parallel attention, which is off", "--attn-dp with it")
+                gaps.wrong(
+                    key, gaps.request[key], "is of data-parallel attention, which is off", "--attn-dp with it"
+                )
         return
     if int(mesh.tp) % groups:
         gaps.wrong(
@@ -75,28 +96,57 @@ def _ranks_for(groups: int, ranks: int) -> str:
 
 
 def _check_dispatch(gaps: RequestResolver, mesh: Mesh, engine: Engine) -> None:
-    """Tokens are sent where experts are dealt to ranks (vLLM v0.33.0 layers/fused_moe/config.py:1035, SGLang v0.5.23 arg_groups/overrides.py:1611)."""
+    """Tokens are sent where experts are dealt to ranks (vLLM v0.33.0 layers/fused_moe/config.py:1035, SGLang
+    v0.5.23 arg_groups/overrides.py:1611).
+    """
     if gaps.request.get("serving.dispatch") != "deepep" or not engine.experts_whole:
         return
     ranks, groups = int(mesh.tp), int(mesh.attn_dp)
     if int(mesh.ep) != ranks or ranks == 1:
-        gaps.wrong("serving.dispatch", "deepep", "sends tokens to experts that are dealt to all ranks", f"--ep {max(2, ranks)}")
+        gaps.wrong(
+            "serving.dispatch",
+            "deepep",
+            "sends tokens to experts that are dealt to all ranks",
+            f"--ep {max(2, ranks)}",
+        )
     elif ranks not in PEERS:
-        gaps.wrong("serving.dispatch", "deepep", f"has no sizes for {ranks} ranks", f"one of {', '.join(map(str, PEERS))}")
+        gaps.wrong(
+            "serving.dispatch",
+            "deepep",
+            f"has no sizes for {ranks} ranks",
+            f"one of {', '.join(map(str, PEERS))}",
+        )
     elif engine.name == "vllm" and groups == 1:
-        gaps.wrong("serving.dispatch", "deepep", "is left unused by vllm where there is no data parallelism", "--attn-dp with it")
+        gaps.wrong(
+            "serving.dispatch",
+            "deepep",
+            "is left unused by vllm where there is no data parallelism",
+            "--attn-dp with it",
+        )
     elif engine.name == "sglang" and version_of(gaps.request.get("engine_version")) < UNEQUAL_SINCE:
         gaps.wrong("serving.dispatch", "deepep", "was read at sglang 0.5.23 alone", "that release")
 
 
 def _of_sglang(gaps: RequestResolver, mesh: Mesh, model: ModelSpec | None) -> None:
     groups, version = int(mesh.attn_dp), version_of(gaps.request.get("engine_version"))
-    kinds = {block.kind for stack in model.stacks for run in stack.runs for block in run.pattern} if model else set()
+    kinds = (
+        {block.kind for stack in model.stacks for run in stack.runs for block in run.pattern}
+        if model
+        else set()
+    )
     if other := sorted(kinds - ATTENTION_GROUPS):
-        gaps.wrong("mesh.attn_dp", groups, f"is not what sglang's code of {other[0]} cuts attention over", "--dp-replicate, or --tp alone")
+        gaps.wrong(
+            "mesh.attn_dp",
+            groups,
+            f"is not what sglang's code of {other[0]} cuts attention over",
+            "--dp-replicate, or --tp alone",
+        )
     if version < GROUPS_SINCE:
         gaps.wrong("mesh.attn_dp", groups, "was read from sglang 0.4.6 on", "a newer --engine-version")
     elif version < UNEQUAL_SINCE and groups != int(mesh.tp):
         gaps.wrong(
-            "mesh.attn_dp", groups, "with several ranks a group was read at sglang 0.5.23 alone", f"--attn-dp {mesh.tp}, or that release"
+            "mesh.attn_dp",
+            groups,
+            "with several ranks a group was read at sglang 0.5.23 alone",
+            f"--attn-dp {mesh.tp}, or that release",
         )

@@ -23,10 +23,15 @@ class Limit:
 
 REFUSES = {
     "vllm": Limit("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "vllm-project/vllm v0.33.0 config/model.py:2664"),
-    "sglang": Limit("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "sgl-project/sglang v0.5.23 configs/model_config.py:1296", (0, 5, 0)),
+    "sglang": Limit(
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
+        "sgl-project/sglang v0.5.23 configs/model_config.py:1296",
+        (0, 5, 0),
+    ),
 }
-"""Servers that stop at a length beyond the one they derive from the config. Others go on and answer worse, and so did SGLang, whose variable was on
-where nobody set it (get_bool_env_var with default "True" in configs/model_config.py of its 0.4 releases).
+"""Servers that stop at a length beyond the one they derive from the config. Others go on and answer worse,
+and so did SGLang, whose variable was on where nobody set it (get_bool_env_var with default "True" in
+configs/model_config.py of its 0.4 releases).
 """
 
 
@@ -41,21 +46,38 @@ def derived_max_length(model: ModelSpec | None) -> int | None:
     return (model.scaled_positions or model.max_positions) if model else None
 
 
-def too_long(engine: str, version: str | None, model: ModelSpec | None, key: str, tokens: int | None) -> Iterator[Problem]:
+def too_long(
+    engine: str, version: str | None, model: ModelSpec | None, key: str, tokens: int | None
+) -> Iterator[Problem]:
     """The problem of a length that the engine refuses to start with."""
     most, limit = derived_max_length(model), REFUSES.get(engine)
-    if model is None or limit is None or not refuses_long_context(engine, version) or not most or not tokens or tokens <= most:
+    if (
+        model is None
+        or limit is None
+        or not refuses_long_context(engine, version)
+        or not most
+        or not tokens
+        or tokens <= most
+    ):
         return
     yield Problem(
-        field=key, value=tokens,
+        field=key,
+        value=tokens,
         reason=f"exceeds the {most:,} positions of {model.name}: {engine} refuses to start",
-        hint=f"{FLAGS.get(key, key)} {most}, or a config.json with rope_scaling (YaRN) or more positions: what {limit.lets}=1 lets through takes the same room",
-    )  # fmt: skip
+        hint=(
+            f"{FLAGS.get(key, key)} {most}, or a config.json with rope_scaling (YaRN) or more positions: "
+            f"what {limit.lets}=1 lets through takes the same room"
+        ),
+    )
 
 
 def check_length(gaps: RequestResolver, engine: str, model: ModelSpec | None, tokens: int | None) -> None:
     """The same of a request, under the key that says its length, unless something else is wrong with that."""
-    key = "serving.max_model_len" if gaps.request.get("serving.max_model_len") or not gaps.request.get("seq_len") else "seq_len"
+    key = (
+        "serving.max_model_len"
+        if gaps.request.get("serving.max_model_len") or not gaps.request.get("seq_len")
+        else "seq_len"
+    )
     if not any(problem.field == key for problem in gaps.problems):
         gaps.problems += too_long(engine, gaps.request.get("engine_version"), model, key, tokens)
 
@@ -73,4 +95,7 @@ def length_notes(plan: Plan, model: ModelSpec) -> Iterator[str]:
         and tokens is not None
         and tokens > most
     ):
-        yield f"{tokens:,} tokens are beyond the {most:,} that {model.name} was made for: {plan.engine} goes on, and answers may be worse"
+        yield (
+            f"{tokens:,} tokens are beyond the {most:,} that {model.name} was made for: {plan.engine} "
+            "goes on, and answers may be worse"
+        )

@@ -34,13 +34,27 @@ def llama_options(gaps: RequestResolver, engine: Engine, task: str) -> dict[str,
     for key in ("serving.mla_mode", "serving.attn_max_batch"):
         if gaps.request.get(key) and not fork:
             gaps.wrong(key, gaps.request[key], "is the fork's alone", "--engine-version ik_llama.cpp")
-    if gaps.request.get("serving.fused_moe") not in (None, True) or (gaps.request.get("serving.fused_moe") and not fork):
-        gaps.wrong("serving.fused_moe", gaps.request["serving.fused_moe"], "is not modelled for this version", "leave it out")
+    if gaps.request.get("serving.fused_moe") not in (None, True) or (
+        gaps.request.get("serving.fused_moe") and not fork
+    ):
+        gaps.wrong(
+            "serving.fused_moe",
+            gaps.request["serving.fused_moe"],
+            "is not modelled for this version",
+            "leave it out",
+        )
     sequences = gaps.request.get("serving.max_sequences") or 1
     if sequences > MAX_SEQUENCES and not fork:
-        gaps.wrong("serving.max_sequences", sequences, f"is above what one llama.cpp context has: {MAX_SEQUENCES}", "--sequences 256")
+        gaps.wrong(
+            "serving.max_sequences",
+            sequences,
+            f"is above what one llama.cpp context has: {MAX_SEQUENCES}",
+            "--sequences 256",
+        )
     if sequences > 1:
-        gaps.assumed.append(f"serving.max_model_len is llama.cpp's -c: the cells of all {sequences} sequences together")
+        gaps.assumed.append(
+            f"serving.max_model_len is llama.cpp's -c: the cells of all {sequences} sequences together"
+        )
     return {
         "max_batched_tokens": gaps.get("serving.max_batched_tokens", UBATCH), "k_dtype": dtype_named(given) if given else None,
         "gpu_layers": gaps.get("serving.gpu_layers", silent=True), "host_experts": gaps.get("serving.host_experts", 0, silent=True),

@@ -20,7 +20,11 @@ def optimizer_of(gaps: RequestResolver, engine: Engine) -> Optimizer:
     spelled = gaps.request.get("optimizer.name")
     plain = str(spelled).lower().replace("-", "").replace("_", "")
     known = {member.value.replace("_", ""): member.value for member in OptimizerName}
-    names = RequestResolver({"optimizer.name": OPTIMIZER_ALIASES.get(plain, known.get(plain, spelled))}, gaps.assumed, gaps.problems)
+    names = RequestResolver(
+        {"optimizer.name": OPTIMIZER_ALIASES.get(plain, known.get(plain, spelled))},
+        gaps.assumed,
+        gaps.problems,
+    )
     name = names.choice("optimizer.name", OptimizerName.ADAMW, engine.optimizers, engine.name)
     allowed = _optimizer_implementations(name, engine)
     default = engine.default_implementation if engine.default_implementation in allowed else allowed[0]
@@ -28,7 +32,12 @@ def optimizer_of(gaps: RequestResolver, engine: Engine) -> Optimizer:
     if name is OptimizerName.GALORE:
         return Optimizer(name=name, implementation=chosen, rank=gaps.get("optimizer.rank", GALORE_RANK))
     if gaps.request.get("optimizer.rank") is not None:
-        gaps.wrong("optimizer.rank", gaps.request["optimizer.rank"], f"has no meaning for {name.value}", "galore has projections")
+        gaps.wrong(
+            "optimizer.rank",
+            gaps.request["optimizer.rank"],
+            f"has no meaning for {name.value}",
+            "galore has projections",
+        )
     return Optimizer(name=name, implementation=chosen)
 
 
@@ -43,15 +52,24 @@ _OTHERS: dict[OptimizerName, tuple[Implementation, ...]] = {
 
 
 def _optimizer_implementations(name: OptimizerName, engine: Engine) -> tuple[Implementation, ...]:
-    """How an optimizer can run; the first is the usual one. DTensor shards no fused SGD (torch 2.13 distributed/tensor/_ops/_pointwise_ops.py)."""
+    """How an optimizer can run; the first is the usual one. DTensor shards no fused SGD (torch 2.13
+    distributed/tensor/_ops/_pointwise_ops.py).
+    """
     alone = engine.sharding is Sharding.REPLICATED
     if name is OptimizerName.LION and engine.sharding is Sharding.DEEPSPEED:
         return _TORCH  # its FusedLion
     if name in _OTHERS:
-        more = {OptimizerName.ADAMW_8BIT: (Implementation.TORCHAO,), OptimizerName.LION: (Implementation.BNB,)}.get(name, ())
+        more = {
+            OptimizerName.ADAMW_8BIT: (Implementation.TORCHAO,),
+            OptimizerName.LION: (Implementation.BNB,),
+        }.get(name, ())
         return (*_OTHERS[name], *(more if alone else ()))
     if engine.sharding is Sharding.FSDP2 and name in (OptimizerName.SGD, OptimizerName.SGD_MOMENTUM):
         return Implementation.FOREACH, Implementation.LOOP
     if name is OptimizerName.ADAMW and engine.default_implementation not in _TORCH:
         return (engine.default_implementation, Implementation.APEX, *_TORCH)
-    return (*_TORCH, Implementation.APEX, Implementation.TRANSFORMERS) if alone and name is OptimizerName.ADAMW else _TORCH
+    return (
+        (*_TORCH, Implementation.APEX, Implementation.TRANSFORMERS)
+        if alone and name is OptimizerName.ADAMW
+        else _TORCH
+    )

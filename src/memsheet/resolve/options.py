@@ -1,4 +1,6 @@
-"""The choices of a plan that only some engines offer: how a sequence is shared, how tokens go to experts, eight-bit products, graphs."""
+"""The choices of a plan that only some engines offer: how a sequence is shared, how tokens go to experts,
+eight-bit products, graphs.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from memsheet.plan.model import ModelSpec, Moe
 from memsheet.plan.plan import ContextParallel, Fp8, Mesh, Routing
 
 
-def optional_plan_fields(gaps: RequestResolver, mesh: Mesh, model: ModelSpec | None, engine: Engine) -> dict[str, Any]:
+def optional_plan_fields(
+    gaps: RequestResolver, mesh: Mesh, model: ModelSpec | None, engine: Engine
+) -> dict[str, Any]:
     """Fields of a plan that are off unless they are asked for."""
     return {
         "sequence_parallel": _sequence_parallel(gaps, mesh, model, engine),
@@ -26,8 +30,9 @@ def optional_plan_fields(gaps: RequestResolver, mesh: Mesh, model: ModelSpec | N
 
 
 def _resolve_compile(gaps: RequestResolver, engine: Engine) -> bool:
-    """Whether steps run through torch.compile. A server's passes are accounted as it runs them where nobody says: vLLM's V1 compiles
-    (CompilationConfig's level, whose default V1 sets), V0 does not, nor does SGLang (ServerArgs.enable_torch_compile, false).
+    """Whether steps run through torch.compile. A server's passes are accounted as it runs them where nobody
+    says: vLLM's V1 compiles (CompilationConfig's level, whose default V1 sets), V0 does not, nor does SGLang
+    (ServerArgs.enable_torch_compile, false).
     """
     given: bool | None = gaps.request.get("compile")
     if engine.name not in SERVED_AS_USUAL or given is None:
@@ -35,9 +40,13 @@ def _resolve_compile(gaps: RequestResolver, engine: Engine) -> bool:
     usual = SERVED_AS_USUAL[engine.name](gaps.request.get("engine_version"))
     if given != usual:
         does = (
-            "compiles by itself, and passes that are not compiled are" if usual else "does not compile by itself, and compiled passes are"
+            "compiles by itself, and passes that are not compiled are"
+            if usual
+            else "does not compile by itself, and compiled passes are"
         )
-        gaps.wrong("compile", given, f"is not modelled for {engine.name}: it {does} not accounted", "leave it out")
+        gaps.wrong(
+            "compile", given, f"is not modelled for {engine.name}: it {does} not accounted", "leave it out"
+        )
     return given
 
 
@@ -51,7 +60,9 @@ SERVED_AS_USUAL: dict[str, Callable[[str | None], bool]] = {"vllm": _of_vllm, "s
 
 
 def _sequence_parallel(gaps: RequestResolver, mesh: Mesh, model: ModelSpec | None, engine: Engine) -> bool:
-    """On where the plan says so, or where the engine trains experts over tensor-parallel ranks in no other way."""
+    """On where the plan says so, or where the engine trains experts over tensor-parallel ranks in no other
+    way.
+    """
     needed = engine.scatters_for_experts and mesh.tp > 1 and _has_experts(model)
     given: bool | None = gaps.request.get("sequence_parallel")
     if needed and given is False:
@@ -72,9 +83,16 @@ def _image_tokens(gaps: RequestResolver, model: ModelSpec | None) -> int:
     if any(problem.field == "image_tokens" for problem in gaps.problems):
         return given
     if given and model is not None and not model.towers:
-        gaps.wrong("image_tokens", given, f"is for models that take pictures, and {model.name} takes none", "leave it out")
+        gaps.wrong(
+            "image_tokens",
+            given,
+            f"is for models that take pictures, and {model.name} takes none",
+            "leave it out",
+        )
     if length is not None and given > length:
-        gaps.wrong("image_tokens", given, f"is more than the {length} tokens of a sequence", "give a longer seq_len")
+        gaps.wrong(
+            "image_tokens", given, f"is more than the {length} tokens of a sequence", "give a longer seq_len"
+        )
     return given
 
 
@@ -82,11 +100,18 @@ def _context_parallel(gaps: RequestResolver, mesh: Mesh, engine: Engine) -> Cont
     given = gaps.request.get("context_parallel_comm")
     if mesh.cp == 1:
         if given is not None:
-            gaps.wrong("context_parallel_comm", given, "is how ranks share a sequence, and each has its own", "give cp, or leave it out")
+            gaps.wrong(
+                "context_parallel_comm",
+                given,
+                "is how ranks share a sequence, and each has its own",
+                "give cp, or leave it out",
+            )
         return None
     if not engine.context_parallel:  # whose ranks share none: the degree is refused
         return None
-    return gaps.choice("context_parallel_comm", engine.context_parallel[0], engine.context_parallel, engine.name)
+    return gaps.choice(
+        "context_parallel_comm", engine.context_parallel[0], engine.context_parallel, engine.name
+    )
 
 
 def _resolve_routing(gaps: RequestResolver, model: ModelSpec | None) -> Routing | None:
@@ -96,11 +121,15 @@ def _resolve_routing(gaps: RequestResolver, model: ModelSpec | None) -> Routing 
     capacity = gaps.request.get("moe.capacity_factor")
     padded = bool(gaps.request.get("moe.pad_to_capacity"))
     if padded and capacity is None:
-        gaps.wrong("moe.pad_to_capacity", padded, "pads to a capacity, and there is none", "give moe.capacity_factor")
+        gaps.wrong(
+            "moe.pad_to_capacity", padded, "pads to a capacity, and there is none", "give moe.capacity_factor"
+        )
     return Routing(
-        dispatch=gaps.get("moe.dispatch", "alltoall", silent=True), capacity_factor=capacity, padded=padded,
+        dispatch=gaps.get("moe.dispatch", "alltoall", silent=True),
+        capacity_factor=capacity,
+        padded=padded,
         balanced=bool(gaps.request.get("moe.balanced")),
-    )  # fmt: skip
+    )
 
 
 def _resolve_fp8(gaps: RequestResolver) -> Fp8 | None:
@@ -108,9 +137,11 @@ def _resolve_fp8(gaps: RequestResolver) -> Fp8 | None:
     if recipe is None:
         return None
     return Fp8(
-        recipe=recipe, stored=bool(gaps.request.get("fp8.param_storage")), gathered=bool(gaps.request.get("fp8.all_gather")),
+        recipe=recipe,
+        stored=bool(gaps.request.get("fp8.param_storage")),
+        gathered=bool(gaps.request.get("fp8.all_gather")),
         skip=tuple(gaps.request.get("fp8.skip") or ()),
-    )  # fmt: skip
+    )
 
 
 def _resolve_cuda_graphs(gaps: RequestResolver) -> tuple[str, ...]:

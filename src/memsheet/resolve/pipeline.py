@@ -1,4 +1,6 @@
-"""What is dealt over pipeline stages and replicas: layers, the schedule, the global batch, the vocabulary's rows."""
+"""What is dealt over pipeline stages and replicas: layers, the schedule, the global batch, the vocabulary's
+rows.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,27 @@ def usual_loss(gaps: RequestResolver, engine: Engine, mesh: Mesh) -> Loss:
     return engine.usual_loss(mesh.tp, gaps.request.get("engine_version")) if engine.usual_loss else Loss.PLAIN
 
 
-def layers_per_stage_of(gaps: RequestResolver, engine: Engine, mesh: Mesh, model: ModelSpec | None) -> tuple[int, ...] | None:
+def layers_per_stage_of(
+    gaps: RequestResolver, engine: Engine, mesh: Mesh, model: ModelSpec | None
+) -> tuple[int, ...] | None:
     given, stages = gaps.request.get("layers_per_stage"), mesh.pp * mesh.vpp
     layers = sum(stack.layers for stack in model.stacks) if model else None
     if given is None and engine.stages is not None and stages > 1 and layers is not None:
         found = engine.stages(layers, stages, gaps.request.get("engine_version"))
-        gaps.assumed += [f"layers_per_stage = {','.join(map(str, found))} ({engine.name}'s own rule)"] if found else []
+        gaps.assumed += (
+            [f"layers_per_stage = {','.join(map(str, found))} ({engine.name}'s own rule)"] if found else []
+        )
         if found is None:
             gaps.wrong("mesh.pp", mesh.pp, f"leaves stages of {layers} layers without any", "fewer stages")
         return found
     if given is None:
         if layers is not None and layers % stages:
-            gaps.wrong("mesh.pp", mesh.pp, f"does not divide {layers} layers over {stages} stages", "give layers_per_stage")
+            gaps.wrong(
+                "mesh.pp",
+                mesh.pp,
+                f"does not divide {layers} layers over {stages} stages",
+                "give layers_per_stage",
+            )
         return None
     if len(given) != stages or (layers is not None and sum(given) != layers):
         gaps.wrong("layers_per_stage", given, f"must list {stages} stages that sum to {layers} layers")
@@ -33,31 +44,49 @@ def layers_per_stage_of(gaps: RequestResolver, engine: Engine, mesh: Mesh, model
 def schedule_of(gaps: RequestResolver, engine: Engine, mesh: Mesh, task: str) -> Schedule | None:
     given = gaps.request.get("schedule")
     if mesh.pp == 1 and task == "train" and given is not None:
-        gaps.wrong("schedule", given, "orders the stages of a pipeline, and there is one stage", "leave it out")
+        gaps.wrong(
+            "schedule", given, "orders the stages of a pipeline, and there is one stage", "leave it out"
+        )
     if mesh.pp == 1 or task != "train":
         return None
     return gaps.choice("schedule", Schedule.ONE_F_ONE_B, engine.schedules, engine.name)
 
 
 def global_batch_of(gaps: RequestResolver, engine: Engine, mesh: Mesh, task: str) -> int | None:
-    """Sequences of a step. Where they are no multiple, the last micro-batch is smaller, if the engine takes one and all ranks have as many."""
+    """Sequences of a step. Where they are no multiple, the last micro-batch is smaller, if the engine takes
+    one and all ranks have as many.
+    """
     batch, micro = gaps.request.get("global_batch"), gaps.request.get("microbatch") or 1
     ranks = mesh.dp_replicate * mesh.dp_shard
-    if task == "train" and not batch and mesh.pp > 1:  # fewer micro-batches than stages would keep less, and leave stages idle
+    if (
+        task == "train" and not batch and mesh.pp > 1
+    ):  # fewer micro-batches than stages would keep less, and leave stages idle
         batch = micro * ranks * mesh.pp
         gaps.assumed.append(f"global_batch = {batch} (a micro-batch for each of {mesh.pp} stages)")
     if task == "train" and batch and batch % (micro * ranks):
         if not engine.takes_remainder or mesh.pp > 1 or batch % ranks:
-            gaps.wrong("global_batch", batch, f"is not a multiple of microbatch · data-parallel ranks = {micro * ranks}")
+            gaps.wrong(
+                "global_batch",
+                batch,
+                f"is not a multiple of microbatch · data-parallel ranks = {micro * ranks}",
+            )
         else:
-            gaps.assumed.append(f"the last micro-batch of a step has {batch // ranks % micro} of {micro} sequences")
+            gaps.assumed.append(
+                f"the last micro-batch of a step has {batch // ranks % micro} of {micro} sequences"
+            )
     return batch or None
 
 
 def vocab_multiple_of(gaps: RequestResolver, engine: Engine, mesh: Mesh) -> int:
-    """What the vocabulary is padded to: as the plan says, else the engine's own multiple for every tensor-parallel rank."""
+    """What the vocabulary is padded to: as the plan says, else the engine's own multiple for every
+    tensor-parallel rank.
+    """
     own = engine.vocab_multiple * int(mesh.tp) if engine.vocab_multiple > 1 else 1
     multiple: int = gaps.get("vocab_multiple", own, silent=own == 1)
     if multiple % int(mesh.tp) and engine.vocab_multiple > 1:
-        gaps.wrong("vocab_multiple", multiple, f"is no multiple of the {mesh.tp} tensor-parallel ranks that share the vocabulary")
+        gaps.wrong(
+            "vocab_multiple",
+            multiple,
+            f"is no multiple of the {mesh.tp} tensor-parallel ranks that share the vocabulary",
+        )
     return multiple

@@ -21,27 +21,49 @@ from memsheet.plan.plan import Adapter, AdapterKind, Implementation, OptimizerNa
 
 
 def precision_of(
-    gaps: RequestResolver, engine: Engine, task: str, adapter: Adapter | None, model: ModelSpec | None, device: Device | None = None
+    gaps: RequestResolver,
+    engine: Engine,
+    task: str,
+    adapter: Adapter | None,
+    model: ModelSpec | None,
+    device: Device | None = None,
 ) -> Precision:
     """The declared dtypes: named, or one by one, or the engine's."""
     name = gaps.request.get("precision.name")
-    fields = {k.split(".")[1]: v for k, v in gaps.request.items() if k.startswith("precision.") and k != "precision.name"}
+    fields = {
+        k.split(".")[1]: v
+        for k, v in gaps.request.items()
+        if k.startswith("precision.") and k != "precision.name"
+    }
     if name is not None:
         _check_name(gaps, name, engine, task)
         base = NAMED_PRECISIONS[name]
     elif task == "infer":
-        refused = not_served_in(engine.name, gaps.request.get("engine_version"), device, model.model_type if model else "")
+        refused = not_served_in(
+            engine.name, gaps.request.get("engine_version"), device, model.model_type if model else ""
+        )
         base = _weights_only_precision(
-            _served_weight_dtype(gaps, model, silent=bool(fields), lowers=engine.served is not None, refused=refused)
+            _served_weight_dtype(
+                gaps, model, silent=bool(fields), lowers=engine.served is not None, refused=refused
+            )
         )
     elif adapter is not None:
-        base = ADAPTER_PRECISION if engine.adapter_dtype == "fp32" else NAMED_PRECISIONS[engine.default_precision]
+        base = (
+            ADAPTER_PRECISION
+            if engine.adapter_dtype == "fp32"
+            else NAMED_PRECISIONS[engine.default_precision]
+        )
         halved = _in_half(engine, device) and base is ADAPTER_PRECISION
         base = replace(base, parameters=FP16, compute=FP16) if halved else base
         gaps.assumed += (
             []
             if fields
-            else [f"precision = {base.parameters.name} frozen base, {engine.adapter_dtype} adapters{_why_half(device, halved)}"]
+            else [
+                (
+                    f"precision = {base.parameters.name} frozen base, {engine.adapter_dtype} "
+                    f"adapters{_why_half(device, halved)}"
+                )
+            ]
         )
     else:
         halved = _in_half(engine, device)
@@ -67,7 +89,12 @@ HALF = "fp16-autocast"
 
 def _in_half(engine: Engine, device: Device | None) -> bool:
     """Whether an engine that autocasts is taken to do so in fp16, on a card that has no units for bf16."""
-    return device is not None and is_older_device(device, BF16_UNITS) and engine.autocast and HALF in engine.precisions
+    return (
+        device is not None
+        and is_older_device(device, BF16_UNITS)
+        and engine.autocast
+        and HALF in engine.precisions
+    )
 
 
 def _why_half(device: Device | None, halved: bool) -> str:  # noqa: FBT001 - a fact beside the card
@@ -80,9 +107,16 @@ def _check_name(gaps: RequestResolver, name: str, engine: Engine, task: str) -> 
         and name not in engine.precisions
         and not (engine.sharding is Sharding.DEEPSPEED and gaps.request.get("adapter.rank"))
     ):
-        gaps.wrong("precision", name, f"is not how {engine.name} trains", f"it has {', '.join(engine.precisions)}")
+        gaps.wrong(
+            "precision", name, f"is not how {engine.name} trains", f"it has {', '.join(engine.precisions)}"
+        )
     if task == "infer" and name in ("bf16-master", "fsdp2-mixed", "megatron-mixed"):
-        gaps.wrong("precision", name, "is a way to train: nothing is stepped or sharded in infer", "bf16-pure keeps weights in bf16")
+        gaps.wrong(
+            "precision",
+            name,
+            "is a way to train: nothing is stepped or sharded in infer",
+            "bf16-pure keeps weights in bf16",
+        )
 
 
 def _cast_down(gaps: RequestResolver, found: Precision, engine: Engine, device: Device | None) -> Precision:
@@ -91,35 +125,61 @@ def _cast_down(gaps: RequestResolver, found: Precision, engine: Engine, device: 
     if found.compute not in refused:
         return found
     other = _served_in_place(refused)
-    gaps.assumed.append(f"precision.compute = {other.name} ({found.compute.name} {refused[found.compute]}: {engine.name} casts it)")
+    gaps.assumed.append(
+        f"precision.compute = {other.name} ({found.compute.name} {refused[found.compute]}: {engine.name} "
+        "casts it)"
+    )
     return replace(found, parameters=other, compute=other)
 
 
-def _check_served_in(gaps: RequestResolver, found: Precision, engine: Engine, model: ModelSpec | None, device: Device | None) -> None:
+def _check_served_in(
+    gaps: RequestResolver, found: Precision, engine: Engine, model: ModelSpec | None, device: Device | None
+) -> None:
     """A dtype that the server refuses for the card or the family."""
-    refused = not_served_in(engine.name, gaps.request.get("engine_version"), device, model.model_type if model else "")
+    refused = not_served_in(
+        engine.name, gaps.request.get("engine_version"), device, model.model_type if model else ""
+    )
     if (reason := refused.get(found.compute)) is not None:
         asked = any(key.startswith("precision.") for key in gaps.request)
         other = _served_in_place(refused).name
-        gaps.wrong("precision.compute", found.compute.name, reason, f"leave the precision out, and it takes {other}" if asked else other)
+        gaps.wrong(
+            "precision.compute",
+            found.compute.name,
+            reason,
+            f"leave the precision out, and it takes {other}" if asked else other,
+        )
 
 
 def _served_in_place(refused: Mapping[DType, str]) -> DType:
-    """What a server takes in place of what it refuses (current_platform.supported_dtypes, vLLM v0.11.0 platforms/cuda.py: bf16, fp16, fp32)."""
+    """What a server takes in place of what it refuses (current_platform.supported_dtypes, vLLM v0.11.0
+    platforms/cuda.py: bf16, fp16, fp32).
+    """
     return next(dtype for dtype in (BF16, FP16, FP32) if dtype not in refused)
 
 
 def _served_weight_dtype(
-    gaps: RequestResolver, model: ModelSpec | None, *, silent: bool, lowers: bool = False, refused: Mapping[DType, str] | None = None
+    gaps: RequestResolver,
+    model: ModelSpec | None,
+    *,
+    silent: bool,
+    lowers: bool = False,
+    refused: Mapping[DType, str] | None = None,
 ) -> DType:
-    """What weights are served in: the file's dtype where it is one of the three that are computed in. ``lowers``: a server makes 16 bits of
-    fp32 (vLLM v0.11.0 config/model.py _resolve_auto_dtype, SGLang v0.5.23 configs/model_config.py _get_and_verify_dtype).
+    """What weights are served in: the file's dtype where it is one of the three that are computed in.
+    ``lowers``: a server makes 16 bits of fp32 (vLLM v0.11.0 config/model.py _resolve_auto_dtype, SGLang
+    v0.5.23 configs/model_config.py _get_and_verify_dtype).
     """
     stored = dtype_named(model.dtype) if model and model.dtype else None
     kept = stored if stored in (FP16, FP32, BF16) and not (lowers and stored is FP32) else BF16
-    if refused and kept in refused and lowers_itself(gaps.request.get("engine"), gaps.request.get("engine_version")):
+    if (
+        refused
+        and kept in refused
+        and lowers_itself(gaps.request.get("engine"), gaps.request.get("engine_version"))
+    ):
         other = _served_in_place(refused)
-        gaps.assumed += [] if silent else [f"precision.parameters = {other.name} ({kept.name} {refused[kept]})"]
+        gaps.assumed += (
+            [] if silent else [f"precision.parameters = {other.name} ({kept.name} {refused[kept]})"]
+        )
         return other
     odd = (
         f" (the file's {model.dtype} is not {'served' if lowers else 'computed'} in)"
@@ -132,7 +192,14 @@ def _served_weight_dtype(
 
 def _weights_only_precision(kept: DType, compute: DType | None = None) -> Precision:
     """Weights that are not trained: what belongs to a step has their dtype and no bytes."""
-    return Precision(parameters=kept, compute=compute or kept, gradients=kept, reduce=kept, master_weights=None, moments=kept)
+    return Precision(
+        parameters=kept,
+        compute=compute or kept,
+        gradients=kept,
+        reduce=kept,
+        master_weights=None,
+        moments=kept,
+    )
 
 
 def _serving_precision(gaps: RequestResolver, found: Precision) -> Precision:
@@ -145,21 +212,41 @@ def _serving_precision(gaps: RequestResolver, found: Precision) -> Precision:
 
 
 def _of_adapters(gaps: RequestResolver, found: Precision, adapter: Adapter, engine: Engine) -> Precision:
-    """The gradients and moments of adapters have the adapters' dtype; the frozen base has neither. Replicas reduce in it too."""
+    """The gradients and moments of adapters have the adapters' dtype; the frozen base has neither. Replicas
+    reduce in it too.
+    """
     for key in ("gradients", "moments"):
         given = gaps.request.get(f"precision.{key}")
-        if given is not None and dtype_named(given) is not adapter.dtype and not (key == "moments" and _in_fp32(gaps, given)):
+        if (
+            given is not None
+            and dtype_named(given) is not adapter.dtype
+            and not (key == "moments" and _in_fp32(gaps, given))
+        ):
             hint = "give adapter.dtype, or leave it out"
-            gaps.wrong(f"precision.{key}", given, f"is not what adapters of {adapter.dtype.name} have: the frozen base has none", hint)
+            gaps.wrong(
+                f"precision.{key}",
+                given,
+                f"is not what adapters of {adapter.dtype.name} have: the frozen base has none",
+                hint,
+            )
     if found.master_weights is not None:
         name = gaps.request.get("precision.name") or found.master_weights.name
-        gaps.wrong("precision", name, f"keeps copies of what trains, and adapters train in {adapter.dtype.name} themselves", "bf16-pure")
+        gaps.wrong(
+            "precision",
+            name,
+            f"keeps copies of what trains, and adapters train in {adapter.dtype.name} themselves",
+            "bf16-pure",
+        )
     own = engine.sharding.gathers or gaps.request.get("precision.reduce") is not None
-    return replace(found, gradients=adapter.dtype, moments=adapter.dtype, reduce=found.reduce if own else adapter.dtype)
+    return replace(
+        found, gradients=adapter.dtype, moments=adapter.dtype, reduce=found.reduce if own else adapter.dtype
+    )
 
 
 def _in_fp32(gaps: RequestResolver, given: str) -> bool:
-    """Whether moments are said to be what some kernels keep them in whatever trains (``formulas.optimizers``)."""
+    """Whether moments are said to be what some kernels keep them in whatever trains
+    (``formulas.optimizers``).
+    """
     return dtype_named(given) is FP32 and gaps.request.get("optimizer.implementation") in (
         Implementation.BNB.value,
         Implementation.APEX.value,
@@ -169,7 +256,12 @@ def _in_fp32(gaps: RequestResolver, given: str) -> bool:
 def _check_reduce(gaps: RequestResolver, found: Precision, engine: Engine) -> None:
     given = gaps.request.get("precision.reduce")
     if given is not None and not engine.sharding.gathers and found.reduce is not found.gradients:
-        gaps.wrong("precision.reduce", given, f"is not how {engine.name} reduces: in the gradients' {found.gradients.name}", "leave it out")
+        gaps.wrong(
+            "precision.reduce",
+            given,
+            f"is not how {engine.name} reduces: in the gradients' {found.gradients.name}",
+            "leave it out",
+        )
 
 
 EIGHT_BITS = (OptimizerName.ADAMW_8BIT, OptimizerName.LION_8BIT, OptimizerName.PAGED_ADAMW_8BIT)
@@ -182,15 +274,27 @@ def check_moments(gaps: RequestResolver, plan: Plan) -> None:
     given, optimizer = gaps.request.get("precision.moments"), plan.optimizer
     alone = plan.adapter is not None and plan.adapter.kind is AdapterKind.LORA_FA
     if optimizer is not None and optimizer.name is OptimizerName.LORA_FA and not alone:
-        gaps.wrong("optimizer.name", optimizer.name.value, "steps the second matrices of LoRA-FA alone", "give adapter.kind lora-fa")
+        gaps.wrong(
+            "optimizer.name",
+            optimizer.name.value,
+            "steps the second matrices of LoRA-FA alone",
+            "give adapter.kind lora-fa",
+        )
     if given is None or optimizer is None:
         return
     dtype, name = dtype_named(given), optimizer.name
     if dtype is dtypes.INT8 and name not in EIGHT_BITS:
-        gaps.wrong("precision.moments", given, f"is not how {name.value} keeps them", "--optimizer adamw_8bit does")
+        gaps.wrong(
+            "precision.moments", given, f"is not how {name.value} keeps them", "--optimizer adamw_8bit does"
+        )
     usual = (FP32, dtypes.INT8, plan.precision.parameters, plan.precision.gradients)
     if (name in EIGHT_BITS or name in OWN_DTYPE) and dtype not in usual:
-        gaps.wrong("precision.moments", given, f"changes nothing: {name.value} keeps none of that dtype", "leave it out")
+        gaps.wrong(
+            "precision.moments",
+            given,
+            f"changes nothing: {name.value} keeps none of that dtype",
+            "leave it out",
+        )
 
 
 NEVER_IN_BACKWARD = (OptimizerName.MUON, OptimizerName.ADAM_MINI, OptimizerName.GALORE, OptimizerName.LORA_FA)
@@ -201,13 +305,17 @@ def check_in_backward(gaps: RequestResolver, plan: Plan, engine: Engine) -> None
     if not plan.optimizer_in_backward:
         return
     precision = plan.precision
+    together = engine.steps_in_backward and plan.accumulation > 1
     reasons = {
         f"is not modelled for {engine.name} yet": not engine.steps_in_backward,
-        "steps with every micro-batch, and a step of several gathers their gradients": engine.steps_in_backward and plan.accumulation > 1,
+        "steps with every micro-batch, and a step of several gathers their gradients": together,
         "steps before ranks have summed their gradients": engine.steps_in_backward and plan.mesh.gpus > 1,
-        "steps before the scaler knows whether a gradient overflowed": engine.autocast and precision.casts and precision.compute is FP16,
+        "steps before the scaler knows whether a gradient overflowed": engine.autocast
+        and precision.casts
+        and precision.compute is FP16,
         "is not modelled with copies in higher precision": precision.master_weights is not None,
-        "is not modelled for this optimizer": plan.optimizer is not None and plan.optimizer.name in NEVER_IN_BACKWARD,
+        "is not modelled for this optimizer": plan.optimizer is not None
+        and plan.optimizer.name in NEVER_IN_BACKWARD,
     }
     for reason, holds in reasons.items():
         if holds:
@@ -227,7 +335,10 @@ def _with_fields(base: Precision, fields: Mapping[str, Any]) -> Precision:
     gradients = pick("gradients", base.gradients if "parameters" not in fields else parameters)
     master = dtype_named(fields["master_weights"]) if fields.get("master_weights") else None
     return Precision(
-        parameters=parameters, compute=compute, gradients=gradients, reduce=pick("reduce", gradients),
+        parameters=parameters,
+        compute=compute,
+        gradients=gradients,
+        reduce=pick("reduce", gradients),
         master_weights=master if "master_weights" in fields else base.master_weights if not fields else None,
         moments=pick("moments", base.moments),
-    )  # fmt: skip
+    )

@@ -26,10 +26,15 @@ NEVER_QUANTIZED = ("embed_tokens", "norm")  # skipped anyway, whatever a model c
 
 
 def quantization_of(
-    gaps: RequestResolver, model: ModelSpec | None, engine: Engine, task: str, adapter: Adapter | None, cluster: Cluster | None = None
+    gaps: RequestResolver,
+    model: ModelSpec | None,
+    engine: Engine,
+    task: str,
+    adapter: Adapter | None,
+    cluster: Cluster | None = None,
 ) -> Quantization | None:
-    """What the linear weights are stored in: as the plan says, else as the checkpoint was released; an engine with model code of its own
-    has weights of its own, whatever a checkpoint stores.
+    """What the linear weights are stored in: as the plan says, else as the checkpoint was released; an engine
+    with model code of its own has weights of its own, whatever a checkpoint stores.
     """
     name = gaps.request.get("quantization.weights")
     if task == "train" and name is None and engine.code is not Code.TRANSFORMERS:
@@ -42,35 +47,66 @@ def quantization_of(
         return _stored_quantization(gaps, model, engine, cluster if task == "infer" else None)
     weights = gguf_named(name) if name.startswith("gguf:") else QUANTIZED.get(name)
     if weights is None:
-        gaps.wrong("quantization.weights", name, "is not a known format", f"known: {', '.join(QUANTIZED)}, gguf:Q4_K …")
+        gaps.wrong(
+            "quantization.weights",
+            name,
+            "is not a known format",
+            f"known: {', '.join(QUANTIZED)}, gguf:Q4_K …",
+        )
         return None
-    if name.startswith("gguf:") and name.removeprefix("gguf:") not in dtypes.GGUF and engine.server != "llama_cpp":
+    if (
+        name.startswith("gguf:")
+        and name.removeprefix("gguf:") not in dtypes.GGUF
+        and engine.server != "llama_cpp"
+    ):
         hint = "engine llama.cpp runs it; or one type for all, such as gguf:Q4_K"
-        gaps.wrong("quantization.weights", name, "is a mix of types that llama.cpp writes, modelled for that engine", hint)
+        gaps.wrong(
+            "quantization.weights",
+            name,
+            "is a mix of types that llama.cpp writes, modelled for that engine",
+            hint,
+        )
     if task == "train" and name not in TRAINABLE_QUANTIZED:
         hint = f"modelled: {', '.join(TRAINABLE_QUANTIZED)}"
         gaps.wrong("quantization.weights", name, "is not modelled for training yet", hint)
-    if task == "train" and name in LORA_ALONE and adapter is not None and adapter.kind is not AdapterKind.LORA:
+    if (
+        task == "train"
+        and name in LORA_ALONE
+        and adapter is not None
+        and adapter.kind is not AdapterKind.LORA
+    ):
         gaps.wrong("adapter.kind", adapter.kind.value, f"is not modelled over {name}", "lora")
     if task == "train" and name == "int8":
         _check_rows(gaps, name, engine)
     if task == "train" and adapter is None:
-        gaps.wrong("quantization.weights", name, "freezes the weights, and nothing else trains", "add an adapter: --lora-rank 16")
-    found = Quantization(weights=_dtype_with_scales(gaps, name, weights), skip=_unquantized_modules(gaps, model))
+        gaps.wrong(
+            "quantization.weights",
+            name,
+            "freezes the weights, and nothing else trains",
+            "add an adapter: --lora-rank 16",
+        )
+    found = Quantization(
+        weights=_dtype_with_scales(gaps, name, weights), skip=_unquantized_modules(gaps, model)
+    )
     return None if name.startswith("gguf:") and _unpacks_gguf(gaps, engine, task) else found
 
 
 def _unpacks_gguf(gaps: RequestResolver, engine: Engine, task: str) -> bool:
-    """Whether a GGUF file's tensors are turned into the precision while they are read (transformers modeling_gguf_pytorch_utils.py)."""
+    """Whether a GGUF file's tensors are turned into the precision while they are read (transformers
+    modeling_gguf_pytorch_utils.py).
+    """
     if task != "infer" or engine.server != "transformers":
         return False
-    gaps.assumed.append("quantization.weights = none (transformers unpacks a GGUF file as it reads it; engine llama.cpp keeps it packed)")
+    gaps.assumed.append(
+        "quantization.weights = none (transformers unpacks a GGUF file as it reads it; engine llama.cpp "
+        "keeps it packed)"
+    )
     return True
 
 
 def _dequantizes_to_train(gaps: RequestResolver, model: ModelSpec | None) -> bool:
-    """Whether a released checkpoint is trained in the precision that is asked for, as transformers loads it with ``dequantize=True``
-    (transformers 5.23 utils/quantization_config.py:1691, 1800).
+    """Whether a released checkpoint is trained in the precision that is asked for, as transformers loads it
+    with ``dequantize=True`` (transformers 5.23 utils/quantization_config.py:1691, 1800).
     """
     stored = model.quantization.weights if model is not None and model.quantization is not None else None
     if stored not in DEQUANTIZED or not any(key.startswith("precision.") for key in gaps.request):
@@ -80,32 +116,62 @@ def _dequantizes_to_train(gaps: RequestResolver, model: ModelSpec | None) -> boo
 
 
 def _check_stored(gaps: RequestResolver, of: StoredQuantization, adapter: Adapter | None) -> None:
-    """A checkpoint that is quantized can carry adapters where its format is modelled, and is never trained itself."""
+    """A checkpoint that is quantized can carry adapters where its format is modelled, and is never trained
+    itself.
+    """
     stored = of.weights
-    hint = "give the base model" + (", or the precision to train it in: --precision bf16-pure" if stored in DEQUANTIZED else "")
+    hint = "give the base model" + (
+        ", or the precision to train it in: --precision bf16-pure" if stored in DEQUANTIZED else ""
+    )
     if stored not in STORED_TRAINABLE or (stored in LORA_ALONE and of.method != "bitsandbytes"):
-        gaps.wrong("quantization_config", stored, "is a stored format that is not modelled for training", hint)
+        gaps.wrong(
+            "quantization_config", stored, "is a stored format that is not modelled for training", hint
+        )
     elif adapter is None:
-        gaps.wrong("quantization_config", stored, "freezes the weights, and nothing else trains", "give the base model, or --lora-rank 16")
+        gaps.wrong(
+            "quantization_config",
+            stored,
+            "freezes the weights, and nothing else trains",
+            "give the base model, or --lora-rank 16",
+        )
 
 
 def _check_rows(gaps: RequestResolver, name: str, engine: Engine) -> None:
-    """LLM.int8() is in transformers' models, on weights that are whole: a row's scale is an attribute of the parameter, no part of it
-    (bitsandbytes 95f9af3, nn/modules.py:719-748).
+    """LLM.int8() is in transformers' models, on weights that are whole: a row's scale is an attribute of the
+    parameter, no part of it (bitsandbytes 95f9af3, nn/modules.py:719-748).
     """
     if engine.code is not Code.TRANSFORMERS or engine.sharding.gathers:
-        gaps.wrong("quantization.weights", name, f"is not modelled for {engine.name}", "engine transformers or deepspeed; or nf4")
+        gaps.wrong(
+            "quantization.weights",
+            name,
+            f"is not modelled for {engine.name}",
+            "engine transformers or deepspeed; or nf4",
+        )
 
 
 def _dtype_with_scales(gaps: RequestResolver, name: str, weights: DType) -> DType:
-    """The format with the scales that are asked for: how many elements share one, and whether they are quantized again."""
+    """The format with the scales that are asked for: how many elements share one, and whether they are
+    quantized again.
+    """
     group, double = gaps.request.get("quantization.group_size"), gaps.request.get("quantization.double_quant")
-    fixed = FIXED_BLOCK.get(name) or (weights.block if name.startswith("gguf:") and weights.block > 1 else None)
+    fixed = FIXED_BLOCK.get(name) or (
+        weights.block if name.startswith("gguf:") and weights.block > 1 else None
+    )
     if group is not None and name not in GROUPED and group != fixed:
         reason = f"is not the group of {name}" + (f", which is {fixed}" if fixed else ", which has none")
-        gaps.wrong("quantization.group_size", group, reason, f"formats whose group may be chosen: {', '.join(GROUPED)}")
+        gaps.wrong(
+            "quantization.group_size",
+            group,
+            reason,
+            f"formats whose group may be chosen: {', '.join(GROUPED)}",
+        )
     if double and name not in DOUBLED:
-        gaps.wrong("quantization.double_quant", double, f"does not exist in {name}", f"{' and '.join(DOUBLED)} have it")
+        gaps.wrong(
+            "quantization.double_quant",
+            double,
+            f"does not exist in {name}",
+            f"{' and '.join(DOUBLED)} have it",
+        )
     if name == "nf4":
         return dtypes.NF4 if gaps.get("quantization.double_quant", True) else dtypes.NF4_SINGLE
     if name == "fp4":
@@ -118,7 +184,9 @@ def _dtype_with_scales(gaps: RequestResolver, name: str, weights: DType) -> DTyp
 
 
 def _unquantized_modules(gaps: RequestResolver, model: ModelSpec | None) -> tuple[str, ...]:
-    """Modules kept as they are. A tied head has no tensor, and what a checkpoint lists itself is taken as it stands."""
+    """Modules kept as they are. A tied head has no tensor, and what a checkpoint lists itself is taken as it
+    stands.
+    """
     skip = tuple(gaps.request.get("quantization.skip") or ())
     if model is not None:
         blocks = ((stack, block) for stack in model.stacks for run in stack.runs for block in run.pattern)
@@ -127,13 +195,19 @@ def _unquantized_modules(gaps: RequestResolver, model: ModelSpec | None) -> tupl
         paths += [f"{stack.final_path}.{norm.path}." for stack in model.stacks for norm in stack.final_norms]
         known = {"lm_head", *NEVER_QUANTIZED, *(model.quantization.skip if model.quantization else ())}
         for name in skip:
-            if name not in known and not any(path.startswith(name) or f".{name}." in f".{path}" for path in paths):
+            if name not in known and not any(
+                path.startswith(name) or f".{name}." in f".{path}" for path in paths
+            ):
                 gaps.wrong("quantization.skip", name, f"names nothing in {model.name}", "for example lm_head")
     return skip
 
 
-def _stored_quantization(gaps: RequestResolver, model: ModelSpec | None, engine: Engine, cluster: Cluster | None) -> Quantization | None:
-    """A released checkpoint that is quantized stays so unless the plan says otherwise, or the cards cannot compute with it."""
+def _stored_quantization(
+    gaps: RequestResolver, model: ModelSpec | None, engine: Engine, cluster: Cluster | None
+) -> Quantization | None:
+    """A released checkpoint that is quantized stays so unless the plan says otherwise, or the cards cannot
+    compute with it.
+    """
     if model is None or model.quantization is None:
         return None
     stored = model.quantization
@@ -145,13 +219,17 @@ def _stored_quantization(gaps: RequestResolver, model: ModelSpec | None, engine:
         stored.method == "modelopt" and gaps.request.get("task") == "infer" and engine.server in LIBRARY
     ):  # transformers 5.23 quantizers/auto.py
         gaps.wrong(
-            "quantization_config", "modelopt", f"is not read by {engine.name}", "--engine vllm or sglang; or --quantize with another format"
+            "quantization_config",
+            "modelopt",
+            f"is not read by {engine.name}",
+            "--engine vllm or sglang; or --quantize with another format",
         )
     if stored.method == "gguf" and _unpacks_gguf(gaps, engine, "infer"):
         return None
     if needed := missing_compute_capability(stored.method, cluster):
         gaps.assumed.append(
-            f"quantization.weights = none (transformers dequantizes released {stored.method} below compute capability {needed})"
+            f"quantization.weights = none (transformers dequantizes released {stored.method} below "
+            f"compute capability {needed})"
         )
         return None
     gaps.assumed.append(f"quantization.weights = {stored.weights} (as released)")

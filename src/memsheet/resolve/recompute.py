@@ -12,18 +12,34 @@ def recompute_of(gaps: RequestResolver, engine: Engine, model: ModelSpec | None)
     every, segments = gaps.request.get("recompute.every"), gaps.request.get("recompute.segments")
     counted = gaps.request.get("recompute.layers")
     named = RecomputeMode.SELECTIVE if gaps.request.get("recompute.modules") else RecomputeMode.NONE
-    by_layers = tuple(gaps.request.get("recompute.modules") or ()) == ("layer",) and "layer" in engine.policies
+    by_layers = (
+        tuple(gaps.request.get("recompute.modules") or ()) == ("layer",) and "layer" in engine.policies
+    )
     implied = RecomputeMode.FULL if (every and not by_layers) or segments or counted else named
     if implied not in engine.recompute and gaps.request.get("recompute.mode") is None:
-        key = next(f"recompute.{part}" for part in ("modules", "every", "layers", "segments") if gaps.request.get(f"recompute.{part}"))
+        key = next(
+            f"recompute.{part}"
+            for part in ("modules", "every", "layers", "segments")
+            if gaps.request.get(f"recompute.{part}")
+        )
         hint = f"modelled: {', '.join(known.value for known in engine.recompute)}"
-        gaps.wrong(key, gaps.request[key], f"asks for recompute {implied.value}, which is not modelled for {engine.name} yet", hint)
-    mode = gaps.choice("recompute.mode", implied, engine.recompute, engine.name, silent=gaps.request.get("task") == "infer")
+        gaps.wrong(
+            key,
+            gaps.request[key],
+            f"asks for recompute {implied.value}, which is not modelled for {engine.name} yet",
+            hint,
+        )
+    mode = gaps.choice(
+        "recompute.mode", implied, engine.recompute, engine.name, silent=gaps.request.get("task") == "infer"
+    )
     layers = sum(stack.layers for stack in model.stacks) if model else None
     if mode not in engine.recompute and gaps.request.get("recompute.mode") is None:
         chosen = ", ".join(one.value for one in engine.recompute)
         gaps.wrong(
-            "recompute.modules", gaps.request.get("recompute.modules"), f"is not modelled for {engine.name} yet", f"modelled: {chosen}"
+            "recompute.modules",
+            gaps.request.get("recompute.modules"),
+            f"is not modelled for {engine.name} yet",
+            f"modelled: {chosen}",
         )
     if mode is not RecomputeMode.FULL and implied is RecomputeMode.FULL:
         gaps.wrong(
@@ -42,17 +58,23 @@ def recompute_of(gaps: RequestResolver, engine: Engine, model: ModelSpec | None)
         modules = engine.selective or _attention_modules(model)
         gaps.assumed += [f"recompute.modules = {','.join(modules)}"] if modules else []
     if mode is RecomputeMode.FULL and modules:  # whole layers are computed again, and those modules with them
-        gaps.assumed.append(f"recompute.modules = none (recompute full takes {','.join(modules)} with the rest of each layer)")
+        gaps.assumed.append(
+            f"recompute.modules = none (recompute full takes {','.join(modules)} with the rest of each layer)"
+        )
         modules = ()
     if (mode is RecomputeMode.SELECTIVE) != bool(modules):
-        hint = "for example --recompute-modules mlp" if not modules else "leave the modules out, or give --recompute selective"
+        hint = (
+            "for example --recompute-modules mlp"
+            if not modules
+            else "leave the modules out, or give --recompute selective"
+        )
         gaps.wrong("recompute.modules", modules or None, f"does not go with recompute {mode.value}", hint)
     return Recompute(mode=mode, every=every or 1, segments=segments, layers=counted, modules=modules)
 
 
 def _attention_modules(model: ModelSpec | None) -> tuple[str, ...]:
-    """What selective recompute is of where nobody names modules and the engine has no default: attention (Korthikanti et al. 2022, section 5),
-    else the feed-forward, else norms, by the model's own names.
+    """What selective recompute is of where nobody names modules and the engine has no default: attention
+    (Korthikanti et al. 2022, section 5), else the feed-forward, else norms, by the model's own names.
     """
     blocks = [block for stack in model.stacks for run in stack.runs for block in run.pattern] if model else []
     attention = [mixer.path for block in blocks for mixer in block.mixers if isinstance(mixer, Attention)]

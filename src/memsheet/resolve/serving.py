@@ -1,4 +1,6 @@
-"""What transformers refuses or decides by a model's family and the cards: attention, tensor parallelism, lengths, old cards."""
+"""What transformers refuses or decides by a model's family and the cards: attention, tensor parallelism,
+lengths, old cards.
+"""
 
 from __future__ import annotations
 
@@ -15,33 +17,58 @@ from memsheet.plan.plan import AttentionKind, Mesh
 from memsheet.resolve.blocks import check_blocks
 
 NEEDS_CAPABILITY = {"fp8": (8, 9), "mxfp4": (7, 5)}
-"""Compute capability below which transformers dequantizes a released checkpoint (quantizer_finegrained_fp8.py, quantizer_mxfp4.py)."""
+"""Compute capability below which transformers dequantizes a released checkpoint
+(quantizer_finegrained_fp8.py, quantizer_mxfp4.py).
+"""
 
 
 def kinds_of(model: ModelSpec | None) -> set[str]:
     """The families whose code runs a model's layers (of a multimodal model: its text model's)."""
-    return {block.kind for stack in model.stacks for run in stack.runs for block in run.pattern} if model else set()
+    return (
+        {block.kind for stack in model.stacks for run in stack.runs for block in run.pattern}
+        if model
+        else set()
+    )
 
 
 LIBRARY = frozenset({"transformers", "autotp", "autoawq"})
 """Servers that run the library's own modules."""
 
 
-def attention_of(gaps: RequestResolver, engine: Engine, model: ModelSpec | None, cluster: Cluster | None = None) -> AttentionKind:
-    """The engine's first; eager where its code is the library's and the family has no sdpa; on cards without FlashAttention what else the engine
-    has, none of which makes a matrix of scores: FlashInfer's or Triton's kernels in vLLM (platforms/cuda.py at 002db49, _get_backend_priorities) and in
-    SGLang (server_args.py, _handle_attention_backend_compatibility: FlashInfer where it is installed, else Triton; Triton for latent attention).
+def attention_of(
+    gaps: RequestResolver, engine: Engine, model: ModelSpec | None, cluster: Cluster | None = None
+) -> AttentionKind:
+    """The engine's first; eager where its code is the library's and the family has no sdpa; on cards without
+    FlashAttention what else the engine has, none of which makes a matrix of scores: FlashInfer's or Triton's
+    kernels in vLLM (platforms/cuda.py at 002db49, _get_backend_priorities) and in SGLang (server_args.py,
+    _handle_attention_backend_compatibility: FlashInfer where it is installed, else Triton; Triton for latent
+    attention).
     """
     serves = gaps.request.get("task") == "infer" and engine.server not in LIBRARY
     library = engine.code is Code.TRANSFORMERS and not serves
     without = sorted(kinds_of(model) & NO_SDPA) if library else []
-    default = AttentionKind.EAGER if without and AttentionKind.EAGER in engine.attention else engine.attention[0]
-    old = cluster is not None and engine.name not in OWN_KERNELS and is_older_device(cluster.device, FLASH_UNITS)
-    if old and default is AttentionKind.FLASH:  # TransformerEngine leaves its unfused one there (dot_product_attention/utils.py)
-        default = next((kind for kind in (AttentionKind.SDPA, AttentionKind.EAGER) if kind in engine.attention), default)
+    default = (
+        AttentionKind.EAGER if without and AttentionKind.EAGER in engine.attention else engine.attention[0]
+    )
+    old = (
+        cluster is not None
+        and engine.name not in OWN_KERNELS
+        and is_older_device(cluster.device, FLASH_UNITS)
+    )
+    if (
+        old and default is AttentionKind.FLASH
+    ):  # TransformerEngine leaves its unfused one there (dot_product_attention/utils.py)
+        default = next(
+            (kind for kind in (AttentionKind.SDPA, AttentionKind.EAGER) if kind in engine.attention), default
+        )
     kind: AttentionKind = gaps.choice("attention", default, engine.attention, engine.name)
     if without and kind is AttentionKind.SDPA:
-        gaps.wrong("attention", kind.value, f"does not exist for {without[0]} in transformers, which raises", "give --attention eager")
+        gaps.wrong(
+            "attention",
+            kind.value,
+            f"does not exist for {without[0]} in transformers, which raises",
+            "give --attention eager",
+        )
     return kind
 
 
@@ -56,7 +83,12 @@ def check_tensor_parallel(gaps: RequestResolver, mesh: Mesh, model: ModelSpec | 
         if experts
         else f"has no tensor-parallel plan for {model.model_type}"
     )
-    gaps.wrong("mesh.tp", mesh.tp, f"transformers {why}", f"--pp {mesh.tp * mesh.pp} puts whole layers on each GPU (device_map)")
+    gaps.wrong(
+        "mesh.tp",
+        mesh.tp,
+        f"transformers {why}",
+        f"--pp {mesh.tp * mesh.pp} puts whole layers on each GPU (device_map)",
+    )
 
 
 def check_positions(gaps: RequestResolver, key: str, tokens: int | None, model: ModelSpec | None) -> None:
@@ -67,7 +99,9 @@ def check_positions(gaps: RequestResolver, key: str, tokens: int | None, model: 
 
 
 def missing_compute_capability(method: str, cluster: Cluster | None) -> str:
-    """The capability that a stored format needs where the cluster's cards are older, else nothing. Other vendors' cards have no such number."""
+    """The capability that a stored format needs where the cluster's cards are older, else nothing. Other
+    vendors' cards have no such number.
+    """
     capability = cluster.device.compute_capability if cluster else None
     major, _, minor = (capability or "").partition(".")
     needed = NEEDS_CAPABILITY.get(method)
@@ -77,46 +111,83 @@ def missing_compute_capability(method: str, cluster: Cluster | None) -> str:
 
 
 def serves_in_pages(model: ModelSpec | None) -> bool:
-    """Whether a server with a pool of pages is what a model is usually served by: a decoder that reads no other sequence."""
+    """Whether a server with a pool of pages is what a model is usually served by: a decoder that reads no
+    other sequence.
+    """
     stacks = model.stacks if model else ()
-    mixers = (mixer for stack in stacks for run in stack.runs for block in run.pattern for mixer in block.mixers)
-    encoder = any(stack.role == "encoder" for stack in stacks) or any(isinstance(mixer, CrossAttention) for mixer in mixers)
+    mixers = (
+        mixer for stack in stacks for run in stack.runs for block in run.pattern for mixer in block.mixers
+    )
+    encoder = any(stack.role == "encoder" for stack in stacks) or any(
+        isinstance(mixer, CrossAttention) for mixer in mixers
+    )
     return model is not None and model.head.kind == "causal_lm" and not encoder
 
 
 def check_decodes(gaps: RequestResolver, engine: Engine, model: ModelSpec | None, task: str) -> None:
-    """A server that makes one token after another serves models that do: an encoder or a picture's classifier has nothing to keep for the next."""
+    """A server that makes one token after another serves models that do: an encoder or a picture's classifier
+    has nothing to keep for the next.
+    """
     if task != "infer" or model is None or engine.server in LIBRARY or not model.stacks:
         return
     if not any(stack.role == "decoder" for stack in model.stacks):
-        reason = f"generates, and {model.name} is {'a vision' if model.stacks[0].role == 'vision' else 'an'} encoder, which makes no tokens: serving it there is not modelled"  # fmt: skip
+        reason = (
+            f"generates, and {model.name} is "
+            f"{'a vision' if model.stacks[0].role == 'vision' else 'an'} encoder, which makes no "
+            "tokens: serving it there is not modelled"
+        )
         gaps.wrong("engine", engine.name, reason, "--engine transformers")
 
 
 def experts_split(gaps: RequestResolver, degrees: Mapping[str, int], engine: str) -> int:
-    """Ranks that share one expert in a server: all tensor-parallel ones, or one where experts are dealt to ranks whole (``ep``)."""
+    """Ranks that share one expert in a server: all tensor-parallel ones, or one where experts are dealt to
+    ranks whole (``ep``).
+    """
     ep, etp, tp = degrees["ep"], degrees["etp"], degrees["tp"]
     ranks = sorted({1, tp})
     if ep not in ranks:
-        gaps.wrong("mesh.ep", ep, f"is not how {engine} deals experts: over all ranks or none", f"one of {', '.join(map(str, ranks))}")
+        gaps.wrong(
+            "mesh.ep",
+            ep,
+            f"is not how {engine} deals experts: over all ranks or none",
+            f"one of {', '.join(map(str, ranks))}",
+        )
     if etp not in (1, tp):
-        gaps.wrong("mesh.etp", etp, f"does not exist in {engine}, which cuts an expert over all {tp} ranks or not at all", "leave it out")
+        gaps.wrong(
+            "mesh.etp",
+            etp,
+            f"does not exist in {engine}, which cuts an expert over all {tp} ranks or not at all",
+            "leave it out",
+        )
     return 1 if ep > 1 else tp
 
 
-def usual_options(gaps: RequestResolver, engine: Engine, mesh: Mesh, model: ModelSpec | None, cluster: Cluster | None) -> Mapping[str, Any]:
+def usual_options(
+    gaps: RequestResolver, engine: Engine, mesh: Mesh, model: ModelSpec | None, cluster: Cluster | None
+) -> Mapping[str, Any]:
     """What a server with a pool of pages takes where the plan says nothing; empty for engines without one."""
     if engine.served is None:
         return {}
-    mixers = [m for stack in model.stacks for run in stack.runs for block in run.pattern for m in block.mixers] if model else []
+    mixers = (
+        [m for stack in model.stacks for run in stack.runs for block in run.pattern for m in block.mixers]
+        if model
+        else []
+    )
     latent = any(isinstance(mixer, LatentAttention) for mixer in mixers)
-    if engine.name == "sglang" and model is not None and model.towers and gaps.request.get("serving.memory_fraction") is None:
+    if (
+        engine.name == "sglang"
+        and model is not None
+        and model.towers
+        and gaps.request.get("serving.memory_fraction") is None
+    ):
         reason = "is lowered for a tower by a rule that is not modelled (adjust_mem_fraction_for_vlm)"
         gaps.wrong("serving.memory_fraction", None, reason, "give it, for example --memory-fraction 0.8")
     return engine.served(gaps.request, cluster.device if cluster else None, mesh, latent=latent)
 
 
-def server_options(gaps: RequestResolver, usual: Mapping[str, Any], engine: Engine, model: ModelSpec | None) -> dict[str, Any]:
+def server_options(
+    gaps: RequestResolver, usual: Mapping[str, Any], engine: Engine, model: ModelSpec | None
+) -> dict[str, Any]:
     """The fields of a plan that size a server's pool and its batches."""
     found: dict[str, Any] = {"output_tokens": gaps.get("serving.output_tokens", silent=True)}
     if not usual:

@@ -1,4 +1,6 @@
-"""An engine's version as a plan says it: one that names no release is refused, one newer than what was read is said to be."""
+"""An engine's version as a plan says it: one that names no release is refused, one newer than what was read
+is said to be.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ RELEASED = {
     "sglang": (re.compile(r"^v?\d+\.\d+\.\d+"), "a release with three numbers, for example 0.5.12"),
     "llama.cpp": (re.compile(r"\d|ik_llama"), "a build or commit, for example b7342, or ik_llama.cpp"),
 }
-"""How engines whose facts are kept release by release name one (``engines.vllm.release_of``, ``engines.sglang.release_of``)."""
+"""How engines whose facts are kept release by release name one (``engines.vllm.release_of``,
+``engines.sglang.release_of``).
+"""
 ANY = re.compile(r"\d"), "a release, a commit or a date, for example 5.13.1 (torch 2.13.0)"
 NUMBER = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
 
@@ -33,7 +37,10 @@ def version_notes(plan: Plan) -> Iterator[str]:
     engine = find_engine(plan.engine)
     asked, read = _version_number(plan.engine_version), _version_number(engine.tested if engine else None)
     if asked is not None and read is not None and asked > read and engine is not None:
-        yield f"{plan.engine} {plan.engine_version} is newer than {engine.tested}, the newest that was read: it is taken to be like that"
+        yield (
+            f"{plan.engine} {plan.engine_version} is newer than {engine.tested}, the newest that was "
+            "read: it is taken to be like that"
+        )
 
 
 def _version_number(version: str | None) -> tuple[int, int, int] | None:

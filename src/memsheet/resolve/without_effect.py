@@ -1,4 +1,6 @@
-"""Options that a whole plan has nothing for: they are refused, or said to change nothing, and never only read."""
+"""Options that a whole plan has nothing for: they are refused, or said to change nothing, and never only
+read.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,15 @@ from typing import Any
 
 from memsheet.gaps import RequestResolver
 from memsheet.plan.engine import Engine, Sharding
-from memsheet.plan.model import Attention, CrossAttention, LatentAttention, LinearAttention, ModelSpec, Recurrent, StateSpace
+from memsheet.plan.model import (
+    Attention,
+    CrossAttention,
+    LatentAttention,
+    LinearAttention,
+    ModelSpec,
+    Recurrent,
+    StateSpace,
+)
 from memsheet.plan.plan import Plan, Schedule
 from memsheet.resolve.lora import has_experts
 
@@ -52,33 +62,63 @@ def _no_effect_rules(plan: Plan, engine: Engine, model: ModelSpec | None) -> Ite
     if model is not None:
         yield from _of_the_model(plan, model)
     if plan.fp8 is None:
-        yield OF_RECIPES, _matches_any_value, "is of products in eight bits, and no recipe is given", "add fp8.recipe"
+        yield (
+            OF_RECIPES,
+            _matches_any_value,
+            "is of products in eight bits, and no recipe is given",
+            "add fp8.recipe",
+        )
     if plan.task == "infer":
         yield from _of_serving(plan, engine)
     elif engine.sharding is Sharding.MEGATRON:
         reason = f"is not how {engine.name} steps its flat buffers: a fused kernel does"
-        yield ("optimizer.implementation",), lambda value: value in ("foreach", "loop", "fused"), reason, LEAVE
+        yield (
+            ("optimizer.implementation",),
+            lambda value: value in ("foreach", "loop", "fused"),
+            reason,
+            LEAVE,
+        )
     if plan.task == "train" and not engine.autocast and not engine.sharding.gathers and plan.fp8 is None:
-        reason = f"is not what {engine.name} does: it computes in the {plan.precision.parameters.name} of its parameters"
+        reason = (
+            f"is not what {engine.name} does: it computes in the {plan.precision.parameters.name} of "
+            "its parameters"
+        )
         yield ("precision.compute",), lambda _: plan.precision.casts, reason, "give precision.parameters"
     if plan.schedule is Schedule.INTERLEAVED and plan.mesh.vpp == 1:
-        yield ("schedule",), _matches_any_value, "takes turns among chunks of a rank, and each has one", "--vpp 2, or 1f1b"
+        yield (
+            ("schedule",),
+            _matches_any_value,
+            "takes turns among chunks of a rank, and each has one",
+            "--vpp 2, or 1f1b",
+        )
 
 
 def _of_the_model(plan: Plan, model: ModelSpec) -> Iterator[Rule]:
-    mixers = [m for stack in model.stacks for run in stack.runs for block in run.pattern for m in block.mixers]
+    mixers = [
+        m for stack in model.stacks for run in stack.runs for block in run.pattern for m in block.mixers
+    ]
     if not has_experts(model):
         reason = f"is of routed experts, and {model.name} has none"
         yield OF_EXPERTS, lambda value: value != 1 or value is True, reason, LEAVE
         yield ("mesh.etp",), lambda value: value not in (1, plan.mesh.tp), reason, LEAVE
     padded = any(weight.padded for weight in (*model.embeddings.weights, *model.head.weights, *model.extras))
     if not padded:
-        yield ("vocab_multiple",), lambda value: value != 1, f"pads a vocabulary, and {model.name} has none that is padded", LEAVE
+        yield (
+            ("vocab_multiple",),
+            lambda value: value != 1,
+            f"pads a vocabulary, and {model.name} has none that is padded",
+            LEAVE,
+        )
     if not any(isinstance(mixer, StateSpace | LinearAttention | Recurrent) for mixer in mixers):
         yield OF_STATES, _matches_any_value, f"is of recurrent states, and {model.name} keeps none", LEAVE
     if not any(isinstance(mixer, Attention | LatentAttention | CrossAttention) for mixer in mixers):
         reason = f"is of keys and values, and {model.name} keeps none"
-        yield ("serving.kv_dtype", "serving.page_tokens"), lambda value: value != plan.precision.compute.name, reason, LEAVE
+        yield (
+            ("serving.kv_dtype", "serving.page_tokens"),
+            lambda value: value != plan.precision.compute.name,
+            reason,
+            LEAVE,
+        )
 
 
 def _of_serving(plan: Plan, engine: Engine) -> Iterator[Rule]:
@@ -86,17 +126,37 @@ def _of_serving(plan: Plan, engine: Engine) -> Iterator[Rule]:
     if engine.server == "llama_cpp":
         yield OF_TORCH, _matches_any_value, f"is of PyTorch's allocator, which {name} does not use", LEAVE
     if engine.server in OWN_VOCABULARY:
-        yield ("vocab_multiple",), lambda value: value != 1, f"is not an option of {name}, which pads by its own rule", LEAVE
-    if engine.server in ("llama_cpp", "autoawq") or (engine.server == "transformers" and plan.phase == "load"):
-        reason = f"is not an option of {name}, which computes by its own rule from {plan.precision.parameters.name}"
+        yield (
+            ("vocab_multiple",),
+            lambda value: value != 1,
+            f"is not an option of {name}, which pads by its own rule",
+            LEAVE,
+        )
+    if engine.server in ("llama_cpp", "autoawq") or (
+        engine.server == "transformers" and plan.phase == "load"
+    ):
+        reason = (
+            f"is not an option of {name}, which computes by its own rule from "
+            f"{plan.precision.parameters.name}"
+        )
         yield ("precision.compute",), lambda _: plan.precision.casts, reason, LEAVE
     if engine.server == "gpt_fast" and not plan.compile:
         reason = "are recorded by torch.compile there, and nothing is compiled"
         yield ("serving.cuda_graphs", "cuda_graphs"), _matches_any_value, reason, "add --compile"
     if plan.served_adapters is None and plan.adapter is None:
-        yield ("adapter.kind",), _matches_any_value, f"is not modelled for adapters that {name} serves", "merged, an adapter costs nothing"
+        yield (
+            ("adapter.kind",),
+            _matches_any_value,
+            f"is not modelled for adapters that {name} serves",
+            "merged, an adapter costs nothing",
+        )
     most = plan.max_sequences or 0
-    yield BATCHES, lambda value: value > most, f"is more than the {most} sequences that are served at once", "a larger --sequences"
+    yield (
+        BATCHES,
+        lambda value: value > most,
+        f"is more than the {most} sequences that are served at once",
+        "a larger --sequences",
+    )
 
 
 def _no_effect_notes(gaps: RequestResolver, plan: Plan) -> Iterator[str]:
@@ -105,7 +165,14 @@ def _no_effect_notes(gaps: RequestResolver, plan: Plan) -> Iterator[str]:
         if gaps.request.get(key) is False and plan.routing is not None:
             yield f"{key} = false is accounted as {what}: what differs without is not modelled"
     if plan.task == "infer":
-        for key in (key for key in BATCHES if (_effective_value(gaps, key) or plan.max_sequences) != plan.max_sequences):
-            yield f"{key} = {gaps.request[key]} is what runs at once; room is kept for serving.max_sequences = {plan.max_sequences}"
+        for key in (
+            key
+            for key in BATCHES
+            if (_effective_value(gaps, key) or plan.max_sequences) != plan.max_sequences
+        ):
+            yield (
+                f"{key} = {gaps.request[key]} is what runs at once; room is kept for "
+                f"serving.max_sequences = {plan.max_sequences}"
+            )
     if _effective_value(gaps, "serving.logical_batch"):
         yield f"serving.logical_batch = {gaps.request['serving.logical_batch']} sizes what the host holds"

@@ -9,34 +9,49 @@ from memsheet.resolve.length import check_length, derived_max_length
 from memsheet.resolve.serving import check_positions
 
 UNKNOWN_LENGTH = 4096
-"""Tokens of a sequence where neither the question nor the model says how many: what Llama 2 was trained on (arXiv:2307.09288)."""
+"""Tokens of a sequence where neither the question nor the model says how many: what Llama 2 was trained on
+(arXiv:2307.09288).
+"""
 
 
 def seq_len_of(gaps: RequestResolver, task: str, model: ModelSpec | None) -> int:
     seq_len = gaps.request.get("seq_len")
     if task == "train" and model is not None and not seq_len:
-        gaps.wrong("seq_len", seq_len, "is missing; saved activations depend on it", "for example --seq-len 4096")
+        gaps.wrong(
+            "seq_len", seq_len, "is missing; saved activations depend on it", "for example --seq-len 4096"
+        )
     check_positions(gaps, "seq_len", seq_len, model)
     return seq_len or 0
 
 
-def max_model_len_of(gaps: RequestResolver, task: str, model: ModelSpec | None, engine: Engine, *, served: bool) -> int | None:
+def max_model_len_of(
+    gaps: RequestResolver, task: str, model: ModelSpec | None, engine: Engine, *, served: bool
+) -> int | None:
     given: int | None = gaps.request.get("serving.max_model_len") or gaps.request.get("seq_len")
     prompt, output = gaps.request.get("serving.prompt_tokens"), gaps.request.get("serving.output_tokens")
     if given is None and prompt is not None and output is not None:
         given = prompt + output
     elif given and output is not None and (prompt or 0) + output < given and not served:
-        gaps.assumed.append(f"serving.max_model_len = {given} is how long the cache is; serving.output_tokens = {output} ends before")
+        gaps.assumed.append(
+            f"serving.max_model_len = {given} is how long the cache is; serving.output_tokens = {output} "
+            "ends before"
+        )
     if task == "infer" and given is None and gaps.request.get("phase") != "load" and model is not None:
         own = (
             derived_max_length(model) if served and engine.name == "vllm" else model.max_positions
         )  # vLLM takes the length it derives, scaling and all
         given = own or UNKNOWN_LENGTH
         gaps.assumed.append(
-            f"serving.max_model_len = {given} ({'as long as the model was made for' if own else 'the model says no length'})"
+            f"serving.max_model_len = {given} "
+            f"({'as long as the model was made for' if own else 'the model says no length'})"
         )
     elif task == "infer" and given is None and gaps.request.get("phase") != "load":
-        gaps.wrong("serving.max_model_len", None, "is missing; the cache depends on it", "for example --max-model-len 8192")
+        gaps.wrong(
+            "serving.max_model_len",
+            None,
+            "is missing; the cache depends on it",
+            "for example --max-model-len 8192",
+        )
     if task == "infer" and given != gaps.request.get("seq_len"):
         check_positions(gaps, "serving.max_model_len", given, model)
     if task == "infer":
@@ -45,7 +60,9 @@ def max_model_len_of(gaps: RequestResolver, task: str, model: ModelSpec | None, 
 
 
 def sequences_of(gaps: RequestResolver, task: str, usual: int | None) -> int:
-    """Sequences served at once: by their own name, or as a batch of generation. ``usual``: what the server takes where nobody says."""
+    """Sequences served at once: by their own name, or as a batch of generation. ``usual``: what the server
+    takes where nobody says.
+    """
     if task == "train":
         return 1
     given = gaps.request.get("serving.batch") or gaps.request.get("microbatch")

@@ -1,4 +1,6 @@
-"""LoRA adapters on a frozen base, by peft; a quantized base, by a documented stand-in where its library needs real weights."""
+"""LoRA adapters on a frozen base, by peft; a quantized base, by a documented stand-in where its library needs
+real weights.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,23 @@ from memsheet.run.eight_bit import LinearInt8, lora_of_int8
 from memsheet.run.four_bit import can_quantize, four_bit
 
 _ABSMAX_BLOCK, _NESTED_BLOCK, _CODE = 64, 256, 16
-"""bitsandbytes functional.py quantize_4bit: a maximum every 64 weights; with double quantization those are stored in 8 bits with a
-maximum every 256 and a table of 256 values, beside the format's own 16."""
+"""bitsandbytes functional.py quantize_4bit: a maximum every 64 weights; with double quantization those are
+stored in 8 bits with a maximum every 256 and a table of 256 values, beside the format's own 16.
+"""
 
 
-STAND_IN = {"nf4": "bitsandbytes: Linear4bit", "fp4": "bitsandbytes: Linear4bit", "int8": "bitsandbytes: Linear8bitLt"}
+STAND_IN = {
+    "nf4": "bitsandbytes: Linear4bit",
+    "fp4": "bitsandbytes: Linear4bit",
+    "int8": "bitsandbytes: Linear8bitLt",
+}
 """What a traced answer calls the layers below, by the format."""
 
 
 def apply_served_adapters(model: nn.Module, plan: Plan) -> nn.Module:
-    """The model with the adapters that it serves in its layers, none of them merged; the first of them is what it runs with."""
+    """The model with the adapters that it serves in its layers, none of them merged; the first of them is
+    what it runs with.
+    """
     if plan.served_adapters is None:
         return model
     adapted: Any = apply_adapter(model, replace(plan, adapter=plan.served_adapters.alone))
@@ -45,29 +54,44 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
         with _disable_current_modes():  # what a library makes when it is imported belongs to no model
             from peft import LoraConfig, get_peft_model
     except ImportError:
-        raise input_error("adapter", "lora", "is peft's, which is not installed", "pip install peft") from None
+        raise input_error(
+            "adapter", "lora", "is peft's, which is not installed", "pip install peft"
+        ) from None
     recomputes = plan.recompute.mode is not RecomputeMode.NONE
     if recomputes:
         model.enable_input_require_grads()  # type: ignore[operator]
     rank = int(plan.adapter.rank)
     config = LoraConfig(
-        r=rank, lora_alpha=2 * rank, target_modules=list(plan.adapter.targets), lora_dropout=plan.adapter.dropout,
+        r=rank,
+        lora_alpha=2 * rank,
+        target_modules=list(plan.adapter.targets),
+        lora_dropout=plan.adapter.dropout,
         task_type="CAUSAL_LM" if hasattr(model, "prepare_inputs_for_generation") else None,
-        use_dora=plan.adapter.kind is AdapterKind.DORA, modules_to_save=list(plan.adapter.full_modules) or None,
-    )  # fmt: skip
+        use_dora=plan.adapter.kind is AdapterKind.DORA,
+        modules_to_save=list(plan.adapter.full_modules) or None,
+    )
     if plan.quantization is not None and plan.adapter.kind is not AdapterKind.LORA:
-        raise input_error("adapter.kind", plan.adapter.kind.value, "is not run over quantized weights", "lora")
+        raise input_error(
+            "adapter.kind", plan.adapter.kind.value, "is not run over quantized weights", "lora"
+        )
     config._register_custom_module({Linear4bit: _lora_of_4bit(), LinearInt8: lora_of_int8()})
-    raised = plan.adapter.dtype is not plan.precision.parameters  # peft makes adapters in the base's dtype, and raises low ones to fp32
+    raised = (
+        plan.adapter.dtype is not plan.precision.parameters
+    )  # peft makes adapters in the base's dtype, and raises low ones to fp32
     if raised and plan.adapter.dtype is not FP32:
         raise input_error(
-            "adapter.dtype", plan.adapter.dtype.name, "is not what peft makes on such a base", f"fp32 or {plan.precision.parameters.name}"
+            "adapter.dtype",
+            plan.adapter.dtype.name,
+            "is not what peft makes on such a base",
+            f"fp32 or {plan.precision.parameters.name}",
         )
     adapted: nn.Module = get_peft_model(model, config, autocast_adapter_dtype=raised)
     for module in adapted.modules():
         if plan.adapter.full_modules and type(module).__name__ == "ModulesToSaveWrapper":
             _copied_anew(module)
-    if plan.adapter.kind is AdapterKind.LORA_FA:  # as peft's own function does it (optimizers/lorafa.py create_lorafa_optimizer)
+    if (
+        plan.adapter.kind is AdapterKind.LORA_FA
+    ):  # as peft's own function does it (optimizers/lorafa.py create_lorafa_optimizer)
         for name, parameter in adapted.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and "lora_A" not in name)
     return adapted
@@ -77,11 +101,18 @@ def _copied_anew(wrapper: Any) -> None:
     """Parameters of a module's copy as clones: a deep copy of a fake tensor has two storages."""
     for copy in wrapper.modules_to_save.values():
         for name, parameter in list(copy.named_parameters()):
-            setattr(copy, name, nn.Parameter(wrapper.original_module.get_parameter(name).detach().clone(), parameter.requires_grad))
+            setattr(
+                copy,
+                name,
+                nn.Parameter(
+                    wrapper.original_module.get_parameter(name).detach().clone(), parameter.requires_grad
+                ),
+            )
 
 
 def apply_quantization(model: nn.Module, plan: Plan) -> nn.Module:
-    """Linear layers with 4-bit or int8 weights, in place: bitsandbytes' own where they can be, else a stand-in; the output projection stays as it is (transformers quantizers/base.py:39-63
+    """Linear layers with 4-bit or int8 weights, in place: bitsandbytes' own where they can be, else a
+    stand-in; the output projection stays as it is (transformers quantizers/base.py:39-63
     get_keys_to_not_convert). Raises InputError for formats that have no stand-in.
     """
     how = plan.quantization
@@ -94,7 +125,9 @@ def apply_quantization(model: nn.Module, plan: Plan) -> nn.Module:
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear) and module is not head and not _is_unquantized_module(name, how):
             parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, four_bit(module, how, plan) if real else made(module, plan))
+            setattr(
+                model.get_submodule(parent), last, four_bit(module, how, plan) if real else made(module, plan)
+            )
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     model.is_loaded_in_4bit = real  # type: ignore[assignment]  # by which peft knows its own layers for them
@@ -106,10 +139,14 @@ def _is_unquantized_module(name: str, how: Quantization) -> bool:
 
 
 class _Product(torch.autograd.Function):
-    """As bitsandbytes' MatMul4Bit (autograd/_functions.py): the weight is dequantized for the product and again in backward."""
+    """As bitsandbytes' MatMul4Bit (autograd/_functions.py): the weight is dequantized for the product and
+    again in backward.
+    """
 
     @staticmethod
-    def forward(ctx: object, x: Tensor, packed: Tensor, bias: Tensor | None, shape: tuple[int, int]) -> Tensor:
+    def forward(
+        ctx: object, x: Tensor, packed: Tensor, bias: Tensor | None, shape: tuple[int, int]
+    ) -> Tensor:
         ctx.shape = shape  # type: ignore[attr-defined]
         ctx.packed = packed  # type: ignore[attr-defined]
         return nn.functional.linear(x, torch.empty(shape, dtype=x.dtype, device=x.device), bias)
@@ -122,7 +159,9 @@ class _Product(torch.autograd.Function):
 
 
 class Linear4bit(nn.Linear):
-    """A stand-in for bitsandbytes' layer of that name, which cannot wrap a fake tensor: the same tensors, the same temporaries."""
+    """A stand-in for bitsandbytes' layer of that name, which cannot wrap a fake tensor: the same tensors, the
+    same temporaries.
+    """
 
     def __init__(self, like: nn.Linear, plan: Plan) -> None:
         nn.Module.__init__(self)
@@ -133,9 +172,13 @@ class Linear4bit(nn.Linear):
         elements, device = like.weight.numel(), like.weight.device
         blocks = -(-elements // _ABSMAX_BLOCK)
         double = len(how.weights.scales) > 1
-        self.weight = nn.Parameter(torch.empty(((elements + 1) // 2, 1), dtype=torch.uint8, device=device), requires_grad=False)
+        self.weight = nn.Parameter(
+            torch.empty(((elements + 1) // 2, 1), dtype=torch.uint8, device=device), requires_grad=False
+        )
         self.bias = like.bias
-        self.register_buffer("absmax", torch.empty(blocks, dtype=torch.uint8 if double else torch.float32, device=device))
+        self.register_buffer(
+            "absmax", torch.empty(blocks, dtype=torch.uint8 if double else torch.float32, device=device)
+        )
         self.register_buffer("code", torch.empty(_CODE, device=device))
         if double:
             self.register_buffer("nested_absmax", torch.empty(-(-blocks // _NESTED_BLOCK), device=device))
@@ -145,16 +188,22 @@ class Linear4bit(nn.Linear):
         """Computed in one dtype and handed back in the input's (bitsandbytes nn/modules.py:626-637)."""
         bias = None if self.bias is None else self.bias.to(self.compute)
         lowered = x.to(self.compute)  # named until the result is handed back
-        result: Tensor = _Product.apply(lowered, self.weight, bias, (self.out_features, self.in_features)).to(x.dtype)
+        result: Tensor = _Product.apply(lowered, self.weight, bias, (self.out_features, self.in_features)).to(
+            x.dtype
+        )
         return result
 
 
-STAND_INS: dict[str, Callable[[nn.Linear, Plan], nn.Module]] = {"nf4": Linear4bit, "fp4": Linear4bit, "int8": LinearInt8}
+STAND_INS: dict[str, Callable[[nn.Linear, Plan], nn.Module]] = {
+    "nf4": Linear4bit,
+    "fp4": Linear4bit,
+    "int8": LinearInt8,
+}
 
 
 def _lora_of_4bit() -> type:
-    """The adapter that peft puts on bitsandbytes' layer (tuners/lora/bnb.py:513-561): a clone of the base's result, to which the
-    branch is added in the base's dtype. Under autocast the input is left as it is.
+    """The adapter that peft puts on bitsandbytes' layer (tuners/lora/bnb.py:513-561): a clone of the base's
+    result, to which the branch is added in the base's dtype. Under autocast the input is left as it is.
     """
     from peft.tuners.lora.layer import Linear
 
@@ -162,8 +211,15 @@ def _lora_of_4bit() -> type:
         def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
             result = self.base_layer(x, *args, **kwargs).clone()
             for name in self.active_adapters:
-                lowered = x if torch.is_autocast_enabled() else self._cast_input_dtype(x, next(self.lora_A[name].parameters()).dtype)
-                branch = self.lora_B[name](self.lora_A[name](self.lora_dropout[name](lowered))) * self.scaling[name]
+                lowered = (
+                    x
+                    if torch.is_autocast_enabled()
+                    else self._cast_input_dtype(x, next(self.lora_A[name].parameters()).dtype)
+                )
+                branch = (
+                    self.lora_B[name](self.lora_A[name](self.lora_dropout[name](lowered)))
+                    * self.scaling[name]
+                )
                 result = result + (branch if torch.is_autocast_enabled() else branch.to(result.dtype))
             return result
 

@@ -1,4 +1,5 @@
-"""A callback for transformers' Trainer: what was predicted for a rank beside what its GPU counts. Nothing of the training is changed.
+"""A callback for transformers' Trainer: what was predicted for a rank beside what its GPU counts. Nothing of
+the training is changed.
 
 Transformers and torch are imported when a callback is made, so that this file can be read without them.
 """
@@ -16,7 +17,9 @@ LOG = logging.getLogger("memsheet")
 
 
 def gpu_memory_counters() -> Mapping[str, int] | None:
-    """What torch and the driver count on the rank's GPU; None where there is none. ``peak``: the most so far, of the whole process."""
+    """What torch and the driver count on the rank's GPU; None where there is none. ``peak``: the most so far,
+    of the whole process.
+    """
     import torch
 
     if not torch.cuda.is_available():
@@ -32,25 +35,50 @@ def gpu_memory_counters() -> Mapping[str, int] | None:
 
 def predicted_lines(sheet: Sheet) -> Iterator[str]:
     """The prediction in a few lines."""
-    low, value, high = (format_bytes(int(size)) for size in (sheet.device.low, sheet.device.value, sheet.device.high))
+    low, value, high = (
+        format_bytes(int(size)) for size in (sheet.device.low, sheet.device.value, sheet.device.high)
+    )
     yield f"memsheet predicts {value} ({low} to {high}) on each GPU, the peak in {sheet.peak_instant.value}"
     rows = sorted(sheet.sums()[sheet.peak_instant].items(), key=lambda pair: -pair[1].value)
     yield "at the peak: " + ", ".join(
-        f"{component.value.replace('_', ' ')} {format_bytes(int(size.value))}" for component, size in rows if size.value
+        f"{component.value.replace('_', ' ')} {format_bytes(int(size.value))}"
+        for component, size in rows
+        if size.value
     )
 
 
 def room_lines(sheet: Sheet, gpu: Mapping[str, int]) -> Iterator[tuple[int, str]]:
     """Whether the segments that the allocator will need are there to be had, each line with its level."""
-    low_bytes, high_bytes, room = int(sheet.reserved.low), int(sheet.reserved.high), format_bytes(gpu["room"], headroom=True)
-    grown_bytes = max(0, int(sheet.device.high) - int(sheet.reserved.high) - gpu["others"])  # libraries that are not loaded yet
+    low_bytes, high_bytes, room = (
+        int(sheet.reserved.low),
+        int(sheet.reserved.high),
+        format_bytes(gpu["room"], headroom=True),
+    )
+    grown_bytes = max(
+        0, int(sheet.device.high) - int(sheet.reserved.high) - gpu["others"]
+    )  # libraries that are not loaded yet
     others = f"{format_bytes(gpu['others'])} are held outside torch's allocator"
     if low_bytes > gpu["room"]:
-        yield logging.WARNING, f"does not fit: at least {format_bytes(low_bytes)} of segments for {room} that torch can have; {others}"
+        yield (
+            logging.WARNING,
+            (
+                f"does not fit: at least {format_bytes(low_bytes)} of segments for {room} that torch can "
+                f"have; {others}"
+            ),
+        )
     elif high_bytes + grown_bytes > gpu["room"]:
-        yield logging.WARNING, f"may not fit: up to {format_bytes(high_bytes)} of segments for {room} that torch can have; {others}"
+        yield (
+            logging.WARNING,
+            (
+                f"may not fit: up to {format_bytes(high_bytes)} of segments for {room} that torch can have; "
+                f"{others}"
+            ),
+        )
     else:
-        yield logging.INFO, f"fits: up to {format_bytes(high_bytes)} of segments for {room} that torch can have; {others}"
+        yield (
+            logging.INFO,
+            f"fits: up to {format_bytes(high_bytes)} of segments for {room} that torch can have; {others}",
+        )
 
 
 def peak_lines(sheet: Sheet, gpu: Mapping[str, int]) -> Iterator[tuple[int, str]]:
@@ -60,11 +88,16 @@ def peak_lines(sheet: Sheet, gpu: Mapping[str, int]) -> Iterator[tuple[int, str]
         inside = size.low <= seen <= size.high
         where = "inside" if inside else "above" if seen > size.high else "below"
         span = f"{format_bytes(int(size.low))} to {format_bytes(int(size.high))}"
-        yield logging.INFO if inside else logging.WARNING, f"peak {name} {format_bytes(seen)}, {where} the predicted {span}"
+        yield (
+            logging.INFO if inside else logging.WARNING,
+            f"peak {name} {format_bytes(seen)}, {where} the predicted {span}",
+        )
 
 
 def prediction_callback(sheets: tuple[Sheet, ...]) -> Any:
-    """A ``TrainerCallback`` for a job whose ranks are predicted to hold ``sheets``; it logs to the logger ``memsheet``, of each node once."""
+    """A ``TrainerCallback`` for a job whose ranks are predicted to hold ``sheets``; it logs to the logger
+    ``memsheet``, of each node once.
+    """
     from transformers import TrainerCallback
 
     sheet = max(sheets, key=lambda held: held.device.high)
@@ -75,7 +108,9 @@ def prediction_callback(sheets: tuple[Sheet, ...]) -> Any:
             if state.is_local_process_zero:
                 _log_leveled_lines((logging.INFO, line) for line in predicted_lines(sheet))
                 _log_leveled_lines(
-                    room_lines(sheet, gpu) if (gpu := gpu_memory_counters()) else ((logging.INFO, "there is no GPU to compare it with"),)
+                    room_lines(sheet, gpu)
+                    if (gpu := gpu_memory_counters())
+                    else ((logging.INFO, "there is no GPU to compare it with"),)
                 )
 
         def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

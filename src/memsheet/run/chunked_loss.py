@@ -1,7 +1,8 @@
 """Cross-entropy over chunks of tokens, each with its own logits, which backward computes again.
 
-Eight chunks as in torchtune (torchtune/modules/loss/ce_chunked_output_loss.py at ce5433b0, num_output_chunks), but with the output
-projection inside, under a checkpoint: neither the logits nor their gradients exist for more than one chunk.
+Eight chunks as in torchtune (torchtune/modules/loss/ce_chunked_output_loss.py at ce5433b0,
+num_output_chunks), but with the output projection inside, under a checkpoint: neither the logits nor their
+gradients exist for more than one chunk.
 """
 
 from __future__ import annotations

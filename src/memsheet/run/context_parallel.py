@@ -1,7 +1,9 @@
-"""Sequences shared out among ranks by torch's context parallelism, as accelerate and transformers' Trainer call it.
+"""Sequences shared out among ranks by torch's context parallelism, as accelerate and transformers' Trainer
+call it.
 
-Keys and values are gathered by accelerate's default (1.15, utils/dataclasses.py:2230-2249), each rank takes a piece from both ends of
-the sequence (torch's own load balancing), and no mask is made (accelerate big_modeling.py:787-850).
+Keys and values are gathered by accelerate's default (1.15, utils/dataclasses.py:2230-2249), each rank takes a
+piece from both ends of the sequence (torch's own load balancing), and no mask is made (accelerate
+big_modeling.py:787-850).
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ _IGNORED = -100  # transformers' label of a token without a target
 class Spread(nn.Module):
     """A model that is called with whole sequences and takes this rank's share of them.
 
-    The share lasts until the next call or ``close``: backward needs attention's replacement too. ``placed`` is told of each input.
+    The share lasts until the next call or ``close``: backward needs attention's replacement too. ``placed``
+    is told of each input.
     """
 
     def __init__(self, module: nn.Module, plan: Plan, mesh: DeviceMesh, device: str) -> None:
@@ -46,12 +49,16 @@ class Spread(nn.Module):
         given = {"input_ids": input_ids.to(self._device), "labels": labels.to(self._device)}
         shifted = nn.functional.pad(given["labels"], (0, 1), value=_IGNORED)
         given["shift_labels"] = shifted[:, 1:].contiguous()
-        given["position_ids"] = torch.arange(input_ids.size(1), device=self._device).expand(input_ids.size(0), -1)
+        given["position_ids"] = torch.arange(input_ids.size(1), device=self._device).expand(
+            input_ids.size(0), -1
+        )
         del shifted
         for name, tensor in given.items():
             self.placed(tensor, name)
         self._held = whole = list(given.values())
-        context = context_parallel(self._mesh, buffers=whole, buffer_seq_dims=[1] * len(whole), no_restore_buffers=set(whole))
+        context = context_parallel(
+            self._mesh, buffers=whole, buffer_seq_dims=[1] * len(whole), no_restore_buffers=set(whole)
+        )
         self._context.enter_context(context)
         return self.module(**given)
 
@@ -61,7 +68,9 @@ class Spread(nn.Module):
         self._held.clear()
 
 
-def apply_context_parallel(called: nn.Module, model: Any, plan: Plan, mesh: DeviceMesh, device: str) -> Spread:
+def apply_context_parallel(
+    called: nn.Module, model: Any, plan: Plan, mesh: DeviceMesh, device: str
+) -> Spread:
     """``called``, which calls ``model``, with its sequences shared out along the mesh's ``cp`` axis."""
     from accelerate.big_modeling import _attach_context_parallel_hooks  # type: ignore[import-untyped]
 
@@ -80,6 +89,16 @@ def _check_ring_attention(plan: Plan, device: str) -> None:
     if plan.attention is not AttentionKind.SDPA:
         raise input_error("attention", plan.attention.value, "has no ring in torch", "sdpa")
     if plan.seq_len % (PIECES * degree):
-        raise input_error("seq_len", plan.seq_len, f"does not divide into {PIECES} pieces for each of {degree} ranks", "a multiple of 2·cp")
+        raise input_error(
+            "seq_len",
+            plan.seq_len,
+            f"does not divide into {PIECES} pieces for each of {degree} ranks",
+            "a multiple of 2·cp",
+        )
     if plan.precision.compute.name not in ("bf16", "fp16"):
-        raise input_error("precision.compute", plan.precision.compute.name, "is computed by no kernel that torch runs in a ring", "bf16")
+        raise input_error(
+            "precision.compute",
+            plan.precision.compute.name,
+            "is computed by no kernel that torch runs in a ring",
+            "bf16",
+        )

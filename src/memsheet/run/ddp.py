@@ -1,4 +1,6 @@
-"""Replicas by DistributedDataParallel, with accelerate's defaults (1.15, utils/dataclasses.py:183-191): gradients beside the buckets."""
+"""Replicas by DistributedDataParallel, with accelerate's defaults (1.15, utils/dataclasses.py:183-191):
+gradients beside the buckets.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,15 @@ GRADIENT_AS_BUCKET_VIEW = False
 
 
 def apply_ddp(model: nn.Module, mesh: DeviceMesh, *, synchronize: bool = True) -> DistributedDataParallel:
-    """The model as a replica on every data-parallel rank. ``synchronize``: the first one's parameters are sent now, to ranks that are there.
+    """The model as a replica on every data-parallel rank. ``synchronize``: the first one's parameters are
+    sent now, to ranks that are there.
 
-    One by one: the wrapper would flatten them into another copy of the model first (torch nn/parallel/distributed.py,
-    ``broadcast_bucket_size``).
+    One by one: the wrapper would flatten them into another copy of the model first (torch
+    nn/parallel/distributed.py, ``broadcast_bucket_size``).
     """
     group = data_parallel_mesh(mesh).get_group()
     for tensor in (*model.parameters(), *model.buffers()) if synchronize else ():
         dist.broadcast(tensor.detach(), group_src=0, group=group)
-    return DistributedDataParallel(model, process_group=group, init_sync=False, gradient_as_bucket_view=GRADIENT_AS_BUCKET_VIEW)
+    return DistributedDataParallel(
+        model, process_group=group, init_sync=False, gradient_as_bucket_view=GRADIENT_AS_BUCKET_VIEW
+    )

@@ -1,7 +1,8 @@
 """DeepSpeed's engine: the plan as its configuration, the model handed to it, and its own step to call.
 
-Written for 0.19.8, with its defaults for all that a plan does not say, bucket sizes among them. Micro-batches are weighed here, as
-everywhere in ``run``, so the engine is told not to divide their losses (runtime/engine.py:3382, ``scale_wrt_gas``).
+Written for 0.19.8, with its defaults for all that a plan does not say, bucket sizes among them. Micro-batches
+are weighed here, as everywhere in ``run``, so the engine is told not to divide their losses
+(runtime/engine.py:3382, ``scale_wrt_gas``).
 """
 
 from __future__ import annotations
@@ -41,12 +42,17 @@ def check_deepspeed_run(plan: Plan) -> None:
     for axis in _ONE_LEVEL:
         if getattr(plan.mesh, axis) > 1:
             raise input_error(
-                f"mesh.{axis}", getattr(plan.mesh, axis), "is not run with DeepSpeed", "data parallelism alone, or engine fsdp2"
+                f"mesh.{axis}",
+                getattr(plan.mesh, axis),
+                "is not run with DeepSpeed",
+                "data parallelism alone, or engine fsdp2",
             )
 
 
 def deepspeed_config(plan: Plan, micro: int) -> dict[str, Any]:
-    """What ``deepspeed.initialize`` is given for ``plan``, of which ``micro`` micro-batches come before the optimizer's turn."""
+    """What ``deepspeed.initialize`` is given for ``plan``, of which ``micro`` micro-batches come before the
+    optimizer's turn.
+    """
     precision = plan.precision
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": int(plan.microbatch), "gradient_accumulation_steps": micro, "zero_optimization": _zero_optimization_config(plan),
@@ -58,14 +64,19 @@ def deepspeed_config(plan: Plan, micro: int) -> dict[str, Any]:
         config["data_types"] = {"grad_accum_dtype": precision.gradients.name}
     if owns_optimizer(plan):
         assert plan.optimizer is not None
-        config["optimizer"] = {"type": _TYPES[plan.optimizer.name], "params": {"lr": RATE, "weight_decay": WEIGHT_DECAY}}
+        config["optimizer"] = {
+            "type": _TYPES[plan.optimizer.name],
+            "params": {"lr": RATE, "weight_decay": WEIGHT_DECAY},
+        }
     elif plan.offload.optimizer:
         config["zero_force_ds_cpu_optimizer"] = False
     return config
 
 
 def _zero_optimization_config(plan: Plan) -> dict[str, Any]:
-    """``zero_optimization``: the stage, and what is on the host. A share is said at stage 3 alone (zero/offload_config.py, ``ratio``)."""
+    """``zero_optimization``: the stage, and what is on the host. A share is said at stage 3 alone
+    (zero/offload_config.py, ``ratio``).
+    """
     offload, found = plan.offload, dict[str, Any](stage=plan.zero)
     if offload.optimizer:
         ratio = {"ratio": offload.optimizer} if offload.optimizer < 1 else {}
@@ -76,8 +87,9 @@ def _zero_optimization_config(plan: Plan) -> dict[str, Any]:
 
 
 def owns_optimizer(plan: Plan) -> bool:
-    """Whether DeepSpeed makes the optimizer itself, by compiling it: where it asks for its own (on the host, engine.py:2342-2346; in low
-    precision without ZeRO, engine.py:2564), and for what torch has not. Elsewhere it is given torch's, as transformers' Trainer does.
+    """Whether DeepSpeed makes the optimizer itself, by compiling it: where it asks for its own (on the host,
+    engine.py:2342-2346; in low precision without ZeRO, engine.py:2564), and for what torch has not. Elsewhere
+    it is given torch's, as transformers' Trainer does.
     """
     assert plan.optimizer is not None
     if plan.optimizer.implementation is not Implementation.FUSED:
@@ -96,7 +108,11 @@ class DeepSpeedStep:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         mark_loss(model, watch.at)
         self.engine, *_ = _import_deepspeed(device).initialize(
-            model=model, model_parameters=trained, config=deepspeed_config(plan, micro), dist_init_required=False, **given
+            model=model,
+            model_parameters=trained,
+            config=deepspeed_config(plan, micro),
+            dist_init_required=False,
+            **given,
         )
         self.optimizer: torch.optim.Optimizer = self.engine.basic_optimizer
         watch.keeps(kept_by(self.engine))
@@ -133,7 +149,9 @@ def initialize_before_engine(model: Any) -> None:
 
 
 def kept_by(engine: Any) -> Kept:
-    """What DeepSpeed's optimizer keeps from step to step (zero/stage_1_and_2.py, zero/stage3.py, fp16/fused_optimizer.py)."""
+    """What DeepSpeed's optimizer keeps from step to step (zero/stage_1_and_2.py, zero/stage3.py,
+    fp16/fused_optimizer.py).
+    """
     optimizer = engine.optimizer
     for names, component, path in _BUFFERS:
         for name in names:
@@ -157,7 +175,9 @@ def _unsharded_optimizer(model: Any, plan: Plan) -> torch.optim.Optimizer:
 
 
 def _import_deepspeed(device: str) -> Any:
-    """DeepSpeed, on the device asked for. It wants to know its rank on this machine (engine.py:1957), and says much."""
+    """DeepSpeed, on the device asked for. It wants to know its rank on this machine (engine.py:1957), and
+    says much.
+    """
     os.environ.setdefault("LOCAL_RANK", "0")
     if device == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"

@@ -14,5 +14,7 @@ def torch_dtype(dtype: DType, field: str = "precision") -> torch.dtype:
     """The torch dtype of one of the formats that modules can be built in. Raises InputError for others."""
     found = _TORCH.get(dtype.name)
     if found is None:
-        raise input_error(field, dtype.name, "is no format that a module is built in", f"one of {', '.join(_TORCH)}")
+        raise input_error(
+            field, dtype.name, "is no format that a module is built in", f"one of {', '.join(_TORCH)}"
+        )
     return found

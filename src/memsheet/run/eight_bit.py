@@ -1,4 +1,6 @@
-"""A stand-in for bitsandbytes' layer of int8 rows, whose library needs real weights: the same tensors, the same temporaries."""
+"""A stand-in for bitsandbytes' layer of int8 rows, whose library needs real weights: the same tensors, the
+same temporaries.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from memsheet.plan.plan import Plan
 
 
 class _Product(torch.autograd.Function):
-    """As bitsandbytes' MatMul8bitLt (95f9af3, autograd/_functions.py:101-242) over frozen rows. How many columns have an outlier is up to the
-    data, of which fake tensors have none.
+    """As bitsandbytes' MatMul8bitLt (95f9af3, autograd/_functions.py:101-242) over frozen rows. How many
+    columns have an outlier is up to the data, of which fake tensors have none.
     """
 
     @staticmethod
@@ -61,7 +63,9 @@ class LinearInt8(nn.Linear):
     def __init__(self, like: nn.Linear, _: Plan) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = like.in_features, like.out_features
-        codes = torch.empty((like.out_features, like.in_features), dtype=torch.int8, device=like.weight.device)
+        codes = torch.empty(
+            (like.out_features, like.in_features), dtype=torch.int8, device=like.weight.device
+        )
         self.weight = nn.Parameter(codes, requires_grad=False)
         self.bias = like.bias
         self.register_buffer("scales", torch.empty(like.out_features, device=codes.device))
@@ -73,7 +77,9 @@ class LinearInt8(nn.Linear):
 
 
 def lora_of_int8() -> type:
-    """The adapter that peft puts on bitsandbytes' layer (0.21.2, tuners/lora/bnb.py:237-282): the branch is added in the base's dtype."""
+    """The adapter that peft puts on bitsandbytes' layer (0.21.2, tuners/lora/bnb.py:237-282): the branch is
+    added in the base's dtype.
+    """
     from peft.tuners.lora.layer import Linear
 
     class LoraInt8(Linear):

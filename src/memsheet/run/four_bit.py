@@ -26,10 +26,17 @@ def four_bit(like: nn.Linear, how: Quantization, plan: Plan) -> nn.Module:
     kind, double = how.weights.name[:3], len(how.weights.scales) > 1
     compute = torch_dtype(plan.precision.compute, "precision.compute")
     made: Any = Linear4bit(
-        like.in_features, like.out_features, bias=like.bias is not None, compute_dtype=compute, compress_statistics=double, quant_type=kind,
+        like.in_features,
+        like.out_features,
+        bias=like.bias is not None,
+        compute_dtype=compute,
+        compress_statistics=double,
+        quant_type=kind,
         device="meta",
-    )  # fmt: skip
-    made.weight = Params4bit(like.weight.data, requires_grad=False, compress_statistics=double, quant_type=kind, module=made)
+    )
+    made.weight = Params4bit(
+        like.weight.data, requires_grad=False, compress_statistics=double, quant_type=kind, module=made
+    )
     made.bias = like.bias
     made.weight = made.weight.to(like.weight.device)  # which quantizes it
     layer: nn.Module = made

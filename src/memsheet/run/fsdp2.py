@@ -1,7 +1,8 @@
-"""``fully_shard`` on every layer, as accelerate applies it (1.15, utils/fsdp_utils.py:847-885) and torchtitan does.
+"""``fully_shard`` on every layer, as accelerate applies it (1.15, utils/fsdp_utils.py:847-885) and torchtitan
+does.
 
-Each layer is a group; so are the embeddings; the final norm and the head are one that stays gathered after forward. Embeddings that
-are tied to the head are in that group, which then goes first and last.
+Each layer is a group; so are the embeddings; the final norm and the head are one that stays gathered after
+forward. Embeddings that are tied to the head are in that group, which then goes first and last.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from memsheet.run.model import layers_of
 
 
 def apply_fsdp2(root: nn.Module, model: Any, plan: Plan, mesh: DeviceMesh) -> None:
-    """Shard ``model`` in place over the mesh's data-parallel axes; ``root`` is what is called: the model itself, or what holds it.
+    """Shard ``model`` in place over the mesh's data-parallel axes; ``root`` is what is called: the model
+    itself, or what holds it.
 
-    Raises InputError for an offload that torch's policy does not know, or that leaves nothing on the device it came from.
+    Raises InputError for an offload that torch's policy does not know, or that leaves nothing on the device
+    it came from.
     """
     given: dict[str, Any] = {"mesh": parameter_shard_mesh(mesh), "mp_policy": _mixed_precision_policy(plan)}
     if offloads_model_states(plan):
@@ -51,11 +54,19 @@ def offloads_model_states(plan: Plan) -> bool:
 
 
 def _cpu_offload_policy(plan: Plan, device: str) -> CPUOffloadPolicy:
-    """Sharded parameters in pinned memory of the host, where gradients go and the optimizer steps (_fsdp_param.py:312-315)."""
-    for key, share in (("offload.parameters", plan.offload.parameters), ("offload.optimizer", plan.offload.optimizer)):
+    """Sharded parameters in pinned memory of the host, where gradients go and the optimizer steps
+    (_fsdp_param.py:312-315).
+    """
+    for key, share in (
+        ("offload.parameters", plan.offload.parameters),
+        ("offload.optimizer", plan.offload.optimizer),
+    ):
         if share != 1:
             raise input_error(
-                key, share, "is not what fully_shard's CPUOffloadPolicy does: all, and both", "--offload optimizer,parameters"
+                key,
+                share,
+                "is not what fully_shard's CPUOffloadPolicy does: all, and both",
+                "--offload optimizer,parameters",
             )
     if device == "cpu":
         raise input_error("offload", "parameters", "goes to the processor, and this is it", "--device cuda")
@@ -64,11 +75,16 @@ def _cpu_offload_policy(plan: Plan, device: str) -> CPUOffloadPolicy:
 
 def _mixed_precision_policy(plan: Plan) -> MixedPrecisionPolicy:
     compute, reduce = plan.precision.compute, plan.precision.reduce
-    return MixedPrecisionPolicy(param_dtype=torch_dtype(compute, "precision.compute"), reduce_dtype=torch_dtype(reduce, "precision.reduce"))
+    return MixedPrecisionPolicy(
+        param_dtype=torch_dtype(compute, "precision.compute"),
+        reduce_dtype=torch_dtype(reduce, "precision.reduce"),
+    )
 
 
 def _fsdp_wrapped_modules(model: Any) -> Iterator[nn.Module]:
-    """What the library says is never split (accelerate's default, ``_no_split_modules``), from the inside out."""
+    """What the library says is never split (accelerate's default, ``_no_split_modules``), from the inside
+    out.
+    """
     names = set(getattr(model, "_no_split_modules", None) or ())
     named = [module for module in model.modules() if type(module).__name__ in names]
     yield from reversed(named or list(layers_of(model) or ()))
@@ -77,7 +93,9 @@ def _fsdp_wrapped_modules(model: Any) -> Iterator[nn.Module]:
 def embeddings_norm_head(model: Any) -> tuple[nn.Module | None, nn.Module | None, nn.Module | None]:
     """Embeddings, final norm and head, each where the model has it with parameters."""
     found = (model.get_input_embeddings(), _final_norm(model), model.get_output_embeddings())
-    embeddings, norm, head = (m if m is not None and next(m.parameters(), None) is not None else None for m in found)
+    embeddings, norm, head = (
+        m if m is not None and next(m.parameters(), None) is not None else None for m in found
+    )
     return embeddings, norm, head
 
 

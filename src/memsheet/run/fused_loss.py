@@ -1,9 +1,11 @@
 """Cross-entropy that makes its gradients in forward, chunk by chunk, and keeps them in place of logits.
 
-The algorithm and its sizes are Liger's (linkedin/Liger-Kernel 00eba634, src/liger_kernel/ops/fused_linear_cross_entropy.py): chunks of
-as many tokens as have logits of about the size of all hidden states; logits that become their own gradient in place; gradients of the
-hidden states and of the weight in the dtypes of these, added to in place; and in backward no more than a factor. Its kernels need Triton
-and a GPU. This is plain torch, which takes an eighth of a chunk in fp32 besides, where a kernel has registers.
+The algorithm and its sizes are Liger's (linkedin/Liger-Kernel 00eba634,
+src/liger_kernel/ops/fused_linear_cross_entropy.py): chunks of as many tokens as have logits of about the size
+of all hidden states; logits that become their own gradient in place; gradients of the hidden states and of
+the weight in the dtypes of these, added to in place; and in backward no more than a factor. Its kernels need
+Triton and a GPU. This is plain torch, which takes an eighth of a chunk in fp32 besides, where a kernel has
+registers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The optimizer's step inside backward: each parameter is stepped as soon as its gradient is whole, and the gradient is let go at once.
+"""The optimizer's step inside backward: each parameter is stepped as soon as its gradient is whole, and the
+gradient is let go at once.
 
-As in PyTorch's tutorial on fusing the optimizer step into the backward pass and in torchtune (torchtune/training/memory.py,
-register_optim_in_bwd_hooks): one optimizer a parameter, called from a hook behind the accumulation of its gradient.
+As in PyTorch's tutorial on fusing the optimizer step into the backward pass and in torchtune
+(torchtune/training/memory.py, register_optim_in_bwd_hooks): one optimizer a parameter, called from a hook
+behind the accumulation of its gradient.
 """
 
 from __future__ import annotations
@@ -16,9 +18,13 @@ from torch import Tensor, nn
 class InBackward(torch.optim.Optimizer):
     """An optimizer whose own step has nothing left to do. ``build`` makes the one of a single parameter."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], build: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> None:
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], build: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+    ) -> None:
         super().__init__(parameters, {})
-        self.each: dict[Tensor, torch.optim.Optimizer] = {parameter: build([parameter]) for parameter in parameters}
+        self.each: dict[Tensor, torch.optim.Optimizer] = {
+            parameter: build([parameter]) for parameter in parameters
+        }
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(self._arrived)
 

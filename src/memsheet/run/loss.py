@@ -1,7 +1,8 @@
 """A loss that never has the logits of all tokens at once: the output projection becomes a part of it.
 
-The model's forward is replaced by its backbone and the loss, as kernels of this kind are put into transformers' models. Labels are
-shifted as there (5.23.0 loss/loss_utils.py:47, ForCausalLMLoss): each position is asked for the next token, and the last one for none.
+The model's forward is replaced by its backbone and the loss, as kernels of this kind are put into
+transformers' models. Labels are shifted as there (5.23.0 loss/loss_utils.py:47, ForCausalLMLoss): each
+position is asked for the next token, and the last one for none.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _CHANGES_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "
 
 
 def apply_loss(model: nn.Module, plan: Plan) -> None:
-    """Replace the model's forward where the plan's loss is no plain one. Raises InputError for models with more than a linear head."""
+    """Replace the model's forward where the plan's loss is no plain one. Raises InputError for models with
+    more than a linear head.
+    """
     if plan.loss is Loss.PLAIN:
         return
     found: Any = model
@@ -34,14 +37,28 @@ def apply_loss(model: nn.Module, plan: Plan) -> None:
     parts = list(model.children())
     scaled = [name for name in _CHANGES_LOGITS if getattr(found.config, name, None) not in (None, 1, 1.0)]
     if getattr(found.config, "output_router_logits", False):
-        raise input_error("loss", plan.loss.value, "leaves out the routers' own loss, which output_router_logits asks for", "plain")
-    if len(parts) != 2 or base not in parts or head not in parts or type(head) is not nn.Linear or head.bias is not None or scaled:
+        raise input_error(
+            "loss",
+            plan.loss.value,
+            "leaves out the routers' own loss, which output_router_logits asks for",
+            "plain",
+        )
+    if (
+        len(parts) != 2
+        or base not in parts
+        or head not in parts
+        or type(head) is not nn.Linear
+        or head.bias is not None
+        or scaled
+    ):
         why = f"is not known for {type(model).__name__}, whose logits are more than one matrix product"
         raise input_error("loss", plan.loss.value, why, "plain")
     found.forward = partial(_projected_loss_forward, base, head, LOSSES[plan.loss])
 
 
-def _projected_loss_forward(base: nn.Module, head: nn.Linear, loss: Projected, *, labels: Tensor, **inputs: Tensor) -> Any:
+def _projected_loss_forward(
+    base: nn.Module, head: nn.Linear, loss: Projected, *, labels: Tensor, **inputs: Tensor
+) -> Any:
     from transformers.modeling_outputs import CausalLMOutput
 
     hidden = base(**inputs)[0]

@@ -1,7 +1,8 @@
 """fp32 copies of low-precision parameters, which the optimizer steps in their place.
 
 As Megatron-LM's Float16OptimizerWithFloat16Params does it (71371b4, megatron/core/optimizer/optimizer.py,
-_copy_model_grads_to_main_grads): each gradient is cast and then let go, all are stepped at once, and the results are copied back.
+_copy_model_grads_to_main_grads): each gradient is cast and then let go, all are stepped at once, and the
+results are copied back.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ class MasterWeights(torch.optim.Optimizer):
 
     def __init__(self, parameters: Sequence[nn.Parameter], dtype: torch.dtype, build: Build) -> None:
         super().__init__(parameters, {})
-        self.masters = {parameter: nn.Parameter(parameter.detach().to(dtype, copy=True)) for parameter in parameters}
+        self.masters = {
+            parameter: nn.Parameter(parameter.detach().to(dtype, copy=True)) for parameter in parameters
+        }
         self.inner = build(list(self.masters.values()))
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

@@ -10,14 +10,25 @@ from torch import nn
 
 
 def materialize_meta_tensors(
-    model: nn.Module, device: str, at: Callable[[str], None] = lambda _: None, *, parameters: str | None = None
+    model: nn.Module,
+    device: str,
+    at: Callable[[str], None] = lambda _: None,
+    *,
+    parameters: str | None = None,
 ) -> None:
-    """Memory on ``device`` for everything that has none, in place: a tied tensor stays one tensor. Values are whatever was there.
+    """Memory on ``device`` for everything that has none, in place: a tied tensor stays one tensor. Values are
+    whatever was there.
 
-    ``at`` is told the module whose tensors come next, and nothing at the end. ``parameters``: another device for those.
+    ``at`` is told the module whose tensors come next, and nothing at the end. ``parameters``: another device
+    for those.
     """
-    names = {id(tensor): name.rpartition(".")[0] for name, tensor in (*model.named_parameters(), *model.named_buffers())}
-    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # with what it was, whose address must not be another's
+    names = {
+        id(tensor): name.rpartition(".")[0]
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    }
+    made: dict[
+        int, tuple[torch.Tensor, torch.Tensor]
+    ] = {}  # with what it was, whose address must not be another's
 
     def with_memory(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type != "meta":

@@ -1,4 +1,6 @@
-"""The real model, built by the transformers library from a config alone: no weights, no download, no code from elsewhere."""
+"""The real model, built by the transformers library from a config alone: no weights, no download, no code
+from elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +17,35 @@ from memsheet.errors import input_error
 from memsheet.plan.plan import AttentionKind, Plan
 from memsheet.run.dtypes import torch_dtype
 
-ATTENTION = {AttentionKind.EAGER: "eager", AttentionKind.SDPA: "sdpa", AttentionKind.FLASH: "flash_attention_2"}
-_NOT_ASKED = ("model_type", "auto_map", "quantization_config", "dtype", "torch_dtype")  # the plan says in what format it is
+ATTENTION = {
+    AttentionKind.EAGER: "eager",
+    AttentionKind.SDPA: "sdpa",
+    AttentionKind.FLASH: "flash_attention_2",
+}
+_NOT_ASKED = (
+    "model_type",
+    "auto_map",
+    "quantization_config",
+    "dtype",
+    "torch_dtype",
+)  # the plan says in what format it is
 _BARE = "AutoModel"
 _HEADS = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForMaskedLM", _BARE)
 _SEQ2SEQ_HEADS = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq")
 
 
 def build_config(config: Mapping[str, Any], plan: Plan) -> Any:
-    """The library's own config object with what the plan says: attention, dropout, no cache while training."""
+    """The library's own config object with what the plan says: attention, dropout, no cache while
+    training.
+    """
     from transformers import AutoConfig
 
     if plan.attention is AttentionKind.FLASH and find_spec("flash_attn") is None:
         raise input_error(
-            "attention", "flash", "is the flash-attn package's, which is not installed", "sdpa runs the same kernel out of torch"
+            "attention",
+            "flash",
+            "is the flash-attn package's, which is not installed",
+            "sdpa runs the same kernel out of torch",
         )
     given = {key: value for key, value in config.items() if key not in _NOT_ASKED}
     kind = config.get("model_type")
@@ -41,14 +58,22 @@ def build_config(config: Mapping[str, Any], plan: Plan) -> Any:
         part.dtype = torch_dtype(plan.precision.parameters, "precision.parameters")
         part.use_cache = plan.task == "infer"
         part._attn_implementation = attention
-        for name in [name for name in vars(part) if name.endswith(("dropout", "_pdrop", "dropout_prob", "dropout_rate"))]:
-            if getattr(part, name) != plan.dropout:  # some configs take whole numbers alone, and so nothing but none
+        for name in [
+            name
+            for name in vars(part)
+            if name.endswith(("dropout", "_pdrop", "dropout_prob", "dropout_rate"))
+        ]:
+            if (
+                getattr(part, name) != plan.dropout
+            ):  # some configs take whole numbers alone, and so nothing but none
                 setattr(part, name, plan.dropout)
     return built
 
 
 def _has_attention_heads(config: Any) -> bool:
-    """Whether there is a choice of kernels at all: state-space models have no heads, and the library refuses any choice but one."""
+    """Whether there is a choice of kernels at all: state-space models have no heads, and the library refuses
+    any choice but one.
+    """
     return any(getattr(part, "num_attention_heads", None) is not None for part in _nested_configs(config))
 
 
@@ -72,8 +97,14 @@ def without_layers(config: Any, left_out: range) -> Any:
 
 
 def build_model(config: Any, plan: Plan, device: str) -> nn.Module:
-    """The model on ``device`` in the plan's dtype, in training mode, tied weights tied. Its values are whatever memory held."""
-    with default_dtype(torch_dtype(plan.precision.parameters, "precision.parameters")), _as_it_is(), torch.device(device):
+    """The model on ``device`` in the plan's dtype, in training mode, tied weights tied. Its values are
+    whatever memory held.
+    """
+    with (
+        default_dtype(torch_dtype(plan.precision.parameters, "precision.parameters")),
+        _as_it_is(),
+        torch.device(device),
+    ):
         model = _build_from_config(config, plan)
     model.tie_weights()
     result: nn.Module = model.train() if plan.task == "train" else model.eval()
@@ -98,7 +129,9 @@ def initialize_model_weights(model: nn.Module) -> nn.Module:
 
 def parameters_of(config: Mapping[str, Any], plan: Plan) -> int:
     """How many parameters the model has, tied ones once."""
-    return sum(parameter.numel() for parameter in build_model(build_config(config, plan), plan, "meta").parameters())
+    return sum(
+        parameter.numel() for parameter in build_model(build_config(config, plan), plan, "meta").parameters()
+    )
 
 
 def _build_from_config(config: Any, plan: Plan) -> Any:
@@ -106,7 +139,10 @@ def _build_from_config(config: Any, plan: Plan) -> Any:
     made = _model_class(config)
     if made.__name__ == _BARE and plan.task == "train":
         raise input_error(
-            "model_type", config.model_type, "has no head with a loss that is known here", "name one in the config's architectures"
+            "model_type",
+            config.model_type,
+            "has no head with a loss that is known here",
+            "name one in the config's architectures",
         )
     try:
         return made._from_config(config) if _named_class(config) else made.from_config(config)
@@ -114,7 +150,12 @@ def _build_from_config(config: Any, plan: Plan) -> Any:
         if "attention implementation" not in str(error):
             raise
         known = [kind.value for kind in ATTENTION if kind is not plan.attention]
-        raise input_error("attention", plan.attention.value, f"is not how {config.model_type} runs", f"--attention {known[0]}") from None
+        raise input_error(
+            "attention",
+            plan.attention.value,
+            f"is not how {config.model_type} runs",
+            f"--attention {known[0]}",
+        ) from None
 
 
 def _named_class(config: Any) -> str | None:
@@ -138,7 +179,9 @@ def _model_class(config: Any) -> Any:
 
 
 def _auto_model_classes(config: Any) -> tuple[str, ...]:
-    """Kinds of heads, likeliest first: what reads both ways is trained on masked words, and what has two stacks on pairs."""
+    """Kinds of heads, likeliest first: what reads both ways is trained on masked words, and what has two
+    stacks on pairs.
+    """
     if getattr(config, "is_encoder_decoder", False):
         return _SEQ2SEQ_HEADS + _HEADS
     if getattr(config.get_text_config(), "vocab_size", None) is None:
@@ -159,9 +202,17 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def layers_of(model: nn.Module) -> nn.ModuleList | None:
-    """The stack of layers that holds most of the parameters (a decoder's, before an encoder's or a tower's)."""
-    stacks = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module) > 0]
+    """The stack of layers that holds most of the parameters (a decoder's, before an encoder's or a
+    tower's).
+    """
+    stacks = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) > 0
+    ]
     outer = [(n, m) for n, m in stacks if not any(n.startswith(f"{other}.") for other, _ in stacks)]
     if not outer:
         return None
-    return max(outer, key=lambda pair: ("decoder" in pair[0], sum(p.numel() for p in pair[1].parameters())))[1]
+    return max(outer, key=lambda pair: ("decoder" in pair[0], sum(p.numel() for p in pair[1].parameters())))[
+        1
+    ]

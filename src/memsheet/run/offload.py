@@ -1,8 +1,10 @@
-"""Activations that wait for backward in host memory: each tensor that autograd saves is copied there, and back when it is read.
+"""Activations that wait for backward in host memory: each tensor that autograd saves is copied there, and
+back when it is read.
 
-As torch.autograd.graph.save_on_cpu does (torch 2.13), but parameters, buffers and what views them stay where they are, as in torchtune
-(torchtune/training/_activation_offloading.py): they are on the device anyway. What several operations save is copied for each of them.
-Copies are pinned where the device is a GPU. On a processor host and device are one memory, so nothing is saved there.
+As torch.autograd.graph.save_on_cpu does (torch 2.13), but parameters, buffers and what views them stay where
+they are, as in torchtune (torchtune/training/_activation_offloading.py): they are on the device anyway. What
+several operations save is copied for each of them. Copies are pinned where the device is a GPU. On a
+processor host and device are one memory, so nothing is saved there.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ def activation_offload_context(model: nn.Module, plan: Plan) -> AbstractContextM
 
     def pack(tensor: Tensor) -> Tensor | Packed:
         own = (
-            stay if not plan.on_ranks else {_storage_address(tensor) for tensor in (*model.parameters(), *model.buffers())}
+            stay
+            if not plan.on_ranks
+            else {_storage_address(tensor) for tensor in (*model.parameters(), *model.buffers())}
         )  # gathered just now
         return tensor if _storage_address(tensor) in own else (tensor.device, _to_host(tensor))
 

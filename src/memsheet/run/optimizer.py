@@ -22,10 +22,14 @@ _SWITCHES: dict[Implementation, dict[str, bool]] = {
 }  # fmt: skip
 
 
-def build_optimizer(parameters: Iterable[nn.Parameter], plan: Plan, model: nn.Module | None = None) -> torch.optim.Optimizer:
-    """What steps the parameters that train: the plan's optimizer, one by one in backward or over copies in higher precision if it says so.
+def build_optimizer(
+    parameters: Iterable[nn.Parameter], plan: Plan, model: nn.Module | None = None
+) -> torch.optim.Optimizer:
+    """What steps the parameters that train: the plan's optimizer, one by one in backward or over copies in
+    higher precision if it says so.
 
-    ``model``: whose embeddings an 8-bit optimizer leaves alone. Raises InputError where its library is not installed.
+    ``model``: whose embeddings an 8-bit optimizer leaves alone. Raises InputError where its library is not
+    installed.
     """
     trained = [p for p in parameters if p.requires_grad]
     make = partial(_make_optimizer, plan=plan, model=model)
@@ -34,24 +38,38 @@ def build_optimizer(parameters: Iterable[nn.Parameter], plan: Plan, model: nn.Mo
     master = plan.precision.master_weights
     if master is None:
         return make(trained)
-    return MasterWeights(trained, torch_dtype(master, "precision.master_weights"), partial(make, originals=trained))
+    return MasterWeights(
+        trained, torch_dtype(master, "precision.master_weights"), partial(make, originals=trained)
+    )
 
 
 def _embedding_parameters(model: nn.Module | None) -> set[torch.Tensor]:
-    return {module.weight for module in model.modules() if isinstance(module, nn.Embedding)} if model else set()
+    return (
+        {module.weight for module in model.modules() if isinstance(module, nn.Embedding)} if model else set()
+    )
 
 
 def _make_optimizer(
-    trained: list[nn.Parameter], *, plan: Plan, model: nn.Module | None, originals: list[nn.Parameter] | None = None
+    trained: list[nn.Parameter],
+    *,
+    plan: Plan,
+    model: nn.Module | None,
+    originals: list[nn.Parameter] | None = None,
 ) -> torch.optim.Optimizer:
     """``originals``: the model's own parameters, where ``trained`` are copies of them in the same order."""
     assert plan.optimizer is not None
     meant = list(zip(trained, originals or trained, strict=True))
     switches: dict[str, Any] = dict(_SWITCHES.get(plan.optimizer.implementation, {}))
     match plan.optimizer.name:
-        case OptimizerName.ADAMW if plan.optimizer.implementation in (Implementation.APEX, Implementation.TRANSFORMERS):
+        case OptimizerName.ADAMW if plan.optimizer.implementation in (
+            Implementation.APEX,
+            Implementation.TRANSFORMERS,
+        ):
             raise input_error(
-                "optimizer.implementation", plan.optimizer.implementation.value, "is no longer made here", "fused, foreach or loop"
+                "optimizer.implementation",
+                plan.optimizer.implementation.value,
+                "is no longer made here",
+                "fused, foreach or loop",
             )
         case OptimizerName.ADAMW:
             return torch.optim.AdamW(trained, lr=RATE, **switches)
@@ -66,10 +84,17 @@ def _make_optimizer(
             return Together(trained, {copy for copy, own in meant if own in hidden}, switches)
         case _:
             embeddings = _embedding_parameters(model)
-            return other_optimizer(_name_parameters(meant, model), plan, model, [copy for copy, own in meant if own in embeddings])
+            return other_optimizer(
+                _name_parameters(meant, model),
+                plan,
+                model,
+                [copy for copy, own in meant if own in embeddings],
+            )
 
 
-def _name_parameters(meant: list[tuple[nn.Parameter, nn.Parameter]], model: nn.Module | None) -> list[tuple[str, nn.Parameter]]:
+def _name_parameters(
+    meant: list[tuple[nn.Parameter, nn.Parameter]], model: nn.Module | None
+) -> list[tuple[str, nn.Parameter]]:
     names = {parameter: name for name, parameter in model.named_parameters()} if model else {}
     return [(names.get(own, f"parameter{number}"), copy) for number, (copy, own) in enumerate(meant)]
 
@@ -79,13 +104,17 @@ def _hidden_layer_matrices(model: nn.Module | None) -> set[torch.Tensor]:
     if model is None:
         return set()
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None  # type: ignore[operator]
-    return {module.weight for module in model.modules() if isinstance(module, nn.Linear) and module is not head}
+    return {
+        module.weight for module in model.modules() if isinstance(module, nn.Linear) and module is not head
+    }
 
 
 class Together(torch.optim.Optimizer):
     """Muon over matrices of hidden layers, AdamW over the rest, stepped one after the other."""
 
-    def __init__(self, trained: list[nn.Parameter], hidden: set[torch.Tensor], switches: dict[str, Any]) -> None:
+    def __init__(
+        self, trained: list[nn.Parameter], hidden: set[torch.Tensor], switches: dict[str, Any]
+    ) -> None:
         super().__init__(trained, {})
         matrices = [p for p in trained if p in hidden]
         rest = [p for p in trained if p not in hidden]
@@ -100,11 +129,15 @@ class Together(torch.optim.Optimizer):
 
 
 def _torchao_adamw8bit(trained: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Its step is compiled for a GPU; a processor, which may have no compiler, takes it operation by operation."""
+    """Its step is compiled for a GPU; a processor, which may have no compiler, takes it operation by
+    operation.
+    """
     try:
         from torchao.optim import AdamW8bit
     except ImportError:
-        raise input_error("optimizer.implementation", "torchao", "is not installed", "pip install torchao") from None
+        raise input_error(
+            "optimizer.implementation", "torchao", "is not installed", "pip install torchao"
+        ) from None
     made: torch.optim.Optimizer = AdamW8bit(trained, lr=RATE)
     if trained[0].device.type != "cuda":
         made.step = partial(_step_eagerly, made.step)  # type: ignore[method-assign]

@@ -1,4 +1,6 @@
-"""Optimizers of libraries beside torch, each as its library makes it. What is not installed is refused by name."""
+"""Optimizers of libraries beside torch, each as its library makes it. What is not installed is refused by
+name.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ BNB = {
     OptimizerName.LION: "Lion", OptimizerName.LION_8BIT: "Lion8bit",
 }  # fmt: skip
 GAP, SCALE = 200, 0.25
-"""Steps between projections, and the factor of what is projected back (transformers 5.23 trainer_optimizer.py:115-120)."""
+"""Steps between projections, and the factor of what is projected back (transformers 5.23
+trainer_optimizer.py:115-120).
+"""
 
 
 def other_optimizer(
@@ -32,10 +36,17 @@ def other_optimizer(
     try:
         return _library_optimizer(named, plan, model)
     except ImportError as missing:
-        raise input_error("optimizer", name.value, f"is {missing.name}'s, which is not installed", f"pip install {missing.name}") from None
+        raise input_error(
+            "optimizer",
+            name.value,
+            f"is {missing.name}'s, which is not installed",
+            f"pip install {missing.name}",
+        ) from None
 
 
-def _library_optimizer(named: list[tuple[str, nn.Parameter]], plan: Plan, model: nn.Module | None) -> torch.optim.Optimizer:
+def _library_optimizer(
+    named: list[tuple[str, nn.Parameter]], plan: Plan, model: nn.Module | None
+) -> torch.optim.Optimizer:
     assert plan.optimizer is not None
     trained = [parameter for _, parameter in named]
     match plan.optimizer.name:
@@ -49,9 +60,9 @@ def _library_optimizer(named: list[tuple[str, nn.Parameter]], plan: Plan, model:
             from lion_pytorch import Lion
             from lion_pytorch.foreach import Lion as ForeachLion
 
-            made: torch.optim.Optimizer = (ForeachLion if plan.optimizer.implementation is Implementation.FOREACH else Lion)(
-                trained, lr=RATE
-            )
+            made: torch.optim.Optimizer = (
+                ForeachLion if plan.optimizer.implementation is Implementation.FOREACH else Lion
+            )(trained, lr=RATE)
             return made
         case OptimizerName.ADAM_MINI:
             from adam_mini import Adam_mini
@@ -69,17 +80,26 @@ def _library_optimizer(named: list[tuple[str, nn.Parameter]], plan: Plan, model:
         case OptimizerName.GALORE:
             from galore_torch import GaLoreAdamW
 
-            galore: torch.optim.Optimizer = GaLoreAdamW(_galore_param_groups(named, plan), lr=RATE, no_deprecation_warning=True)
+            galore: torch.optim.Optimizer = GaLoreAdamW(
+                _galore_param_groups(named, plan), lr=RATE, no_deprecation_warning=True
+            )
             return galore
         case OptimizerName.LORA_FA:
             from peft.optimizers import create_lorafa_optimizer
 
             assert plan.adapter is not None
             rank = int(plan.adapter.rank)
-            projecting: torch.optim.Optimizer = create_lorafa_optimizer(model, r=rank, lora_alpha=2 * rank, lr=RATE)  # type: ignore[arg-type]
+            projecting: torch.optim.Optimizer = create_lorafa_optimizer(
+                model,  # type: ignore[arg-type]
+                r=rank,
+                lora_alpha=2 * rank,
+                lr=RATE,
+            )
             return projecting
         case name:
-            raise input_error("optimizer", name.value, "is not run here", "its formulas are known: memsheet train")
+            raise input_error(
+                "optimizer", name.value, "is not run here", "its formulas are known: memsheet train"
+            )
 
 
 def _galore_param_groups(named: list[tuple[str, nn.Parameter]], plan: Plan) -> list[dict[str, Any]]:
@@ -91,17 +111,33 @@ def _galore_param_groups(named: list[tuple[str, nn.Parameter]], plan: Plan) -> l
     return [{"params": inner, **how}, {"params": rest}]
 
 
-def _bitsandbytes_optimizer(trained: list[nn.Parameter], name: OptimizerName, embeddings: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """In 8 bits embeddings keep states in 32, as the Trainer of transformers has it (5.23.0 trainer.py:1338)."""
-    if name.value.startswith("paged") and any(p.device.type == "cuda" for p in trained) and not torch.cuda.is_available():
+def _bitsandbytes_optimizer(
+    trained: list[nn.Parameter], name: OptimizerName, embeddings: list[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """In 8 bits embeddings keep states in 32, as the Trainer of transformers has it (5.23.0
+    trainer.py:1338).
+    """
+    if (
+        name.value.startswith("paged")
+        and any(p.device.type == "cuda" for p in trained)
+        and not torch.cuda.is_available()
+    ):
         raise input_error(
-            "optimizer", name.value, "has its states in pages of a card's driver, and there is none", "memsheet train counts them"
+            "optimizer",
+            name.value,
+            "has its states in pages of a card's driver, and there is none",
+            "memsheet train counts them",
         )
     with _disable_current_modes():  # it works its quantization tables out from values when it is made
         try:
             import bitsandbytes.optim as library
         except ImportError:
-            raise input_error("optimizer", name.value, "is bitsandbytes', which is not installed", "pip install bitsandbytes") from None
+            raise input_error(
+                "optimizer",
+                name.value,
+                "is bitsandbytes', which is not installed",
+                "pip install bitsandbytes",
+            ) from None
         manager = library.GlobalOptimManager.get_instance()
         manager.initialize()  # one for the whole process, which still knows the parameters of models before
         manager.override_config(embeddings, "optim_bits", 32)

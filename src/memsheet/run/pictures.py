@@ -1,4 +1,6 @@
-"""A micro-batch with pictures for the families of Qwen2-VL: one picture a sequence, its patches as an image processor hands them out."""
+"""A micro-batch with pictures for the families of Qwen2-VL: one picture a sequence, its patches as an image
+processor hands them out.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ def picture_rows_and_columns(tokens: int) -> tuple[int, int]:
 
 
 def with_pictures(ids: torch.Tensor, config: Any, plan: Plan) -> dict[str, torch.Tensor]:
-    """Arguments of the model's forward: ``image_tokens`` of each sequence stand for its picture (transformers 5.23,
-    processing_qwen2_5_vl.py; patches are fp32).
+    """Arguments of the model's forward: ``image_tokens`` of each sequence stand for its picture (transformers
+    5.23, processing_qwen2_5_vl.py; patches are fp32).
 
     Raises InputError for a model that takes pictures in another way.
     """
@@ -38,4 +40,10 @@ def with_pictures(ids: torch.Tensor, config: Any, plan: Plan) -> dict[str, torch
     kinds[:, :count] = 1
     grid = torch.tensor([[1, rows, columns]] * len(ids), device=ids.device)
     patches = torch.zeros(len(ids) * rows * columns, values, device=ids.device, dtype=torch.float32)
-    return {"input_ids": ids, "labels": ids.clone(), "pixel_values": patches, "image_grid_thw": grid, "mm_token_type_ids": kinds}
+    return {
+        "input_ids": ids,
+        "labels": ids.clone(),
+        "pixel_values": patches,
+        "image_grid_thw": grid,
+        "mm_token_type_ids": kinds,
+    }

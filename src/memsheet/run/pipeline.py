@@ -1,4 +1,6 @@
-"""A model cut into pipeline stages of its own layers, run by torch's schedules (torch/distributed/pipelining/schedules.py)."""
+"""A model cut into pipeline stages of its own layers, run by torch's schedules
+(torch/distributed/pipelining/schedules.py).
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,25 @@ from memsheet.run.mesh import axis_coordinate, submesh_along
 from memsheet.run.model import layers_of
 from memsheet.run.step import autocast_region
 
-_PARTS = ("embed_tokens", "layers", "norm")  # what transformers' own cut asks for (distributed/pipeline_parallel.py:176-198)
+_PARTS = (
+    "embed_tokens",
+    "layers",
+    "norm",
+)  # what transformers' own cut asks for (distributed/pipeline_parallel.py:176-198)
 
 
 class Absent(nn.Module):
-    """In place of a module that another stage has: what comes in goes out. What the model reads off a layer is still there."""
+    """In place of a module that another stage has: what comes in goes out. What the model reads off a layer
+    is still there.
+    """
 
     def __init__(self, instead_of: nn.Module) -> None:
         super().__init__()
-        plain = {name: value for name, value in vars(instead_of).items() if isinstance(value, str | int | float) and name[0] != "_"}
+        plain = {
+            name: value
+            for name, value in vars(instead_of).items()
+            if isinstance(value, str | int | float) and name[0] != "_"
+        }
         self.__dict__.update(plain)
 
     def forward(self, hidden: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -33,10 +45,14 @@ class Absent(nn.Module):
 
 
 class Stage(nn.Module):
-    """One stage: token ids in on the first, logits out on the last, hidden states between; by the model's own forward."""
+    """One stage: token ids in on the first, logits out on the last, hidden states between; by the model's own
+    forward.
+    """
 
     def __init__(self, model: Any, plan: Plan, number: int, device: str) -> None:
-        """Cut ``model`` in place to the modules of stage ``number``. Raises InputError for models that are not a plain stack."""
+        """Cut ``model`` in place to the modules of stage ``number``. Raises InputError for models that are
+        not a plain stack.
+        """
         super().__init__()
         self.model = model
         self.number, self.is_first, self.is_last = number, number == 0, number == stages_of(plan) - 1
@@ -80,7 +96,11 @@ def _keep_stage_layers(model: Any, plan: Plan, number: int) -> None:
     whole = [isinstance(getattr(base, part, None), nn.Module) for part in _PARTS]
     layers = layers_of(model)
     if layers is None or not all(whole) or not hasattr(model, "lm_head") or layers is not base.layers:
-        raise input_error("mesh.pp", plan.mesh.pp, f"{type(model).__name__} is not a plain stack of embeddings, layers, norm and head")
+        raise input_error(
+            "mesh.pp",
+            plan.mesh.pp,
+            f"{type(model).__name__} is not a plain stack of embeddings, layers, norm and head",
+        )
     first, after = layers_of_stage(len(layers), plan, number)
     for index, layer in enumerate(list(layers)):
         if not first <= index < after:
@@ -106,11 +126,20 @@ def layers_of_stage(layers: int, plan: Plan, number: int) -> tuple[int, int]:
 
 
 def build_schedule(
-    stages: Sequence[Stage], called: Sequence[nn.Module], plan: Plan, mesh: DeviceMesh, device: str, loss: Callable[..., Tensor]
-) -> Any:  # fmt: skip
-    """The plan's schedule over a rank's stages; ``called`` is what runs each one. Raises InputError for too few micro-batches."""
+    stages: Sequence[Stage],
+    called: Sequence[nn.Module],
+    plan: Plan,
+    mesh: DeviceMesh,
+    device: str,
+    loss: Callable[..., Tensor],
+) -> Any:
+    """The plan's schedule over a rank's stages; ``called`` is what runs each one. Raises InputError for too
+    few micro-batches.
+    """
     microbatches, total = int(plan.accumulation), stages_of(plan)
-    made = [_torch_stage(stage, module, plan, mesh, device) for stage, module in zip(stages, called, strict=True)]
+    made = [
+        _torch_stage(stage, module, plan, mesh, device) for stage, module in zip(stages, called, strict=True)
+    ]
     match plan.schedule:
         case Schedule.GPIPE:
             return ScheduleGPipe(made[0], microbatches, loss_fn=loss)
@@ -118,12 +147,18 @@ def build_schedule(
             rounds = max(1, microbatches // plan.mesh.pp)
             if microbatches % rounds:
                 raise input_error(
-                    "global_batch", plan.global_batch, f"makes {microbatches} micro-batches, not a multiple of {rounds} rounds"
+                    "global_batch",
+                    plan.global_batch,
+                    f"makes {microbatches} micro-batches, not a multiple of {rounds} rounds",
                 )
             return ScheduleInterleaved1F1B(made, microbatches, loss_fn=loss)  # type: ignore[arg-type]
         case _:
             if microbatches < total:
-                raise input_error("global_batch", plan.global_batch, f"makes {microbatches} micro-batches, fewer than {total} stages")
+                raise input_error(
+                    "global_batch",
+                    plan.global_batch,
+                    f"makes {microbatches} micro-batches, fewer than {total} stages",
+                )
             return Schedule1F1B(made[0], microbatches, loss_fn=loss)
 
 
@@ -131,10 +166,18 @@ def _torch_stage(stage: Stage, called: nn.Module, plan: Plan, mesh: DeviceMesh, 
     """With examples of what comes in and goes out, so that no stage has to be asked."""
     config = stage.model.config.get_text_config()
     shape = (int(plan.microbatch), int(plan.seq_len))
-    kept = plan.precision.parameters if plan.engine == "transformers" else plan.precision.compute  # autocast's residual stream is not cast
-    hidden = torch.empty(*shape, config.hidden_size, dtype=torch_dtype(kept), device="meta", requires_grad=True)
+    kept = (
+        plan.precision.parameters if plan.engine == "transformers" else plan.precision.compute
+    )  # autocast's residual stream is not cast
+    hidden = torch.empty(
+        *shape, config.hidden_size, dtype=torch_dtype(kept), device="meta", requires_grad=True
+    )
     came = torch.empty(shape, dtype=torch.int64, device="meta") if stage.is_first else hidden
-    goes = torch.empty(*shape, config.vocab_size, dtype=torch_dtype(plan.precision.compute), device="meta") if stage.is_last else hidden
+    goes = (
+        torch.empty(*shape, config.vocab_size, dtype=torch_dtype(plan.precision.compute), device="meta")
+        if stage.is_last
+        else hidden
+    )
     return PipelineStage(
         called,
         stage.number,

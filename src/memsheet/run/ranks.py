@@ -1,4 +1,5 @@
-"""One rank's training job: the plan's mesh, the model cut along it, its memory shared out, and a step to call.
+"""One rank's training job: the plan's mesh, the model cut along it, its memory shared out, and a step to
+call.
 
 The same for a rank that is traced and for one that runs; a trace listens by a ``Watch`` of its own.
 """
@@ -41,8 +42,8 @@ from memsheet.sheet import Instant
 class Job:
     """``step`` takes one, on its own tokens or on a batch.
 
-    ``models``: this rank's part of the model, one for each of its stages; ``called``: what is called for them; ``stages``: torch's own, of
-    a pipeline; ``close``: what is to be done when no more steps are taken.
+    ``models``: this rank's part of the model, one for each of its stages; ``called``: what is called for
+    them; ``stages``: torch's own, of a pipeline; ``close``: what is to be done when no more steps are taken.
     """
 
     models: Sequence[Any]
@@ -54,12 +55,20 @@ class Job:
 
 
 def rank_job(settings: Any, plan: Plan, mesh: DeviceMesh, device: str, watch: Watch, micro: int) -> Job:
-    """The job of the rank that asks, on random tokens, once its process group is there. ``settings``: the library's config.
+    """The job of the rank that asks, on random tokens, once its process group is there. ``settings``: the
+    library's config.
 
-    ``micro``: micro-batches before the optimizer's turn; a pipeline takes all that the plan has. Parameters hold whatever memory held.
-    Raises InputError for what cannot be run: see ``check_rank_plan``, ``run.mesh``, ``run.fsdp2``, ``run.tensor_parallel``, ``run.pipeline``.
+    ``micro``: micro-batches before the optimizer's turn; a pipeline takes all that the plan has. Parameters
+    hold whatever memory held. Raises InputError for what cannot be run: see ``check_rank_plan``,
+    ``run.mesh``, ``run.fsdp2``, ``run.tensor_parallel``, ``run.pipeline``.
     """
-    make = _deepspeed_job if plan.engine == "deepspeed" else _pipeline_job if plan.mesh.pp > 1 else _whole_model_job
+    make = (
+        _deepspeed_job
+        if plan.engine == "deepspeed"
+        else _pipeline_job
+        if plan.mesh.pp > 1
+        else _whole_model_job
+    )
     return make(settings, plan, mesh, device, watch, micro)
 
 
@@ -75,10 +84,16 @@ class RankTrainer:
         self.job.step(batch)
 
 
-def rank_trainer(config: Mapping[str, Any], plan: Plan, device: str, at: At, micro: int, seen: Seen | None = None) -> RankTrainer:
-    """As ``run.train.trainer``, for the rank that asks, once its process group is there. Raises InputError as ``rank_job``."""
+def rank_trainer(
+    config: Mapping[str, Any], plan: Plan, device: str, at: At, micro: int, seen: Seen | None = None
+) -> RankTrainer:
+    """As ``run.train.trainer``, for the rank that asks, once its process group is there. Raises InputError as
+    ``rank_job``.
+    """
     check_rank_plan(plan)
-    job = rank_job(build_config(config, plan), plan, build_mesh(plan, device), device, Running(at, seen), micro)
+    job = rank_job(
+        build_config(config, plan), plan, build_mesh(plan, device), device, Running(at, seen), micro
+    )
     return RankTrainer(job=job, at=at)
 
 
@@ -89,26 +104,51 @@ def check_rank_plan(plan: Plan) -> None:
     if plan.engine == "deepspeed":
         check_deepspeed_run(plan)
     if plan.engine == "transformers" and plan.mesh.dp_shard > 1 and plan.zero != 1:
-        raise input_error("mesh.dp_shard", plan.mesh.dp_shard, "is fully_shard's", "--engine fsdp2, or --zero 1")
+        raise input_error(
+            "mesh.dp_shard", plan.mesh.dp_shard, "is fully_shard's", "--engine fsdp2, or --zero 1"
+        )
     assert plan.optimizer is not None
     fused = plan.optimizer.implementation in (Implementation.FUSED, Implementation.FOREACH)
     if plan.engine == "transformers" and plan.mesh.tp > 1 and fused:
         raise input_error(
-            "optimizer.implementation", plan.optimizer.implementation.value, "takes sharded tensors or plain ones, and the norms' stay plain",
+            "optimizer.implementation",
+            plan.optimizer.implementation.value,
+            "takes sharded tensors or plain ones, and the norms' stay plain",
             "loop, or engine fsdp2",
-        )  # fmt: skip
+        )
     if plan.mesh.cp > 1 and (plan.mesh.pp > 1 or plan.engine != "fsdp2"):
-        raise input_error("mesh.cp", plan.mesh.cp, "is run with fully_shard and without pipelines, as accelerate does", "--engine fsdp2")
+        raise input_error(
+            "mesh.cp",
+            plan.mesh.cp,
+            "is run with fully_shard and without pipelines, as accelerate does",
+            "--engine fsdp2",
+        )
     if plan.mesh.pp > 1 and (plan.adapter or plan.quantization or plan.zero == 1):
-        raise input_error("mesh.pp", plan.mesh.pp, "is not run with adapters, quantized weights or a sharded optimizer yet")
+        raise input_error(
+            "mesh.pp", plan.mesh.pp, "is not run with adapters, quantized weights or a sharded optimizer yet"
+        )
     if plan.mesh.pp > 1 and plan.last_microbatch != plan.microbatch:
-        raise input_error("global_batch", plan.global_batch, "leaves a smaller micro-batch, and a pipeline's are all alike", "a multiple")
-    raise_if_problems(Problem(field=name, value=value, reason=why) for name, value, why, wrong in _one_rank_only(plan) if wrong)
+        raise input_error(
+            "global_batch",
+            plan.global_batch,
+            "leaves a smaller micro-batch, and a pipeline's are all alike",
+            "a multiple",
+        )
+    raise_if_problems(
+        Problem(field=name, value=value, reason=why)
+        for name, value, why, wrong in _one_rank_only(plan)
+        if wrong
+    )
 
 
 def _one_rank_only(plan: Plan) -> Iterator[tuple[str, Any, str, bool]]:
-    """What is applied to one rank of engine transformers, and how a plan asks for it here: field, value, why not, whether it does."""
-    several, scales = "is run on one rank of engine transformers alone", plan.engine == "transformers" and plan.precision.compute is FP16
+    """What is applied to one rank of engine transformers, and how a plan asks for it here: field, value, why
+    not, whether it does.
+    """
+    several, scales = (
+        "is run on one rank of engine transformers alone",
+        plan.engine == "transformers" and plan.precision.compute is FP16,
+    )
     master = None if plan.engine == "deepspeed" else plan.precision.master_weights
     yield "optimizer_in_backward", True, several, plan.optimizer_in_backward
     inputs_alone = plan.engine == "fsdp2" and plan.recompute.mode is RecomputeMode.FULL and plan.mesh.pp == 1
@@ -117,13 +157,20 @@ def _one_rank_only(plan: Plan) -> Iterator[tuple[str, Any, str, bool]]:
     yield "recompute", "stretches", several, plan.recompute.stretched
     yield "precision.compute", "fp16", "has a scaler, which no pipeline here has", scales and plan.mesh.pp > 1
     split = plan.engine == "fsdp2" or plan.mesh.tp > 1 or plan.zero == 1
-    yield "precision.master_weights", str(master and master.name), "is a copy of whole parameters here", master is not None and split
+    yield (
+        "precision.master_weights",
+        str(master and master.name),
+        "is a copy of whole parameters here",
+        master is not None and split,
+    )
 
 
-# ---- the whole stack on every rank ---------------------------------------------------------------------------------------------
+# ---- the whole stack on every rank -------------------------------------------------------------------------
 
 
-def _whole_model_job(settings: Any, plan: Plan, mesh: DeviceMesh, device: str, watch: Watch, micro: int) -> Job:
+def _whole_model_job(
+    settings: Any, plan: Plan, mesh: DeviceMesh, device: str, watch: Watch, micro: int
+) -> Job:
     model: Any = build_model(settings, plan, "meta")
     model = apply_adapter(apply_quantization(model, plan), plan)
     apply_recompute(model, plan)
@@ -143,17 +190,33 @@ def _whole_model_job(settings: Any, plan: Plan, mesh: DeviceMesh, device: str, w
     scaler = build_scaler(plan, device)
 
     def step(other: Batch | None) -> None:
-        train_step(called, optimizer, other or batch, plan, watch.at, device=device, micro=micro, scaler=scaler, seen=watch.seen)
+        train_step(
+            called,
+            optimizer,
+            other or batch,
+            plan,
+            watch.at,
+            device=device,
+            micro=micro,
+            scaler=scaler,
+            seen=watch.seen,
+        )
 
     return Job(models=[model], called=[called], optimizer=optimizer, step=step, close=close)
 
 
-def _data_parallel(root: nn.Module, model: Any, plan: Plan, mesh: DeviceMesh, device: str, watch: Watch) -> nn.Module:
-    """``root``, which calls ``model``, with memory and shared out among data-parallel ranks; what is to be called instead."""
+def _data_parallel(
+    root: nn.Module, model: Any, plan: Plan, mesh: DeviceMesh, device: str, watch: Watch
+) -> nn.Module:
+    """``root``, which calls ``model``, with memory and shared out among data-parallel ranks; what is to be
+    called instead.
+    """
     sharded = plan.engine == "fsdp2"
     if sharded:
         apply_fsdp2(root, model, plan, mesh)
-    materialize_meta_tensors(model, device, watch.places, parameters="cpu" if offloads_model_states(plan) else device)
+    materialize_meta_tensors(
+        model, device, watch.places, parameters="cpu" if offloads_model_states(plan) else device
+    )
     watch.holds(root, model, sharded=sharded)
     if sharded or plan.mesh.data_parallel == 1:
         return root
@@ -188,7 +251,7 @@ def _deepspeed_job(settings: Any, plan: Plan, mesh: DeviceMesh, device: str, wat
     return Job(models=[model], called=[model], optimizer=take.optimizer, step=step, close=take.close)
 
 
-# ---- a part of the stack --------------------------------------------------------------------------------------------------------
+# ---- a part of the stack -----------------------------------------------------------------------------------
 
 
 def _pipeline_job(settings: Any, plan: Plan, mesh: DeviceMesh, device: str, watch: Watch, _: int) -> Job:
@@ -207,21 +270,30 @@ def _pipeline_job(settings: Any, plan: Plan, mesh: DeviceMesh, device: str, watc
         one.backward_one_chunk = watch.backward(one.backward_one_chunk)
     optimizer = build_optimizer([p for stage in stages for p in stage.parameters()], plan)
     every = replace(plan, microbatch=plan.microbatch * plan.accumulation)
-    ids: torch.Tensor = random_token_batch(settings, every, device)["input_ids"]  # of all micro-batches, which are the labels too
+    ids: torch.Tensor = random_token_batch(settings, every, device)[
+        "input_ids"
+    ]  # of all micro-batches, which are the labels too
     watch.input(ids, "input_ids")
     first, last = stages[0].is_first, stages[-1].is_last
 
     def step(other: Batch | None) -> None:
         given = _all_micro_batches(other["input_ids"], plan) if other else ids
         losses = list[torch.Tensor]()
-        schedule.step(*((given,) if first else ()), target=given if last else None, losses=losses if last else None, return_outputs=False)
+        schedule.step(
+            *((given,) if first else ()),
+            target=given if last else None,
+            losses=losses if last else None,
+            return_outputs=False,
+        )
         _report_microbatch_losses(watch.seen, losses)
         losses.clear()
         watch.at(Instant.OPTIMIZER_STEP)
         optimizer.step()
         optimizer.zero_grad()
 
-    return Job(models=[stage.model for stage in stages], called=called, optimizer=optimizer, step=step, stages=held)
+    return Job(
+        models=[stage.model for stage in stages], called=called, optimizer=optimizer, step=step, stages=held
+    )
 
 
 def _all_micro_batches(ids: torch.Tensor, plan: Plan) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""Recompute in backward: by the model's own switch (each layer saves its input and runs its forward again), in stretches of layers, or
-of single modules.
+"""Recompute in backward: by the model's own switch (each layer saves its input and runs its forward again),
+in stretches of layers, or of single modules.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from memsheet.run.stretches import apply_stretches
 
 
 def apply_recompute(model: nn.Module, plan: Plan) -> None:
-    """Turn on what the plan asks for. Raises InputError for models without the switch or without layers, and for names of no module."""
+    """Turn on what the plan asks for. Raises InputError for models without the switch or without layers, and
+    for names of no module.
+    """
     match plan.recompute.mode:
         case RecomputeMode.SELECTIVE:
             _recompute_named_modules(model, plan.recompute.modules)
@@ -50,15 +52,25 @@ def _recompute_named_modules(model: nn.Module, names: Sequence[str]) -> None:
     if missing:
         known = sorted({name for layer in layers_of(model) or () for name, _ in layer.named_children()})
         raise input_error(
-            "recompute.modules", min(missing), f"names no module of {type(model).__name__}", f"a layer has {', '.join(known)}"
+            "recompute.modules",
+            min(missing),
+            f"names no module of {type(model).__name__}",
+            f"a layer has {', '.join(known)}",
         )
     for module in found.values():
         module.forward = partial(_checkpointed_forward, module.forward)
 
 
 def _checkpointed_forward(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A module's forward under a checkpoint, which looks for its device and for what it keeps among the arguments without names."""
+    """A module's forward under a checkpoint, which looks for its device and for what it keeps among the
+    arguments without names.
+    """
     if args:
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
     first = next(name for name, value in kwargs.items() if isinstance(value, Tensor))
-    return checkpoint(lambda tensor, **rest: forward(**{first: tensor}, **rest), kwargs.pop(first), use_reentrant=False, **kwargs)
+    return checkpoint(
+        lambda tensor, **rest: forward(**{first: tensor}, **rest),
+        kwargs.pop(first),
+        use_reentrant=False,
+        **kwargs,
+    )

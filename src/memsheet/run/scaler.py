@@ -1,4 +1,6 @@
-"""fp16 autocast's gradient scaler: the loss is made larger so that small gradients are no zeros, and a step that overflowed is left out."""
+"""fp16 autocast's gradient scaler: the loss is made larger so that small gradients are no zeros, and a step
+that overflowed is left out.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Prefill and decode as ``generate`` does them: one forward over the prompt, then one token at a time over a cache.
+"""Prefill and decode as ``generate`` does them: one forward over the prompt, then one token at a time over a
+cache.
 
-The loop is that of transformers' ``_sample`` (generation/utils.py:3122) without stopping criteria, which read values: unpadded
-prompts whose mask of ones is dropped, the last position's logits alone, their copy in fp32, the likeliest token.
+The loop is that of transformers' ``_sample`` (generation/utils.py:3122) without stopping criteria, which read
+values: unpadded prompts whose mask of ones is dropped, the last position's logits alone, their copy in fp32,
+the likeliest token.
 """
 
 from __future__ import annotations
@@ -19,22 +21,33 @@ from memsheet.errors import input_error
 from memsheet.plan.plan import Plan
 
 BACKENDS = {"fp8": ("fp8", None), "int8": ("hqq", 8)}
-"""The cache's format → (backend, bits) of transformers' QuantizedCache (cache_utils.py:2113): quanto has 2 and 4 bits, hqq 1 to 8."""
+"""The cache's format → (backend, bits) of transformers' QuantizedCache (cache_utils.py:2113): quanto has 2
+and 4 bits, hqq 1 to 8.
+"""
 DEFAULT_BACKEND = ("quanto", None)
 
 
 def cache_kind(plan: Plan, asked: str | None) -> str:
-    """dynamic, static or quantized: as asked, else quantized for a format that is not the compute dtype, and dynamic.
+    """dynamic, static or quantized: as asked, else quantized for a format that is not the compute dtype, and
+    dynamic.
 
     Raises InputError where the format and what is asked contradict each other.
     """
     assert plan.kv_dtype is not None
     quantized = plan.kv_dtype is not plan.precision.compute
     if quantized and plan.kv_dtype.name not in BACKENDS:
-        raise input_error("kv_dtype", plan.kv_dtype.name, "is neither as keys are computed nor what they are quantized to", "fp8 or int8")
+        raise input_error(
+            "kv_dtype",
+            plan.kv_dtype.name,
+            "is neither as keys are computed nor what they are quantized to",
+            "fp8 or int8",
+        )
     if quantized and asked in ("dynamic", "static"):
         raise input_error(
-            "cache", asked, f"keeps keys as they are computed, not in {plan.kv_dtype.name}", "--cache quantized, or no --kv-dtype"
+            "cache",
+            asked,
+            f"keeps keys as they are computed, not in {plan.kv_dtype.name}",
+            "--cache quantized, or no --kv-dtype",
         )
     return asked or ("quantized" if quantized else "dynamic")
 
@@ -55,16 +68,20 @@ def build_cache(config: Any, plan: Plan, kind: str) -> Any:
     except ImportError:
         package = {"quanto": "optimum-quanto"}.get(backend, backend)
         hint = f"pip install {package}; --kv-dtype fp8 needs no library"
-        raise input_error("cache", "quantized", f"is {backend}'s for this format, which is not installed", hint) from None
+        raise input_error(
+            "cache", "quantized", f"is {backend}'s for this format, which is not installed", hint
+        ) from None
     except ValueError as error:
         raise input_error("cache", "quantized", str(error).split(". ", 1)[0]) from None
 
 
 @dataclass(slots=True)
 class Generation:
-    """What is carried from one step to the next. ``ids``: one token more than the cache holds, once the prompt is read.
+    """What is carried from one step to the next. ``ids``: one token more than the cache holds, once the
+    prompt is read.
 
-    ``logits``: the newest, in fp32, which ``_sample`` holds on to until it has the next; ``prompt``: what ``generate`` began with.
+    ``logits``: the newest, in fp32, which ``_sample`` holds on to until it has the next; ``prompt``: what
+    ``generate`` began with.
     """
 
     model: nn.Module
@@ -73,7 +90,9 @@ class Generation:
     cache: Any
     logits: Tensor | None = None
     prompt: tuple[Tensor, ...] = ()
-    arguments: dict[str, Any] = field(default_factory=dict)  # of the model's forward, that stay or grow by a token
+    arguments: dict[str, Any] = field(
+        default_factory=dict
+    )  # of the model's forward, that stay or grow by a token
 
     @property
     def cache_name(self) -> str:
@@ -90,7 +109,9 @@ def begin_generation(model: nn.Module, plan: Plan, cache: Any, device: str) -> G
     _check_loop()
     prompt = plan.prompt_tokens if plan.prompt_tokens is not None else plan.max_model_len
     shape = (int(plan.max_sequences or 1), int(prompt or 0))
-    made = Generation(model, plan, torch.randint(0, config.get_text_config().vocab_size, shape, device=device), cache)
+    made = Generation(
+        model, plan, torch.randint(0, config.get_text_config().vocab_size, shape, device=device), cache
+    )
     takes = inspect.signature(model.forward).parameters
     if "logits_to_keep" in takes:
         made.arguments["logits_to_keep"] = 1
@@ -104,13 +125,20 @@ def begin_generation(model: nn.Module, plan: Plan, cache: Any, device: str) -> G
 def _check_loop() -> None:
     from transformers import GenerationMixin
 
-    if "is_first_iteration" not in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters:
+    if (
+        "is_first_iteration"
+        not in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+    ):
         hint = "transformers 5; training is run with 4 too"
-        raise input_error("transformers", version("transformers"), "generates in another way than the loop here", hint)
+        raise input_error(
+            "transformers", version("transformers"), "generates in another way than the loop here", hint
+        )
 
 
 def _position_ids(shape: tuple[int, int], device: str) -> Tensor:
-    """Those of every sequence, counted from its mask (generation/utils.py _prepare_position_ids_for_generation)."""
+    """Those of every sequence, counted from its mask (generation/utils.py
+    _prepare_position_ids_for_generation).
+    """
     return torch.ones(shape, dtype=torch.long, device=device).cumsum(-1).sub_(1)
 
 
@@ -126,9 +154,12 @@ def generate_next_token(generation: Generation, *, first: bool = False) -> None:
     """One forward, of the whole prompt (``first``) or of the newest token, and the token that follows."""
     model: Any = generation.model
     inputs = model.prepare_inputs_for_generation(
-        generation.ids, next_sequence_length=None if first else 1, is_first_iteration=first,
-        **{generation.cache_name: generation.cache}, **generation.arguments,
-    )  # fmt: skip
+        generation.ids,
+        next_sequence_length=None if first else 1,
+        is_first_iteration=first,
+        **{generation.cache_name: generation.cache},
+        **generation.arguments,
+    )
     outputs = model(**inputs, return_dict=True)
     generation.logits = outputs.logits[:, -1].to(copy=True, dtype=torch.float32)
     token = torch.argmax(generation.logits, dim=-1)
@@ -139,7 +170,9 @@ def generate_next_token(generation: Generation, *, first: bool = False) -> None:
 
 
 def for_decode(model: nn.Module) -> AbstractContextManager[Any]:
-    """What ``generate`` changes after the prompt: experts that were grouped are gathered (generation/utils.py:2500)."""
+    """What ``generate`` changes after the prompt: experts that were grouped are gathered
+    (generation/utils.py:2500).
+    """
     optimized: Any = getattr(model, "_optimize_model_for_decode", None)
     return nullcontext() if optimized is None else optimized()
 

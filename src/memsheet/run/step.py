@@ -24,7 +24,8 @@ Seen = Callable[[torch.Tensor], None]
 
 
 def random_token_batch(config: Any, plan: Plan, device: str) -> dict[str, torch.Tensor]:
-    """A micro-batch of token ids with themselves as labels; beside them, or instead, the pictures or sounds that the model takes.
+    """A micro-batch of token ids with themselves as labels; beside them, or instead, the pictures or sounds
+    that the model takes.
 
     Raises InputError for a model of which it is not known what it takes.
     """
@@ -39,7 +40,11 @@ def random_token_batch(config: Any, plan: Plan, device: str) -> dict[str, torch.
     if not config.is_encoder_decoder:
         return {"input_ids": ids, "labels": ids.clone()}
     heard = getattr(config, "num_mel_bins", None)
-    source = {"input_ids": ids} if heard is None else {"input_features": _zero_inputs(plan, device, heard, 2 * config.max_source_positions)}
+    source = (
+        {"input_ids": ids}
+        if heard is None
+        else {"input_features": _zero_inputs(plan, device, heard, 2 * config.max_source_positions)}
+    )
     return {**source, "labels": ids.clone(), "decoder_input_ids": ids.clone()}
 
 
@@ -47,7 +52,11 @@ def _pixel_batch(config: Any, plan: Plan, device: str) -> dict[str, torch.Tensor
     """Pictures of the size that the config says, each of one kind."""
     side, channels = getattr(config, "image_size", None), getattr(config, "num_channels", None)
     if side is None or channels is None:
-        raise input_error("model_type", config.model_type, "takes neither tokens nor pictures of one size: its step is not known here")
+        raise input_error(
+            "model_type",
+            config.model_type,
+            "takes neither tokens nor pictures of one size: its step is not known here",
+        )
     height, width = (side, side) if isinstance(side, int) else side
     kinds = torch.randint(0, config.num_labels, (int(plan.microbatch),), device=device)
     return {"pixel_values": _zero_inputs(plan, device, channels, height, width), "labels": kinds}
@@ -59,7 +68,9 @@ def _zero_inputs(plan: Plan, device: str, *shape: int) -> torch.Tensor:
 
 
 def autocast_region(plan: Plan, device: str) -> AbstractContextManager[Any]:
-    """The autocast region of engines that keep fp32 parameters and compute in another dtype; nothing elsewhere."""
+    """The autocast region of engines that keep fp32 parameters and compute in another dtype; nothing
+    elsewhere.
+    """
     if plan.engine != "transformers" or not plan.precision.casts:
         return nullcontext()
     return torch.autocast(device, dtype=torch_dtype(plan.precision.compute, "precision.compute"))
@@ -79,12 +90,21 @@ def mark_loss(model: nn.Module, at: At) -> None:
 
 
 def train_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, plan: Plan, at: At, *, device: str, micro: int,
-    scaler: torch.amp.GradScaler | None = None, seen: Seen | None = None,
-) -> None:  # fmt: skip
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    plan: Plan,
+    at: At,
+    *,
+    device: str,
+    micro: int,
+    scaler: torch.amp.GradScaler | None = None,
+    seen: Seen | None = None,
+) -> None:
     """Forward and backward over ``micro`` micro-batches, then the optimizer's step.
 
-    ``at`` is told where the step is, ``seen`` each micro-batch's share of the step's loss. ``scaler``: of fp16, for all steps.
+    ``at`` is told where the step is, ``seen`` each micro-batch's share of the step's loss. ``scaler``: of
+    fp16, for all steps.
     """
     scaler = scaler or build_scaler(plan, device)
     for part, share in micro_batches(batch, plan, micro):

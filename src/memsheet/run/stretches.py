@@ -1,7 +1,9 @@
-"""Recompute in stretches of layers: only what enters a stretch is kept, and backward runs the whole stretch forward again.
+"""Recompute in stretches of layers: only what enters a stretch is kept, and backward runs the whole stretch
+forward again.
 
-A model's own loop calls its layers one by one, each with arguments of its own (masks differ by kind of layer). So every layer of a
-stretch but the last only notes how it was called and hands its input on; the last one runs them all, inside one checkpoint.
+A model's own loop calls its layers one by one, each with arguments of its own (masks differ by kind of
+layer). So every layer of a stretch but the last only notes how it was called and hands its input on; the last
+one runs them all, inside one checkpoint.
 """
 
 from __future__ import annotations
@@ -29,13 +31,17 @@ def apply_stretches(layers: nn.ModuleList, starts: Sequence[int]) -> None:
         running.forward = partial(_run_deferred_layers, calls, running.forward)
 
 
-def _defer_layer_call(calls: list[Call], forward: Callable[..., Any], hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _defer_layer_call(
+    calls: list[Call], forward: Callable[..., Any], hidden: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
     """A layer that does nothing yet."""
     calls.append(lambda x: forward(x, *args, **kwargs))
     return hidden
 
 
-def _run_deferred_layers(calls: list[Call], forward: Callable[..., Any], hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _run_deferred_layers(
+    calls: list[Call], forward: Callable[..., Any], hidden: Tensor, *args: Any, **kwargs: Any
+) -> Any:
     """The last layer of a stretch: all of them, to be forgotten and run again."""
     noted = [*calls, lambda x: forward(x, *args, **kwargs)]
     calls.clear()

@@ -1,4 +1,6 @@
-"""Tensor parallelism by the plan that transformers ships for a family, applied by transformers' own code (distributed/tensor_parallel.py)."""
+"""Tensor parallelism by the plan that transformers ships for a family, applied by transformers' own code
+(distributed/tensor_parallel.py).
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,20 @@ def apply_tensor_parallel(model: Any, plan: Plan, mesh: DeviceMesh) -> None:
     if has_tied_embeddings(model):  # each is cut by its own rule, alike, and they are tied again
         head = model.get_output_embeddings()
         head.weight = nn.Parameter(torch.empty_like(head.weight))
-    apply_tensor_parallelism(model, submesh_along(mesh, "tp"), model._expand_parallel_plan(_without_experts(model, plan)))
+    apply_tensor_parallelism(
+        model, submesh_along(mesh, "tp"), model._expand_parallel_plan(_without_experts(model, plan))
+    )
     model.tie_weights()
 
 
 def _without_experts(model: Any, plan: Plan) -> dict[str, str]:
     """The shipped plan, less what expert parallelism cuts (transformers distributed/mixin.py:277-279)."""
     experts = tuple(getattr(model, "ep_plan", None) or ()) if plan.mesh.ep > 1 else ()
-    return {name: style for name, style in model.tp_plan.items() if not any(f"{name}.".startswith(f"{cut}.") for cut in experts)}
+    return {
+        name: style
+        for name, style in model.tp_plan.items()
+        if not any(f"{name}.".startswith(f"{cut}.") for cut in experts)
+    }
 
 
 def _check_heads(config: Any, degree: int) -> None:

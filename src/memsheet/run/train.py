@@ -1,4 +1,6 @@
-"""A few training steps of a model, built and run as a person's script has it: nothing of memsheet's is around them."""
+"""A few training steps of a model, built and run as a person's script has it: nothing of memsheet's is around
+them.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 class Trainer:
     """What it takes to train: called, it takes one optimizer step.
 
-    ``at`` is told where each step is, ``seen`` each micro-batch's share of the loss; ``micro``: micro-batches before the optimizer's turn.
+    ``at`` is told where each step is, ``seen`` each micro-batch's share of the loss; ``micro``: micro-batches
+    before the optimizer's turn.
     """
 
     model: nn.Module
@@ -42,12 +45,21 @@ class Trainer:
     seen: Seen | None = None
 
     def __call__(self, batch: Batch | None = None) -> None:
-        """On the trainer's own tokens or on another batch: one micro-batch that serves again, or the whole step's rows."""
+        """On the trainer's own tokens or on another batch: one micro-batch that serves again, or the whole
+        step's rows.
+        """
         self.at(Instant.LOAD)
         train_step(
-            self.model, self.optimizer, self.tokens if batch is None else batch, self.plan, self.at, device=self.device, micro=self.micro,
-            scaler=self.scaler, seen=self.seen,
-        )  # fmt: skip
+            self.model,
+            self.optimizer,
+            self.tokens if batch is None else batch,
+            self.plan,
+            self.at,
+            device=self.device,
+            micro=self.micro,
+            scaler=self.scaler,
+            seen=self.seen,
+        )
 
 
 def build_trainer(
@@ -67,5 +79,13 @@ def build_trainer(
     own = random_token_batch(settings, plan, device)
     mark_loss(model, at)
     return Trainer(
-        model=model, optimizer=optimizer, tokens=own, plan=plan, at=at, device=device, micro=micro, scaler=build_scaler(plan, device), seen=seen
-    )  # fmt: skip
+        model=model,
+        optimizer=optimizer,
+        tokens=own,
+        plan=plan,
+        at=at,
+        device=device,
+        micro=micro,
+        scaler=build_scaler(plan, device),
+        seen=seen,
+    )

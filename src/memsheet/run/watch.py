@@ -1,4 +1,6 @@
-"""Who is told of a rank's job while it is made and run: nobody, a step that is run, or a recorder (``trace.watched``)."""
+"""Who is told of a rank's job while it is made and run: nobody, a step that is run, or a recorder
+(``trace.watched``).
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from memsheet.sheet import Component, Instant
 class Watch:
     """What is told of a rank's job while it is made and run. This one does not listen.
 
-    ``synchronize``: replicas begin with the first one's parameters, which needs the others. ``seen`` is told each micro-batch's share of
-    the step's loss, where it is known.
+    ``synchronize``: replicas begin with the first one's parameters, which needs the others. ``seen`` is told
+    each micro-batch's share of the step's loss, where it is known.
     """
 
     synchronize = True

@@ -1,4 +1,6 @@
-"""What a planner says beside its ranking: why the plan looks as it does, what each saving costs, and what else would do."""
+"""What a planner says beside its ranking: why the plan looks as it does, what each saving costs, and what
+else would do.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ SAVINGS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undone:
-    """One saving of a plan taken back: what its expected bytes then lack on the worst GPU, and how much faster the step is."""
+    """One saving of a plan taken back: what its expected bytes then lack on the worst GPU, and how much
+    faster the step is.
+    """
 
     saving: str
     planned: Planned
@@ -49,8 +53,9 @@ class Undone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """Whole copies (DDP): the fastest that fit. ``plain``: the fastest of an engine whose model code somebody divides, beside the same plan with every
-    state divided (``sharded``, ZeRO-3), and what each exchanges; None where nobody does.
+    """Whole copies (DDP): the fastest that fit. ``plain``: the fastest of an engine whose model code somebody
+    divides, beside the same plan with every state divided (``sharded``, ZeRO-3), and what each exchanges;
+    None where nobody does.
     """
 
     fastest: Planned
@@ -62,8 +67,9 @@ class Replicas:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """``ranking``, and of its first plan (else of the one that needs least): the way to it, its savings taken back, whole copies where they fit.
-    ``methods``: the best plan of others, or why there is none, ``more``: of a larger cluster that keeps AdamW's states on the cards; both where this one strains.
+    """``ranking``, and of its first plan (else of the one that needs least): the way to it, its savings taken
+    back, whole copies where they fit. ``methods``: the best plan of others, or why there is none, ``more``:
+    of a larger cluster that keeps AdamW's states on the cards; both where this one strains.
     """
 
     ranking: Ranking
@@ -73,7 +79,9 @@ class Advice:
     methods: tuple[tuple[str, Planned | None, str], ...] = ()
     more: tuple[Cluster, Planned] | None = None
     batches: tuple[tuple[int, Planned | None, Result | None], ...] = ()
-    """Where nobody named a global batch: the sizes that were looked at, each with its best plan, and whether one fits (None: none is legal)."""
+    """Where nobody named a global batch: the sizes that were looked at, each with its best plan, and whether
+    one fits (None: none is legal).
+    """
 
     @property
     def strained(self) -> bool:
@@ -82,9 +90,18 @@ class Advice:
 
 
 def training_advice(
-    model: ModelSpec, cluster: Cluster, request: Request, engines: Iterable[str], *, top: int, method: str = "full", scaled: Scaled = lambda _: None
-) -> Advice:  # fmt: skip
-    """Every legal plan of some engines ranked, and what is to be said of the best. Raises InputError as ``rank_training_plans`` does."""
+    model: ModelSpec,
+    cluster: Cluster,
+    request: Request,
+    engines: Iterable[str],
+    *,
+    top: int,
+    method: str = "full",
+    scaled: Scaled = lambda _: None,
+) -> Advice:
+    """Every legal plan of some engines ranked, and what is to be said of the best. Raises InputError as
+    ``rank_training_plans`` does.
+    """
     names = tuple(engines)
     asked = {**METHODS[method], **{key: value for key, value in request.items() if value is not None}}
     ranking = rank_training_plans(model, cluster, asked, names, top=top, scaled=scaled)
@@ -94,11 +111,13 @@ def training_advice(
     pinned = any(asked.get(key) for key in ("optimizer.name", *OFFLOAD))
     strains = ranking_strains_memory(ranking) and method == "full" and not pinned
     return Advice(
-        ranking=ranking, story=story_steps(model, cluster, asked, chosen, scaled), replicas=_fastest_replicas(ranking, scaled),
+        ranking=ranking,
+        story=story_steps(model, cluster, asked, chosen, scaled),
+        replicas=_fastest_replicas(ranking, scaled),
         undone=tuple(_undone_savings(ranking, chosen, scaled)) if ranking.plans else (),
         methods=tuple(_adapter_method_plans(ranking, asked, names, scaled)) if strains else (),
         more=_smallest_larger_cluster(ranking, asked, names, scaled) if strains else None,
-    )  # fmt: skip
+    )
 
 
 def ranking_strains_memory(ranking: Ranking) -> bool:
@@ -112,7 +131,8 @@ def _undone_savings(ranking: Ranking, chosen: Planned, scaled: Scaled) -> Iterat
     found = [
         one
         for saving in SAVINGS
-        if (one := _plan_without_saving(ranking, chosen, saving, scaled)) is not None and one.gains_s > chosen.seconds * APART
+        if (one := _plan_without_saving(ranking, chosen, saving, scaled)) is not None
+        and one.gains_s > chosen.seconds * APART
     ]
     yield from sorted(found, key=lambda one: one.missing_bytes)
 
@@ -120,20 +140,28 @@ def _undone_savings(ranking: Ranking, chosen: Planned, scaled: Scaled) -> Iterat
 def _plan_without_saving(ranking: Ranking, chosen: Planned, saving: str, scaled: Scaled) -> Undone | None:
     request = {**chosen.request, **SAVINGS[saving]}
     if all(
-        chosen.request.get(key) in (value, None) or (key == "zero" and chosen.request[key] != 3) for key, value in SAVINGS[saving].items()
+        chosen.request.get(key) in (value, None) or (key == "zero" and chosen.request[key] != 3)
+        for key, value in SAVINGS[saving].items()
     ):
         return None
     planned = _plan_if_legal(ranking.model, ranking.cluster, request, scaled)
     if planned is None or planned.time is None or chosen.time is None:
         return None
     missing = max(0, int(planned.verdict.device.value) - budget_of(ranking.cluster).capacity_bytes)
-    return Undone(saving=saving, planned=planned, missing_bytes=missing, gains_s=chosen.seconds - planned.seconds)
+    return Undone(
+        saving=saving, planned=planned, missing_bytes=missing, gains_s=chosen.seconds - planned.seconds
+    )
 
 
 def _plan_if_legal(model: ModelSpec, cluster: Cluster, request: Request, scaled: Scaled) -> Planned | None:
     """A plan accounted and timed; None where it is not legal."""
     try:
-        return planned_of(model, cluster, {k: v for k, v in request.items() if v is not None}, scaled(str(request["engine"])))
+        return planned_of(
+            model,
+            cluster,
+            {k: v for k, v in request.items() if v is not None},
+            scaled(str(request["engine"])),
+        )
     except InputError:
         return None
 
@@ -152,9 +180,12 @@ def _fastest_replicas(ranking: Ranking, scaled: Scaled) -> Replicas | None:
     if sharded is None or sharded.time is None:
         return Replicas(fastest=fastest)
     told_of = [
-        data_parallel_traffic(ranking.model, one.plan, ranking.cluster, efficiency=scaled(one.plan.engine)) for one in (plain, sharded)
+        data_parallel_traffic(ranking.model, one.plan, ranking.cluster, efficiency=scaled(one.plan.engine))
+        for one in (plain, sharded)
     ]
-    return Replicas(fastest=fastest, plain=plain, sharded=sharded, plain_exchange=told_of[0], sharded_exchange=told_of[1])
+    return Replicas(
+        fastest=fastest, plain=plain, sharded=sharded, plain_exchange=told_of[0], sharded_exchange=told_of[1]
+    )
 
 
 def _adapter_method_plans(
@@ -162,7 +193,10 @@ def _adapter_method_plans(
 ) -> Iterator[tuple[str, Planned | None, str]]:
     """Other things to train on the same cluster, each at its best."""
     for name in ("lora", "qlora"):
-        yield name, *_best_ranked_plan(ranking.model, ranking.cluster, {**asked, **METHODS[name]}, engines, scaled)
+        yield (
+            name,
+            *_best_ranked_plan(ranking.model, ranking.cluster, {**asked, **METHODS[name]}, engines, scaled),
+        )
 
 
 def _best_ranked_plan(
@@ -178,9 +212,15 @@ def _best_ranked_plan(
     return None, NONE_FITS[found.result] if found.result else "; ".join(found.notes)
 
 
-def _smallest_larger_cluster(ranking: Ranking, asked: Request, engines: tuple[str, ...], scaled: Scaled) -> tuple[Cluster, Planned] | None:
+def _smallest_larger_cluster(
+    ranking: Ranking, asked: Request, engines: tuple[str, ...], scaled: Scaled
+) -> tuple[Cluster, Planned] | None:
     """The first of twice, four times … as many devices where a plan keeps AdamW's states on the cards."""
-    at_home = {**asked, "optimizer.name": "adamw", **dict.fromkeys(("offload.optimizer", "offload.parameters"), 0)}
+    at_home = {
+        **asked,
+        "optimizer.name": "adamw",
+        **dict.fromkeys(("offload.optimizer", "offload.parameters"), 0),
+    }
     for power in range(1, DOUBLINGS + 1):
         larger = _multiplied_cluster(ranking.cluster, 1 << power)
         if larger.count > MAX_DEVICES:

@@ -31,11 +31,22 @@ def with_length(model: ModelSpec, request: dict[str, Any]) -> tuple[dict[str, An
 
 
 def advise_on_batches(
-    model: ModelSpec, cluster: Cluster, request: Request, engines: Iterable[str], *, top: int, method: str, scaled: Scaled
+    model: ModelSpec,
+    cluster: Cluster,
+    request: Request,
+    engines: Iterable[str],
+    *,
+    top: int,
+    method: str,
+    scaled: Scaled,
 ) -> Advice:
-    """What to do at one batch, and the best plan of the others beside it. Raises InputError as ``training_advice`` does."""
+    """What to do at one batch, and the best plan of the others beside it. Raises InputError as
+    ``training_advice`` does.
+    """
     names, shown = tuple(engines), SHOWN * cluster.count
-    advice = training_advice(model, cluster, {**request, "global_batch": shown}, names, top=top, method=method, scaled=scaled)
+    advice = training_advice(
+        model, cluster, {**request, "global_batch": shown}, names, top=top, method=method, scaled=scaled
+    )
     asked = {**METHODS[method], **{key: value for key, value in request.items() if value is not None}}
     swept: list[tuple[int, Planned | None, Result | None]] = []
     for batch in (each * cluster.count for each in SEQUENCES_A_GPU):
@@ -43,10 +54,17 @@ def advise_on_batches(
             ranking = (
                 advice.ranking
                 if batch == shown
-                else rank_training_plans(model, cluster, {**asked, "global_batch": batch}, names, top=1, scaled=scaled)
+                else rank_training_plans(
+                    model, cluster, {**asked, "global_batch": batch}, names, top=1, scaled=scaled
+                )
             )
         except InputError:  # no plan is legal at that size
             continue
         swept.append((batch, ranking.plans[0] if ranking.plans else None, ranking.result))
-    said = f"assumed: global_batch = {shown}, {SHOWN} sequences a GPU, which nobody said (--global-batch); other sizes stand beside it"
-    return replace(advice, batches=tuple(swept), ranking=replace(advice.ranking, notes=(said, *advice.ranking.notes)))
+    said = (
+        f"assumed: global_batch = {shown}, {SHOWN} sequences a GPU, which nobody said "
+        "(--global-batch); other sizes stand beside it"
+    )
+    return replace(
+        advice, batches=tuple(swept), ranking=replace(advice.ranking, notes=(said, *advice.ranking.notes))
+    )

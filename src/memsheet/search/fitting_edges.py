@@ -1,6 +1,7 @@
-"""Which values fit where steps are replayed. What the allocator holds beyond the bytes asked for does not grow evenly with a step: a longer
-sequence may fit where a shorter one does not. What tensors take by themselves does grow, so that nothing beyond a point can fit; below it values
-are tried one by one, and what is said is said of those.
+"""Which values fit where steps are replayed. What the allocator holds beyond the bytes asked for does not
+grow evenly with a step: a longer sequence may fit where a shorter one does not. What tensors take by
+themselves does grow, so that nothing beyond a point can fit; below it values are tried one by one, and what
+is said is said of those.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ LARGE_SLACK = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittingEdges:
-    """Indices. ``found``: every tried value up to it fits; ``beyond``: the next legal one, which does not; ``last_fitting``: the last one tried
-    that fits; ``expected``: the last one tried whose expected bytes fit.
+    """Indices. ``found``: every tried value up to it fits; ``beyond``: the next legal one, which does not;
+    ``last_fitting``: the last one tried that fits; ``expected``: the last one tried whose expected bytes fit.
     """
 
     found: int | None = None
@@ -39,7 +40,9 @@ def fitting_edges(trials: Trials) -> FittingEdges:
 
 
 def first_edge(trials: Trials) -> int | None:
-    """``found`` alone, of the same values tried as far as they decide it. Raises InputError where no value is legal."""
+    """``found`` alone, of the same values tried as far as they decide it. Raises InputError where no value is
+    legal.
+    """
     first = trials.legal(range(len(trials.values)))
     if first is None or trials.at(first).as_answered:
         return _even_edges(trials).found
@@ -49,21 +52,30 @@ def first_edge(trials: Trials) -> int | None:
             break
     if not _fitting_run_ends(trials, _sure_spare_bytes):
         return fitting_edges(trials).found
-    while (middle := _bracket_middle_index(trials, _fitting_run_ends(trials, _sure_spare_bytes)[:1])) is not None:
+    while (
+        middle := _bracket_middle_index(trials, _fitting_run_ends(trials, _sure_spare_bytes)[:1])
+    ) is not None:
         trials.at(middle, replays=True)
     return _known_edges(trials).found
 
 
 def _even_edges(trials: Trials) -> FittingEdges:
     """The edges where slack is a share of what is allocated, and the verdict changes once."""
-    (found, beyond), (expected, _) = fitting_edge(trials, _sure_spare_bytes), fitting_edge(trials, _expected_spare)
+    (found, beyond), (expected, _) = (
+        fitting_edge(trials, _sure_spare_bytes),
+        fitting_edge(trials, _expected_spare),
+    )
     if found is not None and (expected is None or expected < found):
         expected = found
-    return FittingEdges(found=found, beyond=beyond if found is not None else None, last_fitting=found, expected=expected)
+    return FittingEdges(
+        found=found, beyond=beyond if found is not None else None, last_fitting=found, expected=expected
+    )
 
 
 def _probe_indices(trials: Trials, first: int) -> Iterator[int]:
-    """The first value; those between where half as much slack as tensors fits and where not even tensors do; the one after them."""
+    """The first value; those between where half as much slack as tensors fits and where not even tensors do;
+    the one after them.
+    """
     last, after = fitting_edge(trials, lambda tried: tried.spare_with_slack(0))
     if last is not None:
         half, _ = fitting_edge(trials, lambda tried: tried.spare_with_slack(LARGE_SLACK))
@@ -78,10 +90,16 @@ def _probe_indices(trials: Trials, first: int) -> Iterator[int]:
 
 
 def _fitting_run_ends(trials: Trials, spare: Callable[[Tried], int]) -> list[tuple[int, int | None]]:
-    """Each change from what fits to what does not: the last tried index that does and the next tried one; None where nothing was tried beyond."""
+    """Each change from what fits to what does not: the last tried index that does and the next tried one;
+    None where nothing was tried beyond.
+    """
     known = [(index, spare(tried) >= 0) for index, tried in trials.answered]
     following = [*known[1:], (None, False)]
-    return [(index, after) for (index, fits), (after, holds) in zip(known, following, strict=True) if fits and not holds]
+    return [
+        (index, after)
+        for (index, fits), (after, holds) in zip(known, following, strict=True)
+        if fits and not holds
+    ]
 
 
 def _verdict_brackets(trials: Trials) -> Iterator[tuple[int, int | None]]:
@@ -105,8 +123,11 @@ def _known_edges(trials: Trials) -> FittingEdges:
     sure, likely = _fitting_run_ends(trials, _sure_spare_bytes), _fitting_run_ends(trials, _expected_spare)
     found, beyond = sure[0] if sure else (None, None)
     return FittingEdges(
-        found=found, beyond=beyond, last_fitting=sure[-1][0] if sure else None, expected=likely[-1][0] if likely else None,
-    )  # fmt: skip
+        found=found,
+        beyond=beyond,
+        last_fitting=sure[-1][0] if sure else None,
+        expected=likely[-1][0] if likely else None,
+    )
 
 
 def _sure_spare_bytes(tried: Tried) -> int:

@@ -1,4 +1,6 @@
-"""What a server's pool lacks, or has left, for the sequences that are asked for: memory alone says nothing, as a pool takes what there is."""
+"""What a server's pool lacks, or has left, for the sequences that are asked for: memory alone says nothing,
+as a pool takes what there is.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,20 @@ POOLED = ("vllm", "sglang")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """``lacks``: bytes of a rank that are missing for what is asked, negative where there are more; ``sequences``: of the length asked about that
-    it holds, at least, as expected and at most.
+    """``lacks``: bytes of a rank that are missing for what is asked, negative where there are more;
+    ``sequences``: of the length asked about that it holds, at least, as expected and at most.
     """
 
     lacks: Bytes
     sequences: Bytes
 
 
-def pool_of(model: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[Sheet, ...], wanted: int) -> Pool | None:
-    """The pool of a replica against ``wanted`` sequences of the length that is asked about; None for engines without one, and where only weights are asked about."""
+def pool_of(
+    model: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[Sheet, ...], wanted: int
+) -> Pool | None:
+    """The pool of a replica against ``wanted`` sequences of the length that is asked about; None for engines
+    without one, and where only weights are asked about.
+    """
     if plan.task != "infer" or plan.engine not in POOLED or plan.phase == "load":
         return None
     if plan.engine == "sglang":  # whose limit is of all groups that attend by themselves
@@ -35,33 +41,52 @@ def pool_of(model: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[Sheet,
     facts = server_of(engine_of(plan)).facts(model, plan, cluster, sheets)
     tokens, full = tokens_asked(plan), int(plan.max_model_len or 1)
     held = room_of(model, plan, cluster, facts, tokens)
-    longest = max(1, int(facts.get("kv_bytes_per_sequence") or 0) // int(plan.mesh.attention_tp * plan.mesh.pp))
+    longest = max(
+        1, int(facts.get("kv_bytes_per_sequence") or 0) // int(plan.mesh.attention_tp * plan.mesh.pp)
+    )
     each = max(1, longest * tokens // full)
     short: Bytes = facts["short_bytes"] if "short_bytes" in facts else Bytes(-longest, -longest, -longest)
-    lacks = Bytes(*(max((wanted - count) * each, int(least)) if wanted > 1 else int(least) for count, least in
-                    zip((held.high, held.value, held.low), (short.low, short.value, short.high), strict=True)))  # fmt: skip
+    lacks = Bytes(
+        *(
+            max((wanted - count) * each, int(least)) if wanted > 1 else int(least)
+            for count, least in zip(
+                (held.high, held.value, held.low), (short.low, short.value, short.high), strict=True
+            )
+        )
+    )
     return Pool(lacks=lacks, sequences=held)
 
 
 def tokens_asked(plan: Plan) -> int:
-    """Of a sequence at its longest: its prompt and answer where both are told, else all that the server takes."""
+    """Of a sequence at its longest: its prompt and answer where both are told, else all that the server
+    takes.
+    """
     full = int(plan.max_model_len or 1)
-    return min(full, int(plan.prompt_tokens + plan.output_tokens)) if plan.prompt_tokens is not None and plan.output_tokens else full
+    return (
+        min(full, int(plan.prompt_tokens + plan.output_tokens))
+        if plan.prompt_tokens is not None and plan.output_tokens
+        else full
+    )
 
 
 def room_of(model: ModelSpec, plan: Plan, cluster: Cluster, facts: Mapping[str, Any], length: int) -> Bytes:
     """Sequences of a length on one replica: as its pool counts them, where it has one."""
     server: Any = server_of(engine_of(plan))
-    room: Bytes = server.room(model, plan, cluster)(length) if plan.engine in POOLED else sequences_of(facts, length)
+    room: Bytes = (
+        server.room(model, plan, cluster)(length) if plan.engine in POOLED else sequences_of(facts, length)
+    )
     return room
 
 
 def sequences_of(facts: Mapping[str, Any], length: int) -> Bytes:
-    """Sequences of a length on one replica: at least, as expected and at most, as the pool's tokens may vary. Of a length that is not told, those of
-    the next longer one.
+    """Sequences of a length on one replica: at least, as expected and at most, as the pool's tokens may vary.
+    Of a length that is not told, those of the next longer one.
     """
     told = {int(tokens): int(count) for tokens, count in facts["max_sequences"].items()}
-    room, tokens = told.get(min((one for one in told if one >= length), default=-1), 0), int(facts.get("kv_tokens") or 0)
+    room, tokens = (
+        told.get(min((one for one in told if one >= length), default=-1), 0),
+        int(facts.get("kv_tokens") or 0),
+    )
     ends = (int(facts.get(f"kv_tokens_{end}") or tokens) for end in ("low", "high"))
     low, high = (room * end // tokens if tokens else room for end in ends)
     return Bytes(min(low, room), room, max(high, room))

@@ -1,5 +1,5 @@
-"""Values of one quantity in the order of growing need, each resolved, accounted and judged as `memsheet train` does, and the edge between
-those that fit and those that do not.
+"""Values of one quantity in the order of growing need, each resolved, accounted and judged as `memsheet
+train` does, and the edge between those that fit and those that do not.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class Tried:
 
     @property
     def as_answered(self) -> bool:
-        """Whether this is what an answer says: of engines whose steps can be replayed, with this one replayed."""
+        """Whether this is what an answer says: of engines whose steps can be replayed, with this one
+        replayed.
+        """
         engine = find_engine(self.plan.engine)
         return self.replayed or engine is None or not engine.replays or self.plan.task != "train"
 
@@ -80,13 +82,17 @@ class Tried:
 
     @property
     def spare_bytes(self) -> int:
-        """What the high end of the range leaves of the least that the card gives; negative where that is not sure to fit."""
+        """What the high end of the range leaves of the least that the card gives; negative where that is not
+        sure to fit.
+        """
         ends = card_ends(self.model, self.plan, self.cluster, self.sheets)
-        least = min(budget_of(card).low_bytes - max(sheet.device.high for sheet in sheets) for sheets, card in ends) - max(
-            0, self.beside_high_bytes
-        )
+        least = min(
+            budget_of(card).low_bytes - max(sheet.device.high for sheet in sheets) for sheets, card in ends
+        ) - max(0, self.beside_high_bytes)
         least = min(least, -self.pool.lacks.high) if self.pool else least
-        return int(min(least, -self.verdict.host_short_bytes)) if self.verdict.host_short_bytes else int(least)
+        return (
+            int(min(least, -self.verdict.host_short_bytes)) if self.verdict.host_short_bytes else int(least)
+        )
 
     @property
     def expected_spare_bytes(self) -> int:
@@ -98,7 +104,9 @@ class Tried:
     def spare_with_slack(self, percent: int) -> int:
         """The same of the expected bytes, were the allocator's slack so much of what is allocated."""
         needs = (
-            sheet.at(when, without=SLACK).value + sheet.at(when).value * percent // 100 for sheet in self.sheets for when in sheet.instants
+            sheet.at(when, without=SLACK).value + sheet.at(when).value * percent // 100
+            for sheet in self.sheets
+            for when in sheet.instants
         )
         return int(budget_of(self.cluster).capacity_bytes - max(needs))
 
@@ -109,30 +117,45 @@ class Tried:
 
 
 def account_trial(value: int, question: Question, *, replays: bool) -> Tried:
-    """The verdict on a question, as an answer to it would give it. Raises InputError where it is no legal one."""
+    """The verdict on a question, as an answer to it would give it. Raises InputError where it is no legal
+    one.
+    """
     model, cluster = question.model, question.cluster
     resolved = resolve_request(question.request, model, cluster)
     raise_if_problems(unsupported_choices(resolved.plan, cluster, model))
     stages = range(resolved.plan.mesh.pp)
     sheets = tuple(account_rank(model, resolved.plan, cluster, stage, replays=replays) for stage in stages)
-    pool = pool_of(model, resolved.plan, cluster, sheets, int(question.request.get("serving.max_sequences") or 1))
+    pool = pool_of(
+        model, resolved.plan, cluster, sheets, int(question.request.get("serving.max_sequences") or 1)
+    )
     low, high = question.library.extra_bytes(model, resolved.plan) if question.library else (0, 0)
     verdict = verdict_with_extra_bytes(judge_plan(model, resolved.plan, cluster, sheets), cluster, low, high)
     return Tried(
-        value=value, model=model, cluster=cluster, resolved=resolved, replayed=replays, sheets=sheets, pool=pool, beside_high_bytes=high,
+        value=value,
+        model=model,
+        cluster=cluster,
+        resolved=resolved,
+        replayed=replays,
+        sheets=sheets,
+        pool=pool,
+        beside_high_bytes=high,
         verdict=verdict_on_start(verdict, pool.lacks) if pool else verdict,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trials:
-    """``values`` in the order of growing need, and the question that each one asks. What was tried once is remembered."""
+    """``values`` in the order of growing need, and the question that each one asks. What was tried once is
+    remembered.
+    """
 
     values: Sequence[int]
     asks: Callable[[int], Question]
     known: dict[tuple[int, bool], Tried | tuple[Problem, ...]] = field(default_factory=dict)
     probes: int = 16
-    """Values that are replayed over the stretch where slack decides, before those around each change of the verdict."""
+    """Values that are replayed over the stretch where slack decides, before those around each change of the
+    verdict.
+    """
     say: Callable[[int], None] = lambda _: None
     """Told of each value whose step is about to be replayed."""
 
@@ -168,7 +191,11 @@ class Trials:
     @property
     def answered(self) -> tuple[tuple[int, Tried], ...]:
         """The same with its indices."""
-        known = {index: found for (index, _), found in self.known.items() if isinstance(found, Tried) and found.as_answered}
+        known = {
+            index: found
+            for (index, _), found in self.known.items()
+            if isinstance(found, Tried) and found.as_answered
+        }
         return tuple(sorted(known.items(), key=lambda item: item[0]))
 
     def legal(self, indices: Iterable[int]) -> int | None:
@@ -184,8 +211,8 @@ Edge = tuple[int | None, int | None]
 def fitting_edge(trials: Trials, spare: Spare) -> Edge:
     """Where what fits ends, by shares of slack: the ends are tried, and the bracket between them is halved.
 
-    Need is not taken to grow evenly: whatever happens between, the first of the two was found to fit and the second not to, with no legal
-    value between them. Raises InputError where no value is legal.
+    Need is not taken to grow evenly: whatever happens between, the first of the two was found to fit and the
+    second not to, with no legal value between them. Raises InputError where no value is legal.
     """
     count = len(trials.values)
     first, last = trials.legal(range(count)), trials.legal(reversed(range(count)))
@@ -198,8 +225,8 @@ def fitting_edge(trials: Trials, spare: Spare) -> Edge:
 
 
 def _bracket_backwards(trials: Trials, spare: Spare, last: int) -> tuple[int | None, int]:
-    """The nearest of 1, 2, 4 … steps before the end that fits, and the one after it: need may fall and rise again, as it does where so many
-    GPUs share a model that padding outweighs their shares.
+    """The nearest of 1, 2, 4 … steps before the end that fits, and the one after it: need may fall and rise
+    again, as it does where so many GPUs share a model that padding outweighs their shares.
     """
     high = last
     for step in (1 << power for power in range(last.bit_length())):

@@ -1,8 +1,9 @@
 """Which kernel scaled_dot_product_attention runs on a GPU, decided without one.
 
 Without CUDA kernels torch's own choice falls to plain mathematics. This one follows the GPU's order (aten
-native/transformers/cuda/sdp_utils.cpp: flash, memory-efficient, math) and runs the chosen kernel's operation, whose fake outputs
-torch knows. cuDNN's kernel, which recent torch may prefer on some cards, keeps what flash keeps.
+native/transformers/cuda/sdp_utils.cpp: flash, memory-efficient, math) and runs the chosen kernel's operation,
+whose fake outputs torch knows. cuDNN's kernel, which recent torch may prefer on some cards, keeps what flash
+keeps.
 """
 
 from __future__ import annotations
@@ -20,12 +21,22 @@ _original = F.scaled_dot_product_attention
 
 
 def scaled_dot_product_attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> Tensor:  # fmt: skip
-    """As ``torch.nn.functional.scaled_dot_product_attention``: (batch, heads, length, head dim) in, the same out."""
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """As ``torch.nn.functional.scaled_dot_product_attention``: (batch, heads, length, head dim) in, the same
+    out.
+    """
     if query.device.type != "cuda":
-        return _original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return _original(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
     query, key, value, attn_mask = _autocast_operands(query, key, value, attn_mask)
     grouped = enable_gqa or query.size(1) == key.size(1)
     if _takes_flash(query, value, attn_mask) and grouped:
@@ -40,7 +51,9 @@ def scaled_dot_product_attention(
     return result
 
 
-def _autocast_operands(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def _autocast_operands(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """What autocast's wrapper does: float operands in its dtype, from the last to the first."""
     if not torch.is_autocast_enabled("cuda"):
         return query, key, value, mask
@@ -60,11 +73,15 @@ def _takes_flash(query: Tensor, value: Tensor, mask: Tensor | None) -> bool:
     return query.dtype in HALF and mask is None and sizes
 
 
-def _flash_attention_output(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causal: bool, scale: float | None) -> Tensor:
+def _flash_attention_output(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causal: bool, scale: float | None
+) -> Tensor:
     width = query.size(-1)
     scale = scale if scale is not None else 1 / math.sqrt(width)
     query, key, value = (_pad_head_dim(x) for x in (query, key, value))
-    out: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+    out: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
+        query, key, value, dropout_p, is_causal, False, scale=scale
+    )[0]
     return out if width % 8 == 0 else out[..., :width]
 
 
@@ -80,8 +97,14 @@ def _additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _efficient_attention_output(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> Tensor:
     statistics = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
     if bias is not None:
         bias = bias.expand(query.size(0), query.size(1), query.size(2), key.size(2))

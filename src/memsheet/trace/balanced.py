@@ -1,7 +1,7 @@
 """How many tokens each expert gets is data; here each rank's experts get as many as any other's.
 
-transformers reads the numbers back from the device once a layer (5.23, distributed/expert_parallel.py, ``AllToAllEP._dispatch_tokens``):
-what it reads is replaced, everything that it allocates is its own.
+transformers reads the numbers back from the device once a layer (5.23, distributed/expert_parallel.py,
+``AllToAllEP._dispatch_tokens``): what it reads is replaced, everything that it allocates is its own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class _Read:
 
 
 class _Torch:
-    """torch, but for the one ``stack`` whose values are read: of how many rows each rank is sent, and how many each sends."""
+    """torch, but for the one ``stack`` whose values are read: of how many rows each rank is sent, and how
+    many each sends.
+    """
 
     def __init__(self) -> None:
         self.numbers = [[0], [0]]
@@ -47,7 +49,9 @@ class _Torch:
 
 
 def _tensor_parallel_rows(tokens: int, mesh: Any) -> int:
-    """How many are this rank's of the tokens that a tensor-parallel group has in common (torch's chunks: the last ones are shorter)."""
+    """How many are this rank's of the tokens that a tensor-parallel group has in common (torch's chunks: the
+    last ones are shorter).
+    """
     share = -(-tokens // int(mesh.size()))
     return max(0, min(share, tokens - int(mesh.get_local_rank()) * share))
 
@@ -59,10 +63,14 @@ def balanced_routing_patches() -> tuple[Patch, ...]:
     seen, dispatch = _Torch(), AllToAllEP._dispatch_tokens
 
     @wraps(dispatch)
-    def dispatched(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> Any:
+    def dispatched(
+        self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> Any:
         pairs = _tensor_parallel_rows(hidden_states.size(0), self.tp_mesh) * top_k_index.size(-1)
         sent = even_shares(pairs, self.ep_mesh.size())
         seen.numbers = [sent, [sent[self.ep_mesh.get_local_rank()]] * self.ep_mesh.size()]
         return dispatch(self, hidden_states, top_k_index, top_k_weights)
 
-    return Patch(_MODULE, "torch", seen, _WHY), Patch(f"{_MODULE}.AllToAllEP", "_dispatch_tokens", dispatched, _WHY)
+    return Patch(_MODULE, "torch", seen, _WHY), Patch(
+        f"{_MODULE}.AllToAllEP", "_dispatch_tokens", dispatched, _WHY
+    )

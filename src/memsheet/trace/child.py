@@ -1,7 +1,8 @@
-"""The process that traces: a request on stdin, one JSON object on stdout, limits on memory and nothing of the parent's at risk.
+"""The process that traces: a request on stdin, one JSON object on stdout, limits on memory and nothing of the
+parent's at risk.
 
-Everything a library prints goes to stderr. An error of the question is answered as its problems; one of the traced code as what it
-was, where in the person's own code, and the usual cure.
+Everything a library prints goes to stderr. An error of the question is answered as its problems; one of the
+traced code as what it was, where in the person's own code, and the usual cure.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from memsheet.errors import InputError, Problem, printable_line
 from memsheet.trace import launch
 
 ANSWERS = "memsheet.trace.requests"
-"""Who answers where the caller names no other module of this package that has a function ``answer(request)``."""
+"""Who answers where the caller names no other module of this package that has a function ``answer(request)``.
+"""
 
 
 def main() -> NoReturn:
-    """Answer one request. Always one object: ``{"timelines": [...]}``, ``{"problems": [...]}`` or ``{"failure": {...}}``.
+    """Answer one request. Always one object: ``{"timelines": [...]}``, ``{"problems": [...]}`` or
+    ``{"failure": {...}}``.
 
-    With a folder as its argument it is one of several ranks: the request lies there, and the answer is left there.
+    With a folder as its argument it is one of several ranks: the request lies there, and the answer is left
+    there.
     """
     if len(sys.argv) > 1:
         _answer_in(Path(sys.argv[1]))
@@ -38,7 +42,9 @@ def main() -> NoReturn:
 
 
 def _answer_in(folder: Path) -> NoReturn:
-    """Leave an answer beside those of the other ranks. A failure is also an exit code, so that torchrun ends the others."""
+    """Leave an answer beside those of the other ranks. A failure is also an exit code, so that torchrun ends
+    the others.
+    """
     request = json.loads((folder / launch.REQUEST).read_text(encoding="utf-8"))
     _limit_process_memory(request["memory_bytes"])
     found = _answer_request(request if launch.is_first() else {**request, "progress": None})
@@ -63,7 +69,14 @@ def _answer_request(request: dict[str, Any]) -> dict[str, Any]:
         answer = import_module(_own_module_name(request.get("answers", ANSWERS))).answer
     except ImportError as error:
         return {
-            "problems": [{"field": "trace", "value": None, "reason": f"needs an extra ({error})", "hint": "pip install 'memsheet[trace]'"}]
+            "problems": [
+                {
+                    "field": "trace",
+                    "value": None,
+                    "reason": f"needs an extra ({error})",
+                    "hint": "pip install 'memsheet[trace]'",
+                }
+            ]
         }
     try:
         found: dict[str, Any] = answer(request)
@@ -91,7 +104,11 @@ def _own_module_name(module: str) -> str:
 
 
 def _problem_document(problem: Problem) -> dict[str, Any]:
-    value = problem.value if problem.value is None or isinstance(problem.value, int | float | str) else printable_line(problem.value)
+    value = (
+        problem.value
+        if problem.value is None or isinstance(problem.value, int | float | str)
+        else printable_line(problem.value)
+    )
     return {"field": problem.field, "value": value, "reason": problem.reason, "hint": problem.hint}
 
 

@@ -11,7 +11,9 @@ Gradients = tuple[Tensor | None, ...]
 
 
 class CausalConv(torch.autograd.Function):
-    """causal-conv1d causal_conv1d_interface.py:9-94, cpp_functions.py:94-160: its input is kept, its output made."""
+    """causal-conv1d causal_conv1d_interface.py:9-94, cpp_functions.py:94-160: its input is kept, its output
+    made.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -29,9 +31,11 @@ class CausalConv(torch.autograd.Function):
         return conv_backward(x, weight, bias, gradient, torch.empty_like(x))
 
 
-def conv_backward(x: Tensor, weight: Tensor, bias: Tensor | None, gradient: Tensor, into: Tensor) -> Gradients:
-    """The weights' gradients are summed in fp32 and cast (cpp_functions.py:134-159); the incoming one gets the input's layout
-    (csrc/causal_conv1d.cpp:297-298).
+def conv_backward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, gradient: Tensor, into: Tensor
+) -> Gradients:
+    """The weights' gradients are summed in fp32 and cast (cpp_functions.py:134-159); the incoming one gets
+    the input's layout (csrc/causal_conv1d.cpp:297-298).
     """
     weights = torch.zeros_like(weight, dtype=torch.float32)
     biases = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)

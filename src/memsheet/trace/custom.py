@@ -1,7 +1,7 @@
 """A person's own training step on fake tensors: modules, optimizers and instants are found as they are used.
 
-The function that is traced is called once, inside the trace, and returns ``(module, optimizer, step)`` or a step alone; the step is
-then called twice. It may train anything that torch can run without values.
+The function that is traced is called once, inside the trace, and returns ``(module, optimizer, step)`` or a
+step alone; the step is then called twice. It may train anything that torch can run without values.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _ENGINE_HOMES = ("torch.autograd", "torch.autograd.graph", "torch._tensor")
 def function_in(name: str) -> Build:
     """The function that ``FILE.py:FUNCTION`` names. The file is run to find it, in this process.
 
-    The modules beside it are its own to import, after everything that is installed: none of them takes the place of ours.
+    The modules beside it are its own to import, after everything that is installed: none of them takes the
+    place of ours.
     """
     file, _, function = name.rpartition(":")
     path = Path(file)
@@ -52,12 +53,19 @@ def function_in(name: str) -> Build:
     found = getattr(module, function, None)
     if not callable(found):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise input_error("model", name, f"{path.name} has no function {function}", f"it has {', '.join(known[:8])}" if known else "")
+        raise input_error(
+            "model",
+            name,
+            f"{path.name} has no function {function}",
+            f"it has {', '.join(known[:8])}" if known else "",
+        )
     return found  # type: ignore[no-any-return]
 
 
 def _module_name(stem: str) -> str:
-    """What a file's module is called: as the file is, unless that is another module's name (a step may stand in ``numpy.py``)."""
+    """What a file's module is called: as the file is, unless that is another module's name (a step may stand
+    in ``numpy.py``).
+    """
     taken = not stem.isidentifier() or stem in sys.modules or importlib.util.find_spec(stem) is not None
     return f"step_{stem}" if taken else stem
 
@@ -79,16 +87,26 @@ def trace_custom(build: Build, how: How) -> Timeline:
         found.end()
     if not recorder.rows:
         other = "cpu" if how.device == "cuda" else "cuda"
-        raise input_error("device", how.device, "holds nothing in this step", f"--device {other}, or make its tensors on {how.device}")
+        raise input_error(
+            "device",
+            how.device,
+            "holds nothing in this step",
+            f"--device {other}, or make its tensors on {how.device}",
+        )
     return recorded_timeline(recorder)
 
 
 @contextmanager
 def _patch_imported_names(build: Build, patches: Sequence[Patch]) -> Iterator[None]:
-    """What a file has imported by name (``from torch.cuda import synchronize``) is replaced there too, while a trace runs."""
+    """What a file has imported by name (``from torch.cuda import synchronize``) is replaced there too, while
+    a trace runs.
+    """
     instead = {(patch.module, patch.attribute): patch.value for patch in patches}
     names: dict[str, Any] = getattr(build, "__globals__", {})
-    known = {name: (str(getattr(value, "__module__", "")), str(getattr(value, "__name__", ""))) for name, value in names.items()}
+    known = {
+        name: (str(getattr(value, "__module__", "")), str(getattr(value, "__name__", "")))
+        for name, value in names.items()
+    }
     before = {name: names[name] for name, key in known.items() if key in instead}
     names.update({name: instead[known[name]] for name in before})
     try:
@@ -102,7 +120,12 @@ def unpack_build_result(made: Any) -> tuple[nn.Module | None, Any, Callable[[], 
         return made
     if callable(made) and not isinstance(made, nn.Module):
         return None, None, made
-    raise input_error("model", type(made).__name__, "is not what a traced function returns", "(module, optimizer, step), or a step to call")
+    raise input_error(
+        "model",
+        type(made).__name__,
+        "is not what a traced function returns",
+        "(module, optimizer, step), or a step to call",
+    )
 
 
 class _Found:
@@ -177,10 +200,14 @@ def follow_training_calls(recorder: Recorder) -> Iterator[_Found]:
         return run(*args, **kwargs)
 
     patches = [
-        Patch(home, "_engine_run_backward", _engine_run_backward, "backward would not be seen", optional=True) for home in _ENGINE_HOMES
+        Patch(home, "_engine_run_backward", _engine_run_backward, "backward would not be seen", optional=True)
+        for home in _ENGINE_HOMES
     ]
     with ExitStack() as stack:
         stack.enter_context(apply_patches(patches))
-        for handle in (register_module_forward_pre_hook(found.called), register_optimizer_step_pre_hook(found.stepped)):
+        for handle in (
+            register_module_forward_pre_hook(found.called),
+            register_optimizer_step_pre_hook(found.stepped),
+        ):
             stack.callback(handle.remove)
         yield found

@@ -19,15 +19,25 @@ from memsheet.timeline import Timeline
 from memsheet.trace.fake_distributed import among_others, fake_process_group
 from memsheet.trace.fold import Depth, NotUniformError, extend_timeline_layers
 from memsheet.trace.gloo import watch_gloo
-from memsheet.trace.job import MICRO, STEPS, How, recorded_timeline, recording_context, refuse_pictures, tag_recorded_layers
+from memsheet.trace.job import (
+    MICRO,
+    STEPS,
+    How,
+    recorded_timeline,
+    recording_context,
+    refuse_pictures,
+    tag_recorded_layers,
+)
 from memsheet.trace.recorder import Recorder
 from memsheet.trace.resting import wait_for_gloo_threads
 from memsheet.trace.watched import watch_of
 
 
-def trace_rank(config: Mapping[str, Any], plan: Plan, how: How, rank: int, depth: Depth | None = None) -> Timeline:
-    """The timeline of rank ``rank`` of ``plan.mesh.gpus`` that train the model of ``config`` as ``plan`` says. ``depth``: layers that
-    may stand for others.
+def trace_rank(
+    config: Mapping[str, Any], plan: Plan, how: How, rank: int, depth: Depth | None = None
+) -> Timeline:
+    """The timeline of rank ``rank`` of ``plan.mesh.gpus`` that train the model of ``config`` as ``plan``
+    says. ``depth``: layers that may stand for others.
 
     Raises InputError for what cannot be run: see ``run.ranks``.
     """
@@ -43,7 +53,8 @@ def trace_rank(config: Mapping[str, Any], plan: Plan, how: How, rank: int, depth
 
 
 def record_rank(config: Mapping[str, Any], plan: Plan, device: str) -> Timeline:
-    """The timeline of the rank that this process is, on real tensors and among the others, which do the same now.
+    """The timeline of the rank that this process is, on real tensors and among the others, which do the same
+    now.
 
     Raises InputError as ``trace_rank``.
     """
@@ -56,8 +67,9 @@ def record_rank(config: Mapping[str, Any], plan: Plan, device: str) -> Timeline:
 
 
 def _foldable_depth(plan: Plan, rank: int, depth: Depth | None) -> Depth | None:
-    """The layers of this rank that may stand for others. None where what is shared out depends on them all: the buckets of
-    DistributedDataParallel, the shares of a sharded optimizer; or where a rank has several stretches of layers.
+    """The layers of this rank that may stand for others. None where what is shared out depends on them all:
+    the buckets of DistributedDataParallel, the shares of a sharded optimizer; or where a rank has several
+    stretches of layers.
     """
     whole = plan.engine == "transformers" and (plan.mesh.data_parallel > 1 or plan.zero == 1)
     if depth is None or whole or plan.mesh.vpp > 1 or plan.recompute.layers is not None:
@@ -78,11 +90,16 @@ def _shortened_stage_plan(plan: Plan, rank: int, depth: Depth) -> Plan:
         return plan
     bounds = [layers_of_stage(depth.layers, plan, stage) for stage in range(stages_of(plan))]
     mine = _pipeline_stage_of_rank(plan, rank)
-    left = tuple(after - first - (len(depth.left_out) if stage == mine else 0) for stage, (first, after) in enumerate(bounds))
+    left = tuple(
+        after - first - (len(depth.left_out) if stage == mine else 0)
+        for stage, (first, after) in enumerate(bounds)
+    )
     return replace(plan, layers_per_stage=left)
 
 
-def _record_fake_rank(config: Mapping[str, Any], plan: Plan, how: How, rank: int, depth: Depth | None) -> Recorder:
+def _record_fake_rank(
+    config: Mapping[str, Any], plan: Plan, how: How, rank: int, depth: Depth | None
+) -> Recorder:
     settings = build_config(config, plan)
     if depth is not None:
         without_layers(settings, depth.left_out)
@@ -94,8 +111,12 @@ def _record_fake_rank(config: Mapping[str, Any], plan: Plan, how: How, rank: int
     return recorder
 
 
-def _record_rank_steps(recorder: Recorder, settings: Any, plan: Plan, mesh: DeviceMesh, how: How, *, alone: bool) -> None:
-    """Two steps of this rank, of which the second is the sheet's. ``alone``: the other ranks are not there."""
+def _record_rank_steps(
+    recorder: Recorder, settings: Any, plan: Plan, mesh: DeviceMesh, how: How, *, alone: bool
+) -> None:
+    """Two steps of this rank, of which the second is the sheet's. ``alone``: the other ranks are not
+    there.
+    """
     if how.device == "cpu" and plan.mesh.gpus > 1:
         watch_gloo(recorder)
     watch = watch_of(recorder, plan, alone=alone)

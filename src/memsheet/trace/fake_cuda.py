@@ -1,12 +1,16 @@
-"""Fake ``cuda`` tensors on a torch that was built without CUDA, end to end through autograd. Two patches of private memory, no compiler.
+"""Fake ``cuda`` tensors on a torch that was built without CUDA, end to end through autograd. Two patches of
+private memory, no compiler.
 
-Such a torch has no device guard and no CUDA hooks, and its engine asks for both. The patches put harmless ones in their places:
+Such a torch has no device guard and no CUDA hooks, and its engine asks for both. The patches put harmless
+ones in their places:
 
-* a guard whose every method returns 0, which torch then replaces by its own no-op guard (``_ensureCUDADeviceGuardSet``);
+* a guard whose every method returns 0, which torch then replaces by its own no-op guard
+  (``_ensureCUDADeviceGuardSet``);
 * a private copy of the hooks' virtual table, in which CUDA is built and no context exists.
 
-What they assume about torch is asserted; where an assumption fails the answer is a refusal that names the tested versions. A torch
-that was built with CUDA needs neither. A wrong assumption that no assert catches would crash the process: this runs in a child.
+What they assume about torch is asserted; where an assumption fails the answer is a refusal that names the
+tested versions. A torch that was built with CUDA needs neither. A wrong assumption that no assert catches
+would crash the process: this runs in a child.
 """
 
 from __future__ import annotations
@@ -25,9 +29,11 @@ from memsheet.errors import InputError, input_error
 TESTED = ("2.13",)
 PLATFORMS = ("linux",)
 
-# c10/core/DeviceType.h: CUDA = 1; c10/core/impl/DeviceGuardImplInterface.cpp: the registry, an array of pointers by device type
+# c10/core/DeviceType.h: CUDA = 1; c10/core/impl/DeviceGuardImplInterface.cpp: the registry, an array of
+# pointers by device type
 _REGISTRY, _CUDA, _SLOTS = "_ZN3c104impl26device_guard_impl_registryE", 1, 32
-# ATen/detail/CUDAHooksInterface.h, Itanium ABI: two destructors, then isBuilt, isAvailable (AcceleratorHooksInterface), hasPrimaryContext
+# ATen/detail/CUDAHooksInterface.h, Itanium ABI: two destructors, then isBuilt, isAvailable
+# (AcceleratorHooksInterface), hasPrimaryContext
 _HOOKS, _IS_BUILT, _HAS_CONTEXT, _VIRTUALS, _HEADER = "_ZN2at6detail12getCUDAHooksEv", 2, 4, 70, 2
 
 _KEPT: list[Any] = []  # what torch now points to must never be collected
@@ -35,7 +41,9 @@ _KEPT: list[Any] = []  # what torch now points to must never be collected
 
 @cache
 def install_fake_cuda() -> None:
-    """Make fake ``cuda`` tensors usable in this process. Raises InputError on a torch these patches were not tested with."""
+    """Make fake ``cuda`` tensors usable in this process. Raises InputError on a torch these patches were not
+    tested with.
+    """
     if torch.version.cuda is not None:
         return
     _check_version()
@@ -56,9 +64,14 @@ def _check_version() -> None:
 
 def _unsupported_torch_error(reason: str) -> InputError:
     return input_error(
-        "torch", torch.__version__, f"{reason}, and tracing without a GPU patches it",
-        f"tested: torch {', '.join(f'{version}.*' for version in TESTED)} on Linux; a torch built with CUDA needs no patch",
-    )  # fmt: skip
+        "torch",
+        torch.__version__,
+        f"{reason}, and tracing without a GPU patches it",
+        (
+            f"tested: torch {', '.join(f'{version}.*' for version in TESTED)} on Linux; a torch built with "
+            "CUDA needs no patch"
+        ),
+    )
 
 
 def _give_guard(library: ctypes.CDLL) -> None:
@@ -86,7 +99,9 @@ def _give_hooks(library: ctypes.CDLL) -> None:
     table[_HEADER + _IS_BUILT] = ctypes.cast(yes, ctypes.c_void_p).value
     table[_HEADER + _HAS_CONTEXT] = ctypes.cast(no, ctypes.c_void_p).value
     _KEPT.extend((yes, no, table))
-    atexit.register(setattr, pointer, "value", pointer.value)  # Python's functions are gone before torch's last questions
+    atexit.register(
+        setattr, pointer, "value", pointer.value
+    )  # Python's functions are gone before torch's last questions
     pointer.value = ctypes.addressof(table) + _HEADER * word
     accelerator = torch._C._accelerator_getAccelerator()
     assert torch.device(accelerator).type == "cuda", "cuda is not the accelerator"

@@ -1,7 +1,7 @@
 """One rank of any number, in one process: a process group that sends nothing.
 
-torch's own ``fake`` backend stands in for the network (torch/testing/_internal/distributed/fake_pg.py): collectives return at once
-and leave their outputs as they were allocated, which is all that memory is about.
+torch's own ``fake`` backend stands in for the network (torch/testing/_internal/distributed/fake_pg.py):
+collectives return at once and leave their outputs as they were allocated, which is all that memory is about.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from memsheet.trace.balanced import balanced_routing_patches
 from memsheet.trace.fake_streams import Streams, cuda_runtime_patches, ignore_call
 from memsheet.trace.patches import Patch, apply_patches
 
-# ---- what computes about shapes and ranks, not on the device ------------------------------------------------------------------
+# ---- what computes about shapes and ranks, not on the device -----------------------------------------------
 
 
 def run_unrecorded(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,8 +39,8 @@ _MESH_FUNCTIONS = ("_concatenate", "_compute_coordinates_from_mesh", "_get_mesh_
 
 
 def mesh_patches() -> tuple[Patch, ...]:
-    """DeviceMesh computes with real integers; DTensor finds out shapes by running each operation once at its *global* shape on fake
-    tensors (tensor/_sharding_prop.py), memory that no rank ever has.
+    """DeviceMesh computes with real integers; DTensor finds out shapes by running each operation once at its
+    *global* shape on fake tensors (tensor/_sharding_prop.py), memory that no rank ever has.
     """
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -59,7 +59,9 @@ def mesh_patches() -> tuple[Patch, ...]:
 
 
 def collective_patches() -> tuple[Patch, ...]:
-    """Waiting for an asynchronous collective gives its result itself; the fake kernel would make another tensor (``wait_tensor``'s)."""
+    """Waiting for an asynchronous collective gives its result itself; the fake kernel would make another
+    tensor (``wait_tensor``'s).
+    """
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
     def waited(tensor: torch.Tensor) -> torch.Tensor:
@@ -71,7 +73,9 @@ def collective_patches() -> tuple[Patch, ...]:
 
 
 def pipeline_patches() -> tuple[Patch, ...]:
-    """Pipeline stages vote on whether their shapes are known by sending numbers; here every stage knows its own."""
+    """Pipeline stages vote on whether their shapes are known by sending numbers; here every stage knows its
+    own.
+    """
     from torch.distributed.pipelining._utils import InferenceMode
 
     def decided(_: Any, stages: Sequence[Any], *__: Any) -> None:
@@ -89,8 +93,9 @@ class _Works(list[Any]):
 
 
 def send_patches() -> tuple[Patch, ...]:
-    """Gloo's work of a send holds its tensor for as long as somebody holds the work (ProcessGroupGloo.cpp, SendWork), which a schedule
-    does until its next send (pipelining/schedules.py, ``send_work``); NCCL's lets go when it is waited for.
+    """Gloo's work of a send holds its tensor for as long as somebody holds the work (ProcessGroupGloo.cpp,
+    SendWork), which a schedule does until its next send (pipelining/schedules.py, ``send_work``); NCCL's lets
+    go when it is waited for.
     """
     from torch.distributed.pipelining import schedules
 
@@ -101,10 +106,17 @@ def send_patches() -> tuple[Patch, ...]:
         works.sent = [operation.tensor for operation in operations if operation.op is torch.distributed.isend]
         return works
 
-    return (Patch("torch.distributed.pipelining.schedules", "_batch_p2p", started, "what is being sent would be gone"),)
+    return (
+        Patch(
+            "torch.distributed.pipelining.schedules",
+            "_batch_p2p",
+            started,
+            "what is being sent would be gone",
+        ),
+    )
 
 
-# ---- DistributedDataParallel --------------------------------------------------------------------------------------------------
+# ---- DistributedDataParallel -------------------------------------------------------------------------------
 
 
 class _Silent:
@@ -115,7 +127,9 @@ class _Silent:
 
 
 class _Settled:
-    """A reducer whose buckets stay as they were made: their new order would be broadcast, their sizes are the same."""
+    """A reducer whose buckets stay as they were made: their new order would be broadcast, their sizes are the
+    same.
+    """
 
     def __init__(self, reducer: Any) -> None:
         self._reducer = reducer
@@ -145,22 +159,35 @@ def freeze_ddp_buckets(replica: Any) -> None:
     replica.reducer = _Settled(replica.reducer)
 
 
-# ---- the process group --------------------------------------------------------------------------------------------------------
+# ---- the process group -------------------------------------------------------------------------------------
 
 
 @contextmanager
 def fake_process_group(world_size: int, rank: int, device: str = "cuda") -> Iterator[Streams]:
     """Be rank ``rank`` of ``world_size`` for a while; afterwards nothing of it is left.
 
-    Enter it before any fake or recording mode. The streams' ``number`` is what a recorder files allocations under.
+    Enter it before any fake or recording mode. The streams' ``number`` is what a recorder files allocations
+    under.
     """
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     streams = Streams()
     without_driver = device == "cuda" and not torch.cuda.is_available()
-    driver, kept = cuda_runtime_patches(streams) if without_driver else (), send_patches() if device == "cpu" else ()
-    with apply_patches((*driver, *kept, *mesh_patches(), *collective_patches(), *pipeline_patches(), *balanced_routing_patches())):
+    driver, kept = (
+        cuda_runtime_patches(streams) if without_driver else (),
+        send_patches() if device == "cpu" else (),
+    )
+    with apply_patches(
+        (
+            *driver,
+            *kept,
+            *mesh_patches(),
+            *collective_patches(),
+            *pipeline_patches(),
+            *balanced_routing_patches(),
+        )
+    ):
         _clear_dtensor_caches()
         hook = sys.excepthook  # torch prints the rank before every traceback from now on
         dist.init_process_group(backend="fake", rank=rank, world_size=world_size, store=FakeStore())
@@ -174,13 +201,17 @@ def fake_process_group(world_size: int, rank: int, device: str = "cuda") -> Iter
 
 @contextmanager
 def among_others() -> Iterator[None]:
-    """Be recorded as one of several ranks that are there: what torch computes about ranks and shapes stays out of sight."""
+    """Be recorded as one of several ranks that are there: what torch computes about ranks and shapes stays
+    out of sight.
+    """
     with apply_patches(mesh_patches()):
         yield
 
 
 def _clear_dtensor_caches() -> None:
-    """What DTensor remembers is of one rank: its caches hold meshes, which are equal where only the rank differs."""
+    """What DTensor remembers is of one rank: its caches hold meshes, which are equal where only the rank
+    differs.
+    """
     from torch.distributed.tensor import _redistribute
     from torch.distributed.tensor._api import DTensor
 

@@ -1,7 +1,8 @@
-"""What a person's step may ask of ``torch.cuda`` besides computing: counters, the card's name, caches, waits, ranges for a profiler.
+"""What a person's step may ask of ``torch.cuda`` besides computing: counters, the card's name, caches, waits,
+ranges for a profiler.
 
-Nothing of it changes a tensor, so all of it is answered: sizes from what has been recorded so far, everything else as an idle H100 with
-nobody beside this process answers.
+Nothing of it changes a tensor, so all of it is answered: sizes from what has been recorded so far, everything
+else as an idle H100 with nobody beside this process answers.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _ONCE = (
 
 
 class Counters:
-    """The caching allocator's counters, of an allocator that reserves what is asked for. torch reads its other figures off these."""
+    """The caching allocator's counters, of an allocator that reserves what is asked for. torch reads its
+    other figures off these.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -47,7 +50,9 @@ class Counters:
         curve = list(self.held())
         here = {"current": curve[-1], "peak": max(curve[self._since :]), "allocated": 0, "freed": 0}
         none = dict.fromkeys(here, 0)
-        sizes = {(name, pool): none if pool == "small_pool" else here for name, pool in product(_SIZES, _POOLS)}
+        sizes = {
+            (name, pool): none if pool == "small_pool" else here for name, pool in product(_SIZES, _POOLS)
+        }
         return {
             **{name: {pool: sizes[name, pool] for pool in _POOLS} for name in _SIZES},
             **{name: dict.fromkeys(_POOLS, none) for name in _COUNTS}, **dict.fromkeys(_ONCE, 0),
@@ -84,17 +89,35 @@ def _constant_function(value: Any) -> Callable[..., Any]:
 def _h100_device_properties(*_: Any, **__: Any) -> SimpleNamespace:
     """Of an H100 SXM (NVIDIA's data sheet: 132 multiprocessors, 50 MB of L2)."""
     return SimpleNamespace(
-        name="NVIDIA H100 80GB HBM3", major=9, minor=0, total_memory=int(find_device(CARD).framework_bytes), multi_processor_count=132,
-        warp_size=32, is_integrated=0, is_multi_gpu_board=0, max_threads_per_multi_processor=2048, L2_cache_size=50 * 2**20,
-        regs_per_multiprocessor=65536, shared_memory_per_block=49152, shared_memory_per_block_optin=232448, gcnArchName="",
-    )  # fmt: skip
+        name="NVIDIA H100 80GB HBM3",
+        major=9,
+        minor=0,
+        total_memory=int(find_device(CARD).framework_bytes),
+        multi_processor_count=132,
+        warp_size=32,
+        is_integrated=0,
+        is_multi_gpu_board=0,
+        max_threads_per_multi_processor=2048,
+        L2_cache_size=50 * 2**20,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_block=49152,
+        shared_memory_per_block_optin=232448,
+        gcnArchName="",
+    )
 
 
 def cuda_driver_patches(recorder: Recorder) -> tuple[Patch, ...]:
-    """What ``torch.cuda`` answers a step while ``recorder`` listens; allocations are filed under the streams that the step works on."""
+    """What ``torch.cuda`` answers a step while ``recorder`` listens; allocations are filed under the streams
+    that the step works on.
+    """
     streams, counters = Streams(), Counters(recorder)
     recorder.stream = streams.number
-    resets = ("reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached")
+    resets = (
+        "reset_peak_memory_stats",
+        "reset_accumulated_memory_stats",
+        "reset_max_memory_allocated",
+        "reset_max_memory_cached",
+    )
     memory: dict[str, Any] = {
         **dict.fromkeys(resets, counters.reset), "memory_stats_as_nested_dict": counters.nested, "mem_get_info": counters.info,
         **dict.fromkeys(
@@ -142,7 +165,11 @@ def cuda_driver_patches(recorder: Recorder) -> tuple[Patch, ...]:
         "torch.cuda.profiler": {**dict.fromkeys(("start", "stop", "init", "check_error"), ignore_call), "cudart": whole["cudart"]}, "torch.cuda.nvtx": ranges,
         "torch.accelerator": {**accelerator, **accelerated}, "torch.accelerator.memory": accelerated,
     }  # fmt: skip
-    answered = (Patch(home, name, answer, WHY, optional=True) for home, table in tables.items() for name, answer in table.items())
+    answered = (
+        Patch(home, name, answer, WHY, optional=True)
+        for home, table in tables.items()
+        for name, answer in table.items()
+    )
     return (*cuda_runtime_patches(streams), *answered)
 
 
@@ -150,5 +177,9 @@ def _flatten_dotted_keys(found: dict[str, Any], prefix: str = "") -> dict[str, i
     """A nested table with its keys joined by dots."""
     flat = dict[str, int]()
     for key, value in found.items():
-        flat.update(_flatten_dotted_keys(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+        flat.update(
+            _flatten_dotted_keys(value, f"{prefix}{key}.")
+            if isinstance(value, dict)
+            else {f"{prefix}{key}": value}
+        )
     return flat

@@ -14,7 +14,9 @@ from memsheet.trace.patches import Patch
 
 
 class Stream:
-    """As ``torch.cuda.Stream``: nothing ever waits, and ``stream_id`` is what an allocation is filed under, 0 for the default one."""
+    """As ``torch.cuda.Stream``: nothing ever waits, and ``stream_id`` is what an allocation is filed under, 0
+    for the default one.
+    """
 
     numbers = count()
 
@@ -60,7 +62,9 @@ class Streams:
     """The streams of one device, numbered in the order in which they are made."""
 
     def __init__(self) -> None:
-        self.kind: type[Stream] = type("Stream", (Stream,), {"numbers": count()})  # a class, for annotations and isinstance
+        self.kind: type[Stream] = type(
+            "Stream", (Stream,), {"numbers": count()}
+        )  # a class, for annotations and isinstance
         self.default = self._current = self.kind()
 
     def current(self, *_: Any) -> Stream:

@@ -1,10 +1,12 @@
-"""Depth does not cost: a few layers are traced, and the events of one of them are repeated as often as the model has such layers.
+"""Depth does not cost: a few layers are traced, and the events of one of them are repeated as often as the
+model has such layers.
 
-A traced stack is ``before | repeated | after``: whole periods of its pattern, the middle one standing for all that were left out.
-Every stretch of events that belongs to the middle is written once for each layer it stands for: upwards in forward and in the
-optimizer, downwards in backward. What a layer does for its neighbours (gathers the next one's parameters, lets go of the last one's
-buffers) it does for those at the same distance. The periods beside the middle must have made the very same events and storages;
-where they have not, the caller traces every layer instead.
+A traced stack is ``before | repeated | after``: whole periods of its pattern, the middle one standing for all
+that were left out. Every stretch of events that belongs to the middle is written once for each layer it
+stands for: upwards in forward and in the optimizer, downwards in backward. What a layer does for its
+neighbours (gathers the next one's parameters, lets go of the last one's buffers) it does for those at the
+same distance. The periods beside the middle must have made the very same events and storages; where they have
+not, the caller traces every layer instead.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ SIDES = 2  # periods traced before and after the one that is repeated: its neigh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
-    """A stack's layers: those that repeat begin at ``start``, with a pattern of ``period`` layers, ``count`` times."""
+    """A stack's layers: those that repeat begin at ``start``, with a pattern of ``period`` layers, ``count``
+    times.
+    """
 
     layers: int
     start: int
@@ -53,7 +57,9 @@ class Depth:
         return len(self.left_out) // self.period + 1
 
     def within(self, first: int, after: int) -> Depth | None:
-        """The whole periods among layers ``first`` to ``after``, where enough of them are there to leave some out."""
+        """The whole periods among layers ``first`` to ``after``, where enough of them are there to leave some
+        out.
+        """
         skipped = max(0, -(-(first - self.start) // self.period))
         count = (min(after, self.start + self.count * self.period) - self.start) // self.period - skipped
         inside = replace(self, start=self.start + skipped * self.period, count=max(count, 0))
@@ -62,7 +68,9 @@ class Depth:
 
 @dataclass(frozen=True, slots=True)
 class Shallow:
-    """A traced timeline of fewer layers. ``tags``: the layer each event belongs to, -1 for none; ``layers``: that of each storage."""
+    """A traced timeline of fewer layers. ``tags``: the layer each event belongs to, -1 for none; ``layers``:
+    that of each storage.
+    """
 
     timeline: Timeline
     tags: tuple[int, ...]
@@ -80,13 +88,15 @@ def extend_timeline_layers(shallow: Shallow, depth: Depth) -> Timeline:
 
 
 def _check_alike(shallow: Shallow, depth: Depth) -> None:
-    """The middle and the period after it make the same events, in the same places of the step; and they and the period before it own
-    the same storages, in the same order.
+    """The middle and the period after it make the same events, in the same places of the step; and they and
+    the period before it own the same storages, in the same order.
     """
     middle = depth.middle
     before, after = (range(middle.start + by, middle.stop + by) for by in (-depth.period, depth.period))
     owned = [_layer_storages(shallow, layers) for layers in (before, middle, after)]
-    if _layer_event_keys(shallow, middle) != _layer_event_keys(shallow, after) or owned != [owned[0]] * len(owned):
+    if _layer_event_keys(shallow, middle) != _layer_event_keys(shallow, after) or owned != [owned[0]] * len(
+        owned
+    ):
         raise NotUniformError
 
 
@@ -104,7 +114,15 @@ def _layer_event_keys(shallow: Shallow, layers: range) -> list[tuple[bool, int, 
         if tag in layers:
             number = event if event >= 0 else ~event
             made = shallow.layers[number]
-            found.append((event >= 0, rows[number].bytes, rows[number].op, rows[number].path, made - tag if made >= 0 else 0))
+            found.append(
+                (
+                    event >= 0,
+                    rows[number].bytes,
+                    rows[number].op,
+                    rows[number].path,
+                    made - tag if made >= 0 else 0,
+                )
+            )
     return found
 
 
@@ -116,7 +134,9 @@ class _Writer:
         self.storages: list[Storage] = []
         self.events: list[int] = []
         self.marks: list[Mark] = []
-        self._new: dict[tuple[int, int], int] = {}  # (its layer, which of that layer's it is) → a storage's number here
+        self._new: dict[
+            tuple[int, int], int
+        ] = {}  # (its layer, which of that layer's it is) → a storage's number here
         self._place = dict(_storage_layer_indices(shallow))
 
     def written(self) -> Timeline:
@@ -131,22 +151,32 @@ class _Writer:
 
     def _stretches(self) -> Iterator[tuple[int, int, bool]]:
         """The events cut where the middle or what lies above it begins or ends, and at marks."""
-        middle, cuts, tags = self.depth.middle, [mark.at for mark in self.shallow.timeline.marks], self.shallow.tags
+        middle, cuts, tags = (
+            self.depth.middle,
+            [mark.at for mark in self.shallow.timeline.marks],
+            self.shallow.tags,
+        )
         at = 0
-        for (place, _), run in groupby(range(len(tags)), key=lambda n: (_side_of_middle(tags[n], middle), bisect_right(cuts, n))):
+        for (place, _), run in groupby(
+            range(len(tags)), key=lambda n: (_side_of_middle(tags[n], middle), bisect_right(cuts, n))
+        ):
             length = sum(1 for _ in run)
             yield at, at + length, place == 0
             at += length
 
     def _copies(self, start: int, stop: int, *, repeated: bool) -> Iterable[int]:
-        """How many periods above its shallow place a stretch is written: the middle once for every layer it stands for."""
+        """How many periods above its shallow place a stretch is written: the middle once for every layer it
+        stands for.
+        """
         top = self.depth.copies - 1
         if not repeated:
             return (top,) if self.shallow.tags[start] >= self.depth.middle.stop else (0,)
         return range(top + 1) if self._goes_up(start, stop) else range(top, -1, -1)
 
     def _goes_up(self, start: int, stop: int) -> bool:
-        """Whether layers come in order here: the one before this stretch and the one after it are the middle's neighbours."""
+        """Whether layers come in order here: the one before this stretch and the one after it are the
+        middle's neighbours.
+        """
         tags, below, above = self.shallow.tags, self.depth.middle.start - 1, self.depth.middle.stop
         beside = (tags[start - 1] if start else -1, tags[stop] if stop < len(tags) else -1)
         if beside not in ((below, above), (above, below)):
@@ -173,11 +203,15 @@ class _Writer:
     def _meant(self, storage: int, tag: int, higher: int) -> tuple[int, int]:
         """The storage that an event means: one as many layers away as in the shallow stack."""
         made, middle = self.shallow.layers[storage], self.depth.middle
-        if (made < 0 and tag in middle) or (tag < 0 and made in middle):  # it would be written once for every layer, or for one of them
+        if (made < 0 and tag in middle) or (
+            tag < 0 and made in middle
+        ):  # it would be written once for every layer, or for one of them
             raise NotUniformError
         if made < 0:
             return -1, storage
-        if tag not in middle and made not in middle:  # neither is repeated: layers are themselves, not neighbours
+        if (
+            tag not in middle and made not in middle
+        ):  # neither is repeated: layers are themselves, not neighbours
             higher = self.depth.copies - 1 if made >= middle.stop else 0
         return made + higher * self.depth.period, self._place[storage][1]
 
@@ -197,7 +231,9 @@ def _storage_layer_indices(shallow: Shallow) -> Iterator[tuple[int, tuple[int, i
 
 
 def depth_of(layers: int, runs: Sequence[tuple[int, int]]) -> Depth | None:
-    """The longest run of a stack that is worth folding. ``runs``: (layers of the pattern, how often) in order."""
+    """The longest run of a stack that is worth folding. ``runs``: (layers of the pattern, how often) in
+    order.
+    """
     start, found = 0, list[Depth]()
     for period, count in runs:
         found.append(Depth(layers=layers, start=start, period=period, count=count))

@@ -1,8 +1,10 @@
-"""What gloo takes beside the tensors that it is given: copies that last as long as a collective, which no tensor of a step stands for.
+"""What gloo takes beside the tensors that it is given: copies that last as long as a collective, which no
+tensor of a step stands for.
 
-Sources: PyTorch's ProcessGroupGloo.cpp (2.4: a reduce-scatter clones its input and all-reduces the clone, :1968-1975; a gather's parts
-arrive in one flat tensor and are copied from there, AllgatherWork). In torch 2.13 its profiler shows the same on the processor: a
-``clone`` inside ``c10d::_reduce_scatter_base_``, an ``empty`` inside ``gloo:all_gather``.
+Sources: PyTorch's ProcessGroupGloo.cpp (2.4: a reduce-scatter clones its input and all-reduces the clone,
+:1968-1975; a gather's parts arrive in one flat tensor and are copied from there, AllgatherWork). In torch
+2.13 its profiler shows the same on the processor: a ``clone`` inside ``c10d::_reduce_scatter_base_``, an
+``empty`` inside ``gloo:all_gather``.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ COPIES = {
 
 
 def watch_gloo(recorder: Recorder) -> None:
-    """Record those copies too: each is there when the collective's own tensors are, and gone before anything else is made."""
+    """Record those copies too: each is there when the collective's own tensors are, and gone before anything
+    else is made.
+    """
 
     def after(function: Any, args: tuple[Any, ...], _: dict[str, Any], out: Any) -> None:
         name, place = COPIES.get(function._overloadpacket._qualified_op_name, ("", None))

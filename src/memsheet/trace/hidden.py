@@ -1,4 +1,6 @@
-"""What kernels hide, added to what is recorded: scratch as an allocation and a release around its operation, workspaces for good."""
+"""What kernels hide, added to what is recorded: scratch as an allocation and a release around its operation,
+workspaces for good.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,18 @@ def watch_kernels(recorder: Recorder) -> None:
 
     def after(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
         found = cublas_workspace(func, args, CAPABILITY)
-        # forward and backward run on threads of their own, each with a handle of its own (CUDAContextLight, CublasHandlePool.cpp)
+        # forward and backward run on threads of their own, each with a handle of its own (CUDAContextLight,
+        # CublasHandlePool.cpp)
         key = None if found is None else (found.key, recorder.stream(), recorder.instant is Instant.BACKWARD)
         if found is not None and key not in kept:
             kept.add(key)
             recorder.hidden(found.name, found.bytes, Component.WORKSPACES)
         name = func._overloadpacket._qualified_op_name.replace("::", ".")
-        release = [recorder.hidden(f"{name}/{s.name}", s.bytes) for s in operation_scratch(func, args, kwargs, outputs) if s.bytes]
+        release = [
+            recorder.hidden(f"{name}/{s.name}", s.bytes)
+            for s in operation_scratch(func, args, kwargs, outputs)
+            if s.bytes
+        ]
         for each in release:
             each()
 

@@ -1,4 +1,6 @@
-"""A training step of a transformers model on fake tensors, recorded: two steps, of which the second is the sheet's."""
+"""A training step of a transformers model on fake tensors, recorded: two steps, of which the second is the
+sheet's.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,14 @@ from memsheet.timeline import Storage, Timeline
 from memsheet.trace import fake_cuda
 from memsheet.trace.fold import Depth, NotUniformError, Shallow, extend_timeline_layers
 from memsheet.trace.hidden import watch_kernels
-from memsheet.trace.modules import Modules, claim_parameters, claim_states, fold_layer_indices, layer_of, watch_gradients
+from memsheet.trace.modules import (
+    Modules,
+    claim_parameters,
+    claim_states,
+    fold_layer_indices,
+    layer_of,
+    watch_gradients,
+)
 from memsheet.trace.patches import CUDA, FAKE, UNPADDED, apply_patches, register_cuda_kernels
 from memsheet.trace.recorder import STEPPED, Recorder, Row
 
@@ -37,7 +46,9 @@ MICRO = 2  # micro-batches after the second are like it: gradients are there
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """How a trace is made. ``device``: "cuda" or "cpu"; ``fake``: without memory; ``scratch``: with what kernels hide; ``text``: to train on."""
+    """How a trace is made. ``device``: "cuda" or "cpu"; ``fake``: without memory; ``scratch``: with what
+    kernels hide; ``text``: to train on.
+    """
 
     device: str = "cuda"
     fake: bool = True
@@ -66,18 +77,27 @@ def recording_context(how: How) -> Iterator[Recorder]:
 
 
 def trace_training(config: Mapping[str, Any], plan: Plan, how: How, depth: Depth | None = None) -> Timeline:
-    """The timeline of one rank that trains the model of ``config`` as ``plan`` says. ``depth``: layers that may stand for others."""
+    """The timeline of one rank that trains the model of ``config`` as ``plan`` says. ``depth``: layers that
+    may stand for others.
+    """
     if depth is not None and plan.recompute.layers is None and not plan.recompute.stretched:
         with suppress(NotUniformError):
-            return extend_timeline_layers(tag_recorded_layers(_record_shallow_model(config, plan, how, depth), depth.period), depth)
+            return extend_timeline_layers(
+                tag_recorded_layers(_record_shallow_model(config, plan, how, depth), depth.period), depth
+            )
     return recorded_timeline(_record_shallow_model(config, plan, how, None))
 
 
 def refuse_pictures(plan: Plan) -> None:
-    """Raises InputError for pictures: where they lie among the words is a question of values, which fake tensors have none of."""
+    """Raises InputError for pictures: where they lie among the words is a question of values, which fake
+    tensors have none of.
+    """
     if plan.image_tokens:
         raise input_error(
-            "image_tokens", plan.image_tokens, "is not traced: pictures are put among words by value", "`memsheet measure` runs it"
+            "image_tokens",
+            plan.image_tokens,
+            "is not traced: pictures are put among words by value",
+            "`memsheet measure` runs it",
         )
 
 
@@ -108,8 +128,14 @@ def _record_shallow_model(config: Mapping[str, Any], plan: Plan, how: How, depth
 
 
 def run_traced_steps(
-    recorder: Recorder, modules: Modules, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Mapping[str, torch.Tensor], plan: Plan, how: How
-) -> None:  # fmt: skip
+    recorder: Recorder,
+    modules: Modules,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Mapping[str, torch.Tensor],
+    plan: Plan,
+    how: How,
+) -> None:
     mark_loss(model, recorder.mark)
 
     def at(instant: Instant) -> None:
@@ -127,7 +153,16 @@ def run_traced_steps(
                 recorder.claim(made, Component.OPTIMIZER_STATES, "grad_scaler")
             recorder.marks.clear()
             at(Instant.LOAD)
-        train_step(model, optimizer, batch, plan, at, device=how.device, micro=min(int(plan.accumulation), MICRO), scaler=scaler)
+        train_step(
+            model,
+            optimizer,
+            batch,
+            plan,
+            at,
+            device=how.device,
+            micro=min(int(plan.accumulation), MICRO),
+            scaler=scaler,
+        )
     modules.outside()
     recorder.stop()
 
@@ -147,16 +182,21 @@ def tag_recorded_layers(recorder: Recorder, period: int) -> Shallow:
 
 
 def _optimizer_event_layer(event: int, running: int, owner: int, period: int) -> int:
-    """The layer of an event of the optimizer: its owner's, except that a loop over parameters lets go of the last one's temporaries
-    while it works on the next.
+    """The layer of an event of the optimizer: its owner's, except that a loop over parameters lets go of the
+    last one's temporaries while it works on the next.
     """
     return running if event < 0 <= owner and 0 < running - owner <= period else owner
 
 
 def recorded_timeline(recorder: Recorder) -> Timeline:
     """What was recorded, in memsheet's words."""
-    storages = tuple(_timeline_storage(row, instant) for row, instant in zip(recorder.rows, _storage_instants(recorder), strict=True))
-    return Timeline(storages=storages, events=tuple(recorder.events[: recorder.end]), marks=tuple(recorder.marks))
+    storages = tuple(
+        _timeline_storage(row, instant)
+        for row, instant in zip(recorder.rows, _storage_instants(recorder), strict=True)
+    )
+    return Timeline(
+        storages=storages, events=tuple(recorder.events[: recorder.end]), marks=tuple(recorder.marks)
+    )
 
 
 def _storage_instants(recorder: Recorder) -> Iterator[Instant | None]:
@@ -173,12 +213,18 @@ def _timeline_storage(row: Row, made: Instant | None) -> Storage:
     return Storage(row.bytes, row.component, _storage_path(row, made), row.op, row.stream, row.line)
 
 
-NOWHERE: dict[Instant | None, str] = {Instant.LOSS: "loss", Instant.BACKWARD: "loss", Instant.OPTIMIZER_STEP: "optimizer"}
-"""What the whole model makes itself, not a part of it: after its last layer the loss, forward and backward."""
+NOWHERE: dict[Instant | None, str] = {
+    Instant.LOSS: "loss",
+    Instant.BACKWARD: "loss",
+    Instant.OPTIMIZER_STEP: "optimizer",
+}
+"""What the whole model makes itself, not a part of it: after its last layer the loss, forward and backward.
+"""
 
 
 def _storage_path(row: Row, made: Instant | None) -> str:
     """Where a storage belongs: its module and, for what a module makes, its name there."""
     if row.component in (Component.TEMPORARIES, Component.SAVED_ACTIVATIONS):
-        return f"{fold_layer_indices(row.path) or NOWHERE.get(made, 'step')}/{row.part or row.op.removeprefix('aten.')}"
+        module = fold_layer_indices(row.path) or NOWHERE.get(made, "step")
+        return f"{module}/{row.part or row.op.removeprefix('aten.')}"
     return fold_layer_indices(row.path)

@@ -1,4 +1,6 @@
-"""Several children that answer together, one a rank: those that torchrun has started, or torchrun is started for them. No torch here."""
+"""Several children that answer together, one a rank: those that torchrun has started, or torchrun is started
+for them. No torch here.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,23 @@ from typing import IO, Any
 
 from memsheet.errors import InputError, input_error
 from memsheet.plan.plan import Plan
-from memsheet.trace.parent import PYTHON, Traced, child_death_error, end_group, end_of, environment_of, read_answer, trace_in_child
+from memsheet.trace.parent import (
+    PYTHON,
+    Traced,
+    child_death_error,
+    end_group,
+    end_of,
+    environment_of,
+    read_answer,
+    trace_in_child,
+)
 
 REQUEST, ANSWER = "request.json", "answer-{rank}.json"
 _ENDED = re.compile(r"rank\s*: (\d+)[^\n]*\n\s*exitcode\s*: -(\d+)")
 GRACE_S = 30
-"""How long torchrun may take to end its ranks, which it asks first (torch 2.13, distributed/elastic/multiprocessing/api.py, close)."""
+"""How long torchrun may take to end its ranks, which it asks first (torch 2.13,
+distributed/elastic/multiprocessing/api.py, close).
+"""
 
 
 class ElsewhereError(Exception):
@@ -28,12 +41,19 @@ class ElsewhereError(Exception):
 
 
 def launched_rank_count() -> int | None:
-    """How many ranks were started together with this process, by torchrun or by whoever sets the same variables; None alone."""
+    """How many ranks were started together with this process, by torchrun or by whoever sets the same
+    variables; None alone.
+    """
     if not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         return None
     told = os.environ["WORLD_SIZE"]
     if not told.isdecimal():
-        raise input_error("WORLD_SIZE", told, "is set in the environment and is no number of ranks", "unset it, or start with torchrun")
+        raise input_error(
+            "WORLD_SIZE",
+            told,
+            "is set in the environment and is no number of ranks",
+            "unset it, or start with torchrun",
+        )
     return int(told)
 
 
@@ -42,17 +62,24 @@ def is_first() -> bool:
     return launched_rank_count() is None or os.environ["RANK"] == "0"
 
 
-def answers_together(request: Mapping[str, Any], plan: Plan, *, memory_bytes: int, time_s: float) -> list[Traced]:
+def answers_together(
+    request: Mapping[str, Any], plan: Plan, *, memory_bytes: int, time_s: float
+) -> list[Traced]:
     """What every rank of a plan found out, in order of rank. ``memory_bytes`` is each one's.
 
-    Raises InputError with what was wrong with the question, the code or the limits, or where other than the plan's ranks were started;
-    ElsewhereError where another process tells.
+    Raises InputError with what was wrong with the question, the code or the limits, or where other than the
+    plan's ranks were started; ElsewhereError where another process tells.
     """
     found, ranks = launched_rank_count(), int(plan.mesh.gpus)
     asked = {**request, "ranks": ranks, "stages": plan.mesh.pp, "time_s": time_s}
     if found not in (None, ranks):
         hint = f"torchrun --nproc-per-node {ranks}, or a mesh of {found}"
-        raise input_error("mesh", ranks, f"{'rank is' if ranks == 1 else 'ranks are'} what the plan has, and {found} were started", hint)
+        raise input_error(
+            "mesh",
+            ranks,
+            f"{'rank is' if ranks == 1 else 'ranks are'} what the plan has, and {found} were started",
+            hint,
+        )
     if found is not None:
         answers = _one_of_many(asked, memory_bytes, time_s)
     elif ranks > 1:
@@ -65,7 +92,9 @@ def answers_together(request: Mapping[str, Any], plan: Plan, *, memory_bytes: in
 
 
 def _one_of_many(asked: Mapping[str, Any], memory_bytes: int, time_s: float) -> list[Traced]:
-    """The child of one rank. What goes wrong in one rank alone is said here, for the first one hears only that it is gone."""
+    """The child of one rank. What goes wrong in one rank alone is said here, for the first one hears only
+    that it is gone.
+    """
     if is_first():
         return trace_in_child(asked, memory_bytes=memory_bytes, time_s=time_s)
     try:
@@ -73,13 +102,28 @@ def _one_of_many(asked: Mapping[str, Any], memory_bytes: int, time_s: float) -> 
     except InputError as error:
         for problem in error.problems:
             if problem.field == "trace":
-                sys.stderr.write(f"memsheet: rank {os.environ['RANK']}: {problem.value or 'it'}: {problem.reason}\n")
+                sys.stderr.write(
+                    f"memsheet: rank {os.environ['RANK']}: {problem.value or 'it'}: {problem.reason}\n"
+                )
         raise
 
 
-def _run_torchrun_ranks(asked: Mapping[str, Any], ranks: int, memory_bytes: int, time_s: float) -> list[Traced]:
-    """All ranks on this machine. Each reads the same request and writes its own answer; the first one's is that of all, if all went well."""
-    command = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m", "memsheet.trace.child"]
+def _run_torchrun_ranks(
+    asked: Mapping[str, Any], ranks: int, memory_bytes: int, time_s: float
+) -> list[Traced]:
+    """All ranks on this machine. Each reads the same request and writes its own answer; the first one's is
+    that of all, if all went well.
+    """
+    command = [
+        *PYTHON,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(ranks),
+        "-m",
+        "memsheet.trace.child",
+    ]
     with TemporaryDirectory() as name, TemporaryFile("w+b") as said:
         folder = Path(name)
         (folder / REQUEST).write_text(json.dumps({**asked, "memory_bytes": memory_bytes}), encoding="utf-8")
@@ -96,7 +140,9 @@ def _run_torchrun_ranks(asked: Mapping[str, Any], ranks: int, memory_bytes: int,
     return read_answer(told)
 
 
-def _run_until_timeout(command: list[str], said: IO[bytes], time_s: float, environment: Mapping[str, str]) -> int:
+def _run_until_timeout(
+    command: list[str], said: IO[bytes], time_s: float, environment: Mapping[str, str]
+) -> int:
     """Run a command to its end, or to the end of its time."""
     with subprocess.Popen(  # noqa: S603 - our own interpreter, torch's own launcher, our own module
         command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=environment, start_new_session=True
@@ -105,7 +151,9 @@ def _run_until_timeout(command: list[str], said: IO[bytes], time_s: float, envir
             return running.wait(time_s)
         except subprocess.TimeoutExpired:
             _terminate_torchrun(running)
-            raise input_error("trace", None, f"took more than {time_s:g} seconds", "--time-limit gives it longer") from None
+            raise input_error(
+                "trace", None, f"took more than {time_s:g} seconds", "--time-limit gives it longer"
+            ) from None
         except BaseException:
             _terminate_torchrun(running)
             raise
@@ -123,14 +171,19 @@ def _terminate_torchrun(running: subprocess.Popen[bytes]) -> None:
 
 
 def _killed_rank_error(heard: str) -> InputError | None:
-    """The rank that was ended before it could answer, where torchrun says so of one (its report, distributed/elastic/multiprocessing);
-    those that it ended itself, with SIGTERM, were ended because of another.
+    """The rank that was ended before it could answer, where torchrun says so of one (its report,
+    distributed/elastic/multiprocessing); those that it ended itself, with SIGTERM, were ended because of
+    another.
     """
     ended = [(rank, int(number)) for rank, number in _ENDED.findall(heard) if int(number) != signal.SIGTERM]
     if not ended:
         return None
     rank, number = ended[0]
-    hint = "as systems do that run out of memory" if number == signal.SIGKILL else "run it again with --debug and report what it prints"
+    hint = (
+        "as systems do that run out of memory"
+        if number == signal.SIGKILL
+        else "run it again with --debug and report what it prints"
+    )
     return input_error("trace", f"rank {rank}", f"was ended by signal {number}", hint)
 
 

@@ -15,12 +15,15 @@ from memsheet.trace.recorder import Recorder
 
 _INDEX = re.compile(r"\.\d+(?=[./]|$)")
 _WRAPPERS = re.compile(
-    r"^module(?=\.)|(^|\.)(_checkpoint_wrapped_module|_fsdp_wrapped_module|_orig_mod|base_model\.model|base_layer|(?<=lora_[AB]\.)default)(?=\.|$)"
+    r"^module(?=\.)|(^|\.)(_checkpoint_wrapped_module|_fsdp_wrapped_module|_orig_mod"
+    r"|base_model\.model|base_layer|(?<=lora_[AB]\.)default)(?=\.|$)"
 )
 
 
 def fold_layer_indices(path: str) -> str:
-    """A module's name with indices folded: ``model.layers.3.mlp`` → ``model.layers.*.mlp``; wrappers of other libraries go."""
+    """A module's name with indices folded: ``model.layers.3.mlp`` → ``model.layers.*.mlp``; wrappers of other
+    libraries go.
+    """
     return _INDEX.sub(".*", _WRAPPERS.sub("", path).lstrip("."))
 
 
@@ -31,7 +34,9 @@ def layer_of(path: str) -> int:
 
 
 def owning_module_names(model: nn.Module) -> dict[str, str]:
-    """Every module's name → the nearest one at or above it that holds tensors, which what it makes is filed under."""
+    """Every module's name → the nearest one at or above it that holds tensors, which what it makes is filed
+    under.
+    """
     found: dict[str, str] = {}
     for name, module in model.named_modules():
         holds = next(module.parameters(), None) is not None or next(module.buffers(), None) is not None
@@ -40,13 +45,17 @@ def owning_module_names(model: nn.Module) -> dict[str, str]:
 
 
 class Modules:
-    """The module that runs now: in forward by hooks on modules, in backward by hooks on the gradients at their borders."""
+    """The module that runs now: in forward by hooks on modules, in backward by hooks on the gradients at
+    their borders.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self._stack: list[str] = []
         self._back = ""
-        self._recomputed: tuple[int, str] | None = None  # since which row a checkpoint runs forward again, and for whose backward
+        self._recomputed: tuple[int, str] | None = (
+            None  # since which row a checkpoint runs forward again, and for whose backward
+        )
         self._owners: dict[str, str] = {}
         recorder.where = self.current
 
@@ -60,7 +69,9 @@ class Modules:
         for name, module in model.named_modules():
             owner = names[name]
             module.register_forward_pre_hook(self._enter(f"{prefix}{owner}"), with_kwargs=True)
-            module.register_forward_hook(self._leave(f"{prefix}{owner}", output_part_name(name, owner)), always_call=True)
+            module.register_forward_hook(
+                self._leave(f"{prefix}{owner}", output_part_name(name, owner)), always_call=True
+            )
 
     def _enter(self, name: str) -> Callable[..., None]:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
@@ -81,17 +92,25 @@ class Modules:
                 row = self.recorder.row_of(tensor)
                 if row is not None and row.path == name and not row.part:
                     row.part = label
-                if tensor.requires_grad and tensor.grad_fn is not None and not tensor._backward_hooks:  # an inner module's own
+                if (
+                    tensor.requires_grad and tensor.grad_fn is not None and not tensor._backward_hooks
+                ):  # an inner module's own
                     tensor.register_hook(self._backward_of(name))
             if not self._stack and self._recomputed:
                 self.recorder.keep_from(self._recomputed[0])
-                if output is None:  # the checkpoint has what it wants and stops here (torch/utils/checkpoint.py _StopRecomputationError)
+                if (
+                    output is None
+                    # the checkpoint has what it wants and stops here (torch/utils/checkpoint.py
+                    # _StopRecomputationError)
+                ):
                     self._back, self._recomputed = self._recomputed[1], None
 
         return hook
 
     def _again(self, around: str) -> None:
-        """A module runs while backward does: a checkpoint runs forward again, from inside ``around``, whose own hooks it leaves out."""
+        """A module runs while backward does: a checkpoint runs forward again, from inside ``around``, whose
+        own hooks it leaves out.
+        """
         self._recomputed = self._recomputed or (len(self.recorder.rows), self._back)
         self._back = around
 
@@ -113,7 +132,9 @@ def output_part_name(name: str, owner: str) -> str:
 
 
 def _nested_tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a module's arguments or results, without walking into objects such as caches and configurations."""
+    """The tensors of a module's arguments or results, without walking into objects such as caches and
+    configurations.
+    """
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, tuple | list):
@@ -143,7 +164,9 @@ def watch_gradients(recorder: Recorder, model: nn.Module) -> None:
     """Gradients are claimed the moment autograd has put them into ``.grad``."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(_gradient_claim_hook(recorder, name.rpartition(".")[0]))
+            parameter.register_post_accumulate_grad_hook(
+                _gradient_claim_hook(recorder, name.rpartition(".")[0])
+            )
 
 
 def _gradient_claim_hook(recorder: Recorder, path: str) -> Callable[[torch.Tensor], None]:

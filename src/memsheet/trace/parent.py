@@ -1,4 +1,6 @@
-"""Tracing in a child process, because it patches private parts of torch and runs code that nobody has seen. No torch here."""
+"""Tracing in a child process, because it patches private parts of torch and runs code that nobody has seen.
+No torch here.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ MEMORY_BYTES, TIME_S = 4 * GIB, 600
 """A trace of the largest models takes well under 1 GiB and a minute; beyond these something is wrong."""
 
 PYTHON = (sys.executable, "-P")
-"""Our own interpreter, which imports nothing from the folder that a command is given in: what lies there is a stranger's."""
+"""Our own interpreter, which imports nothing from the folder that a command is given in: what lies there is a
+stranger's.
+"""
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
     "PYTHONSAFEPATH": "1",  # -P for the children's children, which torch's own launcher and its compilers start
@@ -47,7 +51,9 @@ class Traced:
 
 
 def available_bytes() -> int | None:
-    """What this machine could give a process now, its page cache included; None where it does not say (Linux does: proc(5), meminfo)."""
+    """What this machine could give a process now, its page cache included; None where it does not say (Linux
+    does: proc(5), meminfo).
+    """
     try:
         told = Path("/proc/meminfo").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -56,7 +62,9 @@ def available_bytes() -> int | None:
     return int(found[1]) * 1024 if found else None
 
 
-def trace_in_child(request: Mapping[str, Any], *, memory_bytes: int = MEMORY_BYTES, time_s: float = TIME_S) -> list[Traced]:
+def trace_in_child(
+    request: Mapping[str, Any], *, memory_bytes: int = MEMORY_BYTES, time_s: float = TIME_S
+) -> list[Traced]:
     """Ask a child. Raises InputError with what was wrong with the question, the code or the limits."""
     asked = json.dumps({**request, "memory_bytes": memory_bytes})
     command = [*PYTHON, "-m", "memsheet.trace.child"]
@@ -65,7 +73,9 @@ def trace_in_child(request: Mapping[str, Any], *, memory_bytes: int = MEMORY_BYT
             done = _run_group(command, asked, said, time_s, environment_of(request), memory_bytes)
             done.stderr = end_of(said)
     except subprocess.TimeoutExpired:
-        raise input_error("trace", None, f"took more than {time_s:g} seconds", "--time-limit gives it longer") from None
+        raise input_error(
+            "trace", None, f"took more than {time_s:g} seconds", "--time-limit gives it longer"
+        ) from None
     if request.get("debug"):
         sys.stderr.write(done.stderr)
     if done.returncode != 0 or not done.stdout:
@@ -86,13 +96,25 @@ def end_of(said: IO[bytes]) -> str:
 
 
 def _run_group(
-    command: Sequence[str], asked: str, said: IO[bytes], time_s: float, environment: Mapping[str, str], memory_bytes: int
+    command: Sequence[str],
+    asked: str,
+    said: IO[bytes],
+    time_s: float,
+    environment: Mapping[str, str],
+    memory_bytes: int,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command in a group of its own, which ends with it: with what it has started, and as soon as all of it takes too much memory."""
+    """Run a command in a group of its own, which ends with it: with what it has started, and as soon as all
+    of it takes too much memory.
+    """
     with (
         TemporaryFile("w+b") as answer,
         subprocess.Popen(  # noqa: S603 - our own interpreter, our own module
-            command, stdin=subprocess.PIPE, stdout=answer, stderr=said, env=environment, start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=answer,
+            stderr=said,
+            env=environment,
+            start_new_session=True,
         ) as running,
     ):
         try:
@@ -107,7 +129,9 @@ def _run_group(
 
 
 def _wait_within_limits(running: subprocess.Popen[bytes], time_s: float, memory_bytes: int) -> int:
-    """The exit code of a process; SIGKILL's where its group takes more memory than that. Raises TimeoutExpired after its time."""
+    """The exit code of a process; SIGKILL's where its group takes more memory than that. Raises
+    TimeoutExpired after its time.
+    """
     until = time.monotonic() + time_s
     while True:
         try:
@@ -128,7 +152,9 @@ def group_bytes(group: int) -> int:
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):
             if int(place.joinpath("stat").read_text().rpartition(")")[2].split()[3]) == group:
-                found = re.search(r"^RssAnon:\s+(\d+) kB$", place.joinpath("status").read_text(), re.MULTILINE)
+                found = re.search(
+                    r"^RssAnon:\s+(\d+) kB$", place.joinpath("status").read_text(), re.MULTILINE
+                )
                 total += int(found[1]) * 1024 if found else 0
     return total
 
@@ -139,10 +165,19 @@ def end_group(running: subprocess.Popen[bytes]) -> None:
         os.killpg(running.pid, signal.SIGKILL) if hasattr(os, "killpg") else running.kill()
 
 
-def trace_in_fork(run: Callable[[], dict[str, Any]], explain: Callable[[BaseException], dict[str, Any]]) -> list[Traced]:
-    """Ask a copy of this process: for functions that live only in it (a notebook's). Needs a system that can fork."""
+def trace_in_fork(
+    run: Callable[[], dict[str, Any]], explain: Callable[[BaseException], dict[str, Any]]
+) -> list[Traced]:
+    """Ask a copy of this process: for functions that live only in it (a notebook's). Needs a system that can
+    fork.
+    """
     if not hasattr(os, "fork"):
-        raise input_error("trace", sys.platform, "cannot copy a process", "put the step into a file: memsheet trace FILE.py:FUNCTION")
+        raise input_error(
+            "trace",
+            sys.platform,
+            "cannot copy a process",
+            "put the step into a file: memsheet trace FILE.py:FUNCTION",
+        )
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -156,7 +191,9 @@ def trace_in_fork(run: Callable[[], dict[str, Any]], explain: Callable[[BaseExce
     return read_answer(json.loads(text))
 
 
-def _answer_and_leave(write: int, run: Callable[[], dict[str, Any]], explain: Callable[[BaseException], dict[str, Any]]) -> NoReturn:
+def _answer_and_leave(
+    write: int, run: Callable[[], dict[str, Any]], explain: Callable[[BaseException], dict[str, Any]]
+) -> NoReturn:
     """In the copy: answer into the pipe, and end without the parent's farewells."""
     try:
         document = run()
@@ -171,11 +208,22 @@ def read_answer(document: Mapping[str, Any]) -> list[Traced]:
     if problems := document.get("problems"):
         raise InputError(tuple(Problem(**problem) for problem in problems))
     if failure := document.get("failure"):
-        raise InputError((Problem(field="trace", value=failure["where"], reason=failure["reason"], hint=failure["hint"]),))
-    return [Traced(rank=t["rank"], stage=t["stage"], timeline=timeline_from(t["events"]), facts=t["facts"]) for t in document["timelines"]]
+        raise InputError(
+            (Problem(field="trace", value=failure["where"], reason=failure["reason"], hint=failure["hint"]),)
+        )
+    return [
+        Traced(rank=t["rank"], stage=t["stage"], timeline=timeline_from(t["events"]), facts=t["facts"])
+        for t in document["timelines"]
+    ]
 
 
-_NO_MEMORY = ("MemoryError", "bad_alloc", "Memory allocation", "Cannot allocate memory", "failed to map segment")
+_NO_MEMORY = (
+    "MemoryError",
+    "bad_alloc",
+    "Memory allocation",
+    "Cannot allocate memory",
+    "failed to map segment",
+)
 """How Python, C++, OpenBLAS, the system and its loader say that there is none left."""
 
 
@@ -185,4 +233,6 @@ def child_death_error(done: subprocess.CompletedProcess[str]) -> InputError:
     if any(word in done.stderr for word in _NO_MEMORY) or done.returncode == -signal.SIGKILL:
         return input_error("trace", None, "ran out of the memory it may take", "--memory-limit gives it more")
     how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
-    return input_error("trace", None, f"ended with {how}: {last}", "run it again with --debug and report what it prints")
+    return input_error(
+        "trace", None, f"ended with {how}: {last}", "run it again with --debug and report what it prints"
+    )

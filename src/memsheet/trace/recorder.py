@@ -1,4 +1,5 @@
-"""Every allocation and release of a device, seen from the dispatcher: storages appear with operations and go with Python's references.
+"""Every allocation and release of a device, seen from the dispatcher: storages appear with operations and go
+with Python's references.
 
 It works the same on fake and on real tensors, so the two can be compared event by event.
 """
@@ -27,9 +28,11 @@ _FILL = {
     torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
     torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
 }
-"""Backward formulas that fill zeros they have just made, in place but while a dispatch mode is on: index_backward
-(torch/csrc/autograd/FunctionsManual.cpp), gather_backward, index_select_backward (ATen/native/TensorAdvancedIndexing.cpp),
-value_selecting_reduction_backward (ATen/native/ReduceOps.cpp), which ask ATen/TensorSubclassLikeUtils.h."""
+"""Backward formulas that fill zeros they have just made, in place but while a dispatch mode is on:
+index_backward (torch/csrc/autograd/FunctionsManual.cpp), gather_backward, index_select_backward
+(ATen/native/TensorAdvancedIndexing.cpp), value_selecting_reduction_backward (ATen/native/ReduceOps.cpp),
+which ask ATen/TensorSubclassLikeUtils.h.
+"""
 _DEVICE = torch.ops.prim.device.default  # asks, and makes nothing
 _ENGINE = "_engine_run_backward"  # torch/autograd/graph.py: the Python frame from which the C++ engine runs
 _WRAPPERS = frozenset({"_fn", "inner"})
@@ -51,7 +54,9 @@ class Row:
         self.stream = stream
         self.line = line
         self.component = Component.TEMPORARIES
-        self.owner = owner  # the module it is made for, where none is running: that of the parameter being stepped
+        self.owner = (
+            owner  # the module it is made for, where none is running: that of the parameter being stepped
+        )
 
     def claim(self, component: Component, path: str | None = None) -> None:
         """Say what this is. A storage counts under the first component in DESIGN's order that owns it."""
@@ -63,7 +68,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Where an operation failed: it, its module, and by number the rows that were there, of them those that wait for backward."""
+    """Where an operation failed: it, its module, and by number the rows that were there, of them those that
+    wait for backward.
+    """
 
     recorder: Recorder
     op: str
@@ -75,12 +82,18 @@ class Stop:
 class Recorder(TorchDispatchMode):
     """Record what happens to storages of ``device`` ("cuda" or "cpu") while this is entered.
 
-    ``where`` names the module that is running; ``stream`` the current stream's number; ``line`` the user's own line.
+    ``where`` names the module that is running; ``stream`` the current stream's number; ``line`` the user's
+    own line.
     """
 
     def __init__(
-        self, device: str, *, where: Callable[[], str] = str, stream: Callable[[], int] = int, line: Callable[[FrameType], str] | None = None
-    ) -> None:  # fmt: skip
+        self,
+        device: str,
+        *,
+        where: Callable[[], str] = str,
+        stream: Callable[[], int] = int,
+        line: Callable[[FrameType], str] | None = None,
+    ) -> None:
         super().__init__()
         self.device = device
         self.where, self.stream, self.line = where, stream, line
@@ -90,15 +103,19 @@ class Recorder(TorchDispatchMode):
         self.marks: list[Mark] = []
         self.operations = 0
         self.end: int | None = None  # the event at which the last step was over
-        self.after: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None] | None = None  # what kernels hide
+        self.after: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None] | None = (
+            None  # what kernels hide
+        )
         self._at: dict[int, int] = {}  # address of a storage → its row
         self._references: dict[int, Any] = {}
-        self._emptied: dict[int, Any] = {}  # address of a storage of the device that has been resized to nothing
+        self._emptied: dict[
+            int, Any
+        ] = {}  # address of a storage of the device that has been resized to nothing
         self._waiting: set[int] = set()  # made in forward and still there when backward begins
         self._forward_from = 0
         self._for = ""
 
-    # ---- instants ---------------------------------------------------------------------------------------------------
+    # ---- instants ------------------------------------------------------------------------------------------
 
     @property
     def instant(self) -> Instant | None:
@@ -119,10 +136,12 @@ class Recorder(TorchDispatchMode):
         self.end = len(self.events)
 
     def keep_from(self, first: int) -> None:
-        """What was made since row ``first`` and is still there waits for backward: saved, if backward lets it go."""
+        """What was made since row ``first`` and is still there waits for backward: saved, if backward lets it
+        go.
+        """
         self._waiting.update(number for number in self._references if number >= first)
 
-    # ---- storages ---------------------------------------------------------------------------------------------------
+    # ---- storages ------------------------------------------------------------------------------------------
 
     def row_of(self, tensor: torch.Tensor) -> Row | None:
         """The row of a tensor's storage, if it is one of the device's."""
@@ -141,7 +160,9 @@ class Recorder(TorchDispatchMode):
             if row.component is Component.TEMPORARIES:
                 row.claim(component, row.line or row.op.removeprefix("aten."))
 
-    def hidden(self, name: str, size: int, component: Component = Component.TEMPORARIES) -> Callable[[], None]:
+    def hidden(
+        self, name: str, size: int, component: Component = Component.TEMPORARIES
+    ) -> Callable[[], None]:
         """An allocation that no tensor stands for; call what is returned to release it."""
         number = self._open(size, name)
         if component is not Component.TEMPORARIES:
@@ -194,7 +215,9 @@ class Recorder(TorchDispatchMode):
             if self.rows[before].bytes == storage.nbytes():
                 return
             self._end(address, before)
-        if storage.nbytes() and (before is not None or address in self._emptied or storage.device.type == self.device):
+        if storage.nbytes() and (
+            before is not None or address in self._emptied or storage.device.type == self.device
+        ):
             self._begin(storage, "resize_")
         elif before is not None:  # a fake storage does not know its device
             self._emptied[address] = weakref.ref(storage, lambda _: self._emptied.pop(address, None))
@@ -202,13 +225,19 @@ class Recorder(TorchDispatchMode):
     def _stopped(self, op: str) -> Stop:
         held = frozenset(self._references)
         forward = self.instant in (Instant.FORWARD, Instant.LOSS)
-        kept = {number for number in held if number >= self._forward_from} if forward else self._waiting & held
+        kept = (
+            {number for number in held if number >= self._forward_from} if forward else self._waiting & held
+        )
         return Stop(self, op, self.where() or self._for, held, frozenset(kept))
 
-    # ---- the mode -----------------------------------------------------------------------------------------------------
+    # ---- the mode ------------------------------------------------------------------------------------------
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if func is _DEVICE and isinstance(args[0], FakeTensor):  # two of three questions, which a fake tensor answers alone
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is _DEVICE and isinstance(
+            args[0], FakeTensor
+        ):  # two of three questions, which a fake tensor answers alone
             return args[0].fake_device
         if any(kind.__name__ == "DTensor" for kind in types):
             return NotImplemented  # it runs the local operations, and those are seen
@@ -234,7 +263,9 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _owner(self, args: tuple[Any, ...], place: int) -> str:
-        """Outside all modules: the owner of the tensor that an output is made of, of the same place where both are lists."""
+        """Outside all modules: the owner of the tensor that an output is made of, of the same place where
+        both are lists.
+        """
         first = args[0] if args else None
         if isinstance(first, list | tuple):
             first = first[place] if place < len(first) else None
@@ -246,8 +277,9 @@ class Recorder(TorchDispatchMode):
         return self.instant is Instant.BACKWARD and not torch.is_grad_enabled()
 
     def _engine_may_add_in_place(self, args: tuple[Any, ...]) -> bool:
-        """Whether this is the engine summing two gradients, which it does in place when it holds the only reference to the first
-        (torch/csrc/autograd/input_buffer.cpp, accumulate; functions/accumulate_grad.h) but never while a dispatch mode is on.
+        """Whether this is the engine summing two gradients, which it does in place when it holds the only
+        reference to the first (torch/csrc/autograd/input_buffer.cpp, accumulate; functions/accumulate_grad.h)
+        but never while a dispatch mode is on.
         """
         if not self._in_backward() or len(args) != 2:
             return False
@@ -270,13 +302,17 @@ class Recorder(TorchDispatchMode):
         super().__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
         super().__exit__(kind, error, trace)
 
 
 def _calling_function_name(frame: FrameType | None) -> str:
-    """The function that called an operation, past torch's own wrappers of a mode's handler (torch/_compile.py)."""
+    """The function that called an operation, past torch's own wrappers of a mode's handler
+    (torch/_compile.py).
+    """
     while frame is not None and frame.f_code.co_name in _WRAPPERS:
         frame = frame.f_back
     return frame.f_code.co_name if frame is not None else ""

@@ -24,12 +24,17 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """``{"timelines": [{"rank", "stage", "events", "facts"}]}`` for each rank that is asked."""
     how = How(device=request["device"], scratch=request["scratch"])
     if request.get("function"):
-        return {"timelines": [traced_rank_document(0, 0, lambda: trace_custom(function_in(request["function"]), how))]}
+        return {
+            "timelines": [
+                traced_rank_document(0, 0, lambda: trace_custom(function_in(request["function"]), how))
+            ]
+        }
     plan = plan_from(request["plan"])
     stages = {rank: rank * plan.mesh.pp // plan.mesh.gpus for rank in request["ranks"]}
     with stand_ins(request["config"], how.device) as instead:
         found = [
-            traced_rank_document(rank, stage, partial(_trace_requested_rank, request, plan, how, rank)) for rank, stage in stages.items()
+            traced_rank_document(rank, stage, partial(_trace_requested_rank, request, plan, how, rank))
+            for rank, stage in stages.items()
         ]
     if plan.quantization is not None:
         instead["stand_ins"].append(QUANTIZED[plan.quantization.weights.name.partition("-")[0]])
@@ -43,13 +48,24 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _assumed_inputs(config: Any, plan: Plan) -> Iterator[str]:
-    """What the inputs are taken to be, where a model takes more than one kind (run/step.py tokens, run/serve.py begin)."""
+    """What the inputs are taken to be, where a model takes more than one kind (run/step.py tokens,
+    run/serve.py begin).
+    """
     for tower in ("vision", "audio"):
-        if getattr(config, f"{tower}_config", None) is not None and getattr(config.get_text_config(), "vocab_size", None) is not None:
-            yield f"inputs = text alone: the {tower} tower is not run, and its activations and gradients are left out"
+        if (
+            getattr(config, f"{tower}_config", None) is not None
+            and getattr(config.get_text_config(), "vocab_size", None) is not None
+        ):
+            yield (
+                f"inputs = text alone: the {tower} tower is not run, and its activations and gradients "
+                "are left out"
+            )
     if config.is_encoder_decoder and plan.task == "train":
         heard = getattr(config, "num_mel_bins", None)
-        yield f"inputs = {plan.seq_len} tokens for the decoder, and {'whole sounds' if heard else 'as many'} for the encoder"
+        yield (
+            f"inputs = {plan.seq_len} tokens for the decoder, and "
+            f"{'whole sounds' if heard else 'as many'} for the encoder"
+        )
 
 
 def plan_from(document: Mapping[str, Any]) -> Plan:
@@ -61,7 +77,11 @@ def traced_rank_document(rank: int, stage: int, run: Callable[[], Timeline]) -> 
     """A timeline as it travels from the child, with how long it took and under which torch."""
     start = time.perf_counter()
     timeline = run()
-    facts = {"seconds": round(time.perf_counter() - start, 3), "events": len(timeline.events), "torch": torch.__version__}
+    facts = {
+        "seconds": round(time.perf_counter() - start, 3),
+        "events": len(timeline.events),
+        "torch": torch.__version__,
+    }
     return {"rank": rank, "stage": stage, "events": events_document(timeline), "facts": facts}
 
 

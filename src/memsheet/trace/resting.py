@@ -1,7 +1,8 @@
 """A moment's rest after every collective, while memory is counted or recorded.
 
-gloo's threads hold on to what they were given until they have told that they are done (ProcessGroupGloo.cpp, runLoop). If they come
-last to a tensor they release it, later than the step does and where no profiler listens: it would count for good.
+gloo's threads hold on to what they were given until they have told that they are done (ProcessGroupGloo.cpp,
+runLoop). If they come last to a tensor they release it, later than the step does and where no profiler
+listens: it would count for good.
 """
 
 from __future__ import annotations
@@ -35,11 +36,18 @@ def wait_for_gloo_threads() -> Iterator[None]:
 
     why = "a thread that nobody hears would be the last to hold a tensor"
     wait = rested(collectives.wait_tensor)
-    waited = rested(distributed_c10d.Work.wait, LONGER_S)  # by those who ask for a collective and wait later, as DeepSpeed does
+    waited = rested(
+        distributed_c10d.Work.wait, LONGER_S
+    )  # by those who ask for a collective and wait later, as DeepSpeed does
     whole = ("all_reduce", "broadcast", "all_gather_single", "reduce_scatter_single")
-    with apply_patches((
-        *(Patch(holder, "wait_tensor", wait, why) for holder in _HOLDERS),
-        Patch("torch._C._distributed_c10d.Work", "wait", waited, why),
-        *(Patch("torch.distributed", name, rested(getattr(distributed_c10d, name)), why) for name in whole),
-    )):  # fmt: skip
+    with apply_patches(
+        (
+            *(Patch(holder, "wait_tensor", wait, why) for holder in _HOLDERS),
+            Patch("torch._C._distributed_c10d.Work", "wait", waited, why),
+            *(
+                Patch("torch.distributed", name, rested(getattr(distributed_c10d, name)), why)
+                for name in whole
+            ),
+        )
+    ):
         yield

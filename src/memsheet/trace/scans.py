@@ -1,8 +1,10 @@
-"""Stand-ins for kernels of other packages that a state-space layer calls: the tensors they keep and make, none of their arithmetic.
+"""Stand-ins for kernels of other packages that a state-space layer calls: the tensors they keep and make,
+none of their arithmetic.
 
-transformers calls them where their packages are installed, and otherwise runs Python over the tokens one by one
-(integrations/hub_kernels.py use_kernel_func_from_hub_with_fallback), which nobody trains with and no trace can wait for. What each
-allocates is read off its source: causal-conv1d at 0d2252d1 and mamba at e9594ce1. An answer names the ones it used.
+transformers calls them where their packages are installed, and otherwise runs Python over the tokens one by
+one (integrations/hub_kernels.py use_kernel_func_from_hub_with_fallback), which nobody trains with and no
+trace can wait for. What each allocates is read off its source: causal-conv1d at 0d2252d1 and mamba at
+e9594ce1. An answer names the ones it used.
 """
 
 from __future__ import annotations
@@ -25,15 +27,21 @@ from memsheet.trace.patches import Patch, apply_patches
 CHUNK = 2048  # mamba csrc/selective_scan/selective_scan.cpp:307: tokens between two states that are kept
 
 
-def _selective_scan_outputs(u: Tensor, delta: Tensor, a: Tensor, z: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def _selective_scan_outputs(
+    u: Tensor, delta: Tensor, a: Tensor, z: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """selective_scan.cpp:294-313: gated output, output, two states every CHUNK tokens."""
     gated = None if z is None else torch.empty_like(z)
     chunks = -(-u.size(2) // CHUNK)
     return torch.empty_like(delta), a.new_empty(u.size(0), u.size(1), chunks, 2 * a.size(1)), gated
 
 
-def _scan_backward(kept: tuple[Tensor, ...], vectors: tuple[Tensor | None, ...], recompute: Tensor | None) -> Gradients:
-    """selective_scan.cpp:440-500: gradients of u, delta, A, B, C, D and delta's bias; those of B and C are summed in fp32 and cast."""
+def _scan_backward(
+    kept: tuple[Tensor, ...], vectors: tuple[Tensor | None, ...], recompute: Tensor | None
+) -> Gradients:
+    """selective_scan.cpp:440-500: gradients of u, delta, A, B, C, D and delta's bias; those of B and C are
+    summed in fp32 and cast.
+    """
     u, delta, a, b, c = kept
     again = None if recompute is None else torch.empty_like(recompute)
     du, ddelta, da = torch.empty_like(u), torch.empty_like(delta), torch.zeros_like(a)
@@ -46,7 +54,18 @@ class SelectiveScan(torch.autograd.Function):
     """mamba ops/selective_scan_interface.py:34-95."""
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, z: Tensor | None, bias: Tensor | None, last: bool) -> Any:  # fmt: skip
+    def forward(
+        ctx: Any,
+        u: Tensor,
+        delta: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor | None,
+        z: Tensor | None,
+        bias: Tensor | None,
+        last: bool,
+    ) -> Any:
         u, delta = _contiguous_rows(u), _contiguous_rows(delta)
         b, c = _contiguous_rows(b), _contiguous_rows(c)
         z = None if z is None else _contiguous_rows(z)
@@ -69,13 +88,22 @@ def _contiguous_rows(x: Tensor) -> Tensor:
 
 
 class MambaInner(torch.autograd.Function):
-    """mamba ops/selective_scan_interface.py:196-383 at its default checkpoint_lvl of 1: convolution, projections, scan and gate as one,
-    of which the convolution's output and the time steps are made again in backward.
+    """mamba ops/selective_scan_interface.py:196-383 at its default checkpoint_lvl of 1: convolution,
+    projections, scan and gate as one, of which the convolution's output and the time steps are made again in
+    backward.
     """
 
     @staticmethod
     @torch.amp.custom_fwd(device_type="cuda")  # type: ignore[untyped-decorator]
-    def forward(ctx: Any, xz: Tensor, conv: tuple[Tensor, Tensor | None], projections: tuple[Tensor, ...], vectors: tuple[Any, ...], norms: tuple[Any, ...], *leaves: Any) -> Tensor:  # fmt: skip
+    def forward(
+        ctx: Any,
+        xz: Tensor,
+        conv: tuple[Tensor, Tensor | None],
+        projections: tuple[Tensor, ...],
+        vectors: tuple[Any, ...],
+        norms: tuple[Any, ...],
+        *leaves: Any,
+    ) -> Tensor:
         del leaves  # the same tensors one by one, for autograd
         x_weight, dt_weight, out_weight, out_bias = (_autocast_weight(w) for w in projections)
         a, d, dt_bias = vectors
@@ -89,24 +117,46 @@ class MambaInner(torch.autograd.Function):
         out, states, gated = _selective_scan_outputs(convolved, delta, a, z)
         del convolved, delta
         ctx.norms = norms
-        ctx.save_for_backward(xz, *conv, projected, x_weight, dt_weight, out_weight, out_bias, a, b, c, d, dt_bias, states, out)
+        ctx.save_for_backward(
+            xz, *conv, projected, x_weight, dt_weight, out_weight, out_bias, a, b, c, d, dt_bias, states, out
+        )
         assert gated is not None
         return F.linear(gated.transpose(1, 2), out_weight, out_bias)
 
     @staticmethod
     @torch.amp.custom_bwd(device_type="cuda")  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        xz, conv, conv_bias, projected, x_weight, dt_weight, out_weight, out_bias, a, b, c, d, dt_bias, _states, out = ctx.saved_tensors
+        (
+            xz,
+            conv,
+            conv_bias,
+            projected,
+            x_weight,
+            dt_weight,
+            out_weight,
+            out_bias,
+            a,
+            b,
+            c,
+            d,
+            dt_bias,
+            _states,
+            out,
+        ) = ctx.saved_tensors
         x, _ = xz.chunk(2, dim=1)
         gradient = gradients[0].contiguous()
         convolved = torch.empty_like(x)
         delta = _time_steps(projected, dt_weight, xz)
-        b, c, delta = (_normalize_scan_input(t, norm) for t, norm in zip((b, c, delta), ctx.norms, strict=True))
+        b, c, delta = (
+            _normalize_scan_input(t, norm) for t, norm in zip((b, c, delta), ctx.norms, strict=True)
+        )
         dxz = torch.empty_like(xz)
         dx, _ = dxz.chunk(2, dim=1)
         flat = gradient.flatten(0, 1).t()
         dy = _by_sequence(out_weight.t() @ flat, xz)
-        du, ddelta, da, db, dc, dd, dbias, gated = _scan_backward((convolved, delta, a, b, c), (d, dt_bias), out)
+        du, ddelta, da, db, dc, dd, dbias, gated = _scan_backward(
+            (convolved, delta, a, b, c), (d, dt_bias), out
+        )
         assert du is not None
         assert ddelta is not None
         assert gated is not None
@@ -126,13 +176,29 @@ class MambaInner(torch.autograd.Function):
         _, dconv, dconv_bias = conv_backward(x, conv.squeeze(1), conv_bias, _by_sequence(dconvolved, xz), dx)
         del dy
         assert dconv is not None
-        leaves = (dconv.unsqueeze(1), dconv_bias, dx_weight, ddt_weight, dout_weight, dout_bias, da, dd, dbias)
+        leaves = (
+            dconv.unsqueeze(1),
+            dconv_bias,
+            dx_weight,
+            ddt_weight,
+            dout_weight,
+            dout_bias,
+            da,
+            dd,
+            dbias,
+        )
         return dxz, None, None, None, None, *leaves
 
 
 def _autocast_weight(weight: Tensor | None) -> Any:
-    """selective_scan_interface.py:209-214: projections are cast for as long as they are saved, apart from autocast's own cache."""
-    return weight.to(torch.get_autocast_dtype("cuda")) if weight is not None and torch.is_autocast_enabled("cuda") else weight
+    """selective_scan_interface.py:209-214: projections are cast for as long as they are saved, apart from
+    autocast's own cache.
+    """
+    return (
+        weight.to(torch.get_autocast_dtype("cuda"))
+        if weight is not None and torch.is_autocast_enabled("cuda")
+        else weight
+    )
 
 
 def _flatten_to_tokens(x: Tensor) -> Tensor:
@@ -161,18 +227,22 @@ def _state_major_layout(part: Tensor, xz: Tensor) -> Tensor:
 
 
 def _normalize_scan_input(x: Tensor, weight: Tensor | None) -> Tensor:
-    """Falcon-Mamba's norms of B, C and the time steps: to tokens, through Triton's norm, and back (:98-115, :263-274)."""
+    """Falcon-Mamba's norms of B, C and the time steps: to tokens, through Triton's norm, and back (:98-115,
+    :263-274).
+    """
     if weight is None:
         return x
     single = x.squeeze(1) if x.dim() == 4 else x
     rows = _flatten_to_tokens(single).contiguous()
     made = torch.empty_like(rows)
-    rows.new_empty(rows.size(0), dtype=torch.float32)  # the reciprocal deviations, dropped with the kernel's other results
+    rows.new_empty(
+        rows.size(0), dtype=torch.float32
+    )  # the reciprocal deviations, dropped with the kernel's other results
     back = made.view(single.size(0), single.size(2), -1).transpose(1, 2).contiguous()
     return back.unsqueeze(1) if x.dim() == 4 else back
 
 
-# ---- as transformers calls them ----------------------------------------------------------------------------------------------
+# ---- as transformers calls them ----------------------------------------------------------------------------
 
 
 def causal_conv1d_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None, **_: Any) -> Any:
@@ -180,9 +250,18 @@ def causal_conv1d_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None, **_:
 
 
 def selective_scan_fn(
-    u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, D: Tensor | None = None, z: Tensor | None = None,  # noqa: N803
-    delta_bias: Tensor | None = None, *, return_last_state: bool = False, **_: Any,
-) -> Any:  # fmt: skip
+    u: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    D: Tensor | None = None,  # noqa: N803
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    *,
+    return_last_state: bool = False,
+    **_: Any,
+) -> Any:
     return SelectiveScan.apply(u, dt, a, b, c, D, z, delta_bias, return_last_state)
 
 
@@ -197,9 +276,21 @@ def selective_state_update(_state: Tensor, x: Tensor, *_: Any, **__: Any) -> Ten
 
 
 def mamba_inner_fn(
-    xz: Tensor, conv: Tensor, conv_bias: Tensor | None, x_proj: Tensor, dt_proj: Tensor, out_proj: Tensor, out_bias: Tensor | None,
-    a: Tensor, _b: None = None, _c: None = None, d: Tensor | None = None, *, delta_bias: Tensor | None = None, **norms: Any,
-) -> Any:  # fmt: skip
+    xz: Tensor,
+    conv: Tensor,
+    conv_bias: Tensor | None,
+    x_proj: Tensor,
+    dt_proj: Tensor,
+    out_proj: Tensor,
+    out_bias: Tensor | None,
+    a: Tensor,
+    _b: None = None,
+    _c: None = None,
+    d: Tensor | None = None,
+    *,
+    delta_bias: Tensor | None = None,
+    **norms: Any,
+) -> Any:
     weights = tuple(norms.get(f"{name}_rms_weight") for name in ("b", "c", "dt"))
     leaves = (conv, conv_bias, x_proj, dt_proj, out_proj, out_bias, a, d, delta_bias)
     return MambaInner.apply(xz, leaves[:2], leaves[2:6], leaves[6:], weights, *leaves)
@@ -217,7 +308,9 @@ _TORCH_INSTEAD = {
     "causal_conv1d_fn": "causal-conv1d", "mamba2_chunk_scan": "mamba-ssm", "torch_chunk_gated_delta_rule": "flash-linear-attention",
     "chunk_kimi_delta_attention": "flash-linear-attention",
 }  # fmt: skip
-"""Functions of other packages in whose place torch's own operations run in bounded time: the trace is of a machine without them."""
+"""Functions of other packages in whose place torch's own operations run in bounded time: the trace is of a
+machine without them.
+"""
 
 _SPLIT = ("mamba2", "bamba")
 """Families whose Mamba 2 mixer is one kernel in training."""
@@ -230,28 +323,49 @@ _PER_TOKEN = {
 
 @contextmanager
 def stand_ins(config: Mapping[str, Any], device: str) -> Iterator[dict[str, list[str]]]:
-    """While this is entered a model of ``config`` runs with stand-ins. What it yields names those that were called, and packages that
-    torch's own operations stand for. Raises InputError for a model that would run Python over the tokens.
+    """While this is entered a model of ``config`` runs with stand-ins. What it yields names those that were
+    called, and packages that torch's own operations stand for. Raises InputError for a model that would run
+    Python over the tokens.
     """
     kind = str(config.get("model_type"))
     if kind in _PER_TOKEN:
-        reason = f"runs Python over the tokens one by one, and no trace waits for that; what would not: {_PER_TOKEN[kind]}"
+        reason = (
+            "runs Python over the tokens one by one, and no trace waits for that; what would not: "
+            f"{_PER_TOKEN[kind]}"
+        )
         raise input_error("model_type", kind, reason, "memsheet train predicts it, if it knows the family")
     found = _modeling_module(kind)
     if kind in _SPLIT and device == "cuda":
         from memsheet.trace.split_scans import split_conv1d_scan_combined
 
         called = list[str]()
-        whole = _note_kernel_use(split_conv1d_scan_combined, "mamba-ssm: mamba_split_conv1d_scan_combined", called)
-        with apply_patches([Patch(found.__name__, "mamba2_split_conv1d_scan_combined", whole, "torch's own operations would run")]):
+        whole = _note_kernel_use(
+            split_conv1d_scan_combined, "mamba-ssm: mamba_split_conv1d_scan_combined", called
+        )
+        with apply_patches(
+            [
+                Patch(
+                    found.__name__,
+                    "mamba2_split_conv1d_scan_combined",
+                    whole,
+                    "torch's own operations would run",
+                )
+            ]
+        ):
             yield {"stand_ins": called, "without": []}
         return
     if not hasattr(found, _LOOP):
-        yield {"stand_ins": [], "without": [package for name, package in _TORCH_INSTEAD.items() if hasattr(found, name)]}
+        yield {
+            "stand_ins": [],
+            "without": [package for name, package in _TORCH_INSTEAD.items() if hasattr(found, name)],
+        }
         return
     if device != "cuda":
         raise input_error(
-            "device", device, "has no kernel for a selective scan, and Python over the tokens takes too long", "--device cuda"
+            "device",
+            device,
+            "has no kernel for a selective scan, and Python over the tokens takes too long",
+            "--device cuda",
         )
     used = list[str]()
     rows = [

@@ -1,6 +1,8 @@
-"""Generation by a transformers model on fake tensors, recorded: the prompt, then the last tokens over a cache of full length.
+"""Generation by a transformers model on fake tensors, recorded: the prompt, then the last tokens over a cache
+of full length.
 
-The tokens between are not made one by one: after the prompt the cache's tensors are replaced by ones as long as they would then be.
+The tokens between are not made one by one: after the prompt the cache's tensors are replaced by ones as long
+as they would then be.
 """
 
 from __future__ import annotations
@@ -35,13 +37,15 @@ from memsheet.trace.recorder import Recorder, Row
 
 DECODED = 2  # the first after the jump is not like those that follow it
 GROWING = {"keys": -2, "values": -2, "_quantized_keys": -2, "_quantized_values": -2, "indexer_keys": 1}
-"""What a layer of a dynamic cache holds for every token, and along which axis (cache_utils.py: DynamicLayer, BaseQuantizedLayer,
-DynamicIndexedLayer)."""
+"""What a layer of a dynamic cache holds for every token, and along which axis (cache_utils.py: DynamicLayer,
+BaseQuantizedLayer, DynamicIndexedLayer).
+"""
 _HOME = "transformers.cache_utils"
 
 
 def trace_serving(config: Mapping[str, Any], plan: Plan, how: How, cache: str | None = None) -> Timeline:
-    """The timeline of one rank that serves the model of ``config`` as ``plan`` says. ``cache``: dynamic, static or quantized; None as the plan says.
+    """The timeline of one rank that serves the model of ``config`` as ``plan`` says. ``cache``: dynamic,
+    static or quantized; None as the plan says.
 
     Raises InputError for what cannot be traced.
     """
@@ -53,7 +57,10 @@ def trace_serving(config: Mapping[str, Any], plan: Plan, how: How, cache: str | 
         model = apply_served_adapters(apply_quantization(build_model(settings, plan, how.device), plan), plan)
         if plan.phase != "load" and not _is_generating_decoder(model):
             raise input_error(
-                "model_type", settings.model_type, "is no decoder that generate takes", 'a plan with "phase": "load" traces its weights'
+                "model_type",
+                settings.model_type,
+                "is no decoder that generate takes",
+                'a plan with "phase": "load" traces its weights',
             )
         modules.watch(model)
         claim_parameters(recorder, model)
@@ -69,14 +76,27 @@ def trace_serving(config: Mapping[str, Any], plan: Plan, how: How, cache: str | 
 
 def _check_traceable_serving(plan: Plan) -> None:
     if plan.mesh.gpus > 1:
-        raise input_error("mesh", plan.mesh.gpus, "ranks that serve together are not traced yet", "one GPU; memsheet infer predicts more")
+        raise input_error(
+            "mesh",
+            plan.mesh.gpus,
+            "ranks that serve together are not traced yet",
+            "one GPU; memsheet infer predicts more",
+        )
     kind = plan.quantization.weights.name if plan.quantization else "nf4"
     if not kind.startswith(("nf4", "fp4")):
         raise input_error(
-            "quantize", kind, "has kernels that fake tensors do not pass", "a config.json without quantization_config; or nf4"
+            "quantize",
+            kind,
+            "has kernels that fake tensors do not pass",
+            "a config.json without quantization_config; or nf4",
         )
     if plan.adapter is not None:
-        raise input_error("adapter", "lora", "is not traced in inference", "its matrices merged into the weights take no memory")
+        raise input_error(
+            "adapter",
+            "lora",
+            "is not traced in inference",
+            "its matrices merged into the weights take no memory",
+        )
 
 
 def _is_generating_decoder(model: nn.Module) -> bool:
@@ -108,15 +128,20 @@ def trace_generation(slots: Slots, model: nn.Module, plan: Plan, cache: Any, dev
     recorder.stop()
 
 
-# ---- the jump ------------------------------------------------------------------------------------------------------------------
+# ---- the jump ----------------------------------------------------------------------------------------------
 
 
 def _clear_prompt_cache(recorder: Recorder, cache: Any) -> Iterator[_Fill]:
-    """Take the prompt's keys out of a cache that grows. Raises InputError for layers that a model brings with it."""
+    """Take the prompt's keys out of a cache that grows. Raises InputError for layers that a model brings with
+    it.
+    """
     for layer in cache_layers(cache):
         if type(layer).__module__ != _HOME:
             raise input_error(
-                "cache", type(layer).__name__, "is a model's own kind of cache, and how it grows is not known", "memsheet infer"
+                "cache",
+                type(layer).__name__,
+                "is a model's own kind of cache, and how it grows is not known",
+                "memsheet infer",
             )
         for name in GROWING if not hasattr(layer, "max_cache_len") else ():
             value = getattr(layer, name, None)
@@ -148,7 +173,9 @@ class _Fill:
         self._put(None)
 
     def at(self, tokens: int) -> None:
-        """What ``tokens`` would have left. A window's storage holds all of it and shows a token less (DynamicSlidingWindowLayer.update)."""
+        """What ``tokens`` would have left. A window's storage holds all of it and shows a token less
+        (DynamicSlidingWindowLayer.update).
+        """
         window = getattr(self.layer, "sliding_window", None)
         self.shape[GROWING[self.name]] = min(tokens, window) if window else tokens
         made = torch.empty(self.shape, dtype=self.dtype, device=self.device)
@@ -160,7 +187,7 @@ class _Fill:
         setattr(self.layer, self.name, (tensor, *held[1:]) if isinstance(held, tuple) else tensor)
 
 
-# ---- names ---------------------------------------------------------------------------------------------------------------------
+# ---- names -------------------------------------------------------------------------------------------------
 
 
 class Slots:
@@ -192,7 +219,9 @@ class Slots:
         self._held[slot] = row
 
     def finished(self) -> Timeline:
-        """The timeline, in which a layer's cache that is there twice while it grows counts once as a cache and once as temporary."""
+        """The timeline, in which a layer's cache that is there twice while it grows counts once as a cache
+        and once as temporary.
+        """
         made = recorded_timeline(self.recorder)
         found = instant_peaks(made).get(Instant.DECODE)
         if found is None:

@@ -1,7 +1,8 @@
-"""A stand-in for mamba-ssm's kernel of a whole Mamba 2 mixer: the tensors it keeps and makes, none of its arithmetic.
+"""A stand-in for mamba-ssm's kernel of a whole Mamba 2 mixer: the tensors it keeps and makes, none of its
+arithmetic.
 
-mamba at e9594ce1, ops/triton/ssd_combined.py:820-980 and the functions it calls. Work that is split over a GPU's processors to fill it is
-taken as one part, as it is where sequences are long.
+mamba at e9594ce1, ops/triton/ssd_combined.py:820-980 and the functions it calls. Work that is split over a
+GPU's processors to fill it is taken as one part, as it is where sequences are long.
 """
 
 from __future__ import annotations
@@ -22,17 +23,35 @@ class SplitScan(torch.autograd.Function):
 
     @staticmethod
     @torch.amp.custom_fwd(device_type="cuda")  # type: ignore[untyped-decorator]
-    def forward(ctx: Any, joint: Tensor, conv: Tensor, conv_bias: Tensor | None, a: Tensor, d: Tensor, dt_bias: Tensor, norm: Tensor, matrix: Tensor, out_bias: Tensor | None, sizes: tuple[int, int, int]) -> Tensor:  # fmt: skip
+    def forward(
+        ctx: Any,
+        joint: Tensor,
+        conv: Tensor,
+        conv_bias: Tensor | None,
+        a: Tensor,
+        d: Tensor,
+        dt_bias: Tensor,
+        norm: Tensor,
+        matrix: Tensor,
+        out_bias: Tensor | None,
+        sizes: tuple[int, int, int],
+    ) -> Tensor:
         headdim, groups, chunk = sizes
         ctx.sizes, ctx.matrix_dtype = (d.size(0), headdim, groups, chunk), matrix.dtype
         x, b = _split_heads_and_b(_convolution_output(joint, conv, ctx.sizes), conv, ctx.sizes)
         decays = _chunk_decay_sums(joint, ctx.sizes)
         states = _chunk_states(b, ctx.sizes)
-        states, final = torch.empty_like(states, dtype=b.dtype), states.new_empty(states.size(0), *states.shape[2:])
+        states, final = (
+            torch.empty_like(states, dtype=b.dtype),
+            states.new_empty(states.size(0), *states.shape[2:]),
+        )
         scores = _chunk_cb_products(b, ctx.sizes)
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         del scores
-        normed, deviation = torch.empty_like(out), out.new_empty(groups * out.size(0) * out.size(1), dtype=torch.float32)
+        normed, deviation = (
+            torch.empty_like(out),
+            out.new_empty(groups * out.size(0) * out.size(1), dtype=torch.float32),
+        )
         if torch.is_autocast_enabled("cuda"):
             low = torch.get_autocast_dtype("cuda")
             normed, matrix = normed.to(low), matrix.to(low)
@@ -57,22 +76,39 @@ class SplitScan(torch.autograd.Function):
         dbias = None if out_bias is None else gradient.sum(dim=(0, 1))
         _, dconv, dconv_bias = conv_backward(dx.transpose(1, 2), conv, conv_bias, dx.transpose(1, 2), dx)
         del dout, dnormed, deviation
-        return djoint, dconv, dconv_bias, da, torch.empty_like(d), torch.empty_like(dt_bias), torch.empty_like(norm), dmatrix, dbias, None
+        return (
+            djoint,
+            dconv,
+            dconv_bias,
+            da,
+            torch.empty_like(d),
+            torch.empty_like(dt_bias),
+            torch.empty_like(norm),
+            dmatrix,
+            dbias,
+            None,
+        )
 
 
 def _convolution_output(joint: Tensor, conv: Tensor, sizes: tuple[int, int, int, int]) -> Tensor:
-    """The convolution's output, channels last; its input is copied where its rows are not aligned (ssd_combined.py:59-75)."""
+    """The convolution's output, channels last; its input is copied where its rows are not aligned
+    (ssd_combined.py:59-75).
+    """
     rows = joint.new_empty(*joint.shape[:2], conv.size(0)) if joint.size(2) % 8 else None
     made = joint.new_empty(*joint.shape[:2], conv.size(0))
     del rows, sizes
     return made
 
 
-def _split_heads_and_b(convolved: Tensor, conv: Tensor, sizes: tuple[int, int, int, int]) -> tuple[Tensor, Tensor]:
+def _split_heads_and_b(
+    convolved: Tensor, conv: Tensor, sizes: tuple[int, int, int, int]
+) -> tuple[Tensor, Tensor]:
     """Inputs by head, and B's columns by group."""
     heads, width, groups, _ = sizes
     inner, state = heads * width, (conv.size(0) - heads * width) // groups // 2
-    return convolved[..., :inner].unflatten(2, (heads, width)), convolved[..., inner : inner + groups * state].unflatten(2, (groups, state))
+    return convolved[..., :inner].unflatten(2, (heads, width)), convolved[
+        ..., inner : inner + groups * state
+    ].unflatten(2, (groups, state))
 
 
 def _by_chunk(like: Tensor, sizes: tuple[int, int, int, int], *more: int) -> Tensor:
@@ -112,7 +148,10 @@ def _scanned_back(joint: Tensor, x: Tensor, b: Tensor, a: Tensor, sizes: tuple[i
         states if x.dtype is states.dtype else torch.empty_like(states, dtype=x.dtype),
     )
     dsteps = _by_chunk(joint, sizes)
-    db, after = torch.empty_like(b, dtype=torch.float32, memory_format=torch.contiguous_format).unsqueeze(2).sum(2), _by_chunk(joint, sizes)
+    db, after = (
+        torch.empty_like(b, dtype=torch.float32, memory_format=torch.contiguous_format).unsqueeze(2).sum(2),
+        _by_chunk(joint, sizes),
+    )
     dc, before = (
         torch.empty_like(b, dtype=torch.float32, memory_format=torch.contiguous_format).unsqueeze(2).sum(2),
         _by_chunk(joint, sizes),
@@ -125,8 +164,22 @@ def _scanned_back(joint: Tensor, x: Tensor, b: Tensor, a: Tensor, sizes: tuple[i
 
 
 def split_conv1d_scan_combined(
-    joint: Tensor, conv: Tensor, conv_bias: Tensor | None, dt_bias: Tensor, a: Tensor, D: Tensor, chunk_size: int,  # noqa: N803
-    *, rmsnorm_weight: Tensor, outproj_weight: Tensor, outproj_bias: Tensor | None = None, headdim: int, ngroups: int = 1, **_: Any,
-) -> Any:  # fmt: skip
+    joint: Tensor,
+    conv: Tensor,
+    conv_bias: Tensor | None,
+    dt_bias: Tensor,
+    a: Tensor,
+    D: Tensor,  # noqa: N803
+    chunk_size: int,
+    *,
+    rmsnorm_weight: Tensor,
+    outproj_weight: Tensor,
+    outproj_bias: Tensor | None = None,
+    headdim: int,
+    ngroups: int = 1,
+    **_: Any,
+) -> Any:
     sizes = headdim, ngroups, chunk_size
-    return SplitScan.apply(joint, conv, conv_bias, a, D, dt_bias, rmsnorm_weight, outproj_weight, outproj_bias, sizes)
+    return SplitScan.apply(
+        joint, conv, conv_bias, a, D, dt_bias, rmsnorm_weight, outproj_weight, outproj_bias, sizes
+    )

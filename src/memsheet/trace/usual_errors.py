@@ -1,4 +1,6 @@
-"""What went wrong in traced code: the person's own line, what fake tensors cannot do, and what people usually do about it."""
+"""What went wrong in traced code: the person's own line, what fake tensors cannot do, and what people usually
+do about it.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,26 @@ CURES = {
     "OutOfMemoryError": ("allocates real memory", "make tensors inside the traced function, where they take none"),
     "MemoryError": ("takes more real memory than a trace may", "--memory-limit gives it more; a trace itself needs little"),
 }  # fmt: skip
-"""Kinds of errors that torch raises on fake tensors (torch/_subclasses/fake_tensor.py), in words, with the usual cure."""
+"""Kinds of errors that torch raises on fake tensors (torch/_subclasses/fake_tensor.py), in words, with the
+usual cure.
+"""
 
 FORKED, FRESH = (
     "autograd's threading",
-    "a backward pass ran in this process before; trace in a fresh interpreter or notebook kernel, first of all",
+    (
+        "a backward pass ran in this process before; trace in a fresh interpreter or notebook kernel, first "
+        "of all"
+    ),
 )
-"""Of an error of torch in a forked process (torch/csrc/autograd/engine.cpp, in_bad_autograd_fork), and its cure."""
+"""Of an error of torch in a forked process (torch/csrc/autograd/engine.cpp, in_bad_autograd_fork), and its
+cure.
+"""
 VALUES = ("DataDependentOutputException", "DynamicOutputShapeException")
 """Those for which the author of the code alone can do something."""
 
-_LIBRARIES = tuple(str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_LIBRARIES = tuple(
+    str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
 _OURS = str(Path(__file__).resolve().parent.parent)
 
 
@@ -40,7 +51,9 @@ def is_own(filename: str) -> bool:
 
 
 def own_line(frame: Any) -> str:
-    """The innermost line of the person's own code among a frame's callers: ``train.py:12``; empty where there is none."""
+    """The innermost line of the person's own code among a frame's callers: ``train.py:12``; empty where there
+    is none.
+    """
     while frame is not None:
         if is_own(frame.f_code.co_filename):
             return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
@@ -59,10 +72,21 @@ def explain_traced_error(error: BaseException, name: str) -> dict[str, str]:
     if kind:
         reason, hint = CURES[kind]
         if not frames and kind in VALUES:
-            hint = "a model whose own code does so cannot be traced; `memsheet train` answers from formulas where it knows the family"
-        return {"where": where, "reason": f"{reason}{line} ({type(error).__name__}: {_first_line(error)})", "hint": hint}
+            hint = (
+                "a model whose own code does so cannot be traced; `memsheet train` answers from "
+                "formulas where it knows the family"
+            )
+        return {
+            "where": where,
+            "reason": f"{reason}{line} ({type(error).__name__}: {_first_line(error)})",
+            "hint": hint,
+        }
     if FORKED in str(error):
-        return {"where": where, "reason": f"raised {type(error).__name__}: {_first_line(error)}", "hint": FRESH}
+        return {
+            "where": where,
+            "reason": f"raised {type(error).__name__}: {_first_line(error)}",
+            "hint": FRESH,
+        }
     return {
         "where": where, "reason": f"raised {type(error).__name__}: {_first_line(error)}{line}",
         "hint": f"does it run by itself, outside memsheet? --debug shows where (Python {sys.version_info[0]}.{sys.version_info[1]})",
@@ -72,7 +96,9 @@ def explain_traced_error(error: BaseException, name: str) -> dict[str, str]:
 def _library_line(error: BaseException) -> str:
     """The innermost line of a model in transformers: ``modeling_longformer.py:612``."""
     names = [
-        f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__) if "transformers" in Path(f.filename).parts
+        f"{Path(f.filename).name}:{f.lineno}"
+        for f in traceback.extract_tb(error.__traceback__)
+        if "transformers" in Path(f.filename).parts
     ]
     return names[-1] if names else ""
 

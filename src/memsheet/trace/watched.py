@@ -1,4 +1,6 @@
-"""What a recorder learns of a rank's job: which tensors are parameters, gradients, states, buffers, and where in the step it is."""
+"""What a recorder learns of a rank's job: which tensors are parameters, gradients, states, buffers, and where
+in the step it is.
+"""
 
 from __future__ import annotations
 
@@ -79,8 +81,8 @@ class Recorded(Watch):
 
 
 class RecordedStages(Recorded):
-    """Of a rank that has some of the layers: micro-batches alternate, and what a forward leaves waits for *its* backward, whatever
-    comes between.
+    """Of a rank that has some of the layers: micro-batches alternate, and what a forward leaves waits for
+    *its* backward, whatever comes between.
     """
 
     def at(self, instant: Instant) -> None:
@@ -90,11 +92,16 @@ class RecordedStages(Recorded):
         self._recorder.marks.append(Mark(len(self._recorder.events), instant))
 
     def claim(self) -> None:
-        """States, and the buffers into which neighbours send (pipelining/stage.py: one for each micro-batch, for good)."""
+        """States, and the buffers into which neighbours send (pipelining/stage.py: one for each micro-batch,
+        for good).
+        """
         for model in self.job.models:
             claim_states(self._recorder, model, self.job.optimizer)
         for stage in self.job.stages:
-            for path, infos in (("pipeline/receive", stage.args_recv_info), ("pipeline/receive_gradient", stage.grad_recv_info)):
+            for path, infos in (
+                ("pipeline/receive", stage.args_recv_info),
+                ("pipeline/receive_gradient", stage.grad_recv_info),
+            ):
                 for info in (info for chunk in infos.values() for info in chunk):
                     self._recorder.claim(info.buffer, Component.COMMUNICATION, path)
 

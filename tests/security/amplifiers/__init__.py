@@ -1,7 +1,8 @@
-"""Small questions that ask for much: each member is made by a generator, and every one must be refused, or answered, for next to nothing.
+"""Small questions that ask for much: each member is made by a generator, and every one must be refused, or
+answered, for next to nothing.
 
-A member names the files that it needs and the command that reads them. ``ANSWERED`` says which exit codes are right: 2 is a refusal, the others
-are answers in which what was asked for is left open.
+A member names the files that it needs and the command that reads them. ``ANSWERED`` says which exit codes are
+right: 2 is a refusal, the others are answers in which what was asked for is left open.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ class Amplifier:
     codes: tuple[int, ...] = REFUSED
 
 
-def checked(name: str, content: Callable[[], bytes], codes: tuple[int, ...] = ANSWERED, *more: str) -> Amplifier:
+def checked(
+    name: str, content: Callable[[], bytes], codes: tuple[int, ...] = ANSWERED, *more: str
+) -> Amplifier:
     """A configuration that ``check`` reads."""
     return Amplifier(files=lambda: {name: content()}, command=("check", name, *more), codes=codes)

@@ -12,12 +12,21 @@ H100 = ("--gpus", "8xH100-80GB")
 
 def plan(**more: object) -> bytes:
     return json.dumps(
-        {"schema": "memsheet/plan/1", "task": "train", "model": "llama-2-7b", "seq_len": 512, "gpus": "8xH100-80GB", **more}
+        {
+            "schema": "memsheet/plan/1",
+            "task": "train",
+            "model": "llama-2-7b",
+            "seq_len": 512,
+            "gpus": "8xH100-80GB",
+            **more,
+        }
     ).encode()
 
 
 def planned(**more: object) -> Amplifier:
-    return Amplifier(files=lambda: {"plan.json": plan(**more)}, command=("train", "--plan", "plan.json"), codes=REFUSED)
+    return Amplifier(
+        files=lambda: {"plan.json": plan(**more)}, command=("train", "--plan", "plan.json"), codes=REFUSED
+    )
 
 
 def keys(count: int) -> dict[str, int]:
@@ -25,7 +34,9 @@ def keys(count: int) -> dict[str, int]:
 
 
 def zero(**more: object) -> bytes:
-    return json.dumps({"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 1, **more}).encode()
+    return json.dumps(
+        {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 1, **more}
+    ).encode()
 
 
 def sheet(**more: object) -> bytes:

@@ -6,7 +6,9 @@ import json
 
 from amplifiers import ANSWERED, Amplifier
 
-LARGE = json.dumps({"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 1, "x": [[0]] * 90_000}).encode()
+LARGE = json.dumps(
+    {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 1, "x": [[0]] * 90_000}
+).encode()
 SCRIPT = b"export A='" + b"x" * 60_000 + b"'\nvllm serve llama-3.1-8b\n"
 
 

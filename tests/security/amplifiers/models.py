@@ -16,14 +16,18 @@ TRAIN = (*ASK, "--seq-len", "512")
 def layers(count: int, *words: str, **more: object) -> Amplifier:
     config = {**LLAMA, "num_hidden_layers": count, **more}
     return Amplifier(
-        files=lambda: {"config.json": json.dumps(config).encode()}, command=("train", "config.json", *TRAIN, *words), codes=ANSWERED
+        files=lambda: {"config.json": json.dumps(config).encode()},
+        command=("train", "config.json", *TRAIN, *words),
+        codes=ANSWERED,
     )
 
 
 def served(count: int, engine: str, **more: object) -> Amplifier:
     config = {**LLAMA, "num_hidden_layers": count, **more}
     command = ("infer", "config.json", "--gpus", "1xH100-80GB", "--engine", engine, "--max-model-len", "128")
-    return Amplifier(files=lambda: {"config.json": json.dumps(config).encode()}, command=command, codes=ANSWERED)
+    return Amplifier(
+        files=lambda: {"config.json": json.dumps(config).encode()}, command=command, codes=ANSWERED
+    )
 
 
 def stored(name: str, header: bytes) -> Amplifier:
@@ -35,7 +39,10 @@ def stored(name: str, header: bytes) -> Amplifier:
 
 
 def entries(count: int, name: str = "t") -> bytes:
-    rows = (b'"%s%d":{"dtype":"U8","shape":[],"data_offsets":[%d,%d]}' % (name.encode(), n, n, n + 1) for n in range(count))
+    rows = (
+        b'"%s%d":{"dtype":"U8","shape":[],"data_offsets":[%d,%d]}' % (name.encode(), n, n, n + 1)
+        for n in range(count)
+    )
     return b"{" + b",".join(rows) + b"}"
 
 

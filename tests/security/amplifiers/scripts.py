@@ -12,25 +12,44 @@ TITAN = "from torchtitan.models.llama3.config_registry import llama3_8b\n"
 def doubled(value: str, levels: int, width: int = 10) -> Iterator[str]:
     """``levels`` names, each of which is made of the one before it ``width`` times."""
     yield f"a0 = {value}"
-    yield from (f"a{level} = {'[' + ', '.join([f'a{level - 1}'] * width) + ']'}" for level in range(1, levels))
+    yield from (
+        f"a{level} = {'[' + ', '.join([f'a{level - 1}'] * width) + ']'}" for level in range(1, levels)
+    )
 
 
 def trainer(lines: Iterator[str] | list[str], argument: str) -> bytes:
-    return "\n".join(["from transformers import TrainingArguments", *lines, f"x = TrainingArguments(output_dir={argument})", ""]).encode()
+    return "\n".join(
+        [
+            "from transformers import TrainingArguments",
+            *lines,
+            f"x = TrainingArguments(output_dir={argument})",
+            "",
+        ]
+    ).encode()
 
 
 def titan(lines: Iterator[str] | list[str], argument: str) -> bytes:
     body = "\n".join(f"    {line}" for line in lines)
-    return f"{TITAN}def f():\n{body}\n    c = llama3_8b()\n    c.training = {argument}\n    return c\n".encode()
+    return (
+        f"{TITAN}def f():\n{body}\n    c = llama3_8b()\n    c.training = {argument}\n    return c\n".encode()
+    )
 
 
 def dictionaries(levels: int) -> list[str]:
-    return ["a0 = {'k': 1}", *(f"a{level} = {{'l': a{level - 1}, 'r': a{level - 1}}}" for level in range(1, levels))]
+    return [
+        "a0 = {'k': 1}",
+        *(f"a{level} = {{'l': a{level - 1}, 'r': a{level - 1}}}" for level in range(1, levels)),
+    ]
 
 
 def functions(levels: int) -> bytes:
-    made = "\n".join(f"def f{level}():\n    return [f{level - 1}(), f{level - 1}()]" for level in range(1, levels))
-    return f"from transformers import TrainingArguments\ndef f0():\n    return 1\n{made}\nx = TrainingArguments(output_dir=f{levels - 1}())\n".encode()
+    made = "\n".join(
+        f"def f{level}():\n    return [f{level - 1}(), f{level - 1}()]" for level in range(1, levels)
+    )
+    return (
+        f"from transformers import TrainingArguments\ndef f0():\n    return 1\n{made}\nx = "
+        f"TrainingArguments(output_dir=f{levels - 1}())\n"
+    ).encode()
 
 
 def nested_functions() -> bytes:
@@ -44,11 +63,18 @@ def nested_functions() -> bytes:
 
 
 def long_script(line: str, times: int) -> bytes:
-    return b"from transformers import TrainingArguments\nx = TrainingArguments(output_dir='o')\n" + line.encode() * times
+    return (
+        b"from transformers import TrainingArguments\nx = TrainingArguments(output_dir='o')\n"
+        + line.encode() * times
+    )
 
 
 def lines_after(line: str, times: int, first: bytes = b"") -> bytes:
-    return b"from transformers import TrainingArguments\nx = TrainingArguments(output_dir='o')\n" + first + line.encode() * times
+    return (
+        b"from transformers import TrainingArguments\nx = TrainingArguments(output_dir='o')\n"
+        + first
+        + line.encode() * times
+    )
 
 
 MEMBERS: dict[str, Amplifier] = {

@@ -1,4 +1,6 @@
-"""Shell text that is read and never run: variables that hold one another, quotes that do not close, patterns that go back and forth."""
+"""Shell text that is read and never run: variables that hold one another, quotes that do not close, patterns
+that go back and forth.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,16 @@ BASE = 0x7F0000000000
 
 
 def event(action, addr, size, stream=0, **more):
-    return {"action": action, "addr": BASE + addr, "size": size, "stream": stream, "time_us": 1, "frames": [], "pool_id": (0, 0), **more}
+    return {
+        "action": action,
+        "addr": BASE + addr,
+        "size": size,
+        "stream": stream,
+        "time_us": 1,
+        "frames": [],
+        "pool_id": (0, 0),
+        **more,
+    }
 
 
 def freed(addr, size):
@@ -37,8 +46,9 @@ def segment(addr, size, pool=(0, 0)):
 
 
 def snapshot():
-    """What torch records of six requests: small ones share 2 MiB, those below 10 MiB share 20 MiB, larger ones have segments of their own
-    that are multiples of 2 MiB; a request that a free block serves takes nothing, and no rest of up to 1 MiB is split off.
+    """What torch records of six requests: small ones share 2 MiB, those below 10 MiB share 20 MiB, larger
+    ones have segments of their own that are multiples of 2 MiB; a request that a free block serves takes
+    nothing, and no rest of up to 1 MiB is split off.
     """
     trace = [
         event("segment_alloc", 0, 2 * MIB), event("alloc", 0, 1000),
@@ -51,7 +61,11 @@ def snapshot():
         event("alloc", 1 << 30, 9 * MIB),
     ]  # fmt: skip
     segments = [segment(0, 2 * MIB), segment(1 << 30, 20 * MIB), segment(1 << 31, 16 * MIB)]
-    return {"segments": segments, "device_traces": [[], trace], "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": ""}}
+    return {
+        "segments": segments,
+        "device_traces": [[], trace],
+        "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": ""},
+    }
 
 
 def on_device_1(found):
@@ -99,7 +113,10 @@ def test_segments_that_went_back_go_back_in_the_replay():
 
 def test_what_was_there_before_and_private_pools_are_said():
     found = on_device_1(snapshot())
-    found["segments"] += [{**segment(1 << 33, 4 * MIB), "device": 1}, {**segment(1 << 34, 2 * MIB, pool=(0, 1)), "device": 1}]
+    found["segments"] += [
+        {**segment(1 << 33, 4 * MIB), "device": 1},
+        {**segment(1 << 34, 2 * MIB, pool=(0, 1)), "device": 1},
+    ]
     found["device_traces"][1] += [*freed(1 << 33, 4 * MIB), event("alloc", 1 << 34, 9, pool_id=(0, 1))]
     recorded = recorded_from(json.loads(json.dumps(snapshot_document(found))))
     truth = compare_with_replay(recorded)

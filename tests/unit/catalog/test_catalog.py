@@ -1,4 +1,6 @@
-"""The bundled models and devices: complete, without contradictions, sourced, and equal to what was released."""
+"""The bundled models and devices: complete, without contradictions, sourced, and equal to what was
+released.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,16 @@ from memsheet.units import GIB
 
 MODELS = Path(catalog.__file__).parent / "models"
 NAMES = catalog.model_names()
-KEYS = {"name", "aliases", "source", "config", "published_parameters", "published_source", "published_buffers", "published_note"}
+KEYS = {
+    "name",
+    "aliases",
+    "source",
+    "config",
+    "published_parameters",
+    "published_source",
+    "published_buffers",
+    "published_note",
+}
 
 
 def key(name: str) -> str:
@@ -31,7 +42,9 @@ def key(name: str) -> str:
 
 
 def family_missing(model_type: str) -> bool:
-    return model_type not in FAMILIES or find_spec(f"memsheet.readers.families.{FAMILIES[model_type]}") is None
+    return (
+        model_type not in FAMILIES or find_spec(f"memsheet.readers.families.{FAMILIES[model_type]}") is None
+    )
 
 
 def bundled(name: str) -> dict:
@@ -75,11 +88,17 @@ def test_index_says_what_the_files_say():
 
 def test_hub_ids_and_any_case_find_a_model():
     assert bundled("meta-llama/Llama-3.1-8B") is not None
-    assert bundled("META-LLAMA/llama-3.1-8b")["name"] == bundled("Llama-3.1-8B-Instruct")["name"] == "llama-3.1-8b"
+    assert (
+        bundled("META-LLAMA/llama-3.1-8b")["name"]
+        == bundled("Llama-3.1-8B-Instruct")["name"]
+        == "llama-3.1-8b"
+    )
     assert bundled("phi-1_5")["name"] == "phi-1.5"
 
 
-@pytest.mark.parametrize("name", ["", "no-such-model", "../devices", "aliases", "/etc/passwd", "llama-3.1-8b.json", "models/gpt2"])
+@pytest.mark.parametrize(
+    "name", ["", "no-such-model", "../devices", "aliases", "/etc/passwd", "llama-3.1-8b.json", "models/gpt2"]
+)
 def test_anything_else_is_not_found(name: str):
     assert catalog.find_model(name) is None
 
@@ -98,7 +117,9 @@ def test_count_is_the_published_one(name: str):
     if family_missing(model["config"]["model_type"]):
         pytest.skip(f"no reader yet for {model['config']['model_type']}")
     assert model["published_source"]
-    assert parameter_count(read_hf_config(model["config"])) == model["published_parameters"] - model.get("published_buffers", 0)
+    assert parameter_count(read_hf_config(model["config"])) == model["published_parameters"] - model.get(
+        "published_buffers", 0
+    )
 
 
 @pytest.mark.slow
@@ -109,7 +130,9 @@ def test_every_tensor_is_the_real_models(name: str):
     config = bundled(name)["config"]
     if family_missing(config["model_type"]):
         pytest.skip(f"no reader yet for {config['model_type']}")
-    bare = {k: v for k, v in config.items() if k != "quantization_config"}  # the count does not depend on how it is stored
+    bare = {
+        k: v for k, v in config.items() if k != "quantization_config"
+    }  # the count does not depend on how it is stored
     assert_same_tensors(bare, config["architectures"][0])
 
 
@@ -127,7 +150,9 @@ def test_device_is_whole_and_sourced(device):
     assert device.driver_bytes is None or device.framework_high_bytes <= device.driver_bytes * 1.02
     assert device.sources
     assert device.evidence
-    assert device.basis is Basis.REPORTED or device.framework_bytes == device.framework_low_bytes, "a derived figure is the low end"
+    assert device.basis is Basis.REPORTED or device.framework_bytes == device.framework_low_bytes, (
+        "a derived figure is the low end"
+    )
     assert catalog.find_device(device.name) is device is catalog.find_device(device.full_name)
 
 
@@ -140,7 +165,9 @@ def test_what_is_recalled_says_so_and_every_source_is_named():
 
 
 def test_there_are_38_devices_and_no_spelling_names_two():
-    table = tomllib.loads((Path(catalog.__file__).parent / "devices.toml").read_text(encoding="utf-8"))["device"]
+    table = tomllib.loads((Path(catalog.__file__).parent / "devices.toml").read_text(encoding="utf-8"))[
+        "device"
+    ]
     assert len(table) == 38
     owner: dict[str, str] = {}
     for name, row in table.items():
@@ -150,7 +177,11 @@ def test_there_are_38_devices_and_no_spelling_names_two():
 
 def test_rates_are_of_known_devices():
     rates = catalog.hardware_rates()
-    named = {*rates["device"], *rates["collectives_inside_node"]["params"], *rates["attention"]["utilisation"]}
+    named = {
+        *rates["device"],
+        *rates["collectives_inside_node"]["params"],
+        *rates["attention"]["utilisation"],
+    }
     assert named <= {device.name for device in catalog.catalog_devices()}
 
 
@@ -162,7 +193,10 @@ def test_a_figure_that_was_reported_is_taken_as_it_stands():
 
 def test_a_figure_that_was_not_is_a_range_with_its_reason():
     h800 = catalog.find_device("H800-80GB")
-    assert (h800.framework_low_bytes, h800.framework_high_bytes) == (81559 * 2**20 - int(1.05 * GIB), 81559 * 2**20 - int(0.47 * GIB))
+    assert (h800.framework_low_bytes, h800.framework_high_bytes) == (
+        81559 * 2**20 - int(1.05 * GIB),
+        81559 * 2**20 - int(0.47 * GIB),
+    )
     assert h800.basis is Basis.DRIVER
     assert "81559 MiB" in h800.evidence
     assert catalog.find_device("tpu-v5e").basis is Basis.DATASHEET
@@ -193,7 +227,12 @@ def test_every_device_is_named_by_its_short_name(device):
     """In any case, with and without a count, with spaces for dashes, and without its maker."""
     for called in (device.name, device.name.replace("-", " "), device.full_name.split(" ", 1)[1]):
         for spelling in (called, called.lower(), called.upper(), called.replace(" ", "_")):
-            for count, text in ((None, spelling), (3, f"3x{spelling}"), (3, f"3 x {spelling}"), (3, f"3 {spelling}")):
+            for count, text in (
+                (None, spelling),
+                (3, f"3x{spelling}"),
+                (3, f"3 x {spelling}"),
+                (3, f"3 {spelling}"),
+            ):
                 found = catalog.find_gpus(text)
                 assert found == (count, device), f"{text} is {found[1].name}"
 
@@ -203,20 +242,30 @@ def test_a_name_without_its_size_is_the_least_of_its_name_and_says_so():
         family, size = family_and_size(device.name)
         found = catalog.find_device(family)
         if not size or not found.assumed:
-            assert family_and_size(found.name)[0] == family or found.name == device.name or device_key(found.name) != family
+            assert (
+                family_and_size(found.name)[0] == family
+                or found.name == device.name
+                or device_key(found.name) != family
+            )
             continue
         alike = [other for other in catalog.catalog_devices() if family_and_size(other.name)[0] == family]
         assert found.datasheet_bytes == min(other.datasheet_bytes for other in alike)
         assert all(other.name in found.assumed[0] for other in alike)
     assert catalog.find_device("a100").name == "A100-40GB"
-    assert catalog.find_device("RTX 3060").assumed == (), "a card that is sold under the bare name is no guess"
+    assert catalog.find_device("RTX 3060").assumed == (), (
+        "a card that is sold under the bare name is no guess"
+    )
 
 
 @pytest.mark.parametrize("size", [4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 80, 96, 141, 23, 7.5])
 def test_a_size_is_a_card_sold_with_it_at_its_least_and_gib_are_exact(size):
     for text in (f"2x{size}GB", f"2 x {size} gb", f"2 {size}GB"):
         count, found = catalog.find_gpus(text)
-        cards = [card for card in catalog.catalog_devices() if card.datasheet_bytes == size * 10**9 and card.engines is None]
+        cards = [
+            card
+            for card in catalog.catalog_devices()
+            if card.datasheet_bytes == size * 10**9 and card.engines is None
+        ]
         assert count == 2
         assert catalog.find_device(found.name) == found, "a plan that names it is read back"
         assert found.assumed
@@ -224,7 +273,9 @@ def test_a_size_is_a_card_sold_with_it_at_its_least_and_gib_are_exact(size):
             least = min(cards, key=lambda card: card.framework_low_bytes)
             assert found.framework_bytes == found.framework_low_bytes == least.framework_low_bytes
             assert least.name in found.assumed[0]
-        assert 0 < found.framework_low_bytes <= found.framework_bytes <= found.framework_high_bytes <= size * GIB
+        assert (
+            0 < found.framework_low_bytes <= found.framework_bytes <= found.framework_high_bytes <= size * GIB
+        )
     exact = catalog.find_device(f"{size}GiB")
     assert exact.framework_low_bytes == exact.framework_bytes == exact.framework_high_bytes == int(size * GIB)
     assert not exact.assumed
@@ -279,7 +330,18 @@ def test_gpus(text: str, parsed):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "  ", "0xH100", "00xH100", "-1xH100", f"{MAX_DEVICES + 1}xH100", "9" * 5000 + "xH100", "8x", "8x" + "H" * 200]
+    "text",
+    [
+        "",
+        "  ",
+        "0xH100",
+        "00xH100",
+        "-1xH100",
+        f"{MAX_DEVICES + 1}xH100",
+        "9" * 5000 + "xH100",
+        "8x",
+        "8x" + "H" * 200,
+    ],
 )
 def test_gpus_that_are_none(text: str):
     with pytest.raises(InputError) as caught:
@@ -289,9 +351,14 @@ def test_gpus_that_are_none(text: str):
 
 def test_a_cluster_is_whole_nodes():
     h100, l4 = catalog.find_device("H100-80GB"), catalog.find_device("L4")
-    assert [(c.per_node, c.nodes, c.count) for c in (cluster_of(h100, 4), cluster_of(h100, 64), cluster_of(l4, 16, per_node=4))] == [
-        (4, 1, 4), (8, 8, 64), (4, 4, 16),
-    ]  # fmt: skip
+    assert [
+        (c.per_node, c.nodes, c.count)
+        for c in (cluster_of(h100, 4), cluster_of(h100, 64), cluster_of(l4, 16, per_node=4))
+    ] == [
+        (4, 1, 4),
+        (8, 8, 64),
+        (4, 4, 16),
+    ]
     assert cluster_of(h100, 12, nodes=3).per_node == 4
     for count, said in (
         (12, {}),
@@ -318,7 +385,9 @@ def test_nothing_heavy_is_imported_and_one_model_reads_one_file():
 
 def test_the_devices_are_found_by_every_spelling_that_toml_gives() -> None:
     """The index cuts the file by hand, because parsing all of it costs more than answering."""
-    table = tomllib.loads((Path(catalog.__file__).parent / "devices.toml").read_text(encoding="utf-8"))["device"]
+    table = tomllib.loads((Path(catalog.__file__).parent / "devices.toml").read_text(encoding="utf-8"))[
+        "device"
+    ]
     for name, row in table.items():
         for spelling in (name, row["full_name"], *row["aliases"]):
             assert catalog.find_device(spelling).name == name

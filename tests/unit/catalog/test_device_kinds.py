@@ -1,4 +1,6 @@
-"""Devices by kind: each in one, the usual ones shown on a screen that is read, the others a word or a flag away."""
+"""Devices by kind: each in one, the usual ones shown on a screen that is read, the others a word or a flag
+away.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def test_every_device_is_of_one_kind_and_every_kind_is_shown():
     groups = by_kind(devices)
     assert tuple(groups) == SHOWN
     assert sorted(SHOWN) == sorted(kind.name for kind in KINDS)
-    assert sorted(device.name for alike in groups.values() for device in alike) == sorted(device.name for device in devices)
+    assert sorted(device.name for alike in groups.values() for device in alike) == sorted(
+        device.name for device in devices
+    )
     for kind in SHOWN:
         assert set(usual_devices(kind)) <= {device.name for device in groups[kind]}
         assert 0 < len(usual_devices(kind)) == len(set(usual_devices(kind)))
@@ -36,7 +40,9 @@ def test_every_device_is_of_one_kind_and_every_kind_is_shown():
 def test_a_kind_says_what_its_devices_are(device):
     kind = device_kind(device)
     assert kind.startswith("Unified memory") == device.unified
-    assert (kind == "Laptop") == device.name.endswith(("-Laptop", "-Laptop-4GB", "-Laptop-6GB", "-Laptop-8GB", "-Laptop-16GB"))
+    assert (kind == "Laptop") == device.name.endswith(
+        ("-Laptop", "-Laptop-4GB", "-Laptop-6GB", "-Laptop-8GB", "-Laptop-16GB")
+    )
     assert not (kind.startswith("Data centre") and re.search("GeForce|Radeon|Arc ", device.full_name))
     assert kind != "Data centre, NVIDIA" or device.vendor == "NVIDIA"
 
@@ -67,11 +73,15 @@ def test_a_word_or_a_flag_shows_the_rest(capsys, monkeypatch, words):
 
 def test_json_has_all_devices_and_their_kind(capsys, monkeypatch):
     found = json.loads(shown(capsys, monkeypatch, "--json"))["gpus"]
-    assert {one["name"]: one["kind"] for one in found} == {device.name: device_kind(device) for device in catalog.catalog_devices()}
+    assert {one["name"]: one["kind"] for one in found} == {
+        device.name: device_kind(device) for device in catalog.catalog_devices()
+    }
 
 
 def test_a_size_shows_every_card_that_is_sold_with_it(capsys, monkeypatch):
     """All of those that ``--gpus 24GB`` takes the least of are on the list that the same word asks for."""
     found = json.loads(shown(capsys, monkeypatch, "24GB", "--json"))["gpus"]
-    assert {one["name"] for one in found} >= {device.name for device in catalog.catalog_devices() if device.datasheet_bytes == 24 * 10**9}
+    assert {one["name"] for one in found} >= {
+        device.name for device in catalog.catalog_devices() if device.datasheet_bytes == 24 * 10**9
+    }
     assert not {one["name"] for one in found} & {"A100-40GB", "L40S"}

@@ -34,7 +34,15 @@ BIG = ("train", "llama-3-70b", "--gpus", "8xA100-80GB", "--seq-len", "2048")
 def run(*arguments, stdin=None, **environment):
     """A fresh process, as a shell starts it."""
     command = [sys.executable, "-m", "memsheet", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=60, env={**os.environ, **environment})
+    return subprocess.run(
+        command,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
 
 
 def ask(capsys, *arguments):
@@ -83,9 +91,18 @@ def test_uncertain_is_eleven(capsys, monkeypatch):
         (("train", "llama-tiny", "--seq-len", "-8"), ["seq_len = -8"]),
         (("train", "llama-tiny", "--seq-len", "8", "--offload", "optimiser"), ["cannot be offloaded"]),
         (("train", "llama-tiny", "--seq-len", "8", "--gpus", "8xH1000"), ["did you mean"]),
-        (("train", "llama-tiny", "--seq-len", "8", "--gpus", "8xH100-80GB", "--nodes", "two"), ["nodes = two"]),
-        (("train", "llama-tiny", "--seq-len", "8", "--gpus", "8xL4", "--host-memory", "80G"), ["ambiguous", "80GB"]),
-        (("train", "llama-tiny", "--seq-len", "8", "--nodes", "2"), ["nodes = 2", "says nothing without GPUs"]),
+        (
+            ("train", "llama-tiny", "--seq-len", "8", "--gpus", "8xH100-80GB", "--nodes", "two"),
+            ["nodes = two"],
+        ),
+        (
+            ("train", "llama-tiny", "--seq-len", "8", "--gpus", "8xL4", "--host-memory", "80G"),
+            ["ambiguous", "80GB"],
+        ),
+        (
+            ("train", "llama-tiny", "--seq-len", "8", "--nodes", "2"),
+            ["nodes = 2", "says nothing without GPUs"],
+        ),
         (("train", "llama-tiny", "--seq-len", "8", "--units", "PB"), ["units"]),
         (("train", "llama-tiny", "--parameters", "7e9"), ["takes the place of a model"]),
         (("train", "--parameters", "7.5"), ["is not a whole number"]),
@@ -136,7 +153,9 @@ def test_every_command_tells_a_program_what_is_wrong(capsys, name, more):
 
 def test_a_value_of_any_kind_becomes_json(capsys):
     strange = (float("nan"), 10**30, [1], "a" * 9999, b"\x1b[31m", None, True)
-    explain_input(InputError(Problem(field="f", value=value, reason="is strange") for value in strange), json=True)
+    explain_input(
+        InputError(Problem(field="f", value=value, reason="is strange") for value in strange), json=True
+    )
     shown = [problem["value"] for problem in json.loads(capsys.readouterr().out)["problems"]]
     assert shown[:3] == ["nan", str(10**30), "[1]"]
     assert shown[5:] == [None, True]
@@ -217,13 +236,23 @@ def test_a_plan_file_may_hold_the_whole_question(capsys, plan_file):
     code, out, _ = ask(capsys, "train", "--plan", plan_file, "--json")
     plan = plan_of(out)
     assert code == 0
-    assert (plan["model"], plan["gpus"], plan["microbatch"], plan["recompute"]["mode"]) == ("llama-tiny", "8xH100-80GB", 4, "full")
+    assert (plan["model"], plan["gpus"], plan["microbatch"], plan["recompute"]["mode"]) == (
+        "llama-tiny",
+        "8xH100-80GB",
+        4,
+        "full",
+    )
 
 
 def test_flags_override_a_plan_file(capsys, plan_file):
     more = ("--microbatch", "2", "--recompute", "none", "--gpus", "4xA100-80GB")
     plan = plan_of(ask(capsys, "train", "gpt2", "--plan", plan_file, "--json", *more)[1])
-    assert (plan["model"], plan["gpus"], plan["microbatch"], plan["recompute"]["mode"]) == ("gpt2", "4xA100-80GB", 2, "none")
+    assert (plan["model"], plan["gpus"], plan["microbatch"], plan["recompute"]["mode"]) == (
+        "gpt2",
+        "4xA100-80GB",
+        2,
+        "none",
+    )
     assert plan["seq_len"] == 256
 
 
@@ -235,7 +264,9 @@ def test_a_plan_on_a_pipe_and_the_plan_of_a_sheet_come_to_the_same():
     assert json.loads(again.stdout)["ranks"] == json.loads(first.stdout)["ranks"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": NaN}', '{"zero": 1, "zero": 2}', '{"seq_len": 8, "tp": 2}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"a": NaN}', '{"zero": 1, "zero": 2}', '{"seq_len": 8, "tp": 2}']
+)
 def test_a_bad_plan_on_a_pipe_is_two(text):
     done = run("train", "llama-tiny", "--plan", "-", stdin=text)
     assert (done.returncode, done.stdout) == (2, "")
@@ -244,7 +275,16 @@ def test_a_bad_plan_on_a_pipe_is_two(text):
 
 def test_flags_that_are_lists_and_switches(capsys, plan_file):
     code, out, err = ask(
-        capsys, "train", "--plan", plan_file, "--json", "--lora-rank", "8", "--lora-targets", "q_proj,v_proj", "--no-reshard-after-forward"
+        capsys,
+        "train",
+        "--plan",
+        plan_file,
+        "--json",
+        "--lora-rank",
+        "8",
+        "--lora-targets",
+        "q_proj,v_proj",
+        "--no-reshard-after-forward",
     )
     plan = plan_of(out)
     assert (code, err) == (0, "")
@@ -253,21 +293,33 @@ def test_flags_that_are_lists_and_switches(capsys, plan_file):
 
 
 def test_offload_takes_a_list(capsys, plan_file):
-    plan = plan_of(ask(capsys, "train", "--plan", plan_file, "--json", "--offload", "optimizer,parameters")[1])
+    plan = plan_of(
+        ask(capsys, "train", "--plan", plan_file, "--json", "--offload", "optimizer,parameters")[1]
+    )
     assert plan["offload"] == {"optimizer": 1, "parameters": 1, "activations": False}
 
 
 def test_flags_reach_the_question_as_they_were_written(monkeypatch):
     """Counts and sizes are read where they are needed, exactly: no float on the way."""
     asked = {}
-    monkeypatch.setattr(memsheet.questions.accounted, "train", lambda **question: asked.update(question) or answers.answer(gpus=None))
+    monkeypatch.setattr(
+        memsheet.questions.accounted,
+        "train",
+        lambda **question: asked.update(question) or answers.answer(gpus=None),
+    )
     monkeypatch.delitem(sys.modules, "memsheet.cli.train", raising=False)
     machines = "--gpus 16xH100-80GB --host-memory 1TiB --nodes 2 --per-node 8"
     given = f"--parameters 70553706496 {machines} --layers-per-stage 10,11,11 --dropout 0.1".split()
     assert main(("train", *given, "--json")) == 0
     assert {key: value for key, value in asked.items() if value is not None} == {
-        "parameters": "70553706496", "gpus": "16xH100-80GB", "host_memory": "1TiB", "nodes": 2, "per_node": 8, "layers_per_stage": "10,11,11", "dropout": "0.1",
-    }  # fmt: skip
+        "parameters": "70553706496",
+        "gpus": "16xH100-80GB",
+        "host_memory": "1TiB",
+        "nodes": 2,
+        "per_node": 8,
+        "layers_per_stage": "10,11,11",
+        "dropout": "0.1",
+    }
 
 
 def test_host_memory_is_understood(capsys):
@@ -278,8 +330,12 @@ def test_host_memory_is_understood(capsys):
 def test_every_plan_option_is_a_flag_with_words():
     assert set(HELP) == set(SHORT)
     assert {flag.field for flag in PLAN_FLAGS} == {*SHORT, "offload"}
-    assert all(words.endswith((".", "…")) and metavar == metavar.strip() for _, metavar, words in HELP.values())
-    assert {name for name, (_, metavar, _) in HELP.items() if not metavar} == {name for name in SHORT if RULES[SHORT[name]].kind == "flag"}
+    assert all(
+        words.endswith((".", "…")) and metavar == metavar.strip() for _, metavar, words in HELP.values()
+    )
+    assert {name for name, (_, metavar, _) in HELP.items() if not metavar} == {
+        name for name in SHORT if RULES[SHORT[name]].kind == "flag"
+    }
 
 
 def test_help_names_the_flags_and_the_commands(capsys):
@@ -312,8 +368,13 @@ def test_a_screen_without_unicode_gets_ascii():
 
 def test_the_json_path_loads_nothing_heavy():
     heavy = ("rich", "pydantic", "numpy", "yaml", "asyncio", "torch", "docstring_parser")
-    program = f"import sys, memsheet.cli; memsheet.cli.main({[*BIG, '--json']!r}); print([m for m in {heavy!r} if m in sys.modules], file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    program = (
+        f"import sys, memsheet.cli; memsheet.cli.main({[*BIG, '--json']!r}); print([m for m in "
+        f"{heavy!r} if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stderr.strip() == "[]"
 
 
@@ -336,7 +397,9 @@ def test_every_term_can_be_explained(capsys):
 
 
 def test_serving_says_what_the_cache_has_room_for(capsys):
-    _, out, _ = ask(capsys, "infer", "llama-3-8b", "--gpus", "1xA100-80GB", "--max-model-len", "8192", "--sequences", "8")
+    _, out, _ = ask(
+        capsys, "infer", "llama-3-8b", "--gpus", "1xA100-80GB", "--max-model-len", "8192", "--sequences", "8"
+    )
     assert "A token takes 128.00 KiB of cache" in out
     assert "of 8,192 tokens" in out
 
@@ -350,7 +413,10 @@ def test_states_alone_never_pass_for_a_whole_job(capsys):
 
 def test_commands_of_one_process_share_no_flags(capsys, monkeypatch):
     """Each line is read by itself, whether it comes from the shell or from a call."""
-    lines = (["train", "llama-tiny", "--seq-len", "128", "--json"], ["infer", "llama-tiny", "--max-model-len", "64", "--json"])
+    lines = (
+        ["train", "llama-tiny", "--seq-len", "128", "--json"],
+        ["infer", "llama-tiny", "--max-model-len", "64", "--json"],
+    )
     for line in (*lines, ["train", "llama-tiny", "--seq-len", "64", "--microbatch", "2", "--json"]):
         monkeypatch.setattr(sys, "argv", ["memsheet", *line])
         assert main() == 0
@@ -368,7 +434,9 @@ def test_a_call_leaves_the_collector_as_it_was(monkeypatch, capsys):
 
 
 def test_every_unknown_flag_of_a_line_is_told_at_once(capsys):
-    code, out, err = ask(capsys, "train", "llama-tiny", "--seq-lem", "8", "--grps", "8xL4", "--quantise", "nf4", "--ttft", "1s")
+    code, out, err = ask(
+        capsys, "train", "llama-tiny", "--seq-lem", "8", "--grps", "8xL4", "--quantise", "nf4", "--ttft", "1s"
+    )
     assert (code, out) == (2, "")
     assert err.startswith("memsheet: 4 problems")
     hints = ("did you mean --seq-len?", "did you mean --gpus?", "did you mean --quantize?", "`memsheet plan`")
@@ -388,8 +456,12 @@ def test_help_is_two_screens_and_the_rest_is_asked_for(capsys, monkeypatch, name
     if any(flag.group == WORDS for flag in COMMANDS[name].flags):
         assert {*SHORT_FLAGS} <= words
     assert {*COMMANDS[name].often} <= {flag.name for flag in COMMANDS[name].flags}
-    hidden = sum(flag.group != WORDS for flag in COMMANDS[name].flags) - sum(line.startswith("  --") for line in short)
-    assert any(line.startswith(f"{hidden} more flags") and line.endswith("--help-all") for line in short) == (hidden > 0)
+    hidden = sum(flag.group != WORDS for flag in COMMANDS[name].flags) - sum(
+        line.startswith("  --") for line in short
+    )
+    assert any(line.startswith(f"{hidden} more flags") and line.endswith("--help-all") for line in short) == (
+        hidden > 0
+    )
 
 
 def test_the_help_of_the_program_is_two_screens_too(capsys, monkeypatch):
@@ -398,7 +470,9 @@ def test_the_help_of_the_program_is_two_screens_too(capsys, monkeypatch):
     assert all(f"memsheet {name} " in ask(capsys, "--help-all")[1] for name in COMMANDS)
 
 
-@pytest.mark.parametrize("example", sorted({line for command in COMMANDS.values() for line in command.examples} | {*START}))
+@pytest.mark.parametrize(
+    "example", sorted({line for command in COMMANDS.values() for line in command.examples} | {*START})
+)
 def test_an_example_can_be_typed(example):
     for part in example.split(" > ")[0].split(" | "):
         program, name, *words = shlex.split(part)
@@ -407,7 +481,11 @@ def test_an_example_can_be_typed(example):
 
 
 def test_numbers_in_the_table_of_flags_are_those_of_the_code():
-    words = {flag.name: flag for command in ("trace", "measure", "verify") for flag in COMMANDS[command].flags}
+    words = {
+        flag.name: flag for command in ("trace", "measure", "verify") for flag in COMMANDS[command].flags
+    }
     assert words["cache"].metavar == "|".join(CACHES)
-    assert f"{STEPS}, or {VARIED_STEPS} " in next(flag.words for flag in MEASURE_FLAGS if flag.name == "steps")
+    assert f"{STEPS}, or {VARIED_STEPS} " in next(
+        flag.words for flag in MEASURE_FLAGS if flag.name == "steps"
+    )
     assert float(words["operations"].default) == CPU_OPERATIONS

@@ -22,7 +22,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def record(folder: Path, *, device: str = "cuda", name: str = "H100-80GB", seconds: float = 0.02, **environment: Any) -> str:
+def record(
+    folder: Path, *, device: str = "cuda", name: str = "H100-80GB", seconds: float = 0.02, **environment: Any
+) -> str:
     """A record of a processor's step as if a GPU had made it."""
     found = json.loads(gzip.decompress(MEASURED.read_bytes()))
     found["environment"] = {**found["environment"], "device": device, "device_name": name, **environment}
@@ -61,7 +63,9 @@ def test_a_slower_step_asks_for_a_lower_share(capsys: pytest.CaptureFixture[str]
     assert len(read_calibrations(path)) == 1  # the newer one replaces the older
 
 
-def test_it_can_be_switched_off_and_forgotten(capsys: pytest.CaptureFixture[str], home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_can_be_switched_off_and_forgotten(
+    capsys: pytest.CaptureFixture[str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = record(home)
     assert ask(capsys, "--from", name)[0] == 0
     monkeypatch.setenv("MEMSHEET_CALIBRATION", "off")
@@ -78,7 +82,12 @@ def test_json_names_the_file_and_the_entry(capsys: pytest.CaptureFixture[str], h
     found = json.loads(out)
     assert (code, found["schema"]) == (0, "memsheet/calibration/1")
     assert Path(found["file"]).is_relative_to(home)
-    assert set(found["entries"]["H100-80GB transformers"]) == {"compute", "attention", "communication", "records"}
+    assert set(found["entries"]["H100-80GB transformers"]) == {
+        "compute",
+        "attention",
+        "communication",
+        "records",
+    }
 
 
 @pytest.mark.parametrize(
@@ -90,7 +99,9 @@ def test_json_names_the_file_and_the_entry(capsys: pytest.CaptureFixture[str], h
         ({"seconds": 1e3}, "no scalar brings"),
     ],
 )
-def test_what_cannot_calibrate_is_refused(capsys: pytest.CaptureFixture[str], home: Path, made: dict[str, Any], said: str) -> None:
+def test_what_cannot_calibrate_is_refused(
+    capsys: pytest.CaptureFixture[str], home: Path, made: dict[str, Any], said: str
+) -> None:
     code, _, err = ask(capsys, "--from", record(home, **made))
     assert code == 2
     assert said in err
@@ -114,7 +125,11 @@ def test_no_record_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"schema": "else"}', '{"schema": "memsheet/calibration/1", "entries": {"H100-80GB fsdp2": {"compute": -1}}}']
+    "text",
+    [
+        '{"schema": "else"}',
+        '{"schema": "memsheet/calibration/1", "entries": {"H100-80GB fsdp2": {"compute": -1}}}',
+    ],
 )
 def test_a_broken_file_is_refused(text: str) -> None:
     path = calibration_file()

@@ -22,13 +22,30 @@ def ask(capsys, *arguments):
     [
         (("seq-len", *TINY), 0, "FITS  sequences of up to 2,048 tokens"),
         (("seq_len", *TINY, "--most", "4096"), 0, "FITS  sequences of up to 4,096 tokens"),
-        (("microbatch", *TINY, "--seq-len", "2048", "--global-batch", "8"), 0, "FITS  micro-batches of up to 8 sequences"),
+        (
+            ("microbatch", *TINY, "--seq-len", "2048", "--global-batch", "8"),
+            0,
+            "FITS  micro-batches of up to 8 sequences",
+        ),
         (("gpus", "llama-tiny", "--gpus", "A100-80GB", "--seq-len", "128"), 0, "FITS  on 1 GPU and no fewer"),
         (("sequences", *TINY, "--max-model-len", "128", "--most", "9"), 0, "FITS  9 sequences at once"),
         (("max-model-len", *TINY), 0, "FITS  sequences of up to 2,048 tokens"),
         (("seq-len", "llama-3-8b", "--gpus", "1xA100-80GB"), 10, "NOTHING FITS  the least, 64 tokens"),
         (
-            ("gpus", "llama-3-8b", "--gpus", "A100-40GB", "--seq-len", "64", "--engine", "transformers", "--zero", "0", "--most", "16"),
+            (
+                "gpus",
+                "llama-3-8b",
+                "--gpus",
+                "A100-40GB",
+                "--seq-len",
+                "64",
+                "--engine",
+                "transformers",
+                "--zero",
+                "0",
+                "--most",
+                "16",
+            ),
             10,
             "NOTHING FITS",
         ),
@@ -44,14 +61,23 @@ def test_the_exit_code_says_whether_anything_fits(capsys, arguments, code, said)
     ("arguments", "said"),
     [
         ((), ["WHAT"]),
-        (("speed", *TINY), ["is nothing that is solved for", "seq-len, microbatch, gpus, parameters, sequences, max-model-len"]),
+        (
+            ("speed", *TINY),
+            [
+                "is nothing that is solved for",
+                "seq-len, microbatch, gpus, parameters, sequences, max-model-len",
+            ],
+        ),
         (("seq-len", "llama-tiny"), ["gpus: is missing"]),
         (("seq-len", "--gpus", "1xL4"), ["model: is missing"]),
         (("seq-len", *TINY, "--seq-len", "8"), ["seq_len = 8", "is what is solved for"]),
         (("microbatch", *TINY), ["seq_len", "is missing"]),
         (("microbatch", *TINY, "--seq-len", "64", "--microbatch", "2"), ["is what is solved for"]),
         (("gpus", *TINY, "--seq-len", "64"), ["has a count", "--gpus A100-80GB"]),
-        (("gpus", "llama-tiny", "--gpus", "L4", "--nodes", "2", "--seq-len", "64"), ["nodes = 2", "is what is solved for"]),
+        (
+            ("gpus", "llama-tiny", "--gpus", "L4", "--nodes", "2", "--seq-len", "64"),
+            ["nodes = 2", "is what is solved for"],
+        ),
         (("gpus", "llama-tiny", "--gpus", "L5000", "--seq-len", "64"), ["did you mean"]),
         (("gpus", "llama-tiny", "--gpus", "L4"), ["seq_len", "is missing"]),
         (("sequences", *TINY, "--max-model-len", "64", "--sequences", "2"), ["is what is solved for"]),
@@ -76,7 +102,12 @@ def test_bad_input_is_told_on_stderr_and_is_two(capsys, arguments, said):
 
 def test_where_nothing_fits_the_change_that_helps_is_named(capsys):
     _, out, _ = ask(capsys, "seq-len", "llama-3-8b", "--gpus", "1xA100-80GB")
-    flags = next(line for line in out.splitlines() if line.startswith("To fit")).split("add ")[1].split(" · ")[0].split()
+    flags = (
+        next(line for line in out.splitlines() if line.startswith("To fit"))
+        .split("add ")[1]
+        .split(" · ")[0]
+        .split()
+    )
     code, out, _ = ask(capsys, "seq-len", "llama-3-8b", "--gpus", "1xA100-80GB", *flags)
     assert code == 0
     assert out.startswith("FITS")
@@ -104,7 +135,14 @@ def test_json_is_one_object(capsys):
 
 def test_a_plan_file_asks_too_and_its_own_value_is_asked_for_anew(capsys, tmp_path):
     file = tmp_path / "plan.json"
-    plan = {"schema": "memsheet/plan/1", "model": "llama-tiny", "gpus": "1xA100-80GB", "task": "train", "seq_len": 512, "microbatch": 3}
+    plan = {
+        "schema": "memsheet/plan/1",
+        "model": "llama-tiny",
+        "gpus": "1xA100-80GB",
+        "task": "train",
+        "seq_len": 512,
+        "microbatch": 3,
+    }
     file.write_text(json.dumps(plan))
     code, out, _ = ask(capsys, "seq-len", "--plan", str(file), "--json")
     assert code == 0
@@ -118,7 +156,18 @@ def test_a_plan_file_asks_too_and_its_own_value_is_asked_for_anew(capsys, tmp_pa
 def test_the_chart_is_drawn_and_said_in_bars(capsys, tmp_path):
     pytest.importorskip("matplotlib")
     file = tmp_path / "sizes.svg"
-    arguments = ("parameters", "llama-tiny", "--gpus", "2xL4", "--engine", "deepspeed", "--zero", "3", "--seq-len", "512")
+    arguments = (
+        "parameters",
+        "llama-tiny",
+        "--gpus",
+        "2xL4",
+        "--engine",
+        "deepspeed",
+        "--zero",
+        "3",
+        "--seq-len",
+        "512",
+    )
     code, out, err = ask(capsys, *arguments, "--picture", str(file))
     assert (code, err) == (0, "")
     assert "Largest model that fits" in out

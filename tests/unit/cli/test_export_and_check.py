@@ -34,9 +34,19 @@ def test_a_folder_holds_the_files_the_plan_and_its_sheet(capsys: Any, plan: str,
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert code == 0
     assert names == {
-        "ds_config.json", "accelerate.yaml", "torchrun.sh", "training_args.yaml", "training_args.py", "slurm.sh", "plan.json", "sheet.json",
-        "axolotl.yaml", "llamafactory.yaml", "skypilot.yaml", "kubernetes.yaml",
-    }  # fmt: skip
+        "ds_config.json",
+        "accelerate.yaml",
+        "torchrun.sh",
+        "training_args.yaml",
+        "training_args.py",
+        "slurm.sh",
+        "plan.json",
+        "sheet.json",
+        "axolotl.yaml",
+        "llamafactory.yaml",
+        "skypilot.yaml",
+        "kubernetes.yaml",
+    }
     assert {Path(line).name for line in out.split()} == names
     assert "predicted for each GPU" in (tmp_path / "run/accelerate.yaml").read_text()
 
@@ -80,7 +90,9 @@ def test_one_format_without_a_folder_goes_to_stdout(capsys: Any, plan: str) -> N
     assert "--out" in err
 
 
-@pytest.mark.parametrize("wrapped", [{"plans": [{"plan": {**PLAN, "zero": 1}}, {"plan": PLAN}]}, {"plan": PLAN, "ranks": []}])
+@pytest.mark.parametrize(
+    "wrapped", [{"plans": [{"plan": {**PLAN, "zero": 1}}, {"plan": PLAN}]}, {"plan": PLAN, "ranks": []}]
+)
 def test_plans_and_sheets_hold_plans(capsys: Any, monkeypatch: Any, wrapped: dict[str, Any]) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(json.dumps(wrapped).encode())))
     pick = ("--pick", "2") if "plans" in wrapped else ()
@@ -111,7 +123,9 @@ def test_another_engine_than_the_best_one_is_told(capsys: Any, monkeypatch: Any)
         ({**PLAN, "zero": 7}, (), "zero"), (PLAN, ("--pick", "2"), "there is one"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_exported_says_why(capsys: Any, tmp_path: Path, document: Any, more: tuple[str, ...], word: str) -> None:
+def test_what_cannot_be_exported_says_why(
+    capsys: Any, tmp_path: Path, document: Any, more: tuple[str, ...], word: str
+) -> None:
     (tmp_path / "p.json").write_text(json.dumps(document))
     to = () if "--to" in more else ("--to", "deepspeed")
     code, out, err = ask(capsys, "export", str(tmp_path / "p.json"), *to, *more)
@@ -120,14 +134,28 @@ def test_what_cannot_be_exported_says_why(capsys: Any, tmp_path: Path, document:
 
 
 def test_a_file_that_does_not_fit_says_so(capsys: Any, tmp_path: Path) -> None:
-    (tmp_path / "d.json").write_text('{"train_micro_batch_size_per_gpu": 8, "bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}')
-    code, out, _ = ask(capsys, "check", str(tmp_path / "d.json"), "--model", "llama-3-70b", "--gpus", "8xA100-80GB", "--seq-len", "4096")
+    (tmp_path / "d.json").write_text(
+        '{"train_micro_batch_size_per_gpu": 8, "bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}'
+    )
+    code, out, _ = ask(
+        capsys,
+        "check",
+        str(tmp_path / "d.json"),
+        "--model",
+        "llama-3-70b",
+        "--gpus",
+        "8xA100-80GB",
+        "--seq-len",
+        "4096",
+    )
     assert code == 10
     assert out.startswith("DOES NOT FIT")
 
 
 def test_a_file_that_does_not_start_is_bad_input(capsys: Any, tmp_path: Path) -> None:
-    (tmp_path / "d.json").write_text('{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stagee": 1}}')
+    (tmp_path / "d.json").write_text(
+        '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stagee": 1}}'
+    )
     code, out, _ = ask(capsys, "check", str(tmp_path / "d.json"))
     assert code == 2
     assert out.startswith("DOES NOT START")
@@ -144,7 +172,9 @@ def test_the_cards_of_a_plan_are_as_many_as_the_files_start(capsys: Any, plan: s
 
 
 @pytest.mark.parametrize("arguments", [(), ("missing.json",), (".",)])
-def test_nothing_to_check_is_refused(capsys: Any, tmp_path: Path, monkeypatch: Any, arguments: tuple[str, ...]) -> None:
+def test_nothing_to_check_is_refused(
+    capsys: Any, tmp_path: Path, monkeypatch: Any, arguments: tuple[str, ...]
+) -> None:
     monkeypatch.chdir(tmp_path)
     code, out, err = ask(capsys, "check", *arguments)
     assert (code, out) == (2, "")
@@ -152,7 +182,9 @@ def test_nothing_to_check_is_refused(capsys: Any, tmp_path: Path, monkeypatch: A
 
 
 def test_names_in_files_do_not_reach_the_terminal(capsys: Any, tmp_path: Path) -> None:
-    (tmp_path / "d.json").write_text(json.dumps({"zero_optimization": {"stage": 1}, "x\u001b[31m": "\u001b]0;t\u0007"}))
+    (tmp_path / "d.json").write_text(
+        json.dumps({"zero_optimization": {"stage": 1}, "x\u001b[31m": "\u001b]0;t\u0007"})
+    )
     _, out, _ = ask(capsys, "check", str(tmp_path / "d.json"))
     assert "\u001b" not in out
     assert "\u0007" not in out

@@ -1,4 +1,6 @@
-"""The hooks and the workflow for other repositories: they name commands that are there, and do what they say on a repository's files."""
+"""The hooks and the workflow for other repositories: they name commands that are there, and do what they say
+on a repository's files.
+"""
 
 import json
 import os
@@ -50,12 +52,18 @@ def test_a_hook_names_a_command_that_is_there(hook: dict[str, Any]) -> None:
 )  # fmt: skip
 def test_which_files_are_taken(path: str, taken: bool) -> None:
     assert all(bool(re.search(hook["files"], path)) is taken for hook in HOOKS)
-    assert bool(re.search(WORKFLOW[True]["workflow_call"]["inputs"]["files"]["default"], path)) is taken  # yaml takes on for true
+    assert (
+        bool(re.search(WORKFLOW[True]["workflow_call"]["inputs"]["files"]["default"], path)) is taken
+    )  # yaml takes on for true
 
 
 def hooked(name: str, folder: Path, *more: str) -> int:
     return subprocess.run(
-        [*shlex.split(BY_ID[name]["entry"]), *more], cwd=folder, env=ENVIRONMENT, capture_output=True, check=False
+        [*shlex.split(BY_ID[name]["entry"]), *more],
+        cwd=folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        check=False,
     ).returncode
 
 
@@ -74,9 +82,16 @@ def test_arguments_of_a_hook_reach_the_check(repository: Path) -> None:
 
 
 def workflow(folder: Path, **inputs: str) -> int:
-    default = {"FILES": WORKFLOW[True]["workflow_call"]["inputs"]["files"]["default"], "MODEL": "", "GPUS": "", "SEQ_LEN": ""}
+    default = {
+        "FILES": WORKFLOW[True]["workflow_call"]["inputs"]["files"]["default"],
+        "MODEL": "",
+        "GPUS": "",
+        "SEQ_LEN": "",
+    }
     environment = {**ENVIRONMENT, **default, **inputs}
-    return subprocess.run(["bash", "-c", SCRIPT["run"]], cwd=folder, env=environment, capture_output=True, check=False).returncode
+    return subprocess.run(
+        ["bash", "-c", SCRIPT["run"]], cwd=folder, env=environment, capture_output=True, check=False
+    ).returncode
 
 
 def test_the_workflow_checks_the_files_of_a_repository(repository: Path) -> None:
@@ -92,7 +107,17 @@ def test_no_input_is_text_of_a_script() -> None:
 
 
 @pytest.mark.parametrize(
-    ("codes", "code"), [((10, 11), 10), ((2, 11), 2), ((11, 0), 11), ((0, 0), 0), ((10, 2, 11), 2), ((), 0), ((70, 2), 70), ((0, 130), 130)]
+    ("codes", "code"),
+    [
+        ((10, 11), 10),
+        ((2, 11), 2),
+        ((11, 0), 11),
+        ((0, 0), 0),
+        ((10, 2, 11), 2),
+        ((), 0),
+        ((70, 2), 70),
+        ((0, 130), 130),
+    ],
 )
 def test_the_worst_code_is_no_largest_number(codes: tuple[int, ...], code: int) -> None:
     assert worst_exit_code(codes) == code

@@ -1,4 +1,6 @@
-"""A package that memsheet stands on and that is not installed is named; nothing is an internal error for it."""
+"""A package that memsheet stands on and that is not installed is named; nothing is an internal error for
+it.
+"""
 
 import subprocess
 import sys
@@ -18,19 +20,29 @@ WITHOUT_NUMPY = "import sys; sys.modules['numpy'] = None\n"
 
 
 def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-P", "-c", WITHOUT_NUMPY + code, *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-P", "-c", WITHOUT_NUMPY + code, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_a_missing_numpy_is_named_or_not_needed(command) -> None:
     done = python("from memsheet.cli import main; raise SystemExit(main(sys.argv[1:]))", *command)
     assert "internal error" not in done.stderr
-    assert done.returncode in (0, 10, 11) or (done.returncode == 2 and "pip install numpy" in done.stderr), done.stderr
+    assert done.returncode in (0, 10, 11) or (done.returncode == 2 and "pip install numpy" in done.stderr), (
+        done.stderr
+    )
 
 
 def test_python_is_told_too() -> None:
     asked = "memsheet.questions.accounted.plan('llama-3.2-1b', gpus='2xL4', seq_len=1024)"
-    done = python(f"import memsheet.questions.accounted\ntry: {asked}\nexcept memsheet.InputError as error: print(error.problems[0].field)")
+    done = python(
+        f"import memsheet.questions.accounted\ntry: {asked}\nexcept memsheet.InputError as error: "
+        "print(error.problems[0].field)"
+    )
     assert done.stdout.strip() == "numpy", done.stderr
 
 

@@ -1,4 +1,6 @@
-"""Cards without units for bf16 or fp8, and without flash kernels: emulated where torch emulates, refused where the engine refuses."""
+"""Cards without units for bf16 or fp8, and without flash kernels: emulated where torch emulates, refused
+where the engine refuses.
+"""
 
 from typing import Any
 
@@ -49,8 +51,16 @@ def test_cards_with_the_units_are_told_nothing(engine: str, card: str) -> None:
 def test_sdpa_writes_its_scores_out_where_no_kernel_takes_bf16(precision: str) -> None:
     """32 heads of 1024 by 1024 scores a layer, in fp32 and more: as much as plain attention, or more."""
     options = {"engine": "transformers", "precision": precision, "seq_len": 1024, "gpus": None, "fix": False}
-    new = memsheet.train("llama-2-7b", **{**options, "gpus": "1xA100-80GB"}).sheets[0].of(Component.SAVED_ACTIVATIONS, instant=Instant.LOSS)
-    old = memsheet.train("llama-2-7b", **{**options, "gpus": "1xT4"}).sheets[0].of(Component.SAVED_ACTIVATIONS, instant=Instant.LOSS)
+    new = (
+        memsheet.train("llama-2-7b", **{**options, "gpus": "1xA100-80GB"})
+        .sheets[0]
+        .of(Component.SAVED_ACTIVATIONS, instant=Instant.LOSS)
+    )
+    old = (
+        memsheet.train("llama-2-7b", **{**options, "gpus": "1xT4"})
+        .sheets[0]
+        .of(Component.SAVED_ACTIVATIONS, instant=Instant.LOSS)
+    )
     assert old.value - new.value >= 32 * 32 * 1024 * 1024 * 4
 
 
@@ -58,23 +68,34 @@ def test_sdpa_writes_its_scores_out_where_no_kernel_takes_bf16(precision: str) -
 def test_fp16_finds_a_kernel_unless_heads_of_keys_are_fewer(model: str, *, more: bool) -> None:
     half = {"engine": "transformers", "precision": "fp16-autocast", "seq_len": 1024, "fix": False}
     new, old = (memsheet.train(model, gpus=f"1x{card}", **half) for card in ("A100-80GB", "T4"))
-    kept = [found.sheets[0].of(Component.SAVED_ACTIVATIONS, instant=Instant.LOSS).value for found in (old, new)]
+    kept = [
+        found.sheets[0].of(Component.SAVED_ACTIVATIONS, instant=Instant.LOSS).value for found in (old, new)
+    ]
     differs = kept[0] > 1.05 * kept[1]
     assert differs == more == any("writes its scores out" in note for note in old.notes)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_a_server_takes_fp16_by_itself(engine: str) -> None:
-    assert memsheet.infer("llama-3.2-1b", engine=engine, gpus="1xT4", max_model_len=2048).plan.precision.compute.name == "fp16"
+    assert (
+        memsheet.infer(
+            "llama-3.2-1b", engine=engine, gpus="1xT4", max_model_len=2048
+        ).plan.precision.compute.name
+        == "fp16"
+    )
 
 
-@pytest.mark.parametrize(("card", "asked"), [("T4", "bf16-pure"), ("T4", "fp32"), ("RTX2080Ti", "bf16-pure"), ("L4", "bf16-pure")])
+@pytest.mark.parametrize(
+    ("card", "asked"), [("T4", "bf16-pure"), ("T4", "fp32"), ("RTX2080Ti", "bf16-pure"), ("L4", "bf16-pure")]
+)
 def test_bf16_on_an_old_card_is_refused_by_vllm_and_cast_by_sglang(card: str, asked: str) -> None:
     words: dict[str, Any] = {"gpus": f"1x{card}", "max_model_len": 2048}
     cast = memsheet.infer("llama-3.2-1b", engine="sglang", precision=asked, **words)
     old = card != "L4"
     assert cast.plan.precision.compute.name == ("fp16" if old else asked.removesuffix("-pure"))
-    assert old == any(line.startswith("precision.compute = fp16") and "casts" in line for line in cast.assumed)
+    assert old == any(
+        line.startswith("precision.compute = fp16") and "casts" in line for line in cast.assumed
+    )
     if old:
         assert cast.sheets == memsheet.infer("llama-3.2-1b", engine="sglang", **words).sheets
     if old and asked != "fp32":

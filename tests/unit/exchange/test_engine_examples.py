@@ -1,7 +1,9 @@
-"""Configurations as they stand in the engines' own repositories: every key accounted for, none unknown that the engine knows.
+"""Configurations as they stand in the engines' own repositories: every key accounted for, none unknown that
+the engine knows.
 
-``tests/configs/index.json`` names the repository, commit and path of each. Comments, prose and layout are left out; scripts are their last
-command, variables of the caller's filled in where the script has a default. ``unknown``: keys of an example that its engine does not know.
+``tests/configs/index.json`` names the repository, commit and path of each. Comments, prose and layout are
+left out; scripts are their last command, variables of the caller's filled in where the script has a default.
+``unknown``: keys of an example that its engine does not know.
 """
 
 import json
@@ -49,8 +51,15 @@ def test_no_key_is_unknown_that_the_engine_knows(row: dict[str, Any]) -> None:
     assert found.form.name.partition("-")[0] == row["format"]
     assert [at for at, _ in found.unknown] == row.get("unknown", [])
     assert found.problems == ()
-    told = {*found.used, *found.ignored, *(at for at, _ in found.unknown), *(at for at, _ in found.unmodelled)}
-    assert {at for at, value in found.values.items() if value is not None} <= told, "a key was dropped without a word"
+    told = {
+        *found.used,
+        *found.ignored,
+        *(at for at, _ in found.unknown),
+        *(at for at, _ in found.unmodelled),
+    }
+    assert {at for at, value in found.values.items() if value is not None} <= told, (
+        "a key was dropped without a word"
+    )
 
 
 @pytest.mark.parametrize("name", SAID)
@@ -76,10 +85,26 @@ def test_they_hold_no_prose() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("d.json", '{"zero_optimization": {"stage": 3, "max_live_parameters": 5, "prefetch_bucket_size": 6}}', {"zero": 3}),
-        ("a.yaml", "distributed_type: MULTI_GPU\nfp16: true\nnum_processes: 2\n", {"precision.compute": "fp16"}),
-        ("a.yaml", "distributed_type: MULTI_GPU\nfp16: true\nmixed_precision: bf16\ndynamo_backend: 'NO'\n", {"precision.compute": "bf16"}),
-        ("s.sh", "python -m sglang.launch_server --model-path m --mem-fraction 0.5 --disable-radix\n", {"serving.memory_fraction": 0.5}),
+        (
+            "d.json",
+            '{"zero_optimization": {"stage": 3, "max_live_parameters": 5, "prefetch_bucket_size": 6}}',
+            {"zero": 3},
+        ),
+        (
+            "a.yaml",
+            "distributed_type: MULTI_GPU\nfp16: true\nnum_processes: 2\n",
+            {"precision.compute": "fp16"},
+        ),
+        (
+            "a.yaml",
+            "distributed_type: MULTI_GPU\nfp16: true\nmixed_precision: bf16\ndynamo_backend: 'NO'\n",
+            {"precision.compute": "bf16"},
+        ),
+        (
+            "s.sh",
+            "python -m sglang.launch_server --model-path m --mem-fraction 0.5 --disable-radix\n",
+            {"serving.memory_fraction": 0.5},
+        ),
     ],
 )
 def test_other_names_are_read_as_the_engine_reads_them(name: str, text: str, said: dict[str, Any]) -> None:
@@ -94,5 +119,7 @@ def test_a_start_that_several_flags_have_is_none_of_them() -> None:
 
 
 def test_a_group_that_moves_states_is_told_by_its_name() -> None:
-    found = read_text("d.json", '{"zero_optimization": {"stage": 2, "zenflow": {"topk_ratio": 0.1}}}', PARSERS)
+    found = read_text(
+        "d.json", '{"zero_optimization": {"stage": 2, "zenflow": {"topk_ratio": 0.1}}}', PARSERS
+    )
     assert (found.unknown, dict(found.unmodelled)) == ((), {"zero_optimization.zenflow": "set"})

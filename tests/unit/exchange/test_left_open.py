@@ -1,4 +1,6 @@
-"""What configurations leave to a training script, to disks and to files that are not there: never a sure verdict, and said by its name."""
+"""What configurations leave to a training script, to disks and to files that are not there: never a sure
+verdict, and said by its name.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,25 @@ from memsheet.report.json.checked import Checked
 from memsheet.report.screen.checked import render_checked
 from memsheet.report.shared.look import Look
 
-WHERE: dict[str, Any] = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None}
-AUTO = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
+WHERE: dict[str, Any] = {
+    "nodes": None,
+    "per_node": None,
+    "host_memory": None,
+    "cluster": None,
+    "parameters": None,
+}
+AUTO = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+}
 WIDTH = {"bf16": {"enabled": True}}
 ZERO: dict[str, Any] = {"zero_optimization": {"stage": 3}}
-EVERY_WIDTH: tuple[dict[str, Any], ...] = ({"precision.name": "fp32"}, {"precision.name": "bf16-master"}, DEEPSPEED_FP16)
+EVERY_WIDTH: tuple[dict[str, Any], ...] = (
+    {"precision.name": "fp32"},
+    {"precision.name": "bf16-master"},
+    DEEPSPEED_FP16,
+)
 LAUNCH = """\
 compute_environment: LOCAL_MACHINE
 distributed_type: FSDP
@@ -35,7 +51,14 @@ fsdp_config:
 """
 
 
-def checked(folder: Path, files: dict[str, Any], *, gpus: str = "8xA100-80GB", model: str = "llama-3.2-1b", **flags: Any) -> Checked:
+def checked(
+    folder: Path,
+    files: dict[str, Any],
+    *,
+    gpus: str = "8xA100-80GB",
+    model: str = "llama-3.2-1b",
+    **flags: Any,
+) -> Checked:
     for name, held in files.items():
         (folder / name).write_text(held if isinstance(held, str) else json.dumps(held))
     given = {key: value for key, value in {"seq_len": 512, **flags}.items() if value is not None}
@@ -49,8 +72,13 @@ def result(found: Checked) -> str:
     return found.result.value
 
 
-@pytest.mark.parametrize(("batch", "width"), [(AUTO, {"bf16": {"enabled": "auto"}}), ({}, {}), ({"gradient_accumulation_steps": 4}, WIDTH)])
-def test_what_a_script_decides_leaves_no_sure_fit(batch: dict[str, Any], width: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("batch", "width"),
+    [(AUTO, {"bf16": {"enabled": "auto"}}), ({}, {}), ({"gradient_accumulation_steps": 4}, WIDTH)],
+)
+def test_what_a_script_decides_leaves_no_sure_fit(
+    batch: dict[str, Any], width: dict[str, Any], tmp_path: Path
+) -> None:
     found = checked(tmp_path, {"ds_config.json": {**ZERO, **batch, **width}})
     assert result(found) == "uncertain"
     assert "--microbatch" in found.doubt
@@ -61,19 +89,32 @@ def test_flags_and_other_files_say_what_a_file_leaves_open(tmp_path: Path) -> No
     files: dict[str, Any] = {"ds_config.json": {**ZERO, **AUTO, "bf16": {"enabled": "auto"}}}
     assert "--precision" in checked(tmp_path, files, microbatch=1).doubt
     assert not checked(tmp_path, files, microbatch=1, **{"precision.name": "bf16-master"}).doubt
-    args = "per_device_train_batch_size: 2\ngradient_accumulation_steps: 1\nbf16: true\ndeepspeed: ds_config.json\n"
+    args = (
+        "per_device_train_batch_size: 2\ngradient_accumulation_steps: 1\nbf16: true\ndeepspeed: "
+        "ds_config.json\n"
+    )
     found = checked(tmp_path, {**files, "args.yaml": args})
     assert (result(found), found.doubt) == ("fits", "")
 
 
 def test_what_does_not_fit_with_one_sequence_is_sure(tmp_path: Path) -> None:
     assert (
-        result(checked(tmp_path, {"ds_config.json": {**ZERO, **AUTO, **WIDTH}}, model="llama-3-70b", gpus="2xA100-80GB")) == "does_not_fit"
+        result(
+            checked(
+                tmp_path,
+                {"ds_config.json": {**ZERO, **AUTO, **WIDTH}},
+                model="llama-3-70b",
+                gpus="2xA100-80GB",
+            )
+        )
+        == "does_not_fit"
     )
 
 
 @pytest.mark.parametrize(("rounds", "micro"), [({}, 8), ({"gradient_accumulation_steps": 2}, 4)])
-def test_deepspeed_makes_the_micro_batch_of_the_whole_one(rounds: dict[str, int], micro: int, tmp_path: Path) -> None:
+def test_deepspeed_makes_the_micro_batch_of_the_whole_one(
+    rounds: dict[str, int], micro: int, tmp_path: Path
+) -> None:
     found = checked(tmp_path, {"ds_config.json": {**ZERO, **WIDTH, "train_batch_size": 64, **rounds}})
     assert found.answer is not None
     assert int(found.answer.plan.microbatch) == micro
@@ -81,9 +122,14 @@ def test_deepspeed_makes_the_micro_batch_of_the_whole_one(rounds: dict[str, int]
 
 
 def test_a_silent_file_takes_the_launchers_precision(tmp_path: Path) -> None:
-    launch = "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 8\n"
+    launch = (
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nmixed_precision: "
+        "bf16\nnum_processes: 8\n"
+    )
     launch += "deepspeed_config:\n  deepspeed_config_file: ds_config.json\n"
-    found = checked(tmp_path, {"accelerate.yaml": launch, "ds_config.json": {**ZERO, "train_micro_batch_size_per_gpu": 1}})
+    found = checked(
+        tmp_path, {"accelerate.yaml": launch, "ds_config.json": {**ZERO, "train_micro_batch_size_per_gpu": 1}}
+    )
     assert found.answer is not None
     assert found.answer.plan.precision.compute.name == "bf16"
     assert "files-disagree" not in {rule.id for rule, _ in found.mistakes}
@@ -91,10 +137,22 @@ def test_a_silent_file_takes_the_launchers_precision(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("group", ["offload_param", "offload_optimizer"])
 def test_disks_are_sheeted_as_host_memory_and_told(group: str, tmp_path: Path) -> None:
-    both: dict[str, Any] = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+    both: dict[str, Any] = {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu"},
+        "offload_param": {"device": "cpu"},
+    }
     config = {**WIDTH, "train_micro_batch_size_per_gpu": 1, "zero_optimization": both}
     host = checked(tmp_path, {"ds_config.json": config})
-    disk = checked(tmp_path, {"ds_config.json": {**config, "zero_optimization": {**both, group: {"device": "nvme", "nvme_path": "/d"}}}})
+    disk = checked(
+        tmp_path,
+        {
+            "ds_config.json": {
+                **config,
+                "zero_optimization": {**both, group: {"device": "nvme", "nvme_path": "/d"}},
+            }
+        },
+    )
     assert host.answer is not None
     assert disk.answer is not None
     assert disk.answer.sheets[0].device == host.answer.sheets[0].device
@@ -104,7 +162,10 @@ def test_disks_are_sheeted_as_host_memory_and_told(group: str, tmp_path: Path) -
 
 
 def test_no_change_is_looked_for_where_the_sheet_fits(tmp_path: Path) -> None:
-    found = checked(tmp_path, {"ds_config.json": {**ZERO, **WIDTH, "train_micro_batch_size_per_gpu": 1, "amp": {"enabled": True}}})
+    found = checked(
+        tmp_path,
+        {"ds_config.json": {**ZERO, **WIDTH, "train_micro_batch_size_per_gpu": 1, "amp": {"enabled": True}}},
+    )
     doubtful = checked(tmp_path, {"ds_config.json": {**ZERO, **AUTO, **WIDTH}})
     look = Look(width=100, decimal=False, full=False, colour=False, ascii=True)
     assert result(doubtful) == result(found) == "uncertain"
@@ -114,13 +175,20 @@ def test_no_change_is_looked_for_where_the_sheet_fits(tmp_path: Path) -> None:
 def test_the_flag_stands_for_the_files_processes(tmp_path: Path) -> None:
     told = checked(tmp_path, {"accelerate.yaml": LAUNCH}, microbatch=1)
     assert result(told) == "fits"
-    assert any("8 GPUs" in line and "16 processes" in line and "accelerate.yaml" in line for line in told.assumed)
+    assert any(
+        "8 GPUs" in line and "16 processes" in line and "accelerate.yaml" in line for line in told.assumed
+    )
     same = checked(tmp_path, {"accelerate.yaml": LAUNCH}, gpus="16xA100-80GB", microbatch=1)
     assert not any("processes" in line for line in same.assumed)
 
 
 def test_a_folder_may_hold_other_files(tmp_path: Path) -> None:
-    files: dict[str, Any] = {"accelerate.yaml": LAUNCH, "data.json": {"a": 1}, "broken.json": "{", "clean.sh": "rm -f *.log\n"}
+    files: dict[str, Any] = {
+        "accelerate.yaml": LAUNCH,
+        "data.json": {"a": 1},
+        "broken.json": "{",
+        "clean.sh": "rm -f *.log\n",
+    }
     found = checked(tmp_path, files, microbatch=1)
     assert set(found.reads) == {"accelerate.yaml"}
     assert [line.partition(":")[0] for line in found.not_read] == ["broken.json", "clean.sh", "data.json"]
@@ -135,16 +203,26 @@ def test_a_file_that_is_named_must_be_known_and_a_folder_must_hold_one(tmp_path:
             check_configuration_files((named,), "llama-3.2-1b", {**WHERE, "gpus": None}, {})
     (tmp_path / "accelerate.yaml").write_text(LAUNCH)
     with pytest.raises(InputError, match="is not recognised"):
-        check_configuration_files((str(tmp_path), str(tmp_path / "data.json")), None, {**WHERE, "gpus": None}, {})
+        check_configuration_files(
+            (str(tmp_path), str(tmp_path / "data.json")), None, {**WHERE, "gpus": None}, {}
+        )
 
 
 def test_a_server_configuration_has_no_training_script(tmp_path: Path) -> None:
-    found = checked(tmp_path, {"serve.sh": "vllm serve llama-3.2-1b --max-model-len 512\n"}, gpus="1xA100-80GB", seq_len=None)
+    found = checked(
+        tmp_path,
+        {"serve.sh": "vllm serve llama-3.2-1b --max-model-len 512\n"},
+        gpus="1xA100-80GB",
+        seq_len=None,
+    )
     assert "--microbatch" not in found.doubt
 
 
 def test_an_adapters_kernels_are_axolotls_own_doing(tmp_path: Path) -> None:
-    text = "base_model: llama-3.2-1b\nadapter: lora\nlora_r: 8\nlora_target_linear: true\nsequence_len: 512\nmicro_batch_size: 1\n"
+    text = (
+        "base_model: llama-3.2-1b\nadapter: lora\nlora_r: 8\nlora_target_linear: true\nsequence_len: "
+        "512\nmicro_batch_size: 1\n"
+    )
     text += "gradient_accumulation_steps: 1\noptimizer: adamw_torch\nbf16: true\n"
     assert "the engine does by itself" in checked(tmp_path, {"axolotl.yaml": text}, seq_len=None).doubt
     said = checked(tmp_path, {"axolotl.yaml": text + "lora_mlp_kernel: true\n"}, seq_len=None)
@@ -174,7 +252,10 @@ TITAN = "[training]\nlocal_batch_size = 1\nseq_len = 512\n[parallelism]\n"
 def test_compilation_has_a_table_of_its_own_in_later_toml(tmp_path: Path) -> None:
     found = checked(
         tmp_path,
-        {"titan.toml": TITAN + "[compile]\nenable = true\nbackend = 'inductor'\ncomponents = ['model', 'loss']\n"},
+        {
+            "titan.toml": TITAN
+            + "[compile]\nenable = true\nbackend = 'inductor'\ncomponents = ['model', 'loss']\n"
+        },
         model="llama-3.1-8b",
         seq_len=None,
     )
@@ -182,7 +263,10 @@ def test_compilation_has_a_table_of_its_own_in_later_toml(tmp_path: Path) -> Non
     assert found.answer.plan.compile is True
     assert not [one for rule, one in found.mistakes if rule.id == "unknown-key"]
     partly = checked(
-        tmp_path, {"titan.toml": TITAN + "[compile]\nenable = true\ncomponents = ['loss']\n"}, model="llama-3.1-8b", seq_len=None
+        tmp_path,
+        {"titan.toml": TITAN + "[compile]\nenable = true\ncomponents = ['loss']\n"},
+        model="llama-3.1-8b",
+        seq_len=None,
     )
     assert "compile.components" in partly.doubt
 
@@ -219,48 +303,80 @@ def test_what_export_is_known_to_write_otherwise_is_no_mistake(tmp_path: Path) -
     assert [one.where for rule, one in other.mistakes if rule.id == "files-disagree"] == ["zero"]
 
 
-def test_a_lower_stage_is_a_cure_only_where_its_step_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lower_stage_is_a_cure_only_where_its_step_is_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import memsheet.formulas.step_time as times
 
     for slow, told in ((3, True), (2, False)):
-        monkeypatch.setattr(times, "quick_s", lambda _, plan, __, slow=slow: 2.0 if plan.zero == slow else 1.0)
+        monkeypatch.setattr(
+            times, "quick_s", lambda _, plan, __, slow=slow: 2.0 if plan.zero == slow else 1.0
+        )
         found = checked(tmp_path, {"accelerate.yaml": LAUNCH}, gpus="16xA100-80GB", microbatch=1)
         assert ("zero3-where-less-fits" in {rule.id for rule, _ in found.mistakes}) is told
 
 
 def test_no_cure_says_that_a_plan_fits_which_nobody_knows(tmp_path: Path) -> None:
-    held: dict[str, Any] = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, **AUTO, **WIDTH}
+    held: dict[str, Any] = {
+        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
+        **AUTO,
+        **WIDTH,
+    }
     needless = "offload-without-need"
     assert needless not in {rule.id for rule, _ in checked(tmp_path, {"ds_config.json": held}).mistakes}
-    assert needless in {rule.id for rule, _ in checked(tmp_path, {"ds_config.json": held}, microbatch=1).mistakes}
+    assert needless in {
+        rule.id for rule, _ in checked(tmp_path, {"ds_config.json": held}, microbatch=1).mistakes
+    }
 
 
 @pytest.mark.parametrize("width", [{}, {"bf16": {"enabled": "auto"}}], ids=["silent", "auto"])
 @pytest.mark.parametrize("gpus", ["8xL4", "8xA100-40GB", "8xT4", "8xH200"])
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_an_open_precision_is_as_sure_as_all_of_them(stage: int, gpus: str, width: dict[str, Any], tmp_path: Path) -> None:
-    """What DeepSpeed's file leaves to the script fits for sure in no precision alone, and fails for sure where it fails in every one."""
+def test_an_open_precision_is_as_sure_as_all_of_them(
+    stage: int, gpus: str, width: dict[str, Any], tmp_path: Path
+) -> None:
+    """What DeepSpeed's file leaves to the script fits for sure in no precision alone, and fails for sure
+    where it fails in every one.
+    """
     file = {"zero_optimization": {"stage": stage}, "train_micro_batch_size_per_gpu": 2, **width}
     left = checked(tmp_path, {"ds_config.json": file}, gpus=gpus, seq_len=2048)
-    said = [checked(tmp_path, {"ds_config.json": file}, gpus=gpus, seq_len=2048, **one) for one in EVERY_WIDTH]
+    said = [
+        checked(tmp_path, {"ds_config.json": file}, gpus=gpus, seq_len=2048, **one) for one in EVERY_WIDTH
+    ]
     assert left.answer is not None
     assert left.answer.verdict is not None
     needs = [one.answer.verdict.device for one in said if one.answer and one.answer.verdict]
     assert len(needs) == len(EVERY_WIDTH)
-    assert left.answer.verdict.device.low <= min(int(need.low) for need in needs) or result(left) == "does_not_fit"
-    assert left.answer.verdict.device.high >= max(int(need.high) for need in needs) or result(left) == "does_not_fit"
-    assert result(left) == ("does_not_fit" if all(result(one) == "does_not_fit" for one in said) else "uncertain")
+    assert (
+        left.answer.verdict.device.low <= min(int(need.low) for need in needs)
+        or result(left) == "does_not_fit"
+    )
+    assert (
+        left.answer.verdict.device.high >= max(int(need.high) for need in needs)
+        or result(left) == "does_not_fit"
+    )
+    assert result(left) == (
+        "does_not_fit" if all(result(one) == "does_not_fit" for one in said) else "uncertain"
+    )
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_word_beside_a_file_means_what_it_does_to_the_files_engine(stage: int, tmp_path: Path) -> None:
     """DeepSpeed's switch moves the optimizer, and parameters where they are divided; fsdp's moves both."""
     (tmp_path / "ds.json").write_text(
-        json.dumps({"zero_optimization": {"stage": stage}, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}})
+        json.dumps(
+            {
+                "zero_optimization": {"stage": stage},
+                "train_micro_batch_size_per_gpu": 1,
+                "bf16": {"enabled": True},
+            }
+        )
     )
     given: dict[str, Any] = {"gpus": "8xA100-40GB", "seq_len": 512, "cpu_offload": True}
     beside = memsheet.check(tmp_path / "ds.json", model="llama-3.2-1b", **given)
-    alone = memsheet.train("llama-3.2-1b", engine="deepspeed", zero=stage, microbatch=1, precision="bf16-master", **given)
+    alone = memsheet.train(
+        "llama-3.2-1b", engine="deepspeed", zero=stage, microbatch=1, precision="bf16-master", **given
+    )
     assert beside.answer is not None, beside.why_not
     assert beside.answer.plan.offload == alone.plan.offload
     assert bool(beside.answer.plan.offload.parameters) is (stage == 3)

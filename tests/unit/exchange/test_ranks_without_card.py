@@ -1,4 +1,6 @@
-"""Files that say how many processes start, and no card: the sheet is of a GPU of as many, as it is where a card is named."""
+"""Files that say how many processes start, and no card: the sheet is of a GPU of as many, as it is where a
+card is named.
+"""
 
 import json
 from pathlib import Path
@@ -10,13 +12,29 @@ from memsheet.budget import Result
 from memsheet.questions.check import check_configuration_files
 from memsheet.report.json.checked import Checked
 
-WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None}
-ARGS = "per_device_train_batch_size: 2\ngradient_accumulation_steps: 4\nbf16: true\ngradient_checkpointing: true\n"
-MEGATRON = "--seq-length 1024 --micro-batch-size 1 --global-batch-size 64 --bf16 --hidden-dropout 0 --attention-dropout 0"
+WHERE = {
+    "nodes": None,
+    "per_node": None,
+    "host_memory": None,
+    "cluster": None,
+    "parameters": None,
+    "plan": None,
+}
+ARGS = (
+    "per_device_train_batch_size: 2\ngradient_accumulation_steps: 4\nbf16: "
+    "true\ngradient_checkpointing: true\n"
+)
+MEGATRON = (
+    "--seq-length 1024 --micro-batch-size 1 --global-batch-size 64 --bf16 --hidden-dropout 0 "
+    "--attention-dropout 0"
+)
 
 
 def accelerate(processes: int, **more: Any) -> dict[str, str]:
-    return {"accelerate.yaml": json.dumps({"mixed_precision": "bf16", "num_processes": processes, **more}), "args.yaml": ARGS}
+    return {
+        "accelerate.yaml": json.dumps({"mixed_precision": "bf16", "num_processes": processes, **more}),
+        "args.yaml": ARGS,
+    }
 
 
 STARTED: dict[str, tuple[int, dict[str, str]]] = {
@@ -38,7 +56,10 @@ def checked(folder: Path, files: dict[str, str], gpus: str | None) -> Checked:
     for name, text in files.items():
         (folder / name).write_text(text)
     return check_configuration_files(
-        tuple(str(folder / name) for name in files), "llama-3.2-1b", {**WHERE, "gpus": gpus}, {"seq_len": 1024}
+        tuple(str(folder / name) for name in files),
+        "llama-3.2-1b",
+        {**WHERE, "gpus": gpus},
+        {"seq_len": 1024},
     )
 
 
@@ -55,23 +76,38 @@ def test_processes_of_the_files_are_the_gpus_of_the_sheet(job: str, tmp_path: Pa
         named.plan.global_batch,
         named.plan.accumulation,
     )
-    kept = [{component: int(size.value) for component, size in answer.sheets[0].states.items()} for answer in (bare, named)]
+    kept = [
+        {component: int(size.value) for component, size in answer.sheets[0].states.items()}
+        for answer in (bare, named)
+    ]
     assert kept[0] == kept[1]
 
 
 def test_the_card_is_asked_for(tmp_path: Path) -> None:
-    assert any("8 GPUs" in one and "--gpus" in one for one in checked(tmp_path, STARTED["zero3"][1], None).assumed)
+    assert any(
+        "8 GPUs" in one and "--gpus" in one for one in checked(tmp_path, STARTED["zero3"][1], None).assumed
+    )
     assert not any("--gpus" in one for one in checked(tmp_path, STARTED["zero3"][1], "8xA100-80GB").assumed)
 
 
 OPEN_BATCH = {
-    "accelerate fsdp": accelerate(8, distributed_type="FSDP", fsdp_config={"fsdp_version": 2, "fsdp_reshard_after_forward": True}),
+    "accelerate fsdp": accelerate(
+        8, distributed_type="FSDP", fsdp_config={"fsdp_version": 2, "fsdp_reshard_after_forward": True}
+    ),
     "accelerate zero": accelerate(8, distributed_type="DEEPSPEED", deepspeed_config={"zero_stage": 3}),
     "replicas": accelerate(8, distributed_type="MULTI_GPU"),
     "deepspeed": {
-        "ds.json": json.dumps({"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": "auto"})
+        "ds.json": json.dumps(
+            {
+                "bf16": {"enabled": True},
+                "zero_optimization": {"stage": 2},
+                "train_micro_batch_size_per_gpu": "auto",
+            }
+        )
     },
-    "deepspeed without a precision": {"ds.json": json.dumps({"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": "auto"})},
+    "deepspeed without a precision": {
+        "ds.json": json.dumps({"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": "auto"})
+    },
 }
 
 
@@ -83,7 +119,10 @@ def test_an_open_batch_ranges_from_one_sequence_to_the_trainers_own(job: str, tm
 
     def needed(**said: Any) -> tuple[Result, int, int, int]:
         found = check_configuration_files(
-            tuple(str(tmp_path / name) for name in files), "llama-3.2-1b", {**WHERE, "gpus": "8xA100-80GB"}, {"seq_len": 1024, **said}
+            tuple(str(tmp_path / name) for name in files),
+            "llama-3.2-1b",
+            {**WHERE, "gpus": "8xA100-80GB"},
+            {"seq_len": 1024, **said},
         )
         assert found.answer is not None
         assert found.answer.verdict is not None
@@ -101,13 +140,17 @@ def test_an_open_batch_ranges_from_one_sequence_to_the_trainers_own(job: str, tm
 @pytest.mark.parametrize("gpus", ["1xT4", "1xA100-80GB"])
 def test_a_batch_of_an_argument_nobody_sets_is_at_least_one_sequence(gpus: str, tmp_path: Path) -> None:
     (tmp_path / "tune.py").write_text(
-        "import argparse\nfrom transformers import AutoModelForCausalLM, TrainingArguments\np = argparse.ArgumentParser()\n"
-        "p.add_argument('--bs', type=int)\na = p.parse_args()\nmodel = AutoModelForCausalLM.from_pretrained('meta-llama/Llama-3.2-1B')\n"
+        "import argparse\nfrom transformers import AutoModelForCausalLM, TrainingArguments\np = "
+        "argparse.ArgumentParser()\n"
+        "p.add_argument('--bs', type=int)\na = p.parse_args()\nmodel = "
+        "AutoModelForCausalLM.from_pretrained('meta-llama/Llama-3.2-1B')\n"
         "args = TrainingArguments('out', per_device_train_batch_size=a.bs, bf16=True)\n"
     )
     lows = []
     for said in ({}, {"microbatch": 1}):
-        found = check_configuration_files((str(tmp_path / "tune.py"),), "llama-3.2-1b", {**WHERE, "gpus": gpus}, {"seq_len": 512, **said})
+        found = check_configuration_files(
+            (str(tmp_path / "tune.py"),), "llama-3.2-1b", {**WHERE, "gpus": gpus}, {"seq_len": 512, **said}
+        )
         assert found.answer is not None
         assert found.answer.verdict is not None
         assert bool(said) or found.result is not Result.FITS

@@ -24,18 +24,27 @@ def checked(path, text: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, d
 @pytest.mark.parametrize("between", ["=", " "])
 def test_a_directive_that_is_to_be_filled_in_is_not_known(place, directive, between, tmp_path, capsys):
     more = "" if directive == "nodes" else "#SBATCH --nodes=2\n"
-    text = f'#!/bin/bash\n{more}#SBATCH --{directive}{between}{place}\nsrun torchrun --nnodes="$SLURM_JOB_NUM_NODES" train.py\n'
+    text = (
+        f"#!/bin/bash\n{more}#SBATCH --{directive}{between}{place}\nsrun torchrun "
+        '--nnodes="$SLURM_JOB_NUM_NODES" train.py\n'
+    )
     code, found, _ = checked(tmp_path / "job.sh", text, capsys)
     assert code in (0, 10, 11)
     (file,) = (one for one in found["files"] if one["format"] == "slurm")
-    said = [line for line in (*found["assumed"], *(f"{one['key']}" for one in file["unmodelled"]), *file["ignored"]) if directive in line]
+    said = [
+        line
+        for line in (*found["assumed"], *(f"{one['key']}" for one in file["unmodelled"]), *file["ignored"])
+        if directive in line
+    ]
     assert said
     assert found["starts"]
 
 
 @pytest.mark.parametrize("place", ["your_own_num_nodes", "N", "two", "2-4"])
 def test_nodes_that_are_a_word_or_from_one_number_to_another_are_not_known(place, tmp_path, capsys):
-    code, found, _ = checked(tmp_path / "job.sh", f"#!/bin/bash\n#SBATCH --nodes={place}\nsrun torchrun train.py\n", capsys)
+    code, found, _ = checked(
+        tmp_path / "job.sh", f"#!/bin/bash\n#SBATCH --nodes={place}\nsrun torchrun train.py\n", capsys
+    )
     assert code in (0, 10, 11)
     assert any("#nodes" in line for line in found["assumed"])
 
@@ -50,6 +59,8 @@ def test_a_launch_that_is_to_be_filled_in_is_not_known(place, flag, tmp_path, ca
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "2x", "99999999999"])
 def test_what_is_no_place_and_no_number_is_refused(value, tmp_path, capsys):
-    code, found, _ = checked(tmp_path / "job.sh", f"#!/bin/bash\n#SBATCH --nodes={value}\nsrun torchrun train.py\n", capsys)
+    code, found, _ = checked(
+        tmp_path / "job.sh", f"#!/bin/bash\n#SBATCH --nodes={value}\nsrun torchrun train.py\n", capsys
+    )
     assert code == 2
     assert found["schema"] == "memsheet/error/1"

@@ -1,7 +1,8 @@
-"""Configurations as people run them: read without a crash, and none told that it does not start, for each of them does.
+"""Configurations as people run them: read without a crash, and none told that it does not start, for each of
+them does.
 
-``tests/wild_configs/index.json`` names the repository, commit, path and licence of each. Comments and long texts are left out; of batch scripts
-the directives are kept.
+``tests/wild_configs/index.json`` names the repository, commit, path and licence of each. Comments and long
+texts are left out; of batch scripts the directives are kept.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from memsheet.cli import main
 
 FOLDER = Path(__file__).parents[2] / "wild_configs"
 INDEX = json.loads((FOLDER / "index.json").read_text())
-FORMATS = {"ah": ("trl", "slurm"), "ax": ("axolotl",), "lf": ("llamafactory",), "mg": ("slurm",), "tt": ("slurm",)}
+FORMATS = {
+    "ah": ("trl", "slurm"),
+    "ax": ("axolotl",),
+    "lf": ("llamafactory",),
+    "mg": ("slurm",),
+    "tt": ("slurm",),
+}
 PERMISSIVE = {"Apache-2.0", "BSD-3-Clause", "MIT"}
 
 
@@ -30,7 +37,9 @@ def test_every_file_has_its_source_and_a_licence_that_permits_it() -> None:
 
 @pytest.mark.parametrize("model", [None, "llama-3.1-8b"])
 @pytest.mark.parametrize("name", [row["file"] for row in INDEX])
-def test_what_runs_is_not_told_that_it_does_not_start(name: str, model: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_runs_is_not_told_that_it_does_not_start(
+    name: str, model: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = ["--model", model, "--gpus", "8xH100-80GB"] if model else []
     code = main(["check", str(FOLDER / name), "--seq-len", "2048", *given, "--json"])
     found = json.loads(capsys.readouterr().out)

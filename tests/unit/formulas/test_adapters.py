@@ -1,4 +1,6 @@
-"""Adapters of every kind: what they keep, what a step of them holds, and which of them an engine refuses by name."""
+"""Adapters of every kind: what they keep, what a step of them holds, and which of them an engine refuses by
+name.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ TINY: dict[str, Any] = {
     "num_key_value_heads": 2, "vocab_size": 1000, "tie_word_embeddings": False,
 }  # fmt: skip
 RANK, HIDDEN, NARROW, LAYERS = 8, 256, 64, 3  # keys and values are NARROW wide
-LORA = {"adapter.rank": RANK, "adapter.targets": ["q_proj", "v_proj"], "seq_len": 128, "engine": "transformers"}
+LORA = {
+    "adapter.rank": RANK,
+    "adapter.targets": ["q_proj", "v_proj"],
+    "seq_len": 128,
+    "engine": "transformers",
+}
 
 
 def answer(**request: Any) -> Answer:
@@ -53,33 +60,58 @@ def test_lora_fa_trains_the_second_matrix_alone_and_keeps_no_input_for_the_first
     usual, frozen = sheet(), sheet(adapter__kind="lora-fa")
     assert trained(frozen) == LAYERS * RANK * (HIDDEN + NARROW)
     saved = [s.of(Component.SAVED_ACTIVATIONS, instant=Instant.BACKWARD).value for s in (usual, frozen)]
-    assert saved[0] - saved[1] >= (LAYERS - 1) * 2 * 128 * HIDDEN * 4  # the input in fp32, for queries and for values
+    assert (
+        saved[0] - saved[1] >= (LAYERS - 1) * 2 * 128 * HIDDEN * 4
+    )  # the input in fp32, for queries and for values
 
 
 def test_dora_holds_the_weight_the_product_and_their_sum_in_the_adapters_dtype() -> None:
-    short = [sheet(adapter__kind=kind, seq_len=1, recompute__mode="full").at(Instant.BACKWARD).value for kind in ("lora", "dora")]
+    short = [
+        sheet(adapter__kind=kind, seq_len=1, recompute__mode="full").at(Instant.BACKWARD).value
+        for kind in ("lora", "dora")
+    ]
     assert short[1] - short[0] > 3 * HIDDEN * HIDDEN * 4
 
 
 def test_dora_with_dropout_computes_the_base_again_from_a_weight_that_it_keeps() -> None:
     dropped = [
-        sheet(adapter__kind="dora", adapter__dropout=share).of(Component.SAVED_ACTIVATIONS, instant=Instant.FORWARD).value
+        sheet(adapter__kind="dora", adapter__dropout=share)
+        .of(Component.SAVED_ACTIVATIONS, instant=Instant.FORWARD)
+        .value
         for share in (0.0, 0.1)
     ]
     assert dropped[1] - dropped[0] > (LAYERS - 1) * HIDDEN * (HIDDEN + NARROW) * 4
 
 
 def test_modules_that_are_trained_whole_are_there_twice_and_have_gradients_and_moments() -> None:
-    usual, whole = sheet(adapter__dtype="bf16"), sheet(adapter__dtype="bf16", adapter__full_modules=["embed_tokens", "lm_head"])
+    usual, whole = (
+        sheet(adapter__dtype="bf16"),
+        sheet(adapter__dtype="bf16", adapter__full_modules=["embed_tokens", "lm_head"]),
+    )
     table = 1000 * HIDDEN * 2
-    for component, times in ((Component.PARAMETERS, 1), (Component.GRADIENTS, 1), (Component.OPTIMIZER_STATES, 2)):
-        more = whole.of(component, instant=Instant.OPTIMIZER_STEP).value - usual.of(component, instant=Instant.OPTIMIZER_STEP).value
+    for component, times in (
+        (Component.PARAMETERS, 1),
+        (Component.GRADIENTS, 1),
+        (Component.OPTIMIZER_STATES, 2),
+    ):
+        more = (
+            whole.of(component, instant=Instant.OPTIMIZER_STEP).value
+            - usual.of(component, instant=Instant.OPTIMIZER_STEP).value
+        )
         assert more == pytest.approx(2 * times * table, rel=1e-4)
 
 
 def test_an_input_that_trains_makes_the_first_layer_hand_a_gradient_back() -> None:
-    plain = sheet(adapter__full_modules=["lm_head"]).of(Component.SAVED_ACTIVATIONS, instant=Instant.FORWARD).value
-    embedded = sheet(adapter__full_modules=["embed_tokens"]).of(Component.SAVED_ACTIVATIONS, instant=Instant.FORWARD).value
+    plain = (
+        sheet(adapter__full_modules=["lm_head"])
+        .of(Component.SAVED_ACTIVATIONS, instant=Instant.FORWARD)
+        .value
+    )
+    embedded = (
+        sheet(adapter__full_modules=["embed_tokens"])
+        .of(Component.SAVED_ACTIVATIONS, instant=Instant.FORWARD)
+        .value
+    )
     assert embedded > plain
 
 
@@ -106,7 +138,9 @@ def test_kinds_that_an_engine_lacks_are_refused_by_name() -> None:
 
 def test_tied_embeddings_are_not_trained_whole() -> None:
     with pytest.raises(InputError, match="are one"):
-        memsheet.train({**TINY, "tie_word_embeddings": True}, plan={**LORA, "adapter.full_modules": ["lm_head"]})
+        memsheet.train(
+            {**TINY, "tie_word_embeddings": True}, plan={**LORA, "adapter.full_modules": ["lm_head"]}
+        )
 
 
 @pytest.mark.parametrize(
@@ -119,14 +153,21 @@ def test_a_plan_with_an_adapter_reads_back(request_: dict[str, Any]) -> None:
     assert resolve_document(plan_document(plan), spec) == plan
 
 
-# ---- projections that some code joins ----------------------------------------------------------------------------------------
+# ---- projections that some code joins ----------------------------------------------------------------------
 
 
 def joined(**request: Any) -> Answer:
     settings = {**TINY, "model_type": "qwen2", "num_key_value_heads": 8}
     dotted = {key.replace("__", "."): value for key, value in request.items()}
     return memsheet.train(
-        settings, plan={**LORA, "adapter.targets": ["qkv_proj"], "recompute.mode": "full", "attention": "flash", **dotted}
+        settings,
+        plan={
+            **LORA,
+            "adapter.targets": ["qkv_proj"],
+            "recompute.mode": "full",
+            "attention": "flash",
+            **dotted,
+        },
     )
 
 
@@ -141,17 +182,31 @@ def test_one_pair_stands_on_queries_keys_and_values_together() -> None:
 
 def test_joining_projections_changes_no_parameter() -> None:
     whole = joined().sheets[0].of(Component.PARAMETERS, instant=Instant.LOAD).value
-    apart = joined(adapter__targets=["q_proj", "k_proj", "v_proj"]).sheets[0].of(Component.PARAMETERS, instant=Instant.LOAD).value
+    apart = (
+        joined(adapter__targets=["q_proj", "k_proj", "v_proj"])
+        .sheets[0]
+        .of(Component.PARAMETERS, instant=Instant.LOAD)
+        .value
+    )
     assert apart - whole == LAYERS * 2 * RANK * HIDDEN * 4  # two first matrices less
 
 
-# ---- ms-swift ----------------------------------------------------------------------------------------------------------------
+# ---- ms-swift ----------------------------------------------------------------------------------------------
 
 
 def swift(**request: Any) -> Sheet:
     dotted = {key.replace("__", "."): value for key, value in request.items()}
-    plan = {**LORA, "engine": "ms-swift", "recompute.mode": "full", "attention": "flash", "seq_len": 512, **dotted}
-    return memsheet.train("qwen2.5-1.5b", gpus="1xA100-80GB-SXM" if _known("A100-80GB-SXM") else "1xH100-80GB", plan=plan).sheets[0]
+    plan = {
+        **LORA,
+        "engine": "ms-swift",
+        "recompute.mode": "full",
+        "attention": "flash",
+        "seq_len": 512,
+        **dotted,
+    }
+    return memsheet.train(
+        "qwen2.5-1.5b", gpus="1xA100-80GB-SXM" if _known("A100-80GB-SXM") else "1xH100-80GB", plan=plan
+    ).sheets[0]
 
 
 def _known(name: str) -> bool:
@@ -177,10 +232,16 @@ def test_its_losses_shift_a_copy_of_the_logits() -> None:
 
 
 def test_every_kind_of_adapter_has_a_name() -> None:
-    assert {kind.value for kind in AdapterKind} == {"lora", "dora", "lora-fa", "llama-adapter", "llama-adapter-v2"}
+    assert {kind.value for kind in AdapterKind} == {
+        "lora",
+        "dora",
+        "lora-fa",
+        "llama-adapter",
+        "llama-adapter-v2",
+    }
 
 
-# ---- against the real code ---------------------------------------------------------------------------------------------------
+# ---- against the real code ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -203,4 +264,6 @@ def test_every_instant_is_that_of_pefts_own_code(request_: dict[str, Any]) -> No
     traced = sheet_of(trace_training(TINY, plan, How(scratch=False)))
     predicted = account_rank(spec, plan)
     for instant in traced.instants:
-        assert predicted.at(instant).value == pytest.approx(traced.at(instant).value, abs=1e-3 * traced.peak.value), instant
+        assert predicted.at(instant).value == pytest.approx(
+            traced.at(instant).value, abs=1e-3 * traced.peak.value
+        ), instant

@@ -1,4 +1,6 @@
-"""A bare number of parameters: the states of a real model of that size, wherever an engine's rule of sharding needs no shapes."""
+"""A bare number of parameters: the states of a real model of that size, wherever an engine's rule of sharding
+needs no shapes.
+"""
 
 from itertools import product
 from typing import Any
@@ -68,9 +70,17 @@ def test_a_count_has_the_states_of_a_model_of_that_size(engine: str) -> None:
         bare, compared = account_bare(count, resolve_request(request, None).plan), compared + 1
         for instant, component in product((Instant.LOAD, Instant.OPTIMIZER_STEP), STATES):
             expected = sum(held(sheet, component, instant) for sheet in stages) / len(stages)
-            one_at_a_time = 2 * widest if component is Component.GRADIENTS and instant is Instant.OPTIMIZER_STEP else 2**16
+            one_at_a_time = (
+                2 * widest
+                if component is Component.GRADIENTS and instant is Instant.OPTIMIZER_STEP
+                else 2**16
+            )
             found = held(bare, component, instant)
-            assert found == pytest.approx(expected, rel=ROUNDING, abs=one_at_a_time), (request, instant, component)
+            assert found == pytest.approx(expected, rel=ROUNDING, abs=one_at_a_time), (
+                request,
+                instant,
+                component,
+            )
     assert compared
 
 
@@ -81,14 +91,23 @@ def test_whole_parameters_are_dealt_about_evenly(engine: str) -> None:
         stages, bare = of_model(request), account_bare(COUNT, resolve_request(request, None).plan)
         assert stages is not None
         for component in STATES:
-            assert held(bare, component, Instant.LOAD) == pytest.approx(held(stages[0], component, Instant.LOAD), rel=0.05)
+            assert held(bare, component, Instant.LOAD) == pytest.approx(
+                held(stages[0], component, Instant.LOAD), rel=0.05
+            )
 
 
 @pytest.mark.parametrize("engine", ["fsdp2", "torchtitan"])
 def test_what_stays_gathered_is_counted(engine: str) -> None:
-    """At zero 2 parameters are whole from forward to backward, and with it a count holds more than at zero 3, by their computed bytes."""
+    """At zero 2 parameters are whole from forward to backward, and with it a count holds more than at zero 3,
+    by their computed bytes.
+    """
     for precision in (None, "fp32"):
-        at = {zero: account_bare(COUNT, resolve_request(asked(engine, zero, {"dp_shard": 8}, precision), None).plan) for zero in (2, 3)}
+        at = {
+            zero: account_bare(
+                COUNT, resolve_request(asked(engine, zero, {"dp_shard": 8}, precision), None).plan
+            )
+            for zero in (2, 3)
+        }
         width = 4 if precision else 2
         for instant in (Instant.FORWARD, Instant.BACKWARD):
             more = at[2].at(instant).value - at[3].at(instant).value
@@ -106,8 +125,12 @@ def test_gradients_of_earlier_micro_batches_are_those_of_a_model(engine: str) ->
             continue
         bare, compared = account_bare(COUNT, resolve_request(request, None).plan), compared + 1
         for end in ("value", "high"):
-            expected = sum(getattr(s.of(Component.GRADIENTS, instant=Instant.FORWARD), end) for s in stages) / len(stages)
-            assert getattr(bare.of(Component.GRADIENTS, instant=Instant.FORWARD), end) == pytest.approx(expected, rel=ROUNDING), (
+            expected = sum(
+                getattr(s.of(Component.GRADIENTS, instant=Instant.FORWARD), end) for s in stages
+            ) / len(stages)
+            assert getattr(bare.of(Component.GRADIENTS, instant=Instant.FORWARD), end) == pytest.approx(
+                expected, rel=ROUNDING
+            ), (
                 request,
                 end,
             )
@@ -128,13 +151,20 @@ def test_what_a_count_does_not_know_is_refused(options: dict[str, Any], field: s
 
 
 def test_an_optimizer_in_backward_leaves_no_gradients() -> None:
-    sheet = memsheet.train(parameters="7e9", engine="transformers", precision="bf16-pure", optimizer_in_backward=True).sheets[0]
+    sheet = memsheet.train(
+        parameters="7e9", engine="transformers", precision="bf16-pure", optimizer_in_backward=True
+    ).sheets[0]
     assert sheet.peak.value == 6 * 7_000_000_000  # weights and two moments in 16 bits
 
 
 @pytest.mark.parametrize(("dtype", "width"), [(None, 2.0), ("fp32", 4.0), ("fp16", 2.0)])
-@pytest.mark.parametrize(("options", "ranks"), [({}, 1), ({"gpus": "4xL4"}, 4), ({"engine": "vllm", "gpus": "8xL4", "tp": 4, "pp": 2}, 8)])
-def test_weights_of_a_count_are_its_bytes_over_the_ranks(dtype: str | None, width: float, options: dict[str, Any], ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("options", "ranks"),
+    [({}, 1), ({"gpus": "4xL4"}, 4), ({"engine": "vllm", "gpus": "8xL4", "tp": 4, "pp": 2}, 8)],
+)
+def test_weights_of_a_count_are_its_bytes_over_the_ranks(
+    dtype: str | None, width: float, options: dict[str, Any], ranks: int
+) -> None:
     given = {"plan": {"precision": {"parameters": dtype}}} if dtype else {}
     answer = memsheet.infer(parameters="7e9", **options, **given)
     assert answer.sheets[0].of(Component.PARAMETERS).value == 7e9 * width / ranks
@@ -143,7 +173,8 @@ def test_weights_of_a_count_are_its_bytes_over_the_ranks(dtype: str | None, widt
 
 
 @pytest.mark.parametrize(
-    "option", [{"max_model_len": 2048}, {"sequences": 4}, {"kv_dtype": "fp8"}, {"attention": "sdpa"}, {"lora_rank": 8}]
+    "option",
+    [{"max_model_len": 2048}, {"sequences": 4}, {"kv_dtype": "fp8"}, {"attention": "sdpa"}, {"lora_rank": 8}],
 )
 def test_what_needs_layers_is_refused_of_a_served_count(option: dict[str, Any]) -> None:
     with pytest.raises(InputError) as caught:

@@ -1,6 +1,7 @@
 """The mistakes that other estimators make most, one test each: what is wrong is written beside what is right.
 
-Numbers are those of public configurations, worked by hand. ``test_nothing_is_forgotten`` keeps the list in order.
+Numbers are those of public configurations, worked by hand. ``test_nothing_is_forgotten`` keeps the list in
+order.
 """
 
 from __future__ import annotations
@@ -43,10 +44,14 @@ def kv(name: str, tokens: int = 1024) -> int:
 
 
 def paths(sheet: Sheet, component: Component, instant: Instant) -> dict[str, int]:
-    return {i.path: i.at[instant].value for i in sheet.items if i.component is component and instant in i.at and i.at[instant].value}
+    return {
+        i.path: i.at[instant].value
+        for i in sheet.items
+        if i.component is component and instant in i.at and i.at[instant].value
+    }
 
 
-# ---- cache -----------------------------------------------------------------------------------------------------------------
+# ---- cache -------------------------------------------------------------------------------------------------
 
 
 def test_01_kv_heads_not_query_heads() -> None:
@@ -60,7 +65,9 @@ def test_02_the_head_dim_that_is_stated() -> None:
 
 
 def test_03_a_latent_is_neither_doubled_nor_multiplied_by_heads() -> None:
-    """deepseek-v3: 512 + 64 elements a token and layer; as ordinary attention of 128 heads it would be 71 times that."""
+    """deepseek-v3: 512 + 64 elements a token and layer; as ordinary attention of 128 heads it would be 71
+    times that.
+    """
     assert kv("deepseek-v3") == 1024 * 61 * (512 + 64) * 2
 
 
@@ -80,15 +87,20 @@ def test_06_keys_and_values_and_heads_that_repeat_and_the_caches_own_dtype() -> 
     spec = model("llama-3-8b")
     assert bytes_per_token(spec, BF16) == 2 * (32 * 8 * 128) * 2
     assert bytes_per_token(spec, BF16, tp=32) == 2 * (32 * 1 * 128) * 2  # one head at least, not a quarter
-    whole, half = (served("llama-3-8b", kv_dtype=dtype).of(C.KV_CACHE, instant=At.DECODE).value for dtype in ("bf16", "fp8"))
+    whole, half = (
+        served("llama-3-8b", kv_dtype=dtype).of(C.KV_CACHE, instant=At.DECODE).value
+        for dtype in ("bf16", "fp8")
+    )
     assert whole == 2 * half
 
 
-# ---- weights ---------------------------------------------------------------------------------------------------------------
+# ---- weights -----------------------------------------------------------------------------------------------
 
 
 def test_07_a_caches_scales_count_and_a_hybrid_gains_less_than_its_format() -> None:
-    """MXFP8 keeps an eighth byte for 32 elements beside them; the states of recurrent layers are in no cache format."""
+    """MXFP8 keeps an eighth byte for 32 elements beside them; the states of recurrent layers are in no cache
+    format.
+    """
     plain, scaled = (sum(cache_bytes(model("llama-3-8b"), dtype, 1024, 1).values()) for dtype in (FP8, MXFP8))
     assert scaled * 32 == plain * 33
     dense, hybrid = (
@@ -106,7 +118,9 @@ def test_08_all_experts_are_resident_scales_cost_and_embeddings_and_head_stay_as
     awq = served("llama-3-8b", quantize="awq-int4")
     ends = 2 * 128_256 * 4096  # embeddings and head
     linear, norms = parameter_count(model("llama-3-8b")) - ends - 65 * 4096, 65 * 4096
-    assert awq.of(C.PARAMETERS, instant=At.LOAD).value == linear // 2 + linear // 128 * 2 + linear // 128 // 2 + 2 * (ends + norms)
+    assert awq.of(
+        C.PARAMETERS, instant=At.LOAD
+    ).value == linear // 2 + linear // 128 * 2 + linear // 128 // 2 + 2 * (ends + norms)
 
 
 def test_08_tied_embeddings_once_on_a_rank_and_on_both_ends_of_a_pipeline() -> None:
@@ -121,7 +135,10 @@ def test_08_tied_embeddings_once_on_a_rank_and_on_both_ends_of_a_pipeline() -> N
 def test_09_norms_routers_and_latent_projections_are_whole_experts_divide_by_ep_and_etp() -> None:
     for name in ("deepseek-v3", "mixtral-8x7b"):
         for path, weight, _ in parameter_tensors(model(name)):
-            held, whole = elements_of(held_shape(weight, Mesh(tp=8, ep=4, etp=2))), weight.elements // weight.copies
+            held, whole = (
+                elements_of(held_shape(weight, Mesh(tp=8, ep=4, etp=2))),
+                weight.elements // weight.copies,
+            )
             if weight.role in (Role.NORM, Role.ROUTER) or "_a_proj" in path:
                 assert held == whole, path
             if weight.role is Role.EXPERT:
@@ -133,7 +150,7 @@ def test_09_a_padded_vocabulary_is_a_multiple_for_every_rank() -> None:
     assert held_shape(table, Mesh(tp=8), 128 * 8)[0] * 8 % (128 * 8) == 0
 
 
-# ---- states ----------------------------------------------------------------------------------------------------------------
+# ---- states ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -143,9 +160,13 @@ def test_09_a_padded_vocabulary_is_a_multiple_for_every_rank() -> None:
         ({"engine": "transformers", "precision": "bf16-autocast"}, 16), ({"engine": "transformers", "precision": "fp32", "optimizer": "sgd"}, 8),
     ],
 )  # fmt: skip
-def test_10_bytes_a_parameter_are_the_engines_and_the_dtypes(options: dict[str, Any], bytes_each: int) -> None:
+def test_10_bytes_a_parameter_are_the_engines_and_the_dtypes(
+    options: dict[str, Any], bytes_each: int
+) -> None:
     held = trained("llama-tiny", optimizer_implementation="foreach", **options)
-    assert held.of(*STATES, instant=At.OPTIMIZER_STEP).value == bytes_each * parameter_count(model("llama-tiny"))
+    assert held.of(*STATES, instant=At.OPTIMIZER_STEP).value == bytes_each * parameter_count(
+        model("llama-tiny")
+    )
 
 
 def test_11_22_a_maximum_over_instants_of_sums() -> None:
@@ -178,11 +199,14 @@ def test_14_gathered_is_the_layer_at_work_the_one_fetched_ahead_and_the_root() -
     layer = 2 * sum(w.elements for w in model("llama-3-8b").stacks[0].runs[0].pattern[0].weights)
     forward = held.of(C.UNSHARDED_PARAMETERS, instant=At.FORWARD).value
     assert forward >= 2 * layer
-    backward = max(held.of(C.UNSHARDED_PARAMETERS, C.COMMUNICATION, instant=instant).value for instant in (At.LOSS, At.BACKWARD))
+    backward = max(
+        held.of(C.UNSHARDED_PARAMETERS, C.COMMUNICATION, instant=instant).value
+        for instant in (At.LOSS, At.BACKWARD)
+    )
     assert backward > layer
 
 
-# ---- activations -----------------------------------------------------------------------------------------------------------
+# ---- activations -------------------------------------------------------------------------------------------
 
 
 def test_15_a_gated_feed_forward_keeps_three_tensors_of_its_width() -> None:
@@ -194,14 +218,22 @@ def test_15_a_gated_feed_forward_keeps_three_tensors_of_its_width() -> None:
 
 def test_16_fused_attention_has_no_scores_but_a_log_sum_exp() -> None:
     scores = 32 * 32 * 512 * 512 * 2
-    fused, eager = (paths(trained(precision="bf16-pure", attention=kind), C.SAVED_ACTIVATIONS, At.LOSS) for kind in ("sdpa", "eager"))
+    fused, eager = (
+        paths(trained(precision="bf16-pure", attention=kind), C.SAVED_ACTIVATIONS, At.LOSS)
+        for kind in ("sdpa", "eager")
+    )
     assert max(size for path, size in fused.items() if "self_attn" in path) < scores
     assert any(size >= scores for path, size in eager.items() if "self_attn" in path)
-    assert 32 * 32 * 512 * 4 in [size for path, size in fused.items() if "self_attn" in path]  # fp32, a number a head and position
+    assert 32 * 32 * 512 * 4 in [
+        size for path, size in fused.items() if "self_attn" in path
+    ]  # fp32, a number a head and position
 
 
 def test_17_recompute_keeps_the_inputs_and_brings_one_layer_back() -> None:
-    held, plain = (trained("llama-2-7b", precision="bf16-pure", recompute=mode, seq_len=4096) for mode in ("full", "none"))
+    held, plain = (
+        trained("llama-2-7b", precision="bf16-pure", recompute=mode, seq_len=4096)
+        for mode in ("full", "none")
+    )
     start = 4096 * 4096 * 2
     kept = sum(
         size
@@ -229,14 +261,16 @@ def test_18_logits_in_bf16_their_fp32_copy_and_the_log_softmax() -> None:
     assert fused.at(At.LOSS).value < held.at(At.LOSS).value - 4 * logits
 
 
-# ---- the rest --------------------------------------------------------------------------------------------------------------
+# ---- the rest ----------------------------------------------------------------------------------------------
 
 
 def test_19_expert_parallelism_spreads_experts_and_not_tokens() -> None:
-    """Every rank's tokens go to topk experts wherever they are: with balanced routing a rank is given as many copies as it sent, and keeps them
-    as they came, sorted by expert, and between the expert's products.
+    """Every rank's tokens go to topk experts wherever they are: with balanced routing a rank is given as many
+    copies as it sent, and keeps them as they came, sorted by expert, and between the expert's products.
     """
-    sheets = [trained("mixtral-8x7b", engine="megatron", dp_shard=8, ep=ep, moe_balanced=True) for ep in (2, 8)]
+    sheets = [
+        trained("mixtral-8x7b", engine="megatron", dp_shard=8, ep=ep, moe_balanced=True) for ep in (2, 8)
+    ]
     kept = [paths(sheet, C.SAVED_ACTIVATIONS, At.BACKWARD) for sheet in sheets]
     inner = "model.layers.*.mlp.experts.linear_fc1/output"
     assert kept[0][inner] == kept[1][inner] == 32 * 512 * 2 * 2 * 14336 * 2
@@ -244,24 +278,51 @@ def test_19_expert_parallelism_spreads_experts_and_not_tokens() -> None:
 
 
 def test_20_each_stage_has_its_own_micro_batches_and_the_last_one_the_logits() -> None:
-    """Under 1F1B stage r of p keeps p - r micro-batches, all of them where there are fewer; one chunk a stage costs nothing more."""
-    stages = memsheet.train("llama-2-7b", engine="megatron", seq_len=512, pp=4, global_batch=16, fix=False).sheets
-    held = [sum(size for path, size in paths(s, C.SAVED_ACTIVATIONS, At.BACKWARD).items() if "linear_fc1/output" in path) for s in stages]
+    """Under 1F1B stage r of p keeps p - r micro-batches, all of them where there are fewer; one chunk a stage
+    costs nothing more.
+    """
+    stages = memsheet.train(
+        "llama-2-7b", engine="megatron", seq_len=512, pp=4, global_batch=16, fix=False
+    ).sheets
+    held = [
+        sum(
+            size
+            for path, size in paths(s, C.SAVED_ACTIVATIONS, At.BACKWARD).items()
+            if "linear_fc1/output" in path
+        )
+        for s in stages
+    ]
     assert [round(size / held[-1]) for size in held] == [4, 3, 2, 1]
-    assert not any("lm_head/output" in path for s in stages[:-1] for path in paths(s, C.SAVED_ACTIVATIONS, At.LOSS))
+    assert not any(
+        "lm_head/output" in path for s in stages[:-1] for path in paths(s, C.SAVED_ACTIVATIONS, At.LOSS)
+    )
     assert any("lm_head/output" in item.path for item in stages[-1].items)
-    few = memsheet.train("llama-2-7b", engine="megatron", seq_len=512, pp=4, global_batch=2, fix=False).sheets[0]
+    few = memsheet.train(
+        "llama-2-7b", engine="megatron", seq_len=512, pp=4, global_batch=2, fix=False
+    ).sheets[0]
     assert few.of(C.SAVED_ACTIVATIONS).value < stages[0].of(C.SAVED_ACTIVATIONS).value
-    single = memsheet.train("llama-2-7b", engine="megatron", seq_len=512, pp=4, vpp=1, global_batch=16, fix=False).sheets[0]
+    single = memsheet.train(
+        "llama-2-7b", engine="megatron", seq_len=512, pp=4, vpp=1, global_batch=16, fix=False
+    ).sheets[0]
     assert single.peak == stages[0].peak
 
 
 def test_21_norms_and_residuals_are_whole_on_tensor_parallel_ranks_without_sequence_parallel() -> None:
-    """Megatron's Llama-3-8B: the stream, 2 bytes of 4096 a token, is kept four times a layer; only sequence_parallel divides it."""
-    one, split, both = (trained(engine="megatron", **more) for more in ({}, {"tp": 8}, {"tp": 8, "sequence_parallel": True}))
-    stream = [paths(sheet, C.SAVED_ACTIVATIONS, At.BACKWARD)["model.layers.*.mlp.linear_fc1/normed"] for sheet in (one, split, both)]
+    """Megatron's Llama-3-8B: the stream, 2 bytes of 4096 a token, is kept four times a layer; only
+    sequence_parallel divides it.
+    """
+    one, split, both = (
+        trained(engine="megatron", **more) for more in ({}, {"tp": 8}, {"tp": 8, "sequence_parallel": True})
+    )
+    stream = [
+        paths(sheet, C.SAVED_ACTIVATIONS, At.BACKWARD)["model.layers.*.mlp.linear_fc1/normed"]
+        for sheet in (one, split, both)
+    ]
     assert stream[0] == stream[1] == 8 * stream[2]
-    wide = [paths(sheet, C.SAVED_ACTIVATIONS, At.BACKWARD)["model.layers.*.mlp.linear_fc1/output"] for sheet in (one, split, both)]
+    wide = [
+        paths(sheet, C.SAVED_ACTIVATIONS, At.BACKWARD)["model.layers.*.mlp.linear_fc1/output"]
+        for sheet in (one, split, both)
+    ]
     assert wide[0] == 8 * wide[1] == 8 * wide[2]
 
 
@@ -274,11 +335,16 @@ def test_23_slack_is_a_row_of_its_own_and_no_factor_on_anything() -> None:
     alone, card = trained(), trained(gpus="1xA100-80GB")
     assert C.ALLOCATOR_SLACK not in alone.sums()[alone.peak_instant]
     assert C.ALLOCATOR_SLACK in card.sums()[card.peak_instant]
-    assert [i.at for i in alone.items if i.component is C.PARAMETERS] == [i.at for i in card.items if i.component is C.PARAMETERS]
+    assert [i.at for i in alone.items if i.component is C.PARAMETERS] == [
+        i.at for i in card.items if i.component is C.PARAMETERS
+    ]
 
 
 def test_24_an_idle_servers_length_does_not_grow_its_decoding_temporaries() -> None:
-    short, long = (paths(served("llama-3-8b", max_model_len=n, prompt_tokens=16), C.TEMPORARIES, At.DECODE) for n in (1024, 65536))
+    short, long = (
+        paths(served("llama-3-8b", max_model_len=n, prompt_tokens=16), C.TEMPORARIES, At.DECODE)
+        for n in (1024, 65536)
+    )
     assert short["widest_layer"] == long["widest_layer"]
     assert short["logits"] == long["logits"]
 
@@ -324,5 +390,7 @@ def test_27_every_answer_names_engine_version_dtypes_and_instant() -> None:
 
 def test_nothing_is_forgotten() -> None:
     """Each of the 27 mistakes has a test that is named after it."""
-    tested = {int(n) for name in globals() if name.startswith("test_") for n in name.split("_")[1:3] if n.isdigit()}
+    tested = {
+        int(n) for name in globals() if name.startswith("test_") for n in name.split("_")[1:3] if n.isdigit()
+    }
     assert tested == set(range(1, 28))

@@ -40,8 +40,17 @@ def test_gpipe_holds_every_micro_batch_and_no_schedule_one() -> None:
 
 
 def test_stages_divide_layers_evenly_or_as_listed() -> None:
-    assert [layers_of_stage(32, plan(4), stage) for stage in range(4)] == [(0, 8), (8, 16), (16, 24), (24, 32)]
-    assert [layers_of_stage(32, plan(3, (10, 12, 10)), stage) for stage in range(3)] == [(0, 10), (10, 22), (22, 32)]
+    assert [layers_of_stage(32, plan(4), stage) for stage in range(4)] == [
+        (0, 8),
+        (8, 16),
+        (16, 24),
+        (24, 32),
+    ]
+    assert [layers_of_stage(32, plan(3, (10, 12, 10)), stage) for stage in range(3)] == [
+        (0, 10),
+        (10, 22),
+        (22, 32),
+    ]
 
 
 @pytest.mark.parametrize("name", ["llama-2-7b", "gemma-3-27b", "jamba-v0.1", "deepseek-v2", "qwen3-30b-a3b"])

@@ -1,4 +1,6 @@
-"""A real step on this machine's processor: what it allocates is what the trace said, and what the profiler counts besides is named."""
+"""A real step on this machine's processor: what it allocates is what the trace said, and what the profiler
+counts besides is named.
+"""
 
 import json
 
@@ -14,7 +16,17 @@ from memsheet.sheet import Component, Instant
 from memsheet.timeline import Mark, Storage, Timeline
 from memsheet.trace.parent import Traced
 
-JOB = ["llama-tiny", "--seq-len", "128", "--microbatch", "2", "--precision", "bf16-autocast", "--recompute", "full"]
+JOB = [
+    "llama-tiny",
+    "--seq-len",
+    "128",
+    "--microbatch",
+    "2",
+    "--precision",
+    "bf16-autocast",
+    "--recompute",
+    "full",
+]
 BAR = 0.001
 
 
@@ -98,7 +110,11 @@ class Card:
         self.top = self.held
 
     def memory_stats(self):
-        return {"requested_bytes.all.peak": self.top - 1, "allocated_bytes.all.peak": self.top, "reserved_bytes.all.peak": self.kept + 2}
+        return {
+            "requested_bytes.all.peak": self.top - 1,
+            "allocated_bytes.all.peak": self.top,
+            "reserved_bytes.all.peak": self.kept + 2,
+        }
 
     def current_device(self):
         return 3
@@ -128,9 +144,13 @@ def test_counters_of_a_card_are_read_where_the_step_says_it_is():
 
 def test_a_measured_sheet_of_a_card_adds_up_to_what_the_driver_gave():
     timeline = Timeline(
-        storages=(Storage(30, Component.PARAMETERS, "w", "aten.empty"), Storage(10, Component.TEMPORARIES, "x", "aten.mul")),
-        events=(0, 1), marks=(Mark(1, Instant.LOAD), Mark(1, Instant.FORWARD)),
-    )  # fmt: skip
+        storages=(
+            Storage(30, Component.PARAMETERS, "w", "aten.empty"),
+            Storage(10, Component.TEMPORARIES, "x", "aten.mul"),
+        ),
+        events=(0, 1),
+        marks=(Mark(1, Instant.LOAD), Mark(1, Instant.FORWARD)),
+    )
     measured = {
         "instants": {"load": 30, "forward": 45},
         "requested": {"load": 30, "forward": 42},
@@ -138,7 +158,13 @@ def test_a_measured_sheet_of_a_card_adds_up_to_what_the_driver_gave():
         "device_bytes": 100,
         "device": "cuda",
     }
-    sheet = measured_sheet(Traced(rank=0, stage=0, timeline=timeline, facts={"torch": "2.13", "measured": measured}))
+    sheet = measured_sheet(
+        Traced(rank=0, stage=0, timeline=timeline, facts={"torch": "2.13", "measured": measured})
+    )
     assert (sheet.allocated.value, sheet.reserved.value, sheet.device.value) == (45, 64, 100)
-    rest = {item.path: item.at[Instant.FORWARD].value for item in sheet.items if item.component is Component.UNEXPLAINED}
+    rest = {
+        item.path: item.at[Instant.FORWARD].value
+        for item in sheet.items
+        if item.component is Component.UNEXPLAINED
+    }
     assert rest == {"kernels": 2, "rounding": 3}

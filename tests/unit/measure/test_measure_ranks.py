@@ -1,4 +1,6 @@
-"""Several processes measured together: one sheet of all ranks, printed once, and what becomes of ranks that are wrong or lost."""
+"""Several processes measured together: one sheet of all ranks, printed once, and what becomes of ranks that
+are wrong or lost.
+"""
 
 import json
 import os
@@ -32,14 +34,16 @@ def asked(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
-# ---- the whole way -------------------------------------------------------------------------------------------------------------
+# ---- the whole way -----------------------------------------------------------------------------------------
 
 
 def test_two_processes_hold_what_was_traced_of_each_rank(capsys):
     measured = asked(capsys, "measure", *JOB, "--steps", "1")
     assert sum(1 + len(each["same_as"]) for each in measured["ranks"]) == 2
     for each in measured["ranks"]:
-        (traced,) = asked(capsys, "trace", *JOB, "--rank", str(each["rank"]), "--device", "cpu", "--no-scratch")["ranks"]
+        (traced,) = asked(
+            capsys, "trace", *JOB, "--rank", str(each["rank"]), "--device", "cpu", "--no-scratch"
+        )["ranks"]
         assert each["peak_instant"] == traced["peak_instant"]
         assert each["allocated_bytes"] == pytest.approx(traced["allocated_bytes"], rel=BAR)
     assert measured["trace"]["measured"]["tokens_per_s"] > 0
@@ -52,20 +56,24 @@ def test_two_processes_hold_what_was_traced_of_each_rank(capsys):
         ["--dp-shard", "2", "--tp", "2"],
         ["--dp-shard", "2", "--pp", "2", "--schedule", "1f1b", "--global-batch", "8"],
     ],
-)  # fmt: skip
+)
 def test_four_processes_hold_what_was_traced_of_each_rank(capsys, mesh):
     job = [JOB[0], *mesh, *(["--engine", "fsdp2"] if "--engine" not in mesh else []), "--seq-len", "128"]
     measured = asked(capsys, "measure", *job, "--steps", "1")["ranks"]
     assert sum(1 + len(each["same_as"]) for each in measured) == 4
     for each in measured:
-        (traced,) = asked(capsys, "trace", *job, "--rank", str(each["rank"]), "--device", "cpu", "--no-scratch")["ranks"]
+        (traced,) = asked(
+            capsys, "trace", *job, "--rank", str(each["rank"]), "--device", "cpu", "--no-scratch"
+        )["ranks"]
         assert each["allocated_bytes"] == pytest.approx(traced["allocated_bytes"], rel=BAR)
 
 
 @pytest.mark.slow
 def test_under_torchrun_one_sheet_is_printed(tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run([*torchrun, *ONE[1:], "--json"], capture_output=True, text=True, check=True, cwd=tmp_path)
+    done = subprocess.run(
+        [*torchrun, *ONE[1:], "--json"], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
     assert json.loads(done.stdout)["plan"]["mesh"]["dp_shard"] == 2
 
 
@@ -105,7 +113,7 @@ def test_a_rank_that_is_killed_ends_the_others_and_is_named():
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
 
 
-# ---- the question ---------------------------------------------------------------------------------------------------------------
+# ---- the question ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -135,14 +143,19 @@ def test_one_rank_alone_is_refused_among_several(capsys, among_two):
 
 
 @pytest.mark.parametrize(
-    "flags", [["--vary-length"], ["--max-model-len", "64", "--tp", "2", "--engine", "transformers"], ["--engine", "deepspeed"]]
+    "flags",
+    [
+        ["--vary-length"],
+        ["--max-model-len", "64", "--tp", "2", "--engine", "transformers"],
+        ["--engine", "deepspeed"],
+    ],
 )
 def test_what_ranks_are_not_measured_in_is_refused(capsys, flags):
     assert main(["measure", *(JOB if "--tp" not in flags else JOB[:1]), *flags]) == 2
     assert capsys.readouterr().out == ""
 
 
-# ---- ranks that are alike, wrong or lost ---------------------------------------------------------------------------------------
+# ---- ranks that are alike, wrong or lost -------------------------------------------------------------------
 
 
 def sheet(rank, size, stage=0):
@@ -187,9 +200,19 @@ def test_the_first_rank_that_failed_is_heard(tmp_path, monkeypatch):
 
 
 def test_what_a_thread_of_gloo_let_go_of_is_gone_with_its_collective():
-    """Three clones of which the profiler heard one's release; the second's place was given away, the third's not."""
-    made = [_Allocation(at, 8, address, "aten::clone", until=at + 5) for at, address in ((10, 1), (20, 2), (30, 2))]
-    heard = [*made, _Allocation(14, -8, 1, ""), _Allocation(1, 4, 3, "aten::zeros"), _Allocation(40, 2, 4, "aten::add")]
+    """Three clones of which the profiler heard one's release; the second's place was given away, the third's
+    not.
+    """
+    made = [
+        _Allocation(at, 8, address, "aten::clone", until=at + 5)
+        for at, address in ((10, 1), (20, 2), (30, 2))
+    ]
+    heard = [
+        *made,
+        _Allocation(14, -8, 1, ""),
+        _Allocation(1, 4, 3, "aten::zeros"),
+        _Allocation(40, 2, 4, "aten::add"),
+    ]
     released = _add_missing_releases(heard)
     assert [(one.at, one.bytes) for one in released if one.bytes < 0] == [(14, -8), (25, -8), (35, -8)]
     assert sum(one.bytes for one in released) == 4 + 2

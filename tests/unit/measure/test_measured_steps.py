@@ -1,4 +1,6 @@
-"""Many steps of many lengths, text as tokens, steps of one's own, and where memory ran out: what measuring tells besides a sheet."""
+"""Many steps of many lengths, text as tokens, steps of one's own, and where memory ran out: what measuring
+tells besides a sheet.
+"""
 
 import json
 import random
@@ -44,7 +46,7 @@ def plan_of(**short):
     return resolve_request({**request_from(short), "task": "train"}, None, real=True).plan
 
 
-# ---- lengths and text --------------------------------------------------------------------------------------------------------
+# ---- lengths and text --------------------------------------------------------------------------------------
 
 
 def test_lengths_vary_within_their_bounds_and_are_the_same_every_time():
@@ -79,7 +81,7 @@ def test_text_that_cannot_be_read_is_refused(tmp_path):
             read_text(name)
 
 
-# ---- the allocator over steps ------------------------------------------------------------------------------------------------
+# ---- the allocator over steps ------------------------------------------------------------------------------
 
 
 def steps_of(sizes):
@@ -101,7 +103,9 @@ def test_steps_together_are_the_whole_replay():
         assert len(found) == 8
         assert max(step.reserved_bytes for step in found) == whole.reserved_peak_bytes
         assert max(step.allocated_bytes for step in found) == whole.allocated_peak_bytes
-        assert [step.reserved_bytes for step in found] == sorted(step.reserved_bytes for step in found)  # without an end nothing goes back
+        assert [step.reserved_bytes for step in found] == sorted(
+            step.reserved_bytes for step in found
+        )  # without an end nothing goes back
 
 
 def test_an_emptied_cache_gives_each_step_its_own():
@@ -119,7 +123,11 @@ class Cuda:
         self.resets = 0
 
     def memory_stats(self):
-        return {"allocated_bytes.all.peak": 5, "reserved_bytes.all.peak": 9, "inactive_split_bytes.all.peak": 2}
+        return {
+            "allocated_bytes.all.peak": 5,
+            "reserved_bytes.all.peak": 9,
+            "inactive_split_bytes.all.peak": 2,
+        }
 
     def reset_peak_memory_stats(self):
         self.resets += 1
@@ -135,8 +143,26 @@ def test_a_gpu_s_own_counters_are_read_and_set_back():
 def test_varied_lengths_on_text_are_measured_and_shown(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     (tmp_path / "text.txt").write_text("to be or not to be " * 50)
-    command = ["measure", str(tmp_path / "config.json"), "--seq-len", "64", "--microbatch", "2", "--vary-length", "--steps", "4"]
-    given = [*command, "--data", str(tmp_path / "text.txt"), "--record", str(tmp_path / "r.json.gz"), "--events", str(tmp_path / "e.json")]
+    command = [
+        "measure",
+        str(tmp_path / "config.json"),
+        "--seq-len",
+        "64",
+        "--microbatch",
+        "2",
+        "--vary-length",
+        "--steps",
+        "4",
+    ]
+    given = [
+        *command,
+        "--data",
+        str(tmp_path / "text.txt"),
+        "--record",
+        str(tmp_path / "r.json.gz"),
+        "--events",
+        str(tmp_path / "e.json"),
+    ]
     assert main(given) == 0
     shown = capsys.readouterr()
     assert "worst step" in shown.out
@@ -151,7 +177,9 @@ def test_varied_lengths_on_text_are_measured_and_shown(tmp_path, capsys):
     assert over["simulated"]
     assert [len(kind["reserved_bytes"]) for kind in over["settings"]] == [4] * 4
     for kind in over["settings"]:
-        for allocated, reserved, idle in zip(kind["allocated_bytes"], kind["reserved_bytes"], kind["idle_bytes"], strict=True):
+        for allocated, reserved, idle in zip(
+            kind["allocated_bytes"], kind["reserved_bytes"], kind["idle_bytes"], strict=True
+        ):
             assert 0 < allocated <= reserved
             assert 0 <= idle <= reserved - allocated + 2 * MIB or idle <= reserved
     assert found["environment"]["torch"] == torch.__version__
@@ -160,7 +188,7 @@ def test_varied_lengths_on_text_are_measured_and_shown(tmp_path, capsys):
     assert timeline_from(json.loads((tmp_path / "e.json").read_text())).events
 
 
-# ---- where memory runs out ---------------------------------------------------------------------------------------------------
+# ---- where memory runs out ---------------------------------------------------------------------------------
 
 
 def test_a_request_that_fails_is_an_answer_with_what_was_there():
@@ -179,7 +207,12 @@ def test_a_request_that_fails_is_an_answer_with_what_was_there():
         found = out_of_memory_record(stop, error.value)
     del weight, kept
     told = found["facts"]["died"]
-    assert (told["instant"], told["step"], told["op"], told["path"]) == ("forward", 1, "aten.empty", "model.layers.*.mlp")
+    assert (told["instant"], told["step"], told["op"], told["path"]) == (
+        "forward",
+        1,
+        "aten.empty",
+        "model.layers.*.mlp",
+    )
     assert told["request_bytes"] == 4 * 2**50
     assert told["by"] == {"parameters": 4000, "saved_activations": 2000}
     assert told["resident_bytes"] == 6000
@@ -198,7 +231,10 @@ def test_requests_are_read_from_messages(message, size):
 
 
 def test_other_errors_are_not_taken_for_it():
-    with recording_context(How(device="cpu", fake=False, scratch=False)), pytest.raises(RuntimeError) as error:
+    with (
+        recording_context(How(device="cpu", fake=False, scratch=False)),
+        pytest.raises(RuntimeError) as error,
+    ):
         torch.ones(3) @ torch.ones(4)
     assert stop_of(error.value) is None
     assert stop_of(RuntimeError("out of memory")) is None  # nobody saw where
@@ -206,7 +242,18 @@ def test_other_errors_are_not_taken_for_it():
 
 @pytest.mark.slow
 def test_a_job_that_dies_exits_with_ten(capsys):
-    command = ["measure", "llama-tiny", "--seq-len", "2048", "--microbatch", "8", "--attention", "eager", "--memory-limit", "900MiB"]
+    command = [
+        "measure",
+        "llama-tiny",
+        "--seq-len",
+        "2048",
+        "--microbatch",
+        "8",
+        "--attention",
+        "eager",
+        "--memory-limit",
+        "900MiB",
+    ]
     assert main(command) == 10
     shown = capsys.readouterr().out
     assert shown.startswith("OUT OF MEMORY")
@@ -220,7 +267,7 @@ def test_a_job_that_dies_exits_with_ten(capsys):
     assert found["ranks"][0]["allocated_bytes"] == told["resident_bytes"] == sum(told["by"].values())
 
 
-# ---- a step of one's own -----------------------------------------------------------------------------------------------------
+# ---- a step of one's own -----------------------------------------------------------------------------------
 
 
 def build():
@@ -241,12 +288,17 @@ def test_a_step_of_one_s_own_is_measured_on_real_tensors():
     (sheet,) = answer.sheets
     weights = 4 * sum(p.numel() for p in build()[0].parameters())
     assert sheet.of(Component.PARAMETERS, instant=Instant.FORWARD).value == weights
-    assert sheet.of(Component.OPTIMIZER_STATES, instant=Instant.FORWARD).value == 2 * weights + 4 * 4  # two moments, four counts of steps
+    assert (
+        sheet.of(Component.OPTIMIZER_STATES, instant=Instant.FORWARD).value == 2 * weights + 4 * 4
+    )  # two moments, four counts of steps
     assert sheet.of(Component.GRADIENTS, instant=Instant.OPTIMIZER_STEP).value == weights
     measured = answer.trace["measured"]
     assert sheet.allocated.value == max(measured["instants"].values())
     assert measured["steps"] == 2
-    assert abs(sum(item.largest.value for item in sheet.items if item.component is Component.UNEXPLAINED)) < 0.01 * sheet.allocated.value
+    assert (
+        abs(sum(item.largest.value for item in sheet.items if item.component is Component.UNEXPLAINED))
+        < 0.01 * sheet.allocated.value
+    )
 
 
 OWN = """
@@ -293,7 +345,7 @@ def test_what_a_step_raises_is_raised():
         memsheet.measure_step(build, steps=0)
 
 
-# ---- names and places --------------------------------------------------------------------------------------------------------
+# ---- names and places --------------------------------------------------------------------------------------
 
 
 def test_every_component_has_the_framework_s_name_at_each_instant():
@@ -330,7 +382,17 @@ def test_a_rank_is_told_as_a_child_tells_it():
 
 def test_generation_is_measured(capsys, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(TINY))
-    command = ["measure", str(tmp_path / "config.json"), "--max-model-len", "64", "--prompt-tokens", "32", "--steps", "2", "--json"]
+    command = [
+        "measure",
+        str(tmp_path / "config.json"),
+        "--max-model-len",
+        "64",
+        "--prompt-tokens",
+        "32",
+        "--steps",
+        "2",
+        "--json",
+    ]
     assert main(command) == 0
     found = json.loads(capsys.readouterr().out)
     measured = found["trace"]["measured"]
@@ -338,7 +400,9 @@ def test_generation_is_measured(capsys, tmp_path):
     assert found["ranks"][0]["instants"] == measured["instants"]
     assert measured["prefill_s"] > 0
     cache = [item for item in found["ranks"][0]["items"] if item["component"] == "kv_cache"]
-    assert sum(item["at"]["decode"] for item in cache) == 2 * 2 * 2 * 16 * 64 * 2  # keys and values, layers, heads, size, tokens, bf16
+    assert (
+        sum(item["at"]["decode"] for item in cache) == 2 * 2 * 2 * 16 * 64 * 2
+    )  # keys and values, layers, heads, size, tokens, bf16
 
 
 @pytest.mark.parametrize(
@@ -367,13 +431,21 @@ def test_no_memory_at_all_is_no_limit(capsys):
     assert "memory_limit = 0GiB: is nothing" in capsys.readouterr().err
 
 
-def test_what_a_plan_says_of_the_allocator_reaches_a_gpus_and_is_said_to_change_nothing_on_a_processor(monkeypatch):
+def test_what_a_plan_says_of_the_allocator_reaches_a_gpus_and_is_said_to_change_nothing_on_a_processor(
+    monkeypatch,
+):
     asked = plan_of(seq_len=64, expandable_segments=True)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
     settings = measuring._allocator_settings(asked, "cuda")
     assert settings["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:64,expandable_segments:True"
-    assert environment_of({"environment": settings})["PYTORCH_CUDA_ALLOC_CONF"] == settings["PYTORCH_ALLOC_CONF"]
-    assert measuring._allocator_settings(asked, "cpu") == measuring._allocator_settings(plan_of(seq_len=64), "cuda") == {}
+    assert (
+        environment_of({"environment": settings})["PYTORCH_CUDA_ALLOC_CONF"] == settings["PYTORCH_ALLOC_CONF"]
+    )
+    assert (
+        measuring._allocator_settings(asked, "cpu")
+        == measuring._allocator_settings(plan_of(seq_len=64), "cuda")
+        == {}
+    )
     assert "changes nothing here" in measuring._idle_option_notes(asked, measuring.Options())[0]
     assert measuring._idle_option_notes(asked, measuring.Options(vary_length=True)) == ()
 
@@ -385,6 +457,8 @@ def test_memory_that_runs_out_after_the_recorded_step_is_said_as_such(monkeypatc
     monkeypatch.setattr(requests, "_measure_planned_job", starved)
     with pytest.raises(InputError, match=r"ran out after a step was recorded.*for 2\.00 MiB more"):
         requests.answer({"device": "cpu"})
-    monkeypatch.setattr(requests, "_measure_planned_job", lambda _: (_ for _ in ()).throw(RuntimeError("another")))
+    monkeypatch.setattr(
+        requests, "_measure_planned_job", lambda _: (_ for _ in ()).throw(RuntimeError("another"))
+    )
     with pytest.raises(RuntimeError, match="another"):
         requests.answer({"device": "cpu"})

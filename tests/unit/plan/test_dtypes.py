@@ -29,7 +29,16 @@ def test_bytes_of_a_tensor(name: str, elements: int, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "bits"), [("Q4_0", 4.5), ("Q4_K", 4.5), ("Q5_K", 5.5), ("Q6_K", 6.5625), ("Q8_0", 8.5), ("Q2_K", 2.625), ("MXFP4", 4.25)]
+    ("name", "bits"),
+    [
+        ("Q4_0", 4.5),
+        ("Q4_K", 4.5),
+        ("Q5_K", 5.5),
+        ("Q6_K", 6.5625),
+        ("Q8_0", 8.5),
+        ("Q2_K", 2.625),
+        ("MXFP4", 4.25),
+    ],
 )
 def test_gguf_bits_a_weight_are_those_of_the_block_structs(name: str, bits: float) -> None:
     """ggml-common.h: bytes of a block over its elements."""

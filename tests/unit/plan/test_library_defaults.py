@@ -1,4 +1,6 @@
-"""What a named library does where nobody says otherwise: each of its values is on the plan with its name, and what is given wins."""
+"""What a named library does where nobody says otherwise: each of its values is on the plan with its name, and
+what is given wins.
+"""
 
 from __future__ import annotations
 
@@ -45,29 +47,55 @@ def question(library: str, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 def where_it_holds(library: str, default: Default) -> dict[str, Any]:
-    """The first question that a default holds in: as it is, with an adapter, with none, or with one of no rank."""
+    """The first question that a default holds in: as it is, with an adapter, with none, or with one of no
+    rank.
+    """
     beside = {"plan": {"adapter": {"rank": 4}, "quantization": {"weights": "nf4"}}}
-    for said in ({}, {"lora_rank": 4}, WHOLE.get(library, {}), {"plan": {"adapter": {"kind": "dora"}}}, beside):
-        asked = in_our_words({"engine": library, **{key: value for key, value in said.items() if key != "plan"}}, "train")
+    for said in (
+        {},
+        {"lora_rank": 4},
+        WHOLE.get(library, {}),
+        {"plan": {"adapter": {"kind": "dora"}}},
+        beside,
+    ):
+        asked = in_our_words(
+            {"engine": library, **{key: value for key, value in said.items() if key != "plan"}}, "train"
+        )
         request = {**flatten_document(said.get("plan", {})), **asked.request}
         if any(one is default for one, _ in library_defaults_for(library, request, asked.settled)):
             return said
     raise AssertionError(f"{default.name} never holds")
 
 
-@pytest.mark.parametrize(("library", "default"), EACH, ids=[f"{name}-{own.name}-{'-'.join(own.keys)}" for name, own in EACH])
+@pytest.mark.parametrize(
+    ("library", "default"), EACH, ids=[f"{name}-{own.name}-{'-'.join(own.keys)}" for name, own in EACH]
+)
 def test_a_librarys_value_holds_and_is_named_unless_another_is_given(library: str, default: Default) -> None:
     said = where_it_holds(library, default)
     request, where = question(library, **said)
     for key, value in default.keys.items():
-        line = f"{default.name} = {value} " if key == "@accumulation" else f"{key} = {assumed_value_text(value)} "
+        line = (
+            f"{default.name} = {value} "
+            if key == "@accumulation"
+            else f"{key} = {assumed_value_text(value)} "
+        )
         assert f"{line}({of_library(library)} own default)" in where["assumed"]
         assert key == "@accumulation" or request[key] == value
-        document = {key: OTHER[key]} if "." not in key else {key.partition(".")[0]: {key.partition(".")[2]: OTHER[key]}}
-        other = {"gradient_accumulation_steps": 3} if key == "@accumulation" else {"plan": {**said.get("plan", {}), **document}}
+        document = (
+            {key: OTHER[key]}
+            if "." not in key
+            else {key.partition(".")[0]: {key.partition(".")[2]: OTHER[key]}}
+        )
+        other = (
+            {"gradient_accumulation_steps": 3}
+            if key == "@accumulation"
+            else {"plan": {**said.get("plan", {}), **document}}
+        )
         given, beside = question(library, **{**said, **other})
         assert key == "@accumulation" or given[key] == OTHER[key]
-        assert not any(told.startswith(line.partition("=")[0]) and "own default" in told for told in beside["assumed"])
+        assert not any(
+            told.startswith(line.partition("=")[0]) and "own default" in told for told in beside["assumed"]
+        )
 
 
 @pytest.mark.parametrize("library", LIBRARY_DEFAULTS)
@@ -90,19 +118,27 @@ def test_without_a_library_the_engines_defaults_stand() -> None:
 
 @pytest.mark.parametrize("weights", BITS_AND_BYTES)
 def test_trl_trains_adapters_in_sixteen_bits_beside_a_quantized_base(weights: str) -> None:
-    """By its engine's name and by its recipe; with nothing quantized, and under transformers itself, peft's fp32 stands."""
+    """By its engine's name and by its recipe; with nothing quantized, and under transformers itself, peft's
+    fp32 stands.
+    """
     words = {"lora_rank": 4, "lora_targets": ["q_proj"], "seq_len": 64}
     dtypes = {
-        engine: memsheet.train("llama-tiny", engine=engine, quantize=weights, **words).plan.adapter for engine in ("trl", "transformers")
+        engine: memsheet.train("llama-tiny", engine=engine, quantize=weights, **words).plan.adapter
+        for engine in ("trl", "transformers")
     }
-    assert {engine: adapter and adapter.dtype.name for engine, adapter in dtypes.items()} == {"trl": "bf16", "transformers": "fp32"}
+    assert {engine: adapter and adapter.dtype.name for engine, adapter in dtypes.items()} == {
+        "trl": "bf16",
+        "transformers": "fp32",
+    }
     plain = memsheet.train("llama-tiny", engine="trl", **words).plan.adapter
     assert plain is not None
     assert plain.dtype.name == "fp32"
     four = {"load_in_8bit": True} if weights == "int8" else {"load_in_4bit": True}
     row = {"model_name_or_path": "llama-tiny", "use_peft": True, "lora_r": 4}
     read = {
-        told: read_text("a.yaml", json.dumps({**row, **(four if told else {})}), {"json": parse_json, "yaml": parse_yaml}).request
+        told: read_text(
+            "a.yaml", json.dumps({**row, **(four if told else {})}), {"json": parse_json, "yaml": parse_yaml}
+        ).request
         for told in (True, False)
     }
     assert (read[True]["adapter.dtype"], read[False].get("adapter.dtype")) == ("bf16", None)
@@ -110,14 +146,18 @@ def test_trl_trains_adapters_in_sixteen_bits_beside_a_quantized_base(weights: st
 
 @pytest.mark.parametrize(("method", "dtype"), [("qlora", "bf16"), ("lora", "fp32")])
 def test_a_plan_by_a_method_trains_adapters_as_the_library_does(method: str, dtype: str) -> None:
-    best = memsheet.plan("llama-tiny", engine="trl", gpus="1xH100-80GB", method=method, global_batch=8, seq_len=64, top=1).ranking.plans[0]
+    best = memsheet.plan(
+        "llama-tiny", engine="trl", gpus="1xH100-80GB", method=method, global_batch=8, seq_len=64, top=1
+    ).ranking.plans[0]
     assert best.request.get("adapter.dtype", "fp32") == dtype
 
 
 @pytest.mark.parametrize(("words", "rank", "weights"), [
     ({}, 16, "nf4"), ({"load_in_4bit": False}, 16, None), ({"quantize": "none"}, 16, None), ({"full_finetuning": True}, None, None), ({"lora_rank": 4}, 4, "nf4"),
 ])  # fmt: skip
-def test_what_is_said_not_to_be_is_not_taken(words: dict[str, Any], rank: int | None, weights: str | None) -> None:
+def test_what_is_said_not_to_be_is_not_taken(
+    words: dict[str, Any], rank: int | None, weights: str | None
+) -> None:
     request, _ = question("unsloth", **words)
     assert (request.get("adapter.rank"), request.get("quantization.weights")) == (rank, weights)
 
@@ -132,14 +172,21 @@ def test_short_rows_are_recomputed_without_the_host() -> None:
     ("axolotl", "axolotl", ("sequence_len", "micro_batch_size", "bf16", "gradient_checkpointing", "optimizer")),
     ("llama-factory", "llamafactory", ("cutoff_len", "disable_gradient_checkpointing", "finetuning_type", "lora_rank", "lora_target", "bf16")),
 ])  # fmt: skip
-def test_readers_of_a_librarys_files_have_the_same_values(library: str, form: str, names: tuple[str, ...]) -> None:
+def test_readers_of_a_librarys_files_have_the_same_values(
+    library: str, form: str, names: tuple[str, ...]
+) -> None:
     usual = {key.at: key.usual for key in find_format(form).keys}
     assert {name: usual[name] for name in names} == {name: own_default(library, name) for name in names}
 
 
-# ---- every command ----------------------------------------------------------------------------------------------------------------
+# ---- every command -----------------------------------------------------------------------------------------
 
-CARDS = {"trl": "1xH100-80GB", "axolotl": "1xH100-80GB", "unsloth": "1xRTX4090", "llama-factory": "1xH100-80GB"}
+CARDS = {
+    "trl": "1xH100-80GB",
+    "axolotl": "1xH100-80GB",
+    "unsloth": "1xRTX4090",
+    "llama-factory": "1xH100-80GB",
+}
 
 
 @pytest.mark.parametrize("library", LIBRARY_DEFAULTS)
@@ -152,7 +199,10 @@ def test_every_search_takes_a_librarys_values(library: str) -> None:
     for told, left in ((solved.assumed, ("seq_len",)), (planned.ranking.notes, tuple(api.VARIED))):
         kept = {line for line in own if not line.startswith((*left, "gradient_acc"))}
         assert kept
-        assert kept <= {*told, *(line for line in own if line.startswith("offload"))}  # which a length decides
+        assert kept <= {
+            *told,
+            *(line for line in own if line.startswith("offload")),
+        }  # which a length decides
         assert not [line for line in told if "own default" in line and line.startswith(left)]
 
 
@@ -162,7 +212,9 @@ class RunError(Exception):
 
 @pytest.mark.parametrize("library", LIBRARY_DEFAULTS)
 @pytest.mark.parametrize("command", ["trace", "measure"])
-def test_what_is_run_has_a_librarys_values(library: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_run_has_a_librarys_values(
+    library: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def run(asked: dict[str, Any], *_: Any, **__: Any) -> None:
         raise RunError(asked["plan"])
 
@@ -171,7 +223,9 @@ def test_what_is_run_has_a_librarys_values(library: str, command: str, monkeypat
     said: dict[str, Any] = {"seq_len": 600, "microbatch": 1, "optimizer": {"name": "adamw"}}
     ask = {
         "trace": lambda: memsheet.trace("llama-tiny", engine=library, plan=said),
-        "measure": lambda: memsheet.measure("llama-tiny", engine=library, plan=said, quantize="none"),  # nf4 runs on GPUs alone,
+        "measure": lambda: memsheet.measure(
+            "llama-tiny", engine=library, plan=said, quantize="none"
+        ),  # nf4 runs on GPUs alone,
     }
     with pytest.raises(RunError) as ran:
         ask[command]()
@@ -206,20 +260,36 @@ STUCK = [
 def test_what_solving_offers_is_what_train_says_of_it_with_the_library(
     library: str, more: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words: dict[str, Any] = {flag.removeprefix("--").replace("-", "_"): (more[1] if more[1:] else True) for flag in more[:1]}
+    words: dict[str, Any] = {
+        flag.removeprefix("--").replace("-", "_"): (more[1] if more[1:] else True) for flag in more[:1]
+    }
     solution = memsheet.solve("seq_len", "llama-3.1-8b", engine=library, gpus="1x24GB", **words)
     assert solution.fix is not None
     assert solution.least is not None
     flags = flags_of(solution.fix).split()
     kept = [] if "--engine" in flags else ["--engine", library, *more]
-    main(["train", "llama-3.1-8b", *kept, "--gpus", "1x24GB", "--seq-len", str(solution.least.value), *flags, "--json"])
+    main(
+        [
+            "train",
+            "llama-3.1-8b",
+            *kept,
+            "--gpus",
+            "1x24GB",
+            "--seq-len",
+            str(solution.least.value),
+            *flags,
+            "--json",
+        ]
+    )
     sheet = json.loads(capsys.readouterr().out)
     assert sheet["verdict"]["device_bytes"] == int(solution.fix.device.value), flags
 
 
 @pytest.mark.parametrize("high", [0, 2**40])
 def test_a_plan_that_a_library_may_overfill_is_not_sure_to_fit(high: int) -> None:
-    advice = memsheet.plan("llama-tiny", engine="transformers", gpus="2xA100-80GB", seq_len=64, global_batch=4, top=2)
+    advice = memsheet.plan(
+        "llama-tiny", engine="transformers", gpus="2xA100-80GB", seq_len=64, global_batch=4, top=2
+    )
     doubted = doubted_advice(advice, LibraryUse("any", lambda *_: (0, high)))
     assert bool(doubted.ranking.plans) == (high == 0)
     assert doubted.ranking.result is (Result.UNCERTAIN if high else Result.FITS)
@@ -238,7 +308,9 @@ def test_a_cure_typed_as_it_is_printed_is_the_one_that_was_accounted(
     library: str, model: str, gpus: str, more: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On the library's own engine its values still hold; a change to another engine has to say them."""
-    words: dict[str, Any] = {"full_finetuning": True} if library == "unsloth" else {"finetuning_type": "full"} if more else {}
+    words: dict[str, Any] = (
+        {"full_finetuning": True} if library == "unsloth" else {"finetuning_type": "full"} if more else {}
+    )
     fix = memsheet.train(model, engine=library, gpus=gpus, **words).verdict.cheapest_fix
     assert fix is not None
     flags = flags_of(fix).split()
@@ -258,7 +330,7 @@ def test_tables_in_fp32_are_beside_axolotls_sheet(attention: str) -> None:
     assert any("in fp32" in note for note in answer.notes) is (attention == "sdpa")
 
 
-# ---- beside the verdict -----------------------------------------------------------------------------------------------------------
+# ---- beside the verdict ------------------------------------------------------------------------------------
 
 JOBS = [
     ("llama-3.2-1b", {"gpus": "1xH100-80GB"}), ("llama-3.1-8b", {"gpus": "8xH100-80GB"}), ("llama-3.1-8b", {"gpus": "1xA100-80GB", "lora_rank": 8}),

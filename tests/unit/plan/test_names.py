@@ -20,7 +20,9 @@ def test_short_names_become_keys_and_nones_go() -> None:
     assert request == {"mesh.tp": 2, "adapter.targets": ["q_proj"], "precision.name": "bf16-pure"}
 
 
-@pytest.mark.parametrize("value", ["optimizer,parameters", ["optimizer", "parameters"], ("optimizer", "parameters")])
+@pytest.mark.parametrize(
+    "value", ["optimizer,parameters", ["optimizer", "parameters"], ("optimizer", "parameters")]
+)
 def test_offload_is_a_list(value: object) -> None:
     assert request_from({"offload": value}) == {"offload.optimizer": 1, "offload.parameters": 1}
 

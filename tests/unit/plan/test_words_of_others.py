@@ -1,4 +1,6 @@
-"""Words of other tools: each says exactly what its tool means by it, on the command line and in Python, or is refused by name."""
+"""Words of other tools: each says exactly what its tool means by it, on the command line and in Python, or is
+refused by name.
+"""
 
 import json
 
@@ -41,7 +43,9 @@ def said(name):
     return name.replace("-", "_")
 
 
-@pytest.mark.parametrize(("name", "meaning", "task"), RENAMED, ids=[f"{n}-{t}-{'-'.join(m.engines)}" for n, m, t in RENAMED])
+@pytest.mark.parametrize(
+    ("name", "meaning", "task"), RENAMED, ids=[f"{n}-{t}-{'-'.join(m.engines)}" for n, m, t in RENAMED]
+)
 def test_a_word_comes_to_the_same_as_our_own(name, meaning, task):
     """In Python, and on the line of every command that has it."""
     value, engine = sample(meaning.key), {"engine": meaning.engines[0]} if meaning.engines else {}
@@ -51,13 +55,23 @@ def test_a_word_comes_to_the_same_as_our_own(name, meaning, task):
     for command in COMMANDS.values():
         if any(flag.group == WORDS and flag.name == name for flag in command.flags):
             needed = [argument.name for argument in command.arguments if argument.required]
-            line = parse_command_line(command, [*needed, *shell, *(f"--engine={own}" for own in engine.values())])
+            line = parse_command_line(
+                command, [*needed, *shell, *(f"--engine={own}" for own in engine.values())]
+            )
             assert in_our_words(plan_flag_values(line), task).request == ours
 
 
 def test_every_word_is_of_a_command_and_every_meaning_is_of_a_key():
     jobs = [command for command in COMMANDS.values() if any(flag.name == "seq-len" for flag in command.flags)]
-    assert {command.name for command in jobs} == {"train", "infer", "plan", "solve", "check", "trace", "measure"}
+    assert {command.name for command in jobs} == {
+        "train",
+        "infer",
+        "plan",
+        "solve",
+        "check",
+        "trace",
+        "measure",
+    }
     for command in jobs:
         assert {*ALIASES} <= {flag.name for flag in command.flags}
     for word in ALIASES.values():
@@ -70,7 +84,7 @@ def test_every_word_is_of_a_command_and_every_meaning_is_of_a_key():
     assert not {said(name) for name in ALIASES} & {*SHORT, "offload"}
 
 
-# ---- what the tools themselves read ----------------------------------------------------------------------------------------------------
+# ---- what the tools themselves read ------------------------------------------------------------------------
 
 AS_TOOLS_READ = {
     "vllm": ("infer", {
@@ -94,7 +108,9 @@ AS_TOOLS_READ = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("tool", "name"), [(tool, name) for tool, (_, words) in AS_TOOLS_READ.items() for name in words])
+@pytest.mark.parametrize(
+    ("tool", "name"), [(tool, name) for tool, (_, words) in AS_TOOLS_READ.items() for name in words]
+)
 def test_a_word_means_what_its_tool_reads(tool, name):
     """As the reader of the tool's own configuration has it, which cites its code."""
     task, words = AS_TOOLS_READ[tool]
@@ -102,9 +118,15 @@ def test_a_word_means_what_its_tool_reads(tool, name):
     form = find_format(tool)
     key = next(key for key in form.keys if key.at.lstrip("-") in (word, word.replace("-", "_")))
     theirs = {
-        at.removeprefix("?"): held for at, held in key.read(value, {key.at: value}).items() if held is not None and not at.startswith("@")
+        at.removeprefix("?"): held
+        for at, held in key.read(value, {key.at: value}).items()
+        if held is not None and not at.startswith("@")
     }
-    ours = {at: held for at, held in in_our_words({said(word): value, "engine": tool}, task).request.items() if at != "engine"}
+    ours = {
+        at: held
+        for at, held in in_our_words({said(word): value, "engine": tool}, task).request.items()
+        if at != "engine"
+    }
     if "cuda_graphs" in ours:  # a server's own key for the same
         ours = {"serving.cuda_graphs": ours["cuda_graphs"]}
     if word == "optim":
@@ -139,7 +161,7 @@ def test_names_of_optimizers_are_the_trainers(name):
         assert answer.plan.optimizer.implementation.value == read["optimizer.implementation"]
 
 
-# ---- switches and values --------------------------------------------------------------------------------------------------------------
+# ---- switches and values -----------------------------------------------------------------------------------
 
 SAME_PLAN = [
     ("train", {"gradient_checkpointing": True}, {"recompute": "full"}),
@@ -176,18 +198,36 @@ SAME_PLAN = [
 
 
 @pytest.mark.parametrize(
-    ("task", "theirs", "ours"), SAME_PLAN, ids=[f"{t}-{'-'.join(map(str, w))}-{i}" for i, (t, w, _) in enumerate(SAME_PLAN)]
+    ("task", "theirs", "ours"),
+    SAME_PLAN,
+    ids=[f"{t}-{'-'.join(map(str, w))}-{i}" for i, (t, w, _) in enumerate(SAME_PLAN)],
 )
 def test_what_is_said_in_others_words_is_the_same_plan(capsys, task, theirs, ours):
-    usual = {} if {"max_length", "num_ctx"} & theirs.keys() else {"seq_len": 64} if task == "train" else {"max_model_len": 64}
+    usual = (
+        {}
+        if {"max_length", "num_ctx"} & theirs.keys()
+        else {"seq_len": 64}
+        if task == "train"
+        else {"max_model_len": 64}
+    )
     ask = getattr(memsheet, task)
     first, second = ask("llama-tiny", **usual, **theirs), ask("llama-tiny", **usual, **ours)
     assert first.plan == second.plan
     assert [sheet.device for sheet in first.sheets] == [sheet.device for sheet in second.sheets]
     options = {**usual, **theirs}
-    line = [f"--{name.replace('_', '-')}" if value is True else f"--{name}={value}" for name, value in options.items()]
+    line = [
+        f"--{name.replace('_', '-')}" if value is True else f"--{name}={value}"
+        for name, value in options.items()
+    ]
     main([task, "llama-tiny", *line, "--json"])
-    main([task, "llama-tiny", *(f"--{name.replace('_', '-')}={value}" for name, value in {**usual, **ours}.items()), "--json"])
+    main(
+        [
+            task,
+            "llama-tiny",
+            *(f"--{name.replace('_', '-')}={value}" for name, value in {**usual, **ours}.items()),
+            "--json",
+        ]
+    )
     mine, other = (json.loads(text) for text in capsys.readouterr().out.splitlines())
     assert mine["plan"] == other["plan"]
     assert mine["ranks"] == other["ranks"]
@@ -212,24 +252,41 @@ def test_every_value_of_others_comes_to_one_of_ours(key):
                 in_our_words({SHORT_OF[key]: value}, "train")
             continue
         request = request_from({SHORT_OF[key]: value})
-        assert {at: held for at, held in request.items() if RULES[at].choices and held not in RULES[at].choices} == {}
+        assert {
+            at: held for at, held in request.items() if RULES[at].choices and held not in RULES[at].choices
+        } == {}
 
 
 def test_lengths_in_thousands_are_shown():
     assert any("seq_len = 8192 (8k)" in line for line in memsheet.train("llama-3.2-1b", seq_len="8k").assumed)
 
 
-# ---- what cannot be honoured ------------------------------------------------------------------------------------------------------------
+# ---- what cannot be honoured -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("task", "options", "fields", "words"),
     [
-        ("infer", {"gpu_memory_utilization": 0.9, "engine": "sglang"}, 1, ("is a word of vllm", "--memory-fraction says it here")),
-        ("infer", {"gpu_memory_utilization": 0.9, "n_gpu_layers": 9}, 1, ("vllm's", "llama.cpp's", "--engine NAME")),
+        (
+            "infer",
+            {"gpu_memory_utilization": 0.9, "engine": "sglang"},
+            1,
+            ("is a word of vllm", "--memory-fraction says it here"),
+        ),
+        (
+            "infer",
+            {"gpu_memory_utilization": 0.9, "n_gpu_layers": 9},
+            1,
+            ("vllm's", "llama.cpp's", "--engine NAME"),
+        ),
         ("train", {"batch_size": 4, "microbatch": 2}, 1, ("--batch-size 4 and --microbatch 2",)),
         ("train", {"max_num_seqs": 4}, 1, ("has no meaning in train",)),
-        ("train", {"deepspeed": "ds.json", "swap_space": 4, "batchsize": 3}, 3, ("memsheet check", "did you mean batch_size?")),
+        (
+            "train",
+            {"deepspeed": "ds.json", "swap_space": 4, "batchsize": 3},
+            3,
+            ("memsheet check", "did you mean batch_size?"),
+        ),
         ("train", {"stage": "dpo"}, 1, ("is no value",)),
         ("train", {"flash_attn": "fa9"}, 1, ("is no value",)),
         ("train", {"fp16": True, "engine": "megatron"}, 1, ("is not modelled",)),
@@ -263,7 +320,17 @@ def test_counts_that_contradict_are_told(request_, gpus, words):
 @pytest.mark.parametrize(
     "line",
     [
-        ("plan", "train", "llama-tiny", "--gpus", "2xL4", "--seq-len", "64", "--gradient-accumulation-steps", "2"),
+        (
+            "plan",
+            "train",
+            "llama-tiny",
+            "--gpus",
+            "2xL4",
+            "--seq-len",
+            "64",
+            "--gradient-accumulation-steps",
+            "2",
+        ),
         ("solve", "microbatch", "llama-tiny", "--gpus", "2xL4", "--seq-len", "64", "--grad-accum-steps", "2"),
         ("solve", "gpus", "llama-tiny", "--gpus", "L4", "--seq-len", "64", "--data-parallel-size", "2"),
     ],
@@ -274,7 +341,10 @@ def test_a_search_is_not_told_multiples_of_what_it_searches(capsys, line):
 
 
 def test_what_is_solved_for_is_not_said_in_others_words(capsys):
-    assert main(("solve", "microbatch", "llama-tiny", "--gpus", "1xL4", "--seq-len", "64", "--batch-size", "2")) == 2
+    assert (
+        main(("solve", "microbatch", "llama-tiny", "--gpus", "1xL4", "--seq-len", "64", "--batch-size", "2"))
+        == 2
+    )
     assert "is what is solved for" in capsys.readouterr().err
 
 
@@ -283,10 +353,17 @@ def test_what_is_solved_for_is_not_said_in_others_words(capsys):
 def test_cpu_offload_of_deepspeed_is_of_what_its_stage_divides(engine, stage):
     """Its older word is the optimizer's at stages 1 and 2, and takes the parameters along at 3."""
     options = {"engine": "deepspeed", "zero": stage} if engine == "deepspeed" else {"engine": f"zero{stage}"}
-    moved = {key: value for key, value in request_from({**options, "cpu_offload": True}).items() if key.startswith("offload.")}
+    moved = {
+        key: value
+        for key, value in request_from({**options, "cpu_offload": True}).items()
+        if key.startswith("offload.")
+    }
     assert moved == {"offload.optimizer": 1, **({"offload.parameters": 1} if stage == 3 else {})}
     assert not any(key.startswith("@") for key in request_from({**options, "cpu_offload": True}))
-    assert memsheet.train("llama-tiny", gpus="8xA100-80GB", seq_len=64, cpu_offload=True, **options).plan.offload is not None
+    assert (
+        memsheet.train("llama-tiny", gpus="8xA100-80GB", seq_len=64, cpu_offload=True, **options).plan.offload
+        is not None
+    )
 
 
 @pytest.mark.parametrize("stage", [2, 3])

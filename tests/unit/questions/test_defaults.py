@@ -1,4 +1,6 @@
-"""What is missing gets a default that is seen: a ladder of lengths, the model's own length, a server for a server's question, a few batches."""
+"""What is missing gets a default that is seen: a ladder of lengths, the model's own length, a server for a
+server's question, a few batches.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,10 @@ def test_every_step_of_a_ladder_is_what_its_own_question_says(name):
         assert not alone.ladder
         if step.recomputed_bytes is not None:
             again = memsheet.train(name, gpus="1xRTX4080", seq_len=step.seq_len, recompute="full", fix=False)
-            assert (step.recomputed_bytes, step.recomputed_result) == (again.verdict.device.value, again.verdict.result)
+            assert (step.recomputed_bytes, step.recomputed_result) == (
+                again.verdict.device.value,
+                again.verdict.result,
+            )
     fitting = [step.seq_len for step in answer.ladder if step.result is Result.FITS]
     assert answer.plan.seq_len == (max(fitting) if fitting else answer.ladder[0].seq_len)
     assert answer.assumed[0].startswith(f"seq_len = {answer.plan.seq_len} ")
@@ -112,7 +117,9 @@ def test_a_servers_question_goes_to_the_server_and_names_the_other_engine(asked)
         for other in answer.other_engines:
             alone = memsheet.infer(name, gpus=gpus, engine=other.engine, **asked)
             assert (other.device, other.result) == (alone.verdict.device, alone.verdict.result)
-    assert memsheet.infer("llama-3.2-1b", gpus="h100").plan.engine == "transformers", "nothing of a server was asked"
+    assert memsheet.infer("llama-3.2-1b", gpus="h100").plan.engine == "transformers", (
+        "nothing of a server was asked"
+    )
 
 
 def test_a_plan_without_a_batch_looks_at_several_and_names_each():

@@ -16,7 +16,11 @@ NEEDS = re.compile(r"\b(torch|transformers|trainer|Trainer)\b|\.\.\.|…")
 def documented() -> dict[str, list[str]]:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     blocks = {page: BLOCK.findall(page.read_text(encoding="utf-8")) for page in pages}
-    return {page.relative_to(ROOT).as_posix(): found for page, found in blocks.items() if any(not NEEDS.search(one) for one in found)}
+    return {
+        page.relative_to(ROOT).as_posix(): found
+        for page, found in blocks.items()
+        if any(not NEEDS.search(one) for one in found)
+    }
 
 
 def test_the_search_finds_the_pages() -> None:

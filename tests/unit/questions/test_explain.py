@@ -26,7 +26,14 @@ prefix_caching chunked_prefill gpu_memory_utilization max_num_seqs n_gpu_layers 
 
 
 @pytest.mark.parametrize(
-    "word", [*PEOPLE_SAY, "CUDA out of memory", "CUDA Out Of Memory", "torch.cuda.OutOfMemoryError", "Flash Attention 2"]
+    "word",
+    [
+        *PEOPLE_SAY,
+        "CUDA out of memory",
+        "CUDA Out Of Memory",
+        "torch.cuda.OutOfMemoryError",
+        "Flash Attention 2",
+    ],
 )
 def test_a_word_that_people_bring_is_explained(word: str) -> None:
     assert len(explain(word).text) > 40
@@ -62,7 +69,11 @@ def test_the_catalogue_knows_every_component_instant_and_engine() -> None:
 def test_a_term_says_whom_it_cites_and_no_word_stands_for_two() -> None:
     entries = [
         entry
-        for table in (glossary_terms()["component"], glossary_terms()["instant"], *glossary_terms()["word"].values())
+        for table in (
+            glossary_terms()["component"],
+            glossary_terms()["instant"],
+            *glossary_terms()["word"].values(),
+        )
         for entry in table.items()
     ]
     assert all(hasattr(references, entry["cites"]) for _, entry in entries if "cites" in entry)
@@ -72,8 +83,23 @@ def test_a_term_says_whom_it_cites_and_no_word_stands_for_two() -> None:
 
 def test_flags_that_texts_name_exist() -> None:
     own = {f"--{name.replace('_', '-')}" for name in SHORT}
-    others = {"--json", "--units", "--gpus", "--offload", "--ttft", "--tpot", "--steps", "--enforce-eager", "--mem-fraction-static"}
-    said = {flag for term in all_terms() if term.kind != "formula" for flag in re.findall(r"--[a-z][a-z-]+", term.text)}
+    others = {
+        "--json",
+        "--units",
+        "--gpus",
+        "--offload",
+        "--ttft",
+        "--tpot",
+        "--steps",
+        "--enforce-eager",
+        "--mem-fraction-static",
+    }
+    said = {
+        flag
+        for term in all_terms()
+        if term.kind != "formula"
+        for flag in re.findall(r"--[a-z][a-z-]+", term.text)
+    }
     assert said <= own | others
 
 

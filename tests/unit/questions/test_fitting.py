@@ -33,8 +33,16 @@ def test_the_cure_that_is_told_is_a_job_that_fits() -> None:
     with pytest.raises(memsheet.DoesNotFitError) as failed:
         memsheet.assert_fits("llama-3.1-8b", **LARGE)
     fix = failed.value.answer.verdict.cheapest_fix
-    changes = {key: after for change in fix.changes for key, _, after in ((change.key, None, change.after), *change.also)}
-    memsheet.assert_fits("llama-3.1-8b", gpus=LARGE["gpus"], plan={**{key: LARGE[key] for key in ("seq_len", "microbatch")}, **changes})
+    changes = {
+        key: after
+        for change in fix.changes
+        for key, _, after in ((change.key, None, change.after), *change.also)
+    }
+    memsheet.assert_fits(
+        "llama-3.1-8b",
+        gpus=LARGE["gpus"],
+        plan={**{key: LARGE[key] for key in ("seq_len", "microbatch")}, **changes},
+    )
 
 
 def test_an_uncertain_job_is_as_bad_as_none_unless_a_warning_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,12 +68,18 @@ def test_a_warning_will_not_do_where_a_job_does_not_fit() -> None:
 
 def test_serving() -> None:
     with pytest.raises(memsheet.DoesNotFitError, match="does not fit on 1xA100-80GB"):
-        memsheet.assert_fits("llama-3.1-70b", gpus="1xA100-80GB", task="infer", max_model_len=4096, engine="vllm")
+        memsheet.assert_fits(
+            "llama-3.1-70b", gpus="1xA100-80GB", task="infer", max_model_len=4096, engine="vllm"
+        )
 
 
 @pytest.mark.parametrize(
     ("options", "field"),
-    [({}, "gpus"), ({"gpus": "1xH100-80GB", "task": "dream"}, "task"), ({"gpus": "1xH100-80GB", "uncertain": "pass"}, "uncertain")],
+    [
+        ({}, "gpus"),
+        ({"gpus": "1xH100-80GB", "task": "dream"}, "task"),
+        ({"gpus": "1xH100-80GB", "uncertain": "pass"}, "uncertain"),
+    ],
 )
 def test_what_is_no_question_is_no_failed_assertion(options: dict[str, str], field: str) -> None:
     with pytest.raises(memsheet.InputError) as refused:
@@ -74,5 +88,8 @@ def test_what_is_no_question_is_no_failed_assertion(options: dict[str, str], fie
 
 
 def test_a_check_needs_no_torch() -> None:
-    code = "import sys, memsheet; memsheet.assert_fits('llama-3.2-1b', gpus='1xH100-80GB', seq_len=512, microbatch=1); assert 'torch' not in sys.modules"
+    code = (
+        "import sys, memsheet; memsheet.assert_fits('llama-3.2-1b', gpus='1xH100-80GB', seq_len=512, "
+        "microbatch=1); assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -33,17 +33,27 @@ def test_public_functions_say_what_they_take() -> None:
     assert len(functions) >= 12
     for function in functions:
         assert inspect.getdoc(function), function
-        unannotated = [p.name for p in inspect.signature(function).parameters.values() if p.annotation is inspect.Parameter.empty]
+        unannotated = [
+            p.name
+            for p in inspect.signature(function).parameters.values()
+            if p.annotation is inspect.Parameter.empty
+        ]
         assert (function.__name__, unannotated) == (function.__name__, [])
 
 
 PUBLIC = [found for name in memsheet.__all__ if inspect.isfunction(found := getattr(memsheet, name))]
 
 
-@pytest.mark.parametrize("function", [*PUBLIC, api.train, api.infer], ids=lambda function: f"{function.__module__}.{function.__name__}")
+@pytest.mark.parametrize(
+    "function",
+    [*PUBLIC, api.train, api.infer],
+    ids=lambda function: f"{function.__module__}.{function.__name__}",
+)
 def test_no_public_function_takes_just_anything(function: typing.Any) -> None:
     """A keyword says what it takes, and those of a job are those of the one table of options."""
-    said = SimpleNamespace(__annotations__={name: kind for name, kind in function.__annotations__.items() if name != "return"})
+    said = SimpleNamespace(
+        __annotations__={name: kind for name, kind in function.__annotations__.items() if name != "return"}
+    )
     hints = typing.get_type_hints(said, globalns=function.__globals__)
     for name, parameter in inspect.signature(function).parameters.items():
         is_union = typing.get_origin(hints[name]) in (typing.Union, types.UnionType, typing.Unpack)
@@ -60,12 +70,22 @@ def test_no_public_function_takes_just_anything(function: typing.Any) -> None:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_function_keeps_its_name_where_a_folder_has_it_too(folder: str) -> None:
     assert inspect.ismodule(importlib.import_module(folder))
-    assert all(inspect.isfunction(getattr(memsheet, name)) for name in ("trace", "measure", "verify", "plan", "explain"))
+    assert all(
+        inspect.isfunction(getattr(memsheet, name))
+        for name in ("trace", "measure", "verify", "plan", "explain")
+    )
 
 
 def test_an_answer_is_the_document_that_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
     answer = memsheet.train("llama-3.1-8b", **ASKED)
-    code = main(["train", "llama-3.1-8b", *(f"--{key.replace('_', '-')}={value}" for key, value in ASKED.items()), "--json"])
+    code = main(
+        [
+            "train",
+            "llama-3.1-8b",
+            *(f"--{key.replace('_', '-')}={value}" for key, value in ASKED.items()),
+            "--json",
+        ]
+    )
     assert answer.to_dict() == json.loads(capsys.readouterr().out)
     assert (answer.verdict.result, code) == (memsheet.Result.FITS, 0)
     assert isinstance(answer, memsheet.Answer)
@@ -74,7 +94,11 @@ def test_an_answer_is_the_document_that_the_command_prints(capsys: pytest.Captur
 def test_rows_add_up_to_the_sheet() -> None:
     answer = memsheet.train("llama-3.1-8b", **ASKED)
     sheet = answer.sheets[0]
-    rows = [row for row in answer.rows() if row["rank"] == sheet.rank and row["instant"] == sheet.peak_instant.value]
+    rows = [
+        row
+        for row in answer.rows()
+        if row["rank"] == sheet.rank and row["instant"] == sheet.peak_instant.value
+    ]
     assert sum(row["bytes"] for row in rows) == sheet.device.value
     assert json.loads(json.dumps(rows)) == rows
 
@@ -82,7 +106,13 @@ def test_rows_add_up_to_the_sheet() -> None:
 def test_an_answer_prints_short() -> None:
     answer = memsheet.train("llama-3.1-8b", **ASKED)
     assert "llama-3.1-8b on 8xH100-80GB, fsdp2: FITS" in repr(answer)
-    assert max(len(repr(value)) for value in (answer, answer.sheets[0], memsheet.infer("llama-3.1-8b", max_model_len=4096))) < 160
+    assert (
+        max(
+            len(repr(value))
+            for value in (answer, answer.sheets[0], memsheet.infer("llama-3.1-8b", max_model_len=4096))
+        )
+        < 160
+    )
 
 
 def test_a_step_is_traced_and_measured_by_one_name_each() -> None:
@@ -94,7 +124,16 @@ def test_a_step_is_traced_and_measured_by_one_name_each() -> None:
 def test_solve_is_the_command_s_answer(capsys: pytest.CaptureFixture[str]) -> None:
     asked = {"gpus": "1xA100-80GB", "seq_len": 2048, "precision": "bf16-pure"}
     found = memsheet.solve("microbatch", "llama-3.2-1b", most=64, **asked)
-    main(["solve", "microbatch", "llama-3.2-1b", "--most=64", *(f"--{k.replace('_', '-')}={v}" for k, v in asked.items()), "--json"])
+    main(
+        [
+            "solve",
+            "microbatch",
+            "llama-3.2-1b",
+            "--most=64",
+            *(f"--{k.replace('_', '-')}={v}" for k, v in asked.items()),
+            "--json",
+        ]
+    )
     assert json.loads(capsys.readouterr().out)["found"]["value"] == found.found.value
     assert memsheet.solve("gpus", "llama-3.1-8b", gpus="H100-80GB", seq_len=2048).found.value >= 1
     with pytest.raises(memsheet.InputError, match="is nothing that is solved for"):
@@ -124,7 +163,14 @@ def test_check_is_the_command_s_answer(capsys: pytest.CaptureFixture[str]) -> No
     file = Path(__file__).parents[2] / "configs" / "deepspeed-lf-ds-z3-config.json"
     asked = {"model": "llama-3.1-8b", "gpus": "8xA100-80GB", "seq_len": 2048, "batch_size": 1}
     found = memsheet.check(file, **asked)
-    main(["check", str(file), *(f"--{key.replace('_', '-')}={value}" for key, value in asked.items()), "--json"])
+    main(
+        [
+            "check",
+            str(file),
+            *(f"--{key.replace('_', '-')}={value}" for key, value in asked.items()),
+            "--json",
+        ]
+    )
     shown = json.loads(capsys.readouterr().out)
     assert found.answer.to_dict()["ranks"] == shown["sheet"]["ranks"]
     assert len(found.mistakes) == len(shown["mistakes"])

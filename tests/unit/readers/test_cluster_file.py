@@ -36,7 +36,13 @@ host_memory: 2TiB
 links: {scale_out_gbit_s: 100, host: 31.5 GB/s}
 """
 JSON = json.dumps(
-    {"device": "H100-80GB", "count": 32, "nodes": 8, "host_memory": "2TiB", "links": {"scale_out": "12.5 GB/s", "host_gb_s": 31.5}}
+    {
+        "device": "H100-80GB",
+        "count": 32,
+        "nodes": 8,
+        "host_memory": "2TiB",
+        "links": {"scale_out": "12.5 GB/s", "host_gb_s": 31.5},
+    }
 )
 TINY = ("llama-tiny", "--seq-len", "128")
 
@@ -53,10 +59,15 @@ def file(tmp_path):
 def problems(values, name="c") -> dict[str, tuple[str, str]]:
     with pytest.raises(InputError) as caught:
         cluster_from(values, name).cluster()
-    return {problem.field.removeprefix(f"{name}."): (problem.reason, problem.hint) for problem in caught.value.problems}
+    return {
+        problem.field.removeprefix(f"{name}."): (problem.reason, problem.hint)
+        for problem in caught.value.problems
+    }
 
 
-@pytest.mark.parametrize(("text", "name"), [(TOML, "a.toml"), (YAML, "a.yaml"), (YAML, "a.yml"), (JSON, "a.json")])
+@pytest.mark.parametrize(
+    ("text", "name"), [(TOML, "a.toml"), (YAML, "a.yaml"), (YAML, "a.yml"), (JSON, "a.json")]
+)
 def test_the_same_cluster_from_every_kind_of_file(file, text, name):
     found = read_cluster(file(text, name)).cluster()
     links = Links(scale_up=H100.links.scale_up, switched=True, scale_out=12_500_000_000, host=31_500_000_000)
@@ -71,8 +82,16 @@ def test_what_it_leaves_open_is_the_catalogues():
 def test_every_device_may_be_described_by_its_own_links():
     """What the catalogue says of a card is never taken for both directions, nor for a whole node's."""
     for device in catalog_devices():
-        said = {f"{name}_gb_s": rate / 10**9 for name in ("scale_up", "scale_out", "host") if (rate := getattr(device.links, name))}
-        own = cluster_from({"device": device.name, "count": 8, "per_node": 8, "links": said}, "c").cluster().links
+        said = {
+            f"{name}_gb_s": rate / 10**9
+            for name in ("scale_up", "scale_out", "host")
+            if (rate := getattr(device.links, name))
+        }
+        own = (
+            cluster_from({"device": device.name, "count": 8, "per_node": 8, "links": said}, "c")
+            .cluster()
+            .links
+        )
         assert own == device.links
 
 
@@ -153,9 +172,23 @@ def test_two_kinds_of_device_on_the_command_line_are_told_as_such(text):
 
 def test_all_problems_at_once():
     found = problems(
-        {"device": "L4", "count": 12, "per_node": 8, "nam": 1, "host_memory": 1, "links": {"scale_up": 1, "x": 2, "scale_out_gbit_s": 9e9}}
+        {
+            "device": "L4",
+            "count": 12,
+            "per_node": 8,
+            "nam": 1,
+            "host_memory": 1,
+            "links": {"scale_up": 1, "x": 2, "scale_out_gbit_s": 9e9},
+        }
     )
-    assert set(found) == {"nam", "per_node", "host_memory", "links.x", "links.scale_up", "links.scale_out_gbit_s"}
+    assert set(found) == {
+        "nam",
+        "per_node",
+        "host_memory",
+        "links.x",
+        "links.scale_up",
+        "links.scale_out_gbit_s",
+    }
 
 
 # in place of flags
@@ -163,7 +196,9 @@ def test_all_problems_at_once():
 
 def test_it_stands_in_for_gpus(file, capsys):
     path = file(TOML)
-    flags = api.parse_question("train", "llama-tiny", {"gpus": "32xH100-80GB", "per_node": 4, "host_memory": "2TiB"})[2]
+    flags = api.parse_question(
+        "train", "llama-tiny", {"gpus": "32xH100-80GB", "per_node": 4, "host_memory": "2TiB"}
+    )[2]
     found = api.parse_question("train", "llama-tiny", {"cluster": path})[2]
     assert flags is not None
     assert found is not None
@@ -174,7 +209,9 @@ def test_it_stands_in_for_gpus(file, capsys):
 
 def test_it_overrides_a_plans_gpus():
     plan = {"schema": "memsheet/plan/1", "model": "llama-tiny", "gpus": "8xL4", "seq_len": 64}
-    found = api.parse_question("train", None, {"plan": plan, "cluster": {"device": "H100-80GB", "count": 16}})[2]
+    found = api.parse_question(
+        "train", None, {"plan": plan, "cluster": {"device": "H100-80GB", "count": 16}}
+    )[2]
     assert found == cluster_of(H100, 16)
 
 
@@ -193,8 +230,15 @@ def test_flags_that_say_otherwise_are_refused_together(file):
 def test_a_count_is_looked_for_up_to_the_clusters(file, capsys):
     assert main(["solve", "gpus", *TINY, "--engine", "fsdp2", "--cluster", file(TOML)]) == 0
     assert "within a node of 4, then whole nodes, up to 32 GPUs" in " ".join(capsys.readouterr().out.split())
-    assert main(["solve", "gpus", *TINY, "--engine", "fsdp2", "--cluster", file('device = "L4"'), "--json"]) == 0
-    assert main(["solve", "gpus", *TINY, "--engine", "fsdp2", "--cluster", file('device = "L4"'), "--gpus", "L4"]) == 2
+    assert (
+        main(["solve", "gpus", *TINY, "--engine", "fsdp2", "--cluster", file('device = "L4"'), "--json"]) == 0
+    )
+    assert (
+        main(
+            ["solve", "gpus", *TINY, "--engine", "fsdp2", "--cluster", file('device = "L4"'), "--gpus", "L4"]
+        )
+        == 2
+    )
 
 
 @pytest.mark.parametrize("name", ["cluster.txt", "cluster", "cluster.toml.exe"])
@@ -211,12 +255,22 @@ def test_a_file_that_is_none(name):
 
 def test_a_command_names_the_same_machines_again(file):
     path = file(TOML, "my cluster.toml")
-    assert machine_flags(api.parse_question("train", "llama-tiny", {"cluster": path})[2]) == f"--cluster '{path}'"
-    several = ({"gpus": "16xH100-80GB", "per_node": 4, "host_memory": "1TiB"}, {"gpus": "4xL4"}, {"gpus": "16xL4", "per_node": 8})
+    assert (
+        machine_flags(api.parse_question("train", "llama-tiny", {"cluster": path})[2])
+        == f"--cluster '{path}'"
+    )
+    several = (
+        {"gpus": "16xH100-80GB", "per_node": 4, "host_memory": "1TiB"},
+        {"gpus": "4xL4"},
+        {"gpus": "16xL4", "per_node": 8},
+    )
     for flags in several:
         words = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in flags.items())
         assert machine_flags(api.parse_question("train", "llama-tiny", dict(flags))[2]) == words
-    assert machine_flags(cluster_of(H100, 8, host_bytes=parse_bytes("1000B"))) == "--gpus 8xH100-80GB --host-memory 1000B"
+    assert (
+        machine_flags(cluster_of(H100, 8, host_bytes=parse_bytes("1000B")))
+        == "--gpus 8xH100-80GB --host-memory 1000B"
+    )
 
 
 # links
@@ -235,25 +289,60 @@ def test_links_of_the_cluster_override_the_catalogues_in_step_time():
 def test_a_plan_over_slower_links_takes_longer(file, capsys):
     def seconds(links: str) -> float:
         path = file(f'device = "H100-80GB"\ncount = 16\n[links]\n{links}')
-        flags = ["--seq-len", "512", "--global-batch", "64", "--engine", "fsdp2", "--zero", "3", "--dp-shard", "16", "--microbatch", "1"]
+        flags = [
+            "--seq-len",
+            "512",
+            "--global-batch",
+            "64",
+            "--engine",
+            "fsdp2",
+            "--zero",
+            "3",
+            "--dp-shard",
+            "16",
+            "--microbatch",
+            "1",
+        ]
         assert main(["plan", "train", "llama-3.2-1b", "--cluster", path, *flags, "--json"]) == 0
         return min(plan["step_time_s"]["value"] for plan in json.loads(capsys.readouterr().out)["plans"])
 
-    usual, slow_network, slow_node = seconds(""), seconds('scale_out = "10 Gbit/s"'), seconds("scale_up_gb_s = 2")
+    usual, slow_network, slow_node = (
+        seconds(""),
+        seconds('scale_out = "10 Gbit/s"'),
+        seconds("scale_up_gb_s = 2"),
+    )
     assert slow_network > 2 * usual
     assert slow_node > 2 * usual
 
 
 @pytest.mark.parametrize(
     ("text", "rate"),
-    [("450 GB/s", 450 * 10**9), ("400 Gbit/s", 50 * 10**9), ("1.6Tbit/s", 200 * 10**9), ("31.5 GB/s", 31_500_000_000), (" 8 bit/s ", 1)],
+    [
+        ("450 GB/s", 450 * 10**9),
+        ("400 Gbit/s", 50 * 10**9),
+        ("1.6Tbit/s", 200 * 10**9),
+        ("31.5 GB/s", 31_500_000_000),
+        (" 8 bit/s ", 1),
+    ],
 )
 def test_rates(text, rate):
     assert parse_rate(text) == rate
 
 
 @pytest.mark.parametrize(
-    "text", ["", "450", "450 GB", "400 Gb/s", "400 gbit/s", "400Gbps", "-1 GB/s", "1e3 GB/s", "9" * 99 + " GB/s", "4 GiB/s"]
+    "text",
+    [
+        "",
+        "450",
+        "450 GB",
+        "400 Gb/s",
+        "400 gbit/s",
+        "400Gbps",
+        "-1 GB/s",
+        "1e3 GB/s",
+        "9" * 99 + " GB/s",
+        "4 GiB/s",
+    ],
 )
 def test_rates_that_are_none(text):
     with pytest.raises(InputError, match="is not a rate"):

@@ -64,13 +64,18 @@ SAME: dict[str, tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = {
 
 def bare(spec: ModelSpec) -> ModelSpec:
     """A description without where it came from and what its file is stored as."""
-    return replace(spec, name="", source=read_hf_config({"model_type": "llama"}).source, dtype=None, quantization=None)
+    return replace(
+        spec, name="", source=read_hf_config({"model_type": "llama"}).source, dtype=None, quantization=None
+    )
 
 
 @pytest.mark.parametrize("case", SAME)
 def test_it_is_the_model_of_its_config(case: str, tmp_path: Path):
     architecture, keys, telling, config = SAME[case]
-    shapes = {"token_embd.weight": (VOCAB, HIDDEN), **dict.fromkeys((f"blk.{i}.attn_norm.weight" for i in range(3)), (HIDDEN,))}
+    shapes = {
+        "token_embd.weight": (VOCAB, HIDDEN),
+        **dict.fromkeys((f"blk.{i}.attn_norm.weight" for i in range(3)), (HIDDEN,)),
+    }
     write_gguf(tmp_path / "a.gguf", architecture, keys, shapes | dict.fromkeys(telling, (HIDDEN,)))
     spec = model_from_gguf(tmp_path / "a.gguf")
     assert spec.source.kind == "gguf"
@@ -88,7 +93,11 @@ def llama_shapes(layers: int) -> dict[str, tuple[int, ...]]:
         "attn_v.weight": (32, HIDDEN), "attn_output.weight": (HIDDEN, HIDDEN), "ffn_gate.weight": (160, HIDDEN), "ffn_up.weight": (160, HIDDEN),
         "ffn_down.weight": (HIDDEN, 160),
     }  # fmt: skip
-    outer = {"token_embd.weight": (VOCAB, HIDDEN), "output_norm.weight": (HIDDEN,), "output.weight": (VOCAB, HIDDEN)}
+    outer = {
+        "token_embd.weight": (VOCAB, HIDDEN),
+        "output_norm.weight": (HIDDEN,),
+        "output.weight": (VOCAB, HIDDEN),
+    }
     return outer | {f"blk.{i}.{name}": shape for i in range(layers) for name, shape in block.items()}
 
 
@@ -98,7 +107,11 @@ def test_the_tensors_hold_the_parameters_of_the_model(tmp_path: Path):
     assert parameter_count(spec) == sum(t.elements for t in header.tensors)
     assert spec.dtype == "fp16"
     assert spec.quantization is None
-    assert stored_bytes(header) == sum(t.nbytes for t in header.tensors) == 2 * parameter_count(spec) + 2 * 7 * HIDDEN  # norms are in fp32
+    assert (
+        stored_bytes(header)
+        == sum(t.nbytes for t in header.tensors)
+        == 2 * parameter_count(spec) + 2 * 7 * HIDDEN
+    )  # norms are in fp32
 
 
 def test_a_quantized_file_says_in_what(tmp_path: Path):
@@ -111,7 +124,11 @@ def test_a_quantized_file_says_in_what(tmp_path: Path):
 
 def test_the_parts_of_a_split_file_are_one_model(tmp_path: Path):
     shapes = llama_shapes(3)
-    first = {name: shape for name, shape in shapes.items() if not name.startswith("blk.2") and name != "output.weight"}
+    first = {
+        name: shape
+        for name, shape in shapes.items()
+        if not name.startswith("blk.2") and name != "output.weight"
+    }
     rest = {name: shape for name, shape in shapes.items() if name not in first}
     write_gguf(tmp_path / "m-00001-of-00002.gguf", "llama", {**GROUPED, "split.count": 2}, first)
     with pytest.raises(InputError, match="missing parts"):
@@ -126,22 +143,38 @@ def test_the_parts_of_a_split_file_are_one_model(tmp_path: Path):
 
 def test_one_value_for_all_layers_may_be_a_list(tmp_path: Path):
     write_gguf(
-        tmp_path / "a.gguf", "llama", {**COMMON, "attention.head_count_kv": [2, 2, 2], "feed_forward_length": [160] * 3}, llama_shapes(3)
+        tmp_path / "a.gguf",
+        "llama",
+        {**COMMON, "attention.head_count_kv": [2, 2, 2], "feed_forward_length": [160] * 3},
+        llama_shapes(3),
     )
     write_gguf(tmp_path / "b.gguf", "llama", GROUPED, llama_shapes(3))
     assert bare(model_from_gguf(tmp_path / "a.gguf")) == bare(model_from_gguf(tmp_path / "b.gguf"))
 
 
 def test_layers_that_predict_ahead_are_not_counted(tmp_path: Path):
-    write_gguf(tmp_path / "a.gguf", "llama", {**GROUPED, "block_count": 4, "nextn_predict_layers": 1}, llama_shapes(3))
+    write_gguf(
+        tmp_path / "a.gguf",
+        "llama",
+        {**GROUPED, "block_count": 4, "nextn_predict_layers": 1},
+        llama_shapes(3),
+    )
     assert model_from_gguf(tmp_path / "a.gguf").stacks[0].layers == 3
 
 
 def test_layers_that_predict_ahead_are_not_loaded_where_a_file_has_them(tmp_path: Path):
     """llama.cpp skips the tensors of the last layers that nextn_predict_layers counts."""
-    write_gguf(tmp_path / "a.gguf", "llama", {**GROUPED, "block_count": 4, "nextn_predict_layers": 1}, llama_shapes(4))
+    write_gguf(
+        tmp_path / "a.gguf",
+        "llama",
+        {**GROUPED, "block_count": 4, "nextn_predict_layers": 1},
+        llama_shapes(4),
+    )
     write_gguf(tmp_path / "b.gguf", "llama", {**GROUPED, "block_count": 3}, llama_shapes(3))
-    ahead, without = (infer(str(tmp_path / name), engine="llama.cpp", gpus="1xRTX4090", max_model_len=64) for name in ("a.gguf", "b.gguf"))
+    ahead, without = (
+        infer(str(tmp_path / name), engine="llama.cpp", gpus="1xRTX4090", max_model_len=64)
+        for name in ("a.gguf", "b.gguf")
+    )
     assert ahead.sheets == without.sheets
 
 

@@ -1,4 +1,6 @@
-"""Our header readers beside the formats' own libraries, on generated files: the same tensors at the same bytes."""
+"""Our header readers beside the formats' own libraries, on generated files: the same tensors at the same
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def test_safetensors(seed: int, tmp_path: Path):
         arrays[f"layer.{i}.{dice.choice('abñ模')}"] = np.zeros(shape, NUMPY[dice.choice(list(NUMPY))])
     metadata = {f"k{i}": "v" * dice.randint(0, 9) for i in range(dice.randint(0, 3))}
     path = tmp_path / "a.safetensors"
-    safetensors.numpy.save_file(arrays, path, metadata or None)  # the library writes broken JSON for no arrays with empty metadata
+    safetensors.numpy.save_file(
+        arrays, path, metadata or None
+    )  # the library writes broken JSON for no arrays with empty metadata
     ours = our_safetensors.read_header(path)
     with safetensors.safe_open(path, "numpy") as theirs:
         assert {t.name for t in ours.tensors} == set(theirs.keys())
@@ -66,7 +70,12 @@ def test_gguf(seed: int, tmp_path: Path):
     ours, theirs = our_gguf.read_header(path), gguf.GGUFReader(path)
     assert (ours.alignment, ours.data_start) == (theirs.alignment, theirs.data_offset)
     assert {t.name: (t.dims, t.type, t.offset, t.nbytes) for t in ours.tensors} == {
-        t.name: (tuple(int(d) for d in t.shape), t.tensor_type.name, t.data_offset - theirs.data_offset, int(t.n_bytes))
+        t.name: (
+            tuple(int(d) for d in t.shape),
+            t.tensor_type.name,
+            t.data_offset - theirs.data_offset,
+            int(t.n_bytes),
+        )
         for t in theirs.tensors
     }
     fields = {name: field for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
@@ -92,7 +101,10 @@ def write_gguf(path: Path, dice: random.Random) -> None:
                 writer.add_string(f"key.{i}", "é模" * dice.randint(0, 40))
             case "array":
                 length = dice.randint(1, 50)
-                writer.add_array(f"key.{i}", dice.choice([[7] * length, [-0.5] * length, ["token"] * length, [True] * length]))
+                writer.add_array(
+                    f"key.{i}",
+                    dice.choice([[7] * length, [-0.5] * length, ["token"] * length, [True] * length]),
+                )
             case _:
                 getattr(writer, f"add_{kind}")(f"key.{i}", SCALARS[kind])
     for i in range(dice.randint(0, 12)):
@@ -110,13 +122,18 @@ def add_tensor(writer: gguf.GGUFWriter, name: str, dice: random.Random) -> None:
         writer.add_tensor(name, np.zeros([*rows, dice.randint(1, 9)], NUMPY[kind]))
     else:
         block = int(GGUF[kind].nbytes(GGUF[kind].block))
-        writer.add_tensor(name, np.zeros([*rows, block * dice.randint(1, 3)], np.uint8), raw_dtype=gguf.GGMLQuantizationType[kind])
+        writer.add_tensor(
+            name,
+            np.zeros([*rows, block * dice.randint(1, 3)], np.uint8),
+            raw_dtype=gguf.GGMLQuantizationType[kind],
+        )
 
 
 def test_the_types_are_those_of_ggml():
     theirs = {t.value: t.name for t in gguf.GGMLQuantizationType}
     assert theirs == our_gguf.TYPES
     for kind, (block, size) in gguf.GGML_QUANT_SIZES.items():
-        # the struct holds two halves and 32 bytes; the Python package counts two floats (no file stores this type)
+        # the struct holds two halves and 32 bytes; the Python package counts two floats (no file stores this
+        # type)
         expected = 36 if kind.name == "Q8_1" else size
         assert (GGUF[kind.name].block, GGUF[kind.name].nbytes(block)) == (block, expected)

@@ -14,7 +14,13 @@ from memsheet.errors import InputError
 from memsheet.plan.model import ModelSpec, Source
 from memsheet.readers.model import read_model
 
-CONFIG: dict[str, Any] = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 96}
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "vocab_size": 96,
+}
 BUNDLED = {
     "llama-tiny": {"name": "llama-tiny", "config": CONFIG},
     "org/llama-3-8b": {"name": "llama-3-8b", "config": {**CONFIG, "hidden_size": 128}},
@@ -33,13 +39,19 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "my-model").mkdir()
     (tmp_path / "my-model" / "config.json").write_text(json.dumps(CONFIG))
     header = b'{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}'
-    (tmp_path / "my-model" / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"abc")
+    (tmp_path / "my-model" / "model.safetensors").write_bytes(
+        len(header).to_bytes(8, "little") + header + b"abc"
+    )
     return tmp_path / "my-model"
 
 
 def test_a_bundled_name():
     spec = read("llama-tiny")
-    assert (spec.name, spec.hidden, spec.source) == ("llama-tiny", 64, Source(kind="bundled", path="llama-tiny"))
+    assert (spec.name, spec.hidden, spec.source) == (
+        "llama-tiny",
+        64,
+        Source(kind="bundled", path="llama-tiny"),
+    )
 
 
 def test_an_alias_is_called_by_its_bundled_name():
@@ -111,7 +123,9 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch, file: Path, **changes: Any) -> dic
         return str(file)
 
     monkeypatch.setattr(
-        hub, "get_hf_file_metadata", changes.get("metadata", lambda *_, **__: SimpleNamespace(size=100, commit_hash=COMMIT))
+        hub,
+        "get_hf_file_metadata",
+        changes.get("metadata", lambda *_, **__: SimpleNamespace(size=100, commit_hash=COMMIT)),
     )
     monkeypatch.setattr(hub, "hf_hub_download", changes.get("download", download))
     return asked
@@ -125,7 +139,9 @@ def test_a_hub_id(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch):
     assert (asked["repo"], asked["name"], asked["revision"]) == ("org/name", "config.json", COMMIT)
 
 
-def test_the_hub_out_of_reach_falls_back_to_what_was_downloaded(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_hub_out_of_reach_falls_back_to_what_was_downloaded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
     def unreachable(*_: object, **__: object) -> None:
         raise ConnectionError
 
@@ -138,7 +154,11 @@ def test_the_hub_out_of_reach_falls_back_to_what_was_downloaded(folder: Path, mo
 
 
 def test_a_config_of_gigabytes_is_not_downloaded(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    asked = fake_hub(monkeypatch, folder / "config.json", metadata=lambda *_, **__: SimpleNamespace(size=2**33, commit_hash=COMMIT))
+    asked = fake_hub(
+        monkeypatch,
+        folder / "config.json",
+        metadata=lambda *_, **__: SimpleNamespace(size=2**33, commit_hash=COMMIT),
+    )
     with pytest.raises(InputError, match=r"config\.json of"):
         read("org/name")
     assert not asked

@@ -1,4 +1,6 @@
-"""Recorded runs: written, read back, compared, and asked of the formulas and the trace again. No GPU and no rerun."""
+"""Recorded runs: written, read back, compared, and asked of the formulas and the trace again. No GPU and no
+rerun.
+"""
 
 import gzip
 import json
@@ -41,10 +43,15 @@ def test_the_formulas_say_what_was_measured(name):
 
 
 @pytest.mark.parametrize(
-    "name", sorted(name for name, case in CASES.items() if name not in UNMODELLED and len(case["truth"]["ranks"]) == 1)
+    "name",
+    sorted(
+        name for name, case in CASES.items() if name not in UNMODELLED and len(case["truth"]["ranks"]) == 1
+    ),
 )
 def test_states_are_exact(name):
-    """What is kept between steps can be computed to the byte, but for a count of steps (4 bytes) in each state of Adam's."""
+    """What is kept between steps can be computed to the byte, but for a count of steps (4 bytes) in each
+    state of Adam's.
+    """
     document = read_sheets(str(MEASURED / f"{name}.json.gz"))
     (sheet,), (formulas,) = document.sheets, predicted(CASES[name]).sheets
     for component in (Component.PARAMETERS, Component.GRADIENTS):
@@ -61,7 +68,9 @@ def test_the_trace_says_what_was_measured(name):
     from memsheet.trace.requests import plan_from
 
     case = CASES[name]
-    traced = sheet_of(trace_training(case["config"], plan_from(case["plan"]), How(device="cpu", scratch=False)))
+    traced = sheet_of(
+        trace_training(case["config"], plan_from(case["plan"]), How(device="cpu", scratch=False))
+    )
     (rank,) = case["truth"]["ranks"]
     assert abs(traced.allocated.value - rank["allocated_bytes"]) <= TRACE_BAR * rank["allocated_bytes"]
 
@@ -79,20 +88,29 @@ def test_the_table_of_records_is_printed(capsys):
 
 def test_a_gpu_s_record_has_its_reserved_and_device_totals_compared(tmp_path):
     sheet = json.loads(gzip.decompress((MEASURED / "llama-tiny-autocast.json.gz").read_bytes()))["sheet"]
-    sheet["trace"]["measured"].update(device="cuda", environment={"device": "cuda", "device_name": "NVIDIA H100 80GB HBM3"})
+    sheet["trace"]["measured"].update(
+        device="cuda", environment={"device": "cuda", "device_name": "NVIDIA H100 80GB HBM3"}
+    )
     (rank,) = sheet["ranks"]
-    rank["reserved_bytes"], rank["device_bytes"] = rank["allocated_bytes"] + 2**20, rank["allocated_bytes"] + 2**29
+    rank["reserved_bytes"], rank["device_bytes"] = (
+        rank["allocated_bytes"] + 2**20,
+        rank["allocated_bytes"] + 2**29,
+    )
     write_record(record_of(sheet, asked={}, environment={}), tmp_path / "gpu.json")
     (case,) = records(tmp_path)
     assert case["group"] == "measured NVIDIA H100 80GB HBM3"
-    assert [row.metric for row in run_record(case).rows] == ["peak_allocated_bytes", "peak_reserved_bytes", "device_bytes"]
+    assert [row.metric for row in run_record(case).rows] == [
+        "peak_allocated_bytes",
+        "peak_reserved_bytes",
+        "device_bytes",
+    ]
     sheet["trace"]["measured"]["environment"]["device_name"] = "a card that nobody knows"
     write_record(record_of(sheet, asked={}, environment={}), tmp_path / "gpu.json")
     (case,) = records(tmp_path)
     assert [row.metric for row in run_record(case).rows] == ["peak_allocated_bytes"]
 
 
-# ---- files -------------------------------------------------------------------------------------------------------------------
+# ---- files -------------------------------------------------------------------------------------------------
 
 
 def test_a_record_is_compared_as_a_sheet_is(capsys):
@@ -104,12 +122,18 @@ def test_a_record_is_compared_as_a_sheet_is(capsys):
 
 def test_a_record_comes_back_as_it_was_written(tmp_path):
     sheet = {"schema": "memsheet/sheet/1", "ranks": []}
-    written = record_of(sheet, asked={"model": "m", "data": None}, environment={"torch": "2"}, files={"events": "e"})
+    written = record_of(
+        sheet, asked={"model": "m", "data": None}, environment={"torch": "2"}, files={"events": "e"}
+    )
     for name in ("r.json", "r.json.gz"):
         write_record(written, tmp_path / name)
         found = read_record(tmp_path / name)
         assert (found.name, found.sheet, found.failure) == ("r", sheet, None)
-        assert (found.asked, found.environment, found.files) == ({"model": "m"}, {"torch": "2"}, {"events": "e"})
+        assert (found.asked, found.environment, found.files) == (
+            {"model": "m"},
+            {"torch": "2"},
+            {"events": "e"},
+        )
 
 
 def test_a_failed_run_is_a_record_and_no_sheet(tmp_path):

@@ -1,4 +1,6 @@
-"""Checkpoints of ModelOpt and FBGEMM, what they and compressed-tensors name for the cache, and who heeds it."""
+"""Checkpoints of ModelOpt and FBGEMM, what they and compressed-tensors name for the cache, and who heeds
+it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ def read(stored: dict[str, Any]) -> Any:
 
 def served(stored: dict[str, Any], **options: Any) -> Any:
     return memsheet.infer(
-        {**CONFIG, "quantization_config": stored}, gpus="1xH100-80GB", max_model_len=8192, **{"engine": "vllm", **options}
+        {**CONFIG, "quantization_config": stored},
+        gpus="1xH100-80GB",
+        max_model_len=8192,
+        **{"engine": "vllm", **options},
     )
 
 
@@ -40,8 +45,20 @@ def served(stored: dict[str, Any], **options: Any) -> Any:
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8", None),
         ({"quant_method": "modelopt", "quant_algo": "fp8_pb_wo"}, "fp8-block", 128),
         ({"quant_method": "modelopt_fp4", "quant_algo": "NVFP4", "group_size": 16}, "nvfp4", 16),
-        ({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}, "nvfp4", 16),
-        ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]}, "fp8", None),
+        (
+            {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}},
+            "nvfp4",
+            16,
+        ),
+        (
+            {
+                "quant_method": "fbgemm_fp8",
+                "activation_scale_ub": 1200.0,
+                "modules_to_not_convert": ["lm_head"],
+            },
+            "fp8",
+            None,
+        ),
     ],
 )
 def test_each_is_read_as_its_format(stored: dict[str, Any], weights: str, group: int | None) -> None:
@@ -51,7 +68,10 @@ def test_each_is_read_as_its_format(stored: dict[str, Any], weights: str, group:
 
 def test_what_is_left_alone_layer_by_layer_is_left_alone_in_all() -> None:
     every = [f"model.layers.{layer}.self_attn*" for layer in range(32)]
-    assert read({**MODELOPT, "ignore": ["lm_head", *every, "model.layers.32*"]}).skip == ("lm_head", "model.layers.*.self_attn")
+    assert read({**MODELOPT, "ignore": ["lm_head", *every, "model.layers.32*"]}).skip == (
+        "lm_head",
+        "model.layers.*.self_attn",
+    )
     with pytest.raises(InputError, match="leaves 1 of 32 layers"):
         read({**MODELOPT, "ignore": ["model.layers.0*"]})
 

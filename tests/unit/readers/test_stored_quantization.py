@@ -14,7 +14,11 @@ GPT_OSS_SKIP = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.
 
 
 def compressed(weights: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}, **more}
+    return {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        **more,
+    }
 
 
 CASES: list[tuple[dict[str, Any], tuple[str, str, int | None]]] = [
@@ -54,7 +58,10 @@ def test_modules_kept_in_the_models_dtype():
     assert read(CASES[0][0]).skip == tuple(GPT_OSS_SKIP)
     assert read({"quant_method": "awq"}).skip == ("lm_head",)
     assert read({"quant_method": "gptq", "lm_head": True}).skip == ()
-    assert read(compressed({"num_bits": 8, "type": "float"}, ignore=["lm_head", "re:.*gate$"])).skip == ("lm_head", "re:.*gate$")
+    assert read(compressed({"num_bits": 8, "type": "float"}, ignore=["lm_head", "re:.*gate$"])).skip == (
+        "lm_head",
+        "re:.*gate$",
+    )
 
 
 def test_no_quantization_config_means_none():
@@ -70,7 +77,10 @@ def test_no_quantization_config_means_none():
         ({"quant_method": "gptq", "group_size": 0}, "quantization_config.group_size"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "quantization_config.weight_block_size"),
         ({"quant_method": "bitsandbytes"}, "quantization_config.load_in_4bit"),
-        (compressed({"num_bits": 5, "type": "int"}), "quantization_config.config_groups.group_0.weights.num_bits"),
+        (
+            compressed({"num_bits": 5, "type": "int"}),
+            "quantization_config.config_groups.group_0.weights.num_bits",
+        ),
         ({"quant_method": "compressed-tensors"}, "quantization_config.config_groups"),
         ({"quant_method": "compressed-tensors", "config_groups": [1]}, "quantization_config.config_groups"),
     ],

@@ -1,4 +1,6 @@
-"""Without an engine, a question of inference is refused only where every engine that may be taken for it refuses it."""
+"""Without an engine, a question of inference is refused only where every engine that may be taken for it
+refuses it.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ DRAFTED = {"speculative.tokens": 3, "speculative.model": "llama-tiny"}
 
 def asked_answer(spec: ModelSpec, request: Mapping[str, Any], count: int) -> Answer | InputError:
     try:
-        return api.answer_for_model(spec, request, cluster_of(catalog.find_device("H100-80GB"), count), fix=False)
+        return api.answer_for_model(
+            spec, request, cluster_of(catalog.find_device("H100-80GB"), count), fix=False
+        )
     except InputError as error:
         return error
 
@@ -63,7 +67,9 @@ def test_nothing_is_refused_that_a_candidate_would_answer(name: str, count: int)
         engines = CANDIDATES if serves_in_pages(spec) else ("transformers",)
         if isinstance(found, InputError):
             left += [
-                (key, value, engine) for engine in engines if isinstance(asked_answer(spec, {**request, "engine": engine}, count), Answer)
+                (key, value, engine)
+                for engine in engines
+                if isinstance(asked_answer(spec, {**request, "engine": engine}, count), Answer)
             ]
         else:
             assert any(line.split(" (")[0] == f"engine = {found.plan.engine}" for line in found.assumed)

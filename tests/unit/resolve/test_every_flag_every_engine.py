@@ -1,6 +1,8 @@
-"""Every key of a plan, under every engine: another sheet, something that is said, a refusal, or a reason written here.
+"""Every key of a plan, under every engine: another sheet, something that is said, a refusal, or a reason
+written here.
 
-The keys are those of the plan's own vocabulary, so that a new one is asked of every engine without being named here.
+The keys are those of the plan's own vocabulary, so that a new one is asked of every engine without being
+named here.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ from memsheet.questions import accounted as api
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import read_model
 
-TRAIN, INFER = {"task": "train", "seq_len": 1024}, {"task": "infer", "serving.max_model_len": 256, "serving.max_sequences": 4}
+TRAIN, INFER = (
+    {"task": "train", "seq_len": 1024},
+    {"task": "infer", "serving.max_model_len": 256, "serving.max_sequences": 4},
+)
 LORA, TINY, EXPERTS, STATES = {**TRAIN, "adapter.rank": 8}, "llama-tiny", "qwen3-30b-a3b", "mamba-130m"
 BASES: list[tuple[str, str, int, Mapping[str, Any]]] = [
     *[(e, TINY, 8, TRAIN) for e in ("transformers", "fsdp2", "fsdp1", "deepspeed", "torchtitan", "torchtune", "ms-swift")],
@@ -71,13 +76,24 @@ THE_SAME: dict[tuple[str, Any], tuple[tuple[str, ...], str]] = {
 @cache
 def model(name: str) -> ModelSpec:
     if name == "internlm":
-        sizes = {"hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 8, "num_hidden_layers": 4, "vocab_size": 4100}
-        return read_hf_config({"model_type": "llama", "attention_bias": True, "tie_word_embeddings": False, **sizes}, name="internlm")
+        sizes = {
+            "hidden_size": 512,
+            "intermediate_size": 1408,
+            "num_attention_heads": 8,
+            "num_hidden_layers": 4,
+            "vocab_size": 4100,
+        }
+        return read_hf_config(
+            {"model_type": "llama", "attention_bias": True, "tie_word_embeddings": False, **sizes},
+            name="internlm",
+        )
     return read_model(name, catalog=catalog.find_model, names=catalog.model_names())
 
 
 def answer(request: Mapping[str, Any], name: str, gpus: int) -> Answer:
-    return api.answer_for_model(model(name), request, cluster_of(catalog.find_device("H100-80GB"), gpus), fix=False)
+    return api.answer_for_model(
+        model(name), request, cluster_of(catalog.find_device("H100-80GB"), gpus), fix=False
+    )
 
 
 @cache
@@ -97,26 +113,38 @@ def values(key: str) -> list[Any]:
 
 
 def ignored(engine: str, name: str, gpus: int, base: Mapping[str, Any], key: str, value: Any) -> bool:
-    """Whether an option is taken and nothing comes of it. A change that a larger item hides at one length shows at the other."""
-    lengths: list[dict[str, Any]] = [{}, {"seq_len": 64}] if base["task"] == "train" and key != "seq_len" else [{}]
+    """Whether an option is taken and nothing comes of it. A change that a larger item hides at one length
+    shows at the other.
+    """
+    lengths: list[dict[str, Any]] = (
+        [{}, {"seq_len": 64}] if base["task"] == "train" and key != "seq_len" else [{}]
+    )
     for length in lengths:
         usual = usual_answer(engine, name, gpus, tuple({**base, **length}.items()))
         if flatten_document(plan_document(usual.plan)).get(key, base.get(key)) == value:
             return False  # what is done anyway, and shown
         try:
             other = answer({**base, **length, "engine": engine, key: value}, name, gpus)
-            if seen(other) != seen(usual) or any(f"{key} = " in line for line in set(other.assumed) - set(usual.assumed)):
+            if seen(other) != seen(usual) or any(
+                f"{key} = " in line for line in set(other.assumed) - set(usual.assumed)
+            ):
                 return False
         except InputError:
             return False
     return True
 
 
-@pytest.mark.parametrize(("engine", "name", "gpus", "base"), BASES, ids=lambda part: str(part) if not isinstance(part, dict) else None)
+@pytest.mark.parametrize(
+    ("engine", "name", "gpus", "base"),
+    BASES,
+    ids=lambda part: str(part) if not isinstance(part, dict) else None,
+)
 def test_no_engine_ignores_an_option(engine: str, name: str, gpus: int, base: Mapping[str, Any]) -> None:
     keys = sorted(set(RULES) - set(DESCRIPTIVE) - {"model", "gpus", "task", "engine", "precision.name"})
     pairs = [(key, value) for key in keys for value in values(key)]
-    left = [(key, value) for key, value in pairs if engine not in THE_SAME.get((key, _hashed(value)), ((), ""))[0]]
+    left = [
+        (key, value) for key, value in pairs if engine not in THE_SAME.get((key, _hashed(value)), ((), ""))[0]
+    ]
     assert [pair for pair in left if ignored(engine, name, gpus, base, *pair)] == []
 
 

@@ -24,7 +24,10 @@ from memsheet.plan.plan import RecomputeMode
 from memsheet.readers.model import read_model
 from memsheet.resolve import Resolved, resolve_document, resolve_request
 
-TRAIN, INFER = {"task": "train", "seq_len": 1024}, {"task": "infer", "engine": "transformers", "serving.max_model_len": 64}
+TRAIN, INFER = (
+    {"task": "train", "seq_len": 1024},
+    {"task": "infer", "engine": "transformers", "serving.max_model_len": 64},
+)
 LORA = {**TRAIN, "adapter.rank": 8, "adapter.targets": ["q_proj"]}
 
 
@@ -47,14 +50,20 @@ def refused(request: Mapping[str, Any], spec: ModelSpec | None = None, gpus: int
 
 
 def stored(weights: str) -> ModelSpec:
-    return replace(model(), quantization=StoredQuantization(method="test", weights=weights, skip=("lm_head",)))
+    return replace(
+        model(), quantization=StoredQuantization(method="test", weights=weights, skip=("lm_head",))
+    )
 
 
 def test_the_plan_of_experts_on_two_cards_reads_back() -> None:
     first = memsheet.infer("qwen3-30b-a3b", gpus="2xH100-80GB", max_model_len=8192)
-    again = memsheet.infer("qwen3-30b-a3b", plan=plan_document(first.plan, model="qwen3-30b-a3b", cluster=first.cluster))
+    again = memsheet.infer(
+        "qwen3-30b-a3b", plan=plan_document(first.plan, model="qwen3-30b-a3b", cluster=first.cluster)
+    )
     assert again.plan == first.plan
-    assert "mesh.etp" in refused({**INFER, "engine": "transformers", "mesh.tp": 2, "mesh.etp": 1}, model("qwen3-30b-a3b"), 2)
+    assert "mesh.etp" in refused(
+        {**INFER, "engine": "transformers", "mesh.tp": 2, "mesh.etp": 1}, model("qwen3-30b-a3b"), 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +93,9 @@ def test_what_would_be_ignored_is_refused(request_: dict[str, Any], field: str) 
 
 @pytest.mark.parametrize(("zero", "reshard"), [(2, True), (3, False)])
 def test_resharding_is_what_zero_3_is(zero: int, reshard: bool) -> None:
-    assert refused({**TRAIN, "zero": zero, "reshard_after_forward": reshard}, gpus=2) == {"reshard_after_forward"}
+    assert refused({**TRAIN, "zero": zero, "reshard_after_forward": reshard}, gpus=2) == {
+        "reshard_after_forward"
+    }
     assert asked({**TRAIN, "reshard_after_forward": False}, gpus=2).plan.zero == 2
 
 
@@ -96,7 +107,10 @@ def test_dropout_counts_where_the_family_has_some() -> None:
 
 
 def test_a_load_alone_has_no_sizes() -> None:
-    assert asked({"task": "infer", "phase": "load", "microbatch": 0, "global_batch": 0, "seq_len": 0}).plan.phase == "load"
+    assert (
+        asked({"task": "infer", "phase": "load", "microbatch": 0, "global_batch": 0, "seq_len": 0}).plan.phase
+        == "load"
+    )
 
 
 def test_a_quantized_checkpoint_trains_adapters_or_nothing() -> None:
@@ -117,7 +131,7 @@ def test_a_dtype_nobody_computes_in_is_said() -> None:
     assert any("float64" in line for line in asked(INFER, replace(model(), dtype="float64")).assumed)
 
 
-# ---- every key ---------------------------------------------------------------------------------------------------------------
+# ---- every key ---------------------------------------------------------------------------------------------
 
 OTHER: dict[str, Any] = {
     "seq_len": 2048, "vocab_multiple": 1000, "dropout": 0.5, "microbatch": 3, "global_batch": 8, "layers_per_stage": [3, 1],
@@ -160,8 +174,13 @@ def sheet(request: Mapping[str, Any], gpus: int) -> Any:
 def test_every_key_changes_the_sheet_or_is_refused(key: str, base: str) -> None:
     request, gpus = BASES[base]
     value = other_value(key)
-    # what holds the peak depends on the length: a change that is hidden behind a larger item at one shows at the other
-    lengths = ({"seq_len": 64}, {"seq_len": 1024}) if base in ("train", "sharded", "lora") and key != "seq_len" else ({},)
+    # what holds the peak depends on the length: a change that is hidden behind a larger item at one shows at
+    # the other
+    lengths = (
+        ({"seq_len": 64}, {"seq_len": 1024})
+        if base in ("train", "sharded", "lora") and key != "seq_len"
+        else ({},)
+    )
     try:
         pairs = [(sheet({**request, **n, key: value}, gpus), sheet({**request, **n}, gpus)) for n in lengths]
     except InputError:
@@ -171,14 +190,16 @@ def test_every_key_changes_the_sheet_or_is_refused(key: str, base: str) -> None:
     assert any(changed != usual for changed, usual in pairs)
 
 
-# ---- a plan as a document ----------------------------------------------------------------------------------------------------
+# ---- a plan as a document ----------------------------------------------------------------------------------
 
 AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")
 TRAINERS = [name for name in MODELLED if "train" in found_engine(name).tasks]
 
 
 def resolved(name: str, key: str, value: Any, spec: ModelSpec, *, real: bool) -> Resolved | None:
-    """A plan of an engine with one key given, None where it is refused. Every mesh takes as many cards as its product."""
+    """A plan of an engine with one key given, None where it is refused. Every mesh takes as many cards as its
+    product.
+    """
     request = {**TRAIN, "engine": name, key: value}
     with suppress(InputError):
         return resolve_request(request, spec, None, real=real)
@@ -188,14 +209,21 @@ def resolved(name: str, key: str, value: Any, spec: ModelSpec, *, real: bool) ->
 @pytest.mark.parametrize("real", [False, True], ids=["modelled", "run"])
 @pytest.mark.parametrize("name", TRAINERS)
 def test_every_plan_that_is_made_reads_back(name: str, real: bool) -> None:
-    """What resolve fills in, resolve accepts: as a document a plan goes to the process that traces it and to an engine's files."""
-    changes = [(f"mesh.{axis}", 2) for axis in AXES] + [(key, other_value(key)) for key in sorted(set(RULES) - set(ELSEWHERE))]
+    """What resolve fills in, resolve accepts: as a document a plan goes to the process that traces it and to
+    an engine's files.
+    """
+    changes = [(f"mesh.{axis}", 2) for axis in AXES] + [
+        (key, other_value(key)) for key in sorted(set(RULES) - set(ELSEWHERE))
+    ]
     made = 0
     for spec in (model(), model("qwen3-30b-a3b")):
         for key, value in changes:
             found = resolved(name, key, value, spec, real=real)
             if found is not None:
-                assert resolve_document(plan_document(found.plan), spec, real=real) == found.plan, (spec.name, key)
+                assert resolve_document(plan_document(found.plan), spec, real=real) == found.plan, (
+                    spec.name,
+                    key,
+                )
                 made += 1
     assert made > len(AXES)
 
@@ -215,19 +243,31 @@ def test_a_kind_of_recompute_that_is_implied_is_refused_as_if_it_were_named(name
 
 
 @pytest.mark.parametrize("name", ["megatron", "torchtitan"])
-def test_what_a_release_cannot_move_to_the_host_is_refused_with_its_reason_and_what_does_it_instead(name: str) -> None:
+def test_what_a_release_cannot_move_to_the_host_is_refused_with_its_reason_and_what_does_it_instead(
+    name: str,
+) -> None:
     engine = found_engine(name)
     assert engine is not None
     assert not set(engine.never_offloads) & set(engine.offload)
     with pytest.raises(InputError) as refused:
-        memsheet.train("llama-2-7b", gpus="8xA100-80GB", seq_len=2048, engine=name, offload="activations", fix=False)
+        memsheet.train(
+            "llama-2-7b", gpus="8xA100-80GB", seq_len=2048, engine=name, offload="activations", fix=False
+        )
     (problem,) = refused.value.problems
     assert problem.field == "offload.activations"
     assert problem.reason == engine.never_offloads["activations"]
     assert problem.hint is not None
     assert "fsdp2" in problem.hint
-    assert memsheet.train("llama-2-7b", gpus="8xA100-80GB", seq_len=2048, engine=name, recompute="full", fix=False).sheets
+    assert memsheet.train(
+        "llama-2-7b", gpus="8xA100-80GB", seq_len=2048, engine=name, recompute="full", fix=False
+    ).sheets
     for other in ("fsdp2", "deepspeed"):
         assert memsheet.train(
-            "llama-2-7b", gpus="8xA100-80GB", seq_len=2048, engine=other, recompute="full", offload="activations", fix=False
+            "llama-2-7b",
+            gpus="8xA100-80GB",
+            seq_len=2048,
+            engine=other,
+            recompute="full",
+            offload="activations",
+            fix=False,
         )

@@ -20,8 +20,14 @@ def model(name: str = "llama-tiny") -> ModelSpec:
 
 
 def asked(name: str = "llama-tiny", gpus: int | None = None, **keys: Any) -> Resolved:
-    request = {"task": "train", "seq_len": 8, **{key.replace("__", "."): value for key, value in keys.items()}}
-    return resolve_request(request, model(name), cluster_of(catalog.find_device("A100-80GB"), gpus) if gpus else None)
+    request = {
+        "task": "train",
+        "seq_len": 8,
+        **{key.replace("__", "."): value for key, value in keys.items()},
+    }
+    return resolve_request(
+        request, model(name), cluster_of(catalog.find_device("A100-80GB"), gpus) if gpus else None
+    )
 
 
 def problems(**keys: Any) -> list[tuple[str, str]]:
@@ -34,13 +40,21 @@ def test_one_gpu_trains_with_transformers_in_bf16_autocast() -> None:
     plan = asked(gpus=1).plan
     assert (plan.engine, plan.zero, plan.microbatch) == ("transformers", 0, 1)
     assert (plan.precision.parameters.name, plan.precision.compute.name) == ("fp32", "bf16")
-    assert (plan.attention, plan.loss, plan.recompute.mode) == (AttentionKind.SDPA, Loss.PLAIN, RecomputeMode.NONE)
+    assert (plan.attention, plan.loss, plan.recompute.mode) == (
+        AttentionKind.SDPA,
+        Loss.PLAIN,
+        RecomputeMode.NONE,
+    )
 
 
 def test_several_gpus_train_with_fsdp2_at_zero_3_and_the_rest_shards() -> None:
     plan = asked(gpus=8).plan
     assert (plan.engine, plan.zero, plan.mesh.dp_shard, plan.reshard_after_forward) == ("fsdp2", 3, 8, True)
-    assert (plan.precision.parameters.name, plan.precision.compute.name, plan.precision.reduce.name) == ("fp32", "bf16", "fp32")
+    assert (plan.precision.parameters.name, plan.precision.compute.name, plan.precision.reduce.name) == (
+        "fp32",
+        "bf16",
+        "fp32",
+    )
 
 
 def test_at_zero_0_the_rest_replicates() -> None:
@@ -73,10 +87,15 @@ def test_a_degree_that_does_not_divide_is_refused() -> None:
 
 def test_layers_that_stages_do_not_divide_are_listed_by_hand() -> None:
     with pytest.raises(InputError, match="does not divide 32 layers over 3 stages"):
-        resolve_request({"task": "infer", "engine": "transformers", "mesh.pp": 3, "serving.max_model_len": 8}, model("llama-3-8b"))
+        resolve_request(
+            {"task": "infer", "engine": "transformers", "mesh.pp": 3, "serving.max_model_len": 8},
+            model("llama-3-8b"),
+        )
     request = {"task": "infer", "mesh.pp": 3, "layers_per_stage": [11, 11, 10], "serving.max_model_len": 8}
     assert resolve_request(request, model("llama-3-8b")).plan.layers_per_stage == (11, 11, 10)
-    assert resolve_request({**request, "layers_per_stage": None}, model("llama-3-8b")).plan.layers_per_stage == (
+    assert resolve_request(
+        {**request, "layers_per_stage": None}, model("llama-3-8b")
+    ).plan.layers_per_stage == (
         11,
         11,
         10,
@@ -91,19 +110,47 @@ def test_layers_that_stages_do_not_divide_are_listed_by_hand() -> None:
         ({"engine": "fsdp2", "zero": 1}, "zero", "does not exist in fsdp2, which has 2, 3"),
         ({"seq_len": 0}, "seq_len", "is missing; saved activations depend on it"),
         ({"compile": True}, "compile", "is not modelled yet, and an option is never ignored"),
-        ({"sequence_parallel": True}, "sequence_parallel", "is not modelled yet, and an option is never ignored"),
-        ({"recompute__mode": "selective", "engine": "fsdp2"}, "recompute.mode", "is not modelled for fsdp2 yet"),
-        ({"recompute__every": 2, "recompute__segments": 2}, "recompute", "every, layers and segments exclude one another"),
+        (
+            {"sequence_parallel": True},
+            "sequence_parallel",
+            "is not modelled yet, and an option is never ignored",
+        ),
+        (
+            {"recompute__mode": "selective", "engine": "fsdp2"},
+            "recompute.mode",
+            "is not modelled for fsdp2 yet",
+        ),
+        (
+            {"recompute__every": 2, "recompute__segments": 2},
+            "recompute",
+            "every, layers and segments exclude one another",
+        ),
         ({"recompute__segments": 9}, "recompute.segments", "exceeds the model's 4 layers"),
         ({"attention": "cudnn"}, "attention", "is not modelled for transformers yet"),
         ({"optimizer__name": "shampoo"}, "optimizer.name", "is not modelled for transformers yet"),
-        ({"optimizer__implementation": "distributed"}, "optimizer.implementation", "is not modelled for adamw yet"),
-        ({"quantization__weights": "nf4"}, "quantization.weights", "freezes the weights, and nothing else trains"),
+        (
+            {"optimizer__implementation": "distributed"},
+            "optimizer.implementation",
+            "is not modelled for adamw yet",
+        ),
+        (
+            {"quantization__weights": "nf4"},
+            "quantization.weights",
+            "freezes the weights, and nothing else trains",
+        ),
         ({"quantization__weights": "q9"}, "quantization.weights", "is not a known format"),
-        ({"adapter__rank": 8, "adapter__targets": ["Wqkv"]}, "adapter.targets", "names no linear layer of llama-tiny"),
+        (
+            {"adapter__rank": 8, "adapter__targets": ["Wqkv"]},
+            "adapter.targets",
+            "names no linear layer of llama-tiny",
+        ),
         ({"precision__name": "fsdp2-mixed"}, "precision", "is not how transformers trains"),
         ({"mesh__dp_shard": 2, "engine": "transformers"}, "mesh.dp_shard", "shards nothing at zero 0"),
-        ({"global_batch": 3, "mesh__dp_replicate": 2}, "global_batch", "is not a multiple of microbatch · data-parallel ranks = 2"),
+        (
+            {"global_batch": 3, "mesh__dp_replicate": 2},
+            "global_batch",
+            "is not a multiple of microbatch · data-parallel ranks = 2",
+        ),
         ({"serving__max_model_len": 8}, "serving.max_model_len", "has no meaning in train"),
         ({"tp": 2}, "tp", "is not a key of a plan"),
     ],
@@ -122,17 +169,24 @@ def test_learned_positions_end_somewhere() -> None:
 
 def test_serving_is_as_long_as_the_model_and_takes_the_cards_to_tensor_parallelism() -> None:
     assert resolve_request({"task": "infer"}, model()).plan.max_model_len == model().max_positions
-    cluster, request = cluster_of(catalog.find_device("A100-80GB"), 4), {"task": "infer", "serving.max_model_len": 8}
+    cluster, request = (
+        cluster_of(catalog.find_device("A100-80GB"), 4),
+        {"task": "infer", "serving.max_model_len": 8},
+    )
     plan = resolve_request(request, model("llama-3-8b"), cluster).plan
     assert (plan.engine, plan.mesh.tp, plan.max_sequences) == ("vllm", 4, 256)
     plan = resolve_request({**request, "engine": "transformers"}, model("llama-3-8b"), cluster).plan
     assert (plan.engine, plan.mesh.tp, plan.max_sequences) == ("transformers", 4, 1)
-    with pytest.raises(InputError, match="transformers has no tensor-parallel plan for t5"):  # vllm serves no encoder
+    with pytest.raises(
+        InputError, match="transformers has no tensor-parallel plan for t5"
+    ):  # vllm serves no encoder
         resolve_request(request, model("t5-small"), cluster)
 
 
 def test_the_cache_is_as_long_as_prompt_and_output_together() -> None:
-    plan = resolve_request({"task": "infer", "serving.prompt_tokens": 100, "serving.output_tokens": 28}, model()).plan
+    plan = resolve_request(
+        {"task": "infer", "serving.prompt_tokens": 100, "serving.output_tokens": 28}, model()
+    ).plan
     assert plan.max_model_len == 128
 
 
@@ -144,7 +198,11 @@ def test_dtypes_given_one_by_one_leave_out_what_is_null() -> None:
         "precision__moments": "fp32",
     }
     precision = asked(**keys).plan.precision
-    assert (precision.parameters.name, precision.compute.name, precision.gradients.name) == ("bf16", "bf16", "fp32")
+    assert (precision.parameters.name, precision.compute.name, precision.gradients.name) == (
+        "bf16",
+        "bf16",
+        "fp32",
+    )
     assert precision.master_weights is not None
     assert asked(**{**keys, "precision__master_weights": None}).plan.precision.master_weights is None
 
@@ -164,10 +222,15 @@ def test_accumulation_is_what_the_global_batch_leaves() -> None:
 @pytest.mark.parametrize(
     "keys",
     [
-        pytest.param({"recompute__mode": "none", "recompute__every": 2}, id="recompute.every without recompute"),
-        pytest.param({"task": "infer", "seq_len": None, "serving__max_model_len": 8, "serving__prompt_tokens": 9}, id="a prompt longer than the model's"),
+        pytest.param(
+            {"recompute__mode": "none", "recompute__every": 2}, id="recompute.every without recompute"
+        ),
+        pytest.param(
+            {"task": "infer", "seq_len": None, "serving__max_model_len": 8, "serving__prompt_tokens": 9},
+            id="a prompt longer than the model's",
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_option_is_never_ignored(keys: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         asked(**keys)

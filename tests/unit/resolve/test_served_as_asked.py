@@ -1,4 +1,6 @@
-"""What a person asks of a server, taken as the engine takes it: lengths, versions, cuts, switches; and what is said where it is not."""
+"""What a person asks of a server, taken as the engine takes it: lengths, versions, cuts, switches; and what
+is said where it is not.
+"""
 
 from __future__ import annotations
 
@@ -31,19 +33,28 @@ def refused(ask: Any, *named: Any, **asked: Any) -> dict[str, tuple[str, str]]:
     return {problem.field: (problem.reason, problem.hint) for problem in found.value.problems}
 
 
-# lengths -----------------------------------------------------------------------------------------------------------------------
+# lengths ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_a_length_beyond_the_model_is_refused_in_every_way(engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    reason, hint = refused(memsheet.infer, "llama-3.1-8b", gpus=H100, engine=engine, max_model_len=131073)["serving.max_model_len"]
+def test_a_length_beyond_the_model_is_refused_in_every_way(
+    engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason, hint = refused(memsheet.infer, "llama-3.1-8b", gpus=H100, engine=engine, max_model_len=131073)[
+        "serving.max_model_len"
+    ]
     assert "131,072 positions" in reason
     assert "--max-model-len 131072" in hint
     assert "rope_scaling" in hint
-    planned = refused(memsheet.plan_serving, "llama-3.1-8b", gpus="4xH100-80GB", engine=engine, context=200000)
+    planned = refused(
+        memsheet.plan_serving, "llama-3.1-8b", gpus="4xH100-80GB", engine=engine, context=200000
+    )
     assert "131,072 positions" in planned["context"][0]
     script = tmp_path / "serve.sh"
-    words = {"vllm": "vllm serve m --max-model-len", "sglang": "sglang serve --model-path m --context-length"}[engine]
+    words = {
+        "vllm": "vllm serve m --max-model-len",
+        "sglang": "sglang serve --model-path m --context-length",
+    }[engine]
     script.write_text(f"{words} 262144\n")
     assert main(["check", str(script), "--model", "llama-3.1-8b", "--gpus", H100]) != 0
     assert "length-beyond-model" in capsys.readouterr().out
@@ -60,7 +71,9 @@ def test_sglang_went_on_once() -> None:
 def test_an_engine_that_goes_on_says_so(engine: str) -> None:
     asked = {"quantize": "gguf:Q4_K_M"} if engine == "llama.cpp" else {}
     notes = [
-        " ".join(memsheet.infer("llama-3.1-8b", gpus=H100, engine=engine, max_model_len=tokens, **asked).notes)
+        " ".join(
+            memsheet.infer("llama-3.1-8b", gpus=H100, engine=engine, max_model_len=tokens, **asked).notes
+        )
         for tokens in (131072, 131073)
     ]
     assert ["beyond the 131,072" in said for said in notes] == [False, True]
@@ -81,7 +94,12 @@ def test_what_a_scaling_gives(rope: Any, found: int | None) -> None:
         assert scaled_positions({key: rope}, 32768) == found
         assert scaled_positions({"text_config": {key: rope}}, 32768) == found
         assert scaled_positions({key: rope}, None) is None
-    assert scaled_positions({"model_type": "gemma3_text", "rope_scaling": {"type": "linear", "factor": 8.0}}, 131072) is None
+    assert (
+        scaled_positions(
+            {"model_type": "gemma3_text", "rope_scaling": {"type": "linear", "factor": 8.0}}, 131072
+        )
+        is None
+    )
 
 
 def test_a_scaled_model_is_served_as_long() -> None:
@@ -91,11 +109,13 @@ def test_a_scaled_model_is_served_as_long() -> None:
     assert "serving.max_model_len" in refused(memsheet.infer, config, **asked)
     assert memsheet.infer({**config, "rope_scaling": yarn}, **asked).plan.max_model_len == 131072
     usual = {key: value for key, value in asked.items() if key != "max_model_len"}
-    assert memsheet.infer({**config, "rope_scaling": yarn}, **usual).plan.max_model_len == 131072  # what vLLM derives
+    assert (
+        memsheet.infer({**config, "rope_scaling": yarn}, **usual).plan.max_model_len == 131072
+    )  # what vLLM derives
     assert memsheet.infer(config, **usual).plan.max_model_len == 32768
 
 
-# versions ----------------------------------------------------------------------------------------------------------------------
+# versions ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -118,27 +138,36 @@ def test_a_version_names_a_release(engine: str, version: str, known: bool) -> No
 
 def test_one_newer_than_what_was_read_says_so() -> None:
     notes = {
-        version: " ".join(memsheet.infer("llama-tiny", engine="vllm", engine_version=version, max_model_len=64).notes)
+        version: " ".join(
+            memsheet.infer("llama-tiny", engine="vllm", engine_version=version, max_model_len=64).notes
+        )
         for version in ("0.33.0", "0.34.0")
     }
     assert "newer" not in notes["0.33.0"]
     assert "newer than 0.33.0" in notes["0.34.0"]
 
 
-# cuts --------------------------------------------------------------------------------------------------------------------------
+# cuts -------------------------------------------------------------------------------------------------------
 
 
 def test_gpus_that_nobody_spoke_of_cut_the_model_as_far_as_its_heads_go() -> None:
     found = memsheet.infer("qwen2.5-7b", gpus="8xH100-80GB", engine="vllm", max_model_len=8192)
     assert (found.plan.mesh.tp, found.plan.mesh.dp_replicate) == (4, 2)
     assert any("28 attention heads" in line for line in found.assumed)
-    told = memsheet.infer("qwen2.5-7b", gpus="8xH100-80GB", engine="vllm", max_model_len=8192, tp=4, dp_replicate=2)
+    told = memsheet.infer(
+        "qwen2.5-7b", gpus="8xH100-80GB", engine="vllm", max_model_len=8192, tp=4, dp_replicate=2
+    )
     assert told.sheets == found.sheets
-    assert memsheet.infer("llama-3.1-8b", gpus="8xH100-80GB", engine="vllm", max_model_len=8192).plan.mesh.tp == 8
+    assert (
+        memsheet.infer("llama-3.1-8b", gpus="8xH100-80GB", engine="vllm", max_model_len=8192).plan.mesh.tp
+        == 8
+    )
 
 
 def test_a_cut_that_was_asked_for_is_refused_with_one_that_is_none() -> None:
-    reason, hint = refused(memsheet.infer, "qwen2.5-7b", gpus="8xH100-80GB", engine="vllm", tp=8, max_model_len=64)["mesh.tp"]
+    reason, hint = refused(
+        memsheet.infer, "qwen2.5-7b", gpus="8xH100-80GB", engine="vllm", tp=8, max_model_len=64
+    )["mesh.tp"]
     assert "28 attention heads" in reason
     assert hint.startswith("--tp 4")
     assert "plan infer" in hint
@@ -165,13 +194,17 @@ def test_an_old_card_has_what_the_engine_has_there() -> None:
 
 @pytest.mark.parametrize(("asked", "own"), [(4096, 512), (512, 64), (7, 1)])
 def test_requests_of_a_group(asked: int, own: int) -> None:
-    """SGLang divides what is asked for over the groups, and each prints its own (v0.5.23 mem_cache/kv_cache_configurator.py:3128)."""
-    found = memsheet.infer("deepseek-v3", gpus="8xH200", engine="sglang", attn_dp=8, max_model_len=8192, sequences=asked)
+    """SGLang divides what is asked for over the groups, and each prints its own (v0.5.23
+    mem_cache/kv_cache_configurator.py:3128).
+    """
+    found = memsheet.infer(
+        "deepseek-v3", gpus="8xH200", engine="sglang", attn_dp=8, max_model_len=8192, sequences=asked
+    )
     assert group_plan(found.plan).max_sequences == own
     assert f"max_running_requests={own}," in (found.serving or {})["start_up"][-1]
 
 
-# switches ----------------------------------------------------------------------------------------------------------------------
+# switches ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -195,18 +228,26 @@ def test_what_changes_nothing_is_not_taken_silently(asked: dict[str, Any], field
 )  # fmt: skip
 def test_what_the_engine_does_anyway_may_be_said(asked: dict[str, Any]) -> None:
     usual = {key: value for key, value in asked.items() if key != "compile"}
-    one, other = (memsheet.infer("llama-3.1-8b", gpus=H100, max_model_len=8192, **options) for options in (asked, usual))
+    one, other = (
+        memsheet.infer("llama-3.1-8b", gpus=H100, max_model_len=8192, **options) for options in (asked, usual)
+    )
     assert one.sheets == other.sheets
 
 
 def test_a_draft_that_is_named_drafts() -> None:
-    asked = {"gpus": H100, "engine": "vllm", "max_model_len": 8192, "draft_model": "llama-3.2-1b", "speculative_tokens": 3}
+    asked = {
+        "gpus": H100,
+        "engine": "vllm",
+        "max_model_len": 8192,
+        "draft_model": "llama-3.2-1b",
+        "speculative_tokens": 3,
+    }
     found = memsheet.infer("llama-3.1-8b", **asked)
     assert found.sheets == memsheet.infer("llama-3.1-8b", **asked, speculative="draft").sheets
     assert any(line.startswith("speculative.method = draft") for line in found.assumed)
 
 
-# words -------------------------------------------------------------------------------------------------------------------------
+# words ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -218,7 +259,9 @@ def test_a_draft_that_is_named_drafts() -> None:
         (("--kv-dtype", "fp9"), "for example bf16"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_has_an_example(flags: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_read_has_an_example(
+    flags: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["infer", "llama-tiny", "--engine", "vllm", *flags]) == 2
     assert said in capsys.readouterr().err
 
@@ -240,7 +283,8 @@ def test_without_a_card_the_headline_is_of_weights_and_a_token(capsys: pytest.Ca
         return " ".join(capsys.readouterr().out.split("\n\n")[0].split())
 
     assert first().startswith(
-        "PREDICTED 14.96 GiB of weights · 128.00 KiB of cache for a token · 16.00 GiB for a sequence of 131,072 tokens"
+        "PREDICTED 14.96 GiB of weights · 128.00 KiB of cache for a token · 16.00 GiB for a sequence of "
+        "131,072 tokens"
     )
     assert "of tensors" in first("--max-model-len", "8192", "--sequences", "4")  # a sum that was asked for
 

@@ -17,7 +17,10 @@ SERVERS = ("vllm", "sglang", "llama.cpp", "litgpt", "gpt-fast", "autoawq")
 
 
 def without_tokens() -> list[str]:
-    specs = {name: read_model(name, catalog=catalog.find_model, names=catalog.model_names()) for name in catalog.model_names()}
+    specs = {
+        name: read_model(name, catalog=catalog.find_model, names=catalog.model_names())
+        for name in catalog.model_names()
+    }
     return [name for name, spec in specs.items() if not any(stack.role == "decoder" for stack in spec.stacks)]
 
 
@@ -41,12 +44,26 @@ def test_transformers_runs_it_and_keeps_nothing_for_a_next_token() -> None:
 
 @pytest.mark.parametrize(("asked", "printed"), [("fp8", "float8_e4m3fn"), ("fp8_e4m3", "float8_e4m3fn"), ("fp8_e5m2", "float8_e5m2"), (None, "bfloat16")])  # fmt: skip
 def test_a_start_up_line_names_the_format_that_was_asked_for(asked: str | None, printed: str) -> None:
-    answer = memsheet.infer("llama-3.1-8b", gpus="1xH100-80GB", engine="sglang", max_model_len=8192, kv_dtype=asked)
+    answer = memsheet.infer(
+        "llama-3.1-8b", gpus="1xH100-80GB", engine="sglang", max_model_len=8192, kv_dtype=asked
+    )
     line = next(line for line in (answer.serving or {})["start_up"] if line.startswith("KV Cache"))
     assert f"torch.{printed}," in line
 
 
 def test_a_cache_in_e5m2_is_exported_as_asked_and_refused_beside_weights_in_fp8() -> None:
     with pytest.raises(InputError, match="refused by vllm"):
-        memsheet.infer("llama-3.1-8b", gpus="1xH100-80GB", engine="vllm", max_model_len=8192, quantize="fp8", kv_dtype="fp8_e5m2")
-    assert memsheet.infer("llama-3.1-8b", engine="vllm", max_model_len=8192, kv_dtype="fp8_e5m2").plan.kv_dtype.name == "fp8_e5m2"  # type: ignore[union-attr]
+        memsheet.infer(
+            "llama-3.1-8b",
+            gpus="1xH100-80GB",
+            engine="vllm",
+            max_model_len=8192,
+            quantize="fp8",
+            kv_dtype="fp8_e5m2",
+        )
+    assert (
+        memsheet.infer(
+            "llama-3.1-8b", engine="vllm", max_model_len=8192, kv_dtype="fp8_e5m2"
+        ).plan.kv_dtype.name
+        == "fp8_e5m2"
+    )  # type: ignore[union-attr]

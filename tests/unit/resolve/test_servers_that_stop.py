@@ -1,4 +1,6 @@
-"""What a server refuses at its start whatever room there is: blocks, dtypes, caches and groups that a card or a release does not have."""
+"""What a server refuses at its start whatever room there is: blocks, dtypes, caches and groups that a card or
+a release does not have.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ SERVED = {"engine": "vllm", "gpus": "1xH100-80GB", "max_model_len": 4096}
 def refusal(model: str, **options: Any) -> str:
     with pytest.raises(InputError) as refused:
         memsheet.infer(model, **{**SERVED, **options})
-    return "\n".join(f"{problem.field}: {problem.reason}; {problem.hint}" for problem in refused.value.problems)
+    return "\n".join(
+        f"{problem.field}: {problem.reason}; {problem.hint}" for problem in refused.value.problems
+    )
 
 
 @pytest.mark.parametrize(("version", "tokens"), [("0.33.0", 7), ("0.11.0", 8), ("0.6.4", 24), ("0.11.0", 48)])
@@ -26,7 +30,10 @@ def test_blocks_that_kernels_do_not_read(version: str, tokens: int) -> None:
 
 @pytest.mark.parametrize(("version", "tokens"), [("0.33.0", 48), ("0.33.0", 256), ("0.11.0", 128)])
 def test_blocks_that_they_do(version: str, tokens: int) -> None:
-    assert memsheet.infer("llama-3.2-1b", **SERVED, page_tokens=tokens, engine_version=version).plan.page_tokens == tokens
+    assert (
+        memsheet.infer("llama-3.2-1b", **SERVED, page_tokens=tokens, engine_version=version).plan.page_tokens
+        == tokens
+    )
 
 
 def test_the_hint_is_a_size_that_is_taken() -> None:
@@ -46,12 +53,16 @@ def test_where_nobody_asks_a_new_release_takes_what_the_card_has() -> None:
     answer = memsheet.infer("llama-3.2-1b", **{**SERVED, **OLD})
     assert answer.plan.precision.compute.name == answer.plan.kv_dtype.name == "fp16"
     assert any(words.startswith("precision.parameters = fp16 (bf16 needs") for words in answer.assumed)
-    assert memsheet.infer("gemma-3-4b", **{**SERVED, **OLD}).plan.precision.compute.name == "fp32"  # fp16 is refused for it
+    assert (
+        memsheet.infer("gemma-3-4b", **{**SERVED, **OLD}).plan.precision.compute.name == "fp32"
+    )  # fp16 is refused for it
 
 
 def test_fp16_is_refused_for_families_that_overflow() -> None:
     assert "gemma3" in refusal("gemma-3-4b", plan={"precision": {"parameters": "fp16", "compute": "fp16"}})
-    halves = memsheet.infer("llama-3.2-1b", **SERVED, plan={"precision": {"parameters": "fp16", "compute": "fp16"}})
+    halves = memsheet.infer(
+        "llama-3.2-1b", **SERVED, plan={"precision": {"parameters": "fp16", "compute": "fp16"}}
+    )
     assert halves.plan.precision.compute.name == "fp16"
 
 

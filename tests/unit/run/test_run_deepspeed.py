@@ -1,4 +1,6 @@
-"""DeepSpeed's own engine on real tensors: the plan as its configuration, and, where it is installed, its step and its memory."""
+"""DeepSpeed's own engine on real tensors: the plan as its configuration, and, where it is installed, its step
+and its memory.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def plan_of(**request):
     return resolve_request({"engine": "deepspeed", "seq_len": 64, **request}, spec, None, real=True).plan
 
 
-# ---- the plan as a configuration --------------------------------------------------------------------------------------------
+# ---- the plan as a configuration ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
@@ -50,7 +52,9 @@ def test_a_plan_says_its_stage_its_dtype_and_its_micro_batches(zero):
 
 
 def test_fp32_has_no_section_of_its_own():
-    assert not {"bf16", "fp16", "data_types"} & set(deepspeed_config(plan_of(**{"precision.name": "fp32"}), 1))
+    assert not {"bf16", "fp16", "data_types"} & set(
+        deepspeed_config(plan_of(**{"precision.name": "fp32"}), 1)
+    )
 
 
 def test_gradients_in_fp32_are_said():
@@ -59,7 +63,9 @@ def test_gradients_in_fp32_are_said():
 
 
 def test_what_is_on_the_host_is_said_and_a_share_at_stage_3_alone():
-    whole = deepspeed_config(plan_of(zero=3, **{"offload.optimizer": 1, "offload.parameters": 1}), 1)["zero_optimization"]
+    whole = deepspeed_config(plan_of(zero=3, **{"offload.optimizer": 1, "offload.parameters": 1}), 1)[
+        "zero_optimization"
+    ]
     assert whole["offload_optimizer"]["device"] == whole["offload_param"]["device"] == "cpu"
     assert "ratio" not in whole["offload_optimizer"]
     part = deepspeed_config(plan_of(zero=3, **{"offload.optimizer": 0.5}), 1)["zero_optimization"]
@@ -83,7 +89,7 @@ def test_deepspeed_makes_the_optimizer_only_where_it_must(request_, own):
     assert ("optimizer" in deepspeed_config(plan, 1)) is own
 
 
-# ---- what is refused --------------------------------------------------------------------------------------------------------
+# ---- what is refused ---------------------------------------------------------------------------------------
 
 
 def test_a_trace_says_that_only_real_steps_are_taken():
@@ -101,7 +107,9 @@ def test_other_axes_are_refused():
 
 def test_measuring_says_what_is_missing_before_anything_starts(monkeypatch):
     monkeypatch.setattr("memsheet.questions.measured.find_spec", lambda _: None)
-    monkeypatch.setattr("memsheet.questions.measured.answers_together", lambda *_, **__: pytest.fail("a child was started"))
+    monkeypatch.setattr(
+        "memsheet.questions.measured.answers_together", lambda *_, **__: pytest.fail("a child was started")
+    )
     with pytest.raises(InputError, match="not installed") as told:
         measure_with_timeline("llama-tiny", Options(), engine="deepspeed", seq_len=64)
     assert told.value.problems[0].hint == "pip install deepspeed"
@@ -110,10 +118,17 @@ def test_measuring_says_what_is_missing_before_anything_starts(monkeypatch):
 def test_measuring_refuses_what_deepspeed_has_no_form_of(monkeypatch):
     monkeypatch.setattr("memsheet.questions.measured.find_spec", lambda _: object())
     with pytest.raises(InputError, match="zero 3 only"):
-        measure_with_timeline("llama-tiny", Options(), engine="deepspeed", seq_len=64, zero=2, plan={"offload": {"parameters": 1}})
+        measure_with_timeline(
+            "llama-tiny",
+            Options(),
+            engine="deepspeed",
+            seq_len=64,
+            zero=2,
+            plan={"offload": {"parameters": 1}},
+        )
 
 
-# ---- where it is installed --------------------------------------------------------------------------------------------------
+# ---- where it is installed ---------------------------------------------------------------------------------
 
 TRAIN = """
 import copy, json, os, sys
@@ -184,10 +199,22 @@ def test_training_goes_as_without_deepspeed():
 @installed
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_two_real_ranks_hold_what_is_predicted(zero):
-    """Within 0.6 % of what is there beside the fixed bucket: gloo's own copies are none of DeepSpeed's (stage 3's backward)."""
-    found, _ = measure_with_timeline("llama-tiny", Options(steps=1), engine="deepspeed", seq_len=64, zero=zero, dp_shard=2)
+    """Within 0.6 % of what is there beside the fixed bucket: gloo's own copies are none of DeepSpeed's (stage
+    3's backward).
+    """
+    found, _ = measure_with_timeline(
+        "llama-tiny", Options(steps=1), engine="deepspeed", seq_len=64, zero=zero, dp_shard=2
+    )
     sheet, expected = found.sheets[0], account_rank(found.model, found.plan, device="cpu")
-    bucket = max((size.value for item in expected.items if item.path == "zero/ipg_bucket" for size in item.at.values()), default=0)
+    bucket = max(
+        (
+            size.value
+            for item in expected.items
+            if item.path == "zero/ipg_bucket"
+            for size in item.at.values()
+        ),
+        default=0,
+    )
     for instant in (AT.LOAD, AT.FORWARD, AT.OPTIMIZER_STEP, *((AT.LOSS, AT.BACKWARD) if zero < 3 else ())):
         measured, predicted = sheet.at(instant).value, expected.at(instant, without=OUTSIDE).value
         rest = measured - bucket if measured > bucket else measured
@@ -198,5 +225,9 @@ def test_two_real_ranks_hold_what_is_predicted(zero):
 def test_one_rank_gathers_nothing_at_stage_3():
     found, _ = measure_with_timeline("llama-tiny", Options(steps=1), engine="deepspeed", seq_len=64, zero=3)
     expected = account_rank(found.model, found.plan, device="cpu")
-    assert expected.at(AT.LOAD, without=OUTSIDE).value == pytest.approx(found.sheets[0].at(AT.LOAD).value, abs=4096)
-    assert all(expected.of(C.UNSHARDED_PARAMETERS, instant=instant).value == 0 for instant in expected.instants)
+    assert expected.at(AT.LOAD, without=OUTSIDE).value == pytest.approx(
+        found.sheets[0].at(AT.LOAD).value, abs=4096
+    )
+    assert all(
+        expected.of(C.UNSHARDED_PARAMETERS, instant=instant).value == 0 for instant in expected.instants
+    )

@@ -1,4 +1,6 @@
-"""Engines of several ranks, run by two real processes: they train as one process does, and hold what a trace says."""
+"""Engines of several ranks, run by two real processes: they train as one process does, and hold what a trace
+says.
+"""
 
 import json
 import subprocess
@@ -12,7 +14,16 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow  # agreement and measured ranks are the quick ones
 
 RUNS = Path(__file__).parents[2] / "rank_runs.py"
-LAUNCH = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+LAUNCH = [
+    sys.executable,
+    "-W",
+    "ignore",
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node",
+    "2",
+]
 EXACT = (
     "fsdp2", "fsdp2 zero 2", "fsdp2 recompute", "fsdp2 accumulated", "fsdp2 replicated", "ddp", "ddp accumulated", "zero 1", "tensor",
     "tensor fsdp2", "gpipe", "1f1b", "1f1b fsdp2", "interleaved", "experts",
@@ -25,18 +36,22 @@ BAR = 0.01
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     file = tmp_path_factory.mktemp("ranks") / "found.json"
-    done = subprocess.run([*LAUNCH, str(RUNS), str(file)], capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run(
+        [*LAUNCH, str(RUNS), str(file)], capture_output=True, text=True, check=False, timeout=240
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(file.read_text())
 
 
 @pytest.fixture(scope="module")
 def traces():
-    done = subprocess.run([sys.executable, "-W", "ignore", str(RUNS), "traces"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(RUNS), "traces"], capture_output=True, text=True, check=True
+    )
     return json.loads(done.stdout)
 
 
-# ---- they train ---------------------------------------------------------------------------------------------------------------
+# ---- they train --------------------------------------------------------------------------------------------
 
 
 def plain(runs, name):
@@ -52,7 +67,9 @@ def test_the_loss_falls(runs, name):
 
 @pytest.mark.parametrize("name", EXACT)
 def test_parameters_go_where_those_of_one_process_go(runs, name):
-    """Six steps of plain gradient descent at a rate that moves them far: every gradient is the whole batch's."""
+    """Six steps of plain gradient descent at a rate that moves them far: every gradient is the whole
+    batch's.
+    """
     assert runs[name]["losses"] == pytest.approx(plain(runs, name)["losses"], rel=1e-5)
     assert runs[name]["apart"] < 1e-3
 
@@ -62,7 +79,7 @@ def test_mixed_precision_goes_nearly_there(runs):
     assert runs["fsdp2 mixed"]["apart"] > 1e-3
 
 
-# ---- they hold what a trace says --------------------------------------------------------------------------------------------
+# ---- they hold what a trace says ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -89,4 +106,6 @@ def test_the_tensors_of_each_rank_are_those_traced_item_by_item(runs, traces, na
 def test_gloo_copies_what_it_reduces_and_gathers(runs, rank):
     backward = runs["measured"]["fsdp2"][rank]["backward"]  # at its high-water mark a layer is being gathered
     name = "model.layers.*/gloo_all_gather"
-    assert backward[f"communication: {name}"] == backward[f"unsharded_parameters: {name.replace('gloo_', '')}"]
+    assert (
+        backward[f"communication: {name}"] == backward[f"unsharded_parameters: {name.replace('gloo_', '')}"]
+    )

@@ -18,7 +18,10 @@ NEAR = 0.001  # of the peak: padded labels and the loss's scalars
 
 @pytest.mark.parametrize(("rows", "micro"), CASES)
 def test_gradients_are_those_of_the_whole_batch_at_once(rows, micro):
-    (whole, at_once), (parts, in_turn) = training(microbatch=rows), training(microbatch=micro, global_batch=rows)
+    (whole, at_once), (parts, in_turn) = (
+        training(microbatch=rows),
+        training(microbatch=micro, global_batch=rows),
+    )
     batch = corpus(rows)
     expected, found = gradients(whole, batch), gradients(parts, batch)
     for name, gradient in expected.items():
@@ -45,16 +48,23 @@ def test_one_micro_batch_serves_again():
     plan = plan_of(microbatch=2, global_batch=5)
     parts = [part["input_ids"].shape[0] for part, _ in micro_batches(corpus(2), plan, 3)]
     assert parts == [2, 2, 1]
-    assert [part["input_ids"].shape[0] for part, _ in micro_batches(corpus(2), plan, 2)] == [2, 2]  # the first two of them
+    assert [part["input_ids"].shape[0] for part, _ in micro_batches(corpus(2), plan, 2)] == [
+        2,
+        2,
+    ]  # the first two of them
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-autocast"])
 @pytest.mark.parametrize(("rows", "micro"), [(4, 2), (3, 2), (7, 4), (9, 8), (9, 4)])
 def test_every_instant_is_as_predicted(rows, micro, precision):
-    """Of two micro-batches either the first, which is whole, or the second, which finds gradients there, holds most."""
+    """Of two micro-batches either the first, which is whole, or the second, which finds gradients there,
+    holds most.
+    """
     how = {"config": DEEP, "seq_len": 64, "microbatch": micro, "global_batch": rows, "precision": precision}
     found, expected = at(recorded(**how)), at(predicted(**how))
-    assert {key: size for key, size in found.items() if abs(expected[key] - size) > NEAR * max(found.values())} == {}
+    assert {
+        key: size for key, size in found.items() if abs(expected[key] - size) > NEAR * max(found.values())
+    } == {}
 
 
 def test_what_it_saves_is_what_is_predicted():
@@ -86,5 +96,7 @@ def test_a_rest_is_said():
     from memsheet.plan.words import request_from
     from memsheet.resolve import resolve_request
 
-    told = resolve_request({**request_from({"seq_len": 8, "microbatch": 4, "global_batch": 10}), "task": "train"}, None).assumed
+    told = resolve_request(
+        {**request_from({"seq_len": 8, "microbatch": 4, "global_batch": 10}), "task": "train"}, None
+    ).assumed
     assert "the last micro-batch of a step has 2 of 4 sequences" in told

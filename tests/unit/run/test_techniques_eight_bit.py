@@ -17,7 +17,9 @@ WIDE = {**TINY, "hidden_size": 128, "intermediate_size": 512}
 
 
 def moments(sheet):
-    return sum(item.at[Instant.LOAD].value for item in sheet.items if item.component is Component.OPTIMIZER_STATES)
+    return sum(
+        item.at[Instant.LOAD].value for item in sheet.items if item.component is Component.OPTIMIZER_STATES
+    )
 
 
 def test_without_its_library_it_is_refused_by_name():
@@ -56,17 +58,23 @@ AO = {"optimizer": "adamw_8bit", "optimizer_implementation": "torchao"}
 def state_bytes(step):
     """What torchao's states hold: codes, a maximum a block, a table."""
     parts = (
-        part for state in step.optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")
+        part
+        for state in step.optimizer.state.values()
+        for name in ("exp_avg", "exp_avg_sq")
         for part in (getattr(state[name], key, None) for key in ("codes", "scale", "qmap"))
-    )  # fmt: skip
+    )
     whole = (state[name] for state in step.optimizer.state.values() for name in ("exp_avg", "exp_avg_sq"))
-    held = [part for part in parts if part is not None] + [tensor for tensor in whole if not hasattr(tensor, "codes")]
+    held = [part for part in parts if part is not None] + [
+        tensor for tensor in whole if not hasattr(tensor, "codes")
+    ]
     return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-pure"])
 def test_torchao_keeps_what_is_predicted(precision):
-    """Measured in the optimizer itself: its tensors are inside other tensors. On a GPU its step is compiled, here it is not."""
+    """Measured in the optimizer itself: its tensors are inside other tensors. On a GPU its step is compiled,
+    here it is not.
+    """
     pytest.importorskip("torchao")
     step, losses = training(WIDE, precision=precision, **AO)
     for _ in range(25):

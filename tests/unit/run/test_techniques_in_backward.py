@@ -15,13 +15,20 @@ TIED = {**DEEP, "vocab_size": 2000, "tie_word_embeddings": True}
 NEAR = 0.002  # of the peak: padded labels, step counts
 
 
-@pytest.mark.parametrize("config", [TINY, {**TINY, "tie_word_embeddings": True}], ids=["own head", "tied head"])
 @pytest.mark.parametrize(
-    "options", [{"optimizer_implementation": name} for name in IMPLEMENTATIONS] + [{"optimizer": "sgd_momentum"}], ids=str
+    "config", [TINY, {**TINY, "tie_word_embeddings": True}], ids=["own head", "tied head"]
+)
+@pytest.mark.parametrize(
+    "options",
+    [{"optimizer_implementation": name} for name in IMPLEMENTATIONS] + [{"optimizer": "sgd_momentum"}],
+    ids=str,
 )
 def test_parameters_are_those_of_a_step_behind_backward(options, config):
     """Bit by bit, after several steps: the same gradients, the same arithmetic."""
-    (plain, expected), (inside, found) = training(config, **options), training(config, **options, optimizer_in_backward=True)
+    (plain, expected), (inside, found) = (
+        training(config, **options),
+        training(config, **options, optimizer_in_backward=True),
+    )
     for _ in range(4):
         plain(corpus(2))
         inside(corpus(2))
@@ -31,7 +38,9 @@ def test_parameters_are_those_of_a_step_behind_backward(options, config):
         assert other.grad is None
 
 
-@pytest.mark.parametrize("options", [{}, {"recompute": "full"}, {"precision": "bf16-autocast", "loss": "chunked"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"recompute": "full"}, {"precision": "bf16-autocast", "loss": "chunked"}], ids=str
+)
 def test_a_loss_falls(options):
     first, last = falls(25, **options, optimizer_in_backward=True)
     assert last < first - 0.4
@@ -47,9 +56,17 @@ CASES = (
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_instant_is_as_predicted(case, implementation):
-    how = {"config": DEEP, "seq_len": 64, "optimizer_in_backward": True, "optimizer_implementation": implementation, **case}
+    how = {
+        "config": DEEP,
+        "seq_len": 64,
+        "optimizer_in_backward": True,
+        "optimizer_implementation": implementation,
+        **case,
+    }
     found, expected = at(recorded(**how)), at(predicted(**how))
-    assert {key: size for key, size in found.items() if abs(expected[key] - size) > NEAR * max(found.values())} == {}
+    assert {
+        key: size for key, size in found.items() if abs(expected[key] - size) > NEAR * max(found.values())
+    } == {}
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -57,7 +74,10 @@ def test_what_it_saves_is_what_is_predicted(implementation):
     """All gradients, and the optimizer's scratch for all of them."""
     how = {"config": DEEP, "seq_len": 16, "recompute": "full", "optimizer_implementation": implementation}
     plain = recorded(**how).peak.value
-    saved, promised = (of(**how).peak.value - of(**how, optimizer_in_backward=True).peak.value for of in (recorded, predicted))
+    saved, promised = (
+        of(**how).peak.value - of(**how, optimizer_in_backward=True).peak.value
+        for of in (recorded, predicted)
+    )
     assert saved > 0.15 * plain
     assert abs(saved - promised) <= NEAR * plain
 

@@ -1,4 +1,6 @@
-"""Adapters on a frozen base: they alone train, and little else than their gradients and states is left of what training keeps."""
+"""Adapters on a frozen base: they alone train, and little else than their gradients and states is left of
+what training keeps.
+"""
 
 import pytest
 
@@ -40,9 +42,18 @@ def test_the_first_loss_is_the_bases():
 @pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("o_proj", "down_proj"), LINEAR], ids="+".join)
 def test_every_instant_is_as_predicted(targets, precision, recompute):
     """Also of layers whose input autocast has lowered already, which peft raises to the adapters' dtype."""
-    how = {"config": DEEP, "seq_len": 64, "lora_targets": targets, "precision": precision, "recompute": recompute, **LORA}
+    how = {
+        "config": DEEP,
+        "seq_len": 64,
+        "lora_targets": targets,
+        "precision": precision,
+        "recompute": recompute,
+        **LORA,
+    }
     found, expected = at(recorded(**how)), at(predicted(**how))
-    assert {key: size for key, size in found.items() if abs(expected[key] - size) > NEAR * max(found.values())} == {}
+    assert {
+        key: size for key, size in found.items() if abs(expected[key] - size) > NEAR * max(found.values())
+    } == {}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-autocast"])
@@ -56,7 +67,11 @@ def test_what_it_saves_is_what_is_predicted(precision):
 
 def test_states_are_those_of_adapters():
     for of in (recorded, predicted):
-        items = [item for item in of(**LORA).items if item.component is Component.OPTIMIZER_STATES and item.at[Instant.LOAD].value]
+        items = [
+            item
+            for item in of(**LORA).items
+            if item.component is Component.OPTIMIZER_STATES and item.at[Instant.LOAD].value
+        ]
         assert items
         assert all("lora_" in item.path for item in items)
 
@@ -68,7 +83,9 @@ def test_a_loss_falls_under_recompute_and_autocast():
 
 @pytest.mark.parametrize("precision", ["bf16-pure", "bf16-autocast"])
 def test_adapters_on_a_base_of_four_bits_train_and_it_is_as_small_as_predicted(precision):
-    """bitsandbytes' own layers. Scales of scales are in groups of 256 a tensor, so that the last one is not full."""
+    """bitsandbytes' own layers. Scales of scales are in groups of 256 a tensor, so that the last one is not
+    full.
+    """
     pytest.importorskip("bitsandbytes")
     from memsheet.run.four_bit import stored_bytes
 
@@ -77,10 +94,15 @@ def test_adapters_on_a_base_of_four_bits_train_and_it_is_as_small_as_predicted(p
     for _ in range(40):
         step(corpus(2))
     assert losses[-1] < losses[0] - 0.02
-    layers = [layer for layer in step.model.modules() if type(layer).__name__ == "Linear4bit" and hasattr(layer, "quant_state")]
+    layers = [
+        layer
+        for layer in step.model.modules()
+        if type(layer).__name__ == "Linear4bit" and hasattr(layer, "quant_state")
+    ]
     assert len(layers) == 7 * DEEP["num_hidden_layers"]
     kept = sum(
-        item.at[Instant.LOAD].value for item in predicted(device="cuda", **how).items
+        item.at[Instant.LOAD].value
+        for item in predicted(device="cuda", **how).items
         if item.component is Component.PARAMETERS and item.path.endswith("_proj")
-    )  # fmt: skip
+    )
     assert sum(stored_bytes(layer) for layer in layers) == pytest.approx(kept, rel=0.005)

@@ -20,13 +20,18 @@ SHAPE = {"seq_len": 256, "microbatch": 2, "attention": "sdpa"}
 ROUNDING = {"fp32": 1e-5, "bf16-pure": 2e-2, "bf16-autocast": 2e-2}
 """Of a gradient's norm: sums in another order; in bf16 a few times 2⁻⁸."""
 NEAR = {"chunked": 0.002, "fused": 0.01}
-"""Of the peak: padded labels; and for the fused loss the part of a chunk that plain torch needs in fp32 and a kernel does not."""
+"""Of the peak: padded labels; and for the fused loss the part of a chunk that plain torch needs in fp32 and a
+kernel does not.
+"""
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_gradients_are_those_of_the_plain_loss(loss, precision):
-    (plain, expected_loss), (other, found_loss) = training(precision=precision), training(precision=precision, loss=loss)
+    (plain, expected_loss), (other, found_loss) = (
+        training(precision=precision),
+        training(precision=precision, loss=loss),
+    )
     expected, found = gradients(plain, corpus(2)), gradients(other, corpus(2))
     assert found_loss == pytest.approx(expected_loss, rel=ROUNDING[precision] / 10)
     assert expected.keys() == found.keys()
@@ -36,7 +41,9 @@ def test_gradients_are_those_of_the_plain_loss(loss, precision):
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(
-    "options", [{}, {"config": TIED}, {"lora_rank": 4, "lora_targets": ("q_proj", "v_proj")}, {"recompute": "full"}], ids=str
+    "options",
+    [{}, {"config": TIED}, {"lora_rank": 4, "lora_targets": ("q_proj", "v_proj")}, {"recompute": "full"}],
+    ids=str,
 )
 def test_a_loss_falls(loss, options):
     first, last = falls(30, loss=loss, **options)
@@ -65,7 +72,11 @@ def test_it_is_the_mean_over_labelled_tokens(function, tokens):
 def test_every_instant_is_as_predicted(loss, precision, config):
     how = {**SHAPE, "config": config, "loss": loss, "precision": precision}
     found, expected = at(recorded(**how)), at(predicted(**how))
-    assert {key: size for key, size in found.items() if abs(expected[key] - size) > NEAR[loss] * max(found.values())} == {}
+    assert {
+        key: size
+        for key, size in found.items()
+        if abs(expected[key] - size) > NEAR[loss] * max(found.values())
+    } == {}
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -86,7 +97,9 @@ def test_fake_tensors_say_the_same_as_real_ones(loss):
 
 
 def test_a_chunk_has_logits_of_about_the_size_of_the_hidden_states():
-    """A power of two of tokens, and no more than there are: Liger's own example (4096 · 4 tokens, 32000 words, 4096 wide: 2048)."""
+    """A power of two of tokens, and no more than there are: Liger's own example (4096 · 4 tokens, 32000
+    words, 4096 wide: 2048).
+    """
     assert chunk_tokens(4096 * 4, 4096, 32000) == 2048
     assert chunk_tokens(100, 4096, 4000) == 100
     assert chunk_tokens(1000, 64, 128_000) == 1
@@ -94,7 +107,10 @@ def test_a_chunk_has_logits_of_about_the_size_of_the_hidden_states():
 
 @pytest.mark.parametrize(
     "changed",
-    [{"final_logit_softcapping": 30.0, "model_type": "gemma2", "head_dim": 16}, {"model_type": "granite", "logits_scaling": 8.0}],
+    [
+        {"final_logit_softcapping": 30.0, "model_type": "gemma2", "head_dim": 16},
+        {"model_type": "granite", "logits_scaling": 8.0},
+    ],
     ids=str,
 )
 def test_heads_of_more_than_a_product_are_refused(changed):

@@ -1,4 +1,6 @@
-"""Activations that wait for backward in host memory. On a processor that is the same memory, so what it saves is seen on fake cuda."""
+"""Activations that wait for backward in host memory. On a processor that is the same memory, so what it saves
+is seen on fake cuda.
+"""
 
 import pytest
 
@@ -23,17 +25,23 @@ CASES = (
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"recompute": "full"}, {"recompute_every": 2}, {"loss": "fused"}, {"precision": "bf16-autocast"}], ids=str
+    "options",
+    [{}, {"recompute": "full"}, {"recompute_every": 2}, {"loss": "fused"}, {"precision": "bf16-autocast"}],
+    ids=str,
 )
 def test_gradients_are_those_of_activations_that_stay(options):
-    """They come back as they were: bit by bit in fp32. Products in bf16 may take another kernel for a copy that lies otherwise in memory, as some
-    processors' do, so there each gradient is within a rounding of its largest value.
+    """They come back as they were: bit by bit in fp32. Products in bf16 may take another kernel for a copy
+    that lies otherwise in memory, as some processors' do, so there each gradient is within a rounding of its
+    largest value.
     """
     (plain, _), (moved, _) = training(**options), training(**options, **MOVED)
     expected, found = (gradients(step, corpus(2)) for step in (plain, moved))
     assert expected.keys() == found.keys()
     rounding = torch.finfo(torch.bfloat16).eps if "bf16" in options.get("precision", "") else 0
-    assert all((expected[name] - found[name]).abs().max() <= rounding * expected[name].abs().max() for name in expected)
+    assert all(
+        (expected[name] - found[name]).abs().max() <= rounding * expected[name].abs().max()
+        for name in expected
+    )
 
 
 def test_a_loss_falls():
@@ -45,7 +53,9 @@ def test_a_loss_falls():
 def test_every_instant_is_as_predicted(case):
     how = {**CUDA, **MOVED, **case}
     found, expected = at(recorded(**how, fake=True)), at(predicted(**how))
-    assert {key: size for key, size in found.items() if abs(expected[key] - size) > NEAR * max(found.values())} == {}
+    assert {
+        key: size for key, size in found.items() if abs(expected[key] - size) > NEAR * max(found.values())
+    } == {}
 
 
 @pytest.mark.parametrize("case", [{}, {"precision": "bf16-autocast"}], ids=str)
@@ -74,7 +84,9 @@ def on_host(monkeypatch, config, **options):
 
 @pytest.mark.parametrize("options", [{}, {"precision": "bf16-pure"}, {"recompute": "full"}], ids=str)
 def test_the_host_holds_what_is_predicted(monkeypatch, options):
-    """Eager attention, whose operations are the same everywhere. Tokens and labels that backward reads are copied too."""
+    """Eager attention, whose operations are the same everywhere. Tokens and labels that backward reads are
+    copied too.
+    """
     how = {"seq_len": 64, **options}
     found = on_host(monkeypatch, DEEP, **how)
     expected = account_rank(read_hf_config(DEEP, name="tiny"), plan_of(DEEP, **how, **MOVED)).host_bytes

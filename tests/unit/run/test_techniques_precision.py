@@ -1,4 +1,6 @@
-"""What a step computes in, and what it keeps beside: autocast, a gradient scaler, low precision alone, and copies in fp32."""
+"""What a step computes in, and what it keeps beside: autocast, a gradient scaler, low precision alone, and
+copies in fp32.
+"""
 
 import pytest
 
@@ -12,7 +14,9 @@ from technique_runs import DEEP, at, corpus, falls, gradients, plan_of, predicte
 
 PRECISIONS = ("bf16-autocast", "fp16-autocast", "bf16-pure", "bf16-master")
 DIGITS = {"bf16-autocast": 2e-2, "fp16-autocast": 3e-3, "bf16-pure": 3e-2, "bf16-master": 3e-2}
-"""How far gradients may be from fp32's, as a share of their norm: a few times the format's own rounding, 2⁻⁸ and 2⁻¹¹."""
+"""How far gradients may be from fp32's, as a share of their norm: a few times the format's own rounding, 2⁻⁸
+and 2⁻¹¹.
+"""
 NEAR = 0.001  # of the peak: padded labels and the loss's scalars
 
 
@@ -55,7 +59,9 @@ def test_a_step_that_overflowed_is_left_out():
 
 
 def test_copies_in_fp32_gather_steps_too_small_for_bf16():
-    """A step of 10⁻⁴ is less than half of bf16's spacing at 1, so that bf16 alone never moves from there; its copy does."""
+    """A step of 10⁻⁴ is less than half of bf16's spacing at 1, so that bf16 alone never moves from there; its
+    copy does.
+    """
     (pure, _), (kept, _) = training(precision="bf16-pure"), training(precision="bf16-master")
     for _ in range(30):
         pure(corpus(2))
@@ -71,7 +77,9 @@ def test_copies_in_fp32_gather_steps_too_small_for_bf16():
 def test_every_instant_is_as_predicted(precision, implementation):
     how = {"config": DEEP, "seq_len": 64, "precision": precision, "optimizer_implementation": implementation}
     found, expected = at(recorded(**how)), at(predicted(**how))
-    assert {key: size for key, size in found.items() if abs(expected[key] - size) > NEAR * max(found.values())} == {}
+    assert {
+        key: size for key, size in found.items() if abs(expected[key] - size) > NEAR * max(found.values())
+    } == {}
 
 
 def test_copies_in_fp32_cost_what_is_predicted():
@@ -82,7 +90,9 @@ def test_copies_in_fp32_cost_what_is_predicted():
             sum(i.at[Instant.LOAD].value for i in kept.items if i.component is c)
             for c in (Component.MASTER_WEIGHTS, Component.OPTIMIZER_STATES)
         )
-        parameters = sum(i.at[Instant.LOAD].value for i in pure.items if i.component is Component.PARAMETERS) // 2
+        parameters = (
+            sum(i.at[Instant.LOAD].value for i in pure.items if i.component is Component.PARAMETERS) // 2
+        )
         assert masters == 4 * parameters
         assert abs(moments - 8 * parameters) <= 4 * 57  # a step count a tensor
         assert kept.at(Instant.LOAD).value - pure.at(Instant.LOAD).value == 8 * parameters
@@ -90,7 +100,11 @@ def test_copies_in_fp32_cost_what_is_predicted():
 
 def test_the_scaler_is_in_the_sheet():
     for of in (recorded, predicted):
-        items = {i.path: i.at[Instant.LOAD].value for i in of(precision="fp16-autocast").items if i.component is Component.OPTIMIZER_STATES}
+        items = {
+            i.path: i.at[Instant.LOAD].value
+            for i in of(precision="fp16-autocast").items
+            if i.component is Component.OPTIMIZER_STATES
+        }
         assert items["grad_scaler"] == 8
 
 

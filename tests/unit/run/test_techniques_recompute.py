@@ -1,4 +1,6 @@
-"""Layers that run their forward again in backward: every one, the first few, in stretches, in segments, or single modules of them."""
+"""Layers that run their forward again in backward: every one, the first few, in stretches, in segments, or
+single modules of them.
+"""
 
 import pytest
 
@@ -18,7 +20,9 @@ WAYS = (
 MODULES = ({"recompute_modules": ("mlp",)}, {"recompute_modules": ("self_attn", "post_attention_layernorm")})
 LONG = {"config": DEEP, "seq_len": 128}
 NEAR = 0.001
-"""Of the step's peak: labels that are padded and shifted, and losses' scalars, have no formula; they do not grow with the layers."""
+"""Of the step's peak: labels that are padded and shifted, and losses' scalars, have no formula; they do not
+grow with the layers.
+"""
 
 
 @pytest.mark.parametrize("way", [*WAYS, *MODULES], ids=str)
@@ -55,14 +59,18 @@ def test_layers_that_differ_are_run_again_as_they_were(config, way):
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
-@pytest.mark.parametrize("way", [{"recompute_every": 3}, {"recompute_segments": 2}, {"recompute_modules": ("mlp",)}], ids=str)
+@pytest.mark.parametrize(
+    "way", [{"recompute_every": 3}, {"recompute_segments": 2}, {"recompute_modules": ("mlp",)}], ids=str
+)
 def test_a_loss_falls(way):
     first, last = falls(20, DEEP, **way)
     assert last < first - 0.5
 
 
 @pytest.mark.parametrize(
-    "way", [*WAYS, *MODULES, {"recompute_modules": ("mlp",), "precision": "bf16-autocast", "attention": "sdpa"}], ids=str
+    "way",
+    [*WAYS, *MODULES, {"recompute_modules": ("mlp",), "precision": "bf16-autocast", "attention": "sdpa"}],
+    ids=str,
 )
 def test_what_it_saves_is_what_is_predicted(way):
     """On the processor, real tensors: every instant, and the saving."""
@@ -70,13 +78,17 @@ def test_what_it_saves_is_what_is_predicted(way):
     peak = max(found.values())
     assert {key: size for key, size in found.items() if abs(expected[key] - size) > NEAR * peak} == {}
     plain = {key: value for key, value in way.items() if not key.startswith("recompute")}
-    saved, promised = (of(**LONG, **plain).peak.value - of(**LONG, **way).peak.value for of in (recorded, predicted))
+    saved, promised = (
+        of(**LONG, **plain).peak.value - of(**LONG, **way).peak.value for of in (recorded, predicted)
+    )
     assert abs(saved - promised) <= NEAR * peak
     assert saved > 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [{"recompute_every": 3}, {"recompute_segments": 4, "precision": "bf16-autocast"}], ids=str)
+@pytest.mark.parametrize(
+    "way", [{"recompute_every": 3}, {"recompute_segments": 4, "precision": "bf16-autocast"}], ids=str
+)
 def test_fake_tensors_say_the_same_as_real_ones(way):
     assert at(recorded(**LONG, **way)) == at(recorded(**LONG, **way, fake=True))
 

@@ -1,4 +1,6 @@
-"""The callback of transformers' Trainer: what it says with a GPU, without one, and that it says it once a node."""
+"""The callback of transformers' Trainer: what it says with a GPU, without one, and that it says it once a
+node.
+"""
 
 import logging
 import subprocess
@@ -18,10 +20,23 @@ GIB = 2**30
 
 
 def gpu(**changes: int) -> dict[str, int]:
-    return {"total": 80 * GIB, "others": GIB, "room": 79 * GIB, "allocated": 0, "peak_allocated": 0, "peak_reserved": 0, **changes}
+    return {
+        "total": 80 * GIB,
+        "others": GIB,
+        "room": 79 * GIB,
+        "allocated": 0,
+        "peak_allocated": 0,
+        "peak_reserved": 0,
+        **changes,
+    }
 
 
-def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, counts: dict[str, int] | None, event: str) -> list[Any]:
+def said(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    counts: dict[str, int] | None,
+    event: str,
+) -> list[Any]:
     monkeypatch.setattr(module, "gpu_memory_counters", lambda: counts)
     told = memsheet.trainer_callback("llama-3.2-1b", **JOB)
     caplog.clear()
@@ -30,15 +45,21 @@ def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, coun
     return [record for record in caplog.records if record.name == "memsheet"]
 
 
-def test_without_a_gpu_the_prediction_is_all(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_gpu_the_prediction_is_all(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     begun = said(monkeypatch, caplog, None, "on_train_begin")
     assert begun[0].getMessage().startswith("memsheet predicts ")
     assert "no GPU" in begun[-1].getMessage()
     assert said(monkeypatch, caplog, None, "on_train_end") == []
 
 
-@pytest.mark.parametrize(("room", "word", "level"), [(79 * GIB, "fits", "INFO"), (GIB, "does not fit", "WARNING")])
-def test_room_is_looked_for_at_the_start(monkeypatch: Any, caplog: Any, room: int, word: str, level: str) -> None:
+@pytest.mark.parametrize(
+    ("room", "word", "level"), [(79 * GIB, "fits", "INFO"), (GIB, "does not fit", "WARNING")]
+)
+def test_room_is_looked_for_at_the_start(
+    monkeypatch: Any, caplog: Any, room: int, word: str, level: str
+) -> None:
     last = said(monkeypatch, caplog, gpu(room=room), "on_train_begin")[-1]
     assert last.getMessage().startswith(word + ":")
     assert last.levelname == level
@@ -47,7 +68,11 @@ def test_room_is_looked_for_at_the_start(monkeypatch: Any, caplog: Any, room: in
 def test_between_the_ends_of_the_range_nothing_is_promised(monkeypatch: Any, caplog: Any) -> None:
     sheet = memsheet.train("llama-3.2-1b", **JOB).sheets[0]
     middle = int(sheet.reserved.low + sheet.reserved.high) // 2
-    assert said(monkeypatch, caplog, gpu(room=middle), "on_train_begin")[-1].getMessage().startswith("may not fit:")
+    assert (
+        said(monkeypatch, caplog, gpu(room=middle), "on_train_begin")[-1]
+        .getMessage()
+        .startswith("may not fit:")
+    )
 
 
 def test_libraries_that_are_still_to_be_loaded_need_room_too(monkeypatch: Any, caplog: Any) -> None:

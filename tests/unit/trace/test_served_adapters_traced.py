@@ -1,4 +1,6 @@
-"""Adapters that a transformers model serves, traced: peft's own layers on fake tensors against what is predicted."""
+"""Adapters that a transformers model serves, traced: peft's own layers on fake tensors against what is
+predicted.
+"""
 
 from typing import Any
 
@@ -11,7 +13,10 @@ pytest.importorskip("peft")
 from memsheet.questions import accounted as api
 from memsheet.questions.traced import Options, trace_with_timelines
 
-ADAPTERS = ({"adapter": {"rank": 8}}, {"adapter": {"rank": 16, "targets": ["all-linear"]}, "serving": {"max_loras": 3}})
+ADAPTERS = (
+    {"adapter": {"rank": 8}},
+    {"adapter": {"rank": 16, "targets": ["all-linear"]}, "serving": {"max_loras": 3}},
+)
 
 
 def plan(more: dict[str, Any]) -> dict[str, Any]:
@@ -20,14 +25,23 @@ def plan(more: dict[str, Any]) -> dict[str, Any]:
 
 
 def instants(more: dict[str, Any], *, traced: bool) -> dict[str, int]:
-    answer = trace_with_timelines("llama-tiny", Options(), plan=plan(more))[0] if traced else api.infer("llama-tiny", plan=plan(more))
+    answer = (
+        trace_with_timelines("llama-tiny", Options(), plan=plan(more))[0]
+        if traced
+        else api.infer("llama-tiny", plan=plan(more))
+    )
     sheet = answer.sheets[0]
     return {when.value: int(sheet.at(when).value) for when in sheet.instants}
 
 
-@pytest.mark.parametrize("more", [pytest.param(more, marks=[pytest.mark.slow] if place else []) for place, more in enumerate(ADAPTERS)])
+@pytest.mark.parametrize(
+    "more",
+    [pytest.param(more, marks=[pytest.mark.slow] if place else []) for place, more in enumerate(ADAPTERS)],
+)
 def test_adapters_add_to_every_instant_what_the_real_layers_add(more: dict[str, Any]) -> None:
-    """The low-rank pairs at load, to the byte; and with the branch beside each layer's result, what prompts and tokens take."""
+    """The low-rank pairs at load, to the byte; and with the branch beside each layer's result, what prompts
+    and tokens take.
+    """
     real, ours = (
         {key: size - plain[key] for key, size in instants(more, traced=traced).items()}
         for traced in (True, False)

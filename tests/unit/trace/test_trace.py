@@ -1,4 +1,6 @@
-"""The trace: real code on fake tensors, in a child process. Small models; the real sizes are in benchmarks/agreement.py."""
+"""The trace: real code on fake tensors, in a child process. Small models; the real sizes are in
+benchmarks/agreement.py.
+"""
 
 import importlib.util
 import json
@@ -26,7 +28,9 @@ MIB = 2**20
 
 @pytest.fixture(scope="module")
 def cases():
-    done = subprocess.run([sys.executable, str(HERE / "tracing_cases.py")], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, str(HERE / "tracing_cases.py")], capture_output=True, text=True, check=True
+    )
     return json.loads(done.stdout)
 
 
@@ -48,7 +52,9 @@ def test_formulas_and_trace_agree_at_the_peak(cases):
 
 
 def test_a_step_of_ones_own_is_traced_to_the_byte():
-    """The example: two matrices of 16 MiB, their moments, their gradients, and the activations that its docstring works out."""
+    """The example: two matrices of 16 MiB, their moments, their gradients, and the activations that its
+    docstring works out.
+    """
     answer, (timeline,) = trace_file(f"{EXAMPLE}:build", Options())
     sheet = sheet_of(timeline)
     assert sheet.of(Component.PARAMETERS).value == 32 * MIB
@@ -56,7 +62,9 @@ def test_a_step_of_ones_own_is_traced_to_the_byte():
     assert sheet.of(Component.OPTIMIZER_STATES).value == 64 * MIB + steps
     assert sheet.of(Component.INPUTS).value == 4 * MIB
     assert sheet.of(Component.GRADIENTS, instant=Instant.OPTIMIZER_STEP).value == 32 * MIB
-    assert sheet.of(Component.SAVED_ACTIVATIONS, instant=Instant.FORWARD).value == 8 * MIB  # the ReLU's output
+    assert (
+        sheet.of(Component.SAVED_ACTIVATIONS, instant=Instant.FORWARD).value == 8 * MIB
+    )  # the ReLU's output
     assert answer.trace["peak"]["line"].startswith("custom_step.py:")
 
 
@@ -81,7 +89,11 @@ def notebook(before=""):
     """A fresh interpreter, as a notebook's kernel is: a trace there is a fork of it."""
     pytest.importorskip("torch")
     return subprocess.run(
-        [sys.executable, "-c", NOTEBOOK.replace("BEFORE", before)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", NOTEBOOK.replace("BEFORE", before)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
@@ -96,14 +108,19 @@ def test_a_step_from_a_notebook():
 
 
 def test_a_notebook_that_ran_a_backward_pass_is_told_what_to_do():
-    error = RuntimeError("Unable to handle autograd's threading in combination with fork-based multiprocessing. See a page.")
+    error = RuntimeError(
+        "Unable to handle autograd's threading in combination with fork-based multiprocessing. See a page."
+    )
     assert "fresh interpreter" in explain_traced_error(error, "step.py")["hint"]
     assert "fresh interpreter" not in explain_traced_error(RuntimeError("other"), "step.py")["hint"]
 
 
 def test_values_are_refused_with_the_persons_own_line(tmp_path):
     file = tmp_path / "mine.py"
-    file.write_text("import torch\ndef build():\n    def step():\n        return torch.zeros(3).sum().item()\n    return step\n")
+    file.write_text(
+        "import torch\ndef build():\n    def step():\n        return torch.zeros(3).sum().item()\n    "
+        "return step\n"
+    )
     with pytest.raises(InputError, match=r"mine\.py:4"):
         trace_file(f"{file}:build", Options())
 
@@ -117,7 +134,17 @@ def test_a_function_that_is_not_there(tmp_path):
 
 def test_the_command_prints_a_traced_sheet(capsys, tmp_path):
     events, picture = tmp_path / "events.json", tmp_path / "step.svg"
-    asked = ["trace", "llama-tiny", "--seq-len", "64", "--precision", "bf16-pure", "--json", "--events", str(events)]
+    asked = [
+        "trace",
+        "llama-tiny",
+        "--seq-len",
+        "64",
+        "--precision",
+        "bf16-pure",
+        "--json",
+        "--events",
+        str(events),
+    ]
     assert main([*asked, "--picture", str(picture)]) == 0
     document = json.loads(capsys.readouterr().out)
     timeline = timeline_from(json.loads(events.read_text()))
@@ -161,7 +188,10 @@ def test_a_file_without_its_function_is_asked_for_one(capsys):
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_run(flag, capsys, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("memsheet.cli.trace.ask", lambda *_, **__: pytest.fail("it was run"))
-        assert main(["trace", "llama-tiny", "--seq-len", "64", flag, str(tmp_path / "missing" / "step.svg")]) == 2
+        assert (
+            main(["trace", "llama-tiny", "--seq-len", "64", flag, str(tmp_path / "missing" / "step.svg")])
+            == 2
+        )
     assert "a folder that does not exist" in capsys.readouterr().err
 
 
@@ -203,7 +233,9 @@ def test_a_copy_of_a_notebook_ends_whatever_its_function_raises():
 
 def test_memory_that_is_not_enough_is_said_to_be():
     with pytest.raises(InputError, match="--memory-limit gives it more"):
-        trace_in_child({"function": f"{EXAMPLE}:build", "device": "cuda", "scratch": False}, memory_bytes=100 * MIB)
+        trace_in_child(
+            {"function": f"{EXAMPLE}:build", "device": "cuda", "scratch": False}, memory_bytes=100 * MIB
+        )
 
 
 def test_a_model_that_reads_values_is_refused_in_one_error(capsys, tmp_path):
@@ -241,8 +273,20 @@ def test_what_a_model_takes_besides_text_is_said_to_be_left_out(tmp_path):
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
     }
-    seeing = {"model_type": "gemma3", "text_config": {**text, "num_attention_heads": 4, "num_key_value_heads": 1}, "vision_config": vision}
-    translating = {"model_type": "t5", "d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 4, "d_kv": 8, "vocab_size": 100}
+    seeing = {
+        "model_type": "gemma3",
+        "text_config": {**text, "num_attention_heads": 4, "num_key_value_heads": 1},
+        "vision_config": vision,
+    }
+    translating = {
+        "model_type": "t5",
+        "d_model": 32,
+        "d_ff": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+        "d_kv": 8,
+        "vocab_size": 100,
+    }
     for config, said in ((seeing, "vision tower is not run"), (translating, "as many for the encoder")):
         (tmp_path / "config.json").write_text(json.dumps(config))
         answer, _ = trace_with_timelines(str(tmp_path), Options(), seq_len=64, precision="bf16-pure")
@@ -253,12 +297,33 @@ def test_what_a_model_takes_besides_text_is_said_to_be_left_out(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="the package is there")
 def test_a_kernel_of_a_package_that_is_missing_is_refused_with_what_to_take_instead(capsys):
-    assert main(["trace", "llama-tiny", "--seq-len", "64", "--precision", "bf16-pure", "--attention", "flash"]) == 2
+    assert (
+        main(["trace", "llama-tiny", "--seq-len", "64", "--precision", "bf16-pure", "--attention", "flash"])
+        == 2
+    )
     said = capsys.readouterr().err
     assert "attention = flash" in said
     assert "sdpa" in said
 
 
 def test_adapters_cut_over_tensor_parallel_ranks_are_refused(capsys):
-    assert main(["trace", "llama-tiny", "--seq-len", "64", "--engine", "fsdp2", "--dp-shard", "2", "--tp", "2", "--lora-rank", "4"]) == 2
+    assert (
+        main(
+            [
+                "trace",
+                "llama-tiny",
+                "--seq-len",
+                "64",
+                "--engine",
+                "fsdp2",
+                "--dp-shard",
+                "2",
+                "--tp",
+                "2",
+                "--lora-rank",
+                "4",
+            ]
+        )
+        == 2
+    )
     assert "mesh.tp = 2 (--tp): cuts no adapters" in capsys.readouterr().err

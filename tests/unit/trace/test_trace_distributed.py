@@ -1,4 +1,6 @@
-"""One rank of many, traced: what fully_shard, tensor parallelism, replicas and pipelines keep on a rank, beside torch's own tracker."""
+"""One rank of many, traced: what fully_shard, tensor parallelism, replicas and pipelines keep on a rank,
+beside torch's own tracker.
+"""
 
 import json
 import subprocess
@@ -25,7 +27,9 @@ GIB = 2**30
 
 @pytest.fixture(scope="module")
 def cases():
-    done = subprocess.run([sys.executable, "-W", "ignore", str(CASES)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(CASES)], capture_output=True, text=True, check=True
+    )
     return json.loads(done.stdout)
 
 
@@ -33,7 +37,7 @@ def states(case, instant="optimizer_step"):
     return {name: case["of"][instant][name] for name in ("parameters", "gradients", "optimizer_states")}
 
 
-# ---- fully_shard ----------------------------------------------------------------------------------------------------------
+# ---- fully_shard -------------------------------------------------------------------------------------------
 
 
 def test_a_shard_is_an_eighth_of_the_states(cases):
@@ -63,7 +67,10 @@ def test_items_add_up_to_every_high_water_mark(cases):
 
 
 def test_a_group_is_gathered_whole_and_leaves_by_a_buffer(cases):
-    gathered, left = cases["fsdp"]["paths"]["unsharded_parameters"], cases["recomputed"]["paths"]["communication"]
+    gathered, left = (
+        cases["fsdp"]["paths"]["unsharded_parameters"],
+        cases["recomputed"]["paths"]["communication"],
+    )
     assert gathered["model.layers.*/unsharded"] == gathered["model.layers.*/all_gather"] == 2 * LAYER
     assert gathered["head/unsharded"] == 2 * (VOCAB + 1) * HIDDEN
     assert left == {"model.layers.*/reduce_scatter": 4 * LAYER}
@@ -81,7 +88,9 @@ def test_without_resharding_every_layer_stays_gathered(cases):
 
 
 def test_with_cpu_offload_parameters_gradients_and_states_are_on_the_host(cases):
-    """Between steps the device has the batch and the rotary buffers; in a step what is gathered and what is computed."""
+    """Between steps the device has the batch and the rotary buffers; in a step what is gathered and what is
+    computed.
+    """
     offloaded, kept = cases["offloaded"], cases["fsdp"]
     assert offloaded["at"]["load"] == offloaded["at"]["optimizer_step"] == IDS + FREQUENCIES
     assert states(offloaded) == dict.fromkeys(("parameters", "gradients", "optimizer_states"), 0)
@@ -90,7 +99,9 @@ def test_with_cpu_offload_parameters_gradients_and_states_are_on_the_host(cases)
 
 
 def test_no_tensor_of_the_global_shape_is_counted(cases):
-    """DTensor propagates shapes in the first step only; hidden, the highest mark of all steps is the steady one's."""
+    """DTensor propagates shapes in the first step only; hidden, the highest mark of all steps is the steady
+    one's.
+    """
     assert cases["fsdp"]["highest"] == max(cases["fsdp"]["peaks"].values())
     assert cases["phantoms"]["highest"] > 2 * cases["fsdp"]["highest"]
 
@@ -113,7 +124,9 @@ def test_gloo_copies_what_it_gathers_and_reduces_and_nccl_does_not(cases):
         return {path for path in cases[name]["streams"] if "gloo" in path}
 
     groups = ("embeddings", "model.layers.*", "head")
-    assert copies("on cpu") == {f"{group}/gloo_{work}" for group in groups for work in ("all_gather", "reduce_scatter")}
+    assert copies("on cpu") == {
+        f"{group}/gloo_{work}" for group in groups for work in ("all_gather", "reduce_scatter")
+    }
     assert copies("fsdp") == set()
 
 
@@ -155,7 +168,7 @@ def test_eight_billion_parameters_on_eight_ranks(cases):
     assert cases["large tracker"]["ours"] == cases["large tracker"]["torch"]
 
 
-# ---- tensor parallelism -----------------------------------------------------------------------------------------------------
+# ---- tensor parallelism ------------------------------------------------------------------------------------
 
 
 def test_linear_layers_and_embeddings_are_cut_and_norms_are_whole(cases):
@@ -177,12 +190,12 @@ def test_forward_of_cut_layers_agrees_with_the_formulas(cases):
 
 
 def test_a_tied_table_stays_tied_when_it_is_cut(cases):
-    assert cases["tied and cut"]["of"]["load"]["parameters"] == 4 * (PARAMETERS - LAYERS * 2 * HIDDEN - HIDDEN - VOCAB * HIDDEN) // 8 + (
-        4 * (LAYERS * 2 * HIDDEN + HIDDEN) // 4
-    )
+    assert cases["tied and cut"]["of"]["load"]["parameters"] == 4 * (
+        PARAMETERS - LAYERS * 2 * HIDDEN - HIDDEN - VOCAB * HIDDEN
+    ) // 8 + (4 * (LAYERS * 2 * HIDDEN + HIDDEN) // 4)
 
 
-# ---- replicas -------------------------------------------------------------------------------------------------------------
+# ---- replicas ----------------------------------------------------------------------------------------------
 
 
 def test_replicas_keep_buckets_beside_the_gradients(cases):
@@ -200,11 +213,13 @@ def test_every_rank_of_three_shares_out_the_moments(cases):
 
 def test_stage_one_shares_out_the_moments_and_nothing_else(cases):
     ranks = [cases[f"zero 1 rank {rank}"]["of"]["load"] for rank in range(2)]
-    assert sum(rank["optimizer_states"] for rank in ranks) == cases["replicas"]["of"]["load"]["optimizer_states"]
+    assert (
+        sum(rank["optimizer_states"] for rank in ranks) == cases["replicas"]["of"]["load"]["optimizer_states"]
+    )
     assert all(rank["parameters"] == 4 * PARAMETERS for rank in ranks)
 
 
-# ---- sequences and experts shared out ------------------------------------------------------------------------------------
+# ---- sequences and experts shared out ----------------------------------------------------------------------
 
 
 def test_sequences_shared_out_keep_the_same_states_and_a_share_of_activations(cases):
@@ -215,14 +230,18 @@ def test_sequences_shared_out_keep_the_same_states_and_a_share_of_activations(ca
 
 
 def test_keys_and_values_of_the_whole_sequence_are_gathered(cases):
-    gathered = [size for made, size, op, _ in cases["context"]["events"] if made and op.endswith("functional.all_gather_into_tensor")]
+    gathered = [
+        size
+        for made, size, op, _ in cases["context"]["events"]
+        if made and op.endswith("functional.all_gather_into_tensor")
+    ]
     keys_and_values = 2 * 64 * (HIDDEN // 2) * 2  # of 64 tokens, half as many heads as queries, in bf16
     assert gathered == [keys_and_values] * 2 * LAYERS  # forward and backward
 
 
 def test_a_rank_that_corrects_a_half_keeps_its_output_twice(cases):
-    """The first rank adds later keys to the second half of its queries and puts the halves together, in another order of dimensions
-    than the output projection wants; the last rank adds to all of them.
+    """The first rank adds later keys to the second half of its queries and puts the halves together, in
+    another order of dimensions than the output projection wants; the last rank adds to all of them.
     """
     first, last = (case["of"]["loss"]["saved_activations"] for case in (cases["context"], cases["context 7"]))
     assert first - last == LAYERS * 64 // 2 * HIDDEN * 2
@@ -232,8 +251,12 @@ def test_experts_shared_out_keep_the_same_states_and_gather_their_own_only(cases
     whole, shared = cases["no experts"], cases["experts"]
     assert states(shared, "load") == states(whole, "load")
     expert = 3 * HIDDEN * 32
-    assert shared["paths"]["unsharded_parameters"]["model.layers.*.mlp.experts/unsharded"] == 2 * 2 * expert  # 2 of 8, in bf16
-    gathered_whole, gathered = (case["paths"]["unsharded_parameters"]["model.layers.*/unsharded"] for case in (whole, shared))
+    assert (
+        shared["paths"]["unsharded_parameters"]["model.layers.*.mlp.experts/unsharded"] == 2 * 2 * expert
+    )  # 2 of 8, in bf16
+    gathered_whole, gathered = (
+        case["paths"]["unsharded_parameters"]["model.layers.*/unsharded"] for case in (whole, shared)
+    )
     assert gathered_whole - gathered == 2 * 8 * expert
 
 
@@ -243,7 +266,7 @@ def test_as_many_tokens_come_to_each_rank_as_leave_it(cases):
     assert rows == [2 * 64 * HIDDEN * 2] * 4 * LAYERS
 
 
-# ---- layers that stand for cases ----------------------------------------------------------------------------------------
+# ---- layers that stand for cases ---------------------------------------------------------------------------
 
 
 def test_a_layer_stands_for_its_like_event_by_event_in_every_sharding(cases):
@@ -253,14 +276,16 @@ def test_a_layer_stands_for_its_like_event_by_event_in_every_sharding(cases):
     assert {name: case["same"] for name, case in found.items()} == dict.fromkeys(found, True)
 
 
-# ---- pipelines --------------------------------------------------------------------------------------------------------------
+# ---- pipelines ---------------------------------------------------------------------------------------------
 
 MICROBATCHES, STAGES = 4, 2
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_micro_batches_in_flight(cases, rank):
-    """When the first backward begins GPipe has run every forward, 1F1B as many as there are stages from here on."""
+    """When the first backward begins GPipe has run every forward, 1F1B as many as there are stages from here
+    on.
+    """
     everything, few = cases[f"gpipe {rank}"]["kept"], cases[f"1f1b {rank}"]["kept"]
     assert few * MICROBATCHES == everything * (STAGES - rank)
 
@@ -276,7 +301,9 @@ def test_a_stage_has_its_own_layers_and_its_end_of_the_model(cases):
     assert "lm_head" not in first
     assert {"model.norm", "lm_head"} <= set(last)
     assert "model.embed_tokens" not in last
-    assert first["model.layers.*.mlp.gate_proj"] == last["model.layers.*.mlp.gate_proj"] == 2 * 2 * HIDDEN * WIDE
+    assert (
+        first["model.layers.*.mlp.gate_proj"] == last["model.layers.*.mlp.gate_proj"] == 2 * 2 * HIDDEN * WIDE
+    )
 
 
 def test_only_the_last_stage_has_a_loss(cases):
@@ -304,7 +331,7 @@ def test_the_last_stage_has_its_own_copy_of_a_tied_table(cases):
     assert cases["tied pipeline 1"]["paths"]["parameters"] == cases["1f1b 1"]["paths"]["parameters"]
 
 
-# ---- around ----------------------------------------------------------------------------------------------------------------
+# ---- around ------------------------------------------------------------------------------------------------
 
 
 def test_nothing_is_left_behind(cases):
@@ -313,14 +340,37 @@ def test_nothing_is_left_behind(cases):
 
 def test_what_cannot_be_run_is_refused_by_name(cases):
     assert cases["refused"] == {
-        "offload": "offload.optimizer", "context": "mesh.cp", "experts": "mesh.ep", "heads": "mesh.tp", "engine": "engine", "batches": "global_batch",
-        "stages": "layers_per_stage", "fused": "optimizer.implementation", "pieces": "seq_len", "splits": "mesh.etp", "windows": "mesh.cp",
-        "cpu": "mesh.cp", "shares": "mesh.ep",
-    }  # fmt: skip
+        "offload": "offload.optimizer",
+        "context": "mesh.cp",
+        "experts": "mesh.ep",
+        "heads": "mesh.tp",
+        "engine": "engine",
+        "batches": "global_batch",
+        "stages": "layers_per_stage",
+        "fused": "optimizer.implementation",
+        "pieces": "seq_len",
+        "splits": "mesh.etp",
+        "windows": "mesh.cp",
+        "cpu": "mesh.cp",
+        "shares": "mesh.ep",
+    }
 
 
 def traced(capsys, *flags):
-    asked = ["trace", "llama-tiny", "--gpus", "4xH100-80GB", "--engine", "fsdp2", "--pp", "2", "--global-batch", "8", "--seq-len", "64"]
+    asked = [
+        "trace",
+        "llama-tiny",
+        "--gpus",
+        "4xH100-80GB",
+        "--engine",
+        "fsdp2",
+        "--pp",
+        "2",
+        "--global-batch",
+        "8",
+        "--seq-len",
+        "64",
+    ]
     assert main([*asked, *flags, "--json"]) == 0
     return json.loads(capsys.readouterr().out)["ranks"]
 
@@ -328,7 +378,10 @@ def traced(capsys, *flags):
 def test_the_command_traces_one_rank_of_each_stage(capsys):
     first, last = traced(capsys, "--schedule", "1f1b", "--all-stages")
     assert (first["rank"], first["stage"], last["rank"], last["stage"]) == (0, 0, 2, 1)
-    held = [{item["path"] for item in rank["items"] if item["component"] == "parameters"} for rank in (first, last)]
+    held = [
+        {item["path"] for item in rank["items"] if item["component"] == "parameters"}
+        for rank in (first, last)
+    ]
     assert "lm_head" in held[1] - held[0]
     assert "model.embed_tokens" in held[0] - held[1]
 
@@ -341,7 +394,23 @@ def test_the_command_traces_the_rank_that_is_asked_for(capsys):
 
 
 def test_a_rank_that_is_not_there_is_refused(capsys):
-    assert main(["trace", "llama-tiny", "--gpus", "4xH100-80GB", "--engine", "fsdp2", "--seq-len", "64", "--rank", "4"]) == 2
+    assert (
+        main(
+            [
+                "trace",
+                "llama-tiny",
+                "--gpus",
+                "4xH100-80GB",
+                "--engine",
+                "fsdp2",
+                "--seq-len",
+                "64",
+                "--rank",
+                "4",
+            ]
+        )
+        == 2
+    )
     assert "rank = 4" in capsys.readouterr().err
 
 
@@ -353,7 +422,18 @@ def test_a_rank_that_is_not_there_is_refused(capsys):
     ],
 )  # fmt: skip
 def test_what_is_run_and_not_modelled_can_be_asked_for(capsys, flags):
-    asked = ["trace", "llama-tiny", "--gpus", "2xH100-80GB", "--seq-len", "64", "--rank", "1", *flags.split(), "--json"]
+    asked = [
+        "trace",
+        "llama-tiny",
+        "--gpus",
+        "2xH100-80GB",
+        "--seq-len",
+        "64",
+        "--rank",
+        "1",
+        *flags.split(),
+        "--json",
+    ]
     assert main(asked) == 0
     (rank,) = json.loads(capsys.readouterr().out)["ranks"]
     assert rank["rank"] == 1

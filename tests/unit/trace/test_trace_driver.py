@@ -1,4 +1,6 @@
-"""A step of one's own may ask torch.cuda whatever it likes: it gets an answer, and allocates what it allocates without asking."""
+"""A step of one's own may ask torch.cuda whatever it likes: it gets an answer, and allocates what it
+allocates without asking.
+"""
 
 from __future__ import annotations
 
@@ -118,11 +120,19 @@ def events(folder: Path, asks: str) -> list[tuple[int, int, str]]:
     _, (timeline,) = trace_file(f"{file}:build", Options())
     assert highest_peak(timeline).bytes
     return [
-        (event < 0, timeline.storages[event if event >= 0 else ~event].bytes, timeline.storages[event if event >= 0 else ~event].op)
+        (
+            event < 0,
+            timeline.storages[event if event >= 0 else ~event].bytes,
+            timeline.storages[event if event >= 0 else ~event].op,
+        )
         for event in timeline.events
     ]
 
 
-@pytest.mark.parametrize("asks", [EVERYTHING, USUAL, AMP], ids=["every public function", "the usual ones", "amp"])
-def test_a_step_that_asks_allocates_what_it_does_without_asking(unasked: list[tuple[int, int, str]], tmp_path: Path, asks: str) -> None:
+@pytest.mark.parametrize(
+    "asks", [EVERYTHING, USUAL, AMP], ids=["every public function", "the usual ones", "amp"]
+)
+def test_a_step_that_asks_allocates_what_it_does_without_asking(
+    unasked: list[tuple[int, int, str]], tmp_path: Path, asks: str
+) -> None:
     assert events(tmp_path, asks) == unasked

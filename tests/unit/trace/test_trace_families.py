@@ -1,4 +1,6 @@
-"""Every kind of model traces, known to memsheet's readers or not; stand-ins keep what the kernels they stand for keep."""
+"""Every kind of model traces, known to memsheet's readers or not; stand-ins keep what the kernels they stand
+for keep.
+"""
 
 import json
 import subprocess
@@ -20,19 +22,27 @@ REFUSED = {
     "rwkv bf16-pure": "Python over the tokens", "clip bf16-pure": "no head", "mamba bf16-pure cpu": "--device cuda",
     "codegen bf16-pure sdpa": "--attention eager",
 }  # fmt: skip
-FUSED, CONVOLVED, SCANNED = "mamba-ssm: mamba_inner_fn", "causal-conv1d: causal_conv1d_fn", "mamba-ssm: selective_scan_fn"
+FUSED, CONVOLVED, SCANNED = (
+    "mamba-ssm: mamba_inner_fn",
+    "causal-conv1d: causal_conv1d_fn",
+    "mamba-ssm: selective_scan_fn",
+)
 EIGHT_BITS = "qwen2 bf16-pure adamw_8bit"
 FOUR_BITS = "bitsandbytes: Linear4bit"
 
 
 @pytest.fixture(scope="module")
 def cases():
-    done = subprocess.run([sys.executable, str(HERE / "family_cases.py")], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, str(HERE / "family_cases.py")], capture_output=True, text=True, check=True
+    )
     return json.loads(done.stdout)
 
 
 def test_families_trace_or_say_why_not(cases):
-    refused = {name: case["refused"] for name, case in cases.items() if "refused" in case and name != EIGHT_BITS}
+    refused = {
+        name: case["refused"] for name, case in cases.items() if "refused" in case and name != EIGHT_BITS
+    }
     assert refused.keys() == REFUSED.keys()
     for name, words in REFUSED.items():
         assert words in refused[name]
@@ -49,7 +59,13 @@ def test_the_parameters_that_are_counted_are_those_that_are_there(cases):
 
 def test_a_step_has_all_its_instants(cases):
     for name, case in cases.items():
-        assert "refused" in case or case["instants"] == ["load", "forward", "loss", "backward", "optimizer_step"], name
+        assert "refused" in case or case["instants"] == [
+            "load",
+            "forward",
+            "loss",
+            "backward",
+            "optimizer_step",
+        ], name
 
 
 def test_adapters_alone_have_gradients(cases):
@@ -69,8 +85,17 @@ def test_states_in_eight_bits_are_the_librarys_own(cases):
 
 
 def test_stand_ins_are_named(cases):
-    named = {name: case["facts"]["stand_ins"] for name, case in cases.items() if case.get("facts", {}).get("stand_ins")}
-    assert named.pop("mamba bf16-pure") == named.pop("mamba bf16-autocast") == named.pop("falcon_mamba bf16-pure") == [FUSED]
+    named = {
+        name: case["facts"]["stand_ins"]
+        for name, case in cases.items()
+        if case.get("facts", {}).get("stand_ins")
+    }
+    assert (
+        named.pop("mamba bf16-pure")
+        == named.pop("mamba bf16-autocast")
+        == named.pop("falcon_mamba bf16-pure")
+        == [FUSED]
+    )
     assert named.pop("bamba bf16-pure") == ["mamba-ssm: mamba_split_conv1d_scan_combined"]
     assert named.pop("jamba bf16-pure") == named.pop("jamba bf16-autocast") == [CONVOLVED, SCANNED]
     assert list(named.values()) == [[FOUR_BITS]]
@@ -80,12 +105,16 @@ def test_stand_ins_are_named(cases):
 def test_a_family_that_only_the_library_knows_is_counted(tmp_path):
     config = {"model_type": "codegen", "vocab_size": 320, "n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8, "n_positions": 256, "n_ctx": 256}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    answer, _ = trace_with_timelines(str(tmp_path), Options(), seq_len=64, precision="bf16-pure", attention="eager")
-    layer = 64 * 192 + 64 * 64 + 2 * 64 * 256 + 256 + 64 + 2 * 64  # qkv and output without biases, two matrices with, one norm
+    answer, _ = trace_with_timelines(
+        str(tmp_path), Options(), seq_len=64, precision="bf16-pure", attention="eager"
+    )
+    layer = (
+        64 * 192 + 64 * 64 + 2 * 64 * 256 + 256 + 64 + 2 * 64
+    )  # qkv and output without biases, two matrices with, one norm
     assert answer.parameters == 320 * 64 + 2 * layer + 2 * 64 + 64 * 320 + 320
 
 
-# ---- stand-ins on real tensors ------------------------------------------------------------------------------------------------
+# ---- stand-ins on real tensors -----------------------------------------------------------------------------
 
 BATCH, WIDTH, LENGTH, STATE, RANK = 2, 8, CHUNK + 5, 4, 3
 
@@ -104,7 +133,9 @@ def kept(function):
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         out = function()
-    return out, sum(t.untyped_storage().nbytes() for t in saved.values() if not (t.is_leaf and t.requires_grad))
+    return out, sum(
+        t.untyped_storage().nbytes() for t in saved.values() if not (t.is_leaf and t.requires_grad)
+    )
 
 
 def test_a_convolution_keeps_its_input():
@@ -120,8 +151,16 @@ def test_a_convolution_keeps_its_input():
 def test_a_scan_keeps_its_operands_and_two_states_a_chunk(gated):
     u, delta, z = (leaf(BATCH, WIDTH, LENGTH) for _ in range(3))
     b, c = (leaf(BATCH, STATE, LENGTH) for _ in range(2))
-    a, d, bias = leaf(WIDTH, STATE, dtype=torch.float32), leaf(WIDTH, dtype=torch.float32), leaf(WIDTH, dtype=torch.float32)
-    out, bytes_ = kept(lambda: selective_scan_fn(u, delta, a, b, c, D=d, z=z if gated else None, delta_bias=bias, delta_softplus=True))
+    a, d, bias = (
+        leaf(WIDTH, STATE, dtype=torch.float32),
+        leaf(WIDTH, dtype=torch.float32),
+        leaf(WIDTH, dtype=torch.float32),
+    )
+    out, bytes_ = kept(
+        lambda: selective_scan_fn(
+            u, delta, a, b, c, D=d, z=z if gated else None, delta_bias=bias, delta_softplus=True
+        )
+    )
     states = 4 * BATCH * WIDTH * 2 * 2 * STATE  # two chunks, two fp32 states each
     assert bytes_ == states + (2 * BATCH * WIDTH * LENGTH if gated else 0)
     out.sum().backward()
@@ -131,7 +170,9 @@ def test_a_scan_keeps_its_operands_and_two_states_a_chunk(gated):
 
 def test_a_scan_gives_its_last_state_to_a_cache():
     u, b = leaf(BATCH, WIDTH, LENGTH), leaf(BATCH, STATE, LENGTH)
-    out, state = selective_scan_fn(u, u, leaf(WIDTH, STATE, dtype=torch.float32), b, b, return_last_state=True)
+    out, state = selective_scan_fn(
+        u, u, leaf(WIDTH, STATE, dtype=torch.float32), b, b, return_last_state=True
+    )
     assert (out.shape, state.shape) == (u.shape, (BATCH, WIDTH, STATE))
 
 
@@ -141,7 +182,9 @@ def test_a_fused_layer_keeps_neither_its_convolution_nor_its_time_steps():
     x_proj, dt_proj, out_proj = leaf(RANK + 2 * STATE, WIDTH), leaf(WIDTH, RANK), leaf(6, WIDTH)
     a, d, bias = (leaf(*shape, dtype=torch.float32) for shape in ((WIDTH, STATE), (WIDTH,), (WIDTH,)))
     weights = (conv, conv_bias, x_proj, dt_proj, out_proj, None, a, None, None, d)
-    out, bytes_ = kept(lambda: mamba_inner_fn((xz * 1).transpose(1, 2), *weights, delta_bias=bias, delta_softplus=True))
+    out, bytes_ = kept(
+        lambda: mamba_inner_fn((xz * 1).transpose(1, 2), *weights, delta_bias=bias, delta_softplus=True)
+    )
     tokens = BATCH * LENGTH
     halves, projected, out_kept = 2 * tokens * 2 * WIDTH, 2 * tokens * (RANK + 2 * STATE), 2 * tokens * WIDTH
     b_and_c, states = 2 * 2 * tokens * STATE, 4 * BATCH * WIDTH * 2 * 2 * STATE

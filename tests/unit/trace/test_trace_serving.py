@@ -1,4 +1,6 @@
-"""The trace of inference: real code and the library's own caches on fake tensors. Small models, worked by hand."""
+"""The trace of inference: real code and the library's own caches on fake tensors. Small models, worked by
+hand.
+"""
 
 import json
 import subprocess
@@ -18,16 +20,21 @@ FOLLOWED = [
     "llama", "llama batch", "llama long prompt", "llama whole", "llama fp8", "llama fp32", "llama eager", "gpt2", "gemma", "gemma short",
     "gemma static", "mixtral", "deepseek",
 ]  # fmt: skip
-"""All but a static cache, which holds its full length while the prompt is read: no plan says that it is static."""
+"""All but a static cache, which holds its full length while the prompt is read: no plan says that it is
+static.
+"""
 HERE = Path(__file__).parents[2]
 TOKENS, PROMPT, BF16 = 96, 48, 2
 A_TOKEN = {"llama": 3 * 2 * 2 * 16, "gpt2": 3 * 2 * 64, "mixtral": 2 * 2 * 2 * 16}
-"""Elements of a cached token: layers · keys and values · heads · head dim, of the models of serving_cases.py."""
+"""Elements of a cached token: layers · keys and values · heads · head dim, of the models of serving_cases.py.
+"""
 
 
 @pytest.fixture(scope="module")
 def found():
-    done = subprocess.run([sys.executable, str(HERE / "serving_cases.py")], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, str(HERE / "serving_cases.py")], capture_output=True, text=True, check=True
+    )
     return json.loads(done.stdout)
 
 
@@ -54,7 +61,9 @@ def test_items_add_up_to_the_peak_of_every_instant(cases):
     assert all(list(case["peaks"]) == ["load", "prefill", "decode"] for case in cases.values())
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral", "llama long prompt", "llama whole", "llama eager", "llama static"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gpt2", "mixtral", "llama long prompt", "llama whole", "llama eager", "llama static"]
+)
 def test_a_full_cache_is_layers_times_heads_times_tokens(cases, name):
     size = A_TOKEN[name.split()[0]] * TOKENS * BF16
     assert cases[name]["cached_at_the_end"] == size
@@ -82,7 +91,9 @@ def test_a_dynamic_cache_holds_the_prompt_first_and_a_static_one_everything(case
 
 
 def test_windows_are_bounded_in_decode_but_hold_the_whole_prompt_before(cases):
-    """Three layers with a window of 32 and one without; a layer that is cut to its window is a view of all it had."""
+    """Three layers with a window of 32 and one without; a layer that is cut to its window is a view of all it
+    had.
+    """
     a_token = 2 * 16 * BF16
     assert cases["gemma"]["cached_at_the_end"] == a_token * (3 * 32 + TOKENS)
     assert cases["gemma"]["components"]["prefill"]["kv_cache"] == a_token * 4 * PROMPT
@@ -91,21 +102,29 @@ def test_windows_are_bounded_in_decode_but_hold_the_whole_prompt_before(cases):
 
 
 def test_a_growing_cache_is_there_twice_in_one_layer(cases):
-    """The values of the last layer while they are made anew, one token shorter; a static cache is written in place."""
+    """The values of the last layer while they are made anew, one token shorter; a static cache is written in
+    place.
+    """
     assert cases["llama"]["growth"] == A_TOKEN["llama"] // 6 * (TOKENS - 1) * BF16
     assert cases["llama batch"]["growth"] == 3 * cases["llama"]["growth"]
     assert cases["llama static"]["growth"] == 0
 
 
 def test_a_prompt_costs_by_its_length(cases):
-    """Between prompts of 48, 64 and 96 the peak of prefill is a straight line, for nothing in it is squared with flash attention."""
-    short, middle, whole = (cases[name]["peaks"]["prefill"] for name in ("llama", "llama long prompt", "llama whole"))
+    """Between prompts of 48, 64 and 96 the peak of prefill is a straight line, for nothing in it is squared
+    with flash attention.
+    """
+    short, middle, whole = (
+        cases[name]["peaks"]["prefill"] for name in ("llama", "llama long prompt", "llama whole")
+    )
     assert short < middle < whole
     assert (middle - short) / (64 - 48) == pytest.approx((whole - middle) / (96 - 64), rel=0.01)
 
 
 def test_eager_attention_makes_score_matrices(cases):
-    assert cases["llama eager"]["peaks"]["prefill"] > cases["llama"]["peaks"]["prefill"] + 4 * PROMPT * PROMPT * (4 + BF16)
+    assert cases["llama eager"]["peaks"]["prefill"] > cases["llama"]["peaks"][
+        "prefill"
+    ] + 4 * PROMPT * PROMPT * (4 + BF16)
 
 
 def test_chosen_experts_are_copied_in_decode(cases):
@@ -134,7 +153,22 @@ def test_what_cannot_be_traced_is_refused_by_name(found, name, words):
 
 
 def test_the_command_prints_a_traced_sheet_of_inference(capsys):
-    assert main(["trace", "llama-tiny", "--max-model-len", "64", "--prompt-tokens", "16", "--cache", "static", "--json"]) == 0
+    assert (
+        main(
+            [
+                "trace",
+                "llama-tiny",
+                "--max-model-len",
+                "64",
+                "--prompt-tokens",
+                "16",
+                "--cache",
+                "static",
+                "--json",
+            ]
+        )
+        == 0
+    )
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == "memsheet/sheet/1"
     assert document["witness"] == "traced"

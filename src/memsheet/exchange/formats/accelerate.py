@@ -1,4 +1,6 @@
-"""The YAML of ``accelerate config``: FSDP2, DeepSpeed and plain replicas. Batch and sequence are the training script's."""
+"""The YAML of ``accelerate config``: FSDP2, DeepSpeed and plain replicas. Batch and sequence are the training
+script's.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _FULL, _KEPT = ("FULL_SHARD", "1"), ("SHARD_GRAD_OP", "2")  # utils/constants.py
 
 
 def _read_distributed_type(value: Any, values: Values) -> Mapping[str, Any]:
-    fsdp = "fsdp2" if str(values.get(f"{F}.fsdp_version", 1)) == "2" else "fsdp1"  # commands/launch.py:516: "1" where it is not said
+    fsdp = (
+        "fsdp2" if str(values.get(f"{F}.fsdp_version", 1)) == "2" else "fsdp1"
+    )  # commands/launch.py:516: "1" where it is not said
     alone = {"zero": 0}
     known: dict[str, Mapping[str, Any]] = {
         "FSDP": {"engine": fsdp}, "DEEPSPEED": {"engine": "deepspeed"}, "MULTI_GPU": {"engine": "transformers", **alone},
@@ -36,14 +40,29 @@ def _mixed_precision_word(asked: Values) -> str:
 
 
 def _read_mixed_precision(value: Any, values: Values) -> Mapping[str, Any]:
-    """What mixed precision is to each engine; what the model is loaded in is the script's, fp32 unless anything says otherwise."""
+    """What mixed precision is to each engine; what the model is loaded in is the script's, fp32 unless
+    anything says otherwise.
+    """
     if value in ("no", False, None):  # YAML 1.1 reads a bare `no` as False, and launch.py takes it for none
         return {"?precision.name": "fp32"}
     if values.get("distributed_type") == "DEEPSPEED":
-        told = {"parameters": value, "compute": value, "gradients": value, "reduce": value, "master_weights": "fp32", "moments": "fp32"}
+        told = {
+            "parameters": value,
+            "compute": value,
+            "gradients": value,
+            "reduce": value,
+            "master_weights": "fp32",
+            "moments": "fp32",
+        }
         return {f"precision.{key}": held for key, held in told.items()}
-    reduced = {"precision.reduce": value} if values.get("distributed_type") == "FSDP" else {"?precision.reduce": "fp32"}
-    kept = {f"?precision.{key}": "fp32" for key in ("parameters", "gradients", "moments")}  # utils/fsdp_utils.py:814-820
+    reduced = (
+        {"precision.reduce": value}
+        if values.get("distributed_type") == "FSDP"
+        else {"?precision.reduce": "fp32"}
+    )
+    kept = {
+        f"?precision.{key}": "fp32" for key in ("parameters", "gradients", "moments")
+    }  # utils/fsdp_utils.py:814-820
     return {"precision.compute": value, **reduced, **kept}
 
 
@@ -76,7 +95,11 @@ def _offloads_params(asked: Values) -> Any:
 
 def _read_offload_params(value: Any, values: Values) -> Mapping[str, Any]:
     share = int(str(value).lower() == "true")
-    return {"offload.optimizer": share, "offload.parameters": share} if values.get("distributed_type") == "FSDP" else {}
+    return (
+        {"offload.optimizer": share, "offload.parameters": share}
+        if values.get("distributed_type") == "FSDP"
+        else {}
+    )
 
 
 def _fsdp_checkpointing_switch(asked: Values) -> Any:
@@ -92,7 +115,9 @@ def _read_fsdp_checkpointing(value: Any, _: Values) -> Mapping[str, Any]:
 def _of_fsdp2(key: str) -> Any:
     """A degree of a mesh that is more than shards alone."""
     axes = ("mesh.dp_replicate", "mesh.tp", "mesh.cp")
-    return lambda a: a.get(key, 1) if a["engine"] == "fsdp2" and any(a.get(axis, 1) > 1 for axis in axes) else None
+    return lambda a: (
+        a.get(key, 1) if a["engine"] == "fsdp2" and any(a.get(axis, 1) > 1 for axis in axes) else None
+    )
 
 
 def _of_deepspeed(key: str, *, device: bool = False) -> Any:
@@ -106,7 +131,12 @@ def _of_deepspeed(key: str, *, device: bool = False) -> Any:
 
 def _parallelism_size_row(axis: str) -> Key:
     at = f"{M}.parallelism_config_{axis}_size"
-    return Key(at=at, out=_of_fsdp2(f"mesh.{axis}"), back=lambda v, _: {f"mesh.{axis}": v}, source="commands/launch.py:906-929")
+    return Key(
+        at=at,
+        out=_of_fsdp2(f"mesh.{axis}"),
+        back=lambda v, _: {f"mesh.{axis}": v},
+        source="commands/launch.py:906-929",
+    )
 
 
 def _offload_device_row(name: str, plan: str, line: int) -> Key:
@@ -114,9 +144,13 @@ def _offload_device_row(name: str, plan: str, line: int) -> Key:
         return {plan: plan_word({"cpu": 1, "nvme": 1, "none": 0}, value)}
 
     return Key(
-        at=f"{D}.{name}", out=_of_deepspeed(plan, device=True), back=back, holds=("cpu", "none"), instead="host memory: disks are not modelled",
+        at=f"{D}.{name}",
+        out=_of_deepspeed(plan, device=True),
+        back=back,
+        holds=("cpu", "none"),
+        instead="host memory: disks are not modelled",
         source=f"commands/launch.py:{line}",
-    )  # fmt: skip
+    )
 
 
 def _read_zero_stage(value: Any, values: Values) -> Mapping[str, Any]:
@@ -147,8 +181,8 @@ KEYS = (
 
 
 def _prefix_fsdp_key(at: str) -> str:
-    """The launcher puts the prefix before keys of FSDP that lack it (commands/launch.py:1270); an older name is taken for its newer one
-    (commands/config/config_args.py:117).
+    """The launcher puts the prefix before keys of FSDP that lack it (commands/launch.py:1270); an older name
+    is taken for its newer one (commands/config/config_args.py:117).
     """
     if at == "dynamo_backend":
         return "dynamo_config.dynamo_backend"
@@ -169,15 +203,28 @@ def _questionnaire_keys(asked: Values) -> Mapping[str, Any]:
         "same_network": True, "use_cpu": False,
     }  # fmt: skip
     if asked["engine"] == "deepspeed":
-        own |= {f"{D}.deepspeed_multinode_launcher": "standard", f"{D}.zero3_init_flag": asked.get("zero") == 3}
+        own |= {
+            f"{D}.deepspeed_multinode_launcher": "standard",
+            f"{D}.zero3_init_flag": asked.get("zero") == 3,
+        }
     if _is_fsdp_engine(asked):
-        own |= {f"{F}.fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", f"{F}.fsdp_state_dict_type": "SHARDED_STATE_DICT"}
+        own |= {
+            f"{F}.fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            f"{F}.fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        }
     return own
 
 
 def _accelerate_plan_problems(asked: Values) -> Iterator[Problem]:
-    if asked["engine"] == "deepspeed" and asked.get("offload.parameters") and asked.get("zero") != 3:  # DeepSpeed zero/config.py:157
-        yield Problem(field="offload.parameters", value=asked["offload.parameters"], reason="is for zero 3 in DeepSpeed", hint="zero 3")
+    if (
+        asked["engine"] == "deepspeed" and asked.get("offload.parameters") and asked.get("zero") != 3
+    ):  # DeepSpeed zero/config.py:157
+        yield Problem(
+            field="offload.parameters",
+            value=asked["offload.parameters"],
+            reason="is for zero 3 in DeepSpeed",
+            hint="zero 3",
+        )
 
 
 FORMAT = Format(

@@ -1,4 +1,6 @@
-"""DeepSpeed's configuration. It knows no sequence length, recompute, attention or adapter: those are the training script's."""
+"""DeepSpeed's configuration. It knows no sequence length, recompute, attention or adapter: those are the
+training script's.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,13 @@ BARE = {f"{Z}.{name}": f"{Z}.stage3_{name}" for name in (
 
 
 def _dtype_precision_keys(width: str, master: str | None) -> Mapping[str, Any]:
-    return dict(zip((f"precision.{name}" for name in _FIELDS), (width, width, width, width, master, "fp32"), strict=True))
+    return dict(
+        zip(
+            (f"precision.{name}" for name in _FIELDS),
+            (width, width, width, width, master, "fp32"),
+            strict=True,
+        )
+    )
 
 
 def parse_pydantic_switch(value: Any) -> bool:
@@ -36,7 +44,9 @@ def _read_precision(_: Any, values: Values) -> Mapping[str, Any]:
     on = [width for at, width in _SIXTEEN.items() if parse_pydantic_switch(values.get(at))]
     if not on and any(values.get(at) == AUTO for at in _SIXTEEN):
         return {}
-    if all(values.get(at) is None for at in _SIXTEEN):  # DeepSpeed's own default, which a launcher may write another word over
+    if all(
+        values.get(at) is None for at in _SIXTEEN
+    ):  # DeepSpeed's own default, which a launcher may write another word over
         return {"?precision.name": "fp32"}
     return _dtype_precision_keys(on[0], "fp32") if on else _dtype_precision_keys("fp32", None)
 
@@ -50,7 +60,11 @@ def _zero_bucket_sizes(asked: Values) -> Mapping[str, Any]:
     """The sizes that the sheet is of, said out: an "auto" in their place would be transformers' sizes."""
     if not asked.get("zero"):
         return {}
-    sizes = {f"{Z}.contiguous_gradients": True, f"{Z}.overlap_comm": asked["zero"] == 3, f"{Z}.reduce_bucket_size": BUCKETS.reduce_bucket}
+    sizes = {
+        f"{Z}.contiguous_gradients": True,
+        f"{Z}.overlap_comm": asked["zero"] == 3,
+        f"{Z}.reduce_bucket_size": BUCKETS.reduce_bucket,
+    }
     third = {
         f"{Z}.stage3_prefetch_bucket_size": BUCKETS.prefetch, f"{Z}.stage3_param_persistence_threshold": BUCKETS.persistence,
         f"{Z}.stage3_max_live_parameters": BUCKETS.max_live, f"{Z}.stage3_max_reuse_distance": BUCKETS.max_reuse,
@@ -67,17 +81,35 @@ def _deepspeed_plan_problems(asked: Values) -> Iterator[Problem]:
             reason="is not what ZeRO divides over",
             hint="dp_shard takes every rank",
         )
-    if asked.get("offload.parameters") and asked.get("zero") != 3:  # zero/config.py:157: valid only with stage 3
-        yield Problem(field="offload.parameters", value=asked["offload.parameters"], reason="is for zero 3 in DeepSpeed", hint="zero 3")
+    if (
+        asked.get("offload.parameters") and asked.get("zero") != 3
+    ):  # zero/config.py:157: valid only with stage 3
+        yield Problem(
+            field="offload.parameters",
+            value=asked["offload.parameters"],
+            reason="is for zero 3 in DeepSpeed",
+            hint="zero 3",
+        )
 
 
 def _bucket_size_moves(values: Values, asked: Values) -> Iterator[Moved]:
-    """Buckets of other sizes than the sheet's, in bytes of the gradients' width; a flush holds up to two more copies (zero/stage3.py:730)."""
-    width, zero, hidden = (4 if asked.get("precision.gradients") == "fp32" else 2), values.get(f"{Z}.stage") or 0, asked.get("@hidden")
-    live = {"reduce_bucket_size": (BUCKETS.reduce_bucket, 3, 1.0), "stage3_prefetch_bucket_size": (BUCKETS.prefetch, 1, 0.9)}
+    """Buckets of other sizes than the sheet's, in bytes of the gradients' width; a flush holds up to two more
+    copies (zero/stage3.py:730).
+    """
+    width, zero, hidden = (
+        (4 if asked.get("precision.gradients") == "fp32" else 2),
+        values.get(f"{Z}.stage") or 0,
+        asked.get("@hidden"),
+    )
+    live = {
+        "reduce_bucket_size": (BUCKETS.reduce_bucket, 3, 1.0),
+        "stage3_prefetch_bucket_size": (BUCKETS.prefetch, 1, 0.9),
+    }
     for name, (usual, copies, share) in live.items():
         given = values.get(f"{Z}.{name}")
-        size = share * hidden * hidden if given == AUTO and hidden else given  # transformers 5.23 integrations/deepspeed.py:256-262
+        size = (
+            share * hidden * hidden if given == AUTO and hidden else given
+        )  # transformers 5.23 integrations/deepspeed.py:256-262
         if zero and isinstance(size, int | float) and size != usual:
             change = int((size - usual) * width)
             yield Moved(
@@ -88,11 +120,18 @@ def _bucket_size_moves(values: Values, asked: Values) -> Iterator[Moved]:
             )
     bucket = values.get(f"{Z}.reduce_bucket_size", BUCKETS.reduce_bucket)
     if zero in (1, 2) and values.get(f"{Z}.overlap_comm") is True and isinstance(bucket, int | float):
-        yield Moved(at=f"{Z}.overlap_comm", why="a second bucket", low_bytes=0, high_bytes=int(bucket * width))  # stage_1_and_2.py:2493
+        yield Moved(
+            at=f"{Z}.overlap_comm", why="a second bucket", low_bytes=0, high_bytes=int(bucket * width)
+        )  # stage_1_and_2.py:2493
     most = values.get(f"{Z}.stage3_max_live_parameters")
     if zero == 3 and isinstance(most, int | float) and most != BUCKETS.max_live:
         change = int((most - BUCKETS.max_live) * width)
-        yield Moved(at=f"{Z}.stage3_max_live_parameters", why=f"{most:,.0f}", low_bytes=min(0, change), high_bytes=max(0, change))
+        yield Moved(
+            at=f"{Z}.stage3_max_live_parameters",
+            why=f"{most:,.0f}",
+            low_bytes=min(0, change),
+            high_bytes=max(0, change),
+        )
 
 
 def _zenflow_group(values: Values) -> Mapping[str, Any]:

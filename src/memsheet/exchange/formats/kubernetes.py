@@ -1,7 +1,9 @@
-"""A PyTorchJob of Kubeflow around ``torchrun``: ``kubectl apply -f kubernetes.yaml``, once the image and the script's arguments are filled in.
+"""A PyTorchJob of Kubeflow around ``torchrun``: ``kubectl apply -f kubernetes.yaml``, once the image and the
+script's arguments are filled in.
 
-The operator gives each pod its rank and the first one's address as ``PET_*``, torchrun's own environment (kubeflow/trainer pull request 1840;
-torch/distributed/argparse_util.py:15 at 2.13.0). A node of the plan is a pod: the first the Master, the others Workers.
+The operator gives each pod its rank and the first one's address as ``PET_*``, torchrun's own environment
+(kubeflow/trainer pull request 1840; torch/distributed/argparse_util.py:15 at 2.13.0). A node of the plan is a
+pod: the first the Master, the others Workers.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from memsheet.exchange.shared.allocator_env import ALLOCATOR, OLDER, ON, read_al
 from memsheet.exchange.shared.file_format import Format, Key, Values
 
 VERSION = "PyTorchJob kubeflow.org/v1 (Kubeflow's training operator since its pull request 1840)"
-COMMIT = "ee11629"  # every field below is of kubeflow/training-operator ee1162919408cbca4a899f2916cfcd0ecd562881
+COMMIT = (
+    "ee11629"  # every field below is of kubeflow/training-operator ee1162919408cbca4a899f2916cfcd0ecd562881
+)
 SOURCE = f"kubeflow/training-operator {COMMIT} manifests/base/crds/kubeflow.org_pytorchjobs.yaml"
 SPECS = "spec.pytorchReplicaSpecs"
 MASTER, WORKER = f"{SPECS}.Master", f"{SPECS}.Worker"
@@ -25,13 +29,17 @@ _PLAIN = re.compile(r"[^a-z0-9-]+")
 
 
 def _pytorchjob_name(asked: Values) -> str:
-    """A DNS label (Kubernetes, names of objects): small letters, digits and dashes; a letter first, short enough for the pods' suffixes."""
+    """A DNS label (Kubernetes, names of objects): small letters, digits and dashes; a letter first, short
+    enough for the pods' suffixes.
+    """
     plain = _PLAIN.sub("-", str(asked.get("@model") or "").lower()).strip("-")
     return f"memsheet-{plain}"[:48].rstrip("-")
 
 
 def _pytorch_containers(asked: Values) -> list[dict[str, Any]]:
-    """The one container; the operator looks for it by the name pytorch. Arguments are a list: no shell reads them."""
+    """The one container; the operator looks for it by the name pytorch. Arguments are a list: no shell reads
+    them.
+    """
     flags = [f"--nnodes={asked['@nodes']}", f"--nproc-per-node={asked['@per_node']}"]
     env = {"env": [{"name": ALLOCATOR, "value": ON}]} if asked.get("allocator.expandable_segments") else {}
     return [
@@ -50,9 +58,15 @@ def _read_containers(value: Any, values: Values) -> Mapping[str, Any]:
     held = [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
     one = next((one for one in held if one.get("name") == "pytorch"), {})
     found: dict[str, Any] = {}
-    each = {repr(count): count for at in (MASTER, WORKER) if (count := _pod_gpu_limit(values.get(f"{at}.{PODS}"))) is not None}
+    each = {
+        repr(count): count
+        for at in (MASTER, WORKER)
+        if (count := _pod_gpu_limit(values.get(f"{at}.{PODS}"))) is not None
+    }
     if each:
-        count = next(iter(each.values())) if len(each) == 1 else list(each.values())  # pods unlike one another are no count
+        count = (
+            next(iter(each.values())) if len(each) == 1 else list(each.values())
+        )  # pods unlike one another are no count
         nodes, found["@per_node"] = _pytorchjob_nodes(values), count
         found |= {"@gpus": count * nodes} if isinstance(count, int) and isinstance(nodes, int) else {}
     for variable in one.get("env") or () if isinstance(one.get("env"), list) else ():

@@ -1,5 +1,5 @@
-"""A ``sglang.launch_server`` command in a script: ``bash sglang.sh --port 30000``. Flags of v0.5.23; lines are of
-python/sglang/srt/arg_groups/fields/ where no folder is named.
+"""A ``sglang.launch_server`` command in a script: ``bash sglang.sh --port 30000``. Flags of v0.5.23; lines
+are of python/sglang/srt/arg_groups/fields/ where no folder is named.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ VERSION = "SGLang 0.5.23"
 EAGER, LAYERS, OLD_GROUPS = "--disable-cuda-graph", "SGLANG_PP_LAYER_PARTITION", "--enable-dp-attention"
 SENT = "--moe-a2a-backend"
 QUANTIZED = {"fp8": "fp8", "mxfp8": "mxfp8"}
-"""Formats that weights of sixteen bits are brought into as they are loaded; the others are a checkpoint's own, which needs no flag."""
+"""Formats that weights of sixteen bits are brought into as they are loaded; the others are a checkpoint's
+own, which needs no flag.
+"""
 READ = {
     **{name: plan for plan, name in QUANTIZED.items()},
     **dict.fromkeys(("awq", "awq_marlin"), "awq-int4"),
@@ -48,19 +50,35 @@ HOW = Command(
 
 def _parse_sglang_command(text: str) -> Mapping[str, Any]:
     """The command's flags; "auto" is what the engine takes anyway."""
-    return {at: value for at, value in serving.parse_server_command(HOW, text, (key.at for key in KEYS)).items() if value != "auto"}
+    return {
+        at: value
+        for at, value in serving.parse_server_command(HOW, text, (key.at for key in KEYS)).items()
+        if value != "auto"
+    }
 
 
 def _read_pp_size(value: Any, values: Values) -> Mapping[str, Any]:
-    """Stages, and the GPUs that the command takes in all (server_args.py:589): groups of data-parallel attention are among those of tp."""
-    sizes = [value, values.get("--tp-size", 1), 1 if values.get(OLD_GROUPS) is True else values.get("--dp-size", 1)]
+    """Stages, and the GPUs that the command takes in all (server_args.py:589): groups of data-parallel
+    attention are among those of tp.
+    """
+    sizes = [
+        value,
+        values.get("--tp-size", 1),
+        1 if values.get(OLD_GROUPS) is True else values.get("--dp-size", 1),
+    ]
     whole = all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
     return {"mesh.pp": value, **({"@gpus": sizes[0] * sizes[1] * sizes[2]} if whole else {})}
 
 
 def _read_dp_size(value: Any, values: Values) -> Mapping[str, Any]:
-    """Replicas, or as it was said before there was a flag for them, groups of data-parallel attention (arg_groups/parallel_hook.py:41)."""
-    return {"mesh.attn_dp": value, "mesh.dp_replicate": 1} if values.get(OLD_GROUPS) is True else {"mesh.dp_replicate": value}
+    """Replicas, or as it was said before there was a flag for them, groups of data-parallel attention
+    (arg_groups/parallel_hook.py:41).
+    """
+    return (
+        {"mesh.attn_dp": value, "mesh.dp_replicate": 1}
+        if values.get(OLD_GROUPS) is True
+        else {"mesh.dp_replicate": value}
+    )
 
 
 def _read_moe_a2a_backend(value: Any, values: Values) -> Mapping[str, Any]:
@@ -79,11 +97,19 @@ def _sglang_plan_problems(asked: Values) -> Iterator[Problem]:
     yield from serving.unservable_problems(asked)
     yield from adapters.no_room(asked)
     if asked.get("@nodes", 1) > 1:
-        yield Problem(field="nodes", value=asked["@nodes"], reason="is not one command", hint="a plan of one node")
-    if asked.get("mesh.dp_replicate", 1) > 1 and asked.get("mesh.attn_dp", 1) > 1:
-        reason = f"do not go with {asked['mesh.attn_dp']} groups of attention in one command (arg_groups/parallel_hook.py:287)"
         yield Problem(
-            field="mesh.dp_replicate", value=asked["mesh.dp_replicate"], reason=reason, hint="the plan of one of them, started as often"
+            field="nodes", value=asked["@nodes"], reason="is not one command", hint="a plan of one node"
+        )
+    if asked.get("mesh.dp_replicate", 1) > 1 and asked.get("mesh.attn_dp", 1) > 1:
+        reason = (
+            f"do not go with {asked['mesh.attn_dp']} groups of attention in one command "
+            "(arg_groups/parallel_hook.py:287)"
+        )
+        yield Problem(
+            field="mesh.dp_replicate",
+            value=asked["mesh.dp_replicate"],
+            reason=reason,
+            hint="the plan of one of them, started as often",
         )
 
 

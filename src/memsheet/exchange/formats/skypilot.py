@@ -1,4 +1,6 @@
-"""A task of SkyPilot around ``torchrun``: ``sky launch skypilot.yaml --env TRAIN="train.py …"``; or around a server's command beside it."""
+"""A task of SkyPilot around ``torchrun``: ``sky launch skypilot.yaml --env TRAIN="train.py …"``; or around a
+server's command beside it.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ torchrun \\
   --master-port=29500 \\
   $TRAIN
 """
-"""Constant text: nothing of a plan stands in it. TRAIN is the script and its arguments, which the shell splits and never evaluates."""
+"""Constant text: nothing of a plan stands in it. TRAIN is the script and its arguments, which the shell
+splits and never evaluates.
+"""
 SERVE = "set -euo pipefail\nbash {script}\n"
 
 
@@ -44,7 +48,10 @@ class _Block(yaml.SafeDumper):
 
 
 _Block.add_representer(
-    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+    ),
 )
 
 
@@ -89,7 +96,9 @@ def _skypilot_plan_problems(asked: Values) -> Iterator[Problem]:
 
 
 def _per_node(value: Any, values: Values) -> Mapping[str, Any]:
-    """Cards of a node, ``A100:8`` or ``{A100: 8}``; a choice of several kinds is no count, and is told as a problem."""
+    """Cards of a node, ``A100:8`` or ``{A100: 8}``; a choice of several kinds is no count, and is told as a
+    problem.
+    """
     nodes = values.get("num_nodes", 1)
     if isinstance(value, Mapping) and len(value) == 1:
         ((card, many),) = value.items()

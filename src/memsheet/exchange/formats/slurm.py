@@ -1,4 +1,6 @@
-"""A batch script for Slurm around ``torchrun``: ``sbatch slurm.sh train.py …``; or around a server's command beside it: ``sbatch slurm.sh``."""
+"""A batch script for Slurm around ``torchrun``: ``sbatch slurm.sh train.py …``; or around a server's command
+beside it: ``sbatch slurm.sh``.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,14 @@ _GPUS = re.compile(r"(?:gpu:)?(?:[A-Za-z0-9_-]+:)?(\d{1,6})")
 
 
 def _compose_slurm_script(values: Values, _: Values) -> str:
-    """Directives take no quotes, so that a name is written in plain letters; the rest is the cluster's own environment."""
-    directives = [f"#SBATCH --{at[1:]}={_PLAIN.sub('-', str(value))}" for at, value in values.items() if at.startswith("#")]
+    """Directives take no quotes, so that a name is written in plain letters; the rest is the cluster's own
+    environment.
+    """
+    directives = [
+        f"#SBATCH --{at[1:]}={_PLAIN.sub('-', str(value))}"
+        for at, value in values.items()
+        if at.startswith("#")
+    ]
     named = [f"export {name}={shlex.quote(str(values[name]))}" for name in (ALLOCATOR,) if name in values]
     if values[RUNS] != TORCHRUN:
         serve = f'srun --ntasks=1 bash {shlex.quote(values[RUNS])} "$@"'
@@ -41,7 +49,9 @@ def _compose_slurm_script(values: Values, _: Values) -> str:
         '--rdzv-id="$SLURM_JOB_ID"', "--rdzv-backend=c10d", '--rdzv-endpoint="$first:29500"', '"$@"',
     ]  # fmt: skip
     first = 'first="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"'
-    return "\n".join(["#!/usr/bin/env bash", *directives, "set -euo pipefail", *named, first, " \\\n  ".join(launch), ""])
+    return "\n".join(
+        ["#!/usr/bin/env bash", *directives, "set -euo pipefail", *named, first, " \\\n  ".join(launch), ""]
+    )
 
 
 def _parse_slurm_script(text: str) -> Mapping[str, Any]:
@@ -51,12 +61,18 @@ def _parse_slurm_script(text: str) -> Mapping[str, Any]:
         if _DIRECTIVE.match(line):
             for name, value in _sbatch_options(line):
                 found[f"#{name}"] = (
-                    int(value) if value and value.isdigit() and len(value) < 8 else UNSET if _is_open_number(name, value) else value
+                    int(value)
+                    if value and value.isdigit() and len(value) < 8
+                    else UNSET
+                    if _is_open_number(name, value)
+                    else value
                 )
         elif line.startswith((f"export {ALLOCATOR}=", f"export {OLDER}=")):
             found[ALLOCATOR] = line.partition("=")[2]
         elif line.startswith("srun "):
-            found[RUNS] = next((script for script in SCRIPTS.values() if f" bash {script} " in f"{line} "), TORCHRUN)
+            found[RUNS] = next(
+                (script for script in SCRIPTS.values() if f" bash {script} " in f"{line} "), TORCHRUN
+            )
     return _with_nodes(found)
 
 
@@ -70,7 +86,9 @@ def _sbatch_options(line: str) -> Iterator[tuple[str, str | None]]:
 
 
 def _with_nodes(found: dict[str, Any]) -> dict[str, Any]:
-    """As many nodes as tasks need that are counted by node, where nobody says how many (sbatch(1), --ntasks-per-node)."""
+    """As many nodes as tasks need that are counted by node, where nobody says how many (sbatch(1),
+    --ntasks-per-node).
+    """
     tasks, per_node = found.get("#ntasks"), found.get("#ntasks-per-node")
     if "#nodes" not in found and isinstance(tasks, int) and isinstance(per_node, int) and per_node:
         found["#nodes"] = -(-tasks // per_node)
@@ -78,14 +96,22 @@ def _with_nodes(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_open_number(name: str, value: str | None) -> bool:
-    """Whether a number is left open: by a place to fill in, by a word, or as from one number of nodes to another (sbatch(1))."""
-    words = name == "nodes" and value is not None and (_RANGE.fullmatch(value) is not None or not any(map(str.isdigit, value)))
+    """Whether a number is left open: by a place to fill in, by a word, or as from one number of nodes to
+    another (sbatch(1)).
+    """
+    words = (
+        name == "nodes"
+        and value is not None
+        and (_RANGE.fullmatch(value) is not None or not any(map(str.isdigit, value)))
+    )
     return has_unset_placeholder(value) or words
 
 
 def _per_node(value: Any, values: Values) -> Mapping[str, Any]:
     nodes, told = values.get("#nodes", 1), _GPUS.fullmatch(str(value))
-    return {"@per_node": int(told[1]), "@gpus": int(told[1]) * nodes} if told and isinstance(nodes, int) else {}
+    return (
+        {"@per_node": int(told[1]), "@gpus": int(told[1]) * nodes} if told and isinstance(nodes, int) else {}
+    )
 
 
 def _of_the_job(value: Any, values: Values) -> Mapping[str, Any]:

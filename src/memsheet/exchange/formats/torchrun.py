@@ -1,4 +1,6 @@
-"""A script around ``torchrun``: the training script and its arguments follow (``bash torchrun.sh train.py …``)."""
+"""A script around ``torchrun``: the training script and its arguments follow (``bash torchrun.sh train.py
+…``).
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,17 @@ NODES = (
 
 
 def _compose_torchrun_script(values: Values, asked: Values) -> str:
-    """Shell text: every value that a plan says is quoted, and the addresses of several nodes are the environment's."""
+    """Shell text: every value that a plan says is quoted, and the addresses of several nodes are the
+    environment's.
+    """
     named = [f"export {name}={shlex.quote(str(values[name]))}" for name in (ALLOCATOR,) if name in values]
     flags = [f"{at}={shlex.quote(str(value))}" for at, value in values.items() if at.startswith("--")]
     if asked["@nodes"] > 1:
-        flags += ['--node-rank="${NODE_RANK:?}"', "--rdzv-backend=c10d", '--rdzv-endpoint="${MASTER_ADDR:?}:${MASTER_PORT:-29500}"']
+        flags += [
+            '--node-rank="${NODE_RANK:?}"',
+            "--rdzv-backend=c10d",
+            '--rdzv-endpoint="${MASTER_ADDR:?}:${MASTER_PORT:-29500}"',
+        ]
     launch = " \\\n  ".join(["exec torchrun", *flags, '"$@"'])
     return "\n".join(["#!/usr/bin/env bash", "set -euo pipefail", *named, launch, ""])
 
@@ -58,7 +66,13 @@ def _parse_torchrun_flags(words: list[str]) -> Mapping[str, Any]:
         name, equals, value = word.partition("=")
         name = "--" + name[2:].replace("_", "-")
         value = value if equals or name == "--standalone" else next(rest, "")
-        found[name] = int(value) if value.isdigit() and len(value) < 8 else UNSET if has_unset_placeholder(value) else value
+        found[name] = (
+            int(value)
+            if value.isdigit() and len(value) < 8
+            else UNSET
+            if has_unset_placeholder(value)
+            else value
+        )
     return found
 
 

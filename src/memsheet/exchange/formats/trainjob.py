@@ -1,7 +1,9 @@
-"""A TrainJob of Kubeflow's Trainer around ``torchrun``: ``kubectl apply -f trainjob.yaml``, once the image and the script's arguments are filled in.
+"""A TrainJob of Kubeflow's Trainer around ``torchrun``: ``kubectl apply -f trainjob.yaml``, once the image
+and the script's arguments are filled in.
 
-The runtime gives each node its rank and the first one's address as ``PET_*``, torchrun's own environment (kubeflow/trainer 8c0f505
-pkg/runtime/framework/plugins/torch/torch.go:168). A node of the plan is a node of the job.
+The runtime gives each node its rank and the first one's address as ``PET_*``, torchrun's own environment
+(kubeflow/trainer 8c0f505 pkg/runtime/framework/plugins/torch/torch.go:168). A node of the plan is a node of
+the job.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ from memsheet.exchange.shared.allocator_env import ALLOCATOR, OLDER, ON, read_al
 from memsheet.exchange.shared.file_format import Format, Key, Values
 
 VERSION = "TrainJob trainer.kubeflow.org/v1alpha1 (Kubeflow Trainer 8c0f505)"
-SOURCE = "kubeflow/trainer 8c0f5059bd51ec3ba6d6a6a7b2e1471de7bc13b3 manifests/base/crds/trainer.kubeflow.org_trainjobs.yaml"
+SOURCE = (
+    "kubeflow/trainer 8c0f5059bd51ec3ba6d6a6a7b2e1471de7bc13b3 "
+    "manifests/base/crds/trainer.kubeflow.org_trainjobs.yaml"
+)
 T, GPU = "spec.trainer", "nvidia.com/gpu"
 IMAGE = "registry.example/your-image-with-torch:tag"
 RUNTIME = "torch-distributed"  # manifests/base/runtimes/torch_distributed.yaml
@@ -44,12 +49,16 @@ def _read_trainer_env(value: Any, _: Values) -> Mapping[str, Any]:
 
 
 def _read_node_gpu_limit(value: Any, values: Values) -> Mapping[str, Any]:
-    """Cards of a node: its limit, a text of digits as its number. Without one the runtime's own counts, which is not in the file."""
+    """Cards of a node: its limit, a text of digits as its number. Without one the runtime's own counts, which
+    is not in the file.
+    """
     limits = value.get("limits") if isinstance(value, Mapping) else None
     count = limits.get(GPU) if isinstance(limits, Mapping) else None
     if count is None or f"{T}.numProcPerNode" in values:
         return {}
-    return _rank_count_keys(int(count) if isinstance(count, str) and count.isdigit() and len(count) < 8 else count, values)
+    return _rank_count_keys(
+        int(count) if isinstance(count, str) and count.isdigit() and len(count) < 8 else count, values
+    )
 
 
 def _rank_count_keys(value: Any, values: Values) -> Mapping[str, Any]:

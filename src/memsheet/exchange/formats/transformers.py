@@ -1,4 +1,6 @@
-"""``TrainingArguments`` of transformers, as YAML and as Python. What the model is loaded as is the training script's."""
+"""``TrainingArguments`` of transformers, as YAML and as Python. What the model is loaded as is the training
+script's.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values, is_key, plan_word, precision_word
-from memsheet.exchange.shared.trainer_script import BITS, DEFAULTS, LORA, SCRIPT, SFT_OWN, UNSAID, arguments_of
+from memsheet.exchange.shared.trainer_script import (
+    BITS,
+    DEFAULTS,
+    LORA,
+    SCRIPT,
+    SFT_OWN,
+    UNSAID,
+    arguments_of,
+)
 from memsheet.exchange.shared.trainers import with_master
 from memsheet.plan.library_defaults import own_default
 
@@ -24,7 +34,9 @@ _ALSO = {"adamw_8bit": ("adamw_8bit", "bnb"), "adamw_hf": ("adamw", "foreach")}
 
 
 def _read_optim_name(value: Any, _: Values) -> Mapping[str, Any]:
-    found = _ALSO.get(str(value)) or next((pair for pair, name in OPTIMIZERS.items() if name == value), (str(value), None))
+    found = _ALSO.get(str(value)) or next(
+        (pair for pair, name in OPTIMIZERS.items() if name == value), (str(value), None)
+    )
     return dict(zip(("optimizer.name", "optimizer.implementation"), found, strict=True))
 
 
@@ -46,9 +58,15 @@ def _is_fsdp_sharded(values: Values) -> bool:
 def _half_precision_row(word: str) -> Key:
     def back(value: Any, values: Values) -> Mapping[str, Any]:
         if values.get("deepspeed") and value is True:
-            return with_master(word)  # unless the DeepSpeed file says it: its "auto" is this (integrations/deepspeed.py:183)
+            return with_master(
+                word
+            )  # unless the DeepSpeed file says it: its "auto" is this (integrations/deepspeed.py:183)
         if value is not True:
-            return {} if values.get("bf16") is True or values.get("fp16") is True else {"?precision.name": "fp32"}
+            return (
+                {}
+                if values.get("bf16") is True or values.get("fp16") is True
+                else {"?precision.name": "fp32"}
+            )
         reduced = (
             {"precision.reduce": word} if _is_fsdp_sharded(values) else {"?precision.reduce": "fp32"}
         )  # accelerate utils/dataclasses.py:2137
@@ -71,12 +89,17 @@ def _of_fsdp(make: Any) -> Any:
 
 
 def _read_offload_switch(value: Any, values: Values) -> Mapping[str, Any]:
-    return {"offload.optimizer": int(bool(value)), "offload.parameters": int(bool(value))} if _is_fsdp_sharded(values) else {}
+    return (
+        {"offload.optimizer": int(bool(value)), "offload.parameters": int(bool(value))}
+        if _is_fsdp_sharded(values)
+        else {}
+    )
 
 
 def read_model_dtype(value: Any, values: Values) -> Mapping[str, Any]:
-    """Parameters in sixteen bits have gradients and moments of sixteen, and are reduced so; mixed precision then casts nothing. Sharding with it
-    makes them fp32 (accelerate fsdp_utils.py:814). Adapters have a dtype of their own beside a base of this one.
+    """Parameters in sixteen bits have gradients and moments of sixteen, and are reduced so; mixed precision
+    then casts nothing. Sharding with it makes them fp32 (accelerate fsdp_utils.py:814). Adapters have a dtype
+    of their own beside a base of this one.
     """
     word = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(str(value), str(value))
     if values.get("deepspeed") or values.get(f"{SCRIPT}.quantized") or str(value) == UNSAID:
@@ -95,50 +118,78 @@ def _read_trl_loss_type(value: Any, _: Values) -> Mapping[str, Any]:
 
 
 MOST_OF_A_PIECE, LOGIT = 4 * 2**30, 2 + 4 + 4 + 4
-"""Of Unsloth's loss (unslothai/unsloth-zoo ce232d6 unsloth_zoo/fused_losses/cross_entropy_loss.py:139-178): the most that a piece's logits take in
-fp32, and bytes of each in a piece that is not compiled: as made, in fp32, its logarithm and its gradient.
+"""Of Unsloth's loss (unslothai/unsloth-zoo ce232d6 unsloth_zoo/fused_losses/cross_entropy_loss.py:139-178):
+the most that a piece's logits take in fp32, and bytes of each in a piece that is not compiled: as made, in
+fp32, its logarithm and its gradient.
 """
 
 
 def _pieces_of_unsloth(asked: Values) -> Moved:
-    """Pieces are as many as half of the memory that is free needs: all in one, or nothing of the sheet's eighth. The head's gradient may be there twice."""
+    """Pieces are as many as half of the memory that is free needs: all in one, or nothing of the sheet's
+    eighth. The head's gradient may be there twice.
+    """
     tokens, vocab = asked["@tokens"], asked["@vocab"]
     eighth = -(-tokens // EIGHTHS) * vocab * LOGIT
     most = min(tokens * vocab, MOST_OF_A_PIECE // 4) * LOGIT
-    why = "Unsloth makes the loss in pieces of at most half the free memory and 4 GiB; the sheet is of an eighth of the tokens"
-    return Moved(at="loss", why=why, low_bytes=-eighth, high_bytes=max(0, most - eighth) + 2 * vocab * asked["@hidden"])
+    why = (
+        "Unsloth makes the loss in pieces of at most half the free memory and 4 GiB; the sheet is of an "
+        "eighth of the tokens"
+    )
+    return Moved(
+        at="loss", why=why, low_bytes=-eighth, high_bytes=max(0, most - eighth) + 2 * vocab * asked["@hidden"]
+    )
 
 
 WIDE_TENSORS = 6
-"""Of a layer, at most, that are fp32 where its norms are: each of two norms keeps its input and what it scaled, and two sums pass along it. A bound."""
+"""Of a layer, at most, that are fp32 where its norms are: each of two norms keeps its input and what it
+scaled, and two sums pass along it. A bound.
+"""
 
 
 def _kbit_upcast_move(asked: Values) -> Moved:
-    """What peft casts to fp32 is all that is not quantized: both tables by two bytes an element and a copy in sixteen bits of the head for autocast, and what
-    norms keep.
+    """What peft casts to fp32 is all that is not quantized: both tables by two bytes an element and a copy in
+    sixteen bits of the head for autocast, and what norms keep.
     """
     tables = asked["@vocab"] * asked["@hidden"] * (2 + 2 + 2)
     passing = asked["@tokens"] * asked["@hidden"] * 4 * (WIDE_TENSORS * asked["@layers"] + 2)
-    why = "peft's prepare_model_for_kbit_training casts embeddings, head and norms to fp32, and so what passes along the layers"
+    why = (
+        "peft's prepare_model_for_kbit_training casts embeddings, head and norms to fp32, and so what "
+        "passes along the layers"
+    )
     return Moved(at=f"{SCRIPT}.prepared", why=why, low_bytes=0, high_bytes=tables + passing)
 
 
 def _script_memory_moves(values: Values, asked: Values) -> Iterator[Moved]:
-    """TRL's pieces of the loss are of 256 tokens, the sheet's an eighth; each raises the head to fp32, and its gradient (sft_trainer.py:86, 99-114)."""
+    """TRL's pieces of the loss are of 256 tokens, the sheet's an eighth; each raises the head to fp32, and
+    its gradient (sft_trainer.py:86, 99-114).
+    """
     if values.get(f"{SCRIPT}.prepared") is True:
         yield _kbit_upcast_move(asked)
     if values.get(f"{SCRIPT}.unsloth") is True:
         yield _pieces_of_unsloth(asked)
     if values.get(f"{SCRIPT}.loss_type") == CHUNKED:
         tokens, vocab = asked["@tokens"], asked["@vocab"]
-        more = (min(PIECE, tokens) - -(-tokens // EIGHTHS)) * vocab * 3 * 4  # logits, their logarithms and the gradient, in fp32
+        more = (
+            (min(PIECE, tokens) - -(-tokens // EIGHTHS)) * vocab * 3 * 4
+        )  # logits, their logarithms and the gradient, in fp32
         wide = vocab * asked["@hidden"] * (4 if str(values.get(f"{SCRIPT}.dtype")) == "float32" else 8)
         if asked["@loss"] == "fused":  # which stands for it where pieces are not modelled
             whole = PIECE * vocab * 3 * 4
-            why = f"TRL makes the loss of {PIECE} tokens at a time, with the head raised to fp32; the sheet is of Liger's"
-            yield Moved(at=f"{SCRIPT}.loss_type", why=why, low_bytes=-vocab * asked["@hidden"] * 4, high_bytes=whole + wide)
+            why = (
+                f"TRL makes the loss of {PIECE} tokens at a time, with the head raised to fp32; the "
+                "sheet is of Liger's"
+            )
+            yield Moved(
+                at=f"{SCRIPT}.loss_type",
+                why=why,
+                low_bytes=-vocab * asked["@hidden"] * 4,
+                high_bytes=whole + wide,
+            )
             return
-        why = f"TRL makes the loss of {PIECE} tokens at a time, with the head raised to fp32; the sheet is of an eighth of the tokens"
+        why = (
+            f"TRL makes the loss of {PIECE} tokens at a time, with the head raised to fp32; the sheet "
+            "is of an eighth of the tokens"
+        )
         yield Moved(at=f"{SCRIPT}.loss_type", why=why, low_bytes=min(0, more), high_bytes=max(0, more) + wide)
 
 
@@ -226,7 +277,11 @@ def _rename_trainer_key(at: str) -> str:
 
 
 def _required_trainer_keys(asked: Values) -> Mapping[str, Any]:
-    wrap = {f"{F}.auto_wrap_policy": "TRANSFORMER_BASED_WRAP", f"{F}.cpu_ram_efficient_loading": True} if asked["engine"] == "fsdp2" else {}
+    wrap = (
+        {f"{F}.auto_wrap_policy": "TRANSFORMER_BASED_WRAP", f"{F}.cpu_ram_efficient_loading": True}
+        if asked["engine"] == "fsdp2"
+        else {}
+    )
     return {"output_dir": "output", **wrap}
 
 
@@ -234,13 +289,16 @@ def _training_args_module(tree: Values) -> Mapping[str, str]:
     from pprint import pformat
 
     body = pformat(dict(tree), sort_dicts=False, width=100)
-    text = f"from transformers import TrainingArguments\n\nARGUMENTS = {body}\n\n\ndef training_args() -> TrainingArguments:\n    return TrainingArguments(**ARGUMENTS)\n"
+    text = (
+        f"from transformers import TrainingArguments\n\nARGUMENTS = {body}\n\n\ndef training_args() -> "
+        "TrainingArguments:\n    return TrainingArguments(**ARGUMENTS)\n"
+    )
     return {"training_args.py": text}
 
 
 def _into_arguments(values: Values) -> bool:
-    """Whether it is known that ``TrainingArguments`` takes it: a script calls them, or a file holds nothing else. With further keys it is of the
-    dataclasses of some script.
+    """Whether it is known that ``TrainingArguments`` takes it: a script calls them, or a file holds nothing
+    else. With further keys it is of the dataclasses of some script.
     """
     return f"{SCRIPT}.reads" in values or all(is_key(FORMAT, at) for at in values)
 

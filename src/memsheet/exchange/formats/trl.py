@@ -1,7 +1,8 @@
-"""TRL's recipes: one YAML for the dataclasses of its scripts (``trl sft --config recipe.yaml``), which other projects' scripts read too.
+"""TRL's recipes: one YAML for the dataclasses of its scripts (``trl sft --config recipe.yaml``), which other
+projects' scripts read too.
 
-Model, adapter and dataset stand in the file beside ``TrainingArguments``. What trains by another method than supervised fine-tuning keeps further
-models or several sequences, and is told by its name.
+Model, adapter and dataset stand in the file beside ``TrainingArguments``. What trains by another method than
+supervised fine-tuning keeps further models or several sequences, and is told by its name.
 """
 
 from __future__ import annotations
@@ -56,11 +57,15 @@ OTHERS = {
     "DPO": ("beta", "max_prompt_length", "precompute_ref_log_probs", "ref_model_init_kwargs"),
     "KTO": ("desirable_weight", "undesirable_weight"), "reward": ("center_rewards_coefficient",),
 }  # fmt: skip
-"""By method, keys that only its configuration has, the first that is found (trainer/{grpo,dpo,kto,reward}_config.py)."""
+"""By method, keys that only its configuration has, the first that is found
+(trainer/{grpo,dpo,kto,reward}_config.py).
+"""
 
 
 def _trl_method(values: Values) -> str:
-    return next((name for name, own in OTHERS.items() if any(values.get(at) is not None for at in own)), SUPERVISED)
+    return next(
+        (name for name, own in OTHERS.items() if any(values.get(at) is not None for at in own)), SUPERVISED
+    )
 
 
 def _is_bf16_on(values: Values) -> bool:
@@ -70,15 +75,25 @@ def _is_bf16_on(values: Values) -> bool:
 
 def _as_script(values: Values) -> Values:
     """What a script would say to the Trainer."""
-    adapted = {f"{SCRIPT}.lora_rank": values.get("lora_r", own_default("trl", "lora_r"))} if values.get("use_peft") is True else {}
-    stored = {f"{SCRIPT}.quantized": True} if values.get("load_in_4bit") is True or values.get("load_in_8bit") is True else {}
+    adapted = (
+        {f"{SCRIPT}.lora_rank": values.get("lora_r", own_default("trl", "lora_r"))}
+        if values.get("use_peft") is True
+        else {}
+    )
+    stored = (
+        {f"{SCRIPT}.quantized": True}
+        if values.get("load_in_4bit") is True or values.get("load_in_8bit") is True
+        else {}
+    )
     return {**values, "bf16": _is_bf16_on(values), **adapted, **stored}
 
 
 def _trainer_row(at: str, **changes: Any) -> Key:
     """A row of transformers' own arguments, with TRL's defaults beside it."""
     row = row_of(TRANSFORMERS, at)
-    return replace(row, back=lambda value, values: row.read(value, _as_script(values)), out=lambda _: None, **changes)
+    return replace(
+        row, back=lambda value, values: row.read(value, _as_script(values)), out=lambda _: None, **changes
+    )
 
 
 def _read_trl_dtype(value: Any, values: Values) -> Mapping[str, Any]:
@@ -95,19 +110,29 @@ def _of_peft(make: Any) -> Any:
 
 
 def _read_lora_r(value: Any, values: Values) -> Mapping[str, Any]:
-    cast = values.get("load_in_4bit") is True or values.get("load_in_8bit") is True  # trainer/sft_trainer.py:1127-1130
+    cast = (
+        values.get("load_in_4bit") is True or values.get("load_in_8bit") is True
+    )  # trainer/sft_trainer.py:1127-1130
     kind = {"adapter.kind": "dora"} if values.get("use_dora") is True else {}
     return {"adapter.rank": value, **kind, **({"adapter.dtype": ADAPTERS_OF_TRL} if cast else {})}
 
 
 def _read_trl_4bit_switch(value: Any, values: Values) -> Mapping[str, Any]:
     own = {"quantization.weights": values.get("bnb_4bit_quant_type", "nf4")}
-    return {**own, "quantization.double_quant": values.get("use_bnb_nested_quant") is True} if value is True else {}
+    return (
+        {**own, "quantization.double_quant": values.get("use_bnb_nested_quant") is True}
+        if value is True
+        else {}
+    )
 
 
 def _read_sft_loss_type(value: Any, values: Values) -> Mapping[str, Any]:
     """In pieces, unless that is said otherwise or Liger makes it (trainer/sft_config.py:336)."""
-    pieces = value == "chunked_nll" and _trl_method(values) == SUPERVISED and values.get("use_liger_kernel") is not True
+    pieces = (
+        value == "chunked_nll"
+        and _trl_method(values) == SUPERVISED
+        and values.get("use_liger_kernel") is not True
+    )
     return {"loss": "chunked"} if pieces else {}
 
 
@@ -148,11 +173,18 @@ def _rename_trl_key(at: str) -> str:
 def _not_accounted(values: Values) -> Mapping[str, Any]:
     """The method, and a loss of another kind than cross-entropy."""
     other = values.get("loss_type") if _trl_method(values) == SUPERVISED else None
-    return {METHOD: _trl_method(values), **({"loss": other} if other not in (None, "nll", "chunked_nll") else {})}
+    return {
+        METHOD: _trl_method(values),
+        **({"loss": other} if other not in (None, "nll", "chunked_nll") else {}),
+    }
 
 
 def _trl_loss_moves(values: Values, asked: Values) -> Any:
-    own = {**values, f"{SCRIPT}.loss_type": values.get("loss_type", "chunked_nll"), f"{SCRIPT}.dtype": values.get("dtype", "float32")}
+    own = {
+        **values,
+        f"{SCRIPT}.loss_type": values.get("loss_type", "chunked_nll"),
+        f"{SCRIPT}.dtype": values.get("dtype", "float32"),
+    }
     chunked = bool(_read_sft_loss_type(own[f"{SCRIPT}.loss_type"], values)) and TRANSFORMERS.moves is not None
     return TRANSFORMERS.moves(own, asked) if chunked and TRANSFORMERS.moves else ()
 

@@ -1,4 +1,6 @@
-"""A ``vllm serve`` command in a script: ``bash vllm.sh --port 8000``. Flags of v0.33.0; paths are within vllm/."""
+"""A ``vllm serve`` command in a script: ``bash vllm.sh --port 8000``. Flags of v0.33.0; paths are within
+vllm/.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ CONFIG = "--config"
 DEEPEP = "deepep_high_throughput"
 EXPERTS, EAGER, LAYERS = "--enable-expert-parallel", "--enforce-eager", "VLLM_PP_LAYER_PARTITION"
 QUANTIZED = {"fp8": "fp8", "mxfp8": "mxfp8"}
-"""Formats that weights of sixteen bits are brought into as they are loaded; the others are a checkpoint's own, which needs no flag."""
+"""Formats that weights of sixteen bits are brought into as they are loaded; the others are a checkpoint's
+own, which needs no flag.
+"""
 READ = {
     **{name: plan for plan, name in QUANTIZED.items()},
     **dict.fromkeys(("awq", "awq_marlin"), "awq-int4"),
@@ -48,28 +52,51 @@ HOW = Command(
 
 def _parse_vllm_command(text: str) -> Mapping[str, Any]:
     """The command's flags; "auto" of a length is -1 (utils/argparse_utils.py:77), and elsewhere nothing."""
-    found = dict(drafts.expand_speculative_config(serving.parse_server_command(HOW, text, (key.at for key in KEYS))))
+    found = dict(
+        drafts.expand_speculative_config(serving.parse_server_command(HOW, text, (key.at for key in KEYS)))
+    )
     if found.get("--max-model-len") == "auto":
         found["--max-model-len"] = -1
     return {at: value for at, value in found.items() if value != "auto"}
 
 
-IN_A_FILE = ("tensor", "max", "gpu", "served", "kv-cache", "pipeline", "data-parallel", "dtype", "quantization", "enforce")
+IN_A_FILE = (
+    "tensor",
+    "max",
+    "gpu",
+    "served",
+    "kv-cache",
+    "pipeline",
+    "data-parallel",
+    "dtype",
+    "quantization",
+    "enforce",
+)
 """How flags begin of which a file of ``--config`` has at least two."""
 
 
 def _in_a_file(text: str) -> Mapping[str, Any]:
-    """Flags of a YAML file that ``--config`` names, without their dashes (utils/argparse_utils.py, load_config_file); the command may name the model."""
-    held = parse_yaml(text, CONFIG) if any(f"{name}-" in text.replace("_", "-") for name in IN_A_FILE) else None
+    """Flags of a YAML file that ``--config`` names, without their dashes (utils/argparse_utils.py,
+    load_config_file); the command may name the model.
+    """
+    held = (
+        parse_yaml(text, CONFIG) if any(f"{name}-" in text.replace("_", "-") for name in IN_A_FILE) else None
+    )
     if not isinstance(held, Mapping):
         return {}
     flags = {f"--{str(at).replace('_', '-')}": value for at, value in held.items()}
     own = [at for at in flags if at[2:].startswith(IN_A_FILE) and is_key(FORMAT, at)]
-    return {"--model": None, **{at: value for at, value in flags.items() if value != "auto"}} if len(own) > 1 else {}
+    return (
+        {"--model": None, **{at: value for at, value in flags.items() if value != "auto"}}
+        if len(own) > 1
+        else {}
+    )
 
 
 def _shares_experts_over_dp(values: Values) -> bool:
-    """Whether the ranks of data parallelism are said to share experts, dealt or cut: else that is the model's to say, which may have none."""
+    """Whether the ranks of data parallelism are said to share experts, dealt or cut: else that is the model's
+    to say, which may have none.
+    """
     size = values.get("--data-parallel-size")
     return EXPERTS in values and isinstance(size, int) and size > 1 and _tp_dp_rank_count(values) > 1
 
@@ -79,13 +106,23 @@ def _read_tensor_parallel_size(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _read_data_parallel_size(value: Any, values: Values) -> Mapping[str, Any]:
-    """Ranks that share experts are groups of one server; others are servers of their own (v1/engine/core.py:1552)."""
-    return {"mesh.attn_dp": value, "mesh.dp_replicate": 1} if _shares_experts_over_dp(values) else {"mesh.dp_replicate": value}
+    """Ranks that share experts are groups of one server; others are servers of their own
+    (v1/engine/core.py:1552).
+    """
+    return (
+        {"mesh.attn_dp": value, "mesh.dp_replicate": 1}
+        if _shares_experts_over_dp(values)
+        else {"mesh.dp_replicate": value}
+    )
 
 
 def _read_all2all_backend(value: Any, _: Values) -> Mapping[str, Any]:
     """How tokens reach experts; other ways than these two are refused by their names."""
-    return {"serving.dispatch": {DEEPEP: "deepep", "allgather_reducescatter": "gather"}.get(str(value), str(value))}
+    return {
+        "serving.dispatch": {DEEPEP: "deepep", "allgather_reducescatter": "gather"}.get(
+            str(value), str(value)
+        )
+    }
 
 
 def _read_data_parallel_local(value: Any, values: Values) -> Mapping[str, Any]:
@@ -118,7 +155,9 @@ def _read_pipeline_parallel_size(value: Any, values: Values) -> Mapping[str, Any
 
 
 def _read_expert_parallel_switch(value: Any, values: Values) -> Mapping[str, Any]:
-    """Whole experts over the ranks of tensor and data parallelism, or none (layers/fused_moe/config.py:1226-1242)."""
+    """Whole experts over the ranks of tensor and data parallelism, or none
+    (layers/fused_moe/config.py:1226-1242).
+    """
     return {"mesh.ep": _tp_dp_rank_count(values) if value is True else 1}
 
 
@@ -126,11 +165,18 @@ def _vllm_plan_problems(asked: Values) -> Iterator[Problem]:
     yield from serving.unservable_problems(asked)
     yield from adapters.no_room(asked)
     if asked.get("@nodes", 1) > 1:
-        yield Problem(field="nodes", value=asked["@nodes"], reason="is not one command", hint="a plan of one node")
+        yield Problem(
+            field="nodes", value=asked["@nodes"], reason="is not one command", hint="a plan of one node"
+        )
     apart = asked.get("mesh.dp_replicate", 1)
     if apart > 1 and (asked.get("mesh.attn_dp", 1) > 1 or asked.get("@experts")):
         reason = "are servers of their own, and the ranks of one command share their experts"
-        yield Problem(field="mesh.dp_replicate", value=apart, reason=reason, hint="the plan of one of them, started as often; or --attn-dp")
+        yield Problem(
+            field="mesh.dp_replicate",
+            value=apart,
+            reason=reason,
+            hint="the plan of one of them, started as often; or --attn-dp",
+        )
 
 
 KEYS = (
@@ -250,7 +296,9 @@ enable-prompt-adapter max-prompt-adapters max-prompt-adapter-token enable-reason
 eplb-log-balancedness enable-multimodal-encoder-data-parallel tokenizer-pool-size tokenizer-pool-type tokenizer-pool-extra-config
 qlora-adapter-name-or-path
 """
-"""Flags of releases from 0.6.4 on that this one's parser has not (engine/arg_utils.py of v0.6.4.post1, v0.8.5, v0.9.2, v0.12.0, v0.16.0)."""
+"""Flags of releases from 0.6.4 on that this one's parser has not (engine/arg_utils.py of v0.6.4.post1,
+v0.8.5, v0.9.2, v0.12.0, v0.16.0).
+"""
 
 FORMAT: Format = Format(
     name="vllm", file="vllm.sh", kind="shell", tested=VERSION, engines=("vllm",), keys=KEYS, marks=frozenset({"--model"}), beside=serving.BESIDE | adapters.BESIDE,

@@ -1,7 +1,7 @@
 """Known mistakes of configurations, as tables: what they cost, what cures them, who says so.
 
-A rule looks at a ``Case`` and yields what it found. ``changes`` are keys of a plan: a cure whose bytes are told by accounting the plan with
-it. ``stops``: the engine refuses the file, so that the job never starts.
+A rule looks at a ``Case`` and yields what it found. ``changes`` are keys of a plan: a cure whose bytes are
+told by accounting the plan with it. ``stops``: the engine refuses the file, so that the job never starts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,11 @@ def find_mistakes(case: Case) -> tuple[tuple[Rule, Found], ...]:
         for one in rule.looks(case)
     ]
     worth = [(rule, one) for rule, one in found if not rule.only_if_saves or _saves_enough(case, one)]
-    return tuple(sorted(worth, key=lambda pair: (not pair[1].stops, -(pair[1].saves_bytes or pair[1].gains_bytes or 0))))
+    return tuple(
+        sorted(
+            worth, key=lambda pair: (not pair[1].stops, -(pair[1].saves_bytes or pair[1].gains_bytes or 0))
+        )
+    )
 
 
 def _without_unsure_stop(case: Case, found: Found) -> Found:
@@ -62,7 +66,9 @@ def _with_saved_bytes(case: Case, found: Found) -> Found:
 
 
 def _saves_enough(case: Case, found: Found) -> bool:
-    return case.answer is not None and (found.saves_bytes or 0) * SHARE_WORTH_TELLING > device_bytes(case.answer)
+    return case.answer is not None and (found.saves_bytes or 0) * SHARE_WORTH_TELLING > device_bytes(
+        case.answer
+    )
 
 
 __all__ = ["RULES", "SERVED", "TRAINING", "Case", "Found", "Rule", "find_mistakes"]

@@ -14,7 +14,9 @@ from memsheet.plan.model import ModelSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Files that were read, what they say together, and what came of it. ``ask`` accounts the plan with some keys changed."""
+    """Files that were read, what they say together, and what came of it. ``ask`` accounts the plan with some
+    keys changed.
+    """
 
     reads: Mapping[str, Read]
     texts: Mapping[str, str]
@@ -41,9 +43,10 @@ TRAINERS = ("transformers", "trl")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """One mistake. ``where``: file and key; ``gains_bytes``: what a rank's cache gets by the cure of a server's; ``beyond``: the bytes that the cure
-    frees are not in the sheet, so that they may keep a job from fitting that the sheet says fits; ``answer_fits``: how the sheet fits with other changes (``fitting``, else
-    those of the cure), "without" say.
+    """One mistake. ``where``: file and key; ``gains_bytes``: what a rank's cache gets by the cure of a
+    server's; ``beyond``: the bytes that the cure frees are not in the sheet, so that they may keep a job from
+    fitting that the sheet says fits; ``answer_fits``: how the sheet fits with other changes (``fitting``,
+    else those of the cure), "without" say.
     """
 
     where: str
@@ -64,14 +67,19 @@ class Found:
 
     def claimed(self, *, sure: bool) -> Found:
         """With what is known of another plan's fit in words: of the job, or of what the sheet holds alone."""
-        said = f"the job fits {self.fits}" if sure else f"what the sheet holds fits {self.fits}, which is not all of the job"
+        said = (
+            f"the job fits {self.fits}"
+            if sure
+            else f"what the sheet holds fits {self.fits}, which is not all of the job"
+        )
         return replace(self, says=f"{self.says}, and {said}") if self.fits else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """``looks`` yields what it finds; ``only_if_saves``: said only where the cure frees a part worth telling;
-    ``only_if_whole``: where nothing is left to a script or to a file that is not there, as the finding says that another plan fits.
+    ``only_if_whole``: where nothing is left to a script or to a file that is not there, as the finding says
+    that another plan fits.
     """
 
     id: str

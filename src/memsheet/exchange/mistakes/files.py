@@ -1,4 +1,6 @@
-"""Mistakes that stand in a file: keys, words and sizes that its engine refuses, ignores or reads otherwise than meant."""
+"""Mistakes that stand in a file: keys, words and sizes that its engine refuses, ignores or reads otherwise
+than meant.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from memsheet.exchange.shared.program_releases import is_key_typo, keys_known
 
 def _batch_size_mismatches(case: Case) -> Iterator[Found]:
     for name, values in case.values("deepspeed"):
-        sizes = [values.get(key) for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")]
+        sizes = [
+            values.get(key)
+            for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+        ]
         told = [size for size in sizes if isinstance(size, int) and size > 0]
         gpus = case.together.gpus
         if len(told) == len(sizes):
@@ -21,14 +26,20 @@ def _batch_size_mismatches(case: Case) -> Iterator[Found]:
             if (gpus and whole != product) or whole % product:
                 over = f"{gpus} GPUs" if gpus else "any number of GPUs"
                 yield Found(
-                    where=f"{name}: train_batch_size", says=f"{whole} is not {micro} sequences · {rounds} rounds · {over}",
-                    cure=f"train_batch_size {product}" if gpus else "leave one of the three out", stops=_is_certain_mismatch(case, whole, micro * rounds),
-                )  # fmt: skip
+                    where=f"{name}: train_batch_size",
+                    says=f"{whole} is not {micro} sequences · {rounds} rounds · {over}",
+                    cure=f"train_batch_size {product}" if gpus else "leave one of the three out",
+                    stops=_is_certain_mismatch(case, whole, micro * rounds),
+                )
 
 
 def _is_certain_mismatch(case: Case, whole: int, product: int) -> bool:
-    """Whether no number of data-parallel ranks makes it right: which ranks those are is the training script's, unless something says it."""
-    return bool(whole % product) or any(name != "deepspeed" for name in (read.form.name for read in case.reads.values()))
+    """Whether no number of data-parallel ranks makes it right: which ranks those are is the training
+    script's, unless something says it.
+    """
+    return bool(whole % product) or any(
+        name != "deepspeed" for name in (read.form.name for read in case.reads.values())
+    )
 
 
 def _disagreeing_files(case: Case) -> Iterator[Found]:
@@ -44,9 +55,11 @@ def _unknown_file_keys(case: Case) -> Iterator[Found]:
             strict = group in read.form.strict
             if any(key.at.startswith(f"{at}.") for key in read.form.keys):
                 yield Found(
-                    where=f"{name}: {at}", says="takes keys of its own, not a value", cure=f'"{at}": {{"enabled": true}}, for example',
+                    where=f"{name}: {at}",
+                    says="takes keys of its own, not a value",
+                    cure=f'"{at}": {{"enabled": true}}, for example',
                     stops=at in read.form.strict,
-                )  # fmt: skip
+                )
                 continue
             wrong = strict and (keys_known(read) or is_key_typo(at, near))
             yield Found(
@@ -58,7 +71,9 @@ def _unknown_file_keys(case: Case) -> Iterator[Found]:
 
 
 def _not_taken(read: Read, *, strict: bool, wrong: bool) -> str:
-    """What comes of a key that nobody knows: sure only where the program that reads the file is known, and its release."""
+    """What comes of a key that nobody knows: sure only where the program that reads the file is known, and
+    its release.
+    """
     if not read.form.program_known(read.values):
         return f"is not a key of {read.form.tested}; the program that reads the file may know it"
     if not strict:
@@ -71,7 +86,10 @@ def _left_out(*, wrong: bool, strict: bool) -> str:
 
 
 INSTEAD = {
-    "--rope-scaling": "--hf-overrides '{\"rope_parameters\": …}' with the same inside: left out, positions are no longer scaled",
+    "--rope-scaling": (
+        "--hf-overrides '{\"rope_parameters\": …}' with the same inside: left out, "
+        "positions are no longer scaled"
+    ),
     "--rope-theta": '--hf-overrides \'{"rope_parameters": {"rope_theta": …}}\'',
 }
 """What took the place of a removed flag that means something (vLLM v0.33.0 config/model.py, hf_overrides)."""
@@ -80,18 +98,25 @@ INSTEAD = {
 def _removed_file_keys(case: Case) -> Iterator[Found]:
     for name, read in case.reads.items():
         for gone in sorted(read.form.removed):
-            if any((at == gone or at.startswith(f"{gone}.")) and held is not None for at, held in read.values.items()):
+            if any(
+                (at == gone or at.startswith(f"{gone}.")) and held is not None
+                for at, held in read.values.items()
+            ):
                 sure = keys_known(read)
                 older = "" if sure else ", older ones take it"
                 yield Found(
-                    where=f"{name}: {gone}", says=f"was removed, and {read.form.tested} stops at it{older}", cure=INSTEAD.get(gone, "leave it out"),
+                    where=f"{name}: {gone}",
+                    says=f"was removed, and {read.form.tested} stops at it{older}",
+                    cure=INSTEAD.get(gone, "leave it out"),
                     stops=sure,
-                )  # fmt: skip
+                )
 
 
 def _both_widths(case: Case) -> Iterator[Found]:
     for name, read in case.reads.items():
-        on = [key for key in ("bf16", "fp16") if read.values.get(f"{key}.enabled", read.values.get(key)) is True]
+        on = [
+            key for key in ("bf16", "fp16") if read.values.get(f"{key}.enabled", read.values.get(key)) is True
+        ]
         if len(on) == 2:
             yield Found(where=f"{name}: fp16", says="bf16 and fp16 are both on", cure="keep bf16", stops=True)
 
@@ -101,15 +126,20 @@ def _fixed_scale(case: Case) -> Iterator[Found]:
         scale = values.get("fp16.loss_scale", 0)
         if values.get("fp16.enabled") is True and scale != 0:
             yield Found(
-                where=f"{name}: fp16.loss_scale", says=f"a fixed scale of {scale}: small gradients vanish, large ones overflow for good",
+                where=f"{name}: fp16.loss_scale",
+                says=f"a fixed scale of {scale}: small gradients vanish, large ones overflow for good",
                 cure="loss_scale 0, which is dynamic; or bf16",
-            )  # fmt: skip
+            )
     for name, values in case.values("megatron"):
         if values.get("--fp16") and values.get("--loss-scale"):
             yield Found(
-                where=f"{name}: --loss-scale", says=f"a fixed scale of {values['--loss-scale']}: small gradients vanish, large ones overflow for good",
+                where=f"{name}: --loss-scale",
+                says=(
+                    f"a fixed scale of {values['--loss-scale']}: small gradients vanish, large ones "
+                    "overflow for good"
+                ),
                 cure="leave it out, which is dynamic; or --bf16",
-            )  # fmt: skip
+            )
 
 
 def _stage_for_parameters(case: Case) -> Iterator[Found]:
@@ -117,14 +147,19 @@ def _stage_for_parameters(case: Case) -> Iterator[Found]:
         stage = values.get("zero_optimization.stage", 0)
         if values.get("zero_optimization.offload_param.device") in ("cpu", "nvme") and stage != 3:
             yield Found(
-                where=f"{name}: zero_optimization.offload_param", says=f"is for stage 3 and does nothing at stage {stage}",
-                cure="stage 3, or leave it out", changes={"zero": 3},
-            )  # fmt: skip
+                where=f"{name}: zero_optimization.offload_param",
+                says=f"is for stage 3 and does nothing at stage {stage}",
+                cure="stage 3, or leave it out",
+                changes={"zero": 3},
+            )
 
 
 def _partial_offload(case: Case) -> Iterator[Found]:
     for name, values in case.values("deepspeed"):
-        ratio, stage = values.get("zero_optimization.offload_optimizer.ratio", 1), values.get("zero_optimization.stage", 0)
+        ratio, stage = (
+            values.get("zero_optimization.offload_optimizer.ratio", 1),
+            values.get("zero_optimization.stage", 0),
+        )
         if isinstance(ratio, int | float) and ratio < 1 and stage != 3:
             yield Found(
                 where=f"{name}: zero_optimization.offload_optimizer.ratio",
@@ -144,9 +179,11 @@ def _large_bucket(case: Case) -> Iterator[Found]:
             and size > case.answer.parameters
         ):
             yield Found(
-                where=f"{name}: zero_optimization.reduce_bucket_size", says=f"{size:,.0f} elements for {case.answer.parameters:,} parameters",
-                cure="about the elements of one layer, or auto", saves_bytes=int((size - case.answer.parameters) * 2),
-            )  # fmt: skip
+                where=f"{name}: zero_optimization.reduce_bucket_size",
+                says=f"{size:,.0f} elements for {case.answer.parameters:,} parameters",
+                cure="about the elements of one layer, or auto",
+                saves_bytes=int((size - case.answer.parameters) * 2),
+            )
 
 
 def _second_bucket(case: Case) -> Iterator[Found]:
@@ -158,13 +195,18 @@ def _second_bucket(case: Case) -> Iterator[Found]:
             and isinstance(size, int | float)
         ):
             yield Found(
-                where=f"{name}: zero_optimization.overlap_comm", says="a second bucket is filled while the first is reduced",
-                cure="a smaller reduce_bucket_size, or false where memory is short", saves_bytes=int(size * 2),
-            )  # fmt: skip
+                where=f"{name}: zero_optimization.overlap_comm",
+                says="a second bucket is filled while the first is reduced",
+                cure="a smaller reduce_bucket_size, or false where memory is short",
+                saves_bytes=int(size * 2),
+            )
 
 
 _YAML_WORDS = re.compile(
-    r"^\s*(?:- )?([A-Za-z_]\w*):\s+(?:(yes|no|on|off|y|n)|(\d+(?:\.\d*)?[eE]\d+|\d+[eE]-\d+)|(0\d+)|(\d+(?::[0-5]\d)+))\s*(?:#.*)?$",
+    (
+        r"^\s*(?:- )?([A-Za-z_]\w*):\s+"
+        r"(?:(yes|no|on|off|y|n)|(\d+(?:\.\d*)?[eE]\d+|\d+[eE]-\d+)|(0\d+)|(\d+(?::[0-5]\d)+))\s*(?:#.*)?$"
+    ),
     re.IGNORECASE,
 )
 
@@ -181,7 +223,12 @@ def _yaml_traps(case: Case) -> Iterator[Found]:
             told = _YAML_WORDS.match(line)
             if told is not None:
                 which = next(n for n in range(4) if told[n + 2])
-                cure = (f"'{told[2]}' in quotes, or true or false", "write 2.0e-5", "without the leading zero", "in quotes")[which]
+                cure = (
+                    f"'{told[2]}' in quotes, or true or false",
+                    "write 2.0e-5",
+                    "without the leading zero",
+                    "in quotes",
+                )[which]
                 if which or told[1] in (
                     "mixed_precision",
                     "downcast_bf16",
@@ -191,7 +238,11 @@ def _yaml_traps(case: Case) -> Iterator[Found]:
                     "save_strategy",
                     "eval_strategy",
                 ):
-                    yield Found(where=f"{name}:{number}: {told[1]}", says=f"{told[which + 2]} {_TRAPS[which]}", cure=cure)
+                    yield Found(
+                        where=f"{name}:{number}: {told[1]}",
+                        says=f"{told[which + 2]} {_TRAPS[which]}",
+                        cure=cure,
+                    )
         del read
 
 
@@ -199,7 +250,9 @@ def _old_fsdp(case: Case) -> Iterator[Found]:
     for name, values in case.values("accelerate"):
         if values.get("distributed_type") == "FSDP" and values.get("fsdp_config.fsdp_version") is None:
             yield Found(
-                where=f"{name}: fsdp_version", says="is not said, and accelerate takes 1, which is deprecated", cure="fsdp_version: 2"
+                where=f"{name}: fsdp_version",
+                says="is not said, and accelerate takes 1, which is deprecated",
+                cure="fsdp_version: 2",
             )
 
 
@@ -208,15 +261,20 @@ def _no_wrapping(case: Case) -> Iterator[Found]:
         policy = values.get("fsdp_config.fsdp_auto_wrap_policy")
         if values.get("distributed_type") == "FSDP" and policy in (None, "NO_WRAP"):
             yield Found(
-                where=f"{name}: fsdp_auto_wrap_policy", says="without one the model is a single unit, gathered whole",
+                where=f"{name}: fsdp_auto_wrap_policy",
+                says="without one the model is a single unit, gathered whole",
                 cure="fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
-            )  # fmt: skip
+            )
 
 
 def _strategy_word(case: Case) -> Iterator[Found]:
     for name, values in case.values("accelerate"):
         told = values.get("fsdp_config.fsdp_reshard_after_forward")
-        if str(values.get("fsdp_config.fsdp_version")) == "2" and isinstance(told, str) and told.lower() not in ("true", "false"):
+        if (
+            str(values.get("fsdp_config.fsdp_version")) == "2"
+            and isinstance(told, str)
+            and told.lower() not in ("true", "false")
+        ):
             yield Found(
                 where=f"{name}: fsdp_reshard_after_forward",
                 says=f"{told} is of version 1; version 2 takes a truth value",
@@ -236,18 +294,27 @@ def _two_meanings(case: Case) -> Iterator[Found]:
                 "sequence_parallel",
             ) and read.values[at] not in (1, False):
                 yield Found(
-                    where=f"{name}: {at}", says="ranks share a sequence (Ulysses); Megatron's sequence parallel splits norms over the tp ranks instead",
+                    where=f"{name}: {at}",
+                    says=(
+                        "ranks share a sequence (Ulysses); Megatron's sequence parallel splits norms "
+                        "over the tp ranks instead"
+                    ),
                     cure="check which is meant: cp splits sequences, sequence_parallel goes with tp",
-                )  # fmt: skip
+                )
 
 
 def _recompute_gathers(case: Case) -> Iterator[Found]:
     for name, values in case.values(*TRAINERS):
-        if values.get("gradient_checkpointing") is True and values.get("fsdp") and not values.get("deepspeed"):
+        if (
+            values.get("gradient_checkpointing") is True
+            and values.get("fsdp")
+            and not values.get("deepspeed")
+        ):
             yield Found(
-                where=f"{name}: gradient_checkpointing", says="with FSDP it gathers parameters once more in backward",
+                where=f"{name}: gradient_checkpointing",
+                says="with FSDP it gathers parameters once more in backward",
                 cure="fsdp_config: {activation_checkpointing: true} in its place",
-            )  # fmt: skip
+            )
 
 
 _DS = "DeepSpeed 0.19.8 deepspeed/runtime"
@@ -259,18 +326,33 @@ FILES = (
         looks=_disagreeing_files,
     ),
     Rule(
-        id="unknown-key", source=f"{_DS}/config_utils.py:110; accelerate 1.15 commands/config/config_args.py:157", looks=_unknown_file_keys
+        id="unknown-key",
+        source=f"{_DS}/config_utils.py:110; accelerate 1.15 commands/config/config_args.py:157",
+        looks=_unknown_file_keys,
     ),
     Rule(id="removed-key", source=f"{_DS}/config.py:133 of the release", looks=_removed_file_keys),
-    Rule(id="bf16-and-fp16", source=f"{_DS}/config.py:828; transformers 5.23 training_args.py:1785", looks=_both_widths),
+    Rule(
+        id="bf16-and-fp16",
+        source=f"{_DS}/config.py:828; transformers 5.23 training_args.py:1785",
+        looks=_both_widths,
+    ),
     Rule(
         id="fixed-loss-scale",
-        source=f"{_DS}/precision_config.py:115: 0 is dynamic; NVIDIA/Megatron-LM 23e00ed megatron/training/arguments.py:2281",
+        source=(
+            f"{_DS}/precision_config.py:115: 0 is dynamic; NVIDIA/Megatron-LM 23e00ed "
+            "megatron/training/arguments.py:2281"
+        ),
         looks=_fixed_scale,
     ),
-    Rule(id="offload-param-stage", source=f"{_DS}/zero/config.py:157: valid only with stage 3", looks=_stage_for_parameters),
+    Rule(
+        id="offload-param-stage",
+        source=f"{_DS}/zero/config.py:157: valid only with stage 3",
+        looks=_stage_for_parameters,
+    ),
     Rule(id="partial-offload-stage", source=f"{_DS}/zero/config.py:392", looks=_partial_offload),
-    Rule(id="bucket-above-model", source=f"{_DS}/zero/config.py:113: elements, not bytes", looks=_large_bucket),
+    Rule(
+        id="bucket-above-model", source=f"{_DS}/zero/config.py:113: elements, not bytes", looks=_large_bucket
+    ),
     Rule(id="second-bucket", source=f"{_DS}/zero/stage_1_and_2.py:2493", looks=_second_bucket),
     Rule(id="yaml-1.1", source="PyYAML 6.0.3 resolver.py; yaml.org/type/{bool,int,float}", looks=_yaml_traps),
     Rule(id="fsdp-version", source="accelerate 1.15 commands/launch.py:516", looks=_old_fsdp),

@@ -1,4 +1,6 @@
-"""Mistakes of Megatron-LM's flags: what it refuses, what it overrules in silence, what is kept on every rank without need."""
+"""Mistakes of Megatron-LM's flags: what it refuses, what it overrules in silence, what is kept on every rank
+without need.
+"""
 
 from __future__ import annotations
 
@@ -23,32 +25,46 @@ def _data_ranks(case: Case) -> int:
 
 def _whole_states(case: Case) -> Iterator[Found]:
     for name, values in _megatron_scripts(case):
-        own = values.get("--use-distributed-optimizer") or values.get("--use-megatron-fsdp") or values.get("--use-torch-fsdp2")
+        own = (
+            values.get("--use-distributed-optimizer")
+            or values.get("--use-megatron-fsdp")
+            or values.get("--use-torch-fsdp2")
+        )
         if not own and _data_ranks(case) > 1:
             yield Found(
-                where=f"{name}: --use-distributed-optimizer", says=f"is left out: each of {_data_ranks(case)} data-parallel ranks keeps all optimizer states",
-                cure="--use-distributed-optimizer", changes={"zero": 1},
-            )  # fmt: skip
+                where=f"{name}: --use-distributed-optimizer",
+                says=(
+                    f"is left out: each of {_data_ranks(case)} data-parallel ranks keeps all optimizer states"
+                ),
+                cure="--use-distributed-optimizer",
+                changes={"zero": 1},
+            )
 
 
 def _whole_norms(case: Case) -> Iterator[Found]:
     for name, values in _megatron_scripts(case):
         if (values.get(TP) or 1) != 1 and not values.get("--sequence-parallel"):
             yield Found(
-                where=f"{name}: --sequence-parallel", says="is left out: every tensor-parallel rank keeps the norms' and dropouts' whole inputs",
-                cure="--sequence-parallel", changes={"sequence_parallel": True},
-            )  # fmt: skip
+                where=f"{name}: --sequence-parallel",
+                says="is left out: every tensor-parallel rank keeps the norms' and dropouts' whole inputs",
+                cure="--sequence-parallel",
+                changes={"sequence_parallel": True},
+            )
 
 
 def _overruled_granularity(case: Case) -> Iterator[Found]:
-    """``--recompute-activations`` sets selective, whatever the granularity said; a method beside it is refused then."""
+    """``--recompute-activations`` sets selective, whatever the granularity said; a method beside it is
+    refused then.
+    """
     for name, values in _megatron_scripts(case):
         if values.get("--recompute-activations") and values.get(FULL) == "full":
             yield Found(
-                where=f"{name}: --recompute-activations", says="makes recompute selective, over --recompute-granularity full",
-                cure="leave --recompute-activations out", changes={"recompute.mode": "full", "recompute.modules": None},
+                where=f"{name}: --recompute-activations",
+                says="makes recompute selective, over --recompute-granularity full",
+                cure="leave --recompute-activations out",
+                changes={"recompute.mode": "full", "recompute.modules": None},
                 stops="--recompute-method" in values or "--recompute-num-layers" in values,
-            )  # fmt: skip
+            )
 
 
 def _half_said(case: Case) -> Iterator[Found]:
@@ -78,48 +94,74 @@ _NEEDS: tuple[tuple[str, str, bool], ...] = (
     ("--tp-comm-overlap", "--sequence-parallel", True),
     ("--distribute-saved-activations", "--sequence-parallel", False),
 )
-"""A switch, another one, and whether it must be there or must not (arguments.py:559-600, 844; transformer_config.py:860)."""
+"""A switch, another one, and whether it must be there or must not (arguments.py:559-600, 844;
+transformer_config.py:860).
+"""
 
 
 def _needs_another(case: Case) -> Iterator[Found]:
     for name, values in _megatron_scripts(case):
         for switch, other, there in _NEEDS:
-            has = bool(values.get(other)) or (other == "--use-distributed-optimizer" and bool(values.get("--use-megatron-fsdp")))
+            has = bool(values.get(other)) or (
+                other == "--use-distributed-optimizer" and bool(values.get("--use-megatron-fsdp"))
+            )
             if values.get(switch) and has is not there:
                 yield Found(
-                    where=f"{name}: {switch}", says=f"{'needs' if there else 'cannot go with'} {other}",
-                    cure=f"{other}, or leave {switch} out" if there else f"one of the two: leave {switch} out", stops=True,
-                )  # fmt: skip
+                    where=f"{name}: {switch}",
+                    says=f"{'needs' if there else 'cannot go with'} {other}",
+                    cure=f"{other}, or leave {switch} out"
+                    if there
+                    else f"one of the two: leave {switch} out",
+                    stops=True,
+                )
 
 
 def _missing_max_connections(case: Case) -> Iterator[Found]:
     for name, values in _megatron_scripts(case):
         split = any((values.get(at) or 1) != 1 for at in (TP, "--context-parallel-size"))
-        if split and "CUDA_DEVICE_MAX_CONNECTIONS" not in case.texts[name] and not values.get("--use-megatron-fsdp"):
+        if (
+            split
+            and "CUDA_DEVICE_MAX_CONNECTIONS" not in case.texts[name]
+            and not values.get("--use-megatron-fsdp")
+        ):
             yield Found(
-                where=f"{name}: CUDA_DEVICE_MAX_CONNECTIONS", says="is not set in the script; with tensor or context parallelism Megatron-LM stops without it before Blackwell",
+                where=f"{name}: CUDA_DEVICE_MAX_CONNECTIONS",
+                says=(
+                    "is not set in the script; with tensor or context parallelism Megatron-LM stops "
+                    "without it before Blackwell"
+                ),
                 cure="export CUDA_DEVICE_MAX_CONNECTIONS=1",
-            )  # fmt: skip
+            )
 
 
 def _old_switch(case: Case) -> Iterator[Found]:
     for name, values in _megatron_scripts(case):
         if values.get("--use-flash-attn") and not values.get(LEGACY):
             yield Found(
-                where=f"{name}: --use-flash-attn", says="is read by the legacy models alone", cure="--attention-backend flash (Transformer Engine)",
-            )  # fmt: skip
+                where=f"{name}: --use-flash-attn",
+                says="is read by the legacy models alone",
+                cure="--attention-backend flash (Transformer Engine)",
+            )
 
 
 def _keeps_scores(case: Case) -> Iterator[Found]:
-    """The local implementation's attention has its scores in memory, whatever the length, as the unfused backend has."""
+    """The local implementation's attention has its scores in memory, whatever the length, as the unfused
+    backend has.
+    """
     for name, values in _megatron_scripts(case):
         if values.get("--transformer-impl") == "local" and not values.get(LEGACY):
             eager = case.ask({"attention": "eager"})
-            more = device_bytes(eager) - device_bytes(case.answer) if eager is not None and case.answer is not None else None
+            more = (
+                device_bytes(eager) - device_bytes(case.answer)
+                if eager is not None and case.answer is not None
+                else None
+            )
             yield Found(
-                where=f"{name}: --transformer-impl local", says="has no flash attention: each layer keeps the scores of every pair of tokens",
-                cure="--transformer-impl transformer_engine, its default", saves_bytes=more,
-            )  # fmt: skip
+                where=f"{name}: --transformer-impl local",
+                says="has no flash attention: each layer keeps the scores of every pair of tokens",
+                cure="--transformer-impl transformer_engine, its default",
+                saves_bytes=more,
+            )
 
 
 _MASKS = ("--eod-mask-loss", "--sft")
@@ -132,9 +174,13 @@ def _mean_of_means(case: Case) -> Iterator[Found]:
         masked = [at for at in _MASKS if values.get(at)]
         if masked and not values.get("--calculate-per-token-loss") and rounds * max(1, _data_ranks(case)) > 1:
             yield Found(
-                where=f"{name}: {masked[0]}", says="leaves tokens out, and each micro-batch's loss is divided by its own count: short ones weigh more",
+                where=f"{name}: {masked[0]}",
+                says=(
+                    "leaves tokens out, and each micro-batch's loss is divided by its own count: short "
+                    "ones weigh more"
+                ),
                 cure="--calculate-per-token-loss",
-            )  # fmt: skip
+            )
 
 
 def _default_dropout(case: Case) -> Iterator[Found]:
@@ -142,22 +188,52 @@ def _default_dropout(case: Case) -> Iterator[Found]:
         taken = [at for at in ("--hidden-dropout", "--attention-dropout") if at not in values]
         if len(taken) == 2:
             yield Found(
-                where=f"{name}: {taken[0]}, {taken[1]}", says="are not said, and the default is 0.1: a mask is kept at each place",
-                cure="--hidden-dropout 0 --attention-dropout 0", changes={"dropout": 0.0},
-            )  # fmt: skip
+                where=f"{name}: {taken[0]}, {taken[1]}",
+                says="are not said, and the default is 0.1: a mask is kept at each place",
+                cure="--hidden-dropout 0 --attention-dropout 0",
+                changes={"dropout": 0.0},
+            )
 
 
 _ARGS = "NVIDIA/Megatron-LM 23e00ed megatron/training/arguments.py"
 _CORE = "NVIDIA/Megatron-LM 23e00ed megatron/core"
 MEGATRON = (
-    Rule(id="states-on-every-rank", source=f"{_ARGS}:2412; Rajbhandari et al. 2020, ZeRO, section 5.1", looks=_whole_states),
-    Rule(id="no-sequence-parallel", source=f"{_ARGS}:1996; Korthikanti et al. 2022, section 4.2.2", looks=_whole_norms),
+    Rule(
+        id="states-on-every-rank",
+        source=f"{_ARGS}:2412; Rajbhandari et al. 2020, ZeRO, section 5.1",
+        looks=_whole_states,
+    ),
+    Rule(
+        id="no-sequence-parallel",
+        source=f"{_ARGS}:1996; Korthikanti et al. 2022, section 4.2.2",
+        looks=_whole_norms,
+    ),
     Rule(id="recompute-overruled", source=f"{_ARGS}:416, 828", looks=_overruled_granularity),
-    Rule(id="recompute-half-said", source=f"{_CORE}/transformer/transformer_config.py:838-858; {_ARGS}:828", looks=_half_said),
-    Rule(id="switch-needs-another", source=f"{_ARGS}:559-600, 844; {_CORE}/transformer/transformer_config.py:860", looks=_needs_another),
+    Rule(
+        id="recompute-half-said",
+        source=f"{_CORE}/transformer/transformer_config.py:838-858; {_ARGS}:828",
+        looks=_half_said,
+    ),
+    Rule(
+        id="switch-needs-another",
+        source=f"{_ARGS}:559-600, 844; {_CORE}/transformer/transformer_config.py:860",
+        looks=_needs_another,
+    ),
     Rule(id="one-connection", source=f"{_ARGS}:849-875", looks=_missing_max_connections),
-    Rule(id="legacy-flash-switch", source=f"{_ARGS}:1960; megatron/legacy/model/transformer.py:541", looks=_old_switch),
-    Rule(id="attention-keeps-scores", source=f"{_CORE}/transformer/dot_product_attention.py:155-175", looks=_keeps_scores),
-    Rule(id="loss-per-microbatch", source=f"{_CORE}/pipeline_parallel/schedules.py:235-240; {_ARGS}:1899", looks=_mean_of_means),
+    Rule(
+        id="legacy-flash-switch",
+        source=f"{_ARGS}:1960; megatron/legacy/model/transformer.py:541",
+        looks=_old_switch,
+    ),
+    Rule(
+        id="attention-keeps-scores",
+        source=f"{_CORE}/transformer/dot_product_attention.py:155-175",
+        looks=_keeps_scores,
+    ),
+    Rule(
+        id="loss-per-microbatch",
+        source=f"{_CORE}/pipeline_parallel/schedules.py:235-240; {_ARGS}:1899",
+        looks=_mean_of_means,
+    ),
     Rule(id="dropout-by-default", source=f"{_ARGS}:1714-1716", looks=_default_dropout),
 )

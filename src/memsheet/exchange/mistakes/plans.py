@@ -1,4 +1,6 @@
-"""Mistakes of the plan that files say together: what costs memory or time without need. Each cure is accounted."""
+"""Mistakes of the plan that files say together: what costs memory or time without need. Each cure is
+accounted.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,27 @@ def _less_zero(case: Case) -> Iterator[Found]:
     """Gathering costs half as much communication again; without it the job must still fit."""
     engine = case.request.get("engine")
     lower = {"deepspeed": (0, 2), "fsdp2": (2,)}.get(str(engine), ())
-    if case.request.get("zero") == 3 and answer_fits(case.answer) and not case.request.get("offload.parameters"):
+    if (
+        case.request.get("zero") == 3
+        and answer_fits(case.answer)
+        and not case.request.get("offload.parameters")
+    ):
         for zero in lower:
-            changes = {"zero": zero, "reshard_after_forward": None, "mesh.dp_shard": None, "mesh.dp_replicate": None}
+            changes = {
+                "zero": zero,
+                "reshard_after_forward": None,
+                "mesh.dp_shard": None,
+                "mesh.dp_replicate": None,
+            }
             other = case.ask(changes)
             if answer_fits(other) and _is_faster_step(case.answer, other) and _fits_as_planned(case, changes):
                 yield Found(
-                    where="zero 3", says="parameters are gathered in forward and in backward", fits=f"at zero {zero} too",
-                    cure="fsdp_reshard_after_forward: false" if engine == "fsdp2" else f"stage {zero}", fitting=changes,
-                )  # fmt: skip
+                    where="zero 3",
+                    says="parameters are gathered in forward and in backward",
+                    fits=f"at zero {zero} too",
+                    cure="fsdp_reshard_after_forward: false" if engine == "fsdp2" else f"stage {zero}",
+                    fitting=changes,
+                )
                 return
 
 
@@ -46,7 +60,9 @@ def _is_faster_step(now: Answer | None, other: Answer | None) -> bool:
 
 
 def _fits_as_planned(case: Case, changes: Mapping[str, Any]) -> bool:
-    """Whether it fits as a plan beside the files says it, too, where the files' engine is known to run it otherwise."""
+    """Whether it fits as a plan beside the files says it, too, where the files' engine is known to run it
+    otherwise.
+    """
     planned = {one.key: one.said[0][1] for one in case.together.meant}
     return not planned or answer_fits(case.ask({**planned, **changes}))
 
@@ -55,9 +71,12 @@ def _needless_offload(case: Case) -> Iterator[Found]:
     moved = [key for key in ("offload.optimizer", "offload.parameters") if case.request.get(key)]
     if moved and answer_fits(case.ask(dict.fromkeys(moved, 0))):
         yield Found(
-            where=", ".join(moved), says="states cross to the host at every step", cure="leave the offload out", changes=dict.fromkeys(moved, 0),
+            where=", ".join(moved),
+            says="states cross to the host at every step",
+            cure="leave the offload out",
+            changes=dict.fromkeys(moved, 0),
             fits="without",
-        )  # fmt: skip
+        )
 
 
 def _few_heads(case: Case) -> Iterator[Found]:
@@ -65,17 +84,25 @@ def _few_heads(case: Case) -> Iterator[Found]:
     if case.model is None or not isinstance(tp, int):
         return
     blocks = (block for stack in case.model.stacks for run in stack.runs for block in run.pattern)
-    least = min((mixer.kv_heads for block in blocks for mixer in block.mixers if isinstance(mixer, Attention)), default=tp)
+    least = min(
+        (mixer.kv_heads for block in blocks for mixer in block.mixers if isinstance(mixer, Attention)),
+        default=tp,
+    )
     if least < tp:
         yield Found(
-            where="mesh.tp", says=f"{tp} ranks for {least} key/value heads: each head is kept {tp // least} times", cure=f"tp {least}"
+            where="mesh.tp",
+            says=f"{tp} ranks for {least} key/value heads: each head is kept {tp // least} times",
+            cure=f"tp {least}",
         )
 
 
 def _eager_attention(case: Case) -> Iterator[Found]:
     if case.request.get("attention") == "eager":
         yield Found(
-            where="attention", says="eager attention keeps every score", cure='attn_implementation="sdpa"', changes={"attention": "sdpa"}
+            where="attention",
+            says="eager attention keeps every score",
+            cure='attn_implementation="sdpa"',
+            changes={"attention": "sdpa"},
         )
 
 
@@ -88,9 +115,13 @@ def _kept_whole(case: Case) -> Iterator[Found]:
         )
         if kept and case.answer is not None and not answer_fits(case.answer):
             yield Found(
-                where=f"{name}: reshard_after_forward", says="gathered parameters stay whole from forward to backward",
-                cure="reshard_after_forward: true" if read.form.name in ("accelerate", *TRAINERS) else "fsdp_reshard_after_forward: always", changes={"zero": 3, "reshard_after_forward": True},
-            )  # fmt: skip
+                where=f"{name}: reshard_after_forward",
+                says="gathered parameters stay whole from forward to backward",
+                cure="reshard_after_forward: true"
+                if read.form.name in ("accelerate", *TRAINERS)
+                else "fsdp_reshard_after_forward: always",
+                changes={"zero": 3, "reshard_after_forward": True},
+            )
 
 
 _LOSSES = {
@@ -101,18 +132,28 @@ _LOSSES = {
 
 def _whole_logits(case: Case) -> Iterator[Found]:
     if case.answer is not None and case.answer.plan.loss.value in ("plain", "vocab_parallel"):
-        loss, cure = _LOSSES.get(case.answer.plan.engine, ("fused", "a fused loss (Liger, cut cross-entropy)"))
-        yield Found(where="loss", says="logits of every token are kept in fp32", cure=cure, changes={"loss": loss})
+        loss, cure = _LOSSES.get(
+            case.answer.plan.engine, ("fused", "a fused loss (Liger, cut cross-entropy)")
+        )
+        yield Found(
+            where="loss", says="logits of every token are kept in fp32", cure=cure, changes={"loss": loss}
+        )
 
 
 def _allocator_fragmentation(case: Case) -> Iterator[Found]:
     sheet = max(case.answer.sheets, key=device_of) if case.answer else None
-    slack = sum(int(i.largest.high) for i in sheet.items if i.component is Component.ALLOCATOR_SLACK) if sheet else 0
+    slack = (
+        sum(int(i.largest.high) for i in sheet.items if i.component is Component.ALLOCATOR_SLACK)
+        if sheet
+        else 0
+    )
     if slack and not answer_fits(case.answer) and not case.request.get("allocator.expandable_segments"):
         yield Found(
-            where="PYTORCH_ALLOC_CONF", says="the allocator may keep segments that nothing fits into", cure="expandable_segments:True",
+            where="PYTORCH_ALLOC_CONF",
+            says="the allocator may keep segments that nothing fits into",
+            cure="expandable_segments:True",
             changes={"allocator.expandable_segments": True},
-        )  # fmt: skip
+        )
 
 
 def _full_width(case: Case) -> Iterator[Found]:
@@ -123,10 +164,13 @@ def _full_width(case: Case) -> Iterator[Found]:
             )
             gone = {key: None for key in case.request if key.startswith("precision.")}
             yield Found(
-                where=f"{name}: {'mixed_precision' if read.form.name == 'accelerate' else 'bf16'}", says="nothing switches sixteen bits on: products and activations are fp32",
-                cure={"deepspeed": '"bf16": {"enabled": true}', "accelerate": "mixed_precision: bf16"}.get(read.form.name, "bf16: true"),
+                where=f"{name}: {'mixed_precision' if read.form.name == 'accelerate' else 'bf16'}",
+                says="nothing switches sixteen bits on: products and activations are fp32",
+                cure={"deepspeed": '"bf16": {"enabled": true}', "accelerate": "mixed_precision: bf16"}.get(
+                    read.form.name, "bf16: true"
+                ),
                 changes={**gone, "precision.name": better},
-            )  # fmt: skip
+            )
             return
 
 
@@ -142,13 +186,31 @@ PLANS = (
         looks=_less_zero,
         only_if_whole=True,
     ),
-    Rule(id="offload-without-need", source="Ren et al. 2021, ZeRO-Offload, section 4", looks=_needless_offload, only_if_whole=True),
+    Rule(
+        id="offload-without-need",
+        source="Ren et al. 2021, ZeRO-Offload, section 4",
+        looks=_needless_offload,
+        only_if_whole=True,
+    ),
     Rule(id="few-kv-heads", source="Ainslie et al. 2023, GQA, section 2.2", looks=_few_heads),
     Rule(id="eager-attention", source="Dao et al. 2022, FlashAttention, section 3", looks=_eager_attention),
-    Rule(id="no-reshard", source="torch 2.13 distributed/fsdp/_fully_shard/_fully_shard.py", looks=_kept_whole),
-    Rule(id="whole-logits", source="Wijmans et al. 2024, Cut Your Losses, section 1", looks=_whole_logits, only_if_saves=True),
-    Rule(id="fragmentation", source="torch 2.13 docs, notes/cuda: expandable_segments", looks=_allocator_fragmentation),
     Rule(
-        id="no-sixteen-bits", source=f"{_DS}/precision_config.py:46; Micikevicius et al. 2018, Mixed Precision Training", looks=_full_width
+        id="no-reshard", source="torch 2.13 distributed/fsdp/_fully_shard/_fully_shard.py", looks=_kept_whole
+    ),
+    Rule(
+        id="whole-logits",
+        source="Wijmans et al. 2024, Cut Your Losses, section 1",
+        looks=_whole_logits,
+        only_if_saves=True,
+    ),
+    Rule(
+        id="fragmentation",
+        source="torch 2.13 docs, notes/cuda: expandable_segments",
+        looks=_allocator_fragmentation,
+    ),
+    Rule(
+        id="no-sixteen-bits",
+        source=f"{_DS}/precision_config.py:46; Micikevicius et al. 2018, Mixed Precision Training",
+        looks=_full_width,
     ),
 )

@@ -1,4 +1,6 @@
-"""Mistakes of a script's order: what is recomputed, divided and compiled, and when the optimizer is made. Scripts are read, never run."""
+"""Mistakes of a script's order: what is recomputed, divided and compiled, and when the optimizer is made.
+Scripts are read, never run.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,12 @@ from memsheet.exchange.shared.python_config import CLASS, LINE, SCOPE, WHOLE, Tr
 from memsheet.exchange.shared.trainer_script import LOADS, bit_keywords
 from memsheet.units import format_bytes
 
-RECOMPUTES = ("gradient_checkpointing_enable", "activation_checkpointing_enable", "apply_activation_checkpointing", "checkpoint_wrapper")
+RECOMPUTES = (
+    "gradient_checkpointing_enable",
+    "activation_checkpointing_enable",
+    "apply_activation_checkpointing",
+    "checkpoint_wrapper",
+)
 WRAPS = (
     "fully_shard",
     "FullyShardedDataParallel",
@@ -26,7 +33,9 @@ Lines = Mapping[str, int]
 
 
 def _first_lines(text: str) -> list[Lines]:
-    """For each function of a script, the line on which each name is called first; nothing of a text that is no Python."""
+    """For each function of a script, the line on which each name is called first; nothing of a text that is
+    no Python.
+    """
     found: dict[int, dict[str, int]] = {}
     try:
         for held in named_calls(read_module(text, {}), _NAMES):
@@ -44,7 +53,9 @@ def _script_call_lines(case: Case) -> Iterator[tuple[str, Lines]]:
             yield from ((name, lines) for lines in _first_lines(case.texts[name]))
 
 
-def _calls_out_of_order(lines: Lines, first: tuple[str, ...], then: tuple[str, ...]) -> tuple[str, str] | None:
+def _calls_out_of_order(
+    lines: Lines, first: tuple[str, ...], then: tuple[str, ...]
+) -> tuple[str, str] | None:
     """A name of ``first`` that is called before one of ``then``."""
     made = min((name for name in first if name in lines), key=lambda name: lines[name], default=None)
     late = max((name for name in then if name in lines), key=lambda name: lines[name], default=None)
@@ -56,9 +67,12 @@ def _late_recompute(case: Case) -> Iterator[Found]:
         if found := _calls_out_of_order(lines, (*WRAPS, *OPTIMIZERS), RECOMPUTES):
             yield Found(
                 where=f"{name}:{lines[found[1]]}: {found[1]}",
-                says=f"comes after {found[0]} of line {lines[found[0]]}: what is wrapped by then is not recomputed inside it, and a layer is gathered twice",
+                says=(
+                    f"comes after {found[0]} of line {lines[found[0]]}: what is wrapped by then is not "
+                    "recomputed inside it, and a layer is gathered twice"
+                ),
                 cure=f"call it before {found[0]}: recompute, then compile, then divide, then the optimizer",
-            )  # fmt: skip
+            )
 
 
 def _early_optimizer(case: Case) -> Iterator[Found]:
@@ -68,9 +82,13 @@ def _early_optimizer(case: Case) -> Iterator[Found]:
             kept = f": {format_bytes(size)} in fp32" if size else ""
             yield Found(
                 where=f"{name}:{lines[found[0]]}: {found[0]}",
-                says=f"is made before {found[1]} of line {lines[found[1]]}: it steps, and keeps, the parameters that were not divided{kept}",
-                cure=f"make it after {found[1]}", saves_bytes=size or None,
-            )  # fmt: skip
+                says=(
+                    f"is made before {found[1]} of line {lines[found[1]]}: it steps, and keeps, the "
+                    f"parameters that were not divided{kept}"
+                ),
+                cure=f"make it after {found[1]}",
+                saves_bytes=size or None,
+            )
 
 
 def _recomputes_twice(case: Case) -> Iterator[Found]:
@@ -81,9 +99,11 @@ def _recomputes_twice(case: Case) -> Iterator[Found]:
             and values.get("fsdp")
         ):
             yield Found(
-                where=f"{name}: gradient_checkpointing", says="is on in the arguments and in fsdp_config: the Trainer refuses both",
-                cure="fsdp_config: {activation_checkpointing: true} alone", stops=True,
-            )  # fmt: skip
+                where=f"{name}: gradient_checkpointing",
+                says="is on in the arguments and in fsdp_config: the Trainer refuses both",
+                cure="fsdp_config: {activation_checkpointing: true} alone",
+                stops=True,
+            )
 
 
 def _bits_as_keywords(case: Case) -> Iterator[Found]:
@@ -92,7 +112,10 @@ def _bits_as_keywords(case: Case) -> Iterator[Found]:
             for word in bit_keywords(held):
                 yield Found(
                     where=f"{name}:{held[LINE]}: {word}",
-                    says="is no keyword that from_pretrained of transformers 5 takes, which raises TypeError; the sheet is of the BitsAndBytesConfig that 4 makes of it",
+                    says=(
+                        "is no keyword that from_pretrained of transformers 5 takes, which raises "
+                        "TypeError; the sheet is of the BitsAndBytesConfig that 4 makes of it"
+                    ),
                     cure=f"quantization_config=BitsAndBytesConfig({word}=True)",
                 )
 
@@ -100,7 +123,11 @@ def _bits_as_keywords(case: Case) -> Iterator[Found]:
 def _from_pretrained_calls(text: str) -> list[Tree]:
     """Calls that load a model of transformers; none of a text that is no Python."""
     try:
-        return [held for held in named_calls(read_module(text, {}), ("from_pretrained",)) if LOADS.search(held[WHOLE])]
+        return [
+            held
+            for held in named_calls(read_module(text, {}), ("from_pretrained",))
+            if LOADS.search(held[WHOLE])
+        ]
     except ValueError:
         return []
 

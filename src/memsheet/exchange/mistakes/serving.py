@@ -1,5 +1,6 @@
-"""Mistakes of a server's command: what it refuses at its start, what its pool cannot hold, what costs its cache without need. Each cure is
-accounted; what it frees is the cache's, since a pool takes all that its fraction leaves.
+"""Mistakes of a server's command: what it refuses at its start, what its pool cannot hold, what costs its
+cache without need. Each cure is accounted; what it frees is the cache's, since a pool takes all that its
+fraction leaves.
 """
 
 from __future__ import annotations
@@ -30,9 +31,13 @@ FLAGS = {
     },
 }  # fmt: skip
 DEFAULT_WORTH = 20
-"""A default that nobody chose is told where the cure gives the cache at least one in so many bytes more, as other cures are."""
+"""A default that nobody chose is told where the cure gives the cache at least one in so many bytes more, as
+other cures are.
+"""
 FAR_ABOVE, STEP, USUAL_FRACTION, ROUND, BITS = 4, 64, 0.9, 1024, 16
-"""Of sequences that may start beside those that have room; what lengths and counts of a cure are multiples of; vLLM's fraction before 0.20."""
+"""Of sequences that may start beside those that have room; what lengths and counts of a cure are multiples
+of; vLLM's fraction before 0.20.
+"""
 
 
 def _server_commands(case: Case) -> Iterator[tuple[str, Mapping[str, Any], dict[str, str]]]:
@@ -61,64 +66,98 @@ def _cuda_context_bytes(answer: Answer) -> Bytes:
 def _fraction_of_more_than_is_free(case: Case) -> Iterator[Found]:
     """The engine compares what it asks for with what is free once its own context is there."""
     told = _server_pool_facts(case)
-    for name, _, flags in _server_commands(case) if told and case.answer and case.answer.plan.engine == "vllm" else ():
+    for name, _, flags in (
+        _server_commands(case) if told and case.answer and case.answer.plan.engine == "vllm" else ()
+    ):
         assert told is not None
         answer = told[0]
         assert answer.cluster is not None
-        total, context, asked = answer.cluster.device.framework_bytes, _cuda_context_bytes(answer), float(answer.plan.memory_fraction or 0)
+        total, context, asked = (
+            answer.cluster.device.framework_bytes,
+            _cuda_context_bytes(answer),
+            float(answer.plan.memory_fraction or 0),
+        )
         if total * asked > total - context.value:
             most = floor(100 * (total - context.high) / total) / 100
             yield Found(
-                where=f"{name}: {flags['fraction']}", cure=f"{flags['fraction']} {most:g}", changes={"serving.memory_fraction": most},
-                says=f"{asked:g} of the card is {format_bytes(int(total * asked))}, and beside its own context {format_bytes(int(total - context.value), headroom=True)} are free",
+                where=f"{name}: {flags['fraction']}",
+                cure=f"{flags['fraction']} {most:g}",
+                changes={"serving.memory_fraction": most},
+                says=(
+                    f"{asked:g} of the card is {format_bytes(int(total * asked))}, and beside its own "
+                    f"context {format_bytes(int(total - context.value), headroom=True)} are free"
+                ),
                 stops=total * asked > total - context.low,
-            )  # fmt: skip
+            )
 
 
 def _fraction_leaves_too_little(case: Case) -> Iterator[Found]:
-    """What lives besides the fraction (graphs, activations, communicators) does not fit into what it leaves."""
+    """What lives besides the fraction (graphs, activations, communicators) does not fit into what it
+    leaves.
+    """
     told = _server_pool_facts(case)
     if told is None or answer_fits(case.answer):
         return
     answer, facts = told
     assert answer.cluster is not None
-    room, need = answer.cluster.device.framework_low_bytes, max(int(sheet.device.high) for sheet in answer.sheets)
+    room, need = (
+        answer.cluster.device.framework_low_bytes,
+        max(int(sheet.device.high) for sheet in answer.sheets),
+    )
     asked = float(answer.plan.memory_fraction or 0)
     less = floor(100 * (asked - (need - room) / answer.cluster.device.framework_bytes)) / 100
     if facts["short_bytes"].value > 0 or need <= room or not 0 < less < asked:
         return
     for name, _, flags in _server_commands(case):
         yield Found(
-            where=f"{name}: {flags['fraction']}", cure=f"{flags['fraction']} {less:g}", changes={"serving.memory_fraction": less},
-            says=f"with {asked:g} up to {format_bytes(need)} are used of {format_bytes(room, headroom=True)}: graphs and libraries come on top of the fraction",
-        )  # fmt: skip
+            where=f"{name}: {flags['fraction']}",
+            cure=f"{flags['fraction']} {less:g}",
+            changes={"serving.memory_fraction": less},
+            says=(
+                f"with {asked:g} up to {format_bytes(need)} are used of "
+                f"{format_bytes(room, headroom=True)}: graphs and libraries come on top of the fraction"
+            ),
+        )
 
 
 def _length_that_has_no_room(case: Case) -> Iterator[Found]:
-    """One sequence of the longest length does not fit into the pool: vLLM refuses, SGLang ends requests early. Nothing is said where a flag takes
-    weights off the card, which may leave the room.
+    """One sequence of the longest length does not fit into the pool: vLLM refuses, SGLang ends requests
+    early. Nothing is said where a flag takes weights off the card, which may leave the room.
     """
     told = _server_pool_facts(case)
-    if told is None or moves_states(at for read in case.reads.values() for at, _ in read.unmodelled if at.startswith("--")):
+    if told is None or moves_states(
+        at for read in case.reads.values() for at, _ in read.unmodelled if at.startswith("--")
+    ):
         return
     answer, facts = told
-    length, tokens, short = int(answer.plan.max_model_len or 0), int(facts.get("kv_tokens") or 0), facts["short_bytes"].value > 0
+    length, tokens, short = (
+        int(answer.plan.max_model_len or 0),
+        int(facts.get("kv_tokens") or 0),
+        facts["short_bytes"].value > 0,
+    )
     if not (short or tokens < length):  # that it does not start is the verdict's to say
         return
     sure = facts["short_bytes"].low > 0 or (not short and int(facts.get("kv_tokens_high") or tokens) < length)
     held = int(facts.get("longest_that_fits") or 0) if short else _held_length(case, facts, length)
     for name, _, flags in _server_commands(case):
         lacks = (
-            f"; {format_bytes(int(facts['short_bytes'].value))} a GPU are {'missing' if sure else 'expected to be missing'}"
+            (
+                f"; {format_bytes(int(facts['short_bytes'].value))} a GPU are "
+                f"{'missing' if sure else 'expected to be missing'}"
+            )
             if short
             else ""
         )
         ways = [*([f"{flags['length']} {held}"] if held else []), *_room_making_flags(facts, flags)]
         yield Found(
-            where=f"{name}: {flags['length']}", cure=", or ".join(ways) or "a smaller model: nothing that was tried is sure to make room",
-            says=f"the cache {'has' if sure else 'may have'} no room for one sequence of {length:,} tokens{lacks}",
+            where=f"{name}: {flags['length']}",
+            cure=", or ".join(ways) or "a smaller model: nothing that was tried is sure to make room",
+            says=(
+                f"the cache {'has' if sure else 'may have'} no room for one sequence of {length:,} "
+                f"tokens{lacks}"
+            ),
             changes={"serving.max_model_len": held} if held else {},
-        )  # fmt: skip
+        )
 
 
 def _room_making_flags(facts: Mapping[str, Any], flags: Mapping[str, str]) -> Iterator[str]:
@@ -149,9 +188,15 @@ def _beyond_the_model(case: Case) -> Iterator[Found]:
     if most and isinstance(length, int) and length > most:
         for name, _, flags in _server_commands(case):
             yield Found(
-                where=f"{name}: {flags['length']}", says=f"{length:,} tokens, and {case.model.name if case.model else ''} was made for {most:,}: it stops unless it is told to go beyond",
-                cure=f"{flags['length']} {most}", changes={"serving.max_model_len": most}, stops=True,
-            )  # fmt: skip
+                where=f"{name}: {flags['length']}",
+                says=(
+                    f"{length:,} tokens, and {case.model.name if case.model else ''} was made for "
+                    f"{most:,}: it stops unless it is told to go beyond"
+                ),
+                cure=f"{flags['length']} {most}",
+                changes={"serving.max_model_len": most},
+                stops=True,
+            )
 
 
 def _copied_cache(case: Case) -> Iterator[Found]:
@@ -164,7 +209,10 @@ def _copied_cache(case: Case) -> Iterator[Found]:
     own, copies = int(mesh.attention_tp), _kv_cache_copies(case, int(mesh.attention_tp))
     if copies < 2:
         return
-    said = f"{own} ranks keep {copies} copies of the same cache, {format_bytes(int(facts['kv_bytes_per_token_per_rank']))} a token on each"
+    said = (
+        f"{own} ranks keep {copies} copies of the same cache, "
+        f"{format_bytes(int(facts['kv_bytes_per_token_per_rank']))} a token on each"
+    )
     changes, cure = _without_copies(case, answer, copies)
     for name, _, flags in _server_commands(case) if cure else ():
         yield Found(where=f"{name}: {flags['tp']}", says=said, cure=cure, changes=changes)
@@ -173,21 +221,42 @@ def _copied_cache(case: Case) -> Iterator[Found]:
 def _kv_cache_copies(case: Case, ranks: int) -> int:
     """How often the cache is kept, where every layer's is kept as often."""
     assert case.model is not None
-    mixers = [m for stack in case.model.stacks for run in stack.runs for block in run.pattern for m in block.mixers]
-    found = [ranks if isinstance(m, LatentAttention) else ranks // m.kv_heads for m in mixers if isinstance(m, Attention | LatentAttention)]
+    mixers = [
+        m for stack in case.model.stacks for run in stack.runs for block in run.pattern for m in block.mixers
+    ]
+    found = [
+        ranks if isinstance(m, LatentAttention) else ranks // m.kv_heads
+        for m in mixers
+        if isinstance(m, Attention | LatentAttention)
+    ]
     return min(found, default=1)
 
 
 def _without_copies(case: Case, answer: Answer, copies: int) -> tuple[dict[str, Any], str]:
-    """Groups of ranks with requests of their own, or replicas of fewer ranks, whichever holds the most; nothing where neither holds more."""
+    """Groups of ranks with requests of their own, or replicas of fewer ranks, whichever holds the most;
+    nothing where neither holds more.
+    """
     mesh, sglang = answer.plan.mesh, answer.plan.engine == "sglang"
     groups, own = int(mesh.attn_dp) * copies, int(mesh.attention_tp) // copies
     rest = "" if sglang else f" --tensor-parallel-size {own}"
     shared = sglang or (case.model is not None and has_experts(case.model))
     ways = (
-        ({"mesh.tp": int(mesh.tp), "mesh.attn_dp": groups}, f"data-parallel attention ({'--attn-dp-size' if sglang else '--data-parallel-size'} {groups}{rest})"),
-        ({"mesh.tp": int(mesh.tp) // copies, "mesh.attn_dp": int(mesh.attn_dp), "mesh.dp_replicate": int(mesh.dp_replicate) * copies}, f"{copies} replicas with tp {int(mesh.tp) // copies}"),
-    )  # fmt: skip
+        (
+            {"mesh.tp": int(mesh.tp), "mesh.attn_dp": groups},
+            (
+                f"data-parallel attention ({'--attn-dp-size' if sglang else '--data-parallel-size'} "
+                f"{groups}{rest})"
+            ),
+        ),
+        (
+            {
+                "mesh.tp": int(mesh.tp) // copies,
+                "mesh.attn_dp": int(mesh.attn_dp),
+                "mesh.dp_replicate": int(mesh.dp_replicate) * copies,
+            },
+            f"{copies} replicas with tp {int(mesh.tp) // copies}",
+        ),
+    )
     tried = [(words, changes, case.ask(changes)) for changes, words in (ways if shared else ways[1:])]
     found = [
         (_in_all(other), words, changes)
@@ -197,7 +266,9 @@ def _without_copies(case: Case, answer: Answer, copies: int) -> tuple[dict[str, 
     held, words, changes = max(found, key=lambda one: one[0], default=(0, "", {}))
     whole = _in_all(answer)
     return (
-        (changes, f"{words}: room for {format_count(held)} tokens in all in place of {format_count(whole)}") if held > whole else ({}, "")
+        (changes, f"{words}: room for {format_count(held)} tokens in all in place of {format_count(whole)}")
+        if held > whole
+        else ({}, "")
     )
 
 
@@ -222,32 +293,49 @@ def _more_than_the_pool_holds(case: Case) -> Iterator[Found]:
     usual = _costs_as_usual(case, answer, asked, fewer) if fewer < asked else False
     if usual is False:
         return
-    length = "of the lengths asked about" if "expected" in held else f"of {int(answer.plan.max_model_len or 0):,} tokens"
+    length = (
+        "of the lengths asked about"
+        if "expected" in held
+        else f"of {int(answer.plan.max_model_len or 0):,} tokens"
+    )
     groups = int(answer.plan.mesh.attn_dp) if answer.plan.engine == "sglang" else 1
     for name, _, flags in _server_commands(case):
         yield Found(
-            where=f"{name}: {flags['sequences']}", cure=f"{flags['sequences']} {fewer * groups}, or shorter requests", changes={"serving.max_sequences": fewer * groups},
-            says=f"up to {limit:,} start, and {worst:,} {length} have room: the others are preempted and computed again"
+            where=f"{name}: {flags['sequences']}",
+            cure=f"{flags['sequences']} {fewer * groups}, or shorter requests",
+            changes={"serving.max_sequences": fewer * groups},
+            says=(
+                f"up to {limit:,} start, and {worst:,} {length} have room: the others are preempted and "
+                "computed again"
+            )
             + " (the engine's own default; fewer leave its sampler less to keep room for)" * bool(usual),
-        )  # fmt: skip
+        )
 
 
 def _costs_as_usual(case: Case, answer: Answer, asked: int, fewer: int) -> bool | None:
-    """None where a count is not the engine's own; else whether its own takes a part of the cache that is worth telling."""
+    """None where a count is not the engine's own; else whether its own takes a part of the cache that is
+    worth telling.
+    """
     own = case.ask({"serving.max_sequences": None})
     if own is None or int(own.plan.max_sequences or 0) != asked:
         return None
     cured = case.ask({"serving.max_sequences": fewer})
-    return cured is not None and (cache_bytes(cured) - cache_bytes(answer)) * DEFAULT_WORTH > cache_bytes(answer)
+    return cured is not None and (cache_bytes(cured) - cache_bytes(answer)) * DEFAULT_WORTH > cache_bytes(
+        answer
+    )
 
 
 def _disabled_cuda_graphs(case: Case) -> Iterator[Found]:
-    if case.request.get("serving.cuda_graphs") is False and answer_fits(case.ask({"serving.cuda_graphs": True})):
+    if case.request.get("serving.cuda_graphs") is False and answer_fits(
+        case.ask({"serving.cuda_graphs": True})
+    ):
         for name, _, flags in _server_commands(case):
             yield Found(
-                where=f"{name}: {flags['graphs']}", says="the host starts every kernel of every token, and graphs have room", cure="leave it out",
+                where=f"{name}: {flags['graphs']}",
+                says="the host starts every kernel of every token, and graphs have room",
+                cure="leave it out",
                 changes={"serving.cuda_graphs": True},
-            )  # fmt: skip
+            )
 
 
 def _is_older_gpu(answer: Answer | None, units: tuple[int, int]) -> bool:
@@ -262,14 +350,18 @@ def _eight_bits_without_units(case: Case) -> Iterator[Found]:
     for name, values, flags in _server_commands(case):
         if says := eight_bit_cache(case.answer.plan, case.answer.cluster.device, case.model):
             yield Found(
-                where=f"{name}: {flags['cache']}", says=says,
+                where=f"{name}: {flags['cache']}",
+                says=says,
                 cure="a card from Ada and Hopper on, or leave it out: a token then takes twice the bytes",
-            )  # fmt: skip
+            )
         if values.get("--quantization") in ("fp8", "fp8_per_tensor"):
             yield Found(
-                where=f"{name}: --quantization", says=f"{card} multiplies no fp8: weights take half the room and are unpacked for every product",
+                where=f"{name}: --quantization",
+                says=(
+                    f"{card} multiplies no fp8: weights take half the room and are unpacked for every product"
+                ),
                 cure="a checkpoint in awq or gptq takes a quarter, or leave it out where there is room",
-            )  # fmt: skip
+            )
 
 
 def _batch_below_length(case: Case) -> Iterator[Found]:
@@ -280,19 +372,26 @@ def _batch_below_length(case: Case) -> Iterator[Found]:
         batch = case.request.get("serving.max_batched_tokens") or (told.max_batched_tokens if told else None)
         if whole and isinstance(length, int) and isinstance(batch, int) and batch < length:
             yield Found(
-                where=f"{name}: --max-num-batched-tokens", says=f"{batch:,}, and prompts of up to {length:,} tokens are read whole without chunks",
-                cure=f"leave --no-enable-chunked-prefill out, or --max-num-batched-tokens {length}", stops=True,
-            )  # fmt: skip
+                where=f"{name}: --max-num-batched-tokens",
+                says=f"{batch:,}, and prompts of up to {length:,} tokens are read whole without chunks",
+                cure=f"leave --no-enable-chunked-prefill out, or --max-num-batched-tokens {length}",
+                stops=True,
+            )
 
 
 def _batch_below_sequences(case: Case) -> Iterator[Found]:
     for name, _ in case.values("vllm"):
-        batch, sequences = (case.request.get(f"serving.{key}") for key in ("max_batched_tokens", "max_sequences"))
+        batch, sequences = (
+            case.request.get(f"serving.{key}") for key in ("max_batched_tokens", "max_sequences")
+        )
         if isinstance(batch, int) and isinstance(sequences, int) and batch < sequences:
             yield Found(
-                where=f"{name}: --max-num-batched-tokens", says=f"{batch:,} tokens for {sequences:,} sequences, each of which makes one",
-                cure=f"--max-num-batched-tokens {max(2048, sequences)}", changes={"serving.max_batched_tokens": max(2048, sequences)}, stops=True,
-            )  # fmt: skip
+                where=f"{name}: --max-num-batched-tokens",
+                says=f"{batch:,} tokens for {sequences:,} sequences, each of which makes one",
+                cure=f"--max-num-batched-tokens {max(2048, sequences)}",
+                changes={"serving.max_batched_tokens": max(2048, sequences)},
+                stops=True,
+            )
 
 
 def _chunk_of_broken_pages(case: Case) -> Iterator[Found]:
@@ -300,13 +399,18 @@ def _chunk_of_broken_pages(case: Case) -> Iterator[Found]:
         chunk, page = values.get("--chunked-prefill-size"), values.get("--page-size", 1)
         if isinstance(chunk, int) and isinstance(page, int) and page > 0 and chunk > 0 and chunk % page:
             yield Found(
-                where=f"{name}: --chunked-prefill-size", says=f"{chunk} is no multiple of pages of {page} tokens", stops=True,
-                cure=f"--chunked-prefill-size {-(-chunk // page) * page}", changes={"serving.max_batched_tokens": -(-chunk // page) * page},
-            )  # fmt: skip
+                where=f"{name}: --chunked-prefill-size",
+                says=f"{chunk} is no multiple of pages of {page} tokens",
+                stops=True,
+                cure=f"--chunked-prefill-size {-(-chunk // page) * page}",
+                changes={"serving.max_batched_tokens": -(-chunk // page) * page},
+            )
 
 
 def _idle_memory(case: Case) -> Iterator[Found]:
-    """A fraction below the usual one, while sequences wait for room. What further commands of a script take of the card is not known."""
+    """A fraction below the usual one, while sequences wait for room. What further commands of a script take
+    of the card is not known.
+    """
     if any(OTHERS in values for _, values, _ in _server_commands(case)):
         return
     told, asked = _server_pool_facts(case), case.request.get("serving.memory_fraction")
@@ -322,25 +426,43 @@ def _idle_memory(case: Case) -> Iterator[Found]:
     if held.get("preempts") and answer_fits(case.ask({"serving.memory_fraction": USUAL_FRACTION})):
         for name, _, flags in _server_commands(case):
             yield Found(
-                where=f"{name}: {flags['fraction']}", says=f"{1 - asked:.0%} of the card is left to nobody while sequences wait for room",
-                cure=f"{flags['fraction']} {USUAL_FRACTION}", changes={"serving.memory_fraction": USUAL_FRACTION},
-            )  # fmt: skip
+                where=f"{name}: {flags['fraction']}",
+                says=f"{1 - asked:.0%} of the card is left to nobody while sequences wait for room",
+                cure=f"{flags['fraction']} {USUAL_FRACTION}",
+                changes={"serving.memory_fraction": USUAL_FRACTION},
+            )
 
 
 def _old_card(case: Case) -> Iterator[Found]:
-    """Sixteen bits that a card does not compute in; such a plan is refused before it is accounted, so it is asked about without them."""
+    """Sixteen bits that a card does not compute in; such a plan is refused before it is accounted, so it is
+    asked about without them.
+    """
     for name, values in case.values("vllm"):  # SGLang takes fp16 by itself there
         if values.get("--dtype") not in ("bfloat16", "bf16"):
             continue
-        if _is_older_gpu(case.answer or case.ask({key: None for key in case.request if key.startswith("precision.")}), BF16_UNITS):
-            yield Found(where=f"{name}: --dtype", says="bfloat16 needs compute capability 8.0", cure="--dtype half", stops=True)
+        if _is_older_gpu(
+            case.answer or case.ask({key: None for key in case.request if key.startswith("precision.")}),
+            BF16_UNITS,
+        ):
+            yield Found(
+                where=f"{name}: --dtype",
+                says="bfloat16 needs compute capability 8.0",
+                cure="--dtype half",
+                stops=True,
+            )
 
 
 def _no_experts(case: Case) -> Iterator[Found]:
     """Experts dealt that there are none of."""
     ep = case.request.get("mesh.ep")
     layers = (
-        [b.feed_forward for s in case.model.stacks for r in s.runs for b in r.pattern if isinstance(b.feed_forward, Moe)]
+        [
+            b.feed_forward
+            for s in case.model.stacks
+            for r in s.runs
+            for b in r.pattern
+            if isinstance(b.feed_forward, Moe)
+        ]
         if case.model
         else []
     )

@@ -19,57 +19,88 @@ def _starved_pipeline(case: Case) -> Iterator[Found]:
     if rounds < stages:
         idle = 100 * (stages - 1) // (chunks * rounds + stages - 1)
         yield Found(
-            where="mesh.pp", says=f"{rounds} micro-batches for {stages} stages: a stage waits {idle} % of a step",
+            where="mesh.pp",
+            says=f"{rounds} micro-batches for {stages} stages: a stage waits {idle} % of a step",
             cure=f"a global batch of {stages} or more micro-batches, or fewer stages",
-        )  # fmt: skip
+        )
 
 
 def _across_nodes(case: Case) -> Iterator[Found]:
     cluster, plan = (case.answer.cluster, case.answer.plan) if case.answer else (None, None)
-    if cluster is not None and plan is not None and cluster.nodes > 1 and int(plan.mesh.tp) > cluster.per_node:
+    if (
+        cluster is not None
+        and plan is not None
+        and cluster.nodes > 1
+        and int(plan.mesh.tp) > cluster.per_node
+    ):
         yield Found(
-            where="mesh.tp", says=f"{int(plan.mesh.tp)} ranks on nodes of {cluster.per_node}: every layer's sums cross the network",
+            where="mesh.tp",
+            says=(
+                f"{int(plan.mesh.tp)} ranks on nodes of {cluster.per_node}: every layer's sums cross the "
+                "network"
+            ),
             cure=f"tp {cluster.per_node} or fewer, and pp for the rest",
-        )  # fmt: skip
+        )
 
 
 def _needless_recompute(case: Case) -> Iterator[Found]:
     none = {"recompute.mode": "none", **{f"recompute.{key}": None for key in _ALL_OF_RECOMPUTE}}
-    if case.request.get("recompute.mode") == "full" and answer_fits(case.answer) and answer_fits(case.ask(none)):
+    if (
+        case.request.get("recompute.mode") == "full"
+        and answer_fits(case.answer)
+        and answer_fits(case.ask(none))
+    ):
         yield Found(
-            where="recompute", says="every layer runs forward twice, a third more work", cure="leave recompute out", changes=none, fits="without",
-        )  # fmt: skip
+            where="recompute",
+            says="every layer runs forward twice, a third more work",
+            cure="leave recompute out",
+            changes=none,
+            fits="without",
+        )
 
 
 def _beyond_positions(case: Case) -> Iterator[Found]:
     length, most = case.request.get("seq_len"), case.model.max_positions if case.model else None
     if isinstance(length, int) and most and length > most:
         yield Found(
-            where="seq_len", says=f"{length:,} tokens, and {case.model.name if case.model else 'the model'} has positions for {most:,}",
+            where="seq_len",
+            says=(
+                f"{length:,} tokens, and {case.model.name if case.model else 'the model'} has positions "
+                f"for {most:,}"
+            ),
             cure=f"{most:,}, or another rope_scaling in the model's configuration",
-        )  # fmt: skip
+        )
 
 
 def _whole_vocabulary(case: Case) -> Iterator[Found]:
     for name, values in case.values("torchtitan", "torchtitan-toml"):
-        if values.get("parallelism.disable_loss_parallel") is True and (case.request.get("mesh.tp") or 1) != 1:
+        if (
+            values.get("parallelism.disable_loss_parallel") is True
+            and (case.request.get("mesh.tp") or 1) != 1
+        ):
             yield Found(
-                where=f"{name}: parallelism.disable_loss_parallel", says="gathers every tensor-parallel rank's part of the logits",
-                cure="leave it out", changes={"loss": "vocab_parallel"},
-            )  # fmt: skip
+                where=f"{name}: parallelism.disable_loss_parallel",
+                says="gathers every tensor-parallel rank's part of the logits",
+                cure="leave it out",
+                changes={"loss": "vocab_parallel"},
+            )
 
 
 def _async_tp_uncompiled(case: Case) -> Iterator[Found]:
     for name, values in case.values("torchtitan", "torchtitan-toml"):
         parts = values.get("compile.components", ["model"])
-        compiled = values.get("training.compile") is True or (values.get("compile.enable") is True and "model" in parts)
+        compiled = values.get("training.compile") is True or (
+            values.get("compile.enable") is True and "model" in parts
+        )
         older = values.get("parallelism.enable_async_tensor_parallel") is True and not compiled
         newer = values.get("compile.enable_async_tensor_parallel") is True and not compiled
         if older or newer:
             yield Found(
-                where=f"{name}: enable_async_tensor_parallel", says="needs the model compiled; torchtitan stops",
-                cure="training.compile = true" if older else "compile enable=True", stops=True,
-            )  # fmt: skip
+                where=f"{name}: enable_async_tensor_parallel",
+                says="needs the model compiled; torchtitan stops",
+                cure="training.compile = true" if older else "compile enable=True",
+                stops=True,
+            )
 
 
 _NARAYANAN = "Narayanan et al. 2021, Efficient Large-Scale Language Model Training on GPU Clusters"

@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from memsheet.exchange.mistakes.case import Case, Found, Rule
 
 STORED_ONLY = frozenset({"awq", "awq_marlin", "auto_awq", "gptq", "gptq_marlin"})
-"""Formats for which an engine looks for a configuration that the checkpoint has or has not; others are made as weights are loaded."""
+"""Formats for which an engine looks for a configuration that the checkpoint has or has not; others are made
+as weights are loaded.
+"""
 
 
 def _not_stored(case: Case) -> Iterator[Found]:
-    """Asked of a model that is known and whose weights are as they were trained. Who names another model for the path knows better."""
+    """Asked of a model that is known and whose weights are as they were trained. Who names another model for
+    the path knows better.
+    """
     model = case.model
     if model is None or model.quantization is not None:
         return
@@ -19,9 +23,17 @@ def _not_stored(case: Case) -> Iterator[Found]:
         asked, served = read.values.get("--quantization"), str(read.request.get("@model") or "")
         if asked in STORED_ONLY and case.bundled(served) == model.name:
             yield Found(
-                where=f"{name}: --quantization", says=f"{asked}, and {served} is stored in {model.dtype or 'bf16'}: the engine finds no configuration of it and stops",
-                cure="leave it out, fp8 (made as it is loaded), or the name of a checkpoint that is stored so", changes={"quantization.weights": None}, stops=True,
-            )  # fmt: skip
+                where=f"{name}: --quantization",
+                says=(
+                    f"{asked}, and {served} is stored in {model.dtype or 'bf16'}: the engine finds no "
+                    "configuration of it and stops"
+                ),
+                cure=(
+                    "leave it out, fp8 (made as it is loaded), or the name of a checkpoint that is stored so"
+                ),
+                changes={"quantization.weights": None},
+                stops=True,
+            )
 
 
 STORED = (

@@ -1,4 +1,6 @@
-"""Mistakes of the Trainer's arguments and of ``accelerate``: evaluation, loss, batch finding, loading and saving."""
+"""Mistakes of the Trainer's arguments and of ``accelerate``: evaluation, loss, batch finding, loading and
+saving.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _HOW = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
 
 def _runs_evaluation(values: Mapping[str, Any]) -> bool:
     return (
-        values.get("eval_strategy", "no") not in ("no", False, None) or values.get("do_eval") is True or values.get("eval_on_start") is True
+        values.get("eval_strategy", "no") not in ("no", False, None)
+        or values.get("do_eval") is True
+        or values.get("eval_on_start") is True
     )
 
 
@@ -48,28 +52,48 @@ def _training_only_bytes(case: Case) -> int:
 def _large_evaluation(case: Case) -> Iterator[Found]:
     for name, values in case.values(*TRAINERS):
         batch, micro = _eval_batch(values), values.get("per_device_train_batch_size", 8)
-        fused = values.get("use_liger_kernel") is True or case.request.get("loss") in ("fused", "chunked")  # which TRL's own is
+        fused = values.get("use_liger_kernel") is True or case.request.get("loss") in (
+            "fused",
+            "chunked",
+        )  # which TRL's own is
         more = _logits_bytes(case, batch) - _training_only_bytes(case)
-        if _runs_evaluation(values) and not fused and isinstance(micro, int) and batch > micro and case.answer is not None and more > 0:
+        if (
+            _runs_evaluation(values)
+            and not fused
+            and isinstance(micro, int)
+            and batch > micro
+            and case.answer is not None
+            and more > 0
+        ):
             told = "8 by default" if "per_device_eval_batch_size" not in values else str(batch)
             yield Found(
-                where=f"{name}: per_device_eval_batch_size", saves_bytes=more, beyond=True,
-                says=f"{told}: its logits alone take {format_bytes(_logits_bytes(case, batch))}, more than training's activations",
+                where=f"{name}: per_device_eval_batch_size",
+                saves_bytes=more,
+                beyond=True,
+                says=(
+                    f"{told}: its logits alone take {format_bytes(_logits_bytes(case, batch))}, more "
+                    "than training's activations"
+                ),
                 cure=f"per_device_eval_batch_size: {micro}",
-            )  # fmt: skip
+            )
 
 
 def _predictions_stay(case: Case) -> Iterator[Found]:
     for name, values in case.values(_ARGUMENTS):
-        kept = values.get("prediction_loss_only") is not True and values.get("eval_accumulation_steps") is None
+        kept = (
+            values.get("prediction_loss_only") is not True and values.get("eval_accumulation_steps") is None
+        )
         if _runs_evaluation(values) and kept and values.get("batch_eval_metrics") is not True:
-            each = _logits_bytes(case, _eval_batch(values)) * 2 // 6  # the model's own width, gathered from every rank
+            each = (
+                _logits_bytes(case, _eval_batch(values)) * 2 // 6
+            )  # the model's own width, gathered from every rank
             ranks = case.together.gpus or 1
             size = f": {format_bytes(each * ranks)} more with every batch" if each else ""
             yield Found(
-                where=f"{name}: eval_accumulation_steps", says=f"is not said, and with compute_metrics all predictions stay on the GPU{size}",
+                where=f"{name}: eval_accumulation_steps",
+                says=f"is not said, and with compute_metrics all predictions stay on the GPU{size}",
                 cure="eval_accumulation_steps: 1, or prediction_loss_only: true",
-            )  # fmt: skip
+            )
 
 
 def _frequent_cache_emptying(case: Case) -> Iterator[Found]:
@@ -77,9 +101,13 @@ def _frequent_cache_emptying(case: Case) -> Iterator[Found]:
         every = values.get("torch_empty_cache_steps")
         if isinstance(every, int) and not isinstance(every, bool) and every < 10:
             yield Found(
-                where=f"{name}: torch_empty_cache_steps", says=f"gives segments back and asks for them again every {every} steps: about 10 % of the time",
-                cure="PYTORCH_ALLOC_CONF=expandable_segments:True", changes={"allocator.expandable_segments": True},
-            )  # fmt: skip
+                where=f"{name}: torch_empty_cache_steps",
+                says=(
+                    f"gives segments back and asks for them again every {every} steps: about 10 % of the time"
+                ),
+                cure="PYTORCH_ALLOC_CONF=expandable_segments:True",
+                changes={"allocator.expandable_segments": True},
+            )
 
 
 def _finds_batch(case: Case) -> Iterator[Found]:
@@ -91,16 +119,19 @@ def _finds_batch(case: Case) -> Iterator[Found]:
                 if third
                 else "lowers the batch by a tenth until it fits, and the global batch with it"
             )
-            yield Found(where=f"{name}: auto_find_batch_size", says=says, cure="a batch that fits, said", stops=third)
+            yield Found(
+                where=f"{name}: auto_find_batch_size", says=says, cure="a batch that fits, said", stops=third
+            )
 
 
 def _mean_of_ranks(case: Case) -> Iterator[Found]:
     for name, values in case.values(*TRAINERS):
         if values.get("average_tokens_across_devices") is False and (case.together.gpus or 2) > 1:
             yield Found(
-                where=f"{name}: average_tokens_across_devices", says="each rank divides its loss by its own tokens: ranks of short texts weigh more",
+                where=f"{name}: average_tokens_across_devices",
+                says="each rank divides its loss by its own tokens: ranks of short texts weigh more",
                 cure="true, its default",
-            )  # fmt: skip
+            )
 
 
 def _label_smoothing_copies(case: Case) -> Iterator[Found]:
@@ -109,18 +140,24 @@ def _label_smoothing_copies(case: Case) -> Iterator[Found]:
         if isinstance(share, int | float) and share > 0:
             micro = case.answer.plan.last_microbatch if case.answer else 0
             yield Found(
-                where=f"{name}: label_smoothing_factor", says="keeps the logarithms of every token's probabilities beside the logits, twice",
-                cure="leave it out", saves_bytes=_logits_bytes(case, int(micro)) * 4 // 6 or None,
-            )  # fmt: skip
+                where=f"{name}: label_smoothing_factor",
+                says="keeps the logarithms of every token's probabilities beside the logits, twice",
+                cure="leave it out",
+                saves_bytes=_logits_bytes(case, int(micro)) * 4 // 6 or None,
+            )
 
 
 def _kv_cache_with_recompute(case: Case) -> Iterator[Found]:
     for name, values in case.values(_ARGUMENTS):
         if values.get("use_cache") is True and any(values.get(at) is True for at in _RECOMPUTES):
             yield Found(
-                where=f"{name}: use_cache", says="keys and values are kept for generating, which recompute switches off with a warning in every layer",
+                where=f"{name}: use_cache",
+                says=(
+                    "keys and values are kept for generating, which recompute switches off with a "
+                    "warning in every layer"
+                ),
                 cure="leave it out",
-            )  # fmt: skip
+            )
 
 
 def _reentrant_checkpointing(case: Case) -> Iterator[Found]:
@@ -137,11 +174,17 @@ def _unsynchronised_ram_loading(case: Case) -> Iterator[Found]:
     """A word is taken for true; the launcher's default is to load on one rank."""
     for name, values in case.values("accelerate"):
         loads = values.get(f"{F}.fsdp_cpu_ram_efficient_loading", "true")
-        if values.get("distributed_type") == "FSDP" and values.get(f"{F}.fsdp_sync_module_states") is False and loads not in (False, None):
+        if (
+            values.get("distributed_type") == "FSDP"
+            and values.get(f"{F}.fsdp_sync_module_states") is False
+            and loads not in (False, None)
+        ):
             yield Found(
-                where=f"{name}: fsdp_sync_module_states", says="is false where one rank loads the weights for all: the launcher refuses it",
-                cure="fsdp_sync_module_states: true", stops=True,
-            )  # fmt: skip
+                where=f"{name}: fsdp_sync_module_states",
+                says="is false where one rank loads the weights for all: the launcher refuses it",
+                cure="fsdp_sync_module_states: true",
+                stops=True,
+            )
 
 
 def _loads_everywhere(case: Case) -> Iterator[Found]:
@@ -149,13 +192,17 @@ def _loads_everywhere(case: Case) -> Iterator[Found]:
         values = read.values
         at, sharded = f"{F}.fsdp_cpu_ram_efficient_loading", values.get("distributed_type") == "FSDP"
         if read.form.name in TRAINERS:
-            at, sharded = f"{F}.cpu_ram_efficient_loading", bool(values.get("fsdp")) and not values.get("deepspeed")
+            at, sharded = (
+                f"{F}.cpu_ram_efficient_loading",
+                bool(values.get("fsdp")) and not values.get("deepspeed"),
+            )
         off = values.get(at, read.form.name not in TRAINERS)
         if sharded and str(off).lower() == "false":
             yield Found(
-                where=f"{name}: {at.removeprefix(f'{F}.')}", says=f"each rank of a node loads the whole model into host memory{_of_node(case)}",
+                where=f"{name}: {at.removeprefix(f'{F}.')}",
+                says=f"each rank of a node loads the whole model into host memory{_of_node(case)}",
                 cure="true: one rank loads, and the others receive",
-            )  # fmt: skip
+            )
 
 
 def _inits_everywhere(case: Case) -> Iterator[Found]:
@@ -163,9 +210,10 @@ def _inits_everywhere(case: Case) -> Iterator[Found]:
         third = case.request.get("engine") == "deepspeed" and case.request.get("zero") == 3
         if third and str(values.get("deepspeed_config.zero3_init_flag")).lower() == "false":
             yield Found(
-                where=f"{name}: zero3_init_flag", says=f"each rank builds the whole model before it is divided{_of_node(case)}",
+                where=f"{name}: zero3_init_flag",
+                says=f"each rank builds the whole model before it is divided{_of_node(case)}",
                 cure="zero3_init_flag: true",
-            )  # fmt: skip
+            )
 
 
 def _of_node(case: Case) -> str:
@@ -179,20 +227,27 @@ def _saves_whole(case: Case) -> Iterator[Found]:
         whole = values.get(f"{F}.fsdp_state_dict_type")
         if values.get("distributed_type") == "FSDP" and str(whole).upper() in ("FULL_STATE_DICT", "1"):
             size = case.answer.parameters * 12 if case.answer else 0
-            told = f": {format_bytes(size)} with AdamW's moments in fp32" if size and not case.request.get("adapter.rank") else ""
+            told = (
+                f": {format_bytes(size)} with AdamW's moments in fp32"
+                if size and not case.request.get("adapter.rank")
+                else ""
+            )
             yield Found(
-                where=f"{name}: fsdp_state_dict_type", says=f"every save gathers the model and its optimizer on rank 0's host{told}",
+                where=f"{name}: fsdp_state_dict_type",
+                says=f"every save gathers the model and its optimizer on rank 0's host{told}",
                 cure="SHARDED_STATE_DICT, and accelerate merge-weights at the end",
-            )  # fmt: skip
+            )
 
 
 def _one_by_one(case: Case) -> Iterator[Found]:
     for name, values in case.values(*TRAINERS):
         if values.get("optim") in ("adamw_torch", "adamw_hf") and not values.get("deepspeed"):
             yield Found(
-                where=f"{name}: optim", says="steps through lists of tensors, with temporaries as large as the parameters",
-                cure="optim: adamw_torch_fused", changes={"optimizer.implementation": "fused"},
-            )  # fmt: skip
+                where=f"{name}: optim",
+                says="steps through lists of tensors, with temporaries as large as the parameters",
+                cure="optim: adamw_torch_fused",
+                changes={"optimizer.implementation": "fused"},
+            )
 
 
 def _older_spelling(case: Case) -> Iterator[Found]:
@@ -203,9 +258,15 @@ def _older_spelling(case: Case) -> Iterator[Found]:
             now = case.answer.verdict.device.value if case.answer and case.answer.verdict else 0
             more = int(whole.verdict.device.value - now) if whole and whole.verdict and now else 0
             yield Found(
-                where=f"{name}: quantization_method", says="bitsandbytes is how older releases spell it; newer ones know bnb and then quantize nothing, which is more than the sheet",
-                cure="quantization_method: bnb", saves_bytes=more if more > 0 else None, beyond=True,
-            )  # fmt: skip
+                where=f"{name}: quantization_method",
+                says=(
+                    "bitsandbytes is how older releases spell it; newer ones know bnb and then quantize "
+                    "nothing, which is more than the sheet"
+                ),
+                cure="quantization_method: bnb",
+                saves_bytes=more if more > 0 else None,
+                beyond=True,
+            )
 
 
 _T, _A = "transformers 5.23.0", "accelerate 1.15.0"

@@ -1,4 +1,6 @@
-"""Mistakes of DeepSpeed's file beyond its words: what switches nothing on, what is slower or larger than meant."""
+"""Mistakes of DeepSpeed's file beyond its words: what switches nothing on, what is slower or larger than
+meant.
+"""
 
 from __future__ import annotations
 
@@ -14,32 +16,41 @@ _HELD = ("offload_optimizer", "offload_param")
 
 
 def _not_switched(case: Case) -> Iterator[Found]:
-    """The group only says how: a layer is recomputed where the model calls ``deepspeed.checkpointing.checkpoint``."""
+    """The group only says how: a layer is recomputed where the model calls
+    ``deepspeed.checkpointing.checkpoint``.
+    """
     for name, values in case.values("deepspeed"):
         told = any(at.startswith(f"{A}.") for at in values)
         if told and case.request.get("recompute.mode") in (None, "none"):
             yield Found(
-                where=f"{name}: {A}", says="says how to recompute and switches nothing on: the model's own code has to call it",
-                cure="gradient_checkpointing: true in the training script", changes={"recompute.mode": "full"},
-            )  # fmt: skip
+                where=f"{name}: {A}",
+                says="says how to recompute and switches nothing on: the model's own code has to call it",
+                cure="gradient_checkpointing: true in the training script",
+                changes={"recompute.mode": "full"},
+            )
 
 
 def _nothing_to_partition(case: Case) -> Iterator[Found]:
     for name, values in case.values("deepspeed"):
         if values.get(f"{A}.partition_activations") is True and (case.request.get("mesh.tp") or 1) == 1:
             yield Found(
-                where=f"{name}: {A}.partition_activations", says="divides what is kept over tensor-parallel ranks, and there are none",
+                where=f"{name}: {A}.partition_activations",
+                says="divides what is kept over tensor-parallel ranks, and there are none",
                 cure="leave it out",
-            )  # fmt: skip
+            )
 
 
 def _unpartitioned_memory(case: Case) -> Iterator[Found]:
     for name, values in case.values("deepspeed"):
-        if values.get(f"{A}.contiguous_memory_optimization") is True and values.get(f"{A}.partition_activations") is not True:
+        if (
+            values.get(f"{A}.contiguous_memory_optimization") is True
+            and values.get(f"{A}.partition_activations") is not True
+        ):
             yield Found(
-                where=f"{name}: {A}.contiguous_memory_optimization", says="is for partition_activations: DeepSpeed stops where a model calls it",
+                where=f"{name}: {A}.contiguous_memory_optimization",
+                says="is for partition_activations: DeepSpeed stops where a model calls it",
                 cure="partition_activations: true, or leave it out",
-            )  # fmt: skip
+            )
 
 
 def _torch_on_host(case: Case) -> Iterator[Found]:
@@ -54,49 +65,78 @@ def _torch_on_host(case: Case) -> Iterator[Found]:
 
 
 def _kept_alive(case: Case) -> Iterator[Found]:
-    """Parameters stay gathered up to so many elements: above the model's own, stage 3 need not free any before backward ends."""
+    """Parameters stay gathered up to so many elements: above the model's own, stage 3 need not free any
+    before backward ends.
+    """
     for name, values in case.values("deepspeed"):
         most = values.get(f"{Z}.stage3_max_live_parameters")
-        if case.answer is None or values.get(f"{Z}.stage") != 3 or not isinstance(most, int | float) or isinstance(most, bool):
+        if (
+            case.answer is None
+            or values.get(f"{Z}.stage") != 3
+            or not isinstance(most, int | float)
+            or isinstance(most, bool)
+        ):
             continue
         held = case.answer.parameters
         if most > max(held, BUCKETS.max_live):
             yield Found(
-                where=f"{name}: {Z}.stage3_max_live_parameters", says=f"{most:,.0f} elements for {held:,} parameters: all may stay gathered",
-                cure=f"{BUCKETS.max_live:,} elements, its default, or fewer", saves_bytes=int((held - min(held, BUCKETS.max_live)) * 2),
-            )  # fmt: skip
+                where=f"{name}: {Z}.stage3_max_live_parameters",
+                says=f"{most:,.0f} elements for {held:,} parameters: all may stay gathered",
+                cure=f"{BUCKETS.max_live:,} elements, its default, or fewer",
+                saves_bytes=int((held - min(held, BUCKETS.max_live)) * 2),
+            )
 
 
 def _unpinned_offload_memory(case: Case) -> Iterator[Found]:
     for name, values in case.values("deepspeed"):
         for held in _HELD:
-            if values.get(f"{Z}.{held}.device") == "cpu" and values.get(f"{Z}.{held}.pin_memory") is False and _host_has_room(case):
+            if (
+                values.get(f"{Z}.{held}.device") == "cpu"
+                and values.get(f"{Z}.{held}.pin_memory") is False
+                and _host_has_room(case)
+            ):
                 yield Found(
-                    where=f"{name}: {Z}.{held}.pin_memory", says="pageable host memory is copied at a part of the link's speed, and nothing overlaps",
+                    where=f"{name}: {Z}.{held}.pin_memory",
+                    says="pageable host memory is copied at a part of the link's speed, and nothing overlaps",
                     cure="pin_memory: true, its default, where the host's limit allows",
-                )  # fmt: skip
+                )
 
 
 def _pins_more_than_there_is(case: Case) -> Iterator[Found]:
-    """What torch pins is rounded up to powers of two, so that up to twice as much is taken from what no page may leave."""
+    """What torch pins is rounded up to powers of two, so that up to twice as much is taken from what no page
+    may leave.
+    """
     answer = case.answer
     if answer is None or answer.cluster is None or not answer.cluster.host_bytes:
         return
     needed = max(sheet.host_bytes for sheet in answer.sheets) * answer.cluster.per_node
     for name, values in case.values("deepspeed"):
         pinned = [
-            held for held in _HELD if values.get(f"{Z}.{held}.device") == "cpu" and values.get(f"{Z}.{held}.pin_memory", True) is True
+            held
+            for held in _HELD
+            if values.get(f"{Z}.{held}.device") == "cpu"
+            and values.get(f"{Z}.{held}.pin_memory", True) is True
         ]
         if pinned and needed * 2 > answer.cluster.host_bytes:
-            says = f"a node's ranks pin {format_bytes(needed)}, rounded up to as much as {format_bytes(needed * 2)}, of {format_bytes(answer.cluster.host_bytes)}"
-            yield Found(where=f"{name}: {Z}.{pinned[0]}.pin_memory", says=says, cure="pin_memory: false, or less offloaded")
+            says = (
+                f"a node's ranks pin {format_bytes(needed)}, rounded up to as much as "
+                f"{format_bytes(needed * 2)}, of {format_bytes(answer.cluster.host_bytes)}"
+            )
+            yield Found(
+                where=f"{name}: {Z}.{pinned[0]}.pin_memory",
+                says=says,
+                cure="pin_memory: false, or less offloaded",
+            )
 
 
 def _host_has_room(case: Case) -> bool:
     answer = case.answer
     if answer is None or answer.cluster is None or not answer.cluster.host_bytes:
         return True
-    return max(sheet.host_bytes for sheet in answer.sheets) * answer.cluster.per_node * 2 <= answer.cluster.host_bytes
+    return (
+        max(sheet.host_bytes for sheet in answer.sheets) * answer.cluster.per_node * 2
+        <= answer.cluster.host_bytes
+    )
 
 
 def _no_folder(case: Case) -> Iterator[Found]:
@@ -104,18 +144,21 @@ def _no_folder(case: Case) -> Iterator[Found]:
         for held in _HELD:
             if values.get(f"{Z}.{held}.device") == "nvme" and not values.get(f"{Z}.{held}.nvme_path"):
                 yield Found(
-                    where=f"{name}: {Z}.{held}.nvme_path", says="is not said, and nvme needs a folder", cure='"nvme_path": "/local_nvme"',
+                    where=f"{name}: {Z}.{held}.nvme_path",
+                    says="is not said, and nvme needs a folder",
+                    cure='"nvme_path": "/local_nvme"',
                     stops=True,
-                )  # fmt: skip
+                )
 
 
 def _scattered_gradients(case: Case) -> Iterator[Found]:
     for name, values in case.values("deepspeed"):
         if values.get(f"{Z}.contiguous_gradients") is False and _zero_stage(values) in (1, 2):
             yield Found(
-                where=f"{name}: {Z}.contiguous_gradients", says="gradients lie where backward makes them, between activations: memory in pieces",
+                where=f"{name}: {Z}.contiguous_gradients",
+                says="gradients lie where backward makes them, between activations: memory in pieces",
                 cure="true, its default",
-            )  # fmt: skip
+            )
 
 
 def _zero_stage(values: Mapping[str, Any]) -> Any:
@@ -136,15 +179,29 @@ def _synchronising_timers(case: Case) -> Iterator[Found]:
 def _slow_gather(case: Case) -> Iterator[Found]:
     """At every save rank 0 holds the whole model in host memory."""
     for name, values in case.values("deepspeed"):
-        gathers = any(values.get(f"{Z}.stage3_gather_{word}_weights_on_model_save") is True for word in ("16bit", "fp16"))
+        gathers = any(
+            values.get(f"{Z}.stage3_gather_{word}_weights_on_model_save") is True
+            for word in ("16bit", "fp16")
+        )
         answer = case.answer
-        if gathers and answer is not None and answer.cluster and answer.cluster.host_bytes and _zero_stage(values) == 3:
+        if (
+            gathers
+            and answer is not None
+            and answer.cluster
+            and answer.cluster.host_bytes
+            and _zero_stage(values) == 3
+        ):
             whole = answer.parameters * 2
             offloaded = max(sheet.host_bytes for sheet in answer.sheets) * answer.cluster.per_node
             if whole + offloaded > answer.cluster.host_bytes:
-                says = f"a save gathers {format_bytes(whole)} on one host of {format_bytes(answer.cluster.host_bytes)}"
+                says = (
+                    f"a save gathers {format_bytes(whole)} on one host of "
+                    f"{format_bytes(answer.cluster.host_bytes)}"
+                )
                 cure = "false, and zero_to_fp32.py on another machine"
-                yield Found(where=f"{name}: {Z}.stage3_gather_16bit_weights_on_model_save", says=says, cure=cure)
+                yield Found(
+                    where=f"{name}: {Z}.stage3_gather_16bit_weights_on_model_save", says=says, cure=cure
+                )
 
 
 _DS = "DeepSpeed 0.19.8 (edaa7221) deepspeed/runtime"

@@ -1,4 +1,6 @@
-"""The allocator's growing segments, as a job's environment says them (torch 2.13.0 c10/core/AllocatorConfig.h)."""
+"""The allocator's growing segments, as a job's environment says them (torch 2.13.0
+c10/core/AllocatorConfig.h).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def allocator_conf_text(asked: Values) -> str | None:
 
 
 def allocator_conf_rows(group: str = "") -> tuple[Key, Key]:
-    """The rows of a format that keeps variables in ``group``: the name that is written, and the older one, which is read."""
+    """The rows of a format that keeps variables in ``group``: the name that is written, and the older one,
+    which is read.
+    """
     return (
         Key(at=f"{group}{ALLOCATOR}", out=allocator_conf_text, back=read_allocator_conf, source=SOURCE),
         Key(at=f"{group}{OLDER}", out=lambda _: None, back=read_allocator_conf, source=SOURCE),

@@ -1,9 +1,10 @@
-"""What an exchange is, as data: which keys of a plan an engine's file can say, where, and how each is written. One file an engine fills
-this in (``memsheet/exchange``).
+"""What an exchange is, as data: which keys of a plan an engine's file can say, where, and how each is
+written. One file an engine fills this in (``memsheet/exchange``).
 
-An *asked* mapping is a plan's request, whole (``flatten`` of its document without what is null), and what the machines and the batch come to:
-``@gpus``, ``@nodes``, ``@per_node``, ``@accumulation`` (micro-batches of a step on one rank), ``@model``, ``@hidden``. In a request that is read, ``?key`` is what holds unless anything else says the key. *Values* are what stands in a
-file, by dotted places (``zero_optimization.stage``).
+An *asked* mapping is a plan's request, whole (``flatten`` of its document without what is null), and what the
+machines and the batch come to: ``@gpus``, ``@nodes``, ``@per_node``, ``@accumulation`` (micro-batches of a
+step on one rank), ``@model``, ``@hidden``. In a request that is read, ``?key`` is what holds unless anything
+else says the key. *Values* are what stands in a file, by dotted places (``zero_optimization.stage``).
 """
 
 from __future__ import annotations
@@ -33,14 +34,18 @@ def _no_values(_: Values) -> Mapping[str, Any]:
 
 
 def precision_word(asked: Values) -> str:
-    """What a plan is to a switch of mixed precision: bf16, fp16 or no. Sixteen-bit gradients are those of a model loaded so."""
+    """What a plan is to a switch of mixed precision: bf16, fp16 or no. Sixteen-bit gradients are those of a
+    model loaded so.
+    """
     mixed = asked.get("precision.gradients") == "fp32" and asked.get("precision.compute")
     return mixed if mixed in ("bf16", "fp16") else "no"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """What a key adds to a rank at its peak, beyond the sheet, which is of the engine's default. Less than nothing where it saves."""
+    """What a key adds to a rank at its peak, beyond the sheet, which is of the engine's default. Less than
+    nothing where it saves.
+    """
 
     at: str
     why: str
@@ -50,11 +55,12 @@ class Moved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One place of a file. ``says``: the plan's key that stands there, as it is or by ``names`` (the plan's value → the file's).
+    """One place of a file. ``says``: the plan's key that stands there, as it is or by ``names`` (the plan's
+    value → the file's).
 
-    Where that is not enough, ``out`` makes the file's value of what is asked (None leaves it out), and ``back`` a request of the file's
-    value and all of the file. ``usual``: what the engine takes where the file says nothing. ``auto``: what it takes for the word, where no
-    training script fills it in.
+    Where that is not enough, ``out`` makes the file's value of what is asked (None leaves it out), and
+    ``back`` a request of the file's value and all of the file. ``usual``: what the engine takes where the
+    file says nothing. ``auto``: what it takes for the word, where no training script fills it in.
     """
 
     at: str
@@ -64,7 +70,9 @@ class Key:
     back: Callable[[Any, Values], Mapping[str, Any]] | None = None
     usual: Any = None
     auto: Any = None
-    decides: tuple[Any, ...] = ()  # values by which the engine is to decide itself: no value of a plan, and not accounted
+    decides: tuple[
+        Any, ...
+    ] = ()  # values by which the engine is to decide itself: no value of a plan, and not accounted
     holds: tuple[Any, ...] = ()  # the words that the sheet is of, where it takes ``instead`` for any other
     instead: str = ""
     source: str
@@ -85,8 +93,9 @@ class Key:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """One engine's file. ``known``: its other keys, which change no byte (``a.*`` is all of a group); ``unmodelled``: those that do and are
-    not accounted, with the values that are harmless; ``beside``: keys of a plan that the training script decides, not this file.
+    """One engine's file. ``known``: its other keys, which change no byte (``a.*`` is all of a group);
+    ``unmodelled``: those that do and are not accounted, with the values that are harmless; ``beside``: keys
+    of a plan that the training script decides, not this file.
     """
 
     name: str
@@ -100,36 +109,66 @@ class Format:
     beside: frozenset[str] = frozenset()
     known: frozenset[str] = frozenset()
     unmodelled: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    absent: Callable[[Values], Mapping[str, Any]] = _no_values  # and what the engine takes for those of them that are not said
+    absent: Callable[[Values], Mapping[str, Any]] = (
+        _no_values  # and what the engine takes for those of them that are not said
+    )
     fixed: Callable[[Values], Mapping[str, Any]] = _no_values  # what every file says
-    differs: Mapping[str, str] = field(default_factory=dict)  # keys of a plan that the engine runs otherwise, and where that is told
-    problems: Callable[[Values], Iterable[Problem]] = _no_problems  # what the engine cannot do, beyond what the keys show
-    whole: frozenset[str] = frozenset()  # places of objects that are one value each, however their keys are called
-    needs: Mapping[str, Any] = field(default_factory=dict)  # values that stand at its top in each of its files
-    older: Mapping[str, str] = field(default_factory=dict)  # by the engine's version, the format that it had then
-    strict: tuple[str, ...] = ()  # groups in which the engine stops at an unknown key ("" is the top); elsewhere it ignores it
+    differs: Mapping[str, str] = field(
+        default_factory=dict
+    )  # keys of a plan that the engine runs otherwise, and where that is told
+    problems: Callable[[Values], Iterable[Problem]] = (
+        _no_problems  # what the engine cannot do, beyond what the keys show
+    )
+    whole: frozenset[str] = (
+        frozenset()
+    )  # places of objects that are one value each, however their keys are called
+    needs: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # values that stand at its top in each of its files
+    older: Mapping[str, str] = field(
+        default_factory=dict
+    )  # by the engine's version, the format that it had then
+    strict: tuple[
+        str, ...
+    ] = ()  # groups in which the engine stops at an unknown key ("" is the top); elsewhere it ignores it
     rename: Callable[[str], str] | None = None  # how the engine reads a key by another of its names
     refers: tuple[str, ...] = ()  # keys that name a file of DeepSpeed's, which says the rest
     removed: frozenset[str] = frozenset()  # keys of older versions at which this one stops
     said: Mapping[str, Any] = field(default_factory=dict)  # what being such a file says of the plan
-    compose: Callable[[Values, Values], str] | None = None  # text of a shell format, of values and what is asked
+    compose: Callable[[Values, Values], str] | None = (
+        None  # text of a shell format, of values and what is asked
+    )
     parse: Callable[[str], Mapping[str, Any]] | None = None  # and back
     also: Callable[[str], Mapping[str, Any]] | None = None  # the same values from a script that says them
     more: Callable[[Values], Mapping[str, str]] | None = None  # further files of the same values, by name
     weighed: frozenset[str] = frozenset()  # keys of which ``moves`` tells the bytes
-    describes: Mapping[str, str] = field(default_factory=dict)  # keys that say the model's own sizes: layers, hidden, vocab
-    moves: Callable[[Values, Values], Iterable[Moved]] | None = None  # bytes that known keys add to or take from the sheet
+    describes: Mapping[str, str] = field(
+        default_factory=dict
+    )  # keys that say the model's own sizes: layers, hidden, vocab
+    moves: Callable[[Values, Values], Iterable[Moved]] | None = (
+        None  # bytes that known keys add to or take from the sheet
+    )
     notes: tuple[str, ...] = ()  # what whoever opens a written file must know
-    taken: Callable[[str], tuple[str, ...]] | None = None  # what a text leaves open and its defaults fill, in words
+    taken: Callable[[str], tuple[str, ...]] | None = (
+        None  # what a text leaves open and its defaults fill, in words
+    )
     released: Callable[[Format, str], Format] | None = None  # the format as a release of the engine has it
-    along: Callable[[Values], tuple[str, ...]] = lambda _: ()  # formats of further files, without which it does not run the plan
-    stored: str = ""  # the place of the dtype that weights are loaded in, where the checkpoint's own may be meant
-    program_known: Callable[[Values], bool] = lambda _: True  # whether what the file says tells which program reads it
+    along: Callable[[Values], tuple[str, ...]] = (
+        lambda _: ()
+    )  # formats of further files, without which it does not run the plan
+    stored: str = (
+        ""  # the place of the dtype that weights are loaded in, where the checkpoint's own may be meant
+    )
+    program_known: Callable[[Values], bool] = lambda _: (
+        True
+    )  # whether what the file says tells which program reads it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """What a file says. ``ignored``: known and without bytes; ``unmodelled``: with bytes that nobody accounts."""
+    """What a file says. ``ignored``: known and without bytes; ``unmodelled``: with bytes that nobody
+    accounts.
+    """
 
     form: Format
     values: Values
@@ -140,7 +179,9 @@ class Read:
     unmodelled: tuple[tuple[str, Any], ...]
     assumed: tuple[str, ...]
     problems: tuple[Problem, ...]
-    unsaid: frozenset[str] = frozenset()  # keys of the request that are the program's defaults alone, which contradict no other file
+    unsaid: frozenset[str] = (
+        frozenset()
+    )  # keys of the request that are the program's defaults alone, which contradict no other file
     release: str = ""  # of the program that reads it, where the file, a flag or a requirement says one
 
 
@@ -163,24 +204,40 @@ class Together:
     disagree: tuple[Disagreement, ...]
     problems: tuple[Problem, ...]
     script: tuple[str, ...] = ()  # what is left to a training script, in words
-    meant: tuple[Disagreement, ...] = ()  # of a plan and the file that was written of it, where the format is known to differ
+    meant: tuple[
+        Disagreement, ...
+    ] = ()  # of a plan and the file that was written of it, where the format is known to differ
 
 
 def plan_word(names: Mapping[Any, Any], value: Any) -> Any:
-    """A file's word as a plan has it, or as it stands there: a list or an object is no word, and is told where plans are checked."""
+    """A file's word as a plan has it, or as it stands there: a list or an object is no word, and is told
+    where plans are checked.
+    """
     return value if isinstance(value, list | dict) else names.get(value, value)
 
 
 def read_format_values(form: Format, values: Values) -> Read:
     """A file's values as a request, each key accounted for: used, ignored, unknown or not modelled."""
     raise_if_problems(
-        Problem(field=at, value=held, reason="is outside ±2^63", hint="no size of a model or a machine is near this")
-        for at, held in values.items() if isinstance(held, float) and not abs(held) < MAX_NUMBER
-    )  # fmt: skip
+        Problem(
+            field=at,
+            value=held,
+            reason="is outside ±2^63",
+            hint="no size of a model or a machine is near this",
+        )
+        for at, held in values.items()
+        if isinstance(held, float) and not abs(held) < MAX_NUMBER
+    )
     if len(values) > MOST_KEYS:
-        raise input_error("file", len(values), f"are more than the {MOST_KEYS} keys that a configuration may have")
+        raise input_error(
+            "file", len(values), f"are more than the {MOST_KEYS} keys that a configuration may have"
+        )
     rows = {key.at: key for key in form.keys}
-    values = {form.rename(at) if form.rename else at: held for at, held in values.items() if held != {} or at in rows or at in form.removed}
+    values = {
+        form.rename(at) if form.rename else at: held
+        for at, held in values.items()
+        if held != {} or at in rows or at in form.removed
+    }
     request: dict[str, Any] = dict(form.said)
     assumed: list[str] = []
     by_default: dict[str, Mapping[str, Any]] = {}
@@ -218,7 +275,11 @@ def read_format_values(form: Format, values: Values) -> Read:
         for at, held in said_or_taken.items()
         if (harmless := form.unmodelled.get(at)) is not None and held not in (*harmless, None, AUTO)
     ]
-    unmodelled += [(at, held) for at, held in values.items() if at in rows and (held == UNSET or held in rows[at].decides)]
+    unmodelled += [
+        (at, held)
+        for at, held in values.items()
+        if at in rows and (held == UNSET or held in rows[at].decides)
+    ]
     unmodelled += [
         (at, f"{held} (the sheet is of {row.instead})")
         for at, row in rows.items()
@@ -226,11 +287,22 @@ def read_format_values(form: Format, values: Values) -> Read:
     ]
     unknown = [at for at in other if at not in form.unmodelled and not _is_known_key(form, at)]
     return Read(
-        form=form, values=values, request=request, used=tuple(at for at in values if at in form.weighed or (at in rows and values[at] is not None)),
-        ignored=tuple(at for at in other if at not in unknown and at not in dict(unmodelled) and at not in form.weighed), unmodelled=tuple(unmodelled),
+        form=form,
+        values=values,
+        request=request,
+        used=tuple(at for at in values if at in form.weighed or (at in rows and values[at] is not None)),
+        ignored=tuple(
+            at for at in other if at not in unknown and at not in dict(unmodelled) and at not in form.weighed
+        ),
+        unmodelled=tuple(unmodelled),
         unsaid=frozenset(request.keys() - firm - form.said.keys()),
-        unknown=tuple((at, _nearest_known_key(form, at) if number < MOST_HINTS else "") for number, at in enumerate(unknown)), assumed=tuple(assumed), problems=tuple(problems),
-    )  # fmt: skip
+        unknown=tuple(
+            (at, _nearest_known_key(form, at) if number < MOST_HINTS else "")
+            for number, at in enumerate(unknown)
+        ),
+        assumed=tuple(assumed),
+        problems=tuple(problems),
+    )
 
 
 def _value_text(value: Any) -> str:
@@ -253,16 +325,31 @@ def _is_known_key(form: Format, at: str) -> bool:
 
 
 def _nearest_known_key(form: Format, at: str) -> str:
-    """The known key most like ``at``: one of its own group, else a right name in a wrong place, else one whose name and group are both like."""
-    names = [*(key.at for key in form.keys), *form.unmodelled, *form.weighed, *(k for k in form.known if not k.endswith("*"))]
+    """The known key most like ``at``: one of its own group, else a right name in a wrong place, else one
+    whose name and group are both like.
+    """
+    names = [
+        *(key.at for key in form.keys),
+        *form.unmodelled,
+        *form.weighed,
+        *(k for k in form.known if not k.endswith("*")),
+    ]
     group, _, last = at.rpartition(".")
     of_group = [name for name in names if name.rpartition(".")[0] == group]
-    own = [f"{group}.{name}" if group else name for name in nearest_words(last, [name.rpartition(".")[2] for name in of_group], n=1)]
-    moved = [name for name in names if name.rpartition(".")[2] == last and _names_are_similar(group, name.rpartition(".")[0])]
+    own = [
+        f"{group}.{name}" if group else name
+        for name in nearest_words(last, [name.rpartition(".")[2] for name in of_group], n=1)
+    ]
+    moved = [
+        name
+        for name in names
+        if name.rpartition(".")[2] == last and _names_are_similar(group, name.rpartition(".")[0])
+    ]
     other = [
         name
         for name in nearest_words(at, names, n=3)
-        if _names_are_similar(group, name.rpartition(".")[0]) and _names_are_similar(last, name.rpartition(".")[2])
+        if _names_are_similar(group, name.rpartition(".")[0])
+        and _names_are_similar(last, name.rpartition(".")[2])
     ]
     return (moved or own or other or [""])[0]
 
@@ -275,5 +362,7 @@ def _names_are_similar(one: str, other: str) -> bool:
 def _invalid_count_problems(at: str, said: Mapping[str, Any]) -> Iterator[Problem]:
     """What a request's own check does not see: counts that are no keys of a plan."""
     for key, value in said.items():
-        if key in COUNTS and not (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_COUNT):
+        if key in COUNTS and not (
+            isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_COUNT
+        ):
             yield Problem(field=at, value=value, reason="is not a positive whole number")

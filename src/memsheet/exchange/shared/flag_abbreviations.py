@@ -6,7 +6,9 @@ from collections.abc import Callable, Collection
 
 
 def whole_names(names: Collection[str]) -> Callable[[str], str]:
-    """A flag by its whole name: of a start that only one name has, that one (CPython 3.11 argparse.py:2287, _get_option_tuples)."""
+    """A flag by its whole name: of a start that only one name has, that one (CPython 3.11 argparse.py:2287,
+    _get_option_tuples).
+    """
 
     def whole(at: str) -> str:
         if at in names or not at.startswith("--"):

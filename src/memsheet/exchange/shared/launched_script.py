@@ -1,4 +1,6 @@
-"""A training script that a shell starts: the launcher's own flags, the script's name, and the flags that are the script's. Read as text, never run."""
+"""A training script that a shell starts: the launcher's own flags, the script's name, and the flags that are
+the script's. Read as text, never run.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,18 @@ from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.serve_command import parse_human_number
-from memsheet.exchange.shared.serve_script import Variables, has_unset_placeholder, script_lines, split_line_commands
+from memsheet.exchange.shared.serve_script import (
+    Variables,
+    has_unset_placeholder,
+    script_lines,
+    split_line_commands,
+)
 from memsheet.frozen import dataclass
 
 TORCHRUN, ACCELERATE, DEEPSPEED, PYTHON, TRL = "torchrun", "accelerate", "deepspeed", "python", "trl"
 FACTORY, FACTORY_FILE = "llamafactory-cli", "llamafactory-cli train"
-"""LLaMA-Factory's command, and where the YAML stands that it is given (hiyouga/LLaMA-Factory ff6d4d1 src/llamafactory/launcher.py:55,
-hparams/parser.py, read_args: a file and then key=value over it, or flags).
+"""LLaMA-Factory's command, and where the YAML stands that it is given (hiyouga/LLaMA-Factory ff6d4d1
+src/llamafactory/launcher.py:55, hparams/parser.py, read_args: a file and then key=value over it, or flags).
 """
 FACTORY_NAMES = (FACTORY, "lmf")
 PROCESSES = {"NPROC_PER_NODE": "nproc_per_node", "NNODES": "nnodes"}
@@ -41,7 +48,9 @@ class Launch:
 
 def first_script_launch(text: str) -> Launch | None:
     """The first script that a text starts, with variables at their defaults where nothing else is said."""
-    return next((found for words in filled_commands(text) if (found := _parse_launch_words(words)) is not None), None)
+    return next(
+        (found for words in filled_commands(text) if (found := _parse_launch_words(words)) is not None), None
+    )
 
 
 def filled_commands(text: str) -> Iterator[list[str]]:
@@ -76,7 +85,9 @@ def _parse_launch_words(words: Sequence[str]) -> Launch | None:
     if start is None:
         return None
     launcher, rest = start[0], list(words[start[1] :])
-    ends = next((at for at, word in enumerate(rest) if word.startswith(ENDS) or word.startswith("2>")), len(rest))
+    ends = next(
+        (at for at, word in enumerate(rest) if word.startswith(ENDS) or word.startswith("2>")), len(rest)
+    )
     rest = rest[:ends]
     if launcher == FACTORY:
         return _of_factory(words[: start[1]], rest)
@@ -84,24 +95,39 @@ def _parse_launch_words(words: Sequence[str]) -> Launch | None:
     if at is None:
         return None
     arguments, left = flags_of(rest[at + 1 :])
-    return Launch(launcher=launcher, flags=flags_of(rest[:at])[0], script=rest[at], arguments=arguments, left=left)
+    return Launch(
+        launcher=launcher, flags=flags_of(rest[:at])[0], script=rest[at], arguments=arguments, left=left
+    )
 
 
 def _of_factory(before: Sequence[str], rest: Sequence[str]) -> Launch:
-    """What LLaMA-Factory's command trains: a YAML with words over it, or flags. ``before``: with the variables that stand in front."""
+    """What LLaMA-Factory's command trains: a YAML with words over it, or flags. ``before``: with the
+    variables that stand in front.
+    """
     set_in_front = dict(word.split("=", 1) for word in before if "=" in word)
-    flags = {flag: plain_value(set_in_front[name]) for name, flag in PROCESSES.items() if name in set_in_front}
+    flags = {
+        flag: plain_value(set_in_front[name]) for name, flag in PROCESSES.items() if name in set_in_front
+    }
     file = rest[1] if len(rest) > 1 and rest[1].endswith((".yaml", ".yml", ".json")) else None
     if file is None:
         arguments, left = flags_of(rest[1:])
         return Launch(launcher=FACTORY, flags=flags, script=FACTORY_FILE, arguments=arguments, left=left)
-    over = {name: plain_value(value) for word in rest[2:] for name, equals, value in (word.partition("="),) if equals}
+    over = {
+        name: plain_value(value)
+        for word in rest[2:]
+        for name, equals, value in (word.partition("="),)
+        if equals
+    }
     left = tuple(word for word in rest[2:] if "=" not in word)
-    return Launch(launcher=FACTORY, flags=flags, script=FACTORY_FILE, arguments={FACTORY_FILE: file, **over}, left=left)
+    return Launch(
+        launcher=FACTORY, flags=flags, script=FACTORY_FILE, arguments={FACTORY_FILE: file, **over}, left=left
+    )
 
 
 def flags_of(words: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """``--a b``, ``--a=b``, ``--a b c`` and switches by their names with underscores; and the words that belong to none."""
+    """``--a b``, ``--a=b``, ``--a b c`` and switches by their names with underscores; and the words that
+    belong to none.
+    """
     found: dict[str, Any] = {}
     left: list[str] = []
     name = ""
@@ -113,14 +139,20 @@ def flags_of(words: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
             name = "" if equals else name
         elif name:
             held = found[name]
-            found[name] = plain_value(word) if held is True else [*(held if isinstance(held, list) else [held]), plain_value(word)]
+            found[name] = (
+                plain_value(word)
+                if held is True
+                else [*(held if isinstance(held, list) else [held]), plain_value(word)]
+            )
         else:
             left.append(word)
     return found, tuple(left)
 
 
 def plain_value(text: str) -> Any:
-    """A word as a script's parser reads it: a switch's two words, a number, or a text; ``UNSET`` where a variable is left."""
+    """A word as a script's parser reads it: a switch's two words, a number, or a text; ``UNSET`` where a
+    variable is left.
+    """
     if has_unset_placeholder(text):
         return UNSET
     switch = {"true": True, "false": False}.get(text.lower())

@@ -1,4 +1,6 @@
-"""What a shell's command says beside its launcher: the launcher's own flags as its configuration, and the script's as the arguments it reads."""
+"""What a shell's command says beside its launcher: the launcher's own flags as its configuration, and the
+script's as the arguments it reads.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +9,37 @@ from typing import Any
 
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.file_format import Format, Read, is_key, read_format_values
-from memsheet.exchange.shared.launched_script import ACCELERATE, DEEPSPEED, FACTORY, METHODS, TORCHRUN, TRL, Launch, first_script_launch
+from memsheet.exchange.shared.launched_script import (
+    ACCELERATE,
+    DEEPSPEED,
+    FACTORY,
+    METHODS,
+    TORCHRUN,
+    TRL,
+    Launch,
+    first_script_launch,
+)
 
 SHELLS = ("torchrun", "slurm", "skypilot")
 """Formats that a script's start stands in, and that leave its flags to it."""
 LEAST = 2
 """Flags of transformers' that a script must be given to be taken for one of its trainers."""
 OF_TYPE = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "multi_gpu": "MULTI_GPU"}
-OF_ZERO = ("zero_stage", "offload_optimizer_device", "offload_param_device", "gradient_accumulation_steps", "deepspeed_config_file")
-"""Flags of ``accelerate launch`` by where its file has them (accelerate 1.15.0 commands/launch.py:160-560)."""
+OF_ZERO = (
+    "zero_stage",
+    "offload_optimizer_device",
+    "offload_param_device",
+    "gradient_accumulation_steps",
+    "deepspeed_config_file",
+)
+"""Flags of ``accelerate launch`` by where its file has them (accelerate 1.15.0 commands/launch.py:160-560).
+"""
 
 
 def launched_reads(name: str, text: str, own: Read | None) -> tuple[dict[str, Read], tuple[str, ...]]:
-    """Further files that a script's text stands for, by name, and what of it nobody reads. ``own``: what its text is itself."""
+    """Further files that a script's text stands for, by name, and what of it nobody reads. ``own``: what its
+    text is itself.
+    """
     found = first_script_launch(text) if own is None or own.form.name in SHELLS else None
     if found is None:
         return {}, ()
@@ -28,7 +48,9 @@ def launched_reads(name: str, text: str, own: Read | None) -> tuple[dict[str, Re
     if form is not None:
         return {**reads, f"{name}: {found.script}": read_format_values(form, found.arguments)}, ()
     words = (*(f"--{at}" for at in found.arguments), *found.left)
-    return reads, (f"{name}: what {found.script} is given ({', '.join(words)}), which that script alone reads",) if words else ()
+    return reads, (
+        f"{name}: what {found.script} is given ({', '.join(words)}), which that script alone reads",
+    ) if words else ()
 
 
 def _of_launcher(found: Launch, own: Read | None) -> list[Read]:
@@ -37,11 +59,16 @@ def _of_launcher(found: Launch, own: Read | None) -> list[Read]:
     if found.launcher == DEEPSPEED and "num_gpus" in found.flags:
         return [
             read_format_values(
-                find_format(TORCHRUN), {"--nproc-per-node": found.flags["num_gpus"], "--nnodes": found.flags.get("num_nodes", 1)}
+                find_format(TORCHRUN),
+                {"--nproc-per-node": found.flags["num_gpus"], "--nnodes": found.flags.get("num_nodes", 1)},
             )
         ]
     if found.launcher == FACTORY and "nproc_per_node" in found.flags:
-        return [read_format_values(find_format(TORCHRUN), {f"--{at.replace('_', '-')}": held for at, held in found.flags.items()})]
+        return [
+            read_format_values(
+                find_format(TORCHRUN), {f"--{at.replace('_', '-')}": held for at, held in found.flags.items()}
+            )
+        ]
     if found.launcher == TORCHRUN and own is not None and own.form.name != TORCHRUN:
         flags = {f"--{at.replace('_', '-')}": held for at, held in found.flags.items()}
         return [read_format_values(find_format(TORCHRUN), flags)] if "--nproc-per-node" in flags else []
@@ -59,7 +86,9 @@ def _as_file(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _script_flag_format(found: Launch) -> Format | None:
-    """The format of a script's flags: TRL's where it is started so, or has flags that nothing else has; the Trainer's; nobody's."""
+    """The format of a script's flags: TRL's where it is started so, or has flags that nothing else has; the
+    Trainer's; nobody's.
+    """
     if found.launcher == FACTORY:
         return find_format("llamafactory")
     trl, trainer = find_format(TRL), find_format("transformers")

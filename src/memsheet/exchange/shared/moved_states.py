@@ -1,4 +1,6 @@
-"""Which keys that are not accounted may take weights and other states off a card, or store them in fewer bytes."""
+"""Which keys that are not accounted may take weights and other states off a card, or store them in fewer
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,13 @@ PASSING = re.compile(
     r"|recompute|activation|checkpointing|converters|fp8$|empty_cache|gc_steps|tiled|chunk|stage$|batch|seq|len|tokens|cache|kv|packing",
     re.IGNORECASE,
 )  # fmt: skip
-STORING = re.compile(r"offload|quant|cpu|disk|nvme|host|dtype|layers|expert|tensor|pipeline|shard|optim(?!ization)", re.IGNORECASE)
-"""Keys that decide on what passes through a step, and those that decide where and how states are kept: the first take nothing from the states."""
+STORING = re.compile(
+    r"offload|quant|cpu|disk|nvme|host|dtype|layers|expert|tensor|pipeline|shard|optim(?!ization)",
+    re.IGNORECASE,
+)
+"""Keys that decide on what passes through a step, and those that decide where and how states are kept: the
+first take nothing from the states.
+"""
 
 KEEPING = frozenset(
     f"--{name}"
@@ -54,13 +61,18 @@ KEEPING = frozenset(
         "ubatch-size",
     ]
 )
-"""Servers' flags that leave every weight on the card while it serves: graphs, the cache and its ranks, scheduling. A server that may sleep holds its
-weights when awake; ranks of context parallelism cut the cache and no weight; balanced experts are copies beside those there (vLLM v0.33.0
-config/compilation.py, config/parallel.py, config/cache.py, config/model.py enable_sleep_mode).
+"""Servers' flags that leave every weight on the card while it serves: graphs, the cache and its ranks,
+scheduling. A server that may sleep holds its weights when awake; ranks of context parallelism cut the cache
+and no weight; balanced experts are copies beside those there (vLLM v0.33.0 config/compilation.py,
+config/parallel.py, config/cache.py, config/model.py enable_sleep_mode).
 """
 
 
 def moves_states(keys: Iterable[str]) -> bool:
-    """Whether one of some keys that are not accounted may take states off the card, or store them in fewer bytes."""
+    """Whether one of some keys that are not accounted may take states off the card, or store them in fewer
+    bytes.
+    """
     names = (key.rpartition(".")[2] for key in keys)
-    return any(bool(STORING.search(name)) or not PASSING.search(name) for name in names if name not in KEEPING)
+    return any(
+        bool(STORING.search(name)) or not PASSING.search(name) for name in names if name not in KEEPING
+    )

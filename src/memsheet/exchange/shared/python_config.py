@@ -1,7 +1,8 @@
 """Configurations that are Python, read from their text: nothing of a file is imported or run.
 
-What is read are plain values: literals, sums of whole numbers, names and arguments that were given such, calls of functions of the same file, and
-the constructors of configurations. Anything else is ``UNSET``: the engine gets something that the text does not say.
+What is read are plain values: literals, sums of whole numbers, names and arguments that were given such,
+calls of functions of the same file, and the constructors of configurations. Anything else is ``UNSET``: the
+engine gets something that the text does not say.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from memsheet.frozen import dataclass
 from memsheet.guard.budget import Budget, TooMuchError
 
 Tree = dict[str, Any]
-CLASS, BASE, LINE, WHOLE, SCOPE = "class", "base", "lambda", "import", "def"  # no argument can be called by a word of the language
+CLASS, BASE, LINE, WHOLE, SCOPE = (
+    "class",
+    "base",
+    "lambda",
+    "import",
+    "def",
+)  # no argument can be called by a word of the language
 CONFIG = "Trainer.Config"  # what an imported function without arguments is taken to return
 FACTORIES = ("model_registry", "default_adamw")  # functions that stand for what they are given, as classes do
 PLACES = {"model_registry": ("flavor", "attn_backend")}  # arguments that are given without their names
@@ -40,7 +47,9 @@ class Module:
     names: dict[str, Any]
     imported: dict[str, str]
     bases: Mapping[str, Tree]
-    sites: tuple[tuple[ast.Call, tuple[str, ...], int], ...]  # every call of a name, its path, and the line of the function around it
+    sites: tuple[
+        tuple[ast.Call, tuple[str, ...], int], ...
+    ]  # every call of a name, its path, and the line of the function around it
     steps: Budget = field(default_factory=lambda: Budget(MOST_STEPS, "steps"))
 
 
@@ -53,7 +62,9 @@ def read_module(text: str, bases: Mapping[str, Tree]) -> Module:
         raise TooMuchError(f"is longer than the {MOST_TEXT} characters that are read")
     parsed = _syntax_tree(text)
     functions = {held.name: held for held in parsed.body if isinstance(held, ast.FunctionDef)}
-    module = Module(tree=parsed, functions=functions, names={}, imported={}, bases=bases, sites=tuple(_call_sites(parsed)))
+    module = Module(
+        tree=parsed, functions=functions, names={}, imported={}, bases=bases, sites=tuple(_call_sites(parsed))
+    )
     _evaluate_statements(module, parsed.body, module.names)
     return module
 
@@ -78,16 +89,21 @@ def returned_configs(module: Module) -> Iterator[tuple[str, Any]]:
 
 
 def named_calls(module: Module, names: Iterable[str], *, local: bool = False) -> Iterator[Tree]:
-    """Every call of some names, wherever it stands: its arguments, and under words that no argument has its name, its whole name, its line and the
-    line of the function around it (0 outside of any). Of the names around it only the file's own are known, or where ``local`` is said those of
-    the functions around it, too.
+    """Every call of some names, wherever it stands: its arguments, and under words that no argument has its
+    name, its whole name, its line and the line of the function around it (0 outside of any). Of the names
+    around it only the file's own are known, or where ``local`` is said those of the functions around it, too.
     """
     looks = MOST_LOOKS if local else 0
     wanted = frozenset(names)
     for node, path, scope in module.sites:
         if path[-1] in wanted:
             told = {CLASS: path[-1], WHOLE: ".".join(path), LINE: node.lineno, SCOPE: scope}
-            found = {**_call_arguments(module, node, _names_at(module, node.lineno) if looks > 0 else module.names, 0), **told}
+            found = {
+                **_call_arguments(
+                    module, node, _names_at(module, node.lineno) if looks > 0 else module.names, 0
+                ),
+                **told,
+            }
             module.steps.spend_size(found)
             yield found
             looks -= 1
@@ -145,7 +161,11 @@ def _call_sites(tree: ast.Module) -> Iterator[tuple[ast.Call, tuple[str, ...], i
 
 def flatten_constructor(value: Any) -> Any:
     """A constructor's arguments with its class beside them; deeper ones are their class alone."""
-    return {key: _class_name_or_value(held) for key, held in value.items()} if isinstance(value, dict) else _class_name_or_value(value)
+    return (
+        {key: _class_name_or_value(held) for key, held in value.items()}
+        if isinstance(value, dict)
+        else _class_name_or_value(value)
+    )
 
 
 def _class_name_or_value(value: Any) -> Any:
@@ -172,20 +192,32 @@ def _default_parameter_values(
 ) -> dict[str, Any]:
     arguments = [*function.args.posonlyargs, *function.args.args]
     defaults = [*(None for _ in range(len(arguments) - len(function.args.defaults))), *function.args.defaults]
-    pairs = [*zip(arguments, defaults, strict=True), *zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)]
-    return {held.arg: _evaluate_expression(module, default, given, depth) if default is not None else UNSET for held, default in pairs}
+    pairs = [
+        *zip(arguments, defaults, strict=True),
+        *zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True),
+    ]
+    return {
+        held.arg: _evaluate_expression(module, default, given, depth) if default is not None else UNSET
+        for held, default in pairs
+    }
 
 
 def _evaluate_statements(module: Module, body: list[ast.stmt], given: dict[str, Any], depth: int = 0) -> Any:
-    """What a list of statements returns; assignments go into ``given``, and what is not read makes nothing sure that it names."""
+    """What a list of statements returns; assignments go into ``given``, and what is not read makes nothing
+    sure that it names.
+    """
     for node in body:
         module.steps.spend()
         if isinstance(node, ast.Return):
             return _evaluate_expression(module, node.value, given, depth)
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            module.imported.update({held.asname or held.name: f"{node.module}.{held.name}" for held in node.names})
+            module.imported.update(
+                {held.asname or held.name: f"{node.module}.{held.name}" for held in node.names}
+            )
         elif isinstance(node, ast.Assign | ast.AnnAssign):
-            value = _evaluate_expression(module, node.value, given, depth) if node.value is not None else UNSET
+            value = (
+                _evaluate_expression(module, node.value, given, depth) if node.value is not None else UNSET
+            )
             for target in node.targets if isinstance(node, ast.Assign) else (node.target,):
                 _assign_target(target, value, given)
         elif isinstance(node, ast.With) or _is_main(node):
@@ -193,9 +225,13 @@ def _evaluate_statements(module: Module, body: list[ast.stmt], given: dict[str, 
                 _assign_target(target, UNSET, given)
             if (value := _evaluate_statements(module, node.body, given, depth)) is not None:
                 return value
-        elif isinstance(node, ast.If | ast.For | ast.While | ast.With | ast.Try | ast.AugAssign | ast.Match | ast.Delete):
+        elif isinstance(
+            node, ast.If | ast.For | ast.While | ast.With | ast.Try | ast.AugAssign | ast.Match | ast.Delete
+        ):
             for target in (
-                held for held in ast.walk(node) if isinstance(held, ast.Attribute | ast.Name) and isinstance(held.ctx, ast.Store)
+                held
+                for held in ast.walk(node)
+                if isinstance(held, ast.Attribute | ast.Name) and isinstance(held.ctx, ast.Store)
             ):
                 _assign_target(target, UNSET, given)
     return None
@@ -205,7 +241,10 @@ def _is_main(node: ast.stmt) -> TypeGuard[ast.If]:
     """Whether it is what a file does where it is started itself."""
     match node:
         case ast.If(
-            test=ast.Compare(left=ast.Name(id="__name__"), ops=[ast.Eq()], comparators=[ast.Constant(value="__main__")]), orelse=[]
+            test=ast.Compare(
+                left=ast.Name(id="__name__"), ops=[ast.Eq()], comparators=[ast.Constant(value="__main__")]
+            ),
+            orelse=[],
         ):
             return True
     return False
@@ -247,10 +286,14 @@ def _evaluate_expression(module: Module, node: ast.expr | None, given: Mapping[s
             return -value if isinstance(value, int | float) and not isinstance(value, bool) else UNSET
         case ast.BinOp(left=left, op=op, right=right):
             return _evaluate_arithmetic(
-                op, _evaluate_expression(module, left, given, depth + 1), _evaluate_expression(module, right, given, depth + 1)
+                op,
+                _evaluate_expression(module, left, given, depth + 1),
+                _evaluate_expression(module, right, given, depth + 1),
             )
         case ast.JoinedStr(values=held):
-            return _concatenate_text([_evaluate_expression(module, _plain_part(one), given, depth + 1) for one in held])
+            return _concatenate_text(
+                [_evaluate_expression(module, _plain_part(one), given, depth + 1) for one in held]
+            )
         case ast.List(elts=held) | ast.Tuple(elts=held):
             return [_evaluate_expression(module, one, given, depth + 1) for one in held]
         case ast.Dict(keys=keys, values=held):
@@ -269,11 +312,15 @@ def _is_bounded_literal(value: object) -> bool:
     return not isinstance(value, int | float) or abs(value) < LARGEST
 
 
-def _evaluate_dict(module: Module, keys: list[ast.expr | None], held: list[ast.expr], given: Mapping[str, Any], depth: int) -> Any:
+def _evaluate_dict(
+    module: Module, keys: list[ast.expr | None], held: list[ast.expr], given: Mapping[str, Any], depth: int
+) -> Any:
     words = [key.value if isinstance(key, ast.Constant) else None for key in keys]
     if not all(isinstance(word, str) for word in words):
         return UNSET
-    return {word: _evaluate_expression(module, one, given, depth) for word, one in zip(words, held, strict=True)}
+    return {
+        word: _evaluate_expression(module, one, given, depth) for word, one in zip(words, held, strict=True)
+    }
 
 
 def _plain_part(node: ast.expr) -> ast.expr | None:
@@ -284,8 +331,13 @@ def _plain_part(node: ast.expr) -> ast.expr | None:
 
 
 def _concatenate_text(parts: list[Any]) -> Any:
-    """A text of texts and whole numbers; ``UNSET`` where one of them is anything else, and for texts that no name is."""
-    if not all(isinstance(one, str | int) and one != UNSET for one in parts) or sum(len(str(one)) for one in parts) > LONGEST:
+    """A text of texts and whole numbers; ``UNSET`` where one of them is anything else, and for texts that no
+    name is.
+    """
+    if (
+        not all(isinstance(one, str | int) and one != UNSET for one in parts)
+        or sum(len(str(one)) for one in parts) > LONGEST
+    ):
         return UNSET
     return "".join(map(str, parts))
 
@@ -329,14 +381,18 @@ def _evaluate_call(module: Module, node: ast.Call, name: str, given: Mapping[str
 
 
 def _call_arguments(module: Module, node: ast.Call, given: Mapping[str, Any], depth: int) -> Tree:
-    """Arguments of a call by name; those without one by their place, and what is not known to be given as ``**``."""
+    """Arguments of a call by name; those without one by their place, and what is not known to be given as
+    ``**``.
+    """
     places = PLACES.get(".".join(_attribute_path(node.func)), ())
     made: Tree = {}
     for number, held in enumerate(node.args):
         if isinstance(held, ast.Starred):
             made["**"] = UNSET
         else:
-            made[places[number] if number < len(places) else str(number)] = _evaluate_expression(module, held, given, depth)
+            made[places[number] if number < len(places) else str(number)] = _evaluate_expression(
+                module, held, given, depth
+            )
     for keyword in node.keywords:
         value = _evaluate_expression(module, keyword.value, given, depth)
         if keyword.arg is not None:

@@ -1,5 +1,5 @@
-"""What configurations leave to the training script: "auto", and what DeepSpeed's file need not say. Where nothing else says it, no verdict that a
-job fits is sure.
+"""What configurations leave to the training script: "auto", and what DeepSpeed's file need not say. Where
+nothing else says it, no verdict that a job fits is sure.
 """
 
 from __future__ import annotations
@@ -11,14 +11,20 @@ from memsheet.exchange.shared.file_format import AUTO, Read
 from memsheet.exchange.shared.launched_script import FACTORY_FILE
 
 LAUNCHED = ("deepspeed", "accelerate", "torchrun", "slurm", "kubernetes", "trainjob", "skypilot")
-"""Formats that a training script stands beside; the others say their engine's whole batch, or its defaults are taken."""
+"""Formats that a training script stands beside; the others say their engine's whole batch, or its defaults
+are taken.
+"""
 WIDTHS = ("bf16.enabled", "fp16.enabled")
 BATCH, MICRO, ROUNDS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 
 
-def of_the_script(reads: Mapping[str, Read], request: Mapping[str, Any], told: tuple[Mapping[str, Any], ...]) -> tuple[str, ...]:
+def of_the_script(
+    reads: Mapping[str, Read], request: Mapping[str, Any], told: tuple[Mapping[str, Any], ...]
+) -> tuple[str, ...]:
     """Reasons for doubt. ``request``: of all files and flags; ``told``: what a plan and flags say alone."""
-    if request.get("task", "train") != "train" or not any(read.form.name in LAUNCHED for read in reads.values()):
+    if request.get("task", "train") != "train" or not any(
+        read.form.name in LAUNCHED for read in reads.values()
+    ):
         return ()
     return (*_microbatch_remarks(request), *_open_precision_remarks(reads, told))
 
@@ -29,36 +35,60 @@ KINDS = {"config_file": "accelerate", "config": "trl", "--config": "vllm", FACTO
 
 def absent_files(reads: Mapping[str, Read]) -> list[str]:
     """Files that others name and that are not among them."""
-    named = ((read, KINDS.get(at, "deepspeed"), read.values.get(at)) for read in reads.values() for at in read.form.refers)
+    named = (
+        (read, KINDS.get(at, "deepspeed"), read.values.get(at))
+        for read in reads.values()
+        for at in read.form.refers
+    )
     return [
         value
         for read, kind, value in named
-        if isinstance(value, str) and not any(other.form.name == kind and other is not read for other in reads.values())
+        if isinstance(value, str)
+        and not any(other.form.name == kind and other is not read for other in reads.values())
     ]
 
 
 def _microbatch_remarks(request: Mapping[str, Any]) -> Iterator[str]:
     if request.get("microbatch") is None:
-        yield "the micro-batch is the training script's: --microbatch (the sheet is of 1, and the Trainer's own default is 8)"  # transformers 5.23 training_args.py:777
+        # transformers 5.23 training_args.py:777
+        yield (
+            "the micro-batch is the training script's: --microbatch (the sheet is of 1, and the "
+            "Trainer's own default is 8)"
+        )
 
 
 def _open_precision_remarks(reads: Mapping[str, Read], told: tuple[Mapping[str, Any], ...]) -> Iterator[str]:
-    """DeepSpeed's file leaves it open by "auto", or by silence: accelerate then writes its own word in (1.15.0 utils/dataclasses.py:1422-1427)."""
+    """DeepSpeed's file leaves it open by "auto", or by silence: accelerate then writes its own word in
+    (1.15.0 utils/dataclasses.py:1422-1427).
+    """
     own = next((read for read in reads.values() if read.form.name == "deepspeed"), None)
     if own is None or own.request.get("precision.compute") is not None:
         return
     others = (*told, *(read.request for read in reads.values() if read is not own))
-    if not any(key.lstrip("?").startswith("precision.") and held is not None for one in others for key, held in one.items()):
+    if not any(
+        key.lstrip("?").startswith("precision.") and held is not None
+        for one in others
+        for key, held in one.items()
+    ):
         taken = "bf16" if any(own.values.get(at) == AUTO for at in WIDTHS) else "fp32"
         yield f"the precision is the training script's: --precision (the sheet is of {taken})"
 
 
-def derived_microbatch(reads: Mapping[str, Read], request: Mapping[str, Any], ranks: int | None) -> int | None:
-    """What DeepSpeed makes of the whole batch alone: all of it in one round, or in as many as it says (0.19.8 runtime/config.py:961-975)."""
+def derived_microbatch(
+    reads: Mapping[str, Read], request: Mapping[str, Any], ranks: int | None
+) -> int | None:
+    """What DeepSpeed makes of the whole batch alone: all of it in one round, or in as many as it says (0.19.8
+    runtime/config.py:961-975).
+    """
     own = next((read.values for read in reads.values() if read.form.name == "deepspeed"), None)
     if own is None or not ranks or request.get("microbatch") is not None or own.get(MICRO) is not None:
         return None
     whole, rounds = own.get(BATCH), own.get(ROUNDS, 1)
-    if not isinstance(whole, int) or not isinstance(rounds, int) or rounds < 1 or request.get("global_batch") != whole:
+    if (
+        not isinstance(whole, int)
+        or not isinstance(rounds, int)
+        or rounds < 1
+        or request.get("global_batch") != whole
+    ):
         return None
     return whole // ranks // rounds or None

@@ -1,4 +1,6 @@
-"""What a script's own flags come to where a command does not give them: ``add_argument("--batch_size", type=int, default=4)``, read from the text."""
+"""What a script's own flags come to where a command does not give them: ``add_argument("--batch_size",
+type=int, default=4)``, read from the text.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,19 @@ class Flag(NamedTuple):
 
 
 def flags_in_call(module: Module, call: Mapping[str, Any]) -> dict[str, Flag]:
-    """Arguments of a call that are a flag's value as it stands (``args.batch_size``), by name. ``call``: one that ``script.calls`` found."""
+    """Arguments of a call that are a flag's value as it stands (``args.batch_size``), by name. ``call``: one
+    that ``script.calls`` found.
+    """
     known = dict(_argparse_flags(module))
-    changed = {node.attr for node in ast.walk(module.tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
-    node = next((node for node, path, _ in module.sites if path[-1] == call[CLASS] and node.lineno == call[LINE]), None)
+    changed = {
+        node.attr
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    node = next(
+        (node for node, path, _ in module.sites if path[-1] == call[CLASS] and node.lineno == call[LINE]),
+        None,
+    )
     return {
         held.arg: known[held.value.attr]
         for held in (node.keywords if node is not None else ())
@@ -36,18 +47,26 @@ def flags_in_call(module: Module, call: Mapping[str, Any]) -> dict[str, Flag]:
 
 
 def _argparse_flags(module: Module) -> Iterator[tuple[str, Flag]]:
-    """The flags that have a plain default, by the name that the script reads them by; none that are told twice, or given in ``set_defaults``."""
+    """The flags that have a plain default, by the name that the script reads them by; none that are told
+    twice, or given in ``set_defaults``.
+    """
     found: dict[str, list[Flag]] = {}
     elsewhere: set[str | None] = set()
     for node, path, _ in module.sites:
         elsewhere |= {held.arg for held in node.keywords} if path[-1] == "set_defaults" else set()
         if path[-1] == "add_argument" and (flag := _parse_add_argument(node)) is not None:
             found.setdefault(_kept_as(node, flag), []).append(flag)
-    yield from ((name, held[0]) for name, held in found.items() if len(held) == 1 and name not in elsewhere and held[0].default is not None)
+    yield from (
+        (name, held[0])
+        for name, held in found.items()
+        if len(held) == 1 and name not in elsewhere and held[0].default is not None
+    )
 
 
 def _parse_add_argument(node: ast.Call) -> Flag | None:
-    names = [held.value for held in node.args if isinstance(held, ast.Constant) and isinstance(held.value, str)]
+    names = [
+        held.value for held in node.args if isinstance(held, ast.Constant) and isinstance(held.value, str)
+    ]
     long = next((name for name in names if name.startswith("--")), None)
     default = _constant_keyword(node, "default")
     if default is None and _constant_keyword(node, "action") == "store_true":
@@ -62,4 +81,8 @@ def _kept_as(node: ast.Call, flag: Flag) -> str:
 
 def _constant_keyword(node: ast.Call, name: str) -> Any:
     held = next((held.value for held in node.keywords if held.arg == name), None)
-    return held.value if isinstance(held, ast.Constant) and isinstance(held.value, bool | int | float | str) else None
+    return (
+        held.value
+        if isinstance(held, ast.Constant) and isinstance(held.value, bool | int | float | str)
+        else None
+    )

@@ -1,4 +1,6 @@
-"""Flags of the LoRA adapters that a server's command keeps room for: rows of vLLM's and of SGLang's (``exchange.shared.serve_command``)."""
+"""Flags of the LoRA adapters that a server's command keeps room for: rows of vLLM's and of SGLang's
+(``exchange.shared.serve_command``).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def _plan_keys_of_flags(values: Values, names: Mapping[str, str], usual: Mapping
     return found
 
 
-# ---- vLLM 0.33.0 -------------------------------------------------------------------------------------------------------------
+# ---- vLLM 0.33.0 -------------------------------------------------------------------------------------------
 
 VLLM_FLAGS = {
     "--max-loras": "serving.max_loras", "--max-lora-rank": "adapter.rank", "--max-cpu-loras": "serving.max_cpu_loras",
@@ -37,7 +39,9 @@ VLLM_FLAGS = {
 
 
 def _vllm_back(value: Any, values: Values) -> Mapping[str, Any]:
-    """What the other flags say counts beside this one alone (engine/arg_utils.py create_engine_config: lora_config)."""
+    """What the other flags say counts beside this one alone (engine/arg_utils.py create_engine_config:
+    lora_config).
+    """
     if value is not True:
         return {}
     found = _plan_keys_of_flags(values, VLLM_FLAGS, {"serving.max_loras": 1, "adapter.rank": 16})
@@ -75,7 +79,7 @@ VLLM_KEYS = (
     Key(at="--lora-target-modules", out=_with_room("adapter.targets"), back=_read_with_lora_switch, source="engine/arg_utils.py:1629, config/lora.py:47"),
 )  # fmt: skip
 
-# ---- SGLang 0.5.23 -----------------------------------------------------------------------------------------------------------
+# ---- SGLang 0.5.23 -----------------------------------------------------------------------------------------
 
 SGLANG_FLAGS = {
     "--max-loras-per-batch": "serving.max_loras",
@@ -85,11 +89,17 @@ SGLANG_FLAGS = {
 
 
 def _sglang_back(value: Any, values: Values) -> Mapping[str, Any]:
-    """On where it is said, or where adapters are named and it is not said off (arg_groups/lora_hook.py:38)."""
+    """On where it is said, or where adapters are named and it is not said off
+    (arg_groups/lora_hook.py:38).
+    """
     if value is False or (value is None and not values.get("--lora-paths")):
         return {}
     found = _plan_keys_of_flags(values, SGLANG_FLAGS, {"serving.max_loras": 8})
-    words = _value_words(values["--lora-target-modules"]) if values.get("--lora-target-modules") is not None else [ALL]
+    words = (
+        _value_words(values["--lora-target-modules"])
+        if values.get("--lora-target-modules") is not None
+        else [ALL]
+    )
     return found if words == [ALL] else {**found, "adapter.targets": words}
 
 
@@ -114,9 +124,17 @@ SGLANG_KEYS = (
 def no_room(asked: Values) -> Iterator[Problem]:
     """An adapter that nobody keeps room for: trained, or a plan with a hole."""
     if asked.get("adapter.rank") is not None and not asked.get("serving.max_loras"):
-        yield Problem(field="adapter.rank", value=asked["adapter.rank"], reason="has no room in the plan", hint="--max-loras, of infer")
+        yield Problem(
+            field="adapter.rank",
+            value=asked["adapter.rank"],
+            reason="has no room in the plan",
+            hint="--max-loras, of infer",
+        )
     dtype, computed = asked.get("adapter.dtype"), asked.get("precision.compute")
     if asked.get("engine") == "sglang" and dtype is not None and dtype != computed:
         yield Problem(
-            field="adapter.dtype", value=dtype, reason=f"is not the {computed} that sglang keeps adapters in", hint="leave it out"
+            field="adapter.dtype",
+            value=dtype,
+            reason=f"is not the {computed} that sglang keeps adapters in",
+            hint="leave it out",
         )

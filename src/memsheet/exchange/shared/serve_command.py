@@ -1,4 +1,6 @@
-"""Commands of servers: what vLLM's and SGLang's have in common. A command is found in a script or a line, split as a shell does, and never run."""
+"""Commands of servers: what vLLM's and SGLang's have in common. A command is found in a script or a line,
+split as a shell does, and never run.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from memsheet.exchange.shared.file_format import UNSET, Key, Values
 from memsheet.exchange.shared.serve_script import ENDS
 from memsheet.frozen import dataclass
 
-SWITCHES = tuple(f"--{name}-" for name in ("enable", "disable", "skip", "no", "trust", "fully", "interleave", "allow-deprecated"))
+SWITCHES = tuple(
+    f"--{name}-"
+    for name in ("enable", "disable", "skip", "no", "trust", "fully", "interleave", "allow-deprecated")
+)
 """How flags begin that take no value in either engine."""
 GIVEN = "given"
 _ATTACHED = re.compile(r"-O=?(\w+)")
@@ -28,14 +33,23 @@ SIXTEEN_OF = ("parameters", "compute", "gradients", "reduce", "moments")
 SCRIPTS = {"vllm": "vllm.sh", "sglang": "sglang.sh"}
 """The file of each server's command, which a batch script or a task runs where it lies beside."""
 BESIDE = frozenset(
-    {"mesh.etp", "attention", "microbatch", "serving.prompt_tokens", "serving.output_tokens", "serving.shared_prefix_tokens"}
+    {
+        "mesh.etp",
+        "attention",
+        "microbatch",
+        "serving.prompt_tokens",
+        "serving.output_tokens",
+        "serving.shared_prefix_tokens",
+    }
 )
 """Keys that follow from the others, belong to requests, or are checked in ``unservable_problems``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """How an engine is started. ``launches``: the words before its flags, each way; ``image``: of a container that takes the flags alone, if there is one."""
+    """How an engine is started. ``launches``: the words before its flags, each way; ``image``: of a container
+    that takes the flags alone, if there is one.
+    """
 
     model: str  # the flag that names it, which is also where a bare word goes
     package: str  # as it is installed
@@ -51,9 +65,11 @@ class Command:
 
 
 def parse_server_command(how: Command, text: str, weighed: Iterable[str] = ()) -> Mapping[str, Any]:
-    """Flags of the first launch in a text, by their long names, and the partition exported before it; nothing where there is none.
+    """Flags of the first launch in a text, by their long names, and the partition exported before it; nothing
+    where there is none.
 
-    ``weighed``: flags with bytes. Of those, one that nobody set is ``UNSET``, and one that is at its variable's default is named beside.
+    ``weighed``: flags with bytes. Of those, one that nobody set is ``UNSET``, and one that is at its
+    variable's default is named beside.
     """
     found: dict[str, Any] = {}
     known, before, launches = around.Variables(), list[str](), 0
@@ -85,14 +101,22 @@ def _resolve_launch_flags(
     plain = known.filled(words, defaults=False)
     start = around.server_flags_index(plain, how.launches, (how.image,))
     raw = _parse_server_flags(how, plain[start:]) if start is not None else taken
-    for at in (at for at in taken if at in weighed and at != how.model and around.has_unset_placeholder(taken[at])):
+    for at in (
+        at for at in taken if at in weighed and at != how.model and around.has_unset_placeholder(taken[at])
+    ):
         taken[at] = UNSET
     left = {
         at: raw[at]
         for at in taken
-        if at in weighed and at != how.model and taken[at] != UNSET and around.has_unset_placeholder(raw.get(at))
+        if at in weighed
+        and at != how.model
+        and taken[at] != UNSET
+        and around.has_unset_placeholder(raw.get(at))
     }
-    return {**taken, **({around.OPEN: ", ".join(f"{at} {text}" for at, text in left.items())} if left else {})}
+    return {
+        **taken,
+        **({around.OPEN: ", ".join(f"{at} {text}" for at, text in left.items())} if left else {}),
+    }
 
 
 def _parse_server_flags(how: Command, words: Iterable[str]) -> Mapping[str, Any]:
@@ -119,7 +143,9 @@ def _parse_server_flags(how: Command, words: Iterable[str]) -> Mapping[str, Any]
         name = how.aliases.get(name, name)
         if inner and name in how.objects:
             name, inner = name + "." + part.replace("-", "_"), ""
-        if not equals and (name in how.switches or name.startswith(SWITCHES) or not rest or _is_flag(rest[0])):
+        if not equals and (
+            name in how.switches or name.startswith(SWITCHES) or not rest or _is_flag(rest[0])
+        ):
             off = name.startswith("--no-") and f"--{name[5:]}"
             found[off or name] = not off
             continue
@@ -130,7 +156,9 @@ def _parse_server_flags(how: Command, words: Iterable[str]) -> Mapping[str, Any]
                 held.append(rest.pop(0))
             found[name] = held
             continue
-        found[name] = GIVEN if inner else held if name == how.model or name in how.words else parse_human_number(held)
+        found[name] = (
+            GIVEN if inner else held if name == how.model or name in how.words else parse_human_number(held)
+        )
     return found
 
 
@@ -151,16 +179,23 @@ def variable_default_remarks(text: str) -> tuple[str, ...]:
 
 
 PLACES = (
-    Key(at=around.VERSION, says="engine_version", out=lambda _: None, source="the image's tag, or the requirement that is installed"),
+    Key(
+        at=around.VERSION,
+        says="engine_version",
+        out=lambda _: None,
+        source="the image's tag, or the requirement that is installed",
+    ),
 )
 OPEN_PLACES: Mapping[str, tuple[Any, ...]] = {around.OTHERS: (), around.MORE: (), around.OPEN: ()}
-"""What keeps a script's verdict from being sure: a server beside the one that is read, arguments that are not in the text, defaults of
-variables that whoever starts it may set.
+"""What keeps a script's verdict from being sure: a server beside the one that is read, arguments that are not
+in the text, defaults of variables that whoever starts it may set.
 """
 
 
 def parse_human_number(text: str) -> Any:
-    """A number as the engines' parsers read it (1k is 1,000 and 1K is 1,024; vLLM utils/argparse_utils.py:30), or the text."""
+    """A number as the engines' parsers read it (1k is 1,000 and 1K is 1,024; vLLM
+    utils/argparse_utils.py:30), or the text.
+    """
     if _WHOLE.fullmatch(text):
         return int(text)
     if _PART.fullmatch(text):
@@ -172,7 +207,11 @@ def parse_human_number(text: str) -> Any:
 def compose_server_command(how: Command, values: Values) -> str:
     """Shell text around one command: every value is quoted."""
     model, launch = str(values[how.model]), how.launches[0]
-    named = [f"export {name}={shlex.quote(str(values[name]))}" for name in (ALLOCATOR, how.partition) if name in values]
+    named = [
+        f"export {name}={shlex.quote(str(values[name]))}"
+        for name in (ALLOCATOR, how.partition)
+        if name in values
+    ]
     flags = [
         at
         if value is True
@@ -189,7 +228,7 @@ def compose_server_command(how: Command, values: Values) -> str:
     return "\n".join(["#!/usr/bin/env bash", "set -euo pipefail", *named, lines, ""])
 
 
-# ---- rows that both have -----------------------------------------------------------------------------------------------------
+# ---- rows that both have -----------------------------------------------------------------------------------
 
 
 def dtype_out(asked: Values) -> Any:
@@ -204,7 +243,13 @@ def dtype_back(value: Any, _: Values) -> Mapping[str, Any]:
 
 def cache_back(eight: Iterable[str]) -> Callable[[Any, Values], Mapping[str, Any]]:
     """The cache's dtype by the engine's names for it."""
-    known = {**dict.fromkeys(eight, "fp8"), "fp8_e5m2": "fp8_e5m2", "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16"}
+    known = {
+        **dict.fromkeys(eight, "fp8"),
+        "fp8_e5m2": "fp8_e5m2",
+        "bfloat16": "bf16",
+        "bf16": "bf16",
+        "float16": "fp16",
+    }
     return lambda value, _: {"serving.kv_dtype": known.get(str(value), str(value))}
 
 
@@ -223,20 +268,37 @@ def unservable_problems(asked: Values) -> Iterator[Problem]:
     name = str(asked.get("@model") or "")
     if not name or name.startswith("-") or not name.isprintable():
         yield Problem(
-            field="model", value=name or None, reason="is no name that a command can be given", hint="--model of a hub or a folder"
+            field="model",
+            value=name or None,
+            reason="is no name that a command can be given",
+            hint="--model of a hub or a folder",
         )
     if asked.get("attention") not in (None, "flash"):
-        yield Problem(field="attention", value=asked["attention"], reason="is not what the sheet's command runs", hint="attention flash")
+        yield Problem(
+            field="attention",
+            value=asked["attention"],
+            reason="is not what the sheet's command runs",
+            hint="attention flash",
+        )
     if asked.get("microbatch", asked.get("serving.max_sequences")) != asked.get("serving.max_sequences"):
-        yield Problem(field="microbatch", value=asked["microbatch"], reason="is not serving.max_sequences", hint="give one of them")
+        yield Problem(
+            field="microbatch",
+            value=asked["microbatch"],
+            reason="is not serving.max_sequences",
+            hint="give one of them",
+        )
     if asked.get("phase"):
-        yield Problem(field="phase", value=asked["phase"], reason="is no way to start a server", hint="leave it out")
+        yield Problem(
+            field="phase", value=asked["phase"], reason="is no way to start a server", hint="leave it out"
+        )
 
 
 def one_node(asked: Values) -> Iterator[Problem]:
     """A server over several nodes, which one script does not start."""
     if asked.get("engine") in SCRIPTS and asked.get("@nodes", 1) > 1:
-        yield Problem(field="nodes", value=asked["@nodes"], reason="is not one command", hint="a plan of one node")
+        yield Problem(
+            field="nodes", value=asked["@nodes"], reason="is not one command", hint="a plan of one node"
+        )
 
 
 def server_of(asked: Values) -> tuple[str, ...]:

@@ -1,4 +1,6 @@
-"""A server among the services of Docker Compose: its entrypoint and command as the line of a script, as of a pod's container."""
+"""A server among the services of Docker Compose: its entrypoint and command as the line of a script, as of a
+pod's container.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,31 @@ _SERVICES = re.compile(r"^\s{0,8}[\"']?services[\"']?\s*:", re.MULTILINE)
 _VARIABLE = re.compile(r"(\$\$|\$\{\w+(?::?[-=][^{}\"\\`]*)?\}|\$[A-Za-z_]\w*)")
 
 
-def compose_file_script(name: str, text: str, parse: Callable[[str, str], Any]) -> tuple[str, int | None] | None:
-    """The script that the services' servers are, in their order, and the GPUs that the first has reserved; None for texts of other kinds."""
+def compose_file_script(
+    name: str, text: str, parse: Callable[[str, str], Any]
+) -> tuple[str, int | None] | None:
+    """The script that the services' servers are, in their order, and the GPUs that the first has reserved;
+    None for texts of other kinds.
+    """
     if not _SERVICES.search(text):
         return None
     tree = tree_of(parse, name, text)
     services = tree.get("services") if tree else None
-    held = [_service_container(one) for one in services.values() if isinstance(one, Mapping)] if isinstance(services, Mapping) else []
-    found = [(line, one["gpus"]) for one in held if starts_a_server(line := command_line(one, _quote_compose_word))]
+    held = (
+        [_service_container(one) for one in services.values() if isinstance(one, Mapping)]
+        if isinstance(services, Mapping)
+        else []
+    )
+    found = [
+        (line, one["gpus"]) for one in held if starts_a_server(line := command_line(one, _quote_compose_word))
+    ]
     return ("\n".join(line for line, _ in found), found[0][1]) if found else None
 
 
 def _service_container(service: Mapping[str, Any]) -> dict[str, Any]:
-    """A service as a container of a pod: its entrypoint is what is run, its command the arguments (docs.docker.com/reference/compose-file/services)."""
+    """A service as a container of a pod: its entrypoint is what is run, its command the arguments
+    (docs.docker.com/reference/compose-file/services).
+    """
     return {
         "image": service.get("image"), "command": _shell_words(service.get("entrypoint")), "args": _shell_words(service.get("command")),
         "env": list(_service_env_entries(service.get("environment"))), "gpus": _reserved_gpu_count(service),
@@ -46,7 +60,11 @@ def _shell_words(value: Any) -> list[Any]:
 def _quote_compose_word(word: str) -> str:
     """A word as a shell has it, where ${NAME:-default} is Compose's own variable and $$ a dollar."""
     pieces = (
-        shlex.quote("$") if piece == "$$" else f'"{piece}"' if _VARIABLE.fullmatch(piece) else shlex.quote(piece)
+        shlex.quote("$")
+        if piece == "$$"
+        else f'"{piece}"'
+        if _VARIABLE.fullmatch(piece)
+        else shlex.quote(piece)
         for piece in _VARIABLE.split(word)
         if piece
     )
@@ -54,7 +72,13 @@ def _quote_compose_word(word: str) -> str:
 
 
 def _service_env_entries(value: Any) -> Iterator[dict[str, Any]]:
-    pairs = value.items() if isinstance(value, Mapping) else (str(one).partition("=")[::2] for one in value if "=" in str(one)) if isinstance(value, list) else ()  # fmt: skip
+    pairs = (
+        value.items()
+        if isinstance(value, Mapping)
+        else (str(one).partition("=")[::2] for one in value if "=" in str(one))
+        if isinstance(value, list)
+        else ()
+    )
     for name, held in pairs:
         if "$" not in str(held):
             yield {"name": str(name), "value": held}
@@ -66,6 +90,13 @@ def _reserved_gpu_count(service: Mapping[str, Any]) -> int | None:
     for key in DEVICES.split("."):
         node = node.get(key) if isinstance(node, Mapping) else None
     devices = [one for one in node if isinstance(one, Mapping)] if isinstance(node, list) else []
-    counts = [len(one["device_ids"]) if isinstance(one.get("device_ids"), list) else one.get("count") for one in devices]
-    whole = [int(count) for count in counts if isinstance(count, int | str) and str(count).isdigit() and len(str(count)) < 8]
+    counts = [
+        len(one["device_ids"]) if isinstance(one.get("device_ids"), list) else one.get("count")
+        for one in devices
+    ]
+    whole = [
+        int(count)
+        for count in counts
+        if isinstance(count, int | str) and str(count).isdigit() and len(str(count)) < 8
+    ]
     return sum(whole) if whole and len(whole) == len(counts) else None

@@ -1,4 +1,6 @@
-"""Flags of speculative decoding: rows of vLLM's and of SGLang's commands (``exchange.shared.serve_command``)."""
+"""Flags of speculative decoding: rows of vLLM's and of SGLang's commands
+(``exchange.shared.serve_command``).
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,16 @@ MOST_TEXT = 2**16
 BY_ITSELF = ("mtp", "ngram")
 """Methods that need no model of their own."""
 
-# ---- vLLM 0.33.0: one flag with an object in it, whose parts are places of their own here ---------------------------------------
+# ---- vLLM 0.33.0: one flag with an object in it, whose parts are places of their own here ------------------
 
 CONFIG = "--speculative-config"
 VLLM_METHODS = {"draft": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp", "ngram": "ngram"}
 VLLM_READ = {name: plan for plan, name in VLLM_METHODS.items()}
-VLLM_ALIASES = {"--spec-method": f"{CONFIG}.method", "--spec-model": f"{CONFIG}.model", "--spec-tokens": f"{CONFIG}.num_speculative_tokens"}
+VLLM_ALIASES = {
+    "--spec-method": f"{CONFIG}.method",
+    "--spec-model": f"{CONFIG}.model",
+    "--spec-tokens": f"{CONFIG}.num_speculative_tokens",
+}
 """engine/arg_utils.py:1869."""
 VLLM_KNOWN = frozenset(
     f"{CONFIG}.{name}"
@@ -58,7 +64,9 @@ def expand_speculative_config(values: Values) -> Mapping[str, Any]:
 
 def collapse_speculative_config(values: Values) -> Mapping[str, Any]:
     """And back: one flag with an object in it."""
-    parts = {at.removeprefix(f"{CONFIG}."): held for at, held in values.items() if at.startswith(f"{CONFIG}.")}
+    parts = {
+        at.removeprefix(f"{CONFIG}."): held for at, held in values.items() if at.startswith(f"{CONFIG}.")
+    }
     rest = {at: held for at, held in values.items() if not at.startswith(f"{CONFIG}.")}
     return {**rest, CONFIG: json.dumps(parts)} if parts else rest
 
@@ -82,16 +90,31 @@ def _vllm_model(value: Any, values: Values) -> Mapping[str, Any]:
 
 VLLM_KEYS = (
     Key(at=f"{CONFIG}.model", says=MODEL, back=_vllm_model, source="config/speculative.py:415"),
-    Key(at=f"{CONFIG}.method", out=lambda a: VLLM_METHODS.get(a.get(METHOD, "")), back=_vllm_method, source="config/speculative.py:418"),
+    Key(
+        at=f"{CONFIG}.method",
+        out=lambda a: VLLM_METHODS.get(a.get(METHOD, "")),
+        back=_vllm_method,
+        source="config/speculative.py:418",
+    ),
     Key(at=f"{CONFIG}.num_speculative_tokens", says=TOKENS, source="config/speculative.py:413"),
     Key(at=f"{CONFIG}.draft_tensor_parallel_size", says="speculative.tp", source="config/speculative.py:427"),
 )
 
-# ---- SGLang 0.5.23 -------------------------------------------------------------------------------------------------------------------
+# ---- SGLang 0.5.23 -----------------------------------------------------------------------------------------
 
-ALGORITHM, DRAFT, STEPS = "--speculative-algorithm", "--speculative-draft-model-path", "--speculative-num-steps"
+ALGORITHM, DRAFT, STEPS = (
+    "--speculative-algorithm",
+    "--speculative-draft-model-path",
+    "--speculative-num-steps",
+)
 WIDTH, VERIFIED = "--speculative-eagle-topk", "--speculative-num-draft-tokens"
-SGLANG_METHODS = {"draft": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "ngram": "NGRAM"}
+SGLANG_METHODS = {
+    "draft": "STANDALONE",
+    "eagle": "EAGLE",
+    "eagle3": "EAGLE3",
+    "mtp": "NEXTN",
+    "ngram": "NGRAM",
+}
 SGLANG_READ = {name: plan for plan, name in SGLANG_METHODS.items()}
 
 
@@ -128,7 +151,12 @@ def draft_chain_width(asked: Values) -> Mapping[str, Any]:
 
 
 SGLANG_KEYS = (
-    Key(at=ALGORITHM, out=lambda a: SGLANG_METHODS.get(a.get(METHOD, "")), back=_read_draft_algorithm, source="plan.py:31"),
+    Key(
+        at=ALGORITHM,
+        out=lambda a: SGLANG_METHODS.get(a.get(METHOD, "")),
+        back=_read_draft_algorithm,
+        source="plan.py:31",
+    ),
     Key(at=DRAFT, says=MODEL, back=_draft_path, source="plan.py:36"),
     Key(at=STEPS, out=_draft_steps, back=lambda v, _: {TOKENS: v}, source="plan.py:58"),
     Key(at=VERIFIED, out=_verified_tokens, back=_verified_back, source="plan.py:66"),

@@ -1,4 +1,6 @@
-"""A server in a pod of Kubernetes: the container's command as the line of a script, which the engine's format then reads."""
+"""A server in a pod of Kubernetes: the container's command as the line of a script, which the engine's format
+then reads.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ _VALUE = re.compile(r"(\$\(\w+\))")
 
 
 def command_of(name: str, text: str, parse: Callable[[str, str], Any]) -> tuple[str, int | None] | None:
-    """The script that a pod's server is, and the GPUs of its container; None for texts that are no objects of Kubernetes, or jobs.
+    """The script that a pod's server is, and the GPUs of its container; None for texts that are no objects of
+    Kubernetes, or jobs.
 
     Raises InputError for pods without one, and for objects of kinds that are not read.
     """
@@ -51,15 +54,24 @@ def command_of(name: str, text: str, parse: Callable[[str, str], Any]) -> tuple[
             continue
         seen.append(kind)
         found = [
-            (line, _container_gpu_limit(held)) for held in _pod_containers(tree) if (line := command_line(held)) and starts_a_server(line)
+            (line, _container_gpu_limit(held))
+            for held in _pod_containers(tree)
+            if (line := command_line(held)) and starts_a_server(line)
         ]
         if found:
             return "\n".join(line for line, _ in found), found[0][1]
     if seen:
-        raise input_error("file", name, f"is {_indefinite_article(seen[0])} {seen[0]} {NO_SERVER}", "the script that its container runs")
+        raise input_error(
+            "file",
+            name,
+            f"is {_indefinite_article(seen[0])} {seen[0]} {NO_SERVER}",
+            "the script that its container runs",
+        )
     if foreign and not jobs:
         known = f"the script that it runs; kinds that are read: {', '.join(sorted(KINDS | JOBS))}"
-        raise input_error("file", name, f"is {_indefinite_article(foreign[-1])} {foreign[-1]}, {FOREIGN}", known)
+        raise input_error(
+            "file", name, f"is {_indefinite_article(foreign[-1])} {foreign[-1]}, {FOREIGN}", known
+        )
     return None
 
 
@@ -85,14 +97,28 @@ def _pod_containers(tree: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
 
 
 def command_line(container: Mapping[str, Any], quoted: Callable[[str], str] | None = None) -> str:
-    """What the container runs: a shell's text as it is, else its words, after the image, which may start the server itself. ``quoted``: a word
-    as a shell has it, where a container's own variables are not what stands in it.
+    """What the container runs: a shell's text as it is, else its words, after the image, which may start the
+    server itself. ``quoted``: a word as a shell has it, where a container's own variables are not what stands
+    in it.
     """
     words = [str(word) for key in ("command", "args") for word in _scalar_list(container.get(key))]
-    image, plain = str(container.get("image") or ""), [f"{key}={value}" for key, value in _container_env_pairs(container)]
+    image, plain = (
+        str(container.get("image") or ""),
+        [f"{key}={value}" for key, value in _container_env_pairs(container)],
+    )
     versions = ((package, pinned_release(package, [image])) for package in IMAGES)
-    before = "\n".join([*(f"export {shlex.quote(one)}" for one in plain), *(f": {package}=={told}" for package, told in versions if told)])
-    if len(words) > 1 and words[0].rpartition("/")[2] in ("sh", "bash") and words[1].startswith("-") and words[1].endswith("c"):
+    before = "\n".join(
+        [
+            *(f"export {shlex.quote(one)}" for one in plain),
+            *(f": {package}=={told}" for package, told in versions if told),
+        ]
+    )
+    if (
+        len(words) > 1
+        and words[0].rpartition("/")[2] in ("sh", "bash")
+        and words[1].startswith("-")
+        and words[1].endswith("c")
+    ):
         return f"{before}\n" + "\n".join(words[2:])
     told = " ".join((quoted or _quoted_word)(word) or "''" for word in words)
     alone = named_image(image) in ALONE and not _scalar_list(container.get("command"))
@@ -116,12 +142,20 @@ def _container_env_pairs(container: Mapping[str, Any]) -> Iterator[tuple[str, st
     """Variables with a value of their own; those of secrets are not in the text."""
     held = container.get("env")
     for one in held if isinstance(held, list) else ():
-        if isinstance(one, Mapping) and str(one.get("name") or "").isidentifier() and isinstance(one.get("value"), str | int):
+        if (
+            isinstance(one, Mapping)
+            and str(one.get("name") or "").isidentifier()
+            and isinstance(one.get("value"), str | int)
+        ):
             yield str(one["name"]), str(one["value"])
 
 
 def starts_a_server(text: str) -> bool:
-    return any(server_flags_index(part, LAUNCHES, ALONE) is not None for line in script_lines(text) for part in split_line_commands(line))
+    return any(
+        server_flags_index(part, LAUNCHES, ALONE) is not None
+        for line in script_lines(text)
+        for part in split_line_commands(line)
+    )
 
 
 def given_to(found: Read, gpus: int | None, at: str = GPU) -> Read:

@@ -1,4 +1,6 @@
-"""A server's command as another release of its engine reads it: what was removed since, and whose defaults are told."""
+"""A server's command as another release of its engine reads it: what was removed since, and whose defaults
+are told.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,16 @@ guided-decoding-disable-any-whitespace guided-decoding-disable-additional-proper
 disable-mm-preprocessor-cache max-num-partial-prefills max-long-partial-prefills logits-processor-pattern enable-reasoning
 tokenizer-pool-size tokenizer-pool-type tokenizer-pool-extra-config device
 """
-"""Removed flags of vLLM that moved no byte of a GPU: of logs, of who is served first, of the host (v0.6.4.post1 and v0.8.5 engine/arg_utils.py)."""
+"""Removed flags of vLLM that moved no byte of a GPU: of logs, of who is served first, of the host
+(v0.6.4.post1 and v0.8.5 engine/arg_utils.py).
+"""
 _NUMBER = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 
 
 def vllm_of(form: Format, version: str) -> Format:
-    return _format_of_release(form, "vLLM", version, frozenset(f"--{name}" for name in _WITHOUT_BYTES.split()))
+    return _format_of_release(
+        form, "vLLM", version, frozenset(f"--{name}" for name in _WITHOUT_BYTES.split())
+    )
 
 
 def sglang_of(form: Format, version: str) -> Format:
@@ -26,14 +32,20 @@ def sglang_of(form: Format, version: str) -> Format:
 
 
 def _format_of_release(form: Format, name: str, version: str, harmless: frozenset[str]) -> Format:
-    """The format under the release's name. Flags that an older one had are known to it, or not accounted where they took room."""
+    """The format under the release's name. Flags that an older one had are known to it, or not accounted
+    where they took room.
+    """
     told = f"{name} {version.removeprefix('v')}"
     if not _is_older_release(version, form.tested):
         return replace(form, tested=told, keys_of=form.tested)
     gone = form.removed
     return replace(
-        form, tested=told, removed=frozenset(), known=form.known | (gone & harmless), unmodelled={**form.unmodelled, **dict.fromkeys(gone - harmless, ())}
-    )  # fmt: skip
+        form,
+        tested=told,
+        removed=frozenset(),
+        known=form.known | (gone & harmless),
+        unmodelled={**form.unmodelled, **dict.fromkeys(gone - harmless, ())},
+    )
 
 
 def _is_older_release(version: str, tested: str) -> bool:

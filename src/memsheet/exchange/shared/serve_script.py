@@ -1,4 +1,6 @@
-"""What stands around a server's command in a script: variables, further commands, the engine's version. Read as text, never run."""
+"""What stands around a server's command in a script: variables, further commands, the engine's version. Read
+as text, never run.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,13 @@ BETWEEN = ENDS[:5]
 MOST_LINES = 64
 """Lines that one quoted value may go over."""
 MOST_VALUE, MOST_EXPANDED = 2**14, 2**18
-"""Characters of a value with its variables in place, and of all values that one script makes: a launch is a few hundred."""
+"""Characters of a value with its variables in place, and of all values that one script makes: a launch is a
+few hundred.
+"""
 VERSION, OTHERS, OPEN, MORE = "version", "commands", "variables", "further arguments"
-"""Places of a command's values that are no flags: the engine's version, how many commands were read, variables, what a variable holds."""
+"""Places of a command's values that are no flags: the engine's version, how many commands were read,
+variables, what a variable holds.
+"""
 LAUNCHES = (
     ("vllm", "serve"), ("python", "-m", "vllm.entrypoints.openai.api_server"), ("python", "-m", "vllm.entrypoints.cli.main", "serve"),
     ("python", "-m", "sglang.launch_server"), ("sglang", "serve"),
@@ -38,8 +44,8 @@ _LEADS = ("export", "readonly", "declare", "local", "-x", "-r", "then", "do", "e
 
 @lru_cache(maxsize=2)
 def script_lines(text: str) -> tuple[tuple[str, ...], ...]:
-    """The lines of a script as words, a quoted value over several lines in one; what is no shell is passed over. What a command would print
-    is a variable that nobody set.
+    """The lines of a script as words, a quoted value over several lines in one; what is no shell is passed
+    over. What a command would print is a variable that nobody set.
     """
     return tuple(_split_script_lines(text))
 
@@ -58,8 +64,8 @@ def _split_script_lines(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def _shield_literal_text(line: str, quote: str) -> tuple[str, str]:
-    """A line in which what a shell takes as it stands, in single quotes or after a backslash, looks like no variable or command; and the quote
-    that is open after it. ``quote``: the one that was open before it.
+    """A line in which what a shell takes as it stands, in single quotes or after a backslash, looks like no
+    variable or command; and the quote that is open after it. ``quote``: the one that was open before it.
     """
     if not quote and not _SPECIAL.search(line):
         return line, ""
@@ -93,7 +99,9 @@ def split_line_commands(words: Sequence[str]) -> Iterator[list[str]]:
 
 
 class Variables:
-    """What a script gives its variables: ``sure`` where it says it, ``all`` with defaults for those that whoever runs it may set."""
+    """What a script gives its variables: ``sure`` where it says it, ``all`` with defaults for those that
+    whoever runs it may set.
+    """
 
     __slots__ = ("all", "budget", "sure")
 
@@ -135,7 +143,9 @@ def _split_shell_words(text: str) -> list[str]:
 
 
 def expand_variables(text: str, known: Mapping[str, str], budget: Budget, *, defaults: bool) -> str:
-    """A text with the variables that are known, and the defaults that it says itself. Raises TooMuchError where that grows too long."""
+    """A text with the variables that are known, and the defaults that it says itself. Raises TooMuchError
+    where that grows too long.
+    """
 
     def value(found: re.Match[str]) -> str:
         name = found[1] or found[4]
@@ -158,19 +168,27 @@ def unset_variables(text: str) -> list[tuple[str, str]]:
 
 
 def has_unset_placeholder(text: object) -> bool:
-    """Whether what the engine gets is not in the text: a variable is left, or a place that somebody is to fill in (``<N>``, ``{{ nodes }}``)."""
+    """Whether what the engine gets is not in the text: a variable is left, or a place that somebody is to
+    fill in (``<N>``, ``{{ nodes }}``).
+    """
     return isinstance(text, str) and ("$" in text or _PLACE.fullmatch(text) is not None)
 
 
-def server_flags_index(words: Sequence[str], launches: Iterable[tuple[str, ...]], images: Iterable[str]) -> int | None:
-    """Where a command's flags begin: after a launch, or after the container's image where that starts the server itself."""
+def server_flags_index(
+    words: Sequence[str], launches: Iterable[tuple[str, ...]], images: Iterable[str]
+) -> int | None:
+    """Where a command's flags begin: after a launch, or after the container's image where that starts the
+    server itself.
+    """
     for at, word in enumerate(words):
         own = word.rpartition("/")[2].partition("@")[0]
         for launch in launches:
             started = own == launch[0] or (launch[0] == "python" and own.startswith("python"))
             if started and tuple(words[at + 1 : at + len(launch)]) == launch[1:]:
                 return at + len(launch)
-    named = (at + 1 for at, word in enumerate(words) for image in images if image and named_image(word) == image)
+    named = (
+        at + 1 for at, word in enumerate(words) for image in images if image and named_image(word) == image
+    )
     return next(named, None)
 
 
@@ -180,10 +198,14 @@ def named_image(word: str) -> str:
 
 
 def pinned_release(package: str, words: Iterable[str]) -> str | None:
-    """The version that an image's tag or a requirement says (``vllm/vllm-openai:v0.10.2``, ``vllm==0.10.2``, ``vllm@0.10.2``); the last."""
+    """The version that an image's tag or a requirement says (``vllm/vllm-openai:v0.10.2``, ``vllm==0.10.2``,
+    ``vllm@0.10.2``); the last.
+    """
     image, found = IMAGES[package], None
     for word in words:
         told = re.fullmatch(rf"(?:[\w.:-]+/)*{re.escape(image)}:{_NUMBER}(?:[-@].*)?", word)
-        told = told or re.fullmatch(rf"(?:[\w./-]+=)?{package}(?:\[[\w,-]*\])?(?:==|@){_NUMBER}(?:\+.*)?", word)
+        told = told or re.fullmatch(
+            rf"(?:[\w./-]+=)?{package}(?:\[[\w,-]*\])?(?:==|@){_NUMBER}(?:\+.*)?", word
+        )
         found = told[1] if told else found
     return found

@@ -1,6 +1,8 @@
-"""What a training script for transformers' Trainer says in its text: the arguments, and what else of it changes memory.
+"""What a training script for transformers' Trainer says in its text: the arguments, and what else of it
+changes memory.
 
-Nothing is run. What stands beside the arguments (the model's name and dtype, adapters, quantized loading, its attention) is read from the calls.
+Nothing is run. What stands beside the arguments (the model's name and dtype, adapters, quantized loading, its
+attention) is read from the calls.
 """
 
 from __future__ import annotations
@@ -10,15 +12,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET
-from memsheet.exchange.shared.python_config import CLASS, LINE, SCOPE, WHOLE, Module, flatten_constructor, named_calls, read_module
+from memsheet.exchange.shared.python_config import (
+    CLASS,
+    LINE,
+    SCOPE,
+    WHOLE,
+    Module,
+    flatten_constructor,
+    named_calls,
+    read_module,
+)
 from memsheet.exchange.shared.script_flags import flags_in_call
 from memsheet.exchange.shared.trainers import ALL_LINEAR
 from memsheet.plan.library_defaults import ADAPTERS_OF_TRL, WORTH_OFFLOADING, own_default
 
 SFT = "SFTConfig"
 ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments", SFT)
-"""transformers 5.23 training_args.py, training_args_seq2seq.py; huggingface/trl 016013e trl/trainer/sft_config.py, with other defaults and its own
-fields. TRL's further configurations keep a second model, and are not read."""
+"""transformers 5.23 training_args.py, training_args_seq2seq.py; huggingface/trl 016013e
+trl/trainer/sft_config.py, with other defaults and its own fields. TRL's further configurations keep a second
+model, and are not read.
+"""
 SFT_OWN = (
     "model_init_kwargs", "chat_template_path", "dataset_text_field", "dataset_kwargs", "dataset_num_proc", "eos_token", "max_length", "truncation_mode",
     "shuffle_dataset", "packing", "packing_strategy", "padding_free", "pad_to_multiple_of", "eval_packing", "completion_only_loss", "assistant_only_loss",
@@ -29,14 +42,23 @@ LIGER = (
         "llama", "mistral", "mixtral", "gemma", "gemma2", "gemma3", "gemma3_text", "qwen2", "qwen3", "qwen3_moe", "phi3", "granite", "olmo2",
     ))
 )  # fmt: skip
-"""What makes a model's loss a fused one (linkedin/Liger-Kernel src/liger_kernel/transformers/auto_model.py)."""
+"""What makes a model's loss a fused one (linkedin/Liger-Kernel src/liger_kernel/transformers/auto_model.py).
+"""
 OWN_LOSS = "fused_linear_cross_entropy"
 SFT_TRAINER = "SFTTrainer"
 TRAINERS = ("Trainer", "Seq2SeqTrainer", SFT_TRAINER)
 LORA, BITS = "LoraConfig", "BitsAndBytesConfig"
 PREPARES = "prepare_model_for_kbit_training"
 WIDTHS = ("load_in_4bit", "load_in_8bit")
-WITHOUT_BYTES = ("lora_alpha", "bias", "task_type", "inference_mode", "use_rslora", "init_lora_weights", "bnb_4bit_compute_dtype")
+WITHOUT_BYTES = (
+    "lora_alpha",
+    "bias",
+    "task_type",
+    "inference_mode",
+    "use_rslora",
+    "init_lora_weights",
+    "bnb_4bit_compute_dtype",
+)
 RECOMPUTE = ("gradient_checkpointing_enable", "activation_checkpointing_enable")
 DEFAULTS = "defaults"
 """Arguments that are a flag's default, with the flag's name and the line that says it."""
@@ -44,13 +66,20 @@ SCRIPT, OURS = "script", (CLASS, LINE, SCOPE, WHOLE)
 UNSAID = "unsaid"
 """The dtype of a call that names none: transformers' default, by its release."""
 _OF_UNSLOTH = r"(?:^|\.)Fast(?:Language|Vision|Text|Base|Llama|Mistral|Qwen\d?|Gemma\d?)?Model\."
-UNSLOTH_LOADS, UNSLOTH_ADAPTS = re.compile(f"{_OF_UNSLOTH}from_pretrained$"), re.compile(f"{_OF_UNSLOTH}get_peft_model$")
+UNSLOTH_LOADS, UNSLOTH_ADAPTS = (
+    re.compile(f"{_OF_UNSLOTH}from_pretrained$"),
+    re.compile(f"{_OF_UNSLOTH}get_peft_model$"),
+)
 LOADS = re.compile(rf"^(?!.*{_OF_UNSLOTH}).*(?:Model|LM|For[A-Z]\w*)\.from_pretrained$")
-"""Classes of models, as transformers calls them; tokenizers, processors and configurations are called otherwise."""
+"""Classes of models, as transformers calls them; tokenizers, processors and configurations are called
+otherwise.
+"""
 
 
 def arguments_of(text: str) -> Mapping[str, Any]:
-    """The last ``TrainingArguments`` of a script, with ``script.*`` for the rest; nothing where there are none. Raises ValueError for no Python."""
+    """The last ``TrainingArguments`` of a script, with ``script.*`` for the rest; nothing where there are
+    none. Raises ValueError for no Python.
+    """
     if not any(name in text for name in ARGUMENTS):
         return {}
     module = read_module(text, {})
@@ -60,7 +89,9 @@ def arguments_of(text: str) -> Mapping[str, Any]:
     last = max(made, key=lambda one: int(one[LINE]))
     name, places = last[CLASS], {"0": "output_dir"}
     said = {
-        places.get(key, key): value if key.endswith("config") and isinstance(value, dict) else flatten_constructor(value)
+        places.get(key, key): value
+        if key.endswith("config") and isinstance(value, dict)
+        else flatten_constructor(value)
         for key, value in last.items()
     }
     said = {key: value for key, value in said.items() if key not in OURS}
@@ -71,7 +102,11 @@ def arguments_of(text: str) -> Mapping[str, Any]:
     if any(named_calls(module, RECOMPUTE)) and "gradient_checkpointing" not in said:
         said["gradient_checkpointing"] = True
     told = f"{name} of line {last[LINE]}" + (f", the last of {len(made)}" if len(made) > 1 else "")
-    beside: dict[str, Any] = {"fused": True} if any(held.get(OWN_LOSS, True) is True for held in named_calls(module, LIGER)) else {}
+    beside: dict[str, Any] = (
+        {"fused": True}
+        if any(held.get(OWN_LOSS, True) is True for held in named_calls(module, LIGER))
+        else {}
+    )
     for held in named_calls(module, (LORA,), local=True):
         beside |= _lora_config_keys(held)
     for held in named_calls(module, (BITS,), local=True):
@@ -80,15 +115,25 @@ def arguments_of(text: str) -> Mapping[str, Any]:
     beside |= unsloth or _loaded_model_keys(module, own)
     for held in named_calls(module, (PREPARES,), local=True):
         beside |= _prepare_kbit_keys(held, said, quantized=bool(beside.get("quantized")))
-    if not unsloth and beside.get("quantized") and beside.get("lora_rank") and any(named_calls(module, (SFT_TRAINER,))):
+    if (
+        not unsloth
+        and beside.get("quantized")
+        and beside.get("lora_rank")
+        and any(named_calls(module, (SFT_TRAINER,)))
+    ):
         beside["adapter_dtype"] = ADAPTERS_OF_TRL
     defaults = {at: f"{flag.name} {flag.line}" for at, flag in taken.items()}
     return {SCRIPT: {"reads": told, **({DEFAULTS: defaults} if defaults else {}), **own, **beside}, **said}
 
 
 def _loaded_model_keys(module: Module, own: dict[str, Any]) -> dict[str, Any]:
-    """Which model is loaded, and how: by the script, or by TRL's trainer where it is given a name (trl/trainer/utils.py, create_model_from_path)."""
-    found = next((held for held in named_calls(module, ("from_pretrained",), local=True) if LOADS.search(held[WHOLE])), None)
+    """Which model is loaded, and how: by the script, or by TRL's trainer where it is given a name
+    (trl/trainer/utils.py, create_model_from_path).
+    """
+    found = next(
+        (held for held in named_calls(module, ("from_pretrained",), local=True) if LOADS.search(held[WHOLE])),
+        None,
+    )
     if found is not None:
         return {
             "dtype": UNSAID,
@@ -96,7 +141,12 @@ def _loaded_model_keys(module: Module, own: dict[str, Any]) -> dict[str, Any]:
             **_from_pretrained_keys(found),
         }
     given = next(
-        (name for held in named_calls(module, TRAINERS, local=True) if isinstance(name := held.get("model", held.get("0")), str)), UNSET
+        (
+            name
+            for held in named_calls(module, TRAINERS, local=True)
+            if isinstance(name := held.get("model", held.get("0")), str)
+        ),
+        UNSET,
     )
     if given == UNSET:
         return {}
@@ -115,32 +165,52 @@ def _sft_config_keys(said: dict[str, Any]) -> dict[str, Any]:
     if said.get("fp16") is not True:
         said.setdefault("bf16", True)
     usual = "nll" if said.get("use_liger_kernel") is True else own_default("trl", "loss_type")
-    return {"max_length": own_default("trl", "max_length"), "loss_type": usual, **{key: said[key] for key in SFT_OWN if key in said}}
+    return {
+        "max_length": own_default("trl", "max_length"),
+        "loss_type": usual,
+        **{key: said[key] for key in SFT_OWN if key in said},
+    }
 
 
 def _lora_config_keys(held: Mapping[str, Any]) -> dict[str, Any]:
-    """LoRA of chosen modules: what of it a plan says, and the names of the rest (peft tuners/lora/config.py)."""
+    """LoRA of chosen modules: what of it a plan says, and the names of the rest (peft
+    tuners/lora/config.py).
+    """
     targets = held.get("target_modules")
     targets = [ALL_LINEAR] if targets == ALL_LINEAR else targets
     listed = isinstance(targets, list) and all(isinstance(name, str) for name in targets)
-    rest = [name for name in held if name not in (*OURS, "r", "lora_dropout", *WITHOUT_BYTES, *(("target_modules",) if listed else ()))]
-    made = {"lora_rank": held.get("r", 8), "lora_dropout": held.get("lora_dropout", 0.0), **({"lora_targets": targets} if listed else {})}
+    rest = [
+        name
+        for name in held
+        if name not in (*OURS, "r", "lora_dropout", *WITHOUT_BYTES, *(("target_modules",) if listed else ()))
+    ]
+    made = {
+        "lora_rank": held.get("r", 8),
+        "lora_dropout": held.get("lora_dropout", 0.0),
+        **({"lora_targets": targets} if listed else {}),
+    }
     return {**made, **({LORA: ", ".join(sorted(rest))} if rest else {})}
 
 
 def _bitsandbytes_keys(held: Mapping[str, Any]) -> dict[str, Any]:
-    """A model that is loaded in four or eight bits (transformers utils/quantization_config.py); the rest by name."""
+    """A model that is loaded in four or eight bits (transformers utils/quantization_config.py); the rest by
+    name.
+    """
     four, eight = held.get("load_in_4bit") is True, held.get("load_in_8bit") is True
     own = (*WIDTHS, "bnb_4bit_quant_type", "bnb_4bit_use_double_quant")
     rest = [name for name in held if name not in (*OURS, *own, *WITHOUT_BYTES)]
     weights = held.get("bnb_4bit_quant_type", "fp4") if four else "int8" if eight else None
-    made = {"quantized": weights, **({"double_quant": held.get("bnb_4bit_use_double_quant", False)} if four else {})}
+    made = {
+        "quantized": weights,
+        **({"double_quant": held.get("bnb_4bit_use_double_quant", False)} if four else {}),
+    }
     return {**(made if weights else {}), **({BITS: ", ".join(sorted(rest))} if rest or not weights else {})}
 
 
 def _from_pretrained_keys(held: Mapping[str, Any]) -> dict[str, Any]:
-    """How a model is loaded: the dtype and the attention that the call names, and four or eight bits as its own keywords, which transformers 4 makes a
-    ``BitsAndBytesConfig`` of (v4.57 modeling_utils.py, from_pretrained).
+    """How a model is loaded: the dtype and the attention that the call names, and four or eight bits as its
+    own keywords, which transformers 4 makes a ``BitsAndBytesConfig`` of (v4.57 modeling_utils.py,
+    from_pretrained).
     """
     dtype, attention = held.get("dtype", held.get("torch_dtype")), held.get("attn_implementation")
     return {
@@ -156,20 +226,37 @@ def bit_keywords(held: Mapping[str, Any]) -> list[str]:
 
 def _bits_of_keywords(held: Mapping[str, Any]) -> dict[str, Any]:
     return (
-        _bitsandbytes_keys({name: value for name, value in held.items() if name.startswith(("load_in_", "bnb_"))})
+        _bitsandbytes_keys(
+            {name: value for name, value in held.items() if name.startswith(("load_in_", "bnb_"))}
+        )
         if bit_keywords(held)
         else {}
     )
 
 
 def _of_unsloth(module: Module, said: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """What Unsloth loads and trains, with its own defaults (unslothai/unsloth 015bdef unsloth/models/loader.py:405-425, llama.py:3060-3085), which
-    stand before the arguments' in ``said`` and ``own``; nothing of a script without it.
+    """What Unsloth loads and trains, with its own defaults (unslothai/unsloth 015bdef
+    unsloth/models/loader.py:405-425, llama.py:3060-3085), which stand before the arguments' in ``said`` and
+    ``own``; nothing of a script without it.
     """
-    load = next((held for held in named_calls(module, ("from_pretrained",), local=True) if UNSLOTH_LOADS.search(held[WHOLE])), None)
+    load = next(
+        (
+            held
+            for held in named_calls(module, ("from_pretrained",), local=True)
+            if UNSLOTH_LOADS.search(held[WHOLE])
+        ),
+        None,
+    )
     if load is None:
         return {}
-    trained = next((held for held in named_calls(module, ("get_peft_model",), local=True) if UNSLOTH_ADAPTS.search(held[WHOLE])), None)
+    trained = next(
+        (
+            held
+            for held in named_calls(module, ("get_peft_model",), local=True)
+            if UNSLOTH_ADAPTS.search(held[WHOLE])
+        ),
+        None,
+    )
     if said.get("fp16") is not True:
         said.setdefault("bf16", True)
     own.pop("loss_type", None)
@@ -192,7 +279,8 @@ def _of_unsloth(module: Module, said: dict[str, Any], own: dict[str, Any]) -> di
 def _unsloth_bits(load: Mapping[str, Any]) -> dict[str, Any]:
     """Four bits, unless others or a whole fine-tune are asked for; scales quantized again."""
     whole, eight, four = (
-        load.get(name, usual) for name, usual in (("full_finetuning", False), ("load_in_8bit", False), ("load_in_4bit", True))
+        load.get(name, usual)
+        for name, usual in (("full_finetuning", False), ("load_in_8bit", False), ("load_in_4bit", True))
     )
     if UNSET in (whole, eight, four):
         return {BITS: "load_in_4bit"}
@@ -203,17 +291,28 @@ def _unsloth_bits(load: Mapping[str, Any]) -> dict[str, Any]:
 
 def _unsloth_adapter(trained: Mapping[str, Any]) -> dict[str, Any]:
     """LoRA of rank 16 on every linear layer unless told otherwise."""
-    held = {name: value for name, value in trained.items() if name not in ("0", "model", *_UNSLOTH_WITHOUT_BYTES) and value is not None}
+    held = {
+        name: value
+        for name, value in trained.items()
+        if name not in ("0", "model", *_UNSLOTH_WITHOUT_BYTES) and value is not None
+    }
     usual = {"r": 16, "target_modules": ALL_LINEAR}
     return _lora_config_keys({**usual, **held})
 
 
-_UNSLOTH_WITHOUT_BYTES = ("use_gradient_checkpointing", "random_state", "max_seq_length", "loftq_config", "temporary_location")
+_UNSLOTH_WITHOUT_BYTES = (
+    "use_gradient_checkpointing",
+    "random_state",
+    "max_seq_length",
+    "loftq_config",
+    "temporary_location",
+)
 
 
 def _prepare_kbit_keys(held: Mapping[str, Any], said: dict[str, Any], *, quantized: bool) -> dict[str, Any]:
-    """What peft does to a base before it trains: it casts what is not quantized to fp32 and, of a quantized one, switches recompute on unless told
-    otherwise, whatever the arguments say (huggingface/peft 5d602fd src/peft/utils/other.py:158-240).
+    """What peft does to a base before it trains: it casts what is not quantized to fp32 and, of a quantized
+    one, switches recompute on unless told otherwise, whatever the arguments say (huggingface/peft 5d602fd
+    src/peft/utils/other.py:158-240).
     """
     recompute = held.get("use_gradient_checkpointing", held.get("1", True))
     if quantized and recompute is not False:

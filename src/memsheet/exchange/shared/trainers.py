@@ -1,4 +1,6 @@
-"""What configurations of trainers over transformers share: switches, dtypes, and DeepSpeed's configuration where it stands inside one."""
+"""What configurations of trainers over transformers share: switches, dtypes, and DeepSpeed's configuration
+where it stands inside one.
+"""
 
 from __future__ import annotations
 
@@ -52,10 +54,15 @@ def row_of(form: Format, at: str) -> Key:
 def cannot_offload(asked: Values) -> Iterator[Problem]:
     """The host takes parameters in ZeRO-3 alone (DeepSpeed 0.19.8 runtime/zero/config.py:157)."""
     if asked["engine"] == "deepspeed" and asked.get("offload.parameters") and asked.get("zero") != 3:
-        yield Problem(field="offload.parameters", value=asked["offload.parameters"], reason="is for zero 3 in DeepSpeed", hint="zero 3")
+        yield Problem(
+            field="offload.parameters",
+            value=asked["offload.parameters"],
+            reason="is for zero 3 in DeepSpeed",
+            hint="zero 3",
+        )
 
 
-# ---- DeepSpeed's configuration inside ----------------------------------------------------------------------------------------
+# ---- DeepSpeed's configuration inside ----------------------------------------------------------------------
 
 
 def inline_deepspeed_values(values: Values) -> dict[str, Any]:
@@ -77,7 +84,9 @@ def inside_rows(form: Format) -> tuple[Key, ...]:
 
 
 def inside_names(form: Format) -> tuple[frozenset[str], dict[str, tuple[Any, ...]], frozenset[str]]:
-    """Its other keys inside: those without bytes, those that are not modelled, and those whose bytes are weighed."""
+    """Its other keys inside: those without bytes, those that are not modelled, and those whose bytes are
+    weighed.
+    """
     known = form.known | (form.removed - set(form.unmodelled))
     return (
         frozenset(f"{INSIDE}{at}" for at in known),

@@ -1,4 +1,6 @@
-"""DeepSpeed's engine around a transformers model, put together: its walk through the model and everything it keeps."""
+"""DeepSpeed's engine around a transformers model, put together: its walk through the model and everything it
+keeps.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,16 @@ from memsheet.engines.deepspeed import BUCKETS, Buckets
 from memsheet.formulas.around.kept import ResidentState
 from memsheet.formulas.around.zero import BUCKET, FLUSH, GATHERED, bucket_bytes, zero_overhead
 from memsheet.formulas.around.zero_flow import prefetched_elements, stays_gathered, tensor_shard
-from memsheet.formulas.around.zero_states import PARTITION, Zero, at_step, host_memory, of_parts, whole_gradients, zero_of, zero_state_rows
+from memsheet.formulas.around.zero_states import (
+    PARTITION,
+    Zero,
+    at_step,
+    host_memory,
+    of_parts,
+    whole_gradients,
+    zero_of,
+    zero_state_rows,
+)
 from memsheet.formulas.groups import StageLayers, walk_stage_layers
 from memsheet.formulas.states.held import held_tensors, parameter_bytes
 from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, merge_moment
@@ -26,39 +37,61 @@ AUTO = (
 
 
 def deepspeed_walk(spec: ModelSpec, plan: Plan, engine: Engine) -> StageLayers:
-    """The model's groups. From stage 2 on a gradient leaves for the bucket as soon as it is made, unless it is wider than that."""
+    """The model's groups. From stage 2 on a gradient leaves for the bucket as soon as it is made, unless it
+    is wider than that.
+    """
     added = agreed(plan.accumulation > 1)  # to gradients that are there already
     stage = walk_stage_layers(spec, plan, engine, release=plan.zero > 1 or added)
-    if plan.zero > 1 and stage.head and (stage.tied or any(h.elements > BUCKETS.reduce_bucket for h in stage.head.parameters)):
+    if (
+        plan.zero > 1
+        and stage.head
+        and (stage.tied or any(h.elements > BUCKETS.reduce_bucket for h in stage.head.parameters))
+    ):
         return replace(stage, head=walk_stage_layers(spec, plan, engine, release=False).head)
     return stage
 
 
-def deepspeed_kept(spec: ModelSpec, plan: Plan, stage: StageLayers, buckets: Buckets = BUCKETS) -> ResidentState:
+def deepspeed_kept(
+    spec: ModelSpec, plan: Plan, stage: StageLayers, buckets: Buckets = BUCKETS
+) -> ResidentState:
     """Everything DeepSpeed keeps on a rank through a step."""
     zero = zero_of(plan, tuple(held_tensors(spec, plan)), buckets)
     fixed = BytesByPath.of(parameter_bytes(spec, plan, (), Sharding.DEEPSPEED).items())  # buffers
     return ResidentState(
-        states=merge_moment([(1, zero_state_rows(zero)), (1, fixed)]), around=zero_overhead(zero, stage), resident=accumulated_gradient_rows(zero), at_step=at_step(zero), host=host_memory(zero),
-        gradients=ended_gradients(zero), ranges=_flush_and_gather_ranges(zero), notes=(AUTO,) if plan.zero else (),
-    )  # fmt: skip
+        states=merge_moment([(1, zero_state_rows(zero)), (1, fixed)]),
+        around=zero_overhead(zero, stage),
+        resident=accumulated_gradient_rows(zero),
+        at_step=at_step(zero),
+        host=host_memory(zero),
+        gradients=ended_gradients(zero),
+        ranges=_flush_and_gather_ranges(zero),
+        notes=(AUTO,) if plan.zero else (),
+    )
 
 
 def accumulated_gradient_rows(zero: Zero) -> BytesByPath:
     """What earlier micro-batches have left when the next one starts."""
     if not zero.accumulates or zero.plan.zero == 3:
         return EMPTY
-    if zero.keeps_fp32_gradients:  # zeroed before each backward, freed after the step (bf16_optimizer.py:348-349, engine.py:3362-3363)
+    if (
+        zero.keeps_fp32_gradients
+    ):  # zeroed before each backward, freed after the step (bf16_optimizer.py:348-349, engine.py:3362-3363)
         return BytesByPath.of(whole_gradients(zero))
     if zero.plan.zero == 2:
-        return EMPTY if zero.plan.offload.optimizer else BytesByPath.of([((C.GRADIENTS, "zero/all_grad_tensors"), zero.width * zero.shard)])
+        return (
+            EMPTY
+            if zero.plan.offload.optimizer
+            else BytesByPath.of([((C.GRADIENTS, "zero/all_grad_tensors"), zero.width * zero.shard)])
+        )
     bucket = [(BUCKET, bucket_bytes(zero))] if zero.plan.zero == 1 else []
     return BytesByPath.of([*whole_gradients(zero), *bucket])
 
 
 def ended_gradients(zero: Zero) -> BytesByPath:
     """Gradients at the end of the last backward, beside those that are among the states."""
-    earlier = BytesByPath.of((key, size) for key, size in accumulated_gradient_rows(zero).held.items() if key[0] is C.GRADIENTS)
+    earlier = BytesByPath.of(
+        (key, size) for key, size in accumulated_gradient_rows(zero).held.items() if key[0] is C.GRADIENTS
+    )
     if zero.plan.zero == 3 or (zero.plan.zero == 2 and zero.plan.offload.optimizer):
         return earlier
     if zero.plan.zero == 2:
@@ -76,4 +109,7 @@ def _flush_and_gather_ranges(zero: Zero) -> dict[Key, tuple[Count, Count]]:
     open_ = [h for h in zero.parameters if not stays_gathered(h, zero.buckets)]
     all_ = sum(h.times * zero.ranks * tensor_shard(h, zero.ranks) for h in open_)
     size = prefetched_elements(all_, max((h.elements for h in open_), default=0), zero.buckets)
-    return {GATHERED: (of_parts(zero, zero.width * size.low), of_parts(zero, zero.width * size.high)), FLUSH: (0, 2 * copy)}
+    return {
+        GATHERED: (of_parts(zero, zero.width * size.low), of_parts(zero, zero.width * size.high)),
+        FLUSH: (0, 2 * copy),
+    }

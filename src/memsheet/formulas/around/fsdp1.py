@@ -1,11 +1,15 @@
-"""What FullyShardedDataParallel keeps around the layers: one flat parameter a unit, gathered whole, and gradients of the same form.
+"""What FullyShardedDataParallel keeps around the layers: one flat parameter a unit, gathered whole, and
+gradients of the same form.
 
-Every layer is a unit, freed after its forward; embeddings and head are the root's, which stays gathered, and whose gradients wait whole
-until the embeddings' are there. A tied table that is a unit of its own is freed after each of its two forwards. Parameters are views of the flat one: their gradients are joined into its gradient when all have come, then
-cast to the dtype in which they are reduced, and each rank keeps its part (torch distributed/fsdp/_runtime_utils.py, _reduce_grad).
+Every layer is a unit, freed after its forward; embeddings and head are the root's, which stays gathered, and
+whose gradients wait whole until the embeddings' are there. A tied table that is a unit of its own is freed
+after each of its two forwards. Parameters are views of the flat one: their gradients are joined into its
+gradient when all have come, then cast to the dtype in which they are reduced, and each rank keeps its part
+(torch distributed/fsdp/_runtime_utils.py, _reduce_grad).
 
-The device may still read what the host has let go (two all-gathers are under way at most, limit_all_gathers): the allocator keeps those
-blocks from others meanwhile, which is part of its slack and not of what is allocated.
+The device may still read what the host has let go (two all-gathers are under way at most, limit_all_gathers):
+the allocator keeps those blocks from others meanwhile, which is part of its slack and not of what is
+allocated.
 """
 
 from __future__ import annotations
@@ -28,24 +32,41 @@ from memsheet.sheet import Component
 ROOT = "root"
 
 
-@formula(cites=TORCH_FSDP1, at="_flat_param.py, _get_sharded_padding: a unit's parameters end to end, padded to a multiple of the ranks")
+@formula(
+    cites=TORCH_FSDP1,
+    at=(
+        "_flat_param.py, _get_sharded_padding: a unit's parameters end to end, padded to a multiple "
+        "of the ranks"
+    ),
+)
 def flat_elements(parameters: tuple[Held, ...], plan: Plan) -> Count:
     """Elements of a flat parameter that is gathered whole."""
     return round_up(sum(h.times * h.elements for h in parameters), plan.mesh.dp_shard)
 
 
-@formula(cites=TORCH_FSDP1, at="_flat_param.py, _alloc_padded_unsharded_flat_param: gathered whole in the low dtype")
+@formula(
+    cites=TORCH_FSDP1,
+    at="_flat_param.py, _alloc_padded_unsharded_flat_param: gathered whole in the low dtype",
+)
 def gathered_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
     """Its bytes in the dtype that units are computed in."""
     return plan.precision.compute.nbytes(flat_elements(parameters, plan))
 
 
-@formula(cites=TORCH_FSDP1, at="_runtime_utils.py, _reduce_grad: the flat gradient, its copy in the dtype of the reduction, a rank's part")
+@formula(
+    cites=TORCH_FSDP1,
+    at=(
+        "_runtime_utils.py, _reduce_grad: the flat gradient, its copy in the dtype of the reduction, a "
+        "rank's part"
+    ),
+)
 def reducing_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
     """What there is while a unit's gradient is reduced."""
     whole, precision = flat_elements(parameters, plan), plan.precision
     copy = precision.reduce.nbytes(whole) if precision.reduce is not precision.compute else 0
-    return precision.compute.nbytes(whole) + copy + precision.reduce.nbytes(ceil_div(whole, plan.mesh.dp_shard))
+    return (
+        precision.compute.nbytes(whole) + copy + precision.reduce.nbytes(ceil_div(whole, plan.mesh.dp_shard))
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +91,9 @@ class Units:
     @cached_property
     def gathered(self) -> BytesByPath:
         """The root's parameters."""
-        return single_row(Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded", gathered_bytes(self.root, self.plan))
+        return single_row(
+            Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded", gathered_bytes(self.root, self.plan)
+        )
 
     @cached_property
     def apart(self) -> BytesByPath:
@@ -91,7 +114,9 @@ class Units:
     def named(self) -> BytesByPath:
         """Logits that the trainer names until the next forward has returned others."""
         kept = self.head is not None and self.wrapping.keeps_outputs
-        return single_row(Component.TEMPORARIES, "outputs/logits", self.head.part.output if self.head and kept else 0)
+        return single_row(
+            Component.TEMPORARIES, "outputs/logits", self.head.part.output if self.head and kept else 0
+        )
 
     @cached_property
     def waiting(self) -> BytesByPath:
@@ -99,35 +124,59 @@ class Units:
         return merge_moment([(1, self.head.gradients if self.head else EMPTY), (1, self.apart)])
 
     def holds(self, group: Group) -> BytesByPath:
-        """From the start of backward, which the root begins, the last layer is gathered ahead. Logits are the loss's own by then."""
+        """From the start of backward, which the root begins, the last layer is gathered ahead. Logits are the
+        loss's own by then.
+        """
         if group is not self.head:
             return EMPTY
         ahead = BytesByPath.of([self.whole(self.last if self.wrapping.prefetches else None)])
         return merge_moment([(1, ahead), (-1, self.named)])
 
     def forward(self, _: Group | None, group: Group) -> BytesByPath:
-        return merge_moment([(1, BytesByPath.of([self.whole(group)])), (1, self.apart if group in self.rooted else EMPTY)])
+        return merge_moment(
+            [(1, BytesByPath.of([self.whole(group)])), (1, self.apart if group in self.rooted else EMPTY)]
+        )
 
     def entering(self, before: Group | None, group: Group) -> BytesByPath:
         """While it is gathered: a rank's part is cast first, or comes up from the host."""
         size = self.apart.total if group in self.rooted else self.whole(group)[1]
-        brought = self.plan.precision.casts or self.plan.offload.parameters  # cast there, or come from the host
+        brought = (
+            self.plan.precision.casts or self.plan.offload.parameters
+        )  # cast there, or come from the host
         shard = ceil_div(size, self.plan.mesh.dp_shard) if brought else 0
-        return merge_moment([(1, self.forward(before, group)), (1, single_row(Component.TEMPORARIES, f"{group.name}/shard", shard))])
+        return merge_moment(
+            [
+                (1, self.forward(before, group)),
+                (1, single_row(Component.TEMPORARIES, f"{group.name}/shard", shard)),
+            ]
+        )
 
     def backward(self, before: Group | None, group: Group, _: Group | None) -> BytesByPath:
         ahead = self.whole(before if self.wrapping.prefetches else None)
-        return merge_moment([(1, BytesByPath.of([self.whole(group), ahead])), (1, self.apart if group is self.head else self.waiting)])
+        return merge_moment(
+            [
+                (1, BytesByPath.of([self.whole(group), ahead])),
+                (1, self.apart if group is self.head else self.waiting),
+            ]
+        )
 
     def leaving(self, before: Group | None, group: Group) -> BytesByPath:
-        """All gradients beside the flat one that they are joined into; then the flat one, its copy and a rank's part."""
+        """All gradients beside the flat one that they are joined into; then the flat one, its copy and a
+        rank's part.
+        """
         if group is self.head:
             return merge_moment([(1, BytesByPath.of([self.whole(before)])), (1, self.waiting)])
         last = group is self.embeddings
         parameters = self.root if last else group.parameters
-        flat = single_row(Component.COMMUNICATION, f"{ROOT if last else group.name}/flat_gradient", gathered_bytes(parameters, self.plan))
+        flat = single_row(
+            Component.COMMUNICATION,
+            f"{ROOT if last else group.name}/flat_gradient",
+            gathered_bytes(parameters, self.plan),
+        )
         reduced = single_row(
-            Component.COMMUNICATION, f"{ROOT if last else group.name}/reduce_scatter", reducing_bytes(parameters, self.plan)
+            Component.COMMUNICATION,
+            f"{ROOT if last else group.name}/reduce_scatter",
+            reducing_bytes(parameters, self.plan),
         )
         ahead = BytesByPath.of([self.whole(before if self.wrapping.prefetches else None), self.whole(group)])
         joined = [(1, group.gradients), (1, flat), (1, ahead), (1, self.waiting)]
@@ -135,8 +184,8 @@ class Units:
         return largest_moment_rows([joined, [(1, reduced), (1, BytesByPath.of([self.whole(before)])), *left]])
 
     def _after_root(self, flat: BytesByPath) -> list[tuple[Count, BytesByPath]]:
-        """What is there besides while the root's gradient is reduced, which is no longer gathered. A table that was gathered twice has two
-        flat gradients.
+        """What is there besides while the root's gradient is reduced, which is no longer gathered. A table
+        that was gathered twice has two flat gradients.
         """
         return [(1, flat) if self.wrapping.table_apart else (-1, self.gathered)]
 
@@ -149,19 +198,42 @@ class Units:
 
 
 def check_fsdp1(plan: Plan) -> None:
-    """Raises InputError for what a flat parameter of one dtype that trains does not hold, or is not modelled in one."""
+    """Raises InputError for what a flat parameter of one dtype that trains does not hold, or is not modelled
+    in one.
+    """
     if plan.adapter is not None:
-        raise input_error("adapter.rank", plan.adapter.rank, "trains a part of a flat parameter, which is not modelled", "engine fsdp2")
+        raise input_error(
+            "adapter.rank",
+            plan.adapter.rank,
+            "trains a part of a flat parameter, which is not modelled",
+            "engine fsdp2",
+        )
     if plan.quantization is not None:
-        raise input_error("quantization.weights", plan.quantization.weights.name, "is not modelled in a flat parameter", "engine fsdp2")
+        raise input_error(
+            "quantization.weights",
+            plan.quantization.weights.name,
+            "is not modelled in a flat parameter",
+            "engine fsdp2",
+        )
 
 
 def fsdp1_overhead(plan: Plan, walk: StageLayers) -> ShardingOverhead:
     """What surrounds the units of a stage. Raises InputError as ``check_fsdp1``."""
     check_fsdp1(plan)
-    of = Units(plan, WRAPPINGS[plan.engine], walk.embeddings, walk.head, walk.layers[-1].pattern[-1] if walk.layers else None)
+    of = Units(
+        plan,
+        WRAPPINGS[plan.engine],
+        walk.embeddings,
+        walk.head,
+        walk.layers[-1].pattern[-1] if walk.layers else None,
+    )
     return ShardingOverhead(
-        always=of.named, through=EMPTY if of.wrapping.table_apart else of.gathered,
-        entering=cache(of.entering), forward=cache(of.forward), backward=cache(of.backward), leaving=cache(of.leaving), leaves=cache(of.leaves),
+        always=of.named,
+        through=EMPTY if of.wrapping.table_apart else of.gathered,
+        entering=cache(of.entering),
+        forward=cache(of.forward),
+        backward=cache(of.backward),
+        leaving=cache(of.leaving),
+        leaves=cache(of.leaves),
         holds=cache(of.holds),
-    )  # fmt: skip
+    )

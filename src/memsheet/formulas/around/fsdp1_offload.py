@@ -1,8 +1,10 @@
-"""FullyShardedDataParallel with CPUOffload: each unit's part of the flat parameter, its gradient and the optimizer's states lie on the host.
+"""FullyShardedDataParallel with CPUOffload: each unit's part of the flat parameter, its gradient and the
+optimizer's states lie on the host.
 
-A part comes up as its unit is gathered and goes when the whole one is there (torch distributed/fsdp/_flat_param.py, pre_unshard,
-_use_low_precision_shard). Its gradient is copied down as soon as it is reduced, but the device's own stays until backward is over
-(_runtime_utils.py, _accumulate_sharded_grad; _flat_param.py, prepare_gradient_for_optim).
+A part comes up as its unit is gathered and goes when the whole one is there (torch
+distributed/fsdp/_flat_param.py, pre_unshard, _use_low_precision_shard). Its gradient is copied down as soon
+as it is reduced, but the device's own stays until backward is over (_runtime_utils.py,
+_accumulate_sharded_grad; _flat_param.py, prepare_gradient_for_optim).
 """
 
 from __future__ import annotations
@@ -22,30 +24,57 @@ from memsheet.references import TORCH_FSDP1, formula
 from memsheet.sheet import Component
 
 
-def flat_offloaded(kept: ResidentState, plan: Plan, stage: StageLayers, parameters: tuple[Held, ...]) -> ResidentState:
-    """What is left on the device of ``kept``. Raises InputError for a part of it, which does not exist, and for several micro-batches."""
+def flat_offloaded(
+    kept: ResidentState, plan: Plan, stage: StageLayers, parameters: tuple[Held, ...]
+) -> ResidentState:
+    """What is left on the device of ``kept``. Raises InputError for a part of it, which does not exist, and
+    for several micro-batches.
+    """
     _check_whole(plan)
-    left = BytesByPath.of((key, size) for key, size in kept.states.held.items() if key[0] in (Component.BUFFERS, Component.INPUTS))
-    return replace(kept, states=left, resident=EMPTY, at_step=EMPTY, host=host_memory(plan, stage, parameters))
+    left = BytesByPath.of(
+        (key, size)
+        for key, size in kept.states.held.items()
+        if key[0] in (Component.BUFFERS, Component.INPUTS)
+    )
+    return replace(
+        kept, states=left, resident=EMPTY, at_step=EMPTY, host=host_memory(plan, stage, parameters)
+    )
 
 
 def _check_whole(plan: Plan) -> None:
     shares = (("offload.parameters", plan.offload.parameters), ("offload.optimizer", plan.offload.optimizer))
     found = [
         Problem(
-            field=key, value=share, reason="fsdp1's CPUOffload moves parameters, gradients and optimizer states together",
+            field=key,
+            value=share,
+            reason="fsdp1's CPUOffload moves parameters, gradients and optimizer states together",
             hint="--offload optimizer,parameters",
         )
-        for key, share in shares if share != 1
-    ]  # fmt: skip
+        for key, share in shares
+        if share != 1
+    ]
     if not agreed(plan.accumulation == 1):
-        why = "of several micro-batches is lost with CPUOffload but the last one's gradient, unless none is reduced before it, which is not modelled"
-        found.append(Problem(field="global_batch", value=plan.global_batch, reason=why, hint="one micro-batch a step, or engine fsdp2"))
+        why = (
+            "of several micro-batches is lost with CPUOffload but the last one's gradient, unless none "
+            "is reduced before it, which is not modelled"
+        )
+        found.append(
+            Problem(
+                field="global_batch",
+                value=plan.global_batch,
+                reason=why,
+                hint="one micro-batch a step, or engine fsdp2",
+            )
+        )
     raise_if_problems(found)
 
 
 @formula(
-    cites=TORCH_FSDP1, at="_flat_param.py:1249-1270: a unit's part and its gradient are pinned; the optimizer makes its states beside them"
+    cites=TORCH_FSDP1,
+    at=(
+        "_flat_param.py:1249-1270: a unit's part and its gradient are pinned; the optimizer makes its "
+        "states beside them"
+    ),
 )
 def host_memory(plan: Plan, stage: StageLayers, parameters: tuple[Held, ...]) -> Host:
     """Parts and gradients of each unit pinned, optimizer states pageable."""

@@ -1,7 +1,9 @@
-"""What fully_shard keeps around the layers: parameters that are gathered, on their way or whole, and gradients that are reduced.
+"""What fully_shard keeps around the layers: parameters that are gathered, on their way or whole, and
+gradients that are reduced.
 
-Every layer is a group, resharded after its forward (zero 3); so are the embeddings; final norm and head are a group that stays gathered.
-Tied embeddings and head are one group that stays gathered through forward and backward (accelerate fsdp_utils.py:857-885).
+Every layer is a group, resharded after its forward (zero 3); so are the embeddings; final norm and head are a
+group that stays gathered. Tied embeddings and head are one group that stays gathered through forward and
+backward (accelerate fsdp_utils.py:857-885).
 """
 
 from __future__ import annotations
@@ -11,7 +13,13 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 
 from memsheet.arith import Count, at_least, ceil_div, where
-from memsheet.formulas.around.fsdp2_sizes import ROOT, gathered_bytes, last_gradient_row, reduce_input_bytes, sharded_gradients
+from memsheet.formulas.around.fsdp2_sizes import (
+    ROOT,
+    gathered_bytes,
+    last_gradient_row,
+    reduce_input_bytes,
+    sharded_gradients,
+)
 from memsheet.formulas.around.surroundings import ShardingOverhead, single_row
 from memsheet.formulas.groups import Group, StageLayers
 from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
@@ -47,12 +55,19 @@ class Groups:
     @cached_property
     def whole(self) -> Callable[[Group | None], Count]:
         """Bytes of a group's parameters when they are gathered."""
-        return cache(lambda group: 0 if group is None or group in self.rooted else gathered_bytes(group, self.plan))
+        return cache(
+            lambda group: 0 if group is None or group in self.rooted else gathered_bytes(group, self.plan)
+        )
 
     @cached_property
     def reduced(self) -> Callable[[Group | None], tuple[Key, Count]]:
         """The buffer that a group's gradients are copied into, which waits for the next group's."""
-        return cache(lambda group: (_group_row_key(Component.COMMUNICATION, group, "reduce_scatter"), self._waits(group)))
+        return cache(
+            lambda group: (
+                _group_row_key(Component.COMMUNICATION, group, "reduce_scatter"),
+                self._waits(group),
+            )
+        )
 
     def _waits(self, group: Group | None) -> Count:
         return reduce_input_bytes(group, self.plan) if group and group not in self.rooted else 0
@@ -72,7 +87,9 @@ class Groups:
 
     def arrived(self, group: Group | None) -> tuple[Key, Count]:
         """The all-gather's output."""
-        return _group_row_key(Component.UNSHARDED_PARAMETERS, group, "all_gather"), self._sent(self.whole(group))
+        return _group_row_key(Component.UNSHARDED_PARAMETERS, group, "all_gather"), self._sent(
+            self.whole(group)
+        )
 
     def came(self, group: Group | None) -> tuple[Key, Count]:
         """The all-gather's output in forward, where a tied root group is gathered first of all."""
@@ -81,7 +98,9 @@ class Groups:
         return self.arrived(group)
 
     def _sent(self, size: Count) -> Count:
-        """A rank alone copies its shards into the parameters and needs no buffer (_fsdp_param_group.py:392-402, 437-461)."""
+        """A rank alone copies its shards into the parameters and needs no buffer
+        (_fsdp_param_group.py:392-402, 437-461).
+        """
         return where(at_least(self.plan.mesh.sharded, 2), size, 0)
 
 
@@ -119,29 +138,43 @@ def fsdp2_overhead(plan: Plan, walk: StageLayers, *, gloo: bool) -> ShardingOver
     of = _fsdp_groups(plan, walk)
     through = single_row(Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded", of.root) if of.rooted else EMPTY
     kept = ShardingOverhead(
-        through=through, entering=partial(_pre_forward_all_gather, of), forward=cache(partial(_forward_unsharded, of)), holds=cache(partial(_unsharded_past_forward, of)),
-        backward=cache(partial(_backward_unsharded, of)), leaving=cache(partial(_reduce_scatter_peak, of)), leaves=of.leaves,
-    )  # fmt: skip
+        through=through,
+        entering=partial(_pre_forward_all_gather, of),
+        forward=cache(partial(_forward_unsharded, of)),
+        holds=cache(partial(_unsharded_past_forward, of)),
+        backward=cache(partial(_backward_unsharded, of)),
+        leaving=cache(partial(_reduce_scatter_peak, of)),
+        leaves=of.leaves,
+    )
     if not gloo or at_least(plan.mesh.sharded, 2) is False:
         unlike = len({id(group) for layers in walk.layers for group in layers.pattern}) > 1
         return replace(kept, fetching=cache(partial(_backward_prefetch, of))) if unlike else kept
     copied = Copies(of)
     return replace(
-        kept, entering=cache(copied.entering), reducing=cache(copied.reducing), fetching=cache(partial(copied.fetching, kept.backward))
-    )  # fmt: skip
+        kept,
+        entering=cache(copied.entering),
+        reducing=cache(copied.reducing),
+        fetching=cache(partial(copied.fetching, kept.backward)),
+    )
 
 
 def _pre_forward_all_gather(of: Groups, before: Group | None, group: Group) -> BytesByPath:
-    """The all-gather before is only let go when the copy-out into the parameters is done (_fsdp_param_group.py:429-462: a local name
-    still refers to it).
+    """The all-gather before is only let go when the copy-out into the parameters is done
+    (_fsdp_param_group.py:429-462: a local name still refers to it).
     """
     return BytesByPath.of([of.came(before), of.arrived(group), of.unsharded(group)])
 
 
 def _forward_unsharded(of: Groups, before: Group | None, group: Group) -> BytesByPath:
-    """The last all-gather's output stays until the next one: a tied head gathers nothing, so it finds the last layer's."""
+    """The last all-gather's output stays until the next one: a tied head gathers nothing, so it finds the
+    last layer's.
+    """
     return BytesByPath.of(
-        [of.unsharded(group), of.came(before if group in of.rooted and before else group), *_unsharded_last_layer(of, group)]
+        [
+            of.unsharded(group),
+            of.came(before if group in of.rooted and before else group),
+            *_unsharded_last_layer(of, group),
+        ]
     )
 
 
@@ -151,7 +184,11 @@ def _unsharded_last_layer(of: Groups, group: Group) -> list[tuple[Key, Count]]:
 
 
 def _unsharded_past_forward(of: Groups, group: Group) -> BytesByPath:
-    return BytesByPath.of([of.unsharded(group), *_unsharded_last_layer(of, group)]) if of.keeps or group is of.head else EMPTY
+    return (
+        BytesByPath.of([of.unsharded(group), *_unsharded_last_layer(of, group)])
+        if of.keeps or group is of.head
+        else EMPTY
+    )
 
 
 def _backward_unsharded(of: Groups, before: Group | None, group: Group, after: Group | None) -> BytesByPath:
@@ -161,24 +198,33 @@ def _backward_unsharded(of: Groups, before: Group | None, group: Group, after: G
 
 
 def _backward_prefetch(of: Groups, before: Group | None, group: Group, after: Group | None) -> BytesByPath:
-    """The layer before is gathered ahead from its shards, cast for it in one buffer (_fsdp_collectives.py, all_gather_copy_in). Among
-    layers that are alike there is more to come.
+    """The layer before is gathered ahead from its shards, cast for it in one buffer (_fsdp_collectives.py,
+    all_gather_copy_in). Among layers that are alike there is more to come.
     """
     ahead, plan = None if of.keeps else before, of.plan
-    cast = _group_row_key(Component.TEMPORARIES, ahead, "shards"), ceil_div(of.whole(ahead) * plan.precision.casts, plan.mesh.sharded)
+    cast = (
+        _group_row_key(Component.TEMPORARIES, ahead, "shards"),
+        ceil_div(of.whole(ahead) * plan.precision.casts, plan.mesh.sharded),
+    )
     return merge_moment([(1, _backward_unsharded(of, before, group, after)), (1, BytesByPath.of([cast]))])
 
 
 def _reduce_scatter_peak(of: Groups, before: Group | None, group: Group) -> BytesByPath:
-    """The gradients beside the buffer they are copied into; or, when they are gone (_fsdp_collectives.py:603-608), the last of them and
-    the buffer beside the reduced shard: the gradients that stay, or what is cast to them.
+    """The gradients beside the buffer they are copied into; or, when they are gone
+    (_fsdp_collectives.py:603-608), the last of them and the buffer beside the reduced shard: the gradients
+    that stay, or what is cast to them.
     """
     plan = of.plan
     if of.joined and not of.tied and group is of.embeddings:
         return _root_leaving(of, group)
     shard = ceil_div(of.reduced(group)[1], plan.mesh.sharded)
     casts = plan.precision.reduce is not plan.precision.gradients
-    own = (_group_row_key(Component.COMMUNICATION, group, "reduced_shard") if casts else (Component.GRADIENTS, group.name), shard)
+    own = (
+        _group_row_key(Component.COMMUNICATION, group, "reduced_shard")
+        if casts
+        else (Component.GRADIENTS, group.name),
+        shard,
+    )
     cast = of.leaves(group).held.items() if casts else ()
     waits = of.arrived(None if of.keeps else before), of.reduced(group)
     copied, gone = (
@@ -191,22 +237,29 @@ def _reduce_scatter_peak(of: Groups, before: Group | None, group: Group) -> Byte
 def _root_leaving(of: Groups, group: Group) -> BytesByPath:
     """The end of backward, where the root's gradients are reduced: those of the head waited for it."""
     size = sum(reduce_input_bytes(each, of.plan) for each in of.rooted if each)
-    buffer, shard = _group_row_key(Component.COMMUNICATION, group, "reduce_scatter"), (Component.GRADIENTS, ROOT)
+    buffer, shard = (
+        _group_row_key(Component.COMMUNICATION, group, "reduce_scatter"),
+        (Component.GRADIENTS, ROOT),
+    )
     whole = [pair for each in of.rooted if each for pair in each.gradients.held.items()]
     copied = BytesByPath.of([(buffer, size), *group.gradients.held.items()])
     gone = BytesByPath.of(
-        [(buffer, size), (shard, ceil_div(size, of.plan.mesh.sharded)), *((key, -n) for key, n in whole if key not in group.gradients.held)]
+        [
+            (buffer, size),
+            (shard, ceil_div(size, of.plan.mesh.sharded)),
+            *((key, -n) for key, n in whole if key not in group.gradients.held),
+        ]
     )
     return largest_moment_rows([[(1, copied)], [(1, gone)]])
 
 
-# ---- over gloo ---------------------------------------------------------------------------------------------------------------
+# ---- over gloo ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Copies:
-    """Gloo works on copies (ProcessGroupGloo.cpp of torch 2.4, :1968-1975 for a reduce-scatter, which all-reduces a clone; AllgatherWork
-    for a gather, whose parts arrive in one flat tensor).
+    """Gloo works on copies (ProcessGroupGloo.cpp of torch 2.4, :1968-1975 for a reduce-scatter, which
+    all-reduces a clone; AllgatherWork for a gather, whose parts arrive in one flat tensor).
     """
 
     of: Groups
@@ -223,23 +276,43 @@ class Copies:
 
     def entering(self, before: Group | None, group: Group) -> BytesByPath:
         """While it is gathered: the copy is there, and the parameters, which are as large, are not yet."""
-        return BytesByPath.of([self.of.came(before), self.of.arrived(group), self._copy(group), self._shards(group)])
+        return BytesByPath.of(
+            [self.of.came(before), self.of.arrived(group), self._copy(group), self._shards(group)]
+        )
 
     def fetching(
-        self, backward: Callable[[Group | None, Group, Group | None], BytesByPath], before: Group | None, group: Group, after: Group | None
+        self,
+        backward: Callable[[Group | None, Group, Group | None], BytesByPath],
+        before: Group | None,
+        group: Group,
+        after: Group | None,
     ) -> BytesByPath:
         ahead = None if self.of.keeps else before
-        return merge_moment([(1, backward(before, group, after)), (1, BytesByPath.of([self._copy(ahead), self._shards(ahead)]))])
+        return merge_moment(
+            [
+                (1, backward(before, group, after)),
+                (1, BytesByPath.of([self._copy(ahead), self._shards(ahead)])),
+            ]
+        )
 
     def reducing(self, before: Group | None, group: Group) -> BytesByPath:
-        """The gradients but the last are gone: their copy, its clone, and the shard that comes of it; the next parameters are there. A
-        root group is resharded by then.
+        """The gradients but the last are gone: their copy, its clone, and the shard that comes of it; the
+        next parameters are there. A root group is resharded by then.
         """
         of, is_root = self.of, group in self.of.rooted
         size = sum(reduce_input_bytes(each, of.plan) for each in (of.rooted if is_root else (group,)) if each)
-        sizes = {"reduce_scatter": size, "gloo_reduce_scatter": size, "reduced_shard": ceil_div(size, of.plan.mesh.sharded)}
+        sizes = {
+            "reduce_scatter": size,
+            "gloo_reduce_scatter": size,
+            "reduced_shard": ceil_div(size, of.plan.mesh.sharded),
+        }
         held = [(_group_row_key(Component.COMMUNICATION, group, name), size) for name, size in sizes.items()]
         gone = (Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded"), -of.root if is_root else 0
         return BytesByPath.of(
-            [of.arrived(None if of.keeps else before), gone, *held, *(() if is_root else (last_gradient_row(group, of.plan),))]
+            [
+                of.arrived(None if of.keeps else before),
+                gone,
+                *held,
+                *(() if is_root else (last_gradient_row(group, of.plan),)),
+            ]
         )

@@ -1,8 +1,9 @@
-"""FSDP2 with CPUOffloadPolicy: parameters, gradients and optimizer states live on the host; the device sees them group by group.
+"""FSDP2 with CPUOffloadPolicy: parameters, gradients and optimizer states live on the host; the device sees
+them group by group.
 
-Shards on their way up are dropped one by one as they are cast, and all of them before the gathered parameters are made
-(_fsdp_param.py:896-901, _fsdp_collectives.py:328-372); reduced gradients go down as soon as they are there (:714-743). Neither is ever
-there at a high-water mark.
+Shards on their way up are dropped one by one as they are cast, and all of them before the gathered parameters
+are made (_fsdp_param.py:896-901, _fsdp_collectives.py:328-372); reduced gradients go down as soon as they are
+there (:714-743). Neither is ever there at a high-water mark.
 """
 
 from __future__ import annotations
@@ -21,12 +22,18 @@ from memsheet.references import TORCH_FSDP2, formula
 from memsheet.sheet import Component
 
 
-def cpu_offload_resident_state(kept: ResidentState, plan: Plan, parameters: tuple[Held, ...]) -> ResidentState:
+def cpu_offload_resident_state(
+    kept: ResidentState, plan: Plan, parameters: tuple[Held, ...]
+) -> ResidentState:
     """What is left on the device of ``kept``: buffers, gathered groups and what reduces their gradients.
 
-    Raises InputError unless parameters and optimizer are offloaded whole and together: the policy knows no other form.
+    Raises InputError unless parameters and optimizer are offloaded whole and together: the policy knows no
+    other form.
     """
-    for key, share in (("offload.parameters", plan.offload.parameters), ("offload.optimizer", plan.offload.optimizer)):
+    for key, share in (
+        ("offload.parameters", plan.offload.parameters),
+        ("offload.optimizer", plan.offload.optimizer),
+    ):
         if share != 1:
             raise input_error(
                 key,
@@ -34,15 +41,28 @@ def cpu_offload_resident_state(kept: ResidentState, plan: Plan, parameters: tupl
                 "fsdp2's CPUOffloadPolicy moves parameters, gradients and optimizer states together",
                 "--offload optimizer,parameters",
             )
-    left = BytesByPath.of((key, size) for key, size in kept.states.held.items() if key[0] in (Component.BUFFERS, Component.INPUTS))
+    left = BytesByPath.of(
+        (key, size)
+        for key, size in kept.states.held.items()
+        if key[0] in (Component.BUFFERS, Component.INPUTS)
+    )
     return replace(
-        kept, states=left, around=replace(kept.around, leaves=lambda _: EMPTY), resident=EMPTY, at_step=EMPTY, gradients=EMPTY,
-        host=host_memory(plan, parameters)
-    )  # fmt: skip
+        kept,
+        states=left,
+        around=replace(kept.around, leaves=lambda _: EMPTY),
+        resident=EMPTY,
+        at_step=EMPTY,
+        gradients=EMPTY,
+        host=host_memory(plan, parameters),
+    )
 
 
 @formula(
-    cites=TORCH_FSDP2, at="_fsdp_param.py:312-315: every shard in a pinned buffer of its own; gradients are copied into pinned ones too"
+    cites=TORCH_FSDP2,
+    at=(
+        "_fsdp_param.py:312-315: every shard in a pinned buffer of its own; gradients are copied into "
+        "pinned ones too"
+    ),
 )
 def host_memory(plan: Plan, parameters: tuple[Held, ...]) -> Host:
     """Parameters and gradients pinned, optimizer states (made by the optimizer on the host) pageable."""

@@ -1,4 +1,6 @@
-"""What fully_shard gathers, reduces and keeps of a group's parameters, in bytes. A group: what is sharded together."""
+"""What fully_shard gathers, reduces and keeps of a group's parameters, in bytes. A group: what is sharded
+together.
+"""
 
 from __future__ import annotations
 
@@ -23,35 +25,63 @@ def trainable_parameters(group: Group) -> tuple[Held, ...]:
     return tuple(h for h in group.parameters if h.trains)
 
 
-@formula(cites=TORCH_FSDP2, at="_fsdp_collectives.py:328-360 all-gather output; _fsdp_param.py:616-628 unsharded parameters")
+@formula(
+    cites=TORCH_FSDP2,
+    at="_fsdp_collectives.py:328-360 all-gather output; _fsdp_param.py:616-628 unsharded parameters",
+)
 def gathered_bytes(group: Group, plan: Plan) -> Count:
     """A group's parameters gathered whole, in the compute dtype (frozen or quantized ones as stored)."""
-    return sum(mixed_precision_dtype(h, plan).nbytes(dim0_gathered(h.shape, plan.mesh.sharded)) for h in group.parameters)
+    return sum(
+        mixed_precision_dtype(h, plan).nbytes(dim0_gathered(h.shape, plan.mesh.sharded))
+        for h in group.parameters
+    )
 
 
 def mixed_precision_dtype(h: Held, plan: Plan) -> DType:
-    """What the policy casts a parameter to: anything floating, adapters too (_fsdp_param.py, init_dtype_attrs)."""
+    """What the policy casts a parameter to: anything floating, adapters too (_fsdp_param.py,
+    init_dtype_attrs).
+    """
     compute = plan.precision.compute
-    if compute is FP8:  # products alone; torchao's weights may be gathered so (fsdp_utils.py, fsdp_pre_all_gather), heads and norms are not
+    if (
+        compute is FP8
+        # products alone; torchao's weights may be gathered so (fsdp_utils.py, fsdp_pre_all_gather), heads and
+        # norms are not
+    ):
         compute = FP8 if plan.fp8 is not None and plan.fp8.gathered and h.role is Role.LINEAR else BF16
     return compute if h.dtype in FLOATING else h.dtype
 
 
-@formula(cites=TORCH_FSDP2, at="_fsdp_collectives.py:592-606: reduce-scatter input in the reduce dtype, kept until the next group's")
+@formula(
+    cites=TORCH_FSDP2,
+    at="_fsdp_collectives.py:592-606: reduce-scatter input in the reduce dtype, kept until the next group's",
+)
 def reduce_input_bytes(group: Group, plan: Plan) -> Count:
     """The buffer in which a group's whole gradients are reduced."""
-    return sum(plan.precision.reduce.nbytes(dim0_gathered(h.shape, plan.mesh.sharded)) for h in trainable_parameters(group))
+    return sum(
+        plan.precision.reduce.nbytes(dim0_gathered(h.shape, plan.mesh.sharded))
+        for h in trainable_parameters(group)
+    )
 
 
-@formula(cites=TORCH_FSDP2, at="_fsdp_collectives.py:611-616, 696-712: the reduced shard, in the sharded parameter's dtype")
+@formula(
+    cites=TORCH_FSDP2,
+    at="_fsdp_collectives.py:611-616, 696-712: the reduced shard, in the sharded parameter's dtype",
+)
 def sharded_gradients(group: Group, plan: Plan, name: str | None = None) -> BytesByPath:
-    """Gradients of a group as they stay on a rank: one buffer, of which each is a view. ``name``: the group's, where it is another's too."""
-    pairs = (gradient_dtype(h, plan).nbytes(dim0_shard(h.shape, plan.mesh.sharded)) for h in trainable_parameters(group))
+    """Gradients of a group as they stay on a rank: one buffer, of which each is a view. ``name``: the
+    group's, where it is another's too.
+    """
+    pairs = (
+        gradient_dtype(h, plan).nbytes(dim0_shard(h.shape, plan.mesh.sharded))
+        for h in trainable_parameters(group)
+    )
     return single_row(Component.GRADIENTS, name or group.name, sum(pairs))
 
 
 def last_gradient_row(group: Group, plan: Plan) -> tuple[Key, Count]:
-    """The gradient of a group's last parameter, which the name of a loop still holds (_fsdp_collectives.py:580-590, several ranks)."""
+    """The gradient of a group's last parameter, which the name of a loop still holds
+    (_fsdp_collectives.py:580-590, several ranks).
+    """
     last = next(iter(reversed(trainable_parameters(group))), None)
     size = mixed_precision_dtype(last, plan).nbytes(last.elements) if last else 0
     path = last.path.rpartition(".")[0] if last else group.name
@@ -60,12 +90,21 @@ def last_gradient_row(group: Group, plan: Plan) -> tuple[Key, Count]:
 
 def fsdp2_gradients(stage: StageLayers, plan: Plan) -> BytesByPath:
     """All sharded gradients as they stand before the optimizer's step."""
-    ends = [sharded_gradients(end, plan, ROOT if stage.tied else None) for end in (stage.embeddings, stage.head) if end]
+    ends = [
+        sharded_gradients(end, plan, ROOT if stage.tied else None)
+        for end in (stage.embeddings, stage.head)
+        if end
+    ]
     layers = [(run.count, sharded_gradients(group, plan)) for run in stage.layers for group in run.pattern]
     return merge_moment([*((1, end) for end in ends), *layers])
 
 
-@formula(cites=TORCH_FSDP2, at="_fsdp_param_group.py:606-612: without gradient sync the whole gradients stay, in the reduce dtype")
+@formula(
+    cites=TORCH_FSDP2,
+    at="_fsdp_param_group.py:606-612: without gradient sync the whole gradients stay, in the reduce dtype",
+)
 def unsynced_gradient_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
-    """What accumulates on every rank when only the last micro-batch reduces gradients (accelerate's no_sync)."""
+    """What accumulates on every rank when only the last micro-batch reduces gradients (accelerate's
+    no_sync).
+    """
     return sum(h.times * plan.precision.reduce.nbytes(h.elements) for h in parameters if h.trains)

@@ -1,7 +1,8 @@
-"""What InternEvo's hybrid ZeRO optimizer keeps: parameters and gradients whole in bf16, fp32 copies and moments of what a rank was dealt.
+"""What InternEvo's hybrid ZeRO optimizer keeps: parameters and gradients whole in bf16, fp32 copies and
+moments of what a rank was dealt.
 
-Parameters are dealt to the ranks of a zero group whole and in the order of the model, each rank until it has its even share, so ranks
-differ; the sheet is that of the rank that was dealt most.
+Parameters are dealt to the ranks of a zero group whole and in the order of the model, each rank until it has
+its even share, so ranks differ; the sheet is that of the rank that was dealt most.
 """
 
 from __future__ import annotations
@@ -25,9 +26,17 @@ BUCKET: Key = (C.COMMUNICATION, "zero/flat_bucket")
 NOTE = "ranks are dealt whole parameters and differ: the sheet is that of the one that has most"
 
 
-@formula(cites=INTERNEVO, at="solver/optimizer/utils.py:733-800: module by module, to the next rank where one has more than its share")
+@formula(
+    cites=INTERNEVO,
+    at=(
+        "solver/optimizer/utils.py:733-800: module by module, to the next rank where one has more "
+        "than its share"
+    ),
+)
 def partition_whole_parameters(sizes: list[int], ranks: int) -> list[int]:
-    """Elements that each rank was dealt. The parameter that is too much for a rank goes to the next one and is not counted there."""
+    """Elements that each rank was dealt. The parameter that is too much for a rank goes to the next one and
+    is not counted there.
+    """
     share, counted, rank, found = sum(sizes) // ranks, 0, 0, [0] * ranks
     for size in sizes:
         counted += size
@@ -38,7 +47,9 @@ def partition_whole_parameters(sizes: list[int], ranks: int) -> list[int]:
 
 
 def in_order(spec: ModelSpec) -> Iterator[int]:
-    """Elements of every parameter in the order of the model's modules: embeddings, blocks, final norm, head."""
+    """Elements of every parameter in the order of the model's modules: embeddings, blocks, final norm,
+    head.
+    """
     yield from (w.elements for w in spec.embeddings.weights)
     for stack in spec.stacks:
         for run in stack.runs:
@@ -48,24 +59,40 @@ def in_order(spec: ModelSpec) -> Iterator[int]:
     yield from (w.elements for w in spec.head.weights)
 
 
-@formula(cites=INTERNEVO, at="solver/optimizer/hybrid_zero_optim.py:240-275: whole parameters, so that ranks differ")
+@formula(
+    cites=INTERNEVO,
+    at="solver/optimizer/hybrid_zero_optim.py:240-275: whole parameters, so that ranks differ",
+)
 def largest_partition_elements(spec: ModelSpec, ranks: Count) -> Count:
     """Elements of the rank that was dealt most; an even share where the number of ranks is open."""
     sizes = list(in_order(spec))
-    return max(partition_whole_parameters(sizes, ranks)) if isinstance(ranks, int) else ceil_div(sum(sizes), ranks)
+    return (
+        max(partition_whole_parameters(sizes, ranks))
+        if isinstance(ranks, int)
+        else ceil_div(sum(sizes), ranks)
+    )
 
 
 def internevo_kept(spec: ModelSpec, plan: Plan) -> ResidentState:
     """Everything the optimizer keeps on the rank that was dealt most."""
     parameters = tuple(held_tensors(spec, plan))
-    own, total, precision = largest_partition_elements(spec, plan.mesh.dp_shard), sum(in_order(spec)), plan.precision
+    own, total, precision = (
+        largest_partition_elements(spec, plan.mesh.dp_shard),
+        sum(in_order(spec)),
+        plan.precision,
+    )
     states = [*parameter_bytes(spec, plan, parameters, Sharding.INTERNEVO).items(), *own_states(own, plan)]
     whole = whole_gradients(total, plan)
     bucket = precision.gradients.nbytes(minimum(total, REDUCE_BUCKET))
     return ResidentState(
-        states=BytesByPath.of(states), around=_reduce_bucket_overhead(bucket), resident=whole if agreed(plan.accumulation > 1) else EMPTY, at_step=step_of_share(own, plan),
-        gradients=whole, ranges={BUCKET: (0, 2 * bucket)}, notes=(NOTE,),
-    )  # fmt: skip
+        states=BytesByPath.of(states),
+        around=_reduce_bucket_overhead(bucket),
+        resident=whole if agreed(plan.accumulation > 1) else EMPTY,
+        at_step=step_of_share(own, plan),
+        gradients=whole,
+        ranges={BUCKET: (0, 2 * bucket)},
+        notes=(NOTE,),
+    )
 
 
 def own_states(own: Count, plan: Plan) -> list[tuple[Key, Count]]:
@@ -82,16 +109,34 @@ def whole_gradients(total: Count, plan: Plan) -> BytesByPath:
     return single_row(C.GRADIENTS, "zero/whole", plan.precision.gradients.nbytes(total))
 
 
-@formula(cites=INTERNEVO, at="solver/optimizer/hybrid_zero_optim.py:397-450: a bucket is flattened while the one before is on its way")
+@formula(
+    cites=INTERNEVO,
+    at=(
+        "solver/optimizer/hybrid_zero_optim.py:397-450: a bucket is flattened while the one before is on "
+        "its way"
+    ),
+)
 def _reduce_bucket_overhead(bucket: Count) -> ShardingOverhead:
-    """Gradients stay whole until their bucket is reduced; one flat copy of a bucket, which may be none or two."""
+    """Gradients stay whole until their bucket is reduced; one flat copy of a bucket, which may be none or
+    two.
+    """
     flat = BytesByPath.of([(BUCKET, bucket)])
-    return ShardingOverhead(backward=lambda *_: flat, leaving=lambda *_: flat, leaves=lambda group: group.gradients)
+    return ShardingOverhead(
+        backward=lambda *_: flat, leaving=lambda *_: flat, leaves=lambda group: group.gradients
+    )
 
 
-@formula(cites=INTERNEVO, at="solver/optimizer/hybrid_zero_optim.py:690-760: its own gradients flat in fp32, then torch's AdamW over them")
+@formula(
+    cites=INTERNEVO,
+    at=(
+        "solver/optimizer/hybrid_zero_optim.py:690-760: its own gradients flat in fp32, then torch's AdamW "
+        "over them"
+    ),
+)
 def step_of_share(own: Count, plan: Plan) -> BytesByPath:
     assert plan.optimizer is not None
     wide = plan.precision.moments.nbytes(own)
     copies = {Implementation.FOREACH: 1, Implementation.LOOP: 2}.get(plan.optimizer.implementation, 0)
-    return BytesByPath.of([((C.GRADIENTS, "zero/fp32_flat"), wide), ((C.TEMPORARIES, "optimizer"), copies * wide)])
+    return BytesByPath.of(
+        [((C.GRADIENTS, "zero/fp32_flat"), wide), ((C.TEMPORARIES, "optimizer"), copies * wide)]
+    )

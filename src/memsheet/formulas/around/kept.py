@@ -26,7 +26,9 @@ class Host:
 
     @property
     def high_bytes(self) -> int:
-        """With every pinned buffer rounded up to a power of two, as torch's pinned allocator does (CachingHostAllocator.h:300-309)."""
+        """With every pinned buffer rounded up to a power of two, as torch's pinned allocator does
+        (CachingHostAllocator.h:300-309).
+        """
         return int(self.pageable) + sum(1 << (int(size) - 1).bit_length() for size in self.pinned if size)
 
     @property
@@ -35,16 +37,20 @@ class Host:
         if not all(isinstance(size, int) for size in self.pinned) or self.high_bytes == self.bytes:
             return ()
         return (
-            f"host memory is as requested; torch rounds pinned buffers up to powers of two: up to {format_bytes(self.high_bytes)} a rank",
+            (
+                "host memory is as requested; torch rounds pinned buffers up to powers of two: up to "
+                f"{format_bytes(self.high_bytes)} a rank"
+            ),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ResidentState:
-    """``states``: at every instant. ``resident``: gradients (and their buffers) of earlier micro-batches while the next one runs.
-    ``at_step``: gradients and scratch at the optimizer's step. ``ranges``: (low, high) of what was derived and is not exactly known.
-    ``gradients``: those that are not among the states, as they stand when backward has ended: no instant's high-water mark need show them whole.
-    ``paged``: states in memory that driver and host share, outside torch's allocator.
+    """``states``: at every instant. ``resident``: gradients (and their buffers) of earlier micro-batches
+    while the next one runs. ``at_step``: gradients and scratch at the optimizer's step. ``ranges``: (low,
+    high) of what was derived and is not exactly known. ``gradients``: those that are not among the states, as
+    they stand when backward has ended: no instant's high-water mark need show them whole. ``paged``: states
+    in memory that driver and host share, outside torch's allocator.
     """
 
     states: BytesByPath

@@ -1,5 +1,6 @@
-"""What Megatron-Core keeps on a rank through a step: one buffer of parameters and one of gradients, the distributed optimizer's shards, and the
-placeholders and buffers that stay once they were made (Megatron-LM 23e00ed0963c35382dfe8a5a94fb3cda4d21e133, TransformerEngine c188b533).
+"""What Megatron-Core keeps on a rank through a step: one buffer of parameters and one of gradients, the
+distributed optimizer's shards, and the placeholders and buffers that stay once they were made (Megatron-LM
+23e00ed0963c35382dfe8a5a94fb3cda4d21e133, TransformerEngine c188b533).
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from memsheet.sheet import Component
 from memsheet.units import MIB
 
 PARAMETER_ALIGNMENT, BUCKET_ALIGNMENT = 64, 128
-"""Elements that a parameter starts at a multiple of, and that a bucket is padded to beside the ranks (param_and_grad_buffer.py:555-582)."""
+"""Elements that a parameter starts at a multiple of, and that a bucket is padded to beside the ranks
+(param_and_grad_buffer.py:555-582).
+"""
 
 
 DISPATCH: Key = (Component.COMMUNICATION, "moe_dispatch")
@@ -43,7 +46,11 @@ class Part:
 
 
 @formula(
-    cites=MEGATRON, at="parallel_state.py: dense states over data- and context-parallel ranks; experts over those that share none of them"
+    cites=MEGATRON,
+    at=(
+        "parallel_state.py: dense states over data- and context-parallel ranks; experts over those that "
+        "share none of them"
+    ),
 )
 def state_ranks(mesh: Mesh, role: Role, zero: int) -> Count:
     """Ranks that divide the optimizer states of a parameter between them."""
@@ -55,17 +62,21 @@ def state_ranks(mesh: Mesh, role: Role, zero: int) -> Count:
 
 
 BRIDGE_NOTE = (
-    "Megatron-Bridge hands its fp8_recipe, tensorwise unless set, to the optimizer, which then keeps whole fp32 copies and raises gradients to "
+    "Megatron-Bridge hands its fp8_recipe, tensorwise unless set, to the optimizer, which then keeps "
+    "whole fp32 copies and raises gradients to "
     "fp32 at the step, though remainders are asked for"
 )
 
 
 def _as_bridge_runs_it(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
-    """Megatron-Bridge 600d069 training/mixed_precision.py:51, 117-160 writes its recipe into the optimizer's configuration, also without
-    eight-bit products; Megatron-LM 24bad8e optimizer/optimizer_config.py:404-411 then leaves main parameters to its own code.
+    """Megatron-Bridge 600d069 training/mixed_precision.py:51, 117-160 writes its recipe into the optimizer's
+    configuration, also without eight-bit products; Megatron-LM 24bad8e optimizer/optimizer_config.py:404-411
+    then leaves main parameters to its own code.
     """
     recipe = plan.fp8.recipe if plan.fp8 else None
-    asked = plan.precision.master_weights is INT16_REMAINDER and "bridge" in (plan.engine_version or "").lower()
+    asked = (
+        plan.precision.master_weights is INT16_REMAINDER and "bridge" in (plan.engine_version or "").lower()
+    )
     if not asked or recipe == "delayed":
         return plan, ()
     return replace(plan, precision=replace(plan.precision, master_weights=FP32)), (BRIDGE_NOTE,)
@@ -94,7 +105,10 @@ def megatron_kept(spec: ModelSpec, plan: Plan) -> ResidentState:
         around=ShardingOverhead(),
         resident=EMPTY,
         at_step=at_step,
-        ranges={**_fp8_parameter_ranges(parts), **({DISPATCH: (0, dispatched)} if plan.routing is not None else {})},
+        ranges={
+            **_fp8_parameter_ranges(parts),
+            **({DISPATCH: (0, dispatched)} if plan.routing is not None else {}),
+        },
         notes=notes,
     )
 
@@ -106,14 +120,28 @@ def _optimizer_shards(tensors: Iterable[Held], plan: Plan) -> tuple[Part, ...]:
 def buffers_and_shards(tensors: Iterable[Held], plan: Plan) -> BytesByPath:
     """The two buffers and the distributed optimizer's parts of these tensors: there at every instant."""
     parts = _optimizer_shards(tensors, plan)
-    return BytesByPath.of([*(row for part in parts for row in _model_state_rows(part, plan)), *_buffer_padding_rows(parts, plan)])
+    return BytesByPath.of(
+        [
+            *(row for part in parts for row in _model_state_rows(part, plan)),
+            *_buffer_padding_rows(parts, plan),
+        ]
+    )
 
 
-@formula(cites=MEGATRON, at="distrib_optimizer.py:330-480: the parameter, its main gradient, a shard of the fp32 copy and of both moments")
+@formula(
+    cites=MEGATRON,
+    at=(
+        "distrib_optimizer.py:330-480: the parameter, its main gradient, a shard of the fp32 copy and of "
+        "both moments"
+    ),
+)
 def _model_state_rows(part: Part, plan: Plan) -> Iterator[tuple[Key, Count]]:
     held, precision = part.held, plan.precision
     module = module_of(held.path)
-    yield (Component.PARAMETERS, module), held.times * _fp8_weight_copies(held.dtype) * held.dtype.nbytes(held.elements)
+    yield (
+        (Component.PARAMETERS, module),
+        held.times * _fp8_weight_copies(held.dtype) * held.dtype.nbytes(held.elements),
+    )
     if not held.trains:
         return
     trained = held.dtype if plan.adapter else precision.gradients
@@ -124,8 +152,9 @@ def _model_state_rows(part: Part, plan: Plan) -> Iterator[tuple[Key, Count]]:
 
 
 def _fp8_weight_copies(dtype: DType) -> int:
-    """Copies of a weight in eight bits: along rows, and along columns for the input's gradient. Cards from compute capability 10 on need
-    the second for scales of blocks alone (TransformerEngine pytorch/tensor/float8_tensor.py, mxfp8_tensor.py), so it is the high end.
+    """Copies of a weight in eight bits: along rows, and along columns for the input's gradient. Cards from
+    compute capability 10 on need the second for scales of blocks alone (TransformerEngine
+    pytorch/tensor/float8_tensor.py, mxfp8_tensor.py), so it is the high end.
     """
     return 2 if dtype.bits < BF16.bits else 1
 
@@ -142,14 +171,20 @@ def _fp8_parameter_ranges(parts: tuple[Part, ...]) -> dict[Key, tuple[Count, Cou
 
 
 def _cast_weights(parts: tuple[Part, ...], plan: Plan) -> Iterator[tuple[Key, Count]]:
-    """Weights kept in sixteen bits are cast once a step for eight-bit products, and the casts stay (module/base.py, get_weight_workspace)."""
+    """Weights kept in sixteen bits are cast once a step for eight-bit products, and the casts stay
+    (module/base.py, get_weight_workspace).
+    """
     if plan.fp8 is not None and not plan.fp8.stored:
         size = sum(p.held.times * p.held.elements for p in parts if p.held.role in (Role.LINEAR, Role.EXPERT))
         yield (Component.WORKSPACES, "transformer_engine/cast_weights"), 2 * FP8.nbytes(size)
 
 
 @formula(
-    cites=MEGATRON, at="param_and_grad_buffer.py:551-612: parameters at multiples of 64 elements, the buffer at one of lcm(ranks, 128)"
+    cites=MEGATRON,
+    at=(
+        "param_and_grad_buffer.py:551-612: parameters at multiples of 64 elements, the buffer at one of "
+        "lcm(ranks, 128)"
+    ),
 )
 def _buffer_padding_rows(parts: tuple[Part, ...], plan: Plan) -> Iterator[tuple[Key, Count]]:
     """Bytes of both buffers that belong to no parameter."""
@@ -157,7 +192,9 @@ def _buffer_padding_rows(parts: tuple[Part, ...], plan: Plan) -> Iterator[tuple[
         return
     dtypes = (plan.precision.parameters, plan.precision.gradients)
     for experts in (False, True):
-        own = [p for p in parts if p.held.trains and (p.held.role in (Role.EXPERT, Role.EXPERT_BIAS)) is experts]
+        own = [
+            p for p in parts if p.held.trains and (p.held.role in (Role.EXPERT, Role.EXPERT_BIAS)) is experts
+        ]
         if own:
             exact = sum(p.held.times * p.held.elements for p in own)
             aligned = sum(p.held.times * round_up(p.held.elements, PARAMETER_ALIGNMENT) for p in own)
@@ -168,17 +205,30 @@ def _buffer_padding_rows(parts: tuple[Part, ...], plan: Plan) -> Iterator[tuple[
 
 
 def _microbatch_input_rows(plan: Plan) -> Iterator[tuple[Key, Count]]:
-    """Tokens, labels, positions and the loss mask of a micro-batch (training/utils.py, get_batch_on_this_tp_rank)."""
+    """Tokens, labels, positions and the loss mask of a micro-batch (training/utils.py,
+    get_batch_on_this_tp_rank).
+    """
     size = plan.microbatch * ceil_div(plan.seq_len, plan.mesh.cp)
-    for name, dtype in (("input_ids", INT64), ("labels", INT64), ("position_ids", INT64), ("loss_mask", FP32)):
+    for name, dtype in (
+        ("input_ids", INT64),
+        ("labels", INT64),
+        ("position_ids", INT64),
+        ("loss_mask", FP32),
+    ):
         yield (Component.INPUTS, name), dtype.nbytes(size)
 
 
 @formula(
-    cites=MEGATRON, at="TransformerEngine pytorch/module/base.py:79-92 get_dummy_wgrad; tensor_parallel/layers.py:560-600 asks for it too"
+    cites=MEGATRON,
+    at=(
+        "TransformerEngine pytorch/module/base.py:79-92 get_dummy_wgrad; tensor_parallel/layers.py:560-600 "
+        "asks for it too"
+    ),
 )
 def _dummy_wgrad_rows(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]]:
-    """What autograd is given for weights whose gradients are in the buffer already: one tensor for each shape of a matrix, for good."""
+    """What autograd is given for weights whose gradients are in the buffer already: one tensor for each shape
+    of a matrix, for good.
+    """
     engine = find_engine(plan.engine)
     if (
         plan.adapter is not None or engine is None or not engine.workspaces
@@ -197,8 +247,8 @@ def _dummy_wgrad_rows(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]
 
 
 GROUPED_STREAMS, GROUPED_WORKSPACE = 4, 32 * MIB + 1024
-"""Streams of a grouped product and the workspace of each from compute capability 9 on (TransformerEngine pytorch/cpp_extensions/gemm.py:31-58,
-common/multi_stream.cpp: nvte_get_num_compute_streams).
+"""Streams of a grouped product and the workspace of each from compute capability 9 on (TransformerEngine
+pytorch/cpp_extensions/gemm.py:31-58, common/multi_stream.cpp: nvte_get_num_compute_streams).
 """
 
 
@@ -222,7 +272,11 @@ def layer_matrix_shapes(block: Block, plan: Plan) -> Iterator[tuple[str, Count, 
     elif isinstance(at, LatentAttention):
         if at.q_lora_rank:
             yield "linear_q_down_proj", of["qr"], h
-        yield "linear_q_up_proj" if at.q_lora_rank else "linear_q_proj", of["a·dq"], of["qr"] if at.q_lora_rank else h
+        yield (
+            "linear_q_up_proj" if at.q_lora_rank else "linear_q_proj",
+            of["a·dq"],
+            of["qr"] if at.q_lora_rank else h,
+        )
         yield "linear_kv_down_proj", of["kr+dr"], h
         yield "linear_kv_up_proj", of["a·(dn+dv)"], of["kr"]
         yield "linear_proj", h, of["a·d"]
@@ -241,36 +295,71 @@ FLEX = ("deepep", "hybridep", "flex")
 
 @formula(
     cites=MEGATRON,
-    at="moe/fused_a2a.py:40-110, 300-380: buffers for what every rank may send, to and from experts; sized at run time, so the high end",
+    at=(
+        "moe/fused_a2a.py:40-110, 300-380: buffers for what every rank may send, to and from experts; "
+        "sized at run time, so the high end"
+    ),
 )
 def dispatch_buffers(spec: ModelSpec, plan: Plan) -> Count:
     """Bytes that a dispatcher of its own may keep."""
     if plan.routing is None or plan.routing.dispatch not in FLEX:
         return 0
-    of = [layer_axis_sizes(b, plan) for s in spec.stacks for run in s.runs for b in run.pattern if isinstance(b.feed_forward, Moe)]
+    of = [
+        layer_axis_sizes(b, plan)
+        for s in spec.stacks
+        for run in s.runs
+        for b in run.pattern
+        if isinstance(b.feed_forward, Moe)
+    ]
     tokens = of[0]["b"] * of[0]["n"] if of else 0
     return 2 * BF16.nbytes(tokens * plan.mesh.ep * spec.hidden)
 
 
-@formula(cites=MEGATRON, at="tensor_parallel/layers.py:470-480 and utils.py GlobalMemoryBuffer: what the output layer gathers stays")
+@formula(
+    cites=MEGATRON,
+    at=(
+        "tensor_parallel/layers.py:470-480 and utils.py GlobalMemoryBuffer: what the output layer "
+        "gathers stays"
+    ),
+)
 def _sequence_gather_buffer(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]]:
     if plan.sequence_parallel and spec.head.kind != "none":
         ends = end_axes(spec, plan)
-        yield (Component.COMMUNICATION, "global_memory_buffer"), _compute_dtype(plan).nbytes(ends["b"] * ends["s"] * spec.hidden)
+        yield (
+            (Component.COMMUNICATION, "global_memory_buffer"),
+            _compute_dtype(plan).nbytes(ends["b"] * ends["s"] * spec.hidden),
+        )
 
 
-@formula(cites=MEGATRON, at="dot_product_attention.py:150-165: the scores' product reads a buffer that stays, though it adds nothing of it")
+@formula(
+    cites=MEGATRON,
+    at=(
+        "dot_product_attention.py:150-165: the scores' product reads a buffer that stays, though it adds "
+        "nothing of it"
+    ),
+)
 def _attention_score_buffer(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]]:
     """The buffer of attention that computes scores in full."""
     if plan.attention is not AttentionKind.EAGER or not spec.stacks[-1].runs:
         return
     of = layer_axis_sizes(spec.stacks[-1].runs[0].pattern[0], plan)
-    yield (Component.COMMUNICATION, "global_memory_buffer"), _compute_dtype(plan).nbytes(of["b"] * of["a"] * of["s"] * of["s"])
+    yield (
+        (Component.COMMUNICATION, "global_memory_buffer"),
+        _compute_dtype(plan).nbytes(of["b"] * of["a"] * of["s"] * of["s"]),
+    )
 
 
-@formula(cites=MEGATRON, at="distrib_optimizer.py:2073-2091: shards of gradients are raised to fp32 where they are not, all at once")
+@formula(
+    cites=MEGATRON,
+    at=(
+        "distrib_optimizer.py:2073-2091: shards of gradients are raised to fp32 where they are "
+        "not, all at once"
+    ),
+)
 def widened_gradients(tensors: Iterable[Held], plan: Plan) -> Count:
-    """Bytes of gradients in the main parameters' precision while the optimizer steps; a precision-aware optimizer reads them as they are."""
+    """Bytes of gradients in the main parameters' precision while the optimizer steps; a precision-aware
+    optimizer reads them as they are.
+    """
     precision = plan.precision
     if precision.gradients is FP32 or precision.master_weights is not FP32:
         return 0

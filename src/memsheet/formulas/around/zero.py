@@ -1,4 +1,6 @@
-"""What DeepSpeed's stages add around the layers: buckets and their copies, gradients on their way, parameters gathered ahead."""
+"""What DeepSpeed's stages add around the layers: buckets and their copies, gradients on their way, parameters
+gathered ahead.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ from memsheet.formulas.around.zero_flow import (
     prefetched_elements,
     stays_gathered,
 )
-from memsheet.formulas.around.zero_states import PARTITION, Zero, of_parts, persistent_parameter_rows, whole_gradients
+from memsheet.formulas.around.zero_states import (
+    PARTITION,
+    Zero,
+    of_parts,
+    persistent_parameter_rows,
+    whole_gradients,
+)
 from memsheet.formulas.groups import Group, StageLayers
 from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.plan.dtypes import FP32
@@ -33,7 +41,11 @@ GATHERED: Key = (C.UNSHARDED_PARAMETERS, "zero/gathered")
 
 
 @formula(
-    cites=DEEPSPEED, at="stage_1_and_2.py:2493-2516, stage3.py:730-735: buffers of reduce_bucket_size elements, whatever the model's size"
+    cites=DEEPSPEED,
+    at=(
+        "stage_1_and_2.py:2493-2516, stage3.py:730-735: buffers of reduce_bucket_size elements, whatever "
+        "the model's size"
+    ),
 )
 def bucket_bytes(zero: Zero) -> Count:
     """The fixed buckets in which gradients wait for their reduction."""
@@ -65,28 +77,48 @@ def _unless_resident(zero: Zero) -> list[tuple[Key, Count]]:
     return [] if zero.accumulates else whole_gradients(zero)
 
 
-@formula(cites=DEEPSPEED, at="engine.py:3691-3702, 3784-3797: gradients are flattened by 5e8 elements for one all-reduce")
+@formula(
+    cites=DEEPSPEED,
+    at="engine.py:3691-3702, 3784-3797: gradients are flattened by 5e8 elements for one all-reduce",
+)
 def _all_reduce(zero: Zero) -> BytesByPath:
-    copied = where(at_least(zero.plan.mesh.dp_replicate, 2), zero.width * minimum(zero.total, ALLREDUCE_BUCKET), 0)
+    copied = where(
+        at_least(zero.plan.mesh.dp_replicate, 2), zero.width * minimum(zero.total, ALLREDUCE_BUCKET), 0
+    )
     return BytesByPath.of([*_unless_resident(zero), ((C.COMMUNICATION, "allreduce/flat"), copied)])
 
 
 @formula(
     cites=DEEPSPEED,
-    at="stage_1_and_2.py:861-881, 1193-1242: after the last backward each gradient moves into the bucket, flushed when full",
+    at=(
+        "stage_1_and_2.py:861-881, 1193-1242: after the last backward each gradient moves into the bucket, "
+        "flushed when full"
+    ),
 )
 def _around_one(zero: Zero) -> ShardingOverhead:
-    """Stage 1: from its first gradient on the bucket is there; the partition grows while the bucket's gradients are gone."""
+    """Stage 1: from its first gradient on the bucket is there; the partition grows while the bucket's
+    gradients are gone.
+    """
     bucket = EMPTY if zero.accumulates else BytesByPath.of([(BUCKET, bucket_bytes(zero))])
     first = minimum(zero.total, zero.buckets.reduce_bucket)
     grown = 0 if zero.plan.offload.optimizer else maximum(0, zero.width * (zero.shard - first))
-    end = BytesByPath.of([*_unless_resident(zero), *bucket.held.items(), (PARTITION, grown), *_offload_scratch(zero).held.items()])
+    end = BytesByPath.of(
+        [
+            *_unless_resident(zero),
+            *bucket.held.items(),
+            (PARTITION, grown),
+            *_offload_scratch(zero).held.items(),
+        ]
+    )
     return replace(_around_whole(end, bucket), always=_offload_buffers(zero))
 
 
 @formula(
     cites=DEEPSPEED,
-    at="bf16_optimizer.py:371: each gradient in fp32 before it is added; engine.py:3658-3664: all of them in the model's dtype, to be reduced",
+    at=(
+        "bf16_optimizer.py:371: each gradient in fp32 before it is added; engine.py:3658-3664: all of them "
+        "in the model's dtype, to be reduced"
+    ),
 )
 def _around_fp32_gradients(zero: Zero) -> ShardingOverhead:
     """BF16_Optimizer: its flat fp32 gradients are one tensor, which is cast whole for the all-reduce."""
@@ -97,7 +129,9 @@ def _around_fp32_gradients(zero: Zero) -> ShardingOverhead:
 
 
 def _around_two(zero: Zero, stage: StageLayers) -> ShardingOverhead:
-    """Stage 2: a bucket through every backward, its copy at a flush, and from the first flush on the rank's own gradients."""
+    """Stage 2: a bucket through every backward, its copy at a flush, and from the first flush on the rank's
+    own gradients.
+    """
     shard = zero.shard
     made = bucket_flushes(stage, zero.buckets.reduce_bucket, shard, cuts=True)
     bucket = BytesByPath.of([(BUCKET, bucket_bytes(zero))])
@@ -105,19 +139,31 @@ def _around_two(zero: Zero, stage: StageLayers) -> ShardingOverhead:
     late = _late_gradients(zero, stage)
 
     def during(run: int, repetition: int) -> BytesByPath:
-        return merge_moment([(1, flush_peak_rows(zero, (run, repetition), made[:-1], partition)), (1, late(run, repetition))])
+        return merge_moment(
+            [(1, flush_peak_rows(zero, (run, repetition), made[:-1], partition)), (1, late(run, repetition))]
+        )
 
     end = merge_moment([(1, bucket), (1, _last_flush(zero, made, partition))])
     return ShardingOverhead(
-        always=_offload_buffers(zero), backward=lambda *_: bucket, during=during, stops=peak_flush_places(made), end=end
+        always=_offload_buffers(zero),
+        backward=lambda *_: bucket,
+        during=during,
+        stops=peak_flush_places(made),
+        end=end,
     )
 
 
 @formula(
-    cites=DEEPSPEED, at="stage_1_and_2.py:919-921 (independent_gradient_partition_epilogue): what is left is reduced when backward is over"
+    cites=DEEPSPEED,
+    at=(
+        "stage_1_and_2.py:919-921 (independent_gradient_partition_epilogue): what is left is reduced when "
+        "backward is over"
+    ),
 )
 def _last_flush(zero: Zero, made: list[Flush], partition: BytesByPath) -> BytesByPath:
-    """The bucket's rest, reduced after the last gradient was made; one that is wider than the bucket is itself there still."""
+    """The bucket's rest, reduced after the last gradient was made; one that is wider than the bucket is
+    itself there still.
+    """
     last = made[-1]
     wide = zero.width * last.elements if last.elements > zero.buckets.reduce_bucket else 0
     copy = BytesByPath.of([(FLUSH, zero.width * last.copied), ((C.GRADIENTS, "zero/extra_large"), wide)])
@@ -126,24 +172,33 @@ def _last_flush(zero: Zero, made: list[Flush], partition: BytesByPath) -> BytesB
 
 
 def flush_peak_rows(zero: Zero, place: Place, made: list[Flush], partition: BytesByPath) -> BytesByPath:
-    """The most that flushes leave at a place: the copy of one of them, and the partition once one has gone before."""
+    """The most that flushes leave at a place: the copy of one of them, and the partition once one has gone
+    before.
+    """
     before = any(comes_later_in_backward(place, flush.place) for flush in made)
     candidates = [[(1, partition)]] if before else [[(1, EMPTY)]]
     for number, flush in enumerate(made):
         if flush.place == place:
             copy = BytesByPath.of([(FLUSH, zero.width * flush.copied)])
-            candidates += [[(1, copy), (1, partition if number else EMPTY), (1, _offload_scratch(zero))], [(1, partition)]]
+            candidates += [
+                [(1, copy), (1, partition if number else EMPTY), (1, _offload_scratch(zero))],
+                [(1, partition)],
+            ]
     return largest_moment_rows(candidates)
 
 
 def _around_three(zero: Zero, stage: StageLayers) -> ShardingOverhead:
-    """Stage 3: a bucket for good, its copy at a flush, persistent parameters, and parameters gathered ahead of their use."""
+    """Stage 3: a bucket for good, its copy at a flush, persistent parameters, and parameters gathered ahead
+    of their use.
+    """
     buckets = zero.buckets
     made = bucket_flushes(stage, buckets.reduce_bucket, 1, cuts=False)
     steps = list(forward_places(stage))
     left: dict[Place, Count] = {}
     for place, groups in steps:
-        left[place] = (left[steps[len(left) - 1][0]] if left else 0) + gathered_elements(groups, buckets, zero.ranks)
+        left[place] = (left[steps[len(left) - 1][0]] if left else 0) + gathered_elements(
+            groups, buckets, zero.ranks
+        )
     everything = left[steps[-1][0]]
     biggest = max((h.elements for h in zero.parameters if not stays_gathered(h, buckets)), default=0)
     late = _late_gradients(zero, stage)
@@ -161,31 +216,47 @@ def _around_three(zero: Zero, stage: StageLayers) -> ShardingOverhead:
 
     whole = fetched(everything)
     return ShardingOverhead(
-        always=BytesByPath.of([(BUCKET, bucket_bytes(zero))]), between=persistent_parameter_rows(zero), entering=lambda *_: whole, forward=lambda *_: whole, holds=lambda group: whole if group is stage.head else EMPTY,
-        during=during, stops=peak_flush_places(made),
-    )  # fmt: skip
+        always=BytesByPath.of([(BUCKET, bucket_bytes(zero))]),
+        between=persistent_parameter_rows(zero),
+        entering=lambda *_: whole,
+        forward=lambda *_: whole,
+        holds=lambda group: whole if group is stage.head else EMPTY,
+        during=during,
+        stops=peak_flush_places(made),
+    )
 
 
 def gathered_bag(zero: Zero, remaining: Count, biggest: Count) -> BytesByPath:
-    """Gathered parameters, and with parameters on the host their rank's part on its way up (partition_parameters.py:1331-1333)."""
+    """Gathered parameters, and with parameters on the host their rank's part on its way up
+    (partition_parameters.py:1331-1333).
+    """
     size = prefetched_elements(remaining, biggest, zero.buckets)
     bag = [(GATHERED, of_parts(zero, zero.width * size.value))]
     if zero.plan.offload.parameters:
         bag.append(
-            ((C.UNSHARDED_PARAMETERS, "zero/from_host"), zero.width * (minimum(remaining, zero.buckets.prefetch + biggest) // zero.ranks))
+            (
+                (C.UNSHARDED_PARAMETERS, "zero/from_host"),
+                zero.width * (minimum(remaining, zero.buckets.prefetch + biggest) // zero.ranks),
+            )
         )
     return BytesByPath.of(bag)
 
 
 def _late_gradients(zero: Zero, stage: StageLayers) -> Callable[[int, int], BytesByPath]:
-    """Gradients that do not go into the bucket at once: a tied table's until the embeddings' is added, tensors wider than the bucket."""
+    """Gradients that do not go into the bucket at once: a tied table's until the embeddings' is added,
+    tensors wider than the bucket.
+    """
     tied = EMPTY
     if stage.tied and stage.head:
         tied = BytesByPath.of(pair for pair in stage.head.gradients.held.items() if "norm" not in pair[0][1])
 
     def wide(groups: tuple[Group, ...]) -> BytesByPath:
         size = max((h.elements for group in groups for h in group.parameters if h.trains), default=0)
-        return BytesByPath.of([((C.GRADIENTS, "zero/extra_large"), zero.width * size)]) if size > zero.buckets.reduce_bucket else EMPTY
+        return (
+            BytesByPath.of([((C.GRADIENTS, "zero/extra_large"), zero.width * size)])
+            if size > zero.buckets.reduce_bucket
+            else EMPTY
+        )
 
     layers = {run: wide(layers.pattern) for run, layers in enumerate(stage.layers)}
 
@@ -209,5 +280,7 @@ def _offload_scratch(zero: Zero) -> BytesByPath:
     if not zero.plan.offload.optimizer:
         return EMPTY
     if zero.plan.zero == 3:  # stage3.py:1393-1407
-        return BytesByPath.of([((C.TEMPORARIES, "zero/gradient_fp32"), FP32.nbytes(zero.widest // zero.ranks))])
+        return BytesByPath.of(
+            [((C.TEMPORARIES, "zero/gradient_fp32"), FP32.nbytes(zero.widest // zero.ranks))]
+        )
     return BytesByPath.of([((C.TEMPORARIES, "zero/gradient_norm"), 2 * FP32.nbytes(zero.widest))])

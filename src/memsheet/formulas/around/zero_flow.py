@@ -1,4 +1,6 @@
-"""How DeepSpeed moves gradients and parameters through one backward: buckets that fill and are flushed, parameters gathered ahead."""
+"""How DeepSpeed moves gradients and parameters through one backward: buckets that fill and are flushed,
+parameters gathered ahead.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """A bucket reduced at a place of the backward: its elements, and how many of them are copied into a second buffer."""
+    """A bucket reduced at a place of the backward: its elements, and how many of them are copied into a
+    second buffer.
+    """
 
     place: Place
     elements: int
@@ -39,18 +43,24 @@ def _trainable_tensor_sizes(groups: tuple[Group, ...], cache: dict[int, list[int
     """Elements of the tensors that train, last first."""
     key = id(groups)
     if key not in cache:
-        cache[key] = [int(h.elements) for group in reversed(groups) for h in reversed(group.parameters) if h.trains]
+        cache[key] = [
+            int(h.elements) for group in reversed(groups) for h in reversed(group.parameters) if h.trains
+        ]
     return cache[key]
 
 
 @formula(
-    cites=DEEPSPEED, at="stage_1_and_2.py:1201-1203: a gradient that would overflow the bucket flushes it first; the rest goes at the end"
+    cites=DEEPSPEED,
+    at=(
+        "stage_1_and_2.py:1201-1203: a gradient that would overflow the bucket flushes it first; the rest "
+        "goes at the end"
+    ),
 )
 def bucket_flushes(walk: StageLayers, bucket: int, shard: Count, *, cuts: bool) -> list[Flush]:
     """Every flush of a backward, gradients arriving in the reverse order of the parameters.
 
-    ``shard``: elements of one rank's partition. ``cuts`` (stages 1 and 2): a bucket that lies inside one partition is one slice
-    and is reduced in place (1833-1867); otherwise its slices are copied together.
+    ``shard``: elements of one rank's partition. ``cuts`` (stages 1 and 2): a bucket that lies inside one
+    partition is one slice and is reduced in place (1833-1867); otherwise its slices are copied together.
     """
     cache: dict[int, list[int]] = {}
     steps = list(forward_places(walk))
@@ -59,7 +69,11 @@ def bucket_flushes(walk: StageLayers, bucket: int, shard: Count, *, cuts: bool) 
     filled = 0
 
     def flush(place: Place) -> None:
-        found.append(Flush(place, filled, where(at // shard == (at + filled - 1) // shard, 0, filled) if cuts else filled))
+        found.append(
+            Flush(
+                place, filled, where(at // shard == (at + filled - 1) // shard, 0, filled) if cuts else filled
+            )
+        )
 
     for place, groups in reversed(steps):
         for size in _trainable_tensor_sizes(groups, cache):
@@ -79,8 +93,8 @@ def comes_later_in_backward(place: Place, other: Place) -> bool:
 
 
 def peak_flush_places(made: list[Flush]) -> frozenset[Place]:
-    """Flushes that may set the peak of any plan: the first two, and each that copies more than those before it. Activations shrink
-    on the way, so no other one can.
+    """Flushes that may set the peak of any plan: the first two, and each that copies more than those before
+    it. Activations shrink on the way, so no other one can.
     """
     found, most = {flush.place for flush in made[:2]}, 0
     for flush in made[1:]:
@@ -91,7 +105,7 @@ def peak_flush_places(made: list[Flush]) -> frozenset[Place]:
     return frozenset(found)
 
 
-# ---- parameters gathered ahead of their use (zero 3) -----------------------------------------------------------------------
+# ---- parameters gathered ahead of their use (zero 3) -------------------------------------------------------
 
 
 @formula(cites=DEEPSPEED, at="partition_parameters.py:1662-1671: each tensor on its own, padded to the ranks")
@@ -100,14 +114,22 @@ def tensor_shard(tensor: Held, ranks: Count) -> Count:
     return ceil_div(tensor.elements, ranks)
 
 
-@formula(cites=DEEPSPEED, at="parameter_offload.py:311-329: tensors of at most param_persistence_threshold elements stay gathered")
+@formula(
+    cites=DEEPSPEED,
+    at="parameter_offload.py:311-329: tensors of at most param_persistence_threshold elements stay gathered",
+)
 def stays_gathered(tensor: Held, buckets: Buckets) -> bool:
     return tensor.elements <= buckets.persistence
 
 
 def gathered_elements(groups: tuple[Group, ...], buckets: Buckets, ranks: Count) -> Count:
     """Elements that are gathered and released as the step goes through some groups."""
-    return sum(ranks * tensor_shard(h, ranks) for group in groups for h in group.parameters if not stays_gathered(h, buckets))
+    return sum(
+        ranks * tensor_shard(h, ranks)
+        for group in groups
+        for h in group.parameters
+        if not stays_gathered(h, buckets)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +143,16 @@ class Gathered:
 
 @formula(
     cites=DEEPSPEED,
-    at="partitioned_param_coordinator.py:420-485: every module's call fetches prefetch_bucket elements ahead until max_live are there; "
+    at="partitioned_param_coordinator.py:420-485: every module's call fetches prefetch_bucket elements "
+    "ahead until max_live are there; "
     "partition_parameters.py:1301-1343: a bundle's flat buffer stays beside the parameters copied out of it",
 )
 def prefetched_elements(remaining: Count, largest: Count, buckets: Buckets) -> Gathered:
-    """Gathered elements while ``remaining`` elements of the model are still to be used, whose largest tensor has ``largest``.
+    """Gathered elements while ``remaining`` elements of the model are still to be used, whose largest tensor
+    has ``largest``.
 
-    Prefetching overshoots by at most one tensor. Parameters that the backward will use again within max_reuse elements stay
-    gathered at the turn, and they count as live, so the sum is the same there.
+    Prefetching overshoots by at most one tensor. Parameters that the backward will use again within max_reuse
+    elements stay gathered at the turn, and they count as live, so the sum is the same there.
     """
     bundle = minimum(remaining, buckets.prefetch)
     return Gathered(

@@ -1,7 +1,9 @@
-"""What DeepSpeed keeps on a rank from step to step: ZeRO 0 to 3, the bf16 optimizer with fp32 gradients, and the parts on the host.
+"""What DeepSpeed keeps on a rank from step to step: ZeRO 0 to 3, the bf16 optimizer with fp32 gradients, and
+the parts on the host.
 
-Stages 1 and 2 flatten the parameters that train into one buffer; stage 3 cuts every tensor on its own. Paths name DeepSpeed's own
-buffers where a partition follows no module's borders. Line numbers are those of ``engines/deepspeed.py``'s commit.
+Stages 1 and 2 flatten the parameters that train into one buffer; stage 3 cuts every tensor on its own. Paths
+name DeepSpeed's own buffers where a partition follows no module's borders. Line numbers are those of
+``engines/deepspeed.py``'s commit.
 """
 
 from __future__ import annotations
@@ -45,7 +47,11 @@ class Zero:
     @property
     def keeps_fp32_gradients(self) -> bool:
         """BF16_Optimizer: stage 1 in bf16 with gradients accumulated in fp32 (engine.py:1994-1997)."""
-        return self.plan.zero == 1 and self.plan.precision.parameters is BF16 and self.plan.precision.gradients is FP32
+        return (
+            self.plan.zero == 1
+            and self.plan.precision.parameters is BF16
+            and self.plan.precision.gradients is FP32
+        )
 
     @property
     def host(self) -> Count:
@@ -58,12 +64,19 @@ def zero_of(plan: Plan, parameters: tuple[Held, ...], buckets: Buckets = BUCKETS
     trained = [h for h in parameters if h.trains]
     ranks = plan.mesh.dp_shard
     total = sum(h.times * h.elements for h in trained)
-    shard = sum(h.times * tensor_shard(h, ranks) for h in trained) if plan.zero == 3 else flat_partition(total, plan)
+    shard = (
+        sum(h.times * tensor_shard(h, ranks) for h in trained)
+        if plan.zero == 3
+        else flat_partition(total, plan)
+    )
     widest = max((h.elements for h in trained), default=0)
     return Zero(plan, parameters, buckets, ranks, total, shard, widest, agreed(plan.accumulation > 1))
 
 
-@formula(cites=DEEPSPEED, at="stage_1_and_2.py:347, 392-442: the flat buffer is padded to 2 elements a rank and cut evenly")
+@formula(
+    cites=DEEPSPEED,
+    at="stage_1_and_2.py:347, 392-442: the flat buffer is padded to 2 elements a rank and cut evenly",
+)
 def flat_partition(elements: Count, plan: Plan) -> Count:
     """Elements of one rank's part of the flat buffer (the whole of it at stage 0)."""
     if plan.zero == 0:
@@ -80,9 +93,19 @@ def check_deepspeed(plan: Plan) -> None:
 
     precision, offload = plan.precision, plan.offload
     if plan.zero and agreed(plan.mesh.dp_replicate > 1):
-        wrong("mesh.dp_replicate", plan.mesh.dp_replicate, f"replicas of shards at zero {plan.zero} are not modelled", "use dp_shard")
+        wrong(
+            "mesh.dp_replicate",
+            plan.mesh.dp_replicate,
+            f"replicas of shards at zero {plan.zero} are not modelled",
+            "use dp_shard",
+        )
     if precision.compute is not precision.parameters:
-        wrong("precision", precision.compute.name, "DeepSpeed casts the whole model and computes in its dtype", "--precision bf16-master")
+        wrong(
+            "precision",
+            precision.compute.name,
+            "DeepSpeed casts the whole model and computes in its dtype",
+            "--precision bf16-master",
+        )
     if plan.adapter and plan.adapter.dtype is not precision.parameters:
         wrong(
             "adapter.dtype",
@@ -90,7 +113,9 @@ def check_deepspeed(plan: Plan) -> None:
             f"becomes {precision.parameters.name}: DeepSpeed casts the whole model",
             "leave it out",
         )
-    if precision.gradients not in (precision.parameters, FP32) or (precision.gradients is not precision.parameters and plan.zero in (0, 2)):
+    if precision.gradients not in (precision.parameters, FP32) or (
+        precision.gradients is not precision.parameters and plan.zero in (0, 2)
+    ):
         wrong(
             "precision.gradients",
             precision.gradients.name,
@@ -103,10 +128,18 @@ def check_deepspeed(plan: Plan) -> None:
         and precision.parameters is not FP32
         and (offload.optimizer or precision.parameters is not BF16)
     ):
-        wrong("precision.gradients", "fp32", "at zero 1 is modelled for bf16 without offload only", "leave it out, or zero 3")
+        wrong(
+            "precision.gradients",
+            "fp32",
+            "at zero 1 is modelled for bf16 without offload only",
+            "leave it out, or zero 3",
+        )
     if precision.master_weights not in (None, FP32) or precision.moments is not FP32:
         wrong(
-            "precision.moments", precision.moments.name, "bf16_master_weights_and_grads and bf16_optimizer_states are not modelled", "fp32"
+            "precision.moments",
+            precision.moments.name,
+            "bf16_master_weights_and_grads and bf16_optimizer_states are not modelled",
+            "fp32",
         )
     unfused = plan.optimizer is not None and plan.optimizer.implementation is not Implementation.FUSED
     if plan.zero == 0 and precision.parameters is not FP32 and unfused:
@@ -117,7 +150,12 @@ def check_deepspeed(plan: Plan) -> None:
             "fused, or zero 1",
         )
     if plan.quantization and plan.zero == 3:
-        wrong("quantization.weights", plan.quantization.weights.name, "is not modelled at zero 3", "zero 2 keeps it whole")
+        wrong(
+            "quantization.weights",
+            plan.quantization.weights.name,
+            "is not modelled at zero 3",
+            "zero 2 keeps it whole",
+        )
     found += _offload_problems(plan)
     raise_if_problems(found)
 
@@ -125,23 +163,52 @@ def check_deepspeed(plan: Plan) -> None:
 def _offload_problems(plan: Plan) -> list[Problem]:
     offload, found = plan.offload, []
     if offload.parameters and plan.zero != 3:
-        found.append(Problem(field="offload.parameters", value=offload.parameters, reason="exists at zero 3 only", hint="--zero 3"))
+        found.append(
+            Problem(
+                field="offload.parameters",
+                value=offload.parameters,
+                reason="exists at zero 3 only",
+                hint="--zero 3",
+            )
+        )
     if offload.optimizer and plan.zero == 0:
-        found.append(Problem(field="offload.optimizer", value=offload.optimizer, reason="exists from zero 1 on", hint="--zero 2"))
+        found.append(
+            Problem(
+                field="offload.optimizer",
+                value=offload.optimizer,
+                reason="exists from zero 1 on",
+                hint="--zero 2",
+            )
+        )
     if 0 < offload.parameters < 1:
         found.append(
-            Problem(field="offload.parameters", value=offload.parameters, reason="has no partial form in DeepSpeed", hint="give 0 or 1")
+            Problem(
+                field="offload.parameters",
+                value=offload.parameters,
+                reason="has no partial form in DeepSpeed",
+                hint="give 0 or 1",
+            )
         )
     if 0 < offload.optimizer < 1 and plan.zero != 3:
         hint = "give 0 or 1; the ratio of offload_optimizer exists at zero 3"
-        found.append(Problem(field="offload.optimizer", value=offload.optimizer, reason=f"is not divided at zero {plan.zero}", hint=hint))
+        found.append(
+            Problem(
+                field="offload.optimizer",
+                value=offload.optimizer,
+                reason=f"is not divided at zero {plan.zero}",
+                hint=hint,
+            )
+        )
     return found
 
 
-# ---- states ------------------------------------------------------------------------------------------------------------------
+# ---- states ------------------------------------------------------------------------------------------------
 
 
-@formula(cites=DEEPSPEED, at="stage3.py:307-321, 1049-1058: the first int((1 - ratio) · sub-groups) sub-groups stay on the device")
+@formula(
+    cites=DEEPSPEED,
+    at="stage3.py:307-321, 1049-1058: the first int((1 - ratio) · sub-groups) sub-groups stay on the device",
+)
 def offloaded_partition_elements(shard: Count, plan: Plan, buckets: Buckets) -> Count:
     """Elements of a rank's partition whose master and moments are on the host."""
     if not plan.offload.optimizer:
@@ -152,17 +219,33 @@ def offloaded_partition_elements(shard: Count, plan: Plan, buckets: Buckets) -> 
     return shard - minimum(shard, int((1 - plan.offload.optimizer) * groups) * buckets.sub_group)
 
 
-@formula(cites=TORCH_OPTIM, at="_init_group: states like the parameter; FusedAdam and FusedLion the same (ops/adam/fused_adam.py:155)")
+@formula(
+    cites=TORCH_OPTIM,
+    at=(
+        "_init_group: states like the parameter; FusedAdam and FusedLion the same "
+        "(ops/adam/fused_adam.py:155)"
+    ),
+)
 def moment_bytes(elements: Count, plan: Plan) -> Count:
     """Optimizer states of a flat partition."""
     assert plan.optimizer is not None
-    count = {OptimizerName.ADAMW: 2, OptimizerName.LION: 1, OptimizerName.SGD_MOMENTUM: 1}.get(plan.optimizer.name, 0)
+    count = {OptimizerName.ADAMW: 2, OptimizerName.LION: 1, OptimizerName.SGD_MOMENTUM: 1}.get(
+        plan.optimizer.name, 0
+    )
     return count * plan.precision.moments.nbytes(elements)
 
 
-@formula(cites=DEEPSPEED, at="stage_1_and_2.py:492-493, stage3.py:1031-1124, fp16/fused_optimizer.py: an fp32 copy of the partition")
+@formula(
+    cites=DEEPSPEED,
+    at=(
+        "stage_1_and_2.py:492-493, stage3.py:1031-1124, fp16/fused_optimizer.py: an fp32 copy of the "
+        "partition"
+    ),
+)
 def master_bytes(zero: Zero, elements: Count) -> Count:
-    """The fp32 copy that is stepped: every ZeRO stage makes one, even of fp32 parameters; without ZeRO only low precision does."""
+    """The fp32 copy that is stepped: every ZeRO stage makes one, even of fp32 parameters; without ZeRO only
+    low precision does.
+    """
     return 0 if zero.plan.zero == 0 and zero.plan.precision.parameters is FP32 else FP32.nbytes(elements)
 
 
@@ -170,9 +253,13 @@ def _zero_parameter_rows(zero: Zero) -> dict[Key, Count]:
     """The model's own parameters, whole up to stage 2."""
     plan, sizes = zero.plan, dict[Key, Count]()
     for h in zero.parameters:
-        if not plan.offload.parameters or stays_gathered(h, zero.buckets):  # partition_parameters.py:1801-1815
+        if not plan.offload.parameters or stays_gathered(
+            h, zero.buckets
+        ):  # partition_parameters.py:1801-1815
             key = (C.PARAMETERS, module_of(h.path))
-            stored = h.dtype.nbytes(tensor_shard(h, zero.ranks) if plan.zero == 3 else h.elements) + row_scales(h)
+            stored = h.dtype.nbytes(
+                tensor_shard(h, zero.ranks) if plan.zero == 3 else h.elements
+            ) + row_scales(h)
             sizes[key] = sizes.get(key, 0) + h.times * stored
     if plan.zero in (1, 2):
         sizes[C.PARAMETERS, "zero/padding"] = zero.width * (zero.shard * zero.ranks - zero.total)
@@ -188,7 +275,9 @@ def zero_state_rows(zero: Zero) -> BytesByPath:
         ((C.OPTIMIZER_STATES, "zero/fp32_partition"), moment_bytes(kept, plan)),
     ]
     if plan.zero == 3 and not plan.offload.optimizer:  # stage3.py:740-752, made once and kept
-        pairs.append(((C.GRADIENTS, "zero/grad_partitions_flat_buffer"), plan.precision.gradients.nbytes(zero.shard)))
+        pairs.append(
+            ((C.GRADIENTS, "zero/grad_partitions_flat_buffer"), plan.precision.gradients.nbytes(zero.shard))
+        )
     if zero.keeps_fp32_gradients:  # bf16_optimizer.py:175-177
         pairs.append(((C.GRADIENTS, "zero/fp32_groups_gradients_flat"), FP32.nbytes(zero.shard * zero.ranks)))
     return BytesByPath.of((key, size) for key, size in pairs if not _is_zero_size(size))
@@ -199,29 +288,54 @@ def _is_zero_size(size: Count) -> bool:
 
 
 def whole_gradients(zero: Zero) -> list[tuple[Key, Count]]:
-    return [((C.GRADIENTS, module_of(h.path)), zero.width * h.times * h.elements) for h in zero.parameters if h.trains]
+    return [
+        ((C.GRADIENTS, module_of(h.path)), zero.width * h.times * h.elements)
+        for h in zero.parameters
+        if h.trains
+    ]
 
 
-@formula(cites=DEEPSPEED, at="partition_parameters.py:1531-1532, 73-74: the only rank's part is the parameter, and nothing is gathered")
+@formula(
+    cites=DEEPSPEED,
+    at=(
+        "partition_parameters.py:1531-1532, 73-74: the only rank's part is the parameter, and nothing is "
+        "gathered"
+    ),
+)
 def of_parts(zero: Zero, size: Count) -> Count:
-    """``size`` of whole parameters beside their parts, where those are something else: of another rank too, or on the host."""
+    """``size`` of whole parameters beside their parts, where those are something else: of another rank too,
+    or on the host.
+    """
     return size if zero.plan.offload.parameters else where(at_least(zero.ranks, 2), size, 0)
 
 
 @formula(
-    cites=DEEPSPEED, at="parameter_offload.py:311-329; stage3.py:2609, 2571-2572: they are let go of before the step, and gathered after it"
+    cites=DEEPSPEED,
+    at=(
+        "parameter_offload.py:311-329; stage3.py:2609, 2571-2572: they are let go of before the step, and "
+        "gathered after it"
+    ),
 )
 def persistent_parameter_rows(zero: Zero) -> BytesByPath:
     """Small parameters that stay gathered between steps."""
-    size = sum(h.times * h.dtype.nbytes(h.elements) for h in zero.parameters if stays_gathered(h, zero.buckets))
+    size = sum(
+        h.times * h.dtype.nbytes(h.elements) for h in zero.parameters if stays_gathered(h, zero.buckets)
+    )
     kept = of_parts(zero, size)
-    return EMPTY if _is_zero_size(kept) else BytesByPath.of([((C.UNSHARDED_PARAMETERS, "zero/persistent"), kept)])
+    return (
+        EMPTY
+        if _is_zero_size(kept)
+        else BytesByPath.of([((C.UNSHARDED_PARAMETERS, "zero/persistent"), kept)])
+    )
 
 
-# ---- the optimizer's step ----------------------------------------------------------------------------------------------------
+# ---- the optimizer's step ----------------------------------------------------------------------------------
 
 
-@formula(cites=TORCH_OPTIM, at="adam.py:762-799 foreach copies the second moments once; :540-546 two copies in the loop; fused none")
+@formula(
+    cites=TORCH_OPTIM,
+    at="adam.py:762-799 foreach copies the second moments once; :540-546 two copies in the loop; fused none",
+)
 def optimizer_scratch(elements: Count, plan: Plan) -> Count:
     """Temporaries of a step over one flat fp32 tensor."""
     assert plan.optimizer is not None
@@ -232,19 +346,30 @@ def optimizer_scratch(elements: Count, plan: Plan) -> Count:
 
 
 @formula(
-    cites=DEEPSPEED, at="stage_1_and_2.py:2346-2386: flat copy, its fp32 copy, the step; 2289-2291, 2083-2091: checks a tensor at a time"
+    cites=DEEPSPEED,
+    at=(
+        "stage_1_and_2.py:2346-2386: flat copy, its fp32 copy, the step; 2289-2291, 2083-2091: checks a "
+        "tensor at a time"
+    ),
 )
 def partition_scratch(zero: Zero) -> Count:
-    """Stages 1 and 2, beside the gradients' partition: the flat and the fp32 gradients, the step, or the overflow check."""
+    """Stages 1 and 2, beside the gradients' partition: the flat and the fp32 gradients, the step, or the
+    overflow check.
+    """
     gradients, checked = zero.width * zero.shard, minimum(zero.widest, zero.shard)
     wide = FP32.nbytes(zero.shard) if zero.width < FP32.nbytes(1) else 0
-    stepping = maximum(0, FP32.nbytes(zero.shard) - gradients) + optimizer_scratch(zero.shard, zero.plan)  # the gradients are gone by then
+    stepping = maximum(0, FP32.nbytes(zero.shard) - gradients) + optimizer_scratch(
+        zero.shard, zero.plan
+    )  # the gradients are gone by then
     return maximum(maximum(gradients + wide, stepping), (2 * FP32.nbytes(1) + 3) * checked)
 
 
 @formula(
     cites=DEEPSPEED,
-    at="stage3.py:2397-2417, 2629-2644: a sub-group's gradients flat, then in fp32; 2550, 2726-2731: in fp16 checks over the whole buffer",
+    at=(
+        "stage3.py:2397-2417, 2629-2644: a sub-group's gradients flat, then in fp32; 2550, 2726-2731: in "
+        "fp16 checks over the whole buffer"
+    ),
 )
 def sub_group_scratch(zero: Zero) -> Count:
     """Stage 3, beside the flat gradient buffer."""
@@ -255,7 +380,13 @@ def sub_group_scratch(zero: Zero) -> Count:
     return maximum(maximum(flat, FP32.nbytes(group) + optimizer_scratch(group, zero.plan)), check)
 
 
-@formula(cites=DEEPSPEED, at="fp16/fused_optimizer.py step: every gradient in fp32, then flattened; the model's own are dropped after")
+@formula(
+    cites=DEEPSPEED,
+    at=(
+        "fp16/fused_optimizer.py step: every gradient in fp32, then flattened; the model's own are "
+        "dropped after"
+    ),
+)
 def unsharded_scratch(zero: Zero) -> Count:
     """Stage 0, beside the whole gradients."""
     scratch = optimizer_scratch(zero.total, zero.plan)
@@ -270,21 +401,35 @@ def at_step(zero: Zero) -> BytesByPath:
     key: Key = (C.TEMPORARIES, "optimizer")
     if plan.zero == 0:
         return BytesByPath.of([*whole_gradients(zero), (key, unsharded_scratch(zero))])
-    if zero.keeps_fp32_gradients:  # the step works on a view of them; the bf16 ones are freed after it (engine.py:3362-3363)
+    if (
+        zero.keeps_fp32_gradients
+    ):  # the step works on a view of them; the bf16 ones are freed after it (engine.py:3362-3363)
         return BytesByPath.of([*whole_gradients(zero), (key, optimizer_scratch(zero.shard, plan))])
     if plan.zero == 3:
-        return persistent_parameter_rows(zero) if plan.offload.optimizer == 1 else BytesByPath.of([(key, sub_group_scratch(zero))])
+        return (
+            persistent_parameter_rows(zero)
+            if plan.offload.optimizer == 1
+            else BytesByPath.of([(key, sub_group_scratch(zero))])
+        )
     if plan.offload.optimizer:
         return EMPTY  # the gradients are on the host by then
     return BytesByPath.of([(PARTITION, zero.width * zero.shard), (key, partition_scratch(zero))])
 
 
-# ---- the host ------------------------------------------------------------------------------------------------------------------
+# ---- the host ----------------------------------------------------------------------------------------------
 
 
-@formula(cites=DEEPSPEED, at="stage_1_and_2.py:492-507, 585-590, 839-844, 1525-1560; stage3.py:328, 742-746, 839-862, 1107-1110, 1287-1292")
+@formula(
+    cites=DEEPSPEED,
+    at=(
+        "stage_1_and_2.py:492-507, 585-590, 839-844, 1525-1560; stage3.py:328, 742-746, 839-862, "
+        "1107-1110, 1287-1292"
+    ),
+)
 def host_memory(zero: Zero) -> Host:
-    """What a rank keeps on the host: master, gradients and parameters pinned, moments (at zero 3 the master too) pageable."""
+    """What a rank keeps on the host: master, gradients and parameters pinned, moments (at zero 3 the master
+    too) pageable.
+    """
     plan = zero.plan
     pinned: list[Count] = []
     pageable: Count = moment_bytes(zero.host, plan)
@@ -292,7 +437,12 @@ def host_memory(zero: Zero) -> Host:
         pinned += [FP32.nbytes(zero.host), plan.precision.gradients.nbytes(zero.shard)]
         pageable = pageable + FP32.nbytes(zero.host)
     elif plan.offload.optimizer:
-        pinned += [FP32.nbytes(zero.shard), FP32.nbytes(zero.shard), zero.width * zero.shard, zero.width * zero.widest]
+        pinned += [
+            FP32.nbytes(zero.shard),
+            FP32.nbytes(zero.shard),
+            zero.width * zero.shard,
+            zero.width * zero.widest,
+        ]
         pageable = pageable + (zero.width * zero.shard if zero.accumulates else 0)
     if plan.offload.parameters:
         moved = (h for h in zero.parameters if not stays_gathered(h, zero.buckets))

@@ -1,4 +1,5 @@
-"""Whose code a model is run by: one file for each way of writing it, operation by operation over shape-only tensors.
+"""Whose code a model is run by: one file for each way of writing it, operation by operation over shape-only
+tensors.
 
 ``transformers`` is the library's; other engines that have model code of their own add theirs.
 """
@@ -40,16 +41,18 @@ def _nothing_beside(*_: object) -> Beside:
 class ModelCode:
     """One way of writing models.
 
-    ``built``: the model as this code builds it (its own module names, joined projections). ``problems``: what it cannot run or what is not
-    modelled of it. ``plan_numerics``: what
-    depends on the plan alone; ``block_numerics``: on a block's shapes too. ``axes``, ``end_axes``: values of the axes that shapes are named by.
-    ``forward``: a block; ``embed``: the embeddings, and what their caller still names; ``head``: from the last hidden states to what the
-    loss takes, whose shape and dtype ``loss_input`` gives; ``loss``: from there to a number. ``shared``: what all layers keep together;
-    ``masks``: what lives through the model's forward, and ``keeps_masks``: through its backward too. ``let_go``: what is gone when backward comes to what lies
-    between two stacks and has passed it; ``made_again``: when it has come to a stack's first layer, which is run again. ``stream``: what blocks hand on.
-    ``named``: what the training loop names from the loss to the end of the step. ``at_ends``: how embeddings and head run, of how the layers do.
-    ``beside``: what the model's forward names of a tower that pictures pass through.
-    ``notes``: what a reader should know of the model's kernels.
+    ``built``: the model as this code builds it (its own module names, joined projections). ``problems``: what
+    it cannot run or what is not modelled of it. ``plan_numerics``: what depends on the plan alone;
+    ``block_numerics``: on a block's shapes too. ``axes``, ``end_axes``: values of the axes that shapes are
+    named by. ``forward``: a block; ``embed``: the embeddings, and what their caller still names; ``head``:
+    from the last hidden states to what the loss takes, whose shape and dtype ``loss_input`` gives; ``loss``:
+    from there to a number. ``shared``: what all layers keep together; ``masks``: what lives through the
+    model's forward, and ``keeps_masks``: through its backward too. ``let_go``: what is gone when backward
+    comes to what lies between two stacks and has passed it; ``made_again``: when it has come to a stack's
+    first layer, which is run again. ``stream``: what blocks hand on. ``named``: what the training loop names
+    from the loss to the end of the step. ``at_ends``: how embeddings and head run, of how the layers do.
+    ``beside``: what the model's forward names of a tower that pictures pass through. ``notes``: what a reader
+    should know of the model's kernels.
     """
 
     forward: Callable[[Recorder, Tensor, Block, RunConfig], Tensor]
@@ -81,6 +84,8 @@ class ModelCode:
 @cache
 def model_code(code: Code) -> ModelCode:
     """The way of writing models that goes by a name."""
-    name = "transformers.code" if code is Code.TRANSFORMERS else code.value  # whose other files serve other codes too
+    name = (
+        "transformers.code" if code is Code.TRANSFORMERS else code.value
+    )  # whose other files serve other codes too
     found: ModelCode = import_module(f"memsheet.formulas.model_code.{name}").CODE
     return found

@@ -8,8 +8,9 @@ from memsheet.frozen import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LetGo:
-    """What is gone when backward comes to what lies between two stacks (``masks``, ``gradients``), and when it has passed that (``after``).
-    ``end``: masks that are there beside the embeddings, where none is counted, with those that were let go.
+    """What is gone when backward comes to what lies between two stacks (``masks``, ``gradients``), and when
+    it has passed that (``after``). ``end``: masks that are there beside the embeddings, where none is
+    counted, with those that were let go.
     """
 
     masks: BytesByPath = EMPTY

@@ -1,7 +1,9 @@
-"""llm-foundry's MPT (5f39606): blocks with joined projections, flash attention on sequences without padding, low-precision layer norms.
+"""llm-foundry's MPT (5f39606): blocks with joined projections, flash attention on sequences without padding,
+low-precision layer norms.
 
-Built as MPTConfig's defaults say: biases in linear layers and norms, learned positions (configuration_mpt.py). Those of a checkpoint that
-transformers reads have neither, and their numbers are small beside the matrices.
+Built as MPTConfig's defaults say: biases in linear layers and norms, learned positions
+(configuration_mpt.py). Those of a checkpoint that transformers reads have neither, and their numbers are
+small beside the matrices.
 """
 
 from __future__ import annotations
@@ -18,7 +20,18 @@ from memsheet.formulas.tapes.graph import Joined, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.plan.dtypes import FP32, INT64, DType
-from memsheet.plan.model import Attention, Block, Dense, Embeddings, Head, ModelSpec, Norm, Role, Stack, Weight
+from memsheet.plan.model import (
+    Attention,
+    Block,
+    Dense,
+    Embeddings,
+    Head,
+    ModelSpec,
+    Norm,
+    Role,
+    Stack,
+    Weight,
+)
 from memsheet.plan.plan import Loss, Plan
 
 ROWS: Shape = ("b", "s", "a·d")
@@ -39,10 +52,14 @@ def mpt_block_forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> T
 
 def low_precision_layer_norm(r: Recorder, x: Tensor, norm: Norm, how: RunConfig) -> Tensor:
     """LPLayerNorm.forward (layers/norm.py:47-67): in the dtype of the stream."""
-    return fused_layer_norm(r, x, tuple(record_parameter(r, w, how, norm.path) for w in norm.weights), norm.path)
+    return fused_layer_norm(
+        r, x, tuple(record_parameter(r, w, how, norm.path) for w in norm.weights), norm.path
+    )
 
 
-def _biased_linear(r: Recorder, x: Tensor, weights: dict[str, Weight], shape: tuple[Axis, Axis], how: RunConfig) -> Tensor:
+def _biased_linear(
+    r: Recorder, x: Tensor, weights: dict[str, Weight], shape: tuple[Axis, Axis], how: RunConfig
+) -> Tensor:
     """A linear layer and its bias, if it has one; ``weights``: its own."""
     path = next(iter(weights)).removesuffix(".weight")
     bias = weights.get(path + ".bias")
@@ -57,13 +74,19 @@ def _nth_linear_weights(weights: tuple[Weight, ...], number: int) -> dict[str, W
 
 
 def unpadded_attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> Tensor:
-    """GroupedQueryAttention.forward and flash_attn_fn (layers/attention.py): rows without padding are picked out, and put back."""
+    """GroupedQueryAttention.forward and flash_attn_fn (layers/attention.py): rows without padding are picked
+    out, and put back.
+    """
     q, k, v = r.split(
-        _biased_linear(r, x, _nth_linear_weights(at.weights, 0), ("(a+2k)·d", "h"), how), (ROWS, ("b", "s", "k·d"), ("b", "s", "k·d"))
+        _biased_linear(r, x, _nth_linear_weights(at.weights, 0), ("(a+2k)·d", "h"), how),
+        (ROWS, ("b", "s", "k·d"), ("b", "s", "k·d")),
     )
     picked = [_index_rows(r, part, f"{at.path}/{name}") for name, part in zip("qkv", (q, k, v), strict=True)]
     out = r.tensor(f"{at.path}/context", ROWS, x.dtype)
-    lse, seed = r.tensor(f"{at.path}/logsumexp", ("b", "a", "s"), FP32), r.tensor(f"{at.path}/rng", (2,), INT64)
+    lse, seed = (
+        r.tensor(f"{at.path}/logsumexp", ("b", "a", "s"), FP32),
+        r.tensor(f"{at.path}/rng", (2,), INT64),
+    )
     out = r.custom(at.path, (picked[0], picked[1], picked[2]), out, (*picked, out, lse, seed))
     picked.clear()
     out = _index_rows(r, out, f"{at.path}/padded")
@@ -84,11 +107,15 @@ def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tensor:
     return _biased_linear(r, x, _nth_linear_weights(ff.weights, 1), ("h", "f"), how)
 
 
-# ---- the two ends ------------------------------------------------------------------------------------------------------------
+# ---- the two ends ------------------------------------------------------------------------------------------
 
 
-def token_position_embeddings(r: Recorder, embeddings: Embeddings, how: RunConfig, tied: Joined) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Tokens and, for each sequence, positions (mpt/modeling_mpt.py:525-580); the sum takes over the name of the first."""
+def token_position_embeddings(
+    r: Recorder, embeddings: Embeddings, how: RunConfig, tied: Joined
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Tokens and, for each sequence, positions (mpt/modeling_mpt.py:525-580); the sum takes over the name of
+    the first.
+    """
     x, _ = ends.input_embeddings(r, embeddings, how, tied)
     return x, ()
 
@@ -102,18 +129,20 @@ def loss_input(how: RunConfig, _: Loss) -> tuple[Shape, DType, str]:
 
 
 def flash_attn_cross_entropy(r: Recorder, x: Tensor, _: RunConfig, loss: Loss, __: str) -> Tensor:
-    """flash-attn's cross entropy, which keeps logits and a statistic of each row, and no copy in fp32 (2.5.8, ops/triton/cross_entropy.py:
-    130-220); or torch's, raised to fp32 by autocast.
+    """flash-attn's cross entropy, which keeps logits and a statistic of each row, and no copy in fp32 (2.5.8,
+    ops/triton/cross_entropy.py: 130-220); or torch's, raised to fp32 by autocast.
     """
     if loss is Loss.PLAIN:
         return ends.cross_entropy(r, x)
     shape, dtype = x.shape, x.dtype
     sums, labels = r.tensor("loss/logsumexp", ("b", "s"), FP32), r.tensor("loss/labels", ("b", "s"), INT64)
-    rows = r.apply(r.tensor("loss/rows", ("b", "s"), FP32), (x,), (x, sums, labels), lambda _: [r.grad(shape, dtype)])
+    rows = r.apply(
+        r.tensor("loss/rows", ("b", "s"), FP32), (x,), (x, sums, labels), lambda _: [r.grad(shape, dtype)]
+    )
     return r.apply(r.tensor("loss/value", (1,), FP32), (rows,), (), lambda _: [r.grad(("b", "s"), FP32)])
 
 
-# ---- the model as it is built --------------------------------------------------------------------------------------------------
+# ---- the model as it is built ------------------------------------------------------------------------------
 
 
 def mpt_spec(spec: ModelSpec, _: Plan) -> ModelSpec:
@@ -121,8 +150,14 @@ def mpt_spec(spec: ModelSpec, _: Plan) -> ModelSpec:
     if _spec_block_kinds(spec) != {"mpt"}:
         return spec
     tables = spec.embeddings.weights
-    positions = Weight(path="transformer.wpe.weight", shape=(spec.max_positions or 0, spec.hidden), role=Role.EMBEDDING)
-    learned = replace(spec.embeddings, weights=(*tables, positions)) if spec.max_positions and len(tables) == 1 else spec.embeddings
+    positions = Weight(
+        path="transformer.wpe.weight", shape=(spec.max_positions or 0, spec.hidden), role=Role.EMBEDDING
+    )
+    learned = (
+        replace(spec.embeddings, weights=(*tables, positions))
+        if spec.max_positions and len(tables) == 1
+        else spec.embeddings
+    )
     return replace(spec, embeddings=learned, stacks=tuple(_mpt_stack(stack) for stack in spec.stacks))
 
 
@@ -131,17 +166,22 @@ def _spec_block_kinds(spec: ModelSpec) -> set[str]:
 
 
 def _mpt_stack(stack: Stack) -> Stack:
-    runs = tuple(replace(run, pattern=tuple(_mpt_block(block) for block in run.pattern)) for run in stack.runs)
+    runs = tuple(
+        replace(run, pattern=tuple(_mpt_block(block) for block in run.pattern)) for run in stack.runs
+    )
     return replace(stack, runs=runs, final_norms=tuple(_biased_norm(norm) for norm in stack.final_norms))
 
 
 def _mpt_block(block: Block) -> Block:
     mixers = tuple(
-        replace(m, weights=_with_biases(m.weights), position_bias=False) if isinstance(m, Attention) else m for m in block.mixers
+        replace(m, weights=_with_biases(m.weights), position_bias=False) if isinstance(m, Attention) else m
+        for m in block.mixers
     )
     ff = block.feed_forward
     ff = replace(ff, weights=_with_biases(ff.weights)) if isinstance(ff, Dense) else ff
-    return replace(block, mixers=mixers, feed_forward=ff, norms=tuple(_biased_norm(norm) for norm in block.norms))
+    return replace(
+        block, mixers=mixers, feed_forward=ff, norms=tuple(_biased_norm(norm) for norm in block.norms)
+    )
 
 
 def _biased_norm(norm: Norm) -> Norm:
@@ -168,7 +208,11 @@ def llm_foundry_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         ("adapter", "lora", plan.adapter is not None, "is not modelled there", "engine transformers"),
         ("quantization.weights", None, plan.quantization is not None, "is not modelled there", "engine transformers"),
     ]  # fmt: skip
-    return [Problem(field=field, value=value, reason=reason, hint=hint) for field, value, holds, reason, hint in rules if holds]
+    return [
+        Problem(field=field, value=value, reason=reason, hint=hint)
+        for field, value, holds, reason, hint in rules
+        if holds
+    ]
 
 
 CODE = ModelCode(

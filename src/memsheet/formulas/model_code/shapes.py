@@ -1,4 +1,6 @@
-"""Axes of a decoder's tensors where one rank has them whole: what model codes without tensor parallelism share."""
+"""Axes of a decoder's tensors where one rank has them whole: what model codes without tensor parallelism
+share.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""ms-swift trains the library's models as they were in transformers 4.36: their losses shift logits that are raised to fp32."""
+"""ms-swift trains the library's models as they were in transformers 4.36: their losses shift logits that are
+raised to fp32.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from memsheet.plan.plan import Plan
 
 
 def swift_spec(spec: ModelSpec, plan: Plan) -> ModelSpec:
-    """The model with the loss of its time: Qwen's first code has its own (formulas/model_code/transformers/first_qwen.py)."""
+    """The model with the loss of its time: Qwen's first code has its own
+    (formulas/model_code/transformers/first_qwen.py).
+    """
     found = transformers.CODE.built(spec, plan)
     return replace(found, head=replace(found.head, kind=SHIFTED)) if found.head.kind == "causal_lm" else found
 

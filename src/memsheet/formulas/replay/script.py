@@ -1,7 +1,8 @@
 """Steps under fully_shard as a script of allocations: how the tapes of a stage's parts are played into it.
 
-Which stream a tensor belongs to decides which pool of the allocator serves it: gathered buffers are made in the stream of the copy-in,
-reduced gradients in that of the reduce-scatter, and no pool gives to another (torch 2.13 _fsdp_collectives.py:334-352, 508-540).
+Which stream a tensor belongs to decides which pool of the allocator serves it: gathered buffers are made in
+the stream of the copy-in, reduced gradients in that of the reduce-scatter, and no pool gives to another
+(torch 2.13 _fsdp_collectives.py:334-352, 508-540).
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ class Lifetimes(Enum):
     """How long what a layer's forward makes for itself is there."""
 
     RECORDED = "recorded"  # from its operation to its last use
-    REUSED = "reused"  # the same, and what comes later takes its place: torch._inductor/codegen/wrapper.py, buffer_reuse_key
+    # the same, and what comes later takes its place: torch._inductor/codegen/wrapper.py, buffer_reuse_key
+    REUSED = "reused"
     NONE = "none"  # it is never made: everything is part of some other kernel
     LATE = "late"  # until the layer is through
 
 
 @dataclass(slots=True)
 class Script:
-    """Allocations so far: the bytes and stream of each, and the order in which they come and go (``n``, ``~n``)."""
+    """Allocations so far: the bytes and stream of each, and the order in which they come and go (``n``,
+    ``~n``).
+    """
 
     sizes: list[int] = field(default_factory=list)
     streams: list[int] = field(default_factory=list)
@@ -46,7 +50,9 @@ class Script:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sized:
-    """A tape with its sizes, and its forward with lifetimes. ``heirs``: which storage takes the place of which."""
+    """A tape with its sizes, and its forward with lifetimes. ``heirs``: which storage takes the place of
+    which.
+    """
 
     tape: Tape
     sizes: tuple[int, ...]
@@ -94,8 +100,8 @@ class Recorded:
 
 @dataclass(slots=True)
 class Played:
-    """A part between its forward and its backward. ``held``: what is there, by the tape's own numbers; ``given``: what the part before handed
-    over.
+    """A part between its forward and its backward. ``held``: what is there, by the tape's own numbers;
+    ``given``: what the part before handed over.
     """
 
     part: Recorded
@@ -124,7 +130,9 @@ def _play_log(script: Script, log: Log, sized: Sized, held: dict[int, int], keep
 
 
 def _play_alone(script: Script, log: Log, sized: Sized, held: dict[int, int], keeps: frozenset[int]) -> None:
-    """As ``_play_log`` where nothing takes the place of anything: logs are long, and a step has one for each layer and pass."""
+    """As ``_play_log`` where nothing takes the place of anything: logs are long, and a step has one for each
+    layer and pass.
+    """
     made, free, sizes, number = Event.ALLOC, Event.FREE, sized.sizes, len(script.sizes)
     for event, index in log:
         if event is made:
@@ -138,16 +146,24 @@ def _play_alone(script: Script, log: Log, sized: Sized, held: dict[int, int], ke
             script.events.append(~held.pop(index))
 
 
-def play_forward(script: Script, part: Recorded, given: int | None, *, lingers: bool = False) -> tuple[Played, int | None]:
-    """A part's forward, and the number of what it hands on. ``lingers``: what stays until the model's forward is over is the caller's to
-    free (``Played.lingering``), else it goes with the part's forward.
+def play_forward(
+    script: Script, part: Recorded, given: int | None, *, lingers: bool = False
+) -> tuple[Played, int | None]:
+    """A part's forward, and the number of what it hands on. ``lingers``: what stays until the model's forward
+    is over is the caller's to free (``Played.lingering``), else it goes with the part's forward.
     """
     sized = part.light or part.own
     tape = sized.tape
     handed = next(iter(tape.handed), None)
     held = {} if handed is None or given is None else {handed: given}
     cached = tape.cached if lingers else frozenset[int]()
-    _play_log(script, sized.forward, sized, held, tape.outputs | cached | (tape.handed if part.light else frozenset()))
+    _play_log(
+        script,
+        sized.forward,
+        sized,
+        held,
+        tape.outputs | cached | (tape.handed if part.light else frozenset()),
+    )
     out = held.pop(next(iter(tape.outputs), -1), None)
     stays = cached - tape.saved - tape.handed
     return Played(part, held, given, [held.pop(index) for index in list(held) if index in stays]), out

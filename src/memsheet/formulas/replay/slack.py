@@ -1,4 +1,6 @@
-"""The allocator's slack of a step whose own allocations can be replayed, in place of a share of what is allocated."""
+"""The allocator's slack of a step whose own allocations can be replayed, in place of a share of what is
+allocated.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,24 @@ from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.sheet import Bytes, Component, Evidence, Instant, Item, sum_byte_ranges
 
-FLUSHES = ("the allocator gives cached blocks back to the device to stay inside it; where it has to in every step, the job is slow",)
+FLUSHES = (
+    (
+        "the allocator gives cached blocks back to the device to stay inside it; where it has to in every "
+        "step, the job is slow"
+    ),
+)
 
 
 def items_with_replayed_slack(
-    items: list[Item], model: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster, allocated: Mapping[Instant, Count]
+    items: list[Item],
+    model: ModelSpec,
+    plan: Plan,
+    engine: Engine,
+    cluster: Cluster,
+    allocated: Mapping[Instant, Count],
 ) -> tuple[list[Item], tuple[str, ...]]:
-    """``items`` with the slack of the step's own allocations, where they are those of one pass and could fit at all, and what there is to
-    say of it.
+    """``items`` with the slack of the step's own allocations, where they are those of one pass and could fit
+    at all, and what there is to say of it.
     """
     found: Reserved | None = None
     if _exceeds_device(items, cluster):
@@ -32,53 +44,80 @@ def items_with_replayed_slack(
     elif plan.varied:
         varied = _varied_lengths_reserved(items, model, plan, engine, cluster, allocated)
         found = Reserved(varied, False) if varied else None
-    elif not model.towers and not plan.image_tokens and not engine.varies:  # lengths that are all alike are an exception there
+    elif (
+        not model.towers and not plan.image_tokens and not engine.varies
+    ):  # lengths that are all alike are an exception there
         found = _equal_steps_reserved(items, model, plan, engine, cluster)
     if found is None:
         return items, ()
     evidence = lengths.REPLAYED if plan.varied else alike.REPLAYED
     row = replayed_slack_item(found.bytes, allocated, evidence)
-    return [*(item for item in items if item.component is not Component.ALLOCATOR_SLACK), row], FLUSHES if found.flushes else ()
+    return [
+        *(item for item in items if item.component is not Component.ALLOCATOR_SLACK),
+        row,
+    ], FLUSHES if found.flushes else ()
 
 
 def replayed_slack_item(found: Bytes, allocated: Mapping[Instant, Count], evidence: Evidence) -> Item:
     """The row of the allocator's slack: what is reserved of earlier instants and steps stays."""
     ends = (found.low, found.value, found.high)
-    at = {instant: Bytes(*(max(0, int(end) - int(size)) for end in ends)) for instant, size in allocated.items()}
+    at = {
+        instant: Bytes(*(max(0, int(end) - int(size)) for end in ends)) for instant, size in allocated.items()
+    }
     return Item(Component.ALLOCATOR_SLACK, "allocator", at, evidence)
 
 
 def _exceeds_device(items: Sequence[Item], cluster: Cluster) -> bool:
-    """Whether tensors and context alone are more than the device has at any reading of it: the allocator decides nothing."""
+    """Whether tensors and context alone are more than the device has at any reading of it: the allocator
+    decides nothing.
+    """
     outside = (Component.ALLOCATOR_SLACK,)
-    least = [sum(item.at[when].low for item in items if when in item.at and item.component not in outside) for when in Instant]
+    least = [
+        sum(item.at[when].low for item in items if when in item.at and item.component not in outside)
+        for when in Instant
+    ]
     return any(size > cluster.device.framework_high_bytes for size in least)
 
 
-def _equal_steps_reserved(items: list[Item], model: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster) -> Reserved | None:
+def _equal_steps_reserved(
+    items: list[Item], model: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster
+) -> Reserved | None:
     """What is reserved by steps that are all alike."""
     divided = engine.sharding is Sharding.FSDP2
     if not alike.is_equal_step_replayable(plan, divided=divided):
         return None
     beside = model_code(engine.code).shared(model, plan, run_config_of(plan, engine)).total
     stage = walk_stage_layers(model, plan, engine, release=False)
-    return alike.steady_reserved_bytes(stage, plan, _bytes_left_for_step(items, cluster), int(beside), divided=divided)
+    return alike.steady_reserved_bytes(
+        stage, plan, _bytes_left_for_step(items, cluster), int(beside), divided=divided
+    )
 
 
 def _varied_lengths_reserved(
-    items: list[Item], model: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster, allocated: Mapping[Instant, Count]
+    items: list[Item],
+    model: ModelSpec,
+    plan: Plan,
+    engine: Engine,
+    cluster: Cluster,
+    allocated: Mapping[Instant, Count],
 ) -> Bytes | None:
     """Reserved bytes of steps whose lengths differ."""
     stage = walk_stage_layers(model, plan, engine, release=True)
     if not lengths.is_varied_step_replayable(stage, plan):
         return None
-    gradients = [item for item in items if item.component is Component.GRADIENTS and Instant.FORWARD in item.at]
+    gradients = [
+        item for item in items if item.component is Component.GRADIENTS and Instant.FORWARD in item.at
+    ]
     before = sum(int(item.at[Instant.FORWARD].value) for item in gradients)
-    return lengths.varied_reserved_bytes(stage, plan, int(allocated[Instant.LOAD]) + before, cluster.device.framework_bytes)
+    return lengths.varied_reserved_bytes(
+        stage, plan, int(allocated[Instant.LOAD]) + before, cluster.device.framework_bytes
+    )
 
 
 def _bytes_left_for_step(items: Iterable[Item], cluster: Cluster) -> Bytes:
     """What the driver and libraries leave the step's own tensors."""
-    taken = sum_byte_ranges(item.largest for item in items if item.component in (Component.CONTEXT, Component.WORKSPACES))
+    taken = sum_byte_ranges(
+        item.largest for item in items if item.component in (Component.CONTEXT, Component.WORKSPACES)
+    )
     whole = cluster.device.framework_bytes
     return Bytes(whole - taken.high, whole - taken.value, whole - taken.low)

@@ -1,4 +1,6 @@
-"""What the allocator reserves for steps under fully_shard: their script, played through the allocator's rules."""
+"""What the allocator reserves for steps under fully_shard: their script, played through the allocator's
+rules.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,17 @@ from memsheet.allocator.state import Allocator
 from memsheet.formulas.around.fsdp2 import fsdp_wrapping
 from memsheet.formulas.around.fsdp2_sizes import mixed_precision_dtype
 from memsheet.formulas.groups import StageLayers
-from memsheet.formulas.replay.script import GATHERS, REDUCES, Lifetimes, Played, Recorded, Script, Sized, play_backward, play_forward
+from memsheet.formulas.replay.script import (
+    GATHERS,
+    REDUCES,
+    Lifetimes,
+    Played,
+    Recorded,
+    Script,
+    Sized,
+    play_backward,
+    play_forward,
+)
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.states.sharding import dim0_gathered, dim0_shard
 from memsheet.formulas.tapes.evaluate import Part
@@ -25,15 +37,17 @@ STEPS = 2
 """The optimizer's states are made in the first; what that leaves in pieces shows in the second."""
 TORCHS = (Implementation.FUSED, Implementation.FOREACH, Implementation.LOOP)
 REPLAYED = Derived(
-    "replay of the step's own allocations, in their order and streams, through the caching allocator's rules (torch 2.13, "
-    "c10/cuda/CUDACachingAllocator.cpp); low and high: a layer's forward that makes nothing for itself, and one that keeps it to its end"
+    "replay of the step's own allocations, in their order and streams, through the caching allocator's "
+    "rules (torch 2.13, "
+    "c10/cuda/CUDACachingAllocator.cpp); low and high: a layer's forward that makes nothing for itself, "
+    "and one that keeps it to its end"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """What is gathered together, in bytes on this rank: each parameter ``whole``, the buffer they arrive in and what is sent for it, the
-    buffer in which gradients are reduced and what is left of it.
+    """What is gathered together, in bytes on this rank: each parameter ``whole``, the buffer they arrive in
+    and what is sent for it, the buffer in which gradients are reduced and what is left of it.
     """
 
     whole: tuple[int, ...]
@@ -58,7 +72,9 @@ def _fsdp_unit_bytes(held: Sequence[Held], plan: Plan) -> Unit:
     whole = tuple(int(mixed_precision_dtype(h, plan).nbytes(dim0_gathered(h.shape, ranks))) for h in held)
     reduced = sum(int(plan.precision.reduce.nbytes(dim0_shard(h.shape, ranks))) for h in held if h.trains)
     gathered = sum(whole) if ranks > 1 else 0
-    return Unit(whole=whole, gathered=gathered, sent=gathered // ranks, reduce_input=reduced * ranks, reduced=reduced)
+    return Unit(
+        whole=whole, gathered=gathered, sent=gathered // ranks, reduce_input=reduced * ranks, reduced=reduced
+    )
 
 
 WHOLE = Placed(Unit(whole=(), gathered=0, sent=0, reduce_input=0, reduced=0), stays=True)
@@ -78,10 +94,19 @@ class Run:
         rooted = wrapped.joined or walk.tied
         root = Placed(_fsdp_unit_bytes(ends, plan), stays=True) if rooted else None
         self.root = root
-        self.first = root or (Placed(_fsdp_unit_bytes(walk.embeddings.parameters, plan), stays=keeps) if walk.embeddings else None)
-        self.last = root or (Placed(_fsdp_unit_bytes(walk.head.parameters, plan), stays=True) if walk.head else None)
+        self.first = root or (
+            Placed(_fsdp_unit_bytes(walk.embeddings.parameters, plan), stays=keeps)
+            if walk.embeddings
+            else None
+        )
+        self.last = root or (
+            Placed(_fsdp_unit_bytes(walk.head.parameters, plan), stays=True) if walk.head else None
+        )
         self.placed = [
-            Placed(_fsdp_unit_bytes(group.parameters, plan), stays=keeps or (wrapped.last_stays and number == len(self.layers) - 1))
+            Placed(
+                _fsdp_unit_bytes(group.parameters, plan),
+                stays=keeps or (wrapped.last_stays and number == len(self.layers) - 1),
+            )
             for number, group in enumerate(self.layers)
         ]
         if not divided:
@@ -98,10 +123,12 @@ class Run:
             assert part.played is not None
             tape, light, axes = part.played
             first = Sized.of(light, axes, lifetimes) if light else None
-            self.recorded[id(part)] = Recorded(Sized.of(tape, axes, Lifetimes.RECORDED if light else lifetimes), first)
+            self.recorded[id(part)] = Recorded(
+                Sized.of(tape, axes, Lifetimes.RECORDED if light else lifetimes), first
+            )
         return self.recorded[id(part)]
 
-    # ---- gathering and reducing ----------------------------------------------------------------------------------------------
+    # ---- gathering and reducing ----------------------------------------------------------------------------
 
     def gather(self, at: Placed) -> None:
         """Ask for a unit's parameters: what is sent, and the buffer it arrives in."""
@@ -145,7 +172,7 @@ class Run:
             self.script.give((self.reducing,))
             self.reducing = None
 
-    # ---- a step ----------------------------------------------------------------------------------------------------------------
+    # ---- a step --------------------------------------------------------------------------------------------
 
     def load(self, beside: int) -> None:
         """Shards of all parameters, and what is there ``beside``."""
@@ -219,7 +246,10 @@ class Run:
                 self.reduce(self.last, waiting)
                 waiting = []
         for number in reversed(range(len(self.layers))):
-            at, ahead = self.placed[number], self.placed[number - 1] if number else None if self.root else self.first
+            at, ahead = (
+                self.placed[number],
+                self.placed[number - 1] if number else None if self.root else self.first,
+            )
             self.gather(at)
             self.copy_out(at, defers=False)
             if ahead is not None and not ahead.stays and number:
@@ -246,7 +276,9 @@ class Run:
 
 
 def replay_script(script: Script, start: int, settings: Settings, capacity: int | None = None) -> int | None:
-    """The most that is reserved from event ``start`` of a script on, None where it dies on a device of ``capacity`` bytes."""
+    """The most that is reserved from event ``start`` of a script on, None where it dies on a device of
+    ``capacity`` bytes.
+    """
     allocator = Allocator(settings, capacity)
     blocks: list[Block | None] = [None] * len(script.sizes)
     most = 0
@@ -259,7 +291,9 @@ def replay_script(script: Script, start: int, settings: Settings, capacity: int 
                 blocks[event] = block = allocate_block(allocator, pool(streams[event], size), size)
                 if block is None:
                     return None
-                if at > start and allocator.reserved > most:  # only what is asked for changes what is reserved
+                if (
+                    at > start and allocator.reserved > most
+                ):  # only what is asked for changes what is reserved
                     most = allocator.reserved
         elif (gone := blocks[~event]) is not None:
             free_block(allocator, gone)
@@ -268,8 +302,12 @@ def replay_script(script: Script, start: int, settings: Settings, capacity: int 
     return most
 
 
-def script_of_steps(walk: StageLayers, plan: Plan, lifetimes: Lifetimes, beside: int = 0, *, divided: bool = True) -> tuple[Script, int]:
-    """The script of some steps of a stage, and the event at which the last of them begins. ``beside``: bytes that are there all the time."""
+def script_of_steps(
+    walk: StageLayers, plan: Plan, lifetimes: Lifetimes, beside: int = 0, *, divided: bool = True
+) -> tuple[Script, int]:
+    """The script of some steps of a stage, and the event at which the last of them begins. ``beside``: bytes
+    that are there all the time.
+    """
     run = Run(walk, plan, lifetimes, divided=divided)
     run.load(beside)
     start = 0
@@ -281,18 +319,27 @@ def script_of_steps(walk: StageLayers, plan: Plan, lifetimes: Lifetimes, beside:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """What the allocator reserves, and whether cached blocks had to go back to the device for that, which takes time."""
+    """What the allocator reserves, and whether cached blocks had to go back to the device for that, which
+    takes time.
+    """
 
     bytes: Bytes
     flushes: bool
 
 
-@formula(cites=TORCH_ALLOCATOR, at="the rules of malloc and free, for the allocations of a step in their order and streams")
-def steady_reserved_bytes(walk: StageLayers, plan: Plan, room: Bytes | None = None, beside: int = 0, *, divided: bool = True) -> Reserved:
-    """What the allocator reserves in a steady step of a stage on a device that leaves it ``room``: least where most is reserved.
+@formula(
+    cites=TORCH_ALLOCATOR,
+    at="the rules of malloc and free, for the allocations of a step in their order and streams",
+)
+def steady_reserved_bytes(
+    walk: StageLayers, plan: Plan, room: Bytes | None = None, beside: int = 0, *, divided: bool = True
+) -> Reserved:
+    """What the allocator reserves in a steady step of a stage on a device that leaves it ``room``: least
+    where most is reserved.
 
-    Between a layer whose forward makes nothing for itself and one where all of it stays until the layer is through: what kernels are fused, and
-    what an operation makes inside, is not known. Expected is what is recorded; what torch.compile makes takes the place of what went.
+    Between a layer whose forward makes nothing for itself and one where all of it stays until the layer is
+    through: what kernels are fused, and what an operation makes inside, is not known. Expected is what is
+    recorded; what torch.compile makes takes the place of what went.
     """
     expected = Lifetimes.REUSED if plan.compile else Lifetimes.RECORDED
     rooms = (int(room.high), int(room.value), int(room.low)) if room else (None, None, None)
@@ -300,7 +347,9 @@ def steady_reserved_bytes(walk: StageLayers, plan: Plan, room: Bytes | None = No
     (low, _), (value, flushes), (high, _) = (
         _replay_within_room(walk, plan, lifetimes, left, beside, divided=divided) for lifetimes, left in ways
     )
-    if room and high <= room.low:  # what stays within the least room does so whatever it could have cached in more
+    if (
+        room and high <= room.low
+    ):  # what stays within the least room does so whatever it could have cached in more
         low, value = min(low, int(room.low)), min(value, int(room.low))
     return Reserved(Bytes(min(low, value, high), value, max(low, value, high)), flushes)
 
@@ -308,7 +357,9 @@ def steady_reserved_bytes(walk: StageLayers, plan: Plan, room: Bytes | None = No
 def _replay_within_room(
     walk: StageLayers, plan: Plan, lifetimes: Lifetimes, room: int | None, beside: int, *, divided: bool
 ) -> tuple[int, bool]:
-    """Cached blocks go back to the device before memory runs out. Where it does, what would have been reserved."""
+    """Cached blocks go back to the device before memory runs out. Where it does, what would have been
+    reserved.
+    """
     script, start = script_of_steps(walk, plan, lifetimes, beside, divided=divided)
     settings = Settings(expandable_segments=plan.expandable_segments)
     free = replay_script(script, start, settings)
@@ -318,12 +369,30 @@ def _replay_within_room(
 
 
 def is_equal_step_replayable(plan: Plan, *, divided: bool) -> bool:
-    """Whether the step is one pass through one stage under torch's own AdamW, with nothing on the host; ``divided``: its parameters are,
-    else it has the model to itself.
+    """Whether the step is one pass through one stage under torch's own AdamW, with nothing on the host;
+    ``divided``: its parameters are, else it has the model to itself.
     """
     mesh, optimizer = plan.mesh, plan.optimizer
-    if not isinstance(mesh.gpus, int) or mesh.pp > 1 or plan.accumulation != 1 or not (divided or mesh.gpus == 1):
+    if (
+        not isinstance(mesh.gpus, int)
+        or mesh.pp > 1
+        or plan.accumulation != 1
+        or not (divided or mesh.gpus == 1)
+    ):
         return False
-    usual = optimizer is not None and optimizer.name is OptimizerName.ADAMW and optimizer.implementation in TORCHS
-    moved = plan.offload.parameters or plan.offload.optimizer or plan.offload.activations or plan.optimizer_in_backward
-    return usual and not moved and plan.precision.master_weights is None and plan.routing is None and not plan.recompute.stretched
+    usual = (
+        optimizer is not None and optimizer.name is OptimizerName.ADAMW and optimizer.implementation in TORCHS
+    )
+    moved = (
+        plan.offload.parameters
+        or plan.offload.optimizer
+        or plan.offload.activations
+        or plan.optimizer_in_backward
+    )
+    return (
+        usual
+        and not moved
+        and plan.precision.master_weights is None
+        and plan.routing is None
+        and not plan.recompute.stretched
+    )

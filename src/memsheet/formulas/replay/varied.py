@@ -1,8 +1,9 @@
-"""What the allocator reserves where batches are padded to their longest sample, so that no two steps ask for the same sizes.
+"""What the allocator reserves where batches are padded to their longest sample, so that no two steps ask for
+the same sizes.
 
-A cached block serves what is as large or smaller; every step that is longer than all before takes new segments, and the old ones lie in
-pieces. How much that comes to depends on the order of lengths, which nobody knows beforehand: drawn orders are played through the
-allocator's rules.
+A cached block serves what is as large or smaller; every step that is longer than all before takes new
+segments, and the old ones lie in pieces. How much that comes to depends on the order of lengths, which nobody
+knows beforehand: drawn orders are played through the allocator's rules.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ from collections.abc import Iterable
 
 from memsheet.allocator.settings import Settings
 from memsheet.formulas.groups import StageLayers
-from memsheet.formulas.replay.script import Lifetimes, Played, Recorded, Script, Sized, play_backward, play_forward
+from memsheet.formulas.replay.script import (
+    Lifetimes,
+    Played,
+    Recorded,
+    Script,
+    Sized,
+    play_backward,
+    play_forward,
+)
 from memsheet.formulas.replay.steps import replay_script
 from memsheet.formulas.tapes.evaluate import Axes, Part
 from memsheet.plan.dtypes import INT64
@@ -21,32 +30,54 @@ from memsheet.references import TORCH_ALLOCATOR, formula
 from memsheet.sheet import Bytes, Derived
 
 ORDERS, STEPS, SHORTEST = 4, 60, 64
-"""Orders of lengths that are drawn, micro-batches in each (more change little: the longest is met early), and the shortest of them."""
+"""Orders of lengths that are drawn, micro-batches in each (more change little: the longest is met early), and
+the shortest of them.
+"""
 FEWER = 2, 30
 """Orders and micro-batches where every layer's own allocations are played."""
 REPLAYED = Derived(
-    "drawn orders of micro-batches of even lengths up to seq_len, replayed through the caching allocator's rules (torch 2.13, "
+    "drawn orders of micro-batches of even lengths up to seq_len, replayed through the caching "
+    "allocator's rules (torch 2.13, "
     "c10/cuda/CUDACachingAllocator.cpp): their mean and their most; low: every micro-batch of seq_len"
 )
 
 
 def is_varied_step_replayable(stage: StageLayers, plan: Plan) -> bool:
     """Whether no layer is recomputed, or each on its own and all are of one kind."""
-    alone = isinstance(plan.mesh.gpus, int) and isinstance(plan.seq_len, int) and isinstance(plan.microbatch, int)
-    alike = len([group for run in stage.layers for group in run.pattern]) == 1 and not plan.recompute.stretched
+    alone = (
+        isinstance(plan.mesh.gpus, int) and isinstance(plan.seq_len, int) and isinstance(plan.microbatch, int)
+    )
+    alike = (
+        len([group for run in stage.layers for group in run.pattern]) == 1 and not plan.recompute.stretched
+    )
     modes = plan.recompute.mode is RecomputeMode.NONE or (
         alike and plan.recompute.mode is RecomputeMode.FULL and plan.recompute.layers is None
     )
     inside = plan.optimizer_in_backward or plan.offload.activations
-    return alone and modes and not inside and stage.embeddings is not None and stage.head is not None and stage.loss is not None
+    return (
+        alone
+        and modes
+        and not inside
+        and stage.embeddings is not None
+        and stage.head is not None
+        and stage.loss is not None
+    )
 
 
-@formula(cites=TORCH_ALLOCATOR, at="the rules of malloc and free, for micro-batches of other lengths one after another")
+@formula(
+    cites=TORCH_ALLOCATOR,
+    at="the rules of malloc and free, for micro-batches of other lengths one after another",
+)
 def varied_reserved_bytes(stage: StageLayers, plan: Plan, resident: int, room: int) -> Bytes:
-    """What is reserved over steps of varied lengths on a device with ``room``. ``resident``: bytes that are placed first and stay."""
+    """What is reserved over steps of varied lengths on a device with ``room``. ``resident``: bytes that are
+    placed first and stay.
+    """
     length, left = int(plan.seq_len), max(0, room - resident)
     orders, steps = (ORDERS, STEPS) if plan.recompute.mode is RecomputeMode.FULL else FEWER
-    drawn = [_replay_varied_lengths(stage, plan, _longest_sample_lengths(plan, order, steps), left) for order in range(orders)]
+    drawn = [
+        _replay_varied_lengths(stage, plan, _longest_sample_lengths(plan, order, steps), left)
+        for order in range(orders)
+    ]
     alike = _replay_varied_lengths(stage, plan, [length] * 3, left)
     return Bytes(resident + min(alike, *drawn), resident + sum(drawn) // orders, resident + max(drawn))
 
@@ -54,11 +85,16 @@ def varied_reserved_bytes(stage: StageLayers, plan: Plan, resident: int, room: i
 def _longest_sample_lengths(plan: Plan, order: int, steps: int) -> list[int]:
     """The longest sample of each micro-batch."""
     drawn, longest = random.Random(order), int(plan.seq_len)  # noqa: S311 - an order of lengths, not a secret
-    return [max(int(drawn.uniform(min(SHORTEST, longest), longest)) for _ in range(int(plan.microbatch))) for _ in range(steps)]
+    return [
+        max(int(drawn.uniform(min(SHORTEST, longest), longest)) for _ in range(int(plan.microbatch)))
+        for _ in range(steps)
+    ]
 
 
 def _replay_varied_lengths(stage: StageLayers, plan: Plan, lengths: Iterable[int], room: int) -> int:
-    """Cached blocks go back to the device before memory runs out. Where it does, what would have been reserved."""
+    """Cached blocks go back to the device before memory runs out. Where it does, what would have been
+    reserved.
+    """
     script = Script()
     for length in lengths:
         _micro_batch(script, stage, plan, length)
@@ -68,7 +104,8 @@ def _replay_varied_lengths(stage: StageLayers, plan: Plan, lengths: Iterable[int
 
 
 def _micro_batch(script: Script, stage: StageLayers, plan: Plan, length: int) -> None:
-    """Forward and backward at one length. Gradients stay until its end, or are added at once to those of earlier ones.
+    """Forward and backward at one length. Gradients stay until its end, or are added at once to those of
+    earlier ones.
 
     Where layers are recomputed, one's work stands for that of all, and each keeps its input alone.
     """

@@ -11,7 +11,9 @@ from memsheet.plan.plan import Plan
 from memsheet.references import TRANSFORMERS, formula
 
 ONE_POSITION = (4, 45)
-"""The first version whose generate asks for the last position's logits alone (generation/utils.py, num_logits_to_keep)."""
+"""The first version whose generate asks for the last position's logits alone (generation/utils.py,
+num_logits_to_keep).
+"""
 ONE_POSITION_SINCE = "2024-09"
 """When that version came out."""
 
@@ -26,11 +28,17 @@ def of_all_positions(version: str | None) -> bool:
 
 
 @formula(
-    cites=TRANSFORMERS, at="before 4.45 LlamaForCausalLM.forward: logits of every position in the compute dtype, and all of them in fp32"
+    cites=TRANSFORMERS,
+    at=(
+        "before 4.45 LlamaForCausalLM.forward: logits of every position in the compute dtype, and all of "
+        "them in fp32"
+    ),
 )
 def prompt_logits_bytes(spec: ModelSpec, plan: Plan, tokens: Count, sequences: Count) -> Count:
     """Bytes at the end of a prompt's pass; 0 in versions that make the last position's alone."""
     if not of_all_positions(plan.engine_version):
         return 0
     elements = sequences * tokens * spec.head.width
-    return plan.precision.compute.nbytes(elements) + (0 if plan.precision.compute is FP32 else FP32.nbytes(elements))
+    return plan.precision.compute.nbytes(elements) + (
+        0 if plan.precision.compute is FP32 else FP32.nbytes(elements)
+    )

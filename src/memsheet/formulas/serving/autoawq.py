@@ -1,6 +1,8 @@
-"""Serving with AutoAWQ's fused modules: packed weights, a cache of as many tokens as may be made, attention written out over the prompt.
+"""Serving with AutoAWQ's fused modules: packed weights, a cache of as many tokens as may be made, attention
+written out over the prompt.
 
-What is largest with short prompts is the loading itself: joined projections are made while the parts they are joined from are still there.
+What is largest with short prompts is the loading itself: joined projections are made while the parts they are
+joined from are still there.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ COMPLEX = DType("complex64", 64, source="two fp32 numbers")
 FUSED = ("llama", "mistral")
 """Families whose layers are fused alike (block.py, LlamaLikeBlock)."""
 SPLITS = 8
-"""Partial products that a packed product keeps beside each other until they are summed (linear.py, split_k_iters)."""
+"""Partial products that a packed product keeps beside each other until they are summed (linear.py,
+split_k_iters).
+"""
 SERVING = (Instant.PREFILL, Instant.DECODE)
 
 
@@ -40,9 +44,19 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
     held = tuple(held_tensors(model, plan))
     instants = (Instant.LOAD,) if plan.phase == "load" else (Instant.LOAD, *SERVING)
     weights = parameter_bytes(model, plan, held, engine.sharding)
-    found = [Item(c, path, dict.fromkeys(instants, Bytes.exact(size)), Cited(AUTOAWQ, "linear.py")) for (c, path), size in weights.items()]
+    found = [
+        Item(c, path, dict.fromkeys(instants, Bytes.exact(size)), Cited(AUTOAWQ, "linear.py"))
+        for (c, path), size in weights.items()
+    ]
     joining = Bytes.exact(joined_bytes(held, model.stacks[0].layers))
-    found.append(Item(Component.TEMPORARIES, "joining_projections", {Instant.LOAD: joining}, Cited(AUTOAWQ, "fused_utils.py fuse_qkv")))
+    found.append(
+        Item(
+            Component.TEMPORARIES,
+            "joining_projections",
+            {Instant.LOAD: joining},
+            Cited(AUTOAWQ, "fused_utils.py fuse_qkv"),
+        )
+    )
     if plan.phase != "load":
         found += _serving_items(model, plan, block)
     allocated = {i: sum(item.at[i].value for item in found if i in item.at) for i in instants}
@@ -54,21 +68,33 @@ def _supported_awq_block(spec: ModelSpec, plan: Plan) -> Block:
     blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
     strange = next((b.kind for b in blocks if b.kind not in FUSED), None)
     if strange is not None:
-        raise input_error("engine", "autoawq", f"is not modelled for {strange}", f"fused models known: {', '.join(FUSED)}")
+        raise input_error(
+            "engine", "autoawq", f"is not modelled for {strange}", f"fused models known: {', '.join(FUSED)}"
+        )
     if plan.quantization is None or plan.quantization.weights.name != AWQ_INT4.name:
         raise input_error(
-            "quantization.weights", plan.quantization and plan.quantization.weights.name, "is not what autoawq loads", "awq-int4"
+            "quantization.weights",
+            plan.quantization and plan.quantization.weights.name,
+            "is not what autoawq loads",
+            "awq-int4",
         )
     return blocks[0]
 
 
 @formula(
     cites=AUTOAWQ,
-    at="fused_utils.py fuse_qkv: the joined projections of all layers while their parts exist, and the zeros of one more layer",
+    at=(
+        "fused_utils.py fuse_qkv: the joined projections of all layers while their parts exist, and the "
+        "zeros of one more layer"
+    ),
 )
 def joined_bytes(held: Iterable[Held], layers: int) -> Count:
     """What stands beside the weights when the last layer has been fused."""
-    parts = sum(h.times * h.dtype.nbytes(h.elements) for h in held if h.path.split(".")[-2] in ("q_proj", "k_proj", "v_proj"))
+    parts = sum(
+        h.times * h.dtype.nbytes(h.elements)
+        for h in held
+        if h.path.split(".")[-2] in ("q_proj", "k_proj", "v_proj")
+    )
     return parts + parts // layers
 
 
@@ -76,18 +102,34 @@ def _serving_items(spec: ModelSpec, plan: Plan, block: Block) -> list[Item]:
     layers, whole = spec.stacks[0].layers, dict.fromkeys((Instant.LOAD, *SERVING))
     cached, longest = cache_tokens(plan)
     mixer = next(m for m in block.mixers if isinstance(m, Attention))
-    cache = _bytes_up_to(layers * cache_bytes(mixer, plan, cached), layers * cache_bytes(mixer, plan, longest))
+    cache = _bytes_up_to(
+        layers * cache_bytes(mixer, plan, cached), layers * cache_bytes(mixer, plan, longest)
+    )
     tables = _bytes_up_to(layers * table_bytes(mixer, cached), layers * table_bytes(mixer, longest))
     prompt, step = _awq_prompt_tokens(plan), 1
     working = {
         Instant.PREFILL: _between_prompts(
-            plan, prompt_bytes(block, plan, spec.head.width, 1), prompt_bytes(block, plan, spec.head.width, prompt)
+            plan,
+            prompt_bytes(block, plan, spec.head.width, 1),
+            prompt_bytes(block, plan, spec.head.width, prompt),
         ),
-        Instant.DECODE: Bytes.exact(logits_bytes(plan, spec.head.width, prompt) + layer_bytes(block, plan, step)),
+        Instant.DECODE: Bytes.exact(
+            logits_bytes(plan, spec.head.width, prompt) + layer_bytes(block, plan, step)
+        ),
     }
     return [
-        Item(Component.KV_CACHE, "model.blocks.*.attn.cache", dict.fromkeys(whole, cache), Cited(AUTOAWQ, "fused/cache.py")),
-        Item(Component.BUFFERS, "model.blocks.*.attn.rope.freqs_cis", dict.fromkeys(whole, tables), Cited(AUTOAWQ, "fused/attn.py RoPE")),
+        Item(
+            Component.KV_CACHE,
+            "model.blocks.*.attn.cache",
+            dict.fromkeys(whole, cache),
+            Cited(AUTOAWQ, "fused/cache.py"),
+        ),
+        Item(
+            Component.BUFFERS,
+            "model.blocks.*.attn.rope.freqs_cis",
+            dict.fromkeys(whole, tables),
+            Cited(AUTOAWQ, "fused/attn.py RoPE"),
+        ),
         Item(Component.TEMPORARIES, "widest_layer", working, Cited(AUTOAWQ, "fused/attn.py, fused/mlp.py")),
     ]
 
@@ -106,32 +148,53 @@ def _awq_prompt_tokens(plan: Plan) -> Count:
 
 
 def cache_tokens(plan: Plan) -> tuple[Count, Count]:
-    """Tokens that the cache holds: ``max_new_tokens`` of from_quantized, and what it would be for prompt and answer together.
+    """Tokens that the cache holds: ``max_new_tokens`` of from_quantized, and what it would be for prompt and
+    answer together.
 
     The project's own example gives it the tokens of the answer, and lets the cache roll; a prompt has to fit.
     """
     longest: Count = plan.max_model_len or 0
-    return longest if plan.output_tokens is None else maximum(plan.output_tokens, _awq_prompt_tokens(plan)), longest
+    return longest if plan.output_tokens is None else maximum(
+        plan.output_tokens, _awq_prompt_tokens(plan)
+    ), longest
 
 
-@formula(cites=AUTOAWQ, at="fused/cache.py WindowedCache: keys and values in fp16 for every sequence of the batch, made with the model")
+@formula(
+    cites=AUTOAWQ,
+    at=(
+        "fused/cache.py WindowedCache: keys and values in fp16 for every sequence of the batch, made with "
+        "the model"
+    ),
+)
 def cache_bytes(mixer: Attention, plan: Plan, tokens: Count) -> Count:
     """Bytes of one layer's cache."""
     sequences: Count = plan.max_sequences or 1
     return FP16.nbytes(2 * sequences * mixer.kv_heads * mixer.head_dim * tokens)
 
 
-@formula(cites=AUTOAWQ, at="fused/attn.py RoPE.precompute_freqs_cis: complex numbers for twice the cache's tokens, in every layer")
+@formula(
+    cites=AUTOAWQ,
+    at=(
+        "fused/attn.py RoPE.precompute_freqs_cis: complex numbers for twice the cache's tokens, "
+        "in every layer"
+    ),
+)
 def table_bytes(mixer: Attention, tokens: Count) -> Count:
     """Bytes of one layer's rotations."""
     return COMPLEX.nbytes(2 * tokens * (mixer.head_dim // 2))
 
 
 @formula(
-    cites=AUTOAWQ, at="fused/attn.py QuantAttentionFused.forward: scores in fp16, in fp32 and their softmax, with keys and values repeated"
+    cites=AUTOAWQ,
+    at=(
+        "fused/attn.py QuantAttentionFused.forward: scores in fp16, in fp32 and their softmax, with keys "
+        "and values repeated"
+    ),
 )
 def attention_bytes(mixer: Attention, hidden: int, plan: Plan, tokens: Count) -> Count:
-    """What a layer holds when a prompt's scores are normalised: two hidden states, joined projections, turned queries and keys, stored keys."""
+    """What a layer holds when a prompt's scores are normalised: two hidden states, joined projections, turned
+    queries and keys, stored keys.
+    """
     rows = (plan.max_sequences or 1) * tokens
     queries, keys = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
     streams = 2 * hidden + (queries + 2 * keys) + queries + 2 * keys + 2 * queries
@@ -142,7 +205,10 @@ def attention_bytes(mixer: Attention, hidden: int, plan: Plan, tokens: Count) ->
 
 @formula(
     cites=AUTOAWQ,
-    at="fused/mlp.py over gemm_cuda_gen.cu: the first half and eight partial sums of the second with their sum, five hidden states",
+    at=(
+        "fused/mlp.py over gemm_cuda_gen.cu: the first half and eight partial sums of the second with "
+        "their sum, five hidden states"
+    ),
 )
 def feed_forward_bytes(ff: Dense, hidden: int, plan: Plan, tokens: Count) -> Count:
     """What a layer holds when its second input product has been made."""
@@ -159,13 +225,18 @@ def layer_bytes(block: Block, plan: Plan, tokens: Count) -> Count:
     return maximum(attention_bytes(mixer, block.hidden, plan, tokens), wide)
 
 
-@formula(cites=AUTOAWQ, at="models/base.py forward, transformers 4.35: logits of every position in fp16, then in fp32")
+@formula(
+    cites=AUTOAWQ,
+    at="models/base.py forward, transformers 4.35: logits of every position in fp16, then in fp32",
+)
 def logits_bytes(plan: Plan, vocabulary: int, tokens: Count) -> Count:
     """The fp32 logits, which the example still names while the next token is made."""
     return FP32.nbytes((plan.max_sequences or 1) * tokens * vocabulary)
 
 
-@formula(cites=AUTOAWQ, at="fused/model.py LlamaLikeModel: layers one after another; then logits of every position")
+@formula(
+    cites=AUTOAWQ, at="fused/model.py LlamaLikeModel: layers one after another; then logits of every position"
+)
 def prompt_bytes(block: Block, plan: Plan, vocabulary: int, tokens: Count) -> Count:
     """The widest layer, or the logits of the whole prompt in both dtypes over the last hidden states."""
     rows = (plan.max_sequences or 1) * tokens
@@ -173,12 +244,28 @@ def prompt_bytes(block: Block, plan: Plan, vocabulary: int, tokens: Count) -> Co
     return maximum(layer_bytes(block, plan, tokens), ends)
 
 
-def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sheet, ...]) -> Mapping[str, Any]:
-    """Cache bytes a token, and the sequences of each length that fit: the cache is made for a batch of one length."""
-    mixer = next(m for s in spec.stacks for r in s.runs for b in r.pattern for m in b.mixers if isinstance(m, Attention))
+def facts(
+    spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sheet, ...]
+) -> Mapping[str, Any]:
+    """Cache bytes a token, and the sequences of each length that fit: the cache is made for a batch of one
+    length.
+    """
+    mixer = next(
+        m
+        for s in spec.stacks
+        for r in s.runs
+        for b in r.pattern
+        for m in b.mixers
+        if isinstance(m, Attention)
+    )
     layers = sum(stack.layers for stack in spec.stacks)
     a_token = layers * FP16.nbytes(2 * mixer.kv_heads * mixer.head_dim)
-    held = sum(item.at[Instant.DECODE].value for sheet in sheets for item in sheet.items if item.component is Component.KV_CACHE)
+    held = sum(
+        item.at[Instant.DECODE].value
+        for sheet in sheets
+        for item in sheet.items
+        if item.component is Component.KV_CACHE
+    )
     found: dict[str, Any] = {
         "kv_bytes_per_token": a_token, "kv_bytes_per_token_per_rank": a_token, "kv_bytes_per_sequence": held // int(plan.max_sequences or 1),
         "kv_tokens": 0, "pages": 0, "max_sequences": {},

@@ -1,4 +1,6 @@
-"""DeepSpeed's automatic tensor parallelism: a transformers model whose linear layers are cut over ranks, once it is loaded."""
+"""DeepSpeed's automatic tensor parallelism: a transformers model whose linear layers are cut over ranks, once
+it is loaded.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,22 @@ from memsheet.plan.model import ModelSpec, Role
 from memsheet.plan.plan import Plan
 from memsheet.sheet import Bytes, Component, FromCode, Instant, Item, Sheet
 
-LAYERS = FromCode("deepspeedai/DeepSpeed", "edaa7221267243c7be7fb49c5d5f5c4fb97b4641", "deepspeed/module_inject/auto_tp.py", 666)
+LAYERS = FromCode(
+    "deepspeedai/DeepSpeed",
+    "edaa7221267243c7be7fb49c5d5f5c4fb97b4641",
+    "deepspeed/module_inject/auto_tp.py",
+    666,
+)
 WHOLE = Keeping(frozenset({Role.EMBEDDING, Role.HEAD}))
-"""Tables of embeddings and the output projection stay whole: what is replaced are the linear layers of blocks (:680, by the classes of a policy)."""
+"""Tables of embeddings and the output projection stay whole: what is replaced are the linear layers of blocks
+(:680, by the classes of a policy).
+"""
 
 
 def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, stage: int) -> list[Item]:
-    """The weights of a rank. Raises InputError for anything beyond loading, whose kernels are not modelled."""
+    """The weights of a rank. Raises InputError for anything beyond loading, whose kernels are not
+    modelled.
+    """
     if plan.phase != "load":
         raise input_error(
             "engine",
@@ -37,11 +48,18 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
         for (c, path), size in parameter_bytes(part, plan, held, engine.sharding).items()
     ]
     gaps = loading_slack((h.dtype.nbytes(h.elements), h.times) for h in held)
-    slack = Item(Component.ALLOCATOR_SLACK, "weights", dict.fromkeys(at, Bytes(0, gaps, gaps + MIDDLE_SEGMENT)), ALLOCATOR)
+    slack = Item(
+        Component.ALLOCATOR_SLACK,
+        "weights",
+        dict.fromkeys(at, Bytes(0, gaps, gaps + MIDDLE_SEGMENT)),
+        ALLOCATOR,
+    )
     return [*found, slack, *outside_tensors(plan, cluster, {Instant.LOAD: 0})]
 
 
-def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sheet, ...]) -> Mapping[str, Any]:
+def facts(
+    spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sheet, ...]
+) -> Mapping[str, Any]:
     """Nothing is served yet when weights have arrived."""
     del spec, plan, cluster, sheets
     return {}

@@ -1,4 +1,6 @@
-"""How many sequences a pool of blocks holds, what paging wastes, and the lines a server prints when it starts."""
+"""How many sequences a pool of blocks holds, what paging wastes, and the lines a server prints when it
+starts.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,9 @@ SWAP_BYTES = 4 * GIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """The blocks of one replica's rank, as a range. ``in_flight``: tokens that may be scheduled at once; ``shared_blocks``: that hold what all
-    prompts begin with; ``ahead``: places for drafted tokens beyond a sequence's own, which ends at ``longest``.
+    """The blocks of one replica's rank, as a range. ``in_flight``: tokens that may be scheduled at once;
+    ``shared_blocks``: that hold what all prompts begin with; ``ahead``: places for drafted tokens beyond a
+    sequence's own, which ends at ``longest``.
     """
 
     layout: Layout
@@ -40,7 +43,12 @@ class Pool:
         """Sequences of so many tokens that are held while each makes one more, what they share kept once."""
         each = sequence_blocks(self.layout, max(tokens, min(tokens + self.ahead, self.longest)), self.release)
         shared = min(self.shared_blocks, each - 1)
-        return Bytes(*(max(0, (blocks - shared) // (each - shared)) for blocks in (self.blocks.low, self.blocks.value, self.blocks.high)))
+        return Bytes(
+            *(
+                max(0, (blocks - shared) // (each - shared))
+                for blocks in (self.blocks.low, self.blocks.value, self.blocks.high)
+            )
+        )
 
     def concurrency(self, tokens: int) -> float:
         """The engine's own figure: sequences with a whole batch in flight."""
@@ -51,7 +59,12 @@ class Pool:
 
     def tokens(self, max_model_len: int) -> Bytes:
         """Tokens as the release prints them."""
-        return Bytes(*(self._tokens(blocks, max_model_len) for blocks in (self.blocks.low, self.blocks.value, self.blocks.high)))
+        return Bytes(
+            *(
+                self._tokens(blocks, max_model_len)
+                for blocks in (self.blocks.low, self.blocks.value, self.blocks.high)
+            )
+        )
 
     def _tokens(self, blocks: int, max_model_len: int) -> int:
         paged = [group.block_tokens for group in self.layout.groups if group.kept is not Kept.STATE]
@@ -61,15 +74,19 @@ class Pool:
 
 
 def cache_capacity_facts(spec: ModelSpec, plan: Plan, pool: Pool) -> Mapping[str, Any]:
-    """Facts of a server's cache. Bytes are those of one replica over all its ranks, a copy on another rank not counted again; blocks,
-    tokens and sequences are of one replica too.
+    """Facts of a server's cache. Bytes are those of one replica over all its ranks, a copy on another rank
+    not counted again; blocks, tokens and sequences are of one replica too.
     """
     assert plan.kv_dtype is not None
     full = plan.max_model_len or 1
     alone = replace(plan, mesh=Mesh())
     whole = layout_of(kinds_of(spec, alone, pool.release), pool.release)
     tokens, per_token = pool.tokens(full), bytes_per_token(spec, plan.kv_dtype, plan.mesh.tp) // plan.mesh.pp
-    shared = {"shared_prefix_bytes_per_rank": pool.shared_blocks * pool.layout.block_bytes} if pool.shared_blocks else {}
+    shared = (
+        {"shared_prefix_bytes_per_rank": pool.shared_blocks * pool.layout.block_bytes}
+        if pool.shared_blocks
+        else {}
+    )
     return {
         **shared, "kv_bytes_per_token": bytes_per_token(spec, plan.kv_dtype), "kv_bytes_per_token_per_rank": per_token,
         "kv_bytes_per_sequence": sequence_blocks(whole, full, pool.release) * whole.block_bytes,
@@ -84,7 +101,10 @@ def cache_capacity_facts(spec: ModelSpec, plan: Plan, pool: Pool) -> Mapping[str
 
 @formula(
     cites=VLLM,
-    at="v0.11.0 v1/core/block_pool.py get_cached_block: whole blocks of a prefix; what windows keep of it is not counted as shared",
+    at=(
+        "v0.11.0 v1/core/block_pool.py get_cached_block: whole blocks of a prefix; what windows keep of it "
+        "is not counted as shared"
+    ),
 )
 def shared_blocks(layout: Layout, tokens: int) -> int:
     """Blocks that hold the beginning of every prompt, once for all sequences."""
@@ -92,21 +112,34 @@ def shared_blocks(layout: Layout, tokens: int) -> int:
 
 
 def check_shared(plan: Plan, *, caches: bool, why: str) -> None:
-    """Raise InputError where prompts share a beginning that the engine keeps for each. ``why``: it does, in words."""
+    """Raise InputError where prompts share a beginning that the engine keeps for each. ``why``: it does, in
+    words.
+    """
     if plan.shared_prefix_tokens and not caches:
-        raise input_error("serving.shared_prefix_tokens", plan.shared_prefix_tokens, f"is kept for each sequence: {why}", "leave it out")
+        raise input_error(
+            "serving.shared_prefix_tokens",
+            plan.shared_prefix_tokens,
+            f"is kept for each sequence: {why}",
+            "leave it out",
+        )
 
 
 def lengths_of(plan: Plan) -> list[int]:
-    """Lengths that are told about: usual ones beyond what prompts share, the longest, and those that are asked about."""
+    """Lengths that are told about: usual ones beyond what prompts share, the longest, and those that are
+    asked about.
+    """
     full = plan.max_model_len or 1
     asked = (plan.prompt_tokens or 0) + (plan.output_tokens or 0)
-    return sorted({*(n for n in LENGTHS if plan.shared_prefix_tokens < n <= full), full, *([asked] if asked else [])})
+    return sorted(
+        {*(n for n in LENGTHS if plan.shared_prefix_tokens < n <= full), full, *([asked] if asked else [])}
+    )
 
 
-def concurrency_facts(plan: Plan, sequences: Callable[[int], Bytes], contiguous: int, waste_bytes: int) -> Mapping[str, Any]:
-    """Concurrency for the lengths that are asked about, what paging saves, and whether requests may have to be computed again.
-    ``sequences``: how many of a length have room.
+def concurrency_facts(
+    plan: Plan, sequences: Callable[[int], Bytes], contiguous: int, waste_bytes: int
+) -> Mapping[str, Any]:
+    """Concurrency for the lengths that are asked about, what paging saves, and whether requests may have to
+    be computed again. ``sequences``: how many of a length have room.
     """
     full, limit = plan.max_model_len or 1, int(plan.max_sequences or 1)
     most = sequences(full).value
@@ -125,13 +158,17 @@ def concurrency_facts(plan: Plan, sequences: Callable[[int], Bytes], contiguous:
 
 
 def _contiguous_cache_sequences(plan: Plan, pool: Pool, per_token: int) -> int:
-    """Sequences that the pool's bytes hold where each reserves max_model_len tokens in every layer, as servers did before paging."""
+    """Sequences that the pool's bytes hold where each reserves max_model_len tokens in every layer, as
+    servers did before paging.
+    """
     reserved = per_token * (plan.max_model_len or 1)
     return pool.blocks.value * pool.layout.block_bytes // reserved if reserved else 0
 
 
 def _paging_waste_bytes(layout: Layout) -> int:
-    """Half a block of each group that keeps tokens: what the last block of a sequence leaves empty on average (arXiv:2309.06180, section 4.3)."""
+    """Half a block of each group that keeps tokens: what the last block of a sequence leaves empty on average
+    (arXiv:2309.06180, section 4.3).
+    """
     paged = sum(1 for group in layout.groups if group.kept is not Kept.STATE)
     return int(paged * layout.block_bytes // 2)
 
@@ -139,13 +176,28 @@ def _paging_waste_bytes(layout: Layout) -> int:
 def start_up(plan: Plan, pool: Pool, weights: Bytes, available: Bytes) -> list[str]:
     """The lines the release prints, with what is expected in them."""
     full, concurrency = plan.max_model_len or 1, pool.concurrency(plan.max_model_len or 1)
-    tokens, most = f"{pool.tokens(full).value:,}", f"Maximum concurrency for {full:,} tokens per request: {concurrency:.2f}x"
+    tokens, most = (
+        f"{pool.tokens(full).value:,}",
+        f"Maximum concurrency for {full:,} tokens per request: {concurrency:.2f}x",
+    )
     cache = f"Available KV cache memory: {available.value / GIB:.2f} GiB"
     match pool.release.lines:
         case "v0":
             swapped = SWAP_BYTES // max(1, pool.layout.block_bytes)
-            return [f"# GPU blocks: {pool.blocks.value}, # CPU blocks: {swapped}", most.replace(f"{full:,}", str(full))]
+            return [
+                f"# GPU blocks: {pool.blocks.value}, # CPU blocks: {swapped}",
+                most.replace(f"{full:,}", str(full)),
+            ]
         case "joined":
-            return [f"Model loading took {weights.value / GIB:.2f} GiB memory", cache, f"GPU KV cache size: {tokens} tokens, {most}"]
+            return [
+                f"Model loading took {weights.value / GIB:.2f} GiB memory",
+                cache,
+                f"GPU KV cache size: {tokens} tokens, {most}",
+            ]
         case _:
-            return [f"Model loading took {weights.value / GIB:.4f} GiB", cache, f"GPU KV cache size: {tokens} tokens", most]
+            return [
+                f"Model loading took {weights.value / GIB:.4f} GiB",
+                cache,
+                f"GPU KV cache size: {tokens} tokens",
+                most,
+            ]

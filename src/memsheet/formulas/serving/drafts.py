@@ -1,4 +1,6 @@
-"""Who drafts, as a server holds it: the layers a draft has of its own, what it takes of the model it drafts for, and in which formats."""
+"""Who drafts, as a server holds it: the layers a draft has of its own, what it takes of the model it drafts
+for, and in which formats.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ PREFIX = "draft."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """``own``: the draft without what it shares; ``whole``: with it; ``plan``: how it is kept on a rank of the last stage."""
+    """``own``: the draft without what it shares; ``whole``: with it; ``plan``: how it is kept on a rank of
+    the last stage.
+    """
 
     own: ModelSpec
     whole: ModelSpec
@@ -31,69 +35,101 @@ class Draft:
 
 
 def draft_of(part: ModelSpec, plan: Plan) -> Draft | None:
-    """Who drafts for a stage: nobody where the plan has none, where the prompt itself does, and on stages before the last."""
+    """Who drafts for a stage: nobody where the plan has none, where the prompt itself does, and on stages
+    before the last.
+    """
     how = plan.speculative
     if how is None or how.method is SpeculativeMethod.NGRAM or part.head.kind == "none":
         return None
     whole = mtp_heads(part) if how.method is SpeculativeMethod.MTP else part.draft
     assert whole is not None
-    return Draft(own=draft_without_shared_embeddings(whole, part, plan), whole=whole, plan=draft_plan(whole, plan))
+    return Draft(
+        own=draft_without_shared_embeddings(whole, part, plan), whole=whole, plan=draft_plan(whole, plan)
+    )
 
 
 @formula(
     cites=VLLM,
-    at="v0.33.0 models/deepseek_mtp.py:70, qwen3_next_mtp.py:69: for each further token two norms, a matrix of both inputs, a layer like the last, a norm",
+    at=(
+        "v0.33.0 models/deepseek_mtp.py:70, qwen3_next_mtp.py:69: for each further token two norms, a "
+        "matrix of both inputs, a layer like the last, a norm"
+    ),
 )
 def mtp_heads(part: ModelSpec) -> ModelSpec:
     """The checkpoint's own layers for further tokens, with the embedding and the output that they share."""
     stack = part.stacks[-1]
     block = stack.runs[-1].pattern[-1]
-    extras = [weight for number in range(part.ahead) for weight in _mtp_projection_weights(f"mtp.{number}", block.hidden)]
+    extras = [
+        weight
+        for number in range(part.ahead)
+        for weight in _mtp_projection_weights(f"mtp.{number}", block.hidden)
+    ]
     own = Stack(path="mtp.layers", hidden=stack.hidden, runs=(Run(pattern=(block,), count=part.ahead),))
     return replace(part, stacks=(own,), towers=(), extras=tuple(extras), ahead=0, draft=None)
 
 
 def _mtp_projection_weights(path: str, hidden: int) -> tuple[Weight, ...]:
-    """What brings an embedding and a hidden state into one, and the norm before the output; never quantized, whole on every rank."""
-    norms = tuple(Weight(path=f"{path}.{name}.weight", shape=(hidden,), role=Role.NORM) for name in ("enorm", "hnorm", "shared_head.norm"))
+    """What brings an embedding and a hidden state into one, and the norm before the output; never quantized,
+    whole on every rank.
+    """
+    norms = tuple(
+        Weight(path=f"{path}.{name}.weight", shape=(hidden,), role=Role.NORM)
+        for name in ("enorm", "hnorm", "shared_head.norm")
+    )
     return (*norms, Weight(path=f"{path}.eh_proj.weight", shape=(hidden, 2 * hidden), role=Role.OTHER))
 
 
 @formula(
     cites=VLLM,
-    at="v0.33.0 v1/worker/gpu/spec_decode/eagle/utils.py:20-113: embedding and output of the model where widths agree, on one stage; SGLang v0.5.23 speculative/eagle_worker_v2.py:336",
+    at=(
+        "v0.33.0 v1/worker/gpu/spec_decode/eagle/utils.py:20-113: embedding and output of the model where "
+        "widths agree, on one stage; SGLang v0.5.23 speculative/eagle_worker_v2.py:336"
+    ),
 )
 def draft_without_shared_embeddings(whole: ModelSpec, part: ModelSpec, plan: Plan) -> ModelSpec:
-    """The draft without the embedding and the output of the model it drafts for. A draft model shares nothing; a stage without the model's
-    embedding has one for its head.
+    """The draft without the embedding and the output of the model it drafts for. A draft model shares
+    nothing; a stage without the model's embedding has one for its head.
     """
     how = plan.speculative
     assert how is not None
     if not how.method.headed:
         return whole
     narrow = whole.hidden == part.hidden
-    embeddings = Embeddings(weights=()) if narrow and plan.mesh.pp == 1 else replace(whole.embeddings, norms=())
+    embeddings = (
+        Embeddings(weights=()) if narrow and plan.mesh.pp == 1 else replace(whole.embeddings, norms=())
+    )
     head = whole.head if how.method is SpeculativeMethod.EAGLE3 else replace(whole.head, weights=())
-    return replace(whole, embeddings=embeddings, head=head, extras=(*whole.extras, *own_outputs(whole, part, plan)))
+    return replace(
+        whole, embeddings=embeddings, head=head, extras=(*whole.extras, *own_outputs(whole, part, plan))
+    )
 
 
 def own_outputs(whole: ModelSpec, part: ModelSpec, plan: Plan) -> tuple[Weight, ...]:
     """Outputs of a checkpoint's own layers where the release does not give them the model's."""
     kinds = {block.kind for stack in whole.stacks for run in stack.runs for block in run.pattern}
     mtp = plan.speculative is not None and plan.speculative.method is SpeculativeMethod.MTP
-    if not mtp or plan.engine != "vllm" or version_of(plan.engine_version) >= OUTPUT_SHARED_SINCE or not kinds & OWN_OUTPUT:
+    if (
+        not mtp
+        or plan.engine != "vllm"
+        or version_of(plan.engine_version) >= OUTPUT_SHARED_SINCE
+        or not kinds & OWN_OUTPUT
+    ):
         return ()
     return tuple(
-        replace(weight, path=f"mtp.{number}.shared_head.head.weight") for number in range(part.ahead) for weight in part.head.weights[:1]
+        replace(weight, path=f"mtp.{number}.shared_head.head.weight")
+        for number in range(part.ahead)
+        for weight in part.head.weights[:1]
     )
 
 
 def draft_plan(whole: ModelSpec, plan: Plan) -> Plan:
-    """How the draft is kept: cut as the model is, on one stage; in the format of its own checkpoint, which for the model's own layers is the
-    model's (vLLM v0.33.0 config/speculative.py:435, 1265).
+    """How the draft is kept: cut as the model is, on one stage; in the format of its own checkpoint, which
+    for the model's own layers is the model's (vLLM v0.33.0 config/speculative.py:435, 1265).
     """
     how = plan.speculative
-    own = plan.quantization if how is not None and how.method is SpeculativeMethod.MTP else stored_format(whole)
+    own = (
+        plan.quantization if how is not None and how.method is SpeculativeMethod.MTP else stored_format(whole)
+    )
     return replace(plan, mesh=replace(plan.mesh, pp=1), layers_per_stage=None, quantization=own)
 
 
@@ -129,14 +165,23 @@ def prefix_draft_items(items: Iterable[Item]) -> list[Item]:
 
 @formula(
     cites=VLLM,
-    at="v0.33.0 config/vllm.py:695 uniform_decode_query_len: one and those that were drafted; SGLang speculative_num_draft_tokens",
+    at=(
+        "v0.33.0 config/vllm.py:695 uniform_decode_query_len: one and those that were drafted; SGLang "
+        "speculative_num_draft_tokens"
+    ),
 )
 def verified_tokens(plan: Plan) -> Count:
     """Tokens of a sequence in a step of decoding: the last one, and those that were drafted."""
     return 1 if plan.speculative is None else 1 + plan.speculative.tokens
 
 
-@formula(cites=SGLANG, at="v0.5.23 model_executor/model_runner_components/spec_aux_hidden_state.py:157: the layers of the draft's config")
+@formula(
+    cites=SGLANG,
+    at=(
+        "v0.5.23 model_executor/model_runner_components/spec_aux_hidden_state.py:157: the layers of the "
+        "draft's config"
+    ),
+)
 def draft_layers(part: ModelSpec, plan: Plan) -> int:
     """Layers of the draft."""
     draft = draft_of(part, plan)
@@ -145,7 +190,10 @@ def draft_layers(part: ModelSpec, plan: Plan) -> int:
 
 @formula(
     cites=SGLANG,
-    at="v0.5.23 speculative/eagle_info.py; vLLM v0.33.0 v1/worker/gpu/states.py: the tokens that are drafted, of every sequence",
+    at=(
+        "v0.5.23 speculative/eagle_info.py; vLLM v0.33.0 v1/worker/gpu/states.py: the tokens that are "
+        "drafted, of every sequence"
+    ),
 )
 def drafted_bytes(sequences: Count, tokens: Count) -> Count:
     """Bytes of the drafted tokens themselves."""
@@ -153,7 +201,9 @@ def drafted_bytes(sequences: Count, tokens: Count) -> Count:
 
 
 def draft_facts(items: Iterable[Item], plan: Plan, per_token: Count) -> dict[str, object]:
-    """What the draft costs on the fullest rank, for the answer. ``per_token``: of a token's cache in one replica."""
+    """What the draft costs on the fullest rank, for the answer. ``per_token``: of a token's cache in one
+    replica.
+    """
     how, kinds = plan.speculative, dict[Component, Bytes]()
     assert how is not None
     for item in items:
@@ -161,7 +211,9 @@ def draft_facts(items: Iterable[Item], plan: Plan, per_token: Count) -> dict[str
             kinds[item.component] = kinds.get(item.component, NOTHING) + item.largest
     weights = kinds.get(Component.PARAMETERS, NOTHING)
     others = sum_byte_ranges(
-        size for kind, size in kinds.items() if kind in (Component.BUFFERS, Component.TEMPORARIES, Component.CUDA_GRAPHS)
+        size
+        for kind, size in kinds.items()
+        if kind in (Component.BUFFERS, Component.TEMPORARIES, Component.CUDA_GRAPHS)
     )
     return {
         "method": how.method.value, "model": how.model, "tokens": how.tokens, "weights_bytes": weights.value, "kv_bytes_per_token": per_token,

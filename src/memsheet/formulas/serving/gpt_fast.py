@@ -1,4 +1,6 @@
-"""Serving with gpt-fast: weights in bf16, int8 or int4, a cache of the whole length, a prompt read outside of the compiled step."""
+"""Serving with gpt-fast: weights in bf16, int8 or int4, a cache of the whole length, a prompt read outside of
+the compiled step.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ GROUP = 32
 """Elements that share a scale in int4 unless a plan says another number (quantize.py, groupsize)."""
 CACHE_MULTIPLE = 8
 SERVING = (Instant.PREFILL, Instant.DECODE)
-GRAPHS = Derived("what a captured decoding step keeps for itself: from nothing to the widest layer of one step and its logits")
+GRAPHS = Derived(
+    "what a captured decoding step keeps for itself: from nothing to the widest layer of one step and its "
+    "logits"
+)
 
 
 def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, stage: int) -> list[Item]:
@@ -61,18 +66,31 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
 
 def _supported_block_and_dtype(spec: ModelSpec, plan: Plan) -> tuple[Block, DType | None]:
     blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
-    strange = next((b.kind for b in blocks if b.kind not in FAMILIES or not isinstance(b.feed_forward, Dense)), None)
+    strange = next(
+        (b.kind for b in blocks if b.kind not in FAMILIES or not isinstance(b.feed_forward, Dense)), None
+    )
     if strange is not None:
-        raise input_error("engine", "gpt-fast", f"is not modelled for {strange}", f"families known: {', '.join(FAMILIES)}")
+        raise input_error(
+            "engine", "gpt-fast", f"is not modelled for {strange}", f"families known: {', '.join(FAMILIES)}"
+        )
     how = plan.quantization
     if how is None:
         return blocks[0], None
     if how.weights.name == "int8":
-        return blocks[0], DType("int8-rows", 8, source="quantize.py: one byte an element, a bf16 scale a row beside it")
+        return blocks[0], DType(
+            "int8-rows", 8, source="quantize.py: one byte an element, a bf16 scale a row beside it"
+        )
     if how.weights.name != "int4":
-        raise input_error("quantization.weights", how.weights.name, "is not what gpt-fast quantizes to", "int8 or int4")
+        raise input_error(
+            "quantization.weights", how.weights.name, "is not what gpt-fast quantizes to", "int8 or int4"
+        )
     group = how.weights.scales[0].block if how.weights.scales else GROUP
-    return blocks[0], DType("int4-groups", 4, scales=(Scale(group, 16), Scale(group, 16)), source="quantize.py: scales_and_zeros in bf16")
+    return blocks[0], DType(
+        "int4-groups",
+        4,
+        scales=(Scale(group, 16), Scale(group, 16)),
+        source="quantize.py: scales_and_zeros in bf16",
+    )
 
 
 @formula(cites=GPT_FAST, at="quantize.py WeightOnlyInt8Linear: a bf16 scale for each row of a matrix")
@@ -81,7 +99,9 @@ def row_scale_bytes(held: tuple[Held, ...], stored: DType) -> Count:
     return sum(h.times * BF16.nbytes(h.shape[-2]) for h in held if h.dtype is stored)
 
 
-def _serving_items(spec: ModelSpec, plan: Plan, block: Block, held: tuple[Held, ...], stored: DType | None) -> list[Item]:
+def _serving_items(
+    spec: ModelSpec, plan: Plan, block: Block, held: tuple[Held, ...], stored: DType | None
+) -> list[Item]:
     full: Count = plan.max_model_len or 0
     prompt: Count = plan.prompt_tokens if plan.prompt_tokens is not None else full
     mixer = next(m for m in block.mixers if isinstance(m, Attention))
@@ -97,20 +117,34 @@ def _serving_items(spec: ModelSpec, plan: Plan, block: Block, held: tuple[Held, 
     ]  # fmt: skip
 
 
-@formula(cites=GPT_FAST, at="model.py setup_caches: length to a multiple of 8; tp.py: key heads divided over the ranks")
+@formula(
+    cites=GPT_FAST,
+    at="model.py setup_caches: length to a multiple of 8; tp.py: key heads divided over the ranks",
+)
 def cache_bytes(mixer: Attention, plan: Plan, tokens: Count) -> Count:
     """Bytes of one layer's cache on a rank."""
     heads = maximum(1, ceil_div(mixer.kv_heads, plan.mesh.tp))
-    return plan.precision.compute.nbytes(2 * (plan.max_sequences or 1) * heads * mixer.head_dim * round_up(tokens, CACHE_MULTIPLE))
+    return plan.precision.compute.nbytes(
+        2 * (plan.max_sequences or 1) * heads * mixer.head_dim * round_up(tokens, CACHE_MULTIPLE)
+    )
 
 
-@formula(cites=GPT_FAST, at="model.py precompute_freqs_cis: a sine and a cosine for half a head at every position the model knows")
+@formula(
+    cites=GPT_FAST,
+    at="model.py precompute_freqs_cis: a sine and a cosine for half a head at every position the model knows",
+)
 def table_bytes(mixer: Attention, spec: ModelSpec, plan: Plan) -> Count:
     """Bytes of the rotations."""
     return plan.precision.compute.nbytes((spec.max_positions or plan.max_model_len or 0) * mixer.head_dim)
 
 
-@formula(cites=GPT_FAST, at="quantize.py WeightOnlyInt8Linear.forward: the matrix cast to the input's dtype where nothing fuses the cast")
+@formula(
+    cites=GPT_FAST,
+    at=(
+        "quantize.py WeightOnlyInt8Linear.forward: the matrix cast to the input's dtype where nothing "
+        "fuses the cast"
+    ),
+)
 def unpacked_bytes(held: tuple[Held, ...], plan: Plan, stored: DType | None) -> Count:
     """The largest int8 matrix in the compute dtype; int4 is multiplied packed."""
     if stored is None or stored.bits != 8:
@@ -120,7 +154,10 @@ def unpacked_bytes(held: tuple[Held, ...], plan: Plan, stored: DType | None) -> 
 
 @formula(
     cites=GPT_FAST,
-    at="model.py TransformerBlock.forward: two hidden states with queries, keys and values, or with both inner tensors; logits of every position",
+    at=(
+        "model.py TransformerBlock.forward: two hidden states with queries, keys and values, or with both "
+        "inner tensors; logits of every position"
+    ),
 )
 def layer_bytes(block: Block, spec: ModelSpec, plan: Plan, tokens: Count) -> Count:
     """The widest moment of a pass over ``tokens`` of every sequence on a rank."""
@@ -132,9 +169,20 @@ def layer_bytes(block: Block, spec: ModelSpec, plan: Plan, tokens: Count) -> Cou
     return plan.precision.compute.nbytes(rows * maximum(layer, spec.head.width + 2 * block.hidden))
 
 
-def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sheet, ...]) -> Mapping[str, Any]:
-    """Cache bytes a token, and how many tokens of cache there is room for: one batch of one length is served."""
-    mixer = next(m for s in spec.stacks for r in s.runs for b in r.pattern for m in b.mixers if isinstance(m, Attention))
+def facts(
+    spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sheet, ...]
+) -> Mapping[str, Any]:
+    """Cache bytes a token, and how many tokens of cache there is room for: one batch of one length is
+    served.
+    """
+    mixer = next(
+        m
+        for s in spec.stacks
+        for r in s.runs
+        for b in r.pattern
+        for m in b.mixers
+        if isinstance(m, Attention)
+    )
     layers, compute = sum(stack.layers for stack in spec.stacks), plan.precision.compute
     heads = max(1, -(-mixer.kv_heads // int(plan.mesh.tp)))
     a_token, on_rank = (int(layers * compute.nbytes(2 * n * mixer.head_dim)) for n in (mixer.kv_heads, heads))
@@ -144,7 +192,11 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sh
     }  # fmt: skip
     if cluster is not None and plan.phase != "load":
         held = int(sheets[0].of(Component.KV_CACHE, instant=Instant.DECODE).value)
-        free = int(cluster.device.framework_bytes) - max(int(sheet.at(Instant.DECODE, without=()).value) for sheet in sheets) + held
+        free = (
+            int(cluster.device.framework_bytes)
+            - max(int(sheet.at(Instant.DECODE, without=()).value) for sheet in sheets)
+            + held
+        )
         found["kv_tokens"] = max(0, free // on_rank)
         found["max_sequences"] = {str(plan.max_model_len): found["kv_tokens"] // int(plan.max_model_len or 1)}
     return found

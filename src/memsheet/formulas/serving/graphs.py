@@ -17,12 +17,25 @@ def graph_items(plan: Plan, largest: Count) -> list[Item]:
     if not plan.captures:
         return []
     size = graph_bytes(largest)
-    return [Item(Component.CUDA_GRAPHS, "captured", dict.fromkeys((Instant.PREFILL, Instant.DECODE), size), KEPT_FREE)]
+    return [
+        Item(
+            Component.CUDA_GRAPHS,
+            "captured",
+            dict.fromkeys((Instant.PREFILL, Instant.DECODE), size),
+            KEPT_FREE,
+        )
+    ]
 
 
 @formula(
-    cites=SGLANG, at="v0.5.23 arg_groups/memory_hook.py:66: 2 MiB a captured sequence are kept free; what graphs take is not written down"
+    cites=SGLANG,
+    at=(
+        "v0.5.23 arg_groups/memory_hook.py:66: 2 MiB a captured sequence are kept free; what graphs take "
+        "is not written down"
+    ),
 )
 def graph_bytes(largest: Count) -> Bytes:
-    """A range for graphs of up to ``largest`` sequences: from nothing to twice that and a GiB for the graphs of all sizes."""
+    """A range for graphs of up to ``largest`` sequences: from nothing to twice that and a GiB for the graphs
+    of all sizes.
+    """
     return Bytes(0, A_SEQUENCE * largest, 2 * A_SEQUENCE * largest + GIB)

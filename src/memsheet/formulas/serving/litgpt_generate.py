@@ -1,6 +1,8 @@
-"""Generation with litgpt's script: a cache of the whole length made beforehand, logits of every position, bases by bitsandbytes.
+"""Generation with litgpt's script: a cache of the whole length made beforehand, logits of every position,
+bases by bitsandbytes.
 
-With quantized weights the output matrix decides: it is the largest one, quantized like the others, and unpacked whole for a prompt.
+With quantized weights the output matrix decides: it is the largest one, quantized like the others, and
+unpacked whole for a prompt.
 """
 
 from __future__ import annotations
@@ -37,16 +39,27 @@ SERVING = (Instant.PREFILL, Instant.DECODE)
 def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, stage: int) -> list[Item]:
     """Everything on the GPU.
 
-    Raises InputError for layers that are not attention of grouped heads with a dense feed-forward, and formats that the script lacks.
+    Raises InputError for layers that are not attention of grouped heads with a dense feed-forward, and
+    formats that the script lacks.
     """
     model = stage_model(spec, plan, stage)
     _check_litgpt_family(model, plan)
     held = tuple(linear_ends(held_tensors(model, plan), plan))
     instants = (Instant.LOAD,) if plan.phase == "load" else (Instant.LOAD, *SERVING)
     weights = parameter_bytes(model, plan, held, engine.sharding)
-    found = [Item(c, path, dict.fromkeys(instants, Bytes.exact(size)), Cited(LITGPT, "model.py")) for (c, path), size in weights.items()]
+    found = [
+        Item(c, path, dict.fromkeys(instants, Bytes.exact(size)), Cited(LITGPT, "model.py"))
+        for (c, path), size in weights.items()
+    ]
     if plan.quantization is not None:
-        found.append(Item(Component.TEMPORARIES, "quantizing", {Instant.LOAD: Bytes.exact(quantizing_bytes(held, plan))}, FABRIC))
+        found.append(
+            Item(
+                Component.TEMPORARIES,
+                "quantizing",
+                {Instant.LOAD: Bytes.exact(quantizing_bytes(held, plan))},
+                FABRIC,
+            )
+        )
     if plan.phase != "load":
         found += _serving_items(model, plan, held)
     allocated = {i: sum(item.at[i].value for item in found if i in item.at) for i in instants}
@@ -56,11 +69,20 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
 
 def _check_litgpt_family(spec: ModelSpec, plan: Plan) -> None:
     for block in (block for stack in spec.stacks for run in stack.runs for block in run.pattern):
-        if any(not isinstance(m, Attention) for m in block.mixers) or not isinstance(block.feed_forward, Dense):
-            raise input_error("engine", "litgpt", f"does not generate with layers of {block.kind} here", "engine transformers")
+        if any(not isinstance(m, Attention) for m in block.mixers) or not isinstance(
+            block.feed_forward, Dense
+        ):
+            raise input_error(
+                "engine",
+                "litgpt",
+                f"does not generate with layers of {block.kind} here",
+                "engine transformers",
+            )
     how = plan.quantization
     if how is not None and how.weights.name not in FORMATS:
-        raise input_error("quantization.weights", how.weights.name, "is not what litgpt quantizes to", "nf4, fp4 or int8")
+        raise input_error(
+            "quantization.weights", how.weights.name, "is not what litgpt quantizes to", "nf4, fp4 or int8"
+        )
 
 
 def _bitsandbytes_tensors(held: Iterable[Held], plan: Plan) -> list[Held]:
@@ -69,36 +91,60 @@ def _bitsandbytes_tensors(held: Iterable[Held], plan: Plan) -> list[Held]:
 
 @formula(
     cites=QLORA,
-    at="Fabric's BitsandbytesPrecision: a matrix on the card in fp16 and quantized anew beside its placeholder; int8 also turned",
+    at=(
+        "Fabric's BitsandbytesPrecision: a matrix on the card in fp16 and quantized anew beside its "
+        "placeholder; int8 also turned"
+    ),
 )
 def quantizing_bytes(held: tuple[Held, ...], plan: Plan) -> Count:
     """What loading the largest matrix takes besides all weights."""
     sizes = [
-        FP16.nbytes(h.elements) + (2 if h.dtype is INT8 else 1) * h.dtype.nbytes(h.elements) for h in _bitsandbytes_tensors(held, plan)
+        FP16.nbytes(h.elements) + (2 if h.dtype is INT8 else 1) * h.dtype.nbytes(h.elements)
+        for h in _bitsandbytes_tensors(held, plan)
     ]
     return reduce(maximum, sizes, 0)
 
 
 @formula(
-    cites=QLORA, at="bitsandbytes 0.41 MatMul4Bit.forward: dequantize_4bit in the fp16 it was quantized from, then to the input's dtype"
+    cites=QLORA,
+    at=(
+        "bitsandbytes 0.41 MatMul4Bit.forward: dequantize_4bit in the fp16 it was quantized from, then to "
+        "the input's dtype"
+    ),
 )
 def unpacked_bytes(held: tuple[Held, ...], plan: Plan) -> Count:
     """The largest matrix unpacked for several rows; one row is multiplied packed, and int8 always."""
     packed = [h for h in _bitsandbytes_tensors(held, plan) if h.dtype is not INT8]
     copy = 0 if plan.precision.compute is FP16 else 1
-    return reduce(maximum, (FP16.nbytes(h.elements) + copy * plan.precision.compute.nbytes(h.elements) for h in packed), 0)
+    return reduce(
+        maximum,
+        (FP16.nbytes(h.elements) + copy * plan.precision.compute.nbytes(h.elements) for h in packed),
+        0,
+    )
 
 
 def _serving_items(spec: ModelSpec, plan: Plan, held: tuple[Held, ...]) -> list[Item]:
     full: Count = plan.max_model_len or 0
     prompt: Count = plan.prompt_tokens if plan.prompt_tokens is not None else full
-    blocks = [block for stack in spec.stacks for run in stack.runs for _ in range(run.count) for block in run.pattern]
-    cache = sum(cache_bytes(m, plan, full) for block in blocks for m in block.mixers if isinstance(m, Attention))
+    blocks = [
+        block
+        for stack in spec.stacks
+        for run in stack.runs
+        for _ in range(run.count)
+        for block in run.pattern
+    ]
+    cache = sum(
+        cache_bytes(m, plan, full) for block in blocks for m in block.mixers if isinstance(m, Attention)
+    )
     unpacked = unpacked_bytes(held, plan)
     ends = logits_bytes(spec, plan, prompt)
-    layer = reduce(maximum, (layer_bytes(block, plan, prompt) for block in {id(b): b for b in blocks}.values()), 0)
+    layer = reduce(
+        maximum, (layer_bytes(block, plan, prompt) for block in {id(b): b for b in blocks}.values()), 0
+    )
     working = {
-        Instant.PREFILL: Bytes(maximum(layer, ends), maximum(layer, ends) + unpacked, layer + ends + unpacked),
+        Instant.PREFILL: Bytes(
+            maximum(layer, ends), maximum(layer, ends) + unpacked, layer + ends + unpacked
+        ),
         Instant.DECODE: Bytes(0, logits_bytes(spec, plan, 1), logits_bytes(spec, plan, 1) + unpacked),
     }
     return [
@@ -108,28 +154,49 @@ def _serving_items(spec: ModelSpec, plan: Plan, held: tuple[Held, ...]) -> list[
     ]  # fmt: skip
 
 
-@formula(cites=LITGPT, at="model.py build_kv_cache: one head where all queries share one, else as many as there are query heads")
+@formula(
+    cites=LITGPT,
+    at="model.py build_kv_cache: one head where all queries share one, else as many as there are query heads",
+)
 def cache_bytes(mixer: Attention, plan: Plan, tokens: Count) -> Count:
     """Bytes of one layer's cache for every sequence."""
     heads = 1 if mixer.kv_heads == 1 else mixer.heads
     return plan.precision.compute.nbytes(2 * (plan.max_sequences or 1) * heads * mixer.head_dim * tokens)
 
 
-@formula(cites=LITGPT, at="model.py build_mask_cache: ones of every pair of positions, and their lower half beside them while it is made")
+@formula(
+    cites=LITGPT,
+    at=(
+        "model.py build_mask_cache: ones of every pair of positions, and their lower half beside them "
+        "while it is made"
+    ),
+)
 def mask_bytes(tokens: Count) -> Count:
     """Bytes of the mask that the model keeps."""
     return BOOL.nbytes(tokens * tokens)
 
 
-@formula(cites=LITGPT, at="model.py GPT.forward: logits of every position; Fabric's wrapper hands them on in fp32 (fabric/wrappers.py)")
+@formula(
+    cites=LITGPT,
+    at=(
+        "model.py GPT.forward: logits of every position; Fabric's wrapper hands them on in fp32 "
+        "(fabric/wrappers.py)"
+    ),
+)
 def logits_bytes(spec: ModelSpec, plan: Plan, tokens: Count) -> Count:
     """Logits in the compute dtype, and in fp32."""
     elements = (plan.max_sequences or 1) * tokens * spec.head.width
-    return plan.precision.compute.nbytes(elements) + (0 if plan.precision.compute is FP32 else FP32.nbytes(elements))
+    return plan.precision.compute.nbytes(elements) + (
+        0 if plan.precision.compute is FP32 else FP32.nbytes(elements)
+    )
 
 
 @formula(
-    cites=LITGPT, at="model.py Block.forward: two hidden states, joined projections with keys repeated, or the feed-forward's inner tensors"
+    cites=LITGPT,
+    at=(
+        "model.py Block.forward: two hidden states, joined projections with keys repeated, or the "
+        "feed-forward's inner tensors"
+    ),
 )
 def layer_bytes(block: Any, plan: Plan, tokens: Count) -> Count:
     """The widest moment of a layer over a prompt."""
@@ -139,18 +206,32 @@ def layer_bytes(block: Any, plan: Plan, tokens: Count) -> Count:
     return plan.precision.compute.nbytes(rows * (3 * block.hidden + maximum(mixing, inner)))
 
 
-def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sheet, ...]) -> Mapping[str, Any]:
+def facts(
+    spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sheet, ...]
+) -> Mapping[str, Any]:
     """Cache bytes a token, and how many tokens of cache there is room for: the script serves one batch."""
-    blocks = [block for stack in spec.stacks for run in stack.runs for _ in range(run.count) for block in run.pattern]
+    blocks = [
+        block
+        for stack in spec.stacks
+        for run in stack.runs
+        for _ in range(run.count)
+        for block in run.pattern
+    ]
     one = replace(plan, max_sequences=1)
-    a_token = int(sum(cache_bytes(m, one, 1) for block in blocks for m in block.mixers if isinstance(m, Attention)))
+    a_token = int(
+        sum(cache_bytes(m, one, 1) for block in blocks for m in block.mixers if isinstance(m, Attention))
+    )
     found: dict[str, Any] = {
         "kv_bytes_per_token": a_token, "kv_bytes_per_token_per_rank": a_token, "kv_bytes_per_sequence": a_token * int(plan.max_model_len or 0),
         "kv_tokens": 0, "pages": 0, "max_sequences": {},
     }  # fmt: skip
     if cluster is not None and plan.phase != "load":
         held = sum(int(sheet.of(Component.KV_CACHE, instant=Instant.DECODE).value) for sheet in sheets)
-        free = int(cluster.device.framework_bytes) - max(int(sheet.at(Instant.DECODE, without=()).value) for sheet in sheets) + held
+        free = (
+            int(cluster.device.framework_bytes)
+            - max(int(sheet.at(Instant.DECODE, without=()).value) for sheet in sheets)
+            + held
+        )
         found["kv_tokens"] = max(0, free // a_token)
         found["max_sequences"] = {str(plan.max_model_len): found["kv_tokens"] // int(plan.max_model_len or 1)}
     return found

@@ -18,13 +18,15 @@ from memsheet.references import VLLM, formula
 from memsheet.sheet import NOTHING, Bytes, Component, Evidence, FromCode, Instant, Item
 
 VOCABULARY = 64
-"""The vocabulary is padded to a multiple of it (v0.11.0 model_executor/layers/vocab_parallel_embedding.py:23, SGLang v0.5.23 the same)."""
+"""The vocabulary is padded to a multiple of it (v0.11.0 model_executor/layers/vocab_parallel_embedding.py:23,
+SGLang v0.5.23 the same).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ways:
-    """How a server loads. ``rope``: the dtype of the tables of rotary positions, None for the model's; ``absorbs``: latent attention copies its
-    projections whether they are quantized or not.
+    """How a server loads. ``rope``: the dtype of the tables of rotary positions, None for the model's;
+    ``absorbs``: latent attention copies its projections whether they are quantized or not.
     """
 
     rope: DType | None
@@ -46,37 +48,68 @@ SGLANG_WAYS = Ways(
 )  # fmt: skip
 PADDED = FromCode("vllm-project/vllm", "v0.11.0", "vllm/model_executor/layers/quantization/mxfp4.py", 599)
 SCALED = FromCode(
-    "vllm-project/vllm", "v0.11.0", "vllm/model_executor/layers/quantization/compressed_tensors/schemes/compressed_tensors_w8a8_fp8.py", 105
+    "vllm-project/vllm",
+    "v0.11.0",
+    "vllm/model_executor/layers/quantization/compressed_tensors/schemes/compressed_tensors_w8a8_fp8.py",
+    105,
 )
 
 
 def loaded_tensors(part: ModelSpec, plan: Plan) -> tuple[Held, ...]:
-    """Every parameter of a stage as a rank holds it: latent projections whole, heads and experts cut, the vocabulary padded."""
+    """Every parameter of a stage as a rank holds it: latent projections whole, heads and experts cut, the
+    vocabulary padded.
+    """
     return tuple(held_tensors(part, replace(plan, vocab_multiple=VOCABULARY)))
 
 
-def loaded_items(part: ModelSpec, plan: Plan, held: tuple[Held, ...], instants: Sequence[Instant], ways: Ways) -> list[Item]:
-    """Parameters, tables of rotary positions, copies that latent attention makes of projections, scales, and the gaps between segments."""
+def loaded_items(
+    part: ModelSpec, plan: Plan, held: tuple[Held, ...], instants: Sequence[Instant], ways: Ways
+) -> list[Item]:
+    """Parameters, tables of rotary positions, copies that latent attention makes of projections, scales, and
+    the gaps between segments.
+    """
     sizes = parameter_bytes(part, plan, held, Sharding.REPLICATED)
     ranges = {**padded_experts(held), **(refined_experts(part, plan) if plan.engine == "vllm" else {})}
     items = [
-        Item(component, path, dict.fromkeys(instants, ranges.get(path, Bytes.exact(size))), PADDED if path in ranges else ways.table)
+        Item(
+            component,
+            path,
+            dict.fromkeys(instants, ranges.get(path, Bytes.exact(size))),
+            PADDED if path in ranges else ways.table,
+        )
         for (component, path), size in sizes.items()
     ]
     besides = (
         ("rotary_emb", rope_bytes(part, ways.rope or plan.precision.compute), ways.rotary),
         ("absorbed", mla_absorbed_projection_bytes(part, plan, always=ways.absorbs), ways.absorbed),
     )
-    items += [Item(Component.BUFFERS, path, dict.fromkeys(instants, Bytes.exact(size)), source) for path, size, source in besides if size]
+    items += [
+        Item(Component.BUFFERS, path, dict.fromkeys(instants, Bytes.exact(size)), source)
+        for path, size, source in besides
+        if size
+    ]
     if scales := row_scales_bytes(held):
-        items.append(Item(Component.BUFFERS, "weight_scale", dict.fromkeys(instants, Bytes(0, scales, scales)), SCALED))
+        items.append(
+            Item(Component.BUFFERS, "weight_scale", dict.fromkeys(instants, Bytes(0, scales, scales)), SCALED)
+        )
     gaps = loading_slack((h.dtype.nbytes(h.elements), h.times) for h in held)
-    return [*items, Item(Component.ALLOCATOR_SLACK, "weights", dict.fromkeys(instants, Bytes(0, gaps, gaps + MIDDLE_SEGMENT)), ALLOCATOR)]
+    return [
+        *items,
+        Item(
+            Component.ALLOCATOR_SLACK,
+            "weights",
+            dict.fromkeys(instants, Bytes(0, gaps, gaps + MIDDLE_SEGMENT)),
+            ALLOCATOR,
+        ),
+    ]
 
 
 @formula(
     cites=VLLM,
-    at="v0.11.0 compressed_tensors_w8a8_fp8.py: one fp32 scale an output channel, or one a matrix where it was quantized while loading",
+    at=(
+        "v0.11.0 compressed_tensors_w8a8_fp8.py: one fp32 scale an output channel, or one a matrix where "
+        "it was quantized while loading"
+    ),
 )
 def row_scales_bytes(held: Iterable[Held]) -> Count:
     """Bytes of the scales of eight-bit matrices that are scaled by rows."""
@@ -88,24 +121,45 @@ def row_scales_bytes(held: Iterable[Held]) -> Count:
 
 
 def _mixer_layer_counts(part: ModelSpec) -> Iterable[tuple[Mixer, int]]:
-    return ((mixer, run.count) for stack in part.stacks for run in stack.runs for block in run.pattern for mixer in block.mixers)
+    return (
+        (mixer, run.count)
+        for stack in part.stacks
+        for run in stack.runs
+        for block in run.pattern
+        for mixer in block.mixers
+    )
 
 
-@formula(cites=VLLM, at="v0.11.0 rotary_embedding/__init__.py get_rope: one table of cosines and sines for each kind of rotation")
+@formula(
+    cites=VLLM,
+    at=(
+        "v0.11.0 rotary_embedding/__init__.py get_rope: one table of cosines and sines for each kind of "
+        "rotation"
+    ),
+)
 def rope_bytes(part: ModelSpec, dtype: DType) -> int:
-    """Bytes of the tables of rotary positions, up to the longest the model was made for. Layers with and without a window that rotate
-    alike share one, which is how they are counted.
+    """Bytes of the tables of rotary positions, up to the longest the model was made for. Layers with and
+    without a window that rotate alike share one, which is how they are counted.
     """
     rotated = {
         mixer.qk_rope_head_dim if isinstance(mixer, LatentAttention) else mixer.rotary_dim
-        for mixer, _ in _mixer_layer_counts(part) if isinstance(mixer, Attention | LatentAttention)
-    }  # fmt: skip
+        for mixer, _ in _mixer_layer_counts(part)
+        if isinstance(mixer, Attention | LatentAttention)
+    }
     return sum(dtype.nbytes((part.max_positions or 0) * size) for size in rotated)
 
 
-@formula(cites=VLLM, at="v0.11.0 mla/common.py process_weights_after_loading: views of kv_b_proj, or a 16-bit copy where it is quantized")
+@formula(
+    cites=VLLM,
+    at=(
+        "v0.11.0 mla/common.py process_weights_after_loading: views of kv_b_proj, or a 16-bit copy where "
+        "it is quantized"
+    ),
+)
 def mla_absorbed_projection_bytes(part: ModelSpec, plan: Plan, *, always: bool = False) -> Count:
-    """Bytes of the key and value projections that latent attention multiplies with the query and the output."""
+    """Bytes of the key and value projections that latent attention multiplies with the query and the
+    output.
+    """
     if plan.quantization is None and not always:
         return 0
     total: Count = 0
@@ -117,14 +171,18 @@ def mla_absorbed_projection_bytes(part: ModelSpec, plan: Plan, *, always: bool =
 
 
 PADDED_TO, SCALE_ROWS, SCALE_COLUMNS, SHARE = 256, 256, 2, 32
-"""Sizes that FlashInfer's kernels of MXFP4 pad to, the most of all (v0.11.0 mxfp4.py:184; Marlin pads the inner size to 128, :168); those of
-triton's scales (v0.14.0 third_party/triton_kernels/tensor_details/layout_details/hopper_scale.py:25); elements that share a scale.
+"""Sizes that FlashInfer's kernels of MXFP4 pad to, the most of all (v0.11.0 mxfp4.py:184; Marlin pads the
+inner size to 128, :168); those of triton's scales (v0.14.0
+third_party/triton_kernels/tensor_details/layout_details/hopper_scale.py:25); elements that share a scale.
 """
 
 
 @formula(
     cites=VLLM,
-    at="v0.11.0 mxfp4.py:599: triton's kernels get their scales in a layout of their own, and those of the checkpoint stay (:612 deletes the weights)",
+    at=(
+        "v0.11.0 mxfp4.py:599: triton's kernels get their scales in a layout of their own, and those of "
+        "the checkpoint stay (:612 deletes the weights)"
+    ),
 )
 def swizzled_scales_bytes(shape: tuple[Count, ...]) -> Count:
     """Bytes of a second copy of the scales of (experts, in, out), one a share of the input."""
@@ -133,8 +191,8 @@ def swizzled_scales_bytes(shape: tuple[Count, ...]) -> Count:
 
 
 def padded_experts(held: tuple[Held, ...]) -> dict[str, Bytes]:
-    """Ranges of expert matrices in MXFP4, by module path: as stored, as triton's kernels keep them (the value), and as the kernels that pad
-    most. Which one runs depends on the card and on what is installed.
+    """Ranges of expert matrices in MXFP4, by module path: as stored, as triton's kernels keep them (the
+    value), and as the kernels that pad most. Which one runs depends on the card and on what is installed.
     """
     found: dict[str, Bytes] = {}
     for one in held:
@@ -146,12 +204,16 @@ def padded_experts(held: tuple[Held, ...]) -> dict[str, Bytes]:
     for one in held:
         if one.role is Role.EXPERT_BIAS and module_of(one.path) in found:
             bias = one.times * BF16.nbytes(one.elements)
-            found[module_of(one.path)] += Bytes(bias, 2 * bias, 2 * bias)  # triton's kernels read biases in fp32 (mxfp4.py:581)
+            found[module_of(one.path)] += Bytes(
+                bias, 2 * bias, 2 * bias
+            )  # triton's kernels read biases in fp32 (mxfp4.py:581)
     return found
 
 
 def _padded_expert_elements(held: Held) -> Count:
-    """Elements of (experts, in, out) with the inner and the hidden size padded; both gates lie in one output."""
+    """Elements of (experts, in, out) with the inner and the hidden size padded; both gates lie in one
+    output.
+    """
     experts, inputs, outputs = held.shape
     gates = 1 if "down" in held.path else 2
     return experts * round_up(inputs, PADDED_TO) * round_up(outputs, gates * PADDED_TO)

@@ -1,7 +1,9 @@
-"""The cache of a server that hands out blocks of tokens: which layers share a block, what one takes, how many a sequence needs.
+"""The cache of a server that hands out blocks of tokens: which layers share a block, what one takes, how many
+a sequence needs.
 
-Layers that keep the same (all tokens, a window, a recurrent state) form a kind. One pool of equal blocks serves all kinds: layers of a kind
-are cut into groups of as many layers each, a block holds one layer-page of every layer of one group, and each group has blocks of its own.
+Layers that keep the same (all tokens, a window, a recurrent state) form a kind. One pool of equal blocks
+serves all kinds: layers of a kind are cut into groups of as many layers each, a block holds one layer-page of
+every layer of one group, and each group has blocks of its own.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ from memsheet.plan.plan import Plan
 from memsheet.references import PAGED, VLLM, formula
 
 STATE_ALIGNMENT, NEAR = 16, 1.5
-"""Tokens that attention's block is a multiple of beside recurrent states (v0.11.0 model_executor/models/config.py:367), and how many more
-layers one kind may have for groups to take its size (v0.21.0 v1/core/kv_cache_utils.py:1139).
+"""Tokens that attention's block is a multiple of beside recurrent states (v0.11.0
+model_executor/models/config.py:367), and how many more layers one kind may have for groups to take its size
+(v0.21.0 v1/core/kv_cache_utils.py:1139).
 """
 
 
@@ -37,7 +40,9 @@ class Kept(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """Layers that keep the same. ``reach``: tokens of the window; ``page_bytes``: of one block in one layer."""
+    """Layers that keep the same. ``reach``: tokens of the window; ``page_bytes``: of one block in one
+    layer.
+    """
 
     kept: Kept
     reach: int = 0
@@ -48,7 +53,9 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The pool: one entry of ``groups`` for each group of layers, and the bytes of a block, which any group may take."""
+    """The pool: one entry of ``groups`` for each group of layers, and the bytes of a block, which any group
+    may take.
+    """
 
     groups: tuple[Kind, ...]
     block_bytes: Count
@@ -60,14 +67,24 @@ def page_bytes(mixer: Mixer, dtype: DType, tokens: int, tp: Count) -> Count:
     return dtype.nbytes(kv_elements_per_token(mixer, tp) * tokens)
 
 
-@formula(cites=VLLM, at="v1/kv_cache_interface.py MambaSpec: convolution and recurrent state in the dtype of the model, cut over tp")
+@formula(
+    cites=VLLM,
+    at=(
+        "v1/kv_cache_interface.py MambaSpec: convolution and recurrent state in the dtype of the model, "
+        "cut over tp"
+    ),
+)
 def state_page_bytes(mixer: Mixer, dtype: DType, tp: int) -> Count:
     """Bytes of one layer's states of a sequence on one rank."""
-    return dtype.nbytes(convolution_elements(mixer, tp)) + dtype.nbytes(ceil_div(recurrent_elements(mixer), tp))
+    return dtype.nbytes(convolution_elements(mixer, tp)) + dtype.nbytes(
+        ceil_div(recurrent_elements(mixer), tp)
+    )
 
 
 def kinds_of(part: ModelSpec, plan: Plan, release: Release) -> tuple[Kind, ...]:
-    """The kinds of a stage's layers, before their pages are made equal. Raises InputError for what the engine keeps elsewhere."""
+    """The kinds of a stage's layers, before their pages are made equal. Raises InputError for what the engine
+    keeps elsewhere.
+    """
     found: dict[Kind, int] = {}
     for kind in _cache_group_kinds(part, plan, release):
         alike = replace(kind, layers=1)
@@ -79,19 +96,37 @@ def _cache_group_kinds(part: ModelSpec, plan: Plan, release: Release) -> Iterato
     assert plan.kv_dtype is not None
     assert plan.page_tokens is not None
     if any(stack.role == "encoder" for stack in part.stacks):
-        raise input_error("model", part.name, f"has an encoder, whose cache is not modelled for {plan.engine} yet", "--engine transformers")
+        raise input_error(
+            "model",
+            part.name,
+            f"has an encoder, whose cache is not modelled for {plan.engine} yet",
+            "--engine transformers",
+        )
     for _, mixer, layers in caching_layers(part):
         match mixer:
             case CrossAttention():
-                raise input_error("model", part.name, f"reads another sequence, whose cache is not modelled for {plan.engine} yet", "--engine transformers")  # fmt: skip
+                raise input_error(
+                    "model",
+                    part.name,
+                    f"reads another sequence, whose cache is not modelled for {plan.engine} yet",
+                    "--engine transformers",
+                )
             case Attention() | LatentAttention():
                 window = mixer.window if isinstance(mixer, Attention) and release.window_pages else None
                 yield Kind(
-                    kept=Kept.WINDOW if window else Kept.ALL, reach=window or 0, block_tokens=plan.page_tokens, layers=layers,
+                    kept=Kept.WINDOW if window else Kept.ALL,
+                    reach=window or 0,
+                    block_tokens=plan.page_tokens,
+                    layers=layers,
                     page_bytes=page_bytes(mixer, plan.kv_dtype, plan.page_tokens, plan.mesh.tp),
-                )  # fmt: skip
+                )
             case Recurrent():
-                raise input_error("model", part.name, f"is of a family that {plan.engine} does not serve", "--engine transformers")
+                raise input_error(
+                    "model",
+                    part.name,
+                    f"is of a family that {plan.engine} does not serve",
+                    "--engine transformers",
+                )
             case _:
                 size = state_page_bytes(mixer, plan.precision.compute, plan.mesh.tp)
                 yield Kind(kept=Kept.STATE, block_tokens=0, page_bytes=size, layers=layers)
@@ -100,24 +135,34 @@ def _cache_group_kinds(part: ModelSpec, plan: Plan, release: Release) -> Iterato
 def layout_of(kinds: tuple[Kind, ...], release: Release) -> Layout:
     """The pool of a model's kinds of layers.
 
-    One kind, or several that all keep every token: one group, whose block is the sum of its layers' pages. Else pages are made equal first.
+    One kind, or several that all keep every token: one group, whose block is the sum of its layers' pages.
+    Else pages are made equal first.
     """
     if not kinds:
         return Layout(groups=(), block_bytes=0)
     if len({(kind.kept, kind.reach) for kind in kinds}) == 1:
-        return Layout(groups=(_merge_page_kinds(kinds),), block_bytes=sum(kind.layers * kind.page_bytes for kind in kinds))
+        return Layout(
+            groups=(_merge_page_kinds(kinds),),
+            block_bytes=sum(kind.layers * kind.page_bytes for kind in kinds),
+        )
     equal = _equal_pages(_beside_states(kinds))
     size = _group_size([kind.layers for kind in equal], release)
     groups = [kind for kind in equal for _ in range(-(-kind.layers // size))]
-    return Layout(groups=tuple(replace(kind, layers=size) for kind in groups), block_bytes=size * equal[0].page_bytes)
+    return Layout(
+        groups=tuple(replace(kind, layers=size) for kind in groups), block_bytes=size * equal[0].page_bytes
+    )
 
 
 def _merge_page_kinds(kinds: tuple[Kind, ...]) -> Kind:
-    return replace(kinds[0], layers=sum(kind.layers for kind in kinds), page_bytes=max(kind.page_bytes for kind in kinds))
+    return replace(
+        kinds[0], layers=sum(kind.layers for kind in kinds), page_bytes=max(kind.page_bytes for kind in kinds)
+    )
 
 
 def _beside_states(kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
-    """Blocks of attention grow until a page holds the largest state; states are padded to it (``_equal_pages``)."""
+    """Blocks of attention grow until a page holds the largest state; states are padded to it
+    (``_equal_pages``).
+    """
     states = [kind.page_bytes for kind in kinds if kind.kept is Kept.STATE]
     if not states:
         return kinds
@@ -125,14 +170,26 @@ def _beside_states(kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
     return tuple(kind if kind.kept is Kept.STATE else _enlarge_page_to_state(kind, largest) for kind in kinds)
 
 
-@formula(cites=VLLM, at="v0.11.0 model_executor/models/config.py:367: the fewest multiples of 16 tokens whose page holds a state")
+@formula(
+    cites=VLLM,
+    at=(
+        "v0.11.0 model_executor/models/config.py:367: the fewest multiples of 16 tokens whose page "
+        "holds a state"
+    ),
+)
 def _enlarge_page_to_state(kind: Kind, state_bytes: Count) -> Kind:
     per_token = kind.page_bytes // kind.block_tokens
     tokens = max(kind.block_tokens, STATE_ALIGNMENT * -(-state_bytes // (STATE_ALIGNMENT * per_token)))
     return replace(kind, block_tokens=tokens, page_bytes=tokens * per_token)
 
 
-@formula(cites=VLLM, at="v0.33.0 v1/core/kv_cache_planning.py:360: more tokens a block where the largest page is a multiple, else padding")
+@formula(
+    cites=VLLM,
+    at=(
+        "v0.33.0 v1/core/kv_cache_planning.py:360: more tokens a block where the largest page is a "
+        "multiple, else padding"
+    ),
+)
 def _equal_pages(kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
     """All pages as large as the largest one."""
     largest = max(kind.page_bytes for kind in kinds)
@@ -145,14 +202,24 @@ def _equal_pages(kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
 
 
 def _group_size(layers: list[int], release: Release) -> int:
-    """Layers of a group: as many as the rarest kind has, or the most frequent one where they are nearly as many."""
+    """Layers of a group: as many as the rarest kind has, or the most frequent one where they are nearly as
+    many.
+    """
     fewest, most = min(layers), max(layers)
     return most if release.near_group and most < fewest * NEAR else fewest
 
 
-@formula(cites=VLLM, at="v1/kv_cache_interface.py max_memory_usage_bytes: a window may begin inside a block, and holds what is in flight")
+@formula(
+    cites=VLLM,
+    at=(
+        "v1/kv_cache_interface.py max_memory_usage_bytes: a window may begin inside a block, and holds "
+        "what is in flight"
+    ),
+)
 def blocks_of(group: Kind, tokens: Count, release: Release, in_flight: Count = 1) -> Count:
-    """Blocks that a sequence of ``tokens`` takes of a group while ``in_flight`` of them are being computed."""
+    """Blocks that a sequence of ``tokens`` takes of a group while ``in_flight`` of them are being
+    computed.
+    """
     match group.kept:
         case Kept.ALL:
             return ceil_div(tokens, group.block_tokens)
@@ -163,7 +230,11 @@ def blocks_of(group: Kind, tokens: Count, release: Release, in_flight: Count = 1
 
 
 @formula(
-    cites=VLLM, at="v1/core/kv_cache_utils.py:783 get_max_concurrency_for_kv_cache_config: the blocks of a sequence are those of all groups"
+    cites=VLLM,
+    at=(
+        "v1/core/kv_cache_utils.py:783 get_max_concurrency_for_kv_cache_config: the blocks of a sequence "
+        "are those of all groups"
+    ),
 )
 def sequence_blocks(layout: Layout, tokens: Count, release: Release, in_flight: Count = 1) -> Count:
     """Blocks of the pool that one sequence takes, over all groups."""

@@ -1,4 +1,6 @@
-"""LoRA adapters beside a model that transformers generates with: peft's layers, unmerged. A merged adapter is the model itself and costs nothing."""
+"""LoRA adapters beside a model that transformers generates with: peft's layers, unmerged. A merged adapter is
+the model itself and costs nothing.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,15 @@ def peft_items(part: ModelSpec, plan: Plan, instants: tuple[Instant, ...]) -> li
     if served is None:
         return []
     rows = pairs_of(part, served)
-    return [Item(Component.PARAMETERS, f"{path}.lora", dict.fromkeys(instants, Bytes.exact(size)), LAYERS) for path, size in rows]
+    return [
+        Item(Component.PARAMETERS, f"{path}.lora", dict.fromkeys(instants, Bytes.exact(size)), LAYERS)
+        for path, size in rows
+    ]
 
 
 def branch_item(part: ModelSpec, plan: Plan, tokens: Mapping[Instant, tuple[Count, Count]]) -> list[Item]:
-    """What a layer's forward holds besides while so many tokens pass (as expected and at most), of layers that are not listed operation by
-    operation.
+    """What a layer's forward holds besides while so many tokens pass (as expected and at most), of layers
+    that are not listed operation by operation.
     """
     served = plan.served_adapters
     if served is None:
@@ -40,7 +45,10 @@ def branch_item(part: ModelSpec, plan: Plan, tokens: Mapping[Instant, tuple[Coun
 
 @formula(
     cites=LORA,
-    at="section 4.1: A of rank x in and B of out x rank; peft keeps those of every adapter that is loaded, in fp32 unless told otherwise",
+    at=(
+        "section 4.1: A of rank x in and B of out x rank; peft keeps those of every adapter that is "
+        "loaded, in fp32 unless told otherwise"
+    ),
 )
 def pairs_of(part: ModelSpec, served: ServedAdapters) -> Iterator[tuple[str, Count]]:
     """(module, bytes of the pairs of all adapters) of every target."""
@@ -53,16 +61,24 @@ def _peft_target_weights(part: ModelSpec, served: ServedAdapters) -> Iterator[tu
     towers = {path for path, _, _ in tower_tensors(part)}
     for path, weight, times in parameter_tensors(part):
         linear = weight.role is Role.LINEAR and path.endswith(".weight") and len(weight.shape) == 2
-        if linear and path not in towers and (served.targets is None or path.split(".")[-2] in served.targets):
+        if (
+            linear
+            and path not in towers
+            and (served.targets is None or path.split(".")[-2] in served.targets)
+        ):
             yield path, weight, times
 
 
 @formula(
-    cites=LORA, at="peft v0.21.2 tuners/lora/layer.py Linear.forward: x cast, B(A(x)), its scaled copy and the sum in the adapter's dtype"
+    cites=LORA,
+    at=(
+        "peft v0.21.2 tuners/lora/layer.py Linear.forward: x cast, B(A(x)), its scaled copy and the sum in "
+        "the adapter's dtype"
+    ),
 )
 def branch_width(part: ModelSpec, served: ServedAdapters, computed: DType) -> Count:
-    """Bytes a token of the widest target that stand beside the layer's own input and result: the cast input unless it is of that dtype, then
-    the branch scaled and the sum.
+    """Bytes a token of the widest target that stand beside the layer's own input and result: the cast input
+    unless it is of that dtype, then the branch scaled and the sum.
     """
     widest: Count = 0
     for _, weight, _ in _peft_target_weights(part, served):

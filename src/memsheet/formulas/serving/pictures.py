@@ -1,4 +1,6 @@
-"""What vLLM's profiling run keeps of the pictures it showed to a tower, under the run of the language model that follows."""
+"""What vLLM's profiling run keeps of the pictures it showed to a tower, under the run of the language model
+that follows.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,23 @@ COPIED = (Shown.BATCH, Shown.PICTURE)
 
 
 @formula(
-    cites=VLLM, at="v0.11.0 gpu_model_runner.py:3354, 3387: names that live to the end of profile_run, and the cache of the tower's outputs"
+    cites=VLLM,
+    at=(
+        "v0.11.0 gpu_model_runner.py:3354, 3387: names that live to the end of profile_run, and the cache "
+        "of the tower's outputs"
+    ),
 )
 def kept_pictures(part: ModelSpec, plan: Plan, release: Release) -> Bytes:
-    """Bytes on a rank of a stage that has towers: pictures, what became of them, and copies of that, until the run ends."""
+    """Bytes on a rank of a stage that has towers: pictures, what became of them, and copies of that, until
+    the run ends.
+    """
     if release.shown is Shown.NONE:
         return NOTHING
-    return sum_byte_ranges([_of_tower(tower, part, plan, release) for tower in part.towers]) if part.towers else NOTHING
+    return (
+        sum_byte_ranges([_of_tower(tower, part, plan, release) for tower in part.towers])
+        if part.towers
+        else NOTHING
+    )
 
 
 def _of_tower(tower: Tower, part: ModelSpec, plan: Plan, release: Release) -> Bytes:
@@ -30,15 +42,25 @@ def _of_tower(tower: Tower, part: ModelSpec, plan: Plan, release: Release) -> By
         return unsized_bytes(tower, part.hidden, plan)
     fewest = shown_pictures(plan, tower.largest.places, more=release.shown is Shown.MORE)
     most = shown_pictures(plan, tower.largest.embeddings, more=release.shown is Shown.MORE)
-    low, high = (_encoder_output_bytes(tower.largest, number, part, plan, release) for number in (fewest, most))
-    return Bytes(low, low if release.shown in COPIED else high, high)  # releases that copy count places, others what is embedded
+    low, high = (
+        _encoder_output_bytes(tower.largest, number, part, plan, release) for number in (fewest, most)
+    )
+    return Bytes(
+        low, low if release.shown in COPIED else high, high
+    )  # releases that copy count places, others what is embedded
 
 
 @formula(
-    cites=VLLM, at="v0.11.0 v1/worker/utils.py:78 get_max_items and v1/core/encoder_cache_manager.py: a batch's worth of pictures, or one"
+    cites=VLLM,
+    at=(
+        "v0.11.0 v1/worker/utils.py:78 get_max_items and v1/core/encoder_cache_manager.py: a batch's worth "
+        "of pictures, or one"
+    ),
 )
 def shown_pictures(plan: Plan, tokens: Count, *, more: bool = False) -> Count:
-    """Pictures of so many ``tokens`` that are shown at once. ``more``: one that a batch has no room for is counted with it."""
+    """Pictures of so many ``tokens`` that are shown at once. ``more``: one that a batch has no room for is
+    counted with it.
+    """
     assert plan.max_batched_tokens is not None
     assert plan.max_sequences is not None
     budget = maximum(plan.max_batched_tokens, tokens)
@@ -47,27 +69,51 @@ def shown_pictures(plan: Plan, tokens: Count, *, more: bool = False) -> Count:
     return maximum(1, minimum(fitting, plan.max_sequences * each))
 
 
-def _encoder_output_bytes(picture: Picture, number: Count, part: ModelSpec, plan: Plan, release: Release) -> Count:
-    """A runner that counts every request's tokens lets go of the pictures themselves (v0.33.0 v1/worker/gpu/mm/encoder_runner.py:139)."""
+def _encoder_output_bytes(
+    picture: Picture, number: Count, part: ModelSpec, plan: Plan, release: Release
+) -> Count:
+    """A runner that counts every request's tokens lets go of the pictures themselves (v0.33.0
+    v1/worker/gpu/mm/encoder_runner.py:139).
+    """
     seen = 0 if release.sampler_of(part.model_type).counts else picture.pixels
     elements = number * (picture.embeddings * part.hidden + seen)
-    return plan.precision.compute.nbytes(elements + number * part.hidden * copied_rows(picture, plan, release.shown))
+    return plan.precision.compute.nbytes(
+        elements + number * part.hidden * copied_rows(picture, plan, release.shown)
+    )
 
 
-@formula(cites=VLLM, at="v0.11.0 gpu_model_runner.py:3374 a copy of each as long as the encoder's budget; v0.12.0:4340 as its places")
+@formula(
+    cites=VLLM,
+    at=(
+        "v0.11.0 gpu_model_runner.py:3374 a copy of each as long as the encoder's budget; v0.12.0:4340 as "
+        "its places"
+    ),
+)
 def copied_rows(picture: Picture, plan: Plan, shown: Shown) -> Count:
-    """Rows of the copy of a picture, beside which what was copied stays: a name in the function still looks at it."""
+    """Rows of the copy of a picture, beside which what was copied stays: a name in the function still looks
+    at it.
+    """
     if shown not in COPIED:
         return 0
     rows = maximum(plan.max_batched_tokens or 0, picture.places) if shown is Shown.BATCH else picture.places
     return where(at_least(rows, picture.embeddings + 1), rows, 0)
 
 
-@formula(cites=VLLM, at="v0.11.0 v1/worker/utils.py:88: pictures of any size that fill a batch; high: one as long as a sequence")
+@formula(
+    cites=VLLM,
+    at=(
+        "v0.11.0 v1/worker/utils.py:88: pictures of any size that fill a batch; high: one as long as a "
+        "sequence"
+    ),
+)
 def unsized_bytes(tower: Tower, hidden: int, plan: Plan) -> Bytes:
-    """Bytes of pictures whose largest no config says: their patches, and what a language model is given of them."""
+    """Bytes of pictures whose largest no config says: their patches, and what a language model is given of
+    them.
+    """
     assert plan.max_batched_tokens is not None
-    patch = max((prod(w.shape[1:]) for w in tower.embeddings if "patch" in w.path and len(w.shape) > 1), default=0)
+    patch = max(
+        (prod(w.shape[1:]) for w in tower.embeddings if "patch" in w.path and len(w.shape) > 1), default=0
+    )
     value, high = (
         plan.precision.compute.nbytes(rows * (hidden + MERGED_PATCHES * patch))
         for rows in (plan.max_batched_tokens, maximum(plan.max_batched_tokens, plan.max_model_len or 0))

@@ -1,4 +1,6 @@
-"""Which module accounts a server's memory: transformers' generation, vLLM, SGLang and others, each as its engine says (``Engine.server``)."""
+"""Which module accounts a server's memory: transformers' generation, vLLM, SGLang and others, each as its
+engine says (``Engine.server``).
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,23 @@ from memsheet.sheet import Item, Sheet
 
 
 class Server(Protocol):
-    """What such a module has. ``items``: everything on a rank of a stage, context and slack included. ``facts``: what a serving engineer
-    asks besides, among it ``short_bytes`` where the engine would refuse to start.
+    """What such a module has. ``items``: everything on a rank of a stage, context and slack included.
+    ``facts``: what a serving engineer asks besides, among it ``short_bytes`` where the engine would refuse to
+    start.
     """
 
-    def items(self, spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, stage: int) -> list[Item]: ...
+    def items(
+        self, spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, stage: int
+    ) -> list[Item]: ...
 
-    def facts(self, spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sheet, ...]) -> Mapping[str, Any]: ...
+    def facts(
+        self, spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sheet, ...]
+    ) -> Mapping[str, Any]: ...
 
 
 MODULES = {"transformers": "serving", **{name: f"{name}.server" for name in ("vllm", "sglang", "llama_cpp")}}
-"""Modules that are called otherwise than what they account, or lie in a folder with others of their engine."""
+"""Modules that are called otherwise than what they account, or lie in a folder with others of their engine.
+"""
 
 
 def server_of(engine: Engine) -> Server:

@@ -1,4 +1,6 @@
-"""The pipeline stages of a server, each part of a model accounted once: those in the middle are alike, and a sheet of any stage asks for all."""
+"""The pipeline stages of a server, each part of a model accounted once: those in the middle are alike, and a
+sheet of any stage asks for all.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ Made = TypeVar("Made")
 
 
 def same_again(make: Callable[Asked, Made]) -> Callable[Asked, Made]:
-    """A function that gives its last answer again where it is asked about the very same objects: a sheet for every stage and the facts of a server
-    are asked for one after another. By identity, as plans may hold arrays and have more fields than are quickly compared.
+    """A function that gives its last answer again where it is asked about the very same objects: a sheet for
+    every stage and the facts of a server are asked for one after another. By identity, as plans may hold
+    arrays and have more fields than are quickly compared.
     """
     last: list[tuple[tuple[Any, ...], Made]] = []
 

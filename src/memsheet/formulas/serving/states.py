@@ -1,4 +1,6 @@
-"""What a server's pool keeps of a sequence in layers without a cache: the last inputs of a convolution, and a recurrent state."""
+"""What a server's pool keeps of a sequence in layers without a cache: the last inputs of a convolution, and a
+recurrent state.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,17 @@ from memsheet.plan.model import LinearAttention, Mixer, StateSpace
 from memsheet.references import VLLM, formula
 
 
-@formula(cites=VLLM, at="v0.11.0 model_executor/layers/mamba/mamba_utils.py:97-186: one input less than the kernel reads, cut over tp")
+@formula(
+    cites=VLLM,
+    at=(
+        "v0.11.0 model_executor/layers/mamba/mamba_utils.py:97-186: one input less than the kernel reads, "
+        "cut over tp"
+    ),
+)
 def convolution_elements(mixer: Mixer, tp: int) -> Count:
-    """Elements of a sequence's convolution inputs in one layer on one rank; ranks that outnumber groups repeat them (SGLang counts so too)."""
+    """Elements of a sequence's convolution inputs in one layer on one rank; ranks that outnumber groups
+    repeat them (SGLang counts so too).
+    """
     match mixer:
         case StateSpace():
             channels = mixer.inner

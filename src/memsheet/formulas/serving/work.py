@@ -9,10 +9,19 @@ from memsheet.arith import Count, at_least, ceil_div, maximum, where
 from memsheet.engines.verified import TP_LATENT
 from memsheet.formulas.activations import run_config_of
 from memsheet.formulas.model_code.transformers.blocks import served_as_trained
-from memsheet.formulas.model_code.transformers.code import block_axes, block_numerics, mask_and_rotary_bytes, shared_tables
+from memsheet.formulas.model_code.transformers.code import (
+    block_axes,
+    block_numerics,
+    mask_and_rotary_bytes,
+    shared_tables,
+)
 from memsheet.formulas.numerics import writes_scores
 from memsheet.formulas.recordings import record_block
-from memsheet.formulas.serving.kv_cache import copied_elements_per_token, kept_tokens, latent_elements_per_token
+from memsheet.formulas.serving.kv_cache import (
+    copied_elements_per_token,
+    kept_tokens,
+    latent_elements_per_token,
+)
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.tapes.evaluate import evaluate_tape
 from memsheet.plan.dtypes import BOOL, FP32, DType
@@ -37,15 +46,23 @@ from memsheet.references import DEEPSEEK_V2, QLORA, TRANSFORMERS, TRANSFORMERS_C
 from memsheet.sheet import NOTHING, Bytes, sum_byte_ranges
 
 DEQUANTIZED = ("nf4", "fp4", "int8", "int4", "awq", "gptq")
-"""Formats whose kernels may write a matrix in the compute dtype before they multiply by it (bitsandbytes MatMul4Bit always)."""
+"""Formats whose kernels may write a matrix in the compute dtype before they multiply by it (bitsandbytes
+MatMul4Bit always).
+"""
 FP32_ROUTING = frozenset({"mixtral", "deepseek_v2", "deepseek_v3", "glm4_moe"})
 """Families whose routers return fp32 weights, so that what experts made is fp32 once it is weighted."""
-TRACED_EXPERTS = frozenset({"mixtral", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "granitemoe", "phimoe", "glm4_moe"})
-"""Families whose prompts were traced in bf16 with sdpa: the widest layer agrees within 0.7 %, the router's own tensors left out."""
+TRACED_EXPERTS = frozenset(
+    {"mixtral", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "granitemoe", "phimoe", "glm4_moe"}
+)
+"""Families whose prompts were traced in bf16 with sdpa: the widest layer agrees within 0.7 %, the router's
+own tensors left out.
+"""
 LOOPS_OVER_EXPERTS = frozenset({"llama4_text"})
 """Families whose experts are not transformers' exchangeable ones (``use_experts_implementation``)."""
 NAMED_ATTENTION = frozenset({"gpt2", "gpt_bigcode", "gpt_neo"})
-"""Families whose layers name attention's output until they return (modeling_gpt2.py:282, modeling_gpt_bigcode.py:302, modeling_gpt_neo.py:344)."""
+"""Families whose layers name attention's output until they return (modeling_gpt2.py:282,
+modeling_gpt_bigcode.py:302, modeling_gpt_neo.py:344).
+"""
 SCAN_CHUNK = 256
 """Tokens that Mamba-2's scan pads to and compares with each other (configuration_mamba2.py, chunk_size)."""
 SINKS = frozenset({"gpt_oss"})
@@ -56,9 +73,11 @@ MERGED_PATCHES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """One forward: ``tokens`` of each of ``sequences`` enter; ``cached`` lie in each one's cache, these included; 0 while prompts are read.
+    """One forward: ``tokens`` of each of ``sequences`` enter; ``cached`` lie in each one's cache, these
+    included; 0 while prompts are read.
 
-    ``memory``: tokens that cross-attention reads; ``growing``: with the copy of a layer's cache that its growth takes.
+    ``memory``: tokens that cross-attention reads; ``growing``: with the copy of a layer's cache that its
+    growth takes.
     """
 
     sequences: Count
@@ -70,9 +89,14 @@ class Work:
 
 @formula(cites=TRANSFORMERS, at="modeling files: layers run one after another, so the largest one decides")
 def largest_layer_bytes(spec: ModelSpec, plan: Plan, engine: Engine, work: Work) -> Bytes:
-    """The layer that takes most while ``work`` passes through it, its input and what it makes of the cache included."""
+    """The layer that takes most while ``work`` passes through it, its input and what it makes of the cache
+    included.
+    """
     blocks = dict.fromkeys(block for stack in spec.stacks for run in stack.runs for block in run.pattern)
-    sizes = [_block_bytes(block, spec, plan, engine, work) + _cached_attention_bytes(block, plan, work) for block in blocks]
+    sizes = [
+        _block_bytes(block, spec, plan, engine, work) + _cached_attention_bytes(block, plan, work)
+        for block in blocks
+    ]
     return reduce(_larger_by_value, sizes, NOTHING)
 
 
@@ -95,16 +119,24 @@ def _block_bytes(block: Block, spec: ModelSpec, plan: Plan, engine: Engine, work
     if not _has_recorded_operations(block, plan, work):
         return _widest_operation_bytes(block, plan, work)
     quiet = replace(
-        plan, microbatch=work.sequences, seq_len=work.tokens, recompute=replace(plan.recompute, mode=RecomputeMode.NONE),
-        adapter=plan.served_adapters.alone if plan.served_adapters else None, quantization=None,
-    )  # fmt: skip
-    alone = replace(quiet, mesh=replace(quiet.mesh, tp=1))  # what training's tensor parallelism keeps is not kept here
+        plan,
+        microbatch=work.sequences,
+        seq_len=work.tokens,
+        recompute=replace(plan.recompute, mode=RecomputeMode.NONE),
+        adapter=plan.served_adapters.alone if plan.served_adapters else None,
+        quantization=None,
+    )
+    alone = replace(
+        quiet, mesh=replace(quiet.mesh, tp=1)
+    )  # what training's tensor parallelism keeps is not kept here
     how = block_numerics(block, quiet, replace(run_config_of(alone, engine), autocast=None))
     part = evaluate_tape(record_block(block, how, saving=False), block_axes(block, quiet), "", release=True)
     shared = (
         mask_and_rotary_bytes(spec, quiet, how).total + work.sequences * shared_tables(spec, quiet, how).total
     )  # generate counts each one's positions
-    lasting = max(1, len(spec.embeddings.weights)) + (block.kind in NAMED_ATTENTION)  # what each table gave stays through the forward
+    lasting = max(1, len(spec.embeddings.weights)) + (
+        block.kind in NAMED_ATTENTION
+    )  # what each table gave stays through the forward
     named = lasting * part.arriving.total
     size = part.forward.total + shared + named
     whole = at_least(1, plan.mesh.tp)
@@ -112,8 +144,13 @@ def _block_bytes(block: Block, spec: ModelSpec, plan: Plan, engine: Engine, work
 
 
 def _widest_operation_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
-    """A layer of which only the widest operations are known: its attention with the scores, or its feed-forward."""
-    whole, traced = at_least(1, plan.mesh.tp), block.kind in TRACED_EXPERTS and isinstance(block.feed_forward, Moe)
+    """A layer of which only the widest operations are known: its attention with the scores, or its
+    feed-forward.
+    """
+    whole, traced = (
+        at_least(1, plan.mesh.tp),
+        block.kind in TRACED_EXPERTS and isinstance(block.feed_forward, Moe),
+    )
 
     def sized(width: Count) -> Bytes:
         size = plan.precision.compute.nbytes(work.sequences * work.tokens * (4 * block.hidden + width))
@@ -121,35 +158,56 @@ def _widest_operation_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
             return Bytes(where(whole, size, size * 3 // 4), size, where(whole, size, size * 5 // 4))
         return Bytes(size // 2, size, 2 * size)
 
-    attention = sized(_mixing_width(block)) + _unrecorded_scores(block, plan, work) + _chunked_scan_bytes(block, work)
+    attention = (
+        sized(_mixing_width(block)) + _unrecorded_scores(block, plan, work) + _chunked_scan_bytes(block, work)
+    )
     ff = block.feed_forward
-    return attention if ff is None else _larger_by_value(attention, sized(_feed_forward_width(ff, block.kind, block.hidden, plan.mesh.tp)))
+    return (
+        attention
+        if ff is None
+        else _larger_by_value(
+            attention, sized(_feed_forward_width(ff, block.kind, block.hidden, plan.mesh.tp))
+        )
+    )
 
 
 @formula(
     cites=TRANSFORMERS,
-    at="mamba2_chunk_scan (modeling_mamba2.py:257) without mamba-ssm: what is named at its last sum, in fp32; low: with that package's kernel",
+    at=(
+        "mamba2_chunk_scan (modeling_mamba2.py:257) without mamba-ssm: what is named at its last sum, in "
+        "fp32; low: with that package's kernel"
+    ),
 )
 def _chunked_scan_bytes(block: Block, work: Work) -> Bytes:
-    """A scan in chunks over prompts: 7 tensors of the width, 3 with a state and 3 with a chunk for each head, the chunks' states."""
+    """A scan in chunks over prompts: 7 tensors of the width, 3 with a state and 3 with a chunk for each head,
+    the chunks' states.
+    """
     if not (isinstance(work.cached, int) and work.cached == 0):
         return NOTHING
     chunks, size = ceil_div(work.tokens, SCAN_CHUNK), NOTHING
     for m in (m for m in block.mixers if isinstance(m, StateSpace) and m.kind == "mamba2"):
         a_token = 7 * m.inner + m.heads * (3 * m.state + 3 * SCAN_CHUNK + 4)
-        made = FP32.nbytes(work.sequences * (chunks * SCAN_CHUNK * a_token + (chunks + 2) * m.inner * m.state))
+        made = FP32.nbytes(
+            work.sequences * (chunks * SCAN_CHUNK * a_token + (chunks + 2) * m.inner * m.state)
+        )
         size = _larger_by_value(size, Bytes(0, made, made))
     return size
 
 
-# ---- attention -----------------------------------------------------------------------------------------------------------------
+# ---- attention ---------------------------------------------------------------------------------------------
 
 
 @formula(
-    cites=TRANSFORMERS, at="eager_attention_forward: masked scores, softmax of them in fp32 and its copy in the compute dtype live together"
+    cites=TRANSFORMERS,
+    at=(
+        "eager_attention_forward: masked scores, softmax of them in fp32 and its copy in the compute dtype "
+        "live together"
+    ),
 )
 def score_bytes(scores: Count, compute: DType) -> Bytes:
-    """Score matrices of ``scores`` elements. Low: only the scores and their softmax in the compute dtype; high: one more fp32 copy."""
+    """Score matrices of ``scores`` elements. Low: only the scores and their softmax in the compute dtype;
+    high: one more fp32 copy.
+    """
     one, wide = compute.nbytes(scores), FP32.nbytes(scores)
     value = one + wide + (0 if compute is FP32 else one)
     return Bytes(2 * one, value, value + wide)
@@ -157,14 +215,23 @@ def score_bytes(scores: Count, compute: DType) -> Bytes:
 
 @formula(
     cites=TRANSFORMERS,
-    at="gpt_oss eager_attention_forward: scores, the same with a sink beside them, and those less their maximum; softmax in their dtype",
+    at=(
+        "gpt_oss eager_attention_forward: scores, the same with a sink beside them, and those less their "
+        "maximum; softmax in their dtype"
+    ),
 )
 def sink_bytes(scores: Count, compute: DType) -> Bytes:
     """Score matrices of attention with sinks, of ``scores`` elements each."""
     return Bytes.exact(3 * compute.nbytes(scores))
 
 
-@formula(cites=TRANSFORMERS, at="repeat_kv: keys and values copied out for every query head; a view where there is one head, or as many")
+@formula(
+    cites=TRANSFORMERS,
+    at=(
+        "repeat_kv: keys and values copied out for every query head; a view where there is one "
+        "head, or as many"
+    ),
+)
 def repeated_elements_per_token(mixer: Mixer, tp: Count = 1) -> Count:
     """Elements that repeating keys and values over their group takes for each token they cover."""
     if not isinstance(mixer, Attention | CrossAttention):
@@ -175,33 +242,49 @@ def repeated_elements_per_token(mixer: Mixer, tp: Count = 1) -> Count:
 
 @formula(
     cites=DEEPSEEK_V2,
-    at="section 2.1.2; expand_kv of the modeling code: the up-projection of every cached latent, then keys joined with the rotary part",
+    at=(
+        "section 2.1.2; expand_kv of the modeling code: the up-projection of every cached latent, then "
+        "keys joined with the rotary part"
+    ),
 )
 def expanded_elements_per_token(mixer: LatentAttention, heads: Count) -> Count:
-    """Elements that a forward makes of each cached latent: keys and values, and the keys once more with their rotary part."""
-    return heads * ((mixer.qk_nope_head_dim + mixer.v_head_dim) + (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim))
+    """Elements that a forward makes of each cached latent: keys and values, and the keys once more with their
+    rotary part.
+    """
+    return heads * (
+        (mixer.qk_nope_head_dim + mixer.v_head_dim) + (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim)
+    )
 
 
 def _rank_heads(block: Block, mixer: Mixer, tp: Count) -> Count:
-    """Query heads of one tensor-parallel rank; latent attention stays whole unless the family's plan splits it."""
+    """Query heads of one tensor-parallel rank; latent attention stays whole unless the family's plan splits
+    it.
+    """
     if isinstance(mixer, LatentAttention):
         return ceil_div(mixer.heads, tp) if block.kind in TP_LATENT else mixer.heads
     return ceil_div(mixer.heads, tp) if isinstance(mixer, Attention | CrossAttention) else 0
 
 
 def _unrecorded_scores(block: Block, plan: Plan, work: Work) -> Bytes:
-    """The score matrices, mask and repeated keys of eager prefill, for layers that are not listed operation by operation.
+    """The score matrices, mask and repeated keys of eager prefill, for layers that are not listed operation
+    by operation.
 
-    heads / tp · sequences · tokens² elements a matrix (tokens · memory in cross-attention); the mask has no heads.
+    heads / tp · sequences · tokens² elements a matrix (tokens · memory in cross-attention); the mask has no
+    heads.
     """
     compute, rows = plan.precision.compute, work.sequences * work.tokens
     found = []
     for mixer in block.mixers:
         if isinstance(mixer, Attention | LatentAttention | CrossAttention) and writes_scores(plan, mixer):
             over = work.memory if isinstance(mixer, CrossAttention) else work.tokens
-            extra = compute.nbytes(rows * over + work.sequences * over * repeated_elements_per_token(mixer, plan.mesh.tp))
+            extra = compute.nbytes(
+                rows * over + work.sequences * over * repeated_elements_per_token(mixer, plan.mesh.tp)
+            )
             scores = _rank_heads(block, mixer, plan.mesh.tp) * rows * over
-            found.append((sink_bytes(scores, compute) if block.kind in SINKS else score_bytes(scores, compute)) + Bytes(0, extra, extra))
+            found.append(
+                (sink_bytes(scores, compute) if block.kind in SINKS else score_bytes(scores, compute))
+                + Bytes(0, extra, extra)
+            )
     return reduce(_larger_by_value, found, NOTHING)
 
 
@@ -209,12 +292,16 @@ def _cached_attention_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
     """What attention makes of cached keys in decode, or of a padded batch of prompts."""
     if isinstance(work.cached, int) and work.cached == 0:
         return Bytes(0, 0, reduce(maximum, (_padded_prompt_bytes(m, plan, work) for m in block.mixers), 0))
-    mixing = reduce(_larger_by_value, (_mixer_decode_bytes(block, mixer, plan, work) for mixer in block.mixers), NOTHING)
+    mixing = reduce(
+        _larger_by_value, (_mixer_decode_bytes(block, mixer, plan, work) for mixer in block.mixers), NOTHING
+    )
     return _larger_by_value(mixing, _gathered_expert_bytes(block, plan, work))
 
 
 def _mixer_decode_bytes(block: Block, mixer: Mixer, plan: Plan, work: Work) -> Bytes:
-    """One mixer's work over its cache. A cache has grown before attention begins; a quantized one lets go of the old one only then."""
+    """One mixer's work over its cache. A cache has grown before attention begins; a quantized one lets go of
+    the old one only then.
+    """
     over = _over_cache(block, mixer, plan, work)
     if not work.growing:
         return over
@@ -224,56 +311,82 @@ def _mixer_decode_bytes(block: Block, mixer: Mixer, plan: Plan, work: Work) -> B
     return _larger_by_value(over, Bytes(0, grown, 2 * grown))
 
 
-@formula(cites=TRANSFORMERS_CACHE, at="DynamicLayer.update: torch.cat makes new keys, then new values, while the old ones are there")
+@formula(
+    cites=TRANSFORMERS_CACHE,
+    at="DynamicLayer.update: torch.cat makes new keys, then new values, while the old ones are there",
+)
 def grown_bytes(mixer: Mixer, plan: Plan, work: Work) -> Count:
     """The larger of the two tensors that a layer's cache makes anew for one more token."""
     assert plan.kv_dtype is not None
-    return work.sequences * plan.kv_dtype.nbytes(copied_elements_per_token(mixer, plan.mesh.tp) * kept_tokens(mixer, work.cached))
+    return work.sequences * plan.kv_dtype.nbytes(
+        copied_elements_per_token(mixer, plan.mesh.tp) * kept_tokens(mixer, work.cached)
+    )
 
 
 @formula(
     cites=TRANSFORMERS,
-    at="sdpa_attention_forward: a mask rules out grouped heads, so prompts of a padded batch repeat keys; a boolean mask becomes a bias",
+    at=(
+        "sdpa_attention_forward: a mask rules out grouped heads, so prompts of a padded batch repeat keys; "
+        "a boolean mask becomes a bias"
+    ),
 )
 def _padded_prompt_bytes(mixer: Mixer, plan: Plan, work: Work) -> Count:
     if plan.attention is not AttentionKind.SDPA or not isinstance(mixer, Attention):
         return 0
     tokens = work.sequences * work.tokens
     compute = plan.precision.compute
-    size = compute.nbytes(tokens * (repeated_elements_per_token(mixer, plan.mesh.tp) + work.tokens)) + BOOL.nbytes(tokens * work.tokens)
+    size = compute.nbytes(
+        tokens * (repeated_elements_per_token(mixer, plan.mesh.tp) + work.tokens)
+    ) + BOOL.nbytes(tokens * work.tokens)
     return where(at_least(work.sequences, 2), where(at_least(work.tokens, 2), size, 0), 0)
 
 
 @formula(
     cites=TRANSFORMERS,
-    at="eager_attention_forward and expand_kv over the whole cache; sdpa packs the one query of each group, but not in fp32 without a mask",
+    at=(
+        "eager_attention_forward and expand_kv over the whole cache; sdpa packs the one query of each "
+        "group, but not in fp32 without a mask"
+    ),
 )
 def _over_cache(block: Block, mixer: Mixer, plan: Plan, work: Work) -> Bytes:
     """Temporaries of one layer over its cache while each sequence makes one token."""
     compute, tp = plan.precision.compute, plan.mesh.tp
     over = work.memory if isinstance(mixer, CrossAttention) else kept_tokens(mixer, work.cached)
     kept = work.sequences * over
-    heads, repeated = _rank_heads(block, mixer, tp), compute.nbytes(kept * repeated_elements_per_token(mixer, tp))
+    heads, repeated = (
+        _rank_heads(block, mixer, tp),
+        compute.nbytes(kept * repeated_elements_per_token(mixer, tp)),
+    )
     eager = plan.attention is AttentionKind.EAGER
     size = NOTHING
     if isinstance(mixer, LatentAttention):
         size = Bytes.exact(compute.nbytes(kept * expanded_elements_per_token(mixer, heads)))
     elif eager:
         size = Bytes.exact(repeated)
-    elif compute is FP32 and plan.attention is AttentionKind.SDPA:  # plain mathematics, which scales the keys in a copy (attention.cpp)
+    elif (
+        compute is FP32 and plan.attention is AttentionKind.SDPA
+    ):  # plain mathematics, which scales the keys in a copy (attention.cpp)
         size = Bytes(0, repeated * 3 // 2, repeated * 3 // 2)
     size = size + score_bytes(heads * kept, compute) if eager else size
-    return _larger_by_value(size + _dequantized_keys(mixer, plan, kept, passed=True), _dequantized_keys(mixer, plan, kept, passed=False))
+    return _larger_by_value(
+        size + _dequantized_keys(mixer, plan, kept, passed=True),
+        _dequantized_keys(mixer, plan, kept, passed=False),
+    )
 
 
 @formula(
     cites=TRANSFORMERS_CACHE,
-    at="Fp8QuantizedLayer._dequantize: a cast to fp32 and its product with the scale, then keys in the compute dtype; values after keys",
+    at=(
+        "Fp8QuantizedLayer._dequantize: a cast to fp32 and its product with the scale, then keys in the "
+        "compute dtype; values after keys"
+    ),
 )
 def _dequantized_keys(mixer: Mixer, plan: Plan, kept: Count, *, passed: bool) -> Bytes:
-    """One layer's keys and values out of a quantized cache: as attention gets them (``passed``), and while the values are made.
+    """One layer's keys and values out of a quantized cache: as attention gets them (``passed``), and while
+    the values are made.
 
-    Group-wise formats make them and join them with the newest ones (QuantizedLayer.update); what their kernels add is not known.
+    Group-wise formats make them and join them with the newest ones (QuantizedLayer.update); what their
+    kernels add is not known.
     """
     compute = plan.precision.compute
     if plan.kv_dtype is None or plan.kv_dtype is compute or not isinstance(mixer, Attention):
@@ -282,15 +395,24 @@ def _dequantized_keys(mixer: Mixer, plan: Plan, kept: Count, *, passed: bool) ->
     one, wide = compute.nbytes(elements), FP32.nbytes(elements)
     if passed:
         return Bytes.exact(2 * one)
-    return Bytes.exact(one + 2 * wide) if plan.kv_dtype.name == "fp8" else Bytes(4 * one, 4 * one, 4 * one + 2 * wide)
+    return (
+        Bytes.exact(one + 2 * wide)
+        if plan.kv_dtype.name == "fp8"
+        else Bytes(4 * one, 4 * one, 4 * one + 2 * wide)
+    )
 
 
 @formula(
     cites=TRANSFORMERS,
-    at="batched_mm_experts_forward (integrations/moe.py), to which generate switches after the prompt: every choice's matrices are copied",
+    at=(
+        "batched_mm_experts_forward (integrations/moe.py), to which generate switches after the prompt: "
+        "every choice's matrices are copied"
+    ),
 )
 def _gathered_expert_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
-    """The matrices of the experts that each sequence's newest token chose, both products' at once. Low: a loop over experts."""
+    """The matrices of the experts that each sequence's newest token chose, both products' at once. Low: a
+    loop over experts.
+    """
     ff = block.feed_forward
     if not isinstance(ff, Moe) or block.kind in LOOPS_OVER_EXPERTS or plan.quantization is not None:
         return NOTHING
@@ -299,7 +421,7 @@ def _gathered_expert_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
     return Bytes(0, size, size)
 
 
-# ---- layers that are not listed operation by operation, and what lies outside of layers -----------------------------------------
+# ---- layers that are not listed operation by operation, and what lies outside of layers --------------------
 
 
 @formula(cites=TRANSFORMERS, at="modeling files: tensors alive at the widest operation of a layer")
@@ -308,7 +430,9 @@ def _widest_elements_a_token(block: Block, tp: Count) -> Count:
     mixing = _mixing_width(block)
     if block.feed_forward is not None:
         mixing = maximum(mixing, _feed_forward_width(block.feed_forward, block.kind, block.hidden, tp))
-    return 4 * block.hidden + mixing  # what the embeddings made, the layer's input, the first half's sum, its norm or the output
+    return (
+        4 * block.hidden + mixing
+    )  # what the embeddings made, the layer's input, the first half's sum, its norm or the output
 
 
 def _mixing_width(block: Block) -> Count:
@@ -316,8 +440,9 @@ def _mixing_width(block: Block) -> Count:
 
 
 def _feed_forward_width(ff: Dense | Moe, kind: str, hidden: int, tp: Count) -> Count:
-    """Of experts, elements for every choice of a token (grouped_mm_experts_forward, integrations/moe.py:424): its input with both halves
-    of the first product, the activation and their product; or its input with the second product, that weighted and that put in order.
+    """Of experts, elements for every choice of a token (grouped_mm_experts_forward, integrations/moe.py:424):
+    its input with both halves of the first product, the activation and their product; or its input with the
+    second product, that weighted and that put in order.
     """
     if isinstance(ff, Dense):
         return (3 if ff.gated else 2) * ceil_div(ff.intermediate, tp)
@@ -332,7 +457,9 @@ def _mixer_width(mixer: object) -> Count:
         case Attention():
             return 4 * mixer.heads * mixer.head_dim
         case LatentAttention():
-            query = 2 * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim) + mixer.qk_rope_head_dim  # as made, its rotated part, joined
+            query = (
+                2 * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim) + mixer.qk_rope_head_dim
+            )  # as made, its rotated part, joined
             return (
                 mixer.heads * (query + mixer.v_head_dim)
                 + expanded_elements_per_token(mixer, mixer.heads)
@@ -340,7 +467,9 @@ def _mixer_width(mixer: object) -> Count:
             )
         case StateSpace(kind="mamba2"):  # what the projection gave and the convolution of it, and time steps
             return 3 * mixer.inner + 4 * mixer.groups * mixer.state + 2 * mixer.heads
-        case StateSpace():  # two halves of the projection, the convolution, three operands made contiguous, the scan with and without gate
+        # two halves of the projection, the convolution, three operands made contiguous, the scan with and
+        # without gate
+        case StateSpace():
             return 8 * mixer.inner + 4 * mixer.state
         case LinearAttention():
             return 6 * mixer.value_heads * mixer.value_head_dim
@@ -350,33 +479,54 @@ def _mixer_width(mixer: object) -> Count:
             return 0
 
 
-@formula(cites=QLORA, at="section 3: a matrix is dequantized to the compute dtype before it is multiplied by; one at a time")
+@formula(
+    cites=QLORA,
+    at="section 3: a matrix is dequantized to the compute dtype before it is multiplied by; one at a time",
+)
 def dequantized_bytes(held: tuple[Held, ...], plan: Plan) -> Count:
     """The largest quantized matrix (of experts: one expert's) in the compute dtype."""
     how = plan.quantization
     if how is None or not how.weights.name.startswith(DEQUANTIZED):
         return 0
     sizes = (
-        plan.precision.compute.nbytes(h.elements // (h.shape[0] if h.role is Role.EXPERT else 1)) for h in held if h.dtype is how.weights
+        plan.precision.compute.nbytes(h.elements // (h.shape[0] if h.role is Role.EXPERT else 1))
+        for h in held
+        if h.dtype is how.weights
     )
     return reduce(maximum, sizes, 0)
 
 
-@formula(cites=TRANSFORMERS, at="modeling files of vision towers: the widest operation of a layer over all patches of an image")
+@formula(
+    cites=TRANSFORMERS,
+    at="modeling files of vision towers: the widest operation of a layer over all patches of an image",
+)
 def tower_bytes(spec: ModelSpec, plan: Plan, work: Work) -> Count:
     """The widest tower layer while one image of each sequence passes through it: a rough high end."""
     return reduce(maximum, (_vision_tower_bytes(tower, plan, work) for tower in spec.towers), 0)
 
 
 def _vision_tower_bytes(tower: Tower, plan: Plan, work: Work) -> Count:
-    rows = [w.shape[0] for w in tower.embeddings if "position" in w.path and len(w.shape) > 1 and w.shape[1] == tower.stack.hidden]
+    rows = [
+        w.shape[0]
+        for w in tower.embeddings
+        if "position" in w.path and len(w.shape) > 1 and w.shape[1] == tower.stack.hidden
+    ]
     patches: Count = max((*rows, tower.tokens_per_image or 0))
     if patches == 0:
         patches = MERGED_PATCHES * work.tokens
     image = replace(work, tokens=patches)
     blocks = dict.fromkeys(block for run in tower.stack.runs for block in run.pattern)
     sizes = [
-        sum_byte_ranges((Bytes.exact(plan.precision.compute.nbytes(2 * work.sequences * patches * _widest_elements_a_token(block, 1))), _unrecorded_scores(block, replace(plan, mesh=replace(plan.mesh, tp=1)), image))).high
+        sum_byte_ranges(
+            (
+                Bytes.exact(
+                    plan.precision.compute.nbytes(
+                        2 * work.sequences * patches * _widest_elements_a_token(block, 1)
+                    )
+                ),
+                _unrecorded_scores(block, replace(plan, mesh=replace(plan.mesh, tp=1)), image),
+            )
+        ).high
         for block in blocks
-    ]  # fmt: skip
+    ]
     return reduce(maximum, sizes, 0)

@@ -13,14 +13,20 @@ from memsheet.plan.model import ModelSpec, Moe
 from memsheet.references import AICONFIGURATOR, MEGATRON_TP, VLLM, formula
 
 ENGINES = ("vllm", "sglang", "gpt-fast")
-"""That have an all-reduce of their own inside a node, for which a captured graph is enough (vLLM v0.11.0 device_communicators/custom_all_reduce.py,
-SGLang's copy of it; gpt-fast tp.py over torch's symmetric memory). Others go through NCCL, as all do at the slow end.
+"""That have an all-reduce of their own inside a node, for which a captured graph is enough (vLLM v0.11.0
+device_communicators/custom_all_reduce.py, SGLang's copy of it; gpt-fast tp.py over torch's symmetric memory).
+Others go through NCCL, as all do at the slow end.
 """
 FASTEST = 0.56
-"""Of the time of vLLM's: SGLang 0.5.14's takes 2.4 us among two H100 where vLLM 0.24.0's takes 4.3 (custom_allreduce_perf of serving_rates.toml)."""
+"""Of the time of vLLM's: SGLang 0.5.14's takes 2.4 us among two H100 where vLLM 0.24.0's takes 4.3
+(custom_allreduce_perf of serving_rates.toml).
+"""
 
 
-@formula(cites=AICONFIGURATOR, at="custom_allreduce_perf, by bytes and ranks; beyond one node as NCCL's over the network")
+@formula(
+    cites=AICONFIGURATOR,
+    at="custom_allreduce_perf, by bytes and ranks; beyond one node as NCCL's over the network",
+)
 def all_reduce_s(shop: ServeTiming, nbytes: float, ranks: int) -> float:
     """Seconds of an all-reduce of a tensor over neighbouring ranks."""
     if ranks == 1:
@@ -29,7 +35,12 @@ def all_reduce_s(shop: ServeTiming, nbytes: float, ranks: int) -> float:
     least_s = 0.0 if replays_cuda_graph(shop) else speeds.started_s
     if ranks > rates.near or shop.plan.engine not in ENGINES:
         return max(float(collective_s("all_reduce", nbytes, ranks, 1, rates)), least_s)
-    own = max(_interpolate_seconds(speeds.points[min(size for size in speeds.points if size >= min(ranks, 8))], nbytes), least_s)
+    own = max(
+        _interpolate_seconds(
+            speeds.points[min(size for size in speeds.points if size >= min(ranks, 8))], nbytes
+        ),
+        least_s,
+    )
     if speeds.end is End.SLOW:
         return max(own, float(collective_s("all_reduce", nbytes, ranks, 1, rates)))
     return FASTEST * own if speeds.end is End.FAST else own
@@ -51,9 +62,14 @@ def _interpolate_seconds(points: Sequence[tuple[float, float]], nbytes: float) -
     return y0 + (y1 - y0) * (nbytes - x0) / (x1 - x0)
 
 
-@formula(cites=MEGATRON_TP, at="section 3: one all-reduce after attention and one after the feed-forward, and one of the embedding")
+@formula(
+    cites=MEGATRON_TP,
+    at="section 3: one all-reduce after attention and one after the feed-forward, and one of the embedding",
+)
 def exchanged_s(spec: ModelSpec, shop: ServeTiming) -> float:
-    """Seconds of all exchanges of a pass: tensor-parallel sums, tokens to experts of other replicas, stages in turn, logits."""
+    """Seconds of all exchanges of a pass: tensor-parallel sums, tokens to experts of other replicas, stages
+    in turn, logits.
+    """
     mesh, work = shop.plan.mesh, shop.work
     tp, pp, groups = int(mesh.tp), int(mesh.pp), int(groups_sharing_experts(shop.plan))
     size = float(shop.plan.precision.compute.nbytes(1))
@@ -61,10 +77,16 @@ def exchanged_s(spec: ModelSpec, shop: ServeTiming) -> float:
     total = 0.0
     if tp > 1:
         total += (2 * _decoder_layer_count(spec) + 1) * all_reduce_s(shop, payload, tp)
-        total += float(collective_s("all_gather", work.sequences * size * spec.head.width, tp, 1, shop.speeds.rates))
+        total += float(
+            collective_s("all_gather", work.sequences * size * spec.head.width, tp, 1, shop.speeds.rates)
+        )
     if groups > 1:
         sends = shop.plan.dispatch == SENT
-        total += _sent_s(spec, shop, payload) if sends else _gathering_layer_count(spec, shop) * gathered_s(shop, payload, groups)
+        total += (
+            _sent_s(spec, shop, payload)
+            if sends
+            else _gathering_layer_count(spec, shop) * gathered_s(shop, payload, groups)
+        )
     if pp > 1:
         near = tp * groups
         total += pp * float(send_s(payload, near, shop.speeds.rates))
@@ -72,32 +94,53 @@ def exchanged_s(spec: ModelSpec, shop: ServeTiming) -> float:
 
 
 @formula(
-    cites=VLLM, at="v0.33.0 distributed/device_communicators/all2all.py:116, 151: all-gather of the tokens, reduce-scatter of the sums"
+    cites=VLLM,
+    at=(
+        "v0.33.0 distributed/device_communicators/all2all.py:116, 151: all-gather of the tokens, "
+        "reduce-scatter of the sums"
+    ),
 )
 def gathered_s(shop: ServeTiming, payload: float, groups: int) -> float:
-    """Seconds in which every group is given the tokens of all, ``payload`` bytes each, and takes its own sums back."""
+    """Seconds in which every group is given the tokens of all, ``payload`` bytes each, and takes its own sums
+    back.
+    """
     rates, tp = shop.speeds.rates, int(shop.plan.mesh.tp)
-    found = (float(collective_s(name, payload * groups, groups, tp, rates)) for name in ("all_gather", "reduce_scatter"))
-    return sum(seconds if replays_cuda_graph(shop) else max(seconds, shop.speeds.started_s) for seconds in found)
+    found = (
+        float(collective_s(name, payload * groups, groups, tp, rates))
+        for name in ("all_gather", "reduce_scatter")
+    )
+    return sum(
+        seconds if replays_cuda_graph(shop) else max(seconds, shop.speeds.started_s) for seconds in found
+    )
 
 
 def _sent_s(spec: ModelSpec, shop: ServeTiming, payload: float) -> float:
     """Seconds in which tokens go to the ranks of their experts and back."""
     ep, tp, total = int(shop.plan.mesh.ep), int(shop.plan.mesh.tp), 0.0
-    for block, count in ((block, run.count) for stack in spec.stacks for run in stack.runs for block in run.pattern):
+    for block, count in (
+        (block, run.count) for stack in spec.stacks for run in stack.runs for block in run.pattern
+    ):
         if isinstance(block.feed_forward, Moe):
             copies = min(block.feed_forward.experts_per_token, ep)
-            total += 2 * count * float(collective_s("all_to_all", payload * copies / tp, ep, 1, shop.speeds.rates))
+            total += (
+                2 * count * float(collective_s("all_to_all", payload * copies / tp, ep, 1, shop.speeds.rates))
+            )
     return total
 
 
 def _gathering_layer_count(spec: ModelSpec, shop: ServeTiming) -> int:
-    """Layers before which tokens are gathered: those with experts; all of a model whose feed-forward layers are cut over all ranks."""
+    """Layers before which tokens are gathered: those with experts; all of a model whose feed-forward layers
+    are cut over all ranks.
+    """
     every = shop.plan.engine == "sglang"
     return sum(
-        run.count for stack in spec.stacks if stack.role != "encoder" for run in stack.runs for block in run.pattern
+        run.count
+        for stack in spec.stacks
+        if stack.role != "encoder"
+        for run in stack.runs
+        for block in run.pattern
         if isinstance(block.feed_forward, Moe) or (every and block.feed_forward is not None)
-    )  # fmt: skip
+    )
 
 
 def _decoder_layer_count(spec: ModelSpec) -> int:

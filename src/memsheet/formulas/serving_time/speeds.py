@@ -1,4 +1,6 @@
-"""What single operators reach at the batch sizes of decoding, from the catalogue: expected, fastest and slowest."""
+"""What single operators reach at the batch sizes of decoding, from the catalogue: expected, fastest and
+slowest.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from typing import Any
 
 from memsheet.catalog import find_device, serving_rates
 from memsheet.catalog import hardware_rates as dense_rates
-from memsheet.formulas.step_time.rates import COLLECTIVES_ALIKE, LINKS, MEASURED_ALIKE, UNMEASURED, Rates, rates_of
+from memsheet.formulas.step_time.rates import (
+    COLLECTIVES_ALIKE,
+    LINKS,
+    MEASURED_ALIKE,
+    UNMEASURED,
+    Rates,
+    rates_of,
+)
 from memsheet.formulas.step_time.replicas import Overlap
 from memsheet.formulas.step_time.whole import CALL_S, UNCALIBRATED
 from memsheet.plan.device import Cluster, Device
@@ -40,8 +49,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """One end of what a cluster's device reaches. ``product`` and ``experts`` by the format of the weights (``format_of``), ``attention``
-    by whether the cache is in 8 bits. ``points``: seconds of an all-reduce by bytes, for each number of ranks.
+    """One end of what a cluster's device reaches. ``product`` and ``experts`` by the format of the weights
+    (``format_of``), ``attention`` by whether the cache is in 8 bits. ``points``: seconds of an all-reduce by
+    bytes, for each number of ranks.
     """
 
     end: End
@@ -56,11 +66,22 @@ class Speeds:
     memory: float
 
 
-FORMATS = {"fp8-block": "fp8_block", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "nvfp4", "mxfp4": "mxfp4", "gguf:MXFP4": "mxfp4"}
+FORMATS = {
+    "fp8-block": "fp8_block",
+    "fp8": "fp8",
+    "mxfp8": "fp8",
+    "nvfp4": "nvfp4",
+    "mxfp4": "mxfp4",
+    "gguf:MXFP4": "mxfp4",
+}
 INSTEAD = {"fp8_block": "fp8", "fp8": "int8", "nvfp4": "int4", "mxfp4": "int4", "int4": "int8"}
-"""The format whose kernels stand for one that was not measured on a card: weights of as many bits that are unpacked on their way."""
+"""The format whose kernels stand for one that was not measured on a card: weights of as many bits that are
+unpacked on their way.
+"""
 ANYWHERE, HOPPER = "A100-80GB", "H100-80GB"
-"""Whose kernels stand for those of cards about which nothing was measured, at half of their bandwidth; and the other one with formats of its own."""
+"""Whose kernels stand for those of cards about which nothing was measured, at half of their bandwidth; and
+the other one with formats of its own.
+"""
 NVLINK_SHARED = "L40S"
 """Whose all-reduces go over the host's bus."""
 
@@ -82,22 +103,31 @@ def speeds_of(cluster: Cluster, end: End) -> Speeds:
     scaled = replace(rates.efficiency, compute=band, attention=band, communication=min(band, 1.0))
     reach = _device_reach(table, device)
     rows = {kind: _lines_by_format(table[kind], device) for kind in ("product", "experts")}
-    caches = table["attention"].get(_measured_card_name(table["attention"], device), table["attention"][ANYWHERE])
+    caches = table["attention"].get(
+        _measured_card_name(table["attention"], device), table["attention"][ANYWHERE]
+    )
     host = {End.FAST: Overlap.ALL, End.VALUE: Overlap.ENGINE, End.SLOW: Overlap.NONE}[end]
     return Speeds(
-        end=end, rates=rates.with_efficiency(scaled), memory=reach.at(rates.memory * _share_of(table, device), end),
+        end=end,
+        rates=rates.with_efficiency(scaled),
+        memory=reach.at(rates.memory * _share_of(table, device), end),
         product={key: _speed_line(row, reach, end) for key, row in rows["product"].items()},
         experts={key: _speed_line(row, reach, end) for key, row in rows["experts"].items()},
         attention={low: _cache_line(caches, reach, end, low=low) for low in (False, True)},
-        least_s=table["least_us"].get(_measured_card_name(table["least_us"], device), table["least_us"][ANYWHERE]) * MICRO,
-        call_s=CALL_S[host], started_s=_all_reduces(table, cluster)["started"] * MICRO, points=_all_reduce_points(table, cluster),
-    )  # fmt: skip
+        least_s=table["least_us"].get(
+            _measured_card_name(table["least_us"], device), table["least_us"][ANYWHERE]
+        )
+        * MICRO,
+        call_s=CALL_S[host],
+        started_s=_all_reduces(table, cluster)["started"] * MICRO,
+        points=_all_reduce_points(table, cluster),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """A device's bandwidth, and what bounds it below where the card itself was not measured: bytes a second that as many multiprocessors
-    read on the cards of its kind, more and less.
+    """A device's bandwidth, and what bounds it below where the card itself was not measured: bytes a second
+    that as many multiprocessors read on the cards of its kind, more and less.
     """
 
     bandwidth: float
@@ -107,7 +137,11 @@ class Reach:
 
     def at(self, bytes_per_s: float, end: End) -> float:
         if not self.known:
-            return {End.FAST: self.bandwidth, End.VALUE: UNMEASURED * self.bandwidth, End.SLOW: UNMEASURED**2 * self.bandwidth}[end]
+            return {
+                End.FAST: self.bandwidth,
+                End.VALUE: UNMEASURED * self.bandwidth,
+                End.SLOW: UNMEASURED**2 * self.bandwidth,
+            }[end]
         return min(bytes_per_s, {End.FAST: float("inf"), End.VALUE: self.more, End.SLOW: self.less}[end])
 
 
@@ -120,16 +154,30 @@ def _device_reach(table: Mapping[str, Any], device: Device) -> Reach:
     count = table["multiprocessors"]
     if kind is None or device.name not in count:
         return Reach(bandwidth=bandwidth, known=kind is not None)
-    alike = [name for name in table["product"] if name in count and find_device(name).compute_capability == device.compute_capability]
-    each = [of[name]["memory_bandwidth_tb_s"] * 1e12 * table["product"][name]["bf16"][1] / count[name] for name in alike]
+    alike = [
+        name
+        for name in table["product"]
+        if name in count and find_device(name).compute_capability == device.compute_capability
+    ]
+    each = [
+        of[name]["memory_bandwidth_tb_s"] * 1e12 * table["product"][name]["bf16"][1] / count[name]
+        for name in alike
+    ]
     if not each:
         return Reach(bandwidth=bandwidth, known=True)
-    return Reach(bandwidth=bandwidth, known=True, more=max(each) * count[device.name], less=min(each) * count[device.name])
+    return Reach(
+        bandwidth=bandwidth,
+        known=True,
+        more=max(each) * count[device.name],
+        less=min(each) * count[device.name],
+    )
 
 
 def _measured_card_name(table: Mapping[str, Any], device: Device) -> str:
     """The measured card that stands for one."""
-    return device.name if device.name in table else MEASURED_ALIKE.get(device.compute_capability or "", ANYWHERE)
+    return (
+        device.name if device.name in table else MEASURED_ALIKE.get(device.compute_capability or "", ANYWHERE)
+    )
 
 
 def _share_of(table: Mapping[str, Any], device: Device) -> float:
@@ -140,15 +188,23 @@ def _lines_by_format(table: Mapping[str, Any], device: Device) -> Mapping[str, A
     """Lines by format, those a card was not measured with from cards that were."""
     own: Mapping[str, Any] = table.get(_measured_card_name(table, device), {})
     others = [table[name] for name in (ANYWHERE, HOPPER) if name in table]
-    return {kind: _fallback_line(kind, own, others) for kind in ("bf16", "int8", "int4", "fp8", "fp8_block", "nvfp4", "mxfp4")}
+    return {
+        kind: _fallback_line(kind, own, others)
+        for kind in ("bf16", "int8", "int4", "fp8", "fp8_block", "nvfp4", "mxfp4")
+    }
 
 
 def _fallback_line(kind: str, own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Any:
-    """The line of a format: the card's own, else its own of a format that stands for it, else another card's, else that of 16 bits."""
+    """The line of a format: the card's own, else its own of a format that stands for it, else another card's,
+    else that of 16 bits.
+    """
     chain = [kind]
     while chain[-1] in INSTEAD:
         chain.append(INSTEAD[chain[-1]])
-    return next((row[key] for row in (own, *others) for key in chain if key in row), own.get("bf16") or others[0]["bf16"])
+    return next(
+        (row[key] for row in (own, *others) for key in chain if key in row),
+        own.get("bf16") or others[0]["bf16"],
+    )
 
 
 def _speed_line(row: Sequence[float], reach: Reach, end: End) -> Line:
@@ -161,7 +217,9 @@ def _cache_line(row: Mapping[str, Any], reach: Reach, end: End, *, low: bool) ->
     """Of a card whose 8-bit caches were not measured: those of 16 bits."""
     prefix = "fp8_" if low and "fp8_share" in row else ""
     place, share = end.value, row[f"{prefix}share"][2 - end.value]
-    return Line(start_s=row[f"{prefix}start_us"][place] * MICRO, bytes_per_s=reach.at(share * reach.bandwidth, end))
+    return Line(
+        start_s=row[f"{prefix}start_us"][place] * MICRO, bytes_per_s=reach.at(share * reach.bandwidth, end)
+    )
 
 
 def _all_reduces(table: Mapping[str, Any], cluster: Cluster) -> Mapping[str, Any]:
@@ -169,12 +227,18 @@ def _all_reduces(table: Mapping[str, Any], cluster: Cluster) -> Mapping[str, Any
     if device.name in of:
         name = device.name
     else:
-        name = COLLECTIVES_ALIKE.get(device.compute_capability or "", ANYWHERE) if cluster.links.scale_up else NVLINK_SHARED
+        name = (
+            COLLECTIVES_ALIKE.get(device.compute_capability or "", ANYWHERE)
+            if cluster.links.scale_up
+            else NVLINK_SHARED
+        )
     row: Mapping[str, Any] = of[name]
     return {**row, "name": name}
 
 
-def _all_reduce_points(table: Mapping[str, Any], cluster: Cluster) -> Mapping[int, Sequence[tuple[float, float]]]:
+def _all_reduce_points(
+    table: Mapping[str, Any], cluster: Cluster
+) -> Mapping[int, Sequence[tuple[float, float]]]:
     """Seconds by bytes; what comes on top of a short one in the ratio of the links."""
     row = _all_reduces(table, cluster)
     usual = LINKS.get(row["name"]) or LINKS["pcie"]
@@ -184,6 +248,7 @@ def _all_reduce_points(table: Mapping[str, Any], cluster: Cluster) -> Mapping[in
         sizes = sorted((float(size), us * MICRO) for size, us in row[ranks].items())
         first = sizes[0][1]
         found[int(ranks)] = tuple(
-            (size, first + (seconds - first) * (1.0 if usual == LINKS["pcie"] else usual / rate)) for size, seconds in sizes
+            (size, first + (seconds - first) * (1.0 if usual == LINKS["pcie"] else usual / rate))
+            for size, seconds in sizes
         )
     return found

@@ -9,7 +9,14 @@ from memsheet.engines import engine_of
 from memsheet.errors import input_error
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving_time.between import exchanged_s, replays_cuda_graph
-from memsheet.formulas.serving_time.operators import Layer, Pass, ServeTiming, decoder_layers, flops_per_s, seconds_of
+from memsheet.formulas.serving_time.operators import (
+    Layer,
+    Pass,
+    ServeTiming,
+    decoder_layers,
+    flops_per_s,
+    seconds_of,
+)
 from memsheet.formulas.serving_time.speeds import End, Speeds, format_of, speeds_of
 from memsheet.plan.device import Cluster
 from memsheet.plan.model import CrossAttention, ModelSpec
@@ -17,20 +24,27 @@ from memsheet.plan.plan import Plan
 from memsheet.references import VLLM_SAMPLER, formula
 
 CALLS = {"transformers": 50}
-"""Operations that the host starts for a layer where no graph is replayed: transformers' own code is about 50 (its tape); a server's fused
-kernels are two each for its 13 operators (formulas/step_time/kernels.py, CALLS).
+"""Operations that the host starts for a layer where no graph is replayed: transformers' own code is about 50
+(its tape); a server's fused kernels are two each for its 13 operators (formulas/step_time/kernels.py, CALLS).
 """
 FUSED_CALLS = 26
 SAMPLER_CALLS = {End.FAST: 0, End.VALUE: 10, End.SLOW: 35}
-"""Operations between two graphs: none where the next pass is prepared beside this one; a draw without filters; top-k, top-p and penalties."""
+"""Operations between two graphs: none where the next pass is prepared beside this one; a draw without
+filters; top-k, top-p and penalties.
+"""
 SAMPLER_BYTES = {End.FAST: 6, End.VALUE: 26, End.SLOW: 120}
-"""Read and written for each logit: cast and the largest; cast, divided, softmax, the largest; sorted, summed and put back besides."""
+"""Read and written for each logit: cast and the largest; cast, divided, softmax, the largest; sorted, summed
+and put back besides.
+"""
 INSIDE = ("gpt-fast",)
 """Engines that compile the choice of a token with the model."""
 IN_STAGES = ("vllm", "sglang")
-"""Whose stages work at once (vLLM v0.11.0 v1/engine/core.py, step_with_batch_queue); transformers' device_map is one stage after another."""
+"""Whose stages work at once (vLLM v0.11.0 v1/engine/core.py, step_with_batch_queue); transformers' device_map
+is one stage after another.
+"""
 WHY = (
-    "operators timed one by one on the card or one of its kind (serving_rates.toml, rates.toml): expected, 95th and 5th percentile of their speed; "
+    "operators timed one by one on the card or one of its kind (serving_rates.toml, rates.toml): "
+    "expected, 95th and 5th percentile of their speed; "
     "no load of a server was fitted"
 )
 
@@ -50,7 +64,10 @@ class Seconds:
         names = dict.fromkeys((*self.parts, *other.parts))
         parts = {name: self.parts.get(name, 0.0) + times * other.parts.get(name, 0.0) for name in names}
         return Seconds(
-            low=self.low + times * other.low, value=self.value + times * other.value, high=self.high + times * other.high, parts=parts
+            low=self.low + times * other.low,
+            value=self.value + times * other.value,
+            high=self.high + times * other.high,
+            parts=parts,
         )
 
 
@@ -72,15 +89,24 @@ class Timer:
         own = group_plan(plan)
         speeds = {end: speeds_of(cluster, end) for end in End}
         return cls(
-            spec=spec, plan=own, cluster=cluster, layers=decoder_layers(spec, plan), speeds=speeds, uneven=_stage_imbalance(spec, own)
+            spec=spec,
+            plan=own,
+            cluster=cluster,
+            layers=decoder_layers(spec, plan),
+            speeds=speeds,
+            uneven=_stage_imbalance(spec, own),
         )
 
     def decode(self, batch: int, context: int) -> Seconds:
         """As ``decode_time``."""
         return self._timed((self._step(batch, context),))
 
-    def decode_s(self, end: End, batch: int, context: int, beside_s: float = 0.0, enough_s: float = float("inf")) -> float:
-        """One end of ``decode``, and ``beside_s`` more. Where the slow end alone is beyond ``enough_s`` it says so, whatever the value is."""
+    def decode_s(
+        self, end: End, batch: int, context: int, beside_s: float = 0.0, enough_s: float = float("inf")
+    ) -> float:
+        """One end of ``decode``, and ``beside_s`` more. Where the slow end alone is beyond ``enough_s`` it
+        says so, whatever the value is.
+        """
         work = (self._step(batch, context),)
         found = sum(self._at(work, end).values()) + beside_s
         if end is End.VALUE or (end is End.SLOW and found > enough_s):
@@ -92,7 +118,11 @@ class Timer:
         """As ``prefill_time``."""
         chunk = int(self.plan.max_batched_tokens or tokens) or tokens
         starts = range(cached, cached + max(1, tokens), chunk)
-        return self._timed(tuple(Pass(sequences=1, fresh=max(2, min(chunk, cached + tokens - at)), cached=at) for at in starts))
+        return self._timed(
+            tuple(
+                Pass(sequences=1, fresh=max(2, min(chunk, cached + tokens - at)), cached=at) for at in starts
+            )
+        )
 
     def _step(self, batch: int, context: int) -> Pass:
         each = -(-batch // self.plan.mesh.pp) if self.plan.engine in IN_STAGES else batch
@@ -100,7 +130,11 @@ class Timer:
 
     def _timed(self, passes: tuple[Pass, ...]) -> Seconds:
         parts = self._at(passes, End.VALUE)
-        fast, value, slow = sum(self._at(passes, End.FAST).values()), sum(parts.values()), sum(self._at(passes, End.SLOW).values())
+        fast, value, slow = (
+            sum(self._at(passes, End.FAST).values()),
+            sum(parts.values()),
+            sum(self._at(passes, End.SLOW).values()),
+        )
         return Seconds(low=min(value, fast), value=value, high=max(value, slow), parts=parts)
 
     def _at(self, passes: tuple[Pass, ...], end: End) -> dict[str, float]:
@@ -111,7 +145,9 @@ class Timer:
         total: dict[str, float] = {}
         for number, work in enumerate(passes):
             shop = ServeTiming(plan=plan, engine=engine, speeds=speeds, work=work)
-            found = {name: seconds * uneven * beside for name, seconds in seconds_of(self.layers, shop).items()}
+            found = {
+                name: seconds * uneven * beside for name, seconds in seconds_of(self.layers, shop).items()
+            }
             found["exchange"] = exchanged_s(spec, shop)
             found["waiting"] = max(0.0, _calls_s(spec, shop) - sum(found.values()))
             if number == len(passes) - 1:
@@ -121,36 +157,54 @@ class Timer:
         return total
 
     def _beside(self, passes: int) -> float:
-        """Of the layers' time, where a prompt's parts follow one another through stages: n parts and p stages take n + p - 1 turns of n p."""
+        """Of the layers' time, where a prompt's parts follow one another through stages: n parts and p stages
+        take n + p - 1 turns of n p.
+        """
         stages = self.plan.mesh.pp if self.plan.engine in IN_STAGES else 1
         return (passes + stages - 1) / (passes * stages)
 
 
 def decode_time(spec: ModelSpec, plan: Plan, cluster: Cluster, batch: int, context: int) -> Seconds:
-    """Seconds between two tokens of a sequence where a replica decodes ``batch`` sequences that hold ``context`` tokens each.
+    """Seconds between two tokens of a sequence where a replica decodes ``batch`` sequences that hold
+    ``context`` tokens each.
 
-    A server with pipeline stages has as many batches on their way, each with its share of the sequences; a token passes every stage. Raises
-    InputError for what is not timed.
+    A server with pipeline stages has as many batches on their way, each with its share of the sequences; a
+    token passes every stage. Raises InputError for what is not timed.
     """
     return Timer.of(spec, plan, cluster).decode(batch, context)
 
 
 def prefill_time(spec: ModelSpec, plan: Plan, cluster: Cluster, tokens: int, cached: int = 0) -> Seconds:
-    """Seconds until the first token of one prompt of ``tokens`` that waits for nobody, in chunks of max_batched_tokens; ``cached``: of its
-    beginning that are there.
+    """Seconds until the first token of one prompt of ``tokens`` that waits for nobody, in chunks of
+    max_batched_tokens; ``cached``: of its beginning that are there.
     """
     return Timer.of(spec, plan, cluster).prefill(tokens, cached)
 
 
 def token_time(decode: Seconds, prefill: Seconds, batch: int, output: int) -> Seconds:
-    """Seconds a token where ``batch`` sequences come and go: while one makes ``output`` tokens, every other's prompt is read once."""
+    """Seconds a token where ``batch`` sequences come and go: while one makes ``output`` tokens, every other's
+    prompt is read once.
+    """
     return decode.plus(prefill, batch / max(1, output))
 
 
 def _check_serving_timed(spec: ModelSpec) -> None:
-    mixers = (mixer for stack in spec.stacks for run in stack.runs for block in run.pattern for mixer in block.mixers)
-    if any(stack.role == "encoder" for stack in spec.stacks) or any(isinstance(mixer, CrossAttention) for mixer in mixers):
-        raise input_error("model", spec.name, "reads another sequence, whose passes are not timed", "memsheet infer tells its memory")
+    mixers = (
+        mixer
+        for stack in spec.stacks
+        for run in stack.runs
+        for block in run.pattern
+        for mixer in block.mixers
+    )
+    if any(stack.role == "encoder" for stack in spec.stacks) or any(
+        isinstance(mixer, CrossAttention) for mixer in mixers
+    ):
+        raise input_error(
+            "model",
+            spec.name,
+            "reads another sequence, whose passes are not timed",
+            "memsheet infer tells its memory",
+        )
 
 
 def _stage_imbalance(spec: ModelSpec, plan: Plan) -> float:
@@ -168,7 +222,10 @@ def _calls_s(spec: ModelSpec, shop: ServeTiming) -> float:
     return sum(stack.layers for stack in spec.stacks) * each * shop.speeds.call_s
 
 
-@formula(cites=VLLM_SAMPLER, at="v1/sample/sampler.py: operations on the logits of every sequence, from a cast to sorting and back")
+@formula(
+    cites=VLLM_SAMPLER,
+    at="v1/sample/sampler.py: operations on the logits of every sequence, from a cast to sorting and back",
+)
 def head_and_sampler_s(spec: ModelSpec, shop: ServeTiming) -> dict[str, float]:
     """The logits of each sequence's last token, and the choice of the next."""
     if spec.head.kind == "none":
@@ -182,4 +239,8 @@ def head_and_sampler_s(spec: ModelSpec, shop: ServeTiming) -> dict[str, float]:
     flops = 2.0 * rows * elements / cut / flops_per_s(shop, format_of(dtype), rows, spec.hidden)
     logits = line.start_s + max(dtype.nbytes(int(elements)) / cut / line.bytes_per_s, flops)
     calls = 0 if plan.engine in INSIDE else SAMPLER_CALLS[speeds.end]
-    return {"logits": logits, "sampler": calls * speeds.call_s + rows * float(spec.head.width) * SAMPLER_BYTES[speeds.end] / speeds.memory}
+    return {
+        "logits": logits,
+        "sampler": calls * speeds.call_s
+        + rows * float(spec.head.width) * SAMPLER_BYTES[speeds.end] / speeds.memory,
+    }

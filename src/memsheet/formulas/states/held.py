@@ -1,4 +1,6 @@
-"""Bytes of parameters, master weights, gradients and optimizer states, tensor by tensor, from declared dtypes."""
+"""Bytes of parameters, master weights, gradients and optimizer states, tensor by tensor, from declared
+dtypes.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,18 @@ from dataclasses import dataclass, replace
 from memsheet.arith import Count, at_least, where
 from memsheet.formulas.states.params import buffer_tensors, parameter_tensors, tower_tensors
 from memsheet.formulas.states.sharding import dim0_shard, elements_of, flat_shard, held_shape
-from memsheet.plan.dtypes import BF16, FP4_BNB, FP4_BNB_DOUBLE, FP32, INT8, INT8_ADAM, NF4, NF4_SINGLE, DType, dtype_named
+from memsheet.plan.dtypes import (
+    BF16,
+    FP4_BNB,
+    FP4_BNB_DOUBLE,
+    FP32,
+    INT8,
+    INT8_ADAM,
+    NF4,
+    NF4_SINGLE,
+    DType,
+    dtype_named,
+)
 from memsheet.plan.engine import Sharding
 from memsheet.plan.model import LatentAttention, ModelSpec, Role, Weight
 from memsheet.plan.plan import AdapterKind, Mesh, Plan, Quantization
@@ -62,34 +75,66 @@ def held_tensors(spec: ModelSpec, plan: Plan, keeping: Keeping = Keeping()) -> I
         yield from (replace(one, trains=False) for one in found) if path in idle else found
 
 
-def tensors_on_rank(path: str, weight: Weight, times: int, plan: Plan, *, uncut: bool = False) -> Iterator[Held]:
+def tensors_on_rank(
+    path: str, weight: Weight, times: int, plan: Plan, *, uncut: bool = False
+) -> Iterator[Held]:
     """One tensor as a rank holds it, and the adapter matrices beside it."""
     shape = held_shape(weight, WHOLE if uncut else plan.mesh, plan.vocab_multiple)
     shape = (weight.copies * shape[0], *shape[1:]) if weight.copies > 1 else shape
     if plan.adapter and weight.adapter:
         yield Held(path, shape, plan.adapter.dtype, True, weight.role, times)
         return
-    yield Held(path, shape, parameter_storage_dtype(path, weight, plan), plan.adapter is None, weight.role, times)
+    yield Held(
+        path, shape, parameter_storage_dtype(path, weight, plan), plan.adapter is None, weight.role, times
+    )
     adapter = plan.adapter
     if adapter is None or not path.endswith(".weight"):
         return
     name = path.split(".")[-2]
     if weight.role is Role.LINEAR and name in adapter.targets:
         yield from _lora_matrices(path, shape, plan, times)
-    if name in adapter.full_modules:  # peft utils/other.py, ModulesToSaveWrapper.update: a deep copy, which is trained
-        yield Held(f"{module_of(path)}.modules_to_save.weight", shape, plan.precision.parameters, True, weight.role, times)
+    if (
+        name in adapter.full_modules
+    ):  # peft utils/other.py, ModulesToSaveWrapper.update: a deep copy, which is trained
+        yield Held(
+            f"{module_of(path)}.modules_to_save.weight",
+            shape,
+            plan.precision.parameters,
+            True,
+            weight.role,
+            times,
+        )
 
 
 def _latent_paths(spec: ModelSpec) -> frozenset[str]:
     blocks = (block for stack in spec.stacks for run in stack.runs for block in run.pattern)
-    return frozenset(module_of(w.path) for b in blocks for m in b.mixers if isinstance(m, LatentAttention) for w in m.weights)
+    return frozenset(
+        module_of(w.path)
+        for b in blocks
+        for m in b.mixers
+        if isinstance(m, LatentAttention)
+        for w in m.weights
+    )
 
 
-@formula(cites=LORA, at="section 4.1: W + B A with A of rank x in and B of out x rank; DoRA adds a magnitude a row, LoRA-FA trains B alone")
+@formula(
+    cites=LORA,
+    at=(
+        "section 4.1: W + B A with A of rank x in and B of out x rank; DoRA adds a magnitude a row, "
+        "LoRA-FA trains B alone"
+    ),
+)
 def _lora_matrices(path: str, shape: tuple[Count, ...], plan: Plan, times: int) -> Iterator[Held]:
     assert plan.adapter is not None
     module, rank, dtype, kind = module_of(path), plan.adapter.rank, plan.adapter.dtype, plan.adapter.kind
-    yield Held(f"{module}.lora_A.weight", (rank, shape[1]), dtype, kind is not AdapterKind.LORA_FA, Role.LINEAR, times)
+    yield Held(
+        f"{module}.lora_A.weight",
+        (rank, shape[1]),
+        dtype,
+        kind is not AdapterKind.LORA_FA,
+        Role.LINEAR,
+        times,
+    )
     yield Held(f"{module}.lora_B.weight", (shape[0], rank), dtype, True, Role.LINEAR, times)
     if kind is AdapterKind.DORA:
         yield Held(f"{module}.lora_magnitude_vector.weight", (shape[0],), dtype, True, Role.LINEAR, times)
@@ -110,13 +155,15 @@ def _kept_in(weight: Weight, dtype: DType) -> DType:
 
 
 OF_LINEAR_LAYERS = (NF4, NF4_SINGLE, FP4_BNB, FP4_BNB_DOUBLE, INT8)
-"""What bitsandbytes makes of torch.nn.Linear alone: experts that are one parameter stay as they are (transformers 5.23
-integrations/bitsandbytes.py:189).
+"""What bitsandbytes makes of torch.nn.Linear alone: experts that are one parameter stay as they are
+(transformers 5.23 integrations/bitsandbytes.py:189).
 """
 
 
 def is_quantized(path: str, weight: Weight, how: Quantization) -> bool:
-    """Whether a weight is stored in the quantized format: matrices of linear layers and experts that are not skipped."""
+    """Whether a weight is stored in the quantized format: matrices of linear layers and experts that are not
+    skipped.
+    """
     if weight.role not in (Role.LINEAR, Role.EXPERT) or len(weight.shape) < 2:
         return False
     if weight.role is Role.EXPERT and not path.endswith(".weight") and how.weights in OF_LINEAR_LAYERS:
@@ -129,8 +176,13 @@ def left_whole(spec: ModelSpec, plan: Plan) -> tuple[str, ...]:
     how = plan.quantization
     if how is None or how.weights not in OF_LINEAR_LAYERS:
         return ()
-    experts = any(w.role is Role.EXPERT and not path.endswith(".weight") for path, w, _ in parameter_tensors(spec))
-    said = f"{how.weights.name} is of linear layers: the experts are one parameter a layer, which bitsandbytes leaves in {plan.precision.parameters.name}"
+    experts = any(
+        w.role is Role.EXPERT and not path.endswith(".weight") for path, w, _ in parameter_tensors(spec)
+    )
+    said = (
+        f"{how.weights.name} is of linear layers: the experts are one parameter a layer, which "
+        f"bitsandbytes leaves in {plan.precision.parameters.name}"
+    )
     return (said,) if experts else ()
 
 
@@ -145,12 +197,20 @@ def parameter_shard(held: Held, plan: Plan, sharding: Sharding) -> Count:
 
 @formula(cites=LLM_INT8, at="section 3.1: one fp32 constant a row of an int8 matrix")
 def row_scales(held: Held) -> Count:
-    """Bytes of the scales that int8 storage keeps for each row of a matrix; other formats carry theirs in the dtype."""
-    return FP32.nbytes(held.shape[-2] * (held.elements // (held.shape[-1] * held.shape[-2]))) if held.dtype is INT8 else 0
+    """Bytes of the scales that int8 storage keeps for each row of a matrix; other formats carry theirs in the
+    dtype.
+    """
+    return (
+        FP32.nbytes(held.shape[-2] * (held.elements // (held.shape[-1] * held.shape[-2])))
+        if held.dtype is INT8
+        else 0
+    )
 
 
 @formula(cites=ZERO, at="section 3.1: parameters, gradients and optimizer states in their own dtypes")
-def parameter_bytes(spec: ModelSpec, plan: Plan, tensors_held: tuple[Held, ...], sharding: Sharding) -> dict[tuple[Component, str], Count]:
+def parameter_bytes(
+    spec: ModelSpec, plan: Plan, tensors_held: tuple[Held, ...], sharding: Sharding
+) -> dict[tuple[Component, str], Count]:
     """Parameters (and buffers) kept on one rank between steps."""
     result: dict[tuple[Component, str], Count] = {}
     for held in tensors_held:
@@ -161,7 +221,11 @@ def parameter_bytes(spec: ModelSpec, plan: Plan, tensors_held: tuple[Held, ...],
         )
     for path, weight, times in buffer_tensors(spec):
         dtype = dtype_named(weight.dtype) if weight.dtype else None
-        _add_to_bag(result, (Component.BUFFERS, path), times * (dtype or plan.precision.parameters).nbytes(weight.elements))
+        _add_to_bag(
+            result,
+            (Component.BUFFERS, path),
+            times * (dtype or plan.precision.parameters).nbytes(weight.elements),
+        )
     return result
 
 
@@ -174,7 +238,10 @@ def gradient_dtype(held: Held, plan: Plan) -> DType:
     return held.dtype if plan.adapter else plan.precision.gradients
 
 
-@formula(cites=EIGHT_BIT, at="section 2.1: 8-bit states with one fp32 maximum a block; embeddings stay in 32 bits (section 2.3)")
+@formula(
+    cites=EIGHT_BIT,
+    at="section 2.1: 8-bit states with one fp32 maximum a block; embeddings stay in 32 bits (section 2.3)",
+)
 def eight_bit_states(held: Held, elements: Count, *, alike: bool = False) -> Count:
     """Two moments of a tensor under a block-wise 8-bit optimizer. ``alike``: embeddings are no exception."""
     whole = FP32.nbytes(elements)
@@ -188,7 +255,11 @@ TORCHAO_BLOCK, TORCHAO_TABLE = 256, 256
 
 
 @formula(
-    cites=TORCHAO, at="adam.py _new_buffer, subclass_8bit.py zeros: 8 bits and a maximum a block; smaller tensors and odd ones as they are"
+    cites=TORCHAO,
+    at=(
+        "adam.py _new_buffer, subclass_8bit.py zeros: 8 bits and a maximum a block; smaller tensors and "
+        "odd ones as they are"
+    ),
 )
 def torchao_states(elements: Count, dtype: DType) -> Count:
     """Two moments of a tensor, embeddings included. ``dtype``: of what is not quantized, the parameter's."""

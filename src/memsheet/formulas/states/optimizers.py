@@ -1,7 +1,7 @@
 """What each optimizer keeps of a tensor between steps, and what its arithmetic takes while it steps.
 
-Sources were read at torch 2.13.0, transformers 5.23.0 (Adafactor) and 4.30 (its former AdamW), peft 0.21.2, bitsandbytes 0.50.2, galore-torch
-1.0, adam-mini 1.1.1 and lion-pytorch 0.2.5.
+Sources were read at torch 2.13.0, transformers 5.23.0 (Adafactor) and 4.30 (its former AdamW), peft 0.21.2,
+bitsandbytes 0.50.2, galore-torch 1.0, adam-mini 1.1.1 and lion-pytorch 0.2.5.
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import BF16, FP32, INT8_ADAM, DType
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec, Role
 from memsheet.plan.plan import Implementation, OptimizerName, Plan
-from memsheet.references import ADAFACTOR, ADAM_MINI, BITSANDBYTES, GALORE, LORA_FA, MUON, TORCH_OPTIM, formula
+from memsheet.references import (
+    ADAFACTOR,
+    ADAM_MINI,
+    BITSANDBYTES,
+    GALORE,
+    LORA_FA,
+    MUON,
+    TORCH_OPTIM,
+    formula,
+)
 from memsheet.sheet import FromCode
 
 Parameters = tuple[tuple[Held, Count], ...]
@@ -31,13 +40,19 @@ WHOLE_SHAPES = frozenset({Name.ADAFACTOR, Name.MUON, Name.ADAM_MINI, Name.GALORE
 PAGED = frozenset({Name.PAGED_ADAMW, Name.PAGED_ADAMW_8BIT})
 PAGED_MINIMUM = 100_000
 """Smaller tensors have states of the ordinary kind (bitsandbytes optim/optimizer.py:383)."""
-PAGED_STATES = FromCode("bitsandbytes-foundation/bitsandbytes", "0.50.2", "bitsandbytes/optim/optimizer.py", 387)
+PAGED_STATES = FromCode(
+    "bitsandbytes-foundation/bitsandbytes", "0.50.2", "bitsandbytes/optim/optimizer.py", 387
+)
 ALIKE = frozenset({"torchtune", "litgpt"})
-"""Engines that make an 8-bit optimizer themselves; the Trainer of transformers has it keep embeddings in 32 bits (5.23.0 trainer.py:1338)."""
+"""Engines that make an 8-bit optimizer themselves; the Trainer of transformers has it keep embeddings in 32
+bits (5.23.0 trainer.py:1338).
+"""
 
 
 def moments_dtype(held: Held, plan: Plan) -> DType:
-    """What moments are kept in that have the parameter's own dtype: beside adapters that of each trained tensor."""
+    """What moments are kept in that have the parameter's own dtype: beside adapters that of each trained
+    tensor.
+    """
     return held.dtype if plan.adapter else plan.precision.moments
 
 
@@ -45,7 +60,7 @@ def _quantizes_all_moments(plan: Plan) -> bool:
     return plan.engine in ALIKE or eight_bit_alike(plan.engine_version)
 
 
-# ---- what is kept between steps ----------------------------------------------------------------------------------------------
+# ---- what is kept between steps ----------------------------------------------------------------------------
 
 
 @formula(cites=TORCH_OPTIM, at="_init_group: exp_avg and exp_avg_sq like the parameter, a step count each")
@@ -67,7 +82,9 @@ def optimizer_bytes(held: Held, elements: Count, plan: Plan, head_elements: Coun
             return _paged_moment_bytes(held, elements, plan)[0]
         case Name.ADAFACTOR:
             own = plan.optimizer.implementation is Way.LOOP
-            return adafactor_states(held, elements, FP32 if own else dtype) + (FP32.nbytes(1) if own else 0)  # the parameter's size
+            return adafactor_states(held, elements, FP32 if own else dtype) + (
+                FP32.nbytes(1) if own else 0
+            )  # the parameter's size
         case Name.MUON if is_muon_stepped(held):
             return dtype.nbytes(elements)
         case Name.ADAM_MINI:
@@ -85,7 +102,9 @@ STATES_EACH = {Name.SGD: 0, Name.SGD_MOMENTUM: 1, Name.LION: 1}
 def _of_every_element(elements: Count, plan: Plan, dtype: DType) -> Count:
     assert plan.optimizer is not None
     name, way = plan.optimizer.name, plan.optimizer.implementation
-    step = FP32.nbytes(1) if name in (Name.ADAMW, Name.MUON) and way is Way.FUSED else 0  # a count on the device
+    step = (
+        FP32.nbytes(1) if name in (Name.ADAMW, Name.MUON) and way is Way.FUSED else 0
+    )  # a count on the device
     wide = way in (Way.BNB, Way.APEX)  # 32 bits whatever the parameter has
     return STATES_EACH.get(name, 2) * (FP32 if wide else dtype).nbytes(elements) + step
 
@@ -93,10 +112,17 @@ def _of_every_element(elements: Count, plan: Plan, dtype: DType) -> Count:
 @formula(cites=BITSANDBYTES, at="optim/optimizer.py:374-390: get_state_buffer")
 def paged_bytes(held: Held, elements: Count, plan: Plan) -> Count:
     """States in memory that driver and host share page by page, outside torch's allocator."""
-    return _paged_moment_bytes(held, elements, plan)[1] if plan.optimizer is not None and plan.optimizer.name in PAGED else 0
+    return (
+        _paged_moment_bytes(held, elements, plan)[1]
+        if plan.optimizer is not None and plan.optimizer.name in PAGED
+        else 0
+    )
 
 
-@formula(cites=BITSANDBYTES, at="optim/optimizer.py:374-390, 492-531: large states come from cudaMallocManaged, their maxima do not")
+@formula(
+    cites=BITSANDBYTES,
+    at="optim/optimizer.py:374-390, 492-531: large states come from cudaMallocManaged, their maxima do not",
+)
 def _paged_moment_bytes(held: Held, elements: Count, plan: Plan) -> tuple[Count, Count]:
     """Two moments of a tensor: bytes on the device, and bytes in pages."""
     assert plan.optimizer is not None
@@ -104,10 +130,15 @@ def _paged_moment_bytes(held: Held, elements: Count, plan: Plan) -> tuple[Count,
     if plan.optimizer.name is Name.PAGED_ADAMW or (held.role is Role.EMBEDDING and plan.engine not in ALIKE):
         return where(large, 0, wide), where(large, wide, 0)
     low, pages = 2 * INT8_ADAM.nbytes(elements), 2 * elements
-    return where(large, low - pages, where(at_least(elements, EIGHT_BIT_MINIMUM), low, wide)), where(large, pages, 0)
+    return where(large, low - pages, where(at_least(elements, EIGHT_BIT_MINIMUM), low, wide)), where(
+        large, pages, 0
+    )
 
 
-@formula(cites=ADAFACTOR, at="section 4: a sum of rows and a sum of columns stand for the second moments of a matrix")
+@formula(
+    cites=ADAFACTOR,
+    at="section 4: a sum of rows and a sum of columns stand for the second moments of a matrix",
+)
 def adafactor_states(held: Held, elements: Count, dtype: DType) -> Count:
     """Without a first moment. fp32 in transformers' code, the gradient's dtype in torch's."""
     if len(held.shape) < 2:
@@ -115,13 +146,32 @@ def adafactor_states(held: Held, elements: Count, dtype: DType) -> Count:
     return dtype.nbytes(elements // held.shape[-1] + elements // held.shape[-2])
 
 
-@formula(cites=MUON, at="torch optim/_muon.py: matrices of hidden layers; embeddings, output projection, biases and norms by AdamW")
+@formula(
+    cites=MUON,
+    at=(
+        "torch optim/_muon.py: matrices of hidden layers; embeddings, output projection, biases and norms "
+        "by AdamW"
+    ),
+)
 def is_muon_stepped(held: Held) -> bool:
     """Whether Muon steps a tensor, and not the AdamW beside it."""
     return held.role is Role.LINEAR and len(held.shape) == 2
 
 
-ROWS = ("embed", "embd", "wte", "lm_head", "output", "final_layer", "v_proj", "wv", "value", "feed_forward", "linear", "mlp")
+ROWS = (
+    "embed",
+    "embd",
+    "wte",
+    "lm_head",
+    "output",
+    "final_layer",
+    "v_proj",
+    "wv",
+    "value",
+    "feed_forward",
+    "linear",
+    "mlp",
+)
 ROWS_TOO = ("o_proj", "wo", "attn.proj")
 HEADS = ("k_proj", "q_proj", "wq", "wk", "query", "key")
 
@@ -135,7 +185,13 @@ class Blocks(Enum):
     WHOLE = "the tensor"
 
 
-@formula(cites=ADAM_MINI, at="adam_mini.py step: biases as Adam has them, one block a head of queries and keys, one a row, else the tensor")
+@formula(
+    cites=ADAM_MINI,
+    at=(
+        "adam_mini.py step: biases as Adam has them, one block a head of queries and keys, one a row, else "
+        "the tensor"
+    ),
+)
 def adam_mini_cut(held: Held) -> Blocks:
     """What the blocks of a tensor are."""
     name = held.path.lower()
@@ -146,7 +202,13 @@ def adam_mini_cut(held: Held) -> Blocks:
     return Blocks.ROWS if any(part in name for part in (*ROWS, *ROWS_TOO)) else Blocks.WHOLE
 
 
-@formula(cites=ADAM_MINI, at="adam_mini.py step: vmean has one value for each head, row or tensor, v one for each element of a bias")
+@formula(
+    cites=ADAM_MINI,
+    at=(
+        "adam_mini.py step: vmean has one value for each head, row or tensor, v one for each "
+        "element of a bias"
+    ),
+)
 def adam_mini_blocks(held: Held, elements: Count, dtype: DType, head_elements: Count) -> Count:
     """Second moments, one a block."""
     match adam_mini_cut(held):
@@ -177,10 +239,17 @@ def adam_mini_problems(tensors: Iterable[Held], model: ModelSpec) -> Iterator[Pr
         yield Problem(field=field, value=Name.ADAM_MINI.value, reason=reason, hint=hint)
 
 
-@formula(cites=ADAM_MINI, at="adam_mini.py step, last branch: the state is made before it is asked whether there is a gradient")
+@formula(
+    cites=ADAM_MINI,
+    at="adam_mini.py step, last branch: the state is made before it is asked whether there is a gradient",
+)
 def states_without_gradient(held: Held, elements: Count, plan: Plan) -> Count:
     """States of a tensor that gets no gradient; other optimizers make none."""
-    if plan.optimizer is None or plan.optimizer.name is not Name.ADAM_MINI or adam_mini_cut(held) is not Blocks.WHOLE:
+    if (
+        plan.optimizer is None
+        or plan.optimizer.name is not Name.ADAM_MINI
+        or adam_mini_cut(held) is not Blocks.WHOLE
+    ):
         return 0
     dtype = moments_dtype(held, plan)
     return dtype.nbytes(elements) + dtype.nbytes(1)
@@ -190,19 +259,32 @@ def states_without_gradient(held: Held, elements: Count, plan: Plan) -> Count:
 def head_elements(model: ModelSpec) -> Count:
     """``dim * dim // n_heads``, of which Adam-mini takes one second moment."""
     blocks = (block for stack in model.stacks for run in stack.runs for block in run.pattern)
-    heads = next((m.heads for block in blocks for m in block.mixers if isinstance(m, Attention | LatentAttention)), 1)
+    heads = next(
+        (m.heads for block in blocks for m in block.mixers if isinstance(m, Attention | LatentAttention)), 1
+    )
     return model.hidden * model.hidden // heads
 
 
-@formula(cites=GALORE, at="galore_torch: matrices of the layers that are named, which are all linear layers of blocks")
+@formula(
+    cites=GALORE,
+    at="galore_torch: matrices of the layers that are named, which are all linear layers of blocks",
+)
 def is_galore_projected(held: Held) -> bool:
     """Whether GaLore keeps a projection of a tensor."""
     return held.role is Role.LINEAR and len(held.shape) == 2
 
 
-@formula(cites=GALORE, at="galore_projector.py project (std): r rows or columns that span the gradient; two moments of what is left of it")
+@formula(
+    cites=GALORE,
+    at=(
+        "galore_projector.py project (std): r rows or columns that span the gradient; two moments of what "
+        "is left of it"
+    ),
+)
 def galore_states(held: Held, plan: Plan, dtype: DType) -> Count:
-    """In fp32 the projection is a view of all singular vectors, which stay; elsewhere a copy of what it needs."""
+    """In fp32 the projection is a view of all singular vectors, which stay; elsewhere a copy of what it
+    needs.
+    """
     short, long, rank = _galore_matrix_sides(held, plan)
     return dtype.nbytes((short if dtype is FP32 else rank) * short) + 2 * dtype.nbytes(rank * long)
 
@@ -214,13 +296,14 @@ def _galore_matrix_sides(held: Held, plan: Plan) -> tuple[Count, Count, Count]:
     return short, long, minimum(plan.optimizer.rank, short)
 
 
-# ---- the step ----------------------------------------------------------------------------------------------------------------
+# ---- the step ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Copies that a step makes. ``together``: of all tensors at once; ``alone``: of the one at work; ``left``: of the one before, which a
-    local variable still names. ``wide``: in fp32, for which low gradients and parameters are raised first.
+    """Copies that a step makes. ``together``: of all tensors at once; ``alone``: of the one at work;
+    ``left``: of the one before, which a local variable still names. ``wide``: in fp32, for which low
+    gradients and parameters are raised first.
     """
 
     together: int = 0
@@ -231,17 +314,27 @@ class Work:
 
 WORK: dict[tuple[OptimizerName, Implementation], Work] = {
     (Name.ADAMW, Way.FOREACH): Work(together=1),  # adam.py:762-799: _foreach_sqrt of all second moments
-    (Name.ADAMW, Way.LOOP): Work(alone=2, left=1),  # adam.py:540-546: a root and its quotient, beside the last quotient
-    (Name.ADAMW, Way.TRANSFORMERS): Work(alone=1, left=1),  # transformers 4.30 optimization.py AdamW.step: denom
+    (Name.ADAMW, Way.LOOP): Work(
+        alone=2, left=1
+    ),  # adam.py:540-546: a root and its quotient, beside the last quotient
+    (Name.ADAMW, Way.TRANSFORMERS): Work(
+        alone=1, left=1
+    ),  # transformers 4.30 optimization.py AdamW.step: denom
     (Name.LION, Way.LOOP): Work(alone=2),  # lion_pytorch.py update_fn: clone, sum
     (Name.LION, Way.FOREACH): Work(together=1),  # foreach.py: clones of all
-    (Name.ADAFACTOR, Way.LOOP): Work(alone=2, left=1, wide=True),  # optimization.py:1200-1250: square and sum, beside the last update
-    (Name.ADAFACTOR, Way.FOREACH): Work(together=1),  # _adafactor.py: var_estimates of all, which become updates
+    (Name.ADAFACTOR, Way.LOOP): Work(
+        alone=2, left=1, wide=True
+    ),  # optimization.py:1200-1250: square and sum, beside the last update
+    (Name.ADAFACTOR, Way.FOREACH): Work(
+        together=1
+    ),  # _adafactor.py: var_estimates of all, which become updates
     (Name.ADAM_MINI, Way.LOOP): Work(alone=2),  # adam_mini.py: update and its negative
 }
 """What is not listed works inside kernels."""
 TORCH_ADAMW = (2, 0)
-"""The Trainer of transformers had an AdamW of its own by default while torch was older (4.28 training_args.py, default_optim = "adamw_hf")."""
+"""The Trainer of transformers had an AdamW of its own by default while torch was older (4.28
+training_args.py, default_optim = "adamw_hf").
+"""
 
 
 def _optimizer_step_work(plan: Plan, name: OptimizerName) -> Work | None:
@@ -286,38 +379,61 @@ def _at_work(parameters: Parameters, plan: Plan, work: Work | None) -> Count:
     before = _previously_stepped_tensors([h.times > 1 for h, _ in parameters])
     held = [work.alone * size + extra for size, extra in zip(sizes, raised, strict=True)]
     return _largest_size(
-        size + work.left * _largest_size(iter([sizes[i] for i in earlier])) for size, earlier in zip(held, before, strict=True)
+        size + work.left * _largest_size(iter([sizes[i] for i in earlier]))
+        for size, earlier in zip(held, before, strict=True)
     )
 
 
 def _previously_stepped_tensors(repeated: Sequence[bool]) -> list[list[int]]:
-    """Which tensors may have been stepped right before each: the one before it in order, and for the first of a layer the last of a layer."""
+    """Which tensors may have been stepped right before each: the one before it in order, and for the first of
+    a layer the last of a layer.
+    """
     found: list[list[int]] = []
     for place, again in enumerate(repeated):
         earlier = [place - 1] if place else []
         if again and not (place and repeated[place - 1]):
-            last = next((i for i in range(place, len(repeated)) if i + 1 == len(repeated) or not repeated[i + 1]), place)
+            last = next(
+                (i for i in range(place, len(repeated)) if i + 1 == len(repeated) or not repeated[i + 1]),
+                place,
+            )
             earlier.append(last)
         found.append(earlier)
     return found
 
 
-@formula(cites=ADAFACTOR, at="transformers optimization.py:1195-1222: gradient and parameter as fp32 copies where they are lower")
+@formula(
+    cites=ADAFACTOR,
+    at="transformers optimization.py:1195-1222: gradient and parameter as fp32 copies where they are lower",
+)
 def fp32_copy_bytes(held: Held, elements: Count, plan: Plan) -> Count:
     kept = held.dtype if plan.adapter else plan.precision.master_weights or plan.precision.parameters
     low = plan.precision.gradients if plan.precision.master_weights is None and not plan.adapter else kept
     return sum(FP32.nbytes(elements) for dtype in (kept, low) if dtype is not FP32)
 
 
-@formula(cites=MUON, at="torch optim/_muon.py _zeropower_via_newtonschulz: the update, two iterates and two Gram matrices, in bf16")
+@formula(
+    cites=MUON,
+    at=(
+        "torch optim/_muon.py _zeropower_via_newtonschulz: the update, two iterates and two Gram matrices, "
+        "in bf16"
+    ),
+)
 def muon_scratch(held: Held, plan: Plan) -> Count:
     short, long = minimum(*held.shape), maximum(*held.shape)
     return moments_dtype(held, plan).nbytes(short * long) + BF16.nbytes(2 * short * long + 2 * short * short)
 
 
-@formula(cites=GALORE, at="galore_projector.py get_orthogonal_matrix: an fp32 copy, the solver's own, U and V, and s times one of them")
+@formula(
+    cites=GALORE,
+    at=(
+        "galore_projector.py get_orthogonal_matrix: an fp32 copy, the solver's own, U and V, and s times "
+        "one of them"
+    ),
+)
 def galore_scratch(held: Held, elements: Count, plan: Plan) -> Count:
-    """Every 200 steps a projected tensor's gradient is decomposed anew; the solver's workspace is not counted."""
+    """Every 200 steps a projected tensor's gradient is decomposed anew; the solver's workspace is not
+    counted.
+    """
     dtype = moments_dtype(held, plan)
     if not is_galore_projected(held):
         return 2 * dtype.nbytes(elements)
@@ -328,7 +444,11 @@ def galore_scratch(held: Held, elements: Count, plan: Plan) -> Count:
 
 
 @formula(
-    cites=LORA_FA, at="peft optimizers/lorafa.py step: the gradient in bf16, its product and multiple, that in fp32, the root beside it"
+    cites=LORA_FA,
+    at=(
+        "peft optimizers/lorafa.py step: the gradient in bf16, its product and multiple, that in fp32, the "
+        "root beside it"
+    ),
 )
 def lora_fa_scratch(held: Held, elements: Count) -> Count:
     return maximum(3 * BF16.nbytes(elements), BF16.nbytes(elements) + 2 * held.dtype.nbytes(elements))

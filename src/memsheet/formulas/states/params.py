@@ -9,7 +9,9 @@ from itertools import chain
 from memsheet.plan.model import Block, Embeddings, ModelSpec, Moe, Norm, Role, Stack, Tower, Weight
 
 START, JOIN = "start", "join"
-"""Roles of the two ends of a vision tower that pictures pass through: modules by themselves, not lists of layers."""
+"""Roles of the two ends of a vision tower that pictures pass through: modules by themselves, not lists of
+layers.
+"""
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
@@ -30,7 +32,9 @@ def layer_stacks(spec: ModelSpec) -> Iterator[Stack]:
 
 
 def distinct_blocks(stack: Stack) -> Iterator[tuple[Block, int]]:
-    """Each distinct block with the number of copies whose tensors exist; runs that share their tensors appear once."""
+    """Each distinct block with the number of copies whose tensors exist; runs that share their tensors appear
+    once.
+    """
     seen: set[str] = set()
     for run in stack.runs:
         if run.shared is not None and run.shared in seen:
@@ -41,10 +45,11 @@ def distinct_blocks(stack: Stack) -> Iterator[tuple[Block, int]]:
 
 
 def parameter_tensors(spec: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
-    """Each parameter tensor of the model once, as (path with indices folded, weight, how many layers have one).
+    """Each parameter tensor of the model once, as (path with indices folded, weight, how many layers have
+    one).
 
-    A path comes more than once where layers differ. Buffers are left out (see ``buffer_tensors``); a tied head has no tensor.
-    The elements of an entry are ``weight.elements * multiplicity``.
+    A path comes more than once where layers differ. Buffers are left out (see ``buffer_tensors``); a tied
+    head has no tensor. The elements of an entry are ``weight.elements * multiplicity``.
     """
     return (entry for entry in _all_model_tensors(spec) if entry[1].role is not Role.BUFFER)
 
@@ -53,7 +58,11 @@ def tower_tensors(spec: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
     """The parameter tensors that only pictures reach, listed as ``parameter_tensors`` lists them."""
     own = tuple(f"{tower.path}." for tower in spec.towers)
     extras = (entry for entry in _unstacked_tensors(spec.extras) if entry[0].startswith(own))
-    return (entry for entry in chain(*map(_vision_tower_weights, spec.towers), extras) if entry[1].role is not Role.BUFFER)
+    return (
+        entry
+        for entry in chain(*map(_vision_tower_weights, spec.towers), extras)
+        if entry[1].role is not Role.BUFFER
+    )
 
 
 def buffer_tensors(spec: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
@@ -73,7 +82,11 @@ def active_parameter_count(spec: ModelSpec) -> int:
 
 def idle_parameter_count(spec: ModelSpec) -> int:
     """Parameters of the routed experts that one token does not pass through."""
-    return sum(_inactive_expert_elements(block) * times for stack in layer_stacks(spec) for block, times in distinct_blocks(stack))
+    return sum(
+        _inactive_expert_elements(block) * times
+        for stack in layer_stacks(spec)
+        for block, times in distinct_blocks(stack)
+    )
 
 
 def _inactive_expert_elements(block: Block) -> int:
@@ -115,6 +128,11 @@ def _norm_weights(norms: tuple[Norm, ...]) -> tuple[Weight, ...]:
 
 def _stack_tensors(stack: Stack) -> Iterator[tuple[str, Weight, int]]:
     for block, times in distinct_blocks(stack):
-        yield from ((fold_path_indices(f"{stack_prefix(stack)}.{weight.path}"), weight, times) for weight in block.weights)
+        yield from (
+            (fold_path_indices(f"{stack_prefix(stack)}.{weight.path}"), weight, times)
+            for weight in block.weights
+        )
     prefix = f"{stack.final_path}." if stack.final_path else ""
-    yield from ((fold_path_indices(prefix + weight.path), weight, 1) for weight in _norm_weights(stack.final_norms))
+    yield from (
+        (fold_path_indices(prefix + weight.path), weight, 1) for weight in _norm_weights(stack.final_norms)
+    )

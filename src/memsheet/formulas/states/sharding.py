@@ -12,8 +12,9 @@ from memsheet.references import MEGATRON_TP, TORCH_FSDP2, ZERO, formula
 def held_shape(weight: Weight, mesh: Mesh, vocab_multiple: int = 1) -> tuple[Count, ...]:
     """The shape of ``weight`` on one tensor- and expert-parallel rank, the largest where ranks differ.
 
-    Norms, routers and latent down-projections (``cut`` None) are whole everywhere; heads are never split, so keys and values
-    repeat where tp exceeds their heads; a padded vocabulary is rounded up to ``vocab_multiple``.
+    Norms, routers and latent down-projections (``cut`` None) are whole everywhere; heads are never split, so
+    keys and values repeat where tp exceeds their heads; a padded vocabulary is rounded up to
+    ``vocab_multiple``.
     """
     shape: list[Count] = list(weight.shape)
     routed = weight.role in (Role.EXPERT, Role.EXPERT_BIAS)
@@ -24,7 +25,11 @@ def held_shape(weight: Weight, mesh: Mesh, vocab_multiple: int = 1) -> tuple[Cou
         shape[0] = round_up(shape[0], vocab_multiple)
     if weight.cut is not None:
         units = weight.units or weight.shape[weight.cut]
-        shape[weight.cut] = shape[weight.cut] // units * ceil_div(units, degree) if weight.units else ceil_div(shape[weight.cut], degree)
+        shape[weight.cut] = (
+            shape[weight.cut] // units * ceil_div(units, degree)
+            if weight.units
+            else ceil_div(shape[weight.cut], degree)
+        )
     return tuple(shape)
 
 
@@ -36,13 +41,17 @@ def elements_of(shape: tuple[Count, ...]) -> Count:
     return result
 
 
-@formula(cites=TORCH_FSDP2, at="_fsdp_param.py:298-320: every rank keeps the padded first chunk of dimension 0")
+@formula(
+    cites=TORCH_FSDP2, at="_fsdp_param.py:298-320: every rank keeps the padded first chunk of dimension 0"
+)
 def dim0_shard(shape: tuple[Count, ...], ranks: Count) -> Count:
     """Elements that FSDP2 keeps of a tensor on each rank."""
     return ceil_div(shape[0], ranks) * elements_of(shape[1:])
 
 
-@formula(cites=TORCH_FSDP2, at="_fsdp_param.py:616-628: the gathered tensor has the padded size on every rank")
+@formula(
+    cites=TORCH_FSDP2, at="_fsdp_param.py:616-628: the gathered tensor has the padded size on every rank"
+)
 def dim0_gathered(shape: tuple[Count, ...], ranks: Count) -> Count:
     """Elements of a tensor gathered from FSDP2 shards."""
     return dim0_shard(shape, ranks) * ranks

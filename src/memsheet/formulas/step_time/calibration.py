@@ -38,33 +38,45 @@ class MeasuredStep:
         return float(sum(found.parts[name] for name in parts) / found.value)
 
 
-def calibrate_efficiency(step: MeasuredStep, *, start: Efficiency | None = None, source: str | None = None) -> Efficiency:
-    """One scalar for everything that makes the prediction the measured time: one step cannot tell computing from communication. ``start``
-    keeps the ratios between them. By bisection, as a slower rate never makes a step faster.
+def calibrate_efficiency(
+    step: MeasuredStep, *, start: Efficiency | None = None, source: str | None = None
+) -> Efficiency:
+    """One scalar for everything that makes the prediction the measured time: one step cannot tell computing
+    from communication. ``start`` keeps the ratios between them. By bisection, as a slower rate never makes a
+    step faster.
     """
     base = start or Efficiency()
     low, high = BOUNDS
     for _ in range(STEPS):
         middle = (low * high) ** 0.5
-        low, high = (middle, high) if step.predicted(_scale_efficiency(base, middle, source)) > step.seconds else (low, middle)
+        low, high = (
+            (middle, high)
+            if step.predicted(_scale_efficiency(base, middle, source)) > step.seconds
+            else (low, middle)
+        )
     return _scale_efficiency(base, (low * high) ** 0.5, source)
 
 
 def _scale_efficiency(base: Efficiency, factor: float, source: str | None) -> Efficiency:
     return Efficiency(
-        compute=base.compute * factor, attention=base.attention * factor, communication=base.communication * factor, source=source
-    )  # fmt: skip
+        compute=base.compute * factor,
+        attention=base.attention * factor,
+        communication=base.communication * factor,
+        source=source,
+    )
 
 
 def fit_efficiency(steps: Sequence[MeasuredStep], *, source: str | None = None) -> Efficiency:
-    """From one step one scalar. From two also the ratio of attention or of communication to the rest, whichever their shares tell apart
-    better; where neither does by ``TOLD_APART``, one scalar between what the two ask for.
+    """From one step one scalar. From two also the ratio of attention or of communication to the rest,
+    whichever their shares tell apart better; where neither does by ``TOLD_APART``, one scalar between what
+    the two ask for.
     """
     if len(steps) == 1:
         return calibrate_efficiency(steps[0], source=source)
     first, second = steps[:2]
     apart = {
-        name: abs(first.share(parts) - second.share(parts)) for name, parts in (("attention", ("attention",)), ("communication", TOLD))
+        name: abs(first.share(parts) - second.share(parts))
+        for name, parts in (("attention", ("attention",)), ("communication", TOLD))
     }
     name = max(apart, key=lambda key: apart[key])
     if apart[name] < TOLD_APART:
@@ -72,5 +84,8 @@ def fit_efficiency(steps: Sequence[MeasuredStep], *, source: str | None = None) 
         return _scale_efficiency(Efficiency(), (one * other) ** 0.5, source)
     low, high = SECOND_BOUNDS
     ratios = (low * (high / low) ** (n / (CANDIDATES - 1)) for n in range(CANDIDATES))
-    found = (calibrate_efficiency(first, start=replace(Efficiency(), **{name: ratio}), source=source) for ratio in ratios)
+    found = (
+        calibrate_efficiency(first, start=replace(Efficiency(), **{name: ratio}), source=source)
+        for ratio in ratios
+    )
     return min(found, key=lambda one: abs(second.predicted(one) / second.seconds - 1))

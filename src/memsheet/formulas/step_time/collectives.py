@@ -7,24 +7,38 @@ from memsheet.formulas.step_time.rates import Rates
 from memsheet.references import NCCL_TESTS, NCCL_TUNING, formula
 
 LINK_SHARE = 0.8
-"""Of a link's bytes a second that collectives reach: 230/300, 369/450 and 745/900 inside the measured nodes; taken for the network too."""
+"""Of a link's bytes a second that collectives reach: 230/300, 369/450 and 745/900 inside the measured nodes;
+taken for the network too.
+"""
 HOP_S = 14e-6
 """One step of a ring between nodes."""
 TRAFFIC = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 
 
-@formula(cites=NCCL_TESTS, at="doc/PERFORMANCE.md: bytes through one device over the payload: 2 (n-1)/n for all-reduce, else (n-1)/n")
+@formula(
+    cites=NCCL_TESTS,
+    at=(
+        "doc/PERFORMANCE.md: bytes through one device over the payload: 2 (n-1)/n for all-reduce, else "
+        "(n-1)/n"
+    ),
+)
 def inside_s(kind: str, payload: Real, ranks: Real, rates: Rates) -> Real:
-    """``payload``: bytes of the whole tensor (of one rank's buffer for all-to-all). No time among one rank."""
+    """``payload``: bytes of the whole tensor (of one rank's buffer for all-to-all). No time among one
+    rank.
+    """
     fit = rates.collectives[kind]
     moved = payload * TRAFFIC[kind] * (ranks - 1) / ranks
     several = smaller(ranks - 1, 1)
     return several * (fit.alpha_s + moved / fit.bytes_per_s + fit.gamma * moved**0.5)
 
 
-@formula(cites=NCCL_TUNING, at="src/graph/tuning.cc, hwLat: a ring step over the network takes 14 us (Simple)")
+@formula(
+    cites=NCCL_TUNING, at="src/graph/tuning.cc, hwLat: a ring step over the network takes 14 us (Simple)"
+)
 def across_s(kind: str, payload: Real, ranks: Real, near: Real, rates: Rates) -> Real:
-    """The network's part: ``near`` ranks a node bring a link each. In an all-to-all what goes to a rank of another node crosses once."""
+    """The network's part: ``near`` ranks a node bring a link each. In an all-to-all what goes to a rank of
+    another node crosses once.
+    """
     nodes = larger(ranks / near, 1.0)
     several = smaller(nodes - 1, 1.0)
     share = (ranks - near) / ranks if kind == "all_to_all" else TRAFFIC[kind] * (nodes - 1) / nodes / near
@@ -38,7 +52,8 @@ SLOW_NETWORK = 12.5e9
 
 
 def collective_s(kind: str, payload: Real, ranks: Real, stride: Real, rates: Rates) -> Real:
-    """``stride``: how far apart neighbours of the group are; ranks within a node are numbered one after another.
+    """``stride``: how far apart neighbours of the group are; ranks within a node are numbered one after
+    another.
 
     Inside and across run at once where the payload is cut into chunks, as rings do: the slower one counts.
     """
@@ -47,9 +62,14 @@ def collective_s(kind: str, payload: Real, ranks: Real, stride: Real, rates: Rat
     return larger(inside, across) / rates.efficiency.communication
 
 
-@formula(cites=NCCL_TUNING, at="src/graph/tuning.cc: a broadcast is a chain through all ranks, a step of it over the network 14 us")
+@formula(
+    cites=NCCL_TUNING,
+    at="src/graph/tuning.cc: a broadcast is a chain through all ranks, a step of it over the network 14 us",
+)
 def broadcasts_s(payload: Real, ranks: Real, stride: Real, rates: Rates) -> Real:
-    """A payload of which every rank has a part and broadcasts it, one after another: as many bytes as a gather, as many starts as ranks."""
+    """A payload of which every rank has a part and broadcasts it, one after another: as many bytes as a
+    gather, as many starts as ranks.
+    """
     near = smaller(ranks, larger(rates.near // stride, 1))
     steps = larger(ranks / near - 1, 0.0) * HOP_S + rates.collectives["all_gather"].alpha_s
     once = collective_s("all_gather", payload, ranks, stride, rates)

@@ -31,7 +31,9 @@ class Exchange:
         return self.tp[1] + self.cp[1] + self.ep[1]
 
 
-def layer_communication_s(shop: TrainTiming, block: Block, operators: tuple[Operator, ...], sharding: Sharding) -> Exchange:
+def layer_communication_s(
+    shop: TrainTiming, block: Block, operators: tuple[Operator, ...], sharding: Sharding
+) -> Exchange:
     return Exchange(
         tp=_tensor_parallel_s(shop, block, operators, sharding),
         cp=_context_parallel_s(shop, block, operators),
@@ -45,12 +47,18 @@ def _tensor_parallel_regions(block: Block) -> int:
     return len(block.mixers[:1]) + (ff is not None and (not isinstance(ff, Moe) or ff.shared is not None))
 
 
-# Megatron starts backward's collectives beside a product, but on the same multiprocessors: only the low end counts them as hidden, as
+# Megatron starts backward's collectives beside a product, but on the same multiprocessors: only the low end
+# counts them as hidden, as
 # SimuMax (4dcaae5) counts none. What is asked for by name (async_tp) is hidden.
 
 
-@formula(cites=MEGATRON_TP, at="section 3: an all-reduce a region each way; its backward one runs beside the weights' gradient")
-def _tensor_parallel_s(shop: TrainTiming, block: Block, operators: tuple[Operator, ...], sharding: Sharding) -> tuple[Real, Real]:
+@formula(
+    cites=MEGATRON_TP,
+    at="section 3: an all-reduce a region each way; its backward one runs beside the weights' gradient",
+)
+def _tensor_parallel_s(
+    shop: TrainTiming, block: Block, operators: tuple[Operator, ...], sharding: Sharding
+) -> tuple[Real, Real]:
     payload, ranks = shop.tokens * BF16_BYTES * 1.0 * block.hidden, shop.tp
     count = _tensor_parallel_regions(block)
     if shop.plan.sequence_parallel:
@@ -62,7 +70,10 @@ def _tensor_parallel_s(shop: TrainTiming, block: Block, operators: tuple[Operato
 
 @formula(
     cites=MEGATRON_SP,
-    at="section 4.2.2: all-gather before, reduce-scatter after a region; backward the reverse, and the input gathered again",
+    at=(
+        "section 4.2.2: all-gather before, reduce-scatter after a region; backward the reverse, and the "
+        "input gathered again"
+    ),
 )
 def _sequence_parallel_s(
     shop: TrainTiming, payload: Real, count: int, operators: tuple[Operator, ...], sharding: Sharding
@@ -70,7 +81,9 @@ def _sequence_parallel_s(
     gather = count * collective_s("all_gather", payload, shop.tp, 1, shop.rates)
     scatter = count * collective_s("reduce_scatter", payload, shop.tp, 1, shop.rates)
     forward = gather + scatter
-    if sharding is Sharding.MEGATRON:  # tensor_parallel/layers.py: gathered again beside one product, scattered beside the other
+    if (
+        sharding is Sharding.MEGATRON
+    ):  # tensor_parallel/layers.py: gathered again beside one product, scattered beside the other
         cover = sum((op.backward_s for op in operators if not op.attention), 0.0) / 2
         backward = gather + exposed_seconds(gather + scatter, cover if shop.hides else 0.0)
     else:
@@ -82,24 +95,32 @@ def _sequence_parallel_s(
 
 @formula(
     cites=TORCH_SYMMETRIC,
-    at="_fused_all_gather_matmul, _fused_matmul_reduce_scatter: a chunk a rank; each travels beside the product of another",
+    at=(
+        "_fused_all_gather_matmul, _fused_matmul_reduce_scatter: a chunk a rank; each travels beside the "
+        "product of another"
+    ),
 )
 def _beside_products(shop: TrainTiming, payload: Real, operators: tuple[Operator, ...], which: str) -> Real:
-    """Every gather beside the products that read it, every scatter beside the one that makes it: what sticks out of the chunks but one,
-    that one, and what the products lose. Backward's gradient of the input is half of it.
+    """Every gather beside the products that read it, every scatter beside the one that makes it: what sticks
+    out of the chunks but one, that one, and what the products lose. Backward's gradient of the input is half
+    of it.
     """
     told: Real = 0.0
     for part in sorted({op.part for op in operators if op.gathers}):
         for kind, flag in (("all_gather", "gathers"), ("reduce_scatter", "scatters")):
             one = collective_s(kind, payload, shop.tp, 1, shop.rates)
-            cover = sum((getattr(op, which) for op in operators if op.part == part and getattr(op, flag)), 0.0)
+            cover = sum(
+                (getattr(op, which) for op in operators if op.part == part and getattr(op, flag)), 0.0
+            )
             cover = cover / (2 if which == "backward_s" else 1)
             out = exposed_seconds(one, cover) * (shop.tp - 1) / shop.tp + one / shop.tp
             told = told + out + (0.0 if shop.hides else SLOWED * exposed_seconds(one, out))
     return told
 
 
-def _context_parallel_s(shop: TrainTiming, block: Block, operators: tuple[Operator, ...]) -> tuple[Real, Real]:
+def _context_parallel_s(
+    shop: TrainTiming, block: Block, operators: tuple[Operator, ...]
+) -> tuple[Real, Real]:
     mixer = next((m for m in block.mixers if isinstance(m, Attention | LatentAttention)), None)
     if mixer is None:
         return 0.0, 0.0
@@ -122,9 +143,11 @@ def _context_parallel_s(shop: TrainTiming, block: Block, operators: tuple[Operat
     return (cp - 1) * exposed_seconds(one, forward), (cp - 1) * exposed_seconds(2 * one, backward)
 
 
-def _exposed_expert_parallel_s(shop: TrainTiming, block: Block, operators: tuple[Operator, ...]) -> tuple[Real, Real]:
-    """Nothing runs beside it, unless the passes of two micro-batches are interleaved (DualPipe; Megatron-Core's
-    ``--overlap-moe-expert-parallel-comm``): the low end.
+def _exposed_expert_parallel_s(
+    shop: TrainTiming, block: Block, operators: tuple[Operator, ...]
+) -> tuple[Real, Real]:
+    """Nothing runs beside it, unless the passes of two micro-batches are interleaved (DualPipe;
+    Megatron-Core's ``--overlap-moe-expert-parallel-comm``): the low end.
     """
     forward, backward = _expert_dispatch_s(shop, block)
     if not shop.hides:
@@ -158,7 +181,13 @@ def _expert_dispatch_s(shop: TrainTiming, block: Block) -> tuple[Real, Real]:
 ONCE_A_NODE = ("deepep", "hybridep", "flex")
 
 
-@formula(cites=DEEPEP, at="README: a token crosses to each node that has experts of it once, and spreads there over the fast link")
+@formula(
+    cites=DEEPEP,
+    at=(
+        "README: a token crosses to each node that has experts of it once, and spreads there over "
+        "the fast link"
+    ),
+)
 def hierarchical_all_to_all_s(tokens: Real, moe: Moe, ranks: Real, stride: Real, rates: Rates) -> Real:
     """Of ``nodes`` equally likely ones, experts of a token lie on nodes (1 - (1 - 1/nodes)^k)."""
     nodes = larger(ranks / larger(rates.near // stride, 1), 1.0)

@@ -1,4 +1,6 @@
-"""What data-parallel ranks tell one another in a step, in bytes and in seconds: so that one can say why a sharding is slower."""
+"""What data-parallel ranks tell one another in a step, in bytes and in seconds: so that one can say why a
+sharding is slower.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,10 @@ from memsheet.references import ZERO, formula
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchanged:
-    """``gathered_bytes``: the parameters of the fullest stage, whole, in the dtype that they travel in; ``gathers``: times a step, of which
-    ``gathers_each`` in every micro-batch (0: once a step, after the optimizer's). ``reduced_bytes``, ``reductions``, ``reductions_each``:
-    gradients alike. ``gathered_s``, ``reduced_s``: what no pass hides of it, of ``step_time``'s value. ``ranks``: how many
-    take part.
+    """``gathered_bytes``: the parameters of the fullest stage, whole, in the dtype that they travel in;
+    ``gathers``: times a step, of which ``gathers_each`` in every micro-batch (0: once a step, after the
+    optimizer's). ``reduced_bytes``, ``reductions``, ``reductions_each``: gradients alike. ``gathered_s``,
+    ``reduced_s``: what no pass hides of it, of ``step_time``'s value. ``ranks``: how many take part.
     """
 
     ranks: int
@@ -37,18 +39,25 @@ class Exchanged:
 
     @property
     def volume_bytes(self) -> int:
-        """Payload of a step. Through a rank's links goes (n-1)/n of what is gathered, and of gradients that are divided; twice that of
-        gradients that every rank gets whole.
+        """Payload of a step. Through a rank's links goes (n-1)/n of what is gathered, and of gradients that
+        are divided; twice that of gradients that every rank gets whole.
         """
         return self.gathered_bytes * self.gathers + self.reduced_bytes * self.reductions
 
 
 @formula(
     cites=ZERO,
-    at="section 7: stages 1 and 2 move as much as plain data parallelism; stage 3 half as much again, gathering parameters twice",
+    at=(
+        "section 7: stages 1 and 2 move as much as plain data parallelism; stage 3 half as much again, "
+        "gathering parameters twice"
+    ),
 )
-def data_parallel_traffic(spec: ModelSpec, plan: Plan, cluster: Cluster, *, efficiency: Efficiency | None = None) -> Exchanged:
-    """Parameters and gradients that data-parallel ranks of one plan exchange in a step. Raises InputError for what is not timed."""
+def data_parallel_traffic(
+    spec: ModelSpec, plan: Plan, cluster: Cluster, *, efficiency: Efficiency | None = None
+) -> Exchanged:
+    """Parameters and gradients that data-parallel ranks of one plan exchange in a step. Raises InputError for
+    what is not timed.
+    """
     engine, time = engine_of(plan), step_time(spec, plan, cluster, efficiency=efficiency)
     ranks, times = plan.mesh.data_parallel * plan.mesh.cp, plan.accumulation
     units = gathers_units(plan, engine.sharding)
@@ -59,18 +68,34 @@ def data_parallel_traffic(spec: ModelSpec, plan: Plan, cluster: Cluster, *, effi
     parts = parts_of(shop_of(plan, engine, rates_of(cluster), Overlap.ENGINE), spec, engine.sharding)
     size = gathered_size(plan) if units else WHOLE_BYTES
     return Exchanged(
-        ranks=ranks, gathers=several * gathers, gathers_each=several * each, gathered_s=time.parts["parameters_gathered"],
-        gathered_bytes=int(_fullest_stage_elements(plan, parts.items(), ("dense", "experts")) * size * bool(several * gathers)),
-        reductions=several * (times if again else 1), reductions_each=several * again, reduced_s=time.parts["gradients_reduced"],
-        reduced_bytes=int(_fullest_stage_elements(plan, parts.items(), ("trained", "routed_trained")) * plan.precision.reduce.bits / 8 * several),
-    )  # fmt: skip
+        ranks=ranks,
+        gathers=several * gathers,
+        gathers_each=several * each,
+        gathered_s=time.parts["parameters_gathered"],
+        gathered_bytes=int(
+            _fullest_stage_elements(plan, parts.items(), ("dense", "experts"))
+            * size
+            * bool(several * gathers)
+        ),
+        reductions=several * (times if again else 1),
+        reductions_each=several * again,
+        reduced_s=time.parts["gradients_reduced"],
+        reduced_bytes=int(
+            _fullest_stage_elements(plan, parts.items(), ("trained", "routed_trained"))
+            * plan.precision.reduce.bits
+            / 8
+            * several
+        ),
+    )
 
 
 WHOLE_BYTES = 2.0
 """Of a parameter gathered after the optimizer's step, in the 16 bits that it is computed in."""
 
 
-def _fullest_stage_elements(plan: Plan, parts: Iterable[tuple[tuple[int, int], Part]], fields: tuple[str, ...]) -> float:
+def _fullest_stage_elements(
+    plan: Plan, parts: Iterable[tuple[tuple[int, int], Part]], fields: tuple[str, ...]
+) -> float:
     """Elements of the fullest stage."""
     stages = dict.fromkeys(range(plan.mesh.pp), 0.0)
     for (stage, _), part in parts:

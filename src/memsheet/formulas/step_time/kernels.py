@@ -1,13 +1,15 @@
-"""Whose kernels run, and how many bytes their passes over memory take: counted from each code's operations, in 16-bit tensors.
+"""Whose kernels run, and how many bytes their passes over memory take: counted from each code's operations,
+in 16-bit tensors.
 
-Of an element of a tensor that is read or written once, 2 bytes in bf16 and 4 in fp32. A fused norm reads and writes its input (4) and in
-backward reads two and writes one (6). Written out in fp32 (transformers 5.23 models/llama/modeling_llama.py, LlamaRMSNorm.forward): cast,
-square, mean, product, cast, weight: 36 and as autograd undoes them 60. Rotation written out (rotate_half, two
-products, a sum): 20. silu(gate) * up fused
-reads two and writes one (6), backward reads three and writes two (10); written out 10 and 16. A ring's next block of attention is added to
-the sums in fp32: fused a block read, the sum read and written (TransformerEngine d0067d0, context_parallel.py,
-flash_attn_fwd_out_correction: 10; queries' gradients: 6); written out a cast, a difference, a product, a difference (torch 2.13,
-_context_parallel/_attention.py, _SDPAMerger: 38; gradients a cast and a sum: 18).
+Of an element of a tensor that is read or written once, 2 bytes in bf16 and 4 in fp32. A fused norm reads and
+writes its input (4) and in backward reads two and writes one (6). Written out in fp32 (transformers 5.23
+models/llama/modeling_llama.py, LlamaRMSNorm.forward): cast, square, mean, product, cast, weight: 36 and as
+autograd undoes them 60. Rotation written out (rotate_half, two products, a sum): 20. silu(gate) * up fused
+reads two and writes one (6), backward reads three and writes two (10); written out 10 and 16. A ring's next
+block of attention is added to the sums in fp32: fused a block read, the sum read and written
+(TransformerEngine d0067d0, context_parallel.py, flash_attn_fwd_out_correction: 10; queries' gradients: 6);
+written out a cast, a difference, a product, a difference (torch 2.13, _context_parallel/_attention.py,
+_SDPAMerger: 38; gradients a cast and a sum: 18).
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ LOSSES: Mapping[Loss, Passes] = MappingProxyType(
     {
         Loss.PLAIN: (18, 18),  # raised to fp32 (6), log-softmax (12); its gradient (12), lowered again (6)
         Loss.CHUNKED: (18, 18),
-        Loss.VOCAB_PARALLEL: (26, 12),  # megatron core/tensor_parallel/cross_entropy.py: cast, maximum, difference, exponential, sum
+        Loss.VOCAB_PARALLEL: (
+            26,
+            12,
+        ),  # megatron core/tensor_parallel/cross_entropy.py: cast, maximum, difference, exponential, sum
         Loss.FUSED: (6, 4),  # read for the sum, read and replaced by the gradient; scaled
     }
 )
@@ -33,10 +38,10 @@ LOSSES: Mapping[Loss, Passes] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """``accumulated_bytes``: of a weight's gradient added to a buffer inside its product. ``fuses_inputs``: queries, keys and values are
-    one matrix, so are a gate and what it gates. ``quantised_bytes``: of an element that a second, columnwise copy of
-    it takes. ``casts``: autocast makes a
-    low copy of a matrix in every forward and raises its gradient in every backward. ``calls``: CALLS of them an operator.
+    """``accumulated_bytes``: of a weight's gradient added to a buffer inside its product. ``fuses_inputs``:
+    queries, keys and values are one matrix, so are a gate and what it gates. ``quantised_bytes``: of an
+    element that a second, columnwise copy of it takes. ``casts``: autocast makes a low copy of a matrix in
+    every forward and raises its gradient in every backward. ``calls``: CALLS of them an operator.
     """
 
     code: Code
@@ -60,20 +65,30 @@ class Kernels:
     calls: int
 
 
-FUSED = {"norm": (4, 6), "rope": (4, 4), "gated": (6, 10), "activation": (4, 6), "permute": (12, 12), "scores": (6, 8), "merged": (10, 6)}
+FUSED = {
+    "norm": (4, 6),
+    "rope": (4, 4),
+    "gated": (6, 10),
+    "activation": (4, 6),
+    "permute": (12, 12),
+    "scores": (6, 8),
+    "merged": (10, 6),
+}
 """Scores: written by the product, read and written by a fused masked softmax, read by the next product."""
 WRITTEN_OUT = {"norm": (36, 60), "rope": (20, 20), "gated": (10, 16), "activation": (4, 6), "permute": (16, 16), "scores": (24, 24),
                "merged": (38, 18)}  # fmt: skip
 FUSES = frozenset({Code.MEGATRON, Code.LLM_FOUNDRY, Code.INTERNEVO})
 HAS_OWN_ATTENTION = {Code.MEGATRON: "cudnn"}
-"""TransformerEngine takes cuDNN's attention on Hopper and later; torch's and flash-attn's own are FlashAttention-2."""
+"""TransformerEngine takes cuDNN's attention on Hopper and later; torch's and flash-attn's own are
+FlashAttention-2.
+"""
 QUANTISED = {"mxfp8": 1.0, "nvfp4": 0.5}
-"""Microscaled formats are quantised by rows and by columns, as a block's scale does not survive a transpose (TransformerEngine's guide to
-MXFP8); the tables have the first.
+"""Microscaled formats are quantised by rows and by columns, as a block's scale does not survive a transpose
+(TransformerEngine's guide to MXFP8); the tables have the first.
 """
 CALLS = {"compiled": 1, "fused": 2, "written_out": 4}
-"""Operations that the host starts for one operator of a layer, views and casts among them: a layer of the transformers library is about 50
-operations (its tape), here 13 operators. A captured graph is started as one.
+"""Operations that the host starts for one operator of a layer, views and casts among them: a layer of the
+transformers library is about 50 operations (its tape), here 13 operators. A captured graph is started as one.
 """
 ROUTING_CALLS = 60
 """And those of a router, its sorting and the two permutations, written out or not."""
@@ -84,14 +99,26 @@ def kernels_of(plan: Plan, engine: Engine) -> Kernels:
     fused = plan.compile or engine.code in FUSES
     compute = plan.precision.compute.name
     plain = "bf16" if compute in LOW else compute
-    kind = "fp8_block" if compute == "fp8" and plan.fp8 is not None and plan.fp8.recipe == "blockwise" else compute
+    kind = (
+        "fp8_block"
+        if compute == "fp8" and plan.fp8 is not None and plan.fp8.recipe == "blockwise"
+        else compute
+    )
     own = HAS_OWN_ATTENTION.get(engine.code, "fa2")
     return Kernels(
         code=engine.code,
-        calls=0 if plan.cuda_graphs else CALLS["compiled" if plan.compile else "fused" if engine.code in FUSES else "written_out"],
+        calls=0
+        if plan.cuda_graphs
+        else CALLS["compiled" if plan.compile else "fused" if engine.code in FUSES else "written_out"],
         casts=engine.autocast and plan.precision.casts and not engine.sharding.gathers,
-        arithmetic=kind, plain=plain, low=compute in LOW, element_bytes=4 if plain in ("fp32", "tf32") else 2,
-        attention="cudnn" if plan.attention is AttentionKind.CUDNN else own, losses=LOSSES,
-        accumulated_bytes=8 if engine.sharding is Sharding.MEGATRON else 0, fuses_inputs=engine.code in FUSES,
-        quantised_bytes=QUANTISED.get(kind, 0.0), **(FUSED if fused else WRITTEN_OUT),
-    )  # fmt: skip
+        arithmetic=kind,
+        plain=plain,
+        low=compute in LOW,
+        element_bytes=4 if plain in ("fp32", "tf32") else 2,
+        attention="cudnn" if plan.attention is AttentionKind.CUDNN else own,
+        losses=LOSSES,
+        accumulated_bytes=8 if engine.sharding is Sharding.MEGATRON else 0,
+        fuses_inputs=engine.code in FUSES,
+        quantised_bytes=QUANTISED.get(kind, 0.0),
+        **(FUSED if fused else WRITTEN_OUT),
+    )

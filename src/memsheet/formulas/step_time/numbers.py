@@ -60,7 +60,9 @@ class Curve:
         return tuple(x for x, _ in points), tuple(y for _, y in points)
 
     def at(self, x: Real) -> Real:
-        """Below the first point in proportion to ``x``: what is there is bound by one tile, however few of its rows are used."""
+        """Below the first point in proportion to ``x``: what is there is bound by one tile, however few of
+        its rows are used.
+        """
         xs, ys = self._columns
         if is_array(x):
             return x.__array_namespace__().interp(x, xs, ys)

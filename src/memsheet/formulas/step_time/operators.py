@@ -1,4 +1,6 @@
-"""Operators with the seconds of their forward and backward: products, attention, scans, passes over memory."""
+"""Operators with the seconds of their forward and backward: products, attention, scans, passes over
+memory.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,15 @@ from memsheet.plan.model import (
     LinearAttention,
     Recurrent,
     StateSpace,
-)  # fmt: skip
+)
 from memsheet.plan.plan import ContextParallel, Plan
 from memsheet.references import FLASH, MAMBA, TRANSFORMER, formula
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """``part``: the module it belongs to, as recompute names it. ``flops``: of forward, what the model asks for (not
-    what a kernel wastes).
+    """``part``: the module it belongs to, as recompute names it. ``flops``: of forward, what the model asks
+    for (not what a kernel wastes).
     """
 
     part: str
@@ -41,7 +43,9 @@ class Operator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainTiming:
-    """What an operator's time depends on besides its own shape. ``tokens``: a rank's of one micro-batch, before tensor parallelism."""
+    """What an operator's time depends on besides its own shape. ``tokens``: a rank's of one micro-batch,
+    before tensor parallelism.
+    """
 
     plan: Plan
     rates: Rates
@@ -63,14 +67,19 @@ class TrainTiming:
 
 
 ROWS_OF_TABLE = 11_300
-"""The other side of the measured products, the geometric middle of 4k to 32k: equal outputs make equally many tiles."""
+"""The other side of the measured products, the geometric middle of 4k to 32k: equal outputs make equally many
+tiles.
+"""
 GROUPED = 0.88
-"""Of a lone product's rate, what products of experts reach that run together, tiles of all of them counted: SimuMax 4dcaae5,
-configs/system/b200_bf16_ceperm.json, operators of TransformerEngine on B200: 36 forward reach 0.69 of this table and 36 of inputs'
-gradients 0.63, lone ones of the same machine 0.755 (medians): 0.91 and 0.84 of them.
+"""Of a lone product's rate, what products of experts reach that run together, tiles of all of them counted:
+SimuMax 4dcaae5, configs/system/b200_bf16_ceperm.json, operators of TransformerEngine on B200: 36 forward
+reach 0.69 of this table and 36 of inputs' gradients 0.63, lone ones of the same machine 0.755 (medians): 0.91
+and 0.84 of them.
 """
 STREAMS = 4
-"""That such products are started on (TransformerEngine d0067d0, common/util/multi_stream.cpp:52, get_num_compute_streams)."""
+"""That such products are started on (TransformerEngine d0067d0, common/util/multi_stream.cpp:52,
+get_num_compute_streams).
+"""
 BF16_BYTES = 2
 SCAN_ROWS = 128
 """Of the small products of a chunked scan, whose sides are states and heads."""
@@ -78,9 +87,18 @@ SCAN_ROWS = 128
 
 @formula(cites=TRANSFORMER, at="a product of m rows with an n by k matrix: 2 m n k; each gradient as much")
 def matmul_operator(
-    shop: TrainTiming, part: str, rows: Real, out: Real, inner: Real, *, eight: bool = True, groups: Real | None = None
+    shop: TrainTiming,
+    part: str,
+    rows: Real,
+    out: Real,
+    inner: Real,
+    *,
+    eight: bool = True,
+    groups: Real | None = None,
 ) -> Operator:
-    """``eight``: whether it is among those that an 8-bit recipe runs in 8 bits. ``groups``: of so many that run together, one."""
+    """``eight``: whether it is among those that an 8-bit recipe runs in 8 bits. ``groups``: of so many that
+    run together, one.
+    """
     rates, kind = shop.rates, shop.kernels.arithmetic if eight else shop.kernels.plain
     element = 1 if eight and shop.kernels.low else shop.kernels.element_bytes
     flops = 2.0 * rows * out * inner
@@ -97,7 +115,11 @@ def matmul_operator(
     if shop.trains:
         back = back + time(out, inner, rows, shop.kernels.accumulated_bytes * out * 1.0 * inner)
     return Operator(
-        part=part, forward_s=time(rows, out, inner) + quantised * inner, backward_s=back + quantised * out, flops=flops, product=True
+        part=part,
+        forward_s=time(rows, out, inner) + quantised * inner,
+        backward_s=back + quantised * out,
+        flops=flops,
+        product=True,
     )
 
 
@@ -105,15 +127,28 @@ def memory_pass(shop: TrainTiming, part: str, elements: Real, forward: float, ba
     """Bytes an element through the device's memory, and the start of a kernel each way."""
     start = shop.rates.start_s("bf16")
     at = shop.rates.memory_bytes
-    return Operator(part=part, forward_s=start + elements * forward / at, backward_s=start + elements * backward / at)
+    return Operator(
+        part=part, forward_s=start + elements * forward / at, backward_s=start + elements * backward / at
+    )
 
 
-@formula(cites=FLASH, at="section 3: 4 s² d a head forward, half of it under a causal mask; backward 2.5 times (five products for two)")
-def attention_of(shop: TrainTiming, mixer: Attention | LatentAttention | CrossAttention) -> Iterator[Operator]:
+@formula(
+    cites=FLASH,
+    at=(
+        "section 3: 4 s² d a head forward, half of it under a causal mask; backward 2.5 times (five "
+        "products for two)"
+    ),
+)
+def attention_of(
+    shop: TrainTiming, mixer: Attention | LatentAttention | CrossAttention
+) -> Iterator[Operator]:
     plan, kernels = shop.plan, shop.kernels
     length, cp = plan.seq_len * 1.0, plan.mesh.cp
-    wide = mixer.head_dim * 2 if not isinstance(mixer, LatentAttention) else (
-        mixer.qk_nope_head_dim + mixer.qk_rope_head_dim + mixer.v_head_dim)  # fmt: skip
+    wide = (
+        mixer.head_dim * 2
+        if not isinstance(mixer, LatentAttention)
+        else (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim + mixer.v_head_dim)
+    )
     causal = getattr(mixer, "causal", not isinstance(mixer, CrossAttention))
     span = _mean_attended_keys(mixer, length) if causal else length  # keys a query sees, on average
     sequences = plan.microbatch / cp / shop.tp
@@ -127,7 +162,9 @@ def attention_of(shop: TrainTiming, mixer: Attention | LatentAttention | CrossAt
     start, block = rings * shop.rates.start_s("bf16"), span / rings
     worst = flops * (2 - 1 / cp) if shop.uneven and causal and kernels.code not in BALANCES else flops
     there, back = worst / (rate * forward.at(block)), 2.5 * worst / (rate * backward.at(block))
-    yield Operator(part="core_attn", forward_s=start + there, backward_s=start + back, flops=flops, attention=True)
+    yield Operator(
+        part="core_attn", forward_s=start + there, backward_s=start + back, flops=flops, attention=True
+    )
     if _in_blocks(plan, kernels):
         yield _ring_merge_operator(shop, plan.microbatch * length / cp / shop.tp * mixer.heads * wide / 2)
 
@@ -141,16 +178,23 @@ def _in_blocks(plan: Plan, kernels: Kernels) -> bool:
 
 
 def _ring_merge_operator(shop: TrainTiming, elements: Real) -> Operator:
-    """What each step of a ring but the first adds to the sums of the ones before, forward outputs and backward gradients of queries."""
+    """What each step of a ring but the first adds to the sums of the ones before, forward outputs and
+    backward gradients of queries.
+    """
     forward, backward = shop.kernels.merged
     each, at = shop.plan.mesh.cp - 1, shop.rates.memory_bytes
     start = each * shop.rates.start_s("bf16")
-    return Operator(part="core_attn", forward_s=start + each * elements * forward / at, backward_s=start + each * elements * backward / at)
+    return Operator(
+        part="core_attn",
+        forward_s=start + each * elements * forward / at,
+        backward_s=start + each * elements * backward / at,
+    )
 
 
 BALANCES = (Code.MEGATRON,)
-"""Whose ranks take a chunk from each end of a sequence; torch's do so by an option that is on by default (distributed/tensor/experimental,
-enable_load_balance), without which the last rank's part is 2 - 1/c times the mean: the high end.
+"""Whose ranks take a chunk from each end of a sequence; torch's do so by an option that is on by default
+(distributed/tensor/experimental, enable_load_balance), without which the last rank's part is 2 - 1/c times
+the mean: the high end.
 """
 
 
@@ -162,27 +206,45 @@ def _mean_attended_keys(mixer: Attention | LatentAttention | CrossAttention, len
     return seen - seen * seen / (2 * length) if getattr(mixer, "window", None) else seen / 2
 
 
-def _eager_attention_operators(shop: TrainTiming, scores: Real, wide: Real, flops: Real) -> Iterator[Operator]:
+def _eager_attention_operators(
+    shop: TrainTiming, scores: Real, wide: Real, flops: Real
+) -> Iterator[Operator]:
     """Two products over all scores, masked ones too, and the passes of a softmax between them."""
     speed = shop.rates.product_flops(shop.kernels.plain, shop.plan.seq_len, wide / 2)
     whole = 2.0 * scores * wide
-    yield Operator(part="core_attn", forward_s=whole / speed, backward_s=2 * whole / speed, flops=flops, attention=True)
+    yield Operator(
+        part="core_attn", forward_s=whole / speed, backward_s=2 * whole / speed, flops=flops, attention=True
+    )
     passes = shop.kernels.scores
     dropped = 5 if shop.plan.dropout else 0  # reads two bytes, writes two and the mask's
     yield memory_pass(shop, "core_attn", scores, passes[0] + dropped, passes[1] + dropped)
 
 
 @formula(
-    cites=MAMBA, at="csrc/selective_scan: a multiply-add of the state for each of in, decay and out; the state-space dual form by chunks"
+    cites=MAMBA,
+    at=(
+        "csrc/selective_scan: a multiply-add of the state for each of in, decay and out; the state-space "
+        "dual form by chunks"
+    ),
 )
 def scan_of(shop: TrainTiming, mixer: StateSpace | LinearAttention | Recurrent) -> Operator:
-    """The state's update: on the vector units where it is elementwise, on the matrix units where it goes by chunks."""
+    """The state's update: on the vector units where it is elementwise, on the matrix units where it goes by
+    chunks.
+    """
     chunk = getattr(mixer, "chunk", 0)
     flops = shop.tokens / shop.tp * (6.0 * mixer.state_elements + 2.0 * chunk * getattr(mixer, "inner", 0))
     by_matrix = bool(chunk) or isinstance(mixer, LinearAttention)
     speed = (
-        shop.rates.product_flops("bf16", SCAN_ROWS, SCAN_ROWS) if by_matrix else shop.rates.flops("fp32") * shop.rates.efficiency.compute
+        shop.rates.product_flops("bf16", SCAN_ROWS, SCAN_ROWS)
+        if by_matrix
+        else shop.rates.flops("fp32") * shop.rates.efficiency.compute
     )
-    moved = shop.tokens / shop.tp * 8.0 * getattr(mixer, "inner", getattr(mixer, "width", 0)) / shop.rates.memory_bytes
+    moved = (
+        shop.tokens
+        / shop.tp
+        * 8.0
+        * getattr(mixer, "inner", getattr(mixer, "width", 0))
+        / shop.rates.memory_bytes
+    )
     one = shop.rates.start_s("bf16") + larger(flops / speed, moved)
     return Operator(part="core_attn", forward_s=one, backward_s=2.5 * one, flops=flops)

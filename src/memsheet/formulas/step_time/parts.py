@@ -1,4 +1,6 @@
-"""One part of a pipeline: seconds of a micro-batch's forward and backward through its layers, and the parameters a rank keeps of it."""
+"""One part of a pipeline: seconds of a micro-batch's forward and backward through its layers, and the
+parameters a rank keeps of it.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ from memsheet.references import LORA, formula
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """A layer, or an end of the model: what one micro-batch takes of it. ``recompute_s`` without its exchanges, which are with the others
-    of their axis; ``waited_s``: for the host to start kernels. ``dense``, ``experts``: elements that a rank computes with.
+    """A layer, or an end of the model: what one micro-batch takes of it. ``recompute_s`` without its
+    exchanges, which are with the others of their axis; ``waited_s``: for the host to start kernels.
+    ``dense``, ``experts``: elements that a rank computes with.
     """
 
     forward_s: Real
@@ -53,7 +56,10 @@ class Part:
 
 def parts_of(shop: TrainTiming, spec: ModelSpec, sharding: Sharding) -> dict[tuple[int, int], Part]:
     """By (stage, chunk); equal ones are one. Equal layers are timed once."""
-    plan, blocks = shop.plan, [b for stack in spec.stacks for run in stack.runs for _ in range(run.count) for b in run.pattern]
+    plan, blocks = (
+        shop.plan,
+        [b for stack in spec.stacks for run in stack.runs for _ in range(run.count) for b in run.pattern],
+    )
     timed: dict[int, Unit] = {}
     by_id = {id(block): block for block in blocks}
     share = _recomputed_layer_share(plan.recompute, len(blocks))
@@ -63,7 +69,11 @@ def parts_of(shop: TrainTiming, spec: ModelSpec, sharding: Sharding) -> dict[tup
     towers = _tower_units(shop, spec, sharding, share)
     for stage in range(mesh.pp):
         for chunk in range(mesh.vpp):
-            low, high = layers_of_stage(len(blocks), plan, stage, chunk) if mesh.pp * mesh.vpp > 1 else (0, len(blocks))
+            low, high = (
+                layers_of_stage(len(blocks), plan, stage, chunk)
+                if mesh.pp * mesh.vpp > 1
+                else (0, len(blocks))
+            )
             units: list[tuple[int, Unit]] = []
             for key, count in Counter(id(b) for b in blocks[low:high]).items():
                 if key not in timed:
@@ -72,12 +82,18 @@ def parts_of(shop: TrainTiming, spec: ModelSpec, sharding: Sharding) -> dict[tup
             number = chunk * mesh.pp + stage
             units += [(1, first), *towers] if number == 0 else []
             units += [(1, last)] if number == mesh.pp * mesh.vpp - 1 else []
-            found[stage, chunk] = alike.setdefault(tuple((count, id(unit)) for count, unit in units), Part(units=tuple(units)))
+            found[stage, chunk] = alike.setdefault(
+                tuple((count, id(unit)) for count, unit in units), Part(units=tuple(units))
+            )
     return found
 
 
-def _tower_units(shop: TrainTiming, spec: ModelSpec, sharding: Sharding, share: float) -> tuple[tuple[int, Unit], ...]:
-    """What pictures pass. Without them the towers' parameters are gathered with the model's all the same, and have no gradients."""
+def _tower_units(
+    shop: TrainTiming, spec: ModelSpec, sharding: Sharding, share: float
+) -> tuple[tuple[int, Unit], ...]:
+    """What pictures pass. Without them the towers' parameters are gathered with the model's all the same, and
+    have no gradients.
+    """
     timed = tuple(layers_of_towers(spec, shop, lambda own, block: _layer_unit(own, block, sharding, share)))
     if timed or not spec.towers:
         return timed
@@ -90,22 +106,38 @@ def _layer_unit(shop: TrainTiming, block: Block, sharding: Sharding, share: floa
     told = layer_communication_s(shop, block, operators, sharding)
     forward = sum((op.forward_s for op in operators), 0.0)
     again, told_again = _recompute_seconds(shop, operators, told, share)
-    dense = sum((_weight_elements_on_rank(w, shop.tp) for w in block.weights if w.role not in (Role.EXPERT, Role.EXPERT_BIAS)), 0.0)
+    dense = sum(
+        (
+            _weight_elements_on_rank(w, shop.tp)
+            for w in block.weights
+            if w.role not in (Role.EXPERT, Role.EXPERT_BIAS)
+        ),
+        0.0,
+    )
     held = [w for w in block.weights if w.role in (Role.EXPERT, Role.EXPERT_BIAS)]
     experts = sum((w.elements / (shop.plan.mesh.ep * shop.plan.mesh.etp) for w in held), 0.0)
-    calls = shop.call_s * (shop.kernels.calls * len(operators) + (ROUTING_CALLS if shop.kernels.calls and held else 0))
+    calls = shop.call_s * (
+        shop.kernels.calls * len(operators) + (ROUTING_CALLS if shop.kernels.calls and held else 0)
+    )
     cast = CAST_BYTES * (dense + experts) / shop.rates.memory_bytes if shop.kernels.casts else 0.0
     backward = sum((op.backward_s for op in operators), 0.0)
     busy = forward + told.forward_s + cast, backward + told.backward_s + cast, again
     taken = larger(busy[0], calls), larger(busy[1], BACKWARD_CALLS * calls), larger(busy[2], share * calls)
     return Unit(
-        forward_s=taken[0], backward_s=taken[1] + taken[2], recompute_s=again - sum(told_again, 0.0),
-        tensor_s=told.tp[0] + told.tp[1] + told_again[0], context_s=told.cp[0] + told.cp[1] + told_again[1],
-        routed_s=told.ep[0] + told.ep[1] + told_again[2], waited_s=sum(taken, 0.0) - sum(busy, 0.0),
+        forward_s=taken[0],
+        backward_s=taken[1] + taken[2],
+        recompute_s=again - sum(told_again, 0.0),
+        tensor_s=told.tp[0] + told.tp[1] + told_again[0],
+        context_s=told.cp[0] + told.cp[1] + told_again[1],
+        routed_s=told.ep[0] + told.ep[1] + told_again[2],
+        waited_s=sum(taken, 0.0) - sum(busy, 0.0),
         attention_s=sum((op.forward_s + op.backward_s for op in operators if op.attention), 0.0),
-        flops=sum((op.flops for op in operators), 0.0), dense=dense, experts=experts,
-        trained=trainable_elements(shop.plan, block.weights, shop.tp, dense), routed_trained=experts if shop.plan.adapter is None else 0.0,
-    )  # fmt: skip
+        flops=sum((op.flops for op in operators), 0.0),
+        dense=dense,
+        experts=experts,
+        trained=trainable_elements(shop.plan, block.weights, shop.tp, dense),
+        routed_trained=experts if shop.plan.adapter is None else 0.0,
+    )
 
 
 @formula(cites=LORA, at="section 4.1: r (in + out) elements for each adapted matrix")
@@ -118,7 +150,9 @@ def trainable_elements(plan: Plan, weights: Iterable[Weight], tp: Real, dense: R
 BACKWARD_CALLS = 2
 """Gradients of input and weight, each started by the host as well."""
 CAST_BYTES = 6
-"""A matrix read in fp32 and written in 16 bits, its gradient the other way (torch aten/src/ATen/autocast_mode.cpp, cached_cast)."""
+"""A matrix read in fp32 and written in 16 bits, its gradient the other way (torch
+aten/src/ATen/autocast_mode.cpp, cached_cast).
+"""
 
 
 def _weight_elements_on_rank(weight: Weight, tp: Real) -> Real:
@@ -135,27 +169,36 @@ def _recomputed_layer_share(recompute: Recompute, layers: int) -> float:
 
 
 OP_POLICY = 0.5
-"""torchtitan's policy keeps every second product and all attention (parallelize_llama.py:214-250 of 9dec370)."""
+"""torchtitan's policy keeps every second product and all attention (parallelize_llama.py:214-250 of 9dec370).
+"""
 RUNS_TO_THE_END = (Code.MEGATRON, Code.INTERNEVO)
-"""Whose recompute runs the layer whole. torch's own (not reentrant) stops once all that backward needs is there, before the product whose
-result leaves the layer (torch/utils/checkpoint.py, _StopRecomputationError).
+"""Whose recompute runs the layer whole. torch's own (not reentrant) stops once all that backward needs is
+there, before the product whose result leaves the layer (torch/utils/checkpoint.py, _StopRecomputationError).
 """
 
 
 ByAxis = tuple[Real, Real, Real]
 
 
-def _recompute_seconds(shop: TrainTiming, operators: tuple[Operator, ...], told: Exchange, share: float) -> tuple[Real, ByAxis]:
-    """Seconds of what runs a second time, and of them those spent in exchanges: of tensor, context and expert parallelism."""
+def _recompute_seconds(
+    shop: TrainTiming, operators: tuple[Operator, ...], told: Exchange, share: float
+) -> tuple[Real, ByAxis]:
+    """Seconds of what runs a second time, and of them those spent in exchanges: of tensor, context and expert
+    parallelism.
+    """
     how = shop.plan.recompute
     if share:
         stops = shop.kernels.code not in RUNS_TO_THE_END
         moved = share * (1.0 - LAST_SCATTER * stops) * told.tp[0], share * told.cp[0], share * told.ep[0]
-        return share * sum((op.forward_s for op in operators if not (stops and op.ends)), 0.0) + sum(moved, 0.0), moved
+        return share * sum((op.forward_s for op in operators if not (stops and op.ends)), 0.0) + sum(
+            moved, 0.0
+        ), moved
     if how.mode is not RecomputeMode.SELECTIVE:
         return 0.0, NOTHING
     if "op" in how.modules:
-        return sum((op.forward_s * (OP_POLICY if op.product else 1.0) for op in operators if not op.attention), 0.0), NOTHING
+        return sum(
+            (op.forward_s * (OP_POLICY if op.product else 1.0) for op in operators if not op.attention), 0.0
+        ), NOTHING
     modules = {*how.modules} or {"core_attn"}
     names = modules | ({"moe_act"} if "moe" in modules else set())
     found = sum((op.forward_s for op in operators if op.part in names), 0.0)
@@ -170,7 +213,13 @@ LAST_SCATTER = 0.25
 
 def _embedding_unit(shop: TrainTiming, spec: ModelSpec) -> Unit:
     rows = shop.tokens * 4.0 * spec.hidden / shop.between / shop.rates.memory_bytes
-    return _edge_unit(rows, 3 * rows, 0.0, sum((_weight_elements_on_rank(w, shop.tp) for w in spec.embeddings.weights), 0.0), shop.plan)
+    return _edge_unit(
+        rows,
+        3 * rows,
+        0.0,
+        sum((_weight_elements_on_rank(w, shop.tp) for w in spec.embeddings.weights), 0.0),
+        shop.plan,
+    )
 
 
 def _head_unit(shop: TrainTiming, spec: ModelSpec) -> Unit:
@@ -187,6 +236,17 @@ def _head_unit(shop: TrainTiming, spec: ModelSpec) -> Unit:
 
 def _edge_unit(forward: Real, backward: Real, flops: Real, elements: Real, plan: Plan) -> Unit:
     return Unit(
-        forward_s=forward, backward_s=backward, recompute_s=0.0, tensor_s=0.0, context_s=0.0, routed_s=0.0, attention_s=0.0, waited_s=0.0,
-        flops=flops, dense=elements, experts=0.0, trained=0.0 if plan.adapter is not None else elements, routed_trained=0.0,
-    )  # fmt: skip
+        forward_s=forward,
+        backward_s=backward,
+        recompute_s=0.0,
+        tensor_s=0.0,
+        context_s=0.0,
+        routed_s=0.0,
+        attention_s=0.0,
+        waited_s=0.0,
+        flops=flops,
+        dense=elements,
+        experts=0.0,
+        trained=0.0 if plan.adapter is not None else elements,
+        routed_trained=0.0,
+    )

@@ -1,8 +1,9 @@
 """Seconds of a vision tower: pictures of every sequence pass it before the language model's first layer.
 
-Its layers run on patches, four for each token that the language model sees (Qwen2-VL, arXiv:2409.12191, section 2.1: 2 x 2 patches are
-merged into a token), the pictures of a sequence as one; windows, which some layers of Qwen2.5-VL attend within, are not taken into account,
-so that its attention is rather too slow. A batch of text alone passes no tower.
+Its layers run on patches, four for each token that the language model sees (Qwen2-VL, arXiv:2409.12191,
+section 2.1: 2 x 2 patches are merged into a token), the pictures of a sequence as one; windows, which some
+layers of Qwen2.5-VL attend within, are not taken into account, so that its attention is rather too slow. A
+batch of text alone passes no tower.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ def timed_pictures(spec: ModelSpec, image_tokens: int) -> None:
     kinds = {block.kind for tower in spec.towers for run in tower.stack.runs for block in run.pattern}
     if image_tokens and not kinds <= MERGES:
         raise input_error(
-            "image_tokens", image_tokens, f"is not timed for {spec.name}, whose tower was not read", "leave it out: text alone is timed"
+            "image_tokens",
+            image_tokens,
+            f"is not timed for {spec.name}, whose tower was not read",
+            "leave it out: text alone is timed",
         )
 
 
@@ -40,7 +44,9 @@ def patches_of(shop: TrainTiming) -> TrainTiming:
     return replace(shop, plan=own, tokens=plan.microbatch * 1.0 * length)
 
 
-def layers_of_towers(spec: ModelSpec, shop: TrainTiming, time: Callable[[TrainTiming, Block], Timed]) -> Iterator[tuple[int, Timed]]:
+def layers_of_towers(
+    spec: ModelSpec, shop: TrainTiming, time: Callable[[TrainTiming, Block], Timed]
+) -> Iterator[tuple[int, Timed]]:
     """Each layer of the towers, timed on patches, with how often it comes; nothing without pictures."""
     if not spec.towers or not shop.plan.image_tokens:
         return

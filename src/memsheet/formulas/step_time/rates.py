@@ -11,7 +11,15 @@ from memsheet.errors import input_error
 from memsheet.formulas.step_time.numbers import Curve, Real, smaller
 from memsheet.plan.device import Cluster, Device
 
-MEASURED_ALIKE = {"8.0": "A100-80GB", "8.6": "L40S", "8.9": "L40S", "9.0": "H100-80GB", "10.0": "B200", "10.3": "B200", "12.0": "L40S"}
+MEASURED_ALIKE = {
+    "8.0": "A100-80GB",
+    "8.6": "L40S",
+    "8.9": "L40S",
+    "9.0": "H100-80GB",
+    "10.0": "B200",
+    "10.3": "B200",
+    "12.0": "L40S",
+}
 """Of a card whose kernels nobody measured here: the measured one with the same kind of matrix unit."""
 COLLECTIVES_ALIKE = {"8.0": "A100-80GB", "9.0": "H100-80GB", "10.0": "B200", "10.3": "B200"}
 KEYS = {
@@ -36,12 +44,14 @@ CURVES = {
     "nvfp4": "nvfp4",
 }
 UNMEASURED = 0.5
-"""Share of the dense rate and of the bandwidth where nothing was measured (MI300X reaches 0.51 of its dense rate, the lowest there is)."""
+"""Share of the dense rate and of the bandwidth where nothing was measured (MI300X reaches 0.51 of its dense
+rate, the lowest there is).
+"""
 
 
 SLOWED = 0.146
-"""Of a collective's time, what products beside it lose: Hetu-Galvatron 3318a0b, overlap_coefficient.json (1.146; 1.123
-on another machine).
+"""Of a collective's time, what products beside it lose: Hetu-Galvatron 3318a0b, overlap_coefficient.json
+(1.146; 1.123 on another machine).
 """
 
 
@@ -53,7 +63,9 @@ DEFAULT_HOST_LINK = 31.5e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """A collective over one node: seconds before the first byte, bytes a second, and a term that grows with the root of the size."""
+    """A collective over one node: seconds before the first byte, bytes a second, and a term that grows with
+    the root of the size.
+    """
 
     alpha_s: float
     bytes_per_s: float
@@ -62,8 +74,8 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
-    """What a measured step says of the rates: 1 is what kernels reached in bursts. ``source`` names the record. ``capped``: no product is
-    faster than the fastest that a search over shapes found on the card.
+    """What a measured step says of the rates: 1 is what kernels reached in bursts. ``source`` names the
+    record. ``capped``: no product is faster than the fastest that a search over shapes found on the card.
     """
 
     compute: float = 1.0
@@ -88,13 +100,21 @@ class Rates:
     near: int  # devices that share the fast link
     network: float | None
     host: float | None
-    fastest: Mapping[str, float] = field(default_factory=dict)  # product of the card, by arithmetic, where one was searched for
+    fastest: Mapping[str, float] = field(
+        default_factory=dict
+    )  # product of the card, by arithmetic, where one was searched for
     efficiency: Efficiency = Efficiency()
 
     def flops(self, arithmetic: str) -> float:
-        """Dense flops a second of an arithmetic; one the device has no units for runs as bf16 does, and bf16 as fp32 on the oldest."""
+        """Dense flops a second of an arithmetic; one the device has no units for runs as bf16 does, and bf16
+        as fp32 on the oldest.
+        """
         key = KEYS.get(arithmetic, "bf16")
-        others = ("fp32_vector", "fp16") if key in ("bf16", "tf32") and "bf16" not in self.dense else ("bf16", "fp16")
+        others = (
+            ("fp32_vector", "fp16")
+            if key in ("bf16", "tf32") and "bf16" not in self.dense
+            else ("bf16", "fp16")
+        )
         return next(self.dense[name] for name in (key, *others) if name in self.dense)
 
     def curve(self, arithmetic: str) -> Curve:
@@ -102,7 +122,12 @@ class Rates:
 
     def product_flops(self, arithmetic: str, rows: Real, depth: Real) -> Real:
         """``rows``: of the output; ``depth``: terms of each sum."""
-        found = self.flops(arithmetic) * self.curve(arithmetic).at(rows) * self.depth.at(depth) * self.efficiency.compute
+        found = (
+            self.flops(arithmetic)
+            * self.curve(arithmetic).at(rows)
+            * self.depth.at(depth)
+            * self.efficiency.compute
+        )
         fastest = self.fastest.get(KEYS.get(arithmetic, "bf16"))
         return smaller(found, fastest) if self.efficiency.capped and fastest else found
 
@@ -132,29 +157,41 @@ def rates_of(cluster: Cluster) -> Rates:
     device, table = cluster.device, hardware_rates()
     row = table["device"].get(device.name)
     if row is None:
-        raise input_error("gpus", device.name, "has no known rate of arithmetic", "memory is predicted, step time is not")
+        raise input_error(
+            "gpus", device.name, "has no known rate of arithmetic", "memory is predicted, step time is not"
+        )
     dense = {key: value * 1e12 for key, value in row["dense_tflops"].items()}
     products, code = table["products"], device.compute_capability or ""
     starts = _device_entry(products["launch_us"], device) or products["launch_us"]["H100-80GB"]
     return Rates(
-        dense=dense, products=_matmul_curves(row, _device_entry(products["utilisation"], device)),
+        dense=dense,
+        products=_matmul_curves(row, _device_entry(products["utilisation"], device)),
         depth=Curve.of(_device_entry(products["depth"], device) or products["depth"]["H100-80GB"]),
-        memory=row["memory_bandwidth_tb_s"] * 1e12 * (_device_entry(products["memory_share"], device) or UNMEASURED),
+        memory=row["memory_bandwidth_tb_s"]
+        * 1e12
+        * (_device_entry(products["memory_share"], device) or UNMEASURED),
         launch_s={key: us * 1e-6 for key, us in starts.items()},
         attention=_attention_curves(table["attention_training"], COLLECTIVES_ALIKE.get(code, "")),
         attention_dense=dense.get("bf16") or dense["fp16"],
         collectives=_collective_fits(cluster, table["collectives_inside_node"]["params"]),
-        near=max(cluster.per_node, table["domains"].get(device.name, 0)), network=cluster.links.scale_out or device.links.scale_out,
-        host=cluster.links.host or device.links.host, fastest=_fastest_matmul_flops(row),
-    )  # fmt: skip
+        near=max(cluster.per_node, table["domains"].get(device.name, 0)),
+        network=cluster.links.scale_out or device.links.scale_out,
+        host=cluster.links.host or device.links.host,
+        fastest=_fastest_matmul_flops(row),
+    )
 
 
 def _fastest_matmul_flops(row: Mapping[str, Any]) -> Mapping[str, float]:
-    """Flops a second of the fastest product that a search found, which a card's power limit holds under its dense rate: random numbers are
-    multiplied at 257 TFLOPS under an A100's 400 W and zeros at 295 (thonking.ai, strangely-matrix-multiplications), of 312.
+    """Flops a second of the fastest product that a search found, which a card's power limit holds under its
+    dense rate: random numbers are multiplied at 257 TFLOPS under an A100's 400 W and zeros at 295
+    (thonking.ai, strangely-matrix-multiplications), of 312.
     """
     measured = row.get("measured", {})
-    found = {key: measured[f"mamf_{key}_tflops"] * 1e12 for key in ("bf16", "fp8") if f"mamf_{key}_tflops" in measured}
+    found = {
+        key: measured[f"mamf_{key}_tflops"] * 1e12
+        for key in ("bf16", "fp8")
+        if f"mamf_{key}_tflops" in measured
+    }
     return {**found, **({"fp16": found["bf16"]} if "bf16" in found else {})}
 
 
@@ -167,13 +204,19 @@ def _matmul_curves(row: Mapping[str, Any], measured: Mapping[str, Any] | None) -
     if measured is not None:
         return {key: Curve.of(points) for key, points in measured.items()}
     found, dense = row.get("measured", {}), row["dense_tflops"]
-    shares = {key: found[f"mamf_{key}_tflops"] / dense[key] for key in ("bf16", "fp8") if f"mamf_{key}_tflops" in found}
+    shares = {
+        key: found[f"mamf_{key}_tflops"] / dense[key]
+        for key in ("bf16", "fp8")
+        if f"mamf_{key}_tflops" in found
+    }
     return {"bf16": Curve.flat(UNMEASURED)} | {key: Curve.flat(share) for key, share in shares.items()}
 
 
 def _attention_curves(table: Mapping[str, Any], alike: str) -> Mapping[str, tuple[Curve, Curve]]:
     if alike not in table:
-        return {key: (Curve.flat(UNMEASURED / 2), Curve.flat(UNMEASURED / 2)) for key in ("fa2", "fa3", "cudnn")}
+        return {
+            key: (Curve.flat(UNMEASURED / 2), Curve.flat(UNMEASURED / 2)) for key in ("fa2", "fa3", "cudnn")
+        }
     shape, generations = Curve.of(table["shape"]), table[alike]
     level = generations["level_from"]
     normal = shape.scaled(1 / shape.at(float(level)))
@@ -182,11 +225,15 @@ def _attention_curves(table: Mapping[str, Any], alike: str) -> Mapping[str, tupl
 
 
 def _collective_fits(cluster: Cluster, params: Mapping[str, Any]) -> Mapping[str, Fit]:
-    """The device's own fits; else those of its kind with the bytes a second in the ratio of their links. So too where a cluster's link is
-    another than the device's usual one.
+    """The device's own fits; else those of its kind with the bytes a second in the ratio of their links. So
+    too where a cluster's link is another than the device's usual one.
     """
     device, own = cluster.device, cluster.device.links
-    alike = device.name if device.name in params else COLLECTIVES_ALIKE.get(device.compute_capability or "", "A100-80GB")
+    alike = (
+        device.name
+        if device.name in params
+        else COLLECTIVES_ALIKE.get(device.compute_capability or "", "A100-80GB")
+    )
     usual = own.scale_up or own.host or LINKS["pcie"]
     ratio = (cluster.links.scale_up or usual) / (usual if alike == device.name else LINKS[alike])
     return {

@@ -24,7 +24,9 @@ class Overlap(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Data-parallel ranks of one kind of parameters: those that share shards, at which stride, and whole copies of them."""
+    """Data-parallel ranks of one kind of parameters: those that share shards, at which stride, and whole
+    copies of them.
+    """
 
     shards: Real
     stride: Real
@@ -36,7 +38,9 @@ class Group:
     def scatter_s(self, elements: Real, size: float, rates: Rates) -> Real:
         """And the shards summed over copies, where there are any."""
         one = collective_s("reduce_scatter", elements * size, self.shards, self.stride, rates)
-        return one + collective_s("all_reduce", elements * size / self.shards, self.copies, self.stride * self.shards, rates)
+        return one + collective_s(
+            "all_reduce", elements * size / self.shards, self.copies, self.stride * self.shards, rates
+        )
 
     def reduce_s(self, elements: Real, size: float, rates: Rates) -> Real:
         return collective_s("all_reduce", elements * size, self.shards * self.copies, self.stride, rates)
@@ -47,13 +51,15 @@ def groups_of(plan: Plan) -> tuple[Group, Group]:
     mesh = plan.mesh
     cut = mesh.ep * mesh.etp
     dense = Group(shards=mesh.dp_shard * mesh.cp, stride=mesh.tp, copies=mesh.dp_replicate)
-    return dense, Group(shards=larger(mesh.dp_shard * mesh.cp * mesh.tp / cut, 1), stride=cut, copies=mesh.dp_replicate)
+    return dense, Group(
+        shards=larger(mesh.dp_shard * mesh.cp * mesh.tp / cut, 1), stride=cut, copies=mesh.dp_replicate
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """Seconds of one micro-batch through a part with what it waits for (``gathered_s``: of the two for parameters, ``reduced_s``: for
-    gradients), and what comes once a step.
+    """Seconds of one micro-batch through a part with what it waits for (``gathered_s``: of the two for
+    parameters, ``reduced_s``: for gradients), and what comes once a step.
     """
 
     forward_s: Real
@@ -64,7 +70,9 @@ class Passes:
     reduced_once_s: Real = 0.0
 
 
-def data_parallel_passes(part: Part, plan: Plan, sharding: Sharding, overlap: Overlap, rates: Rates) -> Passes:
+def data_parallel_passes(
+    part: Part, plan: Plan, sharding: Sharding, overlap: Overlap, rates: Rates
+) -> Passes:
     if gathers_units(plan, sharding):
         return _sharded_passes(part, plan, sharding, overlap, rates)
     return unsharded_passes(part, plan, sharding, overlap, rates)
@@ -76,7 +84,11 @@ def gathers_units(plan: Plan, sharding: Sharding) -> bool:
 
 
 @formula(
-    cites=TORCH_FSDP2, at="_fsdp_param_group.py: the next unit is gathered while one runs; in backward the last one's gradients scatter too"
+    cites=TORCH_FSDP2,
+    at=(
+        "_fsdp_param_group.py: the next unit is gathered while one runs; in backward the last one's "
+        "gradients scatter too"
+    ),
 )
 def _sharded_passes(part: Part, plan: Plan, sharding: Sharding, overlap: Overlap, rates: Rates) -> Passes:
     forward, backward = part.total("forward_s"), part.total("backward_s")
@@ -86,16 +98,26 @@ def _sharded_passes(part: Part, plan: Plan, sharding: Sharding, overlap: Overlap
         gather, scatter = _unit_s(unit, plan, rates)
         again = gather if plan.reshard_after_forward else 0.0
         if overlap is Overlap.NONE:
-            gathered_f, gathered_b, reduced = gathered_f + count * gather, gathered_b + count * again, reduced + count * scatter
+            gathered_f, gathered_b, reduced = (
+                gathered_f + count * gather,
+                gathered_b + count * again,
+                reduced + count * scatter,
+            )
             continue
-        both, share = exposed_communication_s(again + scatter, unit.backward_s, overlap), again / larger(again + scatter, TINY_S)
+        both, share = (
+            exposed_communication_s(again + scatter, unit.backward_s, overlap),
+            again / larger(again + scatter, TINY_S),
+        )
         gathered_f = gathered_f + count * exposed_communication_s(gather, unit.forward_s, overlap)
         gathered_b, reduced = gathered_b + count * both * share, reduced + count * both * (1 - share)
         edge_f, edge_b, edge_r = larger(edge_f, gather), larger(edge_b, again), larger(edge_r, scatter)
     if overlap is Overlap.ENGINE:  # the first gather and the last scatter have nothing beside them
         gathered_f, gathered_b, reduced = gathered_f + edge_f, gathered_b + edge_b, reduced + edge_r
     return Passes(
-        forward_s=forward + gathered_f, backward_s=backward + gathered_b + reduced, gathered_s=gathered_f + gathered_b, reduced_s=reduced
+        forward_s=forward + gathered_f,
+        backward_s=backward + gathered_b + reduced,
+        gathered_s=gathered_f + gathered_b,
+        reduced_s=reduced,
     )
 
 
@@ -109,9 +131,12 @@ def exposed_communication_s(work: Real, cover: Real, overlap: Overlap) -> Real:
     return out if overlap is Overlap.ALL else out + SLOWED * (work - out)
 
 
-def _collective_copy_seconds(part: Part, plan: Plan, sharding: Sharding, rates: Rates) -> tuple[Real, Real, Real]:
-    """Passes over memory around the collectives of forward, of backward and of gradients: gathered parameters copied out of the buffer
-    (fully_shard only, _fsdp_collectives.py, split_with_sizes_copy), gradients raised to the dtype they are reduced in on their way into one.
+def _collective_copy_seconds(
+    part: Part, plan: Plan, sharding: Sharding, rates: Rates
+) -> tuple[Real, Real, Real]:
+    """Passes over memory around the collectives of forward, of backward and of gradients: gathered parameters
+    copied out of the buffer (fully_shard only, _fsdp_collectives.py, split_with_sizes_copy), gradients raised
+    to the dtype they are reduced in on their way into one.
     """
     elements = part.total("dense") + part.total("experts")
     size, reduced = plan.precision.compute.bits / 8, plan.precision.reduce.bits / 8
@@ -123,9 +148,13 @@ def _collective_copy_seconds(part: Part, plan: Plan, sharding: Sharding, rates: 
 def _unit_s(unit: Unit, plan: Plan, rates: Rates) -> tuple[Real, Real]:
     dense, experts = groups_of(plan)
     size, reduced = gathered_size(plan), plan.precision.reduce.bits / 8
-    gather = dense.gather_s(unit.dense, size, rates) + _seconds_if_experts(unit.experts, experts.gather_s(unit.experts, size, rates))
+    gather = dense.gather_s(unit.dense, size, rates) + _seconds_if_experts(
+        unit.experts, experts.gather_s(unit.experts, size, rates)
+    )
     routed = unit.routed_trained
-    scatter = dense.scatter_s(unit.trained, reduced, rates) + _seconds_if_experts(routed, experts.scatter_s(routed, reduced, rates))
+    scatter = dense.scatter_s(unit.trained, reduced, rates) + _seconds_if_experts(
+        routed, experts.scatter_s(routed, reduced, rates)
+    )
     return gather, scatter
 
 
@@ -148,21 +177,34 @@ def _seconds_if_experts(elements: Real, seconds: Real) -> Real:
 
 
 @formula(
-    cites=INTERNEVO, at="solver/optimizer/hybrid_zero_optim.py, broadcast_params: every rank tells the others its whole parameters in turn"
+    cites=INTERNEVO,
+    at=(
+        "solver/optimizer/hybrid_zero_optim.py, broadcast_params: every rank tells the others its whole "
+        "parameters in turn"
+    ),
 )
 def _parameter_broadcast_s(group: Group, elements: Real, size: float, rates: Rates) -> Real:
     return broadcasts_s(elements * size, group.shards, group.stride, rates)
 
 
-BESIDE_BACKWARD = {Sharding.REPLICATED: 1.0, Sharding.INTERNEVO: 1.0, Sharding.MEGATRON: 0.0, Sharding.DEEPSPEED: 0.0}
+BESIDE_BACKWARD = {
+    Sharding.REPLICATED: 1.0,
+    Sharding.INTERNEVO: 1.0,
+    Sharding.MEGATRON: 0.0,
+    Sharding.DEEPSPEED: 0.0,
+}
 """Whether gradients are reduced beside backward unless one asks otherwise: DistributedDataParallel's buckets
-(torch c10d/reducer.cpp) and InternEvo's are, Megatron's ``--overlap-grad-reduce`` and DeepSpeed's ``overlap_comm``
-(stages 1 and 2) are off.
+(torch c10d/reducer.cpp) and InternEvo's are, Megatron's ``--overlap-grad-reduce`` and DeepSpeed's
+``overlap_comm`` (stages 1 and 2) are off.
 """
 
 
 @formula(
-    cites=ZERO, at="section 7: gradients reduced once a step (at stage 2 every micro-batch), parameters gathered after the optimizer's step"
+    cites=ZERO,
+    at=(
+        "section 7: gradients reduced once a step (at stage 2 every micro-batch), parameters gathered "
+        "after the optimizer's step"
+    ),
 )
 def unsharded_passes(part: Part, plan: Plan, sharding: Sharding, overlap: Overlap, rates: Rates) -> Passes:
     dense, experts = groups_of(plan)
@@ -171,13 +213,19 @@ def unsharded_passes(part: Part, plan: Plan, sharding: Sharding, overlap: Overla
     forward, backward = part.total("forward_s"), part.total("backward_s")
     scatters = plan.zero >= 1 and sharding is not Sharding.INTERNEVO
     if scatters:
-        sums = dense.scatter_s(own, gradient, rates) + _seconds_if_experts(theirs, experts.scatter_s(theirs, gradient, rates))
+        sums = dense.scatter_s(own, gradient, rates) + _seconds_if_experts(
+            theirs, experts.scatter_s(theirs, gradient, rates)
+        )
     else:
-        sums = dense.reduce_s(own, gradient, rates) + _seconds_if_experts(theirs, experts.reduce_s(theirs, gradient, rates))
+        sums = dense.reduce_s(own, gradient, rates) + _seconds_if_experts(
+            theirs, experts.reduce_s(theirs, gradient, rates)
+        )
     gathered = 0.0
     if plan.zero >= 1:
         gather = _parameter_broadcast_s if sharding is Sharding.INTERNEVO else Group.gather_s
-        gathered = gather(dense, own, 2.0, rates) + _seconds_if_experts(theirs, gather(experts, theirs, 2.0, rates))
+        gathered = gather(dense, own, 2.0, rates) + _seconds_if_experts(
+            theirs, gather(experts, theirs, 2.0, rates)
+        )
     hides = {Overlap.ALL: 1.0, Overlap.ENGINE: BESIDE_BACKWARD.get(sharding, 1.0), Overlap.NONE: 0.0}[overlap]
     seen = exposed_communication_s(sums, hides * backward, overlap)
     each = plan.zero == 2 and sharding is Sharding.DEEPSPEED

@@ -9,8 +9,8 @@ from memsheet.plan.plan import Schedule
 from memsheet.references import PIPELINE_1F1B, ZERO_BUBBLE, formula
 
 FILLED = {Schedule.ZERO_BUBBLE: 1 / 3, Schedule.DUALPIPE: 1 / 3}
-"""Of the bubble of 1F1B what is left when weight gradients fill it: (F + B - 2W) / (F + B) with W = F = B/2; DualPipe's
-(p/2 - 1)(FB + B - 3W) is as much of half as many stages, kept at the same share.
+"""Of the bubble of 1F1B what is left when weight gradients fill it: (F + B - 2W) / (F + B) with W = F = B/2;
+DualPipe's (p/2 - 1)(FB + B - 3W) is as much of half as many stages, kept at the same share.
 """
 
 
@@ -21,10 +21,17 @@ def bubble_share(schedule: Schedule | None) -> float:
 
 @formula(
     cites=PIPELINE_1F1B,
-    at="section 2.2: the first and last micro-batch pass all stages, the others the slowest one; 1/v of it with v chunks",
+    at=(
+        "section 2.2: the first and last micro-batch pass all stages, the others the slowest one; 1/v of "
+        "it with v chunks"
+    ),
 )
-def pipeline_s(stages: Sequence[Real], microbatches: Real, chunks: int, schedule: Schedule | None) -> tuple[Real, Real]:
-    """(seconds of the passes, of them the bubble). ``stages``: forward and backward of one micro-batch through all chunks of each stage."""
+def pipeline_s(
+    stages: Sequence[Real], microbatches: Real, chunks: int, schedule: Schedule | None
+) -> tuple[Real, Real]:
+    """(seconds of the passes, of them the bubble). ``stages``: forward and backward of one micro-batch
+    through all chunks of each stage.
+    """
     slowest, total = stages[0], stages[0]
     for one in stages[1:]:
         slowest, total = larger(slowest, one), total + one
@@ -33,9 +40,9 @@ def pipeline_s(stages: Sequence[Real], microbatches: Real, chunks: int, schedule
 
 
 def exposed_pipeline_sends(stages: int, chunks: int, microbatches: Real, schedule: Schedule | None) -> Real:
-    """Sends that nothing runs beside: to the last stage and back for each chunk; without chunks also each way of every micro-batch, as
-    sends and receives of neighbours meet there (Megatron-Core pipeline_parallel/schedules.py,
-    forward_backward_pipelining_without_interleaving).
+    """Sends that nothing runs beside: to the last stage and back for each chunk; without chunks also each way
+    of every micro-batch, as sends and receives of neighbours meet there (Megatron-Core
+    pipeline_parallel/schedules.py, forward_backward_pipelining_without_interleaving).
     """
     if stages == 1:
         return 0

@@ -19,7 +19,13 @@ from memsheet.formulas.step_time.replicas import Overlap, Passes, data_parallel_
 from memsheet.formulas.step_time.result import StepTime
 from memsheet.formulas.step_time.schedule import exposed_pipeline_sends, pipeline_s
 from memsheet.formulas.step_time.shares import NAMES, of_passes
-from memsheet.formulas.step_time.updates import activation_bytes, offloaded_s, parameter_bytes_on_rank, update_s, updated_elements
+from memsheet.formulas.step_time.updates import (
+    activation_bytes,
+    offloaded_s,
+    parameter_bytes_on_rank,
+    update_s,
+    updated_elements,
+)
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
@@ -50,10 +56,14 @@ CALIBRATED = Band(
 TEXT = "a batch of text alone: no picture passes the model's towers"
 
 
-def step_time(spec: ModelSpec, plan: Plan, cluster: Cluster, *, efficiency: Efficiency | None = None) -> StepTime:
-    """The step of ``plan`` on ``cluster``: low has everything beside the passes that could run there, at the fastest rates; high nothing.
+def step_time(
+    spec: ModelSpec, plan: Plan, cluster: Cluster, *, efficiency: Efficiency | None = None
+) -> StepTime:
+    """The step of ``plan`` on ``cluster``: low has everything beside the passes that could run there, at the
+    fastest rates; high nothing.
 
-    ``efficiency`` comes from ``calibrated``. Counts of the plan may be arrays. Raises InputError for what is not timed.
+    ``efficiency`` comes from ``calibrated``. Counts of the plan may be arrays. Raises InputError for what is
+    not timed.
     """
     _check_step_timed(spec, plan)
     engine, base, found = engine_of(plan), _cluster_rates(cluster), efficiency or Efficiency()
@@ -61,20 +71,32 @@ def step_time(spec: ModelSpec, plan: Plan, cluster: Cluster, *, efficiency: Effi
     value = one_step(spec, plan, engine, base.with_efficiency(found), Overlap.ENGINE, told=True)
     fast = replace(_scale_efficiency_rates(found, band.fast), capped=efficiency is None)
     low = one_step(spec, plan, engine, base.with_efficiency(fast), Overlap.ALL)
-    high = one_step(spec, plan, engine, base.with_efficiency(_scale_efficiency_rates(found, band.slow)), Overlap.NONE)
+    high = one_step(
+        spec, plan, engine, base.with_efficiency(_scale_efficiency_rates(found, band.slow)), Overlap.NONE
+    )
     return StepTime(
-        low=smaller(low.seconds, value.seconds), value=value.seconds, high=larger(high.seconds, value.seconds), parts=value.parts,
-        tokens=_sequences_a_step(plan) * plan.seq_len, gpus=plan.mesh.gpus, flops=value.flops,
-        dense_flops=base.attention_dense, calibrated=found.source,
+        low=smaller(low.seconds, value.seconds),
+        value=value.seconds,
+        high=larger(high.seconds, value.seconds),
+        parts=value.parts,
+        tokens=_sequences_a_step(plan) * plan.seq_len,
+        gpus=plan.mesh.gpus,
+        flops=value.flops,
+        dense_flops=base.attention_dense,
+        calibrated=found.source,
         notes=(band.why, *((TEXT,) if spec.towers and not plan.image_tokens else ())),
-    )  # fmt: skip
+    )
 
 
 def quick_s(spec: ModelSpec, plan: Plan, cluster: Cluster, *, efficiency: Efficiency | None = None) -> Real:
     """The value of ``step_time`` alone, in a third of its time."""
     _check_step_timed(spec, plan)
     return one_step(
-        spec, plan, engine_of(plan), _cluster_rates(cluster).with_efficiency(efficiency or Efficiency()), Overlap.ENGINE
+        spec,
+        plan,
+        engine_of(plan),
+        _cluster_rates(cluster).with_efficiency(efficiency or Efficiency()),
+        Overlap.ENGINE,
     ).seconds
 
 
@@ -115,35 +137,66 @@ CALL_S = {Overlap.ALL: 5e-6, Overlap.ENGINE: 11e-6, Overlap.NONE: 25e-6}
 
 def shop_of(plan: Plan, engine: Engine, rates: Rates, overlap: Overlap) -> TrainTiming:
     return TrainTiming(
-        plan=plan, rates=rates, kernels=kernels_of(plan, engine), tokens=plan.microbatch * 1.0 * plan.seq_len / plan.mesh.cp,
-        trains=plan.adapter is None, hides=overlap is Overlap.ALL, call_s=CALL_S[overlap], uneven=overlap is Overlap.NONE,
-    )  # fmt: skip
+        plan=plan,
+        rates=rates,
+        kernels=kernels_of(plan, engine),
+        tokens=plan.microbatch * 1.0 * plan.seq_len / plan.mesh.cp,
+        trains=plan.adapter is None,
+        hides=overlap is Overlap.ALL,
+        call_s=CALL_S[overlap],
+        uneven=overlap is Overlap.NONE,
+    )
 
 
-def one_step(spec: ModelSpec, plan: Plan, engine: Engine, rates: Rates, overlap: Overlap, *, told: bool = False) -> OneStep:
+def one_step(
+    spec: ModelSpec, plan: Plan, engine: Engine, rates: Rates, overlap: Overlap, *, told: bool = False
+) -> OneStep:
     """``told``: with its parts and flops."""
     mesh, shop = plan.mesh, shop_of(plan, engine, rates, overlap)
     parts = parts_of(shop, spec, engine.sharding)
-    run = {key: data_parallel_passes(part, plan, engine.sharding, overlap, rates) for key, part in _distinct_parts(parts).items()}
+    run = {
+        key: data_parallel_passes(part, plan, engine.sharding, overlap, rates)
+        for key, part in _distinct_parts(parts).items()
+    }
     mine = [[parts[stage, chunk] for chunk in range(mesh.vpp)] for stage in range(mesh.pp)]
     names = [tuple(id(part) for part in chunks) for chunks in mine]
     alike = dict(zip(names, mine, strict=True))  # stages with the same parts take the same
     stages = {name: [run[part] for part in name] for name in alike}
     each = {name: sum((p.forward_s + p.backward_s for p in chunks), 0.0) for name, chunks in stages.items()}
-    working, bubble = pipeline_s([each[name] for name in names], maximum(plan.accumulation, 1), mesh.vpp, plan.schedule)
+    working, bubble = pipeline_s(
+        [each[name] for name in names], maximum(plan.accumulation, 1), mesh.vpp, plan.schedule
+    )
     payload = shop.tokens * BF16_BYTES * spec.hidden / shop.between
-    sent = exposed_pipeline_sends(mesh.pp, mesh.vpp, plan.accumulation, plan.schedule) * send_s(payload, mesh.gpus / mesh.pp, rates)
+    sent = exposed_pipeline_sends(mesh.pp, mesh.vpp, plan.accumulation, plan.schedule) * send_s(
+        payload, mesh.gpus / mesh.pp, rates
+    )
     sent = 0.0 if overlap is Overlap.ALL else sent
     layers = sum(stack.layers for stack in spec.stacks) / mesh.pp
     kept_bytes = activation_bytes(shop.tokens, spec.hidden, layers, plan)
-    once = _once_a_step_seconds([*alike.values()], [*stages.values()], plan, engine, rates, working, kept_bytes)
+    once = _once_a_step_seconds(
+        [*alike.values()], [*stages.values()], plan, engine, rates, working, kept_bytes
+    )
     seconds = working + sent + sum(once.values(), 0.0)
     if not told:
         return OneStep(seconds=seconds)
     each_way = 2 if plan.adapter is not None else 3  # a frozen matrix has no gradient of its own
-    flops = each_way * sum((p.total("flops") for p in parts.values()), 0.0) * shop.tp * mesh.cp / plan.microbatch * _sequences_a_step(plan)
-    named = of_passes([*alike.values()], [*stages.values()], maximum(plan.accumulation, 1)) | {"bubble": bubble, "pipeline_sends": sent}
-    return OneStep(seconds=seconds, flops=flops, parts={name: named.get(name, 0.0) + once.get(name, 0.0) for name in NAMES})
+    flops = (
+        each_way
+        * sum((p.total("flops") for p in parts.values()), 0.0)
+        * shop.tp
+        * mesh.cp
+        / plan.microbatch
+        * _sequences_a_step(plan)
+    )
+    named = of_passes([*alike.values()], [*stages.values()], maximum(plan.accumulation, 1)) | {
+        "bubble": bubble,
+        "pipeline_sends": sent,
+    }
+    return OneStep(
+        seconds=seconds,
+        flops=flops,
+        parts={name: named.get(name, 0.0) + once.get(name, 0.0) for name in NAMES},
+    )
 
 
 def _distinct_parts(parts: dict[tuple[int, int], Part]) -> dict[int, Part]:
@@ -151,17 +204,32 @@ def _distinct_parts(parts: dict[tuple[int, int], Part]) -> dict[int, Part]:
 
 
 def _once_a_step_seconds(
-    mine: list[list[Part]], stages: list[list[Passes]], plan: Plan, engine: Engine, rates: Rates, working: Real, kept_bytes: Real
+    mine: list[list[Part]],
+    stages: list[list[Passes]],
+    plan: Plan,
+    engine: Engine,
+    rates: Rates,
+    working: Real,
+    kept_bytes: Real,
 ) -> dict[str, Real]:
     """What comes once a step, each on the stage where it takes longest."""
-    found: dict[str, Real] = dict.fromkeys(("parameters_gathered", "gradients_reduced", "optimizer", "offload"), 0.0)
+    found: dict[str, Real] = dict.fromkeys(
+        ("parameters_gathered", "gradients_reduced", "optimizer", "offload"), 0.0
+    )
     for chunks, run in zip(mine, stages, strict=True):
         elements = updated_elements(chunks, plan, engine.sharding)
         own = {
             "parameters_gathered": sum((p.gathered_once_s for p in run), 0.0),
             "gradients_reduced": sum((p.reduced_once_s for p in run), 0.0),
             "optimizer": update_s(elements, plan, rates),
-            "offload": offloaded_s(elements, parameter_bytes_on_rank(chunks, plan, engine.sharding), kept_bytes, working, plan, rates),
+            "offload": offloaded_s(
+                elements,
+                parameter_bytes_on_rank(chunks, plan, engine.sharding),
+                kept_bytes,
+                working,
+                plan,
+                rates,
+            ),
         }
         found = {name: larger(found[name], own[name]) for name in found}
     return found

@@ -1,4 +1,6 @@
-"""Tapes with numbers: what a recorded part holds when its axes have values, and which of several moments holds most."""
+"""Tapes with numbers: what a recorded part holds when its axes have values, and which of several moments
+holds most.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,15 @@ class BytesByPath:
         return cls(held, _sum_counts(list(held.values())))
 
     def part(self, key: Key) -> tuple[Count, Any]:
-        """Bytes under one name, and whether there is such a part: a bool, or one for each plan of a stratum."""
+        """Bytes under one name, and whether there is such a part: a bool, or one for each plan of a
+        stratum.
+        """
         return self.held.get(key, 0), key in self.held
 
 
 class Later(BytesByPath):
-    """A bag whose parts are worked out when they are asked for: of many moments one is the largest, and a search mostly reads no part.
+    """A bag whose parts are worked out when they are asked for: of many moments one is the largest, and a
+    search mostly reads no part.
 
     ``make`` gives all parts; ``pick`` one of them, and which plans have it, where that is less work.
     """
@@ -53,7 +58,12 @@ class Later(BytesByPath):
     _pick: Callable[[Key], tuple[Count, Any]] | None
     _made: dict[Key, Count] | None
 
-    def __init__(self, make: Callable[[], dict[Key, Count]], pick: Callable[[Key], tuple[Count, Any]] | None, total: Count) -> None:
+    def __init__(
+        self,
+        make: Callable[[], dict[Key, Count]],
+        pick: Callable[[Key], tuple[Count, Any]] | None,
+        total: Count,
+    ) -> None:
         keep = object.__setattr__
         keep(self, "total", total)
         keep(self, "_make", make)
@@ -77,7 +87,9 @@ Moment = Sequence[tuple[Count, BytesByPath]]
 
 def moment_total_bytes(moment: Moment) -> Count:
     """Bytes of a moment."""
-    return _sum_counts([bag.total if type(times) is int and times == 1 else times * bag.total for times, bag in moment])
+    return _sum_counts(
+        [bag.total if type(times) is int and times == 1 else times * bag.total for times, bag in moment]
+    )
 
 
 def _sum_counts(sizes: list[Count]) -> Count:
@@ -120,7 +132,9 @@ def bundle_moment(moment: Moment) -> Moment:
 
 
 def _deferred_moment(moment: Moment, total: Count) -> Later:
-    return Later(partial(_merge_by_key, moment), None if type(total) is int else partial(_merged_part, moment), total)
+    return Later(
+        partial(_merge_by_key, moment), None if type(total) is int else partial(_merged_part, moment), total
+    )
 
 
 def _merge_by_key(moment: Moment) -> dict[Key, Count]:
@@ -133,7 +147,9 @@ def _merge_by_key(moment: Moment) -> dict[Key, Count]:
 
 def _merged_part(moment: Moment, key: Key) -> tuple[Count, Any]:
     parts = [(times, *bag.part(key)) for times, bag in moment]
-    return sum(times * size for times, size, there in parts if there is not False), reduce(or_, (there for _, _, there in parts), False)
+    return sum(times * size for times, size, there in parts if there is not False), reduce(
+        or_, (there for _, _, there in parts), False
+    )
 
 
 def largest_moment_rows(moments: Sequence[Moment]) -> BytesByPath:
@@ -144,7 +160,9 @@ def largest_moment_rows(moments: Sequence[Moment]) -> BytesByPath:
         return best[0][1] if len(best) == 1 and best[0][0] == 1 else merge_moment(best)
     which = partial(_largest_moment_masks, totals)
     return Later(
-        partial(_largest_bytes_by_key, tuple(moments), which), partial(_chosen_part, tuple(moments), which), reduce(maximum, totals)
+        partial(_largest_bytes_by_key, tuple(moments), which),
+        partial(_chosen_part, tuple(moments), which),
+        reduce(maximum, totals),
     )
 
 
@@ -152,8 +170,12 @@ Winners = Callable[[], Sequence[tuple[int, Any]]]
 
 
 def _largest_moment_masks(totals: list[Count]) -> Sequence[tuple[int, Any]]:
-    """Which of several moments holds most, the first of equals: those that do for some plans, and for which."""
-    best: Any = totals[0] + next(size for size in totals if type(size) is not int) * 0  # an array, as all that it is compared with
+    """Which of several moments holds most, the first of equals: those that do for some plans, and for
+    which.
+    """
+    best: Any = (
+        totals[0] + next(size for size in totals if type(size) is not int) * 0
+    )  # an array, as all that it is compared with
     masks = list[tuple[int, Any]]()
     for number, size in enumerate(totals[1:], start=1):
         wins: Any = size > best
@@ -225,8 +247,9 @@ def with_products(axes: dict[str, Count]) -> dict[str, Count]:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Beside:
-    """What a model's forward names of a tower that pictures pass through: ``inside`` while its layers run; from where its tokens have joined
-    the words on, ``features`` (those tokens) and ``states`` (of its last layer, unless what comes after has saved them).
+    """What a model's forward names of a tower that pictures pass through: ``inside`` while its layers run;
+    from where its tokens have joined the words on, ``features`` (those tokens) and ``states`` (of its last
+    layer, unless what comes after has saved them).
     """
 
     inside: BytesByPath
@@ -242,7 +265,8 @@ class Part:
     """One recorded part of the model with its sizes."""
 
     retained: BytesByPath  # held from its forward to its backward
-    cached: BytesByPath  # besides, until the model's forward ends: the autocast cache's copies, the last hidden states
+    # besides, until the model's forward ends: the autocast cache's copies, the last hidden states
+    cached: BytesByPath
     forward: BytesByPath  # at its forward's high-water mark, its input included
     backward: BytesByPath  # at its backward's, with what it retained and the arriving gradient
     gradients: BytesByPath  # parameters' gradients it makes
@@ -253,7 +277,9 @@ class Part:
     behind: BytesByPath = EMPTY  # and at its backward's high-water mark when that is done
     hosted: tuple[Count, ...] = ()  # bytes of what waits on the host, one by one
     lingers: BytesByPath = EMPTY  # of what it retained, what stays until the whole backward is over
-    played: tuple[Tape, Tape | None, Axes] | None = None  # its tape, that of a forward that ran before, and the values of their axes
+    played: tuple[Tape, Tape | None, Axes] | None = (
+        None  # its tape, that of a forward that ran before, and the values of their axes
+    )
 
 
 def select_part(condition: Any, a: Part, b: Part) -> Part:
@@ -264,31 +290,57 @@ def select_part(condition: Any, a: Part, b: Part) -> Part:
         return BytesByPath(held, where(condition, x.total, y.total))
 
     return Part(
-        retained=bag(a.retained, b.retained), cached=bag(a.cached, b.cached), forward=bag(a.forward, b.forward),
-        backward=bag(a.backward, b.backward), gradients=bag(a.gradients, b.gradients), arriving=bag(a.arriving, b.arriving),
-        output=where(condition, a.output, b.output), keeps_input=a.keeps_input, again=bag(a.again, b.again), behind=bag(a.behind, b.behind),
-        hosted=tuple(where(condition, one, other) for one, other in zip(a.hosted, b.hosted, strict=True)), lingers=bag(a.lingers, b.lingers),
-    )  # fmt: skip
+        retained=bag(a.retained, b.retained),
+        cached=bag(a.cached, b.cached),
+        forward=bag(a.forward, b.forward),
+        backward=bag(a.backward, b.backward),
+        gradients=bag(a.gradients, b.gradients),
+        arriving=bag(a.arriving, b.arriving),
+        output=where(condition, a.output, b.output),
+        keeps_input=a.keeps_input,
+        again=bag(a.again, b.again),
+        behind=bag(a.behind, b.behind),
+        hosted=tuple(where(condition, one, other) for one, other in zip(a.hosted, b.hosted, strict=True)),
+        lingers=bag(a.lingers, b.lingers),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """Parameters are stepped when their gradients arrive, which takes so many copies of one in ``dtype``, and the gradients go."""
+    """Parameters are stepped when their gradients arrive, which takes so many copies of one in ``dtype``, and
+    the gradients go.
+    """
 
     copies: int
     dtype: DType
 
 
 Release = bool | Stepped
-"""Whether parameters' gradients go as soon as they are made: because they are added to others, or because they are stepped with."""
+"""Whether parameters' gradients go as soon as they are made: because they are added to others, or because
+they are stepped with.
+"""
 
 
-def _fused_step_moments(tape: Tape, axes: Axes, sizes: list[Count], keys: list[Key], how: Stepped) -> list[Moment]:
+def _fused_step_moments(
+    tape: Tape, axes: Axes, sizes: list[Count], keys: list[Key], how: Stepped
+) -> list[Moment]:
     """What there is in backward when each gradient is stepped with."""
     moments: list[Moment] = []
     for index, alive in gradient_arrivals(tape.backward, (tape.saved - tape.outputs) | tape.idle):
         scratch = how.copies * entry_bytes(replace(tape.entries[index], dtype=how.dtype), axes)
-        moments.append([(1, BytesByPath.of([*((keys[i], sizes[i]) for i in alive), ((Component.TEMPORARIES, keys[index][1]), scratch)]))])
+        moments.append(
+            [
+                (
+                    1,
+                    BytesByPath.of(
+                        [
+                            *((keys[i], sizes[i]) for i in alive),
+                            ((Component.TEMPORARIES, keys[index][1]), scratch),
+                        ]
+                    ),
+                )
+            ]
+        )
     return moments
 
 
@@ -304,15 +356,24 @@ def _log_high_points(tape: Tape, kind: str, *, release: bool = False) -> tuple[t
 
 
 @lru_cache(maxsize=1024)
-def _high_point_changes(tape: Tape, kind: str, *, release: bool = False) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """High points one after another: how many more, or fewer, there are of each size than at the one before."""
+def _high_point_changes(
+    tape: Tape, kind: str, *, release: bool = False
+) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """High points one after another: how many more, or fewer, there are of each size than at the one
+    before.
+    """
     _, like = _distinct_entries(tape)
     counts = [Counter(like[i] for i in point) for point in _log_high_points(tape, kind, release=release)]
     before = [Counter[int](), *counts]
-    return tuple(tuple((n, now[n] - was[n]) for n in {**was, **now} if now[n] != was[n]) for was, now in zip(before, counts, strict=False))
+    return tuple(
+        tuple((n, now[n] - was[n]) for n in {**was, **now} if now[n] != was[n])
+        for was, now in zip(before, counts, strict=False)
+    )
 
 
-def _high_water(tape: Tape, kind: str, sizes: list[Count], keys: list[Key], *, release: bool = False) -> BytesByPath:
+def _high_water(
+    tape: Tape, kind: str, sizes: list[Count], keys: list[Key], *, release: bool = False
+) -> BytesByPath:
     points = _log_high_points(tape, kind, release=release)
     if {*map(type, sizes)} <= WHOLE:
         totals = [sum(map(sizes.__getitem__, point)) for point in points]
@@ -321,7 +382,9 @@ def _high_water(tape: Tape, kind: str, sizes: list[Count], keys: list[Key], *, r
     _, like = _distinct_entries(tape)
     distinct, total, moments = dict(zip(like, sizes, strict=True)), 0, list[Moment]()
     for point, changes in zip(points, _high_point_changes(tape, kind, release=release), strict=True):
-        total = _sum_counts([total, *(distinct[n] if more == 1 else more * distinct[n] for n, more in changes)])
+        total = _sum_counts(
+            [total, *(distinct[n] if more == 1 else more * distinct[n] for n, more in changes)]
+        )
         moments.append([(1, Later(partial(_bytes_at_point, sizes, keys, point), None, total))])
     return largest_moment_rows(moments) if len(moments) > 1 else moments[0][0][1]
 
@@ -349,16 +412,24 @@ def _path_in_model(prefix: str, path: str) -> str:
     return f"{prefix}{path}" if not prefix or path.startswith("/") else f"{prefix}.{path}"
 
 
-def evaluate_tape(tape: Tape, axes: Axes, prefix: str, *, release: Release, forward: Tape | None = None) -> Part:
-    """Numbers for a part. ``forward``: the tape of a forward that saves nothing, for a part that is recomputed on its own."""
+def evaluate_tape(
+    tape: Tape, axes: Axes, prefix: str, *, release: Release, forward: Tape | None = None
+) -> Part:
+    """Numbers for a part. ``forward``: the tape of a forward that saves nothing, for a part that is
+    recomputed on its own.
+    """
     if {*map(type, axes.values())} <= WHOLE:
         return _evaluate_cached(tape, tuple(axes.items()), prefix, release, forward)
     return _evaluate_uncached(tape, axes, prefix, release, forward)
 
 
 @lru_cache(maxsize=512)
-def _evaluate_cached(tape: Tape, axes: tuple[tuple[str, Count], ...], prefix: str, release: Release, forward: Tape | None) -> Part:
-    """Plans that are asked about one after another have most parts in common: stages, fixes, steps of a bisection."""
+def _evaluate_cached(
+    tape: Tape, axes: tuple[tuple[str, Count], ...], prefix: str, release: Release, forward: Tape | None
+) -> Part:
+    """Plans that are asked about one after another have most parts in common: stages, fixes, steps of a
+    bisection.
+    """
     return _evaluate_uncached(tape, dict(axes), prefix, release, forward)
 
 
@@ -369,7 +440,9 @@ def _evaluate_uncached(tape: Tape, axes: Axes, prefix: str, release: Release, fo
     retained = BytesByPath.of([(keys[i], sizes[i]) for i in sorted(saved)])
     backward = _high_water(tape, "backward", sizes, keys, release=bool(release))
     if isinstance(release, Stepped) and release.copies:
-        backward = largest_moment_rows([[(1, backward)], *_fused_step_moments(tape, axes, sizes, keys, release)])
+        backward = largest_moment_rows(
+            [[(1, backward)], *_fused_step_moments(tape, axes, sizes, keys, release)]
+        )
     gradients = BytesByPath.of((keys[i], sizes[i]) for i in tape.gradients)
     output = sum(sizes[i] for i in tape.outputs)
     arriving = BytesByPath.of(((Component.TEMPORARIES, keys[i][1]), sizes[i]) for i in tape.handed)
@@ -377,12 +450,22 @@ def _evaluate_uncached(tape: Tape, axes: Axes, prefix: str, release: Release, fo
         cached = BytesByPath.of((keys[i], sizes[i]) for i in sorted(tape.cached - tape.saved))
         hosted = tuple(sizes[i] for i in tape.hosted)
         return Part(
-            retained, cached, _high_water(tape, "forward", sizes, keys), backward, gradients, arriving, output, bool(tape.inputs), hosted=hosted,
-            lingers=BytesByPath.of((keys[i], sizes[i]) for i in sorted(tape.lingering)), played=(tape, None, axes),
-        )  # fmt: skip
+            retained,
+            cached,
+            _high_water(tape, "forward", sizes, keys),
+            backward,
+            gradients,
+            arriving,
+            output,
+            bool(tape.inputs),
+            hosted=hosted,
+            lingers=BytesByPath.of((keys[i], sizes[i]) for i in sorted(tape.lingering)),
+            played=(tape, None, axes),
+        )
     light = _entry_sizes(forward, axes)
     light_keys = [
-        (Component.SAVED_ACTIVATIONS, key[1]) if i in forward.handed else key for i, key in enumerate(_entry_keys(forward, prefix))
+        (Component.SAVED_ACTIVATIONS, key[1]) if i in forward.handed else key
+        for i, key in enumerate(_entry_keys(forward, prefix))
     ]
     again = _high_water(tape, "recomputed", sizes, keys)
     handed_back = BytesByPath.of((keys[i], sizes[i]) for i in sorted(tape.waiting))
@@ -395,7 +478,17 @@ def _evaluate_uncached(tape: Tape, axes: Axes, prefix: str, release: Release, fo
     again = merge_moment([(1, again), (1, handed_back)])
     step_back = largest_moment_rows([[(1, backward), *still], [(1, again)]])
     return Part(
-        merge_moment([(1, kept), (1, chosen)]) if chosen.held else kept, cached, _high_water(forward, "forward", light, light_keys), step_back, gradients, arriving, output, keeps_input=not forward.hosted, again=again,
-        behind=backward, hosted=tuple(light[i] for i in forward.hosted), played=(tape, forward, axes),
+        merge_moment([(1, kept), (1, chosen)]) if chosen.held else kept,
+        cached,
+        _high_water(forward, "forward", light, light_keys),
+        step_back,
+        gradients,
+        arriving,
+        output,
+        keeps_input=not forward.hosted,
+        again=again,
+        behind=backward,
+        hosted=tuple(light[i] for i in forward.hosted),
+        played=(tape, forward, axes),
         lingers=BytesByPath.of((light_keys[i], light[i]) for i in sorted(forward.lingering)),
-    )  # fmt: skip
+    )

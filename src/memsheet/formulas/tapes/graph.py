@@ -1,8 +1,9 @@
-"""A graph that is recorded as it is built, and its backward as torch's engine plays it, over shape-only tensors.
+"""A graph that is recorded as it is built, and its backward as torch's engine plays it, over shape-only
+tensors.
 
-Every storage that is made and dropped is noted. As in torch, a storage lives while something refers to it, so liveness is Python's
-own reference counting: a local variable, a saved tensor, a gradient on its way. The engine (input_buffer.cpp) accumulates in place
-when it holds the only reference.
+Every storage that is made and dropped is noted. As in torch, a storage lives while something refers to it, so
+liveness is Python's own reference counting: a local variable, a saved tensor, a gradient on its way. The
+engine (input_buffer.cpp) accumulates in place when it holds the only reference.
 """
 
 from __future__ import annotations
@@ -49,13 +50,21 @@ class Storage:
 
 
 class Node:
-    """An operation that backward will undo. ``saved`` keeps storages alive until then; ``metas`` say what its inputs looked like."""
+    """An operation that backward will undo. ``saved`` keeps storages alive until then; ``metas`` say what its
+    inputs looked like.
+    """
 
     __slots__ = ("backward", "edges", "metas", "module", "order", "saved")
 
     def __init__(
-        self, order: int, module: str, edges: tuple[Edge | None, ...], metas: list[Meta], saved: list[Any], backward: Backward
-    ) -> None:  # fmt: skip
+        self,
+        order: int,
+        module: str,
+        edges: tuple[Edge | None, ...],
+        metas: list[Meta],
+        saved: list[Any],
+        backward: Backward,
+    ) -> None:
         self.order = order
         self.module = module
         self.edges = edges
@@ -132,20 +141,28 @@ class Grad:
 class Graph:
     """Records one part of a model. ``compute``: the autocast dtype, or None.
 
-    ``pass_``: a forward that will be recomputed saves nothing; one that is recomputed gives a saved tensor up when it is read.
-    ``chosen``: operations whose results a selective checkpoint keeps from the one for the other.
+    ``pass_``: a forward that will be recomputed saves nothing; one that is recomputed gives a saved tensor up
+    when it is read. ``chosen``: operations whose results a selective checkpoint keeps from the one for the
+    other.
     """
 
     def __init__(
-        self, *, compute: DType | None = None, processor: bool = False, offloads: bool = False, pass_: Pass = Pass.PLAIN,
+        self,
+        *,
+        compute: DType | None = None,
+        processor: bool = False,
+        offloads: bool = False,
+        pass_: Pass = Pass.PLAIN,
         chosen: frozenset[Chosen] = frozenset(),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.pass_ = pass_
         self.chosen = chosen
         self._products = 0
         self._results: list[Storage] = []  # of chosen operations, in order
         self._held: list[Storage] = []  # by functions themselves, which no hook on saved tensors sees
-        self._passing: list[Storage] = []  # the same in a forward that runs again, whose graph goes when it has run
+        self._passing: list[
+            Storage
+        ] = []  # the same in a forward that runs again, whose graph goes when it has run
         self._before: frozenset[int] = frozenset()
         self.in_backward = False  # a part's forward runs again
         self._recomputed: frozenset[int] = frozenset()
@@ -165,7 +182,7 @@ class Graph:
     def saves(self) -> bool:
         return self.pass_ is not Pass.LIGHT
 
-    # ---- making tensors -------------------------------------------------------------------------------------------
+    # ---- making tensors ------------------------------------------------------------------------------------
 
     def storage(self, path: str, shape: Shape, dtype: DType, *, weight_cast: bool = False) -> Storage:
         self.entries.append(Entry(path, shape, dtype, weight_cast))
@@ -175,7 +192,9 @@ class Graph:
         return Tensor(self.storage(path, shape, dtype), shape, dtype)
 
     def result(self, path: str, shape: Shape, dtype: DType, op: Chosen) -> Tensor:
-        """What an operation makes that a selective checkpoint may keep: in a forward that runs again it is there already."""
+        """What an operation makes that a selective checkpoint may keep: in a forward that runs again it is
+        there already.
+        """
         if not self._keeps(op) or self.pass_ is Pass.PLAIN:
             return self.tensor(path, shape, dtype)
         if self.pass_ is Pass.RECOMPUTED:
@@ -198,7 +217,9 @@ class Graph:
         self.chosen = chosen
 
     def runs_again(self, first: Callable[[], object]) -> None:
-        """Go from the forward that was run ``first`` to the one that runs again: what the first kept is there."""
+        """Go from the forward that was run ``first`` to the one that runs again: what the first kept is
+        there.
+        """
         self.pass_ = Pass.LIGHT
         first()
         self._cache.clear()
@@ -211,7 +232,9 @@ class Graph:
     def grad(self, shape: Shape, dtype: DType, path: str | None = None) -> Grad:
         return Grad(self.storage(path or f"{self._module}/backward", shape, dtype), shape, dtype)
 
-    def arriving(self, shape: Shape, dtype: DType, path: str = "/input", *, needs_grad: bool = True) -> Tensor:
+    def arriving(
+        self, shape: Shape, dtype: DType, path: str = "/input", *, needs_grad: bool = True
+    ) -> Tensor:
         """What the part before hands over; its gradient is handed back at the end of backward."""
         x = self.tensor(path, shape, dtype)
         self._inputs.add(len(self.entries) - 1)
@@ -219,17 +242,26 @@ class Graph:
             x.node = Node(0, "", (), [], [], lambda _: [])
         return x
 
-    def parameter(self, path: str, shape: Shape, dtype: DType, *, trains: bool = True, joined: Joined = Joined.NO) -> Tensor:
-        return Tensor(None, shape, dtype, Leaf(path, shape, dtype, joined=joined) if trains else None, stays=True)
+    def parameter(
+        self, path: str, shape: Shape, dtype: DType, *, trains: bool = True, joined: Joined = Joined.NO
+    ) -> Tensor:
+        return Tensor(
+            None, shape, dtype, Leaf(path, shape, dtype, joined=joined) if trains else None, stays=True
+        )
 
     def apply(
-        self, out: Tensor, inputs: tuple[Tensor, ...], saved: Iterable[Tensor], backward: Backward, held: Iterable[Tensor] = ()
+        self,
+        out: Tensor,
+        inputs: tuple[Tensor, ...],
+        saved: Iterable[Tensor],
+        backward: Backward,
+        held: Iterable[Tensor] = (),
     ) -> Tensor:
-        """Give ``out`` its place in the graph. ``held``: what a function keeps in attributes of its own, past every hook, until the whole
-        graph goes.
+        """Give ``out`` its place in the graph. ``held``: what a function keeps in attributes of its own, past
+        every hook, until the whole graph goes.
 
-        ``backward(g)`` returns a gradient for each input (None where not needed); the engine then sums and casts it to the input's
-        shape and dtype where they differ (validate_outputs).
+        ``backward(g)`` returns a gradient for each input (None where not needed); the engine then sums and
+        casts it to the input's shape and dtype where they differ (validate_outputs).
         """
         edges = tuple((t.node, t.port) if t.node else None for t in inputs)
         if any(edges) or not self.saves:
@@ -238,17 +270,26 @@ class Graph:
             self._nodes += 1
             metas = [(t.shape, t.dtype) for t in inputs]
             module = self.entries[out.storage.index].path.partition("/")[0] if out.storage else ""
-            kept = [Copied(self._copied(t), t.shape, t.dtype) if self.offloads and not t.stays else t.storage for t in saved]
+            kept = [
+                Copied(self._copied(t), t.shape, t.dtype) if self.offloads and not t.stays else t.storage
+                for t in saved
+            ]
             out.node = Node(self._nodes, module, edges, metas, kept, backward)
         return out
 
     def _hold(self, held: Iterable[Tensor]) -> None:
         """Keep what a function holds; a checkpoint keeps what it was handed itself."""
-        kept = [t.storage for t in held if t.storage is not None and (self.saves or t.storage.index not in self._inputs)]
+        kept = [
+            t.storage
+            for t in held
+            if t.storage is not None and (self.saves or t.storage.index not in self._inputs)
+        ]
         (self._passing if self.pass_ is Pass.RECOMPUTED else self._held).extend(kept)
 
     def hosts(self, x: Tensor) -> bool:
-        """Whether what is saved goes to the host; then it is noted, for a node that brings it back piece by piece."""
+        """Whether what is saved goes to the host; then it is noted, for a node that brings it back piece by
+        piece.
+        """
         if self.offloads:
             self._copied(x)
         return self.offloads
@@ -260,10 +301,12 @@ class Graph:
         self._hosted.append(len(self.entries) - 1)
         return path
 
-    # ---- a part that runs again in backward -------------------------------------------------------------------------
+    # ---- a part that runs again in backward ----------------------------------------------------------------
 
     def again(self, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """``run(x)`` under a checkpoint of its own: ``x`` is all it keeps, and its backward begins with its forward."""
+        """``run(x)`` under a checkpoint of its own: ``x`` is all it keeps, and its backward begins with its
+        forward.
+        """
         if self.pass_ is not Pass.PLAIN:
             return run(x)
         self.pass_ = Pass.LIGHT
@@ -273,10 +316,14 @@ class Graph:
         module = self.entries[out.storage.index].path.partition("/")[0] if out.storage else ""
         self._nodes += 1
         edge = (x.node, x.port) if x.node else None
-        out.node = Node(self._nodes, module, (edge,), [meta], kept, lambda g: [self._back_through(run, kept, meta, g)])
+        out.node = Node(
+            self._nodes, module, (edge,), [meta], kept, lambda g: [self._back_through(run, kept, meta, g)]
+        )
         return out
 
-    def _back_through(self, run: Callable[[Tensor], Tensor], kept: list[Any], meta: Meta, g: Grad) -> Grad | None:
+    def _back_through(
+        self, run: Callable[[Tensor], Tensor], kept: list[Any], meta: Meta, g: Grad
+    ) -> Grad | None:
         """The gradient of what such a part was handed, which is there until the part is through."""
         arrived = [Grad(g.storage, g.shape, g.dtype)]
         g.storage = None  # the engine hands it on
@@ -294,13 +341,20 @@ class Graph:
         self.pass_, self.in_backward, self.offloads = Pass.PLAIN, False, moves
         return next(iter(pending[source].values())) if source in pending else None
 
-    # ---- finishing ----------------------------------------------------------------------------------------------------
+    # ---- finishing -----------------------------------------------------------------------------------------
 
-    def finish(self, output: Tensor, *inputs: Tensor, gradient: str | None = "/gradient", lingering: tuple[Tensor, ...] = ()) -> Tape:
+    def finish(
+        self,
+        output: Tensor,
+        *inputs: Tensor,
+        gradient: str | None = "/gradient",
+        lingering: tuple[Tensor, ...] = (),
+    ) -> Tape:
         """Close the forward at ``output`` and play its backward.
 
-        ``inputs`` were handed over by the part before, which holds on to them until forward ends. ``gradient``: the
-        name of the one of the output's size that arrives from the part after; None where none does. ``lingering``: what the model's forward still names until it returns.
+        ``inputs`` were handed over by the part before, which holds on to them until forward ends.
+        ``gradient``: the name of the one of the output's size that arrives from the part after; None where
+        none does. ``lingering``: what the model's forward still names until it returns.
         """
         made = output.storage.index if output.storage else -1
         cache = [*self._cache.values(), *lingering]
@@ -312,8 +366,12 @@ class Graph:
             t.storage = t.node = None
         self._passing.clear()
         forward = tuple(self.log)
-        hosted = self._hosted if self.pass_ is not Pass.LIGHT else sorted(self._inputs) if self.offloads else []
-        saved = (self._before | {i for event, i in forward if event is Event.ALLOC}) - {i for event, i in forward if event is Event.FREE}
+        hosted = (
+            self._hosted if self.pass_ is not Pass.LIGHT else sorted(self._inputs) if self.offloads else []
+        )
+        saved = (self._before | {i for event, i in forward if event is Event.ALLOC}) - {
+            i for event, i in forward if event is Event.FREE
+        }
         self.log.clear()
         if root is not None:
             self._play(root, Grad(self.storage(gradient, shape, dtype) if gradient else None, shape, dtype))
@@ -322,13 +380,23 @@ class Graph:
         self._results.clear()
         self._held.clear()
         return Tape(
-            tuple(self.entries), forward, backward, saved, cached, outputs=frozenset({made}) - {-1},
-            handed=frozenset(self._inputs), waiting=self._waiting or frozenset(), hosted=tuple(hosted), recomputed_saved=self._recomputed,
-            before=self._before, lingering=stays,
-        )  # fmt: skip
+            tuple(self.entries),
+            forward,
+            backward,
+            saved,
+            cached,
+            outputs=frozenset({made}) - {-1},
+            handed=frozenset(self._inputs),
+            waiting=self._waiting or frozenset(),
+            hosted=tuple(hosted),
+            recomputed_saved=self._recomputed,
+            before=self._before,
+            lingering=stays,
+        )
 
     def _play(self, root: Edge, grad: Grad) -> dict[Node, dict[int, Grad]]:
-        """Torch's engine: the youngest node first; a node's saved tensors go when it has run, or, recomputed, when it has read them.
+        """Torch's engine: the youngest node first; a node's saved tensors go when it has run, or, recomputed,
+        when it has read them.
 
         What is left is for who handed something in.
         """
@@ -373,15 +441,21 @@ class Graph:
         ports = pending.setdefault(node, {})
         if port not in ports:
             ports[port] = grad
-        elif sys.getrefcount(ports[port].storage) > _SOLE_OWNER:  # the engine may not add in place into shared memory
+        elif (
+            sys.getrefcount(ports[port].storage) > _SOLE_OWNER
+        ):  # the engine may not add in place into shared memory
             ports[port] = self.grad(grad.shape, grad.dtype)
 
     def _arrive(self, leaf: Leaf, grad: Grad, storage: Storage) -> None:
-        """A parameter's gradient is there. What stays of it until backward is over, or is added to one that is resident, is logged."""
+        """A parameter's gradient is there. What stays of it until backward is over, or is added to one that
+        is resident, is logged.
+        """
         total = self.grad(grad.shape, grad.dtype) if leaf.joined is Joined.ANEW else None
         del total
         if leaf.joined not in (Joined.WAITS, Joined.IN_PLACE):
-            self.entries[storage.index] = replace(self.entries[storage.index], path=leaf.module, gradient=True)
+            self.entries[storage.index] = replace(
+                self.entries[storage.index], path=leaf.module, gradient=True
+            )
         if leaf.joined is Joined.CUT:
             storage = self.storage("embeddings/clone", leaf.shape, grad.dtype)  # by the group that reduces it
         self.log.append((Event.GRADIENT, storage.index))

@@ -1,4 +1,5 @@
-"""Operations over shape-only tensors: what each saves for backward (DERIVATIVES) and what it and its backward allocate.
+"""Operations over shape-only tensors: what each saves for backward (DERIVATIVES) and what it and its backward
+allocate.
 
 A block's forward is written once as ordinary Python with these (``blocks.py``).
 """
@@ -37,7 +38,9 @@ class Recorder(Graph):
 
     @property
     def widens(self) -> bool:
-        """Whether autocast runs powers and softmax in fp32: its list for CUDA has them, that for a CPU does not (ATen/autocast_mode.h)."""
+        """Whether autocast runs powers and softmax in fp32: its list for CUDA has them, that for a CPU does
+        not (ATen/autocast_mode.h).
+        """
         return self.compute is not None and not self.processor
 
     @contextmanager
@@ -47,7 +50,9 @@ class Recorder(Graph):
         yield
         self.compute = compute
 
-    def linear(self, x: Tensor, weight: Tensor, out: Axis, path: str, *, bias: Tensor | None = None) -> Tensor:
+    def linear(
+        self, x: Tensor, weight: Tensor, out: Axis, path: str, *, bias: Tensor | None = None
+    ) -> Tensor:
         """``x @ weight.T + bias``: saves the input for the weight's gradient, the weight for the input's."""
         # autocast casts its arguments from the last to the first
         operands = [self.autocast(bias, path + ".bias")] if bias is not None else []
@@ -65,12 +70,21 @@ class Recorder(Graph):
             grads = [self.grad(s, d) if need else None for s, d, need in reversed(metas)]
             return grads[::-1]
 
-        return self.apply(self.result(f"{path}/output", shape, dtype, Chosen.EVERY_SECOND_PRODUCT), tuple(operands), saved, backward)
+        return self.apply(
+            self.result(f"{path}/output", shape, dtype, Chosen.EVERY_SECOND_PRODUCT),
+            tuple(operands),
+            saved,
+            backward,
+        )
 
-    def dequantized_linear(self, x: Tensor, weight_shape: Shape, out: Axis, path: str, *, bias: Tensor | None = None) -> Tensor:
-        """A linear layer over a quantized frozen weight: dequantized for the product and again for the input's gradient.
+    def dequantized_linear(
+        self, x: Tensor, weight_shape: Shape, out: Axis, path: str, *, bias: Tensor | None = None
+    ) -> Tensor:
+        """A linear layer over a quantized frozen weight: dequantized for the product and again for the
+        input's gradient.
 
-        Computed in one dtype and handed back in the input's (bitsandbytes 95f9af3, nn/modules.py:626-637, autograd/_functions.py:323-384).
+        Computed in one dtype and handed back in the input's (bitsandbytes 95f9af3, nn/modules.py:626-637,
+        autograd/_functions.py:323-384).
         """
         low = self.cast(x, self.compute or x.dtype, f"{path}/input")
         shape, dtype, back_shape = (*x.shape[:-1], out), low.dtype, x.shape
@@ -97,22 +111,30 @@ class Recorder(Graph):
         return self.apply(self.tensor(path, a.shape, _promote_dtypes(a.dtype, b.dtype)), (a, b), (), backward)
 
     def mul(self, a: Tensor, b: Tensor, path: str) -> Tensor:
-        """Saves each operand that the other's gradient needs. Where b is broadcast, the engine sums its gradient."""
+        """Saves each operand that the other's gradient needs. Where b is broadcast, the engine sums its
+        gradient.
+        """
         shape, needs = a.shape, (a.needs_grad, b.needs_grad)
         saved = ([b] if a.needs_grad else []) + ([a] if b.needs_grad else [])
 
         def backward(g: Grad) -> list[Grad | None]:
             return [self.grad(shape, g.dtype) if need else None for need in needs]
 
-        return self.apply(self.tensor(path, shape, _promote_dtypes(a.dtype, b.dtype)), (a, b), saved, backward)
+        return self.apply(
+            self.tensor(path, shape, _promote_dtypes(a.dtype, b.dtype)), (a, b), saved, backward
+        )
 
     def scale(self, x: Tensor, path: str) -> Tensor:
         """``x * constant``: saves nothing, its gradient is a new tensor."""
         shape, dtype = x.shape, x.dtype
         return self.apply(self.tensor(path, shape, dtype), (x,), (), lambda g: [self.grad(shape, dtype)])
 
-    def unary(self, x: Tensor, path: str, *, saves: str, temporaries: int = 0, dtype: DType | None = None) -> Tensor:
-        """An elementwise operation; ``saves`` its "input", its "output" or "nothing". ``temporaries``: full-size ones in backward."""
+    def unary(
+        self, x: Tensor, path: str, *, saves: str, temporaries: int = 0, dtype: DType | None = None
+    ) -> Tensor:
+        """An elementwise operation; ``saves`` its "input", its "output" or "nothing". ``temporaries``:
+        full-size ones in backward.
+        """
         shape, kind, back = x.shape, dtype or x.dtype, x.dtype
         out = self.tensor(path, shape, kind)
         kept = {"input": (x,), "output": (out,), "nothing": ()}[saves]
@@ -144,7 +166,9 @@ class Recorder(Graph):
         return self.apply(self.tensor(path, shape, x.dtype), (x,), (), backward)
 
     def transposed_view(self, x: Tensor, shape: Shape) -> Tensor:
-        """Heads moved in front of the sequence: a view forward, but its gradient must be made contiguous again."""
+        """Heads moved in front of the sequence: a view forward, but its gradient must be made contiguous
+        again.
+        """
         back, dtype = x.shape, x.dtype
 
         def backward(g: Grad) -> list[Grad | None]:
@@ -178,16 +202,27 @@ class Recorder(Graph):
         return self.apply(self.tensor(path, shape, parts[0].dtype), parts, (), backward)
 
     def spread(self, x: Tensor, path: str) -> Tensor:
-        """What every tensor-parallel rank works on: the same storage; the ranks' gradients of it are summed into a new one."""
+        """What every tensor-parallel rank works on: the same storage; the ranks' gradients of it are summed
+        into a new one.
+        """
         shape, dtype = x.shape, x.dtype
-        return self.apply(Tensor(x.storage, shape, dtype), (x,), (), lambda _: [self.grad(shape, dtype, f"{path}/all_reduce")])
+        return self.apply(
+            Tensor(x.storage, shape, dtype),
+            (x,),
+            (),
+            lambda _: [self.grad(shape, dtype, f"{path}/all_reduce")],
+        )
 
     def reduced(self, x: Tensor, path: str) -> Tensor:
         """The sum of what tensor-parallel ranks have; their gradient is that of the sum."""
-        return self.apply(self.tensor(path, x.shape, x.dtype), (x,), (), lambda g: [Grad(g.storage, g.shape, g.dtype)])
+        return self.apply(
+            self.tensor(path, x.shape, x.dtype), (x,), (), lambda g: [Grad(g.storage, g.shape, g.dtype)]
+        )
 
     def gathered(self, x: Tensor, whole: Shape, path: str) -> Tensor:
-        """The last dimension of all tensor-parallel ranks: gathered along the first one, then joined along the last."""
+        """The last dimension of all tensor-parallel ranks: gathered along the first one, then joined along
+        the last.
+        """
         shape, dtype = x.shape, x.dtype
         gathered = self.tensor(f"{path}/all_gather", whole, dtype)
         result = self.tensor(f"{path}/output", whole, dtype)
@@ -195,7 +230,9 @@ class Recorder(Graph):
         return self.apply(result, (x,), (), lambda _: [self.grad(shape, dtype, f"{path}/clone")])
 
     def dropout(self, x: Tensor, path: str, *, active: bool) -> Tensor:
-        """Saves a mask of one byte an element (a factor of ``x``'s dtype on a CPU, aten native/Dropout.cpp); nothing at probability zero."""
+        """Saves a mask of one byte an element (a factor of ``x``'s dtype on a CPU, aten native/Dropout.cpp);
+        nothing at probability zero.
+        """
         if not active:
             return x
         shape, dtype = x.shape, x.dtype
@@ -222,14 +259,19 @@ class Recorder(Graph):
 
         return self.apply(out, inputs, saved, backward)
 
-    def product(self, a: Tensor, b: Tensor, shape: Shape, path: str, *, copies: tuple[bool, bool] = (False, False)) -> Tensor:
+    def product(
+        self, a: Tensor, b: Tensor, shape: Shape, path: str, *, copies: tuple[bool, bool] = (False, False)
+    ) -> Tensor:
         """A batched matrix product: saves each operand for the other's gradient; the second's is made first.
 
         ``copies``: the operands whose batch is no view of one dimension, and is copied.
         """
         b = self.autocast(b, path + "/b")
         a = self.autocast(a, path + "/a")
-        a, b = (self.copy(x, x.shape, path + "/copy") if strided else x for x, strided in zip((a, b), copies, strict=True))
+        a, b = (
+            self.copy(x, x.shape, path + "/copy") if strided else x
+            for x, strided in zip((a, b), copies, strict=True)
+        )
         saved = [x for x, other in ((a, b), (b, a)) if other.needs_grad]
         metas = [(t.shape, t.dtype, t.needs_grad) for t in (b, a)]
 

@@ -1,7 +1,7 @@
 """Which tensors a training step keeps: an autograd tape of shapes, without numbers in them.
 
-A tape is a list of allocations whose sizes are products of named axes, so one recording (``recorder.py``) serves every batch and
-length.
+A tape is a list of allocations whose sizes are products of named axes, so one recording (``recorder.py``)
+serves every batch and length.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Event(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A storage: the module it belongs to and what it is there (``self_attn.q_proj/output``; ``/input`` of the whole part), its shape
-    in named axes, its dtype.
+    """A storage: the module it belongs to and what it is there (``self_attn.q_proj/output``; ``/input`` of
+    the whole part), its shape in named axes, its dtype.
     """
 
     path: str
@@ -54,7 +54,9 @@ class Tape:
     recomputed_saved: frozenset[int] = frozenset()  # made again in backward and saved for it
     waiting: frozenset[int] = frozenset()
     """Gradients that are there when backward first reads something saved, which is when recompute starts."""
-    before: frozenset[int] = frozenset()  # results that a selective checkpoint has kept for a forward that runs again
+    before: frozenset[int] = (
+        frozenset()
+    )  # results that a selective checkpoint has kept for a forward that runs again
     lingering: frozenset[int] = frozenset()  # held until the whole graph goes, however far backward is
 
     @property
@@ -74,7 +76,10 @@ class Tape:
 
     @property
     def _stop(self) -> int:
-        return 1 + max((n for n, (event, i) in enumerate(self.forward) if event is Event.ALLOC and i in self.saved), default=-1)
+        return 1 + max(
+            (n for n, (event, i) in enumerate(self.forward) if event is Event.ALLOC and i in self.saved),
+            default=-1,
+        )
 
     @property
     def idle(self) -> frozenset[int]:
@@ -82,11 +87,14 @@ class Tape:
         return self.before & {i for event, i in self.forward[self._stop :] if event is Event.FREE}
 
 
-def high_points(log: Log, alive: frozenset[int] = frozenset(), *, release_gradients: bool = False) -> tuple[tuple[int, ...], ...]:
-    """The storages alive at each local maximum of a log: right before a free that follows an allocation, and at its end.
+def high_points(
+    log: Log, alive: frozenset[int] = frozenset(), *, release_gradients: bool = False
+) -> tuple[tuple[int, ...], ...]:
+    """The storages alive at each local maximum of a log: right before a free that follows an allocation, and
+    at its end.
 
-    ``alive``: storages that exist before. ``release_gradients``: a parameter's gradient goes as soon as it is made, because it
-    is added to one that is already there.
+    ``alive``: storages that exist before. ``release_gradients``: a parameter's gradient goes as soon as it is
+    made, because it is added to one that is already there.
     """
     live, points, rising = dict.fromkeys(sorted(alive)), [], True
     for event, index in log:
@@ -97,10 +105,14 @@ def high_points(log: Log, alive: frozenset[int] = frozenset(), *, release_gradie
                 points.append(tuple(live))
             live.pop(index, None)
             rising = False
-    return tuple(dict.fromkeys((*points, tuple(live)))) if rising or not points else tuple(dict.fromkeys(points))
+    return (
+        tuple(dict.fromkeys((*points, tuple(live)))) if rising or not points else tuple(dict.fromkeys(points))
+    )
 
 
-def gradient_arrivals(log: Log, alive: frozenset[int] = frozenset()) -> tuple[tuple[int, tuple[int, ...]], ...]:
+def gradient_arrivals(
+    log: Log, alive: frozenset[int] = frozenset()
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Each parameter's gradient as it is made and then goes: (its storage, all that are alive)."""
     live, found = dict.fromkeys(sorted(alive)), []
     for event, index in log:

@@ -1,4 +1,6 @@
-"""A plan, and a model, made small enough for the machine at hand: fewer ranks, fewer layers, everything else as it was."""
+"""A plan, and a model, made small enough for the machine at hand: fewer ranks, fewer layers, everything else
+as it was.
+"""
 
 from __future__ import annotations
 
@@ -37,17 +39,24 @@ def _consistent_mesh(mesh: Mesh) -> Mesh:
 
 def _with_mesh(plan: Plan, mesh: Mesh) -> Plan:
     cut = mesh.pp == plan.mesh.pp
-    batch = None if plan.global_batch is None else int(plan.accumulation * plan.microbatch * mesh.data_parallel)
+    batch = (
+        None if plan.global_batch is None else int(plan.accumulation * plan.microbatch * mesh.data_parallel)
+    )
     return replace(
-        plan, mesh=mesh, global_batch=batch, schedule=plan.schedule if mesh.pp > 1 else None,
+        plan,
+        mesh=mesh,
+        global_batch=batch,
+        schedule=plan.schedule if mesh.pp > 1 else None,
         layers_per_stage=plan.layers_per_stage if cut else None,
         zero=plan.zero if mesh.data_parallel > 1 or plan.engine != "transformers" else 0,
-    )  # fmt: skip
+    )
 
 
 def mesh_shrinkage_words(before: Plan, after: Plan) -> str:
     """What was halved, in words: ``dp_shard 8 → 2``; empty where nothing was."""
-    degrees = ((axis, getattr(before.mesh, axis), getattr(after.mesh, axis)) for axis in (*AXES, "vpp", "ep", "etp"))
+    degrees = (
+        (axis, getattr(before.mesh, axis), getattr(after.mesh, axis)) for axis in (*AXES, "vpp", "ep", "etp")
+    )
     return ", ".join(f"{axis} {was} → {now}" for axis, was, now in degrees if was != now)
 
 
@@ -60,5 +69,9 @@ def layers_of(config: Mapping[str, Any]) -> int | None:
 def truncated_layers_config(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The config of the same model with its first ``layers`` layers, what lists say of each included."""
     before = layers_of(config)
-    lists = {name: value[:layers] for name, value in config.items() if isinstance(value, list) and len(value) == before}
+    lists = {
+        name: value[:layers]
+        for name, value in config.items()
+        if isinstance(value, list) and len(value) == before
+    }
     return {**config, **lists, **{name: layers for name in LAYERS if name in config}}

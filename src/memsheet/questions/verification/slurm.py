@@ -1,4 +1,6 @@
-"""The whole plan as a job of a cluster's own queue: submitit asks Slurm for nodes, and torchrun starts the ranks on each of them."""
+"""The whole plan as a job of a cluster's own queue: submitit asks Slurm for nodes, and torchrun starts the
+ranks on each of them.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,16 @@ from memsheet.units import GIB
 PORT = 29500
 """torch.distributed's own default (torch/distributed/run.py)."""
 SAFE = ("PYTHONSAFEPATH", "1")
-"""submitit starts ``python -m`` of its own, in the folder that the command was given in: nothing is imported from there."""
+"""submitit starts ``python -m`` of its own, in the folder that the command was given in: nothing is imported
+from there.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """Where a job goes. ``per_node``: ranks of one node. ``kind``: "slurm", or "local" for this machine, which submitit has for trials."""
+    """Where a job goes. ``per_node``: ranks of one node. ``kind``: "slurm", or "local" for this machine,
+    which submitit has for trials.
+    """
 
     partition: str | None
     per_node: int
@@ -32,16 +38,21 @@ class Queue:
     kind: str = "slurm"
 
 
-def measured_by_job(given: Mapping[str, Any], ranks: int, words: Sequence[str], folder: Path, queue: Queue) -> dict[str, Any]:
-    """The record (``memsheet/record/1``) of a plan that ran on a cluster. ``given``: ``model`` as a config and ``plan``; ``words``: further
-    flags of ``memsheet measure``; ``folder``: one that every node sees.
+def measured_by_job(
+    given: Mapping[str, Any], ranks: int, words: Sequence[str], folder: Path, queue: Queue
+) -> dict[str, Any]:
+    """The record (``memsheet/record/1``) of a plan that ran on a cluster. ``given``: ``model`` as a config
+    and ``plan``; ``words``: further flags of ``memsheet measure``; ``folder``: one that every node sees.
 
-    Raises InputError where the queue's library is missing, ranks do not fill nodes, or the job failed, with the end of what it said.
+    Raises InputError where the queue's library is missing, ranks do not fill nodes, or the job failed, with
+    the end of what it said.
     """
     try:
         import submitit
     except ImportError:
-        raise input_error("slurm", queue.partition, "needs an extra", "pip install 'memsheet[slurm]'") from None
+        raise input_error(
+            "slurm", queue.partition, "needs an extra", "pip install 'memsheet[slurm]'"
+        ) from None
     if ranks % min(queue.per_node, ranks):
         raise input_error("per_node", queue.per_node, f"does not divide {ranks} ranks", "whole nodes")
     here = min(queue.per_node, ranks)
@@ -53,15 +64,27 @@ def measured_by_job(given: Mapping[str, Any], ranks: int, words: Sequence[str], 
         executor = submitit.AutoExecutor(folder=folder / "logs", cluster=queue.kind)
     except RuntimeError as error:  # no srun on this machine
         raise input_error(
-            "slurm", queue.partition, f"cannot be asked: {_last_message_line(str(error))}", "a login node of a cluster"
+            "slurm",
+            queue.partition,
+            f"cannot be asked: {_last_message_line(str(error))}",
+            "a login node of a cluster",
         ) from None
-    executor.update_parameters(nodes=ranks // here, tasks_per_node=1, timeout_min=-(-int(queue.time_s) // 60), name="memsheet")
+    executor.update_parameters(
+        nodes=ranks // here, tasks_per_node=1, timeout_min=-(-int(queue.time_s) // 60), name="memsheet"
+    )
     if queue.kind == "slurm":
         executor.update_parameters(
-            gpus_per_node=here, slurm_partition=queue.partition, slurm_mem=0, slurm_setup=[f"export {'='.join(SAFE)}"]
+            gpus_per_node=here,
+            slurm_partition=queue.partition,
+            slurm_mem=0,
+            slurm_setup=[f"export {'='.join(SAFE)}"],
         )
     with _safe_path():
-        job = executor.submit(run_node_ranks, here, ["measure", str(model), "--plan", str(plan), "--record", str(record), *words])
+        job = executor.submit(
+            run_node_ranks,
+            here,
+            ["measure", str(model), "--plan", str(plan), "--record", str(record), *words],
+        )
     try:
         job.results()
     except Exception as error:  # noqa: BLE001 - whatever the queue raises: the job did not run
@@ -107,4 +130,6 @@ def run_node_ranks(ranks: int, words: Sequence[str]) -> None:
 
 def _last_message_line(text: str) -> str:
     """The last line that says something."""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it said nothing")[:300]
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it said nothing")[
+        :300
+    ]

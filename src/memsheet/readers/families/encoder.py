@@ -4,16 +4,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from memsheet.plan.model import Arrangement, Block, CrossAttention, Dense, Embeddings, Head, ModelSpec, Role, Stack
+from memsheet.plan.model import (
+    Arrangement,
+    Block,
+    CrossAttention,
+    Dense,
+    Embeddings,
+    Head,
+    ModelSpec,
+    Role,
+    Stack,
+)
 from memsheet.readers.fields import Fields
 from memsheet.readers.nested import bare_parameter, class_label_count, model_class_name
-from memsheet.readers.parts import embedding_table, layer_norm, linear_weights, run_length, separate_qkv_attention, vocabulary_head
+from memsheet.readers.parts import (
+    embedding_table,
+    layer_norm,
+    linear_weights,
+    run_length,
+    separate_qkv_attention,
+    vocabulary_head,
+)
 from memsheet.readers.vision import even_heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
-    """What one class puts on the encoder. ``head``: a kind of Head, or a name of ``_bert_task_head`` below."""
+    """What one class puts on the encoder. ``head``: a kind of Head, or a name of ``_bert_task_head``
+    below.
+    """
 
     head: str
     pooler: bool = False
@@ -49,18 +68,29 @@ def read(config: Fields) -> ModelSpec:
     hidden = config.count("hidden_size", default=768)
     vocab = config.count("vocab_size", default=_VOCABULARY[kind])
     return ModelSpec(
-        name="", model_type=kind, hidden=hidden, vocab=vocab, embeddings=_bert_embeddings(config, f"{base}embeddings", hidden, vocab),
-        stacks=(Stack(
-            path=f"{base}encoder.layer", hidden=hidden, role="encoder",
-            runs=run_length([_bert_encoder_block(config, kind, hidden)] * config.layers(default=12)),
-        ),),
-        head=_bert_task_head(config, kind, task.head, hidden, vocab), max_positions=_usable_position_count(config, kind),
+        name="",
+        model_type=kind,
+        hidden=hidden,
+        vocab=vocab,
+        embeddings=_bert_embeddings(config, f"{base}embeddings", hidden, vocab),
+        stacks=(
+            Stack(
+                path=f"{base}encoder.layer",
+                hidden=hidden,
+                role="encoder",
+                runs=run_length([_bert_encoder_block(config, kind, hidden)] * config.layers(default=12)),
+            ),
+        ),
+        head=_bert_task_head(config, kind, task.head, hidden, vocab),
+        max_positions=_usable_position_count(config, kind),
         extras=linear_weights(f"{base}pooler.dense", hidden, hidden, bias=True) if task.pooler else (),
-    )  # fmt: skip
+    )
 
 
 def _usable_position_count(config: Fields, kind: str) -> int:
-    """RoBERTa counts positions from the one after its padding token's, so that many rows of the table are never used."""
+    """RoBERTa counts positions from the one after its padding token's, so that many rows of the table are
+    never used.
+    """
     rows = config.count("max_position_embeddings", default=512)
     return rows if kind == "bert" else max(rows - config.count("pad_token_id", default=1, low=0) - 1, 1)
 
@@ -69,29 +99,47 @@ def _bert_embeddings(config: Fields, path: str, hidden: int, vocab: int) -> Embe
     return Embeddings(
         weights=(
             embedding_table(f"{path}.word_embeddings", vocab, hidden, vocabulary=True),
-            embedding_table(f"{path}.position_embeddings", config.count("max_position_embeddings", default=512), hidden),
-            embedding_table(f"{path}.token_type_embeddings", config.count("type_vocab_size", default=2), hidden),
+            embedding_table(
+                f"{path}.position_embeddings", config.count("max_position_embeddings", default=512), hidden
+            ),
+            embedding_table(
+                f"{path}.token_type_embeddings", config.count("type_vocab_size", default=2), hidden
+            ),
         ),
-        norms=(layer_norm(f"{path}.LayerNorm", hidden),), dropout=True,
-    )  # fmt: skip
+        norms=(layer_norm(f"{path}.LayerNorm", hidden),),
+        dropout=True,
+    )
 
 
 def _bert_encoder_block(config: Fields, kind: str, hidden: int) -> Block:
-    """With ``add_cross_attention`` a decoder's block: a second attention, to another model's output of the same width."""
+    """With ``add_cross_attention`` a decoder's block: a second attention, to another model's output of the
+    same width.
+    """
     heads = even_heads(config, hidden, "num_attention_heads", default=12)
     mixer = separate_qkv_attention(
-        "attention", hidden, heads, heads, hidden // heads, qkv_bias=True, out_bias=True, rotary_dim=0,
-        causal=config.flag("is_decoder", default=False), names=("self.query", "self.key", "self.value", "output.dense"),
-    )  # fmt: skip
+        "attention",
+        hidden,
+        heads,
+        heads,
+        hidden // heads,
+        qkv_bias=True,
+        out_bias=True,
+        rotary_dim=0,
+        causal=config.flag("is_decoder", default=False),
+        names=("self.query", "self.key", "self.value", "output.dense"),
+    )
     crossing = config.flag("add_cross_attention", default=False)
     norms = [layer_norm("attention.output.LayerNorm", hidden)]
     if crossing:
         norms.append(layer_norm("crossattention.output.LayerNorm", hidden))
     return Block(
-        kind=kind, hidden=hidden, arrangement=Arrangement.POST, norms=(*norms, layer_norm("output.LayerNorm", hidden)),
+        kind=kind,
+        hidden=hidden,
+        arrangement=Arrangement.POST,
+        norms=(*norms, layer_norm("output.LayerNorm", hidden)),
         mixers=(mixer, _bert_cross_attention(hidden, heads)) if crossing else (mixer,),
         feed_forward=_feed_forward(config, hidden),
-    )  # fmt: skip
+    )
 
 
 def _feed_forward(config: Fields, hidden: int) -> Dense:
@@ -101,7 +149,13 @@ def _feed_forward(config: Fields, hidden: int) -> Dense:
         *linear_weights("intermediate.dense", intermediate, hidden, bias=True, cut="out"),
         *linear_weights("output.dense", hidden, intermediate, bias=True, cut="in"),
     )
-    return Dense(path="", intermediate=intermediate, activation=config.text("hidden_act", default="gelu"), gated=False, weights=weights)
+    return Dense(
+        path="",
+        intermediate=intermediate,
+        activation=config.text("hidden_act", default="gelu"),
+        gated=False,
+        weights=weights,
+    )
 
 
 def _bert_cross_attention(hidden: int, heads: int) -> CrossAttention:
@@ -110,7 +164,12 @@ def _bert_cross_attention(hidden: int, heads: int) -> CrossAttention:
         "crossattention", hidden, heads, heads, hidden // heads, qkv_bias=True, out_bias=True, names=names
     ).weights
     return CrossAttention(
-        path="crossattention", heads=heads, kv_heads=heads, head_dim=hidden // heads, memory_hidden=hidden, weights=weights
+        path="crossattention",
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        memory_hidden=hidden,
+        weights=weights,
     )
 
 
@@ -122,14 +181,18 @@ def _bert_task_head(config: Fields, kind: str, head: str, hidden: int, vocab: in
             return _bert_vocabulary_head(config, kind, head, hidden, vocab)
         case "pretraining":
             words = _bert_vocabulary_head(config, kind, "masked_lm", hidden, vocab)
-            return replace(words, weights=(*words.weights, *linear_weights("cls.seq_relationship", 2, hidden, bias=True)))
+            return replace(
+                words, weights=(*words.weights, *linear_weights("cls.seq_relationship", 2, hidden, bias=True))
+            )
         case "next_sentence":
             return _linear_classification_head("cls.seq_relationship", 2, hidden)
         case "choice":
             return _linear_classification_head("classifier", 1, hidden)
         case "dense_classifier":
             out = _linear_classification_head("classifier.out_proj", class_label_count(config), hidden)
-            return replace(out, weights=(*linear_weights("classifier.dense", hidden, hidden, bias=True), *out.weights))
+            return replace(
+                out, weights=(*linear_weights("classifier.dense", hidden, hidden, bias=True), *out.weights)
+            )
         case _:
             return _linear_classification_head(head, class_label_count(config), hidden)
 
@@ -139,16 +202,22 @@ def _linear_classification_head(path: str, count: int, hidden: int) -> Head:
 
 
 def _bert_vocabulary_head(config: Fields, kind: str, head: str, hidden: int, vocab: int) -> Head:
-    """A dense layer, a norm, the output matrix. The bias is a parameter beside the matrix's own, which tying makes one."""
+    """A dense layer, a norm, the output matrix. The bias is a parameter beside the matrix's own, which tying
+    makes one.
+    """
     tied = config.flag("tie_word_embeddings", default=True)
-    path, decoder = ("cls.predictions", "cls.predictions.decoder") if kind == "bert" else ("lm_head", "lm_head.decoder")
+    path, decoder = (
+        ("cls.predictions", "cls.predictions.decoder") if kind == "bert" else ("lm_head", "lm_head.decoder")
+    )
     dense, scale = ("transform.dense", "transform.LayerNorm") if kind == "bert" else ("dense", "layer_norm")
     return Head(
-        kind=head, width=vocab, tied=tied,
+        kind=head,
+        width=vocab,
+        tied=tied,
         weights=(
             replace(bare_parameter(f"{path}.bias", vocab, role=Role.BIAS), cut=0, padded=True),
             *linear_weights(f"{path}.{dense}", hidden, hidden, bias=True),
             *layer_norm(f"{path}.{scale}", hidden).weights,
             *(() if tied else vocabulary_head(decoder, vocab, hidden, bias=True)),
         ),
-    )  # fmt: skip
+    )

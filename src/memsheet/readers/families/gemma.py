@@ -1,4 +1,5 @@
-"""Gemma 1 to 3 (text): scaled embeddings, norms with an offset, from the second on a norm before and after each branch.
+"""Gemma 1 to 3 (text): scaled embeddings, norms with an offset, from the second on a norm before and after
+each branch.
 
 Defaults and tensor names are those of the configuration and modeling classes in transformers 5.23.0.
 """

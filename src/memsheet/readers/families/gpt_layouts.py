@@ -9,7 +9,9 @@ from memsheet.plan.model import Arrangement
 
 
 class Keys(NamedTuple):
-    """Config keys, each with the spelling that wins first. ``intermediate`` None: always four times hidden."""
+    """Config keys, each with the spelling that wins first. ``intermediate`` None: always four times
+    hidden.
+    """
 
     hidden: tuple[str, ...] = ("hidden_size",)
     heads: tuple[str, ...] = ("num_attention_heads",)
@@ -31,7 +33,9 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """One family. ``qkv``: three projections or one fused; ``bias_key``: the config key that flips the biases of linear layers."""
+    """One family. ``qkv``: three projections or one fused; ``bias_key``: the config key that flips the biases
+    of linear layers.
+    """
 
     sizes: Sizes
     keys: Keys

@@ -21,7 +21,13 @@ from memsheet.plan.model import (
     Weight,
 )
 from memsheet.readers.fields import Fields
-from memsheet.readers.parts import gated_mlp, linear_weights, repeating_layer_runs, rms_norm, separate_qkv_attention
+from memsheet.readers.parts import (
+    gated_mlp,
+    linear_weights,
+    repeating_layer_runs,
+    rms_norm,
+    separate_qkv_attention,
+)
 from memsheet.readers.sparse_parts import (
     causal_lm,
     experts_per_token,
@@ -53,75 +59,135 @@ def _qwen3_next(config: Fields) -> ModelSpec:
     hidden, layers = config.count("hidden_size", default=2048), config.layers(default=48)
     every = config.count("full_attention_interval", default=4)
     kinds = layer_kinds(
-        config, "layer_types", layers, ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(layers)]
+        config,
+        "layer_types",
+        layers,
+        ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(layers)],
     )
     mixers: dict[bool, Mixer] = {True: _delta_net(config, hidden), False: _gated_attention(config, hidden)}
     routed, dense = (
         _qwen3_next_experts(config, hidden),
-        gated_mlp("mlp", hidden, config.count("intermediate_size", default=5632), config.text("hidden_act", default="silu")),
+        gated_mlp(
+            "mlp",
+            hidden,
+            config.count("intermediate_size", default=5632),
+            config.text("hidden_act", default="silu"),
+        ),
     )
     step, dense_layers = config.count("decoder_sparse_step", default=1), config.counts("mlp_only_layers")
 
     def make(key: tuple[bool, bool]) -> Block:
         linear_mixer, is_routed = key
         return Block(
-            kind="qwen3_next", hidden=hidden, arrangement=Arrangement.PRE, mixers=(mixers[linear_mixer],),
+            kind="qwen3_next",
+            hidden=hidden,
+            arrangement=Arrangement.PRE,
+            mixers=(mixers[linear_mixer],),
             feed_forward=routed if routed and is_routed else dense,
-            norms=tuple(rms_norm(name, hidden, NormKind.RMS_OFFSET) for name in ("input_layernorm", "post_attention_layernorm")),
-        )  # fmt: skip
+            norms=tuple(
+                rms_norm(name, hidden, NormKind.RMS_OFFSET)
+                for name in ("input_layernorm", "post_attention_layernorm")
+            ),
+        )
 
-    keys = [(kinds[i] == "linear_attention", i not in dense_layers and (i + 1) % step == 0) for i in range(layers)]
+    keys = [
+        (kinds[i] == "linear_attention", i not in dense_layers and (i + 1) % step == 0) for i in range(layers)
+    ]
     return causal_lm(
-        config, "qwen3_next", hidden, config.count("vocab_size", default=151936), repeating_layer_runs(keys, make),
-        final_norm=rms_norm("norm", hidden, NormKind.RMS_OFFSET), positions=config.count("max_position_embeddings", default=32768),
-    )  # fmt: skip
+        config,
+        "qwen3_next",
+        hidden,
+        config.count("vocab_size", default=151936),
+        repeating_layer_runs(keys, make),
+        final_norm=rms_norm("norm", hidden, NormKind.RMS_OFFSET),
+        positions=config.count("max_position_embeddings", default=32768),
+    )
 
 
 def _gated_attention(config: Fields, hidden: int) -> Attention:
-    """The query projection is twice as wide: the other half of each head gates the output through a sigmoid."""
+    """The query projection is twice as wide: the other half of each head gates the output through a
+    sigmoid.
+    """
     heads, head_dim = config.count("num_attention_heads", default=16), config.count("head_dim", default=256)
     bias = config.flag("attention_bias", default=False)
     mixer = separate_qkv_attention(
-        "self_attn", hidden, heads, key_value_heads(config, heads, default=2), head_dim, qkv_bias=bias, out_bias=bias,
+        "self_attn",
+        hidden,
+        heads,
+        key_value_heads(config, heads, default=2),
+        head_dim,
+        qkv_bias=bias,
+        out_bias=bias,
         rotary_dim=rotary_width(config, head_dim, default=0.25),
         qk_norm=norm_pair("self_attn", ("q_norm", "k_norm"), (head_dim, head_dim), NormKind.RMS_OFFSET),
-    )  # fmt: skip
-    query = linear_weights("self_attn.q_proj", 2 * heads * head_dim, hidden, bias=bias, cut="out", units=heads)
-    return replace(mixer, gated_output=True, weights=(*query, *(w for w in mixer.weights if ".q_proj." not in w.path)))
+    )
+    query = linear_weights(
+        "self_attn.q_proj", 2 * heads * head_dim, hidden, bias=bias, cut="out", units=heads
+    )
+    return replace(
+        mixer, gated_output=True, weights=(*query, *(w for w in mixer.weights if ".q_proj." not in w.path))
+    )
 
 
 def _delta_net(config: Fields, hidden: int) -> LinearAttention:
-    """Keys, values and gates from two projections, a short convolution over q, k and v, a matrix state a value head."""
-    k_heads, v_heads = config.count("linear_num_key_heads", default=16), config.count("linear_num_value_heads", default=32)
-    k_dim, v_dim = config.count("linear_key_head_dim", default=128), config.count("linear_value_head_dim", default=128)
-    config.divides(k_heads, "linear_num_value_heads", v_heads, "each key head serves the same number of value heads")
+    """Keys, values and gates from two projections, a short convolution over q, k and v, a matrix state a
+    value head.
+    """
+    k_heads, v_heads = (
+        config.count("linear_num_key_heads", default=16),
+        config.count("linear_num_value_heads", default=32),
+    )
+    k_dim, v_dim = (
+        config.count("linear_key_head_dim", default=128),
+        config.count("linear_value_head_dim", default=128),
+    )
+    config.divides(
+        k_heads, "linear_num_value_heads", v_heads, "each key head serves the same number of value heads"
+    )
     kernel = config.count("linear_conv_kernel_dim", default=4)
     keys, values, path = k_heads * k_dim, v_heads * v_dim, "linear_attn"
     return LinearAttention(
-        path=path, kind="gated_delta_net", key_heads=k_heads, value_heads=v_heads, key_head_dim=k_dim, value_head_dim=v_dim,
-        state_elements=v_heads * k_dim * v_dim, conv_elements=(2 * keys + values) * kernel,
+        path=path,
+        kind="gated_delta_net",
+        key_heads=k_heads,
+        value_heads=v_heads,
+        key_head_dim=k_dim,
+        value_head_dim=v_dim,
+        state_elements=v_heads * k_dim * v_dim,
+        conv_elements=(2 * keys + values) * kernel,
         weights=(
-            *(Weight(path=f"{path}.{name}", shape=(v_heads,), role=Role.OTHER, cut=0, units=v_heads) for name in ("dt_bias", "A_log")),
+            *(
+                Weight(path=f"{path}.{name}", shape=(v_heads,), role=Role.OTHER, cut=0, units=v_heads)
+                for name in ("dt_bias", "A_log")
+            ),
             *causal_conv(f"{path}.conv1d", 2 * keys + values, kernel, bias=False, units=k_heads),
             *linear_weights(f"{path}.in_proj_qkvz", 2 * keys + 2 * values, hidden, cut="out", units=k_heads),
             *linear_weights(f"{path}.in_proj_ba", 2 * v_heads, hidden, cut="out", units=k_heads),
             Weight(path=f"{path}.norm.weight", shape=(v_dim,), role=Role.NORM),
             *linear_weights(f"{path}.out_proj", hidden, values, cut="in", units=v_heads),
         ),
-    )  # fmt: skip
+    )
 
 
 def _qwen3_next_experts(config: Fields, hidden: int) -> Moe | None:
     experts = config.count("num_experts", default=512, low=0)
     per_token = experts_per_token(config, "num_experts_per_tok", default=10, experts=experts)
-    width, shared = config.count("moe_intermediate_size", default=512), config.count("shared_expert_intermediate_size", default=512)
+    width, shared = (
+        config.count("moe_intermediate_size", default=512),
+        config.count("shared_expert_intermediate_size", default=512),
+    )
     if not experts:
         return None
     return stacked_gated_moe(
-        config, "mlp", hidden, experts, per_token=per_token, intermediate=width,
+        config,
+        "mlp",
+        hidden,
+        experts,
+        per_token=per_token,
+        intermediate=width,
         shared=gated_mlp("mlp.shared_expert", hidden, shared, config.text("hidden_act", default="silu")),
         extras=(Weight(path="mlp.shared_expert_gate.weight", shape=(1, hidden), role=Role.LINEAR),),
-    )  # fmt: skip
+    )
 
 
 # Jamba: one attention layer in eight, the rest Mamba; experts in every second layer
@@ -129,7 +195,10 @@ def _qwen3_next_experts(config: Fields, hidden: int) -> Moe | None:
 
 def _jamba_spec(config: Fields) -> ModelSpec:
     hidden, layers = config.count("hidden_size", default=4096), config.layers(default=32)
-    attends, routes = _layer_period_and_offset(config, "attn_layer", 8, 4), _layer_period_and_offset(config, "expert_layer", 2, 1)
+    attends, routes = (
+        _layer_period_and_offset(config, "attn_layer", 8, 4),
+        _layer_period_and_offset(config, "expert_layer", 2, 1),
+    )
     heads = config.count("num_attention_heads", default=32)
     mixers: dict[bool, Mixer] = {
         # no rotary positions: the state spaces between know where they are
@@ -144,11 +213,16 @@ def _jamba_spec(config: Fields) -> ModelSpec:
         False: _jamba_mamba(config, hidden),
     }
     experts = config.count("num_local_experts", "num_experts", default=16)
-    width, activation = config.count("intermediate_size", default=14336), config.text("hidden_act", default="silu")
+    width, activation = (
+        config.count("intermediate_size", default=14336),
+        config.text("hidden_act", default="silu"),
+    )
     dense: Dense = gated_mlp("feed_forward", hidden, width, activation)
     per_token = experts_per_token(config, "num_experts_per_tok", default=2, experts=max(experts, 2))
     routed = (
-        stacked_gated_moe(config, "feed_forward", hidden, experts, per_token=per_token, intermediate=width, gate="router")
+        stacked_gated_moe(
+            config, "feed_forward", hidden, experts, per_token=per_token, intermediate=width, gate="router"
+        )
         if experts > 1
         else dense
     )
@@ -158,9 +232,14 @@ def _jamba_spec(config: Fields) -> ModelSpec:
 
     keys = [(i % attends[0] == attends[1], i % routes[0] == routes[1]) for i in range(layers)]
     return causal_lm(
-        config, "jamba", hidden, config.count("vocab_size", default=65536), repeating_layer_runs(keys, make), final_norm=rms_norm("final_layernorm", hidden),
+        config,
+        "jamba",
+        hidden,
+        config.count("vocab_size", default=65536),
+        repeating_layer_runs(keys, make),
+        final_norm=rms_norm("final_layernorm", hidden),
         positions=config.count("max_position_embeddings", default=262144),
-    )  # fmt: skip
+    )
 
 
 def _layer_period_and_offset(config: Fields, stem: str, period: int, offset: int) -> tuple[int, int]:
@@ -174,17 +253,27 @@ def _layer_period_and_offset(config: Fields, stem: str, period: int, offset: int
 
 def _jamba_mamba(config: Fields, hidden: int) -> StateSpace:
     return mamba_mixer(
-        "mamba", hidden, config.count("mamba_expand", default=2) * hidden, config.count("mamba_d_state", default=16),
-        kernel=config.count("mamba_d_conv", default=4), rank=step_rank(config, "mamba_dt_rank", hidden), norms=True,
-        bias=config.flag("mamba_proj_bias", default=False), conv_bias=config.flag("mamba_conv_bias", default=True),
-    )  # fmt: skip
+        "mamba",
+        hidden,
+        config.count("mamba_expand", default=2) * hidden,
+        config.count("mamba_d_state", default=16),
+        kernel=config.count("mamba_d_conv", default=4),
+        rank=step_rank(config, "mamba_dt_rank", hidden),
+        norms=True,
+        bias=config.flag("mamba_proj_bias", default=False),
+        conv_bias=config.flag("mamba_conv_bias", default=True),
+    )
 
 
 def _hybrid_block(kind: str, hidden: int, mixer: Mixer, feed_forward: FeedForward) -> Block:
     return Block(
-        kind=kind, hidden=hidden, arrangement=Arrangement.PRE, mixers=(mixer,), feed_forward=feed_forward,
+        kind=kind,
+        hidden=hidden,
+        arrangement=Arrangement.PRE,
+        mixers=(mixer,),
+        feed_forward=feed_forward,
         norms=(rms_norm("input_layernorm", hidden), rms_norm("pre_ff_layernorm", hidden)),
-    )  # fmt: skip
+    )
 
 
 # Bamba: Mamba 2 with attention in listed layers, dense feed-forwards
@@ -192,39 +281,76 @@ def _hybrid_block(kind: str, hidden: int, mixer: Mixer, feed_forward: FeedForwar
 
 def _bamba_spec(config: Fields) -> ModelSpec:
     hidden, layers = config.count("hidden_size", default=4096), config.layers(default=32)
-    heads, bias = config.count("num_attention_heads", default=32), config.flag("attention_bias", default=False)
+    heads, bias = (
+        config.count("num_attention_heads", default=32),
+        config.flag("attention_bias", default=False),
+    )
     head_dim = config.count("head_dim", default=hidden // heads or 1)
     mixers: dict[bool, Mixer] = {
         True: separate_qkv_attention(
-            "self_attn", hidden, heads, key_value_heads(config, heads, default=8), head_dim,
-            qkv_bias=bias, out_bias=bias, rotary_dim=head_dim // 2,  # the family's code fixes the half
+            "self_attn",
+            hidden,
+            heads,
+            key_value_heads(config, heads, default=8),
+            head_dim,
+            qkv_bias=bias,
+            out_bias=bias,
+            rotary_dim=head_dim // 2,  # the family's code fixes the half
         ),
         False: _bamba_mamba(config, hidden),
-    }  # fmt: skip
+    }
     dense = gated_mlp(
-        "feed_forward", hidden, config.count("intermediate_size", default=14336), config.text("hidden_act", default="silu"),
+        "feed_forward",
+        hidden,
+        config.count("intermediate_size", default=14336),
+        config.text("hidden_act", default="silu"),
         bias=config.flag("mlp_bias", default=False),
-    )  # fmt: skip
+    )
     attends = frozenset(config.counts("attn_layer_indices"))
     return causal_lm(
-        config, "bamba", hidden, config.count("vocab_size", default=128000),
-        repeating_layer_runs([i in attends for i in range(layers)], lambda key: _hybrid_block("bamba", hidden, mixers[key], dense)),
-        final_norm=rms_norm("final_layernorm", hidden), positions=config.count("max_position_embeddings", default=262144),
-    )  # fmt: skip
+        config,
+        "bamba",
+        hidden,
+        config.count("vocab_size", default=128000),
+        repeating_layer_runs(
+            [i in attends for i in range(layers)],
+            lambda key: _hybrid_block("bamba", hidden, mixers[key], dense),
+        ),
+        final_norm=rms_norm("final_layernorm", hidden),
+        positions=config.count("max_position_embeddings", default=262144),
+    )
 
 
 def _bamba_mamba(config: Fields, hidden: int) -> StateSpace:
-    heads, inner = config.count("mamba_n_heads", default=128), config.count("mamba_expand", default=2) * hidden
+    heads, inner = (
+        config.count("mamba_n_heads", default=128),
+        config.count("mamba_expand", default=2) * hidden,
+    )
     config.divides(heads, "mamba_n_heads", inner, "heads share mamba_expand times hidden_size evenly")
-    head_dim = inner // heads if config.raw("mamba_d_head", default="auto") == "auto" else config.count("mamba_d_head")
+    head_dim = (
+        inner // heads
+        if config.raw("mamba_d_head", default="auto") == "auto"
+        else config.count("mamba_d_head")
+    )
     if head_dim * heads != inner:
-        config.wrong("mamba_d_head", head_dim, f"times mamba_n_heads {heads} is not mamba_expand times hidden_size, {inner}")
+        config.wrong(
+            "mamba_d_head",
+            head_dim,
+            f"times mamba_n_heads {heads} is not mamba_expand times hidden_size, {inner}",
+        )
     return mamba2_mixer(
-        "mamba", hidden, inner, heads=heads, head_dim=head_dim, state=config.count("mamba_d_state", default=256),
-        groups=config.count("mamba_n_groups", default=1), kernel=config.count("mamba_d_conv", default=4),
+        "mamba",
+        hidden,
+        inner,
+        heads=heads,
+        head_dim=head_dim,
+        state=config.count("mamba_d_state", default=256),
+        groups=config.count("mamba_n_groups", default=1),
+        kernel=config.count("mamba_d_conv", default=4),
         chunk=config.count("mamba_chunk_size", default=256),
-        bias=config.flag("mamba_proj_bias", default=False), conv_bias=config.flag("mamba_conv_bias", default=True),
-    )  # fmt: skip
+        bias=config.flag("mamba_proj_bias", default=False),
+        conv_bias=config.flag("mamba_conv_bias", default=True),
+    )
 
 
 # RecurrentGemma: two gated linear recurrences, then local attention
@@ -240,28 +366,51 @@ def _recurrent_gemma(config: Fields) -> ModelSpec:
     mixers: dict[bool, Mixer] = {
         True: _rg_lru(hidden, width, heads, config.count("conv1d_width", default=4)),
         False: separate_qkv_attention(
-            "temporal_block", hidden, heads, key_value_heads(config, heads, default=None), head_dim := _griffin_head(config, hidden, heads),
-            qkv_bias=config.flag("attention_bias", default=False), out_bias=True,
+            "temporal_block",
+            hidden,
+            heads,
+            key_value_heads(config, heads, default=None),
+            head_dim := _griffin_head(config, hidden, heads),
+            qkv_bias=config.flag("attention_bias", default=False),
+            out_bias=True,
             rotary_dim=rotary_width(config, head_dim, default=0.5),
             window=config.count("attention_window_size", "sliding_window", default=2048),
         ),
-    }  # fmt: skip
+    }
     activation = config.text("hidden_activation", default="gelu_pytorch_tanh")
     # the config's intermediate_size counts gate and up together
-    dense = gated_mlp("mlp_block", hidden, config.count("intermediate_size", default=3 * 2560, low=2) // 2, activation, bias=True)
+    dense = gated_mlp(
+        "mlp_block",
+        hidden,
+        config.count("intermediate_size", default=3 * 2560, low=2) // 2,
+        activation,
+        bias=True,
+    )
 
     def make(recurrent: bool) -> Block:  # noqa: FBT001  a key of the sequence below
-        norms = tuple(rms_norm(name, hidden, NormKind.RMS_OFFSET) for name in ("temporal_pre_norm", "channel_pre_norm"))
+        norms = tuple(
+            rms_norm(name, hidden, NormKind.RMS_OFFSET) for name in ("temporal_pre_norm", "channel_pre_norm")
+        )
         return Block(
-            kind="recurrent_gemma", hidden=hidden, arrangement=Arrangement.PRE, mixers=(mixers[recurrent],), feed_forward=dense, norms=norms
+            kind="recurrent_gemma",
+            hidden=hidden,
+            arrangement=Arrangement.PRE,
+            mixers=(mixers[recurrent],),
+            feed_forward=dense,
+            norms=norms,
         )
 
     return causal_lm(
-        config, "recurrent_gemma", hidden, config.count("vocab_size", default=256000),
+        config,
+        "recurrent_gemma",
+        hidden,
+        config.count("vocab_size", default=256000),
         repeating_layer_runs([cycle[i % len(cycle)] == "recurrent" for i in range(layers)], make),
         final_norm=rms_norm("final_norm", hidden, NormKind.RMS_OFFSET),
-        tied=True, scaled_embeddings=True, softcap=config.number("logits_soft_cap", default=30.0),
-    )  # fmt: skip
+        tied=True,
+        scaled_embeddings=True,
+        softcap=config.number("logits_soft_cap", default=30.0),
+    )
 
 
 def _griffin_head(config: Fields, hidden: int, heads: int) -> int:
@@ -269,16 +418,30 @@ def _griffin_head(config: Fields, hidden: int, heads: int) -> int:
 
 
 def _rg_lru(hidden: int, width: int, heads: int, kernel: int) -> Recurrent:
-    """Two branches, one through a convolution and a gated linear recurrence; gates are block-diagonal, a block a head."""
+    """Two branches, one through a convolution and a gated linear recurrence; gates are block-diagonal, a
+    block a head.
+    """
     block, path = width // heads, "temporal_block"
     lru = f"{path}.rg_lru"
     gates = (
-        (Weight(path=f"{lru}.{name}_gate_weight", shape=(heads, block, block), role=Role.OTHER, cut=0, units=heads),
-         Weight(path=f"{lru}.{name}_gate_bias", shape=(heads, block), role=Role.BIAS, cut=0, units=heads))
+        (
+            Weight(
+                path=f"{lru}.{name}_gate_weight",
+                shape=(heads, block, block),
+                role=Role.OTHER,
+                cut=0,
+                units=heads,
+            ),
+            Weight(path=f"{lru}.{name}_gate_bias", shape=(heads, block), role=Role.BIAS, cut=0, units=heads),
+        )
         for name in ("input", "recurrent")
-    )  # fmt: skip
+    )
     return Recurrent(
-        path=path, kind="rg_lru", width=width, state_elements=width, conv_elements=width * (kernel - 1),
+        path=path,
+        kind="rg_lru",
+        width=width,
+        state_elements=width,
+        conv_elements=width * (kernel - 1),
         weights=(
             *linear_weights(f"{path}.linear_y", width, hidden, bias=True, cut="out", units=heads),
             *linear_weights(f"{path}.linear_x", width, hidden, bias=True, cut="out", units=heads),
@@ -287,4 +450,4 @@ def _rg_lru(hidden: int, width: int, heads: int, kernel: int) -> Recurrent:
             Weight(path=f"{lru}.recurrent_param", shape=(width,), role=Role.OTHER, cut=0, units=heads),
             *(weight for pair in gates for weight in pair),
         ),
-    )  # fmt: skip
+    )

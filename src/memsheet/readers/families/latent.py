@@ -1,7 +1,7 @@
 """Decoders with multi-head latent attention and experts: DeepSeek-V2 and V3.
 
-Keys and values come from one narrow latent and a rotary key that all heads share. Multi-token heads of a checkpoint are not
-part of the model that transformers builds, and are not counted.
+Keys and values come from one narrow latent and a rotary key that all heads share. Multi-token heads of a
+checkpoint are not part of the model that transformers builds, and are not counted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ from dataclasses import replace
 from memsheet.plan.model import Arrangement, Block, Dense, LatentAttention, ModelSpec, Moe, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.parts import gated_mlp, linear_weights, repeating_layer_runs, rms_norm
-from memsheet.readers.sparse_parts import causal_lm, correction_bias, experts_per_token, nullable_count, stacked_gated_moe
+from memsheet.readers.sparse_parts import (
+    causal_lm,
+    correction_bias,
+    experts_per_token,
+    nullable_count,
+    stacked_gated_moe,
+)
 
 # fmt: off
 # defaults of DeepseekV2Config and DeepseekV3Config, transformers 5.23
@@ -38,15 +44,23 @@ def read(config: Fields) -> ModelSpec:
 
     def make(is_routed: bool) -> Block:  # noqa: FBT001  a key of the sequence below
         return Block(
-            kind=kind, hidden=hidden, arrangement=Arrangement.PRE, mixers=(mixer,), feed_forward=routed if is_routed else dense,
+            kind=kind,
+            hidden=hidden,
+            arrangement=Arrangement.PRE,
+            mixers=(mixer,),
+            feed_forward=routed if is_routed else dense,
             norms=(rms_norm("input_layernorm", hidden), rms_norm("post_attention_layernorm", hidden)),
-        )  # fmt: skip
+        )
 
     return causal_lm(
-        config, kind, hidden, config.count("vocab_size", default=known["vocab_size"]),
-        repeating_layer_runs([i >= first for i in range(layers)], make), final_norm=rms_norm("norm", hidden),
+        config,
+        kind,
+        hidden,
+        config.count("vocab_size", default=known["vocab_size"]),
+        repeating_layer_runs([i >= first for i in range(layers)], make),
+        final_norm=rms_norm("norm", hidden),
         positions=config.count("max_position_embeddings", default=known["max_position_embeddings"]),
-    )  # fmt: skip
+    )
 
 
 def _latent_attention(config: Fields, hidden: int, known: dict[str, int | None]) -> LatentAttention:
@@ -56,7 +70,13 @@ def _latent_attention(config: Fields, hidden: int, known: dict[str, int | None])
     value = config.count("v_head_dim", default=128)
     bias = config.flag("attention_bias", default=False)
     return LatentAttention(
-        path="self_attn", heads=heads, q_lora_rank=q_rank, kv_lora_rank=kv_rank, qk_nope_head_dim=nope, qk_rope_head_dim=rope, v_head_dim=value,
+        path="self_attn",
+        heads=heads,
+        q_lora_rank=q_rank,
+        kv_lora_rank=kv_rank,
+        qk_nope_head_dim=nope,
+        qk_rope_head_dim=rope,
+        v_head_dim=value,
         weights=(
             *_query_projection_weights(hidden, heads, heads * (nope + rope), q_rank, bias=bias),
             *linear_weights("self_attn.kv_a_proj_with_mqa", kv_rank + rope, hidden, bias=bias),
@@ -64,10 +84,12 @@ def _latent_attention(config: Fields, hidden: int, known: dict[str, int | None])
             *linear_weights("self_attn.kv_b_proj", heads * (nope + value), kv_rank, cut="out", units=heads),
             *linear_weights("self_attn.o_proj", hidden, heads * value, bias=bias, cut="in", units=heads),
         ),
-    )  # fmt: skip
+    )
 
 
-def _query_projection_weights(hidden: int, heads: int, width: int, rank: int | None, *, bias: bool) -> tuple[Weight, ...]:
+def _query_projection_weights(
+    hidden: int, heads: int, width: int, rank: int | None, *, bias: bool
+) -> tuple[Weight, ...]:
     """Down to ``rank``, a norm, up to all heads; or straight to all heads where there is no rank."""
     if rank is None:
         return linear_weights("self_attn.q_proj", width, hidden, cut="out", units=heads)
@@ -80,7 +102,9 @@ def _query_projection_weights(hidden: int, heads: int, width: int, rank: int | N
 
 def _deepseek_dense_mlp(config: Fields, hidden: int, known: dict[str, int | None], kind: str) -> Dense:
     width = config.count("intermediate_size", default=known["intermediate_size"])
-    return gated_mlp("mlp", hidden, width, config.text("hidden_act", default="silu"), bias=_mlp_bias(config, kind))
+    return gated_mlp(
+        "mlp", hidden, width, config.text("hidden_act", default="silu"), bias=_mlp_bias(config, kind)
+    )
 
 
 def _mlp_bias(config: Fields, kind: str) -> bool:
@@ -95,9 +119,17 @@ def _deepseek_moe(config: Fields, hidden: int, known: dict[str, int | None], kin
     activation, bias = config.text("hidden_act", default="silu"), _mlp_bias(config, kind)
     limited = kind == "deepseek_v2" and config.text("topk_method", default="greedy") == "group_limited_greedy"
     made = stacked_gated_moe(
-        config, "mlp", hidden, experts,
-        per_token=experts_per_token(config, "num_experts_per_tok", default=known["num_experts_per_tok"], experts=experts), intermediate=width,
-        shared=gated_mlp("mlp.shared_experts", hidden, shared * width, activation, bias=bias) if shared else None,
+        config,
+        "mlp",
+        hidden,
+        experts,
+        per_token=experts_per_token(
+            config, "num_experts_per_tok", default=known["num_experts_per_tok"], experts=experts
+        ),
+        intermediate=width,
+        shared=gated_mlp("mlp.shared_experts", hidden, shared * width, activation, bias=bias)
+        if shared
+        else None,
         extras=(correction_bias("mlp.gate", experts),) if kind == "deepseek_v3" else (),
-    )  # fmt: skip
+    )
     return replace(made, groups=config.count("n_group", default=1)) if limited else made

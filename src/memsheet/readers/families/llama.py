@@ -1,4 +1,5 @@
-"""Dense decoders built like Llama: rotary positions, grouped attention, a gated or plain feed-forward; one line of differences each.
+"""Dense decoders built like Llama: rotary positions, grouped attention, a gated or plain feed-forward; one
+line of differences each.
 
 Defaults and tensor names are those of the configuration and modeling classes in transformers 5.23.0.
 """
@@ -8,7 +9,13 @@ from __future__ import annotations
 from memsheet.plan.model import Arrangement, ModelSpec, NormKind
 from memsheet.readers.dense import Ask, QkNorm, Recipe, Sizes, read_dense
 from memsheet.readers.fields import Fields
-from memsheet.readers.positions import every_nth_full, everywhere_sliding, exaone4_layer_positions, sliding_after, smollm3_layer_positions
+from memsheet.readers.positions import (
+    every_nth_full,
+    everywhere_sliding,
+    exaone4_layer_positions,
+    sliding_after,
+    smollm3_layer_positions,
+)
 
 _BIAS = Ask("attention_bias")
 _USE_BIAS = Ask("use_bias")

@@ -1,15 +1,36 @@
-"""Mixture-of-experts decoders: Llama-like attention, and a router with stacked experts in place of the feed-forward.
+"""Mixture-of-experts decoders: Llama-like attention, and a router with stacked experts in place of the
+feed-forward.
 
-Module names and defaults are those of transformers 5 (models/<model_type>/): experts are two tensors a layer with the expert first.
+Module names and defaults are those of transformers 5 (models/<model_type>/): experts are two tensors a layer
+with the expert first.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from memsheet.plan.model import Arrangement, Attention, Block, Dense, FeedForward, ModelSpec, Moe, Norm, NormKind, Role, Run, Weight
+from memsheet.plan.model import (
+    Arrangement,
+    Attention,
+    Block,
+    Dense,
+    FeedForward,
+    ModelSpec,
+    Moe,
+    Norm,
+    NormKind,
+    Role,
+    Run,
+    Weight,
+)
 from memsheet.readers.fields import Fields
-from memsheet.readers.parts import gated_mlp, layer_norm, norm_of_kind, repeating_layer_runs, separate_qkv_attention
+from memsheet.readers.parts import (
+    gated_mlp,
+    layer_norm,
+    norm_of_kind,
+    repeating_layer_runs,
+    separate_qkv_attention,
+)
 from memsheet.readers.sparse_parts import (
     causal_lm,
     correction_bias,
@@ -91,31 +112,47 @@ def read(config: Fields) -> ModelSpec:
     known = _FAMILIES[kind]
     sizes = _read_moe_sizes(config, kind, known)
     return causal_lm(
-        config, kind, sizes.hidden, config.count("vocab_size", default=known.vocab), _moe_layer_runs(config, sizes), final_norm=_moe_layer_norm(sizes, "norm"),
-        tied=known.tied, positions=config.count("max_position_embeddings", default=known.positions),
-        head_bias=(kind == "phimoe" and config.flag("lm_head_bias", default=False)) or (kind == "ernie4_5_moe" and sizes.bias),
-        scaled_embeddings=kind == "granitemoe", scaled_logits=kind == "granitemoe",
-    )  # fmt: skip
+        config,
+        kind,
+        sizes.hidden,
+        config.count("vocab_size", default=known.vocab),
+        _moe_layer_runs(config, sizes),
+        final_norm=_moe_layer_norm(sizes, "norm"),
+        tied=known.tied,
+        positions=config.count("max_position_embeddings", default=known.positions),
+        head_bias=(kind == "phimoe" and config.flag("lm_head_bias", default=False))
+        or (kind == "ernie4_5_moe" and sizes.bias),
+        scaled_embeddings=kind == "granitemoe",
+        scaled_logits=kind == "granitemoe",
+    )
 
 
 def _read_moe_sizes(config: Fields, kind: str, known: _Defaults) -> _Sizes:
     hidden = config.count("hidden_size", default=known.hidden)
     heads = config.count("num_attention_heads", default=known.heads)
     # a router over no experts at all is how qwen2_moe and qwen3_moe spell a dense model
-    experts = config.count(*known.expert_keys, default=known.experts, low=0 if kind in ("qwen2_moe", "qwen3_moe") else 1)
+    experts = config.count(
+        *known.expert_keys, default=known.experts, low=0 if kind in ("qwen2_moe", "qwen3_moe") else 1
+    )
     intermediate = config.count("intermediate_size", default=known.intermediate)
     bias_key = {"qwen2_moe": "qkv_bias", "ernie4_5_moe": "use_bias"}.get(kind, "attention_bias")
     per_token_keys = ("moe_k", "num_experts_per_tok") if kind == "ernie4_5_moe" else ("num_experts_per_tok",)
     return _Sizes(
-        kind=kind, hidden=hidden, layers=config.layers(default=known.layers), heads=heads,
+        kind=kind,
+        hidden=hidden,
+        layers=config.layers(default=known.layers),
+        heads=heads,
         kv_heads=key_value_heads(config, heads, default=known.kv_heads),
         head_dim=config.count("head_dim", default=known.head_dim or max(hidden // heads, 1)),
         intermediate=intermediate,
-        moe_intermediate=config.count("moe_intermediate_size", default=known.moe_intermediate) if known.moe_intermediate else intermediate,
-        experts=experts, per_token=experts_per_token(config, *per_token_keys, default=known.per_token, experts=experts),
+        moe_intermediate=config.count("moe_intermediate_size", default=known.moe_intermediate)
+        if known.moe_intermediate
+        else intermediate,
+        experts=experts,
+        per_token=experts_per_token(config, *per_token_keys, default=known.per_token, experts=experts),
         bias=kind != "mixtral" and config.flag(bias_key, default=known.bias),
         activation=config.text("hidden_act", default="silu"),
-    )  # fmt: skip
+    )
 
 
 def _moe_layer_runs(config: Fields, sizes: _Sizes) -> tuple[Run, ...]:
@@ -126,16 +163,23 @@ def _moe_layer_runs(config: Fields, sizes: _Sizes) -> tuple[Run, ...]:
 
     def make(key: tuple[int | None, bool]) -> Block:
         window, is_routed = key
-        return _moe_decoder_block(sizes, _moe_self_attention(config, sizes, window, qk_norm), routed if is_routed else dense)
+        return _moe_decoder_block(
+            sizes, _moe_self_attention(config, sizes, window, qk_norm), routed if is_routed else dense
+        )
 
     return repeating_layer_runs(keys, make)
 
 
 def _moe_decoder_block(sizes: _Sizes, mixer: Attention, feed_forward: FeedForward) -> Block:
     return Block(
-        kind=sizes.kind, hidden=sizes.hidden, arrangement=Arrangement.PRE, mixers=(mixer,), feed_forward=feed_forward,
-        norms=(_moe_layer_norm(sizes, "input_layernorm"), _moe_layer_norm(sizes, "post_attention_layernorm")), residual_scale=sizes.kind == "granitemoe",
-    )  # fmt: skip
+        kind=sizes.kind,
+        hidden=sizes.hidden,
+        arrangement=Arrangement.PRE,
+        mixers=(mixer,),
+        feed_forward=feed_forward,
+        norms=(_moe_layer_norm(sizes, "input_layernorm"), _moe_layer_norm(sizes, "post_attention_layernorm")),
+        residual_scale=sizes.kind == "granitemoe",
+    )
 
 
 def _moe_layer_norm(sizes: _Sizes, path: str) -> Norm:
@@ -159,10 +203,17 @@ def _qk_norm(config: Fields, sizes: _Sizes) -> Norm | None:
 
 def _moe_self_attention(config: Fields, sizes: _Sizes, window: int | None, qk_norm: Norm | None) -> Attention:
     mixer = separate_qkv_attention(
-        "self_attn", sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head_dim, window=window, qk_norm=qk_norm,
-        qkv_bias=sizes.bias, out_bias=sizes.bias and sizes.kind not in ("qwen2_moe", "glm4_moe"),
+        "self_attn",
+        sizes.hidden,
+        sizes.heads,
+        sizes.kv_heads,
+        sizes.head_dim,
+        window=window,
+        qk_norm=qk_norm,
+        qkv_bias=sizes.bias,
+        out_bias=sizes.bias and sizes.kind not in ("qwen2_moe", "glm4_moe"),
         rotary_dim=rotary_width(config, sizes.head_dim, default=0.5 if sizes.kind == "glm4_moe" else 1.0),
-    )  # fmt: skip
+    )
     if sizes.kind != "gpt_oss":
         return mixer
     sinks = Weight(path="self_attn.sinks", shape=(sizes.heads,), role=Role.OTHER, cut=0, units=sizes.heads)
@@ -182,7 +233,10 @@ def _layer_sliding_windows(config: Fields, sizes: _Sizes) -> tuple[int | None, .
             sliding = config.flag("use_sliding_window", default=False)
             window = nullable_count(config, "sliding_window", 4096) if sliding else None
             last = config.count("max_window_layers", default=28, low=0)
-            default = ["sliding_attention" if sliding and i % 2 == 0 and i < last else "full_attention" for i in range(sizes.layers)]
+            default = [
+                "sliding_attention" if sliding and i % 2 == 0 and i < last else "full_attention"
+                for i in range(sizes.layers)
+            ]
         case "gpt_oss":
             window = nullable_count(config, "sliding_window", 128)
             default = ["full_attention" if i % 2 else "sliding_attention" for i in range(sizes.layers)]
@@ -203,7 +257,10 @@ def _routed_layers(config: Fields, sizes: _Sizes) -> tuple[bool, ...]:
             first = config.count("first_k_dense_replace", default=1, low=0)
             return tuple(i >= first for i in layers)
         case "ernie4_5_moe":
-            first, end = config.count("moe_layer_start_index", default=1, low=0), config.count("moe_layer_end_index", default=-1, low=-1)
+            first, end = (
+                config.count("moe_layer_start_index", default=1, low=0),
+                config.count("moe_layer_end_index", default=-1, low=-1),
+            )
             step, last = config.count("moe_layer_interval", default=1), sizes.layers - 1 if end == -1 else end
             return tuple((i + 1) % step == 0 and first <= i <= last for i in layers)
         case _:
@@ -220,12 +277,17 @@ def _routed_experts(config: Fields, sizes: _Sizes) -> Moe:
     if sizes.kind == "gpt_oss":
         return _gpt_oss_experts(sizes, path)
     return stacked_gated_moe(
-        config, path, sizes.hidden, sizes.experts,
-        per_token=sizes.per_token, intermediate=sizes.moe_intermediate,
+        config,
+        path,
+        sizes.hidden,
+        sizes.experts,
+        per_token=sizes.per_token,
+        intermediate=sizes.moe_intermediate,
         gate="router" if sizes.kind in ("phimoe", "granitemoe") else "gate",
-        shared=_shared_expert_mlp(config, sizes), extras=_moe_extras(sizes),
+        shared=_shared_expert_mlp(config, sizes),
+        extras=_moe_extras(sizes),
         router_dtype="fp32" if sizes.kind == "ernie4_5_moe" else None,
-    )  # fmt: skip
+    )
 
 
 def _shared_expert_mlp(config: Fields, sizes: _Sizes) -> Dense | None:
@@ -240,7 +302,13 @@ def _shared_expert_mlp(config: Fields, sizes: _Sizes) -> Dense | None:
         case _:
             count = 0
     bias = sizes.kind == "ernie4_5_moe" and sizes.bias
-    return gated_mlp("mlp.shared_experts", sizes.hidden, count * sizes.moe_intermediate, sizes.activation, bias=bias) if count else None
+    return (
+        gated_mlp(
+            "mlp.shared_experts", sizes.hidden, count * sizes.moe_intermediate, sizes.activation, bias=bias
+        )
+        if count
+        else None
+    )
 
 
 def _moe_extras(sizes: _Sizes) -> tuple[Weight, ...]:
@@ -257,15 +325,31 @@ def _moe_extras(sizes: _Sizes) -> tuple[Weight, ...]:
 
 
 def _gpt_oss_experts(sizes: _Sizes, path: str) -> Moe:
-    """Experts stored input first (the other way round from linear layers), with biases, under a clamped SwiGLU."""
+    """Experts stored input first (the other way round from linear layers), with biases, under a clamped
+    SwiGLU.
+    """
     experts, hidden, width = sizes.experts, sizes.hidden, sizes.intermediate
     return Moe(
-        path=path, experts=experts, experts_per_token=sizes.per_token, intermediate=width, activation=sizes.activation,
+        path=path,
+        experts=experts,
+        experts_per_token=sizes.per_token,
+        intermediate=width,
+        activation=sizes.activation,
         weights=(
             *router_weights(f"{path}.router", experts, hidden, bias=True),
-            Weight(path=f"{path}.experts.gate_up_proj", shape=(experts, hidden, 2 * width), role=Role.EXPERT, cut=2),
-            Weight(path=f"{path}.experts.gate_up_proj_bias", shape=(experts, 2 * width), role=Role.EXPERT_BIAS, cut=1),
+            Weight(
+                path=f"{path}.experts.gate_up_proj",
+                shape=(experts, hidden, 2 * width),
+                role=Role.EXPERT,
+                cut=2,
+            ),
+            Weight(
+                path=f"{path}.experts.gate_up_proj_bias",
+                shape=(experts, 2 * width),
+                role=Role.EXPERT_BIAS,
+                cut=1,
+            ),
             Weight(path=f"{path}.experts.down_proj", shape=(experts, width, hidden), role=Role.EXPERT, cut=1),
             Weight(path=f"{path}.experts.down_proj_bias", shape=(experts, hidden), role=Role.EXPERT_BIAS),
         ),
-    )  # fmt: skip
+    )

@@ -1,6 +1,7 @@
 """Language models that see: a text model of another family, a vision tower, and the projector between them.
 
-The tower and the text model read their own nested configs; a key missing there takes the default of that config's class.
+The tower and the text model read their own nested configs; a key missing there takes the default of that
+config's class.
 """
 
 from __future__ import annotations
@@ -11,16 +12,26 @@ from typing import Any
 from memsheet.arith import ceil_div
 from memsheet.plan.model import ModelSpec, NormKind, Picture, Role, Tower, Weight
 from memsheet.readers.fields import Fields
-from memsheet.readers.nested import bare_parameter, causal_head, height_and_width, model_class_name, rename_path_roots, text_model
+from memsheet.readers.nested import (
+    bare_parameter,
+    causal_head,
+    height_and_width,
+    model_class_name,
+    rename_path_roots,
+    text_model,
+)
 from memsheet.readers.parts import linear_weights, rms_norm
 from memsheet.readers.vision import Vision, vision_model
 
 PROJECTOR = "model.multi_modal_projector"
 TOWER = "model.vision_tower"
 AROUND_GEMMA3 = 4
-"""Tokens around a picture: an empty line and a mark before it and after it (transformers processing_gemma3.py, full_image_sequence)."""
+"""Tokens around a picture: an empty line and a mark before it and after it (transformers
+processing_gemma3.py, full_image_sequence).
+"""
 
-# What the family's configuration class passes where a nested config is missing as a whole (configuration_llava.py, configuration_mistral3.py).
+# What the family's configuration class passes where a nested config is missing as a whole
+# (configuration_llava.py, configuration_mistral3.py).
 _LLAVA_VISION = {
     "model_type": "clip_vision_model", "intermediate_size": 4096, "hidden_size": 1024, "patch_size": 14, "image_size": 336,
     "num_hidden_layers": 24, "num_attention_heads": 16,
@@ -55,15 +66,24 @@ def _combine_text_and_vision(
     picture: Picture | None,
     fixed: bool = True,
 ) -> ModelSpec:
-    """One model of both; its head has neither the text family's soft cap nor its scale. ``fixed``: every picture is as large as the largest."""
+    """One model of both; its head has neither the text family's soft cap nor its scale. ``fixed``: every
+    picture is as large as the largest.
+    """
     tower = Tower(
-        path=TOWER, stack=vision.stack, embeddings=vision.embeddings, projector=projector, largest=picture,
+        path=TOWER,
+        stack=vision.stack,
+        embeddings=vision.embeddings,
+        projector=projector,
+        largest=picture,
         tokens_per_image=picture.embeddings if fixed and picture else None,
-    )  # fmt: skip
+    )
     return replace(
-        rename_path_roots(text, {"model": "model.language_model"}), model_type=config.text("model_type", default=""),
-        head=causal_head(text.vocab, text.hidden, tied=tied), towers=(tower,), extras=vision.extras,
-    )  # fmt: skip
+        rename_path_roots(text, {"model": "model.language_model"}),
+        model_type=config.text("model_type", default=""),
+        head=causal_head(text.vocab, text.hidden, tied=tied),
+        towers=(tower,),
+        extras=vision.extras,
+    )
 
 
 def _gemma3_spec(config: Fields) -> ModelSpec:
@@ -71,14 +91,22 @@ def _gemma3_spec(config: Fields) -> ModelSpec:
     text = text_model(config.sub("text_config"), "gemma3_text")
     vision = vision_model(config, TOWER, "siglip_vision_model")
     projector = (
-        bare_parameter(f"{PROJECTOR}.mm_input_projection_weight", vision.hidden, text.hidden, role=Role.LINEAR),
+        bare_parameter(
+            f"{PROJECTOR}.mm_input_projection_weight", vision.hidden, text.hidden, role=Role.LINEAR
+        ),
         *rms_norm(f"{PROJECTOR}.mm_soft_emb_norm", vision.hidden, NormKind.RMS_OFFSET).weights,
     )
     tokens = config.count("mm_tokens_per_image", default=256)
     return _combine_text_and_vision(
-        config, text, vision, projector, picture=_image_token_counts(config, tokens, AROUND_GEMMA3, image=224),
-        tied=config.flag("tie_word_embeddings", default="tie_word_embeddings" not in config.data),  # a null unties
-    )  # fmt: skip
+        config,
+        text,
+        vision,
+        projector,
+        picture=_image_token_counts(config, tokens, AROUND_GEMMA3, image=224),
+        tied=config.flag(
+            "tie_word_embeddings", default="tie_word_embeddings" not in config.data
+        ),  # a null unties
+    )
 
 
 def _llava_spec(config: Fields) -> ModelSpec:
@@ -87,9 +115,13 @@ def _llava_spec(config: Fields) -> ModelSpec:
     vision = vision_model(config, TOWER, "clip_vision_model", _LLAVA_VISION)
     projector = _two_layers(config, text.hidden, vision.hidden * _feature_layers(config), bias=True)
     return _combine_text_and_vision(
-        config, text, vision, projector, picture=_llava_picture(config, vision),
+        config,
+        text,
+        vision,
+        projector,
+        picture=_llava_picture(config, vision),
         tied=config.flag("tie_word_embeddings", default=False) or text.head.tied,
-    )  # fmt: skip
+    )
 
 
 def _mistral3_spec(config: Fields) -> ModelSpec:
@@ -99,13 +131,20 @@ def _mistral3_spec(config: Fields) -> ModelSpec:
     merge = config.count("spatial_merge_size", default=2)
     projector = (
         *rms_norm(f"{PROJECTOR}.norm", vision.hidden).weights,
-        *linear_weights(f"{PROJECTOR}.patch_merger.merging_layer", vision.hidden, vision.hidden * merge * merge),
+        *linear_weights(
+            f"{PROJECTOR}.patch_merger.merging_layer", vision.hidden, vision.hidden * merge * merge
+        ),
         *_two_layers(config, text.hidden, vision.hidden * _feature_layers(config), bias=False),
     )
     return _combine_text_and_vision(
-        config, text, vision, projector, picture=_mistral3_picture(config, merge), fixed=False,
+        config,
+        text,
+        vision,
+        projector,
+        picture=_mistral3_picture(config, merge),
+        fixed=False,
         tied=config.flag("tie_word_embeddings", default=True),
-    )  # fmt: skip
+    )
 
 
 def _two_layers(config: Fields, hidden: int, width: int, *, bias: bool) -> tuple[Weight, ...]:
@@ -144,8 +183,12 @@ def _mistral3_picture(config: Fields, merge: int) -> Picture:
     return _image_token_counts(config, rows * columns, rows, image=1024, absent=_MISTRAL3_VISION)
 
 
-def _image_token_counts(config: Fields, embeddings: int, around: int = 0, *, image: int, absent: dict[str, Any] | None = None) -> Picture:
-    """``image``: the side that the vision config's class takes where none is given; ``around``: places that hold no embedding."""
+def _image_token_counts(
+    config: Fields, embeddings: int, around: int = 0, *, image: int, absent: dict[str, Any] | None = None
+) -> Picture:
+    """``image``: the side that the vision config's class takes where none is given; ``around``: places that
+    hold no embedding.
+    """
     vision = _reread_vision_config(config, absent)
     height, width = height_and_width(vision, "image_size", image)
     channels = vision.count("num_channels", default=3)

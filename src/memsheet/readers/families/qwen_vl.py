@@ -1,13 +1,41 @@
-"""Qwen2-VL and Qwen2.5-VL: images of any size cut into patches, 2 x 2 of them merged into one token of a Qwen2 decoder."""
+"""Qwen2-VL and Qwen2.5-VL: images of any size cut into patches, 2 x 2 of them merged into one token of a
+Qwen2 decoder.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from memsheet.plan.model import Arrangement, Attention, Block, Dense, ModelSpec, Norm, Run, Stack, Tower, Weight
+from memsheet.plan.model import (
+    Arrangement,
+    Attention,
+    Block,
+    Dense,
+    ModelSpec,
+    Norm,
+    Run,
+    Stack,
+    Tower,
+    Weight,
+)
 from memsheet.readers.fields import Fields
-from memsheet.readers.nested import causal_head, height_and_width, model_class_name, of_kind, rename_path_roots, text_model
-from memsheet.readers.parts import fused_attention, gated_mlp, layer_norm, linear_weights, plain_mlp, repeating_layer_runs, rms_norm
+from memsheet.readers.nested import (
+    causal_head,
+    height_and_width,
+    model_class_name,
+    of_kind,
+    rename_path_roots,
+    text_model,
+)
+from memsheet.readers.parts import (
+    fused_attention,
+    gated_mlp,
+    layer_norm,
+    linear_weights,
+    plain_mlp,
+    repeating_layer_runs,
+    rms_norm,
+)
 from memsheet.readers.vision import even_heads, patch_convolution_weights
 
 VISUAL = "model.visual"
@@ -24,35 +52,58 @@ def read(config: Fields) -> ModelSpec:
     name = {"qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration"}.get(kind, "Qwen2VLForConditionalGeneration")
     model_class_name(config, (name,), name)
     nested = config.sub("text_config")
-    tied = config.flag("tie_word_embeddings", default=False) or nested.flag("tie_word_embeddings", default=False)
+    tied = config.flag("tie_word_embeddings", default=False) or nested.flag(
+        "tie_word_embeddings", default=False
+    )
     text = text_model(_text_fields(config, nested), "qwen2")
     vision = config.sub("vision_config")
     return replace(
-        of_kind(rename_path_roots(text, {"model": "model.language_model"}), kind), model_type=kind,
-        head=causal_head(text.vocab, text.hidden, tied=tied), towers=(_qwen2_vision_tower(vision) if kind == "qwen2_vl" else _qwen2_5(vision),),
-    )  # fmt: skip
+        of_kind(rename_path_roots(text, {"model": "model.language_model"}), kind),
+        model_type=kind,
+        head=causal_head(text.vocab, text.hidden, tied=tied),
+        towers=(_qwen2_vision_tower(vision) if kind == "qwen2_vl" else _qwen2_5(vision),),
+    )
 
 
 def _text_fields(config: Fields, nested: Fields) -> Fields:
-    """The text part: nested, or in older files flat beside everything else. Its code takes hidden over heads as head_dim."""
+    """The text part: nested, or in older files flat beside everything else. Its code takes hidden over heads
+    as head_dim.
+    """
     flat = config.raw("text_config") is None
     given = {key: value for key, value in (config if flat else nested).data.items() if key != "head_dim"}
     return Fields({**_TEXT, **given, "model_type": "qwen2"}, "" if flat else nested.where, config.problems)
 
 
-def _qwen_vision_block(kind: str, hidden: int, heads: int, *, norms: tuple[Norm, ...], mlp: Dense, chunk: int | None = None) -> Block:
+def _qwen_vision_block(
+    kind: str, hidden: int, heads: int, *, norms: tuple[Norm, ...], mlp: Dense, chunk: int | None = None
+) -> Block:
     """``chunk``: tokens of a window, where attention stays inside windows."""
     head_dim = hidden // heads
     mixer: Attention = fused_attention(
-        "attn", hidden, heads, heads, head_dim, qkv_bias=True, out_bias=True, names=("qkv", "proj"), rotary_dim=head_dim
+        "attn",
+        hidden,
+        heads,
+        heads,
+        head_dim,
+        qkv_bias=True,
+        out_bias=True,
+        names=("qkv", "proj"),
+        rotary_dim=head_dim,
     )
     mixers = (replace(mixer, causal=False, chunk=chunk),)
-    return Block(kind=kind, hidden=hidden, arrangement=Arrangement.PRE, mixers=mixers, feed_forward=mlp, norms=norms)
+    return Block(
+        kind=kind, hidden=hidden, arrangement=Arrangement.PRE, mixers=mixers, feed_forward=mlp, norms=norms
+    )
 
 
-def _qwen_vision_tower(config: Fields, hidden: int, runs: tuple[Run, ...], merger_norm: Norm, out: int) -> Tower:
+def _qwen_vision_tower(
+    config: Fields, hidden: int, runs: tuple[Run, ...], merger_norm: Norm, out: int
+) -> Tower:
     """Patches in, merged tokens of width ``out`` out. How many depends on the image."""
-    kernel = (height_and_width(config, "temporal_patch_size", 2)[0], *height_and_width(config, "patch_size", 14))
+    kernel = (
+        height_and_width(config, "temporal_patch_size", 2)[0],
+        *height_and_width(config, "patch_size", 14),
+    )
     merged = hidden * config.count("spatial_merge_size", default=2) ** 2
     projector: tuple[Weight, ...] = (
         *merger_norm.weights,
@@ -60,9 +111,13 @@ def _qwen_vision_tower(config: Fields, hidden: int, runs: tuple[Run, ...], merge
         *linear_weights(f"{VISUAL}.merger.mlp.2", out, merged, bias=True, cut="in"),
     )
     return Tower(
-        path=VISUAL, stack=Stack(path=f"{VISUAL}.blocks", hidden=hidden, runs=runs, role="vision"), projector=projector,
-        embeddings=patch_convolution_weights(f"{VISUAL}.patch_embed.proj", hidden, config.count("in_channels", default=3), kernel, bias=False),
-    )  # fmt: skip
+        path=VISUAL,
+        stack=Stack(path=f"{VISUAL}.blocks", hidden=hidden, runs=runs, role="vision"),
+        projector=projector,
+        embeddings=patch_convolution_weights(
+            f"{VISUAL}.patch_embed.proj", hidden, config.count("in_channels", default=3), kernel, bias=False
+        ),
+    )
 
 
 def _qwen2_vision_tower(config: Fields) -> Tower:
@@ -70,12 +125,28 @@ def _qwen2_vision_tower(config: Fields) -> Tower:
     hidden = config.count("embed_dim", default=1280)
     heads = even_heads(config, hidden, "num_heads", "num_attention_heads", default=16, width="embed_dim")
     mlp = plain_mlp(
-        "mlp", hidden, hidden * config.count("mlp_ratio", default=4), config.text("hidden_act", default="quick_gelu"), bias=True,
+        "mlp",
+        hidden,
+        hidden * config.count("mlp_ratio", default=4),
+        config.text("hidden_act", default="quick_gelu"),
+        bias=True,
         names=("fc1", "fc2"),
-    )  # fmt: skip
-    block = _qwen_vision_block("qwen2_vl_vision", hidden, heads, norms=(layer_norm("norm1", hidden), layer_norm("norm2", hidden)), mlp=mlp)
+    )
+    block = _qwen_vision_block(
+        "qwen2_vl_vision",
+        hidden,
+        heads,
+        norms=(layer_norm("norm1", hidden), layer_norm("norm2", hidden)),
+        mlp=mlp,
+    )
     runs = (Run(pattern=(block,), count=config.layers("depth", "num_hidden_layers", default=32)),)
-    return _qwen_vision_tower(config, hidden, runs, layer_norm(f"{VISUAL}.merger.ln_q", hidden), config.count("hidden_size", default=3584))
+    return _qwen_vision_tower(
+        config,
+        hidden,
+        runs,
+        layer_norm(f"{VISUAL}.merger.ln_q", hidden),
+        config.count("hidden_size", default=3584),
+    )
 
 
 def _qwen2_5(config: Fields) -> Tower:
@@ -90,10 +161,16 @@ def _qwen2_5(config: Fields) -> Tower:
     layers = config.layers("depth", "num_hidden_layers", default=32)
     runs = repeating_layer_runs(
         [None if layer in full else window for layer in range(layers)],
-        lambda chunk: _qwen_vision_block("qwen2_5_vl_vision", hidden, heads, norms=norms, mlp=mlp, chunk=chunk),
+        lambda chunk: _qwen_vision_block(
+            "qwen2_5_vl_vision", hidden, heads, norms=norms, mlp=mlp, chunk=chunk
+        ),
     )
     return _qwen_vision_tower(
-        config, hidden, runs, rms_norm(f"{VISUAL}.merger.ln_q", hidden), config.count("out_hidden_size", default=3584)
+        config,
+        hidden,
+        runs,
+        rms_norm(f"{VISUAL}.merger.ln_q", hidden),
+        config.count("out_hidden_size", default=3584),
     )
 
 

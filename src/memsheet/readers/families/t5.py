@@ -1,11 +1,25 @@
-"""T5 and mT5: an encoder and a decoder with relative position biases, in every class of their modeling files."""
+"""T5 and mT5: an encoder and a decoder with relative position biases, in every class of their modeling
+files.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from memsheet.plan.model import Arrangement, Attention, Block, CrossAttention, Dense, Embeddings, Head, ModelSpec, Role, Stack, Weight
+from memsheet.plan.model import (
+    Arrangement,
+    Attention,
+    Block,
+    CrossAttention,
+    Dense,
+    Embeddings,
+    Head,
+    ModelSpec,
+    Role,
+    Stack,
+    Weight,
+)
 from memsheet.readers.fields import Fields
 from memsheet.readers.nested import class_label_count, model_class_name
 from memsheet.readers.parts import (
@@ -57,7 +71,9 @@ class _Sizes:
 
 
 def read(config: Fields) -> ModelSpec:
-    """Input embeddings and output matrix are always one tensor: transformers ties them whatever ``tie_word_embeddings`` says."""
+    """Input embeddings and output matrix are always one tensor: transformers ties them whatever
+    ``tie_word_embeddings`` says.
+    """
     kind = config.text("model_type", default="t5", choices=tuple(_DEFAULTS))
     known = _DEFAULTS[kind]
     names = [known.prefix + name for name in _PLACES]
@@ -66,20 +82,30 @@ def read(config: Fields) -> ModelSpec:
     sizes = _read_t5_sizes(config, kind, known)
     vocab = config.count("vocab_size", default=known.vocab)
     return ModelSpec(
-        name="", model_type=kind, hidden=sizes.hidden, vocab=vocab, head=_t5_task_head(config, name, sizes.hidden, vocab),
-        embeddings=Embeddings(weights=(embedding_table(f"{base}shared", vocab, sizes.hidden, vocabulary=True),), dropout=True),
+        name="",
+        model_type=kind,
+        hidden=sizes.hidden,
+        vocab=vocab,
+        head=_t5_task_head(config, name, sizes.hidden, vocab),
+        embeddings=Embeddings(
+            weights=(embedding_table(f"{base}shared", vocab, sizes.hidden, vocabulary=True),), dropout=True
+        ),
         stacks=tuple(_t5_stack(config, known, sizes, role, base) for role in roles),
-    )  # fmt: skip
+    )
 
 
 def _read_t5_sizes(config: Fields, kind: str, known: _Defaults) -> _Sizes:
     hidden = config.count("hidden_size", "d_model", default=512)
     return _Sizes(
-        kind=kind, hidden=hidden, head_dim=config.count("head_dim", "d_kv", default=64),
+        kind=kind,
+        hidden=hidden,
+        head_dim=config.count("head_dim", "d_kv", default=64),
         heads=config.count("num_attention_heads", "num_heads", default=known.heads),
         buckets=config.count("relative_attention_num_buckets", default=32),
-        feed_forward=_feed_forward(hidden, config.count("d_ff", default=known.d_ff), _t5_activation_name(config, known)),
-    )  # fmt: skip
+        feed_forward=_feed_forward(
+            hidden, config.count("d_ff", default=known.d_ff), _t5_activation_name(config, known)
+        ),
+    )
 
 
 def _t5_activation_name(config: Fields, known: _Defaults) -> str:
@@ -103,21 +129,35 @@ def _t5_stack(config: Fields, known: _Defaults, sizes: _Sizes, role: str, base: 
     if role == "decoder":
         layers = config.layers("num_decoder_layers", default=layers)
     return Stack(
-        path=f"{base}{role}.block", hidden=sizes.hidden, role=role,
-        runs=repeating_layer_runs([layer == 0 for layer in range(layers)], lambda first: _t5_block(sizes, first=first, decoder=role == "decoder")),
-        final_norms=(rms_norm("final_layer_norm", sizes.hidden),), final_path=f"{base}{role}",
-    )  # fmt: skip
+        path=f"{base}{role}.block",
+        hidden=sizes.hidden,
+        role=role,
+        runs=repeating_layer_runs(
+            [layer == 0 for layer in range(layers)],
+            lambda first: _t5_block(sizes, first=first, decoder=role == "decoder"),
+        ),
+        final_norms=(rms_norm("final_layer_norm", sizes.hidden),),
+        final_path=f"{base}{role}",
+    )
 
 
 def _t5_block(sizes: _Sizes, *, first: bool, decoder: bool) -> Block:
-    """Two or three sublayers, each with its norm. The first block holds the table of position biases that all of them add."""
+    """Two or three sublayers, each with its norm. The first block holds the table of position biases that all
+    of them add.
+    """
     last = 2 if decoder else 1
-    mixers = (_self_attention(sizes, first=first, causal=decoder), *((_cross_attention(sizes),) if decoder else ()))
+    mixers = (
+        _self_attention(sizes, first=first, causal=decoder),
+        *((_cross_attention(sizes),) if decoder else ()),
+    )
     return Block(
-        kind=sizes.kind, hidden=sizes.hidden, arrangement=Arrangement.PRE, mixers=mixers,
+        kind=sizes.kind,
+        hidden=sizes.hidden,
+        arrangement=Arrangement.PRE,
+        mixers=mixers,
         feed_forward=_nest_mlp_under(f"layer.{last}", sizes.feed_forward),
         norms=tuple(rms_norm(f"layer.{layer}.layer_norm", sizes.hidden) for layer in range(last + 1)),
-    )  # fmt: skip
+    )
 
 
 def _nest_mlp_under(path: str, dense: Dense) -> Dense:
@@ -128,19 +168,37 @@ def _nest_mlp_under(path: str, dense: Dense) -> Dense:
 def _self_attention(sizes: _Sizes, *, first: bool, causal: bool) -> Attention:
     path = "layer.0.SelfAttention"
     mixer = separate_qkv_attention(
-        path, sizes.hidden, sizes.heads, sizes.heads, sizes.head_dim, rotary_dim=0, causal=causal, names=("q", "k", "v", "o")
+        path,
+        sizes.hidden,
+        sizes.heads,
+        sizes.heads,
+        sizes.head_dim,
+        rotary_dim=0,
+        causal=causal,
+        names=("q", "k", "v", "o"),
     )
     bias = Weight(
-        path=f"{path}.relative_attention_bias.weight", shape=(sizes.buckets, sizes.heads), role=Role.EMBEDDING, cut=1, units=sizes.heads
+        path=f"{path}.relative_attention_bias.weight",
+        shape=(sizes.buckets, sizes.heads),
+        role=Role.EMBEDDING,
+        cut=1,
+        units=sizes.heads,
     )
     return replace(mixer, position_bias=True, weights=(*mixer.weights, bias) if first else mixer.weights)
 
 
 def _cross_attention(sizes: _Sizes) -> CrossAttention:
     path = "layer.1.EncDecAttention"
-    weights = separate_qkv_attention(path, sizes.hidden, sizes.heads, sizes.heads, sizes.head_dim, names=("q", "k", "v", "o")).weights
+    weights = separate_qkv_attention(
+        path, sizes.hidden, sizes.heads, sizes.heads, sizes.head_dim, names=("q", "k", "v", "o")
+    ).weights
     return CrossAttention(
-        path=path, heads=sizes.heads, kv_heads=sizes.heads, head_dim=sizes.head_dim, memory_hidden=sizes.hidden, weights=weights
+        path=path,
+        heads=sizes.heads,
+        kv_heads=sizes.heads,
+        head_dim=sizes.head_dim,
+        memory_hidden=sizes.hidden,
+        weights=weights,
     )
 
 
@@ -148,7 +206,9 @@ def _t5_task_head(config: Fields, name: str, hidden: int, vocab: int) -> Head:
     match name:
         case "ForConditionalGeneration":
             # T5 scales the decoder's output unless the config says, as version 1.1 does, that nothing is tied
-            scaled = config.text("model_type", default="t5") == "t5" and config.flag("tie_word_embeddings", default=True)
+            scaled = config.text("model_type", default="t5") == "t5" and config.flag(
+                "tie_word_embeddings", default=True
+            )
             return Head(kind="sequence_to_sequence", width=vocab, tied=True, scaled=scaled)
         case "ForSequenceClassification":
             dense = linear_weights("classification_head.dense", hidden, hidden, bias=True)
@@ -158,6 +218,8 @@ def _t5_task_head(config: Fields, name: str, hidden: int, vocab: int) -> Head:
         case "ForTokenClassification" | "ForQuestionAnswering":
             path = "classifier" if name == "ForTokenClassification" else "qa_outputs"
             count = class_label_count(config)
-            return Head(kind="classification", width=count, weights=linear_weights(path, count, hidden, bias=True))
+            return Head(
+                kind="classification", width=count, weights=linear_weights(path, count, hidden, bias=True)
+            )
         case _:
             return Head(kind="none", width=hidden)

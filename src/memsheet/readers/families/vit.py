@@ -12,20 +12,35 @@ _CLASSES = ("ViTForImageClassification", "ViTModel", "ViTForMaskedImageModeling"
 
 
 def read(config: Fields) -> ModelSpec:
-    """Defaults: ViTConfig. There is no vocabulary; max_positions is the class token and the patches of one image."""
+    """Defaults: ViTConfig. There is no vocabulary; max_positions is the class token and the patches of one
+    image.
+    """
     name = model_class_name(config, _CLASSES, _CLASSES[0])
     hidden = config.count("hidden_size", default=768)
     base = "" if name == "ViTModel" else "vit."
     _, count = patch_size_and_count(config, image=224, patch=16)
     return ModelSpec(
-        name="", model_type="vit", hidden=hidden, vocab=0, max_positions=count + 1,
-        embeddings=Embeddings(weights=_vit_patch_embeddings(config, f"{base}embeddings", hidden, masked=name == _CLASSES[2]), dropout=True),
-        stacks=(Stack(
-            path=f"{base}layers", hidden=hidden, runs=run_length([_vit_encoder_block(config, hidden)] * config.layers(default=12)), role="vision",
-            final_norms=(layer_norm(f"{base}layernorm", hidden),),
-        ),),
-        head=_vit_task_head(config, name, hidden), extras=_vit_pooler_weights(config, hidden) if name == "ViTModel" else (),
-    )  # fmt: skip
+        name="",
+        model_type="vit",
+        hidden=hidden,
+        vocab=0,
+        max_positions=count + 1,
+        embeddings=Embeddings(
+            weights=_vit_patch_embeddings(config, f"{base}embeddings", hidden, masked=name == _CLASSES[2]),
+            dropout=True,
+        ),
+        stacks=(
+            Stack(
+                path=f"{base}layers",
+                hidden=hidden,
+                runs=run_length([_vit_encoder_block(config, hidden)] * config.layers(default=12)),
+                role="vision",
+                final_norms=(layer_norm(f"{base}layernorm", hidden),),
+            ),
+        ),
+        head=_vit_task_head(config, name, hidden),
+        extras=_vit_pooler_weights(config, hidden) if name == "ViTModel" else (),
+    )
 
 
 def _vit_patch_embeddings(config: Fields, path: str, hidden: int, *, masked: bool) -> tuple[Weight, ...]:
@@ -41,30 +56,55 @@ def _vit_patch_embeddings(config: Fields, path: str, hidden: int, *, masked: boo
 
 def _vit_encoder_block(config: Fields, hidden: int) -> Block:
     own = config.optional("head_dim")  # transformers 5.23 modeling_vit.py:197
-    heads = config.count("num_attention_heads", default=12) if own else even_heads(config, hidden, "num_attention_heads", default=12)
+    heads = (
+        config.count("num_attention_heads", default=12)
+        if own
+        else even_heads(config, hidden, "num_attention_heads", default=12)
+    )
     return Block(
-        kind="vit", hidden=hidden, arrangement=Arrangement.PRE,
-        mixers=(separate_qkv_attention(
-            "attention", hidden, heads, heads, own or hidden // heads, causal=False, rotary_dim=0,
-            qkv_bias=config.flag("qkv_bias", default=True), out_bias=True,
-        ),),
+        kind="vit",
+        hidden=hidden,
+        arrangement=Arrangement.PRE,
+        mixers=(
+            separate_qkv_attention(
+                "attention",
+                hidden,
+                heads,
+                heads,
+                own or hidden // heads,
+                causal=False,
+                rotary_dim=0,
+                qkv_bias=config.flag("qkv_bias", default=True),
+                out_bias=True,
+            ),
+        ),
         feed_forward=plain_mlp(
-            "mlp", hidden, config.count("intermediate_size", default=3072), config.text("hidden_act", default="gelu"), bias=True,
+            "mlp",
+            hidden,
+            config.count("intermediate_size", default=3072),
+            config.text("hidden_act", default="gelu"),
+            bias=True,
             names=("fc1", "fc2"),
         ),
         norms=(layer_norm("layernorm_before", hidden), layer_norm("layernorm_after", hidden)),
-    )  # fmt: skip
+    )
 
 
 def _vit_pooler_weights(config: Fields, hidden: int) -> tuple[Weight, ...]:
-    return linear_weights("pooler.dense", config.count("pooler_output_size", default=hidden), hidden, bias=True)
+    return linear_weights(
+        "pooler.dense", config.count("pooler_output_size", default=hidden), hidden, bias=True
+    )
 
 
 def _vit_task_head(config: Fields, name: str, hidden: int) -> Head:
     match name:
         case "ViTForImageClassification":
             count = class_label_count(config)
-            return Head(kind="classification", width=count, weights=linear_weights("classifier", count, hidden, bias=True) if count else ())
+            return Head(
+                kind="classification",
+                width=count,
+                weights=linear_weights("classifier", count, hidden, bias=True) if count else (),
+            )
         case "ViTForMaskedImageModeling":
             # pixels of a patch of encoder_stride, from a convolution of one patch
             pixels = config.count("encoder_stride", default=16) ** 2 * config.count("num_channels", default=3)

@@ -1,4 +1,6 @@
-"""Memory against time as a picture: every plan that fits, the front of those that none beats in both, the plan to take first."""
+"""Memory against time as a picture: every plan that fits, the front of those that none beats in both, the
+plan to take first.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ FINE, COARSE = (1, 1.5, 2, 3, 4, 5, 7), (1, 2, 5)
 
 
 def draw_front(ranking: Ranking, path: Path, *, decimal: bool = False, field: str = "picture") -> None:
-    """Draw a search into ``path``, an .svg or .png file, written whole or not at all. Raises InputError as ``picture.draw`` does."""
+    """Draw a search into ``path``, an .svg or .png file, written whole or not at all. Raises InputError as
+    ``picture.draw`` does.
+    """
     save_figure(lambda: figure_of(ranking, decimal=decimal), path, front_title(ranking), field)
 
 
@@ -53,7 +57,15 @@ def figure_of(ranking: Ranking, *, decimal: bool = False) -> Figure:
     _set_axis_scales(axes, ranking, marks, unit, decimal=decimal)
     taken = list(_draw_capacity_line(axes, ranking, unit, decimal=decimal))
     if not marks:
-        axes.text(0.5, 0.5, "no plan fits whose step can be timed", transform=axes.transAxes, color=QUIET, fontsize=12, ha="center")
+        axes.text(
+            0.5,
+            0.5,
+            "no plan fits whose step can be timed",
+            transform=axes.transAxes,
+            color=QUIET,
+            fontsize=12,
+            ha="center",
+        )
         return figure
     _draw_plan_points(axes, ranking, marks, unit)
     taken += [box for mark in marks for box in _mark_boxes(axes, mark, unit)]
@@ -61,7 +73,9 @@ def figure_of(ranking: Ranking, *, decimal: bool = False) -> Figure:
     return figure
 
 
-def _set_axis_scales(axes: Axes, ranking: Ranking, marks: Sequence[Mark], unit: int, *, decimal: bool) -> None:
+def _set_axis_scales(
+    axes: Axes, ranking: Ranking, marks: Sequence[Mark], unit: int, *, decimal: bool
+) -> None:
     from matplotlib.ticker import NullLocator
 
     times = [time for time, _ in ranking.cloud] + [end for mark in marks for end in mark.range_s] or [1.0]
@@ -87,15 +101,26 @@ def _draw_capacity_line(axes: Axes, ranking: Ranking, unit: int, *, decimal: boo
     """What a GPU gives, as a line that is named; the boxes of both."""
     size = ranking.cluster.device.framework_bytes
     line = axes.axhline(size / unit, color=ALARM, linewidth=1.4)
-    words = f"{ranking.cluster.device.name} gives {format_bytes(size, decimal=decimal, headroom=True, digits=1)}"
+    words = (
+        f"{ranking.cluster.device.name} gives {format_bytes(size, decimal=decimal, headroom=True, digits=1)}"
+    )
     named = axes.text(
-        0.995, size / unit * 1.012, words, transform=axes.get_yaxis_transform(), color=ALARM, fontsize=9, ha="right", va="bottom"
+        0.995,
+        size / unit * 1.012,
+        words,
+        transform=axes.get_yaxis_transform(),
+        color=ALARM,
+        fontsize=9,
+        ha="right",
+        va="bottom",
     )
     return line.get_window_extent().padded(2), text_pixel_box(named)
 
 
 def _draw_plan_points(axes: Axes, ranking: Ranking, marks: Sequence[Mark], unit: int) -> None:
-    """The cloud, the front as steps (between two of its plans there is none that takes less of both), the best plan with its ranges."""
+    """The cloud, the front as steps (between two of its plans there is none that takes less of both), the
+    best plan with its ranges.
+    """
     if ranking.cloud:
         axes.scatter(
             [time for time, _ in ranking.cloud],
@@ -114,8 +139,18 @@ def _draw_plan_points(axes: Axes, ranking: Ranking, marks: Sequence[Mark], unit:
     for mark in (mark for mark in marks if mark.best):
         x, y = mark.seconds, mark.device_bytes / unit
         (low_s, high_s), (low, high) = mark.range_s, mark.range_bytes
-        either: dict[str, Any] = {"xerr": [[x - low_s], [high_s - x]], "yerr": [[y - low / unit], [high / unit - y]]}
-        look: dict[str, Any] = {"fmt": "D", "color": BEST, "markersize": 10, "markeredgecolor": "white", "elinewidth": 1.2, "capsize": 3}
+        either: dict[str, Any] = {
+            "xerr": [[x - low_s], [high_s - x]],
+            "yerr": [[y - low / unit], [high / unit - y]],
+        }
+        look: dict[str, Any] = {
+            "fmt": "D",
+            "color": BEST,
+            "markersize": 10,
+            "markeredgecolor": "white",
+            "elinewidth": 1.2,
+            "capsize": 3,
+        }
         axes.errorbar(x, y, gid="best", zorder=5, **either, **look)
 
 
@@ -125,23 +160,42 @@ def _mark_boxes(axes: Axes, mark: Mark, unit: int) -> list[Bbox]:
     found = [marker_pixel_box(axes, (x, y))]
     if mark.best:
         (low_s, high_s), (low, high) = mark.range_s, mark.range_bytes
-        found += [line_pixel_box(axes, (low_s, y), (high_s, y)), line_pixel_box(axes, (x, low / unit), (x, high / unit))]
+        found += [
+            line_pixel_box(axes, (low_s, y), (high_s, y)),
+            line_pixel_box(axes, (x, low / unit), (x, high / unit)),
+        ]
     return found
 
 
-def _label_front_plans(axes: Axes, marks: Sequence[Mark], taken: list[Bbox], unit: int, *, decimal: bool) -> None:
+def _label_front_plans(
+    axes: Axes, marks: Sequence[Mark], taken: list[Bbox], unit: int, *, decimal: bool
+) -> None:
     """The best plan and the ends of the front first, then those of its corners that there is room for."""
-    named, first = 0, next((marker_pixel_box(axes, (mark.seconds, mark.device_bytes / unit)) for mark in marks if mark.best), None)
+    named, first = (
+        0,
+        next(
+            (marker_pixel_box(axes, (mark.seconds, mark.device_bytes / unit)) for mark in marks if mark.best),
+            None,
+        ),
+    )
     for mark in sorted(marks, key=lambda mark: mark.turn):
         if named == NAMED:
             return
-        if first is not None and not mark.best and first.overlaps(marker_pixel_box(axes, (mark.seconds, mark.device_bytes / unit))):
+        if (
+            first is not None
+            and not mark.best
+            and first.overlaps(marker_pixel_box(axes, (mark.seconds, mark.device_bytes / unit)))
+        ):
             continue  # the plan to take first lies on it
-        figures = f"{format_seconds(mark.seconds)} · {format_bytes(mark.device_bytes, decimal=decimal, digits=1)}"
+        figures = (
+            f"{format_seconds(mark.seconds)} · {format_bytes(mark.device_bytes, decimal=decimal, digits=1)}"
+        )
         words = f"{'take first: ' if mark.best else ''}{figures}\n{wrap_phrases(mark.words, LETTERS)}"
         look: dict[str, Any] = {"color": BEST if mark.best else INK, "fontsize": 8, "linespacing": 1.25}
         box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.0}
-        made = annotate_nearby(axes, (mark.seconds, mark.device_bytes / unit), words, taken, bbox=box, zorder=6, **look)
+        made = annotate_nearby(
+            axes, (mark.seconds, mark.device_bytes / unit), words, taken, bbox=box, zorder=6, **look
+        )
         if made is not None:
             taken.append(text_pixel_box(made))
             named += 1

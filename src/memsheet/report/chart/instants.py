@@ -13,7 +13,11 @@ from memsheet.sheet import Instant
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-STRIP, ROW, ROWS = 0.042, 0.042, 3  # heights of the strip and of a row of names above it, as shares of the plot; rows at most
+STRIP, ROW, ROWS = (
+    0.042,
+    0.042,
+    3,
+)  # heights of the strip and of a row of names above it, as shares of the plot; rows at most
 GAP = 4  # pixels between words
 
 
@@ -28,14 +32,27 @@ def draw_instant_strip(axes: Axes, found: tuple[Span, ...], first: int) -> None:
     for number, span in enumerate(found):
         left, right = (span.first - first) / whole, (span.end - first) / whole
         _draw_instant_band(axes, left, right, shaded=number % 2 == 0)
-        text = axes.text((left + right) / 2, 1 + STRIP / 2, _instant_label(span.instant), ha="center", **_strip_text_style(axes))
+        text = axes.text(
+            (left + right) / 2,
+            1 + STRIP / 2,
+            _instant_label(span.instant),
+            ha="center",
+            **_strip_text_style(axes),
+        )
         if width_of(text) + 2 * GAP <= (right - left) * axes.bbox.width:
             named.add(span.instant)
             continue
         text.remove()
-        if span.instant not in small or span.end - span.first > small[span.instant].end - small[span.instant].first:
+        if (
+            span.instant not in small
+            or span.end - span.first > small[span.instant].end - small[span.instant].first
+        ):
             small[span.instant] = span
-    middles = {span.instant: ((span.first + span.end) / 2 - first) / whole for span in small.values() if span.instant not in named}
+    middles = {
+        span.instant: ((span.first + span.end) / 2 - first) / whole
+        for span in small.values()
+        if span.instant not in named
+    }
     rows = _draw_stalk_labels(axes, middles)
     x, y, width, _ = axes.get_position().bounds
     axes.set_position((x, y, width, (CEILING - y) / (1 + STRIP + ROW * rows)))
@@ -46,7 +63,16 @@ def _draw_instant_band(axes: Axes, left: float, right: float, *, shaded: bool) -
     from matplotlib.patches import Rectangle
 
     along: dict[str, Any] = {"transform": axes.transAxes, "linewidth": 0}
-    axes.add_patch(Rectangle((left, 1), right - left, STRIP, facecolor="#DCDCDC" if shaded else "#F0F0F0", clip_on=False, **along))
+    axes.add_patch(
+        Rectangle(
+            (left, 1),
+            right - left,
+            STRIP,
+            facecolor="#DCDCDC" if shaded else "#F0F0F0",
+            clip_on=False,
+            **along,
+        )
+    )
     if shaded:
         axes.add_patch(Rectangle((left, 0), right - left, 1, facecolor="#F6F6F6", zorder=0, **along))
 
@@ -54,7 +80,8 @@ def _draw_instant_band(axes: Axes, left: float, right: float, *, shaded: bool) -
 def _draw_stalk_labels(axes: Axes, middles: dict[Instant, float]) -> int:
     """Names above the strip beside stalks that stand on their spans; the number of rows they take.
 
-    From right to left each takes the lowest row where it meets no other name and no other stalk, so the leftmost stand highest.
+    From right to left each takes the lowest row where it meets no other name and no other stalk, so the
+    leftmost stand highest.
     """
     taken: list[list[tuple[float, float]]] = [[] for _ in range(ROWS)]
     used = 0

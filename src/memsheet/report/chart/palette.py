@@ -1,8 +1,9 @@
 """One colour for each component, the same in every picture.
 
-From Paul Tol, Colour Schemes, SRON/EPS/TN/09-002 issue 3.2 (https://sronpersonalpages.nl/~pault): "muted" for what a step mostly holds,
-"light", "vibrant" and greys for the rest, all made to be told apart by colour-blind eyes. Components that lie next to each other in a
-step's stack differ in lightness too, so that a grey print still shows where one ends.
+From Paul Tol, Colour Schemes, SRON/EPS/TN/09-002 issue 3.2 (https://sronpersonalpages.nl/~pault): "muted" for
+what a step mostly holds, "light", "vibrant" and greys for the rest, all made to be told apart by colour-blind
+eyes. Components that lie next to each other in a step's stack differ in lightness too, so that a grey print
+still shows where one ends.
 """
 
 from __future__ import annotations

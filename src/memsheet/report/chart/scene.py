@@ -10,7 +10,9 @@ from memsheet.units import GIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """A timeline, the caller's title, what the device gives (bytes, where a device is asked about), and whether sizes are in GB."""
+    """A timeline, the caller's title, what the device gives (bytes, where a device is asked about), and
+    whether sizes are in GB.
+    """
 
     timeline: Timeline
     title: str = ""

@@ -1,4 +1,5 @@
-"""What the planner's pictures share: a sheet with a title, quiet axes, words that do not lie on one another, and the file.
+"""What the planner's pictures share: a sheet with a title, quiet axes, words that do not lie on one another,
+and the file.
 
 matplotlib draws them as it draws memory over a step (report/chart/timeline.py).
 """
@@ -30,7 +31,9 @@ PLACES = tuple((x, y) for y in (9, -9, 0, 26, -26, 46, -46, 70, -70) for x in ((
 
 
 def save_figure(build: Callable[[], Figure], path: Path, title: str, field: str = "picture") -> None:
-    """Draw into ``path``, an .svg or .png file, written whole or not at all. Raises InputError as ``picture.draw`` does."""
+    """Draw into ``path``, an .svg or .png file, written whole or not at all. Raises InputError as
+    ``picture.draw`` does.
+    """
     kind = check_picture_format(path, field)
     import matplotlib as mpl
 
@@ -43,8 +46,12 @@ def save_figure(build: Callable[[], Figure], path: Path, title: str, field: str 
     write_whole(path, data.getvalue(), field)
 
 
-def new_figure(plot: tuple[float, float, float, float], title: str, under: str, *, tall: float = INCHES[1]) -> tuple[Figure, Axes]:
-    """A figure with its title over one pair of axes; ``plot``: their left, bottom, width and height as shares of the picture; ``tall``: in inches."""
+def new_figure(
+    plot: tuple[float, float, float, float], title: str, under: str, *, tall: float = INCHES[1]
+) -> tuple[Figure, Axes]:
+    """A figure with its title over one pair of axes; ``plot``: their left, bottom, width and height as shares
+    of the picture; ``tall``: in inches.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -52,7 +59,15 @@ def new_figure(plot: tuple[float, float, float, float], title: str, under: str, 
     FigureCanvasAgg(figure)  # words are measured before they are placed
     left = 0.02
     figure.text(left, 1 - TITLE / tall, title, color=INK, fontsize=13, fontweight="bold", va="top")
-    figure.text(left, 1 - UNDER / tall, textwrap.fill(under, UNDER_LETTERS), color=QUIET, fontsize=9, va="top", linespacing=1.4)
+    figure.text(
+        left,
+        1 - UNDER / tall,
+        textwrap.fill(under, UNDER_LETTERS),
+        color=QUIET,
+        fontsize=9,
+        va="top",
+        linespacing=1.4,
+    )
     return figure, figure.add_axes(plot)
 
 
@@ -66,14 +81,31 @@ def simplify_axes(axes: Axes, grid: str = "") -> None:
         side.set_visible(False)
 
 
-def annotate_nearby(axes: Axes, point: tuple[float, float], words: str, taken: Sequence[Bbox], **look: Any) -> Annotation | None:
-    """Words at the nearest place beside a point where they meet nothing that is ``taken`` and stay on the axes; None where there is no such place."""
+def annotate_nearby(
+    axes: Axes, point: tuple[float, float], words: str, taken: Sequence[Bbox], **look: Any
+) -> Annotation | None:
+    """Words at the nearest place beside a point where they meet nothing that is ``taken`` and stay on the
+    axes; None where there is no such place.
+    """
     frame = axes.get_window_extent()
     for x, y in PLACES:
         side = {"ha": "left" if x > 0 else "right", "va": "bottom" if y > 0 else "top" if y < 0 else "center"}
-        arrow = {"arrowstyle": "-", "color": look.get("color", QUIET), "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
+        arrow = {
+            "arrowstyle": "-",
+            "color": look.get("color", QUIET),
+            "linewidth": 0.6,
+            "shrinkA": 0,
+            "shrinkB": 3,
+        }
         made = axes.annotate(
-            words, point, xytext=(x, y), textcoords="offset points", annotation_clip=False, arrowprops=arrow, **side, **look
+            words,
+            point,
+            xytext=(x, y),
+            textcoords="offset points",
+            annotation_clip=False,
+            arrowprops=arrow,
+            **side,
+            **look,
         )
         box = text_pixel_box(made)
         inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
@@ -113,7 +145,9 @@ def marker_pixel_box(axes: Axes, point: tuple[float, float], pixels: float = 6) 
     return Bbox.from_extents(x - pixels, y - pixels, x + pixels, y + pixels)
 
 
-def line_pixel_box(axes: Axes, first: tuple[float, float], last: tuple[float, float], pixels: float = 3) -> Bbox:
+def line_pixel_box(
+    axes: Axes, first: tuple[float, float], last: tuple[float, float], pixels: float = 3
+) -> Bbox:
     """The box of a line from a point up and right to another."""
     from matplotlib.transforms import Bbox
 

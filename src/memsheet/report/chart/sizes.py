@@ -1,4 +1,5 @@
-"""The chart of trainable size against cluster size, a line for replicas and for each stage of ZeRO, on scales that double.
+"""The chart of trainable size against cluster size, a line for replicas and for each stage of ZeRO, on scales
+that double.
 
 matplotlib draws it as it draws memory over a step (report/chart/timeline.py).
 """
@@ -21,15 +22,24 @@ if TYPE_CHECKING:
 
     from memsheet.search.solve.sizes import Curve
 
-COLOURS = ("#AAAAAA", "#EE7733", "#44AA99", "#332288")  # of report/chart/palette.py, from light to dark as more is sharded
+COLOURS = (
+    "#AAAAAA",
+    "#EE7733",
+    "#44AA99",
+    "#332288",
+)  # of report/chart/palette.py, from light to dark as more is sharded
 MARKS = ("o", "s", "^", "D")
 PLOT = (0.075, 0.11, 0.785, 0.77)
 ROOM = 1.25  # around the points, as a factor
 BILLION = 10**9
 
 
-def draw_sizes(curves: Sequence[Curve], path: Path, *, title: str, under: str = "", field: str = "picture") -> None:
-    """Draw the curves into ``path``, an .svg or .png file, written whole or not at all. Raises InputError as ``picture.draw`` does."""
+def draw_sizes(
+    curves: Sequence[Curve], path: Path, *, title: str, under: str = "", field: str = "picture"
+) -> None:
+    """Draw the curves into ``path``, an .svg or .png file, written whole or not at all. Raises InputError as
+    ``picture.draw`` does.
+    """
     kind = check_picture_format(path, field)
     import matplotlib as mpl
 
@@ -38,7 +48,9 @@ def draw_sizes(curves: Sequence[Curve], path: Path, *, title: str, under: str = 
         mpl.rcParams.update(SETTINGS)  # type: ignore[arg-type]
         data = io.BytesIO()
         undated = {"Date": None} if kind == "svg" else {}
-        figure_of(curves, title, under).savefig(data, format=kind, dpi=DOTS[kind], metadata={"Title": title, **undated})
+        figure_of(curves, title, under).savefig(
+            data, format=kind, dpi=DOTS[kind], metadata={"Title": title, **undated}
+        )
     write_whole(path, data.getvalue(), field)
 
 
@@ -87,7 +99,14 @@ def _draw_size_curve(axes: Axes, curve: Curve, number: int) -> None:
     points = _curve_points(curve)
     if points:
         across, up = zip(*points, strict=True)
-        axes.plot(across, up, color=COLOURS[number], marker=MARKS[number], markersize=11 - 2 * number, linewidth=5 - number)
+        axes.plot(
+            across,
+            up,
+            color=COLOURS[number],
+            marker=MARKS[number],
+            markersize=11 - 2 * number,
+            linewidth=5 - number,
+        )
 
 
 def _curve_points(curve: Curve) -> list[tuple[int, float]]:
@@ -97,11 +116,22 @@ def _curve_points(curve: Curve) -> list[tuple[int, float]]:
 def _label_size_curves(axes: Axes, curves: Sequence[Curve]) -> None:
     """The name of each line at its right end, moved apart where lines end together."""
     axes.get_figure().canvas.draw()  # type: ignore[union-attr]  # scales are final once they were drawn
-    ends = sorted((points[-1], number) for number, curve in enumerate(curves) if (points := _curve_points(curve)))
+    ends = sorted(
+        (points[-1], number) for number, curve in enumerate(curves) if (points := _curve_points(curve))
+    )
     least, last = 0.055, -1.0
     for (across, up), number in sorted(ends, key=lambda end: end[0][1]):
         _, height = axes.transAxes.inverted().transform(axes.transData.transform((across, up)))
         last = max(height, last + least)
         curve = curves[number]
         words = f"{curve.name}  {_curve_points(curve)[-1][1]:,.3g} B"
-        axes.text(1.02, last, words, transform=axes.transAxes, color=COLOURS[number], fontsize=10, fontweight="bold", va="center")
+        axes.text(
+            1.02,
+            last,
+            words,
+            transform=axes.transAxes,
+            color=COLOURS[number],
+            fontsize=10,
+            fontweight="bold",
+            va="center",
+        )

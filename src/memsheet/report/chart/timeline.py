@@ -1,7 +1,7 @@
 """Memory over a step as a picture: what each component holds after every event, stacked, with the peak named.
 
-matplotlib draws it (Agg and SVG, with no window, no state of its own and none of the user's settings); it comes with the extra
-``trace`` and is imported when a picture is asked for.
+matplotlib draws it (Agg and SVG, with no window, no state of its own and none of the user's settings); it
+comes with the extra ``trace`` and is imported when a picture is asked for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = {".svg": "svg", ".png": "png"}
-INCHES, DOTS = (12.0, 6.75), {"svg": 100, "png": 200}  # 1200 pixels wide on a page; a png has twice as many for sharp screens
+INCHES, DOTS = (
+    (12.0, 6.75),
+    {"svg": 100, "png": 200},
+)  # 1200 pixels wide on a page; a png has twice as many for sharp screens
 PLOT = (0.065, 0.105, 0.685, 0.79)  # left, bottom, width, height of the plot, as shares of the picture
 COLUMNS = 411  # two pixels each: an allocation that is there for one event can still be seen
 ROOM = 1.3  # the height of the plot over what it shows: room for the words at the peak
@@ -33,27 +36,43 @@ SETTINGS = {"svg.hashsalt": "memsheet", "font.family": ["DejaVu Sans"], "path.si
 
 
 def draw_timeline(
-    timeline: Timeline, path: Path, *, title: str = "", capacity_bytes: int | None = None, decimal: bool = False, field: str = "picture"
+    timeline: Timeline,
+    path: Path,
+    *,
+    title: str = "",
+    capacity_bytes: int | None = None,
+    decimal: bool = False,
+    field: str = "picture",
 ) -> None:
     """Draw the steady step into ``path``, an .svg or .png file, written whole or not at all.
 
-    ``capacity_bytes`` (what a framework gets of the device) becomes a line; ``decimal`` takes GB in place of GiB. Raises InputError for
-    another kind of file, without matplotlib, for a timeline without a steady step, and where the file cannot be written.
+    ``capacity_bytes`` (what a framework gets of the device) becomes a line; ``decimal`` takes GB in place of
+    GiB. Raises InputError for another kind of file, without matplotlib, for a timeline without a steady step,
+    and where the file cannot be written.
     """
     kind = check_picture_format(path, field)
     import matplotlib as mpl
 
     scene = Scene(timeline=timeline, title=title, capacity_bytes=capacity_bytes, decimal=decimal)
-    with mpl.rc_context():  # the same picture whatever the user's matplotlibrc says, and nothing of it left behind
+    with (
+        mpl.rc_context()
+    ):  # the same picture whatever the user's matplotlibrc says, and nothing of it left behind
         mpl.rcdefaults()
         mpl.rcParams.update(SETTINGS)  # type: ignore[arg-type]
         data = io.BytesIO()
-        figure_of(scene).savefig(data, format=kind, dpi=DOTS[kind], metadata={"Title": "Memory over a step", **_picture_metadata(kind)})
+        figure_of(scene).savefig(
+            data,
+            format=kind,
+            dpi=DOTS[kind],
+            metadata={"Title": "Memory over a step", **_picture_metadata(kind)},
+        )
     write_whole(path, data.getvalue(), field)
 
 
 def check_picture_format(path: Path, field: str = "picture") -> str:
-    """The format that ``path`` asks for. Raises InputError where no such picture can be drawn, so that one knows before a long trace."""
+    """The format that ``path`` asks for. Raises InputError where no such picture can be drawn, so that one
+    knows before a long trace.
+    """
     from importlib.util import find_spec
 
     kind = FORMATS.get(path.suffix.lower())
@@ -64,7 +83,9 @@ def check_picture_format(path: Path, field: str = "picture") -> str:
     except ValueError:  # it is barred: sys.modules holds None in its place
         found = None
     if found is None:
-        raise input_error(field, str(path), "needs matplotlib, which is not installed", "pip install 'memsheet[trace]'")
+        raise input_error(
+            field, str(path), "needs matplotlib, which is not installed", "pip install 'memsheet[trace]'"
+        )
     return kind
 
 
@@ -103,7 +124,9 @@ def _picture_metadata(kind: str) -> dict[str, Any]:
 
 
 def _set_timeline_axes(axes: Axes, shown: tuple[Column, ...], scene: Scene) -> None:
-    """The axes: events from the step's beginning, and sizes from nothing to a little beyond the peak (or the capacity)."""
+    """The axes: events from the step's beginning, and sizes from nothing to a little beyond the peak (or the
+    capacity).
+    """
     from matplotlib.ticker import MaxNLocator
 
     first, end, largest = shown[0].first, shown[-1].end, highest_peak(scene.timeline).bytes
@@ -113,7 +136,11 @@ def _set_timeline_axes(axes: Axes, shown: tuple[Column, ...], scene: Scene) -> N
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
     axes.yaxis.set_major_formatter(lambda y, _: f"{y:,.4g}")
-    folded = f"; {-(-(end - first) // len(shown)):,} a column, the largest shown" if len(shown) < end - first else ""
+    folded = (
+        f"; {-(-(end - first) // len(shown)):,} a column, the largest shown"
+        if len(shown) < end - first
+        else ""
+    )
     axes.set_xlabel(f"allocations and releases of the steady step{folded}", color=QUIET)
     axes.set_ylabel("GB" if scene.decimal else "GiB", color=QUIET)
     axes.yaxis.set_label_coords(-0.06, 0.5)
@@ -125,7 +152,9 @@ def _set_timeline_axes(axes: Axes, shown: tuple[Column, ...], scene: Scene) -> N
 
 
 def _draw_component_areas(axes: Axes, shown: tuple[Column, ...], held: list[Component], scene: Scene) -> None:
-    """The components as areas from zero to their upper edge, the topmost first: each hides what lies under it, and no seam shows."""
+    """The components as areas from zero to their upper edge, the topmost first: each hides what lies under
+    it, and no seam shows.
+    """
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Outline
 
@@ -135,10 +164,20 @@ def _draw_component_areas(axes: Axes, shown: tuple[Column, ...], held: list[Comp
         corners: list[tuple[float, float]] = []
         codes: list[Any] = []
         for run in _nonzero_column_runs(shown, place):
-            outline = _step_outline_points([(shown[i].first - first, shown[i].end - first, tops[i][place] / scene.unit) for i in run])
+            outline = _step_outline_points(
+                [(shown[i].first - first, shown[i].end - first, tops[i][place] / scene.unit) for i in run]
+            )
             corners += [*outline, outline[0]]
             codes += [Outline.MOVETO, *[Outline.LINETO] * (len(outline) - 1), Outline.CLOSEPOLY]
-        axes.add_patch(PathPatch(Outline(corners, codes), facecolor=COLOURS[component], edgecolor="none", gid=component.value, zorder=2))
+        axes.add_patch(
+            PathPatch(
+                Outline(corners, codes),
+                facecolor=COLOURS[component],
+                edgecolor="none",
+                gid=component.value,
+                zorder=2,
+            )
+        )
 
 
 def _nonzero_column_runs(shown: tuple[Column, ...], place: int) -> list[list[int]]:

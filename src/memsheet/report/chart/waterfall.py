@@ -1,4 +1,6 @@
-"""The way from the naive run to a plan as a picture: a bar for each change, what it saved hatched, what it costs in time beside it."""
+"""The way from the naive run to a plan as a picture: a bar for each change, what it saved hatched, what it
+costs in time beside it.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +44,17 @@ TALL = 0.62
 
 
 def draw_waterfall(
-    steps: Sequence[Step], path: Path, *, title: str, capacity_bytes: int, chosen: Planned | None = None, decimal: bool = False, field: str = "picture"
-) -> None:  # fmt: skip
-    """Draw the way into ``path``, an .svg or .png file, written whole or not at all. ``chosen``: the plan at its end, where it is another. Raises
-    InputError as ``picture.draw`` does.
+    steps: Sequence[Step],
+    path: Path,
+    *,
+    title: str,
+    capacity_bytes: int,
+    chosen: Planned | None = None,
+    decimal: bool = False,
+    field: str = "picture",
+) -> None:
+    """Draw the way into ``path``, an .svg or .png file, written whole or not at all. ``chosen``: the plan at
+    its end, where it is another. Raises InputError as ``picture.draw`` does.
     """
     bars = bars_of(steps, chosen)
     save_figure(lambda: figure_of(bars, title, capacity_bytes, decimal=decimal), path, title, field)
@@ -54,11 +63,14 @@ def draw_waterfall(
 def figure_of(bars: Sequence[Bar], title: str, capacity_bytes: int, *, decimal: bool = False) -> Figure:
     """The whole figure."""
     under = (
-        "Bars: the most that the fullest GPU may need, its expected part dark. Hatched: what the change saves. Times are of one optimizer step; what a change "
+        "Bars: the most that the fullest GPU may need, its expected part dark. Hatched: what the change "
+        "saves. Times are of one optimizer step; what a change "
         "costs or gains stands below."
     )
     tall = max(SHORTEST, TOP + BOTTOM + ROW * (len(bars) + LOWER))
-    figure, axes = new_figure((LEFT, BOTTOM / tall, WIDTH, (tall - TOP - BOTTOM) / tall), title, under, tall=tall)
+    figure, axes = new_figure(
+        (LEFT, BOTTOM / tall, WIDTH, (tall - TOP - BOTTOM) / tall), title, under, tall=tall
+    )
     unit, most = 10**9 if decimal else GIB, scale_bytes(bars, capacity_bytes)
     axes.set_xlim(0, most * 1.03 / unit)
     axes.set_ylim((tall - TOP - BOTTOM) / ROW - 0.5, -0.5)
@@ -79,16 +91,33 @@ def _draw_change_bar(axes: Axes, row: float, bar: Bar, most: int, unit: int) -> 
     """The expected part, up to the high end, then what was saved; each cut where the scale ends."""
     colour = FITS if bar.fits else TOO_MUCH
     look: dict[str, Any] = {"height": TALL, "linewidth": 0, "gid": "fits" if bar.fits else "too_much"}
-    value, high, before = (min(size, most) / unit for size in (int(bar.device.value), bar.high, bar.before_bytes))
+    value, high, before = (
+        min(size, most) / unit for size in (int(bar.device.value), bar.high, bar.before_bytes)
+    )
     dim = 1.0 if bar.taken else 0.35
     axes.barh(row, value, color=colour, alpha=dim, **look)
     axes.barh(row, high - value, left=value, color=colour, alpha=0.45 * dim, **look)
     if before > high and not bar.chosen:
-        axes.barh(row, before - high, left=high, height=TALL, color="none", edgecolor="#BBBBBB", hatch="////", linewidth=0, gid="saved")
+        axes.barh(
+            row,
+            before - high,
+            left=high,
+            height=TALL,
+            color="none",
+            edgecolor="#BBBBBB",
+            hatch="////",
+            linewidth=0,
+            gid="saved",
+        )
     if bar.high > most:
         middle = most * 0.97 / unit
         for shift in (0.0, most * 0.012 / unit):
-            axes.plot([middle + shift, middle + shift + most * 0.012 / unit], [row + 0.4, row - 0.4], color="white", linewidth=2.2)
+            axes.plot(
+                [middle + shift, middle + shift + most * 0.012 / unit],
+                [row + 0.4, row - 0.4],
+                color="white",
+                linewidth=2.2,
+            )
 
 
 def _draw_change_text(axes: Axes, row: float, bar: Bar, *, decimal: bool) -> None:
@@ -99,15 +128,45 @@ def _draw_change_text(axes: Axes, row: float, bar: Bar, *, decimal: bool) -> Non
     under = bar.flag if bar.taken else f"{bar.flag} · tried, taken back"
     mark = "✓" if bar.fits else "✗"
     left = (0.02 - LEFT) / WIDTH
-    axes.text(left, row, mark, transform=across, color=FITS if bar.fits else ALARM, fontsize=size + 1, va="center")
+    axes.text(
+        left, row, mark, transform=across, color=FITS if bar.fits else ALARM, fontsize=size + 1, va="center"
+    )
     up = row - (0.2 if under else 0) - 0.08 * many
-    axes.text(left + 0.05, up, name, transform=across, color=INK, fontsize=size - 2 * many, va="center", linespacing=1.15)
+    axes.text(
+        left + 0.05,
+        up,
+        name,
+        transform=across,
+        color=INK,
+        fontsize=size - 2 * many,
+        va="center",
+        linespacing=1.15,
+    )
     if under:
-        axes.text(left + 0.05, row + (0.36 if many else 0.23), under, transform=across, color=QUIET, fontsize=size - 1.5, va="center")
+        axes.text(
+            left + 0.05,
+            row + (0.36 if many else 0.23),
+            under,
+            transform=across,
+            color=QUIET,
+            fontsize=size - 1.5,
+            va="center",
+        )
     for (right, _), (first, second) in zip(COLUMNS, _change_figures(bar, decimal=decimal), strict=True):
         x = (right - LEFT) / WIDTH
-        axes.text(x, row - (0.2 if second else 0), first, transform=across, color=INK, fontsize=size, ha="right", va="center")
-        axes.text(x, row + 0.23, second, transform=across, color=QUIET, fontsize=size - 1.5, ha="right", va="center")
+        axes.text(
+            x,
+            row - (0.2 if second else 0),
+            first,
+            transform=across,
+            color=INK,
+            fontsize=size,
+            ha="right",
+            va="center",
+        )
+        axes.text(
+            x, row + 0.23, second, transform=across, color=QUIET, fontsize=size - 1.5, ha="right", va="center"
+        )
 
 
 def _change_figures(bar: Bar, *, decimal: bool) -> tuple[tuple[str, str], ...]:
@@ -120,7 +179,16 @@ def _change_figures(bar: Bar, *, decimal: bool) -> tuple[tuple[str, str], ...]:
 
 def _draw_change_headings(axes: Axes) -> None:
     for right, words in COLUMNS:
-        axes.text((right - LEFT) / WIDTH, 1.015, words, transform=axes.transAxes, color=QUIET, fontsize=9, ha="right", va="bottom")
+        axes.text(
+            (right - LEFT) / WIDTH,
+            1.015,
+            words,
+            transform=axes.transAxes,
+            color=QUIET,
+            fontsize=9,
+            ha="right",
+            va="bottom",
+        )
 
 
 def _draw_waterfall_capacity(axes: Axes, size: int, unit: int, *, decimal: bool) -> None:

@@ -1,4 +1,6 @@
-"""An answer as JSON: ``memsheet/sheet/1``, with the plan in the vocabulary of ``memsheet/plan/1``. Keys come in one fixed order."""
+"""An answer as JSON: ``memsheet/sheet/1``, with the plan in the vocabulary of ``memsheet/plan/1``. Keys come
+in one fixed order.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,11 @@ def _other_engine(other: OtherEngine) -> dict[str, Any]:
 
 
 def _ladder_step(step: LadderStep) -> dict[str, Any]:
-    found = {"seq_len": step.seq_len, "device_bytes": step.device_bytes, "result": step.result.value if step.result else None}
+    found = {
+        "seq_len": step.seq_len,
+        "device_bytes": step.device_bytes,
+        "result": step.result.value if step.result else None,
+    }
     if step.recomputed_bytes is None:
         return found
     result = step.recomputed_result.value if step.recomputed_result else None
@@ -60,7 +66,12 @@ def _ladder_step(step: LadderStep) -> dict[str, Any]:
 
 
 def _source_document(source: Source) -> dict[str, Any]:
-    return {"kind": source.kind, "path": source.path, "revision": source.revision, "notes": list(source.notes)}
+    return {
+        "kind": source.kind,
+        "path": source.path,
+        "revision": source.revision,
+        "notes": list(source.notes),
+    }
 
 
 def _cluster_document(cluster: Cluster) -> dict[str, Any]:
@@ -86,7 +97,11 @@ def _rank_sheet_document(sheet: Sheet) -> dict[str, Any]:
 
 
 def _byte_range_fields(size: Bytes, name: str) -> dict[str, int]:
-    return {f"{name}_bytes": int(size.value), f"{name}_low_bytes": int(size.low), f"{name}_high_bytes": int(size.high)}
+    return {
+        f"{name}_bytes": int(size.value),
+        f"{name}_low_bytes": int(size.low),
+        f"{name}_high_bytes": int(size.high),
+    }
 
 
 def _item_document(item: Item) -> dict[str, Any]:

@@ -17,7 +17,9 @@ SCHEMA = "memsheet/checked/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """Files by name, and what came of them. ``why_not``: what keeps the sheet from being made. ``moved``: keys whose bytes stand beside it."""
+    """Files by name, and what came of them. ``why_not``: what keeps the sheet from being made. ``moved``:
+    keys whose bytes stand beside it.
+    """
 
     reads: Mapping[str, Read]
     answer: Answer | None
@@ -44,7 +46,16 @@ class Checked:
 
 def _finding_engine(checked: Checked, found: Found) -> str:
     """The engine of the file that a finding is about; nothing where it is of none."""
-    return str(next((read.request.get("engine") for name, read in checked.reads.items() if found.where.startswith(f"{name}:")), ""))
+    return str(
+        next(
+            (
+                read.request.get("engine")
+                for name, read in checked.reads.items()
+                if found.where.startswith(f"{name}:")
+            ),
+            "",
+        )
+    )
 
 
 def checked_document(checked: Checked) -> dict[str, Any]:

@@ -1,11 +1,13 @@
-"""A timeline as a snapshot that PyTorch's memory viewer opens (pytorch.org/memory_viz; ``python -m torch.cuda._memory_viz``).
+"""A timeline as a snapshot that PyTorch's memory viewer opens (pytorch.org/memory_viz; ``python -m
+torch.cuda._memory_viz``).
 
-The format is that of ``torch.cuda.memory._snapshot()``, as torch/utils/viz/MemoryViz.js (pytorch/pytorch at 00067369c93) and
-torch/cuda/_memory_viz.py (2.13.0) read it: a pickle of plain dicts, lists, texts and numbers. It is written here and never read:
-loading a pickle runs what is in it.
+The format is that of ``torch.cuda.memory._snapshot()``, as torch/utils/viz/MemoryViz.js (pytorch/pytorch at
+00067369c93) and torch/cuda/_memory_viz.py (2.13.0) read it: a pickle of plain dicts, lists, texts and
+numbers. It is written here and never read: loading a pickle runs what is in it.
 
-A timeline knows sizes and order, not addresses and times. Blocks are laid out best fit in one segment a stream, so that they never
-overlap; a segment is as large as that takes, which says nothing of what a real allocator would reserve. Event n is at n microseconds.
+A timeline knows sizes and order, not addresses and times. Blocks are laid out best fit in one segment a
+stream, so that they never overlap; a segment is as large as that takes, which says nothing of what a real
+allocator would reserve. Event n is at n microseconds.
 """
 
 from __future__ import annotations
@@ -24,17 +26,25 @@ from memsheet.timeline import Storage, Timeline
 
 PROTOCOL = 4  # the highest that MemoryViz.js unpickles (its unpickle(), case PROTO)
 BLOCK = 512  # kMinBlockSize, pytorch/pytorch c10/core/AllocatorConfig.h
-ARENA = 2**44  # address space of a stream; the addresses of 500 streams are whole numbers in JavaScript, which ends at 2^53
+ARENA = (
+    2**44
+    # address space of a stream; the addresses of 500 streams are whole numbers in JavaScript, which ends at
+    # 2^53
+)
 UNKNOWN = "unknown"
 
 
 def write_snapshot(timeline: Timeline, path: Path, field: str = "snapshot") -> None:
-    """Write all of a timeline, the way to the steady step too, as a memory snapshot. Raises InputError as ``write_whole`` does."""
+    """Write all of a timeline, the way to the steady step too, as a memory snapshot. Raises InputError as
+    ``write_whole`` does.
+    """
     write_whole(path, pickle.dumps(memory_snapshot(timeline), protocol=PROTOCOL), field)
 
 
 def memory_snapshot(timeline: Timeline) -> dict[str, Any]:
-    """The snapshot as plain values: events, and what is there after the last of them. Empty storages, which no allocator sees, are left out."""
+    """The snapshot as plain values: events, and what is there after the last of them. Empty storages, which
+    no allocator sees, are left out.
+    """
     arenas: dict[int, Arena] = {}
     live: dict[int, tuple[int, dict[str, Any]]] = {}  # storage → its address and event
     events: list[dict[str, Any]] = []
@@ -46,18 +56,34 @@ def memory_snapshot(timeline: Timeline) -> dict[str, Any]:
             continue
         arena = arenas.setdefault(storage.stream, Arena(start=ARENA * (len(arenas) + 1)))
         if event >= 0:
-            made = _trace_event("alloc", arena.take(storage.bytes), storage, number, _allocation_frames(storage, instant))
+            made = _trace_event(
+                "alloc", arena.take(storage.bytes), storage, number, _allocation_frames(storage, instant)
+            )
             live[index] = (made["addr"], made)
             events.append({**made, "category": storage.component.value})
         else:
             address, made = live.pop(index)
             arena.give(address, storage.bytes)
-            events += [_trace_event(action, address, storage, number, made["frames"]) for action in ("free_requested", "free_completed")]
+            events += [
+                _trace_event(action, address, storage, number, made["frames"])
+                for action in ("free_requested", "free_completed")
+            ]
     # what closes a snapshot in torch too; its category is one that the viewer looks for once there are any
     events.append(
-        {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "time_us": len(timeline.events), "category": UNKNOWN, "frames": []}
+        {
+            "action": "snapshot",
+            "addr": 0,
+            "size": 0,
+            "stream": 0,
+            "time_us": len(timeline.events),
+            "category": UNKNOWN,
+            "frames": [],
+        }
     )
-    return {"segments": [_allocator_segment(stream, arena, live.values()) for stream, arena in arenas.items()], "device_traces": [events]}
+    return {
+        "segments": [_allocator_segment(stream, arena, live.values()) for stream, arena in arenas.items()],
+        "device_traces": [events],
+    }
 
 
 def _event_instants(timeline: Timeline) -> Iterator[tuple[int, Instant | None]]:
@@ -69,23 +95,44 @@ def _event_instants(timeline: Timeline) -> Iterator[tuple[int, Instant | None]]:
         yield number, instant
 
 
-def _trace_event(action: str, address: int, storage: Storage, number: int, frames: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"action": action, "addr": address, "size": storage.bytes, "stream": storage.stream, "time_us": number, "frames": frames}
+def _trace_event(
+    action: str, address: int, storage: Storage, number: int, frames: list[dict[str, Any]]
+) -> dict[str, Any]:
+    return {
+        "action": action,
+        "addr": address,
+        "size": storage.bytes,
+        "stream": storage.stream,
+        "time_us": number,
+        "frames": frames,
+    }
 
 
 def _allocation_frames(storage: Storage, instant: Instant | None) -> list[dict[str, Any]]:
-    """Innermost first, shown as file:line:name: the operation and its module, the user's line, the instant."""
+    """Innermost first, shown as file:line:name: the operation and its module, the user's line, the
+    instant.
+    """
     file, _, line = storage.line.rpartition(":")
-    mine = {"filename": file, "line": int(line), "name": ""} if line.isdecimal() else {"filename": storage.line, "line": 0, "name": ""}
+    mine = (
+        {"filename": file, "line": int(line), "name": ""}
+        if line.isdecimal()
+        else {"filename": storage.line, "line": 0, "name": ""}
+    )
     step = {"filename": "step", "line": 0, "name": instant.value if instant else "before the steady step"}
-    return [{"filename": storage.op, "line": 0, "name": storage.path}, *([mine] if storage.line else []), step]
+    return [
+        {"filename": storage.op, "line": 0, "name": storage.path},
+        *([mine] if storage.line else []),
+        step,
+    ]
 
 
 def _allocator_segment(stream: int, arena: Arena, live: Any) -> dict[str, Any]:
     """One segment with all blocks of a stream, the gaps between them inactive."""
     blocks: list[dict[str, Any]] = []
     at = arena.start
-    for address, event in sorted((pair for pair in live if pair[1]["stream"] == stream), key=lambda pair: pair[0]):
+    for address, event in sorted(
+        (pair for pair in live if pair[1]["stream"] == stream), key=lambda pair: pair[0]
+    ):
         if address > at:
             blocks.append(_inactive_block(at, address))
         size = round_up(event["size"], BLOCK)
@@ -108,7 +155,9 @@ def _inactive_block(start: int, end: int) -> dict[str, Any]:
 
 @dataclass(slots=True, kw_only=True)
 class Arena:
-    """Address space handed out best fit: the smallest hole that is large enough, the lowest of equals, else beyond what was ever taken."""
+    """Address space handed out best fit: the smallest hole that is large enough, the lowest of equals, else
+    beyond what was ever taken.
+    """
 
     start: int
     end: int = 0

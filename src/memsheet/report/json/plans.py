@@ -23,7 +23,9 @@ SCHEMA = "memsheet/plans/1"
 
 
 def plans_document(advice: Advice, *, seconds: float, tokens: int | None = None) -> dict[str, Any]:
-    """The search as plain values. ``seconds``: how long it took; ``tokens``: a budget of training, told in GPU-hours."""
+    """The search as plain values. ``seconds``: how long it took; ``tokens``: a budget of training, told in
+    GPU-hours.
+    """
     ranking = advice.ranking
     refused = sum(ranking.refused.values())
     return {
@@ -52,7 +54,9 @@ def plans_document(advice: Advice, *, seconds: float, tokens: int | None = None)
     }  # fmt: skip
 
 
-def _global_batch_document(ranking: Ranking, swept: tuple[int, Planned | None, Result | None], tokens: int | None) -> dict[str, Any]:
+def _global_batch_document(
+    ranking: Ranking, swept: tuple[int, Planned | None, Result | None], tokens: int | None
+) -> dict[str, Any]:
     size, best, result = swept
     return {
         "global_batch": size,
@@ -87,7 +91,11 @@ def _step_time_range(planned: Planned) -> dict[str, float] | None:
 def _front_point_document(ranking: Ranking, point: Point) -> dict[str, Any]:
     plan = resolve_request(point.request, ranking.model, ranking.cluster).plan
     document = plan_document(plan, model=asked_as(ranking.model), cluster=ranking.cluster)
-    return {"plan": document, "device_bytes": int(point.device_bytes), "step_time_s": {"value": point.seconds}}
+    return {
+        "plan": document,
+        "device_bytes": int(point.device_bytes),
+        "step_time_s": {"value": point.seconds},
+    }
 
 
 def _rejection_documents(ranking: Ranking) -> Iterator[dict[str, Any]]:

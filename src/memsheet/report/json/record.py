@@ -1,4 +1,6 @@
-"""A run as a record, ``memsheet/record/1``: what was asked, where it ran, and the sheet, or how it failed. Read by readers/record.py."""
+"""A run as a record, ``memsheet/record/1``: what was asked, where it ran, and the sheet, or how it failed.
+Read by readers/record.py.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,25 @@ from memsheet.report.shared.json_text import dump_json_line
 from memsheet.timeline import Timeline, events_document
 
 
-def record_document(answer: Answer, *, asked: Mapping[str, Any], files: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """A measured answer as a record. ``files``: names beside the record, such as ``{"events": "name.events.json.gz"}``."""
+def record_document(
+    answer: Answer, *, asked: Mapping[str, Any], files: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """A measured answer as a record. ``files``: names beside the record, such as ``{"events":
+    "name.events.json.gz"}``.
+    """
     sheet = sheet_document(answer)
     environment = ((answer.trace or {}).get("measured") or {}).get("environment", {})
     return record_of(sheet, asked=asked, environment=environment, files=files)
 
 
 def record_of(
-    sheet: Mapping[str, Any] | None, *, asked: Mapping[str, Any], environment: Mapping[str, Any], files: Mapping[str, str] | None = None,
+    sheet: Mapping[str, Any] | None,
+    *,
+    asked: Mapping[str, Any],
+    environment: Mapping[str, Any],
+    files: Mapping[str, str] | None = None,
     failure: str | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The record of a sheet as JSON, or of what there is instead of one. None in ``asked`` is left out."""
     return {
         "schema": RECORD_SCHEMA, "at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -37,12 +47,16 @@ def record_of(
 
 
 def write_record(record: Mapping[str, Any], path: Path) -> None:
-    """Write a record, whole or not at all; compressed under a name that ends in ``.gz``. Raises InputError as ``write_whole`` does."""
+    """Write a record, whole or not at all; compressed under a name that ends in ``.gz``. Raises InputError as
+    ``write_whole`` does.
+    """
     text = dump_json_line(record).encode()
     write_whole(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text, "record")
 
 
 def write_events_beside(timeline: Timeline, path: Path) -> None:
-    """Every allocation and release of a run (``memsheet/events/1``), to lie beside its record; compressed as ``write_record`` does."""
+    """Every allocation and release of a run (``memsheet/events/1``), to lie beside its record; compressed as
+    ``write_record`` does.
+    """
     text = dump_json_line(events_document(timeline)).encode()
     write_whole(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text, "events")

@@ -1,4 +1,6 @@
-"""How to serve a model, as JSON (``memsheet/serve-plans/1``): every plan can be asked again; keys as in ``memsheet/plans/1`` where they mean the same."""
+"""How to serve a model, as JSON (``memsheet/serve-plans/1``): every plan can be asked again; keys as in
+``memsheet/plans/1`` where they mean the same.
+"""
 
 from __future__ import annotations
 

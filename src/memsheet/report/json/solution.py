@@ -74,4 +74,10 @@ def _skipped_value_document(skipped: Skipped) -> dict[str, Any]:
 
 def _size_curve_document(curve: Curve) -> dict[str, Any]:
     points = [{"gpus": point.gpus, "parameters": point.parameters or None} for point in curve.points]
-    return {"name": curve.name, "zero": curve.zero, "engine": curve.engine, "points": points, "reason": curve.reason}
+    return {
+        "name": curve.name,
+        "zero": curve.zero,
+        "engine": curve.engine,
+        "points": points,
+        "reason": curve.reason,
+    }

@@ -22,7 +22,9 @@ class UnmodelledKey(Strict):
 
 
 class File(Strict):
-    """One file, as its engine reads it. ``request``: the keys of a plan that it says; ``ignored``: known keys without bytes."""
+    """One file, as its engine reads it. ``request``: the keys of a plan that it says; ``ignored``: known keys
+    without bytes.
+    """
 
     file: str
     format: str
@@ -35,8 +37,9 @@ class File(Strict):
 
 
 class Mistake(Strict):
-    """A known mistake, and what cures it. ``saves_bytes`` is of one GPU (less than nothing: it takes them), null where no plan says it;
-    ``gains_bytes`` is what a server's cache gets; ``stops``: the engine refuses the file; ``source``: who says so.
+    """A known mistake, and what cures it. ``saves_bytes`` is of one GPU (less than nothing: it takes them),
+    null where no plan says it; ``gains_bytes`` is what a server's cache gets; ``stops``: the engine refuses
+    the file; ``source``: who says so.
     """
 
     rule: str

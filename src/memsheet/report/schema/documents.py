@@ -1,4 +1,5 @@
-"""The JSON Schemas of a plan, a sheet, a record, a check and of searches, generated. ``python -m memsheet.report.schema.documents`` writes them into docs/reference.
+"""The JSON Schemas of a plan, a sheet, a record, a check and of searches, generated. ``python -m
+memsheet.report.schema.documents`` writes them into docs/reference.
 
 pydantic is imported here, so nothing on the way to an answer imports this module.
 """
@@ -45,7 +46,9 @@ class Problem(Strict):
 
 
 class ErrorDocument(Strict):
-    """What ``--json`` prints in place of an answer: every problem of the input, or an error of memsheet's own."""
+    """What ``--json`` prints in place of an answer: every problem of the input, or an error of memsheet's
+    own.
+    """
 
     schema_: Literal["memsheet/error/1"] = Field(alias="schema")
     error: Literal["bad input", "internal error"]
@@ -107,7 +110,8 @@ Evidence = Annotated[Cited | FromCode | Derived | Fitted | Traced | Measured, Fi
 
 
 class Item(Strict):
-    """One row: ``bytes`` is the largest over instants, ``at`` what it holds at each instant's high-water mark.
+    """One row: ``bytes`` is the largest over instants, ``at`` what it holds at each instant's high-water
+    mark.
 
     Negative for what a device counted less than was seen (unexplained).
     """
@@ -122,7 +126,9 @@ class Item(Strict):
 
 
 class Rank(Strict):
-    """One distinct rank; ``same_as`` are the ranks folded into it. ``instants`` count tensors; ``states`` are model states, each at its largest."""
+    """One distinct rank; ``same_as`` are the ranks folded into it. ``instants`` count tensors; ``states`` are
+    model states, each at its largest.
+    """
 
     rank: int
     stage: int
@@ -178,7 +184,9 @@ class OtherEngine(Strict):
 
 
 class LadderStep(Strict):
-    """One of the sequence lengths that were tried where none was asked for. ``recomputed``: with every layer recomputed."""
+    """One of the sequence lengths that were tried where none was asked for. ``recomputed``: with every layer
+    recomputed.
+    """
 
     seq_len: int
     device_bytes: Bytes
@@ -206,7 +214,9 @@ class Sheet(Strict):
 
 
 class Checked(Strict):
-    """``memsheet/checked/1``: what configuration files come to. ``starts`` is false where the engine refuses them as they stand."""
+    """``memsheet/checked/1``: what configuration files come to. ``starts`` is false where the engine refuses
+    them as they stand.
+    """
 
     schema_: Literal["memsheet/checked/1"] = Field(alias="schema")
     result: Literal["fits", "does_not_fit", "uncertain"] | None
@@ -221,7 +231,9 @@ class Checked(Strict):
 
 
 class Record(Strict):
-    """``memsheet/record/1``: what was asked of one run, where it ran, its sheet or how it failed, and files beside it."""
+    """``memsheet/record/1``: what was asked of one run, where it ran, its sheet or how it failed, and files
+    beside it.
+    """
 
     schema_: Literal["memsheet/record/1"] = Field(alias="schema")
     at: str
@@ -239,7 +251,10 @@ def schema_texts() -> dict[str, str]:
         "solution.schema.json": Solution, "serve-plans.schema.json": ServePlans, "checked.schema.json": Checked,
         "error.schema.json": ErrorDocument,
     }  # fmt: skip
-    return {name: json.dumps(model.model_json_schema(by_alias=True), indent=1) + "\n" for name, model in models.items()}
+    return {
+        name: json.dumps(model.model_json_schema(by_alias=True), indent=1) + "\n"
+        for name, model in models.items()
+    }
 
 
 def write_schemas(folder: Path) -> None:

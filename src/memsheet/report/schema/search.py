@@ -1,4 +1,6 @@
-"""What searches print, as types: ranked plans (``memsheet/plans/1``) and what was solved for (``memsheet/solution/1``)."""
+"""What searches print, as types: ranked plans (``memsheet/plans/1``) and what was solved for
+(``memsheet/solution/1``).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class Interval(Strict):
 
 
 class Search(Strict):
-    """``plans``: combinations that were made; ``legal``: those an engine can run; ``results``: of the legal ones."""
+    """``plans``: combinations that were made; ``legal``: those an engine can run; ``results``: of the legal
+    ones.
+    """
 
     plans: Count
     legal: Count
@@ -68,7 +72,9 @@ class Point(Strict):
 
 
 class Rejected(Strict):
-    """A family of plans that is not the best one and why; ``family`` null: a rule that ruled out so many combinations."""
+    """A family of plans that is not the best one and why; ``family`` null: a rule that ruled out so many
+    combinations.
+    """
 
     family: str | None
     reason: str
@@ -156,8 +162,8 @@ class SweptBatch(Strict):
 
 
 class Plans(Strict):
-    """``memsheet/plans/1``: the fastest plans that fit, and why the others are not. ``result``: whether one is sure to fit, one of ``unsure`` may,
-    or none can; null where none is legal.
+    """``memsheet/plans/1``: the fastest plans that fit, and why the others are not. ``result``: whether one
+    is sure to fit, one of ``unsure`` may, or none can; null where none is legal.
     """
 
     schema_: Literal["memsheet/plans/1"] = Field(alias="schema")
@@ -246,8 +252,9 @@ class Looked(Strict):
 
 
 class Solution(Strict):
-    """``memsheet/solution/1``: the last value up to which every one tried fits, the next that does not, the last tried that fits (another where the
-    verdict alternates), the last tried whose expected bytes do. Each is what an answer to it says.
+    """``memsheet/solution/1``: the last value up to which every one tried fits, the next that does not, the
+    last tried that fits (another where the verdict alternates), the last tried whose expected bytes do. Each
+    is what an answer to it says.
     """
 
     schema_: Literal["memsheet/solution/1"] = Field(alias="schema")

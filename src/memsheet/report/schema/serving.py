@@ -49,8 +49,9 @@ class Counted(Strict):
 
 
 class ServePlan(Strict):
-    """One plan, accounted and timed; ``plan`` can be asked again. ``sequences``: of the context, on all replicas; ``users``: of those, within the
-    latency asked; ``decode_s``: between tokens while ``decode_batch`` sequences decode on a replica; ``prefill_s``: to the first token.
+    """One plan, accounted and timed; ``plan`` can be asked again. ``sequences``: of the context, on all
+    replicas; ``users``: of those, within the latency asked; ``decode_s``: between tokens while
+    ``decode_batch`` sequences decode on a replica; ``prefill_s``: to the first token.
     """
 
     plan: Plan

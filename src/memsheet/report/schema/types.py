@@ -55,7 +55,8 @@ def _plan_model() -> type[BaseModel]:
         top[group] = (made | named | None, None)
     top["schema"] = (Literal["memsheet/plan/1"] | None, None)
     fields: dict[str, Any] = {
-        "schema_" if key == "schema" else key: (kind, Field(default, alias=key)) for key, (kind, default) in top.items()
+        "schema_" if key == "schema" else key: (kind, Field(default, alias=key))
+        for key, (kind, default) in top.items()
     }
     return create_model("Plan", __base__=Strict, **fields)
 

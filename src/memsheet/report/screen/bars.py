@@ -24,7 +24,13 @@ def components_by_size(sheet: Sheet) -> list[tuple[Component, Bytes]]:
     present = [
         (component, size) for component, size in sizes if max(size.low, size.value, size.high)
     ]  # a pool is least where all else is most
-    return sorted(present, key=lambda pair: (pair[0] in OUTSIDE_TENSORS, -pair[1].value if pair[0] not in OUTSIDE_TENSORS else 0))
+    return sorted(
+        present,
+        key=lambda pair: (
+            pair[0] in OUTSIDE_TENSORS,
+            -pair[1].value if pair[0] not in OUTSIDE_TENSORS else 0,
+        ),
+    )
 
 
 def marks_of(sheet: Sheet) -> dict[Component, tuple[str, str]]:
@@ -49,8 +55,14 @@ def render_stacked_bars(answer: Answer, main: Sheet, look: Look) -> RenderableTy
     scale = max(capacity or 0, *(group[0].device.value for group in shown))
     marks, lines = marks_of(main), Text(no_wrap=True)
     for group, label, total in zip(shown, labels, totals, strict=True):
-        lines.append(f"{label:<{left}}").append(_component_bar(group[0], marks, width, scale, capacity)).append(f"{total:>{right}}\n")
-    lines.append(_capacity_ruler(left, width, scale, capacity, look=look, end="" if len(groups) > 1 else look.need(scale)))
+        lines.append(f"{label:<{left}}").append(
+            _component_bar(group[0], marks, width, scale, capacity)
+        ).append(f"{total:>{right}}\n")
+    lines.append(
+        _capacity_ruler(
+            left, width, scale, capacity, look=look, end="" if len(groups) > 1 else look.need(scale)
+        )
+    )
     hidden = len(groups) - len(shown)
     return lines.append(f"\n{'':{left}}and {hidden} more kinds of rank, all smaller") if hidden else lines
 
@@ -67,14 +79,20 @@ def _rank_group_label(group: list[Sheet], answer: Answer) -> str:
     if len(answer.sheets) == 1:
         one = "CPU" if ((answer.trace or {}).get("measured") or {}).get("device") == "cpu" else "GPU"
         return f"each {one}" if group[0].same_as else f"the {one}"
-    kind, numbers = ("stage", [sheet.stage for sheet in group]) if answer.plan.mesh.pp > 1 else ("rank", [sheet.rank for sheet in group])
+    kind, numbers = (
+        ("stage", [sheet.stage for sheet in group])
+        if answer.plan.mesh.pp > 1
+        else ("rank", [sheet.rank for sheet in group])
+    )
     if len(numbers) == 1:
         return f"{kind} {numbers[0]}"
     run = numbers == list(range(numbers[0], numbers[-1] + 1))
     return f"{kind}s {numbers[0]}-{numbers[-1]}" if run else f"{len(numbers)} {kind}s"
 
 
-def _component_bar(sheet: Sheet, marks: dict[Component, tuple[str, str]], width: int, scale: int, capacity: int | None) -> Text:
+def _component_bar(
+    sheet: Sheet, marks: dict[Component, tuple[str, str]], width: int, scale: int, capacity: int | None
+) -> Text:
     from rich.text import Text
 
     text, cells, so_far = Text(), 0, 0

@@ -1,4 +1,6 @@
-"""What to change: the second thing on a screen, after the verdict. Every change was accounted again, and can be typed as it is printed."""
+"""What to change: the second thing on a screen, after the verdict. Every change was accounted again, and can
+be typed as it is printed.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,16 @@ if TYPE_CHECKING:
 
 
 def what_to_change(answer: Answer, look: Look) -> Iterator[RenderableType]:
-    """The changes that make a job fit, or what a server lacks and what makes room in it; nothing where all is well."""
+    """The changes that make a job fit, or what a server lacks and what makes room in it; nothing where all is
+    well.
+    """
     verdict, serving = answer.verdict, answer.serving or {}
     if decides := deciding_notes(answer):
         yield labelled_row(
-            "What decides", "bold", ("\n".join(f"expert routing: {one_line(note).removeprefix(ROUTING)}" for note in decides),), look
+            "What decides",
+            "bold",
+            ("\n".join(f"expert routing: {one_line(note).removeprefix(ROUTING)}" for note in decides),),
+            look,
         )
     if verdict is not None and verdict.cheapest_fix is not None:
         yield fix_rows(verdict.cheapest_fix, answer, look)
@@ -35,7 +42,10 @@ def what_to_change(answer: Answer, look: Look) -> Iterator[RenderableType]:
     elif verdict is not None and _in_vain(verdict, answer):
         yield labelled_row("What helps", "bold", (in_vain_words(verdict),), look)
     short = serving.get("short_bytes")
-    lines = [*prompt_lines(answer, look), *(refused_lines(answer, look) if short is not None and short.high > 0 else ())]
+    lines = [
+        *prompt_lines(answer, look),
+        *(refused_lines(answer, look) if short is not None and short.high > 0 else ()),
+    ]
     if short is None or short.value <= 0:
         lines += asked_lines(answer, look)
     if lines:
@@ -52,19 +62,33 @@ def _in_vain(verdict: Verdict, answer: Answer) -> bool:
 
 def _has_room(verdict: Verdict, answer: Answer) -> bool:
     """Whether the sheet fits whole, so that the doubt is of something else and there is nothing to save."""
-    return answer.cluster is not None and verdict.device.high <= budget_of(answer.cluster).low_bytes and not verdict.host_short_bytes
+    return (
+        answer.cluster is not None
+        and verdict.device.high <= budget_of(answer.cluster).low_bytes
+        and not verdict.host_short_bytes
+    )
 
 
 def fix_rows(fix: Fix, answer: Answer, look: Look) -> RenderableType:
-    """The changes one after another, each with the expected need before and after it, and the flags that make them."""
+    """The changes one after another, each with the expected need before and after it, and the flags that make
+    them.
+    """
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     alone = len(fix.changes) == 1
     together = "both" if len(fix.changes) == 2 else f"all {len(fix.changes)}"
-    fits = "is sure to fit" if answer.verdict is not None and answer.verdict.result is Result.UNCERTAIN else "fits"
-    title = f"The cheapest change that {fits}" if alone else f"The shortest list found that {fits}: {together} changes together"
+    fits = (
+        "is sure to fit"
+        if answer.verdict is not None and answer.verdict.result is Result.UNCERTAIN
+        else "fits"
+    )
+    title = (
+        f"The cheapest change that {fits}"
+        if alone
+        else f"The shortest list found that {fits}: {together} changes together"
+    )
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False)
     table.add_column("", no_wrap=True)
     table.add_column("change", overflow="fold")
@@ -72,9 +96,17 @@ def fix_rows(fix: Fix, answer: Answer, look: Look) -> RenderableType:
     table.add_column("needs", overflow="fold")
     for number, change in enumerate(fix.changes, start=1):
         steps = f"{look.cell(change.before_bytes)} → {look.cell(change.after_bytes)} {look.unit}"
-        table.add_row("→" if alone else f"{number}", Text(printable_line(change.words)), steps, Text(printable_line(change.needs), "dim"))
+        table.add_row(
+            "→" if alone else f"{number}",
+            Text(printable_line(change.words)),
+            steps,
+            Text(printable_line(change.needs), "dim"),
+        )
     return Group(
-        Text(title, "bold"), table, Text(_memory_after_fix(fix, answer, look)), Text(change_line(changed_keys(fix), look, answer.plan.task))
+        Text(title, "bold"),
+        table,
+        Text(_memory_after_fix(fix, answer, look)),
+        Text(change_line(changed_keys(fix), look, answer.plan.task)),
     )
 
 

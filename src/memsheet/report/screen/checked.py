@@ -1,4 +1,6 @@
-"""What a configuration file says and comes to: the keys that were used, the ones that were not, the mistakes."""
+"""What a configuration file says and comes to: the keys that were used, the ones that were not, the
+mistakes.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,22 @@ MANY = 12
 
 
 def render_checked(checked: Checked, look: Look) -> str:
-    """What the job needs first, then the mistakes, then what was read of each file: every key of it only where all is asked for."""
-    parts = [*_check_verdict_lines(checked, look), *_mistake_lines(checked, look), *_config_key_lines(checked, look)]
+    """What the job needs first, then the mistakes, then what was read of each file: every key of it only
+    where all is asked for.
+    """
+    parts = [
+        *_check_verdict_lines(checked, look),
+        *_mistake_lines(checked, look),
+        *_config_key_lines(checked, look),
+    ]
     return "\n".join(parts) + "\n"
 
 
 def _check_verdict_lines(checked: Checked, look: Look) -> Iterator[str]:
     if checked.stops:
-        yield from _wrap_with_indent("DOES NOT START  the engine refuses these files: see the mistakes below", look.width, "")
+        yield from _wrap_with_indent(
+            "DOES NOT START  the engine refuses these files: see the mistakes below", look.width, ""
+        )
         yield from ("",) if checked.answer else ()
     if checked.no_model:
         yield from _wrap_with_indent(f"NO SHEET  {checked.no_model}", look.width, " " * 10)
@@ -45,7 +55,13 @@ def _mistake_lines(checked: Checked, look: Look) -> Iterator[str]:
     yield f"\nMistakes ({len(checked.mistakes)}){_by_which_end(checked)}"
     for rule, found in checked.mistakes[:MOST_SHOWN]:
         size = found.saves_bytes or 0
-        frees = f" · frees {look.room(size)} a GPU" if size > 0 else f" · takes {look.need(-size)} a GPU" if size else ""
+        frees = (
+            f" · frees {look.room(size)} a GPU"
+            if size > 0
+            else f" · takes {look.need(-size)} a GPU"
+            if size
+            else ""
+        )
         gives = found.gains_bytes or 0
         frees += (
             f" · gives its cache {look.room(gives)} a GPU"
@@ -54,8 +70,12 @@ def _mistake_lines(checked: Checked, look: Look) -> Iterator[str]:
             if gives
             else ""
         )
-        yield from _wrap_with_indent(f"{'!' if found.stops else '-'} {found.where}: {found.says}", look.width, "  ", "  ")
-        yield from _wrap_with_indent(f"cure: {found.cure}{frees} [{rule.id}]", look.width, "          ", "    ")
+        yield from _wrap_with_indent(
+            f"{'!' if found.stops else '-'} {found.where}: {found.says}", look.width, "  ", "  "
+        )
+        yield from _wrap_with_indent(
+            f"cure: {found.cure}{frees} [{rule.id}]", look.width, "          ", "    "
+        )
     yield from (f"  {line}" for line in more_than_shown(len(checked.mistakes)))
 
 
@@ -63,15 +83,24 @@ def _by_which_end(checked: Checked) -> str:
     """Why a change in the list above the mistakes may save other bytes than the same cure frees."""
     listed = checked.answer and checked.answer.verdict and checked.answer.verdict.cheapest_fix
     weighed = any(found.saves_bytes for _, found in checked.mistakes)
-    return "  freed of the expected bytes; the changes above save at the range's high end" if listed and weighed else ""
+    return (
+        "  freed of the expected bytes; the changes above save at the range's high end"
+        if listed and weighed
+        else ""
+    )
 
 
 def _config_key_lines(checked: Checked, look: Look) -> Iterator[str]:
     for name, read in checked.reads.items():
         counts = f"{len(read.used)} keys used, {len(read.ignored)} that change no byte: --full lists them"
         yield ""
-        yield from _wrap_with_indent(f"{one_line(name)}  ({read.form.tested})" + ("" if look.full else f"  {counts}"), look.width, "  ")
-        every = {"used": [f"{at} {_one_line_value(read.values[at])}" for at in read.used], "ignored": list(read.ignored)}
+        yield from _wrap_with_indent(
+            f"{one_line(name)}  ({read.form.tested})" + ("" if look.full else f"  {counts}"), look.width, "  "
+        )
+        every = {
+            "used": [f"{at} {_one_line_value(read.values[at])}" for at in read.used],
+            "ignored": list(read.ignored),
+        }
         rows = {
             **(every if look.full else {}),
             "unknown": [f"{at} (near: {near})" if near else at for at, near in read.unknown],
@@ -84,7 +113,10 @@ def _config_key_lines(checked: Checked, look: Look) -> Iterator[str]:
         yield ""
         yield from _wrap_with_indent(f"Not read  {'; '.join(checked.not_read)}", look.width, "  ")
     if checked.moved:
-        shifts = (f"{m.at}: {m.why} ({_signed_saving(m.low_bytes, look)} to {_signed_saving(m.high_bytes, look)})" for m in checked.moved)
+        shifts = (
+            f"{m.at}: {m.why} ({_signed_saving(m.low_bytes, look)} to {_signed_saving(m.high_bytes, look)})"
+            for m in checked.moved
+        )
         yield ""
         yield from _wrap_with_indent(f"Beside the sheet  {'; '.join(shifts)}", look.width, "  ")
     if checked.assumed:
@@ -106,5 +138,10 @@ def _wrap_with_indent(text: str, width: int, after: str, before: str = "") -> li
     import textwrap
 
     return textwrap.wrap(
-        one_line(text), width=width, initial_indent=before, subsequent_indent=before + after, break_long_words=True, break_on_hyphens=False
+        one_line(text),
+        width=width,
+        initial_indent=before,
+        subsequent_indent=before + after,
+        break_long_words=True,
+        break_on_hyphens=False,
     )

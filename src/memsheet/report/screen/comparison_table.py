@@ -1,4 +1,6 @@
-"""A comparison as a screen: which side is larger and by how much, what explains it, then row by row, instant by instant, rank by rank."""
+"""A comparison as a screen: which side is larger and by how much, what explains it, then row by row, instant
+by instant, rank by rank.
+"""
 
 from __future__ import annotations
 
@@ -45,18 +47,27 @@ def _comparison_headline(pair: Pair, names: tuple[str, str], look: Look) -> Rend
     both = f"{names[1]} {look.need(right, 2)}, {names[0]} {look.need(left, 2)}"
     when = f"both in {INSTANTS[pair.at[0]]}"
     if pair.at[0] is not pair.at[1]:
-        when = f"{names[1]} in {INSTANTS[pair.at[1]]}, {names[0]} in {INSTANTS[pair.at[0]]} (--instant NAME compares them at one)"
+        when = (
+            f"{names[1]} in {INSTANTS[pair.at[1]]}, {names[0]} in {INSTANTS[pair.at[0]]} (--instant "
+            "NAME compares them at one)"
+        )
     if not pair.bytes:
         equal = not any(each.bytes for each in pair.rows)
         word = "EQUAL" if equal else "EQUAL IN SUM"
         return labelled_row(
-            word, "bold green" if equal else "bold yellow", (both, when, *(() if equal else _cancelling_part_phrases(pair, look))), look
+            word,
+            "bold green" if equal else "bold yellow",
+            (both, when, *(() if equal else _cancelling_part_phrases(pair, look))),
+            look,
         )
     more = "MORE" if pair.bytes > 0 else "LESS"
     word = f"{names[1].upper()} {percent_of_whole(pair.bytes, left, signed=False)} {more}"
     change = f"{look.need(abs(pair.bytes), 2)} {more.lower()} ({abs(pair.bytes):,} bytes)"
     return labelled_row(
-        word, "bold yellow", (both, change, *_range_check_phrases(pair, names, look), when, *_main_difference_phrases(pair, look)), look
+        word,
+        "bold yellow",
+        (both, change, *_range_check_phrases(pair, names, look), when, *_main_difference_phrases(pair, look)),
+        look,
     )
 
 
@@ -76,16 +87,24 @@ def _main_difference_phrases(pair: Pair, look: Look) -> Iterator[str]:
     yield f"most of it {component_name(top.component)} {signed_difference(top.bytes, look)}{share}"
     rest = [each for each in parts.values() if each is not top and each.bytes]
     left = pair.bytes - top.bytes
-    yield f"that leaves {signed_difference(left, look) if left else 'nothing'}{f': {_join_differences(rest, look)}' if rest else ''}"
+    besides = f": {_join_differences(rest, look)}" if rest else ""
+    yield f"that leaves {signed_difference(left, look) if left else 'nothing'}{besides}"
 
 
 def _cancelling_part_phrases(pair: Pair, look: Look) -> Iterator[str]:
     parts = [each for each in pair.components().values() if each.bytes]
-    yield f"components cancel: {_join_differences(parts, look)}" if parts else "rows differ inside their components only"
+    yield (
+        f"components cancel: {_join_differences(parts, look)}"
+        if parts
+        else "rows differ inside their components only"
+    )
 
 
 def _join_differences(parts: list[Difference], look: Look) -> str:
-    words = [f"{component_name(each.component)} {signed_difference(each.bytes, look)}" for each in parts[:SHOWN_COMPONENTS]]
+    words = [
+        f"{component_name(each.component)} {signed_difference(each.bytes, look)}"
+        for each in parts[:SHOWN_COMPONENTS]
+    ]
     more = len(parts) - SHOWN_COMPONENTS
     return ", ".join([*words, *([f"{more} more"] if more > 0 else [])])
 
@@ -99,7 +118,13 @@ def _compared_sides_table(found: Comparison, pair: Pair, names: tuple[str, str])
     for name, document, sheet in ((names[0], found.left, pair.left), (names[1], found.right, pair.right)):
         ranks = f"rank {sheet.rank}" + (f" and {len(sheet.same_as)} like it" if sheet.same_as else "")
         witness = "" if name == document.witness.value else document.witness.value
-        cells = [name, witness, document.model, printable_line(document.file), ranks if len(found.pairs) > 1 or not pair.ranks else ""]
+        cells = [
+            name,
+            witness,
+            document.model,
+            printable_line(document.file),
+            ranks if len(found.pairs) > 1 or not pair.ranks else "",
+        ]
         grid.add_row(*(Text(cell, "bold" if number == 0 else "") for number, cell in enumerate(cells)))
     if found.left.model != found.right.model:
         grid.add_row(Text(""), Text("two different models", "yellow"))
@@ -126,11 +151,22 @@ def _difference_table(pair: Pair, names: tuple[str, str], look: Look) -> Rendera
         table.add_row(*(Text(cell, style) for cell in cells))
 
     for each in shown:
-        add(component_name(each.component), printable_line(each.path) or "all", int(each.left.value), int(each.right.value))
+        add(
+            component_name(each.component),
+            printable_line(each.path) or "all",
+            int(each.left.value),
+            int(each.right.value),
+        )
     smaller, equal = differing[len(shown) :], [each for each in pair.rows if not each.bytes]
     for words, left_out in ((f"{len(smaller)} smaller", smaller), (f"{len(equal)} equal", equal)):
         if left_out and not look.full:
-            add(words, "", sum(int(e.left.value) for e in left_out), sum(int(e.right.value) for e in left_out), "dim")
+            add(
+                words,
+                "",
+                sum(int(e.left.value) for e in left_out),
+                sum(int(e.right.value) for e in left_out),
+                "dim",
+            )
     add("= compared", "", *pair.sizes, "bold")
     return table
 
@@ -155,7 +191,11 @@ def _instant_peaks_table(pair: Pair, names: tuple[str, str], look: Look) -> Rend
             else ["=" if all(present) else "", ""]
         )
         mark = ["  peak" if instant is sheet.peak_instant else "" for sheet in (pair.left, pair.right)]
-        told = mark[0] if mark[0] == mark[1] else f"{mark[0] and f'  peak of {names[0]}'}{mark[1] and f'  peak of {names[1]}'}"
+        told = (
+            mark[0]
+            if mark[0] == mark[1]
+            else f"{mark[0] and f'  peak of {names[0]}'}{mark[1] and f'  peak of {names[1]}'}"
+        )
         table.add_row(*(Text(cell) for cell in (f"{instant.value}{told}", *sizes, *change)))
     return table
 
@@ -167,12 +207,19 @@ def _other_rank_pairs(found: Comparison, names: tuple[str, str], look: Look) -> 
     lines = ["The other ranks"]
     for pair in found.pairs[1 : SHOWN_PAIRS + 1]:
         left, right = pair.sizes
-        change = f"{signed_difference(pair.bytes, look)} ({percent_of_whole(pair.bytes, left)})" if pair.bytes else "="
+        change = (
+            f"{signed_difference(pair.bytes, look)} ({percent_of_whole(pair.bytes, left)})"
+            if pair.bytes
+            else "="
+        )
         lines.append(
-            f"  rank {pair.ranks[0]}{_same_rank_suffix(pair)}: {names[0]} {look.need(left, 2)}, {names[1]} {look.need(right, 2)}  {change}"
+            f"  rank {pair.ranks[0]}{_same_rank_suffix(pair)}: {names[0]} {look.need(left, 2)}, "
+            f"{names[1]} {look.need(right, 2)}  {change}"
         )
     hidden = len(found.pairs) - 1 - SHOWN_PAIRS
-    return Text("\n".join([*lines, *([f"  and {hidden} more; --rank N or --json shows them"] if hidden > 0 else [])]))
+    return Text(
+        "\n".join([*lines, *([f"  and {hidden} more; --rank N or --json shows them"] if hidden > 0 else [])])
+    )
 
 
 def _same_rank_suffix(pair: Pair) -> str:
@@ -190,4 +237,8 @@ def percent_of_whole(part: int, whole: int, *, signed: bool = True) -> str:
         return ""
     share = abs(part) / whole * 100
     sign = ("-" if part < 0 else "+") if signed else ""
-    return f"{sign}<0.01%" if share < 0.01 else f"{sign}{share:.{0 if share >= 100 else 1 if share >= 1 else 2}f}%"
+    return (
+        f"{sign}<0.01%"
+        if share < 0.01
+        else f"{sign}{share:.{0 if share >= 100 else 1 if share >= 1 else 2}f}%"
+    )

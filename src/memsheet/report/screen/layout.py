@@ -1,4 +1,6 @@
-"""How a screen is put together: parts under one another, phrases that wrap between words, one console for all of it."""
+"""How a screen is put together: parts under one another, phrases that wrap between words, one console for all
+of it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,17 @@ if TYPE_CHECKING:
 
 LONGEST_NOTE = 1000
 ASCII = str.maketrans(
-    {**dict(zip(GLYPHS, "#%+=xo", strict=True)), "·": "-", "│": "|", "└": "`", "┘": "'", "×": "x", "→": "->", "…": "...", "�": "?"}
+    {
+        **dict(zip(GLYPHS, "#%+=xo", strict=True)),
+        "·": "-",
+        "│": "|",
+        "└": "`",
+        "┘": "'",
+        "×": "x",
+        "→": "->",
+        "…": "...",
+        "�": "?",
+    }
 )
 
 
@@ -25,9 +37,16 @@ def render_parts(parts: Iterable[RenderableType], look: Look) -> str:
 
     file = io.StringIO()
     console = Console(
-        file=file, width=look.width, highlight=False, markup=False, emoji=False, force_terminal=look.colour, legacy_windows=False,
-        color_system="standard" if look.colour else None, no_color=not look.colour,
-    )  # fmt: skip
+        file=file,
+        width=look.width,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        force_terminal=look.colour,
+        legacy_windows=False,
+        color_system="standard" if look.colour else None,
+        no_color=not look.colour,
+    )
     for number, part in enumerate(parts):
         if number:
             console.print()
@@ -37,7 +56,9 @@ def render_parts(parts: Iterable[RenderableType], look: Look) -> str:
 
 
 def join_phrases(parts: Iterable[str], width: int, *, between: str = " · ") -> str:
-    """Phrases joined into lines of at most ``width`` that break only between phrases (a longer phrase wraps by itself)."""
+    """Phrases joined into lines of at most ``width`` that break only between phrases (a longer phrase wraps
+    by itself).
+    """
     lines: list[str] = []
     phrases = [part for part in parts if part]
     end = between.rstrip()
@@ -47,7 +68,9 @@ def join_phrases(parts: Iterable[str], width: int, *, between: str = " · ") -> 
             lines[-1] += between + part
         else:
             lines.append(part)
-    full = (width - len(end) < len(line) <= width for line in lines)  # with a mark its line would break before the mark
+    full = (
+        width - len(end) < len(line) <= width for line in lines
+    )  # with a mark its line would break before the mark
     return "\n".join(
         line if number == len(lines) or fills else f"{line}{end}"
         for number, (line, fills) in enumerate(zip(lines, full, strict=True), start=1)
@@ -57,10 +80,19 @@ def join_phrases(parts: Iterable[str], width: int, *, between: str = " · ") -> 
 def wrap_command_line(line: str, width: int, *, indent: int) -> str:
     """A line to type between its words, what does not fit in ``width`` farther in beneath it."""
     first, rest = " " * indent, " " * (indent + 6)
-    return fill(line, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False)
+    return fill(
+        line,
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
-def labelled_row(word: str, style: str, phrases: Iterable[str], look: Look, *, between: str = " · ") -> RenderableType:
+def labelled_row(
+    word: str, style: str, phrases: Iterable[str], look: Look, *, between: str = " · "
+) -> RenderableType:
     """A word, and phrases that wrap beside it."""
     from rich.table import Table
     from rich.text import Text
@@ -81,7 +113,9 @@ def command_row(word: str, command: str, look: Look) -> RenderableType:
         max(map(len, flags)) > look.width - len(word) - 4
     ):  # a list of layers that no line holds: unindented, so that a shell joins its parts
         whole = join_phrases(flags, look.width - 2, between=" ").split("\n")
-        return Text(f"{word}\n", "bold").append(" \\\n".join(_in_parts(line.rstrip(), look.width - 2) for line in whole), "not bold")
+        return Text(f"{word}\n", "bold").append(
+            " \\\n".join(_in_parts(line.rstrip(), look.width - 2) for line in whole), "not bold"
+        )
     lines = join_phrases(flags, look.width - len(word) - 4, between=" ").split("\n")
     return labelled_row(word, "bold", (" \\\n".join(line.rstrip() for line in lines),), look)
 
@@ -93,5 +127,7 @@ def _in_parts(line: str, width: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """``text`` without control characters; a sentence may be longer than the names that ``printable`` shortens."""
+    """``text`` without control characters; a sentence may be longer than the names that ``printable``
+    shortens.
+    """
     return "".join(c if c.isprintable() else "�" for c in text[:LONGEST_NOTE])

@@ -42,4 +42,6 @@ def _recompute_cells(step: LadderStep, look: Look) -> tuple[RenderableType, Rend
 
     if step.recomputed_bytes is None:
         return Text(""), Text("")
-    return Text(look.cell(step.recomputed_bytes)), Text(WORDS[step.recomputed_result], STYLES[step.recomputed_result])
+    return Text(look.cell(step.recomputed_bytes)), Text(
+        WORDS[step.recomputed_result], STYLES[step.recomputed_result]
+    )

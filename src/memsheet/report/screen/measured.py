@@ -1,4 +1,6 @@
-"""What a measured answer says besides its sheet: how fast, where, under which of the framework's names, over many steps, and how it died."""
+"""What a measured answer says besides its sheet: how fast, where, under which of the framework's names, over
+many steps, and how it died.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +54,27 @@ def out_of_memory_headline(answer: Answer, look: Look) -> RenderableType | None:
     if found is None:
         return None
     asked = "" if found["request_bytes"] is None else f"asked for {look.need(found['request_bytes'], 2)}"
-    who = " ".join(filter(None, (printable_line(found["op"]), f"at {printable_line(found['path'])}" if found["path"] else "", asked)))
+    who = " ".join(
+        filter(
+            None,
+            (
+                printable_line(found["op"]),
+                f"at {printable_line(found['path'])}" if found["path"] else "",
+                asked,
+            ),
+        )
+    )
     when = (
         f"{IN[Instant(found['instant'])]} of step {found['step']}"
         if found["instant"] != Instant.LOAD.value
         else "while the model was built"
     )
-    return labelled_row("OUT OF MEMORY", "bold red", (when, who, f"{look.need(found['resident_bytes'])} of tensors were there"), look)
+    return labelled_row(
+        "OUT OF MEMORY",
+        "bold red",
+        (when, who, f"{look.need(found['resident_bytes'])} of tensors were there"),
+        look,
+    )
 
 
 def framework_name(component: Component, sheet: Sheet) -> str:
@@ -71,33 +87,49 @@ def measured_lines(answer: Answer, look: Look) -> Iterator[str]:
     found = measured_of(answer)
     if died := (answer.trace or {}).get("died"):
         rows = (
-            f"{component_name(Component(each['component']))} {printable_line(each['path'])} {look.need(each['bytes'])}"
+            (
+                f"{component_name(Component(each['component']))} {printable_line(each['path'])} "
+                f"{look.need(each['bytes'])}"
+            )
             for each in died["largest"][:4]
         )
         yield join_phrases(("What was there, the largest first:", *rows), look.width, between="  ")
         if died.get("limit_bytes"):
             whose = "The process may take" if on_processor(answer) else "The device has"
-            yield f"{whose} {look.room(died['limit_bytes'])}{', libraries included' if on_processor(answer) else ''}."
+            included = ", libraries included" if on_processor(answer) else ""
+            yield f"{whose} {look.room(died['limit_bytes'])}{included}."
     if "step_s" in found:
         each, many = "token" if answer.plan.task == "infer" else "step", found["steps"]
-        spread = f"Median of {many} {each}s, {_format_step_seconds(found['fastest_s'])} to {_format_step_seconds(found['slowest_s'])}."
+        spread = (
+            f"Median of {many} {each}s, {_format_step_seconds(found['fastest_s'])} to "
+            f"{_format_step_seconds(found['slowest_s'])}."
+        )
         yield (spread if many > 1 else f"One {each} was timed.") + _prefill_speed_sentence(found)
     if about := found.get("environment"):
         threads = f"{about['threads']} thread{'s' * (about['threads'] != 1)}"
         names = (f"{name} {printable_line(str(about[name]))}" for name in _NAMED if about.get(name))
-        allocator = " ".join(f"{key}={printable_line(str(value))}" for key, value in (about.get("allocator") or {}).items())
+        allocator = " ".join(
+            f"{key}={printable_line(str(value))}" for key, value in (about.get("allocator") or {}).items()
+        )
         where = f"Measured on {printable_line(str(about.get('device_name', about['device'])))}"
-        yield join_phrases((where, threads if about["device"] == PROCESSOR else "", *names, allocator), look.width)
+        yield join_phrases(
+            (where, threads if about["device"] == PROCESSOR else "", *names, allocator), look.width
+        )
 
 
 def _prefill_speed_sentence(found: Mapping[str, Any]) -> str:
     if "prefill_s" not in found:
         return ""
-    return f" The prompt took {_format_step_seconds(found['prefill_s'])}, {found['prompt_tokens_per_s']:,.0f} tokens/s."
+    return (
+        f" The prompt took {_format_step_seconds(found['prefill_s'])}, "
+        f"{found['prompt_tokens_per_s']:,.0f} tokens/s."
+    )
 
 
 def over_steps(answer: Answer, look: Look) -> Iterator[RenderableType]:
-    """What the allocator holds over many steps, under each of its settings; nothing where only one length was run."""
+    """What the allocator holds over many steps, under each of its settings; nothing where only one length was
+    run.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -107,14 +139,36 @@ def over_steps(answer: Answer, look: Look) -> Iterator[RenderableType]:
     lengths = found["lengths"]
     title = f"Over {len(lengths)} steps of {min(lengths)} to {max(lengths)} tokens"
     how = "the real step's allocations through a simulation of CUDA's caching allocator"
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", title=Text(title, "bold"), title_justify="left")
+    table = Table(
+        box=None,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style="bold",
+        title=Text(title, "bold"),
+        title_justify="left",
+    )
     table.add_column("", no_wrap=True)
-    for name in ("step 1\nallocated", "\nreserved", "worst step\nallocated", "\nreserved", "\nidle", "\nstep"):
+    for name in (
+        "step 1\nallocated",
+        "\nreserved",
+        "worst step\nallocated",
+        "\nreserved",
+        "\nidle",
+        "\nstep",
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     for kind in found["settings"]:
         at = kind["worst_step"] - 1
-        held = [kind[key][place] for key, place in (("allocated_bytes", 0), ("reserved_bytes", 0), ("allocated_bytes", at),
-                                                   ("reserved_bytes", at), ("idle_bytes", at))]  # fmt: skip
+        held = [
+            kind[key][place]
+            for key, place in (
+                ("allocated_bytes", 0),
+                ("reserved_bytes", 0),
+                ("allocated_bytes", at),
+                ("reserved_bytes", at),
+                ("idle_bytes", at),
+            )
+        ]
         table.add_row(printable_line(kind["name"]), *map(look.need, held), str(at + 1))
     for name, counts in _device_counter_rows(found):
         table.add_row(name, *map(look.need, counts[:-1]), str(counts[-1]))
@@ -144,7 +198,10 @@ def _fragmentation_verdict(found: Mapping[str, Any], look: Look) -> str:
     first, worst = plain["reserved_bytes"][0], max(plain["reserved_bytes"])
     best = min(found["settings"], key=lambda kind: max(kind["reserved_bytes"]))
     least = max(best["reserved_bytes"])
-    grown = f"Step {plain['worst_step']} reserves {look.need(worst - first)} more than step 1: a job that gets through step 1 may still run out later."
+    grown = (
+        f"Step {plain['worst_step']} reserves {look.need(worst - first)} more than step 1: a job that "
+        "gets through step 1 may still run out later."
+    )
     same = "No step reserves more than step 1."
     helps = f" Least with {best['name']}: {look.need(least)}." if least < worst else ""
     return (grown if worst > first else same) + helps

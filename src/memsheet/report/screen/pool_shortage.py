@@ -1,4 +1,6 @@
-"""A server whose pool has no room for one sequence, or perhaps none: how much is missing, what of it before any cache, and what makes room."""
+"""A server whose pool has no room for one sequence, or perhaps none: how much is missing, what of it before
+any cache, and what makes room.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,20 @@ from memsheet.report.shared.typed_changes import change_line
 from memsheet.sheet import Bytes, Component
 from memsheet.units import format_count
 
-LENGTHS = dict.fromkeys(("seq_len", "serving.max_model_len", "serving.prompt_tokens", "serving.output_tokens"))
+LENGTHS = dict.fromkeys(
+    ("seq_len", "serving.max_model_len", "serving.prompt_tokens", "serving.output_tokens")
+)
 """What says how long sequences are, which another length takes the place of."""
 MOST, WORTH = 5, 0.1
-"""Changes that are shown, and the share of what is missing that one gives to be worth a line where it does not suffice."""
+"""Changes that are shown, and the share of what is missing that one gives to be worth a line where it does
+not suffice.
+"""
 
 
 def pool_lacks(answer: Answer, look: Look) -> str:
-    """What a server lacks for one sequence, in the headline's words: the card may have room that the server may not take."""
+    """What a server lacks for one sequence, in the headline's words: the card may have room that the server
+    may not take.
+    """
     short = (answer.serving or {}).get("short_bytes")
     if short is None or short.high <= 0:
         return _asked_lack(answer)
@@ -37,7 +45,10 @@ def _asked_lack(answer: Answer) -> str:
     if not asked or asked["held_low"] >= asked["sequences"]:
         return ""
     least = f" (at least {format_count(asked['held_low'])})" if asked["held_low"] != asked["held"] else ""
-    return f"its pool holds {format_count(asked['held'])}{least} of the {format_count(asked['sequences'])} sequences of {asked['tokens']:,} tokens"
+    return (
+        f"its pool holds {format_count(asked['held'])}{least} of the "
+        f"{format_count(asked['sequences'])} sequences of {asked['tokens']:,} tokens"
+    )
 
 
 def asked_lines(answer: Answer, look: Look) -> Iterator[str]:
@@ -46,7 +57,14 @@ def asked_lines(answer: Answer, look: Look) -> Iterator[str]:
     if not asked or not _asked_lack(answer):
         return
     starts = "starts" if asked["starts"] == Result.FITS.value else "may start"
-    yield join_phrases((f"{answer.plan.engine} {starts} all the same: it runs as many sequences as its pool holds", "and computes the others later or again."), look.width, between=" ")  # fmt: skip
+    yield join_phrases(
+        (
+            f"{answer.plan.engine} {starts} all the same: it runs as many sequences as its pool holds",
+            "and computes the others later or again.",
+        ),
+        look.width,
+        between=" ",
+    )
     ways = [change_line(one, look, answer.plan.task) for one in asked.get("holds_instead", ())]
     if ways:
         yield "What it is sure to hold, each alone:"
@@ -74,7 +92,9 @@ def _kv_pool_room_bytes(answer: Answer) -> int:
 
 
 def _is_certain_shortage(answer: Answer, short: Bytes) -> bool:
-    return bool(short.low > 0) or (answer.verdict is not None and answer.verdict.result is Result.DOES_NOT_FIT and short.value > 0)
+    return bool(short.low > 0) or (
+        answer.verdict is not None and answer.verdict.result is Result.DOES_NOT_FIT and short.value > 0
+    )
 
 
 def _shortage_reason_phrases(answer: Answer, short: Bytes, look: Look) -> Iterator[str]:
@@ -90,7 +110,10 @@ def _shortage_reason_phrases(answer: Answer, short: Bytes, look: Look) -> Iterat
         yield f"and {fraction} leaves {look.room(room) if room else 'nothing'}."
         return
     if weights > card:
-        yield f"{plan.engine} {does}: the weights alone are {look.need(weights)}, more than the {look.room(card)} that a GPU gives."
+        yield (
+            f"{plan.engine} {does}: the weights alone are {look.need(weights)}, more than the "
+            f"{look.room(card)} that a GPU gives."
+        )
     else:
         yield f"{plan.engine} {does}: before any cache it takes {look.need(-room)} more than {fraction},"
         yield f"{look.need(weights)} of that for weights."
@@ -99,7 +122,11 @@ def _shortage_reason_phrases(answer: Answer, short: Bytes, look: Look) -> Iterat
 
 def _shortage_range_phrases(short: Bytes, look: Look) -> Iterator[str]:
     best = f"{look.room(-int(short.low))} left" if short.low <= 0 else f"{look.need(int(short.low))} missing"
-    middle = f"{look.need(int(short.value))} missing" if short.value > 0 else f"{look.room(-int(short.value))} left"
+    middle = (
+        f"{look.need(int(short.value))} missing"
+        if short.value > 0
+        else f"{look.room(-int(short.value))} left"
+    )
     yield f"Expected: {middle};"
     yield f"at best {best}, at worst {look.need(int(short.high))} missing."
 
@@ -108,7 +135,9 @@ def _as_asked(serving: Mapping[str, Any], short: Bytes, tokens: int) -> Iterator
     """That no shorter sequence is needed for it to be expected to start, and how long one may be."""
     longest = serving.get("longest_expected") or 0
     if short.value <= 0:
-        yield "As asked it is expected to start" + (f", and so it is up to --max-model-len {longest}." if longest > tokens else ".")
+        yield "As asked it is expected to start" + (
+            f", and so it is up to --max-model-len {longest}." if longest > tokens else "."
+        )
 
 
 def _pool_fix_lines(serving: Mapping[str, Any], short: Bytes, look: Look) -> Iterator[str]:
@@ -116,8 +145,15 @@ def _pool_fix_lines(serving: Mapping[str, Any], short: Bytes, look: Look) -> Ite
     if "makes_room" not in serving:  # nobody asked for changes
         return
     worth = max(1, int(WORTH * short.value))
-    told = [one for one in serving.get("makes_room", ()) if one["frees_bytes"] >= worth or one["result"] == Result.FITS.value][:MOST]
-    rows = [(change_line(changes, look, "infer"), gives) for changes, gives in _shorter_sequence_fixes(serving, short)]
+    told = [
+        one
+        for one in serving.get("makes_room", ())
+        if one["frees_bytes"] >= worth or one["result"] == Result.FITS.value
+    ][:MOST]
+    rows = [
+        (change_line(changes, look, "infer"), gives)
+        for changes, gives in _shorter_sequence_fixes(serving, short)
+    ]
     rows += [(change_line(one["changes"], look, "infer"), _pool_fix_effect(one, look)) for one in told]
     together = serving.get("makes_room_together")
     if not rows and not together:
@@ -127,14 +163,25 @@ def _pool_fix_lines(serving: Mapping[str, Any], short: Bytes, look: Look) -> Ite
     wide = max((len(flags) for flags, _ in rows), default=0)
     for flags, gives in rows:
         line = f"  {flags:<{wide}}  {gives}"
-        yield line if len(line) <= look.width else f"{wrap_command_line(flags, look.width, indent=2)}\n      {gives}"
+        yield (
+            line
+            if len(line) <= look.width
+            else f"{wrap_command_line(flags, look.width, indent=2)}\n      {gives}"
+        )
     if together:
         line = change_line(together["changes"], look, "infer")
-        yield f"{wrap_command_line(line, look.width, indent=2)}\n      together {_pool_fix_effect(together, look)}"
+        yield (
+            f"{wrap_command_line(line, look.width, indent=2)}\n      together "
+            f"{_pool_fix_effect(together, look)}"
+        )
 
 
-def _shorter_sequence_fixes(serving: Mapping[str, Any], short: Bytes) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """A shorter sequence with which it starts: where what is asked is expected to, one with which it is expected to is no cure."""
+def _shorter_sequence_fixes(
+    serving: Mapping[str, Any], short: Bytes
+) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """A shorter sequence with which it starts: where what is asked is expected to, one with which it is
+    expected to is no cure.
+    """
     sure, expected = serving.get("longest_that_fits"), serving.get("longest_expected")
     if sure:
         yield {**LENGTHS, "serving.max_model_len": sure}, "the longest with which it is sure to start"

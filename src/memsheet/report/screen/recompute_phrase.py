@@ -1,4 +1,6 @@
-"""What recomputing every layer would do, where nobody said what to recompute: one phrase beside the verdict."""
+"""What recomputing every layer would do, where nobody said what to recompute: one phrase beside the
+verdict.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,17 @@ WORDS = {Result.FITS: "fits", Result.UNCERTAIN: "uncertain", Result.DOES_NOT_FIT
 
 
 def with_recompute(answer: Answer, look: Look) -> str:
-    """The phrase, as "with --recompute full: 51.2 GiB, fits"; nothing where it was said, saves nothing, or is what is proposed anyway."""
+    """The phrase, as "with --recompute full: 51.2 GiB, fits"; nothing where it was said, saves nothing, or is
+    what is proposed anyway.
+    """
     verdict = answer.verdict
-    if verdict is None or answer.ladder or answer.trace is not None or UNSAID not in answer.assumed or _is_proposed(verdict):
+    if (
+        verdict is None
+        or answer.ladder
+        or answer.trace is not None
+        or UNSAID not in answer.assumed
+        or _is_proposed(verdict)
+    ):
         return ""
     found = _full_recompute_verdict(answer)
     if found is None or found.device.value >= verdict.device.value:
@@ -39,6 +49,12 @@ def _full_recompute_verdict(answer: Answer) -> Verdict | None:
         return None
     plan = replace(plan, recompute=Recompute(mode=RecomputeMode.FULL))
     try:
-        return judge_on(tuple(account_rank(answer.model, plan, cluster, stage, replays=True) for stage in range(plan.mesh.pp)), cluster)
+        return judge_on(
+            tuple(
+                account_rank(answer.model, plan, cluster, stage, replays=True)
+                for stage in range(plan.mesh.pp)
+            ),
+            cluster,
+        )
     except InputError:
         return None

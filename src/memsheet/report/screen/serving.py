@@ -1,4 +1,6 @@
-"""The part of the screen that a serving engineer reads: the cache, the engine's own start-up lines, who fits and who has to wait."""
+"""The part of the screen that a serving engineer reads: the cache, the engine's own start-up lines, who fits
+and who has to wait.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,18 @@ def serving_lines(answer: Answer, look: Look) -> Iterator[str]:
         yield f"Attention is data-parallel: each of {who} has requests and a cache of its own."
         yield "What follows is of one of them, as is each rank's log:"
     if weights := serving.get("weights_by_dtype"):
-        yield join_phrases(("Weights of a GPU in other dtypes:", *_weight_size_phrases(weights, look)), look.width, between=" ")
+        yield join_phrases(
+            ("Weights of a GPU in other dtypes:", *_weight_size_phrases(weights, look)),
+            look.width,
+            between=" ",
+        )
     if per_token := serving.get("kv_bytes_per_token"):
         yield from _token_cache_phrases(answer, int(per_token), look)
     if found := serving.get("speculative"):
         mesh = answer.plan.mesh
-        yield from drafting_lines(found, look, several=answer.plan.engine != "llama.cpp" and mesh.tp * mesh.pp > 1)
+        yield from drafting_lines(
+            found, look, several=answer.plan.engine != "llama.cpp" and mesh.tp * mesh.pp > 1
+        )
     if room := serving.get("lora"):
         yield from _adapter_room_phrases(answer, room, look)
     short = serving.get("short_bytes")
@@ -37,7 +45,10 @@ def serving_lines(answer: Answer, look: Look) -> Iterator[str]:
     if serving.get("start_up"):
         yield from _startup_log_lines(serving, look)
     if shared := serving.get("shared_prefix_bytes_per_rank"):
-        yield f"The {answer.plan.shared_prefix_tokens:,} tokens that all prompts begin with are kept once: {look.need(int(shared))} a GPU."
+        yield (
+            f"The {answer.plan.shared_prefix_tokens:,} tokens that all prompts begin with are kept "
+            f"once: {look.need(int(shared))} a GPU."
+        )
     if answer.cluster is None and answer.plan.memory_fraction is not None:
         return  # without a card there is no pool: what it would hold of all that may be started says nothing
     if fitting := serving.get("max_sequences"):
@@ -70,17 +81,29 @@ def prompt_lines(answer: Answer, look: Look) -> Iterator[str]:
         return
     together, many = serving["prompt_tokens_that_fit"], int(answer.plan.max_sequences or 1)
     those = f"{many:,} prompts" if many > 1 else "a prompt"
-    fits = f"{those} of up to {together:,} tokens, read at once, fit" if together else f"no length of {those}, read at once, is sure to fit"
+    fits = (
+        f"{those} of up to {together:,} tokens, read at once, fit"
+        if together
+        else f"no length of {those}, read at once, is sure to fit"
+    )
     pieces = serving["in_pieces"]
-    other = f"{pieces} reads them in pieces and holds the same load: --engine {pieces}" if pieces else "read in pieces they take less"
-    yield join_phrases((f"The verdict hangs on the prompts: {fits}", f"(--prompt-tokens); {other}."), look.width, between=" ")
+    other = (
+        f"{pieces} reads them in pieces and holds the same load: --engine {pieces}"
+        if pieces
+        else "read in pieces they take less"
+    )
+    yield join_phrases(
+        (f"The verdict hangs on the prompts: {fits}", f"(--prompt-tokens); {other}."), look.width, between=" "
+    )
 
 
 def _rank_cache_share(answer: Answer, look: Look) -> str:
     """What a rank holds of it, where the model is cut over several."""
     serving, mesh = answer.serving or {}, answer.plan.mesh
     on_a_rank = serving.get("kv_bytes_per_token_per_rank")
-    return f", {look.need(int(on_a_rank), 2)} on a GPU" if on_a_rank and mesh.attention_tp * mesh.pp > 1 else ""
+    return (
+        f", {look.need(int(on_a_rank), 2)} on a GPU" if on_a_rank and mesh.attention_tp * mesh.pp > 1 else ""
+    )
 
 
 def _adapter_room_phrases(answer: Answer, room: Mapping[str, Any], look: Look) -> Iterator[str]:
@@ -91,10 +114,17 @@ def _adapter_room_phrases(answer: Answer, room: Mapping[str, Any], look: Look) -
     instead = f", as much as {format_count(size // a_token)} tokens of cache" if a_token else ""
     said = f"Room for {many} of rank {int(room['rank'])} takes {look.need(size)} a GPU{instead}"
     each = f"{look.need(size // slots)} each, " if slots > 1 else ""
-    yield join_phrases((f"{said}:", f"{each}whether loaded or not; copies on the host {look.need(host)} a rank."), look.width, between=" ")
+    yield join_phrases(
+        (f"{said}:", f"{each}whether loaded or not; copies on the host {look.need(host)} a rank."),
+        look.width,
+        between=" ",
+    )
     if cut := room.get("fully_sharded_bytes"):
         yield join_phrases(
-            ("Tensor parallelism cuts one matrix of each pair;", f"with --fully-sharded-loras both, which take {look.need(int(cut))}."),
+            (
+                "Tensor parallelism cuts one matrix of each pair;",
+                f"with --fully-sharded-loras both, which take {look.need(int(cut))}.",
+            ),
             look.width,
             between=" ",
         )
@@ -102,7 +132,11 @@ def _adapter_room_phrases(answer: Answer, room: Mapping[str, Any], look: Look) -
 
 def _cache_room_name(serving: Mapping[str, Any]) -> str:
     """What the sequences have room in: a pool of pages, or what the weights leave."""
-    return "Sequences that the pool holds:" if serving.get("pages") else "Sequences that have room beside the weights:"
+    return (
+        "Sequences that the pool holds:"
+        if serving.get("pages")
+        else "Sequences that have room beside the weights:"
+    )
 
 
 def _startup_log_lines(serving: Mapping[str, Any], look: Look) -> Iterator[str]:
@@ -112,12 +146,21 @@ def _startup_log_lines(serving: Mapping[str, Any], look: Look) -> Iterator[str]:
     yield from _indent_wrapped_lines(serving["start_up"], look)
     low, high = int(serving.get("kv_tokens_low") or 0), int(serving.get("kv_tokens_high") or 0)
     pages = int(serving.get("pages") or 0)
-    blocks = f"{pages:,} blocks of {int(serving['page_tokens']):,} tokens" if pages and serving.get("page_tokens", 0) > 1 else ""
+    blocks = (
+        f"{pages:,} blocks of {int(serving['page_tokens']):,} tokens"
+        if pages and serving.get("page_tokens", 0) > 1
+        else ""
+    )
     spread = f"between {low:,} and {high:,} tokens" if low != high else ""
     if warning := serving.get("warning"):
         yield f"  But {warning}."
     yield from _indent_wrapped_lines(
-        (part for part in ("; ".join(filter(None, (spread, blocks))), *_kv_cache_group_phrases(serving)) if part), look
+        (
+            part
+            for part in ("; ".join(filter(None, (spread, blocks))), *_kv_cache_group_phrases(serving))
+            if part
+        ),
+        look,
     )
 
 
@@ -131,38 +174,69 @@ def _kv_cache_group_phrases(serving: Mapping[str, Any]) -> Iterator[str]:
     groups: list[str] = list(serving.get("groups") or ())
     if len(groups) > 1:
         counted = {group: groups.count(group) for group in groups}
-        yield "layers in groups that share the pool: " + ", ".join(f"{times} × {group}" for group, times in counted.items())
+        yield "layers in groups that share the pool: " + ", ".join(
+            f"{times} × {group}" for group, times in counted.items()
+        )
     if any("a window" in group for group in groups) and len(groups) > 1:
-        yield "its concurrency counts a window with what is in flight beside it, sequences below once they are read"
+        yield (
+            "its concurrency counts a window with what is in flight beside it, sequences below once "
+            "they are read"
+        )
 
 
 def _concurrency_phrases(held: Mapping[str, Any], serving: Mapping[str, Any], look: Look) -> Iterator[str]:
-    """Concurrency for the lengths that were asked about, what paging saves, and whether requests are computed again."""
+    """Concurrency for the lengths that were asked about, what paging saves, and whether requests are computed
+    again.
+    """
     limit, worst = int(held["limit"]), int(held["worst"])
     replicas = int(held.get("replicas", 1))
     each = " a replica" if replicas > 1 else ""
     if "expected" in held:
         lengths = f"{int(held['prompt_tokens']):,} tokens in and {int(held['output_tokens']):,} out"
-        told = f"{format_count(int(held['expected']))} at once{each} while answers are half done, {format_count(worst)} when all are"
+        told = (
+            f"{format_count(int(held['expected']))} at once{each} while answers are half done, "
+            f"{format_count(worst)} when all are"
+        )
         yield join_phrases((f"With {lengths}:", told), look.width, between=" ")
     if waste := int(held.get("waste_per_sequence_bytes") or 0):
         full = int(serving.get("kv_bytes_per_sequence") or 0)
         share = f", {100 * waste / full:.2g}% of a full one" if full else ""
-        yield join_phrases((f"Paging leaves about {look.need(waste)} of a sequence's last blocks empty{share};", f"reserving max_model_len for each would hold {format_count(int(held['contiguous']))}."), look.width, between=" ")  # fmt: skip
+        yield join_phrases(
+            (
+                f"Paging leaves about {look.need(waste)} of a sequence's last blocks empty{share};",
+                f"reserving max_model_len for each would hold {format_count(int(held['contiguous']))}.",
+            ),
+            look.width,
+            between=" ",
+        )
     yield join_phrases(_preemption_phrases(held, limit, worst), look.width, between=" ")
 
 
 def _request_file_phrases(mix: Mapping[str, Any], look: Look) -> Iterator[str]:
     """Concurrency of a file of requests."""
-    sizes = f"half of them up to {mix['median_tokens']:,} tokens, 95% up to {mix['most_tokens']:,}, the longest {mix['longest_tokens']:,}"
-    yield join_phrases((f"Of the {mix['requests']:,} requests of the file ({sizes})", f"about {format_count(int(mix['expected']))} run at once;", f"if all were the longest, {format_count(int(mix['worst']))}."), look.width, between=" ")  # fmt: skip
+    sizes = (
+        f"half of them up to {mix['median_tokens']:,} tokens, 95% up to {mix['most_tokens']:,}, the "
+        f"longest {mix['longest_tokens']:,}"
+    )
+    yield join_phrases(
+        (
+            f"Of the {mix['requests']:,} requests of the file ({sizes})",
+            f"about {format_count(int(mix['expected']))} run at once;",
+            f"if all were the longest, {format_count(int(mix['worst']))}.",
+        ),
+        look.width,
+        between=" ",
+    )
 
 
 def _preemption_phrases(held: Mapping[str, Any], limit: int, worst: int) -> Iterator[str]:
     """What happens when more requests run than have room at their full length."""
     lengths = "at that length" if "expected" in held else "at max_model_len"
     if not held.get("preempts"):
-        yield f"It runs up to {format_count(limit)} sequences at once, and has room for all of them {lengths}: none is ever preempted."
+        yield (
+            f"It runs up to {format_count(limit)} sequences at once, and has room for all of them "
+            f"{lengths}: none is ever preempted."
+        )
         return
     yield f"It starts up to {format_count(limit)} sequences and has room for {format_count(worst)} {lengths}."
     yield "Beyond that some are preempted and computed again."

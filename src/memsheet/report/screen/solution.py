@@ -1,4 +1,6 @@
-"""What was solved for, as a screen and as JSON (``memsheet/solution/1``): the verdict first, then where it ends and what decides there."""
+"""What was solved for, as a screen and as JSON (``memsheet/solution/1``): the verdict first, then where it
+ends and what decides there.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def _solution_sections(solution: Solution, look: Look, curves: tuple[Curve, ...]
         after = f"the least then needs {look.need(solution.fix.device.value, look.digits)}"
         yield labelled_row("To fit", "bold", (change_line(changed_keys(solution.fix), look), after), look)
     if solution.ways_to_fit:
-        yield ways_table(tuple(_as_solved(way, solution, look) for way in solution.ways_to_fit), look, solution.target.task)
+        yield ways_table(
+            tuple(_as_solved(way, solution, look) for way in solution.ways_to_fit), look, solution.target.task
+        )
     if assumed := (*solution.assumed, *shown.assumed):
         yield labelled_row("Assumed", "bold", map(one_line, assumed), look, between="; ")
     yield labelled_row("Looked at", "bold", (f"{solution.values}; {_tried_values(solution)}",), look)
@@ -63,13 +67,21 @@ def _solution_sections(solution: Solution, look: Look, curves: tuple[Curve, ...]
 
 
 def _as_solved(way: WayToFit, solution: Solution, look: Look) -> WayToFit:
-    """A way as the line that solves for it says it: of a number of GPUs what finds it, with as many looked at."""
+    """A way as the line that solves for it says it: of a number of GPUs what finds it, with as many looked
+    at.
+    """
     if solution.target is not Target.GPUS:
         return way
     count, _ = parse_gpus(str(way.changes["gpus"]))
     most = next((int(value) for name, value, _ in look.typed if name == "most"), None)
     farther = {"most": count} if most is not None and count is not None and count > most else {}
-    return replace(way, changes={**{key: value for key, value in way.changes.items() if key not in ("gpus", "per_node")}, **farther})
+    return replace(
+        way,
+        changes={
+            **{key: value for key, value in way.changes.items() if key not in ("gpus", "per_node")},
+            **farther,
+        },
+    )
 
 
 def _value_with_unit(solution: Solution, tried: Tried) -> str:
@@ -86,15 +98,26 @@ def _format_value(solution: Solution, tried: Tried) -> str:
 
 def _solution_headline(solution: Solution, shown: Tried, look: Look) -> RenderableType:
     verdict = shown.verdict
-    said = *need_and_room(shown.cluster.device, verdict, look), _headroom_words(shown, look), _deciding_rank_words(shown)
+    said = (
+        *need_and_room(shown.cluster.device, verdict, look),
+        _headroom_words(shown, look),
+        _deciding_rank_words(shown),
+    )
     if solution.result is Result.DOES_NOT_FIT:
         return labelled_row(
-            "NOTHING FITS", "bold red", (f"{_least_demand_word(solution)}, {_value_with_unit(solution, shown)}, {said[0]}", *said[1:]), look
+            "NOTHING FITS",
+            "bold red",
+            (f"{_least_demand_word(solution)}, {_value_with_unit(solution, shown)}, {said[0]}", *said[1:]),
+            look,
         )
     if solution.found is None:
-        best = f"{BEST[solution.target].format(_value_with_unit(solution, shown))} may fit, nothing is sure to"
+        best = (
+            f"{BEST[solution.target].format(_value_with_unit(solution, shown))} may fit, nothing is sure to"
+        )
         return labelled_row("UNCERTAIN", "bold yellow", (best, *said), look)
-    return labelled_row("FITS", "bold green", (BEST[solution.target].format(_value_with_unit(solution, shown)), *said), look)
+    return labelled_row(
+        "FITS", "bold green", (BEST[solution.target].format(_value_with_unit(solution, shown)), *said), look
+    )
 
 
 def _least_demand_word(solution: Solution) -> str:
@@ -104,14 +127,19 @@ def _least_demand_word(solution: Solution) -> str:
 
 def _headroom_words(shown: Tried, look: Look) -> str:
     verdict = shown.verdict
-    lacking = f"host memory lacks {look.need(verdict.host_short_bytes)} a node" if verdict.host_short_bytes else ""
+    lacking = (
+        f"host memory lacks {look.need(verdict.host_short_bytes)} a node" if verdict.host_short_bytes else ""
+    )
     return lacking or headroom_phrase(shown.cluster.device, verdict, look)
 
 
 def _deciding_rank_words(tried: Tried) -> str:
     """The rank that decides, and when."""
     stage = f" of stage {tried.stage}" if tried.plan.mesh.pp > 1 else ""
-    return f"rank {tried.verdict.rank}{stage} of {tried.cluster.count}, peak in {INSTANTS[tried.verdict.instant]}"
+    return (
+        f"rank {tried.verdict.rank}{stage} of {tried.cluster.count}, peak in "
+        f"{INSTANTS[tried.verdict.instant]}"
+    )
 
 
 def _named_tries(solution: Solution) -> tuple[tuple[str, Tried], ...]:
@@ -127,7 +155,9 @@ def _named_tries(solution: Solution) -> tuple[tuple[str, Tried], ...]:
 def _last_possible_try(solution: Solution) -> Tried | None:
     """The last value that may fit, where it stands beside no other name."""
     known = {tried.value for tried in (solution.expected, solution.least) if tried is not None}
-    return solution.possible if solution.possible is not None and solution.possible.value not in known else None
+    return (
+        solution.possible if solution.possible is not None and solution.possible.value not in known else None
+    )
 
 
 def _last_fitting_try(solution: Solution) -> Tried | None:
@@ -146,12 +176,15 @@ def _tried_values(solution: Solution) -> str:
     start, apart = _widest_gap(solution)
     if not apart:
         return listed
-    return f"{listed}; every one tried up to the answer fits; from {start:,} on they are up to {apart:,} apart, and what lies between was not tried"
+    return (
+        f"{listed}; every one tried up to the answer fits; from {start:,} on they are up to {apart:,} "
+        "apart, and what lies between was not tried"
+    )
 
 
 def _widest_gap(solution: Solution) -> tuple[int, int]:
-    """Where the band begins in which slack decides, and the widest step between two values tried there up to the answer; 0 where none was left
-    out.
+    """Where the band begins in which slack decides, and the widest step between two values tried there up to
+    the answer; 0 where none was left out.
     """
     found, beyond = solution.found, solution.beyond
     if found is None or beyond is None:
@@ -175,7 +208,9 @@ def _neighbour_table(solution: Solution, look: Look) -> RenderableType:
     for name, tried in (*_named_tries(solution), *every):
         device = tried.verdict.device
         spread = f"{look.cell(device.low)} to {look.cell(device.high)}"
-        table.add_row(name, _format_value(solution, tried), look.cell(device.value), spread, WORDS[tried.verdict.result])
+        table.add_row(
+            name, _format_value(solution, tried), look.cell(device.value), spread, WORDS[tried.verdict.result]
+        )
     return table
 
 
@@ -185,7 +220,10 @@ def _deciding_component_text(solution: Solution, shown: Tried, look: Look) -> Te
 
     lines = [_memory_breakdown_sentence(solution, shown, look)]
     if solution.beyond is not None:
-        lines.append(f"{_memory_breakdown_sentence(solution, solution.beyond, look)}\n{_next_step_obstacle(solution.beyond, look)}")
+        lines.append(
+            f"{_memory_breakdown_sentence(solution, solution.beyond, look)}\n"
+            f"{_next_step_obstacle(solution.beyond, look)}"
+        )
     elif solution.found is not None:
         lines.append("Nothing beyond that was looked at.")
     if solution.target is Target.PARAMETERS:
@@ -194,8 +232,16 @@ def _deciding_component_text(solution: Solution, shown: Tried, look: Look) -> Te
     lines += _alternation_notes(solution)
     if last is not None and solution.expected is not None and solution.expected.value != last.value:
         far, near = _value_with_unit(solution, solution.expected), _value_with_unit(solution, last)
-        lines.append(f"Between {near} and {far} it may fit: the expected bytes do, the high end of the range does not.")
-    return Text("\n".join(join_phrases(line.split(" "), look.width, between=" ") for whole in lines for line in whole.splitlines()))
+        lines.append(
+            f"Between {near} and {far} it may fit: the expected bytes do, the high end of the range does not."
+        )
+    return Text(
+        "\n".join(
+            join_phrases(line.split(" "), look.width, between=" ")
+            for whole in lines
+            for line in whole.splitlines()
+        )
+    )
 
 
 def _alternation_notes(solution: Solution) -> Iterator[str]:
@@ -208,16 +254,20 @@ def _alternation_notes(solution: Solution) -> Iterator[str]:
     failing = [_format_value(solution, tried) for tried in between if tried.verdict.result is not Result.FITS]
     more = f" and {len(failing) - LISTED} more" if len(failing) > LISTED else ""
     yield (
-        f"Every value tried up to {_value_with_unit(solution, found)} fits; the last one tried that fits is {_value_with_unit(solution, last)}. Of those "
+        f"Every value tried up to {_value_with_unit(solution, found)} fits; the last one tried that fits "
+        f"is {_value_with_unit(solution, last)}. Of those "
         f"between, {', '.join(failing[:LISTED])}{more} may not: the allocator's slack does not grow evenly."
     )
 
 
 def _memory_breakdown_sentence(solution: Solution, tried: Tried, look: Look) -> str:
     stage = f" (stage {tried.stage})" if tried.plan.mesh.pp > 1 else ""
-    parts = ", ".join(f"{component_name(component)} {look.need(size.value)}" for component, size in tried.verdict.largest)
+    parts = ", ".join(
+        f"{component_name(component)} {look.need(size.value)}" for component, size in tried.verdict.largest
+    )
     return (
-        f"At {_value_with_unit(solution, tried)} rank {tried.verdict.rank}{stage} decides, in {INSTANTS[tried.verdict.instant]}: {parts}."
+        f"At {_value_with_unit(solution, tried)} rank {tried.verdict.rank}{stage} decides, in "
+        f"{INSTANTS[tried.verdict.instant]}: {parts}."
     )
 
 
@@ -233,9 +283,15 @@ def _model_shape_words(model: ModelSpec) -> str:
     blocks = [block for stack in model.stacks for run in stack.runs for block in run.pattern]
     mixers = [mixer for block in blocks[:1] for mixer in block.mixers if isinstance(mixer, Attention)]
     heads = [f"{mixer.heads} heads ({mixer.kv_heads} of keys and values)" for mixer in mixers[:1]]
-    forward = [f"feed-forward {block.feed_forward.intermediate:,}" for block in blocks[:1] if isinstance(block.feed_forward, Dense)]
+    forward = [
+        f"feed-forward {block.feed_forward.intermediate:,}"
+        for block in blocks[:1]
+        if isinstance(block.feed_forward, Dense)
+    ]
     layers = sum(stack.layers for stack in model.stacks)
-    return ", ".join((f"{layers} layers", f"hidden size {model.hidden:,}", *heads, *forward, f"vocabulary {model.vocab:,}"))
+    return ", ".join(
+        (f"{layers} layers", f"hidden size {model.hidden:,}", *heads, *forward, f"vocabulary {model.vocab:,}")
+    )
 
 
 def _skipped_value_notes(solution: Solution) -> Iterator[str]:
@@ -245,7 +301,10 @@ def _skipped_value_notes(solution: Solution) -> Iterator[str]:
     first, unit = solution.skipped[0], UNITS[solution.target]
     values = ", ".join(f"{skipped.value:,}" for skipped in solution.skipped[:LISTED])
     more = f" and {len(solution.skipped) - LISTED} more" if len(solution.skipped) > LISTED else ""
-    yield f"skipped: {values}{more} {unit if solution.target is not Target.PARAMETERS else 'layers'}, no legal plans ({first.reason})"
+    yield (
+        f"skipped: {values}{more} {unit if solution.target is not Target.PARAMETERS else 'layers'}, no "
+        f"legal plans ({first.reason})"
+    )
 
 
 def _curve_notes(curves: tuple[Curve, ...]) -> Iterator[str]:
@@ -269,5 +328,7 @@ def _cluster_size_bars(curves: tuple[Curve, ...], look: Look) -> Text:
             size = curve.points[place].parameters
             label = f"{count:,} GPU{'s' * (count > 1)}" if number == 0 else ""
             bar = "█" * max(1, size * width // most) if size else ""
-            text.append(f"{label:<{left}}  {curve.name:<6}  ", "").append(f"{bar} {format_parameter_count(size) if size else 'none'}\n", "")
+            text.append(f"{label:<{left}}  {curve.name:<6}  ", "").append(
+                f"{bar} {format_parameter_count(size) if size else 'none'}\n", ""
+            )
     return text[:-1]

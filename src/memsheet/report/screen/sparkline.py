@@ -1,4 +1,6 @@
-"""A step on a terminal: what is held over the steady step as a small graph, its instants named under it and its peak marked."""
+"""A step on a terminal: what is held over the steady step as a small graph, its instants named under it and
+its peak marked.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ if TYPE_CHECKING:
 
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 ASCII = str.maketrans(
-    {**dict(zip(EIGHTHS[1:], "..::==##", strict=True)), "▼": "v", "└": "`", "┘": "'", "├": "|", "│": "|", "·": "-", "…": "."}
+    {
+        **dict(zip(EIGHTHS[1:], "..::==##", strict=True)),
+        "▼": "v",
+        "└": "`",
+        "┘": "'",
+        "├": "|",
+        "│": "|",
+        "·": "-",
+        "…": ".",
+    }
 )
 HEIGHT = 4
 ROWS = 3
@@ -24,9 +35,11 @@ ROWS = 3
 
 
 def render_sparkline(timeline: Timeline, look: Look, *, height: int = HEIGHT) -> Text:
-    """The graph as lines of at most ``look.width``: the peak in words, ``height`` lines of blocks from nothing up to it, the instants.
+    """The graph as lines of at most ``look.width``: the peak in words, ``height`` lines of blocks from
+    nothing up to it, the instants.
 
-    Every column shows its largest event, so the peak is always there. Raises InputError for a timeline without a steady step.
+    Every column shows its largest event, so the peak is always there. Raises InputError for a timeline
+    without a steady step.
     """
     from rich.text import Text
 
@@ -41,9 +54,9 @@ def render_sparkline(timeline: Timeline, look: Look, *, height: int = HEIGHT) ->
     for level in reversed(range(height)):
         label = scale[0] if level == height - 1 else scale[1] if level == 0 else ""
         line = "".join(_block_glyph(column, top.bytes, level, height) for column in shown)
-        text.append(f"{label:>{left - 1}} ", "dim").append(line[:at], "cyan").append(line[at], "bold red").append(
-            f"{line[at + 1 :].rstrip()}\n", "cyan"
-        )
+        text.append(f"{label:>{left - 1}} ", "dim").append(line[:at], "cyan").append(
+            line[at], "bold red"
+        ).append(f"{line[at + 1 :].rstrip()}\n", "cyan")
     text.append("\n".join(f"{'':{left}}{row}" for row in _instant_name_lines(timeline, shown)), "dim")
     return _ascii_text(text) if look.ascii else text
 
@@ -54,13 +67,16 @@ def _peak_label_phrases(top: Peak, look: Look) -> list[str]:
 
 
 def _place_peak_label(phrases: list[str], at: int, left: int, width: int) -> str:
-    """What is said beside a mark over column ``at``, on the side that has room for it; else in lines of its own above it."""
+    """What is said beside a mark over column ``at``, on the side that has room for it; else in lines of its
+    own above it.
+    """
     mark, words = f"{'':{left + at}}▼", " ".join(phrases)
     if len(words) <= width - len(mark) - 1:
         return f"{mark} {words}"
     if len(words) < left + at:
         return f"{words:>{left + at - 1}} ▼"
-    return f"{textwrap.fill(' '.join(elide_middle(phrase, width) for phrase in phrases), width, break_on_hyphens=False)}\n{mark}"
+    text = " ".join(elide_middle(phrase, width) for phrase in phrases)
+    return f"{textwrap.fill(text, width, break_on_hyphens=False)}\n{mark}"
 
 
 def _block_glyph(column: Column, whole: int, level: int, height: int) -> str:
@@ -70,7 +86,8 @@ def _block_glyph(column: Column, whole: int, level: int, height: int) -> str:
 
 
 def _instant_name_lines(timeline: Timeline, shown: tuple[Column, ...]) -> list[str]:
-    """The instants' names, each from the column where its span begins; one that comes again is named again where there is room.
+    """The instants' names, each from the column where its span begins; one that comes again is named again
+    where there is room.
 
     From right to left each takes the highest line where it meets no other name and no other corner.
     """
@@ -88,7 +105,9 @@ def _instant_name_lines(timeline: Timeline, shown: tuple[Column, ...]) -> list[s
 
 
 def _place_stem_label(lines: list[list[str]], words: str, at: int) -> None:
-    """``└words`` from column ``at`` (``words┘`` up to it at the right edge) in the first line with room, with a stem above it."""
+    """``└words`` from column ``at`` (``words┘`` up to it at the right edge) in the first line with room, with
+    a stem above it.
+    """
     width = len(lines[0])
     right = at + 1 + len(words) <= width
     start, text = (at, f"└{words}") if right else (at - len(words), f"{words}┘")

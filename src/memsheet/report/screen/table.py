@@ -1,6 +1,8 @@
-"""An answer as a screen: the verdict in words, what to change, what is asked, a bar, what takes the room, what was assumed.
+"""An answer as a screen: the verdict in words, what to change, what is asked, a bar, what takes the room,
+what was assumed.
 
-Complete without colour and without a terminal. Names that come from files are printed as plain text, never as markup.
+Complete without colour and without a terminal. Names that come from files are printed as plain text, never as
+markup.
 """
 
 from __future__ import annotations
@@ -32,7 +34,12 @@ from memsheet.report.screen.recompute_phrase import with_recompute
 from memsheet.report.screen.serving import serving_lines
 from memsheet.report.screen.traced import step_of, traced_lines
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.sizes import headroom_phrase, look_with_exact_digits, need_and_room, size_range_suffix
+from memsheet.report.shared.sizes import (
+    headroom_phrase,
+    look_with_exact_digits,
+    need_and_room,
+    size_range_suffix,
+)
 from memsheet.report.shared.uncertain_fit import deciding_notes
 from memsheet.report.shared.words import INSTANTS, component_name, component_size_reason, model_state_bytes
 from memsheet.sheet import OUTSIDE_TENSORS, Bytes, Component, Sheet, Witness
@@ -52,7 +59,9 @@ VERDICTS = {
 
 
 def render_answer(answer: Answer, look: Look, curve: RenderableType | None = None) -> str:
-    """The whole screen as text that ends in a newline. ``curve``: memory over the step, where it was traced."""
+    """The whole screen as text that ends in a newline. ``curve``: memory over the step, where it was
+    traced.
+    """
     return render_parts(_answer_sections(answer, look, curve), look)
 
 
@@ -103,19 +112,33 @@ def _answer_headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType
         return labelled_row(
             sheet.witness.value.upper(),
             "bold",
-            (tensors, _deciding_rank_phrase(answer, sheet), _peak_instant_phrase(sheet), *measured_speed_phrases(answer)),
+            (
+                tensors,
+                _deciding_rank_phrase(answer, sheet),
+                _peak_instant_phrase(sheet),
+                *measured_speed_phrases(answer),
+            ),
             look,
         )
     word, style = VERDICTS[verdict.result]
     if not answer.model.model_type and verdict.result is not Result.DOES_NOT_FIT:
         alone = "STATES" if answer.plan.task == "train" else "WEIGHTS"
-        word, style = f"{word}, {alone} ALONE", "bold yellow"  # activations are not counted, so nobody knows that the job fits
-    host = (f"host memory lacks {look.need(verdict.host_short_bytes)} a node",) if verdict.host_short_bytes else ()
+        word, style = (
+            f"{word}, {alone} ALONE",
+            "bold yellow",
+        )  # activations are not counted, so nobody knows that the job fits
+    host = (
+        (f"host memory lacks {look.need(verdict.host_short_bytes)} a node",)
+        if verdict.host_short_bytes
+        else ()
+    )
     left = pool_lacks(answer, look) or headroom_phrase(cluster.device, verdict, look)
     if deciding_notes(answer):
         left = f"expert routing decides · {left}"
     last = (_deciding_rank_phrase(answer, sheet), _peak_instant_phrase(sheet), with_recompute(answer, look))
-    return labelled_row(word, style, (*host, *need_and_room(cluster.device, verdict, look), left, *last), look)
+    return labelled_row(
+        word, style, (*host, *need_and_room(cluster.device, verdict, look), left, *last), look
+    )
 
 
 def deciding_sheet(answer: Answer) -> Sheet:
@@ -155,7 +178,11 @@ def question_summary(answer: Answer, look: Look) -> Text:
 
 
 def _active_parameter_suffix(answer: Answer) -> str:
-    return "" if answer.active_parameters == answer.parameters else f", {format_parameter_count(answer.active_parameters)} active"
+    return (
+        ""
+        if answer.active_parameters == answer.parameters
+        else f", {format_parameter_count(answer.active_parameters)} active"
+    )
 
 
 def format_parameter_count(count: int) -> str:
@@ -169,8 +196,11 @@ def _plan_choice_phrases(plan: Plan) -> Iterator[str]:
     yield plan.engine
     if plan.task == "train":
         yield f"zero {plan.zero}"
-    yield from (f"{axis} {degree}" for axis in ("dp_replicate", "dp_shard", "cp", "tp", "attn_dp", "pp", "vpp", "ep")
-                if (degree := getattr(plan.mesh, axis)) != 1)  # fmt: skip
+    yield from (
+        f"{axis} {degree}"
+        for axis in ("dp_replicate", "dp_shard", "cp", "tp", "attn_dp", "pp", "vpp", "ep")
+        if (degree := getattr(plan.mesh, axis)) != 1
+    )
     yield from _training_choice_phrases(plan) if plan.task == "train" else _serving_choice_phrases(plan)
     if plan.quantization:
         yield f"{plan.quantization.weights.name} weights"
@@ -178,13 +208,19 @@ def _plan_choice_phrases(plan: Plan) -> Iterator[str]:
         yield f"{plan.attention.value} attention"
     yield from drafting_words(plan.speculative)
     if any((plan.offload.optimizer, plan.offload.parameters, plan.offload.activations)):
-        yield "offload " + "+".join(name for name in ("optimizer", "parameters", "activations") if getattr(plan.offload, name))
+        yield "offload " + "+".join(
+            name for name in ("optimizer", "parameters", "activations") if getattr(plan.offload, name)
+        )
 
 
 def _training_choice_phrases(plan: Plan) -> Iterator[str]:
     precision = plan.precision
     same = precision.parameters is precision.compute
-    yield precision.parameters.name if same else f"{precision.parameters.name} computed in {precision.compute.name}"
+    yield (
+        precision.parameters.name
+        if same
+        else f"{precision.parameters.name} computed in {precision.compute.name}"
+    )
     if plan.optimizer:
         yield f"{plan.optimizer.name.value} {plan.optimizer.implementation.value}"
     if not plan.seq_len:  # a bare parameter count: nothing below is counted
@@ -207,12 +243,19 @@ def _serving_choice_phrases(plan: Plan) -> Iterator[str]:
     if plan.max_sequences is not None and plan.max_model_len is not None:
         shared = plan.engine == "llama.cpp"  # whose sequences share one cache
         asked = f"up to {plan.max_sequences} × {plan.max_model_len} tokens, as the pool holds them"
-        alone = f"{plan.max_model_len} tokens for {plan.max_sequences}" if shared else f"{plan.max_sequences} × {plan.max_model_len} tokens"
+        alone = (
+            f"{plan.max_model_len} tokens for {plan.max_sequences}"
+            if shared
+            else f"{plan.max_sequences} × {plan.max_model_len} tokens"
+        )
         yield asked if plan.memory_fraction is not None else alone
     if plan.kv_dtype and plan.max_model_len is not None:
         yield f"{plan.kv_dtype.name} cache"
     if room := plan.served_adapters:
-        yield f"{'room for' if plan.memory_fraction is not None else 'with'} {room.slots} adapter{'s' * (room.slots != 1)} of rank {room.rank}"
+        yield (
+            f"{'room for' if plan.memory_fraction is not None else 'with'} {room.slots} "
+            f"adapter{'s' * (room.slots != 1)} of rank {room.rank}"
+        )
 
 
 def _peak_component_table(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
@@ -235,20 +278,31 @@ def _peak_component_table(answer: Answer, sheet: Sheet, look: Look) -> Renderabl
     table.add_column("why", overflow="fold")
     marks, whole = marks_of(sheet), sheet.device.value
     rows = components_by_size(sheet)
-    names = max(len(named_when), *(len(component_name(component)) for component, _ in rows), len("  = allocated"))
+    names = max(
+        len(named_when), *(len(component_name(component)) for component, _ in rows), len("  = allocated")
+    )
     room = look.width - names - len(f"{look.cell(whole)}  100.0% █ ") - (PROFILED if profiled else 0)
 
     def component_rows(of: tuple[Component, ...] | None) -> None:
         for component, size in rows:
             if (component in of) if of else component not in OUTSIDE_TENSORS:
-                reason = _append_size_range(component_size_reason(component, answer, sheet), _cell_range_words(size, look), room)
+                reason = _append_size_range(
+                    component_size_reason(component, answer, sheet), _cell_range_words(size, look), room
+                )
                 name = (framework_name(component, sheet),) if profiled else ()
                 size_and_share = look.cell(size.value), _percent_share(size.value, whole)
-                table.add_row(Text(*marks[component]), component_name(component), *size_and_share, *name, Text(reason))
+                table.add_row(
+                    Text(*marks[component]), component_name(component), *size_and_share, *name, Text(reason)
+                )
 
     def total_row(name: str, size: Bytes, words: str) -> None:
         told = Text(_append_size_range(words, _cell_range_words(size, look), room), "dim")
-        row_of = ("", Text(name, "bold"), Text(look.cell(size.value), "bold"), _percent_share(size.value, whole))
+        row_of = (
+            "",
+            Text(name, "bold"),
+            Text(look.cell(size.value), "bold"),
+            _percent_share(size.value, whole),
+        )
         table.add_row(*row_of, *(("",) if profiled else ()), told)
 
     component_rows(None)
@@ -265,19 +319,31 @@ def _peak_component_table(answer: Answer, sheet: Sheet, look: Look) -> Renderabl
     total_row(
         "= allocated",
         sheet.allocated,
-        f"{'tensors; ' if wide else ''}torch.cuda.max_memory_allocated" if named and of_torch else "all tensors",
+        f"{'tensors; ' if wide else ''}torch.cuda.max_memory_allocated"
+        if named and of_torch
+        else "all tensors",
     )
     component_rows((Component.ALLOCATOR_SLACK,))
-    segments = f"{'segments; ' if wide else ''}torch.cuda.max_memory_reserved" if named else "allocator's segments"
+    segments = (
+        f"{'segments; ' if wide else ''}torch.cuda.max_memory_reserved" if named else "allocator's segments"
+    )
     total_row("= reserved", sheet.reserved, segments if of_torch else "its buffers; nothing besides")
     component_rows((Component.CONTEXT,))
-    total_row("= device", sheet.device, "what nvidia-smi shows, and what must fit" if wide else "nvidia-smi; what must fit")
+    total_row(
+        "= device",
+        sheet.device,
+        "what nvidia-smi shows, and what must fit" if wide else "nvidia-smi; what must fit",
+    )
     return table
 
 
 def _append_size_range(words: str, ends: str, room: int) -> str:
     """Words and a range, which is not broken: on a line of its own where both are more than the room."""
-    return f"{words}{ends}" if not words or not ends or len(words) + len(ends) <= room else f"{words}\n{ends.strip()}"
+    return (
+        f"{words}{ends}"
+        if not words or not ends or len(words) + len(ends) <= room
+        else f"{words}\n{ends.strip()}"
+    )
 
 
 def _cell_range_words(size: Bytes, look: Look) -> str:
@@ -296,9 +362,19 @@ def _in_words(answer: Answer, sheet: Sheet, look: Look) -> Text:
 
     names, size = model_state_bytes(sheet)
     training, cache = answer.plan.task == "train", sheet.of(Component.KV_CACHE)
-    alone, each = "Model states alone" if training else "Weights alone", "" if on_processor(answer) else " a GPU"
-    kept = f"; cache: {format_bytes(cache.value, decimal=True)} ({format_bytes(cache.value)})" if cache.value and not training else ""
-    first = f"{alone} ({names}): {format_bytes(size.value, decimal=True)}{each} ({format_bytes(size.value)}){kept}."
+    alone, each = (
+        "Model states alone" if training else "Weights alone",
+        "" if on_processor(answer) else " a GPU",
+    )
+    kept = (
+        f"; cache: {format_bytes(cache.value, decimal=True)} ({format_bytes(cache.value)})"
+        if cache.value and not training
+        else ""
+    )
+    first = (
+        f"{alone} ({names}): {format_bytes(size.value, decimal=True)}{each} "
+        f"({format_bytes(size.value)}){kept}."
+    )
     instants = (f"{when.value} {look.cell(sheet.at(when).value)}" for when in sheet.instants)
     lines = [
         *([first] if size.value else []),
@@ -320,7 +396,10 @@ def _saved_elsewhere(sheet: Sheet) -> Iterator[str]:
     most, here = sheet.of(saved, instant=when).value, sheet.of(saved).value
     if most > here:
         there = f"{format_bytes(here, decimal=True)} ({format_bytes(here)})" if here else "none"
-        yield f"Saved activations: {format_bytes(most, decimal=True)} ({format_bytes(most)}) at their most, in {INSTANTS[when]}; at the peak {there}."
+        yield (
+            f"Saved activations: {format_bytes(most, decimal=True)} ({format_bytes(most)}) at their "
+            f"most, in {INSTANTS[when]}; at the peak {there}."
+        )
 
 
 def _all_items_table(sheet: Sheet, answer: Answer, look: Look) -> RenderableType:
@@ -328,9 +407,18 @@ def _all_items_table(sheet: Sheet, answer: Answer, look: Look) -> RenderableType
     from rich.table import Table
     from rich.text import Text
 
-    title = f"Every item of {_deciding_rank_phrase(answer, sheet) or 'the rank'}, in {look.unit} at each instant's high-water mark"
+    title = (
+        f"Every item of {_deciding_rank_phrase(answer, sheet) or 'the rank'}, in {look.unit} at each "
+        "instant's high-water mark"
+    )
     table = Table(
-        box=None, pad_edge=False, padding=(0, 1, 0, 0), title=Text(title), title_justify="left", title_style="bold", header_style="bold"
+        box=None,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        title=Text(title),
+        title_justify="left",
+        title_style="bold",
+        header_style="bold",
     )
     table.add_column("component and path", overflow="fold")
     for instant in sheet.instants:
@@ -340,9 +428,14 @@ def _all_items_table(sheet: Sheet, answer: Answer, look: Look) -> RenderableType
     for item in sorted(sheet.items, key=lambda item: (order[item.component], -item.largest.value)):
         if item.component is not last:
             held = (sheet.of(item.component, instant=instant).value for instant in sheet.instants)
-            table.add_row(Text(component_name(item.component), "bold"), *(Text(look.cell(size) if size else "", "bold") for size in held))
+            table.add_row(
+                Text(component_name(item.component), "bold"),
+                *(Text(look.cell(size) if size else "", "bold") for size in held),
+            )
             last = item.component
-        cells = (look.cell(item.at[instant].value) if instant in item.at else "" for instant in sheet.instants)
+        cells = (
+            look.cell(item.at[instant].value) if instant in item.at else "" for instant in sheet.instants
+        )
         table.add_row(Text("  " + (printable_line(item.path) or "all")), *cells)
     return table
 
@@ -352,10 +445,24 @@ def _answer_note_lines(answer: Answer, look: Look) -> Iterator[str]:
         device = answer.cluster.device
         box = format_bytes(device.datasheet_bytes, decimal=True, digits=1)
         known = "" if device.basis is Basis.REPORTED else f" ({printable_line(device.evidence)})"
-        yield f"a framework gets {look.room(device.framework_bytes, look.digits)} of each {device.name} (sold as {box}){known}"
+        yield (
+            f"a framework gets {look.room(device.framework_bytes, look.digits)} of each {device.name} "
+            f"(sold as {box}){known}"
+        )
         yield from device.notes if device.unified else ()
-        if answer.verdict and answer.verdict.result is Result.FITS and answer.verdict.device.high > device.framework_low_bytes:
-            yield "what a server takes grows with the card: the high end is of the largest such card, and it fits on the least and on the largest"
-    notes = (*answer.notes, *(note for sheet in answer.sheets for note in sheet.notes), *answer.model.source.notes)
+        if (
+            answer.verdict
+            and answer.verdict.result is Result.FITS
+            and answer.verdict.device.high > device.framework_low_bytes
+        ):
+            yield (
+                "what a server takes grows with the card: the high end is of the largest such card, and "
+                "it fits on the least and on the largest"
+            )
+    notes = (
+        *answer.notes,
+        *(note for sheet in answer.sheets for note in sheet.notes),
+        *answer.model.source.notes,
+    )
     told = deciding_notes(answer)
     yield from dict.fromkeys(one_line(note) for note in notes if note not in told)

@@ -13,7 +13,9 @@ SHOWN = 2
 
 
 def token_factors(spec: ModelSpec, dtype: DType, total_bytes: int) -> str:
-    """``28 layers × 2 (keys, values) × 4 heads × 128 wide × 2 bytes``; empty where those factors are not all of ``total_bytes``."""
+    """``28 layers × 2 (keys, values) × 4 heads × 128 wide × 2 bytes``; empty where those factors are not all
+    of ``total_bytes``.
+    """
     size = int(dtype.nbytes(1))
     counts: dict[tuple[tuple[int, str], ...], int] = {}
     for _, mixer, layers in caching_layers(spec):
@@ -23,7 +25,8 @@ def token_factors(spec: ModelSpec, dtype: DType, total_bytes: int) -> str:
     if bytes_ != total_bytes or not 0 < len(counts) <= SHOWN:
         return ""
     return " + ".join(
-        " × ".join((f"{layers} layers", *(word for _, word in factors), f"{size} bytes")) for factors, layers in counts.items()
+        " × ".join((f"{layers} layers", *(word for _, word in factors), f"{size} bytes"))
+        for factors, layers in counts.items()
     )
 
 
@@ -32,7 +35,11 @@ def _cache_element_factors(mixer: Mixer) -> tuple[tuple[int, str], ...]:
     match mixer:
         case Attention():
             heads, wide = mixer.kv_heads, mixer.head_dim
-            return (2, "2 (keys, values)"), (heads, f"{heads} head{'s' * (heads > 1)}"), (wide, f"{wide} wide")
+            return (
+                (2, "2 (keys, values)"),
+                (heads, f"{heads} head{'s' * (heads > 1)}"),
+                (wide, f"{wide} wide"),
+            )
         case LatentAttention():
             latent, rotary = mixer.kv_lora_rank, mixer.qk_rope_head_dim
             return ((latent + rotary, f"({latent} latent + {rotary} rotary)"),)

@@ -1,4 +1,6 @@
-"""What a traced answer says besides its sheet: which step, what asked for the byte that made the peak, what no trace sees."""
+"""What a traced answer says besides its sheet: which step, what asked for the byte that made the peak, what
+no trace sees.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,28 @@ def traced_lines(answer: Answer, look: Look) -> Iterator[str]:
     if peak.get("op") and "died" not in trace:
         line = f" (line {printable_line(peak['line'])})" if peak["line"] else ""
         yield (
-            f"The peak comes when {printable_line(peak['op'])} asks for {look.need(peak['request_bytes'])} {IN[Instant(peak['instant'])]}, "
+            f"The peak comes when {printable_line(peak['op'])} asks for "
+            f"{look.need(peak['request_bytes'])} {IN[Instant(peak['instant'])]}, "
             f"at {printable_line(peak['path'])}{line}."
         )
     if trace.get("measured"):
         return
     if trace["tensors_bytes"] != peak["bytes"]:
-        yield f"Without what CUDA kernels and libraries allocate for themselves it would be {look.need(trace['tensors_bytes'], 2)}."
-    yield f"Traced on fake tensors in {trace['seconds']:.1f} s: {trace['events']:,} allocations and releases, torch {trace['torch']}."
+        yield (
+            "Without what CUDA kernels and libraries allocate for themselves it would be "
+            f"{look.need(trace['tensors_bytes'], 2)}."
+        )
+    yield (
+        f"Traced on fake tensors in {trace['seconds']:.1f} s: {trace['events']:,} allocations and "
+        f"releases, torch {trace['torch']}."
+    )
     if trace.get("stand_ins"):
-        yield f"Kernels of other packages by stand-ins that allocate as their source does: {', '.join(map(printable_line, trace['stand_ins']))}."
+        yield (
+            "Kernels of other packages by stand-ins that allocate as their source does: "
+            f"{', '.join(map(printable_line, trace['stand_ins']))}."
+        )
     if trace.get("without"):
-        yield f"As torch's own operations do it, without the kernels of {', '.join(map(printable_line, trace['without']))}."
+        yield (
+            "As torch's own operations do it, without the kernels of "
+            f"{', '.join(map(printable_line, trace['without']))}."
+        )

@@ -27,7 +27,11 @@ def ways_table(ways: Sequence[WayToFit], look: Look, task: str) -> RenderableTyp
     beside = all(wide + 2 + len(need) <= look.width for need in needs)
     text = Text("What would make it fit, each accounted", "bold")
     for way, need in zip(ways, needs, strict=True):
-        text.append(f"\n{way.words:<{wide}}  " if beside else f"\n{join_phrases(way.words.split(' '), look.width, between=' ')}\n    ")
+        text.append(
+            f"\n{way.words:<{wide}}  "
+            if beside
+            else f"\n{join_phrases(way.words.split(' '), look.width, between=' ')}\n    "
+        )
         text.append(need, "not bold")
         text.append(f"\n{wrap_command_line(way_flags(way, look, task), look.width, indent=2)}", "not bold")
     return text

@@ -1,8 +1,9 @@
-"""Two documents of sheets side by side: rank by rank, joined on component and module path, the largest difference first.
+"""Two documents of sheets side by side: rank by rank, joined on component and module path, the largest
+difference first.
 
-Witnesses name modules alike and may name what is inside one differently (``…q_proj/output``, ``…q_proj/mm``), so that rows are joined on
-the module, the part of a path before its ``/``, unless parts are asked for. Only tensors are compared: what an allocator and a driver
-add is no witness's business but the device's.
+Witnesses name modules alike and may name what is inside one differently (``…q_proj/output``, ``…q_proj/mm``),
+so that rows are joined on the module, the part of a path before its ``/``, unless parts are asked for. Only
+tensors are compared: what an allocator and a driver add is no witness's business but the device's.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ SCHEMA = "memsheet/comparison/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two sheets of the same ranks (``ranks`` is empty where none is in both), each at an instant, and how their rows differ."""
+    """Two sheets of the same ranks (``ranks`` is empty where none is in both), each at an instant, and how
+    their rows differ.
+    """
 
     left: Sheet
     right: Sheet
@@ -41,14 +44,18 @@ class Pair:
     @property
     def instants(self) -> tuple[Instant, ...]:
         """Those of either sheet, in order."""
-        return tuple(instant for instant in Instant if instant in self.left.instants or instant in self.right.instants)
+        return tuple(
+            instant for instant in Instant if instant in self.left.instants or instant in self.right.instants
+        )
 
     def components(self) -> dict[Component, Difference]:
         """The rows added up by component, the largest difference first."""
         found: dict[Component, Difference] = {}
         for row in self.rows:
             before = found.get(row.component, Difference(row.component, "", NOTHING, NOTHING))
-            found[row.component] = replace(before, left=before.left + row.left, right=before.right + row.right)
+            found[row.component] = replace(
+                before, left=before.left + row.left, right=before.right + row.right
+            )
         return dict(sorted(found.items(), key=lambda pair: -abs(pair[1].bytes)))
 
 
@@ -62,12 +69,17 @@ class Comparison:
 
 
 def compare_sheets(
-    left: Document, right: Document, *, instant: Instant | None = None, rank: int | None = None, parts: bool = False
+    left: Document,
+    right: Document,
+    *,
+    instant: Instant | None = None,
+    rank: int | None = None,
+    parts: bool = False,
 ) -> Comparison:
     """Compare the ranks that both documents have, or the first of each where they share none.
 
-    At ``instant``, else each sheet at its own peak; only ``rank`` if it is given; with ``parts``, what is inside a module apart. Raises
-    InputError where a document has no such instant or rank.
+    At ``instant``, else each sheet at its own peak; only ``rank`` if it is given; with ``parts``, what is
+    inside a module apart. Raises InputError where a document has no such instant or rank.
     """
     found = _matched_rank_sheets(left, right, rank)
     if instant is not None:
@@ -77,12 +89,19 @@ def compare_sheets(
     return Comparison(left=left, right=right, pairs=tuple(sorted(pairs, key=lambda pair: -abs(pair.bytes))))
 
 
-def _matched_rank_sheets(left: Document, right: Document, rank: int | None) -> list[tuple[Sheet, Sheet, tuple[int, ...]]]:
+def _matched_rank_sheets(
+    left: Document, right: Document, rank: int | None
+) -> list[tuple[Sheet, Sheet, tuple[int, ...]]]:
     """Sheets that stand for the same ranks, with those ranks."""
-    sides = [{number: sheet for sheet in each.sheets for number in (sheet.rank, *sheet.same_as)} for each in (left, right)]
+    sides = [
+        {number: sheet for sheet in each.sheets for number in (sheet.rank, *sheet.same_as)}
+        for each in (left, right)
+    ]
     for document, ranks in zip((left, right), sides, strict=True):
         if rank is not None and rank not in ranks:
-            raise input_error("rank", rank, f"is not in {document.file}", f"it has {_first_rank_numbers(sorted(ranks))}")
+            raise input_error(
+                "rank", rank, f"is not in {document.file}", f"it has {_first_rank_numbers(sorted(ranks))}"
+            )
     shared: dict[tuple[int, int], list[int]] = {}
     for number in sorted(set(sides[0]) & set(sides[1])) if rank is None else [rank]:
         shared.setdefault((sides[0][number].rank, sides[1][number].rank), []).append(number)
@@ -101,18 +120,28 @@ def _check_instant(document: Document, sheet: Sheet, instant: Instant) -> None:
         raise input_error("instant", instant.value, f"is not in {document.file}", f"it has {known}")
 
 
-def _sheet_pair(left: Sheet, right: Sheet, ranks: tuple[int, ...], instant: Instant | None, *, parts: bool) -> Pair:
+def _sheet_pair(
+    left: Sheet, right: Sheet, ranks: tuple[int, ...], instant: Instant | None, *, parts: bool
+) -> Pair:
     at = (instant or left.peak_instant, instant or right.peak_instant)
     sides = [bytes_by_module(sheet, when, parts=parts) for sheet, when in zip((left, right), at, strict=True)]
     keys = dict.fromkeys((*sides[0], *sides[1]))
-    rows = (Difference(c, path, sides[0].get((c, path), NOTHING), sides[1].get((c, path), NOTHING)) for c, path in keys)
-    return Pair(left=left, right=right, ranks=ranks, at=at, rows=tuple(sorted(rows, key=lambda row: -abs(row.bytes))))
+    rows = (
+        Difference(c, path, sides[0].get((c, path), NOTHING), sides[1].get((c, path), NOTHING))
+        for c, path in keys
+    )
+    return Pair(
+        left=left, right=right, ranks=ranks, at=at, rows=tuple(sorted(rows, key=lambda row: -abs(row.bytes)))
+    )
 
 
 def comparison_document(found: Comparison) -> dict[str, Any]:
-    """``memsheet/comparison/1``: every pair of ranks with its peaks, instants, components and rows; a difference is right less left."""
+    """``memsheet/comparison/1``: every pair of ranks with its peaks, instants, components and rows; a
+    difference is right less left.
+    """
     sides = {
-        side: {"file": d.file, "witness": d.witness.value, "model": d.model} for side, d in (("left", found.left), ("right", found.right))
+        side: {"file": d.file, "witness": d.witness.value, "model": d.model}
+        for side, d in (("left", found.left), ("right", found.right))
     }
     return {"schema": SCHEMA, **sides, "ranks": [_pair_document(pair) for pair in found.pairs]}
 

@@ -1,4 +1,6 @@
-"""A timeline as a curve over its steady step, in no more columns than there is room for: each column shows its largest event."""
+"""A timeline as a curve over its steady step, in no more columns than there is room for: each column shows
+its largest event.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ PLACE = {component: place for place, component in enumerate(Component)}
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Events ``first`` to ``end`` (exclusive), and what each component holds after the one of them after which most is held, in bytes.
+    """Events ``first`` to ``end`` (exclusive), and what each component holds after the one of them after
+    which most is held, in bytes.
 
     ``held`` is in the order of ``Component``; ``at`` is that event.
     """
@@ -40,7 +43,8 @@ class Span:
 
 
 def timeline_columns(timeline: Timeline, most: int) -> tuple[Column, ...]:
-    """The steady step in at most ``most`` columns, from what is held as it begins. Raises InputError where nothing happens in it.
+    """The steady step in at most ``most`` columns, from what is held as it begins. Raises InputError where
+    nothing happens in it.
 
     The largest event of a column stands for it, the first of equals, so that no high-water mark is ever lost.
     """
@@ -58,7 +62,9 @@ def timeline_columns(timeline: Timeline, most: int) -> tuple[Column, ...]:
 
 
 def steady_step_window(timeline: Timeline) -> tuple[int, int]:
-    """The events of the steady step; the one before it is the first, for the step begins with what that left."""
+    """The events of the steady step; the one before it is the first, for the step begins with what that
+    left.
+    """
     first, end = max(timeline.start - 1, 0), len(timeline.events)
     if not timeline.marks or first >= end:
         raise input_error("timeline", None, "holds no event of a steady step: there is nothing to draw")
@@ -66,7 +72,9 @@ def steady_step_window(timeline: Timeline) -> tuple[int, int]:
 
 
 def instant_spans(timeline: Timeline) -> tuple[Span, ...]:
-    """The instants of the steady step in order; marks of one instant that follow each other are one, and empty ones are left out."""
+    """The instants of the steady step in order; marks of one instant that follow each other are one, and
+    empty ones are left out.
+    """
     first, end = steady_step_window(timeline)
     made: list[Span] = []
     for mark, until in zip(timeline.marks, [*(mark.at for mark in timeline.marks[1:]), end], strict=True):
@@ -80,7 +88,9 @@ def instant_spans(timeline: Timeline) -> tuple[Span, ...]:
 
 
 def _held_bytes_by_event(timeline: Timeline, first: int) -> Iterator[tuple[int, int, list[int]]]:
-    """From event ``first`` on: the event, the sum held after it, and the components' parts (one list, changed in place)."""
+    """From event ``first`` on: the event, the sum held after it, and the components' parts (one list, changed
+    in place).
+    """
     rows = [(storage.bytes, PLACE[storage.component]) for storage in timeline.storages]
     held, whole = [0] * len(PLACE), 0
     for number, event in enumerate(timeline.events):

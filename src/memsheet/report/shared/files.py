@@ -1,4 +1,6 @@
-"""Output files, written whole or not at all: nobody ever finds half a file under the name that was asked for."""
+"""Output files, written whole or not at all: nobody ever finds half a file under the name that was asked
+for.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ ANYONE = 0o666  # less the umask, as any program creates a file
 def write_whole(path: Path, data: bytes, field: str = "file") -> None:
     """Put ``data`` under ``path``: into a new file beside it first, which then takes its name.
 
-    A link is followed and a file that is there keeps its permissions. Raises InputError, and leaves what was there as it was, where
-    the folder is missing, the name is that of a folder, a pipe or a device, or the disk is full.
+    A link is followed and a file that is there keeps its permissions. Raises InputError, and leaves what was
+    there as it was, where the folder is missing, the name is that of a folder, a pipe or a device, or the
+    disk is full.
     """
     try:
         target = Path(os.path.realpath(path))
@@ -34,15 +37,19 @@ def write_whole(path: Path, data: bytes, field: str = "file") -> None:
 
 
 def write_all(files: Mapping[Path, bytes], field: str = "file") -> None:
-    """Put every one of ``files`` in its place, or none: all of them are written out before the first takes its name.
+    """Put every one of ``files`` in its place, or none: all of them are written out before the first takes
+    its name.
 
-    Links are not followed: a name that is one is refused, wherever it leads. Raises InputError as ``write_whole``.
+    Links are not followed: a name that is one is refused, wherever it leads. Raises InputError as
+    ``write_whole``.
     """
     ready: dict[Path, Path] = {}
     try:
         for path, data in files.items():
             if path.is_symlink():
-                raise input_error(field, str(path), "is a link, and what it leads to is not written over", "another folder")
+                raise input_error(
+                    field, str(path), "is a link, and what it leads to is not written over", "another folder"
+                )
             mode = _file_mode(path)
             _check_target_file(path, path, mode, field)
             ready[path] = _write_temporary_file(path, data, mode)
@@ -59,7 +66,9 @@ def write_all(files: Mapping[Path, bytes], field: str = "file") -> None:
 
 @contextmanager
 def alone_with(path: Path, field: str) -> Iterator[None]:
-    """A time in which no other process of ours reads a file to write it again. Raises InputError where its folder cannot be written."""
+    """A time in which no other process of ours reads a file to write it again. Raises InputError where its
+    folder cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.with_name(f".{path.name}.lock").open("w")
@@ -89,16 +98,24 @@ def check_file(path: Path, field: str) -> None:
 
 
 def check_folder(path: Path, field: str) -> None:
-    """That files could be written into a folder, there or still to be made. Raises InputError where they could not."""
+    """That files could be written into a folder, there or still to be made. Raises InputError where they
+    could not.
+    """
     try:
         with suppress(FileNotFoundError, NotADirectoryError):
             path.lstat()
-        found = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists() or not each.name)
+        found = next(
+            each for each in (path.absolute(), *path.absolute().parents) if each.exists() or not each.name
+        )
     except (OSError, ValueError) as error:
         raise input_error(field, str(path), f"cannot be made: {_os_error_reason(error)}") from None
     if not found.is_dir():
         raise input_error(
-            field, str(path), "is not a folder" if found == path.absolute() else f"cannot be made: {found.name} is not a folder"
+            field,
+            str(path),
+            "is not a folder"
+            if found == path.absolute()
+            else f"cannot be made: {found.name} is not a folder",
         )
     if not os.access(found, os.W_OK | os.X_OK):
         raise input_error(field, str(path), "cannot be written")
@@ -137,9 +154,13 @@ def _replace_file(target: Path, data: bytes, mode: int | None) -> None:
 
 def _write_temporary_file(target: Path, data: bytes, mode: int | None) -> Path:
     """``data`` in a new file of the same folder."""
-    beside = target.with_name(f".{secrets.token_hex(8)}.part")  # not the name itself and more: that may be too long
+    beside = target.with_name(
+        f".{secrets.token_hex(8)}.part"
+    )  # not the name itself and more: that may be too long
     try:
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), ANYONE), "wb") as file:
+        with os.fdopen(
+            os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), ANYONE), "wb"
+        ) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

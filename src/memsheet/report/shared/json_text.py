@@ -8,5 +8,7 @@ from typing import Any
 
 
 def dump_json_line(document: Mapping[str, Any], *, indent: int | None = None) -> str:
-    """One JSON object and a newline. Plain ASCII, so that any terminal and pipe takes it; NaN is never written."""
+    """One JSON object and a newline. Plain ASCII, so that any terminal and pipe takes it; NaN is never
+    written.
+    """
     return json.dumps(document, allow_nan=False, indent=indent) + "\n"

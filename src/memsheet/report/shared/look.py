@@ -11,10 +11,10 @@ from memsheet.units import GIB, format_bytes, format_giga
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """How to print: ``width`` in columns; decimal GB in place of GiB; every item; colours; plain ASCII; ``fine``: columns in MiB or MB; ``digits`` after the
-    point of what must add up and compare; ``brims``: rooms whose size, as a need, fills them to the byte;
-    ``typed``: the options of the line
-    that is answered, each with its keys.
+    """How to print: ``width`` in columns; decimal GB in place of GiB; every item; colours; plain ASCII;
+    ``fine``: columns in MiB or MB; ``digits`` after the point of what must add up and compare; ``brims``:
+    rooms whose size, as a need, fills them to the byte; ``typed``: the options of the line that is answered,
+    each with its keys.
     """
 
     width: int = 80
@@ -47,4 +47,6 @@ class Look:
     def cell(self, size: int) -> str:
         """A need in a column that names the unit."""
         factor = (1000 if self.decimal else 1024) if self.fine else 1
-        return format_giga(size * factor, decimal=self.decimal, digits=self.digits, headroom=size in self.brims)
+        return format_giga(
+            size * factor, decimal=self.decimal, digits=self.digits, headroom=size in self.brims
+        )

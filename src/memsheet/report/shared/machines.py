@@ -9,7 +9,9 @@ SIZES = ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"), (1, "B"))
 
 
 def machine_flags(cluster: Cluster) -> str:
-    """What a person adds to a command to ask about the same cluster: its file, or its count and what is not usual of it."""
+    """What a person adds to a command to ask about the same cluster: its file, or its count and what is not
+    usual of it.
+    """
     if cluster.file is not None:
         from shlex import quote
 

@@ -1,4 +1,6 @@
-"""How a peak is said: its bytes, its instant, and the allocation that made it. Names come from a stranger's model."""
+"""How a peak is said: its bytes, its instant, and the allocation that made it. Names come from a stranger's
+model.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,20 @@ LONGEST = 84
 
 
 def peak_lines(found: Peak, *, decimal: bool = False) -> list[str]:
-    """A line for its bytes and instant; then, where an allocation made it, its operation and size, its module path, the user's line."""
+    """A line for its bytes and instant; then, where an allocation made it, its operation and size, its module
+    path, the user's line.
+    """
     first = f"{format_bytes(found.bytes, decimal=decimal)} at the peak, in {INSTANTS[found.instant]}"
-    return [elide_middle(line) for line in (first, *(made_by(found.storage, decimal=decimal) if found.storage else ()))]
+    return [
+        elide_middle(line)
+        for line in (first, *(made_by(found.storage, decimal=decimal) if found.storage else ()))
+    ]
 
 
 def made_by(storage: Storage, *, decimal: bool = False) -> list[str]:
-    """What asked for a storage: the operation and its bytes, the module path, the user's line; what is not known is left out."""
+    """What asked for a storage: the operation and its bytes, the module path, the user's line; what is not
+    known is left out.
+    """
     size = format_bytes(storage.bytes, decimal=decimal)
     where = (("in", storage.path), ("from", storage.line))
     return [

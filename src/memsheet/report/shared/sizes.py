@@ -1,4 +1,6 @@
-"""A verdict's sizes in words that agree with one another: needs are rounded up, rooms down, and what fits looks as if it did."""
+"""A verdict's sizes in words that agree with one another: needs are rounded up, rooms down, and what fits
+looks as if it did.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,16 @@ MOST_DIGITS = 6
 
 
 def look_with_exact_digits(verdict: Verdict | None, cluster: Cluster | None, look: Look) -> Look:
-    """The look with as many digits as it takes for rounded sizes to say what the exact ones do: a need that is no more than the room is
-    printed as no more than it.
+    """The look with as many digits as it takes for rounded sizes to say what the exact ones do: a need that
+    is no more than the room is printed as no more than it.
     """
     if verdict is None or cluster is None:
         return look
     device = cluster.device
-    pairs = ((verdict.device.high, device.framework_low_bytes), (verdict.device.value, device.framework_bytes))
+    pairs = (
+        (verdict.device.high, device.framework_low_bytes),
+        (verdict.device.value, device.framework_bytes),
+    )
     fitting = [(int(need), int(room)) for need, room in pairs if need < room]
     look = replace(look, brims=tuple({*look.brims, *(int(need) for need, room in pairs if need == room)}))
     unit = 10**9 if look.decimal else GIB
@@ -31,10 +36,13 @@ def look_with_exact_digits(verdict: Verdict | None, cluster: Cluster | None, loo
 
 
 def need_and_room(device: Device, verdict: Verdict, look: Look) -> tuple[str, ...]:
-    """What a GPU needs, of what a framework gets of the card, and the range of the need. Where nobody has seen what is got, that is a range of its
-    own, in a phrase of its own.
+    """What a GPU needs, of what a framework gets of the card, and the range of the need. Where nobody has
+    seen what is got, that is a range of its own, in a phrase of its own.
     """
-    need, ends = look.need(verdict.device.value, look.digits), size_range_suffix(verdict.device, look).strip(" ()")
+    need, ends = (
+        look.need(verdict.device.value, look.digits),
+        size_range_suffix(verdict.device, look).strip(" ()"),
+    )
     given = device_capacity_words(device, verdict, look)
     return (
         (f"needs {need} of {given} per GPU", ends)
@@ -44,8 +52,8 @@ def need_and_room(device: Device, verdict: Verdict, look: Look) -> tuple[str, ..
 
 
 def device_capacity_words(device: Device, verdict: Verdict, look: Look) -> str:
-    """What a framework gets of a card, the size of which ``headroom_phrase`` is what is left; nothing where that is a range. Where some were seen with less,
-    that is told when it decides.
+    """What a framework gets of a card, the size of which ``headroom_phrase`` is what is left; nothing where
+    that is a range. Where some were seen with less, that is told when it decides.
     """
     low = look.room(device.framework_low_bytes, look.digits)
     if device.basis is not Basis.REPORTED:
@@ -57,13 +65,19 @@ def device_capacity_words(device: Device, verdict: Verdict, look: Look) -> str:
 
 def _capacity_range_words(device: Device, look: Look) -> str:
     """The least and the most that a framework may get of a card."""
-    low, high = look.room(device.framework_low_bytes, look.digits), look.room(device.framework_high_bytes, look.digits)
+    low, high = (
+        look.room(device.framework_low_bytes, look.digits),
+        look.room(device.framework_high_bytes, look.digits),
+    )
     return low if low == high else format_size_span(low, high)
 
 
 def headroom_phrase(device: Device, verdict: Verdict, look: Look) -> str:
     """What is left of a card, or lacks; of one that nobody has seen, of the least it may give."""
-    size, least = verdict.headroom_bytes, "" if device_capacity_words(device, verdict, look) else " of the least it gives"
+    size, least = (
+        verdict.headroom_bytes,
+        "" if device_capacity_words(device, verdict, look) else " of the least it gives",
+    )
     if size < 0:
         return f"{look.need(-size, look.digits)} {'more than the least it gives' if least else 'too much'}"
     return f"{look.room(size, look.digits)} free{least}"

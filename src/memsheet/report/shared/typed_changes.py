@@ -1,4 +1,6 @@
-"""What to type to get a change: flags to add, and in place of which that are on the line already, by whatever name."""
+"""What to type to get a change: flags to add, and in place of which that are on the line already, by whatever
+name.
+"""
 
 from __future__ import annotations
 
@@ -24,28 +26,50 @@ SHORT_KEYS = frozenset(SHORT.values())
 
 
 def change_line(changes: Mapping[str, Any], look: Look, task: str = "train") -> str:
-    """``add`` and the flags of some changes, or ``replace`` those that say something else of the same keys ``by`` them, with what else those said;
-    a key without a value is left out of the line.
+    """``add`` and the flags of some changes, or ``replace`` those that say something else of the same keys
+    ``by`` them, with what else those said; a key without a value is left out of the line.
     """
     replaced = [option for option in look.typed if _contradicts_change(option, changes, task)]
-    kept = {key: value for _, _, keys in replaced for key, value in keys.items() if key in SHORT_KEYS or key.startswith("offload.")}
-    said = {key: value for key, value in {**{key: kept[key] for key in kept if key not in changes}, **changes}.items() if value is not None}
+    kept = {
+        key: value
+        for _, _, keys in replaced
+        for key, value in keys.items()
+        if key in SHORT_KEYS or key.startswith("offload.")
+    }
+    said = {
+        key: value
+        for key, value in {**{key: kept[key] for key in kept if key not in changes}, **changes}.items()
+        if value is not None
+    }
     spoken = {key for option in replaced for key in _option_plan_keys(option)}
-    gone = (words for key, words in LEFT_OUT.items() if key in changes and changes[key] is None and key not in spoken)
-    flags, old = " ".join([*_model_argument(said), flags_for(_without_model(said)), *gone]).strip(), " ".join(map(_as_typed, replaced))
+    gone = (
+        words
+        for key, words in LEFT_OUT.items()
+        if key in changes and changes[key] is None and key not in spoken
+    )
+    flags, old = (
+        " ".join([*_model_argument(said), flags_for(_without_model(said)), *gone]).strip(),
+        " ".join(map(_as_typed, replaced)),
+    )
     if not old:
         return f"add  {flags}"
     return f"replace  {old} by {flags}" if flags else f"leave out  {old}"
 
 
 def _contradicts_change(option: Option, changes: Mapping[str, Any], task: str) -> bool:
-    """Whether an option of the line says something else of what is changed, or means something else once it is."""
+    """Whether an option of the line says something else of what is changed, or means something else once it
+    is.
+    """
     name, value, _ = option
     changed = {*changes, *(key for cause, keys in LAID_OUT.items() if cause in changes for key in keys)}
     if _option_plan_keys(option) & changed:
         return True
     engine = changes.get("engine")
-    return bool(engine) and name not in MACHINES and not means_the_same(name, value, option[2], task, str(engine))
+    return (
+        bool(engine)
+        and name not in MACHINES
+        and not means_the_same(name, value, option[2], task, str(engine))
+    )
 
 
 MACHINES = ("model", "gpus", "nodes", "per_node", "cluster", "most")
@@ -74,4 +98,5 @@ def _as_typed(option: Option) -> str:
     flag = name.replace("_", "-")
     if isinstance(value, bool):
         return f"--{flag}" if value else f"--no-{flag}"
-    return f"--{flag} {shlex.quote(printable_line(','.join(map(str, value)) if isinstance(value, list | tuple) else value))}"
+    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+    return f"--{flag} {shlex.quote(printable_line(text))}"

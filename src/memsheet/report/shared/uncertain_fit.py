@@ -5,7 +5,9 @@ from __future__ import annotations
 from memsheet.budget import Answer, Result, Verdict
 
 ROUTING = "expert routing decides: "
-"""How the note of a training job begins that fits where experts are chosen evenly, and may not where they are not."""
+"""How the note of a training job begins that fits where experts are chosen evenly, and may not where they are
+not.
+"""
 
 
 def deciding_notes(answer: Answer) -> tuple[str, ...]:
@@ -17,6 +19,10 @@ def deciding_notes(answer: Answer) -> tuple[str, ...]:
 def in_vain_words(verdict: Verdict) -> str:
     """What is said where changes were tried, and none fits."""
     if verdict.result is Result.UNCERTAIN:
-        ends = "the expected need does, the range's high end does not" if verdict.headroom_bytes >= 0 else "the range's low end does"
+        ends = (
+            "the expected need does, the range's high end does not"
+            if verdict.headroom_bytes >= 0
+            else "the range's low end does"
+        )
         return f"no change, and no list of changes that was tried, is sure to fit as the job stands: {ends}"
     return "no change, and no list of changes that was tried, makes it fit on these GPUs"

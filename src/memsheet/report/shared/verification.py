@@ -1,4 +1,6 @@
-"""A plan under three witnesses, as data: what each rung of the ladder was, what every rank held, and which term is farthest off."""
+"""A plan under three witnesses, as data: what each rung of the ladder was, what every rank held, and which
+term is farthest off.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,16 @@ from memsheet.sheet import NOTHING, Bytes, Component, Instant, Sheet, Witness, b
 
 SCHEMA = "memsheet/verification/1"
 BAR = 0.01
-"""How far a prediction may be from what was measured before it is said to be off: DESIGN's bar for training peaks."""
+"""How far a prediction may be from what was measured before it is said to be off: DESIGN's bar for training
+peaks.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """A component of a module at the peak, as predicted and as it was. ``share``: the difference as a fraction of that peak."""
+    """A component of a module at the peak, as predicted and as it was. ``share``: the difference as a
+    fraction of that peak.
+    """
 
     component: Component
     path: str
@@ -58,7 +64,9 @@ class Seen:
 
     @property
     def worst(self) -> Term | None:
-        """The term in which prediction and truth differ most, when the truth is at its peak; None where they are equal, or one is missing."""
+        """The term in which prediction and truth differ most, when the truth is at its peak; None where they
+        are equal, or one is missing.
+        """
         if self.predicted is None or self.truth is None:
             return None
         return worst_term(self.predicted, self.truth, self.truth.peak_instant)
@@ -72,28 +80,38 @@ def _relative_peak_error(guess: Sheet | None, truth: Sheet | None) -> float | No
 
 
 def worst_term(predicted: Sheet, found: Sheet, instant: Instant) -> Term | None:
-    """The component and module that differ most at an instant, the way that the peaks differ; None where all are equal.
+    """The component and module that differ most at an instant, the way that the peaks differ; None where all
+    are equal.
 
-    What differs the other way is left out: two witnesses may take an instant's high-water mark at moments that are equally high and
-    hold different things.
+    What differs the other way is left out: two witnesses may take an instant's high-water mark at moments
+    that are equally high and hold different things.
     """
     guessed, real = bytes_by_module(predicted, instant), bytes_by_module(found, instant)
     whole = int(found.at(instant).value) or 1
     way = 1 if predicted.allocated.value >= found.allocated.value else -1
-    terms = [_error_term(key, guessed.get(key, NOTHING), real.get(key, NOTHING), whole) for key in dict.fromkeys((*guessed, *real))]
+    terms = [
+        _error_term(key, guessed.get(key, NOTHING), real.get(key, NOTHING), whole)
+        for key in dict.fromkeys((*guessed, *real))
+    ]
     top = max(terms, key=lambda term: way * term.share, default=None)
     return top if top is not None and top.share else None
 
 
 def _error_term(key: tuple[Component, str], guess: Bytes, real: Bytes, whole: int) -> Term:
     sizes = int(guess.value), int(real.value)
-    return Term(component=key[0], path=key[1], predicted_bytes=sizes[0], found_bytes=sizes[1], share=(sizes[0] - sizes[1]) / whole)
+    return Term(
+        component=key[0],
+        path=key[1],
+        predicted_bytes=sizes[0],
+        found_bytes=sizes[1],
+        share=(sizes[0] - sizes[1]) / whole,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerificationRun:
-    """One thing that was run. ``what``: how it differs from the plan asked for; ``refused``: why a witness is silent, or why nothing was
-    run; ``record``: of the real run (``memsheet/record/1``).
+    """One thing that was run. ``what``: how it differs from the plan asked for; ``refused``: why a witness is
+    silent, or why nothing was run; ``record``: of the real run (``memsheet/record/1``).
     """
 
     name: str
@@ -118,7 +136,11 @@ class VerificationRun:
     @property
     def worst(self) -> Seen | None:
         """The rank whose prediction is farthest off; None where nothing was compared."""
-        return max((seen for seen in self.ranks if seen.error is not None), key=lambda seen: abs(seen.error or 0.0), default=None)
+        return max(
+            (seen for seen in self.ranks if seen.error is not None),
+            key=lambda seen: abs(seen.error or 0.0),
+            default=None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,5 +210,8 @@ def instant_bytes_by_witness(seen: Seen) -> Iterator[tuple[Instant, dict[str, in
         if any(sheet is not None and instant in sheet.instants for sheet in sheets.values()):
             yield (
                 instant,
-                {f"{w.value}_bytes": int(s.at(instant).value) if s and instant in s.instants else None for w, s in sheets.items()},
+                {
+                    f"{w.value}_bytes": int(s.at(instant).value) if s and instant in s.instants else None
+                    for w, s in sheets.items()
+                },
             )

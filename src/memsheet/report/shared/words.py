@@ -11,7 +11,12 @@ from memsheet.plan.names import SHORT
 from memsheet.plan.plan import Adapter, OptimizerName, Plan, RecomputeMode
 from memsheet.sheet import Bytes, Component, Instant, Sheet, sum_byte_ranges
 
-SHARDED_FROM = {Component.OPTIMIZER_STATES: 1, Component.MASTER_WEIGHTS: 1, Component.GRADIENTS: 2, Component.PARAMETERS: 3}
+SHARDED_FROM = {
+    Component.OPTIMIZER_STATES: 1,
+    Component.MASTER_WEIGHTS: 1,
+    Component.GRADIENTS: 2,
+    Component.PARAMETERS: 3,
+}
 """The zero stage from which dp_shard splits a component (ZeRO, arXiv:1910.02054, section 5)."""
 
 MOSTLY = 0.3
@@ -57,16 +62,23 @@ def component_size_reason(component: Component, answer: Answer, sheet: Sheet) ->
             return _join_nonempty(plan.precision.gradients.name, of, *_sharding_axis_words(component, plan))
         case Component.OPTIMIZER_STATES:
             return _join_nonempty(
-                _optimizer_moment_words(plan), "of the adapters" if plan.adapter else "", *_sharding_axis_words(component, plan)
+                _optimizer_moment_words(plan),
+                "of the adapters" if plan.adapter else "",
+                *_sharding_axis_words(component, plan),
             )
         case Component.SAVED_ACTIVATIONS:
             return _join_nonempty(_recompute_mode_words(plan), dominant_path_words(component, sheet))
         case Component.UNSHARDED_PARAMETERS:
-            return _join_nonempty(f"gathered in {plan.precision.compute.name}", dominant_path_words(component, sheet))
+            return _join_nonempty(
+                f"gathered in {plan.precision.compute.name}", dominant_path_words(component, sheet)
+            )
         case Component.KV_CACHE:
             pooled = plan.memory_fraction is not None and answer.cluster is not None
             return (
-                _join_nonempty(plan.kv_dtype.name if plan.kv_dtype else "", f"what {plan.memory_fraction:g} of the card leaves")
+                _join_nonempty(
+                    plan.kv_dtype.name if plan.kv_dtype else "",
+                    f"what {plan.memory_fraction:g} of the card leaves",
+                )
                 if pooled
                 else _kv_cache_words(plan)
             )
@@ -116,7 +128,9 @@ def _sharding_axis_words(component: Component, plan: Plan) -> tuple[str, ...]:
     mesh, words = plan.mesh, []
     sharded = mesh.dp_shard * mesh.cp if mesh.cp > 1 else mesh.dp_shard
     engine = engine_of(plan)
-    gathers = plan.zero >= 2 and engine.sharding.gathers  # parameters rest in shards, however long they stay gathered
+    gathers = (
+        plan.zero >= 2 and engine.sharding.gathers
+    )  # parameters rest in shards, however long they stay gathered
     if component is Component.GRADIENTS and mesh.pp > 1 and engine.whole_in_pipelines:
         words.append("whole until the last micro-batch")
     elif (gathers or plan.zero >= SHARDED_FROM[component]) and sharded > 1:
@@ -166,7 +180,10 @@ def _kv_cache_words(plan: Plan) -> str:
         return dtype
     plural = "s" if plan.max_sequences != 1 else ""
     if plan.engine == "llama.cpp":  # whose sequences share what -c says
-        return _join_nonempty(dtype, f"{plan.max_model_len:,} tokens" + (f" for {plan.max_sequences} sequences" if plural else ""))
+        return _join_nonempty(
+            dtype,
+            f"{plan.max_model_len:,} tokens" + (f" for {plan.max_sequences} sequences" if plural else ""),
+        )
     return _join_nonempty(dtype, f"{plan.max_sequences} sequence{plural} of {plan.max_model_len:,} tokens")
 
 
@@ -177,14 +194,24 @@ def flags_of(fix: Fix) -> str:
 
 def changed_keys(fix: Fix) -> dict[str, object]:
     """The keys of a request that a fix changes, each with its last value."""
-    return {key: after for change in fix.changes for key, _, after in ((change.key, change.before, change.after), *change.also)}
+    return {
+        key: after
+        for change in fix.changes
+        for key, _, after in ((change.key, change.before, change.after), *change.also)
+    }
 
 
 def flags_for(values: Mapping[str, object]) -> str:
     """Keys of a request as flags of the command line."""
     short = {key: name for name, key in SHORT.items()}
-    moved = ",".join(key.removeprefix("offload.") for key, value in values.items() if key.startswith("offload.") and value)
-    given = [_plan_flag(short.get(key, key), value) for key, value in values.items() if not key.startswith("offload.")]
+    moved = ",".join(
+        key.removeprefix("offload.") for key, value in values.items() if key.startswith("offload.") and value
+    )
+    given = [
+        _plan_flag(short.get(key, key), value)
+        for key, value in values.items()
+        if not key.startswith("offload.")
+    ]
     return " ".join([*given, *([f"--offload {moved}"] if moved else [])])
 
 
@@ -193,5 +220,8 @@ def _plan_flag(name: str, value: object) -> str:
     if isinstance(value, bool):
         return f"--{flag}" if value else f"--no-{flag}"
     if isinstance(value, tuple | list):
-        return f"--{flag} {','.join(str(part) if isinstance(part, int) else printable_line(part) for part in value)}"
+        return (
+            f"--{flag} "
+            f"{','.join(str(part) if isinstance(part, int) else printable_line(part) for part in value)}"
+        )
     return f"--{flag} {printable_line(value)}"

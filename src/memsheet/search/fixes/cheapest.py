@@ -1,4 +1,6 @@
-"""The cheapest change that makes a job fit, else the shortest list found greedily; every candidate is accounted again."""
+"""The cheapest change that makes a job fit, else the shortest list found greedily; every candidate is
+accounted again.
+"""
 
 from __future__ import annotations
 
@@ -58,10 +60,12 @@ class _Tried:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A kind of change: the keys it sets on top of a question (None where it does not apply), what it is called and what it costs.
+    """A kind of change: the keys it sets on top of a question (None where it does not apply), what it is
+    called and what it costs.
 
-    ``tier``: 0 costs nothing, 1 time, 2 another optimizer or host memory, 3 more GPUs, 4 another kind of training. An edit names every
-    key that must change, so that a person who adds them to the question gets what was promised.
+    ``tier``: 0 costs nothing, 1 time, 2 another optimizer or host memory, 3 more GPUs, 4 another kind of
+    training. An edit names every key that must change, so that a person who adds them to the question gets
+    what was promised.
     """
 
     tier: int
@@ -116,7 +120,9 @@ def _state_offload_edit(asked: _Tried) -> Edits | None:
     plan, engine = asked.plan, find_engine(asked.plan.engine)
     if engine is None or "optimizer" not in engine.offload or plan.offload.optimizer:
         return None
-    kept = {"offload.activations": True} if plan.offload.activations else {}  # said again: the flag replaces what it said before
+    kept = (
+        {"offload.activations": True} if plan.offload.activations else {}
+    )  # said again: the flag replaces what it said before
     if engine.sharding is Sharding.DEEPSPEED and plan.zero < 3:
         return {"offload.optimizer": 1, **kept}
     return {"offload.optimizer": 1, "offload.parameters": 1, **kept}
@@ -137,14 +143,30 @@ def _lora_edit(asked: _Tried) -> Edits | None:
 
 
 def _qlora_edit(asked: _Tried) -> Edits | None:
-    return {**(_lora_edit(asked) or {}), "quantization.weights": "nf4"} if asked.plan.quantization is None else None
+    return (
+        {**(_lora_edit(asked) or {}), "quantization.weights": "nf4"}
+        if asked.plan.quantization is None
+        else None
+    )
 
 
 CANDIDATES = (
     Candidate(0, "fused loss (logits never exist whole)", _fused_loss),
     Candidate(1, "recompute every layer", _full_recompute_edit, "about a third more time"),
-    Candidate(1, "half the micro-batch", _half_microbatch, "the same global batch in more steps", "micro-batch {before} to {after}"),
-    Candidate(1, "shard more states (ZeRO up)", _zero_up, "more communication", "shard more states (zero {before} to {after})"),
+    Candidate(
+        1,
+        "half the micro-batch",
+        _half_microbatch,
+        "the same global batch in more steps",
+        "micro-batch {before} to {after}",
+    ),
+    Candidate(
+        1,
+        "shard more states (ZeRO up)",
+        _zero_up,
+        "more communication",
+        "shard more states (zero {before} to {after})",
+    ),
     Candidate(2, "8-bit AdamW", _eight_bit, "another optimizer"),
     Candidate(2, "offload states to host memory", _state_offload_edit, "host memory and a much slower step"),
     Candidate(3, "twice the GPUs", _more_gpus, "more GPUs", "from {before} to {after}"),
@@ -154,15 +176,21 @@ CANDIDATES = (
 
 
 def cheapest_fix(
-    spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster, sheets: tuple[Sheet, ...], verdict: Verdict,
+    spec: ModelSpec,
+    request: Mapping[str, Any],
+    cluster: Cluster,
+    sheets: tuple[Sheet, ...],
+    verdict: Verdict,
     library: LibraryUse | None = None,
-) -> Fix | None:  # fmt: skip
-    """The cheapest single change that fits, else the shortest list found greedily; None when it fits or nothing helps. ``library``: whose ways
-    a change has.
+) -> Fix | None:
+    """The cheapest single change that fits, else the shortest list found greedily; None when it fits or
+    nothing helps. ``library``: whose ways a change has.
     """
     if verdict.result is Result.FITS or request.get("task") != "train":
         return None
-    start = _Tried(request, cluster, resolve_request(request, spec, cluster).plan, sheets, verdict, (), library)
+    start = _Tried(
+        request, cluster, resolve_request(request, spec, cluster).plan, sheets, verdict, (), library
+    )
     singles: list[_Tried] = []
     for tier in TIERS:
         singles += _applicable_changes(spec, start, (tier,) if singles else range(tier + 1))
@@ -182,7 +210,9 @@ def _applicable_changes(spec: ModelSpec, state: _Tried, tiers: Container[int]) -
     return [t for t in tried if t is not None]
 
 
-def _greedy_fitting_changes(spec: ModelSpec, start: _Tried, singles: list[_Tried], tier: int) -> _Tried | None:
+def _greedy_fitting_changes(
+    spec: ModelSpec, start: _Tried, singles: list[_Tried], tier: int
+) -> _Tried | None:
     """The first change that fits alone; else the one that saves most, then the next, until it fits."""
     state, options = start, singles
     for _ in range(MAX_CHANGES):
@@ -206,7 +236,9 @@ def _drop_needless_changes(spec: ModelSpec, start: _Tried, found: _Tried) -> _Tr
             again: _Tried | None = start
             for change in best.changes:
                 if change is not left_out and again is not None:
-                    again = _account_change(spec, again, next(c for c in CANDIDATES if c.words == change.words))
+                    again = _account_change(
+                        spec, again, next(c for c in CANDIDATES if c.words == change.words)
+                    )
             if again is not None and again.verdict.result is Result.FITS:
                 best, changed = again, True
                 break
@@ -235,16 +267,27 @@ def _as_one(candidate: Candidate, before: _Tried, made: tuple[Change, ...]) -> C
     if len(made) == 1:
         return made[0]
     first, last = made[0], made[-1]
-    rows = {key: after for change in made for key, _, after in ((change.key, None, change.after), *change.also)}
+    rows = {
+        key: after for change in made for key, _, after in ((change.key, None, change.after), *change.also)
+    }
     return Change(
-        key=last.key, before=_previous_value(before, last.key), after=last.after, before_bytes=first.before_bytes, after_bytes=last.after_bytes,
-        words=candidate.again.format(before=_previous_value(before, last.key), after=last.after), needs=candidate.needs,
-        also=tuple((key, _previous_value(before, key), after) for key, after in rows.items() if key != last.key),
-    )  # fmt: skip
+        key=last.key,
+        before=_previous_value(before, last.key),
+        after=last.after,
+        before_bytes=first.before_bytes,
+        after_bytes=last.after_bytes,
+        words=candidate.again.format(before=_previous_value(before, last.key), after=last.after),
+        needs=candidate.needs,
+        also=tuple(
+            (key, _previous_value(before, key), after) for key, after in rows.items() if key != last.key
+        ),
+    )
 
 
 def _account_change(spec: ModelSpec, state: _Tried, candidate: Candidate) -> _Tried | None:
-    """A change on top of others, accounted; None where it does not apply, is not legal or needs more host memory than there is."""
+    """A change on top of others, accounted; None where it does not apply, is not legal or needs more host
+    memory than there is.
+    """
     edits = candidate.edit(state)
     if edits is None:
         return None
@@ -263,20 +306,34 @@ def _account_change(spec: ModelSpec, state: _Tried, candidate: Candidate) -> _Tr
         return None
     (key, after), *rest = edits.items()
     change = Change(
-        key=key, before=_previous_value(state, key), after=after, words=candidate.words, before_bytes=state.expected_bytes, after_bytes=int(verdict.device.value),
-        needs=candidate.needs, also=tuple((k, _previous_value(state, k), v) for k, v in rest),
-    )  # fmt: skip
+        key=key,
+        before=_previous_value(state, key),
+        after=after,
+        words=candidate.words,
+        before_bytes=state.expected_bytes,
+        after_bytes=int(verdict.device.value),
+        needs=candidate.needs,
+        also=tuple((k, _previous_value(state, k), v) for k, v in rest),
+    )
     return _Tried(request, cluster, plan, sheets, verdict, (*state.changes, change), library)
 
 
-def _sheets_and_verdict(spec: ModelSpec, plan: Plan, cluster: Cluster, library: LibraryUse | None) -> tuple[tuple[Sheet, ...], Verdict]:
-    """Sheets and verdict of a plan with what a library holds besides; the step is replayed, as it is for a question, where that could decide."""
+def _sheets_and_verdict(
+    spec: ModelSpec, plan: Plan, cluster: Cluster, library: LibraryUse | None
+) -> tuple[tuple[Sheet, ...], Verdict]:
+    """Sheets and verdict of a plan with what a library holds besides; the step is replayed, as it is for a
+    question, where that could decide.
+    """
     for replays in (False, True):
-        sheets = tuple(account_rank(spec, plan, cluster, stage, replays=replays) for stage in range(plan.mesh.pp))
+        sheets = tuple(
+            account_rank(spec, plan, cluster, stage, replays=replays) for stage in range(plan.mesh.pp)
+        )
         verdict = judge_plan(spec, plan, cluster, sheets)
         if verdict.result is Result.DOES_NOT_FIT:
             break
-    return sheets, verdict_with_extra_bytes(verdict, cluster, *library.extra_bytes(spec, plan)) if library else verdict
+    return sheets, verdict_with_extra_bytes(
+        verdict, cluster, *library.extra_bytes(spec, plan)
+    ) if library else verdict
 
 
 def _previous_value(state: _Tried, key: str) -> Any:
@@ -294,7 +351,11 @@ def _previous_value(state: _Tried, key: str) -> Any:
 
 def _edited_request(request: Mapping[str, Any], edits: Edits) -> dict[str, Any]:
     """The question with edits on top, as a person would add them."""
-    return {key: value for key, value in {**without_overridden(request, edits), **edits}.items() if key not in ("gpus", "nodes")}
+    return {
+        key: value
+        for key, value in {**without_overridden(request, edits), **edits}.items()
+        if key not in ("gpus", "nodes")
+    }
 
 
 def _edited_cluster(cluster: Cluster, edits: Edits) -> Cluster:

@@ -1,7 +1,9 @@
-"""What practitioners change, in the order they do, when a job does not fit: each lever pulls one thing and leaves the others as they are.
+"""What practitioners change, in the order they do, when a job does not fit: each lever pulls one thing and
+leaves the others as they are.
 
-The order is that of what it costs: precision and recompute are a matter of flags, sharding costs exchanges, 8-bit states are another
-optimizer, tensor and pipeline parallelism another layout of the run, and host memory the most time.
+The order is that of what it costs: precision and recompute are a matter of flags, sharding costs exchanges,
+8-bit states are another optimizer, tensor and pipeline parallelism another layout of the run, and host memory
+the most time.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ REPLICAS = "transformers"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialPlan:
-    """How a job is run, as far as levers change it; ``request`` makes a question of it. ``precision`` None is the engine's own; ``layers`` and
-    ``experts`` are the model's (0 experts where a layer has none).
+    """How a job is run, as far as levers change it; ``request`` makes a question of it. ``precision`` None is
+    the engine's own; ``layers`` and ``experts`` are the model's (0 experts where a layer has none).
     """
 
     engine: Engine
@@ -51,7 +53,10 @@ class TrialPlan:
     @property
     def ranks(self) -> int:
         """Data-parallel ranks; 0 where the degrees do not divide the devices."""
-        others = [int(self.fixed.get(f"mesh.{axis}") or degree) for axis, degree in (("tp", self.tp), ("pp", self.pp), ("cp", 1))]
+        others = [
+            int(self.fixed.get(f"mesh.{axis}") or degree)
+            for axis, degree in (("tp", self.tp), ("pp", self.pp), ("cp", 1))
+        ]
         each = others[0] * others[1] * others[2]
         return self.cluster.count // each if self.cluster.count % each == 0 else 0
 
@@ -61,8 +66,8 @@ class TrialPlan:
         return uneven_stage_layers(self.layers, self.pp) if uneven else {}
 
     def request(self) -> Request:
-        """The question, with what was asked in the first place on top. A global batch that its ranks cannot share is left out: bytes are those of a
-        micro-batch, and only its time is not known.
+        """The question, with what was asked in the first place on top. A global batch that its ranks cannot
+        share is left out: bytes are those of a micro-batch, and only its time is not known.
         """
         replicas = self.zero == 0
         made: dict[str, Any] = {
@@ -84,17 +89,27 @@ def default_precision(way: TrialPlan) -> str:
     return engine.default_precision if engine else ""
 
 
-def naive_trial_plan(engine: Engine, cluster: Cluster, model: ModelSpec, fixed: Mapping[str, Any], microbatch: int) -> TrialPlan:
-    """A whole copy in fp32 on every device, everything kept for backward. What the question says itself stays."""
+def naive_trial_plan(
+    engine: Engine, cluster: Cluster, model: ModelSpec, fixed: Mapping[str, Any], microbatch: int
+) -> TrialPlan:
+    """A whole copy in fp32 on every device, everything kept for backward. What the question says itself
+    stays.
+    """
     losses = [loss.value for loss in engine.losses]
     whole = 0 if 0 in engine.zero or engine.name == "fsdp2" else engine.zero[0]
     blocks = [block for stack in model.stacks for run in stack.runs for block in run.pattern]
     dtypes = any(key.startswith("precision.") for key in fixed)
     return TrialPlan(
-        engine=engine, cluster=cluster, fixed=fixed, zero=whole, loss=Loss.PLAIN.value if Loss.PLAIN.value in losses else losses[0],
-        microbatch=microbatch, precision=None if dtypes else "fp32", layers=sum(stack.layers for stack in model.stacks),
+        engine=engine,
+        cluster=cluster,
+        fixed=fixed,
+        zero=whole,
+        loss=Loss.PLAIN.value if Loss.PLAIN.value in losses else losses[0],
+        microbatch=microbatch,
+        precision=None if dtypes else "fp32",
+        layers=sum(stack.layers for stack in model.stacks),
         experts=max((b.feed_forward.experts for b in blocks if isinstance(b.feed_forward, Moe)), default=0),
-    )  # fmt: skip
+    )
 
 
 Options = Callable[[TrialPlan], Iterator[tuple[str, str, TrialPlan]]]
@@ -103,8 +118,8 @@ Options = Callable[[TrialPlan], Iterator[tuple[str, str, TrialPlan]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lever:
-    """``asks``: the question that it answers; ``why``: what it does; ``spares``: it is taken back unless it makes the job fit, for it costs what
-    a flag cannot buy back; ``keeps``: of activations rather than states.
+    """``asks``: the question that it answers; ``why``: what it does; ``spares``: it is taken back unless it
+    makes the job fit, for it costs what a flag cannot buy back; ``keeps``: of activations rather than states.
     """
 
     name: str
@@ -121,7 +136,9 @@ def _default_precision_options(way: TrialPlan) -> Iterator[tuple[str, str, Trial
 
 
 def _recompute_options(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
-    modes = [mode for mode in way.engine.recompute if mode is not RecomputeMode.SELECTIVE or way.engine.selective]
+    modes = [
+        mode for mode in way.engine.recompute if mode is not RecomputeMode.SELECTIVE or way.engine.selective
+    ]
     for mode in (RecomputeMode.SELECTIVE, RecomputeMode.FULL):
         if way.recompute == "none" and mode in modes:
             yield f"recompute {mode.value}", f"--recompute {mode.value}", replace(way, recompute=mode.value)
@@ -154,13 +171,17 @@ def _expert_parallel_options(way: TrialPlan) -> Iterator[tuple[str, str, TrialPl
 
 def _tensor_parallel_options(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
     if "tp" in way.engine.axes:
-        yield from ((f"tp {n}", f"--tp {n}", replace(way, tp=n)) for n in divisors(way.cluster.per_node) if n > way.tp)
+        yield from (
+            (f"tp {n}", f"--tp {n}", replace(way, tp=n)) for n in divisors(way.cluster.per_node) if n > way.tp
+        )
 
 
 def _pipeline_parallel_options(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
     if "pp" in way.engine.axes:
         most = way.cluster.count // way.tp
-        yield from ((f"pp {n}", f"--pp {n}", replace(way, pp=n)) for n in divisors(most) if way.pp < n <= MOST_STAGES)
+        yield from (
+            (f"pp {n}", f"--pp {n}", replace(way, pp=n)) for n in divisors(most) if way.pp < n <= MOST_STAGES
+        )
 
 
 MOST_STAGES = 64
@@ -179,17 +200,28 @@ def _offload_options(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
     if way.offload:
         return
     stages = [stage for stage in way.engine.zero if stage >= way.zero]
-    for what, words in ((("optimizer",), "optimizer states on the host"), (("optimizer", "parameters"), "all states on the host")):
+    for what, words in (
+        (("optimizer",), "optimizer states on the host"),
+        (("optimizer", "parameters"), "all states on the host"),
+    ):
         if set(what) <= set(way.engine.offload):
-            yield from ((words, f"--offload {','.join(what)}", replace(way, zero=stage, offload=what)) for stage in stages)
+            yield from (
+                (words, f"--offload {','.join(what)}", replace(way, zero=stage, offload=what))
+                for stage in stages
+            )
 
 
 _RECOMPUTE = Lever(
     name="recompute", asks="Do activations fit beside them?", why="backward computes layers again instead of keeping them", options=_recompute_options
 )  # fmt: skip
-_LOSS = Lever(name="loss", asks="Do the logits fit beside them?", why="logits never exist whole", options=_loss_options)
+_LOSS = Lever(
+    name="loss", asks="Do the logits fit beside them?", why="logits never exist whole", options=_loss_options
+)
 _MICROBATCH = Lever(
-    name="microbatch", asks="A smaller micro-batch?", why="fewer activations at once, more steps", options=_microbatch_options
+    name="microbatch",
+    asks="A smaller micro-batch?",
+    why="fewer activations at once, more steps",
+    options=_microbatch_options,
 )
 
 LEVERS = (

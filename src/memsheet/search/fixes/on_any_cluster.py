@@ -1,4 +1,6 @@
-"""What would make a job fit on clusters of some size where no such cluster holds it as it is: each change with the fewest GPUs that it fits on."""
+"""What would make a job fit on clusters of some size where no such cluster holds it as it is: each change
+with the fewest GPUs that it fits on.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,27 @@ Clusters = Callable[[int, Edits], Trials]
 def fewer_ways(
     request: Mapping[str, Any], plan: Plan, clusters: Clusters, limits: Sequence[int], *, per_node: int | None
 ) -> Iterator[WayToFit]:
-    """The mildest change of each kind that fits within the first of ``limits`` that any fits in. ``per_node``: GPUs of a node, as the
-    question says.
+    """The mildest change of each kind that fits within the first of ``limits`` that any fits in.
+    ``per_node``: GPUs of a node, as the question says.
     """
     kinds = ((("", {}), *recomputed_edits(request)), adapter_edits(request, plan))
     for kind in kinds:
-        within = (_way_on_fewest_gpus(words, edits, clusters, limit, per_node) for limit in dict.fromkeys(limits) for words, edits in kind)
+        within = (
+            _way_on_fewest_gpus(words, edits, clusters, limit, per_node)
+            for limit in dict.fromkeys(limits)
+            for words, edits in kind
+        )
         found = next((way for way in within if way is not None), None)
         if found is not None:
             yield found
 
 
-def _way_on_fewest_gpus(words: str, edits: Edits, clusters: Clusters, limit: int, per_node: int | None) -> WayToFit | None:
-    """A change on the fewest GPUs that it surely fits on, as the same question with that change says; None where it fits on no such cluster."""
+def _way_on_fewest_gpus(
+    words: str, edits: Edits, clusters: Clusters, limit: int, per_node: int | None
+) -> WayToFit | None:
+    """A change on the fewest GPUs that it surely fits on, as the same question with that change says; None
+    where it fits on no such cluster.
+    """
     trials = clusters(limit, edits)
     try:
         index = first_edge(trials)
@@ -47,6 +57,8 @@ def _way_on_fewest_gpus(words: str, edits: Edits, clusters: Clusters, limit: int
     unsaid = per_node is None and found.cluster.device.per_node is None and count > ONE_NODE
     gpus |= {"per_node": found.cluster.per_node} if unsaid or found.cluster.per_node != known else {}
     return WayToFit(
-        words=f"{count} GPU{'s' if count > 1 else ''}{named}", changes={**edits, **gpus}, device=found.verdict.device,
+        words=f"{count} GPU{'s' if count > 1 else ''}{named}",
+        changes={**edits, **gpus},
+        device=found.verdict.device,
         host_bytes=max(sheet.host_bytes for sheet in found.sheets),
-    )  # fmt: skip
+    )

@@ -1,4 +1,6 @@
-"""What lets a server start that its pool keeps from starting: changes of one kind, each accounted again, and what they come to together."""
+"""What lets a server start that its pool keeps from starting: changes of one kind, each accounted again, and
+what they come to together.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ TIMES = (2, 4, 8, 16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What a server with some changes comes to. ``lacks``: bytes of a rank for one sequence, negative where they are left."""
+    """What a server with some changes comes to. ``lacks``: bytes of a rank for one sequence, negative where
+    they are left.
+    """
 
     changes: Changes
     plan: Plan
@@ -45,20 +49,33 @@ class Found:
     result: Result
 
 
-def makes_room(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, lacks: Bytes) -> Mapping[str, Any]:
-    """Facts about a server that may not start. ``makes_room``: changes that save anything, those that suffice first, each as
-    {changes, result, frees_bytes, lacks_bytes}; ``makes_room_together``: several that suffice where none does alone; ``longest_that_fits``: tokens
-    of the longest sequence with which it is sure to start, ``longest_expected``: with which it is expected to, more than is asked too (None where no length is).
+def makes_room(
+    model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, lacks: Bytes
+) -> Mapping[str, Any]:
+    """Facts about a server that may not start. ``makes_room``: changes that save anything, those that suffice
+    first, each as {changes, result, frees_bytes, lacks_bytes}; ``makes_room_together``: several that suffice
+    where none does alone; ``longest_that_fits``: tokens of the longest sequence with which it is sure to
+    start, ``longest_expected``: with which it is expected to, more than is asked too (None where no length
+    is).
     """
     before = _startup_trial(model, request, cluster, {})
     if before is None:
         return {}
-    kinds = [_best_startup_change(model, request, cluster, kind) for kind in _startup_changes_by_kind(before.plan, cluster, request)]
+    kinds = [
+        _best_startup_change(model, request, cluster, kind)
+        for kind in _startup_changes_by_kind(before.plan, cluster, request)
+    ]
     saving = [found for found in kinds if found is not None and found.lacks.value < lacks.value]
-    order = sorted(saving, key=lambda found: (ORDER[found.result], "gpus" in found.changes, found.lacks.value))
+    order = sorted(
+        saving, key=lambda found: (ORDER[found.result], "gpus" in found.changes, found.lacks.value)
+    )
     enough = [found for found in order if found.result is Result.FITS]
     together = (
-        None if enough else _combined_startup_changes(model, request, cluster, order, list(_more_gpus(before.plan, cluster, request)))
+        None
+        if enough
+        else _combined_startup_changes(
+            model, request, cluster, order, list(_more_gpus(before.plan, cluster, request))
+        )
     )
     told = {
         "makes_room": [_startup_change_facts(found, lacks) for found in order],
@@ -77,12 +94,20 @@ def _startup_change_facts(found: Found, lacks: Bytes) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _startup_changes_by_kind(plan: Plan, cluster: Cluster, request: Mapping[str, Any]) -> Iterator[list[Changes]]:
+def _startup_changes_by_kind(
+    plan: Plan, cluster: Cluster, request: Mapping[str, Any]
+) -> Iterator[list[Changes]]:
     """Changes of one kind, the mildest first."""
-    if plan.kv_dtype is not None and plan.kv_dtype.bits >= 16 and not is_older_device(cluster.device, FP8_UNITS):
+    if (
+        plan.kv_dtype is not None
+        and plan.kv_dtype.bits >= 16
+        and not is_older_device(cluster.device, FP8_UNITS)
+    ):
         yield [{"serving.kv_dtype": "fp8"}]
     if request.get("quantization.weights") is not None:
-        yield [dict.fromkeys(("quantization.weights", "quantization.group_size", "quantization.skip"))]  # as released, which may take less
+        yield [
+            dict.fromkeys(("quantization.weights", "quantization.group_size", "quantization.skip"))
+        ]  # as released, which may take less
     bits = plan.quantization.weights.bits if plan.quantization is not None else plan.precision.parameters.bits
     yield [{"quantization.weights": name} for name in FEWER_BITS.get(bits, ())]
     yield [{"serving.memory_fraction": share} for share in FRACTIONS if share > (plan.memory_fraction or 1)]
@@ -92,7 +117,14 @@ def _startup_changes_by_kind(plan: Plan, cluster: Cluster, request: Mapping[str,
     if plan.served_adapters is not None and plan.served_adapters.slots > 1:
         yield [{"serving.max_loras": 1}]
     if plan.speculative is not None:
-        yield [{"speculative.method": None, "speculative.model": None, "speculative.tokens": None, "speculative.tp": None}]
+        yield [
+            {
+                "speculative.method": None,
+                "speculative.model": None,
+                "speculative.tokens": None,
+                "speculative.tp": None,
+            }
+        ]
     yield list(_more_gpus(plan, cluster, request))
 
 
@@ -104,20 +136,29 @@ def _more_gpus(plan: Plan, cluster: Cluster, request: Mapping[str, Any]) -> Iter
             yield {"gpus": f"{cluster.count * times}x{cluster.device.name}", **told}
 
 
-def _best_startup_change(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, kind: list[Changes]) -> Found | None:
-    """The first of a kind with which it is sure to start, else is expected to, else the one that leaves least to be found."""
+def _best_startup_change(
+    model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, kind: list[Changes]
+) -> Found | None:
+    """The first of a kind with which it is sure to start, else is expected to, else the one that leaves least
+    to be found.
+    """
     found = [one for changes in kind if (one := _startup_trial(model, request, cluster, changes)) is not None]
     likely = next((one for one in found if one.result is Result.UNCERTAIN and one.lacks.value <= 0), None)
-    return next((one for one in found if one.result is Result.FITS), likely or min(found, key=lambda one: one.lacks.value, default=None))
+    return next(
+        (one for one in found if one.result is Result.FITS),
+        likely or min(found, key=lambda one: one.lacks.value, default=None),
+    )
 
 
 def _combined_startup_changes(
     model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, order: list[Found], gpus: list[Changes]
 ) -> Found | None:
-    """Changes by what they free, one after another, on the fewest GPUs with which it is sure to start then, less those that are not needed; None
-    where it never is.
+    """Changes by what they free, one after another, on the fewest GPUs with which it is sure to start then,
+    less those that are not needed; None where it never is.
     """
-    kept = [one.changes for one in sorted(order, key=lambda found: found.lacks.value) if "gpus" not in one.changes]
+    kept = [
+        one.changes for one in sorted(order, key=lambda found: found.lacks.value) if "gpus" not in one.changes
+    ]
     ways = ((kept[:many], more) for more in ({}, *gpus) for many in range(1, len(kept) + 1))
     tried = ((several, more, _all_of(model, request, cluster, [*several, more])) for several, more in ways)
     kept, more, found = next((one for one in tried if one[2] is not None), ([], {}, None))
@@ -128,15 +169,25 @@ def _combined_startup_changes(
     return found
 
 
-def _all_of(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, several: list[Changes]) -> Found | None:
+def _all_of(
+    model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, several: list[Changes]
+) -> Found | None:
     """A server that is sure to start with several changes."""
-    found = _startup_trial(model, request, cluster, {key: value for one in several for key, value in one.items()})
+    found = _startup_trial(
+        model, request, cluster, {key: value for one in several for key, value in one.items()}
+    )
     return found if found is not None and found.result is Result.FITS else None
 
 
-def _startup_trial(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, changes: Changes) -> Found | None:
+def _startup_trial(
+    model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, changes: Changes
+) -> Found | None:
     """The server with some changes; None where they are not legal."""
-    asked = {key: value for key, value in {**request, **changes}.items() if key not in ("gpus", WANTED) and value is not None}
+    asked = {
+        key: value
+        for key, value in {**request, **changes}.items()
+        if key not in ("gpus", WANTED) and value is not None
+    }
     try:
         larger = _cluster_of_gpus(cluster, changes.get("gpus"))
         plan = resolve_request(asked, model, larger).plan
@@ -146,7 +197,9 @@ def _startup_trial(model: ModelSpec, request: Mapping[str, Any], cluster: Cluste
     except InputError:
         return None
     verdict = verdict_on_start(judge_plan(model, plan, larger, sheets), lacks)
-    wanted = changes.get("serving.max_sequences", request.get(WANTED))  # a number that is typed is asked about
+    wanted = changes.get(
+        "serving.max_sequences", request.get(WANTED)
+    )  # a number that is typed is asked about
     if wanted and (held := asked_sequences(model, plan, larger, wanted)) is not None:
         verdict = verdict_on_held_sequences(verdict, held.wanted, held.held, held.missing_bytes)
     return Found(changes=changes, plan=plan, lacks=lacks, result=verdict.result)
@@ -158,28 +211,41 @@ def _cluster_of_gpus(cluster: Cluster, gpus: Any) -> Cluster:
     return cluster_of(cluster.device, count, host_bytes=cluster.host_bytes) if count else cluster
 
 
-def _longest_starting_lengths(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, plan: Plan) -> Mapping[str, int | None]:
+def _longest_starting_lengths(
+    model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, plan: Plan
+) -> Mapping[str, int | None]:
     """The longest sequences. SGLang starts with room for a page, so that no length is at fault."""
     if plan.engine != "vllm":
         return {"longest_that_fits": None, "longest_expected": None}
     asked = {key: value for key, value in request.items() if key not in LENGTHS}
-    most = max(int(plan.max_model_len or STEP), derived_max_length(model) or 0) // STEP  # what is asked may be expected to start
+    most = (
+        max(int(plan.max_model_len or STEP), derived_max_length(model) or 0) // STEP
+    )  # what is asked may be expected to start
 
     def at(steps: int) -> Found | None:
         return _startup_trial(model, asked, cluster, {"serving.max_model_len": steps * STEP})
 
     return {
-        "longest_that_fits": _bisect_longest_length(most, lambda steps: (found := at(steps)) is not None and found.result is Result.FITS),
+        "longest_that_fits": _bisect_longest_length(
+            most, lambda steps: (found := at(steps)) is not None and found.result is Result.FITS
+        ),
         "longest_expected": _bisect_longest_length(
-            most, lambda steps: (found := at(steps)) is not None and found.lacks.value <= 0 and found.result is not Result.DOES_NOT_FIT
+            most,
+            lambda steps: (
+                (found := at(steps)) is not None
+                and found.lacks.value <= 0
+                and found.result is not Result.DOES_NOT_FIT
+            ),
         ),
     }
 
 
 def _bisect_longest_length(most: int, holds: Callable[[int], bool]) -> int | None:
-    """The last multiple of STEP up to ``most`` of them that holds, where shorter ones do; None where none does.
+    """The last multiple of STEP up to ``most`` of them that holds, where shorter ones do; None where none
+    does.
 
-    A bracket is halved: of what serves no step is replayed, slack is a share of what is allocated, and a longer sequence needs more.
+    A bracket is halved: of what serves no step is replayed, slack is a share of what is allocated, and a
+    longer sequence needs more.
     """
     if not holds(1):
         return None

@@ -1,6 +1,8 @@
-"""The way from the naive run to one that fits, told in the order practitioners reason. It stops as soon as the job fits.
+"""The way from the naive run to one that fits, told in the order practitioners reason. It stops as soon as
+the job fits.
 
-Each step is resolved, accounted and judged like any plan. A step that fits is accounted again with its allocations replayed.
+Each step is resolved, accounted and judged like any plan. A step that fits is accounted again with its
+allocations replayed.
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ WORTH = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One change on the way, and the question it answers. ``change``: in words, empty where nothing had to change; ``flag``: what turns it on; ``device``: what the worst GPU then needs; ``saves_bytes``: against
-    the step before, negative where it costs; ``seconds``: a step's time where it can be told; ``costs_s``: against the step before.
-    ``taken``: False where it was tried and taken back, for the job did not fit with it.
+    """One change on the way, and the question it answers. ``change``: in words, empty where nothing had to
+    change; ``flag``: what turns it on; ``device``: what the worst GPU then needs; ``saves_bytes``: against
+    the step before, negative where it costs; ``seconds``: a step's time where it can be told; ``costs_s``:
+    against the step before. ``taken``: False where it was tried and taken back, for the job did not fit with
+    it.
     """
 
     change: str
@@ -46,8 +50,12 @@ class Step:
     host_bytes: int = 0
     host_short_bytes: int = 0  # what a node's host lacks
     engine: str = ""
-    shares: bool = True  # whether its ranks share the batch that was asked for; else it is no plan for it, and bytes are a micro-batch's
-    part_bytes: int = 0  # parameters and activations without gradients and states, where the question is about them
+    # whether its ranks share the batch that was asked for; else it is no plan for it, and bytes are a
+    # micro-batch's
+    shares: bool = True
+    part_bytes: int = (
+        0  # parameters and activations without gradients and states, where the question is about them
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +73,9 @@ class _At:
 
     @property
     def alone(self) -> bool:
-        """Whether its ranks cannot share the batch that was asked for, so that its bytes are those of a micro-batch alone."""
+        """Whether its ranks cannot share the batch that was asked for, so that its bytes are those of a
+        micro-batch alone.
+        """
         return self.tried.plan.global_batch is None
 
     @property
@@ -89,14 +99,24 @@ class _At:
 
 
 def story_steps(
-    model: ModelSpec, cluster: Cluster, request: Mapping[str, Any], chosen: Planned, scaled: Scaled = lambda _: None
+    model: ModelSpec,
+    cluster: Cluster,
+    request: Mapping[str, Any],
+    chosen: Planned,
+    scaled: Scaled = lambda _: None,
 ) -> tuple[Step, ...]:
-    """From the naive run, under the engine of ``chosen``, to the first that fits. Empty where not even the naive run is legal."""
+    """From the naive run, under the engine of ``chosen``, to the first that fits. Empty where not even the
+    naive run is legal.
+    """
     engine = find_engine(chosen.plan.engine)
     if engine is None:
         return ()
-    asked = {key: value for key, value in request.items() if value is not None and key not in ("engine", "task")} | {"task": "train"}
-    way = naive_trial_plan(engine, cluster, model, asked, min(int(chosen.plan.microbatch), int(asked["global_batch"])))
+    asked = {
+        key: value for key, value in request.items() if value is not None and key not in ("engine", "task")
+    } | {"task": "train"}
+    way = naive_trial_plan(
+        engine, cluster, model, asked, min(int(chosen.plan.microbatch), int(asked["global_batch"]))
+    )
     ways = (
         replace(way, zero=zero, precision=name)
         for zero in sorted({way.zero, *engine.zero})
@@ -107,13 +127,17 @@ def story_steps(
 
 
 def _walk_levers(model: ModelSpec, at: _At, scaled: Scaled) -> Iterator[Step]:
-    yield _story_step(at, None, asks="Does it fit at all?", change=_naive_plan_words(at.way), flag="", why="nothing saved")
+    yield _story_step(
+        at, None, asks="Does it fit at all?", change=_naive_plan_words(at.way), flag="", why="nothing saved"
+    )
     for lever in LEVERS:
         if at.fits:
             return
         if lever.keeps and at.kept_bytes <= at.room_bytes:
             if lever.name == "recompute":
-                yield _story_step(at, at, asks=lever.asks, change="", flag="", why="", part_bytes=at.kept_bytes)
+                yield _story_step(
+                    at, at, asks=lever.asks, change="", flag="", why="", part_bytes=at.kept_bytes
+                )
             continue
         found = _gentlest_lever_option(model, at, lever, scaled)
         if found is None:
@@ -121,17 +145,32 @@ def _walk_levers(model: ModelSpec, at: _At, scaled: Scaled) -> Iterator[Step]:
         change, flag, to = found
         taken = to.fits or not lever.spares
         yield _story_step(
-            to, at, asks=lever.asks, change=change, flag=flag, why=lever.why, taken=taken, part_bytes=to.kept_bytes * lever.keeps
+            to,
+            at,
+            asks=lever.asks,
+            change=change,
+            flag=flag,
+            why=lever.why,
+            taken=taken,
+            part_bytes=to.kept_bytes * lever.keeps,
         )
         at = to if taken else at
 
 
 def _naive_plan_words(way: TrialPlan) -> str:
-    whole = "everything kept" if way.cluster.count == 1 else "a copy on every GPU" if way.zero == 0 else f"ZeRO-{way.zero}"
+    whole = (
+        "everything kept"
+        if way.cluster.count == 1
+        else "a copy on every GPU"
+        if way.zero == 0
+        else f"ZeRO-{way.zero}"
+    )
     return f"{way.precision or default_precision(way)}, {whole}"
 
 
-def _gentlest_lever_option(model: ModelSpec, at: _At, lever: Lever, scaled: Scaled) -> tuple[str, str, _At] | None:
+def _gentlest_lever_option(
+    model: ModelSpec, at: _At, lever: Lever, scaled: Scaled
+) -> tuple[str, str, _At] | None:
     """The gentlest option that does; else the one that needs least, where it is worth telling."""
     found = list[tuple[str, str, _At]]()
     for change, flag, way in lever.options(at.way):
@@ -172,13 +211,24 @@ def _trial_step_s(model: ModelSpec, way: TrialPlan, tried: Tried, scaled: Scaled
         return None
 
 
-def _story_step(to: _At, before: _At | None, *, taken: bool = True, part_bytes: int = 0, **words: str) -> Step:
+def _story_step(
+    to: _At, before: _At | None, *, taken: bool = True, part_bytes: int = 0, **words: str
+) -> Step:
     worst = max(to.tried.sheets, key=lambda sheet: sheet.device.high)
     return Step(
-        device=worst.device, saves_bytes=before.value - to.value if before else 0, shares=not to.alone, seconds=to.seconds,
-        costs_s=_added_step_s(to, before), fits=to.fits, taken=taken,
-        host_bytes=max(sheet.host_bytes for sheet in to.tried.sheets), host_short_bytes=to.tried.verdict.host_short_bytes, engine=to.way.named, part_bytes=part_bytes, **words,
-    )  # fmt: skip
+        device=worst.device,
+        saves_bytes=before.value - to.value if before else 0,
+        shares=not to.alone,
+        seconds=to.seconds,
+        costs_s=_added_step_s(to, before),
+        fits=to.fits,
+        taken=taken,
+        host_bytes=max(sheet.host_bytes for sheet in to.tried.sheets),
+        host_short_bytes=to.tried.verdict.host_short_bytes,
+        engine=to.way.named,
+        part_bytes=part_bytes,
+        **words,
+    )
 
 
 def _added_step_s(to: _At, before: _At | None) -> float | None:

@@ -1,7 +1,8 @@
-"""What would make a job fit that no change on its cards makes fit: layers or experts on the host, fewer bits, more cards, a smaller model.
+"""What would make a job fit that no change on its cards makes fit: layers or experts on the host, fewer bits,
+more cards, a smaller model.
 
-Every way is a whole question, resolved, accounted and judged as `memsheet train` and `memsheet infer` do it; of each kind the mildest that is sure
-to fit is kept.
+Every way is a whole question, resolved, accounted and judged as `memsheet train` and `memsheet infer` do it;
+of each kind the mildest that is sure to fit is kept.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ Request = Mapping[str, Any]
 DOUBLINGS = 10
 ADAPTERS: tuple[tuple[str, Edits], ...] = (
     ("LoRA, rank 16", {"adapter.rank": 16, "recompute.mode": "full"}),
-    ("QLoRA, nf4 base and rank 16", {"adapter.rank": 16, "quantization.weights": "nf4", "recompute.mode": "full"}),
+    (
+        "QLoRA, nf4 base and rank 16",
+        {"adapter.rank": 16, "quantization.weights": "nf4", "recompute.mode": "full"},
+    ),
     (
         "QLoRA, nf4 base, rank 16 and a fused loss",
         {"adapter.rank": 16, "quantization.weights": "nf4", "recompute.mode": "full", "loss": "fused"},
@@ -47,16 +51,24 @@ IN_BITS = "gguf:Q4_K_M"
 
 
 def ways_to_fit(
-    spec: ModelSpec, request: Request, cluster: Cluster, read: Callable[[str], ModelSpec] | None = None, library: LibraryUse | None = None
+    spec: ModelSpec,
+    request: Request,
+    cluster: Cluster,
+    read: Callable[[str], ModelSpec] | None = None,
+    library: LibraryUse | None = None,
 ) -> tuple[WayToFit, ...]:
-    """The ways found, those on the same cards first. ``read``: a bundled model by its name; without it no smaller one is looked at; ``library``: whose
-    ways a change has.
+    """The ways found, those on the same cards first. ``read``: a bundled model by its name; without it no
+    smaller one is looked at; ``library``: whose ways a change has.
     """
     try:
         plan = resolve_request(request, spec, cluster).plan
     except InputError:
         return ()
-    kinds = _training_ways(spec, request, cluster, plan, library) if plan.task == "train" else _serving_ways(spec, request, cluster, plan)
+    kinds = (
+        _training_ways(spec, request, cluster, plan, library)
+        if plan.task == "train"
+        else _serving_ways(spec, request, cluster, plan)
+    )
     smaller = _smaller_model_way(spec, request, cluster, plan, read, library) if read is not None else None
     return tuple(way for way in (*kinds, smaller) if way is not None)
 
@@ -66,7 +78,9 @@ def _training_ways(
 ) -> Iterator[WayToFit | None]:
     yield _on_more(spec, request, cluster, (("", {}), *recomputed_edits(request)), library)
     if edits := adapter_edits(request, plan):
-        yield next(_fitting_edits(spec, request, cluster, edits, library), None) or _on_more(spec, request, cluster, edits, library)
+        yield next(_fitting_edits(spec, request, cluster, edits, library), None) or _on_more(
+            spec, request, cluster, edits, library
+        )
 
 
 def recomputed_edits(request: Request) -> tuple[tuple[str, Edits], ...]:
@@ -79,17 +93,25 @@ def adapter_edits(request: Request, plan: Plan) -> tuple[tuple[str, Edits], ...]
     if plan.adapter is not None or plan.quantization is not None:
         return ()
     free = bool(recomputed_edits(request))
-    return tuple((words, {key: value for key, value in each.items() if free or key != "recompute.mode"}) for words, each in ADAPTERS)
+    return tuple(
+        (words, {key: value for key, value in each.items() if free or key != "recompute.mode"})
+        for words, each in ADAPTERS
+    )
 
 
-def _serving_ways(spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan) -> Iterator[WayToFit | None]:
+def _serving_ways(
+    spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan
+) -> Iterator[WayToFit | None]:
     alone, files = cluster.count == 1, {} if plan.quantization else {"quantization.weights": IN_BITS}
     if alone and plan.engine == "llama.cpp":
         yield from host_ways(spec, request, cluster, {})
     if plan.quantization is None:
         yield next(
             _fitting_edits(
-                spec, request, cluster, tuple((str(each["quantization.weights"]), each) for each in FEWER_BITS.get(plan.engine, ()))
+                spec,
+                request,
+                cluster,
+                tuple((str(each["quantization.weights"]), each) for each in FEWER_BITS.get(plan.engine, ())),
             ),
             None,
         )
@@ -99,11 +121,20 @@ def _serving_ways(spec: ModelSpec, request: Request, cluster: Cluster, plan: Pla
 
 
 def host_ways(spec: ModelSpec, request: Request, cluster: Cluster, edits: Edits) -> Iterator[WayToFit]:
-    """What llama.cpp keeps on the host so that the rest fits a card: the experts of as few layers as suffice, and whole layers. The number is
-    the last that fits where one more does not.
+    """What llama.cpp keeps on the host so that the rest fits a card: the experts of as few layers as suffice,
+    and whole layers. The number is the last that fits where one more does not.
     """
-    blocks = [block for stack in spec.stacks for run in stack.runs for _ in range(run.count) for block in run.pattern]
-    if any(request.get(key) is not None for key in ("serving.gpu_layers", "serving.host_experts", "offload.parameters")):
+    blocks = [
+        block
+        for stack in spec.stacks
+        for run in stack.runs
+        for _ in range(run.count)
+        for block in run.pattern
+    ]
+    if any(
+        request.get(key) is not None
+        for key in ("serving.gpu_layers", "serving.host_experts", "offload.parameters")
+    ):
         return
     named = f", {edits['engine']}" if "engine" in edits else ""
     named += f" in {edits['quantization.weights']}" if "quantization.weights" in edits else ""
@@ -117,7 +148,9 @@ def host_ways(spec: ModelSpec, request: Request, cluster: Cluster, edits: Edits)
         return _way_with_edits(spec, request, cluster, {**edits, key: value}, words)
 
     if any(isinstance(block.feed_forward, Moe) for block in blocks):
-        found = _last_that_fits(len(blocks), lambda on_card: tried("serving.host_experts", len(blocks) - on_card))
+        found = _last_that_fits(
+            len(blocks), lambda on_card: tried("serving.host_experts", len(blocks) - on_card)
+        )
         if found is not None and found.changes["serving.host_experts"]:
             yield found
             return
@@ -138,16 +171,24 @@ def _last_that_fits(most: int, at: Callable[[int], WayToFit | None]) -> WayToFit
 
 
 def _on_more(
-    spec: ModelSpec, request: Request, cluster: Cluster, kinds: tuple[tuple[str, Edits], ...], library: LibraryUse | None = None
+    spec: ModelSpec,
+    request: Request,
+    cluster: Cluster,
+    kinds: tuple[tuple[str, Edits], ...],
+    library: LibraryUse | None = None,
 ) -> WayToFit | None:
-    """The fewest cards, in doublings, on which one of some changes fits. A mesh that was asked for stays, so that only free degrees grow;
-    a cluster in a file is all there is.
+    """The fewest cards, in doublings, on which one of some changes fits. A mesh that was asked for stays, so
+    that only free degrees grow; a cluster in a file is all there is.
     """
     for power in range(1, DOUBLINGS if not cluster.file else 0):
         count = cluster.count << power
         try:
             per_node = None if cluster.device.per_node else min(count, ONE_NODE)
-            larger = cluster_of(cluster.device, count, per_node=per_node, host_bytes=cluster.host_bytes) if count <= MAX_DEVICES else None
+            larger = (
+                cluster_of(cluster.device, count, per_node=per_node, host_bytes=cluster.host_bytes)
+                if count <= MAX_DEVICES
+                else None
+            )
         except InputError:
             continue
         if larger is None:
@@ -155,16 +196,31 @@ def _on_more(
         gpus: dict[str, Any] = {"gpus": f"{count}x{cluster.device.name}"}
         gpus |= {"per_node": per_node} if per_node and count > per_node else {}
         for words, edits in kinds:
-            found = _way_with_edits(spec, request, larger, {**edits, **gpus}, f"{count} GPUs{f', {words}' if words else ''}", library)
+            found = _way_with_edits(
+                spec,
+                request,
+                larger,
+                {**edits, **gpus},
+                f"{count} GPUs{f', {words}' if words else ''}",
+                library,
+            )
             if found is not None:
                 return found
     return None
 
 
 def _fitting_edits(
-    spec: ModelSpec, request: Request, cluster: Cluster, kinds: tuple[tuple[str, Edits], ...], library: LibraryUse | None = None
+    spec: ModelSpec,
+    request: Request,
+    cluster: Cluster,
+    kinds: tuple[tuple[str, Edits], ...],
+    library: LibraryUse | None = None,
 ) -> Iterator[WayToFit]:
-    return (found for words, edits in kinds if (found := _way_with_edits(spec, request, cluster, edits, words, library)) is not None)
+    return (
+        found
+        for words, edits in kinds
+        if (found := _way_with_edits(spec, request, cluster, edits, words, library)) is not None
+    )
 
 
 SMALLEST_SHARE = 100
@@ -172,21 +228,38 @@ SMALLEST_SHARE = 100
 
 
 def _smaller_model_way(
-    spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan, read: Callable[[str], ModelSpec], library: LibraryUse | None
+    spec: ModelSpec,
+    request: Request,
+    cluster: Cluster,
+    plan: Plan,
+    read: Callable[[str], ModelSpec],
+    library: LibraryUse | None,
 ) -> WayToFit | None:
-    """The largest bundled model of the same kind that fits, as it is asked or with adapters; those of the same series first."""
+    """The largest bundled model of the same kind that fits, as it is asked or with adapters; those of the
+    same series first.
+    """
     own, letters = int(parameter_count(spec)), _model_name_letters(spec.name)
     if not letters or request.get("speculative.model") is not None:
         return None
     near = [read(name) for name in model_names() if _model_name_letters(name) == letters]
     smaller = [
-        model for model in near if model.model_type == spec.model_type and own // SMALLEST_SHARE <= int(parameter_count(model)) < own
+        model
+        for model in near
+        if model.model_type == spec.model_type and own // SMALLEST_SHARE <= int(parameter_count(model)) < own
     ]
     adapted = plan.task == "train" and plan.adapter is None and plan.quantization is None
     kinds: tuple[tuple[str, Edits], ...] = (("as it is asked", {}), *(ADAPTERS if adapted else ()))
-    for model in sorted(smaller, key=lambda model: (_model_series(model.name) != _model_series(spec.name), -int(parameter_count(model)))):
+    for model in sorted(
+        smaller,
+        key=lambda model: (
+            _model_series(model.name) != _model_series(spec.name),
+            -int(parameter_count(model)),
+        ),
+    ):
         for words, edits in kinds:
-            found = _way_with_edits(model, request, cluster, {"model": model.name, **edits}, f"{model.name}, {words}", library)
+            found = _way_with_edits(
+                model, request, cluster, {"model": model.name, **edits}, f"{model.name}, {words}", library
+            )
             if found is not None:
                 return found
     return None
@@ -204,10 +277,17 @@ def _model_series(name: str) -> str:
 
 
 def _way_with_edits(
-    spec: ModelSpec, request: Request, cluster: Cluster, edits: Edits, words: str, library: LibraryUse | None = None
+    spec: ModelSpec,
+    request: Request,
+    cluster: Cluster,
+    edits: Edits,
+    words: str,
+    library: LibraryUse | None = None,
 ) -> WayToFit | None:
     """The question with some changes, where it is sure to fit; None elsewhere."""
-    asked = {key: value for key, value in {**request, **edits}.items() if key not in ("gpus", "per_node", "model")}
+    asked = {
+        key: value for key, value in {**request, **edits}.items() if key not in ("gpus", "per_node", "model")
+    }
     library = library if "engine" not in edits else None  # another engine is no library's
     asked |= implied_library_keys(library.name, asked) if library else {}
     try:
@@ -220,23 +300,34 @@ def _way_with_edits(
         return None
     if (
         library
-        and verdict_with_extra_bytes(judge_plan(spec, plan, cluster, sheets), cluster, *library.extra_bytes(spec, plan)).result
+        and verdict_with_extra_bytes(
+            judge_plan(spec, plan, cluster, sheets), cluster, *library.extra_bytes(spec, plan)
+        ).result
         is not Result.FITS
     ):
         return None
     found = worst_sheet(sheets)
-    return WayToFit(words=words, changes=dict(edits), device=found.device, host_bytes=max(sheet.host_bytes for sheet in sheets))
+    return WayToFit(
+        words=words,
+        changes=dict(edits),
+        device=found.device,
+        host_bytes=max(sheet.host_bytes for sheet in sheets),
+    )
 
 
 def _surely_fitting_sheets(spec: ModelSpec, plan: Plan, cluster: Cluster) -> tuple[Sheet, ...] | None:
     """The sheets of a job that is sure to fit, its steps replayed where that could decide; None of others."""
     sheets: tuple[Sheet, ...] = ()
     for replays in (False, True):
-        sheets = tuple(account_rank(spec, plan, cluster, stage, replays=replays) for stage in range(plan.mesh.pp))
+        sheets = tuple(
+            account_rank(spec, plan, cluster, stage, replays=replays) for stage in range(plan.mesh.pp)
+        )
         result = judge_plan(spec, plan, cluster, sheets).result
         if result is Result.DOES_NOT_FIT:
             return None
-    if judge_plan(spec, plan, cluster, sheets).result is not Result.FITS or _pool_is_short(spec, plan, cluster, sheets):
+    if judge_plan(spec, plan, cluster, sheets).result is not Result.FITS or _pool_is_short(
+        spec, plan, cluster, sheets
+    ):
         return None
     return sheets
 

@@ -1,4 +1,6 @@
-"""Whether a server's pool holds the sequences that were asked for: it starts without that room too, and then computes some of them again."""
+"""Whether a server's pool holds the sequences that were asked for: it starts without that room too, and then
+computes some of them again.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ STEP = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedSequences:
-    """``wanted`` sequences of ``tokens`` on one replica, how many its pool ``held``s, at least, as expected and at most, and what they lack."""
+    """``wanted`` sequences of ``tokens`` on one replica, how many its pool ``held``s, at least, as expected
+    and at most, and what they lack.
+    """
 
     wanted: int
     tokens: int
@@ -41,25 +45,37 @@ class AskedSequences:
 
 
 def asked_sequences(model: ModelSpec, plan: Plan, cluster: Cluster, wanted: int) -> AskedSequences | None:
-    """The pool of a replica against ``wanted`` sequences of the length that is asked about; None for engines whose cache is made for them."""
+    """The pool of a replica against ``wanted`` sequences of the length that is asked about; None for engines
+    whose cache is made for them.
+    """
     if plan.engine not in POOLED or plan.phase == "load":
         return None
-    each = -(-wanted // int(plan.mesh.attn_dp)) if plan.engine == "sglang" else wanted  # whose limit is of all groups
+    each = (
+        -(-wanted // int(plan.mesh.attn_dp)) if plan.engine == "sglang" else wanted
+    )  # whose limit is of all groups
     tokens = tokens_asked(plan)
     server: Any = server_of(engine_of(plan))
     room = server.room(model, plan, cluster)(tokens)
     held = Bytes(*(min(each, count) for count in (room.low, room.value, room.high)))
     facts = server.facts(model, plan, cluster, ())
     a_token = int(facts.get("kv_bytes_per_token_per_rank") or 0)
-    return AskedSequences(wanted=each, tokens=tokens, held=held, missing_bytes=(each - held.value) * tokens * a_token)
+    return AskedSequences(
+        wanted=each, tokens=tokens, held=held, missing_bytes=(each - held.value) * tokens * a_token
+    )
 
 
-def holds_instead(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, asked: AskedSequences) -> list[Mapping[str, Any]]:
-    """Single changes with which the pool is sure to hold what is asked, each accounted again: fewer or shorter sequences, a smaller cache."""
+def holds_instead(
+    model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, asked: AskedSequences
+) -> list[Mapping[str, Any]]:
+    """Single changes with which the pool is sure to hold what is asked, each accounted again: fewer or
+    shorter sequences, a smaller cache.
+    """
     changes: list[Mapping[str, Any]] = []
     if asked.held.low:
         changes.append({"serving.max_sequences": asked.held.low})
-    if request.get("serving.prompt_tokens") is None and (tokens := _longest_held_tokens(model, request, cluster, asked)):
+    if request.get("serving.prompt_tokens") is None and (
+        tokens := _longest_held_tokens(model, request, cluster, asked)
+    ):
         changes.append({"serving.max_model_len": tokens})
     kept = resolve_request(request, model, cluster).plan.kv_dtype
     if kept is not None and kept.bits >= 16 and not is_older_device(cluster.device, FP8_UNITS):
@@ -72,7 +88,9 @@ def _surely_holds_sequences(model: ModelSpec, request: Mapping[str, Any], cluste
     return found is not None and found.held.low >= found.wanted
 
 
-def _sequences_of_request(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster) -> AskedSequences | None:
+def _sequences_of_request(
+    model: ModelSpec, request: Mapping[str, Any], cluster: Cluster
+) -> AskedSequences | None:
     try:
         plan = resolve_request(request, model, cluster).plan
         raise_if_problems(unsupported_choices(plan, cluster, model))
@@ -82,8 +100,12 @@ def _sequences_of_request(model: ModelSpec, request: Mapping[str, Any], cluster:
         return None
 
 
-def _longest_held_tokens(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, asked: AskedSequences) -> int:
-    """The longest sequences of which the pool as it is surely holds as many; 0 where it holds none so short."""
+def _longest_held_tokens(
+    model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, asked: AskedSequences
+) -> int:
+    """The longest sequences of which the pool as it is surely holds as many; 0 where it holds none so
+    short.
+    """
     plan = resolve_request(request, model, cluster).plan
     server: Any = server_of(engine_of(plan))
     room = server.room(model, plan, cluster)

@@ -1,4 +1,6 @@
-"""How to serve a model on a cluster: every cut accounted and timed by the same functions that ``memsheet infer`` asks, and ranked."""
+"""How to serve a model on a cluster: every cut accounted and timed by the same functions that ``memsheet
+infer`` asks, and ranked.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """Every plan, the best first, and the meshes the engine or the model refuses. ``ways``: what would hold where nothing here does."""
+    """Every plan, the best first, and the meshes the engine or the model refuses. ``ways``: what would hold
+    where nothing here does.
+    """
 
     model: ModelSpec
     cluster: Cluster
@@ -75,10 +79,14 @@ class Search:
 def rank_serving_plans(
     spec: ModelSpec, cluster: Cluster, request: Mapping[str, Any], load: Load, *, any_precision: bool = False
 ) -> Deployment:
-    """Weigh every cut. ``request``: what is pinned, with its engine. Raises InputError where every cut is refused for the same reason."""
+    """Weigh every cut. ``request``: what is pinned, with its engine. Raises InputError where every cut is
+    refused for the same reason.
+    """
     search, plans, refused = Search(spec, cluster, load), list[Served](), dict[str, Cut]()
     length = {"serving.max_model_len": request.get("serving.max_model_len") or load.context}
-    others = tuple(mesh_independent_options(spec, request, any_precision=any_precision, batches=load.ttft_s is not None))
+    others = tuple(
+        mesh_independent_options(spec, request, any_precision=any_precision, batches=load.ttft_s is not None)
+    )
     first: InputError | None = None
     for mesh in serving_meshes(spec, cluster, request):
         for other in others:
@@ -87,14 +95,22 @@ def rank_serving_plans(
             except InputError as error:
                 first = first or error
                 problem = error.problems[0]
-                refused.setdefault(f"{mesh}", Cut(mesh=mesh, words=f"{problem.field} {printable_line(problem.value)} {problem.reason}"))
+                refused.setdefault(
+                    f"{mesh}",
+                    Cut(mesh=mesh, words=f"{problem.field} {printable_line(problem.value)} {problem.reason}"),
+                )
     if not plans:
         raise first or _no_cut(cluster, request)
     ranked = tuple(sorted(plans, key=lambda one: rank_key(one, load)))
     return Deployment(
-        model=spec, cluster=cluster, engine=str(request.get("engine")), load=load, plans=ranked,
-        refused=tuple(cut for cut in refused.values() if not any(_mesh_is_of_cut(cut, one) for one in plans)), notes=tuple(search.notes),
-    )  # fmt: skip
+        model=spec,
+        cluster=cluster,
+        engine=str(request.get("engine")),
+        load=load,
+        plans=ranked,
+        refused=tuple(cut for cut in refused.values() if not any(_mesh_is_of_cut(cut, one) for one in plans)),
+        notes=tuple(search.notes),
+    )
 
 
 def _no_cut(cluster: Cluster, request: Mapping[str, Any]) -> InputError:
@@ -103,7 +119,10 @@ def _no_cut(cluster: Cluster, request: Mapping[str, Any]) -> InputError:
     field = next(iter(pinned), "gpus")
     said = " · ".join(f"{key.removeprefix('mesh.')} {size}" for key, size in pinned.items())
     return input_error(
-        field, pinned.get(field), f"is of no cut of {cluster.count} GPUs with {said}", "leave degrees out, and every cut is tried"
+        field,
+        pinned.get(field),
+        f"is of no cut of {cluster.count} GPUs with {said}",
+        "leave degrees out, and every cut is tried",
     )
 
 
@@ -112,37 +131,63 @@ def _mesh_is_of_cut(cut: Cut, one: Served) -> bool:
 
 
 def rank_key(one: Served, load: Load) -> tuple[float, ...]:
-    """What holds comes first; of those the quickest token where so many users are to have it within some time, else the most users a GPU; then
-    the fewest ranks that wait for one another. A format that nobody released comes after the model as it is where both do as well. Of what does
-    not hold, the nearest: what has the room before what has not, and of that the nearest to the latency for the users that are asked for.
+    """What holds comes first; of those the quickest token where so many users are to have it within some
+    time, else the most users a GPU; then the fewest ranks that wait for one another. A format that nobody
+    released comes after the model as it is where both do as well. Of what does not hold, the nearest: what
+    has the room before what has not, and of that the nearest to the latency for the users that are asked for.
     """
     seconds = one.decode.value if one.decode else float("inf")
     first = one.prefill.value if one.prefill else float("inf")
-    changed = sum(one.plan.quantization is not None and key in one.request for key in ("quantization.weights",))
+    changed = sum(
+        one.plan.quantization is not None and key in one.request for key in ("quantization.weights",)
+    )
     if one.holds is Holds.NO:
         size = float(one.verdict.device.value) if not one.in_all else seconds
         late = _latency_overrun_ratio(seconds, first, load)
         asked = late if load.users is not None else 0.0  # else those that keep it are counted first
         lacks = float(one.in_all < (load.users or 1))
-        return (2.0, lacks, 0.0 if lacks else asked, -float(one.users * one.replicas), late, -float(one.in_all), size, float(one.gpus_each))
+        return (
+            2.0,
+            lacks,
+            0.0 if lacks else asked,
+            -float(one.users * one.replicas),
+            late,
+            -float(one.in_all),
+            size,
+            float(one.gpus_each),
+        )
     if load.users is not None and (load.tpot_s is not None or load.ttft_s is not None):
-        return (float(one.holds), seconds if load.tpot_s is not None else first, -one.users_per_gpu, float(changed), float(one.gpus_each))
+        return (
+            float(one.holds),
+            seconds if load.tpot_s is not None else first,
+            -one.users_per_gpu,
+            float(changed),
+            float(one.gpus_each),
+        )
     return (float(one.holds), -one.users_per_gpu, seconds, float(changed), float(one.gpus_each))
 
 
 def _latency_overrun_ratio(decode_s: float, prefill_s: float, load: Load) -> float:
-    """How many times as long as asked a latency takes, the worse of the two; nothing where none is asked or both are kept."""
+    """How many times as long as asked a latency takes, the worse of the two; nothing where none is asked or
+    both are kept.
+    """
     times = ((decode_s, load.tpot_s), (prefill_s, load.ttft_s))
     return max([found / asked for found, asked in times if asked is not None and found > asked], default=0.0)
 
 
 def _for_users(search: Search, request: Mapping[str, Any]) -> Served:
-    """One plan; where it does not surely hold the users that are asked for, for no more of them than there are, as a server's buffers are sized for
-    all that may run. Raises InputError where it is illegal or not modelled.
+    """One plan; where it does not surely hold the users that are asked for, for no more of them than there
+    are, as a server's buffers are sized for all that may run. Raises InputError where it is illegal or not
+    modelled.
     """
     usual, load = _account_serving_plan(search, request), search.load
     key = "serving.max_sequences"
-    if load.users is None or request.get(key) is not None or usual.holds is Holds.YES or usual.plan.engine not in POOLED:
+    if (
+        load.users is None
+        or request.get(key) is not None
+        or usual.holds is Holds.YES
+        or usual.plan.engine not in POOLED
+    ):
         return usual
     share = users_of_replica(usual.plan, load.users)
     if share >= int(usual.plan.max_sequences or 0):
@@ -152,7 +197,9 @@ def _for_users(search: Search, request: Mapping[str, Any]) -> Served:
 
 
 def users_of_replica(plan: Plan, users: int) -> int:
-    """What ``--sequences`` says where replicas share users: of one replica, or of one group that attends by itself, but SGLang's counts all groups."""
+    """What ``--sequences`` says where replicas share users: of one replica, or of one group that attends by
+    itself, but SGLang's counts all groups.
+    """
     groups = int(plan.mesh.dp_replicate * (1 if plan.engine == "sglang" else plan.mesh.attn_dp))
     return -(-users // groups)
 
@@ -175,15 +222,27 @@ def _account_serving_plan(search: Search, request: Mapping[str, Any]) -> Served:
     reasons = tuple(reasons_of(verdict, cluster, held, groups_of(plan), load, (decode, prefill)))
     fullest = worst_sheet(sheets)
     return Served(
-        request=request, plan=plan, assumed=resolved.assumed, sheets=sheets, verdict=verdict, serving=facts,
-        weights_bytes=int(fullest.of(Component.PARAMETERS).value), kv_bytes=int(fullest.of(Component.KV_CACHE).value),
-        sequences=sequences, at_most=held.high, batch=batch, decode=decode, prefill=prefill, within=users, reasons=_engine_limit_reasons(plan, facts, load, reasons),
-    )  # fmt: skip
+        request=request,
+        plan=plan,
+        assumed=resolved.assumed,
+        sheets=sheets,
+        verdict=verdict,
+        serving=facts,
+        weights_bytes=int(fullest.of(Component.PARAMETERS).value),
+        kv_bytes=int(fullest.of(Component.KV_CACHE).value),
+        sequences=sequences,
+        at_most=held.high,
+        batch=batch,
+        decode=decode,
+        prefill=prefill,
+        within=users,
+        reasons=_engine_limit_reasons(plan, facts, load, reasons),
+    )
 
 
 def deciding_stages(plan: Plan) -> list[int]:
-    """The stages that may decide: the first has the embedding, the last the head, and where they are uneven the one before it has as many layers
-    as any. Transformers asks for all of them.
+    """The stages that may decide: the first has the embedding, the last the head, and where they are uneven
+    the one before it has as many layers as any. Transformers asks for all of them.
     """
     count = plan.mesh.pp
     if plan.engine not in POOLED:
@@ -201,10 +260,11 @@ def _context_sequences(search: Search, plan: Plan, facts: Mapping[str, Any]) -> 
 def _decode_batch_and_latencies(
     search: Search, plan: Plan, sequences: tuple[int, int]
 ) -> tuple[int, Seconds | None, Seconds | None, tuple[int, int]]:
-    """Sequences that decode at once on a replica, seconds between their tokens, seconds to a first token, and users of a replica within the latency
-    asked, surely and as expected.
+    """Sequences that decode at once on a replica, seconds between their tokens, seconds to a first token, and
+    users of a replica within the latency asked, surely and as expected.
 
-    Those decode at once that share the users of a replica; where nobody counts users, as many as there is room for, or as surely keep the latency.
+    Those decode at once that share the users of a replica; where nobody counts users, as many as there is
+    room for, or as surely keep the latency.
     """
     spec, cluster, load = search.spec, search.cluster, search.load
     if not sequences[1]:
@@ -223,31 +283,48 @@ def _decode_batch_and_latencies(
         """The most sequences that keep the latency at one end of its range."""
         assert load.tpot_s is not None
         asked = load.tpot_s
-        return most_within_latency(limit, lambda count: timer.decode_s(end, count, load.middle, count * others * prompt_s, asked), asked)
+        return most_within_latency(
+            limit,
+            lambda count: timer.decode_s(end, count, load.middle, count * others * prompt_s, asked),
+            asked,
+        )
 
     users = sequences
     if load.tpot_s is not None:
         users = within(sequences[0], End.SLOW, prefill.high), within(sequences[1], End.VALUE, prefill.value)
         batch = batch if load.users is not None else users[0] or users[1] or 1
     decode = timer.decode(batch, load.middle)
-    return batch, token_time(decode, prefill, batch, load.output_tokens) if load.output_tokens else decode, prefill, users
+    return (
+        batch,
+        token_time(decode, prefill, batch, load.output_tokens) if load.output_tokens else decode,
+        prefill,
+        users,
+    )
 
 
-def _engine_limit_reasons(plan: Plan, facts: Mapping[str, Any], load: Load, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
+def _engine_limit_reasons(
+    plan: Plan, facts: Mapping[str, Any], load: Load, reasons: tuple[Reason, ...]
+) -> tuple[Reason, ...]:
     """Where the engine's own limit, and not room, is what there are too few of."""
     room = int(sequences_of(facts, load.context).value)
     limit = int(group_plan(plan).max_sequences or 0)
     if plan.engine not in POOLED or not limit or room <= limit:
         return reasons
-    words = f"runs {limit:,} sequences a replica at once by its own limit (--sequences), and has room for {room:,}"
+    words = (
+        f"runs {limit:,} sequences a replica at once by its own limit (--sequences), and has room for "
+        f"{room:,}"
+    )
     return tuple(
-        Reason(asks=one.asks, holds=one.holds, words=words) if one.asks == "users" and one.holds is Holds.NO else one for one in reasons
+        Reason(asks=one.asks, holds=one.holds, words=words)
+        if one.asks == "users" and one.holds is Holds.NO
+        else one
+        for one in reasons
     )
 
 
 def best_plan_per_cut(found: Deployment) -> Iterator[Served]:
-    """The best plan of every cut without stages: as many replicas as GPUs, pairs, groups of four, and so on; then the best with data-parallel
-    attention, by groups of as many.
+    """The best plan of every cut without stages: as many replicas as GPUs, pairs, groups of four, and so on;
+    then the best with data-parallel attention, by groups of as many.
     """
     plain = [one for one in found.plans if one.plan.mesh.pp == 1]
     for grouped in (False, True):

@@ -1,4 +1,6 @@
-"""What a deployment is asked to hold, and how a plan answers: users, memory and latencies, each surely, perhaps or not."""
+"""What a deployment is asked to hold, and how a plan answers: users, memory and latencies, each surely,
+perhaps or not.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ class Holds(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """``context``: tokens of every user's sequence at its longest; ``users`` at once; seconds to the first token and between tokens; tokens of
-    prompts and answers where they are known. None: not asked.
+    """``context``: tokens of every user's sequence at its longest; ``users`` at once; seconds to the first
+    token and between tokens; tokens of prompts and answers where they are known. None: not asked.
     """
 
     context: int
@@ -45,7 +47,9 @@ class Load:
 
     @property
     def middle(self) -> int:
-        """Tokens that a sequence holds while it answers: all of its context, or the prompt and half of the answer."""
+        """Tokens that a sequence holds while it answers: all of its context, or the prompt and half of the
+        answer.
+        """
         if self.prompt_tokens is None:
             return self.context
         return min(self.context, self.prompt_tokens + (self.output_tokens or 0) // 2)
@@ -62,8 +66,9 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """One plan with what it takes and holds. ``sequences``: of the context on one replica, at least and as expected, and ``at_most``; ``batch``: those that
-    decode at once when ``decode`` is timed; ``within``: users of the context on one replica within the latency asked, surely and as expected.
+    """One plan with what it takes and holds. ``sequences``: of the context on one replica, at least and as
+    expected, and ``at_most``; ``batch``: those that decode at once when ``decode`` is timed; ``within``:
+    users of the context on one replica within the latency asked, surely and as expected.
     """
 
     request: Mapping[str, Any]
@@ -116,20 +121,25 @@ class Served:
         return self.users / self.gpus_each
 
     def gpus_for(self, users: int) -> int | None:
-        """GPUs of as many replicas as surely hold so many users; None where one surely holds none. Groups of one replica are not had one by one."""
+        """GPUs of as many replicas as surely hold so many users; None where one surely holds none. Groups of
+        one replica are not had one by one.
+        """
         groups = int(self.plan.mesh.attn_dp)
         sure = min(self.sequences[0], self.within[0]) * groups
         return -(-users // sure) * self.gpus_each * groups if sure else None
 
 
 def groups_of(plan: Plan) -> int:
-    """How many caches there are: of replicas, and of the groups in each that attend to requests of their own."""
+    """How many caches there are: of replicas, and of the groups in each that attend to requests of their
+    own.
+    """
     return int(plan.mesh.dp_replicate * plan.mesh.attn_dp)
 
 
 def most_within_latency(limit: int, seconds: Callable[[int], float], asked_s: float) -> int:
-    """The most sequences up to ``limit`` that take no more than ``asked_s``. Latencies only grow with them, and nearly in proportion, so the next
-    count that is looked at is where a line between the two ends would cross what is asked; the middle, where that left more than half of them.
+    """The most sequences up to ``limit`` that take no more than ``asked_s``. Latencies only grow with them,
+    and nearly in proportion, so the next count that is looked at is where a line between the two ends would
+    cross what is asked; the middle, where that left more than half of them.
     """
     if limit < 1 or (least_s := seconds(1)) > asked_s:
         return 0
@@ -149,8 +159,13 @@ def most_within_latency(limit: int, seconds: Callable[[int], float], asked_s: fl
 
 
 def reasons_of(
-    verdict: Verdict, cluster: Cluster, held: Bytes, replicas: int, load: Load, times: tuple[Seconds | None, Seconds | None]
-) -> Iterator[Reason]:  # fmt: skip
+    verdict: Verdict,
+    cluster: Cluster,
+    held: Bytes,
+    replicas: int,
+    load: Load,
+    times: tuple[Seconds | None, Seconds | None],
+) -> Iterator[Reason]:
     """Every thing that is asked of a plan, with its answer. ``times``: between tokens, and to the first."""
     tpot, ttft = times
     sequences = held.low, held.value
@@ -160,8 +175,13 @@ def reasons_of(
     if load.users is not None:
         low, value, high = (int(count) * replicas for count in (held.low, held.value, held.high))
         holds = Holds.YES if low >= load.users else Holds.PERHAPS if high >= load.users else Holds.NO
-        yield Reason(asks="users", holds=holds, words=f"has room for {value:,} users of {load.context:,} tokens")
-    for asks, asked, found, what in (("tpot", load.tpot_s, tpot, "a token takes"), ("ttft", load.ttft_s, ttft, "the first token takes")):
+        yield Reason(
+            asks="users", holds=holds, words=f"has room for {value:,} users of {load.context:,} tokens"
+        )
+    for asks, asked, found, what in (
+        ("tpot", load.tpot_s, tpot, "a token takes"),
+        ("ttft", load.ttft_s, ttft, "the first token takes"),
+    ):
         if asked is None:
             continue
         if found is None:
@@ -171,7 +191,10 @@ def reasons_of(
         yield Reason(
             asks=asks,
             holds=holds,
-            words=f"{what} {format_latency(found.value)} ({format_latency(found.low)} to {format_latency(found.high)})",
+            words=(
+                f"{what} {format_latency(found.value)} ({format_latency(found.low)} to "
+                f"{format_latency(found.high)})"
+            ),
         )
 
 
@@ -179,7 +202,9 @@ _LATENCY = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s)")
 
 
 def parse_latency_s(value: Any, field: str) -> float | None:
-    """Seconds, of a number of them or of a text with its unit: 50ms, 0.5s. Raises InputError for anything else."""
+    """Seconds, of a number of them or of a text with its unit: 50ms, 0.5s. Raises InputError for anything
+    else.
+    """
     if value is None:
         return None
     if isinstance(value, str):
@@ -188,7 +213,9 @@ def parse_latency_s(value: Any, field: str) -> float | None:
             raise input_error(field, value, "is no time", "with its unit, for example 50ms or 0.5s")
         value = float(match[1]) * (1e-3 if match[2] == "ms" else 1.0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LONGEST_S:
-        raise input_error(field, value, f"is not between nothing and {LONGEST_S:,} seconds", "for example 50ms")
+        raise input_error(
+            field, value, f"is not between nothing and {LONGEST_S:,} seconds", "for example 50ms"
+        )
     return float(value)
 
 
@@ -199,13 +226,18 @@ def _memory_reason(verdict: Verdict, cluster: Cluster, sequences: tuple[int, int
     gives = cluster.device.framework_bytes
     if verdict.device.low > gives:
         words = (
-            f"needs {format_bytes(int(verdict.device.value), digits=1)} of a GPU that gives {format_bytes(gives, headroom=True, digits=1)}"
+            f"needs {format_bytes(int(verdict.device.value), digits=1)} of a GPU that gives "
+            f"{format_bytes(gives, headroom=True, digits=1)}"
         )
         return Reason(asks="memory", holds=Holds.NO, words=words)
     if verdict.result is Result.DOES_NOT_FIT or not sequences[1]:
-        return Reason(asks="memory", holds=Holds.NO, words=f"has no room for one sequence of {load.context:,} tokens")
+        return Reason(
+            asks="memory", holds=Holds.NO, words=f"has no room for one sequence of {load.context:,} tokens"
+        )
     sure = verdict.result is Result.FITS and sequences[0] > 0
-    return Reason(asks="memory", holds=Holds.YES if sure else Holds.PERHAPS, words="fits" if sure else "may not fit")
+    return Reason(
+        asks="memory", holds=Holds.YES if sure else Holds.PERHAPS, words="fits" if sure else "may not fit"
+    )
 
 
 def format_latency(seconds: float) -> str:

@@ -1,4 +1,6 @@
-"""How long the prompts of a batch may be where a question does not say, and whether a server that reads them in pieces holds the same load."""
+"""How long the prompts of a batch may be where a question does not say, and whether a server that reads them
+in pieces holds the same load.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,22 @@ from memsheet.plan.model import ModelSpec
 from memsheet.search.trials import Question, Trials, Tried, fitting_edge
 
 PIECES = "vllm"
-"""The server named where prompts are too long for one pass: it reads them max_num_batched_tokens at a time."""
+"""The server named where prompts are too long for one pass: it reads them max_num_batched_tokens at a time.
+"""
 
 
 def prompts_that_fit(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster) -> Mapping[str, Any]:
-    """Facts about a load whose prompts nobody described. ``prompt_tokens_that_fit``: the longest prompt with which the whole range fits when
-    a batch's prompts are read at once (None where none is sure to); ``in_pieces``: a server with which the same load fits, where it does.
+    """Facts about a load whose prompts nobody described. ``prompt_tokens_that_fit``: the longest prompt with
+    which the whole range fits when a batch's prompts are read at once (None where none is sure to);
+    ``in_pieces``: a server with which the same load fits, where it does.
 
-    A bracket of lengths is halved: of what serves no step is replayed, slack is a share of what is allocated, and a longer prompt needs more.
+    A bracket of lengths is halved: of what serves no step is replayed, slack is a share of what is allocated,
+    and a longer prompt needs more.
     """
     longest = int(request.get("serving.max_model_len") or 0)
     trials = Trials(
-        values=range(1, longest + 1), asks=lambda tokens: _prompt_question(model, {**request, "serving.prompt_tokens": tokens}, cluster)
+        values=range(1, longest + 1),
+        asks=lambda tokens: _prompt_question(model, {**request, "serving.prompt_tokens": tokens}, cluster),
     )
     found = fitting_edge(trials, _prompt_spare_bytes)[0] if longest else None
     return {
@@ -41,8 +47,12 @@ def _prompt_question(model: ModelSpec, request: Mapping[str, Any], cluster: Clus
 
 
 def _chunked_prefill_server(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster) -> str | None:
-    """The server's name where it is sure to hold the load. None where it is not, or cannot take the question."""
-    trials = Trials(values=(1,), asks=lambda _: _prompt_question(model, {**request, "engine": PIECES}, cluster))
+    """The server's name where it is sure to hold the load. None where it is not, or cannot take the
+    question.
+    """
+    trials = Trials(
+        values=(1,), asks=lambda _: _prompt_question(model, {**request, "engine": PIECES}, cluster)
+    )
     try:
         return PIECES if trials.at(0).verdict.result is Result.FITS else None
     except InputError:

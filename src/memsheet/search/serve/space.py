@@ -1,4 +1,6 @@
-"""Every way to cut a model over a cluster for serving: tensor-parallel ranks, stages, replicas, experts, formats, batches."""
+"""Every way to cut a model over a cluster for serving: tensor-parallel ranks, stages, replicas, experts,
+formats, batches.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +20,43 @@ FORMATS: tuple[Mapping[str, Any], ...] = (
 )
 """Weights and caches in eight bits, tried beside the model as released where that is asked for."""
 BATCHES = (2048, 16384)
-"""Of max_batched_tokens beside the engine's own, where the first token's time is asked: larger parts of a prompt read it sooner."""
+"""Of max_batched_tokens beside the engine's own, where the first token's time is asked: larger parts of a
+prompt read it sooner.
+"""
 
 
 MOST_STAGES = 16
-"""Of a pipeline, unless --pp asks for more: every stage adds its starts and a message to each token, and none was found beyond the nodes of a job."""
+"""Of a pipeline, unless --pp asks for more: every stage adds its starts and a message to each token, and none
+was found beyond the nodes of a job.
+"""
 
 
 def gpu_count_divisors(count: int) -> list[int]:
     return [number for number in range(1, count + 1) if count % number == 0]
 
 
-def serving_meshes(spec: ModelSpec, cluster: Cluster, request: Mapping[str, Any]) -> Iterator[Mapping[str, int]]:
-    """Meshes whose ranks are the cluster's, those that are pinned alone. Tensor parallelism stays inside a node, stages are no more than layers."""
+def serving_meshes(
+    spec: ModelSpec, cluster: Cluster, request: Mapping[str, Any]
+) -> Iterator[Mapping[str, int]]:
+    """Meshes whose ranks are the cluster's, those that are pinned alone. Tensor parallelism stays inside a
+    node, stages are no more than layers.
+    """
     layers = sum(stack.layers for stack in spec.stacks)
-    experts = max((block.feed_forward.experts for s in spec.stacks for r in s.runs for block in r.pattern if isinstance(block.feed_forward, Moe)), default=0)  # fmt: skip
+    experts = max(
+        (
+            block.feed_forward.experts
+            for s in spec.stacks
+            for r in s.runs
+            for block in r.pattern
+            if isinstance(block.feed_forward, Moe)
+        ),
+        default=0,
+    )
     pinned = {key: request[key] for key in AXES if request.get(key) is not None}
     for mesh in attention_dp_meshes(spec, cluster, request):
-        if (mesh["mesh.ep"] == 1 or mesh["mesh.ep"] <= experts) and all(mesh[key] == size for key, size in pinned.items()):
+        if (mesh["mesh.ep"] == 1 or mesh["mesh.ep"] <= experts) and all(
+            mesh[key] == size for key, size in pinned.items()
+        ):
             yield mesh
     if pinned.get("mesh.attn_dp", 1) != 1:
         return
@@ -49,7 +70,9 @@ def serving_meshes(spec: ModelSpec, cluster: Cluster, request: Mapping[str, Any]
             replicas = cluster.count // tp // pp
             for ep in sorted({1, tp} if experts else {1}):
                 mesh = {"mesh.tp": tp, "mesh.pp": pp, "mesh.dp_replicate": replicas, "mesh.ep": ep, **alone}
-                if (ep == 1 or ep <= experts) and all(request.get(key, size) == size for key, size in mesh.items()):
+                if (ep == 1 or ep <= experts) and all(
+                    request.get(key, size) == size for key, size in mesh.items()
+                ):
                     yield mesh
 
 
@@ -57,9 +80,12 @@ GROUPING = ("vllm", "sglang")
 """Engines that have data-parallel attention."""
 
 
-def attention_dp_meshes(spec: ModelSpec, cluster: Cluster, request: Mapping[str, Any]) -> Iterator[dict[str, int]]:
-    """Meshes with data-parallel attention: one server of all GPUs, or one a node, whose ranks attend in groups inside a node. Its experts are cut
-    over all ranks of a server or dealt to them; over several nodes they are dealt.
+def attention_dp_meshes(
+    spec: ModelSpec, cluster: Cluster, request: Mapping[str, Any]
+) -> Iterator[dict[str, int]]:
+    """Meshes with data-parallel attention: one server of all GPUs, or one a node, whose ranks attend in
+    groups inside a node. Its experts are cut over all ranks of a server or dealt to them; over several nodes
+    they are dealt.
     """
     if request.get("engine") not in GROUPING or (request.get("engine") == "vllm" and not has_experts(spec)):
         return
@@ -70,15 +96,25 @@ def attention_dp_meshes(spec: ModelSpec, cluster: Cluster, request: Mapping[str,
         return
     sizes = {cluster.count, cluster.per_node} if "mesh.tp" not in request else {int(request["mesh.tp"])}
     for tp in sorted(size for size in sizes if size > 1 and cluster.count % size == 0):
-        for own in (size for size in gpu_count_divisors(min(tp, cluster.per_node)) if size < tp and tp % size == 0):
+        for own in (
+            size for size in gpu_count_divisors(min(tp, cluster.per_node)) if size < tp and tp % size == 0
+        ):
             for ep in (tp,) if tp > cluster.per_node else (1, tp) if has_experts(spec) else (1,):
-                yield {"mesh.tp": tp, "mesh.pp": 1, "mesh.dp_replicate": cluster.count // tp, "mesh.ep": ep, "mesh.attn_dp": tp // own}
+                yield {
+                    "mesh.tp": tp,
+                    "mesh.pp": 1,
+                    "mesh.dp_replicate": cluster.count // tp,
+                    "mesh.ep": ep,
+                    "mesh.attn_dp": tp // own,
+                }
 
 
 def eight_bit_formats(spec: ModelSpec, request: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Eight bits of what is left open; weights that were released in fewer are left as they are."""
     for form in FORMATS:
-        if not any(request.get(key) is not None for key in form) and not (spec.quantization and "quantization.weights" in form):
+        if not any(request.get(key) is not None for key in form) and not (
+            spec.quantization and "quantization.weights" in form
+        ):
             yield form
 
 

@@ -1,4 +1,6 @@
-"""A training step whose sequence length nobody says: the answer at 2,048, 4,096, 8,192 … tokens, up to the model's own length."""
+"""A training step whose sequence length nobody says: the answer at 2,048, 4,096, 8,192 … tokens, up to the
+model's own length.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def ladder_lengths(model: ModelSpec) -> tuple[int, ...]:
 
 
 def answer_on_ladder(model: ModelSpec, request: Mapping[str, Any], ask: Ask) -> Answer:
-    """The answer at the longest of the lengths that fits, else at the first, with what every length needs in ``ladder``.
+    """The answer at the longest of the lengths that fits, else at the first, with what every length needs in
+    ``ladder``.
 
     Raises InputError where no length can be asked, with the problems of the first.
     """
@@ -54,25 +57,35 @@ def answer_on_ladder(model: ModelSpec, request: Mapping[str, Any], ask: Ask) -> 
 def _chosen_length_reason(answer: Answer, *, fits: bool) -> str:
     if answer.verdict is None:
         return "the first of several"
-    return "the longest of several that fits" if fits else "the first of several, none of which is sure to fit"
+    return (
+        "the longest of several that fits" if fits else "the first of several, none of which is sure to fit"
+    )
 
 
 def _account_ladder_step(length: int, answer: Answer, ask: Ask, request: Mapping[str, Any]) -> LadderStep:
     need = worst_sheet(answer.sheets).device.value if answer.verdict is None else answer.verdict.device.value
-    step = LadderStep(seq_len=length, device_bytes=int(need), result=answer.verdict.result if answer.verdict else None)
+    step = LadderStep(
+        seq_len=length, device_bytes=int(need), result=answer.verdict.result if answer.verdict else None
+    )
     other = recomputed_answer(answer, request, length, ask)
     if other is None:
         return step
     need = worst_sheet(other.sheets).device.value if other.verdict is None else other.verdict.device.value
-    return replace(step, recomputed_bytes=int(need), recomputed_result=other.verdict.result if other.verdict else None)
+    return replace(
+        step, recomputed_bytes=int(need), recomputed_result=other.verdict.result if other.verdict else None
+    )
 
 
 def recomputed_answer(answer: Answer, request: Mapping[str, Any], length: int, ask: Ask) -> Answer | None:
-    """The same with every layer recomputed, where it is not sure to fit and nobody said what to recompute; None elsewhere and where that is not
-    legal.
+    """The same with every layer recomputed, where it is not sure to fit and nobody said what to recompute;
+    None elsewhere and where that is not legal.
     """
     fits = answer.verdict is not None and answer.verdict.result is Result.FITS
-    if fits or answer.plan.recompute.mode is not RecomputeMode.NONE or any(key.startswith("recompute.") for key in request):
+    if (
+        fits
+        or answer.plan.recompute.mode is not RecomputeMode.NONE
+        or any(key.startswith("recompute.") for key in request)
+    ):
         return None
     try:
         return ask({**request, "seq_len": length, "recompute.mode": "full"}, False)

@@ -1,4 +1,6 @@
-"""How large a model of a family can be trained on how many GPUs: for replicas (DDP) and for each stage of ZeRO."""
+"""How large a model of a family can be trained on how many GPUs: for replicas (DDP) and for each stage of
+ZeRO.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ SEEN = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The largest model on ``gpus`` devices that fits with its whole range; no parameters where none does or the plan is not legal."""
+    """The largest model on ``gpus`` devices that fits with its whole range; no parameters where none does or
+    the plan is not legal.
+    """
 
     gpus: int
     parameters: int = 0
@@ -47,8 +51,12 @@ class Curve:
 Build = Callable[[int], ModelSpec]
 
 
-def trainable_sizes(build: Build, request: Mapping[str, Any], cluster: Cluster, found: Tried | None) -> tuple[Curve, ...]:
-    """A curve a stage, over doubling clusters up to the one that is there, each point found as the answer itself, ``found``, was."""
+def trainable_sizes(
+    build: Build, request: Mapping[str, Any], cluster: Cluster, found: Tried | None
+) -> tuple[Curve, ...]:
+    """A curve a stage, over doubling clusters up to the one that is there, each point found as the answer
+    itself, ``found``, was.
+    """
     plan = resolve_request(request, build(1), cluster).plan
     own = find_engine(plan.engine)
     free = {key: value for key, value in request.items() if key not in FREE}
@@ -56,7 +64,11 @@ def trainable_sizes(build: Build, request: Mapping[str, Any], cluster: Cluster, 
     for zero, (name, usual) in enumerate(zip(NAMES, ENGINES, strict=True)):
         engine = own.name if own is not None and zero in own.zero else usual
         points = {cluster.count: _trainable_size(cluster, found)} if zero == plan.zero else {}
-        curves.append(_trainable_size_curve(name, zero, engine, build, {**free, "zero": zero, "engine": engine}, cluster, points))
+        curves.append(
+            _trainable_size_curve(
+                name, zero, engine, build, {**free, "zero": zero, "engine": engine}, cluster, points
+            )
+        )
     return tuple(curves)
 
 
@@ -65,7 +77,13 @@ def _trainable_size(cluster: Cluster, found: Tried | None) -> Size:
 
 
 def _trainable_size_curve(
-    name: str, zero: int, engine: str, build: Build, request: Mapping[str, Any], cluster: Cluster, answered: Mapping[int, Size]
+    name: str,
+    zero: int,
+    engine: str,
+    build: Build,
+    request: Mapping[str, Any],
+    cluster: Cluster,
+    answered: Mapping[int, Size],
 ) -> Curve:
     """``answered``: points that are known."""
     points, reasons = [], dict[str, None]()
@@ -79,16 +97,23 @@ def _trainable_size_curve(
             points.append(Size(gpus=machines.count))
             reasons.update(dict.fromkeys(f"{problem.field} {problem.reason}" for problem in error.problems))
     none = not any(point.parameters for point in points)
-    return Curve(name=name, zero=zero, engine=engine, points=tuple(points), reason="; ".join(reasons) if none else "")
+    return Curve(
+        name=name, zero=zero, engine=engine, points=tuple(points), reason="; ".join(reasons) if none else ""
+    )
 
 
 def machines_up_to(cluster: Cluster) -> tuple[Cluster, ...]:
     """1, 2, 4 … GPUs of a node, then 1, 2, 4 … nodes, and the cluster itself."""
-    per_node = cluster.per_node if cluster.nodes > 1 else max(cluster.per_node, cluster.device.per_node or ONE_NODE)
+    per_node = (
+        cluster.per_node if cluster.nodes > 1 else max(cluster.per_node, cluster.device.per_node or ONE_NODE)
+    )
     top, node = max(cluster.count, SEEN), replace(cluster, per_node=per_node, nodes=1)
     within = {1 << power for power in range(per_node.bit_length()) if 1 << power < per_node}
     nodes = {per_node << power for power in range(top.bit_length()) if per_node << power <= top}
-    return tuple(cluster if count == cluster.count else resize_cluster(node, count) for count in sorted(within | nodes | {cluster.count}))
+    return tuple(
+        cluster if count == cluster.count else resize_cluster(node, count)
+        for count in sorted(within | nodes | {cluster.count})
+    )
 
 
 def _largest_fitting_model(build: Build, request: Mapping[str, Any], cluster: Cluster) -> Tried | None:

@@ -1,7 +1,7 @@
 """The largest (or fewest) of one quantity that fits: sequence length, micro-batch, GPUs, parameters.
 
-Every step of the search is a whole question, resolved, accounted and judged as `memsheet train` does it; nothing is solved backwards, and
-what is shown of a value is what an answer to it says.
+Every step of the search is a whole question, resolved, accounted and judged as `memsheet train` does it;
+nothing is solved backwards, and what is shown of a value is what an answer to it says.
 """
 
 from __future__ import annotations
@@ -78,9 +78,11 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """``found`` fits with its whole range, as every value tried before it does, and ``beyond``, the next legal step, does not (None where the
-    values end). ``last_fitting`` is the last value tried that fits: another than ``found`` where the verdict alternates. ``expected`` is the last
-    one tried whose expected bytes fit, and ``least`` the least demanding value where none fits. ``tried``: what an answer to each value says.
+    """``found`` fits with its whole range, as every value tried before it does, and ``beyond``, the next
+    legal step, does not (None where the values end). ``last_fitting`` is the last value tried that fits:
+    another than ``found`` where the verdict alternates. ``expected`` is the last one tried whose expected
+    bytes fit, and ``least`` the least demanding value where none fits. ``tried``: what an answer to each
+    value says.
     """
 
     target: Target
@@ -99,7 +101,9 @@ class Solution:
 
     @property
     def shown(self) -> Tried:
-        """What stands for the solution: the value that fits, else the one whose expected bytes do, else one that may, else the least demanding."""
+        """What stands for the solution: the value that fits, else the one whose expected bytes do, else one
+        that may, else the least demanding.
+        """
         for tried in (self.found, self.expected, self.possible, self.least):
             if tried is not None:
                 return tried
@@ -109,7 +113,10 @@ class Solution:
     def possible(self) -> Tried | None:
         """The last value tried that may fit, where none is sure to."""
         every = (self.least, *self.tried, self.expected) if self.found is None else ()
-        return next((tried for tried in every[::-1] if tried and tried.verdict.result is not Result.DOES_NOT_FIT), None)
+        return next(
+            (tried for tried in every[::-1] if tried and tried.verdict.result is not Result.DOES_NOT_FIT),
+            None,
+        )
 
     @property
     def result(self) -> Result:
@@ -128,16 +135,23 @@ def solve_sequence_length(
     say: Say = discard_progress,
     library: LibraryUse | None = None,
 ) -> Solution:
-    """The longest sequence, of a step or of what is served. ``most``: how far to look, the model's positions if it is None."""
+    """The longest sequence, of a step or of what is served. ``most``: how far to look, the model's positions
+    if it is None.
+    """
     target = Target.MAX_MODEL_LEN if request.get("task") == "infer" else Target.SEQ_LEN
     top = most or model.max_positions or LONGEST
     steps = range(TOKENS, top + 1, TOKENS)
     values = (*steps, top) if top % TOKENS else tuple(steps)
-    trials = Trials(values=values, asks=_question_by_value(model, request, cluster, target.key, library), say=say)
+    trials = Trials(
+        values=values, asks=_question_by_value(model, request, cluster, target.key, library), say=say
+    )
     solution = _solution_of_trials(target, trials, f"multiples of {TOKENS} up to {top:,} tokens")
     return replace(
         solution,
-        notes=(*_position_limit_notes(model, top, solution, asked=most is not None), *_prompt_range_notes(target, request, solution)),
+        notes=(
+            *_position_limit_notes(model, top, solution, asked=most is not None),
+            *_prompt_range_notes(target, request, solution),
+        ),
     )
 
 
@@ -147,10 +161,20 @@ def _prompt_range_notes(target: Target, request: Mapping[str, Any], solution: So
     if target.task != "train" and plan.engine in POOLED:
         tokens = tokens_asked(plan)
         length = "max_model_len" if tokens == plan.max_model_len else f"{tokens:,} tokens, prompt and answer"
-        return (f"at once are all sequences at {length}: a server starts more and computes some again when its pool is full",)
+        return (
+            (
+                f"at once are all sequences at {length}: a server starts more and computes some again when "
+                "its pool is full"
+            ),
+        )
     if target.task == "train" or request.get("serving.prompt_tokens") is not None:
         return ()
-    return ("prefill is a range from one-token prompts to the whole batch at full length; --prompt-tokens says how long prompts are",)
+    return (
+        (
+            "prefill is a range from one-token prompts to the whole batch at full length; --prompt-tokens "
+            "says how long prompts are"
+        ),
+    )
 
 
 def _position_limit_notes(model: ModelSpec, top: int, solution: Solution, *, asked: bool) -> tuple[str, ...]:
@@ -174,31 +198,47 @@ def most_sequences(
     say: Say = discard_progress,
     library: LibraryUse | None = None,
 ) -> Solution:
-    """The largest micro-batch; with a global batch, of those that make it up. Of what is served: the most sequences at once."""
+    """The largest micro-batch; with a global batch, of those that make it up. Of what is served: the most
+    sequences at once.
+    """
     target = Target.SEQUENCES if request.get("task") == "infer" else Target.MICROBATCH
     values, words = _microbatch_candidates(model, {**request, target.key: 1}, cluster, most or MOST_SEQUENCES)
     solution = _solution_of_trials(
-        target, Trials(values=values, asks=_question_by_value(model, request, cluster, target.key, library), say=say), words
+        target,
+        Trials(values=values, asks=_question_by_value(model, request, cluster, target.key, library), say=say),
+        words,
     )
     return replace(solution, notes=_prompt_range_notes(target, request, solution))
 
 
-def _microbatch_candidates(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, top: int) -> tuple[Sequence[int], str]:
+def _microbatch_candidates(
+    model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, top: int
+) -> tuple[Sequence[int], str]:
     plan = resolve_request(request, model, cluster).plan
     batch = request.get("global_batch")
     if not batch:
         return range(1, top + 1), f"1 to {top:,} sequences"
     engine, each = find_engine(plan.engine), batch // int(plan.mesh.data_parallel)
     if engine is not None and engine.takes_remainder and plan.mesh.pp == 1:
-        return range(1, min(each, top) + 1), f"1 to {min(each, top):,} sequences, a rank's share of a global batch of {batch}"
+        return range(
+            1, min(each, top) + 1
+        ), f"1 to {min(each, top):,} sequences, a rank's share of a global batch of {batch}"
     divisors = tuple(size for size in range(1, min(each, top) + 1) if each % size == 0)
     return divisors, f"the divisors of {each}, a rank's share of a global batch of {batch}"
 
 
 def solve_gpu_count(
-    model: ModelSpec, request: Mapping[str, Any], device: Device, *, per_node: int | None = None, host_bytes: int | None = None,
-    links: Links = UNSAID, most: int | None = None, say: Say = discard_progress, library: LibraryUse | None = None,
-) -> Solution:  # fmt: skip
+    model: ModelSpec,
+    request: Mapping[str, Any],
+    device: Device,
+    *,
+    per_node: int | None = None,
+    host_bytes: int | None = None,
+    links: Links = UNSAID,
+    most: int | None = None,
+    say: Say = discard_progress,
+    library: LibraryUse | None = None,
+) -> Solution:
     """The smallest cluster: powers of two within a node, then whole nodes."""
     size, top = per_node or device.per_node or ONE_NODE, min(most or MOST_GPUS, MAX_DEVICES)
     node = Cluster(device=device, per_node=size, links=links.over(device.links), host_bytes=host_bytes)
@@ -207,12 +247,16 @@ def solve_gpu_count(
         changed, sizes = {**request, **edits}, cluster_sizes(size, most)
         return Trials(
             values=sizes[::-1],
-            asks=lambda n: Question(model=model, request=changed, cluster=resize_cluster(node, n), library=library),
+            asks=lambda n: Question(
+                model=model, request=changed, cluster=resize_cluster(node, n), library=library
+            ),
             say=say,
         )
 
     found = _solution_of_trials(
-        Target.GPUS, trials(top, {}), f"powers of two within a node of {size}, then whole nodes, up to {top:,} GPUs"
+        Target.GPUS,
+        trials(top, {}),
+        f"powers of two within a node of {size}, then whole nodes, up to {top:,} GPUs",
     )
     if found.expected is not None or found.found is not None or found.least is None:
         return found
@@ -226,16 +270,30 @@ def cluster_sizes(per_node: int, top: int) -> tuple[int, ...]:
     return tuple(count for count in (*within, *range(per_node, top + 1, per_node)) if count <= top)
 
 
-def solve_model_size(build: Callable[[int], ModelSpec], request: Mapping[str, Any], cluster: Cluster, *, say: Say = discard_progress, assumed: tuple[str, ...] = (), library: LibraryUse | None = None
-) -> Solution:  # fmt: skip
-    """The largest model of a family; ``build`` makes the one of so many layers. ``assumed``: what the caller took for granted."""
+def solve_model_size(
+    build: Callable[[int], ModelSpec],
+    request: Mapping[str, Any],
+    cluster: Cluster,
+    *,
+    say: Say = discard_progress,
+    assumed: tuple[str, ...] = (),
+    library: LibraryUse | None = None,
+) -> Solution:
+    """The largest model of a family; ``build`` makes the one of so many layers. ``assumed``: what the caller
+    took for granted.
+    """
     trials = replace(model_size_trials(build, request, cluster, library), say=say)
-    solution = _solution_of_trials(Target.PARAMETERS, trials, f"1 to {MOST_LAYERS} layers, everything else in proportion")
+    solution = _solution_of_trials(
+        Target.PARAMETERS, trials, f"1 to {MOST_LAYERS} layers, everything else in proportion"
+    )
     return replace(solution, assumed=assumed)
 
 
 def model_size_trials(
-    build: Callable[[int], ModelSpec], request: Mapping[str, Any], cluster: Cluster, library: LibraryUse | None = None
+    build: Callable[[int], ModelSpec],
+    request: Mapping[str, Any],
+    cluster: Cluster,
+    library: LibraryUse | None = None,
 ) -> Trials:
     """A family's models on a cluster, the smallest first."""
     asks = lambda layers: Question(model=build(layers), request=request, cluster=cluster, library=library)  # noqa: E731
@@ -259,19 +317,35 @@ def _solution_of_trials(target: Target, trials: Trials, values: str) -> Solution
     """What fits, each value accounted as an answer to it is."""
     edges = fitting_edges(trials)
     found, beyond, last, expected = (
-        _replayed_trial(trials, index) for index in (edges.found, edges.beyond, edges.last_fitting, edges.expected)
+        _replayed_trial(trials, index)
+        for index in (edges.found, edges.beyond, edges.last_fitting, edges.expected)
     )
     least = None
     if found is None:
         least = trials.at(trials.legal(range(len(trials.values))) or 0, replays=True)
     hopeless = least if expected is None else None
     fix = _fix_for_least_value(target, trials, hopeless)
-    between = range((edges.found or 0) + 1, len(trials.values) if edges.beyond is None else edges.beyond) if found else ()
+    between = (
+        range((edges.found or 0) + 1, len(trials.values) if edges.beyond is None else edges.beyond)
+        if found
+        else ()
+    )
     return Solution(
-        target=target, found=found, beyond=beyond, last_fitting=last, expected=expected, least=least, values=values, fix=fix,
+        target=target,
+        found=found,
+        beyond=beyond,
+        last_fitting=last,
+        expected=expected,
+        least=least,
+        values=values,
+        fix=fix,
         ways_to_fit=_ways_for_least_value(trials, hopeless) if fix is None else (),
-        skipped=tuple(Skipped(value=trials.values[index], reason=_illegal_value_reason(trials, index)) for index in between), tried=trials.tried,
-    )  # fmt: skip
+        skipped=tuple(
+            Skipped(value=trials.values[index], reason=_illegal_value_reason(trials, index))
+            for index in between
+        ),
+        tried=trials.tried,
+    )
 
 
 FIXED = (Target.SEQ_LEN, Target.MICROBATCH)
@@ -283,7 +357,9 @@ def _fix_for_least_value(target: Target, trials: Trials, least: Tried | None) ->
     if least is None or target not in FIXED:
         return None
     asked = trials.asks(least.value)
-    return cheapest_fix(asked.model, asked.request, asked.cluster, least.sheets, least.verdict, library=asked.library)
+    return cheapest_fix(
+        asked.model, asked.request, asked.cluster, least.sheets, least.verdict, library=asked.library
+    )
 
 
 def _ways_for_least_value(trials: Trials, least: Tried | None) -> tuple[WayToFit, ...]:
@@ -299,7 +375,16 @@ def _replayed_trial(trials: Trials, index: int | None) -> Tried | None:
 
 
 def _illegal_value_reason(trials: Trials, index: int) -> str:
-    return "; ".join(f"{problem.field} = {problem.value}: {problem.reason}" for problem in trials.problems(index))
+    return "; ".join(
+        f"{problem.field} = {problem.value}: {problem.reason}" for problem in trials.problems(index)
+    )
 
 
-__all__ = ["Solution", "Target", "most_sequences", "solve_gpu_count", "solve_model_size", "solve_sequence_length"]
+__all__ = [
+    "Solution",
+    "Target",
+    "most_sequences",
+    "solve_gpu_count",
+    "solve_model_size",
+    "solve_sequence_length",
+]

@@ -1,4 +1,6 @@
-"""The two axes of a heat map: what a question leaves open (a degree, a choice), or a quantity of the question itself (a length, the GPUs)."""
+"""The two axes of a heat map: what a question leaves open (a degree, a choice), or a quantity of the question
+itself (a length, the GPUs).
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Axis:
 
 
 def axes_of(text: str) -> tuple[Axis, Axis]:
-    """``seq_len,microbatch``, or with values ``seq_len=4096:8192,tp``. Raises InputError with every problem."""
+    """``seq_len,microbatch``, or with values ``seq_len=4096:8192,tp``. Raises InputError with every
+    problem.
+    """
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 2 or not all(parts):
         raise input_error("axes", text, "does not name two axes", "for example --axes seq_len,microbatch")
@@ -59,17 +63,24 @@ def _parse_axis(text: str, problems: list[Problem]) -> Axis:
         problems.append(Problem(field="axes", value=name, reason="is no axis", hint=hint))
     values = tuple(_parse_axis_value(word.strip()) for word in listed.split(":") if word.strip())
     if len(values) > MOST:
-        problems.append(Problem(field="axes", value=text, reason=f"has more than {MOST} values", hint="name fewer"))
+        problems.append(
+            Problem(field="axes", value=text, reason=f"has more than {MOST} values", hint="name fewer")
+        )
     if name in ASKED:
         problems += (
-            _axis_range_problem(name, value) for value in values if not (isinstance(value, int) and 0 < value <= _axis_maximum(name))
+            _axis_range_problem(name, value)
+            for value in values
+            if not (isinstance(value, int) and 0 < value <= _axis_maximum(name))
         )
     return Axis(name=name, values=tuple(dict.fromkeys(values)))
 
 
 def _axis_range_problem(name: str, value: Value) -> Problem:
     return Problem(
-        field="axes", value=f"{name}={value}", reason=f"is outside 1 to {_axis_maximum(name):,}", hint="for example seq_len=4096:8192"
+        field="axes",
+        value=f"{name}={value}",
+        reason=f"is outside 1 to {_axis_maximum(name):,}",
+        hint="for example seq_len=4096:8192",
     )
 
 
@@ -84,9 +95,15 @@ def _parse_axis_value(word: str) -> Value:
 def check_open(axes: Iterable[Axis], request: Mapping[str, Any]) -> None:
     """Raises InputError where a flag has settled what an axis would vary."""
     raise_if_problems(
-        Problem(field="axes", value=axis.name, reason="is settled by the question", hint=f"leave --{axis.name.replace('_', '-')} out")
-        for axis in axes if any(request.get(key) is not None for key in _axis_request_keys(axis.name))
-    )  # fmt: skip
+        Problem(
+            field="axes",
+            value=axis.name,
+            reason="is settled by the question",
+            hint=f"leave --{axis.name.replace('_', '-')} out",
+        )
+        for axis in axes
+        if any(request.get(key) is not None for key in _axis_request_keys(axis.name))
+    )
 
 
 def _axis_request_keys(name: str) -> tuple[str, ...]:
@@ -132,7 +149,9 @@ def _question_at_value(one: Asked, name: str, value: Value) -> Asked:
 
 
 def axis_with_values(axis: Axis, request: Mapping[str, Any], cluster: Cluster) -> Axis:
-    """An axis of the question with values around what was asked, where none were given. Raises InputError for GPUs that fill no nodes."""
+    """An axis of the question with values around what was asked, where none were given. Raises InputError for
+    GPUs that fill no nodes.
+    """
     if not axis.asked:
         return axis
     if axis.values:
@@ -144,14 +163,20 @@ def axis_with_values(axis: Axis, request: Mapping[str, Any], cluster: Cluster) -
     return replace(
         axis,
         values=tuple(
-            value for value in dict.fromkeys(around) if 0 < value <= _axis_maximum(axis.name) and _fills_nodes(axis, value, cluster)
+            value
+            for value in dict.fromkeys(around)
+            if 0 < value <= _axis_maximum(axis.name) and _fills_nodes(axis, value, cluster)
         ),
     )
 
 
 def _whole_node_cluster(cluster: Cluster) -> Cluster:
-    """What a larger cluster has several of: where only a part of a node was asked about, a whole one of the usual server."""
-    whole = cluster.per_node if cluster.nodes > 1 else max(cluster.per_node, cluster.device.per_node or ONE_NODE)
+    """What a larger cluster has several of: where only a part of a node was asked about, a whole one of the
+    usual server.
+    """
+    whole = (
+        cluster.per_node if cluster.nodes > 1 else max(cluster.per_node, cluster.device.per_node or ONE_NODE)
+    )
     return replace(cluster, per_node=whole, nodes=1)
 
 
@@ -170,14 +195,24 @@ ORDER: Mapping[str, tuple[str, ...]] = {
 
 
 def shown_axis_values(axis: Axis, found: Iterable[Value]) -> tuple[Value, ...]:
-    """The values of an axis as they are shown: those asked for, or all that came up, numbers by size, thinned where they are many."""
+    """The values of an axis as they are shown: those asked for, or all that came up, numbers by size, thinned
+    where they are many.
+    """
     if axis.values:
         return axis.values
     known = ORDER.get(axis.name, ())
     values = sorted(
-        found, key=lambda v: (isinstance(v, str), known.index(v) if v in known else len(known), v if isinstance(v, int) else 0, str(v))
+        found,
+        key=lambda v: (
+            isinstance(v, str),
+            known.index(v) if v in known else len(known),
+            v if isinstance(v, int) else 0,
+            str(v),
+        ),
     )
-    powers: list[Value] = [value for value in values if isinstance(value, int) and value > 0 and value & (value - 1) == 0]
+    powers: list[Value] = [
+        value for value in values if isinstance(value, int) and value > 0 and value & (value - 1) == 0
+    ]
     if len(values) > MOST and len(powers) > 1:
         values = powers
     if len(values) > MOST:

@@ -12,12 +12,16 @@ SIDE = 120
 
 
 def time_memory_points(pairs: Iterable[tuple[Any, Any]]) -> tuple[tuple[float, int], ...]:
-    """``pairs``: arrays of seconds and of bytes. The points as (seconds, bytes), one of those that lie on one another, the fastest first; plans
-    whose step is not timed have none.
+    """``pairs``: arrays of seconds and of bytes. The points as (seconds, bytes), one of those that lie on one
+    another, the fastest first; plans whose step is not timed have none.
     """
     columns = list(pairs)
     seconds = np.concatenate([np.asarray(s, dtype=float) for s, _ in columns]) if columns else np.zeros(0)
-    sizes = np.concatenate([np.asarray(b, dtype=np.int64) for _, b in columns]) if columns else np.zeros(0, dtype=np.int64)
+    sizes = (
+        np.concatenate([np.asarray(b, dtype=np.int64) for _, b in columns])
+        if columns
+        else np.zeros(0, dtype=np.int64)
+    )
     timed = np.isfinite(seconds) & (seconds > 0)
     seconds, sizes = seconds[timed], sizes[timed]
     if not len(seconds):

@@ -1,7 +1,9 @@
-"""Bytes of every plan of a space: strata accounted as int64 arrays by the same formulas that account one plan, and which of them fit.
+"""Bytes of every plan of a space: strata accounted as int64 arrays by the same formulas that account one
+plan, and which of them fit.
 
-A plan fits as ``budget.judge`` says of its sheets. Of the stages of a pipeline only those that can hold most are accounted: a stage that has
-the same layers as an earlier one, and no head, keeps fewer micro-batches and nothing else.
+A plan fits as ``budget.judge`` says of its sheets. Of the stages of a pipeline only those that can hold most
+are accounted: a stage that has the same layers as an earlier one, and no head, keeps fewer micro-batches and
+nothing else.
 """
 
 from __future__ import annotations
@@ -19,16 +21,25 @@ from memsheet.budget import Budget, Result, budget_of
 from memsheet.errors import InputError
 from memsheet.plan.plan import Offload, Plan, Recompute, Schedule
 from memsheet.search.train.lattice import Array, Tally, select_rows
-from memsheet.search.train.pipelines import Placed, group_ranks_by_form, merge_strata, placed_in, stratum_choice_key
+from memsheet.search.train.pipelines import (
+    Placed,
+    group_ranks_by_form,
+    merge_strata,
+    placed_in,
+    stratum_choice_key,
+)
 from memsheet.search.train.reduced_strata import Fewer, reduce_stratum, sums_by_fewer
 from memsheet.search.train.space import AXES, Space
 from memsheet.search.train.strata import CHUNK, Stratum, legal_plan_strata, reason_of, with_counts
 from memsheet.sheet import Bytes
 
 SAFE_BYTES = 2**62 // 2**8
-"""What no plan may hold: on the way sizes are counted in bits, and slack is a share of up to 200 per mille, and 2**62 has to hold those."""
+"""What no plan may hold: on the way sizes are counted in bits, and slack is a share of up to 200 per mille,
+and 2**62 has to hold those.
+"""
 PIPELINES = frozenset({"megatron"})
-"""Engines whose formulas take numbers of layers and stages as arrays, and which gather nothing for a layer."""
+"""Engines whose formulas take numbers of layers and stages as arrays, and which gather nothing for a layer.
+"""
 MANY = 1 << 10
 """Plans of a stratum from which it saves time to find fewer that stand for them."""
 BY_ROW = frozenset({"internevo"})
@@ -37,7 +48,9 @@ BY_ROW = frozenset({"internevo"})
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Graded:
-    """A stratum with the device bytes of each plan's worst stage (``Bytes`` of arrays), that stage, its peak, and its host bytes."""
+    """A stratum with the device bytes of each plan's worst stage (``Bytes`` of arrays), that stage, its peak,
+    and its host bytes.
+    """
 
     stratum: Stratum
     device: Bytes
@@ -90,8 +103,14 @@ def account_plan_grid(space: Space) -> Grid:
             pieces += _stratum_pieces(stratum)
     graded: dict[int, list[Graded]] = {}
     for batch in _accounting_batches(pieces):
-        graded.update(zip(batch, _grade_pieces([pieces[number] for number in batch], places, tally), strict=True))
-    return Grid(space=space, graded=tuple(one for number in sorted(graded) for one in graded[number]), refused=tally.refused)
+        graded.update(
+            zip(batch, _grade_pieces([pieces[number] for number in batch], places, tally), strict=True)
+        )
+    return Grid(
+        space=space,
+        graded=tuple(one for number in sorted(graded) for one in graded[number]),
+        refused=tally.refused,
+    )
 
 
 Piece = Stratum | Fewer
@@ -107,7 +126,10 @@ def _accounting_batches(pieces: Sequence[Piece]) -> Iterator[list[int]]:
     kin: dict[Hashable, list[int]] = {}
     for number, piece in enumerate(pieces):
         stratum = _stratum_of_piece(piece)
-        kin.setdefault((type(piece), stratum_choice_key(stratum)) if stratum.space.engine.name in PIPELINES else number, []).append(number)
+        kin.setdefault(
+            (type(piece), stratum_choice_key(stratum)) if stratum.space.engine.name in PIPELINES else number,
+            [],
+        ).append(number)
     for numbers in kin.values():
         batch, rows = list[int](), 0
         for number in numbers:
@@ -119,7 +141,9 @@ def _accounting_batches(pieces: Sequence[Piece]) -> Iterator[list[int]]:
 
 
 def result_masks(one: Graded, space: Space, reserve_bytes: int = 0) -> Mapping[Result, Array]:
-    """A mask for each verdict, as ``judge`` gives it: on the card by the ranges' ends, on the host by what a node has."""
+    """A mask for each verdict, as ``judge`` gives it: on the card by the ranges' ends, on the host by what a
+    node has.
+    """
     budget = budget_of(space.cluster, reserve_bytes)
     short = _host_short(one, space)
     too_large = (one.device.low > budget.high_bytes) | short
@@ -129,7 +153,9 @@ def result_masks(one: Graded, space: Space, reserve_bytes: int = 0) -> Mapping[R
 
 def _host_short(one: Graded, space: Space) -> Array:
     has = space.cluster.host_bytes
-    return one.host_bytes * space.cluster.per_node > has if has is not None else np.zeros(len(one), dtype=bool)
+    return (
+        one.host_bytes * space.cluster.per_node > has if has is not None else np.zeros(len(one), dtype=bool)
+    )
 
 
 class _Places(dict[Hashable, tuple[Placed, ...]]):
@@ -144,7 +170,9 @@ class _Places(dict[Hashable, tuple[Placed, ...]]):
 
 
 def _grade_pieces(batch: Sequence[Piece], places: _Places, tally: Tally) -> list[list[Graded]]:
-    """The plans of some pieces. Those that do not agree in a choice after all are taken apart; what cannot be accounted is refused."""
+    """The plans of some pieces. Those that do not agree in a choice after all are taken apart; what cannot be
+    accounted is refused.
+    """
     own = [_stratum_of_piece(piece) for piece in batch]
     try:
         return [[one] for one in _account_pieces(batch, [places.of(stratum) for stratum in own])]
@@ -169,11 +197,19 @@ def _stratum_pieces(stratum: Stratum) -> Iterator[Piece]:
             yield few
             return
         for first in range(0, len(few), CHUNK):
-            yield reduce_stratum(_stratum_of_rows(stratum, np.flatnonzero((few.steps.which >= first) & (few.steps.which < first + CHUNK))))
+            yield reduce_stratum(
+                _stratum_of_rows(
+                    stratum, np.flatnonzero((few.steps.which >= first) & (few.steps.which < first + CHUNK))
+                )
+            )
         return
     size = 1 if name in BY_ROW else CHUNK
     for first in range(0, len(stratum), size):
-        yield stratum if len(stratum) <= size else _stratum_of_rows(stratum, np.arange(first, min(first + size, len(stratum))))
+        yield (
+            stratum
+            if len(stratum) <= size
+            else _stratum_of_rows(stratum, np.arange(first, min(first + size, len(stratum))))
+        )
 
 
 def _stratum_of_rows(stratum: Stratum, which: Array) -> Stratum:
@@ -213,7 +249,10 @@ def _account_pieces(batch: Sequence[Piece], ranks: Sequence[tuple[Placed, ...]])
 
 
 def _piece_totals(batch: Sequence[Piece], ranks: Sequence[Placed]) -> Totals:
-    few, own = [piece for piece in batch if isinstance(piece, Fewer)], [_stratum_of_piece(piece) for piece in batch]
+    few, own = (
+        [piece for piece in batch if isinstance(piece, Fewer)],
+        [_stratum_of_piece(piece) for piece in batch],
+    )
     rank, plan = merge_strata(own, ranks)
     cluster = own[0].space.cluster
     if few:
@@ -224,17 +263,27 @@ def _piece_totals(batch: Sequence[Piece], ranks: Sequence[Placed]) -> Totals:
 def _graded_by_worst_stage(stratum: Stratum, found: Mapping[int, tuple[Bytes, Array]]) -> Graded:
     """A stratum by the stage that holds most, plan by plan."""
     peaks = {stage: found[stage][0] for stage in sorted(found)}
-    device = Bytes(*(reduce(np.maximum, [getattr(peak, end) for peak in peaks.values()]) for end in ("low", "value", "high")))
+    device = Bytes(
+        *(
+            reduce(np.maximum, [getattr(peak, end) for peak in peaks.values()])
+            for end in ("low", "value", "high")
+        )
+    )
     highest = np.argmax(np.stack([peak.high for peak in peaks.values()]), axis=0)
     hosts = reduce(np.maximum, [host for _, host in found.values()])
-    return Graded(stratum=stratum, device=device, stage=np.array(list(peaks))[highest], host_bytes=hosts, stages=peaks)
+    return Graded(
+        stratum=stratum, device=device, stage=np.array(list(peaks))[highest], host_bytes=hosts, stages=peaks
+    )
 
 
 def _peak_device_bytes(found: Totals, rows: int) -> Bytes:
     """Each end is the largest over instants, as a sheet's is."""
     sizes: Any = found.device.values()
     return Bytes(
-        *(_broadcast_to_rows(reduce(np.maximum, [getattr(size, end) for size in sizes]), rows) for end in ("low", "value", "high"))
+        *(
+            _broadcast_to_rows(reduce(np.maximum, [getattr(size, end) for size in sizes]), rows)
+            for end in ("low", "value", "high")
+        )
     )
 
 
@@ -248,31 +297,51 @@ def _broadcast_to_rows(value: Any, rows: int) -> Array:
 
 def one_plan(stratum: Stratum, row: int) -> Plan:
     """The plan of a row with plain numbers, as ``resolve`` makes it."""
-    return with_counts(stratum.space, stratum.plan, {name: int(column[row]) for name, column in stratum.rows.items()})
+    return with_counts(
+        stratum.space, stratum.plan, {name: int(column[row]) for name, column in stratum.rows.items()}
+    )
 
 
 def alone_bytes(space: Space, plan: Plan) -> tuple[int, int]:
-    """Bytes of the whole model on one device with one sequence, and of each further one, in Python's own numbers: no plan exceeds them."""
+    """Bytes of the whole model on one device with one sequence, and of each further one, in Python's own
+    numbers: no plan exceeds them.
+    """
     mesh = replace(plan.mesh, **dict.fromkeys((*AXES, "pp", "vpp"), 1))
     whole = replace(
-        plan, mesh=mesh, global_batch=None, recompute=Recompute(), schedule=None, layers_per_stage=None, sequence_parallel=False,
-        context_parallel=None, vocab_multiple=space.engine.vocab_multiple, offload=Offload(),
-    )  # fmt: skip
+        plan,
+        mesh=mesh,
+        global_batch=None,
+        recompute=Recompute(),
+        schedule=None,
+        layers_per_stage=None,
+        sequence_parallel=False,
+        context_parallel=None,
+        vocab_multiple=space.engine.vocab_multiple,
+        offload=Offload(),
+    )
     rank = rank_of(space.model, whole)
     one, two, three = (
-        max(int(size.high) for size in step_totals(rank, replace(whole, microbatch=number), space.cluster).device.values())
+        max(
+            int(size.high)
+            for size in step_totals(rank, replace(whole, microbatch=number), space.cluster).device.values()
+        )
         for number in (1, 2, 3)
     )
     return one, max(two - one, three - two)
 
 
 def check_largest(stratum: Stratum, alone: tuple[int, int]) -> None:
-    """Raises OverflowError where int64 might not hold what a plan of a stratum holds with all sequences that a pipeline keeps."""
+    """Raises OverflowError where int64 might not hold what a plan of a stratum holds with all sequences that
+    a pipeline keeps.
+    """
     plan, rows = stratum.plan, stratum.rows
     batches = int(stratum.space.request["global_batch"]) // (rows["microbatch"] * plan.mesh.data_parallel)
     kept = batches if plan.schedule is Schedule.GPIPE else np.minimum(batches, 4 * plan.mesh.pp)
     if alone[0] + alone[1] * int((rows["microbatch"] * kept).max()) > SAFE_BYTES:
-        raise OverflowError(f"a plan of {stratum.space.model.name} could hold more than {SAFE_BYTES} bytes, and arrays count no further")
+        raise OverflowError(
+            f"a plan of {stratum.space.model.name} could hold more than {SAFE_BYTES} bytes, and arrays "
+            "count no further"
+        )
 
 
 def fitting_plan_rows(found: Grid, budget: Budget | None = None) -> Iterator[tuple[Stratum, int]]:

@@ -1,7 +1,8 @@
-"""What fits over two axes: of each cell the plan that needs least, or the fastest that fits, of all legal ones.
+"""What fits over two axes: of each cell the plan that needs least, or the fastest that fits, of all legal
+ones.
 
-The same grids as the ranking's, whose slack is a share: no step is replayed here, so a cell near the edge may turn out otherwise when its plan is
-asked for by itself.
+The same grids as the ranking's, whose slack is a share: no step is replayed here, so a cell near the edge may
+turn out otherwise when its plan is asked for by itself.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ class Shows(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """The best verdict of a cell's plans, and the plan that stands for it. ``seconds``: where the fastest is shown and its step can be timed.
-    ``plans``: legal ones; ``fit``: of those. ``host_short``: a node's memory is what is missing.
+    """The best verdict of a cell's plans, and the plan that stands for it. ``seconds``: where the fastest is
+    shown and its step can be timed. ``plans``: legal ones; ``fit``: of those. ``host_short``: a node's memory
+    is what is missing.
     """
 
     result: Result
@@ -77,17 +79,29 @@ class Heat:
 
     def counts(self) -> Mapping[Result, int]:
         """Shown cells by their verdict."""
-        shown = [self.cells[place] for across in self.across.values for down in self.down.values if (place := (across, down)) in self.cells]
+        shown = [
+            self.cells[place]
+            for across in self.across.values
+            for down in self.down.values
+            if (place := (across, down)) in self.cells
+        ]
         return {result: sum(cell.result is result for cell in shown) for result in BEST_FIRST}
 
 
 def plan_heat_map(
-    model: ModelSpec, cluster: Cluster, request: Mapping[str, Any], engines: Iterable[str], axes: tuple[Axis, Axis], *,
-    shows: Shows = Shows.LEAST, scaled: Scaled = lambda _: None,
-) -> Heat:  # fmt: skip
+    model: ModelSpec,
+    cluster: Cluster,
+    request: Mapping[str, Any],
+    engines: Iterable[str],
+    axes: tuple[Axis, Axis],
+    *,
+    shows: Shows = Shows.LEAST,
+    scaled: Scaled = lambda _: None,
+) -> Heat:
     """The map of ``axes`` over every legal plan of some engines.
 
-    Raises InputError where an axis is settled by the request, and the first problem where no cell has a legal plan.
+    Raises InputError where an axis is settled by the request, and the first problem where no cell has a legal
+    plan.
     """
     check_open(axes, request)
     across, down = (axis_with_values(axis, request, cluster) for axis in axes)
@@ -102,26 +116,46 @@ def plan_heat_map(
                 known = (
                     error
                     if isinstance(error, InputError)
-                    else input_error("axes", None, "is too far out for a count of bytes", "name smaller values")
+                    else input_error(
+                        "axes", None, "is too far out for a count of bytes", "name smaller values"
+                    )
                 )
                 problems = problems or known
                 notes[f"{engine}: {reason_of(known)}"] = None
                 continue
             refused += found.refused
-            weigh = _Weigh(space=found.space, engine=engine, asked=asked, axes=(across.name, down.name), shows=shows, scaled=scaled)
+            weigh = _Weigh(
+                space=found.space,
+                engine=engine,
+                asked=asked,
+                axes=(across.name, down.name),
+                shows=shows,
+                scaled=scaled,
+            )
             for place, cell in (pair for one in found.graded for pair in weigh.cells(one)):
                 best[place] = _merge_cells(best[place], cell) if place in best else cell
     if not best:
         why = next((reason for reason, _ in refused.most_common(1)), "nothing to combine")
         raise problems or input_error(
-            "axes", f"{across.name},{down.name}", f"has no legal plan in any cell: {why}", "ask for less, or other values"
+            "axes",
+            f"{across.name},{down.name}",
+            f"has no legal plan in any cell: {why}",
+            "ask for less, or other values",
         )
     shown = tuple(
-        replace(axis, values=shown_axis_values(axis, {place[number] for place in best})) for number, axis in enumerate((across, down))
+        replace(axis, values=shown_axis_values(axis, {place[number] for place in best}))
+        for number, axis in enumerate((across, down))
     )
     return Heat(
-        model=model, cluster=cluster, request=request, across=shown[0], down=shown[1], shows=shows, cells=best, notes=(*notes, *_left_out(shown, best)),
-    )  # fmt: skip
+        model=model,
+        cluster=cluster,
+        request=request,
+        across=shown[0],
+        down=shown[1],
+        shows=shows,
+        cells=best,
+        notes=(*notes, *_left_out(shown, best)),
+    )
 
 
 def _left_out(axes: tuple[Axis, ...], best: Mapping[Place, Cell]) -> Iterator[str]:
@@ -172,19 +206,29 @@ class _Weigh:
 
     def _places(self, one: Graded) -> Iterator[tuple[Place, Any]]:
         """Rows that stand in the same cell."""
-        columns = [one.stratum.rows[name] if name in COUNTS else np.zeros(len(one), dtype=np.int64) for name in self.axes]
+        columns = [
+            one.stratum.rows[name] if name in COUNTS else np.zeros(len(one), dtype=np.int64)
+            for name in self.axes
+        ]
         pairs, group = np.unique(np.stack(columns), axis=1, return_inverse=True)
         for number, pair in enumerate(pairs.T.tolist()):
-            values = [value if name in COUNTS else self._shared(name, one) for name, value in zip(self.axes, pair, strict=True)]
+            values = [
+                value if name in COUNTS else self._shared(name, one)
+                for name, value in zip(self.axes, pair, strict=True)
+            ]
             yield (values[0], values[1]), np.flatnonzero(group.ravel() == number)
 
     def _shared(self, name: str, one: Graded) -> Value:
-        return self.asked.at[name] if name in self.asked.at else stratum_axis_value(name, one.stratum.request, self.engine)
+        return (
+            self.asked.at[name]
+            if name in self.asked.at
+            else stratum_axis_value(name, one.stratum.request, self.engine)
+        )
 
 
 def _best_cell_of_rows(one: Graded, rows: Any, engine: str, keys: tuple[Any, Any, Any]) -> Cell:
-    """The plans of some rows; ``keys``: of every row its verdict, whether the host is short, and seconds; the best verdict comes first,
-    then the fastest, then the one that needs least.
+    """The plans of some rows; ``keys``: of every row its verdict, whether the host is short, and seconds; the
+    best verdict comes first, then the fastest, then the one that needs least.
     """
     verdict, short, seconds = keys
     order = np.lexsort((np.asarray(one.device.high)[rows], seconds[rows], verdict[rows]))
@@ -192,6 +236,12 @@ def _best_cell_of_rows(one: Graded, rows: Any, engine: str, keys: tuple[Any, Any
     size = Bytes(*(int(np.asarray(getattr(one.device, end))[row]) for end in ("low", "value", "high")))
     timed = float(seconds[row])
     return Cell(
-        result=BEST_FIRST[int(verdict[row])], device=size, engine=engine, request=one.stratum.request_of(row), plans=len(rows),
-        fit=int(np.count_nonzero(verdict[rows] == 0)), seconds=timed if np.isfinite(timed) else None, host_short=bool(short[row]),
-    )  # fmt: skip
+        result=BEST_FIRST[int(verdict[row])],
+        device=size,
+        engine=engine,
+        request=one.stratum.request_of(row),
+        plans=len(rows),
+        fit=int(np.count_nonzero(verdict[rows] == 0)),
+        seconds=timed if np.isfinite(timed) else None,
+        host_short=bool(short[row]),
+    )

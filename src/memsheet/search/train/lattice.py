@@ -1,4 +1,6 @@
-"""The counts of plans that divide what they have to, as columns of arrays; those that do not are counted by reason."""
+"""The counts of plans that divide what they have to, as columns of arrays; those that do not are counted by
+reason.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Tally:
     refused: Counter[str] = field(default_factory=Counter)
 
     def keep(self, rows: Rows, reason: str, holds: Array, each: int = 1) -> Rows:
-        """The rows where a rule holds; the others are counted, ``each`` as so many plans as it would have become."""
+        """The rows where a rule holds; the others are counted, ``each`` as so many plans as it would have
+        become.
+        """
         lost = int(np.size(holds) - np.count_nonzero(holds))
         if not lost:
             return rows
@@ -41,8 +45,8 @@ def select_rows(rows: Rows, which: Array) -> Rows:
 
 
 def legal_count_rows(space: Space, pipeline: Request, tally: Tally) -> Rows:
-    """The counts that divide what they have to, whatever is chosen besides: one count after another, each row that fails at once with all that
-    would have come of it.
+    """The counts that divide what they have to, whatever is chosen besides: one count after another, each row
+    that fails at once with all that would have come of it.
     """
     pp = int(pipeline["mesh.pp"])
     ranks, batch, counts = space.cluster.count // pp, int(space.request["global_batch"]), counts_of(space, pp)
@@ -51,11 +55,15 @@ def legal_count_rows(space: Space, pipeline: Request, tally: Tally) -> Rows:
     for name, values in counts.items():
         rest //= max(1, len(values))
         if name == "microbatch":
-            return _rows_with_microbatches(rows, values, list(_divisibility_rules(space, pipeline, name, batch)), tally)
+            return _rows_with_microbatches(
+                rows, values, list(_divisibility_rules(space, pipeline, name, batch)), tally
+            )
         rows = _rows_with_count(rows, name, values)
         if name in ("tp", "cp", "dp_shard"):
             taken_ = rows["tp"] * rows["cp"] * rows["dp_shard"]
-            rows = tally.keep(rows, f"degrees do not divide {space.cluster.count} devices", ranks % taken_ == 0, rest)
+            rows = tally.keep(
+                rows, f"degrees do not divide {space.cluster.count} devices", ranks % taken_ == 0, rest
+            )
         if name == "dp_shard":
             rows = {**rows, "dp_replicate": ranks // (rows["tp"] * rows["cp"] * rows["dp_shard"])}
         for reason, holds in _divisibility_rules(space, pipeline, name, batch):
@@ -74,10 +82,16 @@ Rule = tuple[str, Callable[[Rows], Array]]
 
 
 def _rows_with_microbatches(rows: Rows, values: tuple[int, ...], rules: Sequence[Rule], tally: Tally) -> Rows:
-    """Every row with the micro-batches that it may have, which its data-parallel ranks say: asked once for each number of them."""
+    """Every row with the micro-batches that it may have, which its data-parallel ranks say: asked once for
+    each number of them.
+    """
     ranks, which = np.unique(rows["dp_replicate"] * rows["dp_shard"], return_inverse=True)
     alike, sizes = np.bincount(which, minlength=len(ranks)), np.array(values, dtype=np.int64)
-    few = {"dp_replicate": ranks[:, None], "dp_shard": np.ones((1, 1), dtype=np.int64), "microbatch": sizes[None, :]}
+    few = {
+        "dp_replicate": ranks[:, None],
+        "dp_shard": np.ones((1, 1), dtype=np.int64),
+        "microbatch": sizes[None, :],
+    }
     open_ = np.ones((len(ranks), len(sizes)), dtype=bool)
     for reason, holds in rules:
         held = holds(few)
@@ -94,12 +108,18 @@ def _divisibility_rules(space: Space, pipeline: Request, name: str, batch: int) 
     if name == "tp":
         yield from _of_heads(space.model)
         if "vocab_multiple" in request:
-            yield "tp does not divide vocab_multiple", lambda rows: int(request["vocab_multiple"]) % rows["tp"] == 0
+            yield (
+                "tp does not divide vocab_multiple",
+                lambda rows: int(request["vocab_multiple"]) % rows["tp"] == 0,
+            )
     if name == "dp_shard":
         if "dp_replicate" not in engine.axes:
             yield f"dp_replicate is not modelled for {engine.name}", lambda rows: rows["dp_replicate"] == 1
         if "mesh.dp_replicate" in request:
-            yield "dp_replicate is another", lambda rows: rows["dp_replicate"] == int(request["mesh.dp_replicate"])
+            yield (
+                "dp_replicate is another",
+                lambda rows: rows["dp_replicate"] == int(request["mesh.dp_replicate"]),
+            )
     if name == "ep":
         yield from _of_experts(space.model)
     if name == "etp" and space.experts:
@@ -118,7 +138,9 @@ def _at_once(rows: Rows) -> Array:
 
 
 def _of_heads(model: ModelSpec) -> Iterator[Rule]:
-    mixers = [m for stack in model.stacks for run in stack.runs for block in run.pattern for m in block.mixers]
+    mixers = [
+        m for stack in model.stacks for run in stack.runs for block in run.pattern for m in block.mixers
+    ]
     for heads in sorted({m.heads for m in mixers if isinstance(m, Attention | LatentAttention)}):
         yield f"tp does not divide {heads} attention heads", partial(_tp_divides_heads, heads)
     for kv in sorted({m.kv_heads for m in mixers if isinstance(m, Attention)}):

@@ -1,5 +1,5 @@
-"""Ranks of several pipelines as one: where their layers are alike and only the numbers of layers, stages and chunks differ, those numbers
-become arrays, and plans that differ in their pipeline are accounted together.
+"""Ranks of several pipelines as one: where their layers are alike and only the numbers of layers, stages and
+chunks differ, those numbers become arrays, and plans that differ in their pipeline are accounted together.
 """
 
 from __future__ import annotations
@@ -40,19 +40,30 @@ class Placed:
     @cached_property
     def form(self) -> Hashable:
         """What it has besides numbers. A few layers are numbers that formulas tell apart."""
-        return len(self.rank.chunks) > 1, _model_structure_key(self.rank.model), tuple(map(_model_structure_key, self.kinds[0]))
+        return (
+            len(self.rank.chunks) > 1,
+            _model_structure_key(self.rank.model),
+            tuple(map(_model_structure_key, self.kinds[0])),
+        )
 
 
 def _model_structure_key(model: ModelSpec) -> Hashable:
     stacks = tuple(
-        (stack.path, stack.role, stack.final_norms, tuple((run.pattern, run.shared, min(run.count, FEW)) for run in stack.runs))
+        (
+            stack.path,
+            stack.role,
+            stack.final_norms,
+            tuple((run.pattern, run.shared, min(run.count, FEW)) for run in stack.runs),
+        )
         for stack in model.stacks
     )
     return stacks, model.embeddings, model.head, model.extras, model.towers
 
 
 def placed_in(model: ModelSpec, plan: Plan) -> tuple[Placed, ...]:
-    """The ranks of a pipeline's stages that can hold most: of stages with the same layers the first keeps most micro-batches."""
+    """The ranks of a pipeline's stages that can hold most: of stages with the same layers the first keeps
+    most micro-batches.
+    """
     kept, seen = list[Placed](), list[Any]()
     for stage in range(plan.mesh.pp):
         rank = rank_of(model, plan, stage)
@@ -64,7 +75,9 @@ def placed_in(model: ModelSpec, plan: Plan) -> tuple[Placed, ...]:
 
 
 def stratum_choice_key(stratum: Stratum) -> Hashable:
-    """What plans share that can be accounted together: every choice, and what follows from their counts and is no number."""
+    """What plans share that can be accounted together: every choice, and what follows from their counts and
+    is no number.
+    """
     neutral = replace(stratum.plan, mesh=Mesh(), microbatch=1, vocab_multiple=1, layers_per_stage=None)
     return neutral, stratum.traits
 
@@ -92,7 +105,8 @@ def merge_strata(strata: Sequence[Stratum], ranks: Sequence[Placed]) -> tuple[Ra
     rows = {name: np.concatenate([stratum.rows[name] for stratum in strata]) for name in strata[0].rows}
     plan = with_counts(strata[0].space, strata[0].plan, rows)
     counts: Mapping[str, Any] = {
-        axis: _per_plan_column([getattr(stratum.plan.mesh, axis) for stratum in strata], lengths) for axis in ("pp", "vpp")
+        axis: _per_plan_column([getattr(stratum.plan.mesh, axis) for stratum in strata], lengths)
+        for axis in ("pp", "vpp")
     }
     return _merge_ranks(ranks, lengths), replace(plan, mesh=replace(plan.mesh, **counts))
 
@@ -103,14 +117,23 @@ def _per_plan_column(numbers: Sequence[int], lengths: Array) -> Any:
 
 
 def _merge_ranks(ranks: Sequence[Placed], lengths: Array) -> Rank:
-    model, stage = _merge_models([one.rank.model for one in ranks], lengths), _per_plan_column([one.rank.stage for one in ranks], lengths)
+    model, stage = (
+        _merge_models([one.rank.model for one in ranks], lengths),
+        _per_plan_column([one.rank.stage for one in ranks], lengths),
+    )
     if len(ranks[0].rank.chunks) == 1:
         return Rank(model=model, chunks=(model,), stage=stage)
     asked = [(one.stages, len(one.rank.chunks), one.rank.stage, one.kinds[1]) for one in ranks]
     orders = tuple(dict.fromkeys(asked))
-    chunks = tuple(_merge_models(list(of), lengths) for of in zip(*(one.kinds[0] for one in ranks), strict=True))
+    chunks = tuple(
+        _merge_models(list(of), lengths) for of in zip(*(one.kinds[0] for one in ranks), strict=True)
+    )
     return Rank(
-        model=model, chunks=chunks, stage=stage, orders=orders, which=_per_plan_column([orders.index(one) for one in asked], lengths)
+        model=model,
+        chunks=chunks,
+        stage=stage,
+        orders=orders,
+        which=_per_plan_column([orders.index(one) for one in asked], lengths),
     )
 
 
@@ -120,7 +143,8 @@ def _merge_models(models: Sequence[ModelSpec], lengths: Array) -> ModelSpec:
         replace(
             own[0],
             runs=tuple(
-                replace(run[0], count=_per_plan_column([r.count for r in run], lengths)) for run in zip(*(s.runs for s in own), strict=True)
+                replace(run[0], count=_per_plan_column([r.count for r in run], lengths))
+                for run in zip(*(s.runs for s in own), strict=True)
             ),
         )
         for own in zip(*(model.stacks for model in models), strict=True)

@@ -1,7 +1,8 @@
-"""The best of what fits: every legal plan weighed as arrays, the fastest accounted and timed again one by one.
+"""The best of what fits: every legal plan weighed as arrays, the fastest accounted and timed again one by
+one.
 
-Memory comes before time: only plans whose whole range fits are timed. The exact accounting replays the step's allocations, so a plan that
-fitted by shares may fall out; the next one takes its place.
+Memory comes before time: only plans whose whole range fits are timed. The exact accounting replays the step's
+allocations, so a plan that fitted by shares may fall out; the next one takes its place.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from memsheet.search.train.unsure_plans import possible_plans
 LOOKED_AT = 8
 """Plans that are accounted again for each one that is shown."""
 HOST_DOUBT = 0.12
-"""How much faster a plan has to be that moves states to the host: what step times are known within before anything is measured there
-(``step_time``: operator tables are met within 12 %; nothing is known of how fast a host's processors and its shared links are).
+"""How much faster a plan has to be that moves states to the host: what step times are known within before
+anything is measured there (``step_time``: operator tables are met within 12 %; nothing is known of how fast a
+host's processors and its shared links are).
 """
 
 
@@ -48,9 +50,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """``plans``: those that fit, the fastest first, and of equals the simplest; ``least``: where none does, the plan that lacks
-    least, and ``unsure``: those that may fit, the nearest to it first. ``replicas``: whole
-    copies of the model (DDP), the fastest of each engine that fits. ``looked_at``: plans by their verdict.
+    """``plans``: those that fit, the fastest first, and of equals the simplest; ``least``: where none does,
+    the plan that lacks least, and ``unsure``: those that may fit, the nearest to it first. ``replicas``:
+    whole copies of the model (DDP), the fastest of each engine that fits. ``looked_at``: plans by their
+    verdict.
     """
 
     model: ModelSpec
@@ -66,11 +69,15 @@ class Ranking:
     refused: Mapping[str, int]
     notes: tuple[str, ...]
     by_engine: tuple[Planned, ...] = ()
-    """The best plan of each engine, in the order of ``engines``; of one that has none that fits there is none."""
+    """The best plan of each engine, in the order of ``engines``; of one that has none that fits there is
+    none.
+    """
     cloud: tuple[tuple[float, int], ...] = ()
     """Seconds and expected bytes of plans that fit, one of those that a picture could not tell apart."""
     uneven: Uneven | None = None
-    """A faster plan of a routed model that fits at a published imbalance of routing, and may not at the worst."""
+    """A faster plan of a routed model that fits at a published imbalance of routing, and may not at the
+    worst.
+    """
     asked: Mapping[str, Any] = field(default_factory=dict)
     """The request, which every plan shares."""
 
@@ -95,29 +102,55 @@ class Ranking:
 
 
 def rank_training_plans(
-    model: ModelSpec, cluster: Cluster, request: Mapping[str, Any], engines: Iterable[str], *, top: int, scaled: Scaled = lambda _: None
-) -> Ranking:  # fmt: skip
+    model: ModelSpec,
+    cluster: Cluster,
+    request: Mapping[str, Any],
+    engines: Iterable[str],
+    *,
+    top: int,
+    scaled: Scaled = lambda _: None,
+) -> Ranking:
     """Every legal plan of some engines, the ``top`` fastest that fit.
 
     Raises InputError where no engine can be asked at all: with the first one's problems.
     """
     grids, notes = _grids_by_engine(model, cluster, request, engines)
-    timed = [Timed.of(engine, one, found.space, scaled(engine)) for engine, found in grids.items() for one in found.graded]
+    timed = [
+        Timed.of(engine, one, found.space, scaled(engine))
+        for engine, found in grids.items()
+        for one in found.graded
+    ]
     seen: Counter[Result] = Counter()
     for found in grids.values():
         seen.update(found.counts())
     plans = tuple(_fastest_fitting_plans(timed, cluster, top))
     possible = [] if plans else possible_plans(timed, cluster, top)
-    plans = plans or tuple(sorted((one for one in possible if one.verdict.result is Result.FITS), key=lambda one: one.seconds))
+    plans = plans or tuple(
+        sorted((one for one in possible if one.verdict.result is Result.FITS), key=lambda one: one.seconds)
+    )
     unsure = () if plans else tuple(possible)
-    notes = (*notes, *filter(None, dict.fromkeys(emulated_bf16(planned.plan, cluster.device) for planned in plans)))
+    notes = (
+        *notes,
+        *filter(None, dict.fromkeys(emulated_bf16(planned.plan, cluster.device) for planned in plans)),
+    )
     return Ranking(
-        model=model, cluster=cluster, engines=tuple(grids), plans=plans, unsure=unsure,
+        model=model,
+        cluster=cluster,
+        engines=tuple(grids),
+        plans=plans,
+        unsure=unsure,
         least=None if plans else next(iter(unsure), None) or _least_lacking_plan(timed, cluster),
-        families=tuple(families_of(timed, cluster, plans[0] if plans else None)), replicas=tuple(_fastest_replicated_plans(timed, cluster)),
-        by_engine=tuple(_best_plan_per_engine(timed, cluster, plans, grids)), front=tuple(_time_memory_front(timed)), uneven=fits_uneven(timed, cluster, plans[0] if plans else None), cloud=time_memory_points(one.points() for one in timed), asked=dict(request), looked_at=seen,
-        refused=sum((found.refused for found in grids.values()), Counter[str]()), notes=notes,
-    )  # fmt: skip
+        families=tuple(families_of(timed, cluster, plans[0] if plans else None)),
+        replicas=tuple(_fastest_replicated_plans(timed, cluster)),
+        by_engine=tuple(_best_plan_per_engine(timed, cluster, plans, grids)),
+        front=tuple(_time_memory_front(timed)),
+        uneven=fits_uneven(timed, cluster, plans[0] if plans else None),
+        cloud=time_memory_points(one.points() for one in timed),
+        asked=dict(request),
+        looked_at=seen,
+        refused=sum((found.refused for found in grids.values()), Counter[str]()),
+        notes=notes,
+    )
 
 
 def _grids_by_engine(
@@ -143,24 +176,31 @@ def _grids_by_engine(
 
 
 def _commonest_refusal(found: Grid) -> str:
-    """The commonest reason that is no matter of what divides what: those are of combinations that nobody would try."""
+    """The commonest reason that is no matter of what divides what: those are of combinations that nobody
+    would try.
+    """
     ordered = [reason for reason, _ in found.refused.most_common()]
     asked = (
-        [reason for reason in ordered if "divide" not in reason] or [reason for reason in ordered if "global batch" in reason] or ordered
+        [reason for reason in ordered if "divide" not in reason]
+        or [reason for reason in ordered if "global batch" in reason]
+        or ordered
     )
     return asked[0] if asked else "nothing to combine"
 
 
 def _fastest_fitting_plans(timed: list[Timed], cluster: Cluster, top: int) -> list[Planned]:
-    """The fastest plans that fit when they are accounted by themselves, none beside one that is both faster and smaller; of those whose times cannot
-    be told apart, the simplest first. One that keeps states on the host comes first only where it is faster beyond doubt.
+    """The fastest plans that fit when they are accounted by themselves, none beside one that is both faster
+    and smaller; of those whose times cannot be told apart, the simplest first. One that keeps states on the
+    host comes first only where it is faster beyond doubt.
     """
     kept = pareto_optimal_rows(timed)
     best = min((float(s) for s, *_ in kept), default=0.0)
     pairs = (
         (
             s > best * (1 + APART),
-            plan_effort_key(timed[n].stratum.request, timed[n].counts(row)) if s <= best * (1 + APART) else (),
+            plan_effort_key(timed[n].stratum.request, timed[n].counts(row))
+            if s <= best * (1 + APART)
+            else (),
             s,
             n,
             row,
@@ -178,14 +218,16 @@ def _fastest_fitting_plans(timed: list[Timed], cluster: Cluster, top: int) -> li
 
 
 def pareto_optimal_rows(timed: list[Timed]) -> list[tuple[float, int, int]]:
-    """Of the plans that fit those that none beats in time and memory at once: (seconds, stratum, row). What asks for memory of the host, or for
-    another optimizer's states, beats nothing that does without.
+    """Of the plans that fit those that none beats in time and memory at once: (seconds, stratum, row). What
+    asks for memory of the host, or for another optimizer's states, beats nothing that does without.
     """
     numbers = [np.full(len(one.fit), n) for n, one in enumerate(timed)]
     if not sum(map(len, numbers)):
         return []
     number, row = np.concatenate(numbers), np.concatenate([one.fit for one in timed])
-    seconds = np.concatenate([one.seconds * (1 + HOST_DOUBT * plan_offloads(one.stratum.request)) for one in timed])
+    seconds = np.concatenate(
+        [one.seconds * (1 + HOST_DOUBT * plan_offloads(one.stratum.request)) for one in timed]
+    )
     size = np.concatenate([np.asarray(one.graded.device.value)[one.fit] for one in timed])
     asks = np.concatenate([np.full(len(one.fit), asked_besides(one.stratum.request)) for one in timed])
     found = list[tuple[float, int, int]]()
@@ -199,23 +241,31 @@ def pareto_optimal_rows(timed: list[Timed]) -> list[tuple[float, int, int]]:
 
 
 def asked_besides(choice: Request) -> int:
-    """What a plan asks for that time and memory do not say, a bit each: memory of the host, an optimizer with other states."""
+    """What a plan asks for that time and memory do not say, a bit each: memory of the host, an optimizer with
+    other states.
+    """
     return int(plan_offloads(choice)) | 2 * int(choice.get("optimizer.name") != "adamw")
 
 
 def plan_dominates(one: Planned, other: Planned) -> bool:
-    """Whether a plan is no slower and no larger than another, better in one of them, and asks for nothing that the other does without."""
+    """Whether a plan is no slower and no larger than another, better in one of them, and asks for nothing
+    that the other does without.
+    """
     if asked_besides(one.request) & ~asked_besides(other.request) or one is other:
         return False
     mine, theirs = ((plan.seconds, plan.verdict.device.value) for plan in (one, other))
     return mine[0] <= theirs[0] and mine[1] <= theirs[1] and mine != theirs
 
 
-def _best_plan_per_engine(timed: list[Timed], cluster: Cluster, plans: tuple[Planned, ...], engines: Iterable[str]) -> Iterator[Planned]:
+def _best_plan_per_engine(
+    timed: list[Timed], cluster: Cluster, plans: tuple[Planned, ...], engines: Iterable[str]
+) -> Iterator[Planned]:
     """The best plan of each engine; those that are among the best of all are not accounted again."""
     for engine in engines:
         known = (plan for plan in plans if plan.request["engine"] == engine)
-        found = next(known, None) or next(iter(_fastest_fitting_plans([one for one in timed if one.engine == engine], cluster, 1)), None)
+        found = next(known, None) or next(
+            iter(_fastest_fitting_plans([one for one in timed if one.engine == engine], cluster, 1)), None
+        )
         if found is not None:
             yield found
 
@@ -226,8 +276,8 @@ def plan_offloads(choice: Request) -> bool:
 
 
 def plan_effort_key(choice: Request, counts: Mapping[str, int]) -> tuple[int, ...]:
-    """What a plan asks of whoever runs it, the worst first: memory of the host, other optimizer states, ranks that share a layer, recompute,
-    a loss from another library, chunks of a stage, states in parts.
+    """What a plan asks of whoever runs it, the worst first: memory of the host, other optimizer states, ranks
+    that share a layer, recompute, a loss from another library, chunks of a stage, states in parts.
     """
     shared = sum(counts[axis] > 1 for axis in ("tp", "cp", "ep")) + (choice.get("mesh.pp", 1) > 1)
     return (
@@ -245,10 +295,17 @@ def _fastest_replicated_plans(timed: list[Timed], cluster: Cluster) -> Iterator[
         if asked.get("zero") or asked["mesh.pp"] > 1 or not len(one.seconds):
             continue
         rows = one.stratum.rows
-        alone = np.flatnonzero((rows["dp_replicate"] == cluster.count)[one.fit] & (rows["ep"] * rows["etp"] == 1)[one.fit])
+        alone = np.flatnonzero(
+            (rows["dp_replicate"] == cluster.count)[one.fit] & (rows["ep"] * rows["etp"] == 1)[one.fit]
+        )
         if len(alone):
             place = int(alone[np.argmin(one.seconds[alone])])
-            found = asked.get("optimizer.name") != "adamw", float(one.seconds[place]), number, int(one.fit[place])
+            found = (
+                asked.get("optimizer.name") != "adamw",
+                float(one.seconds[place]),
+                number,
+                int(one.fit[place]),
+            )
             best[one.engine] = min(best.get(one.engine, found), found)
     for *_, number, row in sorted(best.values()):
         planned = timed[number].planned(cluster, row)
@@ -276,4 +333,9 @@ def _time_memory_front(timed: list[Timed]) -> Iterator[Point]:
     for seconds, size, number, row in pairs:
         if size < lowest and np.isfinite(seconds):
             lowest = size
-            yield Point(seconds=seconds, device_bytes=size, engine=timed[number].engine, request=timed[number].request(row))
+            yield Point(
+                seconds=seconds,
+                device_bytes=size,
+                engine=timed[number].engine,
+                request=timed[number].request(row),
+            )

@@ -1,8 +1,9 @@
-"""Plans of a stratum told by fewer: what does not know how data-parallel ranks divide the states is worked out once for all divisions.
+"""Plans of a stratum told by fewer: what does not know how data-parallel ranks divide the states is worked
+out once for all divisions.
 
-Where nothing is gathered for a layer (Megatron-Core), only the states and the optimizer's scratch know it, and these know nothing of
-micro-batches. So a step's bytes are those of the plan that divides the states over all its data-parallel ranks, and the difference
-that its own division makes of a plan with one sequence.
+Where nothing is gathered for a layer (Megatron-Core), only the states and the optimizer's scratch know it,
+and these know nothing of micro-batches. So a step's bytes are those of the plan that divides the states over
+all its data-parallel ranks, and the difference that its own division makes of a plan with one sequence.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class ReducedStratum:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fewer:
-    """``steps``: one plan for each of which all data-parallel ranks divide the states; ``states``: one for each division of the states;
-    ``undivided``: those again, divided over all data-parallel ranks.
+    """``steps``: one plan for each of which all data-parallel ranks divide the states; ``states``: one for
+    each division of the states; ``undivided``: those again, divided over all data-parallel ranks.
     """
 
     stratum: Stratum
@@ -50,11 +51,20 @@ def reduce_stratum(stratum: Stratum) -> Fewer:
     each = {**rows, "microbatch": alone}
     states = _distinct_rows(stratum, each)
     own = states.few.rows
-    undivided = {**own, "dp_replicate": np.ones_like(own["tp"]), "dp_shard": own["dp_replicate"] * own["dp_shard"]}
+    undivided = {
+        **own,
+        "dp_replicate": np.ones_like(own["tp"]),
+        "dp_shard": own["dp_replicate"] * own["dp_shard"],
+    }
     return Fewer(
-        stratum=stratum, steps=_distinct_rows(stratum, whole), states=states,
-        undivided=ReducedStratum(few=replace(stratum, rows=undivided, plan=with_counts(stratum.space, stratum.plan, undivided)), which=states.which),
-    )  # fmt: skip
+        stratum=stratum,
+        steps=_distinct_rows(stratum, whole),
+        states=states,
+        undivided=ReducedStratum(
+            few=replace(stratum, rows=undivided, plan=with_counts(stratum.space, stratum.plan, undivided)),
+            which=states.which,
+        ),
+    )
 
 
 def _distinct_rows(stratum: Stratum, rows: Rows) -> ReducedStratum:
@@ -65,21 +75,32 @@ def _distinct_rows(stratum: Stratum, rows: Rows) -> ReducedStratum:
         code = code * len(values) + place
     _, first, which = np.unique(code, return_index=True, return_inverse=True)
     few = {name: column[first] for name, column in rows.items()}
-    return ReducedStratum(few=replace(stratum, rows=few, plan=with_counts(stratum.space, stratum.plan, few)), which=which)
+    return ReducedStratum(
+        few=replace(stratum, rows=few, plan=with_counts(stratum.space, stratum.plan, few)), which=which
+    )
 
 
 def sums_by_fewer(members: Sequence[Fewer], ranks: Sequence[Placed]) -> Sums:
     """What ``sums_of`` says of all plans, stratum by stratum."""
-    steps, which = sums_of(*merge_strata([one.steps.few for one in members], ranks)), _concatenated_row_places(one.steps for one in members)
+    steps, which = (
+        sums_of(*merge_strata([one.steps.few for one in members], ranks)),
+        _concatenated_row_places(one.steps for one in members),
+    )
     states, undivided = (
-        divided_states(*merge_strata([getattr(one, name).few for one in members], ranks), steps.tensors) for name in ("states", "undivided")
+        divided_states(*merge_strata([getattr(one, name).few for one in members], ranks), steps.tensors)
+        for name in ("states", "undivided")
     )
     own = _concatenated_row_places(one.states for one in members)
     return Sums(
-        tensors={i: _expand_sizes(size, which) + _expand_sizes(states[i] - undivided[i], own) for i, size in steps.tensors.items()},
-        below=_expand_instant_sizes(steps.below, which), above=_expand_instant_sizes(steps.above, which),
-        paged=_expand_sizes(steps.paged, which), host_bytes=_expand_sizes(steps.host_bytes, which),
-    )  # fmt: skip
+        tensors={
+            i: _expand_sizes(size, which) + _expand_sizes(states[i] - undivided[i], own)
+            for i, size in steps.tensors.items()
+        },
+        below=_expand_instant_sizes(steps.below, which),
+        above=_expand_instant_sizes(steps.above, which),
+        paged=_expand_sizes(steps.paged, which),
+        host_bytes=_expand_sizes(steps.host_bytes, which),
+    )
 
 
 def _concatenated_row_places(told: Iterator[ReducedStratum]) -> Array:

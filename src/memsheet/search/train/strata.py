@@ -1,4 +1,6 @@
-"""Plans that share every choice as one plan whose counts are arrays, and the way back from a row to the plan that it stands for."""
+"""Plans that share every choice as one plan whose counts are arrays, and the way back from a row to the plan
+that it stands for.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ CHUNK = 1 << 13
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stratum:
-    """Plans that share ``request``'s choices. ``plan`` has their counts as arrays; ``traits`` are what follows from these and is no number."""
+    """Plans that share ``request``'s choices. ``plan`` has their counts as arrays; ``traits`` are what
+    follows from these and is no number.
+    """
 
     space: Space
     request: Request
@@ -36,7 +40,9 @@ class Stratum:
 
     def request_of(self, row: int) -> Request:
         """What a person would ask to get the plan of a row."""
-        return plan_request(self.space, self.request, {name: int(column[row]) for name, column in self.rows.items()})
+        return plan_request(
+            self.space, self.request, {name: int(column[row]) for name, column in self.rows.items()}
+        )
 
     def full(self) -> Stratum:
         """As many plans as are accounted at once, these over and over."""
@@ -65,22 +71,35 @@ def legal_plan_strata(space: Space, tally: Tally) -> Iterator[Stratum]:
         groups = list(_rows_by_traits(space, rows))
         for choice in space.choices:
             for traits, group in groups:
-                kept = None if _choice_is_redundant(space, pipeline, choice) else _rows_with_choice(space, choice, group)
+                kept = (
+                    None
+                    if _choice_is_redundant(space, pipeline, choice)
+                    else _rows_with_choice(space, choice, group)
+                )
                 if kept is not None:
                     yield from _resolve_stratum(space, {**pipeline, **kept[0]}, kept[1], traits, tally)
 
 
 def _cuts_no_layers(space: Space, pipeline: Request) -> str | None:
-    """Why the layers cannot be dealt to the stages evenly, where the engine has no rule of its own and the request none."""
-    layers, parts = sum(stack.layers for stack in space.model.stacks), int(pipeline["mesh.pp"]) * int(pipeline["mesh.vpp"])
-    if space.engine.stages is not None or "layers_per_stage" in {**space.request, **pipeline} or layers % parts == 0:
+    """Why the layers cannot be dealt to the stages evenly, where the engine has no rule of its own and the
+    request none.
+    """
+    layers, parts = (
+        sum(stack.layers for stack in space.model.stacks),
+        int(pipeline["mesh.pp"]) * int(pipeline["mesh.vpp"]),
+    )
+    if (
+        space.engine.stages is not None
+        or "layers_per_stage" in {**space.request, **pipeline}
+        or layers % parts == 0
+    ):
         return None
     return f"stages · chunks do not divide {layers} layers"
 
 
 def _choice_is_redundant(space: Space, pipeline: Request, choice: Request) -> bool:
-    """Whether another stage does what a choice does with less: stage 1 for replicas of a pipeline, stage 0 for one device that nobody shares with
-    (states on the host are divided by stages above it alone).
+    """Whether another stage does what a choice does with less: stage 1 for replicas of a pipeline, stage 0
+    for one device that nobody shares with (states on the host are divided by stages above it alone).
     """
     if not space.plain_replicas:
         return False
@@ -89,7 +108,9 @@ def _choice_is_redundant(space: Space, pipeline: Request, choice: Request) -> bo
 
 
 def _rows_with_choice(space: Space, choice: Request, rows: Rows) -> tuple[Request, Rows] | None:
-    """A choice and the rows that have it. An option of an axis goes with ranks on that axis alone, and is dropped once where there are none."""
+    """A choice and the rows that have it. An option of an axis goes with ranks on that axis alone, and is
+    dropped once where there are none.
+    """
     own = dict(choice)
     for key, axis in (("sequence_parallel", "tp"), ("context_parallel_comm", "cp")):
         if key in own and rows[axis][0] == 1:
@@ -105,7 +126,9 @@ def _rows_with_choice(space: Space, choice: Request, rows: Rows) -> tuple[Reques
     return (own, rows) if len(rows["microbatch"]) else None
 
 
-def _resolve_stratum(space: Space, request: Request, rows: Rows, traits: int, tally: Tally) -> Iterator[Stratum]:
+def _resolve_stratum(
+    space: Space, request: Request, rows: Rows, traits: int, tally: Tally
+) -> Iterator[Stratum]:
     """The stratum of some rows, its first plan resolved for what all of them share."""
     counts = {name: int(column[0]) for name, column in rows.items()}
     try:
@@ -135,10 +158,14 @@ def with_counts(space: Space, plan: Plan, rows: Rows) -> Plan:
 
 
 def _rows_by_traits(space: Space, rows: Rows) -> Iterator[tuple[int, Rows]]:
-    """Rows by what follows from their counts and is no number, a bit for each: whether an axis is split at all, whether gradients accumulate."""
+    """Rows by what follows from their counts and is no number, a bit for each: whether an axis is split at
+    all, whether gradients accumulate.
+    """
     if not len(rows["microbatch"]):
         return
-    traits: Array = sum(np.asarray(column, dtype=np.int64) << bit for bit, column in enumerate(_row_traits(space, rows)))
+    traits: Array = sum(
+        np.asarray(column, dtype=np.int64) << bit for bit, column in enumerate(_row_traits(space, rows))
+    )
     order = np.argsort(traits, kind="stable")
     for part in np.split(order, np.flatnonzero(np.diff(traits[order])) + 1):
         yield int(traits[part[0]]), select_rows(rows, part)
@@ -153,11 +180,15 @@ def _row_traits(space: Space, rows: Rows) -> Iterator[Array]:
         if space.engine.name != "megatron":  # others refuse ranks that share a head of keys
             yield kv % rows["tp"] != 0
     if space.engine.name != "megatron":  # which adds to a buffer that is there anyway
-        yield rows["dp_replicate"] * rows["dp_shard"] * rows["microbatch"] < int(space.request["global_batch"])
+        yield rows["dp_replicate"] * rows["dp_shard"] * rows["microbatch"] < int(
+            space.request["global_batch"]
+        )
 
 
 def _of_engine(engine: Engine, rows: Rows) -> Iterator[Array]:
-    """Whether a micro-batch has several sequences, and whether there are replicas of shards, where an engine's code asks."""
+    """Whether a micro-batch has several sequences, and whether there are replicas of shards, where an
+    engine's code asks.
+    """
     if engine.name in ("megatron", "litgpt", "torchtune"):
         yield rows["microbatch"] > 1
     if engine.name == "deepspeed":
@@ -165,5 +196,7 @@ def _of_engine(engine: Engine, rows: Rows) -> Iterator[Array]:
 
 
 def _groups_of_keys(model: ModelSpec) -> tuple[int, ...]:
-    mixers = (m for stack in model.stacks for run in stack.runs for block in run.pattern for m in block.mixers)
+    mixers = (
+        m for stack in model.stacks for run in stack.runs for block in run.pattern for m in block.mixers
+    )
     return tuple(sorted({m.kv_heads for m in mixers if isinstance(m, Attention)}))

@@ -51,8 +51,12 @@ class Planned:
         return float(self.time.value) if self.time is not None else float("inf")
 
 
-def planned_of(model: ModelSpec, cluster: Cluster, request: Request, efficiency: Efficiency | None = None) -> Planned:
-    """A request resolved, accounted with its step replayed, judged and timed. Raises InputError where it is not legal."""
+def planned_of(
+    model: ModelSpec, cluster: Cluster, request: Request, efficiency: Efficiency | None = None
+) -> Planned:
+    """A request resolved, accounted with its step replayed, judged and timed. Raises InputError where it is
+    not legal.
+    """
     tried = account_trial(0, Question(model=model, request=request, cluster=cluster), replays=True)
     try:
         time = step_time(model, tried.plan, cluster, efficiency=efficiency)
@@ -97,7 +101,9 @@ class Timed:
 
     @property
     def lacks(self) -> Any:
-        """What every plan's high end is beyond the card, and what a node's host lacks for one of its ranks; at most 0 where nothing is missing."""
+        """What every plan's high end is beyond the card, and what a node's host lacks for one of its ranks;
+        at most 0 where nothing is missing.
+        """
         cluster = self.space.cluster
         card = np.asarray(self.graded.device.high) - budget_of(cluster).low_bytes
         if cluster.host_bytes is None:

@@ -1,4 +1,6 @@
-"""Plans of a routed model that only the worst routing keeps from being sure to fit: the fastest that fits where it is as uneven as was published."""
+"""Plans of a routed model that only the worst routing keeps from being sure to fit: the fastest that fits
+where it is as uneven as was published.
+"""
 
 from __future__ import annotations
 
@@ -22,26 +24,41 @@ TRIED = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uneven:
-    """A plan that may not fit, and its need, with every other doubt, where the fullest rank is given what was published of trained routers."""
+    """A plan that may not fit, and its need, with every other doubt, where the fullest rank is given what was
+    published of trained routers.
+    """
 
     planned: Planned
     device: Bytes
 
 
 def fits_uneven(timed: list[Timed], cluster: Cluster, best: Planned | None) -> Uneven | None:
-    """The fastest such plan, where it is faster than ``best`` beyond what times tell apart; None of models whose tokens choose no experts."""
+    """The fastest such plan, where it is faster than ``best`` beyond what times tell apart; None of models
+    whose tokens choose no experts.
+    """
     before = best.seconds * (1 - APART) if best is not None else np.inf
-    pairs = (pair for number, one in enumerate(timed) for pair in _uncertain_expert_plans(number, one, cluster) if pair[0] < before)
+    pairs = (
+        pair
+        for number, one in enumerate(timed)
+        for pair in _uncertain_expert_plans(number, one, cluster)
+        if pair[0] < before
+    )
     for _, number, row in nsmallest(TRIED, pairs):
         planned = timed[number].planned(cluster, row)
-        found = _published_imbalance_bytes(planned, cluster) if planned.verdict.result is Result.UNCERTAIN else None
+        found = (
+            _published_imbalance_bytes(planned, cluster)
+            if planned.verdict.result is Result.UNCERTAIN
+            else None
+        )
         if found is not None:
             return Uneven(planned=planned, device=found)
     return None
 
 
 def _uncertain_expert_plans(number: int, one: Timed, cluster: Cluster) -> Iterator[tuple[float, int, int]]:
-    """Seconds of the fastest plans of a stratum whose expected bytes fit and whose high end may not, where experts are dealt to ranks."""
+    """Seconds of the fastest plans of a stratum whose expected bytes fit and whose high end may not, where
+    experts are dealt to ranks.
+    """
     routing = one.stratum.plan.routing
     if routing is None or routing.balanced or routing.padded:
         return
@@ -61,6 +78,10 @@ def _published_imbalance_bytes(planned: Planned, cluster: Cluster) -> Bytes | No
         return None
     uneven = replace(plan, routing=replace(plan.routing, spread=Spread.UNEVEN))
     verdict = judge_on(
-        tuple(account_rank(planned.tried.model, uneven, cluster, stage, replays=True) for stage in range(plan.mesh.pp)), cluster
+        tuple(
+            account_rank(planned.tried.model, uneven, cluster, stage, replays=True)
+            for stage in range(plan.mesh.pp)
+        ),
+        cluster,
     )
     return verdict.device if verdict.result is Result.FITS else None

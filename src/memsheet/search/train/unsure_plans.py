@@ -17,10 +17,13 @@ TRIED = 4
 
 
 def possible_plans(timed: list[Timed], cluster: Cluster, top: int) -> list[Planned]:
-    """Of the plans that do not certainly fail those whose high end lacks least, accounted one by one: that may change the verdict."""
+    """Of the plans that do not certainly fail those whose high end lacks least, accounted one by one: that
+    may change the verdict.
+    """
     found = list[Planned]()
     for _, number, row in nsmallest(
-        top * TRIED, (pair for n, one in enumerate(timed) for pair in _least_lacking_rows(n, one, top * TRIED))
+        top * TRIED,
+        (pair for n, one in enumerate(timed) for pair in _least_lacking_rows(n, one, top * TRIED)),
     ):
         planned = timed[number].planned(cluster, row)
         if planned.verdict.result is not Result.DOES_NOT_FIT:

@@ -1,12 +1,14 @@
-"""What CUDA kernels allocate inside one operation, which a trace of operations on fake tensors cannot see: a table, read from torch.
+"""What CUDA kernels allocate inside one operation, which a trace of operations on fake tensors cannot see: a
+table, read from torch.
 
-A row gives the allocations that are there at once, at the moment when they are most, as bytes requested of the caching allocator. What
-a size leaves out, or takes for granted, stands in its ``note``. What is known to allocate by an amount that is not known stands in
-``UNKNOWN``. Softmax, dropout, cat, where, gather, scatter, index_select, losses and the fused optimizers make nothing but copies of
-operands that do not lie in order; of those, copies between a card and a host are not in the table.
+A row gives the allocations that are there at once, at the moment when they are most, as bytes requested of
+the caching allocator. What a size leaves out, or takes for granted, stands in its ``note``. What is known to
+allocate by an amount that is not known stands in ``UNKNOWN``. Softmax, dropout, cat, where, gather, scatter,
+index_select, losses and the fused optimizers make nothing but copies of operands that do not lie in order; of
+those, copies between a card and a host are not in the table.
 
-Read in torch 2.13.0: lines of headers are exact, those of ``.cu`` and ``.cpp`` files were counted in the main branch a few weeks around
-the release and may be some lines off; the functions named beside them find them.
+Read in torch 2.13.0: lines of headers are exact, those of ``.cu`` and ``.cpp`` files were counted in the main
+branch a few weeks around the release and may be some lines off; the functions named beside them find them.
 """
 
 from __future__ import annotations
@@ -26,7 +28,17 @@ from memsheet.trace.scratch.blas import Workspace, cublas_workspace
 from memsheet.trace.scratch.call import H100, Call, Card, Scratch, aten_source_line, contiguous_copy_scratch
 from memsheet.trace.scratch.reductions import EXTREME, MEAN, PLACE, SUM, VARIANCE, reduction_row
 
-__all__ = ["H100", "ROWS", "UNKNOWN", "Card", "Row", "Scratch", "Workspace", "cublas_workspace", "operation_scratch"]
+__all__ = [
+    "H100",
+    "ROWS",
+    "UNKNOWN",
+    "Card",
+    "Row",
+    "Scratch",
+    "Workspace",
+    "cublas_workspace",
+    "operation_scratch",
+]
 
 aten = torch.ops.aten
 
@@ -40,7 +52,9 @@ class Row:
 
 
 def in_order(*operands: tuple[int, str, FromCode]) -> Row:
-    """A row for kernels that only read their operands in order, given as place, name and the line that copies."""
+    """A row for kernels that only read their operands in order, given as place, name and the line that
+    copies.
+    """
     return Row(partial(_in_order, operands))
 
 
@@ -51,16 +65,29 @@ def _in_order(operands: Sequence[tuple[int, str, FromCode]], call: Call) -> Iter
 
 SPLITS = "the number of splits follows the card's multiprocessors; float rounding at a tie is not imitated"
 CUB = "without the histograms and tile states of cub, which follow how its kernels are tuned for the card"
-REDUCES = "only where an output is shared by several blocks; the launch follows the card's multiprocessors and threads"
+REDUCES = (
+    "only where an output is shared by several blocks; the launch follows the card's "
+    "multiprocessors and threads"
+)
 SOFTMAX, LOSS = "native/cuda/SoftMax.cu", "native/cuda/Loss.cu"
 
-FLASH_FORWARD, FLASH_FORWARD_ROWS = Row(attention.flash_forward, SPLITS), Row(attention.flash_forward_rows, SPLITS)
-FLASH_BACKWARD = "FlashAttention-2, the default; deterministic algorithms keep a sum for each of several parts"
+FLASH_FORWARD, FLASH_FORWARD_ROWS = (
+    Row(attention.flash_forward, SPLITS),
+    Row(attention.flash_forward_rows, SPLITS),
+)
+FLASH_BACKWARD = (
+    "FlashAttention-2, the default; deterministic algorithms keep a sum for each of several parts"
+)
 EFFICIENT = "tiles of compute capability 8.0 and above; dense inputs"
 LAYER_NORM = Row(lists.layer_norm)
-PUT, SORT = Row(indices.index_put, f"{CUB}; masks, which depend on data, are not counted"), Row(indices.sort_scratch, CUB)
+PUT, SORT = (
+    Row(indices.index_put, f"{CUB}; masks, which depend on data, are not counted"),
+    Row(indices.sort_scratch, CUB),
+)
 SCATTER = Row(indices.masked_scatter, CUB)
-SOFTMAX_BACKWARD = in_order((0, "grad_output", aten_source_line(SOFTMAX, 1287)), (1, "output", aten_source_line(SOFTMAX, 1291)))
+SOFTMAX_BACKWARD = in_order(
+    (0, "grad_output", aten_source_line(SOFTMAX, 1287)), (1, "output", aten_source_line(SOFTMAX, 1291))
+)
 BACKWARD_SUM = "without the reduction that adds up the blocks"
 
 ROWS: Mapping[Any, Row] = MappingProxyType({
@@ -153,8 +180,11 @@ UNKNOWN: Mapping[str, str] = MappingProxyType({
 """Operations, as the recorder names them, that allocate what is not counted, and why."""
 
 
-def operation_scratch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any, card: Card = H100) -> tuple[Scratch, ...]:
-    """What ``func`` allocated on a GPU for itself while it made ``outputs`` of ``args``, all of it alive at once; bytes as requested.
+def operation_scratch(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any, card: Card = H100
+) -> tuple[Scratch, ...]:
+    """What ``func`` allocated on a GPU for itself while it made ``outputs`` of ``args``, all of it alive at
+    once; bytes as requested.
 
     Nothing for an operation without a row, and for one that runs on the host.
     """

@@ -1,4 +1,6 @@
-"""Flash and memory-efficient attention: accumulators of the split forward, and what backward sums its gradients in."""
+"""Flash and memory-efficient attention: accumulators of the split forward, and what backward sums its
+gradients in.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ from memsheet.trace.scratch.call import (
     strictly_deterministic,
 )
 
-HEADS_SECOND = (0, 2, 1, 3)  # scaled_dot_product_attention has (batch, heads, length, width), the kernels (batch, length, heads, width)
+HEADS_SECOND = (
+    0,
+    2,
+    1,
+    3,
+)  # scaled_dot_product_attention has (batch, heads, length, width), the kernels (batch, length, heads, width)
 
 FLASH = "native/transformers/cuda/flash_attn/flash_api.cpp"
 LSE_ACCUM, OUT_ACCUM = aten_source_line(FLASH, 357), aten_source_line(FLASH, 358)  # set_params_splitkv
@@ -31,12 +38,14 @@ SOFTMAX_D, DQ_ACCUM, DQ_SPLITS, EXPANDED = (
     aten_source_line(FLASH, 978),
 )  # mha_bwd
 BACKWARD = "native/transformers/cuda/attention_backward.cu"
-FLASH_COPY, EFFICIENT_COPY, DELTA, WORKSPACE = (aten_source_line(BACKWARD, line) for line in (89, 394, 759, 913))
+FLASH_COPY, EFFICIENT_COPY, DELTA, WORKSPACE = (
+    aten_source_line(BACKWARD, line) for line in (89, 394, 759, 913)
+)
 OUTPUT_ACCUM = aten_source_line("native/transformers/cuda/attention.cu", 1771)  # _efficient_attention_forward
 ROWS = 128  # flash backward rounds the queries to this; the longest block it runs
 
 
-# ---- flash ----------------------------------------------------------------------------------------------------------------
+# ---- flash -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +72,14 @@ class Heads:
 
 def _dense_attention_heads(query: Tensor, key: Tensor, *, heads_second: bool) -> Heads:
     length, heads = (2, 1) if heads_second else (1, 2)
-    return Heads(query.shape[0], query.shape[heads], key.shape[heads], query.shape[length], key.shape[length], query.shape[3])
+    return Heads(
+        query.shape[0],
+        query.shape[heads],
+        key.shape[heads],
+        query.shape[length],
+        key.shape[length],
+        query.shape[3],
+    )
 
 
 def _varlen_attention_heads(query: Tensor, key: Tensor, starts: Tensor, longest: tuple[int, int]) -> Heads:
@@ -71,7 +87,9 @@ def _varlen_attention_heads(query: Tensor, key: Tensor, starts: Tensor, longest:
 
 
 def split_kv_count(blocks: int, processors: int, key_blocks: int, most: int = 128) -> int:
-    """num_splits_heuristic: the fewest parts of the keys that keep the card nearly as busy as the best number does."""
+    """num_splits_heuristic: the fewest parts of the keys that keep the card nearly as busy as the best number
+    does.
+    """
     if blocks >= 0.8 * processors:
         return 1
     every = range(1, min(most, processors, key_blocks) + 1)
@@ -96,21 +114,36 @@ def flash_forward(call: Call) -> Iterator[Scratch]:
     """aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, …). Dropout is never split."""
     if not call.arg(3, "dropout_p", 0.0):
         shape = _dense_attention_heads(call.args[0], call.args[1], heads_second=True)
-        yield from _split_kv_scratch(shape.swapped if shape.queries == 1 and shape.heads > shape.kv_heads else shape, call.card)
+        yield from _split_kv_scratch(
+            shape.swapped if shape.queries == 1 and shape.heads > shape.kv_heads else shape, call.card
+        )
 
 
 def flash_forward_rows(call: Call) -> Iterator[Scratch]:
-    """aten._flash_attention_forward(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, …), dense or packed."""
+    """aten._flash_attention_forward(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, …),
+    dense or packed.
+    """
     query, key, starts = call.args[0], call.args[1], call.arg(3, "cum_seq_q")
     if call.arg(7, "dropout_p", 0.0):
         return
     packed = isinstance(starts, Tensor)
     longest = (call.arg(5, "max_q"), call.arg(6, "max_k"))
-    shape = _varlen_attention_heads(query, key, starts, longest) if packed else _dense_attention_heads(query, key, heads_second=False)
+    shape = (
+        _varlen_attention_heads(query, key, starts, longest)
+        if packed
+        else _dense_attention_heads(query, key, heads_second=False)
+    )
     bounded = any(call.kwargs.get(f"window_size_{side}", -1) not in {-1, None} for side in ("left", "right"))
-    one = shape.queries == 1 and shape.heads > shape.kv_heads and not bounded and call.kwargs.get("alibi_slopes") is None
+    one = (
+        shape.queries == 1
+        and shape.heads > shape.kv_heads
+        and not bounded
+        and call.kwargs.get("alibi_slopes") is None
+    )
     if one or not packed or call.kwargs.get("block_table") is not None:
-        yield from _split_kv_scratch(shape.swapped if one else shape, call.card, (packed and call.kwargs.get("num_splits")) or 0)
+        yield from _split_kv_scratch(
+            shape.swapped if one else shape, call.card, (packed and call.kwargs.get("num_splits")) or 0
+        )
 
 
 def _flash_backward_scratch(call: Call, shape: Heads, query_rows: int, key_rows: int) -> Iterator[Scratch]:
@@ -119,7 +152,9 @@ def _flash_backward_scratch(call: Call, shape: Heads, query_rows: int, key_rows:
     yield Scratch("softmax_d", query_rows * shape.heads * FLOAT, SOFTMAX_D)
     exact = strictly_deterministic()
     parts = ceil_div(call.card.sm_count, shape.batch * shape.heads) if exact else 1
-    yield Scratch("dq_accum", parts * query_rows * shape.heads * shape.rounded * FLOAT, DQ_SPLITS if exact else DQ_ACCUM)
+    yield Scratch(
+        "dq_accum", parts * query_rows * shape.heads * shape.rounded * FLOAT, DQ_SPLITS if exact else DQ_ACCUM
+    )
     if shape.kv_heads != shape.heads:
         for name in ("dk_expanded", "dv_expanded"):
             yield Scratch(name, key_rows * shape.heads * shape.width * query.element_size(), EXPANDED)
@@ -130,11 +165,15 @@ def flash_backward(call: Call) -> Iterator[Scratch]:
     yield from contiguous_copy_scratch(call.args[0], "grad_out", FLASH_COPY, HEADS_SECOND)
     yield from contiguous_copy_scratch(call.args[4], "out", FLASH_COPY, HEADS_SECOND)
     shape = _dense_attention_heads(call.args[1], call.args[2], heads_second=True)
-    yield from _flash_backward_scratch(call, shape, shape.batch * round_up(shape.queries, ROWS), shape.batch * shape.keys)
+    yield from _flash_backward_scratch(
+        call, shape, shape.batch * round_up(shape.queries, ROWS), shape.batch * shape.keys
+    )
 
 
 def flash_backward_rows(call: Call) -> Iterator[Scratch]:
-    """aten._flash_attention_backward(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, …)."""
+    """aten._flash_attention_backward(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k,
+    max_q, max_k, …).
+    """
     query, key, starts = call.args[1], call.args[2], call.arg(6, "cum_seq_q")
     yield from contiguous_copy_scratch(call.args[0], "grad_out", FLASH_COPY)
     yield from contiguous_copy_scratch(call.args[4], "out", FLASH_COPY)
@@ -143,16 +182,20 @@ def flash_backward_rows(call: Call) -> Iterator[Scratch]:
         yield from _flash_backward_scratch(call, shape, query.shape[0] + ROWS * shape.batch, key.shape[0])
     else:
         shape = _dense_attention_heads(query, key, heads_second=False)
-        yield from _flash_backward_scratch(call, shape, shape.batch * round_up(shape.queries, ROWS), shape.batch * shape.keys)
+        yield from _flash_backward_scratch(
+            call, shape, shape.batch * round_up(shape.queries, ROWS), shape.batch * shape.keys
+        )
 
 
-# ---- memory-efficient -----------------------------------------------------------------------------------------------------
+# ---- memory-efficient --------------------------------------------------------------------------------------
 
 
 def efficient_forward(call: Call) -> Iterator[Scratch]:
-    """aten._scaled_dot_product_efficient_attention(query, key, value, …): heads wider than 128 are summed in global memory.
+    """aten._scaled_dot_product_efficient_attention(query, key, value, …): heads wider than 128 are summed in
+    global memory.
 
-    mem_eff_attention/kernel_forward.h:118 kNeedsOutputAccumulatorBuffer, and the kernels of kernels/cutlassF.h from 8.0 on.
+    mem_eff_attention/kernel_forward.h:118 kNeedsOutputAccumulatorBuffer, and the kernels of
+    kernels/cutlassF.h from 8.0 on.
     """
     query, key, value = call.args[:3]
     if query.dtype in HALF and max(key.shape[-1], value.shape[-1]) > 128:
@@ -162,7 +205,9 @@ def efficient_forward(call: Call) -> Iterator[Scratch]:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A backward kernel: a block of queries, one of keys, the widest head it takes (kernels/cutlassB.h, from 8.0 on)."""
+    """A backward kernel: a block of queries, one of keys, the widest head it takes (kernels/cutlassB.h, from
+    8.0 on).
+    """
 
     queries: int
     keys: int
@@ -173,8 +218,8 @@ ANY = 65536
 
 
 def efficient_kernel_tile(width: int, *, half: bool, dropout: bool, card: Card) -> Tile:
-    """The first kernel that takes the width and fits shared memory; 128 queries do not where shared memory is small, by kernels/
-    (generate_kernels.py keeps blocks of 64 for those), but for one kernel of width 96.
+    """The first kernel that takes the width and fits shared memory; 128 queries do not where shared memory is
+    small, by kernels/ (generate_kernels.py keeps blocks of 64 for those), but for one kernel of width 96.
     """
     if width <= 64:
         return Tile(64, 64, 64)
@@ -197,16 +242,19 @@ def key_splits(batch: int, heads: int, keys: int, block: int, *, staged: bool) -
 
 
 def efficient_backward(call: Call) -> Iterator[Scratch]:
-    """aten._scaled_dot_product_efficient_attention_backward(grad_out, query, key, value, attn_bias, out, …, dropout_p, …).
+    """aten._scaled_dot_product_efficient_attention_backward(grad_out, query, key, value, attn_bias, out, …,
+    dropout_p, …).
 
-    mem_eff_attention/kernel_backward.h:856-889 workspace_size. The gradient of queries is summed in tiles of floats with 16 bytes
-    each; those of keys and values too where a 16-bit kernel cannot hold a head in registers. Floats let ``delta`` be computed
-    outside the kernel, by way of the product of both outputs.
+    mem_eff_attention/kernel_backward.h:856-889 workspace_size. The gradient of queries is summed in tiles of
+    floats with 16 bytes each; those of keys and values too where a 16-bit kernel cannot hold a head in
+    registers. Floats let ``delta`` be computed outside the kernel, by way of the product of both outputs.
     """
     query, key, value = call.args[1:4]
     batch, heads, queries, width = query.shape
     keys, value_width, half = key.shape[2], value.shape[3], query.dtype in HALF
-    block = efficient_kernel_tile(max(width, value_width), half=half, dropout=bool(call.arg(9, "dropout_p", 0.0)), card=call.card)
+    block = efficient_kernel_tile(
+        max(width, value_width), half=half, dropout=bool(call.arg(9, "dropout_p", 0.0)), card=call.card
+    )
     staged = half and block.widest > block.queries
     parts = key_splits(batch, heads, keys, block.keys, staged=staged)
     tiles = ceil_div(queries, block.queries) * ceil_div(width, block.keys)
@@ -218,4 +266,6 @@ def efficient_backward(call: Call) -> Iterator[Scratch]:
     delta = Scratch("delta", statistics, DELTA)
     product = Scratch("out_times_grad", batch * heads * queries * value_width * FLOAT, DELTA)
     yield from contiguous_copy_scratch(call.args[0], "grad_out", EFFICIENT_COPY, HEADS_SECOND)
-    yield from largest_moment((workspace, delta), () if half else (product, Scratch("row_sums", statistics, DELTA), delta))
+    yield from largest_moment(
+        (workspace, delta), () if half else (product, Scratch("row_sums", statistics, DELTA), delta)
+    )

@@ -1,9 +1,10 @@
 """Matrix products: the workspaces that stay, and the copies of operands that cuBLAS cannot read as they lie.
 
-cuBLAS and cuBLASLt share one workspace a handle and stream (torch 2.13: ``unified_cublas_and_lt_workspaces``, on by default), made by
-the caching allocator at the first product and kept until the end. A handle belongs to a thread, and backward runs in the engine's own:
-so training keeps two a stream (cuda/detail/DeviceThreadHandles.h). A later torch keeps none unless ``TORCH_CUBLAS_WORKSPACE_CACHE`` is
-set (main, isCUDABlasWorkspaceCachingEnabled). ``CUBLAS_WORKSPACE_CONFIG``, ``CUBLASLT_WORKSPACE_SIZE`` and
+cuBLAS and cuBLASLt share one workspace a handle and stream (torch 2.13: ``unified_cublas_and_lt_workspaces``,
+on by default), made by the caching allocator at the first product and kept until the end. A handle belongs to
+a thread, and backward runs in the engine's own: so training keeps two a stream
+(cuda/detail/DeviceThreadHandles.h). A later torch keeps none unless ``TORCH_CUBLAS_WORKSPACE_CACHE`` is set
+(main, isCUDABlasWorkspaceCachingEnabled). ``CUBLAS_WORKSPACE_CONFIG``, ``CUBLASLT_WORKSPACE_SIZE`` and
 ``TORCH_CUBLASLT_UNIFIED_WORKSPACE`` are taken as unset.
 """
 
@@ -19,7 +20,10 @@ from torch import Tensor
 from memsheet.sheet import FromCode
 from memsheet.trace.scratch.call import Call, Scratch, aten_source_line, is_contiguous_layout, tensor_bytes
 
-MATRIX, BATCH = aten_source_line("native/cuda/cuBlasCommonArgs.h", 36), aten_source_line("native/cuda/Blas.cpp", 87)
+MATRIX, BATCH = (
+    aten_source_line("native/cuda/cuBlasCommonArgs.h", 36),
+    aten_source_line("native/cuda/Blas.cpp", 87),
+)
 CHOSEN = aten_source_line("cuda/CublasHandlePool.cpp", 182)  # parseChosenWorkspaceSize
 LARGE_BYTES, SMALL_BYTES = 4096 * 8 * 1024, 4096 * 1024 * 2 + 16 * 1024 * 8
 LARGE_FROM = frozenset({9, 10, 12})  # major compute capabilities
@@ -58,7 +62,7 @@ def _on_gpu(args: Any) -> bool:
     return bool(args) and isinstance(args[0], Tensor) and args[0].device.type != "cpu"
 
 
-# ---- operands -------------------------------------------------------------------------------------------------------------
+# ---- operands ----------------------------------------------------------------------------------------------
 
 
 def matrix_copy_scratch(call: Call, first: int) -> Iterator[Scratch]:
@@ -70,13 +74,17 @@ def matrix_copy_scratch(call: Call, first: int) -> Iterator[Scratch]:
 
 def _is_blas_readable(matrix: Tensor) -> bool:
     (rows, columns), (down, along) = matrix.shape, matrix.stride()
-    if is_contiguous_layout((rows, columns), (down, along)) or is_contiguous_layout((columns, rows), (along, down)):
+    if is_contiguous_layout((rows, columns), (down, along)) or is_contiguous_layout(
+        (columns, rows), (along, down)
+    ):
         return True
     return (down == 1 and along >= max(1, rows)) or (along == 1 and down >= max(1, columns))
 
 
 def batch_copy_scratch(call: Call, first: int) -> Iterator[Scratch]:
-    """prepare_batch_matrix_for_cublas, for a contiguous result: (batch, m, n) seen by columns unless it has but one."""
+    """prepare_batch_matrix_for_cublas, for a contiguous result: (batch, m, n) seen by columns unless it has
+    but one.
+    """
     left, right = call.args[first : first + 2]
     m, k, n = left.shape[1], left.shape[2], right.shape[2]
     wanted = ((left, k, m), (right, n, k)) if n > 1 else ((left, m, k), (right, k, n))

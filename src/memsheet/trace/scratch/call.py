@@ -21,8 +21,9 @@ HALF = (torch.float16, torch.bfloat16)
 class Card:
     """What sizes of scratch depend on besides an operation's arguments. The defaults are an H100's (SXM).
 
-    ``threads`` and ``registers`` are those of one multiprocessor (CUDA C++ Programming Guide, technical specifications per compute
-    capability); they are the same from 8.0 on but for the threads of 8.6, 8.7, 8.9 and 12.x, which are 1,536.
+    ``threads`` and ``registers`` are those of one multiprocessor (CUDA C++ Programming Guide, technical
+    specifications per compute capability); they are the same from 8.0 on but for the threads of 8.6, 8.7, 8.9
+    and 12.x, which are 1,536.
     """
 
     sm_count: int = 132
@@ -32,7 +33,9 @@ class Card:
 
     @property
     def small_shared_memory(self) -> bool:
-        """Whether a block gets about 100 KiB of shared memory and not 163 KiB or more: a smaller tile of some kernels runs then."""
+        """Whether a block gets about 100 KiB of shared memory and not 163 KiB or more: a smaller tile of some
+        kernels runs then.
+        """
         return self.compute_capability in {(8, 6), (8, 9)} or self.compute_capability[0] == 12
 
 
@@ -71,12 +74,16 @@ def tensor_bytes(tensor: Tensor) -> int:
 
 
 def opmath_bytes(dtype: torch.dtype) -> int:
-    """Bytes of the type that kernels compute in: float for 16 bits, else the type itself (ATen/OpMathType.h)."""
+    """Bytes of the type that kernels compute in: float for 16 bits, else the type itself
+    (ATen/OpMathType.h).
+    """
     return FLOAT if dtype in HALF else dtype.itemsize
 
 
 def is_contiguous_layout(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether sizes and strides are those of a contiguous tensor (c10/core/Contiguity.h: a dimension of one may have any stride)."""
+    """Whether sizes and strides are those of a contiguous tensor (c10/core/Contiguity.h: a dimension of one
+    may have any stride).
+    """
     expected = 1
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
         if size != 1:
@@ -92,7 +99,9 @@ def has_no_gaps(tensor: Tensor) -> bool:
     return is_contiguous_layout([tensor.shape[d] for d in order], [tensor.stride(d) for d in order])
 
 
-def contiguous_copy_scratch(tensor: Any, name: str, evidence: FromCode, order: Sequence[int] = ()) -> Iterator[Scratch]:
+def contiguous_copy_scratch(
+    tensor: Any, name: str, evidence: FromCode, order: Sequence[int] = ()
+) -> Iterator[Scratch]:
     """What ``contiguous()`` makes of a tensor, seen in another ``order`` of dimensions where one is given."""
     if not isinstance(tensor, Tensor):
         return

@@ -1,7 +1,8 @@
-"""Looking up, counting and sorting: sorted copies of indices, prefix sums, and what gradients of looked-up rows are summed in.
+"""Looking up, counting and sorting: sorted copies of indices, prefix sums, and what gradients of looked-up
+rows are summed in.
 
-Not counted of what cub asks for: its histograms and the state of its tiles, which depend on how its kernels were tuned for the card;
-the buffers that hold the other half of a radix sort are.
+Not counted of what cub asks for: its histograms and the state of its tiles, which depend on how its kernels
+were tuned for the card; the buffers that hold the other half of a radix sort are.
 """
 
 from __future__ import annotations
@@ -38,14 +39,20 @@ LAST = 2**31 - 1
 
 
 def other_half(items: int, key: int, value: int, bits: int) -> Iterator[Scratch]:
-    """Where cub's radix sort puts keys and values between passes, given bytes of each and the bits that are sorted by."""
+    """Where cub's radix sort puts keys and values between passes, given bytes of each and the bits that are
+    sorted by.
+    """
     yield Scratch("radix_sort", items * (key + value) if bits > DIGIT else 0, RADIX)
 
 
-# ---- the gradient of an embedding -------------------------------------------------------------------------------------------
+# ---- the gradient of an embedding --------------------------------------------------------------------------
 
 SMALL_LOOKUP = 3072  # native/cuda/Embedding.cu:256: so few indices are summed in place
-ROWS_PER_THREAD, BLOCK, BLOCKS_PER_SM = 10, 1024, 4  # EmbeddingBackwardKernel.cu:36, SortingCommon.cuh, EmbeddingBackwardKernel.cu:40
+ROWS_PER_THREAD, BLOCK, BLOCKS_PER_SM = (
+    10,
+    1024,
+    4,
+)  # EmbeddingBackwardKernel.cu:36, SortingCommon.cuh, EmbeddingBackwardKernel.cu:40
 LOOKUP, SEGMENTS = "native/cuda/Embedding.cu", "native/cuda/EmbeddingBackwardKernel.cu"
 
 
@@ -62,14 +69,22 @@ def embedding_backward(call: Call) -> Iterator[Scratch]:
         Scratch("sorted_indices", count * each, aten_source_line(LOOKUP, 289)),
         Scratch("orig_indices", count * each, aten_source_line(LOOKUP, 290)),
     ]
-    sorting = [*ordered, Scratch("range", count * each, aten_source_line(LOOKUP, 293)), *other_half(count, each, each, 8 * each)]
+    sorting = [
+        *ordered,
+        Scratch("range", count * each, aten_source_line(LOOKUP, 293)),
+        *other_half(count, each, each, 8 * each),
+    ]
     if by_frequency:
         ordered.append(Scratch("count", count * each, aten_source_line(LOOKUP, 302)))
-    yield from largest_moment(sorting, [*ordered, *_segmented_sum_scratch(call, count, each, min(count, rows))])
+    yield from largest_moment(
+        sorting, [*ordered, *_segmented_sum_scratch(call, count, each, min(count, rows))]
+    )
 
 
 def _segmented_sum_scratch(call: Call, count: int, each: int, segments: int) -> Iterator[Scratch]:
-    """embedding_backward_cuda_kernel: rows of the gradient that belong together are summed by tens, in floats."""
+    """embedding_backward_cuda_kernel: rows of the gradient that belong together are summed by tens, in
+    floats.
+    """
     grad, rows = call.args[0], call.args[2]
     width, parts = grad.shape[-1], count // ROWS_PER_THREAD + segments
     yield Scratch("segment_offsets", count * each, aten_source_line(SEGMENTS, 304))
@@ -80,18 +95,28 @@ def _segmented_sum_scratch(call: Call, count: int, each: int, segments: int) -> 
     grid = ceil_div(segments * warped, min(warped, BLOCK))
     if grid < call.card.sm_count * BLOCKS_PER_SM and parts > grid * 4 and not uses_deterministic_algorithms():
         yield Scratch("partial_to_segment_idx", parts * each, aten_source_line(SEGMENTS, 394))
-        yield Scratch("grad_weight_acc", rows * width * FLOAT if grad.dtype in HALF else 0, aten_source_line(SEGMENTS, 408))
+        yield Scratch(
+            "grad_weight_acc",
+            rows * width * FLOAT if grad.dtype in HALF else 0,
+            aten_source_line(SEGMENTS, 408),
+        )
     else:
-        yield Scratch("grad_weight_per_segment", parts * width * opmath_bytes(grad.dtype), aten_source_line(SEGMENTS, 447))
+        yield Scratch(
+            "grad_weight_per_segment",
+            parts * width * opmath_bytes(grad.dtype),
+            aten_source_line(SEGMENTS, 447),
+        )
 
 
-# ---- index_put -----------------------------------------------------------------------------------------------------------------
+# ---- index_put ---------------------------------------------------------------------------------------------
 
 PUT = "native/cuda/Indexing.cu"
 
 
 def index_put(call: Call) -> Iterator[Scratch]:
-    """aten.index_put(self, indices, values, accumulate): sums in the order of sorted indices. Masks, which depend on data, are not known."""
+    """aten.index_put(self, indices, values, accumulate): sums in the order of sorted indices. Masks, which
+    depend on data, are not known.
+    """
     into, indices, values = call.args[:3]
     if not (call.arg(3, "accumulate", default=False) or uses_deterministic_algorithms()):
         return
@@ -112,7 +137,7 @@ def index_put(call: Call) -> Iterator[Scratch]:
     yield from other_half(count, LONG, LONG, max(torch.Size(taken).numel() - 1, 1).bit_length())
 
 
-# ---- sorting -------------------------------------------------------------------------------------------------------------------
+# ---- sorting -----------------------------------------------------------------------------------------------
 
 SMALL_SORT = 4096  # native/cuda/Sort.h:10 should_use_small_sort: sorted in place
 ONE_BY_ONE, FULL = 1_000_000, 128  # native/cuda/SortStable.cu:252-263
@@ -153,7 +178,7 @@ def _sort_dim_scratch(tensor: Tensor, dim: int) -> Iterator[Scratch]:
         yield Scratch("radix_sort", items * (each + LONG), SEGMENTED)
 
 
-# ---- topk ------------------------------------------------------------------------------------------------------------------------
+# ---- topk --------------------------------------------------------------------------------------------------
 
 TOPK = "native/cuda/TensorTopK.cu"
 THREADS, LEAST, MOST, DIGITS, REGISTERS = (
@@ -174,7 +199,9 @@ SEVERAL_BLOCKS = (
 
 
 def topk_scratch(call: Call) -> Iterator[Scratch]:
-    """aten.topk(self, k, dim=-1, …): several blocks a slice count digits. One block a slice, as of a router's few experts, needs nothing."""
+    """aten.topk(self, k, dim=-1, …): several blocks a slice count digits. One block a slice, as of a router's
+    few experts, needs nothing.
+    """
     tensor = call.args[0]
     yield from contiguous_copy_scratch(tensor, "self", aten_source_line(TOPK, 1496))
     length = tensor.shape[call.arg(2, "dim", -1)] if tensor.dim() else 1
@@ -194,35 +221,51 @@ def topk_scratch(call: Call) -> Iterator[Scratch]:
     yield Scratch("kth_counts", blocks * INT, aten_source_line(TOPK, 1375))
 
 
-# ---- scans and masks ---------------------------------------------------------------------------------------------------------------
+# ---- scans and masks ---------------------------------------------------------------------------------------
 
 
 def cumsum_scratch(call: Call) -> Iterator[Scratch]:
     """aten.cumsum(self, dim, dtype): a copy in the type of the result, or of what does not lie in order."""
     tensor, result = call.args[0], _first_output(call.outputs)
     if tensor.dtype is not result.dtype:
-        yield Scratch("cast", tensor.numel() * result.element_size(), aten_source_line("native/ReduceOps.cpp", 487))
+        yield Scratch(
+            "cast", tensor.numel() * result.element_size(), aten_source_line("native/ReduceOps.cpp", 487)
+        )
     if not tensor.is_contiguous():
-        yield Scratch("self", tensor.numel() * result.element_size(), aten_source_line("native/cuda/ScanUtils.cuh", 455))
+        yield Scratch(
+            "self", tensor.numel() * result.element_size(), aten_source_line("native/cuda/ScanUtils.cuh", 455)
+        )
     length = tensor.shape[call.arg(1, "dim")] if tensor.dim() else 1
     if uses_deterministic_algorithms() and length == tensor.numel() and result.is_floating_point():
-        block = 16 * (512 if result.element_size() < LONG else 256)  # cuda/cub.cuh block_threads, ITEMS_PER_THREAD
+        block = 16 * (
+            512 if result.element_size() < LONG else 256
+        )  # cuda/cub.cuh block_threads, ITEMS_PER_THREAD
         yield Scratch(
-            "block_sums", min(call.card.sm_count, ceil_div(length, block)) * result.element_size(), aten_source_line("cuda/cub.cuh", 463)
+            "block_sums",
+            min(call.card.sm_count, ceil_div(length, block)) * result.element_size(),
+            aten_source_line("cuda/cub.cuh", 463),
         )
 
 
 def masked_scatter(call: Call) -> Iterator[Scratch]:
-    """aten.masked_scatter(self, mask, source): where each element comes from, eight bytes an element of ``self``."""
+    """aten.masked_scatter(self, mask, source): where each element comes from, eight bytes an element of
+    ``self``.
+    """
     tensor, mask, values = call.args[:3]
-    yield Scratch("mask_prefix_sum", tensor.numel() * LONG, aten_source_line("native/cuda/IndexKernel.cpp", 78))
+    yield Scratch(
+        "mask_prefix_sum", tensor.numel() * LONG, aten_source_line("native/cuda/IndexKernel.cpp", 78)
+    )
     if mask.shape != tensor.shape or not mask.is_contiguous():
-        yield Scratch("mask", tensor.numel() * mask.element_size(), aten_source_line("native/cuda/IndexKernel.cu", 391))
+        yield Scratch(
+            "mask", tensor.numel() * mask.element_size(), aten_source_line("native/cuda/IndexKernel.cu", 391)
+        )
     yield from contiguous_copy_scratch(values, "source", aten_source_line("native/cuda/IndexKernel.cu", 409))
 
 
 def multinomial_scratch(call: Call) -> Iterator[Scratch]:
-    """aten.multinomial(self, num_samples, replacement): one sample, or none drawn twice, divides by exponential noise."""
+    """aten.multinomial(self, num_samples, replacement): one sample, or none drawn twice, divides by
+    exponential noise.
+    """
     if call.arg(1, "num_samples") == 1 or not call.arg(2, "replacement", default=False):
         yield Scratch("noise", tensor_bytes(call.args[0]), aten_source_line("native/Distributions.cpp", 606))
 

@@ -1,8 +1,9 @@
 """Reductions over a whole card: partial results of blocks that share an output, and copies in another type.
 
-The launch is worked out as ``setReduceConfig`` does (native/cuda/Reduce.cuh): a tensor iterator orders and merges the dimensions,
-the block and the grid follow from them. Reducing the slow dimension, as a bias's gradient does, asks for far more than it fills:
-``global_memory_size`` multiplies all outputs by the width of a block once more.
+The launch is worked out as ``setReduceConfig`` does (native/cuda/Reduce.cuh): a tensor iterator orders and
+merges the dimensions, the block and the grid follow from them. Reducing the slow dimension, as a bias's
+gradient does, asks for far more than it fills: ``global_memory_size`` multiplies all outputs by the width of
+a block once more.
 """
 
 from __future__ import annotations
@@ -17,10 +18,23 @@ import torch
 from torch import Tensor
 
 from memsheet.arith import ceil_div
-from memsheet.trace.scratch.call import HALF, INT, Call, Card, Scratch, aten_source_line, contiguous_copy_scratch, opmath_bytes
+from memsheet.trace.scratch.call import (
+    HALF,
+    INT,
+    Call,
+    Card,
+    Scratch,
+    aten_source_line,
+    contiguous_copy_scratch,
+    opmath_bytes,
+)
 
 REDUCE = "native/cuda/Reduce.cuh"
-PARTIAL, SEMAPHORES, ACCUMULATED = aten_source_line(REDUCE, 1261), aten_source_line(REDUCE, 1262), aten_source_line(REDUCE, 990)
+PARTIAL, SEMAPHORES, ACCUMULATED = (
+    aten_source_line(REDUCE, 1261),
+    aten_source_line(REDUCE, 1262),
+    aten_source_line(REDUCE, 990),
+)
 CAST = aten_source_line("native/ReduceOpsUtils.h", 417)  # make_reduction: self.to(in_dtype)
 FLAT = aten_source_line("native/ReduceOps.cpp", 1757)  # argmax_argmin_impl: self.reshape({-1})
 WARP, VALUES, LEAST_VALUES = 32, 256, 16  # setReduceConfig: max_values_per_thread, min_values_per_thread
@@ -29,7 +43,8 @@ LAST = 2**31 - 1  # a tensor iterator's largest offset in bytes that a kernel ca
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A reducing kernel: bytes of what it sums in, given the element's type; values loaded at once, plain and of 16 bits.
+    """A reducing kernel: bytes of what it sums in, given the element's type; values loaded at once, plain and
+    of 16 bits.
 
     ``merges``: it can go on summing in its output, where a tensor is too large for one launch.
     """
@@ -58,7 +73,9 @@ VARIANCE = Kind(_welford_bytes, loaded=2, loaded_half=2, merges=False)  # native
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """The dimensions a tensor iterator is left with, fastest first: reduced ones, then kept ones. Strides in elements."""
+    """The dimensions a tensor iterator is left with, fastest first: reduced ones, then kept ones. Strides in
+    elements.
+    """
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -74,7 +91,9 @@ class Walk:
 
 
 def coalesced_reduction_walk(sizes: Sequence[int], strides: Sequence[int], dims: Sequence[int]) -> Walk:
-    """TensorIterator.cpp reorder_dimensions and coalesce_dimensions, for one input and a contiguous output."""
+    """TensorIterator.cpp reorder_dimensions and coalesce_dimensions, for one input and a contiguous
+    output.
+    """
     kept, out, step = [d for d in range(len(sizes)) if d not in dims], [0] * len(sizes), 1
     for d in reversed(kept):
         out[d], step = step, step * sizes[d]
@@ -91,7 +110,9 @@ def coalesced_reduction_walk(sizes: Sequence[int], strides: Sequence[int], dims:
     return _coalesce_dims([[sizes[d], strides[d], out[d]] for d in order])
 
 
-def _compare_dim_order(one: int, other: int, sizes: Sequence[int], operands: tuple[Sequence[int], Sequence[int]]) -> int:
+def _compare_dim_order(
+    one: int, other: int, sizes: Sequence[int], operands: tuple[Sequence[int], Sequence[int]]
+) -> int:
     """Whether a dimension comes after another (1), before it (-1), or as it happens (0)."""
     for place, strides in enumerate(operands):
         first, second = strides[one], strides[other]
@@ -107,7 +128,9 @@ def _compare_dim_order(one: int, other: int, sizes: Sequence[int], operands: tup
 
 
 def _coalesce_dims(rows: list[list[int]]) -> Walk:
-    """Neighbours that lie side by side in every operand become one dimension. A row: size, stride of the input, of the output."""
+    """Neighbours that lie side by side in every operand become one dimension. A row: size, stride of the
+    input, of the output.
+    """
     merged: list[list[int]] = rows[:1]
     for row in rows[1:]:
         last = merged[-1]
@@ -133,7 +156,9 @@ def _output_vector_size(dividends: Sequence[int]) -> int:
     return size
 
 
-def reduction_buffer_bytes(shape: Walk, accumulator: int, loaded: int, card: Card, *, offset: int = 0) -> tuple[int, int]:
+def reduction_buffer_bytes(
+    shape: Walk, accumulator: int, loaded: int, card: Card, *, offset: int = 0
+) -> tuple[int, int]:
     """Bytes of partial results and of semaphores; none where no output is shared by several blocks."""
     first, across = shape.inputs, shape.outputs
     fast = shape.reduced == len(shape.sizes) or shape.strides[0] < shape.strides[shape.reduced]
@@ -172,7 +197,9 @@ def _block_dimensions(first: int, across: int, most: int) -> tuple[int, int]:
 
 
 def _one_launch(shape: Walk, itemsize: int) -> Walk:
-    """TensorIterator::with_32bit_indexing: halve the dimension of the greatest extent until offsets fit; the larger half."""
+    """TensorIterator::with_32bit_indexing: halve the dimension of the greatest extent until offsets fit; the
+    larger half.
+    """
     sizes = list(shape.sizes)
 
     def reach(d: int) -> int:
@@ -186,8 +213,12 @@ def _one_launch(shape: Walk, itemsize: int) -> Walk:
     return Walk(tuple(sizes), shape.strides, shape.reduced)
 
 
-def reduction_scratch(kind: Kind, tensor: Tensor, dims: Sequence[int], kept_as: torch.dtype, card: Card) -> Iterator[Scratch]:
-    """What reducing ``dims`` of a tensor into ``kept_as`` allocates besides the result; types differ only from 16 bits to float."""
+def reduction_scratch(
+    kind: Kind, tensor: Tensor, dims: Sequence[int], kept_as: torch.dtype, card: Card
+) -> Iterator[Scratch]:
+    """What reducing ``dims`` of a tensor into ``kept_as`` allocates besides the result; types differ only
+    from 16 bits to float.
+    """
     if not tensor.numel():
         return
     low = tensor.dtype in HALF and kept_as is torch.float32
@@ -199,7 +230,9 @@ def reduction_scratch(kind: Kind, tensor: Tensor, dims: Sequence[int], kept_as: 
     each, loaded = kind.accumulator(dtype), kind.loaded_half if dtype in HALF else kind.loaded
     if single != shape and each > kept_as.itemsize and (not kind.merges or dtype in HALF):
         yield Scratch("accumulated", shape.outputs * each, ACCUMULATED)
-    buffer, semaphores = reduction_buffer_bytes(single, each, loaded, card, offset=int(tensor.storage_offset()))
+    buffer, semaphores = reduction_buffer_bytes(
+        single, each, loaded, card, offset=int(tensor.storage_offset())
+    )
     yield Scratch("partial_sums", buffer, PARTIAL)
     yield Scratch("semaphores", semaphores, SEMAPHORES)
 
@@ -210,8 +243,12 @@ def _normalize_dims(chosen: Any, count: int) -> tuple[int, ...]:
     return tuple(sorted({d % count for d in named})) if named and count else tuple(range(count))
 
 
-def reduction_row(kind: Kind, place: int | None, *, converts: bool = False) -> Callable[[Call], Iterator[Scratch]]:
-    """A row for ``op(self, …)`` whose dimensions are argument ``place``; ``converts``: it first brings its input to the output's type."""
+def reduction_row(
+    kind: Kind, place: int | None, *, converts: bool = False
+) -> Callable[[Call], Iterator[Scratch]]:
+    """A row for ``op(self, …)`` whose dimensions are argument ``place``; ``converts``: it first brings its
+    input to the output's type.
+    """
     return partial(_reduction_row_scratch, kind, place, converts)
 
 
@@ -219,7 +256,13 @@ def _reduction_row_scratch(kind: Kind, place: int | None, converts: bool, call: 
     tensor = call.args[0]
     first = call.outputs[0] if isinstance(call.outputs, list | tuple) else call.outputs
     chosen = None if place is None else call.arg(place, "dim")
-    yield from reduction_scratch(kind, tensor, _normalize_dims(chosen, tensor.dim()), first.dtype if converts else tensor.dtype, call.card)
+    yield from reduction_scratch(
+        kind,
+        tensor,
+        _normalize_dims(chosen, tensor.dim()),
+        first.dtype if converts else tensor.dtype,
+        call.card,
+    )
 
 
 def argmax_scratch(call: Call) -> Iterator[Scratch]:

@@ -1,4 +1,6 @@
-"""The formats one by one: what stands where, what each engine takes where nothing is said, what is refused."""
+"""The formats one by one: what stands where, what each engine takes where nothing is said, what is
+refused.
+"""
 
 import json
 import shlex
@@ -8,7 +10,14 @@ import pytest
 import yaml
 
 from memsheet.errors import InputError
-from memsheet.exchange import NAMES, engine_differences, find_format, nest_dotted_keys, read_text, write_format_files
+from memsheet.exchange import (
+    NAMES,
+    engine_differences,
+    find_format,
+    nest_dotted_keys,
+    read_text,
+    write_format_files,
+)
 from memsheet.exchange.shared.file_format import _value_text, read_format_values
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.plan.check import RULES
@@ -45,13 +54,19 @@ def test_every_key_has_a_source_and_says_keys_of_a_plan() -> None:
 
 def test_the_three_batch_sizes_of_deepspeed_multiply() -> None:
     made = json.loads(written("deepspeed", ASKED))
-    assert made["train_batch_size"] == made["train_micro_batch_size_per_gpu"] * made["gradient_accumulation_steps"] * 8 == 64
+    assert (
+        made["train_batch_size"]
+        == made["train_micro_batch_size_per_gpu"] * made["gradient_accumulation_steps"] * 8
+        == 64
+    )
     assert made["bf16"] == {"enabled": True}
     assert "gradient_clipping" not in made
 
 
 def test_offload_of_deepspeed() -> None:
-    made = json.loads(written("deepspeed", {**ASKED, "zero": 3, "offload.optimizer": 0.5, "offload.parameters": 1}))["zero_optimization"]
+    made = json.loads(
+        written("deepspeed", {**ASKED, "zero": 3, "offload.optimizer": 0.5, "offload.parameters": 1})
+    )["zero_optimization"]
     assert made["offload_optimizer"] == {"device": "cpu", "ratio": 0.5}
     assert made["offload_param"] == {"device": "cpu"}
     assert made["stage3_max_live_parameters"] == 1_000_000_000
@@ -79,7 +94,9 @@ def test_what_an_engine_cannot_do_is_refused_by_name(name: str, changes: dict[st
 
 
 def test_fsdp2_of_accelerate() -> None:
-    made = yaml.safe_load(written("accelerate", {**FSDP, "mesh.dp_replicate": 2, "mesh.dp_shard": 4, "recompute.mode": "full"}))
+    made = yaml.safe_load(
+        written("accelerate", {**FSDP, "mesh.dp_replicate": 2, "mesh.dp_shard": 4, "recompute.mode": "full"})
+    )
     assert made["distributed_type"] == "FSDP"
     assert made["fsdp_config"]["fsdp_reshard_after_forward"] is True
     assert made["fsdp_config"]["fsdp_activation_checkpointing"] is True
@@ -87,7 +104,9 @@ def test_fsdp2_of_accelerate() -> None:
 
 
 def test_a_reduction_in_another_dtype_is_told() -> None:
-    assert ["precision.reduce" in line for line in engine_differences(find_format("accelerate"), FSDP)] == [True]
+    assert ["precision.reduce" in line for line in engine_differences(find_format("accelerate"), FSDP)] == [
+        True
+    ]
     assert list(engine_differences(find_format("accelerate"), {**FSDP, "precision.reduce": "bf16"})) == []
 
 
@@ -100,7 +119,11 @@ def test_a_word_that_yaml_takes_for_false_is_no_mixed_precision() -> None:
 
 def test_defaults_are_the_engines_own() -> None:
     args = reading("a.yaml", "output_dir: x\noptim: adamw_torch\n")
-    assert (args.request["microbatch"], args.request["@accumulation"], args.request["optimizer.implementation"]) == (8, 1, "foreach")
+    assert (
+        args.request["microbatch"],
+        args.request["@accumulation"],
+        args.request["optimizer.implementation"],
+    ) == (8, 1, "foreach")
     assert any("per_device_train_batch_size = 8" in line for line in args.assumed)
     fsdp = reading("a.yaml", "distributed_type: FSDP\nnum_processes: 8\n")
     assert fsdp.request["engine"] == "fsdp1"
@@ -108,7 +131,10 @@ def test_defaults_are_the_engines_own() -> None:
 
 
 def test_auto_is_left_to_the_training_script() -> None:
-    text = '{"train_batch_size": "auto", "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}}'
+    text = (
+        '{"train_batch_size": "auto", "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 2, '
+        '"reduce_bucket_size": "auto"}}'
+    )
     found = reading("d.json", text)
     assert "global_batch" not in found.request
     assert not any(key.startswith("precision") for key in found.request)
@@ -116,14 +142,29 @@ def test_auto_is_left_to_the_training_script() -> None:
 
 
 def test_scripts_are_read_and_never_run(tmp_path: Any) -> None:
-    text = f"export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\ntouch {tmp_path}/ran\ntorchrun --nproc_per_node 4 --nnodes=2 \\\n  train.py --x 1\n"
+    text = (
+        f"export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\ntouch {tmp_path}/ran\ntorchrun "
+        "--nproc_per_node 4 --nnodes=2 \\\n  train.py --x 1\n"
+    )
     found = reading("run.sh", text)
-    assert found.request == {"task": "train", "@gpus": 8, "@per_node": 4, "@nodes": 2, "allocator.expandable_segments": True}
+    assert found.request == {
+        "task": "train",
+        "@gpus": 8,
+        "@per_node": 4,
+        "@nodes": 2,
+        "allocator.expandable_segments": True,
+    }
     assert not list(tmp_path.iterdir())
 
 
 def test_a_batch_script() -> None:
-    found = reading("job.sh", "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gres=gpu:a100:8\n#SBATCH --tmie=1:00\nsrun torchrun train.py\n")
+    found = reading(
+        "job.sh",
+        (
+            "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gres=gpu:a100:8\n#SBATCH --tmie=1:00\nsrun torchrun "
+            "train.py\n"
+        ),
+    )
     assert (found.request["@gpus"], found.request["@nodes"]) == (16, 2)
     assert found.unknown == (("#tmie", "#time"),)
 
@@ -135,13 +176,22 @@ SHORT_AND_LONG = [
 
 
 @pytest.mark.parametrize(("short", "long"), SHORT_AND_LONG)
-@pytest.mark.parametrize("more", ["", "#SBATCH --gres=gpu:a100:8\n", "#SBATCH --nodes=4 --gpus-per-node=8 # a comment -N 9\n"])
+@pytest.mark.parametrize(
+    "more", ["", "#SBATCH --gres=gpu:a100:8\n", "#SBATCH --nodes=4 --gpus-per-node=8 # a comment -N 9\n"]
+)
 def test_a_letter_of_sbatch_says_what_its_word_says(short: str, long: str, more: str) -> None:
     made = [
-        reading("job.sh", f"#!/bin/bash\n#SBATCH --ntasks-per-node=8\n{more}#SBATCH {told}\nsrun torchrun train.py\n")
+        reading(
+            "job.sh",
+            f"#!/bin/bash\n#SBATCH --ntasks-per-node=8\n{more}#SBATCH {told}\nsrun torchrun train.py\n",
+        )
         for told in (short, long)
     ]
-    assert (made[0].request, made[0].values, made[0].unknown) == (made[1].request, made[1].values, made[1].unknown)
+    assert (made[0].request, made[0].values, made[0].unknown) == (
+        made[1].request,
+        made[1].values,
+        made[1].unknown,
+    )
     assert not made[0].unknown
 
 
@@ -171,7 +221,10 @@ def test_several_nodes_take_their_addresses_from_the_environment() -> None:
     assert "MASTER_ADDR" not in written("torchrun", ASKED)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", "hello", "a: 1", "{", "x: [", '{"zero_optimization": 1', "\x00", "torchrun 'open"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "[1]", "hello", "a: 1", "{", "x: [", '{"zero_optimization": 1', "\x00", "torchrun 'open"],
+)
 def test_what_is_no_configuration_is_refused(text: str) -> None:
     for name in ("a.json", "a.yaml", "a.sh"):
         with pytest.raises(InputError):
@@ -180,7 +233,9 @@ def test_what_is_no_configuration_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("value", ['"4"', "1.5", "true", "-1", "[]", "{}", "1e12", "99999999999"])
 def test_sizes_that_are_none_are_refused_or_told(value: str) -> None:
-    found = reading("d.json", f'{{"zero_optimization": {{"stage": 1}}, "gradient_accumulation_steps": {value}}}')
+    found = reading(
+        "d.json", f'{{"zero_optimization": {{"stage": 1}}, "gradient_accumulation_steps": {value}}}'
+    )
     assert found.problems or "gradient_accumulation_steps" in dict(found.unknown)
 
 
@@ -223,9 +278,21 @@ ZERO3_JSON = """{"fp16": {"enabled": true, "loss_scale": 0, "loss_scale_window":
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (FSDP2_YAML, {"engine": "fsdp2", "zero": 3, "@gpus": 8, "precision.reduce": "bf16", "offload.parameters": 0}),
+        (
+            FSDP2_YAML,
+            {"engine": "fsdp2", "zero": 3, "@gpus": 8, "precision.reduce": "bf16", "offload.parameters": 0},
+        ),
         (ZERO3_YAML, {"engine": "deepspeed", "zero": 3, "@accumulation": 1, "precision.parameters": "fp16"}),
-        (ZERO3_JSON, {"engine": "deepspeed", "zero": 3, "offload.optimizer": 1, "offload.parameters": 1, "optimizer.name": "adamw"}),
+        (
+            ZERO3_JSON,
+            {
+                "engine": "deepspeed",
+                "zero": 3,
+                "offload.optimizer": 1,
+                "offload.parameters": 1,
+                "optimizer.name": "adamw",
+            },
+        ),
     ],
 )
 def test_files_as_the_engines_own_examples_have_them(text: str, said: dict[str, Any]) -> None:
@@ -237,12 +304,17 @@ def test_files_as_the_engines_own_examples_have_them(text: str, said: dict[str, 
 def test_keys_with_another_prefix_are_read_as_the_engine_reads_them() -> None:
     args = reading("a.yaml", "fsdp: true\nfsdp_config: {fsdp_version: 1, fsdp_cpu_offload: true}\n")
     assert (args.request["engine"], args.request["offload.parameters"], args.unknown) == ("fsdp1", 1, ())
-    launched = reading("a.yaml", "distributed_type: FSDP\nfsdp_config: {version: 2, reshard_after_forward: false}\n")
+    launched = reading(
+        "a.yaml", "distributed_type: FSDP\nfsdp_config: {version: 2, reshard_after_forward: false}\n"
+    )
     assert (launched.request["engine"], launched.request["zero"], launched.unknown) == ("fsdp2", 2, ())
 
 
 def test_an_empty_group_says_nothing() -> None:
-    found = reading("d.json", '{"zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW", "params": {}}, "bf16": {}}')
+    found = reading(
+        "d.json",
+        '{"zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW", "params": {}}, "bf16": {}}',
+    )
     assert found.unknown == ()
     assert found.request["?precision.name"] == "fp32"
 
@@ -271,11 +343,18 @@ def test_a_default_that_another_key_replaces_is_not_assumed(name: str) -> None:
             for other in form.keys:
                 if f"{other.at} = {_value_text(other.usual)} ({form.tested}'s default)" not in found.assumed:
                     continue
-                said = {key: held for key, held in other.read(other.usual, found.values).items() if held is not None}
+                said = {
+                    key: held
+                    for key, held in other.read(other.usual, found.values).items()
+                    if held is not None
+                }
                 assert said.items() <= found.request.items(), (row.at, word, other.at)
 
 
 def test_a_shorthand_for_recomputing_is_said_and_its_default_is_not() -> None:
-    found = reading("pretrain.sh", "torchrun pretrain_gpt.py --seq-length 4096 --micro-batch-size 1 --recompute-activations\n")
+    found = reading(
+        "pretrain.sh",
+        "torchrun pretrain_gpt.py --seq-length 4096 --micro-batch-size 1 --recompute-activations\n",
+    )
     assert found.request["recompute.mode"] == "selective"
     assert not any("--recompute-granularity" in line for line in found.assumed)

@@ -1,4 +1,6 @@
-"""Megatron-LM's flags: what is written, what its own definitions take, and what is read of other people's scripts."""
+"""Megatron-LM's flags: what is written, what its own definitions take, and what is read of other people's
+scripts.
+"""
 
 import argparse
 import shlex
@@ -21,7 +23,14 @@ ASKED: dict[str, Any] = {
     "optimizer.implementation": "distributed", "attention": "flash", "loss": "plain", "recompute.mode": "none", "dropout": 0.0,
     "@gpus": 8, "@nodes": 1, "@per_node": 8, "@accumulation": 16, "@model": "m",
 }  # fmt: skip
-PIPED = {"mesh.tp": 1, "mesh.pp": 4, "mesh.vpp": 2, "schedule": "interleaved", "sequence_parallel": False, "vocab_multiple": 128}
+PIPED = {
+    "mesh.tp": 1,
+    "mesh.pp": 4,
+    "mesh.vpp": 2,
+    "schedule": "interleaved",
+    "sequence_parallel": False,
+    "vocab_multiple": 128,
+}
 # megatron/training/arguments.py of 23e00ed, lines beside
 TYPES: dict[str, type] = {
     "--tensor-model-parallel-size": int, "--pipeline-model-parallel-size": int, "--context-parallel-size": int,  # 2319, 2321, 2455
@@ -77,23 +86,30 @@ def test_its_own_definitions_take_what_is_written(changes: dict[str, Any]) -> No
     taken = definitions().parse_args(words[start:-1])
     asked = {**ASKED, **changes}
     assert words[-1] == "$@"
-    assert (taken.tensor_model_parallel_size, taken.micro_batch_size, taken.seq_length) == (asked["mesh.tp"], 2, 512)
+    assert (taken.tensor_model_parallel_size, taken.micro_batch_size, taken.seq_length) == (
+        asked["mesh.tp"],
+        2,
+        512,
+    )
     assert taken.make_vocab_size_divisible_by * taken.tensor_model_parallel_size == asked["vocab_multiple"]
     assert (taken.use_distributed_optimizer, taken.bf16) == (asked["zero"] == 1, True)
     assert (taken.recompute_granularity or "none") == asked["recompute.mode"]
     found = reading(made)
     assert (found.form.name, found.unknown, found.unmodelled, found.problems) == ("megatron", (), (), ())
-    assert {key: asked.get(key) for key in found.request if key not in ("@gpus", "@per_node", "@nodes")} | {"task": "train"} == {
-        key: value for key, value in found.request.items() if key not in ("@gpus", "@per_node", "@nodes")
-    }
+    assert {key: asked.get(key) for key in found.request if key not in ("@gpus", "@per_node", "@nodes")} | {
+        "task": "train"
+    } == {key: value for key, value in found.request.items() if key not in ("@gpus", "@per_node", "@nodes")}
 
 
 def test_the_flags_are_switches_or_take_values() -> None:
     form = find_format("megatron")
     assert not SWITCHES & VALUED
-    assert {at for at in (*form.unmodelled, *(key.at for key in form.keys)) if at.startswith("--")} <= SWITCHES | VALUED | {
-        "--nnodes", "--nproc-per-node",
-    }  # fmt: skip
+    assert {
+        at for at in (*form.unmodelled, *(key.at for key in form.keys)) if at.startswith("--")
+    } <= SWITCHES | VALUED | {
+        "--nnodes",
+        "--nproc-per-node",
+    }
 
 
 @pytest.mark.parametrize(
@@ -116,7 +132,9 @@ def test_what_it_cannot_do_is_refused_by_name(changes: dict[str, Any], field: st
 
 def test_one_loss_by_two_names_is_told() -> None:
     form = find_format("megatron")
-    assert ["loss" in line for line in engine_differences(form, {**ASKED, "loss": "vocab_parallel"})] == [True]
+    assert ["loss" in line for line in engine_differences(form, {**ASKED, "loss": "vocab_parallel"})] == [
+        True
+    ]
     assert list(engine_differences(form, ASKED)) == []
 
 
@@ -164,15 +182,23 @@ def test_a_script_of_arrays_and_variables() -> None:
 
 def test_a_launch_in_a_string() -> None:
     found = reading(
-        'options="--use-distributed-optimizer --bf16 --micro-batch-size 4"\nrun="python -u ${D}/pretrain_gpt.py ${options}"\nsrun -l sh -c "$run"\n'
+        'options="--use-distributed-optimizer --bf16 --micro-batch-size 4"\nrun="python -u '
+        '${D}/pretrain_gpt.py ${options}"\nsrun -l sh -c "$run"\n'
     )
     assert (found.request["zero"], found.request["microbatch"], found.unknown) == (1, 4, ())
 
 
 def test_a_line_of_flags_with_the_engines_defaults() -> None:
-    found = reading("--micro-batch-size 1 --seq-length 64 --tensor-model-parallel-size 2 --num-experts 8 --micro_batch_size 2")
+    found = reading(
+        "--micro-batch-size 1 --seq-length 64 --tensor-model-parallel-size 2 --num-experts 8 "
+        "--micro_batch_size 2"
+    )
     assert found.request["precision.name"] == "fp32"
-    assert (found.request["moe.dispatch"], found.request["mesh.etp"], found.request["@accumulation"]) == ("allgather", 2, 1)
+    assert (found.request["moe.dispatch"], found.request["mesh.etp"], found.request["@accumulation"]) == (
+        "allgather",
+        2,
+        1,
+    )
     assert found.unknown == (("--micro_batch_size", "--micro-batch-size"),)
 
 
@@ -189,7 +215,14 @@ def test_what_moves_bytes_and_is_not_accounted_is_told(flags: str, at: str) -> N
 
 
 @pytest.mark.parametrize(
-    "text", ["A=(" * 500, "--micro-batch-size", "A=$A\n$A --seq-length $A", "A='--x $A $A'\n$A", "--seq-length 1 2 3 $("]
+    "text",
+    [
+        "A=(" * 500,
+        "--micro-batch-size",
+        "A=$A\n$A --seq-length $A",
+        "A='--x $A $A'\n$A",
+        "--seq-length 1 2 3 $(",
+    ],
 )
 def test_odd_scripts_are_read_or_refused(text: str) -> None:
     try:
@@ -202,7 +235,8 @@ def test_odd_scripts_are_read_or_refused(text: str) -> None:
 def test_a_degree_in_a_variable_that_nobody_set_leaves_no_sure_verdict(tmp_path, capsys):
     script = tmp_path / "run.sh"
     flags = (
-        "--tensor-model-parallel-size $TP --seq-length 512 --micro-batch-size 1 --global-batch-size 8 --bf16 --use-distributed-optimizer"
+        "--tensor-model-parallel-size $TP --seq-length 512 --micro-batch-size 1 --global-batch-size 8 "
+        "--bf16 --use-distributed-optimizer"
     )
     script.write_text(f"torchrun --nproc-per-node 8 pretrain_gpt.py {flags}\n")
     asked = ["check", str(script), "--model", "llama-tiny", "--gpus", "8xA100-80GB"]
@@ -217,6 +251,8 @@ def test_a_script_of_another_model_leaves_no_sure_verdict(tmp_path, capsys):
     flags = "--seq-length 512 --micro-batch-size 1 --global-batch-size 8 --bf16 --use-distributed-optimizer"
     asked = ["check", str(script), "--model", "llama-tiny", "--gpus", "8xA100-80GB"]
     for layers, code in ((4, 0), (40, 11)):
-        script.write_text(f"torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers {layers} --hidden-size 256 {flags}\n")
+        script.write_text(
+            f"torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers {layers} --hidden-size 256 {flags}\n"
+        )
         assert main(asked) == code
     assert "--num-layers 40, and the model has 4" in " ".join(capsys.readouterr().out.split())

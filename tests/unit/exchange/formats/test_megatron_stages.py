@@ -32,17 +32,25 @@ def built(layers: int, stages: int, first: int | None, last: int | None) -> list
     left = layers - (first or 0) - (last or 0)
     others = stages - (first is not None) - (last is not None)
     each = left // others if others else 0
-    return [first if n == 0 and first is not None else last if n == stages - 1 and last is not None else each for n in range(stages)]
+    return [
+        first if n == 0 and first is not None else last if n == stages - 1 and last is not None else each
+        for n in range(stages)
+    ]
 
 
-@pytest.mark.parametrize("sizes", [[7, 9], [5, 9, 9, 9], [9, 9, 9, 5], [7, 9, 9, 7], [6, 9, 9, 8], [15, 1], [1, 30, 1]])
+@pytest.mark.parametrize(
+    "sizes", [[7, 9], [5, 9, 9, 9], [9, 9, 9, 5], [7, 9, 9, 7], [6, 9, 9, 8], [15, 1], [1, 30, 1]]
+)
 def test_unlike_ends_are_written_and_read(sizes: list[int]) -> None:
     text = write_format_files(FORM, asked(sizes))[FORM.file]
     found = read_text("a.sh", text, PARSERS)
     assert (found.unknown, found.unmodelled, found.problems) == ((), (), ())
     assert found.request["layers_per_stage"] == sizes
     values = found.values
-    ends = (values.get("--decoder-first-pipeline-num-layers"), values.get("--decoder-last-pipeline-num-layers"))
+    ends = (
+        values.get("--decoder-first-pipeline-num-layers"),
+        values.get("--decoder-last-pipeline-num-layers"),
+    )
     assert built(values["--num-layers"], len(sizes), *ends) == sizes
 
 
@@ -76,12 +84,17 @@ def test_parts_of_a_stage() -> None:
     ],
 )  # fmt: skip
 def test_what_does_not_come_out_even_is_no_plan(flags: str) -> None:
-    text = f"torchrun pretrain_gpt.py --pipeline-model-parallel-size 4 --micro-batch-size 1 --seq-length 512 {flags}\n"
+    text = (
+        "torchrun pretrain_gpt.py --pipeline-model-parallel-size 4 --micro-batch-size 1 --seq-length "
+        f"512 {flags}\n"
+    )
     held = read_text("a.sh", text, PARSERS).request["layers_per_stage"]
     assert isinstance(held, str)
 
 
-@pytest.mark.parametrize(("length", "cp"), [(512, 2), (510, 2), (508, 2), (512, 1), (511, 1), (516, 4), (520, 4)])
+@pytest.mark.parametrize(
+    ("length", "cp"), [(512, 2), (510, 2), (508, 2), (512, 1), (511, 1), (516, 4), (520, 4)]
+)
 def test_a_length_that_context_parallel_ranks_do_not_divide_is_refused(length: int, cp: int) -> None:
     """training/arguments.py of 23e00ed, validate_args: twice the ranks."""
     question = {

@@ -1,4 +1,6 @@
-"""torchtitan's present configuration, a Python function: what is written, what is read of it without running it, and its own examples."""
+"""torchtitan's present configuration, a Python function: what is written, what is read of it without running
+it, and its own examples.
+"""
 
 import ast
 import random
@@ -54,7 +56,9 @@ def test_what_is_written_says_the_plan(changes: dict[str, Any]) -> None:
     assert found.form.name == "torchtitan"
     assert (found.unknown, found.problems) == ((), ())
     known = asked["@model"] != "m"
-    assert known is not any(at == "base" for at, _ in found.unmodelled), "another base may say more than the sheet holds"
+    assert known is not any(at == "base" for at, _ in found.unmodelled), (
+        "another base may say more than the sheet holds"
+    )
     assert {at for at, _ in found.unmodelled} <= {"base"}
     read_back = {key: value for key, value in found.request.items() if key[0] != "?" and key != "@model"}
     assert all(asked.get(key, False) == value for key, value in read_back.items())
@@ -79,7 +83,9 @@ def test_what_it_cannot_do_is_refused_by_name(changes: dict[str, Any], field: st
 def test_the_version_chooses_the_form() -> None:
     assert of_version(FORM, {"engine_version": "820504e"}).file == "torchtitan.toml"
     assert of_version(FORM, {"engine_version": "b5bcd76"}).file == "torchtitan_config.py"
-    assert "torchtitan.toml" in write_format_files(FORM, {**ASKED, "engine_version": "820504e", "loss": "vocab_parallel"})
+    assert "torchtitan.toml" in write_format_files(
+        FORM, {**ASKED, "engine_version": "820504e", "loss": "vocab_parallel"}
+    )
 
 
 @pytest.mark.parametrize("name", ["$(id)", "a'b\"c", "x\nimport os", '"""', "\\", "é\u202e", "#"])
@@ -100,7 +106,9 @@ FIELDS = {
     },
     "compile": {"enable": bool, "enable_async_tensor_parallel": bool}, "optimizer": {"implementation": ("for-loop", "foreach", "fused")},
 }  # fmt: skip
-"""Fields of torchtitan b5bcd76 config/configs.py:36-315 and components/optimizer/optimizer.py:109 that are written, with what they take."""
+"""Fields of torchtitan b5bcd76 config/configs.py:36-315 and components/optimizer/optimizer.py:109 that are
+written, with what they take.
+"""
 
 
 @pytest.mark.parametrize("changes", CHANGES)
@@ -162,9 +170,13 @@ def test_its_own_example() -> None:
 
 def test_what_is_not_said_is_not_taken_for_sure() -> None:
     text = written(**{"@model": "llama-3.1-8b"})
-    unsure = reading(text.replace("tensor_parallel_degree = 2", "tensor_parallel_degree = int(os.environ['TP'])"))
+    unsure = reading(
+        text.replace("tensor_parallel_degree = 2", "tensor_parallel_degree = int(os.environ['TP'])")
+    )
     assert dict(unsure.unmodelled) == {"parallelism.tensor_parallel_degree": UNSET}
-    assert "training.disable_cuda_graphs" in dict(reading(text.replace("    config.training.disable_cuda_graphs = True\n", "")).unmodelled)
+    assert "training.disable_cuda_graphs" in dict(
+        reading(text.replace("    config.training.disable_cuda_graphs = True\n", "")).unmodelled
+    )
     assert reading(text.replace("config.seed", "config.sed")).unknown == ()
     wrong = reading(text.replace("tensor_parallel_degree", "tensor_paralel_degree"))
     assert wrong.unknown == (("parallelism.tensor_paralel_degree", "parallelism.tensor_parallel_degree"),)
@@ -172,7 +184,9 @@ def test_what_is_not_said_is_not_taken_for_sure() -> None:
 
 def test_nothing_is_run(tmp_path: Any) -> None:
     mark = tmp_path / "ran"
-    text = f"import os\nopen({str(mark)!r}, 'w')\n" + EXAMPLE.replace('"""A docstring is no value."""', f"os.system('touch {mark}')")
+    text = f"import os\nopen({str(mark)!r}, 'w')\n" + EXAMPLE.replace(
+        '"""A docstring is no value."""', f"os.system('touch {mark}')"
+    )
     assert reading(text).request["seq_len"] == 8192
     assert not mark.exists()
 
@@ -198,7 +212,12 @@ def test_large_sums_are_not_made() -> None:
 
 def draw(rng: random.Random) -> dict[str, Any]:
     """A request that torchtitan may have."""
-    tp, cp, pp, replicate = rng.choice([1, 2, 4]), rng.choice([1, 1, 2]), rng.choice([1, 1, 2]), rng.choice([1, 1, 2])
+    tp, cp, pp, replicate = (
+        rng.choice([1, 2, 4]),
+        rng.choice([1, 1, 2]),
+        rng.choice([1, 1, 2]),
+        rng.choice([1, 1, 2]),
+    )
     whole = {"loss": "vocab_parallel" if tp > 1 else "plain"}
     return {
         "task": "train", "engine": "torchtitan", "seq_len": rng.choice([64, 128, 512]), "microbatch": rng.randint(1, 3),
@@ -222,7 +241,10 @@ def test_random_legal_plans_read_back() -> None:
         except InputError:
             continue
         wanted = asked_of(
-            plan_document(plan, model="llama-tiny", cluster=machines), gpus=count, nodes=1, accumulation=int(plan.accumulation)
+            plan_document(plan, model="llama-tiny", cluster=machines),
+            gpus=count,
+            nodes=1,
+            accumulation=int(plan.accumulation),
         )
         try:
             text = write_format_files(FORM, wanted)[FORM.file]
@@ -232,7 +254,11 @@ def test_random_legal_plans_read_back() -> None:
         kept += 1
         found = reading(text)
         assert (found.unknown, found.problems) == ((), ())
-        beside = {key: value for key, value in wanted.items() if key[0] != "@" and key not in ("schema", "model", "gpus")}
+        beside = {
+            key: value
+            for key, value in wanted.items()
+            if key[0] != "@" and key not in ("schema", "model", "gpus")
+        }
         whole = join_files({FORM.file: found}, beside, {}, count)
         assert not whole.disagree
         assert resolve_request(whole.request, tiny, machines).plan == plan

@@ -45,7 +45,12 @@ def test_what_is_written_says_the_plan(changes: dict[str, Any]) -> None:
     assert made["parallelism"]["tensor_parallel_degree"] == asked["mesh.tp"]
     assert made["activation_checkpoint"]["mode"] == asked["recompute.mode"]
     found = reading(text)
-    assert (found.form.name, found.unknown, found.unmodelled, found.problems) == ("torchtitan-toml", (), (), ())
+    assert (found.form.name, found.unknown, found.unmodelled, found.problems) == (
+        "torchtitan-toml",
+        (),
+        (),
+        (),
+    )
     assert all(asked.get(key, False) == value for key, value in found.request.items())
 
 
@@ -97,20 +102,30 @@ filter_fqns = ["output"]
 def test_its_own_example() -> None:
     found = reading(EXAMPLE)
     assert (found.unknown, found.unmodelled, found.problems) == ((), (), ())
-    wanted = {"microbatch": 1, "seq_len": 8192, "zero": 3, "recompute.modules": ["op"], "precision.compute": "bf16", "@accumulation": 1}
+    wanted = {
+        "microbatch": 1,
+        "seq_len": 8192,
+        "zero": 3,
+        "recompute.modules": ["op"],
+        "precision.compute": "bf16",
+        "@accumulation": 1,
+    }
     assert {key: found.request.get(key) for key in wanted} == wanted
 
 
 def test_a_pipeline_cuts_a_ranks_batch() -> None:
     found = reading(
-        "[training]\nlocal_batch_size = 8\n[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_microbatch_size = 2\n"
+        "[training]\nlocal_batch_size = 8\n[parallelism]\npipeline_parallel_degree = "
+        "2\npipeline_parallel_microbatch_size = 2\n"
     )
     assert (found.request["microbatch"], found.request["@accumulation"], found.request["zero"]) == (2, 4, 2)
     assert found.request["schedule"] == "1f1b"
 
 
 def test_unknown_and_unmodelled_keys_are_told() -> None:
-    found = reading('[training]\nlocal_batch_szie = 8\nenable_cpu_offload = true\n[model]\nconverters = ["float8"]\n')
+    found = reading(
+        '[training]\nlocal_batch_szie = 8\nenable_cpu_offload = true\n[model]\nconverters = ["float8"]\n'
+    )
     assert found.unknown == (("training.local_batch_szie", "training.local_batch_size"),)
     assert dict(found.unmodelled) == {"training.enable_cpu_offload": True, "model.converters": ["float8"]}
 

@@ -1,4 +1,6 @@
-"""axolotl's and LLaMA-Factory's YAML: what each key comes to, what the trainers do where nothing is said, what is refused or told."""
+"""axolotl's and LLaMA-Factory's YAML: what each key comes to, what the trainers do where nothing is said,
+what is refused or told.
+"""
 
 import json
 from pathlib import Path
@@ -44,11 +46,13 @@ def factory(**changes: Any) -> Read:
 
 def precision(found: Read) -> dict[str, Any]:
     return {
-        key.rpartition(".")[2]: value for key, value in found.request.items() if "precision." in key and key.partition(".")[2] != "name"
+        key.rpartition(".")[2]: value
+        for key, value in found.request.items()
+        if "precision." in key and key.partition(".")[2] != "name"
     }
 
 
-# ---- axolotl -----------------------------------------------------------------------------------------------------------------
+# ---- axolotl -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -65,13 +69,24 @@ def test_axolotl_trains_in_what_it_loads_in(changes: dict[str, Any], width: str)
 
 def test_adapters_train_in_fp32_beside_a_base_in_sixteen_bits() -> None:
     found = axolotl(adapter="lora", lora_r=8, lora_target_linear=True, lora_dropout=0.05).request
-    assert (found["precision.parameters"], found["adapter.dtype"], found["adapter.targets"]) == ("bf16", "fp32", ["all-linear"])
+    assert (found["precision.parameters"], found["adapter.dtype"], found["adapter.targets"]) == (
+        "bf16",
+        "fp32",
+        ["all-linear"],
+    )
     assert "precision.gradients" not in found
-    assert axolotl(adapter="lora", lora_r=8, peft_autocast_adapter_dtype=False).request["adapter.dtype"] == "bf16"
+    assert (
+        axolotl(adapter="lora", lora_r=8, peft_autocast_adapter_dtype=False).request["adapter.dtype"]
+        == "bf16"
+    )
     assert axolotl(adapter="lora", lora_r=8, deepspeed="z.json").request["adapter.dtype"] == "bf16"
     assert axolotl(adapter="qlora", lora_r=8, load_in_4bit=True).request["quantization.weights"] == "nf4"
     assert "quantization.weights" not in axolotl(load_in_4bit=True).request
-    assert not [key for key in axolotl(lora_r=8, lora_dropout=0.1, lora_target_modules=["q_proj"]).request if key.startswith("adapter")]
+    assert not [
+        key
+        for key in axolotl(lora_r=8, lora_dropout=0.1, lora_target_modules=["q_proj"]).request
+        if key.startswith("adapter")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -92,20 +107,44 @@ def test_what_launches_axolotl(changes: dict[str, Any], engine: str) -> None:
 
 def test_alone_it_makes_replicas_unless_another_file_says_otherwise() -> None:
     for found in (axolotl(), factory(), axolotl(fsdp_version=2)):
-        assert (found.request["?engine"], found.request["?zero"], "engine" in found.request) == ("transformers", 0, False)
+        assert (found.request["?engine"], found.request["?zero"], "engine" in found.request) == (
+            "transformers",
+            0,
+            False,
+        )
 
 
 def test_fsdp_of_axolotl() -> None:
     found = axolotl(
-        fsdp_version=2, fsdp_config={"fsdp_reshard_after_forward": False, "offload_params": True, "activation_checkpointing": True}
+        fsdp_version=2,
+        fsdp_config={
+            "fsdp_reshard_after_forward": False,
+            "offload_params": True,
+            "activation_checkpointing": True,
+        },
     )
-    wanted = {"zero": 2, "offload.optimizer": 1, "offload.parameters": 1, "recompute.mode": "full", "precision.reduce": "bf16"}
+    wanted = {
+        "zero": 2,
+        "offload.optimizer": 1,
+        "offload.parameters": 1,
+        "recompute.mode": "full",
+        "precision.reduce": "bf16",
+    }
     assert wanted.items() <= found.request.items()
 
 
 def test_a_deepspeed_configuration_inside() -> None:
-    found = axolotl(deepspeed={"zero_optimization": {"stage": 3, "max_live_parameters": 1, "stagee": 1}, "bf16": {"enabled": True}})
-    assert (found.request["engine"], found.request["zero"], found.request["precision.master_weights"]) == ("deepspeed", 3, "fp32")
+    found = axolotl(
+        deepspeed={
+            "zero_optimization": {"stage": 3, "max_live_parameters": 1, "stagee": 1},
+            "bf16": {"enabled": True},
+        }
+    )
+    assert (found.request["engine"], found.request["zero"], found.request["precision.master_weights"]) == (
+        "deepspeed",
+        3,
+        "fp32",
+    )
     assert [at for at, _ in found.unknown] == ["deepspeed.zero_optimization.stagee"]
 
 
@@ -173,7 +212,11 @@ def test_rows_of_axolotl_are_padded(changes: dict[str, Any], length: int) -> Non
 
 
 def test_rows_that_are_not_packed_are_a_bound() -> None:
-    assert axolotl(pad_to_sequence_len=None).request["?seq_len_kind"] == factory(packing=False).request["?seq_len_kind"] == "maximum"
+    assert (
+        axolotl(pad_to_sequence_len=None).request["?seq_len_kind"]
+        == factory(packing=False).request["?seq_len_kind"]
+        == "maximum"
+    )
     assert "?seq_len_kind" not in axolotl(sample_packing=True, pad_to_sequence_len=None).request
     assert "?seq_len_kind" not in factory(stage="pt", packing=None).request
 
@@ -183,7 +226,7 @@ def test_a_batch_size_changes_no_accumulation() -> None:
     assert (found.request["@accumulation"], found.unknown) == (1, ())
 
 
-# ---- LLaMA-Factory -----------------------------------------------------------------------------------------------------------
+# ---- LLaMA-Factory -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -214,7 +257,10 @@ def test_llamafactory_takes_lora_of_rank_8_and_recompute_where_nothing_is_said()
 
 def test_recompute_is_off_only_where_both_switches_are() -> None:
     assert factory(disable_gradient_checkpointing=True).request["?recompute.mode"] == "none"
-    assert factory(disable_gradient_checkpointing=True, gradient_checkpointing=True).request["recompute.mode"] == "full"
+    assert (
+        factory(disable_gradient_checkpointing=True, gradient_checkpointing=True).request["recompute.mode"]
+        == "full"
+    )
 
 
 @pytest.mark.parametrize(
@@ -239,7 +285,9 @@ def test_keys_of_llamafactory(changes: dict[str, Any], said: dict[str, Any]) -> 
 @pytest.mark.parametrize("more", [{}, {"double_quantization": False}, {"quantization_type": "fp4"}])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_the_older_spelling_of_bitsandbytes_quantizes(bits: int, more: dict[str, Any]) -> None:
-    older, newer = (factory(quantization_bit=bits, quantization_method=name, **more) for name in ("bitsandbytes", "bnb"))
+    older, newer = (
+        factory(quantization_bit=bits, quantization_method=name, **more) for name in ("bitsandbytes", "bnb")
+    )
     assert (older.request, older.unmodelled) == (newer.request, newer.unmodelled)
     assert older.request["quantization.weights"]
 
@@ -256,10 +304,12 @@ def test_the_older_spelling_of_bitsandbytes_quantizes(bits: int, more: dict[str,
 def test_what_llamafactory_does_that_nobody_accounts_is_told(changes: dict[str, Any], key: str) -> None:
     assert key in dict(factory(**changes).unmodelled)
     assert factory(neat_packing=True, flash_attn="fa2").unmodelled == ()
-    assert list(dict(factory(neat_packing=True).unmodelled)) == ["neat_packing (a mask of each pair of tokens)"]
+    assert list(dict(factory(neat_packing=True).unmodelled)) == [
+        "neat_packing (a mask of each pair of tokens)"
+    ]
 
 
-# ---- out ---------------------------------------------------------------------------------------------------------------------
+# ---- out ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -286,10 +336,19 @@ def test_fused_adapters_are_switched_off_where_the_sheet_is_of_plain_ones() -> N
     asked = {**PLAN, "adapter.rank": 8, "adapter.kind": "lora", "adapter.targets": ["q_proj"], "adapter.dtype": "fp32", "precision.gradients": "fp32",
              "precision.moments": "fp32", "precision.reduce": "fp32", "quantization.weights": "nf4", "quantization.double_quant": True}  # fmt: skip
     made = yaml.safe_load(write_format_files(find_format("axolotl"), asked)["axolotl.yaml"])
-    assert (made["adapter"], made["load_in_4bit"], made["lora_mlp_kernel"], made["lora_r"]) == ("qlora", True, False, 8)
+    assert (made["adapter"], made["load_in_4bit"], made["lora_mlp_kernel"], made["lora_r"]) == (
+        "qlora",
+        True,
+        False,
+        8,
+    )
     assert made["learning_rate"] == 0.0
     other = yaml.safe_load(write_format_files(find_format("llamafactory"), asked)["llamafactory.yaml"])
-    assert (other["quantization_bit"], other["quantization_type"], other["lora_target"]) == (4, "nf4", "q_proj")
+    assert (other["quantization_bit"], other["quantization_type"], other["lora_target"]) == (
+        4,
+        "nf4",
+        "q_proj",
+    )
 
 
 @pytest.mark.parametrize(
@@ -300,7 +359,9 @@ def test_fused_adapters_are_switched_off_where_the_sheet_is_of_plain_ones() -> N
         ("transformers", "llamafactory", {"llamafactory.yaml"}),
     ],
 )  # fmt: skip
-def test_files_that_one_needs_come_along_and_check_as_planned(capsys: Any, tmp_path: Path, engine: str, name: str, files: set[str]) -> None:
+def test_files_that_one_needs_come_along_and_check_as_planned(
+    capsys: Any, tmp_path: Path, engine: str, name: str, files: set[str]
+) -> None:
     plan = {
         "schema": "memsheet/plan/1", "model": "llama-3.2-1b", "gpus": "8xA100-80GB", "task": "train", "engine": engine, "seq_len": 2048,
         "microbatch": 1, "global_batch": 64, "recompute": {"mode": "full"}, "adapter": {"rank": 8}, "attention": "sdpa",
@@ -310,7 +371,9 @@ def test_files_that_one_needs_come_along_and_check_as_planned(capsys: Any, tmp_p
     assert main(("export", str(tmp_path / "asked.json"), "--to", name, "--out", str(run))) == 0
     assert {path.name for path in run.iterdir()} == files | {"plan.json", "sheet.json"}
     assert (
-        yaml.safe_load((run / f"{name.partition(',')[0]}.yaml").read_text()).get("base_model", "meta-llama/Llama-3.2-1B")
+        yaml.safe_load((run / f"{name.partition(',')[0]}.yaml").read_text()).get(
+            "base_model", "meta-llama/Llama-3.2-1B"
+        )
         == "meta-llama/Llama-3.2-1B"
     )
     capsys.readouterr()
@@ -324,7 +387,9 @@ def test_files_that_one_needs_come_along_and_check_as_planned(capsys: Any, tmp_p
 
 def test_a_file_names_its_model_and_an_unknown_key_stops_llamafactory(capsys: Any, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(
-        yaml.safe_dump({**FACTORY, "model_name_or_path": "meta-llama/Llama-3.2-1B", "bf16": True, "cutof_len": 1})
+        yaml.safe_dump(
+            {**FACTORY, "model_name_or_path": "meta-llama/Llama-3.2-1B", "bf16": True, "cutof_len": 1}
+        )
     )
     assert main(("check", str(tmp_path / "a.yaml"), "--gpus", "1xA100-80GB")) == 2
     out = capsys.readouterr()[0]
@@ -333,7 +398,7 @@ def test_a_file_names_its_model_and_an_unknown_key_stops_llamafactory(capsys: An
     assert "llama-3.2-1b" in out
 
 
-# ---- the trainers' own fields ------------------------------------------------------------------------------------------------
+# ---- the trainers' own fields ------------------------------------------------------------------------------
 
 
 def strange(name: str, fields: set[str]) -> list[str]:
@@ -341,7 +406,11 @@ def strange(name: str, fields: set[str]) -> list[str]:
     form = find_format(name)
     every = {key.at for key in form.keys} | form.known | set(form.unmodelled) | form.removed
     tops = {at.partition(".")[0] for at in every}
-    return sorted(field for field in fields if (form.rename(field) if form.rename else field).partition(".")[0] not in tops)
+    return sorted(
+        field
+        for field in fields
+        if (form.rename(field) if form.rename else field).partition(".")[0] not in tops
+    )
 
 
 def test_every_field_of_axolotl_is_known() -> None:
@@ -361,4 +430,9 @@ def test_every_field_of_llamafactory_is_known() -> None:
         hparams.FinetuningArguments,
         hparams.GeneratingArguments,
     )
-    assert strange("llamafactory", {field.name for part in parts for field in dataclasses.fields(part) if field.init}) == []
+    assert (
+        strange(
+            "llamafactory", {field.name for part in parts for field in dataclasses.fields(part) if field.init}
+        )
+        == []
+    )

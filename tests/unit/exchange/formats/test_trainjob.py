@@ -21,8 +21,9 @@ JOB = {
         },
     },
 }  # fmt: skip
-"""Fields of kubeflow/trainer 8c0f505 manifests/base/crds/trainer.kubeflow.org_trainjobs.yaml that are written, with their types; spec needs
-``runtimeRef``, and that a name."""
+"""Fields of kubeflow/trainer 8c0f505 manifests/base/crds/trainer.kubeflow.org_trainjobs.yaml that are
+written, with their types; spec needs ``runtimeRef``, and that a name.
+"""
 
 
 def asked(*, nodes: int = 2, per_node: int = 8, **changes: Any) -> dict[str, Any]:
@@ -34,7 +35,9 @@ def asked(*, nodes: int = 2, per_node: int = 8, **changes: Any) -> dict[str, Any
 
 def agrees(value: Any, schema: Any) -> bool:
     if isinstance(schema, dict):
-        return isinstance(value, dict) and all(key in schema and agrees(held, schema[key]) for key, held in value.items())
+        return isinstance(value, dict) and all(
+            key in schema and agrees(held, schema[key]) for key, held in value.items()
+        )
     if isinstance(schema, list):
         return isinstance(value, list) and all(agrees(held, schema[0]) for held in value)
     return type(value) in schema
@@ -43,14 +46,22 @@ def agrees(value: Any, schema: Any) -> bool:
 @pytest.mark.parametrize("nodes", [1, 2, 5])
 @pytest.mark.parametrize("per_node", [1, 8])
 @pytest.mark.parametrize("switched", [None, True])
-def test_what_is_written_reads_back_and_agrees_with_its_schema(nodes: int, per_node: int, switched: bool | None) -> None:
-    text = write_format_files(FORM, asked(nodes=nodes, per_node=per_node, **{"allocator.expandable_segments": switched}))[FORM.file]
+def test_what_is_written_reads_back_and_agrees_with_its_schema(
+    nodes: int, per_node: int, switched: bool | None
+) -> None:
+    text = write_format_files(
+        FORM, asked(nodes=nodes, per_node=per_node, **{"allocator.expandable_segments": switched})
+    )[FORM.file]
     made = yaml.safe_load(text)
     assert agrees(made, JOB)
     assert made["spec"]["runtimeRef"]["name"]
     found = read_text("a.yaml", text, PARSERS)
     assert found.form.name == "trainjob"
-    assert (found.request["@gpus"], found.request["@nodes"], found.request["@per_node"]) == (nodes * per_node, nodes, per_node)
+    assert (found.request["@gpus"], found.request["@nodes"], found.request["@per_node"]) == (
+        nodes * per_node,
+        nodes,
+        per_node,
+    )
     assert bool(found.request.get("allocator.expandable_segments")) is bool(switched)
     assert (found.unknown, found.unmodelled, found.problems) == ((), (), ())
 
@@ -77,6 +88,10 @@ def test_cards_stand_for_processes_where_none_are_said() -> None:
 
 
 def test_what_kubectl_refuses_is_told() -> None:
-    found = read_text("a.yaml", "apiVersion: trainer.kubeflow.org/v1alpha1\nkind: TrainJob\nspec:\n  trainer: {numNode: 2}\n", PARSERS)
+    found = read_text(
+        "a.yaml",
+        "apiVersion: trainer.kubeflow.org/v1alpha1\nkind: TrainJob\nspec:\n  trainer: {numNode: 2}\n",
+        PARSERS,
+    )
     assert found.unknown == (("spec.trainer.numNode", "spec.trainer.numNodes"),)
     assert "spec.trainer" in found.form.strict

@@ -42,7 +42,12 @@ def test_a_finding_says_that_the_job_fits_where_it_is_sure_to(name: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "file", sorted(path.name for path in CONFIGS.iterdir() if path.name.startswith(("deepspeed", "axolotl", "accelerate")))
+    "file",
+    sorted(
+        path.name
+        for path in CONFIGS.iterdir()
+        if path.name.startswith(("deepspeed", "axolotl", "accelerate"))
+    ),
 )
 def test_no_finding_on_others_files_is_surer_than_the_verdict(file: str) -> None:
     try:
@@ -51,4 +56,6 @@ def test_no_finding_on_others_files_is_surer_than_the_verdict(file: str) -> None
         return
     said = [one.says for rule, one in found.mistakes if rule.id in CLAIMING]
     assert {rule.id for rule in RULES if rule.only_if_whole} == CLAIMING
-    assert not any("the job fits" in one for one in said) or (found.result is Result.FITS and not found.doubt), (said, found.doubt)
+    assert not any("the job fits" in one for one in said) or (
+        found.result is Result.FITS and not found.doubt
+    ), (said, found.doubt)

@@ -24,15 +24,29 @@ fsdp_config:
   fsdp_reshard_after_forward: {reshard}
   fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
 """
-WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None}
+WHERE = {
+    "nodes": None,
+    "per_node": None,
+    "host_memory": None,
+    "cluster": None,
+    "parameters": None,
+    "plan": None,
+}
 
 
 def checked(
-    folder: Path, files: dict[str, str], *, model: str | None = "llama-3.2-1b", gpus: str | None = "8xA100-80GB", **flags: Any
+    folder: Path,
+    files: dict[str, str],
+    *,
+    model: str | None = "llama-3.2-1b",
+    gpus: str | None = "8xA100-80GB",
+    **flags: Any,
 ) -> Checked:
     for name, text in files.items():
         (folder / name).write_text(text)
-    return check_configuration_files((str(folder),), model, {**WHERE, "gpus": gpus}, {"seq_len": 2048, **flags})
+    return check_configuration_files(
+        (str(folder),), model, {**WHERE, "gpus": gpus}, {"seq_len": 2048, **flags}
+    )
 
 
 def deepspeed(**changes: Any) -> str:
@@ -131,16 +145,23 @@ def test_a_bucket_that_may_not_fit_leaves_no_sure_verdict(tmp_path: Path) -> Non
 
 
 def test_a_file_that_is_named_and_not_given_leaves_no_sure_verdict(tmp_path: Path) -> None:
-    args = "per_device_train_batch_size: 1\nbf16: true\ngradient_accumulation_steps: 8\ndeepspeed: ds_config.json\n"
+    args = (
+        "per_device_train_batch_size: 1\nbf16: true\ngradient_accumulation_steps: 8\ndeepspeed: "
+        "ds_config.json\n"
+    )
     found = checked(tmp_path, {ARGS: args})
-    assert found.doubt == "ds_config.json is named and is not among the files: name it on the command line, too"
+    assert (
+        found.doubt == "ds_config.json is named and is not among the files: name it on the command line, too"
+    )
     assert not checked(tmp_path, {ARGS: args, DS: deepspeed()}).doubt
 
 
 def test_a_default_that_is_not_modelled_leaves_no_sure_verdict(tmp_path: Path) -> None:
     text = FSDP.format(reshard="true")
     assert not checked(tmp_path, {YAML: text}, microbatch=1).doubt
-    found = checked(tmp_path, {YAML: text.replace("  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n", "")}, microbatch=1)
+    found = checked(
+        tmp_path, {YAML: text.replace("  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n", "")}, microbatch=1
+    )
     assert "NO_WRAP" in found.doubt
 
 
@@ -157,8 +178,13 @@ def test_without_a_model_the_keys_and_mistakes_are_told(tmp_path: Path) -> None:
     assert "--model" in found.no_model
 
 
-@pytest.mark.parametrize("rule", [name for name, (files, _) in CASES.items() if [*files] == [DS] and name != "two-sequence-parallels"])
-def test_deepspeed_itself_stops_where_the_lint_says_so(rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "rule",
+    [name for name, (files, _) in CASES.items() if [*files] == [DS] and name != "two-sequence-parallels"],
+)
+def test_deepspeed_itself_stops_where_the_lint_says_so(
+    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = pytest.importorskip("deepspeed.runtime.config")
     monkeypatch.setattr("deepspeed.comm.get_rank", lambda: 0)
     monkeypatch.setattr("deepspeed.comm.get_world_size", lambda: 8)

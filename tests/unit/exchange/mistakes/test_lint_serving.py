@@ -1,4 +1,6 @@
-"""Every rule for a server's command finds its mistake, says what cures it, and is silent where there is none."""
+"""Every rule for a server's command finds its mistake, says what cures it, and is silent where there is
+none.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,21 @@ from memsheet.report.json.checked import Checked, checked_document
 from memsheet.report.screen.checked import render_checked
 from memsheet.report.shared.look import Look
 
-WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None}
+WHERE = {
+    "nodes": None,
+    "per_node": None,
+    "host_memory": None,
+    "cluster": None,
+    "parameters": None,
+    "plan": None,
+}
 V, S = "vllm serve m", "python -m sglang.launch_server --model-path m"
 SMALL = "--max-model-len 8192 --max-num-seqs 64"
 
 
-def checked(folder: Path, command: str, model: str = "llama-3.1-8b", gpus: str | None = "1xH100-80GB", **flags: Any) -> Checked:
+def checked(
+    folder: Path, command: str, model: str = "llama-3.1-8b", gpus: str | None = "1xH100-80GB", **flags: Any
+) -> Checked:
     (folder / "serve.sh").write_text(f"{command}\n")
     return check_configuration_files((str(folder / "serve.sh"),), model, {**WHERE, "gpus": gpus}, flags)
 
@@ -31,14 +42,20 @@ def rules(found: Checked) -> set[str]:
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fraction-above-free": (f"{V} {SMALL} --gpu-memory-utilization 0.998", {}),
     "fraction-leaves-too-little": (f"{S} --context-length 8192 --mem-fraction-static 0.97", {}),
-    "length-without-room": (f"{V} -tp 2 --max-num-seqs 64", {"model": "llama-3.1-70b", "gpus": "2xH100-80GB"}),
+    "length-without-room": (
+        f"{V} -tp 2 --max-num-seqs 64",
+        {"model": "llama-3.1-70b", "gpus": "2xH100-80GB"},
+    ),
     "length-beyond-model": (f"{V} --max-model-len 262144", {}),
     "copied-cache": (f"{S} --tp 8 --context-length 8192", {"model": "deepseek-v3", "gpus": "8xH200"}),
     "preempted-sequences": (f"{V} --max-model-len 32768 --max-num-seqs 2048", {}),
     "no-graphs": (f"{V} {SMALL} --enforce-eager", {}),
     "fp8-without-units": (f"{V} {SMALL} --kv-cache-dtype fp8", {"gpus": "1xA100-80GB"}),
     "batch-below-length": (f"{V} {SMALL} --no-enable-chunked-prefill --max-num-batched-tokens 4096", {}),
-    "batch-below-sequences": (f"{V} --max-model-len 2048 --max-num-seqs 512 --max-num-batched-tokens 256", {}),
+    "batch-below-sequences": (
+        f"{V} --max-model-len 2048 --max-num-seqs 512 --max-num-batched-tokens 256",
+        {},
+    ),
     "chunk-of-broken-pages": (f"{S} --context-length 8192 --page-size 64 --chunked-prefill-size 4000", {}),
     "idle-memory": (f"{V} --max-model-len 8192 --gpu-memory-utilization 0.5", {}),
     "bf16-on-old-card": (f"{V} {SMALL} --dtype bfloat16", {"gpus": "1xT4", "attention": "sdpa"}),
@@ -70,7 +87,9 @@ OF_EITHER = (
 
 @pytest.mark.parametrize("gpus", ["1xT4", "1xA100-80GB", "8xL4"])
 @pytest.mark.parametrize(("start", "other"), [(V, "SGLang"), (S, "vLLM")])
-def test_a_finding_says_something_and_its_source_is_of_the_engine_that_runs(start: str, other: str, gpus: str, tmp_path: Path) -> None:
+def test_a_finding_says_something_and_its_source_is_of_the_engine_that_runs(
+    start: str, other: str, gpus: str, tmp_path: Path
+) -> None:
     seen = 0
     for flags in OF_EITHER:
         for one in checked_document(checked(tmp_path, f"{start} {flags}", gpus=gpus))["mistakes"]:
@@ -95,7 +114,9 @@ def test_a_sound_command_has_no_mistakes(command: str, tmp_path: Path) -> None:
     assert found.result.value == "fits"
 
 
-@pytest.mark.parametrize("command", [f"{V} {SMALL} -tp 2", f"{S} --context-length 8192 --tp 2 --mem-fraction-static 0.97"])
+@pytest.mark.parametrize(
+    "command", [f"{V} {SMALL} -tp 2", f"{S} --context-length 8192 --tp 2 --mem-fraction-static 0.97"]
+)
 def test_rules_of_training_say_nothing_of_a_server(command: str, tmp_path: Path) -> None:
     """The allocator's segments, whole logits and ZeRO are of a training step."""
     found = rules(checked(tmp_path, command, "llama-3.1-70b", "2xH100-80GB"))
@@ -104,7 +125,14 @@ def test_rules_of_training_say_nothing_of_a_server(command: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "rule", ["fraction-above-free", "fraction-leaves-too-little", "length-beyond-model", "batch-below-sequences", "chunk-of-broken-pages"]
+    "rule",
+    [
+        "fraction-above-free",
+        "fraction-leaves-too-little",
+        "length-beyond-model",
+        "batch-below-sequences",
+        "chunk-of-broken-pages",
+    ],
 )
 def test_the_cure_cures(rule: str, tmp_path: Path) -> None:
     command, options = CASES[rule]
@@ -117,7 +145,12 @@ def test_the_cure_cures(rule: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [16, 32, 33, 64, 200])
 def test_fewer_sequences_are_fewer(count: int, tmp_path: Path) -> None:
-    found = checked(tmp_path, f"{V} --max-model-len 32768 --max-num-seqs {count}", gpus="1xL4", **{"serving.kv_dtype": "fp8"})
+    found = checked(
+        tmp_path,
+        f"{V} --max-model-len 32768 --max-num-seqs {count}",
+        gpus="1xL4",
+        **{"serving.kv_dtype": "fp8"},
+    )
     ours = [one for rule, one in found.mistakes if rule.id == "preempted-sequences"]
     assert all(int(one.changes["serving.max_sequences"]) < count for one in ours)
     assert ours or count < 64
@@ -132,8 +165,12 @@ LONG = (
 
 
 @pytest.mark.parametrize(("command", "model", "gpus"), LONG)
-def test_every_length_and_cache_of_a_cure_is_sure_to_start(command: str, model: str, gpus: str, tmp_path: Path) -> None:
-    """Whatever is proposed was accounted: typed as it stands, it fits, and nothing is found missing any more."""
+def test_every_length_and_cache_of_a_cure_is_sure_to_start(
+    command: str, model: str, gpus: str, tmp_path: Path
+) -> None:
+    """Whatever is proposed was accounted: typed as it stands, it fits, and nothing is found missing any
+    more.
+    """
     found = checked(tmp_path, command, model, gpus)
     ours = [one for rule, one in found.mistakes if rule.id == "length-without-room"]
     ways = [way for one in ours for way in one.cure.split(", or ") if way.startswith("--")]
@@ -146,7 +183,11 @@ def test_every_length_and_cache_of_a_cure_is_sure_to_start(command: str, model: 
         assert cured.result.value == "fits", way
 
 
-OFF_THE_CARD = ("--cpu-offload-gb 40", "--offload-group-size 4 --offload-num-in-group 2", '--quantization-config {"a":1}')
+OFF_THE_CARD = (
+    "--cpu-offload-gb 40",
+    "--offload-group-size 4 --offload-num-in-group 2",
+    '--quantization-config {"a":1}',
+)
 ON_THE_CARD = (
     '--compilation-config {"cudagraph_mode":"PIECEWISE"}', "--enable-sleep-mode", "--decode-context-parallel-size 2", "--num-gpu-blocks-override 9",
     "--enable-eplb", "--attention-backend TRITON_ATTN", "--kv-cache-memory-bytes 99", "--max-cudagraph-capture-size 8",
@@ -154,7 +195,9 @@ ON_THE_CARD = (
 
 
 @pytest.mark.parametrize("flags", OFF_THE_CARD)
-@pytest.mark.parametrize(("model", "gpus", "flag"), [("llama-3.1-8b", "1xL4", ""), ("llama-3.1-70b", "4xL4", " -tp 4")])
+@pytest.mark.parametrize(
+    ("model", "gpus", "flag"), [("llama-3.1-8b", "1xL4", ""), ("llama-3.1-70b", "4xL4", " -tp 4")]
+)
 def test_nothing_is_surely_missing_where_a_flag_may_take_weights_off_the_card(
     flags: str, model: str, gpus: str, flag: str, tmp_path: Path
 ) -> None:
@@ -169,7 +212,9 @@ def test_nothing_is_surely_missing_where_a_flag_may_take_weights_off_the_card(
 
 
 @pytest.mark.parametrize("flags", ON_THE_CARD)
-def test_a_flag_that_moves_no_weights_leaves_them_in_the_least_that_is_needed(flags: str, tmp_path: Path) -> None:
+def test_a_flag_that_moves_no_weights_leaves_them_in_the_least_that_is_needed(
+    flags: str, tmp_path: Path
+) -> None:
     kept, moved = (checked(tmp_path, f"{V} {SMALL} {more}").answer for more in (flags, "--cpu-offload-gb 40"))
     assert kept is not None
     assert moved is not None
@@ -189,8 +234,12 @@ def test_a_flag_that_moves_no_weights_leaves_them_in_the_least_that_is_needed(fl
         (f"{V} {SMALL} -tp 8", "qwen3-30b-a3b", "8xH100-80GB", True),
     ],
 )
-def test_ranks_that_are_more_than_heads_keep_copies(command: str, model: str, gpus: str, copied: bool | None, tmp_path: Path) -> None:
-    """Llama 3.1 has 8 key/value heads, Qwen3-30B-A3B 4, DeepSeek one latent; 28 heads of Qwen2.5 are not cut by 8 at all."""
+def test_ranks_that_are_more_than_heads_keep_copies(
+    command: str, model: str, gpus: str, copied: bool | None, tmp_path: Path
+) -> None:
+    """Llama 3.1 has 8 key/value heads, Qwen3-30B-A3B 4, DeepSeek one latent; 28 heads of Qwen2.5 are not cut
+    by 8 at all.
+    """
     found = checked(tmp_path, command, model, gpus)
     if copied is None:
         assert found.answer is None
@@ -214,7 +263,9 @@ def test_what_a_cure_gives_is_the_caches(tmp_path: Path) -> None:
     assert "gives its cache" in render_checked(found, Look(width=200))
 
 
-@pytest.mark.parametrize("flag", ["--swap-space 4", "--num-scheduler-steps 8", "--disable-log-requests", "--preemption-mode swap"])
+@pytest.mark.parametrize(
+    "flag", ["--swap-space 4", "--num-scheduler-steps 8", "--disable-log-requests", "--preemption-mode swap"]
+)
 def test_flags_that_were_removed_stop(flag: str, tmp_path: Path) -> None:
     for release, stops in (("0.33.0", True), (None, False)):
         found = checked(tmp_path, f"{V} {SMALL} {flag}", engine_version=release)
@@ -222,7 +273,9 @@ def test_flags_that_were_removed_stop(flag: str, tmp_path: Path) -> None:
         assert found.stops is stops
 
 
-@pytest.mark.parametrize("rule", ["batch-below-length", "batch-below-sequences", "length-beyond-model", "no-experts-to-deal"])
+@pytest.mark.parametrize(
+    "rule", ["batch-below-length", "batch-below-sequences", "length-beyond-model", "no-experts-to-deal"]
+)
 def test_what_the_engine_refuses_stops(rule: str, tmp_path: Path) -> None:
     command, options = CASES[rule]
     assert checked(tmp_path, command, **options).stops

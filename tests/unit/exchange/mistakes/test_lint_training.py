@@ -1,5 +1,5 @@
-"""Rules of the lint for DeepSpeed's groups, Megatron-LM's flags, the Trainer's arguments and the shape of a job: each finds its mistake, and
-the same files mended are silent.
+"""Rules of the lint for DeepSpeed's groups, Megatron-LM's flags, the Trainer's arguments and the shape of a
+job: each finds its mistake, and the same files mended are silent.
 """
 
 import json
@@ -16,7 +16,14 @@ from memsheet.exchange.mistakes.zero import ZERO
 from memsheet.questions.check import check_configuration_files
 from memsheet.report.json.checked import Checked
 
-WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None}
+WHERE = {
+    "nodes": None,
+    "per_node": None,
+    "host_memory": None,
+    "cluster": None,
+    "parameters": None,
+    "plan": None,
+}
 Case = tuple[Mapping[str, str], Mapping[str, str], Mapping[str, Any]]
 """Files with the mistake, files without, and what a command line says of both."""
 
@@ -39,7 +46,9 @@ SOUND = {
 def flags(*, connections: bool = True, **changes: Any) -> dict[str, str]:
     """A script of Megatron-LM; ``a_b=None`` leaves ``--a-b`` out."""
     said = {**SOUND, **{f"--{name.replace('_', '-')}": value for name, value in changes.items()}}
-    words = " ".join(at if value is True else f"{at} {value}" for at, value in said.items() if value is not None)
+    words = " ".join(
+        at if value is True else f"{at} {value}" for at, value in said.items() if value is not None
+    )
     exported = "export CUDA_DEVICE_MAX_CONNECTIONS=1\n" if connections else ""
     return {"pretrain.sh": f"#!/bin/bash\n{exported}torchrun --nproc-per-node=8 pretrain_gpt.py {words}\n"}
 
@@ -50,23 +59,44 @@ def args(**changes: Any) -> dict[str, str]:
 
 
 def factory(method: str) -> dict[str, str]:
-    bits = "quantization_bit: 4\nfinetuning_type: lora\nbf16: true\ncutoff_len: 2048\nstage: sft\ndo_train: true\n"
+    bits = (
+        "quantization_bit: 4\nfinetuning_type: lora\nbf16: true\ncutoff_len: 2048\nstage: "
+        "sft\ndo_train: true\n"
+    )
     return {
-        "args.yaml": f"model_name_or_path: meta-llama/Llama-3.2-1B\nper_device_train_batch_size: 1\n{bits}quantization_method: {method}\n"
+        "args.yaml": (
+            "model_name_or_path: meta-llama/Llama-3.2-1B\nper_device_train_batch_size: "
+            f"1\n{bits}quantization_method: {method}\n"
+        )
     }
 
 
 def fsdp(**changes: Any) -> dict[str, str]:
-    held = {"fsdp_version": 2, "fsdp_reshard_after_forward": True, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", **changes}
-    return {"accelerate.yaml": json.dumps({"distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 8, "fsdp_config": held})}
+    held = {
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": True,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        **changes,
+    }
+    return {
+        "accelerate.yaml": json.dumps(
+            {"distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 8, "fsdp_config": held}
+        )
+    }
 
 
 def titan(**changes: Any) -> dict[str, str]:
-    held: dict[str, dict[str, Any]] = {"training": {"local_batch_size": 1}, "parallelism": {"tensor_parallel_degree": 2}}
+    held: dict[str, dict[str, Any]] = {
+        "training": {"local_batch_size": 1},
+        "parallelism": {"tensor_parallel_degree": 2},
+    }
     for at, value in changes.items():
         table, name = at.split("__")
         held.setdefault(table, {})[name] = value
-    tables = ("\n".join((f"[{table}]", *(f"{name} = {json.dumps(value)}" for name, value in rows.items()))) for table, rows in held.items())
+    tables = (
+        "\n".join((f"[{table}]", *(f"{name} = {json.dumps(value)}" for name, value in rows.items())))
+        for table, rows in held.items()
+    )
     return {"titan.toml": "\n".join(tables) + "\n"}
 
 
@@ -217,17 +247,29 @@ def test_the_bytes_of_a_distributed_optimizer_are_those_of_the_mended_script(tmp
 
 
 def test_recompute_that_is_overruled_with_a_method_stops(tmp_path: Path) -> None:
-    files = flags(recompute_activations=True, recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
+    files = flags(
+        recompute_activations=True,
+        recompute_granularity="full",
+        recompute_method="uniform",
+        recompute_num_layers=1,
+    )
     assert checked(tmp_path / "a", files, {}).stops
 
 
 def test_a_batch_cannot_be_found_at_the_third_stage(tmp_path: Path) -> None:
-    files = both(args(auto_find_batch_size=True, deepspeed="ds_config.json", gradient_accumulation_steps=8), ds({"stage": 3}))
-    assert any(one.stops for rule, one in checked(tmp_path / "a", files, {}).mistakes if rule.id == "finds-batch")
+    files = both(
+        args(auto_find_batch_size=True, deepspeed="ds_config.json", gradient_accumulation_steps=8),
+        ds({"stage": 3}),
+    )
+    assert any(
+        one.stops for rule, one in checked(tmp_path / "a", files, {}).mistakes if rule.id == "finds-batch"
+    )
 
 
 def test_a_fixed_scale_of_megatron(tmp_path: Path) -> None:
-    assert "fixed-loss-scale" in rules(checked(tmp_path / "a", flags(bf16=None, fp16=True, loss_scale=128), {}))
+    assert "fixed-loss-scale" in rules(
+        checked(tmp_path / "a", flags(bf16=None, fp16=True, loss_scale=128), {})
+    )
     assert "fixed-loss-scale" not in rules(checked(tmp_path / "b", flags(bf16=None, fp16=True), {}))
 
 
@@ -235,7 +277,9 @@ def test_whole_logits_are_cured_in_the_engines_own_words(tmp_path: Path) -> None
     found = {
         rule.id: one
         for rule, one in checked(
-            tmp_path / "a", flags(micro_batch_size=4, tensor_model_parallel_size=1, sequence_parallel=None), {}
+            tmp_path / "a",
+            flags(micro_batch_size=4, tensor_model_parallel_size=1, sequence_parallel=None),
+            {},
         ).mistakes
     }
     assert "--cross-entropy-loss-fusion" in found["whole-logits"].cure
@@ -246,18 +290,27 @@ def test_torchtitan_that_keeps_gathered_parameters(tmp_path: Path) -> None:
     files = titan(parallelism__fsdp_reshard_after_forward="never", parallelism__tensor_parallel_degree=1)
     found = {rule.id: one for rule, one in checked(tmp_path / "a", files, {"model": "llama-3-70b"}).mistakes}
     assert "always" in found["no-reshard"].cure
-    assert "no-reshard" not in rules(checked(tmp_path / "b", titan(parallelism__tensor_parallel_degree=1), {"model": "llama-3-70b"}))
+    assert "no-reshard" not in rules(
+        checked(tmp_path / "b", titan(parallelism__tensor_parallel_degree=1), {"model": "llama-3-70b"})
+    )
 
 
-@pytest.mark.parametrize(("synchronised", "loads"), [(False, None), (True, None), (False, False), ("false", None)])
-def test_the_launcher_itself_refuses_weights_that_are_not_sent_on(synchronised: Any, loads: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("synchronised", "loads"), [(False, None), (True, None), (False, False), ("false", None)]
+)
+def test_the_launcher_itself_refuses_weights_that_are_not_sent_on(
+    synchronised: Any, loads: Any, tmp_path: Path
+) -> None:
     launch = pytest.importorskip("accelerate.commands.launch")
     from accelerate.utils.launch import prepare_multi_gpu_env
 
     flags_of = launch.launch_command_parser().parse_args(
         ["--use_fsdp", "--num_processes", "2", "--mixed_precision", "bf16", "--num_machines", "1", "x.py"]
     )
-    told = {"fsdp_sync_module_states": synchronised, **({"fsdp_cpu_ram_efficient_loading": loads} if loads is not None else {})}
+    told = {
+        "fsdp_sync_module_states": synchronised,
+        **({"fsdp_cpu_ram_efficient_loading": loads} if loads is not None else {}),
+    }
     for name, value in {**told, "dynamo_backend": "no"}.items():
         setattr(flags_of, name, value)
     if checked(tmp_path / "a", fsdp(**told), {}).stops:
@@ -298,9 +351,14 @@ RECOMPUTED = {
         **ds({"stage": 3}, activation_checkpointing={}),
         "args.yaml": args(gradient_checkpointing=True, per_device_train_batch_size=2)["args.yaml"],
     },
-    "megatron": flags(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1, seq_length=None),
+    "megatron": flags(
+        recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1, seq_length=None
+    ),
     "titan": titan(training__local_batch_size=2),
-    "fsdp": {**fsdp(fsdp_activation_checkpointing=True), "args.yaml": args(per_device_train_batch_size=2)["args.yaml"]},
+    "fsdp": {
+        **fsdp(fsdp_activation_checkpointing=True),
+        "args.yaml": args(per_device_train_batch_size=2)["args.yaml"],
+    },
 }
 
 
@@ -314,7 +372,9 @@ def test_mistakes_without_a_length_are_those_at_the_sheets_own(job: str, tmp_pat
     def told(**length: int) -> tuple[int, list[tuple[str, int | None]]]:
         checked = check_configuration_files(tuple(map(str, paths)), "llama-3.1-8b", dict(question), length)
         assert checked.answer is not None
-        return int(checked.answer.plan.seq_len or 0), [(rule.id, found.saves_bytes) for rule, found in checked.mistakes]
+        return int(checked.answer.plan.seq_len or 0), [
+            (rule.id, found.saves_bytes) for rule, found in checked.mistakes
+        ]
 
     taken, mistakes = told()
     assert mistakes == told(seq_len=taken)[1]

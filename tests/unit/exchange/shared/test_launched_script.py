@@ -1,4 +1,6 @@
-"""What a shell's script starts: the flags after a script's name, the files that it names beside it, and folders of both."""
+"""What a shell's script starts: the flags after a script's name, the files that it names beside it, and
+folders of both.
+"""
 
 import json
 from pathlib import Path
@@ -15,8 +17,19 @@ from memsheet.questions.check import check_configuration_files
 from memsheet.report.json.checked import Checked
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
-WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None, "gpus": "8xA100-80GB"}
-GIVEN = "train.py --model_name_or_path meta-llama/Llama-3.2-1B --per-device-train-batch-size=2 --bf16 --block_size 512 --gradient_checkpointing True"
+WHERE = {
+    "nodes": None,
+    "per_node": None,
+    "host_memory": None,
+    "cluster": None,
+    "parameters": None,
+    "plan": None,
+    "gpus": "8xA100-80GB",
+}
+GIVEN = (
+    "train.py --model_name_or_path meta-llama/Llama-3.2-1B --per-device-train-batch-size=2 --bf16 "
+    "--block_size 512 --gradient_checkpointing True"
+)
 STARTS = {
     "torchrun": "torchrun --nproc_per_node 8 ", "module": "python3 -m torch.distributed.run --nproc-per-node=8 ", "python": "python ",
     "accelerate": "accelerate launch --num_processes 8 --mixed_precision bf16 ", "deepspeed": "deepspeed --num_gpus=8 ",
@@ -29,16 +42,29 @@ ZERO3 = {
     "gradient_accumulation_steps": "auto",
     "bf16": {"enabled": "auto"},
 }
-ACCELERATE = "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nfsdp_config:\n  fsdp_version: 2\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_reshard_after_forward: true\n"
-SCRIPT = 'from transformers import AutoModelForCausalLM, TrainingArguments\nargs = TrainingArguments("out", per_device_train_batch_size=2, bf16=True)\nmodel = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.2-1B")\n'
-RECIPE = "model_name_or_path: meta-llama/Llama-3.2-1B\ntorch_dtype: bfloat16\nuse_peft: true\nlora_r: 8\nper_device_train_batch_size: 2\n"
+ACCELERATE = (
+    "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nfsdp_config:\n  "
+    "fsdp_version: 2\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  "
+    "fsdp_reshard_after_forward: true\n"
+)
+SCRIPT = (
+    "from transformers import AutoModelForCausalLM, TrainingArguments\nargs = "
+    'TrainingArguments("out", per_device_train_batch_size=2, bf16=True)\nmodel = '
+    'AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.2-1B")\n'
+)
+RECIPE = (
+    "model_name_or_path: meta-llama/Llama-3.2-1B\ntorch_dtype: bfloat16\nuse_peft: true\nlora_r: "
+    "8\nper_device_train_batch_size: 2\n"
+)
 
 
 def checked(folder: Path, files: dict[str, str], *named: str, **flags: Any) -> Checked:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    return check_configuration_files(tuple(str(folder / name) for name in named) or (str(folder),), None, dict(WHERE), flags)
+    return check_configuration_files(
+        tuple(str(folder / name) for name in named) or (str(folder),), None, dict(WHERE), flags
+    )
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -46,7 +72,12 @@ def test_flags_after_the_scripts_name_are_read(start: str, tmp_path: Path) -> No
     found = checked(tmp_path, {"run.sh": f"#!/bin/bash\n{STARTS[start]}{GIVEN} > log 2>&1\n"}, "run.sh")
     assert found.answer is not None, (found.why_not, found.no_model)
     plan = found.answer.plan
-    assert (found.answer.model.name, int(plan.microbatch), int(plan.seq_len), plan.recompute.mode.value) == ("llama-3.2-1b", 2, 512, "full")
+    assert (found.answer.model.name, int(plan.microbatch), int(plan.seq_len), plan.recompute.mode.value) == (
+        "llama-3.2-1b",
+        2,
+        512,
+        "full",
+    )
     assert (found.doubt, found.not_read) == ("", ())
 
 
@@ -66,7 +97,10 @@ def test_a_variable_that_nobody_set_is_not_sure() -> None:
 @pytest.mark.parametrize("at", ["ds.json", "configs/ds.json"])
 @pytest.mark.parametrize("lies", ["ds.json", "configs/ds.json"])
 def test_a_deepspeed_file_that_lies_beside_is_opened(at: str, lies: str, tmp_path: Path) -> None:
-    files = {"job/run.sh": f"torchrun --nproc-per-node 8 {GIVEN} --deepspeed {at}\n", f"job/{lies}": json.dumps(ZERO3)}
+    files = {
+        "job/run.sh": f"torchrun --nproc-per-node 8 {GIVEN} --deepspeed {at}\n",
+        f"job/{lies}": json.dumps(ZERO3),
+    }
     found = checked(tmp_path, files, "job/run.sh")
     if at == "ds.json" and lies != at:
         assert "ds.json is named" in found.doubt
@@ -78,7 +112,12 @@ def test_a_deepspeed_file_that_lies_beside_is_opened(at: str, lies: str, tmp_pat
 @pytest.mark.parametrize("name", ["../ds.json", "/etc/hostname", "~/ds.json"])
 def test_nothing_outside_the_folder_is_opened(name: str, tmp_path: Path) -> None:
     found = checked(
-        tmp_path, {"job/run.sh": f"torchrun --nproc-per-node 8 {GIVEN} --deepspeed {name}\n", "ds.json": json.dumps(ZERO3)}, "job/run.sh"
+        tmp_path,
+        {
+            "job/run.sh": f"torchrun --nproc-per-node 8 {GIVEN} --deepspeed {name}\n",
+            "ds.json": json.dumps(ZERO3),
+        },
+        "job/run.sh",
     )
     assert not any(read.form.name == "deepspeed" for read in found.reads.values())
     assert "is named and is not among the files" in found.doubt
@@ -88,17 +127,22 @@ def test_a_script_that_says_nothing_of_sharding_contradicts_nothing(tmp_path: Pa
     found = checked(tmp_path, {"fsdp.yaml": ACCELERATE, "train.py": SCRIPT}, seq_len=512)
     assert found.answer is not None, found.why_not
     assert (found.answer.plan.engine, found.answer.plan.zero) == ("fsdp2", 3)
-    assert found.answer.plan.precision.parameters.name == "fp32", "sharding with mixed precision raises what was loaded"
+    assert found.answer.plan.precision.parameters.name == "fp32", (
+        "sharding with mixed precision raises what was loaded"
+    )
     assert [rule.id for rule, _ in found.mistakes if rule.id == "files-disagree"] == []
     accumulates = ACCELERATE.replace(
-        "distributed_type: FSDP", "distributed_type: DEEPSPEED\ndeepspeed_config:\n  gradient_accumulation_steps: 4\n  zero_stage: 2"
+        "distributed_type: FSDP",
+        "distributed_type: DEEPSPEED\ndeepspeed_config:\n  gradient_accumulation_steps: 4\n  zero_stage: 2",
     )
     found = checked(tmp_path, {"fsdp.yaml": accumulates, "train.py": SCRIPT}, seq_len=512)
     assert found.answer is not None, found.why_not
     assert int(found.answer.plan.accumulation) == 4
     assert [rule.id for rule, _ in found.mistakes if rule.id == "files-disagree"] == []
     says = SCRIPT.replace("bf16=True", "bf16=True, gradient_accumulation_steps=8")
-    assert "files-disagree" in {rule.id for rule, _ in checked(tmp_path, {"train.py": says}, seq_len=512).mistakes}
+    assert "files-disagree" in {
+        rule.id for rule, _ in checked(tmp_path, {"train.py": says}, seq_len=512).mistakes
+    }
 
 
 def test_a_folders_scripts_are_read_or_told(tmp_path: Path) -> None:
@@ -110,35 +154,60 @@ def test_a_folders_scripts_are_read_or_told(tmp_path: Path) -> None:
     assert {line.partition(":")[0] for line in several.not_read} == {"other.py", "tools.py", "train.py"}
 
 
-@pytest.mark.parametrize("start", ["trl sft", "accelerate launch --config_file fsdp.yaml scripts/sft.py", "python sft.py"])
+@pytest.mark.parametrize(
+    "start", ["trl sft", "accelerate launch --config_file fsdp.yaml scripts/sft.py", "python sft.py"]
+)
 def test_a_recipe_that_a_command_names_is_read_with_it(start: str, tmp_path: Path) -> None:
-    files = {"run.sh": f"{start} --config recipes/r.yaml --per_device_train_batch_size 4\n", "r.yaml": RECIPE, "fsdp.yaml": ACCELERATE}
+    files = {
+        "run.sh": f"{start} --config recipes/r.yaml --per_device_train_batch_size 4\n",
+        "r.yaml": RECIPE,
+        "fsdp.yaml": ACCELERATE,
+    }
     found = checked(tmp_path, files, "run.sh")
     assert found.answer is not None, (found.why_not, found.no_model)
-    assert (int(found.answer.plan.microbatch), found.answer.plan.adapter.rank if found.answer.plan.adapter else 0) == (4, 8)
+    assert (
+        int(found.answer.plan.microbatch),
+        found.answer.plan.adapter.rank if found.answer.plan.adapter else 0,
+    ) == (4, 8)
     assert found.answer.plan.engine == ("fsdp2" if "accelerate" in start else "transformers")
     assert [rule.id for rule, _ in found.mistakes if rule.id == "files-disagree"] == []
 
 
 def test_a_servers_file_of_flags_is_read(tmp_path: Path) -> None:
-    text = "model: meta-llama/Llama-3.1-8B-Instruct\ntensor-parallel-size: 2\nmax_model_len: 8192\ngpu-memory-utilization: 0.85\n"
+    text = (
+        "model: meta-llama/Llama-3.1-8B-Instruct\ntensor-parallel-size: 2\nmax_model_len: "
+        "8192\ngpu-memory-utilization: 0.85\n"
+    )
     alone = checked(tmp_path, {"serve.yaml": text}, "serve.yaml", **{"mesh.dp_replicate": 4})
-    both = checked(tmp_path, {"go.sh": "vllm serve --config serve.yaml --max-model-len 4096\n"}, "go.sh", **{"mesh.dp_replicate": 4})
+    both = checked(
+        tmp_path,
+        {"go.sh": "vllm serve --config serve.yaml --max-model-len 4096\n"},
+        "go.sh",
+        **{"mesh.dp_replicate": 4},
+    )
     for found, length in ((alone, 8192), (both, 4096)):
         assert found.answer is not None, found.why_not
         assert found.doubt == ""
         asked = next(iter(found.reads.values())).request
-        assert (asked["mesh.tp"], asked["serving.max_model_len"], asked["serving.memory_fraction"]) == (2, length, 0.85)
+        assert (asked["mesh.tp"], asked["serving.max_model_len"], asked["serving.memory_fraction"]) == (
+            2,
+            length,
+            0.85,
+        )
         assert "files-disagree" not in {rule.id for rule, _ in found.mistakes}
 
 
-@pytest.mark.parametrize("engine", ["python -m sglang.launch_server --model-path {} --tp 16", "vllm serve {} -tp 16"])
+@pytest.mark.parametrize(
+    "engine", ["python -m sglang.launch_server --model-path {} --tp 16", "vllm serve {} -tp 16"]
+)
 def test_nodes_that_agree_with_the_cluster_are_no_doubt(engine: str, tmp_path: Path) -> None:
     command = engine.format("meta-llama/Llama-3.1-70B-Instruct")
     (tmp_path / "serve.sh").write_text(f"{command} --nnodes 2\n")
     for nodes, sure in ((2, True), (4, False)):
         where = {**WHERE, "gpus": "16xH100-80GB", "nodes": nodes, "per_node": 16 // nodes}
-        found = check_configuration_files((str(tmp_path / "serve.sh"),), None, where, {"serving.max_model_len": 8192})
+        found = check_configuration_files(
+            (str(tmp_path / "serve.sh"),), None, where, {"serving.max_model_len": 8192}
+        )
         assert ("nodes" not in found.doubt) is sure
 
 
@@ -147,7 +216,10 @@ def test_nodes_that_agree_with_the_cluster_are_no_doubt(engine: str, tmp_path: P
     [("[compile]\nenable = true\n", True), ("[compile]\nenable = true\ncomponents = ['model', 'loss']\n", True), ("[compile]\nenable = true\ncomponents = ['loss']\n", False), ("", False)],
 )  # fmt: skip
 def test_a_compiled_model_may_overlap(table: str, compiled: bool, tmp_path: Path) -> None:
-    text = f"[training]\nlocal_batch_size = 1\nseq_len = 512\n[parallelism]\ntensor_parallel_degree = 2\nenable_async_tensor_parallel = true\n{table}"
+    text = (
+        "[training]\nlocal_batch_size = 1\nseq_len = 512\n[parallelism]\ntensor_parallel_degree = "
+        f"2\nenable_async_tensor_parallel = true\n{table}"
+    )
     found = checked(tmp_path, {"t.toml": text}, "t.toml")
     assert ("async-tp-uncompiled" not in {rule.id for rule, _ in found.mistakes}) is compiled
 
@@ -208,14 +280,19 @@ def test_llama_factorys_command_says_what_its_file_says(command: str, ranks: int
     }  # fmt: skip
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
-    found = [memsheet.check(tmp_path / name, gpus=f"{ranks}xH100-80GB").answer for name in ("job.yaml", "a.sh", "b.sh", "c.sh")]
+    found = [
+        memsheet.check(tmp_path / name, gpus=f"{ranks}xH100-80GB").answer
+        for name in ("job.yaml", "a.sh", "b.sh", "c.sh")
+    ]
     assert None not in found
     assert len({(one.verdict.device, one.plan) for one in found if one and one.verdict}) == 1
     assert found[1] is not None
     assert (found[1].plan.seq_len, found[1].plan.mesh.data_parallel) == (512, ranks)
 
 
-@pytest.mark.parametrize("text", ["%s ${MORE:-}", "%s ${MORE-}", "MORE=${MORE:-}\n%s $MORE", "MORE=\n%s ${MORE}"])
+@pytest.mark.parametrize(
+    "text", ["%s ${MORE:-}", "%s ${MORE-}", "MORE=${MORE:-}\n%s $MORE", "MORE=\n%s ${MORE}"]
+)
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
 def test_a_variable_that_is_empty_where_nobody_sets_it_is_no_word(start: str, text: str) -> None:
     plain, found = first_script_launch(start + GIVEN), first_script_launch(text % (start + GIVEN))

@@ -1,4 +1,6 @@
-"""A job is only said not to start where the program that reads its files is known, and what that program takes."""
+"""A job is only said not to start where the program that reads its files is known, and what that program
+takes.
+"""
 
 import json
 from itertools import combinations
@@ -14,7 +16,15 @@ from memsheet.report.json.checked import Checked
 
 FOLDER = Path(__file__).parents[3] / "configs"
 FILES = sorted(row["file"] for row in json.loads((FOLDER / "index.json").read_text()))
-WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None, "gpus": None}
+WHERE = {
+    "nodes": None,
+    "per_node": None,
+    "host_memory": None,
+    "cluster": None,
+    "parameters": None,
+    "plan": None,
+    "gpus": None,
+}
 STRANGER = "zz_of_nobody"
 
 
@@ -63,10 +73,15 @@ def test_keys_of_someone_elses_dataclasses_are_remarks(tmp_path: Path) -> None:
     assert not checked(args).stops
 
 
-@pytest.mark.parametrize("script", ["pretrain_gpt.py", "examples/multimodal/train.py", "tools/run_text_generation_server.py"])
+@pytest.mark.parametrize(
+    "script", ["pretrain_gpt.py", "examples/multimodal/train.py", "tools/run_text_generation_server.py"]
+)
 def test_megatrons_flags_are_only_sure_of_its_own_programs(script: str, tmp_path: Path) -> None:
     job = tmp_path / "train.sh"
-    job.write_text(f"torchrun --nproc-per-node 8 {script} --micro-batch-size 1 --seq-length 64 --recompute-granularity full --mine 1\n")
+    job.write_text(
+        f"torchrun --nproc-per-node 8 {script} --micro-batch-size 1 --seq-length 64 "
+        "--recompute-granularity full --mine 1\n"
+    )
     assert checked(job).stops is (script == "pretrain_gpt.py")
     job.write_text(f"torchrun --nproc-per-node 8 {script} --micro-batch-size 1 --seq-length 64 --mine 1\n")
     assert not checked(job).stops
@@ -87,7 +102,9 @@ def test_what_counts_as_misspelt(at: str, known: str, wrong: bool) -> None:
 
 
 def test_no_key_of_a_format_is_another_one_misspelt() -> None:
-    """What releases call two things differs by more than a letter too many or swapped: else a newer one's key could be taken for a slip."""
+    """What releases call two things differs by more than a letter too many or swapped: else a newer one's key
+    could be taken for a slip.
+    """
     for form in map(find_format, NAMES):
         names = sorted({*(key.at for key in form.keys), *form.unmodelled, *form.known} - {"**"})
         near = [(one, other) for one, other in combinations(names, 2) if is_key_typo(one, other)]
@@ -103,5 +120,8 @@ def test_a_requirement_says_the_release() -> None:
 
 def test_a_release_is_known_where_its_keys_are_listed(tmp_path: Path) -> None:
     (tmp_path / "a.sh").write_text("vllm serve m --no-such-flag\n")
-    reads = [next(iter(checked(tmp_path / "a.sh", engine_version=said).reads.values())) for said in ("0.33.0", "0.9.2", "0.34.0", None)]
+    reads = [
+        next(iter(checked(tmp_path / "a.sh", engine_version=said).reads.values()))
+        for said in ("0.33.0", "0.9.2", "0.34.0", None)
+    ]
     assert [keys_known(one) for one in reads] == [True, True, False, False]

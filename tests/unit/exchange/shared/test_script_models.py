@@ -1,4 +1,6 @@
-"""Which model a training script loads, and what its dtype makes of everything that trains; each form of an ordinary script comes to a sheet."""
+"""Which model a training script loads, and what its dtype makes of everything that trains; each form of an
+ordinary script comes to a sheet.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,19 @@ from memsheet.readers.model import read_model
 from memsheet.report.json.checked import Checked
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
-WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None, "gpus": "8xA100-80GB"}
+WHERE = {
+    "nodes": None,
+    "per_node": None,
+    "host_memory": None,
+    "cluster": None,
+    "parameters": None,
+    "plan": None,
+    "gpus": "8xA100-80GB",
+}
 NAME = "meta-llama/Llama-3.2-1B"
-HEAD = "import torch\nfrom transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments\n"
+HEAD = (
+    "import torch\nfrom transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments\n"
+)
 ARGS = 'args = TrainingArguments("out", per_device_train_batch_size=2, bf16=True)'
 NAMED = {
     "a literal": f"def main():\n    model = AutoModelForCausalLM.from_pretrained('{NAME}'{{dtype}})\n    {ARGS}\n",
@@ -54,7 +66,9 @@ def reading(text: str) -> Read:
 
 def checked(folder: Path, text: str, **flags: Any) -> Checked:
     (folder / "train.py").write_text(text)
-    return check_configuration_files((str(folder / "train.py"),), None, dict(WHERE), {"seq_len": 512, **flags})
+    return check_configuration_files(
+        (str(folder / "train.py"),), None, dict(WHERE), {"seq_len": 512, **flags}
+    )
 
 
 @pytest.mark.parametrize("form", NAMED)
@@ -69,7 +83,9 @@ def test_the_model_is_named_by_the_script(form: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["a literal", "a variable"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_dtype_that_is_loaded_is_that_of_all_that_trains(form: str, dtype: str, tmp_path: Path) -> None:
-    """Autocast casts products; weights in sixteen bits have gradients and moments of sixteen bits, and replicas reduce them so."""
+    """Autocast casts products; weights in sixteen bits have gradients and moments of sixteen bits, and
+    replicas reduce them so.
+    """
     found = checked(tmp_path, script(form, dtype))
     assert (found.why_not, found.doubt) == ((), "")
     assert found.answer is not None
@@ -78,7 +94,9 @@ def test_the_dtype_that_is_loaded_is_that_of_all_that_trains(form: str, dtype: s
     assert own.compute.name == "bf16"
 
 
-@pytest.mark.parametrize(("release", "dtype"), [("4.57.1", "fp32"), ("5.0.0", "bf16"), ("5.23.0", "bf16"), (None, "bf16")])
+@pytest.mark.parametrize(
+    ("release", "dtype"), [("4.57.1", "fp32"), ("5.0.0", "bf16"), ("5.23.0", "bf16"), (None, "bf16")]
+)
 def test_what_is_loaded_unasked_is_of_the_release(release: str | None, dtype: str, tmp_path: Path) -> None:
     found = checked(tmp_path, script("a literal"), engine_version=release)
     assert found.answer is not None
@@ -101,7 +119,8 @@ def test_the_checkpoints_own_dtype_is_taken(stored: str | None) -> None:
 NAMELESS = [
     name
     for name in model_names()
-    if (model := read_model(name, catalog=catalog_entry, names=model_names())).dtype is None and not model.quantization
+    if (model := read_model(name, catalog=catalog_entry, names=model_names())).dtype is None
+    and not model.quantization
 ]
 
 
@@ -113,19 +132,28 @@ def test_old_checkpoints_name_no_dtype() -> None:
 def test_weights_of_unknown_dtype_are_fp32_at_their_most(name: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(script("a literal").replace(NAME, name))
     asked = {**WHERE, "gpus": None}
-    found = check_configuration_files((str(tmp_path / "train.py"),), name, asked, {"seq_len": 128, "microbatch": 1})
+    found = check_configuration_files(
+        (str(tmp_path / "train.py"),), name, asked, {"seq_len": 128, "microbatch": 1}
+    )
     assert found.reads[next(iter(found.reads))].request["precision.parameters"] == "fp32"
     assert any(DTYPE_UNKNOWN in one for one in found.assumed)
     assert found.answer is None or found.answer.plan.precision.parameters.name == "fp32"
 
 
 @pytest.mark.parametrize(
-    ("gpus", "result"), [("1xT4", Result.UNCERTAIN), ("1xRTX-3060", Result.DOES_NOT_FIT), ("1xA100-40GB", Result.FITS)]
+    ("gpus", "result"),
+    [("1xT4", Result.UNCERTAIN), ("1xRTX-3060", Result.DOES_NOT_FIT), ("1xA100-40GB", Result.FITS)],
 )
-def test_what_fits_with_fp32_fits_and_what_does_not_in_sixteen_bits_does_not(gpus: str, result: Result, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(script("a literal").replace(NAME, "gpt2-xl").replace("bf16", "gradient_checkpointing=True, fp16"))
+def test_what_fits_with_fp32_fits_and_what_does_not_in_sixteen_bits_does_not(
+    gpus: str, result: Result, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(
+        script("a literal").replace(NAME, "gpt2-xl").replace("bf16", "gradient_checkpointing=True, fp16")
+    )
     lengths = {"seq_len": 1024, "microbatch": 1 if gpus != "1xRTX-3060" else 8}
-    found = check_configuration_files((str(tmp_path / "train.py"),), "gpt2-xl", {**WHERE, "gpus": gpus}, lengths)
+    found = check_configuration_files(
+        (str(tmp_path / "train.py"),), "gpt2-xl", {**WHERE, "gpus": gpus}, lengths
+    )
     assert found.result is result
     assert found.answer is not None
     assert found.answer.verdict is not None
@@ -147,7 +175,10 @@ def test_adapters_have_a_base_of_the_dtype_that_is_loaded(tmp_path: Path) -> Non
             continue
         found = checked(tmp_path, lora + script("a literal", dtype))
         assert found.answer is not None, found.why_not
-        assert (found.answer.plan.precision.parameters.name, found.answer.plan.precision.compute.name) == (width, "bf16")
+        assert (found.answer.plan.precision.parameters.name, found.answer.plan.precision.compute.name) == (
+            width,
+            "bf16",
+        )
     whole = checked(tmp_path, lora + script("a literal", ", dtype='float32'").replace(", bf16=True", ""))
     assert whole.answer is not None, whole.why_not
     assert whole.answer.plan.precision.compute.name == "fp32"
@@ -161,7 +192,11 @@ trainer = SFTTrainer(model="{NAME}", args=args)
 """
     found = checked(tmp_path, text, seq_len=1024)
     assert found.answer is not None
-    assert (found.doubt, found.answer.plan.loss.value, found.answer.plan.attention.value) == ("", "chunked", "flash")
+    assert (found.doubt, found.answer.plan.loss.value, found.answer.plan.attention.value) == (
+        "",
+        "chunked",
+        "flash",
+    )
     assert found.answer.plan.precision.parameters.name == "bf16"
     assert any("loss_type" in one.at for one in found.moved)
     plain = checked(tmp_path, text.replace('dtype="bfloat16", ', ""), seq_len=1024)

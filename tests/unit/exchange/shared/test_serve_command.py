@@ -1,4 +1,6 @@
-"""Commands of servers: what is exported reads back as the plan, what a command leaves out is the engine's own, and nothing in it is run."""
+"""Commands of servers: what is exported reads back as the plan, what a command leaves out is the engine's
+own, and nothing in it is run.
+"""
 
 import json
 import shlex
@@ -56,7 +58,9 @@ def reading(text: str, name: str = "serve.sh") -> Any:
 def asked(plan: Plan, machines: Any, name: str = "llama-tiny") -> dict[str, Any]:
     document = plan_document(plan, model=name, cluster=machines)
     experts = name in catalog.model_names() and has_experts(model(name))
-    return asked_of(document, gpus=int(plan.mesh.gpus), nodes=1, accumulation=int(plan.accumulation), experts=experts)
+    return asked_of(
+        document, gpus=int(plan.mesh.gpus), nodes=1, accumulation=int(plan.accumulation), experts=experts
+    )
 
 
 @st.composite
@@ -65,7 +69,9 @@ def plans(draw: st.DrawFn, engine: str) -> tuple[Plan, Any, str]:
     name = draw(st.sampled_from(("llama-tiny", "mixtral-8x7b", "qwen3-30b-a3b")))
     mesh = dict(draw(st.sampled_from(MESHES)))
     if name != "llama-tiny":
-        mesh["mesh.ep"] = draw(st.sampled_from((1, mesh.get("mesh.tp", 1) * mesh.get("mesh.dp_replicate", 1))))
+        mesh["mesh.ep"] = draw(
+            st.sampled_from((1, mesh.get("mesh.tp", 1) * mesh.get("mesh.dp_replicate", 1)))
+        )
     count = mesh.get("mesh.tp", 1) * mesh.get("mesh.pp", 1) * mesh.get("mesh.dp_replicate", 1)
     request = {
         "task": "infer", "engine": engine, **mesh, "serving.max_model_len": draw(st.integers(16, 512)),
@@ -92,7 +98,13 @@ def plans(draw: st.DrawFn, engine: str) -> tuple[Plan, Any, str]:
 def test_what_is_written_reads_back_as_the_plan(engine: str) -> None:
     written, refused, form = [], [], find_format(engine)
 
-    @settings(max_examples=300, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=300,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(plans(engine))
     def holds(drawn: tuple[Plan, Any, str]) -> None:
         plan, machines, name = drawn
@@ -120,16 +132,23 @@ def test_what_is_written_reads_back_as_the_plan(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", SERVERS)
-@pytest.mark.parametrize("name", ["$(id)", "`id`", "a'b\"c", "; touch pwned", "${HOME}", "# x", "a b", "\\", "é", "x && id", "--"])
+@pytest.mark.parametrize(
+    "name", ["$(id)", "`id`", "a'b\"c", "; touch pwned", "${HOME}", "# x", "a b", "\\", "é", "x && id", "--"]
+)
 def test_hostile_names_are_one_word(engine: str, name: str) -> None:
     form, machines = find_format(engine), cluster("H100-80GB", 1)
-    plan = resolve_request({"task": "infer", "engine": engine, "serving.max_model_len": 64}, model("llama-tiny"), machines).plan
+    plan = resolve_request(
+        {"task": "infer", "engine": engine, "serving.max_model_len": 64}, model("llama-tiny"), machines
+    ).plan
     if name.startswith("-"):
         with pytest.raises(InputError, match="command"):
             write_format_files(form, asked(plan, machines, name))
         return
     text = write_format_files(form, asked(plan, machines, name), (f"{name}\n{name}",))[form.file]
-    assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False).returncode == 0
+    assert (
+        subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False).returncode
+        == 0
+    )
     words = shlex.split(text, comments=True)
     assert name in {word.removeprefix("--model-path=") for word in words}
     assert reading(text).request["@model"] == name
@@ -139,7 +158,9 @@ def test_hostile_names_are_one_word(engine: str, name: str) -> None:
 @pytest.mark.parametrize("name", ["x\ny", "\r\n", "a\u202eb", "-rf /", ""])
 def test_names_that_are_no_words_are_refused(engine: str, name: str) -> None:
     machines = cluster("H100-80GB", 1)
-    plan = resolve_request({"task": "infer", "engine": engine, "serving.max_model_len": 64}, model("llama-tiny"), machines).plan
+    plan = resolve_request(
+        {"task": "infer", "engine": engine, "serving.max_model_len": 64}, model("llama-tiny"), machines
+    ).plan
     with pytest.raises(InputError, match="model"):
         write_format_files(find_format(engine), asked(plan, machines, name))
 
@@ -176,7 +197,12 @@ vllm serve meta-llama/Llama-3.1-8B -tp 2 --max_model_len 8k --gpu-memory-utiliza
 )
 def test_the_ways_to_start_a_server(text: str) -> None:
     found = reading(text)
-    assert (found.request["@model"], found.request["mesh.tp"], found.request["@gpus"], found.unknown) == ("m", 4, 4, ())
+    assert (found.request["@model"], found.request["mesh.tp"], found.request["@gpus"], found.unknown) == (
+        "m",
+        4,
+        4,
+        (),
+    )
 
 
 def test_a_model_that_is_not_bundled_is_asked_for(tmp_path: Path, capsys: Any) -> None:
@@ -187,12 +213,19 @@ def test_a_model_that_is_not_bundled_is_asked_for(tmp_path: Path, capsys: Any) -
     assert main(["check", str(tmp_path / "serve.sh"), "--gpus", "2xH100-80GB"]) == 11
     assert capsys.readouterr().out.startswith("NO SHEET")
     assert main(["check", str(tmp_path / "serve.sh")]) == 0
-    assert main(["check", str(tmp_path / "serve.sh"), "--gpus", "2xH100-80GB", "--model", "llama-3.1-8b"]) == 0
-    assert main(["check", str(tmp_path / "serve.sh"), "--gpus", "8xH100-80GB", "--model", "llama-3.1-8b"]) == 2
+    assert (
+        main(["check", str(tmp_path / "serve.sh"), "--gpus", "2xH100-80GB", "--model", "llama-3.1-8b"]) == 0
+    )
+    assert (
+        main(["check", str(tmp_path / "serve.sh"), "--gpus", "8xH100-80GB", "--model", "llama-3.1-8b"]) == 2
+    )
 
 
 def test_the_environment_before_a_launch() -> None:
-    text = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\nVLLM_PP_LAYER_PARTITION=20,12 vllm serve m -pp 2\n"
+    text = (
+        "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\nVLLM_PP_LAYER_PARTITION=20,12 vllm "
+        "serve m -pp 2\n"
+    )
     assert reading(text).request["allocator.expandable_segments"] is True
     assert reading(text).request["layers_per_stage"] == [20, 12]
 
@@ -209,7 +242,10 @@ def test_experts_are_whole_over_tensor_and_data_parallel_ranks() -> None:
     [
         ("vllm serve m --tensor-paralel-size 2", ("--tensor-paralel-size", "--tensor-parallel-size")),
         ("vllm serve m --mem-fraction-static 0.8", ("--mem-fraction-static", "")),
-        ("python -m sglang.launch_server --model m --mem-fraction_static 0.8", ("--mem-fraction_static", "--mem-fraction-static")),
+        (
+            "python -m sglang.launch_server --model m --mem-fraction_static 0.8",
+            ("--mem-fraction_static", "--mem-fraction-static"),
+        ),
     ],
 )
 def test_unknown_flags_with_the_nearest_known(text: str, unknown: tuple[str, str]) -> None:
@@ -221,7 +257,8 @@ def test_unknown_flags_with_the_nearest_known(text: str, unknown: tuple[str, str
 
 def test_flags_that_change_memory_and_are_not_accounted() -> None:
     found = reading(
-        "vllm serve m --cpu-offload-gb 4 --speculative-config.quantization fp8 --kv-cache-memory-bytes 8G --compilation-config '{\"level\": 3}'"
+        "vllm serve m --cpu-offload-gb 4 --speculative-config.quantization fp8 --kv-cache-memory-bytes 8G "
+        "--compilation-config '{\"level\": 3}'"
     )
     assert {at for at, _ in found.unmodelled} == {
         "--cpu-offload-gb",
@@ -230,9 +267,15 @@ def test_flags_that_change_memory_and_are_not_accounted() -> None:
         "--compilation-config",
     }
     assert reading("vllm serve m --cpu-offload-gb 0").unmodelled == ()
-    assert [at for at, _ in reading("sglang serve --model-path m --enable-two-batch-overlap --attention-backend flashinfer").unmodelled] == [
-        "--enable-two-batch-overlap", "--attention-backend",
-    ]  # fmt: skip
+    assert [
+        at
+        for at, _ in reading(
+            "sglang serve --model-path m --enable-two-batch-overlap --attention-backend flashinfer"
+        ).unmodelled
+    ] == [
+        "--enable-two-batch-overlap",
+        "--attention-backend",
+    ]
 
 
 @pytest.mark.parametrize("engine", SERVERS)
@@ -247,7 +290,9 @@ def test_flags_that_change_memory_and_are_not_accounted() -> None:
 )  # fmt: skip
 def test_what_a_server_cannot_do_is_refused_by_name(engine: str, changes: dict[str, Any], field: str) -> None:
     machines = cluster("H100-80GB", 1)
-    plan = resolve_request({"task": "infer", "engine": engine, "serving.max_model_len": 64}, model("llama-tiny"), machines).plan
+    plan = resolve_request(
+        {"task": "infer", "engine": engine, "serving.max_model_len": 64}, model("llama-tiny"), machines
+    ).plan
     with pytest.raises(InputError) as refused:
         write_format_files(find_format(engine), {**asked(plan, machines), **changes})
     assert field in {problem.field for problem in refused.value.problems}
@@ -261,21 +306,35 @@ def test_every_row_has_a_source_and_says_keys_of_a_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["vllm", "vllm serv m", "echo hello", "vllm serve 'open", "pip install vllm", "python -m sglang", "# vllm serve m"]
+    "text",
+    [
+        "vllm",
+        "vllm serv m",
+        "echo hello",
+        "vllm serve 'open",
+        "pip install vllm",
+        "python -m sglang",
+        "# vllm serve m",
+    ],
 )
 def test_what_starts_no_server_is_no_configuration(text: str) -> None:
     with pytest.raises(InputError):
         reading(text)
 
 
-# ---- the commands ------------------------------------------------------------------------------------------------------------
+# ---- the commands ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("flags", "code", "word"),
-    [("--max-model-len 8192", 0, "FITS"), ("--max-model-len 8192 --gpu-memory-utilization 0.1", 10, "DOES NOT FIT")],
+    [
+        ("--max-model-len 8192", 0, "FITS"),
+        ("--max-model-len 8192 --gpu-memory-utilization 0.1", 10, "DOES NOT FIT"),
+    ],
 )
-def test_check_prints_the_serving_sheet(tmp_path: Path, capsys: Any, flags: str, code: int, word: str) -> None:
+def test_check_prints_the_serving_sheet(
+    tmp_path: Path, capsys: Any, flags: str, code: int, word: str
+) -> None:
     from memsheet.cli import main
 
     (tmp_path / "serve.sh").write_text(f"vllm serve meta-llama/Llama-3.1-8B {flags}\n")
@@ -289,7 +348,22 @@ def test_check_prints_the_serving_sheet(tmp_path: Path, capsys: Any, flags: str,
 def test_the_format_of_a_checkpoint_is_no_flag(tmp_path: Path, capsys: Any, engine: str) -> None:
     from memsheet.cli import main
 
-    assert main(["infer", "gpt-oss-20b", "--gpus", "1xH100-80GB", "--engine", engine, "--max-model-len", "8192", "--json"]) == 0
+    assert (
+        main(
+            [
+                "infer",
+                "gpt-oss-20b",
+                "--gpus",
+                "1xH100-80GB",
+                "--engine",
+                engine,
+                "--max-model-len",
+                "8192",
+                "--json",
+            ]
+        )
+        == 0
+    )
     (tmp_path / "sheet.json").write_text(capsys.readouterr().out)
     assert main(["export", str(tmp_path / "sheet.json"), "--to", engine, "--out", str(tmp_path / "run")]) == 0
     assert "--quantization" not in (tmp_path / "run" / f"{engine}.sh").read_text()
@@ -300,12 +374,39 @@ def test_the_format_of_a_checkpoint_is_no_flag(tmp_path: Path, capsys: Any, engi
 def test_the_plans_of_a_search_are_exported_and_checked(tmp_path: Path, capsys: Any, engine: str) -> None:
     from memsheet.cli import main
 
-    search = ["plan", "infer", "llama-3.1-8b", "--gpus", "2xH100-80GB", "--engine", engine, "--context", "8192", "--users", "16", "--json"]
+    search = [
+        "plan",
+        "infer",
+        "llama-3.1-8b",
+        "--gpus",
+        "2xH100-80GB",
+        "--engine",
+        engine,
+        "--context",
+        "8192",
+        "--users",
+        "16",
+        "--json",
+    ]
     assert main(search) == 0
     (tmp_path / "plans.json").write_text(capsys.readouterr().out)
     for pick in range(1, 1 + len(json.loads((tmp_path / "plans.json").read_text())["plans"])):
         out = tmp_path / f"run{pick}"
-        assert main(["export", str(tmp_path / "plans.json"), "--pick", str(pick), "--to", engine, "--out", str(out)]) == 0
+        assert (
+            main(
+                [
+                    "export",
+                    str(tmp_path / "plans.json"),
+                    "--pick",
+                    str(pick),
+                    "--to",
+                    engine,
+                    "--out",
+                    str(out),
+                ]
+            )
+            == 0
+        )
         assert "meta-llama/Llama-3.1-8B" in (out / f"{engine}.sh").read_text()
         assert main(["check", str(out)]) == 0
         assert main(["check", str(out / f"{engine}.sh"), "--gpus", "2xH100-80GB"]) == 0

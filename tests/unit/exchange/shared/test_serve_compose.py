@@ -1,4 +1,6 @@
-"""Servers among the services of Docker Compose: however a command is written, it is read as the launch line that it is."""
+"""Servers among the services of Docker Compose: however a command is written, it is read as the launch line
+that it is.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from memsheet.exchange.shared.file_format import Read
 from memsheet.guard import parse_json, parse_yaml
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
-VLLM = ["--model", "meta-llama/Llama-3.1-8B-Instruct", "--max-model-len", "8192", "--tensor-parallel-size", "2"]
+VLLM = [
+    "--model",
+    "meta-llama/Llama-3.1-8B-Instruct",
+    "--max-model-len",
+    "8192",
+    "--tensor-parallel-size",
+    "2",
+]
 SGLANG = ["--model-path", "meta-llama/Llama-3.1-8B-Instruct", "--context-length", "8192", "--tp", "2"]
 LAUNCH = ["python3", "-m", "sglang.launch_server"]
 ENGINES: dict[str, tuple[dict[str, Any], list[str]]] = {
@@ -23,12 +32,20 @@ ENGINES: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 def reading(*services: dict[str, Any]) -> Read:
     return read_text(
-        "compose.yaml", yaml.safe_dump({"services": {f"s{at}": one for at, one in enumerate(services)}}, sort_keys=False), PARSERS
+        "compose.yaml",
+        yaml.safe_dump({"services": {f"s{at}": one for at, one in enumerate(services)}}, sort_keys=False),
+        PARSERS,
     )
 
 
 def devices(**told: Any) -> dict[str, Any]:
-    return {"deploy": {"resources": {"reservations": {"devices": [{"driver": "nvidia", "capabilities": ["gpu"], **told}]}}}}
+    return {
+        "deploy": {
+            "resources": {
+                "reservations": {"devices": [{"driver": "nvidia", "capabilities": ["gpu"], **told}]}
+            }
+        }
+    }
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -48,7 +65,8 @@ def test_every_way_of_writing_a_command_is_the_launch_line(engine: str) -> None:
         assert found.request["engine_version"] == service["image"].rpartition(":v")[2]
         assert not found.unmodelled
     folded = (
-        f"services:\n  a:\n    image: {service['image']}\n    entrypoint: {line.split(' --')[0]}\n    command: >\n      {' '.join(flags)}\n"
+        f"services:\n  a:\n    image: {service['image']}\n    entrypoint: {line.split(' --')[0]}\n   "
+        f" command: >\n      {' '.join(flags)}\n"
     )
     assert read_text("b.yaml", folded, PARSERS).request["@model"] == plain["@model"]
 
@@ -58,13 +76,18 @@ def test_reserved_devices_fewer_than_the_ranks_are_said_and_others_are_not() -> 
     few: tuple[dict[str, Any], ...] = ({"count": 1}, {"count": "1"}, {"device_ids": ["0"]})
     enough: tuple[dict[str, Any], ...] = ({"count": 2}, {"count": "all"}, {"device_ids": ["0", "3"]}, {})
     for told in few:
-        assert any("the command takes 2" in str(held) for _, held in reading({**service, **devices(**told)}).unmodelled)
+        assert any(
+            "the command takes 2" in str(held)
+            for _, held in reading({**service, **devices(**told)}).unmodelled
+        )
     for told in enough:
         assert not reading({**service, **devices(**told)}).unmodelled
 
 
 def test_of_several_servers_the_first_is_read_and_the_others_are_said() -> None:
-    found = reading({**ENGINES["vllm"][0], "command": VLLM}, {**ENGINES["vllm"][0], "command": ["--model", "b"]})
+    found = reading(
+        {**ENGINES["vllm"][0], "command": VLLM}, {**ENGINES["vllm"][0], "command": ["--model", "b"]}
+    )
     assert found.request["@model"] == VLLM[1]
     assert any("2" in str(held) for _, held in found.unmodelled)
 

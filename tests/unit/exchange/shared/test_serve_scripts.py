@@ -1,4 +1,6 @@
-"""Scripts around a server's command: versions, variables, further servers, pods; and what keeps a verdict from being sure."""
+"""Scripts around a server's command: versions, variables, further servers, pods; and what keeps a verdict
+from being sure.
+"""
 
 import json
 import shlex
@@ -39,13 +41,28 @@ def reading(text: str, name: str = "serve.sh") -> Any:
     return read_text(name, text, PARSERS)
 
 
-def checked(folder: Path, text: str, *, model: str | None = None, gpus: str = "1xH100-80GB", name: str = "serve.sh", **flags: Any) -> Any:
+def checked(
+    folder: Path,
+    text: str,
+    *,
+    model: str | None = None,
+    gpus: str = "1xH100-80GB",
+    name: str = "serve.sh",
+    **flags: Any,
+) -> Any:
     (folder / name).write_text(text)
-    question = {"parameters": None, "gpus": gpus, "nodes": None, "per_node": None, "host_memory": None, "cluster": None}
+    question = {
+        "parameters": None,
+        "gpus": gpus,
+        "nodes": None,
+        "per_node": None,
+        "host_memory": None,
+        "cluster": None,
+    }
     return check_configuration_files((str(folder / name),), model, question, flags)
 
 
-# ---- versions -----------------------------------------------------------------------------------------------------------------
+# ---- versions ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -61,7 +78,13 @@ def checked(folder: Path, text: str, *, model: str | None = None, gpus: str = "1
         ("vllm serve m\npip install vllm==0.9.2", None),
         ("pip install 'vllm>=0.9'\nvllm serve m", None),
         ("pip install vllm-flash-attn==2.6\nvllm serve m", None),
-        ("docker run lmsysorg/sglang:v0.5.4.post3-cu129-amd64 python3 -m sglang.launch_server --model-path m", "0.5.4.post3"),
+        (
+            (
+                "docker run lmsysorg/sglang:v0.5.4.post3-cu129-amd64 python3 -m sglang.launch_server "
+                "--model-path m"
+            ),
+            "0.5.4.post3",
+        ),
     ],
 )
 def test_the_version_is_the_one_that_is_pinned(text: str, version: str | None) -> None:
@@ -70,7 +93,13 @@ def test_the_version_is_the_one_that_is_pinned(text: str, version: str | None) -
 
 @pytest.mark.parametrize("release", engine.RELEASES, ids=lambda release: release.tag)
 def test_defaults_are_those_of_the_release(release: Any, tmp_path: Path) -> None:
-    by_tag = checked(tmp_path, f"docker run vllm/vllm-openai:{release.tag} --model meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192")
+    by_tag = checked(
+        tmp_path,
+        (
+            f"docker run vllm/vllm-openai:{release.tag} --model meta-llama/Llama-3.1-8B-Instruct "
+            "--max-model-len 8192"
+        ),
+    )
     by_flag = checked(tmp_path, SMALL, engine_version=release.tag.removeprefix("v"))
     for found in (by_tag, by_flag):
         assert found.answer.plan.memory_fraction == release.memory_fraction
@@ -82,24 +111,33 @@ def test_defaults_are_those_of_the_release(release: Any, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("version", ["0.4.6.post1", "0.5.8", "0.5.23"])
 def test_sglang_is_of_its_release_too(version: str, tmp_path: Path) -> None:
-    command = "python3 -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B-Instruct --context-length 8192"
+    command = (
+        "python3 -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B-Instruct --context-length 8192"
+    )
     by_tag = checked(tmp_path, f"docker run lmsysorg/sglang:v{version}-cu126 {command}")
     by_flag = checked(tmp_path, command, engine_version=version)
     assert by_tag.answer.plan == by_flag.answer.plan
     assert by_tag.answer.plan.engine_version == version
     assert all(version in line for found in (by_tag, by_flag) for line in found.assumed if "default" in line)
-    assert [around.VERSION in read.used for found in (by_tag, by_flag) for read in found.reads.values()] == [True, False]
+    assert [around.VERSION in read.used for found in (by_tag, by_flag) for read in found.reads.values()] == [
+        True,
+        False,
+    ]
 
 
 def test_flags_of_an_older_release_start_there(tmp_path: Path) -> None:
-    for flag, sure in (("--disable-log-requests", True), ("--swap-space 16", True), ("--num-scheduler-steps 8", False)):
+    for flag, sure in (
+        ("--disable-log-requests", True),
+        ("--swap-space 16", True),
+        ("--num-scheduler-steps 8", False),
+    ):
         assert checked(tmp_path, f"{SMALL} {flag}", engine_version="0.33.0").stops
         older = checked(tmp_path, f"{SMALL} {flag}", engine_version="0.8.5")
         assert not older.stops
         assert bool(older.doubt) is not sure
 
 
-# ---- further servers and variables --------------------------------------------------------------------------------------------
+# ---- further servers and variables -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("between", ["&\n", "\n", "; ", " && "])
@@ -118,7 +156,10 @@ def test_a_server_of_another_engine_counts() -> None:
     assert dict(reading(text).unmodelled) == {around.OTHERS: "1 of 2 read"}
 
 
-@pytest.mark.parametrize("text", ["TP=4\n%s -tp $TP", 'export TP=4\n%s -tp "${TP}"', "TP=4 \n%s -tp ${TP:-2}", "ARGS='-tp 4'\n%s $ARGS"])
+@pytest.mark.parametrize(
+    "text",
+    ["TP=4\n%s -tp $TP", 'export TP=4\n%s -tp "${TP}"', "TP=4 \n%s -tp ${TP:-2}", "ARGS='-tp 4'\n%s $ARGS"],
+)
 def test_a_variable_that_the_script_sets_is_its_value(text: str) -> None:
     found = reading(text % SMALL)
     assert found.values["--tensor-parallel-size"] == 4
@@ -134,7 +175,9 @@ def test_a_default_is_taken_and_said(text: str, tmp_path: Path) -> None:
     assert checked(tmp_path, text % SMALL, gpus="2xH100-80GB", **{"mesh.tp": 2}).doubt == ""
 
 
-@pytest.mark.parametrize("value", ["$TP", "${TP}", "$(nvidia-smi -L | wc -l)", "`nvidia-smi -L | wc -l`", "${TP:?say it}"])
+@pytest.mark.parametrize(
+    "value", ["$TP", "${TP}", "$(nvidia-smi -L | wc -l)", "`nvidia-smi -L | wc -l`", "${TP:?say it}"]
+)
 def test_what_nobody_set_is_not_known(value: str, tmp_path: Path) -> None:
     found = checked(tmp_path, f"{SMALL} -tp {value}", gpus="2xH100-80GB", **{"mesh.tp": 2})
     assert found.doubt == ""
@@ -143,7 +186,13 @@ def test_what_nobody_set_is_not_known(value: str, tmp_path: Path) -> None:
 
 
 def test_a_variable_that_is_given_twice_may_be_either(tmp_path: Path) -> None:
-    found = checked(tmp_path, "LEN=4096\nif x; then LEN=8192; fi\nvllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len $LEN\n")
+    found = checked(
+        tmp_path,
+        (
+            "LEN=4096\nif x; then LEN=8192; fi\nvllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len "
+            "$LEN\n"
+        ),
+    )
     assert "--max-model-len" in found.doubt
     assert around.MORE in checked(tmp_path, f'{SMALL} "${{ARGS[@]}}"').doubt
 
@@ -151,15 +200,21 @@ def test_a_variable_that_is_given_twice_may_be_either(tmp_path: Path) -> None:
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
 @given(st.text(st.characters(codec="ascii", categories=("L", "N", "P", "S", "Zs")), min_size=1, max_size=20))
 def test_a_quoted_word_is_itself(word: str) -> None:
-    read = [part for line in around.script_lines(f"x {shlex.quote(word)}") for part in around.split_line_commands(line)]
+    read = [
+        part
+        for line in around.script_lines(f"x {shlex.quote(word)}")
+        for part in around.split_line_commands(line)
+    ]
     if word.rstrip(";") == word and word not in around.BETWEEN:
         assert around.Variables().filled(read[0], defaults=True) == ["x", word]
 
 
-# ---- values -------------------------------------------------------------------------------------------------------------------
+# ---- values ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("flag", "level"), [("-O3", 3), ("-O=2", 2), ("-O 0", 0), ("--optimization-level 1", 1)])
+@pytest.mark.parametrize(
+    ("flag", "level"), [("-O3", 3), ("-O=2", 2), ("-O 0", 0), ("--optimization-level 1", 1)]
+)
 def test_levels_of_compiling(flag: str, level: int, tmp_path: Path) -> None:
     found = checked(tmp_path, f"{SMALL} {flag}")
     assert not found.stops
@@ -172,19 +227,24 @@ def test_a_length_that_the_engine_decides(said: str, tmp_path: Path) -> None:
     whole = checked(tmp_path, f"vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len {said}")
     assert whole.answer.plan.max_model_len == 131072
     assert (whole.result.value, whole.doubt) == ("fits", "")
-    shorter = checked(tmp_path, f"vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len {said}", gpus="1xL4")
+    shorter = checked(
+        tmp_path, f"vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len {said}", gpus="1xL4"
+    )
     assert shorter.result.value == "uncertain"
     assert "--max-model-len" in shorter.doubt
 
 
 def test_prompts_that_are_read_whole_are_not_accounted(tmp_path: Path) -> None:
-    text = "sglang serve --model-path meta-llama/Llama-3.1-8B-Instruct --context-length 8192 --chunked-prefill-size -1"
+    text = (
+        "sglang serve --model-path meta-llama/Llama-3.1-8B-Instruct --context-length 8192 "
+        "--chunked-prefill-size -1"
+    )
     found = checked(tmp_path, text)
     assert found.answer is not None
     assert "--chunked-prefill-size -1" in found.doubt
 
 
-# ---- models -------------------------------------------------------------------------------------------------------------------
+# ---- models ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -212,7 +272,9 @@ def test_a_stand_in_without_the_released_format_is_not_sure(tmp_path: Path) -> N
     found = checked(tmp_path, text, model="qwen2.5-72b", gpus="2xH100-80GB")
     assert found.result.value == "uncertain"
     assert "--quantize awq-int4" in found.doubt
-    same = checked(tmp_path, text, model="qwen2.5-72b", gpus="2xH100-80GB", **{"quantization.weights": "awq-int4"})
+    same = checked(
+        tmp_path, text, model="qwen2.5-72b", gpus="2xH100-80GB", **{"quantization.weights": "awq-int4"}
+    )
     assert (same.result.value, same.doubt) == ("fits", "")
 
 
@@ -223,15 +285,21 @@ def test_a_quantized_checkpoint_of_a_bundled_model_is_told_how_to_stand_in(tmp_p
 
 
 def test_a_stand_in_of_another_size_is_not_sure(tmp_path: Path) -> None:
-    found = checked(tmp_path, "vllm serve meta-llama/Llama-3.1-70B-Instruct --max-model-len 8192", model="llama-3.1-8b")
+    found = checked(
+        tmp_path, "vllm serve meta-llama/Llama-3.1-70B-Instruct --max-model-len 8192", model="llama-3.1-8b"
+    )
     assert found.result.value == "uncertain"
     assert "llama-3.1-8b" in found.doubt
 
 
-@pytest.mark.parametrize(("flag", "stops"), [("gptq", True), ("awq", True), ("gptq_marlin", True), ("fp8", False)])
+@pytest.mark.parametrize(
+    ("flag", "stops"), [("gptq", True), ("awq", True), ("gptq_marlin", True), ("fp8", False)]
+)
 def test_a_format_that_the_checkpoint_has_not(flag: str, stops: bool, tmp_path: Path) -> None:
     assert checked(tmp_path, f"{SMALL} --quantization {flag}").stops is stops
-    own = checked(tmp_path, f"vllm serve /models/mine --max-model-len 8192 --quantization {flag}", model="llama-3.1-8b")
+    own = checked(
+        tmp_path, f"vllm serve /models/mine --max-model-len 8192 --quantization {flag}", model="llama-3.1-8b"
+    )
     assert not own.stops
 
 
@@ -245,7 +313,7 @@ def test_no_model_stands_on_the_first_line(tmp_path: Path, capsys: Any) -> None:
     assert "--model" in json.loads(capsys.readouterr().out)["why_not"][0]
 
 
-# ---- pods ---------------------------------------------------------------------------------------------------------------------
+# ---- pods --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -254,8 +322,14 @@ def test_no_model_stands_on_the_first_line(tmp_path: Path, capsys: Any) -> None:
         ("vllm/vllm-openai:v0.8.5", 'args: ["--model", "m", "--tensor-parallel-size", "2"]'),
         ("vllm/vllm-openai:v0.8.5", 'command: ["vllm", "serve", "m"]\n        args: ["-tp", "2"]'),
         ("vllm/vllm-openai:v0.8.5", 'command: ["/bin/sh", "-c"]\n        args: ["vllm serve m -tp 2"]'),
-        ("vllm/vllm-openai:v0.8.5", 'command: ["/bin/sh", "-c", "vllm serve m -tp $TP"]\n        env: [{name: TP, value: "2"}]'),
-        ("vllm/vllm-openai:v0.8.5", 'args: ["--model", "m", "-tp", "$(TP)"]\n        env: [{name: TP, value: "2"}]'),
+        (
+            "vllm/vllm-openai:v0.8.5",
+            'command: ["/bin/sh", "-c", "vllm serve m -tp $TP"]\n        env: [{name: TP, value: "2"}]',
+        ),
+        (
+            "vllm/vllm-openai:v0.8.5",
+            'args: ["--model", "m", "-tp", "$(TP)"]\n        env: [{name: TP, value: "2"}]',
+        ),
     ],
 )
 def test_a_pod_is_read_as_its_command(image: str, runs: str) -> None:
@@ -267,13 +341,22 @@ def test_a_pod_is_read_as_its_command(image: str, runs: str) -> None:
         "engine_version": "0.8.5",
     }
     assert not found.unmodelled
-    assert dict(reading(POD % (image, runs, 1), "a.yaml").unmodelled) == {"nvidia.com/gpu": "1, and the command takes 2"}
+    assert dict(reading(POD % (image, runs, 1), "a.yaml").unmodelled) == {
+        "nvidia.com/gpu": "1, and the command takes 2"
+    }
 
 
 def test_a_pod_of_sglang_and_one_of_neither() -> None:
-    runs = 'command: ["python3", "-m", "sglang.launch_server"]\n        args: ["--model-path", "m; touch x", "--tp", "2"]'
+    runs = (
+        'command: ["python3", "-m", "sglang.launch_server"]\n        args: ["--model-path", "m; touch '
+        'x", "--tp", "2"]'
+    )
     found = reading(POD % ("lmsysorg/sglang:v0.5.4", runs, 2), "a.yaml")
-    assert (found.form.name, found.request["@model"], found.request["engine_version"]) == ("sglang", "m; touch x", "0.5.4")
+    assert (found.form.name, found.request["@model"], found.request["engine_version"]) == (
+        "sglang",
+        "m; touch x",
+        "0.5.4",
+    )
     with pytest.raises(InputError, match="no server's command"):
         reading(POD % ("nginx:1", "args: []", 1), "a.yaml")
 
@@ -281,10 +364,16 @@ def test_a_pod_of_sglang_and_one_of_neither() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "apiVersion: v1\nkind: Pod\nspec: {containers: [{image: 3, command: 5, args: {a: 1}, env: 7, resources: {limits: 9}}]}",
+        (
+            "apiVersion: v1\nkind: Pod\nspec: {containers: [{image: 3, command: 5, args: {a: 1}, env: 7, "
+            "resources: {limits: 9}}]}"
+        ),
         "apiVersion: v1\nkind: [Pod]\n",
         'apiVersion: v1\nkind: Pod\nspec: {containers: [{command: ["sh", "-c"]}]}',
-        "apiVersion: v1\nkind: Pod\nspec: {containers: [7, {args: [[], null], resources: {limits: {nvidia.com/gpu: [1]}}}]}",
+        (
+            "apiVersion: v1\nkind: Pod\nspec: {containers: [7, {args: [[], null], resources: {limits: "
+            "{nvidia.com/gpu: [1]}}}]}"
+        ),
     ],
 )
 def test_a_pod_of_other_kinds_of_values_is_refused_in_words(text: str) -> None:
@@ -299,12 +388,16 @@ def refused_or_open(text: str) -> bool:
         return bool(str(error))
 
 
-# ---- counts and paths ---------------------------------------------------------------------------------------------------------
+# ---- counts and paths --------------------------------------------------------------------------------------
 
 
 def test_a_default_that_nobody_chose_is_no_mistake(tmp_path: Path) -> None:
-    assert "preempted-sequences" not in {rule.id for rule, _ in checked(tmp_path, f"{SMALL} --max-num-seqs 1024").mistakes}
-    assert "preempted-sequences" in {rule.id for rule, _ in checked(tmp_path, f"{SMALL} --max-num-seqs 2048").mistakes}
+    assert "preempted-sequences" not in {
+        rule.id for rule, _ in checked(tmp_path, f"{SMALL} --max-num-seqs 1024").mistakes
+    }
+    assert "preempted-sequences" in {
+        rule.id for rule, _ in checked(tmp_path, f"{SMALL} --max-num-seqs 2048").mistakes
+    }
 
 
 @pytest.mark.parametrize("name", ["mine", "a b", "$(id)", "'; touch x"])
@@ -313,7 +406,22 @@ def test_a_local_model_keeps_its_path(name: str, tmp_path: Path, capsys: Any) ->
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps((catalog.find_model("llama-tiny") or {})["config"]))
     for named in (folder, folder / "config.json"):
-        assert main(["infer", str(named), "--engine", "vllm", "--gpus", "1xH100-80GB", "--max-model-len", "64", "--json"]) == 0
+        assert (
+            main(
+                [
+                    "infer",
+                    str(named),
+                    "--engine",
+                    "vllm",
+                    "--gpus",
+                    "1xH100-80GB",
+                    "--max-model-len",
+                    "64",
+                    "--json",
+                ]
+            )
+            == 0
+        )
         (tmp_path / "sheet.json").write_text(capsys.readouterr().out)
         assert main(["export", str(tmp_path / "sheet.json"), "--to", "vllm"]) == 0
         text = capsys.readouterr().out

@@ -15,8 +15,19 @@ from memsheet.questions.recognised_files import recognise_files
 from memsheet.report.json.checked import Checked
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
-WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None, "gpus": "8xA100-80GB"}
-ARGS = 'args = TrainingArguments("out", per_device_train_batch_size=2, gradient_accumulation_steps=4 * 2, bf16=True, optim="adamw_torch")\n'
+WHERE = {
+    "nodes": None,
+    "per_node": None,
+    "host_memory": None,
+    "cluster": None,
+    "parameters": None,
+    "plan": None,
+    "gpus": "8xA100-80GB",
+}
+ARGS = (
+    'args = TrainingArguments("out", per_device_train_batch_size=2, gradient_accumulation_steps=4 * 2, '
+    'bf16=True, optim="adamw_torch")\n'
+)
 
 
 def reading(text: str) -> Read:
@@ -29,9 +40,17 @@ def checked(folder: Path, text: str) -> Checked:
 
 
 def test_arguments_of_a_script() -> None:
-    found = reading(f"BATCH = 2\n\ndef main():\n    {ARGS.replace('=2,', '=BATCH,')}    Trainer(model, args).train()\n\nmain()\n")
+    found = reading(
+        f"BATCH = 2\n\ndef main():\n    {ARGS.replace('=2,', '=BATCH,')}    Trainer(model, "
+        "args).train()\n\nmain()\n"
+    )
     assert (found.form.name, found.unknown, found.unmodelled) == ("transformers", (), ())
-    wanted = {"microbatch": 2, "@accumulation": 8, "precision.compute": "bf16", "optimizer.implementation": "foreach"}
+    wanted = {
+        "microbatch": 2,
+        "@accumulation": 8,
+        "precision.compute": "bf16",
+        "optimizer.implementation": "foreach",
+    }
     assert {key: found.request.get(key) for key in wanted} == wanted
 
 
@@ -67,21 +86,36 @@ def test_what_is_not_accounted_is_told(line: str, at: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "bits", ["load_in_8bit=True", "load_in_4bit=True", "load_in_4bit=True, bnb_4bit_quant_type='nf4'", "load_in_4bit=flag"]
+    "bits",
+    [
+        "load_in_8bit=True",
+        "load_in_4bit=True",
+        "load_in_4bit=True, bnb_4bit_quant_type='nf4'",
+        "load_in_4bit=flag",
+    ],
 )
 @pytest.mark.parametrize("more", ["", "torch_dtype=torch.bfloat16, ", "load_in_8bit=False, "])
 def test_bits_as_keywords_are_read_as_a_configuration_of_them(bits: str, more: str) -> None:
     if "load_in_8bit" in more and "load_in_8bit" in bits:
         more = "load_in_4bit=False, "
     keywords = reading(f"m = AutoModelForCausalLM.from_pretrained('a/b', {more}{bits})\n{ARGS}")
-    named = reading(f"m = AutoModelForCausalLM.from_pretrained('a/b', {more}quantization_config=BitsAndBytesConfig({bits}))\n{ARGS}")
-    assert (keywords.request, keywords.unmodelled, keywords.unknown) == (named.request, named.unmodelled, named.unknown)
+    named = reading(
+        "m = AutoModelForCausalLM.from_pretrained('a/b', "
+        f"{more}quantization_config=BitsAndBytesConfig({bits}))\n{ARGS}"
+    )
+    assert (keywords.request, keywords.unmodelled, keywords.unknown) == (
+        named.request,
+        named.unmodelled,
+        named.unknown,
+    )
     assert "quantization.weights" in keywords.request or keywords.unmodelled
 
 
 def test_bits_that_are_off_quantize_nothing() -> None:
     plain = reading(f"m = AutoModelForCausalLM.from_pretrained('a/b')\n{ARGS}")
-    off = reading(f"m = AutoModelForCausalLM.from_pretrained('a/b', load_in_8bit=False, load_in_4bit=None)\n{ARGS}")
+    off = reading(
+        f"m = AutoModelForCausalLM.from_pretrained('a/b', load_in_8bit=False, load_in_4bit=None)\n{ARGS}"
+    )
     assert (off.request, off.unmodelled) == (plain.request, plain.unmodelled)
 
 
@@ -103,7 +137,9 @@ def test_what_is_written_reads_back() -> None:
         "attention": "sdpa", "@gpus": 8, "@nodes": 1, "@per_node": 8, "@accumulation": 2, "@model": "m", "seq_len": 512,
     }  # fmt: skip
     files = write_format_files(find_format("transformers"), asked)
-    plain, script = (read_text(name, files[name], PARSERS) for name in ("training_args.yaml", "training_args.py"))
+    plain, script = (
+        read_text(name, files[name], PARSERS) for name in ("training_args.yaml", "training_args.py")
+    )
     assert plain.request == script.request
     assert script.unmodelled == ()
 
@@ -115,7 +151,13 @@ def test_nothing_is_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["TrainingArguments = 3\n", "TrainingArguments(" * 900, "TrainingArguments(\x00", "# TrainingArguments\nx: [\n"]
+    "text",
+    [
+        "TrainingArguments = 3\n",
+        "TrainingArguments(" * 900,
+        "TrainingArguments(\x00",
+        "# TrainingArguments\nx: [\n",
+    ],
 )
 def test_a_text_without_arguments_is_refused(text: str) -> None:
     with pytest.raises(InputError):
@@ -154,11 +196,17 @@ def test_a_rule_finds_its_mistake_and_no_other(rule: str, tmp_path: Path) -> Non
 
 
 def test_other_functions_and_other_modules_are_no_order(tmp_path: Path) -> None:
-    text = f"import re\nWORD = re.compile('a')\n\ndef made(model):\n    return torch.optim.AdamW(model.parameters())\n\ndef main():\n    fully_shard(model)\n    re.compile('b')\n    model.gradient_checkpointing_enable()\n    {ARGS}"
+    text = (
+        "import re\nWORD = re.compile('a')\n\ndef made(model):\n    return "
+        "torch.optim.AdamW(model.parameters())\n\ndef main():\n    fully_shard(model)\n    "
+        f"re.compile('b')\n    model.gradient_checkpointing_enable()\n    {ARGS}"
+    )
     found = {held.id: one for held, one in checked(tmp_path, text).mistakes}
     assert "optimizer-before-sharding" not in found
     assert "fully_shard" in found["late-recompute"].says
-    assert "late-recompute" not in {held.id for held, _ in checked(tmp_path, text.replace("    fully_shard(model)\n", "")).mistakes}
+    assert "late-recompute" not in {
+        held.id for held, _ in checked(tmp_path, text.replace("    fully_shard(model)\n", "")).mistakes
+    }
 
 
 def test_recompute_twice_stops(tmp_path: Path) -> None:
@@ -166,7 +214,10 @@ def test_recompute_twice_stops(tmp_path: Path) -> None:
 
 
 def test_the_defaults_of_supervised_fine_tuning_are_its_own() -> None:
-    found = reading('args = SFTConfig("out", per_device_train_batch_size=2, packing=True, loss_type="nll", dataset_text_field="text")\n')
+    found = reading(
+        'args = SFTConfig("out", per_device_train_batch_size=2, packing=True, loss_type="nll", '
+        'dataset_text_field="text")\n'
+    )
     wanted = {"microbatch": 2, "recompute.mode": "full", "precision.compute": "bf16", "seq_len": 1024}
     assert {key: found.request.get(key) for key in wanted} == wanted
     assert (found.unknown, found.unmodelled) == ((), ())
@@ -181,7 +232,10 @@ def test_a_job_with_a_second_model_is_not_read() -> None:
         reading('args = DPOConfig("out", per_device_train_batch_size=2)\n')
 
 
-UNSLOTH = "from unsloth import FastLanguageModel\nmodel, tokenizer = FastLanguageModel.from_pretrained('unsloth/Llama-3.2-1B', {load})\n{adapt}{made}"
+UNSLOTH = (
+    "from unsloth import FastLanguageModel\nmodel, tokenizer = "
+    "FastLanguageModel.from_pretrained('unsloth/Llama-3.2-1B', {load})\n{adapt}{made}"
+)
 ADAPTS = "model = FastLanguageModel.get_peft_model(model, {})\n"
 TRAINS = (
     "args = SFTConfig(output_dir='o', max_seq_length=4096)\n",
@@ -200,33 +254,59 @@ TRAINS = (
         ("max_seq_length=4096", "use_gradient_checkpointing=True", {"recompute.mode": "full", "offload.activations": None}),
     ],
 )  # fmt: skip
-def test_a_script_of_unsloth_says_what_it_loads_and_trains(load: str, adapt: str, said: dict[str, Any], made: str) -> None:
+def test_a_script_of_unsloth_says_what_it_loads_and_trains(
+    load: str, adapt: str, said: dict[str, Any], made: str
+) -> None:
     found = reading(UNSLOTH.format(load=load, adapt=ADAPTS.format(adapt), made=made))
-    wanted = {"seq_len": 4096, "loss": "chunked", "recompute.mode": "full", "@model": "unsloth/Llama-3.2-1B", **said}
+    wanted = {
+        "seq_len": 4096,
+        "loss": "chunked",
+        "recompute.mode": "full",
+        "@model": "unsloth/Llama-3.2-1B",
+        **said,
+    }
     assert {key: found.request.get(key) for key in wanted} == wanted
     assert (found.unknown, found.unmodelled) == ((), ())
 
 
 def test_what_unsloth_does_that_is_not_in_the_text_is_not_guessed(tmp_path: Path) -> None:
     adapt = ADAPTS.format("r=8, modules_to_save=['lm_head']")
-    assert "script.LoraConfig" in dict(reading(UNSLOTH.format(load="load_in_4bit=True", adapt=adapt, made=TRAINS[0])).unmodelled)
-    assert "script.BitsAndBytesConfig" in dict(reading(UNSLOTH.format(load="load_in_4bit=flag", adapt="", made=TRAINS[0])).unmodelled)
-    found = checked(tmp_path, UNSLOTH.format(load="load_in_4bit=True", adapt=ADAPTS.format(""), made=TRAINS[0]))
+    assert "script.LoraConfig" in dict(
+        reading(UNSLOTH.format(load="load_in_4bit=True", adapt=adapt, made=TRAINS[0])).unmodelled
+    )
+    assert "script.BitsAndBytesConfig" in dict(
+        reading(UNSLOTH.format(load="load_in_4bit=flag", adapt="", made=TRAINS[0])).unmodelled
+    )
+    found = checked(
+        tmp_path, UNSLOTH.format(load="load_in_4bit=True", adapt=ADAPTS.format(""), made=TRAINS[0])
+    )
     assert "bits-as-keywords" not in {held.id for held, _ in found.mistakes}
 
 
 def test_a_whole_fine_tune_by_unsloth_quantizes_nothing() -> None:
-    found = reading(UNSLOTH.format(load="full_finetuning=True, max_seq_length=4096", adapt="", made=TRAINS[0])).request
+    found = reading(
+        UNSLOTH.format(load="full_finetuning=True, max_seq_length=4096", adapt="", made=TRAINS[0])
+    ).request
     assert "quantization.weights" not in found
     assert (found["precision.parameters"], found.get("adapter.rank")) == ("bf16", None)
 
 
 @pytest.mark.parametrize("bits", ["load_in_8bit=True", "load_in_4bit=True"])
 @pytest.mark.parametrize(
-    ("more", "mode"), [("", "full"), (", use_gradient_checkpointing=True", "full"), (", use_gradient_checkpointing=False", "none")]
+    ("more", "mode"),
+    [
+        ("", "full"),
+        (", use_gradient_checkpointing=True", "full"),
+        (", use_gradient_checkpointing=False", "none"),
+    ],
 )
-def test_a_base_that_is_prepared_is_recomputed_and_may_be_wider(bits: str, more: str, mode: str, tmp_path: Path) -> None:
-    loads = f"model = AutoModelForCausalLM.from_pretrained('a/b', quantization_config=BitsAndBytesConfig({bits}))\n"
+def test_a_base_that_is_prepared_is_recomputed_and_may_be_wider(
+    bits: str, more: str, mode: str, tmp_path: Path
+) -> None:
+    loads = (
+        "model = AutoModelForCausalLM.from_pretrained('a/b', "
+        f"quantization_config=BitsAndBytesConfig({bits}))\n"
+    )
     rest = f"model = get_peft_model(model, LoraConfig(r=8))\n{ARGS}"
     text = f"{loads}model = prepare_model_for_kbit_training(model{more})\n{rest}"
     found = reading(text).request
@@ -236,11 +316,21 @@ def test_a_base_that_is_prepared_is_recomputed_and_may_be_wider(bits: str, more:
     assert "script.prepared" not in {one.at for one in checked(tmp_path, loads + rest).moved}
 
 
-@pytest.mark.parametrize(("bits", "dtype"), [("load_in_4bit=True", "bf16"), ("load_in_8bit=True", "bf16"), ("", None)])
+@pytest.mark.parametrize(
+    ("bits", "dtype"), [("load_in_4bit=True", "bf16"), ("load_in_8bit=True", "bf16"), ("", None)]
+)
 @pytest.mark.parametrize("trainer", ["SFTTrainer", "Trainer"])
-def test_trl_trains_adapters_in_sixteen_bits_beside_a_quantized_base(trainer: str, bits: str, dtype: str | None) -> None:
-    loads = f"m = AutoModelForCausalLM.from_pretrained('a/b', quantization_config=BitsAndBytesConfig({bits}))" if bits else ""
-    found = reading(f"{loads}\nc = LoraConfig(r=8, target_modules=['q_proj'])\n{ARGS}\nt = {trainer}(model=m, args=a)")
+def test_trl_trains_adapters_in_sixteen_bits_beside_a_quantized_base(
+    trainer: str, bits: str, dtype: str | None
+) -> None:
+    loads = (
+        f"m = AutoModelForCausalLM.from_pretrained('a/b', quantization_config=BitsAndBytesConfig({bits}))"
+        if bits
+        else ""
+    )
+    found = reading(
+        f"{loads}\nc = LoraConfig(r=8, target_modules=['q_proj'])\n{ARGS}\nt = {trainer}(model=m, args=a)"
+    )
     assert found.request.get("adapter.dtype") == (dtype if trainer == "SFTTrainer" else None)
 
 
@@ -248,12 +338,17 @@ PARSED = "p = ArgumentParser()\np.add_argument({flag}, type=int{more})\n{then}ar
 BY_FLAG = 'a = TrainingArguments("out", per_device_train_batch_size=args.batch_size, bf16=True)\n'
 
 
-@pytest.mark.parametrize("flag", ["'--batch_size'", "'--batch-size'", "'-b', '--batch_size'", "'--size', dest='batch_size'"])
+@pytest.mark.parametrize(
+    "flag", ["'--batch_size'", "'--batch-size'", "'-b', '--batch_size'", "'--size', dest='batch_size'"]
+)
 @pytest.mark.parametrize("given", [None, 7])
 def test_a_flags_default_is_the_scripts_unless_a_command_gives_another(flag: str, given: int | None) -> None:
     text = PARSED.format(flag=flag, more=", default=4", then="") + BY_FLAG
     name = "--size" if "--size" in flag else "--batch-size" if "-size" in flag else "--batch_size"
-    texts = {"train.py": text, **({"run.sh": f"torchrun --nproc_per_node=2 train.py {name} {given}\n"} if given else {})}
+    texts = {
+        "train.py": text,
+        **({"run.sh": f"torchrun --nproc_per_node=2 train.py {name} {given}\n"} if given else {}),
+    }
     reads, left = recognise_files(texts, set(texts))
     assert not left
     assert reads["train.py"].request["microbatch"] == (given or 4)

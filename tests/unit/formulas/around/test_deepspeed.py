@@ -26,7 +26,11 @@ SEVEN_B = (32, 4096, 4096, 11008, 32000)
 
 def by_hand(layers: int, hidden: int, kv: int, intermediate: int, vocabulary: int) -> dict[str, int]:
     layer = 2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * intermediate + 2 * hidden
-    return {"layer": layer, "table": vocabulary * hidden, "all": layers * layer + 2 * vocabulary * hidden + hidden}
+    return {
+        "layer": layer,
+        "table": vocabulary * hidden,
+        "all": layers * layer + 2 * vocabulary * hidden + hidden,
+    }
 
 
 P = by_hand(*SEVEN_B)["all"]
@@ -55,7 +59,7 @@ def test_the_7b_is_the_7b():
     assert P == 6_738_415_616
 
 
-# ---- states ------------------------------------------------------------------------------------------------------------------
+# ---- states ------------------------------------------------------------------------------------------------
 
 
 def padded(n: int) -> int:
@@ -73,9 +77,15 @@ def test_stages_1_and_2_keep_parameters_whole_and_the_rest_in_parts(zero):
 
 def test_stage_0_keeps_everything_whole():
     found = sheet(zero=0)
-    assert [bytes_at(found, AT.LOAD, c) for c in (C.PARAMETERS, C.MASTER_WEIGHTS, C.OPTIMIZER_STATES)] == [2 * P, 4 * P, 8 * P]
+    assert [bytes_at(found, AT.LOAD, c) for c in (C.PARAMETERS, C.MASTER_WEIGHTS, C.OPTIMIZER_STATES)] == [
+        2 * P,
+        4 * P,
+        8 * P,
+    ]
     assert bytes_at(found, AT.BACKWARD, C.GRADIENTS) == 2 * P
-    assert bytes_at(found, AT.OPTIMIZER_STEP, C.TEMPORARIES) == 8 * P  # every gradient in fp32, and the flat tensor of them
+    assert (
+        bytes_at(found, AT.OPTIMIZER_STEP, C.TEMPORARIES) == 8 * P
+    )  # every gradient in fp32, and the flat tensor of them
     assert bytes_at(found, AT.BACKWARD, C.COMMUNICATION) == 2 * B
 
 
@@ -86,7 +96,9 @@ def test_stage_3_keeps_parts_of_everything_from_the_start():
     assert bytes_at(found, AT.LOAD, C.MASTER_WEIGHTS, C.OPTIMIZER_STATES) == 12 * P // 8
     assert bytes_at(found, AT.LOAD, C.GRADIENTS) == 2 * P // 8
     assert row(found, "zero/persistent", AT.FORWARD) == 2 * small
-    assert row(found, "zero/ipg_bucket", AT.FORWARD) == row(found, "zero/ipg_bucket", AT.OPTIMIZER_STEP) == 2 * B
+    assert (
+        row(found, "zero/ipg_bucket", AT.FORWARD) == row(found, "zero/ipg_bucket", AT.OPTIMIZER_STEP) == 2 * B
+    )
 
 
 def test_an_uneven_tensor_is_padded_on_its_own_at_stage_3_and_with_all_others_before():
@@ -94,20 +106,31 @@ def test_an_uneven_tensor_is_padded_on_its_own_at_stage_3_and_with_all_others_be
     tensors = tuple(held_tensors(spec, plan_of(spec, zero=2, ranks=3)))
     total = sum(h.times * h.elements for h in tensors)
     assert zero_of(plan_of(spec, zero=2, ranks=3), tensors).shard == -(-total // 6) * 2
-    assert zero_of(plan_of(spec, zero=3, ranks=3), tensors).shard == sum(h.times * -(-h.elements // 3) for h in tensors)
+    assert zero_of(plan_of(spec, zero=3, ranks=3), tensors).shard == sum(
+        h.times * -(-h.elements // 3) for h in tensors
+    )
 
 
 def plan_of(spec, *, zero, ranks=8, **more):
-    request = {"engine": "deepspeed", "zero": zero, "mesh.dp_shard": ranks, "seq_len": 512, "recompute.mode": "full", **more}
+    request = {
+        "engine": "deepspeed",
+        "zero": zero,
+        "mesh.dp_shard": ranks,
+        "seq_len": 512,
+        "recompute.mode": "full",
+        **more,
+    }
     return resolve_request(request, spec).plan
 
 
 def test_fp32_has_its_own_copy_to_step():
     found = sheet(zero=2, precision="fp32")
-    assert bytes_at(found, AT.LOAD, C.PARAMETERS, C.MASTER_WEIGHTS, C.OPTIMIZER_STATES) == 4 * 8 * padded(8) + 12 * padded(8)
+    assert bytes_at(found, AT.LOAD, C.PARAMETERS, C.MASTER_WEIGHTS, C.OPTIMIZER_STATES) == 4 * 8 * padded(
+        8
+    ) + 12 * padded(8)
 
 
-# ---- gradients -----------------------------------------------------------------------------------------------------------------
+# ---- gradients ---------------------------------------------------------------------------------------------
 
 
 def test_stage_1_reduces_after_the_last_backward():
@@ -131,7 +154,10 @@ def test_stage_2_keeps_its_own_part_and_a_second_one_when_it_accumulates():
     assert bytes_at(once, AT.FORWARD, C.GRADIENTS) == 0
     assert bytes_at(often, AT.FORWARD, C.GRADIENTS) == shard
     assert row(once, "zero/averaged_gradients", AT.BACKWARD) == shard
-    assert row(often, "zero/averaged_gradients", AT.BACKWARD) + row(often, "zero/all_grad_tensors", AT.BACKWARD) == 2 * shard
+    assert (
+        row(often, "zero/averaged_gradients", AT.BACKWARD) + row(often, "zero/all_grad_tensors", AT.BACKWARD)
+        == 2 * shard
+    )
     assert bytes_at(once, AT.BACKWARD, C.COMMUNICATION) >= 2 * B
     assert bytes_at(often, AT.OPTIMIZER_STEP, C.GRADIENTS) == shard
 
@@ -141,7 +167,9 @@ def test_stage_3_accumulates_in_place():
 
 
 def test_one_rank_holds_the_sum():
-    """At the step of stages 1 and 2: the part, its flat copy and its fp32 copy, 8 bytes an element of the part."""
+    """At the step of stages 1 and 2: the part, its flat copy and its fp32 copy, 8 bytes an element of the
+    part.
+    """
     for zero in (1, 2):
         found = sheet(zero=zero)
         held = bytes_at(found, AT.OPTIMIZER_STEP, C.GRADIENTS, C.TEMPORARIES)
@@ -152,7 +180,9 @@ def test_one_rank_holds_the_sum():
 def test_the_step_of_torch_foreach_adds_a_copy():
     fused, foreach = sheet(zero=3), sheet(zero=3, optimizer_implementation="foreach")
     shard = P // 8
-    assert bytes_at(foreach, AT.OPTIMIZER_STEP, C.TEMPORARIES) == 8 * shard  # fp32 gradients and the roots of the second moments
+    assert (
+        bytes_at(foreach, AT.OPTIMIZER_STEP, C.TEMPORARIES) == 8 * shard
+    )  # fp32 gradients and the roots of the second moments
     assert bytes_at(fused, AT.OPTIMIZER_STEP, C.TEMPORARIES) == 6 * shard
 
 
@@ -163,9 +193,15 @@ def test_a_part_smaller_than_a_tensor_is_checked_whole():
 
 
 def test_fp32_gradients_at_stage_1_are_whole_beside_the_bf16_ones():
-    found = api.train("llama-2-7b", gpus=GPUS, fix=False, plan=plan_document(zero=1, gradients="fp32")).sheets[0]
+    found = api.train(
+        "llama-2-7b", gpus=GPUS, fix=False, plan=plan_document(zero=1, gradients="fp32")
+    ).sheets[0]
     assert bytes_at(found, AT.LOAD, C.GRADIENTS) == 4 * padded(8) * 8
-    assert bytes_at(found, AT.BACKWARD, C.GRADIENTS) == bytes_at(found, AT.OPTIMIZER_STEP, C.GRADIENTS) == 4 * padded(8) * 8 + 2 * P
+    assert (
+        bytes_at(found, AT.BACKWARD, C.GRADIENTS)
+        == bytes_at(found, AT.OPTIMIZER_STEP, C.GRADIENTS)
+        == 4 * padded(8) * 8 + 2 * P
+    )
     assert bytes_at(found, AT.BACKWARD, C.COMMUNICATION) == 2 * padded(8) * 8
     assert bytes_at(found, AT.LOAD, C.MASTER_WEIGHTS, C.OPTIMIZER_STATES) == 12 * padded(8)
     assert bytes_at(found, AT.OPTIMIZER_STEP, C.TEMPORARIES) == 0
@@ -180,15 +216,23 @@ def plan_document(*, gradients: str, **more):
         "master_weights": "fp32",
         "moments": "fp32",
     }
-    return {"engine": "deepspeed", "seq_len": 512, "recompute": {"mode": "full"}, "precision": precision, **more}
+    return {
+        "engine": "deepspeed",
+        "seq_len": 512,
+        "recompute": {"mode": "full"},
+        "precision": precision,
+        **more,
+    }
 
 
 def test_fp32_gradients_at_stage_3_make_the_flat_buffer_wider():
-    found = api.train("llama-2-7b", gpus=GPUS, fix=False, plan=plan_document(zero=3, gradients="fp32")).sheets[0]
+    found = api.train(
+        "llama-2-7b", gpus=GPUS, fix=False, plan=plan_document(zero=3, gradients="fp32")
+    ).sheets[0]
     assert bytes_at(found, AT.LOAD, C.GRADIENTS) == 4 * P // 8
 
 
-# ---- buckets and gathering -------------------------------------------------------------------------------------------------------
+# ---- buckets and gathering ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +272,9 @@ def test_gathering_ahead_is_a_range():
 def test_the_range_reaches_the_sheet():
     found = sheet(zero=3)
     assert found.at(AT.FORWARD).low < found.at(AT.FORWARD).value < found.at(AT.FORWARD).high
-    assert found.at(AT.OPTIMIZER_STEP, without=(C.ALLOCATOR_SLACK, C.CONTEXT, C.WORKSPACES)).low == tensors_at(found, AT.OPTIMIZER_STEP)
+    assert found.at(
+        AT.OPTIMIZER_STEP, without=(C.ALLOCATOR_SLACK, C.CONTEXT, C.WORKSPACES)
+    ).low == tensors_at(found, AT.OPTIMIZER_STEP)
 
 
 def test_buckets_are_data(seven_b):
@@ -245,7 +291,7 @@ def test_the_sheet_says_whose_defaults_these_are():
     assert any("auto" in note for note in sheet(zero=2).notes)
 
 
-# ---- offload ---------------------------------------------------------------------------------------------------------------------
+# ---- offload -----------------------------------------------------------------------------------------------
 
 
 def test_stage_2_moves_the_optimizer_to_the_host():
@@ -269,8 +315,15 @@ def test_stage_3_moves_the_optimizer_and_the_parameters_to_the_host():
 
 def test_a_ratio_keeps_the_first_sub_groups_on_the_device(seven_b):
     plan = plan_of(seven_b, zero=3, ranks=1, **{"offload.optimizer": 0.5})
-    assert offloaded_partition_elements(P, plan, Buckets()) == P - 3 * 10**9  # seven sub-groups, int(0.5 · 7) stay
-    assert zero_state_rows(zero_of(plan, tuple(held_tensors(seven_b, plan)))).held[C.MASTER_WEIGHTS, "zero/fp32_partition"] == 4 * 3 * 10**9
+    assert (
+        offloaded_partition_elements(P, plan, Buckets()) == P - 3 * 10**9
+    )  # seven sub-groups, int(0.5 · 7) stay
+    assert (
+        zero_state_rows(zero_of(plan, tuple(held_tensors(seven_b, plan)))).held[
+            C.MASTER_WEIGHTS, "zero/fp32_partition"
+        ]
+        == 4 * 3 * 10**9
+    )
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
@@ -283,7 +336,9 @@ def test_offload_never_raises_what_the_device_holds(zero):
 
 def test_fsdp2_moves_everything_to_the_host():
     plain = api.train("llama-2-7b", gpus=GPUS, engine="fsdp2", seq_len=512, fix=False).sheets[0]
-    moved = api.train("llama-2-7b", gpus=GPUS, engine="fsdp2", seq_len=512, fix=False, offload="optimizer,parameters").sheets[0]
+    moved = api.train(
+        "llama-2-7b", gpus=GPUS, engine="fsdp2", seq_len=512, fix=False, offload="optimizer,parameters"
+    ).sheets[0]
     assert bytes_at(moved, AT.LOAD, *STATES) == 0
     assert bytes_at(moved, AT.OPTIMIZER_STEP, *STATES) == 0
     assert 16 * P // 8 <= moved.host_bytes <= 16 * P // 8 + 4 * 300  # and a step count a tensor
@@ -297,7 +352,10 @@ def test_fsdp2_moves_everything_to_the_host():
         ({"zero": 0, "offload": "optimizer"}, "offload.optimizer"),
         ({"zero": 2, "plan": {"offload": {"optimizer": 0.5}}}, "offload.optimizer"),
         ({"zero": 3, "plan": {"offload": {"parameters": 0.5}}}, "offload.parameters"),
-        ({"zero": 2, "plan": {"precision": {"parameters": "bf16", "gradients": "fp32"}}}, "precision.gradients"),
+        (
+            {"zero": 2, "plan": {"precision": {"parameters": "bf16", "gradients": "fp32"}}},
+            "precision.gradients",
+        ),
         ({"engine": "fsdp2", "plan": {"offload": {"optimizer": 1}}}, "offload.parameters"),
         ({"zero": 2, "precision": "bf16-pure"}, "precision"),
         ({"zero": 2, "dp_replicate": 2}, "mesh.dp_replicate"),
@@ -312,12 +370,15 @@ def test_what_does_not_exist_is_refused_by_name(options, field):
     assert field in str(error.value)
 
 
-# ---- laws ------------------------------------------------------------------------------------------------------------------------
+# ---- laws --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", ["llama-2-7b", "llama-3.2-1b", "llama-tiny"])
 def test_each_stage_holds_no_more_states_than_the_one_before(model):
-    held = [max(bytes_at(sheet(model, zero=zero), i, *STATES) for i in (AT.LOAD, AT.OPTIMIZER_STEP)) for zero in (0, 1, 2, 3)]
+    held = [
+        max(bytes_at(sheet(model, zero=zero), i, *STATES) for i in (AT.LOAD, AT.OPTIMIZER_STEP))
+        for zero in (0, 1, 2, 3)
+    ]
     slack = 2 * 8 * 16 * 100  # padding of single tensors at stage 3
     assert all(later <= before + slack for before, later in pairwise(held))
 
@@ -356,19 +417,24 @@ def test_arrays_of_degrees_give_the_same_bytes(seven_b):
             assert [s.at(instant).value for s in one] == list(many.at(instant).value)
 
 
-# ---- a bare parameter count --------------------------------------------------------------------------------------------------------
+# ---- a bare parameter count --------------------------------------------------------------------------------
 
 
 def bare(parameters: str = "7e9", gpus: str = GPUS, **options) -> Sheet:
     return api.train(parameters=parameters, gpus=gpus, **options).sheets[0]
 
 
-@pytest.mark.parametrize(("zero", "held"), [(0, 112_000_000_000), (1, 38_500_000_000), (2, 26_250_000_000), (3, 14_000_000_000)])
+@pytest.mark.parametrize(
+    ("zero", "held"), [(0, 112_000_000_000), (1, 38_500_000_000), (2, 26_250_000_000), (3, 14_000_000_000)]
+)
 def test_states_of_seven_billion(zero, held):
     found = bare(engine="deepspeed", precision="bf16-master", zero=zero)
     assert found.of(*STATES, instant=AT.BACKWARD).value == held
     assert found.of(*STATES).value == held  # at the peak as well
-    assert found.of(C.TEMPORARIES, instant=AT.OPTIMIZER_STEP).value == {0: 56, 1: 5.25, 2: 5.25, 3: 5.25}[zero] * 10**9
+    assert (
+        found.of(C.TEMPORARIES, instant=AT.OPTIMIZER_STEP).value
+        == {0: 56, 1: 5.25, 2: 5.25, 3: 5.25}[zero] * 10**9
+    )
     assert tensors_at(found, AT.BACKWARD) == held  # nothing that would need a config
     answer = api.train(parameters="7e9", gpus=GPUS, engine="deepspeed", zero=zero)
     assert any("activations" in note for note in answer.notes)

@@ -1,4 +1,6 @@
-"""FullyShardedDataParallel around transformers' layers, against traces of torch's own code on tensors without memory (torch 2.13)."""
+"""FullyShardedDataParallel around transformers' layers, against traces of torch's own code on tensors without
+memory (torch 2.13).
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,19 @@ WIDE = {"vocab_size": 40_000}
 
 def sheet(over: dict[str, Any] | None = None, **asked: Any) -> Sheet:
     spec = read_hf_config({**CONFIG, **(over or {})}, name="tiny")
-    request = {"engine": "fsdp1", "task": "train", "mesh.dp_shard": 8, "microbatch": 2, "seq_len": 512, **asked}
+    request = {
+        "engine": "fsdp1",
+        "task": "train",
+        "mesh.dp_shard": 8,
+        "microbatch": 2,
+        "seq_len": 512,
+        **asked,
+    }
     return account_rank(spec, resolve_request(request, spec).plan)
 
 
-# what one of 8 ranks holds at most in backward: fully sharded decoder layers, bf16 with fp32 shards, fused AdamW
+# what one of 8 ranks holds at most in backward: fully sharded decoder layers, bf16 with fp32 shards, fused
+# AdamW
 TRACED = [
     ({}, {}, 435_035_932),
     ({}, {"recompute.mode": "full"}, 266_657_492),
@@ -45,7 +55,12 @@ TRACED = [
 
 @pytest.mark.parametrize(("over", "asked", "traced"), TRACED)
 def test_backward_is_that_of_its_own_code(over: dict[str, Any], asked: dict[str, Any], traced: int) -> None:
-    named = {"precision.parameters": "fp32", "precision.compute": "bf16", "precision.gradients": "fp32", "precision.moments": "fp32"}
+    named = {
+        "precision.parameters": "fp32",
+        "precision.compute": "bf16",
+        "precision.gradients": "fp32",
+        "precision.moments": "fp32",
+    }
     assert sheet(over, **{**named, **asked}).at(Instant.BACKWARD).value == pytest.approx(traced, rel=5e-5)
 
 
@@ -56,9 +71,13 @@ def test_the_optimizer_steps_shards() -> None:
 def test_more_ranks_keep_less_and_gather_as_much() -> None:
     few, many = sheet(**{"mesh.dp_shard": 2}), sheet(**{"mesh.dp_shard": 16})
     kept = Component.OPTIMIZER_STATES
-    assert few.of(kept, instant=Instant.LOAD).value == pytest.approx(8 * many.of(kept, instant=Instant.LOAD).value, rel=1e-5)
+    assert few.of(kept, instant=Instant.LOAD).value == pytest.approx(
+        8 * many.of(kept, instant=Instant.LOAD).value, rel=1e-5
+    )
     gathered = Component.UNSHARDED_PARAMETERS
-    assert few.of(gathered, instant=Instant.FORWARD).value == pytest.approx(many.of(gathered, instant=Instant.FORWARD).value, rel=1e-5)
+    assert few.of(gathered, instant=Instant.FORWARD).value == pytest.approx(
+        many.of(gathered, instant=Instant.FORWARD).value, rel=1e-5
+    )
 
 
 def test_replicas_of_the_shards_change_nothing() -> None:

@@ -39,7 +39,8 @@ def sheet(over: dict[str, Any] | None = None, **asked: Any) -> Sheet:
     return account_rank(spec, resolve_request(request, spec).plan)
 
 
-# what a step takes beyond what is there before it: PackedFlashBaseLayer1D's forward and its checkpoints on tensors without memory, the
+# what a step takes beyond what is there before it: PackedFlashBaseLayer1D's forward and its checkpoints on
+# tensors without memory, the
 # kernels of flash-attn and apex stood in for by functions that keep what they keep, no optimizer
 TRACED = [
     (4000, "none", 45_860_932, 50_477_128),
@@ -55,8 +56,12 @@ def test_a_step_is_that_of_its_own_code(vocab: int, recompute: str, forward: int
     found = sheet({"vocab_size": vocab}, **{"mesh.dp_shard": 1, "recompute.mode": recompute})
     before = found.at(Instant.LOAD).value
     bucket = next(i.at[Instant.BACKWARD].value for i in found.items if i.path == "zero/flat_bucket")
-    assert max(found.at(i).value for i in (Instant.FORWARD, Instant.LOSS)) - before == pytest.approx(forward, rel=2e-3)
-    assert found.at(Instant.BACKWARD).value - before - bucket == pytest.approx(backward, rel=0.015 if recompute == "full" else 1e-3)
+    assert max(found.at(i).value for i in (Instant.FORWARD, Instant.LOSS)) - before == pytest.approx(
+        forward, rel=2e-3
+    )
+    assert found.at(Instant.BACKWARD).value - before - bucket == pytest.approx(
+        backward, rel=0.015 if recompute == "full" else 1e-3
+    )
 
 
 @given(st.lists(st.integers(1, 10_000), min_size=1, max_size=60), st.integers(1, 16))
@@ -71,8 +76,8 @@ def test_one_rank_has_everything() -> None:
 
 
 def test_what_exceeds_a_share_goes_to_the_next_rank() -> None:
-    """The first parameter is more than the share of 7, so rank 0 has none; it is not counted on rank 1, which takes 4 and 2 besides. Nor is
-    the 5 on rank 2, so nothing is left for the last.
+    """The first parameter is more than the share of 7, so rank 0 has none; it is not counted on rank 1, which
+    takes 4 and 2 besides. Nor is the 5 on rank 2, so nothing is left for the last.
     """
     assert partition_whole_parameters([10, 4, 2, 5, 7], 4) == [0, 16, 12, 0]
 
@@ -85,14 +90,19 @@ def test_parameters_and_gradients_are_whole() -> None:
 
 def test_states_are_of_the_rank_that_has_most() -> None:
     found = sheet()
-    moments, master = (found.of(c, instant=Instant.LOAD).value for c in (Component.OPTIMIZER_STATES, Component.MASTER_WEIGHTS))
+    moments, master = (
+        found.of(c, instant=Instant.LOAD).value
+        for c in (Component.OPTIMIZER_STATES, Component.MASTER_WEIGHTS)
+    )
     assert moments == 2 * master
     assert master > 4 * TOTAL / 8
     assert master < 4 * TOTAL / 2
 
 
 def test_what_a_layer_saves_when_norms_are_recomputed() -> None:
-    """Two norms' inputs and results, joined projections, attention's result, gate, its activation, up and their product, rotary tables."""
+    """Two norms' inputs and results, joined projections, attention's result, gate, its activation, up and
+    their product, rotary tables.
+    """
     saved = sheet().of(Component.SAVED_ACTIVATIONS, instant=Instant.FORWARD).value
     tokens = 2 * LENGTH
     layer = tokens * (2 * (2 * H + 2 * H + 3 * H + H + 4 * F) + 2 * H // HEADS + 4 * HEADS)
@@ -103,9 +113,16 @@ def test_logits_become_their_gradient() -> None:
     """The loss adds next to nothing in backward to the logits that are there."""
     wide = sheet({"vocab_size": 100_000}, microbatch=8)
     logits = 2 * 8 * LENGTH * 100_000
-    held = [i for i in wide.items if i.path.startswith(("loss", "lm_head")) and i.component is not Component.PARAMETERS]
+    held = [
+        i
+        for i in wide.items
+        if i.path.startswith(("loss", "lm_head")) and i.component is not Component.PARAMETERS
+    ]
     kinds = (Component.SAVED_ACTIVATIONS, Component.TEMPORARIES)
-    assert sum(i.at[Instant.LOSS].value for i in held if Instant.LOSS in i.at and i.component in kinds) < 1.1 * logits
+    assert (
+        sum(i.at[Instant.LOSS].value for i in held if Instant.LOSS in i.at and i.component in kinds)
+        < 1.1 * logits
+    )
 
 
 def test_whole_layers_recomputed_save_less() -> None:
@@ -114,7 +131,12 @@ def test_whole_layers_recomputed_save_less() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "field"),
-    [({"attention": "sdpa"}, "attention"), ({"zero": 2}, "zero"), ({"dropout": 0.1}, "dropout"), ({"mesh.tp": 2}, "mesh.tp")],
+    [
+        ({"attention": "sdpa"}, "attention"),
+        ({"zero": 2}, "zero"),
+        ({"dropout": 0.1}, "dropout"),
+        ({"mesh.tp": 2}, "mesh.tp"),
+    ],
 )
 def test_refusals_name_the_field(asked: dict[str, Any], field: str) -> None:
     with pytest.raises(InputError) as caught:

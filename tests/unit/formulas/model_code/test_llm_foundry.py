@@ -36,40 +36,65 @@ def sheet(over: dict[str, Any] | None = None, **asked: Any) -> Sheet:
 def test_parameters_have_biases_and_positions() -> None:
     spec = read_hf_config(CONFIG, name="tiny")
     plan = resolve_request(
-        {"engine": "llm-foundry", "task": "train", "mesh.dp_shard": 8, "seq_len": LENGTH, "attention": "flash"}, spec
+        {
+            "engine": "llm-foundry",
+            "task": "train",
+            "mesh.dp_shard": 8,
+            "seq_len": LENGTH,
+            "attention": "flash",
+        },
+        spec,
     ).plan
     block = (3 * H * H + 3 * H) + (H * H + H) + (F * H + F) + (H * F + H) + 2 * 2 * H
-    assert parameter_count(model_code(Code.LLM_FOUNDRY).built(spec, plan)) == LAYERS * block + VOCAB * H + LENGTH * H + 2 * H
+    assert (
+        parameter_count(model_code(Code.LLM_FOUNDRY).built(spec, plan))
+        == LAYERS * block + VOCAB * H + LENGTH * H + 2 * H
+    )
 
 
 def test_what_a_block_saves() -> None:
-    """Two norms' inputs, results and statistics; queries, keys, values and attention's result picked out, and put back; gelu's two sides."""
+    """Two norms' inputs, results and statistics; queries, keys, values and attention's result picked out, and
+    put back; gelu's two sides.
+    """
     saved = sheet().of(Component.SAVED_ACTIVATIONS, instant=Instant.FORWARD).value
     tokens = 2 * LENGTH
     block = tokens * (2 * (2 * H + 2 * H + 3 * H + 2 * H + 2 * F) + 4 * (4 + HEADS))
     assert saved == pytest.approx(LAYERS * block, rel=0.02)
 
 
-# what one of 8 ranks holds at most in forward and in backward: MPTBlock of its own code under FullyShardedDataParallel, each table and the
-# final norm a unit of its own, BACKWARD_POST, fused AdamW; flash-attn's kernels stood in for by functions that keep what they keep
+# what one of 8 ranks holds at most in forward and in backward: MPTBlock of its own code under
+# FullyShardedDataParallel, each table and the
+# final norm a unit of its own, BACKWARD_POST, fused AdamW; flash-attn's kernels stood in for by functions
+# that keep what they keep
 TRACED = [
     ({"vocab_size": 8000}, {}, 284_976_252, 354_206_324),
     ({"vocab_size": 50_000}, {"recompute.mode": "full"}, 472_990_780, 716_238_916),
-    ({"vocab_size": 50_000, "n_layers": 1, "max_seq_len": 8}, {"microbatch": 1, "seq_len": 8}, 212_021_992, 538_013_088),
+    (
+        {"vocab_size": 50_000, "n_layers": 1, "max_seq_len": 8},
+        {"microbatch": 1, "seq_len": 8},
+        212_021_992,
+        538_013_088,
+    ),
     ({"vocab_size": 500, "max_seq_len": 8}, {"microbatch": 1, "seq_len": 8}, 105_564_460, 198_377_748),
 ]
 
 
 @pytest.mark.parametrize(("over", "asked", "forward", "backward"), TRACED)
-def test_a_step_is_that_of_its_own_code(over: dict[str, Any], asked: dict[str, Any], forward: int, backward: int) -> None:
+def test_a_step_is_that_of_its_own_code(
+    over: dict[str, Any], asked: dict[str, Any], forward: int, backward: int
+) -> None:
     found = sheet(over, **asked, **{"optimizer.implementation": "fused"})
-    assert max(found.at(instant).value for instant in (Instant.FORWARD, Instant.LOSS)) == pytest.approx(forward, rel=1e-4)
+    assert max(found.at(instant).value for instant in (Instant.FORWARD, Instant.LOSS)) == pytest.approx(
+        forward, rel=1e-4
+    )
     assert found.at(Instant.BACKWARD).value == pytest.approx(backward, rel=5e-4)
 
 
 def test_the_fused_loss_has_no_logits_in_fp32() -> None:
     logits = 2 * LENGTH * 50_000
-    fused, plain = (sheet({"vocab_size": 50_000}, loss=loss).at(Instant.LOSS).value for loss in ("fused", "plain"))
+    fused, plain = (
+        sheet({"vocab_size": 50_000}, loss=loss).at(Instant.LOSS).value for loss in ("fused", "plain")
+    )
     assert plain - fused >= 2 * 4 * logits * 0.99
 
 
@@ -89,7 +114,12 @@ def test_recompute_keeps_a_block_s_input_alone() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "field"),
-    [({"attention": "eager"}, "attention"), ({"dropout": 0.1}, "dropout"), ({"zero": 2}, "zero"), ({"mesh.tp": 2}, "mesh.tp")],
+    [
+        ({"attention": "eager"}, "attention"),
+        ({"dropout": 0.1}, "dropout"),
+        ({"zero": 2}, "zero"),
+        ({"mesh.tp": 2}, "mesh.tp"),
+    ],
 )
 def test_refusals_name_the_field(asked: dict[str, Any], field: str) -> None:
     with pytest.raises(InputError) as caught:
@@ -100,14 +130,27 @@ def test_refusals_name_the_field(asked: dict[str, Any], field: str) -> None:
 def test_an_untied_head_is_refused() -> None:
     spec = read_hf_config({**CONFIG, "tie_word_embeddings": False}, name="tiny")
     plan = resolve_request(
-        {"engine": "llm-foundry", "task": "train", "mesh.dp_shard": 8, "seq_len": LENGTH, "attention": "flash"}, spec
+        {
+            "engine": "llm-foundry",
+            "task": "train",
+            "mesh.dp_shard": 8,
+            "seq_len": LENGTH,
+            "attention": "flash",
+        },
+        spec,
     ).plan
     with pytest.raises(InputError):
         account_rank(spec, plan)
 
 
 def test_other_models_are_refused() -> None:
-    spec = read_hf_config({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}, name="llama")
-    plan = resolve_request({"engine": "llm-foundry", "task": "train", "mesh.dp_shard": 8, "seq_len": 64, "attention": "flash"}, spec).plan
+    spec = read_hf_config(
+        {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+        name="llama",
+    )
+    plan = resolve_request(
+        {"engine": "llm-foundry", "task": "train", "mesh.dp_shard": 8, "seq_len": 64, "attention": "flash"},
+        spec,
+    ).plan
     with pytest.raises(InputError):
         account_rank(replace(spec, head=replace(spec.head, tied=True)), plan)

@@ -1,4 +1,6 @@
-"""Block-quantized weights under tensor parallelism: what is cut inside a block is refused where the server is known to refuse it, and said else."""
+"""Block-quantized weights under tensor parallelism: what is cut inside a block is refused where the server is
+known to refuse it, and said else.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ import memsheet
 from memsheet.errors import InputError
 from memsheet.sheet import Component
 
-BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]}
+BLOCKS = {
+    "quant_method": "fp8",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+    "modules_to_not_convert": ["lm_head"],
+}
 QWEN = {
     "model_type": "qwen3_moe", "hidden_size": 4096, "num_hidden_layers": 4, "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 128,
     "intermediate_size": 12288, "moe_intermediate_size": 1536, "num_experts": 128, "num_experts_per_tok": 8, "vocab_size": 151936,
@@ -27,7 +34,15 @@ SOURCES = (("vllm", "0.11.0"), ("vllm", "0.25.0"), ("vllm", None), ("sglang", No
 
 
 def served(name: str, tp: int, engine: str, version: str | None = None, **more: Any) -> memsheet.Answer:
-    return memsheet.infer(NAMES[name], gpus=f"{tp}xH100-80GB", engine=engine, engine_version=version, max_model_len=2048, fix=False, **more)
+    return memsheet.infer(
+        NAMES[name],
+        gpus=f"{tp}xH100-80GB",
+        engine=engine,
+        engine_version=version,
+        max_model_len=2048,
+        fix=False,
+        **more,
+    )
 
 
 @pytest.mark.parametrize(("engine", "version"), SOURCES)
@@ -56,9 +71,15 @@ def test_experts_that_are_whole_on_their_ranks_are_cut_nowhere(engine: str, vers
 
 
 def test_finer_blocks_take_more_scales_and_padding_more_weights() -> None:
-    """1,536 over 8 ranks is 192: blocks of 64 have four times the scales of the checkpoint's, and 256 elements a third more weights."""
+    """1,536 over 8 ranks is 192: blocks of 64 have four times the scales of the checkpoint's, and 256
+    elements a third more weights.
+    """
     found = served("qwen", 8, "vllm").sheets[0]
-    experts = next(item for item in found.items if item.component is Component.PARAMETERS and item.path.endswith("experts")).largest
+    experts = next(
+        item
+        for item in found.items
+        if item.component is Component.PARAMETERS and item.path.endswith("experts")
+    ).largest
     elements = 4 * 128 * 3 * 192 * 4096
     assert experts.value == elements + 4 * elements // 64**2
     padded = elements // 192 * 256

@@ -1,4 +1,6 @@
-"""Data-parallel attention: groups of a server's ranks with requests of their own, against sums by hand from the engines' source."""
+"""Data-parallel attention: groups of a server's ranks with requests of their own, against sums by hand from
+the engines' source.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,20 @@ from memsheet.report.shared.plans.serving_words import parallel_group_words
 from memsheet.sheet import Bytes, Component, Instant
 
 LAYERS, HIDDEN, VOCAB, HEADS, LATENT = 61, 7168, 129_280, 128, 512
-"""Of DeepSeek-V3 (its config.json): one latent of 512 and a rotary key of 64 a token, heads of 128 + 64 and 128."""
+"""Of DeepSeek-V3 (its config.json): one latent of 512 and a rotary key of 64 a token, heads of 128 + 64 and
+128.
+"""
 CUT = 1536 * HEADS * 192 + LATENT * HEADS * 256 + HEADS * 128 * HIDDEN
-"""q_b_proj, kv_b_proj and o_proj of a layer, which ranks of attention cut; q_a_proj and kv_a_proj are whole on every rank."""
+"""q_b_proj, kv_b_proj and o_proj of a layer, which ranks of attention cut; q_a_proj and kv_a_proj are whole
+on every rank.
+"""
 DENSE, EXPERT = 3 * HIDDEN * 18_432, 3 * HIDDEN * 2048
 """The feed-forward of the first three layers, and the shared expert of the other 58."""
 
 
-def served(engine: str = "sglang", model: str = "deepseek-v3", gpus: str = "8xH200", **options: Any) -> memsheet.Answer:
+def served(
+    engine: str = "sglang", model: str = "deepseek-v3", gpus: str = "8xH200", **options: Any
+) -> memsheet.Answer:
     return memsheet.infer(model, gpus=gpus, engine=engine, **{"max_model_len": 8192, "tp": 8, **options})
 
 
@@ -37,7 +45,9 @@ def fp8(elements: float) -> float:
 
 
 def test_sglang_keeps_attention_and_the_embedding_whole_in_each_group_and_cuts_the_rest() -> None:
-    """v0.5.23 models/deepseek_v2.py: attn_tp for attention (2089) and the embedding (2946); tp for the rest, and the head unless it is told."""
+    """v0.5.23 models/deepseek_v2.py: attn_tp for attention (2089) and the embedding (2946); tp for the rest,
+    and the head unless it is told.
+    """
     whole, grouped, headed = served(), served(attn_dp=8), served(attn_dp=8, dp_lm_head=True)
     more = 7 / 8 * (LAYERS * fp8(CUT) + 2 * VOCAB * HIDDEN)
     assert weights(grouped) - weights(whole) == pytest.approx(more, rel=1e-9)
@@ -45,7 +55,9 @@ def test_sglang_keeps_attention_and_the_embedding_whole_in_each_group_and_cuts_t
 
 
 def test_vllm_shares_experts_alone() -> None:
-    """v0.33.0 layers/fused_moe/config.py:1207: experts over tp · dp ranks; every other layer is of a rank of data parallelism."""
+    """v0.33.0 layers/fused_moe/config.py:1207: experts over tp · dp ranks; every other layer is of a rank of
+    data parallelism.
+    """
     whole, dealt, shared = served("vllm"), served("vllm", attn_dp=8, ep=8), served("vllm", attn_dp=8)
     more = 7 / 8 * (LAYERS * fp8(CUT) + 2 * 2 * VOCAB * HIDDEN + fp8(3 * DENSE + 58 * EXPERT))
     assert weights(dealt) - weights(whole) == pytest.approx(more, rel=1e-6)
@@ -58,7 +70,11 @@ def test_a_latent_is_kept_once_and_not_on_every_rank(engine: str) -> None:
     whole, grouped = served(engine).serving, served(engine, attn_dp=8).serving
     assert whole is not None
     assert grouped is not None
-    assert whole["kv_bytes_per_token_per_rank"] == grouped["kv_bytes_per_token_per_rank"] == LAYERS * (LATENT + 64) * 2
+    assert (
+        whole["kv_bytes_per_token_per_rank"]
+        == grouped["kv_bytes_per_token_per_rank"]
+        == LAYERS * (LATENT + 64) * 2
+    )
     assert 8 * grouped["kv_tokens"] > 2 * whole["kv_tokens"]
     assert grouped["capacity"]["replicas"] == 8
 
@@ -91,12 +107,16 @@ def test_sglang_divides_a_chunk_and_the_requests_among_its_groups() -> None:
     ],
 )
 def test_the_fraction_leaves_room_for_graphs_of_all_groups(version: str, kept_mib: float) -> None:
-    """v0.5.23 arg_groups/memory_hook.py:303-378, v0.4.8.post1 server_args.py:274-312; nvidia-smi counts 143,771 MiB of an H200."""
+    """v0.5.23 arg_groups/memory_hook.py:303-378, v0.4.8.post1 server_args.py:274-312; nvidia-smi counts
+    143,771 MiB of an H200.
+    """
     assert served(attn_dp=8, engine_version=version).plan.memory_fraction == round(1 - kept_mib / 143_771, 3)
 
 
 def test_a_batch_of_all_groups_goes_through_the_experts() -> None:
-    """vLLM v0.33.0 all2all.py:116: tokens of all ranks are gathered before experts; a server alone has its own."""
+    """vLLM v0.33.0 all2all.py:116: tokens of all ranks are gathered before experts; a server alone has its
+    own.
+    """
     alone, grouped = served("vllm", sequences=8), served("vllm", attn_dp=8, sequences=8)
 
     def working(answer: memsheet.Answer) -> int:
@@ -155,7 +175,7 @@ def test_what_there_is_not_is_refused_by_name(engine: str, options: dict[str, An
         served(engine, **options)
 
 
-# ---- what a prompt's earlier tokens take -------------------------------------------------------------------------------------
+# ---- what a prompt's earlier tokens take -------------------------------------------------------------------
 
 
 def prefilling(answer: memsheet.Answer) -> Bytes:
@@ -164,7 +184,9 @@ def prefilling(answer: memsheet.Answer) -> Bytes:
 
 @pytest.mark.parametrize(("groups", "heads"), [(1, 16), (8, 128)])
 def test_earlier_tokens_are_unpacked_for_all_of_a_ranks_heads(groups: int, heads: int) -> None:
-    """v0.5.23 forward_mha.py:540: keys without position and values of 128 each in one, and keys of 192 beside; 128k tokens of a batch at most."""
+    """v0.5.23 forward_mha.py:540: keys without position and values of 128 each in one, and keys of 192
+    beside; 128k tokens of a batch at most.
+    """
     short, long = served(attn_dp=groups), served(attn_dp=groups, max_model_len=163_840)
     token = heads * (128 + 128 + 192) * 2
     beside = 8192 // groups * (3 * HIDDEN + 3 * heads * 192) * 2 + 2**28
@@ -174,7 +196,7 @@ def test_earlier_tokens_are_unpacked_for_all_of_a_ranks_heads(groups: int, heads
     assert prefilling(served(attn_dp=groups, engine_version="0.5.12")).high >= 131_072 * token
 
 
-# ---- commands ----------------------------------------------------------------------------------------------------------------
+# ---- commands ----------------------------------------------------------------------------------------------
 
 
 def reading(text: str) -> dict[str, Any]:
@@ -203,7 +225,7 @@ def test_ranks_of_vllm_that_are_said_to_share_experts() -> None:
     assert [plain.get(f"mesh.{axis}") for axis in ("tp", "attn_dp", "dp_replicate", "ep")] == [2, None, 4, 1]
 
 
-# ---- which plan --------------------------------------------------------------------------------------------------------------
+# ---- which plan --------------------------------------------------------------------------------------------
 
 
 def test_the_search_offers_it_beside_one_group() -> None:
@@ -223,7 +245,7 @@ def test_the_search_leaves_models_out_that_have_no_groups(model: str) -> None:
     assert bool(shared) == (model != "llama-3.1-8b")
 
 
-# ---- tokens that are sent ----------------------------------------------------------------------------------------------------
+# ---- tokens that are sent ----------------------------------------------------------------------------------
 
 
 def communication(answer: memsheet.Answer) -> int:
@@ -231,8 +253,9 @@ def communication(answer: memsheet.Answer) -> int:
 
 
 def test_buffers_of_deepep_by_hand() -> None:
-    """DeepEP dd758ca csrc/legacy/config.hpp for 8 ranks of 7168 in bf16 and 256 experts: 10 channels of 8 ranks take 256 tokens each, with 8 bytes of
-    source, 128 experts, weights and scales; the fast mode has two buffers to send and two to receive of 128 tokens for every expert.
+    """DeepEP dd758ca csrc/legacy/config.hpp for 8 ranks of 7168 in bf16 and 256 experts: 10 channels of 8
+    ranks take 256 tokens each, with 8 bytes of source, 128 experts, weights and scales; the fast mode has two
+    buffers to send and two to receive of 128 tokens for every expert.
     """
 
     def aligned(size: int) -> int:
@@ -244,7 +267,9 @@ def test_buffers_of_deepep_by_hand() -> None:
     assert fast_bytes(7168, 256) == 2 * (2 * 256 * 128 * back + 1024) + 128
     assert far_bytes(7168, 8) == 0
     assert far_bytes(7168, 16) == aligned(10 * 2 * (18 * 2 * 4 + 2 * 140 * (token + 16)))
-    assert communication(served(attn_dp=8, ep=8, expert_dispatch="deepep")) == near_bytes(7168, 8) + fast_bytes(7168, 256)
+    assert communication(served(attn_dp=8, ep=8, expert_dispatch="deepep")) == near_bytes(
+        7168, 8
+    ) + fast_bytes(7168, 256)
     assert communication(served("vllm", attn_dp=8, ep=8, expert_dispatch="deepep")) == 2**30
 
 
@@ -257,12 +282,18 @@ def test_a_shared_expert_is_whole_where_tokens_are_sent() -> None:
 
 
 def test_the_fraction_leaves_room_for_the_buffers() -> None:
-    plain, sent = (served(attn_dp=8, ep=8, **options).plan.memory_fraction or 0 for options in ({}, {"expert_dispatch": "deepep"}))
+    plain, sent = (
+        served(attn_dp=8, ep=8, **options).plan.memory_fraction or 0
+        for options in ({}, {"expert_dispatch": "deepep"})
+    )
     assert plain - sent == pytest.approx(2048 / 143_771, abs=1e-3)
 
 
 def test_tokens_that_are_sent_take_less_than_those_that_are_gathered() -> None:
-    found = [served("vllm", attn_dp=8, ep=8, sequences=8, **options) for options in ({}, {"expert_dispatch": "deepep"})]
+    found = [
+        served("vllm", attn_dp=8, ep=8, sequences=8, **options)
+        for options in ({}, {"expert_dispatch": "deepep"})
+    ]
     gathered, sent = (int(one.sheets[0].of(Component.TEMPORARIES).value) for one in found)
     assert sent < gathered
 
@@ -272,7 +303,11 @@ def test_tokens_that_are_sent_take_less_than_those_that_are_gathered() -> None:
     [
         ("sglang", {"attn_dp": 8, "expert_dispatch": "deepep"}, "dealt to all ranks"),
         ("vllm", {"ep": 8, "expert_dispatch": "deepep"}, "left unused by vllm"),
-        ("sglang", {"attn_dp": 8, "ep": 8, "expert_dispatch": "deepep", "engine_version": "0.5.12"}, "0.5.23 alone"),
+        (
+            "sglang",
+            {"attn_dp": 8, "ep": 8, "expert_dispatch": "deepep", "engine_version": "0.5.12"},
+            "0.5.23 alone",
+        ),
         ("sglang", {"dp_dense": True}, "is of data-parallel attention"),
         ("vllm", {"attn_dp": 8, "dp_dense": True}, "is not modelled"),
         ("sglang", {"attn_dp": 8, "ep": 8, "expert_dispatch": "mooncake"}, "is none of gather, deepep"),
@@ -285,7 +320,8 @@ def test_sending_is_refused_where_it_is_not(engine: str, options: dict[str, Any]
 
 def test_commands_that_send() -> None:
     found = reading(
-        "python -m sglang.launch_server --model-path m --tp 16 --dp-size 16 --enable-dp-attention --moe-a2a-backend deepep --moe-dense-tp-size 1"
+        "python -m sglang.launch_server --model-path m --tp 16 --dp-size 16 --enable-dp-attention "
+        "--moe-a2a-backend deepep --moe-dense-tp-size 1"
     )
     assert (found["mesh.ep"], found["serving.dispatch"], found["serving.dp_dense"]) == (16, "deepep", True)
     found = reading("vllm serve m -dp 8 --enable-expert-parallel --all2all-backend deepep_high_throughput")

@@ -64,7 +64,9 @@ def test_recurrent_states_do_not_grow_with_length() -> None:
 
 
 def test_a_hybrid_grows_by_its_attention_layers_alone() -> None:
-    assert cache("jamba-v0.1", 2000) - cache("jamba-v0.1", 1000) == 1000 * bytes_per_token(model("jamba-v0.1"), BF16)
+    assert cache("jamba-v0.1", 2000) - cache("jamba-v0.1", 1000) == 1000 * bytes_per_token(
+        model("jamba-v0.1"), BF16
+    )
 
 
 def test_the_cache_has_its_own_dtype() -> None:

@@ -1,4 +1,6 @@
-"""Engines that generate from packed weights: AutoAWQ's fused modules, gpt-fast, litgpt's script; and logits of whole prompts of old versions."""
+"""Engines that generate from packed weights: AutoAWQ's fused modules, gpt-fast, litgpt's script; and logits
+of whole prompts of old versions.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +30,26 @@ def item(answer: Any, path: str, instant: Instant) -> int:
     return next(int(i.at[instant].value) for i in answer.sheets[0].items if i.path == path)
 
 
-# ---- AutoAWQ --------------------------------------------------------------------------------------------------------------------
+# ---- AutoAWQ -----------------------------------------------------------------------------------------------
 
 
 def awq(**options: Any) -> Any:
-    asked = {"engine": "autoawq", "quantize": "awq-int4", "precision": "fp16-autocast", "max_model_len": 256, **options}
+    asked = {
+        "engine": "autoawq",
+        "quantize": "awq-int4",
+        "precision": "fp16-autocast",
+        "max_model_len": 256,
+        **options,
+    }
     del asked["precision"]
     return infer({**LLAMA, "torch_dtype": "float16"}, **asked)
 
 
 def test_packed_matrices_with_a_scale_and_a_zero_a_group():
     answer = awq()
-    assert at(answer, Component.PARAMETERS) == MATRICES * (4 * 128 + 16 + 4) // (8 * 128) + 2 * (2 * TABLE + NORMS)
+    assert at(answer, Component.PARAMETERS) == MATRICES * (4 * 128 + 16 + 4) // (8 * 128) + 2 * (
+        2 * TABLE + NORMS
+    )
 
 
 def test_joined_projections_stand_beside_their_parts_while_it_loads():
@@ -57,7 +67,10 @@ def test_the_cache_is_as_long_as_the_answer_and_the_prompt_has_to_fit():
 
 
 def test_scores_in_three_copies_two_of_them_in_fp32():
-    short, long = (item(awq(prompt_tokens=n, output_tokens=64, max_model_len=16384), "widest_layer", Instant.PREFILL) for n in (4096, 8192))
+    short, long = (
+        item(awq(prompt_tokens=n, output_tokens=64, max_model_len=16384), "widest_layer", Instant.PREFILL)
+        for n in (4096, 8192)
+    )
     scores = 8 * 10 + 2  # heads in 2 + 4 + 4 bytes, and the mask
     assert long - 2 * short == (8192**2 - 2 * 4096**2) * scores
 
@@ -73,7 +86,7 @@ def test_families_without_fused_modules_are_refused():
         infer({**LLAMA, "model_type": "qwen2"}, engine="autoawq", quantize="awq-int4", max_model_len=64)
 
 
-# ---- gpt-fast -------------------------------------------------------------------------------------------------------------------
+# ---- gpt-fast ----------------------------------------------------------------------------------------------
 
 
 def fast(**options: Any) -> Any:
@@ -82,14 +95,18 @@ def fast(**options: Any) -> Any:
 
 def test_int8_has_a_scale_a_row_and_the_output_is_quantized_too():
     rows = LAYERS * (2 * HIDDEN + 2 * KEYS + 2 * INNER + HIDDEN) + VOCAB
-    assert at(fast(quantize="int8"), Component.PARAMETERS) == MATRICES + TABLE + 2 * rows + 2 * (TABLE + NORMS)
+    assert at(fast(quantize="int8"), Component.PARAMETERS) == MATRICES + TABLE + 2 * rows + 2 * (
+        TABLE + NORMS
+    )
 
 
 def test_int4_has_a_scale_and_a_zero_in_bf16_for_32_elements():
     size = (MATRICES + TABLE) * (4 * 32 + 32) // (8 * 32) + 2 * (TABLE + NORMS)
     assert at(fast(quantize="int4"), Component.PARAMETERS) == size
     wide = fast(plan={"quantization": {"weights": "int4", "group_size": 128}})
-    assert at(wide, Component.PARAMETERS) == (MATRICES + TABLE) * (4 * 128 + 32) // (8 * 128) + 2 * (TABLE + NORMS)
+    assert at(wide, Component.PARAMETERS) == (MATRICES + TABLE) * (4 * 128 + 32) // (8 * 128) + 2 * (
+        TABLE + NORMS
+    )
 
 
 def test_the_length_is_a_multiple_of_eight_and_heads_are_divided():
@@ -103,7 +120,7 @@ def test_a_compiled_step_keeps_something_of_its_own():
     assert at(fast(compile=True), Component.CUDA_GRAPHS) > 0 == at(fast(), Component.CUDA_GRAPHS)
 
 
-# ---- litgpt ---------------------------------------------------------------------------------------------------------------------
+# ---- litgpt ------------------------------------------------------------------------------------------------
 
 
 def lit(**options: Any) -> Any:
@@ -118,7 +135,10 @@ def test_four_bits_of_everything_but_the_table_of_tokens():
 def test_the_output_matrix_is_unpacked_for_a_prompt_in_two_dtypes():
     plan = {"quantization": {"weights": "nf4", "double_quant": False, "skip": ["embed_tokens"]}}
     packed, plain = lit(plan=plan), lit()
-    assert item(packed, "widest_layer", Instant.PREFILL) - item(plain, "widest_layer", Instant.PREFILL) == 4 * TABLE
+    assert (
+        item(packed, "widest_layer", Instant.PREFILL) - item(plain, "widest_layer", Instant.PREFILL)
+        == 4 * TABLE
+    )
 
 
 def test_eight_bits_are_made_twice_while_they_load():
@@ -132,7 +152,7 @@ def test_keys_are_repeated_in_the_cache_unless_all_queries_share_one():
     assert at(shared, Component.KV_CACHE) == LAYERS * 2 * 128 * 256 * 2
 
 
-# ---- transformers ---------------------------------------------------------------------------------------------------------------
+# ---- transformers ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -144,7 +164,10 @@ def test_versions_that_made_logits_of_every_position(version: str | None, whole:
 
 
 def test_a_long_prompt_ends_in_its_logits():
-    old, new = (infer(LLAMA, max_model_len=2048, prompt_tokens=2048, engine_version=version) for version in ("4.40.0", "4.50.0"))
+    old, new = (
+        infer(LLAMA, max_model_len=2048, prompt_tokens=2048, engine_version=version)
+        for version in ("4.40.0", "4.50.0")
+    )
     assert at(old, Component.TEMPORARIES, Instant.PREFILL) == 2048 * VOCAB * 6
     assert at(new, Component.TEMPORARIES, Instant.PREFILL) < 2048 * VOCAB * 6
     assert at(old, Component.TEMPORARIES) == at(new, Component.TEMPORARIES)

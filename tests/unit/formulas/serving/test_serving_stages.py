@@ -49,12 +49,18 @@ def test_every_stage_has_its_own_part(pp: int) -> None:
 
 @pytest.mark.parametrize(("engine", "module"), [("vllm", vllm), ("sglang", sglang)])
 @pytest.mark.parametrize("mesh", [{"tp": 2, "pp": 4}, {"tp": 8, "attn_dp": 4}])
-def test_sheets_and_facts_are_those_of_stages_accounted_one_by_one(engine: str, module: Any, mesh: dict[str, int], monkeypatch) -> None:
+def test_sheets_and_facts_are_those_of_stages_accounted_one_by_one(
+    engine: str, module: Any, mesh: dict[str, int], monkeypatch
+) -> None:
     ask = {"gpus": "8xH100-80GB", "engine": engine, "fix": False, **mesh}
     before = infer("qwen3-30b-a3b", **ask)
     monkeypatch.setattr(module, "_stages", module._stages.__wrapped__)
     monkeypatch.setattr(
-        module, "every_stage", lambda spec, plan, account: tuple(account(stage_model(spec, plan, number)) for number in range(plan.mesh.pp))
+        module,
+        "every_stage",
+        lambda spec, plan, account: tuple(
+            account(stage_model(spec, plan, number)) for number in range(plan.mesh.pp)
+        ),
     )
     after = infer("qwen3-30b-a3b", **ask)
     assert [sheet.items for sheet in before.sheets] == [sheet.items for sheet in after.sheets]

@@ -1,4 +1,6 @@
-"""Speculative decoding: who drafts, what is loaded and shared, whose pool its layers join, what is verified at once."""
+"""Speculative decoding: who drafts, what is loaded and shared, whose pool its layers join, what is verified
+at once.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ HEAD = {
 }  # fmt: skip
 """A head for llama-3.1-8b, by the key names of published ones."""
 DRAFT = {"speculative": "draft", "draft_model": "llama-3.2-1b", "speculative_tokens": 3}
-A_LAYER = 2 * HIDDEN * HIDDEN + 2 * 1024 * HIDDEN + 3 * HIDDEN * INNER  # queries, output, keys, values, feed-forward
+A_LAYER = (
+    2 * HIDDEN * HIDDEN + 2 * 1024 * HIDDEN + 3 * HIDDEN * INNER
+)  # queries, output, keys, values, feed-forward
 
 
 def model(name: str) -> ModelSpec:
@@ -43,10 +47,16 @@ def head(folder: Path, **changes: Any) -> str:
 
 
 def eagle3(folder: Path, **changes: Any) -> dict[str, Any]:
-    return {"speculative": "eagle3", "draft_model": head(folder, draft_vocab_size=OWN_WORDS, **changes), "speculative_tokens": 3}
+    return {
+        "speculative": "eagle3",
+        "draft_model": head(folder, draft_vocab_size=OWN_WORDS, **changes),
+        "speculative_tokens": 3,
+    }
 
 
-def served(engine: str = "vllm", name: str = "llama-3.1-8b", gpus: str = "1xH100-80GB", **options: Any) -> Answer:
+def served(
+    engine: str = "vllm", name: str = "llama-3.1-8b", gpus: str = "1xH100-80GB", **options: Any
+) -> Answer:
     return infer(name, gpus=gpus, engine=engine, **{"max_model_len": 8192, **options})
 
 
@@ -54,21 +64,32 @@ def facts(answer: Answer) -> dict[str, Any]:
     return dict(answer.serving or {})
 
 
-def held(answer: Answer, component: Component = Component.PARAMETERS, when: Instant = Instant.DECODE, stage: int = -1) -> int:
+def held(
+    answer: Answer,
+    component: Component = Component.PARAMETERS,
+    when: Instant = Instant.DECODE,
+    stage: int = -1,
+) -> int:
     """Bytes of the draft's rows of a component."""
     items = answer.sheets[stage].items
-    return sum(int(i.at[when].value) for i in items if i.component is component and i.path.startswith(PREFIX) and when in i.at)
+    return sum(
+        int(i.at[when].value)
+        for i in items
+        if i.component is component and i.path.startswith(PREFIX) and when in i.at
+    )
 
 
 def pool(answer: Answer) -> int:
     return int(answer.sheets[0].of(Component.KV_CACHE, instant=Instant.DECODE).value)
 
 
-# weights, by hand ---------------------------------------------------------------------------------------------------------------
+# weights, by hand -------------------------------------------------------------------------------------------
 
 
 def test_the_weights_of_an_eagle_3_head(tmp_path: Path) -> None:
-    """vLLM v0.33.0 models/llama_eagle3.py: queries, keys and values of two vectors, three hidden states into one, an output of its own, norms."""
+    """vLLM v0.33.0 models/llama_eagle3.py: queries, keys and values of two vectors, three hidden states into
+    one, an output of its own, norms.
+    """
     elements = A_LAYER + HIDDEN * (HIDDEN + 2 * 1024) + 3 * HIDDEN * HIDDEN + OWN_WORDS * HIDDEN + 4 * HIDDEN
     for engine in ("vllm", "sglang"):
         assert held(served(engine, **eagle3(tmp_path))) == 2 * elements
@@ -77,14 +98,17 @@ def test_the_weights_of_an_eagle_3_head(tmp_path: Path) -> None:
 
 
 def test_an_eagle_head_takes_the_embedding_and_the_output_of_the_model(tmp_path: Path) -> None:
-    """vLLM v0.11.0 models/llama_eagle.py: a matrix of both inputs, a layer without its first norm, no norm at the end."""
+    """vLLM v0.11.0 models/llama_eagle.py: a matrix of both inputs, a layer without its first norm, no norm at
+    the end.
+    """
     asked = {"speculative": "eagle", "draft_model": head(tmp_path), "speculative_tokens": 3}
     assert held(served(**asked)) == 2 * (A_LAYER + 2 * HIDDEN * HIDDEN + HIDDEN)
 
 
 def test_a_narrower_head_keeps_its_own_embedding(tmp_path: Path) -> None:
     wide, narrow = (
-        eagle3(tmp_path / str(n), hidden_size=n, target_hidden_size=HIDDEN) for n in (_made(tmp_path, HIDDEN), _made(tmp_path, 2048))
+        eagle3(tmp_path / str(n), hidden_size=n, target_hidden_size=HIDDEN)
+        for n in (_made(tmp_path, HIDDEN), _made(tmp_path, 2048))
     )
     paths = [{i.path for i in served(**asked).sheets[0].items} for asked in (wide, narrow)]
     assert ["draft.model.embed_tokens" in found for found in paths] == [False, True]
@@ -109,18 +133,24 @@ GLM_LAYER = 129 * 3 * 4096 * 1408 + 128 * 4096 + 2 * 4096 * (96 + 8) * 128 + 2 *
 
 @pytest.mark.parametrize(("name", "own"), [("deepseek-v3", 11.5e9), ("glm-4.5-air", GLM_LAYER)])
 def test_layers_for_further_tokens_are_no_part_of_the_model_unless_asked(name: str, own: float) -> None:
-    """DeepSeek-V3's README_WEIGHTS.md counts 11.5 B of its own beside the shared embedding and output. The model's count leaves them out."""
+    """DeepSeek-V3's README_WEIGHTS.md counts 11.5 B of its own beside the shared embedding and output. The
+    model's count leaves them out.
+    """
     spec = model(name)
     assert spec.ahead == 1
     heads = mtp_heads(spec)
     shared = sum(weight.elements for weight in (*heads.embeddings.weights, *heads.head.weights))
     norm = spec.hidden  # the model's last norm stands in the description, not in the stack of heads
-    assert parameter_count(heads) - shared - norm * bool(heads.stacks[0].final_norms) == pytest.approx(own, rel=0.01)
+    assert parameter_count(heads) - shared - norm * bool(heads.stacks[0].final_norms) == pytest.approx(
+        own, rel=0.01
+    )
     assert not any(path.startswith("mtp") for path in _paths(spec))
 
 
 def test_a_layer_for_further_tokens_is_the_librarys_last_layer_and_what_joins() -> None:
-    """The layer of transformers 5.23 itself, without storage; two inputs of 7,168 into one, and three norms."""
+    """The layer of transformers 5.23 itself, without storage; two inputs of 7,168 into one, and three
+    norms.
+    """
     torch = pytest.importorskip("torch")
     library = pytest.importorskip("transformers.models.deepseek_v3.modeling_deepseek_v3")
     config = pytest.importorskip("transformers.models.deepseek_v3").DeepseekV3Config()
@@ -130,7 +160,14 @@ def test_a_layer_for_further_tokens_is_the_librarys_last_layer_and_what_joins() 
     heads = mtp_heads(model("deepseek-v3"))
     from memsheet.formulas.states.params import parameter_tensors
 
-    assert sum(weight.elements * times for path, weight, times in parameter_tensors(heads) if path.startswith("mtp")) == own
+    assert (
+        sum(
+            weight.elements * times
+            for path, weight, times in parameter_tensors(heads)
+            if path.startswith("mtp")
+        )
+        == own
+    )
 
 
 def _paths(spec: ModelSpec) -> list[str]:
@@ -140,9 +177,13 @@ def _paths(spec: ModelSpec) -> list[str]:
 
 
 def test_a_multi_token_layer_by_hand() -> None:
-    """A layer like the last, two norms, a matrix of two inputs and a norm (vLLM v0.33.0 models/deepseek_mtp.py:70); fp8 in blocks, the matrix not."""
+    """A layer like the last, two norms, a matrix of two inputs and a norm (vLLM v0.33.0
+    models/deepseek_mtp.py:70); fp8 in blocks, the matrix not.
+    """
     answer = served("vllm", "deepseek-v3", "8xH200", speculative="mtp")
-    by_path = {i.path: int(i.at[Instant.DECODE].value) for i in answer.sheets[0].items if i.path.startswith(PREFIX)}
+    by_path = {
+        i.path: int(i.at[Instant.DECODE].value) for i in answer.sheets[0].items if i.path.startswith(PREFIX)
+    }
     assert by_path["draft.mtp.*.eh_proj"] == 2 * 7168 * 2 * 7168
     experts = 256 * 3 * 7168 * 2048 // 8
     assert by_path["draft.mtp.layers.*.mlp.experts"] == experts + 4 * experts // 128**2
@@ -153,7 +194,12 @@ def test_a_multi_token_layer_by_hand() -> None:
 
 @pytest.mark.parametrize(("version", "own"), [("0.11.0", True), ("0.33.0", False)])
 def test_older_releases_give_a_multi_token_layer_an_output_of_its_own(version: str, *, own: bool) -> None:
-    paths = {i.path for i in served("vllm", "deepseek-v3", "8xH200", speculative="mtp", engine_version=version).sheets[0].items}
+    paths = {
+        i.path
+        for i in served("vllm", "deepseek-v3", "8xH200", speculative="mtp", engine_version=version)
+        .sheets[0]
+        .items
+    }
     assert ("draft.mtp.*.shared_head.head" in paths) is own
 
 
@@ -164,7 +210,7 @@ def test_the_draft_lies_on_the_last_stage_with_an_embedding_of_its_own(tmp_path:
     assert held(answer, stage=1) == 2 * (elements + WORDS * HIDDEN)
 
 
-# the cache ----------------------------------------------------------------------------------------------------------------------
+# the cache --------------------------------------------------------------------------------------------------
 
 
 def test_the_drafts_layers_join_the_pool_of_vllm(tmp_path: Path) -> None:
@@ -174,12 +220,18 @@ def test_the_drafts_layers_join_the_pool_of_vllm(tmp_path: Path) -> None:
     assert found["page_bytes_per_rank"] == 16 * 33 * 4096
     assert found["speculative"]["kv_bytes_per_token"] == 4096
     assert facts(served(**DRAFT))["kv_bytes_per_token"] == 32 * 4096 + 16 * 2 * 8 * 64 * 2
-    assert facts(served("vllm", "deepseek-v3", "8xH200", speculative="mtp"))["kv_bytes_per_token"] == 62 * 576 * 2
+    assert (
+        facts(served("vllm", "deepseek-v3", "8xH200", speculative="mtp"))["kv_bytes_per_token"]
+        == 62 * 576 * 2
+    )
 
 
 def test_states_of_all_drafted_tokens_are_kept() -> None:
     """v0.33.0 v1/kv_cache_interface.py:1135: two pages and one for each drafted token."""
-    plain, drafting = (facts(served("vllm", "qwen3-next-80b-a3b", "4xH100-80GB", **asked)) for asked in ({}, {"speculative": "mtp"}))
+    plain, drafting = (
+        facts(served("vllm", "qwen3-next-80b-a3b", "4xH100-80GB", **asked))
+        for asked in ({}, {"speculative": "mtp"})
+    )
     assert drafting["max_sequences"]["8192"] < plain["max_sequences"]["8192"]
 
 
@@ -199,24 +251,31 @@ def test_more_layers_never_take_less(engine: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_words_of_the_prompt_take_no_weights_and_no_cache(engine: str) -> None:
     asked = {"sequences": 48, "memory_fraction": 0.8}
-    plain, drafting = (served(engine, **asked, **more) for more in ({}, {"speculative": "ngram", "speculative_tokens": 4}))
+    plain, drafting = (
+        served(engine, **asked, **more) for more in ({}, {"speculative": "ngram", "speculative_tokens": 4})
+    )
     assert held(drafting) == 0
     assert facts(drafting)["kv_bytes_per_token"] == facts(plain)["kv_bytes_per_token"]
     assert abs(pool(drafting) - pool(plain)) < 2 * GIB  # graphs are of more tokens
 
 
-# what is verified at once -------------------------------------------------------------------------------------------------------
+# what is verified at once -----------------------------------------------------------------------------------
 
 
 def test_as_many_rows_of_logits_as_tokens_are_verified(tmp_path: Path) -> None:
-    """64 sequences of 4 tokens in 16 bits; the second runner of vLLM raises at most 1 GiB of them to fp32 at a time."""
+    """64 sequences of 4 tokens in 16 bits; the second runner of vLLM raises at most 1 GiB of them to fp32 at
+    a time.
+    """
     found = facts(served(sequences=64, **eagle3(tmp_path)))["speculative"]
     assert found["verified_rows"] == 64 * 4
     assert found["logits_bytes"] == 64 * 4 * WORDS * 2
     assert chunk_rows(WORDS) == 2**30 // (WORDS * 4)
     plain, drafting = (served(sequences=64, **asked) for asked in ({}, eagle3(tmp_path)))
     drawn = [
-        next(i for i in a.sheets[0].items if i.component is Component.TEMPORARIES and i.path != "hidden_states") for a in (plain, drafting)
+        next(
+            i for i in a.sheets[0].items if i.component is Component.TEMPORARIES and i.path != "hidden_states"
+        )
+        for a in (plain, drafting)
     ]
     assert drawn[1].at[Instant.DECODE].value > 3 * drawn[0].at[Instant.DECODE].value
     most = served(sequences=1024, **eagle3(tmp_path)).sheets[0].items
@@ -226,13 +285,18 @@ def test_as_many_rows_of_logits_as_tokens_are_verified(tmp_path: Path) -> None:
 
 def test_more_tokens_never_take_less(tmp_path: Path) -> None:
     sizes = [
-        int(served(sequences=256, **{**eagle3(tmp_path), "speculative_tokens": n}).sheets[0].at(Instant.DECODE, without=()).high)
+        int(
+            served(sequences=256, **{**eagle3(tmp_path), "speculative_tokens": n})
+            .sheets[0]
+            .at(Instant.DECODE, without=())
+            .high
+        )
         for n in (1, 3, 7)
     ]
     assert sizes == sorted(sizes)
 
 
-# SGLang -------------------------------------------------------------------------------------------------------------------------
+# SGLang -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -248,11 +312,21 @@ def test_what_sglang_keeps_free_for_a_draft(version: str, method: str | None, mi
 
 def test_the_reserve_lowers_the_fraction(tmp_path: Path) -> None:
     """v0.5.4.post3 server_args.py:809, of a card of 81,559 MiB."""
-    plain, drafting = (served("sglang", engine_version="0.5.4", **asked).plan for asked in ({}, eagle3(tmp_path)))
-    assert (plain.memory_fraction or 0) - (drafting.memory_fraction or 0) == pytest.approx(2048 / 81559, abs=0.001)
+    plain, drafting = (
+        served("sglang", engine_version="0.5.4", **asked).plan for asked in ({}, eagle3(tmp_path))
+    )
+    assert (plain.memory_fraction or 0) - (drafting.memory_fraction or 0) == pytest.approx(
+        2048 / 81559, abs=0.001
+    )
     assert (plain.max_sequences, drafting.max_sequences) == (4096, 48)
     assert (
-        served("sglang", engine_version="0.4.3", speculative="eagle", draft_model=head(tmp_path), speculative_tokens=3).plan.max_sequences
+        served(
+            "sglang",
+            engine_version="0.4.3",
+            speculative="eagle",
+            draft_model=head(tmp_path),
+            speculative_tokens=3,
+        ).plan.max_sequences
         == 32
     )
 
@@ -267,13 +341,19 @@ def test_sglangs_draft_has_a_pool_as_long_as_the_models(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", ["0.4.6.post1", "0.5.8", "0.5.12", "0.5.23"])
 def test_the_room_of_sglangs_pools_by_release(version: str, tmp_path: Path) -> None:
-    """Before 0.5.20 the draft is loaded after the pool, whose tokens the model's layers alone decide; until 0.5.4 places for drafts are added."""
+    """Before 0.5.20 the draft is loaded after the pool, whose tokens the model's layers alone decide; until
+    0.5.4 places for drafts are added.
+    """
     answer = served("sglang", engine_version=version, memory_fraction=0.8, sequences=48, **eagle3(tmp_path))
     found = facts(answer)
     budget, kept = found["budget"], kept_of(version)
     room = 0.8 * budget["free_before_loading"].value - budget["weights"].value
     if kept.first:
-        own = sum(int(i.at[Instant.LOAD].value) for i in answer.sheets[0].items if i.path.startswith(PREFIX) and Instant.LOAD in i.at)
+        own = sum(
+            int(i.at[Instant.LOAD].value)
+            for i in answer.sheets[0].items
+            if i.path.startswith(PREFIX) and Instant.LOAD in i.at
+        )
         room -= own
     counted = 4096 * (33 if kept.first else 32)
     ahead = 48 * 3 + 48 * 4 + 100 if kept.ahead else 0
@@ -281,43 +361,61 @@ def test_the_room_of_sglangs_pools_by_release(version: str, tmp_path: Path) -> N
 
 
 def test_sglang_counts_a_draft_models_layers_as_if_they_were_the_models() -> None:
-    """v0.5.23 model_executor/pool_configurator.py:311: 16 more layers of 4,096 bytes each, though they keep 2,048."""
+    """v0.5.23 model_executor/pool_configurator.py:311: 16 more layers of 4,096 bytes each, though they keep
+    2,048.
+    """
     answer = served("sglang", **DRAFT)
     found = facts(answer)
     assert held(answer, Component.KV_CACHE) == (found["kv_tokens"] + 1) * 16 * 2048
     assert found["budget"]["kv_cache"].value // (48 * 4096) == found["kv_tokens"]
 
 
-# llama.cpp and transformers ---------------------------------------------------------------------------------------------------------
+# llama.cpp and transformers ---------------------------------------------------------------------------------
 
 LLAMA = {"quantize": "gguf:Q4_K_M", "sequences": 4, **DRAFT}
 
 
 def test_llama_cpps_draft_has_contexts_of_its_own() -> None:
-    """16 layers of 2 · 512 values in fp16, 8,192 cells: 256 MiB; in one context since it was reworked, before in one a slot."""
-    now, then = (served("llama.cpp", gpus="1xRTX4090", engine_version=version, **LLAMA) for version in (None, "b7342"))
+    """16 layers of 2 · 512 values in fp16, 8,192 cells: 256 MiB; in one context since it was reworked, before
+    in one a slot.
+    """
+    now, then = (
+        served("llama.cpp", gpus="1xRTX4090", engine_version=version, **LLAMA) for version in (None, "b7342")
+    )
     assert held(now, Component.KV_CACHE) == held(then, Component.KV_CACHE) == 256 * MIB
     assert facts(now)["speculative"]["contexts"] == 1
     assert facts(then)["speculative"]["contexts"] == 4
-    one = served("llama.cpp", gpus="1xRTX4090", engine_version="b7342", **{**LLAMA, "sequences": 1, "max_model_len": 2048})
+    one = served(
+        "llama.cpp",
+        gpus="1xRTX4090",
+        engine_version="b7342",
+        **{**LLAMA, "sequences": 1, "max_model_len": 2048},
+    )
     assert held(then, Component.TEMPORARIES) == 4 * held(one, Component.TEMPORARIES)
     assert facts(now)["kv_bytes_per_token"] == (32 * 2 * 1024 + 16 * 2 * 512) * 2
     assert sum("model buffer size" in line for line in facts(now)["start_up"]) == 4
 
 
 def test_llama_cpps_draft_keeps_fp16_whatever_the_models_cache_is() -> None:
-    answer = served("llama.cpp", gpus="1xRTX4090", **{**LLAMA, "kv_dtype": "gguf:Q8_0", "k_dtype": "gguf:Q8_0"})
+    answer = served(
+        "llama.cpp", gpus="1xRTX4090", **{**LLAMA, "kv_dtype": "gguf:Q8_0", "k_dtype": "gguf:Q8_0"}
+    )
     assert held(answer, Component.KV_CACHE) == 256 * MIB
 
 
 def test_a_draft_leaves_room_for_fewer_sequences() -> None:
     plain = {key: value for key, value in LLAMA.items() if key not in DRAFT}
-    rooms = [facts(served("llama.cpp", gpus="1xRTX4090", **asked))["max_sequences"]["4096"] for asked in (plain, LLAMA)]
+    rooms = [
+        facts(served("llama.cpp", gpus="1xRTX4090", **asked))["max_sequences"]["4096"]
+        for asked in (plain, LLAMA)
+    ]
     assert rooms[1] < rooms[0]
 
 
 def test_transformers_assists_one_sequence() -> None:
-    """5.23 generation/utils.py:4084: six rows in 16 bits, in fp32 and a copy of that, and the assistant's five in fp32."""
+    """5.23 generation/utils.py:4084: six rows in 16 bits, in fp32 and a copy of that, and the assistant's
+    five in fp32.
+    """
     answer = served("transformers", **{**DRAFT, "speculative_tokens": 5})
     assert held(answer) == 2 * parameter_count(model("llama-3.2-1b"))
     assert held(answer, Component.TEMPORARIES) == WORDS * (6 * (2 + 4 + 4) + 5 * 4)

@@ -1,4 +1,6 @@
-"""Speculative decoding as it is asked for: plans, what is refused, the flags of servers, and what the screen says."""
+"""Speculative decoding as it is asked for: plans, what is refused, the flags of servers, and what the screen
+says.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,20 @@ from memsheet.resolve import resolve_document, resolve_request
 from memsheet.sheet import Instant
 from memsheet.units import MIB
 
-# plans --------------------------------------------------------------------------------------------------------------------------
+# plans ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "llama.cpp", "transformers"])
 def test_a_plan_reads_back(engine: str) -> None:
-    answer = served(engine, sequences=1, **({"quantize": "gguf:Q4_K_M"} if engine == "llama.cpp" else {}), **DRAFT)
+    answer = served(
+        engine, sequences=1, **({"quantize": "gguf:Q4_K_M"} if engine == "llama.cpp" else {}), **DRAFT
+    )
     document = plan_document(answer.plan)
     assert document["speculative"] == {"method": "draft", "tokens": 3, "model": "llama-3.2-1b"}
     spec = with_draft(
-        model("llama-3.1-8b"), {"speculative.method": "draft", "speculative.model": "llama-3.2-1b"}, catalog=catalog.find_model
+        model("llama-3.1-8b"),
+        {"speculative.method": "draft", "speculative.model": "llama-3.2-1b"},
+        catalog=catalog.find_model,
     )
     assert resolve_document(document, spec) == answer.plan
     again = infer("llama-3.1-8b", gpus="1xH100-80GB", plan=document)
@@ -76,12 +82,16 @@ def test_other_refusals() -> None:
             model("llama-3.1-8b"),
             real=True,
         )
-    for name, gpus, asked in (("qwen3-next-80b-a3b", "4xH100-80GB", {"engine": "sglang", "speculative": "mtp"}),
-                              ("deepseek-v3", "16xH200", {"engine": "sglang", "speculative": "mtp", "tp": 8, "pp": 2})):  # fmt: skip
+    for name, gpus, asked in (
+        ("qwen3-next-80b-a3b", "4xH100-80GB", {"engine": "sglang", "speculative": "mtp"}),
+        ("deepseek-v3", "16xH200", {"engine": "sglang", "speculative": "mtp", "tp": 8, "pp": 2}),
+    ):
         with pytest.raises(InputError):
             infer(name, gpus=gpus, max_model_len=8192, **asked)
     with pytest.raises(InputError, match="accepted"):
-        plan_serving("llama-3.1-8b", gpus="1xH100-80GB", context=8192, speculative="ngram", speculative_tokens=3)
+        plan_serving(
+            "llama-3.1-8b", gpus="1xH100-80GB", context=8192, speculative="ngram", speculative_tokens=3
+        )
 
 
 def test_a_drafts_heads_are_cut_too(tmp_path: Path) -> None:
@@ -110,7 +120,13 @@ def test_graphs_are_of_tokens_or_of_sequences(version: str, rows: int, tmp_path:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"draft_vocab_size": -1}, {"num_aux_hidden_states": "x"}, {"target_hidden_size": 2**40}, {"num_hidden_layers": 10**7}]
+    "wrong",
+    [
+        {"draft_vocab_size": -1},
+        {"num_aux_hidden_states": "x"},
+        {"target_hidden_size": 2**40},
+        {"num_hidden_layers": 10**7},
+    ],
 )
 def test_a_strangers_head_is_read_with_limits(wrong: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "config.json"
@@ -128,11 +144,15 @@ def test_tables_are_in_order() -> None:
     assert methods_of("gpt-fast", None) == ()
 
 
-# flags of servers -----------------------------------------------------------------------------------------------------------------
+# flags of servers -------------------------------------------------------------------------------------------
 
 
 def said(form: Any, text: str) -> dict[str, Any]:
-    return {key: value for key, value in read_format_values(form, form.parse(text)).request.items() if key.startswith("speculative.")}
+    return {
+        key: value
+        for key, value in read_format_values(form, form.parse(text)).request.items()
+        if key.startswith("speculative.")
+    }
 
 
 SPEAKS = {"speculative.method": "draft", "speculative.model": "q", "speculative.tokens": 3}
@@ -142,14 +162,29 @@ SPEAKS = {"speculative.method": "draft", "speculative.model": "q", "speculative.
     ("text", "found"),
     [
         ('vllm serve m --speculative-config \'{"model": "q", "num_speculative_tokens": 3}\'', SPEAKS),
-        ('vllm serve m -sc \'{"method": "draft_model", "model": "q", "num_speculative_tokens": 3, "prompt_lookup_max": 4}\'', SPEAKS),
+        (
+            (
+                'vllm serve m -sc \'{"method": "draft_model", "model": "q", "num_speculative_tokens": 3, '
+                '"prompt_lookup_max": 4}\''
+            ),
+            SPEAKS,
+        ),
         ("vllm serve m --speculative-config.model q --speculative_config.num-speculative-tokens 3", SPEAKS),
         (
             "vllm serve m --spec-model a/EAGLE3-x --spec-tokens 3",
             {**SPEAKS, "speculative.method": "eagle3", "speculative.model": "a/EAGLE3-x"},
         ),
-        ("vllm serve m --spec-method deepseek_mtp --spec-model m --spec-tokens 1", {"speculative.method": "mtp", "speculative.tokens": 1}),
-        ("sglang serve --model-path m --speculative-algorithm STANDALONE --speculative-draft-model q --speculative-num-steps 3", SPEAKS),
+        (
+            "vllm serve m --spec-method deepseek_mtp --spec-model m --spec-tokens 1",
+            {"speculative.method": "mtp", "speculative.tokens": 1},
+        ),
+        (
+            (
+                "sglang serve --model-path m --speculative-algorithm STANDALONE --speculative-draft-model q "
+                "--speculative-num-steps 3"
+            ),
+            SPEAKS,
+        ),
         (
             "sglang serve --model-path m --speculative-algorithm EAGLE --speculative-num-steps 3",
             {"speculative.method": "mtp", "speculative.tokens": 3},
@@ -170,10 +205,16 @@ def test_a_servers_flags_are_read(text: str, found: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("text", "at"),
     [
-        ('vllm serve m --speculative-config \'{"model": "q", "quantization": "fp8"}\'', "--speculative-config.quantization"),
+        (
+            'vllm serve m --speculative-config \'{"model": "q", "quantization": "fp8"}\'',
+            "--speculative-config.quantization",
+        ),
         ("vllm serve m --speculative-config 'no object'", "--speculative-config"),
         ("vllm serve m --speculative-config '[1, 2]'", "--speculative-config"),
-        ("sglang serve --model-path m --speculative-algorithm EAGLE3 --speculative-eagle-topk 4", "--speculative-eagle-topk"),
+        (
+            "sglang serve --model-path m --speculative-algorithm EAGLE3 --speculative-eagle-topk 4",
+            "--speculative-eagle-topk",
+        ),
     ],
 )
 def test_what_the_flags_say_besides_is_not_passed_over(text: str, at: str) -> None:
@@ -182,15 +223,34 @@ def test_what_the_flags_say_besides_is_not_passed_over(text: str, at: str) -> No
 
 
 def test_an_unknown_part_of_the_object_is_told_with_the_nearest() -> None:
-    found = read_format_values(vllm.FORMAT, vllm.FORMAT.parse("vllm serve m --speculative-config '{\"num_speculative_token\": 3}'")).unknown
-    assert found == (("--speculative-config.num_speculative_token", "--speculative-config.num_speculative_tokens"),)
+    found = read_format_values(
+        vllm.FORMAT, vllm.FORMAT.parse("vllm serve m --speculative-config '{\"num_speculative_token\": 3}'")
+    ).unknown
+    assert found == (
+        ("--speculative-config.num_speculative_token", "--speculative-config.num_speculative_tokens"),
+    )
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_an_exported_command_reads_back_to_the_same_sheet(engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exported_command_reads_back_to_the_same_sheet(
+    engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sheet, out = tmp_path / "sheet.json", tmp_path / "out"
     flags = ["--speculative", "draft", "--draft-model", "llama-3.2-1b", "--speculative-tokens", "3"]
-    main(["infer", "llama-3.1-8b", "--gpus", "1xH100-80GB", "--engine", engine, "--max-model-len", "8192", *flags, "--json"])
+    main(
+        [
+            "infer",
+            "llama-3.1-8b",
+            "--gpus",
+            "1xH100-80GB",
+            "--engine",
+            engine,
+            "--max-model-len",
+            "8192",
+            *flags,
+            "--json",
+        ]
+    )
     sheet.write_text(capsys.readouterr().out)
     assert main(["export", str(sheet), "--to", engine, "--out", str(out)]) == 0
     text = (out / f"{engine}.sh").read_text()
@@ -203,23 +263,48 @@ def test_an_exported_command_reads_back_to_the_same_sheet(engine: str, tmp_path:
     assert checked["sheet"]["serving"]["kv_tokens"] == before["serving"]["kv_tokens"]
 
 
-def test_a_strangers_script_names_nobody_who_is_looked_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_strangers_script_names_nobody_who_is_looked_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     script = tmp_path / "vllm.sh"
     script.write_text(
-        "vllm serve meta-llama/Llama-3.1-8B --max-model-len 8192 --spec-method eagle3 --spec-model /etc/passwd --spec-tokens 3\n"
+        "vllm serve meta-llama/Llama-3.1-8B --max-model-len 8192 --spec-method eagle3 --spec-model "
+        "/etc/passwd --spec-tokens 3\n"
     )
     main(["check", str(script), "--gpus", "1xH100-80GB"])
     said_of_it = capsys.readouterr().out
     assert "/etc/passwd drafts and is no bundled model" in " ".join(said_of_it.split())
 
 
-# the screen -----------------------------------------------------------------------------------------------------------------------
+# the screen -------------------------------------------------------------------------------------------------
 
 
 def test_the_screen_says_what_drafting_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = eagle3(tmp_path)
-    flags = ["--speculative", "eagle3", "--draft-model", asked["draft_model"], "--speculative-tokens", "3", "--sequences", "64"]
-    main(["infer", "llama-3.1-8b", "--gpus", "1xH100-80GB", "--engine", "vllm", "--max-model-len", "8192", *flags, "--full"])
+    flags = [
+        "--speculative",
+        "eagle3",
+        "--draft-model",
+        asked["draft_model"],
+        "--speculative-tokens",
+        "3",
+        "--sequences",
+        "64",
+    ]
+    main(
+        [
+            "infer",
+            "llama-3.1-8b",
+            "--gpus",
+            "1xH100-80GB",
+            "--engine",
+            "vllm",
+            "--max-model-len",
+            "8192",
+            *flags,
+            "--full",
+        ]
+    )
     shown = " ".join(capsys.readouterr().out.split())
     assert "eagle3 of 3 tokens" in shown
     assert "A token takes 132.00 KiB of cache" in shown
@@ -230,6 +315,15 @@ def test_the_screen_says_what_drafting_costs(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_a_server_that_cannot_start_is_told_to_leave_drafting_out(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--speculative", "draft", "--draft-model", "llama-3.2-1b", "--speculative-tokens", "3", "--max-model-len", "131072"]
+    flags = [
+        "--speculative",
+        "draft",
+        "--draft-model",
+        "llama-3.2-1b",
+        "--speculative-tokens",
+        "3",
+        "--max-model-len",
+        "131072",
+    ]
     main(["infer", "llama-3.1-8b", "--gpus", "1xRTX4090", "--engine", "vllm", *flags])
     assert "leave out --speculative draft" in " ".join(capsys.readouterr().out.split())

@@ -14,7 +14,11 @@ TABLE = 151936 * 1024 * 2
 
 def head(**options: Any) -> list[Any]:
     answer = infer("qwen3-0.6b", engine="transformers", max_model_len=1024, **options)
-    return [item for item in answer.sheets[0].items if item.component is Component.PARAMETERS and item.path == "lm_head"]
+    return [
+        item
+        for item in answer.sheets[0].items
+        if item.component is Component.PARAMETERS and item.path == "lm_head"
+    ]
 
 
 @pytest.mark.parametrize("phase", [None, "load"])
@@ -31,5 +35,9 @@ def test_other_weights_hold_it_once(options: dict[str, Any]) -> None:
 
 def test_an_untied_matrix_is_said_once_and_exactly() -> None:
     answer = infer("qwen3-8b", engine="transformers", max_model_len=1024, quantize="fp8")
-    heads = [i.at[Instant.DECODE] for i in answer.sheets[0].items if i.component is Component.PARAMETERS and i.path == "lm_head"]
+    heads = [
+        i.at[Instant.DECODE]
+        for i in answer.sheets[0].items
+        if i.component is Component.PARAMETERS and i.path == "lm_head"
+    ]
     assert [(size.low, size.high) for size in heads] == [(151936 * 4096 * 2, 151936 * 4096 * 2)]

@@ -28,7 +28,9 @@ BENCHMARKS = Path(__file__).parents[4] / "benchmarks"
 
 
 def asked(model: str, gpus: str = "8xH100-80GB", **options: Any) -> tuple[ModelSpec, Plan, Cluster]:
-    name, request, cluster, _ = parse_question("infer", model, {"gpus": gpus, "engine": "vllm", "max_model_len": 32768, **options})
+    name, request, cluster, _ = parse_question(
+        "infer", model, {"gpus": gpus, "engine": "vllm", "max_model_len": 32768, **options}
+    )
     spec = read_model(name, catalog=find_model, names=model_names())
     assert cluster is not None
     return spec, resolve_request(request, spec, cluster).plan, cluster
@@ -38,7 +40,15 @@ def decode(model: str, batch: int = 8, context: int = 4096, **options: Any) -> S
     return decode_time(*asked(model, **options), batch, context)
 
 
-MODELS = ("llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v3", "gemma-3-27b", "mamba-2.8b", "jamba-v0.1", "gpt-oss-20b")
+MODELS = (
+    "llama-3.1-8b",
+    "qwen3-30b-a3b",
+    "deepseek-v3",
+    "gemma-3-27b",
+    "mamba-2.8b",
+    "jamba-v0.1",
+    "gpt-oss-20b",
+)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -64,7 +74,12 @@ def test_low_value_high_in_order_and_parts_add_up(model: str) -> None:
 def test_grows_with_layers() -> None:
     spec, plan, cluster = asked("llama-3.1-8b")
     stack = spec.stacks[0]
-    more = replace(spec, stacks=(replace(stack, runs=tuple(Run(pattern=run.pattern, count=2 * run.count) for run in stack.runs)),))
+    more = replace(
+        spec,
+        stacks=(
+            replace(stack, runs=tuple(Run(pattern=run.pattern, count=2 * run.count) for run in stack.runs)),
+        ),
+    )
     once, twice = decode_time(spec, plan, cluster, 8, 4096), decode_time(more, plan, cluster, 8, 4096)
     assert once.value < twice.value < 2 * once.value
 
@@ -91,8 +106,12 @@ def test_a_shorter_cache_is_read_sooner_in_eight_bits_where_kernels_do() -> None
 
 def test_windows_and_latents_read_less() -> None:
     """A windowed layer's cache stops growing; a latent is read once for all heads."""
-    window = [decode("gemma-3-27b", context=context, batch=32).parts["attention"] for context in (1024, 16384)]
-    full = [decode("llama-3.1-70b", context=context, batch=32).parts["attention"] for context in (1024, 16384)]
+    window = [
+        decode("gemma-3-27b", context=context, batch=32).parts["attention"] for context in (1024, 16384)
+    ]
+    full = [
+        decode("llama-3.1-70b", context=context, batch=32).parts["attention"] for context in (1024, 16384)
+    ]
     assert window[1] / window[0] < full[1] / full[0]
 
 
@@ -113,7 +132,9 @@ def test_experts_touched() -> None:
 
 def test_the_busiest_rank_of_experts_is_in_the_slow_end() -> None:
     """Experts dealt to ranks whole: as expected the same as cut, at the slow end more."""
-    whole, cut = (decode("qwen3-30b-a3b", gpus="4xH100-80GB", tp=4, batch=64, **more) for more in ({"ep": 4}, {}))
+    whole, cut = (
+        decode("qwen3-30b-a3b", gpus="4xH100-80GB", tp=4, batch=64, **more) for more in ({"ep": 4}, {})
+    )
     assert whole.value == pytest.approx(cut.value, rel=0.02)
     assert whole.high > cut.high
     assert max_rank_load(100, 1) == 100
@@ -122,7 +143,9 @@ def test_the_busiest_rank_of_experts_is_in_the_slow_end() -> None:
 
 def test_parts_of_a_prompt_may_follow_one_another_through_stages() -> None:
     spec, plan, cluster = asked("llama-3.1-70b", pp=8, tp=1)
-    one, many = (prefill_time(spec, replace(plan, max_batched_tokens=size), cluster, 16384) for size in (16384, 2048))
+    one, many = (
+        prefill_time(spec, replace(plan, max_batched_tokens=size), cluster, 16384) for size in (16384, 2048)
+    )
     assert many.low < 0.5 * one.low
     assert many.value > 0.9 * one.value
 
@@ -142,7 +165,9 @@ def test_prompts_in_parts_and_all_at_once() -> None:
     spec, plan, cluster = asked("llama-3.1-8b", gpus="1xH100-80GB")
     parts = prefill_time(spec, replace(plan, max_batched_tokens=2048), cluster, 16384)
     whole = prefill_time(spec, replace(plan, max_batched_tokens=16384), cluster, 16384)
-    assert 0.95 * whole.value < parts.value < 1.5 * whole.value  # the longest products reach a little less of the dense rate
+    assert (
+        0.95 * whole.value < parts.value < 1.5 * whole.value
+    )  # the longest products reach a little less of the dense rate
     assert prefill_time(spec, plan, cluster, 8192).value < prefill_time(spec, plan, cluster, 16384).value
     flops = 2 * 7.5e9 * 16384
     assert flops / 989e12 < whole.low
@@ -164,30 +189,53 @@ def test_captured_graphs_save_the_hosts_time() -> None:
 
 
 def test_formats() -> None:
-    found = [format_of(dtype) for dtype in (BF16, FP8, INT8, AWQ_INT4, NF4, MXFP4, GGUF["Q4_K"], GGUF["Q8_0"], GGUF["Q6_K"])]
+    found = [
+        format_of(dtype)
+        for dtype in (BF16, FP8, INT8, AWQ_INT4, NF4, MXFP4, GGUF["Q4_K"], GGUF["Q8_0"], GGUF["Q6_K"])
+    ]
     assert found == ["bf16", "fp8", "int8", "int4", "int4", "mxfp4", "int4", "int8", "int8"]
 
 
-@pytest.mark.parametrize("card", ["A100-80GB", "H100-80GB", "H200", "H20", "B200", "L40S", "RTX4090", "MI300X", "A10"])
+@pytest.mark.parametrize(
+    "card", ["A100-80GB", "H100-80GB", "H200", "H20", "B200", "L40S", "RTX4090", "MI300X", "A10"]
+)
 def test_every_cards_ends_are_in_order(card: str) -> None:
     cluster = cluster_of(find_device(card), 1)
     fast, value, slow = (speeds_of(cluster, end) for end in End)
     for kind, line in value.product.items():
         assert fast.product[kind].seconds(10**8) <= line.seconds(10**8) <= slow.product[kind].seconds(10**8)
-        assert fast.experts[kind].seconds(10**8) <= value.experts[kind].seconds(10**8) <= slow.experts[kind].seconds(10**8)
+        assert (
+            fast.experts[kind].seconds(10**8)
+            <= value.experts[kind].seconds(10**8)
+            <= slow.experts[kind].seconds(10**8)
+        )
     for low in (False, True):
-        assert fast.attention[low].seconds(10**8) <= value.attention[low].seconds(10**8) <= slow.attention[low].seconds(10**8)
+        assert (
+            fast.attention[low].seconds(10**8)
+            <= value.attention[low].seconds(10**8)
+            <= slow.attention[low].seconds(10**8)
+        )
 
 
 def test_fewer_multiprocessors_read_less() -> None:
-    """H20 has more bandwidth than H100 and fewer of the same multiprocessors: its range reaches from its bandwidth down to what they read on H100."""
+    """H20 has more bandwidth than H100 and fewer of the same multiprocessors: its range reaches from its
+    bandwidth down to what they read on H100.
+    """
     h20, h100 = (cluster_of(find_device(card), 1) for card in ("H20", "H100-80GB"))
-    assert speeds_of(h20, End.FAST).product["bf16"].bytes_per_s > speeds_of(h100, End.FAST).product["bf16"].bytes_per_s
-    assert speeds_of(h20, End.SLOW).product["bf16"].bytes_per_s < speeds_of(h100, End.SLOW).product["bf16"].bytes_per_s
+    assert (
+        speeds_of(h20, End.FAST).product["bf16"].bytes_per_s
+        > speeds_of(h100, End.FAST).product["bf16"].bytes_per_s
+    )
+    assert (
+        speeds_of(h20, End.SLOW).product["bf16"].bytes_per_s
+        < speeds_of(h100, End.SLOW).product["bf16"].bytes_per_s
+    )
 
 
 def test_what_is_not_timed_is_refused() -> None:
-    spec, plan, cluster = asked("t5-small" if "t5-small" in model_names() else "t5-large", gpus="1xH100-80GB", engine="transformers")
+    spec, plan, cluster = asked(
+        "t5-small" if "t5-small" in model_names() else "t5-large", gpus="1xH100-80GB", engine="transformers"
+    )
     with pytest.raises(InputError, match="another sequence"):
         decode_time(spec, plan, cluster, 1, 128)
 
@@ -200,7 +248,11 @@ def test_measured_speeds_lie_inside(group: str, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.delitem(sys.modules, name, raising=False)
     import serve_time
 
-    cases = [c for c in json.loads((BENCHMARKS / "data" / "cases.json").read_text(encoding="utf-8"))["cases"] if c["group"] == group]
+    cases = [
+        c
+        for c in json.loads((BENCHMARKS / "data" / "cases.json").read_text(encoding="utf-8"))["cases"]
+        if c["group"] == group
+    ]
     refused: dict[str, str] = {}
     rows = list(serve_time.rows_of(cases, refused))
     assert not refused

@@ -1,7 +1,9 @@
-"""Seconds of a token worked out by hand: on a card where one thing costs a second and everything else nothing.
+"""Seconds of a token worked out by hand: on a card where one thing costs a second and everything else
+nothing.
 
-Two sequences of a hundred tokens decode, unless a case says otherwise. The model: two layers, hidden 64, a gated feed-forward of 128, four
-heads of 16 with two of keys and values, 256 words; 36,864 elements of matrices in a layer (4096 + 2 * 2048 + 4096 + 3 * 8192), 16-bit.
+Two sequences of a hundred tokens decode, unless a case says otherwise. The model: two layers, hidden 64, a
+gated feed-forward of 128, four heads of 16 with two of keys and values, 256 words; 36,864 elements of
+matrices in a layer (4096 + 2 * 2048 + 4096 + 3 * 8192), 16-bit.
 """
 
 from __future__ import annotations
@@ -40,10 +42,18 @@ def card(end: End = End.VALUE, *, flops: float = inf, wire: float = inf, **more:
     """A card on which everything that is not named takes no time."""
     level = (Curve.flat(1.0), Curve.flat(1.0))
     rates = Rates(
-        dense={"bf16": flops, "fp16": flops, "fp32_vector": flops}, products={"bf16": Curve.flat(1.0)}, depth=Curve.flat(1.0), memory=inf,
-        launch_s={"bf16": 0.0}, attention=dict.fromkeys(("fa2", "fa3"), level), attention_dense=flops, near=8, network=inf, host=inf,
+        dense={"bf16": flops, "fp16": flops, "fp32_vector": flops},
+        products={"bf16": Curve.flat(1.0)},
+        depth=Curve.flat(1.0),
+        memory=inf,
+        launch_s={"bf16": 0.0},
+        attention=dict.fromkeys(("fa2", "fa3"), level),
+        attention_dense=flops,
+        near=8,
+        network=inf,
+        host=inf,
         collectives=dict.fromkeys(KINDS, Fit(alpha_s=0.0, bytes_per_s=wire, gamma=0.0)),
-    )  # fmt: skip
+    )
     asked: dict[str, Any] = {
         "product": {"bf16": NO_TIME}, "experts": {"bf16": NO_TIME}, "attention": {True: NO_TIME, False: NO_TIME}, "least_s": 0.0, "call_s": 0.0,
         "started_s": 0.0, "points": {2: ((0.0, 0.0), (1.0, 0.0))}, "memory": inf, **more,
@@ -54,7 +64,9 @@ def card(end: End = End.VALUE, *, flops: float = inf, wire: float = inf, **more:
 def plan_of(config: dict[str, Any] = SMALL, gpus: int = 1, **request: Any) -> Plan:
     asked = {"task": "infer", "engine": "vllm", "serving.max_model_len": 1024, "mesh.tp": gpus}
     asked |= {key.replace("__", "."): value for key, value in request.items()}
-    return resolve_request(asked, read_hf_config(config, name="m"), cluster_of(find_device("H100-80GB"), gpus)).plan
+    return resolve_request(
+        asked, read_hf_config(config, name="m"), cluster_of(find_device("H100-80GB"), gpus)
+    ).plan
 
 
 def timer(speeds: Speeds, config: dict[str, Any] = SMALL, gpus: int = 1, **request: Any) -> Timer:
@@ -74,7 +86,7 @@ def decoded(speeds: Speeds, config: dict[str, Any] = SMALL, **more: Any) -> dict
     return dict(timer(speeds, config, **more).decode(2, 100).parts)
 
 
-# ---- products -------------------------------------------------------------------------------------------------------------------
+# ---- products ----------------------------------------------------------------------------------------------
 
 
 def test_every_matrix_is_read_once() -> None:
@@ -98,12 +110,19 @@ def test_flops_of_a_token() -> None:
 
 
 def test_few_rows_fill_a_tile() -> None:
-    """Of 128 rows, whatever is used of it: on a card whose speed is in proportion to the rows up to 256, a half; 192 rows three quarters."""
+    """Of 128 rows, whatever is used of it: on a card whose speed is in proportion to the rows up to 256, a
+    half; 192 rows three quarters.
+    """
     one = Product(form="bf16", nbytes=0.0, elements=50.0, depth=8.0, through=24.0)
     speeds = card(flops=1.0)
-    speeds = replace(speeds, rates=replace(speeds.rates, products={"bf16": Curve(((256.0, 1.0), (512.0, 1.0)))}))
+    speeds = replace(
+        speeds, rates=replace(speeds.rates, products={"bf16": Curve(((256.0, 1.0), (512.0, 1.0)))})
+    )
     plan = plan_of()
-    shops = [ServeTiming(plan=plan, engine=engine_of(plan), speeds=speeds, work=Pass(sequences=n, cached=100)) for n in (2, 192)]
+    shops = [
+        ServeTiming(plan=plan, engine=engine_of(plan), speeds=speeds, work=Pass(sequences=n, cached=100))
+        for n in (2, 192)
+    ]
     assert [product_s(shop, one) for shop in shops] == pytest.approx([2 * 2 * 50 / 0.5, 2 * 192 * 50 / 0.75])
 
 
@@ -111,38 +130,49 @@ def test_rows_in_and_out_are_read_and_written() -> None:
     """Two rows of 24 elements of two bytes, beside the matrix of 100 bytes."""
     plan, speeds = plan_of(), card(product={"bf16": Line(start_s=7.0, bytes_per_s=1.0)}, memory=1.0)
     shop = ServeTiming(plan=plan, engine=engine_of(plan), speeds=speeds, work=Pass(sequences=2, cached=100))
-    assert product_s(shop, Product(form="bf16", nbytes=100.0, elements=50.0, depth=8.0, through=24.0)) == 7 + 100 + 2 * 24 * 2
+    assert (
+        product_s(shop, Product(form="bf16", nbytes=100.0, elements=50.0, depth=8.0, through=24.0))
+        == 7 + 100 + 2 * 24 * 2
+    )
 
 
-# ---- attention ------------------------------------------------------------------------------------------------------------------
+# ---- attention ---------------------------------------------------------------------------------------------
 
 
 def test_the_cache_is_read_once() -> None:
-    """Two sequences * 100 tokens * two layers * keys and values of two heads of 16, two bytes each: 51,200; half in eight bits."""
+    """Two sequences * 100 tokens * two layers * keys and values of two heads of 16, two bytes each: 51,200;
+    half in eight bits.
+    """
     assert decoded(card(attention={False: BYTES, True: NO_TIME}))["attention"] == 51_200
-    assert decoded(card(attention={False: NO_TIME, True: BYTES}), serving__kv_dtype="fp8")["attention"] == 25_600
+    assert (
+        decoded(card(attention={False: NO_TIME, True: BYTES}), serving__kv_dtype="fp8")["attention"] == 25_600
+    )
 
 
 @pytest.mark.parametrize(("end", "share"), [(End.FAST, 1.0), (End.VALUE, 0.667), (End.SLOW, 0.37)])
 def test_flops_of_attention_while_decoding(end: End, share: float) -> None:
-    """4 s d a head and token: 2 * 100 * 4 * 4 heads * 16 = 51,200 a layer; at 660 of 989 of the dense rate."""
+    """4 s d a head and token: 2 * 100 * 4 * 4 heads * 16 = 51,200 a layer; at 660 of 989 of the dense
+    rate.
+    """
     found = timer(card(end, flops=1.0)).decode(2, 100).parts["attention"]
     assert found == pytest.approx(2 * 51_200 / share)
 
 
 def test_flops_of_attention_of_a_prompt() -> None:
-    """A hundred tokens see fifty keys on average: 100 * 50 * 4 * 4 * 16 = 1,280,000 a layer; after twenty others seventy: 1,792,000."""
+    """A hundred tokens see fifty keys on average: 100 * 50 * 4 * 4 * 16 = 1,280,000 a layer; after twenty
+    others seventy: 1,792,000.
+    """
     assert timer(card(flops=1.0)).prefill(100).parts["attention"] == 2 * 1_280_000
     assert timer(card(flops=1.0)).prefill(100, cached=20).parts["attention"] == 2 * 1_792_000
 
 
-# ---- the rest of a layer --------------------------------------------------------------------------------------------------------
+# ---- the rest of a layer -----------------------------------------------------------------------------------
 
 
 def test_bytes_of_norms_rotation_and_activation() -> None:
-    """Of a row: two norms, each of which reads the input and the residual and writes both, 2 * 4 * 64; queries, keys and values read and
-    written, 2 * (4 + 2 * 2) * 16; the gate, its other half and their product, 3 * 128: 1,152 elements of two bytes; two rows, two layers.
-    Two ranks share all but the norms.
+    """Of a row: two norms, each of which reads the input and the residual and writes both, 2 * 4 * 64;
+    queries, keys and values read and written, 2 * (4 + 2 * 2) * 16; the gate, its other half and their
+    product, 3 * 128: 1,152 elements of two bytes; two rows, two layers. Two ranks share all but the norms.
     """
     assert decoded(card(memory=1.0))["small"] == 2 * 2 * 2 * (512 + 256 + 384)
     assert decoded(card(memory=1.0), gpus=2)["small"] == 2 * 2 * 2 * (512 + 128 + 192)
@@ -150,39 +180,46 @@ def test_bytes_of_norms_rotation_and_activation() -> None:
 
 @pytest.mark.parametrize(("end", "kernels"), [(End.FAST, 3), (End.VALUE, 5), (End.SLOW, 8)])
 def test_short_kernels_of_a_layer(end: End, kernels: int) -> None:
-    """Two norms, rotation, the store into the cache, the activation: five; three where a compiler joins them, eight with casts and sums."""
+    """Two norms, rotation, the store into the cache, the activation: five; three where a compiler joins them,
+    eight with casts and sums.
+    """
     assert decoded(card(end, least_s=1.0))["small"] == 2 * kernels
 
 
 def test_a_state_is_read_and_written() -> None:
-    """Mamba of 128 channels: 16 states in fp32 and four inputs of its convolution in 16 bits a channel, read and written: 2 * 128 * (64 + 8);
-    8 bytes a channel and row through memory; two rows. Its scan: a multiply-add for each of decay, in and out of 2048 states.
+    """Mamba of 128 channels: 16 states in fp32 and four inputs of its convolution in 16 bits a channel, read
+    and written: 2 * 128 * (64 + 8); 8 bytes a channel and row through memory; two rows. Its scan: a
+    multiply-add for each of decay, in and out of 2048 states.
     """
     config = {"model_type": "mamba", "vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 1, "state_size": 16, "intermediate_size": 128,
               "conv_kernel": 4, "time_step_rank": 4}  # fmt: skip
-    assert decoded(card(memory=1.0), config, engine="transformers")["attention"] == 2 * (2 * 128 * (64 + 8) + 8 * 128)
+    assert decoded(card(memory=1.0), config, engine="transformers")["attention"] == 2 * (
+        2 * 128 * (64 + 8) + 8 * 128
+    )
     assert decoded(card(flops=1.0), config, engine="transformers")["attention"] == 2 * 6 * 2048
     assert decoded(card(least_s=1.0), config, engine="transformers")["attention"] == 2
 
 
-# ---- experts --------------------------------------------------------------------------------------------------------------------
+# ---- experts -----------------------------------------------------------------------------------------------
 
 
 def test_experts_that_two_tokens_reach() -> None:
-    """Of eight, two a token: 8 (1 - (3/4)²) = 3.5, each 3 * 64 * 128 elements of two bytes; two layers. Four copies, 2 * 24,576 flops each, at
-    0.88 of a lone product's rate.
+    """Of eight, two a token: 8 (1 - (3/4)²) = 3.5, each 3 * 64 * 128 elements of two bytes; two layers. Four
+    copies, 2 * 24,576 flops each, at 0.88 of a lone product's rate.
     """
     assert decoded(card(experts={"bf16": BYTES}), ROUTED)["experts"] == 2 * 3.5 * 49_152
     assert decoded(card(flops=1.0), ROUTED)["experts"] == pytest.approx(2 * 4 * 2 * 24_576 / 0.88)
 
 
-# ---- the end of a pass, and the host --------------------------------------------------------------------------------------------
+# ---- the end of a pass, and the host -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("end", "calls", "nbytes"), [(End.FAST, 0, 6), (End.VALUE, 10, 26), (End.SLOW, 35, 120)])
+@pytest.mark.parametrize(
+    ("end", "calls", "nbytes"), [(End.FAST, 0, 6), (End.VALUE, 10, 26), (End.SLOW, 35, 120)]
+)
 def test_the_choice_of_a_token(end: End, calls: int, nbytes: int) -> None:
-    """Of 256 logits of two sequences: a cast to fp32 reads two bytes and writes four; divided, softmax and the largest besides: 26; sorted, summed
-    and put back: 120.
+    """Of 256 logits of two sequences: a cast to fp32 reads two bytes and writes four; divided, softmax and
+    the largest besides: 26; sorted, summed and put back: 120.
     """
     assert decoded(card(end, memory=1.0))["sampler"] == 2 * 256 * nbytes
     assert decoded(card(end, call_s=1.0))["sampler"] == calls
@@ -200,7 +237,7 @@ def test_others_prompts_between_tokens() -> None:
     assert token_time(one, other, 4, 8).value == 3 + 10 * 4 / 8
 
 
-# ---- ranks ----------------------------------------------------------------------------------------------------------------------
+# ---- ranks -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("end", "share"), [(End.FAST, 0.56), (End.VALUE, 1.0)])
@@ -223,18 +260,27 @@ def test_logits_are_gathered() -> None:
     assert timer(card(wire=1.0), gpus=2).decode(2, 100).parts["exchange"] == 512
 
 
-# ---- the table ------------------------------------------------------------------------------------------------------------------
+# ---- the table ---------------------------------------------------------------------------------------------
 
 
 def test_speeds_of_an_h100() -> None:
-    """A product starts in 3.8 us and reads 0.88 of 3.35 TB/s, 10% faster and 14% slower at the ends; attention starts in 12 us and reads 0.9
-    of it; the shortest kernel takes 2.5 us, an all-reduce that the host starts 20.
+    """A product starts in 3.8 us and reads 0.88 of 3.35 TB/s, 10% faster and 14% slower at the ends;
+    attention starts in 12 us and reads 0.9 of it; the shortest kernel takes 2.5 us, an all-reduce that the
+    host starts 20.
     """
     fast, value, slow = (speeds_of(cluster_of(find_device("H100-80GB"), 8), end) for end in End)
-    assert (value.product["bf16"].start_s, value.product["bf16"].bytes_per_s) == pytest.approx((3.8e-6, 0.88 * 3.35e12))
-    assert (fast.product["bf16"].start_s, fast.product["bf16"].bytes_per_s) == pytest.approx((3.8e-6 / 1.1, 1.1 * 0.88 * 3.35e12))
-    assert (slow.product["bf16"].start_s, slow.product["bf16"].bytes_per_s) == pytest.approx((3.8e-6 / 0.86, 0.86 * 0.88 * 3.35e12))
-    assert [one.attention[False].start_s for one in (fast, value, slow)] == pytest.approx([10.3e-6, 12e-6, 21.2e-6])
+    assert (value.product["bf16"].start_s, value.product["bf16"].bytes_per_s) == pytest.approx(
+        (3.8e-6, 0.88 * 3.35e12)
+    )
+    assert (fast.product["bf16"].start_s, fast.product["bf16"].bytes_per_s) == pytest.approx(
+        (3.8e-6 / 1.1, 1.1 * 0.88 * 3.35e12)
+    )
+    assert (slow.product["bf16"].start_s, slow.product["bf16"].bytes_per_s) == pytest.approx(
+        (3.8e-6 / 0.86, 0.86 * 0.88 * 3.35e12)
+    )
+    assert [one.attention[False].start_s for one in (fast, value, slow)] == pytest.approx(
+        [10.3e-6, 12e-6, 21.2e-6]
+    )
     assert [one.attention[False].bytes_per_s for one in (fast, value, slow)] == pytest.approx(
         [share * 3.35e12 for share in (0.93, 0.9, 0.75)]
     )

@@ -1,4 +1,6 @@
-"""What optimizers keep and take: laws, hand-worked sizes, and the states that their own libraries make on a processor."""
+"""What optimizers keep and take: laws, hand-worked sizes, and the states that their own libraries make on a
+processor.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from torch import nn
 import memsheet
 from memsheet.errors import InputError
 from memsheet.formulas.states.held import Held
-from memsheet.formulas.states.optimizers import fused_backward_step, optimizer_bytes, paged_bytes, step_temporaries
+from memsheet.formulas.states.optimizers import (
+    fused_backward_step,
+    optimizer_bytes,
+    paged_bytes,
+    step_temporaries,
+)
 from memsheet.plan.dtypes import BF16, FP32
 from memsheet.plan.model import Role
 from memsheet.plan.plan import OptimizerName, Plan
@@ -27,7 +34,9 @@ TABLE = Held("embed_tokens.weight", (1000, 256), FP32, trains=True, role=Role.EM
 
 
 def plan_of(optimizer: str, **options: Any) -> Plan:
-    return memsheet.train("llama-tiny", **{"seq_len": 8, "precision": "fp32", "optimizer": optimizer, **options}).plan
+    return memsheet.train(
+        "llama-tiny", **{"seq_len": 8, "precision": "fp32", "optimizer": optimizer, **options}
+    ).plan
 
 
 def parameters(*held: Held) -> tuple[tuple[Held, int], ...]:
@@ -66,12 +75,17 @@ def test_pages_hold_what_the_allocator_does_not() -> None:
 
 
 def test_paged_states_are_outside_the_allocator_and_may_all_be_on_the_host() -> None:
-    whole, paged = (memsheet.train("llama-3.2-1b", seq_len=8, optimizer=name).sheets[0] for name in ("adamw", "paged_adamw"))
+    whole, paged = (
+        memsheet.train("llama-3.2-1b", seq_len=8, optimizer=name).sheets[0]
+        for name in ("adamw", "paged_adamw")
+    )
     moved = paged.of(Component.CONTEXT, instant=Instant.FORWARD)
     assert moved.low == 0
     assert moved.value == moved.high > 0
     kept = paged.of(Component.OPTIMIZER_STATES, instant=Instant.FORWARD).value
-    assert kept + moved.value == pytest.approx(whole.of(Component.OPTIMIZER_STATES, instant=Instant.FORWARD).value, rel=1e-4)
+    assert kept + moved.value == pytest.approx(
+        whole.of(Component.OPTIMIZER_STATES, instant=Instant.FORWARD).value, rel=1e-4
+    )
     assert paged.allocated.value < whole.allocated.value
 
 
@@ -83,24 +97,30 @@ def test_no_optimizer_keeps_more_than_adamw_in_fp32(optimizer: str) -> None:
         assert size <= optimizer_bytes(held, held.elements, reference)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "lion", "sgd_momentum", "adamw_8bit", "lion_8bit", "paged_adamw_8bit", "paged_adamw"])
+@pytest.mark.parametrize(
+    "optimizer",
+    ["adamw", "lion", "sgd_momentum", "adamw_8bit", "lion_8bit", "paged_adamw_8bit", "paged_adamw"],
+)
 def test_a_smaller_share_never_costs_more_states(optimizer: str) -> None:
     plan = plan_of(optimizer)
     sizes = [
-        optimizer_bytes(MATRIX, MATRIX.elements // ranks, plan) + paged_bytes(MATRIX, MATRIX.elements // ranks, plan)
+        optimizer_bytes(MATRIX, MATRIX.elements // ranks, plan)
+        + paged_bytes(MATRIX, MATRIX.elements // ranks, plan)
         for ranks in (1, 2, 4, 8)
     ]
     assert sizes == sorted(sizes, reverse=True)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "lion", "adamw_8bit", "lion_8bit", "paged_adamw_8bit", "paged_adamw"])
+@pytest.mark.parametrize(
+    "optimizer", ["adamw", "lion", "adamw_8bit", "lion_8bit", "paged_adamw_8bit", "paged_adamw"]
+)
 def test_an_array_of_counts_gives_what_each_count_gives(optimizer: str) -> None:
     plan, counts = plan_of(optimizer), [1, 4095, 4096, 99_999, 100_000, 131_072]
     swept: Any = optimizer_bytes(MATRIX, np.array(counts), plan)  # type: ignore[arg-type]
     assert list(swept) == [optimizer_bytes(MATRIX, n, plan) for n in counts]
 
 
-# ---- the step ----------------------------------------------------------------------------------------------------------------
+# ---- the step ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -115,7 +135,10 @@ def test_an_array_of_counts_gives_what_each_count_gives(optimizer: str) -> None:
     ],
 )  # fmt: skip
 def test_temporaries_of_a_step(optimizer: str, way: str, expected: int) -> None:
-    assert step_temporaries(parameters(MATRIX, VECTOR), plan_of(optimizer, optimizer_implementation=way)) == expected
+    assert (
+        step_temporaries(parameters(MATRIX, VECTOR), plan_of(optimizer, optimizer_implementation=way))
+        == expected
+    )
 
 
 def test_the_last_tensors_result_is_still_named_while_the_next_is_stepped() -> None:
@@ -165,12 +188,16 @@ def test_an_engine_refuses_by_name_what_it_does_not_step_with() -> None:
         memsheet.train("llama-tiny", seq_len=8, gpus="2xH100-80GB", engine="fsdp2", optimizer="muon")
 
 
-# ---- the libraries' own ------------------------------------------------------------------------------------------------------
+# ---- the libraries' own ------------------------------------------------------------------------------------
 
 
 def _kept(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of every tensor in an optimizer's state but its step counts, which a processor's optimizer has on the host."""
-    held = [(k, getattr(v, "ortho_matrix", v)) for state in optimizer.state.values() for k, v in state.items()]  # GaLore's is an object's
+    """Bytes of every tensor in an optimizer's state but its step counts, which a processor's optimizer has on
+    the host.
+    """
+    held = [
+        (k, getattr(v, "ortho_matrix", v)) for state in optimizer.state.values() for k, v in state.items()
+    ]  # GaLore's is an object's
     found = [v for k, v in held if isinstance(v, torch.Tensor) and k not in ("step", "qmap1", "qmap2")]
     return sum(v.untyped_storage().nbytes() for v in found)
 
@@ -212,4 +239,6 @@ def test_every_instant_is_that_of_the_real_step(optimizer: str, precision: str) 
     traced = sheet_of(trace_training(settings, found.plan, How(scratch=False)))
     predicted = account_rank(found.model, found.plan)
     for instant in traced.instants:
-        assert predicted.at(instant).value == pytest.approx(traced.at(instant).value, abs=1e-3 * traced.peak.value), instant
+        assert predicted.at(instant).value == pytest.approx(
+            traced.at(instant).value, abs=1e-3 * traced.peak.value
+        ), instant

@@ -20,9 +20,17 @@ def weight(shape: tuple[int, ...], role: Role = Role.LINEAR, **more: object) -> 
         (weight((1024, 4096), cut=1), Mesh(tp=4), (1024, 1024)),  # row-parallel
         (weight((4096,), Role.NORM), Mesh(tp=8), (4096,)),  # norms are whole on every rank
         (weight((64, 1024), Role.ROUTER), Mesh(tp=8, ep=8), (64, 1024)),  # so are routers
-        (weight((1024, 512), cut=0, units=8), Mesh(tp=16), (128, 512)),  # 8 KV heads of 128 over 16 ranks: one head each, repeated
+        (
+            weight((1024, 512), cut=0, units=8),
+            Mesh(tp=16),
+            (128, 512),
+        ),  # 8 KV heads of 128 over 16 ranks: one head each, repeated
         (weight((1024, 512), cut=0, units=8), Mesh(tp=4), (256, 512)),
-        (weight((8, 14336, 4096), Role.EXPERT, cut=1), Mesh(tp=4, ep=8), (1, 14336, 4096)),  # experts: ep, not tp
+        (
+            weight((8, 14336, 4096), Role.EXPERT, cut=1),
+            Mesh(tp=4, ep=8),
+            (1, 14336, 4096),
+        ),  # experts: ep, not tp
         (weight((8, 14336, 4096), Role.EXPERT, cut=1), Mesh(tp=4, ep=4, etp=2), (2, 7168, 4096)),  # and etp
         (weight((8, 4096), Role.EXPERT_BIAS), Mesh(tp=4, ep=8), (1, 4096)),
         (weight((10, 7), cut=0), Mesh(tp=4), (3, 7)),  # uneven: the largest share
@@ -33,7 +41,9 @@ def test_a_rank_holds(given: Weight, mesh: Mesh, held: tuple[int, ...]) -> None:
 
 
 def test_a_vocabulary_is_padded_to_the_multiple_and_cut_over_ranks() -> None:
-    """GPT-2's 50,257 tokens at multiple 256 (128 times tp 2, as Megatron pads) become 50,432: 25,216 a rank (megatron _vocab_size_with_padding)."""
+    """GPT-2's 50,257 tokens at multiple 256 (128 times tp 2, as Megatron pads) become 50,432: 25,216 a rank
+    (megatron _vocab_size_with_padding).
+    """
     table = weight((50257, 768), Role.EMBEDDING, cut=0, padded=True)
     assert held_shape(table, Mesh(tp=2), 256) == (25216, 768)
     assert held_shape(table, Mesh(tp=1), 128) == (50304, 768)
@@ -41,7 +51,9 @@ def test_a_vocabulary_is_padded_to_the_multiple_and_cut_over_ranks() -> None:
 
 
 def test_fsdp2_pads_dimension_0_so_a_short_one_is_held_by_every_rank() -> None:
-    """torch.chunk semantics: 10 rows over 4 ranks are 3, 3, 3, 1, each padded to 3; 2 rows over 8 are one row on every rank."""
+    """torch.chunk semantics: 10 rows over 4 ranks are 3, 3, 3, 1, each padded to 3; 2 rows over 8 are one row
+    on every rank.
+    """
     assert dim0_shard((10, 7), 4) == 21
     assert dim0_gathered((10, 7), 4) == 84
     assert dim0_shard((2, 100), 8) == 100

@@ -54,33 +54,49 @@ def test_bytes_a_parameter_follow_the_declared_dtypes(
 @pytest.mark.parametrize(("optimizer", "moments"), [("adamw", 8), ("sgd_momentum", 4), ("sgd", 0)])
 def test_an_optimizer_keeps_its_own_number_of_moments(optimizer: str, moments: int) -> None:
     assert (
-        bytes_of(sheet(optimizer=optimizer, precision="fp32", optimizer_implementation="foreach"), C.OPTIMIZER_STATES)
+        bytes_of(
+            sheet(optimizer=optimizer, precision="fp32", optimizer_implementation="foreach"),
+            C.OPTIMIZER_STATES,
+        )
         == moments * PARAMETERS
     )
 
 
 def test_fused_adamw_keeps_a_step_count_of_four_bytes_a_tensor_on_the_device() -> None:
     """torch 2.13 adam.py _init_group: step is a tensor on the parameter's device when fused or capturable."""
-    fused, foreach = (bytes_of(sheet(optimizer_implementation=how), C.OPTIMIZER_STATES) for how in ("fused", "foreach"))
+    fused, foreach = (
+        bytes_of(sheet(optimizer_implementation=how), C.OPTIMIZER_STATES) for how in ("fused", "foreach")
+    )
     tensors = 1 + 4 * 9 + 2  # embeddings; q k v o gate up down and two norms in 4 layers; final norm and head
     assert fused - foreach == 4 * tensors
 
 
-def test_foreach_copies_the_second_moments_and_the_loop_two_copies_of_one_tensor_beside_the_last_ones() -> None:
+def test_foreach_copies_the_second_moments_and_the_loop_two_copies_of_one_tensor_beside_the_last_ones() -> (
+    None
+):
     """torch 2.13 adam.py:762-799 and :540-546."""
     foreach, loop, fused = (
-        bytes_of(sheet(precision="fp32", optimizer_implementation=how), C.TEMPORARIES) for how in ("foreach", "loop", "fused")
+        bytes_of(sheet(precision="fp32", optimizer_implementation=how), C.TEMPORARIES)
+        for how in ("foreach", "loop", "fused")
     )
     assert foreach == 4 * PARAMETERS
-    assert loop == 3 * 4 * 688 * 256  # feed-forward matrices follow one another: the last quotient is still named
+    assert (
+        loop == 3 * 4 * 688 * 256
+    )  # feed-forward matrices follow one another: the last quotient is still named
     assert fused == 0
 
 
-def test_eight_bit_states_keep_an_fp32_maximum_a_block_of_256_and_small_tensors_and_embeddings_in_fp32() -> None:
-    """bitsandbytes: blockwise state, min_8bit_size 4096, embeddings in 32 bits (8-bit optimizers, sections 2.1 and 2.3)."""
+def test_eight_bit_states_keep_an_fp32_maximum_a_block_of_256_and_small_tensors_and_embeddings_in_fp32() -> (
+    None
+):
+    """bitsandbytes: blockwise state, min_8bit_size 4096, embeddings in 32 bits (8-bit optimizers, sections
+    2.1 and 2.3).
+    """
 
     def states(elements: int, role: Role = Role.LINEAR) -> int:
-        return eight_bit_states(Held("w.weight", (elements,), BF16, trains=True, role=role, times=1), elements)
+        return eight_bit_states(
+            Held("w.weight", (elements,), BF16, trains=True, role=role, times=1), elements
+        )
 
     assert states(4096) == 2 * (4096 + 4 * 16)
     assert states(4097) == 2 * (4097 + 4 * 17)
@@ -126,7 +142,9 @@ def test_a_layers_tensors_are_listed_once_and_counted_as_often_as_they_occur() -
 
 def test_bitsandbytes_leaves_experts_that_are_one_parameter():
     """transformers 5.23 integrations/bitsandbytes.py:189: modules of the very type torch.nn.Linear."""
-    answer = memsheet.train("mixtral-8x7b", gpus="1xH100-80GB", quantize="nf4", lora_rank=8, seq_len=128, fix=False)
+    answer = memsheet.train(
+        "mixtral-8x7b", gpus="1xH100-80GB", quantize="nf4", lora_rank=8, seq_len=128, fix=False
+    )
     experts = 32 * 8 * 3 * 4096 * 14336
     parameters = answer.sheets[0].of(Component.PARAMETERS, instant=Instant.LOAD).value
     assert 2 * experts < parameters < 2 * experts * 1.03

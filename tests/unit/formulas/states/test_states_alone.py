@@ -1,4 +1,6 @@
-"""Model states alone: what parameters, master weights, gradients and optimizer states hold, each at its own largest."""
+"""Model states alone: what parameters, master weights, gradients and optimizer states hold, each at its own
+largest.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ PADDED = 3e-4  # an engine may pad a tensor, and keeps a count of its steps with
 
 
 @cache
-def asked(engine: str, precision: str, zero: int, batch: int | None, microbatch: int, seq_len: int) -> Answer | None:
+def asked(
+    engine: str, precision: str, zero: int, batch: int | None, microbatch: int, seq_len: int
+) -> Answer | None:
     """None where the engine has no such job."""
     more = {} if batch is None else {"global_batch": batch * microbatch}
     try:
@@ -54,8 +58,12 @@ def jobs() -> Iterator[tuple[str, str, int]]:
 def textbook(answer: Answer, *, accumulates: bool) -> dict[Component, int]:
     """Bytes by the declared dtypes: one of each for a parameter, and AdamW's two moments."""
     precision, count = answer.plan.precision, answer.parameters
-    again = answer.plan.engine == "deepspeed" and answer.plan.zero == 2 and accumulates  # the averaged ones beside their sum
-    copied = answer.plan.engine == "deepspeed" and answer.plan.zero > 0  # whose partition is a copy even of fp32 parameters
+    again = (
+        answer.plan.engine == "deepspeed" and answer.plan.zero == 2 and accumulates
+    )  # the averaged ones beside their sum
+    copied = (
+        answer.plan.engine == "deepspeed" and answer.plan.zero > 0
+    )  # whose partition is a copy even of fp32 parameters
     wide = (precision.master_weights or FP32).nbytes(count) if precision.master_weights or copied else 0
     sizes = {
         C.PARAMETERS: precision.parameters.nbytes(count), C.MASTER_WEIGHTS: wide,
@@ -66,14 +74,18 @@ def textbook(answer: Answer, *, accumulates: bool) -> dict[Component, int]:
 
 @pytest.mark.parametrize("batch", [None, 4])
 @pytest.mark.parametrize(("engine", "precision", "zero"), list(jobs()))
-def test_states_are_the_textbooks_bytes_a_parameter(engine: str, precision: str, zero: int, batch: int | None) -> None:
+def test_states_are_the_textbooks_bytes_a_parameter(
+    engine: str, precision: str, zero: int, batch: int | None
+) -> None:
     answer = asked(engine, precision, zero, batch, 1, 2048)
     if answer is None:
         pytest.skip("the engine has no such job")
     states = answer.sheets[0].states
     if engine == "internevo":  # which steps on fp32 copies of its gradients
         states = {**states, C.GRADIENTS: states[C.PARAMETERS]}
-    assert {c: s.value for c, s in states.items()} == pytest.approx(textbook(answer, accumulates=batch is not None), rel=PADDED)
+    assert {c: s.value for c, s in states.items()} == pytest.approx(
+        textbook(answer, accumulates=batch is not None), rel=PADDED
+    )
     sheet = answer.sheets[0]
     for component, size in states.items():
         marks = (i for i in sheet.instants if i is not Instant.BACKWARD or component is not C.GRADIENTS)
@@ -93,9 +105,10 @@ def test_the_screen_says_the_sum_of_the_states(microbatch: int) -> None:
     assert answer is not None
     size = sum(state.value for state in answer.sheets[0].states.values())
     assert size == pytest.approx(16 * answer.parameters, rel=1e-6)
-    assert f"Model states alone (parameters, master weights, gradients, optimizer states): {format_bytes(size, decimal=True)}" in _text(
-        answer
-    )
+    assert (
+        "Model states alone (parameters, master weights, gradients, optimizer states): "
+        f"{format_bytes(size, decimal=True)}"
+    ) in _text(answer)
 
 
 def _text(answer: Answer, **options: Any) -> str:
@@ -104,20 +117,37 @@ def _text(answer: Answer, **options: Any) -> str:
 
 def test_a_traced_step_has_the_same_states() -> None:
     traced = Timeline(
-        storages=tuple(Storage(size, component, "p", "op") for size, component in ((10, C.PARAMETERS), (10, C.GRADIENTS), (90, C.TEMPORARIES))),
+        storages=tuple(
+            Storage(size, component, "p", "op")
+            for size, component in ((10, C.PARAMETERS), (10, C.GRADIENTS), (90, C.TEMPORARIES))
+        ),
         events=(0, 2, ~2, 1, ~1),
         marks=(Mark(0, Instant.LOAD), Mark(1, Instant.BACKWARD), Mark(4, Instant.OPTIMIZER_STEP)),
-    )  # fmt: skip
+    )
     states = sheet_of(traced).states
-    assert {component: size.value for component, size in states.items()} == {C.PARAMETERS: 10, C.GRADIENTS: 10}
+    assert {component: size.value for component, size in states.items()} == {
+        C.PARAMETERS: 10,
+        C.GRADIENTS: 10,
+    }
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16-master", "bf16-pure"])
 def test_the_screen_says_what_is_saved_at_most_and_at_the_peak(recompute: str, precision: str) -> None:
-    answer = memsheet.train(MODEL, gpus="1xA100-80GB", seq_len=2048, microbatch=4, recompute=recompute, precision=precision, fix=False)
+    answer = memsheet.train(
+        MODEL,
+        gpus="1xA100-80GB",
+        seq_len=2048,
+        microbatch=4,
+        recompute=recompute,
+        precision=precision,
+        fix=False,
+    )
     sheet = answer.sheets[0]
-    most, here = max(sheet.of(C.SAVED_ACTIVATIONS, instant=i).value for i in sheet.instants), sheet.of(C.SAVED_ACTIVATIONS).value
+    most, here = (
+        max(sheet.of(C.SAVED_ACTIVATIONS, instant=i).value for i in sheet.instants),
+        sheet.of(C.SAVED_ACTIVATIONS).value,
+    )
     said = f"Saved activations: {format_bytes(most, decimal=True)} ({format_bytes(most)}) at their most"
     assert (said in _text(answer)) == (most > here)
     if 0 < here < most:

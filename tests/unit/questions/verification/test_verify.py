@@ -1,4 +1,6 @@
-"""A plan up the ladder: scaled down with everything else kept, three witnesses side by side, the worst term named."""
+"""A plan up the ladder: scaled down with everything else kept, three witnesses side by side, the worst term
+named.
+"""
 
 import json
 from dataclasses import replace
@@ -14,12 +16,24 @@ from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.plan.plan import Schedule
 from memsheet.plan.words import request_from
-from memsheet.questions.verification.scaled import layers_of, mesh_shrinkage_words, shrink_plan, truncated_layers_config
+from memsheet.questions.verification.scaled import (
+    layers_of,
+    mesh_shrinkage_words,
+    shrink_plan,
+    truncated_layers_config,
+)
 from memsheet.questions.verification.slurm import Queue, measured_by_job
 from memsheet.readers.sheet_json import sheets_within
 from memsheet.report.screen.verification_table import render_verification
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.verification import BAR, Seen, Verification, VerificationRun, verification_document, worst_term
+from memsheet.report.shared.verification import (
+    BAR,
+    Seen,
+    Verification,
+    VerificationRun,
+    verification_document,
+    worst_term,
+)
 from memsheet.resolve import resolve_request
 from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet, Witness
 
@@ -27,10 +41,12 @@ EXAMPLE = Path(__file__).parents[4] / "examples" / "plans" / "llama-tiny-fsdp2.j
 
 
 def plan_of(**options):
-    return resolve_request({**request_from({"seq_len": 64, **options}), "task": "train"}, None, real=True).plan
+    return resolve_request(
+        {**request_from({"seq_len": 64, **options}), "task": "train"}, None, real=True
+    ).plan
 
 
-# ---- scaling down ------------------------------------------------------------------------------------------------------------
+# ---- scaling down ------------------------------------------------------------------------------------------
 
 WIDE = {
     "engine": "fsdp2",
@@ -52,7 +68,11 @@ def test_a_scaled_plan_fits_the_processes_and_is_legal(processes):
     assert small.mesh.gpus <= max(processes, 1)
     assert small.mesh.gpus * 2 > min(processes, whole.mesh.gpus)  # no smaller than it must be
     kept = replace(
-        small, mesh=whole.mesh, global_batch=whole.global_batch, schedule=whole.schedule, layers_per_stage=whole.layers_per_stage
+        small,
+        mesh=whole.mesh,
+        global_batch=whole.global_batch,
+        schedule=whole.schedule,
+        layers_per_stage=whole.layers_per_stage,
     )
     assert kept == whole
     assert small.accumulation == whole.accumulation
@@ -61,7 +81,8 @@ def test_a_scaled_plan_fits_the_processes_and_is_legal(processes):
 def test_what_an_engine_is_chosen_for_goes_last():
     assert shrink_plan(plan_of(**WIDE), 2).mesh.dp_shard == 2
     assert (
-        mesh_shrinkage_words(plan_of(**WIDE), shrink_plan(plan_of(**WIDE), 2)) == "dp_replicate 2 → 1, pp 2 → 1, tp 4 → 1, dp_shard 8 → 2"
+        mesh_shrinkage_words(plan_of(**WIDE), shrink_plan(plan_of(**WIDE), 2))
+        == "dp_replicate 2 → 1, pp 2 → 1, tp 4 → 1, dp_shard 8 → 2"
     )
 
 
@@ -82,7 +103,12 @@ def test_replicas_without_others_share_nothing():
 
 
 def test_fewer_layers_and_what_lists_say_of_them():
-    config = {"num_hidden_layers": 4, "layer_types": ["a", "b", "a", "b"], "hidden_size": 8, "eos_token_id": [1, 2]}
+    config = {
+        "num_hidden_layers": 4,
+        "layer_types": ["a", "b", "a", "b"],
+        "hidden_size": 8,
+        "eos_token_id": [1, 2],
+    }
     assert truncated_layers_config(config, 2) == {
         "num_hidden_layers": 2,
         "layer_types": ["a", "b"],
@@ -92,12 +118,13 @@ def test_fewer_layers_and_what_lists_say_of_them():
     assert (layers_of(config), layers_of({}), layers_of({"n_layer": 2, "num_layers": 2})) == (4, None, None)
 
 
-# ---- side by side ------------------------------------------------------------------------------------------------------------
+# ---- side by side ------------------------------------------------------------------------------------------
 
 
 def sheet(witness, **sizes):
     items = [
-        Item(Component(name), f"model.{name}/x", {Instant.BACKWARD: Bytes.exact(size)}, Derived("a test")) for name, size in sizes.items()
+        Item(Component(name), f"model.{name}/x", {Instant.BACKWARD: Bytes.exact(size)}, Derived("a test"))
+        for name, size in sizes.items()
     ]
     return Sheet(rank=0, witness=witness, items=tuple(items))
 
@@ -114,7 +141,12 @@ def verification(predicted, measured):
 
 def test_the_worst_term_goes_the_way_of_the_error():
     term = worst_term(PREDICTED, MEASURED, Instant.BACKWARD)
-    assert (term.component, term.path, term.predicted_bytes, term.found_bytes) == (Component.GRADIENTS, "model.gradients", 500, 400)
+    assert (term.component, term.path, term.predicted_bytes, term.found_bytes) == (
+        Component.GRADIENTS,
+        "model.gradients",
+        500,
+        400,
+    )
     assert term.share == pytest.approx(100 / 1450)
     assert worst_term(MEASURED, PREDICTED, Instant.BACKWARD).share < 0
     assert worst_term(MEASURED, MEASURED, Instant.BACKWARD) is None
@@ -140,7 +172,11 @@ def test_a_rung_that_was_not_run_verifies_nothing():
     empty = Verification(
         model="m",
         plan=plan_of(),
-        rungs=(VerificationRun(name="one process", what="", device="cpu", plan=plan_of(), refused={"measured": "too much"}),),
+        rungs=(
+            VerificationRun(
+                name="one process", what="", device="cpu", plan=plan_of(), refused={"measured": "too much"}
+            ),
+        ),
     )
     assert not empty.holds
     screen = render_verification(empty, Look(width=80))
@@ -153,12 +189,14 @@ def test_the_document_has_every_witness_and_instant():
     (rung,) = document["rungs"]
     (rank,) = rung["ranks"]
     assert (rank["predicted_bytes"], rank["traced_bytes"], rank["measured_bytes"]) == (1500, None, 1450)
-    assert rank["instants"] == [{"instant": "backward", "predicted_bytes": 1500, "traced_bytes": None, "measured_bytes": 1450}]
+    assert rank["instants"] == [
+        {"instant": "backward", "predicted_bytes": 1500, "traced_bytes": None, "measured_bytes": 1450}
+    ]
     assert rank["worst_term"]["component"] == "gradients"
     assert json.loads(json.dumps(document)) == document
 
 
-# ---- the command -------------------------------------------------------------------------------------------------------------
+# ---- the command -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -203,10 +241,22 @@ def test_what_cannot_be_done_is_refused_before_anything_is_run(somewhere, capsys
 
 @pytest.mark.skipif(find_spec("deepspeed") is not None, reason="it does run here")
 def test_an_engine_that_does_not_run_is_predicted_rank_by_rank_and_says_why_whole(somewhere, capsys):
-    plan = {"model": "llama-tiny", "seq_len": 64, "engine": "deepspeed", "zero": 2, "mesh": {"dp_shard": 4}, "precision": "bf16-master"}
+    plan = {
+        "model": "llama-tiny",
+        "seq_len": 64,
+        "engine": "deepspeed",
+        "zero": 2,
+        "mesh": {"dp_shard": 4},
+        "precision": "bf16-master",
+    }
     assert main(["verify", written(somewhere, plan)]) == 11
     screen = capsys.readouterr().out
-    assert [line.split("  ")[0] for line in screen.splitlines() if line[:1].isdigit()] == ["0 to 3", "0", "0", "1"]
+    assert [line.split("  ")[0] for line in screen.splitlines() if line[:1].isdigit()] == [
+        "0 to 3",
+        "0",
+        "0",
+        "1",
+    ]
     assert "(fsdp2 or transformers; memsheet train predicts it" in " ".join(screen.split())
     assert "…" not in screen
 
@@ -214,12 +264,18 @@ def test_an_engine_that_does_not_run_is_predicted_rank_by_rank_and_says_why_whol
 def test_a_run_that_failed_leaves_the_rest_verified_in_part():
     found = verification(MEASURED, MEASURED)
     lost = VerificationRun(
-        name="torchrun", what="", device="cpu", plan=plan_of(), refused={"measured": "it died"},
+        name="torchrun",
+        what="",
+        device="cpu",
+        plan=plan_of(),
+        refused={"measured": "it died"},
         ranks=(Seen(rank=0, stage=0, predicted=PREDICTED, traced=PREDICTED),),
-    )  # fmt: skip
+    )
     assert not found.failed
     assert replace(found, rungs=(*found.rungs, lost)).failed
-    assert render_verification(replace(found, rungs=(*found.rungs, lost)), Look(width=80)).startswith("VERIFIED IN PART")
+    assert render_verification(replace(found, rungs=(*found.rungs, lost)), Look(width=80)).startswith(
+        "VERIFIED IN PART"
+    )
     assert render_verification(replace(found, rungs=(lost,)), Look(width=80)).startswith("TRACED")
 
 
@@ -232,7 +288,9 @@ def test_a_step_that_ran_out_of_memory_is_no_measurement(somewhere, capsys, monk
         died = {"died": {"instant": "load", "step": 1, "resident_bytes": 2**20}}
         return replace(catalogue_answer(), sheets=(rung.ranks[0].measured,), trace=died), None
 
-    monkeypatch.setattr(import_module("memsheet.questions.verification.ladder"), "measure_with_timeline", starved)
+    monkeypatch.setattr(
+        import_module("memsheet.questions.verification.ladder"), "measure_with_timeline", starved
+    )
     assert main(["verify", written(somewhere, {"model": "llama-tiny", "seq_len": 64}), "--json"]) == 11
     rung = json.loads(capsys.readouterr().out)["rungs"][1]
     assert "ran out in load of step 1, 1.00 MiB of tensors were there" in rung["refused"]["measured"]
@@ -240,9 +298,14 @@ def test_a_step_that_ran_out_of_memory_is_no_measurement(somewhere, capsys, monk
 
 
 def test_the_headline_says_how_many_rungs_were_measured():
-    traced = replace(verification(MEASURED, None).rungs[0], ranks=(Seen(rank=0, stage=0, predicted=PREDICTED, traced=PREDICTED),))
+    traced = replace(
+        verification(MEASURED, None).rungs[0],
+        ranks=(Seen(rank=0, stage=0, predicted=PREDICTED, traced=PREDICTED),),
+    )
     found = verification(MEASURED, MEASURED)
-    words = " ".join(render_verification(replace(found, rungs=(traced, *found.rungs)), Look(width=200)).split())
+    words = " ".join(
+        render_verification(replace(found, rungs=(traced, *found.rungs)), Look(width=200)).split()
+    )
     assert "within 1% on 2 of 2 rungs · 1 of them measured" in words
     assert "none of them measured" in render_verification(replace(found, rungs=(traced,)), Look(width=200))
 
@@ -251,7 +314,9 @@ def test_the_headline_says_how_many_rungs_were_measured():
 def test_more_than_a_processor_can_afford_is_said(somewhere, capsys):
     pytest.importorskip("torch")
     plan = {"model": "llama-tiny", "seq_len": 64, "schema": "memsheet/plan/1"}
-    assert main(["verify", written(somewhere, plan), "--operations", "1", "--json"]) == 11  # the trace agrees, and nothing was measured
+    assert (
+        main(["verify", written(somewhere, plan), "--operations", "1", "--json"]) == 11
+    )  # the trace agrees, and nothing was measured
     document = json.loads(capsys.readouterr().out)
     assert "more than the 1 of --operations" in document["rungs"][1]["refused"]["measured"]
     assert document["rungs"][1]["refused"]["measured"].startswith("with 2 of 4 layers ")
@@ -264,7 +329,9 @@ def test_the_example_is_verified_by_two_processes(somewhere, capsys):
     pytest.importorskip("transformers")
     assert main(["verify", str(EXAMPLE), "--json", "--records", "found"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert {json.loads(file.read_text())["schema"] for file in (somewhere / "found").iterdir()} == {"memsheet/record/1"}
+    assert {json.loads(file.read_text())["schema"] for file in (somewhere / "found").iterdir()} == {
+        "memsheet/record/1"
+    }
     assert len(list((somewhere / "found").iterdir())) == 2
     trace, alone, several = document["rungs"]
     assert [len(rung["ranks"]) for rung in (trace, alone, several)] == [1, 1, 2]
@@ -275,7 +342,7 @@ def test_the_example_is_verified_by_two_processes(somewhere, capsys):
             assert rung is trace or abs(rank["trace_error"]) < BAR
 
 
-# ---- a cluster's queue -------------------------------------------------------------------------------------------------------
+# ---- a cluster's queue -------------------------------------------------------------------------------------
 
 QUEUE = {"partition": None, "per_node": 2, "time_s": 300, "kind": "local"}
 
@@ -293,6 +360,10 @@ def test_a_job_of_a_queue_runs_the_whole_plan_and_hands_back_its_record(tmp_path
     plan = {"schema": "memsheet/plan/1", "engine": "fsdp2", "mesh": {"dp_shard": 2}, "seq_len": 64}
     model = find_model("llama-tiny")["config"]
     record = measured_by_job({"model": model, "plan": plan}, 2, ["--steps", "1"], tmp_path, Queue(**QUEUE))
-    assert sorted(rank for sheet in sheets_within(record, "a job").sheets for rank in (sheet.rank, *sheet.same_as)) == [0, 1]
+    assert sorted(
+        rank for sheet in sheets_within(record, "a job").sheets for rank in (sheet.rank, *sheet.same_as)
+    ) == [0, 1]
     with pytest.raises(InputError, match="the job failed: "):
-        measured_by_job({"model": model, "plan": {**plan, "nonsense": 1}}, 2, [], tmp_path / "other", Queue(**QUEUE))
+        measured_by_job(
+            {"model": model, "plan": {**plan, "nonsense": 1}}, 2, [], tmp_path / "other", Queue(**QUEUE)
+        )

@@ -39,16 +39,25 @@ FAMILIES = (*LLAMA, *GEMMA, *LAYOUTS)
 def config_of(model_type: str, flags: dict[str, Any] | None = None, **sizes: int) -> dict[str, Any]:
     """A config.json in the spelling of its family."""
     names = USUAL | SPELLINGS.get(model_type, {})
-    config = {"model_type": model_type, "pad_token_id": 0} | {names[key]: value for key, value in sizes.items()} | (flags or {})
+    config = (
+        {"model_type": model_type, "pad_token_id": 0}
+        | {names[key]: value for key, value in sizes.items()}
+        | (flags or {})
+    )
     if model_type == "gpt_neo" and "layers" in sizes:
-        config["attention_types"] = [[["global", "local"], sizes["layers"] // 2], [["global"], sizes["layers"] % 2 or 1]]
+        config["attention_types"] = [
+            [["global", "local"], sizes["layers"] // 2],
+            [["global"], sizes["layers"] % 2 or 1],
+        ]
         if sizes["layers"] % 2 == 0:
             config["attention_types"].pop()
     return config
 
 
 def defaults(model_type: str) -> dict[str, Any]:
-    """The family's own default sizes, with few layers; nemotron's class leaves its number of key/value heads open."""
+    """The family's own default sizes, with few layers; nemotron's class leaves its number of key/value heads
+    open.
+    """
     more = {"kv_heads": 8} if model_type == "nemotron" else {}
     return config_of(model_type, layers=2, **more)
 
@@ -56,30 +65,73 @@ def defaults(model_type: str) -> dict[str, Any]:
 def odd(model_type: str) -> dict[str, Any]:
     """Odd widths, few heads, tied the other way round, biases flipped."""
     tied = not (LLAMA | GEMMA | LAYOUTS)[model_type].tied
-    flags = {"attention_bias": True, "mlp_bias": True, "use_bias": True, "use_qkv_bias": True, "bias": True, "enable_bias": False}
+    flags = {
+        "attention_bias": True,
+        "mlp_bias": True,
+        "use_bias": True,
+        "use_qkv_bias": True,
+        "bias": True,
+        "enable_bias": False,
+    }
     if model_type in ("gpt_neox", "glm", "glm4"):
         flags["attention_bias"] = False
     if model_type == "starcoder2":
         flags["use_bias"] = False
     more = {"head_dim": 20} if model_type in {*LLAMA, *GEMMA} else {}
     return config_of(
-        model_type, flags | {"tie_word_embeddings": tied},
-        hidden=96 if model_type == "falcon" else 90, heads=6, kv_heads=2 if model_type not in LAYOUTS or model_type in ("falcon", "phi") else 6, layers=3, ffn=77, vocab=131,
-        positions=40, **more,
-    )  # fmt: skip
+        model_type,
+        flags | {"tie_word_embeddings": tied},
+        hidden=96 if model_type == "falcon" else 90,
+        heads=6,
+        kv_heads=2 if model_type not in LAYOUTS or model_type in ("falcon", "phi") else 6,
+        layers=3,
+        ffn=77,
+        vocab=131,
+        positions=40,
+        **more,
+    )
 
 
 SPECIAL: list[dict[str, Any]] = [
     config_of(
-        "stablelm", {"qk_layernorm": True, "use_parallel_residual": True}, hidden=96, heads=6, kv_heads=3, layers=2, ffn=50, vocab=99
+        "stablelm",
+        {"qk_layernorm": True, "use_parallel_residual": True},
+        hidden=96,
+        heads=6,
+        kv_heads=3,
+        layers=2,
+        ffn=50,
+        vocab=99,
     ),
     config_of("cohere", {"use_qk_norm": True}, hidden=96, heads=6, kv_heads=3, layers=2, ffn=50, vocab=99),
     config_of("phi", {"qk_layernorm": True}, hidden=96, heads=6, kv_heads=3, layers=2, ffn=50, vocab=99),
     config_of("gpt_bigcode", {"multi_query": False}, hidden=96, heads=6, layers=2, vocab=99),
-    config_of("falcon", {"new_decoder_architecture": True}, hidden=96, heads=6, kv_heads=2, layers=2, vocab=99),
-    config_of("falcon", {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 1}, hidden=96, heads=6, kv_heads=2, layers=2),
-    config_of("falcon", {"multi_query": False, "parallel_attn": False, "alibi": True, "bias": True}, hidden=96, heads=6, layers=2),
-    config_of("opt", {"word_embed_proj_dim": 48, "do_layer_norm_before": False}, hidden=96, heads=6, layers=2, vocab=99),
+    config_of(
+        "falcon", {"new_decoder_architecture": True}, hidden=96, heads=6, kv_heads=2, layers=2, vocab=99
+    ),
+    config_of(
+        "falcon",
+        {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 1},
+        hidden=96,
+        heads=6,
+        kv_heads=2,
+        layers=2,
+    ),
+    config_of(
+        "falcon",
+        {"multi_query": False, "parallel_attn": False, "alibi": True, "bias": True},
+        hidden=96,
+        heads=6,
+        layers=2,
+    ),
+    config_of(
+        "opt",
+        {"word_embed_proj_dim": 48, "do_layer_norm_before": False},
+        hidden=96,
+        heads=6,
+        layers=2,
+        vocab=99,
+    ),
     config_of("opt", {"layer_norm_elementwise_affine": False}, hidden=96, heads=6, layers=2, vocab=99),
     config_of("gpt_neox", {"use_parallel_residual": False}, hidden=96, heads=6, layers=2, ffn=50, vocab=99),
     config_of("gptj", {"tie_word_embeddings": True, "rotary_dim": 8}, hidden=96, heads=6, layers=2, vocab=99),
@@ -128,7 +180,9 @@ def perturbed(draw: st.DrawFn, model_type: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", FAMILIES)
-@settings(max_examples=5, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=5, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
 @given(data=st.data())
 def test_same_tensors_however_perturbed(model_type: str, data: st.DataObject) -> None:
     assert_same_tensors(data.draw(perturbed(model_type)))
@@ -136,10 +190,23 @@ def test_same_tensors_however_perturbed(model_type: str, data: st.DataObject) ->
 
 @pytest.mark.parametrize("model_type", ["gpt_neo", "gptj", "gpt_bigcode"])
 def test_large_buffers(model_type: str) -> None:
-    config = config_of(model_type, {"rotary_dim": 8} if model_type == "gptj" else {}, hidden=96, heads=6, layers=2, positions=40)
-    real = {fold_path_indices(name): (tuple(buffer.shape), buffer.dtype.itemsize) for name, buffer in meta_model(config).named_buffers()}
+    config = config_of(
+        model_type,
+        {"rotary_dim": 8} if model_type == "gptj" else {},
+        hidden=96,
+        heads=6,
+        layers=2,
+        positions=40,
+    )
+    real = {
+        fold_path_indices(name): (tuple(buffer.shape), buffer.dtype.itemsize)
+        for name, buffer in meta_model(config).named_buffers()
+    }
     itemsize = {"bool": 1, "fp32": 4}
-    assert {path: (weight.shape, itemsize[weight.dtype or ""]) for path, weight, _ in buffer_tensors(read_hf_config(config))} == real
+    assert {
+        path: (weight.shape, itemsize[weight.dtype or ""])
+        for path, weight, _ in buffer_tensors(read_hf_config(config))
+    } == real
 
 
 def layers_of(stack: Stack) -> list[Block]:
@@ -169,7 +236,10 @@ WINDOWED = [
 def test_window_of_every_layer(model_type: str, flags: dict[str, Any]) -> None:
     config = config_of(model_type, flags, hidden=96, heads=6, kv_heads=3, layers=8, ffn=50, vocab=99)
     layers = meta_model(config).model.layers
-    real = [layer.self_attn.sliding_window if getattr(layer.self_attn, "is_sliding", True) else None for layer in layers]
+    real = [
+        layer.self_attn.sliding_window if getattr(layer.self_attn, "is_sliding", True) else None
+        for layer in layers
+    ]
     assert [attention_of(block).window for block in layers_of(read_hf_config(config).stacks[0])] == real
 
 
@@ -192,7 +262,11 @@ ROTARY = [
 def test_rotary_width(model_type: str, flags: dict[str, Any]) -> None:
     head = {"head_dim": 24} if model_type in LLAMA and model_type != "stablelm" else {}
     config = config_of(model_type, flags, hidden=96, heads=6, kv_heads=3, layers=2, ffn=50, vocab=99, **head)
-    real = next(buffer.numel() * 2 for name, buffer in meta_model(config).named_buffers() if name.endswith("rotary_emb.inv_freq"))
+    real = next(
+        buffer.numel() * 2
+        for name, buffer in meta_model(config).named_buffers()
+        if name.endswith("rotary_emb.inv_freq")
+    )
     widths = {attention_of(block).rotary_dim for block in layers_of(read_hf_config(config).stacks[0])}
     assert widths == {real}
 
@@ -200,4 +274,6 @@ def test_rotary_width(model_type: str, flags: dict[str, Any]) -> None:
 def test_alternating_layers_fold_into_a_pattern() -> None:
     runs = read_hf_config(config_of("gemma3_text", layers=26)).stacks[0].runs
     assert [(len(run.pattern), run.count) for run in runs] == [(6, 4), (1, 2)]
-    assert [(len(run.pattern), run.count) for run in read_hf_config(config_of("llama", layers=80)).stacks[0].runs] == [(1, 80)]
+    assert [
+        (len(run.pattern), run.count) for run in read_hf_config(config_of("llama", layers=80)).stacks[0].runs
+    ] == [(1, 80)]

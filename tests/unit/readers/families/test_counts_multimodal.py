@@ -1,4 +1,6 @@
-"""Parameters of multimodal, encoder and encoder-decoder models: every name and every count as in the real model on the meta device."""
+"""Parameters of multimodal, encoder and encoder-decoder models: every name and every count as in the real
+model on the meta device.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,25 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from memsheet.errors import InputError
-from memsheet.formulas.states.params import distinct_blocks, fold_path_indices, layer_stacks, parameter_count, parameter_tensors
+from memsheet.formulas.states.params import (
+    distinct_blocks,
+    fold_path_indices,
+    layer_stacks,
+    parameter_count,
+    parameter_tensors,
+)
 from memsheet.plan.model import ModelSpec
 from memsheet.readers.hf_config import read_hf_config
 from oracle import assert_same_tensors, meta_model
 
-SIGLIP = {"hidden_size": 96, "intermediate_size": 200, "num_hidden_layers": 3, "num_attention_heads": 6, "image_size": 56, "patch_size": 14}
+SIGLIP = {
+    "hidden_size": 96,
+    "intermediate_size": 200,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "image_size": 56,
+    "patch_size": 14,
+}
 CLIP = {**SIGLIP, "model_type": "clip_vision_model", "projection_dim": 64}
 PIXTRAL = {**SIGLIP, "model_type": "pixtral", "num_channels": 1}
 LLAMA = {
@@ -183,7 +198,11 @@ def _check(case: tuple[str, dict[str, Any]]) -> None:
 
 
 def _shapes(model: Any) -> set[tuple[str, tuple[int, ...]]]:
-    return {(fold_path_indices(path), tuple(parameter.shape)) for path, parameter in model.named_parameters() if parameter.numel()}
+    return {
+        (fold_path_indices(path), tuple(parameter.shape))
+        for path, parameter in model.named_parameters()
+        if parameter.numel()
+    }
 
 
 def _ours(spec: ModelSpec) -> set[tuple[str, tuple[int, ...]]]:
@@ -194,7 +213,10 @@ def _modules(spec: ModelSpec) -> set[str]:
     """Every module that the description names."""
     found = {norm.path for norm in spec.embeddings.norms} | {tower.path for tower in spec.towers}
     for stack in layer_stacks(spec):
-        found |= {stack.path, *(f"{stack.final_path}.{norm.path}".removeprefix(".") for norm in stack.final_norms)}
+        found |= {
+            stack.path,
+            *(f"{stack.final_path}.{norm.path}".removeprefix(".") for norm in stack.final_norms),
+        }
         for block, _ in distinct_blocks(stack):
             norms = (*block.norms, *(mixer.qk_norm for mixer in block.mixers if mixer.qk_norm))
             shared = getattr(block.feed_forward, "shared", None)
@@ -229,16 +251,26 @@ def test_tokens_of_one_image():
     tokens = {
         name: [tower.tokens_per_image for tower in read_hf_config(config).towers]
         for name, config in {
-            "gemma3": {"model_type": "gemma3"}, "llava": {"model_type": "llava"}, "qwen2_vl": {"model_type": "qwen2_vl"},
+            "gemma3": {"model_type": "gemma3"},
+            "llava": {"model_type": "llava"},
+            "qwen2_vl": {"model_type": "qwen2_vl"},
             "full": {"model_type": "llava", "vision_feature_select_strategy": "full"},
             "mllama": {"model_type": "mllama", "vision_config": {"image_size": 560}},
         }.items()
-    }  # fmt: skip
-    assert tokens == {"gemma3": [256], "llava": [576], "qwen2_vl": [None], "full": [577], "mllama": [None, 4 * 1601]}
+    }
+    assert tokens == {
+        "gemma3": [256],
+        "llava": [576],
+        "qwen2_vl": [None],
+        "full": [577],
+        "mllama": [None, 4 * 1601],
+    }
 
 
 def test_windows_of_the_vision_tower():
-    blocks = [block for run in read_hf_config(QWEN2_5_7B).towers[0].stack.runs for block in run.pattern * run.count]
+    blocks = [
+        block for run in read_hf_config(QWEN2_5_7B).towers[0].stack.runs for block in run.pattern * run.count
+    ]
     assert [block.mixers[0].chunk for block in blocks] == [64] * 7 + [None] + [64]
 
 
@@ -246,8 +278,10 @@ def test_chunked_and_full_layers_of_llama4():
     stack = read_hf_config({"model_type": "llama4_text", "num_hidden_layers": 5}).stacks[0]
     mixers = [block.mixers[0] for run in stack.runs for block in run.pattern * run.count]
     assert [(mixer.chunk, mixer.rotary_dim, mixer.qk_norm is None) for mixer in mixers] == [
-        *[(8192, 128, False)] * 3, (None, 0, True), (8192, 128, False)
-    ]  # fmt: skip
+        *[(8192, 128, False)] * 3,
+        (None, 0, True),
+        (8192, 128, False),
+    ]
 
 
 @pytest.mark.parametrize(("config", "field"), [

@@ -1,4 +1,6 @@
-"""Sparse, latent, hybrid and state-space families against the models that transformers builds: every name, every element."""
+"""Sparse, latent, hybrid and state-space families against the models that transformers builds: every name,
+every element.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,18 @@ from memsheet.plan.model import Attention, Run
 from memsheet.readers.hf_config import read_hf_config
 from oracle import assert_same_tensors, meta_model, meta_tensors
 
-SMALL: dict[str, Any] = {"vocab_size": 1000, "num_hidden_layers": 3, "hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
+SMALL: dict[str, Any] = {
+    "vocab_size": 1000,
+    "num_hidden_layers": 3,
+    "hidden_size": 96,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+}
 MAMBA: dict[str, Any] = {"vocab_size": 1000, "num_hidden_layers": 3, "hidden_size": 96}
 ZAMBA = ["mamba", "hybrid", "mamba", "hybrid", "hybrid", "mamba"]
 
-# (model_type, overrides): defaults with few layers, then odd widths, other expert counts, the other kind of head, other layer patterns
+# (model_type, overrides): defaults with few layers, then odd widths, other expert counts, the other kind of
+# head, other layer patterns
 CHEAP: list[tuple[str, dict[str, Any]]] = [
     ("mixtral", {**SMALL, "intermediate_size": 52, "num_local_experts": 3, "head_dim": 20, "tie_word_embeddings": True}),
     ("qwen2_moe", {**SMALL, "num_experts": 5, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 36,
@@ -90,7 +99,8 @@ FULL: list[tuple[str, dict[str, Any]]] = [
     ("rwkv", {**MAMBA, "tie_word_embeddings": True}),
 ]  # fmt: skip
 
-# Released models: the sizes of their config.json and the elements published, multi-token heads left out. For DeepSeek-V3 those
+# Released models: the sizes of their config.json and the elements published, multi-token heads left out. For
+# DeepSeek-V3 those
 # count the 58 × 256 load-balancing biases, which transformers keeps as buffers.
 RELEASED: list[tuple[str, dict[str, Any], int]] = [
     ("mixtral", {}, 46_702_792_704),  # Mixtral-8x7B
@@ -137,7 +147,13 @@ def test_buffers_are_those_of_the_real_model(model_type):
 
 
 # What a sequence keeps: tiny models run once on the CPU, and the states they hold counted.
-TINY: dict[str, Any] = {"vocab_size": 50, "hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 40}
+TINY: dict[str, Any] = {
+    "vocab_size": 50,
+    "hidden_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 40,
+}
 STATES: list[tuple[str, dict[str, Any]]] = [
     ("mamba", {"vocab_size": 50, "hidden_size": 48, "num_hidden_layers": 2, "state_size": 5, "conv_kernel": 3}),
     ("falcon_mamba", {"vocab_size": 50, "hidden_size": 48, "num_hidden_layers": 2, "state_size": 6, "intermediate_size": 80}),
@@ -161,7 +177,11 @@ def described(config: dict[str, Any]) -> tuple[int, int, int]:
 
     found = [mixer for stack in read_hf_config(config).stacks for run in stack.runs for mixer in mixers(run)]
     keys_values = sum(2 * m.kv_heads * m.head_dim * TOKENS for m in found if isinstance(m, Attention))
-    return sum(getattr(m, "state_elements", 0) for m in found), sum(getattr(m, "conv_elements", 0) for m in found), keys_values
+    return (
+        sum(getattr(m, "state_elements", 0) for m in found),
+        sum(getattr(m, "conv_elements", 0) for m in found),
+        keys_values,
+    )
 
 
 def kept(config: dict[str, Any]) -> tuple[int, int, int]:
@@ -181,11 +201,22 @@ def kept(config: dict[str, Any]) -> tuple[int, int, int]:
         recurrent = [block for block in blocks if hasattr(block, "rg_lru")]
         attends = [block for block in blocks if not hasattr(block, "rg_lru")]
         keys_values = sum(2 * b.num_key_value_heads * b.head_dim * TOKENS for b in attends)
-        return sum(b.rg_lru.recurrent_states.numel() for b in recurrent), sum(b.conv1d_state.numel() for b in recurrent), keys_values
+        return (
+            sum(b.rg_lru.recurrent_states.numel() for b in recurrent),
+            sum(b.conv1d_state.numel() for b in recurrent),
+            keys_values,
+        )
     cache = getattr(out, "cache_params", None) or out.past_key_values
-    states = [t for layer in cache.layers for t in getattr(layer, "recurrent_states", {}).values() if t is not None]
+    states = [
+        t for layer in cache.layers for t in getattr(layer, "recurrent_states", {}).values() if t is not None
+    ]
     convs = [t for layer in cache.layers for t in getattr(layer, "conv_states", {}).values() if t is not None]
-    pairs = [t for layer in cache.layers for t in (getattr(layer, "keys", None), getattr(layer, "values", None)) if t is not None]
+    pairs = [
+        t
+        for layer in cache.layers
+        for t in (getattr(layer, "keys", None), getattr(layer, "values", None))
+        if t is not None
+    ]
     return tuple(sum(t.numel() for t in tensors) for tensors in (states, convs, pairs))
 
 

@@ -1,4 +1,6 @@
-"""``head_dim`` in a config: honoured by the families whose code reads it, ignored by the others, at every level of the file."""
+"""``head_dim`` in a config: honoured by the families whose code reads it, ignored by the others, at every
+level of the file.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
     sparse = {kind: config for kind, config in (*MORE_SPARSE, *SPARSE) if len(config) > 3}
     yield from (("AutoModelForCausalLM", {**odd(kind), "head_dim": WIDTH}) for kind in FAMILIES)
     yield from (
-        ("AutoModelForCausalLM", {"model_type": kind, "pad_token_id": 0, **sizes, "head_dim": WIDTH}) for kind, sizes in sparse.items()
+        ("AutoModelForCausalLM", {"model_type": kind, "pad_token_id": 0, **sizes, "head_dim": WIDTH})
+        for kind, sizes in sparse.items()
     )
     for auto, config in NESTED:
         yield auto, {**config, "head_dim": WIDTH}
@@ -46,7 +49,9 @@ def check_widths(auto: str, config: dict[str, Any]) -> None:
 
 
 def label(case: tuple[str, dict[str, Any]]) -> str:
-    parts = [key for key, value in case[1].items() if isinstance(value, dict) and value.get("head_dim") == WIDTH]
+    parts = [
+        key for key, value in case[1].items() if isinstance(value, dict) and value.get("head_dim") == WIDTH
+    ]
     return "-".join([case[1]["model_type"], *parts])
 
 

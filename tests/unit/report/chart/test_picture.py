@@ -85,7 +85,12 @@ def test_no_word_lies_on_another_or_leaves_the_page(scene):
         inside = box.x0 >= 0 and box.y0 >= 0 and box.x1 <= page.x1 and box.y1 <= page.y1
         assert inside or text in ticks, text  # a tick beyond the end of its axis is not drawn
     for (one, box), (other, another) in combinations(words, 2):
-        apart = box.x1 <= another.x0 or another.x1 <= box.x0 or box.y1 <= another.y0 + 1 or another.y1 <= box.y0 + 1
+        apart = (
+            box.x1 <= another.x0
+            or another.x1 <= box.x0
+            or box.y1 <= another.y0 + 1
+            or another.y1 <= box.y0 + 1
+        )
         assert apart or {one, other} <= ticks, (one, other)
 
 
@@ -101,10 +106,19 @@ def test_the_peak_says_bytes_instant_operation_path_and_line(tmp_path):
     root = ET.fromstring(text)  # well-formed, whatever the names
     assert root.tag == f"{SVG}svg"
     for said in (
-        "9.26 GiB at the peak, in the loss", "made by aten._log_softmax.default: 3.00 GiB of temporaries", "in loss/fp32", "from train.py:43",
-        "a device gives 12.00 GiB", "&lt;llama&gt; &amp; co", "saved activations", "3.25 GiB", "optimizer step",
-    ):  # fmt: skip
-        assert f"<!-- {said} -->" in text.replace("<!-- <llama> & co -->", "<!-- &lt;llama&gt; &amp; co -->"), said
+        "9.26 GiB at the peak, in the loss",
+        "made by aten._log_softmax.default: 3.00 GiB of temporaries",
+        "in loss/fp32",
+        "from train.py:43",
+        "a device gives 12.00 GiB",
+        "&lt;llama&gt; &amp; co",
+        "saved activations",
+        "3.25 GiB",
+        "optimizer step",
+    ):
+        assert f"<!-- {said} -->" in text.replace(
+            "<!-- <llama> & co -->", "<!-- &lt;llama&gt; &amp; co -->"
+        ), said
     drawn = {group.get("id") for group in root.iter(f"{SVG}g")}
     assert {"parameters", "gradients", "optimizer_states", "saved_activations", "temporaries"} <= drawn
     assert "kv_cache" not in drawn
@@ -112,9 +126,15 @@ def test_the_peak_says_bytes_instant_operation_path_and_line(tmp_path):
 
 def test_the_stack_reaches_the_peak():
     figure = figure_of(SCENES["training"])
-    tops = {patch.get_gid(): patch.get_path().get_extents().y1 for patch in figure.axes[0].patches if patch.get_gid()}
+    tops = {
+        patch.get_gid(): patch.get_path().get_extents().y1
+        for patch in figure.axes[0].patches
+        if patch.get_gid()
+    }
     assert max(tops.values()) == pytest.approx(9.25 + 2 / 1024)
-    assert tops["parameters"] == pytest.approx(max(column.held[0] for column in timeline_columns(training(), 10)) / GIB)
+    assert tops["parameters"] == pytest.approx(
+        max(column.held[0] for column in timeline_columns(training(), 10)) / GIB
+    )
     assert figure.axes[0].get_ylim()[1] > 12  # the capacity is in the picture
 
 
@@ -122,7 +142,13 @@ def test_png_and_svg_are_whole_small_and_the_same_every_time(tmp_path, scene):
     for name in ("a.svg", "a.png"):
         drawn = []
         for _ in range(2):
-            draw_timeline(scene.timeline, tmp_path / name, title=scene.title, capacity_bytes=scene.capacity_bytes, decimal=scene.decimal)
+            draw_timeline(
+                scene.timeline,
+                tmp_path / name,
+                title=scene.title,
+                capacity_bytes=scene.capacity_bytes,
+                decimal=scene.decimal,
+            )
             drawn.append((tmp_path / name).read_bytes())
         assert drawn[0] == drawn[1]
         assert len(drawn[0]) < 2**20
@@ -142,7 +168,9 @@ def test_settings_of_the_user_neither_matter_nor_change(tmp_path):
     import matplotlib as mpl
 
     draw_timeline(training(), tmp_path / "a.svg")
-    with mpl.rc_context({"text.usetex": True, "axes.facecolor": "red", "svg.fonttype": "none", "savefig.bbox": "tight"}):
+    with mpl.rc_context(
+        {"text.usetex": True, "axes.facecolor": "red", "svg.fonttype": "none", "savefig.bbox": "tight"}
+    ):
         before = settings(mpl)
         draw_timeline(training(), tmp_path / "b.svg")
         assert settings(mpl) == before
@@ -150,7 +178,9 @@ def test_settings_of_the_user_neither_matter_nor_change(tmp_path):
 
 
 def settings(mpl):
-    return {key: mpl.rcParams[key] for key in mpl.rcParams if key != "backend"}  # to ask for the backend is to load one
+    return {
+        key: mpl.rcParams[key] for key in mpl.rcParams if key != "backend"
+    }  # to ask for the backend is to load one
 
 
 def test_no_window_is_ever_prepared(tmp_path, monkeypatch):
@@ -166,7 +196,10 @@ def test_only_svg_and_png_can_be_drawn(tmp_path, name):
 
 
 def test_a_suffix_may_be_in_capitals(tmp_path):
-    assert (check_picture_format(tmp_path / "A.PNG"), check_picture_format(tmp_path / "a.Svg")) == ("png", "svg")
+    assert (check_picture_format(tmp_path / "A.PNG"), check_picture_format(tmp_path / "a.Svg")) == (
+        "png",
+        "svg",
+    )
 
 
 def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
@@ -184,15 +217,28 @@ def test_an_empty_timeline_and_a_missing_folder_are_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-# ---- colours ---------------------------------------------------------------------------------------------------------------
+# ---- colours -----------------------------------------------------------------------------------------------
 
-# What a dichromat sees of linear RGB: Machado, Oliveira and Fernandes, A Physiologically-based Model for Simulation of Color Vision
+# What a dichromat sees of linear RGB: Machado, Oliveira and Fernandes, A Physiologically-based Model for
+# Simulation of Color Vision
 # Deficiency, IEEE TVCG 15(6), 2009, severity 1.0
 EYES = {
     "usual": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
-    "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
-    "deuteranopia": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
-    "tritanopia": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
+    "protanopia": (
+        (0.152286, 1.052583, -0.204868),
+        (0.114503, 0.786281, 0.099216),
+        (-0.003882, -0.048116, 1.051998),
+    ),
+    "deuteranopia": (
+        (0.367322, 0.860646, -0.227968),
+        (0.280085, 0.672501, 0.047413),
+        (-0.011820, 0.042940, 0.968881),
+    ),
+    "tritanopia": (
+        (1.255528, -0.076749, -0.178779),
+        (-0.078411, 0.930809, 0.147602),
+        (0.004733, 0.691367, 0.303900),
+    ),
 }
 TOGETHER = [
     Component.PARAMETERS, Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATES, Component.SAVED_ACTIVATIONS,
@@ -206,7 +252,10 @@ def lab(colour: str, eye) -> tuple[float, ...]:
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     seen = [min(max(sum(a * b for a, b in zip(row, linear, strict=True)), 0), 1) for row in eye]
     to_xyz = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
-    xyz = [sum(a * b for a, b in zip(row, seen, strict=True)) / white for row, white in zip(to_xyz, (0.9505, 1, 1.089), strict=True)]
+    xyz = [
+        sum(a * b for a, b in zip(row, seen, strict=True)) / white
+        for row, white in zip(to_xyz, (0.9505, 1, 1.089), strict=True)
+    ]
     x, y, z = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in xyz)
     return 116 * y - 16, 500 * (x - y), 200 * (y - z)
 
@@ -219,5 +268,8 @@ def test_every_component_has_a_colour_of_its_own():
 @pytest.mark.parametrize("eye", EYES)
 def test_what_lies_together_can_be_told_apart_by_every_eye(eye):
     seen = {component: lab(COLOURS[component], EYES[eye]) for component in TOGETHER}
-    distances = {(a, b): sum((p - q) ** 2 for p, q in zip(seen[a], seen[b], strict=True)) ** 0.5 for a, b in combinations(TOGETHER, 2)}
+    distances = {
+        (a, b): sum((p - q) ** 2 for p, q in zip(seen[a], seen[b], strict=True)) ** 0.5
+        for a, b in combinations(TOGETHER, 2)
+    }
     assert min(distances.values()) > 12, min(distances, key=distances.get)

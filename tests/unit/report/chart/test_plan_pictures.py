@@ -1,4 +1,6 @@
-"""The planner's pictures, on paper and on a terminal: whole, no word on another, readable in grey and without colours, the same for everybody."""
+"""The planner's pictures, on paper and on a terminal: whole, no word on another, readable in grey and without
+colours, the same for everybody.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def drawing(**flags):
     return Given(**{flag.field: flag.default for flag in PICTURE_FLAGS} | flags)
 
 
-def cell(gib: float, result: Result = Result.FITS, *, seconds: float | None = None, host_short: bool = False) -> Cell:
+def cell(
+    gib: float, result: Result = Result.FITS, *, seconds: float | None = None, host_short: bool = False
+) -> Cell:
     size = int(gib * GIB)
     request = {"mesh.dp_shard": 8, "zero": 3, "microbatch": 1}
     return Cell(
@@ -63,7 +67,11 @@ def cell(gib: float, result: Result = Result.FITS, *, seconds: float | None = No
 
 
 def heat(
-    across: tuple = (512, 2048, 8192), down: tuple = (1, 2, 4), *, shows: Shows = Shows.FASTEST, names=("seq_len", "microbatch")
+    across: tuple = (512, 2048, 8192),
+    down: tuple = (1, 2, 4),
+    *,
+    shows: Shows = Shows.FASTEST,
+    names=("seq_len", "microbatch"),
 ) -> Heat:
     cells = {}
     for x, one in enumerate(across):
@@ -71,11 +79,18 @@ def heat(
             result = VERDICTS[min(2, (x + y) // 2)]
             if (x, y) != (len(across) - 1, 0):
                 seconds = 1.5 * (x + 1) if result is Result.FITS and shows is Shows.FASTEST else None
-                cells[one, other] = cell(7.3 * 2 ** (x + y), result, seconds=seconds, host_short=(x, y) == (2, 2))
+                cells[one, other] = cell(
+                    7.3 * 2 ** (x + y), result, seconds=seconds, host_short=(x, y) == (2, 2)
+                )
     return Heat(
-        model=answers.model(), cluster=answers.cluster(), request={"seq_len": 2048, "global_batch": 32}, shows=shows, cells=cells,
-        across=Axis(name=names[0], values=across), down=Axis(name=names[1], values=down),
-    )  # fmt: skip
+        model=answers.model(),
+        cluster=answers.cluster(),
+        request={"seq_len": 2048, "global_batch": 32},
+        shows=shows,
+        cells=cells,
+        across=Axis(name=names[0], values=across),
+        down=Axis(name=names[1], values=down),
+    )
 
 
 HEATS = {
@@ -89,9 +104,15 @@ HEATS = {
 def step(change: str, gib: float, before: float, flag: str = "", **more) -> Step:
     value = int(gib * GIB)
     made = Step(
-        change=change, flag=flag, why="", device=Bytes(int(value * 0.9), value, int(value * 1.1)), saves_bytes=int((before - gib) * 1.1 * GIB),
-        seconds=20.0, costs_s=None, fits=False,
-    )  # fmt: skip
+        change=change,
+        flag=flag,
+        why="",
+        device=Bytes(int(value * 0.9), value, int(value * 1.1)),
+        saves_bytes=int((before - gib) * 1.1 * GIB),
+        seconds=20.0,
+        costs_s=None,
+        fits=False,
+    )
     return replace(made, **more)
 
 
@@ -103,28 +124,44 @@ STEPS = (
     step("micro-batch 1", 148, 159, "--microbatch 1", taken=False, costs_s=2.0),
     step("optimizer states on the host", 38.8, 159, "--offload optimizer", fits=True, costs_s=5.8),
 )
-STORIES = {"whole": STEPS, "at once": (step("bf16-mixed, everything kept", 20, 20, fits=True, seconds=None),), "alone": STEPS[:1]}
+STORIES = {
+    "whole": STEPS,
+    "at once": (step("bf16-mixed, everything kept", 20, 20, fits=True, seconds=None),),
+    "alone": STEPS[:1],
+}
 
 
 @pytest.fixture(scope="module")
 def ranking():
     model = read_model("llama-3.2-1b", catalog=catalog_entry, names=model_names())
-    return rank_training_plans(model, answers.cluster("8xA100-40GB"), {"seq_len": 4096, "global_batch": 64}, ("fsdp2", "megatron"), top=2)
+    return rank_training_plans(
+        model,
+        answers.cluster("8xA100-40GB"),
+        {"seq_len": 4096, "global_batch": 64},
+        ("fsdp2", "megatron"),
+        top=2,
+    )
 
 
 @pytest.fixture(scope="module")
 def hopeless():
     model = read_model("llama-3.1-405b", catalog=catalog_entry, names=model_names())
-    return rank_training_plans(model, answers.cluster("2xL4"), {"seq_len": 4096, "global_batch": 2}, ("fsdp2",), top=2)
+    return rank_training_plans(
+        model, answers.cluster("2xL4"), {"seq_len": 4096, "global_batch": 2}, ("fsdp2",), top=2
+    )
 
 
-@pytest.fixture(params=[*(f"heat {name}" for name in HEATS), *(f"story {name}" for name in STORIES), "front", "no front"])
+@pytest.fixture(
+    params=[*(f"heat {name}" for name in HEATS), *(f"story {name}" for name in STORIES), "front", "no front"]
+)
 def figure(request, ranking, hopeless):
     kind, _, name = request.param.partition(" ")
     if kind == "heat":
         return picture_heat.figure_of(HEATS[name])
     if kind == "story":
-        return picture_waterfall.figure_of(bars_of(STORIES[name], ranking.plans[0] if name == "whole" else None), TITLE, CARD)
+        return picture_waterfall.figure_of(
+            bars_of(STORIES[name], ranking.plans[0] if name == "whole" else None), TITLE, CARD
+        )
     return picture_front.figure_of(ranking if kind == "front" else hopeless)
 
 
@@ -141,11 +178,16 @@ def words_of(figure):
 def test_no_word_lies_on_another_or_leaves_the_page(figure):
     words, page = words_of(figure), figure.bbox
     frame = figure.axes[0].get_window_extent()
-    across, up = ({text.get_text() for text in axis.get_ticklabels()} for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis))
+    across, up = (
+        {text.get_text() for text in axis.get_ticklabels()}
+        for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis)
+    )
     shown = [
         (text, box)
         for text, box in words
-        if (text not in across or frame.x0 - 1 <= (box.x0 + box.x1) / 2 <= frame.x1 + 1)  # a tick beyond the end of its axis is not drawn
+        if (
+            text not in across or frame.x0 - 1 <= (box.x0 + box.x1) / 2 <= frame.x1 + 1
+        )  # a tick beyond the end of its axis is not drawn
         and (text not in up or frame.y0 - 1 <= (box.y0 + box.y1) / 2 <= frame.y1 + 1)
     ]
     for text, box in shown:
@@ -154,14 +196,24 @@ def test_no_word_lies_on_another_or_leaves_the_page(figure):
         assert box.x1 <= page.x1 + 1, text
         assert box.y1 <= page.y1, text
     for (one, box), (other, another) in combinations(shown, 2):
-        apart = box.x1 <= another.x0 + 1 or another.x1 <= box.x0 + 1 or box.y1 <= another.y0 + 1.5 or another.y1 <= box.y0 + 1.5
+        apart = (
+            box.x1 <= another.x0 + 1
+            or another.x1 <= box.x0 + 1
+            or box.y1 <= another.y0 + 1.5
+            or another.y1 <= box.y0 + 1.5
+        )
         assert apart, (one, other)
 
 
 def drawings(ranking):
     yield "heat", lambda path: draw_heat(HEATS["three"], path)
     yield "front", lambda path: draw_front(ranking, path)
-    yield "waterfall", lambda path: draw_waterfall(STEPS, path, title="<llama> & co", capacity_bytes=CARD, chosen=ranking.plans[0])
+    yield (
+        "waterfall",
+        lambda path: draw_waterfall(
+            STEPS, path, title="<llama> & co", capacity_bytes=CARD, chosen=ranking.plans[0]
+        ),
+    )
 
 
 def test_files_are_whole_small_and_the_same_for_everybody(ranking, tmp_path):
@@ -191,7 +243,9 @@ def test_every_cell_says_its_figure_and_its_verdict():
     said = [text for text, _ in words_of(picture_heat.figure_of(HEATS["three"]))]
     for one in HEATS["three"].cells.values():
         mark = {"fits": "✓", "uncertain": "?", "does_not_fit": "✗"}[one.result.value]
-        assert any(text.endswith(mark) and text.split()[0] in ("7.3", "14.6", "29.2", "58.4", "117") for text in said)
+        assert any(
+            text.endswith(mark) and text.split()[0] in ("7.3", "14.6", "29.2", "58.4", "117") for text in said
+        )
     assert "–" in said
     assert "host" in said
     assert any("memory is short" in " ".join(text.split()) for text in said)
@@ -217,7 +271,8 @@ def test_the_front_is_drawn_whole_with_the_plan_to_take(ranking):
     assert sum("take first" in text for text in said) == 1
     assert any("A100-40GB gives" in text for text in said)
     assert any(
-        text.startswith("no plan fits") for text, _ in words_of(picture_front.figure_of(replace(ranking, plans=(), front=(), cloud=())))
+        text.startswith("no plan fits")
+        for text, _ in words_of(picture_front.figure_of(replace(ranking, plans=(), front=(), cloud=())))
     )
 
 
@@ -227,7 +282,11 @@ def test_bars_tell_the_way_and_what_was_taken_back(ranking):
     assert [bar.taken for bar in bars] == [True, True, True, False, True, True]
     assert bars[4].before_bytes == bars[2].high  # not what was taken back
     assert saved_size_text(bars[2], decimal=False) == "−1,640.2 GiB"
-    assert (step_time_change_text(bars[1]), step_time_change_text(bars[2]), step_time_change_text(bars[0])) == ("+3.8 s", "−0.6 s", "")
+    assert (
+        step_time_change_text(bars[1]),
+        step_time_change_text(bars[2]),
+        step_time_change_text(bars[0]),
+    ) == ("+3.8 s", "−0.6 s", "")
     assert bars[-1].chosen
     assert saved_size_text(bars[-1], decimal=False) == ""
     dear = bars_of((STEPS[0], step("more", 1700, 1682)))
@@ -244,7 +303,10 @@ def test_a_bar_beyond_the_scale_is_cut_and_says_so():
 def screens(ranking, hopeless, look: Look):
     yield from (render_heat(one, look) for one in HEATS.values())
     yield from (render_front(one, look) for one in (ranking, hopeless))
-    yield from (render_waterfall(steps, look, title=TITLE, capacity_bytes=CARD, chosen=ranking.plans[0]) for steps in STORIES.values())
+    yield from (
+        render_waterfall(steps, look, title=TITLE, capacity_bytes=CARD, chosen=ranking.plans[0])
+        for steps in STORIES.values()
+    )
     yield render_waterfall((), look, title=TITLE, capacity_bytes=CARD)
 
 
@@ -267,7 +329,9 @@ def test_screens_in_colour_say_the_same(ranking, hopeless):
 
     plain, coloured = (list(screens(ranking, hopeless, Look(colour=colour))) for colour in (False, True))
     bare = [re.sub("\x1b\\[[0-9;]*m", "", text) for text in coloured]
-    assert ["\n".join(line.rstrip() for line in text.splitlines()) for text in bare] == [text.rstrip("\n") for text in plain]
+    assert ["\n".join(line.rstrip() for line in text.splitlines()) for text in bare] == [
+        text.rstrip("\n") for text in plain
+    ]
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -344,13 +408,27 @@ def test_where_nothing_fits_the_way_ends_at_the_least(hopeless):
 # the command
 
 
-TINY = ("plan", "train", "llama-tiny", "--gpus", "4xA100-80GB", "--seq-len", "256", "--global-batch", "8", "--engine", "fsdp2")
+TINY = (
+    "plan",
+    "train",
+    "llama-tiny",
+    "--gpus",
+    "4xA100-80GB",
+    "--seq-len",
+    "256",
+    "--global-batch",
+    "8",
+    "--engine",
+    "fsdp2",
+)
 
 
 def test_a_drawing_follows_the_plans(capsys):
     assert main([*TINY, "--show", "heat", "--axes", "tp,seq_len=128:256", "--cells", "fastest"]) == 0
     out = capsys.readouterr().out
-    assert out.index("BEST PLAN") < out.index("What fits: llama-tiny by tensor parallel and tokens of a sequence")
+    assert out.index("BEST PLAN") < out.index(
+        "What fits: llama-tiny by tensor parallel and tokens of a sequence"
+    )
     assert "✓ fits" in out
 
 

@@ -33,8 +33,17 @@ def walk(value, path=""):
 def test_the_top_has_these_keys_in_this_order():
     document = sheet_document(answers.answer())
     assert list(document) == [
-        "schema", "witness", "model", "plan", "assumed", "device", "ranks", "verdict", "serving", "notes",
-    ]  # fmt: skip
+        "schema",
+        "witness",
+        "model",
+        "plan",
+        "assumed",
+        "device",
+        "ranks",
+        "verdict",
+        "serving",
+        "notes",
+    ]
     assert document["schema"] == "memsheet/sheet/1"
     assert document["witness"] == "predicted"
     assert document["device"] == {**document["device"], "name": "A100-80GB", "count": 8}
@@ -54,7 +63,10 @@ def test_a_rank_is_said_once_and_its_items_add_up():
     peak = rank["peak_instant"]
     assert peak == "backward"
     assert rank["instants"][peak] == rank["allocated_bytes"]
-    assert sum(i["at"].get(peak, 0) for i in rank["items"] if i["component"] not in outside) == rank["allocated_bytes"]
+    assert (
+        sum(i["at"].get(peak, 0) for i in rank["items"] if i["component"] not in outside)
+        == rank["allocated_bytes"]
+    )
     assert sum(i["at"].get(peak, 0) for i in rank["items"]) == rank["device_bytes"]
     assert rank["allocated_bytes"] < rank["reserved_bytes"] < rank["device_bytes"]
     assert rank["device_low_bytes"] < rank["device_bytes"] < rank["device_high_bytes"]
@@ -83,7 +95,14 @@ def test_without_gpus_there_is_no_device_and_no_verdict():
 
 @pytest.mark.parametrize(
     "evidence",
-    [Cited(ZERO, "3.1"), FromCode("p", "c", "f", 1), Derived("w"), Fitted("r", "h", "d", "s"), Traced("op"), Measured("record")],
+    [
+        Cited(ZERO, "3.1"),
+        FromCode("p", "c", "f", 1),
+        Derived("w"),
+        Fitted("r", "h", "d", "s"),
+        Traced("op"),
+        Measured("record"),
+    ],
     ids=lambda e: type(e).__name__,
 )
 def test_every_kind_of_evidence_is_written_and_in_the_schema(evidence):
@@ -129,7 +148,9 @@ def test_a_written_plan_reads_back_as_the_same_plan(request_, gpus, name):
     plan = resolve_request(request_, spec, machines).plan
     document = plan_document(plan, model=name, cluster=machines)
     schema.Plan.model_validate_json(json.dumps(document))
-    request = {key: value for key, value in flatten_document(document).items() if key not in {"model", "gpus"}}
+    request = {
+        key: value for key, value in flatten_document(document).items() if key not in {"model", "gpus"}
+    }
     again = resolve_request(request, spec, machines)
     assert again.plan == plan
     assert again.assumed == ()
@@ -141,8 +162,13 @@ def test_a_written_plan_reads_back_as_the_same_plan(request_, gpus, name):
         pytest.param(answers.answer, id="made"),
         pytest.param(lambda: answers.answer(gpus=None), id="no-gpus"),
         pytest.param(lambda: memsheet.train("llama-3-8b", gpus="8xA100-80GB", seq_len=2048), id="train"),
-        pytest.param(lambda: memsheet.train("llama-3-70b", gpus="8xA100-80GB", seq_len=2048, microbatch=4), id="train-fixed"),
-        pytest.param(lambda: memsheet.infer("llama-3-8b", gpus="1xA100-80GB", max_model_len=4096), id="infer"),
+        pytest.param(
+            lambda: memsheet.train("llama-3-70b", gpus="8xA100-80GB", seq_len=2048, microbatch=4),
+            id="train-fixed",
+        ),
+        pytest.param(
+            lambda: memsheet.infer("llama-3-8b", gpus="1xA100-80GB", max_model_len=4096), id="infer"
+        ),
     ],
 )
 def test_real_documents_are_as_the_schema_says(answer):

@@ -1,4 +1,6 @@
-"""The snapshot for PyTorch's memory viewer: blocks that never overlap, and a file that both of its readers take."""
+"""The snapshot for PyTorch's memory viewer: blocks that never overlap, and a file that both of its readers
+take.
+"""
 
 import pickle
 import pickletools
@@ -13,7 +15,8 @@ from memsheet.sheet import Component, Instant
 from memsheet.timeline import held_bytes_after_events, live_storages
 from timelines import Maker, timelines, training
 
-# What unpickle() of torch/utils/viz/MemoryViz.js knows (pytorch/pytorch at 00067369c93), by the names of pickletools
+# What unpickle() of torch/utils/viz/MemoryViz.js knows (pytorch/pytorch at 00067369c93), by the names of
+# pickletools
 OPCODES = {
     "PROTO", "APPEND", "APPENDS", "LIST", "TUPLE", "NEWFALSE", "NEWTRUE", "NONE", "BINGET", "BININT", "BININT1", "BININT2", "EMPTY_DICT",
     "EMPTY_LIST", "FRAME", "LONG1", "LONG_BINGET", "MARK", "MEMOIZE", "BINPUT", "LONG_BINPUT", "SETITEMS", "SETITEM", "DICT",
@@ -27,7 +30,9 @@ def test_the_pickle_holds_only_what_the_viewer_can_read():
 
 
 def replayed(document):
-    """Bytes held after each event, as the viewer adds them up; blocks must not overlap, and what is freed must be there."""
+    """Bytes held after each event, as the viewer adds them up; blocks must not overlap, and what is freed
+    must be there.
+    """
     held, blocks = [0], {}
     for event in document["device_traces"][0]:
         if event["action"] == "alloc":
@@ -46,8 +51,11 @@ def replayed(document):
 @given(timelines())
 def test_the_viewer_sees_the_curve_of_the_timeline(timeline):
     held, blocks = replayed(memory_snapshot(timeline))
-    curve = [size for size, event in zip(held_bytes_after_events(timeline), timeline.events, strict=True)
-             if timeline.storages[event if event >= 0 else ~event].bytes]  # fmt: skip
+    curve = [
+        size
+        for size, event in zip(held_bytes_after_events(timeline), timeline.events, strict=True)
+        if timeline.storages[event if event >= 0 else ~event].bytes
+    ]
     assert held == curve
     left = sorted(timeline.storages[number].bytes for number in live_storages(timeline, len(timeline.events)))
     assert sorted(blocks.values()) == [size for size in left if size]
@@ -100,15 +108,18 @@ def test_an_event_says_operation_module_line_and_instant():
     events = memory_snapshot(training())["device_traces"][0]
     softmax = next(event for event in events if event["action"] == "alloc" and event["size"] == 3 * 2**30)
     assert softmax["frames"] == [
-        {"filename": "aten._log_softmax.default", "line": 0, "name": "loss/fp32"}, {"filename": "train.py", "line": 43, "name": ""},
+        {"filename": "aten._log_softmax.default", "line": 0, "name": "loss/fp32"},
+        {"filename": "train.py", "line": 43, "name": ""},
         {"filename": "step", "line": 0, "name": "loss"},
-    ]  # fmt: skip
+    ]
     assert softmax["category"] == "temporaries"
     assert events[0]["frames"][-1]["name"] == "before the steady step"
 
 
 def test_there_is_always_the_category_that_the_viewer_looks_for():
-    """Where there are categories and "unknown" is none of them, MemoryViz.js misspells its own list and stops."""
+    """Where there are categories and "unknown" is none of them, MemoryViz.js misspells its own list and
+    stops.
+    """
     maker = Maker()
     maker.mark(Instant.LOAD)
     maker.take(8, Component.PARAMETERS)
@@ -126,7 +137,10 @@ def test_torchs_own_tools_take_the_file(tmp_path):
     assert "total_allocated: 3.0GiB" in summary  # states and inputs are what is left after the step
     assert "del" in viz.trace(document)
     flames = viz.memory(document, format_flamegraph=str)
-    assert sum(int(line.rpartition(" ")[2]) for line in flames.splitlines()) == document["segments"][0]["total_size"]
+    assert (
+        sum(int(line.rpartition(" ")[2]) for line in flames.splitlines())
+        == document["segments"][0]["total_size"]
+    )
     for plot in (viz.trace_plot, viz.segment_plot):
         assert "snapshot.pickle" in plot(document)
 

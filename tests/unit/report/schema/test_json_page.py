@@ -29,7 +29,12 @@ def test_every_key_is_named(path: Path) -> None:
 def test_no_key_is_named_that_is_none() -> None:
     for name, section in sections().items():
         schema = json.loads((REFERENCE / f"{name.split('/')[1]}.schema.json").read_text())
-        first = {key for line in section.splitlines() if line.startswith("| `") for key in re.findall(r"`(\w+)`", line.split("|")[1])}
+        first = {
+            key
+            for line in section.splitlines()
+            if line.startswith("| `")
+            for key in re.findall(r"`(\w+)`", line.split("|")[1])
+        }
         assert first <= set(schema["properties"])
 
 

@@ -1,4 +1,6 @@
-"""The screen of ``check``: whether it starts and fits, then the mistakes, then what was read; every key of it only with --full."""
+"""The screen of ``check``: whether it starts and fits, then the mistakes, then what was read; every key of it
+only with --full.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,18 @@ MISTAKES = r"^(Mistakes \(\d+\)|No known mistake found\.)"
 def shown(capsys: pytest.CaptureFixture[str], folder: Path, name: str, text: str, *more: str) -> str:
     (folder / name).write_text(text)
     length = ["--seq-len", "512"] if name in LENGTH else []
-    code = main(["check", str(folder / name), "--model", "llama-3.2-1b", "--gpus", "8xA100-80GB", *length, *more])
+    code = main(
+        ["check", str(folder / name), "--model", "llama-3.2-1b", "--gpus", "8xA100-80GB", *length, *more]
+    )
     assert code in (0, 2, 10, 11)
     return capsys.readouterr().out
 
 
 def places(text: str, name: str) -> tuple[int, int, int]:
     """Where the verdict, the mistakes and the first word of the file's keys stand."""
-    found = [re.search(pattern, text, re.MULTILINE) for pattern in (VERDICT, MISTAKES, rf"^{re.escape(name)}  \(")]
+    found = [
+        re.search(pattern, text, re.MULTILINE) for pattern in (VERDICT, MISTAKES, rf"^{re.escape(name)}  \(")
+    ]
     assert all(found), text
     return tuple(one.start() for one in found if one)
 
@@ -69,7 +75,18 @@ def test_many_keys_lengthen_the_full_screen_alone(name, tmp_path, capsys):
 def test_files_that_do_not_start_say_so_before_all_else(tmp_path, capsys):
     text = FILES["ds_config.json"].replace('"bf16"', '"fp16": {"enabled": true}, "bf16"')
     (tmp_path / "ds_config.json").write_text(text)
-    code = main(["check", str(tmp_path / "ds_config.json"), "--model", "llama-3.2-1b", "--gpus", "8xA100-80GB", "--seq-len", "512"])
+    code = main(
+        [
+            "check",
+            str(tmp_path / "ds_config.json"),
+            "--model",
+            "llama-3.2-1b",
+            "--gpus",
+            "8xA100-80GB",
+            "--seq-len",
+            "512",
+        ]
+    )
     text = capsys.readouterr().out
     assert (code, text.startswith("DOES NOT START")) == (2, True)
     assert text.index("Mistakes (") < text.index("! ")

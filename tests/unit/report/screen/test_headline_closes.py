@@ -17,11 +17,14 @@ from memsheet.report.shared.sizes import device_capacity_words
 from memsheet.sheet import Bytes
 
 RANGED = [
-    one.name for one in catalog_devices() if one.framework_low_bytes != one.framework_high_bytes and one.engines is None and not one.unified
+    one.name
+    for one in catalog_devices()
+    if one.framework_low_bytes != one.framework_high_bytes and one.engines is None and not one.unified
 ]
 GIVEN = re.compile(
     r"needs (?P<need>[\d.]+) (?:GiB )?(?:of (?P<room>[\d.]+) GiB(?: \([\d.]+ GiB on some\))? )?per GPU"
-    r"(?: · range (?P<low>[\d.]+)(?: GiB)? to (?P<high>[\d.]+) GiB)?(?: · a card gives (?P<least>[\d.]+) to (?P<most>[\d.]+) GiB)?"
+    r"(?: · range (?P<low>[\d.]+)(?: GiB)? to (?P<high>[\d.]+) GiB)?(?: · a card gives (?P<least>[\d.]+) "
+    r"to (?P<most>[\d.]+) GiB)?"
 )
 LEFT = re.compile(r"([\d.]+) (KiB|MiB|GiB) (free|too much|more than the least)")
 PARTS = {"KiB": 2**20, "MiB": 2**10, "GiB": 1}
@@ -33,7 +36,9 @@ def closes(answer: Answer) -> re.Match[str]:
 
 
 def closing_of(head: str) -> re.Match[str]:
-    """What a headline says of a need and of a room, each within its own range, with what is left between them."""
+    """What a headline says of a need and of a room, each within its own range, with what is left between
+    them.
+    """
     sizes, left = GIVEN.search(head), LEFT.search(head)
     assert sizes, head
     assert left, head
@@ -53,7 +58,9 @@ RANGES = (
 
 
 @pytest.mark.parametrize("line", RANGES)
-def test_a_card_of_a_size_has_a_range_of_its_own(line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_of_a_size_has_a_range_of_its_own(
+    line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A need and what a card gives are two ranges, and no phrase joins the ends of both."""
     monkeypatch.setenv("COLUMNS", "80")
     main(line.split())
@@ -80,5 +87,7 @@ def test_less_on_some_cards_is_told_where_it_decides(share: float, told: bool) -
     assert answer.verdict is not None
     device = answer.cluster.device
     needed = Bytes.exact(int(device.framework_bytes * share))
-    assert ("on some" in device_capacity_words(device, replace(answer.verdict, device=needed), Look())) == told
+    assert (
+        "on some" in device_capacity_words(device, replace(answer.verdict, device=needed), Look())
+    ) == told
     assert closes(memsheet.infer("mixtral-8x7b", gpus="2xMI300X", engine="vllm", tp=2, memory_fraction=0.998))

@@ -48,7 +48,11 @@ def test_every_change_comes_to_what_is_promised(model: str, options: dict[str, A
 def test_no_format_is_named_that_takes_as_many_bits(model: str, options: dict[str, Any]) -> None:
     answer = memsheet.infer(model, **options)
     assert answer.serving is not None
-    formats = [one["changes"]["quantization.weights"] for one in answer.serving["makes_room"] if "quantization.weights" in one["changes"]]
+    formats = [
+        one["changes"]["quantization.weights"]
+        for one in answer.serving["makes_room"]
+        if "quantization.weights" in one["changes"]
+    ]
     stored = answer.plan.quantization.weights.bits if answer.plan.quantization else 16
     assert all(stored > (4 if name == "awq-int4" else 8) for name in formats)
     if model == "gpt-oss-120b":
@@ -58,7 +62,10 @@ def test_no_format_is_named_that_takes_as_many_bits(model: str, options: dict[st
 def test_the_longest_length_starts_and_the_next_does_not() -> None:
     options = {"gpus": "1xRTX4090", "engine": "vllm"}
     found = (memsheet.infer("llama-3.1-8b", **options).serving or {})["longest_that_fits"]
-    starts, not_ = (memsheet.infer("llama-3.1-8b", **options, max_model_len=tokens).verdict for tokens in (found, found + 64))
+    starts, not_ = (
+        memsheet.infer("llama-3.1-8b", **options, max_model_len=tokens).verdict
+        for tokens in (found, found + 64)
+    )
     assert starts is not None
     assert not_ is not None
     assert (starts.result, not_.result is Result.FITS) == (Result.FITS, False)
@@ -80,7 +87,9 @@ def test_what_is_missing_counts_what_comes_before_the_cache() -> None:
 @pytest.mark.parametrize(("model", "options"), CASES)
 def test_rows_add_up(model: str, options: dict[str, Any]) -> None:
     sheet = memsheet.infer(model, **options).sheets[0]
-    inside = sum(int(size.value) for component, size in components_by_size(sheet) if component not in OUTSIDE_TENSORS)
+    inside = sum(
+        int(size.value) for component, size in components_by_size(sheet) if component not in OUTSIDE_TENSORS
+    )
     assert inside == int(sheet.allocated.value)
     assert sum(int(size.value) for _, size in components_by_size(sheet)) == int(sheet.device.value)
 
@@ -135,14 +144,23 @@ ADAPTERS = {"gpus": "1xA10", "engine": "vllm", "lora_rank": 16, "max_loras": 8}
 
 @pytest.mark.parametrize("asked", [4096, 16384, 20000, 24000, 65536])
 def test_a_cure_is_not_what_is_asked_and_the_longest_expected_is_that_of_any_length(asked: int) -> None:
-    """A length that is expected to start needs no shorter one, and how long one may be does not depend on what is asked."""
+    """A length that is expected to start needs no shorter one, and how long one may be does not depend on
+    what is asked.
+    """
     answer = memsheet.infer("llama-3.1-8b", **ADAPTERS, max_model_len=asked)
     assert answer.serving is not None
     least = int(answer.serving["short_bytes"].value)
     longest = answer.serving["longest_expected"]
-    ends = [memsheet.infer("llama-3.1-8b", **ADAPTERS, max_model_len=length, fix=False).serving or {} for length in (longest, longest + 64)]
+    ends = [
+        memsheet.infer("llama-3.1-8b", **ADAPTERS, max_model_len=length, fix=False).serving or {}
+        for length in (longest, longest + 64)
+    ]
     assert int(ends[0]["short_bytes"].value) <= 0 < int(ends[1]["short_bytes"].value)
     assert (asked <= longest) == (least <= 0)
     shown = screen(answer, 120)
-    assert (f"As asked it is expected to start, and so it is up to --max-model-len {longest}." in shown) == (least <= 0)
-    assert (f"--max-model-len {longest} " in shown and "the longest that is expected to start" in shown) == (least > 0)
+    assert (f"As asked it is expected to start, and so it is up to --max-model-len {longest}." in shown) == (
+        least <= 0
+    )
+    assert (f"--max-model-len {longest} " in shown and "the longest that is expected to start" in shown) == (
+        least > 0
+    )

@@ -22,23 +22,31 @@ def test_the_longest_prompt_is_the_last_whose_whole_range_fits() -> None:
     assert answer.serving is not None
     assert answer.verdict.result is Result.UNCERTAIN
     longest = answer.serving["prompt_tokens_that_fit"]
-    results = [memsheet.infer("qwen2.5-7b", **LOAD, prompt_tokens=tokens).verdict.result for tokens in (longest, longest + 1)]  # type: ignore[union-attr]
+    results = [
+        memsheet.infer("qwen2.5-7b", **LOAD, prompt_tokens=tokens).verdict.result
+        for tokens in (longest, longest + 1)
+    ]  # type: ignore[union-attr]
     assert results[0] is Result.FITS
     assert results[1] is not Result.FITS
 
 
 def test_a_server_is_named_where_its_pool_holds_every_sequence() -> None:
     assert (memsheet.infer("qwen2.5-7b", **LOAD).serving or {})["in_pieces"] == "vllm"
-    many = memsheet.infer("qwen2.5-7b", **{**LOAD, "sequences": 36})  # 63 GiB of cache beside 14.2 of weights: no pool of 0.92 has that
+    many = memsheet.infer(
+        "qwen2.5-7b", **{**LOAD, "sequences": 36}
+    )  # 63 GiB of cache beside 14.2 of weights: no pool of 0.92 has that
     assert many.verdict is not None
     assert many.verdict.result is Result.UNCERTAIN
     assert (many.serving or {})["in_pieces"] is None
 
 
 def test_nothing_is_looked_for_where_the_prompts_are_known() -> None:
-    assert "prompt_tokens_that_fit" not in (memsheet.infer("qwen2.5-7b", **LOAD, prompt_tokens=32768).serving or {})
     assert "prompt_tokens_that_fit" not in (
-        memsheet.infer("qwen2.5-7b", engine="transformers", gpus="1xH100-80GB", max_model_len=1024).serving or {}
+        memsheet.infer("qwen2.5-7b", **LOAD, prompt_tokens=32768).serving or {}
+    )
+    assert "prompt_tokens_that_fit" not in (
+        memsheet.infer("qwen2.5-7b", engine="transformers", gpus="1xH100-80GB", max_model_len=1024).serving
+        or {}
     )
 
 

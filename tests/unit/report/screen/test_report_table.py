@@ -65,8 +65,16 @@ def test_a_need_is_rounded_up_and_a_headroom_down():
 
 
 def test_the_three_totals_are_all_there_and_differ():
-    rows = [line.split() for line in screen(answers.answer(), width=120).splitlines() if line.strip().startswith("=")]
-    assert [(row[1], row[2]) for row in rows] == [("allocated", "300.17"), ("reserved", "302.17"), ("device", "303.37")]
+    rows = [
+        line.split()
+        for line in screen(answers.answer(), width=120).splitlines()
+        if line.strip().startswith("=")
+    ]
+    assert [(row[1], row[2]) for row in rows] == [
+        ("allocated", "300.17"),
+        ("reserved", "302.17"),
+        ("device", "303.37"),
+    ]
 
 
 def test_the_states_are_said_in_gb_and_gib():
@@ -108,7 +116,9 @@ def test_names_are_printed_as_text_and_never_obeyed():
     item = answers.item(Component.TEMPORARIES, f"model.{evil}", 900.0)
     sheet = replace(made.sheets[0], items=(*made.sheets[0].items, item), notes=(evil,))
     text = screen(
-        replace(made, model=replace(made.model, name=evil), sheets=(sheet,), assumed=(evil,), notes=(evil,)), full=True, width=120
+        replace(made, model=replace(made.model, name=evil), sheets=(sheet,), assumed=(evil,), notes=(evil,)),
+        full=True,
+        width=120,
     )
     assert "\x1b" not in text
     assert "\u202e" not in text
@@ -118,8 +128,18 @@ def test_names_are_printed_as_text_and_never_obeyed():
 
 def test_kinds_of_rank_are_folded_and_the_worst_is_told():
     made = answers.answer()
-    small = tuple(Item(i.component, i.path, i.at, i.evidence) for i in made.sheets[0].items if i.component is not Component.GRADIENTS)
-    sheets = (*made.sheets, *(Sheet(rank=8 * n, stage=n, items=small, same_as=tuple(range(8 * n + 1, 8 * n + 8))) for n in (1, 2, 3)))
+    small = tuple(
+        Item(i.component, i.path, i.at, i.evidence)
+        for i in made.sheets[0].items
+        if i.component is not Component.GRADIENTS
+    )
+    sheets = (
+        *made.sheets,
+        *(
+            Sheet(rank=8 * n, stage=n, items=small, same_as=tuple(range(8 * n + 1, 8 * n + 8)))
+            for n in (1, 2, 3)
+        ),
+    )
     plan = replace(made.plan, mesh=replace(made.plan.mesh, pp=4))
     text = screen(replace(made, sheets=sheets, plan=plan), width=120)
     assert "rank 0 of 32 (stage 0, 8 alike)" in " ".join(text.split())
@@ -127,6 +147,8 @@ def test_kinds_of_rank_are_folded_and_the_worst_is_told():
 
 
 def test_a_bar_is_as_long_as_its_share():
-    bar = next(line for line in screen(answers.answer(), width=120).splitlines() if line.startswith("each GPU"))
+    bar = next(
+        line for line in screen(answers.answer(), width=120).splitlines() if line.startswith("each GPU")
+    )
     body = bar.removeprefix("each GPU").strip()
     assert body.count("▓") / len(body) == pytest.approx(65.7 / 303.37, abs=0.02)

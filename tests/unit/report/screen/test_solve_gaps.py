@@ -12,7 +12,9 @@ from memsheet.report.screen.solution import _widest_gap
 
 def searched(found: int, beyond: int, *tried: int) -> Any:
     values = [SimpleNamespace(value=value) for value in tried]
-    return SimpleNamespace(tried=values, found=SimpleNamespace(value=found), beyond=SimpleNamespace(value=beyond))
+    return SimpleNamespace(
+        tried=values, found=SimpleNamespace(value=found), beyond=SimpleNamespace(value=beyond)
+    )
 
 
 @pytest.mark.parametrize(

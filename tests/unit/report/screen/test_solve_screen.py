@@ -23,22 +23,41 @@ def tried(value: int, activations: float, *, gpus: str = "8xB200", replayed: boo
     assert made.cluster is not None
     assert made.verdict is not None
     return Tried(
-        value=value, model=made.model, cluster=made.cluster, replayed=replayed, sheets=made.sheets, verdict=made.verdict,
+        value=value,
+        model=made.model,
+        cluster=made.cluster,
+        replayed=replayed,
+        sheets=made.sheets,
+        verdict=made.verdict,
         resolved=Resolved(plan=replace(made.plan, seq_len=value), assumed=made.assumed),
-    )  # fmt: skip
+    )
 
 
 def solution(target: Target = Target.SEQ_LEN, **changes) -> Solution:
     found, beyond, expected = tried(32_768, 30), tried(32_832, 34.9), tried(34_176, 34.9, replayed=False)
     made = Solution(
-        target=target, found=found, beyond=beyond, expected=expected, least=None, values="multiples of 64 up to 131,072 tokens",
-        skipped=(Skipped(value=32_800, reason="seq_len = 32800: is odd"),), tried=(found, expected), notes=("a note",),
-    )  # fmt: skip
+        target=target,
+        found=found,
+        beyond=beyond,
+        expected=expected,
+        least=None,
+        values="multiples of 64 up to 131,072 tokens",
+        skipped=(Skipped(value=32_800, reason="seq_len = 32800: is odd"),),
+        tried=(found, expected),
+        notes=("a note",),
+    )
     return replace(made, **changes)
 
 
 def nothing() -> Solution:
-    return solution(found=None, beyond=None, expected=None, least=tried(64, 160), skipped=(), tried=(tried(64, 160, replayed=False),))
+    return solution(
+        found=None,
+        beyond=None,
+        expected=None,
+        least=tried(64, 160),
+        skipped=(),
+        tried=(tried(64, 160, replayed=False),),
+    )
 
 
 CURVES = tuple(
@@ -54,7 +73,14 @@ CASES = {
     "unsure": (solution(found=None, beyond=None, least=tried(64, 34.9), skipped=()), ()),
     "seq-len": (solution(), ()),
     "nothing": (nothing(), ()),
-    "gpus": (solution(Target.GPUS, values="powers of two within a node of 8, then whole nodes, up to 16,384 GPUs", notes=()), ()),
+    "gpus": (
+        solution(
+            Target.GPUS,
+            values="powers of two within a node of 8, then whole nodes, up to 16,384 GPUs",
+            notes=(),
+        ),
+        (),
+    ),
     "parameters": (solution(Target.PARAMETERS), CURVES),
 }
 
@@ -96,7 +122,9 @@ def test_what_lies_between_is_said_to_be_uncertain():
 
 def test_what_only_may_fit_is_uncertain():
     first = " ".join(screen("unsure").split())
-    assert first.startswith("UNCERTAIN sequences of up to 34,176 tokens may fit, nothing is sure to · needs 178.27 GiB")
+    assert first.startswith(
+        "UNCERTAIN sequences of up to 34,176 tokens may fit, nothing is sure to · needs 178.27 GiB"
+    )
     assert "the least" in first
 
 
@@ -108,9 +136,15 @@ def test_everything_that_was_tried_is_shown_on_demand():
 def test_where_verdicts_alternate_both_ends_are_named():
     last, between = tried(33_792, 30), tried(33_024, 34.9)
     made = solution(last_fitting=last)
-    text = " ".join(render_solution(replace(made, tried=(made.found, made.beyond, between, last, made.expected)), Look(width=120)).split())
+    text = " ".join(
+        render_solution(
+            replace(made, tried=(made.found, made.beyond, between, last, made.expected)), Look(width=120)
+        ).split()
+    )
     assert "sequences of up to 32,768 tokens" in text
-    assert "Every value tried up to 32,768 tokens fits; the last one tried that fits is 33,792 tokens." in text
+    assert (
+        "Every value tried up to 32,768 tokens fits; the last one tried that fits is 33,792 tokens." in text
+    )
     assert "Of those between, 32,832, 33,024 may not" in text
     assert "Between 33,792 tokens and 34,176 tokens it may fit" in text
     assert "the last tried that fits" in text

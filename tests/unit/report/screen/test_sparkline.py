@@ -35,7 +35,9 @@ def test_no_line_is_wider_than_the_screen_and_the_peak_is_in_it(timeline, width,
 
 @given(timelines(), st.integers(40, 130))
 def test_plain_ascii_is_plain_ascii_and_as_long(timeline, width):
-    fine, plain = (render_sparkline(timeline, Look(width=width, ascii=ascii_)).plain for ascii_ in (False, True))
+    fine, plain = (
+        render_sparkline(timeline, Look(width=width, ascii=ascii_)).plain for ascii_ in (False, True)
+    )
     assert plain.isascii()
     assert [len(line) for line in plain.splitlines()] == [len(line) for line in fine.splitlines()]
 
@@ -53,7 +55,10 @@ def test_many_microbatches_name_each_instant_at_least_once():
 
 def test_the_peak_is_said_in_words():
     text = render_sparkline(training(), Look(width=120)).plain
-    assert "9.26 GiB in the loss · made by aten._log_softmax.default: 3.00 GiB of temporaries in loss/fp32 from train.py:43" in text
+    assert (
+        "9.26 GiB in the loss · made by aten._log_softmax.default: 3.00 GiB of temporaries in loss/fp32 "
+        "from train.py:43"
+    ) in text
 
 
 def test_colour_adds_nothing_but_colour():
@@ -74,9 +79,14 @@ def test_colour_adds_nothing_but_colour():
 def test_names_are_printed_as_text():
     timeline = training()
     evil = [
-        s if s.path != "loss/fp32" else type(s)(s.bytes, s.component, "[red]x\x1b[2J\n", s.op, s.stream, s.line) for s in timeline.storages
+        s
+        if s.path != "loss/fp32"
+        else type(s)(s.bytes, s.component, "[red]x\x1b[2J\n", s.op, s.stream, s.line)
+        for s in timeline.storages
     ]
-    text = render_sparkline(Timeline(storages=tuple(evil), events=timeline.events, marks=timeline.marks), Look(width=120)).plain
+    text = render_sparkline(
+        Timeline(storages=tuple(evil), events=timeline.events, marks=timeline.marks), Look(width=120)
+    ).plain
     assert "\x1b" not in text
     assert "[red]x" in text
 

@@ -1,4 +1,6 @@
-"""Two sheets side by side: known numbers, what is joined with what, what is said first, and what is refused."""
+"""Two sheets side by side: known numbers, what is joined with what, what is said first, and what is
+refused.
+"""
 
 import io
 import json
@@ -27,7 +29,9 @@ C, T = Component, Instant
 
 def sheet(rows, *, rank=0, same_as=(), witness=Witness.PREDICTED) -> Sheet:
     """Rows of (component, path, {instant: bytes})."""
-    items = tuple(Item(c, path, {i: Bytes.exact(b) for i, b in at.items()}, Derived("")) for c, path, at in rows)
+    items = tuple(
+        Item(c, path, {i: Bytes.exact(b) for i, b in at.items()}, Derived("")) for c, path, at in rows
+    )
     return Sheet(rank=rank, same_as=same_as, witness=witness, items=items)
 
 
@@ -68,23 +72,29 @@ def test_known_numbers():
     assert pair.sizes == (8 * GIB, 8 * GIB + 384 * MIB + 8)
     assert pair.bytes == 384 * MIB + 8
     assert [(row.component, row.path, row.bytes) for row in pair.rows] == [
-        (C.SAVED_ACTIVATIONS, "m.q_proj", 512 * MIB), (C.TEMPORARIES, "m.norm", -128 * MIB), (C.BUFFERS, "m.rotary", 8),
+        (C.SAVED_ACTIVATIONS, "m.q_proj", 512 * MIB),
+        (C.TEMPORARIES, "m.norm", -128 * MIB),
+        (C.BUFFERS, "m.rotary", 8),
         (C.PARAMETERS, "m.q_proj", 0),
-    ]  # fmt: skip
+    ]
 
 
 def test_parts_are_joined_by_themselves_where_they_are_asked_for():
     (pair,) = compare_sheets(LEFT, RIGHT, parts=True).pairs
     assert [(row.path, row.bytes) for row in pair.rows][:3] == [
-        ("m.q_proj/mm", 3 * GIB + 512 * MIB), ("m.q_proj/output", -2 * GIB), ("m.q_proj/cast", -GIB),
-    ]  # fmt: skip
+        ("m.q_proj/mm", 3 * GIB + 512 * MIB),
+        ("m.q_proj/output", -2 * GIB),
+        ("m.q_proj/cast", -GIB),
+    ]
 
 
 def test_the_verdict_comes_first_in_words():
     first = " ".join(render_comparison(compare_sheets(LEFT, RIGHT), Look(width=80)).split("\n\n")[0].split())
     assert first == (
-        "TRACED 4.7% MORE traced 8.38 GiB, predicted 8.00 GiB · 384.01 MiB more (402,653,192 bytes) · both in backward · "
-        "most of it saved activations +512.00 MiB · that leaves -128.00 MiB: temporaries -128.00 MiB, buffers +8 B"
+        "TRACED 4.7% MORE traced 8.38 GiB, predicted 8.00 GiB · 384.01 MiB more (402,653,192 bytes) · "
+        "both in backward · "
+        "most of it saved activations +512.00 MiB · that leaves -128.00 MiB: temporaries -128.00 MiB, "
+        "buffers +8 B"
     )
 
 
@@ -97,14 +107,24 @@ def test_the_other_way_round_it_is_less():
 @pytest.mark.parametrize("case", ["compared", "full", "equal", "ranks", "instant", "ranges"])
 def test_screens(case, width, snapshot):
     fit = answers.answer()
-    ranges = document(*fit.sheets, file="c.json"), document(*answers.answer(activations=150).sheets, file="d.json")
+    ranges = (
+        document(*fit.sheets, file="c.json"),
+        document(*answers.answer(activations=150).sheets, file="d.json"),
+    )
     several = [
-        document(*(sheet([(C.INPUTS, "x", both((n + more) * MIB))], rank=n, same_as=(n + 10,)) for n in (1, 2, 3))) for more in (0, 4)
+        document(
+            *(sheet([(C.INPUTS, "x", both((n + more) * MIB))], rank=n, same_as=(n + 10,)) for n in (1, 2, 3))
+        )
+        for more in (0, 4)
     ]
     found = {
-        "compared": lambda: compare_sheets(LEFT, RIGHT), "full": lambda: compare_sheets(LEFT, RIGHT, parts=True), "equal": lambda: compare_sheets(LEFT, LEFT),
-        "ranks": lambda: compare_sheets(*several), "instant": lambda: compare_sheets(LEFT, RIGHT, instant=T.FORWARD), "ranges": lambda: compare_sheets(*ranges),
-    }[case]()  # fmt: skip
+        "compared": lambda: compare_sheets(LEFT, RIGHT),
+        "full": lambda: compare_sheets(LEFT, RIGHT, parts=True),
+        "equal": lambda: compare_sheets(LEFT, LEFT),
+        "ranks": lambda: compare_sheets(*several),
+        "instant": lambda: compare_sheets(LEFT, RIGHT, instant=T.FORWARD),
+        "ranges": lambda: compare_sheets(*ranges),
+    }[case]()
     text = render_comparison(found, Look(width=width, full=case == "full"))
     assert max(map(len, text.splitlines())) <= width
     assert text == snapshot
@@ -117,8 +137,12 @@ def test_an_instant_is_compared_with_itself():
 
 
 def test_ranks_are_compared_with_themselves_however_they_are_folded():
-    left = document(sheet([(C.INPUTS, "x", both(1))], same_as=(1, 2)), sheet([(C.INPUTS, "x", both(5))], rank=3))
-    right = document(sheet([(C.INPUTS, "x", both(1))]), sheet([(C.INPUTS, "x", both(8))], rank=1, same_as=(2, 3)))
+    left = document(
+        sheet([(C.INPUTS, "x", both(1))], same_as=(1, 2)), sheet([(C.INPUTS, "x", both(5))], rank=3)
+    )
+    right = document(
+        sheet([(C.INPUTS, "x", both(1))]), sheet([(C.INPUTS, "x", both(8))], rank=1, same_as=(2, 3))
+    )
     pairs = compare_sheets(left, right).pairs
     assert [(pair.ranks, pair.bytes) for pair in pairs] == [((1, 2), 7), ((3,), 3), ((0,), 0)]
     assert [pair.ranks for pair in compare_sheets(left, right, rank=3).pairs] == [(3,)]
@@ -130,7 +154,8 @@ def test_without_a_rank_in_common_the_first_ones_are_compared():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [({"rank": 7}, "rank = 7: is not in a.json"), ({"instant": T.DECODE}, "decode: is not in a.json")]
+    ("options", "said"),
+    [({"rank": 7}, "rank = 7: is not in a.json"), ({"instant": T.DECODE}, "decode: is not in a.json")],
 )
 def test_what_is_not_there_is_refused(options, said):
     with pytest.raises(InputError, match=said):
@@ -138,7 +163,9 @@ def test_what_is_not_there_is_refused(options, said):
 
 
 def test_slack_and_context_are_left_out_and_rows_add_up():
-    outside = [Item(c, "", {T.BACKWARD: Bytes.exact(9 * GIB)}, Derived("")) for c in (C.ALLOCATOR_SLACK, C.CONTEXT)]
+    outside = [
+        Item(c, "", {T.BACKWARD: Bytes.exact(9 * GIB)}, Derived("")) for c in (C.ALLOCATOR_SLACK, C.CONTEXT)
+    ]
     more = document(replace(LEFT.sheets[0], items=(*LEFT.sheets[0].items, *outside)))
     (pair,) = compare_sheets(more, RIGHT).pairs
     assert sum(row.bytes for row in pair.rows) == pair.bytes == 384 * MIB + 8
@@ -146,23 +173,37 @@ def test_slack_and_context_are_left_out_and_rows_add_up():
 
 SIZES = st.dictionaries(st.sampled_from([T.LOAD, T.FORWARD, T.BACKWARD]), st.integers(0, 2**40), min_size=1)
 ROWS = st.lists(
-    st.tuples(st.sampled_from([C.PARAMETERS, C.TEMPORARIES, C.CONTEXT]), st.sampled_from(["a", "a/x", "b/x", ""]), SIZES), min_size=1
+    st.tuples(
+        st.sampled_from([C.PARAMETERS, C.TEMPORARIES, C.CONTEXT]),
+        st.sampled_from(["a", "a/x", "b/x", ""]),
+        SIZES,
+    ),
+    min_size=1,
 )
 
 
 @given(ROWS, ROWS, st.booleans())
 def test_rows_components_and_sizes_always_add_up(left, right, parts):
     (pair,) = compare_sheets(document(sheet(left)), document(sheet(right)), parts=parts).pairs
-    assert sum(row.bytes for row in pair.rows) == sum(row.bytes for row in pair.components().values()) == pair.bytes
-    assert [abs(row.bytes) for row in pair.rows] == sorted((abs(row.bytes) for row in pair.rows), reverse=True)
+    assert (
+        sum(row.bytes for row in pair.rows)
+        == sum(row.bytes for row in pair.components().values())
+        == pair.bytes
+    )
+    assert [abs(row.bytes) for row in pair.rows] == sorted(
+        (abs(row.bytes) for row in pair.rows), reverse=True
+    )
     (turned,) = compare_sheets(document(sheet(right)), document(sheet(left)), parts=parts).pairs
     assert turned.bytes == -pair.bytes
-    text = render_comparison(compare_sheets(document(sheet(left)), document(sheet(right)), parts=parts), Look(width=80))
+    text = render_comparison(
+        compare_sheets(document(sheet(left)), document(sheet(right)), parts=parts), Look(width=80)
+    )
     assert ("EQUAL" in text.split("\n")[0]) == (pair.bytes == 0)
 
 
 @pytest.mark.parametrize(
-    ("part", "whole", "said"), [(1, 10**9, "+<0.01%"), (-7, 1000, "-0.70%"), (35, 1000, "+3.5%"), (2000, 100, "+2000%"), (1, 0, "")]
+    ("part", "whole", "said"),
+    [(1, 10**9, "+<0.01%"), (-7, 1000, "-0.70%"), (35, 1000, "+3.5%"), (2000, 100, "+2000%"), (1, 0, "")],
 )
 def test_percent_is_never_rounded_to_nothing(part, whole, said):
     assert percent_of_whole(part, whole) == said
@@ -173,10 +214,18 @@ def test_the_document_has_whole_numbers_and_says_which_way():
     assert found["schema"] == "memsheet/comparison/1"
     assert (found["left"]["witness"], found["right"]["witness"]) == ("predicted", "traced")
     (rank,) = found["ranks"]
-    assert (rank["left_bytes"], rank["right_bytes"], rank["difference_bytes"]) == (8 * GIB, 8 * GIB + 384 * MIB + 8, 384 * MIB + 8)
+    assert (rank["left_bytes"], rank["right_bytes"], rank["difference_bytes"]) == (
+        8 * GIB,
+        8 * GIB + 384 * MIB + 8,
+        384 * MIB + 8,
+    )
     assert rank["rows"][0] == {
-        "component": "saved_activations", "path": "m.q_proj", "left_bytes": 3 * GIB, "right_bytes": 3 * GIB + 512 * MIB, "difference_bytes": 512 * MIB,
-    }  # fmt: skip
+        "component": "saved_activations",
+        "path": "m.q_proj",
+        "left_bytes": 3 * GIB,
+        "right_bytes": 3 * GIB + 512 * MIB,
+        "difference_bytes": 512 * MIB,
+    }
     sizes = [
         value
         for each in (rank, *rank["rows"], *rank["instants"], *rank["components"])
@@ -188,7 +237,9 @@ def test_the_document_has_whole_numbers_and_says_which_way():
 
 def test_names_are_printed_as_text_and_never_obeyed():
     evil = "[red]x[/red]\x1b[2J\u202e\nEQUAL"
-    text = render_comparison(compare_sheets(document(sheet([(C.INPUTS, evil, both(2))]), file=evil), LEFT), Look(width=120))
+    text = render_comparison(
+        compare_sheets(document(sheet([(C.INPUTS, evil, both(2))]), file=evil), LEFT), Look(width=120)
+    )
     assert "\x1b" not in text
     assert "[red]x[/red]" in text
     assert not any(line.startswith("EQUAL") for line in text.splitlines())
@@ -198,7 +249,7 @@ def test_plain_ascii_is_plain_ascii():
     assert render_comparison(compare_sheets(LEFT, RIGHT), Look(width=80, ascii=True)).isascii()
 
 
-# ---- documents read back ---------------------------------------------------------------------------------------------------
+# ---- documents read back -----------------------------------------------------------------------------------
 
 
 def written(tmp_path, answer, name="a.json") -> str:
@@ -215,7 +266,9 @@ def test_a_document_reads_back_as_its_sheets(tmp_path):
     assert (read.rank, read.same_as, read.instants) == (made.rank, made.same_as, made.instants)
     for total in ("allocated", "reserved", "device"):
         assert getattr(read, total) == getattr(made, total)
-    assert [(i.component, i.path, i.largest) for i in read.items] == [(i.component, i.path, i.largest) for i in made.items]
+    assert [(i.component, i.path, i.largest) for i in read.items] == [
+        (i.component, i.path, i.largest) for i in made.items
+    ]
 
 
 def asked(capsys, *arguments):
@@ -224,7 +277,10 @@ def asked(capsys, *arguments):
 
 
 def test_the_command_compares_two_files(tmp_path, capsys):
-    one, other = written(tmp_path, answers.answer()), written(tmp_path, answers.answer(activations=150), "b.json")
+    one, other = (
+        written(tmp_path, answers.answer()),
+        written(tmp_path, answers.answer(activations=150), "b.json"),
+    )
     code, out, err = asked(capsys, one, other)
     assert (code, err) == (0, "")
     assert out.startswith("B 3.3% LESS")
@@ -305,7 +361,18 @@ def test_hostile_documents_are_told_in_one_error(case, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "null", "{", '{"schema": NaN}', '{"a": 1, "a": 2}', "[" * 100_000, '{"schema": "memsheet/sheet/1"}', "\ufeff", "{}" * 9],
+    [
+        "",
+        "[]",
+        "null",
+        "{",
+        '{"schema": NaN}',
+        '{"a": 1, "a": 2}',
+        "[" * 100_000,
+        '{"schema": "memsheet/sheet/1"}',
+        "\ufeff",
+        "{}" * 9,
+    ],
 )
 def test_texts_that_are_no_document_are_refused(text, tmp_path, capsys, monkeypatch):
     (tmp_path / "bad.json").write_text(text)

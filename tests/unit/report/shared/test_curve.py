@@ -1,4 +1,6 @@
-"""The curve of a timeline: whatever the number of columns, every high-water mark is in it and every byte has a component."""
+"""The curve of a timeline: whatever the number of columns, every high-water mark is in it and every byte has
+a component.
+"""
 
 from itertools import pairwise
 
@@ -32,9 +34,9 @@ def test_columns_follow_each_other_over_the_whole_steady_step(timeline, most):
 
 @given(timelines())
 def test_with_room_for_all_events_each_has_a_column(timeline):
-    assert [column.bytes for column in timeline_columns(timeline, 10**6)] == list(held_bytes_after_events(timeline))[
-        max(timeline.start - 1, 0) :
-    ]
+    assert [column.bytes for column in timeline_columns(timeline, 10**6)] == list(
+        held_bytes_after_events(timeline)
+    )[max(timeline.start - 1, 0) :]
 
 
 @given(timelines())
@@ -51,9 +53,11 @@ def test_the_parts_of_a_known_peak():
     assert top.bytes == PEAK_BYTES
     assert held == {
         Component.PARAMETERS: PEAK_BYTES - 2 * 2**20 - held[Component.OPTIMIZER_STATES] - (6 * 2**30 + 2**28),
-        Component.OPTIMIZER_STATES: 3 * 8 * (2**31 // 24), Component.INPUTS: 2 * 2**20,
-        Component.SAVED_ACTIVATIONS: 3 * 2**30 + 2**28, Component.TEMPORARIES: 3 * 2**30,
-    }  # fmt: skip
+        Component.OPTIMIZER_STATES: 3 * 8 * (2**31 // 24),
+        Component.INPUTS: 2 * 2**20,
+        Component.SAVED_ACTIVATIONS: 3 * 2**30 + 2**28,
+        Component.TEMPORARIES: 3 * 2**30,
+    }
 
 
 @pytest.mark.parametrize(

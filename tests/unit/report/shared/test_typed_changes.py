@@ -20,7 +20,9 @@ WORDS = tuple(
     if meaning.task in ("", TRAIN) and meaning.key in SIZES and not meaning.refused
     for value in SIZES[meaning.key]
 ) + tuple(
-    (name, value) for key, name in (("microbatch", "microbatch"), ("recompute.mode", "recompute"), ("zero", "zero")) for value in SIZES[key]
+    (name, value)
+    for key, name in (("microbatch", "microbatch"), ("recompute.mode", "recompute"), ("zero", "zero"))
+    for value in SIZES[key]
 )
 ENGINES = (None, "fsdp2", "deepspeed", "accelerate", "megatron", "trl")
 
@@ -65,6 +67,9 @@ def test_a_change_can_be_typed_as_it_is_printed(seed: int, capsys: pytest.Captur
         said = " ".join(block.split("  train ")[0].split())
         changed, promised = as_changed(line, said), document["verdict"]["cheapest_fix"]["device_bytes"]
         assert main([*changed, "--json"]) != 2, (" ".join(line), said, capsys.readouterr().err)
-        assert json.loads(capsys.readouterr().out)["verdict"]["device_bytes"] == promised, (" ".join(line), said)
+        assert json.loads(capsys.readouterr().out)["verdict"]["device_bytes"] == promised, (
+            " ".join(line),
+            said,
+        )
         met += 1
     assert met > 2

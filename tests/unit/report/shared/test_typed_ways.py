@@ -1,4 +1,6 @@
-"""Whatever a screen offers to type can be typed on the line that it answers, and gives what was said: ways to fit, rooms of servers, solved lines."""
+"""Whatever a screen offers to type can be typed on the line that it answers, and gives what was said: ways to
+fit, rooms of servers, solved lines.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,17 @@ TRAINED = tuple(f"llama-3.1-70b --gpus 1xRTX4090 --max-length 2048 {words}" for 
 
 def first_quick(lines: Sequence[str], quick: int) -> list[Any]:
     """The first few lines, and the others for whoever has the patience."""
-    return [line if place < quick else pytest.param(line, marks=pytest.mark.slow) for place, line in enumerate(lines)]
+    return [
+        line if place < quick else pytest.param(line, marks=pytest.mark.slow)
+        for place, line in enumerate(lines)
+    ]
 
 
 SERVED = (
-    "llama-3.1-70b --gpus 1xRTX4090 --engine transformers --dtype bfloat16 --max-length 1024 --prompt-tokens 1024",
+    (
+        "llama-3.1-70b --gpus 1xRTX4090 --engine transformers --dtype bfloat16 --max-length 1024 "
+        "--prompt-tokens 1024"
+    ),
     "llama-3.1-70b --gpus 1xRTX4090 --engine llama.cpp -c 4096 --quantize gguf:Q4_K_M",
     "qwen3-30b-a3b --gpus 1xRTX4070 --engine llama.cpp --quantize gguf:Q4_K_M --ctx-size 4096",
 )
@@ -44,9 +52,15 @@ POOLS = (
 )  # fmt: skip
 SOLVED = (
     "seq-len llama-3.1-70b --gpus 1xRTX4090 --batch-size 4 --gradient-checkpointing false",
-    "seq-len llama-3.1-8b --gpus 8xA100-40GB --gradient-checkpointing false --engine deepspeed --zero-stage 1",
+    (
+        "seq-len llama-3.1-8b --gpus 8xA100-40GB --gradient-checkpointing false --engine deepspeed "
+        "--zero-stage 1"
+    ),
     "seq-len llama-3.1-8b --gpus 1xA100-40GB --engine trl",
-    "microbatch llama-3.1-8b --gpus 8xA100-40GB --engine deepspeed --zero-stage 1 --max-length 4096 --gradient-checkpointing false",
+    (
+        "microbatch llama-3.1-8b --gpus 8xA100-40GB --engine deepspeed --zero-stage 1 --max-length 4096 "
+        "--gradient-checkpointing false"
+    ),
     "max-model-len llama-3.1-70b --gpus 1xRTX4090 --engine transformers",
     "gpus llama-3.1-70b --gpus RTX4090 --max-length 8192 --most 2 --optim adamw_torch",
     "gpus llama-3.1-70b --gpus H100-80GB --engine fsdp2 --zero 3 --seq-len 4096",
@@ -61,7 +75,9 @@ def printed_changes(screen: str) -> Iterator[str]:
         if not text.startswith(MARKS):
             continue
         for more in lines[at + 1 :]:
-            if not more.startswith("        ") or more.lstrip().startswith(("gives ", "together ", "the longest")):
+            if not more.startswith("        ") or more.lstrip().startswith(
+                ("gives ", "together ", "the longest")
+            ):
                 break
             text += " " + more.strip()
         yield re.sub(r"\s+\(llama-server .*\)| · the least.*|  (gives|the longest) .*", "", text)
@@ -70,7 +86,11 @@ def printed_changes(screen: str) -> Iterator[str]:
 def as_changed(line: list[str], said: str) -> list[str]:
     """The line after what a screen says to add, to replace or to leave out."""
     verb = next(mark for mark in MARKS if said.startswith(mark))
-    gone, _, new = said.removeprefix(verb).partition(" by ") if verb == "replace  " else ("", "", said.removeprefix(verb))
+    gone, _, new = (
+        said.removeprefix(verb).partition(" by ")
+        if verb == "replace  "
+        else ("", "", said.removeprefix(verb))
+    )
     if verb == "leave out  ":
         gone, new = new, ""
     left = line_of_switches(line)
@@ -100,7 +120,9 @@ def offered(line: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
     return list(printed_changes(capsys.readouterr().out))
 
 
-@pytest.mark.parametrize("asked", first_quick([*(f"infer {line}" for line in SERVED), *(f"train {line}" for line in TRAINED)], 4))
+@pytest.mark.parametrize(
+    "asked", first_quick([*(f"infer {line}" for line in SERVED), *(f"train {line}" for line in TRAINED)], 4)
+)
 def test_a_way_to_fit_can_be_typed_as_it_is_printed(
     asked: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +133,10 @@ def test_a_way_to_fit_can_be_typed_as_it_is_printed(
     assert len(said) == len(ways) >= 1
     for way, change in zip(ways, said, strict=True):
         verdict = run(as_changed(line, change), capsys)["verdict"]
-        assert (verdict["result"], verdict["device_bytes"]) == (Result.FITS.value, way["device_bytes"]), (asked, change)
+        assert (verdict["result"], verdict["device_bytes"]) == (Result.FITS.value, way["device_bytes"]), (
+            asked,
+            change,
+        )
 
 
 @pytest.mark.parametrize("asked", first_quick(POOLS, 2))
@@ -121,11 +146,15 @@ def test_what_makes_room_in_a_pool_can_be_typed_as_it_is_printed(
     monkeypatch.setenv("COLUMNS", "120")
     line = ["infer", *asked.split()]
     serving, said = run(line, capsys)["serving"], offered(line, capsys)
-    sure = sum(one["result"] == Result.FITS.value for one in serving.get("makes_room", ())) + bool(serving.get("longest_that_fits"))
+    sure = sum(one["result"] == Result.FITS.value for one in serving.get("makes_room", ())) + bool(
+        serving.get("longest_that_fits")
+    )
     sure += len(serving.get("asked", {}).get("holds_instead", ()))
     assert said
     found = [run(as_changed(line, change), capsys)["verdict"]["result"] for change in said]
-    assert sum(one == Result.FITS.value for one in found) >= min(sure, len(said)), list(zip(said, found, strict=True))
+    assert sum(one == Result.FITS.value for one in found) >= min(sure, len(said)), list(
+        zip(said, found, strict=True)
+    )
 
 
 @pytest.mark.parametrize("asked", first_quick(SOLVED, 2))
@@ -152,19 +181,36 @@ LIBRARIES = ("trl", "axolotl", "unsloth", "llama-factory", "hf")
 def test_what_helps_a_librarys_job_is_sure_to_fit_with_what_the_library_holds_besides(
     library: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a library holds beside the sheet is weighed in each change as it is in the answer to the line that says it."""
+    """What a library holds beside the sheet is weighed in each change as it is in the answer to the line that
+    says it.
+    """
     monkeypatch.setenv("COLUMNS", "120")
     met = 0
-    for model, gpus in (("llama-3.1-8b", "8xA100-40GB"), ("llama-3.2-1b", "2xL4"), ("llama-3.1-8b", "1xRTX4090")):
+    for model, gpus in (
+        ("llama-3.1-8b", "8xA100-40GB"),
+        ("llama-3.2-1b", "2xL4"),
+        ("llama-3.1-8b", "1xRTX4090"),
+    ):
         line = ["train", model, "--gpus", gpus, "--seq-len", "4096", "--engine", library]
         document = run(line, capsys)
         fix = document["verdict"].get("cheapest_fix")
         main(line)
-        block = [part for part in capsys.readouterr().out.split("\n\n") if "\nadd  " in part or "\nreplace  " in part] if fix else []
+        block = (
+            [
+                part
+                for part in capsys.readouterr().out.split("\n\n")
+                if "\nadd  " in part or "\nreplace  " in part
+            ]
+            if fix
+            else []
+        )
         said = [" ".join(re.split(r"\n(?=add  |replace  )", part)[1].split()) for part in block]
         said = [re.sub("^(add|replace) ", r"\1  ", one) for one in said] if fix else offered(line, capsys)
         for one, change in zip([fix] if fix else document.get("ways_to_fit", ()), said, strict=True):
             verdict = run(as_changed(line, change), capsys)["verdict"]
-            assert (verdict["result"], verdict["device_bytes"]) == (Result.FITS.value, one["device_bytes"]), (line, change)
+            assert (verdict["result"], verdict["device_bytes"]) == (Result.FITS.value, one["device_bytes"]), (
+                line,
+                change,
+            )
             met += 1
     assert met

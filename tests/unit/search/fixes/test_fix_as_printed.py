@@ -24,23 +24,57 @@ from memsheet.report.shared.words import flags_of
 from memsheet.sheet import Bytes
 
 QUESTIONS = [
-    ("llama-3.1-8b", {"gpus": "8xA100-80GB", "engine": "transformers", "precision": "bf16-autocast", "seq_len": 2048}),
+    (
+        "llama-3.1-8b",
+        {"gpus": "8xA100-80GB", "engine": "transformers", "precision": "bf16-autocast", "seq_len": 2048},
+    ),
     ("llama-3.1-8b", {"gpus": "8xA100-80GB", "engine": "transformers", "precision": "fp32", "seq_len": 2048}),
-    ("llama-3.1-8b", {"gpus": "8xA100-80GB", "engine": "transformers", "seq_len": 2048, "microbatch": 4, "dp_replicate": 8}),
-    ("qwen2.5-7b", {"gpus": "1xRTX4090", "seq_len": 1000, "precision": "fp32", "optimizer": "adamw", "optimizer_implementation": "fused"}),
+    (
+        "llama-3.1-8b",
+        {
+            "gpus": "8xA100-80GB",
+            "engine": "transformers",
+            "seq_len": 2048,
+            "microbatch": 4,
+            "dp_replicate": 8,
+        },
+    ),
+    (
+        "qwen2.5-7b",
+        {
+            "gpus": "1xRTX4090",
+            "seq_len": 1000,
+            "precision": "fp32",
+            "optimizer": "adamw",
+            "optimizer_implementation": "fused",
+        },
+    ),
     ("qwen2.5-7b", {"gpus": "1xRTX4090", "seq_len": 4096, "lora_rank": 16, "quantize": "nf4"}),
     ("llama-3-70b", {"gpus": "8xA100-80GB", "engine": "fsdp2", "zero": 3, "seq_len": 2048, "microbatch": 4}),
     (
         "llama-3-70b",
-        {"gpus": "8xA100-80GB", "engine": "fsdp2", "zero": 3, "dp_shard": 8, "seq_len": 2048, "microbatch": 4, "host_memory": "256GiB"},
+        {
+            "gpus": "8xA100-80GB",
+            "engine": "fsdp2",
+            "zero": 3,
+            "dp_shard": 8,
+            "seq_len": 2048,
+            "microbatch": 4,
+            "host_memory": "256GiB",
+        },
     ),
     ("llama-2-7b", {"gpus": "1xA100-80GB", "seq_len": 4096, "optimizer_implementation": "foreach"}),
-    ("llama-2-13b", {"gpus": "4xA100-80GB", "engine": "deepspeed", "zero": 1, "seq_len": 4096, "microbatch": 2}),
+    (
+        "llama-2-13b",
+        {"gpus": "4xA100-80GB", "engine": "deepspeed", "zero": 1, "seq_len": 4096, "microbatch": 2},
+    ),
 ]
 
 
 @pytest.mark.parametrize(("model", "options"), QUESTIONS)
-def test_a_fix_holds_when_its_flags_are_added(model: str, options: dict[str, object], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fix_holds_when_its_flags_are_added(
+    model: str, options: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
     answer = memsheet.train(model, **options)
     assert answer.verdict is not None
     fix = answer.verdict.cheapest_fix
@@ -53,7 +87,7 @@ def test_a_fix_holds_when_its_flags_are_added(model: str, options: dict[str, obj
     assert f'"device_bytes": {fix.device.value}' in capsys.readouterr().out
 
 
-# ---- the same of any job --------------------------------------------------------------------------------------------------------
+# ---- the same of any job -----------------------------------------------------------------------------------
 
 MODELS = (
     "llama-3.2-1b",
@@ -83,7 +117,9 @@ def drawn(seed: int) -> Iterator[tuple[str, dict[str, Any], Answer]]:
     rng = random.Random(seed)
     while True:
         options: dict[str, Any] = {"gpus": rng.choice(GPUS), "seq_len": rng.choice((512, 2048, 4096))}
-        options |= {key: rng.choice(values) for key, (often, values) in OPTIONS.items() if rng.random() < often}
+        options |= {
+            key: rng.choice(values) for key, (often, values) in OPTIONS.items() if rng.random() < often
+        }
         model = rng.choice(MODELS)
         try:
             answer = memsheet.train(model, **options)
@@ -100,8 +136,12 @@ def as_typed(options: dict[str, Any], added: list[str]) -> list[str]:
     return [*(word for flag in flags if flag[0] not in names for word in flag), *added]
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
-def test_any_fix_can_be_typed_and_says_what_comes_of_it(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
+)
+def test_any_fix_can_be_typed_and_says_what_comes_of_it(
+    seed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     for model, options, answer in islice(drawn(seed), 5 if seed == 1 else 25):
         assert answer.verdict is not None
         fix = answer.verdict.cheapest_fix
@@ -144,6 +184,9 @@ def test_what_fits_looks_as_if_it_did() -> None:
         verdict = replace(plain.verdict, device=Bytes.exact(room - below), headroom_bytes=below)
         for look in (Look(), Look(decimal=True)):
             shown = look_with_exact_digits(verdict, cluster, look)
-            need, give = (float(words.split(" ")[0]) for words in (shown.need(room - below, shown.digits), shown.room(room, shown.digits)))
+            need, give = (
+                float(words.split(" ")[0])
+                for words in (shown.need(room - below, shown.digits), shown.room(room, shown.digits))
+            )
             assert need <= give + 2 * 10**-MOST_DIGITS, (below, shown.digits)
             assert shown.digits == 2 or below < 2**24

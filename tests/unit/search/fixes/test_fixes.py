@@ -1,4 +1,6 @@
-"""The change that would make a job fit: accounted again, cheapest first, nothing in the list that is not needed."""
+"""The change that would make a job fit: accounted again, cheapest first, nothing in the list that is not
+needed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ from memsheet.budget import Fix, Result
 from memsheet.catalog import find_device
 from memsheet.errors import InputError
 
-KEYS = {"recompute.mode": "recompute", "adapter.rank": "lora_rank", "optimizer.name": "optimizer", "quantization.weights": "quantize"}
+KEYS = {
+    "recompute.mode": "recompute",
+    "adapter.rank": "lora_rank",
+    "optimizer.name": "optimizer",
+    "quantization.weights": "quantize",
+}
 
 
 def asked(model: str, gpus: str, **options: Any) -> memsheet.Answer:
@@ -40,7 +47,9 @@ def test_a_job_that_fits_needs_nothing() -> None:
         ("llama-3-70b", "8xA100-80GB", {"microbatch": 4}),
     ],
 )
-def test_what_is_proposed_fits_when_it_is_accounted_again(model: str, gpus: str, options: dict[str, Any]) -> None:
+def test_what_is_proposed_fits_when_it_is_accounted_again(
+    model: str, gpus: str, options: dict[str, Any]
+) -> None:
     answer = asked(model, gpus, **options)
     found = fix_of(answer)
     assert found.changes
@@ -68,7 +77,13 @@ def test_a_change_of_the_plan_can_be_asked_for_by_hand_and_says_the_same() -> No
 def test_free_changes_come_before_dear_ones() -> None:
     """What costs another kind of training is never proposed where time alone would do."""
     found = fix_of(asked("llama-3.2-1b", "1xA100-40GB", microbatch=8))
-    assert {change.key for change in found.changes} <= {"loss", "recompute.mode", "microbatch", "zero", "engine"}
+    assert {change.key for change in found.changes} <= {
+        "loss",
+        "recompute.mode",
+        "microbatch",
+        "zero",
+        "engine",
+    }
 
 
 def test_no_change_of_a_list_can_be_left_out() -> None:
@@ -80,7 +95,11 @@ def test_no_change_of_a_list_can_be_left_out() -> None:
     assert whole.verdict.device == found.device
     for left_out in every:
         rest = asked(
-            "llama-3-70b", "8xA100-80GB", microbatch=4, fix=False, **{key: value for key, value in every.items() if key != left_out}
+            "llama-3-70b",
+            "8xA100-80GB",
+            microbatch=4,
+            fix=False,
+            **{key: value for key, value in every.items() if key != left_out},
         )
         assert rest.verdict is not None
         assert rest.verdict.result is not Result.FITS

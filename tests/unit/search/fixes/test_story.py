@@ -30,8 +30,12 @@ def on(gpus: int, device: str) -> Cluster:
 
 
 @cache
-def advised(name: str, gpus: int, device: str, seq_len: int, batch: int, engines: tuple[str, ...] = ENGINES) -> Advice:
-    return training_advice(model(name), on(gpus, device), {"seq_len": seq_len, "global_batch": batch}, engines, top=2)
+def advised(
+    name: str, gpus: int, device: str, seq_len: int, batch: int, engines: tuple[str, ...] = ENGINES
+) -> Advice:
+    return training_advice(
+        model(name), on(gpus, device), {"seq_len": seq_len, "global_batch": batch}, engines, top=2
+    )
 
 
 CASES = (
@@ -41,7 +45,10 @@ CASES = (
     ("llama-3-8b", 1, "RTX4090", 2048, 16),
     ("llama-tiny", 4, "A100-80GB", 512, 8),
 )
-EACH = [pytest.param(case, id=f"{case[0]}-{case[1]}x{case[2]}", marks=[pytest.mark.slow] if case[1] == 8 else []) for case in CASES]
+EACH = [
+    pytest.param(case, id=f"{case[0]}-{case[1]}x{case[2]}", marks=[pytest.mark.slow] if case[1] == 8 else [])
+    for case in CASES
+]
 
 
 @pytest.mark.parametrize("case", EACH)
@@ -76,9 +83,14 @@ def test_offload_comes_last_and_only_where_nothing_else_does():
 def test_every_question_of_the_decision_tree_is_asked_where_it_matters():
     asked = [step.asks for step in advised("llama-3-70b", 8, "A100-80GB", 2048, 32).story]
     for question in (
-        "Does it fit at all?", "In lower precision?", "Do activations fit?", "Do optimizer states fit?", "Do gradients fit?",
-        "Does the whole budget fit, ZeRO-3?", "Offload states to the host?",
-    ):  # fmt: skip
+        "Does it fit at all?",
+        "In lower precision?",
+        "Do activations fit?",
+        "Do optimizer states fit?",
+        "Do gradients fit?",
+        "Does the whole budget fit, ZeRO-3?",
+        "Offload states to the host?",
+    ):
         assert question in asked
 
 
@@ -91,7 +103,13 @@ def test_activations_that_fit_are_said_to_and_not_recomputed():
 
 
 def test_what_the_question_says_itself_is_not_changed():
-    asked = {"seq_len": 2048, "global_batch": 32, "recompute.mode": "none", "microbatch": 4, "precision.name": "bf16-pure"}
+    asked = {
+        "seq_len": 2048,
+        "global_batch": 32,
+        "recompute.mode": "none",
+        "microbatch": 4,
+        "precision.name": "bf16-pure",
+    }
     found = training_advice(model("llama-3-70b"), on(8, "A100-80GB"), asked, ("fsdp2",), top=1)
     said = " ".join(step.flag for step in found.story)
     assert "--recompute" not in said
@@ -101,8 +119,15 @@ def test_what_the_question_says_itself_is_not_changed():
 
 def test_a_step_that_fits_is_a_plan_that_fits():
     cluster, engine = on(8, "A100-80GB"), find_engine("deepspeed")
-    way = naive_trial_plan(engine, cluster, model("llama-3-70b"), {"seq_len": 2048, "global_batch": 32, "task": "train"}, 4)
-    assert account_trial(0, Question(model=model("llama-3-70b"), request=way.request(), cluster=cluster), replays=False).plan.zero == 0
+    way = naive_trial_plan(
+        engine, cluster, model("llama-3-70b"), {"seq_len": 2048, "global_batch": 32, "task": "train"}, 4
+    )
+    assert (
+        account_trial(
+            0, Question(model=model("llama-3-70b"), request=way.request(), cluster=cluster), replays=False
+        ).plan.zero
+        == 0
+    )
     assert way.request()["mesh.dp_replicate"] == 8
 
 
@@ -120,7 +145,11 @@ def test_plain_copies_are_compared_with_shards_of_the_same_micro_batch():
 
 def test_the_fastest_copy_is_told_and_one_whose_code_somebody_divides_is_compared():
     found = training_advice(
-        model("llama-3.2-1b"), on(8, "A100-40GB"), {"seq_len": 4096, "global_batch": 64}, ("megatron", "deepspeed"), top=1
+        model("llama-3.2-1b"),
+        on(8, "A100-40GB"),
+        {"seq_len": 4096, "global_batch": 64},
+        ("megatron", "deepspeed"),
+        top=1,
     )
     assert found.replicas.fastest.plan.engine == "megatron"
     assert found.replicas.plain.plan.engine == "deepspeed"
@@ -128,7 +157,9 @@ def test_the_fastest_copy_is_told_and_one_whose_code_somebody_divides_is_compare
 
 
 def test_a_step_whose_ranks_cannot_share_the_batch_is_no_plan_for_it():
-    found = training_advice(model("llama-3-8b"), on(8, "H100-80GB"), {"seq_len": 4096, "global_batch": 1}, ("megatron",), top=1)
+    found = training_advice(
+        model("llama-3-8b"), on(8, "H100-80GB"), {"seq_len": 4096, "global_batch": 1}, ("megatron",), top=1
+    )
     assert any(not step.shares for step in found.story)
     assert not any(step.fits and not step.shares for step in found.story)
 
@@ -136,7 +167,9 @@ def test_a_step_whose_ranks_cannot_share_the_batch_is_no_plan_for_it():
 @pytest.mark.slow
 def test_host_memory_that_is_not_there_is_what_is_missing():
     few = cluster_of(find_device("A100-80GB"), 8, host_bytes=512 * 2**30)
-    found = training_advice(model("llama-3-70b"), few, {"seq_len": 2048, "global_batch": 32}, ("fsdp2", "deepspeed"), top=1)
+    found = training_advice(
+        model("llama-3-70b"), few, {"seq_len": 2048, "global_batch": 32}, ("fsdp2", "deepspeed"), top=1
+    )
     assert found.ranking.plans == ()
     moved = [family for family in found.ranking.families if any(family.choice.get(key) for key in OFFLOAD)]
     assert moved

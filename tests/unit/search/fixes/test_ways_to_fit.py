@@ -1,4 +1,6 @@
-"""A job that fits nowhere says what would make it: each way, asked by itself, fits with the bytes that were said."""
+"""A job that fits nowhere says what would make it: each way, asked by itself, fits with the bytes that were
+said.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def test_every_way_fits_when_it_is_asked(name):
         alone = again(task, model, asked, way.changes)
         assert alone.verdict.result is Result.FITS, way.words
         assert alone.verdict.device == way.device
-    assert [way["words"] for way in sheet_document(answer)["ways_to_fit"]] == [way.words for way in answer.ways_to_fit]
+    assert [way["words"] for way in sheet_document(answer)["ways_to_fit"]] == [
+        way.words for way in answer.ways_to_fit
+    ]
 
 
 @pytest.mark.parametrize(("name", "key", "step"), [("llama.cpp", "serving.gpu_layers", 1), ("apple", "serving.gpu_layers", 1), ("experts", "serving.host_experts", -1)])  # fmt: skip
@@ -60,7 +64,10 @@ def test_what_fits_names_no_other_way():
     [
         ("max-model-len", "llama-3.1-70b", "--gpus", "1xRTX4090", "--engine", "transformers"),
         ("seq-len", "llama-3.1-70b", "--gpus", "1xRTX4090"),
-        pytest.param(("gpus", "llama-3.1-70b", "--gpus", "RTX4090", "--seq-len", "8192", "--most", "2"), marks=pytest.mark.slow),
+        pytest.param(
+            ("gpus", "llama-3.1-70b", "--gpus", "RTX4090", "--seq-len", "8192", "--most", "2"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_solving_that_finds_nothing_names_what_would(line, capsys):
@@ -81,9 +88,14 @@ NOWHERE = (
 )
 
 
-@pytest.mark.parametrize("place", [pytest.param(place, marks=pytest.mark.slow) if place < 3 else place for place in range(len(NOWHERE))])
+@pytest.mark.parametrize(
+    "place",
+    [pytest.param(place, marks=pytest.mark.slow) if place < 3 else place for place in range(len(NOWHERE))],
+)
 def test_a_change_names_the_fewest_gpus_it_fits_on(place):
-    """Where no number of GPUs that was looked at holds the job: with the change the same search ends at the number that was said, and it fits."""
+    """Where no number of GPUs that was looked at holds the job: with the change the same search ends at the
+    number that was said, and it fits.
+    """
     model, asked, most = NOWHERE[place]
     found = memsheet.solve("gpus", model, most=most, **asked)
     assert found.found is None
@@ -91,7 +103,9 @@ def test_a_change_names_the_fewest_gpus_it_fits_on(place):
     for way in found.ways_to_fit:
         edits = {SHORT[key]: value for key, value in way.changes.items() if key not in ("gpus", "per_node")}
         count = int(way.changes["gpus"].partition("x")[0])
-        alone = memsheet.solve("gpus", model, most=most if most and count <= most else None, **{**asked, **edits})
+        alone = memsheet.solve(
+            "gpus", model, most=most if most and count <= most else None, **{**asked, **edits}
+        )
         assert alone.found is not None, way.words
         assert alone.found.value == count, way.words
         answer = again("train", model, asked, way.changes)

@@ -1,4 +1,6 @@
-"""Sequences that were asked for: the verdict is about them, and `infer`, `plan infer` and `solve` say one thing."""
+"""Sequences that were asked for: the verdict is about them, and `infer`, `plan infer` and `solve` say one
+thing.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,18 @@ CASES = [
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 @pytest.mark.parametrize(("name", "gpus", "tokens", "counts"), CASES)
-def test_infer_and_plan_infer_give_one_answer(engine: str, name: str, gpus: str, tokens: int, counts: tuple[int, ...]) -> None:
+def test_infer_and_plan_infer_give_one_answer(
+    engine: str, name: str, gpus: str, tokens: int, counts: tuple[int, ...]
+) -> None:
     more = {"memory_fraction": 0.85} if name.startswith("gemma") and engine == "sglang" else {}
     results = list[Result]()
     for count in counts:
-        one = memsheet.infer(name, gpus=gpus, engine=engine, max_model_len=tokens, sequences=count, fix=False, **more)
-        plan = memsheet.plan_serving(name, gpus=gpus, engine=engine, context=tokens, users=count, **more).plans[0]
+        one = memsheet.infer(
+            name, gpus=gpus, engine=engine, max_model_len=tokens, sequences=count, fix=False, **more
+        )
+        plan = memsheet.plan_serving(
+            name, gpus=gpus, engine=engine, context=tokens, users=count, **more
+        ).plans[0]
         assert one.verdict is not None
         assert one.serving is not None
         asked = one.serving["asked"]
@@ -45,7 +53,9 @@ def test_what_is_said_to_hold_instead_holds(engine: str) -> None:
     ways = found["asked"]["holds_instead"]
     assert len(ways) >= 2
     for change in ways:
-        again = memsheet.infer("llama-3.1-8b", **{**asked, **{short[key]: value for key, value in change.items()}})
+        again = memsheet.infer(
+            "llama-3.1-8b", **{**asked, **{short[key]: value for key, value in change.items()}}
+        )
         assert again.verdict is not None
         assert again.verdict.result is Result.FITS
 
@@ -55,7 +65,11 @@ def test_a_limit_in_a_file_asks_for_nothing() -> None:
     usual = memsheet.infer("llama-3.1-8b", gpus="1xH100-80GB", engine="vllm", max_model_len=32768)
     assert usual.verdict is not None
     assert usual.verdict.result is Result.FITS
-    again = memsheet.infer("llama-3.1-8b", gpus="1xH100-80GB", plan={"task": "infer", "engine": "vllm", "serving": {"max_model_len": 32768, "max_sequences": 256}})  # fmt: skip
+    again = memsheet.infer(
+        "llama-3.1-8b",
+        gpus="1xH100-80GB",
+        plan={"task": "infer", "engine": "vllm", "serving": {"max_model_len": 32768, "max_sequences": 256}},
+    )
     assert again.verdict is not None
     assert again.verdict.result is Result.FITS
     assert "asked" not in (again.serving or {})

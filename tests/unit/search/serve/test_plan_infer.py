@@ -52,7 +52,12 @@ def test_says_what_infer_says(four: Deployment, place: int) -> None:
     one = list(best_plan_per_cut(four))[place]
     mesh = one.plan.mesh
     answer = memsheet.infer(
-        "qwen2.5-7b", gpus="4xH100-80GB", engine=one.plan.engine, max_model_len=32768, tp=int(mesh.tp), dp_replicate=int(mesh.dp_replicate)
+        "qwen2.5-7b",
+        gpus="4xH100-80GB",
+        engine=one.plan.engine,
+        max_model_len=32768,
+        tp=int(mesh.tp),
+        dp_replicate=int(mesh.dp_replicate),
     )
     assert answer.verdict is not None
     assert answer.serving is not None
@@ -64,7 +69,9 @@ def test_says_what_infer_says(four: Deployment, place: int) -> None:
 def test_stages_left_out_do_not_decide(crowd: Deployment, pp: int, tp: int) -> None:
     one = next(one for one in crowd.plans if one.plan.mesh.pp == pp and one.plan.mesh.tp == tp)
     asked = one.request.get("serving.max_sequences")
-    answer = memsheet.infer("llama-3.1-70b", gpus="8xH100-80GB", engine="vllm", max_model_len=8192, tp=tp, pp=pp, sequences=asked)
+    answer = memsheet.infer(
+        "llama-3.1-70b", gpus="8xH100-80GB", engine="vllm", max_model_len=8192, tp=tp, pp=pp, sequences=asked
+    )
     assert answer.verdict is not None
     assert answer.verdict.device == one.verdict.device
 
@@ -72,7 +79,10 @@ def test_stages_left_out_do_not_decide(crowd: Deployment, pp: int, tp: int) -> N
 def test_who_does_not_hold_says_why_and_what_would(crowd: Deployment) -> None:
     assert crowd.best is None
     assert all(one.holds is Holds.NO for one in crowd.plans)
-    reasons = {parallel_group_words(one.plan): [r.words for r in one.reasons if r.holds is Holds.NO] for one in crowd.plans}
+    reasons = {
+        parallel_group_words(one.plan): [r.words for r in one.reasons if r.holds is Holds.NO]
+        for one in crowd.plans
+    }
     assert reasons["8 replicas"] == ["needs 136.1 GiB of a GPU that gives 79.1 GiB"]
     assert any("has room for" in words for words in reasons["1 group of 8"])
     words = [way.words for way in crowd.ways]
@@ -84,7 +94,9 @@ def test_who_does_not_hold_says_why_and_what_would(crowd: Deployment) -> None:
 
 
 def test_holds_only_what_the_low_ends_hold() -> None:
-    """Surely held: the fewest sequences and the slowest token; perhaps: as expected; a load between the two is never surely held."""
+    """Surely held: the fewest sequences and the slowest token; perhaps: as expected; a load between the two
+    is never surely held.
+    """
     found = plan_serving(**LLAMA)
     best = next(one for one in found.plans if one.gpus_each == 8 and one.plan.mesh.pp == 1)
     low, value = best.sequences
@@ -96,11 +108,17 @@ def test_holds_only_what_the_low_ends_hold() -> None:
         (best.at_most, Holds.PERHAPS),
         (best.at_most + 1, Holds.NO),
     ):
-        one = next(o for o in plan_serving(**LLAMA, users=users, tp=8, pp=1, sequences=best.plan.max_sequences).plans)
+        one = next(
+            o for o in plan_serving(**LLAMA, users=users, tp=8, pp=1, sequences=best.plan.max_sequences).plans
+        )
         assert one.holds is holds
     decode = best.decode
     assert decode is not None
-    for tpot, holds in ((decode.high * 1.01, Holds.YES), (decode.value * 1.01, Holds.PERHAPS), (decode.value * 0.99, Holds.NO)):
+    for tpot, holds in (
+        (decode.high * 1.01, Holds.YES),
+        (decode.value * 1.01, Holds.PERHAPS),
+        (decode.value * 0.99, Holds.NO),
+    ):
         one = plan_serving(**LLAMA, users=best.batch, tpot=tpot, tp=8, pp=1).plans[0]
         assert max(reason.holds for reason in one.reasons if reason.asks == "tpot") is holds
 
@@ -145,7 +163,10 @@ def test_what_is_pinned_is_kept() -> None:
 def test_a_context_shorter_than_what_the_server_takes() -> None:
     """Room for it is its own, and more than that of a longer one."""
     short = plan_serving("qwen2.5-7b", gpus="1xH100-80GB", context=5000, max_model_len=16384).plans[0]
-    longer, full = (plan_serving("qwen2.5-7b", gpus="1xH100-80GB", context=size, max_model_len=16384).plans[0] for size in (8192, 16384))
+    longer, full = (
+        plan_serving("qwen2.5-7b", gpus="1xH100-80GB", context=size, max_model_len=16384).plans[0]
+        for size in (8192, 16384)
+    )
     assert short.sequences > longer.sequences > full.sequences
     assert 5000 * short.sequences[1] <= 8192 * (longer.sequences[1] + 1)
 
@@ -165,7 +186,9 @@ def test_heads_that_do_not_divide_are_told() -> None:
 
 
 def test_experts_over_all_replicas_leave_room() -> None:
-    """Data-parallel attention with experts dealt over all ranks: each expert once, so more cache than in replicas."""
+    """Data-parallel attention with experts dealt over all ranks: each expert once, so more cache than in
+    replicas.
+    """
     found = plan_serving("qwen3-30b-a3b", gpus="4xH100-80GB", context=8192)
     by = {(int(o.plan.mesh.attention_tp), int(o.plan.mesh.pp), int(o.plan.mesh.ep)): o for o in found.plans}
     assert by[1, 1, 4].plan.mesh.attn_dp == 4
@@ -177,7 +200,14 @@ def test_prompts_and_answers() -> None:
     found = plan_serving("llama-3.1-8b", gpus="2xH100-80GB", users=32, prompt_tokens=2048, output_tokens=256)
     assert found.load.context == 2304
     best = found.plans[0]
-    alone = plan_serving("llama-3.1-8b", gpus="2xH100-80GB", users=32, context=2304, tp=int(best.plan.mesh.tp), pp=int(best.plan.mesh.pp))
+    alone = plan_serving(
+        "llama-3.1-8b",
+        gpus="2xH100-80GB",
+        users=32,
+        context=2304,
+        tp=int(best.plan.mesh.tp),
+        pp=int(best.plan.mesh.pp),
+    )
     assert best.decode is not None
     assert alone.plans[0].decode is not None
     assert best.decode.value > alone.plans[0].decode.value
@@ -227,14 +257,27 @@ def test_latencies_read_and_said() -> None:
     assert parse_latency_s("50ms", "tpot") == pytest.approx(0.05)
     assert parse_latency_s("1.5 s", "ttft") == pytest.approx(1.5)
     assert parse_latency_s(None, "ttft") is None
-    assert [format_latency(s) for s in (0.0042, 0.042, 0.42, 4.2, 42.0)] == ["4.2 ms", "42 ms", "420 ms", "4.2 s", "42 s"]
+    assert [format_latency(s) for s in (0.0042, 0.042, 0.42, 4.2, 42.0)] == [
+        "4.2 ms",
+        "42 ms",
+        "420 ms",
+        "4.2 s",
+        "42 s",
+    ]
 
 
 def test_most() -> None:
     assert [most_within_latency(limit, float, 7.0) for limit in (0, 1, 7, 8, 1000)] == [0, 1, 7, 7, 7]
     assert most_within_latency(10, lambda _: 2.0, 1.0) == 0
-    stairs = (lambda n: float(n // 16), lambda n: n**3.0, lambda n: n**0.25, lambda n: 0.0 if n < 77 else 9.0 + n)
-    for seconds in stairs:  # whatever the line between two counts is like, the edge is the one that looking at each of them finds
+    stairs = (
+        lambda n: float(n // 16),
+        lambda n: n**3.0,
+        lambda n: n**0.25,
+        lambda n: 0.0 if n < 77 else 9.0 + n,
+    )
+    for seconds in (
+        stairs
+    ):  # whatever the line between two counts is like, the edge is the one that looking at each of them finds
         for asked in (0.0, 1.0, 2.5, 3.0, 500.0):
             kept = [n for n in range(1, 200) if seconds(n) <= asked]
             assert most_within_latency(199, seconds, asked) == max(kept, default=0)
@@ -244,7 +287,13 @@ def test_most() -> None:
 def test_screen(four: Deployment, crowd: Deployment, width: int) -> None:
     text = render_serving(four, Look(width=width))
     assert text.startswith("HOLDS")
-    for words in ("4 replicas", "2 pairs", "1 group of 4", "at least", serving_command(four, four.plans[0]).split(" --")[0]):
+    for words in (
+        "4 replicas",
+        "2 pairs",
+        "1 group of 4",
+        "at least",
+        serving_command(four, four.plans[0]).split(" --")[0],
+    ):
         assert words in text
     refused = render_serving(crowd, Look(width=width))
     assert refused.startswith("DOES NOT HOLD")
@@ -272,7 +321,9 @@ def test_json(crowd: Deployment) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 3])
-def test_the_command_that_is_printed_shows_that_plan(crowd: Deployment, place: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_that_is_printed_shows_that_plan(
+    crowd: Deployment, place: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     one = crowd.plans[place]
     assert main([*shlex.split(serving_command(crowd, one))[1:], "--json"]) in (0, 10, 11)
     document = json.loads(capsys.readouterr().out)
@@ -303,13 +354,32 @@ def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     capsys.readouterr()
     for wrong in (["--method", "lora"], ["--show", "heat"], ["--context", "many"], ["--tpot", "soon"]):
         assert main([*asked[:5], *wrong]) == 2
-    assert main(["plan", "train", "llama-tiny", "--gpus", "1xH100-80GB", "--seq-len", "128", "--global-batch", "1", "--users", "3"]) == 2
+    assert (
+        main(
+            [
+                "plan",
+                "train",
+                "llama-tiny",
+                "--gpus",
+                "1xH100-80GB",
+                "--seq-len",
+                "128",
+                "--global-batch",
+                "1",
+                "--users",
+                "3",
+            ]
+        )
+        == 2
+    )
     assert "plan infer" in capsys.readouterr().err
 
 
 def test_groups_of_one_server_are_not_had_one_by_one():
     found = memsheet.plan_serving("deepseek-v3", gpus="16xH200", engine="vllm", context=8192, users=500)
-    grouped = [one for one in found.plans if one.plan.mesh.attn_dp > 1 and min(one.sequences[0], one.within[0])]
+    grouped = [
+        one for one in found.plans if one.plan.mesh.attn_dp > 1 and min(one.sequences[0], one.within[0])
+    ]
     assert grouped
     for one in grouped:
         needed = one.gpus_for(500)
@@ -331,7 +401,9 @@ CROWDS = (
 def test_a_line_to_run_asks_for_the_users_and_is_answered_as_the_plan_is(
     model: str, gpus: str, engine: str, users: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every plan's line carries the users of one replica; what surely does not hold them does not fit, and what surely does fits."""
+    """Every plan's line carries the users of one replica; what surely does not hold them does not fit, and
+    what surely does fits.
+    """
     found = plan_serving(model=model, gpus=gpus, engine=engine, context=8192, users=users)
     codes = {Holds.YES: (0,), Holds.PERHAPS: (0, 10, 11), Holds.NO: (10, 11)}
     for one in found.plans[:3]:

@@ -1,4 +1,6 @@
-"""The largest that fits, by bisection: what trying every value gives, the next step that does not fit, and laws that no search may break."""
+"""The largest that fits, by bisection: what trying every value gives, the next step that does not fit, and
+laws that no search may break.
+"""
 
 import random
 from dataclasses import replace
@@ -29,20 +31,35 @@ TINY = answers.model("llama-tiny")
 def small(gib: float, count: int = 1, per_node: int = 8, host_bytes: int | None = None) -> Cluster:
     """Cards so small that llama-tiny fills them."""
     size = int(gib * GIB)
-    device = replace(catalog.find_device("A100-80GB"), framework_bytes=size, framework_low_bytes=size, framework_high_bytes=size)
-    return Cluster(device=device, per_node=min(count, per_node), nodes=max(1, count // per_node), host_bytes=host_bytes)
+    device = replace(
+        catalog.find_device("A100-80GB"),
+        framework_bytes=size,
+        framework_low_bytes=size,
+        framework_high_bytes=size,
+    )
+    return Cluster(
+        device=device, per_node=min(count, per_node), nodes=max(1, count // per_node), host_bytes=host_bytes
+    )
 
 
 def fitting(values, ask) -> list[int]:
     """Every value that fits with its whole range, each accounted as a question is answered."""
-    return [value for value in values if account_trial(value, ask(value), replays=True).verdict.result is Result.FITS]
+    return [
+        value
+        for value in values
+        if account_trial(value, ask(value), replays=True).verdict.result is Result.FITS
+    ]
 
 
 def asking(key: str, cluster: Cluster, **request):
-    return lambda value: Question(model=TINY, request={"task": "train", **request, key: value}, cluster=cluster)
+    return lambda value: Question(
+        model=TINY, request={"task": "train", **request, key: value}, cluster=cluster
+    )
 
 
-@pytest.mark.parametrize("engine", [{"engine": "transformers"}, {"engine": "transformers", "recompute.mode": "full"}])
+@pytest.mark.parametrize(
+    "engine", [{"engine": "transformers"}, {"engine": "transformers", "recompute.mode": "full"}]
+)
 def test_the_longest_sequence_is_what_trying_every_length_gives(engine):
     cluster = small(1.2)
     found = solve.solve_sequence_length(TINY, {"task": "train", **engine}, cluster, most=8192)
@@ -71,7 +88,11 @@ def test_the_fewest_gpus_are_what_trying_every_count_gives():
     request = {"task": "train", "engine": "deepspeed", "zero": 3, "seq_len": 512}
 
     def fits(count):
-        return account_trial(count, Question(model=model, request=request, cluster=solve.resize_cluster(node, count)), replays=True)
+        return account_trial(
+            count,
+            Question(model=model, request=request, cluster=solve.resize_cluster(node, count)),
+            replays=True,
+        )
 
     wanted = [count for count in counts if fits(count).verdict.result is Result.FITS]
     found = solve.solve_gpu_count(model, request, node.device, per_node=8, most=64)
@@ -136,13 +157,17 @@ def test_a_model_ends_with_its_positions_unless_asked_beyond():
 
 
 def test_an_end_that_is_no_multiple_is_looked_at_too():
-    found = solve.solve_sequence_length(TINY, {"task": "train"}, answers.cluster("1xA100-80GB"), most=100).found
+    found = solve.solve_sequence_length(
+        TINY, {"task": "train"}, answers.cluster("1xA100-80GB"), most=100
+    ).found
     assert found is not None
     assert found.value == 100
 
 
 def test_learned_positions_end_where_they_end():
-    found = solve.solve_sequence_length(answers.model("gpt2"), {"task": "train"}, answers.cluster("1xA100-80GB"), most=2048)
+    found = solve.solve_sequence_length(
+        answers.model("gpt2"), {"task": "train"}, answers.cluster("1xA100-80GB"), most=2048
+    )
     assert found.found is not None
     assert found.found.value == 1024
     assert found.skipped[0].value == 1088
@@ -159,8 +184,16 @@ def test_where_nothing_fits_the_least_is_shown():
 
 def test_host_memory_counts():
     """What is offloaded must have room in the host's memory, as in any answer."""
-    request = {"task": "train", "engine": "deepspeed", "zero": 3, "offload.optimizer": 1, "offload.parameters": 1}
-    enough, short = (solve.solve_sequence_length(TINY, request, small(4, 2, host_bytes=size)) for size in (10 * GIB, 2**20))
+    request = {
+        "task": "train",
+        "engine": "deepspeed",
+        "zero": 3,
+        "offload.optimizer": 1,
+        "offload.parameters": 1,
+    }
+    enough, short = (
+        solve.solve_sequence_length(TINY, request, small(4, 2, host_bytes=size)) for size in (10 * GIB, 2**20)
+    )
     assert enough.found is not None
     assert short.found is None
     assert short.least is not None
@@ -180,8 +213,14 @@ def test_counts_that_are_no_legal_plans_are_skipped_with_their_reason():
     """24 GPUs cannot share 32 sequences evenly: 16 are the next step below 32."""
     model = answers.model("llama-3.2-1b")
     request = {"task": "train", "engine": "deepspeed", "zero": 3, "seq_len": 512, "global_batch": 32}
-    at_32 = account_trial(32, Question(model=model, request=request, cluster=solve.resize_cluster(small(80, 8), 32)), replays=True)
-    found = solve.solve_gpu_count(model, request, small(at_32.verdict.device.high / GIB + 0.001).device, per_node=8, most=64)
+    at_32 = account_trial(
+        32,
+        Question(model=model, request=request, cluster=solve.resize_cluster(small(80, 8), 32)),
+        replays=True,
+    )
+    found = solve.solve_gpu_count(
+        model, request, small(at_32.verdict.device.high / GIB + 0.001).device, per_node=8, most=64
+    )
     assert found.found is not None
     assert found.beyond is not None
     assert (found.found.value, found.beyond.value) == (32, 16)
@@ -230,15 +269,25 @@ def test_a_microbatch_needs_a_length_and_a_batch_that_is_a_number():
 
 @pytest.mark.parametrize(
     ("key", "search", "most"),
-    [("serving.max_sequences", solve.most_sequences, 64), ("serving.max_model_len", solve.solve_sequence_length, 8192)],
+    [
+        ("serving.max_sequences", solve.most_sequences, 64),
+        ("serving.max_model_len", solve.solve_sequence_length, 8192),
+    ],
 )
 def test_serving_is_solved_for_too(key, search, most):
     given = {"serving.max_model_len": 2048, "serving.max_sequences": 8}
-    request = {"task": "infer", "engine": "transformers", **{other: size for other, size in given.items() if other != key}}
+    request = {
+        "task": "infer",
+        "engine": "transformers",
+        **{other: size for other, size in given.items() if other != key},
+    }
     cluster = small(1.2)
     found = search(TINY, request, cluster, most=most)
     step = 64 if key.endswith("len") else 1
-    every = fitting(range(step, most + 1, step), lambda value: Question(model=TINY, request={**request, key: value}, cluster=cluster))
+    every = fitting(
+        range(step, most + 1, step),
+        lambda value: Question(model=TINY, request={**request, key: value}, cluster=cluster),
+    )
     assert found.found is not None
     assert found.beyond is not None
     assert found.target.key == key
@@ -288,13 +337,18 @@ def test_the_edge_is_an_edge(monkeypatch, seed):
     dice = random.Random(seed)
     count, slope, rough = dice.randint(1, 80), dice.randint(1, 9), dice.choice((0, 0, 30))
     start, gaps = dice.randint(-20, slope * count), dice.choice((0.0, 0.0, 0.5))
-    spares = [None if dice.random() < gaps else start - slope * i + dice.randint(-rough, rough) for i in range(count)]
+    spares = [
+        None if dice.random() < gaps else start - slope * i + dice.randint(-rough, rough)
+        for i in range(count)
+    ]
     if not any(spare is not None for spare in spares):
         spares[0] = 1
     found = fitting_edge(made_up(monkeypatch, spares), spare_of)
     holds(found, spares)
     if not rough:
-        assert found[0] == max((i for i, spare in enumerate(spares) if spare is not None and spare >= 0), default=None)
+        assert found[0] == max(
+            (i for i, spare in enumerate(spares) if spare is not None and spare >= 0), default=None
+        )
 
 
 @pytest.mark.parametrize("seed", range(80))
@@ -325,15 +379,20 @@ def test_where_slack_is_not_even_what_was_tried_is_what_is_said(monkeypatch, see
 
 
 def uneven(monkeypatch, tensors, likely, sure, legal) -> Trials:
-    """Trials whose verdict is known after a replay alone: bytes that tensors, the expected bytes and the high end leave."""
+    """Trials whose verdict is known after a replay alone: bytes that tensors, the expected bytes and the high
+    end leave.
+    """
 
     def fake(value, _, *, replays):
         if not legal[value]:
             raise input_error("value", value, "is not legal")
         return SimpleNamespace(
-            value=value, as_answered=replays, spare_bytes=sure[value], expected_spare_bytes=likely[value],
+            value=value,
+            as_answered=replays,
+            spare_bytes=sure[value],
+            expected_spare_bytes=likely[value],
             spare_with_slack=lambda percent: tensors[value] - percent * 2,
-        )  # fmt: skip
+        )
 
     monkeypatch.setattr(trials, "account_trial", fake)
     monkeypatch.setattr(trials, "Tried", SimpleNamespace)
@@ -366,11 +425,17 @@ def test_a_family_contains_its_own_members():
 @pytest.mark.parametrize("name", ["llama-2-7b", "llama-3.1-8b", "llama-3-70b", "qwen2.5-7b", "llama-tiny"])
 def test_a_family_grows_with_its_layers(name):
     family = family_of(name, config_of(name))
-    counts = [parameter_count(read_hf_config(family.of_layers(layers), name="x")) for layers in (1, 2, 3, 7, 24, 25, 60, 61, 512)]
+    counts = [
+        parameter_count(read_hf_config(family.of_layers(layers), name="x"))
+        for layers in (1, 2, 3, 7, 24, 25, 60, 61, 512)
+    ]
     assert counts == sorted(set(counts))
 
 
-@pytest.mark.parametrize(("name", "said"), [("gpt2", "hidden_size"), ("mixtral-8x7b", "num_local_experts"), ("gemma-3-4b", "num_hidden")])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("gpt2", "hidden_size"), ("mixtral-8x7b", "num_local_experts"), ("gemma-3-4b", "num_hidden")],
+)
 def test_what_grows_in_no_one_ratio_is_refused_by_name(name, said):
     with pytest.raises(InputError, match=said):
         family_of(name, config_of(name))
@@ -391,7 +456,13 @@ def test_the_largest_model_and_its_chart():
     assert [curve.name for curve in curves] == ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"]
     assert [curve.engine for curve in curves[1:]] == ["deepspeed"] * 3
     at_four = {curve.name: point.parameters for curve in curves for point in curve.points if point.gpus == 4}
-    assert at_four["DDP"] < at_four["ZeRO-1"] <= at_four["ZeRO-2"] <= at_four["ZeRO-3"] == parameter_count(found.found.model)
+    assert (
+        at_four["DDP"]
+        < at_four["ZeRO-1"]
+        <= at_four["ZeRO-2"]
+        <= at_four["ZeRO-3"]
+        == parameter_count(found.found.model)
+    )
     for curve in curves[1:]:  # from two GPUs on, more of them never shrink what can be trained
         sizes = [point.parameters for point in curve.points[1:] if point.gpus != 4]
         assert sizes == sorted(sizes)
@@ -407,6 +478,8 @@ def test_a_stage_that_cannot_run_says_why(monkeypatch):
     monkeypatch.setattr(sizes, "SEEN", 4)
     family = family_of("llama-tiny", config_of("llama-tiny"))
     request = {"task": "train", "engine": "fsdp2", "zero": 3, "seq_len": 256, "mesh.tp": 2}
-    curves = trainable_sizes(lambda layers: read_hf_config(family.of_layers(layers), name="x"), request, small(2, 4), None)
+    curves = trainable_sizes(
+        lambda layers: read_hf_config(family.of_layers(layers), name="x"), request, small(2, 4), None
+    )
     assert "mesh.tp" in curves[0].reason
     assert not any(point.parameters for point in curves[0].points)

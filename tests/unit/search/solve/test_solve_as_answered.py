@@ -1,5 +1,5 @@
-"""`solve` and `train` are one answer: at what was found, one step above it, and in every row that is shown. The allocator's slack is not even
-where steps are replayed, so that neighbours differ.
+"""`solve` and `train` are one answer: at what was found, one step above it, and in every row that is shown.
+The allocator's slack is not even where steps are replayed, so that neighbours differ.
 """
 
 import random
@@ -35,7 +35,12 @@ def tiny_of(layers: int) -> ModelSpec:
 
 def small(gib: float, count: int) -> Cluster:
     size = int(gib * GIB)
-    device = replace(catalog.find_device("A100-80GB"), framework_bytes=size, framework_low_bytes=size, framework_high_bytes=size)
+    device = replace(
+        catalog.find_device("A100-80GB"),
+        framework_bytes=size,
+        framework_low_bytes=size,
+        framework_high_bytes=size,
+    )
     return Cluster(device=device, per_node=min(count, 8), nodes=max(1, count // 8))
 
 
@@ -89,7 +94,9 @@ def agrees(seed: int) -> None:
     assert found.beyond is None or found.beyond.verdict.result is not Result.FITS
     assert found.last_fitting.value == (min(fits) if target is Target.GPUS else max(fits))
     verdicts = [tried.verdict.result is Result.FITS for tried in found.tried]  # in the order of need
-    assert all(verdicts[verdicts.index(True) : [tried.value for tried in found.tried].index(found.found.value) + 1])
+    assert all(
+        verdicts[verdicts.index(True) : [tried.value for tried in found.tried].index(found.found.value) + 1]
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))

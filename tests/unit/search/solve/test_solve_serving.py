@@ -1,4 +1,6 @@
-"""The most sequences and the longest ones of servers with a pool, which takes all there is whatever is asked."""
+"""The most sequences and the longest ones of servers with a pool, which takes all there is whatever is
+asked.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,14 @@ def test_as_many_sequences_as_the_pool_surely_holds(engine: str) -> None:
     found = solved(most_sequences, "llama-3.1-8b", "1xH100-80GB", engine=engine, max_model_len=8192).found
     assert found is not None
     assert found.pool is not None
-    answer = memsheet.infer("llama-3.1-8b", gpus="1xH100-80GB", engine=engine, max_model_len=8192, sequences=found.value)
+    answer = memsheet.infer(
+        "llama-3.1-8b", gpus="1xH100-80GB", engine=engine, max_model_len=8192, sequences=found.value
+    )
     assert answer.serving is not None
     assert answer.serving["asked"]["held_low"] == found.value <= answer.serving["max_sequences"]["8192"]
-    more = memsheet.infer("llama-3.1-8b", gpus="1xH100-80GB", engine=engine, max_model_len=8192, sequences=found.value + 1)
+    more = memsheet.infer(
+        "llama-3.1-8b", gpus="1xH100-80GB", engine=engine, max_model_len=8192, sequences=found.value + 1
+    )
     assert (more.serving or {})["asked"]["held_low"] <= found.value
 
 
@@ -39,14 +45,17 @@ def test_longer_sequences_on_more_ranks() -> None:
         solution = solved(solve_sequence_length, "llama-3.1-70b", f"{gpus}xH100-80GB", engine="vllm")
         lengths.append(solution.shown.value)
     assert lengths[0] < lengths[1]
-    answer = memsheet.infer("llama-3.1-70b", gpus="2xH100-80GB", engine="vllm", max_model_len=lengths[0] + 64, fix=False)
+    answer = memsheet.infer(
+        "llama-3.1-70b", gpus="2xH100-80GB", engine="vllm", max_model_len=lengths[0] + 64, fix=False
+    )
     assert answer.serving is not None
     assert answer.serving["short_bytes"].value > 0
 
 
 def test_sequences_that_are_pinned_are_all_held() -> None:
     one, many = (
-        solved(solve_sequence_length, "llama-3.1-8b", "1xH100-80GB", engine="vllm", **more).found for more in ({}, {"sequences": 16})
+        solved(solve_sequence_length, "llama-3.1-8b", "1xH100-80GB", engine="vllm", **more).found
+        for more in ({}, {"sequences": 16})
     )
     assert one is not None
     assert many is not None
@@ -67,7 +76,9 @@ def _lengths(rng: random.Random) -> dict[str, int]:
 @pytest.mark.parametrize("seed", range(4))
 def test_sequences_of_the_lengths_asked_are_held_and_one_more_is_not(engine: str, seed: int) -> None:
     rng = random.Random(seed)
-    model, gpus = rng.choice((("llama-3.1-8b", "1xH100-80GB"), ("qwen2.5-7b", "1xA100-80GB"), ("mixtral-8x7b", "4xH100-80GB")))
+    model, gpus = rng.choice(
+        (("llama-3.1-8b", "1xH100-80GB"), ("qwen2.5-7b", "1xA100-80GB"), ("mixtral-8x7b", "4xH100-80GB"))
+    )
     lengths = _lengths(rng)
     found = solved(most_sequences, model, gpus, engine=engine, **lengths).found
     assert found is not None, lengths

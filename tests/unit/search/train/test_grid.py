@@ -1,4 +1,6 @@
-"""The search's arrays: each row is a plan that ``resolve`` makes and ``account`` accounts, none is missing, and it fits as ``judge`` says."""
+"""The search's arrays: each row is a plan that ``resolve`` makes and ``account`` accounts, none is missing,
+and it fits as ``judge`` says.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,24 @@ from memsheet.search.train.space import Space, divisors, space_of
 from memsheet.sheet import Instant
 
 PINS: dict[str, dict[str, tuple[Any, ...]]] = {
-    "megatron": {"zero": (0, 1), "recompute.mode": ("none", "selective", "full"), "loss": ("fused", "plain"), "mesh.pp": (1, 2, 4)},
-    "fsdp2": {"zero": (2, 3), "recompute.mode": ("none", "full"), "loss": ("plain", "fused"), "optimizer.name": ("adamw", "adamw_8bit")},
+    "megatron": {
+        "zero": (0, 1),
+        "recompute.mode": ("none", "selective", "full"),
+        "loss": ("fused", "plain"),
+        "mesh.pp": (1, 2, 4),
+    },
+    "fsdp2": {
+        "zero": (2, 3),
+        "recompute.mode": ("none", "full"),
+        "loss": ("plain", "fused"),
+        "optimizer.name": ("adamw", "adamw_8bit"),
+    },
     "deepspeed": {"zero": (0, 1, 2, 3), "recompute.mode": ("none", "full"), "loss": ("plain", "fused")},
-    "transformers": {"recompute.mode": ("none", "full"), "loss": ("plain", "fused"), "optimizer.name": ("adamw", "adamw_8bit")},
+    "transformers": {
+        "recompute.mode": ("none", "full"),
+        "loss": ("plain", "fused"),
+        "optimizer.name": ("adamw", "adamw_8bit"),
+    },
 }
 """What a problem may pin, so that all plans of it can be tried one by one."""
 CARDS = ("A100-40GB", "H100-80GB")
@@ -48,30 +64,56 @@ def cluster(count: int, card: str = "H100-80GB") -> Cluster:
 
 
 def problem(seed: int) -> Space:
-    """A small problem: few cards, some choices pinned, a card that is nearly full so that all verdicts come up."""
+    """A small problem: few cards, some choices pinned, a card that is nearly full so that all verdicts come
+    up.
+    """
     draw = random.Random(seed)
     engine = draw.choice(("megatron", "megatron", "fsdp2", "deepspeed", "transformers"))
-    request: dict[str, Any] = {"engine": engine, "seq_len": draw.choice((64, 100)), "global_batch": draw.choice((4, 6, 8))}
-    request |= {key: draw.choice(values) for key, values in PINS[engine].items() if key == "loss" or draw.random() < 0.85}
+    request: dict[str, Any] = {
+        "engine": engine,
+        "seq_len": draw.choice((64, 100)),
+        "global_batch": draw.choice((4, 6, 8)),
+    }
+    request |= {
+        key: draw.choice(values)
+        for key, values in PINS[engine].items()
+        if key == "loss" or draw.random() < 0.85
+    }
     if request.get("mesh.pp") == 4:
         request["global_batch"] = 8
-    count = draw.choice((1, 2, 4, 8)) if engine != "megatron" else max(request.get("mesh.pp", 1), draw.choice((2, 4)))
+    count = (
+        draw.choice((1, 2, 4, 8))
+        if engine != "megatron"
+        else max(request.get("mesh.pp", 1), draw.choice((2, 4)))
+    )
     machines = cluster(count, draw.choice(CARDS))
     full = draw.choice((360_000_000, 1_300_000_000, 2_700_000_000, 4_300_000_000))
-    device = replace(machines.device, framework_bytes=full, framework_low_bytes=full - 10_000_000, framework_high_bytes=full)
+    device = replace(
+        machines.device,
+        framework_bytes=full,
+        framework_low_bytes=full - 10_000_000,
+        framework_high_bytes=full,
+    )
     return space_of(model(), replace(machines, device=device), request, every=draw.random() < 0.2)
 
 
 def tried(space: Space) -> Iterator[Plan]:
     """Every plan that ``resolve`` and ``account`` take, found by trying all."""
     degrees, batch = divisors(space.cluster.count), divisors(int(space.request["global_batch"]))
-    axes = [degrees if axis in space.engine.axes else (1,) for axis in ("dp_replicate", "dp_shard", "cp", "tp")]
+    axes = [
+        degrees if axis in space.engine.axes else (1,) for axis in ("dp_replicate", "dp_shard", "cp", "tp")
+    ]
     for pipeline, choice, mesh, micro in product(space.pipelines, space.choices, product(*axes), batch):
         if np.prod(mesh) * pipeline["mesh.pp"] != space.cluster.count:
             continue
         if space.plain_replicas and choice["zero"] == 0 and mesh[0] != space.cluster.count:
             continue  # stage 1 takes its place
-        if space.plain_replicas and choice["zero"] and space.cluster.count == 1 and not choice.get("offload.optimizer"):
+        if (
+            space.plain_replicas
+            and choice["zero"]
+            and space.cluster.count == 1
+            and not choice.get("offload.optimizer")
+        ):
             continue  # stage 0 is the same
         named = dict(zip(("mesh.dp_replicate", "mesh.dp_shard", "mesh.cp", "mesh.tp"), mesh, strict=True))
         request = {**space.request, **choice, **pipeline, **named, "microbatch": micro}
@@ -122,9 +164,14 @@ def compare(found: Grid) -> None:
         masks = result_masks(one, space)
         for row in range(len(one)):
             plan = one_plan(one.stratum, row)
-            sheets = tuple(account_rank(space.model, plan, space.cluster, stage) for stage in range(plan.mesh.pp))
+            sheets = tuple(
+                account_rank(space.model, plan, space.cluster, stage) for stage in range(plan.mesh.pp)
+            )
             for end in ("low", "value", "high"):
-                assert getattr(one.device, end)[row] == max(getattr(sheet.device, end) for sheet in sheets), (end, plan)
+                assert getattr(one.device, end)[row] == max(getattr(sheet.device, end) for sheet in sheets), (
+                    end,
+                    plan,
+                )
             verdict = judge_sheets(sheets, budget_of(space.cluster)).result
             if host_shortage(sheets, space.cluster):
                 verdict = Result.DOES_NOT_FIT
@@ -135,8 +182,18 @@ def compare(found: Grid) -> None:
 
 @pytest.mark.parametrize("pipeline", [{"mesh.pp": 1}, {"mesh.pp": 2, "mesh.vpp": 2}])
 def test_experts(pipeline: dict[str, int]) -> None:
-    request = {"engine": "megatron", "seq_len": 512, "global_batch": 8, "zero": 1, "recompute.mode": "none", "loss": "fused", "mesh.cp": 1}
-    found = account_plan_grid(space_of(model("granite-3.1-1b-a400m"), cluster(8), {**request, **pipeline, "microbatch": 1}))
+    request = {
+        "engine": "megatron",
+        "seq_len": 512,
+        "global_batch": 8,
+        "zero": 1,
+        "recompute.mode": "none",
+        "loss": "fused",
+        "mesh.cp": 1,
+    }
+    found = account_plan_grid(
+        space_of(model("granite-3.1-1b-a400m"), cluster(8), {**request, **pipeline, "microbatch": 1})
+    )
     assert found.plans > 20
     assert {one.stratum.plan_of(row) for one in found.graded for row in range(len(one))} == {
         one_plan(one.stratum, row) for one in found.graded for row in range(len(one))
@@ -159,7 +216,14 @@ def sample(found: Grid, number: int, seed: int = 0) -> None:
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
 def test_pipelines_are_accounted_together(mode: str) -> None:
     """Numbers of layers, stages and chunks as arrays."""
-    asked = {"engine": "megatron", "seq_len": 2048, "global_batch": 64, "zero": 1, "recompute.mode": mode, "mesh.cp": 1}
+    asked = {
+        "engine": "megatron",
+        "seq_len": 2048,
+        "global_batch": 64,
+        "zero": 1,
+        "recompute.mode": mode,
+        "mesh.cp": 1,
+    }
     found = account_plan_grid(space_of(model("llama-3.1-70b"), cluster(64), {**asked, "microbatch": 1}))
     assert {(one.stratum.plan.mesh.pp, one.stratum.plan.mesh.vpp) for one in found.graded} >= {
         (1, 1),
@@ -174,7 +238,15 @@ def test_pipelines_are_accounted_together(mode: str) -> None:
 
 
 def test_uneven_pipelines_of_unlike_layers_are_accounted_together() -> None:
-    asked = {"engine": "megatron", "seq_len": 1024, "global_batch": 256, "zero": 1, "recompute.mode": "none", "mesh.cp": 1, "mesh.tp": 1}
+    asked = {
+        "engine": "megatron",
+        "seq_len": 1024,
+        "global_batch": 256,
+        "zero": 1,
+        "recompute.mode": "none",
+        "mesh.cp": 1,
+        "mesh.tp": 1,
+    }
     found = account_plan_grid(space_of(model("deepseek-v3"), cluster(64), {**asked, "microbatch": 1}))
     assert len({one.stratum.plan.mesh.pp for one in found.graded}) > 3
     sample(found, 12)
@@ -185,7 +257,14 @@ def test_uneven_pipelines_of_unlike_layers_are_accounted_together() -> None:
 def test_plans_told_by_fewer(zero: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What divides the states, worked out by itself."""
     monkeypatch.setattr(searching, "MANY", 1)
-    asked = {"engine": "megatron", "seq_len": 512, "global_batch": 32, "zero": zero, "recompute.mode": "none", "mesh.cp": 1}
+    asked = {
+        "engine": "megatron",
+        "seq_len": 512,
+        "global_batch": 32,
+        "zero": zero,
+        "recompute.mode": "none",
+        "mesh.cp": 1,
+    }
     many = account_plan_grid(space_of(model("granite-3.1-1b-a400m"), cluster(8), asked))
     assert len(many.graded) > 20
     sample(many, 60)
@@ -195,7 +274,12 @@ def test_plans_told_by_fewer(zero: int, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("mesh", [{"pp": 2, "ep": 2}, {"tp": 2, "ep": 2, "etp": 2}])
 def test_experts_are_divided_over_the_ranks_there_are(mesh: dict[str, int]) -> None:
-    asked = {"task": "train", "engine": "megatron", "seq_len": 64, **{f"mesh.{axis}": degree for axis, degree in mesh.items()}}
+    asked = {
+        "task": "train",
+        "engine": "megatron",
+        "seq_len": 64,
+        **{f"mesh.{axis}": degree for axis, degree in mesh.items()},
+    }
     with pytest.raises(InputError, match="times etp does not divide"):
         resolve_request(asked, model("granite-3.1-1b-a400m"), cluster(2))
 
@@ -206,7 +290,9 @@ def test_all_verdicts_come_up() -> None:
 
 
 def test_what_does_not_divide_is_counted_not_lost() -> None:
-    space = space_of(model(), cluster(8), {"engine": "megatron", "seq_len": 64, "global_batch": 8, "mesh.pp": 1, "zero": 1})
+    space = space_of(
+        model(), cluster(8), {"engine": "megatron", "seq_len": 64, "global_batch": 8, "mesh.pp": 1, "zero": 1}
+    )
     tally = Tally()
     rows = legal_count_rows(space, space.pipelines[0], tally)
     every = 4**3 * 4  # degrees of tp, cp and dp_shard, and micro-batches
@@ -220,7 +306,11 @@ def test_a_batch_or_length_is_needed() -> None:
 
 
 def test_more_than_int64_counts_is_refused() -> None:
-    space = space_of(model("llama-3.1-70b"), cluster(8), {"engine": "fsdp2", "seq_len": 2**20, "global_batch": 2**23, "microbatch": 2**20})
+    space = space_of(
+        model("llama-3.1-70b"),
+        cluster(8),
+        {"engine": "fsdp2", "seq_len": 2**20, "global_batch": 2**23, "microbatch": 2**20},
+    )
     with pytest.raises(OverflowError, match=str(SAFE_BYTES)):
         account_plan_grid(space)
 
@@ -236,7 +326,11 @@ def test_layers_that_no_stages_divide_are_dealt_out() -> None:
         "mesh.etp": 1,
     }
     found = account_plan_grid(
-        space_of(model("deepseek-v3"), cluster(64), {**request, "mesh.pp": 8, "mesh.vpp": 1, "mesh.cp": 1, "microbatch": 1})
+        space_of(
+            model("deepseek-v3"),
+            cluster(64),
+            {**request, "mesh.pp": 8, "mesh.vpp": 1, "mesh.cp": 1, "microbatch": 1},
+        )
     )
     assert found.plans
     assert {plan.layers_per_stage for plan in planned(found)} == {(7, 8, 8, 8, 8, 8, 7, 7)}
@@ -244,14 +338,24 @@ def test_layers_that_no_stages_divide_are_dealt_out() -> None:
 
 
 def interleaved(**more: Any) -> Plan:
-    request = {"task": "train", "engine": "megatron", "seq_len": 64, "mesh.pp": 2, "mesh.vpp": 2, "schedule": "interleaved", **more}
+    request = {
+        "task": "train",
+        "engine": "megatron",
+        "seq_len": 64,
+        "mesh.pp": 2,
+        "mesh.vpp": 2,
+        "schedule": "interleaved",
+        **more,
+    }
     return resolve_request(request, model(), cluster(2)).plan
 
 
 def test_as_many_microbatches_as_stages_still_run_backward() -> None:
     """All forwards of the first stage are warming up then."""
     for stage in (0, 1):
-        assert Instant.BACKWARD in account_rank(model(), interleaved(global_batch=2), cluster(2), stage).instants
+        assert (
+            Instant.BACKWARD in account_rank(model(), interleaved(global_batch=2), cluster(2), stage).instants
+        )
 
 
 def test_chunks_take_turns_in_whole_groups() -> None:
@@ -260,7 +364,15 @@ def test_chunks_take_turns_in_whole_groups() -> None:
 
 
 def test_pinned_options_stay() -> None:
-    request = {"engine": "megatron", "seq_len": 64, "global_batch": 8, "mesh.tp": 2, "zero": 1, "recompute.mode": "full", "microbatch": 2}
+    request = {
+        "engine": "megatron",
+        "seq_len": 64,
+        "global_batch": 8,
+        "mesh.tp": 2,
+        "zero": 1,
+        "recompute.mode": "full",
+        "microbatch": 2,
+    }
     found = account_plan_grid(space_of(model(), cluster(4), request))
     plans = planned(found)
     assert plans

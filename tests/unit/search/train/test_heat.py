@@ -1,4 +1,6 @@
-"""What fits over two axes: every cell the same as weighing its plans one by one, and the axes as they are asked for."""
+"""What fits over two axes: every cell the same as weighing its plans one by one, and the axes as they are
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from memsheet.formulas.step_time import quick_s
 from memsheet.plan.device import cluster_of
 from memsheet.questions.accounted import catalog_entry
 from memsheet.readers.model import read_model
-from memsheet.search.train.axes import MOST, Axis, axes_of, axis_questions, axis_with_values, shown_axis_values
+from memsheet.search.train.axes import (
+    MOST,
+    Axis,
+    axes_of,
+    axis_questions,
+    axis_with_values,
+    shown_axis_values,
+)
 from memsheet.search.train.cloud import SIDE, time_memory_points
 from memsheet.search.train.grid import account_plan_grid, result_masks
 from memsheet.search.train.heat_map import BEST_FIRST, Shows, plan_heat_map
@@ -38,7 +47,11 @@ def every(space, read):
         for row in range(len(one)):
             verdict = next(number for number, result in enumerate(BEST_FIRST) if masks[result][row])
             request = one.stratum.request_of(row)
-            seconds = float(quick_s(space.model, one.stratum.plan_of(row), space.cluster)) if verdict == 0 else np.inf
+            seconds = (
+                float(quick_s(space.model, one.stratum.plan_of(row), space.cluster))
+                if verdict == 0
+                else np.inf
+            )
             found[read(request)].append((verdict, int(np.asarray(one.device.high)[row]), seconds))
     return found
 
@@ -54,7 +67,9 @@ def every(space, read):
 def test_every_cell_is_the_best_of_its_plans(axes, read):
     request = {**TIGHT, "loss": "plain"}
     plans = every(space_of(SMALL, EIGHT, {**request, "engine": "fsdp2"}), read)
-    least, fastest = (plan_heat_map(SMALL, EIGHT, request, ("fsdp2",), axes_of(axes), shows=shows) for shows in Shows)
+    least, fastest = (
+        plan_heat_map(SMALL, EIGHT, request, ("fsdp2",), axes_of(axes), shows=shows) for shows in Shows
+    )
     assert set(least.cells) == set(fastest.cells) == set(plans)
     for place, rows in plans.items():
         best = min(verdict for verdict, _, _ in rows)
@@ -64,12 +79,17 @@ def test_every_cell_is_the_best_of_its_plans(axes, read):
         assert least.cells[place].device.high == min(high for verdict, high, _ in rows if verdict == best)
         assert least.cells[place].seconds is None
         quickest = min(seconds for _, _, seconds in rows)
-        assert fastest.cells[place].seconds == (pytest.approx(quickest, rel=1e-9) if np.isfinite(quickest) else None)
+        assert fastest.cells[place].seconds == (
+            pytest.approx(quickest, rel=1e-9) if np.isfinite(quickest) else None
+        )
     assert len({cell.result for cell in least.cells.values()}) > 1  # else nothing would be told apart
 
 
 def offload(request) -> str:
-    return " + ".join(key for key in ("optimizer", "parameters", "activations") if request.get(f"offload.{key}")) or "none"
+    return (
+        " + ".join(key for key in ("optimizer", "parameters", "activations") if request.get(f"offload.{key}"))
+        or "none"
+    )
 
 
 @pytest.mark.slow
@@ -78,12 +98,16 @@ def test_a_quantity_of_the_question_is_asked_anew():
     assert (found.across.values, found.down.values) == ((256, 512), (2, 4))
     for length, gpus in found.cells:
         alone = [
-            account_plan_grid(space_of(TINY, cluster_of(FOUR.device, gpus), {**ASKED, "seq_len": length, "engine": e}))
+            account_plan_grid(
+                space_of(TINY, cluster_of(FOUR.device, gpus), {**ASKED, "seq_len": length, "engine": e})
+            )
             for e in ("fsdp2", "megatron")
         ]
         cell = found.cells[length, gpus]
         assert cell.plans == sum(one.plans for one in alone)
-        assert cell.device.high == min(int(np.asarray(one.device.high).min()) for each in alone for one in each.graded)
+        assert cell.device.high == min(
+            int(np.asarray(one.device.high).min()) for each in alone for one in each.graded
+        )
 
 
 def test_the_engine_may_be_an_axis():
@@ -104,7 +128,11 @@ def test_host_memory_that_is_short_is_told():
 
 def test_an_engine_that_cannot_is_left_out_and_said():
     found = plan_heat_map(
-        TINY, FOUR, {**ASKED, "schedule": "interleaved", "mesh.pp": 2, "mesh.vpp": 2}, ("megatron", "fsdp2"), axes_of("tp,microbatch")
+        TINY,
+        FOUR,
+        {**ASKED, "schedule": "interleaved", "mesh.pp": 2, "mesh.vpp": 2},
+        ("megatron", "fsdp2"),
+        axes_of("tp,microbatch"),
     )
     assert {cell.engine for cell in found.cells.values()} == {"megatron"}
 
@@ -114,8 +142,14 @@ def test_an_engine_that_cannot_is_left_out_and_said():
 
 def test_axes_with_and_without_values():
     assert axes_of("seq-len, microbatch") == (Axis(name="seq_len"), Axis(name="microbatch"))
-    assert axes_of("seq_len=4096:8192:4096,zero=3") == (Axis(name="seq_len", values=(4096, 8192)), Axis(name="zero", values=(3,)))
-    assert axes_of("recompute=none:full,tp") == (Axis(name="recompute", values=("none", "full")), Axis(name="tp"))
+    assert axes_of("seq_len=4096:8192:4096,zero=3") == (
+        Axis(name="seq_len", values=(4096, 8192)),
+        Axis(name="zero", values=(3,)),
+    )
+    assert axes_of("recompute=none:full,tp") == (
+        Axis(name="recompute", values=("none", "full")),
+        Axis(name="tp"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,7 +169,9 @@ def test_axes_that_are_none(text, said):
 
 def test_what_a_flag_has_settled_cannot_vary():
     with pytest.raises(InputError) as caught:
-        plan_heat_map(TINY, FOUR, {**ASKED, "mesh.tp": 2, "recompute.mode": "full"}, ("fsdp2",), axes_of("tp,recompute"))
+        plan_heat_map(
+            TINY, FOUR, {**ASKED, "mesh.tp": 2, "recompute.mode": "full"}, ("fsdp2",), axes_of("tp,recompute")
+        )
     assert [problem.value for problem in caught.value.problems] == ["tp", "recompute"]
     with pytest.raises(InputError, match="settled"):
         plan_heat_map(TINY, FOUR, {**ASKED, "offload.optimizer": 1}, ("fsdp2",), axes_of("tp,offload"))
@@ -150,7 +186,13 @@ def test_where_no_cell_has_a_legal_plan_the_reason_is_raised():
 
 def test_values_around_what_is_asked():
     assert axis_with_values(Axis(name="seq_len"), ASKED, FOUR).values == (128, 256, 512, 1024, 2048, 4096)
-    assert axis_with_values(Axis(name="gpus"), ASKED, cluster_of(FOUR.device, 24)).values == (6, 24, 48, 96, 192)  # no 12: half a node more
+    assert axis_with_values(Axis(name="gpus"), ASKED, cluster_of(FOUR.device, 24)).values == (
+        6,
+        24,
+        48,
+        96,
+        192,
+    )  # no 12: half a node more
     assert axis_with_values(Axis(name="tp"), ASKED, FOUR).values == ()
 
 
@@ -166,7 +208,11 @@ def test_many_values_are_thinned():
     odd = shown_axis_values(Axis(name="microbatch"), [3**n for n in range(1, 30)])
     assert len(odd) == MOST
     assert (odd[0], odd[-1]) == (3, 3**29)
-    assert shown_axis_values(Axis(name="recompute"), ["full", "none", "selective"]) == ("none", "selective", "full")
+    assert shown_axis_values(Axis(name="recompute"), ["full", "none", "selective"]) == (
+        "none",
+        "selective",
+        "full",
+    )
 
 
 # all plans as points
@@ -195,4 +241,6 @@ def test_a_ranking_keeps_its_cloud_above_its_front():
     assert 0 < len(found.cloud) <= found.looked_at[Result.FITS]
     assert found.asked == ASKED
     for time, size in found.cloud:
-        assert any(point.seconds <= time * (1 + 1e-12) and point.device_bytes <= size for point in found.front)
+        assert any(
+            point.seconds <= time * (1 + 1e-12) and point.device_bytes <= size for point in found.front
+        )

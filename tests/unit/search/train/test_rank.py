@@ -1,4 +1,6 @@
-"""The search for the best plan: the same as asking every plan by itself, and every plan it names can be asked again."""
+"""The search for the best plan: the same as asking every plan by itself, and every plan it names can be asked
+again.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def test_families_hold_every_legal_plan_once(tiny):
     assert sum(family.plans for family in tiny.families) == tiny.legal
     assert sum(family.fit for family in tiny.families) == tiny.looked_at[Result.FITS]
     for family in tiny.families:
-        assert bool(family.slower) == (family.seconds is not None and family.seconds > tiny.plans[0].seconds * (1 + APART))
+        assert bool(family.slower) == (
+            family.seconds is not None and family.seconds > tiny.plans[0].seconds * (1 + APART)
+        )
     assert all((family.seconds is None) == (family.fit == 0) for family in tiny.families)
 
 
@@ -85,7 +89,11 @@ def test_of_equals_the_simplest_comes_first():
 def test_where_nothing_fits_the_plan_that_needs_least_is_told():
     large = read_model("llama-3-70b", catalog=catalog_entry, names=model_names())
     found = rank_training_plans(
-        large, cluster_of(find_device("RTX4090"), 1), {"seq_len": 2048, "global_batch": 1}, ("transformers",), top=3
+        large,
+        cluster_of(find_device("RTX4090"), 1),
+        {"seq_len": 2048, "global_batch": 1},
+        ("transformers",),
+        top=3,
     )
     assert found.plans == ()
     assert found.least is not None
@@ -106,7 +114,19 @@ def test_a_card_whose_rate_nobody_knows_is_still_searched(capsys, monkeypatch):
 
     monkeypatch.setattr("memsheet.search.train.timed.quick_s", unknown)
     monkeypatch.setattr("memsheet.search.train.timed.step_time", unknown)
-    asked = ["plan", "train", "llama-tiny", "--gpus", "4xA100-80GB", "--seq-len", "512", "--global-batch", "8", "--engine", "fsdp2"]
+    asked = [
+        "plan",
+        "train",
+        "llama-tiny",
+        "--gpus",
+        "4xA100-80GB",
+        "--seq-len",
+        "512",
+        "--global-batch",
+        "8",
+        "--engine",
+        "fsdp2",
+    ]
     assert main(asked) == 0
     assert "inf" not in (text := capsys.readouterr().out)
     assert "not timed" in text
@@ -119,7 +139,9 @@ def test_the_command_that_is_shown_asks_for_that_plan(tiny, capsys):
         assert main([*plan_command(tiny, planned).split()[1:], "--json"]) == 0
         shown = json.loads(capsys.readouterr().out)
         assert shown["verdict"]["result"] == "fits"
-        assert shown["plan"]["mesh"] == {axis: int(getattr(planned.plan.mesh, axis)) for axis in shown["plan"]["mesh"]}
+        assert shown["plan"]["mesh"] == {
+            axis: int(getattr(planned.plan.mesh, axis)) for axis in shown["plan"]["mesh"]
+        }
 
 
 def test_the_command_line(capsys):
@@ -127,12 +149,20 @@ def test_the_command_line(capsys):
 
     def planned(*more, **changed):
         flags = {**asked, **{f"--{key.replace('_', '-')}": value for key, value in changed.items()}}
-        return main(["plan", "train", "llama-tiny", *(word for pair in flags.items() for word in pair), *more])
+        return main(
+            ["plan", "train", "llama-tiny", *(word for pair in flags.items() for word in pair), *more]
+        )
 
     assert planned("--top", "2", "--json") == 0
     assert len(json.loads(capsys.readouterr().out)["plans"]) == 2
     assert planned("--method", "nonsense") == 2
-    for wrong in ({"zero": "4"}, {"global_batch": "-1"}, {"global_batch": "0"}, {"engine": "vllm"}, {"tp": "3"}):
+    for wrong in (
+        {"zero": "4"},
+        {"global_batch": "-1"},
+        {"global_batch": "0"},
+        {"engine": "vllm"},
+        {"tp": "3"},
+    ):
         assert planned(**wrong) == 2, wrong
         assert "twice" not in capsys.readouterr().err
     assert main(["plan", "guess", "llama-tiny", "--gpus", "4xA100-80GB"]) == 2

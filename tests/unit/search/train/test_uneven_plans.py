@@ -1,4 +1,6 @@
-"""A plan that only the worst routing keeps from being sure to fit is named beside the best, and as what it is."""
+"""A plan that only the worst routing keeps from being sure to fit is named beside the best, and as what it
+is.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,18 @@ CLUSTER = cluster_of(find_device("H100-80GB"), 32)
 
 
 def asked(model: str, **more: object) -> Ranking:
-    pinned = {"mesh.pp": 4, "mesh.vpp": 1, "mesh.cp": 1, "microbatch": 1, "recompute.mode": "none", "loss": "fused"}
+    pinned = {
+        "mesh.pp": 4,
+        "mesh.vpp": 1,
+        "mesh.cp": 1,
+        "microbatch": 1,
+        "recompute.mode": "none",
+        "loss": "fused",
+    }
     spec = read_model(model, catalog=catalog_entry, names=model_names())
-    return rank_training_plans(spec, CLUSTER, {"seq_len": 4096, "global_batch": 64, **pinned, **more}, ("megatron",), top=2)
+    return rank_training_plans(
+        spec, CLUSTER, {"seq_len": 4096, "global_batch": 64, **pinned, **more}, ("megatron",), top=2
+    )
 
 
 def test_a_plan_that_an_uneven_routing_fits_is_told_as_unsure() -> None:
@@ -36,7 +47,9 @@ def test_a_plan_that_an_uneven_routing_fits_is_told_as_unsure() -> None:
     routing = found.planned.plan.routing
     assert routing is not None
     plan = replace(found.planned.plan, routing=replace(routing, spread=Spread.UNEVEN))
-    sheets = tuple(account_rank(ranking.model, plan, CLUSTER, stage, replays=True) for stage in range(plan.mesh.pp))
+    sheets = tuple(
+        account_rank(ranking.model, plan, CLUSTER, stage, replays=True) for stage in range(plan.mesh.pp)
+    )
     assert judge_on(sheets, CLUSTER).result is Result.FITS
     assert judge_on(sheets, CLUSTER).device == found.device
     assert found.device.high < found.planned.verdict.device.high
@@ -47,7 +60,9 @@ def test_a_plan_that_an_uneven_routing_fits_is_told_as_unsure() -> None:
 
 
 @pytest.mark.parametrize(("model", "more"), [("llama-3.1-8b", {}), ("qwen3-30b-a3b", {"moe.balanced": True})])
-def test_nothing_is_said_of_dense_models_and_of_routing_that_is_even_by_decree(model: str, more: dict[str, object]) -> None:
+def test_nothing_is_said_of_dense_models_and_of_routing_that_is_even_by_decree(
+    model: str, more: dict[str, object]
+) -> None:
     ranking = asked(model, **more)
     assert ranking.uneven is None
     assert not list(uneven_lines(ranking))

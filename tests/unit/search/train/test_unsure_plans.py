@@ -1,4 +1,6 @@
-"""Nothing is said to fail that may fit: of plans and of values that are solved for, over cards from too small to large enough."""
+"""Nothing is said to fail that may fit: of plans and of values that are solved for, over cards from too small
+to large enough.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,19 @@ from memsheet.search.solve import targets as solve
 from memsheet.search.train.rank import Ranking, rank_training_plans
 
 TINY = answers.model("llama-tiny")
-WORDS = {Result.FITS: ("BEST PLAN", "FITS"), Result.UNCERTAIN: ("UNCERTAIN",), Result.DOES_NOT_FIT: ("NOTHING FITS",)}
+WORDS = {
+    Result.FITS: ("BEST PLAN", "FITS"),
+    Result.UNCERTAIN: ("UNCERTAIN",),
+    Result.DOES_NOT_FIT: ("NOTHING FITS",),
+}
 ASKED = {"seq_len": 512, "global_batch": 4, "loss": "plain", "optimizer.name": "adamw"}
 ENGINES = ("fsdp2", "deepspeed")
 
 
 def cards(size: int) -> Cluster:
-    device = replace(find_device("A100-80GB"), framework_bytes=size, framework_low_bytes=size, framework_high_bytes=size)
+    device = replace(
+        find_device("A100-80GB"), framework_bytes=size, framework_low_bytes=size, framework_high_bytes=size
+    )
     return cluster_of(device, 2)
 
 
@@ -49,12 +57,17 @@ def test_a_search_says_that_nothing_fits_only_where_nothing_can(engine):
     results = []
     for size in sizes(int(device.low), int(device.high)):
         ranking = found(size, engine)
-        text, document = render_plans(Advice(ranking=ranking), Look(width=100)), plans_document(Advice(ranking=ranking), seconds=1.0)
+        text, document = (
+            render_plans(Advice(ranking=ranking), Look(width=100)),
+            plans_document(Advice(ranking=ranking), seconds=1.0),
+        )
         assert ranking.result is not None
         results.append(ranking.result)
         assert text.startswith(WORDS[ranking.result])
         assert document["result"] == ranking.result.value
-        assert bool(ranking.unsure) == ("nothing is sure to fit" in text) == (ranking.result is Result.UNCERTAIN)
+        assert (
+            bool(ranking.unsure) == ("nothing is sure to fit" in text) == (ranking.result is Result.UNCERTAIN)
+        )
         assert all(planned.verdict.result is Result.UNCERTAIN for planned in ranking.unsure)
         assert [each["verdict"] for each in document["unsure"]] == ["uncertain"] * len(ranking.unsure)
         possible = ranking.looked_at[Result.FITS] + ranking.looked_at[Result.UNCERTAIN]
@@ -79,7 +92,11 @@ def test_a_value_that_may_fit_is_never_said_to_fail(target, monkeypatch):
         results.append(solution.result)
         assert text.startswith(WORDS[solution.result])
         assert document["result"] == solution.result.value
-        assert (document["possible"] is not None) == ("nothing is sure to" in text) == (solution.result is Result.UNCERTAIN)
+        assert (
+            (document["possible"] is not None)
+            == ("nothing is sure to" in text)
+            == (solution.result is Result.UNCERTAIN)
+        )
         said = {each.verdict.result for each in solution.tried}
         assert (solution.result is Result.DOES_NOT_FIT) == (said == {Result.DOES_NOT_FIT})
     assert set(results) == set(Result)
@@ -93,7 +110,9 @@ def test_the_exit_code_is_the_searchs_own(capsys, monkeypatch, json_too):
              "--engine", "fsdp2", "--gpus", "2xA100-80GB"]  # fmt: skip
     for size, code in ((10**6, 10), ((low.verdict.device.low + low.verdict.device.high) // 2, 11)):
         with monkeypatch.context() as patched:
-            patched.setattr("memsheet.questions.accounted._cluster_from_gpus", lambda *_, size=size: cards(int(size)))
+            patched.setattr(
+                "memsheet.questions.accounted._cluster_from_gpus", lambda *_, size=size: cards(int(size))
+            )
             assert cli.main([*asked, *(["--json"] if json_too else [])]) == code
         text = capsys.readouterr().out
         assert not json_too or json.loads(text)["result"] == {10: "does_not_fit", 11: "uncertain"}[code]

@@ -1,4 +1,6 @@
-"""The scratch of CUDA kernels, each row on an example worked by hand from the source that the row names. An H100 has 132 multiprocessors."""
+"""The scratch of CUDA kernels, each row on an example worked by hand from the source that the row names. An
+H100 has 132 multiprocessors.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def run(func: Any, *args: Any, card: Card = H100, **kwargs: Any) -> dict[str, in
 
 def sizes(func: Any, args: Any, outputs: Any = None, kwargs: Any = None, card: Card = H100) -> dict[str, int]:
     parts = operation_scratch(func, args, kwargs or {}, outputs, card)
-    assert all(isinstance(part.evidence, FromCode) and part.evidence.line > 0 and part.bytes > 0 for part in parts)
+    assert all(
+        isinstance(part.evidence, FromCode) and part.evidence.line > 0 and part.bytes > 0 for part in parts
+    )
     assert len({part.name for part in parts}) == len(parts)
     return {part.name: part.bytes for part in parts}
 
@@ -45,38 +49,66 @@ def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-# ---- flash attention ----------------------------------------------------------------------------------------------------------------
+# ---- flash attention ---------------------------------------------------------------------------------------
 
 
 def heads(batch: int, count: int, length: int, width: int, dtype: torch.dtype = BF16) -> Tensor:
-    """As a projection leaves them: (batch, heads, length, width) seen, (batch, length, heads, width) in memory."""
+    """As a projection leaves them: (batch, heads, length, width) seen, (batch, length, heads, width) in
+    memory.
+    """
     return meta(batch, length, count, width, dtype=dtype).transpose(1, 2)
 
 
-def flash_backward(query: Tensor, key: Tensor, *, out: Tensor | None = None, grad: Tensor | None = None) -> dict[str, int]:
+def flash_backward(
+    query: Tensor, key: Tensor, *, out: Tensor | None = None, grad: Tensor | None = None
+) -> dict[str, int]:
     out = query if out is None else out
-    args = (out if grad is None else grad, query, key, key, out, meta(1), None, None, 0, 0, 0.0, True, meta(2), meta(1))
+    args = (
+        out if grad is None else grad,
+        query,
+        key,
+        key,
+        out,
+        meta(1),
+        None,
+        None,
+        0,
+        0,
+        0.0,
+        True,
+        meta(2),
+        meta(1),
+    )
     return sizes(aten._scaled_dot_product_flash_attention_backward.default, args)
 
 
 def test_flash_backward_with_grouped_heads() -> None:
     assert flash_backward(heads(1, 32, 1000, 128), heads(1, 8, 1000, 128)) == {
-        "softmax_d": 32 * 1024 * 4, "dq_accum": 1024 * 32 * 128 * 4, "dk_expanded": 1000 * 32 * 128 * 2, "dv_expanded": 1000 * 32 * 128 * 2,
-    }  # fmt: skip
+        "softmax_d": 32 * 1024 * 4,
+        "dq_accum": 1024 * 32 * 128 * 4,
+        "dk_expanded": 1000 * 32 * 128 * 2,
+        "dv_expanded": 1000 * 32 * 128 * 2,
+    }
 
 
 def test_flash_backward_with_equal_heads_expands_nothing() -> None:
     assert set(flash_backward(heads(2, 4, 128, 64), heads(2, 4, 128, 64))) == {"softmax_d", "dq_accum"}
 
 
-@pytest.mark.parametrize(("width", "rounded"), [(8, 32), (80, 96), (96, 96), (128, 128), (136, 192), (192, 192), (256, 256)])
+@pytest.mark.parametrize(
+    ("width", "rounded"), [(8, 32), (80, 96), (96, 96), (128, 128), (136, 192), (192, 192), (256, 256)]
+)
 def test_flash_backward_rounds_the_width(width: int, rounded: int) -> None:
-    assert flash_backward(heads(1, 2, 128, width), heads(1, 2, 128, width))["dq_accum"] == 128 * 2 * rounded * 4
+    assert (
+        flash_backward(heads(1, 2, 128, width), heads(1, 2, 128, width))["dq_accum"] == 128 * 2 * rounded * 4
+    )
 
 
 @pytest.mark.usefixtures("deterministic")
 def test_flash_backward_deterministic_keeps_a_sum_for_each_split() -> None:
-    assert flash_backward(heads(1, 32, 128, 64), heads(1, 32, 128, 64))["dq_accum"] == 5 * 128 * 32 * 64 * 4  # ceil(132 / 32)
+    assert (
+        flash_backward(heads(1, 32, 128, 64), heads(1, 32, 128, 64))["dq_accum"] == 5 * 128 * 32 * 64 * 4
+    )  # ceil(132 / 32)
 
 
 def test_flash_backward_copies_what_does_not_lie_by_length() -> None:
@@ -94,8 +126,11 @@ def test_flash_backward_of_packed_sequences() -> None:
     args = (query, query, key, key, query, meta(1), starts, starts, 200, 200, 0.0, True, meta(2), meta(1))
     rows = 300 + 128 * 3
     assert sizes(aten._flash_attention_backward.default, args) == {
-        "softmax_d": 4 * rows * 4, "dq_accum": rows * 4 * 64 * 4, "dk_expanded": 300 * 4 * 64 * 2, "dv_expanded": 300 * 4 * 64 * 2,
-    }  # fmt: skip
+        "softmax_d": 4 * rows * 4,
+        "dq_accum": rows * 4 * 64 * 4,
+        "dk_expanded": 300 * 4 * 64 * 2,
+        "dv_expanded": 300 * 4 * 64 * 2,
+    }
 
 
 def test_flash_rows_and_heads_agree() -> None:
@@ -110,7 +145,8 @@ def flash_forward(query: Tensor, key: Tensor, dropout: float = 0.0) -> dict[str,
 
 
 def test_flash_forward_of_one_token_splits_a_long_cache() -> None:
-    # 4 queries of 8 heads, 64 blocks of keys, 264 half processors: 32 splits make 256 blocks, and nothing before comes to 85 % of that
+    # 4 queries of 8 heads, 64 blocks of keys, 264 half processors: 32 splits make 256 blocks, and nothing
+    # before comes to 85 % of that
     found = flash_forward(heads(1, 32, 1, 128), heads(1, 8, 8192, 128))
     assert found == {"softmax_lse_accum": 32 * 8 * 4 * 4, "out_accum": 32 * 8 * 4 * 128 * 4}
 
@@ -132,14 +168,23 @@ def test_flash_forward_of_packed_sequences_is_split_only_for_single_queries() ->
 def test_splits_are_ones_that_differ() -> None:
     assert split_kv_count(300, 264, 64) == 1
     assert split_kv_count(48, 108, 64) == 2  # the source's own example: efficiencies .89 and .67 for 2 and 3
-    assert all(-(-64 // n) != -(-64 // (n - 1)) for n in (split_kv_count(b, 264, 64) for b in range(1, 210)) if n > 1)
+    assert all(
+        -(-64 // n) != -(-64 // (n - 1)) for n in (split_kv_count(b, 264, 64) for b in range(1, 210)) if n > 1
+    )
 
 
-# ---- memory-efficient attention ----------------------------------------------------------------------------------------------------
+# ---- memory-efficient attention ----------------------------------------------------------------------------
 
 
-def efficient_backward(query: Tensor, key: Tensor, value: Tensor, card: Card = H100, dropout: float = 0.0) -> dict[str, int]:
-    out = torch.empty_like(query[..., :1].transpose(1, 2)).expand(-1, -1, -1, value.shape[-1]).contiguous().transpose(1, 2)
+def efficient_backward(
+    query: Tensor, key: Tensor, value: Tensor, card: Card = H100, dropout: float = 0.0
+) -> dict[str, int]:
+    out = (
+        torch.empty_like(query[..., :1].transpose(1, 2))
+        .expand(-1, -1, -1, value.shape[-1])
+        .contiguous()
+        .transpose(1, 2)
+    )
     args = (out, query, key, value, None, out, meta(1), meta(1), meta(1), dropout, [True] * 4, False)
     return sizes(aten._scaled_dot_product_efficient_attention_backward.default, args, card=card)
 
@@ -163,7 +208,9 @@ def test_efficient_backward_sums_queries_in_tiles() -> None:
 def test_efficient_backward_of_wide_heads_sums_keys_and_values_too() -> None:
     query, value = heads(1, 2, 256, 192), heads(1, 2, 256, 128)
     queries, parts = 2 * 3 * (128 * 64 + 4), 4
-    assert efficient_backward(query, query, value)["workspace"] == 2 * (queries + parts * 64 * (256 + 128)) * 4
+    assert (
+        efficient_backward(query, query, value)["workspace"] == 2 * (queries + parts * 64 * (256 + 128)) * 4
+    )
 
 
 def test_efficient_backward_where_shared_memory_is_small() -> None:
@@ -172,20 +219,29 @@ def test_efficient_backward_where_shared_memory_is_small() -> None:
     assert efficient_backward(x, x, x, A10)["workspace"] == 2 * (queries + parts * 64 * (128 + 128)) * 4
     x = heads(1, 2, 128, 96)
     assert efficient_backward(x, x, x, A10)["workspace"] == 2 * 2 * (128 * 64 + 4) * 4
-    assert efficient_backward(x, x, x, A10, dropout=0.1)["workspace"] > efficient_backward(x, x, x, A10)["workspace"]
+    assert (
+        efficient_backward(x, x, x, A10, dropout=0.1)["workspace"]
+        > efficient_backward(x, x, x, A10)["workspace"]
+    )
 
 
 def test_efficient_backward_of_floats_multiplies_outside_the_kernel() -> None:
     x = heads(1, 2, 64, 32, FP32)  # a tile of 64 by 64 is more than the product of 64 by 32
     assert efficient_backward(x, x, x) == {"workspace": 2 * (64 * 64 + 4) * 4, "delta": 2 * 64 * 4}
     query, value = heads(1, 2, 64, 64, FP32), heads(1, 2, 64, 128, FP32)
-    assert efficient_backward(query, query, value) == {"out_times_grad": 2 * 64 * 128 * 4, "row_sums": 2 * 64 * 4, "delta": 2 * 64 * 4}
+    assert efficient_backward(query, query, value) == {
+        "out_times_grad": 2 * 64 * 128 * 4,
+        "row_sums": 2 * 64 * 4,
+        "delta": 2 * 64 * 4,
+    }
 
 
-# ---- indices -----------------------------------------------------------------------------------------------------------------------
+# ---- indices -----------------------------------------------------------------------------------------------
 
 
-def embedding(count: int, rows: int, width: int, dtype: torch.dtype = BF16, *, by_frequency: bool = False) -> dict[str, int]:
+def embedding(
+    count: int, rows: int, width: int, dtype: torch.dtype = BF16, *, by_frequency: bool = False
+) -> dict[str, int]:
     args = (meta(count, width, dtype=dtype), meta(count, dtype=LONG), rows, -1, by_frequency)
     return run(aten.embedding_dense_backward.default, *args)
 
@@ -193,9 +249,14 @@ def embedding(count: int, rows: int, width: int, dtype: torch.dtype = BF16, *, b
 def test_embedding_backward_sums_rows_by_tens() -> None:
     parts = 4096 // 10 + 4096
     assert embedding(4096, 128256, 4096) == {
-        "sorted_indices": 4096 * 8, "orig_indices": 4096 * 8, "segment_offsets": 4096 * 8, "partials_per_segment": 4096 * 8,
-        "partials_per_segment_offset": 4096 * 8, "partial_segment_offset": parts * 8, "grad_weight_per_segment": parts * 4096 * 4,
-    }  # fmt: skip
+        "sorted_indices": 4096 * 8,
+        "orig_indices": 4096 * 8,
+        "segment_offsets": 4096 * 8,
+        "partials_per_segment": 4096 * 8,
+        "partials_per_segment_offset": 4096 * 8,
+        "partial_segment_offset": parts * 8,
+        "grad_weight_per_segment": parts * 4096 * 4,
+    }
     assert embedding(4096, 128256, 4096, FP32) == embedding(4096, 128256, 4096)  # floats either way
 
 
@@ -205,11 +266,18 @@ def test_embedding_backward_of_few_tokens_needs_nothing() -> None:
 
 
 def test_embedding_backward_of_few_rows_is_most_while_it_sorts() -> None:
-    assert embedding(4096, 2, 768) == {"sorted_indices": 32768, "orig_indices": 32768, "range": 32768, "radix_sort": 65536}
+    assert embedding(4096, 2, 768) == {
+        "sorted_indices": 32768,
+        "orig_indices": 32768,
+        "range": 32768,
+        "radix_sort": 65536,
+    }
 
 
 def test_embedding_backward_of_few_rows_adds_atomically() -> None:
-    found = embedding(131072, 512, 1024)  # 512 rows of 1,024: 512 blocks, fewer than 4 a multiprocessor, and 13,619 parts
+    found = embedding(
+        131072, 512, 1024
+    )  # 512 rows of 1,024: 512 blocks, fewer than 4 a multiprocessor, and 13,619 parts
     assert found["grad_weight_acc"] == 512 * 1024 * 4
     assert "grad_weight_per_segment" not in found
     assert "grad_weight_acc" not in embedding(131072, 512, 1024, FP32)
@@ -224,30 +292,59 @@ def test_index_put_sorts_only_to_accumulate() -> None:
     into, index, values = meta(1000, 64), meta(512, dtype=LONG), meta(512, 64)
     once = 512 * 8
     assert run(aten.index_put.default, into, [index], values, accumulate=True) == {
-        "linear_index": once, "sorted_indices": once, "orig_indices": once, "range": once, "radix_sort": 2 * once,
-    }  # fmt: skip
+        "linear_index": once,
+        "sorted_indices": once,
+        "orig_indices": once,
+        "range": once,
+        "radix_sort": 2 * once,
+    }
     assert run(aten.index_put.default, into, [index], values) == {}
 
 
 def test_index_put_into_few_rows_sorts_in_one_pass() -> None:
-    assert "radix_sort" not in run(aten.index_put_.default, meta(256, 64), [meta(512, dtype=LONG)], meta(512, 64), True)
-    assert "radix_sort" in run(aten.index_put_.default, meta(257, 64), [meta(512, dtype=LONG)], meta(512, 64), True)
+    assert "radix_sort" not in run(
+        aten.index_put_.default, meta(256, 64), [meta(512, dtype=LONG)], meta(512, 64), True
+    )
+    assert "radix_sort" in run(
+        aten.index_put_.default, meta(257, 64), [meta(512, dtype=LONG)], meta(512, 64), True
+    )
 
 
 def test_index_put_copies_values_that_are_spread() -> None:
-    found = run(aten.index_put.default, meta(10, 1000, 64), [None, meta(512, dtype=LONG)], meta(512, 64), accumulate=True)
+    found = run(
+        aten.index_put.default,
+        meta(10, 1000, 64),
+        [None, meta(512, dtype=LONG)],
+        meta(512, 64),
+        accumulate=True,
+    )
     assert found["values"] == 10 * 512 * 64 * 2
-    assert "transposed" in run(aten.index_put.default, meta(4, 5, 6), [meta(3, dtype=LONG), None, meta(3, dtype=LONG)], meta(3, 5), True)
+    assert "transposed" in run(
+        aten.index_put.default,
+        meta(4, 5, 6),
+        [meta(3, dtype=LONG), None, meta(3, dtype=LONG)],
+        meta(3, 5),
+        True,
+    )
 
 
 def test_sort() -> None:
     assert run(aten.sort.default, meta(8, 4096)) == {"range": 4096 * 8}
-    assert run(aten.sort.default, meta(1, 128256, dtype=FP32)) == {"indices_of_one": 128256 * 8, "radix_sort": 128256 * 12}
+    assert run(aten.sort.default, meta(1, 128256, dtype=FP32)) == {
+        "indices_of_one": 128256 * 8,
+        "radix_sort": 128256 * 12,
+    }
     items = 16 * 128256
     assert run(aten.sort.default, meta(16, 128256)) == {
-        "indices_and_segment": items * 8, "indices_and_segment2": items * 8, "keys_out": items * 2, "radix_sort": items * 10,
-    }  # fmt: skip
-    assert run(aten.sort.stable, meta(200, 8192), stable=True) == {"reverse_indices": 200 * 8192 * 8, "radix_sort": 200 * 8192 * 10}
+        "indices_and_segment": items * 8,
+        "indices_and_segment2": items * 8,
+        "keys_out": items * 2,
+        "radix_sort": items * 10,
+    }
+    assert run(aten.sort.stable, meta(200, 8192), stable=True) == {
+        "reverse_indices": 200 * 8192 * 8,
+        "radix_sort": 200 * 8192 * 10,
+    }
     spread = run(aten.sort.default, meta(5000, 200), 0)
     assert (spread["self"], spread["values"], spread["indices"]) == (2_000_000, 2_000_000, 8_000_000)
     assert "self" not in run(aten.sort.default, meta(200, 5000).t(), 0)
@@ -256,8 +353,14 @@ def test_sort() -> None:
 def test_topk_of_a_router_needs_nothing_and_of_a_vocabulary_counts_digits() -> None:
     assert run(aten.topk.default, meta(8192, 128, dtype=FP32), 8) == {}
     assert run(aten.topk.default, meta(1, 128256, dtype=FP32), 50) == {  # 126 blocks of 1,024
-        "kth_values": 4, "ks_to_find": 8, "desired": 8, "counts": 126 * 512, "digit_cum_sum": 1024, "within_k_counts": 504, "kth_counts": 504,
-    }  # fmt: skip
+        "kth_values": 4,
+        "ks_to_find": 8,
+        "desired": 8,
+        "counts": 126 * 512,
+        "digit_cum_sum": 1024,
+        "within_k_counts": 504,
+        "kth_counts": 504,
+    }
     assert run(aten.topk.default, meta(128, 8192).t(), 8) == {"self": 128 * 8192 * 2}
 
 
@@ -265,16 +368,21 @@ def test_scans_and_masks() -> None:
     assert run(aten.cumsum.default, meta(8, 100, dtype=torch.bool), 1) == {"cast": 800 * 8}
     assert run(aten.cumsum.default, meta(8, 100, dtype=LONG).t(), 1) == {"self": 800 * 8}
     mask = meta(2, 100, 1, dtype=torch.bool).expand(2, 100, 64)
-    assert run(aten.masked_scatter.default, meta(2, 100, 64), mask, meta(50, 64)) == {"mask_prefix_sum": 12800 * 8, "mask": 12800}
+    assert run(aten.masked_scatter.default, meta(2, 100, 64), mask, meta(50, 64)) == {
+        "mask_prefix_sum": 12800 * 8,
+        "mask": 12800,
+    }
     assert run(aten.multinomial.default, meta(4, 1000, dtype=FP32), 1) == {"noise": 16000}
 
 
 @pytest.mark.usefixtures("deterministic")
 def test_a_deterministic_scan_sums_blocks() -> None:
-    assert sizes(aten.cumsum.default, (meta(10**6, dtype=FP32), 0), meta(1, dtype=FP32)) == {"block_sums": 123 * 4}  # of 8,192 each
+    assert sizes(aten.cumsum.default, (meta(10**6, dtype=FP32), 0), meta(1, dtype=FP32)) == {
+        "block_sums": 123 * 4
+    }  # of 8,192 each
 
 
-# ---- lists, groups and norms --------------------------------------------------------------------------------------------------------
+# ---- lists, groups and norms -------------------------------------------------------------------------------
 
 
 def test_lists_of_tensors() -> None:
@@ -282,7 +390,9 @@ def test_lists_of_tensors() -> None:
     assert run(aten._foreach_norm.Scalar, pair, 2) == {"output_per_tensor": 2 * 2 * 4}
     assert sizes(aten._foreach_norm.Scalar, (pair, 3)) == {}
     # 13 rows of 4,096 floats are 104 blocks of 2,048 bytes, one row of one float is one
-    assert run(aten._chunk_cat.default, [meta(100, 4096, dtype=FP32), meta(7, 1, dtype=FP32)], 0, 8) == {"packed": (12 + 2 + 105) * 8}
+    assert run(aten._chunk_cat.default, [meta(100, 4096, dtype=FP32), meta(7, 1, dtype=FP32)], 0, 8) == {
+        "packed": (12 + 2 + 105) * 8
+    }
     out = [meta(8, 1024), meta(8, 2048)]
     parts = (meta(8, 3072), [1024, 2048], 1)  # 2,048 and 4,096 bytes: blocks 1 and 2
     assert sizes(aten.split_with_sizes_copy.out, parts, kwargs={"out": out}) == {"packed": (8 + 3 + 1) * 8}
@@ -301,20 +411,26 @@ def norm_backward(rows: int, width: int, mask: list[bool]) -> dict[str, int]:
 
 def test_norms_of_many_short_rows_sum_by_blocks() -> None:
     blocks = 1024 * 1024 * 2  # 65,536 / 2 blocks, 32 of them across 1,024 columns
-    assert norm_backward(131072, 1024, [True, True, True]) == {"dgamma_blocks": blocks, "dbeta_blocks": blocks}
+    assert norm_backward(131072, 1024, [True, True, True]) == {
+        "dgamma_blocks": blocks,
+        "dbeta_blocks": blocks,
+    }
     assert norm_backward(131072, 1024, [True, True, False]) == {"dgamma_blocks": blocks}
     assert norm_backward(65536, 1024, [True, True, True]) == {}
     assert norm_backward(131072, 66 * 32, [True, True, True]) == {}
     x = meta(131072, 128)
     args = (x, x, [128], meta(131072, 1, dtype=FP32), meta(128), [True, True])
-    assert sizes(aten._fused_rms_norm_backward.default, args) == {"dgamma_blocks": 4096 * 128 * 2}  # ceil(131072 / 32) blocks
+    assert sizes(aten._fused_rms_norm_backward.default, args) == {
+        "dgamma_blocks": 4096 * 128 * 2
+    }  # ceil(131072 / 32) blocks
 
 
-# ---- reductions ----------------------------------------------------------------------------------------------------------------------
+# ---- reductions --------------------------------------------------------------------------------------------
 
 
 def test_a_bias_gradient_asks_for_far_more_than_it_fills() -> None:
-    # blocks of 32 columns by 4, four columns a thread: 32 blocks across, 66 down; 4 bytes x 4,096 outputs x 66 x (32 x 4)
+    # blocks of 32 columns by 4, four columns a thread: 32 blocks across, 66 down; 4 bytes x 4,096 outputs x
+    # 66 x (32 x 4)
     found = run(aten.sum.dim_IntList, meta(8192, 4096), [0])
     assert found == {"partial_sums": 4 * 4096 * 66 * 128, "semaphores": 32 * 4}
     assert found["partial_sums"] == 132 * MIB
@@ -323,7 +439,10 @@ def test_a_bias_gradient_asks_for_far_more_than_it_fills() -> None:
 def test_a_whole_sum_shares_one_output() -> None:
     # one block of 512 threads, 32,768 values each: as many blocks as the card holds at once, 132 x 4
     assert run(aten.sum.default, meta(1 << 24, dtype=FP32)) == {"partial_sums": 4 * 528, "semaphores": 4}
-    assert run(aten.linalg_vector_norm.default, meta(1 << 24, dtype=FP32)) == {"partial_sums": 4 * 528, "semaphores": 4}
+    assert run(aten.linalg_vector_norm.default, meta(1 << 24, dtype=FP32)) == {
+        "partial_sums": 4 * 528,
+        "semaphores": 4,
+    }
     assert run(aten.argmax.default, meta(1 << 24, dtype=FP32)) == {"partial_sums": 16 * 528, "semaphores": 4}
 
 
@@ -360,7 +479,7 @@ def test_a_larger_card_splits_more() -> None:
     assert found[0] < found[-1]
 
 
-# ---- operands ------------------------------------------------------------------------------------------------------------------------
+# ---- operands ----------------------------------------------------------------------------------------------
 
 
 def test_operands_out_of_order_are_copied() -> None:
@@ -368,8 +487,12 @@ def test_operands_out_of_order_are_copied() -> None:
     assert run(aten._softmax.default, turned, -1, False) == {"self": 4096}
     assert run(aten._softmax.default, meta(32, 64), -1, False) == {}
     assert run(aten.native_layer_norm.default, turned, [64], None, None, 1e-5) == {"input": 4096}
-    assert run(aten._log_softmax_backward_data.default, turned, meta(32, 64), -1, BF16) == {"grad_output": 4096}
-    assert run(aten.nll_loss_forward.default, meta(32, 64, dtype=FP32).t(), meta(64, dtype=LONG), None, 1, -100) == {"self": 8192}
+    assert run(aten._log_softmax_backward_data.default, turned, meta(32, 64), -1, BF16) == {
+        "grad_output": 4096
+    }
+    assert run(
+        aten.nll_loss_forward.default, meta(32, 64, dtype=FP32).t(), meta(64, dtype=LONG), None, 1, -100
+    ) == {"self": 8192}
 
 
 def test_matrices_that_cublas_reads_are_not_copied() -> None:
@@ -392,14 +515,25 @@ def test_batches_that_cublas_reads_are_not_copied() -> None:
 
 
 def test_dense_is_what_torch_calls_contiguous() -> None:
-    views = (meta(2, 3), meta(2, 3).t(), meta(3, 1).t(), meta(4, 1, 5)[:, :, ::2], meta(0, 3), meta(2, 1).expand(2, 3), meta())
+    views = (
+        meta(2, 3),
+        meta(2, 3).t(),
+        meta(3, 1).t(),
+        meta(4, 1, 5)[:, :, ::2],
+        meta(0, 3),
+        meta(2, 1).expand(2, 3),
+        meta(),
+    )
     assert [is_contiguous_layout(x.shape, x.stride()) for x in views] == [x.is_contiguous() for x in views]
 
 
-# ---- workspaces ----------------------------------------------------------------------------------------------------------------------
+# ---- workspaces --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("capability", "size"), [((8, 0), 8320 * KIB), ((9, 0), 32 * MIB), ((10, 0), 32 * MIB), ((12, 0), 32 * MIB)])
+@pytest.mark.parametrize(
+    ("capability", "size"),
+    [((8, 0), 8320 * KIB), ((9, 0), 32 * MIB), ((10, 0), 32 * MIB), ((12, 0), 32 * MIB)],
+)
 def test_a_product_makes_a_workspace(capability: tuple[int, int], size: int) -> None:
     found = cublas_workspace(aten.addmm.default, (meta(4), meta(4, 4), meta(4, 4)), capability)
     assert found is not None
@@ -411,7 +545,7 @@ def test_other_operations_make_no_workspace() -> None:
     assert cublas_workspace(aten.mm.default, (torch.empty(4, 4), torch.empty(4, 4))) is None
 
 
-# ---- the table -----------------------------------------------------------------------------------------------------------------------
+# ---- the table ---------------------------------------------------------------------------------------------
 
 
 def test_nothing_on_the_host_or_without_a_row() -> None:
@@ -424,7 +558,9 @@ def test_nothing_on_the_host_or_without_a_row() -> None:
 def test_fake_tensors_of_a_card_are_like_those_without_memory() -> None:
     with FakeTensorMode():
         x = torch.empty(8192, 4096, dtype=BF16, device="cuda")
-        found = operation_scratch(aten.sum.dim_IntList, (x, [0]), {}, torch.empty(4096, dtype=BF16, device="cuda"))
+        found = operation_scratch(
+            aten.sum.dim_IntList, (x, [0]), {}, torch.empty(4096, dtype=BF16, device="cuda")
+        )
     assert {part.name: part.bytes for part in found} == run(aten.sum.dim_IntList, meta(8192, 4096), [0])
 
 

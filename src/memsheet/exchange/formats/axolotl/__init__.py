@@ -1,8 +1,9 @@
-"""axolotl's YAML: a trainer over transformers, accelerate and DeepSpeed. Model, data and the learning rate stand in the file too.
+"""axolotl's YAML: a trainer over transformers, accelerate and DeepSpeed. Model, data and the learning rate
+stand in the file too.
 
-It differs from transformers itself in what a model is loaded as: in the dtype of the products, so that parameters, gradients and moments
-have sixteen bits (``utils/config/__init__.py:191-196``), with FSDP2 too (``monkeypatch/accelerate/fsdp2.py:539`` takes the place of accelerate's
-way, which raises them to fp32).
+It differs from transformers itself in what a model is loaded as: in the dtype of the products, so that
+parameters, gradients and moments have sixteen bits (``utils/config/__init__.py:191-196``), with FSDP2 too
+(``monkeypatch/accelerate/fsdp2.py:539`` takes the place of accelerate's way, which raises them to fp32).
 """
 
 from __future__ import annotations
@@ -26,16 +27,26 @@ def _required_axolotl_keys(asked: Values) -> dict[str, Any]:
         "output_dir": "output", "num_epochs": 1,
     }  # fmt: skip
     if asked.get("adapter.rank"):
-        kernels = {f"lora_{part}_kernel": False for part in ("mlp", "qkv", "o", "embedding")}  # schemas/config.py:1981-2002
+        kernels = {
+            f"lora_{part}_kernel": False for part in ("mlp", "qkv", "o", "embedding")
+        }  # schemas/config.py:1981-2002
         own |= {"lora_alpha": asked["adapter.rank"], **kernels}
     if asked.get("loss") == "fused":
         own["plugins"] = [LIGER]
     if asked["engine"] == "fsdp2":
-        own |= {"fsdp_version": 2, f"{F}.auto_wrap_policy": "TRANSFORMER_BASED_WRAP", f"{F}.state_dict_type": "SHARDED_STATE_DICT"}
+        own |= {
+            "fsdp_version": 2,
+            f"{F}.auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            f"{F}.state_dict_type": "SHARDED_STATE_DICT",
+        }
     return own
 
 
-_RENAMED = {"fsdp_version": f"{F}.fsdp_version", f"{F}.version": f"{F}.fsdp_version", "sequence_parallel_degree": "context_parallel_size"}
+_RENAMED = {
+    "fsdp_version": f"{F}.fsdp_version",
+    f"{F}.version": f"{F}.fsdp_version",
+    "sequence_parallel_degree": "context_parallel_size",
+}
 
 
 _inside = inside_renamed(DEEPSPEED)
@@ -54,17 +65,29 @@ def _axolotl_plan_problems(asked: Values) -> Iterator[Problem]:
     yield from cannot_offload(asked)
     if asked["engine"] == "transformers" and asked.get("mesh.dp_shard", 1) > 1:
         yield Problem(
-            field="mesh.dp_shard", value=asked["mesh.dp_shard"], reason="is what FSDP or DeepSpeed divides over", hint="engine fsdp2"
+            field="mesh.dp_shard",
+            value=asked["mesh.dp_shard"],
+            reason="is what FSDP or DeepSpeed divides over",
+            hint="engine fsdp2",
         )
     whole = asked["engine"] == "transformers" and not asked.get("adapter.rank")
-    if whole and asked.get("attention") in RAISED and asked.get("precision.parameters") == "bf16":  # loaders/model.py:458-476
+    if (
+        whole and asked.get("attention") in RAISED and asked.get("precision.parameters") == "bf16"
+    ):  # loaders/model.py:458-476
         yield Problem(
-            field="attention", value=asked["attention"], reason="leaves embeddings, output layer and norms in fp32 in axolotl",
+            field="attention",
+            value=asked["attention"],
+            reason="leaves embeddings, output layer and norms in fp32 in axolotl",
             hint="attention flash",
-        )  # fmt: skip
+        )
     eight = (asked.get("optimizer.name"), asked.get("optimizer.implementation")) == ("adamw_8bit", "bnb")
     if asked["engine"] == "fsdp2" and eight:  # schemas/validation.py:1151
-        yield Problem(field="optimizer.implementation", value="bnb", reason="is refused by axolotl with FSDP2", hint="torchao")
+        yield Problem(
+            field="optimizer.implementation",
+            value="bnb",
+            reason="is refused by axolotl with FSDP2",
+            hint="torchao",
+        )
 
 
 FORMAT = Format(

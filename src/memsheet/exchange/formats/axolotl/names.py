@@ -1,8 +1,10 @@
-"""axolotl's other keys: those that change no byte of a step, and those that do and are not accounted (``utils/schemas`` at 067b021).
+"""axolotl's other keys: those that change no byte of a step, and those that do and are not accounted
+(``utils/schemas`` at 067b021).
 
-A batch's size (``batch_size``) is among the first: ``gradient_accumulation_steps`` is 1 where it is not said, whatever that size is
-(``schemas/training.py:71`` fills it in before ``utils/config/__init__.py:203`` looks). So is packing: a row of several sequences has as many tokens
-as the sequences (``core/trainers/base.py:155-165``).
+A batch's size (``batch_size``) is among the first: ``gradient_accumulation_steps`` is 1 where it is not said,
+whatever that size is (``schemas/training.py:71`` fills it in before ``utils/config/__init__.py:203`` looks).
+So is packing: a row of several sequences has as many tokens as the sequences
+(``core/trainers/base.py:155-165``).
 """
 
 from __future__ import annotations
@@ -56,7 +58,11 @@ def _axolotl_group_names(values: Values) -> Iterator[str]:
 
 def _unknown_plugins(value: Any) -> Any:
     """Plugins that may hold anything, None where there is none."""
-    return [one for one in _plugin_list(value) if not any(f"integrations.{known}." in str(one) for known in PLUGINS)] or None
+    return [
+        one
+        for one in _plugin_list(value)
+        if not any(f"integrations.{known}." in str(one) for known in PLUGINS)
+    ] or None
 
 
 def _plugin_list(value: Any) -> list[Any]:
@@ -69,20 +75,29 @@ def _first_fsdp(values: Values) -> bool:
 
 
 def axolotl_implied_keys(values: Values) -> dict[str, Any]:
-    """What axolotl takes for keys that are not said: fused adapters, unless something keeps it from them; a plugin's own loss; and groups by
-    their names.
+    """What axolotl takes for keys that are not said: fused adapters, unless something keeps it from them; a
+    plugin's own loss; and groups by their names.
     """
     found: dict[str, Any] = dict.fromkeys(_axolotl_group_names(values), "set")
     found["plugins"] = _unknown_plugins(values.get("plugins"))
     if values.get("gradient_checkpointing") in ("offload", "offload_disk"):
         found["activation_offloading"] = values["gradient_checkpointing"]
-    if any("CutCrossEntropy" in str(one) for one in _plugin_list(values.get("plugins"))) and values.get("cut_cross_entropy") is None:
+    if (
+        any("CutCrossEntropy" in str(one) for one in _plugin_list(values.get("plugins")))
+        and values.get("cut_cross_entropy") is None
+    ):
         found["cut_cross_entropy"] = True  # integrations/cut_cross_entropy/args.py:33
-    if keeps_embeddings_fp32({**values, **{at: held for at, held in found.items() if at == "cut_cross_entropy"}}):
+    if keeps_embeddings_fp32(
+        {**values, **{at: held for at, held in found.items() if at == "cut_cross_entropy"}}
+    ):
         found[WIDE] = True
     unsaid = all(values.get(kernel) is None for kernel in LORA_KERNELS)
     eight = values.get("adapter") == "lora" and parse_switch(values.get("load_in_8bit"))
-    barred = any(parse_switch(values.get(at)) for at in ("trust_remote_code", "nvfp4_merge_aware")) or values.get("rl") or eight
+    barred = (
+        any(parse_switch(values.get(at)) for at in ("trust_remote_code", "nvfp4_merge_aware"))
+        or values.get("rl")
+        or eight
+    )
     if values.get("adapter") in ("lora", "qlora") and unsaid and not barred and not _first_fsdp(values):
         found |= dict.fromkeys(LORA_KERNELS, True)  # schemas/config.py:1901-2002
     return found

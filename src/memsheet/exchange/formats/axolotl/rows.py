@@ -41,8 +41,12 @@ RAISED = ("sdpa", "eager")  # utils/schemas/enums.py:158: "Backends for which em
 
 
 def fully_sharded(values: Values) -> bool:
-    """Whether FSDP is set up: by its group, of which a version alone is none, or by the words of older files."""
-    return bool(values.get("fsdp")) or any(at.startswith(f"{F}.") and at != f"{F}.fsdp_version" for at in values)
+    """Whether FSDP is set up: by its group, of which a version alone is none, or by the words of older
+    files.
+    """
+    return bool(values.get("fsdp")) or any(
+        at.startswith(f"{F}.") and at != f"{F}.fsdp_version" for at in values
+    )
 
 
 def by_deepspeed(values: Values) -> bool:
@@ -50,16 +54,26 @@ def by_deepspeed(values: Values) -> bool:
 
 
 def model_dtype(values: Values) -> str:
-    """What a model is loaded and computed in (utils/config/__init__.py:156-196). Set to nothing, bf16 is off; left out, it is "auto"."""
+    """What a model is loaded and computed in (utils/config/__init__.py:156-196). Set to nothing, bf16 is off;
+    left out, it is "auto".
+    """
     half = parse_switch(values.get("fp16"))
     told = values.get("bf16", AUTO)
-    if (not half if told == AUTO else parse_switch(told) or told == "full") or parse_switch(values.get("bfloat16")):
+    if (not half if told == AUTO else parse_switch(told) or told == "full") or parse_switch(
+        values.get("bfloat16")
+    ):
         return "bf16"
-    return "fp16" if half or parse_switch(values.get("float16")) or parse_switch(values.get("load_in_8bit")) else "fp32"
+    return (
+        "fp16"
+        if half or parse_switch(values.get("float16")) or parse_switch(values.get("load_in_8bit"))
+        else "fp32"
+    )
 
 
 def _read_axolotl_precision(_: Any, values: Values) -> Mapping[str, Any]:
-    """Adapters train in fp32 beside a base in ``model_dtype`` (peft's autocast_adapter_dtype); without one everything has that dtype."""
+    """Adapters train in fp32 beside a base in ``model_dtype`` (peft's autocast_adapter_dtype); without one
+    everything has that dtype.
+    """
     own = model_dtype(values)
     if by_deepspeed(values):
         return with_master(own)
@@ -83,7 +97,11 @@ def _read_axolotl_engine(_: Any, values: Values) -> Mapping[str, Any]:
 
 def _read_fsdp_version(value: Any, values: Values) -> Mapping[str, Any]:
     """FSDP1 where no version is said (schemas/validation.py:1119-1122)."""
-    return {"engine": "fsdp2" if str(value) == "2" else "fsdp1"} if fully_sharded(values) and not by_deepspeed(values) else {}
+    return (
+        {"engine": "fsdp2" if str(value) == "2" else "fsdp1"}
+        if fully_sharded(values) and not by_deepspeed(values)
+        else {}
+    )
 
 
 def _of_fsdp(make: Any) -> Any:
@@ -95,7 +113,11 @@ def _read_fsdp_reshard(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _read_fsdp_offload(value: Any, values: Values) -> Mapping[str, Any]:
-    return {"offload.optimizer": int(parse_switch(value)), "offload.parameters": int(parse_switch(value))} if fully_sharded(values) else {}
+    return (
+        {"offload.optimizer": int(parse_switch(value)), "offload.parameters": int(parse_switch(value))}
+        if fully_sharded(values)
+        else {}
+    )
 
 
 def _offloads_all_states(asked: Values) -> bool:
@@ -103,8 +125,13 @@ def _offloads_all_states(asked: Values) -> bool:
 
 
 def _read_axolotl_checkpointing(value: Any, values: Values) -> Mapping[str, Any]:
-    """TRL's way of moving activations takes recompute's place beside adapters (core/builders/base.py:592-598, loaders/model.py:358)."""
-    moves = values.get("activation_offloading") not in (None, False, "hidden_states") or value in ("offload", "offload_disk")
+    """TRL's way of moving activations takes recompute's place beside adapters (core/builders/base.py:592-598,
+    loaders/model.py:358).
+    """
+    moves = values.get("activation_offloading") not in (None, False, "hidden_states") or value in (
+        "offload",
+        "offload_disk",
+    )
     if not parse_switch(value) and value not in ("offload", "offload_disk"):
         return {"?recompute.mode": "none"}
     return {"?recompute.mode": "none"} if moves and values.get("adapter") else {"recompute.mode": "full"}
@@ -123,7 +150,9 @@ def read_attention_kernel(_: Any, values: Values) -> Mapping[str, Any]:
 
 
 def keeps_embeddings_fp32(values: Values) -> bool:
-    """Whether embeddings, the output layer and norms are left in fp32 beside sixteen bits (loaders/model.py:422-476)."""
+    """Whether embeddings, the output layer and norms are left in fp32 beside sixteen bits
+    (loaders/model.py:422-476).
+    """
     whole = not (values.get("adapter") or fully_sharded(values) or by_deepspeed(values))
     return (
         whole
@@ -134,11 +163,15 @@ def keeps_embeddings_fp32(values: Values) -> bool:
 
 
 def _default_attention(value: Any, values: Values) -> Mapping[str, Any]:
-    return {} if any(parse_switch(values.get(flag)) for flag in FLAGS) else read_attention_kernel(value, values)
+    return (
+        {} if any(parse_switch(values.get(flag)) for flag in FLAGS) else read_attention_kernel(value, values)
+    )
 
 
 def _read_sequence_len(value: Any, values: Values) -> Mapping[str, Any]:
-    """Batches are padded to a multiple of 64 tokens, unless that is switched off (core/builders/causal.py:386-395)."""
+    """Batches are padded to a multiple of 64 tokens, unless that is switched off
+    (core/builders/causal.py:386-395).
+    """
     pads, multiple = values.get("pad_to_sequence_len"), values.get("pad_to_multiple_of") or 64
     whole = isinstance(value, int) and isinstance(multiple, int) and multiple > 0
     exact = parse_switch(pads) or (pads is None and parse_switch(values.get("sample_packing")))
@@ -151,7 +184,11 @@ def _read_adapter_kind(value: Any, values: Values) -> Mapping[str, Any]:
     if value in ("", None):
         return {}
     kind = "dora" if parse_switch(values.get("peft_use_dora")) else "lora"
-    kept = model_dtype(values) if by_deepspeed(values) or values.get("peft_autocast_adapter_dtype") is False else "fp32"
+    kept = (
+        model_dtype(values)
+        if by_deepspeed(values) or values.get("peft_autocast_adapter_dtype") is False
+        else "fp32"
+    )
     return {"adapter.kind": kind if value in ("lora", "qlora") else value, "adapter.dtype": kept}
 
 
@@ -170,7 +207,9 @@ def _all_linear(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _read_load_in_4bit(value: Any, values: Values) -> Mapping[str, Any]:
-    """Only beside the adapter that goes with it (loaders/model.py:712-750): NF4 with scales in eight bits, or LLM.int8."""
+    """Only beside the adapter that goes with it (loaders/model.py:712-750): NF4 with scales in eight bits, or
+    LLM.int8.
+    """
     return (
         {"quantization.weights": "nf4", "quantization.double_quant": True}
         if parse_switch(value) and values.get("adapter") == "qlora"
@@ -207,9 +246,11 @@ def _axolotl_helper_row(at: str, source: str, out: Any = lambda _: None) -> Key:
 def _parallel_degree_row(at: str, key: str, line: int) -> Key:
     axes = ("mesh.dp_replicate", "mesh.tp")
     return Key(
-        at=at, out=_of_fsdp(lambda a: a.get(key, 1) if any(a.get(axis, 1) > 1 for axis in axes) else None), back=lambda v, _: {key: v},
+        at=at,
+        out=_of_fsdp(lambda a: a.get(key, 1) if any(a.get(axis, 1) > 1 for axis in axes) else None),
+        back=lambda v, _: {key: v},
         source=f"{C}:{line}; utils/distributed.py:320",
-    )  # fmt: skip
+    )
 
 
 def _only_with_adapter(make: Any) -> Any:

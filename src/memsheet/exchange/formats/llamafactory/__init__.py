@@ -1,8 +1,9 @@
-"""LLaMA-Factory's YAML: transformers' arguments beside its own. Model and data stand in the file too; how many processes, and FSDP, are
-accelerate's, with which it is launched then.
+"""LLaMA-Factory's YAML: transformers' arguments beside its own. Model and data stand in the file too; how
+many processes, and FSDP, are accelerate's, with which it is launched then.
 
-It differs from transformers itself in that everything that trains is raised to fp32 (``model/adapter.py:337-349``), that layers are recomputed unless
-that is switched off (``model/model_utils/checkpointing.py:184``), and that batches are padded to a multiple of eight tokens.
+It differs from transformers itself in that everything that trains is raised to fp32
+(``model/adapter.py:337-349``), that layers are recomputed unless that is switched off
+(``model/model_utils/checkpointing.py:184``), and that batches are padded to a multiple of eight tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from memsheet.exchange.shared.trainers import cannot_offload, inside_moves, insi
 
 def _required_factory_keys(_: Values) -> dict[str, Any]:
     """What it stops without (hparams/parser.py:478); names are of its own examples' data."""
-    own: dict[str, Any] = {"stage": "sft", "do_train": True, "dataset": "identity", "template": "default", "packing": True}
+    own: dict[str, Any] = {
+        "stage": "sft",
+        "do_train": True,
+        "dataset": "identity",
+        "template": "default",
+        "packing": True,
+    }
     return {**own, "output_dir": "output"}
 
 
@@ -37,10 +44,17 @@ def _factory_plan_problems(asked: Values) -> Iterator[Problem]:
     yield from cannot_offload(asked)
     if asked["engine"] == "transformers" and asked.get("mesh.dp_shard", 1) > 1:
         yield Problem(
-            field="mesh.dp_shard", value=asked["mesh.dp_shard"], reason="is what FSDP or DeepSpeed divides over", hint="engine fsdp2"
+            field="mesh.dp_shard",
+            value=asked["mesh.dp_shard"],
+            reason="is what FSDP or DeepSpeed divides over",
+            hint="engine fsdp2",
         )
     if "${" in str(asked.get("@model")):  # OmegaConf 2.3 grammar
-        yield Problem(field="model", value=asked["@model"], reason="holds ${, with which LLaMA-Factory's reader starts a reference")
+        yield Problem(
+            field="model",
+            value=asked["@model"],
+            reason="holds ${, with which LLaMA-Factory's reader starts a reference",
+        )
 
 
 FORMAT = Format(

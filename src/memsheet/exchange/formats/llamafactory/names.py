@@ -1,6 +1,8 @@
-"""LLaMA-Factory's other keys: those that change no byte of a step, and those that do and are not accounted (``hparams`` at ff6d4d1).
+"""LLaMA-Factory's other keys: those that change no byte of a step, and those that do and are not accounted
+(``hparams`` at ff6d4d1).
 
-Rotary embeddings of another length (``rope_scaling``) are among the first: their table is as long as the sequence.
+Rotary embeddings of another length (``rope_scaling``) are among the first: their table is as long as the
+sequence.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
 
 
 def factory_implied_keys(values: Values) -> dict[str, Any]:
-    """Nothing trains where it is not said (transformers' do_train is off); what comes with a fused loss, and with packed rows."""
+    """Nothing trains where it is not said (transformers' do_train is off); what comes with a fused loss, and
+    with packed rows.
+    """
     told = values.get("do_train", False)
     found: dict[str, Any] = {"do_train": parse_switch(told)}
     if parse_switch(values.get("neat_packing")) and values.get("flash_attn") != "fa2":

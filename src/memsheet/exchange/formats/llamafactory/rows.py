@@ -1,4 +1,6 @@
-"""Keys of LLaMA-Factory's YAML that say a plan. Lines are of ``src/llamafactory`` at its commit ff6d4d1 (0.9.6.dev0)."""
+"""Keys of LLaMA-Factory's YAML that say a plan. Lines are of ``src/llamafactory`` at its commit ff6d4d1
+(0.9.6.dev0).
+"""
 
 from __future__ import annotations
 
@@ -40,29 +42,47 @@ def trains_adapter(values: Values) -> bool:
 
 
 def _autocast_dtype(values: Values) -> str:
-    return "bf16" if parse_switch(values.get("bf16")) else "fp16" if parse_switch(values.get("fp16")) else "fp32"
+    return (
+        "bf16" if parse_switch(values.get("bf16")) else "fp16" if parse_switch(values.get("fp16")) else "fp32"
+    )
 
 
 def _read_factory_precision(_: Any, values: Values) -> Mapping[str, Any]:
-    """What trains is raised to fp32 and computed with under autocast, unless ``pure_bf16`` leaves it as it was loaded (model/adapter.py:337-349).
+    """What trains is raised to fp32 and computed with under autocast, unless ``pure_bf16`` leaves it as it
+    was loaded (model/adapter.py:337-349).
 
     The model is loaded in its checkpoint's dtype (model/loader.py:154), which is taken for bf16.
     """
     own, sharded = _autocast_dtype(values), bool(values.get("fsdp"))
     if by_deepspeed(values):
         return with_master(own)
-    reduced: dict[str, Any] = {"precision.reduce": own} if sharded and own != "fp32" else {"?precision.reduce": "fp32"}
+    reduced: dict[str, Any] = (
+        {"precision.reduce": own} if sharded and own != "fp32" else {"?precision.reduce": "fp32"}
+    )
     if trains_adapter(values):
-        return {"precision.compute": "bf16" if own == "fp32" else own, "precision.parameters": "bf16", **(reduced if sharded else {})}
+        return {
+            "precision.compute": "bf16" if own == "fp32" else own,
+            "precision.parameters": "bf16",
+            **(reduced if sharded else {}),
+        }
     if parse_switch(values.get("pure_bf16")) or parse_switch(values.get("use_badam")):
         return {**uniform_precision_keys("bf16"), **({"precision.compute": own} if own == "fp16" else {})}
     if own == "fp32":
-        return {**{f"precision.{name}": "fp32" for name in ("parameters", "compute", "gradients", "moments")}, "?precision.reduce": "fp32"}
-    return {**{f"precision.{name}": "fp32" for name in ("parameters", "gradients", "moments")}, "precision.compute": own, **reduced}
+        return {
+            **{f"precision.{name}": "fp32" for name in ("parameters", "compute", "gradients", "moments")},
+            "?precision.reduce": "fp32",
+        }
+    return {
+        **{f"precision.{name}": "fp32" for name in ("parameters", "gradients", "moments")},
+        "precision.compute": own,
+        **reduced,
+    }
 
 
 def _bf16_switch(asked: Values) -> bool:
-    """Autocast, or DeepSpeed's sixteen bits; parameters that have them themselves are ``pure_bf16``'s. Adapters need it to compute as their base."""
+    """Autocast, or DeepSpeed's sixteen bits; parameters that have them themselves are ``pure_bf16``'s.
+    Adapters need it to compute as their base.
+    """
     if asked["engine"] == "deepspeed":
         return asked.get("precision.parameters") == "bf16"
     return asked.get("precision.compute") == "bf16" and not _pure_bf16_switch(asked)
@@ -88,8 +108,12 @@ def _read_factory_engine(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _read_factory_checkpointing(_: Any, values: Values) -> Mapping[str, Any]:
-    """Both switches: its own, which is on, and the Trainer's, which switches on again (model/model_utils/checkpointing.py:184)."""
-    on = not parse_switch(values.get("disable_gradient_checkpointing")) or parse_switch(values.get("gradient_checkpointing"))
+    """Both switches: its own, which is on, and the Trainer's, which switches on again
+    (model/model_utils/checkpointing.py:184).
+    """
+    on = not parse_switch(values.get("disable_gradient_checkpointing")) or parse_switch(
+        values.get("gradient_checkpointing")
+    )
     return {"recompute.mode": "full"} if on else {"?recompute.mode": "none"}
 
 
@@ -100,12 +124,16 @@ def _disables_checkpointing(asked: Values) -> bool:
 
 def _disable_checkpointing_value(asked: Values) -> Any:
     """A key of a plan that nothing here can say is left out, so that it is refused by its name."""
-    return _disables_checkpointing(asked) if plain_recompute(asked) and asked.get("recompute.mode") != "selective" else None
+    return (
+        _disables_checkpointing(asked)
+        if plain_recompute(asked) and asked.get("recompute.mode") != "selective"
+        else None
+    )
 
 
 def _read_cutoff_len(value: Any, values: Values) -> Mapping[str, Any]:
-    """Padded to eight (train/sft/workflow.py:65). Packed rows are as long as was said: one less, and one more for padding
-    (hparams/data_args.py:189, data/processor/supervised.py:218).
+    """Padded to eight (train/sft/workflow.py:65). Packed rows are as long as was said: one less, and one more
+    for padding (hparams/data_args.py:189, data/processor/supervised.py:218).
     """
     packs = (
         parse_switch(values.get("packing"))
@@ -118,7 +146,9 @@ def _read_cutoff_len(value: Any, values: Values) -> Mapping[str, Any]:
 
 def _read_flash_attn(value: Any, _: Values) -> Mapping[str, Any]:
     """Left to transformers it is sdpa (model/model_utils/attention.py:65)."""
-    return {"attention": plan_word({"auto": "sdpa", "disabled": "eager", "fa2": "flash", "fa3": "flash"}, value)}
+    return {
+        "attention": plan_word({"auto": "sdpa", "disabled": "eager", "fa2": "flash", "fa3": "flash"}, value)
+    }
 
 
 def _read_finetuning_type(value: Any, values: Values) -> Mapping[str, Any]:
@@ -148,11 +178,16 @@ def _only_with_lora(make: Any) -> Any:
 
 
 def _read_quantization_bit(value: Any, values: Values) -> Mapping[str, Any]:
-    """Formats of bitsandbytes, scales quantized again (model/model_utils/quantization.py:177-192). Other ways are told by their name."""
+    """Formats of bitsandbytes, scales quantized again (model/model_utils/quantization.py:177-192). Other ways
+    are told by their name.
+    """
     if values.get("quantization_method", "bnb") not in BNB or value is None:
         return {}
     double = values.get("double_quantization", True)
-    four = {"quantization.weights": values.get("quantization_type", "nf4"), "quantization.double_quant": parse_switch(double)}
+    four = {
+        "quantization.weights": values.get("quantization_type", "nf4"),
+        "quantization.double_quant": parse_switch(double),
+    }
     return four if value == 4 else {"quantization.weights": str(plan_word({8: "int8"}, value))}
 
 
@@ -176,7 +211,11 @@ def _optimizer_of(at: str, name: str, line: int) -> Key:
 def _read_factory_optim(value: Any, values: Values) -> Mapping[str, Any]:
     """Nothing where another key names the optimizer."""
     own = ("use_galore", "use_adam_mini", "use_muon")
-    return {} if any(parse_switch(values.get(at)) for at in own) else row_of(TRANSFORMERS, "optim").read(value, values)
+    return (
+        {}
+        if any(parse_switch(values.get(at)) for at in own)
+        else row_of(TRANSFORMERS, "optim").read(value, values)
+    )
 
 
 def _no_factory_keys(*_: Any) -> Mapping[str, Any]:

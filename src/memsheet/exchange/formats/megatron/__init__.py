@@ -1,5 +1,5 @@
-"""Megatron-LM's flags, in a script around ``torchrun pretrain_gpt.py``. The model, its tokenizer, the data and learning rates follow as the
-script's own arguments (``bash pretrain_gpt.sh --num-layers …``).
+"""Megatron-LM's flags, in a script around ``torchrun pretrain_gpt.py``. The model, its tokenizer, the data
+and learning rates follow as the script's own arguments (``bash pretrain_gpt.sh --num-layers …``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from memsheet.exchange.formats.megatron.flags import ALLOCATOR, LAUNCHER, PROGRA
 from memsheet.exchange.formats.megatron.stages import STAGES, unequal_stage_problems
 from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
 
-VERSION = "Megatron-LM core 0.14"  # every line below is of 23e00ed0963c35382dfe8a5a94fb3cda4d21e133, under megatron
+VERSION = (
+    "Megatron-LM core 0.14"  # every line below is of 23e00ed0963c35382dfe8a5a94fb3cda4d21e133, under megatron
+)
 ARGS = "training/arguments.py"
 _FIELDS = ("parameters", "compute", "gradients", "reduce", "master_weights", "moments")
 ON = "expandable_segments:True"
@@ -22,17 +24,35 @@ TP = "--tensor-model-parallel-size"
 FUSION, FUSED_BY = "--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl"
 OWN = ("pretrain_gpt.py", "pretrain_bert.py", "pretrain_t5.py", "pretrain_mamba.py")
 """Programs of its own that add no flags to the ones read here; others have more."""
-MARKS = frozenset({TP, "--pipeline-model-parallel-size", "--micro-batch-size", "--seq-length", "--use-distributed-optimizer"})
-BACKENDS = {"flash": "flash", "cudnn": "fused", "eager": "unfused"}  # core/transformer/enums.py:59, AttnBackend
+MARKS = frozenset(
+    {
+        TP,
+        "--pipeline-model-parallel-size",
+        "--micro-batch-size",
+        "--seq-length",
+        "--use-distributed-optimizer",
+    }
+)
+BACKENDS = {
+    "flash": "flash",
+    "cudnn": "fused",
+    "eager": "unfused",
+}  # core/transformer/enums.py:59, AttnBackend
 
 
 def _read_nproc_per_node(value: Any, values: Values) -> Mapping[str, Any]:
     nodes = values.get("--nnodes", 1)
-    return {"@per_node": value, "@gpus": value * nodes} if isinstance(value, int) and isinstance(nodes, int) else {}
+    return (
+        {"@per_node": value, "@gpus": value * nodes}
+        if isinstance(value, int) and isinstance(nodes, int)
+        else {}
+    )
 
 
 def _read_bf16_flag(value: Any, values: Values) -> Mapping[str, Any]:
-    """Of all switches: sixteen bits with fp32 copies, gradients in fp32 unless that is switched off (:643-667); else fp32."""
+    """Of all switches: sixteen bits with fp32 copies, gradients in fp32 unless that is switched off
+    (:643-667); else fp32.
+    """
     if value is True:
         reduced = "bf16" if values.get("--grad-reduce-in-bf16") else "fp32"
         made = ("bf16", "bf16", reduced, reduced, "fp32", "fp32")
@@ -45,9 +65,14 @@ def _read_bf16_flag(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _read_recompute_granularity(value: Any, values: Values) -> Mapping[str, Any]:
-    """Every layer in stretches, the first so many layers of a stage, or modules (core/transformer/transformer_config.py:825-880)."""
+    """Every layer in stretches, the first so many layers of a stage, or modules
+    (core/transformer/transformer_config.py:825-880).
+    """
     if value == "selective":
-        return {"recompute.mode": value, "recompute.modules": _as_flag_list(values.get("--recompute-modules", ["core_attn"]))}
+        return {
+            "recompute.mode": value,
+            "recompute.modules": _as_flag_list(values.get("--recompute-modules", ["core_attn"])),
+        }
     if value != "full":
         return {"recompute.mode": value}
     count = values.get("--recompute-num-layers")
@@ -65,27 +90,43 @@ def _is_full_granularity(asked: Values) -> bool:
 
 
 def _recompute_num_layers(asked: Values) -> Any:
-    return (asked.get("recompute.layers") or asked.get("recompute.every") or 1) if _is_full_granularity(asked) else None
+    return (
+        (asked.get("recompute.layers") or asked.get("recompute.every") or 1)
+        if _is_full_granularity(asked)
+        else None
+    )
 
 
 def _read_pipeline_size(value: Any, values: Values) -> Mapping[str, Any]:
     several = isinstance(value, int) and value > 1
-    virtual = any(values.get(f"--num-{name}") for name in ("virtual-stages-per-pipeline-rank", "layers-per-virtual-pipeline-stage"))
+    virtual = any(
+        values.get(f"--num-{name}")
+        for name in ("virtual-stages-per-pipeline-rank", "layers-per-virtual-pipeline-stage")
+    )
     return {"mesh.pp": value, **({"schedule": "interleaved" if virtual else "1f1b"} if several else {})}
 
 
 def _read_virtual_stage_layers(value: Any, values: Values) -> Mapping[str, Any]:
     """Stages of a rank, of their layers (:495-513); the model's layers must stand in the file."""
     layers, pp = values.get("--num-layers"), values.get("--pipeline-model-parallel-size", 1)
-    if all(isinstance(count, int) and count > 0 for count in (value, layers, pp)) and layers % (value * pp) == 0:
+    if (
+        all(isinstance(count, int) and count > 0 for count in (value, layers, pp))
+        and layers % (value * pp) == 0
+    ):
         return {"mesh.vpp": layers // (value * pp)}
     return {"mesh.vpp": f"{layers} layers in {pp} stages by {value}"}
 
 
 def _read_vocab_divisor(value: Any, values: Values) -> Any:
-    """A size for each tensor-parallel rank, of all of them (training/tokenizer/tokenizer.py:115, _vocab_size_with_padding)."""
+    """A size for each tensor-parallel rank, of all of them (training/tokenizer/tokenizer.py:115,
+    _vocab_size_with_padding).
+    """
     tp = values.get(TP, 1)
-    return {"vocab_multiple": value * tp} if isinstance(value, int) and isinstance(tp, int) else {"vocab_multiple": value}
+    return (
+        {"vocab_multiple": value * tp}
+        if isinstance(value, int) and isinstance(tp, int)
+        else {"vocab_multiple": value}
+    )
 
 
 def _vocab_size_divisor(asked: Values) -> Any:
@@ -105,11 +146,17 @@ def _has_expert_flags(values: Values) -> bool:
 
 
 def _read_token_dispatcher(value: Any, values: Values) -> Mapping[str, Any]:
-    return {"moe.dispatch": value} if _has_expert_flags(values) or "--moe-token-dispatcher-type" in values else {}
+    return (
+        {"moe.dispatch": value}
+        if _has_expert_flags(values) or "--moe-token-dispatcher-type" in values
+        else {}
+    )
 
 
 def _read_dropout_rates(_: Any, values: Values) -> Mapping[str, Any]:
-    """The larger of both: a mask is kept wherever anything is dropped, so that unlike rates are over-counted and not under."""
+    """The larger of both: a mask is kept wherever anything is dropped, so that unlike rates are over-counted
+    and not under.
+    """
     rates = [values.get(f"--{name}-dropout", 0.1) for name in ("hidden", "attention")]
     return {"dropout": max(rates) if all(isinstance(rate, int | float) for rate in rates) else str(rates)}
 
@@ -131,19 +178,37 @@ def _megatron_plan_problems(asked: Values) -> Iterator[Problem]:
         yield Problem(field="seq_len", value=length, reason=reason, hint=f"{-(-length // pieces) * pieces}")
     if asked.get("recompute.layers") and asked.get("mesh.pp", 1) > 1:
         reason = "counts layers of the whole model, and Megatron-LM's block those of each stage"
-        yield Problem(field="recompute.layers", value=asked["recompute.layers"], reason=reason, hint="recompute full, or every")
+        yield Problem(
+            field="recompute.layers",
+            value=asked["recompute.layers"],
+            reason=reason,
+            hint="recompute full, or every",
+        )
     if asked.get("sequence_parallel") and asked.get("mesh.tp", 1) == 1:  # :838-844 switches it off
-        yield Problem(field="sequence_parallel", value=True, reason="is switched off by Megatron-LM at tp 1", hint="leave it out")
+        yield Problem(
+            field="sequence_parallel",
+            value=True,
+            reason="is switched off by Megatron-LM at tp 1",
+            hint="leave it out",
+        )
 
 
 def _compose_megatron_script(values: Values, asked: Values) -> str:
-    """One connection, which tensor and context parallelism ask for on cards before Blackwell (:850-875); every value is quoted."""
+    """One connection, which tensor and context parallelism ask for on cards before Blackwell (:850-875);
+    every value is quoted.
+    """
     split = asked.get("mesh.tp", 1) > 1 or asked.get("mesh.cp", 1) > 1
     exports = ["export CUDA_DEVICE_MAX_CONNECTIONS=1"] if split else []
     exports += [f"export {ALLOCATOR}={shlex.quote(str(values[ALLOCATOR]))}"] if ALLOCATOR in values else []
-    launch = [f"{at}={shlex.quote(str(values[at]))}" for at in ("--nnodes", "--nproc-per-node") if at in values]
+    launch = [
+        f"{at}={shlex.quote(str(values[at]))}" for at in ("--nnodes", "--nproc-per-node") if at in values
+    ]
     if asked["@nodes"] > 1:
-        launch += ['--node-rank="${NODE_RANK:?}"', "--rdzv-backend=c10d", '--rdzv-endpoint="${MASTER_ADDR:?}:${MASTER_PORT:-29500}"']
+        launch += [
+            '--node-rank="${NODE_RANK:?}"',
+            "--rdzv-backend=c10d",
+            '--rdzv-endpoint="${MASTER_ADDR:?}:${MASTER_PORT:-29500}"',
+        ]
     flags = [
         _render_megatron_flag(at, value)
         for at, value in values.items()
@@ -151,7 +216,13 @@ def _compose_megatron_script(values: Values, asked: Values) -> str:
     ]
     script = '"${PRETRAIN_SCRIPT:-pretrain_gpt.py}"'
     return "\n".join(
-        ["#!/usr/bin/env bash", "set -euo pipefail", *exports, " \\\n  ".join(["exec torchrun", *launch, script, *flags, '"$@"']), ""]
+        [
+            "#!/usr/bin/env bash",
+            "set -euo pipefail",
+            *exports,
+            " \\\n  ".join(["exec torchrun", *launch, script, *flags, '"$@"']),
+            "",
+        ]
     )
 
 
@@ -161,7 +232,12 @@ def _render_megatron_flag(at: str, value: Any) -> str:
 
 def _plan_switch_row(at: str, key: str, line: int) -> Key:
     """A switch that a plan has, too."""
-    return Key(at=at, out=lambda a: True if a.get(key) else None, back=lambda v, _: {key: v is True}, source=f"{ARGS}:{line}")
+    return Key(
+        at=at,
+        out=lambda a: True if a.get(key) else None,
+        back=lambda v, _: {key: v is True},
+        source=f"{ARGS}:{line}",
+    )
 
 
 KEYS = (

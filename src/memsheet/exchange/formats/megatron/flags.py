@@ -1,4 +1,6 @@
-"""Flags of Megatron-LM, by whether a value follows, and how they are found in a shell script that is never run."""
+"""Flags of Megatron-LM, by whether a value follows, and how they are found in a shell script that is never
+run.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ ARGUMENTS = ("$@", "$*", "${@}", "${@:1}", "${@:2}")
 ALLOCATOR, OLDER = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 DEEPEST, MOST_WORDS = 6, 4000
 MOST_EXPANDED, MOST_HELD = 40_000, 20_000
-"""Words that all commands of a script come to with their variables in place, and that its variables hold: a launch is a hundred or two."""
+"""Words that all commands of a script come to with their variables in place, and that its variables hold: a
+launch is a hundred or two.
+"""
 PROGRAM = "$.program"
 """The script that the flags are given to."""
 
@@ -129,7 +133,8 @@ LAUNCHER = _flag_names(
 
 
 def flags_of(text: str, marks: frozenset[str]) -> Mapping[str, Any]:
-    """What the first command says that has a flag of ``marks``; arrays and variables of the script stand for what they were given.
+    """What the first command says that has a flag of ``marks``; arrays and variables of the script stand for
+    what they were given.
 
     Raises ValueError for text that is no shell.
     """
@@ -145,7 +150,9 @@ def flags_of(text: str, marks: frozenset[str]) -> Mapping[str, Any]:
 
 
 def _split_script_commands(text: str) -> tuple[dict[str, list[str]], list[list[str]]]:
-    """Variables and arrays by name, and the commands. A semicolon begins every line, so that one pass splits all of them."""
+    """Variables and arrays by name, and the commands. A semicolon begins every line, so that one pass splits
+    all of them.
+    """
     said: dict[str, list[str]] = {}
     commands: list[list[str]] = [[]]
     array: list[str] | None = None
@@ -170,7 +177,11 @@ def _assign_variable(said: dict[str, list[str]], name: str, value: str, word: st
     opens = value.startswith("(")
     said[name] = [
         *before,
-        *(part for part in _split_flag_words(value.removeprefix("(").removesuffix(")") if opens else value) if part != ";"),
+        *(
+            part
+            for part in _split_flag_words(value.removeprefix("(").removesuffix(")") if opens else value)
+            if part != ";"
+        ),
     ]
     return said[name] if opens and not value.endswith(")") else None
 
@@ -182,8 +193,12 @@ def _split_flag_words(value: str) -> list[str]:
         return [value]
 
 
-def _expand_script_words(words: list[str], said: Mapping[str, list[str]], depth: int, budget: Budget) -> Iterator[str]:
-    """Words with variables in their place; one that nobody gave a value stays as it is. Raises TooMuchError where they grow too many."""
+def _expand_script_words(
+    words: list[str], said: Mapping[str, list[str]], depth: int, budget: Budget
+) -> Iterator[str]:
+    """Words with variables in their place; one that nobody gave a value stays as it is. Raises TooMuchError
+    where they grow too many.
+    """
     for word in words:
         budget.spend(1 + len(word) // CHARACTERS)
         whole = USED.fullmatch(word)
@@ -197,14 +212,24 @@ def _expand_script_words(words: list[str], said: Mapping[str, list[str]], depth:
 
 
 def _parse_megatron_flags(words: list[str]) -> dict[str, Any]:
-    """``--a b``, ``--a=b``, ``--a b c`` and switches; those of torchrun by their newer names. What stands before a launcher is another's."""
-    starts = [at for at, word in enumerate(words) if word.endswith((".py", "torchrun")) or word.startswith("torch.distributed")]
+    """``--a b``, ``--a=b``, ``--a b c`` and switches; those of torchrun by their newer names. What stands
+    before a launcher is another's.
+    """
+    starts = [
+        at
+        for at, word in enumerate(words)
+        if word.endswith((".py", "torchrun")) or word.startswith("torch.distributed")
+    ]
     found: dict[str, Any] = {}
     at = ""
     for word in words[starts[0] if starts else 0 :]:
         if word.startswith("--"):
             at, equals, value = word.partition("=")
-            at = newer if (newer := at.replace("_", "-")) in ("--nnodes", "--nproc-per-node", *LAUNCHER) else at
+            at = (
+                newer
+                if (newer := at.replace("_", "-")) in ("--nnodes", "--nproc-per-node", *LAUNCHER)
+                else at
+            )
             found[at] = _parse_flag_value(value) if equals else True
         elif word.endswith(".py"):
             at = ""
@@ -214,7 +239,9 @@ def _parse_megatron_flags(words: list[str]) -> dict[str, Any]:
         elif word not in ARGUMENTS:
             held = found[at]
             found[at] = (
-                _parse_flag_value(word) if held is True else [*(held if isinstance(held, list) else [held]), _parse_flag_value(word)]
+                _parse_flag_value(word)
+                if held is True
+                else [*(held if isinstance(held, list) else [held]), _parse_flag_value(word)]
             )
     return found
 

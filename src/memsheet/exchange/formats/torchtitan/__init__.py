@@ -1,7 +1,8 @@
 """torchtitan's present configuration: a Python function. The older TOML is ``toml.py``.
 
-``PYTHONPATH=. torchrun … -m torchtitan.train --module torchtitan_config --config memsheet``. The function takes a configuration that torchtitan
-ships, or one of yours, for the model, its data and its learning rate, and sets what the plan says.
+``PYTHONPATH=. torchrun … -m torchtitan.train --module torchtitan_config --config memsheet``. The function
+takes a configuration that torchtitan ships, or one of yours, for the model, its data and its learning rate,
+and sets what the plan says.
 """
 
 from __future__ import annotations
@@ -11,9 +12,22 @@ from typing import Any
 
 from memsheet.engines.torchtitan import layers_of_stages
 from memsheet.errors import Problem
-from memsheet.exchange.formats.torchtitan.both import MIXED, STEPS, is_count_above, read_mixed_precision_param, read_reshard_policy
+from memsheet.exchange.formats.torchtitan.both import (
+    MIXED,
+    STEPS,
+    is_count_above,
+    read_mixed_precision_param,
+    read_reshard_policy,
+)
 from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
-from memsheet.exchange.shared.python_config import BASE, CLASS, CONFIG, flatten_constructor, read_module, returned_configs
+from memsheet.exchange.shared.python_config import (
+    BASE,
+    CLASS,
+    CONFIG,
+    flatten_constructor,
+    read_module,
+    returned_configs,
+)
 
 COMMIT = "b5bcd76"  # every line below is of b5bcd76c66d0acb1a08b176d9639425bc55e0b2a, under torchtitan
 VERSION = f"torchtitan {COMMIT}"
@@ -24,8 +38,9 @@ TOKENS, LENGTH, STEP, ROUNDS = (
     f"{T}.num_tokens_per_microbatch_per_dp_rank", f"{T}.max_context_length", f"{T}.num_tokens_per_train_step", f"{P}.num_pp_microbatches",
 )  # fmt: skip
 BACKENDS = {"sdpa": "flex", "flash": "varlen"}
-"""Both keep what the fused kernels keep: queries, keys, values, the output and one number a row. Language models have no sdpa (models/common/
-config_utils.py:97)."""
+"""Both keep what the fused kernels keep: queries, keys, values, the output and one number a row. Language
+models have no sdpa (models/common/ config_utils.py:97).
+"""
 SHIPPED = "torchtitan.models.llama3.config_registry"
 _LLAMA = {"loss": {CLASS: "ChunkedLossWrapper.Config"}, "optimizer": {CLASS: "default_adamw"}}
 
@@ -46,9 +61,15 @@ BASES = {
     },
 }  # fmt: skip
 """What shipped configurations say (models/llama3/config_registry.py:194-355)."""
-MODELS = {"llama-3.1-8b": ("llama3_8b", "8B"), "llama-3.1-70b": ("llama3_70b", "70B"), "llama-3.1-405b": ("llama3_70b", "405B")}
-"""Models that torchtitan ships, the function's name and the flavor (models/llama3/__init__.py:359-365). That of 405B converts to fp8, on whatever
-card it is made (config_registry.py:305-320), so that its sizes are put into another."""
+MODELS = {
+    "llama-3.1-8b": ("llama3_8b", "8B"),
+    "llama-3.1-70b": ("llama3_70b", "70B"),
+    "llama-3.1-405b": ("llama3_70b", "405B"),
+}
+"""Models that torchtitan ships, the function's name and the flavor (models/llama3/__init__.py:359-365). That
+of 405B converts to fp8, on whatever card it is made (config_registry.py:305-320), so that its sizes are put
+into another.
+"""
 YOURS = "base_config"
 FUNCTION, NONE = "function", "None"
 _AC = {"selective": "SelectiveAC", "full": "FullAC"}
@@ -80,11 +101,17 @@ def _read_sequence_parallel(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _microbatch_tokens(asked: Values) -> Any:
-    return asked["microbatch"] * asked["seq_len"] if asked.get("microbatch") and asked.get("seq_len") else None
+    return (
+        asked["microbatch"] * asked["seq_len"] if asked.get("microbatch") and asked.get("seq_len") else None
+    )
 
 
 def _all_tokens(asked: Values) -> Any:
-    return asked["global_batch"] * asked["seq_len"] if asked.get("global_batch") and asked.get("seq_len") else None
+    return (
+        asked["global_batch"] * asked["seq_len"]
+        if asked.get("global_batch") and asked.get("seq_len")
+        else None
+    )
 
 
 def _read_loss_config(value: Any, values: Values) -> Mapping[str, Any]:
@@ -132,15 +159,37 @@ def _torchtitan_plan_problems(asked: Values) -> Iterator[Problem]:
         2 * asked["mesh.cp"] if asked.get("mesh.cp", 1) > 1 else 1
     )
     if (_microbatch_tokens(asked) or 0) % pieces:  # trainer.py:299
-        reason = f"makes {_microbatch_tokens(asked)} tokens of a micro-batch, which are not a multiple of {pieces}"
-        yield Problem(field="seq_len", value=asked["seq_len"], reason=reason, hint="a length that tp and twice cp divide")
+        reason = (
+            f"makes {_microbatch_tokens(asked)} tokens of a micro-batch, which are not a multiple of {pieces}"
+        )
+        yield Problem(
+            field="seq_len",
+            value=asked["seq_len"],
+            reason=reason,
+            hint="a length that tp and twice cp divide",
+        )
     pp, layers = asked.get("mesh.pp", 1), asked.get("layers_per_stage")
     if pp > 1 and layers and tuple(layers) != layers_of_stages(sum(layers), len(layers), COMMIT):
-        yield Problem(field="layers_per_stage", value=list(layers), reason="is not how torchtitan cuts by itself", hint="leave it out")
+        yield Problem(
+            field="layers_per_stage",
+            value=list(layers),
+            reason="is not how torchtitan cuts by itself",
+            hint="leave it out",
+        )
     if pp > 1 and asked.get("zero") not in (2, 3):
-        yield Problem(field="zero", value=asked.get("zero"), reason="is not what torchtitan does in a pipeline", hint="zero 2 or 3")
+        yield Problem(
+            field="zero",
+            value=asked.get("zero"),
+            reason="is not what torchtitan does in a pipeline",
+            hint="zero 2 or 3",
+        )
     if asked.get("attention") not in (*BACKENDS, None):
-        yield Problem(field="attention", value=asked["attention"], reason="is none of torchtitan's", hint=f"one of {', '.join(BACKENDS)}")
+        yield Problem(
+            field="attention",
+            value=asked["attention"],
+            reason="is none of torchtitan's",
+            hint=f"one of {', '.join(BACKENDS)}",
+        )
 
 
 _MAKES = {
@@ -152,27 +201,48 @@ _MAKES = {
 
 
 def _compose_trainer_config(values: Values, asked: Values) -> str:
-    """Constants alone: numbers, switches and words of the tables above, so that nothing of a name stands in the code."""
+    """Constants alone: numbers, switches and words of the tables above, so that nothing of a name stands in
+    the code.
+    """
     named = MODELS.get(str(asked.get("@model")))
     imports = [
         "from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss  # noqa: F401",
         "from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC  # noqa: F401",
         "from torchtitan.models.common.config_utils import decoder_vocab_size",
-        *((f"from {SHIPPED} import {named[0]} as base", "from torchtitan.models.llama3 import model_registry") if named else ()),
+        *(
+            (
+                f"from {SHIPPED} import {named[0]} as base",
+                "from torchtitan.models.llama3 import model_registry",
+            )
+            if named
+            else ()
+        ),
         *(
             ()
             if named
-            else (f"from {YOURS} import config as base  # yours: a function that returns the Trainer.Config of your model and data",)
+            else (
+                (
+                    f"from {YOURS} import config as base  # yours: a function that returns the "
+                    "Trainer.Config "
+                    "of your model and data"
+                ),
+            )
         ),
     ]
     lines = ["config = base()  # data, tokenizer and learning rate are its own"]
     if named:
         lines.append(f'config.hf_assets_path = "./assets/hf/Llama-3.1-{values[f"{MODEL}.flavor"]}"')
-        lines.append(f'config.model_spec = model_registry("{values[f"{MODEL}.flavor"]}", attn_backend="{values[f"{MODEL}.attn_backend"]}")')
+        lines.append(
+            f'config.model_spec = model_registry("{values[f"{MODEL}.flavor"]}", '
+            f'attn_backend="{values[f"{MODEL}.attn_backend"]}")'
+        )
     for at, value in values.items():
         place, _, name = at.rpartition(".")
         if name == CLASS:
-            lines.append(f"config.{place} = {_MAKES.get(place, {}).get(value) or (value if value == NONE else f'{value}()')}")
+            lines.append(
+                f"config.{place} = "
+                f"{_MAKES.get(place, {}).get(value) or (value if value == NONE else f'{value}()')}"
+            )
         elif place != MODEL:
             lines.append(f"config.{at} = {value!r}")
     body = "\n".join(f"    {line}" for line in (*lines, "return config"))
@@ -180,11 +250,15 @@ def _compose_trainer_config(values: Values, asked: Values) -> str:
 
 
 def _parse_trainer_config(text: str) -> Mapping[str, Any]:
-    """The configuration that the last function returns that no other one calls; nothing where there is none."""
+    """The configuration that the last function returns that no other one calls; nothing where there is
+    none.
+    """
     if "torchtitan" not in text:
         return {}
     made = {
-        name: found for name, found in returned_configs(read_module(text, BASES)) if isinstance(found, dict) and found.get(CLASS) == CONFIG
+        name: found
+        for name, found in returned_configs(read_module(text, BASES))
+        if isinstance(found, dict) and found.get(CLASS) == CONFIG
     }
     if not made:
         return {}
@@ -192,12 +266,18 @@ def _parse_trainer_config(text: str) -> Mapping[str, Any]:
     told = {FUNCTION: name if len(made) == 1 else f"{name} (the last of {len(made)})"}
     return {
         **told,
-        **{key: flatten_constructor(value) if value is not None else {CLASS: NONE} for key, value in found.items() if key != CLASS},
+        **{
+            key: flatten_constructor(value) if value is not None else {CLASS: NONE}
+            for key, value in found.items()
+            if key != CLASS
+        },
     }
 
 
 def _config_switch_row(at: str, key: str, line: int) -> Key:
-    return Key(at=at, out=lambda a: bool(a.get(key)), back=lambda v, _: {key: v}, usual=False, source=f"{C}:{line}")
+    return Key(
+        at=at, out=lambda a: bool(a.get(key)), back=lambda v, _: {key: v}, usual=False, source=f"{C}:{line}"
+    )
 
 
 KEYS = (

@@ -1,4 +1,6 @@
-"""What torchtitan's present configuration and its older TOML say alike (820504e config_manager.py:282, b5bcd76 distributed/fsdp.py:112)."""
+"""What torchtitan's present configuration and its older TOML say alike (820504e config_manager.py:282,
+b5bcd76 distributed/fsdp.py:112).
+"""
 
 from __future__ import annotations
 

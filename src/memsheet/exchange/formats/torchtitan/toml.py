@@ -9,11 +9,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.errors import Problem
-from memsheet.exchange.formats.torchtitan.both import MIXED, STEPS, is_count_above, read_mixed_precision_param, read_reshard_policy
+from memsheet.exchange.formats.torchtitan.both import (
+    MIXED,
+    STEPS,
+    is_count_above,
+    read_mixed_precision_param,
+    read_reshard_policy,
+)
 from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
 from memsheet.guard.toml import parse_toml
 
-COMMIT = "820504e"  # every line below is of 820504e20d1149fbf0b98c567af24c4b0433b22d torchtitan/config_manager.py
+COMMIT = (
+    "820504e"  # every line below is of 820504e20d1149fbf0b98c567af24c4b0433b22d torchtitan/config_manager.py
+)
 VERSION = f"torchtitan {COMMIT}"
 C = "config_manager.py"
 LATER = "08b8b244f torchtitan/config/job_config.py"  # its last TOML is of 9810191bb^, 2026-02-23
@@ -44,16 +52,26 @@ def _read_tensor_parallel_degree(value: Any, _: Values) -> Mapping[str, Any]:
 
 
 def _read_loss_parallel_switch(value: Any, values: Values) -> Mapping[str, Any]:
-    return {"loss": "vocab_parallel" if value is not True and is_count_above(values.get(TP, 1), 1) else "plain"}
+    return {
+        "loss": "vocab_parallel" if value is not True and is_count_above(values.get(TP, 1), 1) else "plain"
+    }
 
 
 def _read_toml_schedule(value: Any, values: Values) -> Mapping[str, Any]:
-    return {"schedule": plan_word({"1F1B": "1f1b", "GPipe": "gpipe"}, value)} if is_count_above(values.get(PP, 1), 1) else {}
+    return (
+        {"schedule": plan_word({"1F1B": "1f1b", "GPipe": "gpipe"}, value)}
+        if is_count_above(values.get(PP, 1), 1)
+        else {}
+    )
 
 
 def _read_cp_rotate_method(value: Any, values: Values) -> Mapping[str, Any]:
     known = {"allgather": "all_gather", "alltoall": "ring"}
-    return {"context_parallel_comm": plan_word(known, value)} if is_count_above(values.get(f"{P}.context_parallel_degree", 1), 1) else {}
+    return (
+        {"context_parallel_comm": plan_word(known, value)}
+        if is_count_above(values.get(f"{P}.context_parallel_degree", 1), 1)
+        else {}
+    )
 
 
 def _read_ac_mode(value: Any, values: Values) -> Mapping[str, Any]:
@@ -68,14 +86,26 @@ def _read_ac_mode(value: Any, values: Values) -> Mapping[str, Any]:
 
 def _selective_ac_option(asked: Values) -> Any:
     modules = asked.get("recompute.modules")
-    return None if not modules else str(asked.get("recompute.every") or 1) if list(modules) == ["layer"] else modules[0]
+    return (
+        None
+        if not modules
+        else str(asked.get("recompute.every") or 1)
+        if list(modules) == ["layer"]
+        else modules[0]
+    )
 
 
 def _toml_plan_problems(asked: Values) -> Iterator[Problem]:
     if asked.get("mesh.pp", 1) > 1:
-        yield Problem(field="mesh.pp", value=asked["mesh.pp"], reason="is not written for torchtitan yet", hint="pp 1")
+        yield Problem(
+            field="mesh.pp", value=asked["mesh.pp"], reason="is not written for torchtitan yet", hint="pp 1"
+        )
     if len(asked.get("recompute.modules") or ()) > 1:
-        yield Problem(field="recompute.modules", value=asked["recompute.modules"], reason="are several, and torchtitan takes one option")
+        yield Problem(
+            field="recompute.modules",
+            value=asked["recompute.modules"],
+            reason="are several, and torchtitan takes one option",
+        )
 
 
 def _compose_toml_tables(values: Values, _: Values) -> str:
@@ -93,8 +123,12 @@ def _parse_toml_text(text: str) -> Mapping[str, Any]:
 
 def _toml_switch_row(at: str, key: str, line: int) -> Key:
     return Key(
-        at=at, out=lambda a: True if a.get(key) else None, back=lambda v, _: {key: v}, usual=False, source=f"{C}:{line}",
-    )  # fmt: skip
+        at=at,
+        out=lambda a: True if a.get(key) else None,
+        back=lambda v, _: {key: v},
+        usual=False,
+        source=f"{C}:{line}",
+    )
 
 
 KEYS = (

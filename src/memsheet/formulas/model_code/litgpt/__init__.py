@@ -1,9 +1,10 @@
-"""litgpt's model code: one class for every decoder, with LoRA or llama-adapters inside (Lightning-AI/litgpt 0f021f3a, lit_gpt/).
+"""litgpt's model code: one class for every decoder, with LoRA or llama-adapters inside (Lightning-AI/litgpt
+0f021f3a, lit_gpt/).
 
 The model is built in ``built.py``, its blocks are in ``block.py``, output layer and loss in ``loss.py``.
 
-What the loop still names of the micro-batch before when the next one runs is counted once, with its own: finetuning runs the longest
-sample first, and others are shorter.
+What the loop still names of the micro-batch before when the next one runs is counted once, with its own:
+finetuning runs the longest sample first, and others are shorter.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from memsheet.errors import Problem
 from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.model_code.litgpt.block import litgpt_block_forward
 from memsheet.formulas.model_code.litgpt.built import is_built, litgpt_spec, unbuildable_reasons
-from memsheet.formulas.model_code.litgpt.loss import LM_HEAD_CHUNK, SCALED, chunked_loss, lm_head_hidden_states, loss_input, named_logits
+from memsheet.formulas.model_code.litgpt.loss import (
+    LM_HEAD_CHUNK,
+    SCALED,
+    chunked_loss,
+    lm_head_hidden_states,
+    loss_input,
+    named_logits,
+)
 from memsheet.formulas.model_code.transformers.ends import input_embeddings
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.evaluate import BytesByPath, with_products
@@ -29,20 +37,43 @@ from memsheet.sheet import Component
 def litgpt_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """What litgpt has no model for, and what its scripts do not do."""
     found = [
-        Problem(field="model", value=spec.name, reason=f"is no model of litgpt's: {why}", hint="another engine")
+        Problem(
+            field="model", value=spec.name, reason=f"is no model of litgpt's: {why}", hint="another engine"
+        )
         for why in (() if is_built(spec) else unbuildable_reasons(spec, plan))
     ]
     adapter, layers = plan.adapter, sum(stack.layers for stack in spec.stacks)
     if plan.dropout:
-        found.append(Problem(field="dropout", value=plan.dropout, reason="does not exist in litgpt's models", hint="adapter.dropout does"))
+        found.append(
+            Problem(
+                field="dropout",
+                value=plan.dropout,
+                reason="does not exist in litgpt's models",
+                hint="adapter.dropout does",
+            )
+        )
     if adapter is not None and adapter.kind.prompts and agreed(adapter.start_layer >= layers):
         reason = f"leaves none of {layers} layers for the prompts"
-        found.append(Problem(field="adapter.start_layer", value=adapter.start_layer, reason=reason, hint="a smaller one"))
+        found.append(
+            Problem(
+                field="adapter.start_layer", value=adapter.start_layer, reason=reason, hint="a smaller one"
+            )
+        )
     if adapter is None and plan.loss is Loss.CHUNKED:
-        reason = "is how litgpt trains adapters; its script for all weights takes logits whole (finetune/full.py:155)"
+        reason = (
+            "is how litgpt trains adapters; its script for all weights takes logits whole "
+            "(finetune/full.py:155)"
+        )
         found.append(Problem(field="loss", value=plan.loss.value, reason=reason, hint="plain"))
-    if plan.quantization is not None and (bits := plan.quantization.weights.name) not in ("nf4", "nf4-single"):
-        found.append(Problem(field="quantization.weights", value=bits, reason="is not modelled for litgpt yet", hint="nf4"))
+    if plan.quantization is not None and (bits := plan.quantization.weights.name) not in (
+        "nf4",
+        "nf4-single",
+    ):
+        found.append(
+            Problem(
+                field="quantization.weights", value=bits, reason="is not modelled for litgpt yet", hint="nf4"
+            )
+        )
     return found
 
 
@@ -68,7 +99,10 @@ def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
     })  # fmt: skip
 
 
-@formula(cites=LITGPT, at="lora.py:528-530: chunks of positions, of all sequences at once; all weights are trained on one chunk")
+@formula(
+    cites=LITGPT,
+    at="lora.py:528-530: chunks of positions, of all sequences at once; all weights are trained on one chunk",
+)
 def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
     chunk = minimum(LM_HEAD_CHUNK, plan.seq_len) if plan.loss is Loss.CHUNKED else plan.seq_len
     vocab = spec.embeddings.weights[0].shape[0] if spec.embeddings.weights else spec.vocab
@@ -79,18 +113,27 @@ def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
     }  # fmt: skip
 
 
-@formula(cites=LITGPT, at="model.py:47-64: cosines and sines of as many positions as the longest sample has, made again in fp32 for it")
+@formula(
+    cites=LITGPT,
+    at=(
+        "model.py:47-64: cosines and sines of as many positions as the longest sample has, made again in "
+        "fp32 for it"
+    ),
+)
 def rotary_table_buffers(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
     """The rotary tables, which are buffers of the model."""
     at = spec.stacks[0].runs[0].pattern[0].mixers[0]
     assert isinstance(at, Attention)
     return BytesByPath.of(
-        ((Component.BUFFERS, f"transformer.{name}"), FP32.nbytes(plan.seq_len * at.rotary_dim)) for name in ("cos", "sin")
+        ((Component.BUFFERS, f"transformer.{name}"), FP32.nbytes(plan.seq_len * at.rotary_dim))
+        for name in ("cos", "sin")
     )
 
 
 def named_logits_bytes(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
-    return BytesByPath.of([((Component.SAVED_ACTIVATIONS, "lm_head/logits"), named_logits(end_axes(spec, plan)))])
+    return BytesByPath.of(
+        [((Component.SAVED_ACTIVATIONS, "lm_head/logits"), named_logits(end_axes(spec, plan)))]
+    )
 
 
 CODE = ModelCode(

@@ -1,8 +1,9 @@
 """litgpt's blocks over shape-only tensors, in the order of its code (Lightning-AI/litgpt 0f021f3a, lit_gpt/).
 
-Local variables stand for those of its functions: what one of them still names is still there. Axes are those of ``blocks.py``.
-Attention is flash attention 2, of torch from 2.2 on (its README:113-121; the flash-attn package before): its output is laid out as the
-queries are, head by head, so that it is copied where heads are merged. Four-bit layers are those of bitsandbytes 0.41.0, which it pinned.
+Local variables stand for those of its functions: what one of them still names is still there. Axes are those
+of ``blocks.py``. Attention is flash attention 2, of torch from 2.2 on (its README:113-121; the flash-attn
+package before): its output is laid out as the queries are, head by head, so that it is copied where heads are
+merged. Four-bit layers are those of bitsandbytes 0.41.0, which it pinned.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ from memsheet.plan.model import Arrangement, Attention, Block, Dense, Role, Weig
 
 Weights = dict[str, Weight]
 BIAS_ALIGNMENT = 8
-"""Elements that a mask's last dimension is padded to for the efficient kernel (torch transformers/attention.cpp, preprocess_mask)."""
+"""Elements that a mask's last dimension is padded to for the efficient kernel (torch
+transformers/attention.cpp, preprocess_mask).
+"""
 
 
 def litgpt_block_forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
-    """A block (model.py:146-167). Nothing of those ahead of the first prompts trains, so that nothing is kept of what they hand on."""
+    """A block (model.py:146-167). Nothing of those ahead of the first prompts trains, so that nothing is kept
+    of what they hand on.
+    """
     (at,), ff, norms = block.mixers, block.feed_forward, block.norms
     assert isinstance(at, Attention)
     assert isinstance(ff, Dense)
@@ -38,20 +43,31 @@ def litgpt_block_forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -
     return r.add(feed_forward(r, apply_norm(r, x, norms[1], how), ff, how), x, "/residual")
 
 
-# ---- linear layers -------------------------------------------------------------------------------------------------------------
+# ---- linear layers -----------------------------------------------------------------------------------------
 
 
-def linear_with_adapter(r: Recorder, x: Tensor, weights: Weights, name: str, out: Axis, width: Axis, how: RunConfig) -> Tensor:
-    """A linear layer with what its adapter adds: a bias and a scale of its own (adapter_v2.py:58), or a branch of two matrices (lora.py:176).
+def linear_with_adapter(
+    r: Recorder, x: Tensor, weights: Weights, name: str, out: Axis, width: Axis, how: RunConfig
+) -> Tensor:
+    """A linear layer with what its adapter adds: a bias and a scale of its own (adapter_v2.py:58), or a
+    branch of two matrices (lora.py:176).
 
     The second is added for queries, keys and values together elsewhere (``_queries_keys_values``).
     """
     if f"{name}.adapter_scale" in weights:
-        bias, scale = (module_parameter(r, weights[f"{name}.adapter_{what}"], (out,), how) for what in ("bias", "scale"))
-        return r.mul(
-            r.add(pretrained_linear(r, x, weights, f"{name}.linear", out, width, how), bias, f"{name}/shifted"), scale, f"{name}/output"
+        bias, scale = (
+            module_parameter(r, weights[f"{name}.adapter_{what}"], (out,), how) for what in ("bias", "scale")
         )
-    pretrained = pretrained_linear(r, x, weights, f"{name}.linear" if f"{name}.linear.weight" in weights else name, out, width, how)
+        return r.mul(
+            r.add(
+                pretrained_linear(r, x, weights, f"{name}.linear", out, width, how), bias, f"{name}/shifted"
+            ),
+            scale,
+            f"{name}/output",
+        )
+    pretrained = pretrained_linear(
+        r, x, weights, f"{name}.linear" if f"{name}.linear.weight" in weights else name, out, width, how
+    )
     if f"{name}.lora_A" not in weights or name == JOINED:
         return pretrained
     rank = weights[f"{name}.lora_A"].shape[0]
@@ -59,7 +75,9 @@ def linear_with_adapter(r: Recorder, x: Tensor, weights: Weights, name: str, out
         module_parameter(r, weights[f"{name}.lora_A"], (rank, width), how),
         module_parameter(r, weights[f"{name}.lora_B"], (out, rank), how),
     )
-    low = r.linear(r.dropout(x, f"{name}/lora_dropout", active=how.adapter_dropout), down, rank, f"{name}.lora_A")
+    low = r.linear(
+        r.dropout(x, f"{name}/lora_dropout", active=how.adapter_dropout), down, rank, f"{name}.lora_A"
+    )
     lora = r.scale(r.linear(low, up, out, f"{name}.lora_B"), f"{name}/lora_scaled")
     return r.add(pretrained, lora, f"{name}/output")
 
@@ -73,18 +91,23 @@ def module_parameter(r: Recorder, weight: Weight, shape: Shape, how: RunConfig) 
     return Tensor(None, shape, x.dtype, x.node, stays=True)
 
 
-def pretrained_linear(r: Recorder, x: Tensor, weights: Weights, name: str, out: Axis, width: Axis, how: RunConfig) -> Tensor:
+def pretrained_linear(
+    r: Recorder, x: Tensor, weights: Weights, name: str, out: Axis, width: Axis, how: RunConfig
+) -> Tensor:
     """The layer itself."""
     weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
     low = module_parameter(r, bias, (out,), how) if bias else None
     if how.quantized and weight.role is Role.LINEAR:
         return four_bit(r, x, (out, width), out, name)
-    return r.linear(x, r.parameter(f"{name}.weight", (out, width), how.parameters, trains=how.trains), out, name, bias=low)
+    return r.linear(
+        x, r.parameter(f"{name}.weight", (out, width), how.parameters, trains=how.trains), out, name, bias=low
+    )
 
 
 def four_bit(r: Recorder, x: Tensor, weight_shape: Shape, out: Axis, name: str) -> Tensor:
-    """MatMul4Bit (bitsandbytes 0.41.0 autograd/_functions.py:495-549): the weight comes back in fp16, which litgpt's loader quantized from
-    (fabric/plugins/precision/bitsandbytes.py:335), and is cast again. The input is kept as an attribute, which stays until the graph is gone.
+    """MatMul4Bit (bitsandbytes 0.41.0 autograd/_functions.py:495-549): the weight comes back in fp16, which
+    litgpt's loader quantized from (fabric/plugins/precision/bitsandbytes.py:335), and is cast again. The
+    input is kept as an attribute, which stays until the graph is gone.
     """
     shape, dtype, back = (*x.shape[:-1], out), x.dtype, x.shape
     weight = dequantized_weight(r, weight_shape, dtype, name)
@@ -108,7 +131,7 @@ def dequantized_weight(r: Recorder, shape: Shape, dtype: DType, name: str) -> Te
     return r.cast(half, dtype, f"{name}/dequantized")
 
 
-# ---- attention -----------------------------------------------------------------------------------------------------------------
+# ---- attention ---------------------------------------------------------------------------------------------
 
 
 def causal_self_attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> Tensor:
@@ -120,7 +143,10 @@ def causal_self_attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig)
     q, k, v = r.split(qkv, (("b", "k", group, "s", "d"), ("b", "k", 1, "s", "d"), ("b", "k", 1, "s", "d")))
     k, v = _expand_kv_heads(r, k, at, "attn/k"), _expand_kv_heads(r, v, at, "attn/v")
     q = r.copy(q, HEADS, "attn/q") if at.kv_heads not in (1, at.heads) else r.view(q, HEADS)
-    q_roped, k_roped = apply_rope(r, _rotary_dims(r, q, at), "attn/q"), apply_rope(r, _rotary_dims(r, k, at), "attn/k")
+    q_roped, k_roped = (
+        apply_rope(r, _rotary_dims(r, q, at), "attn/q"),
+        apply_rope(r, _rotary_dims(r, k, at), "attn/k"),
+    )
     q = r.cat((q_roped, _unrotated_dims(r, q, at)), HEADS, "attn/q/rotary")
     k = r.cat((k_roped, _unrotated_dims(r, k, at)), HEADS, "attn/k/rotary")
     y = r.view(flash_sdpa(r, q, k, v), MERGED)
@@ -131,21 +157,27 @@ def causal_self_attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig)
 
 
 def _queries_keys_values(r: Recorder, x: Tensor, at: Attention, weights: Weights, how: RunConfig) -> Tensor:
-    """LoRAQKVLinear.forward (lora.py:379-415): one product with A, a convolution of one element with B, zeros for what has no matrices."""
+    """LoRAQKVLinear.forward (lora.py:379-415): one product with A, a convolution of one element with B, zeros
+    for what has no matrices.
+    """
     pretrained = linear_with_adapter(r, x, weights, JOINED, "(a+2k)·d", "h", how)
     if f"{JOINED}.lora_A" not in weights:
         return pretrained
     a, b = weights[f"{JOINED}.lora_A"], weights[f"{JOINED}.lora_B"]
     rows, outputs = a.shape[0], b.shape[0]
     down, up = module_parameter(r, a, (rows, "h"), how), module_parameter(r, b, b.shape, how)
-    after_a = r.linear(r.dropout(x, f"{JOINED}/lora_dropout", active=how.adapter_dropout), down, rows, f"{JOINED}.lora_A")
+    after_a = r.linear(
+        r.dropout(x, f"{JOINED}/lora_dropout", active=how.adapter_dropout), down, rows, f"{JOINED}.lora_A"
+    )
     after_b = _lora_conv1d(r, after_a, up, outputs, at)
     lora = r.scale(_lora_zero_pad(r, after_b, outputs, at, how), f"{JOINED}/lora_scaled")
     return r.add(pretrained, lora, f"{JOINED}/output")
 
 
 def _lora_conv1d(r: Recorder, x: Tensor, up: Tensor, outputs: int, at: Attention) -> Tensor:
-    """conv1d: in groups where queries, keys and values are as wide, else one after another and joined (lora.py:325-358)."""
+    """conv1d: in groups where queries, keys and values are as wide, else one after another and joined
+    (lora.py:325-358).
+    """
     shape: Shape = ("b", "s", outputs)
     made = r.tensor(f"{JOINED}.lora_B/output", shape, x.dtype)
     if at.heads != at.kv_heads:
@@ -155,7 +187,9 @@ def _lora_conv1d(r: Recorder, x: Tensor, up: Tensor, outputs: int, at: Attention
 
 
 def _lora_zero_pad(r: Recorder, x: Tensor, outputs: int, at: Attention, how: RunConfig) -> Tensor:
-    """zero_pad (lora.py:283-323): columns are copied into zeros. index_copy keeps its source, for its gradient is expanded as that."""
+    """zero_pad (lora.py:283-323): columns are copied into zeros. index_copy keeps its source, for its
+    gradient is expanded as that.
+    """
     whole: Shape = ("b", "s", "(a+2k)·d")
     if outputs == (at.heads + 2 * at.kv_heads) * at.head_dim:
         return r.view(x, whole)
@@ -163,13 +197,20 @@ def _lora_zero_pad(r: Recorder, x: Tensor, outputs: int, at: Attention, how: Run
     index = r.tensor(f"{JOINED}/lora_ind", (outputs,), INT64)
     source = r.copy(x, x.shape, f"{JOINED}/lora_source") if how.several else x
     back, dtype = x.shape, x.dtype
-    padded = r.apply(r.tensor(f"{JOINED}/lora_padded", whole, dtype), (source,), (source, index), lambda _: [r.grad(back, dtype)])
+    padded = r.apply(
+        r.tensor(f"{JOINED}/lora_padded", whole, dtype),
+        (source,),
+        (source, index),
+        lambda _: [r.grad(back, dtype)],
+    )
     del zeros
     return padded
 
 
 def _expand_kv_heads(r: Recorder, x: Tensor, at: Attention, path: str) -> Tensor:
-    """Keys or values for every query head: a copy, of a single head a view; the gradient is summed over the group."""
+    """Keys or values for every query head: a copy, of a single head a view; the gradient is summed over the
+    group.
+    """
     if at.heads == at.kv_heads:
         return r.view(x, HEADS)
     back, dtype = x.shape, x.dtype
@@ -188,7 +229,9 @@ def _unrotated_dims(r: Recorder, x: Tensor, at: Attention) -> Tensor:
 
 
 def apply_rope(r: Recorder, x: Tensor, path: str) -> Tensor:
-    """apply_rope (model.py:341-347). Tables are fp32: they are made anew, for the longest sample, outside the precision's context."""
+    """apply_rope (model.py:341-347). Tables are fp32: they are made anew, for the longest sample, outside the
+    precision's context.
+    """
     last = x.shape[-1]
     half = (*x.shape[:-1], last // 2 if isinstance(last, int) else f"{last}/2")
     x1, x2 = r.slice(x, half), r.slice(x, half)
@@ -205,7 +248,9 @@ def flash_sdpa(r: Recorder, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return r.custom("attn", (q, k, v), out, (q, k, v, out, lse, seed))
 
 
-def _with_prompts(r: Recorder, q: Tensor, y: Tensor, at: Attention, weights: Weights, how: RunConfig) -> Tensor:
+def _with_prompts(
+    r: Recorder, q: Tensor, y: Tensor, at: Attention, weights: Weights, how: RunConfig
+) -> Tensor:
     """Attention over the prompts, weighed by a gate (adapter.py:119-150)."""
     length = weights["attn.adapter_wte.weight"].shape[0]
     ones = r.tensor("attn/amask", ("s", length), BOOL)
@@ -216,8 +261,9 @@ def _with_prompts(r: Recorder, q: Tensor, y: Tensor, at: Attention, weights: Wei
 
 
 def _over_prompts(r: Recorder, q: Tensor, length: int, how: RunConfig) -> Tensor:
-    """A mask keeps flash out. The efficient kernel wants as many sequences of keys as of queries and there is one, so that several are
-    attended to by plain operations (torch transformers/sdp_utils_cpp.h, check_batch_size_and_num_heads_dense).
+    """A mask keeps flash out. The efficient kernel wants as many sequences of keys as of queries and there is
+    one, so that several are attended to by plain operations (torch transformers/sdp_utils_cpp.h,
+    check_batch_size_and_num_heads_dense).
     """
     shape, dtype = q.shape, q.dtype
     out = r.tensor("attn/prompts", shape, dtype)
@@ -226,10 +272,12 @@ def _over_prompts(r: Recorder, q: Tensor, length: int, how: RunConfig) -> Tensor
         lse = r.tensor("attn/prompts_logsumexp", ("b", "a", "s32"), FP32)
         return r.custom("attn/prompts", (q,), out, (q, out, lse, mask))
     scaled = r.scale(q, "attn/prompts_q")
-    return r.custom("attn/prompts", (scaled,), out, (r.tensor("attn/prompts_softmax", ("b", "a", "s", length), dtype),))
+    return r.custom(
+        "attn/prompts", (scaled,), out, (r.tensor("attn/prompts_softmax", ("b", "a", "s", length), dtype),)
+    )
 
 
-# ---- feed-forward --------------------------------------------------------------------------------------------------------------
+# ---- feed-forward ------------------------------------------------------------------------------------------
 
 
 def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tensor:

@@ -1,4 +1,5 @@
-"""A model as litgpt builds it: its own module names, one matrix for queries, keys and values, a head of its own, adapters inside.
+"""A model as litgpt builds it: its own module names, one matrix for queries, keys and values, a head of its
+own, adapters inside.
 
 Lightning-AI/litgpt 0f021f3a: lit_gpt/model.py, lora.py, adapter.py, adapter_v2.py.
 """
@@ -9,14 +10,35 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from memsheet.plan.model import Arrangement, Attention, Block, Dense, Head, ModelSpec, Norm, NormKind, Role, Run, Stack, Weight
+from memsheet.plan.model import (
+    Arrangement,
+    Attention,
+    Block,
+    Dense,
+    Head,
+    ModelSpec,
+    Norm,
+    NormKind,
+    Role,
+    Run,
+    Stack,
+    Weight,
+)
 from memsheet.plan.plan import Adapter, AdapterKind, Plan
 
-BEFORE, FIRST, AFTER = "litgpt layer before the prompts", "litgpt layer with the first prompts", "litgpt layer"
-"""Kinds of blocks: nothing trains in those before the first prompts of a llama-adapter, nor ahead of the first that has them."""
+BEFORE, FIRST, AFTER = (
+    "litgpt layer before the prompts",
+    "litgpt layer with the first prompts",
+    "litgpt layer",
+)
+"""Kinds of blocks: nothing trains in those before the first prompts of a llama-adapter, nor ahead of the
+first that has them.
+"""
 KINDS = frozenset({BEFORE, FIRST, AFTER})
 JOINED = ("query_key_value", "qkv_proj", "c_attn", "Wqkv")
-GELU = frozenset({"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python_tanh"})  # one function of torch in litgpt
+GELU = frozenset(
+    {"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python_tanh"}
+)  # one function of torch in litgpt
 NORMS = {NormKind.RMS: NormKind.RMS_FP32_SCALE, NormKind.LAYER: NormKind.LAYER}
 """litgpt's RMSNorm (rmsnorm.py:19-26) raises its input, and lowers the product with the weight."""
 ARRANGEMENTS = (Arrangement.PRE, Arrangement.PARALLEL, Arrangement.PARALLEL_TWO_NORMS)
@@ -42,9 +64,12 @@ def enabled_lora_targets(spec_block: Block, adapter: Adapter | None) -> Enabled:
     targets, whole = set(adapter.targets), bool(set(adapter.targets) & set(JOINED))
     feeds = set(_linear_layer_names(spec_block.feed_forward.weights)) if spec_block.feed_forward else set()
     return Enabled(
-        query=whole or "q_proj" in targets, key=whole or "k_proj" in targets, value=whole or "v_proj" in targets,
-        projection=bool({"o_proj", _linear_layer_names(spec_block.mixers[0].weights)[-1]} & targets), mlp=bool(feeds & targets),
-    )  # fmt: skip
+        query=whole or "q_proj" in targets,
+        key=whole or "k_proj" in targets,
+        value=whole or "v_proj" in targets,
+        projection=bool({"o_proj", _linear_layer_names(spec_block.mixers[0].weights)[-1]} & targets),
+        mlp=bool(feeds & targets),
+    )
 
 
 def _linear_layer_names(weights: tuple[Weight, ...]) -> list[str]:
@@ -52,19 +77,28 @@ def _linear_layer_names(weights: tuple[Weight, ...]) -> list[str]:
     return [w.path.split(".")[-2] for w in weights if w.role is Role.LINEAR]
 
 
-# ---- what litgpt cannot build --------------------------------------------------------------------------------------------------
+# ---- what litgpt cannot build ------------------------------------------------------------------------------
 
 
 def unbuildable_reasons(spec: ModelSpec, plan: Plan) -> list[str]:
     """Why litgpt's one model class does not fit a model, or a plan's adapter it."""
-    blocks = list(dict.fromkeys(block for stack in spec.stacks for run in stack.runs for block in run.pattern))
+    blocks = list(
+        dict.fromkeys(block for stack in spec.stacks for run in stack.runs for block in run.pattern)
+    )
     whole = {
-        "it is no decoder with one output projection": len(spec.stacks) != 1 or spec.head.kind != "causal_lm" or bool(spec.towers),
-        "its embeddings are more than one table": len(spec.embeddings.weights) != 1 or bool(spec.embeddings.norms),
-        "its embeddings or logits are scaled or capped": spec.embeddings.scaled or spec.head.scaled or spec.head.softcap is not None,
+        "it is no decoder with one output projection": len(spec.stacks) != 1
+        or spec.head.kind != "causal_lm"
+        or bool(spec.towers),
+        "its embeddings are more than one table": len(spec.embeddings.weights) != 1
+        or bool(spec.embeddings.norms),
+        "its embeddings or logits are scaled or capped": spec.embeddings.scaled
+        or spec.head.scaled
+        or spec.head.softcap is not None,
     }
     found = [why for why, holds in whole.items() if holds]
-    return found or [why for block in blocks for why in (*_block_reasons(block), *_target_reasons(block, plan))]
+    return found or [
+        why for block in blocks for why in (*_block_reasons(block), *_target_reasons(block, plan))
+    ]
 
 
 def _block_reasons(block: Block) -> Iterator[str]:
@@ -72,7 +106,11 @@ def _block_reasons(block: Block) -> Iterator[str]:
     if not isinstance(at, Attention) or not isinstance(ff, Dense):
         yield f"{block.kind} layers are not attention and one feed-forward"
         return
-    biases = {f"{name}.bias" in {w.path for w in part.weights} for part in (at, ff) for name in _linear_layer_paths(part.weights)}
+    biases = {
+        f"{name}.bias" in {w.path for w in part.weights}
+        for part in (at, ff)
+        for name in _linear_layer_paths(part.weights)
+    }
     odd = {
         "its norms are of another kind or place": any(norm.kind not in NORMS for norm in block.norms)
         or block.arrangement not in ARRANGEMENTS,
@@ -80,11 +118,11 @@ def _block_reasons(block: Block) -> Iterator[str]:
             at.qk_norm or at.softcap or at.sinks or at.gated_output or at.position_bias
         ),
         "positions are no rotary ones": not at.rotary_dim,
-        f"heads of {at.head_dim} are not hidden over {at.heads} heads, or no multiple of {ALIGNMENT}": at.heads * at.head_dim
-        != block.hidden
-        or at.head_dim % ALIGNMENT != 0,
+        f"heads of {at.head_dim} are not hidden over {at.heads} heads, or no multiple of "
+        f"{ALIGNMENT}": at.heads * at.head_dim != block.hidden or at.head_dim % ALIGNMENT != 0,
         "some linear layers have biases and some have none": len(biases) > 1,
-        f"its feed-forward's {ff.activation} is another function": ff.activation not in ({"silu", "swish"} if ff.gated else GELU),
+        f"its feed-forward's {ff.activation} is another function": ff.activation
+        not in ({"silu", "swish"} if ff.gated else GELU),
         "its branches are scaled": block.residual_scale,
     }
     yield from (why for why, holds in odd.items() if holds)
@@ -102,7 +140,7 @@ def _target_reasons(block: Block, plan: Plan) -> Iterator[str]:
         yield f"litgpt has LoRA on all of {', '.join(sorted(feeds))} or on none of them"
 
 
-# ---- building ------------------------------------------------------------------------------------------------------------------
+# ---- building ----------------------------------------------------------------------------------------------
 
 
 def is_built(spec: ModelSpec) -> bool:
@@ -119,27 +157,41 @@ def litgpt_spec(spec: ModelSpec, plan: Plan) -> ModelSpec:
     runs = tuple(Run(pattern=(block,), count=len(list(same))) for block, same in groupby(blocks))
     (final,) = stack.final_norms
     new = Stack(
-        path="transformer.h", hidden=stack.hidden, runs=runs, final_norms=(_litgpt_norm(final, "ln_f", plan),), final_path="transformer"
+        path="transformer.h",
+        hidden=stack.hidden,
+        runs=runs,
+        final_norms=(_litgpt_norm(final, "ln_f", plan),),
+        final_path="transformer",
     )
     table = replace(spec.embeddings.weights[0], path="transformer.wte.weight")
     return replace(
-        spec, stacks=(new,), embeddings=replace(spec.embeddings, weights=(table,), dropout=False), head=_untied_lm_head(spec, table, plan),
-    )  # fmt: skip
+        spec,
+        stacks=(new,),
+        embeddings=replace(spec.embeddings, weights=(table,), dropout=False),
+        head=_untied_lm_head(spec, table, plan),
+    )
 
 
 def _untied_lm_head(spec: ModelSpec, table: Weight, plan: Plan) -> Head:
-    """A matrix of its own, whatever the checkpoint ties; bitsandbytes takes every linear layer, the head too (BitsandbytesPrecision)."""
+    """A matrix of its own, whatever the checkpoint ties; bitsandbytes takes every linear layer, the head too
+    (BitsandbytesPrecision).
+    """
     bias = any(w.path.endswith(".bias") for w in spec.head.weights)
     own = _linear_layer_weights("lm_head", table.shape[0], table.shape[1], plan, bias=bias)
     role = Role.LINEAR if plan.quantization else Role.HEAD
-    weights = tuple(replace(w, role=role if w.role is Role.LINEAR else w.role, padded=w.shape[0] == table.shape[0]) for w in own)
+    weights = tuple(
+        replace(w, role=role if w.role is Role.LINEAR else w.role, padded=w.shape[0] == table.shape[0])
+        for w in own
+    )
     return replace(spec.head, tied=False, weights=weights)
 
 
 def _litgpt_norm(norm: Norm, path: str, plan: Plan) -> Norm:
     """Norms train beside an adapter of the second kind (adapter_v2.py:34-47)."""
     trains = plan.adapter is not None and plan.adapter.kind is AdapterKind.LLAMA_ADAPTER_V2
-    weights = tuple(replace(w, path=f"{path}.{w.path.rpartition('.')[2]}", adapter=trains) for w in norm.weights)
+    weights = tuple(
+        replace(w, path=f"{path}.{w.path.rpartition('.')[2]}", adapter=trains) for w in norm.weights
+    )
     return Norm(path=path, kind=NORMS[norm.kind], size=norm.size, weights=weights)
 
 
@@ -154,21 +206,34 @@ def _litgpt_block(block: Block, plan: Plan, number: int) -> Block:
         kind = FIRST if prompts else BEFORE
     norms = tuple(_litgpt_norm(norm, f"norm_{place}", plan) for place, norm in enumerate(block.norms, 1))
     return Block(
-        kind=kind, hidden=block.hidden, arrangement=block.arrangement, mixers=(_litgpt_attention(at, block, plan, on, prompts=prompts),),
-        feed_forward=_feed_forward(ff, block.hidden, plan, on), norms=norms,
-    )  # fmt: skip
+        kind=kind,
+        hidden=block.hidden,
+        arrangement=block.arrangement,
+        mixers=(_litgpt_attention(at, block, plan, on, prompts=prompts),),
+        feed_forward=_feed_forward(ff, block.hidden, plan, on),
+        norms=norms,
+    )
 
 
 def _litgpt_attention(at: Attention, block: Block, plan: Plan, on: Enabled, *, prompts: bool) -> Attention:
     hidden, bias = block.hidden, any(w.path.endswith(".bias") for w in at.weights)
     joined = (at.heads + 2 * at.kv_heads) * at.head_dim
-    sizes = [size for size, wanted in zip((hidden, *[at.kv_heads * at.head_dim] * 2), (on.query, on.key, on.value), strict=True) if wanted]
+    sizes = [
+        size
+        for size, wanted in zip(
+            (hidden, *[at.kv_heads * at.head_dim] * 2), (on.query, on.key, on.value), strict=True
+        )
+        if wanted
+    ]
     weights = (
         *_linear_layer_weights("attn.attn", joined, hidden, plan, bias=bias), *_joined_lora(sizes, hidden, plan),
         *_linear_layer_weights("attn.proj", hidden, hidden, plan, bias=bias, lora=on.projection),
     )  # fmt: skip
     return replace(
-        at, path="attn", fused_qkv=True, weights=(*weights, *_adapter_prompt_weights(at, hidden, joined, plan)) if prompts else weights
+        at,
+        path="attn",
+        fused_qkv=True,
+        weights=(*weights, *_adapter_prompt_weights(at, hidden, joined, plan)) if prompts else weights,
     )
 
 
@@ -178,12 +243,16 @@ def _joined_lora(sizes: list[int], hidden: int, plan: Plan) -> tuple[Weight, ...
         return ()
     assert plan.adapter is not None
     rank = int(plan.adapter.rank)
-    return (_adapter_weight("attn.attn.lora_A", (rank * len(sizes), hidden)), _adapter_weight("attn.attn.lora_B", (sum(sizes), rank)))
+    return (
+        _adapter_weight("attn.attn.lora_A", (rank * len(sizes), hidden)),
+        _adapter_weight("attn.attn.lora_B", (sum(sizes), rank)),
+    )
 
 
 def _adapter_prompt_weights(at: Attention, hidden: int, joined: int, plan: Plan) -> tuple[Weight, ...]:
-    """A gate for each head, and the prompts. Their keys and values are made once, in the validation that comes before training and
-    takes no gradients, and kept (adapter.py:127-144): no gradient ever reaches the prompts.
+    """A gate for each head, and the prompts. Their keys and values are made once, in the validation that
+    comes before training and takes no gradients, and kept (adapter.py:127-144): no gradient ever reaches the
+    prompts.
     """
     assert plan.adapter is not None
     length = plan.adapter.prompt_length
@@ -197,12 +266,20 @@ def _adapter_prompt_weights(at: Attention, hidden: int, joined: int, plan: Plan)
 def _feed_forward(ff: Dense, hidden: int, plan: Plan, on: Enabled) -> Dense:
     bias = any(w.path.endswith(".bias") for w in ff.weights)
     names = ("mlp.fc_1", "mlp.fc_2") if ff.gated else ("mlp.fc",)
-    weights = [w for name in names for w in _linear_layer_weights(name, ff.intermediate, hidden, plan, bias=bias, lora=on.mlp)]
+    weights = [
+        w
+        for name in names
+        for w in _linear_layer_weights(name, ff.intermediate, hidden, plan, bias=bias, lora=on.mlp)
+    ]
     weights += _linear_layer_weights("mlp.proj", hidden, ff.intermediate, plan, bias=bias, lora=on.mlp)
-    return replace(ff, path="mlp", fused=False, activation="silu" if ff.gated else "gelu", weights=tuple(weights))
+    return replace(
+        ff, path="mlp", fused=False, activation="silu" if ff.gated else "gelu", weights=tuple(weights)
+    )
 
 
-def _linear_layer_weights(path: str, out: int, width: int, plan: Plan, *, bias: bool, lora: bool = False) -> tuple[Weight, ...]:
+def _linear_layer_weights(
+    path: str, out: int, width: int, plan: Plan, *, bias: bool, lora: bool = False
+) -> tuple[Weight, ...]:
     """A linear layer, inside LoRALinear or AdapterV2Linear where the adapter replaces them all."""
     adapter = plan.adapter
     wrapped = adapter is not None and adapter.kind is not AdapterKind.LLAMA_ADAPTER
@@ -210,10 +287,16 @@ def _linear_layer_weights(path: str, out: int, width: int, plan: Plan, *, bias: 
     weights = [Weight(path=f"{base}.weight", shape=(out, width), role=Role.LINEAR)]
     weights += [Weight(path=f"{base}.bias", shape=(out,), role=Role.BIAS)] if bias else []
     if adapter is not None and adapter.kind is AdapterKind.LLAMA_ADAPTER_V2:
-        weights += [_adapter_weight(f"{path}.adapter_bias", (out,)), _adapter_weight(f"{path}.adapter_scale", (out,))]
+        weights += [
+            _adapter_weight(f"{path}.adapter_bias", (out,)),
+            _adapter_weight(f"{path}.adapter_scale", (out,)),
+        ]
     if adapter is not None and lora:
         rank = int(adapter.rank)
-        weights += [_adapter_weight(f"{path}.lora_A", (rank, width)), _adapter_weight(f"{path}.lora_B", (out, rank))]
+        weights += [
+            _adapter_weight(f"{path}.lora_A", (rank, width)),
+            _adapter_weight(f"{path}.lora_B", (out, rank)),
+        ]
     return tuple(weights)
 
 

@@ -1,7 +1,8 @@
-"""Megatron-Core's mixture of experts: router, dispatch, grouped products, combine (Megatron-LM 23e00ed, megatron/core/transformer/moe).
+"""Megatron-Core's mixture of experts: router, dispatch, grouped products, combine (Megatron-LM 23e00ed,
+megatron/core/transformer/moe).
 
-Axes besides those of ``megatron.py``: ``e`` experts, ``t`` experts of a token, ``p`` copies of this rank's tokens, ``x`` copies that this rank's
-experts are given, ``i`` an expert's width on this rank.
+Axes besides those of ``megatron.py``: ``e`` experts, ``t`` experts of a token, ``p`` copies of this rank's
+tokens, ``x`` copies that this rank's experts are given, ``i`` an expert's width on this rank.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ SCORES: Shape = ("b", "n", "e")
 
 
 def experts_layer(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tensor:
-    """A norm of its own, then the layer; all of it under a checkpoint with recompute of ``moe`` (moe_layer.py:230-330)."""
+    """A norm of its own, then the layer; all of it under a checkpoint with recompute of ``moe``
+    (moe_layer.py:230-330).
+    """
     normed = rms_norm_output(r, x, "pre_mlp_layernorm")
     if "moe" in how.again:
         return r.again(lambda y: _unnormed_moe_layer(r, y, ff, how), normed)
@@ -54,15 +57,18 @@ def _unnormed_moe_layer(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tens
     out = rearranged_copy(r, out, GIVEN, f"{ff.path}/unsorted") if how.several_experts else out
     out = rearranged_copy(r, out, COPIES, f"{ff.path}/returned") if how.shares_experts else out
     back, dtype = out.shape, out.dtype
-    out = r.apply(r.tensor(f"{ff.path}/output", STREAM, dtype), (out,), (rows,), lambda _: [r.grad(back, dtype)])
+    out = r.apply(
+        r.tensor(f"{ff.path}/output", STREAM, dtype), (out,), (rows,), lambda _: [r.grad(back, dtype)]
+    )
     result = out if shared is None else r.add(out, shared, f"{ff.path}/sum")
     del permuted, came, shares
     return result
 
 
 def _route_tokens(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> tuple[Tensor, Tensor]:
-    """Scores of all experts, the chosen ones as a mask, auxiliary loss, dropping (router.py:380-480, moe_utils.py:560-760); and the table that
-    the fused permutation finds rows by (TransformerEngine pytorch/triton/permutation.py:52).
+    """Scores of all experts, the chosen ones as a mask, auxiliary loss, dropping (router.py:380-480,
+    moe_utils.py:560-760); and the table that the fused permutation finds rows by (TransformerEngine
+    pytorch/triton/permutation.py:52).
     """
     path, dtype = f"{ff.path}.router", x.dtype
     logits = r.apply(r.tensor(f"{path}/logits", SCORES, dtype), (x,), (x,), lambda _: [r.grad(STREAM, dtype)])
@@ -71,9 +77,13 @@ def _route_tokens(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> tuple[Tens
     auxiliary = r.tensor(f"{path}/auxiliary_scores", SCORES, FP32)
     mask = r.tensor(f"{path}/routing_map", SCORES, BOOL)
     kept = (chosen, auxiliary, mask)
-    shares = r.apply(r.tensor(f"{path}/shares", SCORES, dtype), (scores,), kept, lambda _: [r.grad(SCORES, FP32)])
+    shares = r.apply(
+        r.tensor(f"{path}/shares", SCORES, dtype), (scores,), kept, lambda _: [r.grad(SCORES, FP32)]
+    )
     if how.capacity:
-        shares = r.apply(r.tensor(f"{path}/dropped", SCORES, dtype), (shares,), (mask,), lambda _: [r.grad(SCORES, dtype)])
+        shares = r.apply(
+            r.tensor(f"{path}/dropped", SCORES, dtype), (shares,), (mask,), lambda _: [r.grad(SCORES, dtype)]
+        )
     return shares, r.tensor(f"{ff.path}/row_id_map", ("b", "n", "2e+1"), INT32)
 
 
@@ -89,15 +99,19 @@ def _shared_experts_mlp(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tens
     def run(y: Tensor) -> Tensor:
         path = f"{ff.path}.shared_experts"
         inner = column_parallel_linear(r, y, "2·f", f"{path}.linear_fc1", how)
-        return row_parallel_linear(r, swiglu(r, inner, (*inner.shape[:-1], "f"), f"{path}/activation"), f"{path}.linear_fc2", how)
+        return row_parallel_linear(
+            r, swiglu(r, inner, (*inner.shape[:-1], "f"), f"{path}/activation"), f"{path}.linear_fc2", how
+        )
 
     return r.again(run, x) if "shared_experts" in how.again else run(x)
 
 
 def _grouped_mlp(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tensor:
-    """TEGroupedMLP (experts.py:740-900): the products save what they are given, the activation both halves and the tokens' shares.
+    """TEGroupedMLP (experts.py:740-900): the products save what they are given, the activation both halves
+    and the tokens' shares.
 
-    Under recompute of moe_act its result goes when the second product has read it and is made again before that one's backward.
+    Under recompute of moe_act its result goes when the second product has read it and is made again before
+    that one's backward.
     """
     path, dtype = f"{ff.path}.experts", x.dtype
     inner = _grouped_gemm(r, x, ("x", "2·i"), f"{path}.linear_fc1", how)
@@ -132,7 +146,9 @@ def local_experts(ff: Moe, plan: Plan) -> Count:
     return ceil_div(ff.experts, plan.mesh.ep)
 
 
-@formula(cites=MEGATRON, at="moe/token_dispatcher.py, experts.py: shapes of an expert layer's tensors on a rank")
+@formula(
+    cites=MEGATRON, at="moe/token_dispatcher.py, experts.py: shapes of an expert layer's tensors on a rank"
+)
 def expert_axes(ff: Moe, plan: Plan) -> dict[str, Count]:
     """Values of the axes of an expert layer."""
     positions = ceil_div(plan.seq_len, plan.mesh.cp)
@@ -146,7 +162,10 @@ def expert_axes(ff: Moe, plan: Plan) -> dict[str, Count]:
     }  # fmt: skip
 
 
-@formula(cites=MEGATRON, at="moe/token_dispatcher.py:380-410 preprocess: tokens · topk, or the capacity of every expert")
+@formula(
+    cites=MEGATRON,
+    at="moe/token_dispatcher.py:380-410 preprocess: tokens · topk, or the capacity of every expert",
+)
 def sent_copies(ff: Moe, tokens: Count, routing: Routing) -> Count:
     """Copies of a rank's ``tokens`` that go to experts."""
     copies = tokens * ff.experts_per_token
@@ -164,37 +183,52 @@ def capacity_of(ff: Moe, copies: Count, factor: float) -> Count:
 
 
 MAX_VIOLATION = 0.72
-"""How far the most loaded expert was above an even share in a trained model that an auxiliary loss balances: MaxVio_global of the 1B model of
-arXiv:2408.15664 (table 2); 0.52 for its 3B, 0.04 for both where biases balance instead. A rank with several experts has no more than its fullest; it is
-counted over a whole validation set (section 2 there), and a single micro-batch may be less even.
+"""How far the most loaded expert was above an even share in a trained model that an auxiliary loss balances:
+MaxVio_global of the 1B model of arXiv:2408.15664 (table 2); 0.52 for its 3B, 0.04 for both where biases
+balance instead. A rank with several experts has no more than its fullest; it is counted over a whole
+validation set (section 2 there), and a single micro-batch may be less even.
 """
 
 
 @formula(
     cites=MEGATRON,
-    at="moe/token_dispatcher.py: all-to-all over ep ranks; balanced: as many as were sent; worst: every rank's tokens come here; expected: "
+    at="moe/token_dispatcher.py: all-to-all over ep ranks; balanced: as many as were sent; worst: every "
+    "rank's tokens come here; expected: "
     "the largest of ep ranks when tokens choose evenly and independently, mean + sigma · sqrt(2 ln ep)",
 )
 def given_copies(ff: Moe, tokens: Count, sent: Count, plan: Plan, routing: Routing) -> Count:
     """Copies that the experts of one rank are given by all ranks that share them."""
     ranks, split = plan.mesh.ep, plan.mesh.etp
-    if routing.spread is Spread.BALANCED or routing.balanced or (routing.capacity_factor is not None and routing.padded):
+    if (
+        routing.spread is Spread.BALANCED
+        or routing.balanced
+        or (routing.capacity_factor is not None and routing.padded)
+    ):
         return sent * split
     most = tokens * ranks * split * minimum(ff.experts_per_token, local_experts(ff, plan))
     if routing.capacity_factor is not None:
         most = minimum(
-            most, ranks * split * local_experts(ff, plan) * capacity_of(ff, tokens * ff.experts_per_token, routing.capacity_factor)
+            most,
+            ranks
+            * split
+            * local_experts(ff, plan)
+            * capacity_of(ff, tokens * ff.experts_per_token, routing.capacity_factor),
         )
     if routing.spread is Spread.WORST:
         return maximum(most, sent * split)
     if routing.spread is Spread.UNEVEN:
         return minimum(maximum(most, sent * split), sent * split * round(100 * (1 + MAX_VIOLATION)) // 100)
-    return minimum(maximum(most, sent * split), sent * split + expected_imbalance_copies(sent * ranks, ranks) * split)
+    return minimum(
+        maximum(most, sent * split), sent * split + expected_imbalance_copies(sent * ranks, ranks) * split
+    )
 
 
 @formula(
     cites=MEGATRON,
-    at="moe/token_dispatcher.py: the largest of n normal shares of evenly chosen copies, about sigma · sqrt(2 ln n) above their mean",
+    at=(
+        "moe/token_dispatcher.py: the largest of n normal shares of evenly chosen copies, about sigma · "
+        "sqrt(2 ln n) above their mean"
+    ),
 )
 def expected_imbalance_copies(copies: Count, ranks: Count) -> Count:
     """How far above the mean the fullest of some ranks is expected to be."""

@@ -1,4 +1,6 @@
-"""Megatron-Core's output layer and vocabulary-parallel loss (Megatron-LM 23e00ed, tensor_parallel/layers.py, cross_entropy.py)."""
+"""Megatron-Core's output layer and vocabulary-parallel loss (Megatron-LM 23e00ed, tensor_parallel/layers.py,
+cross_entropy.py).
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ WHOLE: Shape = ("b", "s", "h")
 
 
 def vocab_parallel_logits(r: Recorder, x: Tensor, head: Head, how: RunConfig, *_: object) -> Tensor:
-    """A rank's part of the vocabulary for all positions. Rows of a sequence are gathered into a buffer that stays (get_global_memory_buffer,
-    "mpu"), which is counted with the states; their gradient is scattered (layers.py:430-640).
+    """A rank's part of the vocabulary for all positions. Rows of a sequence are gathered into a buffer that
+    stays (get_global_memory_buffer, "mpu"), which is counted with the states; their gradient is scattered
+    (layers.py:430-640).
     """
     shape, dtype = x.shape, x.dtype
 
@@ -36,8 +39,9 @@ def loss_input(how: RunConfig, _: Loss) -> tuple[Shape, DType, str]:
 
 
 def vocabulary_loss(r: Recorder, x: Tensor, _: RunConfig, loss: Loss, __: str) -> Tensor:
-    """Fused: TransformerEngine's kernel writes the gradient over the logits themselves (pytorch/triton/cross_entropy.py of c188b533:80-150).
-    Else in fp32 over the ranks' parts, the softmax kept and made a gradient in place (cross_entropy.py:20-140).
+    """Fused: TransformerEngine's kernel writes the gradient over the logits themselves
+    (pytorch/triton/cross_entropy.py of c188b533:80-150). Else in fp32 over the ranks' parts, the softmax kept
+    and made a gradient in place (cross_entropy.py:20-140).
     """
     value = r.tensor("loss/value", ("b", "s"), FP32)
     if loss is Loss.FUSED:

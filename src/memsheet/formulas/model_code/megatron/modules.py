@@ -1,7 +1,8 @@
-"""TransformerEngine's modules as Megatron uses them (c188b533, transformer_engine/pytorch/module): what each saves and allocates.
+"""TransformerEngine's modules as Megatron uses them (c188b533, transformer_engine/pytorch/module): what each
+saves and allocates.
 
-Products add weights' gradients to Megatron's buffer; what autograd is given in their place is one tensor a shape, kept for good
-(module/base.py:79-92, get_dummy_wgrad), which is counted with the states.
+Products add weights' gradients to Megatron's buffer; what autograd is given in their place is one tensor a
+shape, kept for good (module/base.py:79-92, get_dummy_wgrad), which is counted with the states.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.plan.dtypes import FP8, FP32
 
 FP8_PRODUCTS = "fp8"
-"""An option of how a plan runs: products of layers in eight bits. What is saved for a weight's gradient is the cast operand; the gradient that
-arrives is cast too, along rows and along columns (module/base.py, grad_output_preprocess).
+"""An option of how a plan runs: products of layers in eight bits. What is saved for a weight's gradient is
+the cast operand; the gradient that arrives is cast too, along rows and along columns (module/base.py,
+grad_output_preprocess).
 """
 STREAM: Shape = ("b", "n", "h")
 """The residual stream of a rank."""
 
 
 def rms_norm_output(r: Recorder, x: Tensor, path: str) -> Tensor:
-    """A norm of its own: saves its input and one fp32 statistic a row (module/_common.py, ops/basic/rmsnorm.py)."""
+    """A norm of its own: saves its input and one fp32 statistic a row (module/_common.py,
+    ops/basic/rmsnorm.py).
+    """
     shape, dtype = x.shape, x.dtype
     out = r.tensor(path, shape, dtype)
     rows = r.tensor(f"{path}/rsigma", shape[:-1], FP32)
@@ -29,8 +33,8 @@ def rms_norm_output(r: Recorder, x: Tensor, path: str) -> Tensor:
 
 
 def normed_column(r: Recorder, x: Tensor, out: Axis, path: str, how: RunConfig) -> Tensor:
-    """LayerNormLinear (module/layernorm_linear.py:230-520, 640-900): saves its input and the normed rows of this rank, which are gathered
-    over the ranks of a sequence for the product and again in backward.
+    """LayerNormLinear (module/layernorm_linear.py:230-520, 640-900): saves its input and the normed rows of
+    this rank, which are gathered over the ranks of a sequence for the product and again in backward.
     """
     shape, dtype = x.shape, x.dtype
     whole = gathered_shape(shape, how)
@@ -54,8 +58,12 @@ def normed_column(r: Recorder, x: Tensor, out: Axis, path: str, how: RunConfig) 
     return _with_adapter(r, r.apply(result, (x,), kept, backward), normed, path, how)
 
 
-def column_parallel_linear(r: Recorder, x: Tensor, out: Axis, path: str, how: RunConfig, *, parallel: bool = True) -> Tensor:
-    """Linear over columns (module/linear.py:75-420): saves its input as this rank has it. ``parallel``: cut over ranks, not duplicated."""
+def column_parallel_linear(
+    r: Recorder, x: Tensor, out: Axis, path: str, how: RunConfig, *, parallel: bool = True
+) -> Tensor:
+    """Linear over columns (module/linear.py:75-420): saves its input as this rank has it. ``parallel``: cut
+    over ranks, not duplicated.
+    """
     shape, dtype, gathers = x.shape, x.dtype, parallel and how.scattered
     whole = gathered_shape(shape, how) if gathers else shape
     kept = saved_gemm_operand(r, x, path, how)
@@ -79,7 +87,9 @@ ADAPTED = {
     "q_proj": "linear_qkv", "k_proj": "linear_qkv", "v_proj": "linear_qkv", "qkv_proj": "linear_qkv", "o_proj": "linear_proj",
     "gate_proj": "linear_fc1", "up_proj": "linear_fc1", "down_proj": "linear_fc2",
 }  # fmt: skip
-"""Which fused module a LoRA target of a model's own names belongs to (Megatron-Bridge 600d069 peft/lora.py, canonical and fused targets)."""
+"""Which fused module a LoRA target of a model's own names belongs to (Megatron-Bridge 600d069 peft/lora.py,
+canonical and fused targets).
+"""
 
 
 def has_lora_adapter(path: str, how: RunConfig) -> bool:
@@ -89,7 +99,9 @@ def has_lora_adapter(path: str, how: RunConfig) -> bool:
 
 
 def _with_adapter(r: Recorder, base: Tensor, x: Tensor, path: str, how: RunConfig) -> Tensor:
-    """The module's result and its adapter's, added into a third tensor (Megatron-Bridge peft/lora_layers.py:65-88). ``x``: what both read."""
+    """The module's result and its adapter's, added into a third tensor (Megatron-Bridge
+    peft/lora_layers.py:65-88). ``x``: what both read.
+    """
     if not has_lora_adapter(path, how):
         return base
     shape, dtype = base.shape, base.dtype
@@ -117,7 +129,9 @@ def _fp8_gradient_casts(r: Recorder, g: Grad, how: RunConfig) -> list[Grad]:
 
 
 def row_parallel_linear(r: Recorder, x: Tensor, path: str, how: RunConfig, *, out: Axis = "h") -> Tensor:
-    """Linear over rows: its partial sums are scattered over the sequence, or summed in place; backward gathers the gradient."""
+    """Linear over rows: its partial sums are scattered over the sequence, or summed in place; backward
+    gathers the gradient.
+    """
     shape, dtype = x.shape, x.dtype
     whole = (*shape[:-1], out) if len(shape) == 3 else ("b", "s", out)
     partial = r.tensor(f"{path}/partial" if how.scattered else f"{path}/output", whole, dtype)
@@ -142,12 +156,16 @@ def gathered_shape(shape: Shape, how: RunConfig) -> Shape:
 
 
 def swiglu(r: Recorder, x: Tensor, shape: Shape, path: str) -> Tensor:
-    """Saves the two halves it is given and makes one gradient for both (Megatron-LM fusions/fused_bias_swiglu.py:60-130)."""
+    """Saves the two halves it is given and makes one gradient for both (Megatron-LM
+    fusions/fused_bias_swiglu.py:60-130).
+    """
     back, dtype = x.shape, x.dtype
     return r.apply(r.tensor(path, shape, dtype), (x,), (x,), lambda _: [r.grad(back, dtype)])
 
 
 def rearranged_copy(r: Recorder, x: Tensor, shape: Shape, path: str) -> Tensor:
-    """A new tensor from ``x`` of which nothing is saved, and the same way back: a permutation, an exchange between ranks, a turn by angles."""
+    """A new tensor from ``x`` of which nothing is saved, and the same way back: a permutation, an exchange
+    between ranks, a turn by angles.
+    """
     back, dtype = x.shape, x.dtype
     return r.apply(r.tensor(path, shape, dtype), (x,), (), lambda _: [r.grad(back, dtype)])

@@ -29,16 +29,19 @@ NAMES = {
 }  # fmt: skip
 """Module names of the library's Llama and torchtitan's."""
 OPERATIONS = frozenset({Chosen.EVERY_SECOND_PRODUCT, Chosen.ATTENTION, Chosen.REDUCE_SCATTER})
-"""What the policy ``op`` keeps (torchtitan 9dec370, parallelisms/parallelize_llama.py:214-225, 250-266): every second mm from the first on,
-attention's outputs, reduce-scatters, and the maxima of eight-bit casts, which are numbers. Products in eight bits are counted as the mm
-that they stand for: the policy sees torchao's tensors before they become _scaled_mm.
+"""What the policy ``op`` keeps (torchtitan 9dec370, parallelisms/parallelize_llama.py:214-225, 250-266):
+every second mm from the first on, attention's outputs, reduce-scatters, and the maxima of eight-bit casts,
+which are numbers. Products in eight bits are counted as the mm that they stand for: the policy sees torchao's
+tensors before they become _scaled_mm.
 """
 MODULES = ("op", "layer")
 RECIPES = ("tensorwise", "rowwise")
 
 
 def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
-    """What of a plan decides how its operations run. Eight bits are for products alone: everything else is bf16."""
+    """What of a plan decides how its operations run. Eight bits are for products alone: everything else is
+    bf16.
+    """
     version = version_of(plan.engine_version)
     fp8, shared = plan.precision.compute is FP8, agreed(plan.mesh.cp > 1)
     switches = {
@@ -48,17 +51,23 @@ def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     }  # fmt: skip
     by_operation = plan.recompute.mode is RecomputeMode.SELECTIVE and plan.recompute.modules == ("op",)
     return replace(
-        how, parameters=BF16 if fp8 else how.parameters, stream=BF16 if fp8 else how.stream, again=frozenset(),
-        options=frozenset(name for name, on in switches.items() if on), chosen=OPERATIONS if by_operation else frozenset(),
-    )  # fmt: skip
+        how,
+        parameters=BF16 if fp8 else how.parameters,
+        stream=BF16 if fp8 else how.stream,
+        again=frozenset(),
+        options=frozenset(name for name, on in switches.items() if on),
+        chosen=OPERATIONS if by_operation else frozenset(),
+    )
 
 
 def at_ends(how: RunConfig) -> RunConfig:
-    """Embeddings, final norm and head are neither compiled nor swapped (parallelize_llama.py:297-306, float8.py:99)."""
+    """Embeddings, final norm and head are neither compiled nor swapped (parallelize_llama.py:297-306,
+    float8.py:99).
+    """
     return replace(how, options=how.options - {layers.COMPILED, layers.FP8_PRODUCTS, layers.ASYNC})
 
 
-# ---- the model as it is built --------------------------------------------------------------------------------------------------
+# ---- the model as it is built ------------------------------------------------------------------------------
 
 
 def torchtitan_spec(spec: ModelSpec, plan: Plan) -> ModelSpec:
@@ -67,21 +76,34 @@ def torchtitan_spec(spec: ModelSpec, plan: Plan) -> ModelSpec:
     names = {**NAMES, "lm_head": "lm_head"} if version.chunks_loss else NAMES
     embeddings = replace(spec.embeddings, weights=_rename_weights(spec.embeddings.weights, names))
     return replace(
-        spec, embeddings=embeddings, head=replace(spec.head, weights=_rename_weights(spec.head.weights, names)),
+        spec,
+        embeddings=embeddings,
+        head=replace(spec.head, weights=_rename_weights(spec.head.weights, names)),
         stacks=tuple(_torchtitan_stack(stack, joins=version.fuses_qkv) for stack in spec.stacks),
-    )  # fmt: skip
+    )
 
 
 def _rename_weights(weights: tuple[Weight, ...], names: Mapping[str, str] = NAMES) -> tuple[Weight, ...]:
     return tuple(
-        replace(w, path=".".join((names.get(module, module), last))) for w in weights for module, _, last in (w.path.rpartition("."),)
+        replace(w, path=".".join((names.get(module, module), last)))
+        for w in weights
+        for module, _, last in (w.path.rpartition("."),)
     )
 
 
 def _torchtitan_stack(stack: Stack, *, joins: bool) -> Stack:
-    runs = tuple(replace(run, pattern=tuple(_torchtitan_block(block, joins=joins) for block in run.pattern)) for run in stack.runs)
+    runs = tuple(
+        replace(run, pattern=tuple(_torchtitan_block(block, joins=joins) for block in run.pattern))
+        for run in stack.runs
+    )
     path = NAMES.get(stack.path, stack.path)
-    return replace(stack, path=path, final_path="", runs=runs, final_norms=tuple(_torchtitan_norm(n) for n in stack.final_norms))
+    return replace(
+        stack,
+        path=path,
+        final_path="",
+        runs=runs,
+        final_norms=tuple(_torchtitan_norm(n) for n in stack.final_norms),
+    )
 
 
 def _torchtitan_norm(norm: Norm) -> Norm:
@@ -89,23 +111,32 @@ def _torchtitan_norm(norm: Norm) -> Norm:
 
 
 def _torchtitan_block(block: Block, *, joins: bool) -> Block:
-    mixers = tuple(_torchtitan_attention(m, joins=joins) if isinstance(m, Attention) else m for m in block.mixers)
+    mixers = tuple(
+        _torchtitan_attention(m, joins=joins) if isinstance(m, Attention) else m for m in block.mixers
+    )
     ff = block.feed_forward
     if isinstance(ff, Dense):
         ff = replace(ff, path=NAMES.get(ff.path, ff.path), weights=_rename_weights(ff.weights))
-    return replace(block, mixers=mixers, feed_forward=ff, norms=tuple(_torchtitan_norm(n) for n in block.norms))
+    return replace(
+        block, mixers=mixers, feed_forward=ff, norms=tuple(_torchtitan_norm(n) for n in block.norms)
+    )
 
 
 def _torchtitan_attention(at: Attention, *, joins: bool) -> Attention:
     weights = _rename_weights(at.weights)
     if joins and len(weights) == len("qkvo"):
         rows = sum(w.shape[0] for w in weights[:3])
-        one = replace(weights[0], path="attention.qkv_linear.wqkv.weight", shape=(rows, *weights[0].shape[1:]), units=at.kv_heads)
+        one = replace(
+            weights[0],
+            path="attention.qkv_linear.wqkv.weight",
+            shape=(rows, *weights[0].shape[1:]),
+            units=at.kv_heads,
+        )
         return replace(at, path="attention", weights=(one, weights[3]), fused_qkv=True)
     return replace(at, path="attention", weights=weights)
 
 
-# ---- what is refused -----------------------------------------------------------------------------------------------------------
+# ---- what is refused ---------------------------------------------------------------------------------------
 
 
 def torchtitan_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
@@ -121,7 +152,11 @@ def torchtitan_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         *(("recompute.modules", m, m not in MODULES, "is no policy of torchtitan", "op, or layer") for m in plan.recompute.modules),
         *_of_fp8(plan), *_of_mesh(spec, plan),
     ]  # fmt: skip
-    return [Problem(field=field, value=value, reason=reason, hint=hint) for field, value, holds, reason, hint in rules if holds]
+    return [
+        Problem(field=field, value=value, reason=reason, hint=hint)
+        for field, value, holds, reason, hint in rules
+        if holds
+    ]
 
 
 _Rule = tuple[str, object, bool, str, str]
@@ -129,18 +164,54 @@ _Rule = tuple[str, object, bool, str, str]
 
 def _of_fp8(plan: Plan) -> Iterator[_Rule]:
     recipe = plan.fp8.recipe if plan.fp8 else None
-    yield "precision.compute", "fp8", plan.precision.compute is FP8 and recipe is None, "has no recipe", "add fp8.recipe tensorwise"
-    yield "fp8.recipe", recipe, recipe is not None and plan.precision.compute is not FP8, "casts nothing", "give precision.compute fp8"
-    yield "fp8.recipe", recipe, recipe is not None and recipe not in RECIPES, "is not modelled there", " or ".join(RECIPES)
+    yield (
+        "precision.compute",
+        "fp8",
+        plan.precision.compute is FP8 and recipe is None,
+        "has no recipe",
+        "add fp8.recipe tensorwise",
+    )
+    yield (
+        "fp8.recipe",
+        recipe,
+        recipe is not None and plan.precision.compute is not FP8,
+        "casts nothing",
+        "give precision.compute fp8",
+    )
+    yield (
+        "fp8.recipe",
+        recipe,
+        recipe is not None and recipe not in RECIPES,
+        "is not modelled there",
+        " or ".join(RECIPES),
+    )
     other = plan.fp8 is not None and set(plan.fp8.skip) - {"lm_head", "output"}
-    yield "fp8.skip", plan.fp8.skip if plan.fp8 else None, bool(other), "is not modelled: it swaps all but the head", "lm_head"
+    yield (
+        "fp8.skip",
+        plan.fp8.skip if plan.fp8 else None,
+        bool(other),
+        "is not modelled: it swaps all but the head",
+        "lm_head",
+    )
 
 
 def _of_mesh(spec: ModelSpec, plan: Plan) -> Iterator[_Rule]:
     mesh, parallel = plan.mesh, plan.loss is Loss.VOCAB_PARALLEL
     chunked = plan.loss is Loss.CHUNKED and not version_of(plan.engine_version).chunks_loss
-    yield "loss", "chunked", chunked, "is not in that version", "plain, or vocab_parallel over tensor-parallel ranks"
-    yield "loss", "vocab_parallel", parallel and not agreed(mesh.tp > 1), "is for tensor-parallel ranks", "leave it out"
+    yield (
+        "loss",
+        "chunked",
+        chunked,
+        "is not in that version",
+        "plain, or vocab_parallel over tensor-parallel ranks",
+    )
+    yield (
+        "loss",
+        "vocab_parallel",
+        parallel and not agreed(mesh.tp > 1),
+        "is for tensor-parallel ranks",
+        "leave it out",
+    )
     pieces = mesh.tp * maximum(1, 2 * mesh.cp * (mesh.cp > 1))
     yield (
         "seq_len",
@@ -150,12 +221,26 @@ def _of_mesh(spec: ModelSpec, plan: Plan) -> Iterator[_Rule]:
         "a multiple",
     )
     heads = min(
-        (m.kv_heads for s in spec.stacks for run in s.runs for b in run.pattern for m in b.mixers if isinstance(m, Attention)), default=1
+        (
+            m.kv_heads
+            for s in spec.stacks
+            for run in s.runs
+            for b in run.pattern
+            for m in b.mixers
+            if isinstance(m, Attention)
+        ),
+        default=1,
     )
-    yield "mesh.tp", mesh.tp, agreed(heads % mesh.tp != 0), f"does not divide {heads} heads of keys and values", "a divisor"
+    yield (
+        "mesh.tp",
+        mesh.tp,
+        agreed(heads % mesh.tp != 0),
+        f"does not divide {heads} heads of keys and values",
+        "a divisor",
+    )
 
 
-# ---- numbers ---------------------------------------------------------------------------------------------------------------------
+# ---- numbers -----------------------------------------------------------------------------------------------
 
 
 def block_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
@@ -175,7 +260,13 @@ def _sequence_axis_sizes(plan: Plan) -> dict[str, Count]:
     return {"b": plan.microbatch, "s": length, "s/t": ceil_div(length, plan.mesh.tp), "cp": plan.mesh.cp}
 
 
-@formula(cites=TORCHTITAN, at="models/llama/model.py, parallelisms/parallelize_llama.py:117-205: shapes of a layer's tensors on a rank")
+@formula(
+    cites=TORCHTITAN,
+    at=(
+        "models/llama/model.py, parallelisms/parallelize_llama.py:117-205: shapes of a layer's tensors on "
+        "a rank"
+    ),
+)
 def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
     """Values of the axes that a layer's tensors are named by."""
     at, ff, tp = block.mixers[0], block.feed_forward, plan.mesh.tp
@@ -187,7 +278,10 @@ def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
     })  # fmt: skip
 
 
-@formula(cites=TORCHTITAN, at="models/llama/model.py:427-447: embeddings, head; the vocabulary over tensor-parallel ranks")
+@formula(
+    cites=TORCHTITAN,
+    at="models/llama/model.py:427-447: embeddings, head; the vocabulary over tensor-parallel ranks",
+)
 def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
     shared = _sequence_axis_sizes(plan)
     chunk = ceil_div(shared["b"] * shared["s"], CHUNKS)
@@ -201,10 +295,17 @@ def loss_input(how: RunConfig, loss: Loss) -> tuple[Shape, DType, str]:
 
 
 def freqs_cis_bytes(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
-    """The table of rotations, complex numbers of fp32 for the whole sequence; ranks that share one keep a copy to put back
-    (utils.py:171-192 and torch's context_parallel).
+    """The table of rotations, complex numbers of fp32 for the whole sequence; ranks that share one keep a
+    copy to put back (utils.py:171-192 and torch's context_parallel).
     """
-    dims = {m.head_dim for s in spec.stacks for run in s.runs for b in run.pattern for m in b.mixers if isinstance(m, Attention)}
+    dims = {
+        m.head_dim
+        for s in spec.stacks
+        for run in s.runs
+        for b in run.pattern
+        for m in b.mixers
+        if isinstance(m, Attention)
+    }
     copies = 1 + (1 if agreed(plan.mesh.cp > 1) else 0)
     return BytesByPath.of(((Component.BUFFERS, "freqs_cis"), copies * 4 * plan.seq_len * dim) for dim in dims)
 

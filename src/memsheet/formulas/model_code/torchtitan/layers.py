@@ -1,7 +1,9 @@
-"""A layer of torchtitan's Llama and its two ends, operation by operation (torchtitan 9dec370, models/llama/model.py:87-332).
+"""A layer of torchtitan's Llama and its two ends, operation by operation (torchtitan 9dec370,
+models/llama/model.py:87-332).
 
-The stream between layers is cut along the sequence over tensor-parallel ranks (``s/t``); attention and feed-forward gather it. ``compiled``
-layers are what torch.compile makes of the same: elementwise operations are one kernel each and keep nothing of their own.
+The stream between layers is cut along the sequence over tensor-parallel ranks (``s/t``); attention and
+feed-forward gather it. ``compiled`` layers are what torch.compile makes of the same: elementwise operations
+are one kernel each and keep nothing of their own.
 """
 
 from __future__ import annotations
@@ -29,22 +31,32 @@ def llama_block_forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) ->
     (at,), ff = block.mixers, block.feed_forward
     assert isinstance(at, Attention)
     assert isinstance(ff, Dense)
-    h = r.add(x, sequence_parallel_attention(r, torchtitan_rms_norm(r, x, block.norms[0], how), at, how), "/residual")
+    h = r.add(
+        x,
+        sequence_parallel_attention(r, torchtitan_rms_norm(r, x, block.norms[0], how), at, how),
+        "/residual",
+    )
     return r.add(h, feed_forward(r, torchtitan_rms_norm(r, h, block.norms[1], how), ff, how), "/residual")
 
 
 def torchtitan_rms_norm(r: Recorder, x: Tensor, norm: Norm, how: RunConfig) -> Tensor:
-    """Written out in fp32, or one kernel that keeps a statistic for each position (inductor's, or torch's own)."""
+    """Written out in fp32, or one kernel that keeps a statistic for each position (inductor's, or torch's
+    own).
+    """
     if not how.options & {COMPILED, FUSED_NORM}:
         return rms_norm(r, x, norm, norm.path, how)
     weight = r.parameter(norm.path, (norm.size,), how.parameters)
-    out, rstd = _elementwise_output(r, norm.path + "/output", x.shape, how, x), r.tensor(norm.path + "/rstd", (*x.shape[:-1], 1), FP32)
+    out, rstd = (
+        _elementwise_output(r, norm.path + "/output", x.shape, how, x),
+        r.tensor(norm.path + "/rstd", (*x.shape[:-1], 1), FP32),
+    )
     return r.custom(norm.path, (x, weight), out, (x, weight, rstd))
 
 
 def _elementwise_output(r: Recorder, path: str, shape: Shape, how: RunConfig, like: Tensor) -> Tensor:
-    """What an elementwise kernel makes. One that is only read to be cast to eight bits is computed where it is read: inductor copies a
-    short expression of few reads into each of its users (torch/_inductor/ir.py, StorageBox.should_realize_on_reuse).
+    """What an elementwise kernel makes. One that is only read to be cast to eight bits is computed where it
+    is read: inductor copies a short expression of few reads into each of its users (torch/_inductor/ir.py,
+    StorageBox.should_realize_on_reuse).
     """
     return Tensor(None, shape, like.dtype) if _inlines_fp8_casts(how) else r.tensor(path, shape, like.dtype)
 
@@ -53,7 +65,7 @@ def _inlines_fp8_casts(how: RunConfig) -> bool:
     return {COMPILED, FP8_PRODUCTS} <= how.options
 
 
-# ---- products ----------------------------------------------------------------------------------------------------------------
+# ---- products ----------------------------------------------------------------------------------------------
 
 
 def maybe_fp8_linear(r: Recorder, x: Tensor, path: str, out: Axis, width: Axis, how: RunConfig) -> Tensor:
@@ -63,16 +75,21 @@ def maybe_fp8_linear(r: Recorder, x: Tensor, path: str, out: Axis, width: Axis, 
     return _fp8_linears(r, x, ((path, out),), width, how)[0]
 
 
-def shared_input_linears(r: Recorder, x: Tensor, layers: tuple[tuple[str, Axis], ...], width: Axis, how: RunConfig) -> list[Tensor]:
+def shared_input_linears(
+    r: Recorder, x: Tensor, layers: tuple[tuple[str, Axis], ...], width: Axis, how: RunConfig
+) -> list[Tensor]:
     """Several layers of one input. In a compiled layer its cast to eight bits is made once."""
     if FP8_PRODUCTS in how.options and COMPILED in how.options:
         return _fp8_linears(r, x, layers, width, how)
     return [maybe_fp8_linear(r, x, path, out, width, how) for path, out in layers]
 
 
-def _fp8_linears(r: Recorder, x: Tensor, layers: tuple[tuple[str, Axis], ...], width: Axis, how: RunConfig) -> list[Tensor]:
-    """Float8Linear of torchao (0.7, float8_linear.py:50-170): input and weight are saved as they are and cast for each product. An input
-    that is in eight bits already is saved so, a weight that was gathered so needs no cast.
+def _fp8_linears(
+    r: Recorder, x: Tensor, layers: tuple[tuple[str, Axis], ...], width: Axis, how: RunConfig
+) -> list[Tensor]:
+    """Float8Linear of torchao (0.7, float8_linear.py:50-170): input and weight are saved as they are and cast
+    for each product. An input that is in eight bits already is saved so, a weight that was gathered so needs
+    no cast.
     """
     low = x if x.dtype is FP8 else r.tensor(f"{layers[0][0]}/fp8_input", x.shape, FP8)
     made = [_fp8_linear(r, x, path, out, width, how) for path, out in layers]
@@ -98,13 +115,14 @@ def _fp8_linear(r: Recorder, x: Tensor, path: str, out: Axis, width: Axis, how: 
     return r.apply(result, (x, weight), (x, weight), backward)
 
 
-# ---- tensor-parallel ranks ---------------------------------------------------------------------------------------------------
+# ---- tensor-parallel ranks ---------------------------------------------------------------------------------
 
 
 def all_gather_sequence(r: Recorder, x: Tensor, path: str, how: RunConfig) -> Tensor:
-    """The whole sequence: gathered rank after rank, then joined along the sequence (torch distributed/_functional_collectives.py:183-226);
-    backward adds the ranks' gradients and cuts them. Eight bits are cast to before (torchao 0.7 float8_tensor_parallel.py). In products
-    that torch pipelines with it, what arrives lies in symmetric memory, outside the allocator.
+    """The whole sequence: gathered rank after rank, then joined along the sequence (torch
+    distributed/_functional_collectives.py:183-226); backward adds the ranks' gradients and cuts them. Eight
+    bits are cast to before (torchao 0.7 float8_tensor_parallel.py). In products that torch pipelines with it,
+    what arrives lies in symmetric memory, outside the allocator.
     """
     if not how.tensor_parallel:
         return r.view(x, WHOLE)
@@ -126,7 +144,9 @@ def all_gather_sequence(r: Recorder, x: Tensor, path: str, how: RunConfig) -> Te
 
 
 def reduce_scatter_sequence(r: Recorder, y: Tensor, path: str, how: RunConfig) -> Tensor:
-    """The ranks' parts added and cut along the sequence, for which they are put in order first; backward gathers."""
+    """The ranks' parts added and cut along the sequence, for which they are put in order first; backward
+    gathers.
+    """
     if not how.tensor_parallel:
         return r.view(y, STREAM)
     dtype = y.dtype
@@ -147,14 +167,16 @@ def reduce_scatter_sequence(r: Recorder, y: Tensor, path: str, how: RunConfig) -
     return r.apply(out, (y,), (), backward)
 
 
-# ---- attention ---------------------------------------------------------------------------------------------------------------
+# ---- attention ---------------------------------------------------------------------------------------------
 
 
 def sequence_parallel_attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> Tensor:
     whole = all_gather_sequence(r, x, at.path, how)
     del x
     names = [w.path.removesuffix(".weight") for w in at.weights]
-    q, k, v = _in_one(r, whole, names[0], at.path, how) if at.fused_qkv else _one_by_one(r, whole, names[:3], how)
+    q, k, v = (
+        _in_one(r, whole, names[0], at.path, how) if at.fused_qkv else _one_by_one(r, whole, names[:3], how)
+    )
     if COMPILED in how.options:
         del whole
     q, k = apply_rotary_emb(r, q, k, at.path, how)
@@ -167,7 +189,9 @@ def sequence_parallel_attention(r: Recorder, x: Tensor, at: Attention, how: RunC
 
 
 def _one_by_one(r: Recorder, x: Tensor, names: list[str], how: RunConfig) -> list[Tensor]:
-    made = shared_input_linears(r, x, tuple((name, f"{heads}·d") for name, heads in zip(names, "akk", strict=True)), "h", how)
+    made = shared_input_linears(
+        r, x, tuple((name, f"{heads}·d") for name, heads in zip(names, "akk", strict=True)), "h", how
+    )
     return [r.view(made.pop(0), ("b", "s", heads, "d")) for heads in "akk"]
 
 
@@ -179,7 +203,9 @@ def _in_one(r: Recorder, x: Tensor, name: str, path: str, how: RunConfig) -> lis
 
 
 def apply_rotary_emb(r: Recorder, q: Tensor, k: Tensor, path: str, how: RunConfig) -> tuple[Tensor, Tensor]:
-    """Pairs of elements as complex numbers in fp32, times a table that does not train, and lowered again (model.py:87-113)."""
+    """Pairs of elements as complex numbers in fp32, times a table that does not train, and lowered again
+    (model.py:87-113).
+    """
     if COMPILED in how.options:
         return r.scale(q, path + "/q_rotary"), r.scale(k, path + "/k_rotary")
     dtype = q.dtype
@@ -198,24 +224,34 @@ def _for_every_head(r: Recorder, x: Tensor, at: Attention, name: str, how: RunCo
 
 
 def _attention_kernel_outputs(r: Recorder, q: Tensor, path: str) -> tuple[Tensor, Tensor, Tensor]:
-    """What an attention kernel makes: the output, a log-sum-exp for each head and position, the generator's state."""
+    """What an attention kernel makes: the output, a log-sum-exp for each head and position, the generator's
+    state.
+    """
     made = Chosen.ATTENTION
     out = r.result(path + "/context", q.shape, q.dtype, made)
-    return out, r.result(path + "/logsumexp", ("b", "a", "s"), FP32, made), r.result(path + "/rng", (2,), INT64, made)
+    return (
+        out,
+        r.result(path + "/logsumexp", ("b", "a", "s"), FP32, made),
+        r.result(path + "/rng", (2,), INT64, made),
+    )
 
 
 def _flash_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: RunConfig) -> Tensor:
-    """Flash attention: q, k, v are laid out by position, and so is the result. Its backward adds into an fp32 gradient of the queries and
-    has a sum for each row (aten native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd).
+    """Flash attention: q, k, v are laid out by position, and so is the result. Its backward adds into an fp32
+    gradient of the queries and has a sum for each row (aten
+    native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd).
     """
     out, *rest = _attention_kernel_outputs(r, q, path)
-    return r.custom(path, (q, k, v), out, (q, k, v, out, *rest), scratch=((HEADS, FP32), (("b", "a", "s"), FP32)))
+    return r.custom(
+        path, (q, k, v), out, (q, k, v, out, *rest), scratch=((HEADS, FP32), (("b", "a", "s"), FP32))
+    )
 
 
 def _ring_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: RunConfig) -> Tensor:
-    """Attention over the ranks that share a sequence (torch distributed/tensor/experimental/_attention.py, _templated_ring_attention): keys
-    and values are made contiguous, joined, and gathered from all ranks or handed round; partial results are merged in fp32. It is written as
-    it stands in a compiled layer too: how much of it a compiler fuses is part of the range.
+    """Attention over the ranks that share a sequence (torch distributed/tensor/experimental/_attention.py,
+    _templated_ring_attention): keys and values are made contiguous, joined, and gathered from all ranks or
+    handed round; partial results are merged in fp32. It is written as it stands in a compiled layer too: how
+    much of it a compiler fuses is part of the range.
     """
     dtype, metas = q.dtype, [(t.shape, t.dtype) for t in (q, k, v)]
     moved: Shape = ("cp", *BOTH) if ALL_GATHER in how.options else BOTH
@@ -246,8 +282,12 @@ def _merge_ring_part(r: Recorder, sofar: Tensor, path: str) -> Tensor:
     return result
 
 
-def _ring_backward(r: Recorder, metas: list[tuple[Shape, DType]], moved: Shape, path: str) -> list[Grad | None]:
-    """Gradients of all parts are added in fp32; those of keys and values travel on with them, the next rank's arrive."""
+def _ring_backward(
+    r: Recorder, metas: list[tuple[Shape, DType]], moved: Shape, path: str
+) -> list[Grad | None]:
+    """Gradients of all parts are added in fp32; those of keys and values travel on with them, the next rank's
+    arrive.
+    """
     dtype = metas[0][1]
     sums = [r.grad(HEADS, FP32) for _ in metas]
     own = [r.grad(HEADS, dtype, path + name) for name in ("/k_contiguous", "/v_contiguous")]
@@ -271,7 +311,7 @@ def _ring_backward(r: Recorder, metas: list[tuple[Shape, DType]], moved: Shape, 
     return grads
 
 
-# ---- feed-forward ------------------------------------------------------------------------------------------------------------
+# ---- feed-forward ------------------------------------------------------------------------------------------
 
 
 def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tensor:
@@ -286,7 +326,9 @@ def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tensor:
         if not _inlines_fp8_casts(how):
             del gate, up
         with r.nothing_chosen():
-            return reduce_scatter_sequence(r, maybe_fp8_linear(r, inner, down_of, "h", "f", how), ff.path, how)
+            return reduce_scatter_sequence(
+                r, maybe_fp8_linear(r, inner, down_of, "h", "f", how), ff.path, how
+            )
     gate = r.unary(maybe_fp8_linear(r, whole, gate_of, "f", "h", how), ff.path + "/activation", saves="input")
     inner = r.mul(gate, maybe_fp8_linear(r, whole, up_of, "f", "h", how), ff.path + "/product")
     del gate
@@ -298,31 +340,43 @@ def _gate_up_product(r: Recorder, gate: Tensor, up: Tensor, path: str, how: RunC
     shape, dtype = gate.shape, gate.dtype
 
     def backward(_: Grad) -> list[Grad | None]:
-        return [Grad(None, shape, dtype) if _inlines_fp8_casts(how) else r.grad(shape, dtype) for _ in range(2)]
+        return [
+            Grad(None, shape, dtype) if _inlines_fp8_casts(how) else r.grad(shape, dtype) for _ in range(2)
+        ]
 
-    return r.apply(_elementwise_output(r, path + "/product", shape, how, gate), (gate, up), (gate, up), backward)
+    return r.apply(
+        _elementwise_output(r, path + "/product", shape, how, gate), (gate, up), (gate, up), backward
+    )
 
 
-# ---- the two ends ------------------------------------------------------------------------------------------------------------
+# ---- the two ends ------------------------------------------------------------------------------------------
 
 
 def tensor_parallel_embedding(
     r: Recorder, embeddings: Embeddings, how: RunConfig, tied: Joined = Joined.NO
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Rows of the table; over tensor-parallel ranks each looks up its own, and the sum is cut along the sequence."""
+    """Rows of the table; over tensor-parallel ranks each looks up its own, and the sum is cut along the
+    sequence.
+    """
     path, dtype = embeddings.weights[0].path, how.parameters
     name = path.removesuffix(".weight")
     if not how.tensor_parallel:
         table = r.parameter(path, ("V0", "h"), dtype, joined=tied)
-        return r.apply(r.tensor(f"{name}/output", STREAM, dtype), (table,), (), lambda _: [r.grad(("V0", "h"), dtype)]), ()
+        return r.apply(
+            r.tensor(f"{name}/output", STREAM, dtype), (table,), (), lambda _: [r.grad(("V0", "h"), dtype)]
+        ), ()
     table = Tensor(None, ("V0", "h"), dtype, Leaf(name, ("V", "h"), dtype, joined=Joined.CUT))
     masks = r.tensor(f"{name}/elsewhere", ("b", "s"), BOOL), r.tensor(f"{name}/rows", ("b", "s"), INT64)
-    found = r.apply(r.tensor(f"{name}/rows_found", WHOLE, dtype), (table,), (), lambda _: [r.grad(("V0", "h"), dtype)])
+    found = r.apply(
+        r.tensor(f"{name}/rows_found", WHOLE, dtype), (table,), (), lambda _: [r.grad(("V0", "h"), dtype)]
+    )
     del masks
     return reduce_scatter_sequence(r, found, name, how), ()
 
 
-def tensor_parallel_logits(r: Recorder, x: Tensor, head: Head, how: RunConfig, loss: Loss, table: str) -> Tensor:
+def tensor_parallel_logits(
+    r: Recorder, x: Tensor, head: Head, how: RunConfig, loss: Loss, table: str
+) -> Tensor:
     """Logits: of the rank's share of the vocabulary where the loss takes them so, else of all of it."""
     name = head.weights[0].path.removesuffix(".weight")
     weight = r.parameter(name, ("V", "h"), how.parameters)
@@ -332,4 +386,6 @@ def tensor_parallel_logits(r: Recorder, x: Tensor, head: Head, how: RunConfig, l
         return whole
     logits = r.linear(whole, weight, "V", name)
     del whole
-    return r.gathered(logits, ("b", "s", "V0"), name) if how.tensor_parallel and loss is Loss.PLAIN else logits
+    return (
+        r.gathered(logits, ("b", "s", "V0"), name) if how.tensor_parallel and loss is Loss.PLAIN else logits
+    )

@@ -20,21 +20,26 @@ TABLE: Shape = ("V", "h")
 
 
 def loss_of(r: Recorder, x: Tensor, how: RunConfig, loss: Loss, table: str) -> Tensor:
-    """``cross_entropy(pred.flatten(0, 1).float(), labels.flatten(0, 1))`` (9dec370, train.py:131-134), or what stands in its place."""
+    """``cross_entropy(pred.flatten(0, 1).float(), labels.flatten(0, 1))`` (9dec370, train.py:131-134), or
+    what stands in its place.
+    """
     if loss is Loss.CHUNKED:
         return chunked_cross_entropy(r, x, how)
     return parallel_cross_entropy(r, x) if loss is Loss.VOCAB_PARALLEL else cross_entropy(r, x)
 
 
 def parallel_cross_entropy(r: Recorder, logits: Tensor) -> Tensor:
-    """The loss over a vocabulary that is cut (torch distributed/tensor/parallel/loss.py:187-219, 395-480): shifted, exponentials summed,
-    log-probabilities saved; backward is one function of zeros, exponentials, their sum and its product with what arrives.
+    """The loss over a vocabulary that is cut (torch distributed/tensor/parallel/loss.py:187-219, 395-480):
+    shifted, exponentials summed, log-probabilities saved; backward is one function of zeros, exponentials,
+    their sum and its product with what arrives.
     """
     wide = r.cast(logits, FP32, "loss/fp32")
     shape = wide.shape
     made = _log_probabilities(r, shape)
     logged = r.apply(made, (wide,), (made,), lambda g: [Grad(g.storage, g.shape, g.dtype)])
-    return r.apply(r.tensor("loss/value", (1,), FP32), (logged,), (logged,), lambda _: [_parallel_gradient(r, shape)])
+    return r.apply(
+        r.tensor("loss/value", (1,), FP32), (logged,), (logged,), lambda _: [_parallel_gradient(r, shape)]
+    )
 
 
 def _log_probabilities(r: Recorder, shape: Shape) -> Tensor:
@@ -56,9 +61,10 @@ def _parallel_gradient(r: Recorder, shape: Shape) -> Grad:
 
 
 def chunked_cross_entropy(r: Recorder, x: Tensor, how: RunConfig) -> Tensor:
-    """Head, loss and both their backwards for one chunk of positions after another (b5bcd76, components/loss.py:520-660): gradients of the
-    states are collected in fp32, those of the head whole in the dtype they are reduced in, and reduced with the last chunk. What is left for
-    backward is the gradient of the states.
+    """Head, loss and both their backwards for one chunk of positions after another (b5bcd76,
+    components/loss.py:520-660): gradients of the states are collected in fp32, those of the head whole in the
+    dtype they are reduced in, and reduced with the last chunk. What is left for backward is the gradient of
+    the states.
     """
     dtype = x.dtype
     collected = r.tensor("loss/collected", STATES, FP32)
@@ -81,7 +87,11 @@ def _chunk_head_gradient(r: Recorder, how: RunConfig) -> Tensor:
     low = how.parameters
     logits = r.tensor("loss/chunk_logits", logits_of, low)
     wide = r.tensor("loss/chunk_fp32", logits_of, FP32)
-    logged = _log_probabilities(r, logits_of) if how.tensor_parallel else r.tensor("loss/chunk_log_softmax", logits_of, FP32)
+    logged = (
+        _log_probabilities(r, logits_of)
+        if how.tensor_parallel
+        else r.tensor("loss/chunk_log_softmax", logits_of, FP32)
+    )
     del wide
     if how.tensor_parallel:
         grad: Grad | Tensor = _parallel_gradient(r, logits_of)

@@ -1,10 +1,13 @@
-"""A layer of torchtune's decoders as torch.compile runs it: one function forward and one backward (inductor over a min-cut partition).
+"""A layer of torchtune's decoders as torch.compile runs it: one function forward and one backward (inductor
+over a min-cut partition).
 
-Elementwise operations are part of one kernel with what reads or makes them, so that only products, attention and what they read are in
-memory. What is saved was read off the partitioner run on the layer itself (torch 2.5 and 2.13, functorch min_cut_rematerialization_partition
-with inductor's decompositions): a norm's statistic and its result where a weight's gradient needs it; queries, keys and values as attention
-reads them, its result and statistic; attention's output projection, which with the input makes the second norm's input again; gate and up,
-and their product where a weight's gradient needs it; and every matrix that was dequantized, whole. Every gradient is handed over when the whole backward is done.
+Elementwise operations are part of one kernel with what reads or makes them, so that only products, attention
+and what they read are in memory. What is saved was read off the partitioner run on the layer itself (torch
+2.5 and 2.13, functorch min_cut_rematerialization_partition with inductor's decompositions): a norm's
+statistic and its result where a weight's gradient needs it; queries, keys and values as attention reads them,
+its result and statistic; attention's output projection, which with the input makes the second norm's input
+again; gate and up, and their product where a weight's gradient needs it; and every matrix that was
+dequantized, whole. Every gradient is handed over when the whole backward is done.
 """
 
 from __future__ import annotations
@@ -84,7 +87,7 @@ def _weighted_module_names(weights: tuple[Weight, ...]) -> list[str]:
     return [w.path.removesuffix(".weight") for w in weights if w.path.endswith(".weight")]
 
 
-# ---- parts -------------------------------------------------------------------------------------------------------------------
+# ---- parts -------------------------------------------------------------------------------------------------
 
 
 def _compiled_norm(f: Function, norm: Norm, readers: tuple[str, ...]) -> Tensor:
@@ -99,7 +102,9 @@ def _compiled_norm(f: Function, norm: Norm, readers: tuple[str, ...]) -> Tensor:
 
 
 def _norm_back(f: Function, norm: Norm) -> None:
-    """Its result goes with the last product that reads it; the gradient is written over what the products made."""
+    """Its result goes with the last product that reads it; the gradient is written over what the products
+    made.
+    """
     f.saved.pop(f"{norm.path}/output", None)
     if f.how.trains:
         f.found(norm.path)
@@ -149,9 +154,16 @@ def _product_back(f: Function, name: str, shape: tuple[Axis, Axis]) -> Grad:
 
 
 def _compiled_attention(f: Function, x: Tensor, norm: Norm, at: Attention) -> Callable[[], Grad]:
-    """From the layer's input to attention's output projection, which is saved; and back, given the gradient of the sum of both."""
+    """From the layer's input to attention's output projection, which is saved; and back, given the gradient
+    of the sum of both.
+    """
     q, k, v, o = _weighted_module_names(at.weights)
-    shapes: dict[str, tuple[Axis, Axis]] = {q: ("a·d", "h"), k: ("k·d", "h"), v: ("k·d", "h"), o: ("h", "a·d")}
+    shapes: dict[str, tuple[Axis, Axis]] = {
+        q: ("a·d", "h"),
+        k: ("k·d", "h"),
+        v: ("k·d", "h"),
+        o: ("h", "a·d"),
+    }
     y = _compiled_norm(f, norm, (q, k, v))
     for name in (q, k, v):
         made = _compiled_linear(f, name, shapes[name])
@@ -170,11 +182,19 @@ def _compiled_attention(f: Function, x: Tensor, norm: Norm, at: Attention) -> Ca
         d_context = _product_back(f, o, shapes[o])
         grads = [f.grad(QUERIES) for _ in (q, k, v)]
         del d_context
-        for name in (f"{q}/attended", f"{k}/attended", f"{v}/attended", f"{at.path}/context", f"{at.path}/logsumexp"):
+        for name in (
+            f"{q}/attended",
+            f"{k}/attended",
+            f"{v}/attended",
+            f"{at.path}/context",
+            f"{at.path}/logsumexp",
+        ):
             f.saved.pop(name)
         total = None
         for name in (v, k, q):
-            summed = f.grad(("b", "s", shapes[name][0])) if name == q or at.heads != at.kv_heads else grads[-1]
+            summed = (
+                f.grad(("b", "s", shapes[name][0])) if name == q or at.heads != at.kv_heads else grads[-1]
+            )
             grads.pop()
             part = _product_back(f, name, shapes[name])
             total = total or part
@@ -188,7 +208,9 @@ def _compiled_attention(f: Function, x: Tensor, norm: Norm, at: Attention) -> Ca
 
 
 def _feed_forward(f: Function, norm: Norm, ff: Dense, before: str) -> tuple[Callable[[], Grad], Tensor]:
-    """From attention's output projection ``before`` and the input to the layer's output; and back to the gradient of their sum."""
+    """From attention's output projection ``before`` and the input to the layer's output; and back to the
+    gradient of their sum.
+    """
     gate, up, down = _weighted_module_names(ff.weights)
     wide: tuple[Axis, Axis] = ("f", "h")
     y = _compiled_norm(f, norm, (gate, up))

@@ -1,4 +1,5 @@
-"""A layer of torchtune's decoders, operation by operation (torchtune 0.4, modules/transformer.py, attention.py, feed_forward.py).
+"""A layer of torchtune's decoders, operation by operation (torchtune 0.4, modules/transformer.py,
+attention.py, feed_forward.py).
 
 Local variables stand for those of its own functions: what one of them still names is still there.
 """
@@ -29,7 +30,9 @@ def eager_layer_forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) ->
 
 
 def rms_norm(r: Recorder, x: Tensor, norm: Norm, how: RunConfig) -> Tensor:
-    """RMSNorm.forward (rms_norm.py:28-44): in fp32 by a name that stays, normalised, lowered, times the weight."""
+    """RMSNorm.forward (rms_norm.py:28-44): in fp32 by a name that stays, normalised, lowered, times the
+    weight.
+    """
     path, dtype = norm.path, x.dtype
     weight = record_parameter(r, norm.weights[0], how, path)
     wide = r.cast(x, FP32, path + "/fp32")
@@ -46,10 +49,12 @@ def _rms_normalized_input(r: Recorder, x: Tensor, path: str) -> Tensor:
     return r.mul(x, r.unary(mean, path + "/rsqrt", saves="output", temporaries=2), path + "/normalized")
 
 
-# ---- linear layers -----------------------------------------------------------------------------------------------------------
+# ---- linear layers -----------------------------------------------------------------------------------------
 
 
-def lora_or_nf4_linear(r: Recorder, x: Tensor, weights: dict[str, Weight], name: str, shape: tuple[Axis, Axis], how: RunConfig) -> Tensor:
+def lora_or_nf4_linear(
+    r: Recorder, x: Tensor, weights: dict[str, Weight], name: str, shape: tuple[Axis, Axis], how: RunConfig
+) -> Tensor:
     """nn.Linear, FrozenNF4Linear or LoRALinear (peft/lora.py:121-141): ``shape`` is that of the weight."""
     weight, bias = weights[name + ".weight"], weights.get(name + ".bias")
     low = record_parameter(r, bias, how, f"{name}.bias") if bias else None
@@ -64,13 +69,17 @@ def lora_or_nf4_linear(r: Recorder, x: Tensor, weights: dict[str, Weight], name:
         return result
     down = r.parameter(f"{name}.lora_A", ("r", width), how.adapter_dtype)
     up = r.parameter(f"{name}.lora_B", (out, "r"), how.adapter_dtype)
-    branch = r.linear(r.dropout(x, f"{name}/lora_dropout", active=how.adapter_dropout), down, "r", f"{name}.lora_A")
+    branch = r.linear(
+        r.dropout(x, f"{name}/lora_dropout", active=how.adapter_dropout), down, "r", f"{name}.lora_A"
+    )
     branch = r.scale(r.linear(branch, up, out, f"{name}.lora_B"), f"{name}/lora_scaled")
     return r.add(result, branch, f"{name}/output")
 
 
 def nf4_linear(r: Recorder, x: Tensor, shape: tuple[Axis, Axis], path: str) -> Tensor:
-    """LinearNF4 (torchao 0.7, dtypes/nf4tensor.py): the weight is dequantized for the product and again for the input's gradient."""
+    """LinearNF4 (torchao 0.7, dtypes/nf4tensor.py): the weight is dequantized for the product and again for
+    the input's gradient.
+    """
     given, dtype = x.shape, x.dtype
     weight = _dequantized_nf4_weight(r, shape, x.dtype, path)
     result = r.tensor(f"{path}/output", (*given[:-1], shape[0]), dtype)
@@ -86,7 +95,8 @@ def nf4_linear(r: Recorder, x: Tensor, shape: tuple[Axis, Axis], path: str) -> T
 
 
 def _dequantized_nf4_weight(r: Recorder, shape: tuple[Axis, Axis], dtype: DType, path: str) -> Grad:
-    """NF4Tensor.get_original_weight: two elements of a byte as 64-bit indices, looked up, scaled, joined; all by names that stay.
+    """NF4Tensor.get_original_weight: two elements of a byte as 64-bit indices, looked up, scaled, joined; all
+    by names that stay.
 
     Half as many indices of 64 bits are 4 bytes an element, half as many values of 16 bits one.
     """
@@ -103,11 +113,13 @@ def _dequantized_nf4_weight(r: Recorder, shape: tuple[Axis, Axis], dtype: DType,
     return whole
 
 
-# ---- attention ---------------------------------------------------------------------------------------------------------------
+# ---- attention ---------------------------------------------------------------------------------------------
 
 
 def multi_head_attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> Tensor:
-    """MultiHeadAttention.forward (attention.py:190-300): queries turned, then keys, then keys and values repeated for every query head."""
+    """MultiHeadAttention.forward (attention.py:190-300): queries turned, then keys, then keys and values
+    repeated for every query head.
+    """
     weights = {w.path: w for w in at.weights}
     names = [w.path.removesuffix(".weight") for w in at.weights if w.path.endswith(".weight")]
     q = r.view(lora_or_nf4_linear(r, x, weights, names[0], ("a·d", "h"), how), HEADS)
@@ -130,14 +142,18 @@ def _repeat_kv_heads(r: Recorder, x: Tensor, path: str, at: Attention) -> Tensor
 
 
 def flash_kernel_output(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str) -> Tensor:
-    """A flash kernel, whose output is laid out as the queries are: by position, so that merging heads copies nothing."""
+    """A flash kernel, whose output is laid out as the queries are: by position, so that merging heads copies
+    nothing.
+    """
     out = r.tensor(path + "/context", HEADS, q.dtype)
     lse, seed = r.tensor(path + "/logsumexp", ("b", "a", "s"), FP32), r.tensor(path + "/rng", (3,), INT64)
     return r.custom(path, (q, k, v), out, (q, k, v, out, lse, seed))
 
 
 def rotary_embedding(r: Recorder, x: Tensor, path: str) -> Tensor:
-    """RotaryPositionalEmbeddings.forward (position_embeddings.py:80-130): in fp32, odd and even elements by themselves."""
+    """RotaryPositionalEmbeddings.forward (position_embeddings.py:80-130): in fp32, odd and even elements by
+    themselves.
+    """
     dtype = x.dtype
     wide = r.cast(x, FP32, path + "/fp32")
     half: Shape = (*x.shape[:-1], "d/2")
@@ -162,18 +178,23 @@ def _combine_rotary_products(r: Recorder, a: Tensor, b: Tensor, path: str, *, ne
     shape = a.shape
 
     def backward(g: Grad) -> list[Grad | None]:
-        return [Grad(g.storage, shape, FP32), r.grad(shape, FP32) if negated else Grad(g.storage, shape, FP32)]
+        return [
+            Grad(g.storage, shape, FP32),
+            r.grad(shape, FP32) if negated else Grad(g.storage, shape, FP32),
+        ]
 
     return r.apply(r.tensor(path + "/turned", shape, FP32), (a, b), (), backward)
 
 
-# ---- feed-forward ------------------------------------------------------------------------------------------------------------
+# ---- feed-forward ------------------------------------------------------------------------------------------
 
 
 def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tensor:
     """FeedForward.forward (feed_forward.py:40-52)."""
     weights = {w.path: w for w in ff.weights}
     gate, up, down = (w.path.removesuffix(".weight") for w in ff.weights if w.path.endswith(".weight"))
-    h = r.unary(lora_or_nf4_linear(r, x, weights, gate, ("f", "h"), how), ff.path + "/activation", saves="input")
+    h = r.unary(
+        lora_or_nf4_linear(r, x, weights, gate, ("f", "h"), how), ff.path + "/activation", saves="input"
+    )
     h = r.mul(h, lora_or_nf4_linear(r, x, weights, up, ("f", "h"), how), ff.path + "/product")
     return lora_or_nf4_linear(r, h, weights, down, ("h", "f"), how)

@@ -1,7 +1,9 @@
-"""torchtune's head and losses: logits of eight pieces of the sequence, each raised to fp32 by itself, or of all of it at once.
+"""torchtune's head and losses: logits of eight pieces of the sequence, each raised to fp32 by itself, or of
+all of it at once.
 
-torchtune 0.4, modules/transformer.py:400-420 (chunked_output), modules/loss/ce_chunked_output_loss.py, recipes/full_finetune_single_device.py
-(_loss_step). Axes besides those of ``ends.py``: ``c`` positions of one piece.
+torchtune 0.4, modules/transformer.py:400-420 (chunked_output), modules/loss/ce_chunked_output_loss.py,
+recipes/full_finetune_single_device.py (_loss_step). Axes besides those of ``ends.py``: ``c`` positions of one
+piece.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ def loss_input(how: RunConfig, _: Loss) -> tuple[Shape, DType, str]:
 
 def lm_head_cross_entropy(r: Recorder, x: Tensor, how: RunConfig, loss: Loss, table: str) -> Tensor:
     weight = r.parameter(table, ("V", "h"), how.parameters, trains=how.trains)
-    return _chunked_logits_loss(r, x, weight, how) if loss is Loss.CHUNKED else _full_logits_loss(r, x, weight)
+    return (
+        _chunked_logits_loss(r, x, weight, how) if loss is Loss.CHUNKED else _full_logits_loss(r, x, weight)
+    )
 
 
 def _full_logits_loss(r: Recorder, x: Tensor, weight: Tensor) -> Tensor:
@@ -42,9 +46,11 @@ def _full_logits_loss(r: Recorder, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _chunked_logits_loss(r: Recorder, x: Tensor, weight: Tensor, how: RunConfig) -> Tensor:
-    """All pieces' logits, then the loss of each; backward goes through all losses before it comes to the first product.
+    """All pieces' logits, then the loss of each; backward goes through all losses before it comes to the
+    first product.
 
-    A piece of several sequences is no view of one matrix: the product copies it, and saves the copy for the weight's gradient.
+    A piece of several sequences is no view of one matrix: the product copies it, and saves the copy for the
+    weight's gradient.
     """
     dtype, compiled, trains = x.dtype, COMPILED in how.options, weight.needs_grad
     copies, logits = list[Storage | None](), list[Storage | None]()
@@ -78,7 +84,9 @@ def _log_softmaxes(r: Recorder) -> list[Storage | None]:
 
 
 def _loss_back(r: Recorder, kept: list[Storage | None], dtype: DType, *, compiled: bool) -> Grad:
-    """The gradient of a piece's logits: one kernel, or that of the picked logarithms, of the softmax, and its cast."""
+    """The gradient of a piece's logits: one kernel, or that of the picked logarithms, of the softmax, and its
+    cast.
+    """
     if compiled:
         grad = r.grad(PIECE, dtype, "loss/chunk_gradient")
         kept.pop()
@@ -92,9 +100,10 @@ def _loss_back(r: Recorder, kept: list[Storage | None], dtype: DType, *, compile
 
 def _products_back(
     r: Recorder, steps: list[Grad], copies: list[Storage | None], given: tuple[Shape, DType], *, trains: bool
-) -> list[Grad | None]:  # fmt: skip
-    """Gradients of the head's weight and of each piece, which are joined. The weight's first gradient is a transposed view, to which the
-    engine adds nothing in place: the second makes a third (torch 2.5.1 and 2.13, input_buffer.cpp, can_accumulate_inplace).
+) -> list[Grad | None]:
+    """Gradients of the head's weight and of each piece, which are joined. The weight's first gradient is a
+    transposed view, to which the engine adds nothing in place: the second makes a third (torch 2.5.1 and
+    2.13, input_buffer.cpp, can_accumulate_inplace).
     """
     (shape, dtype), total, pieces = given, None, list[Grad]()
     steps.reverse()
@@ -104,7 +113,11 @@ def _products_back(
         steps.pop()
         if copies:
             copies.pop()
-        summed = r.grad(("V", "h"), dtype, "lm_head/grad_weight") if total is not None and len(pieces) == 2 else None
+        summed = (
+            r.grad(("V", "h"), dtype, "lm_head/grad_weight")
+            if total is not None and len(pieces) == 2
+            else None
+        )
         total = summed or total or product
         del product, summed
     whole = r.grad(shape, dtype, "loss/cat")

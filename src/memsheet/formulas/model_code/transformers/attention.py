@@ -20,7 +20,8 @@ from memsheet.plan.dtypes import BOOL, FP16, FP32, INT64, DType
 from memsheet.plan.model import Attention, Norm, Weight
 
 Core = Callable[
-    [Recorder, Tensor, Tensor, Tensor, Attention, RunConfig, FamilyTraits], tuple[Tensor, Tensor | None, *tuple[Tensor | None, ...]]
+    [Recorder, Tensor, Tensor, Tensor, Attention, RunConfig, FamilyTraits],
+    tuple[Tensor, Tensor | None, *tuple[Tensor | None, ...]],
 ]
 """The context, the probabilities if there are any, and what else goes by a name until attention is done."""
 HEADS: Shape = ("b", "a", "s", "d")
@@ -30,13 +31,18 @@ SCORES: Shape = ("b", "a", "s", "s")
 
 def attention(
     r: Recorder, x: Tensor, at: Attention, how: RunConfig, own: FamilyTraits, inside: list[Tensor | None]
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Projections, norms of queries and keys, rotary positions, attention, output projection; and the probabilities if eager.
+) -> tuple[Tensor, Tensor | None]:
+    """Projections, norms of queries and keys, rotary positions, attention, output projection; and the
+    probabilities if eager.
 
     ``inside``: takes what the module still names when it adds its result to the stream itself.
     """
     weights = {w.path: w for w in at.weights}
-    q, k, v, *_whole = _fused_qkv_heads(r, x, at, weights, how, own) if at.fused_qkv else _separate_qkv_heads(r, x, at, weights, how, own)
+    q, k, v, *_whole = (
+        _fused_qkv_heads(r, x, at, weights, how, own)
+        if at.fused_qkv
+        else _separate_qkv_heads(r, x, at, weights, how, own)
+    )
     if own.joint is FusedQkvLayout.PICKED and at.kv_heads > 1:
         at = replace(at, kv_heads=at.heads)
     if at.rotary_dim:
@@ -47,14 +53,18 @@ def attention(
     if own.batched_bias:
         inside += [q, k, v, *made]
     context = r.view(context, ("b", "s", "a·d"))
-    out = next(n for n in reversed([w.path for w in at.weights]) if n.endswith(".weight")).removesuffix(".weight")
+    out = next(n for n in reversed([w.path for w in at.weights]) if n.endswith(".weight")).removesuffix(
+        ".weight"
+    )
     return record_linear(r, context, weights, out, "h", "a·d", how), probabilities
 
 
-# ---- queries, keys and values ----------------------------------------------------------------------------------------------
+# ---- queries, keys and values ------------------------------------------------------------------------------
 
 
-def _fused_qkv_heads(r: Recorder, x: Tensor, at: Attention, weights: dict[str, Weight], how: RunConfig, own: FamilyTraits) -> list[Tensor]:
+def _fused_qkv_heads(
+    r: Recorder, x: Tensor, at: Attention, weights: dict[str, Weight], how: RunConfig, own: FamilyTraits
+) -> list[Tensor]:
     name = at.weights[0].path.removesuffix(".weight")
     whole = record_linear(r, x, weights, name, "(a+2k)·d", "h", how)
     shapes: tuple[Shape, ...] = tuple(("b", heads, "s", "d") for heads in ("a", "k", "k"))
@@ -95,7 +105,9 @@ def qk_norms(at: Attention) -> tuple[Norm | None, Norm | None]:
     )
 
 
-def into_heads(r: Recorder, y: Tensor, heads: Axis, norm: Norm | None, at: Attention, how: RunConfig) -> Tensor:
+def into_heads(
+    r: Recorder, y: Tensor, heads: Axis, norm: Norm | None, at: Attention, how: RunConfig
+) -> Tensor:
     """``(b, s, heads·d)`` → ``(b, heads, s, d)``, normalised before or after it is cut into heads."""
     if norm is not None and norm.size != at.head_dim:
         y = apply_norm(r, y, norm, how)
@@ -105,13 +117,14 @@ def into_heads(r: Recorder, y: Tensor, heads: Axis, norm: Norm | None, at: Atten
     return r.transposed_view(y, ("b", heads, "s", "d"))
 
 
-# ---- rotary positions --------------------------------------------------------------------------------------------------------
+# ---- rotary positions --------------------------------------------------------------------------------------
 
 
 def apply_rotary_positions(
     r: Recorder, q: Tensor, k: Tensor, at: Attention, how: RunConfig, own: FamilyTraits
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Positions turned into all of each head, or into its first ``rotary_dim`` elements, which then join the rest.
+    """Positions turned into all of each head, or into its first ``rotary_dim`` elements, which then join the
+    rest.
 
     Besides queries and keys, what the caller still names while attention runs.
     """
@@ -122,9 +135,15 @@ def apply_rotary_positions(
     (q_turned, q_rest), (k_turned, k_rest) = _split_rotary_dims(r, q, at), _split_rotary_dims(r, k, at)
     if own.rest is PartialRotary.AT_ONCE:
         q = _join_rotary_dims(r, _apply_cos_sin(r, q_turned, tables, paths[0], own), q_rest, paths[0])
-        return q, _join_rotary_dims(r, _apply_cos_sin(r, k_turned, tables, paths[1], own), k_rest, paths[1]), ()
+        return (
+            q,
+            _join_rotary_dims(r, _apply_cos_sin(r, k_turned, tables, paths[1], own), k_rest, paths[1]),
+            (),
+        )
     q_turned = _apply_cos_sin(r, q_turned, tables, paths[0], own)
-    k_turned = _apply_cos_sin(r, k_turned, _cos_sin_tables(r, q, at, how, own) if own.table_buffer else tables, paths[1], own)
+    k_turned = _apply_cos_sin(
+        r, k_turned, _cos_sin_tables(r, q, at, how, own) if own.table_buffer else tables, paths[1], own
+    )
     named = (q_turned, q_rest, k_turned, k_rest) if own.rest is PartialRotary.TO_THE_END else ()
     q = _join_rotary_dims(r, q_turned, q_rest, paths[0])
     if own.rest is PartialRotary.IN_TURN:
@@ -176,11 +195,13 @@ def _rotate_half(r: Recorder, x: Tensor, path: str) -> Tensor:
     return r.cat((r.scale(second, path + "/neg"), first), x.shape, path + "/rotated")
 
 
-# ---- softmax(q k) v ------------------------------------------------------------------------------------------------------------
+# ---- softmax(q k) v ----------------------------------------------------------------------------------------
 
 
 def repeat_kv(r: Recorder, x: Tensor, path: str, at: Attention) -> Tensor:
-    """Keys or values for every query head: copied out, but a single head is only a view. The gradient is summed back over the group."""
+    """Keys or values for every query head: copied out, but a single head is only a view. The gradient is
+    summed back over the group.
+    """
     if at.heads == at.kv_heads:
         return x
     back, dtype = x.shape, x.dtype
@@ -191,7 +212,9 @@ def repeat_kv(r: Recorder, x: Tensor, path: str, at: Attention) -> Tensor:
 def eager_attention(
     r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig, own: FamilyTraits
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The score matrix in full: scaled, masked, softmax, cast to the queries' or values' dtype, dropout, times the values."""
+    """The score matrix in full: scaled, masked, softmax, cast to the queries' or values' dtype, dropout,
+    times the values.
+    """
     path = at.path
     inside = not at.rotary_dim or own.rest is PartialRotary.NONE  # heads lie inside positions
     views = at.kv_heads in (at.heads, 1)
@@ -232,7 +255,9 @@ def scores_dtype(how: RunConfig, own: FamilyTraits) -> DType:
     return (how.autocast or how.parameters) if own.lowered_softmax else how.stream
 
 
-def _attention_probabilities(r: Recorder, x: Tensor, dtype: DType, path: str, own: FamilyTraits, how: RunConfig) -> Tensor:
+def _attention_probabilities(
+    r: Recorder, x: Tensor, dtype: DType, path: str, own: FamilyTraits, how: RunConfig
+) -> Tensor:
     made = _scores_softmax(r, x, path, own, how)
     return r.cast(made, dtype, path + "/probabilities") if own.lowered_softmax else made
 
@@ -245,7 +270,9 @@ def _scale_scores(r: Recorder, x: Tensor, path: str, own: FamilyTraits) -> Tenso
 
 
 def _scores_softmax(r: Recorder, x: Tensor, path: str, own: FamilyTraits, how: RunConfig) -> Tensor:
-    """Softmax in fp32 where the code or autocast asks for it; fp16 is read as it is, anything else is cast first."""
+    """Softmax in fp32 where the code or autocast asks for it; fp16 is read as it is, anything else is cast
+    first.
+    """
     wide = own.wide_softmax or r.widens
     if wide and x.dtype is not FP16:
         x = r.cast(x, FP32, path + "/scores")
@@ -257,26 +284,41 @@ def _scores_softmax(r: Recorder, x: Tensor, path: str, own: FamilyTraits, how: R
     return r.unary(x, path + "/softmax", saves="output", dtype=FP32)
 
 
-def fused_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig, own: FamilyTraits) -> tuple[Tensor, None]:
-    """A flash kernel: keeps q, k, v, its output and one fp32 log-sum-exp a head and position, no score matrix.
+def fused_attention(
+    r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig, own: FamilyTraits
+) -> tuple[Tensor, None]:
+    """A flash kernel: keeps q, k, v, its output and one fp32 log-sum-exp a head and position, no score
+    matrix.
 
-    Its output is laid out as the queries are: where they are contiguous by head, it is copied before heads are merged.
+    Its output is laid out as the queries are: where they are contiguous by head, it is copied before heads
+    are merged.
     """
     path = at.path
     q, k, v = _autocast_qkv(r, q, k, v, path)
     if how.padded_head:
-        q, k, v = (_pad_heads_copy(r, t, f"{path}/{name}_padded", how.padded_head) for t, name in ((q, "q"), (k, "k"), (v, "v")))
+        q, k, v = (
+            _pad_heads_copy(r, t, f"{path}/{name}_padded", how.padded_head)
+            for t, name in ((q, "q"), (k, "k"), (v, "v"))
+        )
     out = r.tensor(path + "/context", q.shape, q.dtype)
     lse = r.tensor(path + "/logsumexp", ("b", "a", "s"), FP32)
     seed = r.tensor(path + "/rng", (3,), INT64)
     r.custom(path, (q, k, v), out, (q, k, v, out, lse, seed))
     if how.padded_head:
         return r.copy(r.slice(out, HEADS), MERGED, path + "/context"), None
-    return (r.copy(out, MERGED, path + "/context") if at.rotary_dim and own.rest is not PartialRotary.NONE else r.view(out, MERGED)), None
+    return (
+        r.copy(out, MERGED, path + "/context")
+        if at.rotary_dim and own.rest is not PartialRotary.NONE
+        else r.view(out, MERGED)
+    ), None
 
 
-def math_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig, own: FamilyTraits) -> tuple[Tensor, None]:
-    """Plain operations in one call, whose locals go when it returns; in fp32, and the result lowered again."""
+def math_attention(
+    r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig, own: FamilyTraits
+) -> tuple[Tensor, None]:
+    """Plain operations in one call, whose locals go when it returns; in fp32, and the result lowered
+    again.
+    """
     inside = not at.rotary_dim or own.rest is PartialRotary.NONE  # heads lie inside positions
     low = _autocast_qkv(r, q, k, v, at.path)
     dtype = low[0].dtype
@@ -290,33 +332,43 @@ def math_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, 
     return r.copy(out, MERGED, at.path + "/context"), None
 
 
-def _in_plain_operations(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig, *, several: bool) -> Tensor:
-    """The library's attention.cpp (aten native/transformers), _scaled_dot_product_attention_math: half of the scale on either side, keys and values
-    repeated, a bias in place of a mask.
+def _in_plain_operations(
+    r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig, *, several: bool
+) -> Tensor:
+    """The library's attention.cpp (aten native/transformers), _scaled_dot_product_attention_math: half of the
+    scale on either side, keys and values repeated, a bias in place of a mask.
     """
     path = at.path
     bias = _attention_mask_bias(r, q, path, how) if at.causal else None
     q = r.scale(q, path + "/q")
     k, v = _repeat_heads_copy(r, k, path + "/k"), _repeat_heads_copy(r, v, path + "/v")
-    weights = r.product(q, r.scale(k, path + "/k"), SCORES, path + "/scores", copies=(several, False))  # the scaled keys have no name
+    weights = r.product(
+        q, r.scale(k, path + "/k"), SCORES, path + "/scores", copies=(several, False)
+    )  # the scaled keys have no name
     weights = r.add(weights, bias, path + "/scores") if bias else weights
     weights = r.unary(weights, path + "/softmax", saves="output")
     weights = r.dropout(weights, path + "/dropout", active=how.dropout)
     return r.product(weights, v, HEADS, path + "/context")
 
 
-def _multi_query_eager(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig, *, several: bool) -> Tensor:
-    """The same where one head of keys and values meets many of queries unasked: each product repeats it, and the mask is in the dtype that
-    the call was given.
+def _multi_query_eager(
+    r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig, *, several: bool
+) -> Tensor:
+    """The same where one head of keys and values meets many of queries unasked: each product repeats it, and
+    the mask is in the dtype that the call was given.
     """
     path = at.path
     bias = r.tensor(path + "/mask_bias", ("b", "s", "s"), how.autocast or how.parameters)
     q = r.scale(q, path + "/q")
     k = r.scale(k, path + "/k")
-    weights = r.product(q, repeat_kv(r, k, path + "/k", at), SCORES, path + "/scores", copies=(several, several))
+    weights = r.product(
+        q, repeat_kv(r, k, path + "/k", at), SCORES, path + "/scores", copies=(several, several)
+    )
     weights = r.add(weights, bias, path + "/scores")
     weights = r.unary(weights, path + "/softmax", saves="output")
-    return r.product(weights, repeat_kv(r, v, path + "/v", at), HEADS, path + "/context", copies=(False, several))
+    return r.product(
+        weights, repeat_kv(r, v, path + "/v", at), HEADS, path + "/context", copies=(False, several)
+    )
 
 
 def _attention_mask_bias(r: Recorder, q: Tensor, path: str, how: RunConfig) -> Tensor:
@@ -340,7 +392,9 @@ def _repeat_heads_copy(r: Recorder, x: Tensor, path: str) -> Tensor:
 def efficient_attention(
     r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig, own: FamilyTraits
 ) -> tuple[Tensor, None]:
-    """The memory-efficient kernel: as flash, with keys and values repeated, statistics padded to 32 and a bias for a mask."""
+    """The memory-efficient kernel: as flash, with keys and values repeated, statistics padded to 32 and a
+    bias for a mask.
+    """
     path = at.path
     k, v = repeat_kv(r, k, path + "/k", at), repeat_kv(r, v, path + "/v", at)
     q, k, v = _autocast_qkv(r, q, k, v, path)
@@ -355,8 +409,8 @@ def efficient_attention(
 def processor_attention(
     r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig, own: FamilyTraits
 ) -> tuple[Tensor, None]:
-    """A CPU's flash kernel (aten native/transformers/attention.cpp, _scaled_dot_product_flash_attention_cpu): as a GPU's without the
-    generator's state, and with the bias that a mask is turned into.
+    """A CPU's flash kernel (aten native/transformers/attention.cpp, _scaled_dot_product_flash_attention_cpu):
+    as a GPU's without the generator's state, and with the bias that a mask is turned into.
     """
     path = at.path
     if how.mask:
@@ -366,7 +420,11 @@ def processor_attention(
     out = r.tensor(path + "/context", q.shape, q.dtype)
     lse = r.tensor(path + "/logsumexp", ("b", "a", "s"), FP32)
     r.custom(path, (q, k, v), out, (q, k, v, out, lse, *bias))
-    return (r.copy(out, MERGED, path + "/context") if at.rotary_dim and own.rest is not PartialRotary.NONE else r.view(out, MERGED)), None
+    return (
+        r.copy(out, MERGED, path + "/context")
+        if at.rotary_dim and own.rest is not PartialRotary.NONE
+        else r.view(out, MERGED)
+    ), None
 
 
 def _autocast_qkv(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,8 +1,8 @@
 """Transformer blocks as the transformers library runs them, written over shape-only tensors.
 
-Each function mirrors the order of operations of the model's own code, because the order decides what is alive when. Axes:
-``b`` sequences, ``s`` positions, ``h`` hidden, ``a`` query heads, ``k`` key/value heads, ``d`` head dim, ``f`` feed-forward width
-(``a``, ``k`` and ``f`` are a rank's share under tensor parallelism).
+Each function mirrors the order of operations of the model's own code, because the order decides what is alive
+when. Axes: ``b`` sequences, ``s`` positions, ``h`` hidden, ``a`` query heads, ``k`` key/value heads, ``d``
+head dim, ``f`` feed-forward width (``a``, ``k`` and ``f`` are a rank's share under tensor parallelism).
 """
 
 from __future__ import annotations
@@ -31,14 +31,24 @@ def decoder_block_forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) 
     if of_tower(block.kind):
         return tower_block(r, x, block, how)
     kept: list[Tensor | None] = []
-    if family_traits(block.kind).named_outputs and how.attention is AttentionKernel.EAGER and (r.offloads or not r.saves):
-        kept.append(r.tensor("/previous_probabilities", ("b", "a", "s", "s"), scores_dtype(how, family_traits(block.kind))))
+    if (
+        family_traits(block.kind).named_outputs
+        and how.attention is AttentionKernel.EAGER
+        and (r.offloads or not r.saves)
+    ):
+        kept.append(
+            r.tensor(
+                "/previous_probabilities", ("b", "a", "s", "s"), scores_dtype(how, family_traits(block.kind))
+            )
+        )
     out = _run_block_branches(r, x, block, how, kept)
     kept.clear()
     return out
 
 
-def _run_block_branches(r: Recorder, x: Tensor, block: Block, how: RunConfig, kept: list[Tensor | None]) -> Tensor:
+def _run_block_branches(
+    r: Recorder, x: Tensor, block: Block, how: RunConfig, kept: list[Tensor | None]
+) -> Tensor:
     """The parts of a block by its arrangement of norms and residuals."""
     if block.arrangement is Arrangement.MIXER_ONLY:
         return mixed_alone(r, x, block, how)
@@ -66,7 +76,11 @@ def _run_block_branches(r: Recorder, x: Tensor, block: Block, how: RunConfig, ke
             r,
             run_checkpointed(
                 r,
-                lambda z: moe_feed_forward(r, z, ff, how, block.kind) if isinstance(ff, Moe) else dense_feed_forward(r, z, ff, how, inner),
+                lambda z: (
+                    moe_feed_forward(r, z, ff, how, block.kind)
+                    if isinstance(ff, Moe)
+                    else dense_feed_forward(r, z, ff, how, inner)
+                ),
                 y,
                 ff.path,
                 how,
@@ -106,14 +120,23 @@ def _run_block_branches(r: Recorder, x: Tensor, block: Block, how: RunConfig, ke
             raise NotImplementedError(block.arrangement)
 
 
-def _parallel_residual_sum(r: Recorder, mixed: Tensor, fed: Tensor, x: Tensor, how: RunConfig, own: FamilyTraits) -> Tensor:
+def _parallel_residual_sum(
+    r: Recorder, mixed: Tensor, fed: Tensor, x: Tensor, how: RunConfig, own: FamilyTraits
+) -> Tensor:
     if own.summed_in_place:
-        both = r.apply(Tensor(fed.storage, fed.shape, fed.dtype), (fed, mixed), (), lambda g: [Grad(g.storage, g.shape, g.dtype)] * 2)
+        both = r.apply(
+            Tensor(fed.storage, fed.shape, fed.dtype),
+            (fed, mixed),
+            (),
+            lambda g: [Grad(g.storage, g.shape, g.dtype)] * 2,
+        )
         return r.add(r.dropout(both, "/residual_dropout", active=how.dropout), x, "/residual")
     return r.add(r.add(mixed, fed, "/residual"), x, "/residual")
 
 
-def _normalised_sum(r: Recorder, part: Callable[[Tensor], Tensor], x: Tensor, norm: Norm, how: RunConfig) -> Tensor:
+def _normalised_sum(
+    r: Recorder, part: Callable[[Tensor], Tensor], x: Tensor, norm: Norm, how: RunConfig
+) -> Tensor:
     """A branch added to its input, normalised: both go by a name until their module returns."""
     branch = part(x)
     return apply_norm(r, r.add(branch, x, "/residual"), norm, how)
@@ -121,13 +144,19 @@ def _normalised_sum(r: Recorder, part: Callable[[Tensor], Tensor], x: Tensor, no
 
 def _residual_branch(r: Recorder, y: Tensor, block: Block, path: str, how: RunConfig) -> Tensor:
     """What happens to a branch before it joins the stream: dropout, a constant factor."""
-    y = r.dropout(y, path + "/residual_dropout", active=how.dropout and family_traits(block.kind).branch_dropout)
+    y = r.dropout(
+        y, path + "/residual_dropout", active=how.dropout and family_traits(block.kind).branch_dropout
+    )
     return r.scale(y, path + "/scaled") if block.residual_scale else y
 
 
 def served_as_trained(block: Block) -> bool:
-    """Whether a block that is recorded runs the same with a cache: state spaces take other kernels, latents are expanded for all they hold."""
-    return unmodelled_block_reason(block) is None and all(is_plain_attention(mixer, block.kind) for mixer in block.mixers)
+    """Whether a block that is recorded runs the same with a cache: state spaces take other kernels, latents
+    are expanded for all they hold.
+    """
+    return unmodelled_block_reason(block) is None and all(
+        is_plain_attention(mixer, block.kind) for mixer in block.mixers
+    )
 
 
 def unmodelled_block_reason(block: Block) -> str | None:
@@ -141,7 +170,9 @@ def unmodelled_block_reason(block: Block) -> str | None:
         return why
     if block.arrangement is Arrangement.MIXER_ONLY:
         return None
-    if not isinstance(block.feed_forward, Dense) and not (isinstance(block.feed_forward, Moe) and block.kind in ROUTED):
+    if not isinstance(block.feed_forward, Dense) and not (
+        isinstance(block.feed_forward, Moe) and block.kind in ROUTED
+    ):
         return f"its feed-forward is {type(block.feed_forward).__name__}"
     if block.feed_forward.activation not in ACTIVATIONS:
         return f"its activation {block.feed_forward.activation} is not listed"

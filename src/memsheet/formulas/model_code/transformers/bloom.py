@@ -1,5 +1,5 @@
-"""What Bloom's blocks do in their own way (transformers 5.23, modeling_bloom.py): scores with their linear bias in one product, and a gelu
-with a backward of its own. Written over shape-only tensors.
+"""What Bloom's blocks do in their own way (transformers 5.23, modeling_bloom.py): scores with their linear
+bias in one product, and a gelu with a backward of its own. Written over shape-only tensors.
 """
 
 from __future__ import annotations
@@ -19,9 +19,14 @@ SCORES: Shape = ("b", "a", "s", "s")
 def bloom_attention(
     r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig, _: FamilyTraits
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Scores, their sum with the mask and the probabilities all go by names until the end (modeling_bloom.py:237-300)."""
+    """Scores, their sum with the mask and the probabilities all go by names until the end
+    (modeling_bloom.py:237-300).
+    """
     path = at.path
-    q, k, v = (r.copy(x, HEADS, f"{path}/{name}") if how.several else r.view(x, HEADS) for x, name in ((q, "q"), (k, "k"), (v, "v")))
+    q, k, v = (
+        r.copy(x, HEADS, f"{path}/{name}") if how.several else r.view(x, HEADS)
+        for x, name in ((q, "q"), (k, "k"), (v, "v"))
+    )
     scores = _alibi_scores(r, q, k, path)
     weights = r.add(scores, Tensor(None, ("b", 1, "s", "s"), how.stream), path + "/masked")
     wide = r.cast(weights, FP32, path + "/scores")
@@ -35,12 +40,16 @@ def bloom_attention(
 
 
 def _alibi_scores(r: Recorder, q: Tensor, k: Tensor, path: str) -> Tensor:
-    """The bias plus the product times a constant: each gradient is a product and then that times the constant."""
+    """The bias plus the product times a constant: each gradient is a product and then that times the
+    constant.
+    """
     saved = [x for x, other in ((q, k), (k, q)) if other.needs_grad]
     metas = [(x.shape, x.dtype, x.needs_grad) for x in (q, k)]
 
     def backward(_: Grad) -> list[Grad | None]:
-        return [_scaled_product_grad(r, shape, dtype) if need else None for shape, dtype, need in reversed(metas)][::-1]
+        return [
+            _scaled_product_grad(r, shape, dtype) if need else None for shape, dtype, need in reversed(metas)
+        ][::-1]
 
     return r.apply(r.tensor(path + "/scores", SCORES, q.dtype), (q, k), saved, backward)
 
@@ -53,7 +62,9 @@ def _scaled_product_grad(r: Recorder, shape: Shape, dtype: DType) -> Grad:
 
 
 def bloom_gelu(r: Recorder, x: Tensor, path: str) -> Tensor:
-    """GeLUFunction (modeling_bloom.py:111-160): saves its input, and works out the rest again, operation by operation."""
+    """GeLUFunction (modeling_bloom.py:111-160): saves its input, and works out the rest again, operation by
+    operation.
+    """
     shape, dtype = x.shape, x.dtype
     half = r.tensor(path, shape, dtype)
     inner = _tanh_of(r, shape, dtype)

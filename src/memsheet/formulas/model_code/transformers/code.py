@@ -1,6 +1,8 @@
-"""The transformers library's model code (5.23): which kernels its blocks run, what its axes are, what its layers share.
+"""The transformers library's model code (5.23): which kernels its blocks run, what its axes are, what its
+layers share.
 
-The blocks themselves are in ``blocks.py``, embeddings, head and loss in ``ends.py``, both operation by operation.
+The blocks themselves are in ``blocks.py``, embeddings, head and loss in ``ends.py``, both operation by
+operation.
 """
 
 from __future__ import annotations
@@ -25,7 +27,13 @@ from memsheet.formulas.model_code.transformers.cross_attention import (
 )
 from memsheet.formulas.model_code.transformers.delta_chunks import chunk_options
 from memsheet.formulas.model_code.transformers.encoders import pooler_weights, unmodelled_head
-from memsheet.formulas.model_code.transformers.ends import HEADS, head_output_loss, input_embeddings, logits_or_states, loss_input
+from memsheet.formulas.model_code.transformers.ends import (
+    HEADS,
+    head_output_loss,
+    input_embeddings,
+    logits_or_states,
+    loss_input,
+)
 from memsheet.formulas.model_code.transformers.families import FusedQkvLayout, family_traits
 from memsheet.formulas.model_code.transformers.first_qwen import spec_with_fused_qkv
 from memsheet.formulas.model_code.transformers.losses import chunk_of
@@ -47,12 +55,22 @@ from memsheet.formulas.model_code.transformers.picture_towers import (
     tower_axes,
     tower_numerics,
     with_pictures,
-)  # fmt: skip
+)
 from memsheet.formulas.model_code.transformers.pictures import CLASSES, of_pictures, patch_values
 from memsheet.formulas.numerics import AttentionKernel, RunConfig
 from memsheet.formulas.tapes.evaluate import BytesByPath, with_products
 from memsheet.plan.dtypes import BF16, BOOL, FP32, INT8
-from memsheet.plan.model import Arrangement, Attention, Block, Dense, LatentAttention, LinearAttention, ModelSpec, Moe, Stack
+from memsheet.plan.model import (
+    Arrangement,
+    Attention,
+    Block,
+    Dense,
+    LatentAttention,
+    LinearAttention,
+    ModelSpec,
+    Moe,
+    Stack,
+)
 from memsheet.plan.plan import AttentionKind, Loss, Plan, RecomputeMode
 from memsheet.references import TRANSFORMERS, formula
 from memsheet.sheet import Component
@@ -76,20 +94,42 @@ def block_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
     at = block.mixers[0]
     if isinstance(at, LinearAttention):
         return replace(how, options=chunk_options(plan.seq_len))
-    if isinstance(at, LatentAttention):  # heads of two sizes: flash takes none, torch's memory-efficient kernel does (sdp_utils.cpp)
-        if plan.before_ampere and plan.attention is AttentionKind.SDPA and (how.autocast or how.parameters) is BF16:
-            why = "has no kernel for bf16 before compute capability 8.0, and its plain operations are not modelled for latent attention"
+    if isinstance(
+        at, LatentAttention
+    ):  # heads of two sizes: flash takes none, torch's memory-efficient kernel does (sdp_utils.cpp)
+        if (
+            plan.before_ampere
+            and plan.attention is AttentionKind.SDPA
+            and (how.autocast or how.parameters) is BF16
+        ):
+            why = (
+                "has no kernel for bf16 before compute capability 8.0, and its plain operations are not "
+                "modelled for latent attention"
+            )
             raise input_error("attention", plan.attention.value, why, "--attention eager, or fp16")
-        return replace(how, attention=AttentionKernel.EFFICIENT) if plan.attention is AttentionKind.SDPA else how
-    if not isinstance(at, Attention) or how.attention is AttentionKernel.EAGER:  # the others copy as eager attention does, by sequences
+        return (
+            replace(how, attention=AttentionKernel.EFFICIENT) if plan.attention is AttentionKind.SDPA else how
+        )
+    if (
+        not isinstance(at, Attention) or how.attention is AttentionKernel.EAGER
+    ):  # the others copy as eager attention does, by sequences
         return replace(how, attention=AttentionKernel.EAGER, stream=FP32 if block.wide_input else how.stream)
     compute = how.autocast or how.parameters
-    if how.processor:  # its kernel takes every dtype and drops nothing (sdp_utils_cpp.cpp, use_flash_attention_cpp)
+    if (
+        how.processor
+    ):  # its kernel takes every dtype and drops nothing (sdp_utils_cpp.cpp, use_flash_attention_cpp)
         if is_t5(block.kind):
-            why = "has no kernel on a processor that makes a gradient of a bias, and its plain operations are not modelled"
-            raise input_error("attention", plan.attention.value, why, "eager; `memsheet trace --device cpu` runs it")
+            why = (
+                "has no kernel on a processor that makes a gradient of a bias, and its plain operations "
+                "are not modelled"
+            )
+            raise input_error(
+                "attention", plan.attention.value, why, "eager; `memsheet trace --device cpu` runs it"
+            )
         own = family_traits(block.kind)
-        plain = (how.dropout and own.drops_scores) or (own.always_masked and _has_grouped_kv_heads(at, block.kind))
+        plain = (how.dropout and own.drops_scores) or (
+            own.always_masked and _has_grouped_kv_heads(at, block.kind)
+        )
         kernel = AttentionKernel.MATH if plain else AttentionKernel.PROCESSOR
         return replace(how, attention=kernel, mask=_needs_mask(at, plan, block.kind))
     if plan.before_ampere and compute is BF16:  # sdp_utils.cpp, less_than_sm80_mem_efficient_dtypes
@@ -104,19 +144,25 @@ def block_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
         )
     if _needs_mask(at, plan, block.kind):
         unrepeated = _has_grouped_kv_heads(at, block.kind) and family_traits(block.kind).always_masked
-        return replace(how, attention=AttentionKernel.MATH if unrepeated else AttentionKernel.EFFICIENT, mask=True)
+        return replace(
+            how, attention=AttentionKernel.MATH if unrepeated else AttentionKernel.EFFICIENT, mask=True
+        )
     short = at.head_dim % HEAD_ALIGNMENT
     return replace(how, padded_head=at.head_dim + HEAD_ALIGNMENT - short) if short else how
 
 
 def _has_grouped_kv_heads(at: Attention, kind: str) -> bool:
-    """Whether queries come with fewer heads of keys, which falcon repeats by itself where there are several."""
-    return at.heads != at.kv_heads and (family_traits(kind).joint is not FusedQkvLayout.PICKED or at.kv_heads == 1)
+    """Whether queries come with fewer heads of keys, which falcon repeats by itself where there are
+    several.
+    """
+    return at.heads != at.kv_heads and (
+        family_traits(kind).joint is not FusedQkvLayout.PICKED or at.kv_heads == 1
+    )
 
 
 def _needs_mask(at: Attention, plan: Plan, kind: str) -> bool:
-    """A window that the sequence fills is a mask in sdpa (transformers 5.23, masking_utils.py:302); the flash-attn package takes it as a
-    number.
+    """A window that the sequence fills is a mask in sdpa (transformers 5.23, masking_utils.py:302); the
+    flash-attn package takes it as a number.
     """
     if plan.attention is AttentionKind.SDPA and family_traits(kind).always_masked:
         return True
@@ -126,23 +172,52 @@ def _needs_mask(at: Attention, plan: Plan, kind: str) -> bool:
 
 def transformers_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """Everything of a model whose activations are not accounted yet."""
-    hint = "its states and cache are known: --parameters N for states alone, or `memsheet infer`; the trace will run its real code"
+    hint = (
+        "its states and cache are known: --parameters N for states alone, or `memsheet infer`; the "
+        "trace will run its real code"
+    )
     found = [
-        Problem(field="model", value=spec.name, reason=f"the activations of {block.kind} blocks are not modelled: {why}", hint=hint)
-        for block in _language_blocks(spec) if (why := _unmodelled_kind_reason(block, plan))
-    ]  # fmt: skip
+        Problem(
+            field="model",
+            value=spec.name,
+            reason=f"the activations of {block.kind} blocks are not modelled: {why}",
+            hint=hint,
+        )
+        for block in _language_blocks(spec)
+        if (why := _unmodelled_kind_reason(block, plan))
+    ]
     if of_pictures(spec.embeddings) and not agreed(plan.seq_len == spec.max_positions):
         reason = f"is not what a picture is here: {spec.max_positions} patches and class tokens"
-        found.append(Problem(field="seq_len", value=plan.seq_len, reason=reason, hint=f"--seq-len {spec.max_positions}"))
+        found.append(
+            Problem(
+                field="seq_len", value=plan.seq_len, reason=reason, hint=f"--seq-len {spec.max_positions}"
+            )
+        )
     if spec.towers and plan.engine not in TOWERS_TRAINED:
-        reason = f"training a model with a vision tower is not modelled for it; modelled for {' and '.join(TOWERS_TRAINED)}"
-        found.append(Problem(field="engine", value=plan.engine, reason=reason, hint=f"--engine {TOWERS_TRAINED[0]}"))
-    if why := unmodelled_head(spec.head, {block.feed_forward.activation for block in _language_blocks(spec) if block.feed_forward}):
-        found.append(Problem(field="model", value=spec.name, reason=f"its head is not modelled: {why}", hint=hint))
+        reason = (
+            "training a model with a vision tower is not modelled for it; modelled for "
+            f"{' and '.join(TOWERS_TRAINED)}"
+        )
+        found.append(
+            Problem(field="engine", value=plan.engine, reason=reason, hint=f"--engine {TOWERS_TRAINED[0]}")
+        )
+    if why := unmodelled_head(
+        spec.head, {block.feed_forward.activation for block in _language_blocks(spec) if block.feed_forward}
+    ):
+        found.append(
+            Problem(field="model", value=spec.name, reason=f"its head is not modelled: {why}", hint=hint)
+        )
     if (spec.head.kind not in HEADS and spec.head.kind != "none") or (
         len(_language_stacks(spec)) != 1 and spec.head.kind != "sequence_to_sequence"
     ):
-        found.append(Problem(field="model", value=spec.name, reason=f"training a {spec.head.kind} model is not modelled yet", hint=hint))
+        found.append(
+            Problem(
+                field="model",
+                value=spec.name,
+                reason=f"training a {spec.head.kind} model is not modelled yet",
+                hint=hint,
+            )
+        )
     return [
         *found,
         *picture_problems(spec, plan),
@@ -157,7 +232,9 @@ def transformers_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
 
 
 def _other_heads(spec: ModelSpec, plan: Plan) -> list[Problem]:
-    """What a model that is not one row of layers with words at its end was not compared with its real code for."""
+    """What a model that is not one row of layers with words at its end was not compared with its real code
+    for.
+    """
     if spec.head.kind not in ("masked_lm", "classification", "sequence_to_sequence", CLASSES):
         return []
     runs, again = "`memsheet trace` runs it", plan.recompute
@@ -167,40 +244,73 @@ def _other_heads(spec: ModelSpec, plan: Plan) -> list[Problem]:
         ("loss", plan.loss.value, "takes the logits of a causal model", plan.loss is not Loss.PLAIN, "plain"),
         ("recompute.mode", again.mode.value, "of some layers or modules is not modelled over two stacks", _two_stacks(spec) and not whole, runs),
     ]  # fmt: skip
-    return [Problem(field=field, value=value, reason=reason, hint=hint) for field, value, reason, holds, hint in reasons if holds]
+    return [
+        Problem(field=field, value=value, reason=reason, hint=hint)
+        for field, value, reason, holds, hint in reasons
+        if holds
+    ]
 
 
 def _recompute_module_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """Modules that are recomputed and have no part of their own in a block's recording."""
     blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
     paths = [norm.path for block in blocks for norm in block.norms]
-    paths += [part.path for block in blocks for part in (block.feed_forward, *block.mixers) if isinstance(part, Dense | Attention)]
+    paths += [
+        part.path
+        for block in blocks
+        for part in (block.feed_forward, *block.mixers)
+        if isinstance(part, Dense | Attention)
+    ]
     known = sorted({path.rpartition(".")[2] for path in paths if path})
     hint = f"modelled: {', '.join(known)}; `memsheet trace` runs any"
     unknown = [name for name in plan.recompute.modules if name not in known]
-    return [Problem(field="recompute.modules", value=name, reason="is not modelled by itself", hint=hint) for name in unknown]
+    return [
+        Problem(field="recompute.modules", value=name, reason="is not modelled by itself", hint=hint)
+        for name in unknown
+    ]
 
 
 def _moved_activations(plan: Plan) -> list[Problem]:
-    """Hooks on what is saved see gathered parameters too, where those are made anew for every layer; a recomputed layer saves none."""
-    if not plan.offload.activations or plan.engine == "transformers" or plan.recompute.mode is RecomputeMode.FULL:
+    """Hooks on what is saved see gathered parameters too, where those are made anew for every layer; a
+    recomputed layer saves none.
+    """
+    if (
+        not plan.offload.activations
+        or plan.engine == "transformers"
+        or plan.recompute.mode is RecomputeMode.FULL
+    ):
         return []
-    why = f"is modelled of recomputed layers alone for {plan.engine}: gathered parameters would be moved with them"
+    why = (
+        f"is modelled of recomputed layers alone for {plan.engine}: gathered parameters would be moved "
+        "with them"
+    )
     return [Problem(field="offload.activations", value=True, reason=why, hint="add --recompute full")]
 
 
 def _int8_rows(plan: Plan) -> list[Problem]:
-    """What is not modelled over LLM.int8(), whose layers hold their input past every checkpoint (``formulas/int8.py``)."""
+    """What is not modelled over LLM.int8(), whose layers hold their input past every checkpoint
+    (``formulas/int8.py``).
+    """
     if plan.quantization is None or plan.quantization.weights is not INT8:
         return []
     again, over = plan.recompute, "is not modelled over int8 weights"
     nested = again.mode is RecomputeMode.SELECTIVE or again.stretched
     reasons = [
-        ("recompute", again.mode.value, f"of some modules or several layers together {over}", nested, "--recompute full or none"),
+        (
+            "recompute",
+            again.mode.value,
+            f"of some modules or several layers together {over}",
+            nested,
+            "--recompute full or none",
+        ),
         ("offload.activations", True, over, plan.offload.activations, "leave it out"),
         ("mesh.tp", plan.mesh.tp, over, agreed(plan.mesh.tp > 1), "without tp"),
     ]
-    return [Problem(field=field, value=value, reason=reason, hint=hint) for field, value, reason, holds, hint in reasons if holds]
+    return [
+        Problem(field=field, value=value, reason=reason, hint=hint)
+        for field, value, reason, holds, hint in reasons
+        if holds
+    ]
 
 
 def _tensor_parallel(spec: ModelSpec, plan: Plan) -> list[Problem]:
@@ -214,21 +324,35 @@ def _tensor_parallel(spec: ModelSpec, plan: Plan) -> list[Problem]:
     runs, alone = "`memsheet trace` runs it", "without tp"
     reasons = [
         (f"training {', '.join(sorted(kinds))} was not compared with its real code", bool(kinds), runs),
-        ("a tied table has one part of its rows for the embedding and another for the head", spec.head.tied, runs),
+        (
+            "a tied table has one part of its rows for the embedding and another for the head",
+            spec.head.tied,
+            runs,
+        ),
         ("adapters are not modelled over its ranks", plan.adapter is not None, alone),
         (f"a {plan.loss.value} loss is not modelled over its ranks", plan.loss is not Loss.PLAIN, alone),
-        ("states on the host are not modelled over its ranks", bool(plan.offload.parameters or plan.offload.optimizer), runs),
+        (
+            "states on the host are not modelled over its ranks",
+            bool(plan.offload.parameters or plan.offload.optimizer),
+            runs,
+        ),
         (
             f"does not divide {min(heads, default=0)} heads of keys and values",
             any(agreed(count % degree != 0) for count in heads),
             "a divisor",
         ),
     ]
-    return [Problem(field="mesh.tp", value=degree, reason=reason, hint=hint) for reason, holds, hint in reasons if holds]
+    return [
+        Problem(field="mesh.tp", value=degree, reason=reason, hint=hint)
+        for reason, holds, hint in reasons
+        if holds
+    ]
 
 
 def _idle_dropout(spec: ModelSpec, plan: Plan) -> list[Problem]:
-    """Dropout keeps bytes where the family drops hidden states, and where attention's probabilities exist to be dropped."""
+    """Dropout keeps bytes where the family drops hidden states, and where attention's probabilities exist to
+    be dropped.
+    """
     kinds = sorted({block.kind for stack in spec.stacks for run in stack.runs for block in run.pattern})
     if plan.dropout and any(family_traits(kind).summed_bias for kind in kinds):
         reason = f"is no whole number, and the library's config of {', '.join(kinds)} takes none other"
@@ -241,41 +365,73 @@ def _idle_dropout(spec: ModelSpec, plan: Plan) -> list[Problem]:
         or any(family_traits(kind).branch_dropout or family_traits(kind).summed_in_place for kind in kinds)
     ):
         return []
-    reason = f"keeps nothing: {', '.join(kinds)} drops no hidden states, and {plan.attention.value} attention drops inside its kernel"
-    return [Problem(field="dropout", value=plan.dropout, reason=reason, hint="leave it out, or --attention eager")]
+    reason = (
+        f"keeps nothing: {', '.join(kinds)} drops no hidden states, and {plan.attention.value} "
+        "attention drops inside its kernel"
+    )
+    return [
+        Problem(field="dropout", value=plan.dropout, reason=reason, hint="leave it out, or --attention eager")
+    ]
 
 
 def _unmodelled_kind_reason(block: Block, plan: Plan) -> str | None:
     if is_t5(block.kind):
         known = plan.attention in (AttentionKind.EAGER, AttentionKind.SDPA)
-        return None if known else f"{plan.attention.value} attention takes no bias of positions; give --attention sdpa"
+        return (
+            None
+            if known
+            else f"{plan.attention.value} attention takes no bias of positions; give --attention sdpa"
+        )
     if why := unmodelled_block_reason(block):
         return why
     if block.kind in NO_SDPA and plan.attention is AttentionKind.SDPA:
         return "transformers has no sdpa for them; give --attention eager"
     if plan.attention not in {**VERIFIED, **OF_PICTURES}.get(block.kind, ()):
-        return f"they were not compared with their real code under {plan.attention.value} attention; `memsheet trace` runs it"
+        return (
+            f"they were not compared with their real code under {plan.attention.value} attention; "
+            "`memsheet trace` runs it"
+        )
     own, at = family_traits(block.kind), block.mixers[0]
     if own.summed_in_place and block.arrangement is Arrangement.PRE:
-        return "their branches follow one another, which was not compared with the real code; `memsheet trace` runs it"
-    broadcast = isinstance(at, Attention) and own.always_masked and _has_grouped_kv_heads(at, block.kind)
-    if broadcast and plan.attention is AttentionKind.SDPA and plan.engine == "transformers" and plan.precision.casts:
         return (
-            "torch has no kernel for one head of keys under a mask, and its plain operations under autocast were not compared; "
+            "their branches follow one another, which was not compared with the real code; `memsheet "
+            "trace` runs it"
+        )
+    broadcast = isinstance(at, Attention) and own.always_masked and _has_grouped_kv_heads(at, block.kind)
+    if (
+        broadcast
+        and plan.attention is AttentionKind.SDPA
+        and plan.engine == "transformers"
+        and plan.precision.casts
+    ):
+        return (
+            "torch has no kernel for one head of keys under a mask, and its plain operations under "
+            "autocast were not compared; "
             "`memsheet trace` runs them, and --attention eager is modelled"
         )
-    if isinstance(at, Attention) and at.head_dim > FLASH_MAX_HEAD and plan.attention is not AttentionKind.EAGER:
+    if (
+        isinstance(at, Attention)
+        and at.head_dim > FLASH_MAX_HEAD
+        and plan.attention is not AttentionKind.EAGER
+    ):
         return f"head dim {at.head_dim} exceeds the {FLASH_MAX_HEAD} of flash kernels; give --attention eager"
     return None
 
 
-@formula(cites=TRANSFORMERS, at="modeling files: shapes of a layer's tensors; heads and widths divided over tensor-parallel ranks")
+@formula(
+    cites=TRANSFORMERS,
+    at="modeling files: shapes of a layer's tensors; heads and widths divided over tensor-parallel ranks",
+)
 def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
     """Values of the axes that a dense block's tensors are named by."""
     if of_tower(block.kind):
         return tower_axes(block, plan)
     at, ff = block.mixers[0], block.feed_forward
-    experts = {"e": ff.experts, "t": ff.experts_per_token, "i": ff.intermediate, "2·i": 2 * ff.intermediate} if isinstance(ff, Moe) else {}
+    experts = (
+        {"e": ff.experts, "t": ff.experts_per_token, "i": ff.intermediate, "2·i": 2 * ff.intermediate}
+        if isinstance(ff, Moe)
+        else {}
+    )
     through = ff.shared if isinstance(ff, Moe) else ff
     width = through.intermediate if through else 0
     return with_products({
@@ -296,11 +452,18 @@ def _attention_axes(at: Attention, plan: Plan) -> dict[str, Count]:
 
 
 def on_rank(block: Block, plan: Plan) -> Block:
-    """A block as its code sees it on a tensor-parallel rank: one head of keys and values is a special case."""
+    """A block as its code sees it on a tensor-parallel rank: one head of keys and values is a special
+    case.
+    """
     if of_tower(block.kind):
         return block
     at = block.mixers[0]
-    if len(block.mixers) > 1 or not isinstance(at, Attention) or at.heads == at.kv_heads or not agreed(plan.mesh.tp >= at.kv_heads):
+    if (
+        len(block.mixers) > 1
+        or not isinstance(at, Attention)
+        or at.heads == at.kv_heads
+        or not agreed(plan.mesh.tp >= at.kv_heads)
+    ):
         return block
     return replace(block, mixers=(replace(at, kv_heads=1),))
 
@@ -326,11 +489,19 @@ def _two_stacks(spec: ModelSpec) -> bool:
 
 
 def _table_sizes(spec: ModelSpec, plan: Plan, how: RunConfig, *, copied: bool) -> list[Count]:
-    """Bytes of the model's rotary tables that layers compute with themselves, or of those that each layer copies."""
+    """Bytes of the model's rotary tables that layers compute with themselves, or of those that each layer
+    copies.
+    """
     kinds = {
-        (at.rotary_dim // (2 if at.sinks else 1), kind in TABLES_BY_KIND and at.window is not None, table_dtype(how, family_traits(kind)), family_traits(kind).tables_each)
-        for kind, at in _attention_mixers(spec) if at.rotary_dim and family_traits(kind).own_tables is copied and not family_traits(kind).table_buffer
-    }  # fmt: skip
+        (
+            at.rotary_dim // (2 if at.sinks else 1),
+            kind in TABLES_BY_KIND and at.window is not None,
+            table_dtype(how, family_traits(kind)),
+            family_traits(kind).tables_each,
+        )
+        for kind, at in _attention_mixers(spec)
+        if at.rotary_dim and family_traits(kind).own_tables is copied and not family_traits(kind).table_buffer
+    }
     tables = [
         2 * dtype.nbytes((plan.microbatch if each else 1) * plan.seq_len * width)
         for width, _, dtype, each in sorted(kinds, key=lambda kind: kind[:2])
@@ -339,12 +510,19 @@ def _table_sizes(spec: ModelSpec, plan: Plan, how: RunConfig, *, copied: bool) -
 
 
 def transformers_spec(spec: ModelSpec, plan: Plan) -> ModelSpec:
-    """The model with a pooler as a part of the head that takes what it makes, and with projections joined as the plan names them."""
+    """The model with a pooler as a part of the head that takes what it makes, and with projections joined as
+    the plan names them.
+    """
     spec = spec_with_fused_qkv(spec, plan)
     spec = spec_with_fp32_stream(spec)
     if plan.task == "train" and spec.model_type in VISION and spec.towers and agreed(plan.image_tokens > 0):
         spec = with_pictures(spec, plan)
-    if plan.task == "train" and of_pictures(spec.embeddings) and spec.head.kind == "classification" and spec.head.weights:
+    if (
+        plan.task == "train"
+        and of_pictures(spec.embeddings)
+        and spec.head.kind == "classification"
+        and spec.head.weights
+    ):
         return replace(spec, head=replace(spec.head, kind=CLASSES))
     own = pooler_weights(spec.extras, spec.head)
     if own:
@@ -360,15 +538,23 @@ def _language_blocks(spec: ModelSpec) -> list[Block]:
 
 def _language_stacks(spec: ModelSpec) -> list[Stack]:
     """The stacks that are no part of a tower."""
-    return [stack for stack in spec.stacks if not of_tower(stack.runs[0].pattern[0].kind)] if has_pictures(spec) else list(spec.stacks)
+    return (
+        [stack for stack in spec.stacks if not of_tower(stack.runs[0].pattern[0].kind)]
+        if has_pictures(spec)
+        else list(spec.stacks)
+    )
 
 
 def _attention_mixers(spec: ModelSpec) -> list[tuple[str, Attention]]:
-    return [(block.kind, m) for block in _language_blocks(spec) for m in block.mixers if isinstance(m, Attention)]
+    return [
+        (block.kind, m) for block in _language_blocks(spec) for m in block.mixers if isinstance(m, Attention)
+    ]
 
 
 def keeps_masks(spec: ModelSpec, plan: Plan) -> bool:
-    """Whether checkpoints hold on to masks, which are arguments of layers and of attention, until they have run backward."""
+    """Whether checkpoints hold on to masks, which are arguments of layers and of attention, until they have
+    run backward.
+    """
     if _fills_masked_scores(spec) and not plan.offload.activations:
         return True
     attentions = {at.path.rpartition(".")[2] for _, at in _attention_mixers(spec)}
@@ -381,26 +567,43 @@ def _fills_masked_scores(spec: ModelSpec) -> bool:
 
 
 def mask_and_rotary_bytes(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
-    """What lives through the model's forward: a mask for each kind of attention, rotary tables that layers copy.
+    """What lives through the model's forward: a mask for each kind of attention, rotary tables that layers
+    copy.
 
     A mask is of the compute dtype and for each sequence when eager, boolean and for all of them in sdpa.
     """
     if plan.attention is AttentionKind.EAGER:
         kinds = {
-            None if family_traits(kind).own_window else at.window or at.chunk for kind, at in _attention_mixers(spec) if at.causal
+            None if family_traits(kind).own_window else at.window or at.chunk
+            for kind, at in _attention_mixers(spec)
+            if at.causal
         } | other_masks(_language_blocks(spec))
-        mask = (BOOL if _fills_masked_scores(spec) else how.stream).nbytes(plan.microbatch * plan.seq_len * plan.seq_len)
+        mask = (BOOL if _fills_masked_scores(spec) else how.stream).nbytes(
+            plan.microbatch * plan.seq_len * plan.seq_len
+        )
     else:
         kinds, mask = (
-            {at.window for kind, at in _attention_mixers(spec) if not at.chunk and _needs_mask(at, plan, kind)},
+            {
+                at.window
+                for kind, at in _attention_mixers(spec)
+                if not at.chunk and _needs_mask(at, plan, kind)
+            },
             BOOL.nbytes(plan.seq_len * plan.seq_len),
         )
-    component = Component.SAVED_ACTIVATIONS if keeps_masks(spec, plan) else Component.TEMPORARIES  # a checkpoint's argument
+    component = (
+        Component.SAVED_ACTIVATIONS if keeps_masks(spec, plan) else Component.TEMPORARIES
+    )  # a checkpoint's argument
     tables = [((component, "model.rotary_emb"), size) for size in _table_sizes(spec, plan, how, copied=True)]
     named = named_biases(spec, plan, how, kept=keeps_masks(spec, plan)) if _two_stacks(spec) else []
     biases = [((component, "position_bias"), size) for size in named]
-    chunked = any(at.chunk and _needs_mask(at, plan, kind) for kind, at in _attention_mixers(spec))  # one for each sequence
-    tables += [((component, "model/chunked_mask"), BOOL.nbytes(plan.microbatch * plan.seq_len * plan.seq_len))] if chunked else []
+    chunked = any(
+        at.chunk and _needs_mask(at, plan, kind) for kind, at in _attention_mixers(spec)
+    )  # one for each sequence
+    tables += (
+        [((component, "model/chunked_mask"), BOOL.nbytes(plan.microbatch * plan.seq_len * plan.seq_len))]
+        if chunked
+        else []
+    )
     return BytesByPath.of([*(((component, "model/causal_mask"), mask) for _ in kinds), *tables, *biases])
 
 
@@ -410,7 +613,9 @@ def positions_each(spec: ModelSpec) -> bool:
 
 
 def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
-    """What an older torch kept besides, and whether peft asks embeddings for a gradient (enable_input_require_grads)."""
+    """What an older torch kept besides, and whether peft asks embeddings for a gradient
+    (enable_input_require_grads).
+    """
     asks = plan.adapter is not None and plan.recompute.mode is RecomputeMode.FULL
     return replace(how, keeps_scores=softmax_keeps_input(plan.engine_version), asks_grad=asks)
 

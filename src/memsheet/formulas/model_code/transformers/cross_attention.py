@@ -1,5 +1,5 @@
-"""T5's blocks as the transformers library runs them (5.23, modeling_t5.py), written over shape-only tensors: an encoder's, a decoder's with
-attention over what the encoder made, and what lies between the two stacks.
+"""T5's blocks as the transformers library runs them (5.23, modeling_t5.py), written over shape-only tensors:
+an encoder's, a decoder's with attention over what the encoder made, and what lies between the two stacks.
 
 Axes as in ``blocks.py``; as many tokens on either side. ``f`` between the stacks is the vocabulary.
 """
@@ -18,14 +18,26 @@ from memsheet.formulas.tapes.graph import Grad, Leaf, Node, Pass, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
 from memsheet.plan.dtypes import BOOL, FP32, INT64, DType
-from memsheet.plan.model import Attention, Block, CrossAttention, Dense, ModelSpec, NormKind, Run, Stack, Weight
+from memsheet.plan.model import (
+    Attention,
+    Block,
+    CrossAttention,
+    Dense,
+    ModelSpec,
+    NormKind,
+    Run,
+    Stack,
+    Weight,
+)
 from memsheet.plan.plan import AttentionKind, Plan, RecomputeMode
 from memsheet.sheet import Component
 
 KINDS = frozenset({"t5", "mt5"})
 TWO = 2
 LAST, BRIDGE = "_last", "_bridge"
-"""A stack's last layer, where gradients of what all layers share come first and stay; and what lies between the stacks."""
+"""A stack's last layer, where gradients of what all layers share come first and stay; and what lies between
+the stacks.
+"""
 STREAM: Shape = ("b", "s", "h")
 HEADS: Shape = ("b", "a", "s", "d")
 SCORES: Shape = ("b", "a", "s", "s")
@@ -37,14 +49,22 @@ def is_t5(kind: str) -> bool:
 
 
 def two_stacks(spec: ModelSpec) -> ModelSpec:
-    """An encoder-decoder as one row of layers: the encoder's, its last norm and the decoder's look-ups, the decoder's."""
+    """An encoder-decoder as one row of layers: the encoder's, its last norm and the decoder's look-ups, the
+    decoder's.
+    """
     encoder, decoder = (replace(stack, runs=_mark_last_layer(stack)) for stack in spec.stacks)
     table = Dense(path="", intermediate=spec.vocab, activation="", gated=False, weights=())
     block = encoder.runs[0].pattern[0]
     between = replace(
-        block, kind=f"{spec.model_type}{BRIDGE}", norms=encoder.final_norms, feed_forward=table, mixers=(_weightless_attention(block),)
+        block,
+        kind=f"{spec.model_type}{BRIDGE}",
+        norms=encoder.final_norms,
+        feed_forward=table,
+        mixers=(_weightless_attention(block),),
     )
-    bridge = Stack(path=encoder.final_path, hidden=spec.hidden, runs=(Run(pattern=(between,), count=1),), role="bridge")
+    bridge = Stack(
+        path=encoder.final_path, hidden=spec.hidden, runs=(Run(pattern=(between,), count=1),), role="bridge"
+    )
     return replace(spec, stacks=(replace(encoder, final_norms=()), bridge, decoder))
 
 
@@ -63,8 +83,8 @@ def _mark_last_layer(stack: Stack) -> tuple[Run, ...]:
 
 
 def t5_block(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
-    """Two or three sublayers. The probabilities of one go by a name until the next attention is done, biases until the block is
-    (modeling_t5.py:450-509).
+    """Two or three sublayers. The probabilities of one go by a name until the next attention is done, biases
+    until the block is (modeling_t5.py:450-509).
     """
     if block.kind.endswith(BRIDGE):
         return _encoder_decoder_bridge(r, x, block, how)
@@ -80,29 +100,35 @@ def t5_block(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     return _feed_forward(r, x, block, how)
 
 
-# ---- sublayers -----------------------------------------------------------------------------------------------------------------
+# ---- sublayers ---------------------------------------------------------------------------------------------
 
 
 def _self_sublayer(
     r: Recorder, x: Tensor, block: Block, at: Attention, bias: Tensor, how: RunConfig
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None]:
     normed = apply_norm(r, x, block.norms[0], how)
     out, probabilities = _t5_attention(r, normed, normed, at, bias, how)
-    return r.add(x, r.dropout(out, at.path + "/residual_dropout", active=how.dropout), "/residual"), probabilities
+    return r.add(
+        x, r.dropout(out, at.path + "/residual_dropout", active=how.dropout), "/residual"
+    ), probabilities
 
 
 def _cross_sublayer(
     r: Recorder, x: Tensor, block: Block, cross: CrossAttention, zeros: Tensor, how: RunConfig, *, last: bool
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None]:
     """Keys and values of what the encoder made."""
     normed = apply_norm(r, x, block.norms[1], how)
     memory = r.view(_stack_shared_tensor(STREAM, how.stream, "encoder/memory", last=last, needs=True), STREAM)
     out, probabilities = _t5_attention(r, normed, memory, cross, zeros, how)
-    return r.add(x, r.dropout(out, cross.path + "/residual_dropout", active=how.dropout), "/residual"), probabilities
+    return r.add(
+        x, r.dropout(out, cross.path + "/residual_dropout", active=how.dropout), "/residual"
+    ), probabilities
 
 
 def _feed_forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
-    """Dropout before the last layer, which gets its input in its own dtype, whatever autocast makes of it (:85-90)."""
+    """Dropout before the last layer, which gets its input in its own dtype, whatever autocast makes of it
+    (:85-90).
+    """
     ff = block.feed_forward
     assert isinstance(ff, Dense)
     normed = apply_norm(r, x, block.norms[-1], how)
@@ -113,7 +139,9 @@ def _feed_forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tenso
 def _t5_feed_forward(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tensor:
     weights = {w.path: w for w in ff.weights}
     first, *second, last = (w.path.removesuffix(".weight") for w in ff.weights)
-    inner = ACTIVATIONS[ff.activation](r, record_linear(r, x, weights, first, "f", "h", how), ff.path + "/activation")
+    inner = ACTIVATIONS[ff.activation](
+        r, record_linear(r, x, weights, first, "f", "h", how), ff.path + "/activation"
+    )
     if second:
         gate = inner
         inner = r.mul(gate, record_linear(r, x, weights, second[0], "f", "h", how), ff.path + "/product")
@@ -121,19 +149,28 @@ def _t5_feed_forward(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tenso
     return record_linear(r, r.cast(inner, how.parameters, ff.path + "/cast"), weights, last, "h", "f", how)
 
 
-# ---- attention -----------------------------------------------------------------------------------------------------------------
+# ---- attention ---------------------------------------------------------------------------------------------
 
 
 def _t5_attention(
     r: Recorder, x: Tensor, memory: Tensor, at: Attention | CrossAttention, bias: Tensor, how: RunConfig
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Scores that are not scaled but multiplied by one, their sum with the bias, then with a mask (:145-175)."""
+) -> tuple[Tensor, Tensor | None]:
+    """Scores that are not scaled but multiplied by one, their sum with the bias, then with a mask
+    (:145-175).
+    """
     path, weights = at.path, {w.path: w for w in at.weights}
-    q, k, v = (_project_to_heads(r, source, name, weights, at.path, how) for source, name in ((x, "q"), (memory, "k"), (memory, "v")))
+    q, k, v = (
+        _project_to_heads(r, source, name, weights, at.path, how)
+        for source, name in ((x, "q"), (memory, "k"), (memory, "v"))
+    )
     if how.attention is not AttentionKernel.EAGER:
         context = _biased_efficient_attention(r, q, k, v, _as_mask(r, at, bias), path)
-        return record_linear(r, r.view(context, ("b", "s", "a·d")), weights, path + ".o", "h", "a·d", how), None
-    scores = r.scale(r.product(q, k, SCORES, path + "/scores", copies=(how.several, how.several)), path + "/scores")
+        return record_linear(
+            r, r.view(context, ("b", "s", "a·d")), weights, path + ".o", "h", "a·d", how
+        ), None
+    scores = r.scale(
+        r.product(q, k, SCORES, path + "/scores", copies=(how.several, how.several)), path + "/scores"
+    )
     scores = r.add(scores, bias, path + "/biased")
     if isinstance(at, Attention) and at.causal:
         scores = r.add(scores, Tensor(None, ("b", 1, "s", "s"), how.stream), path + "/masked")
@@ -145,17 +182,23 @@ def _t5_attention(
 
 
 def _as_mask(r: Recorder, at: Attention | CrossAttention, bias: Tensor) -> Tensor:
-    """The bias with what a causal mask leaves out, laid out anew; zeros are as they are (integrations/sdpa_attention.py:55-91)."""
+    """The bias with what a causal mask leaves out, laid out anew; zeros are as they are
+    (integrations/sdpa_attention.py:55-91).
+    """
     if isinstance(at, CrossAttention):
         return bias
     if at.causal:
         dtype = bias.dtype
         chosen = r.tensor(at.path + "/causal_mask", ("s", "s"), BOOL)
-        bias = r.apply(r.tensor(at.path + "/where", BIAS, dtype), (bias,), (chosen,), lambda _: [r.grad(BIAS, dtype)])
+        bias = r.apply(
+            r.tensor(at.path + "/where", BIAS, dtype), (bias,), (chosen,), lambda _: [r.grad(BIAS, dtype)]
+        )
     return r.copy(bias, BIAS, at.path + "/bias")
 
 
-def _biased_efficient_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, path: str) -> Tensor:
+def _biased_efficient_attention(
+    r: Recorder, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, path: str
+) -> Tensor:
     """Torch's memory-efficient kernel, which makes a gradient of the mask for every sequence."""
     mask = r.autocast(mask, path + "/bias")
     shape, dtype = mask.shape, mask.dtype
@@ -166,7 +209,9 @@ def _biased_efficient_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, ma
     return r.view(out, ("b", "s", "a", "d"))
 
 
-def _project_to_heads(r: Recorder, x: Tensor, name: str, weights: dict[str, Weight], path: str, how: RunConfig) -> Tensor:
+def _project_to_heads(
+    r: Recorder, x: Tensor, name: str, weights: dict[str, Weight], path: str, how: RunConfig
+) -> Tensor:
     y = record_linear(r, x, weights, f"{path}.{name}", "a·d", "h", how)
     return r.transposed_view(r.view(y, ("b", "s", "a", "d")), HEADS)
 
@@ -182,11 +227,19 @@ def _relative_bias_table(at: Attention) -> Weight | None:
 
 
 def _position_bias(r: Recorder, at: Attention, how: RunConfig, *, last: bool) -> Tensor:
-    """The first layer looks its bias up, the others get that (:335-348). Run again, it gets none and looks up another."""
+    """The first layer looks its bias up, the others get that (:335-348). Run again, it gets none and looks up
+    another.
+    """
     table, again = _relative_bias_table(at), r.pass_ is Pass.RECOMPUTED
     if table is None:
-        return _stack_shared_tensor(BIAS, how.parameters, at.path + "/position_bias", last=last, needs=how.trains)
-    bias = r.tensor(at.path + "/position_bias", BIAS, how.parameters) if again else Tensor(None, BIAS, how.parameters)
+        return _stack_shared_tensor(
+            BIAS, how.parameters, at.path + "/position_bias", last=last, needs=how.trains
+        )
+    bias = (
+        r.tensor(at.path + "/position_bias", BIAS, how.parameters)
+        if again
+        else Tensor(None, BIAS, how.parameters)
+    )
     if not how.trains:
         return bias
     shape: Shape = (table.shape[0], "a")
@@ -195,9 +248,11 @@ def _position_bias(r: Recorder, at: Attention, how: RunConfig, *, last: bool) ->
     return r.apply(bias, (weight,), buckets, lambda _: [r.grad(shape, how.parameters)])
 
 
-def _zero_cross_bias(r: Recorder, at: Attention, cross: CrossAttention, how: RunConfig, *, last: bool) -> Tensor:
-    """The bias beside the encoder's tokens, which checkpoints ask for a gradient all the same (:338-344). The first layer makes it, and again
-    where it runs again; the gradient is still that of the first.
+def _zero_cross_bias(
+    r: Recorder, at: Attention, cross: CrossAttention, how: RunConfig, *, last: bool
+) -> Tensor:
+    """The bias beside the encoder's tokens, which checkpoints ask for a gradient all the same (:338-344). The
+    first layer makes it, and again where it runs again; the gradient is still that of the first.
     """
     dtype, path = how.autocast or how.parameters, cross.path + "/position_bias"
     zeros = _stack_shared_tensor(BIAS, dtype, path, last=last, needs=r.pass_ is not Pass.PLAIN)
@@ -206,50 +261,79 @@ def _zero_cross_bias(r: Recorder, at: Attention, cross: CrossAttention, how: Run
 
 
 def _stack_shared_tensor(shape: Shape, dtype: DType, path: str, *, last: bool, needs: bool) -> Tensor:
-    """What all layers of a stack take. Its gradient stays from the last layer's backward on, and the others add to it in place."""
+    """What all layers of a stack take. Its gradient stays from the last layer's backward on, and the others
+    add to it in place.
+    """
     if not needs:
         return Tensor(None, shape, dtype)
-    return Tensor(None, shape, dtype, Leaf(path, shape, dtype) if last else Node(0, "", (), [], [], lambda _: []))
+    return Tensor(
+        None, shape, dtype, Leaf(path, shape, dtype) if last else Node(0, "", (), [], [], lambda _: [])
+    )
 
 
-# ---- between the stacks ----------------------------------------------------------------------------------------------------------
+# ---- between the stacks ------------------------------------------------------------------------------------
 
 
 def _encoder_decoder_bridge(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
-    """The encoder's last norm and dropout, what they make, which all layers of the decoder take, and the decoder's look-ups."""
+    """The encoder's last norm and dropout, what they make, which all layers of the decoder take, and the
+    decoder's look-ups.
+    """
     memory = r.dropout(apply_norm(r, x, block.norms[0], how), "/memory_dropout", active=how.dropout)
     table: Shape = ("f", "h")
     node = Node(0, "", (), [], [], lambda _: []) if how.trains else None
     weight = Tensor(None, table, how.parameters, node)
-    if how.trains and r.compute is None:  # the head's gradient is a transposed view there: the sum of the two is a third tensor
-        weight = r.apply(Tensor(None, table, how.parameters), (weight,), (), lambda _: [r.grad(table, how.parameters, "shared")])
+    if (
+        how.trains and r.compute is None
+    ):  # the head's gradient is a transposed view there: the sum of the two is a third tensor
+        weight = r.apply(
+            Tensor(None, table, how.parameters),
+            (weight,),
+            (),
+            lambda _: [r.grad(table, how.parameters, "shared")],
+        )
     found = r.tensor("/look_up", STREAM, how.parameters)
     y = r.apply(found, (weight,), (), lambda _: [r.grad(table, how.parameters, "shared") if node else None])
     return r.dropout(_attach_encoder_memory(r, y, memory), "/embeddings_dropout", active=how.dropout)
 
 
 def _attach_encoder_memory(r: Recorder, y: Tensor, memory: Tensor) -> Tensor:
-    """``y``, which goes on with the encoder's ``memory``: the decoder's layers take both, and hold on to that until backward has passed them."""
+    """``y``, which goes on with the encoder's ``memory``: the decoder's layers take both, and hold on to that
+    until backward has passed them.
+    """
     dtype = memory.dtype
-    return r.apply(Tensor(y.storage, y.shape, y.dtype), (y, memory), (memory,), lambda g: [g, Grad(None, STREAM, dtype)])
+    return r.apply(
+        Tensor(y.storage, y.shape, y.dtype), (y, memory), (memory,), lambda g: [g, Grad(None, STREAM, dtype)]
+    )
 
 
 def named_biases(spec: ModelSpec, plan: Plan, how: RunConfig, *, kept: bool) -> list[Count]:
-    """What every layer of a decoder adds to its scores: the first one's look-ups, and zeros beside the encoder's tokens; with dropout the
-    states from before it. Checkpoints hold on to the biases, and to those that the encoder's layers add.
+    """What every layer of a decoder adds to its scores: the first one's look-ups, and zeros beside the
+    encoder's tokens; with dropout the states from before it. Checkpoints hold on to the biases, and to those
+    that the encoder's layers add.
     """
     own, zeros = _bias_sizes(spec, plan, how)
     if kept:
         return [own, own, zeros]
     looked_up = how.parameters.nbytes(plan.microbatch * plan.seq_len * spec.hidden)
-    return [own, *([] if plan.attention is AttentionKind.SDPA else [zeros]), *([looked_up] if plan.dropout else [])]
+    return [
+        own,
+        *([] if plan.attention is AttentionKind.SDPA else [zeros]),
+        *([looked_up] if plan.dropout else []),
+    ]
 
 
 def saved_biases(spec: ModelSpec, plan: Plan, how: RunConfig) -> list[tuple[str, Count]]:
     """Which bucket each distance is in, for both stacks' tables; the zeros, which kernels save."""
     tables = sum(stack.role in ("encoder", "decoder") for stack in spec.stacks) if how.trains else 0
     buckets = ("relative_attention_bias", tables * INT64.nbytes(plan.seq_len * plan.seq_len))
-    return [buckets, *([("position_bias", _bias_sizes(spec, plan, how)[1])] if plan.attention is AttentionKind.SDPA else [])]
+    return [
+        buckets,
+        *(
+            [("position_bias", _bias_sizes(spec, plan, how)[1])]
+            if plan.attention is AttentionKind.SDPA
+            else []
+        ),
+    ]
 
 
 def _bias_sizes(spec: ModelSpec, plan: Plan, how: RunConfig) -> tuple[Count, Count]:
@@ -261,8 +345,8 @@ def _bias_sizes(spec: ModelSpec, plan: Plan, how: RunConfig) -> tuple[Count, Cou
 
 
 def let_go(spec: ModelSpec, plan: Plan, how: RunConfig) -> LetGo:
-    """What a decoder's layers have shared: gradients, and what checkpoints held on to. Zeros that were asked for a gradient, and that gradient,
-    stay as long as the graph whose leaf they are.
+    """What a decoder's layers have shared: gradients, and what checkpoints held on to. Zeros that were asked
+    for a gradient, and that gradient, stay as long as the graph whose leaf they are.
     """
     if len(spec.stacks) < TWO:
         return LetGo()
@@ -278,13 +362,22 @@ def let_go(spec: ModelSpec, plan: Plan, how: RunConfig) -> LetGo:
         held.append(((kept, "model/causal_mask"), how.stream.nbytes(tokens * plan.seq_len)))
     biases = [((shared, f"{place}.{at.path}/position_bias"), own)] if how.trains else []
     memory = ((shared, f"{place}.encoder/memory"), how.stream.nbytes(tokens * spec.hidden))
-    looked_up = [((shared, f"{spec.stacks[0].path}.*.{at.path}/position_bias"), -own)] if how.trains else []  # by the encoder's first layer
+    looked_up = (
+        [((shared, f"{spec.stacks[0].path}.*.{at.path}/position_bias"), -own)] if how.trains else []
+    )  # by the encoder's first layer
     end = [*held, *([((kept, "position_bias"), zeros)] if again and how.trains else []), *looked_up]
-    return LetGo(masks=BytesByPath.of(held), gradients=BytesByPath.of(biases), after=BytesByPath.of([memory]), end=BytesByPath.of(end))
+    return LetGo(
+        masks=BytesByPath.of(held),
+        gradients=BytesByPath.of(biases),
+        after=BytesByPath.of([memory]),
+        end=BytesByPath.of(end),
+    )
 
 
 def looked_up_again(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
-    """What checkpoints of the later layers of a stack held on to, and is gone when backward comes to its first, which makes its own."""
+    """What checkpoints of the later layers of a stack held on to, and is gone when backward comes to its
+    first, which makes its own.
+    """
     if len(spec.stacks) < TWO or not is_t5(spec.stacks[-1].runs[0].pattern[0].kind):
         return EMPTY  # stacks of another kind, a tower and a decoder say, look nothing up
     if plan.recompute.mode is not RecomputeMode.FULL or plan.recompute.stretched or plan.recompute.by_layers:
@@ -300,9 +393,10 @@ def t5_norm(spec: ModelSpec) -> ModelSpec:
 
     stacks = tuple(
         replace(
-            stack, runs=tuple(replace(run, pattern=tuple(map(norms, run.pattern))) for run in stack.runs),
+            stack,
+            runs=tuple(replace(run, pattern=tuple(map(norms, run.pattern))) for run in stack.runs),
             final_norms=tuple(replace(norm, kind=NormKind.RMS_UNCAST) for norm in stack.final_norms),
         )
         for stack in spec.stacks
-    )  # fmt: skip
+    )
     return replace(spec, stacks=stacks)

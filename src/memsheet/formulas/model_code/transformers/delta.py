@@ -1,10 +1,11 @@
-"""The gated delta net as the transformers library trains it without optional packages (5.23, modeling_qwen3_next.py:339-760): a short
-convolution over queries, keys and values, the delta rule by chunks in plain operations of torch, a norm with a gate. Written over
-shape-only tensors; names stand for those of its functions.
+"""The gated delta net as the transformers library trains it without optional packages (5.23,
+modeling_qwen3_next.py:339-760): a short convolution over queries, keys and values, the delta rule by chunks
+in plain operations of torch, a norm with a gate. Written over shape-only tensors; names stand for those of
+its functions.
 
-Axes besides those of ``blocks.py``: ``u`` heads of keys, of ``p`` elements; ``H`` of values, of ``w``, which are ``g·w`` for each head of keys;
-``K`` the convolution's channels, ``P`` and ``2·H`` the widths of both projections, ``s+k`` positions with the convolution's padding. Chunks are
-in ``delta_chunks.py``.
+Axes besides those of ``blocks.py``: ``u`` heads of keys, of ``p`` elements; ``H`` of values, of ``w``, which
+are ``g·w`` for each head of keys; ``K`` the convolution's channels, ``P`` and ``2·H`` the widths of both
+projections, ``s+k`` positions with the convolution's padding. Chunks are in ``delta_chunks.py``.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ KEY_ROWS: Shape = ("b", "s", "u·p")
 VALUE_ROWS: Shape = ("b", "s", "v")
 
 
-@formula(cites=TRANSFORMERS, at="modeling_qwen3_next.py:588-627: projections and heads; the convolution pads its kernel less one")
+@formula(
+    cites=TRANSFORMERS,
+    at="modeling_qwen3_next.py:588-627: projections and heads; the convolution pads its kernel less one",
+)
 def delta_axes(mixer: LinearAttention, seq_len: Count) -> dict[str, Count]:
     """Values of the axes that a mixer's tensors are named by."""
     keys, values = mixer.key_heads * mixer.key_head_dim, mixer.value_heads * mixer.value_head_dim
@@ -53,9 +57,17 @@ def delta_net(r: Recorder, x: Tensor, mixer: LinearAttention, how: RunConfig) ->
     pair = record_linear(r, x, weights, f"{path}.in_proj_ba", "2·H", "h", how)
     q, k, v, z = r.split(joint, (KEYS, KEYS, ("b", "s", "u", "g·w"), ("b", "s", "u", "g·w")))
     b, a = r.split(pair, (NUMBERS, NUMBERS))
-    v, z = (_flatten_heads(r, t, VALUES, f"{path}/{name}", copied=several and grouped) for t, name in ((v, "v"), (z, "z")))
-    b, a = (_flatten_heads(r, t, NUMBERS, f"{path}/{name}", copied=several and grouped) for t, name in ((b, "b"), (a, "a")))
-    q, k = (_flatten_heads(r, t, KEY_ROWS, f"{path}/{name}", copied=several) for t, name in ((q, "q"), (k, "k")))
+    v, z = (
+        _flatten_heads(r, t, VALUES, f"{path}/{name}", copied=several and grouped)
+        for t, name in ((v, "v"), (z, "z"))
+    )
+    b, a = (
+        _flatten_heads(r, t, NUMBERS, f"{path}/{name}", copied=several and grouped)
+        for t, name in ((b, "b"), (a, "a"))
+    )
+    q, k = (
+        _flatten_heads(r, t, KEY_ROWS, f"{path}/{name}", copied=several) for t, name in ((q, "q"), (k, "k"))
+    )
     v = _flatten_heads(r, v, VALUE_ROWS, path + "/v", copied=several and not grouped)
     mixed = r.view(r.cat((q, k, v), ("b", "s", "K"), path + "/mixed"), CHANNELS)
     mixed = _depthwise_conv1d(r, mixed, mixer, how)
@@ -65,7 +77,13 @@ def delta_net(r: Recorder, x: Tensor, mixer: LinearAttention, how: RunConfig) ->
     beta = r.unary(b, path + "/beta", saves="output")
     decay = _log_decay_gate(r, a, path, how)
     made = chunk_rule(r, (q, k, v), decay, beta, path, how)
-    made = _gated_norm(r, made, _flatten_heads(r, z, VALUES, path + "/z", copied=several and not grouped), path + ".norm", how)
+    made = _gated_norm(
+        r,
+        made,
+        _flatten_heads(r, z, VALUES, path + "/z", copied=several and not grouped),
+        path + ".norm",
+        how,
+    )
     return record_linear(r, r.view(made, VALUE_ROWS), weights, f"{path}.out_proj", "h", "v", how)
 
 
@@ -76,15 +94,21 @@ def _flatten_heads(r: Recorder, x: Tensor, shape: Shape, path: str, *, copied: b
 
 def _log_decay_gate(r: Recorder, a: Tensor, path: str, how: RunConfig) -> Tensor:
     """-exp(A_log) · softplus(a + dt_bias) in fp32 (:723)."""
-    matrix = r.cast(r.parameter(f"{path}.A_log", ("H",), how.parameters, trains=how.trains), FP32, path + "/A_log")
+    matrix = r.cast(
+        r.parameter(f"{path}.A_log", ("H",), how.parameters, trains=how.trains), FP32, path + "/A_log"
+    )
     rate = r.scale(r.unary(matrix, path + "/A_exp", saves="output"), path + "/A")
     bias = r.parameter(f"{path}.dt_bias", ("H",), how.parameters, trains=how.trains)
-    return r.mul(r.unary(r.add(r.cast(a, FP32, path + "/a"), bias, path + "/a"), path + "/softplus", saves="input"), rate, path + "/decay")
+    return r.mul(
+        r.unary(r.add(r.cast(a, FP32, path + "/a"), bias, path + "/a"), path + "/softplus", saves="input"),
+        rate,
+        path + "/decay",
+    )
 
 
 def _depthwise_conv1d(r: Recorder, x: Tensor, mixer: LinearAttention, how: RunConfig) -> Tensor:
-    """Torch's convolution of each channel with positions besides, which a view leaves out, and its activation (:339-361). Its weight is a
-    view, whose cast autocast does not keep.
+    """Torch's convolution of each channel with positions besides, which a view leaves out, and its activation
+    (:339-361). Its weight is a view, whose cast autocast does not keep.
     """
     path, dtype = f"{mixer.path}.conv1d", x.dtype
     shape: Shape = ("K", _conv_kernel_size(mixer))
@@ -100,7 +124,11 @@ def _depthwise_conv1d(r: Recorder, x: Tensor, mixer: LinearAttention, how: RunCo
     made = r.tensor(mixer.path + "/convolution", ("b", "K", "s+k"), x.dtype)
     out = r.apply(made, (x, weight), (x, weight), backward)  # both are kept, frozen or not
     del wide, x, made
-    return r.cast(r.unary(r.slice(out, CHANNELS), mixer.path + "/convolved", saves="input"), dtype, mixer.path + "/convolved")
+    return r.cast(
+        r.unary(r.slice(out, CHANNELS), mixer.path + "/convolved", saves="input"),
+        dtype,
+        mixer.path + "/convolved",
+    )
 
 
 def _gated_norm(r: Recorder, x: Tensor, z: Tensor, path: str, how: RunConfig) -> Tensor:

@@ -1,9 +1,11 @@
-"""The gated delta rule by chunks of a sequence, in plain operations of torch (transformers 5.23, modeling_qwen3_next.py:373-516): first what
-is inside each chunk, all at once in fp32, then a loop over chunks that hands a state on. Names stand for those of its function.
+"""The gated delta rule by chunks of a sequence, in plain operations of torch (transformers 5.23,
+modeling_qwen3_next.py:373-516): first what is inside each chunk, all at once in fp32, then a loop over chunks
+that hands a state on. Names stand for those of its function.
 
-Of the loop the last two chunks are recorded, which backward takes first: with them every gradient of full size is there, so that no chunk
-before them stands higher; what those keep is recorded in one piece. Axes besides those of ``delta.py``: ``m`` chunks of ``Q`` positions, ``N`` in
-all; ``m-2`` and ``m-3`` chunks before the last two, with the first or without.
+Of the loop the last two chunks are recorded, which backward takes first: with them every gradient of full
+size is there, so that no chunk before them stands higher; what those keep is recorded in one piece. Axes
+besides those of ``delta.py``: ``m`` chunks of ``Q`` positions, ``N`` in all; ``m-2`` and ``m-3`` chunks
+before the last two, with the first or without.
 """
 
 from __future__ import annotations
@@ -35,21 +37,35 @@ STATE: Shape = ("b", "H", "p", "w")
 def chunk_axes(seq_len: Count) -> dict[str, Count]:
     """Values of the axes of chunks."""
     chunks = ceil_div(seq_len, CHUNK)
-    return {"m": chunks, "Q": CHUNK, "N": chunks * CHUNK, "m-2": maximum(chunks - 2, 0), "m-3": maximum(chunks - 3, 0)}
+    return {
+        "m": chunks,
+        "Q": CHUNK,
+        "N": chunks * CHUNK,
+        "m-2": maximum(chunks - 2, 0),
+        "m-3": maximum(chunks - 3, 0),
+    }
 
 
 def chunk_options(seq_len: Count) -> frozenset[str]:
     """What a recording of a sequence depends on."""
-    few = {ONE: seq_len <= CHUNK, TWO: (seq_len > CHUNK) & (seq_len <= 2 * CHUNK), PADDED: seq_len % CHUNK != 0}
+    few = {
+        ONE: seq_len <= CHUNK,
+        TWO: (seq_len > CHUNK) & (seq_len <= 2 * CHUNK),
+        PADDED: seq_len % CHUNK != 0,
+    }
     return frozenset(name for name, holds in few.items() if agreed(holds))
 
 
-def chunk_rule(r: Recorder, heads: tuple[Tensor, Tensor, Tensor], decay: Tensor, beta: Tensor, path: str, how: RunConfig) -> Tensor:
+def chunk_rule(
+    r: Recorder, heads: tuple[Tensor, Tensor, Tensor], decay: Tensor, beta: Tensor, path: str, how: RunConfig
+) -> Tensor:
     """torch_chunk_gated_delta_rule. ``heads``: queries, keys and values by position."""
     q, k, v = heads
     dtype, repeated = q.dtype, ("b", "s", "H", "p")
     if q.shape != repeated:
-        q, k = (_repeat_qk_heads(r, t, repeated, f"{path}/{name}_repeated") for t, name in ((q, "q"), (k, "k")))
+        q, k = (
+            _repeat_qk_heads(r, t, repeated, f"{path}/{name}_repeated") for t, name in ((q, "q"), (k, "k"))
+        )
     q, k, v, beta = (
         r.cast(r.view(t, shape), FP32, f"{path}/{name}_fp32")
         for t, shape, name in ((q, KEY, "q"), (k, KEY, "k"), (v, VALUE, "v"), (beta, NUMBER, "beta"))
@@ -67,7 +83,10 @@ def chunk_rule(r: Recorder, heads: tuple[Tensor, Tensor, Tensor], decay: Tensor,
     system = r.mul(r.product(k_beta, k, PAIRS, path + "/ut"), pairwise, path + "/ut_system")
     attn = r.mul(r.product(q, k, PAIRS, path + "/intra"), pairwise, path + "/intra_attn")
     decayed = r.mul(k_beta, _cumulative_decay_exp(r, total, path), path + "/decayed_k_beta")
-    new, k_cum = _solve_triangular(r, system, v_beta, path + "/new_values"), _solve_triangular(r, system, decayed, path + "/k_cumdecay")
+    new, k_cum = (
+        _solve_triangular(r, system, v_beta, path + "/new_values"),
+        _solve_triangular(r, system, decayed, path + "/k_cumdecay"),
+    )
     out = r.tensor(path + "/core", VALUE_CHUNKS, FP32)
     q = r.mul(q, _cumulative_decay_exp(r, total, path), path + "/q_decayed")
     left = r.unary(r.add(total, total, path + "/rest"), path + "/rest_exp", saves="output")
@@ -79,7 +98,7 @@ def chunk_rule(r: Recorder, heads: tuple[Tensor, Tensor, Tensor], decay: Tensor,
     return r.cast(r.view(out, ("b", "s", "H", "w")), dtype, path + "/context")
 
 
-# ---- inside a chunk ---------------------------------------------------------------------------------------------------------------
+# ---- inside a chunk ----------------------------------------------------------------------------------------
 
 
 def _repeat_qk_heads(r: Recorder, x: Tensor, shape: Shape, path: str) -> Tensor:
@@ -92,7 +111,9 @@ def _l2_normalize_rows(r: Recorder, x: Tensor, path: str) -> Tensor:
     """Each row over the root of its squares' sum, whose gradient is spread as a view (l2norm, :366-370)."""
     squares, line = r.mul(x, x, path + "/squares"), (*x.shape[:-1], 1)
     back = squares.shape
-    total = r.apply(r.tensor(path + "/sum", line, FP32), (squares,), (), lambda g: [Grad(g.storage, back, FP32)])
+    total = r.apply(
+        r.tensor(path + "/sum", line, FP32), (squares,), (), lambda g: [Grad(g.storage, back, FP32)]
+    )
     del squares
     return r.mul(x, reciprocal_root(r, total, path), path + "/unit")
 
@@ -100,7 +121,9 @@ def _l2_normalize_rows(r: Recorder, x: Tensor, path: str) -> Tensor:
 def _pad_to_chunks(r: Recorder, x: Tensor, path: str) -> Tensor:
     """Copied to whole chunks."""
     back = x.shape
-    return r.apply(r.tensor(path + "/padded", (*back[:2], "N", back[3]), FP32), (x,), (), lambda _: [r.grad(back, FP32)])
+    return r.apply(
+        r.tensor(path + "/padded", (*back[:2], "N", back[3]), FP32), (x,), (), lambda _: [r.grad(back, FP32)]
+    )
 
 
 def _cumulative_decay_exp(r: Recorder, total: Tensor, path: str) -> Tensor:
@@ -125,7 +148,9 @@ def _pairwise_decay(r: Recorder, total: Tensor, path: str) -> Tensor:
 
 
 def _solve_triangular(r: Recorder, system: Tensor, b: Tensor, path: str) -> Tensor:
-    """A triangular system solved for ``b``: keeps the system and what was found (torch FunctionsManual.cpp, linalg_solve_triangular_backward)."""
+    """A triangular system solved for ``b``: keeps the system and what was found (torch FunctionsManual.cpp,
+    linalg_solve_triangular_backward).
+    """
     shape = b.shape
     needs = (system.needs_grad, b.needs_grad)
     out = r.tensor(path, shape, FP32)
@@ -142,14 +167,18 @@ def _solve_triangular(r: Recorder, system: Tensor, b: Tensor, path: str) -> Tens
     return r.apply(out, (system, b), (system, out), backward)
 
 
-# ---- from chunk to chunk -----------------------------------------------------------------------------------------------------------
+# ---- from chunk to chunk -----------------------------------------------------------------------------------
 
 
 Operands = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-"""New values, decayed keys that read the state, queries, what is inside chunks, keys that write it, decay of chunks."""
+"""New values, decayed keys that read the state, queries, what is inside chunks, keys that write it, decay of
+chunks.
+"""
 
 
-def _chunk_loop(r: Recorder, operands: Operands, out: Tensor, path: str, how: RunConfig) -> tuple[Tensor, ...]:
+def _chunk_loop(
+    r: Recorder, operands: Operands, out: Tensor, path: str, how: RunConfig
+) -> tuple[Tensor, ...]:
     """The loop; and what it still names when it is through."""
     if {ONE, TWO} & how.options:
         state = r.tensor(path + "/state", STATE, FP32)
@@ -162,8 +191,12 @@ def _chunk_loop(r: Recorder, operands: Operands, out: Tensor, path: str, how: Ru
     return out, *named
 
 
-def _earlier_chunks_state(r: Recorder, operands: Operands, out: Tensor, path: str, low: DType) -> tuple[Tensor, Tensor]:
-    """All chunks but the last two: what their products and their decay keep, autocast's copies in its dtype."""
+def _earlier_chunks_state(
+    r: Recorder, operands: Operands, out: Tensor, path: str, low: DType
+) -> tuple[Tensor, Tensor]:
+    """All chunks but the last two: what their products and their decay keep, autocast's copies in its
+    dtype.
+    """
     kept: list[Tensor] = []
     if r.saves and any(t.needs_grad for t in operands):
         kept.append(r.tensor(path + "/states", (*STATE, "m-2"), FP32))
@@ -172,15 +205,23 @@ def _earlier_chunks_state(r: Recorder, operands: Operands, out: Tensor, path: st
         else:
             kept += [r.tensor(path + "/states", (*STATE, "m-2"), low) for _ in range(2)]
             kept += [r.tensor(path + "/values", ("b", "H", "m-2", "Q", "w"), low) for _ in range(2)]
-            kept += [r.tensor(path + "/intra", ("b", "H", "m-2", "Q", "Q"), low), r.tensor(path + "/k", ("b", "H", "m-2", "Q", "p"), low)]
+            kept += [
+                r.tensor(path + "/intra", ("b", "H", "m-2", "Q", "Q"), low),
+                r.tensor(path + "/k", ("b", "H", "m-2", "Q", "p"), low),
+            ]
             kept += [r.tensor(path + "/reads", ("b", "H", "m-3", "Q", "p"), low) for _ in range(2)]
     made = r.tensor(path + "/state", STATE, FP32)
-    read, many = (operands if low is FP32 else operands[-1:]), len(operands)  # autocast's products keep their copies
+    read, many = (
+        (operands if low is FP32 else operands[-1:]),
+        len(operands),
+    )  # autocast's products keep their copies
     made = r.apply(made, operands, (*kept, *read), lambda *_: [None] * many)
     return made, Tensor(out.storage, out.shape, FP32, made.node, 1)
 
 
-def _chunk_recurrence(r: Recorder, operands: Operands, state: Tensor, out: Tensor, path: str) -> tuple[Tensor, ...]:
+def _chunk_recurrence(
+    r: Recorder, operands: Operands, state: Tensor, out: Tensor, path: str
+) -> tuple[Tensor, ...]:
     """One chunk: what it says, the state after it, and what goes by a name until the next one."""
     new, k_cum, q, attn, k, whole = operands
     one: Shape = ("b", "H", "Q")
@@ -188,7 +229,11 @@ def _chunk_recurrence(r: Recorder, operands: Operands, state: Tensor, out: Tenso
     v = _subtract_fp32(r, r.slice(new, (*one, "w")), said, path + "/v_new")
     del said
     inter = r.product(r.slice(q, (*one, "p")), state, (*one, "w"), path + "/inter")
-    out = _write_slice_inplace(r, out, r.add(inter, r.product(r.slice(attn, (*one, "Q")), v, (*one, "w"), path + "/intra"), path + "/sum"))
+    out = _write_slice_inplace(
+        r,
+        out,
+        r.add(inter, r.product(r.slice(attn, (*one, "Q")), v, (*one, "w"), path + "/intra"), path + "/sum"),
+    )
     state = r.add(
         r.mul(state, r.slice(whole, ("b", "H", 1, 1)), path + "/left"),
         r.product(r.slice(k, (*one, "p")), v, STATE, path + "/update"),
@@ -199,12 +244,14 @@ def _chunk_recurrence(r: Recorder, operands: Operands, state: Tensor, out: Tenso
 
 def _subtract_fp32(r: Recorder, a: Tensor, b: Tensor, path: str) -> Tensor:
     shape = a.shape
-    return r.apply(r.tensor(path, shape, FP32), (a, b), (), lambda g: [Grad(g.storage, shape, FP32), r.grad(shape, FP32)])
+    return r.apply(
+        r.tensor(path, shape, FP32), (a, b), (), lambda g: [Grad(g.storage, shape, FP32), r.grad(shape, FP32)]
+    )
 
 
 def _write_slice_inplace(r: Recorder, out: Tensor, part: Tensor) -> Tensor:
-    """A part of ``out`` written in place: backward copies the whole gradient and the part's, and clears the part in the whole
-    (torch autograd/functions/tensor.cpp, CopySlices::apply).
+    """A part of ``out`` written in place: backward copies the whole gradient and the part's, and clears the
+    part in the whole (torch autograd/functions/tensor.cpp, CopySlices::apply).
     """
     whole, shape, dtype, earlier = out.shape, part.shape, part.dtype, out.needs_grad
 

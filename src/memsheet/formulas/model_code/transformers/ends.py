@@ -9,10 +9,20 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from memsheet.formulas.model_code.transformers.encoders import class_loss, classification_logits, masked_words
-from memsheet.formulas.model_code.transformers.first_qwen import SHIFTED, SHIFTED_LOW, SHIFTED_SAME, shifted_loss
+from memsheet.formulas.model_code.transformers.first_qwen import (
+    SHIFTED,
+    SHIFTED_LOW,
+    SHIFTED_SAME,
+    shifted_loss,
+)
 from memsheet.formulas.model_code.transformers.losses import chunked_cross_entropy, fused_linear_cross_entropy
 from memsheet.formulas.model_code.transformers.norms import apply_norm
-from memsheet.formulas.model_code.transformers.pictures import CLASSES, embed_pictures, of_pictures, picture_classes
+from memsheet.formulas.model_code.transformers.pictures import (
+    CLASSES,
+    embed_pictures,
+    of_pictures,
+    picture_classes,
+)
 from memsheet.formulas.numerics import RunConfig, vocabulary_table
 from memsheet.formulas.tapes.graph import Joined, Leaf, Node, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
@@ -24,19 +34,29 @@ from memsheet.plan.plan import Loss
 KINDS = "token_type"
 
 
-def input_embeddings(r: Recorder, embeddings: Embeddings, how: RunConfig, tied: Joined = Joined.NO) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Token and position look-ups, their sum, scaling, norms and dropout; and the look-ups, which the model's forward still names where
-    they are no module of their own.
+def input_embeddings(
+    r: Recorder, embeddings: Embeddings, how: RunConfig, tied: Joined = Joined.NO
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Token and position look-ups, their sum, scaling, norms and dropout; and the look-ups, which the model's
+    forward still names where they are no module of their own.
 
-    Indices are inputs; tables get dense gradients. Positions may be looked up for each sequence, not once; kinds of tokens are.
+    Indices are inputs; tables get dense gradients. Positions may be looked up for each sequence, not once;
+    kinds of tokens are.
     """
     if of_pictures(embeddings):
         return embed_pictures(r, embeddings, how), ()
-    first, *others = sorted(embeddings.weights, key=lambda table: (table is not embeddings.weights[0], KINDS not in table.path))
+    first, *others = sorted(
+        embeddings.weights, key=lambda table: (table is not embeddings.weights[0], KINDS not in table.path)
+    )
     x = _look_up(r, first.path, "V0", how, "b", tied=tied)
     if how.asks_grad:
-        x.node = x.node or Node(0, "", (), [], [x.storage], lambda _: [])  # where gradients are added up names the tensor
-    rows = [_look_up(r, table.path, table.shape[0], how, "b" if how.positions_each or KINDS in table.path else 1) for table in others]
+        x.node = x.node or Node(
+            0, "", (), [], [x.storage], lambda _: []
+        )  # where gradients are added up names the tensor
+    rows = [
+        _look_up(r, table.path, table.shape[0], how, "b" if how.positions_each or KINDS in table.path else 1)
+        for table in others
+    ]
     own_module = ".embeddings." in f".{first.path}"  # forgets its look-ups when it returns
     named = (x, *rows) if rows and not own_module else ()
     for row in rows:
@@ -48,23 +68,36 @@ def input_embeddings(r: Recorder, embeddings: Embeddings, how: RunConfig, tied: 
     return r.dropout(x, "embeddings/dropout", active=how.dropout and embeddings.dropout), named
 
 
-def _look_up(r: Recorder, path: str, rows: Axis, how: RunConfig, sequences: Axis, *, tied: Joined = Joined.NO) -> Tensor:
+def _look_up(
+    r: Recorder, path: str, rows: Axis, how: RunConfig, sequences: Axis, *, tied: Joined = Joined.NO
+) -> Tensor:
     """Rows of a table. ``tied``: how its gradient joins the head's, which waits."""
     dtype = how.parameters
     name = path.removesuffix(".weight")
     if how.tensor_parallel and rows == "V0":
         return _look_up_cut(r, name, how)
     table = vocabulary_table(r, path, (rows, "h"), how, joined=tied)
-    return r.apply(r.tensor(f"{name}/output", (sequences, "s", "h"), dtype), (table,), (), lambda _: [r.grad((rows, "h"), dtype)])
+    return r.apply(
+        r.tensor(f"{name}/output", (sequences, "s", "h"), dtype),
+        (table,),
+        (),
+        lambda _: [r.grad((rows, "h"), dtype)],
+    )
 
 
 def _look_up_cut(r: Recorder, name: str, how: RunConfig) -> Tensor:
-    """Rows that a tensor-parallel rank has, zeros for others, summed over ranks. The table's gradient is made for all of its rows
-    (torch distributed/tensor/_ops/_embedding_ops.py, embedding_dense_backward) and then cut.
+    """Rows that a tensor-parallel rank has, zeros for others, summed over ranks. The table's gradient is made
+    for all of its rows (torch distributed/tensor/_ops/_embedding_ops.py, embedding_dense_backward) and then
+    cut.
     """
     dtype = how.parameters
-    table = Tensor(None, ("V0", "h"), dtype, Leaf(name, ("V", "h"), dtype, joined=Joined.CUT) if how.trains else None)
-    elsewhere, rows = r.tensor(f"{name}/elsewhere", ("b", "s"), BOOL), r.tensor(f"{name}/rows", ("b", "s"), INT64)
+    table = Tensor(
+        None, ("V0", "h"), dtype, Leaf(name, ("V", "h"), dtype, joined=Joined.CUT) if how.trains else None
+    )
+    elsewhere, rows = (
+        r.tensor(f"{name}/elsewhere", ("b", "s"), BOOL),
+        r.tensor(f"{name}/rows", ("b", "s"), INT64),
+    )
     own = r.tensor(f"{name}/rows_found", ("b", "s", "h"), dtype)
     del elsewhere, rows
     found = r.apply(own, (table,), (), lambda _: [r.grad(("V0", "h"), dtype)])
@@ -84,12 +117,16 @@ def project_to_vocabulary(r: Recorder, x: Tensor, head: Head, how: RunConfig, ta
     if head.scaled:
         logits = r.scale(logits, "lm_head/scaled")
     if head.softcap:
-        logits = r.scale(r.unary(r.scale(logits, "lm_head/softcap"), "lm_head/softcap", saves="output"), "lm_head/softcap")
+        logits = r.scale(
+            r.unary(r.scale(logits, "lm_head/softcap"), "lm_head/softcap", saves="output"), "lm_head/softcap"
+        )
     return logits
 
 
 def cross_entropy(r: Recorder, logits: Tensor) -> Tensor:
-    """Upcast to fp32, log-softmax (saves its output), negative log-likelihood (saves it again, the same storage)."""
+    """Upcast to fp32, log-softmax (saves its output), negative log-likelihood (saves it again, the same
+    storage).
+    """
     wide = r.view(r.cast(logits, FP32, "loss/fp32"), ("b", "s", "V0"))
     shape = wide.shape
     logged = r.unary(wide, "loss/log_softmax", saves="output")
@@ -102,7 +139,9 @@ WITHOUT_LOGITS: dict[Loss, Callable[[Recorder, Tensor, RunConfig, str], Tensor]]
 
 
 def scaled_words(r: Recorder, x: Tensor, head: Head, how: RunConfig, table: str) -> Tensor:
-    """Dropout of the last states, which are scaled where the head is tied, and the output matrix (modeling_t5.py)."""
+    """Dropout of the last states, which are scaled where the head is tied, and the output matrix
+    (modeling_t5.py).
+    """
     x = r.dropout(x, "lm_head/dropout", active=how.dropout)
     x = r.scale(x, "lm_head/scaled") if head.scaled else x
     return project_to_vocabulary(r, x, replace(head, scaled=False), how, table)
@@ -115,7 +154,9 @@ HEADS: dict[str, Callable[[Recorder, Tensor, Head, RunConfig, str], Tensor]] = {
 
 
 def logits_or_states(r: Recorder, x: Tensor, head: Head, how: RunConfig, loss: Loss, table: str) -> Tensor:
-    """Logits; a fused or chunked loss takes the hidden states themselves. ``table``: the parameter that makes logits of them."""
+    """Logits; a fused or chunked loss takes the hidden states themselves. ``table``: the parameter that makes
+    logits of them.
+    """
     return x if loss in WITHOUT_LOGITS else HEADS[head.kind](r, x, head, how, table)
 
 

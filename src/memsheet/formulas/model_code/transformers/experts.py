@@ -1,8 +1,9 @@
 """Routed experts as the transformers library runs them in training, written over shape-only tensors.
 
-By its default implementation (5.23, integrations/moe.py:424-539, ``grouped_mm``): every token is copied once for each expert it goes to,
-in order of expert, and the copies go through all experts' matrices in one grouped product. Their number is tokens times experts a token
-whatever the routing, so nothing here depends on it. Axes: ``e`` experts, ``t`` experts of a token, ``i`` an expert's width.
+By its default implementation (5.23, integrations/moe.py:424-539, ``grouped_mm``): every token is copied once
+for each expert it goes to, in order of expert, and the copies go through all experts' matrices in one grouped
+product. Their number is tokens times experts a token whatever the routing, so nothing here depends on it.
+Axes: ``e`` experts, ``t`` experts of a token, ``i`` an expert's width.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ ROUTED = frozenset({*ROUTERS, LLAMA4})
 
 
 def moe_feed_forward(r: Recorder, x: Tensor, ff: Moe, how: RunConfig, kind: str) -> Tensor:
-    """The router, the experts, a shared expert before or after them, and the sum of what they say. What the router hands over besides
-    stays to the end: names hold it.
+    """The router, the experts, a shared expert before or after them, and the sum of what they say. What the
+    router hands over besides stays to the end: names hold it.
     """
     if kind == LLAMA4:
         return every_expert(r, x, ff, how)
@@ -37,7 +38,11 @@ def moe_feed_forward(r: Recorder, x: Tensor, ff: Moe, how: RunConfig, kind: str)
     scores, named = ROUTERS[kind](r, x, ff, how)
     result = _routed_experts_output(r, x, ff, how, scores)
     if ff.shared:
-        result = r.add(result, _gated_shared_expert(r, x, shared or dense_feed_forward(r, x, ff.shared, how), ff, how), ff.path + "/sum")
+        result = r.add(
+            result,
+            _gated_shared_expert(r, x, shared or dense_feed_forward(r, x, ff.shared, how), ff, how),
+            ff.path + "/sum",
+        )
     del named
     return result
 
@@ -64,7 +69,9 @@ def _routed_experts_output(r: Recorder, x: Tensor, ff: Moe, how: RunConfig, scor
     offsets = r.tensor(module + "/offsets", ("e",), INT32)
     del counts, tokens
     biases = _expert_row_biases(r, weights, "gate_up_proj", (*PAIRS, "2·i"), sorted_, how, module)
-    made = _grouped_expert_mm(r, copies, weights["gate_up_proj"], offsets, (*PAIRS, "2·i"), biases, how, module)
+    made = _grouped_expert_mm(
+        r, copies, weights["gate_up_proj"], offsets, (*PAIRS, "2·i"), biases, how, module
+    )
     made = (_gate_clamped if biases else _gated_activation)(r, made, ff.activation, module)
     biases = _expert_row_biases(r, weights, "down_proj", COPIES, sorted_, how, module)
     made = _grouped_expert_mm(r, made, weights["down_proj"], offsets, COPIES, biases, how, module)
@@ -88,7 +95,11 @@ def _gate_clamped(r: Recorder, both: Tensor, _: str, module: str) -> Tensor:
     gate, up = r.slice(both, half), r.slice(both, half)
     gate = _clamp_activation(r, gate, module + "/gate", bounds=1)
     up = _clamp_activation(r, up, module + "/up", bounds=2)
-    made = r.mul(gate, r.unary(r.scale(gate, module + "/sigmoid"), module + "/sigmoid", saves="output"), module + "/activation")
+    made = r.mul(
+        gate,
+        r.unary(r.scale(gate, module + "/sigmoid"), module + "/sigmoid", saves="output"),
+        module + "/activation",
+    )
     return r.mul(r.unary(up, module + "/one_plus", saves="nothing"), made, module + "/product")
 
 
@@ -113,12 +124,18 @@ def _expert_row_biases(
     if weight is None:
         return None
     return _index_select_rows(
-        r, r.parameter(module, tuple(weight.shape), how.parameters, trains=how.trains), shape, by, f"{module}/{name}_bias"
+        r,
+        r.parameter(module, tuple(weight.shape), how.parameters, trains=how.trains),
+        shape,
+        by,
+        f"{module}/{name}_bias",
     )
 
 
 def _sum_over_experts(r: Recorder, x: Tensor, module: str) -> Tensor:
-    """The sum over a token's experts. Its gradient is spread over them, and copied out to be a list of rows again."""
+    """The sum over a token's experts. Its gradient is spread over them, and copied out to be a list of rows
+    again.
+    """
     dtype = x.dtype
     return r.apply(r.tensor(module + "/output", STREAM, dtype), (x,), (), lambda _: [r.grad(COPIES, dtype)])
 
@@ -130,9 +147,18 @@ def _index_select_rows(r: Recorder, x: Tensor, shape: Shape, by: Tensor, path: s
 
 
 def _grouped_expert_mm(
-    r: Recorder, x: Tensor, weight: Weight, offsets: Tensor, out: Shape, biases: Tensor | None, how: RunConfig, module: str
+    r: Recorder,
+    x: Tensor,
+    weight: Weight,
+    offsets: Tensor,
+    out: Shape,
+    biases: Tensor | None,
+    how: RunConfig,
+    module: str,
 ) -> Tensor:
-    """Each row times its expert's matrix and, in place, its bias, in the matrices' dtype, which autocast leaves alone (integrations/moe.py:374-381)."""
+    """Each row times its expert's matrix and, in place, its bias, in the matrices' dtype, which autocast
+    leaves alone (integrations/moe.py:374-381).
+    """
     name = f"{module}/{weight.path.rpartition('.')[2]}"
     matrices = r.parameter(module, tuple(weight.shape), how.parameters, trains=how.trains)
     x = r.cast(x, how.parameters, name + "_input")
@@ -146,4 +172,9 @@ def _grouped_expert_mm(
     made = r.apply(r.tensor(name, out, dtype), (x, matrices), (*saved, offsets), backward)
     if biases is None:
         return made
-    return r.apply(Tensor(made.storage, out, dtype), (made, biases), (), lambda g: [Grad(g.storage, g.shape, g.dtype)] * 2)
+    return r.apply(
+        Tensor(made.storage, out, dtype),
+        (made, biases),
+        (),
+        lambda g: [Grad(g.storage, g.shape, g.dtype)] * 2,
+    )

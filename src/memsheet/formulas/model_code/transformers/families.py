@@ -1,4 +1,6 @@
-"""Where the modeling code of a family differs from Llama's in what its layers allocate, as data (transformers 5.23)."""
+"""Where the modeling code of a family differs from Llama's in what its layers allocate, as data (transformers
+5.23).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ class FusedQkvLayout(Enum):
     """How queries, keys and values come out of one projection."""
 
     SPLIT = "split"  # views of one split: their gradients are joined once
-    PICKED = "picked"  # queries are a slice, keys and values picked by lists of indices, and repeated for groups of queries
+    # queries are a slice, keys and values picked by lists of indices, and repeated for groups of queries
+    PICKED = "picked"
     SELECTED = "selected"  # one of three of every head: gradients as of slices
     SLICES = "slices"  # a slice each: every gradient is a full-size tensor of zeros around its part
 
@@ -42,18 +45,25 @@ class FamilyTraits:
     wide_softmax: bool = True  # softmax is asked for in fp32
     lowered_softmax: bool = True  # what softmax made is cast to the dtype of the values or queries at once
     named_mix: bool = False  # what attention adds to the stream has a name to the layer's end
-    named_outputs: bool = False  # the model's loop names what a block returns, its probabilities too, until the next one has returned
+    # the model's loop names what a block returns, its probabilities too, until the next one has returned
+    named_outputs: bool = False
     transposed: bool = False  # linear layers are written out, with a transposed view of the weight
     batched_bias: bool = False  # scores with their linear bias come out of one product
-    summed_bias: bool = False  # the scores' linear bias is an fp32 sum, and the mask is filled in where it holds
+    summed_bias: bool = (
+        False  # the scores' linear bias is an fp32 sum, and the mask is filled in where it holds
+    )
     drops_scores: bool = True  # eager attention drops probabilities
     scaled_in_place: bool = False  # the scores are
     always_masked: bool = False  # sdpa gets a mask, causal or not
-    summed_in_place: bool = False  # a parallel block adds one branch to the other in place, and drops of their sum
+    summed_in_place: bool = (
+        False  # a parallel block adds one branch to the other in place, and drops of their sum
+    )
     scaled_query: bool = False  # queries are scaled as they are made
     own_window: bool = False  # its layers cut the window from a buffer of their own; the model makes one mask
     positions_each: bool = False  # learned positions are looked up for each sequence
-    named_inner: bool = False  # what the feed-forward's activation made goes by a name until the block returns
+    named_inner: bool = (
+        False  # what the feed-forward's activation made goes by a name until the block returns
+    )
     branch_dropout: bool = False  # dropout where a branch joins the stream
 
 

@@ -32,7 +32,9 @@ def _fused_activation(r: Recorder, x: Tensor, path: str) -> Tensor:
 
 
 def _quick_gelu(r: Recorder, x: Tensor, path: str) -> Tensor:
-    """The input times sigmoid(1.702 * input), operation by operation (activations.py, QuickGELUActivation)."""
+    """The input times sigmoid(1.702 * input), operation by operation (activations.py,
+    QuickGELUActivation).
+    """
     return r.mul(x, r.unary(r.scale(x, path), path + "/sigmoid", saves="output"), path)
 
 
@@ -58,9 +60,11 @@ ACTIVATIONS: dict[str, Activation] = {
 }  # fmt: skip
 
 
-def dense_feed_forward(r: Recorder, x: Tensor, ff: Dense, how: RunConfig, named: list[Tensor | None] | None = None) -> Tensor:
-    """A feed-forward layer: gated (gate, up, product, down) or plain (up, activation, down). ``named``: takes what the caller still names
-    of a plain one.
+def dense_feed_forward(
+    r: Recorder, x: Tensor, ff: Dense, how: RunConfig, named: list[Tensor | None] | None = None
+) -> Tensor:
+    """A feed-forward layer: gated (gate, up, product, down) or plain (up, activation, down). ``named``: takes
+    what the caller still names of a plain one.
     """
     weights = {w.path: w for w in ff.weights}
     names = [w.path.removesuffix(".weight") for w in ff.weights if w.path.endswith(".weight")]
@@ -72,7 +76,9 @@ def dense_feed_forward(r: Recorder, x: Tensor, ff: Dense, how: RunConfig, named:
             named.append(x)
         return record_linear(r, x, weights, names[-1], "h", "f", how)
     if ff.fused:
-        gate, up = r.split(record_linear(r, x, weights, names[0], "2·f", "h", how), (("b", "s", "f"), ("b", "s", "f")))
+        gate, up = r.split(
+            record_linear(r, x, weights, names[0], "2·f", "h", how), (("b", "s", "f"), ("b", "s", "f"))
+        )
         up = r.mul(up, act(r, gate, ff.path + "/activation"), ff.path + "/product")
         return record_linear(r, up, weights, names[-1], "h", "f", how)
     gate = act(r, record_linear(r, x, weights, names[0], "f", "h", how), ff.path + "/activation")

@@ -1,6 +1,8 @@
-"""The code that Qwen's first models brought along, and the losses of its time (modeling_qwen.py of Qwen/Qwen-7B; transformers 4.36).
+"""The code that Qwen's first models brought along, and the losses of its time (modeling_qwen.py of
+Qwen/Qwen-7B; transformers 4.36).
 
-Its shapes are those of qwen2 with as many heads of keys as of queries; queries, keys and values come out of one projection (attn.c_attn).
+Its shapes are those of qwen2 with as many heads of keys as of queries; queries, keys and values come out of
+one projection (attn.c_attn).
 """
 
 from __future__ import annotations
@@ -17,20 +19,30 @@ from memsheet.plan.plan import Plan
 
 KIND = "qwen"
 SHIFTED, SHIFTED_LOW, SHIFTED_SAME = "shifted_lm", "shifted_low_lm", "shifted_same_lm"
-"""Kinds of heads by their loss: logits raised to fp32 before they are shifted (Llama's code), or shifted as they are (Qwen's) and raised by
-autocast, or never raised.
+"""Kinds of heads by their loss: logits raised to fp32 before they are shifted (Llama's code), or shifted as
+they are (Qwen's) and raised by autocast, or never raised.
 """
 WITHOUT_AUTOCAST = frozenset({"deepspeed"})
-"""Engines that cast the model and run nothing under autocast; the Trainer of transformers has it on for a model in bf16 too."""
+"""Engines that cast the model and run nothing under autocast; the Trainer of transformers has it on for a
+model in bf16 too.
+"""
 
 
 def spec_with_fused_qkv(spec: ModelSpec, plan: Plan) -> ModelSpec:
     """The model with its projections as one where the plan's adapter is on such a one."""
     targets = plan.adapter.targets if plan.adapter else ()
-    if not any(name in FUSED_TARGETS for name in targets) or not any(_separate_qkv_weights(block) for block in _model_blocks(spec)):
+    if not any(name in FUSED_TARGETS for name in targets) or not any(
+        _separate_qkv_weights(block) for block in _model_blocks(spec)
+    ):
         return spec
     stacks = tuple(
-        replace(stack, runs=tuple(replace(run, pattern=tuple(_fuse_block_qkv(block) for block in run.pattern)) for run in stack.runs))
+        replace(
+            stack,
+            runs=tuple(
+                replace(run, pattern=tuple(_fuse_block_qkv(block) for block in run.pattern))
+                for run in stack.runs
+            ),
+        )
         for stack in spec.stacks
     )
     kind = SHIFTED_SAME if plan.engine in WITHOUT_AUTOCAST else SHIFTED_LOW
@@ -48,14 +60,19 @@ def _separate_qkv_weights(block: Block) -> tuple[Weight, ...]:
     if not isinstance(at, Attention) or at.fused_qkv:
         return ()
     names = tuple(f"{at.path}.{name}" for name in FUSED_TARGETS["qkv_proj"])
-    return tuple(w for kind in (".weight", ".bias") for name in names for w in at.weights if w.path == name + kind)
+    return tuple(
+        w for kind in (".weight", ".bias") for name in names for w in at.weights if w.path == name + kind
+    )
 
 
 def _fuse_block_qkv(block: Block) -> Block:
     parts, at = _separate_qkv_weights(block), block.mixers[0]
     if not parts or not isinstance(at, Attention):
         return block
-    whole = [_fused_qkv_weight(at, [w for w in parts if w.path.endswith(kind)], kind) for kind in (".weight", ".bias")]
+    whole = [
+        _fused_qkv_weight(at, [w for w in parts if w.path.endswith(kind)], kind)
+        for kind in (".weight", ".bias")
+    ]
     rest = tuple(w for w in at.weights if w not in parts)
     weights = (*(w for w in whole if w), *rest)
     return replace(block, kind=KIND, mixers=(replace(at, fused_qkv=True, weights=weights),))
@@ -70,17 +87,21 @@ def _fused_qkv_weight(at: Attention, parts: list[Weight], kind: str) -> Weight |
     return replace(parts[0], path=f"{at.path}.qkv_proj{kind}", shape=shape, units=units)
 
 
-# ---- losses over logits that are shifted ---------------------------------------------------------------------------------------
+# ---- losses over logits that are shifted -------------------------------------------------------------------
 
 LOGITS: Shape = ("b", "s", "V0")
 
 
 def shifted_loss(r: Recorder, logits: Tensor, kind: str) -> Tensor:
-    """``logits[..., :-1, :].contiguous()`` and its cross-entropy, whose log-softmax is of the logits' dtype. One position less is not counted."""
+    """``logits[..., :-1, :].contiguous()`` and its cross-entropy, whose log-softmax is of the logits' dtype.
+    One position less is not counted.
+    """
     low = r.cast(logits, FP32, "loss/logits_fp32") if kind == SHIFTED else logits
     copied = r.copy(r.slice(low, LOGITS), LOGITS, "loss/shifted")
     raised = copied if kind == SHIFTED_SAME else r.cast(copied, FP32, "loss/fp32")
     dtype = raised.dtype
     logged = r.unary(raised, "loss/log_softmax", saves="output", dtype=dtype)
     del raised
-    return r.apply(r.tensor("loss/value", (1,), dtype), (logged,), (logged,), lambda _: [r.grad(LOGITS, dtype)])
+    return r.apply(
+        r.tensor("loss/value", (1,), dtype), (logged,), (logged,), lambda _: [r.grad(LOGITS, dtype)]
+    )

@@ -1,7 +1,9 @@
-"""A whole Mamba mixer as one operation, which is how mamba and falcon_mamba train: convolution, projections, scan and gate.
+"""A whole Mamba mixer as one operation, which is how mamba and falcon_mamba train: convolution, projections,
+scan and gate.
 
-mamba ops/selective_scan_interface.py:196-383 at e9594ce1, at its default checkpoint_lvl of 1: the convolution's output and the time steps
-are made again in backward. Names stand for those of its functions. Axes as in ``state_space.py``.
+mamba ops/selective_scan_interface.py:196-383 at e9594ce1, at its default checkpoint_lvl of 1: the
+convolution's output and the time steps are made again in backward. Names stand for those of its functions.
+Axes as in ``state_space.py``.
 """
 
 from __future__ import annotations
@@ -30,19 +32,38 @@ PROJECTIONS: dict[str, Shape] = {"x_proj": ("R+2n", "c"), "dt_proj": ("c", "R"),
 def fused_mamba_mixer(r: Recorder, x: Tensor, mixer: StateSpace, how: RunConfig) -> Tensor:
     """The input projection, and everything else at once (modeling_mamba.py:376-398)."""
     weights, path = {w.path: w for w in mixer.weights}, mixer.path
-    xz = transpose_tokens_channels(r, record_linear(r, x, weights, f"{path}.in_proj", "2·c", "h", how), ("b", "2·c", "s"), how)
+    xz = transpose_tokens_channels(
+        r, record_linear(r, x, weights, f"{path}.in_proj", "2·c", "h", how), ("b", "2·c", "s"), how
+    )
     decay = decay_of(r, mixer, how)
-    out_bias = [fp32_parameter(r, f"{path}.out_proj.bias", ("h",), how)] if f"{path}.out_proj.bias" in weights else []
-    skip, bias = fp32_parameter(r, f"{path}.D", ("c",), how), fp32_parameter(r, f"{path}.dt_proj.bias", ("c",), how)
+    out_bias = (
+        [fp32_parameter(r, f"{path}.out_proj.bias", ("h",), how)]
+        if f"{path}.out_proj.bias" in weights
+        else []
+    )
+    skip, bias = (
+        fp32_parameter(r, f"{path}.D", ("c",), how),
+        fp32_parameter(r, f"{path}.dt_proj.bias", ("c",), how),
+    )
     conv = [state_space_parameter(r, f"{path}.conv1d", ("c", "w"), how)]
-    conv += [state_space_parameter(r, f"{path}.conv1d.bias", ("c",), how)] if f"{path}.conv1d.bias" in weights else []
-    projections = [state_space_parameter(r, f"{path}.{name}", shape, how) for name, shape in PROJECTIONS.items()]
+    conv += (
+        [state_space_parameter(r, f"{path}.conv1d.bias", ("c",), how)]
+        if f"{path}.conv1d.bias" in weights
+        else []
+    )
+    projections = [
+        state_space_parameter(r, f"{path}.{name}", shape, how) for name, shape in PROJECTIONS.items()
+    ]
     normed = any(w.path.endswith("dt_layernorm.weight") for w in mixer.weights)
-    return _Inner(r, path, how, normed=normed, biased=bool(out_bias)).run((xz, *conv, *projections, *out_bias, decay, skip, bias))
+    return _Inner(r, path, how, normed=normed, biased=bool(out_bias)).run(
+        (xz, *conv, *projections, *out_bias, decay, skip, bias)
+    )
 
 
 class _Inner:
-    """The function's forward and backward. ``normed``: time steps, B and C are normalised in it (falcon_mamba); ``biased``: so is its output."""
+    """The function's forward and backward. ``normed``: time steps, B and C are normalised in it
+    (falcon_mamba); ``biased``: so is its output.
+    """
 
     def __init__(self, r: Recorder, path: str, how: RunConfig, *, normed: bool, biased: bool) -> None:
         self.r, self.path, self.how, self.normed, self.biased = r, path, how, normed, biased
@@ -50,10 +71,16 @@ class _Inner:
         self.several = how.several
 
     def run(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        """``inputs``: x and z, the convolution's weights, three matrices, the output's bias if any, A, D and the steps' bias."""
+        """``inputs``: x and z, the convolution's weights, three matrices, the output's bias if any, A, D and
+        the steps' bias.
+        """
         r, path, low = self.r, self.path, self.low
         lowered = low is not self.how.parameters
-        casts = [r.tensor(f"{path}.{name}/cast", shape, low) for name, shape in PROJECTIONS.items()] if lowered else []
+        casts = (
+            [r.tensor(f"{path}.{name}/cast", shape, low) for name, shape in PROJECTIONS.items()]
+            if lowered
+            else []
+        )
         xz = r.tensor(path + "/rows", ("b", "2·c", "s"), low)
         convolved = r.tensor(path + "/convolved", CHANNELS, low)
         tokens = r.tensor(path + "/tokens", TOKENS, low) if self.several else None
@@ -63,10 +90,17 @@ class _Inner:
         b, c = r.tensor(path + "/b", STATE, low), r.tensor(path + "/c", STATE, low)
         if self.normed:
             self._norms()
-        out, states = r.tensor(path + "/scanned", CHANNELS, low), r.tensor(path + "/states", ("b", "c", "g", "2·n"), FP32)
+        out, states = (
+            r.tensor(path + "/scanned", CHANNELS, low),
+            r.tensor(path + "/states", ("b", "c", "g", "2·n"), FP32),
+        )
         gated = r.tensor(path + "/gated", CHANNELS, low)
         del convolved, delta
-        rows = r.tensor(path + "/gated_rows", TOKENS, low) if self.several and self.how.trains and not lowered else None
+        rows = (
+            r.tensor(path + "/gated_rows", TOKENS, low)
+            if self.several and self.how.trains and not lowered
+            else None
+        )
         result = r.tensor(path + "/output", ("b", "s", "h"), low)
         del gated, rows
         kept = (xz, projected, *casts, *inputs[-3:], b, c, states, out)
@@ -75,7 +109,9 @@ class _Inner:
         return r.apply(result, inputs, kept, lambda _: self._backward(metas, projections))
 
     def _norms(self) -> list[Grad]:
-        """B, C and the steps to tokens, through their norms, and back (:98-115, :263-274); what was before them stays until all are there."""
+        """B, C and the steps to tokens, through their norms, and back (:98-115, :263-274); what was before
+        them stays until all are there.
+        """
         made = []
         for shape in (STATE, STATE, CHANNELS):
             rows, normed = (self.r.grad(shape, self.low, self.path + "/norm") for _ in range(2))

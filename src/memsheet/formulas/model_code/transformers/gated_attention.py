@@ -1,10 +1,15 @@
-"""Attention whose queries come with a gate of what it says (transformers 5.23, modeling_qwen3_next.py:263-326), written over shape-only
-tensors. Axes as in ``attention.py``.
+"""Attention whose queries come with a gate of what it says (transformers 5.23,
+modeling_qwen3_next.py:263-326), written over shape-only tensors. Axes as in ``attention.py``.
 """
 
 from __future__ import annotations
 
-from memsheet.formulas.model_code.transformers.attention import CORES, apply_rotary_positions, into_heads, qk_norms
+from memsheet.formulas.model_code.transformers.attention import (
+    CORES,
+    apply_rotary_positions,
+    into_heads,
+    qk_norms,
+)
 from memsheet.formulas.model_code.transformers.families import FamilyTraits
 from memsheet.formulas.numerics import RunConfig, record_linear
 from memsheet.formulas.tapes.graph import Tensor
@@ -15,9 +20,11 @@ from memsheet.plan.model import Attention
 ROWS: Shape = ("b", "s", "a·d")
 
 
-def gated_attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig, own: FamilyTraits) -> tuple[Tensor, Tensor | None]:
-    """Queries and gates of every head side by side, norms, rotary positions, attention, its say times the gates' sigmoid; and the
-    probabilities if eager.
+def gated_attention(
+    r: Recorder, x: Tensor, at: Attention, how: RunConfig, own: FamilyTraits
+) -> tuple[Tensor, Tensor | None]:
+    """Queries and gates of every head side by side, norms, rotary positions, attention, its say times the
+    gates' sigmoid; and the probabilities if eager.
     """
     weights, path = {w.path: w for w in at.weights}, at.path
     q_norm, k_norm = qk_norms(at)

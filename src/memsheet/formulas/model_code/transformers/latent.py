@@ -1,8 +1,10 @@
-"""Multi-head latent attention as the transformers library trains it, written over shape-only tensors: keys and values expanded.
+"""Multi-head latent attention as the transformers library trains it, written over shape-only tensors: keys
+and values expanded.
 
-The order of operations is that of 5.23's modeling_deepseek_v3.py:407-482 (modeling_deepseek_v2.py:359-418 differs in its rotation). Axes
-besides those of ``blocks.py``: ``n`` and ``p`` a head's elements without and with positions (``d`` both), ``v`` those of a value,
-``y`` and ``z`` the ranks of queries' and of keys' and values' latents.
+The order of operations is that of 5.23's modeling_deepseek_v3.py:407-482 (modeling_deepseek_v2.py:359-418
+differs in its rotation). Axes besides those of ``blocks.py``: ``n`` and ``p`` a head's elements without and
+with positions (``d`` both), ``v`` those of a value, ``y`` and ``z`` the ranks of queries' and of keys' and
+values' latents.
 """
 
 from __future__ import annotations
@@ -26,12 +28,15 @@ SCORES: Shape = ("b", "a", "s", "s")
 COMPLEX64 = DType("complex64", 64, source="two fp32 numbers")
 ALIGNMENT = 8
 INTERLEAVED = frozenset({"deepseek_v3"})
-"""Families that turn even and odd elements in real numbers (configuration_deepseek_v3.py: rope_interleave is true unless a config says
-otherwise); deepseek_v2 multiplies complex ones.
+"""Families that turn even and odd elements in real numbers (configuration_deepseek_v3.py: rope_interleave is
+true unless a config says otherwise); deepseek_v2 multiplies complex ones.
 """
 
 
-@formula(cites=TRANSFORMERS, at="modeling_deepseek_v3.py:349-424: heads of n + p and of v elements, latents of y and z + p")
+@formula(
+    cites=TRANSFORMERS,
+    at="modeling_deepseek_v3.py:349-424: heads of n + p and of v elements, latents of y and z + p",
+)
 def latent_axes(at: LatentAttention) -> dict[str, Count]:
     """Values of the axes that latent attention's tensors are named by, on one rank that has all heads."""
     n, p, v, a = at.qk_nope_head_dim, at.qk_rope_head_dim, at.v_head_dim, at.heads
@@ -41,27 +46,46 @@ def latent_axes(at: LatentAttention) -> dict[str, Count]:
     }  # fmt: skip
 
 
-@formula(cites=TRANSFORMERS, at="modeling_deepseek_v3.py:95-101: cosines and sines; modeling_deepseek_v2.py:213-219: complex numbers")
+@formula(
+    cites=TRANSFORMERS,
+    at="modeling_deepseek_v3.py:95-101: cosines and sines; modeling_deepseek_v2.py:213-219: complex numbers",
+)
 def latent_table(at: LatentAttention, kind: str, seq_len: Count, how: RunConfig) -> Count:
     """Bytes of the model's rotary tables."""
     width = at.qk_rope_head_dim
-    return how.stream.nbytes(2 * seq_len * width) if kind in INTERLEAVED else COMPLEX64.nbytes(seq_len * (width // 2))
+    return (
+        how.stream.nbytes(2 * seq_len * width)
+        if kind in INTERLEAVED
+        else COMPLEX64.nbytes(seq_len * (width // 2))
+    )
 
 
 def latent_problem(at: LatentAttention) -> str | None:
-    """Why it cannot be recorded: the memory-efficient kernel takes heads of multiples of 8 alone (sdp_utils.cpp, use_mem_efficient_attention)."""
+    """Why it cannot be recorded: the memory-efficient kernel takes heads of multiples of 8 alone
+    (sdp_utils.cpp, use_mem_efficient_attention).
+    """
     sizes = at.qk_nope_head_dim + at.qk_rope_head_dim, at.v_head_dim
-    return f"its heads of {sizes[0]} and {sizes[1]} are no multiples of {ALIGNMENT}" if any(size % ALIGNMENT for size in sizes) else None
+    return (
+        f"its heads of {sizes[0]} and {sizes[1]} are no multiples of {ALIGNMENT}"
+        if any(size % ALIGNMENT for size in sizes)
+        else None
+    )
 
 
-def latent_attention(r: Recorder, x: Tensor, at: LatentAttention, how: RunConfig, kind: str) -> tuple[Tensor, Tensor | None]:
-    """Latents, their norms, rotary positions, keys and values for every head, attention, output projection; and eager's probabilities."""
+def latent_attention(
+    r: Recorder, x: Tensor, at: LatentAttention, how: RunConfig, kind: str
+) -> tuple[Tensor, Tensor | None]:
+    """Latents, their norms, rotary positions, keys and values for every head, attention, output projection;
+    and eager's probabilities.
+    """
     weights = {w.path: w for w in at.weights}
     q = r.transposed_view(r.view(_query_projection(r, x, at, weights, how), ("b", "s", "a", "d")), HEADS)
     q_pass, q_rot = r.split(q, (("b", "a", "s", "n"), ("b", "a", "s", "p")))
     compressed = record_linear(r, x, weights, f"{at.path}.kv_a_proj_with_mqa", "z+p", "h", how)
     latent, k_rot = r.split(compressed, (("b", "s", "z"), ("b", "s", "p")))
-    latent = r.view(_latent_rms_norm(r, latent, f"{at.path}.kv_a_layernorm", weights, how), ("b", 1, "s", "z"))
+    latent = r.view(
+        _latent_rms_norm(r, latent, f"{at.path}.kv_a_layernorm", weights, how), ("b", 1, "s", "z")
+    )
     k_rot = r.view(k_rot, ("b", 1, "s", "p"))
     q_rot, k_rot = (_interleaved_rotary if kind in INTERLEAVED else _complex_rotary)(r, q_rot, k_rot, at, how)
     query = _join_query_dims(r, q_pass, q_rot, at.path)
@@ -71,10 +95,18 @@ def latent_attention(r: Recorder, x: Tensor, at: LatentAttention, how: RunConfig
     return record_linear(r, context, weights, f"{at.path}.o_proj", "h", "a·v", how), probabilities
 
 
-def _query_projection(r: Recorder, x: Tensor, at: LatentAttention, weights: dict[str, Weight], how: RunConfig) -> Tensor:
+def _query_projection(
+    r: Recorder, x: Tensor, at: LatentAttention, weights: dict[str, Weight], how: RunConfig
+) -> Tensor:
     if at.q_lora_rank is None:
         return record_linear(r, x, weights, f"{at.path}.q_proj", "a·d", "h", how)
-    low = _latent_rms_norm(r, record_linear(r, x, weights, f"{at.path}.q_a_proj", "y", "h", how), f"{at.path}.q_a_layernorm", weights, how)
+    low = _latent_rms_norm(
+        r,
+        record_linear(r, x, weights, f"{at.path}.q_a_proj", "y", "h", how),
+        f"{at.path}.q_a_layernorm",
+        weights,
+        how,
+    )
     return record_linear(r, low, weights, f"{at.path}.q_b_proj", "a·d", "y", how)
 
 
@@ -83,15 +115,19 @@ def _latent_rms_norm(r: Recorder, x: Tensor, path: str, weights: dict[str, Weigh
     return apply_norm(r, x, Norm(path=path, kind=NormKind.RMS, size=weight.shape[0], weights=(weight,)), how)
 
 
-# ---- rotary positions --------------------------------------------------------------------------------------------------------
+# ---- rotary positions --------------------------------------------------------------------------------------
 
 
-def _interleaved_rotary(r: Recorder, q: Tensor, k: Tensor, at: LatentAttention, how: RunConfig) -> tuple[Tensor, Tensor]:
+def _interleaved_rotary(
+    r: Recorder, q: Tensor, k: Tensor, at: LatentAttention, how: RunConfig
+) -> tuple[Tensor, Tensor]:
     """Even and odd elements of queries and keys, each pair turned (modeling_deepseek_v3.py:310-346)."""
     table = Tensor(None, ("s", "p/2"), how.stream)
     q1, q2 = _rotary_halves(r, q)
     k1, k2 = _rotary_halves(r, k)
-    return pairs_turned(r, q1, q2, table, at.path + "/q", "p"), pairs_turned(r, k1, k2, table, at.path + "/k", "p")
+    return pairs_turned(r, q1, q2, table, at.path + "/q", "p"), pairs_turned(
+        r, k1, k2, table, at.path + "/k", "p"
+    )
 
 
 def _rotary_halves(r: Recorder, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,22 +137,31 @@ def _rotary_halves(r: Recorder, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def pairs_turned(r: Recorder, first: Tensor, second: Tensor, table: Tensor, path: str, whole: Axis) -> Tensor:
     """x1·cos − x2·sin beside x2·cos + x1·sin."""
-    one = broadcast_subtract(r, r.mul(first, table, path + "/cos"), r.mul(second, table, path + "/sin"), path + "/first")
+    one = broadcast_subtract(
+        r, r.mul(first, table, path + "/cos"), r.mul(second, table, path + "/sin"), path + "/first"
+    )
     other = r.add(r.mul(second, table, path + "/cos"), r.mul(first, table, path + "/sin"), path + "/second")
     return r.cat((one, other), (*first.shape[:-1], whole), path + "/rotary")
 
 
 def broadcast_subtract(r: Recorder, a: Tensor, b: Tensor, path: str) -> Tensor:
-    """``a - b``: saves nothing; what is taken away has a gradient of its own, negated, which the engine sums where ``b`` is broadcast."""
+    """``a - b``: saves nothing; what is taken away has a gradient of its own, negated, which the engine sums
+    where ``b`` is broadcast.
+    """
     shape, dtype, needs = a.shape, b.dtype, (a.needs_grad, b.needs_grad)
 
     def backward(g: Grad) -> list[Grad | None]:
-        return [Grad(g.storage, g.shape, g.dtype) if needs[0] else None, r.grad(shape, dtype) if needs[1] else None]
+        return [
+            Grad(g.storage, g.shape, g.dtype) if needs[0] else None,
+            r.grad(shape, dtype) if needs[1] else None,
+        ]
 
     return r.apply(r.tensor(path, a.shape, a.dtype), (a, b), (), backward)
 
 
-def _complex_rotary(r: Recorder, q: Tensor, k: Tensor, at: LatentAttention, _: RunConfig) -> tuple[Tensor, Tensor]:
+def _complex_rotary(
+    r: Recorder, q: Tensor, k: Tensor, at: LatentAttention, _: RunConfig
+) -> tuple[Tensor, Tensor]:
     """Pairs as complex fp32 numbers times the model's table of them (modeling_deepseek_v2.py:259-272)."""
     kinds = q.dtype, k.dtype
     q = r.cast(q, FP32, at.path + "/q_fp32")
@@ -131,7 +176,7 @@ def _complex_product(r: Recorder, x: Tensor, path: str) -> Tensor:
     return r.scale(x, path + "/turned")
 
 
-# ---- keys and values of every head ---------------------------------------------------------------------------------------------
+# ---- keys and values of every head -------------------------------------------------------------------------
 
 
 def _join_query_dims(r: Recorder, q_pass: Tensor, q_rot: Tensor, path: str) -> Tensor:
@@ -141,9 +186,16 @@ def _join_query_dims(r: Recorder, q_pass: Tensor, q_rot: Tensor, path: str) -> T
 
 
 def _expand_latent_kv(
-    r: Recorder, latent: Tensor, k_rot: Tensor, at: LatentAttention, weights: dict[str, Weight], how: RunConfig
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Keys and values of every head out of the latent; the rotary key is copied beside each head's own (modeling_deepseek_v3.py:407-424)."""
+    r: Recorder,
+    latent: Tensor,
+    k_rot: Tensor,
+    at: LatentAttention,
+    weights: dict[str, Weight],
+    how: RunConfig,
+) -> tuple[Tensor, Tensor]:
+    """Keys and values of every head out of the latent; the rotary key is copied beside each head's own
+    (modeling_deepseek_v3.py:407-424).
+    """
     both = record_linear(r, latent, weights, f"{at.path}.kv_b_proj", "a·(n+v)", "z", how)
     both = r.transposed_view(r.view(both, ("b", "s", "a", "n+v")), ("b", "a", "s", "n+v"))
     k_pass, value = r.split(both, (("b", "a", "s", "n"), VALUES))
@@ -156,14 +208,23 @@ def _expand_latent_kv(
 def _broadcast_rotary_key(r: Recorder, k_rot: Tensor) -> Tensor:
     """The rotary key as every head's: a view, whose gradient is summed over the heads."""
     back, dtype = k_rot.shape, k_rot.dtype
-    return r.apply(Tensor(k_rot.storage, ("b", "a", "s", "p"), dtype), (k_rot,), (), lambda _: [r.grad(back, dtype)])
+    return r.apply(
+        Tensor(k_rot.storage, ("b", "a", "s", "p"), dtype), (k_rot,), (), lambda _: [r.grad(back, dtype)]
+    )
 
 
 def _copy_into_slice(r: Recorder, whole: Tensor, part: Tensor) -> Tensor:
-    """``part`` copied into its place of ``whole`` (torch's CopySlices, autograd/functions/tensor.cpp): backward copies the gradient, and
-    the part's share of it once more; the place itself is filled with zeros.
+    """``part`` copied into its place of ``whole`` (torch's CopySlices, autograd/functions/tensor.cpp):
+    backward copies the gradient, and the part's share of it once more; the place itself is filled with zeros.
     """
-    shape, dtype, of, own, needs, again = whole.shape, whole.dtype, part.shape, part.dtype, part.needs_grad, whole.needs_grad
+    shape, dtype, of, own, needs, again = (
+        whole.shape,
+        whole.dtype,
+        part.shape,
+        part.dtype,
+        part.needs_grad,
+        whole.needs_grad,
+    )
 
     def backward(_: Grad) -> list[Grad | None]:
         result = r.grad(shape, dtype)
@@ -177,11 +238,15 @@ def _copy_into_slice(r: Recorder, whole: Tensor, part: Tensor) -> Tensor:
     return r.apply(Tensor(whole.storage, shape, dtype), (whole, part), (), backward)
 
 
-# ---- softmax(q k) v ------------------------------------------------------------------------------------------------------------
+# ---- softmax(q k) v ----------------------------------------------------------------------------------------
 
 
-def _eager_latent_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, how: RunConfig) -> tuple[Tensor, Tensor]:
-    """The score matrix in full; values lie inside positions, so that several sequences' are copied for their product."""
+def _eager_latent_attention(
+    r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, how: RunConfig
+) -> tuple[Tensor, Tensor]:
+    """The score matrix in full; values lie inside positions, so that several sequences' are copied for their
+    product.
+    """
     path = at.path
     weights = r.scale(r.product(q, k, SCORES, path + "/scores"), path + "/scores")
     weights = r.add(weights, Tensor(None, ("b", 1, "s", "s"), how.stream), path + "/scores")
@@ -194,8 +259,12 @@ def _eager_latent_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: La
     return r.copy(out, MERGED, path + "/context"), weights
 
 
-def _efficient_latent_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, _: RunConfig) -> tuple[Tensor, None]:
-    """The memory-efficient kernel, which takes heads of two sizes: keeps q, k, v, its output and statistics padded to 32."""
+def _efficient_latent_attention(
+    r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, _: RunConfig
+) -> tuple[Tensor, None]:
+    """The memory-efficient kernel, which takes heads of two sizes: keeps q, k, v, its output and statistics
+    padded to 32.
+    """
     path = at.path
     v = r.autocast(v, path + "/v")
     k = r.autocast(k, path + "/k")
@@ -207,8 +276,12 @@ def _efficient_latent_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at
     return r.view(out, MERGED), None
 
 
-def _flash_latent_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, _: RunConfig) -> tuple[Tensor, None]:
-    """The flash-attn package, whose values transformers pads to the keys' size (integrations/flash_attention.py:72-108)."""
+def _flash_latent_attention(
+    r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, _: RunConfig
+) -> tuple[Tensor, None]:
+    """The flash-attn package, whose values transformers pads to the keys' size
+    (integrations/flash_attention.py:72-108).
+    """
     path = at.path
     dtype = r.compute or q.dtype
     back, narrow = v.shape, v.dtype

@@ -1,7 +1,8 @@
-"""Llama 4's attention and experts as the transformers library runs them (5.23, modeling_llama4.py), written over shape-only tensors.
+"""Llama 4's attention and experts as the transformers library runs them (5.23, modeling_llama4.py), written
+over shape-only tensors.
 
-Every token goes through every expert there, times zero where it was not sent: memory grows with the number of experts. Axes as in
-``experts.py``.
+Every token goes through every expert there, times zero where it was not sent: memory grows with the number of
+experts. Axes as in ``experts.py``.
 """
 
 from __future__ import annotations
@@ -26,17 +27,22 @@ EVERY: Shape = ("e", "b", "s", "h")
 ALL: Shape = ("b", "s", "e")
 
 
-@formula(cites=TRANSFORMERS, at="modeling_llama4.py:213-222: a complex number for each pair of a head's elements")
+@formula(
+    cites=TRANSFORMERS, at="modeling_llama4.py:213-222: a complex number for each pair of a head's elements"
+)
 def rotary_table(at: Attention, seq_len: Count) -> Count:
     """Bytes of the model's rotary table."""
     return COMPLEX64.nbytes(seq_len * (at.rotary_dim // 2))
 
 
 def llama4_attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> tuple[Tensor, Tensor | None]:
-    """Complex rotary positions and norms without weights, or queries scaled by their positions; attention; output projection."""
+    """Complex rotary positions and norms without weights, or queries scaled by their positions; attention;
+    output projection.
+    """
     weights, eager = {w.path: w for w in at.weights}, how.attention is AttentionKernel.EAGER
     q, k, v = (
-        r.view(record_linear(r, x, weights, f"{at.path}.{n}_proj", f"{a}·d", "h", how), ("b", "s", a, "d")) for n, a in ("qa", "kk", "vk")
+        r.view(record_linear(r, x, weights, f"{at.path}.{n}_proj", f"{a}·d", "h", how), ("b", "s", a, "d"))
+        for n, a in ("qa", "kk", "vk")
     )
     v = r.transposed_view(v, ("b", "k", "s", "d"))
     if at.rotary_dim:
@@ -46,9 +52,14 @@ def llama4_attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> t
     if at.qk_norm is not None:
         q = apply_norm(r, q, at.qk_norm, how, f"{at.path}/q_norm")
         k = apply_norm(r, k, at.qk_norm, how, f"{at.path}/k_norm")
-    q, k = _by_head(r, q, "a", copied=eager and not at.rotary_dim), _by_head(r, k, "k", copied=not at.rotary_dim)
+    q, k = (
+        _by_head(r, q, "a", copied=eager and not at.rotary_dim),
+        _by_head(r, k, "k", copied=not at.rotary_dim),
+    )
     context, probabilities, *_named = CORES[how.attention](r, q, k, v, at, how, family_traits(KIND))
-    return record_linear(r, r.view(context, ("b", "s", "a·d")), weights, f"{at.path}.o_proj", "h", "a·d", how), probabilities
+    return record_linear(
+        r, r.view(context, ("b", "s", "a·d")), weights, f"{at.path}.o_proj", "h", "a·d", how
+    ), probabilities
 
 
 def _by_head(r: Recorder, x: Tensor, heads: Axis, *, copied: bool) -> Tensor:
@@ -57,8 +68,12 @@ def _by_head(r: Recorder, x: Tensor, heads: Axis, *, copied: bool) -> Tensor:
     return r.transposed_view(x, shape) if copied else r.view(x, shape)
 
 
-def _complex_rotary_qk(r: Recorder, q: Tensor, k: Tensor, path: str, *, copied: bool) -> tuple[Tensor, Tensor]:
-    """Pairs as complex numbers times the model's table (:225-234). ``copied``: so is the gradient of queries, as that of keys is."""
+def _complex_rotary_qk(
+    r: Recorder, q: Tensor, k: Tensor, path: str, *, copied: bool
+) -> tuple[Tensor, Tensor]:
+    """Pairs as complex numbers times the model's table (:225-234). ``copied``: so is the gradient of queries,
+    as that of keys is.
+    """
     wide_q, wide_k = r.cast(q, FP32, path + "/q_fp32"), r.cast(k, FP32, path + "/k_fp32")
     turned_q, turned_k = (
         _complex_table_product(r, wide_q, path + "/q", copied=copied),
@@ -82,9 +97,13 @@ def _complex_table_product(r: Recorder, x: Tensor, path: str, *, copied: bool) -
 
 
 def every_expert(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tensor:
-    """All tokens for each expert, weighted before they go in, and their sum beside the shared expert (:140-175)."""
+    """All tokens for each expert, weighted before they go in, and their sum beside the shared expert
+    (:140-175).
+    """
     scores, logits = _sigmoid_router_scores(r, x, ff, how)
-    copies = r.apply(r.tensor(ff.path + "/repeat", EVERY, x.dtype), (x,), (), lambda _: [r.grad(STREAM, x_dtype)])
+    copies = r.apply(
+        r.tensor(ff.path + "/repeat", EVERY, x.dtype), (x,), (), lambda _: [r.grad(STREAM, x_dtype)]
+    )
     x_dtype = x.dtype
     routed = r.mul(copies, r.copy(scores, ("e", "b", "s", 1), ff.path + "/scores"), ff.path + "/weighted")
     del copies
@@ -132,5 +151,15 @@ def _stacked_expert_weight(r: Recorder, weight: Weight, how: RunConfig) -> Tenso
 def _add_expert_sum(r: Recorder, out: Tensor, said: Tensor, path: str) -> Tensor:
     """The sum over experts, added in place; its gradient is spread over all of them."""
     dtype = said.dtype
-    total = r.apply(r.tensor(path + "/sum", STREAM, FP32 if r.widens else dtype), (said,), (), lambda _: [r.grad(EVERY, dtype)])
-    return r.apply(Tensor(out.storage, STREAM, out.dtype), (out, total), (), lambda g: [Grad(g.storage, g.shape, g.dtype)] * 2)
+    total = r.apply(
+        r.tensor(path + "/sum", STREAM, FP32 if r.widens else dtype),
+        (said,),
+        (),
+        lambda _: [r.grad(EVERY, dtype)],
+    )
+    return r.apply(
+        Tensor(out.storage, STREAM, out.dtype),
+        (out, total),
+        (),
+        lambda g: [Grad(g.storage, g.shape, g.dtype)] * 2,
+    )

@@ -17,7 +17,13 @@ CHUNKS = 8
 """Of the chunked loss (TORCHTUNE)."""
 
 
-@formula(cites=LIGER, at="fused_linear_cross_entropy.py:113-115: the next power of two of tokens over ceil(V / h), no more than there are")
+@formula(
+    cites=LIGER,
+    at=(
+        "fused_linear_cross_entropy.py:113-115: the next power of two of tokens over ceil(V / h), no more "
+        "than there are"
+    ),
+)
 def liger_chunk(tokens: Count, hidden: int, vocab: int) -> Count:
     """Tokens whose logits exist at once in the fused loss."""
     return minimum(tokens, power_of_two_at_least(ceil_div(tokens, ceil_div(vocab, hidden))))
@@ -37,10 +43,12 @@ def chunk_of(loss: Loss, tokens: Count, hidden: int, vocab: int) -> Count:
 
 
 def fused_linear_cross_entropy(r: Recorder, x: Tensor, how: RunConfig, table: str) -> Tensor:
-    """Liger's kernel: gradients of input and head made in forward, in their own dtypes, one chunk of logits at a time (LIGER, section 3.2).
+    """Liger's kernel: gradients of input and head made in forward, in their own dtypes, one chunk of logits
+    at a time (LIGER, section 3.2).
 
-    Products are in the compute dtype, for which the weight is cast for each of them and not kept (its transpose is no parameter, so
-    autocast caches nothing); the head's gradient is added to in place. Backward multiplies both gradients in place.
+    Products are in the compute dtype, for which the weight is cast for each of them and not kept (its
+    transpose is no parameter, so autocast caches nothing); the head's gradient is added to in place. Backward
+    multiplies both gradients in place.
     """
     low, weight = r.compute or x.dtype, r.parameter(table, ("V", "h"), how.parameters, trains=how.trains)
     kept = [r.tensor("loss/grad_input", x.shape, x.dtype)]
@@ -54,16 +62,22 @@ def fused_linear_cross_entropy(r: Recorder, x: Tensor, how: RunConfig, table: st
     product = r.tensor("loss/chunk_grad_input", ("c", "h"), low)
     del rows, cast, product, logits
     grads = [Grad(t.storage, t.shape, t.dtype) for t in kept]
-    return r.apply(r.tensor("loss/value", (1,), FP32), (x, weight), kept, lambda _: [*grads, *[None] * (2 - len(grads))])
+    return r.apply(
+        r.tensor("loss/value", (1,), FP32), (x, weight), kept, lambda _: [*grads, *[None] * (2 - len(grads))]
+    )
 
 
-def _compute_dtype_copy(r: Recorder, shape: tuple[str, ...], dtype: DType, low: DType, path: str) -> Tensor | None:
+def _compute_dtype_copy(
+    r: Recorder, shape: tuple[str, ...], dtype: DType, low: DType, path: str
+) -> Tensor | None:
     """A copy in the compute dtype, where that is another."""
     return r.tensor(path, shape, low) if low is not dtype else None
 
 
 def chunked_cross_entropy(r: Recorder, x: Tensor, how: RunConfig, table: str) -> Tensor:
-    """Chunk by chunk the head and the loss under a checkpoint: each keeps its part of the input alone, and runs again in backward."""
+    """Chunk by chunk the head and the loss under a checkpoint: each keeps its part of the input alone, and
+    runs again in backward.
+    """
     weight = r.parameter(table, ("V", "h"), how.parameters, trains=how.trains)
     trains = weight.needs_grad
     pieces: list[Grad] = []  # gradients of chunks' inputs, which are joined at the end
@@ -90,7 +104,9 @@ def chunked_cross_entropy(r: Recorder, x: Tensor, how: RunConfig, table: str) ->
         for number in range(CHUNKS):
             piece, product = _chunk_gradient(r, x_dtype, low, how, trains=trains)
             pieces.append(piece)
-            if product is not None and number == 1:  # the first is a transposed view, to which the engine adds nothing in place
+            if (
+                product is not None and number == 1
+            ):  # the first is a transposed view, to which the engine adds nothing in place
                 total = r.grad(("V", "h"), low, "loss/grad_weight")
             total = total or product
             del piece, product
@@ -99,8 +115,12 @@ def chunked_cross_entropy(r: Recorder, x: Tensor, how: RunConfig, table: str) ->
     return r.apply(r.tensor("loss/value", (1,), FP32), (parts, cast), () if r.hosts(x) else (x,), backward)
 
 
-def _chunk_gradient(r: Recorder, stream: DType, low: DType, how: RunConfig, *, trains: bool) -> tuple[Grad, Grad | None]:
-    """One chunk's forward again and its backward: the gradients of its input and of the weight in the compute dtype."""
+def _chunk_gradient(
+    r: Recorder, stream: DType, low: DType, how: RunConfig, *, trains: bool
+) -> tuple[Grad, Grad | None]:
+    """One chunk's forward again and its backward: the gradients of its input and of the weight in the compute
+    dtype.
+    """
     logits_of = ("c", "V")
     back = r.grad(("c", "h"), stream, "loss/chunk_input") if r.offloads else None
     rows = r.grad(("c", "h"), low, "loss/chunk_input") if low is not stream else None

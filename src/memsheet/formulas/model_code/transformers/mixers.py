@@ -1,5 +1,6 @@
-"""The mixers of the transformers library's blocks besides softmax attention over grouped keys and values (``attention.py``): which function
-runs one, what its axes are, what the model shares for it, what is not modelled of it.
+"""The mixers of the transformers library's blocks besides softmax attention over grouped keys and values
+(``attention.py``): which function runs one, what its axes are, what the model shares for it, what is not
+modelled of it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from memsheet.formulas.model_code.transformers.delta import delta_axes, delta_ne
 from memsheet.formulas.model_code.transformers.families import family_traits
 from memsheet.formulas.model_code.transformers.fused_scan import fused_mamba_mixer
 from memsheet.formulas.model_code.transformers.gated_attention import gated_attention
-from memsheet.formulas.model_code.transformers.latent import latent_attention, latent_axes, latent_problem, latent_table
+from memsheet.formulas.model_code.transformers.latent import (
+    latent_attention,
+    latent_axes,
+    latent_problem,
+    latent_table,
+)
 from memsheet.formulas.model_code.transformers.llama4 import KIND as LLAMA4
 from memsheet.formulas.model_code.transformers.llama4 import llama4_attention, rotary_table
 from memsheet.formulas.model_code.transformers.norms import apply_norm
@@ -24,7 +30,17 @@ from memsheet.formulas.numerics import RunConfig, run_checkpointed
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.plan.dtypes import FP32
-from memsheet.plan.model import Attention, Block, LatentAttention, LinearAttention, Mixer, ModelSpec, Moe, Run, StateSpace
+from memsheet.plan.model import (
+    Attention,
+    Block,
+    LatentAttention,
+    LinearAttention,
+    Mixer,
+    ModelSpec,
+    Moe,
+    Run,
+    StateSpace,
+)
 from memsheet.plan.plan import Plan
 from memsheet.references import TRANSFORMERS, formula
 
@@ -33,18 +49,25 @@ FUSED = frozenset({"mamba", "falcon_mamba"})
 SPLIT = frozenset({"mamba2", "bamba"})
 """Families whose Mamba 2 mixer is one operation in training."""
 TAKEN_APART = ("dt_proj", "x_proj", "out_proj")
-"""Matrices that are read from their modules: all by a mixer that is a single operation (Mamba 2 has the last alone), else the first."""
+"""Matrices that are read from their modules: all by a mixer that is a single operation (Mamba 2 has the last
+alone), else the first.
+"""
 
 PLAIN_DELTA = (
-    "linear attention runs in torch's plain operations, as without the flash-linear-attention and causal-conv1d packages; with them its "
+    "linear attention runs in torch's plain operations, as without the flash-linear-attention and "
+    "causal-conv1d packages; with them its "
     "kernels keep less, which is not modelled"
 )
 
 
-def mixer_output(r: Recorder, x: Tensor, mixer: Mixer, how: RunConfig, kind: str) -> tuple[Tensor, Tensor | None]:
+def mixer_output(
+    r: Recorder, x: Tensor, mixer: Mixer, how: RunConfig, kind: str
+) -> tuple[Tensor, Tensor | None]:
     """What a mixer says, and its probabilities where it has any."""
     if isinstance(mixer, StateSpace):
-        return (fused_mamba_mixer if kind in FUSED else split_scan if kind in SPLIT else unfused_mamba_mixer)(r, x, mixer, how), None
+        return (fused_mamba_mixer if kind in FUSED else split_scan if kind in SPLIT else unfused_mamba_mixer)(
+            r, x, mixer, how
+        ), None
     if isinstance(mixer, LinearAttention):
         return delta_net(r, x, mixer, how), None
     if isinstance(mixer, Attention) and mixer.gated_output:
@@ -56,23 +79,35 @@ def mixer_output(r: Recorder, x: Tensor, mixer: Mixer, how: RunConfig, kind: str
 
 
 def mixed_alone(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
-    """A norm and a mixer, added to the stream, which may be wider than they are (modeling_mamba.py:513-531)."""
+    """A norm and a mixer, added to the stream, which may be wider than they are
+    (modeling_mamba.py:513-531).
+    """
     (mixer,), (norm,) = block.mixers, block.norms
     y = apply_norm(r, r.cast(x, how.parameters, "/narrow"), norm, how)
     x = r.cast(x, FP32, "/residual") if block.wide_residual else x
-    return r.add(run_checkpointed(r, lambda z: mixer_output(r, z, mixer, how, block.kind)[0], y, mixer.path, how), x, "/residual")
+    return r.add(
+        run_checkpointed(r, lambda z: mixer_output(r, z, mixer, how, block.kind)[0], y, mixer.path, how),
+        x,
+        "/residual",
+    )
 
 
 def spec_with_fp32_stream(spec: ModelSpec) -> ModelSpec:
-    """A model whose layers hand on fp32, with a first layer of its own, which is handed what the embeddings make."""
+    """A model whose layers hand on fp32, with a first layer of its own, which is handed what the embeddings
+    make.
+    """
     blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
     if not blocks or not all(block.wide_residual for block in blocks):
         return spec
-    return replace(spec, stacks=tuple(replace(stack, runs=_fp32_stream_runs(stack.runs)) for stack in spec.stacks))
+    return replace(
+        spec, stacks=tuple(replace(stack, runs=_fp32_stream_runs(stack.runs)) for stack in spec.stacks)
+    )
 
 
 def _fp32_stream_runs(runs: tuple[Run, ...]) -> tuple[Run, ...]:
-    wide = tuple(replace(run, pattern=tuple(replace(block, wide_input=True) for block in run.pattern)) for run in runs)
+    wide = tuple(
+        replace(run, pattern=tuple(replace(block, wide_input=True) for block in run.pattern)) for run in runs
+    )
     first = replace(wide[0], pattern=(runs[0].pattern[0], *wide[0].pattern[1:]), count=1)
     again = (replace(wide[0], count=runs[0].count - 1),) if runs[0].count > 1 else ()
     return (first, *again, *wide[1:])
@@ -97,8 +132,14 @@ def mixer_axes(mixer: Mixer, seq_len: Count) -> dict[str, Count]:
 def other_tables(blocks: list[Block], seq_len: Count, how: RunConfig) -> list[Count]:
     """Bytes of the rotary tables that layers with such mixers share."""
     every = [(block.kind, mixer) for block in blocks for mixer in block.mixers]
-    latent = {(kind, mixer.qk_rope_head_dim): mixer for kind, mixer in every if isinstance(mixer, LatentAttention)}
-    turned = {mixer.rotary_dim: mixer for kind, mixer in every if kind == LLAMA4 and isinstance(mixer, Attention) and mixer.rotary_dim}
+    latent = {
+        (kind, mixer.qk_rope_head_dim): mixer for kind, mixer in every if isinstance(mixer, LatentAttention)
+    }
+    turned = {
+        mixer.rotary_dim: mixer
+        for kind, mixer in every
+        if kind == LLAMA4 and isinstance(mixer, Attention) and mixer.rotary_dim
+    }
     return [
         *(latent_table(mixer, kind, seq_len, how) for (kind, _), mixer in latent.items()),
         *(rotary_table(mixer, seq_len) for mixer in turned.values()),
@@ -111,66 +152,125 @@ def other_masks(blocks: list[Block]) -> set[int | None]:
 
 
 def sparse_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
-    """What a model with experts or state spaces is asked for and is not recorded: a loss over all routers' logits, adapters beside
-    matrices that a kernel takes without their modules.
+    """What a model with experts or state spaces is asked for and is not recorded: a loss over all routers'
+    logits, adapters beside matrices that a kernel takes without their modules.
     """
     blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
     found = []
     if spec.router_loss and any(isinstance(block.feed_forward, Moe) for block in blocks):
         reason = "adds a loss of the routers' own (load_balancing_loss_func), which is not modelled"
-        found.append(Problem(field="output_router_logits", value=True, reason=reason, hint="false, the library's default"))
+        found.append(
+            Problem(
+                field="output_router_logits", value=True, reason=reason, hint="false, the library's default"
+            )
+        )
     scanned = {block.kind for block in blocks for mixer in block.mixers if isinstance(mixer, StateSpace)}
-    idle = {name for kind in scanned for name in (TAKEN_APART if kind in FUSED else TAKEN_APART[2:] if kind in SPLIT else TAKEN_APART[:1])}
+    idle = {
+        name
+        for kind in scanned
+        for name in (TAKEN_APART if kind in FUSED else TAKEN_APART[2:] if kind in SPLIT else TAKEN_APART[:1])
+    }
     unused = sorted(idle & set(plan.adapter.targets)) if plan.adapter else []
     reason = "is taken by a kernel without its module, so that its adapter never runs"
-    biased = any(w.path.endswith("out_proj.bias") for block in blocks if block.kind in FUSED for w in block.weights)
+    biased = any(
+        w.path.endswith("out_proj.bias") for block in blocks if block.kind in FUSED for w in block.weights
+    )
     if biased and plan.precision.parameters is not FP32:
         name, why = (
             plan.precision.parameters.name,
-            "is that of matrices whose bias the mixer raises to fp32 (use_bias), and torch refuses such a pair",
+            (
+                "is that of matrices whose bias the mixer raises to fp32 (use_bias), and torch "
+                "refuses such a pair"
+            ),
         )
-        found.append(Problem(field="precision.parameters", value=name, reason=why, hint="--precision bf16-autocast"))
+        found.append(
+            Problem(field="precision.parameters", value=name, reason=why, hint="--precision bf16-autocast")
+        )
     if scanned & FUSED and plan.engine in ("fsdp1", "fsdp2"):
-        inside = "shards each mixer apart from its layer (_no_split_modules names both), which is not modelled"
-        found.append(Problem(field="engine", value=plan.engine, reason=inside, hint="transformers or deepspeed; `memsheet trace` runs it"))
+        inside = (
+            "shards each mixer apart from its layer (_no_split_modules names both), which is not modelled"
+        )
+        found.append(
+            Problem(
+                field="engine",
+                value=plan.engine,
+                reason=inside,
+                hint="transformers or deepspeed; `memsheet trace` runs it",
+            )
+        )
     found += _delta_problems(blocks, plan)
-    return [*found, *(Problem(field="adapter.targets", value=name, reason=reason, hint="name the others") for name in unused)]
+    return [
+        *found,
+        *(
+            Problem(field="adapter.targets", value=name, reason=reason, hint="name the others")
+            for name in unused
+        ),
+    ]
 
 
 def _delta_problems(blocks: list[Block], plan: Plan) -> list[Problem]:
-    """In fp32 nothing is cast, so that heads stay views of positions and products copy them; on the way to the host every chunk's tensors
-    would be copies of their own.
+    """In fp32 nothing is cast, so that heads stay views of positions and products copy them; on the way to
+    the host every chunk's tensors would be copies of their own.
     """
     if not any(isinstance(mixer, LinearAttention) for block in blocks for mixer in block.mixers):
         return []
     found = []
     if plan.precision.parameters is FP32 and not plan.precision.casts:
         reason = "keeps other copies in linear attention, which are not modelled"
-        found.append(Problem(field="precision", value="fp32", reason=reason, hint="bf16-pure or bf16-autocast; `memsheet trace` runs it"))
+        found.append(
+            Problem(
+                field="precision",
+                value="fp32",
+                reason=reason,
+                hint="bf16-pure or bf16-autocast; `memsheet trace` runs it",
+            )
+        )
     if plan.offload.activations:
         reason = "takes linear attention's chunks to the host one by one, which is not modelled"
-        found.append(Problem(field="offload.activations", value=True, reason=reason, hint="leave it out; `memsheet trace` runs it"))
+        found.append(
+            Problem(
+                field="offload.activations",
+                value=True,
+                reason=reason,
+                hint="leave it out; `memsheet trace` runs it",
+            )
+        )
     return found
 
 
 def kernel_notes(spec: ModelSpec) -> tuple[str, ...]:
     """Which packages the layers are taken to run with."""
-    mixers = [mixer for stack in spec.stacks for run in stack.runs for block in run.pattern for mixer in block.mixers]
+    mixers = [
+        mixer
+        for stack in spec.stacks
+        for run in stack.runs
+        for block in run.pattern
+        for mixer in block.mixers
+    ]
     if any(isinstance(mixer, LinearAttention) for mixer in mixers):
         return (PLAIN_DELTA,)
     if not any(isinstance(mixer, StateSpace) for mixer in mixers):
         return ()
     return (
-        "state-space layers run with the mamba-ssm and causal-conv1d packages; without them plain operations keep more, token by token",
+        (
+            "state-space layers run with the mamba-ssm and causal-conv1d packages; without them plain "
+            "operations keep more, token by token"
+        ),
     )
 
 
 def mixer_problem(mixer: Mixer) -> str | None:
     """Why a mixer cannot be recorded, or None when it can."""
     if isinstance(mixer, StateSpace):
-        return f"the kernels of a {mixer.kind} mixer are not" if mixer.kind not in ("mamba", "mamba2") else None
+        return (
+            f"the kernels of a {mixer.kind} mixer are not" if mixer.kind not in ("mamba", "mamba2") else None
+        )
     if isinstance(mixer, LinearAttention) and mixer.kind == DELTA:
         return None
     if isinstance(mixer, Attention):
         return "its attention has biases" if mixer.position_bias else None
-    return latent_problem(mixer) if isinstance(mixer, LatentAttention) else f"its mixer is {type(mixer).__name__}"
+    return (
+        latent_problem(mixer)
+        if isinstance(mixer, LatentAttention)
+        else f"its mixer is {type(mixer).__name__}"
+    )

@@ -13,7 +13,9 @@ from memsheet.plan.model import Norm, NormKind
 
 
 def rms_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: RunConfig) -> Tensor:
-    """Root-mean-square norm in fp32; where the weight is applied and the result cast back depends on the family."""
+    """Root-mean-square norm in fp32; where the weight is applied and the result cast back depends on the
+    family.
+    """
     weight, dtype = record_parameter(r, norm.weights[0], how, path), x.dtype
     x = r.cast(x, FP32, path + "/fp32")
     mean = row_mean(r, r.unary(x, path + "/pow", saves="input", temporaries=2), path)
@@ -45,8 +47,8 @@ def l2_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: RunConfig) -> Te
 
 
 def layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: RunConfig) -> Tensor:
-    """Torch's fused layer norm: saves its input, its weights and two fp32 statistics a position. Autocast runs it in fp32, but on a CPU as it
-    is (ATen/autocast_mode.h, the lists of fp32 operations).
+    """Torch's fused layer norm: saves its input, its weights and two fp32 statistics a position. Autocast
+    runs it in fp32, but on a CPU as it is (ATen/autocast_mode.h, the lists of fp32 operations).
     """
     if r.widens:
         x = r.cast(x, FP32, path + "/input")
@@ -63,11 +65,15 @@ def fused_layer_norm(r: Recorder, x: Tensor, weights: tuple[Tensor, ...], path: 
 def wide_layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: RunConfig) -> Tensor:
     """Layer norm of the input raised to fp32, the result lowered again (olmo)."""
     weights = tuple(record_parameter(r, w, how, path) for w in norm.weights)
-    return r.cast(fused_layer_norm(r, r.cast(x, FP32, path + "/fp32"), weights, path), x.dtype, path + "/output")
+    return r.cast(
+        fused_layer_norm(r, r.cast(x, FP32, path + "/fp32"), weights, path), x.dtype, path + "/output"
+    )
 
 
 def offset_layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: RunConfig) -> Tensor:
-    """Layer norm with ``1 + weight``; under autocast everything is cast by hand and the norm runs in the low dtype (nemotron)."""
+    """Layer norm with ``1 + weight``; under autocast everything is cast by hand and the norm runs in the low
+    dtype (nemotron).
+    """
     weight, *bias = (record_parameter(r, w, how, path) for w in norm.weights)
     weight = r.unary(weight, path + "/weight", saves="nothing")
     x, weight, *bias = (r.cast(t, r.compute or t.dtype, path + "/input") for t in (x, weight, *bias))
@@ -79,17 +85,23 @@ def unfused_layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: RunCo
     weight, dtype = record_parameter(r, norm.weights[0], how, path), x.dtype
     x = r.cast(x, FP32, path + "/fp32")
     mean = row_mean(r, x, path)
-    variance = row_mean(r, r.unary(r.add(x, mean, path + "/centred"), path + "/pow", saves="input", temporaries=2), path)
+    variance = row_mean(
+        r, r.unary(r.add(x, mean, path + "/centred"), path + "/pow", saves="input", temporaries=2), path
+    )
     x = r.mul(r.add(x, mean, path + "/numerator"), reciprocal_root(r, variance, path), path + "/normalized")
     x = r.mul(x, r.cast(weight, FP32, path + "/weight"), path + "/scaled")
     return r.cast(x, dtype, path + "/output")
 
 
 def uncast_rms_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: RunConfig) -> Tensor:
-    """The input as it is times the reciprocal root of its squares' mean, which is fp32; lowered where the weight is low (T5LayerNorm)."""
+    """The input as it is times the reciprocal root of its squares' mean, which is fp32; lowered where the
+    weight is low (T5LayerNorm).
+    """
     weight = record_parameter(r, norm.weights[0], how, path)
     wide = r.cast(x, FP32, path + "/fp32")
-    root = reciprocal_root(r, row_mean(r, r.unary(wide, path + "/pow", saves="input", temporaries=2), path), path)
+    root = reciprocal_root(
+        r, row_mean(r, r.unary(wide, path + "/pow", saves="input", temporaries=2), path), path
+    )
     del wide
     x = r.cast(r.mul(x, root, path + "/normalized"), how.parameters, path + "/normalized")
     return r.mul(x, weight, path + "/output")

@@ -1,8 +1,10 @@
-"""Vision towers of Qwen2-VL and Qwen2.5-VL as the transformers library runs them (5.23, modeling_qwen2_5_vl.py, modeling_qwen2_vl.py),
-written over shape-only tensors: patches in, layers over all patches of a micro-batch as one sequence, merged tokens among the words.
+"""Vision towers of Qwen2-VL and Qwen2.5-VL as the transformers library runs them (5.23,
+modeling_qwen2_5_vl.py, modeling_qwen2_vl.py), written over shape-only tensors: patches in, layers over all
+patches of a micro-batch as one sequence, merged tokens among the words.
 
-Axes: ``b``, ``s``, ``h`` are the tower's own (one row of patches); ``p`` patches, ``q`` merged tokens; ``B``, ``S`` sequences and their
-positions. Widths are plain numbers. Words are looked up before the tower runs (modeling_qwen2_5_vl.py:1193-1214).
+Axes: ``b``, ``s``, ``h`` are the tower's own (one row of patches); ``p`` patches, ``q`` merged tokens; ``B``,
+``S`` sequences and their positions. Widths are plain numbers. Words are looked up before the tower runs
+(modeling_qwen2_5_vl.py:1193-1214).
 """
 
 from __future__ import annotations
@@ -24,7 +26,18 @@ from memsheet.formulas.tapes.graph import Grad, Node, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.plan.dtypes import FP32, DType
-from memsheet.plan.model import Arrangement, Attention, Block, Dense, ModelSpec, Norm, Run, Stack, Tower, Weight
+from memsheet.plan.model import (
+    Arrangement,
+    Attention,
+    Block,
+    Dense,
+    ModelSpec,
+    Norm,
+    Run,
+    Stack,
+    Tower,
+    Weight,
+)
 from memsheet.plan.plan import AttentionKind, Loss, Plan, RecomputeMode
 from memsheet.references import TRANSFORMERS, formula
 from memsheet.sheet import Component
@@ -32,11 +45,15 @@ from memsheet.sheet import Component
 VISION = {"qwen2_vl": "qwen2_vl_vision", "qwen2_5_vl": "qwen2_5_vl_vision"}
 """Families whose tower was compared with a step of the real code, and the kind of its layers."""
 WINDOWED = "qwen2_5_vl_vision"
-"""The kind whose patches are sorted into windows first and back again after the merger (modeling_qwen2_5_vl.py:455, :480)."""
+"""The kind whose patches are sorted into windows first and back again after the merger
+(modeling_qwen2_5_vl.py:455, :480).
+"""
 MERGED_PATCHES = 4
 """Patches of one token: spatial_merge_size squared, 2 x 2 in every released model of these families."""
 _START, _JOIN, _ASKED = "_start", "_join", "_asked"
-"""Ends of kinds: of the two ends of a tower, and where adapters under checkpoints ask embeddings for a gradient."""
+"""Ends of kinds: of the two ends of a tower, and where adapters under checkpoints ask embeddings for a
+gradient.
+"""
 STREAM: Shape = ("b", "s", "h")
 HEAD_ALIGNMENT = 8
 """Flash pads heads to a multiple (torch sdp_utils.cpp)."""
@@ -49,16 +66,23 @@ def of_tower(kind: str) -> bool:
 
 
 def with_pictures(spec: ModelSpec, plan: Plan) -> ModelSpec:
-    """The model with its tower as the first of its layers: what cuts pictures into patches, the tower's layers, what joins the words."""
+    """The model with its tower as the first of its layers: what cuts pictures into patches, the tower's
+    layers, what joins the words.
+    """
     (tower,) = spec.towers
     block = tower.stack.runs[0].pattern[0]
     norms, rest = _merger_norm_and_linears(tower, block.norms[0])
     other = Arrangement.OTHER
     asked = _ASKED if plan.adapter is not None and plan.recompute.mode is RecomputeMode.FULL else ""
     start = Block(
-        kind=block.kind + _START + asked, hidden=spec.hidden, arrangement=other, extras=_tower_relative_weights(tower, tower.embeddings)
+        kind=block.kind + _START + asked,
+        hidden=spec.hidden,
+        arrangement=other,
+        extras=_tower_relative_weights(tower, tower.embeddings),
     )
-    join = Block(kind=block.kind + _JOIN + asked, hidden=block.hidden, arrangement=other, norms=norms, extras=rest)
+    join = Block(
+        kind=block.kind + _JOIN + asked, hidden=block.hidden, arrangement=other, norms=norms, extras=rest
+    )
     first, last = (
         Stack(path=tower.path, hidden=tower.stack.hidden, runs=(Run(pattern=(one,), count=1),), role=role)
         for one, role in ((start, START), (join, JOIN))
@@ -75,13 +99,21 @@ def _merger_norm_and_linears(tower: Tower, like: Norm) -> tuple[tuple[Norm, ...]
     """The merger's norm, of the layers' kind, and its two linear layers."""
     own = _tower_relative_weights(tower, tower.projector)
     norm, rest = tuple(w for w in own if ".mlp." not in w.path), tuple(w for w in own if ".mlp." in w.path)
-    return (Norm(path=norm[0].path.removesuffix(".weight"), kind=like.kind, size=like.size, weights=norm),), rest
+    return (
+        Norm(path=norm[0].path.removesuffix(".weight"), kind=like.kind, size=like.size, weights=norm),
+    ), rest
 
 
-# ---- what is there of a micro-batch ------------------------------------------------------------------------------------------
+# ---- what is there of a micro-batch ------------------------------------------------------------------------
 
 
-@formula(cites=TRANSFORMERS, at="modeling_qwen2_5_vl.py: spatial_merge_size squared patches of a tower are one token of the language model")
+@formula(
+    cites=TRANSFORMERS,
+    at=(
+        "modeling_qwen2_5_vl.py: spatial_merge_size squared patches of a tower are one token of the "
+        "language model"
+    ),
+)
 def image_patch_count(spec: ModelSpec, plan: Plan) -> Count:
     """Patches of all pictures of a micro-batch."""
     return plan.microbatch * plan.image_tokens * _patches_per_token(spec)
@@ -102,9 +134,14 @@ def has_pictures(spec: ModelSpec) -> bool:
     return any(stack.role == JOIN for stack in spec.stacks)
 
 
-@formula(cites=TRANSFORMERS, at="modeling_qwen2_5_vl.py: all patches of a micro-batch are one sequence of the tower")
+@formula(
+    cites=TRANSFORMERS,
+    at="modeling_qwen2_5_vl.py: all patches of a micro-batch are one sequence of the tower",
+)
 def tower_axes(block: Block, plan: Plan) -> dict[str, Count]:
-    """Of a layer of the tower or of its ends. A merge of 2 x 2 patches is all that these families' released models have."""
+    """Of a layer of the tower or of its ends. A merge of 2 x 2 patches is all that these families' released
+    models have.
+    """
     seen = plan.microbatch * plan.image_tokens
     rows = seen * MERGED_PATCHES
     own: dict[str, Count] = {"p": rows, "q": seen, "B": plan.microbatch, "S": plan.seq_len}
@@ -114,25 +151,47 @@ def tower_axes(block: Block, plan: Plan) -> dict[str, Count]:
     at, ff = block.mixers[0] if block.mixers else None, block.feed_forward
     if not isinstance(at, Attention) or not isinstance(ff, Dense):
         return own
-    return with_products({**own, "a": at.heads, "k": at.heads, "d": at.head_dim, "f": ff.intermediate, "r": 0})
+    return with_products(
+        {**own, "a": at.heads, "k": at.heads, "d": at.head_dim, "f": ff.intermediate, "r": 0}
+    )
 
 
-@formula(cites=TRANSFORMERS, at="image_processing_backends.py, rescale_and_normalize: values in fp32, a row for every patch")
+@formula(
+    cites=TRANSFORMERS,
+    at="image_processing_backends.py, rescale_and_normalize: values in fp32, a row for every patch",
+)
 def pixel_bytes(spec: ModelSpec, plan: Plan) -> Count:
     """Of the patches' values, as an image processor makes them."""
     start = next(stack.runs[0].pattern[0] for stack in spec.stacks if stack.role == START)
     return PIXELS.nbytes(image_patch_count(spec, plan) * prod(start.extras[0].shape[1:]))
 
 
-@formula(cites=TRANSFORMERS, at="modeling_qwen2_5_vl.py:458: cosines and sines of every patch in fp32, which all layers of the tower take")
+@formula(
+    cites=TRANSFORMERS,
+    at=(
+        "modeling_qwen2_5_vl.py:458: cosines and sines of every patch in fp32, which all layers of the "
+        "tower take"
+    ),
+)
 def table_bytes(spec: ModelSpec, plan: Plan) -> Count:
-    at = next(m for stack in spec.stacks for run in stack.runs for b in run.pattern if of_tower(b.kind) for m in b.mixers)
+    at = next(
+        m
+        for stack in spec.stacks
+        for run in stack.runs
+        for b in run.pattern
+        if of_tower(b.kind)
+        for m in b.mixers
+    )
     assert isinstance(at, Attention)
     return 2 * FP32.nbytes(image_patch_count(spec, plan) * at.head_dim)
 
 
 @formula(
-    cites=TRANSFORMERS, at="modeling_qwen2_5_vl.py:1197-1245: the tower's outputs and the joined ones go by names while the layers run"
+    cites=TRANSFORMERS,
+    at=(
+        "modeling_qwen2_5_vl.py:1197-1245: the tower's outputs and the joined ones go by names while the "
+        "layers run"
+    ),
 )
 def named_beside(spec: ModelSpec, plan: Plan, how: RunConfig) -> Beside:
     """What the model's forward names of the tower."""
@@ -142,19 +201,32 @@ def named_beside(spec: ModelSpec, plan: Plan, how: RunConfig) -> Beside:
     path, kept = next(stack.path for stack in spec.stacks if stack.role == JOIN), Component.TEMPORARIES
     states = low.nbytes(image_patch_count(spec, plan) * _merger_block(spec).hidden)
     features = low.nbytes(seen * spec.hidden) + how.stream.nbytes(seen * spec.hidden)
-    lowered = 0 if how.trains or how.parameters is PIXELS else pixel_bytes(spec, plan) // PIXELS.nbytes(1) * how.parameters.nbytes(1)
+    lowered = (
+        0
+        if how.trains or how.parameters is PIXELS
+        else pixel_bytes(spec, plan) // PIXELS.nbytes(1) * how.parameters.nbytes(1)
+    )
     tables = 0 if kept_beside(spec, plan, how) else table_bytes(spec, plan)
     return Beside(
-        features=BytesByPath.of([((kept, f"{path}.merger/features"), features)]), states=BytesByPath.of([((kept, f"{path}.merger/states"), states)]),
-        inside=BytesByPath.of([((kept, f"{path}/pixel_values"), lowered), ((kept, f"{path}.rotary_pos_emb"), tables)]),
-    )  # fmt: skip
+        features=BytesByPath.of([((kept, f"{path}.merger/features"), features)]),
+        states=BytesByPath.of([((kept, f"{path}.merger/states"), states)]),
+        inside=BytesByPath.of(
+            [((kept, f"{path}/pixel_values"), lowered), ((kept, f"{path}.rotary_pos_emb"), tables)]
+        ),
+    )
 
 
 @formula(
-    cites=TRANSFORMERS, at="modeling_qwen2_5_vl.py:458, :1214; modeling_utils.py:2137: what is asked for a gradient stays in the graph"
+    cites=TRANSFORMERS,
+    at=(
+        "modeling_qwen2_5_vl.py:458, :1214; modeling_utils.py:2137: what is asked for a gradient stays in "
+        "the graph"
+    ),
 )
 def kept_beside(spec: ModelSpec, plan: Plan, how: RunConfig) -> list[tuple[str, Count]]:
-    """What the whole graph keeps: the tower's tables, and the words' embeddings where adapters under checkpoints ask for their gradient."""
+    """What the whole graph keeps: the tower's tables, and the words' embeddings where adapters under
+    checkpoints ask for their gradient.
+    """
     if not has_pictures(spec) or not (how.trains or how.asks_grad):
         return []
     path = next(stack.path for stack in spec.stacks if stack.role == JOIN)
@@ -169,7 +241,9 @@ def tower_stream(how: RunConfig) -> DType:
 
 
 def tower_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
-    """Flash takes windows and whole pictures in two bytes an element; four go to the memory-efficient kernel."""
+    """Flash takes windows and whole pictures in two bytes an element; four go to the memory-efficient
+    kernel.
+    """
     how = replace(how, asks_grad=block.kind.endswith(_ASKED))
     how = how if _START in block.kind else replace(how, stream=tower_stream(how))
     if how.processor:
@@ -178,7 +252,11 @@ def tower_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
         return replace(how, attention=AttentionKernel.EFFICIENT)
     at = block.mixers[0] if block.mixers else None
     short = at.head_dim % HEAD_ALIGNMENT if isinstance(at, Attention) else 0
-    return replace(how, padded_head=at.head_dim + HEAD_ALIGNMENT - short) if short and isinstance(at, Attention) else how
+    return (
+        replace(how, padded_head=at.head_dim + HEAD_ALIGNMENT - short)
+        if short and isinstance(at, Attention)
+        else how
+    )
 
 
 def picture_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
@@ -187,11 +265,25 @@ def picture_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         return []
     again, alone = plan.recompute, "leave it out, or no image_tokens"
     if not has_pictures(spec):
-        reason = f"pictures in a batch are not modelled for {spec.model_type}; modelled for {', '.join(VISION)}"
-        return [Problem(field="image_tokens", value=plan.image_tokens, reason=reason, hint="image_tokens 0: the tower without a picture")]
+        reason = (
+            f"pictures in a batch are not modelled for {spec.model_type}; modelled for {', '.join(VISION)}"
+        )
+        return [
+            Problem(
+                field="image_tokens",
+                value=plan.image_tokens,
+                reason=reason,
+                hint="image_tokens 0: the tower without a picture",
+            )
+        ]
     reached = sorted(_tower_names(spec) & set(plan.adapter.targets)) if plan.adapter else []
     full = list(plan.adapter.full_modules) if plan.adapter else []
-    whole = again.mode is not RecomputeMode.SELECTIVE and not again.stretched and again.layers is None and not again.by_layers
+    whole = (
+        again.mode is not RecomputeMode.SELECTIVE
+        and not again.stretched
+        and again.layers is None
+        and not again.by_layers
+    )
     reasons = [
         ("attention", plan.attention.value, "beside pictures is not modelled", plan.attention is not AttentionKind.SDPA, "sdpa"),
         ("recompute.mode", again.mode.value, "of some layers or modules is not modelled beside pictures", not whole, "none or full"),
@@ -203,16 +295,22 @@ def picture_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         ("dropout", plan.dropout, "beside pictures is not modelled", plan.dropout > 0, alone),
         ("model", spec.name, f"merges {_patches_per_token(spec)} patches; modelled: {MERGED_PATCHES}", _patches_per_token(spec) != MERGED_PATCHES, "spatial_merge_size 2"),
     ]  # fmt: skip
-    return [Problem(field=field, value=value, reason=reason, hint=hint) for field, value, reason, holds, hint in reasons if holds]
+    return [
+        Problem(field=field, value=value, reason=reason, hint=hint)
+        for field, value, reason, holds, hint in reasons
+        if holds
+    ]
 
 
 def _tower_names(spec: ModelSpec) -> set[str]:
     """The last names of what adapters would find in the tower."""
-    blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern if of_tower(block.kind)]
+    blocks = [
+        block for stack in spec.stacks for run in stack.runs for block in run.pattern if of_tower(block.kind)
+    ]
     return {weight.path.split(".")[-2] for block in blocks for weight in block.weights}
 
 
-# ---- operations ----------------------------------------------------------------------------------------------------------------
+# ---- operations --------------------------------------------------------------------------------------------
 
 
 def tower_block(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
@@ -229,7 +327,9 @@ def tower_block(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
 
 
 def _patch_embedding_rows(r: Recorder, block: Block, how: RunConfig) -> Tensor:
-    """A convolution whose stride is its kernel, which saves its weight as well as the patches, then those of each window next to one another."""
+    """A convolution whose stride is its kernel, which saves its weight as well as the patches, then those of
+    each window next to one another.
+    """
     kernel = block.extras[0]
     values = prod(kernel.shape[1:])
     name = kernel.path.removesuffix(".weight")
@@ -242,21 +342,31 @@ def _patch_embedding_rows(r: Recorder, block: Block, how: RunConfig) -> Tensor:
         return [None, r.grad((kernel.shape[0], values), weight.dtype)]
 
     x = r.apply(r.tensor(f"{name}/output", out, weight.dtype), (given, weight), (given, weight), backward)
-    if how.asks_grad and r.saves:  # of the patches' embeddings too (modeling_utils.py:2137, _input_embed_layer)
+    if (
+        how.asks_grad and r.saves
+    ):  # of the patches' embeddings too (modeling_utils.py:2137, _input_embed_layer)
         x.node = Node(0, "", (), [], [], lambda _: [])
-    return _reorder_rows(r, x, out, f"{name}/sorted", kept=(x,) if how.asks_grad else ()) if block.kind.startswith(WINDOWED) else x
+    return (
+        _reorder_rows(r, x, out, f"{name}/sorted", kept=(x,) if how.asks_grad else ())
+        if block.kind.startswith(WINDOWED)
+        else x
+    )
 
 
-def _reorder_rows(r: Recorder, x: Tensor, shape: Shape, path: str, *, kept: tuple[Tensor, ...] = ()) -> Tensor:
-    """Rows picked by a list of indices: a copy, and its gradient is put into zeros. ``kept``: what was asked for a gradient, which the graph
-    holds on to.
+def _reorder_rows(
+    r: Recorder, x: Tensor, shape: Shape, path: str, *, kept: tuple[Tensor, ...] = ()
+) -> Tensor:
+    """Rows picked by a list of indices: a copy, and its gradient is put into zeros. ``kept``: what was asked
+    for a gradient, which the graph holds on to.
     """
     dtype = x.dtype
     return r.apply(r.tensor(path, shape, dtype), (x,), kept, lambda _: [r.grad(shape, dtype)])
 
 
 def _vision_attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> Tensor:
-    """Queries and keys are turned in fp32; all three are cut into pictures or windows, whose results are joined again."""
+    """Queries and keys are turned in fp32; all three are cut into pictures or windows, whose results are
+    joined again.
+    """
     weights = {w.path: w for w in at.weights}
     first, last = (w.path.removesuffix(".weight") for w in at.weights if w.path.endswith(".weight"))
     whole = record_linear(r, x, weights, first, "(a+2k)·d", "h", how)
@@ -273,7 +383,10 @@ def _fp32_rotary_qk(r: Recorder, q: Tensor, k: Tensor, at: Attention) -> tuple[T
     """Both raised to fp32 before either is turned, and lowered after both are."""
     dtype, table = q.dtype, Tensor(None, ("s", at.head_dim), FP32)
     q, k = r.cast(q, FP32, at.path + "/q/fp32"), r.cast(k, FP32, at.path + "/k/fp32")
-    turned = [_apply_vision_rotary(r, x, table, f"{at.path}/{name}", at.head_dim) for x, name in ((q, "q"), (k, "k"))]
+    turned = [
+        _apply_vision_rotary(r, x, table, f"{at.path}/{name}", at.head_dim)
+        for x, name in ((q, "q"), (k, "k"))
+    ]
     low = r.cast(turned[0], dtype, at.path + "/q/rotary")
     return low, r.cast(turned[1], dtype, at.path + "/k/rotary")
 
@@ -317,8 +430,12 @@ def _image_views(r: Recorder, x: Tensor, shape: Shape) -> Tensor:
     return r.apply(Tensor(x.storage, shape, dtype), (x,), (), lambda _: [r.grad(shape, dtype)])
 
 
-def _scatter_image_features(r: Recorder, features: Tensor, seen: Shape, width: Axis, how: RunConfig) -> Tensor:
-    """The words' states with the pictures' in place of some: a copy. Backward makes both gradients; the words' waits for the tower's."""
+def _scatter_image_features(
+    r: Recorder, features: Tensor, seen: Shape, width: Axis, how: RunConfig
+) -> Tensor:
+    """The words' states with the pictures' in place of some: a copy. Backward makes both gradients; the
+    words' waits for the tower's.
+    """
     shape, dtype = ("B", "S", width), how.parameters
     needed = how.trains or how.asks_grad
     words = Tensor(None, shape, dtype, Node(0, "", (), [], [], lambda _: []) if needed else None)

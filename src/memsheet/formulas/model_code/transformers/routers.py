@@ -1,7 +1,8 @@
-"""Routers of the transformers library's mixtures of experts (5.23), written over shape-only tensors: from a token to its experts' shares.
+"""Routers of the transformers library's mixtures of experts (5.23), written over shape-only tensors: from a
+token to its experts' shares.
 
-Axes: ``e`` experts, ``t`` experts of a token. What a router's own function names goes when it returns; its logits stay as long as its
-caller's function runs, which names them.
+Axes: ``e`` experts, ``t`` experts of a token. What a router's own function names goes when it returns; its
+logits stay as long as its caller's function runs, which names them.
 """
 
 from __future__ import annotations
@@ -31,14 +32,20 @@ def _router_weight(ff: Moe) -> tuple[Weight, str]:
 def _router_logits(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> tuple[Tensor, str]:
     weight, path = _router_weight(ff)
     bias = next((w for w in ff.weights if w.path == f"{path}.bias"), None)
-    added = r.parameter(f"{path}.bias", tuple(bias.shape), how.parameters, trains=how.trains) if bias else None
-    return r.linear(x, r.parameter(path, tuple(weight.shape), how.parameters, trains=how.trains), "e", path, bias=added), path
+    added = (
+        r.parameter(f"{path}.bias", tuple(bias.shape), how.parameters, trains=how.trains) if bias else None
+    )
+    return r.linear(
+        x, r.parameter(path, tuple(weight.shape), how.parameters, trains=how.trains), "e", path, bias=added
+    ), path
 
 
 def _top_k_scores(r: Recorder, x: Tensor, chosen: Tensor, path: str) -> Tensor:
     """The largest few of ``x``."""
     back, dtype = x.shape, x.dtype
-    return r.apply(r.tensor(path + "/largest", PAIRS, dtype), (x,), (chosen,), lambda _: [r.grad(back, dtype)])
+    return r.apply(
+        r.tensor(path + "/largest", PAIRS, dtype), (x,), (chosen,), lambda _: [r.grad(back, dtype)]
+    )
 
 
 def _softmax_router(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
@@ -60,7 +67,9 @@ def _softmax_as_tokens(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Route
 
 
 def _wide_softmax(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
-    """The same, handed on in fp32, which widens what is multiplied with them (modeling_mixtral.py:109-117)."""
+    """The same, handed on in fp32, which widens what is multiplied with them
+    (modeling_mixtral.py:109-117).
+    """
     logits, path = _router_logits(r, x, ff, how)
     return _softmax_of(r, r.cast(logits, FP32, path + "/fp32"), path, FP32)
 
@@ -78,13 +87,15 @@ def _asked_in_fp32(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> tuple[Ten
     """Logits of tokens and matrix raised to fp32; autocast lowers both again."""
     weight, path = _router_weight(ff)
     x = r.cast(x, FP32, path + "/fp32")
-    matrix = r.cast(r.parameter(path, tuple(weight.shape), how.parameters, trains=how.trains), FP32, path + "/weight_fp32")
+    matrix = r.cast(
+        r.parameter(path, tuple(weight.shape), how.parameters, trains=how.trains), FP32, path + "/weight_fp32"
+    )
     return r.linear(x, matrix, "e", path), path
 
 
 def _grouped_sigmoid_router(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
-    """A sigmoid of every expert; which ones, by groups and with a bias that rules and no gradient move; their shares add up to a constant
-    (modeling_deepseek_v3.py:133-159, modeling_glm4_moe.py the same).
+    """A sigmoid of every expert; which ones, by groups and with a bias that rules and no gradient move; their
+    shares add up to a constant (modeling_deepseek_v3.py:133-159, modeling_glm4_moe.py the same).
     """
     logits, path = _asked_in_fp32(r, x, ff, how)
     scores = r.unary(logits, path + "/sigmoid", saves="output")
@@ -133,14 +144,18 @@ def _limited_softmax(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
         spread, lower = r.tensor(path + "/groups", ALL, FP32), r.tensor(path + "/groups", ALL, BOOL)
         others = r.tensor(path + "/others", ALL, BOOL)
         del lower
-        scores = r.apply(r.tensor(path + "/masked", ALL, FP32), (scores,), (others,), lambda _: [r.grad(ALL, FP32)])
+        scores = r.apply(
+            r.tensor(path + "/masked", ALL, FP32), (scores,), (others,), lambda _: [r.grad(ALL, FP32)]
+        )
         del spread
     chosen = r.tensor(path + "/experts", PAIRS, INT64)
     return r.scale(_top_k_scores(r, scores, chosen, path), path + "/scores"), (logits, chosen)
 
 
 def _few_softmax(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
-    """The largest few logits, their softmax in their own dtype (modeling_gpt_oss.py:125-129); the shares leave the layer too."""
+    """The largest few logits, their softmax in their own dtype (modeling_gpt_oss.py:125-129); the shares
+    leave the layer too.
+    """
     logits, path = _router_logits(r, x, ff, how)
     chosen = r.tensor(path + "/experts", PAIRS, INT64)
     top = _top_k_scores(r, logits, chosen, path)
@@ -149,30 +164,47 @@ def _few_softmax(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
 
 
 def _sparsemixer_router(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
-    """Two experts drawn one after the other, each from a softmax over the logits that are near the largest (modeling_phimoe.py:237-298, 339-459)."""
+    """Two experts drawn one after the other, each from a softmax over the logits that are near the largest
+    (modeling_phimoe.py:237-298, 339-459).
+    """
     logits, path = _router_logits(r, x, ff, how)
     wide = FP32 if r.widens else logits.dtype
-    kept = [(r.tensor(path + "/far", ALL, BOOL), r.tensor(path + "/softmax", ALL, wide)) for _ in range(ff.experts_per_token)]
+    kept = [
+        (r.tensor(path + "/far", ALL, BOOL), r.tensor(path + "/softmax", ALL, wide))
+        for _ in range(ff.experts_per_token)
+    ]
     chosen = r.tensor(path + "/experts", PAIRS, INT64)
     saved = [tensor for pair in kept for tensor in pair]
-    scores = r.apply(r.tensor(path + "/scores", PAIRS, wide), (logits,), (*saved, chosen), lambda _: [r.grad(ALL, wide)])
+    scores = r.apply(
+        r.tensor(path + "/scores", PAIRS, wide), (logits,), (*saved, chosen), lambda _: [r.grad(ALL, wide)]
+    )
     return scores, (logits, chosen)
 
 
 def _corrected_softmax(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
-    """A softmax in fp32 that autocast leaves alone; which experts, by it and a bias; shares divided by their sum, in the tokens' dtype
-    (modeling_ernie4_5_moe.py:344-356).
+    """A softmax in fp32 that autocast leaves alone; which experts, by it and a bias; shares divided by their
+    sum, in the tokens' dtype (modeling_ernie4_5_moe.py:344-356).
     """
     weight, path = _router_weight(ff)
     with r.without_autocast():
-        logits = r.linear(r.cast(x, FP32, path + "/fp32"), r.parameter(path, tuple(weight.shape), FP32, trains=how.trains), "e", path)
+        logits = r.linear(
+            r.cast(x, FP32, path + "/fp32"),
+            r.parameter(path, tuple(weight.shape), FP32, trains=how.trains),
+            "e",
+            path,
+        )
         scores = r.unary(logits, path + "/softmax", saves="output")
         biased = r.tensor(path + "/biased", ALL, FP32)
         chosen = r.tensor(path + "/experts", PAIRS, INT64)
         del biased
         picked = _top_k_scores(r, scores, chosen, path)
         total = r.tensor(path + "/total", (*PAIRS[:2], 1), FP32)
-        shares = r.apply(r.tensor(path + "/shares", PAIRS, FP32), (picked,), (picked, total), lambda _: [r.grad(PAIRS, FP32)])
+        shares = r.apply(
+            r.tensor(path + "/shares", PAIRS, FP32),
+            (picked,),
+            (picked, total),
+            lambda _: [r.grad(PAIRS, FP32)],
+        )
     return r.cast(shares, x.dtype, path + "/scores"), (logits, chosen)
 
 
@@ -181,7 +213,9 @@ ROUTERS: dict[str, Route] = {
     "deepseek_v3": _grouped_sigmoid_router, "glm4_moe": _grouped_sigmoid_router, "deepseek_v2": _limited_softmax, "jamba": _softmax_as_tokens, "gpt_oss": _few_softmax,
     "phimoe": _sparsemixer_router, "ernie4_5_moe": _corrected_softmax,
 }  # fmt: skip
-"""Families whose experts are run by the library's grouped product, with nothing beside them but a shared expert."""
+"""Families whose experts are run by the library's grouped product, with nothing beside them but a shared
+expert.
+"""
 
 SHARED_LAST = frozenset({"deepseek_v2", "deepseek_v3", "glm4_moe"})
 """Those whose shared expert runs after the routed ones."""

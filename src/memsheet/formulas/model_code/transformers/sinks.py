@@ -1,7 +1,8 @@
-"""Attention with sinks as the transformers library runs it (5.23, modeling_gpt_oss.py:207-327), written over shape-only tensors.
+"""Attention with sinks as the transformers library runs it (5.23, modeling_gpt_oss.py:207-327), written over
+shape-only tensors.
 
-Every head has one logit that stands for no token: it is joined to the scores before their softmax, and its probability is left out.
-Axes besides those of ``blocks.py``: ``s+1`` positions and the sink.
+Every head has one logit that stands for no token: it is joined to the scores before their softmax, and its
+probability is left out. Axes besides those of ``blocks.py``: ``s+1`` positions and the sink.
 """
 
 from __future__ import annotations
@@ -19,16 +20,23 @@ JOINED: Shape = ("b", "a", "s", "s+1")
 
 
 def sink_attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> tuple[Tensor, Tensor]:
-    """Projections, rotary positions by halves of a head, attention, output projection; and the probabilities."""
+    """Projections, rotary positions by halves of a head, attention, output projection; and the
+    probabilities.
+    """
     weights = {w.path: w for w in at.weights}
     names = [f"{at.path}.{name}_proj" for name in "qkv"]
     q, k, v = (
-        r.transposed_view(r.view(record_linear(r, x, weights, name, f"{n}·d", "h", how), ("b", "s", n, "d")), ("b", n, "s", "d"))
+        r.transposed_view(
+            r.view(record_linear(r, x, weights, name, f"{n}·d", "h", how), ("b", "s", n, "d")),
+            ("b", n, "s", "d"),
+        )
         for name, n in zip(names, "akk", strict=True)
     )
     q, k = _half_table_rotary(r, q, at.path + "/q", how), _half_table_rotary(r, k, at.path + "/k", how)
     context, probabilities = _eager_sink_attention(r, q, k, v, at, how)
-    return record_linear(r, r.view(context, ("b", "s", "a·d")), weights, f"{at.path}.o_proj", "h", "a·d", how), probabilities
+    return record_linear(
+        r, r.view(context, ("b", "s", "a·d")), weights, f"{at.path}.o_proj", "h", "a·d", how
+    ), probabilities
 
 
 def _half_table_rotary(r: Recorder, x: Tensor, path: str, how: RunConfig) -> Tensor:
@@ -38,8 +46,12 @@ def _half_table_rotary(r: Recorder, x: Tensor, path: str, how: RunConfig) -> Ten
     return pairs_turned(r, first, second, Tensor(None, ("s", "d/2"), how.stream), path, "d")
 
 
-def _eager_sink_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig) -> tuple[Tensor, Tensor]:
-    """Scores and sinks side by side, from which the largest is taken; their softmax in their own dtype; the sinks left out."""
+def _eager_sink_attention(
+    r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig
+) -> tuple[Tensor, Tensor]:
+    """Scores and sinks side by side, from which the largest is taken; their softmax in their own dtype; the
+    sinks left out.
+    """
     path = at.path
     k, v = repeat_kv(r, k, path + "/k", at), repeat_kv(r, v, path + "/v", at)
     weights = r.scale(r.product(q, k, SCORES, path + "/scores"), path + "/scores")
@@ -47,14 +59,25 @@ def _eager_sink_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Atte
     joined = r.cat((weights, _sink_logits(r, path + ".sinks", how)), JOINED, path + "/joined")
     joined = broadcast_subtract(r, joined, _row_maximum(r, joined, path), path + "/joined")
     shares = r.unary(joined, path + "/softmax", saves="output")
-    weights = r.cast(r.dropout(r.slice(shares, SCORES), path + "/dropout", active=how.dropout), v.dtype, path + "/probabilities")
-    out = r.product(weights, v, HEADS, path + "/context", copies=(False, how.several and at.kv_heads in (at.heads, 1)))
+    weights = r.cast(
+        r.dropout(r.slice(shares, SCORES), path + "/dropout", active=how.dropout),
+        v.dtype,
+        path + "/probabilities",
+    )
+    out = r.product(
+        weights, v, HEADS, path + "/context", copies=(False, how.several and at.kv_heads in (at.heads, 1))
+    )
     return r.copy(out, MERGED, path + "/context"), weights
 
 
 def _sink_logits(r: Recorder, path: str, how: RunConfig) -> Tensor:
     sinks = r.parameter(path, ("a",), how.parameters, trains=how.trains)
-    return r.apply(Tensor(None, ("b", "a", "s", 1), sinks.dtype), (sinks,), (), lambda _: [r.grad(("a",), how.parameters)])
+    return r.apply(
+        Tensor(None, ("b", "a", "s", 1), sinks.dtype),
+        (sinks,),
+        (),
+        lambda _: [r.grad(("a",), how.parameters)],
+    )
 
 
 def _row_maximum(r: Recorder, x: Tensor, path: str) -> Tensor:

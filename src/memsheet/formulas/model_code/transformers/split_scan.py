@@ -1,15 +1,21 @@
-"""A whole Mamba 2 mixer as one operation, which is how mamba2 and bamba train: convolution, scan by chunks, gated norm, output projection.
+"""A whole Mamba 2 mixer as one operation, which is how mamba2 and bamba train: convolution, scan by chunks,
+gated norm, output projection.
 
-mamba ops/triton/ssd_combined.py:820-980 at e9594ce1: the joint projection and the scan's output are kept, everything between is made again
-in backward. Names stand for those of its functions; work that is split over processors to fill a GPU is taken as one part, as it is where
-sequences are long. Axes besides those of ``state_space.py``: ``P`` the joint projection's width, ``K`` the convolution's channels, ``H``
-heads of ``p`` channels, ``G`` groups, ``Q`` positions of a chunk, ``m`` chunks, ``T`` tiles of a chunk.
+mamba ops/triton/ssd_combined.py:820-980 at e9594ce1: the joint projection and the scan's output are kept,
+everything between is made again in backward. Names stand for those of its functions; work that is split over
+processors to fill a GPU is taken as one part, as it is where sequences are long. Axes besides those of
+``state_space.py``: ``P`` the joint projection's width, ``K`` the convolution's channels, ``H`` heads of ``p``
+channels, ``G`` groups, ``Q`` positions of a chunk, ``m`` chunks, ``T`` tiles of a chunk.
 """
 
 from __future__ import annotations
 
 from memsheet.arith import Count, ceil_div
-from memsheet.formulas.model_code.transformers.state_space import TOKENS, fp32_parameter, state_space_parameter
+from memsheet.formulas.model_code.transformers.state_space import (
+    TOKENS,
+    fp32_parameter,
+    state_space_parameter,
+)
 from memsheet.formulas.numerics import RunConfig, record_linear
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
@@ -31,7 +37,9 @@ GROUPED: Shape = ("b", "s", "G", "n")
 OUT: Shape = ("h", "c")
 
 
-@formula(cites=MAMBA, at="ops/triton/ssd_combined.py:823-852: how the joint projection is cut; chunks are whole")
+@formula(
+    cites=MAMBA, at="ops/triton/ssd_combined.py:823-852: how the joint projection is cut; chunks are whole"
+)
 def split_axes(mixer: StateSpace, seq_len: Count) -> dict[str, Count]:
     """Values of the axes that a mixer's tensors are named by."""
     mixed = mixer.inner + 2 * mixer.groups * mixer.state
@@ -45,8 +53,16 @@ def split_scan(r: Recorder, x: Tensor, mixer: StateSpace, how: RunConfig) -> Ten
     """The input projection, and everything else at once (modeling_mamba2.py:477-504)."""
     weights, path = {w.path: w for w in mixer.weights}, mixer.path
     joint = record_linear(r, x, weights, f"{path}.in_proj", "P", "h", how)
-    decay = r.scale(r.unary(fp32_parameter(r, f"{path}.A_log", ("H",), how), path + "/exp", saves="output"), path + "/neg")
-    shapes: dict[str, Shape] = {"conv1d.weight": ("K", "w"), "conv1d.bias": ("K",), "D": ("H",), "dt_bias": ("H",), "norm.weight": ("c",)}
+    decay = r.scale(
+        r.unary(fp32_parameter(r, f"{path}.A_log", ("H",), how), path + "/exp", saves="output"), path + "/neg"
+    )
+    shapes: dict[str, Shape] = {
+        "conv1d.weight": ("K", "w"),
+        "conv1d.bias": ("K",),
+        "D": ("H",),
+        "dt_bias": ("H",),
+        "norm.weight": ("c",),
+    }
     shapes |= {"out_proj.weight": OUT, "out_proj.bias": ("h",)}
     leaves = [
         state_space_parameter(r, f"{path}.{name.removesuffix('.weight')}", shape, how)
@@ -57,23 +73,36 @@ def split_scan(r: Recorder, x: Tensor, mixer: StateSpace, how: RunConfig) -> Ten
     return _split_scan_forward(r, (joint, decay, *leaves), path, how, copied=bool(narrow))
 
 
-def _split_scan_forward(r: Recorder, inputs: tuple[Tensor, ...], path: str, how: RunConfig, *, copied: bool) -> Tensor:
+def _split_scan_forward(
+    r: Recorder, inputs: tuple[Tensor, ...], path: str, how: RunConfig, *, copied: bool
+) -> Tensor:
     low = r.compute or how.parameters
     joint, decay = inputs[:2]
     convolved = _conv1d_output(r, path, low, copied=copied)
     steps, sums = r.tensor(path + "/steps", STEPS, FP32), r.tensor(path + "/decays", STEPS, FP32)
     states = r.tensor(path + "/states", STATES, FP32)
-    passed, final = r.tensor(path + "/passed", STATES, low), r.tensor(path + "/final", ("b", "H", "p", "n"), FP32)
+    passed, final = (
+        r.tensor(path + "/passed", STATES, low),
+        r.tensor(path + "/final", ("b", "H", "p", "n"), FP32),
+    )
     del states
     scores = r.tensor(path + "/scores", SCORES, FP32)
     out = r.tensor(path + "/scanned", TOKENS, low)
     del scores
-    normed, deviation = r.tensor(path + "/normed", TOKENS, low), r.tensor(path + "/deviation", ("b", "s", "G"), FP32)
+    normed, deviation = (
+        r.tensor(path + "/normed", TOKENS, low),
+        r.tensor(path + "/deviation", ("b", "s", "G"), FP32),
+    )
     cast = [r.tensor(f"{path}.out_proj/cast", OUT, low)] if low is not how.parameters else []
     result = r.tensor(path + "/output", ("b", "s", "h"), low)
     del convolved, steps, sums, passed, final, normed
     metas = [(t.shape, t.dtype, t.needs_grad) for t in inputs]
-    return r.apply(result, inputs, (joint, decay, out, deviation, *cast), lambda _: _split_scan_backward(r, metas, low, copied=copied))
+    return r.apply(
+        result,
+        inputs,
+        (joint, decay, out, deviation, *cast),
+        lambda _: _split_scan_backward(r, metas, low, copied=copied),
+    )
 
 
 def _conv1d_output(r: Recorder, path: str, low: DType, *, copied: bool) -> Tensor:
@@ -83,7 +112,9 @@ def _conv1d_output(r: Recorder, path: str, low: DType, *, copied: bool) -> Tenso
     return made
 
 
-def _split_scan_backward(r: Recorder, metas: list[tuple[Shape, DType, bool]], low: DType, *, copied: bool) -> list[Grad | None]:
+def _split_scan_backward(
+    r: Recorder, metas: list[tuple[Shape, DType, bool]], low: DType, *, copied: bool
+) -> list[Grad | None]:
     """What comes between is made again; the gradients of parameters in the dtypes that the kernel writes."""
     again = r.grad(TOKENS, low)
     rows = r.grad(MIXED, low) if copied else None
@@ -98,8 +129,12 @@ def _split_scan_backward(r: Recorder, metas: list[tuple[Shape, DType, bool]], lo
         if shape == OUT:
             grads.append(of_out)
             continue
-        wide = r.grad(shape, FP32) if shape[0] == "K" else None  # the convolution's are summed in fp32 and cast
-        grads.append(wide if wide is not None and dtype is FP32 else r.grad(shape, low if shape == ("h",) else dtype))
+        wide = (
+            r.grad(shape, FP32) if shape[0] == "K" else None
+        )  # the convolution's are summed in fp32 and cast
+        grads.append(
+            wide if wide is not None and dtype is FP32 else r.grad(shape, low if shape == ("h",) else dtype)
+        )
         del wide
     del again, convolved, of_mixed, out, normed
     return [grad if needs else None for grad, (_, _, needs) in zip(grads, metas, strict=True)]

@@ -1,1 +1,3 @@
-"""llama.cpp and its fork: buffers of every device, by ggml's own allocator (``server`` puts them together)."""
+"""llama.cpp and its fork: buffers of every device, by ggml's own allocator (``server`` puts them
+together).
+"""

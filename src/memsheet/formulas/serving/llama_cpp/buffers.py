@@ -1,6 +1,7 @@
 """llama.cpp's buffers on every device: weights, the cache, and what it computes in.
 
-Read at ggml-org/llama.cpp 00395eb2 (2026) and at b7342's time (December 2025); the fork ik_llama.cpp at 8db70379 (May 2025).
+Read at ggml-org/llama.cpp 00395eb2 (2026) and at b7342's time (December 2025); the fork ik_llama.cpp at
+8db70379 (May 2025).
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ from memsheet.sheet import NOTHING, Bytes
 CELLS, CELLS_PLAIN = 256, 32
 """Cells that a context is padded to; the fork's without flash attention (llama_kv_cache_get_padding)."""
 LAST_OF_2025 = 7342
-"""The newest numbered build whose masks are fp32 inputs cast on the device and whose output layer is offloaded last."""
+"""The newest numbered build whose masks are fp32 inputs cast on the device and whose output layer is
+offloaded last.
+"""
 
 SPARING, NOW = 9993, 11549
-"""A build that surely has the server ask for one position's logits a sequence (pull request 23861, June 2026), and the one whose graphs were
-printed and compared.
+"""A build that surely has the server ask for one position's logits a sequence (pull request 23861, June
+2026), and the one whose graphs were printed and compared.
 """
 
 
@@ -44,7 +47,9 @@ class Facts:
     sparing: bool  # logits have room for one position a sequence
 
     def streams(self, plan: Plan) -> int:
-        """Parts of the cache that sequences do not share: one each where their number is given (-np without --kv-unified)."""
+        """Parts of the cache that sequences do not share: one each where their number is given (-np without
+        --kv-unified).
+        """
         return int(plan.max_sequences or 1) if self.recent else 1
 
     @staticmethod
@@ -70,7 +75,13 @@ class Placed:
         return self.host not in (*self.layers, self.output)
 
 
-@formula(cites=LLAMA_CPP, at="llama-model.cpp load_tensors: the last layers go to devices, in even shares that count the output as a layer")
+@formula(
+    cites=LLAMA_CPP,
+    at=(
+        "llama-model.cpp load_tensors: the last layers go to devices, in even shares that count the output "
+        "as a layer"
+    ),
+)
 def layer_placement(layers: int, plan: Plan, facts: Facts) -> Placed:
     """Devices of a model's layers; of an explicit ``layers_per_stage`` as it says."""
     devices = int(plan.mesh.pp)
@@ -87,10 +98,12 @@ def layer_placement(layers: int, plan: Plan, facts: Facts) -> Placed:
     return Placed(layers=tuple(map(device, range(layers))), output=device(layers), host=devices)
 
 
-# ---- the three buffers --------------------------------------------------------------------------------------------------------------
+# ---- the three buffers -------------------------------------------------------------------------------------
 
 
-def weights_on(tensors: Iterable[Stored], where: Placed, device: int, *, host_experts: frozenset[int] = frozenset()) -> dict[str, Bytes]:
+def weights_on(
+    tensors: Iterable[Stored], where: Placed, device: int, *, host_experts: frozenset[int] = frozenset()
+) -> dict[str, Bytes]:
     """Bytes by kind of tensor. A table that is the output matrix too is on both devices that use it."""
     found: dict[str, Bytes] = {}
     tensors = tuple(tensors)
@@ -115,19 +128,35 @@ def _devices_of(t: Stored, where: Placed, *, tied: bool, host_experts: frozenset
 
 @formula(cites=LLAMA_CPP, at="llama-context.cpp: n_ctx to a multiple of 256 (GGML_PAD)")
 def cells_of(plan: Plan, facts: Facts) -> int:
-    """Cells of a stream of the cache: ``max_model_len`` is llama.cpp's -c, which all sequences share or divide."""
+    """Cells of a stream of the cache: ``max_model_len`` is llama.cpp's -c, which all sequences share or
+    divide.
+    """
     flash = plan.attention is AttentionKind.FLASH
-    return int(round_up((plan.max_model_len or 0) // facts.streams(plan), CELLS if flash or not facts.fork else CELLS_PLAIN))
+    return int(
+        round_up(
+            (plan.max_model_len or 0) // facts.streams(plan),
+            CELLS if flash or not facts.fork else CELLS_PLAIN,
+        )
+    )
 
 
-@formula(cites=LLAMA_CPP, at="llama-kv-cache-iswa.cpp: a windowed layer keeps every sequence's window and one batch, padded to 256 cells")
+@formula(
+    cites=LLAMA_CPP,
+    at=(
+        "llama-kv-cache-iswa.cpp: a windowed layer keeps every sequence's window and one batch, padded to "
+        "256 cells"
+    ),
+)
 def window_cells(plan: Plan, facts: Facts, window: int, ubatch: int) -> int:
     """Cells of a windowed layer. The fork kept whole contexts then."""
     cells, sharing = cells_of(plan, facts), int(plan.max_sequences or 1) // facts.streams(plan)
     return cells if facts.fork else int(min(cells, round_up(min(cells, window * sharing + ubatch), CELLS)))
 
 
-@formula(cites=LLAMA_CPP, at="llama-kv-cache.cpp: keys and values of every cell of a layer, each row in its cache type")
+@formula(
+    cites=LLAMA_CPP,
+    at="llama-kv-cache.cpp: keys and values of every cell of a layer, each row in its cache type",
+)
 def cache_of(block: Block, plan: Plan, facts: Facts, ubatch: int) -> tuple[int, int]:
     """Bytes of a layer's keys and of its values."""
     keys = values = 0
@@ -135,13 +164,18 @@ def cache_of(block: Block, plan: Plan, facts: Facts, ubatch: int) -> tuple[int, 
         if isinstance(mixer, LatentAttention):
             cells = cells_of(plan, facts)
             keys += cells * int(_key_type(plan).nbytes(mixer.kv_lora_rank + mixer.qk_rope_head_dim))
-            alone = facts.recent or (plan.mla_mode and (plan.mla_mode > 1 or plan.attention is AttentionKind.FLASH))
+            alone = facts.recent or (
+                plan.mla_mode and (plan.mla_mode > 1 or plan.attention is AttentionKind.FLASH)
+            )
             values += 0 if alone else cells * int(_value_type(plan).nbytes(mixer.kv_lora_rank))
         elif isinstance(mixer, Attention):
             window = mixer.window or mixer.chunk
             cells = window_cells(plan, facts, window, ubatch) if window else cells_of(plan, facts)
             width = mixer.kv_heads * mixer.head_dim
-            keys, values = keys + cells * int(_key_type(plan).nbytes(width)), values + cells * int(_value_type(plan).nbytes(width))
+            keys, values = (
+                keys + cells * int(_key_type(plan).nbytes(width)),
+                values + cells * int(_value_type(plan).nbytes(width)),
+            )
     return facts.streams(plan) * keys, facts.streams(plan) * values
 
 
@@ -174,22 +208,36 @@ def buffers_of(spec: ModelSpec, plan: Plan) -> Buffers:
     tensors = stored_tensors(spec, plan)
     caches = [cache_of(block, plan, facts, ubatch) for block in blocks]
     held = tuple(
-        (sum(k for at, (k, _) in zip(where.layers, caches, strict=True) if at == d), sum(v for at, (_, v) in zip(where.layers, caches, strict=True) if at == d))
+        (
+            sum(k for at, (k, _) in zip(where.layers, caches, strict=True) if at == d),
+            sum(v for at, (_, v) in zip(where.layers, caches, strict=True) if at == d),
+        )
         for d in range(where.host + 1)
-    )  # fmt: skip
+    )
     experts = host_experts(tensors, plan, where)
     weights = tuple(weights_on(tensors, where, d, host_experts=experts) for d in range(where.host + 1))
     nothing = (NOTHING,) * (where.host + 1)
-    compute = _compute_buffer_bytes(spec, plan, facts, where, (caches, tensors, experts)) if plan.phase != "load" else nothing
-    return Buffers(weights=weights, caches=held, compute=compute, cells=facts.streams(plan) * cells_of(plan, facts))
+    compute = (
+        _compute_buffer_bytes(spec, plan, facts, where, (caches, tensors, experts))
+        if plan.phase != "load"
+        else nothing
+    )
+    return Buffers(
+        weights=weights, caches=held, compute=compute, cells=facts.streams(plan) * cells_of(plan, facts)
+    )
 
 
 @formula(
-    cites=LLAMA_CPP, at="common/arg.cpp --n-cpu-moe: the routed experts of the first layers stay on the host; --override-tensor: of any"
+    cites=LLAMA_CPP,
+    at=(
+        "common/arg.cpp --n-cpu-moe: the routed experts of the first layers stay on the host; "
+        "--override-tensor: of any"
+    ),
 )
 def host_experts(tensors: tuple[Stored, ...], plan: Plan, where: Placed) -> frozenset[int]:
-    """Layers whose experts the host holds: the first ones as the plan counts them, or as many as make up its share of the model, which take
-    off every device alike: rules that name tensors are written for each device, and a share is no rule of one.
+    """Layers whose experts the host holds: the first ones as the plan counts them, or as many as make up its
+    share of the model, which take off every device alike: rules that name tensors are written for each
+    device, and a share is no rule of one.
 
     Raises InputError where a share is given of a model without experts.
     """
@@ -199,54 +247,85 @@ def host_experts(tensors: tuple[Stored, ...], plan: Plan, where: Placed) -> froz
     a_layer = sum(t.nbytes for t in tensors if t.expert) // max(1, len(routed))
     if not a_layer:
         raise input_error(
-            "offload.parameters", plan.offload.parameters, "is experts on the host in llama.cpp, and the model has none", "--gpu-layers"
+            "offload.parameters",
+            plan.offload.parameters,
+            "is experts on the host in llama.cpp, and the model has none",
+            "--gpu-layers",
         )
-    return _host_expert_layers(routed, where.layers, round(plan.offload.parameters * sum(t.nbytes for t in tensors) / a_layer))
+    return _host_expert_layers(
+        routed, where.layers, round(plan.offload.parameters * sum(t.nbytes for t in tensors) / a_layer)
+    )
 
 
 def _host_expert_layers(routed: list[int], devices: tuple[int, ...], count: int) -> frozenset[int]:
     """So many layers, the same part of every device's, its first ones."""
     on = [devices[layer] for layer in routed]
-    share = [(on[: number + 1].count(device) / on.count(device), routed[number]) for number, device in enumerate(on)]
+    share = [
+        (on[: number + 1].count(device) / on.count(device), routed[number])
+        for number, device in enumerate(on)
+    ]
     return frozenset(layer for _, layer in sorted(share)[:count])
 
 
 def _compute_buffer_bytes(
-    spec: ModelSpec, plan: Plan, facts: Facts, where: Placed, held: tuple[list[tuple[int, int]], tuple[Stored, ...], frozenset[int]]
+    spec: ModelSpec,
+    plan: Plan,
+    facts: Facts,
+    where: Placed,
+    held: tuple[list[tuple[int, int]], tuple[Stored, ...], frozenset[int]],
 ) -> tuple[Bytes, ...]:
-    """Bytes of each device's buffer. Whether a device computes with experts of the host depends on their type and on switches that no plan
-    has: they are copied in the main project, and in the fork where it interleaves rows to types that cards compute with.
+    """Bytes of each device's buffer. Whether a device computes with experts of the host depends on their type
+    and on switches that no plan has: they are copied in the main project, and in the fork where it
+    interleaves rows to types that cards compute with.
     """
     caches, tensors, experts = held
     ubatch = ubatch_of(plan)
-    windows = {m.window or m.chunk or 0 for block in blocks_of(spec) for m in block.mixers if isinstance(m, Attention)} - {0}
+    windows = {
+        m.window or m.chunk or 0
+        for block in blocks_of(spec)
+        for m in block.mixers
+        if isinstance(m, Attention)
+    } - {0}
     windowed = max((window_cells(plan, facts, window, ubatch) for window in windows), default=0)
     how = Reserved(
-        ubatch=ubatch, cells=cells_of(plan, facts), window_cells=windowed, flash=plan.attention is AttentionKind.FLASH, layer_devices=where.layers,
-        output_device=where.output, host=where.host, fused=facts.fork, half_mask=facts.recent, kv_bytes=tuple(caches), host_experts=experts,
-        outputs=min(ubatch, facts.streams(plan)) if facts.sparing else None, mla_mode=plan.mla_mode, attn_max_batch=plan.attn_max_batch,
+        ubatch=ubatch,
+        cells=cells_of(plan, facts),
+        window_cells=windowed,
+        flash=plan.attention is AttentionKind.FLASH,
+        layer_devices=where.layers,
+        output_device=where.output,
+        host=where.host,
+        fused=facts.fork,
+        half_mask=facts.recent,
+        kv_bytes=tuple(caches),
+        host_experts=experts,
+        outputs=min(ubatch, facts.streams(plan)) if facts.sparing else None,
+        mla_mode=plan.mla_mode,
+        attn_max_batch=plan.attn_max_batch,
         quantized_cache=_key_type(plan).block > 1,
-    )  # fmt: skip
+    )
     parallel, matrices = where.host > 1 and where.whole and not experts, _matrix_bytes_by_layer(tensors)
     copied = compute_buffers(reserved_graph(spec, how, matrices), where.host + 1, parallel=parallel)
     if not experts:
         return tuple(map(Bytes.exact, copied))
     stay = compute_buffers(reserved_graph(spec, replace(how, experts_stay=True), matrices), where.host + 1)
-    most = compute_buffers(reserved_graph(spec, how, _matrix_bytes_by_layer(tensors, most=True)), where.host + 1)
+    most = compute_buffers(
+        reserved_graph(spec, how, _matrix_bytes_by_layer(tensors, most=True)), where.host + 1
+    )
     taken = not facts.fork or all(t.type_name in COPIED for t in tensors if t.layer in experts and t.expert)
     return tuple(Bytes(min(ends), ends[taken], max(ends)) for ends in zip(stay, copied, most, strict=True))
 
 
 COPIED = frozenset(f"gguf:IQ{bits}_K" for bits in (2, 3, 4, 5))
-"""Types of the fork that its cards compute with as they are, and since 26 May 2025 with rows interleaved too, which -rtr makes of all that stays
-on the host (ik_llama.cpp 89728ab0, ggml-cuda.cu supports_op). Types that a file has interleaved are the host's alone at the version read, and
-those that -rtr makes of others still are.
+"""Types of the fork that its cards compute with as they are, and since 26 May 2025 with rows interleaved too,
+which -rtr makes of all that stays on the host (ik_llama.cpp 89728ab0, ggml-cuda.cu supports_op). Types that a
+file has interleaved are the host's alone at the version read, and those that -rtr makes of others still are.
 """
 
 
 def _matrix_bytes_by_layer(tensors: tuple[Stored, ...], *, most: bool = False) -> dict[int, dict[str, int]]:
-    """Bytes of each layer's matrices by module, and of the output's, which are copied where the host holds them. ``most``: in the largest
-    types that a mix may have.
+    """Bytes of each layer's matrices by module, and of the output's, which are copied where the host holds
+    them. ``most``: in the largest types that a mix may have.
     """
     found: dict[int, dict[str, int]] = {}
     for t in tensors:
@@ -256,10 +335,19 @@ def _matrix_bytes_by_layer(tensors: tuple[Stored, ...], *, most: bool = False) -
     return found
 
 
-@formula(cites=LLAMA_CPP, at="llama-context.cpp sched_reserve: the smaller of n_ubatch, 512 unless said, and the context")
+@formula(
+    cites=LLAMA_CPP,
+    at="llama-context.cpp sched_reserve: the smaller of n_ubatch, 512 unless said, and the context",
+)
 def ubatch_of(plan: Plan) -> int:
     return int(min(plan.max_batched_tokens or 512, plan.max_model_len or 1))
 
 
 def blocks_of(spec: ModelSpec) -> list[Block]:
-    return [block for stack in spec.stacks for run in stack.runs for _ in range(run.count) for block in run.pattern]
+    return [
+        block
+        for stack in spec.stacks
+        for run in stack.runs
+        for _ in range(run.count)
+        for block in run.pattern
+    ]

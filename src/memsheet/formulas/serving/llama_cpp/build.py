@@ -1,4 +1,6 @@
-"""What a graph of llama.cpp is made of: tensors with their device, products, norms, views, and the store into the cache."""
+"""What a graph of llama.cpp is made of: tensors with their device, products, norms, views, and the store into
+the cache.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ WORDS = {"f32": 4, "i32": 4, "i64": 8, "f16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserved:
-    """What the graph depends on besides the model. ``cells``: cache cells of a full-attention layer, of a windowed one ``window_cells``."""
+    """What the graph depends on besides the model. ``cells``: cache cells of a full-attention layer, of a
+    windowed one ``window_cells``.
+    """
 
     ubatch: int
     cells: int
@@ -33,7 +37,9 @@ class Reserved:
 
 @dataclass(slots=True)
 class Building:
-    """A graph on its way. Weights are made where they are used: only their device matters here, and their bytes where they are copied."""
+    """A graph on its way. Weights are made where they are used: only their device matters here, and their
+    bytes where they are copied.
+    """
 
     how: Reserved
     graph: Graph = field(default_factory=Graph)
@@ -55,7 +61,13 @@ class Building:
         return Tensor(nbytes=_ggml_tensor_bytes(shape, of), layout=(of, *shape), given=True)
 
     def make(self, op: str, sources: list[Tensor], *shape: int, of: str = "f32") -> Tensor:
-        return Tensor(nbytes=_ggml_tensor_bytes(shape, of), layout=(of, *shape), op=op, sources=sources, rows=_ggml_row_count(shape))
+        return Tensor(
+            nbytes=_ggml_tensor_bytes(shape, of),
+            layout=(of, *shape),
+            op=op,
+            sources=sources,
+            rows=_ggml_row_count(shape),
+        )
 
     def view(self, source: Tensor, *layout: int | str) -> Tensor:
         """Another look at a tensor's bytes; of a part of them where the layout is a shape."""
@@ -63,9 +75,15 @@ class Building:
         nbytes = _ggml_tensor_bytes(tuple(numbers), "f32") if numbers else source.nbytes
         return Tensor(nbytes=nbytes, layout=layout, op="view", sources=[source], base=source.base or source)
 
-    def store(self, tensor: Tensor, cache: Tensor, inputs: Inputs, at: int, *, windowed: bool = False) -> None:
+    def store(
+        self, tensor: Tensor, cache: Tensor, inputs: Inputs, at: int, *, windowed: bool = False
+    ) -> None:
         """Write keys (0) or values (1) into the cache, at once."""
-        stored = [tensor, inputs.places[windowed][at], cache] if inputs.places else [tensor, self.view(cache, "cells")]
+        stored = (
+            [tensor, inputs.places[windowed][at], cache]
+            if inputs.places
+            else [tensor, self.view(cache, "cells")]
+        )
         self.graph.expand(Tensor(nbytes=0, op="store", sources=stored, base=cache, layout=("store",)))
 
     def times(self, matrix: int, x: Tensor, *shape: int) -> Tensor:
@@ -74,12 +92,22 @@ class Building:
 
     def norm(self, x: Tensor) -> Tensor:
         if self.how.fused:
-            return Tensor(nbytes=x.nbytes, layout=x.layout, op="fused_rms_norm", sources=[x, self.weight()], rows=x.rows or 1)
+            return Tensor(
+                nbytes=x.nbytes,
+                layout=x.layout,
+                op="fused_rms_norm",
+                sources=[x, self.weight()],
+                rows=x.rows or 1,
+            )
         found = Tensor(nbytes=x.nbytes, layout=x.layout, op="rms_norm", sources=[x], device=self._own(x))
-        return Tensor(nbytes=x.nbytes, layout=x.layout, op="mul", sources=[found, self.weight()], rows=x.rows or 1)
+        return Tensor(
+            nbytes=x.nbytes, layout=x.layout, op="mul", sources=[found, self.weight()], rows=x.rows or 1
+        )
 
     def _own(self, _: Tensor) -> int:
-        """A norm is pinned to its layer's device where the whole model is on devices (llama-context.cpp, graph_get_cb)."""
+        """A norm is pinned to its layer's device where the whole model is on devices (llama-context.cpp,
+        graph_get_cb).
+        """
         return self.device if self.how.host not in (*self.how.layer_devices, self.how.output_device) else -1
 
 

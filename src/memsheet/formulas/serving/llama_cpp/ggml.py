@@ -1,7 +1,8 @@
-"""How ggml sizes the compute buffers of a graph: tensors in the order of execution, each in the tightest gap of its device's buffer.
+"""How ggml sizes the compute buffers of a graph: tensors in the order of execution, each in the tightest gap
+of its device's buffer.
 
-A graph is reserved once, with the longest batch, and its buffers never grow after that. What decides their size is which tensors are there
-together, and where the gaps between them lie.
+A graph is reserved once, with the longest batch, and its buffers never grow after that. What decides their
+size is which tensors are there together, and where the gaps between them lie.
 """
 
 from __future__ import annotations
@@ -14,20 +15,28 @@ from memsheet.arith import round_up
 from memsheet.references import GGML, formula
 
 ALIGNMENT = 128
-"""Of the device's buffers (ggml-cuda.cu, buffer_type_get_alignment); the host's 32 only make its small inputs smaller."""
+"""Of the device's buffers (ggml-cuda.cu, buffer_type_get_alignment); the host's 32 only make its small inputs
+smaller.
+"""
 LARGEST = 2**62
 
-WRITES_OVER = frozenset({"scale", "add", "sub", "mul", "div", "sqr", "sqrt", "unary", "rope", "rms_norm", "soft_max"})
-"""Operations that may put their result where an operand of the same layout lies that nobody reads later (ggml-alloc.c, op_can_inplace)."""
+WRITES_OVER = frozenset(
+    {"scale", "add", "sub", "mul", "div", "sqr", "sqrt", "unary", "rope", "rms_norm", "soft_max"}
+)
+"""Operations that may put their result where an operand of the same layout lies that nobody reads later
+(ggml-alloc.c, op_can_inplace).
+"""
 VIEWS = frozenset({"", "view"})
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Tensor:
-    """A node of a graph. ``base``: what it looks at without bytes of its own; ``held``: the device where a weight or a cache lies already.
+    """A node of a graph. ``base``: what it looks at without bytes of its own; ``held``: the device where a
+    weight or a cache lies already.
 
-    ``given``: an input, which is there from the start; ``kept``: an output, which nothing overwrites. ``layout`` tells tensors apart that
-    have the same bytes but another shape. ``device``: where it is computed, -1 while nobody has said.
+    ``given``: an input, which is there from the start; ``kept``: an output, which nothing overwrites.
+    ``layout`` tells tensors apart that have the same bytes but another shape. ``device``: where it is
+    computed, -1 while nobody has said.
     """
 
     nbytes: int
@@ -50,7 +59,9 @@ class Tensor:
 
 @dataclass(slots=True)
 class Graph:
-    """Nodes in the order of execution and leaves in the order they were met: a walk that visits what a node reads first."""
+    """Nodes in the order of execution and leaves in the order they were met: a walk that visits what a node
+    reads first.
+    """
 
     nodes: list[Tensor] = field(default_factory=list)
     leaves: list[Tensor] = field(default_factory=list)
@@ -84,7 +95,9 @@ class Buffer:
         self.size = 0
 
     def place(self, nbytes: int) -> int:
-        """The offset of a tensor: in the smallest gap that holds it, the later of equal ones; behind everything where none does."""
+        """The offset of a tensor: in the smallest gap that holds it, the later of equal ones; behind
+        everything where none does.
+        """
         size = round_up(nbytes, ALIGNMENT)
         best, found = len(self.gaps) - 1, LARGEST + 1
         for number, (_, room) in enumerate(self.gaps[:-1]):
@@ -112,7 +125,11 @@ class Buffer:
 
 
 @formula(
-    cites=GGML, at="ggml-alloc.c ggml_gallocr_alloc_graph_impl: leaves, then inputs, then every node; what nobody reads again is freed"
+    cites=GGML,
+    at=(
+        "ggml-alloc.c ggml_gallocr_alloc_graph_impl: leaves, then inputs, then every node; what nobody "
+        "reads again is freed"
+    ),
 )
 def buffer_sizes(order: Sequence[Tensor], leaves: Iterable[Tensor], devices: int) -> list[int]:
     """Bytes of each device's compute buffer for nodes in the ``order`` of execution."""
@@ -147,9 +164,17 @@ def _allocate_node(node: Tensor, buffers: list[Buffer]) -> None:
 
 
 def _takes_over(node: Tensor) -> bool:
-    """Whether an operand's place becomes the node's: same layout, no other reader, neither an output nor a look at something else."""
+    """Whether an operand's place becomes the node's: same layout, no other reader, neither an output nor a
+    look at something else.
+    """
     for parent in node.sources:
-        if parent.there and not parent.kept and parent.layout == node.layout and parent.users == 1 and not parent.views:
+        if (
+            parent.there
+            and not parent.kept
+            and parent.layout == node.layout
+            and parent.users == 1
+            and not parent.views
+        ):
             node.place, parent.there = parent.place, False
             return True
     return False

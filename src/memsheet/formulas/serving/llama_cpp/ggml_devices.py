@@ -1,6 +1,8 @@
-"""Which device computes each node of a ggml graph, and what is copied to it: ggml's scheduler, for devices that compute every operation.
+"""Which device computes each node of a ggml graph, and what is copied to it: ggml's scheduler, for devices
+that compute every operation.
 
-The last device is the host. Where the host holds a weight and a batch is long, the first device computes and gets a copy of the weight.
+The last device is the host. Where the host holds a weight and a batch is long, the first device computes and
+gets a copy of the weight.
 """
 
 from __future__ import annotations
@@ -40,17 +42,26 @@ class _Copies:
     def make(self, source: Tensor, device: int, *, original: bool) -> Tensor:
         several = self.count > 1
         made = [
-            source if original and number == 0 else
-            Tensor(nbytes=source.nbytes, layout=source.layout, device=device, given=several, kept=several)
+            source
+            if original and number == 0
+            else Tensor(
+                nbytes=source.nbytes, layout=source.layout, device=device, given=several, kept=several
+            )
             for number in range(self.count)
-        ]  # fmt: skip
+        ]
         if original and several:
             source.kept = True
         self.made[id(source), device] = made
         return made[0]
 
 
-@formula(cites=GGML, at="ggml-backend.cpp ggml_backend_sched_split_graph, then ggml-alloc.c over the nodes and the copies between devices")
+@formula(
+    cites=GGML,
+    at=(
+        "ggml-backend.cpp ggml_backend_sched_split_graph, then ggml-alloc.c over the nodes and the copies "
+        "between devices"
+    ),
+)
 def compute_buffers(graph: Graph, devices: int, *, parallel: bool = False) -> list[int]:
     """Bytes of every device's compute buffer, the host's last."""
     host = devices - 1
@@ -60,7 +71,11 @@ def compute_buffers(graph: Graph, devices: int, *, parallel: bool = False) -> li
     order: list[Tensor] = []
     for split in splits:
         for source in split.inputs:
-            order.append(Tensor(nbytes=source.nbytes, base=source.base or source, sources=[source], device=source.device))
+            order.append(
+                Tensor(
+                    nbytes=source.nbytes, base=source.base or source, sources=[source], device=source.device
+                )
+            )
             order.append((copies.of(source, split.device) or [source])[0])
         order += split.nodes
     leaves = [*_copied_inputs(splits, copies), *graph.leaves] if parallel else graph.leaves
@@ -76,7 +91,7 @@ def _copied_inputs(splits: list[Split], copies: _Copies) -> Iterable[Tensor]:
             yield from copies.of(source, split.device) or ()
 
 
-# ---- devices ------------------------------------------------------------------------------------------------------------------------
+# ---- devices -----------------------------------------------------------------------------------------------
 
 
 def _assign_node_devices(graph: Graph, host: int) -> None:
@@ -84,7 +99,12 @@ def _assign_node_devices(graph: Graph, host: int) -> None:
         if node.device < 0:
             node.device = _given_device(node, host)
     computed = [node for node in graph.nodes if node.op not in VIEWS]
-    for nodes, all_devices in ((computed, False), (computed[::-1], False), (computed, True), (computed[::-1], True)):
+    for nodes, all_devices in (
+        (computed, False),
+        (computed[::-1], False),
+        (computed, True),
+        (computed[::-1], True),
+    ):
         _spread_device_to_neighbours(nodes, host, all_devices=all_devices)
     for node in graph.nodes:
         if node.device < 0 and node.base is not None:
@@ -103,12 +123,21 @@ def _given_device(node: Tensor, host: int) -> int:
         return host
     for source in node.sources:
         if source.weight and source.held is not None:
-            return 0 if source.held == host and node.rows >= LONG_BATCH and node.op != "get_rows" and not source.stays else source.held
+            return (
+                0
+                if source.held == host
+                and node.rows >= LONG_BATCH
+                and node.op != "get_rows"
+                and not source.stays
+                else source.held
+            )
     return -1
 
 
 def _spread_device_to_neighbours(nodes: list[Tensor], host: int, *, all_devices: bool) -> None:
-    """Give nodes that nobody has claimed to the device of their neighbour; at first the host claims nothing."""
+    """Give nodes that nobody has claimed to the device of their neighbour; at first the host claims
+    nothing.
+    """
     current = -1
     for node in nodes:
         if node.device >= 0:
@@ -117,11 +146,13 @@ def _spread_device_to_neighbours(nodes: list[Tensor], host: int, *, all_devices:
             node.device = current
 
 
-# ---- splits -------------------------------------------------------------------------------------------------------------------------
+# ---- splits ------------------------------------------------------------------------------------------------
 
 
 def _split_graph_by_device(graph: Graph, copies: _Copies, host: int) -> list[Split]:
-    """Runs of nodes on one device. A weight from elsewhere starts a new one, so that the memory of the last one is free again."""
+    """Runs of nodes on one device. A weight from elsewhere starts a new one, so that the memory of the last
+    one is free again.
+    """
     first = next(node.device for node in graph.nodes if node.op not in VIEWS)
     splits = [Split(first)]
     for node in graph.nodes:
@@ -129,7 +160,9 @@ def _split_graph_by_device(graph: Graph, copies: _Copies, host: int) -> list[Spl
         if node.op in VIEWS:
             split.nodes.append(node)
             continue
-        foreign = split.inputs and any(s.weight and s.held is not None and s.held != split.device for s in node.sources)
+        foreign = split.inputs and any(
+            s.weight and s.held is not None and s.held != split.device for s in node.sources
+        )
         if node.device != split.device or foreign:
             split = Split(node.device)
             splits.append(split)

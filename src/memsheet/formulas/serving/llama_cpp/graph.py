@@ -1,7 +1,8 @@
-"""The graph that llama.cpp reserves its compute buffers with: one batch of ``ubatch`` tokens at the end of a full context.
+"""The graph that llama.cpp reserves its compute buffers with: one batch of ``ubatch`` tokens at the end of a
+full context.
 
-Two ways of writing it: the main project's, and that of the fork ik_llama.cpp, which fuses norms with their weight, activations with their
-product and sums of experts.
+Two ways of writing it: the main project's, and that of the fork ik_llama.cpp, which fuses norms with their
+weight, activations with their product and sums of experts.
 """
 
 from __future__ import annotations
@@ -19,12 +20,19 @@ MASK_ROWS = 64
 
 
 def reserved_graph(spec: ModelSpec, how: Reserved, bytes_of: dict[int, dict[str, int]]) -> Graph:
-    """The graph of a whole model. ``bytes_of``: what a layer's products read, by the last name of a module, where it may be copied.
+    """The graph of a whole model. ``bytes_of``: what a layer's products read, by the last name of a module,
+    where it may be copied.
 
     Raises InputError for layers that are not attention of grouped heads with a dense or routed feed-forward.
     """
     b = Building(how=how, outputs=how.ubatch if how.outputs is None else how.outputs)
-    blocks = [block for stack in spec.stacks for run in stack.runs for _ in range(run.count) for block in run.pattern]
+    blocks = [
+        block
+        for stack in spec.stacks
+        for run in stack.runs
+        for _ in range(run.count)
+        for block in run.pattern
+    ]
     b.device = how.host
     x = _build_token_embeddings(b, spec)
     inputs = _build_graph_inputs(b, blocks)
@@ -32,7 +40,13 @@ def reserved_graph(spec: ModelSpec, how: Reserved, bytes_of: dict[int, dict[str,
         b.device, b.experts = device, how.host if number in how.host_experts else device
         sizes = bytes_of.get(number, {})
         x = _build_decoder_layer(
-            b, block, x, inputs, sizes, how.kv_bytes[number] if how.kv_bytes else (0, 0), last=number == len(blocks) - 1
+            b,
+            block,
+            x,
+            inputs,
+            sizes,
+            how.kv_bytes[number] if how.kv_bytes else (0, 0),
+            last=number == len(blocks) - 1,
         )
     b.device = how.output_device
     last = b.norm(x)
@@ -44,7 +58,9 @@ def reserved_graph(spec: ModelSpec, how: Reserved, bytes_of: dict[int, dict[str,
 
 
 def _build_token_embeddings(b: Building, spec: ModelSpec) -> Tensor:
-    """Embeddings of tokens. Recent versions lay the ways of other inputs beside it: embeddings as they are, and both mixed."""
+    """Embeddings of tokens. Recent versions lay the ways of other inputs beside it: embeddings as they are,
+    and both mixed.
+    """
     hidden, n = spec.hidden, b.how.ubatch
     x = b.make("get_rows", [b.weight(), b.given(n, of="i32")], hidden, n)
     if not b.how.fused:
@@ -52,7 +68,11 @@ def _build_token_embeddings(b: Building, spec: ModelSpec) -> Tensor:
     if b.how.half_mask:
         b.graph.expand(b.given(hidden, n))
         mixed = b.make("dup", [b.given(hidden, n)], hidden, n)
-        tokens = [b.make("get_rows", [b.weight(), b.given(n, of="i32")], hidden, n), b.given(n, of="i64"), mixed]
+        tokens = [
+            b.make("get_rows", [b.weight(), b.given(n, of="i32")], hidden, n),
+            b.given(n, of="i64"),
+            mixed,
+        ]
         tokens += [b.given(1, n)] if spec.embeddings.scaled else []
         b.graph.expand(Tensor(nbytes=0, op="store", sources=tokens, base=mixed, layout=("store",)))
     return b.make("scale", [x], hidden, n) if spec.embeddings.scaled else x
@@ -76,17 +96,32 @@ def _build_graph_inputs(b: Building, blocks: list[Block]) -> Inputs:
     return Inputs(b.given(n, of="i32"), masks, places)
 
 
-# ---- a layer ------------------------------------------------------------------------------------------------------------------------
+# ---- a layer -----------------------------------------------------------------------------------------------
 
 
 def _build_decoder_layer(
-    b: Building, block: Block, x: Tensor, inputs: Inputs, sizes: dict[str, int], kv: tuple[int, int], *, last: bool
+    b: Building,
+    block: Block,
+    x: Tensor,
+    inputs: Inputs,
+    sizes: dict[str, int],
+    kv: tuple[int, int],
+    *,
+    last: bool,
 ) -> Tensor:
     hidden = block.hidden
     mixer = block.mixers[0] if len(block.mixers) == 1 else None
-    if not isinstance(mixer, Attention | LatentAttention) or block.arrangement not in (Arrangement.PRE, *SANDWICHED):
+    if not isinstance(mixer, Attention | LatentAttention) or block.arrangement not in (
+        Arrangement.PRE,
+        *SANDWICHED,
+    ):
         what = f"layers of {block.kind}"
-        raise input_error("engine", "llama.cpp", f"has no list of operations here for {what}", "engine transformers, vllm or sglang")
+        raise input_error(
+            "engine",
+            "llama.cpp",
+            f"has no list of operations here for {what}",
+            "engine transformers, vllm or sglang",
+        )
     sandwiched = block.arrangement in SANDWICHED
     normed = x if block.arrangement is Arrangement.POST_BRANCH else b.norm(x)
     if isinstance(mixer, LatentAttention):
@@ -97,21 +132,30 @@ def _build_decoder_layer(
         mixed = b.norm(mixed)
     if last:
         ids = b.given(b.outputs, of="i32")
-        mixed, x = b.make("get_rows", [mixed, ids], hidden, b.outputs), b.make("get_rows", [x, ids], hidden, b.outputs)
+        mixed, x = (
+            b.make("get_rows", [mixed, ids], hidden, b.outputs),
+            b.make("get_rows", [x, ids], hidden, b.outputs),
+        )
     if sandwiched and block.kind not in POST_NORM_FIRST:
         mixed = b.norm(mixed)
     middle = b.make("add", [mixed, x], hidden, x.layout[-1])  # type: ignore[arg-type]
-    made = _feed_forward(b, block, middle if block.arrangement is Arrangement.POST_BRANCH else b.norm(middle), sizes)
+    made = _feed_forward(
+        b, block, middle if block.arrangement is Arrangement.POST_BRANCH else b.norm(middle), sizes
+    )
     if sandwiched:
         made = b.norm(made)
     return b.make("add", [made, middle], hidden, made.layout[-1])  # type: ignore[arg-type]
 
 
 POST_NORM_FIRST = frozenset({"gemma3_text", "gemma2", "olmo2"})
-"""Families that normalise attention's output before the last layer drops the positions that give no logits (src/models/gemma3.cpp)."""
+"""Families that normalise attention's output before the last layer drops the positions that give no logits
+(src/models/gemma3.cpp).
+"""
 
 
-def _build_attention(b: Building, m: Attention, x: Tensor, inputs: Inputs, sizes: dict[str, int], kv: tuple[int, int]) -> Tensor:
+def _build_attention(
+    b: Building, m: Attention, x: Tensor, inputs: Inputs, sizes: dict[str, int], kv: tuple[int, int]
+) -> Tensor:
     n, d, heads, kept = b.how.ubatch, m.head_dim, m.heads, m.kv_heads
     biased = {w.path.split(".")[-2] for w in m.weights if w.path.endswith(".bias")}
     q, k, v = (
@@ -128,14 +172,18 @@ def _build_attention(b: Building, m: Attention, x: Tensor, inputs: Inputs, sizes
     b.store(k, keys, inputs, 0, windowed=windowed)
     b.store(v, values, inputs, 1, windowed=windowed)
     mask = inputs.masks[windowed]
-    made = _build_cached_attention(b, m, b.view(q, "permuted", d, n, heads), (b.view(keys, "read"), b.view(values, "read")), mask)
+    made = _build_cached_attention(
+        b, m, b.view(q, "permuted", d, n, heads), (b.view(keys, "read"), b.view(values, "read")), mask
+    )
     b.graph.expand(made)
     hidden = int(x.layout[1])
     out = b.times(sizes.get("o_proj", 0), made, hidden, n)
     return b.make("add", [out, b.weight()], hidden, n) if "o_proj" in biased else out
 
 
-def _build_projection(b: Building, name: str, x: Tensor, width: int, sizes: dict[str, int], biased: set[str]) -> Tensor:
+def _build_projection(
+    b: Building, name: str, x: Tensor, width: int, sizes: dict[str, int], biased: set[str]
+) -> Tensor:
     found = b.times(sizes.get(name, 0), x, width, b.how.ubatch)
     return b.make("add", [found, b.weight()], width, b.how.ubatch) if name in biased else found
 
@@ -149,7 +197,9 @@ def _build_rotary_heads(b: Building, m: Attention, x: Tensor, heads: int, inputs
     return b.make("rope", [shaped, inputs.positions], m.head_dim, heads, b.how.ubatch)
 
 
-def _build_cached_attention(b: Building, m: Attention, q: Tensor, cache: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+def _build_cached_attention(
+    b: Building, m: Attention, q: Tensor, cache: tuple[Tensor, Tensor], mask: Tensor
+) -> Tensor:
     """Attention over the cache: fused, or scores of every head over every cell."""
     n, d, heads = b.how.ubatch, m.head_dim, m.heads
     if b.how.flash:
@@ -162,7 +212,7 @@ def _build_cached_attention(b: Building, m: Attention, q: Tensor, cache: tuple[T
     return b.make("cont", [b.view(made, "permuted", d, heads, n)], d * heads, n)
 
 
-# ---- feed-forward -------------------------------------------------------------------------------------------------------------------
+# ---- feed-forward ------------------------------------------------------------------------------------------
 
 
 def _feed_forward(b: Building, block: Block, x: Tensor, sizes: dict[str, int]) -> Tensor:
@@ -170,7 +220,11 @@ def _feed_forward(b: Building, block: Block, x: Tensor, sizes: dict[str, int]) -
     if isinstance(ff, Moe):
         return _build_moe_ffn(b, ff, x, sizes)
     if not isinstance(ff, Dense):
-        raise input_error("engine", "llama.cpp", f"has no list of operations here for layers of {block.kind} without a feed-forward")
+        raise input_error(
+            "engine",
+            "llama.cpp",
+            f"has no list of operations here for layers of {block.kind} without a feed-forward",
+        )
     return _build_dense_ffn(b, ff, x, sizes)
 
 
@@ -179,7 +233,10 @@ def _build_dense_ffn(b: Building, ff: Dense, x: Tensor, sizes: dict[str, int]) -
     if ff.gated and ff.fused:
         made = b.make("glu", [b.times(sizes.get("gate_up_proj", 0), x, 2 * inner, n)], inner, n)
     elif ff.gated:
-        up, gate = b.times(sizes.get("up_proj", 0), x, inner, n), b.times(sizes.get("gate_proj", 0), x, inner, n)
+        up, gate = (
+            b.times(sizes.get("up_proj", 0), x, inner, n),
+            b.times(sizes.get("gate_proj", 0), x, inner, n),
+        )
         made = b.make("glu", [gate, up], inner, n)
     else:
         made = b.make("unary", [b.times(sizes.get("up_proj", 0), x, inner, n)], inner, n)
@@ -187,8 +244,9 @@ def _build_dense_ffn(b: Building, ff: Dense, x: Tensor, sizes: dict[str, int]) -
 
 
 def _build_moe_ffn(b: Building, ff: Moe, x: Tensor, sizes: dict[str, int]) -> Tensor:
-    """Experts chosen and weighted, all choices of all tokens at once, then their sum. Biases of the choice and its groups are left out: their
-    tensors have a number for each expert and token, which is below a mebibyte.
+    """Experts chosen and weighted, all choices of all tokens at once, then their sum. Biases of the choice
+    and its groups are left out: their tensors have a number for each expert and token, which is below a
+    mebibyte.
     """
     hidden, n, used, inner = int(x.layout[1]), int(x.layout[2]), ff.experts_per_token, ff.intermediate
     routed = b.times(0, x, ff.experts, n)
@@ -201,7 +259,12 @@ def _build_moe_ffn(b: Building, ff: Moe, x: Tensor, sizes: dict[str, int]) -> Te
         b.graph.expand(weights)
     wide = b.view(x, "f32", hidden, 1, n)
     if b.how.fused:
-        both = [b.expert(_expert_up_matrix_bytes(sizes)), b.expert(_expert_up_matrix_bytes(sizes)), wide, chosen]
+        both = [
+            b.expert(_expert_up_matrix_bytes(sizes)),
+            b.expert(_expert_up_matrix_bytes(sizes)),
+            wide,
+            chosen,
+        ]
         made = b.make("moe_up_gate", both, inner, used, n)
     else:
         up = b.make("mul_mat_id", [b.expert(_expert_up_matrix_bytes(sizes)), wide, chosen], inner, used, n)
@@ -210,8 +273,14 @@ def _build_moe_ffn(b: Building, ff: Moe, x: Tensor, sizes: dict[str, int]) -> Te
     experts = b.make("mul_mat_id", [b.expert(sizes.get("down_proj", 0)), made, chosen], hidden, used, n)
     experts = b.make("mul", [experts, weights], hidden, used, n)
     found = _build_expert_sum(b, experts, hidden, used, n)
-    shared = {name.removeprefix("shared."): size for name, size in sizes.items() if name.startswith("shared.")}
-    return found if ff.shared is None else b.make("add", [found, _build_dense_ffn(b, ff.shared, x, shared)], hidden, n)
+    shared = {
+        name.removeprefix("shared."): size for name, size in sizes.items() if name.startswith("shared.")
+    }
+    return (
+        found
+        if ff.shared is None
+        else b.make("add", [found, _build_dense_ffn(b, ff.shared, x, shared)], hidden, n)
+    )
 
 
 def _expert_up_matrix_bytes(sizes: dict[str, int]) -> int:

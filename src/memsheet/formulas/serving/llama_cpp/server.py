@@ -1,4 +1,6 @@
-"""Serving with llama.cpp: on every device a buffer of weights, one of the cache and one to compute in, all there before the first token."""
+"""Serving with llama.cpp: on every device a buffer of weights, one of the cache and one to compute in, all
+there before the first token.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,13 @@ from memsheet.formulas.serving.llama_cpp.buffers import (
     layer_placement,
     ubatch_of,
 )
-from memsheet.formulas.serving.llama_cpp.draft import Drafting, draft_buffers, draft_caches, draft_per_token, drafting_of
+from memsheet.formulas.serving.llama_cpp.draft import (
+    Drafting,
+    draft_buffers,
+    draft_caches,
+    draft_per_token,
+    drafting_of,
+)
 from memsheet.formulas.serving.llama_cpp.latent_fork import cell_bytes
 from memsheet.formulas.serving.llama_cpp.lora import lora_file_host_bytes, lora_file_items
 from memsheet.plan.device import Cluster
@@ -36,8 +44,13 @@ from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Instant, 
 
 SERVING = (Instant.PREFILL, Instant.DECODE)
 ALWAYS = (Instant.LOAD, *SERVING)
-MIXED = Derived("types as llama.cpp's quantizer gives them; a published file may have types of its own, which its header says")
-POOL = Cited(GGML, "ggml-cuda.cu: activations quantized for a product; high: a matrix dequantized to fp16 for cuBLAS")
+MIXED = Derived(
+    "types as llama.cpp's quantizer gives them; a published file may have types of its own, which its "
+    "header says"
+)
+POOL = Cited(
+    GGML, "ggml-cuda.cu: activations quantized for a product; high: a matrix dequantized to fp16 for cuBLAS"
+)
 MOST = 2**24
 """Sequences that are not counted further."""
 
@@ -51,16 +64,25 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
     found = _buffer_items(spec, plan, made, stage, pooled=pooled)
     found += lora_file_items(spec, plan, stage, instants, int(made.compute[stage].value))
     if drafting := drafting_of(spec, plan):
-        found += prefix_draft_items(_buffer_items(drafting.model, drafting.plan, draft_buffers(drafting), stage, pooled=pooled))
+        found += prefix_draft_items(
+            _buffer_items(drafting.model, drafting.plan, draft_buffers(drafting), stage, pooled=pooled)
+        )
     return [*found, *driver_items(plan, cluster, instants)]
 
 
-def _buffer_items(spec: ModelSpec, plan: Plan, made: Buffers, stage: int, *, pooled: bool = True) -> list[Item]:
+def _buffer_items(
+    spec: ModelSpec, plan: Plan, made: Buffers, stage: int, *, pooled: bool = True
+) -> list[Item]:
     """A model's buffers on one device. ``pooled``: its products allocate from a pool, as CUDA's do."""
     mixed = any(size.low != size.high for size in made.weights[stage].values())
-    evidence: Evidence = MIXED if mixed else Cited(LLAMA_CPP, "llama-model.cpp load_tensors: tensors as the file stores them")
+    evidence: Evidence = (
+        MIXED if mixed else Cited(LLAMA_CPP, "llama-model.cpp load_tensors: tensors as the file stores them")
+    )
     instants = (Instant.LOAD,) if plan.phase == "load" else ALWAYS
-    found = [Item(Component.PARAMETERS, path, dict.fromkeys(instants, size), evidence) for path, size in made.weights[stage].items()]
+    found = [
+        Item(Component.PARAMETERS, path, dict.fromkeys(instants, size), evidence)
+        for path, size in made.weights[stage].items()
+    ]
     if plan.phase != "load":
         keys, values = made.caches[stage]
         held = Cited(LLAMA_CPP, "llama-kv-cache.cpp: allocated whole at the start")
@@ -80,7 +102,14 @@ def _buffer_items(spec: ModelSpec, plan: Plan, made: Buffers, stage: int, *, poo
             )
         )
         if pooled:
-            found.append(Item(Component.WORKSPACES, "cuda_pool", dict.fromkeys(SERVING, _matmul_pool_bytes(spec, plan)), POOL))
+            found.append(
+                Item(
+                    Component.WORKSPACES,
+                    "cuda_pool",
+                    dict.fromkeys(SERVING, _matmul_pool_bytes(spec, plan)),
+                    POOL,
+                )
+            )
     return found
 
 
@@ -89,7 +118,9 @@ READ = frozenset(
         "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma3_text", "glm4", "deepseek_v2", "deepseek_v3", "granite", "smollm3", "olmo2",
     }
 )  # fmt: skip
-"""Families whose graph is written out here; of others the widest tensors are known, and that there may be one more of each."""
+"""Families whose graph is written out here; of others the widest tensors are known, and that there may be one
+more of each.
+"""
 
 
 def _unread_graph_bytes(spec: ModelSpec, plan: Plan) -> int:
@@ -101,24 +132,34 @@ def _unread_graph_bytes(spec: ModelSpec, plan: Plan) -> int:
 
 @formula(
     cites=GGML,
-    at="ggml-cuda.cu ggml_cuda_op_mul_mat: 144 bytes of 128 quantized activations; high: the widest matrix and both operands in fp16",
+    at=(
+        "ggml-cuda.cu ggml_cuda_op_mul_mat: 144 bytes of 128 quantized activations; high: the widest "
+        "matrix and both operands in fp16"
+    ),
 )
 def _matmul_pool_bytes(spec: ModelSpec, plan: Plan) -> Bytes:
     """What products allocate while they run and the pool keeps."""
     n, widest, largest = ubatch_of(plan), 0, 0
     for block in {id(b): b for b in blocks_of(spec)}.values():
         for weight in (w for w in block.weights if len(w.shape) > 1):
-            widest, largest = max(widest, weight.shape[-1], weight.shape[-2]), max(largest, weight.shape[-1] * weight.shape[-2])
+            widest, largest = (
+                max(widest, weight.shape[-1], weight.shape[-2]),
+                max(largest, weight.shape[-1] * weight.shape[-2]),
+            )
     value = n * widest * 144 // 128
     return Bytes(0, value, max(value, FP16.nbytes(largest + 2 * n * widest)))
 
 
-def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sheet, ...]) -> Mapping[str, Any]:
+def facts(
+    spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sheet, ...]
+) -> Mapping[str, Any]:
     """Cache bytes a token, cells that fit, and the lines that llama.cpp prints."""
     made, devices = buffers_of(spec, plan), int(plan.mesh.pp)
     where = layer_placement(len(blocks_of(spec)), plan, Facts.of(plan))
     rows = [_per_token(block, plan, Facts.of(plan)) for block in blocks_of(spec)]
-    per_device = [sum(row for row, at in zip(rows, where.layers, strict=True) if at == d) for d in range(devices)]
+    per_device = [
+        sum(row for row, at in zip(rows, where.layers, strict=True) if at == d) for d in range(devices)
+    ]
     drafting = drafting_of(spec, plan)
     beside = draft_per_token(drafting) if drafting else [0] * devices
     found: dict[str, Any] = {
@@ -135,9 +176,14 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sh
         found["speculative"] = _drafting_facts(drafting, plan, devices)
     if cluster is not None:
         rooms = [_device_cache_room_bytes(sheet, cluster) for sheet in sheets]
-        lengths = sorted({n for n in (1024, 4096, 8192, 32768, 131072) if n <= (spec.max_positions or n)} | {int(plan.max_model_len or 1)})
+        lengths = sorted(
+            {n for n in (1024, 4096, 8192, 32768, 131072) if n <= (spec.max_positions or n)}
+            | {int(plan.max_model_len or 1)}
+        )
         bound = MOST if Facts.of(plan).fork else MAX_SEQUENCES
-        found["max_sequences"] = {str(n): min(bound, _llama_sequences_that_fit(spec, plan, where, rooms, n)) for n in lengths}
+        found["max_sequences"] = {
+            str(n): min(bound, _llama_sequences_that_fit(spec, plan, where, rooms, n)) for n in lengths
+        }
         found["kv_tokens"] = CELLS * _llama_sequences_that_fit(spec, plan, where, rooms, CELLS, windows=1)
     return found
 
@@ -145,7 +191,11 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sh
 def _drafting_facts(drafting: Drafting, plan: Plan, devices: int) -> Mapping[str, Any]:
     """What the draft model costs on all devices."""
     own = draft_buffers(drafting)
-    items = [item for stage in range(devices) for item in prefix_draft_items(_buffer_items(drafting.model, drafting.plan, own, stage))]
+    items = [
+        item
+        for stage in range(devices)
+        for item in prefix_draft_items(_buffer_items(drafting.model, drafting.plan, own, stage))
+    ]
     return {**draft_facts(items, plan, sum(draft_per_token(drafting))), "contexts": drafting.contexts}
 
 
@@ -157,15 +207,18 @@ def _per_token(block: Block, plan: Plan, facts: Facts) -> int:
 
 def _device_cache_room_bytes(sheet: Sheet, cluster: Cluster) -> int:
     """What a device has for its caches."""
-    used = sheet.at(Instant.DECODE, without=()).value - sheet.of(Component.KV_CACHE, instant=Instant.DECODE).value
+    used = (
+        sheet.at(Instant.DECODE, without=()).value
+        - sheet.of(Component.KV_CACHE, instant=Instant.DECODE).value
+    )
     return max(0, int(cluster.device.framework_bytes - used))
 
 
 def _llama_sequences_that_fit(
     spec: ModelSpec, plan: Plan, where: Placed, rooms: list[int], length: int, *, windows: int | None = None
 ) -> int:
-    """Sequences of a length whose cells all devices have room for, each cell with its column of the mask and what is unpacked of it.
-    ``windows``: kept whatever their number.
+    """Sequences of a length whose cells all devices have room for, each cell with its column of the mask and
+    what is unpacked of it. ``windows``: kept whatever their number.
     """
     facts, blocks, ubatch = Facts.of(plan), blocks_of(spec), ubatch_of(plan)
     kinds = Counter((block, device) for block, device in zip(blocks, where.layers, strict=True))
@@ -189,13 +242,21 @@ def _llama_sequences_that_fit(
     return bisect_left(range(1, most + 1), True, key=lambda n: not fits(n))
 
 
-@formula(cites=LLAMA_CPP, at="llama-model.cpp load_tensors: the table of tokens and what no device takes lie on the host")
+@formula(
+    cites=LLAMA_CPP,
+    at="llama-model.cpp load_tensors: the table of tokens and what no device takes lie on the host",
+)
 def host_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
-    """What the one process holds in host memory, said with its first device: weights, caches and buffers that are not on any."""
+    """What the one process holds in host memory, said with its first device: weights, caches and buffers that
+    are not on any.
+    """
     drafting = drafting_of(spec, plan)
     every = [buffers_of(spec, plan), *([draft_buffers(drafting)] if drafting else [])]
     held = (
-        sum(int(size.value) for size in made.weights[-1].values()) + sum(made.caches[-1]) + int(made.compute[-1].value) for made in every
+        sum(int(size.value) for size in made.weights[-1].values())
+        + sum(made.caches[-1])
+        + int(made.compute[-1].value)
+        for made in every
     )
     return sum(held) + lora_file_host_bytes(spec, plan) if stage == 0 else 0
 
@@ -204,7 +265,10 @@ def start_up(made: Buffers, backend: str = "CUDA") -> list[str]:
     """The buffers in llama.cpp's own words, to put beside its log."""
     names = [f"{backend}{number}" for number in range(len(made.compute) - 1)]
     lines = [
-        f"load_tensors: {name:>12} model buffer size = {sum(size.value for size in sizes.values()) / 2**20:8.2f} MiB"
+        (
+            f"load_tensors: {name:>12} model buffer size = "
+            f"{sum(size.value for size in sizes.values()) / 2**20:8.2f} MiB"
+        )
         for name, sizes in zip(("CPU_Mapped", *names), (made.weights[-1], *made.weights), strict=False)
         if sizes
     ]
@@ -215,6 +279,8 @@ def start_up(made: Buffers, backend: str = "CUDA") -> list[str]:
     ]
     lines += [
         f"sched_reserve: {name:>11} compute buffer size = {size.value / 2**20:8.2f} MiB"
-        for name, size in zip((*names, f"{backend}_Host" if backend in CUDA_LIKE else "CPU"), made.compute, strict=True)
+        for name, size in zip(
+            (*names, f"{backend}_Host" if backend in CUDA_LIKE else "CPU"), made.compute, strict=True
+        )
     ]
     return lines

@@ -1,4 +1,6 @@
-"""SGLang's pools of tokens on a rank: what a token takes in layers that keep all of them and in those with a window, of the model and of a draft."""
+"""SGLang's pools of tokens on a rank: what a token takes in layers that keep all of them and in those with a
+window, of the model and of a draft.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from memsheet.references import SGLANG, formula
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """Bytes of a token on one rank: in layers that keep every token, and in those with a pool for their window."""
+    """Bytes of a token on one rank: in layers that keep every token, and in those with a pool for their
+    window.
+    """
 
     whole: Count
     window: Count
@@ -36,21 +40,35 @@ NO_CELL = Cell(whole=0, window=0, reach=0)
 
 
 @formula(
-    cites=SGLANG, at="v0.5.23 model_executor/pool_configurator.py:490 keys and values, :656 windows by a pool of their own; latents once"
+    cites=SGLANG,
+    at=(
+        "v0.5.23 model_executor/pool_configurator.py:490 keys and values, :656 windows by a pool of their "
+        "own; latents once"
+    ),
 )
 def cell_of(part: ModelSpec, plan: Plan, release: Release) -> Cell:
     """Bytes of a token in a stage's layers. Raises InputError for what has other pools."""
     assert plan.kv_dtype is not None
     whole, window, reach = 0, 0, 0
     if any(stack.role == "encoder" for stack in part.stacks):
-        raise input_error("model", part.name, "has an encoder, whose cache is not modelled for sglang yet", "--engine transformers")
+        raise input_error(
+            "model",
+            part.name,
+            "has an encoder, whose cache is not modelled for sglang yet",
+            "--engine transformers",
+        )
     for _, mixer, layers in caching_layers(part):
         if isinstance(mixer, CrossAttention):
             raise input_error(
-                "model", part.name, "reads another sequence, whose cache is not modelled for sglang yet", "--engine transformers"
+                "model",
+                part.name,
+                "reads another sequence, whose cache is not modelled for sglang yet",
+                "--engine transformers",
             )
         if isinstance(mixer, Recurrent):
-            raise input_error("model", part.name, "is of a family that sglang does not serve", "--engine transformers")
+            raise input_error(
+                "model", part.name, "is of a family that sglang does not serve", "--engine transformers"
+            )
         if not isinstance(mixer, Attention | LatentAttention):
             continue  # states, which have a pool of their own
         size = layers * plan.kv_dtype.nbytes(kv_elements_per_token(mixer, plan.mesh.tp))
@@ -63,10 +81,18 @@ def cell_of(part: ModelSpec, plan: Plan, release: Release) -> Cell:
 def _window_pool_tokens(part: ModelSpec, mixer: Mixer, release: Release) -> int | None:
     """The window of a layer whose family has a pool for windows."""
     kinds = {block.kind for stack in part.stacks for run in stack.runs for block in run.pattern}
-    return (mixer.window or mixer.chunk) if kinds & release.windowed and isinstance(mixer, Attention) else None
+    return (
+        (mixer.window or mixer.chunk) if kinds & release.windowed and isinstance(mixer, Attention) else None
+    )
 
 
-@formula(cites=SGLANG, at="v0.4.3.post4 mem_cache/memory_pool.py:225: a slot more than there are tokens (a page in later releases)")
+@formula(
+    cites=SGLANG,
+    at=(
+        "v0.4.3.post4 mem_cache/memory_pool.py:225: a slot more than there are tokens (a page in later "
+        "releases)"
+    ),
+)
 def pool_bytes(cell: Cell, tokens: Count, page: int) -> Count:
     """Bytes of the pools of so many tokens."""
     if not cell.whole:
@@ -75,7 +101,13 @@ def pool_bytes(cell: Cell, tokens: Count, page: int) -> Count:
     return cell.whole * (tokens + page) + cell.window * windows
 
 
-@formula(cites=SGLANG, at="v0.4.3.post4 model_executor/model_runner.py:727: a row a request and one more, a place for each token and four")
+@formula(
+    cites=SGLANG,
+    at=(
+        "v0.4.3.post4 model_executor/model_runner.py:727: a row a request and one more, a place for each "
+        "token and four"
+    ),
+)
 def table_bytes(requests: Count, length: Count) -> Count:
     """Bytes of the table that says where each token of a request is."""
     return INT32.nbytes((requests + 1) * (length + 4))

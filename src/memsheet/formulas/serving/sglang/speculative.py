@@ -1,4 +1,6 @@
-"""SGLang with drafted tokens: a worker of its own beside the model's, with a pool as long as the model's, and all that is drafted verified at once."""
+"""SGLang with drafted tokens: a worker of its own beside the model's, with a pool as long as the model's, and
+all that is drafted verified at once.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.arith import Count, maximum
-from memsheet.formulas.serving.drafts import PREFIX, draft_facts, draft_layers, draft_of, draft_weights, drafted_bytes, verified_tokens
+from memsheet.formulas.serving.drafts import (
+    PREFIX,
+    draft_facts,
+    draft_layers,
+    draft_of,
+    draft_weights,
+    drafted_bytes,
+    verified_tokens,
+)
 from memsheet.formulas.serving.graphs import KEPT_FREE, graph_bytes
 from memsheet.formulas.serving.kv_cache import bytes_per_token
 from memsheet.formulas.serving.loaded import SGLANG_WAYS
@@ -36,13 +46,18 @@ def draft_worker_items(part: ModelSpec, plan: Plan, largest: Count) -> list[Item
     ]
     if plan.captures:
         graphs = Bytes(0, 0, graph_bytes(largest).value)
-        items.append(Item(Component.CUDA_GRAPHS, f"{PREFIX}captured", dict.fromkeys(RUNNING, graphs), KEPT_FREE))
+        items.append(
+            Item(Component.CUDA_GRAPHS, f"{PREFIX}captured", dict.fromkeys(RUNNING, graphs), KEPT_FREE)
+        )
     return items
 
 
 @formula(
     cites=SGLANG,
-    at="v0.5.23 speculative/eagle_draft_cuda_graph_runner.py, eagle_draft_extend_cuda_graph_runner.py: hidden states of the sequences that are drafted for and of all verified tokens",
+    at=(
+        "v0.5.23 speculative/eagle_draft_cuda_graph_runner.py, eagle_draft_extend_cuda_graph_runner.py: "
+        "hidden states of the sequences that are drafted for and of all verified tokens"
+    ),
 )
 def draft_buffer_bytes(hidden: int, plan: Plan, largest: Count) -> Count:
     """Bytes of the inputs of the two graphs of a draft."""
@@ -51,9 +66,17 @@ def draft_buffer_bytes(hidden: int, plan: Plan, largest: Count) -> Count:
     return plan.precision.compute.nbytes(rows * hidden) + drafted_bytes(largest, plan.speculative.tokens)
 
 
-@formula(cites=SGLANG, at="v0.5.23 managers/scheduler.py:1130-1137: the draft is loaded, then pools are sized; before, the other way round")
+@formula(
+    cites=SGLANG,
+    at=(
+        "v0.5.23 managers/scheduler.py:1130-1137: the draft is loaded, then pools are sized; before, the "
+        "other way round"
+    ),
+)
 def loaded_first(plan: Plan, items: list[Item]) -> Bytes:
-    """Bytes of a draft that are there before the pool is sized; in older releases what the fraction leaves has to hold it."""
+    """Bytes of a draft that are there before the pool is sized; in older releases what the fraction leaves
+    has to hold it.
+    """
     if plan.speculative is None or not kept_of(plan.engine_version).first:
         return NOTHING
     return sum_byte_ranges(item.at[Instant.LOAD] for item in items if Instant.LOAD in item.at)
@@ -61,7 +84,10 @@ def loaded_first(plan: Plan, items: list[Item]) -> Bytes:
 
 @formula(
     cites=SGLANG,
-    at="v0.5.23 model_executor/pool_configurator.py:259, 736: the draft's layers as if they were the model's; older releases count none",
+    at=(
+        "v0.5.23 model_executor/pool_configurator.py:259, 736: the draft's layers as if they were the "
+        "model's; older releases count none"
+    ),
 )
 def counted_layers(part: ModelSpec, plan: Plan, per_layer: Count) -> Count:
     """Bytes a token that the draft adds to what the room is divided by."""
@@ -72,7 +98,10 @@ def counted_layers(part: ModelSpec, plan: Plan, per_layer: Count) -> Count:
 
 @formula(
     cites=SGLANG,
-    at="v0.4.6.post1 model_executor/model_runner.py:758: places for what each request drafts and verifies, beyond what the room holds; none since v0.5.8",
+    at=(
+        "v0.4.6.post1 model_executor/model_runner.py:758: places for what each request drafts and "
+        "verifies, beyond what the room holds; none since v0.5.8"
+    ),
 )
 def ahead_tokens(plan: Plan) -> Count:
     """Tokens that the pool has for drafts."""
@@ -85,21 +114,31 @@ def ahead_tokens(plan: Plan) -> Count:
 
 @formula(
     cites=SGLANG,
-    at="v0.5.23 mem_cache/kv_cache_configurator.py:884, v0.5.4.post3 model_executor/model_runner.py:1636: a place for each drafted token",
+    at=(
+        "v0.5.23 mem_cache/kv_cache_configurator.py:884, v0.5.4.post3 model_executor/model_runner.py:1636: "
+        "a place for each drafted token"
+    ),
 )
 def table_tokens(plan: Plan) -> Count:
     """Tokens of a request in the table that says where each is."""
     kept: Kept = kept_of(plan.engine_version)
-    return (plan.max_model_len or 1) + (verified_tokens(plan) if plan.speculative is not None and kept.table else 0)
+    return (plan.max_model_len or 1) + (
+        verified_tokens(plan) if plan.speculative is not None and kept.table else 0
+    )
 
 
 LAYERS_READ = 3
-"""Layers whose hidden states EAGLE-3 reads, one beside another (v0.5.23 models/llama.py set_eagle3_layers_to_capture)."""
+"""Layers whose hidden states EAGLE-3 reads, one beside another (v0.5.23 models/llama.py
+set_eagle3_layers_to_capture).
+"""
 
 
 @formula(
     cites=SGLANG,
-    at="v0.5.23 speculative/eagle_worker_v2.py: the draft reads the batch after the model, whose hidden states stay; EAGLE-3 those of three layers, joined",
+    at=(
+        "v0.5.23 speculative/eagle_worker_v2.py: the draft reads the batch after the model, whose hidden "
+        "states stay; EAGLE-3 those of three layers, joined"
+    ),
 )
 def drafted_layer(part: ModelSpec, plan: Plan, tokens: Count) -> Bytes:
     """The widest layer of the model and of the draft over a batch, with what the one hands to the other."""
@@ -111,8 +150,10 @@ def drafted_layer(part: ModelSpec, plan: Plan, tokens: Count) -> Bytes:
     handed = (2 * read or row) if plan.speculative.method.headed else 0
     beside = layer_bytes(draft.whole, draft.plan, tokens)
     return Bytes(
-        maximum(own.low, beside.low), maximum(own.value + read, beside.value + handed), maximum(own.high + read, beside.high + handed)
-    )  # fmt: skip
+        maximum(own.low, beside.low),
+        maximum(own.value + read, beside.value + handed),
+        maximum(own.high + read, beside.high + handed),
+    )
 
 
 def worker_facts(items: list[Item], part: ModelSpec, plan: Plan, largest: Count) -> Mapping[str, Any]:

@@ -1,6 +1,8 @@
-"""Room for LoRA adapters in vLLM: both matrices of every layer that may have one, for as many adapters and as large a rank as it is started for.
+"""Room for LoRA adapters in vLLM: both matrices of every layer that may have one, for as many adapters and as
+large a rank as it is started for.
 
-It is allocated with the model (v0.33.0 v1/worker/gpu_model_runner.py:5005), filled as requests come, and there whether any is loaded or not.
+It is allocated with the model (v0.33.0 v1/worker/gpu_model_runner.py:5005), filled as requests come, and
+there whether any is loaded or not.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ EXPERTS = FromCode("vllm-project/vllm", "v0.33.0", "vllm/lora/layers/fused_moe.p
 ENDS = FromCode("vllm-project/vllm", "v0.33.0", "vllm/lora/layers/logits_processor.py", 86)
 PLACES = FromCode("vllm-project/vllm", "v0.33.0", "vllm/lora/punica_wrapper/punica_base.py", 133)
 LORA_PADDING = 256
-"""What the vocabulary beside adapters was padded to while they could add words (v0.11.0 platforms/interface.py get_lora_vocab_padding_size)."""
+"""What the vocabulary beside adapters was padded to while they could add words (v0.11.0
+platforms/interface.py get_lora_vocab_padding_size).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,21 +67,39 @@ def lora_items(part: ModelSpec, plan: Plan, release: Release, instants: Sequence
         rows.append(("lora_extra_vocab", Bytes.exact(words), ENDS))
     if (mapping := mapping_bytes(part, plan)) and any(pair.path == "lm_head" for pair in pairs):
         rows.append(("lm_head.sharded_to_full_mapping", Bytes.exact(mapping), ENDS))
-    gaps = loading_slack((served.dtype.nbytes(served.slots * size), pair.times) for pair in pairs for size in (pair.down, pair.up))
+    gaps = loading_slack(
+        (served.dtype.nbytes(served.slots * size), pair.times)
+        for pair in pairs
+        for size in (pair.down, pair.up)
+    )
     slack = Item(Component.ALLOCATOR_SLACK, "lora", dict.fromkeys(instants, Bytes(0, gaps, gaps)), ALLOCATOR)
-    return [*(Item(Component.BUFFERS, path, dict.fromkeys(instants, size), source) for path, size, source in rows), slack]
+    return [
+        *(
+            Item(Component.BUFFERS, path, dict.fromkeys(instants, size), source)
+            for path, size, source in rows
+        ),
+        slack,
+    ]
 
 
 def _pair_bytes(pair: Pair, served: ServedAdapters) -> Bytes:
-    size, more = (served.dtype.nbytes(served.slots * count) for count in (pair.elements, pair.times * pair.spare))
+    size, more = (
+        served.dtype.nbytes(served.slots * count) for count in (pair.elements, pair.times * pair.spare)
+    )
     return Bytes(size, size, size + more) if pair.sure else Bytes(0, 0, size + more)
 
 
 @formula(
-    cites=VLLM, at="v0.33.0 lora/layers/base_linear.py:132-153: max_loras x rank x in and max_loras x out x rank on every linear layer"
+    cites=VLLM,
+    at=(
+        "v0.33.0 lora/layers/base_linear.py:132-153: max_loras x rank x in and max_loras x out x rank on "
+        "every linear layer"
+    ),
 )
 def pairs_of(part: ModelSpec, plan: Plan, facts: Facts) -> Iterator[Pair]:
-    """Pairs of a stage. A layer that joins several has as many: q, k and v, gate and up (column_parallel_linear.py:207-243)."""
+    """Pairs of a stage. A layer that joins several has as many: q, k and v, gate and up
+    (column_parallel_linear.py:207-243).
+    """
     served = plan.served_adapters
     assert served is not None
     towers = {path for path, _, _ in tower_tensors(part)}
@@ -85,9 +107,21 @@ def pairs_of(part: ModelSpec, plan: Plan, facts: Facts) -> Iterator[Pair]:
     for path, weight, times in parameter_tensors(part):
         name = path.split(".")[-2] if path.endswith(".weight") else ""
         routes = weight.role is Role.ROUTER and part.model_type not in facts.plain
-        if (weight.role is Role.LINEAR or routes) and name and path not in towers and (wanted is None or name in wanted):
+        if (
+            (weight.role is Role.LINEAR or routes)
+            and name
+            and path not in towers
+            and (wanted is None or name in wanted)
+        ):
             down, up = lora_matrix_elements(weight, plan.mesh, served)
-            yield Pair(path=module_of(path), down=down, up=up, times=times, source=LINEAR, parts=_packed_module_count(name))
+            yield Pair(
+                path=module_of(path),
+                down=down,
+                up=up,
+                times=times,
+                source=LINEAR,
+                parts=_packed_module_count(name),
+            )
     if facts.experts and (wanted is None or "experts" in wanted):
         yield from _expert_lora_pairs(part, plan, served)
     yield from _embedding_lora_pairs(part, served, facts)
@@ -108,7 +142,11 @@ def _packed_module_count(name: str) -> int:
 
 
 @formula(
-    cites=VLLM, at="v0.33.0 lora/layers/base_linear.py:110-130: a column's second matrix is cut, a row's first; fully sharded the other too"
+    cites=VLLM,
+    at=(
+        "v0.33.0 lora/layers/base_linear.py:110-130: a column's second matrix is cut, a row's first; fully "
+        "sharded the other too"
+    ),
 )
 def lora_matrix_elements(weight: Weight, mesh: Mesh, served: ServedAdapters) -> tuple[Count, Count]:
     """Elements of both matrices beside a linear layer's (out, in), on one rank."""
@@ -123,7 +161,10 @@ def lora_matrix_elements(weight: Weight, mesh: Mesh, served: ServedAdapters) -> 
 
 @formula(
     cites=VLLM,
-    at="v0.33.0 lora/layers/fused_moe.py:172-233: a pair for each expert's gate, up and down; where adapters join the gates, one first matrix",
+    at=(
+        "v0.33.0 lora/layers/fused_moe.py:172-233: a pair for each expert's gate, up and down; where "
+        "adapters join the gates, one first matrix"
+    ),
 )
 def _expert_lora_pairs(part: ModelSpec, plan: Plan, served: ServedAdapters) -> Iterator[Pair]:
     mesh, rank = plan.mesh, served.rank
@@ -147,7 +188,10 @@ def _expert_lora_pairs(part: ModelSpec, plan: Plan, served: ServedAdapters) -> I
 
 @formula(
     cites=VLLM,
-    at="v0.33.0 lora/layers/vocab_parallel_embedding.py:31, logits_processor.py:86: whole on every rank; v0.11.0: and words more",
+    at=(
+        "v0.33.0 lora/layers/vocab_parallel_embedding.py:31, logits_processor.py:86: whole on every rank; "
+        "v0.11.0: and words more"
+    ),
 )
 def _embedding_lora_pairs(part: ModelSpec, served: ServedAdapters, facts: Facts) -> Iterator[Pair]:
     """The embedding looks its first matrix up, a row for each word; the head's second has one too."""
@@ -158,17 +202,34 @@ def _embedding_lora_pairs(part: ModelSpec, served: ServedAdapters, facts: Facts)
     first = kind in facts.both | facts.first or not known if named is None else "embed_tokens" in named
     if table is not None and first:
         rows = table.shape[0] + facts.extra_words
-        yield Pair(path="embed_tokens", down=rows * rank, up=hidden * rank, times=1, source=ENDS, sure=known or named is not None)
+        yield Pair(
+            path="embed_tokens",
+            down=rows * rank,
+            up=hidden * rank,
+            times=1,
+            source=ENDS,
+            sure=known or named is not None,
+        )
     last = kind in facts.both or not known if named is None else "lm_head" in named
     if part.head.kind == "causal_lm" and last:
         rows = part.head.width
         rows = round_up(rows + facts.extra_words, LORA_PADDING) if facts.extra_words else rows
-        yield Pair(path="lm_head", down=rank * hidden, up=rows * rank, times=1, source=ENDS, sure=known or named is not None)
+        yield Pair(
+            path="lm_head",
+            down=rank * hidden,
+            up=rows * rank,
+            times=1,
+            source=ENDS,
+            sure=known or named is not None,
+        )
 
 
 @formula(
     cites=VLLM,
-    at="v0.11.0 models/llama.py:348, 543, vocal_parallel_embedding.py:50: words that adapters may add, in both tables and for each adapter",
+    at=(
+        "v0.11.0 models/llama.py:348, 543, vocal_parallel_embedding.py:50: words that adapters may add, in "
+        "both tables and for each adapter"
+    ),
 )
 def extra_words_bytes(part: ModelSpec, plan: Plan, served: ServedAdapters, facts: Facts) -> Count:
     """Bytes that the embedding and the head grow by on a rank, and of the adapters' own words."""
@@ -177,14 +238,24 @@ def extra_words_bytes(part: ModelSpec, plan: Plan, served: ServedAdapters, facts
         return 0
     rows: Count = 0
     if part.embeddings.weights:
-        rows = rows + ceil_div(facts.extra_words * served.slots, plan.mesh.tp) + facts.extra_words * served.slots
+        rows = (
+            rows + ceil_div(facts.extra_words * served.slots, plan.mesh.tp) + facts.extra_words * served.slots
+        )
     if part.head.kind == "causal_lm":
-        rows = rows + ceil_div(0 if part.head.tied else facts.extra_words, plan.mesh.tp) + facts.extra_words * served.slots
+        rows = (
+            rows
+            + ceil_div(0 if part.head.tied else facts.extra_words, plan.mesh.tp)
+            + facts.extra_words * served.slots
+        )
     return dtype.nbytes(rows * hidden)
 
 
 @formula(
-    cites=VLLM, at="v0.33.0 lora/layers/logits_processor.py:115: the place of every word in the gathered logits, where ranks share the head"
+    cites=VLLM,
+    at=(
+        "v0.33.0 lora/layers/logits_processor.py:115: the place of every word in the gathered logits, "
+        "where ranks share the head"
+    ),
 )
 def mapping_bytes(part: ModelSpec, plan: Plan) -> Count:
     """Bytes of the table, of the padded vocabulary."""
@@ -196,7 +267,10 @@ def mapping_bytes(part: ModelSpec, plan: Plan) -> Count:
 
 @formula(
     cites=VLLM,
-    at="v0.33.0 lora/punica_wrapper/punica_base.py:133-155, lora/ops/triton_ops/lora_kernel_metadata.py:54-75: of each token and sequence",
+    at=(
+        "v0.33.0 lora/punica_wrapper/punica_base.py:133-155, "
+        "lora/ops/triton_ops/lora_kernel_metadata.py:54-75: of each token and sequence"
+    ),
 )
 def places_bytes(plan: Plan, served: ServedAdapters, tables: int) -> Count:
     """Bytes of the tables that say whose adapter a token goes through."""
@@ -210,19 +284,33 @@ TWICE = FromCode("vllm-project/vllm", "v0.33.0", "vllm/v1/worker/gpu/lora_utils.
 
 
 def recorded_twice(graphs: list[Item], plan: Plan, release: Release) -> list[Item]:
-    """CUDA graphs of every size with adapters and without (``cudagraph_specialize_lora``); the memory they work in is one pool's."""
+    """CUDA graphs of every size with adapters and without (``cudagraph_specialize_lora``); the memory they
+    work in is one pool's.
+    """
     facts = facts_of(release.since)
     if plan.served_adapters is None or facts is None or not facts.twice:
         return graphs
     return [
-        replace(item, at={when: Bytes(size.low, size.value, 2 * size.high) for when, size in item.at.items()}, evidence=TWICE)
+        replace(
+            item,
+            at={when: Bytes(size.low, size.value, 2 * size.high) for when, size in item.at.items()},
+            evidence=TWICE,
+        )
         for item in graphs
     ]
 
 
-@formula(cites=VLLM, at="v0.33.0 lora/lora_model.py:132: a whole adapter in pinned memory, cut as it is copied (layers/base_linear.py:162)")
+@formula(
+    cites=VLLM,
+    at=(
+        "v0.33.0 lora/lora_model.py:132: a whole adapter in pinned memory, cut as it is copied "
+        "(layers/base_linear.py:162)"
+    ),
+)
 def adapter_bytes(part: ModelSpec, plan: Plan) -> Count:
-    """Bytes of one whole adapter on the host: every rank keeps all of it and cuts it as it copies (v0.33.0 lora/lora_model.py:132, base_linear.py:162)."""
+    """Bytes of one whole adapter on the host: every rank keeps all of it and cuts it as it copies (v0.33.0
+    lora/lora_model.py:132, base_linear.py:162).
+    """
     served = plan.served_adapters
     assert served is not None
     alone = replace(plan, mesh=Mesh())
@@ -232,7 +320,9 @@ def adapter_bytes(part: ModelSpec, plan: Plan) -> Count:
     return served.dtype.nbytes(sum(pair.elements for pair in pairs if pair.sure))
 
 
-@formula(cites=VLLM, at="v0.33.0 config/lora.py:42: max_cpu_loras of them, as many as max_loras where nobody says")
+@formula(
+    cites=VLLM, at="v0.33.0 config/lora.py:42: max_cpu_loras of them, as many as max_loras where nobody says"
+)
 def lora_host_bytes(part: ModelSpec, plan: Plan) -> int:
     """Host memory of a rank: the adapters it keeps to copy from."""
     served = plan.served_adapters
@@ -252,6 +342,11 @@ def lora_facts(spec: ModelSpec, plan: Plan, items: Sequence[Item]) -> dict[str, 
     served = plan.served_adapters
     assert served is not None
     room = sum_byte_ranges(item.largest for item in items if item.component is Component.BUFFERS)
-    found = {"slots": served.slots, "rank": served.rank, "room_bytes": room, "host_bytes": lora_host_bytes(spec, plan)}
+    found = {
+        "slots": served.slots,
+        "rank": served.rank,
+        "room_bytes": room,
+        "host_bytes": lora_host_bytes(spec, plan),
+    }
     cut = plan.mesh.tp > 1 and not served.sharded and served.rank % plan.mesh.tp == 0 and plan.mesh.ep == 1
     return {**found, "fully_sharded_bytes": _sharded_bytes(spec, plan, served)} if cut else found

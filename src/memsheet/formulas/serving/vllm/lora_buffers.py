@@ -1,4 +1,6 @@
-"""What adapters' products take while a layer runs, in vLLM: a small buffer between both matrices, and of routed experts one for each slot."""
+"""What adapters' products take while a layer runs, in vLLM: a small buffer between both matrices, and of
+routed experts one for each slot.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,26 @@ from memsheet.sheet import Bytes, Component, FromCode, Instant, Item
 DENSE = FromCode("vllm-project/vllm", "v0.33.0", "vllm/lora/punica_wrapper/punica_gpu.py", 251)
 ROUTED = FromCode("vllm-project/vllm", "v0.33.0", "vllm/lora/ops/triton_ops/fused_moe_lora_op.py", 1559)
 BLOCK = 64
-"""Rows of routed tokens that an expert's are padded to (v0.33.0 model_executor/layers/fused_moe/fused_moe.py:1345 get_default_config)."""
+"""Rows of routed tokens that an expert's are padded to (v0.33.0
+model_executor/layers/fused_moe/fused_moe.py:1345 get_default_config).
+"""
 SORTS = 9
-"""Compute capability from which the buffer of routed experts is in sorted order, once for each slot (lora/ops/triton_ops/utils.py supports_tma)."""
+"""Compute capability from which the buffer of routed experts is in sorted order, once for each slot
+(lora/ops/triton_ops/utils.py supports_tma).
+"""
 
 
 def buffer_item(
-    part: ModelSpec, plan: Plan, release: Release, peaks: Mapping[Instant, tuple[Count, Peak]], cluster: Cluster | None
+    part: ModelSpec,
+    plan: Plan,
+    release: Release,
+    peaks: Mapping[Instant, tuple[Count, Peak]],
+    cluster: Cluster | None,
 ) -> list[Item]:
     """What there is beyond the peaks (each with its tokens) where there are adapters.
 
-    Buffers of routed experts stand beside their layer's widest moment; others are gone by then, and are a high end.
+    Buffers of routed experts stand beside their layer's widest moment; others are gone by then, and are a
+    high end.
     """
     served, facts = plan.served_adapters, facts_of(release.since)
     if served is None or facts is None:
@@ -38,8 +49,16 @@ def buffer_item(
     for when, (tokens, peak) in peaks.items():
         routed = routed_bytes(part, plan, facts, tokens, in_order=sorted_)
         whole, layer = peak.total, (peak.pictures + peak.layer).value + routed
-        at[when] = Bytes(0, maximum(layer, whole.value) - whole.value, maximum(routed, dense_bytes(part, plan, facts, tokens)))
-    source = ROUTED if any(isinstance(feed, Moe) for feed in _feed_forward_layers(part)) and facts.experts else DENSE
+        at[when] = Bytes(
+            0,
+            maximum(layer, whole.value) - whole.value,
+            maximum(routed, dense_bytes(part, plan, facts, tokens)),
+        )
+    source = (
+        ROUTED
+        if any(isinstance(feed, Moe) for feed in _feed_forward_layers(part)) and facts.experts
+        else DENSE
+    )
     return [Item(Component.TEMPORARIES, "lora_buffer", at, source)]
 
 
@@ -53,9 +72,14 @@ def _feed_forward_layers(part: ModelSpec) -> list[object]:
     return [block.feed_forward for stack in part.stacks for run in stack.runs for block in run.pattern]
 
 
-@formula(cites=VLLM, at="v0.33.0 lora/punica_wrapper/punica_gpu.py:251: fp32 of (pieces, tokens, rank) between both products")
+@formula(
+    cites=VLLM,
+    at="v0.33.0 lora/punica_wrapper/punica_gpu.py:251: fp32 of (pieces, tokens, rank) between both products",
+)
 def dense_bytes(part: ModelSpec, plan: Plan, facts: Facts, tokens: Count) -> Count:
-    """Bytes of the largest; fully sharded a rank's own share is gathered (lora/layers/column_parallel_linear.py:64)."""
+    """Bytes of the largest; fully sharded a rank's own share is gathered
+    (lora/layers/column_parallel_linear.py:64).
+    """
     served = plan.served_adapters
     assert served is not None
     parts = max((pair.parts for pair in pairs_of(part, plan, facts)), default=0)
@@ -64,7 +88,10 @@ def dense_bytes(part: ModelSpec, plan: Plan, facts: Facts, tokens: Count) -> Cou
 
 @formula(
     cites=VLLM,
-    at="v0.33.0 lora/ops/triton_ops/fused_moe_lora_op.py:1559: (pieces, tokens, experts a token, rank), in sorted order (pieces, slots, rows, rank); v0.14.0 :464 and the result",
+    at=(
+        "v0.33.0 lora/ops/triton_ops/fused_moe_lora_op.py:1559: (pieces, tokens, experts a token, rank), "
+        "in sorted order (pieces, slots, rows, rank); v0.14.0 :464 and the result"
+    ),
 )
 def routed_bytes(part: ModelSpec, plan: Plan, facts: Facts, tokens: Count, *, in_order: bool) -> Count:
     """Bytes beside the widest layer of routed experts, and of the places of its tokens for every slot."""
@@ -75,12 +102,23 @@ def routed_bytes(part: ModelSpec, plan: Plan, facts: Facts, tokens: Count, *, in
     for block in {id(b): b for stack in part.stacks for run in stack.runs for b in run.pattern}.values():
         if isinstance(moe := block.feed_forward, Moe):
             pieces = 1 if part.model_type in WHOLE_EXPERTS or not moe.gated else 2
-            most = maximum(most, _expert_lora_buffer_bytes(plan, served, facts, (moe, block.hidden, pieces), tokens, in_order=in_order))
+            most = maximum(
+                most,
+                _expert_lora_buffer_bytes(
+                    plan, served, facts, (moe, block.hidden, pieces), tokens, in_order=in_order
+                ),
+            )
     return most
 
 
 def _expert_lora_buffer_bytes(
-    plan: Plan, served: ServedAdapters, facts: Facts, layer: tuple[Moe, int, int], tokens: Count, *, in_order: bool
+    plan: Plan,
+    served: ServedAdapters,
+    facts: Facts,
+    layer: tuple[Moe, int, int],
+    tokens: Count,
+    *,
+    in_order: bool,
 ) -> Count:
     moe, hidden, pieces = layer
     dtype, routed = plan.precision.compute, tokens * moe.experts_per_token

@@ -1,4 +1,6 @@
-"""vLLM on a rank: weights, what its profiling run peaked at, and a pool of blocks that takes the rest of its fraction of the card."""
+"""vLLM on a rank: weights, what its profiling run peaked at, and a pool of blocks that takes the rest of its
+fraction of the card.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ from memsheet.arith import Count, minimum
 from memsheet.engines.vllm import Release, release_of
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
-from memsheet.formulas.serving.capacity import Pool, cache_capacity_facts, check_shared, shared_blocks, start_up
+from memsheet.formulas.serving.capacity import (
+    Pool,
+    cache_capacity_facts,
+    check_shared,
+    shared_blocks,
+    start_up,
+)
 from memsheet.formulas.serving.cut_blocks import check_cut_blocks, cut_block_notes
 from memsheet.formulas.serving.deepep import deepep_items
 from memsheet.formulas.serving.dp_attention import group_plan
@@ -50,7 +58,9 @@ AT_POOL = Cited(VLLM, "v1/worker/gpu_worker.py determine_available_memory: what 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A rank of one pipeline stage before its pool is made: its items, its pool's layout, and what the fraction leaves for it (None without a card)."""
+    """A rank of one pipeline stage before its pool is made: its items, its pool's layout, and what the
+    fraction leaves for it (None without a card).
+    """
 
     items: tuple[Item, ...]
     layout: Layout
@@ -60,7 +70,9 @@ class Stage:
 
 
 def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage: int) -> list[Item]:
-    """Everything on a rank of a stage; all stages have as many blocks as the one that has room for the fewest."""
+    """Everything on a rank of a stage; all stages have as many blocks as the one that has room for the
+    fewest.
+    """
     plan = group_plan(plan)
     if plan.phase == "load":
         part = stage_model(spec, plan, stage)
@@ -72,7 +84,9 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
     stages = _stages(spec, plan, cluster)
     own = stages[stage]
     blocks = _kv_pool_blocks(stages, plan, release)
-    pool = Bytes(*(own.layout.block_bytes * count for count in (blocks.high, blocks.value, blocks.low)))  # most where others take least
+    pool = Bytes(
+        *(own.layout.block_bytes * count for count in (blocks.high, blocks.value, blocks.low))
+    )  # most where others take least
     return [*own.items, Item(Component.KV_CACHE, "pool", dict.fromkeys(RUNNING, pool), AT_POOL)]
 
 
@@ -93,15 +107,27 @@ def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster 
     assert plan.max_sequences is not None
     peaks = {
         Instant.PREFILL: profile_run_peak(part, plan, release, plan.max_batched_tokens),
-        Instant.DECODE: profile_run_peak(part, plan, release, minimum(plan.max_batched_tokens, plan.max_sequences)),
+        Instant.DECODE: profile_run_peak(
+            part, plan, release, minimum(plan.max_batched_tokens, plan.max_sequences)
+        ),
     }
     peaks = dict(drafted_peaks(part, plan, release, peaks))
     working = (*states, *_profile_peak_items(peaks))
-    outside = outside_tensors(plan, cluster, {Instant.LOAD: 0, **{when: peak.total.value for when, peak in peaks.items()}})
+    outside = outside_tensors(
+        plan, cluster, {Instant.LOAD: 0, **{when: peak.total.value for when, peak in peaks.items()}}
+    )
     largest = minimum(verified_rows(plan, release), LARGEST_GRAPH)
     graphs = recorded_twice(graph_items(plan, largest), plan, release)
-    most = {Instant.PREFILL: plan.max_batched_tokens, Instant.DECODE: minimum(plan.max_batched_tokens, plan.max_sequences)}
-    working = (*working, *buffer_item(part, plan, release, {when: (most[when], peak) for when, peak in peaks.items()}, cluster))
+    most = {
+        Instant.PREFILL: plan.max_batched_tokens,
+        Instant.DECODE: minimum(plan.max_batched_tokens, plan.max_sequences),
+    }
+    working = (
+        *working,
+        *buffer_item(
+            part, plan, release, {when: (most[when], peak) for when, peak in peaks.items()}, cluster
+        ),
+    )
     tensors = [
         *loaded,
         *working,
@@ -111,24 +137,32 @@ def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster 
         *outside,
         attention_item(part, plan),
     ]
-    weights = sum_byte_ranges(item.at[Instant.LOAD] for item in loaded if item.component is not Component.ALLOCATOR_SLACK)
+    weights = sum_byte_ranges(
+        item.at[Instant.LOAD] for item in loaded if item.component is not Component.ALLOCATOR_SLACK
+    )
     workspace = sum_byte_ranges(item.largest for item in outside if item.component is Component.WORKSPACES)
     return Stage(
-        items=tuple(tensors), layout=layout_of(kinds_of(cached, plan, release), release), weights=weights,
+        items=tuple(tensors),
+        layout=layout_of(kinds_of(cached, plan, release), release),
+        weights=weights,
         peak=peaks[Instant.PREFILL].total + workspace + sum_byte_ranges(item.largest for item in states),
         available=_available_kv_cache_bytes(plan, release, cluster, tensors) if cluster else None,
-    )  # fmt: skip
+    )
 
 
 LARGEST_GRAPH = 512
-"""Sequences of the largest CUDA graph: twice those that may run, at most so many (v0.11.0 config/scheduler.py:176, v0.33.0 config/vllm.py:2463)."""
+"""Sequences of the largest CUDA graph: twice those that may run, at most so many (v0.11.0
+config/scheduler.py:176, v0.33.0 config/vllm.py:2463).
+"""
 ALLOCATED = 512
 """The least a tensor takes (kMinBlockSize, pytorch/pytorch c10/cuda/CUDACachingAllocator.cpp)."""
 
 
 def _attention_scale_item(part: ModelSpec) -> Item:
     """Scalars of each attention layer, which a cache in eight bits needs: seven, in newer releases four."""
-    layers = sum(count for _, mixer, count in caching_layers(part) if isinstance(mixer, Attention | LatentAttention))
+    layers = sum(
+        count for _, mixer, count in caching_layers(part) if isinstance(mixer, Attention | LatentAttention)
+    )
     source = FromCode("vllm-project/vllm", "v0.11.0", "vllm/attention/layer.py", 140)
     return Item(
         Component.BUFFERS,
@@ -139,20 +173,37 @@ def _attention_scale_item(part: ModelSpec) -> Item:
 
 
 ATTENTION, FLASHINFER_BYTES = "attention", 394 * MIB
-"""What FlashInfer's backend works in (VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE, v0.21.0 envs.py), which cards and models choose by themselves."""
+"""What FlashInfer's backend works in (VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE, v0.21.0 envs.py), which cards
+and models choose by themselves.
+"""
 
 
 def attention_item(part: ModelSpec, plan: Plan) -> Item:
     """Buffers of attention backends that are made with the pool."""
     latent = latent_workspace_bytes(part, plan)
     source = FromCode("vllm-project/vllm", "v0.11.0", "vllm/v1/attention/backends/mla/common.py", 518)
-    return Item(Component.WORKSPACES, ATTENTION, dict.fromkeys(RUNNING, Bytes(latent, latent, latent + FLASHINFER_BYTES)), source)
+    return Item(
+        Component.WORKSPACES,
+        ATTENTION,
+        dict.fromkeys(RUNNING, Bytes(latent, latent, latent + FLASHINFER_BYTES)),
+        source,
+    )
 
 
-@formula(cites=VLLM, at="v0.11.0 v1/attention/backends/mla/common.py:518: the latents of the earlier chunks that are unpacked at once")
+@formula(
+    cites=VLLM,
+    at=(
+        "v0.11.0 v1/attention/backends/mla/common.py:518: the latents of the earlier chunks that are "
+        "unpacked at once"
+    ),
+)
 def latent_workspace_bytes(part: ModelSpec, plan: Plan) -> Count:
     """Bytes that latent attention gathers its cache into."""
-    sizes = {mixer.kv_lora_rank + mixer.qk_rope_head_dim for _, mixer, _ in caching_layers(part) if isinstance(mixer, LatentAttention)}
+    sizes = {
+        mixer.kv_lora_rank + mixer.qk_rope_head_dim
+        for _, mixer, _ in caching_layers(part)
+        if isinstance(mixer, LatentAttention)
+    }
     return plan.precision.compute.nbytes(unpacked_tokens(plan) * max(sizes)) if sizes else 0
 
 
@@ -161,18 +212,31 @@ def _sampler_states(part: ModelSpec, plan: Plan, release: Release) -> list[Item]
         return []
     assert plan.max_sequences is not None
     size = Bytes.exact(sampler_state_bytes(plan.max_sequences, part.head.width))
-    return [Item(Component.BUFFERS, "sampler_states", dict.fromkeys(RUNNING, size), Cited(VLLM, "v1/worker/gpu/sample/penalties.py:43"))]
+    return [
+        Item(
+            Component.BUFFERS,
+            "sampler_states",
+            dict.fromkeys(RUNNING, size),
+            Cited(VLLM, "v1/worker/gpu/sample/penalties.py:43"),
+        )
+    ]
 
 
 def _profile_peak_items(peaks: Mapping[Instant, Peak]) -> list[Item]:
-    """The peak as items: what is kept of pictures, hidden states that rest, and what is highest above them."""
+    """The peak as items: what is kept of pictures, hidden states that rest, and what is highest above
+    them.
+    """
     above = {when: _transient_peak_bytes(peak) for when, peak in peaks.items()}
     rows = (
         ("pictures", {when: peak.pictures for when, peak in peaks.items()}),
         ("hidden_states", {when: peak.resting for when, peak in peaks.items()}),
         (_peak_item_path(peaks), above),
     )
-    return [Item(Component.TEMPORARIES, path, at, AT_PROFILE) for path, at in rows if any(size.high for size in at.values())]
+    return [
+        Item(Component.TEMPORARIES, path, at, AT_PROFILE)
+        for path, at in rows
+        if any(size.high for size in at.values())
+    ]
 
 
 def _transient_peak_bytes(peak: Peak) -> Bytes:
@@ -187,23 +251,32 @@ def _peak_item_path(peaks: Mapping[Instant, Peak]) -> str:
 
 
 @formula(
-    cites=VLLM, at="gpu_worker.py: fraction · memory - weights - peak of the profiling run - what others than torch took since (or in all)"
+    cites=VLLM,
+    at=(
+        "gpu_worker.py: fraction · memory - weights - peak of the profiling run - what others than torch "
+        "took since (or in all)"
+    ),
 )
 def _available_kv_cache_bytes(plan: Plan, release: Release, cluster: Cluster, tensors: list[Item]) -> Bytes:
-    """Bytes for the pool: the low end where everything else is high, negative where that alone is more than the fraction. Segments' gaps are no
-    part of the engine's sum.
+    """Bytes for the pool: the low end where everything else is high, negative where that alone is more than
+    the fraction. Segments' gaps are no part of the engine's sum.
     """
     device = cluster.device
     assert plan.memory_fraction is not None
     low, value, high = (
-        int(size * plan.memory_fraction) for size in (device.framework_low_bytes, device.framework_bytes, device.framework_high_bytes)
+        int(size * plan.memory_fraction)
+        for size in (device.framework_low_bytes, device.framework_bytes, device.framework_high_bytes)
     )
-    others = sum_byte_ranges(size for item in tensors if (size := _profiled_item_bytes(item, release)) is not None)
+    others = sum_byte_ranges(
+        size for item in tensors if (size := _profiled_item_bytes(item, release)) is not None
+    )
     return Bytes(low - others.high, value - others.value, high - others.low)
 
 
 def _profiled_item_bytes(item: Item, release: Release) -> Bytes | None:
-    """What the engine's sum takes of an item. The context is there before its first look at the card, and grows by what is loaded later."""
+    """What the engine's sum takes of an item. The context is there before its first look at the card, and
+    grows by what is loaded later.
+    """
     size = item.at.get(Instant.PREFILL, NOTHING)
     match item.component:
         case Component.ALLOCATOR_SLACK:
@@ -215,20 +288,26 @@ def _profiled_item_bytes(item: Item, release: Release) -> Bytes | None:
         case Component.CONTEXT if item.path == "cuda" and not release.counts_context:
             return Bytes(0, size.value - size.low, size.high - size.low)
         case Component.CONTEXT if item.path == "cuda":
-            return Bytes(size.low, size.value, 2 * size.high)  # all that is used on the card, by a second process too
+            return Bytes(
+                size.low, size.value, 2 * size.high
+            )  # all that is used on the card, by a second process too
         case _:
             return size
 
 
 def _kv_pool_blocks(stages: tuple[Stage, ...], plan: Plan, release: Release) -> Bytes:
-    """Blocks of the pool: of the stage with the fewest; without a card as many as the sequences that are asked for take."""
+    """Blocks of the pool: of the stage with the fewest; without a card as many as the sequences that are
+    asked for take.
+    """
     sizes = [(stage.available, stage.layout) for stage in stages if stage.layout.block_bytes]
     if not sizes:
         return NOTHING
     if any(available is None for available, _ in sizes):
         return Bytes.exact(_requested_kv_blocks(sizes[0][1], plan, release))
     ends = [
-        tuple(max(0, end // layout.block_bytes) for end in (room.low, room.value, room.high)) for room, layout in sizes if room is not None
+        tuple(max(0, end // layout.block_bytes) for end in (room.low, room.value, room.high))
+        for room, layout in sizes
+        if room is not None
     ]
     return Bytes(*(min(end[place] for end in ends) for place in range(3)))
 
@@ -238,7 +317,9 @@ def _requested_kv_blocks(layout: Layout, plan: Plan, release: Release) -> Count:
     return sequences * sequence_blocks(layout, length, release)
 
 
-def _stages_and_kv_pool(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[tuple[Stage, ...], Pool]:
+def _stages_and_kv_pool(
+    spec: ModelSpec, plan: Plan, cluster: Cluster | None
+) -> tuple[tuple[Stage, ...], Pool]:
     release = release_for(release_of(plan.engine_version), plan)
     stages = _stages(spec, plan, cluster)
     blocks = _kv_pool_blocks(stages, plan, release)
@@ -259,7 +340,11 @@ def _stages_and_kv_pool(spec: ModelSpec, plan: Plan, cluster: Cluster | None) ->
 def _check_prefix(plan: Plan, layout: Layout, release: Release) -> None:
     """Prefixes are cached where nobody says, but by V0 (v0.7.3 engine/arg_utils.py:220)."""
     states = any(group.kept is Kept.STATE for group in layout.groups)
-    why = "what recurrent states keep of a prefix is not modelled" if states else f"prefix caching is off in {release.tag}"
+    why = (
+        "what recurrent states keep of a prefix is not modelled"
+        if states
+        else f"prefix caching is off in {release.tag}"
+    )
     check_shared(plan, caches=not states and release.since >= (0, 8), why=why)
 
 
@@ -281,17 +366,24 @@ def room(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> Callable[[int]
 
 
 def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, ...]) -> Mapping[str, Any]:
-    """What a serving engineer asks: blocks, tokens, sequences at several lengths, and the engine's own start-up lines."""
+    """What a serving engineer asks: blocks, tokens, sequences at several lengths, and the engine's own
+    start-up lines.
+    """
     plan = group_plan(plan)
     release = release_of(plan.engine_version)
     if plan.phase == "load":
         return {}
     stages, pool = _stages_and_kv_pool(spec, plan, cluster)
-    found = {"read": f"{plan.engine} {release.tag}", **cache_capacity_facts(with_draft(spec, plan), plan, pool)}
+    found = {
+        "read": f"{plan.engine} {release.tag}",
+        **cache_capacity_facts(with_draft(spec, plan), plan, pool),
+    }
     if plan.served_adapters is not None:
         found["lora"] = lora_facts(spec, plan, lora_items(stage_model(spec, plan, 0), plan, release, LOADED))
     if plan.speculative is not None:
-        found["speculative"] = speculative_facts(stage_model(spec, plan, plan.mesh.pp - 1), plan, release, plan.precision.compute)
+        found["speculative"] = speculative_facts(
+            stage_model(spec, plan, plan.mesh.pp - 1), plan, release, plan.precision.compute
+        )
     if cluster is None:
         return found
     worst = max(stages, key=lambda stage: _kv_shortfall_bytes(stage, plan, pool).value)
@@ -308,8 +400,13 @@ def _in_flight(plan: Plan, release: Release) -> int:
 
 
 def _kv_shortfall_bytes(stage: Stage, plan: Plan, pool: Pool) -> Bytes:
-    """Bytes that a stage's pool lacks for one sequence of max_model_len, without which the engine does not start; negative where it has them."""
-    needed = sequence_blocks(stage.layout, plan.max_model_len or 1, pool.release, pool.in_flight) * stage.layout.block_bytes
+    """Bytes that a stage's pool lacks for one sequence of max_model_len, without which the engine does not
+    start; negative where it has them.
+    """
+    needed = (
+        sequence_blocks(stage.layout, plan.max_model_len or 1, pool.release, pool.in_flight)
+        * stage.layout.block_bytes
+    )
     room = stage.available or NOTHING
     return Bytes(needed - room.high, needed - room.value, needed - room.low)
 

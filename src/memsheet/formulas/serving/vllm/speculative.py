@@ -1,4 +1,6 @@
-"""vLLM with drafted tokens: who drafts is loaded beside the model, its layers join the pool, and all that is drafted is verified at once."""
+"""vLLM with drafted tokens: who drafts is loaded beside the model, its layers join the pool, and all that is
+drafted is verified at once.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ from typing import Any
 
 from memsheet.arith import Count, maximum, minimum
 from memsheet.engines.vllm import Release
-from memsheet.formulas.serving.drafts import PREFIX, Draft, draft_facts, draft_of, draft_weights, drafted_bytes, verified_tokens
+from memsheet.formulas.serving.drafts import (
+    PREFIX,
+    Draft,
+    draft_facts,
+    draft_of,
+    draft_weights,
+    drafted_bytes,
+    verified_tokens,
+)
 from memsheet.formulas.serving.graphs import KEPT_FREE, graph_bytes
 from memsheet.formulas.serving.kv_cache import bytes_per_token
 from memsheet.formulas.serving.loaded import VLLM_WAYS
@@ -22,26 +32,45 @@ from memsheet.sheet import Bytes, Cited, Component, Instant, Item
 
 RUNNING = (Instant.PREFILL, Instant.DECODE)
 EVERY = (Instant.LOAD, *RUNNING)
-AT_PROPOSER = Cited(VLLM, "v0.33.0 v1/worker/gpu/spec_decode/speculator.py, v0.11.0 v1/spec_decode/eagle.py: buffers that graphs read")
+AT_PROPOSER = Cited(
+    VLLM,
+    (
+        "v0.33.0 v1/worker/gpu/spec_decode/speculator.py, v0.11.0 v1/spec_decode/eagle.py: buffers that "
+        "graphs read"
+    ),
+)
 LAYERS_READ = 3
 """Layers whose hidden states EAGLE-3 reads (v0.11.0 models/llama.py get_eagle3_aux_hidden_state_layers)."""
 
 
 def release_for(release: Release, plan: Plan) -> Release:
-    """The release, with a state of every drafted token for each that it keeps of a sequence (v0.33.0 v1/kv_cache_interface.py:1135)."""
+    """The release, with a state of every drafted token for each that it keeps of a sequence (v0.33.0
+    v1/kv_cache_interface.py:1135).
+    """
     if plan.speculative is None:
         return release
     return replace(release, state_pages=release.state_pages + int(plan.speculative.tokens))
 
 
 def draft_items(part: ModelSpec, plan: Plan, release: Release) -> list[Item]:
-    """What is there from loading on: the draft's own weights, and the proposer's buffers. Nothing where nobody drafts."""
+    """What is there from loading on: the draft's own weights, and the proposer's buffers. Nothing where
+    nobody drafts.
+    """
     draft = draft_of(part, plan)
-    return [] if draft is None else [*draft_weights(draft, EVERY, VLLM_WAYS), _proposer_buffer_item(draft, plan, release)]
+    return (
+        []
+        if draft is None
+        else [*draft_weights(draft, EVERY, VLLM_WAYS), _proposer_buffer_item(draft, plan, release)]
+    )
 
 
 def _proposer_buffer_item(draft: Draft, plan: Plan, release: Release) -> Item:
-    size = proposer_bytes(draft, plan, second=_uses_second_model_runner(draft.whole, release), embeds=release.since >= EMBEDS_SINCE)
+    size = proposer_bytes(
+        draft,
+        plan,
+        second=_uses_second_model_runner(draft.whole, release),
+        embeds=release.since >= EMBEDS_SINCE,
+    )
     return Item(Component.BUFFERS, f"{PREFIX}proposer", dict.fromkeys(EVERY, Bytes.exact(size)), AT_PROPOSER)
 
 
@@ -52,21 +81,34 @@ def _uses_second_model_runner(part: ModelSpec, release: Release) -> bool:
 
 @formula(
     cites=VLLM,
-    at="v0.11.0 v1/spec_decode/eagle.py:82-118 and v0.33.0 v1/worker/gpu/spec_decode/target_dependent_ar/speculator.py:35, speculator.py:149: a row a token",
+    at=(
+        "v0.11.0 v1/spec_decode/eagle.py:82-118 and v0.33.0 "
+        "v1/worker/gpu/spec_decode/target_dependent_ar/speculator.py:35, speculator.py:149: a row a token"
+    ),
 )
 def proposer_bytes(draft: Draft, plan: Plan, *, second: bool, embeds: bool) -> Count:
     """Bytes of hidden states and input embeddings of a batch, its words and places, and what is drafted."""
     assert plan.speculative is not None
     assert plan.max_sequences is not None
     assert plan.max_batched_tokens is not None
-    hidden = 1 if plan.speculative.method.headed or not second else 0  # a draft model of the second runner reads none
+    hidden = (
+        1 if plan.speculative.method.headed or not second else 0
+    )  # a draft model of the second runner reads none
     rows = plan.max_batched_tokens * draft.whole.hidden * (hidden + (1 if embeds and not second else 0))
     words = plan.max_batched_tokens * (2 * INT32.bits + 2 * INT64.bits) // 8
-    return plan.precision.compute.nbytes(rows) + words + drafted_bytes(plan.max_sequences, plan.speculative.tokens)
+    return (
+        plan.precision.compute.nbytes(rows)
+        + words
+        + drafted_bytes(plan.max_sequences, plan.speculative.tokens)
+    )
 
 
-def drafted_peaks(part: ModelSpec, plan: Plan, release: Release, peaks: Mapping[Instant, Peak]) -> Mapping[Instant, Peak]:
-    """The profiling run's peak with who drafts after the model, and that of decoding with all that is verified at once."""
+def drafted_peaks(
+    part: ModelSpec, plan: Plan, release: Release, peaks: Mapping[Instant, Peak]
+) -> Mapping[Instant, Peak]:
+    """The profiling run's peak with who drafts after the model, and that of decoding with all that is
+    verified at once.
+    """
     if plan.speculative is None or part.head.kind == "none":
         return peaks
     assert plan.max_batched_tokens is not None
@@ -78,10 +120,15 @@ def drafted_peaks(part: ModelSpec, plan: Plan, release: Release, peaks: Mapping[
 
 @formula(
     cites=VLLM,
-    at="v0.11.0 v1/worker/gpu_model_runner.py:3165 and v0.33.0 v1/worker/gpu/model_runner.py:948: drafting with the model's hidden states still there",
+    at=(
+        "v0.11.0 v1/worker/gpu_model_runner.py:3165 and v0.33.0 v1/worker/gpu/model_runner.py:948: "
+        "drafting with the model's hidden states still there"
+    ),
 )
 def drafting_run_peak(peak: Peak, part: ModelSpec, plan: Plan, tokens: Count) -> Peak:
-    """The peak of a run after which somebody drafts: with what EAGLE-3 reads of other layers, and the draft's widest layer above."""
+    """The peak of a run after which somebody drafts: with what EAGLE-3 reads of other layers, and the draft's
+    widest layer above.
+    """
     draft, how = draft_of(part, plan), plan.speculative
     if draft is None or how is None:
         return peak
@@ -91,26 +138,38 @@ def drafting_run_peak(peak: Peak, part: ModelSpec, plan: Plan, tokens: Count) ->
     model = Bytes(peak.layer.low, peak.layer.value + read, peak.layer.high + read)
     own = layer_bytes(draft.whole, draft.plan, tokens)
     beside = Bytes(own.low + row, own.value + row + read, own.high + row + read)
-    return replace(peak, layer=_higher_byte_range(_higher_byte_range(model, beside), Bytes(0, row + read + joined, row + read + joined)))
+    return replace(
+        peak,
+        layer=_higher_byte_range(
+            _higher_byte_range(model, beside), Bytes(0, row + read + joined, row + read + joined)
+        ),
+    )
 
 
 def _higher_byte_range(left: Bytes, right: Bytes) -> Bytes:
     """The higher of two ranges, end by end."""
-    return Bytes(maximum(left.low, right.low), maximum(left.value, right.value), maximum(left.high, right.high))
+    return Bytes(
+        maximum(left.low, right.low), maximum(left.value, right.value), maximum(left.high, right.high)
+    )
 
 
 @formula(
     cites=VLLM,
-    at="v0.11.0 v1/worker/gpu_model_runner.py:2071, v0.33.0 v1/worker/gpu/spec_decode/rejection_sampler.py:35: rows of all drafted tokens and one more",
+    at=(
+        "v0.11.0 v1/worker/gpu_model_runner.py:2071, v0.33.0 "
+        "v1/worker/gpu/spec_decode/rejection_sampler.py:35: rows of all drafted tokens and one more"
+    ),
 )
 def decode_step_peak(part: ModelSpec, plan: Plan, release: Release, tokens: Count) -> Peak:
-    """The peak of a step of decoding, which the profiling run does not see: as many rows of logits as tokens are verified. The second runner
-    samples from a part of them at a time.
+    """The peak of a step of decoding, which the profiling run does not see: as many rows of logits as tokens
+    are verified. The second runner samples from a part of them at a time.
     """
     peak = profile_run_peak(part, replace(plan, max_sequences=tokens), release, tokens)
     logits = plan.precision.compute.nbytes(tokens * part.head.width)
     if not _uses_second_model_runner(part, release):
-        return replace(peak, sampler=Bytes(minimum(logits, peak.sampler.low), peak.sampler.value, peak.sampler.high))
+        return replace(
+            peak, sampler=Bytes(minimum(logits, peak.sampler.low), peak.sampler.value, peak.sampler.high)
+        )
     rows = minimum(tokens, chunk_rows(part.head.width))
     once = profile_run_peak(part, replace(plan, max_sequences=rows), release, rows).sampler
     above = plan.precision.compute.nbytes(rows * part.head.width)
@@ -123,7 +182,13 @@ def chunk_rows(width: int) -> int:
     return max(1, CHUNK_BYTES // int(FP32.nbytes(width)))
 
 
-@formula(cites=VLLM, at="v0.33.0 config/vllm.py:2466: twice the tokens that sequences verify in a step, up to the limit of a graph")
+@formula(
+    cites=VLLM,
+    at=(
+        "v0.33.0 config/vllm.py:2466: twice the tokens that sequences verify in a step, up to the limit of "
+        "a graph"
+    ),
+)
 def verified_rows(plan: Plan, release: Release) -> Count:
     """Tokens of the largest CUDA graph, as far as its own limit allows; sequences in older releases."""
     rows = 2 * (plan.max_sequences or 1)
@@ -131,7 +196,9 @@ def verified_rows(plan: Plan, release: Release) -> Count:
 
 
 def draft_graphs(part: ModelSpec, plan: Plan, largest: Count) -> list[Item]:
-    """Graphs of who drafts (v0.33.0 target_dependent_ar/speculator.py:107): no formula is known, at most as much as the model's own."""
+    """Graphs of who drafts (v0.33.0 target_dependent_ar/speculator.py:107): no formula is known, at most as
+    much as the model's own.
+    """
     if draft_of(part, plan) is None or not plan.captures:
         return []
     size = Bytes(0, 0, graph_bytes(largest).value)
@@ -144,7 +211,9 @@ def ahead_of(plan: Plan) -> int:
     return int(verified_tokens(plan)) - 1
 
 
-def speculative_facts(part: ModelSpec, plan: Plan, release: Release, logits_dtype: DType) -> Mapping[str, Any]:
+def speculative_facts(
+    part: ModelSpec, plan: Plan, release: Release, logits_dtype: DType
+) -> Mapping[str, Any]:
     """What drafting costs on a rank of the last stage."""
     draft, how = draft_of(part, plan), plan.speculative
     assert how is not None

@@ -1,4 +1,6 @@
-"""The planner's pictures on a terminal: what fits over two axes, memory against time, the way from the naive run."""
+"""The planner's pictures on a terminal: what fits over two axes, memory against time, the way from the naive
+run.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ from memsheet.budget import Result
 from memsheet.report.screen.layout import join_phrases, render_parts
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.plans.front_points import Mark, front_title, front_under, marks_of
-from memsheet.report.shared.plans.heat_words import HOST, MARKS, NAMES, axis_words, figure_words, title_of, under_of
+from memsheet.report.shared.plans.heat_words import (
+    HOST,
+    MARKS,
+    NAMES,
+    axis_words,
+    figure_words,
+    title_of,
+    under_of,
+)
 from memsheet.report.shared.plans.waterfall_bars import (
     Bar,
     bars_of,
@@ -35,7 +45,11 @@ PLAIN = str.maketrans({"✓": "+", "✗": "x", "–": "-", "−": "-", "◆": "*
 """What layout.ASCII does not know."""
 STYLES = {Result.FITS: "bold green", Result.UNCERTAIN: "yellow", Result.DOES_NOT_FIT: "red"}
 HEIGHT = 16
-TERMINAL = ("Points: plans that fit.", "Letters and o: none takes less of both.", "◆: the plan to take first, replayed.")
+TERMINAL = (
+    "Points: plans that fit.",
+    "Letters and o: none takes less of both.",
+    "◆: the plan to take first, replayed.",
+)
 LISTED = 8
 """Plans of a front that are named; with --full all."""
 GAP = 2
@@ -50,7 +64,9 @@ def _chart_heading(title: str, under: str, look: Look) -> Text:
     from rich.text import Text
 
     words = textwrap.fill(title, look.width, break_on_hyphens=False)
-    return Text(f"{words}\n", "bold", no_wrap=True).append(textwrap.fill(under, look.width, break_on_hyphens=False), "not bold")
+    return Text(f"{words}\n", "bold", no_wrap=True).append(
+        textwrap.fill(under, look.width, break_on_hyphens=False), "not bold"
+    )
 
 
 # what fits
@@ -64,7 +80,12 @@ def render_heat(heat: Heat, look: Look) -> str:
     short = (HOST,) if any(cell.host_short for cell in heat.cells.values()) else ()
     legend = Text(join_phrases((counts, "– no legal plan", *short, *heat.notes), look.width), no_wrap=True)
     return _render_chart_parts(
-        [_chart_heading(title_of(heat), under_of(heat, decimal=look.decimal), look), *_heat_map_blocks(heat, look), legend], look
+        [
+            _chart_heading(title_of(heat), under_of(heat, decimal=look.decimal), look),
+            *_heat_map_blocks(heat, look),
+            legend,
+        ],
+        look,
     )
 
 
@@ -73,7 +94,9 @@ def _heat_map_blocks(heat: Heat, look: Look) -> Iterator[Text]:
     head = axis_words(heat.down.name)
     left = min(max(map(len, (*rows, head))), look.width // 3)
     texts = {place: _heat_cell_texts(cell, look) for place, cell in heat.cells.items()}
-    widths = [len(words) for pair in texts.values() for words in pair] + [len(_format_axis_value(value)) for value in heat.across.values]
+    widths = [len(words) for pair in texts.values() for words in pair] + [
+        len(_format_axis_value(value)) for value in heat.across.values
+    ]
     wide = max(widths, default=1) + GAP
     each = max(1, (look.width - left) // wide)
     for first in range(0, len(heat.across.values), each):
@@ -90,7 +113,10 @@ def _heat_cell_texts(cell: Cell, look: Look) -> tuple[str, str]:
 
 
 def _heat_map_block(
-    heat: Heat, texts: dict[tuple[int | str, int | str], tuple[str, str]], columns: Sequence[int | str], sizes: tuple[int, int]
+    heat: Heat,
+    texts: dict[tuple[int | str, int | str], tuple[str, str]],
+    columns: Sequence[int | str],
+    sizes: tuple[int, int],
 ) -> Text:
     from rich.text import Text
 
@@ -165,7 +191,11 @@ def _front_scatter_text(ranking: Ranking, marks: Sequence[Mark], letters: dict[i
         text.append("\n")
     right = format_seconds(most)
     return text.append(
-        f"{'':{left}}{format_seconds(least)} {'a step':^{max(wide - len(format_seconds(least)) - len(right) - 2, 0)}} {right}", "dim"
+        (
+            f"{'':{left}}{format_seconds(least)} "
+            f"{'a step':^{max(wide - len(format_seconds(least)) - len(right) - 2, 0)}} {right}"
+        ),
+        "dim",
     )
 
 
@@ -178,7 +208,9 @@ def _front_plan_list(marks: Sequence[tuple[str, Mark]], look: Look) -> Text:
     wide, room = max(map(len, times)), max(map(len, sizes))
     for number, ((sign, mark), time, size) in enumerate(zip(marks, times, sizes, strict=True)):
         start = f"{sign}  {time:>{wide}}  {size:>{room}}  "
-        lines = join_phrases((*(("take first",) if mark.best else ()), *mark.words.split(" · ")), look.width - len(start)).split("\n")
+        lines = join_phrases(
+            (*(("take first",) if mark.best else ()), *mark.words.split(" · ")), look.width - len(start)
+        ).split("\n")
         text.append("\n" * bool(number)).append(start, "bold" if mark.best else "")
         text.append(f"\n{'':{len(start)}}".join(lines))
     return text
@@ -187,13 +219,19 @@ def _front_plan_list(marks: Sequence[tuple[str, Mark]], look: Look) -> Text:
 # the way from the naive run
 
 
-def render_waterfall(steps: Sequence[Step], look: Look, *, title: str, capacity_bytes: int, chosen: Planned | None = None) -> str:
-    """Two lines for each change: its name, a bar, what the worst GPU needs at most, what it saves, a step's time; its flag, what it costs."""
+def render_waterfall(
+    steps: Sequence[Step], look: Look, *, title: str, capacity_bytes: int, chosen: Planned | None = None
+) -> str:
+    """Two lines for each change: its name, a bar, what the worst GPU needs at most, what it saves, a step's
+    time; its flag, what it costs.
+    """
     from rich.text import Text
 
     bars = bars_of(steps, chosen)
     gives = f"│ {look.room(capacity_bytes)} a GPU gives"
-    under = f"{gives} · bars to the most it may need: █ expected, ▓ up to the high end, ░ what the change saves"
+    under = (
+        f"{gives} · bars to the most it may need: █ expected, ▓ up to the high end, ░ what the change saves"
+    )
     if not bars:
         return _render_chart_parts([_chart_heading(title, "no way to it can be told", look)], look)
     figures = [
@@ -204,18 +242,27 @@ def render_waterfall(steps: Sequence[Step], look: Look, *, title: str, capacity_
         for bar in bars
     ]
     heads = ("at most", "a step")
-    widths = [max(len(row[n]) for row in (heads, *(line for lines in figures for line in lines))) + GAP for n in range(2)]
+    widths = [
+        max(len(row[n]) for row in (heads, *(line for lines in figures for line in lines))) + GAP
+        for n in range(2)
+    ]
     left = min(max(24, look.width * 2 // 5), look.width - sum(widths) - 12)
     wide, most = look.width - left - sum(widths), scale_bytes(bars, capacity_bytes)
     text = Text(
-        "".join([" " * (left + wide), *(f"{head:>{width}}" for head, width in zip(heads, widths, strict=True))]), "dim", no_wrap=True
+        "".join(
+            [" " * (left + wide), *(f"{head:>{width}}" for head, width in zip(heads, widths, strict=True))]
+        ),
+        "dim",
+        no_wrap=True,
     )
     for bar, row in zip(bars, figures, strict=True):
         _append_waterfall_rows(text, bar, row, (left, wide, *widths), (most, capacity_bytes))
     return _render_chart_parts([_chart_heading(title, under, look), text], look)
 
 
-def _append_waterfall_rows(text: Text, bar: Bar, figures: Sequence[Sequence[str]], sizes: Sequence[int], scale: tuple[int, int]) -> None:
+def _append_waterfall_rows(
+    text: Text, bar: Bar, figures: Sequence[Sequence[str]], sizes: Sequence[int], scale: tuple[int, int]
+) -> None:
     left, wide, *widths = sizes
     names = [
         line
@@ -231,15 +278,22 @@ def _append_waterfall_rows(text: Text, bar: Bar, figures: Sequence[Sequence[str]
         text.append(f"{line:<{left - 2}}", "dim" if number >= len(names) else "")
         if number < len(figures):
             _append_waterfall_bar(text, bar, wide, scale) if number == 0 else text.append(" " * wide)
-            beside = "".join(f"{words:>{width}}" for words, width in zip(figures[number], widths, strict=True))
+            beside = "".join(
+                f"{words:>{width}}" for words, width in zip(figures[number], widths, strict=True)
+            )
             text.append(beside, "dim" if number else "")
 
 
 def _append_waterfall_bar(text: Text, bar: Bar, wide: int, scale: tuple[int, int]) -> None:
     """Blocks up to the end of the scale, with a line through them where a GPU ends."""
     most, capacity = scale
-    value, high, before = (round(min(size, most) * (wide - 1) / most) for size in (int(bar.device.value), bar.high, bar.before_bytes))
-    signs = list(f"{'█' * value}{'▓' * (high - value)}{'░' * (0 if bar.chosen else before - high)}".ljust(wide))
+    value, high, before = (
+        round(min(size, most) * (wide - 1) / most)
+        for size in (int(bar.device.value), bar.high, bar.before_bytes)
+    )
+    signs = list(
+        f"{'█' * value}{'▓' * (high - value)}{'░' * (0 if bar.chosen else before - high)}".ljust(wide)
+    )
     if bar.high > most:
         signs[wide - 2] = "»"
     edge = round(capacity * (wide - 1) / most)

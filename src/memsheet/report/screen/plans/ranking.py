@@ -1,4 +1,6 @@
-"""What was searched for, as a screen: the plan to take first, then the others, why it looks so, what did not fit."""
+"""What was searched for, as a screen: the plan to take first, then the others, why it looks so, what did not
+fit.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,24 @@ from typing import TYPE_CHECKING
 from memsheet.budget import Result
 from memsheet.formulas.step_time import CONVENTION
 from memsheet.report.screen.layout import command_row, join_phrases, labelled_row, one_line, render_parts
-from memsheet.report.screen.plans.story import choices_table, copies_lines, next_lines, plain_table, story_table
+from memsheet.report.screen.plans.story import (
+    choices_table,
+    copies_lines,
+    next_lines,
+    plain_table,
+    story_table,
+)
 from memsheet.report.screen.table import format_parameter_count, question_summary
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.plans.families import family_sort_key, uneven_lines
 from memsheet.report.shared.plans.family_reason import family_rejection_reason
-from memsheet.report.shared.plans.words import choice_words, format_seconds, format_time_interval, plan_command, plan_summary
+from memsheet.report.shared.plans.words import (
+    choice_words,
+    format_seconds,
+    format_time_interval,
+    plan_command,
+    plan_summary,
+)
 from memsheet.report.shared.sizes import headroom_phrase, look_with_exact_digits, need_and_room
 from memsheet.search.advice import NONE_FITS, Advice
 from memsheet.search.train.rank import Ranking
@@ -29,7 +43,9 @@ BILLION = 10**9
 
 
 def render_plans(advice: Advice, look: Look, *, tokens: int | None = None) -> str:
-    """The whole screen as text that ends in a newline. ``tokens``: a budget of training, told in GPU-hours."""
+    """The whole screen as text that ends in a newline. ``tokens``: a budget of training, told in
+    GPU-hours.
+    """
     return render_parts(_ranking_sections(advice, look, tokens), look)
 
 
@@ -88,7 +104,9 @@ def _best_plan_headline(ranking: Ranking, best: Planned, look: Look) -> Renderab
         host = (f"host memory lacks {look.need(short)} a node for what it keeps there",) if short else ()
         least = f"the plan that lacks least {said[0]}"
         if ranking.result is Result.UNCERTAIN:
-            return labelled_row("UNCERTAIN", "bold yellow", ("nothing is sure to fit", least, *said[1:], *host), look)
+            return labelled_row(
+                "UNCERTAIN", "bold yellow", ("nothing is sure to fit", least, *said[1:], *host), look
+            )
         return labelled_row("NOTHING FITS", "bold red", (least, *said[1:], *host), look)
     host = (host_words(best.host_bytes, ranking.cluster.per_node, look),) if best.host_bytes else ()
     return labelled_row("BEST PLAN", "bold green", (*_step_time_phrases(best), *said, *host), look)
@@ -105,7 +123,10 @@ def _step_time_phrases(planned: Planned) -> Iterator[str]:
     if time is None:
         yield "its step is not timed"
         return
-    yield f"{format_seconds(float(time.value))} a step ({format_time_interval(float(time.low), float(time.high))})"
+    yield (
+        f"{format_seconds(float(time.value))} a step "
+        f"({format_time_interval(float(time.low), float(time.high))})"
+    )
     yield f"{float(time.tokens_per_s_per_gpu):,.0f} tokens/s a GPU"
     yield f"{float(time.mfu):.0%} of the dense rate"
 
@@ -117,7 +138,11 @@ def training_cost_words(planned: Planned, tokens: int | None) -> str:
     low, value, high = (float(hours) for hours in planned.time.gpu_hours(budget))
     gpus = float(planned.time.gpus)
     cards = "1 GPU" if gpus == 1 else f"{gpus:,.0f} GPUs"
-    return f"{format_parameter_count(budget)} tokens take {format_three_digits(value)} GPU-hours ({format_three_digits(low)} to {format_three_digits(high)}), {_format_duration(value / gpus)} on {cards}"
+    return (
+        f"{format_parameter_count(budget)} tokens take {format_three_digits(value)} GPU-hours "
+        f"({format_three_digits(low)} to {format_three_digits(high)}), "
+        f"{_format_duration(value / gpus)} on {cards}"
+    )
 
 
 def format_three_digits(value: float) -> str:
@@ -136,36 +161,58 @@ def _format_duration(hours: float) -> str:
 
 def _plan_ranking_table(ranking: Ranking, look: Look) -> RenderableType:
     """The plans that fit, the one to take first; ``=`` marks times that cannot be told from the fastest."""
-    table = plain_table(("a step", "right"), ("tokens/s/GPU", "right"), ("MFU", "right"), (look.unit, "right"), ("plan", "left"))
+    table = plain_table(
+        ("a step", "right"),
+        ("tokens/s/GPU", "right"),
+        ("MFU", "right"),
+        (look.unit, "right"),
+        ("plan", "left"),
+    )
     for planned in ranking.plans:
         time = planned.time
         figures = ("-", "-", "-")
         if time is not None:
-            figures = (_ranked_step_time(ranking, planned), f"{float(time.tokens_per_s_per_gpu):,.0f}", f"{float(time.mfu):.0%}")
+            figures = (
+                _ranked_step_time(ranking, planned),
+                f"{float(time.tokens_per_s_per_gpu):,.0f}",
+                f"{float(time.mfu):.0%}",
+            )
         table.add_row(*figures, look.cell(planned.verdict.device.value), plan_summary(planned))
     return table
 
 
 def _unsure_table(ranking: Ranking, look: Look) -> RenderableType:
     """The plans that may fit, the nearest to it first."""
-    table = plain_table(("low", "right"), (look.unit, "right"), ("high", "right"), ("plan that may fit", "left"))
+    table = plain_table(
+        ("low", "right"), (look.unit, "right"), ("high", "right"), ("plan that may fit", "left")
+    )
     for planned in ranking.unsure:
         device = planned.verdict.device
-        table.add_row(look.cell(device.low), look.cell(device.value), look.cell(device.high), plan_summary(planned))
+        table.add_row(
+            look.cell(device.low), look.cell(device.value), look.cell(device.high), plan_summary(planned)
+        )
     return table
 
 
 def _global_batch_table(advice: Advice, look: Look) -> RenderableType:
     """The best plan of each global batch that was looked at, where nobody named one."""
     table = plain_table(
-        ("global batch", "right"), ("a step", "right"), ("tokens/s/GPU", "right"), (look.unit, "right"), ("best plan", "left")
+        ("global batch", "right"),
+        ("a step", "right"),
+        ("tokens/s/GPU", "right"),
+        (look.unit, "right"),
+        ("best plan", "left"),
     )
     for batch, planned, result in advice.batches:
         if planned is None:
             table.add_row(f"{batch:,}", "-", "-", "-", NONE_FITS[result] if result else "none is legal")
             continue
         time = planned.time
-        figures = ("-", "-") if time is None else (format_seconds(planned.seconds), f"{float(time.tokens_per_s_per_gpu):,.0f}")
+        figures = (
+            ("-", "-")
+            if time is None
+            else (format_seconds(planned.seconds), f"{float(time.tokens_per_s_per_gpu):,.0f}")
+        )
         table.add_row(f"{batch:,}", *figures, look.cell(planned.verdict.device.value), plan_summary(planned))
     return table
 
@@ -176,7 +223,13 @@ def _ranked_step_time(ranking: Ranking, planned: Planned) -> str:
 
 def _family_table(ranking: Ranking, look: Look) -> RenderableType:
     """How plans may save memory, and what comes of it: the fastest that fits, or what the nearest lacks."""
-    table = plain_table(("what was tried", "left"), ("plans", "right"), ("fit", "right"), ("fastest", "right"), ("why not", "left"))
+    table = plain_table(
+        ("what was tried", "left"),
+        ("plans", "right"),
+        ("fit", "right"),
+        ("fastest", "right"),
+        ("why not", "left"),
+    )
     ordered = sorted(ranking.families, key=family_sort_key)
     for family in ordered if look.full else ordered[:FAMILIES]:
         fastest = format_seconds(family.seconds) if family.seconds is not None else "-"
@@ -200,7 +253,10 @@ def _plan_count_phrases(ranking: Ranking) -> Iterator[str]:
 
 
 def _ruled_out_phrases(ranking: Ranking) -> Iterator[str]:
-    ruled = sorted(((rule, count) for rule, count in ranking.refused.items() if "divide" not in rule), key=lambda pair: -pair[1])
+    ruled = sorted(
+        ((rule, count) for rule, count in ranking.refused.items() if "divide" not in rule),
+        key=lambda pair: -pair[1],
+    )
     if ruled:
         yield "ruled out before: " + "; ".join(f"{count:,} {reason}" for reason, count in ruled[:REASONS])
 
@@ -209,4 +265,6 @@ def _timing_note_lines(best: Planned) -> Iterator[str]:
     if best.time is None:
         return
     yield f"times are for ranking; {CONVENTION}"
-    yield best.time.calibrated or "no measured step scales these times; `memsheet calibrate --from RECORD` does"
+    yield (
+        best.time.calibrated or "no measured step scales these times; `memsheet calibrate --from RECORD` does"
+    )

@@ -1,4 +1,6 @@
-"""How to serve a model, as a screen: whether it holds and how first, then every cut beside the others, what it costs, what does not do."""
+"""How to serve a model, as a screen: whether it holds and how first, then every cut beside the others, what
+it costs, what does not do.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,11 @@ COUNTED = 100
 LIGHTER = 1.2
 """Weights of a GPU that are smaller by less than so much explain nothing."""
 WIDE = 120
-HEADLINE = {Holds.YES: ("HOLDS", "bold green"), Holds.PERHAPS: ("MAY HOLD", "bold yellow"), Holds.NO: ("DOES NOT HOLD", "bold red")}
+HEADLINE = {
+    Holds.YES: ("HOLDS", "bold green"),
+    Holds.PERHAPS: ("MAY HOLD", "bold yellow"),
+    Holds.NO: ("DOES NOT HOLD", "bold red"),
+}
 
 
 def render_serving(found: Deployment, look: Look) -> str:
@@ -63,13 +69,19 @@ def _deployment_sections(found: Deployment, look: Look) -> Iterator[RenderableTy
 def _serving_verdict_phrases(found: Deployment, best: Served, look: Look) -> Iterator[str]:
     load = found.load
     if not best.sequences[1] or best.verdict.result is Result.DOES_NOT_FIT:
-        yield f"no cut of {found.cluster.count} {'GPUs has' if found.cluster.count > 1 else 'GPU has'} room for one sequence of {load.context:,} tokens"
+        yield (
+            f"no cut of {found.cluster.count} {'GPUs has' if found.cluster.count > 1 else 'GPU has'} "
+            f"room for one sequence of {load.context:,} tokens"
+        )
         yield f"the nearest, {parallel_group_words(best.plan)}, {_cut_rejection_reason(found, best, look)}"
         return
     yield from _user_capacity_phrases(found, best)
     yield f"as {parallel_group_words(best.plan)}{f', {said}' if (said := weight_cache_formats(best)) else ''}"
     if best.decode is not None:
-        yield f"a token takes {latency_with_range(best.decode)} with {format_count(best.batch)} on a {'group' if best.plan.mesh.attn_dp > 1 else 'replica'}"
+        yield (
+            f"a token takes {latency_with_range(best.decode)} with {format_count(best.batch)} on a "
+            f"{'group' if best.plan.mesh.attn_dp > 1 else 'replica'}"
+        )
         yield f"{best.tokens_per_s:,.0f} tokens/s in all"
     if best.prefill is not None:
         yield f"the first of {load.prompt:,} tokens {latency_with_range(best.prefill)}"
@@ -91,9 +103,16 @@ def _user_capacity_phrases(found: Deployment, best: Served) -> Iterator[str]:
             yield f"{format_count(within)} of them within {format_latency(load.tpot_s or 0)} a token"
         return
     sure, within = (count * best.replicas for count in best.within)
-    limited = f"{format_count(within)} users within {format_latency(load.tpot_s or 0)} a token (at least {format_count(sure)})"
+    limited = (
+        f"{format_count(within)} users within {format_latency(load.tpot_s or 0)} a token (at least "
+        f"{format_count(sure)})"
+    )
     yield f"{limited}, {room}" if load.tpot_s else room
-    yield f"{best.users_per_gpu:,.0f} a GPU" if best.users_per_gpu >= COUNTED else f"{best.users_per_gpu:.3g} a GPU"
+    yield (
+        f"{best.users_per_gpu:,.0f} a GPU"
+        if best.users_per_gpu >= COUNTED
+        else f"{best.users_per_gpu:.3g} a GPU"
+    )
 
 
 def _serving_load_text(found: Deployment, look: Look) -> Text:
@@ -102,12 +121,18 @@ def _serving_load_text(found: Deployment, look: Look) -> Text:
     load, best = found.load, found.plans[0]
     asked = [f"{load.context:,} tokens of context"]
     asked += [f"{load.users:,} users"] if load.users else []
-    asked += [f"{load.prompt_tokens:,} tokens in, {load.output_tokens or 0:,} out"] if load.prompt_tokens is not None else []
+    asked += (
+        [f"{load.prompt_tokens:,} tokens in, {load.output_tokens or 0:,} out"]
+        if load.prompt_tokens is not None
+        else []
+    )
     asked += [f"first token within {format_latency(load.ttft_s)}"] if load.ttft_s else []
     asked += [f"a token within {format_latency(load.tpot_s)}"] if load.tpot_s else []
     version = f" {best.serving['read'].split(' ', 1)[-1]}" if best.serving.get("read") else ""
     where = f" on {found.cluster.count}×{found.cluster.device.name} by {found.engine}{version}"
-    return Text.assemble("serve ", (found.model.name, "bold"), where).append("\n" + join_phrases(asked, look.width), "dim")
+    return Text.assemble("serve ", (found.model.name, "bold"), where).append(
+        "\n" + join_phrases(asked, look.width), "dim"
+    )
 
 
 def _serving_plan_table(found: Deployment, look: Look) -> RenderableType:
@@ -127,9 +152,19 @@ def _serving_plan_table(found: Deployment, look: Look) -> RenderableType:
 def _serving_plan_cells(one: Served, look: Look) -> tuple[str, ...]:
     name = parallel_group_words(one.plan) + (f", {said}" if (said := weight_cache_formats(one)) else "")
     sizes = (look.cell(one.weights_bytes), look.cell(one.kv_bytes), look.cell(one.verdict.device.value))
-    decode = latency_with_range(one.decode) if one.decode and look.width >= WIDE else latency_or_dash(one.decode)
+    decode = (
+        latency_with_range(one.decode) if one.decode and look.width >= WIDE else latency_or_dash(one.decode)
+    )
     held = {Holds.YES: "yes", Holds.PERHAPS: "perhaps", Holds.NO: "no"}[one.holds]
-    return name, *sizes, format_count(one.sequences[1]), format_count(one.in_all), decode, latency_or_dash(one.prefill), held
+    return (
+        name,
+        *sizes,
+        format_count(one.sequences[1]),
+        format_count(one.in_all),
+        decode,
+        latency_or_dash(one.prefill),
+        held,
+    )
 
 
 def _group_size_tradeoffs(found: Deployment) -> Iterator[str]:
@@ -143,22 +178,33 @@ def _group_size_tradeoffs(found: Deployment) -> Iterator[str]:
     if small is large:
         return
     if large.in_all < small.in_all and _replicates_kv_cache(large):
-        yield f"{parallel_group_words(large.plan).capitalize()} has room for fewer users than {parallel_group_words(small.plan)}: ranks of a group keep copies of the same cache."
+        yield (
+            f"{parallel_group_words(large.plan).capitalize()} has room for fewer users than "
+            f"{parallel_group_words(small.plan)}: ranks of a group keep copies of the same cache."
+        )
     if large.in_all <= small.in_all or small.weights_bytes < LIGHTER * large.weights_bytes:
         return
     if small.decode is None or large.decode is None:
         return
     yield (
-        f"{parallel_group_words(large.plan).capitalize()} has room for {_user_ratio_words(large.in_all / small.in_all)} {parallel_group_words(small.plan)}: a GPU keeps {_weight_share_words(small, large)} of the weights beside its cache. "
-        f"A token takes {format_latency(large.decode.value)} where {format_count(large.batch)} decode at once, and {format_latency(small.decode.value)} where "
+        f"{parallel_group_words(large.plan).capitalize()} has room for "
+        f"{_user_ratio_words(large.in_all / small.in_all)} {parallel_group_words(small.plan)}: a GPU "
+        f"keeps {_weight_share_words(small, large)} of the weights beside its cache. "
+        f"A token takes {format_latency(large.decode.value)} where {format_count(large.batch)} decode at "
+        f"once, and {format_latency(small.decode.value)} where "
         f"{format_count(small.batch)} on a replica do."
     )
 
 
 def _dp_attention_tradeoffs(found: Deployment) -> Iterator[str]:
-    """What data-parallel attention buys and costs beside the largest group of ranks that share every request."""
+    """What data-parallel attention buys and costs beside the largest group of ranks that share every
+    request.
+    """
     rows = [one for one in best_plan_per_cut(found) if one.in_all]
-    plain, groups = [one for one in rows if one.plan.mesh.attn_dp == 1], [one for one in rows if one.plan.mesh.attn_dp > 1]
+    plain, groups = (
+        [one for one in rows if one.plan.mesh.attn_dp == 1],
+        [one for one in rows if one.plan.mesh.attn_dp > 1],
+    )
     if not plain or not groups:
         return
     large, best = max(plain, key=lambda one: one.gpus_each), min(groups, key=found.plans.index)
@@ -169,7 +215,8 @@ def _dp_attention_tradeoffs(found: Deployment) -> Iterator[str]:
         else f"room for {format_count(best.in_all)} users, {format_count(large.in_all)} in"
     )
     yield (
-        f"{parallel_group_words(best.plan)} has {room} {parallel_group_words(large.plan)}: each of {best.replicas} groups keeps the cache of its own requests, and a GPU holds "
+        f"{parallel_group_words(best.plan)} has {room} {parallel_group_words(large.plan)}: each of "
+        f"{best.replicas} groups keeps the cache of its own requests, and a GPU holds "
         f"{_percent_more_or_less(best.weights_bytes / max(1, large.weights_bytes) - 1)} of weights."
     )
 
@@ -186,8 +233,12 @@ DOUBLE = 2
 
 
 def _replicates_kv_cache(one: Served) -> bool:
-    """Whether the ranks of a replica keep more of a token than the replica has: a latent, or heads that are fewer than ranks."""
-    whole, mine = (int(one.serving.get(key) or 0) for key in ("kv_bytes_per_token", "kv_bytes_per_token_per_rank"))
+    """Whether the ranks of a replica keep more of a token than the replica has: a latent, or heads that are
+    fewer than ranks.
+    """
+    whole, mine = (
+        int(one.serving.get(key) or 0) for key in ("kv_bytes_per_token", "kv_bytes_per_token_per_rank")
+    )
     return mine * one.gpus_each > whole
 
 
@@ -256,8 +307,14 @@ def _cut_count_phrases(found: Deployment) -> Iterator[str]:
 def _prefix_caching_note(best: Served) -> str:
     """What prefix caching does to the answer."""
     if shared := best.plan.shared_prefix_tokens:
-        return f"the {shared:,} tokens that all prompts begin with are kept once, and are read anew in the time to the first token"
-    return "shared beginnings of prompts (prefix caching) are not counted; --shared-prefix-tokens keeps them once"
+        return (
+            f"the {shared:,} tokens that all prompts begin with are kept once, and are read anew in "
+            "the time to the first token"
+        )
+    return (
+        "shared beginnings of prompts (prefix caching) are not counted; --shared-prefix-tokens keeps "
+        "them once"
+    )
 
 
 def _deployment_note_lines(found: Deployment) -> Iterator[str]:
@@ -273,7 +330,13 @@ def _deployment_note_lines(found: Deployment) -> Iterator[str]:
         yield f"the first token is that of a prompt that is alone; {waits}; {_prefix_caching_note(best)}"
     if best.plan.served_adapters is not None:
         yield "adapters have their room, and their own products are not in the latencies"
-    room, limit = int((best.serving.get("max_sequences") or {}).get(str(load.context), 0)), int(group_plan(best.plan).max_sequences or 0)
+    room, limit = (
+        int((best.serving.get("max_sequences") or {}).get(str(load.context), 0)),
+        int(group_plan(best.plan).max_sequences or 0),
+    )
     if best.plan.engine in POOLED and room > limit:
         who = "group" if best.plan.mesh.attn_dp > 1 else "replica"
-        yield f"a {who} has room for {room:,} and runs {limit:,} at once: that is {best.plan.engine}'s own limit, and --sequences raises it"
+        yield (
+            f"a {who} has room for {room:,} and runs {limit:,} at once: that is {best.plan.engine}'s "
+            "own limit, and --sequences raises it"
+        )

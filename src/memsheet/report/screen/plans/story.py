@@ -1,4 +1,6 @@
-"""Why a plan looks as it does: the way from the naive run, whole copies beside shards, what its savings cost, what else would do."""
+"""Why a plan looks as it does: the way from the naive run, whole copies beside shards, what its savings cost,
+what else would do.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,12 @@ def plain_table(*columns: tuple[str, str]) -> Table:
 def story_table(advice: Advice, look: Look) -> RenderableType:
     """The questions in the order one asks them, what was done, and what came of it."""
     table = plain_table(
-        ("step by step", "left"), ("what is done", "left"), (look.unit, "right"), ("saves", "right"), ("a step", "right"), ("fits", "left")
+        ("step by step", "left"),
+        ("what is done", "left"),
+        (look.unit, "right"),
+        ("saves", "right"),
+        ("a step", "right"),
+        ("fits", "left"),
     )
     for step in advice.story:
         table.add_row(step.asks, *_step_cells(step, look))
@@ -82,19 +89,39 @@ def copies_lines(replicas: Replicas, look: Look) -> Iterator[str]:
     """Whether plain DDP would do, and why sharding is slower."""
     fastest, plain, sharded = replicas.fastest, replicas.plain, replicas.sharded
     need = look.need(fastest.verdict.device.value)
-    yield f"Plain DDP fits: a whole copy on every GPU, {need}, {format_seconds(fastest.seconds)} a step ({plan_summary(fastest)})."
-    if plain is None or sharded is None or replicas.plain_exchange is None or replicas.sharded_exchange is None:
+    yield (
+        f"Plain DDP fits: a whole copy on every GPU, {need}, {format_seconds(fastest.seconds)} a step "
+        f"({plan_summary(fastest)})."
+    )
+    if (
+        plain is None
+        or sharded is None
+        or replicas.plain_exchange is None
+        or replicas.sharded_exchange is None
+    ):
         return
-    under = f"Under {plain.plan.engine} DDP takes {format_seconds(plain.seconds)}, " if plain is not fastest else "DDP is "
+    under = (
+        f"Under {plain.plan.engine} DDP takes {format_seconds(plain.seconds)}, "
+        if plain is not fastest
+        else "DDP is "
+    )
     more, e = sharded.seconds / plain.seconds - 1, replicas.sharded_exchange
     if more <= 0:
-        yield f"ZeRO-3 takes {format_seconds(sharded.seconds)}, no longer: what it exchanges is hidden behind the passes."
+        yield (
+            f"ZeRO-3 takes {format_seconds(sharded.seconds)}, no longer: what it exchanges is hidden "
+            "behind the passes."
+        )
         return
-    waited = f"{(e.gathered_s + e.reduced_s) * 1e3:.0f} ms against {replicas.plain_exchange.reduced_s * 1e3:.0f} ms that no pass hides"
+    waited = (
+        f"{(e.gathered_s + e.reduced_s) * 1e3:.0f} ms against "
+        f"{replicas.plain_exchange.reduced_s * 1e3:.0f} ms that no pass hides"
+    )
     summed = " and sums gradients in each, where DDP sums them once a step" if e.reductions_each else ""
     yield (
-        f"{under}faster than ZeRO-3, which takes {format_seconds(sharded.seconds)} ({more:+.0%}) with the same micro-batch: it gathers the "
-        f"{look.need(e.gathered_bytes)} of parameters {_times_word(e.gathers_each)} in every micro-batch{summed} ({waited})."
+        f"{under}faster than ZeRO-3, which takes {format_seconds(sharded.seconds)} ({more:+.0%}) with the "
+        "same micro-batch: it gathers the "
+        f"{look.need(e.gathered_bytes)} of parameters {_times_word(e.gathers_each)} in every "
+        f"micro-batch{summed} ({waited})."
     )
     yield "ZeRO pays where the room that it frees takes a larger micro-batch or saves a recompute."
 
@@ -111,15 +138,30 @@ def next_lines(advice: Advice, look: Look) -> Iterator[str]:
         lacks = f"but lacks {look.need(undone.missing_bytes)}" if undone.missing_bytes else fits
         faster = f"{format_seconds(undone.planned.seconds)} a step ({-undone.gains_s / chosen.seconds:.0%})"
         yield f"More speed: without {undone.saving} it takes {faster}, {lacks}."
-    lighter = [point for point in advice.ranking.front if point.device_bytes < int(chosen.verdict.device.value) * LIGHTER]
+    lighter = [
+        point
+        for point in advice.ranking.front
+        if point.device_bytes < int(chosen.verdict.device.value) * LIGHTER
+    ]
     if lighter:
         point = min(lighter, key=lambda one: one.seconds)
-        yield f"More room: {look.need(point.device_bytes)} at {format_seconds(point.seconds)} a step with {_changed_flags(chosen, point)}."
+        yield (
+            f"More room: {look.need(point.device_bytes)} at {format_seconds(point.seconds)} a step with "
+            f"{_changed_flags(chosen, point)}."
+        )
 
 
 LIGHTER = 0.9
 """Of the bytes of the best plan: less of a difference is none to speak of."""
-COMPARED = (*(f"mesh.{axis}" for axis in AXES), "zero", "recompute.mode", "loss", "optimizer.name", "microbatch", *OFFLOAD)
+COMPARED = (
+    *(f"mesh.{axis}" for axis in AXES),
+    "zero",
+    "recompute.mode",
+    "loss",
+    "optimizer.name",
+    "microbatch",
+    *OFFLOAD,
+)
 
 
 def _changed_flags(chosen: Planned, point: Point) -> str:
@@ -134,7 +176,11 @@ def _changed_flags(chosen: Planned, point: Point) -> str:
 def choices_table(advice: Advice, look: Look) -> RenderableType:
     """What fits and what does not, by where the states are; then other things to train, and more GPUs."""
     table = plain_table(
-        ("ways to make it fit", "left"), ("fit", "right"), ("a step", "right"), (look.unit, "right"), ("the best of them", "left")
+        ("ways to make it fit", "left"),
+        ("fit", "right"),
+        ("a step", "right"),
+        (look.unit, "right"),
+        ("the best of them", "left"),
     )
     for name, families in _families_by_state_storage(advice.ranking.families).items():
         if families:
@@ -149,10 +195,23 @@ def choices_table(advice: Advice, look: Look) -> RenderableType:
 
 def _families_by_state_storage(families: tuple[Family, ...]) -> dict[str, list[Family]]:
     """Families by where the optimizer's states are, and in how many bits."""
-    found: dict[str, list[Family]] = {"AdamW in fp32 on the cards": [], "AdamW in 8 bits on the cards": [], "states on the host": []}
+    found: dict[str, list[Family]] = {
+        "AdamW in fp32 on the cards": [],
+        "AdamW in 8 bits on the cards": [],
+        "states on the host": [],
+    }
     for family in families:
-        eight, moved = family.choice.get("optimizer.name") == "adamw_8bit", any(family.choice.get(key) for key in OFFLOAD[:2])
-        name = "states on the host" if moved else "AdamW in 8 bits on the cards" if eight else "AdamW in fp32 on the cards"
+        eight, moved = (
+            family.choice.get("optimizer.name") == "adamw_8bit",
+            any(family.choice.get(key) for key in OFFLOAD[:2]),
+        )
+        name = (
+            "states on the host"
+            if moved
+            else "AdamW in 8 bits on the cards"
+            if eight
+            else "AdamW in fp32 on the cards"
+        )
         found[name].append(family)
     return found
 
@@ -162,8 +221,15 @@ def _family_kind_cells(advice: Advice, families: list[Family], look: Look) -> tu
     count = f"{fit:,} of {plans:,}"
     if not fit:
         nearest = min(families, key=lambda family: (family.host_missing_bytes, family.missing_bytes))
-        return count, "", "", f"none; the nearest: {family_rejection_reason(nearest, look)} ({nearest.engine})"
-    best = min((family for family in families if family.fit), key=lambda family: family.seconds or float("inf"))
+        return (
+            count,
+            "",
+            "",
+            f"none; the nearest: {family_rejection_reason(nearest, look)} ({nearest.engine})",
+        )
+    best = min(
+        (family for family in families if family.fit), key=lambda family: family.seconds or float("inf")
+    )
     shown = [
         one
         for one in advice.ranking.plans
@@ -177,4 +243,9 @@ def _family_kind_cells(advice: Advice, families: list[Family], look: Look) -> tu
 def _other_method_cells(planned: Planned | None, look: Look, why: str = "") -> tuple[str, ...]:
     if planned is None:
         return "no", "", "", one_line(why)
-    return "yes", format_seconds(planned.seconds), look.cell(int(planned.verdict.device.value)), plan_summary(planned)
+    return (
+        "yes",
+        format_seconds(planned.seconds),
+        look.cell(int(planned.verdict.device.value)),
+        plan_summary(planned),
+    )

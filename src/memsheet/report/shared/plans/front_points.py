@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A plan with a name. ``best``: the one to take first, which was accounted and timed by itself; ``range_s``, ``range_bytes``: its ranges (of others
-    the value twice). ``turn``: who is named first where room is short.
+    """A plan with a name. ``best``: the one to take first, which was accounted and timed by itself;
+    ``range_s``, ``range_bytes``: its ranges (of others the value twice). ``turn``: who is named first where
+    room is short.
     """
 
     seconds: float
@@ -33,19 +34,27 @@ def marks_of(ranking: Ranking) -> tuple[Mark, ...]:
     turns = _farthest_point_order([(point.seconds, point.device_bytes) for point in ranking.front])
     front = tuple(
         Mark(
-            seconds=point.seconds, device_bytes=point.device_bytes, words=request_words(point.engine, point.request), turn=turn + 1,
-            range_s=(point.seconds, point.seconds), range_bytes=(point.device_bytes, point.device_bytes),
+            seconds=point.seconds,
+            device_bytes=point.device_bytes,
+            words=request_words(point.engine, point.request),
+            turn=turn + 1,
+            range_s=(point.seconds, point.seconds),
+            range_bytes=(point.device_bytes, point.device_bytes),
         )
         for point, turn in zip(ranking.front, turns, strict=True)
-    )  # fmt: skip
+    )
     best = next((planned for planned in ranking.plans if planned.time is not None), None)
     if best is None or best.time is None:
         return front
     device, time = best.verdict.device, best.time
     first = Mark(
-        seconds=float(time.value), device_bytes=int(device.value), words=plan_summary(best), best=True, range_s=(float(time.low), float(time.high)),
+        seconds=float(time.value),
+        device_bytes=int(device.value),
+        words=plan_summary(best),
+        best=True,
+        range_s=(float(time.low), float(time.high)),
         range_bytes=(int(device.low), int(device.high)),
-    )  # fmt: skip
+    )
     return (*front, first)
 
 
@@ -60,21 +69,38 @@ def _farthest_point_order(points: list[tuple[float, int]]) -> list[int]:
     while len(order) < len(points):
         rest = (number for number in range(len(points)) if number not in order)
         order.append(
-            max(rest, key=lambda n: min(abs(points[n][0] - points[m][0]) / wide + abs(points[n][1] - points[m][1]) / high for m in order))
+            max(
+                rest,
+                key=lambda n: min(
+                    abs(points[n][0] - points[m][0]) / wide + abs(points[n][1] - points[m][1]) / high
+                    for m in order
+                ),
+            )
         )
     return [order.index(number) for number in range(len(points))]
 
 
 def front_title(ranking: Ranking) -> str:
-    return f"Memory against time: {ranking.model.name} on {ranking.cluster.count:,}×{ranking.cluster.device.name}"
+    return (
+        f"Memory against time: {ranking.model.name} on "
+        f"{ranking.cluster.count:,}×{ranking.cluster.device.name}"
+    )
 
 
-PAPER = ("Grey: plans that fit.", "Dots: none takes less of both.", "Diamond: the plan to take first, replayed, with its ranges.")
+PAPER = (
+    "Grey: plans that fit.",
+    "Dots: none takes less of both.",
+    "Diamond: the plan to take first, replayed, with its ranges.",
+)
 """What the marks of a picture are."""
 
 
 def front_under(ranking: Ranking, signs: tuple[str, ...] = PAPER) -> str:
     """What is asked, and what the marks are."""
     fit, first = ranking.looked_at.get(Result.FITS, 0), ranking.plans[0].request if ranking.plans else {}
-    asked = "".join(f" · {name} {int(first[name]):,}" for name in ("seq_len", "global_batch") if first.get(name))
-    return " ".join((f"{fit:,} of {ranking.legal:,} legal plans of {', '.join(ranking.engines)} fit{asked}.", *signs))
+    asked = "".join(
+        f" · {name} {int(first[name]):,}" for name in ("seq_len", "global_batch") if first.get(name)
+    )
+    return " ".join(
+        (f"{fit:,} of {ranking.legal:,} legal plans of {', '.join(ranking.engines)} fit{asked}.", *signs)
+    )

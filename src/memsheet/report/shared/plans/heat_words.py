@@ -31,11 +31,15 @@ def axis_words(name: str) -> str:
 
 
 def figure_words(cell: Cell, *, decimal: bool) -> tuple[str, str]:
-    """The expected need, rounded up, and beside it what makes it uncertain, that the host is what is short, or a step's time."""
+    """The expected need, rounded up, and beside it what makes it uncertain, that the host is what is short,
+    or a step's time.
+    """
     figure = _format_heat_giga(cell.device.value, decimal=decimal)
     if cell.result is Result.UNCERTAIN:
         return figure, f"to {_format_heat_giga(cell.device.high, decimal=decimal)}"
-    return figure, "host" if cell.host_short else format_seconds(cell.seconds) if cell.seconds is not None else ""
+    return figure, "host" if cell.host_short else format_seconds(
+        cell.seconds
+    ) if cell.seconds is not None else ""
 
 
 def _format_heat_giga(size: int, *, decimal: bool) -> str:
@@ -54,12 +58,23 @@ def under_of(heat: Heat, *, decimal: bool) -> str:
 
     unit, device = "GB" if decimal else "GiB", heat.cluster.device
     varied = (heat.across.name, heat.down.name)
-    asked = [f"{name} {int(heat.request[name]):,}" for name in ("seq_len", "global_batch") if name not in varied and heat.request.get(name)]
+    asked = [
+        f"{name} {int(heat.request[name]):,}"
+        for name in ("seq_len", "global_batch")
+        if name not in varied and heat.request.get(name)
+    ]
     count = "" if "gpus" in varied else f"{heat.cluster.count:,}×"
-    which = "the plan that needs least" if heat.shows is Shows.LEAST else "the fastest that fits, else the one that needs least"
-    gives = format_bytes(device.framework_bytes, decimal=decimal, headroom=True, digits=1).replace(" ", "\xa0")
+    which = (
+        "the plan that needs least"
+        if heat.shows is Shows.LEAST
+        else "the fastest that fits, else the one that needs least"
+    )
+    gives = format_bytes(device.framework_bytes, decimal=decimal, headroom=True, digits=1).replace(
+        " ", "\xa0"
+    )
     where = " · ".join((f"{count}{device.name}", *asked))
     return (
-        f"{where}. Each cell: of every legal plan {which}, {unit} expected on the fullest GPU, which gives {gives}. Slack is a share here: no step was "
+        f"{where}. Each cell: of every legal plan {which}, {unit} expected on the fullest GPU, which "
+        f"gives {gives}. Slack is a share here: no step was "
         "replayed."
     )

@@ -15,12 +15,16 @@ GROUPS = {1: ("GPU", "replicas"), 2: ("pair", "pairs")}
 
 
 def parallel_group_words(plan: Plan) -> str:
-    """How GPUs are grouped: 4 replicas, 2 pairs, 1 group of 4; with stages, over how many ranks experts are dealt (ep), and in how many groups of
-    them attention has requests of its own.
+    """How GPUs are grouped: 4 replicas, 2 pairs, 1 group of 4; with stages, over how many ranks experts are
+    dealt (ep), and in how many groups of them attention has requests of its own.
     """
     mesh = plan.mesh
     replicas, tp, pp, ep = int(mesh.dp_replicate), int(mesh.tp), int(mesh.pp), int(mesh.ep)
-    whole = f"{replicas} × {pp} stages{f' of {tp}' if tp > 1 else ''}" if pp > 1 else _group_count_words(replicas, tp)
+    whole = (
+        f"{replicas} × {pp} stages{f' of {tp}' if tp > 1 else ''}"
+        if pp > 1
+        else _group_count_words(replicas, tp)
+    )
     whole = f"{whole}, DP attention {int(mesh.attn_dp)}" if mesh.attn_dp > 1 else whole
     return f"{whole}, ep {ep}" if ep > 1 else whole
 
@@ -57,10 +61,16 @@ def serving_command(found: Deployment, one: Served) -> str:
     flags, users = set(SHORT.values()), found.load.users
     asked = {"serving.max_sequences": users_of_replica(one.plan, users)} if users is not None else {}
     values = asked | {
-        key: value for key, value in one.request.items() if key in flags and key not in DROPPED and value not in (None, False)
+        key: value
+        for key, value in one.request.items()
+        if key in flags and key not in DROPPED and value not in (None, False)
     }
-    apart = found.engine == "vllm" and values.get("mesh.dp_replicate", 1) > 1  # servers, not ranks of one that share experts
+    apart = (
+        found.engine == "vllm" and values.get("mesh.dp_replicate", 1) > 1
+    )  # servers, not ranks of one that share experts
     kept = {
-        key: value for key, value in values.items() if not (key.startswith("mesh.") and value == 1) or (key == "mesh.attn_dp" and apart)
+        key: value
+        for key, value in values.items()
+        if not (key.startswith("mesh.") and value == 1) or (key == "mesh.attn_dp" and apart)
     }
     return f"memsheet infer {found.model.name} {machine_flags(found.cluster)} {flags_for(kept)}"

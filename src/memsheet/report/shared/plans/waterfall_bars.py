@@ -19,13 +19,15 @@ CHOSEN, LEAST = "the plan to take first, of every legal one", "the plan that nee
 NOTICED = 0.005
 """Of a step: what is said of the time that a change costs."""
 CLIPPED = 8
-"""Bars end at this many times what a GPU gives: longer ones are cut, and their figures say how long they are."""
+"""Bars end at this many times what a GPU gives: longer ones are cut, and their figures say how long they are.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One change: its name and flag, what the worst GPU then needs, the high end before it, and the time that it costs. ``taken``: False where it
-    was tried and taken back; ``chosen``: the plan that the search takes in the end.
+    """One change: its name and flag, what the worst GPU then needs, the high end before it, and the time that
+    it costs. ``taken``: False where it was tried and taken back; ``chosen``: the plan that the search takes
+    in the end.
     """
 
     name: str
@@ -59,21 +61,35 @@ def _change_bars(steps: Sequence[Step], chosen: Planned | None) -> Iterator[Bar]
             continue
         high = int(step.device.high)
         yield Bar(
-            name=step.change, flag=step.flag, device=step.device, before_bytes=high if before is None else before, seconds=step.seconds,
-            costs_s=step.costs_s, fits=step.fits, taken=step.taken,
-        )  # fmt: skip
+            name=step.change,
+            flag=step.flag,
+            device=step.device,
+            before_bytes=high if before is None else before,
+            seconds=step.seconds,
+            costs_s=step.costs_s,
+            fits=step.fits,
+            taken=step.taken,
+        )
         before = high if step.taken else before
     if chosen is not None:
         device, fits = chosen.verdict.device, chosen.verdict.result is Result.FITS
         yield Bar(
-            name=plan_summary(chosen), flag=CHOSEN if fits else LEAST, device=device, before_bytes=int(device.high) if before is None else before,
-            seconds=chosen.seconds if chosen.time is not None else None, costs_s=None, fits=fits, chosen=True,
-        )  # fmt: skip
+            name=plan_summary(chosen),
+            flag=CHOSEN if fits else LEAST,
+            device=device,
+            before_bytes=int(device.high) if before is None else before,
+            seconds=chosen.seconds if chosen.time is not None else None,
+            costs_s=None,
+            fits=fits,
+            chosen=True,
+        )
 
 
 def scale_bytes(bars: Sequence[Bar], capacity_bytes: int) -> int:
     """Where the scale ends."""
-    return min(max((capacity_bytes, *(max(bar.high, bar.before_bytes) for bar in bars))), CLIPPED * capacity_bytes)
+    return min(
+        max((capacity_bytes, *(max(bar.high, bar.before_bytes) for bar in bars))), CLIPPED * capacity_bytes
+    )
 
 
 def needed_size_text(bar: Bar, *, decimal: bool) -> str:

@@ -68,7 +68,11 @@ def choice_words(choice: Mapping[str, Any]) -> list[str]:
 
 def plan_command(ranking: Ranking, planned: Planned) -> str:
     """The command that shows a plan's sheet."""
-    values = {key: value for key, value in planned.request.items() if key not in ("task", "model", "gpus") and value not in (None, False)}
+    values = {
+        key: value
+        for key, value in planned.request.items()
+        if key not in ("task", "model", "gpus") and value not in (None, False)
+    }
     usual = {f"mesh.{axis}": 1 for axis in AXES if axis != "dp_shard"}
     kept = {key: value for key, value in values.items() if usual.get(key) != value}
     return f"memsheet train {ranking.model.name} {machine_flags(ranking.cluster)} {flags_for(kept)}"

@@ -1,9 +1,10 @@
 """litgpt's finetuning on one GPU.
 
-The bytes of ``TRACED`` are what litgpt's own model code (Lightning-AI/litgpt 0f021f3a, lit_gpt/lora.py, adapter.py, adapter_v2.py) allocates at
-the high-water mark of backward, recorded on fake CUDA tensors under torch 2.13: forward through Fabric's cast to fp32, its chunked
-cross-entropy, backward, AdamW with foreach, the second of two steps. Its four-bit layers were replaced by a copy of bitsandbytes 0.41.0's
-MatMul4Bit, which needs a GPU.
+The bytes of ``TRACED`` are what litgpt's own model code (Lightning-AI/litgpt 0f021f3a, lit_gpt/lora.py,
+adapter.py, adapter_v2.py) allocates at the high-water mark of backward, recorded on fake CUDA tensors under
+torch 2.13: forward through Fabric's cast to fp32, its chunked cross-entropy, backward, AdamW with foreach,
+the second of two steps. Its four-bit layers were replaced by a copy of bitsandbytes 0.41.0's MatMul4Bit,
+which needs a GPU.
 """
 
 from __future__ import annotations
@@ -29,8 +30,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "intermediate_size": 2816},
     "phi": {"model_type": "phi", "partial_rotary_factor": 0.5},
     "gpt_neox": {"model_type": "gpt_neox", "rotary_pct": 0.25, "use_parallel_residual": True},
-    "falcon": {"model_type": "falcon", "num_kv_heads": 4, "multi_query": True, "new_decoder_architecture": True, "bias": False},
-    "falcon_mqa": {"model_type": "falcon", "num_kv_heads": 1, "multi_query": True, "new_decoder_architecture": True, "bias": False},
+    "falcon": {
+        "model_type": "falcon",
+        "num_kv_heads": 4,
+        "multi_query": True,
+        "new_decoder_architecture": True,
+        "bias": False,
+    },
+    "falcon_mqa": {
+        "model_type": "falcon",
+        "num_kv_heads": 1,
+        "multi_query": True,
+        "new_decoder_architecture": True,
+        "bias": False,
+    },
 }
 LORA = {"adapter.rank": 8, "adapter.dropout": 0.05, "adapter.targets": ["q_proj", "v_proj"]}
 EVERY_HEAD = {**LORA, "adapter.targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}
@@ -67,15 +80,19 @@ def _refused(family: str, over: dict[str, Any] | None = None, **options: Any) ->
 
 
 @pytest.mark.parametrize(("family", "microbatch", "options", "traced"), TRACED)
-def test_backward_holds_what_the_real_code_allocates(family: str, microbatch: int, options: dict[str, Any], traced: int) -> None:
+def test_backward_holds_what_the_real_code_allocates(
+    family: str, microbatch: int, options: dict[str, Any], traced: int
+) -> None:
     found = _sheet(family, microbatch=microbatch, **options).at(Instant.BACKWARD).value
     assert abs(found - traced) < 0.002 * traced
 
 
-@pytest.mark.parametrize(("family", "microbatch", "options", "traced"), [case for case in TRACED if "adapter.rank" in case[2]])
+@pytest.mark.parametrize(
+    ("family", "microbatch", "options", "traced"), [case for case in TRACED if "adapter.rank" in case[2]]
+)
 def test_lora_is_the_real_code_to_three_parts_in_ten_thousand(
     family: str, microbatch: int, options: dict[str, Any], traced: int
-) -> None:  # fmt: skip
+) -> None:
     found = _sheet(family, microbatch=microbatch, **options).at(Instant.BACKWARD).value
     assert abs(found - traced) < 3e-4 * traced
 
@@ -96,8 +113,10 @@ PUBLISHED_COUNTS: list[tuple[str, dict[str, int], dict[str, Any], int]] = [
 @pytest.mark.parametrize(("family", "sizes", "options", "count"), PUBLISHED_COUNTS)
 def test_trainable_parameters_are_those_that_litgpt_prints(
     family: str, sizes: dict[str, int], options: dict[str, Any], count: int
-) -> None:  # fmt: skip
-    """The prompts themselves require gradients and never get one, so that they are counted with what does not train here."""
+) -> None:
+    """The prompts themselves require gradients and never get one, so that they are counted with what does not
+    train here.
+    """
     spec = _model(family, **sizes)
     plan = resolve_request({**BASE, **options}, spec).plan
     tensors = list(held_tensors(litgpt_spec(spec, plan), plan))
@@ -105,8 +124,8 @@ def test_trainable_parameters_are_those_that_litgpt_prints(
 
 
 def test_four_bit_layers_keep_their_inputs() -> None:
-    """Both norms' outputs, merged heads and the feed-forward's product of every layer; of the first not the norm's, whose input has no
-    gradient; and what the output layer takes.
+    """Both norms' outputs, merged heads and the feed-forward's product of every layer; of the first not the
+    norm's, whose input has no gradient; and what the output layer takes.
     """
     plain, low = (_saved(_sheet("llama", **LORA, **more)) for more in ({}, NF4))
     unit = 2 * 300 * 1024
@@ -115,7 +134,11 @@ def test_four_bit_layers_keep_their_inputs() -> None:
 
 def _saved(sheet: Sheet) -> int:
     """What layers and the output layer keep, without what the loss makes of the logits."""
-    items = [item for item in sheet.items if item.component is Component.SAVED_ACTIVATIONS and item.path != "loss/log_softmax"]
+    items = [
+        item
+        for item in sheet.items
+        if item.component is Component.SAVED_ACTIVATIONS and item.path != "loss/log_softmax"
+    ]
     return int(sum(item.at[Instant.BACKWARD].value for item in items if Instant.BACKWARD in item.at))
 
 
@@ -133,7 +156,9 @@ def test_layers_before_the_first_prompts_keep_nothing() -> None:
 def test_logits_of_all_chunks_are_there_in_fp32_until_the_step_is_over() -> None:
     sheet = _sheet("llama", **LORA)
     named = next(item for item in sheet.items if item.path == "lm_head/logits")
-    assert {named.at[instant].value for instant in (Instant.LOSS, Instant.BACKWARD, Instant.OPTIMIZER_STEP)} == {4 * 300 * 8000}
+    assert {
+        named.at[instant].value for instant in (Instant.LOSS, Instant.BACKWARD, Instant.OPTIMIZER_STEP)
+    } == {4 * 300 * 8000}
     assert Instant.FORWARD not in named.at
 
 
@@ -148,7 +173,11 @@ def test_a_tied_model_gets_a_head_of_its_own() -> None:
 
 def test_every_linear_layer_is_in_four_bits_the_head_too() -> None:
     sheet = _sheet("llama", **LORA, **NF4)
-    head = next(item for item in sheet.items if item.component is Component.PARAMETERS and item.path.startswith("lm_head"))
+    head = next(
+        item
+        for item in sheet.items
+        if item.component is Component.PARAMETERS and item.path.startswith("lm_head")
+    )
     assert head.at[Instant.LOAD].value == 8000 * 1024 * (0.5 + 4 / 64)
 
 
@@ -159,7 +188,10 @@ def test_embeddings_and_norms_are_skipped_by_any_name() -> None:
 
 def test_paged_states_of_small_matrices_are_in_fp32_on_the_card() -> None:
     paged = _sheet(
-        "llama", **LORA, **NF4, **{"optimizer.name": "paged-adamw", "optimizer.implementation": "bnb", "precision.moments": "fp32"}
+        "llama",
+        **LORA,
+        **NF4,
+        **{"optimizer.name": "paged-adamw", "optimizer.implementation": "bnb", "precision.moments": "fp32"},
     )
     trained = 5 * (16 * 1024 + 2048 * 8)
     assert paged.of(Component.OPTIMIZER_STATES, instant=Instant.OPTIMIZER_STEP).value == 8 * trained
@@ -189,5 +221,5 @@ REFUSALS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 @pytest.mark.parametrize(("family", "over", "options", "why"), REFUSALS)
 def test_what_litgpt_has_no_model_or_script_for_is_refused_by_name(
     family: str, over: dict[str, Any], options: dict[str, Any], why: str
-) -> None:  # fmt: skip
+) -> None:
     assert why in _refused(family, over, **options)

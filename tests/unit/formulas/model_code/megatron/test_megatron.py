@@ -1,4 +1,6 @@
-"""Megatron-Core: bytes of its buffers and fused modules by hand, its schedules, the range that routing leaves, and laws."""
+"""Megatron-Core: bytes of its buffers and fused modules by hand, its schedules, the range that routing
+leaves, and laws.
+"""
 
 from __future__ import annotations
 
@@ -40,25 +42,36 @@ def sheet(config: dict[str, Any] = TINY, **options: Any) -> Sheet:
 
 
 def size(found: Sheet, component: Component, path: str, instant: Instant = Instant.BACKWARD) -> int:
-    return sum(i.at[instant].value for i in found.items if i.component is component and i.path == path and instant in i.at)
+    return sum(
+        i.at[instant].value
+        for i in found.items
+        if i.component is component and i.path == path and instant in i.at
+    )
 
 
-# ---- states ------------------------------------------------------------------------------------------------------------------
+# ---- states ------------------------------------------------------------------------------------------------
 
 
 def states(**options: Any) -> dict[Component, int]:
     found = sheet(**options)
     kept = (Component.PARAMETERS, Component.GRADIENTS, Component.MASTER_WEIGHTS, Component.OPTIMIZER_STATES)
-    return {c: sum(i.at[Instant.LOAD].value for i in found.items if i.component is c and "padding" not in i.path) for c in kept}
+    return {
+        c: sum(i.at[Instant.LOAD].value for i in found.items if i.component is c and "padding" not in i.path)
+        for c in kept
+    }
 
 
 def test_a_parameter_takes_two_and_four_bytes_and_twelve_over_the_data_parallel_ranks() -> None:
-    """bf16 parameter, fp32 main gradient on every rank; fp32 copy and two fp32 moments divided (distrib_optimizer.py)."""
+    """bf16 parameter, fp32 main gradient on every rank; fp32 copy and two fp32 moments divided
+    (distrib_optimizer.py).
+    """
     count = trained().parameters
     alone, four = states(), states(dp_shard=4)
     assert alone == dict(zip(alone, (2 * count, 4 * count, 4 * count, 8 * count), strict=True))
     assert four[Component.GRADIENTS] == 4 * count
-    assert 4 * count / 4 <= four[Component.MASTER_WEIGHTS] <= 4 * count / 4 + 4 * 40  # at most an element a tensor more
+    assert (
+        4 * count / 4 <= four[Component.MASTER_WEIGHTS] <= 4 * count / 4 + 4 * 40
+    )  # at most an element a tensor more
     assert 8 * count / 4 <= four[Component.OPTIMIZER_STATES] <= 8 * count / 4 + 8 * 40
 
 
@@ -75,11 +88,15 @@ def test_experts_divide_their_states_over_the_ranks_that_have_the_same_experts()
 
 
 def test_what_autograd_is_given_for_weights_is_one_tensor_a_shape() -> None:
-    """qkv 512 x 256, proj 256 x 256, fc1 1024 x 256 like the head's 1024 x 256, fc2 256 x 512: bf16, however many layers."""
+    """qkv 512 x 256, proj 256 x 256, fc1 1024 x 256 like the head's 1024 x 256, fc2 256 x 512: bf16, however
+    many layers.
+    """
     rows = {i.path: i.at[Instant.LOAD].value for i in sheet().items if i.path.startswith("dummy_wgrad")}
     assert sum(rows.values()) == 2 * (512 * 256 + 256 * 256 + 1024 * 256 + 256 * 512)
     assert sum(rows.values()) == sum(
-        i.at[Instant.LOAD].value for i in sheet({**TINY, "num_hidden_layers": 8}).items if i.path.startswith("dummy_wgrad")
+        i.at[Instant.LOAD].value
+        for i in sheet({**TINY, "num_hidden_layers": 8}).items
+        if i.path.startswith("dummy_wgrad")
     )
 
 
@@ -90,9 +107,15 @@ def test_buffers_are_padded_to_the_ranks_times_128_elements() -> None:
     assert size(found, Component.GRADIENTS, "buffer/padding", Instant.LOAD) == 4 * (padded - count)
 
 
-@pytest.mark.parametrize(("version", "master", "raised"), [("core 0.14", 2, 0), ("Megatron-Bridge 600d069", 4, 4)])
-def test_megatron_bridge_keeps_whole_copies_though_remainders_are_asked_for(tmp_path: Path, version: str, master: int, raised: int) -> None:
-    """Its default eight-bit recipe reaches the optimizer (Megatron-LM 24bad8e optimizer/optimizer_config.py:404-411)."""
+@pytest.mark.parametrize(
+    ("version", "master", "raised"), [("core 0.14", 2, 0), ("Megatron-Bridge 600d069", 4, 4)]
+)
+def test_megatron_bridge_keeps_whole_copies_though_remainders_are_asked_for(
+    tmp_path: Path, version: str, master: int, raised: int
+) -> None:
+    """Its default eight-bit recipe reaches the optimizer (Megatron-LM 24bad8e
+    optimizer/optimizer_config.py:404-411).
+    """
     precision = {
         "parameters": "bf16",
         "compute": "bf16",
@@ -110,7 +133,7 @@ def test_megatron_bridge_keeps_whole_copies_though_remainders_are_asked_for(tmp_
     assert any("fp8_recipe" in note for note in found.notes) is bool(raised)
 
 
-# ---- activations -------------------------------------------------------------------------------------------------------------
+# ---- activations -------------------------------------------------------------------------------------------
 
 
 def saved(**options: Any) -> int:
@@ -120,8 +143,9 @@ def saved(**options: Any) -> int:
 
 
 def test_a_layer_keeps_what_its_fused_modules_save() -> None:
-    """Per token in bf16: input and normed rows twice (4 h), queries, context (2 h), keys, values (h), both halves (2 f) and their product
-    (f); fp32 statistics: log-sum-exp of every head, one of every norm. h 256, 8 heads, 4 groups, f 512.
+    """Per token in bf16: input and normed rows twice (4 h), queries, context (2 h), keys, values (h), both
+    halves (2 f) and their product (f); fp32 statistics: log-sum-exp of every head, one of every norm. h 256,
+    8 heads, 4 groups, f 512.
     """
     per_token = 2 * (4 * 256 + 2 * 256 + 2 * 128 + 3 * 512) + 4 * (8 + 2)
     assert saved() == 512 * per_token
@@ -150,13 +174,19 @@ def test_all_to_all_keeps_the_context_twice() -> None:
 
 @pytest.mark.parametrize(("module", "attention"), [("core_attn", "eager"), ("mlp", "flash")])
 def test_recomputing_a_module_keeps_less(module: str, attention: str) -> None:
-    assert saved(recompute="selective", recompute_modules=[module], attention=attention) < saved(attention=attention)
+    assert saved(recompute="selective", recompute_modules=[module], attention=attention) < saved(
+        attention=attention
+    )
 
 
 def test_recomputing_a_fused_kernel_keeps_the_joint_product_that_values_are_a_slice_of() -> None:
-    """Without it values are copied and the joint product (a + 2 k) goes; with it the checkpoint holds on to the slice."""
+    """Without it values are copied and the joint product (a + 2 k) goes; with it the checkpoint holds on to
+    the slice.
+    """
     joint, values, rows = 2 * 512, 2 * 128, 4 * 8
-    assert saved(recompute="selective", recompute_modules=["core_attn"]) == saved() + 512 * (joint - values - rows)
+    assert saved(recompute="selective", recompute_modules=["core_attn"]) == saved() + 512 * (
+        joint - values - rows
+    )
 
 
 def test_recomputing_layers_keeps_their_inputs_alone() -> None:
@@ -164,14 +194,18 @@ def test_recomputing_layers_keeps_their_inputs_alone() -> None:
 
 
 def test_scores_in_full_and_dropout_are_the_terms_of_the_published_formula() -> None:
-    """Korthikanti et al. 2022, section 4.1: 34 s b h + 5 a s² b for a layer of GPT with dropout, besides statistics of norms."""
+    """Korthikanti et al. 2022, section 4.1: 34 s b h + 5 a s² b for a layer of GPT with dropout, besides
+    statistics of norms.
+    """
     gpt = {"model_type": "gpt2", "vocab_size": 1024, "n_embd": 256, "n_head": 8, "n_positions": 512}
     options = {"attention": "eager", "dropout": 0.1, "precision": "bf16-master"}
-    more, fewer = (sheet({**gpt, "n_layer": n}, **options).of(Component.SAVED_ACTIVATIONS).value for n in (6, 5))
+    more, fewer = (
+        sheet({**gpt, "n_layer": n}, **options).of(Component.SAVED_ACTIVATIONS).value for n in (6, 5)
+    )
     assert more - fewer == 34 * 512 * 256 + 5 * 8 * 512 * 512 + 2 * 4 * 512
 
 
-# ---- pipelines ---------------------------------------------------------------------------------------------------------------
+# ---- pipelines ---------------------------------------------------------------------------------------------
 
 
 def plan(pp: int, vpp: int, microbatches: int) -> Plan:
@@ -196,7 +230,9 @@ def test_under_1f1b_a_stage_keeps_as_many_others_as_stages_follow(stage: int) ->
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize("microbatches", [4, 8, 32])
 def test_interleaving_keeps_as_many_chunks_as_its_warm_up_sends_ahead(stage: int, microbatches: int) -> None:
-    """min(m v, 2 (p - r - 1) + (v - 1) p + 1) chunks at the most, the running one among them (Megatron-Core schedules.py)."""
+    """min(m v, 2 (p - r - 1) + (v - 1) p + 1) chunks at the most, the running one among them (Megatron-Core
+    schedules.py).
+    """
     stages, chunks = 4, 2
     most = max(sum(f.others) + 1 for f in peak_flights(plan(stages, chunks, microbatches), stage))
     assert most == min(microbatches * chunks, 2 * (stages - stage - 1) + (chunks - 1) * stages + 1)
@@ -210,14 +246,21 @@ def test_a_pipeline_without_a_batch_is_taken_to_be_full() -> None:
 
 
 def test_every_chunk_of_a_rank_is_counted_once() -> None:
-    """Four layers over two stages of two chunks: every rank has half of the layers' parameters, as without chunks."""
-    plain, chunked = (trained(pp=2, global_batch=4, **more) for more in ({}, {"vpp": 2, "schedule": "interleaved"}))
+    """Four layers over two stages of two chunks: every rank has half of the layers' parameters, as without
+    chunks.
+    """
+    plain, chunked = (
+        trained(pp=2, global_batch=4, **more) for more in ({}, {"vpp": 2, "schedule": "interleaved"})
+    )
     for one, other in zip(plain.sheets, chunked.sheets, strict=True):
-        held = [sum(i.at[Instant.LOAD].value for i in s.items if i.component is Component.PARAMETERS) for s in (one, other)]
+        held = [
+            sum(i.at[Instant.LOAD].value for i in s.items if i.component is Component.PARAMETERS)
+            for s in (one, other)
+        ]
         assert held[0] == held[1]
 
 
-# ---- experts -----------------------------------------------------------------------------------------------------------------
+# ---- experts -----------------------------------------------------------------------------------------------
 
 
 def moe() -> Moe:
@@ -248,12 +291,15 @@ def test_capacity_bounds_what_an_expert_takes() -> None:
 
 
 def test_free_routing_is_a_range_and_balanced_routing_a_number() -> None:
-    free, even = (sheet(SPARSE, dp_shard=8, ep=8, **more).of(Component.SAVED_ACTIVATIONS) for more in ({}, {"moe_balanced": True}))
+    free, even = (
+        sheet(SPARSE, dp_shard=8, ep=8, **more).of(Component.SAVED_ACTIVATIONS)
+        for more in ({}, {"moe_balanced": True})
+    )
     assert even.low == even.value == even.high == free.low
     assert free.low < free.value < free.high
 
 
-# ---- laws and refusals -------------------------------------------------------------------------------------------------------
+# ---- laws and refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("axis", ["tp", "dp_shard", "cp"])
@@ -263,11 +309,13 @@ def test_more_ranks_never_cost_a_rank_more(axis: str) -> None:
 
 
 def test_eight_bit_products_keep_less_for_backward(tmp_path: Path) -> None:
-    """Of the normed rows, the activation and the context, which products read, the casts are kept: half the bytes, but of the context, which
-    attention keeps too.
+    """Of the normed rows, the activation and the context, which products read, the casts are kept: half the
+    bytes, but of the context, which attention keeps too.
     """
     file = tmp_path / "plan.json"
-    file.write_text(json.dumps({"schema": "memsheet/plan/1", "fp8": {"recipe": "tensorwise"}}), encoding="utf-8")
+    file.write_text(
+        json.dumps({"schema": "memsheet/plan/1", "fp8": {"recipe": "tensorwise"}}), encoding="utf-8"
+    )
     assert saved(plan=str(file)) == saved() - 512 * (2 * 256 + 512) + 512 * 256
 
 
@@ -291,7 +339,7 @@ def test_a_mesh_knows_its_schedule() -> None:
     assert Mesh(pp=2, vpp=2).gpus == 2
 
 
-# ---- against what was measured -------------------------------------------------------------------------------------------------
+# ---- against what was measured -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("group", ["simumax_70b", "simumax_70b_cp", "simumax_dsv2"])
@@ -300,7 +348,12 @@ def test_published_runs_are_within_half_a_percent(group: str) -> None:
     from asking import run_case
 
     cases = json.loads((BENCHMARKS / "data" / "cases.json").read_text(encoding="utf-8"))["cases"]
-    rows = [row for case in cases if case["group"] == group and case["kind"] == "train" for row in run_case(case).rows]
+    rows = [
+        row
+        for case in cases
+        if case["group"] == group and case["kind"] == "train"
+        for row in run_case(case).rows
+    ]
     errors = [abs(row.error) for row in rows]
     assert len(rows) >= 2
     assert sum(errors) / len(errors) <= 0.005

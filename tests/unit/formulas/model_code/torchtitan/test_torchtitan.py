@@ -1,4 +1,6 @@
-"""torchtitan: what its layers keep, how its versions group parameters, how it cuts a pipeline, what its allocator reserves."""
+"""torchtitan: what its layers keep, how its versions group parameters, how it cuts a pipeline, what its
+allocator reserves.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,14 @@ BY_OPERATION = {"recompute": "selective", "recompute_modules": ["op"]}
 def planned(**options: Any) -> tuple[ModelSpec, Plan]:
     config = {**TINY, **options.pop("config", {})}
     spec = read_hf_config(config, name="tiny")
-    given = {"engine": "torchtitan", "engine_version": END_2024, "seq_len": 2048, "microbatch": 2, "dp_shard": 4, **options}
+    given = {
+        "engine": "torchtitan",
+        "engine_version": END_2024,
+        "seq_len": 2048,
+        "microbatch": 2,
+        "dp_shard": 4,
+        **options,
+    }
     return spec, resolve_request({**request_from(given), "task": "train"}, spec).plan
 
 
@@ -56,14 +65,15 @@ def kept(**options: Any) -> float:
     return stage.layers[0].pattern[0].part.retained.total / UNIT
 
 
-# ---- against the real code -------------------------------------------------------------------------------------------------------
+# ---- against the real code ---------------------------------------------------------------------------------
 
 TRACED = {
     ("none", 1): 2102588568, ("full", 1): 843314184, ("op", 1): 1196422296,
     ("none", 2): 1172071580, ("full", 2): 492102668, ("op", 2): 744154268,
 }  # fmt: skip
-"""The peak of backward of torchtitan's model at 9dec370 under torch 2.13 on tensors without memory: 4 data-parallel ranks and so many
-tensor-parallel ones, sequence and loss parallel, its policy for checkpoints, embeddings and head in the root's group, the last layer kept.
+"""The peak of backward of torchtitan's model at 9dec370 under torch 2.13 on tensors without memory: 4
+data-parallel ranks and so many tensor-parallel ones, sequence and loss parallel, its policy for checkpoints,
+embeddings and head in the root's group, the last layer kept.
 """
 MODES: dict[str, dict[str, Any]] = {"none": {}, "full": {"recompute": "full"}, "op": BY_OPERATION}
 
@@ -74,7 +84,7 @@ def test_backward_is_what_the_real_code_allocates(mode: str, tp: int) -> None:
     assert found == pytest.approx(TRACED[mode, tp], rel=3e-4 if tp > 1 else 1e-6)
 
 
-# ---- what is kept ------------------------------------------------------------------------------------------------------------------
+# ---- what is kept ------------------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_keeps_the_input_alone() -> None:
@@ -83,7 +93,9 @@ def test_a_checkpoint_keeps_the_input_alone() -> None:
 
 def test_the_policy_keeps_every_second_product_and_attention() -> None:
     ffn, kv, statistics = 3584 / 1024, 4 / 8, 8 * 4 / (2 * 1024)
-    assert kept(**BY_OPERATION) == pytest.approx(1 + 1 + kv + 1 + statistics + ffn + 1, rel=1e-5)  # input, wq, wv, attention, w1, w2
+    assert kept(**BY_OPERATION) == pytest.approx(
+        1 + 1 + kv + 1 + statistics + ffn + 1, rel=1e-5
+    )  # input, wq, wv, attention, w1, w2
 
 
 def test_a_compiler_drops_the_result_that_no_backward_needs() -> None:
@@ -93,8 +105,12 @@ def test_a_compiler_drops_the_result_that_no_backward_needs() -> None:
 def test_reduce_scatters_are_kept_too() -> None:
     parts = kept(tp=2, **BY_OPERATION)
     ffn, kv, statistics = 3584 / 1024, 4 / 8, 8 * 4 / (2 * 1024)
-    cut = (1 + 1 + kv + 1 + statistics + ffn + 1) / 2  # the stream, heads, widths, and the reduce-scatter of attention
-    assert parts == pytest.approx(cut + 1 + 1 / 2, rel=1e-5)  # w2's partial sum is whole, its reduce-scatter is not
+    cut = (
+        1 + 1 + kv + 1 + statistics + ffn + 1
+    ) / 2  # the stream, heads, widths, and the reduce-scatter of attention
+    assert parts == pytest.approx(
+        cut + 1 + 1 / 2, rel=1e-5
+    )  # w2's partial sum is whole, its reduce-scatter is not
 
 
 def test_every_so_many_layers() -> None:
@@ -123,8 +139,16 @@ def test_eight_bits_save_what_they_are_cast_from() -> None:
         }
     )
     spec = read_hf_config(TINY, name="tiny")
-    low = {"precision.compute": "fp8", "precision.parameters": "fp32", "fp8.recipe": "tensorwise", "task": "train"}
-    plans = [resolve_request({**request, **more}, spec).plan for more in ({"task": "train"}, low, {**low, "fp8.all_gather": True})]
+    low = {
+        "precision.compute": "fp8",
+        "precision.parameters": "fp32",
+        "fp8.recipe": "tensorwise",
+        "task": "train",
+    }
+    plans = [
+        resolve_request({**request, **more}, spec).plan
+        for more in ({"task": "train"}, low, {**low, "fp8.all_gather": True})
+    ]
     sheets = [account_rank(spec, plan) for plan in plans]
     saved = [found.of(Component.SAVED_ACTIVATIONS, instant=Instant.BACKWARD).value for found in sheets]
     assert saved[1] == saved[2] == saved[0]
@@ -138,17 +162,25 @@ def test_ranks_that_share_a_sequence_divide_parameters_too() -> None:
         sheet(dp_shard=4, cp=2, seq_len=4096, context_parallel_comm="all_gather"),
     )
     for component in (Component.PARAMETERS, Component.OPTIMIZER_STATES):
-        assert one.of(component, instant=Instant.BACKWARD).value == two.of(component, instant=Instant.BACKWARD).value
+        assert (
+            one.of(component, instant=Instant.BACKWARD).value
+            == two.of(component, instant=Instant.BACKWARD).value
+        )
 
 
-# ---- versions ------------------------------------------------------------------------------------------------------------------------
+# ---- versions ----------------------------------------------------------------------------------------------
 
 
 def test_embeddings_and_head_stay_gathered_where_they_are_the_roots() -> None:
     rooted, apart = (sheet(engine_version=version, loss="plain") for version in (END_2024, "b5bcd76"))
-    held = [{item.path: item.at[Instant.LOSS].value for item in found.items if Instant.LOSS in item.at} for found in (rooted, apart)]
+    held = [
+        {item.path: item.at[Instant.LOSS].value for item in found.items if Instant.LOSS in item.at}
+        for found in (rooted, apart)
+    ]
     assert held[0]["root/unsharded"] == 2 * (2 * 8000 * 1024 + 1024)
-    assert held[0]["layers.*/unsharded"] == 2 * (1024 * (1024 + 512 + 512 + 1024 + 3 * 3584) + 2 * 1024)  # the last layer
+    assert held[0]["layers.*/unsharded"] == 2 * (
+        1024 * (1024 + 512 + 512 + 1024 + 3 * 3584) + 2 * 1024
+    )  # the last layer
     assert "root/unsharded" not in held[1]
     assert held[1]["head/unsharded"] == 2 * (8000 * 1024 + 1024)
 
@@ -160,13 +192,20 @@ def test_the_newest_joins_projections_and_takes_the_loss_in_chunks() -> None:
     shapes = {h.path: h.shape for h in stage.layers[0].pattern[0].parameters}
     assert shapes["layers.*.attention.qkv_linear.wqkv.weight"] == (2048, 1024)
     logits = 2 * 2048 * 8000 * 4
-    assert sheet(engine_version="b5bcd76", loss="plain").at(Instant.LOSS).value - account_rank(spec, plan).at(Instant.LOSS).value > logits
+    assert (
+        sheet(engine_version="b5bcd76", loss="plain").at(Instant.LOSS).value
+        - account_rank(spec, plan).at(Instant.LOSS).value
+        > logits
+    )
     with pytest.raises(InputError):
         sheet(loss="chunked")
 
 
 def test_grouped_heads_are_not_repeated_where_the_kernel_takes_them() -> None:
-    old, new = (walked(engine_version=version)[0].layers[0].pattern[0].part.retained.held for version in (END_2024, "b5bcd76"))
+    old, new = (
+        walked(engine_version=version)[0].layers[0].pattern[0].part.retained.held
+        for version in (END_2024, "b5bcd76")
+    )
     path = (Component.SAVED_ACTIVATIONS, "layers.*.attention/k")
     assert old[path] == UNIT
     assert path not in new
@@ -230,10 +269,12 @@ def test_what_it_does_not_do_is_refused_by_name(options: dict[str, Any], field: 
     assert field in {problem.field for problem in error.value.problems}
 
 
-# ---- what the allocator reserves -----------------------------------------------------------------------------------------------------
+# ---- what the allocator reserves ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"recompute": "full"}, {**BY_OPERATION}, {**BY_OPERATION, "tp": 2, "compile": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"recompute": "full"}, {**BY_OPERATION}, {**BY_OPERATION, "tp": 2, "compile": True}]
+)
 def test_a_script_takes_once_and_gives_once(options: dict[str, Any]) -> None:
     stage, plan = walked(**options)
     for lifetimes in Lifetimes:
@@ -247,13 +288,23 @@ def test_a_script_takes_once_and_gives_once(options: dict[str, Any]) -> None:
                 there.remove(~event)
         states = sum(script.sizes[number] for number in there)
         parameters = sum(
-            h.elements for group in (stage.embeddings, *[stage.layers[0].pattern[0]] * 6, stage.head) for h in group.parameters
+            h.elements
+            for group in (stage.embeddings, *[stage.layers[0].pattern[0]] * 6, stage.head)
+            for h in group.parameters
         )
-        assert states == pytest.approx(16 * parameters / 4, rel=1e-6)  # shards of parameters, two moments and gradients in fp32
+        assert states == pytest.approx(
+            16 * parameters / 4, rel=1e-6
+        )  # shards of parameters, two moments and gradients in fp32
 
 
 def test_a_script_asks_for_what_the_sheet_holds() -> None:
-    for options in ({}, {"recompute": "full"}, BY_OPERATION, {"tp": 2, **BY_OPERATION}, {"compile": True, **BY_OPERATION}):
+    for options in (
+        {},
+        {"recompute": "full"},
+        BY_OPERATION,
+        {"tp": 2, **BY_OPERATION},
+        {"compile": True, **BY_OPERATION},
+    ):
         stage, plan = walked(**options)
         script, start = script_of_steps(stage, plan, Lifetimes.RECORDED)
         held = top = 0
@@ -291,15 +342,23 @@ def test_pools_of_streams_do_not_share() -> None:
 
 @pytest.mark.parametrize("engine", ["transformers", "fsdp2"])
 @pytest.mark.parametrize("options", [{}, {"recompute": "full"}])
-def test_scripts_of_the_librarys_models_ask_for_what_their_sheets_hold(engine: str, options: dict[str, Any]) -> None:
+def test_scripts_of_the_librarys_models_ask_for_what_their_sheets_hold(
+    engine: str, options: dict[str, Any]
+) -> None:
     spec = read_hf_config(TINY, name="tiny")
     several = {"dp_shard": 4} if engine == "fsdp2" else {}
     plan = resolve_request(
-        {**request_from({"engine": engine, "seq_len": 2048, "microbatch": 2, **several, **options}), "task": "train"}, spec
+        {
+            **request_from({"engine": engine, "seq_len": 2048, "microbatch": 2, **several, **options}),
+            "task": "train",
+        },
+        spec,
     ).plan
     found = find_engine(engine)
     assert found is not None
-    script, start = script_of_steps(walk_stage_layers(spec, plan, found, release=False), plan, Lifetimes.RECORDED, divided=bool(several))
+    script, start = script_of_steps(
+        walk_stage_layers(spec, plan, found, release=False), plan, Lifetimes.RECORDED, divided=bool(several)
+    )
     held = top = 0
     for at, event in enumerate(script.events):
         held += script.sizes[event] if event >= 0 else -script.sizes[~event]

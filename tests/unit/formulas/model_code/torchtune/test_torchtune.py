@@ -1,4 +1,6 @@
-"""torchtune: layers, loss and states against traces of its own code (0.4.0 on tensors without memory), and laws of compiled layers."""
+"""torchtune: layers, loss and states against traces of its own code (0.4.0 on tensors without memory), and
+laws of compiled layers.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ def sheet(over: dict[str, Any] | None = None, **asked: Any) -> Sheet:
     return account_rank(spec, resolve_request(request, spec).plan)
 
 
-# the peaks of two steps of lora_llama3_1 and llama3_1 (torchtune.models.llama3_1, torch 2.13), less what the trace calls inputs
+# the peaks of two steps of lora_llama3_1 and llama3_1 (torchtune.models.llama3_1, torch 2.13), less what the
+# trace calls inputs
 TRACED = [
     ({}, 433_590_568),
     ({"recompute.mode": "none"}, 517_060_952),
@@ -56,7 +59,8 @@ def test_a_larger_vocabulary_is_traced_too() -> None:
     assert sheet({"vocab_size": 40_000}).peak.value == pytest.approx(1_017_403_664, rel=1e-4)
 
 
-# the same over 8 ranks that fully_shard every layer, and in full recipes embeddings and head too; the root stays gathered as in torch 2.5
+# the same over 8 ranks that fully_shard every layer, and in full recipes embeddings and head too; the root
+# stays gathered as in torch 2.5
 OFFLOADED = {"offload.optimizer": 1, "offload.parameters": 1}
 SHARDED = [
     ({}, {}, 183_138_344),
@@ -70,8 +74,12 @@ SHARDED = [
 
 
 @pytest.mark.parametrize(("over", "asked", "traced"), SHARDED)
-def test_a_rank_s_backward_is_that_of_its_own_code(over: dict[str, Any], asked: dict[str, Any], traced: int) -> None:
-    assert sheet(over, **asked, **{"mesh.dp_shard": 8}).at(Instant.BACKWARD).value == pytest.approx(traced, rel=1e-4)
+def test_a_rank_s_backward_is_that_of_its_own_code(
+    over: dict[str, Any], asked: dict[str, Any], traced: int
+) -> None:
+    assert sheet(over, **asked, **{"mesh.dp_shard": 8}).at(Instant.BACKWARD).value == pytest.approx(
+        traced, rel=1e-4
+    )
 
 
 def test_the_first_layer_is_gathered_beside_the_root_s_buffer() -> None:
@@ -87,8 +95,14 @@ def test_compiled_layers_need_less(adapter: dict[str, Any], recompute: str) -> N
 
 
 def test_what_a_compiled_layer_saves() -> None:
-    """Per position: norms' results, queries, keys and values for all heads, attention's result and projection, gate, up and product."""
-    saved = sheet(**{"recompute.mode": "none", "compile": True}).of(Component.SAVED_ACTIVATIONS, instant=Instant.FORWARD).value
+    """Per position: norms' results, queries, keys and values for all heads, attention's result and
+    projection, gate, up and product.
+    """
+    saved = (
+        sheet(**{"recompute.mode": "none", "compile": True})
+        .of(Component.SAVED_ACTIVATIONS, instant=Instant.FORWARD)
+        .value
+    )
     h, f, tokens = 1024, 2816, 2 * 512
     layer = tokens * (2 * (8 * h + 3 * f) + 4 * (2 + 16))
     assert saved == pytest.approx(3 * layer, rel=2e-3)
@@ -96,9 +110,16 @@ def test_what_a_compiled_layer_saves() -> None:
 
 def test_a_compiled_layer_saves_what_it_dequantized() -> None:
     """All matrices of a layer in bf16, which two programs of one layer each would make twice."""
-    asked = {"quantization.weights": "nf4", "adapter.rank": 8, "adapter.targets": ["all-linear"], "recompute.mode": "none"}
+    asked = {
+        "quantization.weights": "nf4",
+        "adapter.rank": 8,
+        "adapter.targets": ["all-linear"],
+        "recompute.mode": "none",
+    }
     compiled, eager = (
-        sheet(**asked, compile=on, seq_len=8, microbatch=1).of(Component.SAVED_ACTIVATIONS, instant=Instant.LOSS).value
+        sheet(**asked, compile=on, seq_len=8, microbatch=1)
+        .of(Component.SAVED_ACTIVATIONS, instant=Instant.LOSS)
+        .value
         for on in (True, False)
     )
     h, f = 1024, 2816
@@ -108,7 +129,9 @@ def test_a_compiled_layer_saves_what_it_dequantized() -> None:
 def test_gradients_of_a_compiled_layer_leave_together() -> None:
     """Even with a step inside backward a whole layer's gradients are there at once."""
     compiled, eager = (
-        sheet({"vocab_size": 64}, **ALONE, compile=on, seq_len=16).of(Component.GRADIENTS, instant=Instant.BACKWARD).value
+        sheet({"vocab_size": 64}, **ALONE, compile=on, seq_len=16)
+        .of(Component.GRADIENTS, instant=Instant.BACKWARD)
+        .value
         for on in (True, False)
     )
     assert compiled > eager
@@ -135,7 +158,10 @@ def test_one_device_does_not_shard_and_several_do() -> None:
     assert engine.alone.zero == (0,)
     eight = sheet(**{"mesh.dp_shard": 8})
     one = sheet()
-    assert eight.of(Component.PARAMETERS, instant=Instant.LOAD).value * 8 == one.of(Component.PARAMETERS, instant=Instant.LOAD).value
+    assert (
+        eight.of(Component.PARAMETERS, instant=Instant.LOAD).value * 8
+        == one.of(Component.PARAMETERS, instant=Instant.LOAD).value
+    )
     assert eight.of(Component.UNSHARDED_PARAMETERS, instant=Instant.BACKWARD).value > 0
 
 
@@ -168,7 +194,11 @@ def test_refusals_name_the_field(asked: dict[str, Any], field: str) -> None:
 
 
 def test_other_families_are_refused() -> None:
-    spec = read_hf_config({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128}, name="gpt2")
-    plan = resolve_request({"engine": "torchtune", "task": "train", "microbatch": 1, "seq_len": 64}, spec).plan
+    spec = read_hf_config(
+        {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128}, name="gpt2"
+    )
+    plan = resolve_request(
+        {"engine": "torchtune", "task": "train", "microbatch": 1, "seq_len": 64}, spec
+    ).plan
     with pytest.raises(InputError):
         account_rank(spec, plan)

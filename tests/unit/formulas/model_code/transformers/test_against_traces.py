@@ -1,8 +1,10 @@
-"""Peaks of real code, traced once: transformers 5.23, torch 2.13, fake CUDA tensors, two steps, the second one's high-water marks.
+"""Peaks of real code, traced once: transformers 5.23, torch 2.13, fake CUDA tensors, two steps, the second
+one's high-water marks.
 
-The model is a Llama with 6 layers, hidden 1024, feed-forward 2816, 16 heads, 4 key/value heads, vocabulary 8000 (64000 where said).
-Labels were the input ids themselves, so our separate labels (8 bytes a token) are taken off. Kernels that have a CUDA implementation
-were registered as one operation; gradients accumulate out of place under a trace, which may add one hidden-sized tensor.
+The model is a Llama with 6 layers, hidden 1024, feed-forward 2816, 16 heads, 4 key/value heads, vocabulary
+8000 (64000 where said). Labels were the input ids themselves, so our separate labels (8 bytes a token) are
+taken off. Kernels that have a CUDA implementation were registered as one operation; gradients accumulate out
+of place under a trace, which may add one hidden-sized tensor.
 """
 
 from __future__ import annotations
@@ -27,7 +29,14 @@ EAGER = {"engine": "transformers", "attention": "eager"}
 # request, config changes, seq_len, forward (with loss), backward, optimizer step
 CASES = {
     "single pure": (SINGLE | PURE, {}, 1024, 865_749_636, 882_125_436, 672_252_392),
-    "single pure foreach": (SINGLE | PURE | {"optimizer.implementation": "foreach"}, {}, 1024, 865_749_408, 882_125_208, 840_313_092),
+    "single pure foreach": (
+        SINGLE | PURE | {"optimizer.implementation": "foreach"},
+        {},
+        1024,
+        865_749_408,
+        882_125_208,
+        840_313_092,
+    ),
     "single pure recompute": (SINGLE | PURE | FULL, {}, 1024, 607_365_620, 700_248_580, 672_252_392),
     "single autocast": (SINGLE, {}, 1024, 1_591_050_884, 1_603_232_380, 1_344_496_104),
     "single autocast recompute": (SINGLE | FULL, {}, 1024, 1_282_335_220, 1_366_852_100, 1_344_496_104),
@@ -45,10 +54,31 @@ CASES = {
     ),
     "fsdp2 pure recompute": (FSDP2 | FULL | PURE, {}, 1024, 198_977_780, 213_025_284, 84_039_144),
     "fsdp2 tied": (FSDP2, {"tie_word_embeddings": True}, 1024, 514_259_072, 508_086_392, 151_685_604),
-    "fsdp2 tied recompute": (FSDP2 | FULL, {"tie_word_embeddings": True}, 1024, 255_875_056, 328_306_688, 151_685_604),
+    "fsdp2 tied recompute": (
+        FSDP2 | FULL,
+        {"tie_word_embeddings": True},
+        1024,
+        255_875_056,
+        328_306_688,
+        151_685_604,
+    ),
     "fsdp2 kept gathered": (FSDP2 | {"zero": 2} | FULL, {}, 1024, 413_675_508, 413_665_260, 168_069_608),
-    "fsdp2 accumulating": (FSDP2 | FULL | {"global_batch": 16}, {}, 1024, 304_015_864, 333_580_804, 168_069_608),
-    "fsdp2 wide vocabulary": (FSDP2 | FULL, {"vocab_size": 64000}, 1024, 1_236_848_628, 1_236_838_380, 397_445_608),
+    "fsdp2 accumulating": (
+        FSDP2 | FULL | {"global_batch": 16},
+        {},
+        1024,
+        304_015_864,
+        333_580_804,
+        168_069_608,
+    ),
+    "fsdp2 wide vocabulary": (
+        FSDP2 | FULL,
+        {"vocab_size": 64000},
+        1024,
+        1_236_848_628,
+        1_236_838_380,
+        397_445_608,
+    ),
     "fsdp2 two ranks": (FSDP2 | FULL | {"mesh.dp_shard": 2}, {}, 1024, 640_137_716, 784_278_020, 672_252_392),
 }
 
@@ -57,7 +87,9 @@ CASES = {
 def test_a_step_has_the_traced_high_water_marks(name: str) -> None:
     request, changes, seq_len, forward, backward, step = CASES[name]
     spec = read_hf_config({**LLAMA, "tie_word_embeddings": False, **changes})
-    sheet = account_rank(spec, resolve_request({"optimizer.implementation": "fused", **request, "seq_len": seq_len}, spec).plan)
+    sheet = account_rank(
+        spec, resolve_request({"optimizer.implementation": "fused", **request, "seq_len": seq_len}, spec).plan
+    )
     labels = 8 * seq_len
     ours = {
         "forward": max(sheet.at(Instant.FORWARD).value, sheet.at(Instant.LOSS).value), "backward": sheet.at(Instant.BACKWARD).value,

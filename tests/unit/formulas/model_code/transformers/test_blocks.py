@@ -1,4 +1,6 @@
-"""What a layer keeps for backward: published figures, and real models whose saved tensors are counted one by one."""
+"""What a layer keeps for backward: published figures, and real models whose saved tensors are counted one by
+one.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -28,7 +30,9 @@ def bundled(name: str) -> ModelSpec:
 
 def plan_for(model: ModelSpec, **changes: Any) -> Plan:
     request = {"engine": "transformers", "seq_len": 2048, "precision.name": "bf16-pure", "attention": "sdpa"}
-    return resolve_request({**request, **{key.replace("__", "."): value for key, value in changes.items()}}, model).plan
+    return resolve_request(
+        {**request, **{key.replace("__", "."): value for key, value in changes.items()}}, model
+    ).plan
 
 
 def kept(model: ModelSpec, plan: Plan) -> int:
@@ -51,7 +55,9 @@ def kept(model: ModelSpec, plan: Plan) -> int:
         ("llama-3.1-8b", "sdpa", "bf16-autocast", 111.0), ("llama-3.1-8b", "eager", "bf16-autocast", 210.0),
     ],
 )  # fmt: skip
-def test_a_llama_layer_keeps_so_many_bytes_an_element_of_the_stream(name: str, attention: str, precision: str, expected: float) -> None:
+def test_a_llama_layer_keeps_so_many_bytes_an_element_of_the_stream(
+    name: str, attention: str, precision: str, expected: float
+) -> None:
     model = bundled(name)
     plan = plan_for(model, attention=attention, precision__name=precision)
     assert kept(model, plan) / (2048 * model.hidden) == pytest.approx(expected, rel=4e-4)
@@ -59,11 +65,27 @@ def test_a_llama_layer_keeps_so_many_bytes_an_element_of_the_stream(name: str, a
 
 @pytest.mark.parametrize(
     ("attention", "activation", "expected"),
-    [("eager", "gelu_pytorch_tanh", 114), ("sdpa", "gelu_pytorch_tanh", 34), ("eager", "gelu_new", 138), ("sdpa", "gelu_new", 58)],
+    [
+        ("eager", "gelu_pytorch_tanh", 114),
+        ("sdpa", "gelu_pytorch_tanh", 34),
+        ("eager", "gelu_new", 138),
+        ("sdpa", "gelu_new", 58),
+    ],
 )
-def test_the_gpt_layer_of_the_selective_recomputation_paper(attention: str, activation: str, expected: float) -> None:
-    """34 s·b·h + 5 a·s²·b bytes (MEGATRON_SP, equation 2): a = 16, s = h = 2048. An unfused gelu keeps six more a feed-forward element."""
-    config = {"model_type": "gpt2", "n_embd": 2048, "n_head": 16, "n_layer": 2, "n_positions": 2048, "activation_function": activation}
+def test_the_gpt_layer_of_the_selective_recomputation_paper(
+    attention: str, activation: str, expected: float
+) -> None:
+    """34 s·b·h + 5 a·s²·b bytes (MEGATRON_SP, equation 2): a = 16, s = h = 2048. An unfused gelu keeps six
+    more a feed-forward element.
+    """
+    config = {
+        "model_type": "gpt2",
+        "n_embd": 2048,
+        "n_head": 16,
+        "n_layer": 2,
+        "n_positions": 2048,
+        "activation_function": activation,
+    }
     model = read_hf_config(config)
     plan = plan_for(model, attention=attention, dropout=0.1, microbatch=2)
     assert kept(model, plan) / (2 * 2048 * 2048) == pytest.approx(expected, abs=0.05)  # statistics aside
@@ -92,7 +114,9 @@ LENGTH = 24
 
 
 def saved_bytes(config: dict[str, Any], dtype: str, sequences: int = 1) -> int:
-    """Bytes of all storages that a real model's forward saves for backward, its parameters and buffers aside."""
+    """Bytes of all storages that a real model's forward saves for backward, its parameters and buffers
+    aside.
+    """
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     settings = transformers.AutoConfig.for_model(**config)

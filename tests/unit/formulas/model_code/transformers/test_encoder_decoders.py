@@ -1,4 +1,6 @@
-"""T5 against its real code, traced once (transformers 5.23, torch 2.13, fake CUDA tensors), and what is refused of it."""
+"""T5 against its real code, traced once (transformers 5.23, torch 2.13, fake CUDA tensors), and what is
+refused of it.
+"""
 
 from typing import Any
 
@@ -45,9 +47,16 @@ def sheet(name: str, **asked: Any) -> Sheet:
 def test_a_step_has_the_traced_high_water_marks(
     name: str, attention: str, precision: str, dropout: float, recompute: str, forward: int, backward: int
 ) -> None:
-    found = sheet(name, dropout=dropout, attention=attention, **{"precision.name": precision, "recompute.mode": recompute})
+    found = sheet(
+        name,
+        dropout=dropout,
+        attention=attention,
+        **{"precision.name": precision, "recompute.mode": recompute},
+    )
     close = 3e-3 if recompute == "none" else 5e-3
-    assert max(found.at(Instant.FORWARD).value, found.at(Instant.LOSS).value) == pytest.approx(forward, rel=close)
+    assert max(found.at(Instant.FORWARD).value, found.at(Instant.LOSS).value) == pytest.approx(
+        forward, rel=close
+    )
     assert found.at(Instant.BACKWARD).value == pytest.approx(backward, rel=close)
 
 
@@ -57,11 +66,24 @@ def test_a_step_has_the_traced_high_water_marks(
         (2, 2, "bf16-pure", "eager", 134_955_968), (16, 2, "bf16-pure", "eager", 298_536_128), (16, 4, "fp32", "sdpa", 842_555_772),
     ],
 )  # fmt: skip
-def test_a_stacks_first_layer_makes_its_biases_again(heads: int, layers: int, precision: str, attention: str, backward: int) -> None:
+def test_a_stacks_first_layer_makes_its_biases_again(
+    heads: int, layers: int, precision: str, attention: str, backward: int
+) -> None:
     """By heads, with which biases grow and the buckets that they are looked up by do not."""
     model = read_hf_config({**T5, "num_heads": heads, "num_layers": layers})
-    request = {"seq_len": LENGTH, "microbatch": SEQUENCES, "attention": attention, "precision.name": precision, "recompute.mode": "full"}
-    found = account_rank(model, resolve_request({"engine": "transformers", "optimizer.implementation": "fused", **request}, model).plan)
+    request = {
+        "seq_len": LENGTH,
+        "microbatch": SEQUENCES,
+        "attention": attention,
+        "precision.name": precision,
+        "recompute.mode": "full",
+    }
+    found = account_rank(
+        model,
+        resolve_request(
+            {"engine": "transformers", "optimizer.implementation": "fused", **request}, model
+        ).plan,
+    )
     assert found.at(Instant.BACKWARD).value == pytest.approx(backward, abs=16)
 
 
@@ -72,22 +94,47 @@ def test_a_stacks_first_layer_makes_its_biases_again(heads: int, layers: int, pr
         (32128, "sdpa", 512, 503_813_480),
     ],
 )  # fmt: skip
-def test_short_sequences_peak_where_the_table_gets_its_gradients(vocabulary: int, attention: str, tokens: int, backward: int) -> None:
+def test_short_sequences_peak_where_the_table_gets_its_gradients(
+    vocabulary: int, attention: str, tokens: int, backward: int
+) -> None:
     """The decoder's look-ups and the encoder's, by when what the decoder's layers shared is gone."""
     model = read_hf_config({**T5, "vocab_size": vocabulary})
-    request = {"seq_len": tokens, "microbatch": SEQUENCES, "attention": attention, "precision.name": "bf16-pure", "recompute.mode": "full"}
-    found = account_rank(model, resolve_request({"engine": "transformers", "optimizer.implementation": "fused", **request}, model).plan)
+    request = {
+        "seq_len": tokens,
+        "microbatch": SEQUENCES,
+        "attention": attention,
+        "precision.name": "bf16-pure",
+        "recompute.mode": "full",
+    }
+    found = account_rank(
+        model,
+        resolve_request(
+            {"engine": "transformers", "optimizer.implementation": "fused", **request}, model
+        ).plan,
+    )
     assert found.at(Instant.BACKWARD).value == pytest.approx(backward, abs=16)
     assert all(size.value >= 0 for item in found.items for size in item.at.values())
 
 
 @pytest.mark.parametrize(
     ("attention", "recompute", "forward", "backward"),
-    [("eager", "none", 368_737_476, 373_783_748), ("sdpa", "none", 320_896_388, 325_942_660), ("sdpa", "full", 112_024_772, 137_919_716)],
+    [
+        ("eager", "none", 368_737_476, 373_783_748),
+        ("sdpa", "none", 320_896_388, 325_942_660),
+        ("sdpa", "full", 112_024_772, 137_919_716),
+    ],
 )
-def test_adapters_have_the_traced_high_water_marks(attention: str, recompute: str, forward: int, backward: int) -> None:
-    found = sheet("t5", attention=attention, **{"recompute.mode": recompute, "adapter.rank": 8, "adapter.targets": ["q", "v"]})
-    assert max(found.at(Instant.FORWARD).value, found.at(Instant.LOSS).value) == pytest.approx(forward, rel=1e-2)
+def test_adapters_have_the_traced_high_water_marks(
+    attention: str, recompute: str, forward: int, backward: int
+) -> None:
+    found = sheet(
+        "t5",
+        attention=attention,
+        **{"recompute.mode": recompute, "adapter.rank": 8, "adapter.targets": ["q", "v"]},
+    )
+    assert max(found.at(Instant.FORWARD).value, found.at(Instant.LOSS).value) == pytest.approx(
+        forward, rel=1e-2
+    )
     assert found.at(Instant.BACKWARD).value == pytest.approx(backward, rel=1e-2)
 
 
@@ -99,10 +146,24 @@ def test_nothing_is_resident_less_than_not_at_all(recompute: str) -> None:
 
 def test_all_layers_of_the_decoder_keep_one_copy_of_what_the_encoder_made() -> None:
     model = read_hf_config({**T5, "num_layers": 4, "num_decoder_layers": 8})
-    request = {"engine": "transformers", "seq_len": LENGTH, "attention": "eager", "precision.name": "bf16-pure", "recompute.mode": "full"}
-    saved = account_rank(model, resolve_request(request, model).plan).of(Component.SAVED_ACTIVATIONS, instant=Instant.LOSS).value
+    request = {
+        "engine": "transformers",
+        "seq_len": LENGTH,
+        "attention": "eager",
+        "precision.name": "bf16-pure",
+        "recompute.mode": "full",
+    }
+    saved = (
+        account_rank(model, resolve_request(request, model).plan)
+        .of(Component.SAVED_ACTIVATIONS, instant=Instant.LOSS)
+        .value
+    )
     fewer = read_hf_config(T5)
-    less = account_rank(fewer, resolve_request(request, fewer).plan).of(Component.SAVED_ACTIVATIONS, instant=Instant.LOSS).value
+    less = (
+        account_rank(fewer, resolve_request(request, fewer).plan)
+        .of(Component.SAVED_ACTIVATIONS, instant=Instant.LOSS)
+        .value
+    )
     assert saved - less == 4 * 2 * LENGTH * T5["d_model"]  # each more layer keeps its own input alone
 
 

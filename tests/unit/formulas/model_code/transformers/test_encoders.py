@@ -1,5 +1,6 @@
-"""Encoders with dropout against peaks of their real code, the heads that are known and those that are refused, and what older versions of
-torch kept. The traces ran transformers 5.23 on tensors without memory, as those of ``traced_families.json`` did.
+"""Encoders with dropout against peaks of their real code, the heads that are known and those that are
+refused, and what older versions of torch kept. The traces ran transformers 5.23 on tensors without memory, as
+those of ``traced_families.json`` did.
 """
 
 from dataclasses import replace
@@ -53,8 +54,12 @@ def sheet(description: dict[str, Any], **asked: Any) -> Sheet:
 def test_dropout_has_the_traced_high_water_marks(
     kind: str, head: str | None, attention: str, precision: str, recompute: str, forward: int, backward: int
 ) -> None:
-    found = sheet(config(kind, head), attention=attention, **{"precision.name": precision, "recompute.mode": recompute})
-    assert max(found.at(Instant.FORWARD).value, found.at(Instant.LOSS).value) == pytest.approx(forward, rel=CLOSE)
+    found = sheet(
+        config(kind, head), attention=attention, **{"precision.name": precision, "recompute.mode": recompute}
+    )
+    assert max(found.at(Instant.FORWARD).value, found.at(Instant.LOSS).value) == pytest.approx(
+        forward, rel=CLOSE
+    )
     assert found.at(Instant.BACKWARD).value == pytest.approx(backward, rel=CLOSE)
 
 
@@ -120,13 +125,26 @@ def test_gradients_that_are_zeroed_are_there_in_forward() -> None:
 
 def test_a_pooler_that_no_head_takes_stays_with_the_model() -> None:
     model = read_hf_config(config("bert", "SequenceClassification"))
-    held = sheet(config("bert", "SequenceClassification")).of(Component.PARAMETERS, instant=Instant.FORWARD).value
+    held = (
+        sheet(config("bert", "SequenceClassification"))
+        .of(Component.PARAMETERS, instant=Instant.FORWARD)
+        .value
+    )
     pooler = sum(weight.elements for weight in model.extras)
     assert pooler == SHAPE["hidden_size"] * (SHAPE["hidden_size"] + 1)
     bare = replace(model, extras=())
-    request: dict[str, Any] = {"engine": "transformers", "seq_len": LENGTH, "attention": "eager", "precision.name": "fp32"}
+    request: dict[str, Any] = {
+        "engine": "transformers",
+        "seq_len": LENGTH,
+        "attention": "eager",
+        "precision.name": "fp32",
+    }
     assert (
-        held - account_rank(bare, resolve_request(request, bare).plan).of(Component.PARAMETERS, instant=Instant.FORWARD).value == 4 * pooler
+        held
+        - account_rank(bare, resolve_request(request, bare).plan)
+        .of(Component.PARAMETERS, instant=Instant.FORWARD)
+        .value
+        == 4 * pooler
     )
 
 

@@ -1,4 +1,6 @@
-"""Routed experts of the library's grouped product: nothing depends on who goes where, and each family's router keeps its own."""
+"""Routed experts of the library's grouped product: nothing depends on who goes where, and each family's
+router keeps its own.
+"""
 
 from __future__ import annotations
 
@@ -55,19 +57,27 @@ def test_what_experts_keep_grows_with_those_that_a_token_goes_to(family: str) ->
 
 
 def test_experts_keep_copies_of_their_tokens_and_both_products() -> None:
-    """bf16: the token for its first matrix; gate and up, activation and their product; what is said; two indices and a share a pair."""
+    """bf16: the token for its first matrix; gate and up, activation and their product; what is said; two
+    indices and a share a pair.
+    """
     pairs = 2 * TOKENS
     inner = 2 * WIDTH + WIDTH + WIDTH
     indices = 8 * 3  # the tokens, the order and its inverse
-    assert under(of("glm4_moe"), "mlp.experts") == pairs * (2 * (HIDDEN + inner + HIDDEN) + 4 + indices) + 4 * 8
+    assert (
+        under(of("glm4_moe"), "mlp.experts") == pairs * (2 * (HIDDEN + inner + HIDDEN) + 4 + indices) + 4 * 8
+    )
 
 
 def test_a_clamped_gate_keeps_what_it_compares() -> None:
-    """gpt_oss: the joint product, the gate clamped, its sigmoid, both factors of the last product, and that product."""
+    """gpt_oss: the joint product, the gate clamped, its sigmoid, both factors of the last product, and that
+    product.
+    """
     pairs = 2 * TOKENS
     inner = 2 * WIDTH + 5 * WIDTH
     indices = 8 * 4  # besides, each row's expert, whose bias was added
-    assert under(of("gpt_oss"), "mlp.experts") == pairs * (2 * (HIDDEN + inner + HIDDEN) + 2 + indices) + 4 * 8
+    assert (
+        under(of("gpt_oss"), "mlp.experts") == pairs * (2 * (HIDDEN + inner + HIDDEN) + 2 + indices) + 4 * 8
+    )
 
 
 def test_a_router_that_asks_for_fp32_keeps_its_tokens_in_it() -> None:

@@ -1,8 +1,10 @@
-"""Every verified family against peaks of its real code, traced once (transformers 5.23, torch 2.13, fake CUDA tensors, AdamW fused).
+"""Every verified family against peaks of its real code, traced once (transformers 5.23, torch 2.13, fake CUDA
+tensors, AdamW fused).
 
-``traced_families.json``: small configs (4 layers, hidden 512), and for each case family, attention, precision, recompute, sequences of
-512 tokens, and the high-water marks of the second step's forward and backward. Labels were the input ids themselves, so our separate
-labels are taken off. Where torch's engine adds gradients in place, so did the trace.
+``traced_families.json``: small configs (4 layers, hidden 512), and for each case family, attention,
+precision, recompute, sequences of 512 tokens, and the high-water marks of the second step's forward and
+backward. Labels were the input ids themselves, so our separate labels are taken off. Where torch's engine
+adds gradients in place, so did the trace.
 """
 
 import json
@@ -17,14 +19,19 @@ from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve_request
 from memsheet.sheet import Instant
 
-TRACED: dict[str, Any] = json.loads(Path(__file__).with_name("traced_families.json").read_text(encoding="utf-8"))
+TRACED: dict[str, Any] = json.loads(
+    Path(__file__).with_name("traced_families.json").read_text(encoding="utf-8")
+)
 LENGTH = 512
 LABELS = 8 * LENGTH
 CLOSE = 1e-3
 KNOWN = {
-    # under recompute we hold a mask for each kind of attention to the end of backward, torch only until the last layer of that kind;
+    # under recompute we hold a mask for each kind of attention to the end of backward, torch only until the
+    # last layer of that kind;
     # the small gemma3 has sliding layers only and makes both masks
-    **dict.fromkeys(("gemma2", "gemma3_text", "cohere2", "exaone4", "gpt_oss", "llama4_text", "bamba", "qwen3_next"), 1e-2),
+    **dict.fromkeys(
+        ("gemma2", "gemma3_text", "cohere2", "exaone4", "gpt_oss", "llama4_text", "bamba", "qwen3_next"), 1e-2
+    ),
     "qwen2_moe": 5e-3,  # its model makes a mask that no layer takes
     "gptj": 4e-3,  # each layer's forward copies its whole table of positions, which lives beside the scores
 }
@@ -39,7 +46,10 @@ def test_a_step_has_the_traced_high_water_marks(case: list[Any]) -> None:
         "microbatch": sequences, "optimizer.implementation": "fused",
     }  # fmt: skip
     sheet = account_rank(model, resolve_request(request, model).plan)
-    ours = max(sheet.at(Instant.FORWARD).value, sheet.at(Instant.LOSS).value), sheet.at(Instant.BACKWARD).value
+    ours = (
+        max(sheet.at(Instant.FORWARD).value, sheet.at(Instant.LOSS).value),
+        sheet.at(Instant.BACKWARD).value,
+    )
     for found, traced in zip(ours, (forward, backward), strict=True):
         assert found - LABELS * sequences == pytest.approx(
             traced, rel=KNOWN.get(name, CLOSE) if attention == "eager" and recompute == "full" else CLOSE
@@ -47,7 +57,9 @@ def test_a_step_has_the_traced_high_water_marks(case: list[Any]) -> None:
 
 
 def test_every_verified_family_was_traced() -> None:
-    assert {(config["model_type"], case[1]) for case in TRACED["cases"] for config in [TRACED["configs"][case[0]]]} == {
+    assert {
+        (config["model_type"], case[1]) for case in TRACED["cases"] for config in [TRACED["configs"][case[0]]]
+    } == {
         (family, kind.value) for family, kinds in VERIFIED.items() for kind in kinds if kind.value != "flash"
     }
 
@@ -67,12 +79,16 @@ ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "d
 def test_adapters_have_the_traced_high_water_marks(
     targets: tuple[str, ...], dropout: float, recompute: str, forward: int, backward: int
 ) -> None:
-    """LoRA of rank 16 by peft: fp32 adapters on a frozen bf16 Llama; under recompute its input is asked for a gradient."""
+    """LoRA of rank 16 by peft: fp32 adapters on a frozen bf16 Llama; under recompute its input is asked for a
+    gradient.
+    """
     model = read_hf_config(TRACED["configs"]["llama"])
     request: dict[str, Any] = {
         "engine": "transformers", "attention": "sdpa", "recompute.mode": recompute, "seq_len": LENGTH, "adapter.rank": 16,
         "adapter.targets": list(targets), "adapter.dropout": dropout, "optimizer.implementation": "fused",
     }  # fmt: skip
     sheet = account_rank(model, resolve_request(request, model).plan)
-    assert max(sheet.at(Instant.FORWARD).value, sheet.at(Instant.LOSS).value) - LABELS == pytest.approx(forward, rel=CLOSE)
+    assert max(sheet.at(Instant.FORWARD).value, sheet.at(Instant.LOSS).value) - LABELS == pytest.approx(
+        forward, rel=CLOSE
+    )
     assert sheet.at(Instant.BACKWARD).value - LABELS == pytest.approx(backward, rel=CLOSE)

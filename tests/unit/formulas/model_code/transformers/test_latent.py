@@ -1,4 +1,6 @@
-"""Latent attention in training: keys and values of every head are there, and what each operation keeps of them is known to the byte."""
+"""Latent attention in training: keys and values of every head are there, and what each operation keeps of
+them is known to the byte.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ DEVIATION = 4  # one fp32 number a position
 def test_attention_keeps_every_heads_keys_and_values() -> None:
     queries = QUERY_RANK * NORMED + DEVIATION
     latents = RANK * NORMED + DEVIATION
-    heads = 2 * HEADS * ((NOPE + ROPE) * 2 + (NOPE + VALUE) + VALUE)  # queries, keys, both halves of what kv_b_proj made, the output
+    heads = (
+        2 * HEADS * ((NOPE + ROPE) * 2 + (NOPE + VALUE) + VALUE)
+    )  # queries, keys, both halves of what kv_b_proj made, the output
     statistics = 4 * HEADS
     assert under(kept(SMALL), "self_attn") == TOKENS * (queries + latents + heads + statistics) + 2 * 8
 
@@ -43,7 +47,9 @@ def test_the_flash_package_gets_values_as_wide_as_keys() -> None:
     flash, torch_own = kept(SMALL, attention="flash"), kept(SMALL)
     padded = 2 * TOKENS * HEADS * (NOPE + ROPE)
     assert flash["self_attn/v_padded"] == padded
-    assert flash["self_attn/context"] - torch_own["self_attn/context"] == padded  # as wide as a key; the values' part is copied out of it
+    assert (
+        flash["self_attn/context"] - torch_own["self_attn/context"] == padded
+    )  # as wide as a key; the values' part is copied out of it
 
 
 def test_eager_attention_keeps_its_probabilities() -> None:
@@ -53,13 +59,19 @@ def test_eager_attention_keeps_its_probabilities() -> None:
     assert held["self_attn/probabilities"] == 2 * scores
 
 
-@pytest.mark.parametrize(("family", "bytes_"), [("deepseek_v3", 2 * 2 * ROPE), ("deepseek_v2", 8 * ROPE // 2)])
+@pytest.mark.parametrize(
+    ("family", "bytes_"), [("deepseek_v3", 2 * 2 * ROPE), ("deepseek_v2", 8 * ROPE // 2)]
+)
 def test_rotary_tables_are_real_or_complex_numbers(family: str, bytes_: int) -> None:
     model = read_hf_config({**SMALL, "model_type": family})
-    plan = resolve_request({"engine": "transformers", "precision.name": "bf16-pure", "seq_len": 64}, model).plan
-    tables = {item.path: item for item in account_rank(model, plan).items if item.component is Component.SAVED_ACTIVATIONS}[
-        "model.rotary_emb"
-    ]
+    plan = resolve_request(
+        {"engine": "transformers", "precision.name": "bf16-pure", "seq_len": 64}, model
+    ).plan
+    tables = {
+        item.path: item
+        for item in account_rank(model, plan).items
+        if item.component is Component.SAVED_ACTIVATIONS
+    }["model.rotary_emb"]
     assert tables.at[Instant.LOSS].value == 64 * bytes_
 
 

@@ -1,6 +1,8 @@
-"""Linear attention in torch's plain operations: what a gated delta net keeps for each chunk, what is not modelled of it.
+"""Linear attention in torch's plain operations: what a gated delta net keeps for each chunk, what is not
+modelled of it.
 
-Its peaks are among ``traced_families.json``; here its sizes are counted by hand, and compared with traces of other heads and lengths.
+Its peaks are among ``traced_families.json``; here its sizes are counted by hand, and compared with traces of
+other heads and lengths.
 """
 
 from __future__ import annotations
@@ -29,17 +31,28 @@ CONFIG: dict[str, Any] = {
 
 def _sheet(config: dict[str, Any], **request: Any) -> Sheet:
     model = read_hf_config(config)
-    return account_rank(model, resolve_request({"engine": "transformers", "optimizer.implementation": "fused", **request}, model).plan)
+    return account_rank(
+        model,
+        resolve_request(
+            {"engine": "transformers", "optimizer.implementation": "fused", **request}, model
+        ).plan,
+    )
 
 
 def _saved(length: int, ending: str, precision: str = "bf16-pure") -> int:
     items = _sheet(CONFIG, seq_len=length, microbatch=1, **{"precision.name": precision}).items
-    return sum(int(item.at[Instant.LOSS].value) for item in items if item.path.endswith(ending) and Instant.LOSS in item.at)
+    return sum(
+        int(item.at[Instant.LOSS].value)
+        for item in items
+        if item.path.endswith(ending) and Instant.LOSS in item.at
+    )
 
 
 @pytest.mark.parametrize("length", [192, 512, 1000])
 def test_every_chunk_keeps_its_state(length: int) -> None:
-    """In fp32, before each chunk: a matrix of a key's size by a value's for each head, in three layers of four."""
+    """In fp32, before each chunk: a matrix of a key's size by a value's for each head, in three layers of
+    four.
+    """
     chunks = -(-length // CHUNK)
     states = _saved(length, "linear_attn/states") + _saved(length, "linear_attn/state")
     assert states == 3 * 4 * chunks * HEADS * KEY * VALUE
@@ -80,8 +93,16 @@ def test_a_recording_knows_few_chunks_and_unfilled_ones(length: int, options: se
         ({"linear_num_key_heads": 1}, 200, 1, "bf16-pure", 251_610_800),
     ],
 )
-def test_a_step_has_the_traced_peak(change: dict[str, int], length: int, sequences: int, precision: str, traced: int) -> None:
-    sheet = _sheet({**CONFIG, **change}, seq_len=length, microbatch=sequences, attention="sdpa", **{"precision.name": precision})
+def test_a_step_has_the_traced_peak(
+    change: dict[str, int], length: int, sequences: int, precision: str, traced: int
+) -> None:
+    sheet = _sheet(
+        {**CONFIG, **change},
+        seq_len=length,
+        microbatch=sequences,
+        attention="sdpa",
+        **{"precision.name": precision},
+    )
     assert sheet.peak.value == pytest.approx(traced, rel=2e-4)
 
 
@@ -92,10 +113,19 @@ def test_a_step_has_the_traced_peak(change: dict[str, int], length: int, sequenc
         (["in_proj_qkvz", "out_proj", "q_proj", "o_proj"], "bf16-pure", "none", 184_916_800),
     ],
 )
-def test_adapters_have_the_traced_peak(targets: list[str], precision: str, recompute: str, traced: int) -> None:
+def test_adapters_have_the_traced_peak(
+    targets: list[str], precision: str, recompute: str, traced: int
+) -> None:
     """LoRA of rank 16; a frozen convolution keeps its input too."""
-    adapter = {"adapter.rank": 16, "adapter.targets": targets, "precision.name": precision, "recompute.mode": recompute}
-    assert _sheet(CONFIG, seq_len=512, microbatch=1, attention="sdpa", **adapter).peak.value == pytest.approx(traced, rel=2e-4)
+    adapter = {
+        "adapter.rank": 16,
+        "adapter.targets": targets,
+        "precision.name": precision,
+        "recompute.mode": recompute,
+    }
+    assert _sheet(CONFIG, seq_len=512, microbatch=1, attention="sdpa", **adapter).peak.value == pytest.approx(
+        traced, rel=2e-4
+    )
 
 
 def test_gates_of_attention_are_kept() -> None:
@@ -115,7 +145,10 @@ def test_a_bundled_model_answers(engine: str) -> None:
     assert any("flash-linear-attention" in note for note in sheet.notes)
 
 
-@pytest.mark.parametrize(("request_", "why"), [({"precision.name": "fp32"}, "copies"), ({"offload.activations": True}, "one by one")])
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [({"precision.name": "fp32"}, "copies"), ({"offload.activations": True}, "one by one")],
+)
 def test_what_was_not_compared_is_refused(request_: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why):
         _sheet(CONFIG, seq_len=128, **request_)
@@ -124,4 +157,6 @@ def test_what_was_not_compared_is_refused(request_: dict[str, Any], why: str) ->
 def test_a_processor_is_refused() -> None:
     model = read_hf_config(CONFIG)
     with pytest.raises(InputError, match="convolves"):
-        account_rank(model, resolve_request({"engine": "transformers", "seq_len": 64}, model).plan, device="cpu")
+        account_rank(
+            model, resolve_request({"engine": "transformers", "seq_len": 64}, model).plan, device="cpu"
+        )

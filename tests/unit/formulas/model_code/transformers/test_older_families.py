@@ -1,5 +1,5 @@
-"""Falcon, Bloom and MPT with dropout against their real code, traced once (transformers 5.23, torch 2.13, fake CUDA tensors), and what is
-refused of them. Without dropout they are among ``traced_families.json``.
+"""Falcon, Bloom and MPT with dropout against their real code, traced once (transformers 5.23, torch 2.13,
+fake CUDA tensors), and what is refused of them. Without dropout they are among ``traced_families.json``.
 """
 
 import json
@@ -14,7 +14,9 @@ from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve_request
 from memsheet.sheet import Instant, Sheet
 
-CONFIGS: dict[str, Any] = json.loads(Path(__file__).with_name("traced_families.json").read_text(encoding="utf-8"))["configs"]
+CONFIGS: dict[str, Any] = json.loads(
+    Path(__file__).with_name("traced_families.json").read_text(encoding="utf-8")
+)["configs"]
 CLOSE = 2e-4
 
 
@@ -42,8 +44,12 @@ TRACED: list[tuple[str, str, str, str, int, int]] = [
 def test_dropout_has_the_traced_high_water_marks(
     name: str, attention: str, precision: str, recompute: str, forward: int, backward: int
 ) -> None:
-    found = sheet(name, dropout=0.1, attention=attention, **{"precision.name": precision, "recompute.mode": recompute})
-    assert max(found.at(Instant.FORWARD).value, found.at(Instant.LOSS).value) == pytest.approx(forward, rel=CLOSE)
+    found = sheet(
+        name, dropout=0.1, attention=attention, **{"precision.name": precision, "recompute.mode": recompute}
+    )
+    assert max(found.at(Instant.FORWARD).value, found.at(Instant.LOSS).value) == pytest.approx(
+        forward, rel=CLOSE
+    )
     assert found.at(Instant.BACKWARD).value == pytest.approx(backward, rel=CLOSE)
 
 
@@ -64,6 +70,11 @@ def test_dropout_that_no_config_takes_is_refused() -> None:
 
 
 def test_falcon_drops_no_probabilities() -> None:
-    kept = [sheet("falcon-new", dropout=rate, **{"precision.name": "bf16-pure"}).at(Instant.LOSS).value for rate in (0.0, 0.1)]
+    kept = [
+        sheet("falcon-new", dropout=rate, **{"precision.name": "bf16-pure"}).at(Instant.LOSS).value
+        for rate in (0.0, 0.1)
+    ]
     layers, hidden = CONFIGS["falcon-new"]["num_hidden_layers"], CONFIGS["falcon-new"]["hidden_size"]
-    assert kept[1] - kept[0] == layers * 2 * 512 * hidden  # a mask of one byte an element of what each block adds
+    assert (
+        kept[1] - kept[0] == layers * 2 * 512 * hidden
+    )  # a mask of one byte an element of what each block adds

@@ -1,4 +1,6 @@
-"""A vision transformer against its real code, traced once (transformers 5.23, torch 2.13, fake CUDA tensors), and what it is asked for."""
+"""A vision transformer against its real code, traced once (transformers 5.23, torch 2.13, fake CUDA tensors),
+and what it is asked for.
+"""
 
 from typing import Any
 
@@ -38,21 +40,31 @@ def sheet(**asked: Any) -> Sheet:
 def test_a_step_has_the_traced_high_water_marks(
     attention: str, precision: str, dropout: float, recompute: str, load: int, forward: int, backward: int
 ) -> None:
-    found = sheet(attention=attention, dropout=dropout, **{"precision.name": precision, "recompute.mode": recompute})
+    found = sheet(
+        attention=attention, dropout=dropout, **{"precision.name": precision, "recompute.mode": recompute}
+    )
     assert found.at(Instant.LOAD).value == load
-    assert max(found.at(Instant.FORWARD).value, found.at(Instant.LOSS).value) == pytest.approx(forward, rel=1e-5)
+    assert max(found.at(Instant.FORWARD).value, found.at(Instant.LOSS).value) == pytest.approx(
+        forward, rel=1e-5
+    )
     assert found.at(Instant.BACKWARD).value == pytest.approx(backward, rel=2e-5)
 
 
 def test_pictures_are_the_inputs() -> None:
     values = PICTURES * 3 * 224 * 224
     assert sheet().of(Component.INPUTS, instant=Instant.LOAD).value == 4 * values + 8 * PICTURES
-    assert sheet(**{"precision.name": "bf16-pure"}).of(Component.INPUTS, instant=Instant.LOAD).value == 2 * values + 8 * PICTURES
+    assert (
+        sheet(**{"precision.name": "bf16-pure"}).of(Component.INPUTS, instant=Instant.LOAD).value
+        == 2 * values + 8 * PICTURES
+    )
 
 
 @pytest.mark.parametrize(
     ("asked", "reason"),
-    [({"seq_len": 196}, "197 patches"), ({"engine": "fsdp2", "mesh.dp_shard": 2, "precision.name": "fsdp2-mixed"}, "not compared")],
+    [
+        ({"seq_len": 196}, "197 patches"),
+        ({"engine": "fsdp2", "mesh.dp_shard": 2, "precision.name": "fsdp2-mixed"}, "not compared"),
+    ],
 )
 def test_what_no_picture_is_and_what_was_not_compared_is_refused(asked: dict[str, Any], reason: str) -> None:
     with pytest.raises(InputError, match=reason):

@@ -1,4 +1,6 @@
-"""Batches with pictures: against real steps of the library's code on a processor (transformers 5.23, torch 2.13), and laws."""
+"""Batches with pictures: against real steps of the library's code on a processor (transformers 5.23, torch
+2.13), and laws.
+"""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -31,7 +33,13 @@ CLOSE = 5e-4  # lists of indices and other whole numbers of a few bytes a patch 
 
 
 def model(name: str) -> Any:
-    return read_hf_config({"model_type": name, "text_config": {**TEXT, "model_type": f"{name}_text"}, "vision_config": TOWERS[name]})
+    return read_hf_config(
+        {
+            "model_type": name,
+            "text_config": {**TEXT, "model_type": f"{name}_text"},
+            "vision_config": TOWERS[name],
+        }
+    )
 
 
 def sheet(name: str, asked: Request, *, device: str = "cpu") -> Sheet:
@@ -80,17 +88,35 @@ def test_adapters_beside_a_frozen_tower_have_the_high_water_marks_of_a_real_step
 def test_a_frozen_tower_leaves_nothing_for_backward() -> None:
     """Unless checkpoints ask for a gradient of the patches' embeddings."""
     for asked, leaves in (({**CAST, **LORA}, False), ({**CAST, **LORA, **AGAIN}, True), (CAST, True)):
-        saved = [item for item in sheet("qwen2_5_vl", asked).items if item.component is Component.SAVED_ACTIVATIONS]
-        own = sum(item.at[Instant.LOSS].value for item in saved if item.path.startswith("model.visual") and Instant.LOSS in item.at)
+        saved = [
+            item for item in sheet("qwen2_5_vl", asked).items if item.component is Component.SAVED_ACTIVATIONS
+        ]
+        own = sum(
+            item.at[Instant.LOSS].value
+            for item in saved
+            if item.path.startswith("model.visual") and Instant.LOSS in item.at
+        )
         assert (own > 0) is leaves
 
 
 def test_longer_pictures_in_several_micro_batches_have_them_too() -> None:
     found = sheet(
         "qwen2_5_vl",
-        {**WIDE, **AGAIN, "seq_len": 960, "image_tokens": 900, "microbatch": 1, "global_batch": 4, "optimizer.implementation": "fused"},
+        {
+            **WIDE,
+            **AGAIN,
+            "seq_len": 960,
+            "image_tokens": 900,
+            "microbatch": 1,
+            "global_batch": 4,
+            "optimizer.implementation": "fused",
+        },
     )
-    for instant, real in ((Instant.FORWARD, 136_166_928), (Instant.LOSS, 142_544_224), (Instant.BACKWARD, 166_005_176)):
+    for instant, real in (
+        (Instant.FORWARD, 136_166_928),
+        (Instant.LOSS, 142_544_224),
+        (Instant.BACKWARD, 166_005_176),
+    ):
         assert found.at(instant).value == pytest.approx(real, rel=CLOSE)
 
 
@@ -108,7 +134,10 @@ def test_more_pictures_are_never_less(name: str, device: str, asked: Request) ->
 def test_no_picture_is_the_answer_without_the_key(name: str) -> None:
     spec = model(name)
     request = {"engine": "transformers", "attention": "sdpa", "seq_len": 320}
-    without, none = (account_rank(spec, resolve_request({**request, **more}, spec).plan) for more in ({}, {"image_tokens": 0}))
+    without, none = (
+        account_rank(spec, resolve_request({**request, **more}, spec).plan)
+        for more in ({}, {"image_tokens": 0})
+    )
     assert without == none
     assert any("no picture" in note for note in none.notes)
 
@@ -133,11 +162,18 @@ def test_windows_cost_what_whole_pictures_do_in_kernels_that_keep_no_scores() ->
     spec = model("qwen2_5_vl")
     (tower,) = spec.towers
     runs = tuple(
-        replace(run, pattern=tuple(replace(b, mixers=tuple(replace(m, chunk=None) for m in b.mixers)) for b in run.pattern))
+        replace(
+            run,
+            pattern=tuple(
+                replace(b, mixers=tuple(replace(m, chunk=None) for m in b.mixers)) for b in run.pattern
+            ),
+        )
         for run in tower.stack.runs
     )
     whole = replace(spec, towers=(replace(tower, stack=replace(tower.stack, runs=runs)),))
-    plan = resolve_request({"engine": "transformers", "attention": "sdpa", "seq_len": 320, "image_tokens": 256}, spec).plan
+    plan = resolve_request(
+        {"engine": "transformers", "attention": "sdpa", "seq_len": 320, "image_tokens": 256}, spec
+    ).plan
     assert account_rank(spec, plan).peak == account_rank(whole, plan).peak
 
 
@@ -161,7 +197,10 @@ def test_models_whose_pictures_are_not_modelled_are_refused_and_those_without_ta
         "vision_config": {"model_type": "clip_vision_model", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128},
     })  # fmt: skip
     with pytest.raises(InputError, match="pictures in a batch are not modelled for llava"):
-        account_rank(llava, resolve_request({"engine": "transformers", "seq_len": 1024, "image_tokens": 576}, llava).plan)
+        account_rank(
+            llava,
+            resolve_request({"engine": "transformers", "seq_len": 1024, "image_tokens": 576}, llava).plan,
+        )
     words = read_hf_config({**TEXT, "model_type": "llama"})
     with pytest.raises(InputError, match="takes none"):
         resolve_request({"engine": "transformers", "seq_len": 1024, "image_tokens": 576}, words)

@@ -1,5 +1,5 @@
-"""Families on a processor, whose kernels, masks of dropout and list of what autocast widens are others: against their real code, traced once
-(transformers 5.23, torch 2.13, fake CPU tensors).
+"""Families on a processor, whose kernels, masks of dropout and list of what autocast widens are others:
+against their real code, traced once (transformers 5.23, torch 2.13, fake CPU tensors).
 """
 
 import json
@@ -14,7 +14,9 @@ from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve_request
 from memsheet.sheet import Instant, Sheet
 
-TRACED: dict[str, Any] = json.loads(Path(__file__).with_name("traced_families.json").read_text(encoding="utf-8"))["configs"]
+TRACED: dict[str, Any] = json.loads(
+    Path(__file__).with_name("traced_families.json").read_text(encoding="utf-8")
+)["configs"]
 CONFIGS: dict[str, dict[str, Any]] = {
     **{name: TRACED[name] for name in ("bert", "falcon", "falcon-new")},
     "t5": {"model_type": "t5", "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 4, "num_heads": 8, "vocab_size": 4000},
@@ -42,9 +44,11 @@ def sheet(name: str, attention: str, precision: str, dropout: float, length: int
 )  # fmt: skip
 def test_a_step_has_the_traced_high_water_marks(
     name: str, attention: str, precision: str, dropout: float, length: int, forward: int, backward: int
-) -> None:  # fmt: skip
+) -> None:
     found = sheet(name, attention, precision, dropout, length)
-    assert max(found.at(Instant.FORWARD).value, found.at(Instant.LOSS).value) == pytest.approx(forward, rel=CLOSE)
+    assert max(found.at(Instant.FORWARD).value, found.at(Instant.LOSS).value) == pytest.approx(
+        forward, rel=CLOSE
+    )
     assert found.at(Instant.BACKWARD).value == pytest.approx(backward, rel=CLOSE)
 
 

@@ -1,5 +1,5 @@
-"""Models with a vision tower, trained on text alone: against the library's real code, traced once (transformers 5.23, torch 2.13, fake CUDA
-tensors), and what a batch with pictures would add.
+"""Models with a vision tower, trained on text alone: against the library's real code, traced once
+(transformers 5.23, torch 2.13, fake CUDA tensors), and what a batch with pictures would add.
 """
 
 from typing import Any
@@ -66,7 +66,7 @@ def sheet(name: str, asked: Request) -> Sheet:
 )  # fmt: skip
 def test_a_step_on_text_alone_has_the_traced_high_water_marks(
     name: str, asked: Request, load: int, forward: int, backward: int
-) -> None:  # fmt: skip
+) -> None:
     found = sheet(name, asked)
     for instant, traced in ((Instant.LOAD, load), (Instant.FORWARD, forward), (Instant.BACKWARD, backward)):
         assert found.at(instant).value == pytest.approx(traced, rel=CLOSE)

@@ -32,13 +32,20 @@ SPARSE = Where(layer=9, layers=48, grouped=8, experts=128, family="qwen3_moe", v
 
 def asked(config: dict[str, Any], **keys: Any) -> Any:
     spec = read_hf_config(config, name="m")
-    request = {"task": "infer", "engine": "llama.cpp", "serving.max_model_len": 4096, **{k.replace("__", "."): v for k, v in keys.items()}}
+    request = {
+        "task": "infer",
+        "engine": "llama.cpp",
+        "serving.max_model_len": 4096,
+        **{k.replace("__", "."): v for k, v in keys.items()},
+    }
     return spec, resolve_request(request, spec).plan
 
 
 def test_five_bits_of_a_model_of_eight_billion() -> None:
     """Values in six bits, queries in four, and so less than its main type."""
-    assert [fork_type("Q5_K_S", kind, EIGHT, 4096) for kind in ("attn_q", "attn_k", "attn_v", "ffn_down")] == [
+    assert [
+        fork_type("Q5_K_S", kind, EIGHT, 4096) for kind in ("attn_q", "attn_k", "attn_v", "ffn_down")
+    ] == [
         "Q4_K",
         "Q5_K",
         "Q6_K",
@@ -58,18 +65,36 @@ def test_other_sizes_keep_their_main_type(words: int, layers: int) -> None:
 
 
 def test_attention_beside_many_experts_is_in_eight_bits() -> None:
-    found = [fork_type("Q4_K_M", kind, SPARSE, 2048) for kind in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate")]
+    found = [
+        fork_type("Q4_K_M", kind, SPARSE, 2048)
+        for kind in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate")
+    ]
     assert found == ["Q8_0", "Q8_0", "Q5_K", "Q5_K", "Q4_K"]
     assert fork_type("Q8_0", "attn_q", SPARSE, 2048) == "Q8_0"
 
 
 @pytest.mark.parametrize("mix", FORK_MIXES)
 def test_every_mix_names_types_that_exist(mix: str) -> None:
-    for where in (EIGHT, SPARSE, Where(layer=0, layers=80, grouped=8, experts=8, family="llama", vocab=128256)):
-        for kind in ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
+    for where in (
+        EIGHT,
+        SPARSE,
+        Where(layer=0, layers=80, grouped=8, experts=8, family="llama", vocab=128256),
+    ):
+        for kind in (
+            "attn_q",
+            "attn_k",
+            "attn_v",
+            "attn_qkv",
+            "attn_output",
+            "ffn_gate",
+            "ffn_up",
+            "ffn_down",
+        ):
             for row in (4096, 2880):
                 assert fork_type(mix, kind, where, row) in GGUF
-    assert {fork_end(mix, output=o, tied=t, row=4096) for o in (True, False) for t in (True, False)} <= set(GGUF)
+    assert {fork_end(mix, output=o, tied=t, row=4096) for o in (True, False) for t in (True, False)} <= set(
+        GGUF
+    )
     assert gguf_named(mix) is not None
 
 
@@ -87,7 +112,11 @@ def test_a_share_of_experts_is_off_every_device() -> None:
     tensors = stored_tensors(spec, plan)
     layers = host_experts(tensors, plan, Placed(layers=(0, 0, 0, 0, 1, 1, 1, 1), output=1, host=2))
     assert len(layers) % 2 == 0
-    assert {layer - 4 for layer in layers if layer > 3} == {layer for layer in layers if layer < 4} == set(range(len(layers) // 2))
+    assert (
+        {layer - 4 for layer in layers if layer > 3}
+        == {layer for layer in layers if layer < 4}
+        == set(range(len(layers) // 2))
+    )
     _, counted = asked(MOE, mesh__pp=2, serving__host_experts=3)
     assert host_experts(tensors, counted, Placed(layers=(0,) * 8, output=0, host=1)) == frozenset(range(3))
 
@@ -106,6 +135,8 @@ def test_types_that_cards_compute_with_in_both_layouts_are_copied() -> None:
 
 
 def test_its_own_flash_attention_runs_on_older_cards() -> None:
-    assert infer("llama-3.2-1b", gpus="1xT4", engine="llama.cpp", attention="flash", max_model_len=4096).sheets
+    assert infer(
+        "llama-3.2-1b", gpus="1xT4", engine="llama.cpp", attention="flash", max_model_len=4096
+    ).sheets
     with pytest.raises(InputError, match="compute capability"):
         infer("llama-3.2-1b", gpus="1xT4", engine="transformers", attention="flash", max_model_len=4096)

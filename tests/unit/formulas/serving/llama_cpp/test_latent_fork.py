@@ -1,4 +1,6 @@
-"""Latent attention in ik_llama.cpp: what it unpacks at once, what it caches, and the halves of the matrix that unpacks."""
+"""Latent attention in ik_llama.cpp: what it unpacks at once, what it caches, and the halves of the matrix
+that unpacks.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,13 @@ FORK = "ik_llama.cpp fork, 2025"
 def asked(config: dict[str, Any], **serving: Any) -> tuple[Any, Any]:
     spec = read_hf_config(config, name="m")
     keys = {"serving.max_model_len": 32768, **{f"serving.{key}": value for key, value in serving.items()}}
-    common = {"task": "infer", "engine": "llama.cpp", "engine_version": FORK, "attention": "flash", "quantization.weights": "gguf:Q8_0"}
+    common = {
+        "task": "infer",
+        "engine": "llama.cpp",
+        "engine_version": FORK,
+        "attention": "flash",
+        "quantization.weights": "gguf:Q8_0",
+    }
     return spec, resolve_request({**common, **keys}, spec).plan
 
 
@@ -44,8 +52,12 @@ def buffers(config: dict[str, Any] = FEW, **serving: Any) -> Buffers:
         ({"attn_max_batch": 512, "max_batched_tokens": 4096}, (4104.02, 1408.05)),
     ],
 )
-def test_the_buffer_is_the_one_that_the_fork_printed(options: dict[str, Any], devices: tuple[float, float]) -> None:
-    """Experts computed with on the host; where they are copied it printed the same on the card, and 624.05 on the host."""
+def test_the_buffer_is_the_one_that_the_fork_printed(
+    options: dict[str, Any], devices: tuple[float, float]
+) -> None:
+    """Experts computed with on the host; where they are copied it printed the same on the card, and 624.05 on
+    the host.
+    """
     found = buffers(DEEPSEEK, host_experts=61, **options)
     ends = {round(end / MIB, 2) for end in (found.compute[0].low, found.compute[0].value)}
     assert (ends, round(found.compute[1].value / MIB, 2)) == ({devices[0]}, devices[1])
@@ -54,7 +66,9 @@ def test_the_buffer_is_the_one_that_the_fork_printed(options: dict[str, Any], de
 
 
 def test_heads_are_halved_until_they_are_few_enough() -> None:
-    [mixer] = {m for s in read_hf_config(FEW, name="m").stacks for r in s.runs for b in r.pattern for m in b.mixers}
+    [mixer] = {
+        m for s in read_hf_config(FEW, name="m").stacks for r in s.runs for b in r.pattern for m in b.mixers
+    }
     assert isinstance(mixer, LatentAttention)
     assert [heads_at_once(mixer, 32768, limit) for limit in (0, 4096, 2048, 512, 1)] == [128, 128, 64, 16, 1]
 
@@ -93,9 +107,14 @@ def test_latents_are_cached_alone(mode: int) -> None:
 def test_the_halves_lie_beside_the_matrix() -> None:
     spec, plan = asked(FEW, mla_mode=3)
     _, plain = asked(FEW)
-    more = sum(t.nbytes for t in stored_tensors(spec, plan)) - sum(t.nbytes for t in stored_tensors(spec, plain))
+    more = sum(t.nbytes for t in stored_tensors(spec, plan)) - sum(
+        t.nbytes for t in stored_tensors(spec, plain)
+    )
     assert more == 4 * 128 * (128 + 128) * 512 * 34 // 32
-    assert {t.kind for t in stored_tensors(spec, plan)} - {t.kind for t in stored_tensors(spec, plain)} == {"attn_k_b", "attn_v_b"}
+    assert {t.kind for t in stored_tensors(spec, plan)} - {t.kind for t in stored_tensors(spec, plain)} == {
+        "attn_k_b",
+        "attn_v_b",
+    }
 
 
 def test_all_but_the_experts_in_eight_bits_is_what_was_printed() -> None:
@@ -116,7 +135,13 @@ def test_all_but_the_experts_in_eight_bits_is_what_was_printed() -> None:
 )
 def test_ways_that_are_not_written_out_are_refused(keys: dict[str, Any], match: str) -> None:
     spec = read_hf_config(FEW, name="m")
-    common = {"task": "infer", "engine": "llama.cpp", "engine_version": FORK, "attention": "flash", "serving.max_model_len": 4096}
+    common = {
+        "task": "infer",
+        "engine": "llama.cpp",
+        "engine_version": FORK,
+        "attention": "flash",
+        "serving.max_model_len": 4096,
+    }
     with pytest.raises(InputError, match=match):
         buffers_of(spec, resolve_request({**common, **keys}, spec).plan)
 

@@ -1,4 +1,6 @@
-"""llama.cpp's buffers: the allocator's rules on small graphs, the sums a reader can do, and what is refused."""
+"""llama.cpp's buffers: the allocator's rules on small graphs, the sums a reader can do, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def held(answer: Any, component: Component, sheet: int = 0) -> int:
     return int(answer.sheets[sheet].of(component, instant=Instant.DECODE).value)
 
 
-# ---- the allocator --------------------------------------------------------------------------------------------------------------
+# ---- the allocator -----------------------------------------------------------------------------------------
 
 
 def test_the_smallest_gap_that_holds_a_tensor_takes_it():
@@ -100,19 +102,24 @@ def test_weights_on_the_host_are_copied_where_a_batch_is_long():
         assert compute_buffers(graph, 2)[0] == expected
 
 
-# ---- whole models ---------------------------------------------------------------------------------------------------------------
+# ---- whole models ------------------------------------------------------------------------------------------
 
 
 def test_the_three_buffers_of_a_model_that_a_reader_can_add_up():
     answer = served(LLAMA, quantize="gguf:Q8_0", max_model_len=8192, engine_version="b7342")
     matrices = 32 * (2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 4096 * 14336) + 128256 * 4096
-    assert held(answer, Component.PARAMETERS) == matrices * 34 // 32 + 4 * 4096 * 65  # the table of tokens stays on the host
+    assert (
+        held(answer, Component.PARAMETERS) == matrices * 34 // 32 + 4 * 4096 * 65
+    )  # the table of tokens stays on the host
     assert held(answer, Component.KV_CACHE) == 8192 * 32 * 2 * 1024 * 2
     assert held(answer, Component.TEMPORARIES) == 512 * 4 * (128256 + 4096)  # logits behind the last norm
 
 
 def test_one_position_a_sequence_gives_logits_since_june_2026():
-    sizes = [held(served(LLAMA, engine_version=version), Component.TEMPORARIES) for version in ("b7342", "b9993", None)]
+    sizes = [
+        held(served(LLAMA, engine_version=version), Component.TEMPORARIES)
+        for version in ("b7342", "b9993", None)
+    ]
     assert sizes[0] > 512 * 4 * 128256 > 2 * sizes[1]
     assert sizes[1] == sizes[2]
 
@@ -123,7 +130,10 @@ def test_the_fork_has_one_more_hidden_state_before_its_logits():
 
 
 def test_scores_of_all_heads_without_flash_attention():
-    plain, flash = (held(served(LLAMA, attention=how, max_model_len=32768), Component.TEMPORARIES) for how in ("eager", "flash"))
+    plain, flash = (
+        held(served(LLAMA, attention=how, max_model_len=32768), Component.TEMPORARIES)
+        for how in ("eager", "flash")
+    )
     assert plain > 32 * 512 * 32768 * 4 > flash
 
 
@@ -143,7 +153,9 @@ def test_sequences_share_or_divide_a_context():
 
 
 def test_contexts_are_padded_to_256_cells():
-    assert held(served(LLAMA, max_model_len=1000), Component.KV_CACHE) == held(served(LLAMA, max_model_len=1024), Component.KV_CACHE)
+    assert held(served(LLAMA, max_model_len=1000), Component.KV_CACHE) == held(
+        served(LLAMA, max_model_len=1024), Component.KV_CACHE
+    )
 
 
 def test_keys_and_values_of_two_types():
@@ -164,7 +176,10 @@ def test_layers_are_dealt_with_the_output_counted_as_one():
 
 
 def test_a_pipeline_holds_four_copies_of_its_inputs():
-    one, two = served(LLAMA, gpus="1xRTX4090", max_model_len=65536), served(LLAMA, gpus="2xRTX4090", max_model_len=65536)
+    one, two = (
+        served(LLAMA, gpus="1xRTX4090", max_model_len=65536),
+        served(LLAMA, gpus="2xRTX4090", max_model_len=65536),
+    )
     mask = 512 * 65536 * 2
     assert held(two, Component.TEMPORARIES, 0) > 4 * mask
     assert held(two, Component.TEMPORARIES, 1) > held(one, Component.TEMPORARIES) + 2 * mask
@@ -190,7 +205,7 @@ def test_the_lines_that_llama_cpp_prints():
     assert "CUDA_Host compute buffer size" in lines
 
 
-# ---- files and mixes ------------------------------------------------------------------------------------------------------------
+# ---- files and mixes ---------------------------------------------------------------------------------------
 
 
 def small_file(path: Path) -> Path:
@@ -203,7 +218,11 @@ def small_file(path: Path) -> Path:
         "ffn_up": (160, 64),
         "ffn_down": (64, 160),
     }
-    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (96, 64), "output.weight": (96, 64), "output_norm.weight": (64,)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (96, 64),
+        "output.weight": (96, 64),
+        "output_norm.weight": (64,),
+    }
     for layer in range(3):
         shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in rows.items()}
         shapes |= {f"blk.{layer}.{name}.weight": (64,) for name in ("attn_norm", "ffn_norm")}
@@ -216,14 +235,18 @@ def test_a_file_is_held_as_it_is_stored(tmp_path: Path):
     quantized = 3 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 160) + 96 * 64
     rows = 448 * 18 // 32  # of 512 elements a last row is padded to
     long = 352 * 18 // 32
-    assert held(answer, Component.PARAMETERS) == quantized * 18 // 32 + 7 * 64 * 4 + (3 * 6 + 1) * rows + 3 * long
+    assert (
+        held(answer, Component.PARAMETERS)
+        == quantized * 18 // 32 + 7 * 64 * 4 + (3 * 6 + 1) * rows + 3 * long
+    )
     size = answer.sheets[0].of(Component.PARAMETERS, instant=Instant.LOAD)
     assert size.low == size.value == size.high
 
 
 def test_a_mix_is_more_than_its_main_type():
     plain, mixed = (
-        served(LLAMA, quantize=f"gguf:{name}").sheets[0].of(Component.PARAMETERS, instant=Instant.LOAD) for name in ("Q4_K", "Q4_K_M")
+        served(LLAMA, quantize=f"gguf:{name}").sheets[0].of(Component.PARAMETERS, instant=Instant.LOAD)
+        for name in ("Q4_K", "Q4_K_M")
     )
     assert plain.value < mixed.value < mixed.high
     assert mixed.low <= plain.value
@@ -231,7 +254,12 @@ def test_a_mix_is_more_than_its_main_type():
 
 @pytest.mark.parametrize("mix", MIXES)
 def test_every_mix_names_types_that_exist(mix: str):
-    where = [Where(layer=n, layers=80, grouped=g, experts=e) for n in range(0, 80, 9) for g in (1, 8) for e in (0, 8)]
+    where = [
+        Where(layer=n, layers=80, grouped=g, experts=e)
+        for n in range(0, 80, 9)
+        for g in (1, 8)
+        for e in (0, 8)
+    ]
     for kind in ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_down", "ffn_up"):
         for row in (4096, 160):
             assert all(gguf_named(matrix_type(mix, kind, w, row)) for w in where)
@@ -240,12 +268,15 @@ def test_every_mix_names_types_that_exist(mix: str):
 
 
 def test_the_last_eighths_and_every_third_layer_get_more_bits():
-    types = [matrix_type("Q4_K_M", "ffn_down", Where(layer=n, layers=32, grouped=4, experts=0), 14336) for n in range(32)]
+    types = [
+        matrix_type("Q4_K_M", "ffn_down", Where(layer=n, layers=32, grouped=4, experts=0), 14336)
+        for n in range(32)
+    ]
     assert types.count("Q6_K") == 16
     assert types[:4] == types[28:] == ["Q6_K"] * 4
 
 
-# ---- refusals -------------------------------------------------------------------------------------------------------------------
+# ---- refusals ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -353,7 +384,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {**SMALL, "model_type": "llama"},
     "qwen2": {**SMALL, "model_type": "qwen2"},
     "qwen3": {**SMALL, "model_type": "qwen3"},
-    "qwen3_moe": {**SMALL, "model_type": "qwen3_moe", "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128},
+    "qwen3_moe": {
+        **SMALL,
+        "model_type": "qwen3_moe",
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 128,
+    },
     "mixtral": {**SMALL, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
     "gemma3": {
         **SMALL,
@@ -373,17 +410,29 @@ PRINTED = [
     ("gemma3", 4096, 512, False, 45.5196), ("gemma3", 8192, 64, True, 1.9722), ("gemma3", 1024, 512, True, 9.0274),
     ("deepseek_v3", 4096, 512, False, 79.5137), ("deepseek_v3", 1024, 512, True, 8.5137),
 ]  # fmt: skip
-"""MiB that llama.cpp b11549 printed as its compute buffer on a processor for these models, in fp16 with one sequence."""
+"""MiB that llama.cpp b11549 printed as its compute buffer on a processor for these models, in fp16 with one
+sequence.
+"""
 
 
 @pytest.mark.parametrize(("name", "cells", "ubatch", "flash", "printed"), PRINTED)
-def test_the_compute_buffer_is_the_one_that_llama_cpp_printed(name: str, cells: int, ubatch: int, flash: bool, printed: float):
+def test_the_compute_buffer_is_the_one_that_llama_cpp_printed(
+    name: str, cells: int, ubatch: int, flash: bool, printed: float
+):
     spec = read_hf_config(MODELS[name], name=name)
     layers = sum(stack.layers for stack in spec.stacks)
     how = Reserved(
-        ubatch=ubatch, cells=cells, window_cells=min(cells, -(-(512 + ubatch) // 256) * 256), flash=flash, layer_devices=(0,) * layers,
-        output_device=0, host=0, fused=False, half_mask=True, outputs=1,
-    )  # fmt: skip
+        ubatch=ubatch,
+        cells=cells,
+        window_cells=min(cells, -(-(512 + ubatch) // 256) * 256),
+        flash=flash,
+        layer_devices=(0,) * layers,
+        output_device=0,
+        host=0,
+        fused=False,
+        half_mask=True,
+        outputs=1,
+    )
     assert compute_buffers(reserved_graph(spec, how, {}), 1)[0] / MIB == pytest.approx(printed, abs=2e-4)
 
 
@@ -393,7 +442,10 @@ WIDE_MOE = {**MOE, "num_experts": 64, "moe_intermediate_size": 4096}
 def test_a_share_on_the_host_is_experts_and_they_may_be_copied():
     share = served(WIDE_MOE, plan={"offload": {"parameters": 0.3}}, engine_version="ik_llama.cpp")
     experts = 64 * 3 * 2048 * 4096 * 2
-    assert (held(served(WIDE_MOE, engine_version="ik_llama.cpp"), Component.PARAMETERS) - held(share, Component.PARAMETERS)) % experts == 0
+    assert (
+        held(served(WIDE_MOE, engine_version="ik_llama.cpp"), Component.PARAMETERS)
+        - held(share, Component.PARAMETERS)
+    ) % experts == 0
     size = share.sheets[0].of(Component.TEMPORARIES, instant=Instant.DECODE)
     assert size.low == size.value < size.high
     main = served(WIDE_MOE, host_experts=2).sheets[0].of(Component.TEMPORARIES, instant=Instant.DECODE)

@@ -30,23 +30,32 @@ def served(config: dict[str, Any], component: Component, **options: Any) -> Byte
 
 @pytest.mark.parametrize(
     ("version", "attention", "cells"),
-    [(None, "flash", 1280), (None, "eager", 1280), ("ik_llama.cpp", "flash", 1280), ("ik_llama.cpp", "eager", 1056)],
+    [
+        (None, "flash", 1280),
+        (None, "eager", 1280),
+        ("ik_llama.cpp", "flash", 1280),
+        ("ik_llama.cpp", "eager", 1056),
+    ],
 )
 def test_cells_of_a_context_of_1030(version: str | None, attention: str, cells: int) -> None:
-    """To a multiple of 256: 5 * 256 = 1280; the fork's without flash attention of 32: 33 * 32 = 1056, where 64 would give 1088."""
+    """To a multiple of 256: 5 * 256 = 1280; the fork's without flash attention of 32: 33 * 32 = 1056, where
+    64 would give 1088.
+    """
     found = served(LLAMA, Component.KV_CACHE, max_model_len=1030, attention=attention, engine_version=version)
     assert found == Bytes.exact(cells * A_CELL)
 
 
 def test_cells_of_a_window() -> None:
-    """A window of 512 and a batch of 100 in five layers: 612, to 768; the sixth keeps 4096 cells. A cell: keys and values of 256 in fp16."""
+    """A window of 512 and a batch of 100 in five layers: 612, to 768; the sixth keeps 4096 cells. A cell:
+    keys and values of 256 in fp16.
+    """
     found = served(WINDOWED, Component.KV_CACHE, max_batched_tokens=100)
     assert found == Bytes.exact((5 * 768 + 4096) * 2 * 256 * 2)
 
 
 def test_what_products_allocate() -> None:
-    """512 rows of the widest side, 14,336, 144 bytes of 128 quantized activations: 8,257,536; at most the widest matrix and both operands in
-    fp16: 2 * (14,336 * 4096 + 2 * 512 * 14,336).
+    """512 rows of the widest side, 14,336, 144 bytes of 128 quantized activations: 8,257,536; at most the
+    widest matrix and both operands in fp16: 2 * (14,336 * 4096 + 2 * 512 * 14,336).
     """
     answer = infer(LLAMA, engine="llama.cpp", max_model_len=4096, attention="flash", quantize="gguf:Q8_0")
     pool = next(item for item in answer.sheets[0].items if item.path == "cuda_pool")
@@ -55,8 +64,13 @@ def test_what_products_allocate() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [("b7342", "b7343"), ("b9992", "b9993")])
 def test_builds_that_changed_their_buffers(before: str, after: str) -> None:
-    """Masks were fp32 and cast until b7342; the server asks for one position's logits a sequence from b9993."""
-    one, other = (served(LLAMA, Component.TEMPORARIES, engine_version=version, max_model_len=65536).value for version in (before, after))
+    """Masks were fp32 and cast until b7342; the server asks for one position's logits a sequence from
+    b9993.
+    """
+    one, other = (
+        served(LLAMA, Component.TEMPORARIES, engine_version=version, max_model_len=65536).value
+        for version in (before, after)
+    )
     assert one > other
 
 

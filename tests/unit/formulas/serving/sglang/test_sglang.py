@@ -31,7 +31,12 @@ def facts(*args: Any, **options: Any) -> dict[str, Any]:
 
 def cell(name: str, version: str = "0.5.23", **keys: Any) -> Cell:
     spec = read_model(name, catalog=catalog.find_model, names=catalog.model_names())
-    request = {"task": "infer", "engine": "sglang", "serving.max_model_len": 8192, **{k.replace("__", "."): v for k, v in keys.items()}}
+    request = {
+        "task": "infer",
+        "engine": "sglang",
+        "serving.max_model_len": 8192,
+        **{k.replace("__", "."): v for k, v in keys.items()},
+    }
     return cell_of(spec, resolve_request(request, spec).plan, release_of(version))
 
 
@@ -71,7 +76,9 @@ def test_weights_and_pool_fill_the_fraction_of_what_was_free(release: Any, gpus:
 
 
 def test_tokens_given_what_was_printed() -> None:
-    """21.63 GB free, 15.54 GB of weights, 0.85: 46,611 tokens of 64 layers with 2 heads of 128 on each of 4 ranks (SGLang 0.4.3.post4 on L4)."""
+    """21.63 GB free, 15.54 GB of weights, 0.85: 46,611 tokens of 64 layers with 2 heads of 128 on each of 4
+    ranks (SGLang 0.4.3.post4 on L4).
+    """
     a_token = 64 * 2 * 2 * 128 * 2
     assert (21.63 * 0.85 - 15.54) * GIB / a_token == pytest.approx(46611, rel=0.005)
 
@@ -112,7 +119,9 @@ def test_start_up_lines() -> None:
 
 
 def test_states_take_nine_parts_of_nineteen_and_their_slots_cap_requests() -> None:
-    """0.9 / 1.9 of the room; a slot holds, in bf16, 3 steps of each rank's convolutions and, in fp32, 8 heads of 128 x 128 in 36 layers."""
+    """0.9 / 1.9 of the room; a slot holds, in bf16, 3 steps of each rank's convolutions and, in fp32, 8 heads
+    of 128 x 128 in 36 layers.
+    """
     spec = read_model("qwen3-next-80b-a3b", catalog=catalog.find_model, names=catalog.model_names())
     plan = served("qwen3-next-80b-a3b", "4xH100-80GB").plan
     slot = slot_bytes(spec, plan)

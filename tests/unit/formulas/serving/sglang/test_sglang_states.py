@@ -1,4 +1,6 @@
-"""SGLang's pools of recurrent states, against sums by hand from its source (v0.5.23 where no release is named)."""
+"""SGLang's pools of recurrent states, against sums by hand from its source (v0.5.23 where no release is
+named).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def pool(answer: memsheet.Answer) -> int:
 
 
 MAMBA_SLOT = 64 * (5120 * 3 * 2 + 5120 * 16 * 4)
-"""Of mamba-2.8b: in 64 layers three inputs of 5120 channels in bf16 and a state of 16 for each in fp32 (configs/mamba_utils.py:276)."""
+"""Of mamba-2.8b: in 64 layers three inputs of 5120 channels in bf16 and a state of 16 for each in fp32
+(configs/mamba_utils.py:276).
+"""
 NEXT_SLOT = 36 * (3 * (2 * 16 * 128 + 32 * 128) // 4 * 2 + 32 * 128 * 128 // 4 * 4)
 """Of qwen3-next-80b-a3b on one of four ranks: 36 layers of gated delta nets."""
 
@@ -61,13 +65,17 @@ def test_families_that_it_has_no_code_for_are_refused(name: str) -> None:
     ("qwen3-next-80b-a3b", "0.5.23", 5), ("qwen3-next-80b-a3b", "0.5.12", 3), ("qwen3-next-80b-a3b", "0.5.8", 3), ("mamba-2.8b", "0.5.23", 3),
 ])  # fmt: skip
 def test_slots_of_a_request(name: str, version: str, each: int) -> None:
-    """Three, and two of snapshots where batches overlap (kv_cache_configurator.py:3067; v0.5.12 server_args.py:1187 has none by itself)."""
+    """Three, and two of snapshots where batches overlap (kv_cache_configurator.py:3067; v0.5.12
+    server_args.py:1187 has none by itself).
+    """
     found = served(name, "4xH100-80GB", tp=4, engine_version=version)
     assert f"max_running_requests={slots_of(found) // each}," in (found.serving or {})["start_up"][-1]
 
 
 def test_states_get_nine_tenths_of_what_tokens_get_or_as_asked() -> None:
-    usual, more = (served("qwen3-next-80b-a3b", "4xH100-80GB", tp=4, **options) for options in ({}, {"state_ratio": 2.0}))
+    usual, more = (
+        served("qwen3-next-80b-a3b", "4xH100-80GB", tp=4, **options) for options in ({}, {"state_ratio": 2.0})
+    )
     tokens = [int(one.sheets[0].of(Component.KV_CACHE).value) - pool(one) for one in (usual, more)]
     assert pool(usual) / tokens[0] == pytest.approx(0.9, rel=0.01)
     assert pool(more) / tokens[1] == pytest.approx(2.0, rel=0.01)

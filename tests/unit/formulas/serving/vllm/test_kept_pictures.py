@@ -28,8 +28,15 @@ def model(name: str) -> ModelSpec:
 
 
 def plan(name: str = MISTRAL, **keys: Any) -> Plan:
-    asked = {"serving.max_model_len": 16000, "serving.max_sequences": 1024, "serving.max_batched_tokens": 8192}
-    return resolve_request({"task": "infer", "engine": "vllm", **asked, **{f"serving.{k}": v for k, v in keys.items()}}, model(name)).plan
+    asked = {
+        "serving.max_model_len": 16000,
+        "serving.max_sequences": 1024,
+        "serving.max_batched_tokens": 8192,
+    }
+    return resolve_request(
+        {"task": "infer", "engine": "vllm", **asked, **{f"serving.{k}": v for k, v in keys.items()}},
+        model(name),
+    ).plan
 
 
 def kept(name: str, version: str, **keys: Any) -> Bytes:
@@ -49,7 +56,9 @@ def test_two_pictures_fill_a_batch_and_each_is_copied_to_its_length() -> None:
     assert kept(MISTRAL, "0.11.0") == Bytes.exact(own + copies + pixels)
     assert kept(MISTRAL, "0.10.2") == kept(MISTRAL, "0.14.0") == Bytes.exact(own + pixels)
     assert kept(MISTRAL, "0.12.0") == Bytes.exact(own + 2 * 3080 * 5120 * 2 + pixels)
-    assert kept(MISTRAL, "0.9.2") == Bytes.exact((own + pixels) // 2 * 3)  # a third that the batch has no room for
+    assert kept(MISTRAL, "0.9.2") == Bytes.exact(
+        (own + pixels) // 2 * 3
+    )  # a third that the batch has no room for
     assert kept(MISTRAL, "0.6.4.post1") == NOTHING
 
 
@@ -65,8 +74,15 @@ def test_small_pictures_are_many_and_their_copies_are_the_most_there_is() -> Non
 
 
 def test_a_picture_larger_than_a_batch_is_shown_alone() -> None:
-    assert [shown_pictures(plan(max_batched_tokens=n), 3080) for n in (2048, 4096, 8192, 16384)] == [1, 1, 2, 5]
-    assert shown_pictures(plan(max_sequences=1, max_model_len=4096), 3080) == 1  # one sequence has room for one
+    assert [shown_pictures(plan(max_batched_tokens=n), 3080) for n in (2048, 4096, 8192, 16384)] == [
+        1,
+        1,
+        2,
+        5,
+    ]
+    assert (
+        shown_pictures(plan(max_sequences=1, max_model_len=4096), 3080) == 1
+    )  # one sequence has room for one
 
 
 def test_what_is_as_long_already_is_not_copied() -> None:
@@ -81,7 +97,9 @@ def test_pictures_of_any_size_are_a_range_that_a_sequence_bounds() -> None:
     assert long.value == short.value < long.high == 4 * long.value
 
 
-@pytest.mark.parametrize("version", ["0.8.5", "0.9.2", "0.10.2", "0.11.0", "0.12.0", "0.14.0", "0.24.0", "0.33.0"])
+@pytest.mark.parametrize(
+    "version", ["0.8.5", "0.9.2", "0.10.2", "0.11.0", "0.12.0", "0.14.0", "0.24.0", "0.33.0"]
+)
 @pytest.mark.parametrize("name", [MISTRAL, GEMMA, QWEN])
 def test_the_ends_lie_around_the_value_and_longer_batches_keep_no_less(version: str, name: str) -> None:
     few, many = kept(name, version, max_batched_tokens=4096), kept(name, version, max_batched_tokens=8192)
@@ -96,10 +114,19 @@ def test_a_model_without_a_tower_keeps_nothing() -> None:
 
 
 def test_the_peak_stands_on_the_pictures() -> None:
-    options = {"engine_version": "0.11.0", "page_tokens": 128, "max_model_len": 16000, "memory_fraction": 0.95}
+    options = {
+        "engine_version": "0.11.0",
+        "page_tokens": 128,
+        "max_model_len": 16000,
+        "memory_fraction": 0.95,
+    }
     answer = infer(MISTRAL, gpus="1xH100-80GB", engine="vllm", **options)
-    items = {i.path: i.at[Instant.PREFILL] for i in answer.sheets[0].items if i.component is Component.TEMPORARIES}
+    items = {
+        i.path: i.at[Instant.PREFILL] for i in answer.sheets[0].items if i.component is Component.TEMPORARIES
+    }
     assert items["pictures"] == kept(MISTRAL, "0.11.0")
     peak = (answer.serving or {})["budget"]["peak_activation"]
     hidden = (8192 + 2 * 1024) * 5120 * 2
-    assert peak.low == items["pictures"].value + hidden + masked_sampler_bytes(1024, 131072, BF16) + 32 * MIB  # with cuBLAS's workspace
+    assert (
+        peak.low == items["pictures"].value + hidden + masked_sampler_bytes(1024, 131072, BF16) + 32 * MIB
+    )  # with cuBLAS's workspace

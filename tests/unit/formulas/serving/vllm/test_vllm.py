@@ -1,4 +1,6 @@
-"""vLLM: pages, groups, the profiling run's peak, the pool that takes the rest, and the lines it starts with."""
+"""vLLM: pages, groups, the profiling run's peak, the pool that takes the rest, and the lines it starts
+with.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +45,17 @@ def facts(*args: Any, **options: Any) -> dict[str, Any]:
 
 def layout(name: str, version: str = "0.11.0", **keys: Any) -> Any:
     spec = model(name)
-    request = {"task": "infer", "engine": "vllm", "serving.max_model_len": 8192, **{k.replace("__", "."): v for k, v in keys.items()}}
+    request = {
+        "task": "infer",
+        "engine": "vllm",
+        "serving.max_model_len": 8192,
+        **{k.replace("__", "."): v for k, v in keys.items()},
+    }
     release = release_of(version)
     return layout_of(kinds_of(spec, resolve_request(request, spec).plan, release), release)
 
 
-# pages -------------------------------------------------------------------------------------------------------------------------
+# pages ------------------------------------------------------------------------------------------------------
 
 PER_TOKEN = {  # layers · (2 · key/value heads · head size, or latent and rotary key) · 2 bytes, from the released configurations
     "llama-3.1-8b": 32 * 2 * 8 * 128 * 2, "llama-2-7b": 32 * 2 * 32 * 128 * 2, "qwen3-0.6b": 28 * 2 * 8 * 128 * 2,
@@ -70,13 +77,19 @@ def test_a_block_of_a_uniform_model_has_a_page_of_every_layer() -> None:
 
 def test_heads_are_copied_where_ranks_are_more() -> None:
     assert layout("qwen2.5-7b", mesh__tp=4).block_bytes == layout("qwen2.5-7b", mesh__tp=2).block_bytes // 2
-    assert facts("qwen2.5-7b", gpus="4xH100-80GB", tp=4)["kv_bytes_per_token_per_rank"] == 28 * 2 * 1 * 128 * 2
-    assert layout("deepseek-v3", mesh__tp=8).block_bytes == layout("deepseek-v3").block_bytes  # a latent is whole on every rank
+    assert (
+        facts("qwen2.5-7b", gpus="4xH100-80GB", tp=4)["kv_bytes_per_token_per_rank"] == 28 * 2 * 1 * 128 * 2
+    )
+    assert (
+        layout("deepseek-v3", mesh__tp=8).block_bytes == layout("deepseek-v3").block_bytes
+    )  # a latent is whole on every rank
 
 
 def test_windows_have_groups_of_as_many_layers_as_the_rarest_kind() -> None:
     gemma = layout("gemma-3-27b")
-    assert [(group.kept, group.layers) for group in gemma.groups] == [(Kept.WINDOW, 10)] * 6 + [(Kept.ALL, 10)]  # 52 windows, 8 of padding
+    assert [(group.kept, group.layers) for group in gemma.groups] == [(Kept.WINDOW, 10)] * 6 + [
+        (Kept.ALL, 10)
+    ]  # 52 windows, 8 of padding
     assert gemma.block_bytes == 10 * 16 * 2 * 16 * 128 * 2
     assert [group.kept for group in layout("gpt-oss-20b").groups] == [Kept.WINDOW, Kept.ALL]
 
@@ -89,7 +102,10 @@ def test_groups_take_the_larger_size_where_kinds_are_nearly_as_many() -> None:
     release, spec = release_of("0.33.0"), model("gpt-oss-20b")
     plan = resolve_request({"task": "infer", "engine": "vllm", "serving.max_model_len": 8192}, spec).plan
     window, whole = kinds_of(spec, plan, release)
-    uneven = (window.__class__(**{**fields(window), "layers": 12}), window.__class__(**{**fields(whole), "layers": 13}))
+    uneven = (
+        window.__class__(**{**fields(window), "layers": 12}),
+        window.__class__(**{**fields(whole), "layers": 13}),
+    )
     assert [group.layers for group in layout_of(uneven, release).groups] == [13, 13]
     assert [group.layers for group in layout_of(uneven, release_of("0.11.0")).groups] == [12, 12, 12]
 
@@ -124,7 +140,7 @@ def test_what_reads_another_sequence_is_refused(name: str) -> None:
         served(name, max_model_len=512)
 
 
-# the profiling run -------------------------------------------------------------------------------------------------------------
+# the profiling run ------------------------------------------------------------------------------------------
 
 
 def test_rows_are_sorted_as_segments_or_as_a_whole() -> None:
@@ -152,7 +168,7 @@ def test_fewer_sequences_make_a_smaller_sampler_and_a_larger_pool() -> None:
     assert few["kv_tokens"] > many["kv_tokens"]
 
 
-# the pool ----------------------------------------------------------------------------------------------------------------------
+# the pool ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", ["0.6.4.post1", "0.8.5", "0.11.0", "0.14.0", "0.21.0", "0.33.0"])
@@ -162,11 +178,16 @@ def test_the_fraction_is_filled_to_a_block(version: str) -> None:
     budget, (sheet,) = (answer.serving or {})["budget"], answer.sheets
     pool = sheet.of(Component.KV_CACHE, instant=Instant.PREFILL)
     assert 0 <= budget["kv_cache"].value - pool.value < (answer.serving or {})["page_bytes_per_rank"]
-    assert budget["kv_cache"].value < budget["requested_bytes"] - budget["weights"].value - budget["peak_activation"].value
+    assert (
+        budget["kv_cache"].value
+        < budget["requested_bytes"] - budget["weights"].value - budget["peak_activation"].value
+    )
 
 
 def test_what_others_take_more_the_pool_takes_less() -> None:
-    """The range of the whole is narrower than that of its parts: the ends of the pool are those of the jobs at the ends."""
+    """The range of the whole is narrower than that of its parts: the ends of the pool are those of the jobs
+    at the ends.
+    """
     (sheet,) = served(engine_version="0.33.0").sheets
     pool = sheet.of(Component.KV_CACHE, instant=Instant.PREFILL)
     whole = sheet.at(Instant.PREFILL, without=())
@@ -177,7 +198,9 @@ def test_what_others_take_more_the_pool_takes_less() -> None:
 
 
 def test_blocks_given_what_was_measured() -> None:
-    """30,279,519,437 bytes of cache were 1444 blocks of 128 tokens of a model of 40 layers and 8 heads of 128 (the same document)."""
+    """30,279,519,437 bytes of cache were 1444 blocks of 128 tokens of a model of 40 layers and 8 heads of 128
+    (the same document).
+    """
     page = 2 * 128 * 8 * 128 * 2
     assert abs(1444 * 40 * page - 30279519437) < 0.005 * GIB
     assert layout("llama-3.1-8b", serving__page_tokens=128).block_bytes == 32 * page
@@ -216,7 +239,7 @@ def test_a_pipeline_has_as_many_blocks_on_every_stage() -> None:
     assert stage_layer_counts(62, 4, None) == (15, 16, 16, 15)
 
 
-# words -------------------------------------------------------------------------------------------------------------------------
+# words ------------------------------------------------------------------------------------------------------
 
 
 def test_start_up_lines_by_release() -> None:
@@ -258,7 +281,7 @@ def test_the_release_that_stands_for_a_version(version: str | None, tag: str) ->
     assert release_of(version).tag == tag
 
 
-# a file of requests -------------------------------------------------------------------------------------------------------------
+# a file of requests -----------------------------------------------------------------------------------------
 
 
 def test_requests_alike_run_as_many_as_have_room_half_done() -> None:
@@ -273,7 +296,9 @@ def test_requests_alike_run_as_many_as_have_room_half_done() -> None:
         1500,
     )
     assert request_mix_facts(room, [(1000, 500)] * 20, limit=8)["expected"] == 8
-    assert request_mix_facts(room, [(200_000, 1), (10, 10)], limit=8)["expected"] == 0  # one has no room at all
+    assert (
+        request_mix_facts(room, [(200_000, 1), (10, 10)], limit=8)["expected"] == 0
+    )  # one has no room at all
 
 
 def test_long_answers_weigh_more_than_long_prompts_that_are_soon_done() -> None:
@@ -298,19 +323,36 @@ def test_a_file_of_requests_is_read_as_data(tmp_path: Path) -> None:
 def test_the_command_takes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "lengths.csv"
     file.write_text("1500,500\n" * 10)
-    words = ["infer", "llama-3.1-8b", "--gpus", "1xH100-80GB", "--engine", "vllm", "--max-model-len", "8192", "--lengths", str(file)]
+    words = [
+        "infer",
+        "llama-3.1-8b",
+        "--gpus",
+        "1xH100-80GB",
+        "--engine",
+        "vllm",
+        "--max-model-len",
+        "8192",
+        "--lengths",
+        str(file),
+    ]
     assert main([*words, "--json"]) == 0
     mix = json.loads(capsys.readouterr().out)["serving"]["lengths"]
     assert mix["requests"] == 10
     assert mix["expected"] == facts(prompt_tokens=1500, output_tokens=500)["capacity"]["expected"]
 
 
-# weights ------------------------------------------------------------------------------------------------------------------------
+# weights ----------------------------------------------------------------------------------------------------
 
 
 def buffers(name: str, path: str, **options: Any) -> int:
     (sheet, *_) = served(name, **options).sheets
-    return int(sum(item.largest.value for item in sheet.items if item.component is Component.BUFFERS and item.path == path))
+    return int(
+        sum(
+            item.largest.value
+            for item in sheet.items
+            if item.component is Component.BUFFERS and item.path == path
+        )
+    )
 
 
 def test_one_table_of_rotations_a_kind() -> None:
@@ -321,20 +363,33 @@ def test_one_table_of_rotations_a_kind() -> None:
 def test_quantized_latent_projections_are_copied_in_sixteen_bits() -> None:
     layers, heads = 61, 128 // 8
     assert buffers("deepseek-v3", "absorbed", gpus="8xH200") == layers * heads * (128 + 128) * 512 * 2
-    assert buffers("deepseek-v2-lite" if "deepseek-v2-lite" in catalog.model_names() else "deepseek-v2", "absorbed", gpus="8xH200") == 0
+    assert (
+        buffers(
+            "deepseek-v2-lite" if "deepseek-v2-lite" in catalog.model_names() else "deepseek-v2",
+            "absorbed",
+            gpus="8xH200",
+        )
+        == 0
+    )
 
 
 def test_experts_in_four_bits_are_a_range_of_what_kernels_make_of_them() -> None:
     (sheet,) = served("gpt-oss-20b", **OLD).sheets
     experts = next(item.largest for item in sheet.items if item.path.endswith("mlp.experts"))
     values = 24 * 32 * (5760 + 2880) * 2880
-    assert experts.low == values // 2 + values // 32 + 24 * 32 * (5760 + 2880) * 2  # as stored, with biases in 16 bits
-    assert experts.value - experts.low == 24 * 32 * (90 * 5888 + 90 * 3072) + 24 * 32 * (5760 + 2880) * 2  # scales again, biases in 32
+    assert (
+        experts.low == values // 2 + values // 32 + 24 * 32 * (5760 + 2880) * 2
+    )  # as stored, with biases in 16 bits
+    assert (
+        experts.value - experts.low == 24 * 32 * (90 * 5888 + 90 * 3072) + 24 * 32 * (5760 + 2880) * 2
+    )  # scales again, biases in 32
     assert experts.high > experts.value
 
 
 def test_a_vocabulary_is_padded_and_shared() -> None:
-    (alone,), (shared,) = (served("gpt2", max_model_len=1024, gpus=f"{n}xH100-80GB", tp=n).sheets for n in (1, 2))
+    (alone,), (shared,) = (
+        served("gpt2", max_model_len=1024, gpus=f"{n}xH100-80GB", tp=n).sheets for n in (1, 2)
+    )
     table = next(item.largest.value for item in alone.items if item.path == "transformer.wte")
     half = next(item.largest.value for item in shared.items if item.path == "transformer.wte")
     assert table == 50304 * 768 * 2  # 50,257 words, a multiple of 64
@@ -357,6 +412,8 @@ def test_a_server_that_may_lack_room_is_uncertain() -> None:
 ])  # fmt: skip
 def test_a_state_is_the_shapes_that_the_engine_allocates(name: str, tp: int, elements: int) -> None:
     """mamba1, mamba2 and gated_delta_net_state_shape of v0.11.0 (mamba_utils.py:97-186), two bytes each."""
-    assert {state_page_bytes(m, BF16, tp) for _, m, _ in caching_layers(model(name)) if isinstance(m, StateSpace | LinearAttention)} == {
-        2 * elements
-    }
+    assert {
+        state_page_bytes(m, BF16, tp)
+        for _, m, _ in caching_layers(model(name))
+        if isinstance(m, StateSpace | LinearAttention)
+    } == {2 * elements}

@@ -1,4 +1,6 @@
-"""The screen of a search and its JSON: the verdict first, the width kept, the same said in both, the keys that were promised."""
+"""The screen of a search and its JSON: the verdict first, the width kept, the same said in both, the keys
+that were promised.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,13 @@ def advised(name: str) -> Advice:
     model, gpus, device, seq_len, batch = CASES[name]
     spec = read_model(model, catalog=catalog_entry, names=model_names())
     engines = ("transformers",) if name == "nothing" else ("fsdp2", "deepspeed")
-    return training_advice(spec, cluster_of(find_device(device), gpus), {"seq_len": seq_len, "global_batch": batch}, engines, top=3)
+    return training_advice(
+        spec,
+        cluster_of(find_device(device), gpus),
+        {"seq_len": seq_len, "global_batch": batch},
+        engines,
+        top=3,
+    )
 
 
 def shown(name: str, width: int = 100, **look: bool) -> str:
@@ -76,9 +84,18 @@ def test_the_document_has_the_promised_keys(name):
     assert json.loads(json.dumps(document)) == document
     assert document["schema"] == "memsheet/plans/1"
     assert {"plans", "legal", "seconds"} <= document["search"].keys()
-    assert document["search"]["plans"] >= document["search"]["legal"] == sum(document["search"]["results"].values())
+    assert (
+        document["search"]["plans"]
+        >= document["search"]["legal"]
+        == sum(document["search"]["results"].values())
+    )
     for plan in document["plans"]:
-        assert plan["device_low_bytes"] <= plan["device_bytes"] <= plan["device_high_bytes"] <= plan["capacity_bytes"]
+        assert (
+            plan["device_low_bytes"]
+            <= plan["device_bytes"]
+            <= plan["device_high_bytes"]
+            <= plan["capacity_bytes"]
+        )
         assert plan["allocated_bytes"] < plan["device_bytes"]
         assert plan["step_time_s"]["low"] <= plan["step_time_s"]["value"] <= plan["step_time_s"]["high"]
         assert plan["tokens_per_s"] > 0
@@ -108,7 +125,9 @@ def test_a_solution_is_as_the_schema_says(capsys):
 
 def test_the_document_says_what_the_screen_says():
     document, found = plans_document(advised("tiny"), seconds=0.1), advised("tiny")
-    assert [plan["command"] for plan in document["plans"]] == [plan_command(found.ranking, planned) for planned in found.ranking.plans]
+    assert [plan["command"] for plan in document["plans"]] == [
+        plan_command(found.ranking, planned) for planned in found.ranking.plans
+    ]
     assert format_seconds(document["plans"][0]["step_time_s"]["value"]) in shown("tiny")
 
 
@@ -133,7 +152,19 @@ def test_a_plan_of_the_document_can_be_asked_again(tmp_path, capsys):
 
 
 def test_a_budget_of_tokens_is_refused_where_it_is_none(capsys):
-    asked = ["plan", "train", "llama-tiny", "--gpus", "4xA100-80GB", "--seq-len", "512", "--global-batch", "8", "--engine", "fsdp2"]
+    asked = [
+        "plan",
+        "train",
+        "llama-tiny",
+        "--gpus",
+        "4xA100-80GB",
+        "--seq-len",
+        "512",
+        "--global-batch",
+        "8",
+        "--engine",
+        "fsdp2",
+    ]
     assert main([*asked, "--tokens", "many"]) == 2
     assert "tokens" in capsys.readouterr().err
 

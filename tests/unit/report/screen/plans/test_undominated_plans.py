@@ -1,4 +1,6 @@
-"""Plans that are printed: none beside one that is both faster and smaller; none that divides what one GPU has; commands that a shell reads as they stand."""
+"""Plans that are printed: none beside one that is both faster and smaller; none that divides what one GPU
+has; commands that a shell reads as they stand.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,17 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "gpus", "asked"), CASES)
-def test_no_printed_plan_is_slower_and_larger_than_another(name: str, gpus: str, asked: dict[str, Any]) -> None:
+def test_no_printed_plan_is_slower_and_larger_than_another(
+    name: str, gpus: str, asked: dict[str, Any]
+) -> None:
     plans = memsheet.plan(name, gpus=gpus, top=5, **asked).ranking.plans
     assert plans
     for one in plans:
         for other in plans:
-            faster, smaller = other.seconds <= one.seconds, other.verdict.device.value <= one.verdict.device.value
+            faster, smaller = (
+                other.seconds <= one.seconds,
+                other.verdict.device.value <= one.verdict.device.value,
+            )
             as_plain = not asked_besides(other.request) & ~asked_besides(one.request)
             same = (other.seconds, other.verdict.device.value) == (one.seconds, one.verdict.device.value)
             assert not (faster and smaller and as_plain and not same)
@@ -40,7 +47,9 @@ def test_the_front_falls_from_each_point_to_the_next(name: str, gpus: str, asked
 
 @pytest.mark.parametrize("engine", ["fsdp2", "deepspeed", "transformers", "megatron"])
 def test_one_gpu_divides_nothing(engine: str) -> None:
-    ranking = memsheet.plan("llama-3.2-1b", gpus="1xH100-80GB", seq_len=2048, global_batch=8, engine=engine, top=3).ranking
+    ranking = memsheet.plan(
+        "llama-3.2-1b", gpus="1xH100-80GB", seq_len=2048, global_batch=8, engine=engine, top=3
+    ).ranking
     assert ranking.plans
     for planned in ranking.plans:
         moved = planned.request.get("offload.optimizer") or planned.request.get("offload.parameters")
