@@ -11,10 +11,10 @@ from typing import Any
 
 from memsheet.budget import Answer, Budget, Result, judge_sheets
 from memsheet.catalog import catalog_devices, find_device
-from memsheet.engines import find_engine
 from memsheet.errors import InputError
 from memsheet.plan.check import flatten_document
 from memsheet.plan.device import ONE_NODE, Basis, Cluster, Device, cluster_of
+from memsheet.plan.engine_registry import find_engine
 from memsheet.questions.accounted import answer_for_model
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.sheet import Bytes, Component, Instant, Sheet, sum_byte_ranges

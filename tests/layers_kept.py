@@ -7,11 +7,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from memsheet.engines import find_engine
 from memsheet.formulas.activations import run_config_of
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.recordings import record_block
 from memsheet.formulas.tapes.evaluate import entry_bytes
+from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import Block
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve_request

@@ -11,13 +11,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from memsheet.arith import Count, is_array, maximum, minimum, where
-from memsheet.engines import engine_of
 from memsheet.errors import input_error
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.frozen import dataclass
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import LatentAttention, LinearAttention, ModelSpec, StateSpace
 from memsheet.plan.plan import AttentionKind, Plan
 from memsheet.references import DERIVATIVES, ZERO

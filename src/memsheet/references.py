@@ -98,7 +98,7 @@ AUTOAWQ = Reference("AutoAWQ 0.1.6", "casper-hansen/AutoAWQ 8110e028 awq/modules
 GPT_FAST = Reference("gpt-fast", "meta-pytorch/gpt-fast 6ecad9b5 model.py, quantize.py, tp.py, generate.py")
 VLLM = Reference(
     "vLLM, releases 0.6.4 to 0.33.0",
-    "vllm-project/vllm vllm, at the tag of each release (memsheet/engines/vllm.py)",
+    "vllm-project/vllm vllm, at the tag of each release (memsheet/engines/vllm/facts.py)",
 )
 DEEPEP_BUFFERS = Reference(
     "DeepEP buffers", "deepseek-ai/DeepEP dd758ca csrc/legacy/config.hpp, deep_ep/buffers/legacy.py"

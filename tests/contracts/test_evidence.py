@@ -14,7 +14,7 @@ import pytest
 
 import memsheet
 from memsheet.catalog import process_overheads
-from memsheet.engines import MODELLED, find_engine
+from memsheet.plan.engine_registry import MODELLED, find_engine
 from memsheet.sheet import Cited, Derived, Evidence, Fitted, FromCode
 
 CASES = Path(__file__).parents[2] / "benchmarks" / "data" / "cases.json"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-import memsheet.formulas
+from memsheet.questions.explain import formula_modules
 from memsheet.references import FORMULAS
 
 NUMBERS = (
@@ -45,9 +44,7 @@ EXCEPTIONS = {
 
 
 def modules() -> Iterator[ModuleType]:
-    yield importlib.import_module("memsheet.textbook")
-    for found in pkgutil.walk_packages(memsheet.formulas.__path__, "memsheet.formulas."):
-        yield importlib.import_module(found.name)
+    return map(importlib.import_module, formula_modules())
 
 
 def numeric() -> dict[str, Callable[..., Any]]:
@@ -55,6 +52,7 @@ def numeric() -> dict[str, Callable[..., Any]]:
     return {
         f"{module.__name__.removeprefix('memsheet.').removeprefix('formulas.')}.{name}": function
         for module in modules()
+        if not module.__name__.endswith(".facts")  # data, each with its own source
         for name, function in vars(module).items()
         if inspect.isfunction(function)
         and function.__module__ == module.__name__

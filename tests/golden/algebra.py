@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import memsheet.formulas
 from memsheet import catalog
 from memsheet.arith import Term
-from memsheet.engines import find_engine
 from memsheet.formulas.groups import Group, StageLayers, walk_stage_layers
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.tapes.evaluate import BytesByPath
 from memsheet.plan.defaults import NAMED_PRECISIONS
 from memsheet.plan.dtypes import BF16, FP32
+from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import (
     Attention,
     CrossAttention,
@@ -29,6 +27,7 @@ from memsheet.plan.model import (
     Weight,
 )
 from memsheet.plan.plan import Implementation, Mesh, Optimizer, OptimizerName, Plan, Schedule
+from memsheet.questions.explain import formula_modules
 from memsheet.readers.model import read_model
 from memsheet.references import FORMULAS
 from memsheet.resolve import resolve_request
@@ -41,9 +40,8 @@ HEADER = """\
 
 
 def load_all() -> None:
-    importlib.import_module("memsheet.textbook")
-    for module in pkgutil.walk_packages(memsheet.formulas.__path__, "memsheet.formulas."):
-        importlib.import_module(module.name)
+    for module in formula_modules():
+        importlib.import_module(module)
 
 
 def symbol(name: str) -> Any:

@@ -33,8 +33,8 @@ from unittest import mock
 import memsheet
 from memsheet.cli import main, trouble
 from memsheet.cli.commands import COMMANDS
-from memsheet.engines import MODELLED
 from memsheet.errors import InputError, printable_line
+from memsheet.plan.engine_registry import MODELLED
 
 HANG_S, MOST_WRITTEN, MEMORY = 5, 2**20, 3 * 2**30
 CONFIGS = Path(__file__).parents[1] / "configs"

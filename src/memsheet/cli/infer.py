@@ -26,10 +26,10 @@ def _add_request_mix(answer: Answer, requests: tuple[tuple[int, int], ...]) -> A
     """The answer with how many of the file's requests run at once. Raises InputError where the engine has no
     pool, or a request is too long.
     """
-    from memsheet.engines import engine_of
     from memsheet.errors import input_error
     from memsheet.formulas.serving.mixture import request_mix_facts
     from memsheet.formulas.serving.servers import server_of
+    from memsheet.plan.engine_registry import engine_of
 
     plan, longest = answer.plan, max(prompt + output for prompt, output in requests)
     room: Any = getattr(server_of(engine_of(plan)), "room", None)

@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.budget import Answer, Result, budget_of, worst_sheet
-from memsheet.engines import engine_of
 from memsheet.exchange.shared.file_format import UNSET, Read
 from memsheet.exchange.shared.moved_states import moves_states
 from memsheet.exchange.shared.serve_script import OPEN, OTHERS, unset_variables
 from memsheet.frozen import dataclass
 from memsheet.plan.aliases import DEEPSPEED_FP16
 from memsheet.plan.engine import Sharding
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.library_defaults import own_default
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.names import SHORT

@@ -10,8 +10,8 @@ from typing import Any
 
 from memsheet.arith import Count, at_least, minimum, round_up, where
 from memsheet.catalog import process_overheads
-from memsheet.engines import find_engine
 from memsheet.plan.device import Cluster
+from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_ALLOCATOR, formula
 from memsheet.sheet import Bytes, Component, Evidence, Fitted, FromCode, Instant, Item

@@ -10,7 +10,6 @@ from functools import lru_cache
 from itertools import islice
 
 from memsheet.arith import Count, agreed, distinct, looked_up, minimum
-from memsheet.engines.torch_versions import gradients_stay, old_torch_note
 from memsheet.errors import raise_if_problems
 from memsheet.formulas.activations import check_modelled, run_config_of
 from memsheet.formulas.around.fsdp2_sizes import fsdp2_gradients, unsynced_gradient_bytes
@@ -59,6 +58,7 @@ from memsheet.frozen import dataclass
 from memsheet.plan.engine import Engine, Sharding
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Implementation, OptimizerName, Plan, Spread
+from memsheet.plan.torch_versions import gradients_stay, old_torch_note
 from memsheet.sheet import Component, Instant
 
 UNSYNCED: Key = (Component.GRADIENTS, "no_sync")

@@ -57,7 +57,28 @@ class Code(Enum):
     LITGPT = "litgpt"
     LLM_FOUNDRY = "llm_foundry"
     INTERNEVO = "internevo"
-    SWIFT = "swift"
+    SWIFT = "ms_swift"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatWrapping:
+    """How parameters are flattened unit by unit. ``prefetches``: the unit before is gathered while one runs
+    backward (BACKWARD_PRE), not after it (BACKWARD_POST). ``keeps_outputs``: the trainer names what the model
+    returned until its next forward is over. ``table_apart``: a tied table is a unit of its own, gathered for
+    embeddings, then for the head and from there through backward.
+    """
+
+    prefetches: bool = True  # FullyShardedDataParallel's default (fully_sharded_data_parallel.py:404)
+    keeps_outputs: bool = False
+    table_apart: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UnitWrapping:
+    """How parameters are gathered unit by unit where each is sharded by itself, besides one unit a layer."""
+
+    joined: bool = False  # embeddings and head with the root, each with its own table
+    last_stays: bool = False  # the last layer is not resharded after its forward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +169,8 @@ class Engine:
         False  # fully_shard leaves embeddings and head to the root where an adapter trains
     )
     alone: Engine | None = None  # its facts on one GPU, where they are others
+    flat_wrapping: FlatWrapping = FlatWrapping()  # where parameters are flattened
+    unit_wrapping: Callable[[str | None], UnitWrapping] = lambda _: UnitWrapping()  # of a version, where not
     evidence: dict[str, Evidence] = field(default_factory=dict)
 
 

@@ -247,6 +247,14 @@ class Spread(Enum):
     WORST = "worst"
 
 
+MAX_VIOLATION = 0.72
+"""How far the most loaded expert was above an even share in a trained model that an auxiliary loss balances:
+MaxVio_global of the 1B model of arXiv:2408.15664 (table 2); 0.52 for its 3B, 0.04 for both where biases
+balance instead. A rank with several experts has no more than its fullest; it is counted over a whole
+validation set (section 2 there), and a single micro-batch may be less even.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
     """How tokens go to experts. ``capacity_factor``: tokens an expert takes, in shares of an even split; None

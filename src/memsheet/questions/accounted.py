@@ -23,12 +23,12 @@ from memsheet.budget import (
     verdict_with_extra_bytes,
 )
 from memsheet.catalog import find_device, find_model, model_names
-from memsheet.engines import engine_of
 from memsheet.errors import InputError, Problem, input_error, missing_package, raise_if_problems
 from memsheet.guard import MAX_JSON_BYTES, is_file, parse_json, read_bytes
 from memsheet.plan.check import flatten_document
 from memsheet.plan.contradictions import SEQUENCES
 from memsheet.plan.device import Cluster, cluster_of, parse_gpus
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.hardware import eight_bit_cache, emulated_bf16, unsupported_choices, written_scores
 from memsheet.plan.library_defaults import (
     assumed_value_text,

@@ -14,9 +14,9 @@ from typing import Any
 
 from memsheet import references
 from memsheet.catalog import glossary_terms
-from memsheet.engines import MODELLED, find_engine
 from memsheet.errors import input_error
 from memsheet.frozen import dataclass
+from memsheet.plan.engine_registry import MODELLED, find_engine
 from memsheet.references import FORMULAS, Reference
 from memsheet.sheet import Cited, Evidence, FromCode
 
@@ -139,13 +139,15 @@ def _formula_terms() -> dict[str, Term]:
     }
 
 
+def formula_modules() -> Iterator[str]:
+    """Modules that may hold formulas: what is published, what is generic, and each engine's own."""
+    yield "memsheet.textbook"
+    for package in ("memsheet.formulas", "memsheet.engines"):
+        yield from (found.name for found in walk_packages(import_module(package).__path__, f"{package}."))
+
+
 def _formula_functions() -> Iterator[tuple[str, Any]]:
-    package = import_module("memsheet.formulas")
-    homes = [
-        "memsheet.textbook",
-        *(found.name for found in walk_packages(package.__path__, "memsheet.formulas.")),
-    ]
-    modules = {name: import_module(name) for name in homes}
+    modules = {name: import_module(name) for name in formula_modules()}
     for qualified in FORMULAS:
         module, _, name = qualified.rpartition(".")
         yield qualified, getattr(modules[module], name, None)

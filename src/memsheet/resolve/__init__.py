@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from memsheet.engines import MODELLED, find_engine
 from memsheet.errors import InputError, Problem, raise_if_problems
 from memsheet.frozen import dataclass
 from memsheet.gaps import RequestResolver
@@ -15,6 +14,7 @@ from memsheet.plan.contradictions import contradiction_problems
 from memsheet.plan.defaults import OTHER_TASK, UNMODELLED
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
+from memsheet.plan.engine_registry import MODELLED, find_engine
 from memsheet.plan.hardware import BF16_UNITS, is_older_device, unsupported_choices
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import (

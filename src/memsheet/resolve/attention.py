@@ -4,7 +4,7 @@ and share the rest of a layer.
 
 from __future__ import annotations
 
-from memsheet.engines.sglang import ATTENTION_GROUPS, GROUPS_SINCE, UNEQUAL_SINCE, version_of
+from memsheet.engines.sglang.facts import ATTENTION_GROUPS, GROUPS_SINCE, UNEQUAL_SINCE, version_of
 from memsheet.gaps import RequestResolver
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec, Moe

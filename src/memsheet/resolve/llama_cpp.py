@@ -13,7 +13,7 @@ def llama_options(gaps: RequestResolver, engine: Engine, task: str) -> dict[str,
     """The fields of a plan that only llama.cpp reads."""
     if task != "infer" or engine.server != "llama_cpp":
         return {}
-    from memsheet.engines.llama_cpp import MAX_SEQUENCES, UBATCH, is_fork
+    from memsheet.engines.llama_cpp.facts import MAX_SEQUENCES, UBATCH, is_fork
 
     given, fork = gaps.request.get("serving.k_dtype"), is_fork(gaps.request.get("engine_version"))
     values = dtype_named(gaps.request.get("serving.kv_dtype") or "fp16")

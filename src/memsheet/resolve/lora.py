@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from memsheet.engines import find_engine
-from memsheet.engines.served_lora import (
+from memsheet.engines.sglang.facts import version_of
+from memsheet.engines.shared.served_lora import (
     ADAPTERS,
     RANK,
     SGLANG_ADAPTERS,
@@ -18,11 +18,11 @@ from memsheet.engines.served_lora import (
     Facts,
     facts_of,
 )
-from memsheet.engines.sglang import version_of
-from memsheet.engines.vllm import release_of
+from memsheet.engines.vllm.facts import release_of
 from memsheet.gaps import RequestResolver
 from memsheet.plan.dtypes import BF16, FP16, FP32, DType, dtype_named
 from memsheet.plan.engine import Engine
+from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import LatentAttention, LinearAttention, ModelSpec, Moe, Recurrent, Role, StateSpace
 from memsheet.plan.plan import Mesh, Precision, ServedAdapters
 from memsheet.resolve.adapters import linear_names, targets_of

@@ -51,7 +51,7 @@ def _resolve_compile(gaps: RequestResolver, engine: Engine) -> bool:
 
 
 def _of_vllm(version: str | None) -> bool:
-    from memsheet.engines.vllm import release_of
+    from memsheet.engines.vllm.facts import release_of
 
     return release_of(version).lines != "v0"
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.engines.verified import NO_SDPA, TP_EXPERTS_ONLY, TP_PLANS
 from memsheet.gaps import RequestResolver
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Code, Engine
 from memsheet.plan.hardware import FLASH_UNITS, OWN_KERNELS, is_older_device
 from memsheet.plan.model import CrossAttention, LatentAttention, ModelSpec
 from memsheet.plan.plan import AttentionKind, Mesh
+from memsheet.plan.verified_families import NO_SDPA, TP_EXPERTS_ONLY, TP_PLANS
 from memsheet.resolve.blocks import check_blocks
 
 NEEDS_CAPABILITY = {"fp8": (8, 9), "mxfp4": (7, 5)}
@@ -31,7 +31,7 @@ def kinds_of(model: ModelSpec | None) -> set[str]:
     )
 
 
-LIBRARY = frozenset({"transformers", "autotp", "autoawq"})
+LIBRARY = frozenset({"transformers", "deepspeed", "autoawq"})
 """Servers that run the library's own modules."""
 
 

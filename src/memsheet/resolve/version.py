@@ -7,9 +7,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from memsheet.engines import find_engine
 from memsheet.gaps import RequestResolver
 from memsheet.plan.engine import Engine
+from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.plan import Plan
 
 RELEASED = {
@@ -17,8 +17,8 @@ RELEASED = {
     "sglang": (re.compile(r"^v?\d+\.\d+\.\d+"), "a release with three numbers, for example 0.5.12"),
     "llama.cpp": (re.compile(r"\d|ik_llama"), "a build or commit, for example b7342, or ik_llama.cpp"),
 }
-"""How engines whose facts are kept release by release name one (``engines.vllm.release_of``,
-``engines.sglang.release_of``).
+"""How engines whose facts are kept release by release name one (``engines.vllm.facts.release_of``,
+``engines.sglang.facts.release_of``).
 """
 ANY = re.compile(r"\d"), "a release, a commit or a date, for example 5.13.1 (torch 2.13.0)"
 NUMBER = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.engines import engine_of
 from memsheet.formulas.serving.servers import server_of
 from memsheet.frozen import dataclass
 from memsheet.plan.device import Cluster
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.sheet import Bytes, Sheet

@@ -20,9 +20,9 @@ from memsheet.budget import (
     verdict_on_start,
     verdict_with_extra_bytes,
 )
-from memsheet.engines import find_engine
 from memsheet.errors import InputError, Problem, raise_if_problems
 from memsheet.plan.device import Cluster
+from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.hardware import unsupported_choices
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan

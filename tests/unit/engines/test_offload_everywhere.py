@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import memsheet
-from memsheet.engines import MODELLED, find_engine
 from memsheet.errors import InputError
+from memsheet.plan.engine_registry import MODELLED, find_engine
 from memsheet.sheet import Component, Instant, Sheet
 
 C = Component

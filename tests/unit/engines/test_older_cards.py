@@ -8,8 +8,8 @@ import pytest
 
 import memsheet
 from memsheet.catalog import hardware_rates
-from memsheet.engines import MODELLED, find_engine
 from memsheet.errors import InputError
+from memsheet.plan.engine_registry import MODELLED, find_engine
 from memsheet.sheet import Component, Instant
 
 OLD, NEW = ("V100-32GB", "T4", "RTX 2080 Ti"), ("A100-80GB", "L4", "H100-80GB")

@@ -10,11 +10,11 @@ import pytest
 import memsheet
 from memsheet.account import account_bare, account_rank
 from memsheet.catalog import find_model, model_names
-from memsheet.engines import MODELLED, find_engine
 from memsheet.errors import InputError
 from memsheet.formulas.states.params import parameter_count, parameter_tensors
 from memsheet.plan.check import PRECISIONS
 from memsheet.plan.engine import Sharding
+from memsheet.plan.engine_registry import MODELLED, find_engine
 from memsheet.plan.model import ModelSpec
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve_request

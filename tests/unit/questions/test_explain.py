@@ -10,8 +10,8 @@ import pytest
 from memsheet import references
 from memsheet.catalog import glossary_terms
 from memsheet.cli import main
-from memsheet.engines import MODELLED
 from memsheet.errors import InputError
+from memsheet.plan.engine_registry import MODELLED
 from memsheet.plan.names import SHORT
 from memsheet.questions.explain import _shortest_ends, all_terms, explain
 from memsheet.references import FORMULAS

@@ -15,12 +15,12 @@ import pytest
 
 from memsheet import catalog
 from memsheet.budget import Answer
-from memsheet.engines import MODELLED
 from memsheet.errors import InputError
 from memsheet.plan.check import RULES, flatten_document
 from memsheet.plan.defaults import DESCRIPTIVE
 from memsheet.plan.device import cluster_of
 from memsheet.plan.document import plan_document
+from memsheet.plan.engine_registry import MODELLED
 from memsheet.plan.model import ModelSpec
 from memsheet.questions import accounted as api
 from memsheet.readers.hf_config import read_hf_config

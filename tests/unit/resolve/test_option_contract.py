@@ -12,13 +12,13 @@ import pytest
 import memsheet
 from memsheet import catalog
 from memsheet.account import account_rank
-from memsheet.engines import MODELLED
-from memsheet.engines import find_engine as found_engine
 from memsheet.errors import InputError
 from memsheet.plan.check import RULES, flatten_document
 from memsheet.plan.defaults import DESCRIPTIVE
 from memsheet.plan.device import Cluster, cluster_of
 from memsheet.plan.document import plan_document
+from memsheet.plan.engine_registry import MODELLED
+from memsheet.plan.engine_registry import find_engine as found_engine
 from memsheet.plan.model import ModelSpec, StoredQuantization
 from memsheet.plan.plan import RecomputeMode
 from memsheet.readers.model import read_model

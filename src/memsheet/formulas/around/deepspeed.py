@@ -7,9 +7,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memsheet.arith import Count, agreed, minimum
-from memsheet.engines.deepspeed import BUCKETS, Buckets
 from memsheet.formulas.around.kept import ResidentState
 from memsheet.formulas.around.zero import BUCKET, FLUSH, GATHERED, bucket_bytes, zero_overhead
+from memsheet.formulas.around.zero_buckets import BUCKETS, Buckets
 from memsheet.formulas.around.zero_flow import prefetched_elements, stays_gathered, tensor_shard
 from memsheet.formulas.around.zero_states import (
     PARTITION,

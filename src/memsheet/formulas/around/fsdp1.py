@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from memsheet.arith import Count, ceil_div, round_up
-from memsheet.engines.fsdp1 import WRAPPINGS, Wrapping
 from memsheet.errors import input_error
 from memsheet.formulas.around.surroundings import ShardingOverhead, single_row
 from memsheet.formulas.groups import Group, StageLayers
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
+from memsheet.plan.engine import FlatWrapping
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_FSDP1, formula
 from memsheet.sheet import Component
@@ -74,7 +75,7 @@ class Units:
     """The units of a stage."""
 
     plan: Plan
-    wrapping: Wrapping
+    wrapping: FlatWrapping
     embeddings: Group | None
     head: Group | None
     last: Group | None  # of the layers
@@ -222,7 +223,7 @@ def fsdp1_overhead(plan: Plan, walk: StageLayers) -> ShardingOverhead:
     check_fsdp1(plan)
     of = Units(
         plan,
-        WRAPPINGS[plan.engine],
+        engine_of(plan).flat_wrapping,
         walk.embeddings,
         walk.head,
         walk.layers[-1].pattern[-1] if walk.layers else None,

@@ -23,6 +23,8 @@ from memsheet.formulas.around.fsdp2_sizes import (
 from memsheet.formulas.around.surroundings import ShardingOverhead, single_row
 from memsheet.formulas.groups import Group, StageLayers
 from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
+from memsheet.plan.engine import UnitWrapping
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.plan import Plan
 from memsheet.sheet import Component
 
@@ -108,22 +110,9 @@ def _group_row_key(component: Component, group: Group | None, what: str) -> Key:
     return component, f"{group.name if group else 'none'}/{what}"
 
 
-@dataclass(frozen=True, slots=True)
-class Wrapping:
-    """How an engine groups parameters, besides one group a layer."""
-
-    joined: bool = False  # embeddings and head with the root, each with its own table
-    last_stays: bool = False  # the last layer is not resharded after its forward
-
-
-def fsdp_wrapping(plan: Plan) -> Wrapping:
-    """The library's groups as accelerate makes them, torchtitan's as its version does."""
-    if plan.engine != "torchtitan":
-        return Wrapping()
-    from memsheet.engines.torchtitan import version_of
-
-    version = version_of(plan.engine_version)
-    return Wrapping(version.ends_in_root, version.last_stays)
+def fsdp_wrapping(plan: Plan) -> UnitWrapping:
+    """The library's groups as accelerate makes them, or an engine's own as its version does."""
+    return engine_of(plan).unit_wrapping(plan.engine_version)
 
 
 def _fsdp_groups(plan: Plan, walk: StageLayers) -> Groups:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memsheet.arith import Count, agreed, ceil_div, minimum
-from memsheet.engines.internevo import REDUCE_BUCKET, SLACK
 from memsheet.formulas.around.kept import ResidentState
 from memsheet.formulas.around.surroundings import ShardingOverhead, single_row
 from memsheet.formulas.states.held import held_tensors, parameter_bytes
@@ -24,6 +23,11 @@ from memsheet.sheet import Component
 C = Component
 BUCKET: Key = (C.COMMUNICATION, "zero/flat_bucket")
 NOTE = "ranks are dealt whole parameters and differ: the sheet is that of the one that has most"
+
+REDUCE_BUCKET = 512 * 1024 * 1024
+"""Elements of gradients that are flattened for one reduction (InternEvo 1738bee configs/7B_sft.py:100)."""
+SLACK = 1.01
+"""A rank is dealt parameters until it has this many times its even share (solver/optimizer/utils.py:783)."""
 
 
 @formula(

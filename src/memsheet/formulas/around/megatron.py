@@ -11,13 +11,14 @@ from functools import reduce
 from operator import or_
 
 from memsheet.arith import Count, ceil_div, maximum, round_up, where
-from memsheet.engines import find_engine
 from memsheet.formulas.around.kept import ResidentState
 from memsheet.formulas.around.surroundings import ShardingOverhead
-from memsheet.formulas.model_code.megatron import end_axes, layer_axis_sizes
+from memsheet.formulas.model_code import model_code
 from memsheet.formulas.states.held import Held, held_tensors, module_of
 from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key
 from memsheet.plan.dtypes import BF16, FP8, FP32, INT16_REMAINDER, INT64, DType
+from memsheet.plan.engine import Code
+from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import Attention, Block, LatentAttention, ModelSpec, Moe, Role
 from memsheet.plan.plan import AttentionKind, Mesh, Plan
 from memsheet.references import MEGATRON, formula
@@ -237,7 +238,7 @@ def _dummy_wgrad_rows(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]
     blocks = {id(block): block for stack in spec.stacks for run in stack.runs for block in run.pattern}
     found = [matrix for block in blocks.values() for matrix in layer_matrix_shapes(block, plan)]
     if spec.head.kind != "none":
-        found.append(("lm_head", end_axes(spec, plan)["V"], spec.hidden))
+        found.append(("lm_head", model_code(Code.MEGATRON).end_axes(spec, plan)["V"], spec.hidden))
     dtype, seen = _compute_dtype(plan), list[tuple[Count, Count]]()
     for name, rows, columns in found:
         again = reduce(or_, ((rows == r) & (columns == c) for r, c in seen), False)
@@ -265,7 +266,12 @@ def _compute_dtype(plan: Plan) -> DType:
 
 def layer_matrix_shapes(block: Block, plan: Plan) -> Iterator[tuple[str, Count, Count]]:
     """The matrices of a layer on one rank, as (name, rows, columns)."""
-    of, h, at, ff = layer_axis_sizes(block, plan), block.hidden, block.mixers[0], block.feed_forward
+    of, h, at, ff = (
+        model_code(Code.MEGATRON).axes(block, plan),
+        block.hidden,
+        block.mixers[0],
+        block.feed_forward,
+    )
     if isinstance(at, Attention):
         yield "linear_qkv", of["(a+2k)·d"], h
         yield "linear_proj", h, of["a·d"]
@@ -305,7 +311,7 @@ def dispatch_buffers(spec: ModelSpec, plan: Plan) -> Count:
     if plan.routing is None or plan.routing.dispatch not in FLEX:
         return 0
     of = [
-        layer_axis_sizes(b, plan)
+        model_code(Code.MEGATRON).axes(b, plan)
         for s in spec.stacks
         for run in s.runs
         for b in run.pattern
@@ -324,7 +330,7 @@ def dispatch_buffers(spec: ModelSpec, plan: Plan) -> Count:
 )
 def _sequence_gather_buffer(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]]:
     if plan.sequence_parallel and spec.head.kind != "none":
-        ends = end_axes(spec, plan)
+        ends = model_code(Code.MEGATRON).end_axes(spec, plan)
         yield (
             (Component.COMMUNICATION, "global_memory_buffer"),
             _compute_dtype(plan).nbytes(ends["b"] * ends["s"] * spec.hidden),
@@ -342,7 +348,7 @@ def _attention_score_buffer(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, 
     """The buffer of attention that computes scores in full."""
     if plan.attention is not AttentionKind.EAGER or not spec.stacks[-1].runs:
         return
-    of = layer_axis_sizes(spec.stacks[-1].runs[0].pattern[0], plan)
+    of = model_code(Code.MEGATRON).axes(spec.stacks[-1].runs[0].pattern[0], plan)
     yield (
         (Component.COMMUNICATION, "global_memory_buffer"),
         _compute_dtype(plan).nbytes(of["b"] * of["a"] * of["s"] * of["s"]),

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from memsheet.arith import Count, at_least, maximum, minimum, where
-from memsheet.engines.deepspeed import ALLREDUCE_BUCKET
 from memsheet.formulas.around.surroundings import ShardingOverhead
+from memsheet.formulas.around.zero_buckets import ALLREDUCE_BUCKET
 from memsheet.formulas.around.zero_flow import (
     Flush,
     Place,

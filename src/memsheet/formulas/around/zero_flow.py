@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memsheet.arith import Count, ceil_div, maximum, minimum, where
-from memsheet.engines.deepspeed import Buckets
+from memsheet.formulas.around.zero_buckets import Buckets
 from memsheet.formulas.groups import Group, StageLayers
 from memsheet.formulas.states.held import Held
 from memsheet.references import DEEPSPEED, formula

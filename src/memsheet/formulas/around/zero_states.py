@@ -3,7 +3,7 @@ the parts on the host.
 
 Stages 1 and 2 flatten the parameters that train into one buffer; stage 3 cuts every tensor on its own. Paths
 name DeepSpeed's own buffers where a partition follows no module's borders. Line numbers are those of
-``engines/deepspeed.py``'s commit.
+``engines/deepspeed/facts.py``'s commit.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memsheet.arith import Count, agreed, at_least, maximum, minimum, round_up, where
-from memsheet.engines.deepspeed import ALIGNMENT, BUCKETS, Buckets
 from memsheet.errors import Problem, raise_if_problems
 from memsheet.formulas.around.kept import Host
+from memsheet.formulas.around.zero_buckets import ALIGNMENT, BUCKETS, Buckets
 from memsheet.formulas.around.zero_flow import stays_gathered, tensor_shard
 from memsheet.formulas.states.held import Held, module_of, row_scales
 from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key

@@ -1,14 +1,13 @@
-"""Whose code a model is run by: one file for each way of writing it, operation by operation over shape-only
-tensors.
+"""Whose code a model is run by, operation by operation over shape-only tensors.
 
-``transformers`` is the library's; other engines that have model code of their own add theirs.
+``transformers`` is the library's, which most engines run; those that have model code of their own bring it
+(``layers`` in an engine's folder).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from importlib import import_module
 
 from memsheet.arith import Count
 from memsheet.errors import Problem
@@ -21,6 +20,7 @@ from memsheet.formulas.tapes.tape import Shape
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import DType
 from memsheet.plan.engine import Code
+from memsheet.plan.engine_registry import engine_module
 from memsheet.plan.model import Block, Embeddings, Head, ModelSpec, Norm
 from memsheet.plan.plan import Loss, Plan
 
@@ -84,8 +84,9 @@ class ModelCode:
 @cache
 def model_code(code: Code) -> ModelCode:
     """The way of writing models that goes by a name."""
-    name = (
-        "transformers.code" if code is Code.TRANSFORMERS else code.value
-    )  # whose other files serve other codes too
-    found: ModelCode = import_module(f"memsheet.formulas.model_code.{name}").CODE
+    if code is Code.TRANSFORMERS:
+        from memsheet.formulas.model_code.transformers.code import CODE
+
+        return CODE
+    found: ModelCode = engine_module(code.value, "layers").CODE
     return found

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from memsheet.engines.vllm import Release
 from memsheet.errors import input_error
 from memsheet.formulas.serving.kv_cache import bytes_per_token
 from memsheet.formulas.serving.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
 from memsheet.frozen import dataclass
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Mesh, Plan
+from memsheet.plan.profiled_release import Release
 from memsheet.references import VLLM, formula
 from memsheet.sheet import Bytes
 from memsheet.units import GIB

@@ -7,10 +7,10 @@ from __future__ import annotations
 from math import prod
 
 from memsheet.arith import Count, at_least, ceil_div, maximum, minimum, where
-from memsheet.engines.vllm import Release, Shown
 from memsheet.formulas.serving.work import MERGED_PATCHES
 from memsheet.plan.model import ModelSpec, Picture, Tower
 from memsheet.plan.plan import Plan
+from memsheet.plan.profiled_release import Release, Shown
 from memsheet.references import VLLM, formula
 from memsheet.sheet import NOTHING, Bytes, sum_byte_ranges
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 from functools import reduce
 
 from memsheet.arith import Count, at_least, ceil_div, maximum, minimum, where
-from memsheet.engines.vllm import Release
 from memsheet.formulas.serving.pictures import kept_pictures
 from memsheet.formulas.serving.sampling import masked_sampler_bytes, sampler_bytes
 from memsheet.formulas.serving.work import MERGED_PATCHES
 from memsheet.frozen import dataclass
 from memsheet.plan.model import Attention, Block, Dense, LatentAttention, ModelSpec, Moe
 from memsheet.plan.plan import Mesh, Plan
+from memsheet.plan.profiled_release import Release
 from memsheet.references import DEEPEP_BUFFERS, VLLM, formula
 from memsheet.sheet import Bytes
 from memsheet.units import MIB

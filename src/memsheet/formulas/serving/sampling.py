@@ -5,8 +5,8 @@ a server keeps.
 from __future__ import annotations
 
 from memsheet.arith import Count, at_least, ceil_div, where
-from memsheet.engines.vllm import Sampler
 from memsheet.plan.dtypes import FP32, INT32, INT64, DType
+from memsheet.plan.profiled_release import Sampler
 from memsheet.references import FLASHINFER, TORCH_SORT, VLLM, formula
 
 SEGMENTED_ROWS, WIDE_ROW = 128, 1_000_000
@@ -90,7 +90,7 @@ def unmasked_sampler_bytes(rows: Count, width: Count, dtype: DType, *, copied: b
     cites=VLLM,
     at=(
         "v1/sample/ops/topk_topp_sampler.py: which sampler is the default of a release "
-        "(memsheet/engines/vllm.py)"
+        "(memsheet/engines/vllm/facts.py)"
     ),
 )
 def sampler_bytes(sampler: Sampler, rows: Count, width: Count, dtype: DType) -> Count:

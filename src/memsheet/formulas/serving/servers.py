@@ -5,11 +5,11 @@ engine says (``Engine.server``).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any, Protocol, cast
 
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
+from memsheet.plan.engine_registry import engine_module
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.sheet import Item, Sheet
@@ -30,12 +30,6 @@ class Server(Protocol):
     ) -> Mapping[str, Any]: ...
 
 
-MODULES = {"transformers": "serving", **{name: f"{name}.server" for name in ("vllm", "sglang", "llama_cpp")}}
-"""Modules that are called otherwise than what they account, or lie in a folder with others of their engine.
-"""
-
-
 def server_of(engine: Engine) -> Server:
     """The module that accounts the engine's inference."""
-    name = MODULES.get(engine.server, engine.server)
-    return cast("Server", import_module(f"memsheet.formulas.serving.{name}"))
+    return cast("Server", engine_module(engine.server, "server"))

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import reduce
 
 from memsheet.arith import Count, at_least, ceil_div, maximum, where
-from memsheet.engines.verified import TP_LATENT
 from memsheet.formulas.activations import run_config_of
 from memsheet.formulas.model_code.transformers.blocks import served_as_trained
 from memsheet.formulas.model_code.transformers.code import (
@@ -42,6 +41,7 @@ from memsheet.plan.model import (
     Tower,
 )
 from memsheet.plan.plan import AttentionKind, Plan, RecomputeMode
+from memsheet.plan.verified_families import TP_LATENT
 from memsheet.references import DEEPSEEK_V2, QLORA, TRANSFORMERS, TRANSFORMERS_CACHE, formula
 from memsheet.sheet import NOTHING, Bytes, sum_byte_ranges
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memsheet.engines import engine_of
 from memsheet.errors import input_error
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving_time.between import exchanged_s, replays_cuda_graph
@@ -19,6 +18,7 @@ from memsheet.formulas.serving_time.operators import (
 )
 from memsheet.formulas.serving_time.speeds import End, Speeds, format_of, speeds_of
 from memsheet.plan.device import Cluster
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import CrossAttention, ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.references import VLLM_SAMPLER, formula

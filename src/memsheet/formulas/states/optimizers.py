@@ -11,7 +11,6 @@ from enum import Enum
 from functools import reduce
 
 from memsheet.arith import Count, at_least, ceil_div, maximum, minimum, where
-from memsheet.engines.torch_versions import eight_bit_alike, torch_version
 from memsheet.errors import Problem
 from memsheet.formulas.states.held import EIGHT_BIT_MINIMUM, Held, eight_bit_states, torchao_states
 from memsheet.formulas.tapes.evaluate import Stepped
@@ -19,6 +18,7 @@ from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import BF16, FP32, INT8_ADAM, DType
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec, Role
 from memsheet.plan.plan import Implementation, OptimizerName, Plan
+from memsheet.plan.torch_versions import eight_bit_alike, torch_version
 from memsheet.references import (
     ADAFACTOR,
     ADAM_MINI,

@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from memsheet.engines import engine_of
 from memsheet.formulas.step_time.parts import Part, parts_of
 from memsheet.formulas.step_time.rates import Efficiency, rates_of
 from memsheet.formulas.step_time.replicas import Overlap, gathered_size, gathers_units
 from memsheet.formulas.step_time.whole import shop_of, step_time
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Sharding
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.references import ZERO, formula

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memsheet.engines import engine_of
 from memsheet.formulas.step_time.numbers import Real, exposed_seconds
 from memsheet.formulas.step_time.parts import Part
 from memsheet.formulas.step_time.rates import Rates
 from memsheet.formulas.step_time.replicas import EVEN, groups_of
 from memsheet.plan.engine import Sharding
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.plan import Implementation, OptimizerName, Plan, RecomputeMode
 from memsheet.references import MEGATRON_SP, TORCH_OPTIM, ZERO_OFFLOAD, formula
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from memsheet.arith import maximum
-from memsheet.engines import engine_of
 from memsheet.errors import input_error
 from memsheet.formulas.step_time.collectives import send_s
 from memsheet.formulas.step_time.kernels import kernels_of
@@ -28,6 +27,7 @@ from memsheet.formulas.step_time.updates import (
 )
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 

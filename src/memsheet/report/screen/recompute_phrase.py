@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from memsheet.account import account_rank
 from memsheet.budget import Answer, Result, Verdict, judge_on
-from memsheet.engines import engine_of
 from memsheet.errors import InputError
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.plan import Recompute, RecomputeMode
 from memsheet.report.shared.look import Look
 

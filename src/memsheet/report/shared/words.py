@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memsheet.budget import Answer, Fix
-from memsheet.engines import engine_of
 from memsheet.errors import printable_line
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.names import SHORT
 from memsheet.plan.plan import Adapter, OptimizerName, Plan, RecomputeMode
 from memsheet.sheet import Bytes, Component, Instant, Sheet, sum_byte_ranges

@@ -10,11 +10,11 @@ from typing import Any
 
 from memsheet.account import account_rank
 from memsheet.budget import Change, Fix, LibraryUse, Result, Verdict, judge_plan, verdict_with_extra_bytes
-from memsheet.engines import find_engine
 from memsheet.errors import InputError, raise_if_problems
 from memsheet.frozen import dataclass
 from memsheet.plan.device import MAX_DEVICES, Cluster, parse_gpus
 from memsheet.plan.engine import Sharding
+from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.hardware import unsupported_choices
 from memsheet.plan.library_defaults import implied_library_keys
 from memsheet.plan.model import ModelSpec

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memsheet.engines import find_engine
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
+from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import ModelSpec, Moe
 from memsheet.plan.plan import Loss, OptimizerName, RecomputeMode
 from memsheet.search.train.space import Request, divisors, uneven_stage_layers

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memsheet.budget import Result, budget_of
-from memsheet.engines import find_engine
 from memsheet.errors import InputError
 from memsheet.formulas.step_time import quick_s
 from memsheet.plan.device import Cluster
+from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import ModelSpec
 from memsheet.search.fixes.levers import LEVERS, Lever, TrialPlan, default_precision, naive_trial_plan
 from memsheet.search.train.timed import Planned, Scaled

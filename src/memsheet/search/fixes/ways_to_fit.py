@@ -336,8 +336,8 @@ def _pool_is_short(spec: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[
     """Whether a server may refuse to start for want of cache."""
     if plan.task != "infer":
         return False
-    from memsheet.engines import engine_of
     from memsheet.formulas.serving.servers import server_of
+    from memsheet.plan.engine_registry import engine_of
 
     short = server_of(engine_of(plan)).facts(spec, plan, cluster, sheets).get("short_bytes")
     return short is not None and short.high > 0

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.account import account_rank
-from memsheet.engines import engine_of
 from memsheet.errors import InputError, raise_if_problems
 from memsheet.formulas.serving.servers import server_of
 from memsheet.frozen import dataclass
 from memsheet.plan.device import Cluster
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.hardware import FP8_UNITS, is_older_device, unsupported_choices
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan

@@ -10,12 +10,12 @@ from typing import Any
 
 from memsheet.account import account_rank
 from memsheet.budget import Result, judge_plan, verdict_on_start, worst_sheet
-from memsheet.engines import engine_of
 from memsheet.errors import InputError, input_error, printable_line, raise_if_problems
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving.servers import server_of
 from memsheet.formulas.serving_time import End, Seconds, Timer, token_time
 from memsheet.plan.device import Cluster
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.hardware import unsupported_choices
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memsheet.engines.sglang import ATTENTION_GROUPS
+from memsheet.engines.sglang.facts import ATTENTION_GROUPS
 from memsheet.plan.device import Cluster
 from memsheet.plan.model import ModelSpec, Moe
 from memsheet.resolve.attention import has_experts

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memsheet.engines import find_engine
 from memsheet.errors import InputError
 from memsheet.formulas.states.params import parameter_count
 from memsheet.plan.device import ONE_NODE, Cluster, resize_cluster
+from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import ModelSpec
 from memsheet.resolve import resolve_request
 from memsheet.search.fitting_edges import first_edge

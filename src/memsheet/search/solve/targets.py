@@ -12,8 +12,8 @@ from enum import Enum
 from typing import Any
 
 from memsheet.budget import Fix, LibraryUse, Result, WayToFit
-from memsheet.engines import find_engine
 from memsheet.plan.device import MAX_DEVICES, ONE_NODE, UNSAID, Cluster, Device, Links, resize_cluster
+from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.library_defaults import implied_library_keys
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.names import SHORT

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 from memsheet.account import account_rank
 from memsheet.budget import Result, Verdict, judge_on
-from memsheet.formulas.model_code.megatron.experts import MAX_VIOLATION
 from memsheet.plan.device import Cluster
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.plan import Plan, Spread
+from memsheet.plan.plan import MAX_VIOLATION, Plan, Spread
 from memsheet.sheet import Sheet
 from memsheet.units import format_bytes
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from memsheet.engines import find_engine
 from memsheet.errors import input_error, raise_if_problems
 from memsheet.plan.check import check_request
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
+from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import ModelSpec, Moe
 from memsheet.plan.plan import Loss, OptimizerName, RecomputeMode, Schedule
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from memsheet import catalog
 from memsheet.cli import main
-from memsheet.engines import vllm as engine
+from memsheet.engines.vllm import facts as engine
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text
 from memsheet.exchange.shared import serve_script as around

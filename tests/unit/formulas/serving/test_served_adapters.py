@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from memsheet import catalog
 from memsheet.budget import Answer
-from memsheet.engines.served_lora import RANKS, SGLANG_PARTS, facts_of
+from memsheet.engines.sglang.lora import buffers_of
+from memsheet.engines.shared.served_lora import RANKS, SGLANG_PARTS, facts_of
+from memsheet.engines.vllm.lora import pairs_of
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write_format_files
 from memsheet.exchange.joined_files import asked_of
-from memsheet.formulas.serving.sglang.lora import buffers_of
-from memsheet.formulas.serving.vllm.lora import pairs_of
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.plan.document import plan_document
 from memsheet.plan.model import ModelSpec

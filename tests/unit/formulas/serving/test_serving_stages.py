@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from memsheet.engines.sglang import server as sglang
+from memsheet.engines.vllm import server as vllm
 from memsheet.formulas.pipeline import stage_model
-from memsheet.formulas.serving.sglang import server as sglang
 from memsheet.formulas.serving.stages import every_stage, same_again
-from memsheet.formulas.serving.vllm import server as vllm
 from memsheet.questions.accounted import infer
 from memsheet.sheet import Component
 

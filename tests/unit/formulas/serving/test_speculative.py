@@ -12,8 +12,8 @@ import pytest
 
 from memsheet import catalog
 from memsheet.budget import Answer
+from memsheet.engines.vllm.speculative import chunk_rows
 from memsheet.formulas.serving.drafts import PREFIX, mtp_heads
-from memsheet.formulas.serving.vllm.speculative import chunk_rows
 from memsheet.formulas.states.params import parameter_count
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.speculative import kept_of, reserved_mib

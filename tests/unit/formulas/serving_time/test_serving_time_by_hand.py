@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from memsheet.catalog import find_device
-from memsheet.engines import engine_of
 from memsheet.formulas.serving_time.between import all_reduce_s
 from memsheet.formulas.serving_time.operators import Pass, Product, ServeTiming, decoder_layers, product_s
 from memsheet.formulas.serving_time.speeds import End, Line, Speeds, speeds_of
@@ -23,6 +22,7 @@ from memsheet.formulas.serving_time.times import Seconds, Timer, token_time
 from memsheet.formulas.step_time.numbers import Curve
 from memsheet.formulas.step_time.rates import Fit, Rates
 from memsheet.plan.device import cluster_of
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.plan import Plan
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve_request

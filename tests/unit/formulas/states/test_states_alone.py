@@ -12,9 +12,9 @@ import pytest
 
 import memsheet
 from memsheet.budget import Answer
-from memsheet.engines import MODELLED, find_engine
 from memsheet.errors import InputError
 from memsheet.plan.dtypes import FP32
+from memsheet.plan.engine_registry import MODELLED, find_engine
 from memsheet.report.screen.table import render_answer
 from memsheet.report.shared.look import Look
 from memsheet.sheet import Component, Instant

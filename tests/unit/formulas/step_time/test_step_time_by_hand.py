@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from memsheet.catalog import find_device
-from memsheet.engines import engine_of
 from memsheet.formulas.step_time.collectives import across_s, broadcasts_s, collective_s, inside_s, send_s
 from memsheet.formulas.step_time.exchange import hierarchical_all_to_all_s
 from memsheet.formulas.step_time.numbers import Curve
@@ -30,6 +29,7 @@ from memsheet.formulas.step_time.schedule import exposed_pipeline_sends, pipelin
 from memsheet.formulas.step_time.updates import accumulated_s, activation_bytes, offloaded_s, update_s
 from memsheet.formulas.step_time.whole import OneStep, one_step, shop_of, step_time
 from memsheet.plan.device import cluster_of
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import ModelSpec, Moe
 from memsheet.plan.plan import ContextParallel, Implementation, Plan, Recompute, RecomputeMode, Schedule
 from memsheet.readers.hf_config import read_hf_config

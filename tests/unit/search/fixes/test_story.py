@@ -8,8 +8,8 @@ import pytest
 
 from memsheet.budget import Result, budget_of
 from memsheet.catalog import find_device, model_names
-from memsheet.engines import find_engine
 from memsheet.plan.device import Cluster, cluster_of
+from memsheet.plan.engine_registry import find_engine
 from memsheet.questions.accounted import catalog_entry
 from memsheet.readers.model import read_model
 from memsheet.search.advice import METHODS, OFFLOAD, Advice, training_advice

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memsheet.engines.torchtitan import layers_of_stages
+from memsheet.engines.torchtitan.facts import layers_of_stages
 from memsheet.errors import Problem
 from memsheet.exchange.formats.torchtitan.both import (
     MIXED,

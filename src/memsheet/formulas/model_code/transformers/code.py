@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memsheet.arith import Count, agreed, ceil_div, maximum
-from memsheet.engines.torch_versions import softmax_keeps_input
-from memsheet.engines.verified import NO_SDPA, OF_PICTURES, TP_TRAINED, VERIFIED
 from memsheet.errors import Problem, input_error
 from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.model_code.transformers.attention import table_dtype
@@ -72,6 +70,8 @@ from memsheet.plan.model import (
     Stack,
 )
 from memsheet.plan.plan import AttentionKind, Loss, Plan, RecomputeMode
+from memsheet.plan.torch_versions import softmax_keeps_input
+from memsheet.plan.verified_families import NO_SDPA, OF_PICTURES, TP_TRAINED, VERIFIED
 from memsheet.references import TRANSFORMERS, formula
 from memsheet.sheet import Component
 

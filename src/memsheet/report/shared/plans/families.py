@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memsheet.formulas.model_code.megatron.experts import MAX_VIOLATION
+from memsheet.plan.plan import MAX_VIOLATION
 from memsheet.report.shared.plans.words import format_seconds, plan_summary
 from memsheet.search.train.families import Family
 from memsheet.search.train.rank import Ranking

@@ -9,13 +9,13 @@ import pytest
 
 from memsheet import catalog
 from memsheet.account import account_rank
-from memsheet.engines import find_engine
-from memsheet.engines.transformers import ENGINE as TRANSFORMERS
+from memsheet.engines.transformers.facts import ENGINE as TRANSFORMERS
 from memsheet.errors import InputError
 from memsheet.formulas.activations import check_modelled, run_config_of
 from memsheet.formulas.model_code.transformers.code import block_axes, block_numerics
 from memsheet.formulas.recordings import record_block
 from memsheet.formulas.tapes.evaluate import entry_bytes
+from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import AttentionKind, Plan
 from memsheet.readers.hf_config import read_hf_config

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from memsheet.account import account_rank
-from memsheet.engines.torch_versions import READ, gradients_stay, softmax_keeps_input, torch_version
 from memsheet.errors import InputError
+from memsheet.plan.torch_versions import READ, gradients_stay, softmax_keeps_input, torch_version
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve_request
 from memsheet.sheet import Component, Instant, Sheet

@@ -10,9 +10,9 @@ import pytest
 
 from layers_kept import kept, under
 from memsheet.account import account_rank
-from memsheet.engines.verified import VERIFIED
 from memsheet.errors import InputError
 from memsheet.formulas.model_code.transformers.routers import ROUTERS, SHARED_LAST
+from memsheet.plan.verified_families import VERIFIED
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve_request
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from memsheet.account import account_rank
-from memsheet.engines.verified import VERIFIED
+from memsheet.plan.verified_families import VERIFIED
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve_request
 from memsheet.sheet import Instant

@@ -1,0 +1,62 @@
+"""litgpt's finetuning scripts on one GPU, through Lightning Fabric in bf16-true; four-bit bases by
+bitsandbytes.
+
+Read at 0f021f3a (18 January 2024), when its table of resources was measured anew on the adapters' scripts of
+that commit; the table's heading kept the older commit, 8641822. Between the two RMSNorm began to raise its
+input to fp32 (6178c7c).
+"""
+
+from __future__ import annotations
+
+from memsheet.plan.engine import Code, Engine, Sharding
+from memsheet.plan.plan import AdapterKind, AttentionKind, Implementation, Loss, OptimizerName, RecomputeMode
+from memsheet.references import LITGPT, TORCH_OPTIM
+from memsheet.sheet import Cited, Evidence, FromCode
+
+COMMIT = "0f021f3ad8cd8d6fe30b0ef721a7a0e2dac15898"
+FABRIC = "6dfa5cca9de5c28548eef5582a53c483b0eda66a"
+"""Of Lightning-AI/pytorch-lightning, which that commit pins (requirements.txt)."""
+
+
+def _litgpt_source(file: str, line: int) -> Evidence:
+    return FromCode("Lightning-AI/litgpt", COMMIT, file, line)
+
+
+ENGINE = Engine(
+    name="litgpt",
+    tested="0f021f3 (torch 2.2, bitsandbytes 0.41.0)",
+    tasks=("train", "infer"),
+    server="litgpt",
+    axes=(),
+    zero=(0,),
+    default_zero=0,
+    sharding=Sharding.REPLICATED,
+    code=Code.LITGPT,
+    default_precision="bf16-pure",
+    precisions=("bf16-pure",),
+    autocast=False,
+    attention=(AttentionKind.SDPA, AttentionKind.FLASH),
+    losses=(Loss.CHUNKED, Loss.PLAIN),
+    recompute=(RecomputeMode.NONE,),
+    optimizers=(OptimizerName.ADAMW, OptimizerName.PAGED_ADAMW),
+    default_implementation=Implementation.FOREACH,
+    adapters=(AdapterKind.LORA, AdapterKind.LLAMA_ADAPTER, AdapterKind.LLAMA_ADAPTER_V2),
+    usual_targets=("q_proj", "v_proj"),  # finetune/lora.py:46-52
+    targets=frozenset({"q_proj", "k_proj", "v_proj", "o_proj"}),
+    adapter_dtype="bf16",
+    evidence={
+        "activations": Cited(LITGPT, "operation by operation"),
+        "linear layers in four bits": FromCode(
+            "Lightning-AI/pytorch-lightning",
+            FABRIC,
+            "src/lightning/fabric/plugins/precision/bitsandbytes.py",
+            335,
+        ),
+        "logits in fp32": FromCode(
+            "Lightning-AI/pytorch-lightning", FABRIC, "src/lightning/fabric/wrappers.py", 121
+        ),
+        "trained tensors": _litgpt_source("lit_gpt/adapter_v2.py", 34),
+        "chunks": _litgpt_source("finetune/lora.py", 201),
+        "optimizer": Cited(TORCH_OPTIM),
+    },
+)

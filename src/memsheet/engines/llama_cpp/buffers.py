@@ -1,0 +1,353 @@
+"""llama.cpp's buffers on every device: weights, the cache, and what it computes in.
+
+Read at ggml-org/llama.cpp 00395eb2 (2026) and at b7342's time (December 2025); the fork ik_llama.cpp at
+8db70379 (May 2025).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+from memsheet.arith import round_up
+from memsheet.engines.llama_cpp.build import Reserved
+from memsheet.engines.llama_cpp.facts import is_fork
+from memsheet.engines.llama_cpp.ggml_devices import compute_buffers
+from memsheet.engines.llama_cpp.graph import reserved_graph
+from memsheet.engines.llama_cpp.weights import OUTPUT, TOKENS, Stored, stored_tensors
+from memsheet.errors import input_error
+from memsheet.frozen import dataclass
+from memsheet.plan.dtypes import FP16, DType
+from memsheet.plan.model import Attention, Block, LatentAttention, ModelSpec
+from memsheet.plan.plan import AttentionKind, Plan
+from memsheet.references import LLAMA_CPP, formula
+from memsheet.sheet import NOTHING, Bytes
+
+CELLS, CELLS_PLAIN = 256, 32
+"""Cells that a context is padded to; the fork's without flash attention (llama_kv_cache_get_padding)."""
+LAST_OF_2025 = 7342
+"""The newest numbered build whose masks are fp32 inputs cast on the device and whose output layer is
+offloaded last.
+"""
+
+SPARING, NOW = 9993, 11549
+"""A build that surely has the server ask for one position's logits a sequence (pull request 23861, June
+2026), and the one whose graphs were printed and compared.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a version does. ``fork``: ik_llama.cpp."""
+
+    fork: bool
+    recent: bool
+    sparing: bool  # logits have room for one position a sequence
+
+    def streams(self, plan: Plan) -> int:
+        """Parts of the cache that sequences do not share: one each where their number is given (-np without
+        --kv-unified).
+        """
+        return int(plan.max_sequences or 1) if self.recent else 1
+
+    @staticmethod
+    def of(plan: Plan) -> Facts:
+        version = (plan.engine_version or "").lower()
+        build = re.search(r"\bb(\d{3,6})\b", version)
+        fork = is_fork(version)
+        number = int(build[1]) if build else 0 if fork else NOW
+        return Facts(fork=fork, recent=number > LAST_OF_2025, sparing=number >= SPARING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """Where layers lie: a device for each, and for the output. The host is number ``host``."""
+
+    layers: tuple[int, ...]
+    output: int
+    host: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything but the table of tokens is on devices."""
+        return self.host not in (*self.layers, self.output)
+
+
+@formula(
+    cites=LLAMA_CPP,
+    at=(
+        "llama-model.cpp load_tensors: the last layers go to devices, in even shares that count the output "
+        "as a layer"
+    ),
+)
+def layer_placement(layers: int, plan: Plan, facts: Facts) -> Placed:
+    """Devices of a model's layers; of an explicit ``layers_per_stage`` as it says."""
+    devices = int(plan.mesh.pp)
+    wanted = layers + 1 if plan.gpu_layers is None else min(plan.gpu_layers, layers + 1)
+    if plan.layers_per_stage is not None and wanted == layers + 1:
+        own = tuple(device for device, count in enumerate(plan.layers_per_stage) for _ in range(count))
+        return Placed(layers=own, output=devices - 1, host=devices)
+    first = max(layers + (1 if facts.recent else 0) - wanted, 0)
+
+    def device(layer: int) -> int:
+        on = layer - first
+        return on * devices // wanted if 0 <= on < wanted else devices
+
+    return Placed(layers=tuple(map(device, range(layers))), output=device(layers), host=devices)
+
+
+# ---- the three buffers -------------------------------------------------------------------------------------
+
+
+def weights_on(
+    tensors: Iterable[Stored], where: Placed, device: int, *, host_experts: frozenset[int] = frozenset()
+) -> dict[str, Bytes]:
+    """Bytes by kind of tensor. A table that is the output matrix too is on both devices that use it."""
+    found: dict[str, Bytes] = {}
+    tensors = tuple(tensors)
+    tied = not any(t.kind == OUTPUT for t in tensors)
+    for t in tensors:
+        for at in _devices_of(t, where, tied=tied, host_experts=host_experts):
+            if at == device:
+                path = f"blk.*.{t.kind}" if t.layer >= 0 else t.kind
+                low, high = t.ends()
+                size = Bytes.exact(t.nbytes) if device == where.host else Bytes(low, t.on_device, high)
+                found[path] = found.get(path, NOTHING) + size
+    return found
+
+
+def _devices_of(t: Stored, where: Placed, *, tied: bool, host_experts: frozenset[int]) -> tuple[int, ...]:
+    if t.layer >= 0:
+        return (where.host if t.expert and t.layer in host_experts else where.layers[t.layer],)
+    if t.kind == TOKENS:
+        return tuple(dict.fromkeys((where.host, where.output))) if tied else (where.host,)
+    return (where.host,) if t.kind == "embd" else (where.output,)
+
+
+@formula(cites=LLAMA_CPP, at="llama-context.cpp: n_ctx to a multiple of 256 (GGML_PAD)")
+def cells_of(plan: Plan, facts: Facts) -> int:
+    """Cells of a stream of the cache: ``max_model_len`` is llama.cpp's -c, which all sequences share or
+    divide.
+    """
+    flash = plan.attention is AttentionKind.FLASH
+    return int(
+        round_up(
+            (plan.max_model_len or 0) // facts.streams(plan),
+            CELLS if flash or not facts.fork else CELLS_PLAIN,
+        )
+    )
+
+
+@formula(
+    cites=LLAMA_CPP,
+    at=(
+        "llama-kv-cache-iswa.cpp: a windowed layer keeps every sequence's window and one batch, padded to "
+        "256 cells"
+    ),
+)
+def window_cells(plan: Plan, facts: Facts, window: int, ubatch: int) -> int:
+    """Cells of a windowed layer. The fork kept whole contexts then."""
+    cells, sharing = cells_of(plan, facts), int(plan.max_sequences or 1) // facts.streams(plan)
+    return cells if facts.fork else int(min(cells, round_up(min(cells, window * sharing + ubatch), CELLS)))
+
+
+@formula(
+    cites=LLAMA_CPP,
+    at="llama-kv-cache.cpp: keys and values of every cell of a layer, each row in its cache type",
+)
+def cache_of(block: Block, plan: Plan, facts: Facts, ubatch: int) -> tuple[int, int]:
+    """Bytes of a layer's keys and of its values."""
+    keys = values = 0
+    for mixer in block.mixers:
+        if isinstance(mixer, LatentAttention):
+            cells = cells_of(plan, facts)
+            keys += cells * int(_key_type(plan).nbytes(mixer.kv_lora_rank + mixer.qk_rope_head_dim))
+            alone = facts.recent or (
+                plan.mla_mode and (plan.mla_mode > 1 or plan.attention is AttentionKind.FLASH)
+            )
+            values += 0 if alone else cells * int(_value_type(plan).nbytes(mixer.kv_lora_rank))
+        elif isinstance(mixer, Attention):
+            window = mixer.window or mixer.chunk
+            cells = window_cells(plan, facts, window, ubatch) if window else cells_of(plan, facts)
+            width = mixer.kv_heads * mixer.head_dim
+            keys, values = (
+                keys + cells * int(_key_type(plan).nbytes(width)),
+                values + cells * int(_value_type(plan).nbytes(width)),
+            )
+    return facts.streams(plan) * keys, facts.streams(plan) * values
+
+
+def _value_type(plan: Plan) -> DType:
+    return plan.kv_dtype or FP16
+
+
+def _key_type(plan: Plan) -> DType:
+    return plan.k_dtype or _value_type(plan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffers:
+    """What llama.cpp prints when it starts, in bytes by device, the host's last."""
+
+    weights: tuple[Mapping[str, Bytes], ...]
+    caches: tuple[tuple[int, int], ...]
+    compute: tuple[Bytes, ...]
+    cells: int
+
+
+@lru_cache(maxsize=4)
+def buffers_of(spec: ModelSpec, plan: Plan) -> Buffers:
+    """All buffers of all devices.
+
+    Raises InputError for models whose operations are not listed.
+    """
+    facts, blocks = Facts.of(plan), blocks_of(spec)
+    where, ubatch = layer_placement(len(blocks), plan, facts), ubatch_of(plan)
+    tensors = stored_tensors(spec, plan)
+    caches = [cache_of(block, plan, facts, ubatch) for block in blocks]
+    held = tuple(
+        (
+            sum(k for at, (k, _) in zip(where.layers, caches, strict=True) if at == d),
+            sum(v for at, (_, v) in zip(where.layers, caches, strict=True) if at == d),
+        )
+        for d in range(where.host + 1)
+    )
+    experts = host_experts(tensors, plan, where)
+    weights = tuple(weights_on(tensors, where, d, host_experts=experts) for d in range(where.host + 1))
+    nothing = (NOTHING,) * (where.host + 1)
+    compute = (
+        _compute_buffer_bytes(spec, plan, facts, where, (caches, tensors, experts))
+        if plan.phase != "load"
+        else nothing
+    )
+    return Buffers(
+        weights=weights, caches=held, compute=compute, cells=facts.streams(plan) * cells_of(plan, facts)
+    )
+
+
+@formula(
+    cites=LLAMA_CPP,
+    at=(
+        "common/arg.cpp --n-cpu-moe: the routed experts of the first layers stay on the host; "
+        "--override-tensor: of any"
+    ),
+)
+def host_experts(tensors: tuple[Stored, ...], plan: Plan, where: Placed) -> frozenset[int]:
+    """Layers whose experts the host holds: the first ones as the plan counts them, or as many as make up its
+    share of the model, which take off every device alike: rules that name tensors are written for each
+    device, and a share is no rule of one.
+
+    Raises InputError where a share is given of a model without experts.
+    """
+    if not plan.offload.parameters:
+        return frozenset(range(plan.host_experts))
+    routed = sorted({t.layer for t in tensors if t.expert})
+    a_layer = sum(t.nbytes for t in tensors if t.expert) // max(1, len(routed))
+    if not a_layer:
+        raise input_error(
+            "offload.parameters",
+            plan.offload.parameters,
+            "is experts on the host in llama.cpp, and the model has none",
+            "--gpu-layers",
+        )
+    return _host_expert_layers(
+        routed, where.layers, round(plan.offload.parameters * sum(t.nbytes for t in tensors) / a_layer)
+    )
+
+
+def _host_expert_layers(routed: list[int], devices: tuple[int, ...], count: int) -> frozenset[int]:
+    """So many layers, the same part of every device's, its first ones."""
+    on = [devices[layer] for layer in routed]
+    share = [
+        (on[: number + 1].count(device) / on.count(device), routed[number])
+        for number, device in enumerate(on)
+    ]
+    return frozenset(layer for _, layer in sorted(share)[:count])
+
+
+def _compute_buffer_bytes(
+    spec: ModelSpec,
+    plan: Plan,
+    facts: Facts,
+    where: Placed,
+    held: tuple[list[tuple[int, int]], tuple[Stored, ...], frozenset[int]],
+) -> tuple[Bytes, ...]:
+    """Bytes of each device's buffer. Whether a device computes with experts of the host depends on their type
+    and on switches that no plan has: they are copied in the main project, and in the fork where it
+    interleaves rows to types that cards compute with.
+    """
+    caches, tensors, experts = held
+    ubatch = ubatch_of(plan)
+    windows = {
+        m.window or m.chunk or 0
+        for block in blocks_of(spec)
+        for m in block.mixers
+        if isinstance(m, Attention)
+    } - {0}
+    windowed = max((window_cells(plan, facts, window, ubatch) for window in windows), default=0)
+    how = Reserved(
+        ubatch=ubatch,
+        cells=cells_of(plan, facts),
+        window_cells=windowed,
+        flash=plan.attention is AttentionKind.FLASH,
+        layer_devices=where.layers,
+        output_device=where.output,
+        host=where.host,
+        fused=facts.fork,
+        half_mask=facts.recent,
+        kv_bytes=tuple(caches),
+        host_experts=experts,
+        outputs=min(ubatch, facts.streams(plan)) if facts.sparing else None,
+        mla_mode=plan.mla_mode,
+        attn_max_batch=plan.attn_max_batch,
+        quantized_cache=_key_type(plan).block > 1,
+    )
+    parallel, matrices = where.host > 1 and where.whole and not experts, _matrix_bytes_by_layer(tensors)
+    copied = compute_buffers(reserved_graph(spec, how, matrices), where.host + 1, parallel=parallel)
+    if not experts:
+        return tuple(map(Bytes.exact, copied))
+    stay = compute_buffers(reserved_graph(spec, replace(how, experts_stay=True), matrices), where.host + 1)
+    most = compute_buffers(
+        reserved_graph(spec, how, _matrix_bytes_by_layer(tensors, most=True)), where.host + 1
+    )
+    taken = not facts.fork or all(t.type_name in COPIED for t in tensors if t.layer in experts and t.expert)
+    return tuple(Bytes(min(ends), ends[taken], max(ends)) for ends in zip(stay, copied, most, strict=True))
+
+
+COPIED = frozenset(f"gguf:IQ{bits}_K" for bits in (2, 3, 4, 5))
+"""Types of the fork that its cards compute with as they are, and since 26 May 2025 with rows interleaved too,
+which -rtr makes of all that stays on the host (ik_llama.cpp 89728ab0, ggml-cuda.cu supports_op). Types that a
+file has interleaved are the host's alone at the version read, and those that -rtr makes of others still are.
+"""
+
+
+def _matrix_bytes_by_layer(tensors: tuple[Stored, ...], *, most: bool = False) -> dict[int, dict[str, int]]:
+    """Bytes of each layer's matrices by module, and of the output's, which are copied where the host holds
+    them. ``most``: in the largest types that a mix may have.
+    """
+    found: dict[int, dict[str, int]] = {}
+    for t in tensors:
+        found.setdefault(t.layer, {})[t.module] = t.ends()[1] if most else t.on_device
+    ends = found.setdefault(-1, {})
+    ends.setdefault("head", ends.get(OUTPUT, ends.get("embed", ends.get(TOKENS, 0))))
+    return found
+
+
+@formula(
+    cites=LLAMA_CPP,
+    at="llama-context.cpp sched_reserve: the smaller of n_ubatch, 512 unless said, and the context",
+)
+def ubatch_of(plan: Plan) -> int:
+    return int(min(plan.max_batched_tokens or 512, plan.max_model_len or 1))
+
+
+def blocks_of(spec: ModelSpec) -> list[Block]:
+    return [
+        block
+        for stack in spec.stacks
+        for run in stack.runs
+        for _ in range(run.count)
+        for block in run.pattern
+    ]

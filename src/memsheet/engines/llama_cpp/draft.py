@@ -1,0 +1,93 @@
+"""llama.cpp with a draft model (-md): loaded beside the model on the same devices, with contexts, caches and
+buffers of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from memsheet.engines.llama_cpp.buffers import (
+    CELLS,
+    Buffers,
+    Facts,
+    blocks_of,
+    buffers_of,
+    cache_of,
+    layer_placement,
+    ubatch_of,
+)
+from memsheet.frozen import dataclass
+from memsheet.plan.dtypes import FP16
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
+from memsheet.references import LLAMA_CPP, formula
+from memsheet.sheet import Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafting:
+    """A draft model, how one of its contexts is made, and how many there are."""
+
+    model: ModelSpec
+    plan: Plan
+    contexts: int
+
+
+@formula(
+    cites=LLAMA_CPP,
+    at=(
+        "common/speculative.cpp draft-simple: one context of all sequences; until it was reworked "
+        "(TAG_SERVER_SPEC_REWORK of tools/server/server-context.cpp) one for each, of its share of -c"
+    ),
+)
+def drafting_of(spec: ModelSpec, plan: Plan) -> Drafting | None:
+    """The draft model of a plan: all layers on devices, its cache in fp16 whatever the model's (-ctkd,
+    -ctvd), without a draft of its own. A model that is no file is taken in the format of the model it drafts
+    for.
+    """
+    if plan.speculative is None or spec.draft is None:
+        return None
+    slots, one = int(plan.max_sequences or 1), Facts.of(plan).sparing
+    alone = replace(
+        plan,
+        speculative=None,
+        layers_per_stage=None,
+        gpu_layers=None,
+        host_experts=0,
+        offload=replace(plan.offload, parameters=0.0),
+        kv_dtype=FP16,
+        k_dtype=None,
+    )
+    if one or slots == 1:
+        return Drafting(model=spec.draft, plan=alone, contexts=1)
+    share = replace(alone, max_model_len=max(1, int(plan.max_model_len or 1) // slots), max_sequences=1)
+    return Drafting(model=spec.draft, plan=share, contexts=slots)
+
+
+def draft_caches(drafting: Drafting) -> list[int]:
+    """Bytes of the caches of all contexts on every device, the host's last."""
+    plan, facts, blocks = drafting.plan, Facts.of(drafting.plan), blocks_of(drafting.model)
+    where = layer_placement(len(blocks), plan, facts)
+    found = [0] * (where.host + 1)
+    for (block, device), times in Counter(zip(blocks, where.layers, strict=True)).items():
+        found[device] += drafting.contexts * times * sum(cache_of(block, plan, facts, ubatch_of(plan)))
+    return found
+
+
+def draft_per_token(drafting: Drafting) -> list[int]:
+    """Bytes that a cell of the draft takes on every device."""
+    one = replace(drafting, contexts=1, plan=replace(drafting.plan, max_model_len=CELLS, max_sequences=1))
+    return [size // CELLS for size in draft_caches(one)[:-1]]
+
+
+def draft_buffers(drafting: Drafting) -> Buffers:
+    """Its buffers on every device, those of all contexts together."""
+    made, times = buffers_of(drafting.model, drafting.plan), drafting.contexts
+    return replace(
+        made,
+        caches=tuple((times * keys, times * values) for keys, values in made.caches),
+        compute=tuple(
+            Bytes(times * size.low, times * size.value, times * size.high) for size in made.compute
+        ),
+    )

@@ -1,0 +1,280 @@
+"""Every tensor of a model as llama.cpp stores it: its layer, its name in a GGUF file, its bytes on a
+device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from memsheet.engines.llama_cpp.facts import is_fork
+from memsheet.errors import input_error
+from memsheet.frozen import dataclass
+from memsheet.plan.dtypes import BF16, FP32, GGUF, DType
+from memsheet.plan.gguf_fork import fork_end, fork_type
+from memsheet.plan.gguf_mixes import MIXES, WHOLE, Where, end_type, matrix_type
+from memsheet.plan.model import Attention, Block, LatentAttention, ModelSpec, Moe, Role, Weight
+from memsheet.plan.plan import Plan
+from memsheet.references import GGML, LLAMA_CPP, formula
+
+ROW_PADDING = 512
+"""Elements that the last row of a quantized matrix is padded to on a device (ggml-cuda.cu,
+MATRIX_ROW_PADDING).
+"""
+KINDS = {
+    "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "qkv_proj": "attn_qkv", "query_key_value": "attn_qkv", "c_attn": "attn_qkv",
+    "o_proj": "attn_output", "dense": "attn_output", "gate_proj": "ffn_gate", "up_proj": "ffn_up", "gate_up_proj": "ffn_up",
+    "down_proj": "ffn_down", "w1": "ffn_gate", "w2": "ffn_down", "w3": "ffn_up",
+}  # fmt: skip
+MODULES = {
+    "attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": "o_proj", "ffn_gate": "gate_proj", "ffn_up": "up_proj",
+    "ffn_down": "down_proj", "attn_q_a": "q_a_proj", "attn_q_b": "q_b_proj", "attn_kv_a_mqa": "kv_a_proj_with_mqa", "attn_k_b": "kv_b_proj",
+}  # fmt: skip
+"""Names in the model's own code of what a file calls otherwise."""
+CONVERTED = {"mxfp4": "MXFP4"}
+"""Released formats that a GGUF file keeps as they are."""
+TOKENS, OUTPUT = "token_embd", "output"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """One tensor. ``layer`` is -1 outside of layers; ``expert``: of routed experts; ``module``: its last name
+    in the model's own code; ``type_name``: that of its numbers.
+    """
+
+    layer: int
+    kind: str
+    module: str
+    nbytes: int
+    padding: int
+    expert: bool = False
+    low: int = -1  # of types that a mix may have in its place; the file's own have none
+    high: int = -1
+    type_name: str = ""
+
+    @property
+    def on_device(self) -> int:
+        return self.nbytes + self.padding
+
+    def ends(self) -> tuple[int, int]:
+        """What it takes at least and at most on a device."""
+        return (self.on_device if self.low < 0 else self.low + self.padding), (
+            self.on_device if self.high < 0 else self.high + self.padding
+        )
+
+
+def stored_tensors(spec: ModelSpec, plan: Plan) -> tuple[Stored, ...]:
+    """As the file says where there is one and the plan names no other types, else as llama.cpp's quantizer
+    would write it.
+    """
+    named = plan.quantization.weights.name if plan.quantization else None
+    own = spec.quantization.weights if spec.quantization else None
+    if spec.source.tensors and named == own:
+        return split_latents(
+            spec,
+            plan,
+            loaded_of(spec, (_in_file(name, kind, dims) for name, kind, dims in spec.source.tensors)),
+        )
+    if named is not None and not named.startswith("gguf:") and named not in CONVERTED:
+        raise input_error(
+            "quantization.weights",
+            named,
+            "is no type of a GGUF file",
+            "for example --quantize gguf:Q4_K_M, or gguf:Q8_0",
+        )
+    kind = (
+        CONVERTED.get(named, named.removeprefix("gguf:"))
+        if named
+        else {"fp32": "F32", "bf16": "BF16"}.get(plan.precision.parameters.name, "F16")
+    )
+    fork = is_fork(plan.engine_version)
+    return split_latents(
+        spec,
+        plan,
+        (*_embedding_and_output_tensors(spec, kind, fork=fork), *_layer_tensors(spec, kind, fork=fork)),
+    )
+
+
+def loaded_of(spec: ModelSpec, tensors: Iterable[Stored]) -> tuple[Stored, ...]:
+    """Without the layers that predict further tokens, which stand after the model's own and are skipped
+    unless they draft (load_tensors, TENSOR_SKIP; ggml-org/llama.cpp pull request 26296 for families that
+    loaded them for a while).
+    """
+    layers = sum(stack.layers for stack in spec.stacks)
+    return tuple(tensor for tensor in tensors if tensor.layer < layers)
+
+
+WHOLE_LATENT = ("attn_kv_b", "kv_b_proj")
+
+
+@formula(
+    cites=LLAMA_CPP,
+    at=(
+        "ik_llama.cpp 8db70379 src/llama.cpp:8843 llm_prepare_mla: keys' part in Q8_0, values' as it is, "
+        "where a file lacks them"
+    ),
+)
+def split_latents(spec: ModelSpec, plan: Plan, tensors: tuple[Stored, ...]) -> tuple[Stored, ...]:
+    """With the halves of the matrix that unpacks latents, which -mla makes beside it unless a file has
+    them.
+    """
+    split = {t.layer for t in tensors if t.kind == "attn_k_b"}
+    blocks = [
+        block
+        for stack in spec.stacks
+        for run in stack.runs
+        for _ in range(run.count)
+        for block in run.pattern
+    ]
+    made = []
+    for t in tensors if plan.mla_mode else ():
+        mixer = (
+            next((m for m in blocks[t.layer].mixers if isinstance(m, LatentAttention)), None)
+            if t.kind in WHOLE_LATENT
+            else None
+        )
+        if mixer is None or t.layer in split:
+            continue
+        kept = GGUF[t.type_name.removeprefix("gguf:")]
+        for kind, width, dtype in (
+            ("attn_k_b", mixer.qk_nope_head_dim, GGUF["Q8_0"] if kept.block > 1 else kept),
+            ("attn_v_b", mixer.v_head_dim, kept),
+        ):
+            made.append(
+                _stored_tensor(
+                    t.layer, kind, kind, mixer.heads * width * mixer.kv_lora_rank, mixer.kv_lora_rank, dtype
+                )
+            )
+    return (*tensors, *made)
+
+
+def _in_file(name: str, kind: str, dims: tuple[int, ...]) -> Stored:
+    parts = name.split(".")
+    elements = 1
+    for n in dims:
+        elements *= n
+    layer = int(parts[1]) if parts[0] == "blk" else -1
+    label = parts[2] if parts[0] == "blk" else parts[0]
+    expert, shared = label.endswith("_exps"), label.endswith("_shexp")
+    module = MODULES.get(label.removesuffix("_exps").removesuffix("_shexp"), label)
+    return _stored_tensor(
+        layer, label, f"shared.{module}" if shared else module, elements, dims[0], GGUF[kind], expert=expert
+    )
+
+
+@formula(
+    cites=GGML,
+    at=(
+        "ggml-cuda.cu ggml_backend_cuda_buffer_type_get_alloc_size: the last row of a quantized matrix to "
+        "512 elements"
+    ),
+)
+def _stored_tensor(
+    layer: int, kind: str, module: str, elements: int, row: int, dtype: DType, *, expert: bool = False
+) -> Stored:
+    extra = -row % ROW_PADDING
+    padding = int(dtype.nbytes(-(-extra // dtype.block) * dtype.block)) if dtype.block > 1 and extra else 0
+    return Stored(
+        layer=layer,
+        kind=kind,
+        module=module,
+        nbytes=int(dtype.nbytes(elements)),
+        padding=padding,
+        expert=expert,
+        type_name=dtype.name,
+    )
+
+
+@formula(
+    cites=LLAMA_CPP,
+    at=(
+        "llama-quant.cpp llama_tensor_get_type: the table as the main type, the output matrix in Q6_K "
+        "beside most"
+    ),
+)
+def _embedding_and_output_tensors(spec: ModelSpec, mix: str, *, fork: bool) -> Iterator[Stored]:
+    """Tables and the output matrix. A tied one is stored once, in the type of an output, and held twice where
+    its two uses are apart.
+    """
+    tied = spec.head.tied or not spec.head.weights
+    for weight in (*spec.embeddings.weights, *(w for norm in spec.embeddings.norms for w in norm.weights)):
+        table = weight.role is Role.EMBEDDING and weight.shape[0] >= spec.vocab
+        dtype = GGUF[_output_type_name(mix, weight, output=tied, tied=tied, fork=fork)] if table else FP32
+        yield _stored_tensor(
+            -1, TOKENS if table else "embd", "embed", weight.elements, weight.shape[-1], dtype
+        )
+    for weight in spec.head.weights:
+        matrix = len(weight.shape) > 1
+        dtype = GGUF[_output_type_name(mix, weight, output=True, tied=tied, fork=fork)] if matrix else FP32
+        yield _stored_tensor(-1, OUTPUT, "head", weight.elements, weight.shape[-1], dtype)
+    for stack in spec.stacks:
+        for norm in stack.final_norms:
+            yield from (
+                _stored_tensor(-1, "output_norm", "norm", w.elements, w.shape[-1], FP32) for w in norm.weights
+            )
+
+
+def _output_type_name(mix: str, weight: Weight, *, output: bool, tied: bool, fork: bool) -> str:
+    row = weight.shape[-1]
+    return fork_end(mix, output=output, tied=tied, row=row) if fork else end_type(mix, output=output, row=row)
+
+
+def _layer_tensors(spec: ModelSpec, mix: str, *, fork: bool) -> Iterator[Stored]:
+    blocks = [
+        block
+        for stack in spec.stacks
+        for run in stack.runs
+        for _ in range(run.count)
+        for block in run.pattern
+    ]
+    for layer, block in enumerate(blocks):
+        where = _quantization_context(spec, block, layer, len(blocks))
+        for weight in block.weights:
+            module = weight.path.removesuffix(".weight").split(".")[-1]
+            named = f"shared.{module}" if "shared" in weight.path else module
+            dtype = _gguf_weight_dtype(weight, mix, where, fork_type if fork else matrix_type)
+            found = _stored_tensor(
+                layer,
+                KINDS.get(module, module),
+                named,
+                weight.elements,
+                weight.shape[-1],
+                dtype,
+                expert=weight.role is Role.EXPERT,
+            )
+            yield _with_type_range(found, weight, mix) if dtype is not FP32 and mix not in WHOLE else found
+
+
+def _with_type_range(stored: Stored, weight: Weight, mix: str) -> Stored:
+    """With what recipes do to a type: nothing at the low end; at the high end attention in eight bits and
+    down projections in six.
+    """
+    main = GGUF[MIXES.get(mix, (mix, {}))[0]]
+    raised = "Q6_K" if stored.kind == "ffn_down" else "Q8_0" if stored.kind.startswith("attn") else ""
+    high = (
+        max(stored.nbytes, int(GGUF[raised].nbytes(weight.elements)))
+        if raised and main.bits / main.block < GGUF[raised].bits / GGUF[raised].block
+        else stored.nbytes
+    )
+    return replace(stored, low=min(stored.nbytes, int(main.nbytes(weight.elements))), high=high)
+
+
+def _quantization_context(spec: ModelSpec, block: Block, layer: int, layers: int) -> Where:
+    mixer = next((m for m in block.mixers if isinstance(m, Attention)), None)
+    experts = block.feed_forward.experts if isinstance(block.feed_forward, Moe) else 0
+    grouped = mixer.heads // mixer.kv_heads if mixer else 1
+    return Where(
+        layer=layer, layers=layers, grouped=grouped, experts=experts, family=spec.model_type, vocab=spec.vocab
+    )
+
+
+def _gguf_weight_dtype(
+    weight: Weight, mix: str, where: Where, type_of: Callable[[str, str, Where, int], str]
+) -> DType:
+    """Matrices are quantized; norms, biases and routers stay in fp32."""
+    module = weight.path.removesuffix(".weight").split(".")[-1]
+    if weight.role not in (Role.LINEAR, Role.EXPERT) or len(weight.shape) < 2:
+        return FP32
+    if mix == CONVERTED["mxfp4"] and weight.role is not Role.EXPERT:  # whose experts alone are released in it
+        return BF16
+    return GGUF[type_of(mix, KINDS.get(module, module), where, weight.shape[-1])]

@@ -1,0 +1,429 @@
+"""Megatron-Core's GPT layers over TransformerEngine, operation by operation.
+
+Read at Megatron-LM 23e00ed0963c35382dfe8a5a94fb3cda4d21e133 (core 0.14) and TransformerEngine c188b533
+(2.11): megatron/core/transformer (attention.py, multi_latent_attention.py, mlp.py, transformer_layer.py),
+transformer_engine/pytorch/module. Weights' gradients are added to a buffer by the products themselves
+(gradient_accumulation_fusion), so backward makes none.
+
+Axes: ``b`` sequences, ``s`` positions of a context-parallel rank, ``n`` those of one rank outside tensor
+parallelism (``s`` over ``tp`` with sequence_parallel), ``h`` hidden, ``a`` heads, ``k`` groups of keys and
+values, ``f`` feed-forward width, each a rank's share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memsheet.arith import Count, agreed, ceil_div, maximum
+from memsheet.engines.megatron.layers.attention import (
+    GATHERED,
+    RING,
+    fused_qkv_attention,
+    latent_attention,
+)
+from memsheet.engines.megatron.layers.experts import expert_axes, experts_layer
+from memsheet.engines.megatron.layers.loss import loss_input, vocab_parallel_logits, vocabulary_loss
+from memsheet.engines.megatron.layers.modules import (
+    FP8_PRODUCTS,
+    STREAM,
+    normed_column,
+    rms_norm_output,
+    row_parallel_linear,
+    swiglu,
+)
+from memsheet.errors import Problem
+from memsheet.formulas.model_code import ModelCode
+from memsheet.formulas.numerics import RunConfig
+from memsheet.formulas.tapes.evaluate import BytesByPath, with_products
+from memsheet.formulas.tapes.graph import Joined, Leaf, Tensor
+from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.plan.dtypes import BF16, BOOL, FP32, INT64, DType
+from memsheet.plan.model import (
+    Arrangement,
+    Attention,
+    Block,
+    Dense,
+    Embeddings,
+    LatentAttention,
+    ModelSpec,
+    Moe,
+)
+from memsheet.plan.plan import AttentionKind, ContextParallel, Plan
+from memsheet.references import MEGATRON, formula
+from memsheet.sheet import Component
+
+GATED = frozenset({"silu", "swish"})
+PLAIN = frozenset({"gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu", "relu2"})
+DISPATCHERS = ("alltoall", "deepep", "hybridep", "flex")
+MODULES = frozenset({"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"})
+"""What ``recompute.modules`` may name (transformer_config.py, recompute_modules)."""
+RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4")
+"""Of --fp8-recipe and --fp4-recipe (training/arguments.py), whose numbers TransformerEngine scales by itself.
+"""
+
+
+def transformer_layer_forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
+    """One layer (transformer_layer.py:430-560): attention and feed-forward, each added to the stream."""
+    at, ff = block.mixers[0], block.feed_forward
+    latent = isinstance(at, LatentAttention)
+    mixed = latent_attention(r, x, at, how) if latent else fused_qkv_attention(r, x, at, how)  # type: ignore[arg-type]
+    x = r.add(r.dropout(mixed, "/attention_dropout", active=how.dropout), x, "/residual")
+    del mixed
+    if isinstance(ff, Moe):
+        return r.add(
+            r.dropout(experts_layer(r, x, ff, how), "/mlp_dropout", active=how.dropout), x, "/residual"
+        )
+    assert isinstance(ff, Dense)
+    fed = (
+        r.again(lambda y: feed_forward(r, y, ff, how), x)
+        if "mlp" in how.again
+        else feed_forward(r, x, ff, how)
+    )
+    return r.add(r.dropout(fed, "/mlp_dropout", active=how.dropout), x, "/residual")
+
+
+def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tensor:
+    """Norm and first product in one module, activation, second product (mlp.py:150-245)."""
+    inner = normed_column(r, x, "2·f" if ff.gated else "f", f"{ff.path}.linear_fc1", how)
+    return row_parallel_linear(r, fused_mlp_activation(r, inner, ff), f"{ff.path}.linear_fc2", how)
+
+
+def fused_mlp_activation(r: Recorder, x: Tensor, ff: Dense) -> Tensor:
+    """Fused: SwiGLU and GELU each save what they are given (fusions/fused_bias_swiglu.py,
+    fused_bias_gelu.py).
+    """
+    if ff.gated:
+        return swiglu(r, x, (*x.shape[:-1], "f"), f"{ff.path}/activation")
+    return r.unary(x, f"{ff.path}/activation", saves="input")
+
+
+def vocab_parallel_embedding(
+    r: Recorder, embeddings: Embeddings, how: RunConfig, _: Joined
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Rows of a rank's part of the vocabulary, summed over ranks (tensor_parallel/layers.py:240-300,
+    language_model_embedding.py:95-145).
+
+    The table's gradient is a tensor of its own, which is added to the buffer and let go.
+    """
+    first, *others = embeddings.weights
+    name, dtype = first.path.removesuffix(".weight"), how.parameters
+    table = r.parameter(first.path, ("V", "h"), dtype, trains=how.trains)
+    whole = ("b", "s", "h")
+
+    def look_up() -> Tensor:
+        return r.apply(
+            r.tensor(f"{name}/output", whole, dtype), (table,), (), lambda _grad: [r.grad(("V", "h"), dtype)]
+        )
+
+    if how.tensor_parallel:
+        mask, rows = r.tensor(f"{name}/mask", ("b", "s"), BOOL), r.tensor(f"{name}/rows", ("b", "s"), INT64)
+        x = look_up()
+        del mask, rows
+        if how.scattered:
+            x = r.copy(x, whole, f"{name}/transposed") if how.several else x
+            back = x.shape
+            x = r.apply(
+                r.tensor(f"{name}/scattered", STREAM, dtype), (x,), (), lambda _: [r.grad(back, dtype)]
+            )
+    else:
+        x = look_up()
+    for other in others:  # learned positions: looked up for each sequence, and added
+        path = other.path.removesuffix(".weight")
+        shape = tuple(other.shape)
+        positions = Tensor(None, shape, dtype, Leaf(path, shape, dtype) if how.trains else None)
+        made = r.apply(
+            r.tensor(f"{path}/output", STREAM, dtype),
+            (positions,),
+            (),
+            lambda _, shape=shape: [r.grad(shape, dtype)],
+        )
+        x = r.add(x, made, "embeddings/sum")
+    return r.dropout(x, "embeddings/dropout", active=how.dropout), ()
+
+
+def megatron_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
+    """What of a model or plan is not modelled here."""
+    found = [
+        Problem(
+            field="model",
+            value=spec.name,
+            reason=f"the layers of {block.kind} are not modelled for megatron: {why}",
+        )
+        for stack in spec.stacks
+        for run in stack.runs
+        for block in run.pattern
+        if (why := _unmodelled_layer_reason(block))
+    ]
+    if plan.adapter is not None and any(
+        isinstance(b.feed_forward, Moe) for s in spec.stacks for run in s.runs for b in run.pattern
+    ):
+        reason = "is not modelled for megatron's experts"
+        found.append(
+            Problem(field="adapter.rank", value=plan.adapter.rank, reason=reason, hint="a dense model")
+        )
+    if plan.quantization is not None:
+        name, reason = (
+            plan.quantization.weights.name,
+            "is no format that megatron's linear layers hold a frozen base in",
+        )
+        found.append(
+            Problem(
+                field="quantization.weights", value=name, reason=reason, hint="engine transformers or fsdp2"
+            )
+        )
+    if spec.towers:
+        found.append(
+            Problem(field="model", value=spec.name, reason="its vision tower is not modelled for megatron")
+        )
+    if spec.head.kind not in ("causal_lm", "none") or len(spec.stacks) != 1:
+        found.append(
+            Problem(
+                field="model",
+                value=spec.name,
+                reason=f"training a {spec.head.kind} model is not modelled for megatron",
+            )
+        )
+    known = ", ".join(sorted(MODULES))
+    found += [
+        Problem(field="recompute.modules", value=name, reason="is none of megatron's", hint=known)
+        for name in plan.recompute.modules
+        if name not in MODULES
+    ]
+    found += _nothing_named(spec, plan)
+    if plan.fp8 is not None and plan.fp8.recipe not in RECIPES:
+        found.append(
+            Problem(
+                field="fp8.recipe",
+                value=plan.fp8.recipe,
+                reason="is none of megatron's",
+                hint=", ".join(RECIPES),
+            )
+        )
+    if plan.fp8 is not None and plan.fp8.gathered and not plan.fp8.stored:
+        reason = "gathers parameters that are kept in eight bits, and they are not"
+        found.append(
+            Problem(field="fp8.all_gather", value=True, reason=reason, hint="fp8.param_storage true")
+        )
+    if plan.context_parallel is not None:
+        found += _context_parallel(spec, plan)
+    if plan.routing is not None and plan.routing.dispatch not in DISPATCHERS:
+        reason = "is none of megatron's token dispatchers that are modelled"
+        found.append(
+            Problem(
+                field="moe.dispatch", value=plan.routing.dispatch, reason=reason, hint=", ".join(DISPATCHERS)
+            )
+        )
+    if plan.sequence_parallel and not agreed(plan.mesh.tp > 1):
+        found.append(
+            Problem(
+                field="sequence_parallel",
+                value=True,
+                reason="splits over tensor-parallel ranks, and there is one",
+            )
+        )
+    if agreed(plan.mesh.vpp > 1) and agreed(
+        plan.accumulation % plan.mesh.pp != 0
+    ):  # pipeline_parallel/schedules.py raises
+        reason = (
+            f"makes micro-batches that are no multiple of {plan.mesh.pp} stages, which take turns in "
+            "groups of as many"
+        )
+        found.append(
+            Problem(
+                field="global_batch",
+                value=plan.global_batch,
+                reason=reason,
+                hint="another microbatch, or vpp 1",
+            )
+        )
+    return found
+
+
+def _nothing_named(spec: ModelSpec, plan: Plan) -> list[Problem]:
+    """Modules to recompute that no layer has: a feed-forward without experts, or experts."""
+    kinds = {type(block.feed_forward) for stack in spec.stacks for run in stack.runs for block in run.pattern}
+    absent = [
+        *([] if Dense in kinds else ["mlp"]),
+        *([] if Moe in kinds else ["moe_act", "moe", "shared_experts"]),
+    ]
+    return [
+        Problem(
+            field="recompute.modules",
+            value=name,
+            reason=f"names no part of {spec.name}'s layers",
+            hint="leave it out",
+        )
+        for name in plan.recompute.modules
+        if name in absent
+    ]
+
+
+def _context_parallel(spec: ModelSpec, plan: Plan) -> list[Problem]:
+    """What attention over context-parallel ranks is not modelled for."""
+    mixers = [m for stack in spec.stacks for run in stack.runs for block in run.pattern for m in block.mixers]
+    latent = any(isinstance(m, LatentAttention) for m in mixers)
+    shared = plan.context_parallel
+    assert shared is not None
+    found = _all_to_all(spec, plan) if shared is ContextParallel.ALL_TO_ALL else []
+    if latent and shared is not ContextParallel.ALL_TO_ALL:
+        reason = "is not modelled for latent attention"
+        found.append(
+            Problem(field="context_parallel_comm", value=shared.value, reason=reason, hint="all_to_all")
+        )
+    if plan.attention is AttentionKind.EAGER:
+        reason = "does not exist with scores in full: only the fused kernels see other ranks' keys"
+        found.append(Problem(field="mesh.cp", value=plan.mesh.cp, reason=reason, hint="--attention flash"))
+    return found
+
+
+def _all_to_all(spec: ModelSpec, plan: Plan) -> list[Problem]:
+    """All-to-all splits heads over context-parallel ranks (context_parallel.py, AttnFuncWithCPAndQKVOA2A)."""
+    mixers = [m for stack in spec.stacks for run in stack.runs for block in run.pattern for m in block.mixers]
+    heads = {
+        (m.kv_heads if isinstance(m, Attention) else m.heads)
+        for m in mixers
+        if isinstance(m, Attention | LatentAttention)
+    }
+    degree = plan.mesh.tp * plan.mesh.cp
+    return [
+        Problem(
+            field="mesh.cp",
+            value=plan.mesh.cp,
+            reason=f"does not divide {count} heads of keys and values over tp · cp ranks",
+        )
+        for count in sorted(heads)
+        if agreed(count % degree != 0)
+    ]
+
+
+def _unmodelled_layer_reason(block: Block) -> str | None:
+    if len(block.mixers) != 1 or not isinstance(block.mixers[0], Attention | LatentAttention):
+        return f"its mixer is {' and '.join(type(m).__name__ for m in block.mixers) or 'missing'}"
+    at, ff = block.mixers[0], block.feed_forward
+    if isinstance(at, Attention) and (
+        at.sinks or at.gated_output or at.position_bias or at.chunk or at.softcap
+    ):
+        return "its attention has sinks, gates, biases or caps"
+    if block.arrangement is not Arrangement.PRE:
+        return "its norms are elsewhere than before attention and feed-forward"
+    if not isinstance(ff, Dense | Moe):
+        return f"its feed-forward is {type(ff).__name__}"
+    return (
+        None
+        if ff.activation in (GATED if ff.gated else PLAIN)
+        else f"its activation {ff.activation} has no fused kernel there"
+    )
+
+
+def block_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
+    """What depends on a block: whether queries of a rank belong to one group of keys, whose reshape is a
+    view.
+    """
+    at = block.mixers[0]
+    groups = ceil_div(at.kv_heads, plan.mesh.tp) if isinstance(at, Attention) else 2
+    return replace(how, one_group=bool(agreed(groups == 1)))
+
+
+def _kernel_options(plan: Plan) -> frozenset[str]:
+    shared = (
+        {ContextParallel.RING: RING, ContextParallel.ALL_GATHER: GATHERED}.get(plan.context_parallel)
+        if plan.context_parallel
+        else None
+    )
+    return frozenset(filter(None, (FP8_PRODUCTS if plan.fp8 is not None else None, shared)))
+
+
+def _non_gemm_dtype(dtype: DType) -> DType:
+    """What is computed with where only products are in eight bits."""
+    return BF16 if dtype.bits < BF16.bits else dtype
+
+
+def _plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
+    routing = plan.routing
+    return replace(
+        how,
+        scattered=plan.sequence_parallel,
+        several=bool(agreed(plan.microbatch > 1)),
+        transposes=plan.attention is AttentionKind.FLASH,
+        options=_kernel_options(plan),
+        parameters=_non_gemm_dtype(how.parameters),
+        stream=_non_gemm_dtype(how.stream),
+        exchanges=plan.context_parallel is ContextParallel.ALL_TO_ALL,
+        capacity=bool(routing and routing.capacity_factor is not None),
+        shares_experts=bool(agreed(plan.mesh.ep > 1)),
+        splits_experts=bool(agreed(plan.mesh.etp > 1)),
+    )
+
+
+@formula(
+    cites=MEGATRON,
+    at="attention.py, mlp.py: shapes of a layer's tensors on one tensor- and context-parallel rank",
+)
+def layer_axis_sizes(block: Block, plan: Plan) -> dict[str, Count]:
+    """Values of the axes that a block's tensors are named by."""
+    at, ff, mesh = block.mixers[0], block.feed_forward, plan.mesh
+    assert isinstance(at, Attention | LatentAttention)
+    assert isinstance(ff, Dense | Moe)
+    dense = ff if isinstance(ff, Dense) else ff.shared
+    tokens = _token_axis_sizes(plan)
+    groups, width = (
+        (0, at.v_head_dim)
+        if isinstance(at, LatentAttention)
+        else (maximum(1, ceil_div(at.kv_heads, mesh.tp)), at.head_dim)
+    )
+    found = {
+        **tokens, "h": block.hidden, "a": ceil_div(at.heads, mesh.tp), "f": ceil_div(dense.intermediate if dense else 0, mesh.tp),
+        "k": groups, "d": width,
+        **(expert_axes(ff, plan) if isinstance(ff, Moe) else {}),
+    }  # fmt: skip
+    if isinstance(at, LatentAttention):
+        query = at.qk_nope_head_dim + at.qk_rope_head_dim
+        found |= {
+            "qr": at.q_lora_rank or 0, "kr": at.kv_lora_rank, "kr+dr": at.kv_lora_rank + at.qk_rope_head_dim, "dr": at.qk_rope_head_dim,
+            "dq": query, "dv": at.v_head_dim, "a·dq": found["a"] * query, "a·(dn+dv)": found["a"] * (at.qk_nope_head_dim + at.v_head_dim),
+        }  # fmt: skip
+    return with_products({**found, "r": plan.adapter.rank if plan.adapter else 0})
+
+
+def _token_axis_sizes(plan: Plan) -> dict[str, Count]:
+    positions = ceil_div(plan.seq_len, plan.mesh.cp)
+    return {
+        "c": plan.mesh.cp,
+        "c-1": plan.mesh.cp - 1,
+        "b": plan.microbatch,
+        "s": positions,
+        "n": ceil_div(positions, plan.mesh.tp) if plan.sequence_parallel else positions,
+    }
+
+
+@formula(cites=MEGATRON, at="tensor_parallel/layers.py: a rank's part of the padded vocabulary")
+def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
+    """Values of the axes of embeddings, head and loss."""
+    multiple = plan.vocab_multiple
+    padded = ceil_div(spec.vocab, multiple) * multiple
+    return {
+        **_token_axis_sizes(plan),
+        "h": spec.hidden,
+        "V": ceil_div(padded, plan.mesh.tp),
+        "V0": spec.vocab,
+    }
+
+
+def rotary_angle_bytes(spec: ModelSpec, plan: Plan, _: RunConfig) -> BytesByPath:
+    """Rotary angles, made once for a micro-batch in fp32 (rotary_pos_embedding.py:100-150)."""
+    blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
+    mixers = [m for block in blocks for m in block.mixers]
+    widths = {
+        m.qk_rope_head_dim if isinstance(m, LatentAttention) else m.rotary_dim
+        for m in mixers
+        if isinstance(m, Attention | LatentAttention)
+    }
+    size = sum(FP32.nbytes(_token_axis_sizes(plan)["s"] * width) for width in sorted(widths) if width)
+    return BytesByPath.of([((Component.SAVED_ACTIVATIONS, "rotary_pos_emb"), size)])
+
+
+CODE = ModelCode(
+    forward=transformer_layer_forward, embed=vocab_parallel_embedding, head=vocab_parallel_logits, loss=vocabulary_loss, loss_input=loss_input, problems=megatron_problems, block_numerics=block_numerics,
+    plan_numerics=_plan_numerics, axes=layer_axis_sizes, end_axes=end_axes, shared=rotary_angle_bytes, normalise=lambda r, x, one, _: rms_norm_output(r, x, one.path),
+    stream=STREAM,
+)  # fmt: skip

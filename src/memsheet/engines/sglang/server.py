@@ -1,0 +1,490 @@
+"""SGLang on a rank: weights and a pool of tokens share a fraction of what was free before loading; all else
+lives in the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from memsheet.arith import Count, maximum, minimum
+from memsheet.engines.sglang.attention_groups import (
+    grouped_graphs,
+    grouped_layer_bytes,
+    grouped_logits_bytes,
+    grouped_tensors,
+    parts_ways,
+)
+from memsheet.engines.sglang.facts import (
+    MOST_REQUESTS,
+    REQUESTS,
+    WINDOW_SHARE,
+    Release,
+    graph_sequences,
+    release_of,
+)
+from memsheet.engines.sglang.lora import (
+    lora_branch_items,
+    lora_pool_facts,
+    lora_pool_host_bytes,
+    lora_pool_items,
+)
+from memsheet.engines.sglang.pool import (
+    NO_CELL,
+    Cell,
+    cell_with_draft_count,
+    draft_cell,
+    pool_bytes,
+    table_bytes,
+)
+from memsheet.engines.sglang.prefix import prefixed_layer
+from memsheet.engines.sglang.speculative import (
+    ahead_tokens,
+    draft_worker_items,
+    drafted_layer,
+    loaded_first,
+    table_tokens,
+    worker_facts,
+)
+from memsheet.engines.sglang.states import States, keeping_of, slot_bytes, states_of
+from memsheet.formulas.pipeline import stage_model
+from memsheet.formulas.runtime import outside_tensors
+from memsheet.formulas.serving.capacity import check_shared, concurrency_facts, lengths_of
+from memsheet.formulas.serving.cut_blocks import check_cut_blocks, cut_block_notes
+from memsheet.formulas.serving.deepep import deepep_items
+from memsheet.formulas.serving.dp_attention import group_plan
+from memsheet.formulas.serving.drafts import prefix_draft_items, verified_tokens, with_draft
+from memsheet.formulas.serving.graphs import graph_items
+from memsheet.formulas.serving.kv_cache import bytes_per_token
+from memsheet.formulas.serving.loaded import SGLANG_WAYS, loaded_items
+from memsheet.formulas.serving.sampling import masked_sampler_bytes
+from memsheet.formulas.serving.stages import every_stage, same_again
+from memsheet.frozen import dataclass
+from memsheet.plan.device import Cluster
+from memsheet.plan.engine import Engine
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
+from memsheet.references import SGLANG, formula
+from memsheet.sheet import NOTHING, Bytes, Cited, Component, Instant, Item, Sheet, sum_byte_ranges
+from memsheet.units import GIB
+
+RUNNING = (Instant.PREFILL, Instant.DECODE)
+EVERY = (Instant.LOAD, *RUNNING)
+AT_POOL = Cited(
+    SGLANG, "v0.5.23 mem_cache/kv_cache_configurator.py:2990, model_executor/pool_configurator.py:637"
+)
+AT_RUN = Cited(SGLANG, "v0.5.23 arg_groups/memory_hook.py:61: activations live in what the fraction leaves")
+AT_TABLE = Cited(SGLANG, "v0.4.3.post4 mem_cache/memory_pool.py:65 ReqToTokenPool")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A rank of a pipeline stage before its pool is made. ``room``: bytes for the pool (None without a card);
+    ``free``: what was free before loading.
+    """
+
+    items: tuple[Item, ...]
+    cell: Cell
+    states: States
+    room: Bytes | None
+    free: Bytes
+    weights: Bytes
+    draft: Cell = NO_CELL  # of who drafts, which has a pool of its own
+    largest: Count = 0  # sequences of the largest graph
+
+
+def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage: int) -> list[Item]:
+    """Everything on a rank of a stage; all stages have as many tokens as the one that has room for the
+    fewest.
+    """
+    if plan.phase == "load":
+        part = stage_model(spec, plan, stage)
+        check_cut_blocks(part, plan, vendor=cluster.device.vendor if cluster else None)
+        kept = loaded_items(part, group_plan(plan), grouped_tensors(part, plan), (Instant.LOAD,), SGLANG_WAYS)
+        kept += lora_pool_items(part, plan, 0, (Instant.LOAD,))
+        return [*kept, *outside_tensors(plan, cluster, {Instant.LOAD: 0})]
+    stages = _stages(spec, plan, cluster)
+    plan = group_plan(plan)
+    own, tokens = stages[stage], _token_pool_tokens(stages, plan)
+    sizes = Bytes(
+        *(
+            pool_bytes(own.cell, count, plan.page_tokens or 1)
+            for count in (tokens.high, tokens.value, tokens.low)
+        )
+    )  # most where others take least
+    states = own.states.bytes
+    table = Bytes.exact(table_bytes(_max_running_requests(plan, tokens.value, stages), table_tokens(plan)))
+    kept = (
+        [
+            Item(
+                Component.KV_CACHE,
+                "mamba_pool",
+                dict.fromkeys(RUNNING, Bytes(states.high, states.value, states.low)),
+                AT_POOL,
+            )
+        ]
+        if states.high
+        else []
+    )
+    return [
+        *own.items,
+        *kept,
+        *_draft_pool(own, plan, tokens),
+        Item(Component.KV_CACHE, "token_to_kv_pool", dict.fromkeys(RUNNING, sizes), AT_POOL),
+        Item(Component.BUFFERS, "req_to_token_pool", dict.fromkeys(RUNNING, table), AT_TABLE),
+    ]
+
+
+def _draft_pool(own: Stage, plan: Plan, tokens: Bytes) -> list[Item]:
+    """The pool of who drafts, as long as the model's."""
+    if not (own.draft.whole or own.draft.window):
+        return []
+    size = Bytes(
+        *(
+            pool_bytes(own.draft, count, plan.page_tokens or 1)
+            for count in (tokens.high, tokens.value, tokens.low)
+        )
+    )
+    return prefix_draft_items(
+        [Item(Component.KV_CACHE, "token_to_kv_pool", dict.fromkeys(RUNNING, size), AT_POOL)]
+    )
+
+
+@same_again
+def _stages(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[Stage, ...]:
+    release = release_of(plan.engine_version)
+    return every_stage(spec, plan, lambda part: _sglang_stage(part, plan, release, cluster))
+
+
+def _sglang_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | None) -> Stage:
+    check_cut_blocks(part, plan, vendor=cluster.device.vendor if cluster else None)
+    group = group_plan(plan)
+    assert group.max_batched_tokens is not None
+    assert group.max_sequences is not None
+    loaded = loaded_items(part, group, grouped_tensors(part, plan), EVERY, SGLANG_WAYS)
+    largest = minimum(
+        graph_sequences(release, cluster.device if cluster else None, int(plan.mesh.tp)), group.max_sequences
+    )
+    working = {
+        Instant.PREFILL: _elementwise_larger(
+            _working_memory_bytes(part, plan, group.max_batched_tokens, largest),
+            prefixed_layer(part, group, release),
+        ),
+        Instant.DECODE: _working_memory_bytes(
+            part, plan, largest * verified_tokens(plan), largest * verified_tokens(plan)
+        ),
+    }
+    outside = outside_tensors(
+        plan, cluster, {Instant.LOAD: 0, **{when: size.value for when, size in working.items()}}
+    )
+    weights = sum_byte_ranges(item.at[Instant.LOAD] for item in loaded)
+    adapters = lora_pool_items(part, plan, largest, EVERY)
+    branches = lora_branch_items(
+        part, plan, {Instant.PREFILL: group.max_batched_tokens, Instant.DECODE: largest}
+    )
+    free = _free_before_loading_bytes(cluster, outside) if cluster else NOTHING
+    drafts = draft_worker_items(part, plan, largest)
+    first = loaded_first(plan, drafts)
+    room = (
+        _token_pool_room_bytes(
+            plan, free, weights + first + sum_byte_ranges(item.at[Instant.LOAD] for item in adapters)
+        )
+        if cluster
+        else None
+    )
+    states = states_of(slot_bytes(part, group, release), room, keeping_of(part, group, release))
+    graphs = (*graph_items(plan, largest), *grouped_graphs(plan, largest), *deepep_items(part, plan))
+    return Stage(
+        items=(
+            *loaded,
+            *adapters,
+            *branches,
+            *drafts,
+            Item(Component.TEMPORARIES, "widest_layer", working, AT_RUN),
+            *graphs,
+            *outside,
+        ),
+        cell=cell_with_draft_count(part, group, release),
+        weights=weights,
+        free=free,
+        states=states,
+        room=_bytes_left_for_tokens(room, states),
+        draft=draft_cell(part, group, release),
+        largest=largest,
+    )
+
+
+def _bytes_left_for_tokens(room: Bytes | None, states: States) -> Bytes | None:
+    """What the states leave for tokens."""
+    taken = states.bytes
+    return (
+        None
+        if room is None
+        else Bytes(room.low - taken.low, room.value - taken.value, room.high - taken.high)
+    )
+
+
+def _working_memory_bytes(part: ModelSpec, plan: Plan, tokens: Count, sequences: Count) -> Bytes:
+    """The widest layer over a chunk, or the logits of a batch: nothing is sorted, and only the last position
+    of a prompt has logits.
+    """
+    if parts_ways(plan):
+        return _elementwise_larger(
+            grouped_layer_bytes(part, plan, tokens), grouped_logits_bytes(part, plan, sequences)
+        )
+    layer = drafted_layer(part, plan, tokens)
+    if part.head.kind == "none":
+        return layer
+    drawn = masked_sampler_bytes(sequences, part.head.width, plan.precision.compute)
+    return Bytes(layer.low, maximum(layer.value, drawn), maximum(layer.high, drawn))
+
+
+def _elementwise_larger(left: Bytes, right: Bytes) -> Bytes:
+    return Bytes(
+        maximum(left.low, right.low), maximum(left.value, right.value), maximum(left.high, right.high)
+    )
+
+
+def _free_before_loading_bytes(cluster: Cluster, outside: list[Item]) -> Bytes:
+    """Free before loading: the context of an idle process is there, and a communicator that has summed once
+    (v0.4.3.post4 distributed/device_communicators/pynccl.py:112), whose buffers are in the host's memory
+    where cards have no link of their own.
+    """
+    device = cluster.device
+    context = next(item.largest for item in outside if item.path == "cuda")
+    nccl = next((item.largest for item in outside if item.path == "nccl"), NOTHING)
+    linked = "NVLink" in (device.scale_up_kind or "") or cluster.links.switched
+    return Bytes(
+        device.framework_low_bytes - context.value - (nccl.high if linked else nccl.value),
+        device.framework_bytes - context.low - (nccl.value if linked else nccl.low),
+        device.framework_high_bytes - context.low - nccl.low,
+    )
+
+
+@formula(
+    cites=SGLANG,
+    at=(
+        "v0.4.3.post4 model_executor/model_runner.py:668: free now less (1 - mem_fraction_static) of what "
+        "was free before loading"
+    ),
+)
+def _token_pool_room_bytes(plan: Plan, free: Bytes, weights: Bytes) -> Bytes:
+    """Bytes for the pool. Loading is seen by the driver, so the gaps between segments count."""
+    assert plan.memory_fraction is not None
+    low, value, high = (int(size * plan.memory_fraction) for size in (free.low, free.value, free.high))
+    return Bytes(low - weights.high, value - weights.value, high - weights.low)
+
+
+def _token_pool_tokens(stages: tuple[Stage, ...], plan: Plan) -> Bytes:
+    """Tokens of the pool, whole pages of them: of the stage with the fewest; without a card those that are
+    asked for.
+    """
+    page, asked = plan.page_tokens or 1, (plan.max_sequences or 1) * (plan.max_model_len or 1)
+    rooms = [(stage.room, stage.cell.counted) for stage in stages if stage.cell.counted]
+    if not rooms and any(stage.states.bytes.high for stage in stages):
+        return Bytes.exact(
+            (plan.max_model_len or 1) // page * page
+        )  # without attention: v0.5.23 model_executor/pool_configurator.py:246
+    if not rooms or any(room is None for room, _ in rooms):
+        return Bytes.exact(asked)
+    ahead = int(ahead_tokens(plan))
+    ends = [
+        [
+            max(0, int(end // cell) + ahead) // page * page if end >= cell else 0
+            for end in (room.low, room.value, room.high)
+        ]
+        for room, cell in rooms
+        if room is not None
+    ]
+    return Bytes(*(min(end[place] for end in ends) for place in range(3)))
+
+
+def _max_running_requests(plan: Plan, tokens: int, stages: tuple[Stage, ...]) -> int:
+    """Requests that may run: as the plan says, else by the tokens, at least and at most so many; never more
+    than there are states for.
+    """
+    asked = plan.max_sequences is not None and plan.max_sequences != MOST_REQUESTS
+    found = (
+        int(plan.max_sequences or 1)
+        if asked
+        else min(max(tokens * 512 // (plan.max_model_len or 1), REQUESTS), MOST_REQUESTS)
+    )
+    slots = [stage.states.requests.value for stage in stages if stage.states.bytes.high]
+    return min([found, *slots])
+
+
+def _stages_and_token_pool(
+    spec: ModelSpec, plan: Plan, cluster: Cluster | None
+) -> tuple[tuple[Stage, ...], Bytes, Cell]:
+    stages = _stages(spec, plan, cluster)
+    return (
+        stages,
+        _token_pool_tokens(stages, group_plan(plan)),
+        max((stage.cell for stage in stages), key=lambda cell: cell.counted),
+    )
+
+
+@formula(cites=SGLANG, at="v0.5.23 lora/lora_manager.py:919: adapters to copy from")
+def host_bytes(spec: ModelSpec, plan: Plan, _: int) -> int:
+    """Adapters that a rank keeps on the host."""
+    return lora_pool_host_bytes(spec, plan)
+
+
+def room(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> Callable[[int], Bytes]:
+    """How many sequences of a length the pool holds."""
+    stages, tokens, cell = _stages_and_token_pool(spec, plan, cluster)
+    plan = group_plan(plan)
+    page = plan.page_tokens or 1
+    states = any(stage.states.bytes.high for stage in stages)
+    check_shared(plan, caches=not states, why="what recurrent states keep of a prefix is not modelled")
+    shared = plan.shared_prefix_tokens // page * page
+    ends = (tokens.low, tokens.value, tokens.high)
+    return lambda length: _cap_by_state_slots(
+        Bytes(*(_pool_sequences(cell, count, length, page, shared) for count in ends)), stages
+    )
+
+
+def _cap_by_state_slots(held: Bytes, stages: tuple[Stage, ...]) -> Bytes:
+    """Never more sequences than there are states for."""
+    for limit in (stage.states.requests for stage in stages if stage.states.bytes.high):
+        held = Bytes(min(held.low, limit.low), min(held.value, limit.value), min(held.high, limit.high))
+    return held
+
+
+def notes(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[str, ...]:
+    """What to know of a plan besides its bytes."""
+    return tuple(cut_block_notes(spec, plan, cluster.device.vendor if cluster else None))
+
+
+def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, ...]) -> Mapping[str, Any]:
+    """What a serving engineer asks: tokens, sequences at several lengths, and the engine's own start-up
+    lines.
+    """
+    if plan.phase == "load":
+        return {}
+    release, page, full = release_of(plan.engine_version), plan.page_tokens or 1, plan.max_model_len or 1
+    stages, tokens, cell = _stages_and_token_pool(spec, plan, cluster)
+    sequences = room(spec, plan, cluster)
+    plan = group_plan(plan)
+    assert plan.kv_dtype is not None
+    per_token = cell.whole + cell.window + stages[-1].draft.whole + stages[-1].draft.window
+    spec = with_draft(spec, plan)
+    shared = (
+        {"shared_prefix_bytes_per_rank": plan.shared_prefix_tokens // page * page * cell.whole}
+        if plan.shared_prefix_tokens
+        else {}
+    )
+    found: dict[str, Any] = {
+        **shared, "read": f"sglang {release.tag}", "kv_bytes_per_token": bytes_per_token(spec, plan.kv_dtype), "kv_bytes_per_token_per_rank": per_token,
+        "kv_bytes_per_sequence": bytes_per_token(spec, plan.kv_dtype) * full, "kv_tokens": tokens.value, "kv_tokens_low": tokens.low,
+        "kv_tokens_high": tokens.high, "pages": tokens.value // page, "page_tokens": page,
+        "max_sequences": {str(n): sequences(n).value for n in lengths_of(plan)},
+        "capacity": concurrency_facts(replace(plan, max_sequences=_max_running_requests(plan, tokens.value, stages)), sequences, tokens.value // full, (page - 1) * per_token // 2),
+    }  # fmt: skip
+    if plan.served_adapters is not None:
+        found["lora"] = lora_pool_facts(spec, plan, lora_pool_items(spec, plan, 0, (Instant.LOAD,)))
+    if plan.speculative is not None:
+        found["speculative"] = worker_facts(
+            [*stages[-1].items, *_draft_pool(stages[-1], plan, tokens)], spec, plan, stages[-1].largest
+        )
+    if cluster is None:
+        return found
+    own = stages[0]
+    left = min((stage.room or NOTHING for stage in stages), key=lambda size: size.value)
+    one = int(cell.counted * page)
+    lacks = [stage.states.lacks for stage in stages]
+    found["short_bytes"] = Bytes(
+        *(
+            max(one - rest, *(getattr(size, end) for size in lacks))
+            for end, rest in (("low", left.high), ("value", left.value), ("high", left.low))
+        )
+    )
+    found["start_up"] = _sglang_log_lines(
+        plan, release, own, tokens, _max_running_requests(plan, tokens.value, stages)
+    )
+    found["budget"] = {
+        "memory_fraction": plan.memory_fraction,
+        "free_before_loading": own.free,
+        "weights": own.weights,
+        "kv_cache": left,
+        "needs_tokens": page,
+    }
+    if not cell.counted and own.states.bytes.high:
+        found["warning"] = (
+            f"without attention it counts {tokens.value:,} tokens over all requests at once: "
+            "--max-total-tokens raises that"
+        )
+    if tokens.value < full:
+        found["warning"] = f"requests end at {tokens.value:,} tokens, for the pool has no more"
+    return found
+
+
+@formula(
+    cites=SGLANG,
+    at=(
+        "v0.4.3.post4 mem_cache/radix_cache.py match_prefix: whole pages of a prefix; what windows keep is "
+        "not counted as shared"
+    ),
+)
+def _pool_sequences(cell: Cell, tokens: int, length: int, page: int, shared: int = 0) -> int:
+    """Sequences of a length in a pool of so many tokens, and in that of the windows. ``shared``: tokens of
+    all prompts, kept once.
+    """
+    paged = -(-length // page) * page
+    shared = min(shared, paged - page)
+    whole = max(0, (tokens - shared) // (paged - shared))
+    if not cell.window:
+        return whole
+    windows = int(tokens * WINDOW_SHARE) // page * page if cell.whole else tokens
+    return min(whole if cell.whole else windows, windows // min(paged, cell.reach + page))
+
+
+def _draft_lines(plan: Plan, stage: Stage, tokens: int, dtype: str) -> list[str]:
+    """What the worker of who drafts prints of its pool."""
+    size = pool_bytes(stage.draft, tokens, plan.page_tokens or 1)
+    return (
+        [f"KV Cache is allocated.{dtype} #tokens: {tokens}, … {size / GIB:.2f} GB in all (the draft's)"]
+        if size
+        else []
+    )
+
+
+PRINTED_DTYPES = {
+    "fp32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "fp8": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+}
+"""What torch calls the formats of its pool on NVIDIA cards (v0.5.23 mem_cache/kv_cache_dtype.py:22)."""
+
+
+def _sglang_log_lines(plan: Plan, release: Release, stage: Stage, tokens: Bytes, requests: int) -> list[str]:
+    """The lines the release prints (its GB are GiB)."""
+    pool = pool_bytes(stage.cell, tokens.value, plan.page_tokens or 1)
+    dtype = (
+        f" dtype: torch.{PRINTED_DTYPES[plan.kv_dtype.name]},"
+        if release.prints_dtype and plan.kv_dtype
+        else ""
+    )
+    latent = f"KV size: {pool / GIB:.2f} GB"
+    halves = (
+        latent
+        if any(item.path == "absorbed" for item in stage.items)
+        else f"K size: {pool / 2 / GIB:.2f} GB, V size: {pool / 2 / GIB:.2f} GB"
+    )
+    return [
+        f"Load weight end. … mem usage={stage.weights.value / GIB:.2f} GB.",
+        *(
+            [f"Mamba Cache is allocated. max_mamba_cache_size: {stage.states.slots.value}, …"]
+            if stage.states.bytes.high
+            else []
+        ),
+        f"KV Cache is allocated.{dtype} #tokens: {tokens.value}, {halves}",
+        *_draft_lines(plan, stage, tokens.value, dtype),
+        (
+            f"max_total_num_tokens={tokens.value}, chunked_prefill_size={plan.max_batched_tokens}, "
+            f"max_running_requests={requests}, context_len={plan.max_model_len}"
+        ),
+    ]

@@ -1,0 +1,146 @@
+"""SGLang's pool of recurrent states: a share of the room, cut into slots, of which a request holds
+several.
+"""
+
+from __future__ import annotations
+
+from memsheet.arith import Count, ceil_div, maximum
+from memsheet.engines.sglang.facts import STATELESS_SINCE, Release
+from memsheet.errors import input_error
+from memsheet.formulas.serving.kv_cache import caching_layers, recurrent_elements
+from memsheet.formulas.serving.states import convolution_elements
+from memsheet.frozen import dataclass
+from memsheet.plan.dtypes import BF16, FP32
+from memsheet.plan.model import LinearAttention, ModelSpec, StateSpace
+from memsheet.plan.plan import Plan
+from memsheet.references import SGLANG, formula
+from memsheet.sheet import NOTHING, Bytes
+
+FAMILIES = frozenset({"qwen3_next", "falcon_h1", "nemotron_h", "granitemoehybrid", "lfm2", "kimi_linear"})
+"""Families whose states are kept so (v0.5.23 configs, hybrid_arch.py mambaish_config); others are not served.
+"""
+STATES_ALONE = frozenset({"mamba", "mamba2", "falcon_mamba"})
+"""And those that have no attention at all (v0.5.23 configs/model_config.py:156; v0.5.12 has no code for
+them).
+"""
+SNAPSHOTS = frozenset({"qwen3_next", "falcon_h1", "nemotron_h", "granitemoehybrid", "kimi_linear"})
+"""Families of which two snapshots more are kept for a request's prefix (extra_buffer, v0.5.23
+arg_groups/overrides.py:402, 477).
+"""
+SHARE_OF_TOKENS, SLOTS, MORE_SLOTS = 0.9, 3, 2
+"""mamba_full_memory_ratio, slots of a request, and those of snapshots while batches overlap (v0.5.23
+arg_groups/fields/schedule.py:220, mem_cache/kv_cache_configurator.py:227, 3067,
+mem_cache/allocation_sizing.py:19).
+"""
+LARGE = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """How the pool is sized: its bytes for each byte of tokens, slots where they are asked for, and slots
+    that a request holds.
+    """
+
+    share: float = SHARE_OF_TOKENS
+    asked: int | None = None
+    each: int = SLOTS
+
+
+USUAL = Keeping()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class States:
+    """Slots and their bytes on one rank; nothing where no layer keeps a state. ``each``: slots of a
+    request.
+    """
+
+    slots: Bytes
+    bytes: Bytes
+    each: int = SLOTS
+
+    @property
+    def requests(self) -> Bytes:
+        """Requests that there are slots for at once."""
+        return Bytes(self.slots.low // self.each, self.slots.value // self.each, self.slots.high // self.each)
+
+    @property
+    def lacks(self) -> Bytes:
+        """Bytes that are missing for the slots of one request, without which the server does not start
+        (kv_cache_configurator.py:3151); less than nothing where there are more.
+        """
+        if not self.bytes.high:
+            return Bytes(-LARGE, -LARGE, -LARGE)
+        slot = self.bytes.high // (self.slots.high + 1)
+        return Bytes(
+            *(slot * (self.each - count) for count in (self.slots.high, self.slots.value, self.slots.low))
+        )
+
+
+NO_STATES = States(slots=NOTHING, bytes=NOTHING)
+
+
+def keeping_of(part: ModelSpec, plan: Plan, release: Release) -> Keeping:
+    """As the plan says, else as the release does for the family: until 0.5.12 no snapshots unless they are
+    asked for (server_args.py:1187).
+    """
+    snapshots = release.since >= STATELESS_SINCE and bool(_block_kinds(part) & SNAPSHOTS)
+    return Keeping(
+        share=plan.state_ratio if plan.state_ratio is not None else SHARE_OF_TOKENS,
+        asked=None if plan.state_slots is None else int(plan.state_slots),
+        each=SLOTS + (MORE_SLOTS if snapshots else 0),
+    )
+
+
+def _block_kinds(part: ModelSpec) -> set[str]:
+    return {block.kind for stack in part.stacks for run in stack.runs for block in run.pattern}
+
+
+@formula(
+    cites=SGLANG,
+    at=(
+        "v0.5.23 configs/mamba_utils.py:47, 116: convolutions in bf16, what is summed over time in fp32, "
+        "cut over ranks"
+    ),
+)
+def slot_bytes(part: ModelSpec, plan: Plan, release: Release | None = None) -> Count:
+    """Bytes of one slot in a stage's layers. Raises InputError for families whose states are kept
+    elsewhere.
+    """
+    total: Count = 0
+    alone = STATES_ALONE if release is None or release.since >= STATELESS_SINCE else frozenset[str]()
+    for _, mixer, layers in caching_layers(part):
+        if isinstance(mixer, StateSpace | LinearAttention):
+            if not _block_kinds(part) & (FAMILIES | alone):
+                raise input_error(
+                    "model",
+                    part.name,
+                    "keeps recurrent states of a family that is not modelled for sglang",
+                    "--engine vllm",
+                )
+            tp = plan.mesh.tp
+            total = total + layers * (
+                BF16.nbytes(convolution_elements(mixer, tp))
+                + FP32.nbytes(ceil_div(recurrent_elements(mixer), tp))
+            )
+    return total
+
+
+@formula(
+    cites=SGLANG,
+    at=(
+        "v0.5.23 mem_cache/kv_cache_configurator.py:3301, 3348: as asked, or 0.9 of what tokens get, a "
+        "slot of padding besides"
+    ),
+)
+def states_of(slot: Count, room: Bytes | None, how: Keeping = USUAL) -> States:
+    """The pool that a stage's room has for slots of a size."""
+    if room is None or not slot:
+        return NO_STATES
+    if how.asked is not None:
+        return States(slots=Bytes.exact(how.asked), bytes=Bytes.exact((how.asked + 1) * slot), each=how.each)
+    ends = []
+    for size in (room.low, room.value, room.high):
+        budget = int(maximum(0, size) * how.share / (1 + how.share))
+        ends.append(max(0, (budget - slot) // slot))
+    return States(slots=Bytes(*ends), bytes=Bytes(*((slots + 1) * slot for slots in ends)), each=how.each)

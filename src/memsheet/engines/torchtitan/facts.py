@@ -1,0 +1,175 @@
+"""torchtitan: model code of its own under fully_shard, and what changed of it between the versions that were
+read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memsheet.plan.engine import Code, Engine, Sharding, UnitWrapping
+from memsheet.plan.plan import (
+    AttentionKind,
+    ContextParallel,
+    Implementation,
+    Loss,
+    OptimizerName,
+    RecomputeMode,
+    Schedule,
+)
+from memsheet.references import TORCH_FSDP2, TORCH_OPTIM
+from memsheet.sheet import Cited, Evidence, FromCode
+
+COMMIT = "b5bcd76c66d0acb1a08b176d9639425bc55e0b2a"
+MID_2025 = "820504e20d1149fbf0b98c567af24c4b0433b22d"
+END_2024 = "9dec370ad26b5f8e9a7333a0e36165018262644b"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """What one version does otherwise than another.
+
+    ``ends_in_root``: embeddings, final norm and head are one group with the root, gathered from the first
+    forward to the end of backward. ``last_stays``: the last layer stays gathered between its forward and its
+    backward. ``fused_norm``: norms are one kernel and not written out in fp32. ``repeats_kv``: keys and
+    values are repeated for every query head. ``ends_count``: embeddings and head count as a layer each when a
+    pipeline is cut. ``fuses_qkv``: queries, keys and values are one product. ``chunks_loss``: the head's
+    table is ``lm_head`` and the loss takes it chunk by chunk unless one asks otherwise.
+    """
+
+    ends_in_root: bool
+    last_stays: bool
+    fused_norm: bool
+    repeats_kv: bool
+    ends_count: bool
+    fuses_qkv: bool
+    chunks_loss: bool
+
+
+_END_2024 = Version(
+    ends_in_root=True,
+    last_stays=True,
+    fused_norm=False,
+    repeats_kv=True,
+    ends_count=False,
+    fuses_qkv=False,
+    chunks_loss=False,
+)
+_MID_2025 = Version(
+    ends_in_root=True,
+    last_stays=True,
+    fused_norm=False,
+    repeats_kv=True,
+    ends_count=False,
+    fuses_qkv=False,
+    chunks_loss=False,
+)
+_NEWEST = Version(
+    ends_in_root=False,
+    last_stays=False,
+    fused_norm=True,
+    repeats_kv=False,
+    ends_count=True,
+    fuses_qkv=True,
+    chunks_loss=True,
+)
+VERSIONS: dict[str, Version] = {
+    "b5bcd76": _NEWEST,
+    "820504e": _MID_2025,
+    "9dec370": _END_2024,
+    "2024-04..2024-08": _END_2024,
+}
+"""By commit (or the months of a figure): parallelize_llama.py:323-339 and models/norms.py:77 of END_2024,
+train.py:131 for its loss; parallelize_llama.py:345-367 of MID_2025; distributed/fsdp.py:238-265,
+models/common/attention.py:403 and distributed/pipeline_parallel.py:357 of COMMIT.
+"""
+TESTED = "b5bcd76"
+
+
+def version_of(name: str | None) -> Version:
+    """The facts of a version, by a prefix of its commit; of one that was not read, those of the newest that
+    was.
+    """
+    found = [
+        version
+        for known, version in VERSIONS.items()
+        if name and (name.startswith(known) or known.startswith(name))
+    ]
+    return found[0] if found else VERSIONS[TESTED]
+
+
+def layers_of_stages(layers: int, stages: int, version: str | None) -> tuple[int, ...] | None:
+    """Layers of each stage of a pipeline, None where one would have none.
+
+    The newest counts embeddings and head as a layer each and gives the first stages what is left over
+    (distributed/pipeline_parallel.py:396-455 of COMMIT, weights of 1 from config/configs.py:197); before,
+    stages in the middle took it (parallelisms/pipelining_utils.py:18-57 of END_2024), and the last had the
+    rest.
+    """
+    counted = version_of(version).ends_count
+    even, extra = divmod(layers + 2 * counted, stages)
+    if counted:
+        found = [even + (stage < extra) - (stage in (0, stages - 1)) for stage in range(stages)]
+    else:
+        found = [even + (0 < stage <= extra) for stage in range(stages - 1)]
+        found.append(layers - sum(found))
+    return tuple(found) if min(found) > 0 else None
+
+
+def usual_loss(tp: int, version: str | None) -> Loss:
+    """Chunked where that exists (b5bcd76, models/llama3/config_registry.py:197); else cut over
+    tensor-parallel ranks, where there are any.
+    """
+    if version_of(version).chunks_loss:
+        return Loss.CHUNKED
+    return Loss.VOCAB_PARALLEL if tp > 1 else Loss.PLAIN
+
+
+def _torchtitan_source(file: str, line: int, commit: str = COMMIT) -> Evidence:
+    return FromCode("pytorch/torchtitan", commit, f"torchtitan/{file}", line)
+
+
+ENGINE = Engine(
+    name="torchtitan",
+    tested=TESTED,
+    tasks=("train",),
+    axes=("dp_replicate", "dp_shard", "cp", "tp", "pp"),
+    zero=(2, 3),
+    default_zero=3,
+    sharding=Sharding.FSDP2,
+    code=Code.TORCHTITAN,
+    unit_wrapping=lambda name: UnitWrapping(version_of(name).ends_in_root, version_of(name).last_stays),
+    models=frozenset({
+        "compile", "sequence_parallel", "async_tp", "fp8.recipe", "fp8.all_gather", "fp8.skip",
+    }),
+    default_precision="fsdp2-mixed",
+    precisions=("fp32", "fsdp2-mixed"),
+    autocast=False,
+    attention=(AttentionKind.SDPA, AttentionKind.FLASH),
+    context_parallel=(ContextParallel.ALL_GATHER, ContextParallel.RING),
+    losses=(Loss.PLAIN, Loss.VOCAB_PARALLEL, Loss.CHUNKED),
+    recompute=(RecomputeMode.NONE, RecomputeMode.SELECTIVE, RecomputeMode.FULL),
+    selective=("op",),
+    policies=frozenset({"op", "layer"}),
+    stages=layers_of_stages,
+    whole_in_pipelines=True,
+    usual_loss=usual_loss,
+    replays=True,
+    schedules=(Schedule.ONE_F_ONE_B, Schedule.GPIPE),
+    optimizers=(OptimizerName.ADAMW,),
+    default_implementation=Implementation.FUSED,
+    never_offloads={  # distributed/fsdp.py:231 moves parameters and states; experiments/graph_trainer/cpu_offload.py is another program
+        "activations": "is nothing that torchtitan's trainer does: it moves parameters and states alone, and its experiment graph_trainer is another program",
+    },
+    evidence={
+        "activations": _torchtitan_source("models/llama/model.py", 172, END_2024),
+        "recompute": _torchtitan_source("parallelisms/parallelize_llama.py", 214, END_2024),
+        "context_parallel": _torchtitan_source("config_manager.py", 356, MID_2025),
+        "context_parallel of the newest": _torchtitan_source("models/common/decoder_sharding.py", 276),
+        "sharding": Cited(TORCH_FSDP2, "_fsdp_param.py: every rank keeps the padded dim-0 chunk"),
+        "unsharded_parameters": _torchtitan_source("parallelisms/parallelize_llama.py", 339, END_2024),
+        "unsharded_parameters of the newest": _torchtitan_source("distributed/fsdp.py", 252),
+        "pipeline": _torchtitan_source("distributed/pipeline_parallel.py", 357),
+        "optimizer": Cited(TORCH_OPTIM),
+        "optimizer_states": _torchtitan_source("components/optimizer/optimizer.py", 109),
+    },
+)  # fmt: skip

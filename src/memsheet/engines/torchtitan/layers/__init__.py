@@ -1,0 +1,317 @@
+"""torchtitan's own Llama: what its plans run of ``layers.py``, its module names, what it cannot do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from memsheet.arith import Count, agreed, ceil_div, maximum
+from memsheet.engines.torchtitan.facts import version_of
+from memsheet.engines.torchtitan.layers import layers
+from memsheet.engines.torchtitan.layers.loss import CHUNKS, loss_of
+from memsheet.errors import Problem
+from memsheet.formulas.model_code import ModelCode
+from memsheet.formulas.numerics import AttentionKernel, RunConfig
+from memsheet.formulas.tapes.evaluate import BytesByPath, with_products
+from memsheet.formulas.tapes.graph import Chosen
+from memsheet.formulas.tapes.tape import Shape
+from memsheet.plan.dtypes import BF16, FP8, DType
+from memsheet.plan.model import Attention, Block, Dense, ModelSpec, Norm, Stack, Weight
+from memsheet.plan.plan import ContextParallel, Loss, Plan, RecomputeMode
+from memsheet.references import TORCHTITAN, formula
+from memsheet.sheet import Component
+
+NAMES = {
+    "model.embed_tokens": "tok_embeddings", "model.layers": "layers", "lm_head": "output", "self_attn": "attention",
+    "self_attn.q_proj": "attention.wq", "self_attn.k_proj": "attention.wk", "self_attn.v_proj": "attention.wv",
+    "self_attn.o_proj": "attention.wo", "mlp": "feed_forward", "mlp.gate_proj": "feed_forward.w1", "mlp.down_proj": "feed_forward.w2",
+    "mlp.up_proj": "feed_forward.w3", "input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm", "norm": "norm",
+}  # fmt: skip
+"""Module names of the library's Llama and torchtitan's."""
+OPERATIONS = frozenset({Chosen.EVERY_SECOND_PRODUCT, Chosen.ATTENTION, Chosen.REDUCE_SCATTER})
+"""What the policy ``op`` keeps (torchtitan 9dec370, parallelisms/parallelize_llama.py:214-225, 250-266):
+every second mm from the first on, attention's outputs, reduce-scatters, and the maxima of eight-bit casts,
+which are numbers. Products in eight bits are counted as the mm that they stand for: the policy sees torchao's
+tensors before they become _scaled_mm.
+"""
+MODULES = ("op", "layer")
+RECIPES = ("tensorwise", "rowwise")
+
+
+def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
+    """What of a plan decides how its operations run. Eight bits are for products alone: everything else is
+    bf16.
+    """
+    version = version_of(plan.engine_version)
+    fp8, shared = plan.precision.compute is FP8, agreed(plan.mesh.cp > 1)
+    switches = {
+        layers.COMPILED: plan.compile, layers.FUSED_NORM: version.fused_norm, layers.REPEATS: version.repeats_kv,
+        layers.FP8_PRODUCTS: fp8, layers.FP8_GATHERED: fp8 and plan.fp8 is not None and plan.fp8.gathered, layers.RING: shared,
+        layers.ALL_GATHER: shared and plan.context_parallel is ContextParallel.ALL_GATHER, layers.ASYNC: plan.async_tp,
+    }  # fmt: skip
+    by_operation = plan.recompute.mode is RecomputeMode.SELECTIVE and plan.recompute.modules == ("op",)
+    return replace(
+        how,
+        parameters=BF16 if fp8 else how.parameters,
+        stream=BF16 if fp8 else how.stream,
+        again=frozenset(),
+        options=frozenset(name for name, on in switches.items() if on),
+        chosen=OPERATIONS if by_operation else frozenset(),
+    )
+
+
+def at_ends(how: RunConfig) -> RunConfig:
+    """Embeddings, final norm and head are neither compiled nor swapped (parallelize_llama.py:297-306,
+    float8.py:99).
+    """
+    return replace(how, options=how.options - {layers.COMPILED, layers.FP8_PRODUCTS, layers.ASYNC})
+
+
+# ---- the model as it is built ------------------------------------------------------------------------------
+
+
+def torchtitan_spec(spec: ModelSpec, plan: Plan) -> ModelSpec:
+    """The model under torchtitan's module names, with the projections that its version joins."""
+    version = version_of(plan.engine_version)
+    names = {**NAMES, "lm_head": "lm_head"} if version.chunks_loss else NAMES
+    embeddings = replace(spec.embeddings, weights=_rename_weights(spec.embeddings.weights, names))
+    return replace(
+        spec,
+        embeddings=embeddings,
+        head=replace(spec.head, weights=_rename_weights(spec.head.weights, names)),
+        stacks=tuple(_torchtitan_stack(stack, joins=version.fuses_qkv) for stack in spec.stacks),
+    )
+
+
+def _rename_weights(weights: tuple[Weight, ...], names: Mapping[str, str] = NAMES) -> tuple[Weight, ...]:
+    return tuple(
+        replace(w, path=".".join((names.get(module, module), last)))
+        for w in weights
+        for module, _, last in (w.path.rpartition("."),)
+    )
+
+
+def _torchtitan_stack(stack: Stack, *, joins: bool) -> Stack:
+    runs = tuple(
+        replace(run, pattern=tuple(_torchtitan_block(block, joins=joins) for block in run.pattern))
+        for run in stack.runs
+    )
+    path = NAMES.get(stack.path, stack.path)
+    return replace(
+        stack,
+        path=path,
+        final_path="",
+        runs=runs,
+        final_norms=tuple(_torchtitan_norm(n) for n in stack.final_norms),
+    )
+
+
+def _torchtitan_norm(norm: Norm) -> Norm:
+    return replace(norm, path=NAMES.get(norm.path, norm.path), weights=_rename_weights(norm.weights))
+
+
+def _torchtitan_block(block: Block, *, joins: bool) -> Block:
+    mixers = tuple(
+        _torchtitan_attention(m, joins=joins) if isinstance(m, Attention) else m for m in block.mixers
+    )
+    ff = block.feed_forward
+    if isinstance(ff, Dense):
+        ff = replace(ff, path=NAMES.get(ff.path, ff.path), weights=_rename_weights(ff.weights))
+    return replace(
+        block, mixers=mixers, feed_forward=ff, norms=tuple(_torchtitan_norm(n) for n in block.norms)
+    )
+
+
+def _torchtitan_attention(at: Attention, *, joins: bool) -> Attention:
+    weights = _rename_weights(at.weights)
+    if joins and len(weights) == len("qkvo"):
+        rows = sum(w.shape[0] for w in weights[:3])
+        one = replace(
+            weights[0],
+            path="attention.qkv_linear.wqkv.weight",
+            shape=(rows, *weights[0].shape[1:]),
+            units=at.kv_heads,
+        )
+        return replace(at, path="attention", weights=(one, weights[3]), fused_qkv=True)
+    return replace(at, path="attention", weights=weights)
+
+
+# ---- what is refused ---------------------------------------------------------------------------------------
+
+
+def torchtitan_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
+    """Everything that torchtitan's Llama does not do, or that is not modelled of it."""
+    kinds = {block.kind for stack in spec.stacks for run in stack.runs for block in run.pattern}
+    rules = [
+        ("model", spec.name, kinds != {"llama"} or bool(spec.towers), "only its Llama is modelled", "engine fsdp2 runs the library's models"),
+        ("model", spec.name, spec.head.tied, "ties embeddings and head, and its Llama has two tables", "engine fsdp2"),
+        ("adapter", "lora", plan.adapter is not None, "is not modelled there", "engine fsdp2"),
+        ("dropout", plan.dropout, plan.dropout > 0, "does not exist in its Llama", "leave it out"),
+        ("async_tp", True, plan.async_tp and not plan.compile, "needs compile (parallelize_llama.py:58)", "add --compile"),
+        ("async_tp", True, plan.async_tp and not agreed(plan.mesh.tp > 1), "overlaps what tensor parallelism sends", "give tp"),
+        *(("recompute.modules", m, m not in MODULES, "is no policy of torchtitan", "op, or layer") for m in plan.recompute.modules),
+        *_of_fp8(plan), *_of_mesh(spec, plan),
+    ]  # fmt: skip
+    return [
+        Problem(field=field, value=value, reason=reason, hint=hint)
+        for field, value, holds, reason, hint in rules
+        if holds
+    ]
+
+
+_Rule = tuple[str, object, bool, str, str]
+
+
+def _of_fp8(plan: Plan) -> Iterator[_Rule]:
+    recipe = plan.fp8.recipe if plan.fp8 else None
+    yield (
+        "precision.compute",
+        "fp8",
+        plan.precision.compute is FP8 and recipe is None,
+        "has no recipe",
+        "add fp8.recipe tensorwise",
+    )
+    yield (
+        "fp8.recipe",
+        recipe,
+        recipe is not None and plan.precision.compute is not FP8,
+        "casts nothing",
+        "give precision.compute fp8",
+    )
+    yield (
+        "fp8.recipe",
+        recipe,
+        recipe is not None and recipe not in RECIPES,
+        "is not modelled there",
+        " or ".join(RECIPES),
+    )
+    other = plan.fp8 is not None and set(plan.fp8.skip) - {"lm_head", "output"}
+    yield (
+        "fp8.skip",
+        plan.fp8.skip if plan.fp8 else None,
+        bool(other),
+        "is not modelled: it swaps all but the head",
+        "lm_head",
+    )
+
+
+def _of_mesh(spec: ModelSpec, plan: Plan) -> Iterator[_Rule]:
+    mesh, parallel = plan.mesh, plan.loss is Loss.VOCAB_PARALLEL
+    chunked = plan.loss is Loss.CHUNKED and not version_of(plan.engine_version).chunks_loss
+    yield (
+        "loss",
+        "chunked",
+        chunked,
+        "is not in that version",
+        "plain, or vocab_parallel over tensor-parallel ranks",
+    )
+    yield (
+        "loss",
+        "vocab_parallel",
+        parallel and not agreed(mesh.tp > 1),
+        "is for tensor-parallel ranks",
+        "leave it out",
+    )
+    pieces = mesh.tp * maximum(1, 2 * mesh.cp * (mesh.cp > 1))
+    yield (
+        "seq_len",
+        plan.seq_len,
+        agreed(plan.seq_len % pieces != 0),
+        f"is not a multiple of {pieces}, by which ranks share it",
+        "a multiple",
+    )
+    heads = min(
+        (
+            m.kv_heads
+            for s in spec.stacks
+            for run in s.runs
+            for b in run.pattern
+            for m in b.mixers
+            if isinstance(m, Attention)
+        ),
+        default=1,
+    )
+    yield (
+        "mesh.tp",
+        mesh.tp,
+        agreed(heads % mesh.tp != 0),
+        f"does not divide {heads} heads of keys and values",
+        "a divisor",
+    )
+
+
+# ---- numbers -----------------------------------------------------------------------------------------------
+
+
+def block_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
+    return replace(how, attention=AttentionKernel.FUSED)
+
+
+def on_rank(block: Block, plan: Plan) -> Block:
+    """A block as a tensor-parallel rank sees it: one head of keys and values is a special case."""
+    (at,) = block.mixers
+    if not isinstance(at, Attention) or at.heads == at.kv_heads or not agreed(plan.mesh.tp >= at.kv_heads):
+        return block
+    return replace(block, mixers=(replace(at, kv_heads=1),))
+
+
+def _sequence_axis_sizes(plan: Plan) -> dict[str, Count]:
+    length = ceil_div(plan.seq_len, plan.mesh.cp)
+    return {"b": plan.microbatch, "s": length, "s/t": ceil_div(length, plan.mesh.tp), "cp": plan.mesh.cp}
+
+
+@formula(
+    cites=TORCHTITAN,
+    at=(
+        "models/llama/model.py, parallelisms/parallelize_llama.py:117-205: shapes of a layer's tensors on "
+        "a rank"
+    ),
+)
+def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
+    """Values of the axes that a layer's tensors are named by."""
+    at, ff, tp = block.mixers[0], block.feed_forward, plan.mesh.tp
+    assert isinstance(at, Attention)
+    assert isinstance(ff, Dense)
+    return with_products({
+        **_sequence_axis_sizes(plan), "h": block.hidden, "a": ceil_div(at.heads, tp), "k": maximum(1, ceil_div(at.kv_heads, tp)), "d": at.head_dim,
+        "f": ceil_div(ff.intermediate, tp),
+    })  # fmt: skip
+
+
+@formula(
+    cites=TORCHTITAN,
+    at="models/llama/model.py:427-447: embeddings, head; the vocabulary over tensor-parallel ranks",
+)
+def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
+    shared = _sequence_axis_sizes(plan)
+    chunk = ceil_div(shared["b"] * shared["s"], CHUNKS)
+    return {**shared, "h": spec.hidden, "V": ceil_div(spec.vocab, plan.mesh.tp), "V0": spec.vocab, "c": chunk}
+
+
+def loss_input(how: RunConfig, loss: Loss) -> tuple[Shape, DType, str]:
+    if loss is Loss.CHUNKED:
+        return layers.WHOLE, how.stream, "loss/input"
+    return ("b", "s", "V" if loss is Loss.VOCAB_PARALLEL else "V0"), how.parameters, "output/output"
+
+
+def freqs_cis_bytes(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
+    """The table of rotations, complex numbers of fp32 for the whole sequence; ranks that share one keep a
+    copy to put back (utils.py:171-192 and torch's context_parallel).
+    """
+    dims = {
+        m.head_dim
+        for s in spec.stacks
+        for run in s.runs
+        for b in run.pattern
+        for m in b.mixers
+        if isinstance(m, Attention)
+    }
+    copies = 1 + (1 if agreed(plan.mesh.cp > 1) else 0)
+    return BytesByPath.of(((Component.BUFFERS, "freqs_cis"), copies * 4 * plan.seq_len * dim) for dim in dims)
+
+
+CODE = ModelCode(
+    forward=layers.llama_block_forward, embed=layers.tensor_parallel_embedding, head=layers.tensor_parallel_logits, loss=loss_of, loss_input=loss_input, problems=torchtitan_problems,
+    block_numerics=block_numerics, axes=block_axes, end_axes=end_axes, normalise=layers.torchtitan_rms_norm, built=torchtitan_spec, on_rank=on_rank,
+    shared=freqs_cis_bytes, plan_numerics=plan_numerics, at_ends=at_ends, stream=layers.STREAM,
+)  # fmt: skip

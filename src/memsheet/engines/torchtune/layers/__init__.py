@@ -1,0 +1,161 @@
+"""torchtune's model code (0.3 to 0.6): the decoders of its component builders, of the Llama, Mistral and
+Qwen2 families.
+
+Layers are in ``layers.py``, compiled ones in ``compiled.py``, the losses in ``loss.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memsheet.arith import Count, agreed, ceil_div
+from memsheet.engines.torchtune.layers import compiled as torchtune_compiled
+from memsheet.engines.torchtune.layers import layers as torchtune_layers
+from memsheet.engines.torchtune.layers.layers import COMPILED
+from memsheet.engines.torchtune.layers.loss import (
+    PIECES,
+    hidden_states_for_loss,
+    lm_head_cross_entropy,
+    loss_input,
+)
+from memsheet.errors import Problem
+from memsheet.formulas.model_code import ModelCode
+from memsheet.formulas.model_code.shapes import whole_axes, whole_ends
+from memsheet.formulas.model_code.transformers import ends
+from memsheet.formulas.numerics import RunConfig
+from memsheet.formulas.tapes.graph import Joined, Tensor
+from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.plan.model import (
+    Arrangement,
+    Attention,
+    Block,
+    Dense,
+    Embeddings,
+    ModelSpec,
+    Norm,
+    NormKind,
+    Role,
+    Weight,
+)
+from memsheet.plan.plan import Loss, OptimizerName, Plan, RecomputeMode
+from memsheet.references import TORCHTUNE_MODEL, formula
+
+KINDS = frozenset({"llama", "mistral", "qwen2"})
+POSITIONS = 131_072
+"""Positions of the rotary cache where the model does not say how many it has
+(models/llama3_1/_model_builders.py:34).
+"""
+
+OTHER_RECIPES = (
+    "has other recipes (FullyShardedDataParallel, logits of all positions copied in fp32), "
+    "which are not modelled"
+)
+
+
+def decoder_layer_forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
+    if COMPILED in how.options:
+        return torchtune_compiled.compiled_layer_forward(r, x, block, how)
+    return torchtune_layers.eager_layer_forward(r, x, block, how)
+
+
+def torchtune_rms_norm(r: Recorder, x: Tensor, norm: Norm, how: RunConfig) -> Tensor:
+    return torchtune_layers.rms_norm(r, x, norm, how)
+
+
+def torchtune_embeddings(
+    r: Recorder, embeddings: Embeddings, how: RunConfig, tied: Joined
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """One look-up, by a name that the first layer's result takes over."""
+    return ends.input_embeddings(r, embeddings, how, tied)
+
+
+def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
+    """Layers are compiled one by one, and the loss of a piece (training/_compile.py); embeddings, final norm
+    and head are not.
+    """
+    several = plan.microbatch > 1 if isinstance(plan.microbatch, int) else True
+    return replace(how, options=frozenset({COMPILED}) if plan.compile else frozenset(), several=several)
+
+
+def torchtune_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
+    """What it does not build, or what is not modelled of it."""
+    blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
+    kinds = sorted({block.kind for block in blocks} - KINDS)
+    plain = (
+        all(_is_plain_decoder_block(block) for block in blocks) and len(spec.stacks) == 1 and not spec.towers
+    )
+    paged = plan.optimizer is not None and plan.optimizer.name in (
+        OptimizerName.PAGED_ADAMW,
+        OptimizerName.PAGED_ADAMW_8BIT,
+    )
+    none, alone = plan.recompute.mode is RecomputeMode.NONE, agreed(plan.mesh.gpus == 1)
+    rules: list[tuple[str, object, bool, str, str]] = [
+        ("model", spec.name, bool(kinds), f"is built of {', '.join(kinds)} blocks, which are not modelled of torchtune", "engine transformers"),
+        ("model", spec.name, not kinds and not plain, "has parts that torchtune's decoders do not have", "engine transformers"),
+        ("model", spec.name, spec.head.tied, "ties embeddings and head, which is not modelled of torchtune", "engine transformers"),
+        ("engine_version", plan.engine_version, _other_recipes(plan.engine_version), OTHER_RECIPES, "0.3 or later"),
+        ("dropout", plan.dropout, plan.dropout > 0, "is not modelled there", "leave it out"),
+        ("offload.activations", True, plan.offload.activations and none, "is modelled of recomputed layers alone", "add --recompute full"),
+        ("offload.optimizer", plan.offload.optimizer, bool(plan.offload.optimizer) and alone and not paged,
+         "is not what its single-device recipes do", "--optimizer paged_adamw_8bit keeps states in memory that the host backs"),
+    ]  # fmt: skip
+    return [
+        Problem(field=field, value=value, reason=reason, hint=hint)
+        for field, value, holds, reason, hint in rules
+        if holds
+    ]
+
+
+def _other_recipes(version: str | None) -> bool:
+    """Torchtune 0.1 and 0.2 (recipes/lora_finetune_distributed.py and lora_finetune_single_device.py of
+    135cf2e).
+    """
+    return version is not None and version.split("-")[0].split(".")[:2] in (["0", "1"], ["0", "2"])
+
+
+def _is_plain_decoder_block(block: Block) -> bool:
+    at, ff = block.mixers[0], block.feed_forward
+    if not isinstance(at, Attention) or not isinstance(ff, Dense):
+        return False
+    odd = at.qk_norm or at.fused_qkv or at.window or at.softcap or at.rotary_dim != at.head_dim
+    norms = all(norm.kind is NormKind.RMS for norm in block.norms)
+    return (
+        not odd
+        and norms
+        and ff.gated
+        and not ff.fused
+        and ff.activation == "silu"
+        and block.arrangement is Arrangement.PRE
+    )
+
+
+def block_numerics(_: Block, __: Plan, how: RunConfig) -> RunConfig:
+    return how
+
+
+@formula(cites=TORCHTUNE_MODEL, at="modules/transformer.py:400-420: the sequence in eight pieces")
+def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
+    pieces = PIECES if plan.loss is Loss.CHUNKED else 1
+    return {**whole_ends(spec, plan), "c": ceil_div(plan.seq_len, pieces)}
+
+
+def spec_with_rope_cache(spec: ModelSpec, _: Plan) -> ModelSpec:
+    """With the rotary cache, a buffer of cosines and sines for all positions that every layer shares
+    (position_embeddings.py:50-75).
+    """
+    at = spec.stacks[0].runs[0].pattern[0].mixers[0]
+    if not isinstance(at, Attention):
+        return spec
+    cache = Weight(
+        path="rope.cache",
+        shape=(spec.max_positions or POSITIONS, at.head_dim),
+        role=Role.BUFFER,
+        dtype="fp32",
+    )
+    return replace(spec, extras=(*spec.extras, cache))
+
+
+CODE = ModelCode(
+    forward=decoder_layer_forward, embed=torchtune_embeddings, head=hidden_states_for_loss, loss=lm_head_cross_entropy, loss_input=loss_input, problems=torchtune_problems, block_numerics=block_numerics,
+    axes=whole_axes, end_axes=end_axes, normalise=torchtune_rms_norm, built=spec_with_rope_cache, plan_numerics=plan_numerics,
+)  # fmt: skip

@@ -1,0 +1,125 @@
+"""torchtune's head and losses: logits of eight pieces of the sequence, each raised to fp32 by itself, or of
+all of it at once.
+
+torchtune 0.4, modules/transformer.py:400-420 (chunked_output), modules/loss/ce_chunked_output_loss.py,
+recipes/full_finetune_single_device.py (_loss_step). Axes besides those of ``ends.py``: ``c`` positions of one
+piece.
+"""
+
+from __future__ import annotations
+
+from memsheet.engines.torchtune.layers.layers import COMPILED
+from memsheet.formulas.numerics import RunConfig
+from memsheet.formulas.tapes.graph import Grad, Storage, Tensor
+from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.formulas.tapes.tape import Shape
+from memsheet.plan.dtypes import FP32, DType
+from memsheet.plan.plan import Loss
+
+PIECES = 8
+PIECE: Shape = ("b", "c", "V")
+
+
+def hidden_states_for_loss(_: Recorder, x: Tensor, *__: object) -> Tensor:
+    """Hidden states: their logits belong to the loss, which is over before anything of them is let go."""
+    return x
+
+
+def loss_input(how: RunConfig, _: Loss) -> tuple[Shape, DType, str]:
+    return ("b", "s", "h"), how.stream, "loss/input"
+
+
+def lm_head_cross_entropy(r: Recorder, x: Tensor, how: RunConfig, loss: Loss, table: str) -> Tensor:
+    weight = r.parameter(table, ("V", "h"), how.parameters, trains=how.trains)
+    return (
+        _chunked_logits_loss(r, x, weight, how) if loss is Loss.CHUNKED else _full_logits_loss(r, x, weight)
+    )
+
+
+def _full_logits_loss(r: Recorder, x: Tensor, weight: Tensor) -> Tensor:
+    """Logits raised to fp32 in the model's forward, and the library's loss over all of them."""
+    logits = r.cast(r.linear(x, weight, "V", "lm_head"), FP32, "loss/fp32")
+    logged = r.unary(logits, "loss/log_softmax", saves="output")
+    shape = logits.shape
+    del logits
+    return r.apply(r.tensor("loss/value", (1,), FP32), (logged,), (logged,), lambda _: [r.grad(shape, FP32)])
+
+
+def _chunked_logits_loss(r: Recorder, x: Tensor, weight: Tensor, how: RunConfig) -> Tensor:
+    """All pieces' logits, then the loss of each; backward goes through all losses before it comes to the
+    first product.
+
+    A piece of several sequences is no view of one matrix: the product copies it, and saves the copy for the
+    weight's gradient.
+    """
+    dtype, compiled, trains = x.dtype, COMPILED in how.options, weight.needs_grad
+    copies, logits = list[Storage | None](), list[Storage | None]()
+    for _ in range(PIECES):
+        rows = r.tensor("lm_head/rows", ("b", "c", "h"), dtype) if how.several else None
+        logits.append(r.tensor("lm_head/output", PIECE, dtype).storage)
+        if trains and rows is not None:
+            copies.append(rows.storage)
+        del rows
+    x_shape, saved = x.shape, (Tensor(x.storage, x.shape, dtype),) if trains and not how.several else ()
+    x.storage = None  # the model's forward has returned
+    kept = logits if compiled else _log_softmaxes(r)
+    if not compiled:
+        logits.clear()
+
+    def backward(_: Grad) -> list[Grad | None]:
+        steps = [_loss_back(r, kept, dtype, compiled=compiled) for _ in range(PIECES)]
+        return _products_back(r, steps, copies, (x_shape, dtype), trains=trains)
+
+    return r.apply(r.tensor("loss/value", (1,), FP32), (x, weight), saved, backward)
+
+
+def _log_softmaxes(r: Recorder) -> list[Storage | None]:
+    """Each piece raised to fp32, which goes when the logarithm of its softmax is there; that is saved."""
+    kept = list[Storage | None]()
+    for _ in range(PIECES):
+        wide = r.tensor("loss/fp32", PIECE, FP32)
+        kept.append(r.tensor("loss/log_softmax", PIECE, FP32).storage)
+        del wide
+    return kept
+
+
+def _loss_back(r: Recorder, kept: list[Storage | None], dtype: DType, *, compiled: bool) -> Grad:
+    """The gradient of a piece's logits: one kernel, or that of the picked logarithms, of the softmax, and its
+    cast.
+    """
+    if compiled:
+        grad = r.grad(PIECE, dtype, "loss/chunk_gradient")
+        kept.pop()
+        return grad
+    picked = r.grad(PIECE, FP32, "loss/chunk_gradient")
+    wide = r.grad(PIECE, FP32, "loss/chunk_gradient")
+    del picked
+    kept.pop()
+    return r.grad(PIECE, dtype, "loss/chunk_gradient") if wide is not None else wide
+
+
+def _products_back(
+    r: Recorder, steps: list[Grad], copies: list[Storage | None], given: tuple[Shape, DType], *, trains: bool
+) -> list[Grad | None]:
+    """Gradients of the head's weight and of each piece, which are joined. The weight's first gradient is a
+    transposed view, to which the engine adds nothing in place: the second makes a third (torch 2.5.1 and
+    2.13, input_buffer.cpp, can_accumulate_inplace).
+    """
+    (shape, dtype), total, pieces = given, None, list[Grad]()
+    steps.reverse()
+    while steps:
+        product = r.grad(("V", "h"), dtype, "lm_head/grad_weight") if trains else None
+        pieces.append(r.grad(("b", "c", "h"), dtype, "lm_head/grad_rows"))
+        steps.pop()
+        if copies:
+            copies.pop()
+        summed = (
+            r.grad(("V", "h"), dtype, "lm_head/grad_weight")
+            if total is not None and len(pieces) == 2
+            else None
+        )
+        total = summed or total or product
+        del product, summed
+    whole = r.grad(shape, dtype, "loss/cat")
+    pieces.clear()
+    return [whole, total]

@@ -1,0 +1,350 @@
+"""Serving with transformers: weights, caches, and what is needed while prompts are read and tokens made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from memsheet.arith import Count, maximum, minimum
+from memsheet.engines.transformers.assisted import assistant_facts, assistant_items
+from memsheet.engines.transformers.peft_lora import branch_item, peft_items
+from memsheet.formulas.model_code.transformers.blocks import served_as_trained
+from memsheet.formulas.pipeline import stage_model
+from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack, outside_tensors
+from memsheet.formulas.serving.all_logits import prompt_logits_bytes
+from memsheet.formulas.serving.drafts import verified_tokens, with_draft
+from memsheet.formulas.serving.kv_cache import bytes_per_token, cache_bytes
+from memsheet.formulas.serving.quantized_ends import untied_bytes
+from memsheet.formulas.serving.work import Work, dequantized_bytes, largest_layer_bytes, tower_bytes
+from memsheet.formulas.states.held import Held, Keeping, held_tensors, parameter_bytes
+from memsheet.plan.device import Cluster
+from memsheet.plan.dtypes import FP32
+from memsheet.plan.engine import Engine
+from memsheet.plan.engine_registry import find_engine
+from memsheet.plan.model import LatentAttention, ModelSpec
+from memsheet.plan.plan import Plan
+from memsheet.plan.verified_families import TP_LATENT
+from memsheet.references import QLORA, TRANSFORMERS, TRANSFORMERS_CACHE, formula
+from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
+
+MOST = 2**62
+LENGTHS = (1024, 4096, 8192, 32768, 131072)
+CACHE = Cited(TRANSFORMERS_CACHE, "DynamicCache by layer kind")
+BY_HAND = Derived(
+    "the widest operations of a layer, listed from the modeling code: exact where traced, else a range"
+)
+APART = Derived(
+    "a tied matrix once; twice where the quantized release's own config does not tie it, which no model "
+    "config says"
+)
+TOWER = Derived(
+    "one image a sequence through the tower's widest layer, not modelled operation by operation: only a "
+    "high end"
+)
+
+
+def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, stage: int) -> list[Item]:
+    """Everything on a rank of a stage."""
+    part = stage_model(spec, plan, stage)
+    tensors = serving_items(part, plan, engine)
+    tensors += assistant_items(
+        part, plan, lambda model, own: serving_items(model, replace(own, speculative=None), engine)
+    )
+    loaded = sum(i.at[Instant.LOAD].value for i in tensors if i.component is Component.PARAMETERS)
+    return [*tensors, *outside_tensors(plan, cluster, _tensor_bytes_by_instant(tensors), loaded=loaded)]
+
+
+def _tensor_bytes_by_instant(tensors: list[Item]) -> dict[Instant, Count]:
+    """Tensor bytes at each instant."""
+    found: dict[Instant, Count] = {}
+    for item in (i for i in tensors if i.component is not Component.ALLOCATOR_SLACK):
+        for instant, size in item.at.items():
+            found[instant] = found[instant] + size.value if instant in found else size.value
+    return found
+
+
+def serving_items(spec: ModelSpec, plan: Plan, engine: Engine) -> list[Item]:
+    """Items of a rank at load, prefill and decode."""
+    keeping = Keeping(engine.whole_roles, latent_attention=engine.whole_latent and not splits_latent(spec))
+    held = tuple(held_tensors(spec, plan, keeping))
+    instants = (Instant.LOAD,) if plan.phase == "load" else (Instant.LOAD, Instant.PREFILL, Instant.DECODE)
+    weights = parameter_bytes(spec, plan, held, engine.sharding)
+    items = [
+        Item(c, path, dict.fromkeys(instants, Bytes.exact(size)), Cited(TRANSFORMERS))
+        for (c, path), size in weights.items()
+    ]
+    if (twice := untied_bytes(spec, plan)).high:
+        items.append(Item(Component.PARAMETERS, "lm_head", dict.fromkeys(instants, twice), APART))
+    items += peft_items(spec, plan, instants)
+    gaps = loading_slack((h.dtype.nbytes(h.elements), h.times) for h in held)
+    items.append(
+        Item(
+            Component.ALLOCATOR_SLACK,
+            "weights",
+            dict.fromkeys(instants, Bytes(0, gaps, gaps + MIDDLE_SEGMENT)),
+            ALLOCATOR,
+        )
+    )
+    return (
+        items
+        if plan.phase == "load"
+        else [*items, *_cache_items(spec, plan), *_working_items(spec, plan, engine, held)]
+    )
+
+
+def splits_latent(spec: ModelSpec) -> bool:
+    """Whether the family's tensor-parallel plan splits the heads of its latent attention."""
+    blocks = [b for stack in spec.stacks for run in stack.runs for b in run.pattern]
+    return all(b.kind in TP_LATENT for b in blocks if any(isinstance(m, LatentAttention) for m in b.mixers))
+
+
+def _full_and_prompt_tokens(plan: Plan) -> tuple[Count, Count]:
+    """Tokens of a sequence when it is full, and of its prompt."""
+    full: Count = 0 if plan.max_model_len is None else plan.max_model_len
+    return full, plan.prompt_tokens if plan.prompt_tokens is not None else full
+
+
+def _cache_items(spec: ModelSpec, plan: Plan) -> list[Item]:
+    assert plan.kv_dtype is not None
+    full, prompt = _full_and_prompt_tokens(plan)
+    sequences: Count = 1 if plan.max_sequences is None else plan.max_sequences
+    common: dict[str, Any] = {
+        "tp": plan.mesh.tp,
+        "memory_tokens": _memory_tokens(spec, prompt),
+        "states": plan.precision.compute,
+    }
+    after = cache_bytes(spec, plan.kv_dtype, prompt, sequences, whole=True, **common)
+    late = cache_bytes(spec, plan.kv_dtype, full, sequences, **common)
+    known = (
+        plan.prompt_tokens is not None
+    )  # else prompts may be short, and windowed layers never hold more than their window
+    return [
+        Item(
+            Component.KV_CACHE,
+            path,
+            {
+                Instant.PREFILL: _prefill_cache_bytes(after.get(path, 0), late.get(path, 0), known=known),
+                Instant.DECODE: Bytes.exact(late.get(path, 0)),
+            },
+            CACHE,
+        )
+        for path in dict.fromkeys((*after, *late))
+    ]
+
+
+def _prefill_cache_bytes(after: Count, late: Count, *, known: bool) -> Bytes:
+    return Bytes.exact(after) if known else Bytes(minimum(after, late), after, after)
+
+
+def _memory_tokens(spec: ModelSpec, prompt: Count) -> Count:
+    """Length of the sequence that cross-attention reads: the encoder's input, or one image's tokens."""
+    if any(stack.role == "encoder" for stack in spec.stacks):
+        return prompt
+    return sum(tower.tokens_per_image or 0 for tower in spec.towers)
+
+
+def _working_items(spec: ModelSpec, plan: Plan, engine: Engine, held: tuple[Held, ...]) -> list[Item]:
+    """Temporaries of the widest layer and the logits. Without --prompt-tokens nobody says whether prompts are
+    read one by one or all at once: the low end is one token each, the value one full sequence, the high end
+    the whole batch.
+    """
+    full, prompt = _full_and_prompt_tokens(plan)
+    sequences: Count = 1 if plan.max_sequences is None else plan.max_sequences
+    prompts = Work(sequences=sequences, tokens=prompt, memory=_memory_tokens(spec, prompt))
+    batch, step = (
+        largest_layer_bytes(spec, plan, engine, prompts),
+        _decode_step_bytes(spec, plan, engine, full, sequences),
+    )
+    grown = _excess_bytes(_decode_step_bytes(spec, plan, engine, full, sequences, growing=True), step)
+    one = (
+        batch
+        if plan.prompt_tokens is not None
+        else largest_layer_bytes(spec, plan, engine, Work(sequences=1, tokens=prompt, memory=prompts.memory))
+    )
+    low = batch.low if plan.prompt_tokens is not None else minimum(step.low, one.low)
+    evidence: Evidence = (
+        Cited(TRANSFORMERS, "the block's operations without saving")
+        if _follows_training_code(spec, plan)
+        else BY_HAND
+    )
+    at = {
+        Instant.PREFILL: Bytes(minimum(low, one.value), one.value, maximum(batch.high, one.value)),
+        Instant.DECODE: step,
+    }
+    items = [
+        Item(Component.TEMPORARIES, "widest_layer", at, evidence),
+        Item(Component.TEMPORARIES, "cache_growth", {Instant.DECODE: grown}, Cited(TRANSFORMERS_CACHE, "DynamicLayer.update: torch.cat")),
+        Item(Component.TEMPORARIES, "logits", _logits_beside(spec, plan, sequences, at[Instant.PREFILL], step + grown), Cited(TRANSFORMERS, "generate: logits_to_keep=1")),
+    ]  # fmt: skip
+    if plan.quantization is not None:
+        matrix = Bytes(0, 0, dequantized_bytes(held, plan))
+        items.append(
+            Item(
+                Component.TEMPORARIES,
+                "dequantized_weight",
+                dict.fromkeys(at, matrix),
+                Cited(QLORA, "section 3"),
+            )
+        )
+    if not _follows_training_code(
+        spec, plan
+    ):  # where it is, the layer's own operations have the adapter's among them
+        items += branch_item(
+            spec,
+            plan,
+            {Instant.PREFILL: (prompt, sequences * prompt), Instant.DECODE: (sequences, sequences)},
+        )
+    if spec.towers:
+        items.append(
+            Item(
+                Component.TEMPORARIES,
+                "vision_tower",
+                {Instant.PREFILL: Bytes(0, 0, tower_bytes(spec, plan, prompts))},
+                TOWER,
+            )
+        )
+    return [
+        item for item in items if any(type(size.high) is not int or size.high for size in item.at.values())
+    ]
+
+
+def _decode_step_bytes(
+    spec: ModelSpec, plan: Plan, engine: Engine, cached: Count, sequences: Count, *, growing: bool = False
+) -> Bytes:
+    """The widest layer while each sequence makes a token over ``cached`` ones."""
+    _, prompt = _full_and_prompt_tokens(plan)
+    memory = _memory_tokens(spec, prompt)
+    return largest_layer_bytes(
+        spec,
+        plan,
+        engine,
+        Work(
+            sequences=sequences, tokens=verified_tokens(plan), cached=cached, memory=memory, growing=growing
+        ),
+    )
+
+
+def _excess_bytes(whole: Bytes, part: Bytes) -> Bytes:
+    """What there is to add to ``part``, and at its high end."""
+    more = maximum(0, whole.value - part.value)
+    return Bytes(0, more, maximum(more, whole.high - part.high))
+
+
+@formula(
+    cites=TRANSFORMERS,
+    at="generation/utils.py _sample: the last token's fp32 logits are named until the next ones are there",
+)
+def logits_bytes(spec: ModelSpec, plan: Plan, sequences: Count) -> tuple[Count, Count]:
+    """Logits that stay while layers run, and those made after them: of the last position, and their fp32
+    copy. Whole on a rank.
+    """
+    kept = FP32.nbytes(sequences * spec.head.width)
+    return kept, plan.precision.compute.nbytes(sequences * spec.head.width) + kept
+
+
+def _logits_beside(
+    spec: ModelSpec, plan: Plan, sequences: Count, prompt: Bytes, step: Bytes
+) -> dict[Instant, Bytes]:
+    """What logits take besides the widest layer: they are made when it is gone, and no earlier ones are there
+    while prompts are read.
+    """
+    kept, made = logits_bytes(spec, plan, sequences)
+    whole = maximum(
+        made, prompt_logits_bytes(spec, plan, _full_and_prompt_tokens(plan)[1], sequences)
+    )  # of every position, in old versions
+    first, later = maximum(0, whole - prompt.value), kept + maximum(0, made - step.value)
+    return {Instant.PREFILL: Bytes(first, first, whole), Instant.DECODE: Bytes(later, later, kept + made)}
+
+
+def _follows_training_code(spec: ModelSpec, plan: Plan) -> bool:
+    return (
+        all(served_as_trained(b) for s in spec.stacks for r in s.runs for b in r.pattern)
+        and isinstance(plan.mesh.tp, int)
+        and plan.mesh.tp == 1
+    )
+
+
+def facts(
+    spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sheet, ...]
+) -> Mapping[str, Any]:
+    """What a serving engineer asks: cache bytes a token and a sequence, and how many sequences fit at several
+    lengths.
+
+    ``kv_bytes_per_token`` and ``kv_bytes_per_sequence`` are those of one replica, over all its ranks, a copy
+    on another rank not counted again; ``…_per_rank`` is what the fullest rank holds of a token, copies
+    included.
+    """
+    assert plan.kv_dtype is not None
+    full, asked = plan.max_model_len or 0, spec
+    spec = with_draft(spec, plan)
+    stages = [with_draft(stage_model(asked, plan, stage), plan) for stage in range(plan.mesh.pp)]
+    found: dict[str, Any] = {
+        "kv_bytes_per_token": bytes_per_token(spec, plan.kv_dtype),
+        "kv_bytes_per_token_per_rank": max(
+            bytes_per_token(part, plan.kv_dtype, plan.mesh.tp) for part in stages
+        ),
+        "kv_bytes_per_sequence": sum(_sequence_cache_bytes(spec, plan, full, tp=1).values()),
+        "kv_tokens": 0,
+        "pages": 0,
+        "max_sequences": {},
+    }
+    if plan.speculative is not None:
+        found["speculative"] = assistant_facts(asked, plan, sheets[-1].items)
+    if cluster is None or plan.phase == "load":
+        return found
+    lengths = sorted({*(n for n in LENGTHS if n <= (spec.max_positions or full)), full} - {0})
+    rooms = [
+        _sequences_by_length(part, plan, sheet, cluster, lengths)
+        for part, sheet in zip(stages, sheets, strict=True)
+    ]
+    bound = (
+        1 if plan.speculative is not None else MOST
+    )  # transformers assists one sequence (generation/utils.py:4029)
+    counts = {n: [count for room in rooms if (count := room[n]) is not None] for n in lengths}
+    found["max_sequences"] = {str(n): min(bound, *held) for n, held in counts.items() if held}
+    free = [
+        (_free_card_bytes(sheet, cluster), bytes_per_token(part, plan.kv_dtype, plan.mesh.tp))
+        for part, sheet in zip(stages, sheets, strict=True)
+    ]
+    found["kv_tokens"] = min((max(0, left // a_token) for left, a_token in free if a_token), default=0)
+    return found
+
+
+def _sequence_cache_bytes(spec: ModelSpec, plan: Plan, tokens: int, *, tp: Count) -> dict[str, Count]:
+    assert plan.kv_dtype is not None
+    memory = _memory_tokens(spec, _full_and_prompt_tokens(plan)[1])
+    return cache_bytes(
+        spec, plan.kv_dtype, tokens, 1, states=plan.precision.compute, tp=tp, memory_tokens=memory
+    )
+
+
+def _sequences_by_length(
+    part: ModelSpec, plan: Plan, sheet: Sheet, cluster: Cluster, lengths: list[int]
+) -> dict[int, int | None]:
+    """Sequences of each length that a stage's rank holds with what each one takes while decoding; None where
+    it keeps nothing of them.
+    """
+    engine = find_engine(plan.engine)
+    assert engine is not None
+    working = sum(
+        i.at[Instant.DECODE].value
+        for i in sheet.items
+        if i.component is Component.TEMPORARIES and Instant.DECODE in i.at
+    )
+    free, found = _free_card_bytes(sheet, cluster) + working, dict[int, int | None]()
+    for n in lengths:
+        cache = sum(_sequence_cache_bytes(part, plan, n, tp=plan.mesh.tp).values())
+        kept, made = logits_bytes(part, plan, 1)
+        takes = cache + kept + maximum(_decode_step_bytes(part, plan, engine, n, 1, growing=True).value, made)
+        found[n] = max(0, free // takes) if cache else None
+    return found
+
+
+def _free_card_bytes(sheet: Sheet, cluster: Cluster) -> int:
+    """What a card has left for the cache while decoding."""
+    used = (
+        sheet.at(Instant.DECODE, without=()).value
+        - sheet.of(Component.KV_CACHE, instant=Instant.DECODE).value
+    )
+    return int(cluster.device.framework_bytes - used)

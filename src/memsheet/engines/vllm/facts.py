@@ -1,0 +1,148 @@
+"""vLLM: what each release that was read counts, keeps and takes when nobody says (vllm-project/vllm at the
+tag of the release).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from memsheet.plan.defaults import SERVED_ADAPTERS
+from memsheet.plan.device import Device
+from memsheet.plan.engine import server_engine
+from memsheet.plan.plan import AttentionKind, Mesh
+from memsheet.plan.profiled_release import Release, Sampler, Shown
+from memsheet.sheet import FromCode
+from memsheet.units import GIB
+
+GROWTH: dict[str, Any] = {"memory_fraction": 0.9, "sampler": Sampler.SORTED, "counts_context": False}
+GRAPHS: dict[str, Any] = {
+    "memory_fraction": 0.92, "sampler": Sampler.MASKED, "counts_context": False, "counts_graphs": True, "state_pages": 2, "near_group": True,
+}  # fmt: skip
+COUNTING_24 = frozenset({"llama", "mistral", "qwen3", "qwen2_moe", "deepseek_v2", "granitemoe"})
+COUNTING_27 = frozenset({"qwen2_moe", "deepseek_v2", "granitemoe"})
+"""Families of the runner that counts, where it was not yet that of all (v0.24.0 config/vllm.py:68, v0.27.0
+config/vllm.py:69).
+"""
+
+RELEASES = (
+    Release(tag="v0.6.4.post1", since=(0, 0), memory_fraction=0.9, sampler=Sampler.SORTED, counts_context=True, window_pages=False, chunked=False, sized_by_card=False, lines="v0", shown=Shown.NONE),
+    Release(tag="v0.8.5", since=(0, 8), memory_fraction=0.9, sampler=Sampler.SORTED, counts_context=True, window_pages=False, shown=Shown.MORE),
+    Release(tag="v0.9.2", since=(0, 9), **GROWTH, shown=Shown.MORE),
+    Release(tag="v0.10.2", since=(0, 10), **GROWTH),
+    Release(tag="v0.11.0", since=(0, 11), **GROWTH, shown=Shown.BATCH),
+    Release(tag="v0.12.0", since=(0, 12), **GROWTH, shown=Shown.PICTURE),
+    Release(tag="v0.14.0", since=(0, 14), **GROWTH),
+    Release(tag="v0.16.0", since=(0, 16), **GROWTH, state_pages=2),
+    Release(tag="v0.18.0", since=(0, 18), **{**GRAPHS, "memory_fraction": 0.9, "counts_graphs": False}),
+    Release(tag="v0.20.2", since=(0, 20), **GRAPHS, lines="by_length"),
+    Release(tag="v0.24.0", since=(0, 24), **GRAPHS, lines="by_length", other=Sampler.COPIED, families=COUNTING_24),
+    Release(tag="v0.27.0", since=(0, 27), **GRAPHS, lines="by_length", other=Sampler.PLAIN, families=COUNTING_27, in_flight=2),
+    Release(tag="v0.30.0", since=(0, 30), **{**GRAPHS, "sampler": Sampler.PLAIN}, lines="joined", in_flight=2),
+    Release(tag="v0.33.0", since=(0, 33), **{**GRAPHS, "sampler": Sampler.COUNTED}, lines="joined", in_flight=2),
+)  # fmt: skip
+"""Memory that is used or its growth: v0.6.4.post1 worker/worker.py:174, v0.8.5 v1/worker/gpu_worker.py:186,
+v0.11.0 :240 and utils/__init__.py:2783. Fractions: v0.11.0 config/cache.py:43, v0.33.0 :215. Graphs:
+VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS, on in v0.20.2 envs.py. Samplers: v0.11.0
+v1/sample/ops/topk_topp_sampler.py:157, v0.18.0 :251 (triton, in place), v0.24.0
+v1/worker/gpu/sample/sampler.py apply_sampling_params, v0.33.0 v1/worker/gpu/model_runner.py:993. Windows:
+v0.8.5 v1/core/kv_cache_utils.py:657 makes them full attention, v0.9.2 groups them. Groups: v0.18.0
+v1/core/kv_cache_utils.py. In flight: v0.27.0 v1/kv_cache_interface.py, async scheduling being on. States:
+v0.16.0 the same file ("align"). Shown: profile_run of v1/worker/gpu_model_runner.py, v0.9.2:2202,
+v0.10.2:2981, v0.11.0:3325, v0.12.0:4284, v0.14.0:4693.
+"""
+NEWEST = RELEASES[-1]
+FIRST_V1 = RELEASES[4]
+
+
+def release_of(version: str | None) -> Release:
+    """The release that stands for a version ("0.11.0", "v0.6.4.post1 (V0)"); the newest that was read where
+    none is said.
+    """
+    found = re.search(r"(\d+)\.(\d+)", version or "")
+    if found is None:
+        return FIRST_V1 if (version or "").startswith("V1") else NEWEST
+    number = int(found[1]), int(found[2])
+    return [release for release in RELEASES if release.since <= number][-1]
+
+
+LARGE_CARD, LARGEST_CARD = 70 * GIB, 160 * GIB
+BLOCK, LATENT_BLOCK = 16, 64
+"""CacheConfig.block_size where nobody says, and what FlashMLA makes of it (v0.11.0 platforms/cuda.py:127,
+165).
+"""
+LONG = 32 * 1024
+V0_CHUNK, V0_BATCH, V0_SEQUENCES = 512, 2048, 256
+"""max_num_batched_tokens and max_num_seqs of V0 (v0.6.4.post1 engine/arg_utils.py:996, :123,
+config.py:1110-1118).
+"""
+
+
+def vllm_serve_defaults(
+    request: Mapping[str, Any], device: Device | None, _: Mesh, *, latent: bool
+) -> Mapping[str, Any]:
+    """What ``vllm serve`` takes where nobody says (v0.11.0 engine/arg_utils.py:1606, v0.33.0 :2973: by the
+    card's memory, A100 excepted).
+    """
+    release = release_of(request.get("engine_version"))
+    length = request.get("serving.max_model_len") or request.get("seq_len") or 0
+    return {
+        "serving.max_sequences": _default_max_sequences(release, device), "serving.max_batched_tokens": _default_batched_tokens(release, device, length),
+        "serving.page_tokens": LATENT_BLOCK if latent else BLOCK, "serving.memory_fraction": release.memory_fraction,
+    }  # fmt: skip
+
+
+def _is_large_card(release: Release, device: Device | None) -> bool:
+    """Device memory as the driver counts it, which is what a framework gets and a few MiB."""
+    named_out = device is not None and "a100" in device.name.lower() and release.since > (0, 8)
+    return (
+        release.sized_by_card
+        and device is not None
+        and device.framework_bytes >= LARGE_CARD
+        and not named_out
+    )
+
+
+def _default_max_sequences(release: Release, device: Device | None) -> int:
+    return 1024 if _is_large_card(release, device) else V0_SEQUENCES
+
+
+def _default_batched_tokens(release: Release, device: Device | None, length: int) -> int:
+    if not release.chunked:
+        return V0_CHUNK if length > LONG else max(length, V0_BATCH)
+    if device is not None and release.since >= (0, 30) and device.framework_bytes >= LARGEST_CARD:
+        return 16384
+    return 8192 if _is_large_card(release, device) else 2048
+
+
+def stage_layer_counts(layers: int, count: int, _: str | None) -> tuple[int, ...] | None:
+    """Layers of each pipeline stage: what is left over goes to the stages before the last (v0.11.0
+    distributed/utils.py:89).
+    """
+    even, left = divmod(layers, count)
+    found = [even] * count
+    for place in range(2, left + 2):
+        found[-place] += 1
+    return tuple(found) if even else None
+
+
+ENGINE = server_engine(
+    name="vllm",
+    tested="0.33.0",
+    serving_axes=("dp_replicate", "tp", "pp", "ep", "attn_dp"),
+    cache_dtypes=("fp16", "bf16", "fp8", "fp8_e5m2"),  # main at 002f10e0 config/cache.py:37 CacheDType; those with scales of their own are not modelled
+    server="vllm",
+    stages=stage_layer_counts,
+    served=vllm_serve_defaults,
+    precisions=("fp32", "bf16-pure"),
+    attention=(AttentionKind.FLASH, AttentionKind.SDPA),
+    models=frozenset({
+        "compile", "cuda_graphs", "serving.cuda_graphs", "serving.memory_fraction", "serving.page_tokens", "serving.max_batched_tokens", "serving.dispatch",
+        "serving.shared_prefix_tokens",
+        "serving.fully_sharded_loras", *SERVED_ADAPTERS,
+    }),
+    splits_experts_over_tp=True,
+    experts_whole=True,
+    evidence={"weights": FromCode("vllm-project/vllm", "v0.11.0", "vllm/v1/worker/gpu_model_runner.py", 2652)},
+)  # fmt: skip

@@ -1,0 +1,420 @@
+"""vLLM on a rank: weights, what its profiling run peaked at, and a pool of blocks that takes the rest of its
+fraction of the card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from memsheet.arith import Count, minimum
+from memsheet.engines.vllm.facts import release_of
+from memsheet.engines.vllm.lora import lora_facts, lora_host_bytes, lora_items, recorded_twice
+from memsheet.engines.vllm.lora_buffers import buffer_item
+from memsheet.engines.vllm.speculative import (
+    ahead_of,
+    draft_graphs,
+    draft_items,
+    drafted_peaks,
+    release_for,
+    speculative_facts,
+    verified_rows,
+)
+from memsheet.formulas.pipeline import stage_model
+from memsheet.formulas.runtime import outside_tensors
+from memsheet.formulas.serving.capacity import (
+    Pool,
+    cache_capacity_facts,
+    check_shared,
+    shared_blocks,
+    start_up,
+)
+from memsheet.formulas.serving.cut_blocks import check_cut_blocks, cut_block_notes
+from memsheet.formulas.serving.deepep import deepep_items
+from memsheet.formulas.serving.dp_attention import group_plan
+from memsheet.formulas.serving.drafts import with_draft
+from memsheet.formulas.serving.graphs import graph_items
+from memsheet.formulas.serving.kv_cache import caching_layers
+from memsheet.formulas.serving.loaded import VLLM_WAYS, loaded_items, loaded_tensors
+from memsheet.formulas.serving.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
+from memsheet.formulas.serving.profiled import Peak, profile_run_peak, unpacked_tokens
+from memsheet.formulas.serving.sampling import sampler_state_bytes
+from memsheet.formulas.serving.stages import every_stage, same_again
+from memsheet.frozen import dataclass
+from memsheet.plan.device import Cluster
+from memsheet.plan.engine import Engine
+from memsheet.plan.model import Attention, LatentAttention, ModelSpec
+from memsheet.plan.plan import Plan
+from memsheet.plan.profiled_release import Release
+from memsheet.references import VLLM, formula
+from memsheet.sheet import NOTHING, Bytes, Cited, Component, FromCode, Instant, Item, Sheet, sum_byte_ranges
+from memsheet.units import MIB
+
+LOADED = (Instant.LOAD,)
+RUNNING = (Instant.PREFILL, Instant.DECODE)
+EVERY = (Instant.LOAD, *RUNNING)
+AT_PROFILE = Cited(VLLM, "v1/worker/gpu_model_runner.py profile_run")
+AT_POOL = Cited(VLLM, "v1/worker/gpu_worker.py determine_available_memory: what the fraction leaves")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A rank of one pipeline stage before its pool is made: its items, its pool's layout, and what the
+    fraction leaves for it (None without a card).
+    """
+
+    items: tuple[Item, ...]
+    layout: Layout
+    available: Bytes | None
+    peak: Bytes  # the engine's "peak activation"
+    weights: Bytes
+
+
+def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage: int) -> list[Item]:
+    """Everything on a rank of a stage; all stages have as many blocks as the one that has room for the
+    fewest.
+    """
+    plan = group_plan(plan)
+    if plan.phase == "load":
+        part = stage_model(spec, plan, stage)
+        check_cut_blocks(part, plan, vendor=cluster.device.vendor if cluster else None)
+        held = loaded_items(part, plan, loaded_tensors(part, plan), LOADED, VLLM_WAYS)
+        held += lora_items(part, plan, release_of(plan.engine_version), LOADED)
+        return [*held, *outside_tensors(plan, cluster, {Instant.LOAD: 0})]
+    release = release_for(release_of(plan.engine_version), plan)
+    stages = _stages(spec, plan, cluster)
+    own = stages[stage]
+    blocks = _kv_pool_blocks(stages, plan, release)
+    pool = Bytes(
+        *(own.layout.block_bytes * count for count in (blocks.high, blocks.value, blocks.low))
+    )  # most where others take least
+    return [*own.items, Item(Component.KV_CACHE, "pool", dict.fromkeys(RUNNING, pool), AT_POOL)]
+
+
+@same_again
+def _stages(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[Stage, ...]:
+    release = release_for(release_of(plan.engine_version), plan)
+    return every_stage(spec, plan, lambda part: _vllm_stage(part, plan, release, cluster))
+
+
+def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | None) -> Stage:
+    check_cut_blocks(part, plan, vendor=cluster.device.vendor if cluster else None)
+    loaded = loaded_items(part, plan, loaded_tensors(part, plan), EVERY, VLLM_WAYS)
+    cached = with_draft(part, plan)
+    loaded += [_attention_scale_item(cached), *draft_items(part, plan, release)]
+    loaded += lora_items(part, plan, release, EVERY)
+    states = _sampler_states(part, plan, release)
+    assert plan.max_batched_tokens is not None
+    assert plan.max_sequences is not None
+    peaks = {
+        Instant.PREFILL: profile_run_peak(part, plan, release, plan.max_batched_tokens),
+        Instant.DECODE: profile_run_peak(
+            part, plan, release, minimum(plan.max_batched_tokens, plan.max_sequences)
+        ),
+    }
+    peaks = dict(drafted_peaks(part, plan, release, peaks))
+    working = (*states, *_profile_peak_items(peaks))
+    outside = outside_tensors(
+        plan, cluster, {Instant.LOAD: 0, **{when: peak.total.value for when, peak in peaks.items()}}
+    )
+    largest = minimum(verified_rows(plan, release), LARGEST_GRAPH)
+    graphs = recorded_twice(graph_items(plan, largest), plan, release)
+    most = {
+        Instant.PREFILL: plan.max_batched_tokens,
+        Instant.DECODE: minimum(plan.max_batched_tokens, plan.max_sequences),
+    }
+    working = (
+        *working,
+        *buffer_item(
+            part, plan, release, {when: (most[when], peak) for when, peak in peaks.items()}, cluster
+        ),
+    )
+    tensors = [
+        *loaded,
+        *working,
+        *deepep_items(part, plan),
+        *graphs,
+        *draft_graphs(part, plan, largest),
+        *outside,
+        attention_item(part, plan),
+    ]
+    weights = sum_byte_ranges(
+        item.at[Instant.LOAD] for item in loaded if item.component is not Component.ALLOCATOR_SLACK
+    )
+    workspace = sum_byte_ranges(item.largest for item in outside if item.component is Component.WORKSPACES)
+    return Stage(
+        items=tuple(tensors),
+        layout=layout_of(kinds_of(cached, plan, release), release),
+        weights=weights,
+        peak=peaks[Instant.PREFILL].total + workspace + sum_byte_ranges(item.largest for item in states),
+        available=_available_kv_cache_bytes(plan, release, cluster, tensors) if cluster else None,
+    )
+
+
+LARGEST_GRAPH = 512
+"""Sequences of the largest CUDA graph: twice those that may run, at most so many (v0.11.0
+config/scheduler.py:176, v0.33.0 config/vllm.py:2463).
+"""
+ALLOCATED = 512
+"""The least a tensor takes (kMinBlockSize, pytorch/pytorch c10/cuda/CUDACachingAllocator.cpp)."""
+
+
+def _attention_scale_item(part: ModelSpec) -> Item:
+    """Scalars of each attention layer, which a cache in eight bits needs: seven, in newer releases four."""
+    layers = sum(
+        count for _, mixer, count in caching_layers(part) if isinstance(mixer, Attention | LatentAttention)
+    )
+    source = FromCode("vllm-project/vllm", "v0.11.0", "vllm/attention/layer.py", 140)
+    return Item(
+        Component.BUFFERS,
+        "attn.scales",
+        dict.fromkeys(EVERY, Bytes(4 * ALLOCATED * layers, 7 * ALLOCATED * layers, 7 * ALLOCATED * layers)),
+        source,
+    )
+
+
+ATTENTION, FLASHINFER_BYTES = "attention", 394 * MIB
+"""What FlashInfer's backend works in (VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE, v0.21.0 envs.py), which cards
+and models choose by themselves.
+"""
+
+
+def attention_item(part: ModelSpec, plan: Plan) -> Item:
+    """Buffers of attention backends that are made with the pool."""
+    latent = latent_workspace_bytes(part, plan)
+    source = FromCode("vllm-project/vllm", "v0.11.0", "vllm/v1/attention/backends/mla/common.py", 518)
+    return Item(
+        Component.WORKSPACES,
+        ATTENTION,
+        dict.fromkeys(RUNNING, Bytes(latent, latent, latent + FLASHINFER_BYTES)),
+        source,
+    )
+
+
+@formula(
+    cites=VLLM,
+    at=(
+        "v0.11.0 v1/attention/backends/mla/common.py:518: the latents of the earlier chunks that are "
+        "unpacked at once"
+    ),
+)
+def latent_workspace_bytes(part: ModelSpec, plan: Plan) -> Count:
+    """Bytes that latent attention gathers its cache into."""
+    sizes = {
+        mixer.kv_lora_rank + mixer.qk_rope_head_dim
+        for _, mixer, _ in caching_layers(part)
+        if isinstance(mixer, LatentAttention)
+    }
+    return plan.precision.compute.nbytes(unpacked_tokens(plan) * max(sizes)) if sizes else 0
+
+
+def _sampler_states(part: ModelSpec, plan: Plan, release: Release) -> list[Item]:
+    if not release.sampler_of(part.model_type).counts or part.head.kind == "none":
+        return []
+    assert plan.max_sequences is not None
+    size = Bytes.exact(sampler_state_bytes(plan.max_sequences, part.head.width))
+    return [
+        Item(
+            Component.BUFFERS,
+            "sampler_states",
+            dict.fromkeys(RUNNING, size),
+            Cited(VLLM, "v1/worker/gpu/sample/penalties.py:43"),
+        )
+    ]
+
+
+def _profile_peak_items(peaks: Mapping[Instant, Peak]) -> list[Item]:
+    """The peak as items: what is kept of pictures, hidden states that rest, and what is highest above
+    them.
+    """
+    above = {when: _transient_peak_bytes(peak) for when, peak in peaks.items()}
+    rows = (
+        ("pictures", {when: peak.pictures for when, peak in peaks.items()}),
+        ("hidden_states", {when: peak.resting for when, peak in peaks.items()}),
+        (_peak_item_path(peaks), above),
+    )
+    return [
+        Item(Component.TEMPORARIES, path, at, AT_PROFILE)
+        for path, at in rows
+        if any(size.high for size in at.values())
+    ]
+
+
+def _transient_peak_bytes(peak: Peak) -> Bytes:
+    """What the peak holds besides pictures and the resting hidden states."""
+    whole, rest = peak.total, peak.pictures + peak.resting
+    return Bytes(whole.low - rest.low, whole.value - rest.value, whole.high - rest.high)
+
+
+def _peak_item_path(peaks: Mapping[Instant, Peak]) -> str:
+    peak = peaks[Instant.PREFILL]
+    return "sampler" if peak.layer.value <= (peak.resting + peak.sampler).value else "widest_layer"
+
+
+@formula(
+    cites=VLLM,
+    at=(
+        "gpu_worker.py: fraction · memory - weights - peak of the profiling run - what others than torch "
+        "took since (or in all)"
+    ),
+)
+def _available_kv_cache_bytes(plan: Plan, release: Release, cluster: Cluster, tensors: list[Item]) -> Bytes:
+    """Bytes for the pool: the low end where everything else is high, negative where that alone is more than
+    the fraction. Segments' gaps are no part of the engine's sum.
+    """
+    device = cluster.device
+    assert plan.memory_fraction is not None
+    low, value, high = (
+        int(size * plan.memory_fraction)
+        for size in (device.framework_low_bytes, device.framework_bytes, device.framework_high_bytes)
+    )
+    others = sum_byte_ranges(
+        size for item in tensors if (size := _profiled_item_bytes(item, release)) is not None
+    )
+    return Bytes(low - others.high, value - others.value, high - others.low)
+
+
+def _profiled_item_bytes(item: Item, release: Release) -> Bytes | None:
+    """What the engine's sum takes of an item. The context is there before its first look at the card, and
+    grows by what is loaded later.
+    """
+    size = item.at.get(Instant.PREFILL, NOTHING)
+    match item.component:
+        case Component.ALLOCATOR_SLACK:
+            return None
+        case Component.WORKSPACES if item.path == ATTENTION:
+            return None  # made with the pool, after its size was settled
+        case Component.CUDA_GRAPHS if not release.counts_graphs:
+            return None
+        case Component.CONTEXT if item.path == "cuda" and not release.counts_context:
+            return Bytes(0, size.value - size.low, size.high - size.low)
+        case Component.CONTEXT if item.path == "cuda":
+            return Bytes(
+                size.low, size.value, 2 * size.high
+            )  # all that is used on the card, by a second process too
+        case _:
+            return size
+
+
+def _kv_pool_blocks(stages: tuple[Stage, ...], plan: Plan, release: Release) -> Bytes:
+    """Blocks of the pool: of the stage with the fewest; without a card as many as the sequences that are
+    asked for take.
+    """
+    sizes = [(stage.available, stage.layout) for stage in stages if stage.layout.block_bytes]
+    if not sizes:
+        return NOTHING
+    if any(available is None for available, _ in sizes):
+        return Bytes.exact(_requested_kv_blocks(sizes[0][1], plan, release))
+    ends = [
+        tuple(max(0, end // layout.block_bytes) for end in (room.low, room.value, room.high))
+        for room, layout in sizes
+        if room is not None
+    ]
+    return Bytes(*(min(end[place] for end in ends) for place in range(3)))
+
+
+def _requested_kv_blocks(layout: Layout, plan: Plan, release: Release) -> Count:
+    length, sequences = plan.max_model_len or 1, plan.max_sequences or 1
+    return sequences * sequence_blocks(layout, length, release)
+
+
+def _stages_and_kv_pool(
+    spec: ModelSpec, plan: Plan, cluster: Cluster | None
+) -> tuple[tuple[Stage, ...], Pool]:
+    release = release_for(release_of(plan.engine_version), plan)
+    stages = _stages(spec, plan, cluster)
+    blocks = _kv_pool_blocks(stages, plan, release)
+    layout = stages[0].layout
+    shared = shared_blocks(layout, plan.shared_prefix_tokens)
+    _check_prefix(plan, layout, release)
+    return stages, Pool(
+        layout=layout,
+        blocks=blocks,
+        release=release,
+        in_flight=_in_flight(plan, release),
+        shared_blocks=shared,
+        ahead=ahead_of(plan),
+        longest=int(plan.max_model_len or 1),
+    )
+
+
+def _check_prefix(plan: Plan, layout: Layout, release: Release) -> None:
+    """Prefixes are cached where nobody says, but by V0 (v0.7.3 engine/arg_utils.py:220)."""
+    states = any(group.kept is Kept.STATE for group in layout.groups)
+    why = (
+        "what recurrent states keep of a prefix is not modelled"
+        if states
+        else f"prefix caching is off in {release.tag}"
+    )
+    check_shared(plan, caches=not states and release.since >= (0, 8), why=why)
+
+
+@formula(cites=VLLM, at="v0.33.0 config/lora.py:42: adapters to copy from")
+def host_bytes(spec: ModelSpec, plan: Plan, _: int) -> int:
+    """Adapters that a rank keeps on the host."""
+    return lora_host_bytes(spec, plan)
+
+
+def notes(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[str, ...]:
+    """What to know of a plan besides its bytes."""
+    return tuple(cut_block_notes(spec, group_plan(plan), cluster.device.vendor if cluster else None))
+
+
+def room(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> Callable[[int], Bytes]:
+    """How many sequences of a length the pool holds."""
+    plan = group_plan(plan)
+    return _stages_and_kv_pool(spec, plan, cluster)[1].sequences
+
+
+def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, ...]) -> Mapping[str, Any]:
+    """What a serving engineer asks: blocks, tokens, sequences at several lengths, and the engine's own
+    start-up lines.
+    """
+    plan = group_plan(plan)
+    release = release_of(plan.engine_version)
+    if plan.phase == "load":
+        return {}
+    stages, pool = _stages_and_kv_pool(spec, plan, cluster)
+    found = {
+        "read": f"{plan.engine} {release.tag}",
+        **cache_capacity_facts(with_draft(spec, plan), plan, pool),
+    }
+    if plan.served_adapters is not None:
+        found["lora"] = lora_facts(spec, plan, lora_items(stage_model(spec, plan, 0), plan, release, LOADED))
+    if plan.speculative is not None:
+        found["speculative"] = speculative_facts(
+            stage_model(spec, plan, plan.mesh.pp - 1), plan, release, plan.precision.compute
+        )
+    if cluster is None:
+        return found
+    worst = max(stages, key=lambda stage: _kv_shortfall_bytes(stage, plan, pool).value)
+    found["short_bytes"] = _kv_shortfall_bytes(worst, plan, pool)
+    found["start_up"] = start_up(plan, pool, stages[0].weights, stages[0].available or NOTHING)
+    found["budget"] = _memory_budget_facts(plan, cluster, worst)
+    return found
+
+
+def _in_flight(plan: Plan, release: Release) -> int:
+    """Tokens that may be scheduled and not settled; a pipeline has a batch in each stage."""
+    batches = plan.mesh.pp + 1 if release.in_flight > 1 else 1
+    return batches * int(plan.max_batched_tokens or 1)
+
+
+def _kv_shortfall_bytes(stage: Stage, plan: Plan, pool: Pool) -> Bytes:
+    """Bytes that a stage's pool lacks for one sequence of max_model_len, without which the engine does not
+    start; negative where it has them.
+    """
+    needed = (
+        sequence_blocks(stage.layout, plan.max_model_len or 1, pool.release, pool.in_flight)
+        * stage.layout.block_bytes
+    )
+    room = stage.available or NOTHING
+    return Bytes(needed - room.high, needed - room.value, needed - room.low)
+
+
+def _memory_budget_facts(plan: Plan, cluster: Cluster, stage: Stage) -> Mapping[str, Any]:
+    """The engine's own sum, in its own words."""
+    return {
+        "memory_fraction": plan.memory_fraction, "requested_bytes": int(cluster.device.framework_bytes * (plan.memory_fraction or 0)),
+        "weights": stage.weights, "peak_activation": stage.peak, "kv_cache": stage.available,
+    }  # fmt: skip

@@ -1,0 +1,58 @@
+"""Engines by name. Each is a folder of its own (``memsheet/engines``), which nobody else imports."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+
+from memsheet.plan.engine import Engine
+from memsheet.plan.plan import Plan
+
+MODELLED = (
+    "transformers",
+    "fsdp2",
+    "deepspeed",
+    "megatron",
+    "torchtitan",
+    "torchtune",
+    "litgpt",
+    "ms-swift",
+    "fsdp1",
+    "llm-foundry",
+    "internevo",
+    "vllm",
+    "sglang",
+    "llama.cpp",
+    "autoawq",
+    "gpt-fast",
+)
+"""Engines whose memory is accounted so far; the vocabulary of plans knows more and they are refused by name.
+"""
+
+
+def find_engine(name: str) -> Engine | None:
+    """The engine of that name, or None while it is not modelled."""
+    if name not in MODELLED:
+        return None
+    engine: Engine = engine_module(name, "facts").ENGINE
+    return engine
+
+
+@cache
+def engine_module(name: str, part: str) -> ModuleType:
+    """A part of an engine's folder: ``facts``, ``layers``, ``server``. Asked for many times by each formula,
+    and the import system is slow to find what it has.
+    """
+    return import_module(f"memsheet.engines.{name.replace('-', '_').replace('.', '_')}.{part}")
+
+
+def engine_of(plan: Plan) -> Engine:
+    """The engine of a whole plan, with its facts of one GPU where it has others there."""
+    engine = find_engine(plan.engine)
+    assert engine is not None
+    return (
+        engine.alone
+        if engine.alone is not None and isinstance(plan.mesh.gpus, int) and plan.mesh.gpus == 1
+        else engine
+    )
