@@ -227,13 +227,7 @@ def _check_processor(model: ModelSpec, plan: Plan) -> None:
             "moves nothing on a processor, where host and device are one memory",
             "leave it out",
         )
-    mixers = [
-        mixer
-        for stack in model.stacks
-        for run in stack.runs
-        for block in run.pattern
-        for mixer in block.mixers
-    ]
+    mixers = model.mixers()
     if plan.task == "train" and any(isinstance(mixer, StateSpace) for mixer in mixers):
         raise input_error(
             "device",

@@ -47,9 +47,7 @@ def moved_by(library: str, model: ModelSpec, plan: Plan) -> Iterator[Moved]:
         and plan.precision.parameters is not FP32
         and plan.attention is not AttentionKind.FLASH
     ):
-        wide = (
-            2 * model.vocab + 8 * sum(stack.layers for stack in model.stacks) + 1
-        )  # both tables, and every norm of a layer
+        wide = 2 * model.vocab + 8 * model.layers + 1  # both tables, and every norm of a layer
         why = (
             "axolotl leaves embeddings, output layer and norms in fp32 with this attention "
             "(src/axolotl/loaders/model.py:422-476)"

@@ -177,7 +177,7 @@ def stand_in(served: str, bundled: Callable[[str], str | None]) -> str:
 
 
 def _layers_and_hidden(model: ModelSpec) -> tuple[int, int]:
-    return sum(stack.layers for stack in model.stacks), model.hidden
+    return model.layers, model.hidden
 
 
 def left_open(read: Read, given: Mapping[str, Any], result: Result) -> Iterator[str]:

@@ -165,7 +165,7 @@ def _model_chunk(spec: ModelSpec, plan: Plan, stage: int, chunk: int) -> ModelSp
     parts_, part = plan.mesh.pp * plan.mesh.vpp, chunk * plan.mesh.pp + stage
     if parts_ == 1:
         return spec
-    first, last = layers_of_stage(sum(stack.layers for stack in spec.stacks), plan, stage, chunk)
+    first, last = layers_of_stage(spec.layers, plan, stage, chunk)
     parts, offset = [], 0
     for stack in spec.stacks:
         runs = tuple(_runs_between_layers(stack, first - offset, last - offset))

@@ -126,11 +126,7 @@ def refuses_eight_bits(plan: Plan, device: Device, model: ModelSpec | None = Non
 
 
 def _has_sinks(model: ModelSpec | None) -> bool:
-    mixers = (
-        (m for stack in model.stacks for run in stack.runs for block in run.pattern for m in block.mixers)
-        if model
-        else ()
-    )
+    mixers = model.mixers() if model else ()
     return any(isinstance(mixer, Attention) and mixer.sinks for mixer in mixers)
 
 
@@ -211,9 +207,7 @@ def written_scores(plan: Plan, device: Device, model: ModelSpec) -> str:
         or plan.engine in ("vllm", "sglang")
     ):
         return ""
-    mixers = [
-        m for stack in model.stacks for run in stack.runs for block in run.pattern for m in block.mixers
-    ]
+    mixers = model.mixers()
     grouped = any(isinstance(m, Attention) and m.heads != m.kv_heads for m in mixers)
     if plan.precision.compute is not BF16 and not grouped:
         return ""

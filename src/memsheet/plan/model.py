@@ -401,3 +401,16 @@ class ModelSpec:
     ahead: int = 0
     draft: ModelSpec | None = None  # a model that drafts for it (``Plan.speculative``)
     source: Source = field(default=Source(kind="dict"))
+
+    @property
+    def layers(self) -> int:
+        """Layers of all stacks."""
+        return sum(stack.layers for stack in self.stacks)
+
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks of all runs in order, each once however often it is repeated."""
+        return tuple(block for stack in self.stacks for run in stack.runs for block in run.pattern)
+
+    def mixers(self) -> tuple[Mixer, ...]:
+        """What mixes tokens in those blocks, in order."""
+        return tuple(mixer for block in self.blocks() for mixer in block.mixers)

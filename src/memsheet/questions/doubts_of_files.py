@@ -37,7 +37,7 @@ def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved
         "@vocab": answer.model.vocab,
         "@tokens": micro,
         "@loss": answer.plan.loss.value,
-        "@layers": sum(stack.layers for stack in answer.model.stacks),
+        "@layers": answer.model.layers,
     }
     asked = {**sizes, "precision.gradients": answer.plan.precision.gradients.name}
     return tuple(
@@ -78,7 +78,7 @@ def _differing_model_sizes(read: Read, answer: Answer | None) -> Iterator[tuple[
     """Sizes of the model that a file says and that are not the sheet's."""
     if answer is None:
         return
-    own = {"layers": sum(stack.layers for stack in answer.model.stacks), "hidden": answer.model.hidden}
+    own = {"layers": answer.model.layers, "hidden": answer.model.hidden}
     for at, size in read.form.describes.items():
         if read.values.get(at) not in (None, own[size]):
             yield at, own[size]

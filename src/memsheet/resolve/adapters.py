@@ -135,7 +135,7 @@ def _joined_from(gaps: RequestResolver, target: str, targets: Sequence[str], pre
 
 def linear_names(model: ModelSpec) -> set[str]:
     """Last names of the linear layers in a model's blocks (``q_proj``)."""
-    blocks = (block for stack in model.stacks for run in stack.runs for block in run.pattern)
+    blocks = model.blocks()
     return {
         w.path.split(".")[-2]
         for b in blocks

@@ -45,12 +45,7 @@ def attention_groups(
 
 
 def has_experts(model: ModelSpec) -> bool:
-    return any(
-        isinstance(block.feed_forward, Moe)
-        for stack in model.stacks
-        for run in stack.runs
-        for block in run.pattern
-    )
+    return any(isinstance(block.feed_forward, Moe) for block in model.blocks())
 
 
 def _replicas_share_experts(degrees: dict[str, int], engine: Engine, model: ModelSpec | None) -> bool:
@@ -129,11 +124,7 @@ def _check_dispatch(gaps: RequestResolver, mesh: Mesh, engine: Engine) -> None:
 
 def _of_sglang(gaps: RequestResolver, mesh: Mesh, model: ModelSpec | None) -> None:
     groups, version = int(mesh.attn_dp), version_of(gaps.request.get("engine_version"))
-    kinds = (
-        {block.kind for stack in model.stacks for run in stack.runs for block in run.pattern}
-        if model
-        else set()
-    )
+    kinds = {block.kind for block in model.blocks()} if model else set()
     if other := sorted(kinds - ATTENTION_GROUPS):
         gaps.wrong(
             "mesh.attn_dp",

@@ -21,17 +21,7 @@ def check_blocks(gaps: RequestResolver, tokens: int, model: ModelSpec | None) ->
     """Blocks that vLLM refuses at its start."""
     version, given = version_of(gaps.request.get("engine_version")), gaps.request.get("serving.page_tokens")
     listed = next((sizes for before, sizes in LISTED if version < before), None)
-    mixers = (
-        {
-            type(m)
-            for stack in model.stacks
-            for run in stack.runs
-            for block in run.pattern
-            for m in block.mixers
-        }
-        if model
-        else set()
-    )
+    mixers = {type(m) for m in model.mixers()} if model else set()
     if given is None:
         return
     if Attention in mixers and tokens % KERNEL:

@@ -92,11 +92,7 @@ def _check_honoured(
 
 
 def _has_windows(model: ModelSpec | None) -> bool:
-    mixers = (
-        (m for stack in model.stacks for run in stack.runs for block in run.pattern for m in block.mixers)
-        if model
-        else ()
-    )
+    mixers = model.mixers() if model else ()
     return any(isinstance(m, Attention) and (m.window or m.chunk) for m in mixers)
 
 

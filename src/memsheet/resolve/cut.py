@@ -13,9 +13,7 @@ from memsheet.plan.model import Attention, LatentAttention, ModelSpec
 
 def heads_of(model: ModelSpec) -> tuple[frozenset[int], frozenset[int]]:
     """The numbers of attention heads that a model's layers have, and of key/value heads."""
-    mixers = [
-        m for stack in model.stacks for run in stack.runs for block in run.pattern for m in block.mixers
-    ]
+    mixers = model.mixers()
     heads = frozenset(m.heads for m in mixers if isinstance(m, Attention | LatentAttention))
     return heads, frozenset(m.kv_heads for m in mixers if isinstance(m, Attention))
 

@@ -67,9 +67,7 @@ def served_adapters_of(
 
 
 def _of_family(gaps: RequestResolver, engine: Engine, model: ModelSpec) -> None:
-    mixers = [
-        m for stack in model.stacks for run in stack.runs for block in run.pattern for m in block.mixers
-    ]
+    mixers = model.mixers()
     if any(isinstance(mixer, StateSpace | LinearAttention | Recurrent) for mixer in mixers):
         what = "has recurrent layers, whose joined projections have adapters of another shape"
         gaps.wrong(
@@ -219,7 +217,7 @@ def _vllm_targets(gaps: RequestResolver, facts: Facts, model: ModelSpec | None) 
 
 def router_names(model: ModelSpec) -> set[str]:
     """Last names of what chooses experts."""
-    blocks = (block for stack in model.stacks for run in stack.runs for block in run.pattern)
+    blocks = model.blocks()
     return {
         w.path.split(".")[-2]
         for b in blocks
@@ -229,12 +227,7 @@ def router_names(model: ModelSpec) -> set[str]:
 
 
 def has_experts(model: ModelSpec) -> bool:
-    return any(
-        isinstance(block.feed_forward, Moe)
-        for stack in model.stacks
-        for run in stack.runs
-        for block in run.pattern
-    )
+    return any(isinstance(block.feed_forward, Moe) for block in model.blocks())
 
 
 def _check_target_names(

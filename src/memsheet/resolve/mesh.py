@@ -121,7 +121,7 @@ def mesh_of(
 def _check_expert_split(gaps: RequestResolver, engine: Engine, tp: int, model: ModelSpec | None) -> None:
     """Experts are cut over the tensor-parallel ranks: another degree inside them does not exist there."""
     given = gaps.request.get("mesh.etp")
-    blocks = (block for stack in model.stacks for run in stack.runs for block in run.pattern) if model else ()
+    blocks = model.blocks() if model else ()
     if given not in (None, tp) and (
         given != 1 or any(isinstance(block.feed_forward, Moe) for block in blocks)
     ):
@@ -148,7 +148,7 @@ def resharding_of(gaps: RequestResolver, engine: Engine, zero: int) -> bool:
 
 
 def _check_divisibility(gaps: RequestResolver, mesh: Mesh, model: ModelSpec) -> None:
-    blocks = [block for stack in model.stacks for run in stack.runs for block in run.pattern]
+    blocks = model.blocks()
     for heads in sorted(
         {m.heads for b in blocks for m in b.mixers if isinstance(m, Attention | LatentAttention)}
     ):

@@ -72,7 +72,7 @@ def _sequence_parallel(gaps: RequestResolver, mesh: Mesh, model: ModelSpec | Non
 
 
 def _has_experts(model: ModelSpec | None) -> bool:
-    blocks = (block for stack in model.stacks for run in stack.runs for block in run.pattern) if model else ()
+    blocks = model.blocks() if model else ()
     return any(isinstance(block.feed_forward, Moe) for block in blocks)
 
 

@@ -18,7 +18,7 @@ def layers_per_stage_of(
     gaps: RequestResolver, engine: Engine, mesh: Mesh, model: ModelSpec | None
 ) -> tuple[int, ...] | None:
     given, stages = gaps.request.get("layers_per_stage"), mesh.pp * mesh.vpp
-    layers = sum(stack.layers for stack in model.stacks) if model else None
+    layers = model.layers if model else None
     if given is None and engine.stages is not None and stages > 1 and layers is not None:
         found = engine.stages(layers, stages, gaps.request.get("engine_version"))
         gaps.assumed += (

@@ -32,7 +32,7 @@ def recompute_of(gaps: RequestResolver, engine: Engine, model: ModelSpec | None)
     mode = gaps.choice(
         "recompute.mode", implied, engine.recompute, engine.name, silent=gaps.request.get("task") == "infer"
     )
-    layers = sum(stack.layers for stack in model.stacks) if model else None
+    layers = model.layers if model else None
     if mode not in engine.recompute and gaps.request.get("recompute.mode") is None:
         chosen = ", ".join(one.value for one in engine.recompute)
         gaps.wrong(
@@ -76,7 +76,7 @@ def _attention_modules(model: ModelSpec | None) -> tuple[str, ...]:
     """What selective recompute is of where nobody names modules and the engine has no default: attention
     (Korthikanti et al. 2022, section 5), else the feed-forward, else norms, by the model's own names.
     """
-    blocks = [block for stack in model.stacks for run in stack.runs for block in run.pattern] if model else []
+    blocks = model.blocks() if model else []
     attention = [mixer.path for block in blocks for mixer in block.mixers if isinstance(mixer, Attention)]
     feed_forward = [block.feed_forward.path for block in blocks if isinstance(block.feed_forward, Dense)]
     norms = [norm.path for block in blocks for norm in block.norms]

@@ -24,11 +24,7 @@ NEEDS_CAPABILITY = {"fp8": (8, 9), "mxfp4": (7, 5)}
 
 def kinds_of(model: ModelSpec | None) -> set[str]:
     """The families whose code runs a model's layers (of a multimodal model: its text model's)."""
-    return (
-        {block.kind for stack in model.stacks for run in stack.runs for block in run.pattern}
-        if model
-        else set()
-    )
+    return {block.kind for block in model.blocks()} if model else set()
 
 
 LIBRARY = frozenset({"transformers", "deepspeed", "autoawq"})
@@ -168,11 +164,7 @@ def usual_options(
     """What a server with a pool of pages takes where the plan says nothing; empty for engines without one."""
     if engine.served is None:
         return {}
-    mixers = (
-        [m for stack in model.stacks for run in stack.runs for block in run.pattern for m in block.mixers]
-        if model
-        else []
-    )
+    mixers = model.mixers() if model else []
     latent = any(isinstance(mixer, LatentAttention) for mixer in mixers)
     if (
         engine.name == "sglang"

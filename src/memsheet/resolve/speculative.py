@@ -162,13 +162,7 @@ def _check_model(
         gaps.wrong("speculative.model", name, reason, "a smaller model of the same family")
     elif method is SpeculativeMethod.DRAFT and engine.name == "vllm":
         _check_length(gaps, model, model.draft)
-    states = any(
-        isinstance(m, StateSpace | LinearAttention | Recurrent)
-        for s in model.stacks
-        for r in s.runs
-        for b in r.pattern
-        for m in b.mixers
-    )
+    states = any(isinstance(m, StateSpace | LinearAttention | Recurrent) for m in model.mixers())
     if states and engine.name != "vllm":
         gaps.wrong(
             METHOD,
@@ -183,7 +177,7 @@ def _check_heads_cut(
 ) -> None:
     """A draft is cut over the ranks that cut the model, and so are its heads."""
     draft = model.draft if model is not None and method not in WITHOUT_MODEL else None
-    blocks = [block for stack in draft.stacks for run in stack.runs for block in run.pattern] if draft else []
+    blocks = draft.blocks() if draft else []
     for heads in sorted(
         {m.heads for block in blocks for m in block.mixers if isinstance(m, Attention | LatentAttention)}
     ):
@@ -220,7 +214,7 @@ def _check_heads(
         )
     if method is SpeculativeMethod.NGRAM:
         return
-    kinds = {block.kind for stack in model.stacks for run in stack.runs for block in run.pattern}
+    kinds = {block.kind for block in model.blocks()}
     if not model.ahead:
         gaps.wrong(
             METHOD,

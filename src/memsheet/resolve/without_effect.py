@@ -94,9 +94,7 @@ def _no_effect_rules(plan: Plan, engine: Engine, model: ModelSpec | None) -> Ite
 
 
 def _of_the_model(plan: Plan, model: ModelSpec) -> Iterator[Rule]:
-    mixers = [
-        m for stack in model.stacks for run in stack.runs for block in run.pattern for m in block.mixers
-    ]
+    mixers = model.mixers()
     if not has_experts(model):
         reason = f"is of routed experts, and {model.name} has none"
         yield OF_EXPERTS, lambda value: value != 1 or value is True, reason, LEAVE

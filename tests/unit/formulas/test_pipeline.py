@@ -58,12 +58,12 @@ def test_stages_divide_layers_evenly_or_as_listed() -> None:
 def test_stages_together_hold_every_parameter_once(name: str, stages: int) -> None:
     """But a tied table twice: on the first stage and, as the head, on the last."""
     spec = model(name)
-    layers = sum(stack.layers for stack in spec.stacks)
+    layers = spec.layers
     counts = tuple(layers // stages + (stage < layers % stages) for stage in range(stages))
     parts = [stage_model(spec, plan(stages, counts), stage) for stage in range(stages)]
     twice = spec.embeddings.weights[0].elements if spec.head.tied else 0
     assert sum(parameter_count(part) for part in parts) == parameter_count(spec) + twice
-    assert [sum(stack.layers for stack in part.stacks) for part in parts] == list(counts)
+    assert [part.layers for part in parts] == list(counts)
 
 
 def test_the_first_stage_has_the_embeddings_and_the_last_the_head() -> None:

@@ -65,7 +65,7 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
 
 
 def _supported_awq_block(spec: ModelSpec, plan: Plan) -> Block:
-    blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
+    blocks = spec.blocks()
     strange = next((b.kind for b in blocks if b.kind not in FUSED), None)
     if strange is not None:
         raise input_error(
@@ -250,15 +250,8 @@ def facts(
     """Cache bytes a token, and the sequences of each length that fit: the cache is made for a batch of one
     length.
     """
-    mixer = next(
-        m
-        for s in spec.stacks
-        for r in s.runs
-        for b in r.pattern
-        for m in b.mixers
-        if isinstance(m, Attention)
-    )
-    layers = sum(stack.layers for stack in spec.stacks)
+    mixer = next(m for m in spec.mixers() if isinstance(m, Attention))
+    layers = spec.layers
     a_token = layers * FP16.nbytes(2 * mixer.kv_heads * mixer.head_dim)
     held = sum(
         item.at[Instant.DECODE].value

@@ -65,7 +65,7 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
 
 
 def _supported_block_and_dtype(spec: ModelSpec, plan: Plan) -> tuple[Block, DType | None]:
-    blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
+    blocks = spec.blocks()
     strange = next(
         (b.kind for b in blocks if b.kind not in FAMILIES or not isinstance(b.feed_forward, Dense)), None
     )
@@ -175,15 +175,8 @@ def facts(
     """Cache bytes a token, and how many tokens of cache there is room for: one batch of one length is
     served.
     """
-    mixer = next(
-        m
-        for s in spec.stacks
-        for r in s.runs
-        for b in r.pattern
-        for m in b.mixers
-        if isinstance(m, Attention)
-    )
-    layers, compute = sum(stack.layers for stack in spec.stacks), plan.precision.compute
+    mixer = next(m for m in spec.mixers() if isinstance(m, Attention))
+    layers, compute = spec.layers, plan.precision.compute
     heads = max(1, -(-mixer.kv_heads // int(plan.mesh.tp)))
     a_token, on_rank = (int(layers * compute.nbytes(2 * n * mixer.head_dim)) for n in (mixer.kv_heads, heads))
     found: dict[str, Any] = {

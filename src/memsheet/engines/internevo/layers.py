@@ -208,7 +208,7 @@ def internevo_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
 
 
 def _has_foreign_layers(spec: ModelSpec) -> bool:
-    blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
+    blocks = spec.blocks()
     return (
         bool(spec.towers) or len(spec.stacks) != 1 or not all(_is_internlm_block(block) for block in blocks)
     )

@@ -68,7 +68,7 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
 
 
 def _check_litgpt_family(spec: ModelSpec, plan: Plan) -> None:
-    for block in (block for stack in spec.stacks for run in stack.runs for block in run.pattern):
+    for block in spec.blocks():
         if any(not isinstance(m, Attention) for m in block.mixers) or not isinstance(
             block.feed_forward, Dense
         ):

@@ -100,7 +100,7 @@ def loaded_of(spec: ModelSpec, tensors: Iterable[Stored]) -> tuple[Stored, ...]:
     unless they draft (load_tensors, TENSOR_SKIP; ggml-org/llama.cpp pull request 26296 for families that
     loaded them for a while).
     """
-    layers = sum(stack.layers for stack in spec.stacks)
+    layers = spec.layers
     return tuple(tensor for tensor in tensors if tensor.layer < layers)
 
 

@@ -162,7 +162,7 @@ def mpt_spec(spec: ModelSpec, _: Plan) -> ModelSpec:
 
 
 def _spec_block_kinds(spec: ModelSpec) -> set[str]:
-    return {block.kind for stack in spec.stacks for run in stack.runs for block in run.pattern}
+    return {block.kind for block in spec.blocks()}
 
 
 def _mpt_stack(stack: Stack) -> Stack:

@@ -60,7 +60,7 @@ def _replicated_weight_paths(part: ModelSpec, plan: Plan) -> frozenset[str]:
     models/deepseek_v2.py:873, qwen2_moe.py:369), and layers without experts where that is asked for
     (deepseek_v2.py:2667).
     """
-    layers = [b.feed_forward for s in part.stacks for r in s.runs for b in r.pattern if b.feed_forward]
+    layers = [b.feed_forward for b in part.blocks() if b.feed_forward]
     shared = (
         w.path
         for layer in layers
@@ -75,9 +75,7 @@ def _replicated_weight_paths(part: ModelSpec, plan: Plan) -> frozenset[str]:
 
 def _shared_cut_predicate(part: ModelSpec, plan: Plan) -> Callable[[Weight], bool]:
     """Whether all groups cut a tensor together."""
-    forward = {
-        path for s in part.stacks for r in s.runs for block in r.pattern for path in forward_paths(block)
-    }
+    forward = {path for block in part.blocks() for path in forward_paths(block)}
     return lambda weight: weight.path in forward or (weight.role is Role.HEAD and not plan.dp_lm_head)
 
 
@@ -93,7 +91,7 @@ def grouped_layer_bytes(part: ModelSpec, plan: Plan, tokens: Count) -> Bytes:
     with its buffers.
     """
     group, sizes, own = group_plan(plan), list[Bytes](), ceil_div(tokens, plan.mesh.attention_tp)
-    for block in dict.fromkeys(block for stack in part.stacks for run in stack.runs for block in run.pattern):
+    for block in dict.fromkeys(part.blocks()):
         sizes += block_bytes(replace(block, feed_forward=None), group, tokens)
         by_itself = plan.dispatch == SENT if isinstance(block.feed_forward, Moe) else plan.dp_dense
         sizes += block_bytes(

@@ -154,7 +154,7 @@ def _joined_layer_lora_buffers(
 def _expert_lora_buffers(
     part: ModelSpec, mesh: Mesh, served: ServedAdapters, wanted: frozenset[str]
 ) -> Iterator[Buffers]:
-    layers, rank = sum(stack.layers for stack in part.stacks), served.rank
+    layers, rank = part.layers, served.rank
     stack, block, moe = next(
         (stack, block, block.feed_forward)
         for stack in part.stacks

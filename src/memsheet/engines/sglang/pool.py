@@ -80,7 +80,7 @@ def cell_of(part: ModelSpec, plan: Plan, release: Release) -> Cell:
 
 def _window_pool_tokens(part: ModelSpec, mixer: Mixer, release: Release) -> int | None:
     """The window of a layer whose family has a pool for windows."""
-    kinds = {block.kind for stack in part.stacks for run in stack.runs for block in run.pattern}
+    kinds = {block.kind for block in part.blocks()}
     return (
         (mixer.window or mixer.chunk) if kinds & release.windowed and isinstance(mixer, Attention) else None
     )

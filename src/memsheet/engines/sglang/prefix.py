@@ -49,7 +49,7 @@ def prefixed_layer(part: ModelSpec, plan: Plan, release: Release) -> Bytes:
         return NOTHING
     length = minimum(CHUNK_TOKENS, maximum(0, (plan.max_model_len or 0) - plan.max_batched_tokens))
     found = NOTHING
-    for block in dict.fromkeys(block for stack in part.stacks for run in stack.runs for block in run.pattern):
+    for block in dict.fromkeys(part.blocks()):
         for mixer in (mixer for mixer in block.mixers if isinstance(mixer, LatentAttention)):
             beside = max(
                 block_bytes(replace(block, feed_forward=None), plan, plan.max_batched_tokens),

@@ -93,7 +93,7 @@ def keeping_of(part: ModelSpec, plan: Plan, release: Release) -> Keeping:
 
 
 def _block_kinds(part: ModelSpec) -> set[str]:
-    return {block.kind for stack in part.stacks for run in stack.runs for block in run.pattern}
+    return {block.kind for block in part.blocks()}
 
 
 @formula(

@@ -95,7 +95,7 @@ def serving_items(spec: ModelSpec, plan: Plan, engine: Engine) -> list[Item]:
 
 def splits_latent(spec: ModelSpec) -> bool:
     """Whether the family's tensor-parallel plan splits the heads of its latent attention."""
-    blocks = [b for stack in spec.stacks for run in stack.runs for b in run.pattern]
+    blocks = spec.blocks()
     return all(b.kind in TP_LATENT for b in blocks if any(isinstance(m, LatentAttention) for m in b.mixers))
 
 
@@ -259,7 +259,7 @@ def _logits_beside(
 
 def _follows_training_code(spec: ModelSpec, plan: Plan) -> bool:
     return (
-        all(served_as_trained(b) for s in spec.stacks for r in s.runs for b in r.pattern)
+        all(served_as_trained(b) for b in spec.blocks())
         and isinstance(plan.mesh.tp, int)
         and plan.mesh.tp == 1
     )

@@ -69,7 +69,7 @@ def _sorts_tokens_by_adapter(cluster: Cluster | None) -> bool:
 
 
 def _feed_forward_layers(part: ModelSpec) -> list[object]:
-    return [block.feed_forward for stack in part.stacks for run in stack.runs for block in run.pattern]
+    return [block.feed_forward for block in part.blocks()]
 
 
 @formula(
@@ -99,7 +99,7 @@ def routed_bytes(part: ModelSpec, plan: Plan, facts: Facts, tokens: Count, *, in
     assert served is not None
     if not facts.experts or (served.targets is not None and "experts" not in served.targets):
         return 0
-    for block in {id(b): b for stack in part.stacks for run in stack.runs for b in run.pattern}.values():
+    for block in {id(b): b for b in part.blocks()}.values():
         if isinstance(moe := block.feed_forward, Moe):
             pieces = 1 if part.model_type in WHOLE_EXPERTS or not moe.gated else 2
             most = maximum(

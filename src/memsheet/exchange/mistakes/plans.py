@@ -83,7 +83,7 @@ def _few_heads(case: Case) -> Iterator[Found]:
     tp = case.request.get("mesh.tp") or 1
     if case.model is None or not isinstance(tp, int):
         return
-    blocks = (block for stack in case.model.stacks for run in stack.runs for block in run.pattern)
+    blocks = case.model.blocks()
     least = min(
         (mixer.kv_heads for block in blocks for mixer in block.mixers if isinstance(mixer, Attention)),
         default=tp,

@@ -221,9 +221,7 @@ def _copied_cache(case: Case) -> Iterator[Found]:
 def _kv_cache_copies(case: Case, ranks: int) -> int:
     """How often the cache is kept, where every layer's is kept as often."""
     assert case.model is not None
-    mixers = [
-        m for stack in case.model.stacks for run in stack.runs for block in run.pattern for m in block.mixers
-    ]
+    mixers = case.model.mixers()
     found = [
         ranks if isinstance(m, LatentAttention) else ranks // m.kv_heads
         for m in mixers
@@ -456,15 +454,7 @@ def _no_experts(case: Case) -> Iterator[Found]:
     """Experts dealt that there are none of."""
     ep = case.request.get("mesh.ep")
     layers = (
-        [
-            b.feed_forward
-            for s in case.model.stacks
-            for r in s.runs
-            for b in r.pattern
-            if isinstance(b.feed_forward, Moe)
-        ]
-        if case.model
-        else []
+        [b.feed_forward for b in case.model.blocks() if isinstance(b.feed_forward, Moe)] if case.model else []
     )
     if case.model is not None and isinstance(ep, int) and ep > 1 and not layers:
         for name, _ in case.values("vllm"):

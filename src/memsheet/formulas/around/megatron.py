@@ -235,7 +235,7 @@ def _dummy_wgrad_rows(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]
         plan.adapter is not None or engine is None or not engine.workspaces
     ):  # frozen weights get nothing; nor is there a library that gives it
         return
-    blocks = {id(block): block for stack in spec.stacks for run in stack.runs for block in run.pattern}
+    blocks = {id(block): block for block in spec.blocks()}
     found = [matrix for block in blocks.values() for matrix in layer_matrix_shapes(block, plan)]
     if spec.head.kind != "none":
         found.append(("lm_head", model_code(Code.MEGATRON).end_axes(spec, plan)["V"], spec.hidden))
@@ -255,7 +255,7 @@ pytorch/cpp_extensions/gemm.py:31-58, common/multi_stream.cpp: nvte_get_num_comp
 
 def _grouped_gemm_workspace_rows(spec: ModelSpec) -> Iterator[tuple[Key, Count]]:
     """Workspaces of the experts' products."""
-    blocks = (block for stack in spec.stacks for run in stack.runs for block in run.pattern)
+    blocks = spec.blocks()
     if any(isinstance(block.feed_forward, Moe) for block in blocks):
         yield (Component.WORKSPACES, "transformer_engine/grouped"), GROUPED_STREAMS * GROUPED_WORKSPACE
 
@@ -310,13 +310,7 @@ def dispatch_buffers(spec: ModelSpec, plan: Plan) -> Count:
     """Bytes that a dispatcher of its own may keep."""
     if plan.routing is None or plan.routing.dispatch not in FLEX:
         return 0
-    of = [
-        model_code(Code.MEGATRON).axes(b, plan)
-        for s in spec.stacks
-        for run in s.runs
-        for b in run.pattern
-        if isinstance(b.feed_forward, Moe)
-    ]
+    of = [model_code(Code.MEGATRON).axes(b, plan) for b in spec.blocks() if isinstance(b.feed_forward, Moe)]
     tokens = of[0]["b"] * of[0]["n"] if of else 0
     return 2 * BF16.nbytes(tokens * plan.mesh.ep * spec.hidden)
 

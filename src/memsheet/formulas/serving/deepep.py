@@ -101,13 +101,7 @@ def deepep_items(part: ModelSpec, plan: Plan) -> list[Item]:
     network.
     """
     experts = max(
-        (
-            b.feed_forward.experts
-            for s in part.stacks
-            for r in s.runs
-            for b in r.pattern
-            if isinstance(b.feed_forward, Moe)
-        ),
+        (b.feed_forward.experts for b in part.blocks() if isinstance(b.feed_forward, Moe)),
         default=0,
     )
     if plan.dispatch != SENT or not experts:

@@ -106,7 +106,7 @@ def draft_without_shared_embeddings(whole: ModelSpec, part: ModelSpec, plan: Pla
 
 def own_outputs(whole: ModelSpec, part: ModelSpec, plan: Plan) -> tuple[Weight, ...]:
     """Outputs of a checkpoint's own layers where the release does not give them the model's."""
-    kinds = {block.kind for stack in whole.stacks for run in stack.runs for block in run.pattern}
+    kinds = {block.kind for block in whole.blocks()}
     mtp = plan.speculative is not None and plan.speculative.method is SpeculativeMethod.MTP
     if (
         not mtp
@@ -185,7 +185,7 @@ def verified_tokens(plan: Plan) -> Count:
 def draft_layers(part: ModelSpec, plan: Plan) -> int:
     """Layers of the draft."""
     draft = draft_of(part, plan)
-    return 0 if draft is None else sum(stack.layers for stack in draft.whole.stacks)
+    return 0 if draft is None else draft.whole.layers
 
 
 @formula(

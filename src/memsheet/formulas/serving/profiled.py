@@ -96,7 +96,7 @@ def sampler_hidden_state_bytes(hidden: int, plan: Plan, tokens: Count, rows: Cou
 )
 def layer_bytes(part: ModelSpec, plan: Plan, tokens: Count) -> Bytes:
     """The widest layer over a batch, and at the high end a batch of pictures through the tower."""
-    blocks = dict.fromkeys(block for stack in part.stacks for run in stack.runs for block in run.pattern)
+    blocks = dict.fromkeys(part.blocks())
     sizes = [size for block in blocks for size in block_bytes(block, plan, tokens)]
     nothing = Bytes.exact(0)
     widest = reduce(_larger_byte_range, sizes, nothing)

@@ -92,7 +92,7 @@ def largest_layer_bytes(spec: ModelSpec, plan: Plan, engine: Engine, work: Work)
     """The layer that takes most while ``work`` passes through it, its input and what it makes of the cache
     included.
     """
-    blocks = dict.fromkeys(block for stack in spec.stacks for run in stack.runs for block in run.pattern)
+    blocks = dict.fromkeys(spec.blocks())
     sizes = [
         _block_bytes(block, spec, plan, engine, work) + _cached_attention_bytes(block, plan, work)
         for block in blocks

@@ -189,13 +189,7 @@ def token_time(decode: Seconds, prefill: Seconds, batch: int, output: int) -> Se
 
 
 def _check_serving_timed(spec: ModelSpec) -> None:
-    mixers = (
-        mixer
-        for stack in spec.stacks
-        for run in stack.runs
-        for block in run.pattern
-        for mixer in block.mixers
-    )
+    mixers = spec.mixers()
     if any(stack.role == "encoder" for stack in spec.stacks) or any(
         isinstance(mixer, CrossAttention) for mixer in mixers
     ):
@@ -209,7 +203,7 @@ def _check_serving_timed(spec: ModelSpec) -> None:
 
 def _stage_imbalance(spec: ModelSpec, plan: Plan) -> float:
     """Stages wait for the one with the most layers."""
-    count = sum(stack.layers for stack in spec.stacks)
+    count = spec.layers
     most = max(plan.layers_per_stage) if plan.layers_per_stage else -(-count // plan.mesh.pp)
     return max(1.0, most * plan.mesh.pp / count)
 
@@ -219,7 +213,7 @@ def _calls_s(spec: ModelSpec, shop: ServeTiming) -> float:
     if replays_cuda_graph(shop):
         return 0.0
     each = CALLS.get(shop.plan.engine, FUSED_CALLS)
-    return sum(stack.layers for stack in spec.stacks) * each * shop.speeds.call_s
+    return spec.layers * each * shop.speeds.call_s
 
 
 @formula(

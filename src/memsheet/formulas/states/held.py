@@ -107,7 +107,7 @@ def tensors_on_rank(
 
 
 def _latent_paths(spec: ModelSpec) -> frozenset[str]:
-    blocks = (block for stack in spec.stacks for run in stack.runs for block in run.pattern)
+    blocks = spec.blocks()
     return frozenset(
         module_of(w.path)
         for b in blocks

@@ -258,7 +258,7 @@ def states_without_gradient(held: Held, elements: Count, plan: Plan) -> Count:
 @formula(cites=ADAM_MINI, at="adam_mini.py: head_numel is dim * dim // n_heads")
 def head_elements(model: ModelSpec) -> Count:
     """``dim * dim // n_heads``, of which Adam-mini takes one second moment."""
-    blocks = (block for stack in model.stacks for run in stack.runs for block in run.pattern)
+    blocks = model.blocks()
     heads = next(
         (m.heads for block in blocks for m in block.mixers if isinstance(m, Attention | LatentAttention)), 1
     )

@@ -171,7 +171,7 @@ def one_step(
         payload, mesh.gpus / mesh.pp, rates
     )
     sent = 0.0 if overlap is Overlap.ALL else sent
-    layers = sum(stack.layers for stack in spec.stacks) / mesh.pp
+    layers = spec.layers / mesh.pp
     kept_bytes = activation_bytes(shop.tokens, spec.hidden, layers, plan)
     once = _once_a_step_seconds(
         [*alike.values()], [*stages.values()], plan, engine, rates, working, kept_bytes

@@ -54,7 +54,7 @@ def _tried_device_document(tried: Tried) -> dict[str, Any]:
 
 def _tried_value_document(solution: Solution, tried: Tried) -> dict[str, Any]:
     verdict = tried.verdict
-    layers = sum(stack.layers for stack in tried.model.stacks)
+    layers = tried.model.layers
     return {
         "value": value_of(solution, tried), "gpus": tried.cluster.count,
         "model": {

@@ -280,7 +280,7 @@ def _next_step_obstacle(beyond: Tried, look: Look) -> str:
 
 def _model_shape_words(model: ModelSpec) -> str:
     """A member of a family in its own measures."""
-    blocks = [block for stack in model.stacks for run in stack.runs for block in run.pattern]
+    blocks = model.blocks()
     mixers = [mixer for block in blocks[:1] for mixer in block.mixers if isinstance(mixer, Attention)]
     heads = [f"{mixer.heads} heads ({mixer.kv_heads} of keys and values)" for mixer in mixers[:1]]
     forward = [
@@ -288,7 +288,7 @@ def _model_shape_words(model: ModelSpec) -> str:
         for block in blocks[:1]
         if isinstance(block.feed_forward, Dense)
     ]
-    layers = sum(stack.layers for stack in model.stacks)
+    layers = model.layers
     return ", ".join(
         (f"{layers} layers", f"hidden size {model.hidden:,}", *heads, *forward, f"vocabulary {model.vocab:,}")
     )

@@ -97,7 +97,7 @@ def naive_trial_plan(
     """
     losses = [loss.value for loss in engine.losses]
     whole = 0 if 0 in engine.zero or engine.name == "fsdp2" else engine.zero[0]
-    blocks = [block for stack in model.stacks for run in stack.runs for block in run.pattern]
+    blocks = model.blocks()
     dtypes = any(key.startswith("precision.") for key in fixed)
     return TrialPlan(
         engine=engine,
@@ -107,7 +107,7 @@ def naive_trial_plan(
         loss=Loss.PLAIN.value if Loss.PLAIN.value in losses else losses[0],
         microbatch=microbatch,
         precision=None if dtypes else "fp32",
-        layers=sum(stack.layers for stack in model.stacks),
+        layers=model.layers,
         experts=max((b.feed_forward.experts for b in blocks if isinstance(b.feed_forward, Moe)), default=0),
     )
 

@@ -41,15 +41,9 @@ def serving_meshes(
     """Meshes whose ranks are the cluster's, those that are pinned alone. Tensor parallelism stays inside a
     node, stages are no more than layers.
     """
-    layers = sum(stack.layers for stack in spec.stacks)
+    layers = spec.layers
     experts = max(
-        (
-            block.feed_forward.experts
-            for s in spec.stacks
-            for r in s.runs
-            for block in r.pattern
-            if isinstance(block.feed_forward, Moe)
-        ),
+        (block.feed_forward.experts for block in spec.blocks() if isinstance(block.feed_forward, Moe)),
         default=0,
     )
     pinned = {key: request[key] for key in AXES if request.get(key) is not None}
@@ -89,10 +83,7 @@ def attention_dp_meshes(
     """
     if request.get("engine") not in GROUPING or (request.get("engine") == "vllm" and not has_experts(spec)):
         return
-    if (
-        not {block.kind for s in spec.stacks for r in s.runs for block in r.pattern} <= ATTENTION_GROUPS
-        and request.get("engine") == "sglang"
-    ):
+    if not {block.kind for block in spec.blocks()} <= ATTENTION_GROUPS and request.get("engine") == "sglang":
         return
     sizes = {cluster.count, cluster.per_node} if "mesh.tp" not in request else {int(request["mesh.tp"])}
     for tp in sorted(size for size in sizes if size > 1 and cluster.count % size == 0):

@@ -138,9 +138,7 @@ def _at_once(rows: Rows) -> Array:
 
 
 def _of_heads(model: ModelSpec) -> Iterator[Rule]:
-    mixers = [
-        m for stack in model.stacks for run in stack.runs for block in run.pattern for m in block.mixers
-    ]
+    mixers = model.mixers()
     for heads in sorted({m.heads for m in mixers if isinstance(m, Attention | LatentAttention)}):
         yield f"tp does not divide {heads} attention heads", partial(_tp_divides_heads, heads)
     for kv in sorted({m.kv_heads for m in mixers if isinstance(m, Attention)}):
@@ -152,7 +150,7 @@ def _tp_divides_heads(heads: int, rows: Rows, *, either: bool = False) -> Array:
 
 
 def _of_experts(model: ModelSpec) -> Iterator[Rule]:
-    blocks = [block for stack in model.stacks for run in stack.runs for block in run.pattern]
+    blocks = model.blocks()
     for experts in sorted({b.feed_forward.experts for b in blocks if isinstance(b.feed_forward, Moe)}):
         yield f"ep does not divide {experts} experts", lambda rows, n=experts: n % rows["ep"] == 0  # type: ignore[misc]
 

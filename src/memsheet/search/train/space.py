@@ -52,7 +52,7 @@ class Space:
     @property
     def experts(self) -> bool:
         """Whether the model has experts, which ep and etp divide."""
-        blocks = (block for stack in self.model.stacks for run in stack.runs for block in run.pattern)
+        blocks = self.model.blocks()
         return any(isinstance(block.feed_forward, Moe) for block in blocks)
 
 
@@ -194,7 +194,7 @@ def _pipeline_alternatives(
     engine: Engine, fixed: Request, model: ModelSpec, cluster: Cluster, *, every: bool
 ) -> Iterator[Request]:
     """Stages, chunks of each and the schedule. One that leaves layers over is refused later, by reason."""
-    layers = sum(stack.layers for stack in model.stacks)
+    layers = model.layers
     stages = divisors(cluster.count) if "pp" in engine.axes else (1,)
     deals = engine.stages is None and "layers_per_stage" not in fixed
     odd = all(layers % pp for pp in stages if pp > 1)

@@ -85,7 +85,7 @@ def _cuts_no_layers(space: Space, pipeline: Request) -> str | None:
     request none.
     """
     layers, parts = (
-        sum(stack.layers for stack in space.model.stacks),
+        space.model.layers,
         int(pipeline["mesh.pp"]) * int(pipeline["mesh.vpp"]),
     )
     if (
@@ -196,7 +196,5 @@ def _of_engine(engine: Engine, rows: Rows) -> Iterator[Array]:
 
 
 def _groups_of_keys(model: ModelSpec) -> tuple[int, ...]:
-    mixers = (
-        m for stack in model.stacks for run in stack.runs for block in run.pattern for m in block.mixers
-    )
+    mixers = model.mixers()
     return tuple(sorted({m.kv_heads for m in mixers if isinstance(m, Attention)}))

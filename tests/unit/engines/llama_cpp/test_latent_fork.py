@@ -83,7 +83,7 @@ def test_fewer_heads_at_once_take_less() -> None:
 def test_a_cell_grows_the_buffer_by_no_more_than_it_is_said_to(limit: int) -> None:
     """Sequences that have room are counted with it: 65,536 cells more, against buffers of both lengths."""
     spec, plan = asked(FEW, mla_mode=3, attn_max_batch=limit)
-    [mixer] = {m for s in spec.stacks for r in s.runs for b in r.pattern for m in b.mixers}
+    [mixer] = set(spec.mixers())
     assert isinstance(mixer, LatentAttention)
     short, long = (buffers(attn_max_batch=limit, max_model_len=n).compute[0].value for n in (65536, 131072))
     column = 6 * (plan.max_batched_tokens or 512)

@@ -420,7 +420,7 @@ def test_the_compute_buffer_is_the_one_that_llama_cpp_printed(
     name: str, cells: int, ubatch: int, flash: bool, printed: float
 ):
     spec = read_hf_config(MODELS[name], name=name)
-    layers = sum(stack.layers for stack in spec.stacks)
+    layers = spec.layers
     how = Reserved(
         ubatch=ubatch,
         cells=cells,

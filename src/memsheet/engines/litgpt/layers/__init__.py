@@ -42,7 +42,7 @@ def litgpt_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         )
         for why in (() if is_built(spec) else unbuildable_reasons(spec, plan))
     ]
-    adapter, layers = plan.adapter, sum(stack.layers for stack in spec.stacks)
+    adapter, layers = plan.adapter, spec.layers
     if plan.dropout:
         found.append(
             Problem(

@@ -82,9 +82,7 @@ def _linear_layer_names(weights: tuple[Weight, ...]) -> list[str]:
 
 def unbuildable_reasons(spec: ModelSpec, plan: Plan) -> list[str]:
     """Why litgpt's one model class does not fit a model, or a plan's adapter it."""
-    blocks = list(
-        dict.fromkeys(block for stack in spec.stacks for run in stack.runs for block in run.pattern)
-    )
+    blocks = list(dict.fromkeys(spec.blocks()))
     whole = {
         "it is no decoder with one output projection": len(spec.stacks) != 1
         or spec.head.kind != "causal_lm"
@@ -144,7 +142,7 @@ def _target_reasons(block: Block, plan: Plan) -> Iterator[str]:
 
 
 def is_built(spec: ModelSpec) -> bool:
-    return all(block.kind in KINDS for stack in spec.stacks for run in stack.runs for block in run.pattern)
+    return all(block.kind in KINDS for block in spec.blocks())
 
 
 def litgpt_spec(spec: ModelSpec, plan: Plan) -> ModelSpec:

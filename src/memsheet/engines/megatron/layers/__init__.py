@@ -149,14 +149,10 @@ def megatron_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
             value=spec.name,
             reason=f"the layers of {block.kind} are not modelled for megatron: {why}",
         )
-        for stack in spec.stacks
-        for run in stack.runs
-        for block in run.pattern
+        for block in spec.blocks()
         if (why := _unmodelled_layer_reason(block))
     ]
-    if plan.adapter is not None and any(
-        isinstance(b.feed_forward, Moe) for s in spec.stacks for run in s.runs for b in run.pattern
-    ):
+    if plan.adapter is not None and any(isinstance(b.feed_forward, Moe) for b in spec.blocks()):
         reason = "is not modelled for megatron's experts"
         found.append(
             Problem(field="adapter.rank", value=plan.adapter.rank, reason=reason, hint="a dense model")
@@ -241,7 +237,7 @@ def megatron_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
 
 def _nothing_named(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """Modules to recompute that no layer has: a feed-forward without experts, or experts."""
-    kinds = {type(block.feed_forward) for stack in spec.stacks for run in stack.runs for block in run.pattern}
+    kinds = {type(block.feed_forward) for block in spec.blocks()}
     absent = [
         *([] if Dense in kinds else ["mlp"]),
         *([] if Moe in kinds else ["moe_act", "moe", "shared_experts"]),
@@ -260,7 +256,7 @@ def _nothing_named(spec: ModelSpec, plan: Plan) -> list[Problem]:
 
 def _context_parallel(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """What attention over context-parallel ranks is not modelled for."""
-    mixers = [m for stack in spec.stacks for run in stack.runs for block in run.pattern for m in block.mixers]
+    mixers = spec.mixers()
     latent = any(isinstance(m, LatentAttention) for m in mixers)
     shared = plan.context_parallel
     assert shared is not None
@@ -278,7 +274,7 @@ def _context_parallel(spec: ModelSpec, plan: Plan) -> list[Problem]:
 
 def _all_to_all(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """All-to-all splits heads over context-parallel ranks (context_parallel.py, AttnFuncWithCPAndQKVOA2A)."""
-    mixers = [m for stack in spec.stacks for run in stack.runs for block in run.pattern for m in block.mixers]
+    mixers = spec.mixers()
     heads = {
         (m.kv_heads if isinstance(m, Attention) else m.heads)
         for m in mixers
@@ -411,7 +407,7 @@ def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
 
 def rotary_angle_bytes(spec: ModelSpec, plan: Plan, _: RunConfig) -> BytesByPath:
     """Rotary angles, made once for a micro-batch in fp32 (rotary_pos_embedding.py:100-150)."""
-    blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
+    blocks = spec.blocks()
     mixers = [m for block in blocks for m in block.mixers]
     widths = {
         m.qk_rope_head_dim if isinstance(m, LatentAttention) else m.rotary_dim

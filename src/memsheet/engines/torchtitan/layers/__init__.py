@@ -141,7 +141,7 @@ def _torchtitan_attention(at: Attention, *, joins: bool) -> Attention:
 
 def torchtitan_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """Everything that torchtitan's Llama does not do, or that is not modelled of it."""
-    kinds = {block.kind for stack in spec.stacks for run in stack.runs for block in run.pattern}
+    kinds = {block.kind for block in spec.blocks()}
     rules = [
         ("model", spec.name, kinds != {"llama"} or bool(spec.towers), "only its Llama is modelled", "engine fsdp2 runs the library's models"),
         ("model", spec.name, spec.head.tied, "ties embeddings and head, and its Llama has two tables", "engine fsdp2"),
@@ -221,14 +221,7 @@ def _of_mesh(spec: ModelSpec, plan: Plan) -> Iterator[_Rule]:
         "a multiple",
     )
     heads = min(
-        (
-            m.kv_heads
-            for s in spec.stacks
-            for run in s.runs
-            for b in run.pattern
-            for m in b.mixers
-            if isinstance(m, Attention)
-        ),
+        (m.kv_heads for m in spec.mixers() if isinstance(m, Attention)),
         default=1,
     )
     yield (
@@ -298,14 +291,7 @@ def freqs_cis_bytes(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
     """The table of rotations, complex numbers of fp32 for the whole sequence; ranks that share one keep a
     copy to put back (utils.py:171-192 and torch's context_parallel).
     """
-    dims = {
-        m.head_dim
-        for s in spec.stacks
-        for run in s.runs
-        for b in run.pattern
-        for m in b.mixers
-        if isinstance(m, Attention)
-    }
+    dims = {m.head_dim for m in spec.mixers() if isinstance(m, Attention)}
     copies = 1 + (1 if agreed(plan.mesh.cp > 1) else 0)
     return BytesByPath.of(((Component.BUFFERS, "freqs_cis"), copies * 4 * plan.seq_len * dim) for dim in dims)
 

@@ -79,7 +79,7 @@ def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
 
 def torchtune_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """What it does not build, or what is not modelled of it."""
-    blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
+    blocks = spec.blocks()
     kinds = sorted({block.kind for block in blocks} - KINDS)
     plain = (
         all(_is_plain_decoder_block(block) for block in blocks) and len(spec.stacks) == 1 and not spec.towers

@@ -253,7 +253,7 @@ def _other_heads(spec: ModelSpec, plan: Plan) -> list[Problem]:
 
 def _recompute_module_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """Modules that are recomputed and have no part of their own in a block's recording."""
-    blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
+    blocks = spec.blocks()
     paths = [norm.path for block in blocks for norm in block.norms]
     paths += [
         part.path
@@ -318,7 +318,7 @@ def _tensor_parallel(spec: ModelSpec, plan: Plan) -> list[Problem]:
     degree = plan.mesh.tp
     if not agreed(degree > 1):
         return []
-    blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
+    blocks = spec.blocks()
     kinds = {block.kind for block in blocks} - TP_TRAINED
     heads = {m.kv_heads for block in blocks for m in block.mixers if isinstance(m, Attention)}
     runs, alone = "`memsheet trace` runs it", "without tp"
@@ -353,7 +353,7 @@ def _idle_dropout(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """Dropout keeps bytes where the family drops hidden states, and where attention's probabilities exist to
     be dropped.
     """
-    kinds = sorted({block.kind for stack in spec.stacks for run in stack.runs for block in run.pattern})
+    kinds = sorted({block.kind for block in spec.blocks()})
     if plan.dropout and any(family_traits(kind).summed_bias for kind in kinds):
         reason = f"is no whole number, and the library's config of {', '.join(kinds)} takes none other"
         return [Problem(field="dropout", value=plan.dropout, reason=reason, hint="leave it out")]

@@ -32,7 +32,7 @@ def spec_with_fused_qkv(spec: ModelSpec, plan: Plan) -> ModelSpec:
     """The model with its projections as one where the plan's adapter is on such a one."""
     targets = plan.adapter.targets if plan.adapter else ()
     if not any(name in FUSED_TARGETS for name in targets) or not any(
-        _separate_qkv_weights(block) for block in _model_blocks(spec)
+        _separate_qkv_weights(block) for block in spec.blocks()
     ):
         return spec
     stacks = tuple(
@@ -48,10 +48,6 @@ def spec_with_fused_qkv(spec: ModelSpec, plan: Plan) -> ModelSpec:
     kind = SHIFTED_SAME if plan.engine in WITHOUT_AUTOCAST else SHIFTED_LOW
     head = replace(spec.head, kind=kind) if spec.head.kind == "causal_lm" else spec.head
     return replace(spec, stacks=stacks, head=head)
-
-
-def _model_blocks(spec: ModelSpec) -> list[Block]:
-    return [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
 
 
 def _separate_qkv_weights(block: Block) -> tuple[Weight, ...]:

@@ -5,6 +5,7 @@ modelled of it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from memsheet.arith import Count
@@ -96,7 +97,7 @@ def spec_with_fp32_stream(spec: ModelSpec) -> ModelSpec:
     """A model whose layers hand on fp32, with a first layer of its own, which is handed what the embeddings
     make.
     """
-    blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
+    blocks = spec.blocks()
     if not blocks or not all(block.wide_residual for block in blocks):
         return spec
     return replace(
@@ -129,7 +130,7 @@ def mixer_axes(mixer: Mixer, seq_len: Count) -> dict[str, Count]:
     return latent_axes(mixer)
 
 
-def other_tables(blocks: list[Block], seq_len: Count, how: RunConfig) -> list[Count]:
+def other_tables(blocks: Sequence[Block], seq_len: Count, how: RunConfig) -> list[Count]:
     """Bytes of the rotary tables that layers with such mixers share."""
     every = [(block.kind, mixer) for block in blocks for mixer in block.mixers]
     latent = {
@@ -146,7 +147,7 @@ def other_tables(blocks: list[Block], seq_len: Count, how: RunConfig) -> list[Co
     ]
 
 
-def other_masks(blocks: list[Block]) -> set[int | None]:
+def other_masks(blocks: Sequence[Block]) -> set[int | None]:
     """The masks that eager layers with such mixers take, by their window."""
     return {None for block in blocks for mixer in block.mixers if isinstance(mixer, LatentAttention)}
 
@@ -155,7 +156,7 @@ def sparse_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """What a model with experts or state spaces is asked for and is not recorded: a loss over all routers'
     logits, adapters beside matrices that a kernel takes without their modules.
     """
-    blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
+    blocks = spec.blocks()
     found = []
     if spec.router_loss and any(isinstance(block.feed_forward, Moe) for block in blocks):
         reason = "adds a loss of the routers' own (load_balancing_loss_func), which is not modelled"
@@ -208,7 +209,7 @@ def sparse_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     ]
 
 
-def _delta_problems(blocks: list[Block], plan: Plan) -> list[Problem]:
+def _delta_problems(blocks: Sequence[Block], plan: Plan) -> list[Problem]:
     """In fp32 nothing is cast, so that heads stay views of positions and products copy them; on the way to
     the host every chunk's tensors would be copies of their own.
     """
@@ -240,13 +241,7 @@ def _delta_problems(blocks: list[Block], plan: Plan) -> list[Problem]:
 
 def kernel_notes(spec: ModelSpec) -> tuple[str, ...]:
     """Which packages the layers are taken to run with."""
-    mixers = [
-        mixer
-        for stack in spec.stacks
-        for run in stack.runs
-        for block in run.pattern
-        for mixer in block.mixers
-    ]
+    mixers = spec.mixers()
     if any(isinstance(mixer, LinearAttention) for mixer in mixers):
         return (PLAIN_DELTA,)
     if not any(isinstance(mixer, StateSpace) for mixer in mixers):

@@ -174,14 +174,7 @@ def pixel_bytes(spec: ModelSpec, plan: Plan) -> Count:
     ),
 )
 def table_bytes(spec: ModelSpec, plan: Plan) -> Count:
-    at = next(
-        m
-        for stack in spec.stacks
-        for run in stack.runs
-        for b in run.pattern
-        if of_tower(b.kind)
-        for m in b.mixers
-    )
+    at = next(m for b in spec.blocks() if of_tower(b.kind) for m in b.mixers)
     assert isinstance(at, Attention)
     return 2 * FP32.nbytes(image_patch_count(spec, plan) * at.head_dim)
 
@@ -304,9 +297,7 @@ def picture_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
 
 def _tower_names(spec: ModelSpec) -> set[str]:
     """The last names of what adapters would find in the tower."""
-    blocks = [
-        block for stack in spec.stacks for run in stack.runs for block in run.pattern if of_tower(block.kind)
-    ]
+    blocks = [block for block in spec.blocks() if of_tower(block.kind)]
     return {weight.path.split(".")[-2] for block in blocks for weight in block.weights}
 
 
