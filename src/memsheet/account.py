@@ -185,7 +185,7 @@ def divided_states(rank: Rank, plan: Plan, instants: Iterable[Instant]) -> Mappi
     """Of the tensors of a Megatron step, those that data-parallel ranks divide: the states, and scratch while
     the optimizer works.
     """
-    from memsheet.formulas.around.megatron import megatron_kept
+    from memsheet.formulas.sharding.distributed_optimizer import megatron_kept
 
     kept = megatron_kept(rank.model, plan)
     return {

@@ -37,9 +37,9 @@ EXCEPTIONS = {
     "states.params.active_parameter_count": "counts tensors",
     "states.params.idle_parameter_count": "counts tensors",
     "runtime.cublas_workspace_bytes": "a figure of the catalogue, which carries its own evidence",
-    "states.sharding.elements_of": "the product of a shape",
+    "states.held_shapes.elements_of": "the product of a shape",
     "states.held.parameter_shard": "picks the formula of the engine's sharding",
-    "around.zero_flow.gathered_elements": "adds up elements",
+    "sharding.partitioned_flow.gathered_elements": "adds up elements",
 }
 
 
@@ -63,7 +63,7 @@ def numeric() -> dict[str, Callable[..., Any]]:
 
 def test_the_walk_finds_formulas() -> None:
     assert {
-        "states.sharding.dim0_shard",
+        "states.held_shapes.dim0_shard",
         "serving.kv_cache.kv_elements_per_token",
         "states.optimizers.step_temporaries",
     } <= set(numeric())

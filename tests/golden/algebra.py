@@ -159,9 +159,9 @@ def cases() -> dict[str, Cases]:
         "serving.kv_cache.recurrent_elements": {"mamba": call(MAMBA)},
         "serving.kv_cache.state_elements": {"mamba": call(MAMBA), "cross": call(CROSS, symbol("tp"), symbol("memory"))},
         "pipeline.in_flight": {kind.value: call(kind, symbol("p"), symbol("r"), symbol("m")) for kind in (Schedule.ONE_F_ONE_B, Schedule.GPIPE)},
-        "states.sharding.dim0_shard": {"": call(SHAPE, symbol("N"))}, "states.sharding.dim0_gathered": {"": call(SHAPE, symbol("N"))},
-        "states.sharding.flat_shard": {"": call(symbol("n"), symbol("N"), symbol("alignment"))},
-        "states.sharding.held_shape": {"vocabulary": call(MATRIX, plan().mesh, 128), "heads": call(HEADS, plan().mesh), "experts": call(EXPERTS, plan().mesh)},
+        "states.held_shapes.dim0_shard": {"": call(SHAPE, symbol("N"))}, "states.held_shapes.dim0_gathered": {"": call(SHAPE, symbol("N"))},
+        "states.held_shapes.flat_shard": {"": call(symbol("n"), symbol("N"), symbol("alignment"))},
+        "states.held_shapes.held_shape": {"vocabulary": call(MATRIX, plan().mesh, 128), "heads": call(HEADS, plan().mesh), "experts": call(EXPERTS, plan().mesh)},
         "states.held._lora_matrices": {"": call("q.weight", (symbol("out"), symbol("in")), plan(adapter__rank=8), 1)},
         "states.held.eight_bit_states": {"": call(*x)},
         "states.optimizers.optimizer_bytes": {how[0].value: call(*x, optimized(*how)) for how in (adamw, eight, sgd)},
@@ -171,8 +171,8 @@ def cases() -> dict[str, Cases]:
         "stretches.segment_length": {
             "every": call(symbol("L"), plan(recompute__every=4)), "segments": call(symbol("L"), plan(recompute__segments=2)),
         },
-        "around.surroundings.ddp_buckets": {"one tensor": call((TENSOR,), plan())},
-        **{f"around.fsdp2_sizes.{name}": {"one tensor": call(group(), plan())} for name in ("gathered_bytes", "reduce_input_bytes", "sharded_gradients")},
+        "sharding.replicated.ddp_buckets": {"one tensor": call((TENSOR,), plan())},
+        **{f"sharding.per_parameter_sizes.{name}": {"one tensor": call(group(), plan())} for name in ("gathered_bytes", "reduce_input_bytes", "sharded_gradients")},
         "model_code.transformers.code.block_axes": {"": call(spec().stacks[0].runs[0].pattern[0], plan())},
         "states.held.parameter_bytes": {"one tensor": call(replace(spec(), stacks=()), plan(), (TENSOR,), find_engine("fsdp2").sharding)},  # type: ignore[union-attr]
         "serving.work._widest_elements_a_token": {"llama-tiny": call(spec().stacks[0].runs[0].pattern[0], symbol("tp"))},

@@ -18,8 +18,8 @@ from memsheet import catalog, textbook
 from memsheet.arith import Term
 from memsheet.formulas.serving.kv_cache import bytes_per_token
 from memsheet.formulas.states.held import Held, eight_bit_states, held_tensors
+from memsheet.formulas.states.held_shapes import elements_of, held_shape
 from memsheet.formulas.states.params import parameter_count, parameter_tensors
-from memsheet.formulas.states.sharding import elements_of, held_shape
 from memsheet.plan.defaults import NAMED_PRECISIONS
 from memsheet.plan.dtypes import BF16, FP32, dtype_named
 from memsheet.plan.model import ModelSpec, Role

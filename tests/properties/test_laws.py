@@ -27,8 +27,14 @@ from strategies import (
 from memsheet.account import account_rank
 from memsheet.budget import Result, budget_of, judge_sheets
 from memsheet.formulas.pipeline import in_flight
+from memsheet.formulas.states.held_shapes import (
+    dim0_gathered,
+    dim0_shard,
+    elements_of,
+    flat_shard,
+    held_shape,
+)
 from memsheet.formulas.states.params import parameter_count, parameter_tensors
-from memsheet.formulas.states.sharding import dim0_gathered, dim0_shard, elements_of, flat_shard, held_shape
 from memsheet.plan.dtypes import BF16
 from memsheet.plan.plan import Mesh, Schedule
 from memsheet.questions.accounted import answer_for_model

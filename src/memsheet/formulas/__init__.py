@@ -5,7 +5,7 @@
                them down; ``numerics.py``, ``adapters.py`` and ``unpacked.py`` are the linear layers that all
                of them are made of
 ``states``     parameters, master weights, gradients and optimizer states, tensor by tensor; a rank's share
-``around``     what an engine keeps around the layers: gathered parameters, buffers, gradients on their way
+``sharding``   the algorithms by which ranks divide states, and what each keeps around the layers
 ``step.py``    one rank's training step: ``pipeline.py`` says which layers, ``groups.py`` and
                ``activations.py`` which tapes, ``training.py`` and ``stretches.py`` what is
                there at each moment

@@ -11,10 +11,8 @@ from dataclasses import replace
 
 from memsheet.arith import Count, agreed, ceil_div
 from memsheet.errors import Problem, raise_if_problems
-from memsheet.formulas.around.deepspeed import accumulated_gradient_rows
-from memsheet.formulas.around.fsdp2_sizes import unsynced_gradient_bytes
-from memsheet.formulas.around.kept import Host
-from memsheet.formulas.around.zero_states import (
+from memsheet.formulas.sharding.partitioned import accumulated_gradient_rows
+from memsheet.formulas.sharding.partitioned_states import (
     PARTITION,
     Zero,
     at_step,
@@ -23,9 +21,11 @@ from memsheet.formulas.around.zero_states import (
     zero_of,
     zero_state_rows,
 )
+from memsheet.formulas.sharding.per_parameter_sizes import unsynced_gradient_bytes
+from memsheet.formulas.sharding.resident_state import Host
 from memsheet.formulas.states.held import Held, gradient_dtype, parameter_shard
+from memsheet.formulas.states.held_shapes import dim0_gathered
 from memsheet.formulas.states.optimizers import WHOLE_SHAPES, optimizer_bytes, step_temporaries
-from memsheet.formulas.states.sharding import dim0_gathered
 from memsheet.formulas.step import UNSYNCED, accumulates_gradients
 from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, merge_moment
 from memsheet.plan.engine import Engine, Sharding
@@ -171,7 +171,7 @@ def _megatron_states(parameters: int, plan: Plan) -> Steps:
     """Parameters and gradients in two buffers that stay, the distributed optimizer's parts, and gradients
     raised for its step.
     """
-    from memsheet.formulas.around.megatron import buffers_and_shards, widened_gradients
+    from memsheet.formulas.sharding.distributed_optimizer import buffers_and_shards, widened_gradients
 
     tensors = (_bare_parameter_tensor(parameters, plan),)
     always, scratch = (
@@ -183,7 +183,7 @@ def _megatron_states(parameters: int, plan: Plan) -> Steps:
 
 def _internevo_states(parameters: int, plan: Plan) -> Steps:
     """An even share of the copies and moments: which rank is dealt more follows from the shapes."""
-    from memsheet.formulas.around.internevo import own_states, step_of_share, whole_gradients
+    from memsheet.formulas.sharding.whole_parameter_owners import own_states, step_of_share, whole_gradients
 
     total, ranks = rank_parameters(parameters, plan), plan.mesh.dp_shard
     share = ceil_div(total, ranks)

@@ -12,13 +12,10 @@ from itertools import islice
 from memsheet.arith import Count, agreed, distinct, looked_up, minimum
 from memsheet.errors import raise_if_problems
 from memsheet.formulas.activations import check_modelled, run_config_of
-from memsheet.formulas.around.fsdp2_sizes import fsdp2_gradients, unsynced_gradient_bytes
-from memsheet.formulas.around.kept import Host, ResidentState
-from memsheet.formulas.around.outliers import with_outliers
-from memsheet.formulas.around.scaler import grad_unscale_rows, scaler_states
-from memsheet.formulas.around.surroundings import ShardingOverhead, ddp_overhead
+from memsheet.formulas.grad_scaler import grad_unscale_rows, scaler_states
 from memsheet.formulas.groups import StageLayers, walk_stage_layers
 from memsheet.formulas.inputs import microbatch_inputs
+from memsheet.formulas.int8_outliers import with_outliers
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.pipeline import (
     STEADY,
@@ -28,6 +25,10 @@ from memsheet.formulas.pipeline import (
     peak_flights,
     stage_model,
 )
+from memsheet.formulas.sharding.overhead import ShardingOverhead
+from memsheet.formulas.sharding.per_parameter_sizes import fsdp2_gradients, unsynced_gradient_bytes
+from memsheet.formulas.sharding.replicated import ddp_overhead
+from memsheet.formulas.sharding.resident_state import Host, ResidentState
 from memsheet.formulas.states.held import Held, held_tensors, parameter_bytes, parameter_shard
 from memsheet.formulas.states.optimizers import (
     adam_mini_problems,
@@ -287,7 +288,7 @@ def _chunk_walks_and_states(
     """
     model = rank.model
     if engine.sharding is Sharding.MEGATRON:
-        from memsheet.formulas.around.megatron import megatron_kept
+        from memsheet.formulas.sharding.distributed_optimizer import megatron_kept
 
         walks = _walk_chunks(
             rank.chunks,
@@ -296,15 +297,15 @@ def _chunk_walks_and_states(
         )
         return walks, known or megatron_kept(model, plan)
     if engine.sharding is Sharding.INTERNEVO:
-        from memsheet.formulas.around.internevo import internevo_kept
+        from memsheet.formulas.sharding.whole_parameter_owners import internevo_kept
 
         added = agreed(plan.accumulation > 1)
         return (walk_stage_layers(model, plan, engine, release=added),), _with_inputs(
             internevo_kept(model, plan), plan, model
         )
     if engine.sharding is Sharding.DEEPSPEED:
-        from memsheet.formulas.around.deepspeed import deepspeed_kept, deepspeed_walk
-        from memsheet.formulas.around.zero_states import check_deepspeed
+        from memsheet.formulas.sharding.partitioned import deepspeed_kept, deepspeed_walk
+        from memsheet.formulas.sharding.partitioned_states import check_deepspeed
 
         check_deepspeed(plan)
         stage = deepspeed_walk(model, plan, engine)
@@ -345,7 +346,7 @@ def _chunk_walks_and_states(
         paged=0 if plan.offload.optimizer else paged_states(shards, plan),
     )
     if model.towers:
-        from memsheet.formulas.around.towers import with_towers
+        from memsheet.formulas.idle_towers import with_towers
 
         kept = with_towers(
             kept,
@@ -356,12 +357,12 @@ def _chunk_walks_and_states(
         )
     moves = plan.offload.parameters or plan.offload.optimizer
     if moves and engine.sharding is Sharding.FSDP1:
-        from memsheet.formulas.around.fsdp1_offload import flat_offloaded
+        from memsheet.formulas.sharding.flat_offload import flat_offloaded
 
         return (stage,), _with_inputs(flat_offloaded(kept, plan, stage, parameters), plan, model)
     if engine.sharding is not Sharding.FSDP2 or not moves:
         return (stage,), _with_inputs(kept, plan, model)
-    from memsheet.formulas.around.fsdp2_offload import cpu_offload_resident_state
+    from memsheet.formulas.sharding.per_parameter_offload import cpu_offload_resident_state
 
     return (stage,), _with_inputs(
         _with_waiting(cpu_offload_resident_state(kept, plan, parameters), stage), plan, model
@@ -385,12 +386,12 @@ def _sharding_overhead(
 ) -> ShardingOverhead:
     """What is around the layers where DeepSpeed is not, which keeps everything its own way."""
     if engine.sharding is Sharding.FSDP1:
-        from memsheet.formulas.around.fsdp1 import fsdp1_overhead
+        from memsheet.formulas.sharding.flat_shards import fsdp1_overhead
 
         return fsdp1_overhead(plan, stage)
     if engine.sharding is not Sharding.FSDP2:
         return ddp_overhead(plan, parameters)
-    from memsheet.formulas.around.fsdp2 import fsdp2_overhead
+    from memsheet.formulas.sharding.per_parameter_shards import fsdp2_overhead
 
     rooted = engine.roots_frozen_ends and plan.adapter is not None
     return fsdp2_overhead(plan, replace(stage, tied=True) if rooted else stage, gloo=engine.processor)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from memsheet.arith import Count, agreed
-from memsheet.formulas.around.surroundings import ShardingOverhead
 from memsheet.formulas.groups import Group, Layers, StageLayers
+from memsheet.formulas.sharding.overhead import ShardingOverhead
 from memsheet.formulas.states.held import Held, gradient_dtype, module_of
 from memsheet.formulas.states.optimizers import step_temporaries
 from memsheet.formulas.stretches import RecomputeSegments

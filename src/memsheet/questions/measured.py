@@ -14,7 +14,7 @@ from typing import Any
 from memsheet.budget import Answer, Result, Verdict, largest_components
 from memsheet.catalog import model_names
 from memsheet.errors import InputError, input_error
-from memsheet.formulas.around.zero_states import check_deepspeed
+from memsheet.formulas.sharding.partitioned_states import check_deepspeed
 from memsheet.formulas.states.params import active_parameter_count, parameter_count
 from memsheet.measure.categories import ALWAYS, profiler_category_bytes
 from memsheet.plan.document import plan_document

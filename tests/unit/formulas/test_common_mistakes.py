@@ -16,8 +16,8 @@ from memsheet import catalog
 from memsheet.account import account_rank
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.serving.kv_cache import bytes_per_token, cache_bytes
+from memsheet.formulas.states.held_shapes import elements_of, held_shape
 from memsheet.formulas.states.params import active_parameter_count, parameter_count, parameter_tensors
-from memsheet.formulas.states.sharding import elements_of, held_shape
 from memsheet.plan.dtypes import BF16, FP8, MXFP8, dtype_named
 from memsheet.plan.model import ModelSpec, Role
 from memsheet.plan.plan import Mesh

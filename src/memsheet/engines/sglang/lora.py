@@ -15,8 +15,8 @@ from memsheet.arith import Count, ceil_div, maximum, round_up
 from memsheet.engines.shared.served_lora import SGLANG_JOINED, SGLANG_PARTS
 from memsheet.formulas.runtime import ALLOCATOR, loading_slack
 from memsheet.formulas.states.held import module_of
+from memsheet.formulas.states.held_shapes import held_shape
 from memsheet.formulas.states.params import distinct_blocks, parameter_tensors, stack_prefix, tower_tensors
-from memsheet.formulas.states.sharding import held_shape
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import INT32
 from memsheet.plan.model import ModelSpec, Moe, Role, Weight

@@ -18,8 +18,8 @@ from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import ALLOCATOR, loading_slack
 from memsheet.formulas.serving.loaded import PADDED_TO, VOCABULARY
 from memsheet.formulas.states.held import module_of
+from memsheet.formulas.states.held_shapes import held_shape
 from memsheet.formulas.states.params import distinct_blocks, parameter_tensors, stack_prefix, tower_tensors
-from memsheet.formulas.states.sharding import held_shape
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import INT32, INT64, MXFP4
 from memsheet.plan.model import ModelSpec, Moe, Role, Weight

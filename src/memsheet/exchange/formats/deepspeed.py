@@ -9,7 +9,7 @@ from typing import Any
 
 from memsheet.errors import Problem
 from memsheet.exchange.shared.file_format import AUTO, Format, Key, Moved, Values, plan_word
-from memsheet.formulas.around.zero_buckets import BUCKETS
+from memsheet.formulas.sharding.partitioned_buckets import BUCKETS
 
 VERSION = "DeepSpeed 0.19.8"  # every line below is of its commit edaa7221, under deepspeed/runtime
 _FIELDS = ("parameters", "compute", "gradients", "reduce", "master_weights", "moments")

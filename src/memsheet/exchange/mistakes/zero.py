@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.mistakes.case import Case, Found, Rule
-from memsheet.formulas.around.zero_buckets import BUCKETS
+from memsheet.formulas.sharding.partitioned_buckets import BUCKETS
 from memsheet.units import format_bytes
 
 Z, A = "zero_optimization", "activation_checkpointing"

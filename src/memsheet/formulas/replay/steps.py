@@ -11,8 +11,6 @@ from memsheet.allocator.blocks import Block
 from memsheet.allocator.caching import allocate_block, free_block
 from memsheet.allocator.settings import Settings, block_bytes
 from memsheet.allocator.state import Allocator
-from memsheet.formulas.around.fsdp2 import fsdp_wrapping
-from memsheet.formulas.around.fsdp2_sizes import mixed_precision_dtype
 from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.replay.script import (
     GATHERS,
@@ -25,8 +23,10 @@ from memsheet.formulas.replay.script import (
     play_backward,
     play_forward,
 )
+from memsheet.formulas.sharding.per_parameter_shards import fsdp_wrapping
+from memsheet.formulas.sharding.per_parameter_sizes import mixed_precision_dtype
 from memsheet.formulas.states.held import Held
-from memsheet.formulas.states.sharding import dim0_gathered, dim0_shard
+from memsheet.formulas.states.held_shapes import dim0_gathered, dim0_shard
 from memsheet.formulas.tapes.evaluate import Part
 from memsheet.plan.dtypes import INT64
 from memsheet.plan.plan import Implementation, OptimizerName, Plan

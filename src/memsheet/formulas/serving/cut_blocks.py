@@ -10,8 +10,8 @@ from math import gcd, isqrt
 from memsheet.arith import Count
 from memsheet.errors import InputError, Problem
 from memsheet.formulas.states.held import module_of, parameter_storage_dtype
+from memsheet.formulas.states.held_shapes import held_shape
 from memsheet.formulas.states.params import parameter_tensors
-from memsheet.formulas.states.sharding import held_shape
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.hardware import version_of

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from memsheet.arith import Count, at_least, where
+from memsheet.formulas.states.held_shapes import dim0_shard, elements_of, flat_shard, held_shape
 from memsheet.formulas.states.params import buffer_tensors, parameter_tensors, tower_tensors
-from memsheet.formulas.states.sharding import dim0_shard, elements_of, flat_shard, held_shape
 from memsheet.plan.dtypes import (
     BF16,
     FP4_BNB,

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from memsheet.arith import Count
-from memsheet.formulas.around.kept import ResidentState
-from memsheet.formulas.around.surroundings import single_row
+from memsheet.formulas.sharding.overhead import single_row
+from memsheet.formulas.sharding.resident_state import ResidentState
 from memsheet.formulas.states.held import Held, gradient_dtype, parameter_shard, tensors_on_rank
+from memsheet.formulas.states.held_shapes import dim0_gathered
 from memsheet.formulas.states.optimizers import states_without_gradient
 from memsheet.formulas.states.params import fold_path_indices, tower_tensors
-from memsheet.formulas.states.sharding import dim0_gathered
 from memsheet.formulas.tapes.evaluate import BytesByPath, Key, merge_moment
 from memsheet.plan.engine import Engine, Sharding
 from memsheet.plan.model import ModelSpec

@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 
 from memsheet.arith import Count, at_least, ceil_div, where
-from memsheet.formulas.around.fsdp2_sizes import (
+from memsheet.formulas.groups import Group, StageLayers
+from memsheet.formulas.sharding.overhead import ShardingOverhead, single_row
+from memsheet.formulas.sharding.per_parameter_sizes import (
     ROOT,
     gathered_bytes,
     last_gradient_row,
     reduce_input_bytes,
     sharded_gradients,
 )
-from memsheet.formulas.around.surroundings import ShardingOverhead, single_row
-from memsheet.formulas.groups import Group, StageLayers
 from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.plan.engine import UnitWrapping
 from memsheet.plan.engine_registry import engine_of

@@ -7,10 +7,14 @@ import pytest
 
 from memsheet.engines.deepspeed.facts import ENGINE
 from memsheet.errors import InputError
-from memsheet.formulas.around.deepspeed import deepspeed_kept, deepspeed_walk
-from memsheet.formulas.around.zero_buckets import Buckets
-from memsheet.formulas.around.zero_flow import bucket_flushes, peak_flush_places, prefetched_elements
-from memsheet.formulas.around.zero_states import offloaded_partition_elements, zero_of, zero_state_rows
+from memsheet.formulas.sharding.partitioned import deepspeed_kept, deepspeed_walk
+from memsheet.formulas.sharding.partitioned_buckets import Buckets
+from memsheet.formulas.sharding.partitioned_flow import bucket_flushes, peak_flush_places, prefetched_elements
+from memsheet.formulas.sharding.partitioned_states import (
+    offloaded_partition_elements,
+    zero_of,
+    zero_state_rows,
+)
 from memsheet.formulas.states.held import held_tensors
 from memsheet.questions import accounted as api
 from memsheet.readers.model import read_model

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from memsheet.arith import Count
-from memsheet.formulas.around.surroundings import ShardingOverhead
+from memsheet.formulas.sharding.overhead import ShardingOverhead
 from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key
 from memsheet.frozen import dataclass
 from memsheet.units import format_bytes

@@ -7,11 +7,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memsheet.arith import Count, agreed, minimum
-from memsheet.formulas.around.kept import ResidentState
-from memsheet.formulas.around.zero import BUCKET, FLUSH, GATHERED, bucket_bytes, zero_overhead
-from memsheet.formulas.around.zero_buckets import BUCKETS, Buckets
-from memsheet.formulas.around.zero_flow import prefetched_elements, stays_gathered, tensor_shard
-from memsheet.formulas.around.zero_states import (
+from memsheet.formulas.groups import StageLayers, walk_stage_layers
+from memsheet.formulas.sharding.partitioned_buckets import BUCKETS, Buckets
+from memsheet.formulas.sharding.partitioned_flow import prefetched_elements, stays_gathered, tensor_shard
+from memsheet.formulas.sharding.partitioned_overhead import (
+    BUCKET,
+    FLUSH,
+    GATHERED,
+    bucket_bytes,
+    zero_overhead,
+)
+from memsheet.formulas.sharding.partitioned_states import (
     PARTITION,
     Zero,
     at_step,
@@ -21,7 +27,7 @@ from memsheet.formulas.around.zero_states import (
     zero_of,
     zero_state_rows,
 )
-from memsheet.formulas.groups import StageLayers, walk_stage_layers
+from memsheet.formulas.sharding.resident_state import ResidentState
 from memsheet.formulas.states.held import held_tensors, parameter_bytes
 from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, merge_moment
 from memsheet.plan.engine import Engine, Sharding

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from memsheet.arith import Count, at_least, maximum, minimum, where
-from memsheet.formulas.around.surroundings import ShardingOverhead
-from memsheet.formulas.around.zero_buckets import ALLREDUCE_BUCKET
-from memsheet.formulas.around.zero_flow import (
+from memsheet.formulas.groups import Group, StageLayers
+from memsheet.formulas.sharding.overhead import ShardingOverhead
+from memsheet.formulas.sharding.partitioned_buckets import ALLREDUCE_BUCKET
+from memsheet.formulas.sharding.partitioned_flow import (
     Flush,
     Place,
     bucket_flushes,
@@ -21,14 +22,13 @@ from memsheet.formulas.around.zero_flow import (
     prefetched_elements,
     stays_gathered,
 )
-from memsheet.formulas.around.zero_states import (
+from memsheet.formulas.sharding.partitioned_states import (
     PARTITION,
     Zero,
     of_parts,
     persistent_parameter_rows,
     whole_gradients,
 )
-from memsheet.formulas.groups import Group, StageLayers
 from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.plan.dtypes import FP32
 from memsheet.references import DEEPSPEED, formula

@@ -5,10 +5,10 @@ together.
 from __future__ import annotations
 
 from memsheet.arith import Count, at_least, where
-from memsheet.formulas.around.surroundings import single_row
 from memsheet.formulas.groups import Group, StageLayers
+from memsheet.formulas.sharding.overhead import single_row
 from memsheet.formulas.states.held import Held, gradient_dtype
-from memsheet.formulas.states.sharding import dim0_gathered, dim0_shard
+from memsheet.formulas.states.held_shapes import dim0_gathered, dim0_shard
 from memsheet.formulas.tapes.evaluate import BytesByPath, Key, merge_moment
 from memsheet.plan.dtypes import BF16, FP8, FP16, FP32, DType
 from memsheet.plan.model import Role

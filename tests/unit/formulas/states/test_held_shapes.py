@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from memsheet.formulas.states.sharding import dim0_gathered, dim0_shard, elements_of, flat_shard, held_shape
+from memsheet.formulas.states.held_shapes import (
+    dim0_gathered,
+    dim0_shard,
+    elements_of,
+    flat_shard,
+    held_shape,
+)
 from memsheet.plan.model import Role, Weight
 from memsheet.plan.plan import Mesh
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from memsheet.arith import Count, agreed, at_least, maximum, minimum, round_up, where
 from memsheet.errors import Problem, raise_if_problems
-from memsheet.formulas.around.kept import Host
-from memsheet.formulas.around.zero_buckets import ALIGNMENT, BUCKETS, Buckets
-from memsheet.formulas.around.zero_flow import stays_gathered, tensor_shard
+from memsheet.formulas.sharding.partitioned_buckets import ALIGNMENT, BUCKETS, Buckets
+from memsheet.formulas.sharding.partitioned_flow import stays_gathered, tensor_shard
+from memsheet.formulas.sharding.resident_state import Host
 from memsheet.formulas.states.held import Held, module_of, row_scales
 from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key
 from memsheet.plan.dtypes import BF16, FP16, FP32

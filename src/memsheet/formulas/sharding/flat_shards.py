@@ -20,8 +20,8 @@ from functools import cache, cached_property
 
 from memsheet.arith import Count, ceil_div, round_up
 from memsheet.errors import input_error
-from memsheet.formulas.around.surroundings import ShardingOverhead, single_row
 from memsheet.formulas.groups import Group, StageLayers
+from memsheet.formulas.sharding.overhead import ShardingOverhead, single_row
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.plan.engine import FlatWrapping

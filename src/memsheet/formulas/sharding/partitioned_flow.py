@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memsheet.arith import Count, ceil_div, maximum, minimum, where
-from memsheet.formulas.around.zero_buckets import Buckets
 from memsheet.formulas.groups import Group, StageLayers
+from memsheet.formulas.sharding.partitioned_buckets import Buckets
 from memsheet.formulas.states.held import Held
 from memsheet.references import DEEPSPEED, formula
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from memsheet.arith import Count
 from memsheet.errors import input_error
-from memsheet.formulas.around.kept import Host, ResidentState
+from memsheet.formulas.sharding.resident_state import Host, ResidentState
 from memsheet.formulas.states.held import Held, gradient_dtype
+from memsheet.formulas.states.held_shapes import dim0_shard
 from memsheet.formulas.states.optimizers import optimizer_bytes
-from memsheet.formulas.states.sharding import dim0_shard
 from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath
 from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_FSDP2, formula

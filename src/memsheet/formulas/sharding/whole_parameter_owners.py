@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memsheet.arith import Count, agreed, ceil_div, minimum
-from memsheet.formulas.around.kept import ResidentState
-from memsheet.formulas.around.surroundings import ShardingOverhead, single_row
+from memsheet.formulas.sharding.overhead import ShardingOverhead, single_row
+from memsheet.formulas.sharding.resident_state import ResidentState
 from memsheet.formulas.states.held import held_tensors, parameter_bytes
 from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key
 from memsheet.plan.engine import Sharding

@@ -11,9 +11,9 @@ from functools import reduce
 from operator import or_
 
 from memsheet.arith import Count, ceil_div, maximum, round_up, where
-from memsheet.formulas.around.kept import ResidentState
-from memsheet.formulas.around.surroundings import ShardingOverhead
 from memsheet.formulas.model_code import model_code
+from memsheet.formulas.sharding.overhead import ShardingOverhead
+from memsheet.formulas.sharding.resident_state import ResidentState
 from memsheet.formulas.states.held import Held, held_tensors, module_of
 from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key
 from memsheet.plan.dtypes import BF16, FP8, FP32, INT16_REMAINDER, INT64, DType

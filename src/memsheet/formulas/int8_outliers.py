@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from memsheet.arith import Count
-from memsheet.formulas.around.kept import ResidentState
 from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.int8 import OUTLIERS
+from memsheet.formulas.sharding.resident_state import ResidentState
 from memsheet.formulas.states.held import Held, held_tensors, module_of
 from memsheet.formulas.tapes.evaluate import Key
 from memsheet.plan.defaults import OUTLIER_COLUMNS

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from memsheet.account import account_bare, account_rank
 from memsheet.errors import InputError
-from memsheet.formulas.around.internevo import partition_whole_parameters
+from memsheet.formulas.sharding.whole_parameter_owners import partition_whole_parameters
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve_request
 from memsheet.sheet import Component, Instant, Sheet

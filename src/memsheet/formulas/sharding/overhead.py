@@ -2,21 +2,17 @@
 sharded.
 
 For each way of sharding, four questions: what is there all the time, what a group adds while its forward
-runs, while its backward runs, and what its backward leaves behind until the optimizer's step. FSDP2 answers
-in fsdp2.py, DeepSpeed in zero.py.
+runs, while its backward runs, and what its backward leaves behind until the optimizer's step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from memsheet.arith import Count, at_least, where
+from memsheet.arith import Count
 from memsheet.formulas.groups import Group
-from memsheet.formulas.states.held import Held, gradient_dtype
 from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath
 from memsheet.frozen import dataclass
-from memsheet.plan.plan import Plan
-from memsheet.references import TORCH_DDP, formula
 from memsheet.sheet import Component
 
 
@@ -59,24 +55,3 @@ class ShardingOverhead:
 def single_row(component: Component, path: str, size: Count) -> BytesByPath:
     """A bag of one row."""
     return BytesByPath.of([((component, path), size)])
-
-
-@formula(cites=TORCH_DDP, at="initialize_buckets: flat buffers of one gradient copy, made in the constructor")
-def ddp_buckets(parameters: tuple[Held, ...], plan: Plan) -> Count:
-    """Bytes of DistributedDataParallel's buckets, besides the gradients themselves (gradient_as_bucket_view
-    is off by default).
-    """
-    return sum(h.times * gradient_dtype(h, plan).nbytes(h.elements) for h in parameters if h.trains)
-
-
-def ddp_overhead(plan: Plan, parameters: tuple[Held, ...]) -> ShardingOverhead:
-    """Nothing is gathered; autograd's own gradients stay until the step. Several replicas add DDP's
-    buckets.
-    """
-    several, size = at_least(plan.mesh.dp_replicate, 2), ddp_buckets(parameters, plan)
-    buckets = (
-        single_row(Component.COMMUNICATION, "ddp/buckets", where(several, size, 0))
-        if several is not False
-        else EMPTY
-    )
-    return ShardingOverhead(always=buckets, leaves=lambda group: group.gradients)

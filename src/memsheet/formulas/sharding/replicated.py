@@ -1,0 +1,32 @@
+"""Every rank keeps everything, as under DistributedDataParallel, whose buckets are all that is added."""
+
+from __future__ import annotations
+
+from memsheet.arith import Count, at_least, where
+from memsheet.formulas.sharding.overhead import ShardingOverhead, single_row
+from memsheet.formulas.states.held import Held, gradient_dtype
+from memsheet.formulas.tapes.evaluate import EMPTY
+from memsheet.plan.plan import Plan
+from memsheet.references import TORCH_DDP, formula
+from memsheet.sheet import Component
+
+
+@formula(cites=TORCH_DDP, at="initialize_buckets: flat buffers of one gradient copy, made in the constructor")
+def ddp_buckets(parameters: tuple[Held, ...], plan: Plan) -> Count:
+    """Bytes of DistributedDataParallel's buckets, besides the gradients themselves (gradient_as_bucket_view
+    is off by default).
+    """
+    return sum(h.times * gradient_dtype(h, plan).nbytes(h.elements) for h in parameters if h.trains)
+
+
+def ddp_overhead(plan: Plan, parameters: tuple[Held, ...]) -> ShardingOverhead:
+    """Nothing is gathered; autograd's own gradients stay until the step. Several replicas add DDP's
+    buckets.
+    """
+    several, size = at_least(plan.mesh.dp_replicate, 2), ddp_buckets(parameters, plan)
+    buckets = (
+        single_row(Component.COMMUNICATION, "ddp/buckets", where(several, size, 0))
+        if several is not False
+        else EMPTY
+    )
+    return ShardingOverhead(always=buckets, leaves=lambda group: group.gradients)
