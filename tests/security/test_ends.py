@@ -19,7 +19,7 @@ import pytest
 from memsheet.cli import main, screen
 from memsheet.cli.trouble import explain_input
 from memsheet.errors import MOST_SHOWN, InputError, Problem
-from memsheet.questions import accounted as api
+from memsheet.questions import accounted
 from memsheet.readers.calibration import read_calibrations
 from memsheet.report.shared.files import alone_with, check_file, check_folder, write_all, write_whole
 
@@ -168,9 +168,9 @@ def test_no_update_is_lost(tmp_path: Path) -> None:
 def test_python_reads_a_plan_with_limits(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_bytes(b'{"a": "' + b"x" * (9 * 2**20) + b'"}')
     with pytest.raises(InputError, match="more than the"):
-        api.train(plan=tmp_path / "plan.json")
+        accounted.train(plan=tmp_path / "plan.json")
     with pytest.raises(InputError):
-        api.train(plan=Path("/dev/zero"))
+        accounted.train(plan=Path("/dev/zero"))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no copies of a process here")

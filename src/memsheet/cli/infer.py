@@ -9,17 +9,19 @@ from typing import Any
 from memsheet.budget import Answer
 from memsheet.cli.job import run_job
 from memsheet.cli.line import Given
-from memsheet.questions import accounted as api
+from memsheet.questions import accounted
 
 
 def infer(asked: Given) -> int:
     """Does this model fit for inference, and how much cache is left?"""
     if asked.lengths is None:
-        return run_job(api.infer, asked)
+        return run_job(accounted.infer, asked)
     from memsheet.readers.request_lengths import read_lengths
 
     requests = read_lengths(Path(asked.lengths))
-    return run_job(lambda *named, **options: _add_request_mix(api.infer(*named, **options), requests), asked)
+    return run_job(
+        lambda *named, **options: _add_request_mix(accounted.infer(*named, **options), requests), asked
+    )
 
 
 def _add_request_mix(answer: Answer, requests: tuple[tuple[int, int], ...]) -> Answer:

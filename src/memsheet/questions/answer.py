@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from memsheet.plan.options import InferOptions, Model, TrainOptions
-from memsheet.questions import accounted as api
+from memsheet.questions import accounted
 from memsheet.report.answer import Answer, public_answer
 
 
@@ -18,9 +18,9 @@ def train(model: Model | None = None, **options: Unpack[TrainOptions]) -> Answer
     ``memsheet/plan/1``; every other keyword is a plan option by its short name (``seq_len``, ``zero``,
     ``lora_rank`` …) and overrides the plan. Raises InputError with every problem of the question.
     """
-    return public_answer(api.train(model, **options))
+    return public_answer(accounted.train(model, **options))
 
 
 def infer(model: Model | None = None, **options: Unpack[InferOptions]) -> Answer:
     """What every GPU holds while ``model`` serves, and how much cache is left. Arguments as for ``train``."""
-    return public_answer(api.infer(model, **options))
+    return public_answer(accounted.infer(model, **options))

@@ -26,7 +26,7 @@ from memsheet.plan.device import parse_gpus
 from memsheet.plan.options import InferOptions
 from memsheet.plan.values import option_problems
 from memsheet.plan.words import in_our_words, with_accumulated_batch
-from memsheet.questions import accounted as api
+from memsheet.questions import accounted
 from memsheet.questions.doubts_of_files import bytes_beyond, claimed_fit, doubt_of, may_fit, moved_bytes
 from memsheet.questions.export import PLAN, SHEET, pick_plan
 from memsheet.questions.named_models import (
@@ -64,7 +64,7 @@ def check(*files: str | PathLike[str], model: str | None = None, **options: Unpa
     raise_if_problems(option_problems(options))
     asked = {**dict.fromkeys(MACHINES), **options}
     question = {key: asked.pop(key) for key in MACHINES}
-    question["plan"] = api.plan_document_of(question["plan"]) or None
+    question["plan"] = accounted.plan_document_of(question["plan"]) or None
     raise_if_problems(
         Problem(field="file", value=file, reason="is no name of a file")
         for file in files
@@ -359,5 +359,5 @@ def _answer_from_request(ask: Mapping[str, Any], request: Mapping[str, Any], *, 
             document.setdefault(group, {})[inner] = value if dot else None
             if not dot:
                 document[group] = value
-    asks = api.infer if document.get("task") == "infer" else api.train
+    asks = accounted.infer if document.get("task") == "infer" else accounted.train
     return asks(**ask, plan=document, fix=fix)

@@ -16,7 +16,7 @@ from memsheet.exchange.joined_files import asked_of
 from memsheet.exchange.shared.file_format import Format
 from memsheet.plan.document import plan_document
 from memsheet.plan.options import Document, File
-from memsheet.questions import accounted as api
+from memsheet.questions import accounted
 from memsheet.report.json.answer import sheet_document
 from memsheet.report.shared.files import check_folder, write_all
 from memsheet.report.shared.json_text import dump_json_line
@@ -70,7 +70,9 @@ def exported_files(document: Mapping[str, Any], names: Sequence[str], pick: int 
         raise input_error("to", None, "names no format", "for example --to deepspeed")
     engines = [engine for engine in formats[0].engines if all(engine in form.engines for form in formats)]
     document = pick_plan(document, pick, engines, notes)
-    answer = (api.infer if document.get("task") == "infer" else api.train)(plan=document, fix=False)
+    answer = (accounted.infer if document.get("task") == "infer" else accounted.train)(
+        plan=document, fix=False
+    )
     written = plan_document(
         answer.plan, model=str(document.get("model") or answer.model.name), cluster=answer.cluster
     )
@@ -94,7 +96,7 @@ def _plan_or_sheet_document(plan: Any) -> Mapping[str, Any]:
         return sheet_document(plan)
     if plan is None:
         raise input_error("plan", None, "is missing", "a file of memsheet/plan/1")
-    return api.plan_document_of(plan)
+    return accounted.plan_document_of(plan)
 
 
 def _export_request(answer: Answer, written: Mapping[str, Any]) -> dict[str, Any]:

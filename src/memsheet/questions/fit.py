@@ -11,11 +11,11 @@ from typing import Any, Literal, Unpack
 from memsheet.budget import Answer, Result, Verdict
 from memsheet.errors import input_error, printable_line
 from memsheet.plan.options import InferOptions, Model, TrainOptions
-from memsheet.questions import accounted as api
+from memsheet.questions import accounted
 from memsheet.report.shared.uncertain_fit import in_vain_words
 from memsheet.units import format_bytes
 
-TASKS: Mapping[str, Callable[..., Answer]] = {"train": api.train, "infer": api.infer}
+TASKS: Mapping[str, Callable[..., Answer]] = {"train": accounted.train, "infer": accounted.infer}
 UNCERTAIN = ("raise", "warn")
 WORDS = {Result.FITS: "fits", Result.UNCERTAIN: "may not fit", Result.DOES_NOT_FIT: "does not fit"}
 
@@ -71,7 +71,7 @@ def trainer_callback(model: Model | None = None, **options: Unpack[TrainOptions]
     """
     from memsheet.run.callback import prediction_callback
 
-    return prediction_callback(api.train(model, **options).sheets)
+    return prediction_callback(accounted.train(model, **options).sheets)
 
 
 def verdict_lines(answer: Answer) -> Iterator[str]:

@@ -291,15 +291,15 @@ def test_what_is_taken_off_a_cards_chips_is_what_the_reported_cards_lack():
 
 
 def test_engines_are_refused_where_a_device_does_not_run_them():
-    from memsheet.questions import accounted as api
+    from memsheet.questions import accounted
 
     for device in catalog.catalog_devices():
         if device.engines is None:
             continue
         with pytest.raises(InputError, match="is not a device that transformers is accounted on"):
-            api.train("llama-tiny", gpus=f"1x{device.name}", seq_len=64)
+            accounted.train("llama-tiny", gpus=f"1x{device.name}", seq_len=64)
         if "llama.cpp" in device.engines:
-            answer = api.infer("llama-tiny", gpus=f"1x{device.name}", max_model_len=64)
+            answer = accounted.infer("llama-tiny", gpus=f"1x{device.name}", max_model_len=64)
             assert answer.plan.engine == "llama.cpp"
             assert answer.serving is not None
             assert any(f"{device.backend}0 model buffer" in line for line in answer.serving["start_up"])

@@ -16,7 +16,7 @@ import memsheet
 from memsheet.cli import main
 from memsheet.plan.names import SHORT
 from memsheet.plan.options import InferOptions, JobOptions, TrainOptions
-from memsheet.questions import accounted as api
+from memsheet.questions import accounted
 
 FOLDERS = ("memsheet.trace", "memsheet.measure", "memsheet.questions.verification", "memsheet.trace.child")
 ASKED = {"gpus": "8xH100-80GB", "engine": "fsdp2", "zero": 3, "seq_len": 4096}
@@ -46,7 +46,7 @@ PUBLIC = [found for name in memsheet.__all__ if inspect.isfunction(found := geta
 
 @pytest.mark.parametrize(
     "function",
-    [*PUBLIC, api.train, api.infer],
+    [*PUBLIC, accounted.train, accounted.infer],
     ids=lambda function: f"{function.__module__}.{function.__name__}",
 )
 def test_no_public_function_takes_just_anything(function: typing.Any) -> None:

@@ -18,7 +18,7 @@ from memsheet.plan.check import RULES
 from memsheet.plan.defaults import DESCRIPTIVE
 from memsheet.plan.device import cluster_of
 from memsheet.plan.model import ModelSpec
-from memsheet.questions import accounted as api
+from memsheet.questions import accounted
 from memsheet.readers.model import read_model
 from memsheet.resolve import CANDIDATES
 from memsheet.resolve.serving import serves_in_pages
@@ -45,7 +45,7 @@ DRAFTED = {"speculative.tokens": 3, "speculative.model": "llama-tiny"}
 
 def asked_answer(spec: ModelSpec, request: Mapping[str, Any], count: int) -> Answer | InputError:
     try:
-        return api.answer_for_model(
+        return accounted.answer_for_model(
             spec, request, cluster_of(catalog.find_device("H100-80GB"), count), fix=False
         )
     except InputError as error:

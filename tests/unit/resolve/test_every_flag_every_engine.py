@@ -22,7 +22,7 @@ from memsheet.plan.device import cluster_of
 from memsheet.plan.document import plan_document
 from memsheet.plan.engine_registry import MODELLED
 from memsheet.plan.model import ModelSpec
-from memsheet.questions import accounted as api
+from memsheet.questions import accounted
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import read_model
 
@@ -91,7 +91,7 @@ def model(name: str) -> ModelSpec:
 
 
 def answer(request: Mapping[str, Any], name: str, gpus: int) -> Answer:
-    return api.answer_for_model(
+    return accounted.answer_for_model(
         model(name), request, cluster_of(catalog.find_device("H100-80GB"), gpus), fix=False
     )
 

@@ -15,7 +15,7 @@ import pytest
 
 from memsheet.account import account_rank
 from memsheet.errors import InputError
-from memsheet.questions import accounted as api
+from memsheet.questions import accounted
 from memsheet.questions.measured import Options, measure_with_timeline
 from memsheet.questions.traced import Options as TraceOptions
 from memsheet.questions.traced import check_runs, trace_with_timelines
@@ -33,7 +33,7 @@ OUTSIDE = (C.ALLOCATOR_SLACK, C.CONTEXT, C.WORKSPACES)
 
 
 def plan_of(**request):
-    found = find_config("llama-tiny", catalog=api.catalog_entry, names=api.model_names())
+    found = find_config("llama-tiny", catalog=accounted.catalog_entry, names=accounted.model_names())
     spec = read_hf_config(found.values, name=found.name, source=found.source)
     return resolve_request({"engine": "deepspeed", "seq_len": 64, **request}, spec, None, real=True).plan
 
@@ -138,7 +138,7 @@ import torch.distributed as dist
 from dataclasses import replace
 from torch._C._distributed_c10d import HashStore
 sys.path.insert(0, sys.argv[2])
-from test_run_deepspeed import find_config, api, plan_of
+from test_run_deepspeed import find_config, accounted, plan_of
 from memsheet.run.deepspeed import DeepSpeedStep
 from memsheet.run.model import build_config, build_model, initialize
 from memsheet.run.optimizer import build_optimizer
@@ -148,7 +148,7 @@ dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
 found = []
 for request in json.loads(sys.argv[1]):
     plan = plan_of(**request)
-    values = find_config("llama-tiny", catalog=api.catalogued, names=api.model_names()).values
+    values = find_config("llama-tiny", catalog=accounted.catalog_entry, names=accounted.model_names()).values
     settings = build_config(values, plan)
     torch.manual_seed(0)
     model = initialize(build_model(settings, plan, "cpu"))

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from memsheet.questions import accounted as api
+from memsheet.questions import accounted
 from memsheet.questions.traced import Options, trace_with_timelines
 
 ADAPTERS = (
@@ -28,7 +28,7 @@ def instants(more: dict[str, Any], *, traced: bool) -> dict[str, int]:
     answer = (
         trace_with_timelines("llama-tiny", Options(), plan=plan(more))[0]
         if traced
-        else api.infer("llama-tiny", plan=plan(more))
+        else accounted.infer("llama-tiny", plan=plan(more))
     )
     sheet = answer.sheets[0]
     return {when.value: int(sheet.at(when).value) for when in sheet.instants}

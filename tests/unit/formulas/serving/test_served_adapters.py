@@ -22,7 +22,7 @@ from memsheet.guard import parse_json, parse_yaml
 from memsheet.plan.document import plan_document
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
-from memsheet.questions import accounted as api
+from memsheet.questions import accounted
 from memsheet.readers.model import read_model
 from memsheet.report.screen.table import render_answer
 from memsheet.report.shared.look import Look
@@ -41,7 +41,7 @@ def model(name: str) -> ModelSpec:
 
 @cache
 def served(name: str, engine: str, gpus: str = "1xH100-80GB", **more: Any) -> Answer:
-    return api.infer(name, gpus=gpus, engine=engine, **{"max_model_len": 1024, **more})
+    return accounted.infer(name, gpus=gpus, engine=engine, **{"max_model_len": 1024, **more})
 
 
 def room(answer: Answer) -> int:
@@ -337,7 +337,7 @@ def test_what_an_engine_cannot_serve_is_refused_by_name(
     engine: str, name: str, asked: dict[str, Any], field: str, words: str
 ) -> None:
     with pytest.raises(InputError) as refused:
-        api.infer(name, gpus="1xH100-80GB", engine=engine, max_model_len=512, **asked)
+        accounted.infer(name, gpus="1xH100-80GB", engine=engine, max_model_len=512, **asked)
     problems = {problem.field: f"{problem.reason} {problem.hint}" for problem in refused.value.problems}
     assert words in problems[field]
 
@@ -352,7 +352,7 @@ def test_experts_over_ranks_go_with_adapters_since_a_release() -> None:
 
 def test_training_has_no_room_for_served_adapters() -> None:
     with pytest.raises(InputError, match="max_loras"):
-        api.train("llama-tiny", gpus="1xH100-80GB", seq_len=128, lora_rank=8, max_loras=2)
+        accounted.train("llama-tiny", gpus="1xH100-80GB", seq_len=128, lora_rank=8, max_loras=2)
 
 
 def test_the_screen_says_what_the_room_costs() -> None:
@@ -464,7 +464,7 @@ def test_what_they_cannot_serve_is_refused_by_name(
     engine: str, gpus: str, asked: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(InputError) as refused:
-        api.infer("llama-tiny", gpus=gpus, engine=engine, max_model_len=512, **asked)
+        accounted.infer("llama-tiny", gpus=gpus, engine=engine, max_model_len=512, **asked)
     assert field in {problem.field for problem in refused.value.problems}
 
 

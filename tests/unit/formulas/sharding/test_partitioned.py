@@ -16,7 +16,7 @@ from memsheet.formulas.sharding.partitioned_states import (
     zero_state_rows,
 )
 from memsheet.formulas.states.held import held_tensors
-from memsheet.questions import accounted as api
+from memsheet.questions import accounted
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve_request
 from memsheet.sheet import STATES, Component, Instant, Sheet
@@ -44,7 +44,7 @@ TABLE = by_hand(*SEVEN_B)["table"]
 
 def sheet(model: str = "llama-2-7b", gpus: str = GPUS, **options) -> Sheet:
     options = {"engine": "deepspeed", "seq_len": 512, "recompute": "full", **options}
-    return api.train(model, gpus=gpus, fix=False, **options).sheets[0]
+    return accounted.train(model, gpus=gpus, fix=False, **options).sheets[0]
 
 
 def bytes_at(found: Sheet, instant: Instant, *components: Component) -> int:
@@ -107,7 +107,7 @@ def test_stage_3_keeps_parts_of_everything_from_the_start():
 
 
 def test_an_uneven_tensor_is_padded_on_its_own_at_stage_3_and_with_all_others_before():
-    spec = read_model("llama-tiny", catalog=api.catalog_entry, names=api.model_names())
+    spec = read_model("llama-tiny", catalog=accounted.catalog_entry, names=accounted.model_names())
     tensors = tuple(held_tensors(spec, plan_of(spec, zero=2, ranks=3)))
     total = sum(h.times * h.elements for h in tensors)
     assert zero_of(plan_of(spec, zero=2, ranks=3), tensors).shard == -(-total // 6) * 2
@@ -198,7 +198,7 @@ def test_a_part_smaller_than_a_tensor_is_checked_whole():
 
 
 def test_fp32_gradients_at_stage_1_are_whole_beside_the_bf16_ones():
-    found = api.train(
+    found = accounted.train(
         "llama-2-7b", gpus=GPUS, fix=False, plan=plan_document(zero=1, gradients="fp32")
     ).sheets[0]
     assert bytes_at(found, AT.LOAD, C.GRADIENTS) == 4 * padded(8) * 8
@@ -231,7 +231,7 @@ def plan_document(*, gradients: str, **more):
 
 
 def test_fp32_gradients_at_stage_3_make_the_flat_buffer_wider():
-    found = api.train(
+    found = accounted.train(
         "llama-2-7b", gpus=GPUS, fix=False, plan=plan_document(zero=3, gradients="fp32")
     ).sheets[0]
     assert bytes_at(found, AT.LOAD, C.GRADIENTS) == 4 * P // 8
@@ -242,7 +242,7 @@ def test_fp32_gradients_at_stage_3_make_the_flat_buffer_wider():
 
 @pytest.fixture(scope="module")
 def seven_b():
-    return read_model("llama-2-7b", catalog=api.catalog_entry, names=api.model_names())
+    return read_model("llama-2-7b", catalog=accounted.catalog_entry, names=accounted.model_names())
 
 
 def test_every_gradient_is_flushed_once_and_no_bucket_overflows(seven_b):
@@ -262,7 +262,7 @@ def test_one_rank_has_nothing_to_copy(seven_b):
 
 
 def test_a_tensor_wider_than_the_bucket_goes_alone():
-    spec = read_model("llama-3-8b", catalog=api.catalog_entry, names=api.model_names())
+    spec = read_model("llama-3-8b", catalog=accounted.catalog_entry, names=accounted.model_names())
     stage = deepspeed_walk(spec, plan_of(spec, zero=2), ENGINE)
     assert any(flush.elements == 128256 * 4096 for flush in bucket_flushes(stage, B, 10**9, cuts=True))
 
@@ -340,8 +340,8 @@ def test_offload_never_raises_what_the_device_holds(zero):
 
 
 def test_fsdp2_moves_everything_to_the_host():
-    plain = api.train("llama-2-7b", gpus=GPUS, engine="fsdp2", seq_len=512, fix=False).sheets[0]
-    moved = api.train(
+    plain = accounted.train("llama-2-7b", gpus=GPUS, engine="fsdp2", seq_len=512, fix=False).sheets[0]
+    moved = accounted.train(
         "llama-2-7b", gpus=GPUS, engine="fsdp2", seq_len=512, fix=False, offload="optimizer,parameters"
     ).sheets[0]
     assert bytes_at(moved, AT.LOAD, *STATES) == 0
@@ -391,7 +391,7 @@ def test_each_stage_holds_no_more_states_than_the_one_before(model):
 @pytest.mark.parametrize("zero", [1, 2, 3])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8, 64])
 def test_parts_of_all_ranks_are_the_whole_and_little_more(zero, ranks):
-    spec = read_model("llama-tiny", catalog=api.catalog_entry, names=api.model_names())
+    spec = read_model("llama-tiny", catalog=accounted.catalog_entry, names=accounted.model_names())
     plan = plan_of(spec, zero=zero, ranks=ranks)
     found = zero_of(plan, tuple(held_tensors(spec, plan)))
     tensors = sum(h.times for h in found.parameters)
@@ -426,7 +426,7 @@ def test_arrays_of_degrees_give_the_same_bytes(seven_b):
 
 
 def bare(parameters: str = "7e9", gpus: str = GPUS, **options) -> Sheet:
-    return api.train(parameters=parameters, gpus=gpus, **options).sheets[0]
+    return accounted.train(parameters=parameters, gpus=gpus, **options).sheets[0]
 
 
 @pytest.mark.parametrize(
@@ -441,7 +441,7 @@ def test_states_of_seven_billion(zero, held):
         == {0: 56, 1: 5.25, 2: 5.25, 3: 5.25}[zero] * 10**9
     )
     assert tensors_at(found, AT.BACKWARD) == held  # nothing that would need a config
-    answer = api.train(parameters="7e9", gpus=GPUS, engine="deepspeed", zero=zero)
+    answer = accounted.train(parameters="7e9", gpus=GPUS, engine="deepspeed", zero=zero)
     assert any("activations" in note for note in answer.notes)
 
 

@@ -14,7 +14,7 @@ from memsheet.budget import Result
 from memsheet.errors import InputError, input_error
 from memsheet.formulas.states.params import parameter_count
 from memsheet.plan.device import Cluster
-from memsheet.questions import accounted as api
+from memsheet.questions import accounted
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.search import trials
 from memsheet.search.fitting_edges import first_edge, fitting_edges
@@ -111,7 +111,9 @@ def test_the_answer_is_the_one_that_train_gives():
     assert found.found is not None
     assert found.beyond is not None
     for tried in (found.found, found.beyond):
-        verdict = api.answer_for_model(model, {**request, "seq_len": tried.value}, cluster, fix=False).verdict
+        verdict = accounted.answer_for_model(
+            model, {**request, "seq_len": tried.value}, cluster, fix=False
+        ).verdict
         assert verdict == tried.verdict
     assert found.found.verdict.result is Result.FITS
     assert found.beyond.verdict.result is not Result.FITS

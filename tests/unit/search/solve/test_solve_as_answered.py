@@ -14,7 +14,7 @@ from memsheet.errors import InputError
 from memsheet.formulas.states.params import parameter_count
 from memsheet.plan.device import Cluster
 from memsheet.plan.model import ModelSpec
-from memsheet.questions import accounted as api
+from memsheet.questions import accounted
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.search.solve import sizes
 from memsheet.search.solve import targets as solve
@@ -72,9 +72,9 @@ def solved(target: Target, request: dict, cluster: Cluster) -> Solution:
             return solve.solve_gpu_count(TINY, request, cluster.device, per_node=8, most=64)
 
 
-def answered(target: Target, request: dict, tried: Tried) -> api.Answer:
+def answered(target: Target, request: dict, tried: Tried) -> accounted.Answer:
     changed = {target.key: tried.value} if target in solve.FIXED else {}
-    return api.answer_for_model(tried.model, {**request, **changed}, tried.cluster, fix=False)
+    return accounted.answer_for_model(tried.model, {**request, **changed}, tried.cluster, fix=False)
 
 
 def agrees(seed: int) -> None:
