@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from memsheet import textbook
     from memsheet.budget import Result, Verdict
     from memsheet.errors import InputError
-    from memsheet.questions.accounted import plan, plan_serving
     from memsheet.questions.answer import infer, train
     from memsheet.questions.check import check
     from memsheet.questions.compare import compare
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from memsheet.questions.fit import DoesNotFitError, assert_fits, trainer_callback
     from memsheet.questions.measure import measure
     from memsheet.questions.measured import measure_step
+    from memsheet.questions.plan import plan, plan_serving
     from memsheet.questions.solve import solve
     from memsheet.questions.trace import trace
     from memsheet.questions.traced import trace_step
@@ -59,7 +59,7 @@ _HOMES = {
     "budget": ("Result", "Verdict"),
     "errors": ("InputError",),
     "questions.fit": ("DoesNotFitError", "assert_fits", "trainer_callback"),
-    "questions.accounted": ("plan", "plan_serving"),
+    "questions.plan": ("plan", "plan_serving"),
     "questions.answer": ("infer", "train"),
     "questions.check": ("check",),
     "questions.compare": ("compare",),

@@ -11,8 +11,9 @@ from memsheet.cli.plan_pictures import check_picture_flags, draw_pictures
 from memsheet.cli.plan_serving import check_train, run_serving_search
 from memsheet.cli.progress import show_elapsed_time
 from memsheet.errors import input_error
-from memsheet.questions import accounted
 from memsheet.questions.bare_counts import count_of
+from memsheet.questions.plan import plan as best_plans
+from memsheet.questions.plan import plan_serving
 from memsheet.report.shared.look import Look
 
 ILLEGAL = 2
@@ -27,13 +28,13 @@ def plan(asked: Given) -> int:
             "plan", asked.task, "is no task", "memsheet plan train MODEL … or memsheet plan infer MODEL …"
         )
     if asked.task == "infer":
-        return run_serving_search(accounted.plan_serving, asked)
+        return run_serving_search(plan_serving, asked)
     check_train(asked)
     check_picture_flags(asked, json=asked.json)
     decimal, tokens = screen.wants_decimal_units(asked.units), _parse_token_budget(asked)
     start, question = monotonic(), jobs.job_arguments(asked)
     with show_elapsed_time("weighing every legal plan"):
-        found = accounted.plan(
+        found = best_plans(
             **question, method=asked.method, top=jobs.parse_positive_int("top", asked.top) or SHOWN
         )
     took = monotonic() - start

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from os import PathLike
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from memsheet.account import account_rank
 from memsheet.budget import (
@@ -22,42 +20,21 @@ from memsheet.budget import (
     verdict_on_start,
     verdict_with_extra_bytes,
 )
-from memsheet.catalog import find_device, find_model, model_names
-from memsheet.errors import InputError, Problem, input_error, missing_package, raise_if_problems
-from memsheet.guard import MAX_JSON_BYTES, is_file, parse_json, read_bytes
-from memsheet.plan.check import flatten_document
-from memsheet.plan.contradictions import SEQUENCES
-from memsheet.plan.device import Cluster, cluster_of, parse_gpus
+from memsheet.catalog import model_names
+from memsheet.errors import InputError, input_error, raise_if_problems
+from memsheet.plan.device import Cluster
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.hardware import eight_bit_cache, emulated_bf16, unsupported_choices, written_scores
-from memsheet.plan.library_defaults import (
-    assumed_value_text,
-    implied_library_keys,
-    library_defaults_for,
-    of_library,
-)
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.options import InferOptions, Method, Model, Seconds, TrainOptions
-from memsheet.plan.overriding import without_overridden
+from memsheet.plan.options import InferOptions, Model, TrainOptions
 from memsheet.plan.plan import Plan
-from memsheet.plan.values import option_problems
-from memsheet.plan.words import ACCUMULATION, Asked, in_our_words, refuse_counts, with_accumulated_batch
 from memsheet.questions.bare_counts import bare_answer, count_of
+from memsheet.questions.question_parts import catalog_entry, parse_question
 from memsheet.readers.model import read_model
 from memsheet.resolve import Resolved, resolve_request
 from memsheet.resolve.length import length_notes
 from memsheet.resolve.version import version_notes
 from memsheet.sheet import Sheet
-from memsheet.units import parse_bytes
-
-if TYPE_CHECKING:
-    from memsheet.search.advice import Advice
-    from memsheet.search.serve.cuts import Deployment
-
-VARIED = frozenset({"microbatch", "recompute", "offload", "optimizer", "global_batch"})
-"""Of which a search for plans tries every value that saves memory, whatever a library does by itself."""
-METHOD_KEYS = frozenset({"adapter.rank", "adapter.kind", "adapter.targets", "quantization.weights"})
-"""Keys that a method of training settles."""
 
 
 def train(model: Model | None = None, **options: Unpack[TrainOptions]) -> Answer:
@@ -76,125 +53,6 @@ def train(model: Model | None = None, **options: Unpack[TrainOptions]) -> Answer
 def infer(model: Model | None = None, **options: Unpack[InferOptions]) -> Answer:
     """What every GPU holds while ``model`` serves. Arguments as for ``train``."""
     return _answer_question("infer", model, dict(options))
-
-
-def plan(
-    model: Model | None = None, *, method: Method | None = None, top: int = 5, **options: Unpack[TrainOptions]
-) -> Advice:
-    """The best plans for a cluster, and why: of every legal combination of what ``options`` leave open.
-
-    Arguments as for ``train``; ``gpus`` are needed, and what is given is pinned; without ``seq_len`` or
-    ``global_batch`` usual ones are taken and said. ``engine``: one by name; without it (or ``any``) those
-    that train any model from its configuration. ``method``: full, lora or qlora; without one what is said, or
-    a named library does, decides. ``top``: how many plans are accounted one by one. Raises InputError with
-    every problem of the question.
-    """
-    try:
-        from memsheet.readers.calibration import efficiency_of
-        from memsheet.search.advice import ENGINES, METHODS, training_advice
-        from memsheet.search.batch_sweep import advise_on_batches, with_length
-        from memsheet.search.library_bytes import doubted_advice
-    except ModuleNotFoundError as error:
-        raise (missing_package(error) or error) from error
-
-    raise_if_problems(
-        option_problems({"top": top})
-        if top is not None
-        else (Problem(field="top", reason="is no number of plans", hint="for example 5"),)
-    )
-    if method is not None and (not isinstance(method, str) or method not in METHODS):
-        raise input_error("method", method, "is none", f"one of {', '.join(METHODS)}")
-    if options.get("parameters") is not None:
-        raise input_error(
-            "parameters",
-            options["parameters"],
-            "has no activations, so no plan can be searched",
-            "name a model",
-        )
-    name, request, cluster, where = parse_question(
-        "train",
-        model,
-        dict(options),
-        searched="micro-batches and the mesh",
-        varied=VARIED,
-        settled=METHOD_KEYS if method else (),
-    )
-    if method is not None:
-        request |= implied_library_keys(where["library"], {**request, **METHODS[method]})
-    if cluster is None:
-        raise input_error("gpus", None, "is missing", "for example --gpus 8xH100-80GB")
-    if name is None:
-        raise input_error("model", None, "is missing", "a bundled name (`memsheet models`) or a config.json")
-    wanted, device = request.pop("engine", None), cluster.device.name
-    engines = ENGINES if wanted in (None, "any") else (str(wanted),)
-    spec = read_model(name, catalog=catalog_entry, names=model_names())
-    request, said = with_length(spec, request)
-    asks = training_advice if request.get("global_batch") is not None else advise_on_batches
-    found = asks(
-        spec,
-        cluster,
-        request,
-        engines,
-        top=top,
-        method=method or "full",
-        scaled=lambda engine: efficiency_of(device, engine),
-    )
-    said += (*where["assumed"], *cluster.device.assumed)
-    if (library := library_use(where["library"])) is not None:
-        found = doubted_advice(found, library)
-    return (
-        replace(found, ranking=replace(found.ranking, notes=(*said, *found.ranking.notes))) if said else found
-    )
-
-
-def plan_serving(
-    model: Model | None = None,
-    *,
-    context: int | None = None,
-    users: int | None = None,
-    ttft: Seconds | None = None,
-    tpot: Seconds | None = None,
-    any_precision: bool = False,
-    **options: Unpack[InferOptions],
-) -> Deployment:
-    """How to serve ``model`` on a cluster: every cut with what it holds and how long its tokens take, the
-    best first.
-
-    ``context``: tokens of each of ``users``' sequences at its longest; ``ttft`` and ``tpot``: seconds to the
-    first token and between tokens, or texts such as "50ms"; ``any_precision``: weights and caches in eight
-    bits too. The other arguments are those of ``infer``, and what is given is pinned. Raises InputError with
-    every problem of the question.
-    """
-    from memsheet.search.serve.question import asked_serving
-
-    name, request, cluster, where = parse_question("infer", model, dict(options))
-    if where["parameters"] is not None:
-        raise input_error(
-            "parameters", where["parameters"], "has no layers, so no cut can be planned", "name a model"
-        )
-    if cluster is None:
-        raise input_error("gpus", None, "is missing", "for example --gpus 4xH100-80GB")
-    if name is None:
-        raise input_error("model", None, "is missing", "a bundled name (`memsheet models`) or a config.json")
-    if request.get("speculative.method"):
-        reason = (
-            "makes as many tokens a step as are accepted, which nobody knows beforehand: its memory "
-            "is modelled, its speed is not"
-        )
-        raise input_error(
-            "speculative.method",
-            request["speculative.method"],
-            reason,
-            "leave it out; `memsheet infer` tells what drafting takes",
-        )
-    spec = read_model(name, catalog=catalog_entry, names=model_names())
-    return asked_serving(
-        spec,
-        cluster,
-        request,
-        {"context": context, "users": users, "ttft": ttft, "tpot": tpot},
-        any_precision=any_precision,
-    )
 
 
 def _answer_question(task: str, model: Any, options: dict[str, Any]) -> Answer:
@@ -238,79 +96,6 @@ def _answer_question(task: str, model: Any, options: dict[str, Any]) -> Answer:
     return beside_the_sheet(
         found, where["library"], {key: request[key] for key in where["own"] if key in request}
     )
-
-
-def parse_question(
-    task: str,
-    model: Any,
-    options: dict[str, Any],
-    *,
-    searched: str = "",
-    varied: Container[str] = (),
-    settled: Iterable[str] = (),
-) -> tuple[Any, dict[str, Any], Cluster | None, dict[str, Any]]:
-    """What is asked, taken apart: the model's name, the request, the cluster, and what is no option of a
-    plan. What is not said is as a named library does it, by every command. ``searched``: the counts that a
-    search varies, in words; ``varied``: groups of keys of which it tries every value, a library's own among
-    them; ``settled``: keys that are spoken of elsewhere.
-    """
-    raise_if_problems(option_problems(options))
-    where = {
-        key: options.pop(key, None)
-        for key in ("gpus", "nodes", "per_node", "host_memory", "cluster", "plan", "parameters", "fix")
-    }
-    document = flatten_document(plan_document_of(where["plan"]))
-    asked = in_our_words(options, task, document)
-    request = {**without_overridden(document, asked.request), **asked.request, "task": task}
-    where["wanted"] = (
-        next((asked.request[key] for key in SEQUENCES if asked.request.get(key)), None)
-        if task == "infer"
-        else None
-    )
-    model = model if model is not None else request.pop("model", None)
-    cluster = (
-        _cluster_from_gpus(where["gpus"] or request.pop("gpus", None), where)
-        if where["cluster"] is None
-        else _in_file(where)
-    )
-    for described in ("model", "gpus", "schema"):
-        request.pop(described, None)
-    if searched:
-        refuse_counts(request, searched)
-    before, own = request, tuple[str, ...]()
-    if task == "train" and where["parameters"] is None:
-        request, own = with_defaults(
-            request, asked._replace(settled=asked.settled | set(settled)), searched, varied
-        )
-    request, counted = with_accumulated_batch(request, cluster.count if cluster else None)
-    told = {
-        "assumed": (*asked.assumed, *own, *counted),
-        "own": [key for key in request if key not in before],
-        "said": asked.request,
-    }
-    return model, request, cluster, {**where, **told, "library": asked.library}
-
-
-def with_defaults(
-    request: dict[str, Any], asked: Asked, searched: str = "", varied: Container[str] = ()
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The request with what the named library does where nothing is said, and that in words. A search that is
-    of sizes counts no accumulation.
-    """
-    filled, words = dict(request), list[str]()
-    for default, keys in library_defaults_for(asked.library, request, asked.settled):
-        if (searched and ACCUMULATION in keys) or any(key.partition(".")[0] in varied for key in keys):
-            continue
-        filled |= keys
-        words += [
-            f"{key} = {assumed_value_text(value)} ({of_library(asked.library)} own default)"
-            for key, value in keys.items()
-            if key[0] != "@"
-        ]
-        words += [f"{default.name} = {default.value} ({of_library(asked.library)} own default)"] * (
-            ACCUMULATION in keys
-        )
-    return filled, tuple(words)
 
 
 def answer_for_model(
@@ -537,60 +322,3 @@ def library_use(library: str | None) -> LibraryUse | None:
     from memsheet.exchange.libraries import bytes_beside
 
     return LibraryUse(library, lambda model, plan: bytes_beside(library, model, plan)) if library else None
-
-
-def catalog_entry(name: str) -> Mapping[str, Any] | None:
-    return find_model(name)
-
-
-def plan_document_of(plan: Any) -> Mapping[str, Any]:
-    """The object that a plan file or a dict holds; an empty one where there is no plan."""
-    if isinstance(plan, str | PathLike):
-        plan = _read_plan(Path(plan))
-    if plan is None:
-        return {}
-    if not isinstance(plan, Mapping) or not all(isinstance(key, str) for key in plan):
-        raise input_error("plan", plan, "is not an object of memsheet/plan/1")
-    return plan
-
-
-def _read_plan(path: Path) -> Any:
-    if not is_file(path):
-        raise input_error("plan", str(path), "is not a file")
-    return parse_json(read_bytes(path, MAX_JSON_BYTES), str(path))
-
-
-def _cluster_from_gpus(gpus: Any, where: Mapping[str, Any]) -> Cluster | None:
-    host = where["host_memory"]
-    if gpus is None:
-        described = [key for key in ("nodes", "per_node", "host_memory") if where[key] is not None]
-        raise_if_problems(
-            Problem(
-                field=key,
-                value=where[key],
-                reason="describes a cluster, and none is named",
-                hint="add --gpus 8xH100-80GB",
-            )
-            for key in described
-        )
-        return None
-    count, name = parse_gpus(str(gpus))
-    device = find_device(name)
-    if count is None:
-        count, device = (
-            1,
-            replace(device, assumed=(*device.assumed, f"gpus = 1x{device.name} (no count was given)")),
-        )
-    return cluster_of(
-        device,
-        count,
-        per_node=where["per_node"],
-        nodes=where["nodes"],
-        host_bytes=parse_bytes(str(host), "host_memory") if host is not None else None,
-    )
-
-
-def _in_file(where: Mapping[str, Any]) -> Cluster:
-    from memsheet.readers.cluster_file import read_described_cluster
-
-    return read_described_cluster(where["cluster"], where)

@@ -38,6 +38,7 @@ from memsheet.questions.named_models import (
     strange_drafts,
     unnamed_words,
 )
+from memsheet.questions.question_parts import plan_document_of
 from memsheet.questions.recognised_files import of_folders, recognise_files
 from memsheet.report.answer import public_answer
 from memsheet.report.json.checked import Checked
@@ -64,7 +65,7 @@ def check(*files: str | PathLike[str], model: str | None = None, **options: Unpa
     raise_if_problems(option_problems(options))
     asked = {**dict.fromkeys(MACHINES), **options}
     question = {key: asked.pop(key) for key in MACHINES}
-    question["plan"] = accounted.plan_document_of(question["plan"]) or None
+    question["plan"] = plan_document_of(question["plan"]) or None
     raise_if_problems(
         Problem(field="file", value=file, reason="is no name of a file")
         for file in files

@@ -17,6 +17,7 @@ from memsheet.exchange.shared.file_format import Format
 from memsheet.plan.document import plan_document
 from memsheet.plan.options import Document, File
 from memsheet.questions import accounted
+from memsheet.questions.question_parts import plan_document_of
 from memsheet.report.json.answer import sheet_document
 from memsheet.report.shared.files import check_folder, write_all
 from memsheet.report.shared.json_text import dump_json_line
@@ -96,7 +97,7 @@ def _plan_or_sheet_document(plan: Any) -> Mapping[str, Any]:
         return sheet_document(plan)
     if plan is None:
         raise input_error("plan", None, "is missing", "a file of memsheet/plan/1")
-    return accounted.plan_document_of(plan)
+    return plan_document_of(plan)
 
 
 def _export_request(answer: Answer, written: Mapping[str, Any]) -> dict[str, Any]:

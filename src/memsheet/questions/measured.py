@@ -20,7 +20,7 @@ from memsheet.measure.categories import ALWAYS, profiler_category_bytes
 from memsheet.plan.document import plan_document
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
-from memsheet.questions.accounted import catalog_entry, parse_question
+from memsheet.questions.question_parts import catalog_entry, parse_question
 from memsheet.questions.traced import Options as TraceOptions
 from memsheet.questions.traced import check_runs, own_answer, serving_assumed, task_of, trace_facts
 from memsheet.readers.hf_config import read_hf_config

@@ -13,7 +13,7 @@ from memsheet.exchange.shared.file_format import AUTO, Read
 from memsheet.exchange.shared.trainer_script import UNSAID
 from memsheet.exchange.verdict_doubts import stand_in
 from memsheet.plan.model import ModelSpec
-from memsheet.questions import accounted
+from memsheet.questions.question_parts import catalog_entry
 
 DRAFT = "speculative.model"
 
@@ -84,4 +84,4 @@ def model_of(name: Any) -> ModelSpec | None:
     from memsheet.catalog import model_names
     from memsheet.readers.model import read_model
 
-    return read_model(name, catalog=accounted.catalog_entry, names=model_names()) if name else None
+    return read_model(name, catalog=catalog_entry, names=model_names()) if name else None

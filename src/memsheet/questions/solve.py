@@ -17,7 +17,8 @@ from memsheet.plan.library_defaults import without_implied_keys
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.options import InferOptions, Model
 from memsheet.plan.values import option_problems
-from memsheet.questions import accounted
+from memsheet.questions.accounted import library_use, with_draft_model
+from memsheet.questions.question_parts import catalog_entry, parse_question, plan_document_of
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import find_config, read_model
 from memsheet.units import parse_bytes
@@ -91,9 +92,7 @@ def solve_question(
     if target is searches.Target.GPUS:
         return Solved(_fewest_gpus(asked, most, say))
     searched = "the micro-batch" if target is searches.Target.MICROBATCH else ""
-    name, request, cluster, where = accounted.parse_question(
-        target.task, asked.pop("model"), asked, searched=searched
-    )
+    name, request, cluster, where = parse_question(target.task, asked.pop("model"), asked, searched=searched)
     if target.key in where["said"]:
         raise input_error(
             target.key,
@@ -106,7 +105,7 @@ def solve_question(
     }  # a plan file's own value is what is asked for anew
     if cluster is None:
         raise input_error("gpus", None, "is missing", "for example --gpus 8xH100-80GB")
-    library = accounted.library_use(where["library"])
+    library = library_use(where["library"])
     if target is searches.Target.PARAMETERS:
         return _with_assumptions(_largest_model(name, request, cluster, say, library), where)
     request = without_implied_keys(where["library"], request, where["own"])
@@ -118,7 +117,7 @@ def solve_question(
     return _with_assumptions(
         Solved(
             search(
-                accounted.with_draft_model(_read_named_model(name), request),
+                with_draft_model(_read_named_model(name), request),
                 request,
                 cluster,
                 most=most,
@@ -165,7 +164,7 @@ def _check_question(target: Target, asked: Mapping[str, Any], most: int | None) 
 def _read_named_model(name: Any) -> ModelSpec:
     if name is None:
         raise input_error("model", None, "is missing", "a bundled name (`memsheet models`) or a config.json")
-    return read_model(name, catalog=accounted.catalog_entry, names=model_names())
+    return read_model(name, catalog=catalog_entry, names=model_names())
 
 
 def _fewest_gpus(asked: dict[str, Any], most: int | None, say: Say) -> Solution:
@@ -179,14 +178,14 @@ def _fewest_gpus(asked: dict[str, Any], most: int | None, say: Say) -> Solution:
             "is what is solved for",
             "leave it out; --per-node says how many GPUs a node has",
         )
-    plan = accounted.plan_document_of(asked["plan"])
+    plan = plan_document_of(asked["plan"])
     asked["plan"] = {key: value for key, value in plan.items() if key != "gpus"} or None
     machines, most = _node_and_limit(
         {key: asked.pop(key) for key in ("gpus", "per_node", "host_memory", "cluster")},
         plan.get("gpus"),
         most,
     )
-    name, request, _, where = accounted.parse_question(
+    name, request, _, where = parse_question(
         "train", asked.pop("model"), asked, searched="the number of GPUs"
     )
     solution = solve_gpu_count(
@@ -198,7 +197,7 @@ def _fewest_gpus(asked: dict[str, Any], most: int | None, say: Say) -> Solution:
         links=machines.links,
         most=most,
         say=say,
-        library=accounted.library_use(where["library"]),
+        library=library_use(where["library"]),
     )
     return _with_assumptions(Solved(solution), where).solution
 
@@ -236,7 +235,7 @@ def _largest_model(
     from memsheet.search.solve.sizes import trainable_sizes
     from memsheet.search.solve.targets import solve_model_size
 
-    found = find_config(name or USUAL, catalog=accounted.catalog_entry, names=model_names())
+    found = find_config(name or USUAL, catalog=catalog_entry, names=model_names())
     if isinstance(found, ModelSpec):
         raise input_error(
             "model",

@@ -20,7 +20,7 @@ from memsheet.plan.dtypes import FP16
 from memsheet.plan.model import Embeddings, Head, ModelSpec, Source
 from memsheet.plan.plan import Implementation, Loss, Plan, RecomputeMode
 from memsheet.plan.words import of_serving
-from memsheet.questions.accounted import catalog_entry, parse_question
+from memsheet.questions.question_parts import catalog_entry, parse_question
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import Config, find_config
 from memsheet.resolve import Resolved, resolve_request

@@ -117,7 +117,7 @@ def test_what_only_may_fit_is_eleven(capsys, monkeypatch):
     """Of a card between the expected bytes and the high end of the range nobody can be sure."""
     card = find_device("A100-80GB")
     tight = replace(card, framework_bytes=GIB, framework_low_bytes=GIB, framework_high_bytes=GIB)
-    monkeypatch.setattr("memsheet.questions.accounted.find_device", lambda _: tight)
+    monkeypatch.setattr("memsheet.questions.question_parts.find_device", lambda _: tight)
     code, out, _ = ask(capsys, "seq-len", *TINY)
     assert code == 11
     assert out.startswith("UNCERTAIN  sequences of up to 2,048 tokens may fit, nothing is sure to")

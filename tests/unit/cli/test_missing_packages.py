@@ -38,9 +38,9 @@ def test_a_missing_numpy_is_named_or_not_needed(command) -> None:
 
 
 def test_python_is_told_too() -> None:
-    asked = "memsheet.questions.accounted.plan('llama-3.2-1b', gpus='2xL4', seq_len=1024)"
+    asked = "memsheet.questions.plan.plan('llama-3.2-1b', gpus='2xL4', seq_len=1024)"
     done = python(
-        f"import memsheet.questions.accounted\ntry: {asked}\nexcept memsheet.InputError as error: "
+        f"import memsheet.questions.plan\ntry: {asked}\nexcept memsheet.InputError as error: "
         "print(error.problems[0].field)"
     )
     assert done.stdout.strip() == "numpy", done.stderr

@@ -26,7 +26,8 @@ from memsheet.plan.library_defaults import (
 )
 from memsheet.plan.plan import RecomputeMode
 from memsheet.plan.words import in_our_words
-from memsheet.questions import accounted
+from memsheet.questions.plan import VARIED
+from memsheet.questions.question_parts import parse_question
 from memsheet.report.screen.recompute_phrase import with_recompute
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.words import flags_of
@@ -42,7 +43,7 @@ EACH = [(library, default) for library, own in LIBRARY_DEFAULTS.items() for defa
 
 
 def question(library: str, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    _, request, _, where = accounted.parse_question("train", "llama-tiny", {"engine": library, **more})
+    _, request, _, where = parse_question("train", "llama-tiny", {"engine": library, **more})
     return request, where
 
 
@@ -196,7 +197,7 @@ def test_every_search_takes_a_librarys_values(library: str) -> None:
     own = {line for line in where["assumed"] if "own default" in line}
     solved = memsheet.solve("seq-len", "llama-tiny", engine=library, gpus=CARDS[library], most=128)
     planned = memsheet.plan("llama-tiny", engine=library, gpus=CARDS[library], global_batch=8, top=1)
-    for told, left in ((solved.assumed, ("seq_len",)), (planned.ranking.notes, tuple(accounted.VARIED))):
+    for told, left in ((solved.assumed, ("seq_len",)), (planned.ranking.notes, tuple(VARIED))):
         kept = {line for line in own if not line.startswith((*left, "gradient_acc"))}
         assert kept
         assert kept <= {

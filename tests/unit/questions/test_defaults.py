@@ -13,7 +13,7 @@ from memsheet.budget import Result
 from memsheet.catalog import model_names
 from memsheet.cli import main
 from memsheet.errors import InputError
-from memsheet.questions.accounted import catalog_entry
+from memsheet.questions.question_parts import catalog_entry
 from memsheet.readers.model import read_model
 from memsheet.report.json.answer import sheet_document
 from memsheet.search.solve.length_ladder import SHORTEST, ladder_lengths

@@ -11,7 +11,7 @@ from memsheet.errors import InputError
 from memsheet.formulas.step_time.rates import rates_of
 from memsheet.guard.toml import MAX_TOML_BYTES, parse_toml
 from memsheet.plan.device import MAX_DEVICES, Links, cluster_of, parse_gpus
-from memsheet.questions import accounted
+from memsheet.questions.question_parts import parse_question
 from memsheet.readers.cluster_file import cluster_from, read_cluster
 from memsheet.report.shared.machines import machine_flags
 from memsheet.units import TIB, parse_bytes, parse_rate
@@ -196,10 +196,10 @@ def test_all_problems_at_once():
 
 def test_it_stands_in_for_gpus(file, capsys):
     path = file(TOML)
-    flags = accounted.parse_question(
+    flags = parse_question(
         "train", "llama-tiny", {"gpus": "32xH100-80GB", "per_node": 4, "host_memory": "2TiB"}
     )[2]
-    found = accounted.parse_question("train", "llama-tiny", {"cluster": path})[2]
+    found = parse_question("train", "llama-tiny", {"cluster": path})[2]
     assert flags is not None
     assert found is not None
     assert replace(found, file=None, links=flags.links) == flags
@@ -209,21 +209,19 @@ def test_it_stands_in_for_gpus(file, capsys):
 
 def test_it_overrides_a_plans_gpus():
     plan = {"schema": "memsheet/plan/1", "model": "llama-tiny", "gpus": "8xL4", "seq_len": 64}
-    found = accounted.parse_question(
-        "train", None, {"plan": plan, "cluster": {"device": "H100-80GB", "count": 16}}
-    )[2]
+    found = parse_question("train", None, {"plan": plan, "cluster": {"device": "H100-80GB", "count": 16}})[2]
     assert found == cluster_of(H100, 16)
 
 
 def test_flags_may_say_the_same(file):
     same = {"gpus": "32xh100-80gb", "nodes": 8, "per_node": 4, "host_memory": "2TiB"}
-    assert accounted.parse_question("train", "llama-tiny", {"cluster": file(TOML), **same})[2] is not None
+    assert parse_question("train", "llama-tiny", {"cluster": file(TOML), **same})[2] is not None
 
 
 def test_flags_that_say_otherwise_are_refused_together(file):
     other = {"gpus": "8xH100-80GB", "nodes": 1, "per_node": 8, "host_memory": "1TiB"}
     with pytest.raises(InputError) as caught:
-        accounted.parse_question("train", "llama-tiny", {"cluster": file(TOML), **other})
+        parse_question("train", "llama-tiny", {"cluster": file(TOML), **other})
     assert [problem.field for problem in caught.value.problems] == list(other)
 
 
@@ -255,10 +253,7 @@ def test_a_file_that_is_none(name):
 
 def test_a_command_names_the_same_machines_again(file):
     path = file(TOML, "my cluster.toml")
-    assert (
-        machine_flags(accounted.parse_question("train", "llama-tiny", {"cluster": path})[2])
-        == f"--cluster '{path}'"
-    )
+    assert machine_flags(parse_question("train", "llama-tiny", {"cluster": path})[2]) == f"--cluster '{path}'"
     several = (
         {"gpus": "16xH100-80GB", "per_node": 4, "host_memory": "1TiB"},
         {"gpus": "4xL4"},
@@ -266,7 +261,7 @@ def test_a_command_names_the_same_machines_again(file):
     )
     for flags in several:
         words = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in flags.items())
-        assert machine_flags(accounted.parse_question("train", "llama-tiny", dict(flags))[2]) == words
+        assert machine_flags(parse_question("train", "llama-tiny", dict(flags))[2]) == words
     assert (
         machine_flags(cluster_of(H100, 8, host_bytes=parse_bytes("1000B")))
         == "--gpus 8xH100-80GB --host-memory 1000B"

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from memsheet.account import account_rank
+from memsheet.catalog import model_names
 from memsheet.errors import InputError
-from memsheet.questions import accounted
 from memsheet.questions.measured import Options, measure_with_timeline
+from memsheet.questions.question_parts import catalog_entry
 from memsheet.questions.traced import Options as TraceOptions
 from memsheet.questions.traced import check_runs, trace_with_timelines
 from memsheet.readers.hf_config import read_hf_config
@@ -33,7 +34,7 @@ OUTSIDE = (C.ALLOCATOR_SLACK, C.CONTEXT, C.WORKSPACES)
 
 
 def plan_of(**request):
-    found = find_config("llama-tiny", catalog=accounted.catalog_entry, names=accounted.model_names())
+    found = find_config("llama-tiny", catalog=catalog_entry, names=model_names())
     spec = read_hf_config(found.values, name=found.name, source=found.source)
     return resolve_request({"engine": "deepspeed", "seq_len": 64, **request}, spec, None, real=True).plan
 
@@ -138,9 +139,9 @@ import torch.distributed as dist
 from dataclasses import replace
 from torch._C._distributed_c10d import HashStore
 sys.path.insert(0, sys.argv[2])
-from test_run_deepspeed import find_config, accounted, plan_of
+from test_run_deepspeed import find_config, catalog_entry, model_names, plan_of
 from memsheet.run.deepspeed import DeepSpeedStep
-from memsheet.run.model import build_config, build_model, initialize
+from memsheet.run.model import build_config, build_model, initialize_model_weights
 from memsheet.run.optimizer import build_optimizer
 from memsheet.run.watch import Running
 
@@ -148,10 +149,10 @@ dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
 found = []
 for request in json.loads(sys.argv[1]):
     plan = plan_of(**request)
-    values = find_config("llama-tiny", catalog=accounted.catalog_entry, names=accounted.model_names()).values
+    values = find_config("llama-tiny", catalog=catalog_entry, names=model_names()).values
     settings = build_config(values, plan)
     torch.manual_seed(0)
-    model = initialize(build_model(settings, plan, "cpu"))
+    model = initialize_model_weights(build_model(settings, plan, "cpu"))
     plain = copy.deepcopy(model)
     ids = torch.randint(0, settings.vocab_size, (int(plan.microbatch * plan.accumulation), 32))
     losses, expected = [], []

@@ -19,9 +19,9 @@ from memsheet.formulas.states.params import parameter_count
 from memsheet.plan.document import plan_document
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan, RecomputeMode
-from memsheet.questions.accounted import catalog_entry, parse_question
 from memsheet.questions.measured import Options as MeasureOptions
 from memsheet.questions.measured import check_device, measure_with_timeline
+from memsheet.questions.question_parts import catalog_entry, parse_question
 from memsheet.questions.traced import Options as TraceOptions
 from memsheet.questions.traced import trace_with_timelines
 from memsheet.questions.verification.scaled import (

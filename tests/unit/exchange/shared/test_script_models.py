@@ -12,8 +12,8 @@ from memsheet.catalog import model_names
 from memsheet.exchange import DTYPE_UNKNOWN, as_released, as_stored, read_text
 from memsheet.exchange.shared.file_format import Read
 from memsheet.guard import parse_json, parse_yaml
-from memsheet.questions.accounted import catalog_entry
 from memsheet.questions.check import check_configuration_files
+from memsheet.questions.question_parts import catalog_entry
 from memsheet.readers.model import read_model
 from memsheet.report.json.checked import Checked
 

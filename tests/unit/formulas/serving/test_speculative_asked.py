@@ -18,7 +18,8 @@ from memsheet.exchange.formats import sglang, vllm
 from memsheet.exchange.shared.file_format import read_format_values
 from memsheet.plan.document import plan_document
 from memsheet.plan.speculative import KEPT, METHODS, methods_of
-from memsheet.questions.accounted import infer, plan_serving
+from memsheet.questions.accounted import infer
+from memsheet.questions.plan import plan_serving
 from memsheet.readers.draft import with_draft
 from memsheet.resolve import resolve_document, resolve_request
 from memsheet.sheet import Instant

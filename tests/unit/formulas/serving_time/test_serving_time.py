@@ -20,7 +20,7 @@ from memsheet.plan.device import Cluster, cluster_of
 from memsheet.plan.dtypes import AWQ_INT4, BF16, FP8, GGUF, INT8, MXFP4, NF4
 from memsheet.plan.model import ModelSpec, Run
 from memsheet.plan.plan import Plan
-from memsheet.questions.accounted import parse_question
+from memsheet.questions.question_parts import parse_question
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve_request
 

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from memsheet.catalog import model_names
 from memsheet.engines.deepspeed.facts import ENGINE
 from memsheet.errors import InputError
 from memsheet.formulas.sharding.partitioned import deepspeed_kept, deepspeed_walk
@@ -17,6 +18,7 @@ from memsheet.formulas.sharding.partitioned_states import (
 )
 from memsheet.formulas.states.held import held_tensors
 from memsheet.questions import accounted
+from memsheet.questions.question_parts import catalog_entry
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve_request
 from memsheet.sheet import STATES, Component, Instant, Sheet
@@ -107,7 +109,7 @@ def test_stage_3_keeps_parts_of_everything_from_the_start():
 
 
 def test_an_uneven_tensor_is_padded_on_its_own_at_stage_3_and_with_all_others_before():
-    spec = read_model("llama-tiny", catalog=accounted.catalog_entry, names=accounted.model_names())
+    spec = read_model("llama-tiny", catalog=catalog_entry, names=model_names())
     tensors = tuple(held_tensors(spec, plan_of(spec, zero=2, ranks=3)))
     total = sum(h.times * h.elements for h in tensors)
     assert zero_of(plan_of(spec, zero=2, ranks=3), tensors).shard == -(-total // 6) * 2
@@ -242,7 +244,7 @@ def test_fp32_gradients_at_stage_3_make_the_flat_buffer_wider():
 
 @pytest.fixture(scope="module")
 def seven_b():
-    return read_model("llama-2-7b", catalog=accounted.catalog_entry, names=accounted.model_names())
+    return read_model("llama-2-7b", catalog=catalog_entry, names=model_names())
 
 
 def test_every_gradient_is_flushed_once_and_no_bucket_overflows(seven_b):
@@ -262,7 +264,7 @@ def test_one_rank_has_nothing_to_copy(seven_b):
 
 
 def test_a_tensor_wider_than_the_bucket_goes_alone():
-    spec = read_model("llama-3-8b", catalog=accounted.catalog_entry, names=accounted.model_names())
+    spec = read_model("llama-3-8b", catalog=catalog_entry, names=model_names())
     stage = deepspeed_walk(spec, plan_of(spec, zero=2), ENGINE)
     assert any(flush.elements == 128256 * 4096 for flush in bucket_flushes(stage, B, 10**9, cuts=True))
 
@@ -391,7 +393,7 @@ def test_each_stage_holds_no_more_states_than_the_one_before(model):
 @pytest.mark.parametrize("zero", [1, 2, 3])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8, 64])
 def test_parts_of_all_ranks_are_the_whole_and_little_more(zero, ranks):
-    spec = read_model("llama-tiny", catalog=accounted.catalog_entry, names=accounted.model_names())
+    spec = read_model("llama-tiny", catalog=catalog_entry, names=model_names())
     plan = plan_of(spec, zero=zero, ranks=ranks)
     found = zero_of(plan, tuple(held_tensors(spec, plan)))
     tensors = sum(h.times for h in found.parameters)

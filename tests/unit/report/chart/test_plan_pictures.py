@@ -20,7 +20,7 @@ from memsheet.cli.commands import PICTURE_FLAGS
 from memsheet.cli.line import Given
 from memsheet.cli.plan_pictures import KINDS, check_picture_flags, draw_pictures
 from memsheet.errors import InputError
-from memsheet.questions.accounted import catalog_entry
+from memsheet.questions.question_parts import catalog_entry
 from memsheet.readers.model import read_model
 from memsheet.report.chart import front as picture_front
 from memsheet.report.chart import heat as picture_heat

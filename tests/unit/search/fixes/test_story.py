@@ -10,7 +10,7 @@ from memsheet.budget import Result, budget_of
 from memsheet.catalog import find_device, model_names
 from memsheet.plan.device import Cluster, cluster_of
 from memsheet.plan.engine_registry import find_engine
-from memsheet.questions.accounted import catalog_entry
+from memsheet.questions.question_parts import catalog_entry
 from memsheet.readers.model import read_model
 from memsheet.search.advice import METHODS, OFFLOAD, Advice, training_advice
 from memsheet.search.fixes.levers import LEVERS, naive_trial_plan

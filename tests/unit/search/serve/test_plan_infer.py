@@ -13,7 +13,7 @@ import memsheet
 from memsheet.budget import Result
 from memsheet.cli import main
 from memsheet.errors import InputError
-from memsheet.questions.accounted import plan_serving
+from memsheet.questions.plan import plan_serving
 from memsheet.report.json.serve_plans import serving_document
 from memsheet.report.schema.serving import ServePlans
 from memsheet.report.screen.plans.serving import render_serving

@@ -12,7 +12,7 @@ import pytest
 import memsheet
 from memsheet.budget import Result
 from memsheet.catalog import find_model, model_names
-from memsheet.questions.accounted import parse_question
+from memsheet.questions.question_parts import parse_question
 from memsheet.readers.model import read_model
 from memsheet.search.solve.targets import Solution, most_sequences, solve_sequence_length
 

@@ -14,7 +14,7 @@ from memsheet.catalog import find_device, model_names
 from memsheet.errors import InputError
 from memsheet.formulas.step_time import quick_s
 from memsheet.plan.device import cluster_of
-from memsheet.questions.accounted import catalog_entry
+from memsheet.questions.question_parts import catalog_entry
 from memsheet.readers.model import read_model
 from memsheet.search.train.axes import (
     MOST,

@@ -15,7 +15,7 @@ from memsheet.cli import main
 from memsheet.errors import InputError, input_error
 from memsheet.formulas.step_time import quick_s
 from memsheet.plan.device import cluster_of
-from memsheet.questions.accounted import catalog_entry
+from memsheet.questions.question_parts import catalog_entry
 from memsheet.readers.model import read_model
 from memsheet.report.shared.plans.words import plan_command
 from memsheet.search.train.grid import account_plan_grid, result_masks

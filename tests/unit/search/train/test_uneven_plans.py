@@ -13,7 +13,7 @@ from memsheet.budget import Result, judge_on
 from memsheet.catalog import find_device, model_names
 from memsheet.plan.device import cluster_of
 from memsheet.plan.plan import Spread
-from memsheet.questions.accounted import catalog_entry
+from memsheet.questions.question_parts import catalog_entry
 from memsheet.readers.model import read_model
 from memsheet.report.shared.plans.families import uneven_lines
 from memsheet.search.train.rank import Ranking, rank_training_plans

@@ -111,7 +111,7 @@ def test_the_exit_code_is_the_searchs_own(capsys, monkeypatch, json_too):
     for size, code in ((10**6, 10), ((low.verdict.device.low + low.verdict.device.high) // 2, 11)):
         with monkeypatch.context() as patched:
             patched.setattr(
-                "memsheet.questions.accounted._cluster_from_gpus", lambda *_, size=size: cards(int(size))
+                "memsheet.questions.question_parts._cluster_from_gpus", lambda *_, size=size: cards(int(size))
             )
             assert cli.main([*asked, *(["--json"] if json_too else [])]) == code
         text = capsys.readouterr().out

@@ -12,7 +12,7 @@ import pytest
 from memsheet.catalog import find_device, model_names
 from memsheet.cli import main
 from memsheet.plan.device import cluster_of
-from memsheet.questions.accounted import catalog_entry
+from memsheet.questions.question_parts import catalog_entry
 from memsheet.readers.model import read_model
 from memsheet.report.json.plans import plans_document
 from memsheet.report.screen.plans.ranking import render_plans

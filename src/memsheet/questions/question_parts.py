@@ -1,0 +1,151 @@
+"""A question taken apart: the model's name, the request, the cluster, and what is no option of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from memsheet.catalog import find_device, find_model
+from memsheet.errors import Problem, input_error, raise_if_problems
+from memsheet.guard import MAX_JSON_BYTES, is_file, parse_json, read_bytes
+from memsheet.plan.check import flatten_document
+from memsheet.plan.contradictions import SEQUENCES
+from memsheet.plan.device import Cluster, cluster_of, parse_gpus
+from memsheet.plan.library_defaults import assumed_value_text, library_defaults_for, of_library
+from memsheet.plan.overriding import without_overridden
+from memsheet.plan.values import option_problems
+from memsheet.plan.words import ACCUMULATION, Asked, in_our_words, refuse_counts, with_accumulated_batch
+from memsheet.units import parse_bytes
+
+
+def parse_question(
+    task: str,
+    model: Any,
+    options: dict[str, Any],
+    *,
+    searched: str = "",
+    varied: Container[str] = (),
+    settled: Iterable[str] = (),
+) -> tuple[Any, dict[str, Any], Cluster | None, dict[str, Any]]:
+    """What is asked, taken apart: the model's name, the request, the cluster, and what is no option of a
+    plan. What is not said is as a named library does it, by every command. ``searched``: the counts that a
+    search varies, in words; ``varied``: groups of keys of which it tries every value, a library's own among
+    them; ``settled``: keys that are spoken of elsewhere.
+    """
+    raise_if_problems(option_problems(options))
+    where = {
+        key: options.pop(key, None)
+        for key in ("gpus", "nodes", "per_node", "host_memory", "cluster", "plan", "parameters", "fix")
+    }
+    document = flatten_document(plan_document_of(where["plan"]))
+    asked = in_our_words(options, task, document)
+    request = {**without_overridden(document, asked.request), **asked.request, "task": task}
+    where["wanted"] = (
+        next((asked.request[key] for key in SEQUENCES if asked.request.get(key)), None)
+        if task == "infer"
+        else None
+    )
+    model = model if model is not None else request.pop("model", None)
+    cluster = (
+        _cluster_from_gpus(where["gpus"] or request.pop("gpus", None), where)
+        if where["cluster"] is None
+        else _in_file(where)
+    )
+    for described in ("model", "gpus", "schema"):
+        request.pop(described, None)
+    if searched:
+        refuse_counts(request, searched)
+    before, own = request, tuple[str, ...]()
+    if task == "train" and where["parameters"] is None:
+        request, own = with_defaults(
+            request, asked._replace(settled=asked.settled | set(settled)), searched, varied
+        )
+    request, counted = with_accumulated_batch(request, cluster.count if cluster else None)
+    told = {
+        "assumed": (*asked.assumed, *own, *counted),
+        "own": [key for key in request if key not in before],
+        "said": asked.request,
+    }
+    return model, request, cluster, {**where, **told, "library": asked.library}
+
+
+def with_defaults(
+    request: dict[str, Any], asked: Asked, searched: str = "", varied: Container[str] = ()
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The request with what the named library does where nothing is said, and that in words. A search that is
+    of sizes counts no accumulation.
+    """
+    filled, words = dict(request), list[str]()
+    for default, keys in library_defaults_for(asked.library, request, asked.settled):
+        if (searched and ACCUMULATION in keys) or any(key.partition(".")[0] in varied for key in keys):
+            continue
+        filled |= keys
+        words += [
+            f"{key} = {assumed_value_text(value)} ({of_library(asked.library)} own default)"
+            for key, value in keys.items()
+            if key[0] != "@"
+        ]
+        words += [f"{default.name} = {default.value} ({of_library(asked.library)} own default)"] * (
+            ACCUMULATION in keys
+        )
+    return filled, tuple(words)
+
+
+def catalog_entry(name: str) -> Mapping[str, Any] | None:
+    return find_model(name)
+
+
+def plan_document_of(plan: Any) -> Mapping[str, Any]:
+    """The object that a plan file or a dict holds; an empty one where there is no plan."""
+    if isinstance(plan, str | PathLike):
+        plan = _read_plan(Path(plan))
+    if plan is None:
+        return {}
+    if not isinstance(plan, Mapping) or not all(isinstance(key, str) for key in plan):
+        raise input_error("plan", plan, "is not an object of memsheet/plan/1")
+    return plan
+
+
+def _read_plan(path: Path) -> Any:
+    if not is_file(path):
+        raise input_error("plan", str(path), "is not a file")
+    return parse_json(read_bytes(path, MAX_JSON_BYTES), str(path))
+
+
+def _cluster_from_gpus(gpus: Any, where: Mapping[str, Any]) -> Cluster | None:
+    host = where["host_memory"]
+    if gpus is None:
+        described = [key for key in ("nodes", "per_node", "host_memory") if where[key] is not None]
+        raise_if_problems(
+            Problem(
+                field=key,
+                value=where[key],
+                reason="describes a cluster, and none is named",
+                hint="add --gpus 8xH100-80GB",
+            )
+            for key in described
+        )
+        return None
+    count, name = parse_gpus(str(gpus))
+    device = find_device(name)
+    if count is None:
+        count, device = (
+            1,
+            replace(device, assumed=(*device.assumed, f"gpus = 1x{device.name} (no count was given)")),
+        )
+    return cluster_of(
+        device,
+        count,
+        per_node=where["per_node"],
+        nodes=where["nodes"],
+        host_bytes=parse_bytes(str(host), "host_memory") if host is not None else None,
+    )
+
+
+def _in_file(where: Mapping[str, Any]) -> Cluster:
+    from memsheet.readers.cluster_file import read_described_cluster
+
+    return read_described_cluster(where["cluster"], where)
