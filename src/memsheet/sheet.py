@@ -7,7 +7,7 @@ from dataclasses import field
 from enum import Enum
 from typing import Any
 
-from memsheet.arith import Count
+from memsheet.arith import Count, maximum
 from memsheet.frozen import dataclass
 from memsheet.references import Reference
 
@@ -87,6 +87,12 @@ class Bytes:
 
     def __add__(self, other: Bytes) -> Bytes:
         return Bytes(self.low + other.low, self.value + other.value, self.high + other.high)
+
+    def max(self, other: Bytes) -> Bytes:
+        """The larger of both, end by end: whichever it is, it is at least as large as either's low end."""
+        return Bytes(
+            maximum(self.low, other.low), maximum(self.value, other.value), maximum(self.high, other.high)
+        )
 
 
 NOTHING = Bytes(0, 0, 0)

@@ -98,17 +98,11 @@ def grouped_layer_bytes(part: ModelSpec, plan: Plan, tokens: Count) -> Bytes:
             _feed_forward_block(block),
             *((alone_plan(plan), own) if by_itself else (plan, tokens * plan.mesh.attn_dp)),
         )
-    return reduce(_elementwise_maximum, sizes, Bytes.exact(0))
+    return reduce(Bytes.max, sizes, Bytes.exact(0))
 
 
 def _feed_forward_block(block: Block) -> Block:
     return replace(block, mixers=())
-
-
-def _elementwise_maximum(left: Bytes, right: Bytes) -> Bytes:
-    return Bytes(
-        maximum(left.low, right.low), maximum(left.value, right.value), maximum(left.high, right.high)
-    )
 
 
 @formula(

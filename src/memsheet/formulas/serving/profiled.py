@@ -46,7 +46,7 @@ class Peak:
     def total(self) -> Bytes:
         """The higher of the two, each with what it stands on: no hidden states are left beside a layer."""
         drawn = self.resting + self.sampler
-        return self.pictures + _larger_byte_range(self.layer, drawn)
+        return self.pictures + Bytes.max(self.layer, drawn)
 
 
 def profile_run_peak(part: ModelSpec, plan: Plan, release: Release, tokens: Count) -> Peak:
@@ -99,7 +99,7 @@ def layer_bytes(part: ModelSpec, plan: Plan, tokens: Count) -> Bytes:
     blocks = dict.fromkeys(part.blocks())
     sizes = [size for block in blocks for size in block_bytes(block, plan, tokens)]
     nothing = Bytes.exact(0)
-    widest = reduce(_larger_byte_range, sizes, nothing)
+    widest = reduce(Bytes.max, sizes, nothing)
     if not part.towers:
         return widest
     return Bytes(widest.low, widest.value, maximum(widest.high, pictures_bytes(part, plan, tokens)))
@@ -131,12 +131,6 @@ def pictures_bytes(part: ModelSpec, plan: Plan, tokens: Count) -> Count:
         mask = 0 if fixed else dtype.nbytes(patches * patches)
         most = maximum(most, dtype.nbytes(2 * patches * max(widths, default=0)) + mask)
     return most
-
-
-def _larger_byte_range(left: Bytes, right: Bytes) -> Bytes:
-    return Bytes(
-        maximum(left.low, right.low), maximum(left.value, right.value), maximum(left.high, right.high)
-    )
 
 
 def block_bytes(block: Block, plan: Plan, tokens: Count) -> list[Bytes]:

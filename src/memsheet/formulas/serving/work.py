@@ -97,13 +97,7 @@ def largest_layer_bytes(spec: ModelSpec, plan: Plan, engine: Engine, work: Work)
         _block_bytes(block, spec, plan, engine, work) + _cached_attention_bytes(block, plan, work)
         for block in blocks
     ]
-    return reduce(_larger_by_value, sizes, NOTHING)
-
-
-def _larger_by_value(a: Bytes, b: Bytes) -> Bytes:
-    """The one with the larger value, element by element for arrays; the higher of both high ends."""
-    first = at_least(a.value, b.value)
-    return Bytes(where(first, a.low, b.low), where(first, a.value, b.value), maximum(a.high, b.high))
+    return reduce(Bytes.max, sizes, NOTHING)
 
 
 def _has_recorded_operations(block: Block, plan: Plan, work: Work) -> bool:
@@ -165,9 +159,7 @@ def _widest_operation_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
     return (
         attention
         if ff is None
-        else _larger_by_value(
-            attention, sized(_feed_forward_width(ff, block.kind, block.hidden, plan.mesh.tp))
-        )
+        else Bytes.max(attention, sized(_feed_forward_width(ff, block.kind, block.hidden, plan.mesh.tp)))
     )
 
 
@@ -190,7 +182,7 @@ def _chunked_scan_bytes(block: Block, work: Work) -> Bytes:
         made = FP32.nbytes(
             work.sequences * (chunks * SCAN_CHUNK * a_token + (chunks + 2) * m.inner * m.state)
         )
-        size = _larger_by_value(size, Bytes(0, made, made))
+        size = Bytes.max(size, Bytes(0, made, made))
     return size
 
 
@@ -285,7 +277,7 @@ def _unrecorded_scores(block: Block, plan: Plan, work: Work) -> Bytes:
                 (sink_bytes(scores, compute) if block.kind in SINKS else score_bytes(scores, compute))
                 + Bytes(0, extra, extra)
             )
-    return reduce(_larger_by_value, found, NOTHING)
+    return reduce(Bytes.max, found, NOTHING)
 
 
 def _cached_attention_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
@@ -293,9 +285,9 @@ def _cached_attention_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
     if isinstance(work.cached, int) and work.cached == 0:
         return Bytes(0, 0, reduce(maximum, (_padded_prompt_bytes(m, plan, work) for m in block.mixers), 0))
     mixing = reduce(
-        _larger_by_value, (_mixer_decode_bytes(block, mixer, plan, work) for mixer in block.mixers), NOTHING
+        Bytes.max, (_mixer_decode_bytes(block, mixer, plan, work) for mixer in block.mixers), NOTHING
     )
-    return _larger_by_value(mixing, _gathered_expert_bytes(block, plan, work))
+    return Bytes.max(mixing, _gathered_expert_bytes(block, plan, work))
 
 
 def _mixer_decode_bytes(block: Block, mixer: Mixer, plan: Plan, work: Work) -> Bytes:
@@ -308,7 +300,7 @@ def _mixer_decode_bytes(block: Block, mixer: Mixer, plan: Plan, work: Work) -> B
     if plan.kv_dtype is not None and plan.kv_dtype is not plan.precision.compute:
         return over + Bytes.exact(2 * grown_bytes(mixer, plan, work))
     grown = grown_bytes(mixer, plan, work)
-    return _larger_by_value(over, Bytes(0, grown, 2 * grown))
+    return Bytes.max(over, Bytes(0, grown, 2 * grown))
 
 
 @formula(
@@ -368,7 +360,7 @@ def _over_cache(block: Block, mixer: Mixer, plan: Plan, work: Work) -> Bytes:
     ):  # plain mathematics, which scales the keys in a copy (attention.cpp)
         size = Bytes(0, repeated * 3 // 2, repeated * 3 // 2)
     size = size + score_bytes(heads * kept, compute) if eager else size
-    return _larger_by_value(
+    return Bytes.max(
         size + _dequantized_keys(mixer, plan, kept, passed=True),
         _dequantized_keys(mixer, plan, kept, passed=False),
     )

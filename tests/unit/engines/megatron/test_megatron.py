@@ -20,7 +20,7 @@ from memsheet.plan.plan import Mesh, Plan, Routing, Schedule, Spread
 from memsheet.resolve import resolve_request
 from memsheet.sheet import Component, Instant, Sheet
 
-BENCHMARKS = Path(__file__).parents[5] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[4] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 TINY: dict[str, Any] = {
