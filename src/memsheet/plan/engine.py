@@ -10,16 +10,21 @@ from enum import Enum
 from typing import Any
 
 from memsheet.frozen import dataclass
-from memsheet.plan.model import Role
+from memsheet.plan.dtypes import DType
+from memsheet.plan.gaps import RequestResolver
+from memsheet.plan.model import ModelSpec, Role
 from memsheet.plan.plan import (
     AdapterKind,
     AttentionKind,
     ContextParallel,
     Implementation,
     Loss,
+    Mesh,
     OptimizerName,
+    Precision,
     RecomputeMode,
     Schedule,
+    ServedAdapters,
 )
 from memsheet.sheet import Evidence
 
@@ -184,3 +189,21 @@ def server_engine(**facts: Any) -> Engine:
         "default_implementation": Implementation.FUSED,
     }  # fmt: skip
     return Engine(**{**common, **facts})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRules:
+    """Whole rules of one engine about a request, where a field of its facts would not do: what only it
+    refuses, or takes where nobody says. ``engines/<name>/defaults.py`` holds them as ``RULES`` and is found
+    by ``engine_registry.rules_of``; an engine without that file has these. A rule is asked after what holds
+    for every engine, and reports to ``gaps``; ``gaps.is_wrong`` says what was refused before it.
+    """
+
+    own_fields: Callable[[RequestResolver], Mapping[str, Any]] = (
+        lambda _: {}
+    )  # of a plan, which only it reads
+    check_mesh: Callable[[RequestResolver, Mesh, ModelSpec | None], None] = lambda *_: None
+    check_cache: Callable[[RequestResolver, DType, Precision, ModelSpec | None], None] = lambda *_: None
+    served_adapters: Callable[[RequestResolver, ModelSpec | None, Mesh, Precision], ServedAdapters] | None = (
+        None  # the room for adapters that is asked for; None where no such room is modelled
+    )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 
-from memsheet.plan.engine import Engine
+from memsheet.plan.engine import Engine, EngineRules
 from memsheet.plan.plan import Plan
 
 MODELLED = (
@@ -41,10 +42,26 @@ def find_engine(name: str) -> Engine | None:
 
 @cache
 def engine_module(name: str, part: str) -> ModuleType:
-    """A part of an engine's folder: ``facts``, ``layers``, ``server``. Asked for many times by each formula,
-    and the import system is slow to find what it has.
+    """A part of an engine's folder: ``facts``, ``defaults``, ``layers``, ``server``. Asked for many times by
+    each formula, and the import system is slow to find what it has.
     """
-    return import_module(f"memsheet.engines.{name.replace('-', '_').replace('.', '_')}.{part}")
+    return import_module(_module_path(name, part))
+
+
+def _module_path(name: str, part: str) -> str:
+    return f"memsheet.engines.{name.replace('-', '_').replace('.', '_')}.{part}"
+
+
+NO_RULES = EngineRules()
+
+
+@cache
+def rules_of(engine: str) -> EngineRules:
+    """The rules of the engine of that name, which one that needs none has no file for."""
+    if find_spec(_module_path(engine, "defaults")) is None:
+        return NO_RULES
+    rules: EngineRules = engine_module(engine, "defaults").RULES
+    return rules
 
 
 def engine_of(plan: Plan) -> Engine:

@@ -8,13 +8,13 @@ from typing import Any
 
 from memsheet.errors import InputError, Problem, raise_if_problems
 from memsheet.frozen import dataclass
-from memsheet.gaps import RequestResolver
 from memsheet.plan.check import Request, check_request, flatten_document
 from memsheet.plan.contradictions import contradiction_problems
 from memsheet.plan.defaults import OTHER_TASK, UNMODELLED
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
-from memsheet.plan.engine_registry import MODELLED, find_engine
+from memsheet.plan.engine_registry import MODELLED, find_engine, rules_of
+from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import BF16_UNITS, is_older_device, unsupported_choices
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import (
@@ -24,7 +24,6 @@ from memsheet.plan.plan import (
 )
 from memsheet.resolve.adapters import adapter_of
 from memsheet.resolve.cache import kv_dtype_of
-from memsheet.resolve.llama_cpp import llama_options
 from memsheet.resolve.lora import BY_ENGINE, served_adapters_of
 from memsheet.resolve.mesh import mesh_of, mesh_product, resharding_of, zero_stage_of
 from memsheet.resolve.optimizer import optimizer_of
@@ -92,6 +91,7 @@ def _resolve_for_engine(
             schedules=(*engine.schedules, *engine.real_schedules),
             zero=(*engine.zero, *engine.real_zero),
         )
+    rules = rules_of(engine.name)
     _refuse_unread(gaps, engine, task)
     check_decodes(gaps, engine, model, task)
     check_version(gaps, engine)
@@ -139,7 +139,7 @@ def _resolve_for_engine(
         max_sequences=sequences,
         prompt_tokens=gaps.get("serving.prompt_tokens", silent=True),
         phase=gaps.get("phase", silent=True),
-        **{**server_options(gaps, usual, engine, model), **llama_options(gaps, engine, task)},
+        **{**server_options(gaps, usual, engine, model), **rules.own_fields(gaps)},
         optimizer_in_backward=gaps.get("optimizer_in_backward", False, silent=True),
         **optional_plan_fields(gaps, mesh, model, engine),
         varied=engine.varies and request.get("seq_len_kind") == "maximum",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memsheet.gaps import RequestResolver
 from memsheet.plan.defaults import (
     FUSED_TARGETS,
     LORA_TARGETS,
@@ -12,6 +11,7 @@ from memsheet.plan.defaults import (
 )
 from memsheet.plan.dtypes import DType, dtype_named
 from memsheet.plan.engine import Engine
+from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Adapter, AdapterKind
 

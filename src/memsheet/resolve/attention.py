@@ -5,8 +5,8 @@ and share the rest of a layer.
 from __future__ import annotations
 
 from memsheet.engines.sglang.facts import ATTENTION_GROUPS, GROUPS_SINCE, UNEQUAL_SINCE, version_of
-from memsheet.gaps import RequestResolver
 from memsheet.plan.engine import Engine
+from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import ModelSpec, Moe
 from memsheet.plan.plan import Mesh
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsheet.gaps import RequestResolver
+from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import version_of
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec
 

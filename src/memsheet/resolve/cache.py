@@ -4,9 +4,9 @@ else what is computed in.
 
 from __future__ import annotations
 
-from memsheet.gaps import RequestResolver
 from memsheet.plan.dtypes import FP8, FP8_E5M2, FP16, DType, dtype_named
 from memsheet.plan.engine import Engine
+from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import version_of
 from memsheet.plan.model import Attention, ModelSpec
 from memsheet.plan.plan import Precision

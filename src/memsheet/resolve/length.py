@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from memsheet.errors import Problem
 from memsheet.frozen import dataclass
-from memsheet.gaps import RequestResolver
+from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import version_of
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
@@ -78,7 +78,7 @@ def check_length(gaps: RequestResolver, engine: str, model: ModelSpec | None, to
         if gaps.request.get("serving.max_model_len") or not gaps.request.get("seq_len")
         else "seq_len"
     )
-    if not any(problem.field == key for problem in gaps.problems):
+    if not gaps.is_wrong(key):
         gaps.problems += too_long(engine, gaps.request.get("engine_version"), model, key, tokens)
 
 

@@ -19,10 +19,10 @@ from memsheet.engines.shared.served_lora import (
     facts_of,
 )
 from memsheet.engines.vllm.facts import release_of
-from memsheet.gaps import RequestResolver
 from memsheet.plan.dtypes import BF16, FP16, FP32, DType, dtype_named
 from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import find_engine
+from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import LatentAttention, LinearAttention, ModelSpec, Moe, Recurrent, Role, StateSpace
 from memsheet.plan.plan import Mesh, Precision, ServedAdapters
 from memsheet.resolve.adapters import linear_names, targets_of

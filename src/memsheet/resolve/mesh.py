@@ -4,9 +4,9 @@ on it.
 
 from __future__ import annotations
 
-from memsheet.gaps import RequestResolver
 from memsheet.plan.check import Request
 from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec, Moe
 from memsheet.plan.plan import Mesh
 from memsheet.resolve.attention import MESH, attention_groups, check_groups

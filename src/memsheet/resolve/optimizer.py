@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memsheet.gaps import RequestResolver
 from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.plan import Implementation, Optimizer, OptimizerName
 
 OPTIMIZER_ALIASES = {

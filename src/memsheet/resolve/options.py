@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from memsheet.gaps import RequestResolver
 from memsheet.plan.engine import Engine
+from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import ModelSpec, Moe
 from memsheet.plan.plan import ContextParallel, Fp8, Mesh, Routing
 
@@ -80,7 +80,7 @@ def _image_tokens(gaps: RequestResolver, model: ModelSpec | None) -> int:
     """Of each sequence. Pictures need a tower and room among the words."""
     given: int = gaps.get("image_tokens", 0, silent=True)
     length = gaps.request.get("seq_len")
-    if any(problem.field == "image_tokens" for problem in gaps.problems):
+    if gaps.is_wrong("image_tokens"):
         return given
     if given and model is not None and not model.towers:
         gaps.wrong(

@@ -4,8 +4,8 @@ rows.
 
 from __future__ import annotations
 
-from memsheet.gaps import RequestResolver
 from memsheet.plan.engine import Engine
+from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Loss, Mesh, Schedule
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from memsheet.gaps import RequestResolver
 from memsheet.plan import dtypes
 from memsheet.plan.defaults import (
     ADAPTER_PRECISION,
@@ -15,6 +14,7 @@ from memsheet.plan.defaults import (
 from memsheet.plan.device import Device
 from memsheet.plan.dtypes import BF16, FP16, FP32, DType, dtype_named
 from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import BF16_UNITS, CASTS_DOWN, is_older_device, lowers_itself, not_served_in
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Adapter, AdapterKind, Implementation, OptimizerName, Plan, Precision

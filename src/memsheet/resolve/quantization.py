@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from memsheet.gaps import RequestResolver
 from memsheet.plan import dtypes
 from memsheet.plan.defaults import (
     DEQUANTIZED,
@@ -17,6 +16,7 @@ from memsheet.plan.defaults import (
 from memsheet.plan.device import Cluster
 from memsheet.plan.dtypes import DType, dtype_named
 from memsheet.plan.engine import Code, Engine
+from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.gguf_mixes import gguf_named
 from memsheet.plan.model import ModelSpec, StoredQuantization
 from memsheet.plan.plan import Adapter, AdapterKind, Quantization

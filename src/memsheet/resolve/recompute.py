@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memsheet.gaps import RequestResolver
 from memsheet.plan.engine import Engine
+from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import Attention, Dense, ModelSpec
 from memsheet.plan.plan import Recompute, RecomputeMode
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.gaps import RequestResolver
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Code, Engine
+from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import FLASH_UNITS, OWN_KERNELS, is_older_device
 from memsheet.plan.model import CrossAttention, LatentAttention, ModelSpec
 from memsheet.plan.plan import AttentionKind, Mesh

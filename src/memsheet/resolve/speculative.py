@@ -4,8 +4,8 @@ tokens.
 
 from __future__ import annotations
 
-from memsheet.gaps import RequestResolver
 from memsheet.plan.engine import Engine
+from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import Attention, LatentAttention, LinearAttention, ModelSpec, Recurrent, StateSpace
 from memsheet.plan.plan import Mesh, Speculative, SpeculativeMethod
 from memsheet.plan.speculative import HEADS, SHORTENED_SINCE, STEPS, methods_of, version_of

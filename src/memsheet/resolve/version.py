@@ -7,9 +7,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from memsheet.gaps import RequestResolver
 from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import find_engine
+from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.plan import Plan
 
 RELEASED = {

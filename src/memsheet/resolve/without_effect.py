@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from memsheet.gaps import RequestResolver
 from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import (
     Attention,
     CrossAttention,

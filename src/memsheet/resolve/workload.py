@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memsheet.gaps import RequestResolver
 from memsheet.plan.engine import Engine
+from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import ModelSpec
 from memsheet.resolve.length import check_length, derived_max_length
 from memsheet.resolve.serving import check_positions

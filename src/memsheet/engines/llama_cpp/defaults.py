@@ -1,20 +1,17 @@
-"""What only llama.cpp reads of a plan."""
+"""What llama.cpp alone refuses and reads of a plan."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from memsheet.gaps import RequestResolver
+from memsheet.engines.llama_cpp.facts import MAX_SEQUENCES, UBATCH, is_fork
 from memsheet.plan.dtypes import dtype_named
-from memsheet.plan.engine import Engine
+from memsheet.plan.engine import EngineRules
+from memsheet.plan.gaps import RequestResolver
 
 
-def llama_options(gaps: RequestResolver, engine: Engine, task: str) -> dict[str, Any]:
+def _own_fields(gaps: RequestResolver) -> dict[str, Any]:
     """The fields of a plan that only llama.cpp reads."""
-    if task != "infer" or engine.server != "llama_cpp":
-        return {}
-    from memsheet.engines.llama_cpp.facts import MAX_SEQUENCES, UBATCH, is_fork
-
     given, fork = gaps.request.get("serving.k_dtype"), is_fork(gaps.request.get("engine_version"))
     values = dtype_named(gaps.request.get("serving.kv_dtype") or "fp16")
     if values is not None and values.block > 1 and gaps.request.get("attention") not in (None, "flash"):
@@ -60,3 +57,6 @@ def llama_options(gaps: RequestResolver, engine: Engine, task: str) -> dict[str,
         "gpu_layers": gaps.get("serving.gpu_layers", silent=True), "host_experts": gaps.get("serving.host_experts", 0, silent=True),
         "mla_mode": gaps.get("serving.mla_mode", 0, silent=True), "attn_max_batch": gaps.get("serving.attn_max_batch", 0, silent=True),
     }  # fmt: skip
+
+
+RULES = EngineRules(own_fields=_own_fields)

@@ -31,6 +31,10 @@ class RequestResolver:
     def wrong(self, key: str, value: object, reason: str, hint: str = "") -> None:
         self.problems.append(Problem(field=key, value=value, reason=reason, hint=hint))
 
+    def is_wrong(self, key: str) -> bool:
+        """Whether something was wrong with a key so far."""
+        return any(problem.field == key for problem in self.problems)
+
     def choice(self, key: str, default: E, allowed: tuple[E, ...], who: str, *, silent: bool = False) -> E:
         text = self.request.get(key)
         if text is None:
