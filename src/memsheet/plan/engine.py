@@ -26,6 +26,7 @@ from memsheet.plan.plan import (
     Schedule,
     ServedAdapters,
 )
+from memsheet.plan.serving_facts import ServingFacts
 from memsheet.sheet import Evidence
 
 
@@ -112,6 +113,7 @@ class Engine:
     served: Callable[..., Mapping[str, Any]] | None = (
         None  # a server's defaults: of (request, card, mesh, latent=whether attention is)
     )
+    serving: ServingFacts = ServingFacts()  # how it serves, where that differs from others
     experts_whole: bool = False  # with expert parallelism every expert is whole on its rank
     models: frozenset[str] = (
         frozenset()

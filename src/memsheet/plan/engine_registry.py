@@ -31,6 +31,13 @@ MODELLED = (
 """Engines whose memory is accounted so far; the vocabulary of plans knows more and they are refused by name.
 """
 
+PAGED_SERVER = "vllm"
+"""Where nobody names a server: for models that are served in pages, and for prompts too long for one pass."""
+ONE_GPU = "transformers"
+"""Where nobody names an engine for one GPU, or a server for a model that no other serves."""
+HOST_LAYERS_SERVER = "llama.cpp"
+"""The server that is offered where layers or experts have to stay on the host."""
+
 
 def find_engine(name: str) -> Engine | None:
     """The engine of that name, or None while it is not modelled."""

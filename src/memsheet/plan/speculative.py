@@ -65,12 +65,6 @@ SHORTENED_SINCE = (0, 33)
 """From when on a draft model's length is the model's too (v0.33.0 config/vllm.py:3025
 _limit_max_model_len_to_draft).
 """
-OWN_OUTPUT = frozenset({"deepseek_v3", "glm4_moe"})
-OUTPUT_SHARED_SINCE = (0, 16)
-"""Families whose layers for further tokens each have an output, which takes the model's since then (v0.16.0
-v1/spec_decode/eagle.py _maybe_share_lm_head; v0.11.0 models/deepseek_mtp.py:67 and
-v1/spec_decode/eagle.py:883 keep it).
-"""
 CHUNK_BYTES = 2**30
 """Of fp32 logits that are verified at once at most, by the second runner (v0.33.0
 v1/worker/gpu/spec_decode/rejection_sampler.py:35).

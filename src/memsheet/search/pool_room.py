@@ -15,8 +15,6 @@ from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.sheet import Bytes, Sheet
 
-POOLED = ("vllm", "sglang")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
@@ -34,10 +32,9 @@ def pool_of(
     """The pool of a replica against ``wanted`` sequences of the length that is asked about; None for engines
     without one, and where only weights are asked about.
     """
-    if plan.task != "infer" or plan.engine not in POOLED or plan.phase == "load":
+    if plan.task != "infer" or not pools_cache(plan) or plan.phase == "load":
         return None
-    if plan.engine == "sglang":  # whose limit is of all groups that attend by themselves
-        wanted = -(-wanted // int(plan.mesh.attn_dp))
+    wanted = group_share(plan, wanted)
     facts = server_of(engine_of(plan)).facts(model, plan, cluster, sheets)
     tokens, full = tokens_asked(plan), int(plan.max_model_len or 1)
     held = room_of(model, plan, cluster, facts, tokens)
@@ -57,6 +54,18 @@ def pool_of(
     return Pool(lacks=lacks, sequences=held)
 
 
+def pools_cache(plan: Plan) -> bool:
+    """Whether the engine's cache is a pool that takes what memory is left."""
+    return engine_of(plan).serving.pools_cache
+
+
+def group_share(plan: Plan, sequences: int) -> int:
+    """Of the sequences that are asked for, those of one group that attends by itself, where the engine's
+    limit is of all groups.
+    """
+    return -(-sequences // int(plan.mesh.attn_dp)) if engine_of(plan).serving.limits_all_groups else sequences
+
+
 def tokens_asked(plan: Plan) -> int:
     """Of a sequence at its longest: its prompt and answer where both are told, else all that the server
     takes.
@@ -73,7 +82,7 @@ def room_of(model: ModelSpec, plan: Plan, cluster: Cluster, facts: Mapping[str, 
     """Sequences of a length on one replica: as its pool counts them, where it has one."""
     server: Any = server_of(engine_of(plan))
     room: Bytes = (
-        server.room(model, plan, cluster)(length) if plan.engine in POOLED else sequences_of(facts, length)
+        server.room(model, plan, cluster)(length) if pools_cache(plan) else sequences_of(facts, length)
     )
     return room
 

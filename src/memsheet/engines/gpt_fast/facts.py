@@ -10,6 +10,7 @@ from __future__ import annotations
 from memsheet.plan.engine import server_engine
 from memsheet.plan.model import Role
 from memsheet.plan.plan import AttentionKind
+from memsheet.plan.serving_facts import ServingFacts
 from memsheet.references import GPT_FAST
 from memsheet.sheet import Cited
 
@@ -22,5 +23,12 @@ ENGINE = server_engine(
     attention=(AttentionKind.SDPA,),
     whole_roles=frozenset({Role.EMBEDDING, Role.HEAD}),  # tp.py, apply_tp: layers alone are divided
     adapters=(),
+    serving=ServingFacts(
+        joins_projections=True,  # model.py wqkv
+        quantizes_head=True,  # quantize.py replaces every linear layer
+        compiles_sampler=True,  # generate.py, decode_one_token
+        captures_compiled=True,  # generate.py, mode="reduce-overhead"
+        own_all_reduce=True,  # tp.py over torch's symmetric memory
+    ),
     evidence={"weights": Cited(GPT_FAST, "quantize.py"), "cache": Cited(GPT_FAST, "model.py KVCache")},
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from memsheet.plan.engine import Code, Engine, Sharding
 from memsheet.plan.plan import AdapterKind, AttentionKind, Implementation, Loss, OptimizerName, RecomputeMode
+from memsheet.plan.serving_facts import ServingFacts
 from memsheet.references import LITGPT, TORCH_OPTIM
 from memsheet.sheet import Cited, Evidence, FromCode
 
@@ -27,6 +28,8 @@ ENGINE = Engine(
     tested="0f021f3 (torch 2.2, bitsandbytes 0.41.0)",
     tasks=("train", "infer"),
     server="litgpt",
+    # every linear layer is replaced (src/lightning/fabric/plugins/precision/bitsandbytes.py:335)
+    serving=ServingFacts(quantizes_head=True),
     axes=(),
     zero=(0,),
     default_zero=0,

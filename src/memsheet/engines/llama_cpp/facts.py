@@ -10,6 +10,7 @@ from __future__ import annotations
 from memsheet.plan.defaults import SERVED_ADAPTERS
 from memsheet.plan.engine import server_engine
 from memsheet.plan.plan import AttentionKind
+from memsheet.plan.serving_facts import ServingFacts
 from memsheet.references import GGML, LLAMA_CPP
 from memsheet.sheet import Cited
 
@@ -62,6 +63,13 @@ ENGINE = server_engine(
     cache_dtypes=None,  # spec.defaults.LLAMA_CACHE_DTYPES
     attention=(AttentionKind.FLASH, AttentionKind.EAGER),
     stages=device_layer_counts,
+    serving=ServingFacts(
+        shares_length=True,  # -c is that of all sequences (common/arg.cpp)
+        torch_memory=False,
+        whole_drafts=True,  # layers are dealt to devices, none is cut
+        joins_projections=True,
+        fewer_bits=("gguf:Q8_0", "gguf:Q4_K_M"),
+    ),
     models=frozenset(
         {*(f"serving.{key}" for key in OWN), "offload.parameters", *SERVED_ADAPTERS}
         - {"serving.max_cpu_loras"}

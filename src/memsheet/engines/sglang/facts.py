@@ -14,6 +14,7 @@ from memsheet.plan.defaults import SERVED_ADAPTERS
 from memsheet.plan.device import Device
 from memsheet.plan.engine import server_engine
 from memsheet.plan.plan import AttentionKind, Mesh
+from memsheet.plan.serving_facts import ServingFacts
 from memsheet.plan.speculative import kept_of, reserved_mib
 from memsheet.sheet import FromCode
 from memsheet.units import MIB
@@ -259,6 +260,17 @@ def captured_chunks(most: int) -> int:
     return sum(1 for first, end, step in steps for size in range(first, end, step) if size <= most)
 
 
+SERVING = ServingFacts(
+    pools_cache=True,
+    # v0.5.23 arg_groups/parallel_hook.py:331, mem_cache/kv_cache_configurator.py:3128
+    limits_all_groups=True,
+    cuts_dense_over_groups=True,  # v0.5.23 models/deepseek_v2.py:2662
+    joins_projections=True,
+    stages_at_once=True,
+    own_all_reduce=True,  # distributed/device_communicators/custom_all_reduce.py, after vLLM's
+    planned=True,
+)
+
 ENGINE = server_engine(
     name="sglang",
     tested="0.5.23",
@@ -266,6 +278,7 @@ ENGINE = server_engine(
     cache_dtypes=("bf16", "fp8", "fp8_e5m2"),  # v0.5.23 mem_cache/kv_cache_dtype.py:22; those with scales of their own are not modelled
     server="sglang",
     served=sglang_defaults,
+    serving=SERVING,
     precisions=("fp32", "bf16-pure"),
     attention=(AttentionKind.FLASH, AttentionKind.SDPA),
     models=frozenset({

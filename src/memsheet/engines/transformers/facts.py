@@ -8,6 +8,7 @@ from memsheet.plan.defaults import SERVED_ADAPTERS
 from memsheet.plan.engine import Engine, Sharding
 from memsheet.plan.model import Role
 from memsheet.plan.plan import AdapterKind, Implementation, Loss, OptimizerName, RecomputeMode, Schedule
+from memsheet.plan.serving_facts import ServingFacts
 from memsheet.references import TORCH_DDP, TORCH_OPTIM, TRANSFORMERS
 from memsheet.sheet import Cited
 
@@ -38,6 +39,8 @@ ENGINE = Engine(
     offload=("activations",),
     whole_roles=frozenset({Role.EMBEDDING}),
     whole_latent=True,
+    # its own code starts about 50 operations a layer (its tape)
+    serving=ServingFacts(layer_calls=50, planned=True, fewer_bits=("int8", "nf4")),
     splits_experts_over_tp=True,
     evidence={
         "activations": Cited(TRANSFORMERS, "modeling files, operation by operation"),

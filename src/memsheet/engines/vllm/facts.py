@@ -13,6 +13,8 @@ from memsheet.plan.device import Device
 from memsheet.plan.engine import server_engine
 from memsheet.plan.plan import AttentionKind, Mesh
 from memsheet.plan.profiled_release import Release, Sampler, Shown
+from memsheet.plan.serving_facts import ServingFacts
+from memsheet.plan.speculative import version_of
 from memsheet.sheet import FromCode
 from memsheet.units import GIB
 
@@ -127,6 +129,32 @@ def stage_layer_counts(layers: int, count: int, _: str | None) -> tuple[int, ...
     return tuple(found) if even else None
 
 
+OWN_OUTPUT = frozenset({"deepseek_v3", "glm4_moe"})
+OUTPUT_SHARED_SINCE = (0, 16)
+"""Families whose layers for further tokens each have an output, which takes the model's since then (v0.16.0
+v1/spec_decode/eagle.py _maybe_share_lm_head; v0.11.0 models/deepseek_mtp.py:67 and
+v1/spec_decode/eagle.py:883 keep it).
+"""
+
+
+def own_draft_outputs(version: str | None) -> frozenset[str]:
+    """Families whose layers for further tokens keep an output of their own in a release."""
+    return frozenset() if version_of(version) >= OUTPUT_SHARED_SINCE else OWN_OUTPUT
+
+
+SERVING = ServingFacts(
+    pools_cache=True,
+    profiles_batch=True,
+    needs_longest=True,  # v0.11.0 v1/core/kv_cache_utils.py check_enough_kv_cache_memory
+    replicas_share_experts=True,  # v0.33.0 layers/fused_moe/config.py:1106, 1207
+    own_draft_outputs=own_draft_outputs,
+    joins_projections=True,  # v0.11.0 model_executor/models/llama.py
+    stages_at_once=True,  # v0.11.0 v1/engine/core.py, step_with_batch_queue
+    own_all_reduce=True,  # v0.11.0 device_communicators/custom_all_reduce.py
+    unpacks_in_profile=True,  # v0.11.0 v1/attention/backends/mla/common.py:1652
+    planned=True,
+)
+
 ENGINE = server_engine(
     name="vllm",
     tested="0.33.0",
@@ -135,6 +163,7 @@ ENGINE = server_engine(
     server="vllm",
     stages=stage_layer_counts,
     served=vllm_serve_defaults,
+    serving=SERVING,
     precisions=("fp32", "bf16-pure"),
     attention=(AttentionKind.FLASH, AttentionKind.SDPA),
     models=frozenset({

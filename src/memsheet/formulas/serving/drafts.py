@@ -13,9 +13,9 @@ from memsheet.formulas.serving.loaded import Ways, loaded_items, loaded_tensors
 from memsheet.frozen import dataclass
 from memsheet.plan.defaults import QUANTIZED
 from memsheet.plan.dtypes import INT64, dtype_named
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Embeddings, ModelSpec, Role, Run, Stack, Weight
 from memsheet.plan.plan import Plan, Quantization, SpeculativeMethod
-from memsheet.plan.speculative import OUTPUT_SHARED_SINCE, OWN_OUTPUT, version_of
 from memsheet.references import SGLANG, VLLM, formula
 from memsheet.sheet import NOTHING, Bytes, Component, Instant, Item, sum_byte_ranges
 
@@ -108,12 +108,7 @@ def own_outputs(whole: ModelSpec, part: ModelSpec, plan: Plan) -> tuple[Weight, 
     """Outputs of a checkpoint's own layers where the release does not give them the model's."""
     kinds = {block.kind for block in whole.blocks()}
     mtp = plan.speculative is not None and plan.speculative.method is SpeculativeMethod.MTP
-    if (
-        not mtp
-        or plan.engine != "vllm"
-        or version_of(plan.engine_version) >= OUTPUT_SHARED_SINCE
-        or not kinds & OWN_OUTPUT
-    ):
+    if not mtp or not kinds & engine_of(plan).serving.own_draft_outputs(plan.engine_version):
         return ()
     return tuple(
         replace(weight, path=f"mtp.{number}.shared_head.head.weight")

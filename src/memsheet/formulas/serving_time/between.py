@@ -12,11 +12,6 @@ from memsheet.formulas.step_time.collectives import collective_s, send_s
 from memsheet.plan.model import ModelSpec, Moe
 from memsheet.references import AICONFIGURATOR, MEGATRON_TP, VLLM, formula
 
-ENGINES = ("vllm", "sglang", "gpt-fast")
-"""That have an all-reduce of their own inside a node, for which a captured graph is enough (vLLM v0.11.0
-device_communicators/custom_all_reduce.py, SGLang's copy of it; gpt-fast tp.py over torch's symmetric memory).
-Others go through NCCL, as all do at the slow end.
-"""
 FASTEST = 0.56
 """Of the time of vLLM's: SGLang 0.5.14's takes 2.4 us among two H100 where vLLM 0.24.0's takes 4.3
 (custom_allreduce_perf of serving_rates.toml).
@@ -28,12 +23,14 @@ FASTEST = 0.56
     at="custom_allreduce_perf, by bytes and ranks; beyond one node as NCCL's over the network",
 )
 def all_reduce_s(shop: ServeTiming, nbytes: float, ranks: int) -> float:
-    """Seconds of an all-reduce of a tensor over neighbouring ranks."""
+    """Seconds of an all-reduce of a tensor over neighbouring ranks: by the engine's own kernel where it has
+    one, for which a captured graph is enough; else by NCCL, as all do at the slow end.
+    """
     if ranks == 1:
         return 0.0
     speeds, rates = shop.speeds, shop.speeds.rates
     least_s = 0.0 if replays_cuda_graph(shop) else speeds.started_s
-    if ranks > rates.near or shop.plan.engine not in ENGINES:
+    if ranks > rates.near or not shop.engine.serving.own_all_reduce:
         return max(float(collective_s("all_reduce", nbytes, ranks, 1, rates)), least_s)
     own = max(
         _interpolate_seconds(
@@ -49,7 +46,8 @@ def all_reduce_s(shop: ServeTiming, nbytes: float, ranks: int) -> float:
 def replays_cuda_graph(shop: ServeTiming) -> bool:
     """Whether decoding replays a graph, so that the host starts no kernel by itself."""
     plan = shop.plan
-    graphs = plan.captures or bool(plan.cuda_graphs) or (plan.engine == "gpt-fast" and plan.compile)
+    compiled = shop.engine.serving.captures_compiled and plan.compile
+    graphs = plan.captures or bool(plan.cuda_graphs) or compiled
     return graphs and shop.work.fresh == 1
 
 
@@ -132,7 +130,7 @@ def _gathering_layer_count(spec: ModelSpec, shop: ServeTiming) -> int:
     """Layers before which tokens are gathered: those with experts; all of a model whose feed-forward layers
     are cut over all ranks.
     """
-    every = shop.plan.engine == "sglang"
+    every = shop.engine.serving.cuts_dense_over_groups
     return sum(
         run.count
         for stack in spec.stacks

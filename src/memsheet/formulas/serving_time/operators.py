@@ -22,6 +22,7 @@ from memsheet.formulas.states.params import fold_path_indices, stack_prefix
 from memsheet.formulas.step_time.operators import GROUPED
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.engine import Engine
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import (
     Attention,
     Block,
@@ -47,7 +48,6 @@ FUSED = (
 """Matrices of one input that a server keeps as one (vLLM v0.11.0 model_executor/models/llama.py,
 QKVParallelLinear and MergedColumnParallelLinear; deepseek_v2.py fused_qkv_a_proj).
 """
-JOINS = ("vllm", "sglang", "gpt-fast", "llama.cpp", "autoawq")
 SMALL = {End.FAST: 3, End.VALUE: 5, End.SLOW: 8}
 """Kernels of a layer besides products and attention: two norms, rotation, what writes the cache and the
 activation (vLLM v0.11.0 models/llama.py); fewer where a compiler joins them, more where a cast or a residual
@@ -191,7 +191,7 @@ def _joined_product(matrices: list[Held], groups: int) -> Product:
 
 def _fused_linear_groups(plan: Plan, linear: list[Held]) -> list[list[Held]]:
     """Matrices that are multiplied at once."""
-    if plan.engine not in JOINS:
+    if not engine_of(plan).serving.joins_projections:
         return [[one] for one in linear]
     found: dict[tuple[str, int], list[Held]] = {}
     for one in linear:

@@ -19,15 +19,10 @@ from memsheet.formulas.serving_time.operators import (
 from memsheet.formulas.serving_time.speeds import End, Speeds, format_of, speeds_of
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine_registry import engine_of
-from memsheet.plan.model import CrossAttention, ModelSpec
+from memsheet.plan.model import CrossAttention, ModelSpec, Role
 from memsheet.plan.plan import Plan
 from memsheet.references import VLLM_SAMPLER, formula
 
-CALLS = {"transformers": 50}
-"""Operations that the host starts for a layer where no graph is replayed: transformers' own code is about 50
-(its tape); a server's fused kernels are two each for its 13 operators (formulas/step_time/kernels.py, CALLS).
-"""
-FUSED_CALLS = 26
 SAMPLER_CALLS = {End.FAST: 0, End.VALUE: 10, End.SLOW: 35}
 """Operations between two graphs: none where the next pass is prepared beside this one; a draw without
 filters; top-k, top-p and penalties.
@@ -35,12 +30,6 @@ filters; top-k, top-p and penalties.
 SAMPLER_BYTES = {End.FAST: 6, End.VALUE: 26, End.SLOW: 120}
 """Read and written for each logit: cast and the largest; cast, divided, softmax, the largest; sorted, summed
 and put back besides.
-"""
-INSIDE = ("gpt-fast",)
-"""Engines that compile the choice of a token with the model."""
-IN_STAGES = ("vllm", "sglang")
-"""Whose stages work at once (vLLM v0.11.0 v1/engine/core.py, step_with_batch_queue); transformers' device_map
-is one stage after another.
 """
 WHY = (
     "operators timed one by one on the card or one of its kind (serving_rates.toml, rates.toml): "
@@ -124,8 +113,13 @@ class Timer:
             )
         )
 
+    @property
+    def _stages_at_once(self) -> int:
+        """Stages that work at the same time; transformers' device_map is one after another."""
+        return self.plan.mesh.pp if engine_of(self.plan).serving.stages_at_once else 1
+
     def _step(self, batch: int, context: int) -> Pass:
-        each = -(-batch // self.plan.mesh.pp) if self.plan.engine in IN_STAGES else batch
+        each = -(-batch // self._stages_at_once)
         return Pass(sequences=max(1, each), cached=max(1, context))
 
     def _timed(self, passes: tuple[Pass, ...]) -> Seconds:
@@ -160,7 +154,7 @@ class Timer:
         """Of the layers' time, where a prompt's parts follow one another through stages: n parts and p stages
         take n + p - 1 turns of n p.
         """
-        stages = self.plan.mesh.pp if self.plan.engine in IN_STAGES else 1
+        stages = self._stages_at_once
         return (passes + stages - 1) / (passes * stages)
 
 
@@ -212,8 +206,7 @@ def _calls_s(spec: ModelSpec, shop: ServeTiming) -> float:
     """Of the host, where it starts every kernel."""
     if replays_cuda_graph(shop):
         return 0.0
-    each = CALLS.get(shop.plan.engine, FUSED_CALLS)
-    return spec.layers * each * shop.speeds.call_s
+    return spec.layers * shop.engine.serving.layer_calls * shop.speeds.call_s
 
 
 @formula(
@@ -224,15 +217,16 @@ def head_and_sampler_s(spec: ModelSpec, shop: ServeTiming) -> dict[str, float]:
     """The logits of each sequence's last token, and the choice of the next."""
     if spec.head.kind == "none":
         return {"logits": 0.0, "sampler": 0.0}
-    plan, speeds, rows = shop.plan, shop.speeds, shop.work.sequences
+    plan, engine, speeds, rows = shop.plan, shop.engine, shop.speeds, shop.work.sequences
     elements = float(spec.head.width) * spec.hidden
-    dtype, cut = plan.precision.parameters, 1.0 if plan.engine in INSIDE else float(plan.mesh.tp)
-    if plan.quantization is not None and plan.engine in INSIDE:
+    whole = Role.HEAD in engine.whole_roles
+    dtype, cut = plan.precision.parameters, 1.0 if whole else float(plan.mesh.tp)
+    if plan.quantization is not None and engine.serving.quantizes_head:
         dtype = plan.quantization.weights
     line = speeds.product[format_of(dtype)]
     flops = 2.0 * rows * elements / cut / flops_per_s(shop, format_of(dtype), rows, spec.hidden)
     logits = line.start_s + max(dtype.nbytes(int(elements)) / cut / line.bytes_per_s, flops)
-    calls = 0 if plan.engine in INSIDE else SAMPLER_CALLS[speeds.end]
+    calls = 0 if engine.serving.compiles_sampler else SAMPLER_CALLS[speeds.end]
     return {
         "logits": logits,
         "sampler": calls * speeds.call_s

@@ -9,6 +9,7 @@ from textwrap import wrap
 from typing import Any
 
 from memsheet.budget import Answer
+from memsheet.plan.engine_registry import engine_of
 from memsheet.report.screen.draft_words import drafting_lines
 from memsheet.report.screen.layout import join_phrases
 from memsheet.report.screen.token_words import token_factors
@@ -34,9 +35,8 @@ def serving_lines(answer: Answer, look: Look) -> Iterator[str]:
         yield from _token_cache_phrases(answer, int(per_token), look)
     if found := serving.get("speculative"):
         mesh = answer.plan.mesh
-        yield from drafting_lines(
-            found, look, several=answer.plan.engine != "llama.cpp" and mesh.tp * mesh.pp > 1
-        )
+        whole = engine_of(answer.plan).serving.whole_drafts
+        yield from drafting_lines(found, look, several=not whole and mesh.tp * mesh.pp > 1)
     if room := serving.get("lora"):
         yield from _adapter_room_phrases(answer, room, look)
     short = serving.get("short_bytes")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from memsheet.budget import Answer, Result, worst_sheet
 from memsheet.errors import printable_line
 from memsheet.plan.device import Basis
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.plan import Plan
 from memsheet.report.screen.bars import components_by_size, marks_of, render_stacked_bars
 from memsheet.report.screen.changes import what_to_change
@@ -241,7 +242,7 @@ def _training_choice_phrases(plan: Plan) -> Iterator[str]:
 def _serving_choice_phrases(plan: Plan) -> Iterator[str]:
     yield plan.precision.parameters.name
     if plan.max_sequences is not None and plan.max_model_len is not None:
-        shared = plan.engine == "llama.cpp"  # whose sequences share one cache
+        shared = engine_of(plan).serving.shares_length
         asked = f"up to {plan.max_sequences} × {plan.max_model_len} tokens, as the pool holds them"
         alone = (
             f"{plan.max_model_len} tokens for {plan.max_sequences}"
@@ -306,7 +307,7 @@ def _peak_component_table(answer: Answer, sheet: Sheet, look: Look) -> Renderabl
         table.add_row(*row_of, *(("",) if profiled else ()), told)
 
     component_rows(None)
-    of_torch = answer.plan.engine != "llama.cpp"
+    of_torch = engine_of(answer.plan).serving.torch_memory
     outside = any(component in OUTSIDE_TENSORS for component, _ in rows)
     if not outside:
         ends = (

@@ -179,7 +179,7 @@ def _kv_cache_words(plan: Plan) -> str:
     if plan.max_sequences is None or plan.max_model_len is None:
         return dtype
     plural = "s" if plan.max_sequences != 1 else ""
-    if plan.engine == "llama.cpp":  # whose sequences share what -c says
+    if engine_of(plan).serving.shares_length:
         return _join_nonempty(
             dtype,
             f"{plan.max_model_len:,} tokens" + (f" for {plan.max_sequences} sequences" if plural else ""),

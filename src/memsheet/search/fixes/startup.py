@@ -27,7 +27,7 @@ STEP = 64
 """Lengths are looked at in multiples of it, as a search for the longest does."""
 FRACTIONS = (0.95, 0.98)
 SEQUENCES = (256, 64, 16)
-"""Sequences that may start: vLLM's sampler is sized for all of them."""
+"""Sequences that may start: the sampler of a first batch is sized for all of them."""
 FEWER_BITS = {16: ("fp8", "awq-int4"), 32: ("fp8", "awq-int4"), 8: ("awq-int4",)}
 """Formats of weights by the bits that they are stored in now; of four bits there is none that takes less."""
 LENGTHS = ("seq_len", "serving.max_model_len", "serving.prompt_tokens", "serving.output_tokens")
@@ -111,7 +111,7 @@ def _startup_changes_by_kind(
     bits = plan.quantization.weights.bits if plan.quantization is not None else plan.precision.parameters.bits
     yield [{"quantization.weights": name} for name in FEWER_BITS.get(bits, ())]
     yield [{"serving.memory_fraction": share} for share in FRACTIONS if share > (plan.memory_fraction or 1)]
-    if plan.engine == "vllm":
+    if engine_of(plan).serving.profiles_batch:
         yield [{"serving.max_sequences": count} for count in SEQUENCES if count < (plan.max_sequences or 0)]
         yield [{"cuda_graphs": False}] if plan.captures else []
     if plan.served_adapters is not None and plan.served_adapters.slots > 1:
@@ -214,8 +214,8 @@ def _cluster_of_gpus(cluster: Cluster, gpus: Any) -> Cluster:
 def _longest_starting_lengths(
     model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, plan: Plan
 ) -> Mapping[str, int | None]:
-    """The longest sequences. SGLang starts with room for a page, so that no length is at fault."""
-    if plan.engine != "vllm":
+    """The longest sequences. A server that starts with room for a page has no length at fault."""
+    if not engine_of(plan).serving.needs_longest:
         return {"longest_that_fits": None, "longest_expected": None}
     asked = {key: value for key, value in request.items() if key not in LENGTHS}
     most = (

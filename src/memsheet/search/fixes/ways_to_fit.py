@@ -17,6 +17,7 @@ from memsheet.catalog import model_names
 from memsheet.errors import InputError, raise_if_problems
 from memsheet.formulas.states.params import parameter_count
 from memsheet.plan.device import MAX_DEVICES, ONE_NODE, Cluster, cluster_of
+from memsheet.plan.engine_registry import HOST_LAYERS_SERVER, engine_of
 from memsheet.plan.hardware import unsupported_choices
 from memsheet.plan.library_defaults import implied_library_keys
 from memsheet.plan.model import ModelSpec, Moe
@@ -42,11 +43,6 @@ RECOMPUTED: tuple[tuple[str, Edits], ...] = (
     ("every layer recomputed", {"recompute.mode": "full"}),
     ("every layer recomputed, a fused loss", {"recompute.mode": "full", "loss": "fused"}),
 )
-FEWER_BITS: Mapping[str, tuple[Edits, ...]] = {
-    "transformers": ({"quantization.weights": "int8"}, {"quantization.weights": "nf4"}),
-    "llama.cpp": ({"quantization.weights": "gguf:Q8_0"}, {"quantization.weights": "gguf:Q4_K_M"}),
-}
-"""Formats of weights that an engine makes itself or that files are published in, the mildest first."""
 IN_BITS = "gguf:Q4_K_M"
 
 
@@ -103,7 +99,9 @@ def _serving_ways(
     spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan
 ) -> Iterator[WayToFit | None]:
     alone, files = cluster.count == 1, {} if plan.quantization else {"quantization.weights": IN_BITS}
-    if alone and plan.engine == "llama.cpp":
+    engine = engine_of(plan)
+    keeps_host_layers = "serving.gpu_layers" in engine.models
+    if alone and keeps_host_layers:
         yield from host_ways(spec, request, cluster, {})
     if plan.quantization is None:
         yield next(
@@ -111,17 +109,17 @@ def _serving_ways(
                 spec,
                 request,
                 cluster,
-                tuple((str(each["quantization.weights"]), each) for each in FEWER_BITS.get(plan.engine, ())),
+                tuple((name, {"quantization.weights": name}) for name in engine.serving.fewer_bits),
             ),
             None,
         )
-    if alone and (plan.engine != "llama.cpp" or files) and spec.source.kind != "gguf":
-        yield from host_ways(spec, request, cluster, {"engine": "llama.cpp", **files})
+    if alone and (not keeps_host_layers or files) and spec.source.kind != "gguf":
+        yield from host_ways(spec, request, cluster, {"engine": HOST_LAYERS_SERVER, **files})
     yield _on_more(spec, request, cluster, (("", {}),))
 
 
 def host_ways(spec: ModelSpec, request: Request, cluster: Cluster, edits: Edits) -> Iterator[WayToFit]:
-    """What llama.cpp keeps on the host so that the rest fits a card: the experts of as few layers as suffice,
+    """What a server keeps on the host so that the rest fits a card: the experts of as few layers as suffice,
     and whole layers. The number is the last that fits where one more does not.
     """
     blocks = [
@@ -337,7 +335,6 @@ def _pool_is_short(spec: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[
     if plan.task != "infer":
         return False
     from memsheet.formulas.serving.servers import server_of
-    from memsheet.plan.engine_registry import engine_of
 
     short = server_of(engine_of(plan)).facts(spec, plan, cluster, sheets).get("short_bytes")
     return short is not None and short.high > 0

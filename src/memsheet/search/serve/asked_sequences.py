@@ -17,7 +17,7 @@ from memsheet.plan.hardware import FP8_UNITS, is_older_device, unsupported_choic
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.resolve import resolve_request
-from memsheet.search.pool_room import POOLED, tokens_asked
+from memsheet.search.pool_room import group_share, pools_cache, tokens_asked
 from memsheet.sheet import Bytes
 
 STEP = 64
@@ -48,12 +48,9 @@ def asked_sequences(model: ModelSpec, plan: Plan, cluster: Cluster, wanted: int)
     """The pool of a replica against ``wanted`` sequences of the length that is asked about; None for engines
     whose cache is made for them.
     """
-    if plan.engine not in POOLED or plan.phase == "load":
+    if not pools_cache(plan) or plan.phase == "load":
         return None
-    each = (
-        -(-wanted // int(plan.mesh.attn_dp)) if plan.engine == "sglang" else wanted
-    )  # whose limit is of all groups
-    tokens = tokens_asked(plan)
+    each, tokens = group_share(plan, wanted), tokens_asked(plan)
     server: Any = server_of(engine_of(plan))
     room = server.room(model, plan, cluster)(tokens)
     held = Bytes(*(min(each, count) for count in (room.low, room.value, room.high)))

@@ -22,7 +22,7 @@ from memsheet.plan.plan import Plan
 from memsheet.resolve import resolve_request
 from memsheet.resolve.length import length_notes
 from memsheet.resolve.version import version_notes
-from memsheet.search.pool_room import POOLED, room_of, sequences_of
+from memsheet.search.pool_room import pools_cache, room_of, sequences_of
 from memsheet.search.serve.load import Holds, Load, Reason, Served, groups_of, most_within_latency, reasons_of
 from memsheet.search.serve.space import AXES, mesh_independent_options, serving_meshes
 from memsheet.sheet import NOTHING, Bytes, Component
@@ -186,7 +186,7 @@ def _for_users(search: Search, request: Mapping[str, Any]) -> Served:
         load.users is None
         or request.get(key) is not None
         or usual.holds is Holds.YES
-        or usual.plan.engine not in POOLED
+        or not pools_cache(usual.plan)
     ):
         return usual
     share = users_of_replica(usual.plan, load.users)
@@ -198,10 +198,10 @@ def _for_users(search: Search, request: Mapping[str, Any]) -> Served:
 
 def users_of_replica(plan: Plan, users: int) -> int:
     """What ``--sequences`` says where replicas share users: of one replica, or of one group that attends by
-    itself, but SGLang's counts all groups.
+    itself, unless the engine counts those of all groups.
     """
-    groups = int(plan.mesh.dp_replicate * (1 if plan.engine == "sglang" else plan.mesh.attn_dp))
-    return -(-users // groups)
+    groups = 1 if engine_of(plan).serving.limits_all_groups else plan.mesh.attn_dp
+    return -(-users // int(plan.mesh.dp_replicate * groups))
 
 
 def _account_serving_plan(search: Search, request: Mapping[str, Any]) -> Served:
@@ -242,10 +242,10 @@ def _account_serving_plan(search: Search, request: Mapping[str, Any]) -> Served:
 
 def deciding_stages(plan: Plan) -> list[int]:
     """The stages that may decide: the first has the embedding, the last the head, and where they are uneven
-    the one before it has as many layers as any. Transformers asks for all of them.
+    the one before it has as many layers as any. Without a pool, which is as long in all, any may.
     """
     count = plan.mesh.pp
-    if plan.engine not in POOLED:
+    if not pools_cache(plan):
         return list(range(count))
     return sorted({0, count - 1, *([max(0, count - 2)] if plan.layers_per_stage else [])})
 
@@ -253,7 +253,7 @@ def deciding_stages(plan: Plan) -> list[int]:
 def _context_sequences(search: Search, plan: Plan, facts: Mapping[str, Any]) -> Bytes:
     """Sequences of the context on one replica: at least, as expected and at most."""
     room = room_of(search.spec, plan, search.cluster, facts, search.load.context)
-    limit = int(group_plan(plan).max_sequences or room.value) if plan.engine in POOLED else int(room.value)
+    limit = int(group_plan(plan).max_sequences or room.value) if pools_cache(plan) else int(room.value)
     return Bytes(*(min(int(count), limit) for count in (room.low, room.value, room.high)))
 
 
@@ -308,7 +308,7 @@ def _engine_limit_reasons(
     """Where the engine's own limit, and not room, is what there are too few of."""
     room = int(sequences_of(facts, load.context).value)
     limit = int(group_plan(plan).max_sequences or 0)
-    if plan.engine not in POOLED or not limit or room <= limit:
+    if not pools_cache(plan) or not limit or room <= limit:
         return reasons
     words = (
         f"runs {limit:,} sequences a replica at once by its own limit (--sequences), and has room for "

@@ -10,12 +10,9 @@ from typing import Any
 from memsheet.budget import Result
 from memsheet.errors import InputError
 from memsheet.plan.device import Cluster
+from memsheet.plan.engine_registry import PAGED_SERVER
 from memsheet.plan.model import ModelSpec
 from memsheet.search.trials import Question, Trials, Tried, fitting_edge
-
-PIECES = "vllm"
-"""The server named where prompts are too long for one pass: it reads them max_num_batched_tokens at a time.
-"""
 
 
 def prompts_that_fit(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster) -> Mapping[str, Any]:
@@ -47,13 +44,13 @@ def _prompt_question(model: ModelSpec, request: Mapping[str, Any], cluster: Clus
 
 
 def _chunked_prefill_server(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster) -> str | None:
-    """The server's name where it is sure to hold the load. None where it is not, or cannot take the
-    question.
+    """The name of a server that reads prompts in pieces where it is sure to hold the load. None where it is
+    not, or cannot take the question.
     """
     trials = Trials(
-        values=(1,), asks=lambda _: _prompt_question(model, {**request, "engine": PIECES}, cluster)
+        values=(1,), asks=lambda _: _prompt_question(model, {**request, "engine": PAGED_SERVER}, cluster)
     )
     try:
-        return PIECES if trials.at(0).verdict.result is Result.FITS else None
+        return PAGED_SERVER if trials.at(0).verdict.result is Result.FITS else None
     except InputError:
         return None

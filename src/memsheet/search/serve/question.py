@@ -9,6 +9,7 @@ from typing import Any
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.plan.check import check_request
 from memsheet.plan.device import MAX_DEVICES, Cluster
+from memsheet.plan.engine_registry import MODELLED, ONE_GPU, PAGED_SERVER, find_engine
 from memsheet.plan.model import ModelSpec
 from memsheet.resolve.length import too_long
 from memsheet.resolve.serving import serves_in_pages
@@ -16,7 +17,6 @@ from memsheet.search.serve.cuts import Deployment, Way, rank_serving_plans
 from memsheet.search.serve.load import Load, parse_latency_s
 from memsheet.search.serve.space import eight_bit_formats
 
-ENGINES = ("vllm", "sglang", "transformers")
 USUAL_CONTEXT = 8192
 """Tokens where nobody says, if the model goes so far."""
 MAX_TOKENS = 100_000_000
@@ -41,13 +41,14 @@ def asked_serving(
     """Every cut for what is wanted: ``context``, ``users``, ``ttft``, ``tpot``. Raises InputError with every
     problem.
     """
-    engine = str(request.get("engine") or ("vllm" if serves_in_pages(spec) else "transformers"))
-    if engine not in ENGINES:
+    engine = str(request.get("engine") or (PAGED_SERVER if serves_in_pages(spec) else ONE_GPU))
+    planned = planned_engines()
+    if engine not in planned:
         raise input_error(
             "engine",
             engine,
             "is not planned for",
-            f"one of {', '.join(ENGINES)}; `memsheet infer` accounts it",
+            f"one of {', '.join(planned)}; `memsheet infer` accounts it",
         )
     raise_if_problems(check_request(request))
     load, notes = _wanted_load(spec, request, wanted)
@@ -62,6 +63,12 @@ def asked_serving(
         tuple(_ways_to_hold_users(found, pinned, any_precision=any_precision)) if found.best is None else ()
     )
     return replace(found, notes=(*notes, *found.notes), ways=ways)
+
+
+def planned_engines() -> list[str]:
+    """Names of engines whose cuts are weighed, servers with a pool first."""
+    facts = [engine for name in MODELLED if (engine := find_engine(name)) and engine.serving.planned]
+    return [engine.name for engine in sorted(facts, key=lambda one: not one.serving.pools_cache)]
 
 
 def _wanted_load(

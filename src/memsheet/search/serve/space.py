@@ -9,6 +9,8 @@ from typing import Any
 
 from memsheet.engines.sglang.facts import ATTENTION_GROUPS
 from memsheet.plan.device import Cluster
+from memsheet.plan.engine import Engine
+from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import ModelSpec, Moe
 from memsheet.resolve.attention import has_experts
 
@@ -54,7 +56,7 @@ def serving_meshes(
             yield mesh
     if pinned.get("mesh.attn_dp", 1) != 1:
         return
-    alone = {"mesh.attn_dp": 1} if request.get("engine") in GROUPING else {}
+    alone = {"mesh.attn_dp": 1} if _groups_attention(find_engine(str(request.get("engine")))) else {}
     for tp in gpu_count_divisors(cluster.count):
         if tp > cluster.per_node and "mesh.tp" not in request:
             continue
@@ -70,8 +72,9 @@ def serving_meshes(
                     yield mesh
 
 
-GROUPING = ("vllm", "sglang")
-"""Engines that have data-parallel attention."""
+def _groups_attention(engine: Engine | None) -> bool:
+    """Whether an engine has data-parallel attention."""
+    return engine is not None and "attn_dp" in engine.serving_axes
 
 
 def attention_dp_meshes(
@@ -81,7 +84,10 @@ def attention_dp_meshes(
     groups inside a node. Its experts are cut over all ranks of a server or dealt to them; over several nodes
     they are dealt.
     """
-    if request.get("engine") not in GROUPING or (request.get("engine") == "vllm" and not has_experts(spec)):
+    engine = find_engine(str(request.get("engine")))
+    if engine is None or not _groups_attention(engine):
+        return
+    if not engine.serving.cuts_dense_over_groups and not has_experts(spec):
         return
     if not {block.kind for block in spec.blocks()} <= ATTENTION_GROUPS and request.get("engine") == "sglang":
         return

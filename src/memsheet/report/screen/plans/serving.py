@@ -20,7 +20,7 @@ from memsheet.report.shared.plans.serving_words import (
     weight_cache_formats,
 )
 from memsheet.report.shared.plans.shown_cuts import select_table_plans
-from memsheet.search.pool_room import POOLED
+from memsheet.search.pool_room import pools_cache
 from memsheet.search.serve.cuts import Deployment, best_plan_per_cut
 from memsheet.search.serve.load import Holds, Served, format_latency
 from memsheet.units import format_count
@@ -334,7 +334,7 @@ def _deployment_note_lines(found: Deployment) -> Iterator[str]:
         int((best.serving.get("max_sequences") or {}).get(str(load.context), 0)),
         int(group_plan(best.plan).max_sequences or 0),
     )
-    if best.plan.engine in POOLED and room > limit:
+    if pools_cache(best.plan) and room > limit:
         who = "group" if best.plan.mesh.attn_dp > 1 else "replica"
         yield (
             f"a {who} has room for {room:,} and runs {limit:,} at once: that is {best.plan.engine}'s "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memsheet.formulas.serving_time import Seconds
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.names import SHORT
 from memsheet.plan.plan import Plan
 from memsheet.report.shared.machines import machine_flags
@@ -66,7 +67,7 @@ def serving_command(found: Deployment, one: Served) -> str:
         if key in flags and key not in DROPPED and value not in (None, False)
     }
     apart = (
-        found.engine == "vllm" and values.get("mesh.dp_replicate", 1) > 1
+        engine_of(one.plan).serving.replicas_share_experts and values.get("mesh.dp_replicate", 1) > 1
     )  # servers, not ranks of one that share experts
     kept = {
         key: value
