@@ -36,7 +36,7 @@ from memsheet.sheet import (
 
 if TYPE_CHECKING:
     from memsheet.formulas.step import Rank, Trained
-    from memsheet.formulas.tapes.evaluate import BytesByPath, Key
+    from memsheet.formulas.tapes.bytes_by_path import BytesByPath, Key
 
 EVIDENCE: dict[Component, Evidence] = {
     **dict.fromkeys(

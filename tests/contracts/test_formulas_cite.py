@@ -24,7 +24,7 @@ NUMBERS = (
 
 # What returns a number and is no formula: it adds up, counts or picks what formulas gave.
 EXCEPTIONS = {
-    "tapes.evaluate.moment_total_bytes": "adds up bags",
+    "tapes.bytes_by_path.moment_total_bytes": "adds up bags",
     "tapes.evaluate.entry_bytes": "the product of a recorded shape; the recording cites its operation",
     "tapes.evaluate.with_products": "names products of axes",
     "serving.kv_cache.cache_bytes": "adds up layers",

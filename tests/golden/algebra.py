@@ -13,7 +13,7 @@ from memsheet import catalog
 from memsheet.arith import Term
 from memsheet.formulas.groups import Group, StageLayers, walk_stage_layers
 from memsheet.formulas.states.held import Held
-from memsheet.formulas.tapes.evaluate import BytesByPath
+from memsheet.formulas.tapes.bytes_by_path import BytesByPath
 from memsheet.plan.defaults import NAMED_PRECISIONS
 from memsheet.plan.dtypes import BF16, FP32
 from memsheet.plan.engine_registry import find_engine

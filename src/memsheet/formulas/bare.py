@@ -27,7 +27,7 @@ from memsheet.formulas.states.held import Held, gradient_dtype, parameter_shard
 from memsheet.formulas.states.held_shapes import dim0_gathered
 from memsheet.formulas.states.optimizers import WHOLE_SHAPES, optimizer_bytes, step_temporaries
 from memsheet.formulas.step import UNSYNCED, accumulates_gradients
-from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, merge_moment
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, merge_moment
 from memsheet.plan.engine import Engine, Sharding
 from memsheet.plan.model import Role
 from memsheet.plan.plan import Implementation, Plan

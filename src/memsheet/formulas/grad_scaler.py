@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memsheet.arith import Count
-from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
 from memsheet.plan.dtypes import FP16, FP32
 from memsheet.plan.engine import Engine
 from memsheet.plan.plan import Plan

@@ -14,7 +14,8 @@ from memsheet.formulas.model_code import model_code
 from memsheet.formulas.model_code.let_go import LetGo
 from memsheet.formulas.states.held import Held, tensors_on_rank
 from memsheet.formulas.states.params import JOIN, START, stack_prefix
-from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Part, Release, merge_moment
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, merge_moment
+from memsheet.formulas.tapes.evaluate import Part, Release
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import Block, ModelSpec, Norm, Stack, Weight
 from memsheet.plan.plan import Plan, Recompute, RecomputeMode

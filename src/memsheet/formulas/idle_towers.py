@@ -17,7 +17,7 @@ from memsheet.formulas.states.held import Held, gradient_dtype, parameter_shard,
 from memsheet.formulas.states.held_shapes import dim0_gathered
 from memsheet.formulas.states.optimizers import states_without_gradient
 from memsheet.formulas.states.params import fold_path_indices, tower_tensors
-from memsheet.formulas.tapes.evaluate import BytesByPath, Key, merge_moment
+from memsheet.formulas.tapes.bytes_by_path import BytesByPath, Key, merge_moment
 from memsheet.plan.engine import Engine, Sharding
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memsheet.arith import Count
 from memsheet.formulas.model_code.transformers.picture_towers import has_pictures, pixel_bytes
 from memsheet.formulas.model_code.transformers.pictures import of_pictures, picture_bytes
-from memsheet.formulas.tapes.evaluate import BytesByPath
+from memsheet.formulas.tapes.bytes_by_path import BytesByPath
 from memsheet.plan.dtypes import INT64
 from memsheet.plan.model import ModelSpec, Stack
 from memsheet.plan.plan import Plan

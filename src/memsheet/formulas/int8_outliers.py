@@ -10,7 +10,7 @@ from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.int8 import OUTLIERS
 from memsheet.formulas.sharding.resident_state import ResidentState
 from memsheet.formulas.states.held import Held, held_tensors, module_of
-from memsheet.formulas.tapes.evaluate import Key
+from memsheet.formulas.tapes.bytes_by_path import Key
 from memsheet.plan.defaults import OUTLIER_COLUMNS
 from memsheet.plan.dtypes import INT8
 from memsheet.plan.model import ModelSpec

@@ -39,7 +39,7 @@ from memsheet.formulas.states.optimizers import (
     step_temporaries,
 )
 from memsheet.formulas.stretches import recompute_segments
-from memsheet.formulas.tapes.evaluate import (
+from memsheet.formulas.tapes.bytes_by_path import (
     EMPTY,
     BytesByPath,
     Key,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 
 from memsheet.formulas.groups import Group, StageLayers
-from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Moment
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Moment
 from memsheet.frozen import dataclass
 from memsheet.plan.plan import Plan
 from memsheet.references import SUBLINEAR, formula

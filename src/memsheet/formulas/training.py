@@ -13,7 +13,8 @@ from memsheet.formulas.sharding.overhead import ShardingOverhead
 from memsheet.formulas.states.held import Held, gradient_dtype, module_of
 from memsheet.formulas.states.optimizers import step_temporaries
 from memsheet.formulas.stretches import RecomputeSegments
-from memsheet.formulas.tapes.evaluate import EMPTY, NOTHING, Beside, BytesByPath, Moment, bundle_moment
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Moment, bundle_moment
+from memsheet.formulas.tapes.evaluate import NOTHING, Beside
 from memsheet.frozen import dataclass
 from memsheet.plan.plan import Loss, Plan
 from memsheet.references import MEGATRON_MASTER, formula

@@ -13,7 +13,8 @@ from memsheet.exchange.mistakes.files import FILES
 from memsheet.exchange.mistakes.megatron import MEGATRON
 from memsheet.exchange.mistakes.plans import PLANS
 from memsheet.exchange.mistakes.scripts import SCRIPTS
-from memsheet.exchange.mistakes.serving import SERVING, cache_bytes
+from memsheet.exchange.mistakes.serving import SERVING
+from memsheet.exchange.mistakes.serving_pool import cache_bytes
 from memsheet.exchange.mistakes.shape import SHAPE
 from memsheet.exchange.mistakes.stored import STORED
 from memsheet.exchange.mistakes.trainer import TRAINER

@@ -13,7 +13,8 @@ from memsheet.arith import Count
 from memsheet.errors import Problem
 from memsheet.formulas.model_code.let_go import LetGo
 from memsheet.formulas.numerics import RunConfig
-from memsheet.formulas.tapes.evaluate import EMPTY, NOTHING, Beside, BytesByPath
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
+from memsheet.formulas.tapes.evaluate import NOTHING, Beside
 from memsheet.formulas.tapes.graph import Joined, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
 from memsheet.frozen import dataclass
 
 

@@ -15,7 +15,7 @@ from memsheet.formulas.model_code import model_code
 from memsheet.formulas.sharding.overhead import ShardingOverhead
 from memsheet.formulas.sharding.resident_state import ResidentState
 from memsheet.formulas.states.held import Held, held_tensors, module_of
-from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key
 from memsheet.plan.dtypes import BF16, FP8, FP32, INT16_REMAINDER, INT64, DType
 from memsheet.plan.engine import Code
 from memsheet.plan.engine_registry import find_engine

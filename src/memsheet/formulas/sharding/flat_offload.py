@@ -18,7 +18,7 @@ from memsheet.formulas.sharding.flat_shards import flat_elements
 from memsheet.formulas.sharding.resident_state import Host, ResidentState
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.states.optimizers import optimizer_bytes
-from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
 from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_FSDP1, formula
 from memsheet.sheet import Component

@@ -23,7 +23,7 @@ from memsheet.errors import input_error
 from memsheet.formulas.groups import Group, StageLayers
 from memsheet.formulas.sharding.overhead import ShardingOverhead, single_row
 from memsheet.formulas.states.held import Held
-from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.plan.engine import FlatWrapping
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.plan import Plan

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from memsheet.arith import Count
 from memsheet.formulas.groups import Group
-from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
 from memsheet.frozen import dataclass
 from memsheet.sheet import Component
 

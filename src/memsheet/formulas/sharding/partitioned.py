@@ -29,7 +29,7 @@ from memsheet.formulas.sharding.partitioned_states import (
 )
 from memsheet.formulas.sharding.resident_state import ResidentState
 from memsheet.formulas.states.held import held_tensors, parameter_bytes
-from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, merge_moment
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, merge_moment
 from memsheet.plan.engine import Engine, Sharding
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan

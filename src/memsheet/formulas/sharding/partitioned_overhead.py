@@ -29,7 +29,7 @@ from memsheet.formulas.sharding.partitioned_states import (
     persistent_parameter_rows,
     whole_gradients,
 )
-from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.plan.dtypes import FP32
 from memsheet.references import DEEPSPEED, formula
 from memsheet.sheet import Component

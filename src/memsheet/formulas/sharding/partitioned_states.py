@@ -16,7 +16,7 @@ from memsheet.formulas.sharding.partitioned_buckets import ALIGNMENT, BUCKETS, B
 from memsheet.formulas.sharding.partitioned_flow import stays_gathered, tensor_shard
 from memsheet.formulas.sharding.resident_state import Host
 from memsheet.formulas.states.held import Held, module_of, row_scales
-from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key
 from memsheet.plan.dtypes import BF16, FP16, FP32
 from memsheet.plan.plan import Implementation, OptimizerName, Plan
 from memsheet.references import DEEPSPEED, TORCH_OPTIM, formula

@@ -16,7 +16,7 @@ from memsheet.formulas.sharding.resident_state import Host, ResidentState
 from memsheet.formulas.states.held import Held, gradient_dtype
 from memsheet.formulas.states.held_shapes import dim0_shard
 from memsheet.formulas.states.optimizers import optimizer_bytes
-from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
 from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_FSDP2, formula
 from memsheet.sheet import Component

@@ -22,7 +22,7 @@ from memsheet.formulas.sharding.per_parameter_sizes import (
     reduce_input_bytes,
     sharded_gradients,
 )
-from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.plan.engine import UnitWrapping
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.plan import Plan

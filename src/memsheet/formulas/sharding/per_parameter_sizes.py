@@ -9,7 +9,7 @@ from memsheet.formulas.groups import Group, StageLayers
 from memsheet.formulas.sharding.overhead import single_row
 from memsheet.formulas.states.held import Held, gradient_dtype
 from memsheet.formulas.states.held_shapes import dim0_gathered, dim0_shard
-from memsheet.formulas.tapes.evaluate import BytesByPath, Key, merge_moment
+from memsheet.formulas.tapes.bytes_by_path import BytesByPath, Key, merge_moment
 from memsheet.plan.dtypes import BF16, FP8, FP16, FP32, DType
 from memsheet.plan.model import Role
 from memsheet.plan.plan import Plan

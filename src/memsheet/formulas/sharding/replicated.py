@@ -5,7 +5,7 @@ from __future__ import annotations
 from memsheet.arith import Count, at_least, where
 from memsheet.formulas.sharding.overhead import ShardingOverhead, single_row
 from memsheet.formulas.states.held import Held, gradient_dtype
-from memsheet.formulas.tapes.evaluate import EMPTY
+from memsheet.formulas.tapes.bytes_by_path import EMPTY
 from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_DDP, formula
 from memsheet.sheet import Component

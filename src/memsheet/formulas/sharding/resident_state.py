@@ -7,7 +7,7 @@ from dataclasses import field
 
 from memsheet.arith import Count
 from memsheet.formulas.sharding.overhead import ShardingOverhead
-from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key
 from memsheet.frozen import dataclass
 from memsheet.units import format_bytes
 

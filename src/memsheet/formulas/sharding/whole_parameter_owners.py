@@ -13,7 +13,7 @@ from memsheet.arith import Count, agreed, ceil_div, minimum
 from memsheet.formulas.sharding.overhead import ShardingOverhead, single_row
 from memsheet.formulas.sharding.resident_state import ResidentState
 from memsheet.formulas.states.held import held_tensors, parameter_bytes
-from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key
 from memsheet.plan.engine import Sharding
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Implementation, Plan

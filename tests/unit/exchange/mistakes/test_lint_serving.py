@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from memsheet.exchange.mistakes import RULES
-from memsheet.exchange.mistakes.serving import SERVING, cache_bytes
+from memsheet.exchange.mistakes.serving import SERVING
+from memsheet.exchange.mistakes.serving_pool import cache_bytes
 from memsheet.questions.check import check_configuration_files
 from memsheet.report.json.checked import Checked, checked_document
 from memsheet.report.screen.checked import render_checked

@@ -26,7 +26,8 @@ from memsheet.errors import Problem
 from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.model_code.transformers.ends import input_embeddings
 from memsheet.formulas.numerics import RunConfig
-from memsheet.formulas.tapes.evaluate import BytesByPath, with_products
+from memsheet.formulas.tapes.bytes_by_path import BytesByPath
+from memsheet.formulas.tapes.evaluate import with_products
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.model import Attention, Block, Dense, ModelSpec
 from memsheet.plan.plan import AdapterKind, Loss, Plan

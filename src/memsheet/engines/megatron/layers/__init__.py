@@ -34,7 +34,8 @@ from memsheet.engines.megatron.layers.modules import (
 from memsheet.errors import Problem
 from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.numerics import RunConfig
-from memsheet.formulas.tapes.evaluate import BytesByPath, with_products
+from memsheet.formulas.tapes.bytes_by_path import BytesByPath
+from memsheet.formulas.tapes.evaluate import with_products
 from memsheet.formulas.tapes.graph import Joined, Leaf, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.plan.dtypes import BF16, BOOL, FP32, INT64, DType

@@ -12,7 +12,8 @@ from memsheet.engines.torchtitan.layers.loss import CHUNKS, loss_of
 from memsheet.errors import Problem
 from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.numerics import AttentionKernel, RunConfig
-from memsheet.formulas.tapes.evaluate import BytesByPath, with_products
+from memsheet.formulas.tapes.bytes_by_path import BytesByPath
+from memsheet.formulas.tapes.evaluate import with_products
 from memsheet.formulas.tapes.graph import Chosen
 from memsheet.formulas.tapes.tape import Shape
 from memsheet.plan.dtypes import BF16, FP8, DType

@@ -56,7 +56,8 @@ from memsheet.formulas.model_code.transformers.picture_towers import (
 )
 from memsheet.formulas.model_code.transformers.pictures import CLASSES, of_pictures, patch_values
 from memsheet.formulas.numerics import AttentionKernel, RunConfig
-from memsheet.formulas.tapes.evaluate import BytesByPath, with_products
+from memsheet.formulas.tapes.bytes_by_path import BytesByPath
+from memsheet.formulas.tapes.evaluate import with_products
 from memsheet.plan.dtypes import BF16, BOOL, FP32, INT8
 from memsheet.plan.model import (
     Arrangement,

@@ -13,7 +13,7 @@ from memsheet.formulas.model_code.let_go import LetGo
 from memsheet.formulas.model_code.transformers.feed_forward import ACTIVATIONS
 from memsheet.formulas.model_code.transformers.norms import apply_norm
 from memsheet.formulas.numerics import AttentionKernel, RunConfig, record_linear
-from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
 from memsheet.formulas.tapes.graph import Grad, Leaf, Node, Pass, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape

@@ -21,7 +21,8 @@ from memsheet.formulas.model_code.transformers.norms import apply_norm
 from memsheet.formulas.numerics import AttentionKernel, RunConfig, record_linear
 from memsheet.formulas.states.held import module_of
 from memsheet.formulas.states.params import JOIN, START
-from memsheet.formulas.tapes.evaluate import NOTHING, Beside, BytesByPath, with_products
+from memsheet.formulas.tapes.bytes_by_path import BytesByPath
+from memsheet.formulas.tapes.evaluate import NOTHING, Beside, with_products
 from memsheet.formulas.tapes.graph import Grad, Node, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
