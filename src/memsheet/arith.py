@@ -23,7 +23,7 @@ class Term:
     """
 
     text: str
-    binding: int = 3  # 1 sum, 2 product, 3 atom
+    binding: int = 3  # 0 comparison, 1 sum, 2 product, 3 atom
 
     def __bool__(self) -> bool:
         raise TypeError(f"a count may not drive a branch: {self.text}")
@@ -59,6 +59,39 @@ class Term:
     def __rfloordiv__(self, other: Any) -> Term:
         return Term(f"⌊{_text(other, 2)} / {_text(self, 3)}⌋")
 
+    def __truediv__(self, other: Any) -> Term:
+        return self if _is(other, 1) else Term(f"{_text(self, 2)} / {_text(other, 3)}", 2)
+
+    def __rtruediv__(self, other: Any) -> Term:
+        return Term(f"{_text(other, 2)} / {_text(self, 3)}", 2)
+
+    def __mod__(self, other: Any) -> Term:
+        return Term(f"{_text(self, 2)} mod {_text(other, 3)}", 2)
+
+    def __pow__(self, other: Any) -> Term:
+        return Term(f"{_text(self, 3)}^{_text(other, 3)}", 2)
+
+    # comparisons are symbols too, that only ``where`` may read
+    def __eq__(self, other: object) -> Any:
+        return Term(f"{self.text} = {_text(other, 1)}", 0)
+
+    def __ne__(self, other: object) -> Any:
+        return Term(f"{self.text} ≠ {_text(other, 1)}", 0)
+
+    def __lt__(self, other: Any) -> Term:
+        return Term(f"{self.text} < {_text(other, 1)}", 0)
+
+    def __le__(self, other: Any) -> Term:
+        return Term(f"{self.text} ≤ {_text(other, 1)}", 0)
+
+    def __gt__(self, other: Any) -> Term:
+        return Term(f"{self.text} > {_text(other, 1)}", 0)
+
+    def __ge__(self, other: Any) -> Term:
+        return Term(f"{self.text} ≥ {_text(other, 1)}", 0)
+
+    __hash__ = object.__hash__
+
     def __str__(self) -> str:
         return self.text
 
@@ -91,6 +124,26 @@ def _call(name: str, *values: Any) -> Any:
     return Term(f"{name}({', '.join(str(v) for v in values)})")
 
 
+def _extreme(name: str, *values: Any) -> Any:
+    """The largest or smallest: one call of all that are compared, each said once."""
+    parts = dict.fromkeys(part for value in values for part in _compared(name, value))
+    return values[0] if len(parts) == 1 else _call(name, *parts)
+
+
+def _compared(name: str, value: Any) -> list[str]:
+    text = str(value)
+    if getattr(value, "binding", 0) < 3 or not text.startswith(f"{name}("):
+        return [text]
+    found, depth = [""], 0
+    for letter in text[len(name) + 1 : -1]:
+        depth += (letter in "(⌈⌊") - (letter in ")⌉⌋")
+        if letter == "," and depth == 0:
+            found.append("")
+        else:
+            found[-1] += letter
+    return [part.strip() for part in found]
+
+
 def ceil_div(a: Count, b: Count) -> Count:
     """``a / b`` rounded up, for non-negative ``a`` and positive ``b``."""
     if type(b) is int and b == 1:
@@ -112,7 +165,7 @@ def maximum(a: Count, b: Count) -> Count:
     if type(a) is int and type(b) is int:
         return max(a, b)
     if isinstance(a, Term) or isinstance(b, Term):
-        return _call("max", a, b)
+        return _extreme("max", a, b)
     return _namespace(a, b).maximum(a, b)  # type: ignore[no-any-return]
 
 
@@ -121,14 +174,14 @@ def minimum(a: Count, b: Count) -> Count:
     if type(a) is int and type(b) is int:
         return min(a, b)
     if isinstance(a, Term) or isinstance(b, Term):
-        return _call("min", a, b)
+        return _extreme("min", a, b)
     return _namespace(a, b).minimum(a, b)  # type: ignore[no-any-return]
 
 
 def at_least(a: Count, b: Count) -> Any:
     """Whether ``a >= b``: a bool, an array of them, or a symbol; only ``where`` may read it."""
     if isinstance(a, Term) or isinstance(b, Term):
-        return Term(f"{_text(a, 1)} ≥ {_text(b, 1)}")
+        return Term(f"{_text(a, 1)} ≥ {_text(b, 1)}", 0)
     return a >= b
 
 
@@ -146,6 +199,25 @@ def power_of_two_at_least(a: Count) -> Count:
     for _ in range(LARGEST_POWER):
         power = where(power >= a, power, power * 2)
     return power
+
+
+def given_or(a: Count | None, default: Count) -> Count:
+    """``a`` where it was said and is not 0, else ``default``; a symbol stands for a count that was said."""
+    if isinstance(a, Term):
+        return a
+    return where(at_least(a, 1), a, default) if is_array(a) else a or default  # type: ignore[arg-type]
+
+
+def is_zero(a: Count) -> bool:
+    """Whether a count is the number 0: of what a model does not have. A symbol stands for what it has."""
+    return type(a) is int and a == 0
+
+
+def rounded_down(a: Any) -> Count:
+    """The whole part of a non-negative ``a``, which has been multiplied by a share."""
+    if isinstance(a, Term):
+        return Term(f"⌊{a.text}⌋")  # type: ignore[return-value]
+    return int(a) if not is_array(a) else a.astype("int64")
 
 
 def agreed(condition: Any) -> bool:
@@ -174,6 +246,8 @@ def each(function: Callable[..., int], *counts: Count) -> Count:
     """``function`` of plain numbers for every plan of a stratum: for what is no sum or product, asked once
     for each set of counts.
     """
+    if any(isinstance(count, Term) for count in counts):
+        return _call(function.__name__.strip("_"), *counts)  # type: ignore[no-any-return]
     space = _namespace(*counts)
     if space is None:
         return function(*counts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from memsheet.frozen import dataclass
 
@@ -146,17 +146,22 @@ BITSANDBYTES = Reference(
 )
 
 F = TypeVar("F", bound=Callable[..., object])
-FORMULAS: dict[str, tuple[Reference, str]] = {}
-"""Every formula's qualified name and its source; a test walks the package and fails on one that cites
-nothing.
+Counts = Literal["any", "int"]
+FORMULAS: dict[str, tuple[Reference, str, Counts]] = {}
+"""Every formula's qualified name, its source, and which counts it takes; a test walks the package and fails
+on one that cites nothing.
 """
 
 
-def formula(cites: Reference, at: str = "") -> Callable[[F], F]:
-    """Record what a formula stands on. The function itself is returned unchanged."""
+def formula(cites: Reference, at: str = "", counts: Counts = "any") -> Callable[[F], F]:
+    """Record what a formula stands on. The function itself is returned unchanged.
+
+    ``counts``: "any" is one that gives bytes for a number, an array of plans and a symbol; "int" one that
+    takes whole numbers alone, because it chooses by counts or answers with a choice.
+    """
 
     def mark(function: F) -> F:
-        FORMULAS[f"{function.__module__}.{function.__qualname__}"] = (cites, at)
+        FORMULAS[f"{function.__module__}.{function.__qualname__}"] = (cites, at, counts)
         return function
 
     return mark

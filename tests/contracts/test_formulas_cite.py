@@ -90,5 +90,5 @@ def test_exceptions_are_still_there_and_cite_nothing() -> None:
 
 def test_every_reference_says_where_it_is() -> None:
     list(modules())
-    assert all(reference.title and reference.where for reference, _ in FORMULAS.values())
-    assert [name for name, (_, at) in FORMULAS.items() if not at] == []
+    assert all(reference.title and reference.where for reference, *_ in FORMULAS.values())
+    assert [name for name, (_, at, _) in FORMULAS.items() if not at] == []

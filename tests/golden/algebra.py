@@ -235,7 +235,7 @@ def algebra(name: str) -> dict[str, str]:
 
 def lines() -> Iterator[str]:
     load_all()
-    for name, (reference, at) in sorted(FORMULAS.items()):
+    for name, (reference, at, _) in sorted(FORMULAS.items()):
         short, source = (
             name.removeprefix("memsheet.").removeprefix("formulas."),
             f"{reference.title} ({reference.where}){', ' + at if at else ''}",

@@ -133,7 +133,7 @@ def _formula_terms() -> dict[str, Term]:
             "formula",
             "formula",
             " ".join((getdoc(functions[name]) or FORMULAS[name][1]).split()),
-            _citation_text(*FORMULAS[name]),
+            _citation_text(*FORMULAS[name][:2]),
         )
         for name, end in ends.items()
     }

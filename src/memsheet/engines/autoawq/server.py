@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from memsheet.arith import Count, maximum
+from memsheet.arith import Count, given_or, maximum
 from memsheet.errors import input_error
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
@@ -144,7 +144,7 @@ def _bytes_up_to(value: Count, high: Count) -> Bytes:
 
 
 def _awq_prompt_tokens(plan: Plan) -> Count:
-    return plan.prompt_tokens if plan.prompt_tokens is not None else plan.max_model_len or 0
+    return plan.prompt_tokens if plan.prompt_tokens is not None else given_or(plan.max_model_len, 0)
 
 
 def cache_tokens(plan: Plan) -> tuple[Count, Count]:
@@ -153,7 +153,7 @@ def cache_tokens(plan: Plan) -> tuple[Count, Count]:
 
     The project's own example gives it the tokens of the answer, and lets the cache roll; a prompt has to fit.
     """
-    longest: Count = plan.max_model_len or 0
+    longest: Count = given_or(plan.max_model_len, 0)
     return longest if plan.output_tokens is None else maximum(
         plan.output_tokens, _awq_prompt_tokens(plan)
     ), longest
@@ -168,7 +168,7 @@ def cache_tokens(plan: Plan) -> tuple[Count, Count]:
 )
 def cache_bytes(mixer: Attention, plan: Plan, tokens: Count) -> Count:
     """Bytes of one layer's cache."""
-    sequences: Count = plan.max_sequences or 1
+    sequences: Count = given_or(plan.max_sequences, 1)
     return FP16.nbytes(2 * sequences * mixer.kv_heads * mixer.head_dim * tokens)
 
 
@@ -195,7 +195,7 @@ def attention_bytes(mixer: Attention, hidden: int, plan: Plan, tokens: Count) ->
     """What a layer holds when a prompt's scores are normalised: two hidden states, joined projections, turned
     queries and keys, stored keys.
     """
-    rows = (plan.max_sequences or 1) * tokens
+    rows = given_or(plan.max_sequences, 1) * tokens
     queries, keys = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
     streams = 2 * hidden + (queries + 2 * keys) + queries + 2 * keys + 2 * queries
     scores = mixer.heads * rows * tokens
@@ -212,7 +212,7 @@ def attention_bytes(mixer: Attention, hidden: int, plan: Plan, tokens: Count) ->
 )
 def feed_forward_bytes(ff: Dense, hidden: int, plan: Plan, tokens: Count) -> Count:
     """What a layer holds when its second input product has been made."""
-    rows = (plan.max_sequences or 1) * tokens
+    rows = given_or(plan.max_sequences, 1) * tokens
     return FP16.nbytes(rows * (5 * hidden + (SPLITS + 2) * ff.intermediate))
 
 
@@ -231,7 +231,7 @@ def layer_bytes(block: Block, plan: Plan, tokens: Count) -> Count:
 )
 def logits_bytes(plan: Plan, vocabulary: int, tokens: Count) -> Count:
     """The fp32 logits, which the example still names while the next token is made."""
-    return FP32.nbytes((plan.max_sequences or 1) * tokens * vocabulary)
+    return FP32.nbytes(given_or(plan.max_sequences, 1) * tokens * vocabulary)
 
 
 @formula(
@@ -239,7 +239,7 @@ def logits_bytes(plan: Plan, vocabulary: int, tokens: Count) -> Count:
 )
 def prompt_bytes(block: Block, plan: Plan, vocabulary: int, tokens: Count) -> Count:
     """The widest layer, or the logits of the whole prompt in both dtypes over the last hidden states."""
-    rows = (plan.max_sequences or 1) * tokens
+    rows = given_or(plan.max_sequences, 1) * tokens
     ends = logits_bytes(plan, vocabulary, tokens) + FP16.nbytes(rows * (vocabulary + 2 * block.hidden))
     return maximum(layer_bytes(block, plan, tokens), ends)
 

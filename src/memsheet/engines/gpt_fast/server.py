@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import reduce
 from typing import Any
 
-from memsheet.arith import Count, ceil_div, maximum, round_up
+from memsheet.arith import Count, ceil_div, given_or, maximum, round_up
 from memsheet.errors import input_error
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
@@ -102,7 +102,7 @@ def row_scale_bytes(held: tuple[Held, ...], stored: DType) -> Count:
 def _serving_items(
     spec: ModelSpec, plan: Plan, block: Block, held: tuple[Held, ...], stored: DType | None
 ) -> list[Item]:
-    full: Count = plan.max_model_len or 0
+    full: Count = given_or(plan.max_model_len, 0)
     prompt: Count = plan.prompt_tokens if plan.prompt_tokens is not None else full
     mixer = next(m for m in block.mixers if isinstance(m, Attention))
     cache = spec.stacks[0].layers * cache_bytes(mixer, plan, full)
@@ -125,7 +125,7 @@ def cache_bytes(mixer: Attention, plan: Plan, tokens: Count) -> Count:
     """Bytes of one layer's cache on a rank."""
     heads = maximum(1, ceil_div(mixer.kv_heads, plan.mesh.tp))
     return plan.precision.compute.nbytes(
-        2 * (plan.max_sequences or 1) * heads * mixer.head_dim * round_up(tokens, CACHE_MULTIPLE)
+        2 * given_or(plan.max_sequences, 1) * heads * mixer.head_dim * round_up(tokens, CACHE_MULTIPLE)
     )
 
 
@@ -135,7 +135,9 @@ def cache_bytes(mixer: Attention, plan: Plan, tokens: Count) -> Count:
 )
 def table_bytes(mixer: Attention, spec: ModelSpec, plan: Plan) -> Count:
     """Bytes of the rotations."""
-    return plan.precision.compute.nbytes((spec.max_positions or plan.max_model_len or 0) * mixer.head_dim)
+    return plan.precision.compute.nbytes(
+        (spec.max_positions or given_or(plan.max_model_len, 0)) * mixer.head_dim
+    )
 
 
 @formula(
@@ -161,7 +163,7 @@ def unpacked_bytes(held: tuple[Held, ...], plan: Plan, stored: DType | None) -> 
 )
 def layer_bytes(block: Block, spec: ModelSpec, plan: Plan, tokens: Count) -> Count:
     """The widest moment of a pass over ``tokens`` of every sequence on a rank."""
-    rows, tp = (plan.max_sequences or 1) * tokens, plan.mesh.tp
+    rows, tp = given_or(plan.max_sequences, 1) * tokens, plan.mesh.tp
     ff, mixer = block.feed_forward, next(m for m in block.mixers if isinstance(m, Attention))
     assert isinstance(ff, Dense)
     mixing = 2 * ceil_div((mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim, tp)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
-from memsheet.arith import Count, maximum
+from memsheet.arith import Count, given_or, maximum, where
 from memsheet.errors import input_error
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
@@ -124,7 +124,7 @@ def unpacked_bytes(held: tuple[Held, ...], plan: Plan) -> Count:
 
 
 def _serving_items(spec: ModelSpec, plan: Plan, held: tuple[Held, ...]) -> list[Item]:
-    full: Count = plan.max_model_len or 0
+    full: Count = given_or(plan.max_model_len, 0)
     prompt: Count = plan.prompt_tokens if plan.prompt_tokens is not None else full
     blocks = [
         block
@@ -160,8 +160,10 @@ def _serving_items(spec: ModelSpec, plan: Plan, held: tuple[Held, ...]) -> list[
 )
 def cache_bytes(mixer: Attention, plan: Plan, tokens: Count) -> Count:
     """Bytes of one layer's cache for every sequence."""
-    heads = 1 if mixer.kv_heads == 1 else mixer.heads
-    return plan.precision.compute.nbytes(2 * (plan.max_sequences or 1) * heads * mixer.head_dim * tokens)
+    heads = where(mixer.kv_heads == 1, 1, mixer.heads)
+    return plan.precision.compute.nbytes(
+        2 * given_or(plan.max_sequences, 1) * heads * mixer.head_dim * tokens
+    )
 
 
 @formula(
@@ -185,7 +187,7 @@ def mask_bytes(tokens: Count) -> Count:
 )
 def logits_bytes(spec: ModelSpec, plan: Plan, tokens: Count) -> Count:
     """Logits in the compute dtype, and in fp32."""
-    elements = (plan.max_sequences or 1) * tokens * spec.head.width
+    elements = given_or(plan.max_sequences, 1) * tokens * spec.head.width
     return plan.precision.compute.nbytes(elements) + (
         0 if plan.precision.compute is FP32 else FP32.nbytes(elements)
     )
@@ -200,7 +202,7 @@ def logits_bytes(spec: ModelSpec, plan: Plan, tokens: Count) -> Count:
 )
 def layer_bytes(block: Any, plan: Plan, tokens: Count) -> Count:
     """The widest moment of a layer over a prompt."""
-    rows = (plan.max_sequences or 1) * tokens
+    rows = given_or(plan.max_sequences, 1) * tokens
     mixing = sum(6 * m.heads * m.head_dim for m in block.mixers)
     inner = block.feed_forward.intermediate * (3 if block.feed_forward.gated else 2)
     return plan.precision.compute.nbytes(rows * (3 * block.hidden + maximum(mixing, inner)))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from memsheet.arith import round_up
+from memsheet.arith import Count, given_or, minimum, round_up
 from memsheet.engines.llama_cpp.build import Reserved
 from memsheet.engines.llama_cpp.facts import is_fork
 from memsheet.engines.llama_cpp.ggml_devices import compute_buffers
@@ -46,11 +46,11 @@ class Facts:
     recent: bool
     sparing: bool  # logits have room for one position a sequence
 
-    def streams(self, plan: Plan) -> int:
+    def streams(self, plan: Plan) -> Count:
         """Parts of the cache that sequences do not share: one each where their number is given (-np without
         --kv-unified).
         """
-        return int(plan.max_sequences or 1) if self.recent else 1
+        return given_or(plan.max_sequences, 1) if self.recent else 1
 
     @staticmethod
     def of(plan: Plan) -> Facts:
@@ -81,6 +81,7 @@ class Placed:
         "llama-model.cpp load_tensors: the last layers go to devices, in even shares that count the output "
         "as a layer"
     ),
+    counts="int",
 )
 def layer_placement(layers: int, plan: Plan, facts: Facts) -> Placed:
     """Devices of a model's layers; of an explicit ``layers_per_stage`` as it says."""
@@ -127,16 +128,14 @@ def _devices_of(t: Stored, where: Placed, *, tied: bool, host_experts: frozenset
 
 
 @formula(cites=LLAMA_CPP, at="llama-context.cpp: n_ctx to a multiple of 256 (GGML_PAD)")
-def cells_of(plan: Plan, facts: Facts) -> int:
+def cells_of(plan: Plan, facts: Facts) -> Count:
     """Cells of a stream of the cache: ``max_model_len`` is llama.cpp's -c, which all sequences share or
     divide.
     """
     flash = plan.attention is AttentionKind.FLASH
-    return int(
-        round_up(
-            (plan.max_model_len or 0) // facts.streams(plan),
-            CELLS if flash or not facts.fork else CELLS_PLAIN,
-        )
+    return round_up(
+        given_or(plan.max_model_len, 0) // facts.streams(plan),
+        CELLS if flash or not facts.fork else CELLS_PLAIN,
     )
 
 
@@ -147,34 +146,35 @@ def cells_of(plan: Plan, facts: Facts) -> int:
         "256 cells"
     ),
 )
-def window_cells(plan: Plan, facts: Facts, window: int, ubatch: int) -> int:
+def window_cells(plan: Plan, facts: Facts, window: Count, ubatch: Count) -> Count:
     """Cells of a windowed layer. The fork kept whole contexts then."""
-    cells, sharing = cells_of(plan, facts), int(plan.max_sequences or 1) // facts.streams(plan)
-    return cells if facts.fork else int(min(cells, round_up(min(cells, window * sharing + ubatch), CELLS)))
+    cells, sharing = cells_of(plan, facts), given_or(plan.max_sequences, 1) // facts.streams(plan)
+    needed = round_up(minimum(cells, window * sharing + ubatch), CELLS)
+    return cells if facts.fork else minimum(cells, needed)
 
 
 @formula(
     cites=LLAMA_CPP,
     at="llama-kv-cache.cpp: keys and values of every cell of a layer, each row in its cache type",
 )
-def cache_of(block: Block, plan: Plan, facts: Facts, ubatch: int) -> tuple[int, int]:
+def cache_of(block: Block, plan: Plan, facts: Facts, ubatch: Count) -> tuple[Count, Count]:
     """Bytes of a layer's keys and of its values."""
     keys = values = 0
     for mixer in block.mixers:
         if isinstance(mixer, LatentAttention):
             cells = cells_of(plan, facts)
-            keys += cells * int(_key_type(plan).nbytes(mixer.kv_lora_rank + mixer.qk_rope_head_dim))
+            keys += cells * _key_type(plan).nbytes(mixer.kv_lora_rank + mixer.qk_rope_head_dim)
             alone = facts.recent or (
                 plan.mla_mode and (plan.mla_mode > 1 or plan.attention is AttentionKind.FLASH)
             )
-            values += 0 if alone else cells * int(_value_type(plan).nbytes(mixer.kv_lora_rank))
+            values += 0 if alone else cells * _value_type(plan).nbytes(mixer.kv_lora_rank)
         elif isinstance(mixer, Attention):
             window = mixer.window or mixer.chunk
             cells = window_cells(plan, facts, window, ubatch) if window else cells_of(plan, facts)
             width = mixer.kv_heads * mixer.head_dim
             keys, values = (
-                keys + cells * int(_key_type(plan).nbytes(width)),
-                values + cells * int(_value_type(plan).nbytes(width)),
+                keys + cells * _key_type(plan).nbytes(width),
+                values + cells * _value_type(plan).nbytes(width),
             )
     return facts.streams(plan) * keys, facts.streams(plan) * values
 
@@ -233,6 +233,7 @@ def buffers_of(spec: ModelSpec, plan: Plan) -> Buffers:
         "common/arg.cpp --n-cpu-moe: the routed experts of the first layers stay on the host; "
         "--override-tensor: of any"
     ),
+    counts="int",
 )
 def host_experts(tensors: tuple[Stored, ...], plan: Plan, where: Placed) -> frozenset[int]:
     """Layers whose experts the host holds: the first ones as the plan counts them, or as many as make up its
@@ -339,8 +340,8 @@ def _matrix_bytes_by_layer(tensors: tuple[Stored, ...], *, most: bool = False) -
     cites=LLAMA_CPP,
     at="llama-context.cpp sched_reserve: the smaller of n_ubatch, 512 unless said, and the context",
 )
-def ubatch_of(plan: Plan) -> int:
-    return int(min(plan.max_batched_tokens or 512, plan.max_model_len or 1))
+def ubatch_of(plan: Plan) -> Count:
+    return minimum(given_or(plan.max_batched_tokens, 512), given_or(plan.max_model_len, 1))
 
 
 def blocks_of(spec: ModelSpec) -> list[Block]:

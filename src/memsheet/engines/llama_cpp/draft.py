@@ -40,6 +40,7 @@ class Drafting:
         "common/speculative.cpp draft-simple: one context of all sequences; until it was reworked "
         "(TAG_SERVER_SPEC_REWORK of tools/server/server-context.cpp) one for each, of its share of -c"
     ),
+    counts="int",
 )
 def drafting_of(spec: ModelSpec, plan: Plan) -> Drafting | None:
     """The draft model of a plan: all layers on devices, its cache in fp16 whatever the model's (-ctkd,

@@ -130,6 +130,7 @@ class Buffer:
         "ggml-alloc.c ggml_gallocr_alloc_graph_impl: leaves, then inputs, then every node; what nobody "
         "reads again is freed"
     ),
+    counts="int",
 )
 def buffer_sizes(order: Sequence[Tensor], leaves: Iterable[Tensor], devices: int) -> list[int]:
     """Bytes of each device's compute buffer for nodes in the ``order`` of execution."""

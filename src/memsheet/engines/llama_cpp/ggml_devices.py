@@ -61,6 +61,7 @@ class _Copies:
         "ggml-backend.cpp ggml_backend_sched_split_graph, then ggml-alloc.c over the nodes and the copies "
         "between devices"
     ),
+    counts="int",
 )
 def compute_buffers(graph: Graph, devices: int, *, parallel: bool = False) -> list[int]:
     """Bytes of every device's compute buffer, the host's last."""

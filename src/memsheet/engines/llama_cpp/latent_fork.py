@@ -7,6 +7,7 @@ rotary part alone.
 
 from __future__ import annotations
 
+from memsheet.arith import Count, at_least, where
 from memsheet.engines.llama_cpp.build import Building, Inputs
 from memsheet.engines.llama_cpp.ggml import Tensor
 from memsheet.engines.llama_cpp.latent import build_latent_queries
@@ -59,6 +60,7 @@ def fork_attention(
         "ik_llama.cpp 8db70379 src/llama.cpp:14921: heads are halved until their fp32 keys and values are "
         "as small as -amb"
     ),
+    counts="int",
 )
 def heads_at_once(m: LatentAttention, cells: int, limit_mib: int) -> int:
     """Heads whose keys and values are unpacked together; all of them where nobody sets a limit."""
@@ -75,15 +77,15 @@ def heads_at_once(m: LatentAttention, cells: int, limit_mib: int) -> int:
         "their parts too"
     ),
 )
-def cell_bytes(m: LatentAttention, mla_mode: int, ubatch: int, limit_mib: int) -> int:
+def cell_bytes(m: LatentAttention, mla_mode: int, ubatch: Count, limit_mib: int) -> Count:
     """Bytes that the compute buffer grows by with each cell of a context, at the most; a limit bounds what is
     fp32.
     """
-    if mla_mode < UNPACKED or ubatch < LONG:
+    if mla_mode < UNPACKED:
         return 0
     nope, rope, v = m.qk_nope_head_dim, m.qk_rope_head_dim, m.v_head_dim
     parts = 0 if limit_mib else FP16.nbytes(nope + rope) + FP32.nbytes(nope + v)
-    return m.heads * (FP16.nbytes(nope + rope + v) + parts)
+    return where(at_least(ubatch, LONG), m.heads * (FP16.nbytes(nope + rope + v) + parts), 0)
 
 
 Queries = tuple[Tensor, Tensor]

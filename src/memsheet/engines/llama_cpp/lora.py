@@ -5,8 +5,9 @@ matrices it belongs to, on their devices.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 
-from memsheet.arith import round_up
+from memsheet.arith import Count, maximum, minimum, round_up
 from memsheet.engines.llama_cpp.buffers import Facts, blocks_of, layer_placement, ubatch_of
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.model import ModelSpec, Role, Weight
@@ -58,11 +59,11 @@ def lora_file_items(
         "the host's"
     ),
 )
-def lora_file_host_bytes(spec: ModelSpec, plan: Plan) -> int:
+def lora_file_host_bytes(spec: ModelSpec, plan: Plan) -> Count:
     """Adapters of layers that the host keeps."""
     if plan.served_adapters is None:
         return 0
-    host = int(plan.mesh.pp)
+    host = plan.mesh.pp
     return sum(
         size
         for layer, _, size in pairs_of(spec, plan.served_adapters)
@@ -81,17 +82,17 @@ def _device_of(spec: ModelSpec, plan: Plan, layer: int) -> int:
         "tensor's kind of buffer"
     ),
 )
-def pairs_of(spec: ModelSpec, served: ServedAdapters) -> Iterator[tuple[int, str, int]]:
+def pairs_of(spec: ModelSpec, served: ServedAdapters) -> Iterator[tuple[int, str, Count]]:
     """(layer, module, bytes of all adapters' pairs) for every target."""
     for number, block in enumerate(blocks_of(spec)):
         for weight in block.weights:
             if _is_lora_target(weight, served):
                 out, width = weight.shape[-2], weight.shape[-1]
-                pair = (int(served.dtype.nbytes(served.rank * side)) for side in (width, out))
+                pair = (served.dtype.nbytes(served.rank * side) for side in (width, out))
                 yield (
                     number,
                     weight.path.split(".")[-2],
-                    int(served.slots) * sum(int(round_up(size, ALIGNMENT)) for size in pair),
+                    served.slots * sum(round_up(size, ALIGNMENT) for size in pair),
                 )
 
 
@@ -107,16 +108,16 @@ def _is_lora_target(weight: Weight, served: ServedAdapters) -> bool:
         "before both are added"
     ),
 )
-def product_bytes(spec: ModelSpec, plan: Plan, computed: int) -> Bytes:
+def product_bytes(spec: ModelSpec, plan: Plan, computed: Count) -> Bytes:
     """What the graph's buffer grows by: by nothing where its peak is elsewhere, at most by the widest result
     and what is between both matrices.
     """
     served = plan.served_adapters
     assert served is not None
-    widest = max(
-        (w.shape[-2] for block in blocks_of(spec) for w in block.weights if _is_lora_target(w, served)),
-        default=0,
+    blocks = {id(block): block for block in blocks_of(spec)}.values()
+    widest = reduce(
+        maximum, (w.shape[-2] for block in blocks for w in block.weights if _is_lora_target(w, served)), 0
     )
-    most = int(FP32.nbytes(ubatch_of(plan) * (widest + served.rank)))
-    there = int(FP32.nbytes(ubatch_of(plan) * (3 * widest + 2 * spec.hidden + served.rank)))
-    return Bytes(0, min(most, max(0, there - computed)), most)
+    most = FP32.nbytes(ubatch_of(plan) * (widest + served.rank))
+    there = FP32.nbytes(ubatch_of(plan) * (3 * widest + 2 * spec.hidden + served.rank))
+    return Bytes(0, minimum(most, maximum(0, there - computed)), most)

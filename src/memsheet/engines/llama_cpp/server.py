@@ -8,9 +8,11 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import reduce
 from operator import add
 from typing import Any
 
+from memsheet.arith import maximum
 from memsheet.engines.llama_cpp.buffers import (
     CELLS,
     Buffers,
@@ -139,15 +141,12 @@ def _unread_graph_bytes(spec: ModelSpec, plan: Plan) -> int:
 )
 def _matmul_pool_bytes(spec: ModelSpec, plan: Plan) -> Bytes:
     """What products allocate while they run and the pool keeps."""
-    n, widest, largest = ubatch_of(plan), 0, 0
-    for block in {id(b): b for b in blocks_of(spec)}.values():
-        for weight in (w for w in block.weights if len(w.shape) > 1):
-            widest, largest = (
-                max(widest, weight.shape[-1], weight.shape[-2]),
-                max(largest, weight.shape[-1] * weight.shape[-2]),
-            )
+    n, blocks = ubatch_of(plan), {id(b): b for b in blocks_of(spec)}.values()
+    sides = dict.fromkeys(w.shape[-2:] for block in blocks for w in block.weights if len(w.shape) > 1)
+    widest = reduce(maximum, (side for both in sides for side in both), 0)
+    largest = reduce(maximum, (out * width for out, width in sides), 0)
     value = n * widest * 144 // 128
-    return Bytes(0, value, max(value, FP16.nbytes(largest + 2 * n * widest)))
+    return Bytes(0, value, maximum(value, FP16.nbytes(largest + 2 * n * widest)))
 
 
 def facts(
@@ -245,6 +244,7 @@ def _llama_sequences_that_fit(
 @formula(
     cites=LLAMA_CPP,
     at="llama-model.cpp load_tensors: the table of tokens and what no device takes lie on the host",
+    counts="int",
 )
 def host_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
     """What the one process holds in host memory, said with its first device: weights, caches and buffers that

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+from memsheet.arith import round_up
 from memsheet.engines.llama_cpp.facts import is_fork
 from memsheet.errors import input_error
 from memsheet.frozen import dataclass
@@ -113,6 +114,7 @@ WHOLE_LATENT = ("attn_kv_b", "kv_b_proj")
         "ik_llama.cpp 8db70379 src/llama.cpp:8843 llm_prepare_mla: keys' part in Q8_0, values' as it is, "
         "where a file lacks them"
     ),
+    counts="int",
 )
 def split_latents(spec: ModelSpec, plan: Plan, tensors: tuple[Stored, ...]) -> tuple[Stored, ...]:
     """With the halves of the matrix that unpacks latents, which -mla makes beside it unless a file has
@@ -173,12 +175,12 @@ def _stored_tensor(
     layer: int, kind: str, module: str, elements: int, row: int, dtype: DType, *, expert: bool = False
 ) -> Stored:
     extra = -row % ROW_PADDING
-    padding = int(dtype.nbytes(-(-extra // dtype.block) * dtype.block)) if dtype.block > 1 and extra else 0
+    padding = dtype.nbytes(round_up(extra, dtype.block)) if dtype.block > 1 else 0
     return Stored(
         layer=layer,
         kind=kind,
         module=module,
-        nbytes=int(dtype.nbytes(elements)),
+        nbytes=dtype.nbytes(elements),
         padding=padding,
         expert=expert,
         type_name=dtype.name,
@@ -191,6 +193,7 @@ def _stored_tensor(
         "llama-quant.cpp llama_tensor_get_type: the table as the main type, the output matrix in Q6_K "
         "beside most"
     ),
+    counts="int",
 )
 def _embedding_and_output_tensors(spec: ModelSpec, mix: str, *, fork: bool) -> Iterator[Stored]:
     """Tables and the output matrix. A tied one is stored once, in the type of an output, and held twice where

@@ -272,15 +272,15 @@ def routed_bytes(part: ModelSpec, plan: Plan, served: ServedAdapters, tokens: Co
         "memory"
     ),
 )
-def lora_pool_host_bytes(spec: ModelSpec, plan: Plan) -> int:
+def lora_pool_host_bytes(spec: ModelSpec, plan: Plan) -> Count:
     """Host memory of a rank: every adapter it has loaded, whole (v0.5.23 lora/lora.py initialize_weights);
     those it pins are copied once more.
     """
     served = plan.served_adapters
     if served is None:
         return 0
-    return int(
-        served.host * served.dtype.nbytes(sum(one.elements for one in _unsharded_lora_buffers(spec, served)))
+    return served.host * served.dtype.nbytes(
+        sum(one.elements for one in _unsharded_lora_buffers(spec, served))
     )
 
 

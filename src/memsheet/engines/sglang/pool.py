@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memsheet.arith import Count
+from memsheet.arith import Count, is_zero, rounded_down
 from memsheet.engines.sglang.facts import WINDOW_SHARE, Release
 from memsheet.engines.sglang.speculative import counted_layers
 from memsheet.errors import input_error
@@ -95,9 +95,9 @@ def _window_pool_tokens(part: ModelSpec, mixer: Mixer, release: Release) -> int 
 )
 def pool_bytes(cell: Cell, tokens: Count, page: int) -> Count:
     """Bytes of the pools of so many tokens."""
-    if not cell.whole:
+    if is_zero(cell.whole):
         return cell.window * (tokens + page)
-    windows = int(tokens * WINDOW_SHARE) // page * page + page if cell.window else 0
+    windows = 0 if is_zero(cell.window) else rounded_down(tokens * WINDOW_SHARE) // page * page + page
     return cell.whole * (tokens + page) + cell.window * windows
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memsheet.arith import Count, ceil_div, maximum, minimum
+from memsheet.arith import Count, ceil_div, given_or, maximum, minimum
 from memsheet.engines.sglang.facts import GROUPS_SINCE, Release
 from memsheet.formulas.serving.profiled import block_bytes
 from memsheet.plan.model import LatentAttention, ModelSpec
@@ -47,7 +47,7 @@ def prefixed_layer(part: ModelSpec, plan: Plan, release: Release) -> Bytes:
     """
     if release.since < GROUPS_SINCE or plan.max_batched_tokens is None:
         return NOTHING
-    length = minimum(CHUNK_TOKENS, maximum(0, (plan.max_model_len or 0) - plan.max_batched_tokens))
+    length = minimum(CHUNK_TOKENS, maximum(0, given_or(plan.max_model_len, 0) - plan.max_batched_tokens))
     found = NOTHING
     for block in dict.fromkeys(part.blocks()):
         for mixer in (mixer for mixer in block.mixers if isinstance(mixer, LatentAttention)):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from memsheet.arith import Count, maximum, minimum
+from memsheet.arith import Count, given_or, maximum, minimum, rounded_down
 from memsheet.engines.sglang.attention_groups import (
     grouped_graphs,
     grouped_layer_bytes,
@@ -272,7 +272,9 @@ def _free_before_loading_bytes(cluster: Cluster, outside: list[Item]) -> Bytes:
 def _token_pool_room_bytes(plan: Plan, free: Bytes, weights: Bytes) -> Bytes:
     """Bytes for the pool. Loading is seen by the driver, so the gaps between segments count."""
     assert plan.memory_fraction is not None
-    low, value, high = (int(size * plan.memory_fraction) for size in (free.low, free.value, free.high))
+    low, value, high = (
+        rounded_down(size * plan.memory_fraction) for size in (free.low, free.value, free.high)
+    )
     return Bytes(low - weights.high, value - weights.value, high - weights.low)
 
 
@@ -280,11 +282,11 @@ def _token_pool_tokens(stages: tuple[Stage, ...], plan: Plan) -> Bytes:
     """Tokens of the pool, whole pages of them: of the stage with the fewest; without a card those that are
     asked for.
     """
-    page, asked = plan.page_tokens or 1, (plan.max_sequences or 1) * (plan.max_model_len or 1)
+    page, asked = plan.page_tokens or 1, given_or(plan.max_sequences, 1) * given_or(plan.max_model_len, 1)
     rooms = [(stage.room, stage.cell.counted) for stage in stages if stage.cell.counted]
     if not rooms and any(stage.states.bytes.high for stage in stages):
         return Bytes.exact(
-            (plan.max_model_len or 1) // page * page
+            given_or(plan.max_model_len, 1) // page * page
         )  # without attention: v0.5.23 model_executor/pool_configurator.py:246
     if not rooms or any(room is None for room, _ in rooms):
         return Bytes.exact(asked)
@@ -308,7 +310,7 @@ def _max_running_requests(plan: Plan, tokens: int, stages: tuple[Stage, ...]) ->
     found = (
         int(plan.max_sequences or 1)
         if asked
-        else min(max(tokens * 512 // (plan.max_model_len or 1), REQUESTS), MOST_REQUESTS)
+        else min(max(tokens * 512 // given_or(plan.max_model_len, 1), REQUESTS), MOST_REQUESTS)
     )
     slots = [stage.states.requests.value for stage in stages if stage.states.bytes.high]
     return min([found, *slots])
@@ -363,7 +365,11 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, 
     """
     if plan.phase == "load":
         return {}
-    release, page, full = release_of(plan.engine_version), plan.page_tokens or 1, plan.max_model_len or 1
+    release, page, full = (
+        release_of(plan.engine_version),
+        plan.page_tokens or 1,
+        given_or(plan.max_model_len, 1),
+    )
     stages, tokens, cell = _stages_and_token_pool(spec, plan, cluster)
     sequences = room(spec, plan, cluster)
     plan = group_plan(plan)
@@ -426,6 +432,7 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, 
         "v0.4.3.post4 mem_cache/radix_cache.py match_prefix: whole pages of a prefix; what windows keep is "
         "not counted as shared"
     ),
+    counts="int",
 )
 def _pool_sequences(cell: Cell, tokens: int, length: int, page: int, shared: int = 0) -> int:
     """Sequences of a length in a pool of so many tokens, and in that of the windows. ``shared``: tokens of

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.arith import Count, maximum
+from memsheet.arith import Count, given_or, maximum
 from memsheet.formulas.serving.drafts import (
     PREFIX,
     draft_facts,
@@ -108,7 +108,7 @@ def ahead_tokens(plan: Plan) -> Count:
     how = plan.speculative
     if how is None or not kept_of(plan.engine_version).ahead:
         return 0
-    requests = plan.max_sequences or 1
+    requests = given_or(plan.max_sequences, 1)
     return requests * how.tokens + requests * verified_tokens(plan) + SPARE
 
 
@@ -122,7 +122,7 @@ def ahead_tokens(plan: Plan) -> Count:
 def table_tokens(plan: Plan) -> Count:
     """Tokens of a request in the table that says where each is."""
     kept: Kept = kept_of(plan.engine_version)
-    return (plan.max_model_len or 1) + (
+    return given_or(plan.max_model_len, 1) + (
         verified_tokens(plan) if plan.speculative is not None and kept.table else 0
     )
 

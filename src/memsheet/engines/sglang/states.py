@@ -4,7 +4,7 @@ several.
 
 from __future__ import annotations
 
-from memsheet.arith import Count, ceil_div, maximum
+from memsheet.arith import Count, ceil_div, is_zero, maximum, rounded_down
 from memsheet.engines.sglang.facts import STATELESS_SINCE, Release
 from memsheet.errors import input_error
 from memsheet.formulas.serving.kv_cache import caching_layers, recurrent_elements
@@ -135,12 +135,12 @@ def slot_bytes(part: ModelSpec, plan: Plan, release: Release | None = None) -> C
 )
 def states_of(slot: Count, room: Bytes | None, how: Keeping = USUAL) -> States:
     """The pool that a stage's room has for slots of a size."""
-    if room is None or not slot:
+    if room is None or is_zero(slot):
         return NO_STATES
     if how.asked is not None:
         return States(slots=Bytes.exact(how.asked), bytes=Bytes.exact((how.asked + 1) * slot), each=how.each)
     ends = []
     for size in (room.low, room.value, room.high):
-        budget = int(maximum(0, size) * how.share / (1 + how.share))
-        ends.append(max(0, (budget - slot) // slot))
+        budget = rounded_down(maximum(0, size) * how.share / (1 + how.share))
+        ends.append(maximum(0, (budget - slot) // slot))
     return States(slots=Bytes(*ends), bytes=Bytes(*((slots + 1) * slot for slots in ends)), each=how.each)

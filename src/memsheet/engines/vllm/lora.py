@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from memsheet.arith import Count, ceil_div, minimum, round_up
+from memsheet.arith import Count, ceil_div, given_or, minimum, round_up
 from memsheet.engines.shared.served_lora import VLLM_JOINED, WHOLE_EXPERTS, Facts, facts_of
 from memsheet.engines.vllm.facts import release_of
 from memsheet.formulas.pipeline import stage_model
@@ -275,8 +275,8 @@ def mapping_bytes(part: ModelSpec, plan: Plan) -> Count:
 )
 def places_bytes(plan: Plan, served: ServedAdapters, tables: int) -> Count:
     """Bytes of the tables that say whose adapter a token goes through."""
-    tokens: Count = plan.max_batched_tokens or 0
-    sequences: Count = plan.max_sequences or 0
+    tokens: Count = given_or(plan.max_batched_tokens, 0)
+    sequences: Count = given_or(plan.max_sequences, 0)
     counted = 2 * INT32.nbytes(2 * tokens + 3 * served.slots + 4)
     return INT64.nbytes(tables * tokens + 3 * sequences) + counted
 
@@ -324,10 +324,10 @@ def adapter_bytes(part: ModelSpec, plan: Plan) -> Count:
 @formula(
     cites=VLLM, at="v0.33.0 config/lora.py:42: max_cpu_loras of them, as many as max_loras where nobody says"
 )
-def lora_host_bytes(part: ModelSpec, plan: Plan) -> int:
+def lora_host_bytes(part: ModelSpec, plan: Plan) -> Count:
     """Host memory of a rank: the adapters it keeps to copy from."""
     served = plan.served_adapters
-    return 0 if served is None else int(served.host * adapter_bytes(part, plan))
+    return 0 if served is None else served.host * adapter_bytes(part, plan)
 
 
 def _sharded_bytes(spec: ModelSpec, plan: Plan, served: ServedAdapters) -> Count:

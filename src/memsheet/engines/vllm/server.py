@@ -5,9 +5,10 @@ fraction of the card.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import reduce
 from typing import Any
 
-from memsheet.arith import Count, minimum
+from memsheet.arith import Count, maximum, minimum
 from memsheet.engines.vllm.facts import release_of
 from memsheet.engines.vllm.lora import lora_facts, lora_host_bytes, lora_items, recorded_twice
 from memsheet.engines.vllm.lora_buffers import buffer_item
@@ -200,12 +201,12 @@ def attention_item(part: ModelSpec, plan: Plan) -> Item:
 )
 def latent_workspace_bytes(part: ModelSpec, plan: Plan) -> Count:
     """Bytes that latent attention gathers its cache into."""
-    sizes = {
+    sizes = [
         mixer.kv_lora_rank + mixer.qk_rope_head_dim
         for _, mixer, _ in caching_layers(part)
         if isinstance(mixer, LatentAttention)
-    }
-    return plan.precision.compute.nbytes(unpacked_tokens(plan) * max(sizes)) if sizes else 0
+    ]
+    return plan.precision.compute.nbytes(unpacked_tokens(plan) * reduce(maximum, sizes)) if sizes else 0
 
 
 def _sampler_states(part: ModelSpec, plan: Plan, release: Release) -> list[Item]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from memsheet.arith import Count, maximum, minimum
+from memsheet.arith import Count, given_or, maximum, minimum
 from memsheet.formulas.serving.drafts import (
     PREFIX,
     Draft,
@@ -112,7 +112,7 @@ def drafted_peaks(
     if plan.speculative is None or part.head.kind == "none":
         return peaks
     assert plan.max_batched_tokens is not None
-    tokens = minimum(plan.max_batched_tokens, (plan.max_sequences or 1) * verified_tokens(plan))
+    tokens = minimum(plan.max_batched_tokens, given_or(plan.max_sequences, 1) * verified_tokens(plan))
     decode = decode_step_peak(part, plan, release, tokens)
     prefill = drafting_run_peak(peaks[Instant.PREFILL], part, plan, plan.max_batched_tokens)
     return {Instant.PREFILL: prefill, Instant.DECODE: drafting_run_peak(decode, part, plan, tokens)}
@@ -177,9 +177,9 @@ def decode_step_peak(part: ModelSpec, plan: Plan, release: Release, tokens: Coun
 
 
 @formula(cites=VLLM, at="v0.33.0 v1/worker/gpu/spec_decode/rejection_sampler.py:39 get_max_chunk_logits")
-def chunk_rows(width: int) -> int:
+def chunk_rows(width: Count) -> Count:
     """Rows of logits that are verified at once."""
-    return max(1, CHUNK_BYTES // int(FP32.nbytes(width)))
+    return maximum(1, CHUNK_BYTES // FP32.nbytes(width))
 
 
 @formula(
@@ -191,7 +191,7 @@ def chunk_rows(width: int) -> int:
 )
 def verified_rows(plan: Plan, release: Release) -> Count:
     """Tokens of the largest CUDA graph, as far as its own limit allows; sequences in older releases."""
-    rows = 2 * (plan.max_sequences or 1)
+    rows = 2 * given_or(plan.max_sequences, 1)
     return rows * verified_tokens(plan) if release.since >= GRAPHS_OF_TOKENS_SINCE else rows
 
 
@@ -206,9 +206,9 @@ def draft_graphs(part: ModelSpec, plan: Plan, largest: Count) -> list[Item]:
 
 
 @formula(cites=VLLM, at="v0.33.0 config/vllm.py:626 num_lookahead_tokens")
-def ahead_of(plan: Plan) -> int:
+def ahead_of(plan: Plan) -> Count:
     """Places that a sequence has ahead of its tokens."""
-    return int(verified_tokens(plan)) - 1
+    return verified_tokens(plan) - 1
 
 
 def speculative_facts(
@@ -219,6 +219,8 @@ def speculative_facts(
     assert how is not None
     assert plan.kv_dtype is not None
     per_token = bytes_per_token(draft.whole, plan.kv_dtype) if draft else 0
-    rows = minimum(plan.max_batched_tokens or 1, (plan.max_sequences or 1) * verified_tokens(plan))
+    rows = minimum(
+        given_or(plan.max_batched_tokens, 1), given_or(plan.max_sequences, 1) * verified_tokens(plan)
+    )
     found = draft_facts(draft_items(part, plan, release), plan, per_token)
     return {**found, "verified_rows": rows, "logits_bytes": logits_dtype.nbytes(rows * part.head.width)}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from math import prod
 
-from memsheet.arith import Count, at_least, ceil_div, maximum, minimum, where
+from memsheet.arith import Count, at_least, ceil_div, given_or, maximum, minimum, where
 from memsheet.formulas.serving.work import MERGED_PATCHES
 from memsheet.plan.model import ModelSpec, Picture, Tower
 from memsheet.plan.plan import Plan
@@ -65,7 +65,7 @@ def shown_pictures(plan: Plan, tokens: Count, *, more: bool = False) -> Count:
     assert plan.max_sequences is not None
     budget = maximum(plan.max_batched_tokens, tokens)
     fitting = ceil_div(budget, tokens) if more else budget // tokens
-    each = 1 if more else maximum(1, (plan.max_model_len or 0) // tokens)
+    each = 1 if more else maximum(1, given_or(plan.max_model_len, 0) // tokens)
     return maximum(1, minimum(fitting, plan.max_sequences * each))
 
 
@@ -95,7 +95,11 @@ def copied_rows(picture: Picture, plan: Plan, shown: Shown) -> Count:
     """
     if shown not in COPIED:
         return 0
-    rows = maximum(plan.max_batched_tokens or 0, picture.places) if shown is Shown.BATCH else picture.places
+    rows = (
+        maximum(given_or(plan.max_batched_tokens, 0), picture.places)
+        if shown is Shown.BATCH
+        else picture.places
+    )
     return where(at_least(rows, picture.embeddings + 1), rows, 0)
 
 
@@ -116,6 +120,9 @@ def unsized_bytes(tower: Tower, hidden: int, plan: Plan) -> Bytes:
     )
     value, high = (
         plan.precision.compute.nbytes(rows * (hidden + MERGED_PATCHES * patch))
-        for rows in (plan.max_batched_tokens, maximum(plan.max_batched_tokens, plan.max_model_len or 0))
+        for rows in (
+            plan.max_batched_tokens,
+            maximum(plan.max_batched_tokens, given_or(plan.max_model_len, 0)),
+        )
     )
     return Bytes(0, value, high)

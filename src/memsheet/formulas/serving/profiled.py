@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import reduce
 
-from memsheet.arith import Count, at_least, ceil_div, maximum, minimum, where
+from memsheet.arith import Count, at_least, ceil_div, given_or, maximum, minimum, where
 from memsheet.formulas.serving.pictures import kept_pictures
 from memsheet.formulas.serving.sampling import masked_sampler_bytes, sampler_bytes
 from memsheet.formulas.serving.work import MERGED_PATCHES
@@ -242,7 +242,7 @@ def unpacked_tokens(plan: Plan) -> Count:
     assert plan.max_sequences is not None
     assert plan.page_tokens is not None
     pages = plan.max_sequences * plan.page_tokens
-    return maximum(minimum(CONTEXT_TOKENS, maximum(8 * (plan.max_model_len or 0), 4 * pages)), pages)
+    return maximum(minimum(CONTEXT_TOKENS, maximum(8 * given_or(plan.max_model_len, 0), 4 * pages)), pages)
 
 
 @formula(

@@ -4,7 +4,7 @@ recurrent state.
 
 from __future__ import annotations
 
-from memsheet.arith import Count, ceil_div
+from memsheet.arith import Count, ceil_div, maximum, where
 from memsheet.plan.model import LinearAttention, Mixer, StateSpace
 from memsheet.references import VLLM, formula
 
@@ -16,7 +16,7 @@ from memsheet.references import VLLM, formula
         "cut over tp"
     ),
 )
-def convolution_elements(mixer: Mixer, tp: int) -> Count:
+def convolution_elements(mixer: Mixer, tp: Count) -> Count:
     """Elements of a sequence's convolution inputs in one layer on one rank; ranks that outnumber groups
     repeat them (SGLang counts so too).
     """
@@ -24,11 +24,11 @@ def convolution_elements(mixer: Mixer, tp: int) -> Count:
         case StateSpace():
             channels = mixer.inner
             if mixer.kind == "mamba2":
-                groups = mixer.groups if mixer.groups % tp == 0 else tp
+                groups = where(mixer.groups % tp == 0, mixer.groups, tp)
                 channels = mixer.inner + 2 * groups * mixer.state
             return ceil_div(channels, tp) * (mixer.conv_kernel - 1)
         case LinearAttention():
             channels = 2 * mixer.key_heads * mixer.key_head_dim + mixer.value_heads * mixer.value_head_dim
-            return ceil_div(channels, tp) * max(0, mixer.conv_elements // channels - 1)
+            return ceil_div(channels, tp) * maximum(0, mixer.conv_elements // channels - 1)
         case _:
             return 0

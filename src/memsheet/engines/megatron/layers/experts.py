@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import log, sqrt
 
-from memsheet.arith import Count, Term, ceil_div, each, maximum, minimum
+from memsheet.arith import Count, ceil_div, each, maximum, minimum
 from memsheet.engines.megatron.layers.modules import (
     STREAM,
     column_parallel_linear,
@@ -224,6 +224,11 @@ def given_copies(ff: Moe, tokens: Count, sent: Count, plan: Plan, routing: Routi
 )
 def expected_imbalance_copies(copies: Count, ranks: Count) -> Count:
     """How far above the mean the fullest of some ranks is expected to be."""
-    if isinstance(copies, Term) or isinstance(ranks, Term):
+    return each(_normal_excess, copies, ranks)
+
+
+def _normal_excess(copies: int, ranks: int) -> int:
+    """Sigma · sqrt(2 ln n) of a binomial share."""
+    if ranks == 1:
         return 0
-    return each(lambda n, r: int(sqrt(2 * log(r)) * sqrt(n / r * (1 - 1 / r))) if r > 1 else 0, copies, ranks)
+    return int(sqrt(2 * log(ranks)) * sqrt(copies / ranks * (1 - 1 / ranks)))
