@@ -182,8 +182,8 @@ def sums_of(rank: Rank, plan: Plan) -> Sums:
 
 
 def divided_states(rank: Rank, plan: Plan, instants: Iterable[Instant]) -> Mapping[Instant, Count]:
-    """Of the tensors of a Megatron step, those that data-parallel ranks divide: the states, and scratch while
-    the optimizer works.
+    """Of the tensors of a step with a distributed optimizer, those that data-parallel ranks divide: the
+    states, and scratch while it works.
     """
     from memsheet.formulas.sharding.distributed_optimizer import megatron_kept
 

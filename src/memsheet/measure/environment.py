@@ -13,15 +13,16 @@ from typing import Any
 import torch
 
 from memsheet.errors import input_error
+from memsheet.plan.packages import DEEPSPEED, TRANSFORMERS
 
 PACKAGES = (
     "torch",
-    "transformers",
+    TRANSFORMERS,
     "accelerate",
     "peft",
     "bitsandbytes",
     "torchao",
-    "deepspeed",
+    DEEPSPEED,
     "flash_attn",
     "memsheet",
 )

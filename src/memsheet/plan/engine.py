@@ -66,6 +66,30 @@ class Code(Enum):
     SWIFT = "ms_swift"
 
 
+class Runner(Enum):
+    """How an engine's real step is run here (``run``)."""
+
+    WHOLE_MODULE = "whole module"  # called as it is; DistributedDataParallel is around it on several ranks
+    SHARDED_UNITS = "sharded units"  # each gathered by fully_shard before it is called
+    OWN_ENGINE = "own engine"  # handed to the library's own engine, which steps and keeps its own copies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanArrays:
+    """How far an engine's formulas account many plans as one whose counts are arrays (``search``).
+    ``pipelines``: numbers of layers and stages, too, as nothing is gathered for a layer. ``one_by_one``: not
+    at all, whole parameters being dealt to ranks. ``asks_several``: counts of which formulas ask whether they
+    are more than one. ``shares_key_heads``: ranks may share a head of keys, which other engines refuse.
+    ``adds_to_buffer``: gradients are added to a buffer that is there anyway, accumulating or not.
+    """
+
+    pipelines: bool = False
+    one_by_one: bool = False
+    asks_several: tuple[str, ...] = ()
+    shares_key_heads: bool = False
+    adds_to_buffer: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatWrapping:
     """How parameters are flattened unit by unit. ``prefetches``: the unit before is gathered while one runs
@@ -178,7 +202,24 @@ class Engine:
     alone: Engine | None = None  # its facts on one GPU, where they are others
     flat_wrapping: FlatWrapping = FlatWrapping()  # where parameters are flattened
     unit_wrapping: Callable[[str | None], UnitWrapping] = lambda _: UnitWrapping()  # of a version, where not
+    runner: Runner | None = None  # how its real step is run here; None is not at all
+    searched: int | None = (
+        None  # its place among those that a search tries unasked: they train any model from its configuration
+    )
+    arrays: PlanArrays = PlanArrays()
+    whole_copies_by: str | None = (
+        None  # the engine that trains the same model code as whole copies, where it has no stage 0
+    )
+    offloads_parameters_at: int = 0  # the stage of ZeRO from which parameters may lie on the host
+    prefill_unknown: bool = (
+        False  # prefill is a range up to the whole batch at once where nobody says how long prompts are
+    )
     evidence: dict[str, Evidence] = field(default_factory=dict)
+
+    @property
+    def divides_states(self) -> bool:
+        """Whether it has a stage of ZeRO at all."""
+        return any(self.zero)
 
 
 def server_engine(**facts: Any) -> Engine:

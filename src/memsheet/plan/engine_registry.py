@@ -37,6 +37,10 @@ ONE_GPU = "transformers"
 """Where nobody names an engine for one GPU, or a server for a model that no other serves."""
 HOST_LAYERS_SERVER = "llama.cpp"
 """The server that is offered where layers or experts have to stay on the host."""
+SEVERAL_GPUS = "fsdp2"
+"""Where nobody names an engine to train on several: it divides every state of any model."""
+STAGE_ENGINES = ("transformers", "deepspeed", "deepspeed", "fsdp2")
+"""What trains at each stage of ZeRO, where the engine that is asked for has it not."""
 
 
 def find_engine(name: str) -> Engine | None:
@@ -69,6 +73,23 @@ def rules_of(engine: str) -> EngineRules:
         return NO_RULES
     rules: EngineRules = engine_module(engine, "defaults").RULES
     return rules
+
+
+def modelled_engines() -> tuple[Engine, ...]:
+    """All engines that are accounted."""
+    return tuple(engine for name in MODELLED if (engine := find_engine(name)) is not None)
+
+
+def searched_engines() -> tuple[str, ...]:
+    """What a search for plans tries where nobody names an engine."""
+    placed = [(engine.searched, engine.name) for engine in modelled_engines() if engine.searched is not None]
+    return tuple(name for _, name in sorted(placed))
+
+
+def sharding_counterpart(engine: Engine) -> str | None:
+    """Who divides every state (ZeRO-3) of the model code that an engine runs as whole copies, if anybody."""
+    others = (other.name for other in modelled_engines() if other.whole_copies_by == engine.name)
+    return engine.name if 3 in engine.zero else next(others, None)
 
 
 def engine_of(plan: Plan) -> Engine:

@@ -23,7 +23,7 @@ from memsheet.budget import (
 from memsheet.catalog import model_names
 from memsheet.errors import InputError, input_error, raise_if_problems
 from memsheet.plan.device import Cluster
-from memsheet.plan.engine_registry import engine_of
+from memsheet.plan.engine_registry import ONE_GPU, engine_of
 from memsheet.plan.hardware import eight_bit_cache, emulated_bf16, unsupported_choices, written_scores
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.options import InferOptions, Model, TrainOptions
@@ -192,16 +192,15 @@ def _other_engines(
     spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None, plan: Plan
 ) -> tuple[OtherEngine, ...]:
     """The same batch without a server, where a server was taken because nobody named an engine."""
-    if cluster is None or plan.task != "infer" or plan.engine != "vllm" or request.get("engine") is not None:
+    pools = engine_of(plan).serving.pools_cache  # which takes what is left, whatever the batch needs
+    if cluster is None or plan.task != "infer" or not pools or request.get("engine") is not None:
         return ()
     try:
-        found = answer_for_model(spec, {**request, "engine": "transformers"}, cluster, fix=False)
+        found = answer_for_model(spec, {**request, "engine": ONE_GPU}, cluster, fix=False)
     except InputError:
         return ()
     verdict = found.verdict
-    return (
-        (OtherEngine(engine="transformers", device=verdict.device, result=verdict.result),) if verdict else ()
-    )
+    return (OtherEngine(engine=ONE_GPU, device=verdict.device, result=verdict.result),) if verdict else ()
 
 
 def _verdict_on_sequences(
@@ -279,7 +278,7 @@ def _prompts_unknown(plan: Plan) -> bool:
     """Whether prefill is a range because nobody says how long prompts are."""
     return (
         plan.task == "infer"
-        and plan.engine == "transformers"
+        and engine_of(plan).prefill_unknown
         and plan.phase is None
         and plan.prompt_tokens is None
     )

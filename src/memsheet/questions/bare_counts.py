@@ -10,6 +10,7 @@ from memsheet.account import account_bare
 from memsheet.budget import Answer, Result, judge_on
 from memsheet.errors import Problem, input_error, raise_if_problems
 from memsheet.plan.device import Cluster
+from memsheet.plan.engine_registry import ONE_GPU
 from memsheet.plan.model import Embeddings, Head, ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.resolve import Resolved, resolve_request
@@ -84,7 +85,7 @@ def _bare_plan(request: Mapping[str, Any], cluster: Cluster | None) -> Resolved:
         for key, value in request.items()
         if value is not None and not key.startswith(COUNTED_SERVING)
     )
-    found = resolve_request({"engine": "transformers", **request, "phase": "load"}, None, cluster)
+    found = resolve_request({"engine": ONE_GPU, **request, "phase": "load"}, None, cluster)
     return replace(found, assumed=tuple(line for line in found.assumed if line.startswith(COUNTED_SERVING)))
 
 

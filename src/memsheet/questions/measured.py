@@ -18,7 +18,10 @@ from memsheet.formulas.sharding.partitioned_states import check_deepspeed
 from memsheet.formulas.states.params import active_parameter_count, parameter_count
 from memsheet.measure.categories import ALWAYS, profiler_category_bytes
 from memsheet.plan.document import plan_document
+from memsheet.plan.engine import Runner
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import ModelSpec
+from memsheet.plan.packages import DEEPSPEED
 from memsheet.plan.plan import Plan
 from memsheet.questions.question_parts import catalog_entry, parse_question
 from memsheet.questions.traced import Options as TraceOptions
@@ -233,7 +236,7 @@ def _check_measurable(plan: Plan, how: Options) -> None:
             "one rank of engine transformers",
         )
     check_runs(plan, real=True)
-    if plan.engine == "deepspeed":
+    if engine_of(plan).runner is Runner.OWN_ENGINE:
         _check_deepspeed(plan)
     if plan.quantization is not None:
         raise input_error(
@@ -246,8 +249,8 @@ def _check_measurable(plan: Plan, how: Options) -> None:
 
 def _check_deepspeed(plan: Plan) -> None:
     """Raises InputError where it is not installed, and for a plan that it has no form of."""
-    if find_spec("deepspeed") is None:
-        raise input_error("engine", "deepspeed", "is not installed", "pip install deepspeed")
+    if find_spec(DEEPSPEED) is None:
+        raise input_error("engine", DEEPSPEED, "is not installed", "pip install deepspeed")
     check_deepspeed(plan)
 
 

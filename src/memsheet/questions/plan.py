@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from memsheet.catalog import model_names
 from memsheet.errors import Problem, input_error, missing_package, raise_if_problems
+from memsheet.plan.engine_registry import searched_engines
 from memsheet.plan.library_defaults import implied_library_keys
 from memsheet.plan.options import InferOptions, Method, Model, Seconds, TrainOptions
 from memsheet.plan.values import option_problems
@@ -37,7 +38,7 @@ def plan(
     """
     try:
         from memsheet.readers.calibration import efficiency_of
-        from memsheet.search.advice import ENGINES, METHODS, training_advice
+        from memsheet.search.advice import METHODS, training_advice
         from memsheet.search.batch_sweep import advise_on_batches, with_length
         from memsheet.search.library_bytes import doubted_advice
     except ModuleNotFoundError as error:
@@ -72,7 +73,7 @@ def plan(
     if name is None:
         raise input_error("model", None, "is missing", "a bundled name (`memsheet models`) or a config.json")
     wanted, device = request.pop("engine", None), cluster.device.name
-    engines = ENGINES if wanted in (None, "any") else (str(wanted),)
+    engines = searched_engines() if wanted in (None, "any") else (str(wanted),)
     spec = read_model(name, catalog=catalog_entry, names=model_names())
     request, said = with_length(spec, request)
     asks = training_advice if request.get("global_batch") is not None else advise_on_batches

@@ -135,7 +135,7 @@ def _one_script(reads: dict[str, Read], in_folder: Collection[str], left: list[s
     scripts = [
         name
         for name, read in reads.items()
-        if name in in_folder and name.endswith(".py") and read.form.name == "transformers"
+        if name in in_folder and name.endswith(".py") and f"{SCRIPT}.reads" in read.values
     ]
     if len(scripts) > 1:
         left += [

@@ -16,9 +16,11 @@ from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.states.params import active_parameter_count, parameter_count
 from memsheet.plan.device import Cluster
 from memsheet.plan.document import plan_document
-from memsheet.plan.dtypes import FP16
+from memsheet.plan.engine import Runner
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Embeddings, Head, ModelSpec, Source
-from memsheet.plan.plan import Implementation, Loss, Plan, RecomputeMode
+from memsheet.plan.plan import Implementation, Loss, Plan
+from memsheet.plan.real_step import offloads_inputs_alone, scales_loss
 from memsheet.plan.words import of_serving
 from memsheet.questions.question_parts import catalog_entry, parse_question
 from memsheet.readers.hf_config import read_hf_config
@@ -93,24 +95,21 @@ def trace_with_timelines(model: Any, how: Options, **options: Any) -> tuple[Answ
     )
 
 
-RUN = ("transformers", "fsdp2")
-"""Engines that are run here, on fake tensors too; DeepSpeed on real ones alone."""
-
-
 def check_runs(plan: Plan, *, real: bool = False) -> None:
     """Raises InputError with all that a plan may say and the real code here would not do. ``real``: on real
     tensors, among real ranks.
     """
-    deepspeed = real and plan.engine == "deepspeed"  # which keeps its own copies
-    if plan.engine not in RUN and not deepspeed:
+    runner = engine_of(plan).runner
+    own_copies = runner is Runner.OWN_ENGINE
+    if runner is None or (own_copies and not real):  # which takes real tensors alone
         hint = "fsdp2 or transformers; memsheet train predicts it, memsheet measure runs it"
         raise input_error("engine", plan.engine, "does not run on fake tensors", hint)
     found = {
         "loss": (plan.loss.value, plan.loss is Loss.PLAIN or _runs_on_one_rank(plan), "is not run over several ranks or by fsdp2", "plain; memsheet train predicts it"),
         "recompute": ("stretches", not plan.recompute.stretched or _runs_on_one_rank(plan), "are not run over several ranks or by fsdp2", "recompute every layer, or one GPU with engine transformers"),
-        "precision.master_weights": ("fp32", plan.precision.master_weights is None or deepspeed or _runs_on_one_rank(plan), "are kept on one rank by engine transformers here", "--precision fsdp2-mixed keeps fp32 shards"),
-        "precision": ("fp16-autocast", plan.mesh.pp == 1 or not _scales_loss(plan), "needs a gradient scaler, which is not run over pipelines", "bf16-autocast"),
-        "offload.activations": (True, not plan.offload.activations or _runs_on_one_rank(plan) or _moved_inputs(plan), "are moved of recomputed layers over several ranks, and not in pipelines", "--recompute full, or one GPU with engine transformers"),
+        "precision.master_weights": ("fp32", plan.precision.master_weights is None or own_copies or _runs_on_one_rank(plan), "are kept on one rank by engine transformers here", "--precision fsdp2-mixed keeps fp32 shards"),
+        "precision": ("fp16-autocast", plan.mesh.pp == 1 or not (plan.task == "train" and scales_loss(plan)), "needs a gradient scaler, which is not run over pipelines", "bf16-autocast"),
+        "offload.activations": (True, not plan.offload.activations or _runs_on_one_rank(plan) or offloads_inputs_alone(plan), "are moved of recomputed layers over several ranks, and not in pipelines", "--recompute full, or one GPU with engine transformers"),
         "optimizer.implementation": ("torchao", plan.optimizer is None or plan.optimizer.implementation is not Implementation.TORCHAO, "keeps states inside states, which nobody records yet", "bnb; memsheet train predicts it"),
         "mesh.tp": (plan.mesh.tp, plan.mesh.tp == 1 or plan.adapter is None or plan.task == "infer", "cuts no adapters: transformers' plans name the layers that peft has wrapped", "fsdp2 without tp"),
         "vocab_multiple": (plan.vocab_multiple, plan.vocab_multiple == 1, "pads no embedding that transformers makes", "a config.json with the padded vocab_size"),
@@ -122,24 +121,9 @@ def check_runs(plan: Plan, *, real: bool = False) -> None:
     )
 
 
-def _scales_loss(plan: Plan) -> bool:
-    """Whether the loss is scaled: training under fp16 autocast."""
-    return (
-        plan.task == "train"
-        and plan.engine == "transformers"
-        and plan.precision.casts
-        and plan.precision.compute is FP16
-    )
-
-
-def _moved_inputs(plan: Plan) -> bool:
-    """Whether nothing of a layer waits on the host but what it was handed: no gathered parameter is saved."""
-    return plan.engine == "fsdp2" and plan.recompute.mode is RecomputeMode.FULL and bool(plan.mesh.pp == 1)
-
-
 def _runs_on_one_rank(plan: Plan) -> bool:
     """Whether one rank runs it, with nothing around its layers."""
-    return plan.engine == "transformers" and bool(plan.mesh.gpus == 1)
+    return engine_of(plan).runner is Runner.WHOLE_MODULE and bool(plan.mesh.gpus == 1)
 
 
 def repeated_layer_depth(spec: ModelSpec | None) -> dict[str, int] | None:

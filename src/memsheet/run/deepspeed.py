@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from memsheet.errors import input_error
 from memsheet.plan.dtypes import BF16, FP16, FP32
+from memsheet.plan.packages import DEEPSPEED
 from memsheet.plan.plan import Implementation, OptimizerName, Plan
 from memsheet.run.accumulate import Batch, micro_batches
 from memsheet.run.model import initialize_model_weights
@@ -182,8 +183,8 @@ def _import_deepspeed(device: str) -> Any:
     if device == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     try:
-        deepspeed = import_module("deepspeed")
+        deepspeed = import_module(DEEPSPEED)
     except ImportError:
-        raise input_error("engine", "deepspeed", "is not installed", "pip install deepspeed") from None
+        raise input_error("engine", DEEPSPEED, "is not installed", "pip install deepspeed") from None
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     return deepspeed

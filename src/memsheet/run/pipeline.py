@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from memsheet.errors import input_error
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.plan import Plan, Schedule
 from memsheet.run.dtypes import torch_dtype
 from memsheet.run.mesh import axis_coordinate, submesh_along
@@ -167,7 +168,7 @@ def _torch_stage(stage: Stage, called: nn.Module, plan: Plan, mesh: DeviceMesh, 
     config = stage.model.config.get_text_config()
     shape = (int(plan.microbatch), int(plan.seq_len))
     kept = (
-        plan.precision.parameters if plan.engine == "transformers" else plan.precision.compute
+        plan.precision.parameters if engine_of(plan).autocast else plan.precision.compute
     )  # autocast's residual stream is not cast
     hidden = torch.empty(
         *shape, config.hidden_size, dtype=torch_dtype(kept), device="meta", requires_grad=True

@@ -16,7 +16,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from memsheet.errors import Problem, input_error, raise_if_problems
 from memsheet.plan.dtypes import FP16
-from memsheet.plan.plan import Implementation, Loss, Plan, RecomputeMode
+from memsheet.plan.engine import Runner
+from memsheet.plan.engine_registry import engine_of
+from memsheet.plan.plan import Implementation, Loss, Plan
+from memsheet.plan.real_step import offloads_inputs_alone
 from memsheet.run.accumulate import Batch
 from memsheet.run.adapters import apply_adapter, apply_quantization
 from memsheet.run.context_parallel import apply_context_parallel
@@ -64,7 +67,7 @@ def rank_job(settings: Any, plan: Plan, mesh: DeviceMesh, device: str, watch: Wa
     """
     make = (
         _deepspeed_job
-        if plan.engine == "deepspeed"
+        if engine_of(plan).runner is Runner.OWN_ENGINE
         else _pipeline_job
         if plan.mesh.pp > 1
         else _whole_model_job
@@ -99,24 +102,25 @@ def rank_trainer(
 
 def check_rank_plan(plan: Plan) -> None:
     """Raises InputError for a plan that no engine here takes to several ranks."""
-    if plan.engine not in ("fsdp2", "transformers", "deepspeed"):
+    runner = engine_of(plan).runner
+    if runner is None:
         raise input_error("engine", plan.engine, "is not run here", "fsdp2, transformers or deepspeed")
-    if plan.engine == "deepspeed":
+    if runner is Runner.OWN_ENGINE:
         check_deepspeed_run(plan)
-    if plan.engine == "transformers" and plan.mesh.dp_shard > 1 and plan.zero != 1:
+    if runner is Runner.WHOLE_MODULE and plan.mesh.dp_shard > 1 and plan.zero != 1:
         raise input_error(
             "mesh.dp_shard", plan.mesh.dp_shard, "is fully_shard's", "--engine fsdp2, or --zero 1"
         )
     assert plan.optimizer is not None
     fused = plan.optimizer.implementation in (Implementation.FUSED, Implementation.FOREACH)
-    if plan.engine == "transformers" and plan.mesh.tp > 1 and fused:
+    if runner is Runner.WHOLE_MODULE and plan.mesh.tp > 1 and fused:
         raise input_error(
             "optimizer.implementation",
             plan.optimizer.implementation.value,
             "takes sharded tensors or plain ones, and the norms' stay plain",
             "loop, or engine fsdp2",
         )
-    if plan.mesh.cp > 1 and (plan.mesh.pp > 1 or plan.engine != "fsdp2"):
+    if plan.mesh.cp > 1 and (plan.mesh.pp > 1 or runner is not Runner.SHARDED_UNITS):
         raise input_error(
             "mesh.cp",
             plan.mesh.cp,
@@ -145,18 +149,16 @@ def _one_rank_only(plan: Plan) -> Iterator[tuple[str, Any, str, bool]]:
     """What is applied to one rank of engine transformers, and how a plan asks for it here: field, value, why
     not, whether it does.
     """
-    several, scales = (
-        "is run on one rank of engine transformers alone",
-        plan.engine == "transformers" and plan.precision.compute is FP16,
-    )
-    master = None if plan.engine == "deepspeed" else plan.precision.master_weights
+    engine, several = engine_of(plan), "is run on one rank of engine transformers alone"
+    scales = engine.autocast and plan.precision.compute is FP16
+    master = None if engine.runner is Runner.OWN_ENGINE else plan.precision.master_weights
     yield "optimizer_in_backward", True, several, plan.optimizer_in_backward
-    inputs_alone = plan.engine == "fsdp2" and plan.recompute.mode is RecomputeMode.FULL and plan.mesh.pp == 1
+    inputs_alone = offloads_inputs_alone(plan)
     yield "offload.activations", True, several, plan.offload.activations and not inputs_alone
     yield "loss", plan.loss.value, several, plan.loss is not Loss.PLAIN
     yield "recompute", "stretches", several, plan.recompute.stretched
     yield "precision.compute", "fp16", "has a scaler, which no pipeline here has", scales and plan.mesh.pp > 1
-    split = plan.engine == "fsdp2" or plan.mesh.tp > 1 or plan.zero == 1
+    split = engine.runner is Runner.SHARDED_UNITS or plan.mesh.tp > 1 or plan.zero == 1
     yield (
         "precision.master_weights",
         str(master and master.name),
@@ -211,7 +213,7 @@ def _data_parallel(
     """``root``, which calls ``model``, with memory and shared out among data-parallel ranks; what is to be
     called instead.
     """
-    sharded = plan.engine == "fsdp2"
+    sharded = engine_of(plan).runner is Runner.SHARDED_UNITS
     if sharded:
         apply_fsdp2(root, model, plan, mesh)
     materialize_meta_tensors(

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import torch
 
-from memsheet.plan.dtypes import FP16
 from memsheet.plan.plan import Plan
+from memsheet.plan.real_step import scales_loss
 
 
 def build_scaler(plan: Plan, device: str) -> torch.amp.GradScaler:
     """Torch's own scaler; one that does nothing for every precision but fp16 autocast."""
-    scales = plan.engine == "transformers" and plan.precision.casts and plan.precision.compute is FP16
+    scales = scales_loss(plan)
     return torch.amp.GradScaler(device, enabled=scales)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from memsheet.errors import input_error
+from memsheet.plan.packages import TRANSFORMERS
 from memsheet.plan.plan import Plan
 
 BACKENDS = {"fp8": ("fp8", None), "int8": ("hqq", 8)}
@@ -131,7 +132,7 @@ def _check_loop() -> None:
     ):
         hint = "transformers 5; training is run with 4 too"
         raise input_error(
-            "transformers", version("transformers"), "generates in another way than the loop here", hint
+            TRANSFORMERS, version(TRANSFORMERS), "generates in another way than the loop here", hint
         )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from memsheet.errors import input_error
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.plan import Plan
 from memsheet.run.accumulate import Batch, micro_batches
 from memsheet.run.dtypes import torch_dtype
@@ -71,7 +72,7 @@ def autocast_region(plan: Plan, device: str) -> AbstractContextManager[Any]:
     """The autocast region of engines that keep fp32 parameters and compute in another dtype; nothing
     elsewhere.
     """
-    if plan.engine != "transformers" or not plan.precision.casts:
+    if not (engine_of(plan).autocast and plan.precision.casts):
         return nullcontext()
     return torch.autocast(device, dtype=torch_dtype(plan.precision.compute, "precision.compute"))
 

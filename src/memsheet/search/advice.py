@@ -12,22 +12,19 @@ from memsheet.budget import Result, budget_of
 from memsheet.errors import InputError
 from memsheet.formulas.step_time import Exchanged, data_parallel_traffic
 from memsheet.plan.device import MAX_DEVICES, Cluster
+from memsheet.plan.engine_registry import find_engine, sharding_counterpart
 from memsheet.plan.model import ModelSpec
 from memsheet.search.fixes.story import Step, story_steps
 from memsheet.search.train.rank import Ranking, plan_offloads, rank_training_plans
 from memsheet.search.train.space import OFFLOAD, Request
 from memsheet.search.train.timed import APART, Planned, Scaled, planned_of
 
-ENGINES = ("megatron", "fsdp2", "deepspeed", "transformers")
-"""Those that train any model of theirs from its configuration; others are asked by name."""
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "full": {},
     "lora": {"adapter.rank": 16},
     "qlora": {"adapter.rank": 16, "quantization.weights": "nf4"},
 }
 """What is trained, as keys of a request."""
-PARTNERS = {"transformers": "fsdp2", "deepspeed": "deepspeed"}
-"""Who divides all states (ZeRO-3) of the same model code, by the engine that keeps whole copies."""
 NONE_FITS: Mapping[Result, str] = {Result.UNCERTAIN: "none is sure to fit", Result.DOES_NOT_FIT: "none fits"}
 DOUBLINGS = 7
 SAVINGS: Mapping[str, Mapping[str, Any]] = {
@@ -171,8 +168,8 @@ def _fastest_replicas(ranking: Ranking, scaled: Scaled) -> Replicas | None:
     if ranking.cluster.count == 1 or not ranking.replicas:
         return None
     fastest = min(ranking.replicas, key=lambda one: one.seconds)
-    plain = min(ranking.replicas, key=lambda one: (one.plan.engine not in PARTNERS, one.seconds))
-    partner, count = PARTNERS.get(plain.plan.engine), ranking.cluster.count
+    plain = min(ranking.replicas, key=lambda one: (_sharder_of(one) is None, one.seconds))
+    partner, count = _sharder_of(plain), ranking.cluster.count
     if partner is None:
         return Replicas(fastest=fastest)
     divided = {**plain.request, "engine": partner, "zero": 3, "mesh.dp_replicate": 1, "mesh.dp_shard": count}
@@ -186,6 +183,11 @@ def _fastest_replicas(ranking: Ranking, scaled: Scaled) -> Replicas | None:
     return Replicas(
         fastest=fastest, plain=plain, sharded=sharded, plain_exchange=told_of[0], sharded_exchange=told_of[1]
     )
+
+
+def _sharder_of(planned: Planned) -> str | None:
+    engine = find_engine(planned.plan.engine)
+    return None if engine is None else sharding_counterpart(engine)
 
 
 def _adapter_method_plans(

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from memsheet.plan.engine import Runner
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.plan import Plan
 from memsheet.run.mesh import build_mesh
 from memsheet.run.model import build_config, without_layers
@@ -71,7 +73,7 @@ def _foldable_depth(plan: Plan, rank: int, depth: Depth | None) -> Depth | None:
     the buckets of DistributedDataParallel, the shares of a sharded optimizer; or where a rank has several
     stretches of layers.
     """
-    whole = plan.engine == "transformers" and (plan.mesh.data_parallel > 1 or plan.zero == 1)
+    whole = engine_of(plan).runner is Runner.WHOLE_MODULE and (plan.mesh.data_parallel > 1 or plan.zero == 1)
     if depth is None or whole or plan.mesh.vpp > 1 or plan.recompute.layers is not None:
         return None
     if plan.mesh.pp == 1:

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from memsheet.plan.engine import Runner
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.plan import Plan
 from memsheet.resolve import resolve_document
 from memsheet.run.adapters import STAND_IN as QUANTIZED
@@ -91,7 +93,9 @@ def _trace_requested_rank(request: Mapping[str, Any], plan: Plan, how: How, rank
 
         return trace_serving(request["config"], plan, how, request.get("cache"))
     depth = Depth(**request["depth"]) if request["depth"] else None
-    if plan.mesh.gpus > 1 or plan.engine == "fsdp2":  # torch's distributed half takes a second to import
+    if (
+        plan.mesh.gpus > 1 or engine_of(plan).runner is Runner.SHARDED_UNITS
+    ):  # torch's distributed half takes a second to import
         from memsheet.trace.distributed_job import trace_rank
 
         return trace_rank(request["config"], plan, how, rank, depth)

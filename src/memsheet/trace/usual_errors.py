@@ -10,6 +10,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from memsheet.plan.packages import TRANSFORMERS
+
 CURES = {
     "DataDependentOutputException": ("needs the value of a tensor, and a fake one has none", "leave .item(), float(loss), logging and asserts on values out of the step"),
     "DynamicOutputShapeException": ("makes a tensor whose shape depends on values", "replace nonzero, masked_select and unique by masks of a fixed shape"),
@@ -98,7 +100,7 @@ def _library_line(error: BaseException) -> str:
     names = [
         f"{Path(f.filename).name}:{f.lineno}"
         for f in traceback.extract_tb(error.__traceback__)
-        if "transformers" in Path(f.filename).parts
+        if TRANSFORMERS in Path(f.filename).parts
     ]
     return names[-1] if names else ""
 

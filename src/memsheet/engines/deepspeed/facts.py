@@ -4,7 +4,7 @@ commit).
 
 from __future__ import annotations
 
-from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.engine import Engine, PlanArrays, Runner, Sharding
 from memsheet.plan.plan import Implementation, OptimizerName
 from memsheet.references import TRANSFORMERS
 from memsheet.sheet import Cited, Evidence, FromCode
@@ -34,6 +34,10 @@ ENGINE = Engine(
     default_implementation=Implementation.FUSED,
     adapter_dtype="bf16",  # engine.py:1755-1762: the whole module is cast to the model's dtype
     offload=("optimizer", "parameters", "activations"),
+    offloads_parameters_at=3,  # zero/config.py: offload_param is valid with stage 3 alone
+    runner=Runner.OWN_ENGINE,
+    searched=2,
+    arrays=PlanArrays(asks_several=("dp_replicate",)),  # replicas of shards
     evidence={
         "activations": Cited(TRANSFORMERS, "modeling files, operation by operation"),
         "parameters": _deepspeed_source("zero/stage_1_and_2.py", 439),

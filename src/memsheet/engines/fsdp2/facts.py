@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.engine import Engine, Runner, Sharding
 from memsheet.plan.plan import ContextParallel, Implementation, OptimizerName, Schedule
 from memsheet.references import TORCH_FSDP2, TORCH_OPTIM, TRANSFORMERS
 from memsheet.sheet import Cited
@@ -32,6 +32,9 @@ ENGINE = Engine(
     ),
     default_implementation=Implementation.FUSED,
     offload=("optimizer", "parameters", "activations"),
+    runner=Runner.SHARDED_UNITS,
+    searched=1,
+    whole_copies_by="transformers",
     evidence={
         "activations": Cited(TRANSFORMERS, "modeling files, operation by operation"),
         "sharding": Cited(TORCH_FSDP2, "_fsdp_param.py: every rank keeps the padded dim-0 chunk"),

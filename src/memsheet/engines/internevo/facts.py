@@ -4,7 +4,7 @@ gradients on every rank.
 
 from __future__ import annotations
 
-from memsheet.plan.engine import Code, Engine, Sharding
+from memsheet.plan.engine import Code, Engine, PlanArrays, Sharding
 from memsheet.plan.plan import AttentionKind, Implementation, Loss, OptimizerName
 from memsheet.references import INTERNEVO, TORCH_OPTIM
 from memsheet.sheet import Cited, FromCode
@@ -33,6 +33,7 @@ ENGINE = Engine(
     optimizers=(OptimizerName.ADAMW,),
     # torch.optim.AdamW as it comes (train/training_internlm.py:176)
     default_implementation=Implementation.FOREACH,
+    arrays=PlanArrays(one_by_one=True),
     evidence={
         "activations": Cited(INTERNEVO, "model, operation by operation"),
         "saved_activations": _internevo_source("model/modeling_internlm.py", 205),

@@ -8,7 +8,7 @@ input to fp32 (6178c7c).
 
 from __future__ import annotations
 
-from memsheet.plan.engine import Code, Engine, Sharding
+from memsheet.plan.engine import Code, Engine, PlanArrays, Sharding
 from memsheet.plan.plan import AdapterKind, AttentionKind, Implementation, Loss, OptimizerName, RecomputeMode
 from memsheet.plan.serving_facts import ServingFacts
 from memsheet.references import LITGPT, TORCH_OPTIM
@@ -47,6 +47,7 @@ ENGINE = Engine(
     usual_targets=("q_proj", "v_proj"),  # finetune/lora.py:46-52
     targets=frozenset({"q_proj", "k_proj", "v_proj", "o_proj"}),
     adapter_dtype="bf16",
+    arrays=PlanArrays(asks_several=("microbatch",)),
     evidence={
         "activations": Cited(LITGPT, "operation by operation"),
         "linear layers in four bits": FromCode(

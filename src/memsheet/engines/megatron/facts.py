@@ -4,7 +4,7 @@ sharded over data-parallel ranks.
 
 from __future__ import annotations
 
-from memsheet.plan.engine import Code, Engine, Sharding
+from memsheet.plan.engine import Code, Engine, PlanArrays, Sharding
 from memsheet.plan.plan import (
     AttentionKind,
     ContextParallel,
@@ -54,6 +54,13 @@ ENGINE = Engine(
     scatters_for_experts=True,  # moe/moe_layer.py:315-320 raises otherwise
     selective=("core_attn",),
     workspaces=("transformer_engine",),
+    searched=0,
+    arrays=PlanArrays(
+        pipelines=True,
+        asks_several=("microbatch",),
+        shares_key_heads=True,  # transformer/attention.py: fewer groups than ranks are repeated
+        adds_to_buffer=True,  # distributed/param_and_grad_buffer.py: main_grad
+    ),
     never_offloads={  # training/arguments.py of 23e00ed; d98e8a6 has both
         "activations": "is no option of pretrain_gpt.py in core 0.14, which is modelled: "
         "--cpu-offloading-num-layers and "

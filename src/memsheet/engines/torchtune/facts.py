@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memsheet.plan.engine import Code, Engine, Sharding
+from memsheet.plan.engine import Code, Engine, PlanArrays, Sharding
 from memsheet.plan.plan import AttentionKind, Implementation, Loss, OptimizerName
 from memsheet.references import TORCH_FSDP2, TORCH_OPTIM, TORCHTUNE_MODEL
 from memsheet.sheet import Cited, FromCode
@@ -40,6 +40,7 @@ _DISTRIBUTED = Engine(
     # the whole model is built in the recipe's dtype (recipes/lora_finetune_single_device.py:400)
     adapter_dtype="bf16",
     offload=("optimizer", "parameters", "activations"),
+    arrays=PlanArrays(asks_several=("microbatch",)),
     evidence={
         "activations": Cited(TORCHTUNE_MODEL, "modules, operation by operation"),
         "saved_activations": _torchtune_source("torchtune/modules/transformer.py", 75),

@@ -5,7 +5,7 @@ caches.
 from __future__ import annotations
 
 from memsheet.plan.defaults import SERVED_ADAPTERS
-from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.engine import Engine, Runner, Sharding
 from memsheet.plan.model import Role
 from memsheet.plan.plan import AdapterKind, Implementation, Loss, OptimizerName, RecomputeMode, Schedule
 from memsheet.plan.serving_facts import ServingFacts
@@ -42,6 +42,9 @@ ENGINE = Engine(
     # its own code starts about 50 operations a layer (its tape)
     serving=ServingFacts(layer_calls=50, planned=True, fewer_bits=("int8", "nf4")),
     splits_experts_over_tp=True,
+    runner=Runner.WHOLE_MODULE,
+    searched=3,
+    prefill_unknown=True,
     evidence={
         "activations": Cited(TRANSFORMERS, "modeling files, operation by operation"),
         "optimizer": Cited(TORCH_OPTIM),

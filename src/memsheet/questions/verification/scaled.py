@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.plan import Mesh, Plan
 
 AXES = ("dp_replicate", "cp", "pp", "tp", "dp_shard")
@@ -48,7 +49,7 @@ def _with_mesh(plan: Plan, mesh: Mesh) -> Plan:
         global_batch=batch,
         schedule=plan.schedule if mesh.pp > 1 else None,
         layers_per_stage=plan.layers_per_stage if cut else None,
-        zero=plan.zero if mesh.data_parallel > 1 or plan.engine != "transformers" else 0,
+        zero=plan.zero if mesh.data_parallel > 1 or plan.zero in engine_of(plan).zero else 0,
     )
 
 

@@ -13,8 +13,7 @@ from memsheet.budget import Change, Fix, LibraryUse, Result, Verdict, judge_plan
 from memsheet.errors import InputError, raise_if_problems
 from memsheet.frozen import dataclass
 from memsheet.plan.device import MAX_DEVICES, Cluster, parse_gpus
-from memsheet.plan.engine import Sharding
-from memsheet.plan.engine_registry import find_engine
+from memsheet.plan.engine_registry import SEVERAL_GPUS, find_engine
 from memsheet.plan.hardware import unsupported_choices
 from memsheet.plan.library_defaults import implied_library_keys
 from memsheet.plan.model import ModelSpec
@@ -97,10 +96,13 @@ def _zero_up(asked: _Tried) -> Edits | None:
     if engine is None or asked.cluster.count == 1 or plan.zero >= 3:
         return None
     reshard = {"reshard_after_forward": True} if asked.request.get("reshard_after_forward") is False else {}
-    if engine.sharding is not Sharding.REPLICATED:
+    if engine.divides_states:
         return {"zero": plan.zero + 1, **reshard}
     mesh = {"mesh.dp_replicate": 1, "mesh.dp_shard": asked.cluster.count} if asked.names("mesh.") else {}
-    return {"engine": "fsdp2", "zero": 3, **reshard, **mesh, **_named_precision_edit(asked, "fsdp2-mixed")}
+    sharder = find_engine(SEVERAL_GPUS)
+    assert sharder is not None
+    precision = _named_precision_edit(asked, sharder.default_precision)
+    return {"engine": sharder.name, "zero": 3, **reshard, **mesh, **precision}
 
 
 def _named_precision_edit(asked: _Tried, name: str) -> Edits:
@@ -123,7 +125,7 @@ def _state_offload_edit(asked: _Tried) -> Edits | None:
     kept = (
         {"offload.activations": True} if plan.offload.activations else {}
     )  # said again: the flag replaces what it said before
-    if engine.sharding is Sharding.DEEPSPEED and plan.zero < 3:
+    if plan.zero < engine.offloads_parameters_at:
         return {"offload.optimizer": 1, **kept}
     return {"offload.optimizer": 1, "offload.parameters": 1, **kept}
 

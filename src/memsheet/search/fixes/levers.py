@@ -19,9 +19,6 @@ from memsheet.plan.model import ModelSpec, Moe
 from memsheet.plan.plan import Loss, OptimizerName, RecomputeMode
 from memsheet.search.train.space import Request, divisors, uneven_stage_layers
 
-REPLICAS = "transformers"
-"""Trains the models that fsdp2 does, as whole copies."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialPlan:
@@ -48,7 +45,8 @@ class TrialPlan:
     @property
     def named(self) -> str:
         """The engine that runs it."""
-        return REPLICAS if self.zero == 0 and 0 not in self.engine.zero else self.engine.name
+        copies = self.engine.whole_copies_by
+        return copies if self.zero == 0 and copies is not None else self.engine.name
 
     @property
     def ranks(self) -> int:
@@ -96,7 +94,7 @@ def naive_trial_plan(
     stays.
     """
     losses = [loss.value for loss in engine.losses]
-    whole = 0 if 0 in engine.zero or engine.name == "fsdp2" else engine.zero[0]
+    whole = 0 if 0 in engine.zero or engine.whole_copies_by else engine.zero[0]
     blocks = model.blocks()
     dtypes = any(key.startswith("precision.") for key in fixed)
     return TrialPlan(

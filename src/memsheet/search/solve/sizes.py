@@ -11,7 +11,7 @@ from typing import Any
 from memsheet.errors import InputError
 from memsheet.formulas.states.params import parameter_count
 from memsheet.plan.device import ONE_NODE, Cluster, resize_cluster
-from memsheet.plan.engine_registry import find_engine
+from memsheet.plan.engine_registry import STAGE_ENGINES, find_engine
 from memsheet.plan.model import ModelSpec
 from memsheet.resolve import resolve_request
 from memsheet.search.fitting_edges import first_edge
@@ -19,8 +19,6 @@ from memsheet.search.solve.targets import model_size_trials
 from memsheet.search.trials import Tried
 
 NAMES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
-ENGINES = ("transformers", "deepspeed", "deepspeed", "fsdp2")
-"""What has a stage where the engine that was asked for has it not."""
 FREE = ("reshard_after_forward", "mesh.dp_shard", "mesh.dp_replicate")
 """Keys that follow from the stage and the number of GPUs."""
 SEEN = 64
@@ -61,7 +59,7 @@ def trainable_sizes(
     own = find_engine(plan.engine)
     free = {key: value for key, value in request.items() if key not in FREE}
     curves = []
-    for zero, (name, usual) in enumerate(zip(NAMES, ENGINES, strict=True)):
+    for zero, (name, usual) in enumerate(zip(NAMES, STAGE_ENGINES, strict=True)):
         engine = own.name if own is not None and zero in own.zero else usual
         points = {cluster.count: _trainable_size(cluster, found)} if zero == plan.zero else {}
         curves.append(

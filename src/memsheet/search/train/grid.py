@@ -37,13 +37,8 @@ SAFE_BYTES = 2**62 // 2**8
 """What no plan may hold: on the way sizes are counted in bits, and slack is a share of up to 200 per mille,
 and 2**62 has to hold those.
 """
-PIPELINES = frozenset({"megatron"})
-"""Engines whose formulas take numbers of layers and stages as arrays, and which gather nothing for a layer.
-"""
 MANY = 1 << 10
 """Plans of a stratum from which it saves time to find fewer that stand for them."""
-BY_ROW = frozenset({"internevo"})
-"""Engines whose formulas deal whole parameters to ranks one by one, which arrays do not do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -127,7 +122,7 @@ def _accounting_batches(pieces: Sequence[Piece]) -> Iterator[list[int]]:
     for number, piece in enumerate(pieces):
         stratum = _stratum_of_piece(piece)
         kin.setdefault(
-            (type(piece), stratum_choice_key(stratum)) if stratum.space.engine.name in PIPELINES else number,
+            (type(piece), stratum_choice_key(stratum)) if stratum.space.engine.arrays.pipelines else number,
             [],
         ).append(number)
     for numbers in kin.values():
@@ -190,8 +185,8 @@ def _grade_pieces(batch: Sequence[Piece], places: _Places, tally: Tally) -> list
 
 def _stratum_pieces(stratum: Stratum) -> Iterator[Piece]:
     """A stratum in parts that are no larger than what is accounted at once."""
-    name = stratum.space.engine.name
-    if name in PIPELINES and len(stratum) > MANY:
+    takes = stratum.space.engine.arrays
+    if takes.pipelines and len(stratum) > MANY:
         few = reduce_stratum(stratum)
         if len(few) <= CHUNK:
             yield few
@@ -203,7 +198,7 @@ def _stratum_pieces(stratum: Stratum) -> Iterator[Piece]:
                 )
             )
         return
-    size = 1 if name in BY_ROW else CHUNK
+    size = 1 if takes.one_by_one else CHUNK
     for first in range(0, len(stratum), size):
         yield (
             stratum

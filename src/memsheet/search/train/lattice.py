@@ -127,7 +127,7 @@ def _divisibility_rules(space: Space, pipeline: Request, name: str, batch: int) 
     if name == "microbatch":
         each = "microbatch · data-parallel ranks does not divide the global batch"
         yield each, lambda rows: batch % _at_once(rows) == 0
-        if int(pipeline["mesh.vpp"]) > 1 and engine.name == "megatron":
+        if int(pipeline["mesh.vpp"]) > 1:
             whole = f"micro-batches are no multiple of {pp} stages, whose chunks take turns"
             yield whole, lambda rows: batch // _at_once(rows) % pp == 0
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from memsheet.arith import ceil_div
 from memsheet.errors import InputError
-from memsheet.plan.engine import Engine
 from memsheet.plan.hardware import unsupported_choices
 from memsheet.plan.model import Attention, ModelSpec
 from memsheet.plan.plan import Plan
@@ -159,7 +158,7 @@ def with_counts(space: Space, plan: Plan, rows: Rows) -> Plan:
 
 def _rows_by_traits(space: Space, rows: Rows) -> Iterator[tuple[int, Rows]]:
     """Rows by what follows from their counts and is no number, a bit for each: whether an axis is split at
-    all, whether gradients accumulate.
+    all, whether gradients accumulate, and what else the engine's formulas ask.
     """
     if not len(rows["microbatch"]):
         return
@@ -174,25 +173,15 @@ def _rows_by_traits(space: Space, rows: Rows) -> Iterator[tuple[int, Rows]]:
 def _row_traits(space: Space, rows: Rows) -> Iterator[Array]:
     for axis in ("tp", "cp", "ep", "etp"):
         yield rows[axis] > 1
-    yield from _of_engine(space.engine, rows)
+    yield from (rows[name] > 1 for name in space.engine.arrays.asks_several)
     for kv in _groups_of_keys(space.model):
         yield np.minimum(1, ceil_div(kv, rows["tp"]) - 1)
-        if space.engine.name != "megatron":  # others refuse ranks that share a head of keys
+        if not space.engine.arrays.shares_key_heads:
             yield kv % rows["tp"] != 0
-    if space.engine.name != "megatron":  # which adds to a buffer that is there anyway
+    if not space.engine.arrays.adds_to_buffer:
         yield rows["dp_replicate"] * rows["dp_shard"] * rows["microbatch"] < int(
             space.request["global_batch"]
         )
-
-
-def _of_engine(engine: Engine, rows: Rows) -> Iterator[Array]:
-    """Whether a micro-batch has several sequences, and whether there are replicas of shards, where an
-    engine's code asks.
-    """
-    if engine.name in ("megatron", "litgpt", "torchtune"):
-        yield rows["microbatch"] > 1
-    if engine.name == "deepspeed":
-        yield rows["dp_replicate"] > 1
 
 
 def _groups_of_keys(model: ModelSpec) -> tuple[int, ...]:

@@ -1,0 +1,21 @@
+"""How a plan's real step is run (``run``), as far as what may be asked of it depends on that."""
+
+from __future__ import annotations
+
+from memsheet.plan.dtypes import FP16
+from memsheet.plan.engine import Runner
+from memsheet.plan.engine_registry import engine_of
+from memsheet.plan.plan import Plan, RecomputeMode
+
+
+def scales_loss(plan: Plan) -> bool:
+    """Whether its loss is made larger, so that small gradients are no zeros: fp16 under autocast."""
+    return engine_of(plan).autocast and plan.precision.casts and plan.precision.compute is FP16
+
+
+def offloads_inputs_alone(plan: Plan) -> bool:
+    """Whether of a layer nothing can wait on the host but what it was handed: no gathered parameter is
+    saved.
+    """
+    full = plan.recompute.mode is RecomputeMode.FULL
+    return engine_of(plan).runner is Runner.SHARDED_UNITS and full and bool(plan.mesh.pp == 1)
