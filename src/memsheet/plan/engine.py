@@ -48,6 +48,11 @@ class Sharding(Enum):
         return self in (Sharding.FSDP1, Sharding.FSDP2)
 
     @property
+    def frees_as_asked(self) -> bool:
+        """Whether ``reshard_after_forward`` is a choice of its own there."""
+        return self is Sharding.FSDP2
+
+    @property
     def keeps_whole_gradients(self) -> bool:
         """Whether autograd's own gradients are what accumulates between micro-batches."""
         return self is Sharding.REPLICATED

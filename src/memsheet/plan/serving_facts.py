@@ -4,9 +4,33 @@ its passes run. An engine's file says what differs from the usual (``memsheet/en
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import field
 
 from memsheet.frozen import dataclass
+from memsheet.plan.dtypes import DType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeededCache:
+    """How a server heeds the format that a checkpoint names for its cache: since which release, where nobody
+    says another; ``fixed_scales``: only with one fixed scale a tensor; ``overrules``: from which release to
+    before which it takes that format whatever it is told.
+    """
+
+    since: tuple[int, int, int]
+    fixed_scales: bool = False
+    overrules: tuple[tuple[int, int, int], tuple[int, int, int]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LengthLimit:
+    """A server that stops at a length beyond the one it derives from a config: what it calls the environment
+    that lets longer ones through, and since when it stops.
+    """
+
+    lets: str
+    since: tuple[int, int, int] = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,17 +38,22 @@ class ServingFacts:
     """Facts of an engine's inference, by what they mean.
 
     Of its cache: ``pools_cache``, one pool takes the memory that is left, and more sequences may be
-    started than it holds; ``shares_length``, all sequences share the tokens of max_model_len.
+    started than it holds; ``shares_length``, all sequences share the tokens of max_model_len;
+    ``usual_dtype``, of keys and values where nobody says, None for the one they are computed in;
+    ``heeded_caches``, by a checkpoint's method of quantization, where it heeds what that names;
+    ``length_limit``, None where it goes on with longer sequences and answers worse.
     ``torch_memory``: its tensors are torch's, and so are the totals.
 
     Of its start: ``profiles_batch``, a batch of all sequences is run first, so that fewer of them and no
-    graphs leave more for the pool; ``needs_longest``, it does not start unless one sequence of
+    graphs leave more for the pool; ``compiles``, whether a release compiles its passes by itself, None
+    where they run as a plan says; ``needs_longest``, it does not start unless one sequence of
     max_model_len has room.
 
     Of groups of ranks that attend by themselves: ``limits_all_groups``, sequences and a chunk's tokens
     are those of all groups together; ``cuts_dense_over_groups``, feed-forward layers without experts are
     cut over all groups too, as experts are; ``replicas_share_experts``, its replicas are such groups of
-    one server wherever there are experts.
+    one server wherever there are experts, and a model without has a server on each; ``grouped_families``,
+    those whose attention is cut over a group, where not all are.
 
     Of drafts: ``whole_drafts``, a draft is told about whole and not as one GPU's share;
     ``own_draft_outputs``, families whose layers for further tokens keep an output of their own, of a
@@ -44,12 +73,17 @@ class ServingFacts:
 
     pools_cache: bool = False
     shares_length: bool = False
+    usual_dtype: DType | None = None
+    heeded_caches: Mapping[str, HeededCache] = field(default_factory=dict)
+    length_limit: LengthLimit | None = None
     torch_memory: bool = True
     profiles_batch: bool = False
+    compiles: Callable[[str | None], bool] | None = None
     needs_longest: bool = False
     limits_all_groups: bool = False
     cuts_dense_over_groups: bool = False
     replicas_share_experts: bool = False
+    grouped_families: frozenset[str] | None = None
     whole_drafts: bool = False
     own_draft_outputs: Callable[[str | None], frozenset[str]] = lambda _: frozenset()
     layer_calls: int = 26

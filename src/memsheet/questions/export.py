@@ -15,6 +15,7 @@ from memsheet.exchange import Files, engine_differences, find_format, of_version
 from memsheet.exchange.joined_files import asked_of
 from memsheet.exchange.shared.file_format import Format
 from memsheet.plan.document import plan_document
+from memsheet.plan.layers import has_experts
 from memsheet.plan.options import Document, File
 from memsheet.questions import accounted
 from memsheet.questions.question_parts import plan_document_of
@@ -22,7 +23,6 @@ from memsheet.report.json.answer import sheet_document
 from memsheet.report.shared.files import check_folder, write_all
 from memsheet.report.shared.json_text import dump_json_line
 from memsheet.report.shared.plans.words import format_seconds
-from memsheet.resolve.attention import has_experts
 from memsheet.units import format_bytes
 
 PLAN, SHEET = "plan.json", "sheet.json"

@@ -12,6 +12,7 @@ from memsheet.plan.defaults import (
 from memsheet.plan.dtypes import DType, dtype_named
 from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
+from memsheet.plan.layers import linear_names
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Adapter, AdapterKind
 
@@ -131,14 +132,3 @@ def _joined_from(gaps: RequestResolver, target: str, targets: Sequence[str], pre
         return False
     gaps.assumed.append(f"{target} = {', '.join(parts)} as one layer, by code that joins them")
     return True
-
-
-def linear_names(model: ModelSpec) -> set[str]:
-    """Last names of the linear layers in a model's blocks (``q_proj``)."""
-    blocks = model.blocks()
-    return {
-        w.path.split(".")[-2]
-        for b in blocks
-        for w in b.weights
-        if w.role.value == "linear" and w.path.endswith(".weight")
-    }

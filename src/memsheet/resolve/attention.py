@@ -4,37 +4,34 @@ and share the rest of a layer.
 
 from __future__ import annotations
 
-from memsheet.engines.sglang.facts import ATTENTION_GROUPS, GROUPS_SINCE, UNEQUAL_SINCE, version_of
 from memsheet.plan.engine import Engine
+from memsheet.plan.engine_registry import rules_of
 from memsheet.plan.gaps import RequestResolver
-from memsheet.plan.model import ModelSpec, Moe
+from memsheet.plan.layers import has_experts
+from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Mesh
 
 MESH = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "vpp", "ep", "etp", "attn_dp")
 PEERS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
 """Ranks that DeepEP has sizes for (deepseek-ai/DeepEP dd758ca deep_ep/buffers/legacy.py:245)."""
-VLLM_GROUPS_SINCE = (0, 8)
-"""``--data-parallel-size`` (vllm-project/vllm v0.8.5 engine/arg_utils.py:161; v0.7.3 has none)."""
 
 
 def attention_groups(
     gaps: RequestResolver, degrees: dict[str, int], engine: Engine, model: ModelSpec | None
 ) -> None:
     """``degrees`` as the engine runs them: replicas that share experts are groups of one server, and groups
-    that share nothing are replicas.
-
-    vLLM's data-parallel ranks share experts, cut or dealt (v0.33.0 layers/fused_moe/config.py:1106, 1207),
-    and a model without experts is a server on each (v1/engine/core.py:1552). SGLang's replicas share nothing,
-    and its groups all but attention.
+    that share nothing are replicas. Where data-parallel ranks share experts, a model without is a server on
+    each; elsewhere replicas share nothing, and groups all but attention.
     """
     replicas, tp, groups = degrees["dp_replicate"], degrees["tp"], degrees["attn_dp"]
     told = gaps.request.get("mesh.attn_dp") is not None
     whole = tp % groups == 0  # else ``check_groups`` refuses them: nobody has that many GPUs
-    if groups > 1 and whole and engine.name == "vllm" and model is not None and not has_experts(model):
+    apart = engine.serving.replicas_share_experts and model is not None and not has_experts(model)
+    if groups > 1 and whole and apart and model is not None:
         degrees.update(dp_replicate=replicas * groups, tp=tp // groups, attn_dp=1)
         gaps.assumed.append(
-            f"mesh.dp_replicate = {replicas * groups} (vllm's data-parallel ranks share experts, of which "
-            f"{model.name} has none)"
+            f"mesh.dp_replicate = {replicas * groups} ({engine.name}'s data-parallel ranks share experts, of "
+            f"which {model.name} has none)"
         )
     elif replicas > 1 and groups == 1 and not told and _replicas_share_experts(degrees, engine, model):
         degrees.update(dp_replicate=1, tp=tp * replicas, attn_dp=replicas)
@@ -44,19 +41,15 @@ def attention_groups(
         )
 
 
-def has_experts(model: ModelSpec) -> bool:
-    return any(isinstance(block.feed_forward, Moe) for block in model.blocks())
-
-
 def _replicas_share_experts(degrees: dict[str, int], engine: Engine, model: ModelSpec | None) -> bool:
-    """Whether replicas share their experts: where they are dealt over more than one's ranks, and always in
-    vLLM.
+    """Whether replicas share their experts: where they are dealt over more than one's ranks, and always in an
+    engine whose ranks do.
     """
     if model is None or not has_experts(model):
         return False
     over = degrees["tp"] * degrees["dp_replicate"]
     return degrees["ep"] == over or (
-        engine.name == "vllm" and degrees["ep"] == 1 and degrees["etp"] in (1, over)
+        engine.serving.replicas_share_experts and degrees["ep"] == 1 and degrees["etp"] in (1, over)
     )
 
 
@@ -64,9 +57,10 @@ def check_groups(gaps: RequestResolver, mesh: Mesh, engine: Engine, model: Model
     """Problems of groups that are no cut, or that the engine does not have for the model or the release."""
     groups = int(mesh.attn_dp)
     _check_dispatch(gaps, mesh, engine)
+    rules_of(engine.name).check_mesh(gaps, mesh, model)
     if groups == 1:
         for key in ("serving.dp_lm_head", "serving.dp_dense"):
-            if gaps.request.get(key) and engine.name == "sglang":
+            if gaps.request.get(key) and key in engine.models:
                 gaps.wrong(
                     key, gaps.request[key], "is of data-parallel attention, which is off", "--attn-dp with it"
                 )
@@ -78,10 +72,6 @@ def check_groups(gaps: RequestResolver, mesh: Mesh, engine: Engine, model: Model
             f"does not divide the {mesh.tp} tensor-parallel ranks that are its groups",
             _ranks_for(groups, int(mesh.tp)),
         )
-    elif engine.name == "sglang":
-        _of_sglang(gaps, mesh, model)
-    elif engine.name == "vllm" and version_of(gaps.request.get("engine_version"))[:2] < VLLM_GROUPS_SINCE:
-        gaps.wrong("mesh.attn_dp", groups, "does not exist in that release of vllm", "0.8 or newer")
 
 
 def _ranks_for(groups: int, ranks: int) -> str:
@@ -96,7 +86,7 @@ def _check_dispatch(gaps: RequestResolver, mesh: Mesh, engine: Engine) -> None:
     """
     if gaps.request.get("serving.dispatch") != "deepep" or not engine.experts_whole:
         return
-    ranks, groups = int(mesh.tp), int(mesh.attn_dp)
+    ranks = int(mesh.tp)
     if int(mesh.ep) != ranks or ranks == 1:
         gaps.wrong(
             "serving.dispatch",
@@ -110,34 +100,4 @@ def _check_dispatch(gaps: RequestResolver, mesh: Mesh, engine: Engine) -> None:
             "deepep",
             f"has no sizes for {ranks} ranks",
             f"one of {', '.join(map(str, PEERS))}",
-        )
-    elif engine.name == "vllm" and groups == 1:
-        gaps.wrong(
-            "serving.dispatch",
-            "deepep",
-            "is left unused by vllm where there is no data parallelism",
-            "--attn-dp with it",
-        )
-    elif engine.name == "sglang" and version_of(gaps.request.get("engine_version")) < UNEQUAL_SINCE:
-        gaps.wrong("serving.dispatch", "deepep", "was read at sglang 0.5.23 alone", "that release")
-
-
-def _of_sglang(gaps: RequestResolver, mesh: Mesh, model: ModelSpec | None) -> None:
-    groups, version = int(mesh.attn_dp), version_of(gaps.request.get("engine_version"))
-    kinds = {block.kind for block in model.blocks()} if model else set()
-    if other := sorted(kinds - ATTENTION_GROUPS):
-        gaps.wrong(
-            "mesh.attn_dp",
-            groups,
-            f"is not what sglang's code of {other[0]} cuts attention over",
-            "--dp-replicate, or --tp alone",
-        )
-    if version < GROUPS_SINCE:
-        gaps.wrong("mesh.attn_dp", groups, "was read from sglang 0.4.6 on", "a newer --engine-version")
-    elif version < UNEQUAL_SINCE and groups != int(mesh.tp):
-        gaps.wrong(
-            "mesh.attn_dp",
-            groups,
-            "with several ranks a group was read at sglang 0.5.23 alone",
-            f"--attn-dp {mesh.tp}, or that release",
         )

@@ -5,40 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memsheet.errors import Problem
-from memsheet.frozen import dataclass
+from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import version_of
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """What a server calls the environment that lets longer sequences through, and where it refuses them."""
-
-    lets: str
-    source: str
-    since: tuple[int, int, int] = (0, 0, 0)
-
-
-REFUSES = {
-    "vllm": Limit("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "vllm-project/vllm v0.33.0 config/model.py:2664"),
-    "sglang": Limit(
-        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
-        "sgl-project/sglang v0.5.23 configs/model_config.py:1296",
-        (0, 5, 0),
-    ),
-}
-"""Servers that stop at a length beyond the one they derive from the config. Others go on and answer worse,
-and so did SGLang, whose variable was on where nobody set it (get_bool_env_var with default "True" in
-configs/model_config.py of its 0.4 releases).
-"""
+from memsheet.plan.serving_facts import LengthLimit
 
 
 def refuses_long_context(engine: str, version: str | None) -> bool:
     """Whether an engine's release stops at a length beyond the model's."""
-    limit = REFUSES.get(engine)
+    limit = _limit_of(engine)
     return limit is not None and version_of(version) >= limit.since
+
+
+def _limit_of(engine: str) -> LengthLimit | None:
+    found = find_engine(engine)
+    return found.serving.length_limit if found is not None else None
 
 
 def derived_max_length(model: ModelSpec | None) -> int | None:
@@ -50,7 +33,7 @@ def too_long(
     engine: str, version: str | None, model: ModelSpec | None, key: str, tokens: int | None
 ) -> Iterator[Problem]:
     """The problem of a length that the engine refuses to start with."""
-    most, limit = derived_max_length(model), REFUSES.get(engine)
+    most, limit = derived_max_length(model), _limit_of(engine)
     if (
         model is None
         or limit is None

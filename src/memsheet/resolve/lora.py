@@ -23,9 +23,10 @@ from memsheet.plan.dtypes import BF16, FP16, FP32, DType, dtype_named
 from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.gaps import RequestResolver
-from memsheet.plan.model import LatentAttention, LinearAttention, ModelSpec, Moe, Recurrent, Role, StateSpace
+from memsheet.plan.layers import has_experts, linear_names, router_names
+from memsheet.plan.model import LatentAttention, LinearAttention, ModelSpec, Recurrent, StateSpace
 from memsheet.plan.plan import Mesh, Precision, ServedAdapters
-from memsheet.resolve.adapters import linear_names, targets_of
+from memsheet.resolve.adapters import targets_of
 
 ALL_LINEAR, ENDS, EXPERTS = "all-linear", ("embed_tokens", "lm_head"), "experts"
 ROOM = ("serving.max_loras", "serving.max_cpu_loras", "serving.fully_sharded_loras")
@@ -213,21 +214,6 @@ def _vllm_targets(gaps: RequestResolver, facts: Facts, model: ModelSpec | None) 
             model,
         )
     return None if not facts.chosen or given is None or list(given) == [ALL_LINEAR] else tuple(given)
-
-
-def router_names(model: ModelSpec) -> set[str]:
-    """Last names of what chooses experts."""
-    blocks = model.blocks()
-    return {
-        w.path.split(".")[-2]
-        for b in blocks
-        for w in b.weights
-        if w.role is Role.ROUTER and w.path.endswith(".weight")
-    }
-
-
-def has_experts(model: ModelSpec) -> bool:
-    return any(isinstance(block.feed_forward, Moe) for block in model.blocks())
 
 
 def _check_target_names(

@@ -5,13 +5,13 @@ on it.
 from __future__ import annotations
 
 from memsheet.plan.check import Request
-from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec, Moe
 from memsheet.plan.plan import Mesh
 from memsheet.resolve.attention import MESH, attention_groups, check_groups
 from memsheet.resolve.cut import cut_hint, rest_over
-from memsheet.resolve.serving import check_tensor_parallel, experts_split
+from memsheet.resolve.serving import experts_split
 
 
 def mesh_product(request: Request) -> int:
@@ -32,7 +32,7 @@ def zero_stage_of(gaps: RequestResolver, engine: Engine, task: str, gpus: int | 
         and gaps.request.get("reshard_after_forward") is None
     )
     whole = kept or (
-        engine.sharding is Sharding.FSDP2 and gaps.request.get("reshard_after_forward") is False
+        engine.sharding.frees_as_asked and gaps.request.get("reshard_after_forward") is False
     )  # that is what zero 2 does
     zero: int = gaps.get("zero", 2 if whole else engine.default_zero, silent=single)
     if zero not in engine.zero:
@@ -110,8 +110,6 @@ def mesh_of(
     if given["etp"] is None and engine.splits_experts_over_tp and not engine.experts_whole:
         degrees["etp"] = degrees["tp"]
     mesh = Mesh(**degrees)
-    if engine.server == "transformers":
-        check_tensor_parallel(gaps, mesh, model, task)
     check_groups(gaps, mesh, engine, model)
     if model is not None:
         _check_divisibility(gaps, mesh, model)
@@ -135,7 +133,7 @@ def _check_expert_split(gaps: RequestResolver, engine: Engine, tp: int, model: M
 
 def resharding_of(gaps: RequestResolver, engine: Engine, zero: int) -> bool:
     """Whether gathered parameters are freed after forward: what zero 3 is, and zero 2 is not."""
-    given: bool = gaps.get("reshard_after_forward", zero == 3, silent=engine.sharding is not Sharding.FSDP2)
+    given: bool = gaps.get("reshard_after_forward", zero == 3, silent=not engine.sharding.frees_as_asked)
     if given != (zero == 3) and gaps.request.get("task") != "infer":
         does = (
             "frees gathered parameters after forward"

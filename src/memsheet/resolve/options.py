@@ -4,12 +4,12 @@ eight-bit products, graphs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
-from memsheet.plan.model import ModelSpec, Moe
+from memsheet.plan.layers import has_experts
+from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import ContextParallel, Fp8, Mesh, Routing
 
 
@@ -31,13 +31,12 @@ def optional_plan_fields(
 
 def _resolve_compile(gaps: RequestResolver, engine: Engine) -> bool:
     """Whether steps run through torch.compile. A server's passes are accounted as it runs them where nobody
-    says: vLLM's V1 compiles (CompilationConfig's level, whose default V1 sets), V0 does not, nor does SGLang
-    (ServerArgs.enable_torch_compile, false).
+    says.
     """
     given: bool | None = gaps.request.get("compile")
-    if engine.name not in SERVED_AS_USUAL or given is None:
+    if engine.serving.compiles is None or given is None:
         return bool(given)
-    usual = SERVED_AS_USUAL[engine.name](gaps.request.get("engine_version"))
+    usual = engine.serving.compiles(gaps.request.get("engine_version"))
     if given != usual:
         does = (
             "compiles by itself, and passes that are not compiled are"
@@ -50,30 +49,16 @@ def _resolve_compile(gaps: RequestResolver, engine: Engine) -> bool:
     return given
 
 
-def _of_vllm(version: str | None) -> bool:
-    from memsheet.engines.vllm.facts import release_of
-
-    return release_of(version).lines != "v0"
-
-
-SERVED_AS_USUAL: dict[str, Callable[[str | None], bool]] = {"vllm": _of_vllm, "sglang": lambda _: False}
-
-
 def _sequence_parallel(gaps: RequestResolver, mesh: Mesh, model: ModelSpec | None, engine: Engine) -> bool:
     """On where the plan says so, or where the engine trains experts over tensor-parallel ranks in no other
     way.
     """
-    needed = engine.scatters_for_experts and mesh.tp > 1 and _has_experts(model)
+    needed = engine.scatters_for_experts and mesh.tp > 1 and model is not None and has_experts(model)
     given: bool | None = gaps.request.get("sequence_parallel")
     if needed and given is False:
         reason = f"is refused by {engine.name} for experts over tensor-parallel ranks"
         gaps.wrong("sequence_parallel", False, reason, "give it, or tp 1")
     return bool(gaps.get("sequence_parallel", needed, silent=not needed))
-
-
-def _has_experts(model: ModelSpec | None) -> bool:
-    blocks = model.blocks() if model else ()
-    return any(isinstance(block.feed_forward, Moe) for block in blocks)
 
 
 def _image_tokens(gaps: RequestResolver, model: ModelSpec | None) -> int:
@@ -116,7 +101,7 @@ def _context_parallel(gaps: RequestResolver, mesh: Mesh, engine: Engine) -> Cont
 
 def _resolve_routing(gaps: RequestResolver, model: ModelSpec | None) -> Routing | None:
     """How tokens go to experts, where there are any."""
-    if not _has_experts(model):
+    if model is None or not has_experts(model):
         return None
     capacity = gaps.request.get("moe.capacity_factor")
     padded = bool(gaps.request.get("moe.pad_to_capacity"))

@@ -13,7 +13,7 @@ from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import FLASH_UNITS, OWN_KERNELS, is_older_device
 from memsheet.plan.model import CrossAttention, LatentAttention, ModelSpec
 from memsheet.plan.plan import AttentionKind, Mesh
-from memsheet.plan.verified_families import NO_SDPA, TP_EXPERTS_ONLY, TP_PLANS
+from memsheet.plan.verified_families import NO_SDPA
 from memsheet.resolve.blocks import check_blocks
 
 NEEDS_CAPABILITY = {"fp8": (8, 9), "mxfp4": (7, 5)}
@@ -66,25 +66,6 @@ def attention_of(
             "give --attention eager",
         )
     return kind
-
-
-def check_tensor_parallel(gaps: RequestResolver, mesh: Mesh, model: ModelSpec | None, task: str) -> None:
-    """A layer is split only by its family's own plan when transformers serves it."""
-    kinds = kinds_of(model)
-    if model is None or task != "infer" or mesh.tp == 1 or kinds <= TP_PLANS:
-        return
-    experts = kinds <= TP_EXPERTS_ONLY | TP_PLANS
-    why = (
-        f"splits only the experts of {model.model_type}, which is not modelled"
-        if experts
-        else f"has no tensor-parallel plan for {model.model_type}"
-    )
-    gaps.wrong(
-        "mesh.tp",
-        mesh.tp,
-        f"transformers {why}",
-        f"--pp {mesh.tp * mesh.pp} puts whole layers on each GPU (device_map)",
-    )
 
 
 def check_positions(gaps: RequestResolver, key: str, tokens: int | None, model: ModelSpec | None) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from memsheet.plan.engine import Engine, Sharding
 from memsheet.plan.gaps import RequestResolver
+from memsheet.plan.layers import has_experts
 from memsheet.plan.model import (
     Attention,
     CrossAttention,
@@ -19,7 +20,6 @@ from memsheet.plan.model import (
     StateSpace,
 )
 from memsheet.plan.plan import Plan, Schedule
-from memsheet.resolve.lora import has_experts
 
 OF_EXPERTS = (
     "mesh.ep", "moe.dispatch", "moe.capacity_factor", "moe.pad_to_capacity", "moe.grouped_gemm", "moe.permute_fusion", "moe.balanced",

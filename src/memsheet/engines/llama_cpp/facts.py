@@ -8,6 +8,7 @@ Read at 00395eb2 (2026); of December 2025's b7342 the masks and the order of off
 from __future__ import annotations
 
 from memsheet.plan.defaults import SERVED_ADAPTERS
+from memsheet.plan.dtypes import FP16
 from memsheet.plan.engine import server_engine
 from memsheet.plan.plan import AttentionKind
 from memsheet.plan.serving_facts import ServingFacts
@@ -60,10 +61,11 @@ ENGINE = server_engine(
     tested="00395eb2 (2026)",
     server="llama_cpp",
     serving_axes=("pp",),
-    cache_dtypes=None,  # spec.defaults.LLAMA_CACHE_DTYPES
+    cache_dtypes=None,  # plan.defaults.LLAMA_CACHE_DTYPES
     attention=(AttentionKind.FLASH, AttentionKind.EAGER),
     stages=device_layer_counts,
     serving=ServingFacts(
+        usual_dtype=FP16,  # whatever the file stores
         shares_length=True,  # -c is that of all sequences (common/arg.cpp)
         torch_memory=False,
         whole_drafts=True,  # layers are dealt to devices, none is cut

@@ -14,7 +14,7 @@ from memsheet.plan.defaults import SERVED_ADAPTERS
 from memsheet.plan.device import Device
 from memsheet.plan.engine import server_engine
 from memsheet.plan.plan import AttentionKind, Mesh
-from memsheet.plan.serving_facts import ServingFacts
+from memsheet.plan.serving_facts import HeededCache, LengthLimit, ServingFacts
 from memsheet.plan.speculative import kept_of, reserved_mib
 from memsheet.sheet import FromCode
 from memsheet.units import MIB
@@ -260,7 +260,22 @@ def captured_chunks(most: int) -> int:
     return sum(1 for first, end, step in steps for size in range(first, end, step) if size <= most)
 
 
+HEEDED_CACHES = {
+    "compressed-tensors": HeededCache(since=(0, 5, 20), fixed_scales=True),
+    "modelopt": HeededCache(since=(0, 5, 4)),
+}
+"""v0.5.23 compressed_tensors.py:143, mem_cache/kv_cache_dtype.py:49 and v0.5.4.post3
+model_executor/model_runner.py:1511.
+"""
+LENGTH_LIMIT = LengthLimit("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", (0, 5, 0))
+"""v0.5.23 configs/model_config.py:1296; in its 0.4 releases the variable was on where nobody set it
+(get_bool_env_var with default "True").
+"""
 SERVING = ServingFacts(
+    heeded_caches=HEEDED_CACHES,
+    length_limit=LENGTH_LIMIT,
+    compiles=lambda _: False,  # ServerArgs.enable_torch_compile, false
+    grouped_families=ATTENTION_GROUPS,
     pools_cache=True,
     # v0.5.23 arg_groups/parallel_hook.py:331, mem_cache/kv_cache_configurator.py:3128
     limits_all_groups=True,

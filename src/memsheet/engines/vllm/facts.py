@@ -13,7 +13,7 @@ from memsheet.plan.device import Device
 from memsheet.plan.engine import server_engine
 from memsheet.plan.plan import AttentionKind, Mesh
 from memsheet.plan.profiled_release import Release, Sampler, Shown
-from memsheet.plan.serving_facts import ServingFacts
+from memsheet.plan.serving_facts import HeededCache, LengthLimit, ServingFacts
 from memsheet.plan.speculative import version_of
 from memsheet.sheet import FromCode
 from memsheet.units import GIB
@@ -142,11 +142,27 @@ def own_draft_outputs(version: str | None) -> frozenset[str]:
     return frozenset() if version_of(version) >= OUTPUT_SHARED_SINCE else OWN_OUTPUT
 
 
+def compiles_by_itself(version: str | None) -> bool:
+    """V1 does (CompilationConfig's level, whose default V1 sets), V0 does not."""
+    return release_of(version).lines != "v0"
+
+
+HEEDED_CACHES = {
+    "compressed-tensors": HeededCache(since=(0, 15, 0), overrules=((0, 15, 0), (0, 22, 0))),
+    "modelopt": HeededCache(since=(0, 14, 0)),
+}
+"""v0.15.0 attention/layer.py:199 (v0.14.0 does not; v0.33.0 model_executor/layers/attention/attention.py:287)
+and v0.14.0 utils/torch_utils.py:238; whatever it is told: v0.16.0 attention.py:232, v0.21.0 :233, not
+v0.33.0 :288.
+"""
 SERVING = ServingFacts(
+    heeded_caches=HEEDED_CACHES,
+    length_limit=LengthLimit("VLLM_ALLOW_LONG_MAX_MODEL_LEN"),  # v0.33.0 config/model.py:2664
+    compiles=compiles_by_itself,
     pools_cache=True,
     profiles_batch=True,
     needs_longest=True,  # v0.11.0 v1/core/kv_cache_utils.py check_enough_kv_cache_memory
-    replicas_share_experts=True,  # v0.33.0 layers/fused_moe/config.py:1106, 1207
+    replicas_share_experts=True,  # v0.33.0 layers/fused_moe/config.py:1106, 1207; without a server each, v1/engine/core.py:1552
     own_draft_outputs=own_draft_outputs,
     joins_projections=True,  # v0.11.0 model_executor/models/llama.py
     stages_at_once=True,  # v0.11.0 v1/engine/core.py, step_with_batch_queue

@@ -12,8 +12,8 @@ from memsheet.budget import Answer, Result
 from memsheet.exchange.mistakes.case import Case, Found, answer_fits
 from memsheet.exchange.mistakes.server_case import server_commands, server_pool_facts
 from memsheet.exchange.shared.moved_states import moves_states
+from memsheet.plan.layers import has_experts
 from memsheet.plan.model import Attention, LatentAttention
-from memsheet.resolve.attention import has_experts
 from memsheet.sheet import Bytes, Component
 from memsheet.units import format_bytes, format_count
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memsheet.engines.sglang.facts import ATTENTION_GROUPS
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import find_engine
+from memsheet.plan.layers import has_experts
 from memsheet.plan.model import ModelSpec, Moe
-from memsheet.resolve.attention import has_experts
 
 AXES = ("mesh.tp", "mesh.pp", "mesh.dp_replicate", "mesh.ep", "mesh.attn_dp")
 FORMATS: tuple[Mapping[str, Any], ...] = (
@@ -89,7 +88,8 @@ def attention_dp_meshes(
         return
     if not engine.serving.cuts_dense_over_groups and not has_experts(spec):
         return
-    if not {block.kind for block in spec.blocks()} <= ATTENTION_GROUPS and request.get("engine") == "sglang":
+    families = engine.serving.grouped_families
+    if families is not None and not {block.kind for block in spec.blocks()} <= families:
         return
     sizes = {cluster.count, cluster.per_node} if "mesh.tp" not in request else {int(request["mesh.tp"])}
     for tp in sorted(size for size in sizes if size > 1 and cluster.count % size == 0):

@@ -21,10 +21,10 @@ from memsheet.guard import parse_json, parse_yaml
 from memsheet.plan.check import RULES
 from memsheet.plan.device import cluster_of
 from memsheet.plan.document import plan_document
+from memsheet.plan.layers import has_experts
 from memsheet.plan.plan import Plan
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve_request
-from memsheet.resolve.attention import has_experts
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 SERVERS = ("vllm", "sglang")

@@ -7,10 +7,9 @@ and sets what the plan says.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from memsheet.engines.torchtitan.facts import layers_of_stages
 from memsheet.errors import Problem
 from memsheet.exchange.formats.torchtitan.both import (
     MIXED,
@@ -28,6 +27,7 @@ from memsheet.exchange.shared.python_config import (
     read_module,
     returned_configs,
 )
+from memsheet.plan.engine_registry import find_engine
 
 COMMIT = "b5bcd76"  # every line below is of b5bcd76c66d0acb1a08b176d9639425bc55e0b2a, under torchtitan
 VERSION = f"torchtitan {COMMIT}"
@@ -100,6 +100,13 @@ def _read_sequence_parallel(value: Any, values: Values) -> Mapping[str, Any]:
     return {"sequence_parallel": value is True and is_count_above(values.get(TP, 1), 1)}
 
 
+def _own_stages(layers: Sequence[int]) -> tuple[int, ...] | None:
+    engine = find_engine("torchtitan")
+    assert engine is not None
+    assert engine.stages is not None
+    return engine.stages(sum(layers), len(layers), COMMIT)
+
+
 def _microbatch_tokens(asked: Values) -> Any:
     return (
         asked["microbatch"] * asked["seq_len"] if asked.get("microbatch") and asked.get("seq_len") else None
@@ -169,7 +176,7 @@ def _torchtitan_plan_problems(asked: Values) -> Iterator[Problem]:
             hint="a length that tp and twice cp divide",
         )
     pp, layers = asked.get("mesh.pp", 1), asked.get("layers_per_stage")
-    if pp > 1 and layers and tuple(layers) != layers_of_stages(sum(layers), len(layers), COMMIT):
+    if pp > 1 and layers and tuple(layers) != _own_stages(layers):
         yield Problem(
             field="layers_per_stage",
             value=list(layers),

@@ -1,0 +1,44 @@
+"""What SGLang alone refuses."""
+
+from __future__ import annotations
+
+from memsheet.engines.sglang.facts import ATTENTION_GROUPS, GROUPS_SINCE, UNEQUAL_SINCE, version_of
+from memsheet.plan.engine import EngineRules
+from memsheet.plan.gaps import RequestResolver
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Mesh
+
+
+def _check_mesh(gaps: RequestResolver, mesh: Mesh, model: ModelSpec | None) -> None:
+    version = version_of(gaps.request.get("engine_version"))
+    sends = gaps.request.get("serving.dispatch") == "deepep" and not gaps.is_wrong("serving.dispatch")
+    if sends and version < UNEQUAL_SINCE:
+        gaps.wrong("serving.dispatch", "deepep", "was read at sglang 0.5.23 alone", "that release")
+    if mesh.attn_dp > 1 and int(mesh.tp) % int(mesh.attn_dp) == 0:
+        _check_groups(gaps, mesh, model, version)
+
+
+def _check_groups(
+    gaps: RequestResolver, mesh: Mesh, model: ModelSpec | None, version: tuple[int, ...]
+) -> None:
+    groups = int(mesh.attn_dp)
+    kinds = {block.kind for block in model.blocks()} if model else set()
+    if other := sorted(kinds - ATTENTION_GROUPS):
+        gaps.wrong(
+            "mesh.attn_dp",
+            groups,
+            f"is not what sglang's code of {other[0]} cuts attention over",
+            "--dp-replicate, or --tp alone",
+        )
+    if version < GROUPS_SINCE:
+        gaps.wrong("mesh.attn_dp", groups, "was read from sglang 0.4.6 on", "a newer --engine-version")
+    elif version < UNEQUAL_SINCE and groups != int(mesh.tp):
+        gaps.wrong(
+            "mesh.attn_dp",
+            groups,
+            "with several ranks a group was read at sglang 0.5.23 alone",
+            f"--attn-dp {mesh.tp}, or that release",
+        )
+
+
+RULES = EngineRules(check_mesh=_check_mesh)

@@ -1,0 +1,49 @@
+"""What transformers alone refuses where it serves."""
+
+from __future__ import annotations
+
+from memsheet.plan.dtypes import DType
+from memsheet.plan.engine import EngineRules
+from memsheet.plan.gaps import RequestResolver
+from memsheet.plan.model import Attention, ModelSpec
+from memsheet.plan.plan import Mesh, Precision
+from memsheet.plan.verified_families import TP_EXPERTS_ONLY, TP_PLANS
+
+
+def _check_mesh(gaps: RequestResolver, mesh: Mesh, model: ModelSpec | None) -> None:
+    """A layer is split only by its family's own plan."""
+    kinds = {block.kind for block in model.blocks()} if model else set()
+    if model is None or gaps.request.get("task") != "infer" or mesh.tp == 1 or kinds <= TP_PLANS:
+        return
+    experts = kinds <= TP_EXPERTS_ONLY | TP_PLANS
+    why = (
+        f"splits only the experts of {model.model_type}, which is not modelled"
+        if experts
+        else f"has no tensor-parallel plan for {model.model_type}"
+    )
+    gaps.wrong(
+        "mesh.tp",
+        mesh.tp,
+        f"transformers {why}",
+        f"--pp {mesh.tp * mesh.pp} puts whole layers on each GPU (device_map)",
+    )
+
+
+def _check_cache(gaps: RequestResolver, found: DType, precision: Precision, model: ModelSpec | None) -> None:
+    """Keys of full attention alone are quantized (cache_utils.py:2188)."""
+    loads = gaps.request.get("phase") == "load"
+    if found is not precision.compute and not loads and _has_windows(model):
+        reason = (
+            f"is no cache of {model.name if model else ''} in transformers, which quantizes keys of "
+            "full attention only"
+        )
+        given = gaps.request.get("serving.kv_dtype")
+        gaps.wrong("serving.kv_dtype", given, reason, f"--kv-dtype {precision.compute.name}")
+
+
+def _has_windows(model: ModelSpec | None) -> bool:
+    mixers = model.mixers() if model else ()
+    return any(isinstance(m, Attention) and (m.window or m.chunk) for m in mixers)
+
+
+RULES = EngineRules(check_mesh=_check_mesh, check_cache=_check_cache)

@@ -1,0 +1,42 @@
+"""What vLLM alone refuses (vllm-project/vllm at the tag of the release)."""
+
+from __future__ import annotations
+
+from memsheet.plan.dtypes import FP8_E5M2, DType
+from memsheet.plan.engine import EngineRules
+from memsheet.plan.gaps import RequestResolver
+from memsheet.plan.hardware import version_of
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Mesh, Precision
+
+GROUPS_SINCE = (0, 8)
+"""``--data-parallel-size`` (v0.8.5 engine/arg_utils.py:161; v0.7.3 has none)."""
+
+
+def _check_mesh(gaps: RequestResolver, mesh: Mesh, _: ModelSpec | None) -> None:
+    groups = int(mesh.attn_dp)
+    sends = gaps.request.get("serving.dispatch") == "deepep" and not gaps.is_wrong("serving.dispatch")
+    if sends and groups == 1:
+        gaps.wrong(
+            "serving.dispatch",
+            "deepep",
+            "is left unused by vllm where there is no data parallelism",
+            "--attn-dp with it",
+        )
+    whole = int(mesh.tp) % groups == 0
+    if groups > 1 and whole and version_of(gaps.request.get("engine_version"))[:2] < GROUPS_SINCE:
+        gaps.wrong("mesh.attn_dp", groups, "does not exist in that release of vllm", "0.8 or newer")
+
+
+def _check_cache(gaps: RequestResolver, found: DType, _: Precision, model: ModelSpec | None) -> None:
+    stored = model.quantization.method if model is not None and model.quantization is not None else ""
+    if found is FP8_E5M2 and "fp8" in (stored, gaps.request.get("quantization.weights")):
+        gaps.wrong(
+            "serving.kv_dtype",
+            gaps.request.get("serving.kv_dtype"),
+            "is refused by vllm beside weights in fp8 (model_executor/layers/attention/attention.py)",
+            "--kv-dtype fp8",
+        )
+
+
+RULES = EngineRules(check_mesh=_check_mesh, check_cache=_check_cache)
