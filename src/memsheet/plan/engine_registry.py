@@ -101,3 +101,14 @@ def engine_of(plan: Plan) -> Engine:
         if engine.alone is not None and isinstance(plan.mesh.gpus, int) and plan.mesh.gpus == 1
         else engine
     )
+
+
+def adapter_servers() -> tuple[str, ...]:
+    """Engines whose served adapters are modelled, those with a pool of pages first."""
+    found = [name for name in MODELLED if rules_of(name).served_adapters is not None]
+    return tuple(sorted(found, key=_without_pool))
+
+
+def _without_pool(name: str) -> bool:
+    engine = find_engine(name)
+    return engine is None or engine.served is None

@@ -55,6 +55,8 @@ class ServingFacts:
     one server wherever there are experts, and a model without has a server on each; ``grouped_families``,
     those whose attention is cut over a group, where not all are.
 
+    Of adapters: ``adapts_whole_queries``, they may stand on latent attention's queries of full rank.
+
     Of drafts: ``whole_drafts``, a draft is told about whole and not as one GPU's share;
     ``own_draft_outputs``, families whose layers for further tokens keep an output of their own, of a
     version.
@@ -84,6 +86,7 @@ class ServingFacts:
     cuts_dense_over_groups: bool = False
     replicas_share_experts: bool = False
     grouped_families: frozenset[str] | None = None
+    adapts_whole_queries: bool = True
     whole_drafts: bool = False
     own_draft_outputs: Callable[[str | None], frozenset[str]] = lambda _: frozenset()
     layer_calls: int = 26

@@ -13,7 +13,7 @@ from memsheet.plan.contradictions import contradiction_problems
 from memsheet.plan.defaults import OTHER_TASK, UNMODELLED
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
-from memsheet.plan.engine_registry import MODELLED, find_engine, rules_of
+from memsheet.plan.engine_registry import MODELLED, adapter_servers, find_engine, rules_of
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import BF16_UNITS, is_older_device, unsupported_choices
 from memsheet.plan.model import ModelSpec
@@ -24,7 +24,7 @@ from memsheet.plan.plan import (
 )
 from memsheet.resolve.adapters import adapter_of
 from memsheet.resolve.cache import kv_dtype_of
-from memsheet.resolve.lora import BY_ENGINE, served_adapters_of
+from memsheet.resolve.lora import served_adapters_of
 from memsheet.resolve.mesh import mesh_of, mesh_product, resharding_of, zero_stage_of
 from memsheet.resolve.optimizer import optimizer_of
 from memsheet.resolve.options import optional_plan_fields
@@ -97,7 +97,8 @@ def _resolve_for_engine(
     check_version(gaps, engine)
     zero = zero_stage_of(gaps, engine, task, gpus)
     mesh = mesh_of(gaps, engine, task, zero, gpus, model)
-    adapter = None if task == "infer" and engine.name in BY_ENGINE else adapter_of(gaps, model, engine)
+    beside = task == "infer" and rules.served_adapters is not None
+    adapter = None if beside else adapter_of(gaps, model, engine)
     card = (
         cluster if engine.server == "transformers" else None
     )  # whose capability decides whether transformers dequantizes
@@ -180,7 +181,7 @@ def _refuse_unread(gaps: RequestResolver, engine: Engine, task: str) -> None:
                 else f"has no meaning in {task}"
             )
             hint = (
-                f"merged, an adapter costs nothing; beside a model: {', '.join(BY_ENGINE)}"
+                f"merged, an adapter costs nothing; beside a model: {', '.join(adapter_servers())}"
                 if beside
                 else "leave it out"
             )

@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from memsheet.engines.llama_cpp.facts import MAX_SEQUENCES, UBATCH, is_fork
-from memsheet.plan.dtypes import dtype_named
+from memsheet.engines.shared.adapter_room import adapter_dtype, check_target_names, loaded_adapters
+from memsheet.plan.adapter_targets import ALL_LINEAR
+from memsheet.plan.dtypes import BF16, FP16, FP32, dtype_named
 from memsheet.plan.engine import EngineRules
 from memsheet.plan.gaps import RequestResolver
+from memsheet.plan.layers import linear_names
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Mesh, Precision, ServedAdapters
 
 
 def _own_fields(gaps: RequestResolver) -> dict[str, Any]:
@@ -59,4 +64,18 @@ def _own_fields(gaps: RequestResolver) -> dict[str, Any]:
     }  # fmt: skip
 
 
-RULES = EngineRules(own_fields=_own_fields)
+def _read_adapters(gaps: RequestResolver, model: ModelSpec | None, _: Mesh, __: Precision) -> ServedAdapters:
+    """Files of adapters, each in the type it was converted to (ggml-org/llama.cpp 0b03adaa
+    convert_lora_to_gguf.py: f32 unless told otherwise).
+    """
+    dtype = adapter_dtype(gaps, FP32, (FP16, BF16), "llama.cpp")
+    given = gaps.request.get("adapter.targets")
+    if given is None or list(given) == [ALL_LINEAR]:
+        gaps.assumed.append("adapter.targets = every linear layer (what the files have is what is loaded)")
+        return loaded_adapters(gaps, dtype, None)
+    if model is not None:
+        check_target_names(gaps, given, linear_names(model), model)
+    return loaded_adapters(gaps, dtype, tuple(given))
+
+
+RULES = EngineRules(own_fields=_own_fields, served_adapters=_read_adapters)

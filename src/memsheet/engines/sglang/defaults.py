@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memsheet.engines.sglang.adapter_room import sglang_adapters
 from memsheet.engines.sglang.facts import ATTENTION_GROUPS, GROUPS_SINCE, UNEQUAL_SINCE, version_of
 from memsheet.plan.engine import EngineRules
 from memsheet.plan.gaps import RequestResolver
@@ -41,4 +42,4 @@ def _check_groups(
         )
 
 
-RULES = EngineRules(check_mesh=_check_mesh)
+RULES = EngineRules(check_mesh=_check_mesh, served_adapters=sglang_adapters)

@@ -276,6 +276,7 @@ SERVING = ServingFacts(
     length_limit=LENGTH_LIMIT,
     compiles=lambda _: False,  # ServerArgs.enable_torch_compile, false
     grouped_families=ATTENTION_GROUPS,
+    adapts_whole_queries=False,
     pools_cache=True,
     # v0.5.23 arg_groups/parallel_hook.py:331, mem_cache/kv_cache_configurator.py:3128
     limits_all_groups=True,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.arith import Count, ceil_div, maximum, round_up
-from memsheet.engines.shared.served_lora import SGLANG_JOINED, SGLANG_PARTS
+from memsheet.engines.sglang.lora_layers import JOINED, PARTS
 from memsheet.formulas.runtime import ALLOCATOR, loading_slack
 from memsheet.formulas.states.held import module_of
 from memsheet.formulas.states.held_shapes import held_shape
@@ -95,7 +95,7 @@ def buffers_of(part: ModelSpec, mesh: Mesh, served: ServedAdapters) -> Iterator[
     joined: dict[str, list[tuple[Weight, int]]] = {}
     for path, weight, times in parameter_tensors(part):
         name = path.split(".")[-2] if path.endswith(".weight") else ""
-        layer = SGLANG_JOINED.get(name, "")
+        layer = JOINED.get(name, "")
         alone = experts and layer in (GATES, DOWN) and not _has_shared(part)
         if (
             weight.role is Role.LINEAR
@@ -116,8 +116,8 @@ def targets_of(served: ServedAdapters) -> frozenset[str]:
     """Joined layers that are targets, all that are known where nobody says (``--lora-target-modules
     all``).
     """
-    names = SGLANG_JOINED if served.targets is None else served.targets
-    return frozenset(SGLANG_JOINED[name] for name in names if name in SGLANG_JOINED)
+    names = JOINED if served.targets is None else served.targets
+    return frozenset(JOINED[name] for name in names if name in JOINED)
 
 
 def _has_shared(part: ModelSpec) -> bool:
@@ -139,7 +139,7 @@ def _joined_layer_lora_buffers(
         shapes = [held_shape(weight, mesh) for weight, _ in group]
         key = shapes[0][1], sum(shape[0] for shape in shapes)
         by_width[key] = by_width.get(key, 0) + group[0][1]
-    parts = SGLANG_PARTS.get(path.rsplit(".", 1)[-1], 1)
+    parts = PARTS.get(path.rsplit(".", 1)[-1], 1)
     for (width, out), times in by_width.items():
         yield Buffers(path=path, first=parts * served.rank * width, second=out * served.rank, times=times)
 
@@ -230,7 +230,7 @@ def lora_branch_items(part: ModelSpec, plan: Plan, tokens: Mapping[Instant, Coun
     served = plan.served_adapters
     if served is None:
         return []
-    parts = max((SGLANG_PARTS[name] for name in targets_of(served) if name in SGLANG_PARTS), default=1)
+    parts = max((PARTS[name] for name in targets_of(served) if name in PARTS), default=1)
     at = {}
     for when, count in tokens.items():
         routed, dense = (

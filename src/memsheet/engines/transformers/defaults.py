@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from memsheet.plan.dtypes import DType
+from memsheet.engines.shared.adapter_room import adapter_dtype, loaded_adapters
+from memsheet.engines.transformers.facts import ENGINE
+from memsheet.plan.adapter_targets import targets_of
+from memsheet.plan.dtypes import FP32, DType
 from memsheet.plan.engine import EngineRules
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import Attention, ModelSpec
-from memsheet.plan.plan import Mesh, Precision
+from memsheet.plan.plan import Mesh, Precision, ServedAdapters
 from memsheet.plan.verified_families import TP_EXPERTS_ONLY, TP_PLANS
 
 
@@ -46,4 +49,21 @@ def _has_windows(model: ModelSpec | None) -> bool:
     return any(isinstance(m, Attention) and (m.window or m.chunk) for m in mixers)
 
 
-RULES = EngineRules(check_mesh=_check_mesh, check_cache=_check_cache)
+def _peft_adapters(
+    gaps: RequestResolver, model: ModelSpec | None, mesh: Mesh, precision: Precision
+) -> ServedAdapters:
+    """Adapters that are loaded and not merged, in fp32 unless peft is told to leave them
+    (autocast_adapter_dtype).
+    """
+    if mesh.tp > 1:
+        gaps.wrong(
+            "mesh.tp",
+            mesh.tp,
+            "is not modelled beside peft's adapters",
+            "--pp, or merge the adapter, which then costs nothing",
+        )
+    dtype = adapter_dtype(gaps, FP32, (precision.parameters,), "peft")
+    return loaded_adapters(gaps, dtype, targets_of(gaps, model, ENGINE))
+
+
+RULES = EngineRules(check_mesh=_check_mesh, check_cache=_check_cache, served_adapters=_peft_adapters)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memsheet.engines.vllm.adapter_room import vllm_adapters
 from memsheet.plan.dtypes import FP8_E5M2, DType
 from memsheet.plan.engine import EngineRules
 from memsheet.plan.gaps import RequestResolver
@@ -39,4 +40,4 @@ def _check_cache(gaps: RequestResolver, found: DType, _: Precision, model: Model
         )
 
 
-RULES = EngineRules(check_mesh=_check_mesh, check_cache=_check_cache)
+RULES = EngineRules(check_mesh=_check_mesh, check_cache=_check_cache, served_adapters=vllm_adapters)

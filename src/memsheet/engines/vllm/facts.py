@@ -162,7 +162,8 @@ SERVING = ServingFacts(
     pools_cache=True,
     profiles_batch=True,
     needs_longest=True,  # v0.11.0 v1/core/kv_cache_utils.py check_enough_kv_cache_memory
-    replicas_share_experts=True,  # v0.33.0 layers/fused_moe/config.py:1106, 1207; without a server each, v1/engine/core.py:1552
+    # v0.33.0 layers/fused_moe/config.py:1106, 1207; without experts a server each, v1/engine/core.py:1552
+    replicas_share_experts=True,
     own_draft_outputs=own_draft_outputs,
     joins_projections=True,  # v0.11.0 model_executor/models/llama.py
     stages_at_once=True,  # v0.11.0 v1/engine/core.py, step_with_batch_queue

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.arith import Count, ceil_div, given_or, minimum, round_up
-from memsheet.engines.shared.served_lora import VLLM_JOINED, WHOLE_EXPERTS, Facts, facts_of
 from memsheet.engines.vllm.facts import release_of
+from memsheet.engines.vllm.lora_releases import JOINED, WHOLE_EXPERTS, Facts, facts_of
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import ALLOCATOR, loading_slack
 from memsheet.formulas.serving.loaded import PADDED_TO, VOCABULARY
@@ -133,13 +133,13 @@ def _lora_layer_names(served: ServedAdapters) -> frozenset[str] | None:
     if served.targets is None:
         return None
     asked = set(served.targets)
-    for joined, pieces in VLLM_JOINED:
+    for joined, pieces in JOINED:
         asked |= set(pieces) if asked & {joined, *pieces} else set()
     return frozenset(asked)
 
 
 def _packed_module_count(name: str) -> int:
-    return next((len(pieces) for _, pieces in VLLM_JOINED if name in pieces), 1)
+    return next((len(pieces) for _, pieces in JOINED if name in pieces), 1)
 
 
 @formula(

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from memsheet import catalog
 from memsheet.budget import Answer
 from memsheet.engines.sglang.lora import buffers_of
-from memsheet.engines.shared.served_lora import RANKS, SGLANG_PARTS, facts_of
+from memsheet.engines.sglang.lora_layers import PARTS
 from memsheet.engines.vllm.lora import pairs_of
+from memsheet.engines.vllm.lora_releases import RANKS, facts_of
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write_format_files
 from memsheet.exchange.joined_files import asked_of
@@ -254,7 +255,7 @@ def test_sglang_has_experts_in_every_layer_and_dense_ones_beside_a_shared_expert
         layers = sum(stack.layers for stack in model(name).stacks)
         assert found["gate_up_proj_moe"] == found["down_proj_moe"] == found["qkv_proj"] == layers
         assert ("gate_up_proj" in found) is dense
-    assert SGLANG_PARTS["qkv_proj"] == 3
+    assert PARTS["qkv_proj"] == 3
 
 
 # ---- as it is asked, said and refused ----------------------------------------------------------------------

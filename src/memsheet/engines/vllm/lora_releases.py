@@ -1,7 +1,7 @@
-"""Adapters that servers keep room for, release by release: which ranks, which families, on which layers, and
+"""Adapters that vLLM keeps room for, release by release: which ranks, which families, on which layers, and
 what else grows with them.
 
-vLLM (vllm-project/vllm at the tag): ranks ``config/lora.py`` (v0.8.5 config.py:2677, v0.33.0
+vllm-project/vllm at the tag: ranks ``config/lora.py`` (v0.8.5 config.py:2677, v0.33.0
 config/lora.py:24); embeddings and heads by ``embedding_modules`` of a family's class in
 ``model_executor/models``; families without ``SupportsLoRA`` there are refused at the start (v0.33.0
 config/lora.py:149). Experts: ``lora/layers/fused_moe.py``, from v0.14.0 on; over expert parallelism from
@@ -14,15 +14,13 @@ from __future__ import annotations
 from memsheet.frozen import dataclass
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-RANK, ADAPTERS, SGLANG_ADAPTERS = 16, 1, 8
-"""max_lora_rank and max_loras (vLLM v0.33.0 config/lora.py:34-36), max_loras_per_batch (SGLang v0.5.23
-arg_groups/fields/lora.py:66).
-"""
+RANK, ADAPTERS = 16, 1
+"""max_lora_rank and max_loras (v0.33.0 config/lora.py:34-36)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a vLLM release does with adapters. It stands for all after it until the next one in the table."""
+    """What a release does with adapters. It stands for all after it until the next one in the table."""
 
     tag: str
     since: tuple[int, int]
@@ -79,28 +77,13 @@ WHOLE_EXPERTS = frozenset({"gpt_oss"})
 """Families whose adapters have one first matrix for both gates (``is_3d_moe_weight``, v0.14.0
 models/gpt_oss.py:659).
 """
-SGLANG_TAG, SGLANG_SINCE = "v0.5.23", (0, 5, 20)
-"""The one release of SGLang whose pool of adapters was read, and since when it stands for others
-(engines/sglang/facts.py).
-"""
-
-VLLM_JOINED = (
+JOINED = (
     ("qkv_proj", ("q_proj", "k_proj", "v_proj")), ("gate_up_proj", ("gate_proj", "up_proj")),
     ("fused_qkv_a_proj", ("q_a_proj", "kv_a_proj_with_mqa")),
 )  # fmt: skip
 """Layers that are joined as they are loaded: an adapter on one part has room on all (v0.33.0
 lora/utils.py:298 is_in_target_modules).
 """
-SGLANG_JOINED = {
-    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj"), "qkv_proj"), **dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj"), "gate_up_proj"),
-    **dict.fromkeys(("q_a_proj", "kv_a_proj_with_mqa"), "fused_qkv_a_proj_with_mqa"),
-    **{name: name for name in ("o_proj", "down_proj", "q_b_proj", "kv_b_proj", "embed_tokens", "lm_head")},
-}  # fmt: skip
-"""Names of layers by those of an adapter (v0.5.23 lora/utils.py:277 get_normalized_target_modules, :412 what
-is supported).
-"""
-SGLANG_PARTS = {"qkv_proj": 3, "gate_up_proj": 2, "fused_qkv_a_proj_with_mqa": 2}
-"""First matrices of a joined layer (v0.5.23 lora/utils.py:330 get_stacked_multiply)."""
 
 
 def facts_of(version: tuple[int, int]) -> Facts | None:
