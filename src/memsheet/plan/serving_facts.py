@@ -44,6 +44,9 @@ class ServingFacts:
     ``length_limit``, None where it goes on with longer sequences and answers worse.
     ``torch_memory``: its tensors are torch's, and so are the totals.
 
+    Of weights: ``dequantizes_below``, by a released format the compute capability below which it is
+    dequantized.
+
     Of its start: ``profiles_batch``, a batch of all sequences is run first, so that fewer of them and no
     graphs leave more for the pool; ``compiles``, whether a release compiles its passes by itself, None
     where they run as a plan says; ``needs_longest``, it does not start unless one sequence of
@@ -79,6 +82,7 @@ class ServingFacts:
     heeded_caches: Mapping[str, HeededCache] = field(default_factory=dict)
     length_limit: LengthLimit | None = None
     torch_memory: bool = True
+    dequantizes_below: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     profiles_batch: bool = False
     compiles: Callable[[str | None], bool] | None = None
     needs_longest: bool = False

@@ -13,7 +13,17 @@ from memsheet.plan.contradictions import contradiction_problems
 from memsheet.plan.defaults import OTHER_TASK, UNMODELLED
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
-from memsheet.plan.engine_registry import MODELLED, adapter_servers, find_engine, rules_of
+from memsheet.plan.engine_registry import (
+    CANDIDATES,
+    GGUF_SERVER,
+    MODELLED,
+    ONE_GPU,
+    PAGED_SERVER,
+    SHARDED,
+    adapter_servers,
+    find_engine,
+    rules_of,
+)
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import BF16_UNITS, is_older_device, unsupported_choices
 from memsheet.plan.model import ModelSpec
@@ -99,10 +109,7 @@ def _resolve_for_engine(
     mesh = mesh_of(gaps, engine, task, zero, gpus, model)
     beside = task == "infer" and rules.served_adapters is not None
     adapter = None if beside else adapter_of(gaps, model, engine)
-    card = (
-        cluster if engine.server == "transformers" else None
-    )  # whose capability decides whether transformers dequantizes
-    quantization = quantization_of(gaps, model, engine, task, adapter, card)
+    quantization = quantization_of(gaps, model, engine, task, adapter, cluster)
     precision = precision_of(gaps, engine, task, adapter, model, cluster.device if cluster else None)
     served_adapters = served_adapters_of(gaps, engine, model, mesh, precision)
     usual = usual_options(gaps, engine, mesh, model, cluster)
@@ -135,7 +142,7 @@ def _resolve_for_engine(
         expandable_segments=gaps.get("allocator.expandable_segments", False, silent=True),
         kv_dtype=kv_dtype_of(gaps, precision, engine, model),
         max_model_len=max_model_len_of(
-            gaps, task, model, engine, served=bool(usual) or engine.server == "llama_cpp"
+            gaps, task, model, engine, served=bool(usual) or engine.serving.shares_length
         ),
         max_sequences=sequences,
         prompt_tokens=gaps.get("serving.prompt_tokens", silent=True),
@@ -206,10 +213,6 @@ def resolve_document(
     ).plan
 
 
-CANDIDATES = ("vllm", "sglang", "llama.cpp", "transformers")
-"""Engines that may be taken where nobody names one, after the usual one."""
-
-
 def _of_candidates(
     request: Request, model: ModelSpec | None, cluster: Cluster | None, *, real: bool
 ) -> Resolved:
@@ -251,7 +254,7 @@ def _candidate_engines(cluster: Cluster | None, model: ModelSpec | None, usual: 
     pages.
     """
     there = cluster.device.engines if cluster else None
-    known = CANDIDATES if serves_in_pages(model) else ("transformers",)
+    known = CANDIDATES if serves_in_pages(model) else (ONE_GPU,)
     return (name for name in known if name != usual and (there is None or name in there))
 
 
@@ -260,23 +263,12 @@ def usual_engine(request: Request, cluster: Cluster | None, model: ModelSpec | N
     task = request.get("task") or "train"
     several = (cluster.count if cluster else mesh_product(request)) > 1
     sharded = task == "train" and several and request.get("zero") != 0
-    default = (
-        "fsdp2"
-        if sharded
-        else "vllm"
-        if task == "infer" and several and serves_in_pages(model)
-        else "transformers"
-    )
+    paged = task == "infer" and serves_in_pages(model)
+    default = SHARDED if sharded else PAGED_SERVER if several and paged else ONE_GPU
     if task == "infer" and model is not None and model.source.kind == "gguf":
-        default = "llama.cpp"
-    if default == "transformers" and task == "infer" and cluster and model:
-        default = (
-            "vllm"
-            if _asks_a_server(request)
-            and serves_in_pages(model)
-            and _server_takes_question("vllm", request, model, cluster)
-            else default
-        )
+        default = GGUF_SERVER
+    if default == ONE_GPU and paged and cluster and model and _asks_a_server(request):
+        default = PAGED_SERVER if _server_takes_question(PAGED_SERVER, request, model, cluster) else default
     if cluster and cluster.device.engines is not None:
         default = _engine_there(cluster.device.engines, task) or default
     return default

@@ -226,7 +226,7 @@ def _stored_quantization(
         )
     if stored.method == "gguf" and _unpacks_gguf(gaps, engine, "infer"):
         return None
-    if needed := missing_compute_capability(stored.method, cluster):
+    if needed := missing_compute_capability(engine, stored.method, cluster):
         gaps.assumed.append(
             f"quantization.weights = none (transformers dequantizes released {stored.method} below "
             f"compute capability {needed})"

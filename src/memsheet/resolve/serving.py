@@ -16,11 +16,6 @@ from memsheet.plan.plan import AttentionKind, Mesh
 from memsheet.plan.verified_families import NO_SDPA
 from memsheet.resolve.blocks import check_blocks
 
-NEEDS_CAPABILITY = {"fp8": (8, 9), "mxfp4": (7, 5)}
-"""Compute capability below which transformers dequantizes a released checkpoint
-(quantizer_finegrained_fp8.py, quantizer_mxfp4.py).
-"""
-
 
 def kinds_of(model: ModelSpec | None) -> set[str]:
     """The families whose code runs a model's layers (of a multimodal model: its text model's)."""
@@ -75,13 +70,13 @@ def check_positions(gaps: RequestResolver, key: str, tokens: int | None, model: 
         gaps.wrong(key, tokens, f"exceeds the {model.max_positions} learned positions of {model.name}")
 
 
-def missing_compute_capability(method: str, cluster: Cluster | None) -> str:
+def missing_compute_capability(engine: Engine, method: str, cluster: Cluster | None) -> str:
     """The capability that a stored format needs where the cluster's cards are older, else nothing. Other
     vendors' cards have no such number.
     """
     capability = cluster.device.compute_capability if cluster else None
     major, _, minor = (capability or "").partition(".")
-    needed = NEEDS_CAPABILITY.get(method)
+    needed = engine.serving.dequantizes_below.get(method)
     if needed is None or not (major.isdigit() and minor.isdigit()) or (int(major), int(minor)) >= needed:
         return ""
     return f"{needed[0]}.{needed[1]}"

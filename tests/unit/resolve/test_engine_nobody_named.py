@@ -17,10 +17,10 @@ from memsheet.errors import InputError
 from memsheet.plan.check import RULES
 from memsheet.plan.defaults import DESCRIPTIVE
 from memsheet.plan.device import cluster_of
+from memsheet.plan.engine_registry import CANDIDATES
 from memsheet.plan.model import ModelSpec
 from memsheet.questions import accounted
 from memsheet.readers.model import read_model
-from memsheet.resolve import CANDIDATES
 from memsheet.resolve.serving import serves_in_pages
 
 MODELS = [

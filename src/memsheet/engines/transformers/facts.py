@@ -40,7 +40,15 @@ ENGINE = Engine(
     whole_roles=frozenset({Role.EMBEDDING}),
     whole_latent=True,
     # its own code starts about 50 operations a layer (its tape)
-    serving=ServingFacts(layer_calls=50, planned=True, fewer_bits=("int8", "nf4")),
+    serving=ServingFacts(
+        dequantizes_below={
+            "fp8": (8, 9),
+            "mxfp4": (7, 5),
+        },  # quantizer_finegrained_fp8.py, quantizer_mxfp4.py
+        layer_calls=50,
+        planned=True,
+        fewer_bits=("int8", "nf4"),
+    ),
     splits_experts_over_tp=True,
     runner=Runner.WHOLE_MODULE,
     searched=3,
