@@ -247,11 +247,13 @@ class EngineRules:
     for every engine, and reports to ``gaps``; ``gaps.is_wrong`` says what was refused before it.
     """
 
-    own_fields: Callable[[RequestResolver], Mapping[str, Any]] = (
-        lambda _: {}
-    )  # of a plan, which only it reads
+    # the fields of a plan that only it reads
+    own_fields: Callable[[RequestResolver], Mapping[str, Any]] = lambda _: {}
     check_mesh: Callable[[RequestResolver, Mesh, ModelSpec | None], None] = lambda *_: None
     check_cache: Callable[[RequestResolver, DType, Precision, ModelSpec | None], None] = lambda *_: None
+    # of weights, by a name that only its files have
+    stored_dtype: Callable[[str], DType | None] = lambda _: None
+    # the room for adapters that is asked for; None where no such room is modelled
     served_adapters: Callable[[RequestResolver, ModelSpec | None, Mesh, Precision], ServedAdapters] | None = (
-        None  # the room for adapters that is asked for; None where no such room is modelled
+        None
     )

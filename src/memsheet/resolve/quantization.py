@@ -16,8 +16,8 @@ from memsheet.plan.defaults import (
 from memsheet.plan.device import Cluster
 from memsheet.plan.dtypes import DType, dtype_named
 from memsheet.plan.engine import Code, Engine
+from memsheet.plan.engine_registry import GGUF_SERVER, rules_of
 from memsheet.plan.gaps import RequestResolver
-from memsheet.plan.gguf_mixes import gguf_named
 from memsheet.plan.model import ModelSpec, StoredQuantization
 from memsheet.plan.plan import Adapter, AdapterKind, Quantization
 from memsheet.resolve.serving import LIBRARY, missing_compute_capability
@@ -45,7 +45,8 @@ def quantization_of(
         _check_stored(gaps, model.quantization, adapter)
     if name is None:
         return _stored_quantization(gaps, model, engine, cluster if task == "infer" else None)
-    weights = gguf_named(name) if name.startswith("gguf:") else QUANTIZED.get(name)
+    in_files = name.startswith("gguf:")
+    weights = rules_of(GGUF_SERVER).stored_dtype(name) if in_files else QUANTIZED.get(name)
     if weights is None:
         gaps.wrong(
             "quantization.weights",

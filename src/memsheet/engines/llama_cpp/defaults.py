@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memsheet.engines.llama_cpp.facts import MAX_SEQUENCES, UBATCH, is_fork
+from memsheet.engines.llama_cpp.gguf_mixes import gguf_named
 from memsheet.engines.shared.adapter_room import adapter_dtype, check_target_names, loaded_adapters
 from memsheet.plan.adapter_targets import ALL_LINEAR
 from memsheet.plan.dtypes import BF16, FP16, FP32, dtype_named
@@ -78,4 +79,4 @@ def _read_adapters(gaps: RequestResolver, model: ModelSpec | None, _: Mesh, __: 
     return loaded_adapters(gaps, dtype, tuple(given))
 
 
-RULES = EngineRules(own_fields=_own_fields, served_adapters=_read_adapters)
+RULES = EngineRules(own_fields=_own_fields, served_adapters=_read_adapters, stored_dtype=gguf_named)

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from memsheet.arith import round_up
 from memsheet.engines.llama_cpp.facts import is_fork
+from memsheet.engines.llama_cpp.gguf_fork import fork_end, fork_type
+from memsheet.engines.llama_cpp.gguf_mixes import MIXES, WHOLE, Where, end_type, matrix_type
 from memsheet.errors import input_error
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import BF16, FP32, GGUF, DType
-from memsheet.plan.gguf_fork import fork_end, fork_type
-from memsheet.plan.gguf_mixes import MIXES, WHOLE, Where, end_type, matrix_type
 from memsheet.plan.model import Attention, Block, LatentAttention, ModelSpec, Moe, Role, Weight
 from memsheet.plan.plan import Plan
 from memsheet.references import GGML, LLAMA_CPP, formula

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from memsheet.engines.llama_cpp.buffers import Placed, buffers_of, host_experts
+from memsheet.engines.llama_cpp.gguf_fork import FORK_MIXES, fork_end, fork_type
+from memsheet.engines.llama_cpp.gguf_mixes import Where, gguf_named, matrix_type
 from memsheet.engines.llama_cpp.weights import stored_tensors
 from memsheet.errors import InputError
 from memsheet.plan.dtypes import GGUF
-from memsheet.plan.gguf_fork import FORK_MIXES, fork_end, fork_type
-from memsheet.plan.gguf_mixes import Where, gguf_named, matrix_type
 from memsheet.questions.accounted import infer
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve_request

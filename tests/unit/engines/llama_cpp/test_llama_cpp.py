@@ -15,10 +15,10 @@ from memsheet.engines.llama_cpp.build import Reserved
 from memsheet.engines.llama_cpp.facts import device_layer_counts
 from memsheet.engines.llama_cpp.ggml import LARGEST, Buffer, Graph, Tensor, buffer_sizes
 from memsheet.engines.llama_cpp.ggml_devices import compute_buffers
+from memsheet.engines.llama_cpp.gguf_mixes import MIXES, Where, end_type, gguf_named, matrix_type
 from memsheet.engines.llama_cpp.graph import reserved_graph
 from memsheet.errors import InputError
 from memsheet.plan.document import plan_document
-from memsheet.plan.gguf_mixes import MIXES, Where, end_type, gguf_named, matrix_type
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve_document
 from memsheet.sheet import Component, Instant

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from memsheet.plan.gguf_mixes import (
+from memsheet.engines.llama_cpp.gguf_mixes import (
     CONDITIONS,
     MIXES,
     SHARED_VALUES_70B,
