@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from memsheet.budget import Answer
 from memsheet.errors import printable_line
 from memsheet.measure.categories import profiler_category
+from memsheet.plan.packages import TRANSFORMERS
 from memsheet.report.screen.layout import join_phrases, labelled_row
 from memsheet.report.screen.traced import IN
 from memsheet.report.shared.look import Look
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 PROCESSOR = "cpu"
-_NAMED = ("python", "torch", "transformers", "peft", "cuda", "driver")
+_NAMED = ("python", "torch", TRANSFORMERS, "peft", "cuda", "driver")
 
 
 def measured_of(answer: Answer) -> Mapping[str, Any]:

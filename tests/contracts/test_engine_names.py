@@ -1,0 +1,195 @@
+"""An engine is one room: what differs from engine to engine is a field of its facts, so that nobody else asks
+it its name.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from memsheet.plan.check import RULES
+from memsheet.plan.engine_registry import MODELLED
+
+SRC = Path(__file__).parents[2] / "src" / "memsheet"
+NAMES = frozenset({*MODELLED, *RULES["engine"].choices})
+ROOMS = ("engines/", "exchange/", "catalog/")
+"""Each engine's own folder; files in the words of others; data."""
+WORD_LISTS = (
+    "plan/aliases.py",  # other people's words
+    "plan/engine_registry.py",  # the list of engines, and the few that are taken where nobody names one
+    "plan/packages.py",  # names of distributions
+    "references.py",  # titles
+)
+KINDS = ("Sharding", "Code")
+"""Types whose values are as good as an engine's name."""
+IDENTITY = ("engine", "server")
+
+LITERALS: dict[str, int] = {
+    "formulas/model_code/transformers/code.py": 6,
+    "formulas/model_code/transformers/first_qwen.py": 1,
+    "formulas/model_code/transformers/mixers.py": 2,
+    "formulas/serving/cut_blocks.py": 2,
+    "formulas/serving/deepep.py": 1,
+    "formulas/serving/loaded.py": 1,
+    "formulas/serving/profiled.py": 1,
+    "formulas/states/optimizers.py": 3,
+    "formulas/step.py": 2,
+    "formulas/step_time/updates.py": 1,
+    "plan/check.py": 19,
+    "plan/contradictions.py": 6,
+    "plan/engine.py": 12,
+    "plan/hardware.py": 12,
+    "plan/plan.py": 3,
+    "plan/speculative.py": 4,
+    "plan/words.py": 1,
+    "resolve/quantization.py": 1,
+    "resolve/serving.py": 5,
+    "resolve/speculative.py": 9,
+    "resolve/version.py": 3,
+    "resolve/without_effect.py": 5,
+    "resolve/workload.py": 1,
+}
+"""String literals that are an engine's name, by file. It may only shrink."""
+COMPARISONS: dict[str, int] = {
+    "formulas/bare.py": 12,
+    "formulas/idle_towers.py": 1,
+    "formulas/model_code/__init__.py": 1,
+    "formulas/model_code/transformers/code.py": 4,
+    "formulas/model_code/transformers/first_qwen.py": 1,
+    "formulas/model_code/transformers/mixers.py": 1,
+    "formulas/replay/slack.py": 1,
+    "formulas/serving/cut_blocks.py": 2,
+    "formulas/serving/deepep.py": 1,
+    "formulas/serving/loaded.py": 1,
+    "formulas/serving/profiled.py": 1,
+    "formulas/states/held.py": 2,
+    "formulas/states/optimizers.py": 3,
+    "formulas/step.py": 13,
+    "formulas/step_time/exchange.py": 2,
+    "formulas/step_time/exchanged.py": 1,
+    "formulas/step_time/kernels.py": 1,
+    "formulas/step_time/operators.py": 1,
+    "formulas/step_time/replicas.py": 4,
+    "formulas/step_time/updates.py": 2,
+    "plan/engine.py": 3,
+    "plan/hardware.py": 7,
+    "plan/plan.py": 1,
+    "resolve/optimizer.py": 3,
+    "resolve/precision.py": 3,
+    "resolve/quantization.py": 5,
+    "resolve/serving.py": 6,
+    "resolve/speculative.py": 7,
+    "resolve/without_effect.py": 6,
+    "resolve/workload.py": 1,
+}
+"""Comparisons of an engine's name, server or kind with a fixed one, by file. It may only shrink."""
+
+
+def _generic_files() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(SRC.rglob("*.py")):
+        name = path.relative_to(SRC).as_posix()
+        if not name.startswith(ROOMS) and name not in WORD_LISTS:
+            yield name, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _docstrings(tree: ast.AST) -> set[int]:
+    """Strings that stand by themselves: of modules, classes, functions and the constant above them."""
+    return {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+
+
+def named_engines(tree: ast.AST) -> list[int]:
+    """Lines of string literals that are an engine's name, docstrings apart."""
+    docs = _docstrings(tree)
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and node.value in NAMES and id(node) not in docs
+    ]
+
+
+def compared_engines(tree: ast.AST) -> list[int]:
+    """Lines where what an engine is called, is served by or shards by is compared with something fixed."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Compare) and _compares_identity([node.left, *node.comparators]))
+        or (isinstance(node, ast.MatchValue) and _is_kind(node.value))
+    ]
+
+
+def _compares_identity(sides: list[ast.expr]) -> bool:
+    return any(map(_is_kind, _parts(sides))) or (
+        any(map(_is_identity, sides)) and any(map(_is_fixed, _parts(sides)))
+    )
+
+
+def _parts(sides: list[ast.expr]) -> Iterator[ast.expr]:
+    for side in sides:
+        yield from side.elts if isinstance(side, ast.Tuple | ast.List | ast.Set) else (side,)
+
+
+def _is_identity(side: ast.expr) -> bool:
+    """``plan.engine``, ``engine.name``, ``plan.engine.name``, ``engine.server``."""
+    if not isinstance(side, ast.Attribute):
+        return False
+    owner = side.value
+    owned = (
+        owner.attr if isinstance(owner, ast.Attribute) else owner.id if isinstance(owner, ast.Name) else ""
+    )
+    return side.attr in IDENTITY or (side.attr == "name" and owned.endswith("engine"))
+
+
+def _is_fixed(side: ast.expr) -> bool:
+    """A literal or a constant, not another plan's engine."""
+    named = side.id if isinstance(side, ast.Name) else side.attr if isinstance(side, ast.Attribute) else ""
+    return named.isupper() or (isinstance(side, ast.Constant) and isinstance(side.value, str))
+
+
+def _is_kind(side: ast.expr) -> bool:
+    """``Sharding.X``, ``Code.X``."""
+    return isinstance(side, ast.Attribute) and isinstance(side.value, ast.Name) and side.value.id in KINDS
+
+
+def changed_counts(lines: Callable[[ast.AST], list[int]], allowed: Mapping[str, int]) -> dict[str, str]:
+    """Files that have other counts than are allowed: a field of the engine's facts is to say what differs
+    there, or, where there are fewer, the count is to be lowered.
+    """
+    found = {name: lines(tree) for name, tree in _generic_files()}
+    names = sorted({*allowed, *(name for name, at in found.items() if at)})
+    return {
+        name: f"{allowed.get(name, 0)} allowed, {len(at)} there, in lines {sorted(at)}"
+        for name in names
+        if len(at := found.get(name, [])) != allowed.get(name, 0)
+    }
+
+
+def test_no_string_outside_the_rooms_is_an_engines_name():
+    assert changed_counts(named_engines, LITERALS) == {}
+
+
+def test_nobody_asks_an_engine_its_name():
+    assert changed_counts(compared_engines, COMPARISONS) == {}
+
+
+def test_what_counts_as_a_name():
+    names = ['x = "vllm"', 'f(engine="fsdp2")', 'T = {"sglang": 1}', 'x = y in ("deepspeed", "other")']
+    assert all(len(named_engines(ast.parse(text))) == 1 for text in names)
+    others = ['"""vllm"""', 'def f():\n    "vllm"', 'x = 1\n"""vllm"""', 'x = "vllm serve"', "x = vllm"]
+    assert not any(named_engines(ast.parse(text)) for text in others)
+
+
+def test_what_counts_as_asking():
+    asks = (
+        'plan.engine == "a"', 'plan.engine in ("a", "b")', "plan.engine in SERVERS", "plan.engine not in of.SERVERS", 'engine.name != "a"', "ONE_GPU == plan.engine",
+        'space.engine.name == "a"', 'engine.server == "a"', "engine.sharding is Sharding.FSDP2", "code in (Code.A, Code.B)", "sharding in (one, Sharding.A)",
+    )  # fmt: skip
+    assert [text for text in asks if not compared_engines(ast.parse(text))] == []
+    matches = "match sharding:\n    case Sharding.A | Sharding.B:\n        pass"
+    assert compared_engines(ast.parse(matches))
+    others = ("one.engine == other.engine", "plan.engine == asked", "plan.engine is None", "engine.name in there", 'model.name == "a"', "engine.runner is Runner.A")  # fmt: skip
+    assert [text for text in others if compared_engines(ast.parse(text))] == []
