@@ -175,7 +175,7 @@ def cases() -> dict[str, Cases]:
         **{f"sharding.per_parameter_sizes.{name}": {"one tensor": call(group(), plan())} for name in ("gathered_bytes", "reduce_input_bytes", "sharded_gradients")},
         "model_code.transformers.code.block_axes": {"": call(spec().stacks[0].runs[0].pattern[0], plan())},
         "states.held.parameter_bytes": {"one tensor": call(replace(spec(), stacks=()), plan(), (TENSOR,), find_engine("fsdp2").sharding)},  # type: ignore[union-attr]
-        "serving.work._widest_elements_a_token": {"llama-tiny": call(spec().stacks[0].runs[0].pattern[0], symbol("tp"))},
+        "engines.transformers.work._widest_elements_a_token": {"llama-tiny": call(spec().stacks[0].runs[0].pattern[0], symbol("tp"))},
     }  # fmt: skip
 
 

@@ -138,7 +138,7 @@ class Engine:
     default_zero: int
     sharding: Sharding
     code: Code = Code.TRANSFORMERS
-    server: str = "transformers"  # the module of ``formulas.serving`` that accounts its inference
+    server: str = "transformers"  # the folder whose ``server`` accounts its inference
     served: Callable[..., Mapping[str, Any]] | None = (
         None  # a server's defaults: of (request, card, mesh, latent=whether attention is)
     )

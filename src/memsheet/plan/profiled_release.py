@@ -8,7 +8,7 @@ from memsheet.frozen import dataclass
 
 
 class Sampler(Enum):
-    """What the profiling run's sampler makes of the logits; ``formulas.serving.sampling`` says in bytes."""
+    """What the profiling run's sampler makes of the logits; ``engines/vllm/sampling.py`` says in bytes."""
 
     SORTED = "sorted"  # an fp32 copy, and PyTorch's sort of every row
     MASKED = "masked"  # an fp32 copy, masked logits and their softmax (or softmax and noise)
@@ -24,7 +24,7 @@ class Sampler(Enum):
 
 class Shown(Enum):
     """Pictures that the profiling run shows to a tower, and what it keeps of them;
-    ``formulas.serving.pictures`` says in bytes.
+    ``engines/vllm/pictures.py`` says in bytes.
     """
 
     NONE = "none"  # none by themselves, before the language model

@@ -69,8 +69,7 @@ class ServingFacts:
     ``joins_projections``, matrices of one input are kept as one; ``quantizes_head``, the output matrix is
     quantized as linear layers are; ``compiles_sampler``, the choice of a token is compiled with the
     model; ``captures_compiled``, compiled decoding replays a graph; ``stages_at_once``, pipeline stages
-    work at the same time; ``own_all_reduce``, ranks of a node sum by a kernel of the engine's own;
-    ``unpacks_in_profile``, latent attention's unpacked earlier tokens count to its widest layer.
+    work at the same time; ``own_all_reduce``, ranks of a node sum by a kernel of the engine's own.
 
     Of what is offered: ``planned``, `memsheet plan infer` weighs its cuts; ``fewer_bits``, formats of
     weights that it makes itself or that files are published in, the mildest first.
@@ -100,6 +99,5 @@ class ServingFacts:
     captures_compiled: bool = False
     stages_at_once: bool = False
     own_all_reduce: bool = False
-    unpacks_in_profile: bool = False
     planned: bool = False
     fewer_bits: tuple[str, ...] = ()

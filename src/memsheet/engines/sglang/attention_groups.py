@@ -8,10 +8,10 @@ from functools import reduce
 
 from memsheet.arith import Count, ceil_div, maximum
 from memsheet.engines.sglang.facts import group_graphs_mib
-from memsheet.formulas.serving.dp_attention import forward_paths, group_plan
+from memsheet.formulas.serving.dp_attention import SENT, forward_paths, group_plan
 from memsheet.formulas.serving.loaded import loaded_tensors
-from memsheet.formulas.serving.profiled import SENT, block_bytes
 from memsheet.formulas.serving.sampling import masked_sampler_bytes
+from memsheet.formulas.serving.widest_layer import block_bytes
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.states.params import parameter_tensors
 from memsheet.plan.model import Block, ModelSpec, Moe, Role, Weight

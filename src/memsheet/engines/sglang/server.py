@@ -16,6 +16,7 @@ from memsheet.engines.sglang.attention_groups import (
     grouped_tensors,
     parts_ways,
 )
+from memsheet.engines.sglang.deepep import both_modes_bytes
 from memsheet.engines.sglang.facts import (
     MOST_REQUESTS,
     REQUESTS,
@@ -24,6 +25,7 @@ from memsheet.engines.sglang.facts import (
     graph_sequences,
     release_of,
 )
+from memsheet.engines.sglang.loaded import WAYS, refuses_cut_block
 from memsheet.engines.sglang.lora import (
     lora_branch_items,
     lora_pool_facts,
@@ -57,7 +59,7 @@ from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving.drafts import prefix_draft_items, verified_tokens, with_draft
 from memsheet.formulas.serving.graphs import graph_items
 from memsheet.formulas.serving.kv_cache import bytes_per_token
-from memsheet.formulas.serving.loaded import SGLANG_WAYS, loaded_items
+from memsheet.formulas.serving.loaded import loaded_items
 from memsheet.formulas.serving.sampling import masked_sampler_bytes
 from memsheet.formulas.serving.stages import every_stage, same_again
 from memsheet.frozen import dataclass
@@ -100,8 +102,9 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
     """
     if plan.phase == "load":
         part = stage_model(spec, plan, stage)
-        check_cut_blocks(part, plan, vendor=cluster.device.vendor if cluster else None)
-        kept = loaded_items(part, group_plan(plan), grouped_tensors(part, plan), (Instant.LOAD,), SGLANG_WAYS)
+        vendor = cluster.device.vendor if cluster else None
+        check_cut_blocks(part, plan, vendor=vendor, refuses=refuses_cut_block)
+        kept = loaded_items(part, group_plan(plan), grouped_tensors(part, plan), (Instant.LOAD,), WAYS)
         kept += lora_pool_items(part, plan, 0, (Instant.LOAD,))
         return [*kept, *outside_tensors(plan, cluster, {Instant.LOAD: 0})]
     stages = _stages(spec, plan, cluster)
@@ -158,11 +161,12 @@ def _stages(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[Stage
 
 
 def _sglang_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | None) -> Stage:
-    check_cut_blocks(part, plan, vendor=cluster.device.vendor if cluster else None)
+    vendor = cluster.device.vendor if cluster else None
+    check_cut_blocks(part, plan, vendor=vendor, refuses=refuses_cut_block)
     group = group_plan(plan)
     assert group.max_batched_tokens is not None
     assert group.max_sequences is not None
-    loaded = loaded_items(part, group, grouped_tensors(part, plan), EVERY, SGLANG_WAYS)
+    loaded = loaded_items(part, group, grouped_tensors(part, plan), EVERY, WAYS)
     largest = minimum(
         graph_sequences(release, cluster.device if cluster else None, int(plan.mesh.tp)), group.max_sequences
     )
@@ -194,7 +198,11 @@ def _sglang_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluste
         else None
     )
     states = states_of(slot_bytes(part, group, release), room, keeping_of(part, group, release))
-    graphs = (*graph_items(plan, largest), *grouped_graphs(plan, largest), *deepep_items(part, plan))
+    graphs = (
+        *graph_items(plan, largest),
+        *grouped_graphs(plan, largest),
+        *deepep_items(part, plan, both_modes_bytes),
+    )
     return Stage(
         items=(
             *loaded,
@@ -356,7 +364,8 @@ def _cap_by_state_slots(held: Bytes, stages: tuple[Stage, ...]) -> Bytes:
 
 def notes(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[str, ...]:
     """What to know of a plan besides its bytes."""
-    return tuple(cut_block_notes(spec, plan, cluster.device.vendor if cluster else None))
+    vendor = cluster.device.vendor if cluster else None
+    return tuple(cut_block_notes(spec, plan, vendor, refuses_cut_block))
 
 
 def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, ...]) -> Mapping[str, Any]:

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.arith import Count, given_or, maximum
+from memsheet.engines.sglang.loaded import WAYS
 from memsheet.formulas.serving.drafts import (
     PREFIX,
     draft_facts,
-    draft_layers,
     draft_of,
     draft_weights,
     drafted_bytes,
@@ -19,8 +19,7 @@ from memsheet.formulas.serving.drafts import (
 )
 from memsheet.formulas.serving.graphs import KEPT_FREE, graph_bytes
 from memsheet.formulas.serving.kv_cache import bytes_per_token
-from memsheet.formulas.serving.loaded import SGLANG_WAYS
-from memsheet.formulas.serving.profiled import layer_bytes
+from memsheet.formulas.serving.widest_layer import layer_bytes
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan, SpeculativeMethod
 from memsheet.plan.speculative import Kept, kept_of
@@ -41,7 +40,7 @@ def draft_worker_items(part: ModelSpec, plan: Plan, largest: Count) -> list[Item
         return []
     buffers = Bytes.exact(draft_buffer_bytes(draft.whole.hidden, plan, largest))
     items = [
-        *draft_weights(draft, EVERY, SGLANG_WAYS),
+        *draft_weights(draft, EVERY, WAYS),
         Item(Component.BUFFERS, f"{PREFIX}buffers", dict.fromkeys(RUNNING, buffers), AT_DRAFT),
     ]
     if plan.captures:
@@ -166,3 +165,16 @@ def worker_facts(items: list[Item], part: ModelSpec, plan: Plan, largest: Count)
         **draft_facts(items, plan, per_token), "verified_rows": rows,
         "logits_bytes": plan.precision.compute.nbytes(rows * part.head.width),
     }  # fmt: skip
+
+
+@formula(
+    cites=SGLANG,
+    at=(
+        "v0.5.23 model_executor/model_runner_components/spec_aux_hidden_state.py:157: the layers of the "
+        "draft's config"
+    ),
+)
+def draft_layers(part: ModelSpec, plan: Plan) -> int:
+    """Layers of the draft."""
+    draft = draft_of(part, plan)
+    return 0 if draft is None else draft.whole.layers

@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.arith import Count, maximum, minimum
+from memsheet.engines.transformers.all_logits import prompt_logits_bytes
 from memsheet.engines.transformers.assisted import assistant_facts, assistant_items
 from memsheet.engines.transformers.peft_lora import branch_item, peft_items
+from memsheet.engines.transformers.untied_table import untied_bytes
+from memsheet.engines.transformers.work import Work, dequantized_bytes, largest_layer_bytes, tower_bytes
 from memsheet.formulas.model_code.transformers.blocks import served_as_trained
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack, outside_tensors
-from memsheet.formulas.serving.all_logits import prompt_logits_bytes
 from memsheet.formulas.serving.drafts import verified_tokens, with_draft
 from memsheet.formulas.serving.kv_cache import bytes_per_token, cache_bytes
-from memsheet.formulas.serving.quantized_ends import untied_bytes
-from memsheet.formulas.serving.work import Work, dequantized_bytes, largest_layer_bytes, tower_bytes
 from memsheet.formulas.states.held import Held, Keeping, held_tensors, parameter_bytes
 from memsheet.plan.device import Cluster
 from memsheet.plan.dtypes import FP32

@@ -168,7 +168,6 @@ SERVING = ServingFacts(
     joins_projections=True,  # v0.11.0 model_executor/models/llama.py
     stages_at_once=True,  # v0.11.0 v1/engine/core.py, step_with_batch_queue
     own_all_reduce=True,  # v0.11.0 device_communicators/custom_all_reduce.py
-    unpacks_in_profile=True,  # v0.11.0 v1/attention/backends/mla/common.py:1652
     planned=True,
 )
 

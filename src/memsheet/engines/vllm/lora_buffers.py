@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from memsheet.arith import Count, ceil_div, maximum
 from memsheet.engines.vllm.lora import pairs_of
 from memsheet.engines.vllm.lora_releases import WHOLE_EXPERTS, Facts, facts_of
-from memsheet.formulas.serving.profiled import Peak
+from memsheet.engines.vllm.profiled import Peak
 from memsheet.plan.device import Cluster
 from memsheet.plan.dtypes import FP32, INT32
 from memsheet.plan.model import ModelSpec, Moe

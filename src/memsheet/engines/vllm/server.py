@@ -9,9 +9,16 @@ from functools import reduce
 from typing import Any
 
 from memsheet.arith import Count, maximum, minimum
+from memsheet.engines.vllm.capacity import Pool, cache_capacity_facts, shared_blocks, start_up
+from memsheet.engines.vllm.cut_blocks import refuses_cut_block
+from memsheet.engines.vllm.deepep import fixed_buffer_bytes
 from memsheet.engines.vllm.facts import release_of
+from memsheet.engines.vllm.loaded import WAYS
 from memsheet.engines.vllm.lora import lora_facts, lora_host_bytes, lora_items, recorded_twice
 from memsheet.engines.vllm.lora_buffers import buffer_item
+from memsheet.engines.vllm.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
+from memsheet.engines.vllm.profiled import Peak, profile_run_peak, unpacked_tokens
+from memsheet.engines.vllm.sampling import sampler_state_bytes
 from memsheet.engines.vllm.speculative import (
     ahead_of,
     draft_graphs,
@@ -23,23 +30,14 @@ from memsheet.engines.vllm.speculative import (
 )
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
-from memsheet.formulas.serving.capacity import (
-    Pool,
-    cache_capacity_facts,
-    check_shared,
-    shared_blocks,
-    start_up,
-)
+from memsheet.formulas.serving.capacity import check_shared
 from memsheet.formulas.serving.cut_blocks import check_cut_blocks, cut_block_notes
 from memsheet.formulas.serving.deepep import deepep_items
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving.drafts import with_draft
 from memsheet.formulas.serving.graphs import graph_items
 from memsheet.formulas.serving.kv_cache import caching_layers
-from memsheet.formulas.serving.loaded import VLLM_WAYS, loaded_items, loaded_tensors
-from memsheet.formulas.serving.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
-from memsheet.formulas.serving.profiled import Peak, profile_run_peak, unpacked_tokens
-from memsheet.formulas.serving.sampling import sampler_state_bytes
+from memsheet.formulas.serving.loaded import loaded_items, loaded_tensors
 from memsheet.formulas.serving.stages import every_stage, same_again
 from memsheet.frozen import dataclass
 from memsheet.plan.device import Cluster
@@ -78,8 +76,9 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
     plan = group_plan(plan)
     if plan.phase == "load":
         part = stage_model(spec, plan, stage)
-        check_cut_blocks(part, plan, vendor=cluster.device.vendor if cluster else None)
-        held = loaded_items(part, plan, loaded_tensors(part, plan), LOADED, VLLM_WAYS)
+        vendor = cluster.device.vendor if cluster else None
+        check_cut_blocks(part, plan, vendor=vendor, refuses=refuses_cut_block)
+        held = loaded_items(part, plan, loaded_tensors(part, plan), LOADED, WAYS)
         held += lora_items(part, plan, release_of(plan.engine_version), LOADED)
         return [*held, *outside_tensors(plan, cluster, {Instant.LOAD: 0})]
     release = release_for(release_of(plan.engine_version), plan)
@@ -99,8 +98,9 @@ def _stages(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[Stage
 
 
 def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | None) -> Stage:
-    check_cut_blocks(part, plan, vendor=cluster.device.vendor if cluster else None)
-    loaded = loaded_items(part, plan, loaded_tensors(part, plan), EVERY, VLLM_WAYS)
+    vendor = cluster.device.vendor if cluster else None
+    check_cut_blocks(part, plan, vendor=vendor, refuses=refuses_cut_block)
+    loaded = loaded_items(part, plan, loaded_tensors(part, plan), EVERY, WAYS)
     cached = with_draft(part, plan)
     loaded += [_attention_scale_item(cached), *draft_items(part, plan, release)]
     loaded += lora_items(part, plan, release, EVERY)
@@ -133,7 +133,7 @@ def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster 
     tensors = [
         *loaded,
         *working,
-        *deepep_items(part, plan),
+        *deepep_items(part, plan, fixed_buffer_bytes),
         *graphs,
         *draft_graphs(part, plan, largest),
         *outside,
@@ -358,7 +358,8 @@ def host_bytes(spec: ModelSpec, plan: Plan, _: int) -> int:
 
 def notes(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[str, ...]:
     """What to know of a plan besides its bytes."""
-    return tuple(cut_block_notes(spec, group_plan(plan), cluster.device.vendor if cluster else None))
+    vendor = cluster.device.vendor if cluster else None
+    return tuple(cut_block_notes(spec, group_plan(plan), vendor, refuses_cut_block))
 
 
 def room(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> Callable[[int], Bytes]:

@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.arith import Count, given_or, maximum, minimum
+from memsheet.engines.vllm.loaded import WAYS
+from memsheet.engines.vllm.profiled import Peak, profile_run_peak, profiled_layer_bytes
 from memsheet.formulas.serving.drafts import (
     PREFIX,
     Draft,
@@ -20,8 +22,6 @@ from memsheet.formulas.serving.drafts import (
 )
 from memsheet.formulas.serving.graphs import KEPT_FREE, graph_bytes
 from memsheet.formulas.serving.kv_cache import bytes_per_token
-from memsheet.formulas.serving.loaded import VLLM_WAYS
-from memsheet.formulas.serving.profiled import Peak, layer_bytes, profile_run_peak
 from memsheet.plan.dtypes import FP32, INT32, INT64, DType
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan, SpeculativeMethod
@@ -60,7 +60,7 @@ def draft_items(part: ModelSpec, plan: Plan, release: Release) -> list[Item]:
     return (
         []
         if draft is None
-        else [*draft_weights(draft, EVERY, VLLM_WAYS), _proposer_buffer_item(draft, plan, release)]
+        else [*draft_weights(draft, EVERY, WAYS), _proposer_buffer_item(draft, plan, release)]
     )
 
 
@@ -136,7 +136,7 @@ def drafting_run_peak(peak: Peak, part: ModelSpec, plan: Plan, tokens: Count) ->
     read = LAYERS_READ * row if how.method is SpeculativeMethod.EAGLE3 else 0
     joined = read + plan.precision.compute.nbytes(tokens * draft.whole.hidden) if read else 0
     model = Bytes(peak.layer.low, peak.layer.value + read, peak.layer.high + read)
-    own = layer_bytes(draft.whole, draft.plan, tokens)
+    own = profiled_layer_bytes(draft.whole, draft.plan, tokens)
     beside = Bytes(own.low + row, own.value + row + read, own.high + row + read)
     return replace(
         peak,

@@ -1,114 +1,17 @@
-"""How many sequences a pool of blocks holds, what paging wastes, and the lines a server prints when it
-starts.
+"""Of which lengths a server's answer tells, and how many requests run at once of those that are asked
+about.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.errors import input_error
-from memsheet.formulas.serving.kv_cache import bytes_per_token
-from memsheet.formulas.serving.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
-from memsheet.frozen import dataclass
-from memsheet.plan.model import ModelSpec
-from memsheet.plan.plan import Mesh, Plan
-from memsheet.plan.profiled_release import Release
-from memsheet.references import VLLM, formula
+from memsheet.plan.plan import Plan
 from memsheet.sheet import Bytes
-from memsheet.units import GIB
 
 LENGTHS = (1024, 4096, 8192, 32768, 131072)
-SWAP_BYTES = 4 * GIB
-"""Of host memory that V0 takes for blocks (v0.6.4.post1 engine/arg_utils.py:119)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
-    """The blocks of one replica's rank, as a range. ``in_flight``: tokens that may be scheduled at once;
-    ``shared_blocks``: that hold what all prompts begin with; ``ahead``: places for drafted tokens beyond a
-    sequence's own, which ends at ``longest``.
-    """
-
-    layout: Layout
-    blocks: Bytes
-    release: Release
-    in_flight: int
-    shared_blocks: int = 0
-    ahead: int = 0
-    longest: int = 0
-
-    def sequences(self, tokens: int) -> Bytes:
-        """Sequences of so many tokens that are held while each makes one more, what they share kept once."""
-        each = sequence_blocks(self.layout, max(tokens, min(tokens + self.ahead, self.longest)), self.release)
-        shared = min(self.shared_blocks, each - 1)
-        return Bytes(
-            *(
-                max(0, (blocks - shared) // (each - shared))
-                for blocks in (self.blocks.low, self.blocks.value, self.blocks.high)
-            )
-        )
-
-    def concurrency(self, tokens: int) -> float:
-        """The engine's own figure: sequences with a whole batch in flight."""
-        return self._concurrent(self.blocks.value, tokens)
-
-    def _concurrent(self, blocks: int, tokens: int) -> float:
-        return blocks / sequence_blocks(self.layout, tokens, self.release, self.in_flight)
-
-    def tokens(self, max_model_len: int) -> Bytes:
-        """Tokens as the release prints them."""
-        return Bytes(
-            *(
-                self._tokens(blocks, max_model_len)
-                for blocks in (self.blocks.low, self.blocks.value, self.blocks.high)
-            )
-        )
-
-    def _tokens(self, blocks: int, max_model_len: int) -> int:
-        paged = [group.block_tokens for group in self.layout.groups if group.kept is not Kept.STATE]
-        if self.release.lines in ("by_length", "joined"):
-            return int(self._concurrent(blocks, max_model_len) * max_model_len)
-        return blocks // max(1, len(self.layout.groups)) * min(paged, default=max_model_len)
-
-
-def cache_capacity_facts(spec: ModelSpec, plan: Plan, pool: Pool) -> Mapping[str, Any]:
-    """Facts of a server's cache. Bytes are those of one replica over all its ranks, a copy on another rank
-    not counted again; blocks, tokens and sequences are of one replica too.
-    """
-    assert plan.kv_dtype is not None
-    full = plan.max_model_len or 1
-    alone = replace(plan, mesh=Mesh())
-    whole = layout_of(kinds_of(spec, alone, pool.release), pool.release)
-    tokens, per_token = pool.tokens(full), bytes_per_token(spec, plan.kv_dtype, plan.mesh.tp) // plan.mesh.pp
-    shared = (
-        {"shared_prefix_bytes_per_rank": pool.shared_blocks * pool.layout.block_bytes}
-        if pool.shared_blocks
-        else {}
-    )
-    return {
-        **shared, "kv_bytes_per_token": bytes_per_token(spec, plan.kv_dtype), "kv_bytes_per_token_per_rank": per_token,
-        "kv_bytes_per_sequence": sequence_blocks(whole, full, pool.release) * whole.block_bytes,
-        "kv_tokens": tokens.value, "kv_tokens_low": tokens.low, "kv_tokens_high": tokens.high,
-        "pages": pool.blocks.value, "page_bytes_per_rank": pool.layout.block_bytes,
-        "page_tokens": min((group.block_tokens for group in pool.layout.groups if group.kept is not Kept.STATE), default=0),
-        "groups": [f"{group.layers} layers that keep {group.kept.value}" for group in pool.layout.groups],
-        "max_sequences": {str(n): pool.sequences(n).value for n in lengths_of(plan)},
-        "capacity": concurrency_facts(plan, pool.sequences, _contiguous_cache_sequences(plan, pool, per_token), _paging_waste_bytes(whole)),
-    }  # fmt: skip
-
-
-@formula(
-    cites=VLLM,
-    at=(
-        "v0.11.0 v1/core/block_pool.py get_cached_block: whole blocks of a prefix; what windows keep of it "
-        "is not counted as shared"
-    ),
-)
-def shared_blocks(layout: Layout, tokens: int) -> int:
-    """Blocks that hold the beginning of every prompt, once for all sequences."""
-    return sum(tokens // group.block_tokens for group in layout.groups if group.kept is Kept.ALL)
 
 
 def check_shared(plan: Plan, *, caches: bool, why: str) -> None:
@@ -155,49 +58,3 @@ def concurrency_facts(
         **found, "prompt_tokens": prompt, "output_tokens": answer, "expected": min(limit, middle.value), "expected_low": min(limit, middle.low),
         "worst": min(limit, end.value), "preempts": end.value < limit,
     }  # fmt: skip
-
-
-def _contiguous_cache_sequences(plan: Plan, pool: Pool, per_token: int) -> int:
-    """Sequences that the pool's bytes hold where each reserves max_model_len tokens in every layer, as
-    servers did before paging.
-    """
-    reserved = per_token * (plan.max_model_len or 1)
-    return pool.blocks.value * pool.layout.block_bytes // reserved if reserved else 0
-
-
-def _paging_waste_bytes(layout: Layout) -> int:
-    """Half a block of each group that keeps tokens: what the last block of a sequence leaves empty on average
-    (arXiv:2309.06180, section 4.3).
-    """
-    paged = sum(1 for group in layout.groups if group.kept is not Kept.STATE)
-    return int(paged * layout.block_bytes // 2)
-
-
-def start_up(plan: Plan, pool: Pool, weights: Bytes, available: Bytes) -> list[str]:
-    """The lines the release prints, with what is expected in them."""
-    full, concurrency = plan.max_model_len or 1, pool.concurrency(plan.max_model_len or 1)
-    tokens, most = (
-        f"{pool.tokens(full).value:,}",
-        f"Maximum concurrency for {full:,} tokens per request: {concurrency:.2f}x",
-    )
-    cache = f"Available KV cache memory: {available.value / GIB:.2f} GiB"
-    match pool.release.lines:
-        case "v0":
-            swapped = SWAP_BYTES // max(1, pool.layout.block_bytes)
-            return [
-                f"# GPU blocks: {pool.blocks.value}, # CPU blocks: {swapped}",
-                most.replace(f"{full:,}", str(full)),
-            ]
-        case "joined":
-            return [
-                f"Model loading took {weights.value / GIB:.2f} GiB memory",
-                cache,
-                f"GPU KV cache size: {tokens} tokens, {most}",
-            ]
-        case _:
-            return [
-                f"Model loading took {weights.value / GIB:.4f} GiB",
-                cache,
-                f"GPU KV cache size: {tokens} tokens",
-                most,
-            ]

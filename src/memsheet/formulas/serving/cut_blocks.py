@@ -4,37 +4,23 @@ a server makes of that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import gcd, isqrt
 
 from memsheet.arith import Count
 from memsheet.errors import InputError, Problem
-from memsheet.formulas.states.held import module_of, parameter_storage_dtype
+from memsheet.formulas.states.held import parameter_storage_dtype
 from memsheet.formulas.states.held_shapes import held_shape
 from memsheet.formulas.states.params import parameter_tensors
 from memsheet.frozen import dataclass
-from memsheet.plan.dtypes import FP32
-from memsheet.plan.hardware import version_of
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import ModelSpec, Role, Weight
 from memsheet.plan.plan import Mesh, Plan
-from memsheet.references import VLLM, formula
-from memsheet.sheet import Bytes
 
 MERGED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 """Projections that both servers join, each of which keeps blocks of its own."""
-JOINS_SINCE = (0, 14, 0)
-"""From when on vLLM lets joined projections end inside a block (vllm-project/vllm#30836 of December 2025:
-linear.py _maybe_allow_fp8_block_shape_mismatch); others are refused (v0.11.0
-layers/quantization/utils/fp8_utils.py validate_fp8_block_shape).
-"""
-REFUSED_TO, REFINED_FROM, FINEST = (0, 26, 0), (0, 31, 0), 32
-"""vLLM refuses experts that are cut inside a block (fp8.py Fp8MoEMethod.create_weights: "is not divisible by
-weight quantization block_n") in all that was read to 0.25 (July 2026); from 0.31 on at the latest it gives
-them finer blocks of 32 elements or more where those divide everything, and pads them else
-(fused_moe/oracle/fp8.py refine_fp8_moe_block_shape, pad_tp_shard_to_weight_blocks, documented in September
-2026). SGLang refuses them (v0.5.23 layers/quantization/fp8.py create_fp8_moe_weight_), but on AMD's cards,
-where its kernels pad.
-"""
+FINEST = 32
+"""The least elements of the finer blocks that a server gives experts which are cut inside one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +50,10 @@ class CutBlock:
         return gcd(self.side, self.elements, *others)
 
 
+Refuses = Callable[[CutBlock, Plan], bool]
+"""Whether a server refuses to load such a weight."""
+
+
 def cut_blocks(part: ModelSpec, plan: Plan) -> Iterator[CutBlock]:
     """Every weight of a released checkpoint in blocks that is cut inside one."""
     if part.quantization is None or part.quantization.weights != "fp8-block" or plan.quantization is None:
@@ -81,31 +71,27 @@ def cut_blocks(part: ModelSpec, plan: Plan) -> Iterator[CutBlock]:
 
 
 def _mesh_of(weight: Weight, plan: Plan) -> Mesh:
-    """The ranks that share a weight: those of a group for attention, and in vLLM for a layer without experts
-    too.
+    """The ranks that share a weight: those of a group for attention, and for a layer without experts too
+    unless all groups cut it.
     """
-    mesh = plan.mesh
-    own = "attn" in weight.path or "attention" in weight.path or plan.engine == "vllm"
+    mesh, groups_cut = plan.mesh, engine_of(plan).serving.cuts_dense_over_groups
+    own = "attn" in weight.path or "attention" in weight.path or not groups_cut
     tp = 1 if plan.dp_dense and not own else mesh.attention_tp if own else mesh.tp
     return Mesh(tp=tp, ep=mesh.ep, etp=mesh.etp)
 
 
-def check_cut_blocks(part: ModelSpec, plan: Plan, *, vendor: str | None) -> None:
-    """Raise InputError where the server is known to refuse what is cut inside a block."""
-    refused = [one for one in cut_blocks(part, plan) if _is_refusal_certain(one, plan, vendor)]
+def check_cut_blocks(part: ModelSpec, plan: Plan, *, vendor: str | None, refuses: Refuses) -> None:
+    """Raise InputError where the server is known to refuse what is cut inside a block. ``refuses``: whether
+    it does on cards of NVIDIA.
+    """
+    refused = [one for one in cut_blocks(part, plan) if _is_refusal_certain(one, plan, vendor, refuses)]
     if refused:
         raise InputError(tuple(_cut_block_problem(one, plan, part) for one in refused[:1]))
 
 
-def _is_refusal_certain(one: CutBlock, plan: Plan, vendor: str | None) -> bool:
-    version = version_of(plan.engine_version)
-    if vendor == "AMD" and one.routed:
-        return False
-    if plan.engine == "sglang":
-        return True
-    if one.routed:
-        return version < REFUSED_TO
-    return version < (JOINS_SINCE if one.joined else REFINED_FROM)
+def _is_refusal_certain(one: CutBlock, plan: Plan, vendor: str | None, refuses: Refuses) -> bool:
+    """On AMD's cards kernels pad experts."""
+    return not (vendor == "AMD" and one.routed) and refuses(one, plan)
 
 
 def _cut_block_problem(one: CutBlock, plan: Plan, part: ModelSpec) -> Problem:
@@ -127,12 +113,12 @@ def _cut_block_problem(one: CutBlock, plan: Plan, part: ModelSpec) -> Problem:
     return Problem(field="mesh.tp", value=plan.mesh.tp, reason=reason, hint=f"--tp {fewer}{whole}")
 
 
-def cut_block_notes(part: ModelSpec, plan: Plan, vendor: str | None) -> Iterator[str]:
+def cut_block_notes(part: ModelSpec, plan: Plan, vendor: str | None, refuses: Refuses) -> Iterator[str]:
     """What to know of weights that are cut inside a block and may load."""
     said = {
         (one.routed, one.elements, one.side, one.refined)
         for one in cut_blocks(part, plan)
-        if not _is_refusal_certain(one, plan, vendor) and not one.joined
+        if not _is_refusal_certain(one, plan, vendor, refuses) and not one.joined
     }
     for routed, elements, side, refined in sorted(said):
         what = "experts" if routed else "a projection"
@@ -148,29 +134,3 @@ def cut_block_notes(part: ModelSpec, plan: Plan, vendor: str | None) -> Iterator
             f"a rank has {elements} elements of {what}, no multiple of the {side} that share a scale: "
             f"{does}; fewer ranks or --ep leave blocks whole"
         )
-
-
-@formula(
-    cites=VLLM,
-    at="fused_moe/oracle/fp8.py: scales of finer blocks, else the part on a rank padded to whole blocks",
-)
-def refined_experts(part: ModelSpec, plan: Plan) -> dict[str, Bytes]:
-    """Bytes by module path of experts that are cut inside a block: with scales of finer blocks, and at the
-    most padded to whole ones.
-    """
-    found: dict[str, Bytes] = {}
-    for one in cut_blocks(part, plan):
-        if not one.routed:
-            continue
-        experts, rows, columns = (int(size) for size in one.shape)
-        elements, gates = experts * rows * columns, int(one.shape[one.cut]) // one.elements
-        whole = -(-one.elements // one.side) * one.side * gates
-        padded = elements // int(one.shape[one.cut]) * whole
-        large = padded + FP32.nbytes(-(-padded // one.side**2))
-        fine = elements + FP32.nbytes(elements // one.refined**2) if one.refined >= FINEST else large
-        path = module_of(one.path)
-        low, value, high = sorted((fine, fine, large))
-        found[path] = found.get(path, Bytes(0, 0, 0)) + Bytes(
-            one.times * low, one.times * value, one.times * high
-        )
-    return found

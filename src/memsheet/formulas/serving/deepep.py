@@ -4,115 +4,28 @@ sizes by ranks and width alone.
 
 from __future__ import annotations
 
-from memsheet.arith import ceil_div, round_up
-from memsheet.formulas.serving.profiled import SENT
-from memsheet.plan.dtypes import BF16, FP32, INT32, INT64
+from collections.abc import Callable
+
+from memsheet.arith import Count
+from memsheet.formulas.serving.dp_attention import SENT
 from memsheet.plan.model import ModelSpec, Moe
 from memsheet.plan.plan import Plan
-from memsheet.references import DEEPEP_BUFFERS, formula
+from memsheet.references import DEEPEP_BUFFERS
 from memsheet.sheet import Bytes, Cited, Component, Instant, Item
-from memsheet.units import MIB
 
-NODE, CHANNELS, ALIGNED = 8, 20 // 2, 128
-"""Ranks that NVLink joins, half of the multiprocessors that send, and what sizes are multiples of
-(csrc/kernels/legacy/compiled.cuh:9).
-"""
-MOST_CHOICES, MOST_SCALES, META, VECTOR = 128, 128, 8, 16
-"""Experts and scales that a token is reckoned to have, its source, and an int4 (csrc/legacy/config.hpp:57,
-csrc/kernels/legacy/internode.cu:22).
-"""
-RECEIVED = {
-    2: 256,
-    4: 256,
-    8: 256,
-    16: 288,
-    24: 288,
-    32: 288,
-    48: 288,
-    64: 288,
-    96: 480,
-    128: 560,
-    144: 720,
-    160: 720,
-}
-"""Tokens of a channel that a rank takes over NVLink, by ranks (deep_ep/buffers/legacy.py:245)."""
-SENT_AT_ONCE = {16: 20, **dict.fromkeys((24, 32, 48, 64), 8), **dict.fromkeys((96, 128, 144, 160), 12)}
-FAR_RECEIVED = 128
-"""Tokens of a channel that are sent and taken over the network; the latter are rounded up to a multiple of
-the former (config.hpp:46).
-"""
-FAST_TOKENS, FIXED_BYTES = 128, 1024 * MIB
-"""Tokens of a rank in the fast mode (SGLang v0.5.23 environ.py:1439); the size that vLLM gives each buffer
-(v0.33.0 envs.py:291).
-"""
+NODE = 8
+"""Ranks that NVLink joins (csrc/kernels/legacy/compiled.cuh:9)."""
 
 
-def _token_bytes(hidden: int) -> int:
-    """A token in bf16 with its source, its experts, their weights and its scales."""
-    return int(
-        BF16.nbytes(hidden)
-        + META
-        + INT64.nbytes(MOST_CHOICES)
-        + FP32.nbytes(MOST_CHOICES)
-        + FP32.nbytes(MOST_SCALES)
-    )
-
-
-@formula(cites=DEEPEP_BUFFERS, at="csrc/legacy/config.hpp:54 get_nvl_buffer_size_hint")
-def near_bytes(hidden: int, ranks: int) -> int:
-    """Bytes of a rank's buffer for ranks that NVLink joins."""
-    far, near = max(ranks // NODE, 1), min(ranks, NODE)
-    size = CHANNELS * near * ((2 * far + 3) * INT32.nbytes(1) + RECEIVED[ranks] * _token_bytes(hidden))
-    return int(round_up(size, ALIGNED))
-
-
-@formula(cites=DEEPEP_BUFFERS, at="csrc/legacy/config.hpp:78 get_rdma_buffer_size_hint")
-def far_bytes(hidden: int, ranks: int) -> int:
-    """Bytes of a rank's buffer for other nodes; nothing inside one."""
-    if ranks <= NODE:
-        return 0
-    taken = round_up(FAR_RECEIVED, SENT_AT_ONCE[ranks])
-    size = (
-        CHANNELS
-        * (ranks // NODE)
-        * ((NODE * 2 + 2) * 2 * INT32.nbytes(1) + 2 * taken * (_token_bytes(hidden) + VECTOR))
-    )
-    return int(round_up(size, ALIGNED))
-
-
-@formula(
-    cites=DEEPEP_BUFFERS,
-    at="csrc/legacy/config.hpp:136 LowLatencyLayout: two of each, for sending, receiving and signals",
-)
-def fast_bytes(hidden: int, experts: int, tokens: int = FAST_TOKENS) -> int:
-    """Bytes of a rank's buffer for the fast mode, in which every expert may be sent all of a rank's
-    tokens.
-    """
-    scales = hidden // 128
-    sent = VECTOR + max(BF16.nbytes(hidden), hidden + FP32.nbytes(scales))
-    back = scales * 2 * BF16.nbytes(1) + BF16.nbytes(hidden)
-    sending = max(tokens * sent, experts * tokens * back)
-    size = 2 * (sending + experts * tokens * max(sent, back) + round_up(INT32.nbytes(experts), ALIGNED))
-    return int((size + ALIGNED) // ALIGNED * ALIGNED)
-
-
-def deepep_items(part: ModelSpec, plan: Plan) -> list[Item]:
-    """SGLang sizes its buffers for both modes; vLLM gives them a fixed size, and another to those over the
-    network.
-    """
+def deepep_items(part: ModelSpec, plan: Plan, buffer_bytes: Callable[[int, int, int], Count]) -> list[Item]:
+    """A rank's buffers. ``buffer_bytes``: as the engine sizes them, of width, experts and ranks."""
     experts = max(
         (b.feed_forward.experts for b in part.blocks() if isinstance(b.feed_forward, Moe)),
         default=0,
     )
     if plan.dispatch != SENT or not experts:
         return []
-    ranks = int(plan.mesh.ep)
-    size = (
-        FIXED_BYTES * min(2, ceil_div(ranks, NODE))
-        if plan.engine == "vllm"
-        else near_bytes(part.hidden, ranks)
-        + max(far_bytes(part.hidden, ranks), fast_bytes(part.hidden, experts))
-    )
+    size = buffer_bytes(part.hidden, experts, int(plan.mesh.ep))
     source = Cited(
         DEEPEP_BUFFERS,
         "csrc/legacy/config.hpp:54, 136; vLLM v0.33.0 distributed/device_communicators/all2all.py:263",
@@ -121,7 +34,7 @@ def deepep_items(part: ModelSpec, plan: Plan) -> list[Item]:
         Item(
             Component.COMMUNICATION,
             "deepep",
-            dict.fromkeys((Instant.PREFILL, Instant.DECODE), Bytes.exact(int(size))),
+            dict.fromkeys((Instant.PREFILL, Instant.DECODE), Bytes.exact(size)),
             source,
         )
     ]

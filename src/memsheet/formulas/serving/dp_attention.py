@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from memsheet.arith import Count, maximum
 from memsheet.formulas.serving.stages import same_again
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Block, Moe
 from memsheet.plan.plan import Plan
+from memsheet.references import DEEPEP_BUFFERS, VLLM, formula
 
 
 def group_plan(plan: Plan) -> Plan:
@@ -58,3 +60,30 @@ def forward_paths(block: Block) -> frozenset[str]:
 def gathers_all(plan: Plan) -> bool:
     """Whether every feed-forward layer is cut over all groups, not experts alone."""
     return engine_of(plan).serving.cuts_dense_over_groups and bool(plan.mesh.attn_dp > 1)
+
+
+@formula(
+    cites=VLLM,
+    at=(
+        "v0.33.0 layers/fused_moe/config.py:1207 experts over tp · dp ranks, all2all.py:116 the tokens of "
+        "all of them gathered (the usual backend)"
+    ),
+)
+def groups_sharing_experts(plan: Plan) -> Count:
+    """Groups of tensor-parallel ranks whose tokens go to the same experts: one, unless experts are cut or
+    dealt over several (dp_attention).
+    """
+    return maximum(1, maximum(plan.mesh.ep, plan.mesh.etp) // maximum(1, plan.mesh.tp))
+
+
+SENT = "deepep"
+"""The way on which a token goes to the ranks of its experts alone, and not to all."""
+
+
+@formula(
+    cites=DEEPEP_BUFFERS,
+    at="deep_ep/buffers/legacy.py dispatch: a token goes to the ranks of its experts alone",
+)
+def gathered_groups(plan: Plan) -> Count:
+    """Groups whose tokens come together on every rank: all that share experts, unless tokens are sent."""
+    return 1 if plan.dispatch == SENT else groups_sharing_experts(plan)

@@ -173,19 +173,6 @@ def verified_tokens(plan: Plan) -> Count:
 @formula(
     cites=SGLANG,
     at=(
-        "v0.5.23 model_executor/model_runner_components/spec_aux_hidden_state.py:157: the layers of the "
-        "draft's config"
-    ),
-)
-def draft_layers(part: ModelSpec, plan: Plan) -> int:
-    """Layers of the draft."""
-    draft = draft_of(part, plan)
-    return 0 if draft is None else draft.whole.layers
-
-
-@formula(
-    cites=SGLANG,
-    at=(
         "v0.5.23 speculative/eagle_info.py; vLLM v0.33.0 v1/worker/gpu/states.py: the tokens that are "
         "drafted, of every sequence"
     ),

@@ -83,26 +83,6 @@ def state_elements(mixer: Mixer, tp: Count = 1, memory_tokens: Count = 0) -> Cou
             return 0
 
 
-@formula(
-    cites=TRANSFORMERS_CACHE,
-    at=(
-        "DynamicLayer.update: torch.cat makes the new keys while the old ones are there; latents are "
-        "cached as keys"
-    ),
-)
-def copied_elements_per_token(mixer: Mixer, tp: Count = 1) -> Count:
-    """Elements a cached token of the larger tensor that a layer's cache copies to grow; recurrent states are
-    written in place.
-    """
-    match mixer:
-        case Attention():
-            return kv_elements_per_token(mixer, tp) // 2
-        case LatentAttention():
-            return max(mixer.kv_lora_rank, mixer.qk_rope_head_dim)
-        case _:
-            return 0
-
-
 def caching_layers(spec: ModelSpec) -> Iterator[tuple[str, Mixer, int]]:
     """Every mixer that keeps something between tokens, with the number of layers that have it. Encoders of
     words and pictures keep nothing.

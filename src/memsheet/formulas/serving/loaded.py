@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from memsheet.arith import Count, ceil_div, maximum, round_up
 from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack
-from memsheet.formulas.serving.cut_blocks import refined_experts
 from memsheet.formulas.states.held import Held, held_tensors, module_of, parameter_bytes
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import BF16, FP8, FP32, MXFP4, DType
-from memsheet.plan.engine import Sharding
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Attention, LatentAttention, Mixer, ModelSpec, Role
 from memsheet.plan.plan import Plan
 from memsheet.references import VLLM, formula
@@ -26,26 +25,18 @@ SGLang v0.5.23 the same).
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ways:
     """How a server loads. ``rope``: the dtype of the tables of rotary positions, None for the model's;
-    ``absorbs``: latent attention copies its projections whether they are quantized or not.
+    ``absorbs``: latent attention copies its projections whether they are quantized or not; ``refines``: bytes
+    by module path of experts that are cut inside a block of elements with one scale.
     """
 
     rope: DType | None
     absorbs: bool
+    refines: Callable[[ModelSpec, Plan], dict[str, Bytes]] = lambda *_: {}
     table: Evidence
     rotary: Evidence
     absorbed: Evidence
 
 
-VLLM_WAYS = Ways(
-    rope=None, absorbs=False, table=FromCode("vllm-project/vllm", "v0.11.0", "vllm/model_executor/layers/vocab_parallel_embedding.py", 227),
-    rotary=FromCode("vllm-project/vllm", "v0.11.0", "vllm/model_executor/layers/rotary_embedding/base.py", 45),
-    absorbed=FromCode("vllm-project/vllm", "v0.11.0", "vllm/v1/attention/backends/mla/common.py", 1084),
-)  # fmt: skip
-SGLANG_WAYS = Ways(
-    rope=FP32, absorbs=True, table=FromCode("sgl-project/sglang", "v0.5.23", "python/sglang/srt/layers/vocab_parallel_embedding.py", 284),
-    rotary=FromCode("sgl-project/sglang", "v0.5.23", "python/sglang/srt/layers/rotary_embedding/base.py", 154),
-    absorbed=FromCode("sgl-project/sglang", "v0.5.23", "python/sglang/srt/models/deepseek_common/deepseek_weight_loader.py", 780),
-)  # fmt: skip
 PADDED = FromCode("vllm-project/vllm", "v0.11.0", "vllm/model_executor/layers/quantization/mxfp4.py", 599)
 SCALED = FromCode(
     "vllm-project/vllm",
@@ -68,8 +59,8 @@ def loaded_items(
     """Parameters, tables of rotary positions, copies that latent attention makes of projections, scales, and
     the gaps between segments.
     """
-    sizes = parameter_bytes(part, plan, held, Sharding.REPLICATED)
-    ranges = {**padded_experts(held), **(refined_experts(part, plan) if plan.engine == "vllm" else {})}
+    sizes = parameter_bytes(part, plan, held, engine_of(plan).sharding)
+    ranges = {**padded_experts(held), **ways.refines(part, plan)}
     items = [
         Item(
             component,

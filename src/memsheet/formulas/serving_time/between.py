@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from memsheet.formulas.serving.profiled import SENT, groups_sharing_experts
+from memsheet.formulas.serving.dp_attention import SENT, groups_sharing_experts
 from memsheet.formulas.serving_time.operators import ServeTiming
 from memsheet.formulas.serving_time.speeds import End
 from memsheet.formulas.step_time.collectives import collective_s, send_s

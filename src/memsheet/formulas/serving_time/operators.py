@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from memsheet.arith import ceil_div
 from memsheet.formulas.serving.dp_attention import forward_paths, gathers_all, group_plan
+from memsheet.formulas.serving.dp_attention import groups_sharing_experts as sharing_groups
 from memsheet.formulas.serving.kv_cache import (
     kept_tokens,
     kv_elements_per_token,
     recurrent_elements,
     state_elements,
 )
-from memsheet.formulas.serving.profiled import groups_sharing_experts as sharing_groups
 from memsheet.formulas.serving_time.speeds import End, Speeds, format_of
 from memsheet.formulas.states.held import Held, tensors_on_rank
 from memsheet.formulas.states.params import fold_path_indices, stack_prefix

@@ -9,7 +9,7 @@ import pytest
 
 from memsheet import catalog
 from memsheet.engines.vllm.facts import release_of
-from memsheet.formulas.serving.pictures import copied_rows, kept_pictures, shown_pictures
+from memsheet.engines.vllm.pictures import copied_rows, kept_pictures, shown_pictures
 from memsheet.formulas.serving.sampling import masked_sampler_bytes
 from memsheet.plan.dtypes import BF16
 from memsheet.plan.model import ModelSpec, Picture

@@ -14,11 +14,11 @@ from memsheet import catalog
 from memsheet.budget import Answer, Result, verdict_on_start
 from memsheet.cli import main
 from memsheet.engines.vllm.facts import RELEASES, release_of, stage_layer_counts
+from memsheet.engines.vllm.pages import Kept, kinds_of, layout_of, sequence_blocks, state_page_bytes
+from memsheet.engines.vllm.sampling import sort_scratch_bytes, sorted_sampler_bytes
 from memsheet.errors import InputError
 from memsheet.formulas.serving.kv_cache import caching_layers
 from memsheet.formulas.serving.mixture import request_mix_facts
-from memsheet.formulas.serving.pages import Kept, kinds_of, layout_of, sequence_blocks, state_page_bytes
-from memsheet.formulas.serving.sampling import sort_scratch_bytes, sorted_sampler_bytes
 from memsheet.plan.dtypes import BF16
 from memsheet.plan.model import LinearAttention, ModelSpec, StateSpace
 from memsheet.questions.accounted import infer

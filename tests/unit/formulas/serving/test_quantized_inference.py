@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from memsheet import infer
+from memsheet.engines.transformers.all_logits import of_all_positions
 from memsheet.errors import InputError
-from memsheet.formulas.serving.all_logits import of_all_positions
 from memsheet.sheet import Component, Instant
 
 LAYERS, HIDDEN, INNER, VOCAB, KEYS = 4, 1024, 2816, 32000, 512  # 8 heads of 128, 4 of keys

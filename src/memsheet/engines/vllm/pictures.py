@@ -7,7 +7,7 @@ from __future__ import annotations
 from math import prod
 
 from memsheet.arith import Count, at_least, ceil_div, given_or, maximum, minimum, where
-from memsheet.formulas.serving.work import MERGED_PATCHES
+from memsheet.formulas.serving.widest_layer import MERGED_PATCHES
 from memsheet.plan.model import ModelSpec, Picture, Tower
 from memsheet.plan.plan import Plan
 from memsheet.plan.profiled_release import Release, Shown

@@ -16,11 +16,8 @@ from memsheet.formulas.model_code.transformers.code import (
 )
 from memsheet.formulas.numerics import writes_scores
 from memsheet.formulas.recordings import record_block
-from memsheet.formulas.serving.kv_cache import (
-    copied_elements_per_token,
-    kept_tokens,
-    latent_elements_per_token,
-)
+from memsheet.formulas.serving.kv_cache import kept_tokens, kv_elements_per_token, latent_elements_per_token
+from memsheet.formulas.serving.widest_layer import MERGED_PATCHES
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.tapes.evaluate import evaluate_tape
 from memsheet.plan.dtypes import BOOL, FP32, DType
@@ -67,8 +64,6 @@ SCAN_CHUNK = 256
 """Tokens that Mamba-2's scan pads to and compares with each other (configuration_mamba2.py, chunk_size)."""
 SINKS = frozenset({"gpt_oss"})
 """Families whose attention scores have a learned sink beside them."""
-MERGED_PATCHES = 4
-"""Patches that one image token stands for where a tower merges two by two and has no table of positions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -522,3 +517,23 @@ def _vision_tower_bytes(tower: Tower, plan: Plan, work: Work) -> Count:
         for block in blocks
     ]
     return reduce(maximum, sizes, 0)
+
+
+@formula(
+    cites=TRANSFORMERS_CACHE,
+    at=(
+        "DynamicLayer.update: torch.cat makes the new keys while the old ones are there; latents are "
+        "cached as keys"
+    ),
+)
+def copied_elements_per_token(mixer: Mixer, tp: Count = 1) -> Count:
+    """Elements a cached token of the larger tensor that a layer's cache copies to grow; recurrent states are
+    written in place.
+    """
+    match mixer:
+        case Attention():
+            return kv_elements_per_token(mixer, tp) // 2
+        case LatentAttention():
+            return max(mixer.kv_lora_rank, mixer.qk_rope_head_dim)
+        case _:
+            return 0

@@ -1,0 +1,125 @@
+"""The memory that vLLM's profiling run peaks at: one batch of as many tokens as may be batched, then the
+sampler for all sequences.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+from memsheet.arith import Count, ceil_div, given_or, maximum, minimum
+from memsheet.engines.vllm.pictures import kept_pictures
+from memsheet.engines.vllm.sampling import sampler_bytes
+from memsheet.formulas.serving.sampling import masked_sampler_bytes
+from memsheet.formulas.serving.widest_layer import beside_residual, layer_bytes
+from memsheet.frozen import dataclass
+from memsheet.plan.model import LatentAttention, ModelSpec
+from memsheet.plan.plan import Plan
+from memsheet.plan.profiled_release import Release
+from memsheet.references import VLLM, formula
+from memsheet.sheet import Bytes
+from memsheet.units import MIB
+
+CONTEXT_TOKENS = 64 * 1024
+"""Tokens of earlier chunks that latent attention unpacks at once, at most (v0.11.0
+v1/attention/backends/mla/common.py:458).
+"""
+UNSPLIT = 8 * MIB
+"""Of the eight large tensors at the sampler's peak: a block is not split where less than 1 MiB would be left,
+and counts whole (kSmallSize, pytorch/pytorch c10/cuda/CUDACachingAllocator.cpp should_split).
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """``pictures``: what is kept of them under all that follows; ``resting``: hidden states that the sampler
+    stands on; ``sampler`` and ``layer``: what is highest above them, in turn.
+    """
+
+    pictures: Bytes
+    resting: Bytes
+    sampler: Bytes
+    layer: Bytes
+
+    @property
+    def total(self) -> Bytes:
+        """The higher of the two, each with what it stands on: no hidden states are left beside a layer."""
+        drawn = self.resting + self.sampler
+        return self.pictures + Bytes.max(self.layer, drawn)
+
+
+def profile_run_peak(part: ModelSpec, plan: Plan, release: Release, tokens: Count) -> Peak:
+    """The peak of a run of ``tokens`` on a rank of a stage. Stages before the last have no sampler."""
+    assert plan.max_sequences is not None
+    rows, dtype, pictures = (
+        minimum(tokens, plan.max_sequences),
+        plan.precision.compute,
+        kept_pictures(part, plan, release),
+    )
+    if part.head.kind == "none":
+        return Peak(
+            pictures=pictures,
+            resting=Bytes.exact(0),
+            sampler=Bytes.exact(0),
+            layer=profiled_layer_bytes(part, plan, tokens),
+        )
+    chosen = sampler_bytes(release.sampler_of(part.model_type), rows, part.head.width, dtype)
+    least = minimum(
+        chosen, masked_sampler_bytes(rows, part.head.width, dtype)
+    )  # FlashInfer's where it is installed and asked for
+    resting = sampler_hidden_state_bytes(part.hidden, plan, tokens, rows)
+    drawn = Bytes(least, chosen, chosen + UNSPLIT)
+    return Peak(
+        pictures=pictures,
+        resting=Bytes.exact(resting),
+        sampler=drawn,
+        layer=profiled_layer_bytes(part, plan, tokens),
+    )
+
+
+@formula(
+    cites=VLLM,
+    at=(
+        "v0.11.0 v1/worker/gpu_model_runner.py:3391, 3190: hidden states of all tokens, of the last ones, "
+        "and random ones"
+    ),
+)
+def sampler_hidden_state_bytes(hidden: int, plan: Plan, tokens: Count, rows: Count) -> Count:
+    """Bytes of hidden states while the sampler runs."""
+    return plan.precision.compute.nbytes((tokens + 2 * rows) * hidden)
+
+
+@formula(
+    cites=VLLM,
+    at=(
+        "v0.11.0 v1/attention/backends/mla/common.py:446: eight full sequences or four pages of each, at "
+        "most 64k"
+    ),
+)
+def unpacked_tokens(plan: Plan) -> Count:
+    """Tokens of earlier chunks that latent attention unpacks at once."""
+    assert plan.max_sequences is not None
+    assert plan.page_tokens is not None
+    pages = plan.max_sequences * plan.page_tokens
+    return maximum(minimum(CONTEXT_TOKENS, maximum(8 * given_or(plan.max_model_len, 0), 4 * pages)), pages)
+
+
+@formula(
+    cites=VLLM, at="v0.11.0 mla/common.py:1652: the profiling run takes what unpacking earlier chunks takes"
+)
+def unpacked_bytes(mixer: LatentAttention, plan: Plan) -> Count:
+    """Keys and values of all of a rank's heads over the earlier chunks that are unpacked at once."""
+    heads = ceil_div(mixer.heads, plan.mesh.tp)
+    return plan.precision.compute.nbytes(
+        unpacked_tokens(plan) * heads * (mixer.qk_nope_head_dim + mixer.v_head_dim)
+    )
+
+
+def profiled_layer_bytes(part: ModelSpec, plan: Plan, tokens: Count) -> Bytes:
+    """The widest layer of the profiling run: latent attention unpacks earlier chunks too."""
+    unpacked = (
+        beside_residual(unpacked_bytes(mixer, plan), block, plan, tokens)
+        for block in dict.fromkeys(part.blocks())
+        for mixer in block.mixers
+        if isinstance(mixer, LatentAttention)
+    )
+    return reduce(Bytes.max, unpacked, layer_bytes(part, plan, tokens))
