@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.formulas.serving.servers import server_of
+from memsheet.formulas.serving.servers import pool_server_of, server_of
 from memsheet.frozen import dataclass
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine_registry import engine_of
@@ -80,11 +80,9 @@ def tokens_asked(plan: Plan) -> int:
 
 def room_of(model: ModelSpec, plan: Plan, cluster: Cluster, facts: Mapping[str, Any], length: int) -> Bytes:
     """Sequences of a length on one replica: as its pool counts them, where it has one."""
-    server: Any = server_of(engine_of(plan))
-    room: Bytes = (
-        server.room(model, plan, cluster)(length) if pools_cache(plan) else sequences_of(facts, length)
-    )
-    return room
+    if not pools_cache(plan):
+        return sequences_of(facts, length)
+    return pool_server_of(engine_of(plan)).room(model, plan, cluster)(length)
 
 
 def sequences_of(facts: Mapping[str, Any], length: int) -> Bytes:

@@ -4,7 +4,7 @@ engine says (``Engine.server``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
 from memsheet.plan.device import Cluster
@@ -12,7 +12,7 @@ from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import engine_module
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
-from memsheet.sheet import Item, Sheet
+from memsheet.sheet import Bytes, Item, Sheet
 
 
 class Server(Protocol):
@@ -30,6 +30,20 @@ class Server(Protocol):
     ) -> Mapping[str, Any]: ...
 
 
+class PoolServer(Server, Protocol):
+    """A server whose cache is a pool (``ServingFacts.pools_cache``). ``room``: how many sequences of a length
+    it holds.
+    """
+
+    def room(self, spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> Callable[[int], Bytes]: ...
+
+
 def server_of(engine: Engine) -> Server:
     """The module that accounts the engine's inference."""
     return cast("Server", engine_module(engine.server, "server"))
+
+
+def pool_server_of(engine: Engine) -> PoolServer:
+    """The same, of an engine whose cache is a pool."""
+    assert engine.serving.pools_cache
+    return cast("PoolServer", server_of(engine))

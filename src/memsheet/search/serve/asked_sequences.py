@@ -9,7 +9,7 @@ from typing import Any
 
 from memsheet.account import account_rank
 from memsheet.errors import InputError, raise_if_problems
-from memsheet.formulas.serving.servers import server_of
+from memsheet.formulas.serving.servers import pool_server_of
 from memsheet.frozen import dataclass
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine_registry import engine_of
@@ -51,7 +51,7 @@ def asked_sequences(model: ModelSpec, plan: Plan, cluster: Cluster, wanted: int)
     if not pools_cache(plan) or plan.phase == "load":
         return None
     each, tokens = group_share(plan, wanted), tokens_asked(plan)
-    server: Any = server_of(engine_of(plan))
+    server = pool_server_of(engine_of(plan))
     room = server.room(model, plan, cluster)(tokens)
     held = Bytes(*(min(each, count) for count in (room.low, room.value, room.high)))
     facts = server.facts(model, plan, cluster, ())
@@ -104,7 +104,7 @@ def _longest_held_tokens(
     short.
     """
     plan = resolve_request(request, model, cluster).plan
-    server: Any = server_of(engine_of(plan))
+    server = pool_server_of(engine_of(plan))
     room = server.room(model, plan, cluster)
     low, high = 0, asked.tokens // STEP + 1
     while high - low > 1:
