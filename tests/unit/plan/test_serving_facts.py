@@ -11,14 +11,14 @@ from memsheet.formulas.serving.servers import server_of
 from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import (
     HOST_LAYERS_SERVER,
-    MODELLED,
     ONE_GPU,
     PAGED_SERVER,
     find_engine,
+    modelled_engines,
 )
 from memsheet.plan.serving_facts import ServingFacts
 
-ENGINES = tuple(engine for name in MODELLED if (engine := find_engine(name)))
+ENGINES = modelled_engines()
 SERVERS = tuple(engine for engine in ENGINES if "infer" in engine.tasks)
 
 

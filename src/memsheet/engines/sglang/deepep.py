@@ -86,6 +86,11 @@ def fast_bytes(hidden: int, experts: int, tokens: int = FAST_TOKENS) -> int:
     return int((size + ALIGNED) // ALIGNED * ALIGNED)
 
 
+@formula(
+    cites=DEEPEP_BUFFERS,
+    at="csrc/legacy/config.hpp:54, 78, 136: a buffer inside a node, and one that both modes share",
+    counts="int",
+)
 def both_modes_bytes(hidden: int, experts: int, ranks: int) -> int:
     """Bytes of a rank's buffers: inside a node, and the larger of those of both modes besides."""
     return near_bytes(hidden, ranks) + max(far_bytes(hidden, ranks), fast_bytes(hidden, experts))

@@ -114,6 +114,10 @@ def unpacked_bytes(mixer: LatentAttention, plan: Plan) -> Count:
     )
 
 
+@formula(
+    cites=VLLM,
+    at="v0.11.0 gpu_model_runner.py:3325: one layer after another; mla/common.py:1652: or what it unpacks",
+)
 def profiled_layer_bytes(part: ModelSpec, plan: Plan, tokens: Count) -> Bytes:
     """The widest layer of the profiling run: latent attention unpacks earlier chunks too."""
     unpacked = (

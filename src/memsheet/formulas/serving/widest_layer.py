@@ -81,6 +81,10 @@ def block_bytes(block: Block, plan: Plan, tokens: Count) -> list[Bytes]:
     return [beside_residual(size, block, plan, tokens) for size in above]
 
 
+@formula(
+    cites=VLLM,
+    at="v0.11.0 models/llama.py LlamaDecoderLayer.forward: hidden states and the residual go on together",
+)
 def beside_residual(size: Count, block: Block, plan: Plan, tokens: Count) -> Bytes:
     """What a part of a layer takes, with its input and the residual: compiled code may free the input early
     (low) or keep one more (high).

@@ -9,7 +9,7 @@ from typing import Any
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.plan.check import check_request
 from memsheet.plan.device import MAX_DEVICES, Cluster
-from memsheet.plan.engine_registry import MODELLED, ONE_GPU, PAGED_SERVER, find_engine
+from memsheet.plan.engine_registry import ONE_GPU, PAGED_SERVER, modelled_engines
 from memsheet.plan.model import ModelSpec
 from memsheet.resolve.length import too_long
 from memsheet.resolve.serving import serves_in_pages
@@ -67,8 +67,8 @@ def asked_serving(
 
 def planned_engines() -> list[str]:
     """Names of engines whose cuts are weighed, servers with a pool first."""
-    facts = [engine for name in MODELLED if (engine := find_engine(name)) and engine.serving.planned]
-    return [engine.name for engine in sorted(facts, key=lambda one: not one.serving.pools_cache)]
+    planned = [engine for engine in modelled_engines() if engine.serving.planned]
+    return [engine.name for engine in sorted(planned, key=lambda one: not one.serving.pools_cache)]
 
 
 def _wanted_load(
