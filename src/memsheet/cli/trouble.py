@@ -10,7 +10,6 @@ import textwrap
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import islice
-from math import isfinite
 
 from memsheet.cli import screen
 from memsheet.errors import (
@@ -24,13 +23,9 @@ from memsheet.errors import (
 from memsheet.plan.names import SHORT
 
 BAD_INPUT = 2
-_MOST = 2**63
 MOST_IN_JSON = 1000
 """Problems in an object that a program reads."""
 _FLAGS = {key: "--" + short.replace("_", "-") for short, key in SHORT.items()}
-
-
-SCHEMA = "memsheet/error/1"
 
 
 def explain_input(error: InputError, *, json: bool = False) -> int:
@@ -75,26 +70,12 @@ def explain_broken(error: Exception, code: int, *, json: bool = False) -> int:
 def _write_json(kind: str, code: int, problems: Iterable[Problem]) -> None:
     from json import dumps
 
-    rows = [
-        {
-            "field": printable_line(p.field),
-            "value": _json_or_text_value(p.value),
-            "reason": p.reason,
-            "hint": p.hint,
-        }
-        for p in islice(problems, MOST_IN_JSON)
-    ]
+    from memsheet.report.json.error import ErrorDocument
+
+    rows = list(islice(problems, MOST_IN_JSON))
+    document = ErrorDocument.document_of(None, error=kind, exit_code=code, problems=rows)
     with suppress(InputError):  # stdout cannot be written: the line on stderr is left
-        screen.write_stdout(
-            dumps({"schema": SCHEMA, "error": kind, "exit_code": code, "problems": rows}, allow_nan=False)
-            + "\n"
-        )
-
-
-def _json_or_text_value(value: object) -> object:
-    """A value as JSON has it where it is short, else as text."""
-    plain = value is None or isinstance(value, bool) or (isinstance(value, int) and abs(value) < _MOST)
-    return value if plain or (isinstance(value, float) and isfinite(value)) else printable_line(value)
+        screen.write_stdout(dumps(document, allow_nan=False) + "\n")
 
 
 def _print_stderr(line: str) -> None:

@@ -41,7 +41,7 @@ from memsheet.questions.named_models import (
 from memsheet.questions.question_parts import plan_document_of
 from memsheet.questions.recognised_files import of_folders, recognise_files
 from memsheet.report.answer import public_answer
-from memsheet.report.json.checked import Checked
+from memsheet.report.shared.checked import Checked
 
 MAX_FILES = 64
 MOST_BYTES = 2**20

@@ -7,7 +7,8 @@ from dataclasses import fields
 from typing import Any
 
 from memsheet import budget
-from memsheet.report.json.answer import evidence_document, sheet_document
+from memsheet.report.json.answer import Evidence, sheet_document
+from memsheet.report.json.document import value_writer
 from memsheet.sheet import Sheet
 from memsheet.units import format_bytes
 
@@ -47,7 +48,7 @@ def _sheet_rows(sheet: Sheet) -> Iterator[dict[str, Any]]:
         for instant, size in item.at.items():
             yield {
                 "rank": sheet.rank, "stage": sheet.stage, "component": item.component.value, "path": item.path, "instant": instant.value,
-                "bytes": int(size.value), "low_bytes": int(size.low), "high_bytes": int(size.high), "evidence": evidence_document(item.evidence),
+                "bytes": int(size.value), "low_bytes": int(size.low), "high_bytes": int(size.high), "evidence": value_writer(Evidence)(item.evidence),
             }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from memsheet.plan.names import SHORT
 from memsheet.questions.measured import STEPS, VARIED_STEPS
 from memsheet.questions.traced import CACHES
 from memsheet.questions.verification.ladder import CPU_OPERATIONS
-from memsheet.report.schema.documents import ErrorDocument
+from memsheet.report.schema.documents import DOCUMENTS, document_model
 
 TWO_SCREENS = 60
 TRAIN = ("train", "llama-tiny", "--seq-len", "128")
@@ -128,7 +128,7 @@ def test_bad_input_is_told_on_stderr_and_is_two(capsys, arguments, said, as_json
 
 def check_error_document(out, kind, code):
     assert out.count("\n") == 1
-    document = ErrorDocument.model_validate_json(out)
+    document = document_model(DOCUMENTS["error"]).model_validate_json(out)
     assert (document.error, document.exit_code) == (kind, code)
     assert document.problems
 

@@ -15,8 +15,8 @@ from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.plan.aliases import DEEPSPEED_FP16
 from memsheet.questions.check import check_configuration_files
-from memsheet.report.json.checked import Checked
 from memsheet.report.screen.checked import render_checked
+from memsheet.report.shared.checked import Checked
 from memsheet.report.shared.look import Look
 
 WHERE: dict[str, Any] = {

@@ -10,7 +10,7 @@ import pytest
 
 from memsheet.budget import Result
 from memsheet.questions.check import check_configuration_files
-from memsheet.report.json.checked import Checked
+from memsheet.report.shared.checked import Checked
 
 WHERE = {
     "nodes": None,

@@ -1,180 +1,220 @@
-"""An answer as JSON: ``memsheet/sheet/1``, with the plan in the vocabulary of ``memsheet/plan/1``. Keys come
-in one fixed order.
-"""
+"""An answer as JSON: ``memsheet/sheet/1``, with the plan in the vocabulary of ``memsheet/plan/1``."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
-from enum import Enum
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from memsheet.budget import Answer, Change, Fix, LadderStep, OtherEngine, Verdict, WayToFit
-from memsheet.plan.device import Cluster
+from memsheet import budget
 from memsheet.plan.document import asked_as, plan_document
-from memsheet.plan.dtypes import DType
-from memsheet.plan.model import Source
-from memsheet.sheet import Bytes, Cited, Derived, Evidence, Fitted, FromCode, Item, Measured, Sheet, Traced
-
-SHEET_SCHEMA = "memsheet/sheet/1"
+from memsheet.report.json.document import ByteRange, Document, Natural, Plan, Result, optional_key, read_from
+from memsheet.sheet import Component, Instant, Witness
 
 
-def sheet_document(answer: Answer) -> dict[str, Any]:
+class Source(Document):
+    kind: str
+    path: str
+    revision: str | None
+    notes: list[str]
+
+
+class Model(Document):
+    name: str = read_from("model.name")
+    parameters: int
+    active_parameters: int
+    source: Source = read_from("model.source")
+
+
+class Device(Document):
+    """What a framework gets of one card (the range where that is derived), and the number on the box."""
+
+    name: str = read_from("device.name")
+    capacity_bytes: Natural = read_from("device.framework_bytes")
+    count: int
+    capacity_low_bytes: Natural = read_from("device.framework_low_bytes")
+    capacity_high_bytes: Natural = read_from("device.framework_high_bytes")
+    datasheet_bytes: Natural = read_from("device.datasheet_bytes")
+    evidence: str = read_from("device.evidence")
+
+
+class Cited(Document):
+    kind: str = "cited"
+    title: str = read_from("reference.title")
+    where: str = read_from("reference.where")
+    at: str
+
+
+class FromCode(Document):
+    kind: str = "from_code"
+    project: str
+    commit: str
+    file: str
+    line: int
+
+
+class Derived(Document):
+    kind: str = "derived"
+    why: str
+
+
+class Fitted(Document):
+    kind: str = "fitted"
+    runs: str
+    hardware: str
+    date: str
+    spread: str
+
+
+class Traced(Document):
+    kind: str = "traced"
+    op: str
+
+
+class Measured(Document):
+    kind: str = "measured"
+    record: str
+
+
+Evidence = Cited | FromCode | Derived | Fitted | Traced | Measured
+
+
+class Item(Document):
+    """One row: ``bytes`` is the largest over instants, ``at`` what it holds at each instant's high-water
+    mark.
+
+    Negative for what a device counted less than was seen (unexplained).
+    """
+
+    component: Component
+    path: str
+    bytes: int = read_from("largest.ordered.value")
+    low_bytes: int = read_from("largest.ordered.low")
+    high_bytes: int = read_from("largest.ordered.high")
+    at: dict[Instant, int]
+    evidence: Evidence
+
+
+class Rank(Document):
+    """One distinct rank; ``same_as`` are the ranks folded into it. ``instants`` count tensors; ``states`` are
+    model states, each at its largest.
+    """
+
+    rank: int
+    stage: int
+    same_as: list[int]
+    instants: dict[Instant, Natural] = read_from(
+        lambda sheet: {each: sheet.at(each) for each in sheet.instants}
+    )
+    peak_instant: Instant
+    allocated: ByteRange
+    reserved: ByteRange
+    device: ByteRange
+    host_bytes: Natural
+    notes: list[str]
+    states: dict[Component, Natural] = optional_key()  # documents written before it came have none
+    items: list[Item]
+
+
+class Largest(Document):
+    component: Component
+    bytes: Natural
+
+
+class Change(Document):
+    key: str
+    from_: Any = read_from("before")
+    to: Any = read_from("after")
+    saves_bytes: int
+    words: str
+    needs: str
+
+
+def _changed_keys(fix: budget.Fix) -> Iterator[budget.Change]:
+    """A change for every key; what all of them save together stands with the first."""
+    for change in fix.changes:
+        yield change
+        for key, before, after in change.also:
+            yield replace(change, key=key, before=before, after=after, before_bytes=0, after_bytes=0)
+
+
+class Fix(Document):
+    changes: list[Change] = read_from(_changed_keys)
+    device: ByteRange
+    host_bytes: Natural
+
+
+class Verdict(Document):
+    """Of the worst rank. ``headroom_bytes`` is negative where it does not fit."""
+
+    result: Result
+    rank: int
+    instant: Instant
+    device: ByteRange
+    headroom_bytes: int
+    host_short_bytes: int
+    largest: list[Largest]
+    cheapest_fix: Fix | None
+
+
+class Recomputed(Document):
+    device_bytes: Natural
+    result: Result | None
+
+
+class LadderStep(Document):
+    """One of the sequence lengths that were tried where none was asked for. ``recomputed``: with every layer
+    recomputed.
+    """
+
+    seq_len: int
+    device_bytes: Natural
+    result: Result | None
+    recomputed: Recomputed = optional_key(
+        lambda step: () if step.recomputed_bytes is None else (step.recomputed_bytes, step.recomputed_result)
+    )
+
+
+class OtherEngine(Document):
+    """What the same question comes to on another engine, where nobody named one."""
+
+    engine: str
+    device_bytes: Natural = read_from("device")
+    result: Result
+
+
+class WayToFit(Document):
+    """Something else that was accounted and fits, where no change on the same cards does."""
+
+    words: str
+    changes: dict[str, Any]
+    device: ByteRange
+    host_bytes: Natural
+
+
+def _answered_plan(answer: budget.Answer) -> dict[str, Any] | None:
+    if "step" in (answer.trace or {}):
+        return None
+    return plan_document(answer.plan, model=asked_as(answer.model), cluster=answer.cluster)
+
+
+class Sheet(Document):
+    """``memsheet/sheet/1``: what is resident on every rank, and whether it fits."""
+
+    schema_: str = "memsheet/sheet/1"
+    witness: Witness = read_from(lambda answer: answer.sheets[0].witness if answer.sheets else None)
+    model: Model = read_from()
+    plan: Plan | None = read_from(_answered_plan)
+    assumed: list[str]
+    device: Device | None = read_from("cluster")
+    ranks: list[Rank] = read_from("sheets")
+    verdict: Verdict | None
+    serving: dict[str, Any] | None
+    trace: dict[str, Any] = optional_key()
+    notes: list[str]
+    ladder: list[LadderStep] = optional_key()
+    other_engines: list[OtherEngine] = optional_key()
+    ways_to_fit: list[WayToFit] = optional_key()
+
+
+def sheet_document(answer: budget.Answer) -> dict[str, Any]:
     """The whole answer as one object of plain values."""
-    witness = answer.sheets[0].witness if answer.sheets else None
-    return {
-        "schema": SHEET_SCHEMA,
-        "witness": witness.value if witness else None,
-        "model": {
-            "name": answer.model.name, "parameters": int(answer.parameters), "active_parameters": int(answer.active_parameters),
-            "source": _source_document(answer.model.source),
-        },
-        "plan": None if "step" in (answer.trace or {}) else plan_document(answer.plan, model=asked_as(answer.model), cluster=answer.cluster),
-        "assumed": list(answer.assumed),
-        "device": _cluster_document(answer.cluster) if answer.cluster else None,
-        "ranks": [_rank_sheet_document(sheet) for sheet in answer.sheets],
-        "verdict": _verdict_document(answer.verdict) if answer.verdict else None,
-        "serving": _json_value(answer.serving),
-        **({"trace": _json_value(answer.trace)} if answer.trace is not None else {}),
-        "notes": list(answer.notes),
-        **({"ladder": [_ladder_step(step) for step in answer.ladder]} if answer.ladder else {}),
-        **({"other_engines": [_other_engine(other) for other in answer.other_engines]} if answer.other_engines else {}),
-        **({"ways_to_fit": [way_document(way) for way in answer.ways_to_fit]} if answer.ways_to_fit else {}),
-    }  # fmt: skip
-
-
-def way_document(way: WayToFit) -> dict[str, Any]:
-    return {
-        "words": way.words, "changes": dict(way.changes), "device_bytes": int(way.device.value), "device_low_bytes": int(way.device.low),
-        "device_high_bytes": int(way.device.high), "host_bytes": int(way.host_bytes),
-    }  # fmt: skip
-
-
-def _other_engine(other: OtherEngine) -> dict[str, Any]:
-    return {"engine": other.engine, "device_bytes": int(other.device.value), "result": other.result.value}
-
-
-def _ladder_step(step: LadderStep) -> dict[str, Any]:
-    found = {
-        "seq_len": step.seq_len,
-        "device_bytes": step.device_bytes,
-        "result": step.result.value if step.result else None,
-    }
-    if step.recomputed_bytes is None:
-        return found
-    result = step.recomputed_result.value if step.recomputed_result else None
-    return {**found, "recomputed": {"device_bytes": step.recomputed_bytes, "result": result}}
-
-
-def _source_document(source: Source) -> dict[str, Any]:
-    return {
-        "kind": source.kind,
-        "path": source.path,
-        "revision": source.revision,
-        "notes": list(source.notes),
-    }
-
-
-def _cluster_document(cluster: Cluster) -> dict[str, Any]:
-    device = cluster.device
-    return {
-        "name": device.name, "capacity_bytes": device.framework_bytes, "count": cluster.count,
-        "capacity_low_bytes": device.framework_low_bytes, "capacity_high_bytes": device.framework_high_bytes,
-        "datasheet_bytes": device.datasheet_bytes, "evidence": device.evidence,
-    }  # fmt: skip
-
-
-def _rank_sheet_document(sheet: Sheet) -> dict[str, Any]:
-    totals = {"allocated": sheet.allocated, "reserved": sheet.reserved, "device": sheet.device}
-    return {
-        "rank": sheet.rank, "stage": sheet.stage, "same_as": list(sheet.same_as),
-        "instants": {instant.value: int(sheet.at(instant).value) for instant in sheet.instants},
-        "peak_instant": sheet.peak_instant.value,
-        **{key: size for name, total in totals.items() for key, size in _byte_range_fields(total, name).items()},
-        "host_bytes": int(sheet.host_bytes), "notes": list(sheet.notes),
-        "states": {component.value: int(size.value) for component, size in sheet.states.items()},
-        "items": [_item_document(item) for item in sheet.items],
-    }  # fmt: skip
-
-
-def _byte_range_fields(size: Bytes, name: str) -> dict[str, int]:
-    return {
-        f"{name}_bytes": int(size.value),
-        f"{name}_low_bytes": int(size.low),
-        f"{name}_high_bytes": int(size.high),
-    }
-
-
-def _item_document(item: Item) -> dict[str, Any]:
-    largest = item.largest.ordered
-    return {
-        "component": item.component.value, "path": item.path,
-        "bytes": int(largest.value), "low_bytes": int(largest.low), "high_bytes": int(largest.high),
-        "at": {instant.value: int(size.value) for instant, size in item.at.items()},
-        "evidence": evidence_document(item.evidence),
-    }  # fmt: skip
-
-
-def evidence_document(evidence: Evidence) -> dict[str, Any]:
-    """How a number is known, as ``{"kind": …}`` and what that kind has to say."""
-    match evidence:
-        case Cited(reference, at):
-            return {"kind": "cited", "title": reference.title, "where": reference.where, "at": at}
-        case FromCode(project, commit, file, line):
-            return {"kind": "from_code", "project": project, "commit": commit, "file": file, "line": line}
-        case Derived(why):
-            return {"kind": "derived", "why": why}
-        case Fitted(runs, hardware, date, spread):
-            return {"kind": "fitted", "runs": runs, "hardware": hardware, "date": date, "spread": spread}
-        case Traced(op):
-            return {"kind": "traced", "op": op}
-        case Measured(record):
-            return {"kind": "measured", "record": record}
-
-
-def _verdict_document(verdict: Verdict) -> dict[str, Any]:
-    return {
-        "result": verdict.result.value, "rank": verdict.rank, "instant": verdict.instant.value,
-        **_byte_range_fields(verdict.device, "device"), "headroom_bytes": int(verdict.headroom_bytes),
-        "host_short_bytes": int(verdict.host_short_bytes),
-        "largest": [{"component": component.value, "bytes": int(size.value)} for component, size in verdict.largest],
-        "cheapest_fix": fix_document(verdict.cheapest_fix) if verdict.cheapest_fix else None,
-    }  # fmt: skip
-
-
-def fix_document(fix: Fix) -> dict[str, Any]:
-    changes = [row for change in fix.changes for row in _change_rows(change)]
-    return {"changes": changes, **_byte_range_fields(fix.device, "device"), "host_bytes": int(fix.host_bytes)}
-
-
-def _change_rows(change: Change) -> Iterator[dict[str, Any]]:
-    """A row for every key; what all of them save together stands with the first."""
-    keys = ((change.key, change.before, change.after), *change.also)
-    for number, (key, before, after) in enumerate(keys):
-        saves = 0 if number else int(change.saves_bytes)
-        yield {
-            "key": key,
-            "from": _json_value(before),
-            "to": _json_value(after),
-            "saves_bytes": saves,
-            "words": change.words,
-            "needs": change.needs,
-        }
-
-
-def _json_value(value: Any) -> Any:
-    """What JSON can hold: enums as their values, dtypes as their names, tuples as lists."""
-    match value:
-        case Enum():
-            return _json_value(value.value)
-        case DType():
-            return value.name
-        case Mapping():
-            return {str(_json_value(key)): _json_value(held) for key, held in value.items()}
-        case list() | tuple():
-            return [_json_value(held) for held in value]
-        case Bytes():
-            return {"low": int(value.low), "value": int(value.value), "high": int(value.high)}
-        case None | bool() | int() | float() | str():
-            return value
-        case _:
-            return str(value)
+    return Sheet.document_of(answer)

@@ -2,8 +2,6 @@
 Read by readers/record.py.
 """
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -12,10 +10,25 @@ from typing import Any
 
 from memsheet.budget import Answer
 from memsheet.readers.record import RECORD_SCHEMA
-from memsheet.report.json.answer import sheet_document
+from memsheet.report.json.answer import Sheet, sheet_document
+from memsheet.report.json.document import Document, optional_key
 from memsheet.report.shared.files import write_whole
 from memsheet.report.shared.json_text import dump_json_line
 from memsheet.timeline import Timeline, events_document
+
+
+class Record(Document):
+    """``memsheet/record/1``: what was asked of one run, where it ran, its sheet or how it failed, and files
+    beside it.
+    """
+
+    schema_: str = RECORD_SCHEMA
+    at: str
+    asked: dict[str, Any]
+    environment: dict[str, Any]
+    sheet: Sheet | None
+    failure: str = optional_key()
+    files: dict[str, str] = optional_key()
 
 
 def record_document(
@@ -38,12 +51,15 @@ def record_of(
     failure: str | None = None,
 ) -> dict[str, Any]:
     """The record of a sheet as JSON, or of what there is instead of one. None in ``asked`` is left out."""
-    return {
-        "schema": RECORD_SCHEMA, "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "asked": {key: value for key, value in asked.items() if value is not None}, "environment": dict(environment),
-        "sheet": None if sheet is None else dict(sheet), **({"failure": failure} if failure is not None else {}),
-        **({"files": dict(files)} if files else {}),
-    }  # fmt: skip
+    return Record.document_of(
+        None,
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+        asked={key: value for key, value in asked.items() if value is not None},
+        environment=environment,
+        sheet=sheet,
+        failure=failure,
+        files=files or None,
+    )
 
 
 def write_record(record: Mapping[str, Any], path: Path) -> None:

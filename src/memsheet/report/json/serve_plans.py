@@ -2,62 +2,147 @@
 ``memsheet/plans/1`` where they mean the same.
 """
 
-from __future__ import annotations
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
 
-from typing import Any
-
-from memsheet.formulas.serving_time import Seconds
 from memsheet.plan.document import asked_as, plan_document
+from memsheet.report.json.document import ByteRange, Document, Natural, Plan, Result, read_from
+from memsheet.report.json.plans import Interval
 from memsheet.report.shared.plans.serving_words import parallel_group_words, serving_command
+from memsheet.search.serve import load
 from memsheet.search.serve.cuts import Deployment, best_plan_per_cut
-from memsheet.search.serve.load import Holds, Served
+from memsheet.sheet import Instant
 
-SCHEMA = "memsheet/serve-plans/1"
+Holds = Literal["yes", "perhaps", "no"]
+
+
+class Load(Document):
+    """What is to be held; what nobody asked is null."""
+
+    context: Natural
+    users: Natural | None
+    ttft_s: float | None
+    tpot_s: float | None
+    prompt_tokens: Natural | None
+    output_tokens: Natural | None
+
+
+class Looked(Document):
+    """``plans``: cuts that were tried; ``legal``: those that could be accounted."""
+
+    plans: Natural
+    legal: Natural
+    seconds: float | None
+    engines: list[str]
+
+
+class Reason(Document):
+    """One thing that is asked of a plan, and its answer."""
+
+    asks: Literal["memory", "users", "tpot", "ttft"]
+    holds: Holds = read_from(lambda reason: _holds_word(reason.holds))
+    words: str
+
+
+class Counted(Document):
+    """At least, and as expected."""
+
+    low: Natural
+    value: Natural
+
+
+class _Candidate(NamedTuple):
+    one: load.Served
+    found: Deployment
+
+
+def _asked_plan(at: _Candidate) -> dict[str, Any]:
+    return plan_document(at.one.plan, model=asked_as(at.found.model), cluster=at.found.cluster)
+
+
+class ServePlan(Document):
+    """One plan, accounted and timed; ``plan`` can be asked again. ``sequences``: of the context, on all
+    replicas; ``users``: of those, within the latency asked; ``decode_s``: between tokens while
+    ``decode_batch`` sequences decode on a replica; ``prefill_s``: to the first token.
+    """
+
+    plan: Plan = read_from(_asked_plan)
+    assumed: list[str] = read_from("one.assumed")
+    cut: str = read_from(lambda at: parallel_group_words(at.one.plan))
+    holds: Holds = read_from(lambda at: _holds_word(at.one.holds))
+    reasons: list[Reason] = read_from("one.reasons")
+    verdict: Result = read_from("one.verdict.result")
+    device: ByteRange = read_from("one.verdict.device")
+    capacity_bytes: Natural = read_from("found.cluster.device.framework_bytes")
+    headroom_bytes: int = read_from("one.verdict.headroom_bytes")
+    rank: int = read_from("one.verdict.rank")
+    instant: Instant = read_from("one.verdict.instant")
+    weights_bytes: Natural = read_from("one.weights_bytes")
+    kv_cache_bytes: Natural = read_from("one.kv_bytes")
+    replicas: Natural = read_from("one.replicas")
+    gpus_per_replica: Natural = read_from("one.gpus_each")
+    sequences_per_replica: Counted = read_from("one.sequences")
+    sequences: Natural = read_from("one.in_all")
+    users: Natural = read_from(lambda at: at.one.users * at.one.replicas)
+    users_low: Natural = read_from(lambda at: at.one.within[0] * at.one.replicas)
+    users_per_gpu: float = read_from("one.users_per_gpu")
+    decode_batch: Natural = read_from("one.batch")
+    tokens_per_s: float | None = read_from("one.tokens_per_s")
+    decode_s: Interval | None = read_from("one.decode")
+    decode_parts_s: dict[str, float] | None = read_from("one.decode.parts")
+    prefill_s: Interval | None = read_from("one.prefill")
+    command: str = read_from(lambda at: serving_command(at.found, at.one))
+
+
+class Rejected(Document):
+    family: str
+    reason: str
+
+
+def _rejected_cuts(found: Deployment) -> Iterator[tuple[str, str]]:
+    for one in found.plans:
+        if one.holds is load.Holds.NO:
+            failed = (reason.words for reason in one.reasons if reason.holds is load.Holds.NO)
+            yield parallel_group_words(one.plan), "; ".join(failed)
+    for out in found.refused:
+        yield " ".join(f"{key.removeprefix('mesh.')} {size}" for key, size in out.mesh.items()), out.words
+
+
+class Way(Document):
+    """A change under which the load is held."""
+
+    change: str
+    best: ServePlan
+
+
+class ServePlans(Document):
+    """The best plan first; ``comparison``: the places of those without stages, by size of group."""
+
+    schema_: str = "memsheet/serve-plans/1"
+    model: str = read_from("model.name")
+    gpus: str = read_from(lambda found: f"{found.cluster.count}x{found.cluster.device.name}")
+    load: Load
+    search: Looked
+    holds: Holds = read_from(lambda found: _holds_word(found.plans[0].holds) if found.plans else "no")
+    plans: list[ServePlan] = read_from(lambda found: [_Candidate(one, found) for one in found.plans])
+    comparison: list[Natural] = read_from(
+        lambda found: [found.plans.index(one) for one in best_plan_per_cut(found)]
+    )
+    rejected: list[Rejected] = read_from(_rejected_cuts)
+    ways: list[Way] = read_from(
+        lambda found: [
+            (way.words, _Candidate(way.found.best, way.found)) for way in found.ways if way.found.best
+        ]
+    )
+    notes: list[str]
 
 
 def serving_document(found: Deployment, *, seconds: float | None = None) -> dict[str, Any]:
     """The search as plain values. ``seconds``: how long it took."""
-    load = found.load
-    return {
-        "schema": SCHEMA, "model": found.model.name, "gpus": f"{found.cluster.count}x{found.cluster.device.name}",
-        "load": {
-            "context": load.context, "users": load.users, "ttft_s": load.ttft_s, "tpot_s": load.tpot_s,
-            "prompt_tokens": load.prompt_tokens, "output_tokens": load.output_tokens,
-        },
-        "search": {"plans": len(found.plans) + len(found.refused), "legal": len(found.plans), "seconds": seconds, "engines": [found.engine]},
-        "holds": _holds_word(found.plans[0].holds) if found.plans else "no",
-        "plans": [_served_plan_document(found, one) for one in found.plans],
-        "comparison": [found.plans.index(one) for one in best_plan_per_cut(found)],
-        "rejected": [
-            *({"family": parallel_group_words(one.plan), "reason": "; ".join(r.words for r in one.reasons if r.holds is Holds.NO)} for one in found.plans if one.holds is Holds.NO),
-            *({"family": " ".join(f"{key.removeprefix('mesh.')} {size}" for key, size in out.mesh.items()), "reason": out.words} for out in found.refused),
-        ],
-        "ways": [{"change": way.words, "best": _served_plan_document(way.found, way.found.best)} for way in found.ways if way.found.best is not None],
-        "notes": list(found.notes),
-    }  # fmt: skip
+    plans = len(found.plans)
+    looked = (plans + len(found.refused), plans, seconds, [found.engine])
+    return ServePlans.document_of(found, search=looked)
 
 
-def _served_plan_document(found: Deployment, one: Served) -> dict[str, Any]:
-    device = one.verdict.device
-    return {
-        "plan": plan_document(one.plan, model=asked_as(found.model), cluster=found.cluster), "assumed": list(one.assumed), "cut": parallel_group_words(one.plan),
-        "holds": _holds_word(one.holds), "reasons": [{"asks": r.asks, "holds": _holds_word(r.holds), "words": r.words} for r in one.reasons],
-        "verdict": one.verdict.result.value, "device_bytes": int(device.value), "device_low_bytes": int(device.low),
-        "device_high_bytes": int(device.high), "capacity_bytes": int(found.cluster.device.framework_bytes),
-        "headroom_bytes": int(one.verdict.headroom_bytes), "rank": int(one.verdict.rank), "instant": one.verdict.instant.value,
-        "weights_bytes": one.weights_bytes, "kv_cache_bytes": one.kv_bytes, "replicas": one.replicas, "gpus_per_replica": one.gpus_each,
-        "sequences_per_replica": {"low": one.sequences[0], "value": one.sequences[1]}, "sequences": one.in_all,
-        "users": one.users * one.replicas,
-        "users_low": one.within[0] * one.replicas, "users_per_gpu": one.users_per_gpu, "decode_batch": one.batch,
-        "tokens_per_s": one.tokens_per_s,
-        "decode_s": _latency_range(one.decode), "decode_parts_s": dict(one.decode.parts) if one.decode else None, "prefill_s": _latency_range(one.prefill),
-        "command": serving_command(found, one),
-    }  # fmt: skip
-
-
-def _holds_word(holds: Holds) -> str:
-    return {Holds.YES: "yes", Holds.PERHAPS: "perhaps", Holds.NO: "no"}[holds]
-
-
-def _latency_range(time: Seconds | None) -> dict[str, float] | None:
-    return {"low": time.low, "value": time.value, "high": time.high} if time else None
+def _holds_word(holds: load.Holds) -> str:
+    return holds.name.lower()

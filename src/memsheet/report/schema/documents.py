@@ -1,4 +1,4 @@
-"""The JSON Schemas of a plan, a sheet, a record, a check and of searches, generated. ``python -m
+"""The JSON Schemas, made from the documents of ``report.json``. ``python -m
 memsheet.report.schema.documents`` writes them into docs/reference.
 
 pydantic is imported here, so nothing on the way to an answer imports this module.
@@ -8,252 +8,118 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import cache, reduce
+from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from memsheet.report.schema.checked import File, Mistake, MovedKey
-from memsheet.report.schema.search import Plans, Solution
-from memsheet.report.schema.serving import ServePlans
-from memsheet.report.schema.types import Bytes, Fix, Plan, Strict, WayToFit
-from memsheet.sheet import Component, Instant, Witness
+from memsheet.plan.check import RULES, Rule
+from memsheet.report.json.answer import Sheet
+from memsheet.report.json.checked import Checked
+from memsheet.report.json.document import RANGE_KEYS, ByteRange, Natural, Plan, document_keys, is_document
+from memsheet.report.json.error import ErrorDocument
+from memsheet.report.json.plans import Plans
+from memsheet.report.json.record import Record
+from memsheet.report.json.serve_plans import ServePlans
+from memsheet.report.json.solution import Solution
 
 FOLDER = Path("docs/reference")
+DOCUMENTS: dict[str, type] = {
+    "sheet": Sheet, "plan": Plan, "record": Record, "plans": Plans, "solution": Solution, "serve-plans": ServePlans,
+    "checked": Checked, "error": ErrorDocument,
+}  # fmt: skip
 
 
-class Source(Strict):
-    kind: str
-    path: str
-    revision: str | None
-    notes: list[str]
+class Strict(BaseModel):
+    """No key besides those listed, and no value that only looks like its type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class Model(Strict):
-    name: str
-    parameters: int
-    active_parameters: int
-    source: Source
+@cache
+def document_model(kind: Any) -> type[BaseModel]:
+    """A document as the model that its schema is written from, and that takes nothing else."""
+    if kind is Plan:
+        return _plan_model()
+    fields: dict[str, Any] = {}
+    for name, key, of, _, optional in document_keys(kind):
+        if of is ByteRange:
+            fields |= {f"{key}{end}": (model_type(Natural), ...) for end in RANGE_KEYS}
+        else:
+            held = (model_type(of) | None, None) if optional else (model_type(of), ...)
+            fields[name] = (held[0], Field(held[1], alias=key))
+    said = "\n\n".join(" ".join(part.split()) for part in (kind.__doc__ or "").split("\n\n"))
+    return create_model(
+        kind.__name__, __base__=Strict, __doc__=said or None, __module__=kind.__module__, **fields
+    )
 
 
-class Problem(Strict):
-    """One thing wrong with an input."""
-
-    field: str
-    value: str | int | float | bool | None
-    reason: str
-    hint: str
-
-
-class ErrorDocument(Strict):
-    """What ``--json`` prints in place of an answer: every problem of the input, or an error of memsheet's
-    own.
-    """
-
-    schema_: Literal["memsheet/error/1"] = Field(alias="schema")
-    error: Literal["bad input", "internal error"]
-    exit_code: int
-    problems: list[Problem]
+def model_type(kind: Any) -> Any:
+    """The type of a key with every document as its model."""
+    origin, args = get_origin(kind), get_args(kind)
+    if is_document(kind):
+        return document_model(kind)
+    if origin in (Union, UnionType):
+        found = reduce(or_, map(model_type, args))
+        return Annotated[found, Field(discriminator="kind")] if all(map(is_document, args)) else found
+    if origin in (list, dict):
+        return origin[tuple(map(model_type, args))]
+    return Annotated[int, Field(ge=0)] if kind == Natural else kind
 
 
-class Device(Strict):
-    """What a framework gets of one card (the range where that is derived), and the number on the box."""
-
-    name: str
-    capacity_bytes: Bytes
-    count: int
-    capacity_low_bytes: Bytes
-    capacity_high_bytes: Bytes
-    datasheet_bytes: Bytes
-    evidence: str
-
-
-class Cited(Strict):
-    kind: Literal["cited"]
-    title: str
-    where: str
-    at: str
-
-
-class FromCode(Strict):
-    kind: Literal["from_code"]
-    project: str
-    commit: str
-    file: str
-    line: int
+def _plan_type(rule: Rule) -> Any:
+    """The JSON type of one key of a plan. Every key may be null: that leaves it to its default."""
+    match rule.kind:
+        case "count":
+            return Annotated[int, Field(ge=rule.low, le=rule.high)]
+        case "counts":
+            return list[Annotated[int, Field(ge=0)]]
+        case "flag":
+            return bool | list[str] if rule.choices else bool
+        case "number":
+            return Annotated[float, Field(gt=rule.low, le=rule.high)]
+        case "share":
+            return Annotated[float, Field(ge=0, le=1)]
+        case "text" | "dtype":
+            return str
+        case "texts":
+            return list[str]
+        case "choice":
+            return Literal[rule.choices]
+        case _:
+            return Any
 
 
-class Derived(Strict):
-    kind: Literal["derived"]
-    why: str
-
-
-class Fitted(Strict):
-    kind: Literal["fitted"]
-    runs: str
-    hardware: str
-    date: str
-    spread: str
-
-
-class Traced(Strict):
-    kind: Literal["traced"]
-    op: str
-
-
-class Measured(Strict):
-    kind: Literal["measured"]
-    record: str
-
-
-Evidence = Annotated[Cited | FromCode | Derived | Fitted | Traced | Measured, Field(discriminator="kind")]
-
-
-class Item(Strict):
-    """One row: ``bytes`` is the largest over instants, ``at`` what it holds at each instant's high-water
-    mark.
-
-    Negative for what a device counted less than was seen (unexplained).
-    """
-
-    component: Component
-    path: str
-    bytes: int
-    low_bytes: int
-    high_bytes: int
-    at: dict[Instant, int]
-    evidence: Evidence
-
-
-class Rank(Strict):
-    """One distinct rank; ``same_as`` are the ranks folded into it. ``instants`` count tensors; ``states`` are
-    model states, each at its largest.
-    """
-
-    rank: int
-    stage: int
-    same_as: list[int]
-    instants: dict[Instant, Bytes]
-    peak_instant: Instant
-    allocated_bytes: Bytes
-    allocated_low_bytes: Bytes
-    allocated_high_bytes: Bytes
-    reserved_bytes: Bytes
-    reserved_low_bytes: Bytes
-    reserved_high_bytes: Bytes
-    device_bytes: Bytes
-    device_low_bytes: Bytes
-    device_high_bytes: Bytes
-    host_bytes: Bytes
-    notes: list[str]
-    states: dict[Component, Bytes] | None = None  # documents written before it came have none
-    items: list[Item]
-
-
-class Largest(Strict):
-    component: Component
-    bytes: Bytes
-
-
-class Verdict(Strict):
-    """Of the worst rank. ``headroom_bytes`` is negative where it does not fit."""
-
-    result: Literal["fits", "does_not_fit", "uncertain"]
-    rank: int
-    instant: Instant
-    device_bytes: Bytes
-    device_low_bytes: Bytes
-    device_high_bytes: Bytes
-    headroom_bytes: int
-    host_short_bytes: int
-    largest: list[Largest]
-    cheapest_fix: Fix | None
-
-
-class Recomputed(Strict):
-    device_bytes: Bytes
-    result: Literal["fits", "does_not_fit", "uncertain"] | None
-
-
-class OtherEngine(Strict):
-    """What the same question comes to on another engine, where nobody named one."""
-
-    engine: str
-    device_bytes: Bytes
-    result: Literal["fits", "does_not_fit", "uncertain"]
-
-
-class LadderStep(Strict):
-    """One of the sequence lengths that were tried where none was asked for. ``recomputed``: with every layer
-    recomputed.
-    """
-
-    seq_len: int
-    device_bytes: Bytes
-    result: Literal["fits", "does_not_fit", "uncertain"] | None
-    recomputed: Recomputed | None = None
-
-
-class Sheet(Strict):
-    """``memsheet/sheet/1``: what is resident on every rank, and whether it fits."""
-
-    schema_: Literal["memsheet/sheet/1"] = Field(alias="schema")
-    witness: Witness
-    model: Model
-    plan: Plan | None
-    assumed: list[str]
-    device: Device | None
-    ranks: list[Rank]
-    verdict: Verdict | None
-    serving: dict[str, Any] | None
-    trace: dict[str, Any] | None = None
-    notes: list[str]
-    ladder: list[LadderStep] | None = None
-    other_engines: list[OtherEngine] | None = None
-    ways_to_fit: list[WayToFit] | None = None
-
-
-class Checked(Strict):
-    """``memsheet/checked/1``: what configuration files come to. ``starts`` is false where the engine refuses
-    them as they stand.
-    """
-
-    schema_: Literal["memsheet/checked/1"] = Field(alias="schema")
-    result: Literal["fits", "does_not_fit", "uncertain"] | None
-    starts: bool
-    files: list[File]
-    assumed: list[str]
-    mistakes: list[Mistake]
-    moved: list[MovedKey]
-    doubt: str | None
-    why_not: list[str]
-    sheet: Sheet | None
-
-
-class Record(Strict):
-    """``memsheet/record/1``: what was asked of one run, where it ran, its sheet or how it failed, and files
-    beside it.
-    """
-
-    schema_: Literal["memsheet/record/1"] = Field(alias="schema")
-    at: str
-    asked: dict[str, Any]
-    environment: dict[str, Any]
-    sheet: Sheet | None
-    failure: str | None = None
-    files: dict[str, str] | None = None
+def _plan_model() -> type[BaseModel]:
+    """The vocabulary of plans (``plan.check.RULES``) as a model: dotted keys become objects."""
+    groups: dict[str, dict[str, Any]] = {}
+    top: dict[str, Any] = {}
+    for key, rule in RULES.items():
+        group, _, inner = key.rpartition(".")
+        if key == "precision.name":
+            continue  # written as the value of "precision" itself
+        (groups.setdefault(group, {}) if group else top)[inner] = (_plan_type(rule) | None, None)
+    for group, members in groups.items():
+        made = create_model(group.capitalize(), __base__=Strict, **members)
+        named = _plan_type(RULES["precision.name"]) if group == "precision" else None
+        top[group] = (made | named | None, None)
+    top["schema"] = (Literal["memsheet/plan/1"] | None, None)
+    fields: dict[str, Any] = {
+        "schema_" if key == "schema" else key: (kind, Field(default, alias=key))
+        for key, (kind, default) in top.items()
+    }
+    return create_model("Plan", __base__=Strict, **fields)
 
 
 def schema_texts() -> dict[str, str]:
     """File name → the schema's text."""
-    models = {
-        "sheet.schema.json": Sheet, "plan.schema.json": Plan, "record.schema.json": Record, "plans.schema.json": Plans,
-        "solution.schema.json": Solution, "serve-plans.schema.json": ServePlans, "checked.schema.json": Checked,
-        "error.schema.json": ErrorDocument,
-    }  # fmt: skip
     return {
-        name: json.dumps(model.model_json_schema(by_alias=True), indent=1) + "\n"
-        for name, model in models.items()
+        f"{name}.schema.json": json.dumps(document_model(kind).model_json_schema(by_alias=True), indent=1)
+        + "\n"
+        for name, kind in DOCUMENTS.items()
     }
 
 

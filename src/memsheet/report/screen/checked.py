@@ -9,8 +9,8 @@ from typing import Any
 
 from memsheet.budget import Result
 from memsheet.errors import MOST_SHOWN, more_than_shown
-from memsheet.report.json.checked import Checked
 from memsheet.report.screen.layout import one_line
+from memsheet.report.shared.checked import Checked
 from memsheet.report.shared.look import Look
 
 MANY = 12

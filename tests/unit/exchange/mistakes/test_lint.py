@@ -10,7 +10,7 @@ from memsheet.exchange.mistakes import RULES
 from memsheet.exchange.mistakes.files import FILES
 from memsheet.exchange.mistakes.plans import PLANS
 from memsheet.questions.check import check_configuration_files
-from memsheet.report.json.checked import Checked
+from memsheet.report.shared.checked import Checked
 
 GOOD: dict[str, Any] = {
     "train_batch_size": 64, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 8, "bf16": {"enabled": True},

@@ -13,8 +13,9 @@ from memsheet.exchange.mistakes import RULES
 from memsheet.exchange.mistakes.serving import SERVING
 from memsheet.exchange.mistakes.serving_pool import cache_bytes
 from memsheet.questions.check import check_configuration_files
-from memsheet.report.json.checked import Checked, checked_document
+from memsheet.report.json.checked import checked_document
 from memsheet.report.screen.checked import render_checked
+from memsheet.report.shared.checked import Checked
 from memsheet.report.shared.look import Look
 
 WHERE = {

@@ -14,7 +14,7 @@ from memsheet.exchange.mistakes.shape import SHAPE
 from memsheet.exchange.mistakes.trainer import TRAINER
 from memsheet.exchange.mistakes.zero import ZERO
 from memsheet.questions.check import check_configuration_files
-from memsheet.report.json.checked import Checked
+from memsheet.report.shared.checked import Checked
 
 WHERE = {
     "nodes": None,

@@ -14,7 +14,7 @@ from memsheet.exchange import MOST_SCRIPT, read_text
 from memsheet.exchange.shared.launched_script import first_script_launch
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.questions.check import check_configuration_files
-from memsheet.report.json.checked import Checked
+from memsheet.report.shared.checked import Checked
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 WHERE = {

@@ -12,7 +12,7 @@ import pytest
 from memsheet.exchange import NAMES, find_format
 from memsheet.exchange.shared.program_releases import is_key_typo, keys_known, stated_release
 from memsheet.questions.check import check_configuration_files
-from memsheet.report.json.checked import Checked
+from memsheet.report.shared.checked import Checked
 
 FOLDER = Path(__file__).parents[3] / "configs"
 FILES = sorted(row["file"] for row in json.loads((FOLDER / "index.json").read_text()))

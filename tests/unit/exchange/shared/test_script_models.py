@@ -15,7 +15,7 @@ from memsheet.guard import parse_json, parse_yaml
 from memsheet.questions.check import check_configuration_files
 from memsheet.questions.question_parts import catalog_entry
 from memsheet.readers.model import read_model
-from memsheet.report.json.checked import Checked
+from memsheet.report.shared.checked import Checked
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 WHERE = {

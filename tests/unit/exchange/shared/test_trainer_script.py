@@ -12,7 +12,7 @@ from memsheet.exchange.shared.file_format import UNSET, Read
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.questions.check import check_configuration_files
 from memsheet.questions.recognised_files import recognise_files
-from memsheet.report.json.checked import Checked
+from memsheet.report.shared.checked import Checked
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 WHERE = {

@@ -11,7 +11,8 @@ from memsheet.plan.check import flatten_document
 from memsheet.plan.device import Cluster
 from memsheet.plan.document import plan_document
 from memsheet.references import ZERO
-from memsheet.report.json.answer import evidence_document, sheet_document
+from memsheet.report.json.answer import Evidence, sheet_document
+from memsheet.report.json.document import value_writer
 from memsheet.report.schema import documents as schema
 from memsheet.report.shared.json_text import dump_json_line
 from memsheet.resolve import resolve_request
@@ -106,8 +107,8 @@ def test_without_gpus_there_is_no_device_and_no_verdict():
     ids=lambda e: type(e).__name__,
 )
 def test_every_kind_of_evidence_is_written_and_in_the_schema(evidence):
-    written = evidence_document(evidence)
-    adapter = __import__("pydantic").TypeAdapter(schema.Evidence)
+    written = value_writer(Evidence)(evidence)
+    adapter = __import__("pydantic").TypeAdapter(schema.model_type(Evidence))
     assert adapter.validate_json(json.dumps(written)).kind == written["kind"]
 
 
@@ -147,7 +148,7 @@ def test_a_written_plan_reads_back_as_the_same_plan(request_, gpus, name):
     spec, machines = answers.model(name), answers.cluster(gpus) if gpus else None
     plan = resolve_request(request_, spec, machines).plan
     document = plan_document(plan, model=name, cluster=machines)
-    schema.Plan.model_validate_json(json.dumps(document))
+    schema.document_model(schema.Plan).model_validate_json(json.dumps(document))
     request = {
         key: value for key, value in flatten_document(document).items() if key not in {"model", "gpus"}
     }
@@ -172,14 +173,14 @@ def test_a_written_plan_reads_back_as_the_same_plan(request_, gpus, name):
     ],
 )
 def test_real_documents_are_as_the_schema_says(answer):
-    schema.Sheet.model_validate_json(dump_json_line(sheet_document(answer())))
+    schema.document_model(schema.Sheet).model_validate_json(dump_json_line(sheet_document(answer())))
 
 
 def test_the_schema_refuses_what_is_not_a_sheet():
     document = sheet_document(answers.answer())
     for wrong in ({"extra": 1}, {"schema": "memsheet/sheet/2"}, {"ranks": [{}]}, {"assumed": None}):
         with pytest.raises(ValueError, match="validation error"):
-            schema.Sheet.model_validate_json(dump_json_line({**document, **wrong}))
+            schema.document_model(schema.Sheet).model_validate_json(dump_json_line({**document, **wrong}))
 
 
 def test_the_published_schemas_are_these():

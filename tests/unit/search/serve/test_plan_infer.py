@@ -15,7 +15,7 @@ from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.questions.plan import plan_serving
 from memsheet.report.json.serve_plans import serving_document
-from memsheet.report.schema.serving import ServePlans
+from memsheet.report.schema.documents import DOCUMENTS, document_model
 from memsheet.report.screen.plans.serving import render_serving
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.plans.serving_words import parallel_group_words, serving_command
@@ -304,7 +304,7 @@ def test_screen(four: Deployment, crowd: Deployment, width: int) -> None:
 def test_json(crowd: Deployment) -> None:
     document = serving_document(crowd, seconds=0.1)
     assert json.loads(json.dumps(document, allow_nan=False)) == document
-    ServePlans.model_validate_json(json.dumps(document))
+    document_model(DOCUMENTS["serve-plans"]).model_validate_json(json.dumps(document))
     assert document["holds"] == "no"
     assert [document["plans"][place]["cut"] for place in document["comparison"]] == [
         "8 replicas",

@@ -1,0 +1,39 @@
+"""What configuration files say and come to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from memsheet.budget import Answer, Result
+from memsheet.exchange.mistakes import Found, Rule
+from memsheet.exchange.shared.file_format import Moved, Read
+from memsheet.frozen import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """Files by name, and what came of them. ``why_not``: what keeps the sheet from being made. ``moved``:
+    keys whose bytes stand beside it.
+    """
+
+    reads: Mapping[str, Read]
+    answer: Answer | None
+    why_not: tuple[str, ...]
+    assumed: tuple[str, ...]
+    mistakes: tuple[tuple[Rule, Found], ...]
+    moved: tuple[Moved, ...]
+    doubt: str  # why the verdict is less sure than the sheet alone, or nothing
+    not_read: tuple[str, ...] = ()  # files of a folder that are no configuration that is known, and why
+    no_model: str = ""  # why nobody knows which model it is, or nothing
+    on_cards: bool = False  # GPUs were named, so that a verdict was asked for
+
+    @property
+    def result(self) -> Result | None:
+        """The sheet's verdict, which is uncertain where the files say what the sheet does not hold."""
+        verdict = self.answer.verdict if self.answer else None
+        return verdict.result if verdict else None
+
+    @property
+    def stops(self) -> bool:
+        """Whether the engine refuses the files as they stand."""
+        return any(found.stops for _, found in self.mistakes)
