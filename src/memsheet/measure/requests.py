@@ -22,6 +22,7 @@ from memsheet.measure.died import NO_MEMORY, out_of_memory_record, ran_out, requ
 from memsheet.measure.environment import check_there, runtime_environment
 from memsheet.measure.lengths import Many, over_steps
 from memsheet.measure.profiler import profile_memory_peaks
+from memsheet.plan.engine_registry import runs_on_ranks
 from memsheet.run.data import microbatch_stream, read_text
 from memsheet.run.model import build_config
 from memsheet.run.train import build_trainer
@@ -129,7 +130,7 @@ def _measure_training(many: Many, *, varied: bool) -> dict[str, Any]:
 
 
 def _record_training(many: Many, how: How) -> Timeline:
-    if not many.plan.on_ranks:
+    if not runs_on_ranks(many.plan):
         return trace_training(many.config, many.plan, how)
     from memsheet.trace.distributed_job import record_rank
 
@@ -180,7 +181,7 @@ def _run_watched_steps(many: Many, at: Marked) -> None:
             microbatch_stream(build_config(many.config, many.plan), many.plan, many.device, text=many.text)
         )
     )
-    with wait_for_gloo_threads() if many.plan.on_ranks else nullcontext():
+    with wait_for_gloo_threads() if runs_on_ranks(many.plan) else nullcontext():
         step = build_trainer(many.config, many.plan, many.device, at, min(int(many.plan.accumulation), MICRO))
         for _ in range(STEPS):
             step(batch)

@@ -342,4 +342,4 @@ SERVED_PRECISIONS: dict[str, Any] = {
     "bf16": "bf16-pure", "bfloat16": "bf16-pure", "fp16": SERVED_FP16, "float16": SERVED_FP16, "half": SERVED_FP16,
 }  # fmt: skip
 """What a precision of sixteen bits is of a model that is served."""
-FOUR_BITS_OF_LLAMA_CPP = ("4bit", "4-bit", "8bit", "8-bit", "int4", "int8", "awq", "gptq")
+NO_GGUF_TYPES = ("4bit", "4-bit", "8bit", "8-bit", "int4", "int8", "awq", "gptq")

@@ -12,6 +12,7 @@ from typing import Any
 from memsheet.errors import MOST_SHOWN, Problem, nearest_words, printable_line
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import dtype_named
+from memsheet.plan.engine_registry import KNOWN_NAMES
 
 Request = Mapping[str, Any]
 
@@ -47,14 +48,10 @@ def _choice_rule(*choices: str) -> Rule:
 _FLAG, _TEXT, _TEXTS, _COUNTS, _DTYPE, _SHARE = (
     Rule(k, high=2**20) for k in ("flag", "text", "texts", "counts", "dtype", "share")
 )
-_ENGINES = (
-    "transformers", "torchtitan", "fsdp1", "fsdp2", "deepspeed", "megatron", "megatron-deepspeed", "torchtune", "litgpt", "llm-foundry",
-    "ms-swift", "internevo", "nanotron", "vllm", "sglang", "llama.cpp", "gpt-fast", "autoawq",
-)  # fmt: skip
 
 RULES: dict[str, Rule] = {
     "schema": _choice_rule("memsheet/plan/1"), "model": _TEXT, "gpus": _TEXT, "task": _choice_rule("train", "infer"), "phase": _choice_rule("load"),
-    "engine": _choice_rule(*_ENGINES), "engine_version": _TEXT,
+    "engine": _choice_rule(*KNOWN_NAMES), "engine_version": _TEXT,
     "mesh.dp_replicate": _count_rule(), "mesh.dp_shard": _count_rule(), "mesh.cp": _count_rule(), "mesh.tp": _count_rule(), "mesh.pp": _count_rule(high=2**12),
     "mesh.vpp": _count_rule(high=2**10), "mesh.ep": _count_rule(), "mesh.etp": _count_rule(), "mesh.attn_dp": _count_rule(),
     "zero": _count_rule(0, 3), "reshard_after_forward": _FLAG, "sequence_parallel": _FLAG,

@@ -11,7 +11,6 @@ from memsheet.errors import Problem
 from memsheet.plan.check import Request
 from memsheet.plan.defaults import (
     CACHE_DTYPES,
-    LLAMA_CACHE_DTYPES,
     NEEDS_METHOD,
     NEEDS_RANK,
     NEEDS_WEIGHTS,
@@ -19,6 +18,8 @@ from memsheet.plan.defaults import (
     PROMPTED,
 )
 from memsheet.plan.dtypes import FP8, MXFP8, dtype_named
+from memsheet.plan.engine import Engine
+from memsheet.plan.engine_registry import find_engine
 
 SIZES = (
     "microbatch",
@@ -28,15 +29,7 @@ SIZES = (
     "serving.max_model_len",
     "serving.prompt_tokens",
 )
-ONE_CACHE = (
-    "llama.cpp",
-    "vllm",
-    "sglang",
-)  # whose sequences share one cache, so that a batch may be smaller than what is allowed
 SEQUENCES = ("serving.max_sequences", "serving.batch", "microbatch")  # three names for what is served at once
-
-PAGED = ("vllm", "sglang")
-"""Servers whose pool has room for max_model_len tokens however long the sequences of a run are."""
 
 
 def contradiction_problems(request: Request, task: str) -> Iterator[Problem]:
@@ -73,9 +66,15 @@ def contradiction_problems(request: Request, task: str) -> Iterator[Problem]:
             )
     if task == "infer":
         yield from _length_problems(request)
+        engine = _asked_engine(request)
         yield from _disagreeing_key_problems(
-            request, SEQUENCES[:1] if request.get("engine") in ONE_CACHE else SEQUENCES
+            request, SEQUENCES[:1] if engine is not None and engine.one_cache else SEQUENCES
         )
+
+
+def _asked_engine(request: Request) -> Engine | None:
+    """The engine that is named, where it is modelled."""
+    return find_engine(request.get("engine") or "")
 
 
 def _orphan_key_problems(
@@ -90,7 +89,8 @@ def _orphan_key_problems(
 
 
 def _dtype_problems(request: Request) -> Iterator[Problem]:
-    cache = LLAMA_CACHE_DTYPES if request.get("engine") == "llama.cpp" else CACHE_DTYPES
+    engine = _asked_engine(request)
+    cache = engine.cache_names if engine is not None else CACHE_DTYPES
     for key, known in {**PRECISION_DTYPES, "serving.kv_dtype": cache, "serving.k_dtype": cache}.items():
         value = request.get(key)
         found = dtype_named(value) if value is not None else None
@@ -107,8 +107,9 @@ def _dtype_problems(request: Request) -> Iterator[Problem]:
 
 
 def _length_problems(request: Request) -> Iterator[Problem]:
-    longest = request.get("serving.max_model_len")
-    if request.get("engine") not in PAGED or (longest or 0) < (request.get("seq_len") or 0):
+    longest, engine = request.get("serving.max_model_len"), _asked_engine(request)
+    paged = engine is not None and engine.paged
+    if not paged or (longest or 0) < (request.get("seq_len") or 0):
         yield from _disagreeing_key_problems(request, ("serving.max_model_len", "seq_len"))
     prompt, output = request.get("serving.prompt_tokens"), request.get("serving.output_tokens")
     length = request.get("serving.max_model_len") or request.get("seq_len")

@@ -64,17 +64,12 @@ GROUPED = ("int4", "awq-int4", "gptq-int4", "gptq-int8", "fp8", "fp8-block")
 """Formats whose group may be chosen; of fp8 it is the side of a square block."""
 
 # dtypes that training and serving are modelled in, key by key; the vocabulary of plans knows more
-_COMMON = ("fp32", "fp16", "bf16")
+COMMON_DTYPES = ("fp32", "fp16", "bf16")
 PRECISION_DTYPES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("precision.parameters", "precision.compute", "precision.gradients", "precision.reduce"), _COMMON),
-    "precision.master_weights": ("fp32", "int16-remainder"), "precision.moments": (*_COMMON, "int8"), "adapter.dtype": _COMMON,
+    **dict.fromkeys(("precision.parameters", "precision.compute", "precision.gradients", "precision.reduce"), COMMON_DTYPES),
+    "precision.master_weights": ("fp32", "int16-remainder"), "precision.moments": (*COMMON_DTYPES, "int8"), "adapter.dtype": COMMON_DTYPES,
 }  # fmt: skip
-CACHE_DTYPES = (*_COMMON, "fp8", "fp8_e5m2", "int8")
-LLAMA_CACHE_DTYPES = (
-    *_COMMON,
-    *(f"gguf:{name}" for name in ("Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1", "IQ4_NL")),
-)
-"""Types that llama.cpp's cache may have (common/arg.cpp, kv_cache_types)."""
+CACHE_DTYPES = (*COMMON_DTYPES, "fp8", "fp8_e5m2", "int8")
 
 # peft's TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 LORA_TARGETS = {

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 from memsheet.frozen import dataclass
+from memsheet.plan.defaults import CACHE_DTYPES
 from memsheet.plan.dtypes import DType
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import ModelSpec, Role
@@ -26,7 +27,9 @@ from memsheet.plan.plan import (
     Schedule,
     ServedAdapters,
 )
+from memsheet.plan.server_limits import ServerLimits
 from memsheet.plan.serving_facts import ServingFacts
+from memsheet.plan.speculative import Drafting
 from memsheet.sheet import Evidence
 
 
@@ -77,6 +80,11 @@ class Runner(Enum):
     WHOLE_MODULE = "whole module"  # called as it is; DistributedDataParallel is around it on several ranks
     SHARDED_UNITS = "sharded units"  # each gathered by fully_shard before it is called
     OWN_ENGINE = "own engine"  # handed to the library's own engine, which steps and keeps its own copies
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether there is a process group on one device, too."""
+        return self is not Runner.WHOLE_MODULE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,12 +151,21 @@ class Engine:
         None  # a server's defaults: of (request, card, mesh, latent=whether attention is)
     )
     serving: ServingFacts = ServingFacts()  # how it serves, where that differs from others
+    limits: ServerLimits = ServerLimits()  # what it does not take of cards and dtypes when it serves
+    drafting: Drafting = Drafting()  # how it drafts tokens to verify
+    cache_names: tuple[str, ...] = CACHE_DTYPES  # dtypes that a plan may name for the cache
+    one_cache: bool = False  # its sequences share one, so that a batch may be smaller than what is allowed
+    stores_gguf: bool = False  # its weights are tensors of GGUF files, in their types and mixes of them
+    version_form: str = r"\d"  # what a version has that names a release, a pattern
+    version_example: str = "a release, a commit or a date, for example 5.13.1 (torch 2.13.0)"
     experts_whole: bool = False  # with expert parallelism every expert is whole on its rank
     models: frozenset[str] = (
         frozenset()
     )  # keys of a plan that are refused elsewhere (``plan.defaults.UNMODELLED``) and accounted here
     default_precision: str
     precisions: tuple[str, ...]
+    adapter_precisions: tuple[str, ...] = ()  # and those it may beside an adapter
+    copies_adapters: bool = False  # its optimizer keeps copies of adapters in higher precision, too
     takes_remainder: bool = False  # a step's last micro-batch may be smaller than the others
     steps_in_backward: bool = False  # its optimizers can step a parameter when its gradient arrives
     autocast: (
@@ -177,6 +194,10 @@ class Engine:
     )
     optimizers: tuple[OptimizerName, ...]
     default_implementation: Implementation
+    implementations: Mapping[OptimizerName, tuple[Implementation, ...]] = field(
+        default_factory=dict
+    )  # how its optimizers can be stepped, the usual way first, where that is not as in most engines
+    own_kernel_steps: bool = False  # a fused kernel of its own steps its flat buffers, and nothing else can
     adapters: tuple[AdapterKind, ...] = (AdapterKind.LORA,)
     usual_targets: tuple[str, ...] = ()  # of LoRA where its scripts have a default of their own
     targets: frozenset[str] = (
@@ -226,6 +247,13 @@ class Engine:
         """Whether it has a stage of ZeRO at all."""
         return any(self.zero)
 
+    @property
+    def paged(self) -> bool:
+        """Whether it serves from a pool of pages, which has room for max_model_len tokens however long the
+        sequences of a run are.
+        """
+        return self.served is not None
+
 
 def server_engine(**facts: Any) -> Engine:
     """The facts of an engine that only serves: what it would say of training is said once, here. ``facts``
@@ -249,6 +277,8 @@ class EngineRules:
 
     # the fields of a plan that only it reads
     own_fields: Callable[[RequestResolver], Mapping[str, Any]] = lambda _: {}
+    check_start: Callable[[RequestResolver, ModelSpec | None], None] = lambda *_: None
+    check_pages: Callable[[RequestResolver, int, ModelSpec | None], None] = lambda *_: None
     check_mesh: Callable[[RequestResolver, Mesh, ModelSpec | None], None] = lambda *_: None
     check_cache: Callable[[RequestResolver, DType, Precision, ModelSpec | None], None] = lambda *_: None
     # of weights, by a name that only its files have

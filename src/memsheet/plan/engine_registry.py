@@ -28,8 +28,14 @@ MODELLED = (
     "autoawq",
     "gpt-fast",
 )
-"""Engines whose memory is accounted so far; the vocabulary of plans knows more and they are refused by name.
-"""
+"""Engines whose memory is accounted so far. Of ``KNOWN_NAMES``, others are refused by name."""
+
+
+KNOWN_NAMES = (
+    "transformers", "torchtitan", "fsdp1", "fsdp2", "deepspeed", "megatron", "megatron-deepspeed", "torchtune", "litgpt", "llm-foundry",
+    "ms-swift", "internevo", "nanotron", "vllm", "sglang", "llama.cpp", "gpt-fast", "autoawq",
+)  # fmt: skip
+"""The vocabulary of plans."""
 
 PAGED_SERVER = "vllm"
 """Where nobody names a server: for models that are served in pages, and for prompts too long for one pass."""
@@ -107,6 +113,12 @@ def engine_of(plan: Plan) -> Engine:
         if engine.alone is not None and isinstance(plan.mesh.gpus, int) and plan.mesh.gpus == 1
         else engine
     )
+
+
+def runs_on_ranks(plan: Plan) -> bool:
+    """Whether it runs in a process group: on several ranks, or by an engine that is made for them."""
+    runner = engine_of(plan).runner
+    return bool(plan.mesh.gpus > 1) or (runner is not None and runner.needs_group)
 
 
 def adapter_servers() -> tuple[str, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
 from memsheet.errors import Problem
-from memsheet.plan.check import Request
 
 E = TypeVar("E", bound=Enum)
 
@@ -16,7 +16,7 @@ E = TypeVar("E", bound=Enum)
 class RequestResolver:
     """The request, and what came up on the way to a whole plan."""
 
-    request: Request
+    request: Mapping[str, Any]
     assumed: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 

@@ -8,45 +8,19 @@ from collections.abc import Iterator, Mapping
 from memsheet.errors import Problem
 from memsheet.plan.device import Cluster, Device
 from memsheet.plan.dtypes import BF16, FP8, FP16, FP32, DType
+from memsheet.plan.engine import Engine
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Attention, ModelSpec
 from memsheet.plan.plan import AttentionKind, Plan
 
 FLASH_UNITS = (8, 0)
 """FlashAttention-2 needs Ampere, compute capability 8.0 (Dao-AILab/flash-attention README)."""
 BF16_UNITS = (8, 0)
-"""vLLM refuses bf16 below it (v0.6.4.post1 worker/worker.py _check_if_gpu_supports_dtype, v0.33.0
-platforms/cuda.py:638).
-"""
-CASTS_DOWN = frozenset({"sglang"})
-"""Servers that compute in fp16 below it whatever dtype is asked for, and log that (sgl-project/sglang 00c614b
-python/sglang/srt/model_executor/model_runner_components/load_model_utils.py:75-86,
-maybe_downgrade_dtype_for_legacy_gpu).
-"""
-NO_HALF, HALF_SINCE = frozenset({"gemma2", "gemma3", "gemma3_text", "plamo2", "glm4"}), (0, 9, 0)
-"""Families that vLLM does not compute in fp16 (_FLOAT16_NOT_SUPPORTED_MODELS: v0.9.2 config.py:3221, v0.33.0
-config/model.py:2398), and from when on it takes another dtype by itself where nobody says one
-(_resolve_auto_dtype, v0.9.2 config.py:3284).
-"""
+"""Units for bf16 came with Ampere (torch 2.13 cuda/__init__.py, is_bf16_supported)."""
 FP8_UNITS = (8, 9)
 """Compute capability from which a card converts eight-bit numbers by itself (vLLM v0.33.0
 v1/attention/backends/triton_attn.py:515).
 """
-TRITON_ALONE = ((0, 11, 0), (0, 12, 0))
-"""Releases of vLLM in which eight bits below Hopper are Triton's alone, and the older engine that others were
-left to is gone (v0.11.0 platforms/cuda.py:360; v0.10.2 engine/arg_utils.py:1465 falls back to it; v0.12.0
-asks each backend, and FlashInfer unpacks them).
-"""
-SINKS_SINCE = (0, 12, 0)
-"""From when on FlashInfer is asked whether it has attention sinks, which it has on newer cards alone (v0.12.0
-v1/attention/backends/flashinfer.py:358, v0.33.0 :707): what is left is Triton.
-"""
-AMPERE_SINCE = (0, 24, 0)
-"""From when on FlashInfer is left to cards of Ampere and newer (v0.24.0
-v1/attention/backends/flashinfer.py:432).
-"""
-
-OWN_KERNELS = frozenset({"llama.cpp"})
-"""Engines whose flash attention is their own and runs on older cards too (ggml/src/ggml-cuda/fattn.cu)."""
 
 
 def unsupported_choices(plan: Plan, cluster: Cluster, model: ModelSpec | None = None) -> Iterator[Problem]:
@@ -60,7 +34,8 @@ def unsupported_choices(plan: Plan, cluster: Cluster, model: ModelSpec | None = 
             else "cards of NVIDIA and AMD are"
         )
         yield Problem(field="gpus", value=device.name, reason=reason, hint=hint)
-    if (words := eight_bit_cache(plan, device, model)) and refuses_eight_bits(plan, device, model):
+    engine = engine_of(plan)
+    if (words := eight_bit_cache(plan, device, model)) and engine.limits.refuses_cache(plan, device, model):
         other = "fp16" if plan.precision.compute is not BF16 else "bf16"
         yield Problem(
             field="serving.kv_dtype",
@@ -68,9 +43,9 @@ def unsupported_choices(plan: Plan, cluster: Cluster, model: ModelSpec | None = 
             reason=words,
             hint=f"--kv-dtype {other}, or a card from Ada and Hopper on",
         )
-    yield from _too_old(plan, device)
-    if plan.attention in (AttentionKind.FLASH, AttentionKind.CUDNN) and plan.engine not in OWN_KERNELS:
-        yield from _flash_attention_problems(plan, device)
+    yield from _too_old(plan, engine, device)
+    if plan.attention in (AttentionKind.FLASH, AttentionKind.CUDNN) and not engine.limits.own_kernels:
+        yield from _flash_attention_problems(plan, engine, device)
 
 
 def version_of(version: str | None) -> tuple[int, int, int]:
@@ -95,13 +70,10 @@ def eight_bit_cache(plan: Plan, device: Device, model: ModelSpec | None = None) 
     """What an eight-bit cache comes to on a card that converts no eight-bit numbers, in words; nothing where
     it does.
     """
-    if (
-        plan.kv_dtype is not FP8
-        or plan.engine not in ("vllm", "sglang")
-        or not is_older_device(device, FP8_UNITS)
-    ):
+    limits = engine_of(plan).limits
+    if plan.kv_dtype is not FP8 or not limits.unpacks_eight_bits or not is_older_device(device, FP8_UNITS):
         return ""
-    if refuses_eight_bits(plan, device, model):
+    if limits.refuses_cache(plan, device, model):
         return (
             f"has no kernel on {device.name}, which converts no fp8: Triton's alone are left, and they "
             "refuse it"
@@ -112,56 +84,45 @@ def eight_bit_cache(plan: Plan, device: Device, model: ModelSpec | None = None) 
     )
 
 
-def refuses_eight_bits(plan: Plan, device: Device, model: ModelSpec | None = None) -> bool:
-    """Whether vLLM has nothing but Triton's kernels for an eight-bit cache, which refuse it on such a
-    card.
-    """
-    if plan.engine != "vllm" or plan.kv_dtype is not FP8 or not is_older_device(device, FP8_UNITS):
-        return False
-    version = version_of(plan.engine_version)
-    old = version >= AMPERE_SINCE and is_older_device(device, (8, 0))
-    return (
-        old or TRITON_ALONE[0] <= version < TRITON_ALONE[1] or (version >= SINKS_SINCE and _has_sinks(model))
-    )
-
-
-def _has_sinks(model: ModelSpec | None) -> bool:
-    mixers = model.mixers() if model else ()
-    return any(isinstance(mixer, Attention) and mixer.sinks for mixer in mixers)
-
-
 def not_served_in(
-    engine: str, version: str | None, device: Device | None, family: str
+    engine: Engine, version: str | None, device: Device | None, family: str
 ) -> Mapping[DType, str]:
     """Dtypes that a server does not compute in, and why."""
-    found: dict[DType, str] = {}
-    if engine in ("vllm", "sglang") and device is not None and is_older_device(device, BF16_UNITS):
+    found, limits = dict[DType, str](), engine.limits
+    if limits.bf16_units and device is not None and is_older_device(device, limits.bf16_units):
+        needed = ".".join(map(str, limits.bf16_units))
         found[BF16] = (
-            f"needs compute capability 8.0 in {engine}; {device.name} has {device.compute_capability}"
+            f"needs compute capability {needed} in {engine.name}; {device.name} has "
+            f"{device.compute_capability}"
         )
-    if engine in CASTS_DOWN and BF16 in found:
+    if limits.casts_down and BF16 in found:
         found[FP32] = found[BF16]
-    if engine == "vllm" and family in NO_HALF and version_of(version) >= HALF_SINCE:
-        found[FP16] = f"is refused by vllm for {family}, whose numbers it overflows"
+    if family in limits.overflowing and _knows_overflow(engine, version):
+        found[FP16] = f"is refused by {engine.name} for {family}, whose numbers it overflows"
     return found
 
 
-def lowers_itself(engine: str | None, version: str | None) -> bool:
+def _knows_overflow(engine: Engine, version: str | None) -> bool:
+    since = engine.limits.lowers_since
+    return since is not None and version_of(version) >= since
+
+
+def lowers_itself(engine: Engine, version: str | None) -> bool:
     """Whether a server takes another dtype by itself where the card or the family has none for the
     checkpoint's.
     """
-    return engine in CASTS_DOWN or version_of(version) >= HALF_SINCE
+    return engine.limits.casts_down or _knows_overflow(engine, version)
 
 
-def _too_old(plan: Plan, device: Device) -> Iterator[Problem]:
+def _too_old(plan: Plan, engine: Engine, device: Device) -> Iterator[Problem]:
     """Cards whose compute capability an engine refuses, and eight-bit products that they have no units
     for.
     """
-    major, minor = capability_of(device) or (0, 0)
-    if (
-        plan.engine == "sglang" and major and major < BF16_UNITS[0] and minor < 5
-    ):  # its own test: 7.5, and none other before 8.0
-        reason = "is refused by sglang, which supports compute capability 7.5 and above"
+    least = engine.limits.least_units
+    if least is not None and is_older_device(device, least):
+        reason = (
+            f"is refused by {engine.name}, which supports compute capability {least[0]}.{least[1]} and above"
+        )
         yield Problem(field="gpus", value=device.name, reason=reason, hint="--engine vllm, or a newer card")
     needs = FP8_RECIPES.get(plan.fp8.recipe, FP8_UNITS) if plan.fp8 is not None else None
     if needs is not None and is_older_device(device, needs):
@@ -190,7 +151,7 @@ def emulated_bf16(plan: Plan, device: Device) -> str:
     if (
         not is_older_device(device, BF16_UNITS)
         or plan.precision.compute is not BF16
-        or plan.engine in OWN_KERNELS
+        or engine_of(plan).limits.own_kernels
     ):
         return ""
     rate = "its products are priced at the rate of fp32, and conversions come on top"
@@ -204,7 +165,7 @@ def written_scores(plan: Plan, device: Device, model: ModelSpec) -> str:
     if (
         not plan.before_ampere
         or plan.attention is not AttentionKind.SDPA
-        or plan.engine in ("vllm", "sglang")
+        or not engine_of(plan).limits.writes_scores
     ):
         return ""
     mixers = model.mixers()
@@ -218,15 +179,17 @@ def written_scores(plan: Plan, device: Device, model: ModelSpec) -> str:
     )
 
 
-def _flash_attention_problems(plan: Plan, device: Device) -> Iterator[Problem]:
+def _flash_attention_problems(plan: Plan, engine: Engine, device: Device) -> Iterator[Problem]:
     kind = plan.attention.value
+    eager = AttentionKind.EAGER in engine.attention and AttentionKind.SDPA not in engine.attention
+    other = AttentionKind.EAGER if eager else AttentionKind.SDPA
     if is_older_device(device, FLASH_UNITS):
         reason = f"needs compute capability {FLASH_UNITS[0]}.0; {device.name} has {device.compute_capability}"
         yield Problem(
             field="attention",
             value=kind,
             reason=reason,
-            hint="--attention eager" if plan.engine == "megatron" else "--attention sdpa",
+            hint=f"--attention {other.value}",
         )
     if plan.attention is AttentionKind.CUDNN:
         return

@@ -376,11 +376,6 @@ class Plan:
     before_ampere: bool = False  # the card is known to have no bf16 units, and no flash kernels
 
     @property
-    def on_ranks(self) -> bool:
-        """Whether it runs in a process group: on several ranks, or by an engine that is made for them."""
-        return bool(self.mesh.gpus > 1) or self.engine in ("fsdp2", "deepspeed")
-
-    @property
     def accumulation(self) -> Count:
         """Micro-batches per optimizer step on one data-parallel rank."""
         if self.global_batch is None:

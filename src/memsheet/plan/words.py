@@ -14,6 +14,7 @@ from memsheet.errors import Problem, nearest_words, raise_if_problems
 from memsheet.plan import aliases
 from memsheet.plan.aliases import ALIASES, INFER, LIBRARIES, PARTITIONED, VALUES, Meaning, Word
 from memsheet.plan.check import RULES
+from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.names import OFFLOADABLE, SHORT, parse_offload
 from memsheet.plan.values import said_in_thousands, value_of
 
@@ -214,11 +215,13 @@ def _of_key(key: str, name: str, value: Any, task: str, engine: str | None) -> M
     known: Any = VALUES.get(key, {}).get(text)
     if key == "precision.name" and task == INFER:
         known = aliases.SERVED_PRECISIONS.get(text, known)
-    if key == "quantization.weights" and engine == "llama.cpp" and text in aliases.FOUR_BITS_OF_LLAMA_CPP:
+    known_engine = find_engine(engine or "")
+    stores_gguf = known_engine is not None and known_engine.stores_gguf
+    if key == "quantization.weights" and stores_gguf and text in aliases.NO_GGUF_TYPES:
         return Problem(
             field=name,
             value=value,
-            reason="is no type that llama.cpp stores weights in",
+            reason=f"is no type that {engine} stores weights in",
             hint=f"{_flag_name('quantize')} gguf:Q4_K_M",
         )
     if isinstance(known, Meaning):

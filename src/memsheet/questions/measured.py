@@ -19,7 +19,7 @@ from memsheet.formulas.states.params import active_parameter_count, parameter_co
 from memsheet.measure.categories import ALWAYS, profiler_category_bytes
 from memsheet.plan.document import plan_document
 from memsheet.plan.engine import Runner
-from memsheet.plan.engine_registry import engine_of
+from memsheet.plan.engine_registry import engine_of, runs_on_ranks
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.packages import DEEPSPEED
 from memsheet.plan.plan import Plan
@@ -92,7 +92,7 @@ def measure_with_timeline(model: Any, how: Options, **options: Any) -> tuple[Ans
     _check_measurable(resolved.plan, how)
     steps = how.steps or (VARIED_STEPS if how.vary_length else STEPS)
     asked = {
-        "answers": "memsheet.measure.ranks" if resolved.plan.on_ranks else "memsheet.measure.requests", "name": found.name, "config": dict(found.values), "plan": plan_document(resolved.plan),
+        "answers": "memsheet.measure.ranks" if runs_on_ranks(resolved.plan) else "memsheet.measure.requests", "name": found.name, "config": dict(found.values), "plan": plan_document(resolved.plan),
         "device": how.device, "steps": steps, "debug": how.debug, "data": how.data, "vary_length": how.vary_length, "progress": how.progress,
         "snapshot": how.snapshot, "environment": _allocator_settings(resolved.plan, how.device),
     }  # fmt: skip
@@ -228,7 +228,7 @@ def _check_measurable(plan: Plan, how: Options) -> None:
         raise input_error(
             "seq_len", None, "is missing; saved activations depend on it", "for example --seq-len 512"
         )
-    if plan.on_ranks and (plan.task == "infer" or how.vary_length):
+    if runs_on_ranks(plan) and (plan.task == "infer" or how.vary_length):
         raise input_error(
             "mesh",
             plan.mesh.gpus,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.plan import Implementation, Optimizer, OptimizerName
 
@@ -52,24 +52,5 @@ _OTHERS: dict[OptimizerName, tuple[Implementation, ...]] = {
 
 
 def _optimizer_implementations(name: OptimizerName, engine: Engine) -> tuple[Implementation, ...]:
-    """How an optimizer can run; the first is the usual one. DTensor shards no fused SGD (torch 2.13
-    distributed/tensor/_ops/_pointwise_ops.py).
-    """
-    alone = engine.sharding is Sharding.REPLICATED
-    if name is OptimizerName.LION and engine.sharding is Sharding.DEEPSPEED:
-        return _TORCH  # its FusedLion
-    if name in _OTHERS:
-        more = {
-            OptimizerName.ADAMW_8BIT: (Implementation.TORCHAO,),
-            OptimizerName.LION: (Implementation.BNB,),
-        }.get(name, ())
-        return (*_OTHERS[name], *(more if alone else ()))
-    if engine.sharding is Sharding.FSDP2 and name in (OptimizerName.SGD, OptimizerName.SGD_MOMENTUM):
-        return Implementation.FOREACH, Implementation.LOOP
-    if name is OptimizerName.ADAMW and engine.default_implementation not in _TORCH:
-        return (engine.default_implementation, Implementation.APEX, *_TORCH)
-    return (
-        (*_TORCH, Implementation.APEX, Implementation.TRANSFORMERS)
-        if alone and name is OptimizerName.ADAMW
-        else _TORCH
-    )
+    """How an optimizer can run; the first is the usual one."""
+    return engine.implementations.get(name) or _OTHERS.get(name) or _TORCH

@@ -13,9 +13,9 @@ from memsheet.plan.defaults import (
 )
 from memsheet.plan.device import Device
 from memsheet.plan.dtypes import BF16, FP16, FP32, DType, dtype_named
-from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
-from memsheet.plan.hardware import BF16_UNITS, CASTS_DOWN, is_older_device, lowers_itself, not_served_in
+from memsheet.plan.hardware import BF16_UNITS, is_older_device, lowers_itself, not_served_in
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Adapter, AdapterKind, Implementation, OptimizerName, Plan, Precision
 
@@ -40,12 +40,10 @@ def precision_of(
         base = NAMED_PRECISIONS[name]
     elif task == "infer":
         refused = not_served_in(
-            engine.name, gaps.request.get("engine_version"), device, model.model_type if model else ""
+            engine, gaps.request.get("engine_version"), device, model.model_type if model else ""
         )
         base = _weights_only_precision(
-            _served_weight_dtype(
-                gaps, model, silent=bool(fields), lowers=engine.served is not None, refused=refused
-            )
+            _served_weight_dtype(gaps, engine, model, silent=bool(fields), refused=refused)
         )
     elif adapter is not None:
         base = (
@@ -75,10 +73,7 @@ def precision_of(
         found = _cast_down(gaps, found, engine, device)
         _check_served_in(gaps, found, engine, model, device)
         return _serving_precision(gaps, found)
-    if adapter is not None and engine.sharding not in (
-        Sharding.DEEPSPEED,
-        Sharding.MEGATRON,
-    ):  # whose optimizers keep copies of adapters too
+    if adapter is not None and not engine.copies_adapters:
         found = _of_adapters(gaps, found, adapter, engine)
     _check_reduce(gaps, found, engine)
     return found
@@ -102,11 +97,8 @@ def _why_half(device: Device | None, halved: bool) -> str:  # noqa: FBT001 - a f
 
 
 def _check_name(gaps: RequestResolver, name: str, engine: Engine, task: str) -> None:
-    if (
-        task == "train"
-        and name not in engine.precisions
-        and not (engine.sharding is Sharding.DEEPSPEED and gaps.request.get("adapter.rank"))
-    ):
+    beside = engine.adapter_precisions if gaps.request.get("adapter.rank") else ()
+    if task == "train" and name not in (*engine.precisions, *beside):
         gaps.wrong(
             "precision", name, f"is not how {engine.name} trains", f"it has {', '.join(engine.precisions)}"
         )
@@ -121,7 +113,7 @@ def _check_name(gaps: RequestResolver, name: str, engine: Engine, task: str) -> 
 
 def _cast_down(gaps: RequestResolver, found: Precision, engine: Engine, device: Device | None) -> Precision:
     """What a server computes in that casts on an old card, and does not refuse."""
-    refused = not_served_in(engine.name, None, device, "") if engine.name in CASTS_DOWN else {}
+    refused = not_served_in(engine, None, device, "") if engine.limits.casts_down else {}
     if found.compute not in refused:
         return found
     other = _served_in_place(refused)
@@ -137,7 +129,7 @@ def _check_served_in(
 ) -> None:
     """A dtype that the server refuses for the card or the family."""
     refused = not_served_in(
-        engine.name, gaps.request.get("engine_version"), device, model.model_type if model else ""
+        engine, gaps.request.get("engine_version"), device, model.model_type if model else ""
     )
     if (reason := refused.get(found.compute)) is not None:
         asked = any(key.startswith("precision.") for key in gaps.request)
@@ -159,30 +151,26 @@ def _served_in_place(refused: Mapping[DType, str]) -> DType:
 
 def _served_weight_dtype(
     gaps: RequestResolver,
+    engine: Engine,
     model: ModelSpec | None,
     *,
     silent: bool,
-    lowers: bool = False,
-    refused: Mapping[DType, str] | None = None,
+    refused: Mapping[DType, str],
 ) -> DType:
-    """What weights are served in: the file's dtype where it is one of the three that are computed in.
-    ``lowers``: a server makes 16 bits of fp32 (vLLM v0.11.0 config/model.py _resolve_auto_dtype, SGLang
+    """What weights are served in: the file's dtype where it is one of the three that are computed in. A
+    server with a pool makes 16 bits of fp32 (vLLM v0.11.0 config/model.py _resolve_auto_dtype, SGLang
     v0.5.23 configs/model_config.py _get_and_verify_dtype).
     """
     stored = dtype_named(model.dtype) if model and model.dtype else None
-    kept = stored if stored in (FP16, FP32, BF16) and not (lowers and stored is FP32) else BF16
-    if (
-        refused
-        and kept in refused
-        and lowers_itself(gaps.request.get("engine"), gaps.request.get("engine_version"))
-    ):
+    kept = stored if stored in (FP16, FP32, BF16) and not (engine.paged and stored is FP32) else BF16
+    if kept in refused and lowers_itself(engine, gaps.request.get("engine_version")):
         other = _served_in_place(refused)
         gaps.assumed += (
             [] if silent else [f"precision.parameters = {other.name} ({kept.name} {refused[kept]})"]
         )
         return other
     odd = (
-        f" (the file's {model.dtype} is not {'served' if lowers else 'computed'} in)"
+        f" (the file's {model.dtype} is not {'served' if engine.paged else 'computed'} in)"
         if model and model.dtype and stored is not kept
         else ""
     )

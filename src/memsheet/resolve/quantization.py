@@ -20,7 +20,7 @@ from memsheet.plan.engine_registry import GGUF_SERVER, rules_of
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import ModelSpec, StoredQuantization
 from memsheet.plan.plan import Adapter, AdapterKind, Quantization
-from memsheet.resolve.serving import LIBRARY, missing_compute_capability
+from memsheet.resolve.serving import missing_compute_capability
 
 NEVER_QUANTIZED = ("embed_tokens", "norm")  # skipped anyway, whatever a model calls them
 
@@ -55,11 +55,7 @@ def quantization_of(
             f"known: {', '.join(QUANTIZED)}, gguf:Q4_K …",
         )
         return None
-    if (
-        name.startswith("gguf:")
-        and name.removeprefix("gguf:") not in dtypes.GGUF
-        and engine.server != "llama_cpp"
-    ):
+    if name.startswith("gguf:") and name.removeprefix("gguf:") not in dtypes.GGUF and not engine.stores_gguf:
         hint = "engine llama.cpp runs it; or one type for all, such as gguf:Q4_K"
         gaps.wrong(
             "quantization.weights",
@@ -96,7 +92,7 @@ def _unpacks_gguf(gaps: RequestResolver, engine: Engine, task: str) -> bool:
     """Whether a GGUF file's tensors are turned into the precision while they are read (transformers
     modeling_gguf_pytorch_utils.py).
     """
-    if task != "infer" or engine.server != "transformers":
+    if task != "infer" or not engine.limits.unpacks_gguf:
         return False
     gaps.assumed.append(
         "quantization.weights = none (transformers unpacks a GGUF file as it reads it; engine llama.cpp "
@@ -217,7 +213,7 @@ def _stored_quantization(
         gaps.wrong("quantization_config", stored.weights, "is not a known format")
         return None
     if (
-        stored.method == "modelopt" and gaps.request.get("task") == "infer" and engine.server in LIBRARY
+        stored.method == "modelopt" and gaps.request.get("task") == "infer" and engine.limits.library_modules
     ):  # transformers 5.23 quantizers/auto.py
         gaps.wrong(
             "quantization_config",

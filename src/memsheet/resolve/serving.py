@@ -9,21 +9,17 @@ from typing import Any
 
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Code, Engine
+from memsheet.plan.engine_registry import rules_of
 from memsheet.plan.gaps import RequestResolver
-from memsheet.plan.hardware import FLASH_UNITS, OWN_KERNELS, is_older_device
+from memsheet.plan.hardware import FLASH_UNITS, is_older_device
 from memsheet.plan.model import CrossAttention, LatentAttention, ModelSpec
 from memsheet.plan.plan import AttentionKind, Mesh
 from memsheet.plan.verified_families import NO_SDPA
-from memsheet.resolve.blocks import check_blocks
 
 
 def kinds_of(model: ModelSpec | None) -> set[str]:
     """The families whose code runs a model's layers (of a multimodal model: its text model's)."""
     return {block.kind for block in model.blocks()} if model else set()
-
-
-LIBRARY = frozenset({"transformers", "deepspeed", "autoawq"})
-"""Servers that run the library's own modules."""
 
 
 def attention_of(
@@ -35,16 +31,14 @@ def attention_of(
     _handle_attention_backend_compatibility: FlashInfer where it is installed, else Triton; Triton for latent
     attention).
     """
-    serves = gaps.request.get("task") == "infer" and engine.server not in LIBRARY
+    serves = gaps.request.get("task") == "infer" and not engine.limits.library_modules
     library = engine.code is Code.TRANSFORMERS and not serves
     without = sorted(kinds_of(model) & NO_SDPA) if library else []
     default = (
         AttentionKind.EAGER if without and AttentionKind.EAGER in engine.attention else engine.attention[0]
     )
     old = (
-        cluster is not None
-        and engine.name not in OWN_KERNELS
-        and is_older_device(cluster.device, FLASH_UNITS)
+        cluster is not None and not engine.limits.own_kernels and is_older_device(cluster.device, FLASH_UNITS)
     )
     if (
         old and default is AttentionKind.FLASH
@@ -100,7 +94,7 @@ def check_decodes(gaps: RequestResolver, engine: Engine, model: ModelSpec | None
     """A server that makes one token after another serves models that do: an encoder or a picture's classifier
     has nothing to keep for the next.
     """
-    if task != "infer" or model is None or engine.server in LIBRARY or not model.stacks:
+    if task != "infer" or model is None or engine.limits.library_modules or not model.stacks:
         return
     if not any(stack.role == "decoder" for stack in model.stacks):
         reason = (
@@ -142,14 +136,7 @@ def usual_options(
         return {}
     mixers = model.mixers() if model else []
     latent = any(isinstance(mixer, LatentAttention) for mixer in mixers)
-    if (
-        engine.name == "sglang"
-        and model is not None
-        and model.towers
-        and gaps.request.get("serving.memory_fraction") is None
-    ):
-        reason = "is lowered for a tower by a rule that is not modelled (adjust_mem_fraction_for_vlm)"
-        gaps.wrong("serving.memory_fraction", None, reason, "give it, for example --memory-fraction 0.8")
+    rules_of(engine.name).check_start(gaps, model)
     return engine.served(gaps.request, cluster.device if cluster else None, mesh, latent=latent)
 
 
@@ -164,8 +151,7 @@ def server_options(
     found["shared_prefix_tokens"] = int(gaps.request.get("serving.shared_prefix_tokens") or 0)
     for field in ("max_batched_tokens", "page_tokens", "memory_fraction"):
         found[field] = gaps.get(f"serving.{field}", usual[f"serving.{field}"], silent=loading)
-    if engine.name == "vllm":
-        check_blocks(gaps, found["page_tokens"], model)
+    rules_of(engine.name).check_pages(gaps, found["page_tokens"], model)
     if found["memory_fraction"] == 0:
         gaps.wrong("serving.memory_fraction", 0, "leaves the engine nothing", "for example 0.9")
     given = (gaps.request.get(key) for key in ("serving.cuda_graphs", "cuda_graphs"))

@@ -8,14 +8,10 @@ from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import Attention, LatentAttention, LinearAttention, ModelSpec, Recurrent, StateSpace
 from memsheet.plan.plan import Mesh, Speculative, SpeculativeMethod
-from memsheet.plan.speculative import HEADS, SHORTENED_SINCE, STEPS, methods_of, version_of
+from memsheet.plan.speculative import HEADS
 
 METHOD = "speculative.method"
 WITHOUT_MODEL = (SpeculativeMethod.MTP, SpeculativeMethod.NGRAM)
-VOCABULARIES = {"llama.cpp": 128}
-"""How far two vocabularies may differ (llama.cpp common/speculative.cpp, SPEC_VOCAB_MAX_SIZE_DIFFERENCE);
-elsewhere they are the same.
-"""
 
 
 def speculative_of(
@@ -56,11 +52,11 @@ def speculative_of(
 def _speculative_tokens(
     gaps: RequestResolver, engine: Engine, method: SpeculativeMethod, model: ModelSpec | None
 ) -> int:
-    """Tokens of a step: as the plan says; of a checkpoint's own heads as many as there are (vLLM v0.33.0
-    config/speculative.py:1600), or three (SGLang).
+    """Tokens of a step: as the plan says; of a checkpoint's own heads as many as the engine takes, or as
+    there are.
     """
     ahead = model.ahead if model else 0
-    usual = (STEPS if engine.name == "sglang" else ahead) if method is SpeculativeMethod.MTP else None
+    usual = (engine.drafting.steps or ahead) if method is SpeculativeMethod.MTP else None
     tokens: int | None = gaps.get("speculative.tokens", usual or None)
     if (
         tokens is None and method is not SpeculativeMethod.MTP
@@ -74,7 +70,7 @@ def _speculative_tokens(
     elif (
         tokens is not None
         and method is SpeculativeMethod.MTP
-        and engine.name == "vllm"
+        and engine.drafting.whole_rounds
         and ahead
         and tokens > ahead
         and tokens % ahead
@@ -82,7 +78,10 @@ def _speculative_tokens(
         gaps.wrong(
             "speculative.tokens",
             tokens,
-            f"is no multiple of the checkpoint's {ahead} layers for further tokens, which vllm asks for",
+            (
+                f"is no multiple of the checkpoint's {ahead} layers for further tokens, which {engine.name} "
+                "asks for"
+            ),
         )
     return tokens or 1
 
@@ -91,7 +90,8 @@ def _check_engine(
     gaps: RequestResolver, engine: Engine, mesh: Mesh, method: SpeculativeMethod, sequences: int
 ) -> None:
     """What the engine's release has, and the cuts under which it was read."""
-    methods = methods_of(engine.name, gaps.request.get("engine_version"))
+    drafting, version = engine.drafting, gaps.request.get("engine_version")
+    methods = drafting.methods_of(version)
     if method not in methods:
         has = (
             f"modelled there: {', '.join(m.value for m in methods)}"
@@ -101,20 +101,20 @@ def _check_engine(
         gaps.wrong(
             METHOD,
             method.value,
-            f"is not modelled for {engine.name} {gaps.request.get('engine_version') or ''}".rstrip(),
+            f"is not modelled for {engine.name} {version or ''}".rstrip(),
             has,
         )
-    if engine.name in ("sglang", "transformers") and mesh.pp > 1:
+    if "pp" not in drafting.axes and mesh.pp > 1:
         gaps.wrong(
             "mesh.pp", mesh.pp, f"is not modelled with speculative decoding in {engine.name}", "one stage"
         )
-    if engine.name == "transformers" and mesh.tp > 1:
-        gaps.wrong("mesh.tp", mesh.tp, "is not modelled with an assistant model in transformers", "one GPU")
-    if engine.name == "transformers" and sequences > 1:  # generation/utils.py _assisted_decoding
+    if "tp" not in drafting.axes and mesh.tp > 1:
+        gaps.wrong("mesh.tp", mesh.tp, f"is not modelled with an assistant model in {engine.name}", "one GPU")
+    if drafting.sequences == 1 and sequences > 1:
         gaps.wrong(
             "serving.max_sequences",
             sequences,
-            "is more than the one sequence that transformers drafts for",
+            f"is more than the one sequence that {engine.name} drafts for",
             "--sequences 1",
         )
     if mesh.attn_dp > 1:
@@ -155,15 +155,16 @@ def _check_model(
             f"is missing: {method.value} drafts with {what}",
             f"--draft-model {'qwen3-0.6b' if method is SpeculativeMethod.DRAFT else 'HEAD'}",
         )
-    elif method is SpeculativeMethod.DRAFT and abs(model.draft.vocab - model.vocab) > VOCABULARIES.get(
-        engine.name, 0
+    elif (
+        method is SpeculativeMethod.DRAFT
+        and abs(model.draft.vocab - model.vocab) > engine.drafting.vocabulary_gap
     ):
         reason = f"has a vocabulary of {model.draft.vocab:,}, not the {model.vocab:,} of {model.name}"
         gaps.wrong("speculative.model", name, reason, "a smaller model of the same family")
-    elif method is SpeculativeMethod.DRAFT and engine.name == "vllm":
-        _check_length(gaps, model, model.draft)
+    elif method is SpeculativeMethod.DRAFT:
+        _check_length(gaps, engine, model, model.draft)
     states = any(isinstance(m, StateSpace | LinearAttention | Recurrent) for m in model.mixers())
-    if states and engine.name != "vllm":
+    if states and not engine.drafting.keeps_states:
         gaps.wrong(
             METHOD,
             method.value,
@@ -191,14 +192,14 @@ def _check_heads_cut(
             )
 
 
-def _check_length(gaps: RequestResolver, model: ModelSpec, draft: ModelSpec) -> None:
+def _check_length(gaps: RequestResolver, engine: Engine, model: ModelSpec, draft: ModelSpec) -> None:
     """A sequence longer than the draft was made for, to which newer releases shorten all of them."""
     length = (
         gaps.request.get("serving.max_model_len") or gaps.request.get("seq_len") or model.max_positions or 0
     )
     limit = draft.max_positions
-    if limit and length > limit and version_of(gaps.request.get("engine_version")) >= SHORTENED_SINCE:
-        reason = f"exceeds the {limit:,} positions of {draft.name}, to which vllm shortens it"
+    if limit and length > limit and engine.drafting.shortens(gaps.request.get("engine_version")):
+        reason = f"exceeds the {limit:,} positions of {draft.name}, to which {engine.name} shortens it"
         gaps.wrong("serving.max_model_len", length, reason, f"--max-model-len {limit}")
 
 

@@ -12,24 +12,14 @@ from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.plan import Plan
 
-RELEASED = {
-    "vllm": (re.compile(r"\d+\.\d+|^V[01]\b"), "a release, for example 0.11.0"),
-    "sglang": (re.compile(r"^v?\d+\.\d+\.\d+"), "a release with three numbers, for example 0.5.12"),
-    "llama.cpp": (re.compile(r"\d|ik_llama"), "a build or commit, for example b7342, or ik_llama.cpp"),
-}
-"""How engines whose facts are kept release by release name one (``engines.vllm.facts.release_of``,
-``engines.sglang.facts.release_of``).
-"""
-ANY = re.compile(r"\d"), "a release, a commit or a date, for example 5.13.1 (torch 2.13.0)"
 NUMBER = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
 
 
 def check_version(gaps: RequestResolver, engine: Engine) -> None:
     """A version that stands for no release would be taken for the newest without a word."""
     version = gaps.request.get("engine_version")
-    form, example = RELEASED.get(engine.name, ANY)
-    if version is not None and not form.search(version):
-        gaps.wrong("engine_version", version, f"names no release of {engine.name}", example)
+    if version is not None and not re.search(engine.version_form, version):
+        gaps.wrong("engine_version", version, f"names no release of {engine.name}", engine.version_example)
 
 
 def version_notes(plan: Plan) -> Iterator[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.layers import has_experts
 from memsheet.plan.model import (
@@ -29,8 +29,6 @@ OF_STATES = ("serving.state_slots", "serving.state_ratio")
 OF_RECIPES = ("fp8.param_storage", "fp8.all_gather", "fp8.skip")
 OF_TORCH = ("allocator.expandable_segments",)
 BATCHES = ("serving.batch", "microbatch")
-OWN_VOCABULARY = ("vllm", "sglang", "llama_cpp", "gpt_fast", "autoawq")
-"""Servers that pad a vocabulary by a rule of their own, or not at all."""
 ACCOUNTED = {"moe.grouped_gemm": "experts in grouped products", "moe.permute_fusion": "the fused permutation"}
 """What is accounted for experts whichever is asked for."""
 
@@ -70,7 +68,7 @@ def _no_effect_rules(plan: Plan, engine: Engine, model: ModelSpec | None) -> Ite
         )
     if plan.task == "infer":
         yield from _of_serving(plan, engine)
-    elif engine.sharding is Sharding.MEGATRON:
+    elif engine.own_kernel_steps:
         reason = f"is not how {engine.name} steps its flat buffers: a fused kernel does"
         yield (
             ("optimizer.implementation",),
@@ -121,24 +119,22 @@ def _of_the_model(plan: Plan, model: ModelSpec) -> Iterator[Rule]:
 
 def _of_serving(plan: Plan, engine: Engine) -> Iterator[Rule]:
     name = engine.name
-    if engine.server == "llama_cpp":
+    if not engine.serving.torch_memory:
         yield OF_TORCH, _matches_any_value, f"is of PyTorch's allocator, which {name} does not use", LEAVE
-    if engine.server in OWN_VOCABULARY:
+    if engine.limits.own_padding:
         yield (
             ("vocab_multiple",),
             lambda value: value != 1,
             f"is not an option of {name}, which pads by its own rule",
             LEAVE,
         )
-    if engine.server in ("llama_cpp", "autoawq") or (
-        engine.server == "transformers" and plan.phase == "load"
-    ):
+    if engine.limits.own_compute(plan):
         reason = (
             f"is not an option of {name}, which computes by its own rule from "
             f"{plan.precision.parameters.name}"
         )
         yield ("precision.compute",), lambda _: plan.precision.casts, reason, LEAVE
-    if engine.server == "gpt_fast" and not plan.compile:
+    if engine.serving.captures_compiled and not plan.compile:
         reason = "are recorded by torch.compile there, and nothing is compiled"
         yield ("serving.cuda_graphs", "cuda_graphs"), _matches_any_value, reason, "add --compile"
     if plan.served_adapters is None and plan.adapter is None:

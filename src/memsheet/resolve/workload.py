@@ -37,9 +37,7 @@ def max_model_len_of(
             "ends before"
         )
     if task == "infer" and given is None and gaps.request.get("phase") != "load" and model is not None:
-        own = (
-            derived_max_length(model) if served and engine.name == "vllm" else model.max_positions
-        )  # vLLM takes the length it derives, scaling and all
+        own = derived_max_length(model) if engine.limits.derives_length else model.max_positions
         given = own or UNKNOWN_LENGTH
         gaps.assumed.append(
             f"serving.max_model_len = {given} "

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from memsheet.plan.engine_registry import runs_on_ranks
 from memsheet.plan.plan import Plan
 
 Packed = tuple[torch.device, Tensor]
@@ -29,7 +30,7 @@ def activation_offload_context(model: nn.Module, plan: Plan) -> AbstractContextM
     def pack(tensor: Tensor) -> Tensor | Packed:
         own = (
             stay
-            if not plan.on_ranks
+            if not runs_on_ranks(plan)
             else {_storage_address(tensor) for tensor in (*model.parameters(), *model.buffers())}
         )  # gathered just now
         return tensor if _storage_address(tensor) in own else (tensor.device, _to_host(tensor))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from memsheet.plan.engine_registry import runs_on_ranks
 from memsheet.plan.plan import Plan
 from memsheet.run.accumulate import Batch
 from memsheet.run.adapters import apply_adapter, apply_quantization
@@ -66,7 +67,7 @@ def build_trainer(
     config: Mapping[str, Any], plan: Plan, device: str, at: At, micro: int, seen: Seen | None = None
 ) -> Trainer | RankTrainer:
     """The model with random weights, its optimizer, and random tokens of a micro-batch."""
-    if plan.on_ranks:
+    if runs_on_ranks(plan):
         from memsheet.run.ranks import rank_trainer
 
         return rank_trainer(config, plan, device, at, micro, seen)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from memsheet.plan.engine import server_engine
 from memsheet.plan.plan import AttentionKind
+from memsheet.plan.server_limits import ServerLimits
 from memsheet.plan.serving_facts import ServingFacts
 from memsheet.references import AUTOAWQ
 from memsheet.sheet import Cited
@@ -18,6 +19,7 @@ ENGINE = server_engine(
     server="autoawq",
     attention=(AttentionKind.EAGER,),
     adapters=(),
+    limits=ServerLimits(library_modules=True, own_padding=True, own_compute=lambda _: True),
     serving=ServingFacts(joins_projections=True),  # fused/attn.py QuantAttentionFused
     evidence={
         "cache": Cited(AUTOAWQ, "fused/cache.py WindowedCache"),

@@ -4,8 +4,10 @@ commit).
 
 from __future__ import annotations
 
+from memsheet.plan.defaults import NAMED_PRECISIONS
 from memsheet.plan.engine import Engine, PlanArrays, Runner, Sharding
 from memsheet.plan.plan import Implementation, OptimizerName
+from memsheet.plan.server_limits import ServerLimits
 from memsheet.references import TRANSFORMERS
 from memsheet.sheet import Cited, Evidence, FromCode
 
@@ -29,9 +31,15 @@ ENGINE = Engine(
     sharding=Sharding.DEEPSPEED,
     default_precision="bf16-master",
     precisions=("bf16-master", "fp32"),
+    adapter_precisions=tuple(NAMED_PRECISIONS),
+    copies_adapters=True,  # zero/stage_1_and_2.py:492
+    limits=ServerLimits(library_modules=True),
     autocast=False,
     optimizers=(OptimizerName.ADAMW, OptimizerName.LION),
     default_implementation=Implementation.FUSED,
+    implementations={  # FusedLion (ops/lion/fused_lion.py)
+        OptimizerName.LION: (Implementation.FUSED, Implementation.FOREACH, Implementation.LOOP)
+    },
     adapter_dtype="bf16",  # engine.py:1755-1762: the whole module is cast to the model's dtype
     offload=("optimizer", "parameters", "activations"),
     offloads_parameters_at=3,  # zero/config.py: offload_param is valid with stage 3 alone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memsheet.engines.shared.whole_tensors import SHARDED_TENSORS
 from memsheet.plan.engine import Engine, Runner, Sharding
 from memsheet.plan.plan import ContextParallel, Implementation, OptimizerName, Schedule
 from memsheet.references import TORCH_FSDP2, TORCH_OPTIM, TRANSFORMERS
@@ -30,6 +31,7 @@ ENGINE = Engine(
         OptimizerName.SGD_MOMENTUM,
         OptimizerName.LION,
     ),
+    implementations=SHARDED_TENSORS,
     default_implementation=Implementation.FUSED,
     offload=("optimizer", "parameters", "activations"),
     runner=Runner.SHARDED_UNITS,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from memsheet.plan.engine import server_engine
 from memsheet.plan.model import Role
 from memsheet.plan.plan import AttentionKind
+from memsheet.plan.server_limits import ServerLimits
 from memsheet.plan.serving_facts import ServingFacts
 from memsheet.references import GPT_FAST
 from memsheet.sheet import Cited
@@ -23,6 +24,7 @@ ENGINE = server_engine(
     attention=(AttentionKind.SDPA,),
     whole_roles=frozenset({Role.EMBEDDING, Role.HEAD}),  # tp.py, apply_tp: layers alone are divided
     adapters=(),
+    limits=ServerLimits(own_padding=True),  # a checkpoint's rows are what they are
     serving=ServingFacts(
         joins_projections=True,  # model.py wqkv
         quantizes_head=True,  # quantize.py replaces every linear layer

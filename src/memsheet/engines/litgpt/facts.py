@@ -8,6 +8,7 @@ input to fp32 (6178c7c).
 
 from __future__ import annotations
 
+from memsheet.engines.shared.whole_tensors import WHOLE_TENSORS
 from memsheet.plan.engine import Code, Engine, PlanArrays, Sharding
 from memsheet.plan.plan import AdapterKind, AttentionKind, Implementation, Loss, OptimizerName, RecomputeMode
 from memsheet.plan.serving_facts import ServingFacts
@@ -42,6 +43,7 @@ ENGINE = Engine(
     losses=(Loss.CHUNKED, Loss.PLAIN),
     recompute=(RecomputeMode.NONE,),
     optimizers=(OptimizerName.ADAMW, OptimizerName.PAGED_ADAMW),
+    implementations=WHOLE_TENSORS,
     default_implementation=Implementation.FOREACH,
     adapters=(AdapterKind.LORA, AdapterKind.LLAMA_ADAPTER, AdapterKind.LLAMA_ADAPTER_V2),
     usual_targets=("q_proj", "v_proj"),  # finetune/lora.py:46-52

@@ -7,11 +7,13 @@ Read at 00395eb2 (2026); of December 2025's b7342 the masks and the order of off
 
 from __future__ import annotations
 
-from memsheet.plan.defaults import SERVED_ADAPTERS
+from memsheet.plan.defaults import COMMON_DTYPES, SERVED_ADAPTERS
 from memsheet.plan.dtypes import FP16
 from memsheet.plan.engine import server_engine
-from memsheet.plan.plan import AttentionKind
+from memsheet.plan.plan import AttentionKind, SpeculativeMethod
+from memsheet.plan.server_limits import ServerLimits
 from memsheet.plan.serving_facts import ServingFacts
+from memsheet.plan.speculative import Drafting
 from memsheet.references import GGML, LLAMA_CPP
 from memsheet.sheet import Cited
 
@@ -39,6 +41,13 @@ host holds.
 """
 
 
+CACHE_NAMES = (
+    *COMMON_DTYPES,
+    *(f"gguf:{name}" for name in ("Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1", "IQ4_NL")),
+)
+"""Types that its cache may have (common/arg.cpp, kv_cache_types)."""
+
+
 def is_fork(version: str | None) -> bool:
     """Whether ``engine_version`` names ik_llama.cpp."""
     text = (version or "").lower()
@@ -61,7 +70,10 @@ ENGINE = server_engine(
     tested="00395eb2 (2026)",
     server="llama_cpp",
     serving_axes=("pp",),
-    cache_dtypes=None,  # plan.defaults.LLAMA_CACHE_DTYPES
+    cache_dtypes=None,
+    cache_names=CACHE_NAMES,
+    one_cache=True,  # its cells are those of all sequences
+    stores_gguf=True,
     attention=(AttentionKind.FLASH, AttentionKind.EAGER),
     stages=device_layer_counts,
     serving=ServingFacts(
@@ -77,6 +89,18 @@ ENGINE = server_engine(
         - {"serving.max_cpu_loras"}
     ),
     offload=("parameters",),
+    drafting=Drafting(
+        # -md (common/speculative.cpp draft-simple; eagle3 and mtp were not read)
+        methods=(((0, 0), (SpeculativeMethod.DRAFT,)),),
+        vocabulary_gap=128,  # common/speculative.cpp, SPEC_VOCAB_MAX_SIZE_DIFFERENCE
+    ),
+    limits=ServerLimits(
+        own_kernels=True,  # ggml/src/ggml-cuda/fattn.cu
+        own_padding=True,  # a file's rows are what they are
+        own_compute=lambda _: True,  # its kernels are those of a type of weights
+    ),
+    version_form=r"\d|ik_llama",
+    version_example="a build or commit, for example b7342, or ik_llama.cpp",
     adapters=(),
     evidence={
         "buffers": Cited(LLAMA_CPP, "model, KV and compute buffers"),

@@ -50,6 +50,17 @@ ENGINE = Engine(
     schedules=(Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
     optimizers=(OptimizerName.ADAMW,),
     default_implementation=Implementation.DISTRIBUTED,
+    implementations={
+        OptimizerName.ADAMW: (
+            Implementation.DISTRIBUTED,
+            Implementation.APEX,
+            Implementation.FUSED,
+            Implementation.FOREACH,
+            Implementation.LOOP,
+        )
+    },
+    own_kernel_steps=True,  # FusedAdam
+    copies_adapters=True,
     vocab_multiple=128,
     scatters_for_experts=True,  # moe/moe_layer.py:315-320 raises otherwise
     selective=("core_attn",),

@@ -4,6 +4,7 @@ January 2024).
 
 from __future__ import annotations
 
+from memsheet.engines.shared.whole_tensors import WHOLE_TENSORS
 from memsheet.plan.engine import Code, Engine, Sharding
 from memsheet.plan.plan import Implementation, Loss, OptimizerName, RecomputeMode
 from memsheet.references import TORCH_DDP, TORCH_OPTIM, TRANSFORMERS
@@ -31,6 +32,7 @@ ENGINE = Engine(
     losses=(Loss.PLAIN,),
     recompute=(RecomputeMode.NONE, RecomputeMode.FULL),
     optimizers=(OptimizerName.ADAMW, OptimizerName.SGD, OptimizerName.SGD_MOMENTUM, OptimizerName.ADAFACTOR),
+    implementations=WHOLE_TENSORS,
     default_implementation=Implementation.FOREACH,  # adamw_torch (llm/utils/argument.py:106)
     adapter_dtype="fp32",
     evidence={

@@ -42,4 +42,12 @@ def _check_groups(
         )
 
 
-RULES = EngineRules(check_mesh=_check_mesh, served_adapters=sglang_adapters)
+def _check_start(gaps: RequestResolver, model: ModelSpec | None) -> None:
+    """A share of memory that nobody says is lowered for models with a tower."""
+    if model is None or not model.towers or gaps.request.get("serving.memory_fraction") is not None:
+        return
+    reason = "is lowered for a tower by a rule that is not modelled (adjust_mem_fraction_for_vlm)"
+    gaps.wrong("serving.memory_fraction", None, reason, "give it, for example --memory-fraction 0.8")
+
+
+RULES = EngineRules(check_start=_check_start, check_mesh=_check_mesh, served_adapters=sglang_adapters)

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+from memsheet.engines.sglang.drafting import DRAFTING, kept_of
 from memsheet.frozen import dataclass
 from memsheet.plan.defaults import SERVED_ADAPTERS
 from memsheet.plan.device import Device
 from memsheet.plan.engine import server_engine
-from memsheet.plan.plan import AttentionKind, Mesh
+from memsheet.plan.plan import AttentionKind, Mesh, SpeculativeMethod
+from memsheet.plan.server_limits import ServerLimits
 from memsheet.plan.serving_facts import HeededCache, LengthLimit, ServingFacts
-from memsheet.plan.speculative import kept_of, reserved_mib
 from memsheet.sheet import FromCode
 from memsheet.units import MIB
 
@@ -204,6 +205,16 @@ def sglang_defaults(
     }  # fmt: skip
 
 
+def reserved_mib(version: str | None, method: str | None) -> int:
+    """MiB that are kept free for a draft model or head and its graphs; nothing for ngrams, which have
+    neither.
+    """
+    if method is None or method == SpeculativeMethod.NGRAM.value:
+        return 0
+    kept = kept_of(version)
+    return kept.model_mib if method == SpeculativeMethod.DRAFT.value else kept.headed_mib
+
+
 def _static_memory_fraction(
     release: Release, device: Device | None, mesh: Mesh, tokens: int, *, latent: bool, drafting_mib: int = 0
 ) -> float:
@@ -297,6 +308,20 @@ ENGINE = server_engine(
     serving=SERVING,
     precisions=("fp32", "bf16-pure"),
     attention=(AttentionKind.FLASH, AttentionKind.SDPA),
+    one_cache=True,  # a pool of tokens
+    drafting=DRAFTING,
+    version_form=r"^v?\d+\.\d+\.\d+",  # what ``release_of`` finds one by
+    version_example="a release with three numbers, for example 0.5.12",
+    limits=ServerLimits(
+        # 00c614b model_executor/model_runner_components/load_model_utils.py:75-86,
+        # maybe_downgrade_dtype_for_legacy_gpu, which refuses cards before Turing and logs what it casts
+        least_units=(7, 5),
+        bf16_units=(8, 0),
+        casts_down=True,
+        own_padding=True,  # layers/vocab_parallel_embedding.py, pad_vocab_size
+        writes_scores=False,  # FlashInfer's or Triton's (_handle_attention_backend_compatibility)
+        unpacks_eight_bits=True,
+    ),
     models=frozenset({
         "compile", "cuda_graphs", "serving.cuda_graphs", "serving.memory_fraction", "serving.page_tokens", "serving.max_batched_tokens",
         "serving.shared_prefix_tokens", "serving.dp_lm_head", "serving.dp_dense", "serving.dispatch", "serving.state_slots", "serving.state_ratio",

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.arith import Count, given_or, maximum
+from memsheet.engines.sglang.drafting import Kept, kept_of
 from memsheet.engines.sglang.loaded import WAYS
 from memsheet.formulas.serving.drafts import (
     PREFIX,
@@ -22,7 +23,6 @@ from memsheet.formulas.serving.kv_cache import bytes_per_token
 from memsheet.formulas.serving.widest_layer import layer_bytes
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan, SpeculativeMethod
-from memsheet.plan.speculative import Kept, kept_of
 from memsheet.references import SGLANG, formula
 from memsheet.sheet import NOTHING, Bytes, Cited, Component, Instant, Item, sum_byte_ranges
 

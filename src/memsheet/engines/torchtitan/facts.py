@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memsheet.engines.shared.whole_tensors import SHARDED_TENSORS
 from memsheet.plan.engine import Code, Engine, Sharding, UnitWrapping
 from memsheet.plan.plan import (
     AttentionKind,
@@ -156,6 +157,7 @@ ENGINE = Engine(
     replays=True,
     schedules=(Schedule.ONE_F_ONE_B, Schedule.GPIPE),
     optimizers=(OptimizerName.ADAMW,),
+    implementations=SHARDED_TENSORS,
     default_implementation=Implementation.FUSED,
     never_offloads={  # distributed/fsdp.py:231 moves parameters and states; experiments/graph_trainer/cpu_offload.py is another program
         "activations": "is nothing that torchtitan's trainer does: it moves parameters and states alone, and its experiment graph_trainer is another program",

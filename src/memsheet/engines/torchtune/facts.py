@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from memsheet.engines.shared.whole_tensors import SHARDED_TENSORS, WHOLE_TENSORS
 from memsheet.plan.engine import Code, Engine, PlanArrays, Sharding
 from memsheet.plan.plan import AttentionKind, Implementation, Loss, OptimizerName
 from memsheet.references import TORCH_FSDP2, TORCH_OPTIM, TORCHTUNE_MODEL
@@ -36,6 +37,7 @@ _DISTRIBUTED = Engine(
     attention=(AttentionKind.SDPA,),
     losses=(Loss.PLAIN, Loss.CHUNKED),
     optimizers=(OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT, OptimizerName.SGD, OptimizerName.SGD_MOMENTUM),
+    implementations=SHARDED_TENSORS,
     default_implementation=Implementation.FUSED,
     # the whole model is built in the recipe's dtype (recipes/lora_finetune_single_device.py:400)
     adapter_dtype="bf16",
@@ -58,6 +60,7 @@ _SINGLE = replace(
     zero=(0,),
     default_zero=0,
     sharding=Sharding.REPLICATED,
+    implementations=WHOLE_TENSORS,
     steps_in_backward=True,  # training/memory.py, register_optim_in_bwd_hooks
     optimizers=(*_DISTRIBUTED.optimizers, OptimizerName.PAGED_ADAMW, OptimizerName.PAGED_ADAMW_8BIT),
     offload=("optimizer", "activations"),

@@ -4,11 +4,22 @@ caches.
 
 from __future__ import annotations
 
+from memsheet.engines.shared.whole_tensors import WHOLE_TENSORS
 from memsheet.plan.defaults import SERVED_ADAPTERS
 from memsheet.plan.engine import Engine, Runner, Sharding
 from memsheet.plan.model import Role
-from memsheet.plan.plan import AdapterKind, Implementation, Loss, OptimizerName, RecomputeMode, Schedule
+from memsheet.plan.plan import (
+    AdapterKind,
+    Implementation,
+    Loss,
+    OptimizerName,
+    RecomputeMode,
+    Schedule,
+    SpeculativeMethod,
+)
+from memsheet.plan.server_limits import ServerLimits
 from memsheet.plan.serving_facts import ServingFacts
+from memsheet.plan.speculative import Drafting
 from memsheet.references import TORCH_DDP, TORCH_OPTIM, TRANSFORMERS
 from memsheet.sheet import Cited
 
@@ -37,6 +48,17 @@ ENGINE = Engine(
     optimizers=tuple(OptimizerName),
     default_implementation=Implementation.FUSED,
     offload=("activations",),
+    implementations=WHOLE_TENSORS,
+    limits=ServerLimits(
+        library_modules=True,
+        own_compute=lambda plan: plan.phase == "load",  # modules compute in the dtype that they are loaded in
+        unpacks_gguf=True,  # modeling_gguf_pytorch_utils.py
+    ),
+    drafting=Drafting(
+        methods=(((0, 0), (SpeculativeMethod.DRAFT, SpeculativeMethod.NGRAM)),),
+        axes=(),
+        sequences=1,  # generation/utils.py _assisted_decoding
+    ),
     whole_roles=frozenset({Role.EMBEDDING}),
     whole_latent=True,
     # its own code starts about 50 operations a layer (its tape)

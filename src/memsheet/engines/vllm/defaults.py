@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memsheet.engines.vllm.adapter_room import vllm_adapters
+from memsheet.engines.vllm.blocks import check_blocks
 from memsheet.plan.dtypes import FP8_E5M2, DType
 from memsheet.plan.engine import EngineRules
 from memsheet.plan.gaps import RequestResolver
@@ -40,4 +41,9 @@ def _check_cache(gaps: RequestResolver, found: DType, _: Precision, model: Model
         )
 
 
-RULES = EngineRules(check_mesh=_check_mesh, check_cache=_check_cache, served_adapters=vllm_adapters)
+RULES = EngineRules(
+    check_pages=check_blocks,
+    check_mesh=_check_mesh,
+    check_cache=_check_cache,
+    served_adapters=vllm_adapters,
+)

@@ -8,11 +8,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from memsheet.engines.vllm.drafting import DRAFTING
+from memsheet.engines.vllm.old_cards import refuses_eight_bits
 from memsheet.plan.defaults import SERVED_ADAPTERS
 from memsheet.plan.device import Device
 from memsheet.plan.engine import server_engine
 from memsheet.plan.plan import AttentionKind, Mesh
 from memsheet.plan.profiled_release import Release, Sampler, Shown
+from memsheet.plan.server_limits import ServerLimits
 from memsheet.plan.serving_facts import HeededCache, LengthLimit, ServingFacts
 from memsheet.plan.speculative import version_of
 from memsheet.sheet import FromCode
@@ -182,6 +185,22 @@ ENGINE = server_engine(
     serving=SERVING,
     precisions=("fp32", "bf16-pure"),
     attention=(AttentionKind.FLASH, AttentionKind.SDPA),
+    one_cache=True,  # a pool of blocks
+    drafting=DRAFTING,
+    version_form=r"\d+\.\d+|^V[01]\b",  # what ``release_of`` finds one by
+    version_example="a release, for example 0.11.0",
+    limits=ServerLimits(
+        # v0.6.4.post1 worker/worker.py _check_if_gpu_supports_dtype, v0.33.0 platforms/cuda.py:638
+        bf16_units=(8, 0),
+        # _FLOAT16_NOT_SUPPORTED_MODELS: v0.9.2 config.py:3221, v0.33.0 config/model.py:2398
+        overflowing=frozenset({"gemma2", "gemma3", "gemma3_text", "plamo2", "glm4"}),
+        lowers_since=(0, 9, 0),  # _resolve_auto_dtype, v0.9.2 config.py:3284
+        writes_scores=False,  # FlashInfer's or Triton's (platforms/cuda.py at 002db49, _get_backend_priorities)
+        refuses_cache=refuses_eight_bits,
+        derives_length=True,  # _get_and_verify_max_len
+        own_padding=True,  # layers/vocab_parallel_embedding.py, pad_vocab_size
+        unpacks_eight_bits=True,  # v0.33.0 v1/attention/backends/triton_attn.py:515
+    ),
     models=frozenset({
         "compile", "cuda_graphs", "serving.cuda_graphs", "serving.memory_fraction", "serving.page_tokens", "serving.max_batched_tokens", "serving.dispatch",
         "serving.shared_prefix_tokens",

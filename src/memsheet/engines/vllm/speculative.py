@@ -9,6 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.arith import Count, given_or, maximum, minimum
+from memsheet.engines.vllm.drafting import (
+    CHUNK_BYTES,
+    COUNTING_RUNNER,
+    EMBEDS_SINCE,
+    GRAPHS_OF_TOKENS_SINCE,
+)
 from memsheet.engines.vllm.loaded import WAYS
 from memsheet.engines.vllm.profiled import Peak, profile_run_peak, profiled_layer_bytes
 from memsheet.formulas.serving.drafts import (
@@ -26,7 +32,6 @@ from memsheet.plan.dtypes import FP32, INT32, INT64, DType
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan, SpeculativeMethod
 from memsheet.plan.profiled_release import Release
-from memsheet.plan.speculative import CHUNK_BYTES, COUNTING_RUNNER, EMBEDS_SINCE, GRAPHS_OF_TOKENS_SINCE
 from memsheet.references import VLLM, formula
 from memsheet.sheet import Bytes, Cited, Component, Instant, Item
 

@@ -12,11 +12,12 @@ import pytest
 
 from memsheet import catalog
 from memsheet.budget import Answer
+from memsheet.engines.sglang.drafting import kept_of
+from memsheet.engines.sglang.facts import reserved_mib
 from memsheet.engines.vllm.speculative import chunk_rows
 from memsheet.formulas.serving.drafts import PREFIX, mtp_heads
 from memsheet.formulas.states.params import parameter_count
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.speculative import kept_of, reserved_mib
 from memsheet.questions.accounted import infer
 from memsheet.readers.model import read_model
 from memsheet.sheet import Component, Instant

@@ -13,11 +13,12 @@ from test_speculative import DRAFT, HEAD, WORDS, eagle3, facts, model, served
 
 from memsheet import catalog
 from memsheet.cli import main
+from memsheet.engines.sglang.drafting import KEPT
 from memsheet.errors import InputError
 from memsheet.exchange.formats import sglang, vllm
 from memsheet.exchange.shared.file_format import read_format_values
 from memsheet.plan.document import plan_document
-from memsheet.plan.speculative import KEPT, METHODS, methods_of
+from memsheet.plan.engine_registry import MODELLED, find_engine
 from memsheet.questions.accounted import infer
 from memsheet.questions.plan import plan_serving
 from memsheet.readers.draft import with_draft
@@ -139,10 +140,11 @@ def test_a_strangers_head_is_read_with_limits(wrong: dict[str, Any], tmp_path: P
 
 def test_tables_are_in_order() -> None:
     assert [kept.since for kept in KEPT] == sorted(kept.since for kept in KEPT)
-    for rows in METHODS.values():
-        assert [since for since, _ in rows] == sorted(since for since, _ in rows)
-    assert len(methods_of("vllm", None)) == 5
-    assert methods_of("gpt-fast", None) == ()
+    drafting = {name: engine.drafting for name in MODELLED if (engine := find_engine(name))}
+    for how in drafting.values():
+        assert [since for since, _ in how.methods] == sorted(since for since, _ in how.methods)
+    assert len(drafting["vllm"].methods_of(None)) == 5
+    assert drafting["gpt-fast"].methods_of(None) == ()
 
 
 # flags of servers -------------------------------------------------------------------------------------------

@@ -1,0 +1,53 @@
+"""What a server takes of a request and of its card, as data. An engine's file says what differs from the
+usual (``memsheet/engines/<name>/facts.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memsheet.frozen import dataclass
+from memsheet.plan.device import Device
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
+
+Capability = tuple[int, int]
+"""Compute capability of a card: (7, 5) is 7.5."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """Of cards: ``least_units``, a compute capability below which the server does not start; ``bf16_units``,
+    one below which it computes nothing in bf16; ``casts_down``, it casts to fp16 there whatever is asked for,
+    and refuses nothing.
+
+    Of families: ``overflowing``, those that it does not compute in fp16; ``lowers_since``, the release from
+    which on it knows them, and takes another dtype by itself where nobody says one and the card or the family
+    has none for the checkpoint's.
+
+    Of kernels: ``own_kernels``, they are the engine's own and run on older cards too; ``writes_scores``, its
+    sdpa is torch's, which makes matrices of scores where it has no fused kernel; ``unpacks_eight_bits``, an
+    eight-bit cache is unpacked by kernels on cards that convert no such numbers; ``refuses_cache``, whether
+    those that are left for a plan's cache on such a card refuse it.
+
+    Of requests: ``library_modules``, it runs the transformers library's own modules; ``derives_length``, a
+    sequence where nobody says is as long as what it derives from a config, scaling and all; ``own_padding``,
+    it pads a vocabulary by a rule of its own, or not at all; ``own_compute``, whether what a plan computes in
+    follows from the format of its weights; ``unpacks_gguf``, a GGUF file's tensors are turned into the
+    precision while they are read.
+    """
+
+    least_units: Capability | None = None
+    bf16_units: Capability | None = None
+    casts_down: bool = False
+    overflowing: frozenset[str] = frozenset()
+    lowers_since: tuple[int, ...] | None = None
+    own_kernels: bool = False
+    writes_scores: bool = True
+    unpacks_eight_bits: bool = False
+    library_modules: bool = False
+    derives_length: bool = False
+    own_padding: bool = False
+    own_compute: Callable[[Plan], bool] = lambda _: False
+    unpacks_gguf: bool = False
+    refuses_cache: Callable[[Plan, Device, ModelSpec | None], bool] = lambda *_: False
