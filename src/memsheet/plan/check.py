@@ -11,6 +11,7 @@ from typing import Any
 
 from memsheet.errors import MOST_SHOWN, Problem, nearest_words, printable_line
 from memsheet.frozen import dataclass
+from memsheet.plan import packages
 from memsheet.plan.dtypes import dtype_named
 from memsheet.plan.engine_registry import KNOWN_NAMES
 
@@ -63,7 +64,7 @@ RULES: dict[str, Rule] = {
     "precision.parameters": _DTYPE, "precision.compute": _DTYPE, "precision.gradients": _DTYPE, "precision.reduce": _DTYPE,
     "precision.master_weights": _DTYPE, "precision.moments": _DTYPE, "precision.name": _choice_rule(*PRECISIONS),
     "fp8.recipe": _TEXT, "fp8.param_storage": Rule("any"), "fp8.all_gather": Rule("any"), "fp8.skip": _TEXTS, "optimizer.name": _TEXT, "optimizer.rank": _count_rule(high=2**16),
-    "optimizer.implementation": _choice_rule("foreach", "fused", "loop", "apex", "distributed", "bnb", "torchao", "transformers"), "optimizer_in_backward": _FLAG,
+    "optimizer.implementation": _choice_rule("foreach", "fused", "loop", "apex", "distributed", "bnb", "torchao", packages.TRANSFORMERS), "optimizer_in_backward": _FLAG,
     "recompute.mode": _choice_rule("none", "selective", "full"), "recompute.modules": _TEXTS, "recompute.every": _count_rule(high=10_000),
     "recompute.layers": _count_rule(high=10_000), "recompute.segments": _count_rule(high=10_000),
     "attention": _choice_rule("eager", "sdpa", "flash", "cudnn"), "loss": _choice_rule("plain", "fused", "chunked", "vocab_parallel"),

@@ -8,6 +8,7 @@ from enum import Enum
 
 from memsheet.arith import Count, ceil_div, maximum
 from memsheet.frozen import dataclass
+from memsheet.plan import packages
 from memsheet.plan.dtypes import DType
 
 
@@ -65,7 +66,7 @@ class Implementation(Enum):
     TORCHAO = "torchao"
     APEX = "apex"
     DISTRIBUTED = "distributed"
-    TRANSFORMERS = "transformers"
+    TRANSFORMERS = packages.TRANSFORMERS  # its own AdamW
 
 
 class AdapterKind(Enum):
