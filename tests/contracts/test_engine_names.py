@@ -32,19 +32,7 @@ LITERALS: dict[str, int] = {
     "formulas/states/optimizers.py": 3,
     "formulas/step.py": 2,
     "formulas/step_time/updates.py": 1,
-    "plan/check.py": 19,
-    "plan/contradictions.py": 6,
     "plan/engine.py": 12,
-    "plan/hardware.py": 12,
-    "plan/plan.py": 3,
-    "plan/speculative.py": 4,
-    "plan/words.py": 1,
-    "resolve/quantization.py": 1,
-    "resolve/serving.py": 5,
-    "resolve/speculative.py": 9,
-    "resolve/version.py": 3,
-    "resolve/without_effect.py": 5,
-    "resolve/workload.py": 1,
 }
 """String literals that are an engine's name, by file. It may only shrink."""
 COMPARISONS: dict[str, int] = {
@@ -65,15 +53,8 @@ COMPARISONS: dict[str, int] = {
     "formulas/step_time/replicas.py": 4,
     "formulas/step_time/updates.py": 2,
     "plan/engine.py": 3,
-    "plan/hardware.py": 7,
-    "plan/plan.py": 1,
-    "resolve/optimizer.py": 3,
-    "resolve/precision.py": 3,
-    "resolve/quantization.py": 5,
-    "resolve/serving.py": 6,
-    "resolve/speculative.py": 7,
-    "resolve/without_effect.py": 6,
-    "resolve/workload.py": 1,
+    "resolve/quantization.py": 2,
+    "resolve/serving.py": 1,
 }
 """Comparisons of an engine's name, server or kind with a fixed one, by file. It may only shrink."""
 
