@@ -8,12 +8,13 @@ recognised by its array namespace.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, cast
 
 from memsheet.frozen import dataclass
 
 Count = int
 """An ``int`` to the type checker; an int64 array or a ``Term`` where formulas are swept or printed."""
+S = TypeVar("S", int, float)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,10 +33,10 @@ class Term:
         return Term(f"-{_text(self, 2)}", 2)
 
     def __add__(self, other: Any) -> Term:
-        return self if _is(other, 0) else Term(f"{self.text} + {_text(other, 1)}", 1)
+        return _sum(self, other)
 
     def __radd__(self, other: Any) -> Term:
-        return self if _is(other, 0) else Term(f"{_text(other, 1)} + {self.text}", 1)
+        return _sum(other, self)
 
     def __sub__(self, other: Any) -> Term:
         return self if _is(other, 0) else Term(f"{self.text} - {_text(other, 2)}", 1)
@@ -44,14 +45,10 @@ class Term:
         return Term(f"{_text(other, 1)} - {_text(self, 2)}", 1)
 
     def __mul__(self, other: Any) -> Term:
-        if _is(other, 0):
-            return Term("0")
-        return self if _is(other, 1) else Term(f"{_text(self, 2)}·{_text(other, 2)}", 2)
+        return _product(self, other)
 
     def __rmul__(self, other: Any) -> Term:
-        if _is(other, 0):
-            return Term("0")
-        return self if _is(other, 1) else Term(f"{_text(other, 2)}·{_text(self, 2)}", 2)
+        return _product(other, self)
 
     def __floordiv__(self, other: Any) -> Term:
         return self if _is(other, 1) else Term(f"⌊{self.text} / {_text(other, 3)}⌋")
@@ -60,7 +57,7 @@ class Term:
         return Term(f"⌊{_text(other, 2)} / {_text(self, 3)}⌋")
 
     def __truediv__(self, other: Any) -> Term:
-        return self if _is(other, 1) else Term(f"{_text(self, 2)} / {_text(other, 3)}", 2)
+        return self if _is(other, 1) or _is(self, 0) else Term(f"{_text(self, 2)} / {_text(other, 3)}", 2)
 
     def __rtruediv__(self, other: Any) -> Term:
         return Term(f"{_text(other, 2)} / {_text(self, 3)}", 2)
@@ -68,8 +65,20 @@ class Term:
     def __mod__(self, other: Any) -> Term:
         return Term(f"{_text(self, 2)} mod {_text(other, 3)}", 2)
 
+    def __rmod__(self, other: Any) -> Term:
+        return Term(f"{_text(other, 2)} mod {_text(self, 3)}", 2)
+
     def __pow__(self, other: Any) -> Term:
         return Term(f"{_text(self, 3)}^{_text(other, 3)}", 2)
+
+    def __and__(self, other: Any) -> Any:
+        return Term(f"({self.text} and {other})") if isinstance(other, Term) else self if other else False
+
+    def __ror__(self, other: Any) -> Any:
+        return True if other else self
+
+    def __or__(self, other: Any) -> Any:
+        return Term(f"({self.text} or {other})") if isinstance(other, Term) else True if other else self
 
     # comparisons are symbols too, that only ``where`` may read
     def __eq__(self, other: object) -> Any:
@@ -97,7 +106,28 @@ class Term:
 
 
 def _is(value: Any, number: int) -> bool:
-    return type(value) is int and value == number
+    """Whether a number, or a symbol that has become one, is this one."""
+    if isinstance(value, Term):
+        return value.text == str(number)
+    return type(value) in (int, float) and value == number
+
+
+def _sum(a: Any, b: Any) -> Term:
+    if _is(a, 0) or _is(b, 0):
+        return _as_term(b if _is(a, 0) else a)
+    return Term(f"{_text(a, 1)} + {_text(b, 1)}", 1)
+
+
+def _product(a: Any, b: Any) -> Term:
+    if _is(a, 0) or _is(b, 0):
+        return Term("0")
+    if _is(a, 1) or _is(b, 1):
+        return _as_term(b if _is(a, 1) else a)
+    return Term(f"{_text(a, 2)}·{_text(b, 2)}", 2)
+
+
+def _as_term(value: Any) -> Term:
+    return value if isinstance(value, Term) else Term(str(value))
 
 
 def _text(value: Any, binding: int) -> str:
@@ -113,6 +143,16 @@ def _namespace(*values: Any) -> Any:
         if found is not None:
             return found()
     return None
+
+
+def is_symbol(*values: Any) -> bool:
+    """Whether one of them is a symbol."""
+    return Term in map(type, values)
+
+
+def symbolic(name: str, *values: Any) -> Any:
+    """A function of symbols that is said by its name alone."""
+    return _call(name, *values)
 
 
 def is_array(value: Any) -> bool:
@@ -201,11 +241,12 @@ def power_of_two_at_least(a: Count) -> Count:
     return power
 
 
-def given_or(a: Count | None, default: Count) -> Count:
+def given_or(a: S | None, default: S) -> S:
     """``a`` where it was said and is not 0, else ``default``; a symbol stands for a count that was said."""
-    if isinstance(a, Term):
-        return a
-    return where(at_least(a, 1), a, default) if is_array(a) else a or default  # type: ignore[arg-type]
+    found, other = cast("Any", a), cast("Any", default)
+    if not is_symbol(found):
+        found = where(at_least(found, 1), found, other) if is_array(found) else found or other
+    return found  # type: ignore[no-any-return]
 
 
 def is_zero(a: Count) -> bool:

@@ -5,38 +5,28 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from functools import cache
+from dataclasses import fields, is_dataclass
+from enum import Enum
 from typing import Any
 
-from memsheet import catalog
+from golden.cases import CASES
+from golden.symbols import TENSOR, Cases, first, group, plan, serving, spec, symbol
 from memsheet.arith import Term
-from memsheet.formulas.groups import Group, StageLayers, walk_stage_layers
+from memsheet.formulas.sharding.overhead import ShardingOverhead
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath
-from memsheet.plan.defaults import NAMED_PRECISIONS
-from memsheet.plan.dtypes import BF16, FP32
-from memsheet.plan.engine_registry import find_engine
-from memsheet.plan.model import (
-    Attention,
-    CrossAttention,
-    LatentAttention,
-    ModelSpec,
-    Role,
-    StateSpace,
-    Weight,
-)
-from memsheet.plan.plan import Implementation, Mesh, Optimizer, OptimizerName, Plan, Schedule
+from memsheet.plan.dtypes import BF16, DType
+from memsheet.plan.engine_registry import MODELLED, find_engine
+from memsheet.plan.model import Attention, Block, Dense, LatentAttention, Mixer
 from memsheet.questions.explain import formula_modules
-from memsheet.readers.model import read_model
 from memsheet.references import FORMULAS
-from memsheet.resolve import resolve_request
-from memsheet.sheet import Component
+from memsheet.sheet import Bytes, Cited, Component, FromCode
 
 HEADER = """\
-# Every formula of memsheet.formulas, evaluated once on symbols, and what it stands on. `make regold` writes it again.
-# name(case) = algebra ; source. A dash stands where a formula takes a model and returns tables.
+# Every formula of memsheet, evaluated once on symbols, and what it stands on. `make regold` writes it again.
+# name(case) = algebra ; source. A dash stands where a formula says that it takes whole numbers alone (counts="int").
 """
+DASH = "—"
 
 
 def load_all() -> None:
@@ -44,204 +34,130 @@ def load_all() -> None:
         importlib.import_module(module)
 
 
-def symbol(name: str) -> Any:
-    return Term(name)
+def short_name(name: str) -> str:
+    return name.removeprefix("memsheet.").removeprefix("formulas.")
 
 
-@cache
-def spec() -> ModelSpec:
-    return read_model("llama-tiny", catalog=catalog.find_model, names=catalog.model_names())
+def function_of(name: str) -> Callable[..., Any]:
+    module, _, function = name.rpartition(".")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
 
 
-@cache
-def plan(engine: str = "fsdp2", **request: Any) -> Plan:
-    """A plan whose counts are symbols."""
-    made = resolve_request(
-        {
-            "task": "train",
-            "engine": engine,
-            "seq_len": 8,
-            **{k.replace("__", "."): v for k, v in request.items()},
-        },
-        spec(),
-    ).plan
-    mesh = Mesh(
-        dp_replicate=symbol("dp_replicate"),
-        dp_shard=symbol("dp_shard"),
-        tp=symbol("tp"),
-        ep=symbol("ep"),
-        etp=symbol("etp"),
-    )
-    return replace(made, mesh=mesh, microbatch=symbol("b"), seq_len=symbol("s"))
+def given_cases(name: str) -> Cases | None:
+    """Cases that are written for a formula: by the end of its name."""
+    found = [cases for end, cases in CASES.items() if f".{short_name(name)}".endswith(f".{end}")]
+    assert len(found) < 2, f"several cases end like {name}"
+    return found[0]() if found else None
 
 
-TENSOR = Held("layer.weight", (symbol("out"), symbol("in")), FP32, trains=True, role=Role.LINEAR, times=1)
-
-
-@cache
-def staged() -> StageLayers:
-    small = replace(plan(), mesh=Mesh(dp_shard=symbol("dp_shard")), microbatch=1, seq_len=8)
-    engine = find_engine("fsdp2")
-    assert engine is not None
-    return walk_stage_layers(spec(), small, engine, release=False)
-
-
-def group() -> Group:
-    """One tensor of a layer, gathered and reduced like all its others."""
-    return replace(staged().layers[0].pattern[0], parameters=(TENSOR,))
-
-
-def attention(**kwargs: Any) -> Attention:
-    return Attention(
-        path="self_attn", heads=symbol("a"), kv_heads=symbol("k"), head_dim=symbol("d"), weights=(), **kwargs
-    )
-
-
-LATENT = LatentAttention(
-    path="self_attn", heads=symbol("a"), q_lora_rank=None, kv_lora_rank=symbol("r_kv"), qk_nope_head_dim=symbol("d_nope"),
-    qk_rope_head_dim=symbol("d_rope"), v_head_dim=symbol("d_v"), weights=(),
-)  # fmt: skip
-CROSS = CrossAttention(
-    path="cross", heads=symbol("a"), kv_heads=symbol("k"), head_dim=symbol("d"), memory_hidden=8, weights=()
-)
-MAMBA = StateSpace(
-    path="mixer",
-    kind="mamba",
-    inner=8,
-    state=8,
-    conv_kernel=4,
-    state_elements=symbol("state"),
-    conv_elements=symbol("conv"),
-    weights=(),
-)
-MATRIX = Weight(path="w", shape=(symbol("V"), symbol("h")), role=Role.HEAD, cut=0, padded=True)
-HEADS = Weight(path="w", shape=(1024, symbol("h")), role=Role.LINEAR, cut=0, units=8)
-EXPERTS = Weight(path="w", shape=(symbol("E"), symbol("f"), symbol("h")), role=Role.EXPERT, cut=1)
-SHAPE = (symbol("n_0"), symbol("n_1"))
-
-Cases = Mapping[str, tuple[tuple[Any, ...], dict[str, Any]]]
-
-
-def optimized(name: OptimizerName, implementation: Implementation) -> Plan:
-    return replace(plan(), optimizer=Optimizer(name=name, implementation=implementation))
-
-
-def call(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return args, kwargs
-
-
-def cases() -> dict[str, Cases]:
-    """Arguments by formula, where names and annotations do not say enough."""
-    mixed = NAMED_PRECISIONS["bf16-master"]
-    s, b, h, a, t = (symbol(name) for name in "sbhat")
-    adamw, eight, sgd = (
-        (OptimizerName.ADAMW, Implementation.FUSED),
-        (OptimizerName.ADAMW_8BIT, Implementation.BNB),
-        (OptimizerName.SGD, Implementation.FUSED),
-    )
-    x = (TENSOR, symbol("n"))
-    return {
-        "textbook.adam_states": {"bf16-master": call(symbol("P"), mixed)},
-        "textbook.zero_states": {f"stage {n}": call(symbol("P"), mixed, stage=n, ranks=symbol("N")) for n in range(4)},
-        "textbook.largest_model": {f"stage {n}": call(symbol("M"), mixed, stage=n, ranks=symbol("N")) for n in (0, 3)},
-        "textbook.gpt_block_activations": {"fused": call(s, b, h, a, t, fused=True), "unfused": call(s, b, h, a, t)},
-        "textbook.gpt_block_activations_sequence_parallel": {"": call(s, b, h, a, t)},
-        "textbook.hidden_rule_activations": {"": call(symbol("L"), s, b, h, BF16)},
-        "textbook.attention_scores": {"bf16": call(b, a, s, BF16)},
-        "textbook.weight_bytes": {"bf16": call(symbol("P"), BF16)},
-        "textbook.redundant_states": {"bf16-master": call(symbol("P"), mixed, ranks=symbol("N"))},
-        "textbook.tensor_pipeline_states": {"stage 1": call(symbol("P"), mixed, tp=symbol("t"), pp=symbol("p"), dp=symbol("d"))},
-        "textbook.lora_parameters": {"two matrices": call(symbol("r"), (symbol("o"), h), (symbol("f"), h))},
-        "textbook.kv_token_bytes": {"bf16": call(symbol("L"), symbol("k"), symbol("d"), BF16)},
-        "serving.kv_cache.kv_elements_per_token": {"attention": call(attention(), symbol("tp")), "latent": call(LATENT, symbol("tp"))},
-        "serving.kv_cache.latent_elements_per_token": {"": call(LATENT)},
-        "serving.kv_cache.kept_tokens": {"window": call(attention(window=4096), symbol("tokens")), "whole": call(attention(), symbol("tokens"))},
-        "serving.kv_cache.recurrent_elements": {"mamba": call(MAMBA)},
-        "serving.kv_cache.state_elements": {"mamba": call(MAMBA), "cross": call(CROSS, symbol("tp"), symbol("memory"))},
-        "pipeline.in_flight": {kind.value: call(kind, symbol("p"), symbol("r"), symbol("m")) for kind in (Schedule.ONE_F_ONE_B, Schedule.GPIPE)},
-        "states.held_shapes.dim0_shard": {"": call(SHAPE, symbol("N"))}, "states.held_shapes.dim0_gathered": {"": call(SHAPE, symbol("N"))},
-        "states.held_shapes.flat_shard": {"": call(symbol("n"), symbol("N"), symbol("alignment"))},
-        "states.held_shapes.held_shape": {"vocabulary": call(MATRIX, plan().mesh, 128), "heads": call(HEADS, plan().mesh), "experts": call(EXPERTS, plan().mesh)},
-        "states.held._lora_matrices": {"": call("q.weight", (symbol("out"), symbol("in")), plan(adapter__rank=8), 1)},
-        "states.held.eight_bit_states": {"": call(*x)},
-        "states.optimizers.optimizer_bytes": {how[0].value: call(*x, optimized(*how)) for how in (adamw, eight, sgd)},
-        "states.optimizers.step_temporaries": {
-            how.value: call((x,), optimized(OptimizerName.ADAMW, how)) for how in (Implementation.FOREACH, Implementation.LOOP, Implementation.FUSED)
-        },
-        "stretches.segment_length": {
-            "every": call(symbol("L"), plan(recompute__every=4)), "segments": call(symbol("L"), plan(recompute__segments=2)),
-        },
-        "sharding.replicated.ddp_buckets": {"one tensor": call((TENSOR,), plan())},
-        **{f"sharding.per_parameter_sizes.{name}": {"one tensor": call(group(), plan())} for name in ("gathered_bytes", "reduce_input_bytes", "sharded_gradients")},
-        "model_code.transformers.code.block_axes": {"": call(spec().stacks[0].runs[0].pattern[0], plan())},
-        "states.held.parameter_bytes": {"one tensor": call(replace(spec(), stacks=()), plan(), (TENSOR,), find_engine("fsdp2").sharding)},  # type: ignore[union-attr]
-        "engines.transformers.work._widest_elements_a_token": {"llama-tiny": call(spec().stacks[0].runs[0].pattern[0], symbol("tp"))},
-    }  # fmt: skip
-
-
-def by_annotation(function: Callable[..., Any]) -> Cases:
-    """Symbols for counts, a plan and a tensor where they are asked for; a formula that asks for more is not
-    called.
+def by_annotation(name: str) -> Cases:
+    """Symbols for counts; a plan of the formula's engine, a model, a tensor where they are asked for. Raises
+    KeyError for a formula that asks for more.
     """
-    made: dict[str, Any] = {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        kind = str(parameter.annotation)
-        known = {"Count": symbol(name), "int": symbol(name), "Plan": plan(), "Held": TENSOR}
-        if kind not in known:
-            return {}
-        made[name] = known[kind]
+    known = _known(_engine(name), served=".serv" in name)
+    asked = inspect.signature(function_of(name)).parameters
+    made = {
+        key: symbol(key)
+        if parameter.annotation in ("Count", "int", "Real", "float")
+        else known[parameter.annotation]()
+        for key, parameter in asked.items()
+    }
     return {"": ((), made)}
 
 
+def _engine(name: str) -> str:
+    folders = {engine.replace("-", "_").replace(".", "_"): engine for engine in MODELLED}
+    for part in name.split("."):
+        if part in folders:
+            return folders[part]
+    return "vllm" if ".serving" in name else "fsdp2"
+
+
+def _known(engine: str, *, served: bool) -> dict[str, Callable[[], Any]]:
+    found = find_engine(engine)
+    assert found is not None
+    one = serving if served or "train" not in found.tasks else plan
+    return {
+        "Plan": lambda: one(engine), "Held": lambda: TENSOR, "tuple[Held, ...]": lambda: (TENSOR,), "Iterable[Held]": lambda: (TENSOR,),
+        "ModelSpec": spec, "DType": lambda: BF16, "Engine": lambda: found, "Mesh": lambda: one(engine).mesh, "bool": lambda: False,
+        "Block": lambda: first(Block), "Attention": lambda: first(Attention), "Dense": lambda: first(Dense), "Mixer": lambda: first(Mixer),
+        "LatentAttention": lambda: first(LatentAttention, "deepseek-v2-lite"),
+    }  # fmt: skip
+
+
 def shown(value: Any) -> str:
-    """A result as text: sums of dictionaries and bags item by item."""
-    if isinstance(value, BytesByPath):
-        value = value.held
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(key)}: {shown(part)}" for key, part in value.items()) + "}"
-    if isinstance(value, Held):
-        return f"{value.path} {shown(value.shape)}"
+    """A result as text, sums of dictionaries, bags and facts item by item; a dash for a choice."""
+    match value:
+        case bool() | None:
+            return DASH
+        case Term() | int() | str():
+            return str(value)
+        case Component():
+            return str(value.value)
+        case float():
+            return f"{value:.6g}"
+        case Bytes(low, middle, high):
+            sizes = [*map(shown, (low, middle, high))]
+            return sizes[1] if len({*sizes}) == 1 else f"{sizes[1]} ({sizes[0]} to {sizes[2]})"
+        case Held():
+            return f"{value.path} {shown(value.shape)}"
+        case FromCode() | Cited() | DType():
+            return DASH
+        case BytesByPath():
+            return shown(value.held)
+        case ShardingOverhead():
+            return _shown_parts({f.name: _asked(value, f.name) for f in fields(value) if f.name != "stops"})
+        case Mapping():
+            return "{" + ", ".join(f"{_key(key)}: {shown(part)}" for key, part in value.items()) + "}"
     if isinstance(value, tuple | list) or inspect.isgenerator(value):
         return "(" + ", ".join(shown(part) for part in value) + ")"
-    return (
-        str(value) if isinstance(value, Term | int) and not isinstance(value, bool) else "—"
-    )  # no algebra: a choice, functions
+    return _shown_facts(value) if is_dataclass(value) else DASH
+
+
+def _asked(around: ShardingOverhead, field: str) -> Any:
+    """A field of what surrounds the layers, asked of one group where it is a function."""
+    answer = getattr(around, field)
+    if not callable(answer):
+        return answer
+    known = {"holds": (group(),), "leaves": (group(),), "during": (0, 0)}
+    between = (None, group(), None) if field in ("backward", "fetching") else (None, group())
+    return answer(*known.get(field, between))
+
+
+def _shown_facts(value: Any) -> str:
+    """Those of a record's fields that have something to say."""
+    return _shown_parts({f.name: getattr(value, f.name) for f in fields(value)})
+
+
+def _shown_parts(parts: Mapping[str, Any]) -> str:
+    told = {name: shown(part) for name, part in parts.items() if not isinstance(part, str | Enum)}
+    kept = {name: text for name, text in told.items() if DASH not in text and text not in ("{}", "()")}
+    return "{" + ", ".join(f"{name}: {text}" for name, text in kept.items()) + "}" if kept else DASH
 
 
 def _key(key: Any) -> str:
-    return (
-        f"{key[0].value} {key[1]}" if isinstance(key, tuple) and isinstance(key[0], Component) else str(key)
-    )
+    if isinstance(key, tuple):
+        return " ".join(map(_key, key))
+    return str(key.value) if isinstance(key, Component | Enum) else str(key)
 
 
 def algebra(name: str) -> dict[str, str]:
-    """A formula's algebra by case; empty where it does not take symbols."""
-    module, _, function = name.rpartition(".")
-    short = f"{module.removeprefix('memsheet.').removeprefix('formulas.')}.{function}"
-    found = getattr(importlib.import_module(module), function)
-    given = cases().get(short)
-    try:
-        return {
-            case: shown(found(*args, **kwargs))
-            for case, (args, kwargs) in (by_annotation(found) if given is None else given).items()
-        }
-    except (TypeError, AttributeError, AssertionError):
-        if given is not None:
-            raise
-        # it branches on what a formula of this kind may branch on, or wants a plan of another engine than
-        # this one
-        return {}
+    """A formula's algebra by case; a dash where it says that it takes whole numbers alone."""
+    _, _, counts = FORMULAS[name]
+    if counts == "int":
+        return {"": DASH}
+    given = given_cases(name)
+    cases = by_annotation(name) if given is None else given
+    return {case: shown(function_of(name)(*args, **kwargs)) for case, (args, kwargs) in cases.items()}
 
 
 def lines() -> Iterator[str]:
     load_all()
     for name, (reference, at, _) in sorted(FORMULAS.items()):
-        short, source = (
-            name.removeprefix("memsheet.").removeprefix("formulas."),
-            f"{reference.title} ({reference.where}){', ' + at if at else ''}",
-        )
-        for case, text in (algebra(name) or {"": "—"}).items():
-            yield f"{short}{f'[{case}]' if case else ''} = {text} ; {source}"
+        source = f"{reference.title} ({reference.where}){', ' + at if at else ''}"
+        for case, text in algebra(name).items():
+            yield f"{short_name(name)}{f'[{case}]' if case else ''} = {text} ; {source}"
 
 
 def text() -> str:

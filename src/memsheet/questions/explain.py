@@ -132,11 +132,20 @@ def _formula_terms() -> dict[str, Term]:
             end,
             "formula",
             "formula",
-            " ".join((getdoc(functions[name]) or FORMULAS[name][1]).split()),
+            _formula_text(name, getdoc(functions[name]) or ""),
             _citation_text(*FORMULAS[name][:2]),
         )
         for name, end in ends.items()
     }
+
+
+WHOLE_NUMBERS = "It chooses by counts, and answers for one plan at a time."
+"""What is said of formulas that take whole numbers alone."""
+
+
+def _formula_text(name: str, doc: str) -> str:
+    _, at, counts = FORMULAS[name]
+    return " ".join([*(doc or at).split(), *([WHOLE_NUMBERS] if counts == "int" else [])])
 
 
 def formula_modules() -> Iterator[str]:

@@ -13,7 +13,7 @@ from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.plan.engine_registry import MODELLED
 from memsheet.plan.names import SHORT
-from memsheet.questions.explain import _shortest_ends, all_terms, explain
+from memsheet.questions.explain import WHOLE_NUMBERS, _shortest_ends, all_terms, explain
 from memsheet.references import FORMULAS
 from memsheet.sheet import Component, Instant
 
@@ -43,6 +43,13 @@ def test_every_formula_is_reached_by_a_name_of_its_own() -> None:
     formulas = [term for term in all_terms() if term.kind == "formula"]
     assert len(formulas) == len(FORMULAS) == len({term.name for term in formulas})
     assert all(explain(term.name) == term for term in all_terms())
+
+
+def test_a_formula_of_whole_numbers_says_so() -> None:
+    told = {term.name for term in all_terms() if term.kind == "formula" and WHOLE_NUMBERS in term.text}
+    known = {name for name, (_, _, counts) in FORMULAS.items() if counts == "int"}
+    assert len(told) == len(known)
+    assert all(any(name.endswith(end.rpartition(".")[2]) for name in known) for end in told)
 
 
 def test_a_name_that_several_formulas_share_lists_them() -> None:

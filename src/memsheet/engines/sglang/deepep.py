@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsheet.arith import round_up
+from memsheet.arith import Count, maximum, round_up
 from memsheet.formulas.serving.deepep import NODE
 from memsheet.plan.dtypes import BF16, FP32, INT32, INT64
 from memsheet.references import DEEPEP_BUFFERS, formula
@@ -37,27 +37,22 @@ the former (config.hpp:46).
 """
 
 
-def _token_bytes(hidden: int) -> int:
+def _token_bytes(hidden: Count) -> Count:
     """A token in bf16 with its source, its experts, their weights and its scales."""
-    return int(
-        BF16.nbytes(hidden)
-        + META
-        + INT64.nbytes(MOST_CHOICES)
-        + FP32.nbytes(MOST_CHOICES)
-        + FP32.nbytes(MOST_SCALES)
-    )
+    beside = INT64.nbytes(MOST_CHOICES) + FP32.nbytes(MOST_CHOICES) + FP32.nbytes(MOST_SCALES)
+    return BF16.nbytes(hidden) + META + beside
 
 
 @formula(cites=DEEPEP_BUFFERS, at="csrc/legacy/config.hpp:54 get_nvl_buffer_size_hint")
-def near_bytes(hidden: int, ranks: int) -> int:
+def near_bytes(hidden: Count, ranks: int) -> Count:
     """Bytes of a rank's buffer for ranks that NVLink joins."""
     far, near = max(ranks // NODE, 1), min(ranks, NODE)
     size = CHANNELS * near * ((2 * far + 3) * INT32.nbytes(1) + RECEIVED[ranks] * _token_bytes(hidden))
-    return int(round_up(size, ALIGNED))
+    return round_up(size, ALIGNED)
 
 
 @formula(cites=DEEPEP_BUFFERS, at="csrc/legacy/config.hpp:78 get_rdma_buffer_size_hint")
-def far_bytes(hidden: int, ranks: int) -> int:
+def far_bytes(hidden: Count, ranks: int) -> Count:
     """Bytes of a rank's buffer for other nodes; nothing inside one."""
     if ranks <= NODE:
         return 0
@@ -67,23 +62,23 @@ def far_bytes(hidden: int, ranks: int) -> int:
         * (ranks // NODE)
         * ((NODE * 2 + 2) * 2 * INT32.nbytes(1) + 2 * taken * (_token_bytes(hidden) + VECTOR))
     )
-    return int(round_up(size, ALIGNED))
+    return round_up(size, ALIGNED)
 
 
 @formula(
     cites=DEEPEP_BUFFERS,
     at="csrc/legacy/config.hpp:136 LowLatencyLayout: two of each, for sending, receiving and signals",
 )
-def fast_bytes(hidden: int, experts: int, tokens: int = FAST_TOKENS) -> int:
+def fast_bytes(hidden: Count, experts: Count, tokens: Count = FAST_TOKENS) -> Count:
     """Bytes of a rank's buffer for the fast mode, in which every expert may be sent all of a rank's
     tokens.
     """
     scales = hidden // 128
-    sent = VECTOR + max(BF16.nbytes(hidden), hidden + FP32.nbytes(scales))
+    sent = VECTOR + maximum(BF16.nbytes(hidden), hidden + FP32.nbytes(scales))
     back = scales * 2 * BF16.nbytes(1) + BF16.nbytes(hidden)
-    sending = max(tokens * sent, experts * tokens * back)
-    size = 2 * (sending + experts * tokens * max(sent, back) + round_up(INT32.nbytes(experts), ALIGNED))
-    return int((size + ALIGNED) // ALIGNED * ALIGNED)
+    sending = maximum(tokens * sent, experts * tokens * back)
+    size = 2 * (sending + experts * tokens * maximum(sent, back) + round_up(INT32.nbytes(experts), ALIGNED))
+    return (size + ALIGNED) // ALIGNED * ALIGNED
 
 
 @formula(
@@ -93,4 +88,4 @@ def fast_bytes(hidden: int, experts: int, tokens: int = FAST_TOKENS) -> int:
 )
 def both_modes_bytes(hidden: int, experts: int, ranks: int) -> int:
     """Bytes of a rank's buffers: inside a node, and the larger of those of both modes besides."""
-    return near_bytes(hidden, ranks) + max(far_bytes(hidden, ranks), fast_bytes(hidden, experts))
+    return near_bytes(hidden, ranks) + maximum(far_bytes(hidden, ranks), fast_bytes(hidden, experts))

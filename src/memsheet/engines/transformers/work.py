@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from memsheet.arith import Count, at_least, ceil_div, maximum, where
+from memsheet.arith import Count, at_least, ceil_div, is_zero, maximum, where
 from memsheet.formulas.activations import run_config_of
 from memsheet.formulas.model_code.transformers.blocks import served_as_trained
 from memsheet.formulas.model_code.transformers.code import (
@@ -498,8 +498,8 @@ def _vision_tower_bytes(tower: Tower, plan: Plan, work: Work) -> Count:
         for w in tower.embeddings
         if "position" in w.path and len(w.shape) > 1 and w.shape[1] == tower.stack.hidden
     ]
-    patches: Count = max((*rows, tower.tokens_per_image or 0))
-    if patches == 0:
+    patches: Count = reduce(maximum, rows, tower.tokens_per_image or 0)
+    if is_zero(patches):
         patches = MERGED_PATCHES * work.tokens
     image = replace(work, tokens=patches)
     blocks = dict.fromkeys(block for run in tower.stack.runs for block in run.pattern)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from memsheet.arith import Count
 from memsheet.engines.vllm.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
 from memsheet.formulas.serving.capacity import concurrency_facts, lengths_of
 from memsheet.formulas.serving.kv_cache import bytes_per_token
@@ -105,7 +106,7 @@ def cache_capacity_facts(spec: ModelSpec, plan: Plan, pool: Pool) -> Mapping[str
         "is not counted as shared"
     ),
 )
-def shared_blocks(layout: Layout, tokens: int) -> int:
+def shared_blocks(layout: Layout, tokens: Count) -> Count:
     """Blocks that hold the beginning of every prompt, once for all sequences."""
     return sum(tokens // group.block_tokens for group in layout.groups if group.kept is Kept.ALL)
 

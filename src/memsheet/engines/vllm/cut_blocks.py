@@ -38,6 +38,7 @@ def refuses_cut_block(one: CutBlock, plan: Plan) -> bool:
 @formula(
     cites=VLLM,
     at="fused_moe/oracle/fp8.py: scales of finer blocks, else the part on a rank padded to whole blocks",
+    counts="int",
 )
 def refined_experts(part: ModelSpec, plan: Plan) -> dict[str, Bytes]:
     """Bytes by module path of experts that are cut inside a block: with scales of finer blocks, and at the

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import Enum
+from functools import reduce
 
-from memsheet.arith import Count, ceil_div, maximum, minimum
+from memsheet.arith import Count, ceil_div, maximum, minimum, round_up, where
 from memsheet.errors import input_error
 from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token, recurrent_elements
 from memsheet.formulas.serving.states import convolution_elements
@@ -74,7 +75,7 @@ def page_bytes(mixer: Mixer, dtype: DType, tokens: int, tp: Count) -> Count:
         "cut over tp"
     ),
 )
-def state_page_bytes(mixer: Mixer, dtype: DType, tp: int) -> Count:
+def state_page_bytes(mixer: Mixer, dtype: DType, tp: Count) -> Count:
     """Bytes of one layer's states of a sequence on one rank."""
     return dtype.nbytes(convolution_elements(mixer, tp)) + dtype.nbytes(
         ceil_div(recurrent_elements(mixer), tp)
@@ -179,7 +180,7 @@ def _beside_states(kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
 )
 def _enlarge_page_to_state(kind: Kind, state_bytes: Count) -> Kind:
     per_token = kind.page_bytes // kind.block_tokens
-    tokens = max(kind.block_tokens, STATE_ALIGNMENT * -(-state_bytes // (STATE_ALIGNMENT * per_token)))
+    tokens = maximum(kind.block_tokens, round_up(ceil_div(state_bytes, per_token), STATE_ALIGNMENT))
     return replace(kind, block_tokens=tokens, page_bytes=tokens * per_token)
 
 
@@ -192,13 +193,13 @@ def _enlarge_page_to_state(kind: Kind, state_bytes: Count) -> Kind:
 )
 def _equal_pages(kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
     """All pages as large as the largest one."""
-    largest = max(kind.page_bytes for kind in kinds)
-    return tuple(
-        replace(kind, page_bytes=largest)
-        if kind.kept is Kept.STATE or largest % kind.page_bytes
-        else replace(kind, page_bytes=largest, block_tokens=kind.block_tokens * (largest // kind.page_bytes))
-        for kind in kinds
-    )
+    largest = reduce(maximum, (kind.page_bytes for kind in kinds))
+
+    def enlarged(kind: Kind) -> Count:
+        more = where(largest % kind.page_bytes == 0, largest // kind.page_bytes, 1)
+        return kind.block_tokens * (1 if kind.kept is Kept.STATE else more)
+
+    return tuple(replace(kind, page_bytes=largest, block_tokens=enlarged(kind)) for kind in kinds)
 
 
 def _group_size(layers: list[int], release: Release) -> int:

@@ -4,6 +4,7 @@ that follows.
 
 from __future__ import annotations
 
+from functools import reduce
 from math import prod
 
 from memsheet.arith import Count, at_least, ceil_div, given_or, maximum, minimum, where
@@ -115,8 +116,8 @@ def unsized_bytes(tower: Tower, hidden: int, plan: Plan) -> Bytes:
     them.
     """
     assert plan.max_batched_tokens is not None
-    patch = max(
-        (prod(w.shape[1:]) for w in tower.embeddings if "patch" in w.path and len(w.shape) > 1), default=0
+    patch = reduce(
+        maximum, (prod(w.shape[1:]) for w in tower.embeddings if "patch" in w.path and len(w.shape) > 1), 0
     )
     value, high = (
         plan.precision.compute.nbytes(rows * (hidden + MERGED_PATCHES * patch))

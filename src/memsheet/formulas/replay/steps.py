@@ -330,6 +330,7 @@ class Reserved:
 @formula(
     cites=TORCH_ALLOCATOR,
     at="the rules of malloc and free, for the allocations of a step in their order and streams",
+    counts="int",
 )
 def steady_reserved_bytes(
     walk: StageLayers, plan: Plan, room: Bytes | None = None, beside: int = 0, *, divided: bool = True

@@ -67,6 +67,7 @@ def is_varied_step_replayable(stage: StageLayers, plan: Plan) -> bool:
 @formula(
     cites=TORCH_ALLOCATOR,
     at="the rules of malloc and free, for micro-batches of other lengths one after another",
+    counts="int",
 )
 def varied_reserved_bytes(stage: StageLayers, plan: Plan, resident: int, room: int) -> Bytes:
     """What is reserved over steps of varied lengths on a device with ``room``. ``resident``: bytes that are

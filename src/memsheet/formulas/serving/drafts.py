@@ -85,6 +85,7 @@ def _mtp_projection_weights(path: str, hidden: int) -> tuple[Weight, ...]:
         "v0.33.0 v1/worker/gpu/spec_decode/eagle/utils.py:20-113: embedding and output of the model where "
         "widths agree, on one stage; SGLang v0.5.23 speculative/eagle_worker_v2.py:336"
     ),
+    counts="int",
 )
 def draft_without_shared_embeddings(whole: ModelSpec, part: ModelSpec, plan: Plan) -> ModelSpec:
     """The draft without the embedding and the output of the model it drafts for. A draft model shares

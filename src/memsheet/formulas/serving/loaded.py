@@ -128,15 +128,15 @@ def _mixer_layer_counts(part: ModelSpec) -> Iterable[tuple[Mixer, int]]:
         "rotation"
     ),
 )
-def rope_bytes(part: ModelSpec, dtype: DType) -> int:
+def rope_bytes(part: ModelSpec, dtype: DType) -> Count:
     """Bytes of the tables of rotary positions, up to the longest the model was made for. Layers with and
     without a window that rotate alike share one, which is how they are counted.
     """
-    rotated = {
+    rotated = dict.fromkeys(
         mixer.qk_rope_head_dim if isinstance(mixer, LatentAttention) else mixer.rotary_dim
         for mixer, _ in _mixer_layer_counts(part)
         if isinstance(mixer, Attention | LatentAttention)
-    }
+    )
     return sum(dtype.nbytes((part.max_positions or 0) * size) for size in rotated)
 
 

@@ -57,12 +57,13 @@ def pictures_bytes(part: ModelSpec, plan: Plan, tokens: Count) -> Count:
             if "position" in w.path and len(w.shape) > 1 and w.shape[1] == tower.stack.hidden
         ]
         fixed = tower.tokens_per_image
-        patches = max([*rows, fixed or 0]) * ceil_div(tokens, fixed) if fixed else MERGED_PATCHES * tokens
+        each = reduce(maximum, rows, fixed or 0)
+        patches = each * ceil_div(tokens, fixed) if fixed else MERGED_PATCHES * tokens
         alone = replace(plan, mesh=Mesh())
         blocks = dict.fromkeys(block for run in tower.stack.runs for block in run.pattern)
         widths = [3 * b.hidden + _feed_forward_width(b.feed_forward, alone) for b in blocks if b.feed_forward]
         mask = 0 if fixed else dtype.nbytes(patches * patches)
-        most = maximum(most, dtype.nbytes(2 * patches * max(widths, default=0)) + mask)
+        most = maximum(most, dtype.nbytes(2 * patches * reduce(maximum, widths, 0)) + mask)
     return most
 
 

@@ -9,6 +9,7 @@ from memsheet.formulas.serving.dp_attention import SENT, groups_sharing_experts
 from memsheet.formulas.serving_time.operators import ServeTiming
 from memsheet.formulas.serving_time.speeds import End
 from memsheet.formulas.step_time.collectives import collective_s, send_s
+from memsheet.formulas.step_time.numbers import Real, larger
 from memsheet.plan.model import ModelSpec, Moe
 from memsheet.references import AICONFIGURATOR, MEGATRON_TP, VLLM, formula
 
@@ -21,6 +22,7 @@ FASTEST = 0.56
 @formula(
     cites=AICONFIGURATOR,
     at="custom_allreduce_perf, by bytes and ranks; beyond one node as NCCL's over the network",
+    counts="int",
 )
 def all_reduce_s(shop: ServeTiming, nbytes: float, ranks: int) -> float:
     """Seconds of an all-reduce of a tensor over neighbouring ranks: by the engine's own kernel where it has
@@ -63,6 +65,7 @@ def _interpolate_seconds(points: Sequence[tuple[float, float]], nbytes: float) -
 @formula(
     cites=MEGATRON_TP,
     at="section 3: one all-reduce after attention and one after the feed-forward, and one of the embedding",
+    counts="int",
 )
 def exchanged_s(spec: ModelSpec, shop: ServeTiming) -> float:
     """Seconds of all exchanges of a pass: tensor-parallel sums, tokens to experts of other replicas, stages
@@ -98,17 +101,16 @@ def exchanged_s(spec: ModelSpec, shop: ServeTiming) -> float:
         "reduce-scatter of the sums"
     ),
 )
-def gathered_s(shop: ServeTiming, payload: float, groups: int) -> float:
+def gathered_s(shop: ServeTiming, payload: Real, groups: Real) -> Real:
     """Seconds in which every group is given the tokens of all, ``payload`` bytes each, and takes its own sums
     back.
     """
-    rates, tp = shop.speeds.rates, int(shop.plan.mesh.tp)
+    rates, tp = shop.speeds.rates, shop.plan.mesh.tp
     found = (
-        float(collective_s(name, payload * groups, groups, tp, rates))
-        for name in ("all_gather", "reduce_scatter")
+        collective_s(name, payload * groups, groups, tp, rates) for name in ("all_gather", "reduce_scatter")
     )
     return sum(
-        seconds if replays_cuda_graph(shop) else max(seconds, shop.speeds.started_s) for seconds in found
+        seconds if replays_cuda_graph(shop) else larger(seconds, shop.speeds.started_s) for seconds in found
     )
 
 

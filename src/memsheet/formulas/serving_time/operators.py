@@ -4,10 +4,9 @@ a cache, experts, the rest.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from memsheet.arith import ceil_div
+from memsheet.arith import ceil_div, maximum
 from memsheet.formulas.serving.dp_attention import forward_paths, gathers_all, group_plan
 from memsheet.formulas.serving.dp_attention import groups_sharing_experts as sharing_groups
 from memsheet.formulas.serving.kv_cache import (
@@ -19,6 +18,7 @@ from memsheet.formulas.serving.kv_cache import (
 from memsheet.formulas.serving_time.speeds import End, Speeds, format_of
 from memsheet.formulas.states.held import Held, tensors_on_rank
 from memsheet.formulas.states.params import fold_path_indices, stack_prefix
+from memsheet.formulas.step_time.numbers import Real, larger, logarithm, root, smaller
 from memsheet.formulas.step_time.operators import GROUPED
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.engine import Engine
@@ -219,11 +219,11 @@ def seconds_of(layers: tuple[Layer, ...], shop: ServeTiming) -> dict[str, float]
     cites=AICONFIGURATOR,
     at="gemm_perf: a product of few rows takes a start and what reading its matrix takes",
 )
-def product_s(shop: ServeTiming, one: Product) -> float:
+def product_s(shop: ServeTiming, one: Product) -> Real:
     """Seconds of a product: reading the matrix, the rows in and out, or its arithmetic."""
     line, rows = shop.speeds.product[one.form], shop.work.rows * one.groups
-    through = rows * float(shop.plan.precision.compute.nbytes(1)) * one.through / shop.speeds.memory
-    return line.start_s + max(
+    through = rows * shop.plan.precision.compute.nbytes(1) * one.through / shop.speeds.memory
+    return line.start_s + larger(
         one.nbytes / line.bytes_per_s + through,
         2.0 * rows * one.elements / flops_per_s(shop, one.form, rows, one.depth),
     )
@@ -240,18 +240,18 @@ MULTIPLIED = ("fp8", "fp8_block", "nvfp4")
         "are fewer rows"
     ),
 )
-def flops_per_s(shop: ServeTiming, form: str, rows: float, depth: float) -> float:
+def flops_per_s(shop: ServeTiming, form: str, rows: Real, depth: Real) -> Real:
     """Weights of 4 and 8 bits that no unit multiplies are unpacked to 16 on their way."""
     arithmetic = form if form in MULTIPLIED else shop.plan.precision.compute.name
-    return float(shop.speeds.rates.product_flops(arithmetic, max(rows, FEW_ROWS), depth))
+    return shop.speeds.rates.product_flops(arithmetic, larger(rows, FEW_ROWS), depth)
 
 
 @formula(
     cites=MOE_TOUCHED, at="a token goes to K of E experts: n tokens leave one untouched with (1 - K/E)^n"
 )
-def experts_activated(experts: float, mine: float, each: float, tokens: float) -> float:
+def experts_activated(experts: Real, mine: Real, each: Real, tokens: Real) -> Real:
     """Of ``mine`` of ``experts`` on a rank, those that evenly routed ``tokens`` reach."""
-    return float(mine * (1.0 - max(0.0, 1.0 - each / experts) ** tokens))
+    return mine * (1.0 - larger(0.0, 1.0 - each / experts) ** tokens)
 
 
 @formula(
@@ -261,12 +261,12 @@ def experts_activated(experts: float, mine: float, each: float, tokens: float) -
         "deviations above their mean"
     ),
 )
-def max_rank_load(mean: float, ranks: float) -> float:
+def max_rank_load(mean: Real, ranks: Real) -> Real:
     """What the rank has that has most, where each of ``ranks`` has ``mean`` on average; all wait for it."""
-    return mean + math.sqrt(2.0 * math.log(ranks) * mean)
+    return mean + root(2.0 * logarithm(ranks) * mean)
 
 
-def experts_s(shop: ServeTiming, one: Experts) -> float:
+def experts_s(shop: ServeTiming, one: Experts) -> Real:
     """Routed experts of a layer: tokens of all replicas that share them."""
     mesh, rows, moe = shop.plan.mesh, float(shop.work.rows), one.moe
     alone = shop.work.fresh > 1 and shop.speeds.end is End.FAST  # no other replica reads a prompt meanwhile
@@ -297,25 +297,25 @@ def _mixer_s(shop: ServeTiming, mixer: Mixer) -> float:
     cites=AICONFIGURATOR,
     at="generation_attention_perf: a call takes a start and what reading the cache of its sequences takes",
 )
-def attention_s(shop: ServeTiming, mixer: Attention | LatentAttention) -> float:
+def attention_s(shop: ServeTiming, mixer: Attention | LatentAttention) -> Real:
     """Seconds of one layer's attention: the cache is read once, whatever the heads that share it; every head
     multiplies.
     """
     work, plan, speeds = shop.work, shop.plan, shop.speeds
     assert plan.kv_dtype is not None
     low = plan.kv_dtype.bits < 16
-    seen = float(kept_tokens(mixer, max(1, work.cached + (work.fresh if work.fresh > 1 else 0))))
-    nbytes = work.sequences * float(plan.kv_dtype.nbytes(kv_elements_per_token(mixer, plan.mesh.tp))) * seen
+    seen = kept_tokens(mixer, maximum(1, work.cached + (work.fresh if work.fresh > 1 else 0)))
+    nbytes = work.sequences * plan.kv_dtype.nbytes(kv_elements_per_token(mixer, plan.mesh.tp)) * seen
     line = speeds.attention[low]
-    span = min(work.span, seen)
+    span = smaller(work.span, seen)
     flops = (
         2.0
         * work.rows
         * span
-        * float(ceil_div(mixer.heads, plan.mesh.tp))
+        * ceil_div(mixer.heads, plan.mesh.tp)
         * _head_kv_elements(mixer, decoding=work.fresh == 1)
     )
-    return line.start_s + max(nbytes / line.bytes_per_s, flops / _attention_flops(shop, span))
+    return line.start_s + larger(nbytes / line.bytes_per_s, flops / _attention_flops(shop, span))
 
 
 def _head_kv_elements(mixer: Attention | LatentAttention, *, decoding: bool) -> int:
@@ -336,12 +336,12 @@ def _head_kv_elements(mixer: Attention | LatentAttention, *, decoding: bool) -> 
         "attention_training"
     ),
 )
-def _attention_flops(shop: ServeTiming, span: float) -> float:
+def _attention_flops(shop: ServeTiming, span: Real) -> Real:
     rates = shop.speeds.rates
     if shop.work.fresh == 1:
         return rates.attention_dense * DECODE_FLOPS[shop.speeds.end]
     generation = "fa2" if shop.speeds.end is End.SLOW else "fa3"
-    return float(rates.attention_dense * rates.efficiency.attention * rates.attention[generation][0].at(span))
+    return rates.attention_dense * rates.efficiency.attention * rates.attention[generation][0].at(span)
 
 
 def _state_s(shop: ServeTiming, mixer: StateSpace | LinearAttention | Recurrent) -> float:

@@ -17,6 +17,7 @@ from memsheet.formulas.serving_time.operators import (
     seconds_of,
 )
 from memsheet.formulas.serving_time.speeds import End, Speeds, format_of, speeds_of
+from memsheet.formulas.step_time.numbers import Real, larger
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import CrossAttention, ModelSpec, Role
@@ -213,22 +214,21 @@ def _calls_s(spec: ModelSpec, shop: ServeTiming) -> float:
     cites=VLLM_SAMPLER,
     at="v1/sample/sampler.py: operations on the logits of every sequence, from a cast to sorting and back",
 )
-def head_and_sampler_s(spec: ModelSpec, shop: ServeTiming) -> dict[str, float]:
+def head_and_sampler_s(spec: ModelSpec, shop: ServeTiming) -> dict[str, Real]:
     """The logits of each sequence's last token, and the choice of the next."""
     if spec.head.kind == "none":
         return {"logits": 0.0, "sampler": 0.0}
     plan, engine, speeds, rows = shop.plan, shop.engine, shop.speeds, shop.work.sequences
-    elements = float(spec.head.width) * spec.hidden
+    elements = spec.head.width * spec.hidden
     whole = Role.HEAD in engine.whole_roles
-    dtype, cut = plan.precision.parameters, 1.0 if whole else float(plan.mesh.tp)
+    dtype, cut = plan.precision.parameters, 1 if whole else plan.mesh.tp
     if plan.quantization is not None and engine.serving.quantizes_head:
         dtype = plan.quantization.weights
     line = speeds.product[format_of(dtype)]
     flops = 2.0 * rows * elements / cut / flops_per_s(shop, format_of(dtype), rows, spec.hidden)
-    logits = line.start_s + max(dtype.nbytes(int(elements)) / cut / line.bytes_per_s, flops)
+    logits = line.start_s + larger(dtype.nbytes(elements) / cut / line.bytes_per_s, flops)
     calls = 0 if engine.serving.compiles_sampler else SAMPLER_CALLS[speeds.end]
     return {
         "logits": logits,
-        "sampler": calls * speeds.call_s
-        + rows * float(spec.head.width) * SAMPLER_BYTES[speeds.end] / speeds.memory,
+        "sampler": calls * speeds.call_s + rows * spec.head.width * SAMPLER_BYTES[speeds.end] / speeds.memory,
     }

@@ -36,6 +36,7 @@ SLACK = 1.01
         "solver/optimizer/utils.py:733-800: module by module, to the next rank where one has more "
         "than its share"
     ),
+    counts="int",
 )
 def partition_whole_parameters(sizes: list[int], ranks: int) -> list[int]:
     """Elements that each rank was dealt. The parameter that is too much for a rank goes to the next one and

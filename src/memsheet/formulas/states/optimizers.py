@@ -152,6 +152,7 @@ def adafactor_states(held: Held, elements: Count, dtype: DType) -> Count:
         "torch optim/_muon.py: matrices of hidden layers; embeddings, output projection, biases and norms "
         "by AdamW"
     ),
+    counts="int",
 )
 def is_muon_stepped(held: Held) -> bool:
     """Whether Muon steps a tensor, and not the AdamW beside it."""
@@ -191,6 +192,7 @@ class Blocks(Enum):
         "adam_mini.py step: biases as Adam has them, one block a head of queries and keys, one a row, else "
         "the tensor"
     ),
+    counts="int",
 )
 def adam_mini_cut(held: Held) -> Blocks:
     """What the blocks of a tensor are."""
@@ -222,7 +224,11 @@ def adam_mini_blocks(held: Held, elements: Count, dtype: DType, head_elements: C
             return dtype.nbytes(1)
 
 
-@formula(cites=ADAM_MINI, at="adam_mini.py: m.view(-1, head_numel); m[0:rows, 0:1] and its view as (rows, 1)")
+@formula(
+    cites=ADAM_MINI,
+    at="adam_mini.py: m.view(-1, head_numel); m[0:rows, 0:1] and its view as (rows, 1)",
+    counts="int",
+)
 def adam_mini_problems(tensors: Iterable[Held], model: ModelSpec) -> Iterator[Problem]:
     """Tensors that it cannot cut: each is a view that torch refuses at the first step."""
     head, field, hint = head_elements(model), "optimizer.name", "another optimizer"
@@ -268,6 +274,7 @@ def head_elements(model: ModelSpec) -> Count:
 @formula(
     cites=GALORE,
     at="galore_torch: matrices of the layers that are named, which are all linear layers of blocks",
+    counts="int",
 )
 def is_galore_projected(held: Held) -> bool:
     """Whether GaLore keeps a projection of a tensor."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memsheet.arith import given_or
 from memsheet.formulas.step_time.numbers import Real, larger, smaller
 from memsheet.formulas.step_time.rates import Rates
 from memsheet.references import NCCL_TESTS, NCCL_TUNING, formula
@@ -42,7 +43,7 @@ def across_s(kind: str, payload: Real, ranks: Real, near: Real, rates: Rates) ->
     nodes = larger(ranks / near, 1.0)
     several = smaller(nodes - 1, 1.0)
     share = (ranks - near) / ranks if kind == "all_to_all" else TRAFFIC[kind] * (nodes - 1) / nodes / near
-    rate = (rates.network or SLOW_NETWORK) * LINK_SHARE
+    rate = given_or(rates.network, SLOW_NETWORK) * LINK_SHARE
     steps = smaller(nodes - 1, 8.0) if kind == "all_to_all" else TRAFFIC[kind] * (nodes - 1)
     return larger(several, 0.0) * (payload * larger(share, 0.0) / rate + HOP_S * larger(steps, 0.0))
 
@@ -80,6 +81,6 @@ def send_s(payload: Real, stride: Real, rates: Rates) -> Real:
     """One rank to the next at ``stride``: inside the node where it reaches so far."""
     fit = rates.collectives["all_to_all"]
     near = fit.alpha_s + payload / fit.bytes_per_s
-    far = HOP_S + payload / ((rates.network or SLOW_NETWORK) * LINK_SHARE)
+    far = HOP_S + payload / (given_or(rates.network, SLOW_NETWORK) * LINK_SHARE)
     inside = smaller(larger(rates.near - stride, 0), 1)  # 1 where the neighbour is in the node
     return (inside * near + (1 - inside) * far) / rates.efficiency.communication

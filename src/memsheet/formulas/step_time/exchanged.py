@@ -51,6 +51,7 @@ class Exchanged:
         "section 7: stages 1 and 2 move as much as plain data parallelism; stage 3 half as much again, "
         "gathering parameters twice"
     ),
+    counts="int",
 )
 def data_parallel_traffic(
     spec: ModelSpec, plan: Plan, cluster: Cluster, *, efficiency: Efficiency | None = None

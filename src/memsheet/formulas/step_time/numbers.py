@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from memsheet.arith import is_array
+from memsheet.arith import Term, is_array, is_symbol, maximum, minimum, symbolic
 
 Real = Any
 """A float for one plan, a float64 array for a stratum of plans."""
@@ -17,15 +18,23 @@ Real = Any
 def larger(a: Real, b: Real) -> Real:
     of = a if is_array(a) else b
     if not is_array(of):
-        return max(a, b)
+        return maximum(a, b) if isinstance(a, Term) or isinstance(b, Term) else max(a, b)
     return of.__array_namespace__().maximum(a, b)
 
 
 def smaller(a: Real, b: Real) -> Real:
     of = a if is_array(a) else b
     if not is_array(of):
-        return min(b, a)
+        return minimum(a, b) if isinstance(a, Term) or isinstance(b, Term) else min(b, a)
     return of.__array_namespace__().minimum(a, b)
+
+
+def root(x: Real) -> Real:
+    return symbolic("√", x) if is_symbol(x) else math.sqrt(x)
+
+
+def logarithm(x: Real) -> Real:
+    return symbolic("ln", x) if is_symbol(x) else math.log(x)
 
 
 def exposed_seconds(work: Real, cover: Real) -> Real:
@@ -63,6 +72,8 @@ class Curve:
         """Below the first point in proportion to ``x``: what is there is bound by one tile, however few of
         its rows are used.
         """
+        if is_symbol(x):
+            return self.top if len(self.points) == 1 else symbolic("interpolated", x)
         xs, ys = self._columns
         if is_array(x):
             return x.__array_namespace__().interp(x, xs, ys)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from memsheet.arith import given_or
 from memsheet.catalog import hardware_rates
 from memsheet.errors import input_error
 from memsheet.formulas.step_time.numbers import Curve, Real, smaller
@@ -144,7 +145,7 @@ class Rates:
     @property
     def host_link(self) -> float:
         """Bytes a second between a device and its host, as far from the table as other links are."""
-        return (self.host or DEFAULT_HOST_LINK) * self.efficiency.communication
+        return given_or(self.host, DEFAULT_HOST_LINK) * self.efficiency.communication
 
     @property
     def host_memory(self) -> float:

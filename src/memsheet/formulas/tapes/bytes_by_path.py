@@ -7,7 +7,7 @@ from functools import partial, reduce
 from operator import or_
 from typing import Any
 
-from memsheet.arith import Count, is_array, maximum, where
+from memsheet.arith import Count, is_array, is_symbol, maximum, where
 from memsheet.frozen import dataclass
 from memsheet.sheet import Component
 
@@ -151,6 +151,8 @@ def largest_moment_rows(moments: Sequence[Moment]) -> BytesByPath:
     if {*map(type, totals)} <= WHOLE:
         best = moments[totals.index(max(totals))]
         return best[0][1] if len(best) == 1 and best[0][0] == 1 else merge_moment(best)
+    if is_symbol(*totals):  # which of them it is, no symbol says
+        return BytesByPath.of([((Component.TEMPORARIES, "largest"), reduce(maximum, totals))])
     which = partial(_largest_moment_masks, totals)
     return Later(
         partial(_largest_bytes_by_key, tuple(moments), which),

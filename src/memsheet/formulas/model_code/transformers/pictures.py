@@ -79,7 +79,7 @@ def picture_classes(r: Recorder, x: Tensor, head: Head, how: RunConfig, _: str) 
 
 
 @formula(cites=TRANSFORMERS, at="modeling_vit.py: a patch is a convolution's kernel")
-def patch_values(embeddings: Embeddings) -> int:
+def patch_values(embeddings: Embeddings) -> Count:
     """Values of one patch: channels times height times width."""
     weight = next(
         w for w in embeddings.weights if "patch_embeddings" in w.path and w.path.endswith(".weight")

@@ -1,0 +1,129 @@
+"""What servers hold beside their weights: caches and pages, samplers, pictures, drafts, the widest layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from golden.cases.engines import LATENT, MOE, STATES, drafted, with_draft
+from golden.symbols import TENSOR, Cases, call, first, numbers, serving, spec, symbol
+from memsheet.engines.transformers.work import Work
+from memsheet.engines.vllm.facts import release_of
+from memsheet.engines.vllm.pages import Kept, Kind, Layout
+from memsheet.plan.dtypes import BF16, FP8, NF4
+from memsheet.plan.engine_registry import find_engine
+from memsheet.plan.model import (
+    Attention,
+    Block,
+    CrossAttention,
+    Dense,
+    LatentAttention,
+    ModelSpec,
+    Moe,
+    Picture,
+    StateSpace,
+)
+from memsheet.plan.plan import AttentionKind, Plan
+from memsheet.plan.profiled_release import Sampler, Shown
+
+TOKENS, ROWS, WIDTH = symbol("tokens"), symbol("rows"), symbol("width")
+SIZES = {"heads": symbol("a"), "kv_heads": symbol("k"), "head_dim": symbol("d"), "weights": ()}
+WHOLE, WINDOW = Attention(path="self_attn", **SIZES), Attention(path="self_attn", window=4096, **SIZES)
+CROSS = CrossAttention(path="cross", memory_hidden=8, **SIZES)
+HYBRID, SEEING = "qwen3-next-80b-a3b", "gemma-3-4b"
+WORK = Work(sequences=symbol("sequences"), tokens=TOKENS)
+STEP = Work(sequences=symbol("sequences"), tokens=1, cached=symbol("cached"), growing=True)
+PAGES = tuple(
+    Kind(kept=kept, reach=4096, block_tokens=symbol(f"{kept.value}_block"), page_bytes=symbol(f"{kept.value}_page"), layers=2) for kept in Kept
+)  # fmt: skip
+LAYOUT = Layout(groups=PAGES, block_bytes=symbol("block_bytes"))
+PICTURE = Picture(embeddings=symbol("embeddings"), places=symbol("places"), pixels=symbol("pixels"))
+
+
+def plain(model: str = "llama-tiny", **request: object) -> Plan:
+    return serving("transformers", model, **request)
+
+
+def tied() -> ModelSpec:
+    """A tied table in numbers, but for its width."""
+    made = numbers("llama-3.2-1b")
+    tables = tuple(replace(w, shape=(w.shape[0], symbol("hidden"))) for w in made.embeddings.weights)
+    return replace(made, embeddings=replace(made.embeddings, weights=tables))
+
+
+def eager(model: str = "llama-tiny") -> Plan:
+    return replace(plain(model), attention=AttentionKind.EAGER)
+
+
+CACHE: dict[str, Callable[[], Cases]] = {
+    "kv_cache.kv_elements_per_token": lambda: {"attention": call(WHOLE, symbol("tp")), "latent": call(first(LatentAttention, LATENT), symbol("tp"))},
+    "kv_cache.latent_elements_per_token": lambda: {"": call(first(LatentAttention, LATENT))},
+    "kv_cache.kept_tokens": lambda: {"window": call(WINDOW, TOKENS), "whole": call(WHOLE, TOKENS)},
+    "kv_cache.recurrent_elements": lambda: {"mamba": call(first(StateSpace, STATES))},
+    "kv_cache.state_elements": lambda: {"mamba": call(first(StateSpace, STATES)), "cross": call(CROSS, symbol("tp"), symbol("memory"))},
+    "serving.states.convolution_elements": lambda: {
+        "mamba": call(first(StateSpace, STATES), symbol("tp")), "mamba2": call(first(StateSpace, "mamba-codestral-7b"), symbol("tp")),
+    },
+    "pages.blocks_of": lambda: {kind.kept.value: call(kind, TOKENS, release_of(None), symbol("in_flight")) for kind in PAGES},
+    "pages.sequence_blocks": lambda: {"": call(LAYOUT, TOKENS, release_of(None), symbol("in_flight"))},
+    "pages._equal_pages": lambda: {"": call(PAGES)},
+    "pages._enlarge_page_to_state": lambda: {"": call(PAGES[0], symbol("state_bytes"))},
+    "pages.page_bytes": lambda: {
+        "attention": call(WHOLE, BF16, TOKENS, symbol("tp")), "latent": call(first(LatentAttention, LATENT), BF16, TOKENS, symbol("tp")),
+    },
+    "pages.state_page_bytes": lambda: {"mamba": call(first(StateSpace, STATES), BF16, symbol("tp"))},
+    "capacity.shared_blocks": lambda: {"": call(LAYOUT, TOKENS)},
+}  # fmt: skip
+LOADED: dict[str, Callable[[], Cases]] = {
+    "loaded.mla_absorbed_projection_bytes": lambda: {"latent": call(spec(LATENT), serving("vllm", LATENT), always=True)},
+    "loaded.rope_bytes": lambda: {"latent": call(spec(LATENT), BF16)},
+    "loaded.row_scales_bytes": lambda: {"fp8": call((replace(TENSOR, dtype=FP8),))},
+    "loaded.swizzled_scales_bytes": lambda: {"": call((symbol("experts"), symbol("in"), symbol("out")))},
+    "untied_bytes": lambda: {"fp8": call(tied(), serving("vllm", "llama-3.2-1b", quantization__weights="fp8"))},
+    "deepep.near_bytes": lambda: {f"{ranks} ranks": call(symbol("hidden"), ranks) for ranks in (8, 32)},
+    "deepep.far_bytes": lambda: {f"{ranks} ranks": call(symbol("hidden"), ranks) for ranks in (8, 32)},
+    "deepep.fast_bytes": lambda: {"": call(symbol("hidden"), symbol("experts"), TOKENS)},
+    "draft_layers": lambda: {"draft": call(replace(with_draft(), draft=layered()), drafted("vllm"))},
+    "drafts.verified_tokens": lambda: {"draft": call(drafted("vllm"))},
+}  # fmt: skip
+
+
+def layered() -> object:
+    """A draft of as many layers as a symbol says."""
+    stack = spec().stacks[0]
+    return replace(spec(), stacks=(replace(stack, runs=(replace(stack.runs[0], count=symbol("layers")),)),))
+
+
+PROFILED: dict[str, Callable[[], Cases]] = {
+    "sampling.sampler_bytes": lambda: {how.value: call(how, ROWS, WIDTH, BF16) for how in Sampler},
+    "sampling.unmasked_sampler_bytes": lambda: {"plain": call(ROWS, WIDTH, BF16, copied=False), "copied": call(ROWS, WIDTH, BF16, copied=True)},
+    "pictures.copied_rows": lambda: {how.value: call(PICTURE, serving("vllm"), how) for how in (Shown.BATCH, Shown.WHOLE)},
+    "pictures.kept_pictures": lambda: {SEEING: call(spec(SEEING), serving("vllm", SEEING), release_of(None))},
+    "pictures.shown_pictures": lambda: {"": call(serving("vllm"), TOKENS), "more": call(serving("vllm"), TOKENS, more=True)},
+    "pictures.unsized_bytes": lambda: {"qwen2-vl": call(spec("qwen2-vl-2b").towers[0], symbol("hidden"), serving("vllm"))},
+    "all_logits.prompt_logits_bytes": lambda: {"4.40": call(spec(), replace(plain(), engine_version="4.40.0"), TOKENS, symbol("sequences"))},
+    "_feed_forward_width": lambda: {"dense": call(first(Dense), serving("vllm")), "experts": call(first(Moe, MOE), serving("vllm", MOE))},
+    "_mixer_widths": lambda: {
+        "attention": call(first(Attention), serving("vllm")), "latent": call(first(LatentAttention, LATENT), serving("vllm", LATENT)),
+    },
+    "pictures_bytes": lambda: {SEEING: call(numbers(SEEING), serving("vllm", SEEING), TOKENS)},
+    "received_bytes": lambda: {"experts": call(first(Block, MOE), serving("vllm", MOE), TOKENS)},
+}  # fmt: skip
+WIDEST: dict[str, Callable[[], Cases]] = {
+    "work._widest_elements_a_token": lambda: {"llama-tiny": call(first(Block), symbol("tp"))},
+    "work._chunked_scan_bytes": lambda: {"mamba2": call(first(Block, "mamba-codestral-7b"), WORK)},
+    "work._dequantized_keys": lambda: {
+        "fp8": call(first(Attention), plain(serving__kv_dtype="fp8"), symbol("kept"), passed=False),
+        "passed": call(first(Attention), plain(serving__kv_dtype="fp8"), symbol("kept"), passed=True),
+    },
+    "work._gathered_expert_bytes": lambda: {"experts": call(first(Block, MOE), plain(MOE), WORK)},
+    "work._over_cache": lambda: {
+        "eager": call(first(Block), first(Attention), eager(), STEP), "latent": call(first(Block, LATENT), first(LatentAttention, LATENT), plain(LATENT), STEP),
+    },
+    "work._padded_prompt_bytes": lambda: {"sdpa": call(first(Attention), plain(), WORK)},
+    "work.grown_bytes": lambda: {"attention": call(first(Attention), plain(), STEP)},
+    "work.largest_layer_bytes": lambda: {"experts": call(spec(MOE), plain(MOE), find_engine("transformers"), STEP)},
+    "work.dequantized_bytes": lambda: {"nf4": call((replace(TENSOR, dtype=NF4),), plain(quantization__weights="nf4"))},
+    "work.tower_bytes": lambda: {SEEING: call(numbers(SEEING), plain(SEEING), WORK)},
+}  # fmt: skip
+CASES = {**CACHE, **LOADED, **PROFILED, **WIDEST}
