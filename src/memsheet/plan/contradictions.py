@@ -108,8 +108,8 @@ def _dtype_problems(request: Request) -> Iterator[Problem]:
 
 def _length_problems(request: Request) -> Iterator[Problem]:
     longest, engine = request.get("serving.max_model_len"), _asked_engine(request)
-    paged = engine is not None and engine.paged
-    if not paged or (longest or 0) < (request.get("seq_len") or 0):
+    pools = engine is not None and engine.serving.pools_cache
+    if not pools or (longest or 0) < (request.get("seq_len") or 0):
         yield from _disagreeing_key_problems(request, ("serving.max_model_len", "seq_len"))
     prompt, output = request.get("serving.prompt_tokens"), request.get("serving.output_tokens")
     length = request.get("serving.max_model_len") or request.get("seq_len")

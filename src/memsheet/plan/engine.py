@@ -247,13 +247,6 @@ class Engine:
         """Whether it has a stage of ZeRO at all."""
         return any(self.zero)
 
-    @property
-    def paged(self) -> bool:
-        """Whether it serves from a pool of pages, which has room for max_model_len tokens however long the
-        sequences of a run are.
-        """
-        return self.served is not None
-
 
 def server_engine(**facts: Any) -> Engine:
     """The facts of an engine that only serves: what it would say of training is said once, here. ``facts``

@@ -162,7 +162,8 @@ def _served_weight_dtype(
     v0.5.23 configs/model_config.py _get_and_verify_dtype).
     """
     stored = dtype_named(model.dtype) if model and model.dtype else None
-    kept = stored if stored in (FP16, FP32, BF16) and not (engine.paged and stored is FP32) else BF16
+    halves = engine.serving.pools_cache and stored is FP32
+    kept = stored if stored in (FP16, FP32, BF16) and not halves else BF16
     if kept in refused and lowers_itself(engine, gaps.request.get("engine_version")):
         other = _served_in_place(refused)
         gaps.assumed += (
@@ -170,7 +171,7 @@ def _served_weight_dtype(
         )
         return other
     odd = (
-        f" (the file's {model.dtype} is not {'served' if engine.paged else 'computed'} in)"
+        f" (the file's {model.dtype} is not {'served' if engine.serving.pools_cache else 'computed'} in)"
         if model and model.dtype and stored is not kept
         else ""
     )
