@@ -71,7 +71,7 @@ def account_rank(
     if device == "cpu":
         _check_processor(model, plan)
         engine = replace(engine, processor=True)
-    built = model_code(engine.code).built(model, plan)
+    built = model_code(engine.layers).built(model, plan)
     host_bytes, notes, gradients = 0, tuple[str, ...](), None
     if plan.task == "train":
         from memsheet.formulas.step import Rank, account_training_step
@@ -84,7 +84,7 @@ def account_rank(
         if step.low is not None and step.high is not None:
             tensors = _ranged_items(step, engine)
         host_bytes = step.kept.host.bytes
-        notes = (*step.kept.notes, *step.kept.host.notes, *model_code(engine.code).notes(model))
+        notes = (*step.kept.notes, *step.kept.host.notes, *model_code(engine.layers).notes(model))
         tensors += _paged_state_items(step.kept.paged, step.bags)
         items, gradients = [*tensors, *outside_tensors(plan, cluster, allocated)], _ended_gradients(step)
     else:
@@ -127,7 +127,7 @@ def rank_of(model: ModelSpec, plan: Plan, stage: int = 0) -> Rank:
     """What a rank of a stage has of a model: the same for all plans with as many stages and chunks."""
     from memsheet.formulas.step import Rank
 
-    return Rank.of(model_code(engine_of(plan).code).built(model, plan), plan, stage)
+    return Rank.of(model_code(engine_of(plan).layers).built(model, plan), plan, stage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,9 +185,11 @@ def divided_states(rank: Rank, plan: Plan, instants: Iterable[Instant]) -> Mappi
     """Of the tensors of a step with a distributed optimizer, those that data-parallel ranks divide: the
     states, and scratch while it works.
     """
-    from memsheet.formulas.sharding.distributed_optimizer import megatron_kept
+    from memsheet.formulas.sharding.algorithm import algorithm_of
 
-    kept = megatron_kept(rank.model, plan)
+    alone = algorithm_of(engine_of(plan).sharding).state_alone
+    assert alone is not None
+    kept = alone(rank.model, plan)
     return {
         i: kept.states.total + (kept.at_step.total if i is Instant.OPTIMIZER_STEP else 0) for i in instants
     }
@@ -349,7 +351,7 @@ def _component_evidence(component: Component, engine: Engine) -> Evidence:
 def account_bare(parameters: int, plan: Plan, cluster: Cluster | None = None) -> Sheet:
     """The states of a bare parameter count on one rank; of one that serves, its weights."""
     from memsheet.formulas.bare import bare_host, bare_ranges, bare_states, bare_weights
-    from memsheet.formulas.step import UNSYNCED, UNSYNCED_NOTE
+    from memsheet.formulas.states.gradients import UNSYNCED, UNSYNCED_NOTE
 
     engine, trains = engine_of(plan), plan.task == "train"
     bags = bare_states(parameters, plan, engine) if trains else {Instant.LOAD: bare_weights(parameters, plan)}

@@ -26,35 +26,11 @@ KINDS = ("Sharding", "Code")
 IDENTITY = ("engine", "server")
 
 LITERALS: dict[str, int] = {
-    "formulas/model_code/transformers/code.py": 6,
-    "formulas/model_code/transformers/first_qwen.py": 1,
-    "formulas/model_code/transformers/mixers.py": 2,
-    "formulas/states/optimizers.py": 3,
-    "formulas/step.py": 2,
-    "formulas/step_time/updates.py": 1,
-    "plan/engine.py": 12,
+    "plan/engine.py": 1,
 }
 """String literals that are an engine's name, by file. It may only shrink."""
 COMPARISONS: dict[str, int] = {
-    "formulas/bare.py": 12,
-    "formulas/idle_towers.py": 1,
-    "formulas/model_code/__init__.py": 1,
-    "formulas/model_code/transformers/code.py": 4,
-    "formulas/model_code/transformers/first_qwen.py": 1,
-    "formulas/model_code/transformers/mixers.py": 1,
-    "formulas/replay/slack.py": 1,
-    "formulas/states/held.py": 2,
-    "formulas/states/optimizers.py": 3,
-    "formulas/step.py": 13,
-    "formulas/step_time/exchange.py": 2,
-    "formulas/step_time/exchanged.py": 1,
-    "formulas/step_time/kernels.py": 1,
-    "formulas/step_time/operators.py": 1,
-    "formulas/step_time/replicas.py": 4,
-    "formulas/step_time/updates.py": 2,
-    "plan/engine.py": 3,
-    "resolve/quantization.py": 2,
-    "resolve/serving.py": 1,
+    "plan/engine.py": 2,
 }
 """Comparisons of an engine's name, server or kind with a fixed one, by file. It may only shrink."""
 

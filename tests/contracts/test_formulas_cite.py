@@ -38,7 +38,7 @@ EXCEPTIONS = {
     "states.params.idle_parameter_count": "counts tensors",
     "runtime.cublas_workspace_bytes": "a figure of the catalogue, which carries its own evidence",
     "states.held_shapes.elements_of": "the product of a shape",
-    "states.held.parameter_shard": "picks the formula of the engine's sharding",
+    "states.held.whole_parameter": "the elements of a shape",
     "sharding.partitioned_flow.gathered_elements": "adds up elements",
 }
 
@@ -63,7 +63,7 @@ def numeric() -> dict[str, Callable[..., Any]]:
 
 def test_the_walk_finds_formulas() -> None:
     assert {
-        "states.held_shapes.dim0_shard",
+        "sharding.per_parameter_sizes.dim0_shard",
         "serving.kv_cache.kv_elements_per_token",
         "states.optimizers.step_temporaries",
     } <= set(numeric())

@@ -27,13 +27,9 @@ from strategies import (
 from memsheet.account import account_rank
 from memsheet.budget import Result, budget_of, judge_sheets
 from memsheet.formulas.pipeline import in_flight
-from memsheet.formulas.states.held_shapes import (
-    dim0_gathered,
-    dim0_shard,
-    elements_of,
-    flat_shard,
-    held_shape,
-)
+from memsheet.formulas.sharding.flat_sizes import flat_shard
+from memsheet.formulas.sharding.per_parameter_sizes import dim0_gathered, dim0_shard
+from memsheet.formulas.states.held_shapes import elements_of, held_shape
 from memsheet.formulas.states.params import parameter_count, parameter_tensors
 from memsheet.plan.dtypes import BF16
 from memsheet.plan.plan import Mesh, Schedule

@@ -88,7 +88,7 @@ TRAINERS_OWN = own_default("trl", "per_device_train_batch_size")
 def _engine_precision_options(answer: Answer) -> tuple[dict[str, Any], ...]:
     """Every precision that the engine of a plan trains in, DeepSpeed's fp16 with them."""
     engine = engine_of(answer.plan)
-    half = ({"precision.name": None, **DEEPSPEED_FP16},) if engine.sharding is Sharding.DEEPSPEED else ()
+    half = ({"precision.name": None, **DEEPSPEED_FP16},) if engine.sharding is Sharding.PARTITIONED else ()
     return (*({"precision.name": name} for name in engine.precisions), *half)
 
 

@@ -4,8 +4,8 @@
 ``model_code`` what layers, embeddings and losses run, operation by operation, for each code that writes
                them down; ``numerics.py``, ``adapters.py`` and ``unpacked.py`` are the linear layers that all
                of them are made of
-``states``     parameters, master weights, gradients and optimizer states, tensor by tensor; a rank's share
-``sharding``   the algorithms by which ranks divide states, and what each keeps around the layers
+``states``     parameters, master weights, gradients and optimizer states, tensor by tensor
+``sharding``   the algorithms by which ranks divide them, and what each keeps around the layers
 ``step.py``    one rank's training step: ``pipeline.py`` says which layers, ``groups.py`` and
                ``activations.py`` which tapes, ``training.py`` and ``stretches.py`` what is
                there at each moment

@@ -18,12 +18,10 @@ from memsheet.formulas.tapes.evaluate import Part, Release, Stepped, evaluate_ta
 from memsheet.formulas.tapes.graph import Joined
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import FP32
-from memsheet.plan.engine import Code, Engine
+from memsheet.plan.engine import Engine
 from memsheet.plan.model import Block, ModelSpec
 from memsheet.plan.plan import AdapterKind, AttentionKind, Loss, Plan, RecomputeMode
 
-LIBRARY = (Code.TRANSFORMERS, Code.SWIFT)
-"""Whose attention is modelled with every kernel that torch may choose."""
 _last: tuple[Plan, Engine, RunConfig] | None = None
 
 
@@ -42,7 +40,7 @@ def _make_run_config(plan: Plan, engine: Engine) -> RunConfig:
     casts = engine.autocast and precision.casts
     lowered = gathered if engine.sharding.gathers else None  # its policy casts adapters with everything else
     how = RunConfig(
-        code=engine.code,
+        layers=engine.layers,
         parameters=gathered,
         stream=gathered,
         autocast=precision.compute if casts else None,
@@ -63,12 +61,12 @@ def _make_run_config(plan: Plan, engine: Engine) -> RunConfig:
         if plan.recompute.mode is RecomputeMode.SELECTIVE
         else frozenset(),
     )
-    return model_code(engine.code).plan_numerics(plan, how)
+    return model_code(engine.layers).plan_numerics(plan, how)
 
 
 def check_modelled(spec: ModelSpec, plan: Plan, engine: Engine) -> None:
     """Raise InputError naming everything of a model and plan whose activations are not accounted yet."""
-    found = [*model_code(engine.code).problems(spec, plan), *_old_kernels(plan, engine)]
+    found = [*model_code(engine.layers).problems(spec, plan), *_old_kernels(plan, engine)]
     raise_if_problems({(problem.field, problem.reason): problem for problem in found}.values())
 
 
@@ -76,7 +74,7 @@ def _old_kernels(plan: Plan, engine: Engine) -> list[Problem]:
     """Attention of an engine's own model code on a card for which torch has no fused kernel in the dtype."""
     if (
         not plan.before_ampere
-        or engine.code in LIBRARY
+        or model_code(engine.layers).any_kernel
         or plan.attention is not AttentionKind.SDPA
         or plan.precision.compute is FP32
     ):
@@ -98,7 +96,7 @@ def block_part(
 
     ``input_grad``: whether what it is handed needs a gradient.
     """
-    how = model_code(engine.code).block_numerics(block, plan, run_config_of(plan, engine))
+    how = model_code(engine.layers).block_numerics(block, plan, run_config_of(plan, engine))
     how = how if how.input_grad == input_grad else replace(how, input_grad=input_grad)
     if how.attention not in (AttentionKernel.EAGER, AttentionKernel.MATH):
         return _block_parts(block, prefix, plan, how, release=release)
@@ -115,7 +113,7 @@ def block_part(
 def _block_parts(
     block: Block, prefix: str, plan: Plan, how: RunConfig, *, release: Release
 ) -> tuple[Part, Part]:
-    code = model_code(how.code)
+    code = model_code(how.layers)
     axes, block = code.axes(block, plan), code.on_rank(block, plan)
     if plan.recompute.mode is not RecomputeMode.FULL and not how.chosen:
         plain = evaluate_tape(record_block(block, how), axes, prefix, release=release)
@@ -138,7 +136,7 @@ class Ends:
 
 def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Ends:
     """The two ends of a stage."""
-    code, stack = model_code(engine.code), spec.stacks[-1]
+    code, stack = model_code(engine.layers), spec.stacks[-1]
     how = code.at_ends(
         replace(run_config_of(plan, engine), positions_each=code.positions_each(spec), head=spec.head.kind)
     )

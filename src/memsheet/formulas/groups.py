@@ -143,7 +143,7 @@ def walk_stage_layers(spec: ModelSpec, plan: Plan, engine: Engine, *, release: R
         and enters_frozen(spec, plan)
         and plan.recompute.mode is RecomputeMode.NONE
     )
-    let_go = model_code(engine.code).let_go(spec, plan, run_config_of(plan, engine))
+    let_go = model_code(engine.layers).let_go(spec, plan, run_config_of(plan, engine))
     for each in spec.stacks:
         own, seen = list[Layers](), entry == 0 and any(stack.role == JOIN for stack in spec.stacks)
         for pattern, count in _cut_at_recompute(each, plan):
@@ -162,7 +162,7 @@ def walk_stage_layers(spec: ModelSpec, plan: Plan, engine: Engine, *, release: R
             own[-1] = _bridge_between_stacks(own[-1], let_go, counted=not release)
         elif (
             own
-            and (gone := model_code(engine.code).made_again(spec, plan, run_config_of(plan, engine)))
+            and (gone := model_code(engine.layers).made_again(spec, plan, run_config_of(plan, engine)))
             is not EMPTY
         ):
             own[0] = _made_again(own[0], gone)

@@ -14,7 +14,6 @@ from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.formulas.unpacked import unpacked_linear
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import BF16, DType
-from memsheet.plan.engine import Code
 from memsheet.plan.model import Attention, Mixer, Role, Weight
 from memsheet.plan.plan import AdapterKind, AttentionKind, Plan, Quantization
 
@@ -56,7 +55,7 @@ class RunConfig:
     kept.
     """
 
-    code: Code = Code.TRANSFORMERS
+    layers: str | None = None  # whose model code (``Engine.layers``)
     parameters: DType
     stream: DType  # of the residual stream that enters the block
     autocast: DType | None

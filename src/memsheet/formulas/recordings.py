@@ -20,7 +20,7 @@ def _new_recorder(how: RunConfig, pass_: Pass = Pass.PLAIN) -> tuple[Recorder, M
     made = Recorder(
         compute=how.autocast, processor=how.processor, offloads=how.offloads, pass_=pass_, chosen=how.chosen
     )
-    return made, model_code(how.code)
+    return made, model_code(how.layers)
 
 
 @lru_cache(maxsize=512)

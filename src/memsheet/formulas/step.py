@@ -4,17 +4,14 @@ each instant holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 
 from memsheet.arith import Count, agreed, distinct, looked_up, minimum
-from memsheet.errors import raise_if_problems
 from memsheet.formulas.activations import check_modelled, run_config_of
-from memsheet.formulas.grad_scaler import grad_unscale_rows, scaler_states
-from memsheet.formulas.groups import StageLayers, walk_stage_layers
-from memsheet.formulas.inputs import microbatch_inputs
+from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.int8_outliers import with_outliers
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.pipeline import (
@@ -25,48 +22,22 @@ from memsheet.formulas.pipeline import (
     peak_flights,
     stage_model,
 )
-from memsheet.formulas.sharding.overhead import ShardingOverhead
-from memsheet.formulas.sharding.per_parameter_sizes import fsdp2_gradients, unsynced_gradient_bytes
-from memsheet.formulas.sharding.replicated import ddp_overhead
-from memsheet.formulas.sharding.resident_state import Host, ResidentState
-from memsheet.formulas.states.held import Held, held_tensors, parameter_bytes, parameter_shard
-from memsheet.formulas.states.optimizers import (
-    adam_mini_problems,
-    fused_backward_step,
-    head_elements,
-    optimizer_bytes,
-    paged_states,
-    step_temporaries,
-)
+from memsheet.formulas.sharding.algorithm import algorithm_of
+from memsheet.formulas.sharding.resident_state import ResidentState
 from memsheet.formulas.stretches import recompute_segments
 from memsheet.formulas.tapes.bytes_by_path import (
-    EMPTY,
     BytesByPath,
-    Key,
     Moment,
     bundle_moment,
     largest_moment_rows,
     merge_moment,
 )
-from memsheet.formulas.training import (
-    Step,
-    everything_kept,
-    gradient_bag,
-    master_copy_step_moments,
-    peak_candidates,
-)
+from memsheet.formulas.training import Step, everything_kept, peak_candidates
 from memsheet.frozen import dataclass
-from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.plan import Implementation, OptimizerName, Plan, Spread
-from memsheet.plan.torch_versions import gradients_stay, old_torch_note
-from memsheet.sheet import Component, Instant
-
-UNSYNCED: Key = (Component.GRADIENTS, "no_sync")
-UNSYNCED_NOTE = (
-    "gradients are reduced after every micro-batch; accelerate and the Trainer keep them "
-    "whole until the last one (no_sync): the high end"
-)
+from memsheet.plan.plan import Plan, Spread
+from memsheet.sheet import Instant
 
 Instants = dict[Instant, BytesByPath]
 Order = tuple[int, int, int, tuple[int, ...]]
@@ -116,9 +87,8 @@ def account_training_step(rank: Rank, plan: Plan, engine: Engine) -> Trained:
     bags, kept = _last_smaller(rank, plan, engine)
     if plan.routing is None or not _depends_on_routing(plan):
         return Trained(bags=bags, low=None, high=None, kept=kept)
-    states = (
-        kept if engine.sharding is Sharding.MEGATRON else None
-    )  # which hold what they hold however tokens are routed
+    alone = algorithm_of(engine.sharding).state_alone is not None
+    states = kept if alone else None  # which holds what it holds however tokens are routed
     low, high = (
         _last_smaller(rank, replace(plan, routing=replace(plan.routing, spread=spread)), engine, states)[0]
         for spread in (Spread.BALANCED, Spread.WORST)
@@ -257,7 +227,7 @@ def _other_chunks_in_flight(
 def _chunk_step(
     rank: Rank, number: int, chunk: StageLayers, kept: ResidentState, plan: Plan, engine: Engine
 ) -> Step:
-    how, code, model = run_config_of(plan, engine), model_code(engine.code), rank.chunks[number]
+    how, code, model = run_config_of(plan, engine), model_code(engine.layers), rank.chunks[number]
     return Step(
         walk=chunk,
         around=kept.around,
@@ -273,100 +243,18 @@ def _chunk_step(
     )
 
 
-def accumulates_gradients(plan: Plan, engine: Engine) -> bool:
-    """Whether a micro-batch finds gradients of an earlier one, or of the step before."""
-    return agreed(plan.accumulation > 1) or (
-        engine.name == "transformers" and gradients_stay(plan.engine_version)
-    )
-
-
 def _chunk_walks_and_states(
     rank: Rank, plan: Plan, engine: Engine, known: ResidentState | None
 ) -> tuple[tuple[StageLayers, ...], ResidentState]:
     """The chunks of a rank in order of execution, and what the engine keeps around them, unless that is
     ``known``.
     """
-    model = rank.model
-    if engine.sharding is Sharding.MEGATRON:
-        from memsheet.formulas.sharding.distributed_optimizer import megatron_kept
-
-        walks = _walk_chunks(
-            rank.chunks,
-            lambda chunk: walk_stage_layers(chunk, plan, engine, release=True),
-            known=bool(rank.orders),
-        )
-        return walks, known or megatron_kept(model, plan)
-    if engine.sharding is Sharding.INTERNEVO:
-        from memsheet.formulas.sharding.whole_parameter_owners import internevo_kept
-
-        added = agreed(plan.accumulation > 1)
-        return (walk_stage_layers(model, plan, engine, release=added),), _with_inputs(
-            internevo_kept(model, plan), plan, model
-        )
-    if engine.sharding is Sharding.DEEPSPEED:
-        from memsheet.formulas.sharding.partitioned import deepspeed_kept, deepspeed_walk
-        from memsheet.formulas.sharding.partitioned_states import check_deepspeed
-
-        check_deepspeed(plan)
-        stage = deepspeed_walk(model, plan, engine)
-        return (stage,), _with_inputs(_with_waiting(deepspeed_kept(model, plan, stage), stage), plan, model)
-    parameters = tuple(held_tensors(model, plan))
-    shards = tuple((h, parameter_shard(h, plan, engine.sharding)) for h in parameters if h.trains)
-    if plan.optimizer is not None and plan.optimizer.name is OptimizerName.ADAM_MINI:
-        raise_if_problems(adam_mini_problems((h for h, _ in shards), model))
-    adds = accumulates_gradients(plan, engine)
-    release = (
-        fused_backward_step(plan)
-        if plan.optimizer_in_backward
-        else adds and engine.sharding.keeps_whole_gradients
+    algorithm = algorithm_of(engine.sharding)
+    algorithm.check(plan)
+    walks = _walk_chunks(
+        rank.chunks, lambda chunk: algorithm.walk(chunk, plan, engine), known=bool(rank.orders)
     )
-    stage = walk_stage_layers(model, plan, engine, release=release)
-    gradients = (
-        fsdp2_gradients(stage, plan) if engine.sharding is Sharding.FSDP2 else gradient_bag(shards, plan)
-    )
-    # torch 2.13 distributed/pipelining/stage.py, backward_maybe_with_nosync: whole gradients stay until the
-    # last micro-batch
-    reduces_last = engine.whole_in_pipelines and agreed(plan.mesh.pp > 1)
-    unsynced = (
-        {UNSYNCED: (0, unsynced_gradient_bytes(parameters, plan))}
-        if adds and engine.sharding is Sharding.FSDP2
-        else {}
-    )
-    waiting = BytesByPath.of((key, unsynced[key][1] if reduces_last else 0) for key in unsynced)
-    unsynced = {} if reduces_last else unsynced
-    kept = ResidentState(
-        states=_resident_state_rows(model, plan, engine, parameters, shards),
-        around=_sharding_overhead(engine, plan, parameters, stage),
-        resident=merge_moment([(1, EMPTY if reduces_last else gradients), (1, waiting)]) if adds else EMPTY,
-        at_step=_at_step(shards, gradients, plan, engine),
-        gradients=EMPTY if plan.optimizer_in_backward else gradients,
-        ranges=unsynced,
-        notes=tuple(_training_step_notes(plan, unsynced)),
-        host=Host(pinned=stage.hosted()),
-        paged=0 if plan.offload.optimizer else paged_states(shards, plan),
-    )
-    if model.towers:
-        from memsheet.formulas.idle_towers import with_towers
-
-        kept = with_towers(
-            kept,
-            model,
-            plan,
-            engine,
-            lambda one, elements: optimizer_bytes(one, elements, plan, head_elements(model)),
-        )
-    moves = plan.offload.parameters or plan.offload.optimizer
-    if moves and engine.sharding is Sharding.FSDP1:
-        from memsheet.formulas.sharding.flat_offload import flat_offloaded
-
-        return (stage,), _with_inputs(flat_offloaded(kept, plan, stage, parameters), plan, model)
-    if engine.sharding is not Sharding.FSDP2 or not moves:
-        return (stage,), _with_inputs(kept, plan, model)
-    from memsheet.formulas.sharding.per_parameter_offload import cpu_offload_resident_state
-
-    return (stage,), _with_inputs(
-        _with_waiting(cpu_offload_resident_state(kept, plan, parameters), stage), plan, model
-    )
+    return walks, known or algorithm.resident_state(rank.model, plan, engine, walks[0])
 
 
 def _walk_chunks(
@@ -379,72 +267,3 @@ def _walk_chunks(
     for chunk in chunks:
         made.append((chunk, next((walk for other, walk in made if other == chunk), None) or make(chunk)))
     return tuple(walk for _, walk in made)
-
-
-def _sharding_overhead(
-    engine: Engine, plan: Plan, parameters: tuple[Held, ...], stage: StageLayers
-) -> ShardingOverhead:
-    """What is around the layers where DeepSpeed is not, which keeps everything its own way."""
-    if engine.sharding is Sharding.FSDP1:
-        from memsheet.formulas.sharding.flat_shards import fsdp1_overhead
-
-        return fsdp1_overhead(plan, stage)
-    if engine.sharding is not Sharding.FSDP2:
-        return ddp_overhead(plan, parameters)
-    from memsheet.formulas.sharding.per_parameter_shards import fsdp2_overhead
-
-    rooted = engine.roots_frozen_ends and plan.adapter is not None
-    return fsdp2_overhead(plan, replace(stage, tied=True) if rooted else stage, gloo=engine.processor)
-
-
-def _training_step_notes(plan: Plan, unsynced: Mapping[Key, object]) -> Iterator[str]:
-    if unsynced:
-        yield UNSYNCED_NOTE
-    if plan.engine == "transformers" and gradients_stay(plan.engine_version):
-        yield old_torch_note(plan.engine_version)
-    if plan.optimizer and plan.optimizer.implementation is Implementation.TORCHAO:
-        yield (
-            "torchao's step is compiled: buffers that torch.compile may take for it, of one parameter "
-            "at a time, are not counted"
-        )
-
-
-def _at_step(
-    shards: tuple[tuple[Held, Count], ...], gradients: BytesByPath, plan: Plan, engine: Engine
-) -> BytesByPath:
-    """Gradients and scratch while the optimizer works."""
-    if plan.optimizer_in_backward:
-        return EMPTY
-    if plan.precision.master_weights is not None and engine.sharding is Sharding.REPLICATED:
-        return largest_moment_rows([[(1, moment)] for moment in master_copy_step_moments(shards, plan)])
-    scratch = BytesByPath.of([((Component.TEMPORARIES, "optimizer"), step_temporaries(shards, plan))])
-    return merge_moment([(1, gradients), (1, scratch), (1, grad_unscale_rows(plan, engine))])
-
-
-def _resident_state_rows(
-    model: ModelSpec,
-    plan: Plan,
-    engine: Engine,
-    parameters: tuple[Held, ...],
-    shards: tuple[tuple[Held, Count], ...],
-) -> BytesByPath:
-    """What is there at every instant of a steady step, gradients aside. ``shards``: what trains, and how much
-    of it the rank keeps.
-    """
-    pairs: list[tuple[Key, Count]] = list(parameter_bytes(model, plan, parameters, engine.sharding).items())
-    master, block = plan.precision.master_weights, head_elements(model)
-    for h, kept in shards:
-        if master is not None:
-            pairs.append(((Component.MASTER_WEIGHTS, h.path), h.times * master.nbytes(kept)))
-        pairs.append(((Component.OPTIMIZER_STATES, h.path), h.times * optimizer_bytes(h, kept, plan, block)))
-    return BytesByPath.of([*pairs, *scaler_states(plan, engine).held.items()])
-
-
-def _with_waiting(kept: ResidentState, stage: StageLayers) -> ResidentState:
-    """With what waits for backward on the host, beside the states that lie there."""
-    return replace(kept, host=replace(kept.host, pinned=(*kept.host.pinned, *stage.hosted())))
-
-
-def _with_inputs(kept: ResidentState, plan: Plan, model: ModelSpec) -> ResidentState:
-    """What a micro-batch is made of, beside the states."""
-    return replace(kept, states=merge_moment([(1, kept.states), (1, microbatch_inputs(model, plan))]))

@@ -10,14 +10,12 @@ from dataclasses import replace
 from memsheet.arith import Count, agreed
 from memsheet.formulas.groups import Group, Layers, StageLayers
 from memsheet.formulas.sharding.overhead import ShardingOverhead
-from memsheet.formulas.states.held import Held, gradient_dtype, module_of
-from memsheet.formulas.states.optimizers import step_temporaries
+from memsheet.formulas.states.held import module_of
 from memsheet.formulas.stretches import RecomputeSegments
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Moment, bundle_moment
 from memsheet.formulas.tapes.evaluate import NOTHING, Beside
 from memsheet.frozen import dataclass
 from memsheet.plan.plan import Loss, Plan
-from memsheet.references import MEGATRON_MASTER, formula
 from memsheet.sheet import Component, Instant
 
 
@@ -466,43 +464,3 @@ def _gradients_left(step: Step, run: int, repetition: int, place: int) -> list[t
 
 def _head_left(step: Step) -> list[tuple[Count, BytesByPath]]:
     return [(1, step.around.leaves(step.walk.head))] if step.walk.head else []
-
-
-# ---- the optimizer's step ----------------------------------------------------------------------------------
-
-
-def gradient_bag(parameters: tuple[tuple[Held, Count], ...], plan: Plan) -> BytesByPath:
-    """All gradients as they stand before the optimizer's step."""
-    return BytesByPath.of(
-        ((Component.GRADIENTS, module_of(h.path)), h.times * gradient_dtype(h, plan).nbytes(elements))
-        for h, elements in parameters
-    )
-
-
-@formula(
-    cites=MEGATRON_MASTER,
-    at="_copy_model_grads_to_main_grads: a gradient is cast, then let go, one parameter after another",
-)
-def master_copy_step_moments(parameters: tuple[tuple[Held, Count], ...], plan: Plan) -> list[BytesByPath]:
-    """Moments of an optimizer with copies in higher precision: each gradient beside its own copy, then all
-    copies while they are stepped.
-
-    Tensors of layers are taken as they stand in the last one.
-    """
-    assert plan.precision.master_weights is not None
-    wide, own = plan.precision.master_weights, plan.precision.gradients
-    moments, done, repeated = list[BytesByPath](), 0, sum((h.times - 1) * n for h, n in parameters)
-    for place, (h, n) in enumerate(parameters):
-        done, repeated = (done + repeated, 0) if h.times > 1 else (done, repeated)
-        done = done + n
-        left = [
-            ((Component.GRADIENTS, module_of(other.path)), own.nbytes(size))
-            for other, size in parameters[place:]
-        ]
-        moments.append(BytesByPath.of([((Component.TEMPORARIES, "optimizer"), wide.nbytes(done)), *left]))
-    return [
-        *moments,
-        BytesByPath.of(
-            [((Component.TEMPORARIES, "optimizer"), wide.nbytes(done) + step_temporaries(parameters, plan))]
-        ),
-    ]

@@ -34,44 +34,28 @@ from memsheet.sheet import Evidence
 
 
 class Sharding(Enum):
-    """How data-parallel ranks divide states, which also decides the buffers."""
+    """By which algorithm data-parallel ranks divide states, which also decides the buffers: a module each of
+    ``formulas/sharding``.
+    """
 
-    REPLICATED = "replicated"  # DistributedDataParallel
-    FSDP2 = "fsdp2"  # per parameter, along dimension 0, padded
-    FSDP1 = "fsdp1"  # a flat parameter for each wrapped module
-    INTERNEVO = "internevo"  # whole parameters dealt to ranks, which keep their states
-    DEEPSPEED = "deepspeed"  # flat buffers
-    MEGATRON = (
-        "megatron"  # one buffer of parameters and one of gradients on every rank, optimizer states divided
+    REPLICATED = "replicated"  # every rank has all, as under DistributedDataParallel
+    FLAT_SHARDS = "flat_shards"  # a flat parameter for each wrapped module
+    PER_PARAMETER_SHARDS = "per_parameter_shards"  # each along dimension 0, padded
+    PARTITIONED = "partitioned"  # flat buffers, cut evenly: ZeRO's stages
+    DISTRIBUTED_OPTIMIZER = (
+        "distributed_optimizer"  # a buffer of parameters and one of gradients on every rank
     )
+    WHOLE_PARAMETER_OWNERS = "whole_parameter_owners"  # parameters dealt to ranks, which keep their states
 
     @property
     def gathers(self) -> bool:
         """Whether parameters are gathered unit by unit, cast to the dtype they are computed in."""
-        return self in (Sharding.FSDP1, Sharding.FSDP2)
+        return self in (Sharding.FLAT_SHARDS, Sharding.PER_PARAMETER_SHARDS)
 
     @property
     def frees_as_asked(self) -> bool:
         """Whether ``reshard_after_forward`` is a choice of its own there."""
-        return self is Sharding.FSDP2
-
-    @property
-    def keeps_whole_gradients(self) -> bool:
-        """Whether autograd's own gradients are what accumulates between micro-batches."""
-        return self is Sharding.REPLICATED
-
-
-class Code(Enum):
-    """Whose model code runs: the transformers library's, or an engine's own (``formulas/model_code``)."""
-
-    TRANSFORMERS = "transformers"
-    MEGATRON = "megatron"
-    TORCHTITAN = "torchtitan"
-    TORCHTUNE = "torchtune"
-    LITGPT = "litgpt"
-    LLM_FOUNDRY = "llm_foundry"
-    INTERNEVO = "internevo"
-    SWIFT = "ms_swift"
+        return self is Sharding.PER_PARAMETER_SHARDS
 
 
 class Runner(Enum):
@@ -125,6 +109,25 @@ class UnitWrapping:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKernels:
+    """What decides, besides shapes, how long an engine's layers take. ``fused``: norms, rotations and gates
+    are kernels of their own, and queries, keys and values one matrix. ``attention``: whose.
+    ``adds_in_products``: a weight's gradient is added to an fp32 buffer inside its product.
+    ``recomputes_whole``: recompute runs a layer to its end. ``balances_ranks``: ranks that share a sequence
+    take a chunk from each end of it. ``attends_to_gathered``: to gathered keys all at once, not rank by rank.
+    ``hides_tensor_exchanges``: backward's of tensor parallelism run beside products.
+    """
+
+    fused: bool = False
+    attention: str = "fa2"  # torch's and flash-attn's own are FlashAttention-2
+    adds_in_products: bool = False
+    recomputes_whole: bool = False
+    balances_ranks: bool = False
+    attends_to_gathered: bool = False
+    hides_tensor_exchanges: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """Facts of one engine. ``evidence`` maps a fact's name to its source."""
 
@@ -145,7 +148,8 @@ class Engine:
     real_zero: tuple[int, ...] = ()
     default_zero: int
     sharding: Sharding
-    code: Code = Code.TRANSFORMERS
+    layers: str | None = None  # the engine's folder whose model code it runs; None is the library's
+    layer_kernels: LayerKernels = LayerKernels()
     server: str = "transformers"  # the folder whose ``server`` accounts its inference
     served: Callable[..., Mapping[str, Any]] | None = (
         None  # a server's defaults: of (request, card, mesh, latent=whether attention is)
@@ -210,6 +214,17 @@ class Engine:
     never_offloads: Mapping[str, str] = field(
         default_factory=dict
     )  # what the release that was read cannot move to the host, and why
+    trains_towers: bool = False  # text alone beside a vision tower was compared with its real code
+    trains_other_heads: bool = (
+        False  # and so were models that are not one row of layers with words at its end
+    )
+    offloads_unrecomputed: bool = False  # activations of layers that are not recomputed, too
+    casts_whole_model: bool = False  # and runs nothing under autocast, which the Trainer has on for bf16 too
+    older_releases: bool = False  # what torch and the Trainer did otherwise in older releases is modelled
+    eight_bit_embeddings: bool = (
+        False  # embeddings have 8-bit states as well; the Trainer keeps 32 bits there
+    )
+    streams_offload: bool = False  # activations are copied to the host beside the passes
     processor: bool = (
         False  # computes on a CPU, whose kernels are others; set by account, not by an engine's file
     )

@@ -91,7 +91,7 @@ def _bare_plan(request: Mapping[str, Any], cluster: Cluster | None) -> Resolved:
 
 def _weights_by_dtype(parameters: int, plan: Plan) -> Mapping[str, Any]:
     """Bytes of the weights on one GPU in the dtypes that people ask about."""
-    from memsheet.formulas.bare import rank_parameters
+    from memsheet.formulas.sharding.bare_tensor import rank_parameters
     from memsheet.plan.dtypes import BY_NAME
 
     return {

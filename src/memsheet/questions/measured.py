@@ -14,7 +14,7 @@ from typing import Any
 from memsheet.budget import Answer, Result, Verdict, largest_components
 from memsheet.catalog import model_names
 from memsheet.errors import InputError, input_error
-from memsheet.formulas.sharding.partitioned_states import check_deepspeed
+from memsheet.formulas.sharding.algorithm import algorithm_of
 from memsheet.formulas.states.params import active_parameter_count, parameter_count
 from memsheet.measure.categories import ALWAYS, profiler_category_bytes
 from memsheet.plan.document import plan_document
@@ -251,7 +251,7 @@ def _check_deepspeed(plan: Plan) -> None:
     """Raises InputError where it is not installed, and for a plan that it has no form of."""
     if find_spec(DEEPSPEED) is None:
         raise input_error("engine", DEEPSPEED, "is not installed", "pip install deepspeed")
-    check_deepspeed(plan)
+    algorithm_of(engine_of(plan).sharding).check(plan)
 
 
 def merge_equal_sheets(sheets: Sequence[Sheet]) -> tuple[Sheet, ...]:

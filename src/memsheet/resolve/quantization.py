@@ -15,7 +15,7 @@ from memsheet.plan.defaults import (
 )
 from memsheet.plan.device import Cluster
 from memsheet.plan.dtypes import DType, dtype_named
-from memsheet.plan.engine import Code, Engine
+from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import GGUF_SERVER, rules_of
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import ModelSpec, StoredQuantization
@@ -37,7 +37,7 @@ def quantization_of(
     with model code of its own has weights of its own, whatever a checkpoint stores.
     """
     name = gaps.request.get("quantization.weights")
-    if task == "train" and name is None and engine.code is not Code.TRANSFORMERS:
+    if task == "train" and name is None and engine.layers is not None:
         return None
     if task == "train" and name is None and adapter is None and _dequantizes_to_train(gaps, model):
         return None
@@ -137,7 +137,7 @@ def _check_rows(gaps: RequestResolver, name: str, engine: Engine) -> None:
     """LLM.int8() is in transformers' models, on weights that are whole: a row's scale is an attribute of the
     parameter, no part of it (bitsandbytes 95f9af3, nn/modules.py:719-748).
     """
-    if engine.code is not Code.TRANSFORMERS or engine.sharding.gathers:
+    if engine.layers is not None or engine.sharding.gathers:
         gaps.wrong(
             "quantization.weights",
             name,

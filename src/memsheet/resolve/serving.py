@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.plan.device import Cluster
-from memsheet.plan.engine import Code, Engine
+from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import rules_of
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import FLASH_UNITS, is_older_device
@@ -32,7 +32,7 @@ def attention_of(
     attention).
     """
     serves = gaps.request.get("task") == "infer" and not engine.limits.library_modules
-    library = engine.code is Code.TRANSFORMERS and not serves
+    library = engine.layers is None and not serves
     without = sorted(kinds_of(model) & NO_SDPA) if library else []
     default = (
         AttentionKind.EAGER if without and AttentionKind.EAGER in engine.attention else engine.attention[0]

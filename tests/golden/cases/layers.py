@@ -37,5 +37,5 @@ CASES: dict[str, Callable[[], Cases]] = {
     "pictures.patch_values": lambda: {"vit-base": call(spec("vit-base").embeddings)},
     "pictures.picture_bytes": lambda: {"vit-base": call(spec("vit-base"), plan())},
     "runtime.loading_slack": lambda: {"one size": call([(symbol("bytes"), symbol("tensors"))])},
-    "training.master_copy_step_moments": lambda: {"one tensor": call(((TENSOR, symbol("n")),), plan("megatron"))},
+    "gradients.master_copy_step_moments": lambda: {"one tensor": call(((TENSOR, symbol("n")),), plan("megatron"))},
 }  # fmt: skip

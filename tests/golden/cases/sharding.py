@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from golden.symbols import TENSOR, Cases, call, group, plan, spec, staged, symbol
+from memsheet.formulas.sharding.algorithm import algorithm_of
 from memsheet.formulas.sharding.distributed_optimizer import Part
 from memsheet.formulas.sharding.partitioned_buckets import BUCKETS
 from memsheet.formulas.sharding.partitioned_flow import Flush
@@ -89,9 +90,9 @@ FSDP: dict[str, Callable[[], Cases]] = {
     **{f"per_parameter_sizes.{name}": lambda: {"one tensor": call(group(), plan())} for name in ("gathered_bytes", "reduce_input_bytes", "sharded_gradients")},
     "flat_offload.host_memory": lambda: {"llama-tiny": call(plan("fsdp1"), staged(), (TENSOR,))},
     "ddp_buckets": lambda: {"one tensor": call((TENSOR,), plan())},
-    "idle_towers.root_group_tensors": lambda: {SEEING: call(spec(SEEING), plan("fsdp2", SEEING))},
+    "per_parameter_sizes.root_group_tensors": lambda: {SEEING: call(spec(SEEING), plan("fsdp2", SEEING))},
     "idle_towers.trained_bytes": lambda: {
-        SEEING: call(spec(SEEING), plan("fsdp2", SEEING), engine_of(plan()), lambda _, elements: 8 * elements),
+        SEEING: call(spec(SEEING), plan("fsdp2", SEEING), algorithm_of(engine_of(plan()).sharding).parameter_shard, lambda _, elements: 8 * elements),
     },
 }  # fmt: skip
 CASES = {**ZERO, **MEGATRON, **FSDP}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from golden.symbols import TENSOR, Cases, call, numbers, plan, symbol
+from memsheet.formulas.sharding.algorithm import algorithm_of
 from memsheet.plan.defaults import NAMED_PRECISIONS
 from memsheet.plan.dtypes import BF16, FP32, INT8
 from memsheet.plan.engine_registry import engine_of
@@ -35,8 +36,8 @@ def paged() -> Plan:
 
 
 def one_tensor() -> Cases:
-    sharding = engine_of(plan()).sharding
-    return {"one tensor": call(replace(numbers(), stacks=()), plan(), (TENSOR,), sharding)}
+    shard = algorithm_of(engine_of(plan()).sharding).parameter_shard
+    return {"one tensor": call(replace(numbers(), stacks=()), plan(), (TENSOR,), shard)}
 
 
 TEXTBOOK: dict[str, Callable[[], Cases]] = {

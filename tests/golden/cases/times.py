@@ -70,8 +70,8 @@ CASES: dict[str, Callable[[], Cases]] = {
     "collectives.across_s": lambda: {kind: call(kind, PAYLOAD, RANKS, symbol("near"), RATES) for kind in ("all_gather", "all_to_all")},
     "collectives.broadcasts_s": lambda: {"": call(PAYLOAD, RANKS, STRIDE, RATES)},
     "exchange._beside_products": lambda: {"forward": call(training(), PAYLOAD, PRODUCTS, "forward_s")},
-    "exchange._sequence_parallel_s": lambda: {"fsdp2": call(training(), PAYLOAD, 2, PRODUCTS, Sharding.FSDP2)},
-    "exchange._tensor_parallel_s": lambda: {"llama-tiny": call(training(), first(Block), PRODUCTS, Sharding.FSDP2)},
+    "exchange._sequence_parallel_s": lambda: {"fsdp2": call(training(), PAYLOAD, 2, PRODUCTS)},
+    "exchange._tensor_parallel_s": lambda: {"llama-tiny": call(training(), first(Block), PRODUCTS)},
     "exchange.hierarchical_all_to_all_s": lambda: {"": call(symbol("tokens"), first(Moe, "qwen3-30b-a3b"), RANKS, STRIDE, RATES)},
     "operators.attention_of": lambda: {
         "flash": call(training(attention="flash"), first(Attention)), "eager": call(training(attention="eager"), first(Attention)),
@@ -84,8 +84,8 @@ CASES: dict[str, Callable[[], Cases]] = {
         "lora": call(adapted(), first(Block).weights, symbol("tp"), symbol("dense")),
     },
     "replicas._parameter_broadcast_s": lambda: {"": call(DENSE, ELEMENTS, symbol("size"), RATES)},
-    "replicas._sharded_passes": lambda: {"nothing beside": call(PART, plan(), Sharding.FSDP2, Overlap.NONE, RATES)},
-    "replicas.unsharded_passes": lambda: {"megatron": call(PART, plan("megatron"), Sharding.MEGATRON, Overlap.ENGINE, RATES)},
+    "replicas._sharded_passes": lambda: {"nothing beside": call(PART, plan(), Sharding.PER_PARAMETER_SHARDS, Overlap.NONE, RATES)},
+    "replicas.unsharded_passes": lambda: {"megatron": call(PART, plan("megatron"), Sharding.DISTRIBUTED_OPTIMIZER, Overlap.ENGINE, RATES)},
     "schedule.bubble_share": lambda: {kind.value: call(kind) for kind in Schedule},
     "schedule.pipeline_s": lambda: {
         kind.value: call((symbol("first"), symbol("second")), symbol("m"), 1, kind) for kind in (Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE)
@@ -98,7 +98,7 @@ CASES: dict[str, Callable[[], Cases]] = {
         "parameters": call(ELEMENTS, symbol("parameters"), symbol("activations"), symbol("passes_s"), offloaded(parameters=1.0), RATES),
         "activations": call(ELEMENTS, symbol("parameters"), symbol("activations"), symbol("passes_s"), offloaded(activations=True), RATES),
     },
-    "updates.parameter_bytes_on_rank": lambda: {"fsdp2": call((Part(units=((1, UNIT),)),), plan(), Sharding.FSDP2)},
+    "updates.parameter_bytes_on_rank": lambda: {"fsdp2": call((Part(units=((1, UNIT),)),), plan(), Sharding.PER_PARAMETER_SHARDS)},
     "updates.update_s": lambda: {"adamw": call(ELEMENTS, plan(), RATES)},
     "serving_time.between.gathered_s": lambda: {"": call(decoding(), PAYLOAD, symbol("groups"))},
     "serving_time.operators.product_s": lambda: {

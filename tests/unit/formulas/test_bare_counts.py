@@ -23,7 +23,11 @@ from memsheet.sheet import STATES, Component, Instant, Sheet
 LLAMA, MPT = (read_model(name, catalog=find_model, names=model_names()) for name in ("llama-2-7b", "mpt-7b"))
 COUNT = parameter_count(LLAMA)
 TRAINERS = [name for name in MODELLED if (found := find_engine(name)) and "train" in found.tasks]
-DEALT = [name for name in TRAINERS if (found := find_engine(name)) and found.sharding is Sharding.INTERNEVO]
+DEALT = [
+    name
+    for name in TRAINERS
+    if (found := find_engine(name)) and found.sharding is Sharding.WHOLE_PARAMETER_OWNERS
+]
 """Ranks are dealt whole parameters, so what one has follows from the shapes."""
 MESHES: list[dict[str, int]] = [
     {}, {"dp_shard": 8}, {"dp_replicate": 4}, {"dp_replicate": 2, "dp_shard": 4}, {"tp": 8, "pp": 4, "dp_shard": 4}, {"tp": 2, "dp_shard": 2},

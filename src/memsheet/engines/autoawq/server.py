@@ -34,7 +34,7 @@ split_k_iters).
 SERVING = (Instant.PREFILL, Instant.DECODE)
 
 
-def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, stage: int) -> list[Item]:
+def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage: int) -> list[Item]:
     """Everything on the GPU at load, prefill and decode.
 
     Raises InputError for families and formats whose fused modules are others.
@@ -43,7 +43,7 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
     block = _supported_awq_block(model, plan)
     held = tuple(held_tensors(model, plan))
     instants = (Instant.LOAD,) if plan.phase == "load" else (Instant.LOAD, *SERVING)
-    weights = parameter_bytes(model, plan, held, engine.sharding)
+    weights = parameter_bytes(model, plan, held)
     found = [
         Item(c, path, dict.fromkeys(instants, Bytes.exact(size)), Cited(AUTOAWQ, "linear.py"))
         for (c, path), size in weights.items()

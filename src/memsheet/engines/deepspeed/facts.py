@@ -28,13 +28,14 @@ ENGINE = Engine(
     bare_axes=("tp", "pp"),
     zero=(0, 1, 2, 3),
     default_zero=2,
-    sharding=Sharding.DEEPSPEED,
+    sharding=Sharding.PARTITIONED,
     default_precision="bf16-master",
     precisions=("bf16-master", "fp32"),
     adapter_precisions=tuple(NAMED_PRECISIONS),
     copies_adapters=True,  # zero/stage_1_and_2.py:492
     limits=ServerLimits(library_modules=True),
     autocast=False,
+    casts_whole_model=True,
     optimizers=(OptimizerName.ADAMW, OptimizerName.LION),
     default_implementation=Implementation.FUSED,
     implementations={  # FusedLion (ops/lion/fused_lion.py)

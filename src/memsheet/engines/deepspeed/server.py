@@ -29,7 +29,7 @@ WHOLE = Keeping(frozenset({Role.EMBEDDING, Role.HEAD}))
 """
 
 
-def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, stage: int) -> list[Item]:
+def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage: int) -> list[Item]:
     """The weights of a rank. Raises InputError for anything beyond loading, whose kernels are not
     modelled.
     """
@@ -45,7 +45,7 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
     at = (Instant.LOAD,)
     found = [
         Item(c, path, dict.fromkeys(at, Bytes.exact(size)), LAYERS)
-        for (c, path), size in parameter_bytes(part, plan, held, engine.sharding).items()
+        for (c, path), size in parameter_bytes(part, plan, held).items()
     ]
     gaps = loading_slack((h.dtype.nbytes(h.elements), h.times) for h in held)
     slack = Item(

@@ -43,7 +43,7 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
     block, stored = _supported_block_and_dtype(model, plan)
     held = tuple(linear_ends(held_tensors(model, plan, Keeping(engine.whole_roles)), plan, stored))
     instants = (Instant.LOAD,) if plan.phase == "load" else (Instant.LOAD, *SERVING)
-    weights = parameter_bytes(model, plan, held, engine.sharding)
+    weights = parameter_bytes(model, plan, held)
     found = [
         Item(c, path, dict.fromkeys(instants, Bytes.exact(size)), Cited(GPT_FAST, "model.py, quantize.py"))
         for (c, path), size in weights.items()

@@ -4,7 +4,7 @@ gradients on every rank.
 
 from __future__ import annotations
 
-from memsheet.plan.engine import Code, Engine, PlanArrays, Sharding
+from memsheet.plan.engine import Engine, LayerKernels, PlanArrays, Sharding
 from memsheet.plan.plan import AttentionKind, Implementation, Loss, OptimizerName
 from memsheet.references import INTERNEVO, TORCH_OPTIM
 from memsheet.sheet import Cited, FromCode
@@ -23,8 +23,9 @@ ENGINE = Engine(
     axes=("dp_replicate", "dp_shard"),
     zero=(1,),
     default_zero=1,
-    sharding=Sharding.INTERNEVO,
-    code=Code.INTERNEVO,
+    sharding=Sharding.WHOLE_PARAMETER_OWNERS,
+    layers="internevo",
+    layer_kernels=LayerKernels(fused=True, recomputes_whole=True),
     default_precision="bf16-master",
     precisions=("bf16-master",),
     autocast=False,

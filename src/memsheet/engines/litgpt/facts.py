@@ -9,7 +9,7 @@ input to fp32 (6178c7c).
 from __future__ import annotations
 
 from memsheet.engines.shared.whole_tensors import WHOLE_TENSORS
-from memsheet.plan.engine import Code, Engine, PlanArrays, Sharding
+from memsheet.plan.engine import Engine, PlanArrays, Sharding
 from memsheet.plan.plan import AdapterKind, AttentionKind, Implementation, Loss, OptimizerName, RecomputeMode
 from memsheet.plan.serving_facts import ServingFacts
 from memsheet.references import LITGPT, TORCH_OPTIM
@@ -35,10 +35,11 @@ ENGINE = Engine(
     zero=(0,),
     default_zero=0,
     sharding=Sharding.REPLICATED,
-    code=Code.LITGPT,
+    layers="litgpt",
     default_precision="bf16-pure",
     precisions=("bf16-pure",),
     autocast=False,
+    eight_bit_embeddings=True,
     attention=(AttentionKind.SDPA, AttentionKind.FLASH),
     losses=(Loss.CHUNKED, Loss.PLAIN),
     recompute=(RecomputeMode.NONE,),

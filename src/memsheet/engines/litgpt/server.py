@@ -36,7 +36,7 @@ FORMATS = ("nf4", "nf4-single", "fp4", "fp4-double", "int8")
 SERVING = (Instant.PREFILL, Instant.DECODE)
 
 
-def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, stage: int) -> list[Item]:
+def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage: int) -> list[Item]:
     """Everything on the GPU.
 
     Raises InputError for layers that are not attention of grouped heads with a dense feed-forward, and
@@ -46,7 +46,7 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
     _check_litgpt_family(model, plan)
     held = tuple(linear_ends(held_tensors(model, plan), plan))
     instants = (Instant.LOAD,) if plan.phase == "load" else (Instant.LOAD, *SERVING)
-    weights = parameter_bytes(model, plan, held, engine.sharding)
+    weights = parameter_bytes(model, plan, held)
     found = [
         Item(c, path, dict.fromkeys(instants, Bytes.exact(size)), Cited(LITGPT, "model.py"))
         for (c, path), size in weights.items()

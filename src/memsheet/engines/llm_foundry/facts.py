@@ -4,7 +4,7 @@ mosaicml 0.22.0).
 
 from __future__ import annotations
 
-from memsheet.plan.engine import Code, Engine, FlatWrapping, Sharding
+from memsheet.plan.engine import Engine, FlatWrapping, LayerKernels, Sharding
 from memsheet.plan.plan import AttentionKind, Implementation, Loss, OptimizerName
 from memsheet.references import LLM_FOUNDRY, TORCH_FSDP1, TORCH_OPTIM
 from memsheet.sheet import Cited, FromCode
@@ -18,8 +18,9 @@ ENGINE = Engine(
     axes=("dp_replicate", "dp_shard"),
     zero=(3,),
     default_zero=3,
-    sharding=Sharding.FSDP1,
-    code=Code.LLM_FOUNDRY,
+    sharding=Sharding.FLAT_SHARDS,
+    layers="llm_foundry",
+    layer_kernels=LayerKernels(fused=True),
     flat_wrapping=FlatWrapping(
         prefetches=False,  # mosaicml/composer v0.22.0 composer/trainer/dist_strategy.py:152
         table_apart=True,  # mosaicml/llm-foundry 5f39606 llmfoundry/models/mpt/modeling_mpt.py:714-718

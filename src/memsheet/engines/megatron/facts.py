@@ -4,7 +4,7 @@ sharded over data-parallel ranks.
 
 from __future__ import annotations
 
-from memsheet.plan.engine import Code, Engine, PlanArrays, Sharding
+from memsheet.plan.engine import Engine, LayerKernels, PlanArrays, Sharding
 from memsheet.plan.plan import (
     AttentionKind,
     ContextParallel,
@@ -24,8 +24,17 @@ ENGINE = Engine(
     axes=("dp_replicate", "dp_shard", "cp", "tp", "pp", "vpp", "ep", "etp"),
     zero=(0, 1),
     default_zero=1,
-    sharding=Sharding.MEGATRON,
-    code=Code.MEGATRON,
+    sharding=Sharding.DISTRIBUTED_OPTIMIZER,
+    layers="megatron",
+    layer_kernels=LayerKernels(
+        fused=True,
+        attention="cudnn",  # TransformerEngine takes cuDNN's on Hopper and later
+        adds_in_products=True,
+        recomputes_whole=True,
+        balances_ranks=True,
+        attends_to_gathered=True,
+        hides_tensor_exchanges=True,  # core/tensor_parallel/layers.py
+    ),
     models=frozenset(
         {
             "sequence_parallel",

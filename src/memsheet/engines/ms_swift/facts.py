@@ -5,7 +5,7 @@ January 2024).
 from __future__ import annotations
 
 from memsheet.engines.shared.whole_tensors import WHOLE_TENSORS
-from memsheet.plan.engine import Code, Engine, Sharding
+from memsheet.plan.engine import Engine, Sharding
 from memsheet.plan.plan import Implementation, Loss, OptimizerName, RecomputeMode
 from memsheet.references import TORCH_DDP, TORCH_OPTIM, TRANSFORMERS
 from memsheet.sheet import Cited, FromCode
@@ -20,7 +20,7 @@ ENGINE = Engine(
     zero=(0,),
     default_zero=0,
     sharding=Sharding.REPLICATED,
-    code=Code.SWIFT,
+    layers="ms_swift",
     # llm/sft.py loads the model in args.torch_dtype, bf16 unless told otherwise
     default_precision="bf16-pure",
     precisions=("fp32", "bf16-autocast", "fp16-autocast", "bf16-pure"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memsheet.engines.shared.whole_tensors import SHARDED_TENSORS
-from memsheet.plan.engine import Code, Engine, Sharding, UnitWrapping
+from memsheet.plan.engine import Engine, Sharding, UnitWrapping
 from memsheet.plan.plan import (
     AttentionKind,
     ContextParallel,
@@ -136,8 +136,8 @@ ENGINE = Engine(
     axes=("dp_replicate", "dp_shard", "cp", "tp", "pp"),
     zero=(2, 3),
     default_zero=3,
-    sharding=Sharding.FSDP2,
-    code=Code.TORCHTITAN,
+    sharding=Sharding.PER_PARAMETER_SHARDS,
+    layers="torchtitan",
     unit_wrapping=lambda name: UnitWrapping(version_of(name).ends_in_root, version_of(name).last_stays),
     models=frozenset({
         "compile", "sequence_parallel", "async_tp", "fp8.recipe", "fp8.all_gather", "fp8.skip",

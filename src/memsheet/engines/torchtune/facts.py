@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memsheet.engines.shared.whole_tensors import SHARDED_TENSORS, WHOLE_TENSORS
-from memsheet.plan.engine import Code, Engine, PlanArrays, Sharding
+from memsheet.plan.engine import Engine, PlanArrays, Sharding
 from memsheet.plan.plan import AttentionKind, Implementation, Loss, OptimizerName
 from memsheet.references import TORCH_FSDP2, TORCH_OPTIM, TORCHTUNE_MODEL
 from memsheet.sheet import Cited, FromCode
@@ -26,12 +26,14 @@ _DISTRIBUTED = Engine(
     axes=("dp_shard",),
     zero=(3,),
     default_zero=3,
-    sharding=Sharding.FSDP2,
-    code=Code.TORCHTUNE,
+    sharding=Sharding.PER_PARAMETER_SHARDS,
+    layers="torchtune",
     models=frozenset({"compile"}),
     default_precision="bf16-pure",
     precisions=("bf16-pure", "fp32"),
     autocast=False,
+    eight_bit_embeddings=True,
+    streams_offload=True,  # torchtune/training/_activation_offloading.py, use_streams
     # recipes/configs/llama3_1/70B_lora.yaml names no custom_sharded_layers, 70B_full.yaml does
     roots_frozen_ends=True,
     attention=(AttentionKind.SDPA,),

@@ -69,7 +69,7 @@ def serving_items(spec: ModelSpec, plan: Plan, engine: Engine) -> list[Item]:
     keeping = Keeping(engine.whole_roles, latent_attention=engine.whole_latent and not splits_latent(spec))
     held = tuple(held_tensors(spec, plan, keeping))
     instants = (Instant.LOAD,) if plan.phase == "load" else (Instant.LOAD, Instant.PREFILL, Instant.DECODE)
-    weights = parameter_bytes(spec, plan, held, engine.sharding)
+    weights = parameter_bytes(spec, plan, held)
     items = [
         Item(c, path, dict.fromkeys(instants, Bytes.exact(size)), Cited(TRANSFORMERS))
         for (c, path), size in weights.items()

@@ -20,7 +20,6 @@ from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import DType
-from memsheet.plan.engine import Code
 from memsheet.plan.engine_registry import engine_module
 from memsheet.plan.model import Block, Embeddings, Head, ModelSpec, Norm
 from memsheet.plan.plan import Loss, Plan
@@ -53,7 +52,8 @@ class ModelCode:
     first layer, which is run again. ``stream``: what blocks hand on. ``named``: what the training loop names
     from the loss to the end of the step. ``at_ends``: how embeddings and head run, of how the layers do.
     ``beside``: what the model's forward names of a tower that pictures pass through. ``notes``: what a reader
-    should know of the model's kernels.
+    should know of the model's kernels. ``any_kernel``: attention is modelled with every kernel that torch may
+    choose.
     """
 
     forward: Callable[[Recorder, Tensor, Block, RunConfig], Tensor]
@@ -80,14 +80,15 @@ class ModelCode:
     beside: Callable[[ModelSpec, Plan, RunConfig], Beside] = _nothing_beside
     notes: Callable[[ModelSpec], tuple[str, ...]] = lambda _: ()
     stream: Shape = ("b", "s", "h")
+    any_kernel: bool = False
 
 
 @cache
-def model_code(code: Code) -> ModelCode:
-    """The way of writing models that goes by a name."""
-    if code is Code.TRANSFORMERS:
+def model_code(layers: str | None) -> ModelCode:
+    """The way of writing models of an engine's folder, or of the library."""
+    if layers is None:
         from memsheet.formulas.model_code.transformers.code import CODE
 
         return CODE
-    found: ModelCode = engine_module(code.value, "layers").CODE
+    found: ModelCode = engine_module(layers, "layers").CODE
     return found

@@ -14,7 +14,7 @@ from memsheet.formulas.replay import steps as alike
 from memsheet.formulas.replay import varied as lengths
 from memsheet.formulas.replay.steps import Reserved
 from memsheet.plan.device import Cluster
-from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.sheet import Bytes, Component, Evidence, Instant, Item, sum_byte_ranges
@@ -83,10 +83,10 @@ def _equal_steps_reserved(
     items: list[Item], model: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster
 ) -> Reserved | None:
     """What is reserved by steps that are all alike."""
-    divided = engine.sharding is Sharding.FSDP2
+    divided = engine.sharding.gathers
     if not alike.is_equal_step_replayable(plan, divided=divided):
         return None
-    beside = model_code(engine.code).shared(model, plan, run_config_of(plan, engine)).total
+    beside = model_code(engine.layers).shared(model, plan, run_config_of(plan, engine)).total
     stage = walk_stage_layers(model, plan, engine, release=False)
     return alike.steady_reserved_bytes(
         stage, plan, _bytes_left_for_step(items, cluster), int(beside), divided=divided

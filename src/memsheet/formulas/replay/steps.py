@@ -24,9 +24,8 @@ from memsheet.formulas.replay.script import (
     play_forward,
 )
 from memsheet.formulas.sharding.per_parameter_shards import fsdp_wrapping
-from memsheet.formulas.sharding.per_parameter_sizes import mixed_precision_dtype
+from memsheet.formulas.sharding.per_parameter_sizes import dim0_gathered, dim0_shard, mixed_precision_dtype
 from memsheet.formulas.states.held import Held
-from memsheet.formulas.states.held_shapes import dim0_gathered, dim0_shard
 from memsheet.formulas.tapes.evaluate import Part
 from memsheet.plan.dtypes import INT64
 from memsheet.plan.plan import Implementation, OptimizerName, Plan

@@ -10,7 +10,6 @@ from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack
 from memsheet.formulas.states.held import Held, held_tensors, module_of, parameter_bytes
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import BF16, FP8, FP32, MXFP4, DType
-from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Attention, LatentAttention, Mixer, ModelSpec, Role
 from memsheet.plan.plan import Plan
 from memsheet.references import VLLM, formula
@@ -59,7 +58,7 @@ def loaded_items(
     """Parameters, tables of rotary positions, copies that latent attention makes of projections, scales, and
     the gaps between segments.
     """
-    sizes = parameter_bytes(part, plan, held, engine_of(plan).sharding)
+    sizes = parameter_bytes(part, plan, held)
     ranges = {**padded_experts(held), **ways.refines(part, plan)}
     items = [
         Item(

@@ -11,14 +11,17 @@ from functools import reduce
 from operator import or_
 
 from memsheet.arith import Count, ceil_div, maximum, round_up, where
-from memsheet.formulas.model_code import model_code
+from memsheet.formulas.groups import walk_stage_layers
+from memsheet.formulas.model_code import ModelCode, model_code
+from memsheet.formulas.sharding.algorithm import Algorithm, Steps, Traffic
+from memsheet.formulas.sharding.bare_tensor import bare_parameter_tensor, steps_at_instants
 from memsheet.formulas.sharding.overhead import ShardingOverhead
 from memsheet.formulas.sharding.resident_state import ResidentState
 from memsheet.formulas.states.held import Held, held_tensors, module_of
-from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, merge_moment
 from memsheet.plan.dtypes import BF16, FP8, FP32, INT16_REMAINDER, INT64, DType
-from memsheet.plan.engine import Code
-from memsheet.plan.engine_registry import find_engine
+from memsheet.plan.engine import Engine
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Attention, Block, LatentAttention, ModelSpec, Moe, Role
 from memsheet.plan.plan import AttentionKind, Mesh, Plan
 from memsheet.references import MEGATRON, formula
@@ -83,7 +86,7 @@ def _as_bridge_runs_it(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
     return replace(plan, precision=replace(plan.precision, master_weights=FP32)), (BRIDGE_NOTE,)
 
 
-def megatron_kept(spec: ModelSpec, plan: Plan) -> ResidentState:
+def distributed_optimizer_state(spec: ModelSpec, plan: Plan) -> ResidentState:
     """States and buffers of a rank; nothing is gathered for a layer."""
     plan, notes = _as_bridge_runs_it(plan)
     tensors = tuple(held_tensors(spec, plan))
@@ -230,15 +233,14 @@ def _dummy_wgrad_rows(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]
     """What autograd is given for weights whose gradients are in the buffer already: one tensor for each shape
     of a matrix, for good.
     """
-    engine = find_engine(plan.engine)
     if (
-        plan.adapter is not None or engine is None or not engine.workspaces
+        plan.adapter is not None or not engine_of(plan).workspaces
     ):  # frozen weights get nothing; nor is there a library that gives it
         return
     blocks = {id(block): block for block in spec.blocks()}
     found = [matrix for block in blocks.values() for matrix in layer_matrix_shapes(block, plan)]
     if spec.head.kind != "none":
-        found.append(("lm_head", model_code(Code.MEGATRON).end_axes(spec, plan)["V"], spec.hidden))
+        found.append(("lm_head", _code_of(plan).end_axes(spec, plan)["V"], spec.hidden))
     dtype, seen = _compute_dtype(plan), list[tuple[Count, Count]]()
     for name, rows, columns in found:
         again = reduce(or_, ((rows == r) & (columns == c) for r, c in seen), False)
@@ -267,7 +269,7 @@ def _compute_dtype(plan: Plan) -> DType:
 def layer_matrix_shapes(block: Block, plan: Plan) -> Iterator[tuple[str, Count, Count]]:
     """The matrices of a layer on one rank, as (name, rows, columns)."""
     of, h, at, ff = (
-        model_code(Code.MEGATRON).axes(block, plan),
+        _code_of(plan).axes(block, plan),
         block.hidden,
         block.mixers[0],
         block.feed_forward,
@@ -295,6 +297,10 @@ def layer_matrix_shapes(block: Block, plan: Plan) -> Iterator[tuple[str, Count, 
         yield "linear_fc2", h, of["f"]
 
 
+def _code_of(plan: Plan) -> ModelCode:
+    return model_code(engine_of(plan).layers)
+
+
 FLEX = ("deepep", "hybridep", "flex")
 """Dispatchers that keep buffers of their own."""
 
@@ -310,7 +316,7 @@ def dispatch_buffers(spec: ModelSpec, plan: Plan) -> Count:
     """Bytes that a dispatcher of its own may keep."""
     if plan.routing is None or plan.routing.dispatch not in FLEX:
         return 0
-    of = [model_code(Code.MEGATRON).axes(b, plan) for b in spec.blocks() if isinstance(b.feed_forward, Moe)]
+    of = [_code_of(plan).axes(b, plan) for b in spec.blocks() if isinstance(b.feed_forward, Moe)]
     tokens = of[0]["b"] * of[0]["n"] if of else 0
     return 2 * BF16.nbytes(tokens * plan.mesh.ep * spec.hidden)
 
@@ -324,7 +330,7 @@ def dispatch_buffers(spec: ModelSpec, plan: Plan) -> Count:
 )
 def _sequence_gather_buffer(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]]:
     if plan.sequence_parallel and spec.head.kind != "none":
-        ends = model_code(Code.MEGATRON).end_axes(spec, plan)
+        ends = _code_of(plan).end_axes(spec, plan)
         yield (
             (Component.COMMUNICATION, "global_memory_buffer"),
             _compute_dtype(plan).nbytes(ends["b"] * ends["s"] * spec.hidden),
@@ -342,7 +348,7 @@ def _attention_score_buffer(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, 
     """The buffer of attention that computes scores in full."""
     if plan.attention is not AttentionKind.EAGER or not spec.stacks[-1].runs:
         return
-    of = model_code(Code.MEGATRON).axes(spec.stacks[-1].runs[0].pattern[0], plan)
+    of = _code_of(plan).axes(spec.stacks[-1].runs[0].pattern[0], plan)
     yield (
         (Component.COMMUNICATION, "global_memory_buffer"),
         _compute_dtype(plan).nbytes(of["b"] * of["a"] * of["s"] * of["s"]),
@@ -364,3 +370,22 @@ def widened_gradients(tensors: Iterable[Held], plan: Plan) -> Count:
     if precision.gradients is FP32 or precision.master_weights is not FP32:
         return 0
     return sum(FP32.nbytes(part.shard) for part in _optimizer_shards(tensors, plan) if part.held.trains)
+
+
+def _bare_states(parameters: int, plan: Plan, _: Engine) -> Steps:
+    """Parameters and gradients in two buffers that stay, the distributed optimizer's parts, and gradients
+    raised for its step.
+    """
+    tensors = (bare_parameter_tensor(parameters, plan),)
+    always = buffers_and_shards(tensors, plan)
+    scratch = BytesByPath.of([((Component.TEMPORARIES, "optimizer"), widened_gradients(tensors, plan))])
+    return steps_at_instants(always, always, always, merge_moment([(1, always), (1, scratch)]))
+
+
+ALGORITHM = Algorithm(
+    walk=lambda spec, plan, engine: walk_stage_layers(spec, plan, engine, release=True),
+    resident_state=lambda spec, plan, *_: distributed_optimizer_state(spec, plan),
+    state_alone=distributed_optimizer_state,
+    bare_states=_bare_states,
+    traffic=Traffic(beside_backward=False),  # --overlap-grad-reduce is off unless one asks for it
+)

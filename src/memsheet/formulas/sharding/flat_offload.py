@@ -14,7 +14,7 @@ from dataclasses import replace
 from memsheet.arith import agreed, ceil_div
 from memsheet.errors import Problem, raise_if_problems
 from memsheet.formulas.groups import StageLayers
-from memsheet.formulas.sharding.flat_shards import flat_elements
+from memsheet.formulas.sharding.flat_sizes import flat_elements
 from memsheet.formulas.sharding.resident_state import Host, ResidentState
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.states.optimizers import optimizer_bytes

@@ -18,56 +18,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from memsheet.arith import Count, ceil_div, round_up
+from memsheet.arith import Count, ceil_div
 from memsheet.errors import input_error
 from memsheet.formulas.groups import Group, StageLayers
+from memsheet.formulas.sharding.algorithm import Traffic
+from memsheet.formulas.sharding.by_tensor import algorithm_by_tensor
+from memsheet.formulas.sharding.division import Division
+from memsheet.formulas.sharding.flat_offload import flat_offloaded
+from memsheet.formulas.sharding.flat_sizes import flat_elements, flat_shard, gathered_bytes, reducing_bytes
 from memsheet.formulas.sharding.overhead import ShardingOverhead, single_row
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.plan.engine import FlatWrapping
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.plan import Plan
-from memsheet.references import TORCH_FSDP1, formula
 from memsheet.sheet import Component
 
 ROOT = "root"
-
-
-@formula(
-    cites=TORCH_FSDP1,
-    at=(
-        "_flat_param.py, _get_sharded_padding: a unit's parameters end to end, padded to a multiple "
-        "of the ranks"
-    ),
-)
-def flat_elements(parameters: tuple[Held, ...], plan: Plan) -> Count:
-    """Elements of a flat parameter that is gathered whole."""
-    return round_up(sum(h.times * h.elements for h in parameters), plan.mesh.dp_shard)
-
-
-@formula(
-    cites=TORCH_FSDP1,
-    at="_flat_param.py, _alloc_padded_unsharded_flat_param: gathered whole in the low dtype",
-)
-def gathered_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
-    """Its bytes in the dtype that units are computed in."""
-    return plan.precision.compute.nbytes(flat_elements(parameters, plan))
-
-
-@formula(
-    cites=TORCH_FSDP1,
-    at=(
-        "_runtime_utils.py, _reduce_grad: the flat gradient, its copy in the dtype of the reduction, a "
-        "rank's part"
-    ),
-)
-def reducing_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
-    """What there is while a unit's gradient is reduced."""
-    whole, precision = flat_elements(parameters, plan), plan.precision
-    copy = precision.reduce.nbytes(whole) if precision.reduce is not precision.compute else 0
-    return (
-        precision.compute.nbytes(whole) + copy + precision.reduce.nbytes(ceil_div(whole, plan.mesh.dp_shard))
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,7 +165,7 @@ class Units:
         return single_row(Component.GRADIENTS, group.name, self.plan.precision.gradients.nbytes(part))
 
 
-def check_fsdp1(plan: Plan) -> None:
+def check_flat_shards(plan: Plan) -> None:
     """Raises InputError for what a flat parameter of one dtype that trains does not hold, or is not modelled
     in one.
     """
@@ -218,9 +185,9 @@ def check_fsdp1(plan: Plan) -> None:
         )
 
 
-def fsdp1_overhead(plan: Plan, walk: StageLayers) -> ShardingOverhead:
-    """What surrounds the units of a stage. Raises InputError as ``check_fsdp1``."""
-    check_fsdp1(plan)
+def flat_shard_overhead(plan: Plan, walk: StageLayers) -> ShardingOverhead:
+    """What surrounds the units of a stage. Raises InputError as ``check_flat_shards``."""
+    check_flat_shards(plan)
     of = Units(
         plan,
         engine_of(plan).flat_wrapping,
@@ -238,3 +205,14 @@ def fsdp1_overhead(plan: Plan, walk: StageLayers) -> ShardingOverhead:
         leaves=cache(of.leaves),
         holds=cache(of.holds),
     )
+
+
+ALGORITHM = algorithm_by_tensor(
+    Division(
+        overhead=lambda plan, _, __, stage: flat_shard_overhead(plan, stage),
+        shard=lambda held, plan: flat_shard(held.elements, plan.mesh.dp_shard),
+        offloaded=flat_offloaded,
+        keeps_reduced=True,
+    ),
+    Traffic(),
+)

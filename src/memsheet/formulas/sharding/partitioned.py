@@ -8,7 +8,11 @@ from dataclasses import replace
 
 from memsheet.arith import Count, agreed, minimum
 from memsheet.formulas.groups import StageLayers, walk_stage_layers
+from memsheet.formulas.inputs import microbatch_inputs
+from memsheet.formulas.sharding.algorithm import Algorithm, Steps, Traffic
+from memsheet.formulas.sharding.bare_tensor import NAME, bare_parameter_tensor, only_states, steps_at_instants
 from memsheet.formulas.sharding.partitioned_buckets import BUCKETS, Buckets
+from memsheet.formulas.sharding.partitioned_checks import check_partitioned
 from memsheet.formulas.sharding.partitioned_flow import prefetched_elements, stays_gathered, tensor_shard
 from memsheet.formulas.sharding.partitioned_overhead import (
     BUCKET,
@@ -27,10 +31,15 @@ from memsheet.formulas.sharding.partitioned_states import (
     zero_of,
     zero_state_rows,
 )
-from memsheet.formulas.sharding.resident_state import ResidentState
+from memsheet.formulas.sharding.resident_state import (
+    Host,
+    ResidentState,
+    with_added_states,
+    with_hosted_activations,
+)
 from memsheet.formulas.states.held import held_tensors, parameter_bytes
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, merge_moment
-from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.sheet import Component
@@ -42,7 +51,7 @@ AUTO = (
 )
 
 
-def deepspeed_walk(spec: ModelSpec, plan: Plan, engine: Engine) -> StageLayers:
+def partitioned_walk(spec: ModelSpec, plan: Plan, engine: Engine) -> StageLayers:
     """The model's groups. From stage 2 on a gradient leaves for the bucket as soon as it is made, unless it
     is wider than that.
     """
@@ -57,12 +66,12 @@ def deepspeed_walk(spec: ModelSpec, plan: Plan, engine: Engine) -> StageLayers:
     return stage
 
 
-def deepspeed_kept(
+def partitioned_state(
     spec: ModelSpec, plan: Plan, stage: StageLayers, buckets: Buckets = BUCKETS
 ) -> ResidentState:
     """Everything DeepSpeed keeps on a rank through a step."""
     zero = zero_of(plan, tuple(held_tensors(spec, plan)), buckets)
-    fixed = BytesByPath.of(parameter_bytes(spec, plan, (), Sharding.DEEPSPEED).items())  # buffers
+    fixed = BytesByPath.of(parameter_bytes(spec, plan, ()).items())  # buffers
     return ResidentState(
         states=merge_moment([(1, zero_state_rows(zero)), (1, fixed)]),
         around=zero_overhead(zero, stage),
@@ -119,3 +128,53 @@ def _flush_and_gather_ranges(zero: Zero) -> dict[Key, tuple[Count, Count]]:
         GATHERED: (of_parts(zero, zero.width * size.low), of_parts(zero, zero.width * size.high)),
         FLUSH: (0, 2 * copy),
     }
+
+
+def _state_with_inputs(spec: ModelSpec, plan: Plan, _: Engine, stage: StageLayers) -> ResidentState:
+    kept = with_hosted_activations(partitioned_state(spec, plan, stage), stage)
+    return with_added_states(kept, microbatch_inputs(spec, plan))
+
+
+# ---- a bare count ------------------------------------------------------------------------------------------
+
+
+def _bare_zero_partition(parameters: int, plan: Plan) -> Zero:
+    """All parameters as one tensor; what grows with the widest tensor is left out."""
+    return replace(zero_of(plan, (bare_parameter_tensor(parameters, plan),)), widest=0)
+
+
+def _bare_states(parameters: int, plan: Plan, _: Engine) -> Steps:
+    zero = _bare_zero_partition(parameters, plan)
+    always, earlier = zero_state_rows(zero), only_states(accumulated_gradient_rows(zero))
+    late = EMPTY if zero.accumulates and zero.plan.zero < 2 else _bare_gradient_rows(zero)
+    return steps_at_instants(
+        always,
+        merge_moment([(1, always), (1, earlier)]),
+        merge_moment([(1, always), (1, earlier), (1, late)]),
+        merge_moment([(1, always), (1, at_step(zero))]),
+    )
+
+
+def _bare_gradient_rows(zero: Zero) -> BytesByPath:
+    """Gradients at the end of a backward, beside those that are among the states."""
+    if zero.plan.zero == 3 or (zero.plan.zero == 2 and zero.plan.offload.optimizer):
+        return EMPTY
+    if zero.plan.zero == 2:
+        return BytesByPath.of([(PARTITION, zero.width * zero.shard)])
+    return BytesByPath.of([((C.GRADIENTS, NAME), zero.width * zero.total)])
+
+
+def _bare_host(parameters: int, plan: Plan) -> Host:
+    return host_memory(_bare_zero_partition(parameters, plan))
+
+
+ALGORITHM = Algorithm(
+    check=check_partitioned,
+    walk=partitioned_walk,
+    resident_state=_state_with_inputs,
+    bare_states=_bare_states,
+    bare_host=_bare_host,
+    offloads_apart=True,
+    # overlap_comm of stages 1 and 2 is off unless one asks for it; stage 2 reduces every micro-batch
+    traffic=Traffic(beside_backward=False, reduces_each=True, adds_on_device=True),
+)

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from memsheet.arith import Count
 from memsheet.errors import input_error
+from memsheet.formulas.sharding.per_parameter_sizes import dim0_shard
 from memsheet.formulas.sharding.resident_state import Host, ResidentState
 from memsheet.formulas.states.held import Held, gradient_dtype
-from memsheet.formulas.states.held_shapes import dim0_shard
 from memsheet.formulas.states.optimizers import optimizer_bytes
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
 from memsheet.plan.plan import Plan

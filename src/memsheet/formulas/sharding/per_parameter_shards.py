@@ -14,16 +14,27 @@ from functools import cache, cached_property, partial
 
 from memsheet.arith import Count, at_least, ceil_div, where
 from memsheet.formulas.groups import Group, StageLayers
+from memsheet.formulas.sharding.algorithm import Traffic
+from memsheet.formulas.sharding.by_tensor import algorithm_by_tensor
+from memsheet.formulas.sharding.division import Division
 from memsheet.formulas.sharding.overhead import ShardingOverhead, single_row
+from memsheet.formulas.sharding.per_parameter_offload import cpu_offload_resident_state
 from memsheet.formulas.sharding.per_parameter_sizes import (
     ROOT,
+    all_sharded_gradients,
+    dim0_gathered,
+    dim0_shard,
     gathered_bytes,
     last_gradient_row,
     reduce_input_bytes,
+    root_group_tensors,
     sharded_gradients,
+    unsynced_gradient_bytes,
 )
+from memsheet.formulas.sharding.resident_state import ResidentState, with_hosted_activations
+from memsheet.formulas.states.held import Held
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
-from memsheet.plan.engine import UnitWrapping
+from memsheet.plan.engine import Engine, UnitWrapping
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.plan import Plan
 from memsheet.sheet import Component
@@ -122,7 +133,7 @@ def _fsdp_groups(plan: Plan, walk: StageLayers) -> Groups:
     return Groups(plan, walk.embeddings, walk.head, walk.tied, joined=wrapped.joined, last=last)
 
 
-def fsdp2_overhead(plan: Plan, walk: StageLayers, *, gloo: bool) -> ShardingOverhead:
+def per_parameter_overhead(plan: Plan, walk: StageLayers, *, gloo: bool) -> ShardingOverhead:
     """What surrounds the groups of a stage. ``gloo``: what carries it, on a processor."""
     of = _fsdp_groups(plan, walk)
     through = single_row(Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded", of.root) if of.rooted else EMPTY
@@ -305,3 +316,31 @@ class Copies:
                 *(() if is_root else (last_gradient_row(group, of.plan),)),
             ]
         )
+
+
+# ---- the algorithm -----------------------------------------------------------------------------------------
+
+
+def _engine_overhead(plan: Plan, engine: Engine, _: tuple[Held, ...], stage: StageLayers) -> ShardingOverhead:
+    rooted = engine.roots_frozen_ends and plan.adapter is not None
+    return per_parameter_overhead(plan, replace(stage, tied=True) if rooted else stage, gloo=engine.processor)
+
+
+def _offloaded(
+    kept: ResidentState, plan: Plan, stage: StageLayers, parameters: tuple[Held, ...]
+) -> ResidentState:
+    return with_hosted_activations(cpu_offload_resident_state(kept, plan, parameters), stage)
+
+
+ALGORITHM = algorithm_by_tensor(
+    Division(
+        overhead=_engine_overhead,
+        shard=lambda held, plan: dim0_shard(held.shape, plan.mesh.sharded),
+        gradients=lambda stage, _, plan: all_sharded_gradients(stage, plan),
+        waiting=unsynced_gradient_bytes,
+        gathered=lambda held, plan: dim0_gathered(held.shape, plan.mesh.sharded),
+        offloaded=_offloaded,
+        idle_towers=root_group_tensors,
+    ),
+    Traffic(copies_gathered=True),  # _fsdp_collectives.py, split_with_sizes_copy
+)

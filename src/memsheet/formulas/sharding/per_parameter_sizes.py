@@ -4,14 +4,15 @@ together.
 
 from __future__ import annotations
 
-from memsheet.arith import Count, at_least, where
+from memsheet.arith import Count, at_least, ceil_div, where
 from memsheet.formulas.groups import Group, StageLayers
 from memsheet.formulas.sharding.overhead import single_row
-from memsheet.formulas.states.held import Held, gradient_dtype
-from memsheet.formulas.states.held_shapes import dim0_gathered, dim0_shard
+from memsheet.formulas.states.held import Held, gradient_dtype, tensors_on_rank
+from memsheet.formulas.states.held_shapes import elements_of
+from memsheet.formulas.states.params import fold_path_indices, tower_tensors
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath, Key, merge_moment
 from memsheet.plan.dtypes import BF16, FP8, FP16, FP32, DType
-from memsheet.plan.model import Role
+from memsheet.plan.model import ModelSpec, Role
 from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_FSDP2, formula
 from memsheet.sheet import Component
@@ -19,6 +20,27 @@ from memsheet.sheet import Component
 FLOATING = (FP32, BF16, FP16)
 ROOT = "root"
 """The group that goes first and last: tied embeddings and head."""
+
+SHARDED_ALONE = ("embeddings", "head")
+"""Modules of CLIP's and SigLIP's towers that the library never splits either (modeling_siglip.py,
+_no_split_modules).
+"""
+
+
+@formula(
+    cites=TORCH_FSDP2, at="_fsdp_param.py:298-320: every rank keeps the padded first chunk of dimension 0"
+)
+def dim0_shard(shape: tuple[Count, ...], ranks: Count) -> Count:
+    """Elements that FSDP2 keeps of a tensor on each rank."""
+    return ceil_div(shape[0], ranks) * elements_of(shape[1:])
+
+
+@formula(
+    cites=TORCH_FSDP2, at="_fsdp_param.py:616-628: the gathered tensor has the padded size on every rank"
+)
+def dim0_gathered(shape: tuple[Count, ...], ranks: Count) -> Count:
+    """Elements of a tensor gathered from FSDP2 shards."""
+    return dim0_shard(shape, ranks) * ranks
 
 
 def trainable_parameters(group: Group) -> tuple[Held, ...]:
@@ -88,7 +110,7 @@ def last_gradient_row(group: Group, plan: Plan) -> tuple[Key, Count]:
     return (Component.GRADIENTS, path), where(at_least(plan.mesh.sharded, 2), size, 0)
 
 
-def fsdp2_gradients(stage: StageLayers, plan: Plan) -> BytesByPath:
+def all_sharded_gradients(stage: StageLayers, plan: Plan) -> BytesByPath:
     """All sharded gradients as they stand before the optimizer's step."""
     ends = [
         sharded_gradients(end, plan, ROOT if stage.tied else None)
@@ -108,3 +130,23 @@ def unsynced_gradient_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
     no_sync).
     """
     return sum(h.times * plan.precision.reduce.nbytes(h.elements) for h in parameters if h.trains)
+
+
+@formula(
+    cites=TORCH_FSDP2,
+    at=(
+        "_fully_shard.py: what no layer has is the root's, gathered when the model's forward begins and "
+        "not resharded after it"
+    ),
+)
+def root_group_tensors(model: ModelSpec, plan: Plan) -> BytesByPath:
+    """What of the towers is in no layer, in the compute dtype."""
+    layers = tuple(fold_path_indices(f"{tower.stack.path}.*.") for tower in model.towers)
+    layers += tuple(f"{tower.path}.{module}." for tower in model.towers for module in SHARDED_ALONE)
+    sizes = (
+        plan.precision.compute.nbytes(dim0_gathered(one.shape, plan.mesh.sharded))
+        for path, weight, times in tower_tensors(model)
+        if not path.startswith(layers)
+        for one in tensors_on_rank(path, weight, times, plan)
+    )
+    return single_row(Component.UNSHARDED_PARAMETERS, "root/unsharded", sum(sizes))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from memsheet.arith import Count, at_least, where
+from memsheet.formulas.sharding.algorithm import Traffic
+from memsheet.formulas.sharding.by_tensor import algorithm_by_tensor
+from memsheet.formulas.sharding.division import Division
 from memsheet.formulas.sharding.overhead import ShardingOverhead, single_row
 from memsheet.formulas.states.held import Held, gradient_dtype
 from memsheet.formulas.tapes.bytes_by_path import EMPTY
@@ -30,3 +33,13 @@ def ddp_overhead(plan: Plan, parameters: tuple[Held, ...]) -> ShardingOverhead:
         else EMPTY
     )
     return ShardingOverhead(always=buckets, leaves=lambda group: group.gradients)
+
+
+ALGORITHM = algorithm_by_tensor(
+    Division(
+        overhead=lambda plan, _, parameters, __: ddp_overhead(plan, parameters),
+        accumulates_whole=True,
+        raises_gradients=True,
+    ),
+    Traffic(),
+)

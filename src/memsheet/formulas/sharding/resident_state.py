@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 
 from memsheet.arith import Count
+from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.sharding.overhead import ShardingOverhead
-from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, merge_moment
 from memsheet.frozen import dataclass
 from memsheet.units import format_bytes
 
@@ -62,3 +63,13 @@ class ResidentState:
     paged: Count = 0
     ranges: Mapping[Key, tuple[Count, Count]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+
+def with_hosted_activations(kept: ResidentState, stage: StageLayers) -> ResidentState:
+    """With what waits for backward on the host, beside the states that lie there."""
+    return replace(kept, host=replace(kept.host, pinned=(*kept.host.pinned, *stage.hosted())))
+
+
+def with_added_states(kept: ResidentState, rows: BytesByPath) -> ResidentState:
+    """With other rows beside the states: what a micro-batch is made of."""
+    return replace(kept, states=merge_moment([(1, kept.states), (1, rows)]))

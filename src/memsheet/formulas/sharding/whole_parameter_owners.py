@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memsheet.arith import Count, agreed, ceil_div, minimum
+from memsheet.formulas.groups import StageLayers, walk_stage_layers
+from memsheet.formulas.inputs import microbatch_inputs
+from memsheet.formulas.sharding.algorithm import Algorithm, Steps, Traffic
+from memsheet.formulas.sharding.bare_tensor import bare_parameter_rows, rank_parameters, steps_at_instants
 from memsheet.formulas.sharding.overhead import ShardingOverhead, single_row
-from memsheet.formulas.sharding.resident_state import ResidentState
+from memsheet.formulas.sharding.resident_state import ResidentState, with_added_states
 from memsheet.formulas.states.held import held_tensors, parameter_bytes
-from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key
-from memsheet.plan.engine import Sharding
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, merge_moment
+from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Implementation, Plan
 from memsheet.references import INTERNEVO, formula
@@ -78,7 +82,7 @@ def largest_partition_elements(spec: ModelSpec, ranks: Count) -> Count:
     )
 
 
-def internevo_kept(spec: ModelSpec, plan: Plan) -> ResidentState:
+def largest_owner_state(spec: ModelSpec, plan: Plan) -> ResidentState:
     """Everything the optimizer keeps on the rank that was dealt most."""
     parameters = tuple(held_tensors(spec, plan))
     own, total, precision = (
@@ -86,7 +90,7 @@ def internevo_kept(spec: ModelSpec, plan: Plan) -> ResidentState:
         sum(in_order(spec)),
         plan.precision,
     )
-    states = [*parameter_bytes(spec, plan, parameters, Sharding.INTERNEVO).items(), *own_states(own, plan)]
+    states = [*parameter_bytes(spec, plan, parameters).items(), *own_states(own, plan)]
     whole = whole_gradients(total, plan)
     bucket = precision.gradients.nbytes(minimum(total, REDUCE_BUCKET))
     return ResidentState(
@@ -145,3 +149,36 @@ def step_of_share(own: Count, plan: Plan) -> BytesByPath:
     return BytesByPath.of(
         [((C.GRADIENTS, "zero/fp32_flat"), wide), ((C.TEMPORARIES, "optimizer"), copies * wide)]
     )
+
+
+def _walk(spec: ModelSpec, plan: Plan, engine: Engine) -> StageLayers:
+    return walk_stage_layers(spec, plan, engine, release=agreed(plan.accumulation > 1))
+
+
+def _state_with_inputs(spec: ModelSpec, plan: Plan, *_: object) -> ResidentState:
+    return with_added_states(largest_owner_state(spec, plan), microbatch_inputs(spec, plan))
+
+
+def _bare_states(parameters: int, plan: Plan, _: Engine) -> Steps:
+    """An even share of the copies and moments: which rank is dealt more follows from the shapes."""
+    total, ranks = rank_parameters(parameters, plan), plan.mesh.dp_shard
+    share = ceil_div(total, ranks)
+    always = merge_moment(
+        [(1, bare_parameter_rows(parameters, total, plan)), (1, BytesByPath.of(own_states(share, plan)))]
+    )
+    gradients = whole_gradients(total, plan)
+    before = gradients if agreed(plan.accumulation > 1) else EMPTY
+    return steps_at_instants(
+        always,
+        merge_moment([(1, always), (1, before)]),
+        merge_moment([(1, always), (1, gradients)]),
+        merge_moment([(1, always), (1, step_of_share(share, plan))]),
+    )
+
+
+ALGORITHM = Algorithm(
+    walk=_walk,
+    resident_state=_state_with_inputs,
+    bare_states=_bare_states,
+    traffic=Traffic(broadcasts=True),  # solver/optimizer/hybrid_zero_optim.py, broadcast_params
+)

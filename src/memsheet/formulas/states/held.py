@@ -4,11 +4,11 @@ dtypes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from memsheet.arith import Count, at_least, where
-from memsheet.formulas.states.held_shapes import dim0_shard, elements_of, flat_shard, held_shape
+from memsheet.formulas.states.held_shapes import elements_of, held_shape
 from memsheet.formulas.states.params import buffer_tensors, parameter_tensors, tower_tensors
 from memsheet.plan.dtypes import (
     BF16,
@@ -22,7 +22,6 @@ from memsheet.plan.dtypes import (
     DType,
     dtype_named,
 )
-from memsheet.plan.engine import Sharding
 from memsheet.plan.model import LatentAttention, ModelSpec, Role, Weight
 from memsheet.plan.plan import AdapterKind, Mesh, Plan, Quantization
 from memsheet.references import EIGHT_BIT, LLM_INT8, LORA, TORCHAO, ZERO, formula
@@ -186,12 +185,8 @@ def left_whole(spec: ModelSpec, plan: Plan) -> tuple[str, ...]:
     return (said,) if experts else ()
 
 
-def parameter_shard(held: Held, plan: Plan, sharding: Sharding) -> Count:
-    """Elements of a parameter that a data-parallel rank keeps between steps."""
-    if sharding is Sharding.FSDP2:
-        return dim0_shard(held.shape, plan.mesh.sharded)
-    if sharding is Sharding.FSDP1:
-        return flat_shard(held.elements, plan.mesh.dp_shard)
+def whole_parameter(held: Held, _: Plan) -> Count:
+    """Elements of a parameter on a rank where data-parallel ranks do not divide it."""
     return held.elements
 
 
@@ -209,15 +204,18 @@ def row_scales(held: Held) -> Count:
 
 @formula(cites=ZERO, at="section 3.1: parameters, gradients and optimizer states in their own dtypes")
 def parameter_bytes(
-    spec: ModelSpec, plan: Plan, tensors_held: tuple[Held, ...], sharding: Sharding
+    spec: ModelSpec,
+    plan: Plan,
+    tensors_held: tuple[Held, ...],
+    shard: Callable[[Held, Plan], Count] = whole_parameter,
 ) -> dict[tuple[Component, str], Count]:
-    """Parameters (and buffers) kept on one rank between steps."""
+    """Parameters (and buffers) kept on one rank between steps. ``shard``: elements of each."""
     result: dict[tuple[Component, str], Count] = {}
     for held in tensors_held:
         _add_to_bag(
             result,
             (Component.PARAMETERS, module_of(held.path)),
-            held.times * (held.dtype.nbytes(parameter_shard(held, plan, sharding)) + row_scales(held)),
+            held.times * (held.dtype.nbytes(shard(held, plan)) + row_scales(held)),
         )
     for path, weight, times in buffer_tensors(spec):
         dtype = dtype_named(weight.dtype) if weight.dtype else None

@@ -1,11 +1,11 @@
-"""Which share of a tensor one rank holds."""
+"""Shapes of tensors on one tensor- and expert-parallel rank."""
 
 from __future__ import annotations
 
 from memsheet.arith import Count, agreed, ceil_div, round_up
 from memsheet.plan.model import Role, Weight
 from memsheet.plan.plan import Mesh
-from memsheet.references import MEGATRON_TP, TORCH_FSDP2, ZERO, formula
+from memsheet.references import MEGATRON_TP, formula
 
 
 @formula(cites=MEGATRON_TP, at="section 3; experts: one expert group a rank of ep, each matrix cut over etp")
@@ -39,25 +39,3 @@ def elements_of(shape: tuple[Count, ...]) -> Count:
     for size in shape:
         result = result * size
     return result
-
-
-@formula(
-    cites=TORCH_FSDP2, at="_fsdp_param.py:298-320: every rank keeps the padded first chunk of dimension 0"
-)
-def dim0_shard(shape: tuple[Count, ...], ranks: Count) -> Count:
-    """Elements that FSDP2 keeps of a tensor on each rank."""
-    return ceil_div(shape[0], ranks) * elements_of(shape[1:])
-
-
-@formula(
-    cites=TORCH_FSDP2, at="_fsdp_param.py:616-628: the gathered tensor has the padded size on every rank"
-)
-def dim0_gathered(shape: tuple[Count, ...], ranks: Count) -> Count:
-    """Elements of a tensor gathered from FSDP2 shards."""
-    return dim0_shard(shape, ranks) * ranks
-
-
-@formula(cites=ZERO, at="section 5: each rank keeps 1/n of a flattened state")
-def flat_shard(elements: Count, ranks: Count, alignment: int = 1) -> Count:
-    """Elements of one rank's part of a flat buffer padded to ``ranks`` · ``alignment``."""
-    return round_up(elements, ranks * alignment) // ranks

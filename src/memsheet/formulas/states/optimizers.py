@@ -16,6 +16,7 @@ from memsheet.formulas.states.held import EIGHT_BIT_MINIMUM, Held, eight_bit_sta
 from memsheet.formulas.tapes.evaluate import Stepped
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import BF16, FP32, INT8_ADAM, DType
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec, Role
 from memsheet.plan.plan import Implementation, OptimizerName, Plan
 from memsheet.plan.torch_versions import eight_bit_alike, torch_version
@@ -43,10 +44,6 @@ PAGED_MINIMUM = 100_000
 PAGED_STATES = FromCode(
     "bitsandbytes-foundation/bitsandbytes", "0.50.2", "bitsandbytes/optim/optimizer.py", 387
 )
-ALIKE = frozenset({"torchtune", "litgpt"})
-"""Engines that make an 8-bit optimizer themselves; the Trainer of transformers has it keep embeddings in 32
-bits (5.23.0 trainer.py:1338).
-"""
 
 
 def moments_dtype(held: Held, plan: Plan) -> DType:
@@ -57,7 +54,7 @@ def moments_dtype(held: Held, plan: Plan) -> DType:
 
 
 def _quantizes_all_moments(plan: Plan) -> bool:
-    return plan.engine in ALIKE or eight_bit_alike(plan.engine_version)
+    return engine_of(plan).eight_bit_embeddings or eight_bit_alike(plan.engine_version)
 
 
 # ---- what is kept between steps ----------------------------------------------------------------------------
@@ -127,7 +124,9 @@ def _paged_moment_bytes(held: Held, elements: Count, plan: Plan) -> tuple[Count,
     """Two moments of a tensor: bytes on the device, and bytes in pages."""
     assert plan.optimizer is not None
     large, wide = at_least(elements, PAGED_MINIMUM), 2 * FP32.nbytes(elements)
-    if plan.optimizer.name is Name.PAGED_ADAMW or (held.role is Role.EMBEDDING and plan.engine not in ALIKE):
+    if plan.optimizer.name is Name.PAGED_ADAMW or (
+        held.role is Role.EMBEDDING and not engine_of(plan).eight_bit_embeddings
+    ):
         return where(large, 0, wide), where(large, wide, 0)
     low, pages = 2 * INT8_ADAM.nbytes(elements), 2 * elements
     return where(large, low - pages, where(at_least(elements, EIGHT_BIT_MINIMUM), low, wide)), where(
@@ -347,8 +346,8 @@ training_args.py, default_optim = "adamw_hf").
 def _optimizer_step_work(plan: Plan, name: OptimizerName) -> Work | None:
     assert plan.optimizer is not None
     way = plan.optimizer.implementation
-    if way is Way.LOOP and plan.engine == "transformers" and torch_version(plan.engine_version) < TORCH_ADAMW:
-        way = Way.TRANSFORMERS if name is Name.ADAMW else way
+    if name is Name.ADAMW and way is Way.LOOP and torch_version(plan.engine_version) < TORCH_ADAMW:
+        way = Way.TRANSFORMERS if engine_of(plan).older_releases else way
     return WORK.get((name, way))
 
 

@@ -8,7 +8,6 @@ from memsheet.formulas.step_time.collectives import across_s, collective_s, send
 from memsheet.formulas.step_time.numbers import Real, exposed_seconds, larger
 from memsheet.formulas.step_time.operators import BF16_BYTES, Operator, TrainTiming
 from memsheet.formulas.step_time.rates import SLOWED, Rates
-from memsheet.plan.engine import Sharding
 from memsheet.plan.model import Attention, Block, LatentAttention, Moe
 from memsheet.plan.plan import ContextParallel
 from memsheet.references import DEEPEP, MEGATRON_SP, MEGATRON_TP, TORCH_SYMMETRIC, formula
@@ -31,11 +30,9 @@ class Exchange:
         return self.tp[1] + self.cp[1] + self.ep[1]
 
 
-def layer_communication_s(
-    shop: TrainTiming, block: Block, operators: tuple[Operator, ...], sharding: Sharding
-) -> Exchange:
+def layer_communication_s(shop: TrainTiming, block: Block, operators: tuple[Operator, ...]) -> Exchange:
     return Exchange(
-        tp=_tensor_parallel_s(shop, block, operators, sharding),
+        tp=_tensor_parallel_s(shop, block, operators),
         cp=_context_parallel_s(shop, block, operators),
         ep=_exposed_expert_parallel_s(shop, block, operators),
     )
@@ -56,16 +53,14 @@ def _tensor_parallel_regions(block: Block) -> int:
     cites=MEGATRON_TP,
     at="section 3: an all-reduce a region each way; its backward one runs beside the weights' gradient",
 )
-def _tensor_parallel_s(
-    shop: TrainTiming, block: Block, operators: tuple[Operator, ...], sharding: Sharding
-) -> tuple[Real, Real]:
+def _tensor_parallel_s(shop: TrainTiming, block: Block, operators: tuple[Operator, ...]) -> tuple[Real, Real]:
     payload, ranks = shop.tokens * BF16_BYTES * 1.0 * block.hidden, shop.tp
     count = _tensor_parallel_regions(block)
     if shop.plan.sequence_parallel:
-        return _sequence_parallel_s(shop, payload, count, operators, sharding)
+        return _sequence_parallel_s(shop, payload, count, operators)
     one = count * collective_s("all_reduce", payload, ranks, 1, shop.rates)
     cover = sum((op.backward_s for op in operators if not op.attention), 0.0) / 2
-    return one, exposed_seconds(one, cover) if shop.hides and sharding is Sharding.MEGATRON else one
+    return one, exposed_seconds(one, cover) if shop.hides and shop.kernels.own.hides_tensor_exchanges else one
 
 
 @formula(
@@ -76,13 +71,13 @@ def _tensor_parallel_s(
     ),
 )
 def _sequence_parallel_s(
-    shop: TrainTiming, payload: Real, count: int, operators: tuple[Operator, ...], sharding: Sharding
+    shop: TrainTiming, payload: Real, count: int, operators: tuple[Operator, ...]
 ) -> tuple[Real, Real]:
     gather = count * collective_s("all_gather", payload, shop.tp, 1, shop.rates)
     scatter = count * collective_s("reduce_scatter", payload, shop.tp, 1, shop.rates)
     forward = gather + scatter
     if (
-        sharding is Sharding.MEGATRON
+        shop.kernels.own.hides_tensor_exchanges
     ):  # tensor_parallel/layers.py: gathered again beside one product, scattered beside the other
         cover = sum((op.backward_s for op in operators if not op.attention), 0.0) / 2
         backward = gather + exposed_seconds(gather + scatter, cover if shop.hides else 0.0)

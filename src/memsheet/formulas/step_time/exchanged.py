@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from memsheet.formulas.sharding.algorithm import algorithm_of
 from memsheet.formulas.step_time.parts import Part, parts_of
 from memsheet.formulas.step_time.rates import Efficiency, rates_of
 from memsheet.formulas.step_time.replicas import Overlap, gathered_size, gathers_units
 from memsheet.formulas.step_time.whole import shop_of, step_time
 from memsheet.plan.device import Cluster
-from memsheet.plan.engine import Sharding
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
@@ -63,10 +63,10 @@ def data_parallel_traffic(
     ranks, times = plan.mesh.data_parallel * plan.mesh.cp, plan.accumulation
     units = gathers_units(plan, engine.sharding)
     each = 1 + plan.reshard_after_forward if units else 0
-    again = 1 if units or (plan.zero == 2 and engine.sharding is Sharding.DEEPSPEED) else 0
+    again = 1 if units or (plan.zero == 2 and algorithm_of(engine.sharding).traffic.reduces_each) else 0
     several = int(ranks > 1)
     gathers = each * times if units else int(plan.zero >= 1)
-    parts = parts_of(shop_of(plan, engine, rates_of(cluster), Overlap.ENGINE), spec, engine.sharding)
+    parts = parts_of(shop_of(plan, engine, rates_of(cluster), Overlap.ENGINE), spec)
     size = gathered_size(plan) if units else WHOLE_BYTES
     return Exchanged(
         ranks=ranks,

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from memsheet.plan.engine import Code, Engine, Sharding
+from memsheet.plan.engine import Engine, LayerKernels
 from memsheet.plan.plan import AttentionKind, Loss, Plan
 
 Passes = tuple[float, float]
@@ -38,13 +38,14 @@ LOSSES: Mapping[Loss, Passes] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """``accumulated_bytes``: of a weight's gradient added to a buffer inside its product. ``fuses_inputs``:
-    queries, keys and values are one matrix, so are a gate and what it gates. ``quantised_bytes``: of an
-    element that a second, columnwise copy of it takes. ``casts``: autocast makes a low copy of a matrix in
-    every forward and raises its gradient in every backward. ``calls``: CALLS of them an operator.
+    """``own``: what the engine's own code decides. ``accumulated_bytes``: of a weight's gradient added to a
+    buffer inside its product. ``fuses_inputs``: queries, keys and values are one matrix, so are a gate and
+    what it gates. ``quantised_bytes``: of an element that a second, columnwise copy of it takes. ``casts``:
+    autocast makes a low copy of a matrix in every forward and raises its gradient in every backward.
+    ``calls``: CALLS of them an operator.
     """
 
-    code: Code
+    own: LayerKernels
     arithmetic: str
     plain: str
     low: bool
@@ -77,11 +78,6 @@ FUSED = {
 """Scores: written by the product, read and written by a fused masked softmax, read by the next product."""
 WRITTEN_OUT = {"norm": (36, 60), "rope": (20, 20), "gated": (10, 16), "activation": (4, 6), "permute": (16, 16), "scores": (24, 24),
                "merged": (38, 18)}  # fmt: skip
-FUSES = frozenset({Code.MEGATRON, Code.LLM_FOUNDRY, Code.INTERNEVO})
-HAS_OWN_ATTENTION = {Code.MEGATRON: "cudnn"}
-"""TransformerEngine takes cuDNN's attention on Hopper and later; torch's and flash-attn's own are
-FlashAttention-2.
-"""
 QUANTISED = {"mxfp8": 1.0, "nvfp4": 0.5}
 """Microscaled formats are quantised by rows and by columns, as a block's scale does not survive a transpose
 (TransformerEngine's guide to MXFP8); the tables have the first.
@@ -96,7 +92,8 @@ LOW = ("fp8", "mxfp8", "nvfp4")
 
 
 def kernels_of(plan: Plan, engine: Engine) -> Kernels:
-    fused = plan.compile or engine.code in FUSES
+    own = engine.layer_kernels
+    fused = plan.compile or own.fused
     compute = plan.precision.compute.name
     plain = "bf16" if compute in LOW else compute
     kind = (
@@ -104,21 +101,20 @@ def kernels_of(plan: Plan, engine: Engine) -> Kernels:
         if compute == "fp8" and plan.fp8 is not None and plan.fp8.recipe == "blockwise"
         else compute
     )
-    own = HAS_OWN_ATTENTION.get(engine.code, "fa2")
     return Kernels(
-        code=engine.code,
+        own=own,
         calls=0
         if plan.cuda_graphs
-        else CALLS["compiled" if plan.compile else "fused" if engine.code in FUSES else "written_out"],
+        else CALLS["compiled" if plan.compile else "fused" if own.fused else "written_out"],
         casts=engine.autocast and plan.precision.casts and not engine.sharding.gathers,
         arithmetic=kind,
         plain=plain,
         low=compute in LOW,
         element_bytes=4 if plain in ("fp32", "tf32") else 2,
-        attention="cudnn" if plan.attention is AttentionKind.CUDNN else own,
+        attention="cudnn" if plan.attention is AttentionKind.CUDNN else own.attention,
         losses=LOSSES,
-        accumulated_bytes=8 if engine.sharding is Sharding.MEGATRON else 0,
-        fuses_inputs=engine.code in FUSES,
+        accumulated_bytes=8 if own.adds_in_products else 0,
+        fuses_inputs=own.fused,
         quantised_bytes=QUANTISED.get(kind, 0.0),
         **(FUSED if fused else WRITTEN_OUT),
     )

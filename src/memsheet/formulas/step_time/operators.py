@@ -11,7 +11,6 @@ from memsheet.formulas.numerics import writes_scores
 from memsheet.formulas.step_time.kernels import Kernels
 from memsheet.formulas.step_time.numbers import Real, larger, smaller
 from memsheet.formulas.step_time.rates import Rates
-from memsheet.plan.engine import Code
 from memsheet.plan.model import (
     Attention,
     CrossAttention,
@@ -160,7 +159,7 @@ def attention_of(
     rate = shop.rates.attention_dense * shop.rates.efficiency.attention
     rings = cp if _in_blocks(plan, kernels) else 1
     start, block = rings * shop.rates.start_s("bf16"), span / rings
-    worst = flops * (2 - 1 / cp) if shop.uneven and causal and kernels.code not in BALANCES else flops
+    worst = flops * (2 - 1 / cp) if shop.uneven and causal and not kernels.own.balances_ranks else flops
     there, back = worst / (rate * forward.at(block)), 2.5 * worst / (rate * backward.at(block))
     yield Operator(
         part="core_attn", forward_s=start + there, backward_s=start + back, flops=flops, attention=True
@@ -174,7 +173,7 @@ def _in_blocks(plan: Plan, kernels: Kernels) -> bool:
     _templated_ring_attention, over either rotater).
     """
     gathers = plan.context_parallel is ContextParallel.ALL_GATHER
-    return plan.context_parallel is ContextParallel.RING or (gathers and kernels.code is not Code.MEGATRON)
+    return plan.context_parallel is ContextParallel.RING or (gathers and not kernels.own.attends_to_gathered)
 
 
 def _ring_merge_operator(shop: TrainTiming, elements: Real) -> Operator:
@@ -189,13 +188,6 @@ def _ring_merge_operator(shop: TrainTiming, elements: Real) -> Operator:
         forward_s=start + each * elements * forward / at,
         backward_s=start + each * elements * backward / at,
     )
-
-
-BALANCES = (Code.MEGATRON,)
-"""Whose ranks take a chunk from each end of a sequence; torch's do so by an option that is on by default
-(distributed/tensor/experimental, enable_load_balance), without which the last rank's part is 2 - 1/c times
-the mean: the high end.
-"""
 
 
 def _mean_attended_keys(mixer: Attention | LatentAttention | CrossAttention, length: Real) -> Real:

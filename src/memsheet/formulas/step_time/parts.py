@@ -16,7 +16,6 @@ from memsheet.formulas.step_time.layers import has_adapter, head_operators, laye
 from memsheet.formulas.step_time.numbers import Real, larger
 from memsheet.formulas.step_time.operators import Operator, TrainTiming
 from memsheet.formulas.step_time.pictures import layers_of_towers
-from memsheet.plan.engine import Code, Sharding
 from memsheet.plan.model import Block, ModelSpec, Role, Weight
 from memsheet.plan.plan import Plan, Recompute, RecomputeMode
 from memsheet.references import LORA, formula
@@ -54,7 +53,7 @@ class Part:
         return sum((n * getattr(unit, field) for n, unit in self.units), 0.0)
 
 
-def parts_of(shop: TrainTiming, spec: ModelSpec, sharding: Sharding) -> dict[tuple[int, int], Part]:
+def parts_of(shop: TrainTiming, spec: ModelSpec) -> dict[tuple[int, int], Part]:
     """By (stage, chunk); equal ones are one. Equal layers are timed once."""
     plan, blocks = (
         shop.plan,
@@ -66,7 +65,7 @@ def parts_of(shop: TrainTiming, spec: ModelSpec, sharding: Sharding) -> dict[tup
     mesh, found = plan.mesh, dict[tuple[int, int], Part]()
     alike: dict[tuple[tuple[int, int], ...], Part] = {}
     first, last = _embedding_unit(shop, spec), _head_unit(shop, spec)
-    towers = _tower_units(shop, spec, sharding, share)
+    towers = _tower_units(shop, spec, share)
     for stage in range(mesh.pp):
         for chunk in range(mesh.vpp):
             low, high = (
@@ -77,7 +76,7 @@ def parts_of(shop: TrainTiming, spec: ModelSpec, sharding: Sharding) -> dict[tup
             units: list[tuple[int, Unit]] = []
             for key, count in Counter(id(b) for b in blocks[low:high]).items():
                 if key not in timed:
-                    timed[key] = _layer_unit(shop, by_id[key], sharding, share)
+                    timed[key] = _layer_unit(shop, by_id[key], share)
                 units.append((count, timed[key]))
             number = chunk * mesh.pp + stage
             units += [(1, first), *towers] if number == 0 else []
@@ -88,22 +87,20 @@ def parts_of(shop: TrainTiming, spec: ModelSpec, sharding: Sharding) -> dict[tup
     return found
 
 
-def _tower_units(
-    shop: TrainTiming, spec: ModelSpec, sharding: Sharding, share: float
-) -> tuple[tuple[int, Unit], ...]:
+def _tower_units(shop: TrainTiming, spec: ModelSpec, share: float) -> tuple[tuple[int, Unit], ...]:
     """What pictures pass. Without them the towers' parameters are gathered with the model's all the same, and
     have no gradients.
     """
-    timed = tuple(layers_of_towers(spec, shop, lambda own, block: _layer_unit(own, block, sharding, share)))
+    timed = tuple(layers_of_towers(spec, shop, lambda own, block: _layer_unit(own, block, share)))
     if timed or not spec.towers:
         return timed
     elements = sum((weight.elements * times for _, weight, times in tower_tensors(spec)), 0.0)
     return ((1, replace(_edge_unit(0.0, 0.0, 0.0, elements, shop.plan), trained=0.0)),)
 
 
-def _layer_unit(shop: TrainTiming, block: Block, sharding: Sharding, share: float) -> Unit:
+def _layer_unit(shop: TrainTiming, block: Block, share: float) -> Unit:
     operators = layer_operators(shop, block)
-    told = layer_communication_s(shop, block, operators, sharding)
+    told = layer_communication_s(shop, block, operators)
     forward = sum((op.forward_s for op in operators), 0.0)
     again, told_again = _recompute_seconds(shop, operators, told, share)
     dense = sum(
@@ -171,12 +168,6 @@ def _recomputed_layer_share(recompute: Recompute, layers: int) -> float:
 OP_POLICY = 0.5
 """torchtitan's policy keeps every second product and all attention (parallelize_llama.py:214-250 of 9dec370).
 """
-RUNS_TO_THE_END = (Code.MEGATRON, Code.INTERNEVO)
-"""Whose recompute runs the layer whole. torch's own (not reentrant) stops once all that backward needs is
-there, before the product whose result leaves the layer (torch/utils/checkpoint.py, _StopRecomputationError).
-"""
-
-
 ByAxis = tuple[Real, Real, Real]
 
 
@@ -188,7 +179,9 @@ def _recompute_seconds(
     """
     how = shop.plan.recompute
     if share:
-        stops = shop.kernels.code not in RUNS_TO_THE_END
+        # torch's own (not reentrant) stops once all that backward needs is there, before the product whose
+        # result leaves the layer (torch/utils/checkpoint.py, _StopRecomputationError)
+        stops = not shop.kernels.own.recomputes_whole
         moved = share * (1.0 - LAST_SCATTER * stops) * told.tp[0], share * told.cp[0], share * told.ep[0]
         return share * sum((op.forward_s for op in operators if not (stops and op.ends)), 0.0) + sum(
             moved, 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from memsheet.formulas.sharding.algorithm import algorithm_of
 from memsheet.formulas.step_time.collectives import broadcasts_s, collective_s
 from memsheet.formulas.step_time.numbers import Real, exposed_seconds, larger
 from memsheet.formulas.step_time.parts import Part, Unit
@@ -140,7 +141,7 @@ def _collective_copy_seconds(
     """
     elements = part.total("dense") + part.total("experts")
     size, reduced = plan.precision.compute.bits / 8, plan.precision.reduce.bits / 8
-    out = 2 * size * elements / rates.memory_bytes if sharding is Sharding.FSDP2 else 0.0
+    out = 2 * size * elements / rates.memory_bytes if algorithm_of(sharding).traffic.copies_gathered else 0.0
     raised = (2.0 + reduced) * elements / rates.memory_bytes if plan.adapter is None else 0.0
     return out, out if plan.reshard_after_forward else 0.0, raised
 
@@ -187,18 +188,6 @@ def _parameter_broadcast_s(group: Group, elements: Real, size: float, rates: Rat
     return broadcasts_s(elements * size, group.shards, group.stride, rates)
 
 
-BESIDE_BACKWARD = {
-    Sharding.REPLICATED: 1.0,
-    Sharding.INTERNEVO: 1.0,
-    Sharding.MEGATRON: 0.0,
-    Sharding.DEEPSPEED: 0.0,
-}
-"""Whether gradients are reduced beside backward unless one asks otherwise: DistributedDataParallel's buckets
-(torch c10d/reducer.cpp) and InternEvo's are, Megatron's ``--overlap-grad-reduce`` and DeepSpeed's
-``overlap_comm`` (stages 1 and 2) are off.
-"""
-
-
 @formula(
     cites=ZERO,
     at=(
@@ -208,10 +197,11 @@ BESIDE_BACKWARD = {
 )
 def unsharded_passes(part: Part, plan: Plan, sharding: Sharding, overlap: Overlap, rates: Rates) -> Passes:
     dense, experts = groups_of(plan)
+    traffic = algorithm_of(sharding).traffic
     gradient = plan.precision.reduce.bits / 8
     own, theirs = part.total("trained"), part.total("routed_trained")
     forward, backward = part.total("forward_s"), part.total("backward_s")
-    scatters = plan.zero >= 1 and sharding is not Sharding.INTERNEVO
+    scatters = plan.zero >= 1 and not traffic.broadcasts
     if scatters:
         sums = dense.scatter_s(own, gradient, rates) + _seconds_if_experts(
             theirs, experts.scatter_s(theirs, gradient, rates)
@@ -222,13 +212,13 @@ def unsharded_passes(part: Part, plan: Plan, sharding: Sharding, overlap: Overla
         )
     gathered = 0.0
     if plan.zero >= 1:
-        gather = _parameter_broadcast_s if sharding is Sharding.INTERNEVO else Group.gather_s
+        gather = _parameter_broadcast_s if traffic.broadcasts else Group.gather_s
         gathered = gather(dense, own, 2.0, rates) + _seconds_if_experts(
             theirs, gather(experts, theirs, 2.0, rates)
         )
-    hides = {Overlap.ALL: 1.0, Overlap.ENGINE: BESIDE_BACKWARD.get(sharding, 1.0), Overlap.NONE: 0.0}[overlap]
+    hides = {Overlap.ALL: 1.0, Overlap.ENGINE: float(traffic.beside_backward), Overlap.NONE: 0.0}[overlap]
     seen = exposed_communication_s(sums, hides * backward, overlap)
-    each = plan.zero == 2 and sharding is Sharding.DEEPSPEED
+    each = plan.zero == 2 and traffic.reduces_each
     gathered = exposed_seconds(gathered, forward) if overlap is Overlap.ALL else gathered
     if each:
         return Passes(forward_s=forward, backward_s=backward + seen, reduced_s=seen, gathered_once_s=gathered)

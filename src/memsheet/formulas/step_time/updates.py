@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from memsheet.formulas.sharding.algorithm import algorithm_of
 from memsheet.formulas.step_time.numbers import Real, exposed_seconds
 from memsheet.formulas.step_time.parts import Part
 from memsheet.formulas.step_time.rates import Rates
@@ -107,17 +108,14 @@ def offloaded_s(
         seconds = seconds + exposed_seconds(
             plan.offload.parameters * parameters * 2 * microbatches / link, passes_s
         )
-    if plan.offload.activations:  # out with forward, back with backward
+    if plan.offload.activations:  # out with forward, back with backward; hooks that only copy, as
+        # torch.autograd.graph.save_on_cpu's do, do it on the stream that computes (torch 2.13
+        # autograd/graph.py)
         copied = 2 * activations * microbatches / link
-        seconds = seconds + (exposed_seconds(copied, passes_s) if plan.engine in STREAMED else copied)
+        seconds = seconds + (exposed_seconds(copied, passes_s) if engine_of(plan).streams_offload else copied)
     return seconds
 
 
-STREAMED = frozenset({"torchtune"})
-"""Engines that copy activations beside the passes (torchtune/training/_activation_offloading.py,
-use_streams). Hooks that only copy, as torch.autograd.graph.save_on_cpu's do, do it on the stream that
-computes (torch 2.13 autograd/graph.py).
-"""
 ADD_BYTES = 12
 """Of host memory an element: two numbers of fp32 read, their sum written."""
 
@@ -139,7 +137,7 @@ def accumulated_s(elements: Real, passes_s: Real, later: Real, plan: Plan, rates
     """
     link = rates.host_link
     gradient = plan.precision.gradients.bits / 8
-    if engine_of(plan).sharding is Sharding.DEEPSPEED:
+    if algorithm_of(engine_of(plan).sharding).traffic.adds_on_device:
         whole = 1.0 if plan.zero == 3 else groups_of(plan)[0].shards
         return exposed_seconds(2 * gradient * elements * whole * later / link, passes_s)
     return later * elements * (gradient / link + ADD_BYTES * rates.near / rates.host_memory)

@@ -153,7 +153,7 @@ def one_step(
 ) -> OneStep:
     """``told``: with its parts and flops."""
     mesh, shop = plan.mesh, shop_of(plan, engine, rates, overlap)
-    parts = parts_of(shop, spec, engine.sharding)
+    parts = parts_of(shop, spec)
     run = {
         key: data_parallel_passes(part, plan, engine.sharding, overlap, rates)
         for key, part in _distinct_parts(parts).items()

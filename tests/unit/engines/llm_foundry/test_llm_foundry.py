@@ -12,7 +12,6 @@ from memsheet.engines.llm_foundry import facts
 from memsheet.errors import InputError
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.states.params import parameter_count
-from memsheet.plan.engine import Code
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve_request
 from memsheet.sheet import Component, Instant, Sheet
@@ -47,7 +46,7 @@ def test_parameters_have_biases_and_positions() -> None:
     ).plan
     block = (3 * H * H + 3 * H) + (H * H + H) + (F * H + F) + (H * F + H) + 2 * 2 * H
     assert (
-        parameter_count(model_code(Code.LLM_FOUNDRY).built(spec, plan))
+        parameter_count(model_code("llm_foundry").built(spec, plan))
         == LAYERS * block + VOCAB * H + LENGTH * H + 2 * H
     )
 

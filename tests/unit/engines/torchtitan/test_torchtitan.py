@@ -56,7 +56,7 @@ def walked(**options: Any) -> tuple[StageLayers, Plan]:
     spec, plan = planned(**options)
     engine = find_engine("torchtitan")
     assert engine is not None
-    return walk_stage_layers(model_code(engine.code).built(spec, plan), plan, engine, release=False), plan
+    return walk_stage_layers(model_code(engine.layers).built(spec, plan), plan, engine, release=False), plan
 
 
 def kept(**options: Any) -> float:

@@ -8,7 +8,7 @@ import pytest
 from memsheet.catalog import model_names
 from memsheet.engines.deepspeed.facts import ENGINE
 from memsheet.errors import InputError
-from memsheet.formulas.sharding.partitioned import deepspeed_kept, deepspeed_walk
+from memsheet.formulas.sharding.partitioned import partitioned_state, partitioned_walk
 from memsheet.formulas.sharding.partitioned_buckets import Buckets
 from memsheet.formulas.sharding.partitioned_flow import bucket_flushes, peak_flush_places, prefetched_elements
 from memsheet.formulas.sharding.partitioned_states import (
@@ -248,7 +248,7 @@ def seven_b():
 
 
 def test_every_gradient_is_flushed_once_and_no_bucket_overflows(seven_b):
-    stage = deepspeed_walk(seven_b, plan_of(seven_b, zero=2), ENGINE)
+    stage = partitioned_walk(seven_b, plan_of(seven_b, zero=2), ENGINE)
     made = bucket_flushes(stage, B, padded(8), cuts=True)
     assert sum(flush.elements for flush in made) == P
     assert all(flush.elements <= B for flush in made)
@@ -259,13 +259,13 @@ def test_every_gradient_is_flushed_once_and_no_bucket_overflows(seven_b):
 
 
 def test_one_rank_has_nothing_to_copy(seven_b):
-    stage = deepspeed_walk(seven_b, plan_of(seven_b, zero=2), ENGINE)
+    stage = partitioned_walk(seven_b, plan_of(seven_b, zero=2), ENGINE)
     assert not any(flush.copied for flush in bucket_flushes(stage, B, P + 1, cuts=True))
 
 
 def test_a_tensor_wider_than_the_bucket_goes_alone():
     spec = read_model("llama-3-8b", catalog=catalog_entry, names=model_names())
-    stage = deepspeed_walk(spec, plan_of(spec, zero=2), ENGINE)
+    stage = partitioned_walk(spec, plan_of(spec, zero=2), ENGINE)
     assert any(flush.elements == 128256 * 4096 for flush in bucket_flushes(stage, B, 10**9, cuts=True))
 
 
@@ -287,8 +287,8 @@ def test_the_range_reaches_the_sheet():
 def test_buckets_are_data(seven_b):
     small = Buckets(reduce_bucket=4096 * 4096, prefetch=4096 * 4096, persistence=40960)
     plan = plan_of(seven_b, zero=3)
-    stage = deepspeed_walk(seven_b, plan, ENGINE)
-    kept = deepspeed_kept(seven_b, plan, stage, small)
+    stage = partitioned_walk(seven_b, plan, ENGINE)
+    kept = partitioned_state(seven_b, plan, stage, small)
     assert kept.around.always.held[C.COMMUNICATION, "zero/ipg_bucket"] == 2 * 4096 * 4096
     assert Buckets(overlap=True).buffers(2) == 2
     assert Buckets().buffers(2) == Buckets(overlap=True).buffers(3) == 1

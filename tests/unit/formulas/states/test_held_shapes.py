@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memsheet.formulas.states.held_shapes import (
-    dim0_gathered,
-    dim0_shard,
-    elements_of,
-    flat_shard,
-    held_shape,
-)
+from memsheet.formulas.states.held_shapes import elements_of, held_shape
 from memsheet.plan.model import Role, Weight
 from memsheet.plan.plan import Mesh
 
@@ -54,22 +48,6 @@ def test_a_vocabulary_is_padded_to_the_multiple_and_cut_over_ranks() -> None:
     assert held_shape(table, Mesh(tp=2), 256) == (25216, 768)
     assert held_shape(table, Mesh(tp=1), 128) == (50304, 768)
     assert held_shape(table, Mesh(tp=1)) == (50257, 768)
-
-
-def test_fsdp2_pads_dimension_0_so_a_short_one_is_held_by_every_rank() -> None:
-    """torch.chunk semantics: 10 rows over 4 ranks are 3, 3, 3, 1, each padded to 3; 2 rows over 8 are one row
-    on every rank.
-    """
-    assert dim0_shard((10, 7), 4) == 21
-    assert dim0_gathered((10, 7), 4) == 84
-    assert dim0_shard((2, 100), 8) == 100
-    assert dim0_shard((4096,), 8) == 512
-
-
-def test_flat_buffers_are_padded_to_ranks_times_alignment() -> None:
-    assert flat_shard(100, 8) == 13
-    assert flat_shard(100, 8, 2) == 14
-    assert flat_shard(96, 8) == 12
 
 
 def test_elements_of_a_scalar_is_one() -> None:

@@ -59,6 +59,7 @@ from memsheet.formulas.numerics import AttentionKernel, RunConfig
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath
 from memsheet.formulas.tapes.evaluate import with_products
 from memsheet.plan.dtypes import BF16, BOOL, FP32, INT8
+from memsheet.plan.engine_registry import MODELLED, engine_of, find_engine
 from memsheet.plan.model import (
     Arrangement,
     Attention,
@@ -79,8 +80,6 @@ from memsheet.sheet import Component
 FLASH_MAX_HEAD = 256
 """Largest head dim of the flash kernels (torch sdp_utils.cpp, check_head_dim_size_flash)."""
 HEAD_ALIGNMENT = 8
-TOWERS_TRAINED = ("transformers", "fsdp2")
-"""Engines whose step on text alone, with a tower beside it, was compared with the trace."""
 BOTH = 2
 """Stacks of an encoder-decoder."""
 TABLES_BY_KIND = frozenset({"gemma3_text", "gemma3"})
@@ -194,14 +193,13 @@ def transformers_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
                 field="seq_len", value=plan.seq_len, reason=reason, hint=f"--seq-len {spec.max_positions}"
             )
         )
-    if spec.towers and plan.engine not in TOWERS_TRAINED:
+    if spec.towers and not engine_of(plan).trains_towers:
+        others = _engines_that("trains_towers")
         reason = (
             "training a model with a vision tower is not modelled for it; modelled for "
-            f"{' and '.join(TOWERS_TRAINED)}"
+            f"{' and '.join(others)}"
         )
-        found.append(
-            Problem(field="engine", value=plan.engine, reason=reason, hint=f"--engine {TOWERS_TRAINED[0]}")
-        )
+        found.append(Problem(field="engine", value=plan.engine, reason=reason, hint=f"--engine {others[0]}"))
     if why := unmodelled_head(
         spec.head, {block.feed_forward.activation for block in _language_blocks(spec) if block.feed_forward}
     ):
@@ -232,6 +230,11 @@ def transformers_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     ]
 
 
+def _engines_that(fact: str) -> list[str]:
+    """Names of the engines that have a fact."""
+    return [name for name in MODELLED if getattr(find_engine(name), fact)]
+
+
 def _other_heads(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """What a model that is not one row of layers with words at its end was not compared with its real code
     for.
@@ -241,12 +244,12 @@ def _other_heads(spec: ModelSpec, plan: Plan) -> list[Problem]:
     runs, again = "`memsheet trace` runs it", plan.recompute
     whole = again.mode is not RecomputeMode.SELECTIVE and not again.stretched and again.layers is None
     reasons = [
-        ("engine", plan.engine, f"training a {spec.head.kind} model was not compared with its real code", plan.engine != "transformers", "transformers"),
+        ("engine", plan.engine, f"training a {spec.head.kind} model was not compared with its real code", not engine_of(plan).trains_other_heads, None),
         ("loss", plan.loss.value, "takes the logits of a causal model", plan.loss is not Loss.PLAIN, "plain"),
         ("recompute.mode", again.mode.value, "of some layers or modules is not modelled over two stacks", _two_stacks(spec) and not whole, runs),
     ]  # fmt: skip
     return [
-        Problem(field=field, value=value, reason=reason, hint=hint)
+        Problem(field=field, value=value, reason=reason, hint=hint or _engines_that("trains_other_heads")[0])
         for field, value, reason, holds, hint in reasons
         if holds
     ]
@@ -277,7 +280,7 @@ def _moved_activations(plan: Plan) -> list[Problem]:
     """
     if (
         not plan.offload.activations
-        or plan.engine == "transformers"
+        or engine_of(plan).offloads_unrecomputed
         or plan.recompute.mode is RecomputeMode.FULL
     ):
         return []
@@ -308,7 +311,7 @@ def _int8_rows(plan: Plan) -> list[Problem]:
         ("mesh.tp", plan.mesh.tp, over, agreed(plan.mesh.tp > 1), "without tp"),
     ]
     return [
-        Problem(field=field, value=value, reason=reason, hint=hint)
+        Problem(field=field, value=value, reason=reason, hint=hint or _engines_that("trains_other_heads")[0])
         for field, value, reason, holds, hint in reasons
         if holds
     ]
@@ -402,7 +405,8 @@ def _unmodelled_kind_reason(block: Block, plan: Plan) -> str | None:
     if (
         broadcast
         and plan.attention is AttentionKind.SDPA
-        and plan.engine == "transformers"
+        and engine_of(plan).autocast
+        and engine_of(plan).layers is None
         and plan.precision.casts
     ):
         return (
@@ -624,5 +628,5 @@ def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
 CODE = ModelCode(
     built=transformers_spec, notes=kernel_notes, beside=named_beside, let_go=let_go, made_again=looked_up_again, plan_numerics=plan_numerics,
     forward=decoder_block_forward, embed=input_embeddings, head=logits_or_states, loss=head_output_loss, loss_input=loss_input, problems=transformers_problems, block_numerics=block_numerics,
-    axes=block_axes, end_axes=end_axes, on_rank=on_rank, shared=shared_tables, masks=mask_and_rotary_bytes, keeps_masks=keeps_masks, positions_each=positions_each,
+    axes=block_axes, end_axes=end_axes, on_rank=on_rank, shared=shared_tables, masks=mask_and_rotary_bytes, keeps_masks=keeps_masks, positions_each=positions_each, any_kernel=True,
 )  # fmt: skip

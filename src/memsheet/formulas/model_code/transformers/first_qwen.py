@@ -14,6 +14,7 @@ from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
 from memsheet.plan.defaults import FUSED_TARGETS
 from memsheet.plan.dtypes import FP32
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Attention, Block, ModelSpec, Weight
 from memsheet.plan.plan import Plan
 
@@ -21,10 +22,6 @@ KIND = "qwen"
 SHIFTED, SHIFTED_LOW, SHIFTED_SAME = "shifted_lm", "shifted_low_lm", "shifted_same_lm"
 """Kinds of heads by their loss: logits raised to fp32 before they are shifted (Llama's code), or shifted as
 they are (Qwen's) and raised by autocast, or never raised.
-"""
-WITHOUT_AUTOCAST = frozenset({"deepspeed"})
-"""Engines that cast the model and run nothing under autocast; the Trainer of transformers has it on for a
-model in bf16 too.
 """
 
 
@@ -45,7 +42,7 @@ def spec_with_fused_qkv(spec: ModelSpec, plan: Plan) -> ModelSpec:
         )
         for stack in spec.stacks
     )
-    kind = SHIFTED_SAME if plan.engine in WITHOUT_AUTOCAST else SHIFTED_LOW
+    kind = SHIFTED_SAME if engine_of(plan).casts_whole_model else SHIFTED_LOW
     head = replace(spec.head, kind=kind) if spec.head.kind == "causal_lm" else spec.head
     return replace(spec, stacks=stacks, head=head)
 

@@ -31,6 +31,7 @@ from memsheet.formulas.numerics import RunConfig, run_checkpointed
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.plan.dtypes import FP32
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import (
     Attention,
     Block,
@@ -187,7 +188,7 @@ def sparse_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         found.append(
             Problem(field="precision.parameters", value=name, reason=why, hint="--precision bf16-autocast")
         )
-    if scanned & FUSED and plan.engine in ("fsdp1", "fsdp2"):
+    if scanned & FUSED and engine_of(plan).sharding.gathers:
         inside = (
             "shards each mixer apart from its layer (_no_split_modules names both), which is not modelled"
         )

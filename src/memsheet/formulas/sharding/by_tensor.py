@@ -1,0 +1,172 @@
+"""States that are divided tensor by tensor, or not at all: every rank has its share of each parameter, and of
+its gradient and optimizer states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+from memsheet.arith import Count, agreed
+from memsheet.errors import raise_if_problems
+from memsheet.formulas.grad_scaler import grad_unscale_rows, scaler_states
+from memsheet.formulas.groups import StageLayers, walk_stage_layers
+from memsheet.formulas.inputs import microbatch_inputs
+from memsheet.formulas.sharding.algorithm import Algorithm, Traffic
+from memsheet.formulas.sharding.bare_by_tensor import bare_ranges, bare_states, offloaded_bare_host
+from memsheet.formulas.sharding.division import Division, Shards
+from memsheet.formulas.sharding.resident_state import Host, ResidentState, with_added_states
+from memsheet.formulas.states.gradients import (
+    UNSYNCED,
+    UNSYNCED_NOTE,
+    accumulates_gradients,
+    master_copy_step_moments,
+)
+from memsheet.formulas.states.held import Held, held_tensors, parameter_bytes
+from memsheet.formulas.states.idle_towers import NOTE, WITH_PICTURES, idle_tower_bytes
+from memsheet.formulas.states.optimizers import (
+    adam_mini_problems,
+    fused_backward_step,
+    head_elements,
+    optimizer_bytes,
+    paged_states,
+    step_temporaries,
+)
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
+from memsheet.plan.engine import Engine
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Implementation, OptimizerName, Plan
+from memsheet.plan.torch_versions import gradients_stay, old_torch_note
+from memsheet.sheet import Component
+
+
+def algorithm_by_tensor(how: Division, traffic: Traffic) -> Algorithm:
+    """The algorithm that divides states so."""
+    return Algorithm(
+        walk=partial(_tensor_walk, how),
+        resident_state=partial(_tensor_state, how),
+        bare_states=partial(bare_states, how),
+        bare_host=partial(offloaded_bare_host, how),
+        bare_ranges=partial(bare_ranges, how),
+        parameter_shard=how.shard,
+        traffic=traffic,
+    )
+
+
+def _tensor_walk(how: Division, model: ModelSpec, plan: Plan, engine: Engine) -> StageLayers:
+    release = (
+        fused_backward_step(plan)
+        if plan.optimizer_in_backward
+        else how.accumulates_whole and accumulates_gradients(plan, engine)
+    )
+    return walk_stage_layers(model, plan, engine, release=release)
+
+
+def _tensor_state(
+    how: Division, model: ModelSpec, plan: Plan, engine: Engine, stage: StageLayers
+) -> ResidentState:
+    """What a rank keeps through a step."""
+    parameters = tuple(held_tensors(model, plan))
+    shards = tuple((h, how.shard(h, plan)) for h in parameters if h.trains)
+    if plan.optimizer is not None and plan.optimizer.name is OptimizerName.ADAM_MINI:
+        raise_if_problems(adam_mini_problems((h for h, _ in shards), model))
+    kept = _state_on_device(how, model, plan, engine, stage, parameters, shards)
+    if model.towers:
+        kept = _with_idle_towers(how, kept, model, plan)
+    if how.offloaded is not None and (plan.offload.parameters or plan.offload.optimizer):
+        kept = how.offloaded(kept, plan, stage, parameters)
+    return with_added_states(kept, microbatch_inputs(model, plan))
+
+
+def _state_on_device(
+    how: Division,
+    model: ModelSpec,
+    plan: Plan,
+    engine: Engine,
+    stage: StageLayers,
+    parameters: tuple[Held, ...],
+    shards: Shards,
+) -> ResidentState:
+    """What is there before anything goes to the host. ``shards``: what trains, and how much of it is here."""
+    adds, gradients = accumulates_gradients(plan, engine), how.gradients(stage, shards, plan)
+    # torch 2.13 distributed/pipelining/stage.py, backward_maybe_with_nosync: whole gradients stay until the
+    # last micro-batch
+    reduces_last = engine.whole_in_pipelines and agreed(plan.mesh.pp > 1)
+    unsynced = {UNSYNCED: (0, how.waiting(parameters, plan))} if adds and how.waiting is not None else {}
+    waiting = BytesByPath.of((key, unsynced[key][1] if reduces_last else 0) for key in unsynced)
+    unsynced = {} if reduces_last else unsynced
+    return ResidentState(
+        states=_resident_state_rows(how, model, plan, engine, parameters, shards),
+        around=how.overhead(plan, engine, parameters, stage),
+        resident=merge_moment([(1, EMPTY if reduces_last else gradients), (1, waiting)]) if adds else EMPTY,
+        at_step=_at_step(how, shards, gradients, plan, engine),
+        gradients=EMPTY if plan.optimizer_in_backward else gradients,
+        ranges=unsynced,
+        notes=tuple(_training_step_notes(plan, engine, unsynced)),
+        host=Host(pinned=stage.hosted()),
+        paged=0 if plan.offload.optimizer else paged_states(shards, plan),
+    )
+
+
+def _resident_state_rows(
+    how: Division,
+    model: ModelSpec,
+    plan: Plan,
+    engine: Engine,
+    parameters: tuple[Held, ...],
+    shards: Shards,
+) -> BytesByPath:
+    """What is there at every instant of a steady step, gradients aside."""
+    pairs: list[tuple[Key, Count]] = list(parameter_bytes(model, plan, parameters, how.shard).items())
+    master, block = plan.precision.master_weights, head_elements(model)
+    for h, kept in shards:
+        if master is not None:
+            pairs.append(((Component.MASTER_WEIGHTS, h.path), h.times * master.nbytes(kept)))
+        pairs.append(((Component.OPTIMIZER_STATES, h.path), h.times * optimizer_bytes(h, kept, plan, block)))
+    return BytesByPath.of([*pairs, *scaler_states(plan, engine).held.items()])
+
+
+def _at_step(
+    how: Division, shards: Shards, gradients: BytesByPath, plan: Plan, engine: Engine
+) -> BytesByPath:
+    """Gradients and scratch while the optimizer works."""
+    if plan.optimizer_in_backward:
+        return EMPTY
+    if plan.precision.master_weights is not None and how.raises_gradients:
+        return largest_moment_rows([[(1, moment)] for moment in master_copy_step_moments(shards, plan)])
+    scratch = BytesByPath.of([((Component.TEMPORARIES, "optimizer"), step_temporaries(shards, plan))])
+    return merge_moment([(1, gradients), (1, scratch), (1, grad_unscale_rows(plan, engine))])
+
+
+def _training_step_notes(plan: Plan, engine: Engine, unsynced: Mapping[Key, object]) -> Iterator[str]:
+    if unsynced:
+        yield UNSYNCED_NOTE
+    if engine.older_releases and gradients_stay(plan.engine_version):
+        yield old_torch_note(plan.engine_version)
+    if plan.optimizer and plan.optimizer.implementation is Implementation.TORCHAO:
+        yield (
+            "torchao's step is compiled: buffers that torch.compile may take for it, of one parameter "
+            "at a time, are not counted"
+        )
+
+
+def _with_idle_towers(how: Division, kept: ResidentState, model: ModelSpec, plan: Plan) -> ResidentState:
+    """With what towers that nothing passes add to it."""
+    block = head_elements(model)
+    low, high = idle_tower_bytes(
+        model, plan, how.shard, lambda one, elements: optimizer_bytes(one, elements, plan, block)
+    )
+    around = kept.around
+    if how.idle_towers is not None:
+        around = replace(
+            around, through=merge_moment([(1, around.through), (1, how.idle_towers(model, plan))])
+        )
+    waiting = BytesByPath.of([(WITH_PICTURES, low)] if high else [])
+    return replace(
+        kept,
+        around=around,
+        states=merge_moment([(1, kept.states), (1, waiting)]),
+        notes=(*kept.notes, NOTE),
+        ranges={**kept.ranges, WITH_PICTURES: (low, high)} if high else kept.ranges,
+    )

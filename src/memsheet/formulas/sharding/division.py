@@ -1,0 +1,47 @@
+"""What differs between algorithms that divide states tensor by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memsheet.arith import Count
+from memsheet.formulas.groups import StageLayers
+from memsheet.formulas.sharding.overhead import ShardingOverhead
+from memsheet.formulas.sharding.resident_state import ResidentState
+from memsheet.formulas.states.gradients import gradient_bag
+from memsheet.formulas.states.held import Held, whole_parameter
+from memsheet.formulas.tapes.bytes_by_path import BytesByPath
+from memsheet.frozen import dataclass
+from memsheet.plan.engine import Engine
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
+
+Shards = tuple[tuple[Held, Count], ...]
+"""Tensors that train, and how much of each a rank keeps."""
+
+
+def _every_gradient(_: StageLayers, shards: Shards, plan: Plan) -> BytesByPath:
+    return gradient_bag(shards, plan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Division:
+    """``overhead``: around the layers. ``shard``: elements of a tensor that a rank keeps. ``gradients``: all
+    of them, as they stand before the optimizer's step. ``waiting``: bytes of whole gradients, where they may
+    wait for the last micro-batch. ``gathered``: elements of a tensor that stays whole from forward to
+    backward. ``offloaded``: what is left of a state whose parameters or optimizer are on the host.
+    ``idle_towers``: what stands around the layers of towers that nothing passes. ``accumulates_whole``: to
+    gradients that autograd made. ``raises_gradients``: to the copies' precision, before those are stepped.
+    ``keeps_reduced``: gradients that went to the host stay on the device until backward is over.
+    """
+
+    overhead: Callable[[Plan, Engine, tuple[Held, ...], StageLayers], ShardingOverhead]
+    shard: Callable[[Held, Plan], Count] = whole_parameter
+    gradients: Callable[[StageLayers, Shards, Plan], BytesByPath] = _every_gradient
+    waiting: Callable[[tuple[Held, ...], Plan], Count] | None = None
+    gathered: Callable[[Held, Plan], Count] | None = None
+    offloaded: Callable[[ResidentState, Plan, StageLayers, tuple[Held, ...]], ResidentState] | None = None
+    idle_towers: Callable[[ModelSpec, Plan], BytesByPath] | None = None
+    accumulates_whole: bool = False
+    raises_gradients: bool = False
+    keeps_reduced: bool = False
