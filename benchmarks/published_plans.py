@@ -209,7 +209,7 @@ def short(plan: Plan) -> str:
     kept = f"/{plan.recompute.layers}" if plan.recompute.layers is not None else ""
     words += [
         f"z{plan.zero}",
-        f"mb{plan.microbatch}",
+        f"mb{plan.batch.microbatch}",
         *([again + kept] if again else []),
         *(["async"] if plan.async_tp else []),
     ]

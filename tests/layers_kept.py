@@ -37,7 +37,9 @@ def kept(config: dict[str, Any], layer: int = 0, **asked: Any) -> dict[str, int]
     engine = find_engine(plan.engine)
     assert engine is not None
     code, block = model_code(engine.layers), blocks(config)[layer]
-    how = replace(code.block_numerics(block, plan, run_config_of(plan, engine)), several=plan.microbatch > 1)
+    how = replace(
+        code.block_numerics(block, plan, run_config_of(plan, engine)), several=plan.batch.microbatch > 1
+    )
     tape, axes = record_block(block, how), code.axes(block, plan)
     held: dict[str, int] = {}
     for index in tape.saved - tape.outputs - tape.handed:

@@ -42,14 +42,14 @@ def _add_request_mix(answer: Answer, requests: tuple[tuple[int, int], ...]) -> A
             f"is for servers with a pool of pages, which {plan.engine} has not",
             "--engine vllm or --engine sglang",
         )
-    if plan.max_model_len is not None and longest > plan.max_model_len:
+    if plan.serving.max_model_len is not None and longest > plan.serving.max_model_len:
         raise input_error(
             "lengths",
             longest,
-            f"is the longest request and exceeds max_model_len {plan.max_model_len}",
+            f"is the longest request and exceeds max_model_len {plan.serving.max_model_len}",
             "a longer --max-model-len",
         )
     found = request_mix_facts(
-        room(answer.model, plan, answer.cluster), requests, int(plan.max_sequences or 1)
+        room(answer.model, plan, answer.cluster), requests, int(plan.serving.max_sequences or 1)
     )
     return replace(answer, serving={**(answer.serving or {}), "lengths": found})

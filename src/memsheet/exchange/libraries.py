@@ -27,7 +27,7 @@ def moved_by(library: str, model: ModelSpec, plan: Plan) -> Iterator[Moved]:
     if library == "trl" and plan.loss is Loss.CHUNKED and (moves := find_format("trl").moves) is not None:
         width = "float32" if plan.precision.parameters is FP32 else "bfloat16"
         sizes = {
-            "@tokens": int(plan.microbatch) * int(plan.seq_len),
+            "@tokens": int(plan.batch.microbatch) * int(plan.batch.seq_len),
             "@vocab": model.vocab,
             "@hidden": model.hidden,
             "@loss": plan.loss.value,
@@ -35,7 +35,7 @@ def moved_by(library: str, model: ModelSpec, plan: Plan) -> Iterator[Moved]:
         yield from moves({"dtype": width}, {**sizes, "precision.gradients": plan.precision.gradients.name})
     if library == "unsloth" and plan.loss is Loss.CHUNKED:
         sizes = {
-            "@tokens": int(plan.microbatch) * int(plan.seq_len),
+            "@tokens": int(plan.batch.microbatch) * int(plan.batch.seq_len),
             "@vocab": model.vocab,
             "@hidden": model.hidden,
         }

@@ -100,13 +100,15 @@ def block_part(
     how = how if how.input_grad == input_grad else replace(how, input_grad=input_grad)
     if how.attention not in (AttentionKernel.EAGER, AttentionKernel.MATH):
         return _block_parts(block, prefix, plan, how, release=release)
-    if isinstance(plan.microbatch, int):
-        return _block_parts(block, prefix, plan, replace(how, several=plan.microbatch > 1), release=release)
+    if isinstance(plan.batch.microbatch, int):
+        return _block_parts(
+            block, prefix, plan, replace(how, several=plan.batch.microbatch > 1), release=release
+        )
     one, many = (
         _block_parts(block, prefix, plan, replace(how, several=several), release=release)
         for several in (False, True)
     )
-    condition = at_least(plan.microbatch, 2)
+    condition = at_least(plan.batch.microbatch, 2)
     return select_part(condition, many[0], one[0]), select_part(condition, many[1], one[1])
 
 

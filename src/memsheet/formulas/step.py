@@ -118,13 +118,19 @@ def _last_smaller(
     if (
         not isinstance(plan.accumulation, int)
         or plan.accumulation != 2
-        or plan.last_microbatch == plan.microbatch
+        or plan.last_microbatch == plan.batch.microbatch
     ):  # strata have no rests
         return _equal_microbatch_peaks(rank, plan, engine, states)
     last = plan.last_microbatch
-    first, _ = _equal_microbatch_peaks(rank, replace(plan, global_batch=None), engine)
+    first, _ = _equal_microbatch_peaks(
+        rank, replace(plan, batch=replace(plan.batch, global_batch=None)), engine
+    )
     second, kept = _equal_microbatch_peaks(
-        rank, replace(plan, microbatch=last, global_batch=2 * last * plan.mesh.data_parallel), engine
+        rank,
+        replace(
+            plan, batch=replace(plan.batch, microbatch=last, global_batch=2 * last * plan.mesh.data_parallel)
+        ),
+        engine,
     )
     return {
         instant: largest_moment_rows([[(1, first[instant])], [(1, second[instant])]]) for instant in first

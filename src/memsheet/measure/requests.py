@@ -215,7 +215,9 @@ def _timed_step_seconds(many: Many, *, varied: bool) -> tuple[list[float], int]:
         if many.device == "cuda":
             torch.cuda.synchronize()
         found.append(time.perf_counter() - start)
-        tokens += int(many.plan.microbatch) * (many.lengths[number] if varied else int(many.plan.seq_len))
+        tokens += int(many.plan.batch.microbatch) * (
+            many.lengths[number] if varied else int(many.plan.batch.seq_len)
+        )
     return found, tokens
 
 
@@ -247,10 +249,14 @@ def _measure_generation(many: Many) -> dict[str, Any]:
     measured = _device_counted_bytes(lambda at: run_once(many.config, plan, many.device, at), many.device)
     if plan.phase != "load":
         many.tell("timing")
-        prompt = int(plan.prompt_tokens if plan.prompt_tokens is not None else plan.max_model_len or 0)
-        room = max(int(plan.max_model_len or 0) - prompt - 1, 0)
+        prompt = int(
+            plan.serving.prompt_tokens
+            if plan.serving.prompt_tokens is not None
+            else plan.serving.max_model_len or 0
+        )
+        room = max(int(plan.serving.max_model_len or 0) - prompt - 1, 0)
         spent = generation_seconds(many.config, plan, many.device, max(min(many.steps, room), 1))
-        step_s, rows = statistics.median(spent["decode_s"]), int(plan.max_sequences or 1)
+        step_s, rows = statistics.median(spent["decode_s"]), int(plan.serving.max_sequences or 1)
         measured |= {
             "steps": len(spent["decode_s"]), "prefill_s": round(spent["prefill_s"], 4), "step_s": round(step_s, 5),
             "fastest_s": round(min(spent["decode_s"]), 5), "slowest_s": round(max(spent["decode_s"]), 5),

@@ -8,6 +8,7 @@ from typing import Any
 
 from memsheet.plan.device import Cluster
 from memsheet.plan.dtypes import FP4_BNB_DOUBLE, FP8_BLOCK, NF4, NF4_SINGLE, DType, dtype_named
+from memsheet.plan.engine_options import option_keys
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import (
     Adapter,
@@ -45,7 +46,7 @@ def plan_document(plan: Plan, *, model: str | None = None, cluster: Cluster | No
         "zero": plan.zero, "reshard_after_forward": plan.reshard_after_forward,
         "schedule": plan.schedule.value if plan.schedule else None,
         "layers_per_stage": list(plan.layers_per_stage) if plan.layers_per_stage else None,
-        "microbatch": int(plan.microbatch), "global_batch": _optional_int(plan.global_batch), "seq_len": _optional_int(plan.seq_len) or None,
+        "microbatch": int(plan.batch.microbatch), "global_batch": _optional_int(plan.batch.global_batch), "seq_len": _optional_int(plan.batch.seq_len) or None,
         "vocab_multiple": plan.vocab_multiple, "precision": _precision_document(plan.precision),
         "optimizer": _optimizer_document(plan.optimizer) if plan.optimizer else None,
         "recompute": _recompute_document(plan.recompute), "attention": plan.attention.value,
@@ -71,8 +72,8 @@ def _optional_switch_keys(plan: Plan) -> dict[str, Any]:
     routing, fp8 = plan.routing, plan.fp8
     held = {
         "sequence_parallel": plan.sequence_parallel or None, "compile": plan.compile or None, "async_tp": plan.async_tp or None,
-        "image_tokens": int(plan.image_tokens) or None,
-        "seq_len_kind": "maximum" if plan.varied else None,
+        "image_tokens": int(plan.batch.image_tokens) or None,
+        "seq_len_kind": "maximum" if plan.batch.varied else None,
         "context_parallel_comm": plan.context_parallel.value if plan.context_parallel else None,
         "cuda_graphs": list(plan.cuda_graphs) or None,
         "moe": _routing_document(routing) if routing and routing != Routing() else None,
@@ -162,24 +163,20 @@ def _plain_share(value: float) -> float | int:
 
 
 def _serving_document(plan: Plan) -> dict[str, Any]:
-    pooled = (
-        {
-            "max_batched_tokens": _optional_int(plan.max_batched_tokens),
-            "page_tokens": plan.page_tokens,
-            "memory_fraction": plan.memory_fraction,
-            "cuda_graphs": plan.captures,
-            **({"dp_lm_head": True} if plan.dp_lm_head else {}),
-            **_recurrent_state_keys(plan),
-        }
-        if plan.memory_fraction is not None
-        else {}
+    serving, cache = plan.serving, plan.cache
+    batched = (
+        {} if serving.max_batched_tokens is None else {"max_batched_tokens": int(serving.max_batched_tokens)}
     )
-    said = {"output_tokens": _optional_int(plan.output_tokens)} if plan.output_tokens is not None else {}
-    said |= {"shared_prefix_tokens": plan.shared_prefix_tokens} if plan.shared_prefix_tokens else {}
+    pooled = {
+        "max_batched_tokens": None, **batched, "page_tokens": cache.page_tokens, "memory_fraction": cache.memory_fraction,
+        "cuda_graphs": plan.options.captures,
+    }  # fmt: skip
+    said = {"output_tokens": int(serving.output_tokens)} if serving.output_tokens is not None else {}
+    said |= {"shared_prefix_tokens": serving.shared_prefix_tokens} if serving.shared_prefix_tokens else {}
     return {
-        "max_model_len": _optional_int(plan.max_model_len), "max_sequences": _optional_int(plan.max_sequences),
-        "kv_dtype": plan.kv_dtype.name if plan.kv_dtype else None, "prompt_tokens": _optional_int(plan.prompt_tokens),
-        **said, **pooled, **_on_devices(plan), **_room_for_adapters(plan.served_adapters),
+        "max_model_len": _optional_int(serving.max_model_len), "max_sequences": _optional_int(serving.max_sequences),
+        "kv_dtype": cache.kv_dtype.name if cache.kv_dtype else None, "prompt_tokens": _optional_int(serving.prompt_tokens),
+        **said, **(batched if cache.memory_fraction is None else pooled), **option_keys(plan.options), **_room_for_adapters(plan.served_adapters),
     }  # fmt: skip
 
 
@@ -200,24 +197,3 @@ def _speculative_document(how: Speculative) -> dict[str, Any]:
         "tokens": int(how.tokens),
         **({"model": how.model} if how.model else {}),
     }
-
-
-def _recurrent_state_keys(plan: Plan) -> dict[str, Any]:
-    """What a server is told of recurrent states, of layers without experts, and of tokens on their way to
-    experts.
-    """
-    named = {
-        "state_slots": plan.state_slots, "state_ratio": plan.state_ratio, "dp_dense": plan.dp_dense or None,
-        "dispatch": plan.dispatch if plan.dispatch != "gather" else None,
-    }  # fmt: skip
-    return {key: value for key, value in named.items() if value is not None}
-
-
-def _on_devices(plan: Plan) -> dict[str, Any]:
-    """What only llama.cpp's plans say."""
-    named = {
-        "max_batched_tokens": _optional_int(plan.max_batched_tokens) if plan.memory_fraction is None else None, "gpu_layers": plan.gpu_layers,
-        "k_dtype": plan.k_dtype.name if plan.k_dtype else None, "host_experts": plan.host_experts or None,
-        "mla_mode": plan.mla_mode or None, "attn_max_batch": plan.attn_max_batch or None,
-    }  # fmt: skip
-    return {key: value for key, value in named.items() if value is not None}

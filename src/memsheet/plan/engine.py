@@ -12,6 +12,7 @@ from typing import Any
 from memsheet.frozen import dataclass
 from memsheet.plan.defaults import CACHE_DTYPES
 from memsheet.plan.dtypes import DType
+from memsheet.plan.engine_options import EngineOptions
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import ModelSpec, Role
 from memsheet.plan.plan import (
@@ -283,8 +284,7 @@ class EngineRules:
     for every engine, and reports to ``gaps``; ``gaps.is_wrong`` says what was refused before it.
     """
 
-    # the fields of a plan that only it reads
-    own_fields: Callable[[RequestResolver], Mapping[str, Any]] = lambda _: {}
+    own_options: Callable[[RequestResolver], EngineOptions] = lambda _: EngineOptions()
     check_start: Callable[[RequestResolver, ModelSpec | None], None] = lambda *_: None
     check_pages: Callable[[RequestResolver, int, ModelSpec | None], None] = lambda *_: None
     check_mesh: Callable[[RequestResolver, Mesh, ModelSpec | None], None] = lambda *_: None

@@ -71,7 +71,11 @@ def eight_bit_cache(plan: Plan, device: Device, model: ModelSpec | None = None) 
     it does.
     """
     limits = engine_of(plan).limits
-    if plan.kv_dtype is not FP8 or not limits.unpacks_eight_bits or not is_older_device(device, FP8_UNITS):
+    if (
+        plan.cache.kv_dtype is not FP8
+        or not limits.unpacks_eight_bits
+        or not is_older_device(device, FP8_UNITS)
+    ):
         return ""
     if limits.refuses_cache(plan, device, model):
         return (

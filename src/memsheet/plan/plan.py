@@ -10,6 +10,8 @@ from memsheet.arith import Count, ceil_div, maximum
 from memsheet.frozen import dataclass
 from memsheet.plan import packages
 from memsheet.plan.dtypes import DType
+from memsheet.plan.engine_options import EngineOptions
+from memsheet.plan.workload import Batch, KvCache, Serving
 
 
 class RecomputeMode(Enum):
@@ -322,9 +324,7 @@ class Plan:
     reshard_after_forward: bool
     schedule: Schedule | None
     layers_per_stage: tuple[int, ...] | None
-    microbatch: Count
-    global_batch: Count | None
-    seq_len: Count
+    batch: Batch
     vocab_multiple: int
     precision: Precision
     optimizer: Optimizer | None
@@ -336,32 +336,10 @@ class Plan:
     quantization: Quantization | None = None
     offload: Offload = Offload()
     expandable_segments: bool = False
-    kv_dtype: DType | None = None
-    max_model_len: Count | None = None
-    max_sequences: Count | None = None
-    prompt_tokens: Count | None = None
-    output_tokens: Count | None = None
-    shared_prefix_tokens: int = 0  # at the start of every prompt, the same for all
-    max_batched_tokens: Count | None = None
-    page_tokens: int | None = None
-    memory_fraction: float | None = None
-    captures: bool = False  # a server records CUDA graphs
+    serving: Serving = Serving()
+    cache: KvCache = KvCache()
+    options: EngineOptions = EngineOptions()  # the engine's own
     served_adapters: ServedAdapters | None = None
-    state_slots: int | None = None  # of recurrent states, over all groups that attend by themselves (SGLang)
-    state_ratio: float | None = None  # bytes of them for each byte of tokens
-    # how a server's tokens reach experts on other ranks: all are gathered everywhere, or sent (deepep)
-    dispatch: str = "gather"
-    dp_dense: bool = False  # layers without experts are whole on every rank (SGLang's moe_dense_tp_size 1)
-    dp_lm_head: bool = False  # with data-parallel attention, each group has the whole output matrix (SGLang)
-    k_dtype: DType | None = None  # of keys where they have another than values (llama.cpp)
-    gpu_layers: int | None = (
-        None  # layers on devices, the output counted as one (llama.cpp -ngl); None is all
-    )
-    host_experts: int = 0  # layers whose routed experts lie on the host (llama.cpp --n-cpu-moe)
-    mla_mode: int = 0  # how latent attention is computed (ik_llama.cpp -mla)
-    attn_max_batch: int = (
-        0  # MiB of keys and values that it unpacks at once (ik_llama.cpp -amb); 0 is no limit
-    )
     phase: str | None = None
     optimizer_in_backward: bool = False
     sequence_parallel: bool = False
@@ -371,24 +349,24 @@ class Plan:
     routing: Routing | None = None
     fp8: Fp8 | None = None
     cuda_graphs: tuple[str, ...] = ()
-    image_tokens: Count = 0  # of each sequence, that pictures take
-    varied: bool = False  # seq_len is the longest of lengths that differ from step to step
     speculative: Speculative | None = None
     before_ampere: bool = False  # the card is known to have no bf16 units, and no flash kernels
 
     @property
     def accumulation(self) -> Count:
         """Micro-batches per optimizer step on one data-parallel rank."""
-        if self.global_batch is None:
+        if self.batch.global_batch is None:
             return 1
-        per_pass = self.microbatch * self.mesh.data_parallel
-        return maximum(1, ceil_div(self.global_batch, maximum(1, per_pass)))
+        per_pass = self.batch.microbatch * self.mesh.data_parallel
+        return maximum(1, ceil_div(self.batch.global_batch, maximum(1, per_pass)))
 
     @property
     def last_microbatch(self) -> Count:
         """Sequences of the last micro-batch of a step, which is smaller where the global batch is no
         multiple.
         """
-        if self.global_batch is None:
-            return self.microbatch
-        return self.global_batch // self.mesh.data_parallel - self.microbatch * (self.accumulation - 1)
+        if self.batch.global_batch is None:
+            return self.batch.microbatch
+        return self.batch.global_batch // self.mesh.data_parallel - self.batch.microbatch * (
+            self.accumulation - 1
+        )

@@ -64,7 +64,8 @@ class ServingFacts:
     ``own_draft_outputs``, families whose layers for further tokens keep an output of their own, of a
     version.
 
-    Of its passes: ``layer_calls``, operations that the host starts for a layer where no graph is replayed
+    Of its passes: ``batched_tokens``, computed at once where nobody says and there is no pool;
+    ``layer_calls``, operations that the host starts for a layer where no graph is replayed
     (a server's fused kernels are two each for its 13 operators, formulas/step_time/kernels.py, CALLS);
     ``joins_projections``, matrices of one input are kept as one; ``quantizes_head``, the output matrix is
     quantized as linear layers are; ``compiles_sampler``, the choice of a token is compiled with the
@@ -92,6 +93,7 @@ class ServingFacts:
     adapts_whole_queries: bool = True
     whole_drafts: bool = False
     own_draft_outputs: Callable[[str | None], frozenset[str]] = lambda _: frozenset()
+    batched_tokens: int | None = None
     layer_calls: int = 26
     joins_projections: bool = False
     quantizes_head: bool = False

@@ -280,7 +280,7 @@ def _prompts_unknown(plan: Plan) -> bool:
         plan.task == "infer"
         and engine_of(plan).prefill_unknown
         and plan.phase is None
-        and plan.prompt_tokens is None
+        and plan.serving.prompt_tokens is None
     )
 
 

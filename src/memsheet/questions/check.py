@@ -332,7 +332,11 @@ def _length_taken(answer: Answer | None) -> dict[str, int]:
     """The length that the sheet took of several where nobody said one: what a change frees is told at the
     same.
     """
-    return {"seq_len": int(answer.plan.seq_len)} if answer and answer.ladder and answer.plan.seq_len else {}
+    return (
+        {"seq_len": int(answer.plan.batch.seq_len)}
+        if answer and answer.ladder and answer.plan.batch.seq_len
+        else {}
+    )
 
 
 def _memoize_answers(

@@ -31,7 +31,7 @@ NOT_MODELLED = "the files set what the sheet does not hold"
 def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved, ...]:
     if answer is None:
         return ()
-    micro = int(answer.plan.microbatch) * int(answer.plan.seq_len or 0)
+    micro = int(answer.plan.batch.microbatch) * int(answer.plan.batch.seq_len or 0)
     sizes = {
         "@hidden": answer.model.hidden,
         "@vocab": answer.model.vocab,
@@ -115,7 +115,9 @@ def doubt_of(
     named = [one for read in reads.values() for one in left_open(read, given, verdict.result)]
     if named:
         keys = (one.partition(" ")[0] for one in named if not one.startswith(FURTHER))
-        more_need_more = says_sequences_alone(reads.values(), named) and int(answer.plan.microbatch) == 1
+        more_need_more = (
+            says_sequences_alone(reads.values(), named) and int(answer.plan.batch.microbatch) == 1
+        )
         words = (
             _not_held(reads, named) + "; the range is of one sequence, and more need more" * more_need_more
         )

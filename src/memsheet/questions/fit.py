@@ -114,11 +114,11 @@ def pool_words(answer: Answer) -> str:
     short = facts.get("short_bytes")
     if short is None or short.high <= 0:
         return ""
-    tokens = int(facts["budget"].get("needs_tokens") or plan.max_model_len or 0)
+    tokens = int(facts["budget"].get("needs_tokens") or plan.serving.max_model_len or 0)
     sure = "lacks" if short.low > 0 else "may lack"
     missing = format_bytes(int(short.value if short.value > 0 else short.high))
     whom = f" for one sequence of {tokens:,} tokens" if tokens > 1 else ""
-    share = f"{plan.memory_fraction:g} of the card" if plan.memory_fraction else "the card"
+    share = f"{plan.cache.memory_fraction:g} of the card" if plan.cache.memory_fraction else "the card"
     return (
         f"the cache {sure} {missing}{whom}: {plan.engine} may take {share}, beside which room is of no "
         "use (max_model_len, memory_fraction)"

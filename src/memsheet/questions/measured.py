@@ -224,7 +224,7 @@ def _check_measurable(plan: Plan, how: Options) -> None:
         for field, value in (("data", how.data), ("vary_length", how.vary_length or None)):
             if value is not None:
                 raise input_error(field, value, "is of training, and this plan serves", "leave it out")
-    elif not plan.seq_len:
+    elif not plan.batch.seq_len:
         raise input_error(
             "seq_len", None, "is missing; saved activations depend on it", "for example --seq-len 512"
         )

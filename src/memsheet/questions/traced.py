@@ -78,7 +78,7 @@ def trace_with_timelines(model: Any, how: Options, **options: Any) -> tuple[Answ
         )
     spec = _model_spec_if_known(found)
     resolved = resolve_request(request, spec, cluster, real=True)
-    if resolved.plan.task == "train" and not resolved.plan.seq_len:
+    if resolved.plan.task == "train" and not resolved.plan.batch.seq_len:
         raise input_error(
             "seq_len", None, "is missing; saved activations depend on it", "for example --seq-len 4096"
         )
@@ -224,11 +224,11 @@ def serving_assumed(resolved: Resolved, how: Options) -> tuple[str, ...]:
         return resolved.assumed
     prompt = (
         ()
-        if plan.prompt_tokens is not None
-        else (f"serving.prompt_tokens = {plan.max_model_len}: the longest prompt, read at once",)
+        if plan.serving.prompt_tokens is not None
+        else (f"serving.prompt_tokens = {plan.serving.max_model_len}: the longest prompt, read at once",)
     )
     jump = (
-        f"between the prompt and token {plan.max_model_len} the cache is lengthened in one go; only "
+        f"between the prompt and token {plan.serving.max_model_len} the cache is lengthened in one go; only "
         "the last tokens are made"
     )
     return (*resolved.assumed, *prompt, jump)

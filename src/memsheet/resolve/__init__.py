@@ -32,6 +32,7 @@ from memsheet.plan.plan import (
     Offload,
     Plan,
 )
+from memsheet.plan.workload import KvCache, Serving
 from memsheet.resolve.adapters import adapter_of
 from memsheet.resolve.cache import kv_dtype_of
 from memsheet.resolve.lora import served_adapters_of
@@ -39,7 +40,6 @@ from memsheet.resolve.mesh import mesh_of, mesh_product, resharding_of, zero_sta
 from memsheet.resolve.optimizer import optimizer_of
 from memsheet.resolve.options import optional_plan_fields
 from memsheet.resolve.pipeline import (
-    global_batch_of,
     layers_per_stage_of,
     schedule_of,
     usual_loss,
@@ -51,14 +51,14 @@ from memsheet.resolve.recompute import recompute_of
 from memsheet.resolve.serving import (
     attention_of,
     check_decodes,
-    server_options,
     serves_in_pages,
+    serving_groups,
     usual_options,
 )
 from memsheet.resolve.speculative import speculative_of
 from memsheet.resolve.version import check_version
 from memsheet.resolve.without_effect import check_effects
-from memsheet.resolve.workload import max_model_len_of, seq_len_of, sequences_of
+from memsheet.resolve.workload import batch_of, max_model_len_of, sequences_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +123,7 @@ def _resolve_for_engine(
         reshard_after_forward=resharding_of(gaps, engine, zero),
         schedule=schedule_of(gaps, engine, mesh, task),
         layers_per_stage=layers_per_stage_of(gaps, engine, mesh, model),
-        microbatch=gaps.get("microbatch", 1) if task == "train" else sequences,
-        global_batch=global_batch_of(gaps, engine, mesh, task),
-        seq_len=seq_len_of(gaps, task, model),
+        batch=batch_of(gaps, engine, mesh, model, task, sequences),
         vocab_multiple=vocab_multiple_of(gaps, engine, mesh),
         precision=precision,
         served_adapters=served_adapters,
@@ -140,17 +138,22 @@ def _resolve_for_engine(
         quantization=quantization,
         offload=_resolve_offload(gaps, engine),
         expandable_segments=gaps.get("allocator.expandable_segments", False, silent=True),
-        kv_dtype=kv_dtype_of(gaps, precision, engine, model),
-        max_model_len=max_model_len_of(
-            gaps, task, model, engine, served=bool(usual) or engine.serving.shares_length
+        **serving_groups(
+            gaps,
+            usual,
+            engine,
+            model,
+            KvCache(kv_dtype=kv_dtype_of(gaps, precision, engine, model)),
+            Serving(
+                max_model_len=max_model_len_of(
+                    gaps, task, model, engine, served=bool(usual) or engine.serving.shares_length
+                ),
+                max_sequences=sequences,
+            ),
         ),
-        max_sequences=sequences,
-        prompt_tokens=gaps.get("serving.prompt_tokens", silent=True),
         phase=gaps.get("phase", silent=True),
-        **{**server_options(gaps, usual, engine, model), **rules.own_fields(gaps)},
         optimizer_in_backward=gaps.get("optimizer_in_backward", False, silent=True),
         **optional_plan_fields(gaps, mesh, model, engine),
-        varied=engine.varies and request.get("seq_len_kind") == "maximum",
         before_ampere=cluster is not None and is_older_device(cluster.device, BF16_UNITS),
         speculative=speculative_of(gaps, engine, mesh, model, sequences=sequences, real=real),
     )

@@ -17,10 +17,12 @@ def optional_plan_fields(
     gaps: RequestResolver, mesh: Mesh, model: ModelSpec | None, engine: Engine
 ) -> dict[str, Any]:
     """Fields of a plan that are off unless they are asked for."""
+    sequence_parallel = _sequence_parallel(gaps, mesh, model, engine)
+    context_parallel = _context_parallel(gaps, mesh, engine)
+    _check_image_tokens(gaps, model)
     return {
-        "sequence_parallel": _sequence_parallel(gaps, mesh, model, engine),
-        "context_parallel": _context_parallel(gaps, mesh, engine),
-        "image_tokens": _image_tokens(gaps, model),
+        "sequence_parallel": sequence_parallel,
+        "context_parallel": context_parallel,
         "compile": _resolve_compile(gaps, engine),
         "async_tp": bool(gaps.get("async_tp", False, silent=True)),
         "routing": _resolve_routing(gaps, model),
@@ -61,12 +63,12 @@ def _sequence_parallel(gaps: RequestResolver, mesh: Mesh, model: ModelSpec | Non
     return bool(gaps.get("sequence_parallel", needed, silent=not needed))
 
 
-def _image_tokens(gaps: RequestResolver, model: ModelSpec | None) -> int:
+def _check_image_tokens(gaps: RequestResolver, model: ModelSpec | None) -> None:
     """Of each sequence. Pictures need a tower and room among the words."""
     given: int = gaps.get("image_tokens", 0, silent=True)
     length = gaps.request.get("seq_len")
     if gaps.is_wrong("image_tokens"):
-        return given
+        return
     if given and model is not None and not model.towers:
         gaps.wrong(
             "image_tokens",
@@ -78,7 +80,6 @@ def _image_tokens(gaps: RequestResolver, model: ModelSpec | None) -> int:
         gaps.wrong(
             "image_tokens", given, f"is more than the {length} tokens of a sequence", "give a longer seq_len"
         )
-    return given
 
 
 def _context_parallel(gaps: RequestResolver, mesh: Mesh, engine: Engine) -> ContextParallel | None:

@@ -5,16 +5,19 @@ lengths, old cards.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
+from memsheet.plan.engine_options import EngineOptions
 from memsheet.plan.engine_registry import rules_of
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import FLASH_UNITS, is_older_device
 from memsheet.plan.model import CrossAttention, LatentAttention, ModelSpec
 from memsheet.plan.plan import AttentionKind, Mesh
 from memsheet.plan.verified_families import NO_SDPA
+from memsheet.plan.workload import KvCache, Serving
 
 
 def kinds_of(model: ModelSpec | None) -> set[str]:
@@ -140,24 +143,53 @@ def usual_options(
     return engine.served(gaps.request, cluster.device if cluster else None, mesh, latent=latent)
 
 
-def server_options(
-    gaps: RequestResolver, usual: Mapping[str, Any], engine: Engine, model: ModelSpec | None
+def serving_groups(
+    gaps: RequestResolver,
+    usual: Mapping[str, Any],
+    engine: Engine,
+    model: ModelSpec | None,
+    cache: KvCache,
+    serving: Serving,
 ) -> dict[str, Any]:
-    """The fields of a plan that size a server's pool and its batches."""
-    found: dict[str, Any] = {"output_tokens": gaps.get("serving.output_tokens", silent=True)}
+    """The groups of a plan that a server reads: lengths, the pool of its cache, the engine's own options."""
+    options = rules_of(engine.name).own_options(gaps)
+    serving = replace(
+        serving,
+        prompt_tokens=gaps.get("serving.prompt_tokens", silent=True),
+        output_tokens=gaps.get("serving.output_tokens", silent=True),
+        max_batched_tokens=_usual_batch(gaps, engine),
+    )
     if not usual:
-        return found
+        return {"serving": serving, "cache": cache, "options": options}
     loading = gaps.request.get("phase") == "load"
-    found["shared_prefix_tokens"] = int(gaps.request.get("serving.shared_prefix_tokens") or 0)
-    for field in ("max_batched_tokens", "page_tokens", "memory_fraction"):
-        found[field] = gaps.get(f"serving.{field}", usual[f"serving.{field}"], silent=loading)
-    rules_of(engine.name).check_pages(gaps, found["page_tokens"], model)
-    if found["memory_fraction"] == 0:
+    batched, page, fraction = (
+        gaps.get(f"serving.{field}", usual[f"serving.{field}"], silent=loading)
+        for field in ("max_batched_tokens", "page_tokens", "memory_fraction")
+    )
+    rules_of(engine.name).check_pages(gaps, page, model)
+    if fraction == 0:
         gaps.wrong("serving.memory_fraction", 0, "leaves the engine nothing", "for example 0.9")
+    shared = int(gaps.request.get("serving.shared_prefix_tokens") or 0)
+    return {
+        "serving": replace(serving, max_batched_tokens=batched, shared_prefix_tokens=shared),
+        "cache": replace(cache, page_tokens=page, memory_fraction=fraction),
+        "options": _pooled_options(gaps, options),
+    }
+
+
+def _usual_batch(gaps: RequestResolver, engine: Engine) -> int | None:
+    """Tokens that a server without a pool of pages computes at once."""
+    usual = engine.serving.batched_tokens
+    tokens: int | None = None if usual is None else gaps.get("serving.max_batched_tokens", usual)
+    return tokens
+
+
+def _pooled_options(gaps: RequestResolver, options: EngineOptions) -> EngineOptions:
+    """With what servers of a pool of pages have alike."""
     given = (gaps.request.get(key) for key in ("serving.cuda_graphs", "cuda_graphs"))
-    found |= {f"state_{what}": gaps.request.get(f"serving.state_{what}") for what in ("slots", "ratio")}
-    found["dispatch"] = gaps.request.get("serving.dispatch") or "gather"
-    found["dp_dense"] = bool(gaps.request.get("serving.dp_dense") or False)
-    found["dp_lm_head"] = bool(gaps.request.get("serving.dp_lm_head") or False)
-    found["captures"] = bool(next((value for value in given if value is not None), True))
-    return found
+    return replace(
+        options,
+        captures=bool(next((value for value in given if value is not None), True)),
+        dispatch=gaps.request.get("serving.dispatch") or "gather",
+        dp_dense=bool(gaps.request.get("serving.dp_dense")),
+    )

@@ -144,7 +144,7 @@ def _of_serving(plan: Plan, engine: Engine) -> Iterator[Rule]:
             f"is not modelled for adapters that {name} serves",
             "merged, an adapter costs nothing",
         )
-    most = plan.max_sequences or 0
+    most = plan.serving.max_sequences or 0
     yield (
         BATCHES,
         lambda value: value > most,
@@ -162,11 +162,11 @@ def _no_effect_notes(gaps: RequestResolver, plan: Plan) -> Iterator[str]:
         for key in (
             key
             for key in BATCHES
-            if (_effective_value(gaps, key) or plan.max_sequences) != plan.max_sequences
+            if (_effective_value(gaps, key) or plan.serving.max_sequences) != plan.serving.max_sequences
         ):
             yield (
                 f"{key} = {gaps.request[key]} is what runs at once; room is kept for "
-                f"serving.max_sequences = {plan.max_sequences}"
+                f"serving.max_sequences = {plan.serving.max_sequences}"
             )
     if _effective_value(gaps, "serving.logical_batch"):
         yield f"serving.logical_batch = {gaps.request['serving.logical_batch']} sizes what the host holds"

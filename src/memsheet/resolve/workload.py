@@ -5,7 +5,10 @@ from __future__ import annotations
 from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Mesh
+from memsheet.plan.workload import Batch
 from memsheet.resolve.length import check_length, derived_max_length
+from memsheet.resolve.pipeline import global_batch_of
 from memsheet.resolve.serving import check_positions
 
 UNKNOWN_LENGTH = 4096
@@ -14,7 +17,20 @@ UNKNOWN_LENGTH = 4096
 """
 
 
-def seq_len_of(gaps: RequestResolver, task: str, model: ModelSpec | None) -> int:
+def batch_of(
+    gaps: RequestResolver, engine: Engine, mesh: Mesh, model: ModelSpec | None, task: str, sequences: int
+) -> Batch:
+    """What enters the layers at once: a micro-batch, or all sequences that are served."""
+    return Batch(
+        microbatch=gaps.get("microbatch", 1) if task == "train" else sequences,
+        global_batch=global_batch_of(gaps, engine, mesh, task),
+        seq_len=_seq_len(gaps, task, model),
+        image_tokens=gaps.get("image_tokens", 0, silent=True),
+        varied=engine.varies and gaps.request.get("seq_len_kind") == "maximum",
+    )
+
+
+def _seq_len(gaps: RequestResolver, task: str, model: ModelSpec | None) -> int:
     seq_len = gaps.request.get("seq_len")
     if task == "train" and model is not None and not seq_len:
         gaps.wrong(

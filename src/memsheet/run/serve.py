@@ -34,12 +34,12 @@ def cache_kind(plan: Plan, asked: str | None) -> str:
 
     Raises InputError where the format and what is asked contradict each other.
     """
-    assert plan.kv_dtype is not None
-    quantized = plan.kv_dtype is not plan.precision.compute
-    if quantized and plan.kv_dtype.name not in BACKENDS:
+    assert plan.cache.kv_dtype is not None
+    quantized = plan.cache.kv_dtype is not plan.precision.compute
+    if quantized and plan.cache.kv_dtype.name not in BACKENDS:
         raise input_error(
             "kv_dtype",
-            plan.kv_dtype.name,
+            plan.cache.kv_dtype.name,
             "is neither as keys are computed nor what they are quantized to",
             "fp8 or int8",
         )
@@ -47,7 +47,7 @@ def cache_kind(plan: Plan, asked: str | None) -> str:
         raise input_error(
             "cache",
             asked,
-            f"keeps keys as they are computed, not in {plan.kv_dtype.name}",
+            f"keeps keys as they are computed, not in {plan.cache.kv_dtype.name}",
             "--cache quantized, or no --kv-dtype",
         )
     return asked or ("quantized" if quantized else "dynamic")
@@ -59,11 +59,11 @@ def build_cache(config: Any, plan: Plan, kind: str) -> Any:
 
     text = config.get_text_config(decoder=True)
     if kind == "static":
-        return transformers.StaticCache(config=text, max_cache_len=int(plan.max_model_len or 0))
+        return transformers.StaticCache(config=text, max_cache_len=int(plan.serving.max_model_len or 0))
     if kind == "dynamic":
         return transformers.DynamicCache(config=text)
-    assert plan.kv_dtype is not None
-    backend, bits = BACKENDS.get(plan.kv_dtype.name, DEFAULT_BACKEND)
+    assert plan.cache.kv_dtype is not None
+    backend, bits = BACKENDS.get(plan.cache.kv_dtype.name, DEFAULT_BACKEND)
     try:
         return transformers.QuantizedCache(backend, text, nbits=bits)
     except ImportError:
@@ -108,8 +108,10 @@ def begin_generation(model: nn.Module, plan: Plan, cache: Any, device: str) -> G
     """
     config: Any = model.config
     _check_loop()
-    prompt = plan.prompt_tokens if plan.prompt_tokens is not None else plan.max_model_len
-    shape = (int(plan.max_sequences or 1), int(prompt or 0))
+    prompt = (
+        plan.serving.prompt_tokens if plan.serving.prompt_tokens is not None else plan.serving.max_model_len
+    )
+    shape = (int(plan.serving.max_sequences or 1), int(prompt or 0))
     made = Generation(
         model, plan, torch.randint(0, config.get_text_config().vocab_size, shape, device=device), cache
     )

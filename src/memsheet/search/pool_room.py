@@ -36,7 +36,7 @@ def pool_of(
         return None
     wanted = group_share(plan, wanted)
     facts = server_of(engine_of(plan)).facts(model, plan, cluster, sheets)
-    tokens, full = tokens_asked(plan), int(plan.max_model_len or 1)
+    tokens, full = tokens_asked(plan), int(plan.serving.max_model_len or 1)
     held = room_of(model, plan, cluster, facts, tokens)
     longest = max(
         1, int(facts.get("kv_bytes_per_sequence") or 0) // int(plan.mesh.attention_tp * plan.mesh.pp)
@@ -70,10 +70,10 @@ def tokens_asked(plan: Plan) -> int:
     """Of a sequence at its longest: its prompt and answer where both are told, else all that the server
     takes.
     """
-    full = int(plan.max_model_len or 1)
+    full = int(plan.serving.max_model_len or 1)
     return (
-        min(full, int(plan.prompt_tokens + plan.output_tokens))
-        if plan.prompt_tokens is not None and plan.output_tokens
+        min(full, int(plan.serving.prompt_tokens + plan.serving.output_tokens))
+        if plan.serving.prompt_tokens is not None and plan.serving.output_tokens
         else full
     )
 

@@ -65,7 +65,7 @@ def _assumed_inputs(config: Any, plan: Plan) -> Iterator[str]:
     if config.is_encoder_decoder and plan.task == "train":
         heard = getattr(config, "num_mel_bins", None)
         yield (
-            f"inputs = {plan.seq_len} tokens for the decoder, and "
+            f"inputs = {plan.batch.seq_len} tokens for the decoder, and "
             f"{'whole sounds' if heard else 'as many'} for the encoder"
         )
 

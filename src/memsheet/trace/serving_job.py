@@ -107,7 +107,7 @@ def _is_generating_decoder(model: nn.Module) -> bool:
 
 def trace_generation(slots: Slots, model: nn.Module, plan: Plan, cache: Any, device: str) -> None:
     """The prompt, the jump to the end, the last tokens."""
-    recorder, full = slots.recorder, int(plan.max_model_len or 0)
+    recorder, full = slots.recorder, int(plan.serving.max_model_len or 0)
     recorder.mark(Instant.PREFILL)
     generation = begin_generation(model, plan, cache, device)
     slots.claim(generation)

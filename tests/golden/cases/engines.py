@@ -8,6 +8,7 @@ from dataclasses import replace
 from golden.symbols import LORAS, TENSOR, Cases, call, first, how, plan, serving, spec, symbol
 from memsheet.catalog import find_device
 from memsheet.engines.llama_cpp.buffers import Facts as LlamaFacts
+from memsheet.engines.llama_cpp.options import LlamaCppOptions
 from memsheet.engines.sglang.facts import release_of as sglang_release
 from memsheet.engines.sglang.pool import Cell
 from memsheet.engines.vllm.facts import release_of
@@ -96,7 +97,7 @@ LLAMA_CPP: dict[str, Callable[[], Cases]] = {
     },
     "llama_cpp.lora.pairs_of": lambda: {"": call(spec(), LORAS)},
     "llama_cpp.lora.product_bytes": lambda: {"": call(spec(), adapted("llama.cpp"), symbol("computed"))},
-    "llama_cpp.lora.lora_file_host_bytes": lambda: {"on the host": call(spec(), replace(adapted("llama.cpp"), gpu_layers=0))},
+    "llama_cpp.lora.lora_file_host_bytes": lambda: {"on the host": call(spec(), replace(adapted("llama.cpp"), options=LlamaCppOptions(gpu_layers=0)))},
 }  # fmt: skip
 MEGATRON: dict[str, Callable[[], Cases]] = {
     "megatron.layers.experts.capacity_of": lambda: {"factor 1.25": call(moe(), symbol("copies"), 1.25)},

@@ -16,7 +16,8 @@ LENGTH = symbol("seq_len")
 
 def seeing() -> tuple[ModelSpec, Plan]:
     """A model with its tower as the first of its layers, and a plan with pictures."""
-    made = replace(plan("transformers", SEEING), image_tokens=symbol("image_tokens"))
+    made = plan("transformers", SEEING)
+    made = replace(made, batch=replace(made.batch, image_tokens=symbol("image_tokens")))
     return with_pictures(spec(SEEING), made), made
 
 

@@ -67,18 +67,18 @@ def test_every_step_of_a_ladder_is_what_its_own_question_says(name):
                 again.verdict.result,
             )
     fitting = [step.seq_len for step in answer.ladder if step.result is Result.FITS]
-    assert answer.plan.seq_len == (max(fitting) if fitting else answer.ladder[0].seq_len)
-    assert answer.assumed[0].startswith(f"seq_len = {answer.plan.seq_len} ")
+    assert answer.plan.batch.seq_len == (max(fitting) if fitting else answer.ladder[0].seq_len)
+    assert answer.assumed[0].startswith(f"seq_len = {answer.plan.batch.seq_len} ")
     document = sheet_document(answer)
     assert [(step["seq_len"], step["device_bytes"], step["result"]) for step in document["ladder"]] == [
         (step.seq_len, step.device_bytes, step.result.value) for step in answer.ladder
     ]
-    assert document["plan"]["seq_len"] == answer.plan.seq_len
+    assert document["plan"]["seq_len"] == answer.plan.batch.seq_len
 
 
 def test_what_fits_at_no_length_is_answered_at_the_first_with_its_cure():
     answer = memsheet.train("llama-3.1-8b", gpus="1xRTX4090")
-    assert answer.plan.seq_len == SHORTEST
+    assert answer.plan.batch.seq_len == SHORTEST
     assert answer.verdict.result is Result.DOES_NOT_FIT
     assert answer.verdict.cheapest_fix is not None
 
@@ -96,7 +96,7 @@ def test_a_test_that_must_fit_says_its_length():
 def test_what_is_served_is_as_long_as_the_model_was_made_for():
     for name in ("gpt2", "llama-3.2-1b", "t5-small"):
         answer, own = memsheet.infer(name), spec(name).max_positions
-        assert answer.plan.max_model_len == (own or 4096)
+        assert answer.plan.serving.max_model_len == (own or 4096)
         assert any(line.startswith(f"serving.max_model_len = {own or 4096} ") for line in answer.assumed)
 
 

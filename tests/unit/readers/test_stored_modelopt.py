@@ -87,7 +87,7 @@ def test_the_file_beside_a_config_is_read(tmp_path: Path) -> None:
     stored = memsheet.infer(str(tmp_path), gpus="1xH100-80GB", engine="vllm", max_model_len=8192)
     assert plain.plan.quantization is None
     assert stored.plan.quantization is not None
-    assert stored.plan.quantization.weights.name == stored.plan.kv_dtype.name == "fp8"
+    assert stored.plan.quantization.weights.name == stored.plan.cache.kv_dtype.name == "fp8"
 
 
 @pytest.mark.parametrize("method", ["hqq", "exl2", "nobody"])
@@ -115,15 +115,15 @@ def test_the_cache_is_as_the_checkpoint_names_it_from_some_release_on(
     engine: str, version: str, stored: dict[str, Any], dtype: str
 ) -> None:
     answer = served(stored, engine=engine, engine_version=version)
-    assert answer.plan.kv_dtype.name == dtype
+    assert answer.plan.cache.kv_dtype.name == dtype
     said = next(words for words in answer.assumed if words.startswith("serving.kv_dtype"))
     assert f"= {dtype} " in said
     assert "checkpoint names" in said
 
 
 def test_the_plan_has_the_last_word() -> None:
-    assert served(COMPRESSED, kv_dtype="bf16").plan.kv_dtype.name == "bf16"
-    assert served({**COMPRESSED, "kv_cache_scheme": None}).plan.kv_dtype.name == "bf16"
+    assert served(COMPRESSED, kv_dtype="bf16").plan.cache.kv_dtype.name == "bf16"
+    assert served({**COMPRESSED, "kv_cache_scheme": None}).plan.cache.kv_dtype.name == "bf16"
     with pytest.raises(InputError, match="is not heeded by that release"):
         served(COMPRESSED, kv_dtype="bf16", engine_version="0.21.0")
 
@@ -135,8 +135,8 @@ def test_a_token_takes_half() -> None:
 
 def test_dynamic_scales_are_not_sglangs() -> None:
     dynamic = {**COMPRESSED, "kv_cache_scheme": {**SCHEME, "dynamic": True}}
-    assert served(dynamic, engine="sglang").plan.kv_dtype.name == "bf16"
-    assert served(dynamic, engine="vllm").plan.kv_dtype.name == "fp8"
+    assert served(dynamic, engine="sglang").plan.cache.kv_dtype.name == "bf16"
+    assert served(dynamic, engine="vllm").plan.cache.kv_dtype.name == "fp8"
 
 
 def test_the_library_has_no_code_for_it() -> None:

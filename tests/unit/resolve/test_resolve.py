@@ -38,7 +38,7 @@ def problems(**keys: Any) -> list[tuple[str, str]]:
 
 def test_one_gpu_trains_with_transformers_in_bf16_autocast() -> None:
     plan = asked(gpus=1).plan
-    assert (plan.engine, plan.zero, plan.microbatch) == ("transformers", 0, 1)
+    assert (plan.engine, plan.zero, plan.batch.microbatch) == ("transformers", 0, 1)
     assert (plan.precision.parameters.name, plan.precision.compute.name) == ("fp32", "bf16")
     assert (plan.attention, plan.loss, plan.recompute.mode) == (
         AttentionKind.SDPA,
@@ -168,15 +168,15 @@ def test_learned_positions_end_somewhere() -> None:
 
 
 def test_serving_is_as_long_as_the_model_and_takes_the_cards_to_tensor_parallelism() -> None:
-    assert resolve_request({"task": "infer"}, model()).plan.max_model_len == model().max_positions
+    assert resolve_request({"task": "infer"}, model()).plan.serving.max_model_len == model().max_positions
     cluster, request = (
         cluster_of(catalog.find_device("A100-80GB"), 4),
         {"task": "infer", "serving.max_model_len": 8},
     )
     plan = resolve_request(request, model("llama-3-8b"), cluster).plan
-    assert (plan.engine, plan.mesh.tp, plan.max_sequences) == ("vllm", 4, 256)
+    assert (plan.engine, plan.mesh.tp, plan.serving.max_sequences) == ("vllm", 4, 256)
     plan = resolve_request({**request, "engine": "transformers"}, model("llama-3-8b"), cluster).plan
-    assert (plan.engine, plan.mesh.tp, plan.max_sequences) == ("transformers", 4, 1)
+    assert (plan.engine, plan.mesh.tp, plan.serving.max_sequences) == ("transformers", 4, 1)
     with pytest.raises(
         InputError, match="transformers has no tensor-parallel plan for t5"
     ):  # vllm serves no encoder
@@ -187,7 +187,7 @@ def test_the_cache_is_as_long_as_prompt_and_output_together() -> None:
     plan = resolve_request(
         {"task": "infer", "serving.prompt_tokens": 100, "serving.output_tokens": 28}, model()
     ).plan
-    assert plan.max_model_len == 128
+    assert plan.serving.max_model_len == 128
 
 
 def test_dtypes_given_one_by_one_leave_out_what_is_null() -> None:

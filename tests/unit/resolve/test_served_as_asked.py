@@ -107,12 +107,12 @@ def test_a_scaled_model_is_served_as_long() -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     asked = {"gpus": H100, "engine": "vllm", "max_model_len": 131072}
     assert "serving.max_model_len" in refused(memsheet.infer, config, **asked)
-    assert memsheet.infer({**config, "rope_scaling": yarn}, **asked).plan.max_model_len == 131072
+    assert memsheet.infer({**config, "rope_scaling": yarn}, **asked).plan.serving.max_model_len == 131072
     usual = {key: value for key, value in asked.items() if key != "max_model_len"}
     assert (
-        memsheet.infer({**config, "rope_scaling": yarn}, **usual).plan.max_model_len == 131072
+        memsheet.infer({**config, "rope_scaling": yarn}, **usual).plan.serving.max_model_len == 131072
     )  # what vLLM derives
-    assert memsheet.infer(config, **usual).plan.max_model_len == 32768
+    assert memsheet.infer(config, **usual).plan.serving.max_model_len == 32768
 
 
 # versions ---------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_requests_of_a_group(asked: int, own: int) -> None:
     found = memsheet.infer(
         "deepseek-v3", gpus="8xH200", engine="sglang", attn_dp=8, max_model_len=8192, sequences=asked
     )
-    assert group_plan(found.plan).max_sequences == own
+    assert group_plan(found.plan).serving.max_sequences == own
     assert f"max_running_requests={own}," in (found.serving or {})["start_up"][-1]
 
 

@@ -64,6 +64,6 @@ def test_a_cache_in_e5m2_is_exported_as_asked_and_refused_beside_weights_in_fp8(
     assert (
         memsheet.infer(
             "llama-3.1-8b", engine="vllm", max_model_len=8192, kv_dtype="fp8_e5m2"
-        ).plan.kv_dtype.name
+        ).plan.cache.kv_dtype.name
         == "fp8_e5m2"
     )  # type: ignore[union-attr]

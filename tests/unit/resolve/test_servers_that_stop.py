@@ -31,14 +31,16 @@ def test_blocks_that_kernels_do_not_read(version: str, tokens: int) -> None:
 @pytest.mark.parametrize(("version", "tokens"), [("0.33.0", 48), ("0.33.0", 256), ("0.11.0", 128)])
 def test_blocks_that_they_do(version: str, tokens: int) -> None:
     assert (
-        memsheet.infer("llama-3.2-1b", **SERVED, page_tokens=tokens, engine_version=version).plan.page_tokens
+        memsheet.infer(
+            "llama-3.2-1b", **SERVED, page_tokens=tokens, engine_version=version
+        ).plan.cache.page_tokens
         == tokens
     )
 
 
 def test_the_hint_is_a_size_that_is_taken() -> None:
     assert "--page-tokens 16" in refusal("llama-3.2-1b", page_tokens=7)
-    assert memsheet.infer("llama-3.2-1b", **SERVED, page_tokens=16).plan.page_tokens == 16
+    assert memsheet.infer("llama-3.2-1b", **SERVED, page_tokens=16).plan.cache.page_tokens == 16
 
 
 OLD = {"gpus": "1xT4", "attention": "sdpa"}
@@ -51,7 +53,7 @@ def test_bf16_on_an_old_card_is_refused_where_it_is_asked_for() -> None:
 
 def test_where_nobody_asks_a_new_release_takes_what_the_card_has() -> None:
     answer = memsheet.infer("llama-3.2-1b", **{**SERVED, **OLD})
-    assert answer.plan.precision.compute.name == answer.plan.kv_dtype.name == "fp16"
+    assert answer.plan.precision.compute.name == answer.plan.cache.kv_dtype.name == "fp16"
     assert any(words.startswith("precision.parameters = fp16 (bf16 needs") for words in answer.assumed)
     assert (
         memsheet.infer("gemma-3-4b", **{**SERVED, **OLD}).plan.precision.compute.name == "fp32"

@@ -136,7 +136,7 @@ def _serving_items(spec: ModelSpec, plan: Plan, block: Block) -> list[Item]:
 
 def _between_prompts(plan: Plan, short: Count, long: Count) -> Bytes:
     """Without --prompt-tokens prompts may be anything up to the whole length."""
-    return Bytes.exact(long) if plan.prompt_tokens is not None else Bytes(short, long, long)
+    return Bytes.exact(long) if plan.serving.prompt_tokens is not None else Bytes(short, long, long)
 
 
 def _bytes_up_to(value: Count, high: Count) -> Bytes:
@@ -144,7 +144,11 @@ def _bytes_up_to(value: Count, high: Count) -> Bytes:
 
 
 def _awq_prompt_tokens(plan: Plan) -> Count:
-    return plan.prompt_tokens if plan.prompt_tokens is not None else given_or(plan.max_model_len, 0)
+    return (
+        plan.serving.prompt_tokens
+        if plan.serving.prompt_tokens is not None
+        else given_or(plan.serving.max_model_len, 0)
+    )
 
 
 def cache_tokens(plan: Plan) -> tuple[Count, Count]:
@@ -153,9 +157,9 @@ def cache_tokens(plan: Plan) -> tuple[Count, Count]:
 
     The project's own example gives it the tokens of the answer, and lets the cache roll; a prompt has to fit.
     """
-    longest: Count = given_or(plan.max_model_len, 0)
-    return longest if plan.output_tokens is None else maximum(
-        plan.output_tokens, _awq_prompt_tokens(plan)
+    longest: Count = given_or(plan.serving.max_model_len, 0)
+    return longest if plan.serving.output_tokens is None else maximum(
+        plan.serving.output_tokens, _awq_prompt_tokens(plan)
     ), longest
 
 
@@ -168,7 +172,7 @@ def cache_tokens(plan: Plan) -> tuple[Count, Count]:
 )
 def cache_bytes(mixer: Attention, plan: Plan, tokens: Count) -> Count:
     """Bytes of one layer's cache."""
-    sequences: Count = given_or(plan.max_sequences, 1)
+    sequences: Count = given_or(plan.serving.max_sequences, 1)
     return FP16.nbytes(2 * sequences * mixer.kv_heads * mixer.head_dim * tokens)
 
 
@@ -195,7 +199,7 @@ def attention_bytes(mixer: Attention, hidden: int, plan: Plan, tokens: Count) ->
     """What a layer holds when a prompt's scores are normalised: two hidden states, joined projections, turned
     queries and keys, stored keys.
     """
-    rows = given_or(plan.max_sequences, 1) * tokens
+    rows = given_or(plan.serving.max_sequences, 1) * tokens
     queries, keys = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
     streams = 2 * hidden + (queries + 2 * keys) + queries + 2 * keys + 2 * queries
     scores = mixer.heads * rows * tokens
@@ -212,7 +216,7 @@ def attention_bytes(mixer: Attention, hidden: int, plan: Plan, tokens: Count) ->
 )
 def feed_forward_bytes(ff: Dense, hidden: int, plan: Plan, tokens: Count) -> Count:
     """What a layer holds when its second input product has been made."""
-    rows = given_or(plan.max_sequences, 1) * tokens
+    rows = given_or(plan.serving.max_sequences, 1) * tokens
     return FP16.nbytes(rows * (5 * hidden + (SPLITS + 2) * ff.intermediate))
 
 
@@ -231,7 +235,7 @@ def layer_bytes(block: Block, plan: Plan, tokens: Count) -> Count:
 )
 def logits_bytes(plan: Plan, vocabulary: int, tokens: Count) -> Count:
     """The fp32 logits, which the example still names while the next token is made."""
-    return FP32.nbytes(given_or(plan.max_sequences, 1) * tokens * vocabulary)
+    return FP32.nbytes(given_or(plan.serving.max_sequences, 1) * tokens * vocabulary)
 
 
 @formula(
@@ -239,7 +243,7 @@ def logits_bytes(plan: Plan, vocabulary: int, tokens: Count) -> Count:
 )
 def prompt_bytes(block: Block, plan: Plan, vocabulary: int, tokens: Count) -> Count:
     """The widest layer, or the logits of the whole prompt in both dtypes over the last hidden states."""
-    rows = given_or(plan.max_sequences, 1) * tokens
+    rows = given_or(plan.serving.max_sequences, 1) * tokens
     ends = logits_bytes(plan, vocabulary, tokens) + FP16.nbytes(rows * (vocabulary + 2 * block.hidden))
     return maximum(layer_bytes(block, plan, tokens), ends)
 
@@ -260,21 +264,21 @@ def facts(
         if item.component is Component.KV_CACHE
     )
     found: dict[str, Any] = {
-        "kv_bytes_per_token": a_token, "kv_bytes_per_token_per_rank": a_token, "kv_bytes_per_sequence": held // int(plan.max_sequences or 1),
+        "kv_bytes_per_token": a_token, "kv_bytes_per_token_per_rank": a_token, "kv_bytes_per_sequence": held // int(plan.serving.max_sequences or 1),
         "kv_tokens": 0, "pages": 0, "max_sequences": {},
     }  # fmt: skip
     if cluster is None or plan.phase == "load":
         return found
     free = int(cluster.device.framework_bytes - max(sheet.device.value for sheet in sheets) + held)
     found["kv_tokens"] = max(0, free // a_token)
-    found["max_sequences"] = {str(plan.max_model_len): _awq_sequences_that_fit(spec, plan, free)}
+    found["max_sequences"] = {str(plan.serving.max_model_len): _awq_sequences_that_fit(spec, plan, free)}
     return found
 
 
 def _awq_sequences_that_fit(spec: ModelSpec, plan: Plan, free: int) -> int:
     """Sequences of the plan's lengths in ``free`` bytes, each with its own share of a prompt's work."""
     block = spec.stacks[0].runs[0].pattern[0]
-    one = replace(plan, max_sequences=1)
+    one = replace(plan, serving=replace(plan.serving, max_sequences=1))
     mixer = next(m for m in block.mixers if isinstance(m, Attention))
     now = prompt_bytes(block, plan, spec.head.width, _awq_prompt_tokens(plan))
     takes = spec.stacks[0].layers * cache_bytes(mixer, one, cache_tokens(plan)[0]) + prompt_bytes(

@@ -102,8 +102,8 @@ def row_scale_bytes(held: tuple[Held, ...], stored: DType) -> Count:
 def _serving_items(
     spec: ModelSpec, plan: Plan, block: Block, held: tuple[Held, ...], stored: DType | None
 ) -> list[Item]:
-    full: Count = given_or(plan.max_model_len, 0)
-    prompt: Count = plan.prompt_tokens if plan.prompt_tokens is not None else full
+    full: Count = given_or(plan.serving.max_model_len, 0)
+    prompt: Count = plan.serving.prompt_tokens if plan.serving.prompt_tokens is not None else full
     mixer = next(m for m in block.mixers if isinstance(m, Attention))
     cache = spec.stacks[0].layers * cache_bytes(mixer, plan, full)
     read, step = layer_bytes(block, spec, plan, prompt), layer_bytes(block, spec, plan, 1)
@@ -125,7 +125,11 @@ def cache_bytes(mixer: Attention, plan: Plan, tokens: Count) -> Count:
     """Bytes of one layer's cache on a rank."""
     heads = maximum(1, ceil_div(mixer.kv_heads, plan.mesh.tp))
     return plan.precision.compute.nbytes(
-        2 * given_or(plan.max_sequences, 1) * heads * mixer.head_dim * round_up(tokens, CACHE_MULTIPLE)
+        2
+        * given_or(plan.serving.max_sequences, 1)
+        * heads
+        * mixer.head_dim
+        * round_up(tokens, CACHE_MULTIPLE)
     )
 
 
@@ -136,7 +140,7 @@ def cache_bytes(mixer: Attention, plan: Plan, tokens: Count) -> Count:
 def table_bytes(mixer: Attention, spec: ModelSpec, plan: Plan) -> Count:
     """Bytes of the rotations."""
     return plan.precision.compute.nbytes(
-        (spec.max_positions or given_or(plan.max_model_len, 0)) * mixer.head_dim
+        (spec.max_positions or given_or(plan.serving.max_model_len, 0)) * mixer.head_dim
     )
 
 
@@ -163,7 +167,7 @@ def unpacked_bytes(held: tuple[Held, ...], plan: Plan, stored: DType | None) -> 
 )
 def layer_bytes(block: Block, spec: ModelSpec, plan: Plan, tokens: Count) -> Count:
     """The widest moment of a pass over ``tokens`` of every sequence on a rank."""
-    rows, tp = given_or(plan.max_sequences, 1) * tokens, plan.mesh.tp
+    rows, tp = given_or(plan.serving.max_sequences, 1) * tokens, plan.mesh.tp
     ff, mixer = block.feed_forward, next(m for m in block.mixers if isinstance(m, Attention))
     assert isinstance(ff, Dense)
     mixing = 2 * ceil_div((mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim, tp)
@@ -182,7 +186,7 @@ def facts(
     heads = max(1, -(-mixer.kv_heads // int(plan.mesh.tp)))
     a_token, on_rank = (int(layers * compute.nbytes(2 * n * mixer.head_dim)) for n in (mixer.kv_heads, heads))
     found: dict[str, Any] = {
-        "kv_bytes_per_token": a_token, "kv_bytes_per_token_per_rank": on_rank, "kv_bytes_per_sequence": a_token * int(plan.max_model_len or 0),
+        "kv_bytes_per_token": a_token, "kv_bytes_per_token_per_rank": on_rank, "kv_bytes_per_sequence": a_token * int(plan.serving.max_model_len or 0),
         "kv_tokens": 0, "pages": 0, "max_sequences": {},
     }  # fmt: skip
     if cluster is not None and plan.phase != "load":
@@ -193,5 +197,7 @@ def facts(
             + held
         )
         found["kv_tokens"] = max(0, free // on_rank)
-        found["max_sequences"] = {str(plan.max_model_len): found["kv_tokens"] // int(plan.max_model_len or 1)}
+        found["max_sequences"] = {
+            str(plan.serving.max_model_len): found["kv_tokens"] // int(plan.serving.max_model_len or 1)
+        }
     return found

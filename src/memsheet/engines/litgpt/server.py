@@ -124,8 +124,8 @@ def unpacked_bytes(held: tuple[Held, ...], plan: Plan) -> Count:
 
 
 def _serving_items(spec: ModelSpec, plan: Plan, held: tuple[Held, ...]) -> list[Item]:
-    full: Count = given_or(plan.max_model_len, 0)
-    prompt: Count = plan.prompt_tokens if plan.prompt_tokens is not None else full
+    full: Count = given_or(plan.serving.max_model_len, 0)
+    prompt: Count = plan.serving.prompt_tokens if plan.serving.prompt_tokens is not None else full
     blocks = [
         block
         for stack in spec.stacks
@@ -162,7 +162,7 @@ def cache_bytes(mixer: Attention, plan: Plan, tokens: Count) -> Count:
     """Bytes of one layer's cache for every sequence."""
     heads = where(mixer.kv_heads == 1, 1, mixer.heads)
     return plan.precision.compute.nbytes(
-        2 * given_or(plan.max_sequences, 1) * heads * mixer.head_dim * tokens
+        2 * given_or(plan.serving.max_sequences, 1) * heads * mixer.head_dim * tokens
     )
 
 
@@ -187,7 +187,7 @@ def mask_bytes(tokens: Count) -> Count:
 )
 def logits_bytes(spec: ModelSpec, plan: Plan, tokens: Count) -> Count:
     """Logits in the compute dtype, and in fp32."""
-    elements = given_or(plan.max_sequences, 1) * tokens * spec.head.width
+    elements = given_or(plan.serving.max_sequences, 1) * tokens * spec.head.width
     return plan.precision.compute.nbytes(elements) + (
         0 if plan.precision.compute is FP32 else FP32.nbytes(elements)
     )
@@ -202,7 +202,7 @@ def logits_bytes(spec: ModelSpec, plan: Plan, tokens: Count) -> Count:
 )
 def layer_bytes(block: Any, plan: Plan, tokens: Count) -> Count:
     """The widest moment of a layer over a prompt."""
-    rows = given_or(plan.max_sequences, 1) * tokens
+    rows = given_or(plan.serving.max_sequences, 1) * tokens
     mixing = sum(6 * m.heads * m.head_dim for m in block.mixers)
     inner = block.feed_forward.intermediate * (3 if block.feed_forward.gated else 2)
     return plan.precision.compute.nbytes(rows * (3 * block.hidden + maximum(mixing, inner)))
@@ -219,12 +219,12 @@ def facts(
         for _ in range(run.count)
         for block in run.pattern
     ]
-    one = replace(plan, max_sequences=1)
+    one = replace(plan, serving=replace(plan.serving, max_sequences=1))
     a_token = int(
         sum(cache_bytes(m, one, 1) for block in blocks for m in block.mixers if isinstance(m, Attention))
     )
     found: dict[str, Any] = {
-        "kv_bytes_per_token": a_token, "kv_bytes_per_token_per_rank": a_token, "kv_bytes_per_sequence": a_token * int(plan.max_model_len or 0),
+        "kv_bytes_per_token": a_token, "kv_bytes_per_token_per_rank": a_token, "kv_bytes_per_sequence": a_token * int(plan.serving.max_model_len or 0),
         "kv_tokens": 0, "pages": 0, "max_sequences": {},
     }  # fmt: skip
     if cluster is not None and plan.phase != "load":
@@ -235,5 +235,7 @@ def facts(
             + held
         )
         found["kv_tokens"] = max(0, free // a_token)
-        found["max_sequences"] = {str(plan.max_model_len): found["kv_tokens"] // int(plan.max_model_len or 1)}
+        found["max_sequences"] = {
+            str(plan.serving.max_model_len): found["kv_tokens"] // int(plan.serving.max_model_len or 1)
+        }
     return found

@@ -16,6 +16,7 @@ from memsheet.engines.llama_cpp.build import Reserved
 from memsheet.engines.llama_cpp.facts import is_fork
 from memsheet.engines.llama_cpp.ggml_devices import compute_buffers
 from memsheet.engines.llama_cpp.graph import reserved_graph
+from memsheet.engines.llama_cpp.options import llama_cpp_options
 from memsheet.engines.llama_cpp.weights import OUTPUT, TOKENS, Stored, stored_tensors
 from memsheet.errors import input_error
 from memsheet.frozen import dataclass
@@ -50,7 +51,7 @@ class Facts:
         """Parts of the cache that sequences do not share: one each where their number is given (-np without
         --kv-unified).
         """
-        return given_or(plan.max_sequences, 1) if self.recent else 1
+        return given_or(plan.serving.max_sequences, 1) if self.recent else 1
 
     @staticmethod
     def of(plan: Plan) -> Facts:
@@ -86,7 +87,8 @@ class Placed:
 def layer_placement(layers: int, plan: Plan, facts: Facts) -> Placed:
     """Devices of a model's layers; of an explicit ``layers_per_stage`` as it says."""
     devices = int(plan.mesh.pp)
-    wanted = layers + 1 if plan.gpu_layers is None else min(plan.gpu_layers, layers + 1)
+    asked = llama_cpp_options(plan).gpu_layers
+    wanted = layers + 1 if asked is None else min(asked, layers + 1)
     if plan.layers_per_stage is not None and wanted == layers + 1:
         own = tuple(device for device, count in enumerate(plan.layers_per_stage) for _ in range(count))
         return Placed(layers=own, output=devices - 1, host=devices)
@@ -134,7 +136,7 @@ def cells_of(plan: Plan, facts: Facts) -> Count:
     """
     flash = plan.attention is AttentionKind.FLASH
     return round_up(
-        given_or(plan.max_model_len, 0) // facts.streams(plan),
+        given_or(plan.serving.max_model_len, 0) // facts.streams(plan),
         CELLS if flash or not facts.fork else CELLS_PLAIN,
     )
 
@@ -148,7 +150,7 @@ def cells_of(plan: Plan, facts: Facts) -> Count:
 )
 def window_cells(plan: Plan, facts: Facts, window: Count, ubatch: Count) -> Count:
     """Cells of a windowed layer. The fork kept whole contexts then."""
-    cells, sharing = cells_of(plan, facts), given_or(plan.max_sequences, 1) // facts.streams(plan)
+    cells, sharing = cells_of(plan, facts), given_or(plan.serving.max_sequences, 1) // facts.streams(plan)
     needed = round_up(minimum(cells, window * sharing + ubatch), CELLS)
     return cells if facts.fork else minimum(cells, needed)
 
@@ -164,9 +166,8 @@ def cache_of(block: Block, plan: Plan, facts: Facts, ubatch: Count) -> tuple[Cou
         if isinstance(mixer, LatentAttention):
             cells = cells_of(plan, facts)
             keys += cells * _key_type(plan).nbytes(mixer.kv_lora_rank + mixer.qk_rope_head_dim)
-            alone = facts.recent or (
-                plan.mla_mode and (plan.mla_mode > 1 or plan.attention is AttentionKind.FLASH)
-            )
+            mla_mode = llama_cpp_options(plan).mla_mode
+            alone = facts.recent or (mla_mode and (mla_mode > 1 or plan.attention is AttentionKind.FLASH))
             values += 0 if alone else cells * _value_type(plan).nbytes(mixer.kv_lora_rank)
         elif isinstance(mixer, Attention):
             window = mixer.window or mixer.chunk
@@ -180,11 +181,11 @@ def cache_of(block: Block, plan: Plan, facts: Facts, ubatch: Count) -> tuple[Cou
 
 
 def _value_type(plan: Plan) -> DType:
-    return plan.kv_dtype or FP16
+    return plan.cache.kv_dtype or FP16
 
 
 def _key_type(plan: Plan) -> DType:
-    return plan.k_dtype or _value_type(plan)
+    return llama_cpp_options(plan).k_dtype or _value_type(plan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +244,7 @@ def host_experts(tensors: tuple[Stored, ...], plan: Plan, where: Placed) -> froz
     Raises InputError where a share is given of a model without experts.
     """
     if not plan.offload.parameters:
-        return frozenset(range(plan.host_experts))
+        return frozenset(range(llama_cpp_options(plan).host_experts))
     routed = sorted({t.layer for t in tensors if t.expert})
     a_layer = sum(t.nbytes for t in tensors if t.expert) // max(1, len(routed))
     if not a_layer:
@@ -280,7 +281,7 @@ def _compute_buffer_bytes(
     interleaves rows to types that cards compute with.
     """
     caches, tensors, experts = held
-    ubatch = ubatch_of(plan)
+    ubatch, own = ubatch_of(plan), llama_cpp_options(plan)
     windows = {
         m.window or m.chunk or 0
         for block in blocks_of(spec)
@@ -301,8 +302,8 @@ def _compute_buffer_bytes(
         kv_bytes=tuple(caches),
         host_experts=experts,
         outputs=min(ubatch, facts.streams(plan)) if facts.sparing else None,
-        mla_mode=plan.mla_mode,
-        attn_max_batch=plan.attn_max_batch,
+        mla_mode=own.mla_mode,
+        attn_max_batch=own.attn_max_batch,
         quantized_cache=_key_type(plan).block > 1,
     )
     parallel, matrices = where.host > 1 and where.whole and not experts, _matrix_bytes_by_layer(tensors)
@@ -341,7 +342,7 @@ def _matrix_bytes_by_layer(tensors: tuple[Stored, ...], *, most: bool = False) -
     at="llama-context.cpp sched_reserve: the smaller of n_ubatch, 512 unless said, and the context",
 )
 def ubatch_of(plan: Plan) -> Count:
-    return minimum(given_or(plan.max_batched_tokens, 512), given_or(plan.max_model_len, 1))
+    return minimum(given_or(plan.serving.max_batched_tokens, 512), given_or(plan.serving.max_model_len, 1))
 
 
 def blocks_of(spec: ModelSpec) -> list[Block]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from memsheet.engines.llama_cpp.facts import MAX_SEQUENCES, UBATCH, is_fork
+from memsheet.engines.llama_cpp.facts import MAX_SEQUENCES, is_fork
 from memsheet.engines.llama_cpp.gguf_mixes import gguf_named
+from memsheet.engines.llama_cpp.options import LlamaCppOptions
 from memsheet.engines.shared.adapter_room import adapter_dtype, check_target_names, loaded_adapters
 from memsheet.plan.adapter_targets import ALL_LINEAR
 from memsheet.plan.dtypes import BF16, FP16, FP32, dtype_named
@@ -16,8 +15,8 @@ from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Mesh, Precision, ServedAdapters
 
 
-def _own_fields(gaps: RequestResolver) -> dict[str, Any]:
-    """The fields of a plan that only llama.cpp reads."""
+def _own_options(gaps: RequestResolver) -> LlamaCppOptions:
+    """The options that only llama.cpp has."""
     given, fork = gaps.request.get("serving.k_dtype"), is_fork(gaps.request.get("engine_version"))
     values = dtype_named(gaps.request.get("serving.kv_dtype") or "fp16")
     if values is not None and values.block > 1 and gaps.request.get("attention") not in (None, "flash"):
@@ -58,11 +57,13 @@ def _own_fields(gaps: RequestResolver) -> dict[str, Any]:
         gaps.assumed.append(
             f"serving.max_model_len is llama.cpp's -c: the cells of all {sequences} sequences together"
         )
-    return {
-        "max_batched_tokens": gaps.get("serving.max_batched_tokens", UBATCH), "k_dtype": dtype_named(given) if given else None,
-        "gpu_layers": gaps.get("serving.gpu_layers", silent=True), "host_experts": gaps.get("serving.host_experts", 0, silent=True),
-        "mla_mode": gaps.get("serving.mla_mode", 0, silent=True), "attn_max_batch": gaps.get("serving.attn_max_batch", 0, silent=True),
-    }  # fmt: skip
+    return LlamaCppOptions(
+        k_dtype=dtype_named(given) if given else None,
+        gpu_layers=gaps.get("serving.gpu_layers", silent=True),
+        host_experts=gaps.get("serving.host_experts", 0, silent=True),
+        mla_mode=gaps.get("serving.mla_mode", 0, silent=True),
+        attn_max_batch=gaps.get("serving.attn_max_batch", 0, silent=True),
+    )
 
 
 def _read_adapters(gaps: RequestResolver, model: ModelSpec | None, _: Mesh, __: Precision) -> ServedAdapters:
@@ -79,4 +80,4 @@ def _read_adapters(gaps: RequestResolver, model: ModelSpec | None, _: Mesh, __: 
     return loaded_adapters(gaps, dtype, tuple(given))
 
 
-RULES = EngineRules(own_fields=_own_fields, served_adapters=_read_adapters, stored_dtype=gguf_named)
+RULES = EngineRules(own_options=_own_options, served_adapters=_read_adapters, stored_dtype=gguf_named)

@@ -17,6 +17,7 @@ from memsheet.engines.llama_cpp.buffers import (
     layer_placement,
     ubatch_of,
 )
+from memsheet.engines.llama_cpp.options import llama_cpp_options
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import FP16
 from memsheet.plan.model import ModelSpec
@@ -49,20 +50,25 @@ def drafting_of(spec: ModelSpec, plan: Plan) -> Drafting | None:
     """
     if plan.speculative is None or spec.draft is None:
         return None
-    slots, one = int(plan.max_sequences or 1), Facts.of(plan).sparing
+    slots, one = int(plan.serving.max_sequences or 1), Facts.of(plan).sparing
     alone = replace(
         plan,
         speculative=None,
         layers_per_stage=None,
-        gpu_layers=None,
-        host_experts=0,
+        options=replace(llama_cpp_options(plan), gpu_layers=None, host_experts=0, k_dtype=None),
         offload=replace(plan.offload, parameters=0.0),
-        kv_dtype=FP16,
-        k_dtype=None,
+        cache=replace(plan.cache, kv_dtype=FP16),
     )
     if one or slots == 1:
         return Drafting(model=spec.draft, plan=alone, contexts=1)
-    share = replace(alone, max_model_len=max(1, int(plan.max_model_len or 1) // slots), max_sequences=1)
+    share = replace(
+        alone,
+        serving=replace(
+            alone.serving,
+            max_model_len=max(1, int(plan.serving.max_model_len or 1) // slots),
+            max_sequences=1,
+        ),
+    )
     return Drafting(model=spec.draft, plan=share, contexts=slots)
 
 
@@ -78,7 +84,13 @@ def draft_caches(drafting: Drafting) -> list[int]:
 
 def draft_per_token(drafting: Drafting) -> list[int]:
     """Bytes that a cell of the draft takes on every device."""
-    one = replace(drafting, contexts=1, plan=replace(drafting.plan, max_model_len=CELLS, max_sequences=1))
+    one = replace(
+        drafting,
+        contexts=1,
+        plan=replace(
+            drafting.plan, serving=replace(drafting.plan.serving, max_model_len=CELLS, max_sequences=1)
+        ),
+    )
     return [size // CELLS for size in draft_caches(one)[:-1]]
 
 

@@ -80,6 +80,7 @@ ENGINE = server_engine(
         usual_dtype=FP16,  # whatever the file stores
         shares_length=True,  # -c is that of all sequences (common/arg.cpp)
         torch_memory=False,
+        batched_tokens=UBATCH,
         whole_drafts=True,  # layers are dealt to devices, none is cut
         joins_projections=True,
         fewer_bits=("gguf:Q8_0", "gguf:Q4_K_M"),

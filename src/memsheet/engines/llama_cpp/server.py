@@ -35,6 +35,7 @@ from memsheet.engines.llama_cpp.driver import CUDA_LIKE, driver_items
 from memsheet.engines.llama_cpp.facts import MAX_SEQUENCES
 from memsheet.engines.llama_cpp.latent_fork import cell_bytes
 from memsheet.engines.llama_cpp.lora import lora_file_host_bytes, lora_file_items
+from memsheet.engines.llama_cpp.options import llama_cpp_options
 from memsheet.formulas.serving.drafts import draft_facts, prefix_draft_items
 from memsheet.plan.device import Cluster
 from memsheet.plan.dtypes import FP16, FP32
@@ -177,7 +178,7 @@ def facts(
         rooms = [_device_cache_room_bytes(sheet, cluster) for sheet in sheets]
         lengths = sorted(
             {n for n in (1024, 4096, 8192, 32768, 131072) if n <= (spec.max_positions or n)}
-            | {int(plan.max_model_len or 1)}
+            | {int(plan.serving.max_model_len or 1)}
         )
         bound = MOST if Facts.of(plan).fork else MAX_SEQUENCES
         found["max_sequences"] = {
@@ -200,7 +201,7 @@ def _drafting_facts(drafting: Drafting, plan: Plan, devices: int) -> Mapping[str
 
 def _per_token(block: Block, plan: Plan, facts: Facts) -> int:
     """Bytes that a cell of a layer takes."""
-    one = replace(plan, max_model_len=CELLS, max_sequences=1)
+    one = replace(plan, serving=replace(plan.serving, max_model_len=CELLS, max_sequences=1))
     return sum(cache_of(block, one, facts, CELLS)) // CELLS
 
 
@@ -222,17 +223,23 @@ def _llama_sequences_that_fit(
     facts, blocks, ubatch = Facts.of(plan), blocks_of(spec), ubatch_of(plan)
     kinds = Counter((block, device) for block, device in zip(blocks, where.layers, strict=True))
     latents = [m for block in blocks for m in block.mixers if isinstance(m, LatentAttention)]
-    unpacked = max((cell_bytes(m, plan.mla_mode, ubatch, plan.attn_max_batch) for m in latents), default=0)
+    own = llama_cpp_options(plan)
+    unpacked = max((cell_bytes(m, own.mla_mode, ubatch, own.attn_max_batch) for m in latents), default=0)
     column = ubatch * (2 if facts.recent else 6) + unpacked
 
     def fits(sequences: int) -> bool:
-        asked = replace(plan, max_model_len=sequences * length, max_sequences=windows or sequences)
+        asked = replace(
+            plan,
+            serving=replace(
+                plan.serving, max_model_len=sequences * length, max_sequences=windows or sequences
+            ),
+        )
         held = [0] * (where.host + 1)
         for (block, device), times in kinds.items():
             held[device] += times * sum(cache_of(block, asked, facts, ubatch))
         if drafting := drafting_of(spec, asked):
             held = list(map(add, held, draft_caches(drafting)))
-        grown = column * max(0, sequences * length - int(plan.max_model_len or 0))
+        grown = column * max(0, sequences * length - int(plan.serving.max_model_len or 0))
         return all(size + grown <= room for size, room in zip(held[:-1], rooms, strict=True))
 
     most = 1

@@ -11,6 +11,7 @@ from memsheet.arith import round_up
 from memsheet.engines.llama_cpp.facts import is_fork
 from memsheet.engines.llama_cpp.gguf_fork import fork_end, fork_type
 from memsheet.engines.llama_cpp.gguf_mixes import MIXES, WHOLE, Where, end_type, matrix_type
+from memsheet.engines.llama_cpp.options import llama_cpp_options
 from memsheet.errors import input_error
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import BF16, FP32, GGUF, DType
@@ -129,7 +130,7 @@ def split_latents(spec: ModelSpec, plan: Plan, tensors: tuple[Stored, ...]) -> t
         for block in run.pattern
     ]
     made = []
-    for t in tensors if plan.mla_mode else ():
+    for t in tensors if llama_cpp_options(plan).mla_mode else ():
         mixer = (
             next((m for m in blocks[t.layer].mixers if isinstance(m, LatentAttention)), None)
             if t.kind in WHOLE_LATENT

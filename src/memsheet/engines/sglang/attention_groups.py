@@ -8,6 +8,7 @@ from functools import reduce
 
 from memsheet.arith import Count, ceil_div, maximum
 from memsheet.engines.sglang.facts import group_graphs_mib
+from memsheet.engines.sglang.options import sglang_options
 from memsheet.formulas.serving.dp_attention import SENT, forward_paths, group_plan
 from memsheet.formulas.serving.loaded import loaded_tensors
 from memsheet.formulas.serving.sampling import masked_sampler_bytes
@@ -47,7 +48,7 @@ def grouped_tensors(part: ModelSpec, plan: Plan) -> tuple[Held, ...]:
 
 def parts_ways(plan: Plan) -> bool:
     """Whether a layer's parts are cut over other ranks than one another."""
-    return bool(plan.mesh.attn_dp > 1) or plan.dispatch == SENT or plan.dp_dense
+    return bool(plan.mesh.attn_dp > 1) or plan.options.dispatch == SENT or plan.options.dp_dense
 
 
 def alone_plan(plan: Plan) -> Plan:
@@ -64,11 +65,14 @@ def _replicated_weight_paths(part: ModelSpec, plan: Plan) -> frozenset[str]:
     shared = (
         w.path
         for layer in layers
-        if isinstance(layer, Moe) and layer.shared and plan.dispatch == SENT
+        if isinstance(layer, Moe) and layer.shared and plan.options.dispatch == SENT
         for w in layer.shared.weights
     )
     dense = (
-        w.path for layer in layers if not isinstance(layer, Moe) and plan.dp_dense for w in layer.weights
+        w.path
+        for layer in layers
+        if not isinstance(layer, Moe) and plan.options.dp_dense
+        for w in layer.weights
     )
     return frozenset((*shared, *dense))
 
@@ -76,7 +80,9 @@ def _replicated_weight_paths(part: ModelSpec, plan: Plan) -> frozenset[str]:
 def _shared_cut_predicate(part: ModelSpec, plan: Plan) -> Callable[[Weight], bool]:
     """Whether all groups cut a tensor together."""
     forward = {path for block in part.blocks() for path in forward_paths(block)}
-    return lambda weight: weight.path in forward or (weight.role is Role.HEAD and not plan.dp_lm_head)
+    return lambda weight: (
+        weight.path in forward or (weight.role is Role.HEAD and not sglang_options(plan).dp_lm_head)
+    )
 
 
 @formula(
@@ -93,7 +99,9 @@ def grouped_layer_bytes(part: ModelSpec, plan: Plan, tokens: Count) -> Bytes:
     group, sizes, own = group_plan(plan), list[Bytes](), ceil_div(tokens, plan.mesh.attention_tp)
     for block in dict.fromkeys(part.blocks()):
         sizes += block_bytes(replace(block, feed_forward=None), group, tokens)
-        by_itself = plan.dispatch == SENT if isinstance(block.feed_forward, Moe) else plan.dp_dense
+        by_itself = (
+            plan.options.dispatch == SENT if isinstance(block.feed_forward, Moe) else plan.options.dp_dense
+        )
         sizes += block_bytes(
             _feed_forward_block(block),
             *((alone_plan(plan), own) if by_itself else (plan, tokens * plan.mesh.attn_dp)),
@@ -118,7 +126,7 @@ def grouped_logits_bytes(part: ModelSpec, plan: Plan, sequences: Count) -> Bytes
     """
     dtype, width = plan.precision.compute, part.head.width
     drawn = masked_sampler_bytes(sequences, width, dtype)
-    if plan.dp_lm_head or part.head.kind == "none":
+    if sglang_options(plan).dp_lm_head or part.head.kind == "none":
         return Bytes.exact(drawn if part.head.kind != "none" else 0)
     rows = sequences * plan.mesh.attn_dp
     whole, shard, own = (
@@ -135,7 +143,7 @@ def grouped_logits_bytes(part: ModelSpec, plan: Plan, sequences: Count) -> Bytes
 
 def grouped_graphs(plan: Plan, largest: Count) -> list[Item]:
     """What is kept free for graphs of data-parallel attention, as their high end."""
-    if plan.mesh.attn_dp == 1 or not plan.captures:
+    if plan.mesh.attn_dp == 1 or not plan.options.captures:
         return []
     size = Bytes(0, 0, int(group_graphs_mib(int(largest), int(plan.mesh.attn_dp)) * MIB))
     return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memsheet.engines.sglang.adapter_room import sglang_adapters
 from memsheet.engines.sglang.facts import ATTENTION_GROUPS, GROUPS_SINCE, UNEQUAL_SINCE, version_of
+from memsheet.engines.sglang.options import SglangOptions
 from memsheet.plan.engine import EngineRules
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import ModelSpec
@@ -42,6 +43,15 @@ def _check_groups(
         )
 
 
+def _own_options(gaps: RequestResolver) -> SglangOptions:
+    """The options that only SGLang has."""
+    return SglangOptions(
+        dp_lm_head=bool(gaps.request.get("serving.dp_lm_head")),
+        state_slots=gaps.request.get("serving.state_slots"),
+        state_ratio=gaps.request.get("serving.state_ratio"),
+    )
+
+
 def _check_start(gaps: RequestResolver, model: ModelSpec | None) -> None:
     """A share of memory that nobody says is lowered for models with a tower."""
     if model is None or not model.towers or gaps.request.get("serving.memory_fraction") is not None:
@@ -50,4 +60,9 @@ def _check_start(gaps: RequestResolver, model: ModelSpec | None) -> None:
     gaps.wrong("serving.memory_fraction", None, reason, "give it, for example --memory-fraction 0.8")
 
 
-RULES = EngineRules(check_start=_check_start, check_mesh=_check_mesh, served_adapters=sglang_adapters)
+RULES = EngineRules(
+    own_options=_own_options,
+    check_start=_check_start,
+    check_mesh=_check_mesh,
+    served_adapters=sglang_adapters,
+)

@@ -60,7 +60,7 @@ def lora_pool_items(part: ModelSpec, plan: Plan, captured: Count, instants: Sequ
     rows = [
         (f"{one.path}.lora_buffer", served.dtype.nbytes(served.slots * one.elements), POOL) for one in found
     ]
-    if plan.captures and (places := routed_places_bytes(part, served, captured)):
+    if plan.options.captures and (places := routed_places_bytes(part, served, captured)):
         rows.append(("moe_lora_places", places, GRAPHS))
     gaps = loading_slack(
         (served.dtype.nbytes(served.slots * size), one.times)

@@ -48,7 +48,7 @@ NO_CELL = Cell(whole=0, window=0, reach=0)
 )
 def cell_of(part: ModelSpec, plan: Plan, release: Release) -> Cell:
     """Bytes of a token in a stage's layers. Raises InputError for what has other pools."""
-    assert plan.kv_dtype is not None
+    assert plan.cache.kv_dtype is not None
     whole, window, reach = 0, 0, 0
     if any(stack.role == "encoder" for stack in part.stacks):
         raise input_error(
@@ -71,7 +71,7 @@ def cell_of(part: ModelSpec, plan: Plan, release: Release) -> Cell:
             )
         if not isinstance(mixer, Attention | LatentAttention):
             continue  # states, which have a pool of their own
-        size = layers * plan.kv_dtype.nbytes(kv_elements_per_token(mixer, plan.mesh.tp))
+        size = layers * plan.cache.kv_dtype.nbytes(kv_elements_per_token(mixer, plan.mesh.tp))
         cut = _window_pool_tokens(part, mixer, release)
         whole, window = (whole, window + size) if cut else (whole + size, window)
         reach = max(reach, cut or 0)

@@ -45,14 +45,16 @@ def prefixed_layer(part: ModelSpec, plan: Plan, release: Release) -> Bytes:
     that read the latents; value: one prompt's earlier tokens; high: as many of all prompts of a batch as are
     unpacked at once.
     """
-    if release.since < GROUPS_SINCE or plan.max_batched_tokens is None:
+    if release.since < GROUPS_SINCE or plan.serving.max_batched_tokens is None:
         return NOTHING
-    length = minimum(CHUNK_TOKENS, maximum(0, given_or(plan.max_model_len, 0) - plan.max_batched_tokens))
+    length = minimum(
+        CHUNK_TOKENS, maximum(0, given_or(plan.serving.max_model_len, 0) - plan.serving.max_batched_tokens)
+    )
     found = NOTHING
     for block in dict.fromkeys(part.blocks()):
         for mixer in (mixer for mixer in block.mixers if isinstance(mixer, LatentAttention)):
             beside = max(
-                block_bytes(replace(block, feed_forward=None), plan, plan.max_batched_tokens),
+                block_bytes(replace(block, feed_forward=None), plan, plan.serving.max_batched_tokens),
                 key=lambda size: size.value,
             )
             one, most = prefix_bytes(mixer, plan, length), prefix_bytes(mixer, plan, CHUNK_TOKENS)

@@ -112,7 +112,7 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
     own, tokens = stages[stage], _token_pool_tokens(stages, plan)
     sizes = Bytes(
         *(
-            pool_bytes(own.cell, count, plan.page_tokens or 1)
+            pool_bytes(own.cell, count, plan.cache.page_tokens or 1)
             for count in (tokens.high, tokens.value, tokens.low)
         )
     )  # most where others take least
@@ -145,7 +145,7 @@ def _draft_pool(own: Stage, plan: Plan, tokens: Bytes) -> list[Item]:
         return []
     size = Bytes(
         *(
-            pool_bytes(own.draft, count, plan.page_tokens or 1)
+            pool_bytes(own.draft, count, plan.cache.page_tokens or 1)
             for count in (tokens.high, tokens.value, tokens.low)
         )
     )
@@ -164,15 +164,16 @@ def _sglang_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluste
     vendor = cluster.device.vendor if cluster else None
     check_cut_blocks(part, plan, vendor=vendor, refuses=refuses_cut_block)
     group = group_plan(plan)
-    assert group.max_batched_tokens is not None
-    assert group.max_sequences is not None
+    assert group.serving.max_batched_tokens is not None
+    assert group.serving.max_sequences is not None
     loaded = loaded_items(part, group, grouped_tensors(part, plan), EVERY, WAYS)
     largest = minimum(
-        graph_sequences(release, cluster.device if cluster else None, int(plan.mesh.tp)), group.max_sequences
+        graph_sequences(release, cluster.device if cluster else None, int(plan.mesh.tp)),
+        group.serving.max_sequences,
     )
     working = {
         Instant.PREFILL: _elementwise_larger(
-            _working_memory_bytes(part, plan, group.max_batched_tokens, largest),
+            _working_memory_bytes(part, plan, group.serving.max_batched_tokens, largest),
             prefixed_layer(part, group, release),
         ),
         Instant.DECODE: _working_memory_bytes(
@@ -185,7 +186,7 @@ def _sglang_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluste
     weights = sum_byte_ranges(item.at[Instant.LOAD] for item in loaded)
     adapters = lora_pool_items(part, plan, largest, EVERY)
     branches = lora_branch_items(
-        part, plan, {Instant.PREFILL: group.max_batched_tokens, Instant.DECODE: largest}
+        part, plan, {Instant.PREFILL: group.serving.max_batched_tokens, Instant.DECODE: largest}
     )
     free = _free_before_loading_bytes(cluster, outside) if cluster else NOTHING
     drafts = draft_worker_items(part, plan, largest)
@@ -279,9 +280,9 @@ def _free_before_loading_bytes(cluster: Cluster, outside: list[Item]) -> Bytes:
 )
 def _token_pool_room_bytes(plan: Plan, free: Bytes, weights: Bytes) -> Bytes:
     """Bytes for the pool. Loading is seen by the driver, so the gaps between segments count."""
-    assert plan.memory_fraction is not None
+    assert plan.cache.memory_fraction is not None
     low, value, high = (
-        rounded_down(size * plan.memory_fraction) for size in (free.low, free.value, free.high)
+        rounded_down(size * plan.cache.memory_fraction) for size in (free.low, free.value, free.high)
     )
     return Bytes(low - weights.high, value - weights.value, high - weights.low)
 
@@ -290,11 +291,14 @@ def _token_pool_tokens(stages: tuple[Stage, ...], plan: Plan) -> Bytes:
     """Tokens of the pool, whole pages of them: of the stage with the fewest; without a card those that are
     asked for.
     """
-    page, asked = plan.page_tokens or 1, given_or(plan.max_sequences, 1) * given_or(plan.max_model_len, 1)
+    page, asked = (
+        plan.cache.page_tokens or 1,
+        given_or(plan.serving.max_sequences, 1) * given_or(plan.serving.max_model_len, 1),
+    )
     rooms = [(stage.room, stage.cell.counted) for stage in stages if stage.cell.counted]
     if not rooms and any(stage.states.bytes.high for stage in stages):
         return Bytes.exact(
-            given_or(plan.max_model_len, 1) // page * page
+            given_or(plan.serving.max_model_len, 1) // page * page
         )  # without attention: v0.5.23 model_executor/pool_configurator.py:246
     if not rooms or any(room is None for room, _ in rooms):
         return Bytes.exact(asked)
@@ -314,11 +318,11 @@ def _max_running_requests(plan: Plan, tokens: int, stages: tuple[Stage, ...]) ->
     """Requests that may run: as the plan says, else by the tokens, at least and at most so many; never more
     than there are states for.
     """
-    asked = plan.max_sequences is not None and plan.max_sequences != MOST_REQUESTS
+    asked = plan.serving.max_sequences is not None and plan.serving.max_sequences != MOST_REQUESTS
     found = (
-        int(plan.max_sequences or 1)
+        int(plan.serving.max_sequences or 1)
         if asked
-        else min(max(tokens * 512 // given_or(plan.max_model_len, 1), REQUESTS), MOST_REQUESTS)
+        else min(max(tokens * 512 // given_or(plan.serving.max_model_len, 1), REQUESTS), MOST_REQUESTS)
     )
     slots = [stage.states.requests.value for stage in stages if stage.states.bytes.high]
     return min([found, *slots])
@@ -345,10 +349,10 @@ def room(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> Callable[[int]
     """How many sequences of a length the pool holds."""
     stages, tokens, cell = _stages_and_token_pool(spec, plan, cluster)
     plan = group_plan(plan)
-    page = plan.page_tokens or 1
+    page = plan.cache.page_tokens or 1
     states = any(stage.states.bytes.high for stage in stages)
     check_shared(plan, caches=not states, why="what recurrent states keep of a prefix is not modelled")
-    shared = plan.shared_prefix_tokens // page * page
+    shared = plan.serving.shared_prefix_tokens // page * page
     ends = (tokens.low, tokens.value, tokens.high)
     return lambda length: _cap_by_state_slots(
         Bytes(*(_pool_sequences(cell, count, length, page, shared) for count in ends)), stages
@@ -376,26 +380,26 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, 
         return {}
     release, page, full = (
         release_of(plan.engine_version),
-        plan.page_tokens or 1,
-        given_or(plan.max_model_len, 1),
+        plan.cache.page_tokens or 1,
+        given_or(plan.serving.max_model_len, 1),
     )
     stages, tokens, cell = _stages_and_token_pool(spec, plan, cluster)
     sequences = room(spec, plan, cluster)
     plan = group_plan(plan)
-    assert plan.kv_dtype is not None
+    assert plan.cache.kv_dtype is not None
     per_token = cell.whole + cell.window + stages[-1].draft.whole + stages[-1].draft.window
     spec = with_draft(spec, plan)
     shared = (
-        {"shared_prefix_bytes_per_rank": plan.shared_prefix_tokens // page * page * cell.whole}
-        if plan.shared_prefix_tokens
+        {"shared_prefix_bytes_per_rank": plan.serving.shared_prefix_tokens // page * page * cell.whole}
+        if plan.serving.shared_prefix_tokens
         else {}
     )
     found: dict[str, Any] = {
-        **shared, "read": f"sglang {release.tag}", "kv_bytes_per_token": bytes_per_token(spec, plan.kv_dtype), "kv_bytes_per_token_per_rank": per_token,
-        "kv_bytes_per_sequence": bytes_per_token(spec, plan.kv_dtype) * full, "kv_tokens": tokens.value, "kv_tokens_low": tokens.low,
+        **shared, "read": f"sglang {release.tag}", "kv_bytes_per_token": bytes_per_token(spec, plan.cache.kv_dtype), "kv_bytes_per_token_per_rank": per_token,
+        "kv_bytes_per_sequence": bytes_per_token(spec, plan.cache.kv_dtype) * full, "kv_tokens": tokens.value, "kv_tokens_low": tokens.low,
         "kv_tokens_high": tokens.high, "pages": tokens.value // page, "page_tokens": page,
         "max_sequences": {str(n): sequences(n).value for n in lengths_of(plan)},
-        "capacity": concurrency_facts(replace(plan, max_sequences=_max_running_requests(plan, tokens.value, stages)), sequences, tokens.value // full, (page - 1) * per_token // 2),
+        "capacity": concurrency_facts(replace(plan, serving=replace(plan.serving, max_sequences=_max_running_requests(plan, tokens.value, stages))), sequences, tokens.value // full, (page - 1) * per_token // 2),
     }  # fmt: skip
     if plan.served_adapters is not None:
         found["lora"] = lora_pool_facts(spec, plan, lora_pool_items(spec, plan, 0, (Instant.LOAD,)))
@@ -419,7 +423,7 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, 
         plan, release, own, tokens, _max_running_requests(plan, tokens.value, stages)
     )
     found["budget"] = {
-        "memory_fraction": plan.memory_fraction,
+        "memory_fraction": plan.cache.memory_fraction,
         "free_before_loading": own.free,
         "weights": own.weights,
         "kv_cache": left,
@@ -458,7 +462,7 @@ def _pool_sequences(cell: Cell, tokens: int, length: int, page: int, shared: int
 
 def _draft_lines(plan: Plan, stage: Stage, tokens: int, dtype: str) -> list[str]:
     """What the worker of who drafts prints of its pool."""
-    size = pool_bytes(stage.draft, tokens, plan.page_tokens or 1)
+    size = pool_bytes(stage.draft, tokens, plan.cache.page_tokens or 1)
     return (
         [f"KV Cache is allocated.{dtype} #tokens: {tokens}, … {size / GIB:.2f} GB in all (the draft's)"]
         if size
@@ -478,10 +482,10 @@ PRINTED_DTYPES = {
 
 def _sglang_log_lines(plan: Plan, release: Release, stage: Stage, tokens: Bytes, requests: int) -> list[str]:
     """The lines the release prints (its GB are GiB)."""
-    pool = pool_bytes(stage.cell, tokens.value, plan.page_tokens or 1)
+    pool = pool_bytes(stage.cell, tokens.value, plan.cache.page_tokens or 1)
     dtype = (
-        f" dtype: torch.{PRINTED_DTYPES[plan.kv_dtype.name]},"
-        if release.prints_dtype and plan.kv_dtype
+        f" dtype: torch.{PRINTED_DTYPES[plan.cache.kv_dtype.name]},"
+        if release.prints_dtype and plan.cache.kv_dtype
         else ""
     )
     latent = f"KV size: {pool / GIB:.2f} GB"
@@ -500,7 +504,7 @@ def _sglang_log_lines(plan: Plan, release: Release, stage: Stage, tokens: Bytes,
         f"KV Cache is allocated.{dtype} #tokens: {tokens.value}, {halves}",
         *_draft_lines(plan, stage, tokens.value, dtype),
         (
-            f"max_total_num_tokens={tokens.value}, chunked_prefill_size={plan.max_batched_tokens}, "
-            f"max_running_requests={requests}, context_len={plan.max_model_len}"
+            f"max_total_num_tokens={tokens.value}, chunked_prefill_size={plan.serving.max_batched_tokens}, "
+            f"max_running_requests={requests}, context_len={plan.serving.max_model_len}"
         ),
     ]

@@ -43,7 +43,7 @@ def draft_worker_items(part: ModelSpec, plan: Plan, largest: Count) -> list[Item
         *draft_weights(draft, EVERY, WAYS),
         Item(Component.BUFFERS, f"{PREFIX}buffers", dict.fromkeys(RUNNING, buffers), AT_DRAFT),
     ]
-    if plan.captures:
+    if plan.options.captures:
         graphs = Bytes(0, 0, graph_bytes(largest).value)
         items.append(
             Item(Component.CUDA_GRAPHS, f"{PREFIX}captured", dict.fromkeys(RUNNING, graphs), KEPT_FREE)
@@ -107,7 +107,7 @@ def ahead_tokens(plan: Plan) -> Count:
     how = plan.speculative
     if how is None or not kept_of(plan.engine_version).ahead:
         return 0
-    requests = given_or(plan.max_sequences, 1)
+    requests = given_or(plan.serving.max_sequences, 1)
     return requests * how.tokens + requests * verified_tokens(plan) + SPARE
 
 
@@ -121,7 +121,7 @@ def ahead_tokens(plan: Plan) -> Count:
 def table_tokens(plan: Plan) -> Count:
     """Tokens of a request in the table that says where each is."""
     kept: Kept = kept_of(plan.engine_version)
-    return given_or(plan.max_model_len, 1) + (
+    return given_or(plan.serving.max_model_len, 1) + (
         verified_tokens(plan) if plan.speculative is not None and kept.table else 0
     )
 
@@ -158,8 +158,8 @@ def drafted_layer(part: ModelSpec, plan: Plan, tokens: Count) -> Bytes:
 def worker_facts(items: list[Item], part: ModelSpec, plan: Plan, largest: Count) -> Mapping[str, Any]:
     """What drafting costs on a rank."""
     draft = draft_of(part, plan)
-    assert plan.kv_dtype is not None
-    per_token = bytes_per_token(draft.whole, plan.kv_dtype) if draft else 0
+    assert plan.cache.kv_dtype is not None
+    per_token = bytes_per_token(draft.whole, plan.cache.kv_dtype) if draft else 0
     rows = largest * verified_tokens(plan)
     return {
         **draft_facts(items, plan, per_token), "verified_rows": rows,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from memsheet.arith import Count, ceil_div, is_zero, maximum, rounded_down
 from memsheet.engines.sglang.facts import STATELESS_SINCE, Release
+from memsheet.engines.sglang.options import sglang_options
 from memsheet.errors import input_error
 from memsheet.formulas.serving.kv_cache import caching_layers, recurrent_elements
 from memsheet.formulas.serving.states import convolution_elements
@@ -84,10 +85,11 @@ def keeping_of(part: ModelSpec, plan: Plan, release: Release) -> Keeping:
     """As the plan says, else as the release does for the family: until 0.5.12 no snapshots unless they are
     asked for (server_args.py:1187).
     """
+    own = sglang_options(plan)
     snapshots = release.since >= STATELESS_SINCE and bool(_block_kinds(part) & SNAPSHOTS)
     return Keeping(
-        share=plan.state_ratio if plan.state_ratio is not None else SHARE_OF_TOKENS,
-        asked=None if plan.state_slots is None else int(plan.state_slots),
+        share=own.state_ratio if own.state_ratio is not None else SHARE_OF_TOKENS,
+        asked=own.state_slots,
         each=SLOTS + (MORE_SLOTS if snapshots else 0),
     )
 

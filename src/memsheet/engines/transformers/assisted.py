@@ -73,5 +73,5 @@ def compared_bytes(spec: ModelSpec, plan: Plan) -> Bytes:
 def assistant_facts(spec: ModelSpec, plan: Plan, items: tuple[Item, ...]) -> Mapping[str, Any]:
     """What an assistant costs."""
     draft = draft_of(spec, plan)
-    assert plan.kv_dtype is not None
-    return draft_facts(items, plan, bytes_per_token(draft.whole, plan.kv_dtype) if draft else 0)
+    assert plan.cache.kv_dtype is not None
+    return draft_facts(items, plan, bytes_per_token(draft.whole, plan.cache.kv_dtype) if draft else 0)

@@ -101,23 +101,23 @@ def splits_latent(spec: ModelSpec) -> bool:
 
 def _full_and_prompt_tokens(plan: Plan) -> tuple[Count, Count]:
     """Tokens of a sequence when it is full, and of its prompt."""
-    full: Count = 0 if plan.max_model_len is None else plan.max_model_len
-    return full, plan.prompt_tokens if plan.prompt_tokens is not None else full
+    full: Count = 0 if plan.serving.max_model_len is None else plan.serving.max_model_len
+    return full, plan.serving.prompt_tokens if plan.serving.prompt_tokens is not None else full
 
 
 def _cache_items(spec: ModelSpec, plan: Plan) -> list[Item]:
-    assert plan.kv_dtype is not None
+    assert plan.cache.kv_dtype is not None
     full, prompt = _full_and_prompt_tokens(plan)
-    sequences: Count = 1 if plan.max_sequences is None else plan.max_sequences
+    sequences: Count = 1 if plan.serving.max_sequences is None else plan.serving.max_sequences
     common: dict[str, Any] = {
         "tp": plan.mesh.tp,
         "memory_tokens": _memory_tokens(spec, prompt),
         "states": plan.precision.compute,
     }
-    after = cache_bytes(spec, plan.kv_dtype, prompt, sequences, whole=True, **common)
-    late = cache_bytes(spec, plan.kv_dtype, full, sequences, **common)
+    after = cache_bytes(spec, plan.cache.kv_dtype, prompt, sequences, whole=True, **common)
+    late = cache_bytes(spec, plan.cache.kv_dtype, full, sequences, **common)
     known = (
-        plan.prompt_tokens is not None
+        plan.serving.prompt_tokens is not None
     )  # else prompts may be short, and windowed layers never hold more than their window
     return [
         Item(
@@ -150,7 +150,7 @@ def _working_items(spec: ModelSpec, plan: Plan, engine: Engine, held: tuple[Held
     the whole batch.
     """
     full, prompt = _full_and_prompt_tokens(plan)
-    sequences: Count = 1 if plan.max_sequences is None else plan.max_sequences
+    sequences: Count = 1 if plan.serving.max_sequences is None else plan.serving.max_sequences
     prompts = Work(sequences=sequences, tokens=prompt, memory=_memory_tokens(spec, prompt))
     batch, step = (
         largest_layer_bytes(spec, plan, engine, prompts),
@@ -159,10 +159,10 @@ def _working_items(spec: ModelSpec, plan: Plan, engine: Engine, held: tuple[Held
     grown = _excess_bytes(_decode_step_bytes(spec, plan, engine, full, sequences, growing=True), step)
     one = (
         batch
-        if plan.prompt_tokens is not None
+        if plan.serving.prompt_tokens is not None
         else largest_layer_bytes(spec, plan, engine, Work(sequences=1, tokens=prompt, memory=prompts.memory))
     )
-    low = batch.low if plan.prompt_tokens is not None else minimum(step.low, one.low)
+    low = batch.low if plan.serving.prompt_tokens is not None else minimum(step.low, one.low)
     evidence: Evidence = (
         Cited(TRANSFORMERS, "the block's operations without saving")
         if _follows_training_code(spec, plan)
@@ -275,14 +275,14 @@ def facts(
     on another rank not counted again; ``…_per_rank`` is what the fullest rank holds of a token, copies
     included.
     """
-    assert plan.kv_dtype is not None
-    full, asked = plan.max_model_len or 0, spec
+    assert plan.cache.kv_dtype is not None
+    full, asked = plan.serving.max_model_len or 0, spec
     spec = with_draft(spec, plan)
     stages = [with_draft(stage_model(asked, plan, stage), plan) for stage in range(plan.mesh.pp)]
     found: dict[str, Any] = {
-        "kv_bytes_per_token": bytes_per_token(spec, plan.kv_dtype),
+        "kv_bytes_per_token": bytes_per_token(spec, plan.cache.kv_dtype),
         "kv_bytes_per_token_per_rank": max(
-            bytes_per_token(part, plan.kv_dtype, plan.mesh.tp) for part in stages
+            bytes_per_token(part, plan.cache.kv_dtype, plan.mesh.tp) for part in stages
         ),
         "kv_bytes_per_sequence": sum(_sequence_cache_bytes(spec, plan, full, tp=1).values()),
         "kv_tokens": 0,
@@ -304,7 +304,7 @@ def facts(
     counts = {n: [count for room in rooms if (count := room[n]) is not None] for n in lengths}
     found["max_sequences"] = {str(n): min(bound, *held) for n, held in counts.items() if held}
     free = [
-        (_free_card_bytes(sheet, cluster), bytes_per_token(part, plan.kv_dtype, plan.mesh.tp))
+        (_free_card_bytes(sheet, cluster), bytes_per_token(part, plan.cache.kv_dtype, plan.mesh.tp))
         for part, sheet in zip(stages, sheets, strict=True)
     ]
     found["kv_tokens"] = min((max(0, left // a_token) for left, a_token in free if a_token), default=0)
@@ -312,10 +312,10 @@ def facts(
 
 
 def _sequence_cache_bytes(spec: ModelSpec, plan: Plan, tokens: int, *, tp: Count) -> dict[str, Count]:
-    assert plan.kv_dtype is not None
+    assert plan.cache.kv_dtype is not None
     memory = _memory_tokens(spec, _full_and_prompt_tokens(plan)[1])
     return cache_bytes(
-        spec, plan.kv_dtype, tokens, 1, states=plan.precision.compute, tp=tp, memory_tokens=memory
+        spec, plan.cache.kv_dtype, tokens, 1, states=plan.precision.compute, tp=tp, memory_tokens=memory
     )
 
 

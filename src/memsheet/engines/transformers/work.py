@@ -39,6 +39,7 @@ from memsheet.plan.model import (
 )
 from memsheet.plan.plan import AttentionKind, Plan, RecomputeMode
 from memsheet.plan.verified_families import TP_LATENT
+from memsheet.plan.workload import Batch
 from memsheet.references import DEEPSEEK_V2, QLORA, TRANSFORMERS, TRANSFORMERS_CACHE, formula
 from memsheet.sheet import NOTHING, Bytes, sum_byte_ranges
 
@@ -107,21 +108,23 @@ def _has_recorded_operations(block: Block, plan: Plan, work: Work) -> bool:
 def _block_bytes(block: Block, spec: ModelSpec, plan: Plan, engine: Engine, work: Work) -> Bytes:
     if not _has_recorded_operations(block, plan, work):
         return _widest_operation_bytes(block, plan, work)
-    quiet = replace(
+    one_pass = replace(  # what layers read of a plan, for one forward
         plan,
-        microbatch=work.sequences,
-        seq_len=work.tokens,
+        batch=Batch(microbatch=work.sequences, seq_len=work.tokens),
         recompute=replace(plan.recompute, mode=RecomputeMode.NONE),
         adapter=plan.served_adapters.alone if plan.served_adapters else None,
         quantization=None,
     )
     alone = replace(
-        quiet, mesh=replace(quiet.mesh, tp=1)
+        one_pass, mesh=replace(one_pass.mesh, tp=1)
     )  # what training's tensor parallelism keeps is not kept here
-    how = block_numerics(block, quiet, replace(run_config_of(alone, engine), autocast=None))
-    part = evaluate_tape(record_block(block, how, saving=False), block_axes(block, quiet), "", release=True)
+    how = block_numerics(block, one_pass, replace(run_config_of(alone, engine), autocast=None))
+    part = evaluate_tape(
+        record_block(block, how, saving=False), block_axes(block, one_pass), "", release=True
+    )
     shared = (
-        mask_and_rotary_bytes(spec, quiet, how).total + work.sequences * shared_tables(spec, quiet, how).total
+        mask_and_rotary_bytes(spec, one_pass, how).total
+        + work.sequences * shared_tables(spec, one_pass, how).total
     )  # generate counts each one's positions
     lasting = max(1, len(spec.embeddings.weights)) + (
         block.kind in NAMED_ATTENTION
@@ -292,7 +295,7 @@ def _mixer_decode_bytes(block: Block, mixer: Mixer, plan: Plan, work: Work) -> B
     over = _over_cache(block, mixer, plan, work)
     if not work.growing:
         return over
-    if plan.kv_dtype is not None and plan.kv_dtype is not plan.precision.compute:
+    if plan.cache.kv_dtype is not None and plan.cache.kv_dtype is not plan.precision.compute:
         return over + Bytes.exact(2 * grown_bytes(mixer, plan, work))
     grown = grown_bytes(mixer, plan, work)
     return Bytes.max(over, Bytes(0, grown, 2 * grown))
@@ -304,8 +307,8 @@ def _mixer_decode_bytes(block: Block, mixer: Mixer, plan: Plan, work: Work) -> B
 )
 def grown_bytes(mixer: Mixer, plan: Plan, work: Work) -> Count:
     """The larger of the two tensors that a layer's cache makes anew for one more token."""
-    assert plan.kv_dtype is not None
-    return work.sequences * plan.kv_dtype.nbytes(
+    assert plan.cache.kv_dtype is not None
+    return work.sequences * plan.cache.kv_dtype.nbytes(
         copied_elements_per_token(mixer, plan.mesh.tp) * kept_tokens(mixer, work.cached)
     )
 
@@ -376,7 +379,7 @@ def _dequantized_keys(mixer: Mixer, plan: Plan, kept: Count, *, passed: bool) ->
     kernels add is not known.
     """
     compute = plan.precision.compute
-    if plan.kv_dtype is None or plan.kv_dtype is compute or not isinstance(mixer, Attention):
+    if plan.cache.kv_dtype is None or plan.cache.kv_dtype is compute or not isinstance(mixer, Attention):
         return NOTHING
     elements = kept * copied_elements_per_token(mixer, plan.mesh.tp)
     one, wide = compute.nbytes(elements), FP32.nbytes(elements)
@@ -384,7 +387,7 @@ def _dequantized_keys(mixer: Mixer, plan: Plan, kept: Count, *, passed: bool) ->
         return Bytes.exact(2 * one)
     return (
         Bytes.exact(one + 2 * wide)
-        if plan.kv_dtype.name == "fp8"
+        if plan.cache.kv_dtype.name == "fp8"
         else Bytes(4 * one, 4 * one, 4 * one + 2 * wide)
     )
 

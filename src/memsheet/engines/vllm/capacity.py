@@ -77,18 +77,21 @@ def cache_capacity_facts(spec: ModelSpec, plan: Plan, pool: Pool) -> Mapping[str
     """Facts of a server's cache. Bytes are those of one replica over all its ranks, a copy on another rank
     not counted again; blocks, tokens and sequences are of one replica too.
     """
-    assert plan.kv_dtype is not None
-    full = plan.max_model_len or 1
+    assert plan.cache.kv_dtype is not None
+    full = plan.serving.max_model_len or 1
     alone = replace(plan, mesh=Mesh())
     whole = layout_of(kinds_of(spec, alone, pool.release), pool.release)
-    tokens, per_token = pool.tokens(full), bytes_per_token(spec, plan.kv_dtype, plan.mesh.tp) // plan.mesh.pp
+    tokens, per_token = (
+        pool.tokens(full),
+        bytes_per_token(spec, plan.cache.kv_dtype, plan.mesh.tp) // plan.mesh.pp,
+    )
     shared = (
         {"shared_prefix_bytes_per_rank": pool.shared_blocks * pool.layout.block_bytes}
         if pool.shared_blocks
         else {}
     )
     return {
-        **shared, "kv_bytes_per_token": bytes_per_token(spec, plan.kv_dtype), "kv_bytes_per_token_per_rank": per_token,
+        **shared, "kv_bytes_per_token": bytes_per_token(spec, plan.cache.kv_dtype), "kv_bytes_per_token_per_rank": per_token,
         "kv_bytes_per_sequence": sequence_blocks(whole, full, pool.release) * whole.block_bytes,
         "kv_tokens": tokens.value, "kv_tokens_low": tokens.low, "kv_tokens_high": tokens.high,
         "pages": pool.blocks.value, "page_bytes_per_rank": pool.layout.block_bytes,
@@ -115,7 +118,7 @@ def _contiguous_cache_sequences(plan: Plan, pool: Pool, per_token: int) -> int:
     """Sequences that the pool's bytes hold where each reserves max_model_len tokens in every layer, as
     servers did before paging.
     """
-    reserved = per_token * (plan.max_model_len or 1)
+    reserved = per_token * (plan.serving.max_model_len or 1)
     return pool.blocks.value * pool.layout.block_bytes // reserved if reserved else 0
 
 
@@ -129,7 +132,7 @@ def _paging_waste_bytes(layout: Layout) -> int:
 
 def start_up(plan: Plan, pool: Pool, weights: Bytes, available: Bytes) -> list[str]:
     """The lines the release prints, with what is expected in them."""
-    full, concurrency = plan.max_model_len or 1, pool.concurrency(plan.max_model_len or 1)
+    full, concurrency = plan.serving.max_model_len or 1, pool.concurrency(plan.serving.max_model_len or 1)
     tokens, most = (
         f"{pool.tokens(full).value:,}",
         f"Maximum concurrency for {full:,} tokens per request: {concurrency:.2f}x",

@@ -275,8 +275,8 @@ def mapping_bytes(part: ModelSpec, plan: Plan) -> Count:
 )
 def places_bytes(plan: Plan, served: ServedAdapters, tables: int) -> Count:
     """Bytes of the tables that say whose adapter a token goes through."""
-    tokens: Count = given_or(plan.max_batched_tokens, 0)
-    sequences: Count = given_or(plan.max_sequences, 0)
+    tokens: Count = given_or(plan.serving.max_batched_tokens, 0)
+    sequences: Count = given_or(plan.serving.max_sequences, 0)
     counted = 2 * INT32.nbytes(2 * tokens + 3 * served.slots + 4)
     return INT64.nbytes(tables * tokens + 3 * sequences) + counted
 

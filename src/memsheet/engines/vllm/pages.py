@@ -94,8 +94,8 @@ def kinds_of(part: ModelSpec, plan: Plan, release: Release) -> tuple[Kind, ...]:
 
 
 def _cache_group_kinds(part: ModelSpec, plan: Plan, release: Release) -> Iterator[Kind]:
-    assert plan.kv_dtype is not None
-    assert plan.page_tokens is not None
+    assert plan.cache.kv_dtype is not None
+    assert plan.cache.page_tokens is not None
     if any(stack.role == "encoder" for stack in part.stacks):
         raise input_error(
             "model",
@@ -117,9 +117,9 @@ def _cache_group_kinds(part: ModelSpec, plan: Plan, release: Release) -> Iterato
                 yield Kind(
                     kept=Kept.WINDOW if window else Kept.ALL,
                     reach=window or 0,
-                    block_tokens=plan.page_tokens,
+                    block_tokens=plan.cache.page_tokens,
                     layers=layers,
-                    page_bytes=page_bytes(mixer, plan.kv_dtype, plan.page_tokens, plan.mesh.tp),
+                    page_bytes=page_bytes(mixer, plan.cache.kv_dtype, plan.cache.page_tokens, plan.mesh.tp),
                 )
             case Recurrent():
                 raise input_error(

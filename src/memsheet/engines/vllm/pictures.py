@@ -62,12 +62,12 @@ def shown_pictures(plan: Plan, tokens: Count, *, more: bool = False) -> Count:
     """Pictures of so many ``tokens`` that are shown at once. ``more``: one that a batch has no room for is
     counted with it.
     """
-    assert plan.max_batched_tokens is not None
-    assert plan.max_sequences is not None
-    budget = maximum(plan.max_batched_tokens, tokens)
+    assert plan.serving.max_batched_tokens is not None
+    assert plan.serving.max_sequences is not None
+    budget = maximum(plan.serving.max_batched_tokens, tokens)
     fitting = ceil_div(budget, tokens) if more else budget // tokens
-    each = 1 if more else maximum(1, given_or(plan.max_model_len, 0) // tokens)
-    return maximum(1, minimum(fitting, plan.max_sequences * each))
+    each = 1 if more else maximum(1, given_or(plan.serving.max_model_len, 0) // tokens)
+    return maximum(1, minimum(fitting, plan.serving.max_sequences * each))
 
 
 def _encoder_output_bytes(
@@ -97,7 +97,7 @@ def copied_rows(picture: Picture, plan: Plan, shown: Shown) -> Count:
     if shown not in COPIED:
         return 0
     rows = (
-        maximum(given_or(plan.max_batched_tokens, 0), picture.places)
+        maximum(given_or(plan.serving.max_batched_tokens, 0), picture.places)
         if shown is Shown.BATCH
         else picture.places
     )
@@ -115,15 +115,15 @@ def unsized_bytes(tower: Tower, hidden: int, plan: Plan) -> Bytes:
     """Bytes of pictures whose largest no config says: their patches, and what a language model is given of
     them.
     """
-    assert plan.max_batched_tokens is not None
+    assert plan.serving.max_batched_tokens is not None
     patch = reduce(
         maximum, (prod(w.shape[1:]) for w in tower.embeddings if "patch" in w.path and len(w.shape) > 1), 0
     )
     value, high = (
         plan.precision.compute.nbytes(rows * (hidden + MERGED_PATCHES * patch))
         for rows in (
-            plan.max_batched_tokens,
-            maximum(plan.max_batched_tokens, given_or(plan.max_model_len, 0)),
+            plan.serving.max_batched_tokens,
+            maximum(plan.serving.max_batched_tokens, given_or(plan.serving.max_model_len, 0)),
         )
     )
     return Bytes(0, value, high)

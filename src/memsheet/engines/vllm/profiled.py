@@ -49,9 +49,9 @@ class Peak:
 
 def profile_run_peak(part: ModelSpec, plan: Plan, release: Release, tokens: Count) -> Peak:
     """The peak of a run of ``tokens`` on a rank of a stage. Stages before the last have no sampler."""
-    assert plan.max_sequences is not None
+    assert plan.serving.max_sequences is not None
     rows, dtype, pictures = (
-        minimum(tokens, plan.max_sequences),
+        minimum(tokens, plan.serving.max_sequences),
         plan.precision.compute,
         kept_pictures(part, plan, release),
     )
@@ -97,10 +97,12 @@ def sampler_hidden_state_bytes(hidden: int, plan: Plan, tokens: Count, rows: Cou
 )
 def unpacked_tokens(plan: Plan) -> Count:
     """Tokens of earlier chunks that latent attention unpacks at once."""
-    assert plan.max_sequences is not None
-    assert plan.page_tokens is not None
-    pages = plan.max_sequences * plan.page_tokens
-    return maximum(minimum(CONTEXT_TOKENS, maximum(8 * given_or(plan.max_model_len, 0), 4 * pages)), pages)
+    assert plan.serving.max_sequences is not None
+    assert plan.cache.page_tokens is not None
+    pages = plan.serving.max_sequences * plan.cache.page_tokens
+    return maximum(
+        minimum(CONTEXT_TOKENS, maximum(8 * given_or(plan.serving.max_model_len, 0), 4 * pages)), pages
+    )
 
 
 @formula(

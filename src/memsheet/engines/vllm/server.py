@@ -105,12 +105,12 @@ def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster 
     loaded += [_attention_scale_item(cached), *draft_items(part, plan, release)]
     loaded += lora_items(part, plan, release, EVERY)
     states = _sampler_states(part, plan, release)
-    assert plan.max_batched_tokens is not None
-    assert plan.max_sequences is not None
+    assert plan.serving.max_batched_tokens is not None
+    assert plan.serving.max_sequences is not None
     peaks = {
-        Instant.PREFILL: profile_run_peak(part, plan, release, plan.max_batched_tokens),
+        Instant.PREFILL: profile_run_peak(part, plan, release, plan.serving.max_batched_tokens),
         Instant.DECODE: profile_run_peak(
-            part, plan, release, minimum(plan.max_batched_tokens, plan.max_sequences)
+            part, plan, release, minimum(plan.serving.max_batched_tokens, plan.serving.max_sequences)
         ),
     }
     peaks = dict(drafted_peaks(part, plan, release, peaks))
@@ -121,8 +121,8 @@ def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster 
     largest = minimum(verified_rows(plan, release), LARGEST_GRAPH)
     graphs = recorded_twice(graph_items(plan, largest), plan, release)
     most = {
-        Instant.PREFILL: plan.max_batched_tokens,
-        Instant.DECODE: minimum(plan.max_batched_tokens, plan.max_sequences),
+        Instant.PREFILL: plan.serving.max_batched_tokens,
+        Instant.DECODE: minimum(plan.serving.max_batched_tokens, plan.serving.max_sequences),
     }
     working = (
         *working,
@@ -212,8 +212,8 @@ def latent_workspace_bytes(part: ModelSpec, plan: Plan) -> Count:
 def _sampler_states(part: ModelSpec, plan: Plan, release: Release) -> list[Item]:
     if not release.sampler_of(part.model_type).counts or part.head.kind == "none":
         return []
-    assert plan.max_sequences is not None
-    size = Bytes.exact(sampler_state_bytes(plan.max_sequences, part.head.width))
+    assert plan.serving.max_sequences is not None
+    size = Bytes.exact(sampler_state_bytes(plan.serving.max_sequences, part.head.width))
     return [
         Item(
             Component.BUFFERS,
@@ -264,9 +264,9 @@ def _available_kv_cache_bytes(plan: Plan, release: Release, cluster: Cluster, te
     the fraction. Segments' gaps are no part of the engine's sum.
     """
     device = cluster.device
-    assert plan.memory_fraction is not None
+    assert plan.cache.memory_fraction is not None
     low, value, high = (
-        int(size * plan.memory_fraction)
+        int(size * plan.cache.memory_fraction)
         for size in (device.framework_low_bytes, device.framework_bytes, device.framework_high_bytes)
     )
     others = sum_byte_ranges(
@@ -315,7 +315,7 @@ def _kv_pool_blocks(stages: tuple[Stage, ...], plan: Plan, release: Release) -> 
 
 
 def _requested_kv_blocks(layout: Layout, plan: Plan, release: Release) -> Count:
-    length, sequences = plan.max_model_len or 1, plan.max_sequences or 1
+    length, sequences = plan.serving.max_model_len or 1, plan.serving.max_sequences or 1
     return sequences * sequence_blocks(layout, length, release)
 
 
@@ -326,7 +326,7 @@ def _stages_and_kv_pool(
     stages = _stages(spec, plan, cluster)
     blocks = _kv_pool_blocks(stages, plan, release)
     layout = stages[0].layout
-    shared = shared_blocks(layout, plan.shared_prefix_tokens)
+    shared = shared_blocks(layout, plan.serving.shared_prefix_tokens)
     _check_prefix(plan, layout, release)
     return stages, Pool(
         layout=layout,
@@ -335,7 +335,7 @@ def _stages_and_kv_pool(
         in_flight=_in_flight(plan, release),
         shared_blocks=shared,
         ahead=ahead_of(plan),
-        longest=int(plan.max_model_len or 1),
+        longest=int(plan.serving.max_model_len or 1),
     )
 
 
@@ -399,7 +399,7 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, 
 def _in_flight(plan: Plan, release: Release) -> int:
     """Tokens that may be scheduled and not settled; a pipeline has a batch in each stage."""
     batches = plan.mesh.pp + 1 if release.in_flight > 1 else 1
-    return batches * int(plan.max_batched_tokens or 1)
+    return batches * int(plan.serving.max_batched_tokens or 1)
 
 
 def _kv_shortfall_bytes(stage: Stage, plan: Plan, pool: Pool) -> Bytes:
@@ -407,7 +407,7 @@ def _kv_shortfall_bytes(stage: Stage, plan: Plan, pool: Pool) -> Bytes:
     start; negative where it has them.
     """
     needed = (
-        sequence_blocks(stage.layout, plan.max_model_len or 1, pool.release, pool.in_flight)
+        sequence_blocks(stage.layout, plan.serving.max_model_len or 1, pool.release, pool.in_flight)
         * stage.layout.block_bytes
     )
     room = stage.available or NOTHING
@@ -417,6 +417,6 @@ def _kv_shortfall_bytes(stage: Stage, plan: Plan, pool: Pool) -> Bytes:
 def _memory_budget_facts(plan: Plan, cluster: Cluster, stage: Stage) -> Mapping[str, Any]:
     """The engine's own sum, in its own words."""
     return {
-        "memory_fraction": plan.memory_fraction, "requested_bytes": int(cluster.device.framework_bytes * (plan.memory_fraction or 0)),
+        "memory_fraction": plan.cache.memory_fraction, "requested_bytes": int(cluster.device.framework_bytes * (plan.cache.memory_fraction or 0)),
         "weights": stage.weights, "peak_activation": stage.peak, "kv_cache": stage.available,
     }  # fmt: skip

@@ -94,17 +94,19 @@ def _uses_second_model_runner(part: ModelSpec, release: Release) -> bool:
 def proposer_bytes(draft: Draft, plan: Plan, *, second: bool, embeds: bool) -> Count:
     """Bytes of hidden states and input embeddings of a batch, its words and places, and what is drafted."""
     assert plan.speculative is not None
-    assert plan.max_sequences is not None
-    assert plan.max_batched_tokens is not None
+    assert plan.serving.max_sequences is not None
+    assert plan.serving.max_batched_tokens is not None
     hidden = (
         1 if plan.speculative.method.headed or not second else 0
     )  # a draft model of the second runner reads none
-    rows = plan.max_batched_tokens * draft.whole.hidden * (hidden + (1 if embeds and not second else 0))
-    words = plan.max_batched_tokens * (2 * INT32.bits + 2 * INT64.bits) // 8
+    rows = (
+        plan.serving.max_batched_tokens * draft.whole.hidden * (hidden + (1 if embeds and not second else 0))
+    )
+    words = plan.serving.max_batched_tokens * (2 * INT32.bits + 2 * INT64.bits) // 8
     return (
         plan.precision.compute.nbytes(rows)
         + words
-        + drafted_bytes(plan.max_sequences, plan.speculative.tokens)
+        + drafted_bytes(plan.serving.max_sequences, plan.speculative.tokens)
     )
 
 
@@ -116,10 +118,12 @@ def drafted_peaks(
     """
     if plan.speculative is None or part.head.kind == "none":
         return peaks
-    assert plan.max_batched_tokens is not None
-    tokens = minimum(plan.max_batched_tokens, given_or(plan.max_sequences, 1) * verified_tokens(plan))
+    assert plan.serving.max_batched_tokens is not None
+    tokens = minimum(
+        plan.serving.max_batched_tokens, given_or(plan.serving.max_sequences, 1) * verified_tokens(plan)
+    )
     decode = decode_step_peak(part, plan, release, tokens)
-    prefill = drafting_run_peak(peaks[Instant.PREFILL], part, plan, plan.max_batched_tokens)
+    prefill = drafting_run_peak(peaks[Instant.PREFILL], part, plan, plan.serving.max_batched_tokens)
     return {Instant.PREFILL: prefill, Instant.DECODE: drafting_run_peak(decode, part, plan, tokens)}
 
 
@@ -169,14 +173,18 @@ def decode_step_peak(part: ModelSpec, plan: Plan, release: Release, tokens: Coun
     """The peak of a step of decoding, which the profiling run does not see: as many rows of logits as tokens
     are verified. The second runner samples from a part of them at a time.
     """
-    peak = profile_run_peak(part, replace(plan, max_sequences=tokens), release, tokens)
+    peak = profile_run_peak(
+        part, replace(plan, serving=replace(plan.serving, max_sequences=tokens)), release, tokens
+    )
     logits = plan.precision.compute.nbytes(tokens * part.head.width)
     if not _uses_second_model_runner(part, release):
         return replace(
             peak, sampler=Bytes(minimum(logits, peak.sampler.low), peak.sampler.value, peak.sampler.high)
         )
     rows = minimum(tokens, chunk_rows(part.head.width))
-    once = profile_run_peak(part, replace(plan, max_sequences=rows), release, rows).sampler
+    once = profile_run_peak(
+        part, replace(plan, serving=replace(plan.serving, max_sequences=rows)), release, rows
+    ).sampler
     above = plan.precision.compute.nbytes(rows * part.head.width)
     return replace(peak, sampler=Bytes(logits, logits + once.value - above, logits + once.high))
 
@@ -196,7 +204,7 @@ def chunk_rows(width: Count) -> Count:
 )
 def verified_rows(plan: Plan, release: Release) -> Count:
     """Tokens of the largest CUDA graph, as far as its own limit allows; sequences in older releases."""
-    rows = 2 * given_or(plan.max_sequences, 1)
+    rows = 2 * given_or(plan.serving.max_sequences, 1)
     return rows * verified_tokens(plan) if release.since >= GRAPHS_OF_TOKENS_SINCE else rows
 
 
@@ -204,7 +212,7 @@ def draft_graphs(part: ModelSpec, plan: Plan, largest: Count) -> list[Item]:
     """Graphs of who drafts (v0.33.0 target_dependent_ar/speculator.py:107): no formula is known, at most as
     much as the model's own.
     """
-    if draft_of(part, plan) is None or not plan.captures:
+    if draft_of(part, plan) is None or not plan.options.captures:
         return []
     size = Bytes(0, 0, graph_bytes(largest).value)
     return [Item(Component.CUDA_GRAPHS, f"{PREFIX}captured", dict.fromkeys(RUNNING, size), KEPT_FREE)]
@@ -222,10 +230,11 @@ def speculative_facts(
     """What drafting costs on a rank of the last stage."""
     draft, how = draft_of(part, plan), plan.speculative
     assert how is not None
-    assert plan.kv_dtype is not None
-    per_token = bytes_per_token(draft.whole, plan.kv_dtype) if draft else 0
+    assert plan.cache.kv_dtype is not None
+    per_token = bytes_per_token(draft.whole, plan.cache.kv_dtype) if draft else 0
     rows = minimum(
-        given_or(plan.max_batched_tokens, 1), given_or(plan.max_sequences, 1) * verified_tokens(plan)
+        given_or(plan.serving.max_batched_tokens, 1),
+        given_or(plan.serving.max_sequences, 1) * verified_tokens(plan),
     )
     found = draft_facts(draft_items(part, plan, release), plan, per_token)
     return {**found, "verified_rows": rows, "logits_bytes": logits_dtype.nbytes(rows * part.head.width)}

@@ -110,8 +110,10 @@ def _batch_below_length(case: Case) -> Iterator[Found]:
     told = case.answer.plan if case.answer else None
     for name, values in case.values("vllm"):
         whole = values.get("--enable-chunked-prefill") is False
-        length = case.request.get("serving.max_model_len") or (told.max_model_len if told else None)
-        batch = case.request.get("serving.max_batched_tokens") or (told.max_batched_tokens if told else None)
+        length = case.request.get("serving.max_model_len") or (told.serving.max_model_len if told else None)
+        batch = case.request.get("serving.max_batched_tokens") or (
+            told.serving.max_batched_tokens if told else None
+        )
         if whole and isinstance(length, int) and isinstance(batch, int) and batch < length:
             yield Found(
                 where=f"{name}: --max-num-batched-tokens",

@@ -48,7 +48,7 @@ def fraction_of_more_than_is_free(case: Case) -> Iterator[Found]:
         total, context, asked = (
             answer.cluster.device.framework_bytes,
             _cuda_context_bytes(answer),
-            float(answer.plan.memory_fraction or 0),
+            float(answer.plan.cache.memory_fraction or 0),
         )
         if total * asked > total - context.value:
             most = floor(100 * (total - context.high) / total) / 100
@@ -77,7 +77,7 @@ def fraction_leaves_too_little(case: Case) -> Iterator[Found]:
         answer.cluster.device.framework_low_bytes,
         max(int(sheet.device.high) for sheet in answer.sheets),
     )
-    asked = float(answer.plan.memory_fraction or 0)
+    asked = float(answer.plan.cache.memory_fraction or 0)
     less = floor(100 * (asked - (need - room) / answer.cluster.device.framework_bytes)) / 100
     if facts["short_bytes"].value > 0 or need <= room or not 0 < less < asked:
         return
@@ -104,7 +104,7 @@ def length_that_has_no_room(case: Case) -> Iterator[Found]:
         return
     answer, facts = told
     length, tokens, short = (
-        int(answer.plan.max_model_len or 0),
+        int(answer.plan.serving.max_model_len or 0),
         int(facts.get("kv_tokens") or 0),
         facts["short_bytes"].value > 0,
     )
@@ -251,7 +251,7 @@ def more_than_the_pool_holds(case: Case) -> Iterator[Found]:
     length = (
         "of the lengths asked about"
         if "expected" in held
-        else f"of {int(answer.plan.max_model_len or 0):,} tokens"
+        else f"of {int(answer.plan.serving.max_model_len or 0):,} tokens"
     )
     groups = int(answer.plan.mesh.attn_dp) if answer.plan.engine == "sglang" else 1
     for name, _, flags in server_commands(case):
@@ -272,7 +272,7 @@ def _costs_as_usual(case: Case, answer: Answer, asked: int, fewer: int) -> bool 
     worth telling.
     """
     own = case.ask({"serving.max_sequences": None})
-    if own is None or int(own.plan.max_sequences or 0) != asked:
+    if own is None or int(own.plan.serving.max_sequences or 0) != asked:
         return None
     cured = case.ask({"serving.max_sequences": fewer})
     return cured is not None and (cache_bytes(cured) - cache_bytes(answer)) * DEFAULT_WORTH > cache_bytes(

@@ -31,7 +31,7 @@ def _logits_bytes(case: Case, sequences: int) -> int:
     if case.answer is None:
         return 0
     width = {"fp32": 4}.get(case.answer.plan.precision.compute.name, 2)
-    return sequences * int(case.answer.plan.seq_len) * case.answer.model.vocab * (4 + width)
+    return sequences * int(case.answer.plan.batch.seq_len) * case.answer.model.vocab * (4 + width)
 
 
 def _eval_batch(values: Mapping[str, Any]) -> int:

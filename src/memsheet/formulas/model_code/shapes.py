@@ -18,7 +18,7 @@ def whole_axes(block: Block, plan: Plan) -> dict[str, Count]:
     assert isinstance(at, Attention)
     assert isinstance(ff, Dense)
     return with_products({
-        "b": plan.microbatch, "s": plan.seq_len, "h": block.hidden, "a": at.heads, "k": at.kv_heads, "d": at.head_dim, "f": ff.intermediate,
+        "b": plan.batch.microbatch, "s": plan.batch.seq_len, "h": block.hidden, "a": at.heads, "k": at.kv_heads, "d": at.head_dim, "f": ff.intermediate,
         "r": plan.adapter.rank if plan.adapter else 0,
     })  # fmt: skip
 
@@ -26,4 +26,10 @@ def whole_axes(block: Block, plan: Plan) -> dict[str, Count]:
 @formula(cites=TRANSFORMER, at="section 3.4: logits of every position over the whole vocabulary")
 def whole_ends(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
     """Sizes of the axes of embeddings, head and loss."""
-    return {"b": plan.microbatch, "s": plan.seq_len, "h": spec.hidden, "V": spec.vocab, "V0": spec.vocab}
+    return {
+        "b": plan.batch.microbatch,
+        "s": plan.batch.seq_len,
+        "h": spec.hidden,
+        "V": spec.vocab,
+        "V0": spec.vocab,
+    }

@@ -41,16 +41,16 @@ def items_with_replayed_slack(
     found: Reserved | None = None
     if _exceeds_device(items, cluster):
         pass
-    elif plan.varied:
+    elif plan.batch.varied:
         varied = _varied_lengths_reserved(items, model, plan, engine, cluster, allocated)
         found = Reserved(varied, False) if varied else None
     elif (
-        not model.towers and not plan.image_tokens and not engine.varies
+        not model.towers and not plan.batch.image_tokens and not engine.varies
     ):  # lengths that are all alike are an exception there
         found = _equal_steps_reserved(items, model, plan, engine, cluster)
     if found is None:
         return items, ()
-    evidence = lengths.REPLAYED if plan.varied else alike.REPLAYED
+    evidence = lengths.REPLAYED if plan.batch.varied else alike.REPLAYED
     row = replayed_slack_item(found.bytes, allocated, evidence)
     return [
         *(item for item in items if item.component is not Component.ALLOCATOR_SLACK),

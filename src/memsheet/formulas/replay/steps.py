@@ -190,7 +190,7 @@ class Run:
     def step(self) -> None:
         self.script.give(self.gradients)
         self.gradients = []
-        tokens = int(INT64.nbytes(self.plan.microbatch * self.plan.seq_len))
+        tokens = int(INT64.nbytes(self.plan.batch.microbatch * self.plan.batch.seq_len))
         inputs = [self.script.take(tokens), self.script.take(tokens)]
         played, loss = self._forward()
         self._backward(played, loss)

@@ -45,7 +45,9 @@ REPLAYED = Derived(
 def is_varied_step_replayable(stage: StageLayers, plan: Plan) -> bool:
     """Whether no layer is recomputed, or each on its own and all are of one kind."""
     alone = (
-        isinstance(plan.mesh.gpus, int) and isinstance(plan.seq_len, int) and isinstance(plan.microbatch, int)
+        isinstance(plan.mesh.gpus, int)
+        and isinstance(plan.batch.seq_len, int)
+        and isinstance(plan.batch.microbatch, int)
     )
     alike = (
         len([group for run in stage.layers for group in run.pattern]) == 1 and not plan.recompute.stretched
@@ -73,7 +75,7 @@ def varied_reserved_bytes(stage: StageLayers, plan: Plan, resident: int, room: i
     """What is reserved over steps of varied lengths on a device with ``room``. ``resident``: bytes that are
     placed first and stay.
     """
-    length, left = int(plan.seq_len), max(0, room - resident)
+    length, left = int(plan.batch.seq_len), max(0, room - resident)
     orders, steps = (ORDERS, STEPS) if plan.recompute.mode is RecomputeMode.FULL else FEWER
     drawn = [
         _replay_varied_lengths(stage, plan, _longest_sample_lengths(plan, order, steps), left)
@@ -85,9 +87,9 @@ def varied_reserved_bytes(stage: StageLayers, plan: Plan, resident: int, room: i
 
 def _longest_sample_lengths(plan: Plan, order: int, steps: int) -> list[int]:
     """The longest sample of each micro-batch."""
-    drawn, longest = random.Random(order), int(plan.seq_len)  # noqa: S311 - an order of lengths, not a secret
+    drawn, longest = random.Random(order), int(plan.batch.seq_len)  # noqa: S311 - an order of lengths, not a secret
     return [
-        max(int(drawn.uniform(min(SHORTEST, longest), longest)) for _ in range(int(plan.microbatch)))
+        max(int(drawn.uniform(min(SHORTEST, longest), longest)) for _ in range(int(plan.batch.microbatch)))
         for _ in range(steps)
     ]
 
@@ -114,7 +116,7 @@ def _micro_batch(script: Script, stage: StageLayers, plan: Plan, length: int) ->
     assert embeddings is not None
     assert head is not None
     assert loss is not None
-    tokens, gradients = int(INT64.nbytes(plan.microbatch * length)), list[int]()
+    tokens, gradients = int(INT64.nbytes(plan.batch.microbatch * length)), list[int]()
     inputs = [script.take(tokens), script.take(tokens)]
     parts = {id(group): _part_at_length(group.part, length) for run in stage.layers for group in run.pattern}
     first, x = play_forward(script, _part_at_length(embeddings.part, length), None)

@@ -18,10 +18,10 @@ def check_shared(plan: Plan, *, caches: bool, why: str) -> None:
     """Raise InputError where prompts share a beginning that the engine keeps for each. ``why``: it does, in
     words.
     """
-    if plan.shared_prefix_tokens and not caches:
+    if plan.serving.shared_prefix_tokens and not caches:
         raise input_error(
             "serving.shared_prefix_tokens",
-            plan.shared_prefix_tokens,
+            plan.serving.shared_prefix_tokens,
             f"is kept for each sequence: {why}",
             "leave it out",
         )
@@ -31,10 +31,14 @@ def lengths_of(plan: Plan) -> list[int]:
     """Lengths that are told about: usual ones beyond what prompts share, the longest, and those that are
     asked about.
     """
-    full = plan.max_model_len or 1
-    asked = (plan.prompt_tokens or 0) + (plan.output_tokens or 0)
+    full = plan.serving.max_model_len or 1
+    asked = (plan.serving.prompt_tokens or 0) + (plan.serving.output_tokens or 0)
     return sorted(
-        {*(n for n in LENGTHS if plan.shared_prefix_tokens < n <= full), full, *([asked] if asked else [])}
+        {
+            *(n for n in LENGTHS if plan.serving.shared_prefix_tokens < n <= full),
+            full,
+            *([asked] if asked else []),
+        }
     )
 
 
@@ -44,15 +48,18 @@ def concurrency_facts(
     """Concurrency for the lengths that are asked about, what paging saves, and whether requests may have to
     be computed again. ``sequences``: how many of a length have room.
     """
-    full, limit = plan.max_model_len or 1, int(plan.max_sequences or 1)
+    full, limit = plan.serving.max_model_len or 1, int(plan.serving.max_sequences or 1)
     most = sequences(full).value
     found: dict[str, Any] = {
         "limit": limit, "replicas": int(plan.mesh.dp_replicate), "contiguous": contiguous, "waste_per_sequence_bytes": waste_bytes,
         "worst": min(limit, most), "preempts": most < limit,
     }  # fmt: skip
-    if plan.prompt_tokens is None:
+    if plan.serving.prompt_tokens is None:
         return found
-    prompt, answer = int(plan.prompt_tokens), int(plan.output_tokens or max(0, full - plan.prompt_tokens))
+    prompt, answer = (
+        int(plan.serving.prompt_tokens),
+        int(plan.serving.output_tokens or max(0, full - plan.serving.prompt_tokens)),
+    )
     middle, end = sequences(max(1, prompt + answer // 2)), sequences(max(1, prompt + answer))
     return {
         **found, "prompt_tokens": prompt, "output_tokens": answer, "expected": min(limit, middle.value), "expected_low": min(limit, middle.low),

@@ -76,7 +76,7 @@ def _mesh_of(weight: Weight, plan: Plan) -> Mesh:
     """
     mesh, groups_cut = plan.mesh, engine_of(plan).serving.cuts_dense_over_groups
     own = "attn" in weight.path or "attention" in weight.path or not groups_cut
-    tp = 1 if plan.dp_dense and not own else mesh.attention_tp if own else mesh.tp
+    tp = 1 if plan.options.dp_dense and not own else mesh.attention_tp if own else mesh.tp
     return Mesh(tp=tp, ep=mesh.ep, etp=mesh.etp)
 
 

@@ -23,7 +23,7 @@ def deepep_items(part: ModelSpec, plan: Plan, buffer_bytes: Callable[[int, int, 
         (b.feed_forward.experts for b in part.blocks() if isinstance(b.feed_forward, Moe)),
         default=0,
     )
-    if plan.dispatch != SENT or not experts:
+    if plan.options.dispatch != SENT or not experts:
         return []
     size = buffer_bytes(part.hidden, experts, int(plan.mesh.ep))
     source = Cited(

@@ -35,19 +35,16 @@ def _attention_group_plan(plan: Plan) -> Plan:
     )
     if (
         not engine_of(plan).serving.limits_all_groups
-        or plan.max_sequences is None
-        or plan.max_batched_tokens is None
+        or plan.serving.max_sequences is None
+        or plan.serving.max_batched_tokens is None
     ):
         return replace(plan, mesh=mesh)
-    asked = max(1, int(plan.max_sequences) // groups)
-    slots = None if plan.state_slots is None else max(1, plan.state_slots // groups)
-    return replace(
-        plan,
-        mesh=mesh,
-        state_slots=slots,
-        max_sequences=asked,
-        max_batched_tokens=max(1, int(plan.max_batched_tokens) // groups),
+    serving = replace(
+        plan.serving,
+        max_sequences=max(1, int(plan.serving.max_sequences) // groups),
+        max_batched_tokens=max(1, int(plan.serving.max_batched_tokens) // groups),
     )
+    return replace(plan, mesh=mesh, serving=serving, options=plan.options.of_one_group(groups))
 
 
 def forward_paths(block: Block) -> frozenset[str]:
@@ -86,4 +83,4 @@ SENT = "deepep"
 )
 def gathered_groups(plan: Plan) -> Count:
     """Groups whose tokens come together on every rank: all that share experts, unless tokens are sent."""
-    return 1 if plan.dispatch == SENT else groups_sharing_experts(plan)
+    return 1 if plan.options.dispatch == SENT else groups_sharing_experts(plan)

@@ -14,7 +14,7 @@ KEPT_FREE = FromCode("sgl-project/sglang", "v0.5.23", "python/sglang/srt/arg_gro
 
 def graph_items(plan: Plan, largest: Count) -> list[Item]:
     """The pool that all captured sizes share and the graphs themselves, of up to ``largest`` sequences."""
-    if not plan.captures:
+    if not plan.options.captures:
         return []
     size = graph_bytes(largest)
     return [

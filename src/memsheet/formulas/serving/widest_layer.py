@@ -77,7 +77,9 @@ def block_bytes(block: Block, plan: Plan, tokens: Count) -> list[Bytes]:
         every = tokens * groups
         at_once = minimum(every, CHUNK_TOKENS) if routed else tokens
         gathered = where(at_least(groups, 2), dtype.nbytes((2 * every - at_once) * hidden), 0)
-        gathered = received_bytes(block, plan, tokens) if routed and plan.dispatch == SENT else gathered
+        gathered = (
+            received_bytes(block, plan, tokens) if routed and plan.options.dispatch == SENT else gathered
+        )
         above.append(dtype.nbytes(at_once * _feed_forward_width(block.feed_forward, plan)) + gathered)
     return [beside_residual(size, block, plan, tokens) for size in above]
 

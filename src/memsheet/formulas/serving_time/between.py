@@ -49,7 +49,7 @@ def replays_cuda_graph(shop: ServeTiming) -> bool:
     """Whether decoding replays a graph, so that the host starts no kernel by itself."""
     plan = shop.plan
     compiled = shop.engine.serving.captures_compiled and plan.compile
-    graphs = plan.captures or bool(plan.cuda_graphs) or compiled
+    graphs = plan.options.captures or bool(plan.cuda_graphs) or compiled
     return graphs and shop.work.fresh == 1
 
 
@@ -82,7 +82,7 @@ def exchanged_s(spec: ModelSpec, shop: ServeTiming) -> float:
             collective_s("all_gather", work.sequences * size * spec.head.width, tp, 1, shop.speeds.rates)
         )
     if groups > 1:
-        sends = shop.plan.dispatch == SENT
+        sends = shop.plan.options.dispatch == SENT
         total += (
             _sent_s(spec, shop, payload)
             if sends

@@ -302,10 +302,10 @@ def attention_s(shop: ServeTiming, mixer: Attention | LatentAttention) -> Real:
     multiplies.
     """
     work, plan, speeds = shop.work, shop.plan, shop.speeds
-    assert plan.kv_dtype is not None
-    low = plan.kv_dtype.bits < 16
+    assert plan.cache.kv_dtype is not None
+    low = plan.cache.kv_dtype.bits < 16
     seen = kept_tokens(mixer, maximum(1, work.cached + (work.fresh if work.fresh > 1 else 0)))
-    nbytes = work.sequences * plan.kv_dtype.nbytes(kv_elements_per_token(mixer, plan.mesh.tp)) * seen
+    nbytes = work.sequences * plan.cache.kv_dtype.nbytes(kv_elements_per_token(mixer, plan.mesh.tp)) * seen
     line = speeds.attention[low]
     span = smaller(work.span, seen)
     flops = (

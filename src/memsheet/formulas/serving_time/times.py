@@ -106,7 +106,7 @@ class Timer:
 
     def prefill(self, tokens: int, cached: int = 0) -> Seconds:
         """As ``prefill_time``."""
-        chunk = int(self.plan.max_batched_tokens or tokens) or tokens
+        chunk = int(self.plan.serving.max_batched_tokens or tokens) or tokens
         starts = range(cached, cached + max(1, tokens), chunk)
         return self._timed(
             tuple(

@@ -212,7 +212,7 @@ def _microbatch_input_rows(plan: Plan) -> Iterator[tuple[Key, Count]]:
     """Tokens, labels, positions and the loss mask of a micro-batch (training/utils.py,
     get_batch_on_this_tp_rank).
     """
-    size = plan.microbatch * ceil_div(plan.seq_len, plan.mesh.cp)
+    size = plan.batch.microbatch * ceil_div(plan.batch.seq_len, plan.mesh.cp)
     for name, dtype in (
         ("input_ids", INT64),
         ("labels", INT64),

@@ -142,7 +142,7 @@ def attention_of(
     shop: TrainTiming, mixer: Attention | LatentAttention | CrossAttention
 ) -> Iterator[Operator]:
     plan, kernels = shop.plan, shop.kernels
-    length, cp = plan.seq_len * 1.0, plan.mesh.cp
+    length, cp = plan.batch.seq_len * 1.0, plan.mesh.cp
     wide = (
         mixer.head_dim * 2
         if not isinstance(mixer, LatentAttention)
@@ -150,7 +150,7 @@ def attention_of(
     )
     causal = getattr(mixer, "causal", not isinstance(mixer, CrossAttention))
     span = _mean_attended_keys(mixer, length) if causal else length  # keys a query sees, on average
-    sequences = plan.microbatch / cp / shop.tp
+    sequences = plan.batch.microbatch / cp / shop.tp
     flops = 2.0 * sequences * length * span * mixer.heads * wide
     if writes_scores(plan, mixer):
         yield from _eager_attention_operators(shop, sequences * length * length * mixer.heads, wide, flops)
@@ -165,7 +165,9 @@ def attention_of(
         part="core_attn", forward_s=start + there, backward_s=start + back, flops=flops, attention=True
     )
     if _in_blocks(plan, kernels):
-        yield _ring_merge_operator(shop, plan.microbatch * length / cp / shop.tp * mixer.heads * wide / 2)
+        yield _ring_merge_operator(
+            shop, plan.batch.microbatch * length / cp / shop.tp * mixer.heads * wide / 2
+        )
 
 
 def _in_blocks(plan: Plan, kernels: Kernels) -> bool:
@@ -202,7 +204,7 @@ def _eager_attention_operators(
     shop: TrainTiming, scores: Real, wide: Real, flops: Real
 ) -> Iterator[Operator]:
     """Two products over all scores, masked ones too, and the passes of a softmax between them."""
-    speed = shop.rates.product_flops(shop.kernels.plain, shop.plan.seq_len, wide / 2)
+    speed = shop.rates.product_flops(shop.kernels.plain, shop.plan.batch.seq_len, wide / 2)
     whole = 2.0 * scores * wide
     yield Operator(
         part="core_attn", forward_s=whole / speed, backward_s=2 * whole / speed, flops=flops, attention=True

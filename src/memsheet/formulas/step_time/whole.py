@@ -79,12 +79,12 @@ def step_time(
         value=value.seconds,
         high=larger(high.seconds, value.seconds),
         parts=value.parts,
-        tokens=_sequences_a_step(plan) * plan.seq_len,
+        tokens=_sequences_a_step(plan) * plan.batch.seq_len,
         gpus=plan.mesh.gpus,
         flops=value.flops,
         dense_flops=base.attention_dense,
         calibrated=found.source,
-        notes=(band.why, *((TEXT,) if spec.towers and not plan.image_tokens else ())),
+        notes=(band.why, *((TEXT,) if spec.towers and not plan.batch.image_tokens else ())),
     )
 
 
@@ -113,13 +113,13 @@ def _scale_efficiency_rates(found: Efficiency, factor: float) -> Efficiency:
 def _check_step_timed(spec: ModelSpec, plan: Plan) -> None:
     if plan.task != "train":
         raise input_error("task", plan.task, "has no step to time", "step time is of training")
-    timed_pictures(spec, plan.image_tokens)
+    timed_pictures(spec, plan.batch.image_tokens)
 
 
 def _sequences_a_step(plan: Plan) -> Real:
-    if plan.global_batch is not None:
-        return plan.global_batch
-    return plan.microbatch * plan.mesh.data_parallel
+    if plan.batch.global_batch is not None:
+        return plan.batch.global_batch
+    return plan.batch.microbatch * plan.mesh.data_parallel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ def shop_of(plan: Plan, engine: Engine, rates: Rates, overlap: Overlap) -> Train
         plan=plan,
         rates=rates,
         kernels=kernels_of(plan, engine),
-        tokens=plan.microbatch * 1.0 * plan.seq_len / plan.mesh.cp,
+        tokens=plan.batch.microbatch * 1.0 * plan.batch.seq_len / plan.mesh.cp,
         trains=plan.adapter is None,
         hides=overlap is Overlap.ALL,
         call_s=CALL_S[overlap],
@@ -185,7 +185,7 @@ def one_step(
         * sum((p.total("flops") for p in parts.values()), 0.0)
         * shop.tp
         * mesh.cp
-        / plan.microbatch
+        / plan.batch.microbatch
         * _sequences_a_step(plan)
     )
     named = of_passes([*alike.values()], [*stages.values()], maximum(plan.accumulation, 1)) | {

@@ -83,7 +83,7 @@ def refused_lines(answer: Answer, look: Look) -> Iterator[str]:
 
 
 def _needed_sequence_tokens(answer: Answer) -> int:
-    return int((answer.serving or {})["budget"].get("needs_tokens") or answer.plan.max_model_len or 0)
+    return int((answer.serving or {})["budget"].get("needs_tokens") or answer.plan.serving.max_model_len or 0)
 
 
 def _kv_pool_room_bytes(answer: Answer) -> int:
@@ -102,7 +102,7 @@ def _shortage_reason_phrases(answer: Answer, short: Bytes, look: Look) -> Iterat
     weights = max(int(sheet.of(Component.PARAMETERS).value) for sheet in answer.sheets)
     missing = look.need(max(0, int(short.value)))
     does = "refuses to start" if _is_certain_shortage(answer, short) else "may refuse to start"
-    needs, fraction = look.need(int(short.value) + room), f"its fraction of {plan.memory_fraction:g}"
+    needs, fraction = look.need(int(short.value) + room), f"its fraction of {plan.cache.memory_fraction:g}"
     one = f"one sequence of {tokens:,} tokens needs {needs} of cache"
     card = answer.cluster.device.framework_bytes if answer.cluster else 0
     if room >= 0:

@@ -20,7 +20,12 @@ def cache_size_phrases(answer: Answer, sheet: Sheet, look: Look) -> Iterator[str
     """
     plan, serving = answer.plan, answer.serving or {}
     a_token = int(serving.get("kv_bytes_per_token_per_rank") or serving.get("kv_bytes_per_token") or 0)
-    if answer.cluster is not None or plan.memory_fraction is None or not a_token or plan.phase is not None:
+    if (
+        answer.cluster is not None
+        or plan.cache.memory_fraction is None
+        or not a_token
+        or plan.phase is not None
+    ):
         return
     if not any(line.startswith(TAKEN) for line in answer.assumed):
         return
@@ -28,10 +33,10 @@ def cache_size_phrases(answer: Answer, sheet: Sheet, look: Look) -> Iterator[str
     yield f"{look.need(int(sheet.of(Component.PARAMETERS).value), 2)} of weights{each}"
     yield f"{look.need(a_token, 2)} of cache for a token"
     if (
-        plan.max_model_len is not None
+        plan.serving.max_model_len is not None
         and int(plan.mesh.pp) == 1
         and (whole := int(serving.get("kv_bytes_per_sequence") or 0))
     ):
         share = whole * a_token // max(1, int(serving.get("kv_bytes_per_token") or a_token))
-        yield f"{look.need(share, 2)} for a sequence of {int(plan.max_model_len):,} tokens"
+        yield f"{look.need(share, 2)} for a sequence of {int(plan.serving.max_model_len):,} tokens"
     yield "--gpus says how many a card holds"

@@ -46,10 +46,10 @@ def serving_lines(answer: Answer, look: Look) -> Iterator[str]:
         yield from _startup_log_lines(serving, look)
     if shared := serving.get("shared_prefix_bytes_per_rank"):
         yield (
-            f"The {answer.plan.shared_prefix_tokens:,} tokens that all prompts begin with are kept "
+            f"The {answer.plan.serving.shared_prefix_tokens:,} tokens that all prompts begin with are kept "
             f"once: {look.need(int(shared))} a GPU."
         )
-    if answer.cluster is None and answer.plan.memory_fraction is not None:
+    if answer.cluster is None and answer.plan.cache.memory_fraction is not None:
         return  # without a card there is no pool: what it would hold of all that may be started says nothing
     if fitting := serving.get("max_sequences"):
         rows = [f"{format_count(int(count))} of {int(length):,} tokens" for length, count in fitting.items()]
@@ -69,7 +69,7 @@ def _weight_size_phrases(weights: Mapping[str, int], look: Look) -> Iterator[str
 def _token_cache_phrases(answer: Answer, per_token: int, look: Look) -> Iterator[str]:
     """A token's cache with its factors, and what all sequences take where they are told of."""
     plan = answer.plan
-    factors = token_factors(answer.model, plan.kv_dtype, per_token) if plan.kv_dtype else ""
+    factors = token_factors(answer.model, plan.cache.kv_dtype, per_token) if plan.cache.kv_dtype else ""
     said = f"A token takes {look.need(per_token, 2)} of cache in one replica{_rank_cache_share(answer, look)}"
     yield join_phrases((f"{said}:", f"{factors}.") if factors else (f"{said}.",), look.width, between=" ")
 
@@ -79,7 +79,7 @@ def prompt_lines(answer: Answer, look: Look) -> Iterator[str]:
     serving = answer.serving or {}
     if "prompt_tokens_that_fit" not in serving:
         return
-    together, many = serving["prompt_tokens_that_fit"], int(answer.plan.max_sequences or 1)
+    together, many = serving["prompt_tokens_that_fit"], int(answer.plan.serving.max_sequences or 1)
     those = f"{many:,} prompts" if many > 1 else "a prompt"
     fits = (
         f"{those} of up to {together:,} tokens, read at once, fit"

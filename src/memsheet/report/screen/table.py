@@ -205,7 +205,7 @@ def _plan_choice_phrases(plan: Plan) -> Iterator[str]:
     yield from _training_choice_phrases(plan) if plan.task == "train" else _serving_choice_phrases(plan)
     if plan.quantization:
         yield f"{plan.quantization.weights.name} weights"
-    if plan.seq_len or (plan.task == "infer" and plan.max_model_len):
+    if plan.batch.seq_len or (plan.task == "infer" and plan.serving.max_model_len):
         yield f"{plan.attention.value} attention"
     yield from drafting_words(plan.speculative)
     if any((plan.offload.optimizer, plan.offload.parameters, plan.offload.activations)):
@@ -224,12 +224,12 @@ def _training_choice_phrases(plan: Plan) -> Iterator[str]:
     )
     if plan.optimizer:
         yield f"{plan.optimizer.name.value} {plan.optimizer.implementation.value}"
-    if not plan.seq_len:  # a bare parameter count: nothing below is counted
+    if not plan.batch.seq_len:  # a bare parameter count: nothing below is counted
         return
-    yield f"seq {plan.seq_len}"
-    yield f"microbatch {plan.microbatch}"
+    yield f"seq {plan.batch.seq_len}"
+    yield f"microbatch {plan.batch.microbatch}"
     if plan.accumulation > 1:
-        yield f"global batch {plan.global_batch}"
+        yield f"global batch {plan.batch.global_batch}"
     yield f"recompute {plan.recompute.mode.value}"
     if plan.adapter:
         yield f"{plan.adapter.kind.value} " + (
@@ -241,20 +241,21 @@ def _training_choice_phrases(plan: Plan) -> Iterator[str]:
 
 def _serving_choice_phrases(plan: Plan) -> Iterator[str]:
     yield plan.precision.parameters.name
-    if plan.max_sequences is not None and plan.max_model_len is not None:
+    asked = plan.serving
+    if asked.max_sequences is not None and asked.max_model_len is not None:
         shared = engine_of(plan).serving.shares_length
-        asked = f"up to {plan.max_sequences} × {plan.max_model_len} tokens, as the pool holds them"
+        pooled = f"up to {asked.max_sequences} × {asked.max_model_len} tokens, as the pool holds them"
         alone = (
-            f"{plan.max_model_len} tokens for {plan.max_sequences}"
+            f"{asked.max_model_len} tokens for {asked.max_sequences}"
             if shared
-            else f"{plan.max_sequences} × {plan.max_model_len} tokens"
+            else f"{asked.max_sequences} × {asked.max_model_len} tokens"
         )
-        yield asked if plan.memory_fraction is not None else alone
-    if plan.kv_dtype and plan.max_model_len is not None:
-        yield f"{plan.kv_dtype.name} cache"
+        yield pooled if plan.cache.memory_fraction is not None else alone
+    if plan.cache.kv_dtype and asked.max_model_len is not None:
+        yield f"{plan.cache.kv_dtype.name} cache"
     if room := plan.served_adapters:
         yield (
-            f"{'room for' if plan.memory_fraction is not None else 'with'} {room.slots} "
+            f"{'room for' if plan.cache.memory_fraction is not None else 'with'} {room.slots} "
             f"adapter{'s' * (room.slots != 1)} of rank {room.rank}"
         )
 

@@ -73,11 +73,11 @@ def component_size_reason(component: Component, answer: Answer, sheet: Sheet) ->
                 f"gathered in {plan.precision.compute.name}", dominant_path_words(component, sheet)
             )
         case Component.KV_CACHE:
-            pooled = plan.memory_fraction is not None and answer.cluster is not None
+            pooled = plan.cache.memory_fraction is not None and answer.cluster is not None
             return (
                 _join_nonempty(
-                    plan.kv_dtype.name if plan.kv_dtype else "",
-                    f"what {plan.memory_fraction:g} of the card leaves",
+                    plan.cache.kv_dtype.name if plan.cache.kv_dtype else "",
+                    f"what {plan.cache.memory_fraction:g} of the card leaves",
                 )
                 if pooled
                 else _kv_cache_words(plan)
@@ -175,16 +175,19 @@ def _recompute_mode_words(plan: Plan) -> str:
 
 
 def _kv_cache_words(plan: Plan) -> str:
-    dtype = plan.kv_dtype.name if plan.kv_dtype else ""
-    if plan.max_sequences is None or plan.max_model_len is None:
+    dtype = plan.cache.kv_dtype.name if plan.cache.kv_dtype else ""
+    if plan.serving.max_sequences is None or plan.serving.max_model_len is None:
         return dtype
-    plural = "s" if plan.max_sequences != 1 else ""
+    plural = "s" if plan.serving.max_sequences != 1 else ""
     if engine_of(plan).serving.shares_length:
         return _join_nonempty(
             dtype,
-            f"{plan.max_model_len:,} tokens" + (f" for {plan.max_sequences} sequences" if plural else ""),
+            f"{plan.serving.max_model_len:,} tokens"
+            + (f" for {plan.serving.max_sequences} sequences" if plural else ""),
         )
-    return _join_nonempty(dtype, f"{plan.max_sequences} sequence{plural} of {plan.max_model_len:,} tokens")
+    return _join_nonempty(
+        dtype, f"{plan.serving.max_sequences} sequence{plural} of {plan.serving.max_model_len:,} tokens"
+    )
 
 
 def flags_of(fix: Fix) -> str:

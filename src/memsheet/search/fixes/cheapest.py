@@ -85,10 +85,10 @@ def _full_recompute_edit(asked: _Tried) -> Edits | None:
 def _half_microbatch(asked: _Tried) -> Edits | None:
     """Half the micro-batch; the global batch stays what it was, so gradients accumulate."""
     plan = asked.plan
-    if plan.microbatch < 2 or plan.microbatch % 2:
+    if plan.batch.microbatch < 2 or plan.batch.microbatch % 2:
         return None
-    batch = plan.global_batch or plan.microbatch * plan.mesh.data_parallel
-    return {"microbatch": plan.microbatch // 2, "global_batch": batch}
+    batch = plan.batch.global_batch or plan.batch.microbatch * plan.mesh.data_parallel
+    return {"microbatch": plan.batch.microbatch // 2, "global_batch": batch}
 
 
 def _zero_up(asked: _Tried) -> Edits | None:
@@ -343,7 +343,7 @@ def _previous_value(state: _Tried, key: str) -> Any:
     plan = state.plan
     resolved = {
         "gpus": f"{state.cluster.count}x{state.cluster.device.name}", "nodes": state.cluster.nodes, "loss": plan.loss.value, "recompute.mode": plan.recompute.mode.value,
-        "microbatch": plan.microbatch, "zero": plan.zero, "engine": plan.engine, "global_batch": plan.global_batch,
+        "microbatch": plan.batch.microbatch, "zero": plan.zero, "engine": plan.engine, "global_batch": plan.batch.global_batch,
         "optimizer.name": plan.optimizer.name.value if plan.optimizer else None, "offload.optimizer": plan.offload.optimizer,
         "offload.parameters": plan.offload.parameters, "mesh.dp_shard": plan.mesh.dp_shard, "mesh.dp_replicate": plan.mesh.dp_replicate,
     }  # fmt: skip

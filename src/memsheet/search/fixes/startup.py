@@ -99,8 +99,8 @@ def _startup_changes_by_kind(
 ) -> Iterator[list[Changes]]:
     """Changes of one kind, the mildest first."""
     if (
-        plan.kv_dtype is not None
-        and plan.kv_dtype.bits >= 16
+        plan.cache.kv_dtype is not None
+        and plan.cache.kv_dtype.bits >= 16
         and not is_older_device(cluster.device, FP8_UNITS)
     ):
         yield [{"serving.kv_dtype": "fp8"}]
@@ -110,10 +110,16 @@ def _startup_changes_by_kind(
         ]  # as released, which may take less
     bits = plan.quantization.weights.bits if plan.quantization is not None else plan.precision.parameters.bits
     yield [{"quantization.weights": name} for name in FEWER_BITS.get(bits, ())]
-    yield [{"serving.memory_fraction": share} for share in FRACTIONS if share > (plan.memory_fraction or 1)]
+    yield [
+        {"serving.memory_fraction": share} for share in FRACTIONS if share > (plan.cache.memory_fraction or 1)
+    ]
     if engine_of(plan).serving.profiles_batch:
-        yield [{"serving.max_sequences": count} for count in SEQUENCES if count < (plan.max_sequences or 0)]
-        yield [{"cuda_graphs": False}] if plan.captures else []
+        yield [
+            {"serving.max_sequences": count}
+            for count in SEQUENCES
+            if count < (plan.serving.max_sequences or 0)
+        ]
+        yield [{"cuda_graphs": False}] if plan.options.captures else []
     if plan.served_adapters is not None and plan.served_adapters.slots > 1:
         yield [{"serving.max_loras": 1}]
     if plan.speculative is not None:
@@ -219,7 +225,7 @@ def _longest_starting_lengths(
         return {"longest_that_fits": None, "longest_expected": None}
     asked = {key: value for key, value in request.items() if key not in LENGTHS}
     most = (
-        max(int(plan.max_model_len or STEP), derived_max_length(model) or 0) // STEP
+        max(int(plan.serving.max_model_len or STEP), derived_max_length(model) or 0) // STEP
     )  # what is asked may be expected to start
 
     def at(steps: int) -> Found | None:

@@ -74,7 +74,7 @@ def holds_instead(
         tokens := _longest_held_tokens(model, request, cluster, asked)
     ):
         changes.append({"serving.max_model_len": tokens})
-    kept = resolve_request(request, model, cluster).plan.kv_dtype
+    kept = resolve_request(request, model, cluster).plan.cache.kv_dtype
     if kept is not None and kept.bits >= 16 and not is_older_device(cluster.device, FP8_UNITS):
         changes.append({"serving.kv_dtype": "fp8"})
     return [one for one in changes if _surely_holds_sequences(model, {**request, **one}, cluster)]
@@ -92,7 +92,7 @@ def _sequences_of_request(
         plan = resolve_request(request, model, cluster).plan
         raise_if_problems(unsupported_choices(plan, cluster, model))
         account_rank(model, plan, cluster)
-        return asked_sequences(model, plan, cluster, int(plan.max_sequences or 1))
+        return asked_sequences(model, plan, cluster, int(plan.serving.max_sequences or 1))
     except InputError:
         return None
 

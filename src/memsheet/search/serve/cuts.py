@@ -190,7 +190,7 @@ def _for_users(search: Search, request: Mapping[str, Any]) -> Served:
     ):
         return usual
     share = users_of_replica(usual.plan, load.users)
-    if share >= int(usual.plan.max_sequences or 0):
+    if share >= int(usual.plan.serving.max_sequences or 0):
         return usual
     fewer = _account_serving_plan(search, {**request, key: share})
     return fewer if (fewer.holds, -fewer.in_all) < (usual.holds, -min(usual.in_all, load.users)) else usual
@@ -253,7 +253,9 @@ def deciding_stages(plan: Plan) -> list[int]:
 def _context_sequences(search: Search, plan: Plan, facts: Mapping[str, Any]) -> Bytes:
     """Sequences of the context on one replica: at least, as expected and at most."""
     room = room_of(search.spec, plan, search.cluster, facts, search.load.context)
-    limit = int(group_plan(plan).max_sequences or room.value) if pools_cache(plan) else int(room.value)
+    limit = (
+        int(group_plan(plan).serving.max_sequences or room.value) if pools_cache(plan) else int(room.value)
+    )
     return Bytes(*(min(int(count), limit) for count in (room.low, room.value, room.high)))
 
 
@@ -307,7 +309,7 @@ def _engine_limit_reasons(
 ) -> tuple[Reason, ...]:
     """Where the engine's own limit, and not room, is what there are too few of."""
     room = int(sequences_of(facts, load.context).value)
-    limit = int(group_plan(plan).max_sequences or 0)
+    limit = int(group_plan(plan).serving.max_sequences or 0)
     if not pools_cache(plan) or not limit or room <= limit:
         return reasons
     words = (

@@ -160,7 +160,11 @@ def _prompt_range_notes(target: Target, request: Mapping[str, Any], solution: So
     plan = solution.shown.plan
     if target.task != "train" and pools_cache(plan):
         tokens = tokens_asked(plan)
-        length = "max_model_len" if tokens == plan.max_model_len else f"{tokens:,} tokens, prompt and answer"
+        length = (
+            "max_model_len"
+            if tokens == plan.serving.max_model_len
+            else f"{tokens:,} tokens, prompt and answer"
+        )
         return (
             (
                 f"at once are all sequences at {length}: a server starts more and computes some again when "

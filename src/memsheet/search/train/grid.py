@@ -305,7 +305,7 @@ def alone_bytes(space: Space, plan: Plan) -> tuple[int, int]:
     whole = replace(
         plan,
         mesh=mesh,
-        global_batch=None,
+        batch=replace(plan.batch, global_batch=None),
         recompute=Recompute(),
         schedule=None,
         layers_per_stage=None,
@@ -318,7 +318,9 @@ def alone_bytes(space: Space, plan: Plan) -> tuple[int, int]:
     one, two, three = (
         max(
             int(size.high)
-            for size in step_totals(rank, replace(whole, microbatch=number), space.cluster).device.values()
+            for size in step_totals(
+                rank, replace(whole, batch=replace(whole.batch, microbatch=number)), space.cluster
+            ).device.values()
         )
         for number in (1, 2, 3)
     )

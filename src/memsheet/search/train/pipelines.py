@@ -78,7 +78,13 @@ def stratum_choice_key(stratum: Stratum) -> Hashable:
     """What plans share that can be accounted together: every choice, and what follows from their counts and
     is no number.
     """
-    neutral = replace(stratum.plan, mesh=Mesh(), microbatch=1, vocab_multiple=1, layers_per_stage=None)
+    neutral = replace(
+        stratum.plan,
+        mesh=Mesh(),
+        batch=replace(stratum.plan.batch, microbatch=1),
+        vocab_multiple=1,
+        layers_per_stage=None,
+    )
     return neutral, stratum.traits
 
 

@@ -153,7 +153,9 @@ def with_counts(space: Space, plan: Plan, rows: Rows) -> Plan:
     mesh = replace(plan.mesh, **{axis: rows[axis] for axis in AXES})
     padded = space.engine.vocab_multiple
     own = padded * rows["tp"] if padded > 1 and "vocab_multiple" not in space.request else plan.vocab_multiple
-    return replace(plan, mesh=mesh, microbatch=rows["microbatch"], vocab_multiple=own)
+    return replace(
+        plan, mesh=mesh, batch=replace(plan.batch, microbatch=rows["microbatch"]), vocab_multiple=own
+    )
 
 
 def _rows_by_traits(space: Space, rows: Rows) -> Iterator[tuple[int, Rows]]:

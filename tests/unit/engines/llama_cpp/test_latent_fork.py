@@ -10,6 +10,7 @@ import pytest
 
 from memsheet.engines.llama_cpp.buffers import Buffers, buffers_of
 from memsheet.engines.llama_cpp.latent_fork import cell_bytes, heads_at_once
+from memsheet.engines.llama_cpp.options import llama_cpp_options
 from memsheet.engines.llama_cpp.weights import stored_tensors
 from memsheet.errors import InputError
 from memsheet.plan.document import plan_document
@@ -86,7 +87,7 @@ def test_a_cell_grows_the_buffer_by_no_more_than_it_is_said_to(limit: int) -> No
     [mixer] = set(spec.mixers())
     assert isinstance(mixer, LatentAttention)
     short, long = (buffers(attn_max_batch=limit, max_model_len=n).compute[0].value for n in (65536, 131072))
-    column = 6 * (plan.max_batched_tokens or 512)
+    column = 6 * (plan.serving.max_batched_tokens or 512)
     assert long - short <= 65536 * (cell_bytes(mixer, 3, 512, limit) + column)
     assert long - short >= 65536 * 2 * 128 * (192 + 128)
     assert cell_bytes(mixer, 1, 512, limit) == cell_bytes(mixer, 3, 64, limit) == 0
@@ -148,5 +149,5 @@ def test_ways_that_are_not_written_out_are_refused(keys: dict[str, Any], match: 
 
 def test_a_plan_reads_back() -> None:
     spec, plan = asked(FEW, mla_mode=2, attn_max_batch=256)
-    assert (plan.mla_mode, plan.attn_max_batch) == (2, 256)
+    assert (llama_cpp_options(plan).mla_mode, llama_cpp_options(plan).attn_max_batch) == (2, 256)
     assert resolve_document(plan_document(plan), spec) == plan

@@ -331,7 +331,7 @@ def test_reading_needs_no_file():
 
 def test_a_context_that_nobody_names_is_the_training_context():
     answer = infer(LLAMA, engine="llama.cpp")
-    assert answer.plan.max_model_len == LLAMA["max_position_embeddings"]
+    assert answer.plan.serving.max_model_len == LLAMA["max_position_embeddings"]
     assert any("max_model_len = 131072" in line for line in answer.assumed)
     assert held(answer, Component.KV_CACHE) == 32 * 131072 * 2 * 1024 * 2
 

@@ -85,7 +85,7 @@ def test_tokens_given_what_was_printed() -> None:
 
 def test_the_fraction_is_chosen_by_ranks_then_by_what_is_kept_free() -> None:
     def chosen(gpus: str, version: str, name: str = "llama-3.1-8b") -> float:
-        return served(name, gpus, engine_version=version).plan.memory_fraction or 0.0
+        return served(name, gpus, engine_version=version).plan.cache.memory_fraction or 0.0
 
     assert [chosen(f"{n}xH100-80GB", "0.4.3") for n in (1, 2, 4, 8)] == [0.88, 0.87, 0.85, 0.81]
     assert chosen("1xH200", "0.4.6") == round(1 - 13 * 1024 / 143771, 3)
@@ -147,4 +147,4 @@ def test_recurrent_states_of_other_families_are_refused() -> None:
 
 
 def test_sequences_of_a_run_may_be_shorter_than_the_context() -> None:
-    assert served("qwen3-8b", seq_len=2049, max_model_len=40000).plan.max_model_len == 40000
+    assert served("qwen3-8b", seq_len=2049, max_model_len=40000).plan.serving.max_model_len == 40000

@@ -267,7 +267,11 @@ def test_lengths_that_are_asked_about() -> None:
 def test_defaults_follow_the_card_and_the_release() -> None:
     def chosen(gpus: str, version: str) -> tuple[int, int, float]:
         plan = served(gpus=gpus, engine_version=version).plan
-        return int(plan.max_sequences or 0), int(plan.max_batched_tokens or 0), plan.memory_fraction or 0.0
+        return (
+            int(plan.serving.max_sequences or 0),
+            int(plan.serving.max_batched_tokens or 0),
+            plan.cache.memory_fraction or 0.0,
+        )
 
     assert chosen("1xH100-80GB", "0.11.0") == (1024, 8192, 0.9)
     assert chosen("1xA100-80GB", "0.11.0") == (256, 2048, 0.9)

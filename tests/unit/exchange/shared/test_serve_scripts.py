@@ -102,7 +102,7 @@ def test_defaults_are_those_of_the_release(release: Any, tmp_path: Path) -> None
     )
     by_flag = checked(tmp_path, SMALL, engine_version=release.tag.removeprefix("v"))
     for found in (by_tag, by_flag):
-        assert found.answer.plan.memory_fraction == release.memory_fraction
+        assert found.answer.plan.cache.memory_fraction == release.memory_fraction
         told = " ".join(found.assumed)
         assert release.tag.removeprefix("v") in told
         assert release is engine.NEWEST or "0.33.0" not in told
@@ -225,7 +225,7 @@ def test_levels_of_compiling(flag: str, level: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("said", ["auto", "-1"])
 def test_a_length_that_the_engine_decides(said: str, tmp_path: Path) -> None:
     whole = checked(tmp_path, f"vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len {said}")
-    assert whole.answer.plan.max_model_len == 131072
+    assert whole.answer.plan.serving.max_model_len == 131072
     assert (whole.result.value, whole.doubt) == ("fits", "")
     shorter = checked(
         tmp_path, f"vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len {said}", gpus="1xL4"

@@ -110,7 +110,9 @@ def test_the_fraction_leaves_room_for_graphs_of_all_groups(version: str, kept_mi
     """v0.5.23 arg_groups/memory_hook.py:303-378, v0.4.8.post1 server_args.py:274-312; nvidia-smi counts
     143,771 MiB of an H200.
     """
-    assert served(attn_dp=8, engine_version=version).plan.memory_fraction == round(1 - kept_mib / 143_771, 3)
+    assert served(attn_dp=8, engine_version=version).plan.cache.memory_fraction == round(
+        1 - kept_mib / 143_771, 3
+    )
 
 
 def test_a_batch_of_all_groups_goes_through_the_experts() -> None:
@@ -283,7 +285,7 @@ def test_a_shared_expert_is_whole_where_tokens_are_sent() -> None:
 
 def test_the_fraction_leaves_room_for_the_buffers() -> None:
     plain, sent = (
-        served(attn_dp=8, ep=8, **options).plan.memory_fraction or 0
+        served(attn_dp=8, ep=8, **options).plan.cache.memory_fraction or 0
         for options in ({}, {"expert_dispatch": "deepep"})
     )
     assert plain - sent == pytest.approx(2048 / 143_771, abs=1e-3)

@@ -316,10 +316,10 @@ def test_the_reserve_lowers_the_fraction(tmp_path: Path) -> None:
     plain, drafting = (
         served("sglang", engine_version="0.5.4", **asked).plan for asked in ({}, eagle3(tmp_path))
     )
-    assert (plain.memory_fraction or 0) - (drafting.memory_fraction or 0) == pytest.approx(
+    assert (plain.cache.memory_fraction or 0) - (drafting.cache.memory_fraction or 0) == pytest.approx(
         2048 / 81559, abs=0.001
     )
-    assert (plain.max_sequences, drafting.max_sequences) == (4096, 48)
+    assert (plain.serving.max_sequences, drafting.serving.max_sequences) == (4096, 48)
     assert (
         served(
             "sglang",
@@ -327,7 +327,7 @@ def test_the_reserve_lowers_the_fraction(tmp_path: Path) -> None:
             speculative="eagle",
             draft_model=head(tmp_path),
             speculative_tokens=3,
-        ).plan.max_sequences
+        ).plan.serving.max_sequences
         == 32
     )
 

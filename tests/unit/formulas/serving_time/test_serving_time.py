@@ -144,7 +144,10 @@ def test_the_busiest_rank_of_experts_is_in_the_slow_end() -> None:
 def test_parts_of_a_prompt_may_follow_one_another_through_stages() -> None:
     spec, plan, cluster = asked("llama-3.1-70b", pp=8, tp=1)
     one, many = (
-        prefill_time(spec, replace(plan, max_batched_tokens=size), cluster, 16384) for size in (16384, 2048)
+        prefill_time(
+            spec, replace(plan, serving=replace(plan.serving, max_batched_tokens=size)), cluster, 16384
+        )
+        for size in (16384, 2048)
     )
     assert many.low < 0.5 * one.low
     assert many.value > 0.9 * one.value
@@ -163,8 +166,12 @@ def test_a_layer_is_bound_by_its_matrices() -> None:
 
 def test_prompts_in_parts_and_all_at_once() -> None:
     spec, plan, cluster = asked("llama-3.1-8b", gpus="1xH100-80GB")
-    parts = prefill_time(spec, replace(plan, max_batched_tokens=2048), cluster, 16384)
-    whole = prefill_time(spec, replace(plan, max_batched_tokens=16384), cluster, 16384)
+    parts = prefill_time(
+        spec, replace(plan, serving=replace(plan.serving, max_batched_tokens=2048)), cluster, 16384
+    )
+    whole = prefill_time(
+        spec, replace(plan, serving=replace(plan.serving, max_batched_tokens=16384)), cluster, 16384
+    )
     assert (
         0.95 * whole.value < parts.value < 1.5 * whole.value
     )  # the longest products reach a little less of the dense rate
@@ -183,7 +190,7 @@ def test_others_prompts_lengthen_a_token() -> None:
 
 def test_captured_graphs_save_the_hosts_time() -> None:
     spec, plan, cluster = asked("qwen2.5-0.5b", gpus="1xH100-80GB")
-    eager = decode_time(spec, replace(plan, captures=False), cluster, 1, 128)
+    eager = decode_time(spec, replace(plan, options=replace(plan.options, captures=False)), cluster, 1, 128)
     assert decode_time(spec, plan, cluster, 1, 128).value < eager.value
     assert eager.parts["waiting"] > 0
 

@@ -535,7 +535,8 @@ def test_a_scan_of_states() -> None:
 
 
 def test_pictures_are_four_patches_a_token() -> None:
-    plan = replace(plan_of(SMALL), image_tokens=100)
+    small = plan_of(SMALL)
+    plan = replace(small, batch=replace(small.batch, image_tokens=100))
     assert patches_of(shop_of(plan, engine_of(plan), card(), Overlap.ENGINE)).tokens == 2 * 4 * 100
 
 

@@ -29,7 +29,9 @@ def tried(value: int, activations: float, *, gpus: str = "8xB200", replayed: boo
         replayed=replayed,
         sheets=made.sheets,
         verdict=made.verdict,
-        resolved=Resolved(plan=replace(made.plan, seq_len=value), assumed=made.assumed),
+        resolved=Resolved(
+            plan=replace(made.plan, batch=replace(made.plan.batch, seq_len=value)), assumed=made.assumed
+        ),
     )
 
 

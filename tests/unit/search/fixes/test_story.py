@@ -137,7 +137,7 @@ def test_plain_copies_are_compared_with_shards_of_the_same_micro_batch():
     assert replicas is not None
     assert replicas.plain.plan.zero == 0
     assert replicas.sharded.plan.zero == 3
-    assert replicas.plain.plan.microbatch == replicas.sharded.plan.microbatch
+    assert replicas.plain.plan.batch.microbatch == replicas.sharded.plan.batch.microbatch
     assert replicas.plain.seconds < replicas.sharded.seconds
     assert replicas.sharded_exchange.gathers > 0 == replicas.plain_exchange.gathers
     assert replicas.sharded.verdict.device.value < replicas.plain.verdict.device.value

@@ -109,7 +109,10 @@ def test_holds_only_what_the_low_ends_hold() -> None:
         (best.at_most + 1, Holds.NO),
     ):
         one = next(
-            o for o in plan_serving(**LLAMA, users=users, tp=8, pp=1, sequences=best.plan.max_sequences).plans
+            o
+            for o in plan_serving(
+                **LLAMA, users=users, tp=8, pp=1, sequences=best.plan.serving.max_sequences
+            ).plans
         )
         assert one.holds is holds
     decode = best.decode
@@ -156,7 +159,9 @@ def test_what_is_pinned_is_kept() -> None:
     found = plan_serving(**FOUR, tp=2)
     assert {one.plan.mesh.tp for one in found.plans} == {2}
     eight = plan_serving(**FOUR, kv_dtype="fp8")
-    assert all(one.plan.kv_dtype is not None and one.plan.kv_dtype.name == "fp8" for one in eight.plans)
+    assert all(
+        one.plan.cache.kv_dtype is not None and one.plan.cache.kv_dtype.name == "fp8" for one in eight.plans
+    )
     assert eight.plans[0].in_all > 1.8 * plan_serving(**FOUR).plans[0].in_all
 
 

@@ -123,7 +123,10 @@ def tried(space: Space) -> Iterator[Plan]:
             request.pop("sequence_parallel", None)
         try:
             plan = resolve_request(request, space.model, space.cluster).plan
-            if list(unsupported_choices(plan, space.cluster)) or plan.last_microbatch != plan.microbatch:
+            if (
+                list(unsupported_choices(plan, space.cluster))
+                or plan.last_microbatch != plan.batch.microbatch
+            ):
                 continue
             for stage in range(plan.mesh.pp):
                 account_rank(space.model, plan, space.cluster, stage)
@@ -376,4 +379,6 @@ def test_pinned_options_stay() -> None:
     found = account_plan_grid(space_of(model(), cluster(4), request))
     plans = planned(found)
     assert plans
-    assert {(p.mesh.tp, p.zero, p.recompute.mode.value, p.microbatch) for p in plans} == {(2, 1, "full", 2)}
+    assert {(p.mesh.tp, p.zero, p.recompute.mode.value, p.batch.microbatch) for p in plans} == {
+        (2, 1, "full", 2)
+    }

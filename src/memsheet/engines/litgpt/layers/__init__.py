@@ -85,7 +85,7 @@ def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
 
 
 def block_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
-    return replace(how, several=agreed(plan.microbatch > 1))
+    return replace(how, several=agreed(plan.batch.microbatch > 1))
 
 
 @formula(cites=LITGPT, at="model.py: shapes of a block's tensors")
@@ -95,8 +95,8 @@ def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
     assert isinstance(at, Attention)
     assert isinstance(ff, Dense)
     return with_products({
-        "b": plan.microbatch, "s": plan.seq_len, "h": block.hidden, "a": at.heads, "k": at.kv_heads, "d": at.head_dim, "f": ff.intermediate,
-        "s32": 32 * ceil_div(plan.seq_len, 32),
+        "b": plan.batch.microbatch, "s": plan.batch.seq_len, "h": block.hidden, "a": at.heads, "k": at.kv_heads, "d": at.head_dim, "f": ff.intermediate,
+        "s32": 32 * ceil_div(plan.batch.seq_len, 32),
     })  # fmt: skip
 
 
@@ -105,12 +105,12 @@ def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
     at="lora.py:528-530: chunks of positions, of all sequences at once; all weights are trained on one chunk",
 )
 def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
-    chunk = minimum(LM_HEAD_CHUNK, plan.seq_len) if plan.loss is Loss.CHUNKED else plan.seq_len
+    chunk = minimum(LM_HEAD_CHUNK, plan.batch.seq_len) if plan.loss is Loss.CHUNKED else plan.batch.seq_len
     vocab = spec.embeddings.weights[0].shape[0] if spec.embeddings.weights else spec.vocab
-    before = (ceil_div(plan.seq_len, chunk) - 1) * chunk
+    before = (ceil_div(plan.batch.seq_len, chunk) - 1) * chunk
     return {
-        "b": plan.microbatch, "s": plan.seq_len, "h": spec.hidden, "V": vocab, "V0": vocab, "c": plan.microbatch * chunk,
-        "s0": plan.seq_len - before, "s1": before,
+        "b": plan.batch.microbatch, "s": plan.batch.seq_len, "h": spec.hidden, "V": vocab, "V0": vocab, "c": plan.batch.microbatch * chunk,
+        "s0": plan.batch.seq_len - before, "s1": before,
     }  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def rotary_table_buffers(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesBy
     at = spec.stacks[0].runs[0].pattern[0].mixers[0]
     assert isinstance(at, Attention)
     return BytesByPath.of(
-        ((Component.BUFFERS, f"transformer.{name}"), FP32.nbytes(plan.seq_len * at.rotary_dim))
+        ((Component.BUFFERS, f"transformer.{name}"), FP32.nbytes(plan.batch.seq_len * at.rotary_dim))
         for name in ("cos", "sin")
     )
 

@@ -228,7 +228,7 @@ def megatron_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         found.append(
             Problem(
                 field="global_batch",
-                value=plan.global_batch,
+                value=plan.batch.global_batch,
                 reason=reason,
                 hint="another microbatch, or vpp 1",
             )
@@ -340,7 +340,7 @@ def _plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     return replace(
         how,
         scattered=plan.sequence_parallel,
-        several=bool(agreed(plan.microbatch > 1)),
+        several=bool(agreed(plan.batch.microbatch > 1)),
         transposes=plan.attention is AttentionKind.FLASH,
         options=_kernel_options(plan),
         parameters=_non_gemm_dtype(how.parameters),
@@ -383,11 +383,11 @@ def layer_axis_sizes(block: Block, plan: Plan) -> dict[str, Count]:
 
 
 def _token_axis_sizes(plan: Plan) -> dict[str, Count]:
-    positions = ceil_div(plan.seq_len, plan.mesh.cp)
+    positions = ceil_div(plan.batch.seq_len, plan.mesh.cp)
     return {
         "c": plan.mesh.cp,
         "c-1": plan.mesh.cp - 1,
-        "b": plan.microbatch,
+        "b": plan.batch.microbatch,
         "s": positions,
         "n": ceil_div(positions, plan.mesh.tp) if plan.sequence_parallel else positions,
     }

@@ -151,8 +151,10 @@ def local_experts(ff: Moe, plan: Plan) -> Count:
 )
 def expert_axes(ff: Moe, plan: Plan) -> dict[str, Count]:
     """Values of the axes of an expert layer."""
-    positions = ceil_div(plan.seq_len, plan.mesh.cp)
-    tokens = plan.microbatch * (ceil_div(positions, plan.mesh.tp) if plan.sequence_parallel else positions)
+    positions = ceil_div(plan.batch.seq_len, plan.mesh.cp)
+    tokens = plan.batch.microbatch * (
+        ceil_div(positions, plan.mesh.tp) if plan.sequence_parallel else positions
+    )
     routing = plan.routing or Routing()
     sent = sent_copies(ff, tokens, routing)
     width = ceil_div(ff.intermediate, plan.mesh.etp)

@@ -216,8 +216,8 @@ def _of_mesh(spec: ModelSpec, plan: Plan) -> Iterator[_Rule]:
     pieces = mesh.tp * maximum(1, 2 * mesh.cp * (mesh.cp > 1))
     yield (
         "seq_len",
-        plan.seq_len,
-        agreed(plan.seq_len % pieces != 0),
+        plan.batch.seq_len,
+        agreed(plan.batch.seq_len % pieces != 0),
         f"is not a multiple of {pieces}, by which ranks share it",
         "a multiple",
     )
@@ -250,8 +250,13 @@ def on_rank(block: Block, plan: Plan) -> Block:
 
 
 def _sequence_axis_sizes(plan: Plan) -> dict[str, Count]:
-    length = ceil_div(plan.seq_len, plan.mesh.cp)
-    return {"b": plan.microbatch, "s": length, "s/t": ceil_div(length, plan.mesh.tp), "cp": plan.mesh.cp}
+    length = ceil_div(plan.batch.seq_len, plan.mesh.cp)
+    return {
+        "b": plan.batch.microbatch,
+        "s": length,
+        "s/t": ceil_div(length, plan.mesh.tp),
+        "cp": plan.mesh.cp,
+    }
 
 
 @formula(
@@ -294,7 +299,9 @@ def freqs_cis_bytes(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
     """
     dims = {m.head_dim for m in spec.mixers() if isinstance(m, Attention)}
     copies = 1 + (1 if agreed(plan.mesh.cp > 1) else 0)
-    return BytesByPath.of(((Component.BUFFERS, "freqs_cis"), copies * 4 * plan.seq_len * dim) for dim in dims)
+    return BytesByPath.of(
+        ((Component.BUFFERS, "freqs_cis"), copies * 4 * plan.batch.seq_len * dim) for dim in dims
+    )
 
 
 CODE = ModelCode(

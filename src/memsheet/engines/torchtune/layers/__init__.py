@@ -73,7 +73,7 @@ def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     """Layers are compiled one by one, and the loss of a piece (training/_compile.py); embeddings, final norm
     and head are not.
     """
-    several = plan.microbatch > 1 if isinstance(plan.microbatch, int) else True
+    several = plan.batch.microbatch > 1 if isinstance(plan.batch.microbatch, int) else True
     return replace(how, options=frozenset({COMPILED}) if plan.compile else frozenset(), several=several)
 
 
@@ -136,7 +136,7 @@ def block_numerics(_: Block, __: Plan, how: RunConfig) -> RunConfig:
 @formula(cites=TORCHTUNE_MODEL, at="modules/transformer.py:400-420: the sequence in eight pieces")
 def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
     pieces = PIECES if plan.loss is Loss.CHUNKED else 1
-    return {**whole_ends(spec, plan), "c": ceil_div(plan.seq_len, pieces)}
+    return {**whole_ends(spec, plan), "c": ceil_div(plan.batch.seq_len, pieces)}
 
 
 def spec_with_rope_cache(spec: ModelSpec, _: Plan) -> ModelSpec:

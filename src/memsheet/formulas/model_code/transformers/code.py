@@ -93,7 +93,7 @@ def block_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
     how = replace(how, transposed=True) if family_traits(block.kind).transposed else how
     at = block.mixers[0]
     if isinstance(at, LinearAttention):
-        return replace(how, options=chunk_options(plan.seq_len))
+        return replace(how, options=chunk_options(plan.batch.seq_len))
     if isinstance(
         at, LatentAttention
     ):  # heads of two sizes: flash takes none, torch's memory-efficient kernel does (sdp_utils.cpp)
@@ -167,7 +167,7 @@ def _needs_mask(at: Attention, plan: Plan, kind: str) -> bool:
     if plan.attention is AttentionKind.SDPA and family_traits(kind).always_masked:
         return True
     span = at.window or at.chunk
-    return plan.attention is AttentionKind.SDPA and span is not None and agreed(span <= plan.seq_len)
+    return plan.attention is AttentionKind.SDPA and span is not None and agreed(span <= plan.batch.seq_len)
 
 
 def transformers_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
@@ -186,11 +186,14 @@ def transformers_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         for block in _language_blocks(spec)
         if (why := _unmodelled_kind_reason(block, plan))
     ]
-    if of_pictures(spec.embeddings) and not agreed(plan.seq_len == spec.max_positions):
+    if of_pictures(spec.embeddings) and not agreed(plan.batch.seq_len == spec.max_positions):
         reason = f"is not what a picture is here: {spec.max_positions} patches and class tokens"
         found.append(
             Problem(
-                field="seq_len", value=plan.seq_len, reason=reason, hint=f"--seq-len {spec.max_positions}"
+                field="seq_len",
+                value=plan.batch.seq_len,
+                reason=reason,
+                hint=f"--seq-len {spec.max_positions}",
             )
         )
     if spec.towers and not engine_of(plan).trains_towers:
@@ -440,9 +443,9 @@ def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
     through = ff.shared if isinstance(ff, Moe) else ff
     width = through.intermediate if through else 0
     return with_products({
-        **experts, **(_attention_axes(at, plan) if isinstance(at, Attention) else mixer_axes(at, plan.seq_len)),
-        "b": plan.microbatch, "s": plan.seq_len, "h": block.hidden, "f": ceil_div(width, plan.mesh.tp),
-        "r": plan.adapter.rank if plan.adapter else 0, "s32": -(-plan.seq_len // 32) * 32,
+        **experts, **(_attention_axes(at, plan) if isinstance(at, Attention) else mixer_axes(at, plan.batch.seq_len)),
+        "b": plan.batch.microbatch, "s": plan.batch.seq_len, "h": block.hidden, "f": ceil_div(width, plan.mesh.tp),
+        "r": plan.adapter.rank if plan.adapter else 0, "s32": -(-plan.batch.seq_len // 32) * 32,
     })  # fmt: skip
 
 
@@ -452,7 +455,7 @@ def _attention_axes(at: Attention, plan: Plan) -> dict[str, Count]:
         "2·a·d": 2 * ceil_div(at.heads, plan.mesh.tp) * at.head_dim,
         "k": maximum(1, ceil_div(at.kv_heads, plan.mesh.tp)),
         "d": at.head_dim,
-        "s+1": plan.seq_len + 1,
+        "s+1": plan.batch.seq_len + 1,
     }
 
 
@@ -474,10 +477,10 @@ def on_rank(block: Block, plan: Plan) -> Block:
 
 
 def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
-    tokens = plan.microbatch * plan.seq_len
+    tokens = plan.batch.microbatch * plan.batch.seq_len
     return {
-        "b": plan.microbatch, "s": plan.seq_len, "h": spec.hidden, "V": ceil_div(spec.vocab, plan.mesh.tp), "V0": spec.vocab,
-        "n": spec.head.width, "s-1": plan.seq_len - 1, "p": patch_values(spec.embeddings) if of_pictures(spec.embeddings) else 0, "c": chunk_of(plan.loss, tokens, spec.hidden, spec.vocab),
+        "b": plan.batch.microbatch, "s": plan.batch.seq_len, "h": spec.hidden, "V": ceil_div(spec.vocab, plan.mesh.tp), "V0": spec.vocab,
+        "n": spec.head.width, "s-1": plan.batch.seq_len - 1, "p": patch_values(spec.embeddings) if of_pictures(spec.embeddings) else 0, "c": chunk_of(plan.loss, tokens, spec.hidden, spec.vocab),
     }  # fmt: skip
 
 
@@ -508,10 +511,10 @@ def _table_sizes(spec: ModelSpec, plan: Plan, how: RunConfig, *, copied: bool) -
         if at.rotary_dim and family_traits(kind).own_tables is copied and not family_traits(kind).table_buffer
     }
     tables = [
-        2 * dtype.nbytes((plan.microbatch if each else 1) * plan.seq_len * width)
+        2 * dtype.nbytes((plan.batch.microbatch if each else 1) * plan.batch.seq_len * width)
         for width, _, dtype, each in sorted(kinds, key=lambda kind: kind[:2])
     ]
-    return tables if copied else [*tables, *other_tables(_language_blocks(spec), plan.seq_len, how)]
+    return tables if copied else [*tables, *other_tables(_language_blocks(spec), plan.batch.seq_len, how)]
 
 
 def transformers_spec(spec: ModelSpec, plan: Plan) -> ModelSpec:
@@ -520,7 +523,12 @@ def transformers_spec(spec: ModelSpec, plan: Plan) -> ModelSpec:
     """
     spec = spec_with_fused_qkv(spec, plan)
     spec = spec_with_fp32_stream(spec)
-    if plan.task == "train" and spec.model_type in VISION and spec.towers and agreed(plan.image_tokens > 0):
+    if (
+        plan.task == "train"
+        and spec.model_type in VISION
+        and spec.towers
+        and agreed(plan.batch.image_tokens > 0)
+    ):
         spec = with_pictures(spec, plan)
     if (
         plan.task == "train"
@@ -584,7 +592,7 @@ def mask_and_rotary_bytes(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesB
             if at.causal
         } | other_masks(_language_blocks(spec))
         mask = (BOOL if _fills_masked_scores(spec) else how.stream).nbytes(
-            plan.microbatch * plan.seq_len * plan.seq_len
+            plan.batch.microbatch * plan.batch.seq_len * plan.batch.seq_len
         )
     else:
         kinds, mask = (
@@ -593,7 +601,7 @@ def mask_and_rotary_bytes(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesB
                 for kind, at in _attention_mixers(spec)
                 if not at.chunk and _needs_mask(at, plan, kind)
             },
-            BOOL.nbytes(plan.seq_len * plan.seq_len),
+            BOOL.nbytes(plan.batch.seq_len * plan.batch.seq_len),
         )
     component = (
         Component.SAVED_ACTIVATIONS if keeps_masks(spec, plan) else Component.TEMPORARIES
@@ -605,7 +613,12 @@ def mask_and_rotary_bytes(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesB
         at.chunk and _needs_mask(at, plan, kind) for kind, at in _attention_mixers(spec)
     )  # one for each sequence
     tables += (
-        [((component, "model/chunked_mask"), BOOL.nbytes(plan.microbatch * plan.seq_len * plan.seq_len))]
+        [
+            (
+                (component, "model/chunked_mask"),
+                BOOL.nbytes(plan.batch.microbatch * plan.batch.seq_len * plan.batch.seq_len),
+            )
+        ]
         if chunked
         else []
     )

@@ -314,7 +314,7 @@ def named_biases(spec: ModelSpec, plan: Plan, how: RunConfig, *, kept: bool) -> 
     own, zeros = _bias_sizes(spec, plan, how)
     if kept:
         return [own, own, zeros]
-    looked_up = how.parameters.nbytes(plan.microbatch * plan.seq_len * spec.hidden)
+    looked_up = how.parameters.nbytes(plan.batch.microbatch * plan.batch.seq_len * spec.hidden)
     return [
         own,
         *([] if plan.attention is AttentionKind.SDPA else [zeros]),
@@ -325,7 +325,7 @@ def named_biases(spec: ModelSpec, plan: Plan, how: RunConfig, *, kept: bool) -> 
 def saved_biases(spec: ModelSpec, plan: Plan, how: RunConfig) -> list[tuple[str, Count]]:
     """Which bucket each distance is in, for both stacks' tables; the zeros, which kernels save."""
     tables = sum(stack.role in ("encoder", "decoder") for stack in spec.stacks) if how.trains else 0
-    buckets = ("relative_attention_bias", tables * INT64.nbytes(plan.seq_len * plan.seq_len))
+    buckets = ("relative_attention_bias", tables * INT64.nbytes(plan.batch.seq_len * plan.batch.seq_len))
     return [
         buckets,
         *(
@@ -340,7 +340,7 @@ def _bias_sizes(spec: ModelSpec, plan: Plan, how: RunConfig) -> tuple[Count, Cou
     """Of the looked-up bias and of the zeros, which come in the dtype of queries."""
     at = spec.stacks[-1].runs[0].pattern[0].mixers[0]
     assert isinstance(at, Attention)
-    elements = at.heads * plan.seq_len * plan.seq_len
+    elements = at.heads * plan.batch.seq_len * plan.batch.seq_len
     return how.parameters.nbytes(elements), (how.autocast or how.parameters).nbytes(elements)
 
 
@@ -354,12 +354,12 @@ def let_go(spec: ModelSpec, plan: Plan, how: RunConfig) -> LetGo:
     at = decoder.runs[0].pattern[0].mixers[0]
     assert isinstance(at, Attention)
     own, zeros = _bias_sizes(spec, plan, how)
-    tokens = plan.microbatch * plan.seq_len
+    tokens = plan.batch.microbatch * plan.batch.seq_len
     again = plan.recompute.mode is RecomputeMode.FULL
     kept, shared, place = Component.SAVED_ACTIVATIONS, Component.GRADIENTS, f"{decoder.path}.*"
     held = [((kept, "position_bias"), own)] if again else []
     if again and plan.attention is AttentionKind.EAGER:
-        held.append(((kept, "model/causal_mask"), how.stream.nbytes(tokens * plan.seq_len)))
+        held.append(((kept, "model/causal_mask"), how.stream.nbytes(tokens * plan.batch.seq_len)))
     biases = [((shared, f"{place}.{at.path}/position_bias"), own)] if how.trains else []
     memory = ((shared, f"{place}.encoder/memory"), how.stream.nbytes(tokens * spec.hidden))
     looked_up = (

@@ -117,7 +117,7 @@ def _merger_norm_and_linears(tower: Tower, like: Norm) -> tuple[tuple[Norm, ...]
 )
 def image_patch_count(spec: ModelSpec, plan: Plan) -> Count:
     """Patches of all pictures of a micro-batch."""
-    return plan.microbatch * plan.image_tokens * _patches_per_token(spec)
+    return plan.batch.microbatch * plan.batch.image_tokens * _patches_per_token(spec)
 
 
 def _patches_per_token(spec: ModelSpec) -> int:
@@ -143,11 +143,11 @@ def tower_axes(block: Block, plan: Plan) -> dict[str, Count]:
     """Of a layer of the tower or of its ends. A merge of 2 x 2 patches is all that these families' released
     models have.
     """
-    seen = plan.microbatch * plan.image_tokens
+    seen = plan.batch.microbatch * plan.batch.image_tokens
     rows = seen * MERGED_PATCHES
-    own: dict[str, Count] = {"p": rows, "q": seen, "B": plan.microbatch, "S": plan.seq_len}
+    own: dict[str, Count] = {"p": rows, "q": seen, "B": plan.batch.microbatch, "S": plan.batch.seq_len}
     if _START in block.kind:
-        return {**own, "b": plan.microbatch, "s": plan.seq_len, "h": block.hidden}
+        return {**own, "b": plan.batch.microbatch, "s": plan.batch.seq_len, "h": block.hidden}
     own |= {"b": 1, "s": rows, "h": block.hidden, "s32": -(-rows // 32) * 32}
     at, ff = block.mixers[0] if block.mixers else None, block.feed_forward
     if not isinstance(at, Attention) or not isinstance(ff, Dense):
@@ -191,7 +191,7 @@ def named_beside(spec: ModelSpec, plan: Plan, how: RunConfig) -> Beside:
     """What the model's forward names of the tower."""
     if not has_pictures(spec):
         return NOTHING
-    low, seen = tower_stream(how), plan.microbatch * plan.image_tokens
+    low, seen = tower_stream(how), plan.batch.microbatch * plan.batch.image_tokens
     path, kept = next(stack.path for stack in spec.stacks if stack.role == JOIN), Component.TEMPORARIES
     states = low.nbytes(image_patch_count(spec, plan) * _merger_block(spec).hidden)
     features = low.nbytes(seen * spec.hidden) + how.stream.nbytes(seen * spec.hidden)
@@ -225,7 +225,9 @@ def kept_beside(spec: ModelSpec, plan: Plan, how: RunConfig) -> list[tuple[str, 
         return []
     path = next(stack.path for stack in spec.stacks if stack.role == JOIN)
     words = module_of(spec.embeddings.weights[0].path)
-    asked = how.stream.nbytes(plan.microbatch * plan.seq_len * spec.hidden) if how.asks_grad else 0
+    asked = (
+        how.stream.nbytes(plan.batch.microbatch * plan.batch.seq_len * spec.hidden) if how.asks_grad else 0
+    )
     return [(f"{path}.rotary_pos_emb", table_bytes(spec, plan)), (f"{words}/output", asked)]
 
 
@@ -255,7 +257,7 @@ def tower_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
 
 def picture_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """What a batch with pictures was not compared with the real code for."""
-    if not agreed(plan.image_tokens > 0):
+    if not agreed(plan.batch.image_tokens > 0):
         return []
     again, alone = plan.recompute, "leave it out, or no image_tokens"
     if not has_pictures(spec):
@@ -265,7 +267,7 @@ def picture_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         return [
             Problem(
                 field="image_tokens",
-                value=plan.image_tokens,
+                value=plan.batch.image_tokens,
                 reason=reason,
                 hint="image_tokens 0: the tower without a picture",
             )

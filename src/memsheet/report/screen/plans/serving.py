@@ -306,7 +306,7 @@ def _cut_count_phrases(found: Deployment) -> Iterator[str]:
 
 def _prefix_caching_note(best: Served) -> str:
     """What prefix caching does to the answer."""
-    if shared := best.plan.shared_prefix_tokens:
+    if shared := best.plan.serving.shared_prefix_tokens:
         return (
             f"the {shared:,} tokens that all prompts begin with are kept once, and are read anew in "
             "the time to the first token"
@@ -332,7 +332,7 @@ def _deployment_note_lines(found: Deployment) -> Iterator[str]:
         yield "adapters have their room, and their own products are not in the latencies"
     room, limit = (
         int((best.serving.get("max_sequences") or {}).get(str(load.context), 0)),
-        int(group_plan(best.plan).max_sequences or 0),
+        int(group_plan(best.plan).serving.max_sequences or 0),
     )
     if pools_cache(best.plan) and room > limit:
         who = "group" if best.plan.mesh.attn_dp > 1 else "replica"

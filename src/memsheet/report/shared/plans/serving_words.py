@@ -41,10 +41,10 @@ def weight_cache_formats(one: Served) -> str:
     said = []
     if "quantization.weights" in one.request and plan.quantization is not None:
         said.append(f"weights {plan.quantization.weights.name}")
-    if "serving.kv_dtype" in one.request and plan.kv_dtype is not None:
-        said.append(f"cache {plan.kv_dtype.name}")
-    if "serving.max_batched_tokens" in one.request and plan.max_batched_tokens is not None:
-        said.append(f"batches of {int(plan.max_batched_tokens):,}")
+    if "serving.kv_dtype" in one.request and plan.cache.kv_dtype is not None:
+        said.append(f"cache {plan.cache.kv_dtype.name}")
+    if "serving.max_batched_tokens" in one.request and plan.serving.max_batched_tokens is not None:
+        said.append(f"batches of {int(plan.serving.max_batched_tokens):,}")
     return ", ".join(said)
 
 

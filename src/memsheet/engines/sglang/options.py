@@ -1,0 +1,31 @@
+"""Options that only SGLang has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from memsheet.plan.engine_options import EngineOptions
+from memsheet.plan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SglangOptions(EngineOptions):
+    """``dp_lm_head``: with data-parallel attention, each group has the whole output matrix. Slots of
+    recurrent states, over all groups that attend by themselves, or else ``state_ratio``: bytes of them for
+    each byte of tokens.
+    """
+
+    dp_lm_head: bool = False
+    state_slots: int | None = None
+    state_ratio: float | None = None
+
+    def of_one_group(self, groups: int) -> Self:
+        if self.state_slots is None:
+            return self
+        return replace(self, state_slots=max(1, self.state_slots // groups))
+
+
+def sglang_options(plan: Plan) -> SglangOptions:
+    assert isinstance(plan.options, SglangOptions)
+    return plan.options
