@@ -350,7 +350,7 @@ def _component_evidence(component: Component, engine: Engine) -> Evidence:
 
 def account_bare(parameters: int, plan: Plan, cluster: Cluster | None = None) -> Sheet:
     """The states of a bare parameter count on one rank; of one that serves, its weights."""
-    from memsheet.formulas.bare import bare_host, bare_ranges, bare_states, bare_weights
+    from memsheet.formulas.bare_states import bare_host, bare_ranges, bare_states, bare_weights
     from memsheet.formulas.states.gradients import UNSYNCED, UNSYNCED_NOTE
 
     engine, trains = engine_of(plan), plan.task == "train"

@@ -31,7 +31,8 @@ from typing import Any
 from unittest import mock
 
 import memsheet
-from memsheet.cli import main, trouble
+from memsheet.cli import error_output as trouble
+from memsheet.cli import main
 from memsheet.cli.commands import COMMANDS
 from memsheet.errors import InputError, printable_line
 from memsheet.plan.engine_registry import MODELLED

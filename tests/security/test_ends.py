@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from memsheet.cli import main, screen
-from memsheet.cli.trouble import explain_input
+from memsheet.cli.error_output import explain_input
 from memsheet.errors import MOST_SHOWN, InputError, Problem
 from memsheet.questions import accounted
 from memsheet.readers.calibration import read_calibrations

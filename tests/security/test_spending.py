@@ -34,7 +34,7 @@ ELSEWHERE = {
     "report/shared/files.py": "what is written",
     "cli/__init__.py": "streams that lead nowhere",
     "cli/screen.py": "streams that lead nowhere",
-    "cli/trouble.py": "streams that lead nowhere",
+    "cli/error_output.py": "streams that lead nowhere",
     "cli/progress.py": "what its own child wrote",
 }
 """Modules outside guard that may, and what they read: nothing that a stranger wrote."""

@@ -62,13 +62,13 @@ def _run_guarded(arguments: Sequence[str] | None) -> int:
     except InputError as error:
         if "--debug" in words:
             raise
-        from memsheet.cli.trouble import explain_input
+        from memsheet.cli.error_output import explain_input
 
         return explain_input(error, json=_in_json(words))
     except Exception as error:
         if "--debug" in words:
             raise
-        from memsheet.cli.trouble import explain_broken, explain_input
+        from memsheet.cli.error_output import explain_broken, explain_input
 
         missing = missing_package(error) if isinstance(error, ModuleNotFoundError) else None
         json = _in_json(words)

@@ -7,7 +7,7 @@ from pathlib import Path
 from memsheet.budget import Result
 from memsheet.cli import job as jobs
 from memsheet.cli import screen
-from memsheet.cli.each import worst_of_each
+from memsheet.cli.check_each import worst_of_each
 from memsheet.cli.flags import plan_flag_values
 from memsheet.cli.line import Given
 from memsheet.questions.check import check_configuration_files, check_total_bytes, paths_of

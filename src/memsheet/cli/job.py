@@ -61,7 +61,7 @@ def print_answer(
     the step for a look; ``typed``: the options of the line.
     """
     if json:
-        from memsheet.report.json.answer import sheet_document
+        from memsheet.report.json.sheet import sheet_document
 
         screen.write_json(sheet_document(answer))
     else:

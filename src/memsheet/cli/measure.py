@@ -11,9 +11,9 @@ from typing import Any
 from memsheet.budget import Answer
 from memsheet.cli import job as jobs
 from memsheet.cli import screen
+from memsheet.cli.first_rank import one_voice
 from memsheet.cli.line import Given
 from memsheet.cli.progress import file_progress_line
-from memsheet.cli.voice import one_voice
 from memsheet.errors import printable_line
 from memsheet.questions.measured import Options, asked_of, config_of, measure_file
 from memsheet.questions.measured import measure_with_timeline as ask

@@ -12,7 +12,7 @@ from memsheet.errors import Problem, input_error, nearest_words, raise_if_proble
 
 if TYPE_CHECKING:
     from memsheet.report.shared.look import Look
-    from memsheet.search.fixes.story import Step
+    from memsheet.search.fixes.savings_story import Step
     from memsheet.search.train.heat_map import Heat
     from memsheet.search.train.rank import Ranking
     from memsheet.search.train.timed import Planned

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from memsheet.cli import job as jobs
 from memsheet.cli import screen
+from memsheet.cli.first_rank import one_voice
 from memsheet.cli.line import Given
-from memsheet.cli.voice import one_voice
 from memsheet.errors import input_error
 from memsheet.questions.verification.ladder import Options
 from memsheet.report.json.record import write_record

@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
+from memsheet.formulas.packed_linear import add_in_place
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis
-from memsheet.formulas.unpacked import add_in_place
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import FP32, DType
 from memsheet.plan.plan import AdapterKind

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from memsheet.arith import Count, agreed, is_array, not_alike
 from memsheet.formulas.activations import block_part, end_parts, run_config_of
 from memsheet.formulas.model_code import model_code
-from memsheet.formulas.model_code.let_go import LetGo
+from memsheet.formulas.model_code.shared_tables import LetGo
 from memsheet.formulas.states.held import Held, tensors_on_rank
 from memsheet.formulas.states.params import JOIN, START, stack_prefix
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, merge_moment

@@ -8,10 +8,10 @@ from typing import Protocol
 
 from memsheet.formulas.adapters import Branch, with_adapter
 from memsheet.formulas.int8 import int8_linear
+from memsheet.formulas.packed_linear import unpacked_linear
 from memsheet.formulas.tapes.graph import Chosen, Joined, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
-from memsheet.formulas.unpacked import unpacked_linear
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import BF16, DType
 from memsheet.plan.model import Attention, Mixer, Role, Weight

@@ -22,9 +22,9 @@ from memsheet.formulas.pipeline import (
     peak_flights,
     stage_model,
 )
+from memsheet.formulas.recompute_segments import recompute_segments
 from memsheet.formulas.sharding.algorithm import algorithm_of
 from memsheet.formulas.sharding.resident_state import ResidentState
-from memsheet.formulas.stretches import recompute_segments
 from memsheet.formulas.tapes.bytes_by_path import (
     BytesByPath,
     Moment,

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from memsheet.arith import Count, agreed
 from memsheet.formulas.groups import Group, Layers, StageLayers
+from memsheet.formulas.recompute_segments import RecomputeSegments
 from memsheet.formulas.sharding.overhead import ShardingOverhead
 from memsheet.formulas.states.held import module_of
-from memsheet.formulas.stretches import RecomputeSegments
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Moment, bundle_moment
 from memsheet.formulas.tapes.evaluate import NOTHING, Beside
 from memsheet.frozen import dataclass

@@ -28,9 +28,9 @@ from memsheet.run.model import build_config
 from memsheet.run.train import build_trainer
 from memsheet.sheet import Instant
 from memsheet.timeline import Timeline
+from memsheet.trace.collective_pauses import wait_for_gloo_threads
 from memsheet.trace.job import MICRO, STEPS, How, trace_training
 from memsheet.trace.requests import plan_from, traced_rank_document
-from memsheet.trace.resting import wait_for_gloo_threads
 from memsheet.units import format_bytes
 
 Marked = Callable[[Instant | None], None]

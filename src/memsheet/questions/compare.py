@@ -9,7 +9,7 @@ from typing import Any
 from memsheet import budget
 from memsheet.errors import input_error, nearest_words
 from memsheet.readers.sheet_json import Document, read_sheets, sheets_within
-from memsheet.report.json.answer import sheet_document
+from memsheet.report.json.sheet import sheet_document
 from memsheet.report.shared.comparison import Comparison
 from memsheet.report.shared.comparison import compare_sheets as compare_documents
 from memsheet.sheet import Instant

@@ -19,7 +19,7 @@ from memsheet.plan.layers import has_experts
 from memsheet.plan.options import Document, File
 from memsheet.questions import accounted
 from memsheet.questions.question_parts import plan_document_of
-from memsheet.report.json.answer import sheet_document
+from memsheet.report.json.sheet import sheet_document
 from memsheet.report.shared.files import check_folder, write_all
 from memsheet.report.shared.json_text import dump_json_line
 from memsheet.report.shared.plans.words import format_seconds

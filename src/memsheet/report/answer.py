@@ -7,8 +7,8 @@ from dataclasses import fields
 from typing import Any
 
 from memsheet import budget
-from memsheet.report.json.answer import Evidence, sheet_document
 from memsheet.report.json.document import value_writer
+from memsheet.report.json.sheet import Evidence, sheet_document
 from memsheet.sheet import Sheet
 from memsheet.units import format_bytes
 

@@ -205,7 +205,7 @@ DESCRIBED = ("schema", "model", "gpus")
 def resolve_document(
     document: Mapping[str, Any], model: ModelSpec | None = None, *, real: bool = False
 ) -> Plan:
-    """The plan that ``report.json.answer.plan_document`` wrote down. Raises InputError as ``resolve_request``
+    """The plan that ``report.json.sheet.plan_document`` wrote down. Raises InputError as ``resolve_request``
     does.
     """
     return resolve_request(

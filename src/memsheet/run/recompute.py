@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from memsheet.errors import input_error
 from memsheet.plan.plan import Plan, RecomputeMode
 from memsheet.run.model import layers_of
-from memsheet.run.stretches import apply_stretches
+from memsheet.run.recompute_segments import apply_stretches
 
 
 def apply_recompute(model: nn.Module, plan: Plan) -> None:

@@ -14,7 +14,7 @@ from memsheet.formulas.step_time import Exchanged, data_parallel_traffic
 from memsheet.plan.device import MAX_DEVICES, Cluster
 from memsheet.plan.engine_registry import find_engine, sharding_counterpart
 from memsheet.plan.model import ModelSpec
-from memsheet.search.fixes.story import Step, story_steps
+from memsheet.search.fixes.savings_story import Step, story_steps
 from memsheet.search.train.rank import Ranking, plan_offloads, rank_training_plans
 from memsheet.search.train.space import OFFLOAD, Request
 from memsheet.search.train.timed import APART, Planned, Scaled, planned_of

@@ -18,6 +18,7 @@ from memsheet.run.pipeline import layers_of_stage, stages_of
 from memsheet.run.ranks import check_rank_plan, rank_job
 from memsheet.sheet import Instant
 from memsheet.timeline import Timeline
+from memsheet.trace.collective_pauses import wait_for_gloo_threads
 from memsheet.trace.fake_distributed import among_others, fake_process_group
 from memsheet.trace.fold import Depth, NotUniformError, extend_timeline_layers
 from memsheet.trace.gloo import watch_gloo
@@ -31,7 +32,6 @@ from memsheet.trace.job import (
     tag_recorded_layers,
 )
 from memsheet.trace.recorder import Recorder
-from memsheet.trace.resting import wait_for_gloo_threads
 from memsheet.trace.watched import watch_of
 
 

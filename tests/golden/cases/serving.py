@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from golden.cases.engines import LATENT, MOE, STATES, drafted, with_draft
 from golden.symbols import TENSOR, Cases, call, first, numbers, serving, spec, symbol
-from memsheet.engines.transformers.work import Work
+from memsheet.engines.transformers.widest_layer import Work
 from memsheet.engines.vllm.facts import release_of
 from memsheet.engines.vllm.pages import Kept, Kind, Layout
 from memsheet.plan.dtypes import BF16, FP8, NF4
@@ -110,20 +110,20 @@ PROFILED: dict[str, Callable[[], Cases]] = {
     "received_bytes": lambda: {"experts": call(first(Block, MOE), serving("vllm", MOE), TOKENS)},
 }  # fmt: skip
 WIDEST: dict[str, Callable[[], Cases]] = {
-    "work._widest_elements_a_token": lambda: {"llama-tiny": call(first(Block), symbol("tp"))},
-    "work._chunked_scan_bytes": lambda: {"mamba2": call(first(Block, "mamba-codestral-7b"), WORK)},
-    "work._dequantized_keys": lambda: {
+    "widest_layer._widest_elements_a_token": lambda: {"llama-tiny": call(first(Block), symbol("tp"))},
+    "widest_layer._chunked_scan_bytes": lambda: {"mamba2": call(first(Block, "mamba-codestral-7b"), WORK)},
+    "widest_layer._dequantized_keys": lambda: {
         "fp8": call(first(Attention), plain(serving__kv_dtype="fp8"), symbol("kept"), passed=False),
         "passed": call(first(Attention), plain(serving__kv_dtype="fp8"), symbol("kept"), passed=True),
     },
-    "work._gathered_expert_bytes": lambda: {"experts": call(first(Block, MOE), plain(MOE), WORK)},
-    "work._over_cache": lambda: {
+    "widest_layer._gathered_expert_bytes": lambda: {"experts": call(first(Block, MOE), plain(MOE), WORK)},
+    "widest_layer._over_cache": lambda: {
         "eager": call(first(Block), first(Attention), eager(), STEP), "latent": call(first(Block, LATENT), first(LatentAttention, LATENT), plain(LATENT), STEP),
     },
-    "work._padded_prompt_bytes": lambda: {"sdpa": call(first(Attention), plain(), WORK)},
-    "work.grown_bytes": lambda: {"attention": call(first(Attention), plain(), STEP)},
-    "work.largest_layer_bytes": lambda: {"experts": call(spec(MOE), plain(MOE), find_engine("transformers"), STEP)},
-    "work.dequantized_bytes": lambda: {"nf4": call((replace(TENSOR, dtype=NF4),), plain(quantization__weights="nf4"))},
-    "work.tower_bytes": lambda: {SEEING: call(numbers(SEEING), plain(SEEING), WORK)},
+    "widest_layer._padded_prompt_bytes": lambda: {"sdpa": call(first(Attention), plain(), WORK)},
+    "widest_layer.grown_bytes": lambda: {"attention": call(first(Attention), plain(), STEP)},
+    "widest_layer.largest_layer_bytes": lambda: {"experts": call(spec(MOE), plain(MOE), find_engine("transformers"), STEP)},
+    "widest_layer.dequantized_bytes": lambda: {"nf4": call((replace(TENSOR, dtype=NF4),), plain(quantization__weights="nf4"))},
+    "widest_layer.tower_bytes": lambda: {SEEING: call(numbers(SEEING), plain(SEEING), WORK)},
 }  # fmt: skip
 CASES = {**CACHE, **LOADED, **PROFILED, **WIDEST}

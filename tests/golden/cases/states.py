@@ -70,7 +70,7 @@ CASES: dict[str, Callable[[], Cases]] = {
     "optimizers.optimizer_bytes": lambda: {how[0].value: call(TENSOR, symbol("n"), optimized(*how)) for how in (ADAMW, EIGHT, SGD)},
     "optimizers.step_temporaries": lambda: {how.value: call(((TENSOR, symbol("n")),), optimized(OptimizerName.ADAMW, how)) for how in STEPS},
     "optimizers.galore_states": lambda: {"": call(TENSOR, optimized(OptimizerName.GALORE, Implementation.LOOP), BF16)},
-    "stretches.segment_length": lambda: {
+    "recompute_segments.segment_length": lambda: {
         "every": call(symbol("L"), plan(recompute__every=4)), "segments": call(symbol("L"), plan(recompute__segments=2)),
     },
     "held.row_scales": lambda: {"int8": call(replace(TENSOR, dtype=INT8))},

@@ -14,7 +14,7 @@ from memsheet.formulas.step_time.operators import Operator, TrainTiming
 from memsheet.formulas.step_time.parts import Part, Unit
 from memsheet.formulas.step_time.rates import Fit, Rates
 from memsheet.formulas.step_time.replicas import Group, Overlap
-from memsheet.formulas.step_time.whole import shop_of
+from memsheet.formulas.step_time.training_step import shop_of
 from memsheet.plan.engine import Sharding
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Attention, Block, LatentAttention, Moe, StateSpace

@@ -13,10 +13,10 @@ import answers
 import memsheet.questions.accounted
 from memsheet.cli import main, screen
 from memsheet.cli.commands import COMMANDS, MEASURE_FLAGS
+from memsheet.cli.error_output import explain_input
 from memsheet.cli.flags import HELP, PLAN_FLAGS, WORDS
 from memsheet.cli.help import START
 from memsheet.cli.line import parse_command_line
-from memsheet.cli.trouble import explain_input
 from memsheet.errors import InputError, Problem
 from memsheet.plan.aliases import SHORT_FLAGS
 from memsheet.plan.check import RULES

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
+from memsheet.cli.check_each import worst_exit_code
 from memsheet.cli.commands import COMMANDS
-from memsheet.cli.each import worst_exit_code
 
 ROOT = Path(__file__).parents[3]
 HOOKS: list[dict[str, Any]] = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())

@@ -17,7 +17,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from memsheet.cli import main, voice
+from memsheet.cli import first_rank as voice
+from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.measure.profiler import _add_missing_releases, _Allocation
 from memsheet.questions.measured import merge_equal_sheets

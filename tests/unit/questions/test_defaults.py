@@ -15,7 +15,7 @@ from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.questions.question_parts import catalog_entry
 from memsheet.readers.model import read_model
-from memsheet.report.json.answer import sheet_document
+from memsheet.report.json.sheet import sheet_document
 from memsheet.search.solve.length_ladder import SHORTEST, ladder_lengths
 
 EXIT = {Result.FITS: 0, Result.DOES_NOT_FIT: 10, Result.UNCERTAIN: 11}

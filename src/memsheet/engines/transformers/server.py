@@ -11,7 +11,12 @@ from memsheet.engines.transformers.all_logits import prompt_logits_bytes
 from memsheet.engines.transformers.assisted import assistant_facts, assistant_items
 from memsheet.engines.transformers.peft_lora import branch_item, peft_items
 from memsheet.engines.transformers.untied_table import untied_bytes
-from memsheet.engines.transformers.work import Work, dequantized_bytes, largest_layer_bytes, tower_bytes
+from memsheet.engines.transformers.widest_layer import (
+    Work,
+    dequantized_bytes,
+    largest_layer_bytes,
+    tower_bytes,
+)
 from memsheet.formulas.model_code.transformers.blocks import served_as_trained
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack, outside_tensors

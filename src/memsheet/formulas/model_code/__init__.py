@@ -11,7 +11,7 @@ from functools import cache
 
 from memsheet.arith import Count
 from memsheet.errors import Problem
-from memsheet.formulas.model_code.let_go import LetGo
+from memsheet.formulas.model_code.shared_tables import LetGo
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
 from memsheet.formulas.tapes.evaluate import NOTHING, Beside

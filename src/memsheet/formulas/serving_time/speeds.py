@@ -21,7 +21,7 @@ from memsheet.formulas.step_time.rates import (
     rates_of,
 )
 from memsheet.formulas.step_time.replicas import Overlap
-from memsheet.formulas.step_time.whole import CALL_S, UNCALIBRATED
+from memsheet.formulas.step_time.training_step import CALL_S, UNCALIBRATED
 from memsheet.plan.device import Cluster, Device
 from memsheet.plan.dtypes import DType
 

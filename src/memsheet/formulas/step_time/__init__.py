@@ -6,7 +6,7 @@ from memsheet.formulas.step_time.rates import Efficiency, Rates, rates_of
 from memsheet.formulas.step_time.replicas import Overlap
 from memsheet.formulas.step_time.result import CONVENTION, StepTime, gpu_hours
 from memsheet.formulas.step_time.shares import NAMES
-from memsheet.formulas.step_time.whole import quick_s, step_time
+from memsheet.formulas.step_time.training_step import quick_s, step_time
 
 __all__ = [
     "CONVENTION", "NAMES", "Efficiency", "Exchanged", "Overlap", "Rates", "StepTime", "calibrate_efficiency", "data_parallel_traffic", "fit_efficiency", "gpu_hours",

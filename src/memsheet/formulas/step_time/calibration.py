@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from memsheet.formulas.step_time.rates import Efficiency
-from memsheet.formulas.step_time.whole import step_time
+from memsheet.formulas.step_time.training_step import step_time
 from memsheet.plan.device import Cluster
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan

@@ -11,7 +11,7 @@ from memsheet.formulas.sharding.algorithm import algorithm_of
 from memsheet.formulas.step_time.parts import Part, parts_of
 from memsheet.formulas.step_time.rates import Efficiency, rates_of
 from memsheet.formulas.step_time.replicas import Overlap, gathered_size, gathers_units
-from memsheet.formulas.step_time.whole import shop_of, step_time
+from memsheet.formulas.step_time.training_step import shop_of, step_time
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import ModelSpec

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from memsheet.search.fixes.story import Step
+    from memsheet.search.fixes.savings_story import Step
     from memsheet.search.train.timed import Planned
 
 LEFT, WIDTH = 0.31, 0.4

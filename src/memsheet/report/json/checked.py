@@ -4,8 +4,8 @@ from typing import Any
 
 from memsheet.exchange.mistakes import Found
 from memsheet.exchange.mistakes.case import source_for
-from memsheet.report.json.answer import Sheet
 from memsheet.report.json.document import Document, Result, read_from
+from memsheet.report.json.sheet import Sheet
 from memsheet.report.shared.checked import Checked as CheckedFiles
 
 

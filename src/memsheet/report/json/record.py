@@ -10,8 +10,8 @@ from typing import Any
 
 from memsheet.budget import Answer
 from memsheet.readers.record import RECORD_SCHEMA
-from memsheet.report.json.answer import Sheet, sheet_document
 from memsheet.report.json.document import Document, optional_key
+from memsheet.report.json.sheet import Sheet, sheet_document
 from memsheet.report.shared.files import write_whole
 from memsheet.report.shared.json_text import dump_json_line
 from memsheet.timeline import Timeline, events_document

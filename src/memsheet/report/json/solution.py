@@ -5,8 +5,8 @@ from typing import Any
 from memsheet.errors import printable_line
 from memsheet.formulas.states.params import parameter_count
 from memsheet.plan.document import plan_document
-from memsheet.report.json.answer import Fix, Largest, WayToFit
 from memsheet.report.json.document import ByteRange, Document, Natural, Plan, Result, optional_key, read_from
+from memsheet.report.json.sheet import Fix, Largest, WayToFit
 from memsheet.search.solve.sizes import Curve
 from memsheet.search.solve.targets import Solution as Solved
 from memsheet.search.solve.targets import Target

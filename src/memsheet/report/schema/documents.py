@@ -17,13 +17,13 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from memsheet.plan.check import RULES, Rule
-from memsheet.report.json.answer import Sheet
 from memsheet.report.json.checked import Checked
 from memsheet.report.json.document import RANGE_KEYS, ByteRange, Natural, Plan, document_keys, is_document
 from memsheet.report.json.error import ErrorDocument
 from memsheet.report.json.plans import Plans
 from memsheet.report.json.record import Record
 from memsheet.report.json.serve_plans import ServePlans
+from memsheet.report.json.sheet import Sheet
 from memsheet.report.json.solution import Solution
 
 FOLDER = Path("docs/reference")

@@ -530,7 +530,7 @@ def test_the_fast_end_has_no_product_faster_than_the_fastest_found_on_the_card(c
 
 def test_an_a100s_fast_end_is_slower_than_its_tables_allow_and_no_later_than_the_value():
     import memsheet
-    from memsheet.formulas.step_time import whole
+    from memsheet.formulas.step_time import training_step as whole
 
     answer = memsheet.train(
         "llama-2-7b", gpus="8xA100-80GB", engine="fsdp2", seq_len=2048, microbatch=4, fix=False

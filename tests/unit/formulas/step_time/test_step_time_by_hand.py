@@ -26,8 +26,8 @@ from memsheet.formulas.step_time.pictures import patches_of
 from memsheet.formulas.step_time.rates import Efficiency, Fit, Rates, rates_of
 from memsheet.formulas.step_time.replicas import Overlap, exposed_communication_s
 from memsheet.formulas.step_time.schedule import exposed_pipeline_sends, pipeline_s
+from memsheet.formulas.step_time.training_step import OneStep, one_step, shop_of, step_time
 from memsheet.formulas.step_time.updates import accumulated_s, activation_bytes, offloaded_s, update_s
-from memsheet.formulas.step_time.whole import OneStep, one_step, shop_of, step_time
 from memsheet.plan.device import cluster_of
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import ModelSpec, Moe
@@ -567,7 +567,7 @@ def test_the_ends_of_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     """Operator tables are met within 12%, and sustained training is up to 1.7 times slower; after a measured
     step 12.5% either way.
     """
-    monkeypatch.setattr("memsheet.formulas.step_time.whole._cluster_rates", lambda _: card(flops=1.0))
+    monkeypatch.setattr("memsheet.formulas.step_time.training_step._cluster_rates", lambda _: card(flops=1.0))
     plan, machines = plan_of(SMALL), cluster_of(find_device("H100-80GB"), 1)
     found = step_time(model(SMALL), plan, machines)
     seconds = 138_412_032 + 29_360_128

@@ -31,7 +31,7 @@ from memsheet.report.chart.waterfall import draw_waterfall
 from memsheet.report.screen.plans.charts import render_front, render_heat, render_waterfall
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.plans.waterfall_bars import bars_of, saved_size_text, step_time_change_text
-from memsheet.search.fixes.story import Step
+from memsheet.search.fixes.savings_story import Step
 from memsheet.search.train.axes import Axis
 from memsheet.search.train.heat_map import Cell, Heat, Shows
 from memsheet.search.train.rank import rank_training_plans

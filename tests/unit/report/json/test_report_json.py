@@ -11,8 +11,8 @@ from memsheet.plan.check import flatten_document
 from memsheet.plan.device import Cluster
 from memsheet.plan.document import plan_document
 from memsheet.references import ZERO
-from memsheet.report.json.answer import Evidence, sheet_document
 from memsheet.report.json.document import value_writer
+from memsheet.report.json.sheet import Evidence, sheet_document
 from memsheet.report.schema import documents as schema
 from memsheet.report.shared.json_text import dump_json_line
 from memsheet.resolve import resolve_request

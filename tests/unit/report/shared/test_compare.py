@@ -16,7 +16,7 @@ import answers
 from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.readers.sheet_json import Document, read_sheets
-from memsheet.report.json.answer import sheet_document
+from memsheet.report.json.sheet import sheet_document
 from memsheet.report.screen.comparison_table import percent_of_whole, render_comparison
 from memsheet.report.shared.comparison import compare_sheets, comparison_document
 from memsheet.report.shared.json_text import dump_json_line

@@ -11,7 +11,7 @@ import pytest
 import memsheet
 from memsheet.budget import Result
 from memsheet.cli import main
-from memsheet.report.json.answer import sheet_document
+from memsheet.report.json.sheet import sheet_document
 
 ASKED = {
     "train": ("train", "llama-3.1-70b", {"gpus": "1xRTX4090", "seq_len": 2048}),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memsheet.arith import Count
-from memsheet.formulas.model_code.let_go import LetGo
+from memsheet.formulas.model_code.shared_tables import LetGo
 from memsheet.formulas.model_code.transformers.feed_forward import ACTIVATIONS
 from memsheet.formulas.model_code.transformers.norms import apply_norm
 from memsheet.formulas.numerics import AttentionKernel, RunConfig, record_linear

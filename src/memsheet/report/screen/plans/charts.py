@@ -36,7 +36,7 @@ from memsheet.report.shared.plans.words import format_seconds
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from memsheet.search.fixes.story import Step
+    from memsheet.search.fixes.savings_story import Step
     from memsheet.search.train.heat_map import Cell, Heat
     from memsheet.search.train.rank import Ranking
     from memsheet.search.train.timed import Planned

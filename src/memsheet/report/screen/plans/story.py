@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from memsheet.search.advice import Advice, Replicas
-    from memsheet.search.fixes.story import Step
+    from memsheet.search.fixes.savings_story import Step
     from memsheet.search.train.families import Family
     from memsheet.search.train.rank import Point
     from memsheet.search.train.timed import Planned

@@ -12,7 +12,7 @@ from memsheet.sheet import Bytes
 from memsheet.units import format_giga
 
 if TYPE_CHECKING:
-    from memsheet.search.fixes.story import Step
+    from memsheet.search.fixes.savings_story import Step
     from memsheet.search.train.timed import Planned
 
 CHOSEN, LEAST = "the plan to take first, of every legal one", "the plan that needs least, of every legal one"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec
 
-from memsheet.cli.trouble import BAD_INPUT
+from memsheet.cli.error_output import BAD_INPUT
 from memsheet.errors import InputError
 from memsheet.trace.launch import ElsewhereError, is_first
 

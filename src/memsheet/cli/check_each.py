@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from memsheet.cli.trouble import explain_input
+from memsheet.cli.error_output import explain_input
 from memsheet.errors import InputError
 
 SEVERITY = (2, 10, 11, 0)
