@@ -15,6 +15,7 @@ from memsheet.plan.dtypes import DType
 from memsheet.plan.engine_options import EngineOptions
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import ModelSpec, Role
+from memsheet.plan.packages import TRANSFORMERS
 from memsheet.plan.plan import (
     AdapterKind,
     AttentionKind,
@@ -151,7 +152,7 @@ class Engine:
     sharding: Sharding
     layers: str | None = None  # the engine's folder whose model code it runs; None is the library's
     layer_kernels: LayerKernels = LayerKernels()
-    server: str = "transformers"  # the folder whose ``server`` accounts its inference
+    server: str = TRANSFORMERS  # the folder whose ``server`` accounts its inference
     served: Callable[..., Mapping[str, Any]] | None = (
         None  # a server's defaults: of (request, card, mesh, latent=whether attention is)
     )

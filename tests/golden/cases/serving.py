@@ -10,6 +10,7 @@ from golden.symbols import TENSOR, Cases, call, first, numbers, serving, spec, s
 from memsheet.engines.transformers.widest_layer import Work
 from memsheet.engines.vllm.facts import release_of
 from memsheet.engines.vllm.pages import Kept, Kind, Layout
+from memsheet.engines.vllm.releases import Sampler, Shown
 from memsheet.plan.dtypes import BF16, FP8, NF4
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import (
@@ -24,7 +25,6 @@ from memsheet.plan.model import (
     StateSpace,
 )
 from memsheet.plan.plan import AttentionKind, Plan
-from memsheet.plan.profiled_release import Sampler, Shown
 
 TOKENS, ROWS, WIDTH = symbol("tokens"), symbol("rows"), symbol("width")
 SIZES = {"heads": symbol("a"), "kv_heads": symbol("k"), "head_dim": symbol("d"), "weights": ()}

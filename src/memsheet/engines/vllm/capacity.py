@@ -10,12 +10,12 @@ from typing import Any
 
 from memsheet.arith import Count
 from memsheet.engines.vllm.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
+from memsheet.engines.vllm.releases import Release
 from memsheet.formulas.serving.capacity import concurrency_facts, lengths_of
 from memsheet.formulas.serving.kv_cache import bytes_per_token
 from memsheet.frozen import dataclass
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Mesh, Plan
-from memsheet.plan.profiled_release import Release
 from memsheet.references import VLLM, formula
 from memsheet.sheet import Bytes
 from memsheet.units import GIB

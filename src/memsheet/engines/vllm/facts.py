@@ -10,11 +10,11 @@ from typing import Any
 
 from memsheet.engines.vllm.drafting import DRAFTING
 from memsheet.engines.vllm.old_cards import refuses_eight_bits
+from memsheet.engines.vllm.releases import Release, Sampler, Shown
 from memsheet.plan.defaults import SERVED_ADAPTERS
 from memsheet.plan.device import Device
 from memsheet.plan.engine import server_engine
 from memsheet.plan.plan import AttentionKind, Mesh
-from memsheet.plan.profiled_release import Release, Sampler, Shown
 from memsheet.plan.server_limits import ServerLimits
 from memsheet.plan.serving_facts import HeededCache, LengthLimit, ServingFacts
 from memsheet.plan.speculative import version_of

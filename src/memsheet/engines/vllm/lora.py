@@ -14,6 +14,7 @@ from typing import Any
 from memsheet.arith import Count, ceil_div, given_or, minimum, round_up
 from memsheet.engines.vllm.facts import release_of
 from memsheet.engines.vllm.lora_releases import JOINED, WHOLE_EXPERTS, Facts, facts_of
+from memsheet.engines.vllm.releases import Release
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import ALLOCATOR, loading_slack
 from memsheet.formulas.serving.loaded import PADDED_TO, VOCABULARY
@@ -24,7 +25,6 @@ from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import INT32, INT64, MXFP4
 from memsheet.plan.model import ModelSpec, Moe, Role, Weight
 from memsheet.plan.plan import Mesh, Plan, ServedAdapters
-from memsheet.plan.profiled_release import Release
 from memsheet.references import VLLM, formula
 from memsheet.sheet import Bytes, Component, FromCode, Instant, Item, sum_byte_ranges
 

@@ -10,11 +10,11 @@ from memsheet.arith import Count, ceil_div, maximum
 from memsheet.engines.vllm.lora import pairs_of
 from memsheet.engines.vllm.lora_releases import WHOLE_EXPERTS, Facts, facts_of
 from memsheet.engines.vllm.profiled import Peak
+from memsheet.engines.vllm.releases import Release
 from memsheet.plan.device import Cluster
 from memsheet.plan.dtypes import FP32, INT32
 from memsheet.plan.model import ModelSpec, Moe
 from memsheet.plan.plan import Plan, ServedAdapters
-from memsheet.plan.profiled_release import Release
 from memsheet.references import VLLM, formula
 from memsheet.sheet import Bytes, Component, FromCode, Instant, Item
 

@@ -14,6 +14,7 @@ from enum import Enum
 from functools import reduce
 
 from memsheet.arith import Count, ceil_div, maximum, minimum, round_up, where
+from memsheet.engines.vllm.releases import Release
 from memsheet.errors import input_error
 from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token, recurrent_elements
 from memsheet.formulas.serving.states import convolution_elements
@@ -21,7 +22,6 @@ from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import DType
 from memsheet.plan.model import Attention, CrossAttention, LatentAttention, Mixer, ModelSpec, Recurrent
 from memsheet.plan.plan import Plan
-from memsheet.plan.profiled_release import Release
 from memsheet.references import PAGED, VLLM, formula
 
 STATE_ALIGNMENT, NEAR = 16, 1.5

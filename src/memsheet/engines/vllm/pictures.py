@@ -8,10 +8,10 @@ from functools import reduce
 from math import prod
 
 from memsheet.arith import Count, at_least, ceil_div, given_or, maximum, minimum, where
+from memsheet.engines.vllm.releases import Release, Shown
 from memsheet.formulas.serving.widest_layer import MERGED_PATCHES
 from memsheet.plan.model import ModelSpec, Picture, Tower
 from memsheet.plan.plan import Plan
-from memsheet.plan.profiled_release import Release, Shown
 from memsheet.references import VLLM, formula
 from memsheet.sheet import NOTHING, Bytes, sum_byte_ranges
 

@@ -8,13 +8,13 @@ from functools import reduce
 
 from memsheet.arith import Count, ceil_div, given_or, maximum, minimum
 from memsheet.engines.vllm.pictures import kept_pictures
+from memsheet.engines.vllm.releases import Release
 from memsheet.engines.vllm.sampling import sampler_bytes
 from memsheet.formulas.serving.sampling import masked_sampler_bytes
 from memsheet.formulas.serving.widest_layer import beside_residual, layer_bytes
 from memsheet.frozen import dataclass
 from memsheet.plan.model import LatentAttention, ModelSpec
 from memsheet.plan.plan import Plan
-from memsheet.plan.profiled_release import Release
 from memsheet.references import VLLM, formula
 from memsheet.sheet import Bytes
 from memsheet.units import MIB

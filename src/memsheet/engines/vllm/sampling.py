@@ -5,9 +5,9 @@ every request.
 from __future__ import annotations
 
 from memsheet.arith import Count, at_least, ceil_div, where
+from memsheet.engines.vllm.releases import Sampler
 from memsheet.formulas.serving.sampling import masked_sampler_bytes
 from memsheet.plan.dtypes import FP32, INT32, INT64, DType
-from memsheet.plan.profiled_release import Sampler
 from memsheet.references import TORCH_SORT, VLLM, formula
 
 SEGMENTED_ROWS, WIDE_ROW = 128, 1_000_000

@@ -18,6 +18,7 @@ from memsheet.engines.vllm.lora import lora_facts, lora_host_bytes, lora_items, 
 from memsheet.engines.vllm.lora_buffers import buffer_item
 from memsheet.engines.vllm.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
 from memsheet.engines.vllm.profiled import Peak, profile_run_peak, unpacked_tokens
+from memsheet.engines.vllm.releases import Release
 from memsheet.engines.vllm.sampling import sampler_state_bytes
 from memsheet.engines.vllm.speculative import (
     ahead_of,
@@ -44,7 +45,6 @@ from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec
 from memsheet.plan.plan import Plan
-from memsheet.plan.profiled_release import Release
 from memsheet.references import VLLM, formula
 from memsheet.sheet import NOTHING, Bytes, Cited, Component, FromCode, Instant, Item, Sheet, sum_byte_ranges
 from memsheet.units import MIB

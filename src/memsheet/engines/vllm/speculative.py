@@ -17,6 +17,7 @@ from memsheet.engines.vllm.drafting import (
 )
 from memsheet.engines.vllm.loaded import WAYS
 from memsheet.engines.vllm.profiled import Peak, profile_run_peak, profiled_layer_bytes
+from memsheet.engines.vllm.releases import Release
 from memsheet.formulas.serving.drafts import (
     PREFIX,
     Draft,
@@ -31,7 +32,6 @@ from memsheet.formulas.serving.kv_cache import bytes_per_token
 from memsheet.plan.dtypes import FP32, INT32, INT64, DType
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan, SpeculativeMethod
-from memsheet.plan.profiled_release import Release
 from memsheet.references import VLLM, formula
 from memsheet.sheet import Bytes, Cited, Component, Instant, Item
 

@@ -10,11 +10,11 @@ import pytest
 from memsheet import catalog
 from memsheet.engines.vllm.facts import release_of
 from memsheet.engines.vllm.pictures import copied_rows, kept_pictures, shown_pictures
+from memsheet.engines.vllm.releases import Shown
 from memsheet.formulas.serving.sampling import masked_sampler_bytes
 from memsheet.plan.dtypes import BF16
 from memsheet.plan.model import ModelSpec, Picture
 from memsheet.plan.plan import Plan
-from memsheet.plan.profiled_release import Shown
 from memsheet.questions.accounted import infer
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve_request

@@ -1,3 +1,0 @@
-"""llama.cpp and its fork: buffers of every device, by ggml's own allocator (``server`` puts them
-together).
-"""

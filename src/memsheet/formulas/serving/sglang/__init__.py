@@ -1,1 +1,0 @@
-"""SGLang: its pools, drafts, adapters and states (``server`` puts them together)."""

@@ -1,1 +1,0 @@
-"""vLLM: its drafts and adapters (``server`` puts them together)."""
