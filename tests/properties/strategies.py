@@ -58,10 +58,11 @@ def plan_of(name: str, request: dict[str, Any]) -> Plan:
 
 
 def with_counts(plan: Plan, **counts: Any) -> Plan:
-    """The plan with other counts (ints or arrays), those of the mesh included; nothing is checked again."""
-    mesh = {key: value for key, value in counts.items() if hasattr(plan.mesh, key)}
-    rest = {key: value for key, value in counts.items() if key not in mesh}
-    return replace(plan, mesh=replace(plan.mesh, **mesh), **rest)
+    """The plan with other counts (ints or arrays), those of its groups included; nothing is checked again."""
+    for group in ("mesh", "batch", "serving", "cache"):
+        own = {key: counts.pop(key) for key in tuple(counts) if hasattr(getattr(plan, group), key)}
+        plan = replace(plan, **{group: replace(getattr(plan, group), **own)})
+    return replace(plan, **counts)
 
 
 microbatches = st.integers(1, 9)
