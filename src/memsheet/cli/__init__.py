@@ -60,12 +60,16 @@ def _run_guarded(arguments: Sequence[str] | None) -> int:
     try:
         return _dispatch_command(words)
     except InputError as error:
+        if _follows_interrupt(error):
+            raise KeyboardInterrupt from error
         if "--debug" in words:
             raise
         from memsheet.cli.error_output import explain_input
 
         return explain_input(error, json=_in_json(words))
     except Exception as error:
+        if _follows_interrupt(error):
+            raise KeyboardInterrupt from error
         if "--debug" in words:
             raise
         from memsheet.cli.error_output import explain_broken, explain_input
@@ -76,6 +80,17 @@ def _run_guarded(arguments: Sequence[str] | None) -> int:
     finally:
         if collecting:
             gc.enable()
+
+
+def _follows_interrupt(error: BaseException | None) -> bool:
+    """Whether an error came of an interrupt: one that meets a package while it is imported is told as the
+    package's own.
+    """
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _in_json(words: Sequence[str]) -> bool:

@@ -17,7 +17,7 @@ from memsheet.cli.error_output import explain_input
 from memsheet.cli.flags import HELP, PLAN_FLAGS, WORDS
 from memsheet.cli.help import START
 from memsheet.cli.line import parse_command_line
-from memsheet.errors import InputError, Problem
+from memsheet.errors import InputError, Problem, input_error
 from memsheet.plan.aliases import SHORT_FLAGS
 from memsheet.plan.check import RULES
 from memsheet.plan.names import SHORT
@@ -489,3 +489,18 @@ def test_numbers_in_the_table_of_flags_are_those_of_the_code():
         flag.words for flag in MEASURE_FLAGS if flag.name == "steps"
     )
     assert float(words["operations"].default) == CPU_OPERATIONS
+
+
+@pytest.mark.parametrize("told", [ImportError, SystemError, ModuleNotFoundError, input_error])
+def test_an_interrupt_that_a_package_tells_as_its_own_error_is_one(told, monkeypatch, capsys):
+    """An import that is interrupted says that the package is broken."""
+
+    def dispatch(_):
+        try:
+            raise KeyboardInterrupt  # noqa: TRY301
+        except KeyboardInterrupt:
+            raise told("numpy", None, "failed to import", "") if told is input_error else told("failed")  # noqa: B904
+
+    monkeypatch.setattr("memsheet.cli._dispatch_command", dispatch)
+    assert main(["train", "llama-tiny"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
