@@ -113,7 +113,8 @@ def _instant_marks(events: Any) -> list[tuple[int, str]]:
 
 def _peaks_between_marks(allocations: list[_Allocation], marks: list[tuple[int, str]]) -> Real:
     """High-water marks between the marks, and what was there at each. A step that begins anew forgets the one
-    before.
+    before. What was there before all of it counts neither while it stays nor when a collection of garbage
+    lets go of it.
     """
     instants, tops = dict[str, int](), dict[str, list[_Allocation]]()
     live, held, now, waiting = dict[int, _Allocation](), 0, "", list(marks)
@@ -123,10 +124,13 @@ def _peaks_between_marks(allocations: list[_Allocation], marks: list[tuple[int, 
             if now == Instant.LOAD.value:
                 instants, tops = {}, {}
             instants[now] = max(instants.get(now, 0), held)
-        live.pop(found.address, None)
+        before = live.pop(found.address, None)
+        if before is None and found.bytes < 0:
+            continue
+        held -= before.bytes if before else 0
         if found.bytes > 0:
             live[found.address] = found
-        held += found.bytes
+            held += found.bytes
         if now and held >= instants[now]:
             instants[now], tops[now] = held, list(live.values())
     instants.pop(_END, None)
