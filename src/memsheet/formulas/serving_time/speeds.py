@@ -51,7 +51,7 @@ class Line:
 class Speeds:
     """One end of what a cluster's device reaches. ``product`` and ``experts`` by the format of the weights
     (``format_of``), ``attention`` by whether the cache is in 8 bits. ``points``: seconds of an all-reduce by
-    bytes, for each number of ranks.
+    bytes, for each number of ranks. ``memory``: bytes a second that passes over memory reach.
     """
 
     end: End
@@ -110,7 +110,7 @@ def speeds_of(cluster: Cluster, end: End) -> Speeds:
     return Speeds(
         end=end,
         rates=rates.with_efficiency(scaled),
-        memory=reach.at(rates.memory * _share_of(table, device), end),
+        memory=reach.at(rates.memory, end),
         product={key: _speed_line(row, reach, end) for key, row in rows["product"].items()},
         experts={key: _speed_line(row, reach, end) for key, row in rows["experts"].items()},
         attention={low: _cache_line(caches, reach, end, low=low) for low in (False, True)},
@@ -178,10 +178,6 @@ def _measured_card_name(table: Mapping[str, Any], device: Device) -> str:
     return (
         device.name if device.name in table else MEASURED_ALIKE.get(device.compute_capability or "", ANYWHERE)
     )
-
-
-def _share_of(table: Mapping[str, Any], device: Device) -> float:
-    return float(_lines_by_format(table["product"], device)["bf16"][1])
 
 
 def _lines_by_format(table: Mapping[str, Any], device: Device) -> Mapping[str, Any]:

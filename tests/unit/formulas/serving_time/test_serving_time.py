@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from memsheet.catalog import find_device, find_model, model_names, serving_rates
+from memsheet.catalog import find_device, find_model, hardware_rates, model_names, serving_rates
 from memsheet.errors import InputError
 from memsheet.formulas.serving_time import Seconds, decode_time, prefill_time, token_time
 from memsheet.formulas.serving_time.operators import experts_activated, max_rank_load
 from memsheet.formulas.serving_time.speeds import End, format_of, speeds_of
+from memsheet.formulas.step_time.rates import rates_of
 from memsheet.plan.device import Cluster, cluster_of
 from memsheet.plan.dtypes import AWQ_INT4, BF16, FP8, GGUF, INT8, MXFP4, NF4
 from memsheet.plan.model import ModelSpec, Run
@@ -237,6 +238,17 @@ def test_fewer_multiprocessors_read_less() -> None:
         speeds_of(h20, End.SLOW).product["bf16"].bytes_per_s
         < speeds_of(h100, End.SLOW).product["bf16"].bytes_per_s
     )
+
+
+def test_passes_over_memory_reach_what_a_training_steps_do() -> None:
+    """The share of the bandwidth that kernels reach is counted once, on every card; fewer multiprocessors
+    than the bandwidth asks for (H20) reach less.
+    """
+    machines = {name: cluster_of(find_device(name), 1) for name in hardware_rates()["device"]}
+    served = {name: speeds_of(one, End.VALUE).memory for name, one in machines.items()}
+    trained = {name: rates_of(one).memory_bytes for name, one in machines.items()}
+    assert {name for name in machines if served[name] != pytest.approx(trained[name])} == {"H20"}
+    assert served["H20"] < trained["H20"]
 
 
 def test_what_is_not_timed_is_refused() -> None:
