@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,7 @@ __all__ = [
     "hardware_rates",
     "model_names",
     "serving_rates",
+    "spelling_index",
 ]
 
 
@@ -48,6 +50,11 @@ def _model_index() -> dict[str, str]:
     """Every spelling in lower case → the file's name."""
     index: dict[str, str] = json.loads(_read_catalog_file("models", "aliases.json"))
     return index
+
+
+def spelling_index() -> Mapping[str, str]:
+    """Every spelling of a bundled model in lower case with dashes → its name."""
+    return _model_index()
 
 
 def model_names() -> tuple[str, ...]:

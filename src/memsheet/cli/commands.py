@@ -331,9 +331,9 @@ COMMANDS = {command.name: command for command in (
         ("memsheet explain saved_activations", "memsheet explain zero", "memsheet explain"),
     ),
     Command(
-        "models", "The bundled models, with exact parameter counts.",
-        (Argument("filter", "FILTER", "Only names or families that contain it."),), (JSON, DEBUG),
-        ("memsheet models", "memsheet models qwen"),
+        "models", "The bundled models, with exact parameter counts and where their configurations come from.",
+        (Argument("words", "WORD", "Only models of which each word is in a name or the family; or one name in any form.", many=True),), (JSON, DEBUG),
+        ("memsheet models", "memsheet models qwen 8b", "memsheet models unsloth/Qwen3-8B-bnb-4bit"),
     ),
     Command(
         "gpus", "The devices memsheet knows, and what a framework gets of each.",

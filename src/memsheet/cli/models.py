@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from memsheet import catalog
 from memsheet.cli import screen
 from memsheet.cli.line import Given
-from memsheet.errors import input_error
+from memsheet.errors import input_error, printable_line
 from memsheet.formulas.states.params import active_parameter_count, parameter_count
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.units import format_count
 
 
 def models(asked: Given) -> int:
-    """The bundled models with exact parameter counts. FILTER: only names or families that contain it."""
-    wanted = (asked.filter or "").lower()
-    found = [
-        row
-        for name in catalog.model_names()
-        if (row := _model_row(name)) and wanted in f"{row['name']} {row['family']}"
-    ]
+    """The bundled models with exact parameter counts. WORD: only those of which each word is in a name or the
+    family, else the one that a name in any form is of.
+    """
+    from memsheet.catalog.names import bundled_entry, matching_names
+
+    words = " ".join(asked.words or ())
+    names = set(matching_names(words))
+    if words:
+        families = (row for name in catalog.model_names() if (row := _family_row(name)))
+        names |= {name for name, family in families if all(word in family for word in words.lower().split())}
+    found = [_model_row(name) for name in sorted(names)]
     if not found:
         raise input_error(
-            "filter",
-            asked.filter,
+            "words",
+            words,
             "is in no bundled name",
             "`memsheet models` lists all; any config.json works too",
         )
     if asked.json:
         screen.write_json({"schema": "memsheet/models/1", "models": found})
-    else:
-        screen.write_stdout(_model_table(found))
+        return 0
+    screen.write_stdout(_model_table(found))
+    entry = bundled_entry(words) if len(found) == 1 and words else None
+    for line in entry.get("assumed", ()) if entry else ():
+        screen.write_stdout(f"{printable_line(line)}\n")
     return 0
+
+
+def _family_row(name: str) -> tuple[str, str]:
+    entry = catalog.find_model(name)
+    return name, str(entry["config"]["model_type"]) if entry else ""
 
 
 def _model_row(name: str) -> dict[str, Any]:
@@ -46,10 +59,20 @@ def _model_row(name: str) -> dict[str, Any]:
 
 
 def _model_table(rows: list[dict[str, Any]]) -> str:
-    cells = [("model", "parameters", "active", "family")]
+    cells = [("model", "parameters", "active", "family", "configuration of")]
     for row in rows:
         active = (
             "" if row["active_parameters"] == row["parameters"] else format_count(row["active_parameters"])
         )
-        cells.append((row["name"], format_count(row["parameters"]), active, row["family"]))
-    return screen.align_columns(cells, right=frozenset({1, 2}))
+        whence = (
+            row["source"].removeprefix("public config.json of ").removesuffix("; the keys that decide memory")
+        )
+        cells.append((row["name"], format_count(row["parameters"]), active, row["family"], whence))
+    table = screen.align_columns(cells, right=frozenset({1, 2}))
+    return "".join(f"{shorten_line(line)}\n" for line in table.splitlines())
+
+
+def shorten_line(line: str) -> str:
+    """A line no wider than the terminal, where there is one."""
+    width = screen.terminal_width()
+    return line if len(line) <= width or not sys.stdout.isatty() else f"{line[: width - 1]}…"

@@ -375,6 +375,7 @@ class Source:
     tensors: tuple[
         tuple[str, str, tuple[int, ...]], ...
     ] = ()  # of a GGUF file: each one's name, type and dimensions
+    assumed: tuple[str, ...] = ()  # what its name was taken to mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -401,6 +402,12 @@ class ModelSpec:
     ahead: int = 0
     draft: ModelSpec | None = None  # a model that drafts for it (``Plan.speculative``)
     source: Source = field(default=Source(kind="dict"))
+
+    @property
+    def in_gguf(self) -> bool:
+        """Whether its weights are those of a GGUF file, read or named."""
+        stored = self.quantization.method if self.quantization else ""
+        return self.source.kind == "gguf" or stored == "gguf"
 
     @property
     def layers(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from os import PathLike
@@ -95,7 +96,12 @@ def with_defaults(
 
 
 def catalog_entry(name: str) -> Mapping[str, Any] | None:
-    return find_model(name)
+    """The bundled model that a name is of, as ``bundled_entry`` finds it."""
+    if (found := find_model(name)) is not None:
+        return found
+    from memsheet.catalog.names import bundled_entry
+
+    return bundled_entry(name, endpoint=os.environ.get("HF_ENDPOINT", ""))
 
 
 def plan_document_of(plan: Any) -> Mapping[str, Any]:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from memsheet.catalog.name_forms import parse_model_name
+from memsheet.catalog.names import held_name
 from memsheet.errors import InputError, input_error, nearest_words, printable_line
 from memsheet.frozen import dataclass
 from memsheet.guard import is_file, is_folder, read_json
@@ -20,12 +22,6 @@ from memsheet.readers.modelopt import BESIDE
 HUB_TIMEOUT_S = 10
 MAX_CONFIG_BYTES = 8 * 2**20
 _SUFFIXES = (".json", ".gguf", ".safetensors")
-# huggingface_hub utils/_validators.py, validate_repo_id: word characters, '-' and '.', not at an end, at most
-# 96 a part
-_HUB_ID = re.compile(
-    r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95})(?:@(?P<revision>[\w][\w./-]{0,99}))?",
-    re.ASCII,
-)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -61,8 +57,8 @@ def find_config(
     when nothing fits.
 
     A path (one that ends like a model's file, starts with ``.``, ``/`` or ``~``, or exists with a separator
-    in it) is read as a file; then a bundled name; then a hub id ``org/name`` or ``org/name@revision``. Raises
-    InputError otherwise.
+    in it) is read as a file; then a bundled name; then a hub's name in any form, ``org/name@revision`` or the
+    address of its page. Raises InputError otherwise.
     """
     if isinstance(text, Mapping):
         return Config(text, _config_model_name(text), Source(kind="dict"))
@@ -76,21 +72,38 @@ def find_config(
     if isinstance(text, Path) or _is_path(text):
         return _from_path(Path(text).expanduser() if _has_home(text) else Path(text))
     entry = catalog(text)
-    if entry is not None:
-        name = str(entry.get("name") or text)
-        return Config(entry["config"], name, Source(kind="bundled", path=name))
+    if entry is not None and entry.get("sure", True):
+        return _from_entry(entry, text)
     if is_folder(Path(text)) or is_file(Path(text)):
         return _from_path(Path(text))
-    named = _HUB_ID.fullmatch(text)
-    if named is None or ".." in text:
-        near = nearest_words(text, list(names), n=3, cutoff=0.5)
-        hint = (
-            f"did you mean {' or '.join(near)}? `memsheet models` lists all"
-            if near
-            else "`memsheet models` lists the bundled names"
-        )
-        raise input_error("model", text, "is no bundled model, no file and no hub id (org/name)", hint)
-    return _from_hub(named["repo"], named["revision"])
+    asked = parse_model_name(text, endpoint=os.environ.get("HF_ENDPOINT", ""))
+    if asked is None or "/" not in asked.repo:
+        raise _unknown_name_error(text, names)
+    try:
+        return _from_hub(asked.repo, asked.revision)
+    except InputError:
+        if entry is None:
+            raise
+        return _from_entry(entry, text)  # a name that is a copy's, of an owner whom nobody knows
+
+
+def _from_entry(entry: Mapping[str, Any], text: str) -> Config:
+    name = str(entry.get("name") or text)
+    source = Source(kind="bundled", path=name, assumed=tuple(entry.get("assumed", ())))
+    return Config(entry["config"], name, source)
+
+
+def _unknown_name_error(text: str, names: Iterable[str]) -> InputError:
+    """That nobody knows a name; one that holds a bundled model's may be tuned from it, which is not
+    guessed.
+    """
+    if inside := held_name(text):
+        hint = f"its name holds {inside}: if it has that model's shapes, ask for {inside}; or its config.json"
+    elif near := nearest_words(text, list(names), n=3, cutoff=0.5):
+        hint = f"did you mean {' or '.join(near)}? `memsheet models` lists all"
+    else:
+        hint = "`memsheet models` lists the bundled names"
+    return input_error("model", text, "is no bundled model, no file and no hub id (org/name)", hint)
 
 
 def _config_model_name(config: Mapping[str, Any]) -> str:
@@ -99,9 +112,18 @@ def _config_model_name(config: Mapping[str, Any]) -> str:
 
 
 def _is_path(text: str) -> bool:
-    if text.endswith(_SUFFIXES) or text.startswith((".", "/", "~", os.sep)):
+    """Whether a file or a folder is meant. The address of a file on a hub ends like one, too."""
+    if text.startswith((".", "/", "~", os.sep)):
         return True
-    return ("/" in text or os.sep in text) and (is_file(Path(text)) or is_folder(Path(text)))
+    there = is_file(Path(text)) or is_folder(Path(text))
+    if text.endswith(_SUFFIXES):
+        return there or not _is_hub_file(text)
+    return there and ("/" in text or os.sep in text)
+
+
+def _is_hub_file(text: str) -> bool:
+    asked = parse_model_name(text, endpoint=os.environ.get("HF_ENDPOINT", ""))
+    return asked is not None and "/" in asked.repo and (bool(asked.file) or "://" in text)
 
 
 def _has_home(text: str | Path) -> bool:

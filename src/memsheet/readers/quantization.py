@@ -113,6 +113,11 @@ def _awq_scheme(stored: Fields) -> StoredQuantization:
     )
 
 
+def _gguf_scheme(stored: Fields) -> StoredQuantization:
+    """Of a model that is named as a GGUF file and whose header nobody has read: the file's mix."""
+    return StoredQuantization(method="gguf", weights=f"gguf:{stored.text('weights', default='')}")
+
+
 def _weight_bit_width(stored: Fields, *keys: str, known: tuple[int, ...]) -> int:
     bits = stored.count(*keys, default=4)
     if bits not in known:
@@ -201,6 +206,7 @@ _METHODS: dict[str, Callable[[Fields], StoredQuantization | None]] = {
     "awq": _awq_scheme,
     "bitsandbytes": _bitsandbytes_scheme,
     "compressed-tensors": _compressed_tensors,
+    "gguf": _gguf_scheme,
 }
 
 INSTEAD = (

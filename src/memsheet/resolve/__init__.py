@@ -91,6 +91,7 @@ def _resolve_for_engine(
 ) -> Resolved:
     """As ``resolve_request``, by the engine that is asked for, else by the usual one."""
     gaps = RequestResolver(request)
+    gaps.assumed.extend(model.source.assumed if model else ())
     task = gaps.get("task", "train", silent=True)
     gpus = cluster.count if cluster else None
     engine = _resolve_engine(gaps, task, cluster, model)
@@ -268,7 +269,7 @@ def usual_engine(request: Request, cluster: Cluster | None, model: ModelSpec | N
     sharded = task == "train" and several and request.get("zero") != 0
     paged = task == "infer" and serves_in_pages(model)
     default = SHARDED if sharded else PAGED_SERVER if several and paged else ONE_GPU
-    if task == "infer" and model is not None and model.source.kind == "gguf":
+    if task == "infer" and model is not None and model.in_gguf:
         default = GGUF_SERVER
     if default == ONE_GPU and paged and cluster and model and _asks_a_server(request):
         default = PAGED_SERVER if _server_takes_question(PAGED_SERVER, request, model, cluster) else default

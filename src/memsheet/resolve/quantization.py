@@ -55,14 +55,7 @@ def quantization_of(
             f"known: {', '.join(QUANTIZED)}, gguf:Q4_K …",
         )
         return None
-    if name.startswith("gguf:") and name.removeprefix("gguf:") not in dtypes.GGUF and not engine.stores_gguf:
-        hint = "engine llama.cpp runs it; or one type for all, such as gguf:Q4_K"
-        gaps.wrong(
-            "quantization.weights",
-            name,
-            "is a mix of types that llama.cpp writes, modelled for that engine",
-            hint,
-        )
+    _check_gguf_mix(gaps, name, engine)
     if task == "train" and name not in TRAINABLE_QUANTIZED:
         hint = f"modelled: {', '.join(TRAINABLE_QUANTIZED)}"
         gaps.wrong("quantization.weights", name, "is not modelled for training yet", hint)
@@ -86,6 +79,17 @@ def quantization_of(
         weights=_dtype_with_scales(gaps, name, weights), skip=_unquantized_modules(gaps, model)
     )
     return None if name.startswith("gguf:") and _unpacks_gguf(gaps, engine, task) else found
+
+
+def _check_gguf_mix(gaps: RequestResolver, name: str, engine: Engine) -> None:
+    if name.startswith("gguf:") and name.removeprefix("gguf:") not in dtypes.GGUF and not engine.stores_gguf:
+        hint = "engine llama.cpp runs it; or one type for all, such as gguf:Q4_K"
+        gaps.wrong(
+            "quantization.weights",
+            name,
+            "is a mix of types that llama.cpp writes, modelled for that engine",
+            hint,
+        )
 
 
 def _unpacks_gguf(gaps: RequestResolver, engine: Engine, task: str) -> bool:
@@ -208,7 +212,12 @@ def _stored_quantization(
     if model is None or model.quantization is None:
         return None
     stored = model.quantization
-    weights = QUANTIZED.get(stored.weights) or dtype_named(stored.weights)
+    in_files = stored.method == "gguf"
+    weights = (
+        rules_of(GGUF_SERVER).stored_dtype(stored.weights)
+        if in_files
+        else QUANTIZED.get(stored.weights) or dtype_named(stored.weights)
+    )
     if weights is None:
         gaps.wrong("quantization_config", stored.weights, "is not a known format")
         return None
@@ -221,13 +230,16 @@ def _stored_quantization(
             f"is not read by {engine.name}",
             "--engine vllm or sglang; or --quantize with another format",
         )
-    if stored.method == "gguf" and _unpacks_gguf(gaps, engine, "infer"):
+    if in_files and _unpacks_gguf(gaps, engine, "infer"):
         return None
+    if in_files:
+        _check_gguf_mix(gaps, stored.weights, engine)
     if needed := missing_compute_capability(engine, stored.method, cluster):
         gaps.assumed.append(
             f"quantization.weights = none (transformers dequantizes released {stored.method} below "
             f"compute capability {needed})"
         )
         return None
-    gaps.assumed.append(f"quantization.weights = {stored.weights} (as released)")
+    whence = "by its name" if model.source.assumed else "as released"
+    gaps.assumed.append(f"quantization.weights = {stored.weights} ({whence})")
     return Quantization(weights=weights, skip=stored.skip)

@@ -79,7 +79,7 @@ def test_uncertain_is_eleven(capsys, monkeypatch):
     ("arguments", "said"),
     [
         (("train",), ["model", "--parameters 7e9"]),
-        (("train", "llama3-8b", "--seq-len", "8"), ["did you mean llama-3-8b"]),
+        (("train", "lama-3-8b", "--seq-len", "8"), ["did you mean llama-3-8b"]),
         (("train", "llama-tiny", "--seq-lem", "8"), ["--seq-lem: is not a flag", "did you mean --seq-len?"]),
         (("train", "llama-tiny", "--seq-len"), ["--seq-len: needs a value"]),
         (("train", "llama-tiny", "--seq-len", "8", "--seq-len", "9"), ["--seq-len"]),

@@ -113,7 +113,7 @@ def _serving_ways(
             ),
             None,
         )
-    if alone and (not keeps_host_layers or files) and spec.source.kind != "gguf":
+    if alone and (not keeps_host_layers or files) and not spec.in_gguf:
         yield from host_ways(spec, request, cluster, {"engine": HOST_LAYERS_SERVER, **files})
     yield _on_more(spec, request, cluster, (("", {}),))
 

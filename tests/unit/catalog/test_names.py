@@ -1,0 +1,200 @@
+"""Names as people write them: every spelling, copy and stored form of a bundled model is that model, and a
+name with a word nobody knows is none.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memsheet import catalog
+from memsheet.catalog.name_forms import AskedName, parse_model_name
+from memsheet.catalog.names import MIRRORS, bundled_entry, bundled_match, held_name, matching_names
+from memsheet.catalog.stored_names import GGUF_TYPES
+from memsheet.errors import InputError
+from memsheet.readers.hf_config import read_hf_config
+from memsheet.readers.model import read_model
+
+NAMES = catalog.model_names()
+SPELLINGS = sorted({alias for name in NAMES for alias in (name, *catalog.find_model(name)["aliases"])})
+STORED = (
+    "-FP8", "-FP8-dynamic", "-AWQ", "-AWQ-INT4", "-GPTQ-Int4", "-GPTQ-Int8", "-GPTQ", "-bnb-4bit", "-unsloth-bnb-4bit", "-bnb-8bit",
+    "-NVFP4", "-MXFP4", "-quantized.w4a16", "-quantized.w8a8", "-BF16", "-GGUF", "-Q8_0-GGUF", "-GGUF:Q4_K_M", "-GGUF:UD-Q4_K_XL", "-i1-GGUF",
+)  # fmt: skip
+TUNED = ("", "-Instruct", "-Base", "-it", "-Chat", "-hf")
+SHAPES = ("hidden_size", "num_hidden_layers", "vocab_size", "model_type", "text_config", "n_layer", "n_embd")
+
+
+def shapes(entry) -> dict:
+    return {key: entry["config"].get(key) for key in SHAPES}
+
+
+@pytest.mark.parametrize("end", ["", *STORED])
+def test_every_copy_of_every_model_has_its_shapes(end: str) -> None:
+    """Every bundled model, under every of its names, in every case, by every kind of owner, tuned and stored
+    anyhow.
+    """
+    chosen = random.Random(end)
+    for spelling in SPELLINGS:
+        home, _, bare = spelling.rpartition("/")
+        for tuned in TUNED if end in ("", "-AWQ") else ("-Instruct",):
+            for owner in {"", home, chosen.choice(sorted(MIRRORS))}:
+                name = f"{owner}/{bare}" if owner else bare
+                for written in (f"{name}{tuned}{end}", f"{name}{tuned}".upper().replace("-", "_") + end):
+                    found, meant = bundled_entry(written), catalog.find_model(spelling)
+                    assert found is not None, written
+                    assert shapes(found) == shapes(meant), written
+
+
+@pytest.mark.parametrize("end", [*STORED, *(f":{kind}" for kind in GGUF_TYPES)])
+def test_a_stored_form_is_read_and_said(end: str) -> None:
+    spec = read_model(f"Qwen/Qwen3-8B{end}", catalog=bundled_entry)
+    assert spec.hidden == 4096
+    assert spec.source.assumed
+    assert "Qwen/Qwen3-8B" in spec.source.assumed[0]
+    if "BF16" not in end or ":" in end:
+        assert spec.quantization is not None
+    assert spec.in_gguf == ("GGUF" in end or ":" in end)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_not_stored_otherwise_is_read_as_bundled(name: str) -> None:
+    entry = catalog.find_model(name)
+    assert bundled_entry(name) == entry
+    for alias in entry["aliases"]:
+        assert bundled_entry(alias)["config"] == entry["config"]
+
+
+@given(st.text(string.ascii_lowercase + string.digits + "-./_:@", min_size=1, max_size=40))
+def test_random_names_are_none(name: str) -> None:
+    try:
+        found = bundled_match(name)
+    except InputError:
+        return
+    assert found is None or catalog.find_model(name) is not None
+
+
+@given(
+    st.sampled_from(SPELLINGS),
+    st.text(string.ascii_lowercase, min_size=5, max_size=9),
+    st.sampled_from(STORED),
+)
+def test_an_unknown_word_is_never_passed_over(spelling: str, word: str, end: str) -> None:
+    """Not behind the name, not before it, not inside it."""
+    bare = spelling.rpartition("/")[2]
+    known = {part for each in SPELLINGS for part in each.lower().replace("/", "-").split("-")}
+    if word in known | {"dequantized", "unquantized"}:
+        return
+    for name in (
+        f"{bare}-{word}",
+        f"{word}-{bare}",
+        f"{bare}-{word}{end}",
+        f"unsloth/{bare}-{word}",
+        f"{bare}{end}-{word}",
+    ):
+        assert bundled_match(name) is None, name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Llama-3.1-8B-Instruct-abliterated", "huihui-ai/Llama-3.1-8B-Instruct-abliterated", "nvidia/Llama-3.1-Nemotron-8B", "Llama-3.1-8B-eagle3",
+        "Llama-3.1-8B-LoRA", "Skywork/Skywork-Reward-V2-Qwen3-8B", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "llama3-1.8b", "qwen3-8b:foo", "qwen-38b",
+        "Qwen3-30B", "qwen3-3b", "gemma-3-2b", "mistral", "llama", "8b", "-Instruct", ":Q4_K_M", "GGUF", "unsloth/GGUF", "x:y:z",
+    ],
+)  # fmt: skip
+def test_what_may_have_other_shapes_is_none(name: str) -> None:
+    assert bundled_match(name) is None
+
+
+def test_what_a_tuned_name_holds_is_offered() -> None:
+    assert held_name("huihui-ai/Llama-3.1-8B-Instruct-abliterated") == "llama-3.1-8b"
+    assert held_name("Skywork/Skywork-Reward-V2-Qwen3-8B") == "qwen3-8b"
+    assert held_name("nobody/nothing") == ""
+    with pytest.raises(InputError, match=r"ask for llama-3\.1-8b"):
+        read_model("Llama-3.1-8B-Instruct-abliterated", catalog=bundled_entry)
+
+
+def test_an_owner_whom_nobody_knows_is_not_sure() -> None:
+    assert bundled_match("somebody/Qwen3-8B-AWQ").sure is False
+    assert bundled_match("RedHatAI/Qwen3-8B-FP8-dynamic").sure is True
+    assert bundled_match("Qwen/Qwen3-8B-FP8").sure is True
+
+
+@pytest.mark.parametrize(
+    ("text", "repo", "revision", "tag"),
+    [
+        ("https://huggingface.co/org/name", "org/name", None, ""),
+        ("http://www.huggingface.co/org/name/", "org/name", None, ""),
+        ("https://huggingface.co/org/name/blob/main/config.json", "org/name", None, ""),
+        ("https://huggingface.co/org/name/tree/v1.0", "org/name", "v1.0", ""),
+        ("https://huggingface.co/org/name/tree/refs%2Fpr%2F3", "org/name", "refs/pr/3", ""),
+        ("https://huggingface.co/org/name/resolve/refs/pr/3/config.json?download=true", "org/name", "refs/pr/3", ""),
+        ("https://huggingface.co/org/name?library=transformers#usage", "org/name", None, ""),
+        ("huggingface.co/org/name", "org/name", None, ""),
+        ("hf.co/org/name:Q4_K_M", "org/name", None, "Q4_K_M"),
+        ("hf.co/org/name-GGUF:UD-Q4_K_XL", "org/name-GGUF", None, "UD-Q4_K_XL"),
+        ("hf://org/name", "org/name", None, ""),
+        ("hf://org/name@v2", "org/name", "v2", ""),
+        ("hf://models/org/name/config.json", "org/name", None, ""),
+        ("https://hub.example:8443/org/name/tree/main", "org/name", None, ""),
+        ("org/name@refs/pr/1", "org/name", "refs/pr/1", ""),
+        ("org/name@q4_k_m", "org/name", None, "q4_k_m"),
+        ("org/name-GGUF/name-Q5_K_M-00001-of-00002.gguf", "org/name-GGUF", None, "Q5_K_M"),
+        ("https://huggingface.co/org/n/blob/main/n.Q6_K.gguf", "org/n", None, "Q6_K"),
+        ("https://www.modelscope.cn/models/org/name/summary", "org/name", None, ""),
+        ("https://huggingface.co/gpt2", "gpt2", None, ""),
+    ],
+)  # fmt: skip
+def test_forms_of_a_hubs_name(text: str, repo: str, revision: str | None, tag: str) -> None:
+    found = parse_model_name(text, endpoint="https://hub.example:8443")
+    assert isinstance(found, AskedName)
+    assert (found.repo, found.revision, found.tag, found.ollama) == (repo, revision, tag, False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://huggingface.co/datasets/a/b",
+        "https://huggingface.co/spaces/a/b",
+        "https://example.com/a/b",
+        "ftp://hf.co/a/b",
+    ],
+)
+def test_pages_that_are_no_models_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"not a model|no hub"):
+        parse_model_name(text)
+
+
+@pytest.mark.parametrize("text", ["", "..", "a/../b", "a" * 600, "a\x1bb", "a/b/c/d", "/a", "a b"])
+def test_no_names(text: str) -> None:
+    assert parse_model_name(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "weights"),
+    [
+        ("llama3.1:8b", "llama-3.1-8b", "gguf:Q4_K_M"), ("llama3.1:latest", "llama-3.1-8b", "gguf:Q4_K_M"), ("llama3.1:70b-instruct-q8_0", "llama-3.1-70b", "gguf:Q8_0"),
+        ("qwen3:30b-a3b-q4_K_M", "qwen3-30b-a3b", "gguf:Q4_K_M"), ("qwen3:30b", "qwen3-30b-a3b", "gguf:Q4_K_M"), ("gemma3:27b-it-q4_K_M", "gemma-3-27b", "gguf:Q4_K_M"),
+        ("gemma3:27b-it-fp16", "gemma-3-27b", "gguf:F16"), ("mixtral:8x7b", "mixtral-8x7b", "gguf:Q4_K_M"), ("gpt-oss:20b", "gpt-oss-20b", "mxfp4"),
+        ("ollama.com/library/phi4:14b", "phi-4", "gguf:Q4_K_M"), ("https://ollama.com/library/qwen2.5:7b", "qwen2.5-7b", "gguf:Q4_K_M"), ("library/smollm2:135m", "smollm2-135m", "gguf:Q4_K_M"),
+        ("deepseek-r1:671b", "deepseek-r1", "gguf:Q4_K_M"), ("qwen2.5vl:7b", "qwen2.5-vl-7b", "gguf:Q4_K_M"), ("llama3.2-vision:11b", "llama-3.2-11b-vision", "gguf:Q4_K_M"),
+    ],
+)  # fmt: skip
+def test_ollamas_names(text: str, name: str, weights: str) -> None:
+    entry = bundled_entry(text)
+    assert entry is not None
+    assert bundled_match(text).name == name
+    assert read_hf_config(entry["config"]).quantization.weights == weights
+
+
+def test_words_search() -> None:
+    assert {"qwen3-8b", "qwen3-32b"} <= set(matching_names("qwen qwen3"))
+    assert matching_names("meta 3.1 8b") == ("llama-3.1-8b",)
+    assert matching_names("unsloth/Qwen3-8B-bnb-4bit") == ("qwen3-8b",)
+    assert matching_names("llama3.2:3b") == ("llama-3.2-3b",)
+    assert matching_names("nothing-of-the-kind") == ()
