@@ -15,6 +15,7 @@ from memsheet.references import FORMULAS
 
 FILE = Path(__file__).with_name("formulas.txt")
 PLAIN = {
+    "operators.blocks.branch_count": "as many as the block's parts",
     "grad_scaler.scaler_bytes": "as many bytes for every model",
     "grad_scaler.unscaling_bytes": "as many bytes for every model",
     "states.optimizers.fused_backward_step": "copies by the optimizer's name",

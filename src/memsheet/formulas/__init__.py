@@ -11,4 +11,5 @@
                there at each moment
 ``replay``     the same step through the allocator's rules; ``runtime.py``: what is there besides tensors
 ``serving``    weights, caches and work of a server
+``operators``  what a block runs and moves, each operator once; ``step_time`` and ``serving_time`` price it
 """

@@ -7,17 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 from golden.symbols import Cases, call, first, plan, serving, spec, symbol
+from memsheet.formulas.operators.blocks import block_operators
+from memsheet.formulas.operators.operator import Kind, Operator
 from memsheet.formulas.serving_time.operators import Pass, Product, ServeTiming
 from memsheet.formulas.serving_time.speeds import End, Line, Speeds
 from memsheet.formulas.step_time.numbers import Curve
-from memsheet.formulas.step_time.operators import Operator, TrainTiming
+from memsheet.formulas.step_time.operators import OperatorTime, TrainTiming
 from memsheet.formulas.step_time.parts import Part, Unit
 from memsheet.formulas.step_time.rates import Fit, Rates
 from memsheet.formulas.step_time.replicas import Group, Overlap
 from memsheet.formulas.step_time.training_step import shop_of
 from memsheet.plan.engine import Sharding
 from memsheet.plan.engine_registry import engine_of
-from memsheet.plan.model import Attention, Block, LatentAttention, Moe, StateSpace
+from memsheet.plan.model import Attention, Block, Dense, LatentAttention, LinearAttention, Moe, StateSpace
 from memsheet.plan.plan import Offload, Plan, Schedule
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -34,8 +36,8 @@ DENSE = Group(shards=symbol("shards"), stride=symbol("stride"), copies=symbol("c
 UNIT = Unit(**{name: symbol(name) for name in Unit.__dataclass_fields__})
 PART = Part(units=((1, replace(UNIT, experts=0.0, routed_trained=0.0)),))
 PRODUCTS = (
-    Operator(part="mlp", forward_s=symbol("F"), backward_s=symbol("B"), product=True, gathers=True),
-    Operator(part="mlp", forward_s=symbol("F2"), backward_s=symbol("B2"), product=True, scatters=True),
+    OperatorTime(part="mlp", forward_s=symbol("F"), backward_s=symbol("B"), product=True, gathers=True),
+    OperatorTime(part="mlp", forward_s=symbol("F2"), backward_s=symbol("B2"), product=True, scatters=True),
 )
 KERNEL = Line(start_s=symbol("start_s"), bytes_per_s=symbol("rate"))
 PASSES = Speeds(
@@ -61,6 +63,11 @@ def decoding(fresh: int = 1) -> ServeTiming:
     return ServeTiming(plan=made, engine=engine_of(made), speeds=PASSES, work=work)
 
 
+def operator(kind: Kind, model: str = "llama-tiny") -> Operator:
+    """The first operator of a kind."""
+    return next(op for block in spec(model).blocks() for op in block_operators(block) if op.kind is kind)
+
+
 def offloaded(engine: str = "fsdp2", **shares: Any) -> Plan:
     return replace(plan(engine), offload=Offload(**shares))
 
@@ -74,11 +81,20 @@ CASES: dict[str, Callable[[], Cases]] = {
     "exchange._tensor_parallel_s": lambda: {"llama-tiny": call(training(), first(Block), PRODUCTS)},
     "exchange.hierarchical_all_to_all_s": lambda: {"": call(symbol("tokens"), first(Moe, "qwen3-30b-a3b"), RANKS, STRIDE, RATES)},
     "operators.attention_of": lambda: {
-        "flash": call(training(attention="flash"), first(Attention)), "eager": call(training(attention="eager"), first(Attention)),
-        "latent": call(training(), first(LatentAttention, "deepseek-v2-lite")),
+        "flash": call(training(attention="flash"), operator(Kind.SCORES)), "eager": call(training(attention="eager"), operator(Kind.SCORES)),
+        "latent": call(training(), operator(Kind.SCORES, "deepseek-v2-lite")),
     },
     "operators.matmul_operator": lambda: {"": call(training(), "mlp", symbol("rows"), symbol("out"), symbol("in"))},
-    "operators.scan_of": lambda: {"mamba": call(training(), first(StateSpace, "jamba-v0.1"))},
+    "operators.scan_of": lambda: {"mamba": call(training(), operator(Kind.SCAN, "jamba-v0.1"))},
+    "operators.attention.head_width": lambda: {"heads": call(first(Attention)), "latent": call(first(LatentAttention, "deepseek-v2-lite"))},
+    "operators.attention.decoding_head_width": lambda: {"heads": call(first(Attention)), "latent": call(first(LatentAttention, "deepseek-v2-lite"))},
+    "operators.attention.mean_attended_keys": lambda: {
+        "all": call(first(Attention), symbol("before"), symbol("fresh")), "window": call(first(Attention, "mistral-7b"), symbol("before"), symbol("fresh")),
+        "chunk": call(first(Attention, "llama-4-scout"), symbol("before"), symbol("fresh")),
+    },
+    "operators.blocks.channels": lambda: {"mamba": call(first(StateSpace, "jamba-v0.1")), "delta": call(first(LinearAttention, "qwen3-next-80b-a3b"))},
+    "operators.blocks.chunk_flops": lambda: {"mamba2": call(first(StateSpace, "mamba-codestral-7b"))},
+    "operators.operator.product_operator": lambda: {"": call("mlp", (first(Dense).weights[-1],))},
     "parts.trainable_elements": lambda: {
         "whole": call(plan(), first(Block).weights, symbol("tp"), symbol("dense")),
         "lora": call(adapted(), first(Block).weights, symbol("tp"), symbol("dense")),

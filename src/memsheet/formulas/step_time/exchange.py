@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memsheet.formulas.operators.blocks import branch_count
 from memsheet.formulas.step_time.collectives import across_s, collective_s, send_s
 from memsheet.formulas.step_time.numbers import Real, exposed_seconds, larger
-from memsheet.formulas.step_time.operators import BF16_BYTES, Operator, TrainTiming
+from memsheet.formulas.step_time.operators import BF16_BYTES, OperatorTime, TrainTiming
 from memsheet.formulas.step_time.rates import SLOWED, Rates
 from memsheet.plan.model import Attention, Block, LatentAttention, Moe
 from memsheet.plan.plan import ContextParallel
@@ -30,7 +31,7 @@ class Exchange:
         return self.tp[1] + self.cp[1] + self.ep[1]
 
 
-def layer_communication_s(shop: TrainTiming, block: Block, operators: tuple[Operator, ...]) -> Exchange:
+def layer_communication_s(shop: TrainTiming, block: Block, operators: tuple[OperatorTime, ...]) -> Exchange:
     return Exchange(
         tp=_tensor_parallel_s(shop, block, operators),
         cp=_context_parallel_s(shop, block, operators),
@@ -39,9 +40,9 @@ def layer_communication_s(shop: TrainTiming, block: Block, operators: tuple[Oper
 
 
 def _tensor_parallel_regions(block: Block) -> int:
-    """Pairs of a product cut by columns and one cut by rows."""
+    """Pairs of a product cut by columns and one cut by rows. Sums of routed experts are theirs."""
     ff = block.feed_forward
-    return len(block.mixers[:1]) + (ff is not None and (not isinstance(ff, Moe) or ff.shared is not None))
+    return branch_count(block) - (isinstance(ff, Moe) and ff.shared is None)
 
 
 # Megatron starts backward's collectives beside a product, but on the same multiprocessors: only the low end
@@ -53,7 +54,9 @@ def _tensor_parallel_regions(block: Block) -> int:
     cites=MEGATRON_TP,
     at="section 3: an all-reduce a region each way; its backward one runs beside the weights' gradient",
 )
-def _tensor_parallel_s(shop: TrainTiming, block: Block, operators: tuple[Operator, ...]) -> tuple[Real, Real]:
+def _tensor_parallel_s(
+    shop: TrainTiming, block: Block, operators: tuple[OperatorTime, ...]
+) -> tuple[Real, Real]:
     payload, ranks = shop.tokens * BF16_BYTES * 1.0 * block.hidden, shop.tp
     count = _tensor_parallel_regions(block)
     if shop.plan.sequence_parallel:
@@ -71,7 +74,7 @@ def _tensor_parallel_s(shop: TrainTiming, block: Block, operators: tuple[Operato
     ),
 )
 def _sequence_parallel_s(
-    shop: TrainTiming, payload: Real, count: int, operators: tuple[Operator, ...]
+    shop: TrainTiming, payload: Real, count: int, operators: tuple[OperatorTime, ...]
 ) -> tuple[Real, Real]:
     gather = count * collective_s("all_gather", payload, shop.tp, 1, shop.rates)
     scatter = count * collective_s("reduce_scatter", payload, shop.tp, 1, shop.rates)
@@ -95,7 +98,9 @@ def _sequence_parallel_s(
         "product of another"
     ),
 )
-def _beside_products(shop: TrainTiming, payload: Real, operators: tuple[Operator, ...], which: str) -> Real:
+def _beside_products(
+    shop: TrainTiming, payload: Real, operators: tuple[OperatorTime, ...], which: str
+) -> Real:
     """Every gather beside the products that read it, every scatter beside the one that makes it: what sticks
     out of the chunks but one, that one, and what the products lose. Backward's gradient of the input is half
     of it.
@@ -114,7 +119,7 @@ def _beside_products(shop: TrainTiming, payload: Real, operators: tuple[Operator
 
 
 def _context_parallel_s(
-    shop: TrainTiming, block: Block, operators: tuple[Operator, ...]
+    shop: TrainTiming, block: Block, operators: tuple[OperatorTime, ...]
 ) -> tuple[Real, Real]:
     mixer = next((m for m in block.mixers if isinstance(m, Attention | LatentAttention)), None)
     if mixer is None:
@@ -139,7 +144,7 @@ def _context_parallel_s(
 
 
 def _exposed_expert_parallel_s(
-    shop: TrainTiming, block: Block, operators: tuple[Operator, ...]
+    shop: TrainTiming, block: Block, operators: tuple[OperatorTime, ...]
 ) -> tuple[Real, Real]:
     """Nothing runs beside it, unless the passes of two micro-batches are interleaved (DualPipe;
     Megatron-Core's ``--overlap-moe-expert-parallel-comm``): the low end.

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from memsheet.formulas.operators.operator import TRAFFIC, Kind
 from memsheet.plan.engine import Engine, LayerKernels
 from memsheet.plan.plan import AttentionKind, Loss, Plan
 
@@ -51,11 +52,7 @@ class Kernels:
     low: bool
     element_bytes: int
     attention: str
-    norm: Passes
-    rope: Passes
-    gated: Passes
-    activation: Passes
-    permute: Passes
+    passes: Mapping[Kind, Passes]
     scores: Passes
     merged: Passes
     losses: Mapping[Loss, Passes]
@@ -66,18 +63,21 @@ class Kernels:
     calls: int
 
 
-FUSED = {
-    "norm": (4, 6),
-    "rope": (4, 4),
-    "gated": (6, 10),
-    "activation": (4, 6),
-    "permute": (12, 12),
-    "scores": (6, 8),
-    "merged": (10, 6),
-}
-"""Scores: written by the product, read and written by a fused masked softmax, read by the next product."""
-WRITTEN_OUT = {"norm": (36, 60), "rope": (20, 20), "gated": (10, 16), "activation": (4, 6), "permute": (16, 16), "scores": (24, 24),
-               "merged": (38, 18)}  # fmt: skip
+FUSED: Mapping[Kind, Passes] = MappingProxyType(
+    {
+        kind: (2.0 * (reads + writes), 2.0 * (reads + writes + saves))
+        for kind, (reads, writes, saves) in TRAFFIC.items()
+    }
+)
+"""One kernel each way: backward reads gradients of what was written and what forward had, and writes those of
+what was read.
+"""
+WRITTEN_OUT: Mapping[Kind, Passes] = MappingProxyType(
+    {**FUSED, Kind.NORM: (36, 60), Kind.ROTATION: (20, 20), Kind.GATE: (10, 16), Kind.DISPATCH: (16, 16)}
+)
+SCORES, SCORES_WRITTEN_OUT = (6, 8), (24, 24)
+"""Written by the product, read and written by a fused masked softmax, read by the next product."""
+MERGED, MERGED_WRITTEN_OUT = (10, 6), (38, 18)
 QUANTISED = {"mxfp8": 1.0, "nvfp4": 0.5}
 """Microscaled formats are quantised by rows and by columns, as a block's scale does not survive a transpose
 (TransformerEngine's guide to MXFP8); the tables have the first.
@@ -116,5 +116,7 @@ def kernels_of(plan: Plan, engine: Engine) -> Kernels:
         accumulated_bytes=8 if own.adds_in_products else 0,
         fuses_inputs=own.fused,
         quantised_bytes=QUANTISED.get(kind, 0.0),
-        **(FUSED if fused else WRITTEN_OUT),
+        passes=FUSED if fused else WRITTEN_OUT,
+        scores=SCORES if fused else SCORES_WRITTEN_OUT,
+        merged=MERGED if fused else MERGED_WRITTEN_OUT,
     )

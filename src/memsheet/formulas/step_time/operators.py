@@ -1,6 +1,4 @@
-"""Operators with the seconds of their forward and backward: products, attention, scans, passes over
-memory.
-"""
+"""Seconds of an operator's forward and backward: products, attention, scans, passes over memory."""
 
 from __future__ import annotations
 
@@ -8,23 +6,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memsheet.formulas.numerics import writes_scores
+from memsheet.formulas.operators.attention import mean_attended_keys
+from memsheet.formulas.operators.blocks import chunk_flops, goes_by_chunks
+from memsheet.formulas.operators.operator import Operator
 from memsheet.formulas.step_time.kernels import Kernels
 from memsheet.formulas.step_time.numbers import Real, larger, smaller
 from memsheet.formulas.step_time.rates import Rates
-from memsheet.plan.model import (
-    Attention,
-    CrossAttention,
-    LatentAttention,
-    LinearAttention,
-    Recurrent,
-    StateSpace,
-)
+from memsheet.plan.model import CrossAttention, LinearAttention, Recurrent, StateSpace
 from memsheet.plan.plan import ContextParallel, Plan
 from memsheet.references import FLASH, MAMBA, TRANSFORMER, formula
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operator:
+class OperatorTime:
     """``part``: the module it belongs to, as recompute names it. ``flops``: of forward, what the model asks
     for (not what a kernel wastes).
     """
@@ -94,7 +88,7 @@ def matmul_operator(
     *,
     eight: bool = True,
     groups: Real | None = None,
-) -> Operator:
+) -> OperatorTime:
     """``eight``: whether it is among those that an 8-bit recipe runs in 8 bits. ``groups``: of so many that
     run together, one.
     """
@@ -113,7 +107,7 @@ def matmul_operator(
     back = time(rows, inner, out)
     if shop.trains:
         back = back + time(out, inner, rows, shop.kernels.accumulated_bytes * out * 1.0 * inner)
-    return Operator(
+    return OperatorTime(
         part=part,
         forward_s=time(rows, out, inner) + quantised * inner,
         backward_s=back + quantised * out,
@@ -122,11 +116,13 @@ def matmul_operator(
     )
 
 
-def memory_pass(shop: TrainTiming, part: str, elements: Real, forward: float, backward: float) -> Operator:
+def memory_pass(
+    shop: TrainTiming, part: str, elements: Real, forward: float, backward: float
+) -> OperatorTime:
     """Bytes an element through the device's memory, and the start of a kernel each way."""
     start = shop.rates.start_s("bf16")
     at = shop.rates.memory_bytes
-    return Operator(
+    return OperatorTime(
         part=part, forward_s=start + elements * forward / at, backward_s=start + elements * backward / at
     )
 
@@ -138,22 +134,15 @@ def memory_pass(shop: TrainTiming, part: str, elements: Real, forward: float, ba
         "products for two)"
     ),
 )
-def attention_of(
-    shop: TrainTiming, mixer: Attention | LatentAttention | CrossAttention
-) -> Iterator[Operator]:
-    plan, kernels = shop.plan, shop.kernels
-    length, cp = plan.batch.seq_len * 1.0, plan.mesh.cp
-    wide = (
-        mixer.head_dim * 2
-        if not isinstance(mixer, LatentAttention)
-        else (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim + mixer.v_head_dim)
-    )
+def attention_of(shop: TrainTiming, op: Operator) -> Iterator[OperatorTime]:
+    plan, kernels, mixer = shop.plan, shop.kernels, op.module
+    length, cp = plan.batch.seq_len, plan.mesh.cp
     causal = getattr(mixer, "causal", not isinstance(mixer, CrossAttention))
-    span = _mean_attended_keys(mixer, length) if causal else length  # keys a query sees, on average
+    span = mean_attended_keys(mixer, 0, length) if causal else length * 1.0  # type: ignore[arg-type]
     sequences = plan.batch.microbatch / cp / shop.tp
-    flops = 2.0 * sequences * length * span * mixer.heads * wide
-    if writes_scores(plan, mixer):
-        yield from _eager_attention_operators(shop, sequences * length * length * mixer.heads, wide, flops)
+    flops = sequences * length * span * op.flops
+    if writes_scores(plan, mixer):  # type: ignore[arg-type]
+        yield from _eager_attention_operators(shop, op, flops)
         return
     forward, backward = shop.rates.attention[kernels.attention]
     rate = shop.rates.attention_dense * shop.rates.efficiency.attention
@@ -161,13 +150,11 @@ def attention_of(
     start, block = rings * shop.rates.start_s("bf16"), span / rings
     worst = flops * (2 - 1 / cp) if shop.uneven and causal and not kernels.own.balances_ranks else flops
     there, back = worst / (rate * forward.at(block)), 2.5 * worst / (rate * backward.at(block))
-    yield Operator(
-        part="core_attn", forward_s=start + there, backward_s=start + back, flops=flops, attention=True
+    yield OperatorTime(
+        part=op.part, forward_s=start + there, backward_s=start + back, flops=flops, attention=True
     )
     if _in_blocks(plan, kernels):
-        yield _ring_merge_operator(
-            shop, plan.batch.microbatch * length / cp / shop.tp * mixer.heads * wide / 2
-        )
+        yield _ring_merge_operator(shop, sequences * length * op.writes)
 
 
 def _in_blocks(plan: Plan, kernels: Kernels) -> bool:
@@ -178,40 +165,32 @@ def _in_blocks(plan: Plan, kernels: Kernels) -> bool:
     return plan.context_parallel is ContextParallel.RING or (gathers and not kernels.own.attends_to_gathered)
 
 
-def _ring_merge_operator(shop: TrainTiming, elements: Real) -> Operator:
+def _ring_merge_operator(shop: TrainTiming, elements: Real) -> OperatorTime:
     """What each step of a ring but the first adds to the sums of the ones before, forward outputs and
     backward gradients of queries.
     """
     forward, backward = shop.kernels.merged
     each, at = shop.plan.mesh.cp - 1, shop.rates.memory_bytes
     start = each * shop.rates.start_s("bf16")
-    return Operator(
+    return OperatorTime(
         part="core_attn",
         forward_s=start + each * elements * forward / at,
         backward_s=start + each * elements * backward / at,
     )
 
 
-def _mean_attended_keys(mixer: Attention | LatentAttention | CrossAttention, length: Real) -> Real:
-    window = getattr(mixer, "window", None) or getattr(mixer, "chunk", None)
-    if window is None:
-        return length / 2
-    seen = smaller(window, length)
-    return seen - seen * seen / (2 * length) if getattr(mixer, "window", None) else seen / 2
-
-
-def _eager_attention_operators(
-    shop: TrainTiming, scores: Real, wide: Real, flops: Real
-) -> Iterator[Operator]:
+def _eager_attention_operators(shop: TrainTiming, op: Operator, flops: Real) -> Iterator[OperatorTime]:
     """Two products over all scores, masked ones too, and the passes of a softmax between them."""
-    speed = shop.rates.product_flops(shop.kernels.plain, shop.plan.batch.seq_len, wide / 2)
-    whole = 2.0 * scores * wide
-    yield Operator(
-        part="core_attn", forward_s=whole / speed, backward_s=2 * whole / speed, flops=flops, attention=True
+    length, heads = shop.plan.batch.seq_len, op.module.heads  # type: ignore[union-attr]
+    pairs = shop.plan.batch.microbatch / shop.plan.mesh.cp / shop.tp * length * length
+    speed = shop.rates.product_flops(shop.kernels.plain, length, op.flops / heads / 4)
+    whole = pairs * op.flops
+    yield OperatorTime(
+        part=op.part, forward_s=whole / speed, backward_s=2 * whole / speed, flops=flops, attention=True
     )
     passes = shop.kernels.scores
     dropped = 5 if shop.plan.dropout else 0  # reads two bytes, writes two and the mask's
-    yield memory_pass(shop, "core_attn", scores, passes[0] + dropped, passes[1] + dropped)
+    yield memory_pass(shop, op.part, pairs * heads, passes[0] + dropped, passes[1] + dropped)
 
 
 @formula(
@@ -221,24 +200,20 @@ def _eager_attention_operators(
         "dual form by chunks"
     ),
 )
-def scan_of(shop: TrainTiming, mixer: StateSpace | LinearAttention | Recurrent) -> Operator:
+def scan_of(shop: TrainTiming, op: Operator) -> OperatorTime:
     """The state's update: on the vector units where it is elementwise, on the matrix units where it goes by
     chunks.
     """
-    chunk = getattr(mixer, "chunk", 0)
-    flops = shop.tokens / shop.tp * (6.0 * mixer.state_elements + 2.0 * chunk * getattr(mixer, "inner", 0))
-    by_matrix = bool(chunk) or isinstance(mixer, LinearAttention)
-    speed = (
-        shop.rates.product_flops("bf16", SCAN_ROWS, SCAN_ROWS)
-        if by_matrix
-        else shop.rates.flops("fp32") * shop.rates.efficiency.compute
-    )
-    moved = (
-        shop.tokens
-        / shop.tp
-        * 8.0
-        * getattr(mixer, "inner", getattr(mixer, "width", 0))
-        / shop.rates.memory_bytes
-    )
-    one = shop.rates.start_s("bf16") + larger(flops / speed, moved)
-    return Operator(part="core_attn", forward_s=one, backward_s=2.5 * one, flops=flops)
+    mixer, rows = op.module, shop.tokens / shop.tp
+    assert isinstance(mixer, StateSpace | LinearAttention | Recurrent)
+    flops = rows * (1.0 * op.flops + chunk_flops(mixer))
+    moved = rows * BF16_BYTES * (op.reads + op.writes) / shop.rates.memory_bytes
+    one = shop.rates.start_s("bf16") + larger(flops / scan_flops_per_s(shop.rates, mixer), moved)
+    return OperatorTime(part=op.part, forward_s=one, backward_s=2.5 * one, flops=flops)
+
+
+def scan_flops_per_s(rates: Rates, mixer: StateSpace | LinearAttention | Recurrent) -> Real:
+    """Of a sequence of tokens."""
+    if goes_by_chunks(mixer):
+        return rates.product_flops("bf16", SCAN_ROWS, SCAN_ROWS)
+    return rates.flops("fp32") * rates.efficiency.compute

@@ -14,7 +14,7 @@ from memsheet.formulas.step_time.exchange import Exchange, layer_communication_s
 from memsheet.formulas.step_time.kernels import ROUTING_CALLS
 from memsheet.formulas.step_time.layers import has_adapter, head_operators, layer_operators
 from memsheet.formulas.step_time.numbers import Real, larger
-from memsheet.formulas.step_time.operators import Operator, TrainTiming
+from memsheet.formulas.step_time.operators import OperatorTime, TrainTiming
 from memsheet.formulas.step_time.pictures import layers_of_towers
 from memsheet.plan.model import Block, ModelSpec, Role, Weight
 from memsheet.plan.plan import Plan, Recompute, RecomputeMode
@@ -172,7 +172,7 @@ ByAxis = tuple[Real, Real, Real]
 
 
 def _recompute_seconds(
-    shop: TrainTiming, operators: tuple[Operator, ...], told: Exchange, share: float
+    shop: TrainTiming, operators: tuple[OperatorTime, ...], told: Exchange, share: float
 ) -> tuple[Real, ByAxis]:
     """Seconds of what runs a second time, and of them those spent in exchanges: of tensor, context and expert
     parallelism.

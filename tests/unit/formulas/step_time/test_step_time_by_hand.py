@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 from memsheet.catalog import find_device
+from memsheet.formulas.operators.blocks import block_operators
+from memsheet.formulas.operators.operator import Kind, Operator
 from memsheet.formulas.step_time.collectives import across_s, broadcasts_s, collective_s, inside_s, send_s
 from memsheet.formulas.step_time.exchange import hierarchical_all_to_all_s
 from memsheet.formulas.step_time.numbers import Curve
@@ -71,6 +73,11 @@ def plan_of(config: dict[str, Any], gpus: int = 1, **request: Any) -> Plan:
     asked = {"task": "train", "engine": "fsdp2", "seq_len": 128, "microbatch": 2, "recompute.mode": "none"}
     asked |= {key.replace("__", "."): value for key, value in request.items()}
     return resolve_request(asked, model(config), cluster_of(find_device("H100-80GB"), gpus)).plan
+
+
+def operator(config: dict[str, Any], kind: Kind) -> Operator:
+    """The first layer's operator of a kind."""
+    return next(op for op in block_operators(model(config).blocks()[0]) if op.kind is kind)
 
 
 def step(
@@ -514,8 +521,7 @@ def test_bytes_of_adding_a_block_of_attention(engine: str, each: int) -> None:
             context_parallel=ContextParallel.RING if cp > 1 else None,
         )
         shop = shop_of(plan, engine_of(plan), card(memory=1.0), Overlap.ENGINE)
-        mixer = model(SMALL).stacks[0].runs[0].pattern[0].mixers[0]
-        return sum(one.forward_s + one.backward_s for one in attention_of(shop, mixer))  # type: ignore[arg-type]
+        return sum(one.forward_s + one.backward_s for one in attention_of(shop, operator(SMALL, Kind.SCORES)))
 
     assert ring(1) == 0
     assert ring(2) == 8_192 * each
@@ -527,10 +533,9 @@ def test_a_scan_of_states() -> None:
     """
     config = {"model_type": "mamba", "vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 1, "state_size": 16, "intermediate_size": 128,
               "conv_kernel": 4, "time_step_rank": 4}  # fmt: skip
-    mixer = model(config).stacks[0].runs[0].pattern[0].mixers[0]
     plan = plan_of(config)
     for rates, one in ((card(flops=1.0), 6 * 2048 * 256), (card(memory=1.0), 8 * 128 * 256)):
-        scan = scan_of(shop_of(plan, engine_of(plan), rates, Overlap.ENGINE), mixer)  # type: ignore[arg-type]
+        scan = scan_of(shop_of(plan, engine_of(plan), rates, Overlap.ENGINE), operator(config, Kind.SCAN))
         assert (scan.forward_s, scan.backward_s) == (one, 2.5 * one)
 
 
