@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from itertools import product
+from itertools import count, product
 from multiprocessing import get_context
 from typing import Any
 
@@ -125,19 +125,31 @@ def plans(places: Iterable[str], *, every: bool) -> Iterator[tuple[str, Options]
 
 
 def covering_plans(models: Sequence[str], places: Iterable[str]) -> Iterator[tuple[str, str, Options]]:
-    """(model, its plan's name, its options): each place, precision, attention and recomputation once, models
+    """(model, its plan's name, its options): each place, precision and recomputation once, attention, models
     and optimizers in turn.
 
-    Every two of model, place with precision, attention, recomputation and optimizer meet (a covering array of
-    strength 2, and of strength 3 over what is computed): turns begin one later at each place and precision,
-    so that none keeps step with the rest.
+    Every two of model, place, precision, attention, recomputation and optimizer meet (a covering array of
+    strength 2), and every three of place, precision and recomputation, and of place, attention and
+    recomputation. A place of one precision, and a precision of one place, would else be in too few plans for
+    that: they have all four of what is computed.
     """
-    placed = [(place, precision) for place in places for precision in PLACES[place][1]]
-    for begin, (place, precision) in enumerate(placed):
-        for turn, (attention, recompute) in enumerate(product(*COMPUTED), begin):
+    for begin, place in zip(count(0, 2), places, strict=False):  # so that none keeps step with the rest
+        for turn, (precision, attention, recompute) in enumerate(_computed_in_turn(PLACES[place][1]), begin):
             plan = named_plan(place, precision, attention, recompute, OPTIMIZERS[turn % len(OPTIMIZERS)])
             whole = (place, precision, recompute) in EVERY_MODEL
             yield from ((model, *plan) for model in (models if whole else (models[turn % len(models)],)))
+
+
+def _computed_in_turn(precisions: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """(precision, attention, recomputation) of the plans of a place."""
+    attentions, recomputes = COMPUTED
+    for number, precision in enumerate(precisions):
+        for other, recompute in enumerate(recomputes):
+            turn = (number + other) % len(attentions)
+            every = len(precisions) == 1 or sum(precision in kinds for _, kinds in PLACES.values()) == 1
+            yield from (
+                (precision, each, recompute) for each in (attentions if every else (attentions[turn],))
+            )
 
 
 def named_plan(
@@ -221,6 +233,9 @@ def rows(
     configs = {model: {**find_model(model)["config"], **shrunk} for model in models}
     shapes = {"seq_len": 512 if small else SEQ_LEN}
     cases = [(model, name, configs[model], {**options, **shapes}, device) for model, name, options in asked]
+    if jobs == 1:
+        yield from map(compared, *zip(*cases, strict=True))
+        return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         yield from pool.map(compared, *zip(*cases, strict=True))
 

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may reach for the network
@@ -20,3 +22,15 @@ settings.register_profile(
     "memsheet", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("memsheet")
+
+
+@pytest.fixture(scope="module")
+def warm_children():
+    """What traces and measures in a child is forked from a process that has imported the libraries
+    (warm_children.py): for tests of what a child answers, not of how it starts.
+    """
+    from warm_children import POPEN
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(import_module("memsheet.trace.parent"), "subprocess", POPEN)
+        yield

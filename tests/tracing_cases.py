@@ -15,13 +15,13 @@ from memsheet.trace.fold import depth_of
 from memsheet.trace.job import How, trace_training
 
 LLAMA = {
-    "model_type": "llama", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 8, "num_attention_heads": 4,
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 6, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 500, "max_position_embeddings": 512,
 }  # fmt: skip
 GEMMA = {
-    "model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 14, "num_attention_heads": 4,
+    "model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 12, "num_attention_heads": 4,
     "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 500, "sliding_window_pattern": 2, "sliding_window": 32,
-    "layer_types": ["sliding_attention", "full_attention"] * 7,
+    "layer_types": ["sliding_attention", "full_attention"] * 6,
 }  # fmt: skip
 CASES = {
     "pure foreach": (LLAMA, {"precision": "bf16-pure", "optimizer_implementation": "foreach"}),

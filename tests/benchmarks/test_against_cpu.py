@@ -3,11 +3,12 @@ tracing patches torch.
 """
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import warm_children
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -28,9 +29,8 @@ SCRATCH = 0.03
 
 
 def rows(*flags):
-    command = [sys.executable, str(BENCHMARKS / "against_cpu.py"), "--json", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout[done.stdout.index("[{") :])
+    said = warm_children.printed(BENCHMARKS / "against_cpu.py", "--json", *flags)
+    return json.loads(said[said.index("[{") :])
 
 
 def check(rows):

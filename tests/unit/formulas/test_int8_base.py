@@ -8,6 +8,7 @@ import memsheet
 from memsheet.errors import InputError
 from memsheet.sheet import Component, Instant
 
+pytestmark = pytest.mark.usefixtures("warm_children")
 CARD = "1xA100-80GB"
 SMALL = {
     "model_type": "llama", "vocab_size": 320, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 4, "num_attention_heads": 4,

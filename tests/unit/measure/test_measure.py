@@ -16,6 +16,7 @@ from memsheet.sheet import Component, Instant
 from memsheet.timeline import Mark, Storage, Timeline
 from memsheet.trace.parent import Traced
 
+pytestmark = pytest.mark.usefixtures("warm_children")
 JOB = [
     "llama-tiny",
     "--seq-len",

@@ -25,6 +25,7 @@ from memsheet.questions.measured import merge_equal_sheets
 from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet
 from memsheet.trace import launch
 
+pytestmark = pytest.mark.usefixtures("warm_children")
 JOB = ["llama-tiny", "--dp-shard", "2", "--seq-len", "128"]
 ONE = [sys.executable, "-m", "memsheet", "measure", *JOB, "--steps", "1"]
 BAR = 0.01

@@ -33,6 +33,7 @@ from memsheet.timeline import Storage, Timeline, timeline_from
 from memsheet.trace.job import How, recording_context
 from memsheet.trace.parent import environment_of
 
+pytestmark = pytest.mark.usefixtures("warm_children")
 MIB = 2**20
 TINY = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4,

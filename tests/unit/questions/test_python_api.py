@@ -115,6 +115,7 @@ def test_an_answer_prints_short() -> None:
     )
 
 
+@pytest.mark.usefixtures("warm_children")
 def test_a_step_is_traced_and_measured_by_one_name_each() -> None:
     traced = memsheet.trace("llama-tiny", seq_len=64, microbatch=1)
     assert traced.sheets[0].witness.value == "traced"

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import warm_children
+
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow  # agreement and measured ranks are the quick ones
@@ -45,10 +47,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def traces():
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(RUNS), "traces"], capture_output=True, text=True, check=True
-    )
-    return json.loads(done.stdout)
+    return json.loads(warm_children.printed(RUNS, "traces"))
 
 
 # ---- they train --------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ pytest.importorskip("peft")
 from memsheet.questions import accounted
 from memsheet.questions.traced import Options, trace_with_timelines
 
+pytestmark = pytest.mark.usefixtures("warm_children")
 ADAPTERS = (
     {"adapter": {"rank": 8}},
     {"adapter": {"rank": 16, "targets": ["all-linear"]}, "serving": {"max_loras": 3}},

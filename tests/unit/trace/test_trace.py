@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import warm_children
+
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
@@ -21,6 +23,7 @@ from memsheet.timeline import events_document, sheet_of, timeline_from
 from memsheet.trace.parent import trace_in_child
 from memsheet.trace.usual_errors import explain_traced_error
 
+pytestmark = pytest.mark.usefixtures("warm_children")
 HERE = Path(__file__).parents[2]
 EXAMPLE = HERE.parent / "examples" / "custom_step.py"
 MIB = 2**20
@@ -28,10 +31,7 @@ MIB = 2**20
 
 @pytest.fixture(scope="module")
 def cases():
-    done = subprocess.run(
-        [sys.executable, str(HERE / "tracing_cases.py")], capture_output=True, text=True, check=True
-    )
-    return json.loads(done.stdout)
+    return json.loads(warm_children.printed(HERE / "tracing_cases.py"))
 
 
 def test_a_layer_stands_for_its_like_event_by_event(cases):

@@ -3,18 +3,19 @@ beside torch's own tracker.
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+import warm_children
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 from memsheet.cli import main
 
-pytestmark = pytest.mark.slow  # agreement and measured ranks are the quick ones
+# agreement and measured ranks are the quick ones
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_children")]
 CASES = Path(__file__).parents[2] / "distributed_cases.py"
 HIDDEN, WIDE, VOCAB, LAYERS = 64, 192, 512, 3
 LAYER = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * HIDDEN // 2 + 3 * HIDDEN * WIDE + 2 * HIDDEN
@@ -27,10 +28,7 @@ GIB = 2**30
 
 @pytest.fixture(scope="module")
 def cases():
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(CASES)], capture_output=True, text=True, check=True
-    )
-    return json.loads(done.stdout)
+    return json.loads(warm_children.printed(CASES))
 
 
 def states(case, instant="optimizer_step"):

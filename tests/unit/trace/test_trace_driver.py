@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 from memsheet.questions.traced import Options, trace_file
 from memsheet.timeline import highest_peak
 
+pytestmark = pytest.mark.usefixtures("warm_children")
 STEP = """
 import torch
 from torch import nn

@@ -3,12 +3,12 @@ for keep.
 """
 
 import json
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+import warm_children
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -17,6 +17,7 @@ pytest.importorskip("peft")
 from memsheet.questions.traced import Options, trace_with_timelines  # noqa: E402
 from memsheet.trace.scans import CHUNK, causal_conv1d_fn, mamba_inner_fn, selective_scan_fn, stand_ins  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("warm_children")
 HERE = Path(__file__).parents[2]
 REFUSED = {
     "rwkv bf16-pure": "Python over the tokens", "clip bf16-pure": "no head", "mamba bf16-pure cpu": "--device cuda",
@@ -33,10 +34,7 @@ FOUR_BITS = "bitsandbytes: Linear4bit"
 
 @pytest.fixture(scope="module")
 def cases():
-    done = subprocess.run(
-        [sys.executable, str(HERE / "family_cases.py")], capture_output=True, text=True, check=True
-    )
-    return json.loads(done.stdout)
+    return json.loads(warm_children.printed(HERE / "family_cases.py"))
 
 
 def test_families_trace_or_say_why_not(cases):

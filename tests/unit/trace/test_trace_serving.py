@@ -3,11 +3,11 @@ hand.
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+import warm_children
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -16,6 +16,7 @@ from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.questions.traced import Options, trace_with_timelines
 
+pytestmark = pytest.mark.usefixtures("warm_children")
 FOLLOWED = [
     "llama", "llama batch", "llama long prompt", "llama whole", "llama fp8", "llama fp32", "llama eager", "gpt2", "gemma", "gemma short",
     "gemma static", "mixtral", "deepseek",
@@ -32,10 +33,7 @@ A_TOKEN = {"llama": 3 * 2 * 2 * 16, "gpt2": 3 * 2 * 64, "mixtral": 2 * 2 * 2 * 1
 
 @pytest.fixture(scope="module")
 def found():
-    done = subprocess.run(
-        [sys.executable, str(HERE / "serving_cases.py")], capture_output=True, text=True, check=True
-    )
-    return json.loads(done.stdout)
+    return json.loads(warm_children.printed(HERE / "serving_cases.py"))
 
 
 @pytest.fixture(scope="module")

@@ -37,6 +37,7 @@ from memsheet.report.shared.verification import (
 from memsheet.resolve import resolve_request
 from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet, Witness
 
+pytestmark = pytest.mark.usefixtures("warm_children")
 EXAMPLE = Path(__file__).parents[4] / "examples" / "plans" / "llama-tiny-fsdp2.json"
 
 

@@ -26,6 +26,7 @@ from memsheet.units import GIB
 
 TINY = answers.model("llama-tiny")
 ENGINES = ("fsdp2", "fsdp2", "torchtitan", "ms-swift", "transformers", "deepspeed")
+TARGETS = (Target.SEQ_LEN, Target.MICROBATCH, Target.PARAMETERS, Target.GPUS, Target.SEQ_LEN)
 FAMILY = family_of("llama-tiny", (catalog.find_model("llama-tiny") or {})["config"])
 
 
@@ -45,8 +46,12 @@ def small(gib: float, count: int) -> Cluster:
 
 
 def problem(seed: int) -> tuple[Target, dict, Cluster]:
+    """Engines and targets in turn, so that any thirty problems have every engine with every target; the rest
+    by chance.
+    """
     dice = random.Random(seed)
-    engine, count = dice.choice(ENGINES), dice.choice((1, 2, 4, 8))
+    engine, target = ENGINES[seed % len(ENGINES)], TARGETS[(seed + seed // len(ENGINES)) % len(TARGETS)]
+    count = dice.choice((1, 2, 4, 8))
     request = {"task": "train", "engine": engine, "recompute.mode": dice.choice(("none", "full"))}
     if engine in ("fsdp2", "deepspeed"):
         request["zero"] = 3
@@ -54,7 +59,6 @@ def problem(seed: int) -> tuple[Target, dict, Cluster]:
         request["expandable_segments"] = True
     if dice.random() < 0.3:
         request["attention"] = "eager"
-    target = dice.choice((Target.SEQ_LEN, Target.SEQ_LEN, Target.MICROBATCH, Target.PARAMETERS, Target.GPUS))
     if target is not Target.SEQ_LEN:
         request["seq_len"] = dice.choice((256, 1000, 2048))
     return target, request, small(dice.uniform(1.6, 3), count)
@@ -105,7 +109,7 @@ def test_solve_says_what_train_says(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(5, 65))
 def test_solve_says_what_train_says_everywhere(seed):
     agrees(seed)
 
