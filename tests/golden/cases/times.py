@@ -9,7 +9,8 @@ from typing import Any
 from golden.symbols import Cases, call, first, plan, serving, spec, symbol
 from memsheet.formulas.operators.blocks import block_operators
 from memsheet.formulas.operators.operator import Kind, Operator
-from memsheet.formulas.serving_time.operators import Pass, Product, ServeTiming
+from memsheet.formulas.serving_time.layers import Product
+from memsheet.formulas.serving_time.operators import Pass, ServeTiming
 from memsheet.formulas.serving_time.speeds import End, Line, Speeds
 from memsheet.formulas.step_time.numbers import Curve
 from memsheet.formulas.step_time.operators import OperatorTime, TrainTiming

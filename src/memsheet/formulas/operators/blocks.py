@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
+from memsheet.arith import Count
 from memsheet.formulas.operators.attention import head_width
 from memsheet.formulas.operators.operator import (
     Cut,
@@ -32,7 +33,7 @@ from memsheet.plan.model import (
     StateSpace,
     Weight,
 )
-from memsheet.references import MAMBA, MEGATRON_TP, formula
+from memsheet.references import MAMBA, MEGATRON_TP, VLLM, formula
 
 NOTHING_JOINED: frozenset[str] = frozenset()
 INPUTS = "inputs"
@@ -67,16 +68,25 @@ def branch_count(block: Block) -> int:
     return crossing + (len(block.mixers) > crossing) + (block.feed_forward is not None)
 
 
+@formula(
+    cites=VLLM, at="v0.11.0 layers/linear.py RowParallelLinear; routed and shared experts are summed at once"
+)
+def summed_widths(block: Block) -> tuple[Count, ...]:
+    """Elements of a row of each result that tensor-parallel ranks sum, each with a part of it."""
+    rows = tuple(op.writes for op in block_operators(block) if op.cut is Cut.ROWS and op.part != "moe")
+    return (*rows, block.hidden) if isinstance(block.feed_forward, Moe) else rows
+
+
 def norm_operator(norm: Norm) -> Operator:
     return memory_operator(Kind.NORM, "layernorm", norm.size)
 
 
-def head_operator(head: Head, hidden: int, vocab: int) -> Operator:
+@lru_cache(maxsize=64)
+def head_operator(head: Head, hidden: int) -> Operator:
     """The output product. A tied head multiplies by the embedding table."""
-    width = head.width or vocab
     return Operator(
         name="head", kind=Kind.PRODUCT, part="head", cut=Cut.COLUMNS,
-        flops=2 * hidden * width, reads=hidden, writes=width, saves=hidden,
+        flops=2 * hidden * head.width, reads=hidden, writes=head.width, saves=hidden,
     )  # fmt: skip
 
 

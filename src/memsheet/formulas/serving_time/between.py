@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
 from memsheet.formulas.serving.dp_attention import SENT, groups_sharing_experts
+from memsheet.formulas.serving_time.layers import Layer
 from memsheet.formulas.serving_time.operators import ServeTiming
 from memsheet.formulas.serving_time.speeds import End
 from memsheet.formulas.step_time.collectives import collective_s, send_s
@@ -64,10 +66,10 @@ def _interpolate_seconds(points: Sequence[tuple[float, float]], nbytes: float) -
 
 @formula(
     cites=MEGATRON_TP,
-    at="section 3: one all-reduce after attention and one after the feed-forward, and one of the embedding",
+    at="section 3: one all-reduce of every product that is cut by rows, and one of the embedding",
     counts="int",
 )
-def exchanged_s(spec: ModelSpec, shop: ServeTiming) -> float:
+def exchanged_s(spec: ModelSpec, layers: Sequence[Layer], shop: ServeTiming) -> float:
     """Seconds of all exchanges of a pass: tensor-parallel sums, tokens to experts of other replicas, stages
     in turn, logits.
     """
@@ -77,7 +79,11 @@ def exchanged_s(spec: ModelSpec, shop: ServeTiming) -> float:
     payload = work.rows * size * spec.hidden
     total = 0.0
     if tp > 1:
-        total += (2 * _decoder_layer_count(spec) + 1) * all_reduce_s(shop, payload, tp)
+        sums = Counter({spec.hidden: 1})
+        for layer in layers:
+            for width in layer.sums:
+                sums[width] += layer.count
+        total += sum(n * all_reduce_s(shop, work.rows * size * width, tp) for width, n in sums.items())
         total += float(
             collective_s("all_gather", work.sequences * size * spec.head.width, tp, 1, shop.speeds.rates)
         )
@@ -141,7 +147,3 @@ def _gathering_layer_count(spec: ModelSpec, shop: ServeTiming) -> int:
         for block in run.pattern
         if isinstance(block.feed_forward, Moe) or (every and block.feed_forward is not None)
     )
-
-
-def _decoder_layer_count(spec: ModelSpec) -> int:
-    return sum(stack.layers for stack in spec.stacks if stack.role != "encoder")

@@ -6,16 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memsheet.errors import input_error
+from memsheet.formulas.operators.blocks import head_operator
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving_time.between import exchanged_s, replays_cuda_graph
-from memsheet.formulas.serving_time.operators import (
-    Layer,
-    Pass,
-    ServeTiming,
-    decoder_layers,
-    flops_per_s,
-    seconds_of,
-)
+from memsheet.formulas.serving_time.layers import Layer, decoder_layers
+from memsheet.formulas.serving_time.operators import Pass, ServeTiming, flops_per_s, seconds_of
 from memsheet.formulas.serving_time.speeds import End, Speeds, format_of, speeds_of
 from memsheet.formulas.step_time.numbers import Real, larger
 from memsheet.plan.device import Cluster
@@ -143,7 +138,7 @@ class Timer:
             found = {
                 name: seconds * uneven * beside for name, seconds in seconds_of(self.layers, shop).items()
             }
-            found["exchange"] = exchanged_s(spec, shop)
+            found["exchange"] = exchanged_s(spec, self.layers, shop)
             found["waiting"] = max(0.0, _calls_s(spec, shop) - sum(found.values()))
             if number == len(passes) - 1:
                 found |= head_and_sampler_s(spec, shop)
@@ -219,16 +214,16 @@ def head_and_sampler_s(spec: ModelSpec, shop: ServeTiming) -> dict[str, Real]:
     if spec.head.kind == "none":
         return {"logits": 0.0, "sampler": 0.0}
     plan, engine, speeds, rows = shop.plan, shop.engine, shop.speeds, shop.work.sequences
-    elements = spec.head.width * spec.hidden
+    op = head_operator(spec.head, spec.hidden)
     whole = Role.HEAD in engine.whole_roles
     dtype, cut = plan.precision.parameters, 1 if whole else plan.mesh.tp
     if plan.quantization is not None and engine.serving.quantizes_head:
         dtype = plan.quantization.weights
     line = speeds.product[format_of(dtype)]
-    flops = 2.0 * rows * elements / cut / flops_per_s(shop, format_of(dtype), rows, spec.hidden)
-    logits = line.start_s + larger(dtype.nbytes(elements) / cut / line.bytes_per_s, flops)
+    flops = 1.0 * rows * op.flops / cut / flops_per_s(shop, format_of(dtype), rows, op.reads)
+    logits = line.start_s + larger(dtype.nbytes(op.reads * op.writes) / cut / line.bytes_per_s, flops)
     calls = 0 if engine.serving.compiles_sampler else SAMPLER_CALLS[speeds.end]
     return {
         "logits": logits,
-        "sampler": calls * speeds.call_s + rows * spec.head.width * SAMPLER_BYTES[speeds.end] / speeds.memory,
+        "sampler": calls * speeds.call_s + rows * op.writes * SAMPLER_BYTES[speeds.end] / speeds.memory,
     }

@@ -126,9 +126,9 @@ def _expert_operator(shop: TrainTiming, op: Operator) -> OperatorTime:
     )
 
 
-def head_operators(shop: TrainTiming, head: Head, hidden: int, vocab: int) -> tuple[OperatorTime, ...]:
+def head_operators(shop: TrainTiming, head: Head, hidden: int) -> tuple[OperatorTime, ...]:
     """The output product and the loss."""
-    op = head_operator(head, hidden, vocab)
+    op = head_operator(head, hidden)
     made = matmul_operator(shop, op.part, shop.tokens, op.writes / shop.tp, op.reads, eight=False)
     logits = shop.tokens / shop.tp * op.writes
     return made, memory_pass(shop, "loss", logits, *shop.kernels.losses[shop.plan.loss])

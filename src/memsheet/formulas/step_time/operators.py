@@ -208,12 +208,14 @@ def scan_of(shop: TrainTiming, op: Operator) -> OperatorTime:
     assert isinstance(mixer, StateSpace | LinearAttention | Recurrent)
     flops = rows * (1.0 * op.flops + chunk_flops(mixer))
     moved = rows * BF16_BYTES * (op.reads + op.writes) / shop.rates.memory_bytes
-    one = shop.rates.start_s("bf16") + larger(flops / scan_flops_per_s(shop.rates, mixer), moved)
+    one = shop.rates.start_s("bf16") + larger(
+        flops / scan_flops_per_s(shop.rates, by_chunks=goes_by_chunks(mixer)), moved
+    )
     return OperatorTime(part=op.part, forward_s=one, backward_s=2.5 * one, flops=flops)
 
 
-def scan_flops_per_s(rates: Rates, mixer: StateSpace | LinearAttention | Recurrent) -> Real:
-    """Of a sequence of tokens."""
-    if goes_by_chunks(mixer):
+def scan_flops_per_s(rates: Rates, *, by_chunks: bool) -> Real:
+    """On the matrix units where it goes by chunks, on the vector units where one token follows another."""
+    if by_chunks:
         return rates.product_flops("bf16", SCAN_ROWS, SCAN_ROWS)
     return rates.flops("fp32") * rates.efficiency.compute

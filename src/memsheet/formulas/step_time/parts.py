@@ -216,7 +216,7 @@ def _embedding_unit(shop: TrainTiming, spec: ModelSpec) -> Unit:
 
 
 def _head_unit(shop: TrainTiming, spec: ModelSpec) -> Unit:
-    operators = head_operators(shop, spec.head, spec.hidden, spec.vocab) if spec.head.kind != "none" else ()
+    operators = head_operators(shop, spec.head, spec.hidden) if spec.head.kind != "none" else ()
     forward, backward = (sum((getattr(op, f) for op in operators), 0.0) for f in ("forward_s", "backward_s"))
     return _edge_unit(
         forward,

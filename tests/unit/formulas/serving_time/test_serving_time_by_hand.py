@@ -16,7 +16,8 @@ import pytest
 
 from memsheet.catalog import find_device
 from memsheet.formulas.serving_time.between import all_reduce_s
-from memsheet.formulas.serving_time.operators import Pass, Product, ServeTiming, decoder_layers, product_s
+from memsheet.formulas.serving_time.layers import Product, decoder_layers
+from memsheet.formulas.serving_time.operators import Pass, ServeTiming, product_s
 from memsheet.formulas.serving_time.speeds import End, Line, Speeds, speeds_of
 from memsheet.formulas.serving_time.times import Seconds, Timer, token_time
 from memsheet.formulas.step_time.numbers import Curve
@@ -32,6 +33,19 @@ SMALL: dict[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 4096, "tie_word_embeddings": False,
 }  # fmt: skip
 ROUTED: dict[str, Any] = {**SMALL, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+MAMBA: dict[str, Any] = {
+    "model_type": "mamba", "vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 1, "state_size": 16, "intermediate_size": 128,
+    "conv_kernel": 4, "time_step_rank": 4,
+}  # fmt: skip
+MAMBA_2: dict[str, Any] = {
+    **MAMBA,
+    "model_type": "mamba2",
+    "num_heads": 8,
+    "head_dim": 16,
+    "n_groups": 1,
+    "chunk_size": 128,
+    "expand": 2,
+}
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 NO_TIME = Line(start_s=0.0, bytes_per_s=inf)
 BYTES = Line(start_s=0.0, bytes_per_s=1.0)
@@ -166,16 +180,48 @@ def test_flops_of_attention_of_a_prompt() -> None:
     assert timer(card(flops=1.0)).prefill(100, cached=20).parts["attention"] == 2 * 1_792_000
 
 
+def test_flops_of_attention_of_a_prompt_through_a_window() -> None:
+    """Of a hundred tokens the first forty see twenty keys on average and the others forty: 32 of them; after
+    sixty others all see forty: 100 * keys * 4 * 4 * 16 a layer.
+    """
+    config = {**SMALL, "model_type": "mistral", "sliding_window": 40}
+    assert timer(card(flops=1.0), config).prefill(100).parts["attention"] == 2 * 100 * 32 * 256
+    found = timer(card(flops=1.0), config).prefill(100, cached=60)
+    assert found.parts["attention"] == 2 * 100 * 40 * 256
+
+
 # ---- the rest of a layer -----------------------------------------------------------------------------------
 
 
 def test_bytes_of_norms_rotation_and_activation() -> None:
     """Of a row: two norms, each of which reads the input and the residual and writes both, 2 * 4 * 64;
-    queries, keys and values read and written, 2 * (4 + 2 * 2) * 16; the gate, its other half and their
-    product, 3 * 128: 1,152 elements of two bytes; two rows, two layers. Two ranks share all but the norms.
+    queries and keys turned, 2 * (4 + 2) * 16; keys and values stored, 2 * 2 * 2 * 16; the gate, its other
+    half and their product, 3 * 128: 1,216 elements of two bytes; two rows, two layers. Two ranks share all
+    but the norms.
     """
-    assert decoded(card(memory=1.0))["small"] == 2 * 2 * 2 * (512 + 256 + 384)
-    assert decoded(card(memory=1.0), gpus=2)["small"] == 2 * 2 * 2 * (512 + 128 + 192)
+    assert decoded(card(memory=1.0))["small"] == 2 * 2 * 2 * (512 + 192 + 128 + 384)
+    assert decoded(card(memory=1.0), gpus=2)["small"] == 2 * 2 * 2 * (512 + 96 + 64 + 192)
+
+
+def test_bytes_of_norms_of_queries_and_keys() -> None:
+    """Read and written besides, and a kernel more: 2 * (4 + 2) * 16 elements."""
+    config = {**SMALL, "model_type": "qwen3"}
+    assert decoded(card(memory=1.0), config)["small"] == 2 * 2 * 2 * (1216 + 192)
+    assert decoded(card(least_s=1.0), config)["small"] == 2 * 6
+
+
+def test_bytes_of_code_that_is_written_out() -> None:
+    """transformers' own, operation by operation: norms 36 bytes an element of 2 * 64, rotation 20 of 96, the
+    gate 10 of 128, residuals 6 of 2 * 64; the store reads and writes 64.
+    """
+    row = 36 * 128 + 20 * 96 + 10 * 128 + 6 * 128 + 4 * 64
+    assert decoded(card(memory=1.0), engine="transformers")["small"] == 2 * 2 * row
+
+
+def test_bytes_and_kernels_beside_experts() -> None:
+    """Their activation is theirs; the rest of a layer as of any: 512 + 192 + 128 elements, four kernels."""
+    assert decoded(card(memory=1.0), ROUTED)["small"] == 2 * 2 * 2 * 832
+    assert decoded(card(least_s=1.0), ROUTED)["small"] == 2 * 4
 
 
 @pytest.mark.parametrize(("end", "kernels"), [(End.FAST, 3), (End.VALUE, 5), (End.SLOW, 8)])
@@ -191,13 +237,20 @@ def test_a_state_is_read_and_written() -> None:
     and written: 2 * 128 * (64 + 8); 8 bytes a channel and row through memory; two rows. Its scan: a
     multiply-add for each of decay, in and out of 2048 states.
     """
-    config = {"model_type": "mamba", "vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 1, "state_size": 16, "intermediate_size": 128,
-              "conv_kernel": 4, "time_step_rank": 4}  # fmt: skip
-    assert decoded(card(memory=1.0), config, engine="transformers")["attention"] == 2 * (
-        2 * 128 * (64 + 8) + 8 * 128
-    )
-    assert decoded(card(flops=1.0), config, engine="transformers")["attention"] == 2 * 6 * 2048
-    assert decoded(card(least_s=1.0), config, engine="transformers")["attention"] == 2
+    found = decoded(card(memory=1.0), MAMBA, engine="transformers")
+    assert found["attention"] == 2 * (2 * 128 * (64 + 8) + 8 * 128)
+    assert decoded(card(flops=1.0), MAMBA, engine="transformers")["attention"] == 2 * 6 * 2048
+    assert decoded(card(least_s=1.0), MAMBA, engine="transformers")["attention"] == 2
+
+
+def test_a_prompt_is_scanned_by_chunks() -> None:
+    """Mamba-2: six flops a state of 8 heads * 16 * 16 and the 128 tokens of a chunk with one another, 2 * 128
+    * 128 channels; on units that multiply matrices four times as fast. One token at a time by itself.
+    """
+    speeds = card(flops=1.0)
+    speeds = replace(speeds, rates=replace(speeds.rates, dense={"bf16": 4.0, "fp32_vector": 1.0}))
+    assert timer(speeds, MAMBA_2).prefill(100).parts["attention"] == 100 * (6 * 2048 + 2 * 128 * 128) / 4
+    assert timer(speeds, MAMBA_2).decode(2, 100).parts["attention"] == 2 * 6 * 2048
 
 
 # ---- experts -----------------------------------------------------------------------------------------------
@@ -238,6 +291,13 @@ def test_others_prompts_between_tokens() -> None:
 
 
 # ---- ranks -------------------------------------------------------------------------------------------------
+
+
+def test_sums_of_a_mixer_without_feed_forward() -> None:
+    """Mamba sums what its states are asked with, and what it makes: two a layer. Mamba-2 one."""
+    speeds = card(points={2: ((0.0, 1.0), (1024.0, 1.0))})
+    assert timer(speeds, MAMBA, gpus=2).decode(2, 100).parts["exchange"] == 2 + 1
+    assert timer(speeds, MAMBA_2, gpus=2).decode(2, 100).parts["exchange"] == 1 + 1
 
 
 @pytest.mark.parametrize(("end", "share"), [(End.FAST, 0.56), (End.VALUE, 1.0)])
