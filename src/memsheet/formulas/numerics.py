@@ -86,6 +86,8 @@ class RunConfig:
     transposed: bool = False
     # frozen embeddings are asked for a gradient of what they look up, for checkpoints to begin with
     asks_grad: bool = False
+    # a layer is handed its floating arguments and its parameters in the compute dtype, whatever their own was
+    handed_low: bool = False
     head: str = "causal_lm"  # the kind of head, which decides the loss
     scattered: bool = False  # outside tensor parallelism a rank has its part of the sequence
     one_group: bool = False  # a rank's queries share one head of keys and values

@@ -21,16 +21,13 @@ def targets_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
         return engine.usual_targets
     if targets is None:
         found = LORA_TARGETS.get(model.model_type) if model else None
-        if found is None:
-            gaps.wrong(
-                "adapter.targets",
-                None,
-                "is missing; this family has no default",
-                "for example --lora-targets q_proj,v_proj",
-            )
-        else:
+        if found is not None:
             gaps.assumed.append(f"adapter.targets = {','.join(found)} (peft's default)")
-        targets = found or ()
+        elif model is not None:
+            gaps.assumed.append(f"adapter.targets = {ALL_LINEAR}; peft has no default for {model.model_type}")
+        else:
+            gaps.wrong("adapter.targets", None, "is missing", "for example --lora-targets q_proj,v_proj")
+        targets = found or ((ALL_LINEAR,) if model is not None else ())
     if model is None:
         return tuple(targets)
     present = linear_names(model)

@@ -55,6 +55,13 @@ class Sharding(Enum):
         return self in (Sharding.FLAT_SHARDS, Sharding.PER_PARAMETER_SHARDS)
 
     @property
+    def casts_arguments(self) -> bool:
+        """Whether every unit's floating arguments are cast as its parameters are (torch
+        _fsdp_state.py:240-250, MixedPrecisionPolicy.cast_forward_inputs; FSDP1 casts the root's alone).
+        """
+        return self is Sharding.PER_PARAMETER_SHARDS
+
+    @property
     def frees_as_asked(self) -> bool:
         """Whether ``reshard_after_forward`` is a choice of its own there."""
         return self is Sharding.PER_PARAMETER_SHARDS

@@ -4,6 +4,7 @@ leave out.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from memsheet.frozen import dataclass
@@ -18,6 +19,7 @@ from memsheet.plan.model import (
     Norm,
     NormKind,
     Role,
+    Run,
     Stack,
     Weight,
 )
@@ -56,6 +58,7 @@ class Ask(NamedTuple):
 
     key: str
     default: bool = False
+    alias: str | None = None  # another spelling of the key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +92,7 @@ class Recipe:
     rotary_share: float | None = (
         None  # default share of head_dim that is rotated; None where the code rotates all of it
     )
+    rotary_key: str | None = None  # says in elements what is rotated, where a config has it
     fixed_head_dim: bool = False  # the code takes hidden over heads whatever the config says
     positions: Positions = everywhere_full
     activation: str = "silu"
@@ -121,12 +125,22 @@ def read_dense(config: Fields, recipe: Recipe, prefix: str = "model") -> ModelSp
     """The decoder that ``config`` describes, its modules named from ``prefix`` on."""
     model_type = config.text("model_type", default="")
     shape = read_shape(config, recipe)
+    runs = repeating_layer_runs(
+        recipe.positions(config, config.layers(default=recipe.sizes.layers)),
+        lambda position: dense_decoder_block(config, recipe, shape, position, model_type),
+    )
+    return decoder_around(config, recipe, shape, runs, prefix)
+
+
+def decoder_around(
+    config: Fields, recipe: Recipe, shape: Shape, runs: tuple[Run, ...], prefix: str = "model"
+) -> ModelSpec:
+    """Embeddings, ``runs`` of layers, the final norm and the head."""
     vocab = config.count("vocab_size", default=recipe.sizes.vocab)
-    layers = config.layers(default=recipe.sizes.layers)
     tied = config.flag("tie_word_embeddings", default=recipe.tied)
     return ModelSpec(
         name="",
-        model_type=model_type,
+        model_type=config.text("model_type", default=""),
         hidden=shape.hidden,
         vocab=vocab,
         embeddings=Embeddings(
@@ -140,10 +154,7 @@ def read_dense(config: Fields, recipe: Recipe, prefix: str = "model") -> ModelSp
                 hidden=shape.hidden,
                 final_norms=(norm_of_kind("norm", shape.hidden, recipe.norm),),
                 final_path=prefix,
-                runs=repeating_layer_runs(
-                    recipe.positions(config, layers),
-                    lambda position: dense_decoder_block(config, recipe, shape, position, model_type),
-                ),
+                runs=runs,
             ),
         ),
         head=Head(
@@ -185,10 +196,17 @@ def read_shape(config: Fields, recipe: Recipe) -> Shape:
         kv_heads=kv_heads,
         head_dim=given,
         intermediate=config.count("intermediate_size", default=sizes.intermediate),
-        rotary_dim=given
-        if recipe.rotary_share is None
-        else int(given * rotary_share(config, recipe.rotary_share)),
+        rotary_dim=_rotary_width(config, recipe, given),
     )
+
+
+def _rotary_width(config: Fields, recipe: Recipe, head_dim: int) -> int:
+    if recipe.rotary_share is None:
+        return head_dim
+    share = rotary_share(config, recipe.rotary_share)
+    if recipe.rotary_key is None or config.data.get(recipe.rotary_key) is None:
+        return int(head_dim * share)
+    return config.count(recipe.rotary_key, high=head_dim)
 
 
 def default_unless_null(config: Fields, key: str, default: int | None, otherwise: int) -> int:
@@ -216,7 +234,10 @@ def softcap_or_none(config: Fields, key: str, default: float | None) -> float | 
 
 
 def recipe_flag(config: Fields, question: bool | Ask) -> bool:  # noqa: FBT001 - a constant or a question
-    return config.flag(question.key, default=question.default) if isinstance(question, Ask) else question
+    if not isinstance(question, Ask):
+        return question
+    keys = (question.key, question.alias) if question.alias else (question.key,)
+    return config.flag(*keys, default=question.default)
 
 
 def dense_decoder_block(config: Fields, recipe: Recipe, shape: Shape, position: Position, kind: str) -> Block:
@@ -262,13 +283,25 @@ def feed_forward(config: Fields, recipe: Recipe, shape: Shape) -> Dense:
     bias = recipe_flag(config, recipe.mlp_bias)
     match recipe.mlp:
         case "plain":
-            return plain_mlp(
+            plain = plain_mlp(
                 "mlp", shape.hidden, shape.intermediate, activation, bias=bias, names=recipe.mlp_names
             )
+            return replace(plain, weights=(*plain.weights, *activation_weights("mlp.act_fn", activation)))
         case "fused":
             return fused_gated_mlp("mlp", shape.hidden, shape.intermediate, activation)
         case _:
             return gated_mlp("mlp", shape.hidden, shape.intermediate, activation, bias=bias)
+
+
+def activation_weights(path: str, activation: str) -> tuple[Weight, ...]:
+    """What an activation learns: two numbers of xielu, beside two constants (activations.py,
+    XIELUActivation).
+    """
+    if activation != "xielu":
+        return ()
+    learned = (Weight(path=f"{path}.{name}", shape=(1,), role=Role.OTHER) for name in ("alpha_p", "alpha_n"))
+    constant = (Weight(path=f"{path}.{name}", shape=(1,), role=Role.BUFFER) for name in ("beta", "eps"))
+    return (*learned, *constant)
 
 
 def qk_norm(config: Fields, recipe: Recipe, shape: Shape) -> Norm | None:

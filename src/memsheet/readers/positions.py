@@ -56,6 +56,17 @@ def everywhere_sliding(default: int | None) -> Positions:
     return read
 
 
+def sliding_unless_listed(default: int) -> Positions:
+    """One window for all layers but those that ``layer_types`` calls full (ministral)."""
+
+    def read(config: Fields, layers: int) -> tuple[Position, ...]:
+        size = sliding_window_tokens(config, default)
+        slides = sliding_layers(config, layers, lambda _: size is not None)
+        return tuple(Position(window=size if slide else None) for slide in slides)
+
+    return read
+
+
 def sliding_after(config: Fields, layers: int) -> tuple[Position, ...]:
     """Qwen: a window only when asked for, and only from ``max_window_layers`` on."""
     size = sliding_window_tokens(config, 4096) if config.flag("use_sliding_window", default=False) else None
@@ -64,22 +75,40 @@ def sliding_after(config: Fields, layers: int) -> tuple[Position, ...]:
     return tuple(Position(window=size if slide else None) for slide in slides)
 
 
+def sliding_from_max_window(default: int, first: int) -> Positions:
+    """A window from layer ``max_window_layers`` on (dots1)."""
+
+    def read(config: Fields, layers: int) -> tuple[Position, ...]:
+        size = sliding_window_tokens(config, default)
+        begin = config.count("max_window_layers", default=first, low=0)
+        slides = sliding_layers(config, layers, lambda i: size is not None and i >= begin)
+        return tuple(Position(window=size if slide else None) for slide in slides)
+
+    return read
+
+
 def every_nth_full(
-    period: int, size: int, *, rotate_full: bool = True, fixed: bool = False, bidirectional: bool = False
+    period: int,
+    size: int,
+    *,
+    rotate_full: bool = True,
+    fixed: bool = False,
+    bidirectional: bool = False,
+    key: str = "sliding_window_pattern",
 ) -> Positions:
     """Windows everywhere but in every ``sliding_window_pattern``-th layer (default ``period``; gemma,
     cohere2, exaone4).
 
     ``rotate_full=False``: the layers without a window have no rotary positions either, unless no layer has a
     window. ``fixed``: the config has no such key, only ``layer_types`` changes the period (gemma2).
-    ``bidirectional``: gemma3 halves the window when it attends both ways.
+    ``key``: what it calls the period. ``bidirectional``: gemma3 halves the window when it attends both ways.
     """
 
     def read(config: Fields, layers: int) -> tuple[Position, ...]:
         wide = sliding_window_tokens(config, size)
         if bidirectional and wide and config.flag("use_bidirectional_attention", default=False):
             wide = wide // 2 + 1
-        every = period if fixed else _sliding_window_period(config, period)
+        every = period if fixed else _sliding_window_period(config, period, key)
         slides = sliding_layers(config, layers, lambda i: wide is not None and (i + 1) % every != 0)
         return tuple(
             Position(window=wide if slide else None, rotary=rotate_full or slide) for slide in slides
@@ -88,15 +117,11 @@ def every_nth_full(
     return read
 
 
-def _sliding_window_period(config: Fields, default: int) -> int:
-    """``sliding_window_pattern``: a number, or letters (LLLG) beside a ``layer_types`` list that says the
-    same.
+def _sliding_window_period(config: Fields, default: int, key: str) -> int:
+    """``sliding_window_pattern``, or another key: a number, or letters (LLLG) beside a ``layer_types`` list
+    that says the same.
     """
-    return (
-        default
-        if isinstance(config.data.get("sliding_window_pattern"), str)
-        else config.count("sliding_window_pattern", default=default)
-    )
+    return default if isinstance(config.data.get(key), str) else config.count(key, default=default)
 
 
 def exaone4_layer_positions(config: Fields, layers: int) -> tuple[Position, ...]:

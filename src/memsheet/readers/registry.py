@@ -7,11 +7,13 @@ from __future__ import annotations
 _MODULES = {
     "llama": (
         "llama mistral qwen2 qwen3 smollm3 granite olmo olmo2 phi3 stablelm starcoder2 nemotron glm "
-        "glm4 exaone4 ernie4_5 cohere cohere2"
+        "glm4 exaone4 ernie4_5 cohere cohere2 olmo3 seed_oss ministral ministral3 arcee apertus "
+        "hunyuan_v1_dense internlm3"
     ),
     "gemma": "gemma gemma2 gemma3_text",
     "gpt": "gpt2 gpt_neo gptj gpt_neox gpt_bigcode opt bloom falcon mpt phi",
     "moe": "mixtral qwen2_moe qwen3_moe phimoe olmoe granitemoe glm4_moe gpt_oss ernie4_5_moe",
+    "routed": "minimax_m2 dots1 hunyuan_v1_moe exaone_moe afmoe granitemoeshared flex_olmo",
     "latent": "deepseek_v2 deepseek_v3",
     "hybrid": "qwen3_next jamba bamba recurrent_gemma",
     "zamba": "zamba2",

@@ -47,7 +47,9 @@ DEQUANTIZED = ("nf4", "fp4", "int8", "int4", "awq", "gptq")
 """Formats whose kernels may write a matrix in the compute dtype before they multiply by it (bitsandbytes
 MatMul4Bit always).
 """
-FP32_ROUTING = frozenset({"mixtral", "deepseek_v2", "deepseek_v3", "glm4_moe"})
+FP32_ROUTING = frozenset({
+    "mixtral", "deepseek_v2", "deepseek_v3", "glm4_moe", "minimax_m2", "dots1", "exaone_moe", "afmoe", "hunyuan_v1_moe",
+})  # fmt: skip
 """Families whose routers return fp32 weights, so that what experts made is fp32 once it is weighted."""
 TRACED_EXPERTS = frozenset(
     {"mixtral", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "granitemoe", "phimoe", "glm4_moe"}

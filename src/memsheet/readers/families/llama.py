@@ -14,10 +14,12 @@ from memsheet.readers.positions import (
     everywhere_sliding,
     exaone4_layer_positions,
     sliding_after,
+    sliding_unless_listed,
     smollm3_layer_positions,
 )
 
 _BIAS = Ask("attention_bias")
+_ATTENTION_BIAS = Ask("attention_bias", alias="qkv_bias")
 _USE_BIAS = Ask("use_bias")
 _BRANCH_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
 _GLM_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
@@ -75,6 +77,33 @@ RECIPES: dict[str, Recipe] = {
     "exaone4": Recipe(
         sizes=Sizes(4096, 102400, 32, 32, None, 16384, 32, 2048),
         norms=_BRANCH_NORMS, arrangement=Arrangement.POST_BRANCH, qk_norm=QkNorm(over="head"), positions=exaone4_layer_positions,
+    ),
+    "olmo3": Recipe(
+        sizes=Sizes(4096, 50304, 32, None, None, 11008, 32, 2048), qkv_bias=_BIAS, out_bias=_BIAS,
+        norm=NormKind.RMS_FP32_SCALE, norms=_BRANCH_NORMS, arrangement=Arrangement.POST_BRANCH, qk_norm=QkNorm(over="width"),
+        positions=every_nth_full(4, 4096, fixed=True),
+    ),
+    "seed_oss": Recipe(
+        sizes=Sizes(4096, 155136, 80, 8, 128, 27648, 64, 524288),
+        qkv_bias=Ask("attention_bias", default=True), out_bias=Ask("attention_out_bias"), mlp_bias=Ask("mlp_bias"),
+    ),
+    "ministral": Recipe(sizes=Sizes(4096, 32000, 32, 8, None, 14336, 32, 131072), positions=sliding_unless_listed(4096)),
+    "ministral3": Recipe(sizes=Sizes(4096, 131072, 32, 8, 128, 14336, 34, 262144), positions=everywhere_sliding(None)),
+    "arcee": Recipe(
+        sizes=Sizes(2560, 32000, 32, None, None, 18432, 32, 4096), qkv_bias=_BIAS, out_bias=_BIAS, mlp_bias=Ask("mlp_bias"),
+        mlp="plain", activation="relu2",
+    ),
+    "apertus": Recipe(
+        sizes=Sizes(4096, 131072, 32, None, None, 14336, 32, 65536), qkv_bias=_BIAS, out_bias=_BIAS, mlp="plain", activation="xielu",
+        norms=("attention_layernorm", "feedforward_layernorm"), qk_norm=QkNorm(over="head"),
+    ),
+    "hunyuan_v1_dense": Recipe(
+        sizes=Sizes(4096, 290943, 32, None, None, 11008, 32, 2048), qkv_bias=_BIAS, out_bias=_BIAS,
+        qk_norm=QkNorm(over="head", names=("query_layernorm", "key_layernorm")),
+    ),
+    "internlm3": Recipe(
+        sizes=Sizes(4096, 128512, 32, 2, 128, 10240, 48, 32768), qkv_bias=_ATTENTION_BIAS, out_bias=_ATTENTION_BIAS,
+        mlp_bias=Ask("mlp_bias", alias="bias"),
     ),
     "ernie4_5": Recipe(
         sizes=Sizes(1024, 103424, 16, 2, 128, 3072, 18, 131072),

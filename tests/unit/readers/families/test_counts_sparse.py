@@ -23,6 +23,12 @@ SMALL: dict[str, Any] = {
     "num_key_value_heads": 3,
 }
 MAMBA: dict[str, Any] = {"vocab_size": 1000, "num_hidden_layers": 3, "hidden_size": 96}
+DEEP: dict[str, Any] = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 14,
+}
 ZAMBA = ["mamba", "hybrid", "mamba", "hybrid", "hybrid", "mamba"]
 
 # (model_type, overrides): defaults with few layers, then odd widths, other expert counts, the other kind of
@@ -42,8 +48,23 @@ CHEAP: list[tuple[str, dict[str, Any]]] = [
                 "use_shared_attention_adapter": True, "add_bias_linear": True, "tie_word_embeddings": False}),
     ("falcon_mamba", {**MAMBA, "expand": 16, "intermediate_size": 192, "use_bias": True, "use_conv_bias": False}),
     ("rwkv", {**MAMBA, "attention_hidden_size": 80, "intermediate_size": 200}),
+    ("minimax_m2", {**SMALL, "head_dim": 20, "rotary_dim": 10, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 22}),
+    ("dots1", {**SMALL, **DEEP, "head_dim": 20, "attention_bias": True, "first_k_dense_replace": 2}),
+    ("hunyuan_v1_moe", {**SMALL, "head_dim": 20, "num_experts": 5, "moe_topk": 2, "intermediate_size": 30, "attention_bias": True}),
+    ("exaone_moe", {**SMALL, "head_dim": 20, "num_experts": 6, "num_experts_per_tok": 2, "num_shared_experts": 3,
+                    "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    ("afmoe", {**SMALL, "head_dim": 20, "num_experts": 6, "num_experts_per_tok": 2, "num_dense_layers": 2, "attention_bias": True}),
+    ("granitemoeshared", {**SMALL, "num_local_experts": 5, "shared_intermediate_size": 31, "tie_word_embeddings": True}),
+    ("flex_olmo", {**SMALL, "head_dim": 20, "num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 22, "pad_token_id": 0}),
 ]  # fmt: skip
 FULL: list[tuple[str, dict[str, Any]]] = [
+    *((name, {"num_hidden_layers": 2}) for name in ("minimax_m2", "exaone_moe", "afmoe", "granitemoeshared")),
+    ("dots1", {"num_hidden_layers": 2, **DEEP}),
+    ("hunyuan_v1_moe", {"num_hidden_layers": 2, "head_dim": 128}),
+    ("flex_olmo", {"num_hidden_layers": 2, "pad_token_id": 0}),
+    ("exaone_moe", {**SMALL, "num_experts": 6, "num_experts_per_tok": 2, "first_k_dense_replace": 2}),
+    ("granitemoeshared", {**SMALL, "num_local_experts": 5, "attention_bias": True}),
+    ("minimax_m2", {**SMALL, "num_local_experts": 5, "num_experts_per_tok": 2, "tie_word_embeddings": True}),
     ("mixtral", {"num_hidden_layers": 2}),
     ("mixtral", {**SMALL, "sliding_window": 64, "num_experts": 4}),
     ("qwen2_moe", {"num_hidden_layers": 2}),

@@ -47,6 +47,12 @@ def attention(
         at = replace(at, kv_heads=at.heads)
     if at.rotary_dim:
         q, k, _named = apply_rotary_positions(r, q, k, at, how, own)
+    if own.scaled_positions:
+        q = _scaled_by_position(r, q, at.path)
+    if own.late_norms:
+        q, k = (
+            t if n is None else apply_norm(r, t, n, how) for t, n in zip((q, k), qk_norms(at), strict=True)
+        )
     core = bloom_attention if own.batched_bias else CORES[how.attention]
     made = core(r, q, k, v, at, how, own)
     context, probabilities = made[0], made[1]
@@ -83,7 +89,7 @@ def _separate_qkv_heads(
     r: Recorder, x: Tensor, at: Attention, weights: dict[str, Weight], how: RunConfig, own: FamilyTraits
 ) -> list[Tensor]:
     names = [w.path.removesuffix(".weight") for w in at.weights if w.path.endswith(".weight")][:3]
-    norms = (*qk_norms(at), None)
+    norms = (None, None, None) if own.late_norms else (*qk_norms(at), None)
     made: list[Tensor] = []
     for name, heads, norm in zip(names, "akk", norms, strict=True):
         y = record_linear(r, x, weights, name, f"{heads}·d", "h", how)
@@ -151,6 +157,16 @@ def apply_rotary_positions(
     return q, _join_rotary_dims(r, k_turned, k_rest, paths[1]), named
 
 
+def _scaled_by_position(r: Recorder, q: Tensor, path: str) -> Tensor:
+    """Queries times a number of their position, which each layer makes in fp32 and lowers
+    (modeling_ministral3.py:104-106).
+    """
+    wide = r.tensor(path + "/position_scale", (1, 1, "s", 1), FP32)
+    number = r.tensor(path + "/position_scale", (1, 1, "s", 1), q.dtype) if q.dtype is not FP32 else wide
+    del wide
+    return r.mul(q, number, path + "/q_scaled")
+
+
 def _cos_sin_tables(r: Recorder, q: Tensor, at: Attention, how: RunConfig, own: FamilyTraits) -> list[Tensor]:
     """Cosines and sines: the model's, or copies of this layer's own."""
     shape: Shape = ("s", at.rotary_dim)
@@ -160,7 +176,12 @@ def _cos_sin_tables(r: Recorder, q: Tensor, at: Attention, how: RunConfig, own: 
 
 
 def table_dtype(how: RunConfig, own: FamilyTraits) -> DType:
-    return FP32 if own.wide_tables else how.stream
+    return FP32 if own.wide_tables and not how.handed_low else how.stream
+
+
+def lowers_tables(how: RunConfig, own: FamilyTraits) -> bool:
+    """Whether a layer is handed copies of fp32 tables in a lower dtype."""
+    return how.handed_low and own.wide_tables and not own.rotary_kernel
 
 
 def _split_rotary_dims(r: Recorder, x: Tensor, at: Attention) -> tuple[Tensor, Tensor]:

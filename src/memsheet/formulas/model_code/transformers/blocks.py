@@ -18,6 +18,7 @@ from memsheet.formulas.model_code.transformers.mixers import is_plain_attention,
 from memsheet.formulas.model_code.transformers.mixers import mixer_output as mix_otherwise
 from memsheet.formulas.model_code.transformers.norms import apply_norm
 from memsheet.formulas.model_code.transformers.picture_towers import of_tower, tower_block
+from memsheet.formulas.model_code.transformers.xielu import NAME as XIELU
 from memsheet.formulas.numerics import AttentionKernel, RunConfig, run_checkpointed
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
@@ -174,7 +175,7 @@ def unmodelled_block_reason(block: Block) -> str | None:
         isinstance(block.feed_forward, Moe) and block.kind in ROUTED
     ):
         return f"its feed-forward is {type(block.feed_forward).__name__}"
-    if block.feed_forward.activation not in ACTIVATIONS:
+    if block.feed_forward.activation not in (*ACTIVATIONS, XIELU):
         return f"its activation {block.feed_forward.activation} is not listed"
     if block.arrangement in (Arrangement.OTHER, Arrangement.FEED_FORWARD_ONLY):
         return "its residual arrangement is not modelled"

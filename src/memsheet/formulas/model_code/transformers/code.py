@@ -12,7 +12,7 @@ from dataclasses import replace
 from memsheet.arith import Count, agreed, ceil_div, maximum
 from memsheet.errors import Problem, input_error
 from memsheet.formulas.model_code import ModelCode
-from memsheet.formulas.model_code.transformers.attention import table_dtype
+from memsheet.formulas.model_code.transformers.attention import lowers_tables
 from memsheet.formulas.model_code.transformers.blocks import decoder_block_forward, unmodelled_block_reason
 from memsheet.formulas.model_code.transformers.cross_attention import (
     is_t5,
@@ -82,7 +82,7 @@ FLASH_MAX_HEAD = 256
 HEAD_ALIGNMENT = 8
 BOTH = 2
 """Stacks of an encoder-decoder."""
-TABLES_BY_KIND = frozenset({"gemma3_text", "gemma3"})
+TABLES_BY_KIND = frozenset({"gemma3_text", "gemma3", "olmo3"})
 """Families whose model makes rotary tables for windowed layers and for full ones (modeling_gemma3.py:549)."""
 
 
@@ -487,9 +487,29 @@ def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
 def shared_tables(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
     """What all layers share and keep for backward: rotary tables, which bucket a distance is in."""
     tables = [("model.rotary_emb", size) for size in _table_sizes(spec, plan, how, copied=False)]
+    tables += [("model", size) for size in _lowered_tables(spec, plan, how)]
     tables += kept_beside(spec, plan, how)
     saved = saved_biases(spec, plan, how) if _two_stacks(spec) and not keeps_masks(spec, plan) else []
     return BytesByPath.of(((Component.SAVED_ACTIVATIONS, path), size) for path, size in (*tables, *saved))
+
+
+def _lowered_tables(spec: ModelSpec, plan: Plan, how: RunConfig) -> list[Count]:
+    """Bytes of fp32 rotary tables in the dtype that each layer is handed them in, a copy a layer; of those
+    that a layer copies anew nothing stays, but what a checkpoint was called with.
+    """
+    called = plan.recompute.mode is RecomputeMode.FULL
+    layers = [
+        (at.rotary_dim, run.count)
+        for stack in _language_stacks(spec)
+        for run in stack.runs
+        for block in run.pattern
+        for at in block.mixers
+        if isinstance(at, Attention)
+        and at.rotary_dim
+        and lowers_tables(how, family_traits(block.kind))
+        and (called or not family_traits(block.kind).own_tables)
+    ]
+    return [count * 2 * how.stream.nbytes(plan.batch.seq_len * width) for width, count in layers]
 
 
 def _two_stacks(spec: ModelSpec) -> bool:
@@ -504,11 +524,13 @@ def _table_sizes(spec: ModelSpec, plan: Plan, how: RunConfig, *, copied: bool) -
         (
             at.rotary_dim // (2 if at.sinks else 1),
             kind in TABLES_BY_KIND and at.window is not None,
-            table_dtype(how, family_traits(kind)),
+            FP32 if family_traits(kind).wide_tables else how.stream,
             family_traits(kind).tables_each,
         )
         for kind, at in _attention_mixers(spec)
-        if at.rotary_dim and family_traits(kind).own_tables is copied and not family_traits(kind).table_buffer
+        if at.rotary_dim
+        and (family_traits(kind).own_tables or lowers_tables(how, family_traits(kind))) is copied
+        and not family_traits(kind).table_buffer
     }
     tables = [
         2 * dtype.nbytes((plan.batch.microbatch if each else 1) * plan.batch.seq_len * width)
@@ -606,7 +628,13 @@ def mask_and_rotary_bytes(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesB
     component = (
         Component.SAVED_ACTIVATIONS if keeps_masks(spec, plan) else Component.TEMPORARIES
     )  # a checkpoint's argument
-    tables = [((component, "model.rotary_emb"), size) for size in _table_sizes(spec, plan, how, copied=True)]
+    lowered = any(lowers_tables(how, family_traits(kind)) for kind, _ in _attention_mixers(spec))
+    gone = lowered and keeps_masks(spec, plan)  # when forward is: checkpoints were handed copies
+    tables = [
+        ((component, "model.rotary_emb"), size)
+        for size in _table_sizes(spec, plan, how, copied=True)
+        if not gone
+    ]
     named = named_biases(spec, plan, how, kept=keeps_masks(spec, plan)) if _two_stacks(spec) else []
     biases = [((component, "position_bias"), size) for size in named]
     chunked = any(
@@ -635,7 +663,18 @@ def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     (enable_input_require_grads).
     """
     asks = plan.adapter is not None and plan.recompute.mode is RecomputeMode.FULL
-    return replace(how, keeps_scores=softmax_keeps_input(plan.engine_version), asks_grad=asks)
+    return replace(
+        how,
+        keeps_scores=softmax_keeps_input(plan.engine_version),
+        asks_grad=asks,
+        handed_low=_hands_on_low(plan),
+    )
+
+
+def _hands_on_low(plan: Plan) -> bool:
+    """Whether every layer's arguments are cast to a lower dtype before it runs."""
+    engine = engine_of(plan)
+    return engine.sharding.casts_arguments and plan.precision.compute is not FP32 and not engine.autocast
 
 
 CODE = ModelCode(

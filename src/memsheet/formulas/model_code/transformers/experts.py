@@ -11,7 +11,12 @@ from __future__ import annotations
 from memsheet.formulas.model_code.transformers.feed_forward import ACTIVATIONS, dense_feed_forward
 from memsheet.formulas.model_code.transformers.llama4 import KIND as LLAMA4
 from memsheet.formulas.model_code.transformers.llama4 import every_expert
-from memsheet.formulas.model_code.transformers.routers import PAIRS, ROUTERS, SHARED_LAST
+from memsheet.formulas.model_code.transformers.routers import (
+    PAIRS,
+    ROUTERS,
+    SHARED_BESIDE,
+    SHARED_LAST,
+)
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
@@ -37,6 +42,9 @@ def moe_feed_forward(r: Recorder, x: Tensor, ff: Moe, how: RunConfig, kind: str)
     shared = dense_feed_forward(r, x, ff.shared, how) if ff.shared and first else None
     scores, named = ROUTERS[kind](r, x, ff, how)
     result = _routed_experts_output(r, x, ff, how, scores)
+    if kind in SHARED_BESIDE:
+        named = ()
+        del scores
     if ff.shared:
         result = r.add(
             result,

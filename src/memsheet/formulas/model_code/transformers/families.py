@@ -64,6 +64,8 @@ class FamilyTraits:
     named_inner: bool = (
         False  # what the feed-forward's activation made goes by a name until the block returns
     )
+    late_norms: bool = False  # queries and keys are normalised when positions have turned them
+    scaled_positions: bool = False  # turned queries are multiplied with a number of their position
     branch_dropout: bool = False  # dropout where a branch joins the stream
 
 
@@ -71,6 +73,13 @@ _GPT = FamilyTraits(branch_dropout=True)
 HABITS: dict[str, FamilyTraits] = {
     "olmo": FamilyTraits(wide_tables=True),
     "olmo2": FamilyTraits(wide_tables=True),
+    "olmo3": FamilyTraits(wide_tables=True),
+    "seed_oss": FamilyTraits(branch_dropout=True),
+    "ministral3": FamilyTraits(scaled_positions=True),
+    "hunyuan_v1_dense": FamilyTraits(late_norms=True),
+    "minimax_m2": FamilyTraits(rest=PartialRotary.IN_TURN),
+    "hunyuan_v1_moe": FamilyTraits(late_norms=True),
+    "flex_olmo": FamilyTraits(wide_tables=True),
     "phi": FamilyTraits(rest=PartialRotary.TO_THE_END, branch_dropout=True),
     "phi3": FamilyTraits(joint=FusedQkvLayout.SLICES, rest=PartialRotary.AT_ONCE, branch_dropout=True),
     "qwen": FamilyTraits(wide_tables=True, wide_rotary=True, rotary_kernel=True),

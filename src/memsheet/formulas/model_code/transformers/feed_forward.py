@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memsheet.formulas.model_code.transformers.bloom import bloom_gelu
+from memsheet.formulas.model_code.transformers.xielu import NAME as XIELU
+from memsheet.formulas.model_code.transformers.xielu import xielu
 from memsheet.formulas.numerics import RunConfig, record_linear
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
@@ -68,10 +70,11 @@ def dense_feed_forward(
     """
     weights = {w.path: w for w in ff.weights}
     names = [w.path.removesuffix(".weight") for w in ff.weights if w.path.endswith(".weight")]
-    act = ACTIVATIONS[ff.activation]
+    learned = ff.activation == XIELU
+    act = _fused_activation if learned else ACTIVATIONS[ff.activation]
     if not ff.gated:
         x = record_linear(r, x, weights, names[0], "f", "h", how)
-        x = act(r, x, ff.path + "/activation")
+        x = xielu(r, x, ff, how) if learned else act(r, x, ff.path + "/activation")
         if named is not None:
             named.append(x)
         return record_linear(r, x, weights, names[-1], "h", "f", how)

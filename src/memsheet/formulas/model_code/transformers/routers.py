@@ -208,14 +208,70 @@ def _corrected_softmax(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Route
     return r.cast(shares, x.dtype, path + "/scores"), (logits, chosen)
 
 
+def _biased_sigmoid(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
+    """A sigmoid of every expert in fp32; which ones, by it and a bias; their shares divided by their sum in
+    place, in fp32 (modeling_minimax_m2.py, MiniMaxM2TopKRouter).
+    """
+    logits, path = _router_logits(r, x, ff, how)
+    scores = r.unary(r.cast(logits, FP32, path + "/fp32"), path + "/sigmoid", saves="output")
+    biased = r.tensor(path + "/biased", ALL, FP32)
+    chosen = r.tensor(path + "/experts", PAIRS, INT64)
+    shares = _normed_shares(r, _chosen_expert_scores(r, scores, chosen, path), path)
+    del biased, scores
+    return shares, (logits, chosen)
+
+
+def _scaled_sigmoid(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
+    """The same of logits that stay in fp32, divided and scaled in tensors of their own (modeling_afmoe.py,
+    AfmoeTokenChoiceRouter).
+    """
+    logits, path = _router_logits(r, x, ff, how)
+    path = path.rpartition(".")[0]
+    logits = r.cast(logits, FP32, path + "/fp32")
+    scores = r.unary(logits, path + "/sigmoid", saves="output")
+    biased = r.tensor(path + "/biased", ALL, FP32)
+    chosen = r.tensor(path + "/experts", PAIRS, INT64)
+    del biased
+    shares = _divided_shares(r, _chosen_expert_scores(r, scores, chosen, path), path)
+    del scores
+    return r.scale(shares, path + "/scores"), (logits, chosen)
+
+
+def _divided_shares(r: Recorder, picked: Tensor, path: str) -> Tensor:
+    """Shares over their sum, which are kept."""
+    total = r.tensor(path + "/total", (*PAIRS[:2], 1), FP32)
+    return r.apply(
+        r.tensor(path + "/shares", PAIRS, FP32), (picked,), (picked, total), lambda _: [r.grad(PAIRS, FP32)]
+    )
+
+
+def _wide_matrix_softmax(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
+    """A softmax of what a matrix that is fp32 makes of tokens raised to it, the largest few divided by their
+    sum in place (modeling_hunyuan_v1_moe.py, HunYuanMoEV1Gate); as it is where its layer is handed a lower
+    one.
+    """
+    weight, matrix = _router_weight(ff)
+    path, dtype = matrix.rpartition(".")[0], how.parameters if how.handed_low else FP32
+    made = r.parameter(matrix, tuple(weight.shape), dtype, trains=how.trains)
+    logits = r.linear(r.cast(x, dtype, path + "/fp32"), made, "e", matrix)
+    chosen = r.tensor(path + "/experts", PAIRS, INT64)
+    scores = _top_k_scores(r, r.unary(logits, path + "/softmax", saves="output", dtype=FP32), chosen, path)
+    return r.cast(_normed_shares(r, scores, path), logits.dtype, path + "/scores"), (logits, chosen)
+
+
 ROUTERS: dict[str, Route] = {
     "mixtral": _wide_softmax, "qwen3_moe": _softmax_router, "qwen3_next": _softmax_router, "olmoe": _softmax_router, "qwen2_moe": _softmax_router, "granitemoe": _chosen_first,
     "deepseek_v3": _grouped_sigmoid_router, "glm4_moe": _grouped_sigmoid_router, "deepseek_v2": _limited_softmax, "jamba": _softmax_as_tokens, "gpt_oss": _few_softmax,
+    "minimax_m2": _biased_sigmoid, "dots1": _grouped_sigmoid_router, "exaone_moe": _grouped_sigmoid_router, "hunyuan_v1_moe": _wide_matrix_softmax,
+    "afmoe": _scaled_sigmoid, "granitemoeshared": _chosen_first, "flex_olmo": _softmax_router,
     "phimoe": _sparsemixer_router, "ernie4_5_moe": _corrected_softmax,
 }  # fmt: skip
 """Families whose experts are run by the library's grouped product, with nothing beside them but a shared
 expert.
 """
 
-SHARED_LAST = frozenset({"deepseek_v2", "deepseek_v3", "glm4_moe"})
+SHARED_LAST = frozenset({"deepseek_v2", "deepseek_v3", "glm4_moe", "dots1", "exaone_moe", "granitemoeshared"})
 """Those whose shared expert runs after the routed ones."""
+
+SHARED_BESIDE = frozenset({"granitemoeshared"})
+"""Those whose layer adds the shared expert itself, when the experts' module has returned."""

@@ -30,7 +30,21 @@ KNOWN = {
     # last layer of that kind;
     # the small gemma3 has sliding layers only and makes both masks
     **dict.fromkeys(
-        ("gemma2", "gemma3_text", "cohere2", "exaone4", "gpt_oss", "llama4_text", "bamba", "qwen3_next"), 1e-2
+        (
+            "gemma2",
+            "gemma3_text",
+            "cohere2",
+            "exaone4",
+            "gpt_oss",
+            "llama4_text",
+            "bamba",
+            "qwen3_next",
+            "olmo3",
+            "ministral",
+            "exaone_moe",
+            "afmoe",
+        ),
+        1e-2,
     ),
     "qwen2_moe": 5e-3,  # its model makes a mask that no layer takes
     "gptj": 4e-3,  # each layer's forward copies its whole table of positions, which lives beside the scores
