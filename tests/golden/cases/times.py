@@ -93,6 +93,7 @@ CASES: dict[str, Callable[[], Cases]] = {
         "all": call(first(Attention), symbol("before"), symbol("fresh")), "window": call(first(Attention, "mistral-7b"), symbol("before"), symbol("fresh")),
         "chunk": call(first(Attention, "llama-4-scout"), symbol("before"), symbol("fresh")),
     },
+    "operators.blocks.activation_elements": lambda: {"gated": call(first(Dense), symbol("tp"))},
     "operators.blocks.channels": lambda: {"mamba": call(first(StateSpace, "jamba-v0.1")), "delta": call(first(LinearAttention, "qwen3-next-80b-a3b"))},
     "operators.blocks.chunk_flops": lambda: {"mamba2": call(first(StateSpace, "mamba-codestral-7b"))},
     "operators.operator.product_operator": lambda: {"": call("mlp", (first(Dense).weights[-1],))},

@@ -15,6 +15,7 @@ from memsheet.formulas.model_code.transformers.code import (
     shared_tables,
 )
 from memsheet.formulas.numerics import writes_scores
+from memsheet.formulas.operators.blocks import activation_elements, channels
 from memsheet.formulas.recordings import record_block
 from memsheet.formulas.serving.kv_cache import kept_tokens, kv_elements_per_token, latent_elements_per_token
 from memsheet.formulas.serving.widest_layer import MERGED_PATCHES
@@ -437,7 +438,7 @@ def _feed_forward_width(ff: Dense | Moe, kind: str, hidden: int, tp: Count) -> C
     second product, that weighted and that put in order.
     """
     if isinstance(ff, Dense):
-        return (3 if ff.gated else 2) * ceil_div(ff.intermediate, tp)
+        return activation_elements(ff, tp)
     inner = ceil_div(ff.intermediate, tp)
     multiplied = hidden + (4 if ff.gated else 2) * inner
     weighted = (6 if kind in FP32_ROUTING else 4) * hidden
@@ -463,10 +464,8 @@ def _mixer_width(mixer: object) -> Count:
         # without gate
         case StateSpace():
             return 8 * mixer.inner + 4 * mixer.state
-        case LinearAttention():
-            return 6 * mixer.value_heads * mixer.value_head_dim
-        case Recurrent():
-            return 6 * mixer.width
+        case LinearAttention() | Recurrent():
+            return 6 * channels(mixer)
         case _:
             return 0
 

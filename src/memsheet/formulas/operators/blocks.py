@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from memsheet.arith import Count
+from memsheet.arith import Count, ceil_div
 from memsheet.formulas.operators.attention import head_width
 from memsheet.formulas.operators.operator import (
+    TRAFFIC,
     Cut,
     Kind,
     Operator,
@@ -196,6 +197,15 @@ def _feed_forward_operators(layer: FeedForward, hidden: int, part: str = "mlp") 
 
 def _activation(layer: FeedForward) -> Kind:
     return Kind.GATE if layer.gated else Kind.ACTIVATION
+
+
+@formula(
+    cites=VLLM, at="v0.11.0 layers/activation.py:71: joined projections and their product are there at once"
+)
+def activation_elements(layer: FeedForward, tp: Count) -> Count:
+    """Elements of a row that a feed-forward layer's activation reads and writes on a rank: a layer's most."""
+    reads, writes, _ = TRAFFIC[_activation(layer)]
+    return (reads + writes) * ceil_div(layer.intermediate, tp)
 
 
 def _routed_operators(layer: Moe, hidden: int) -> Iterator[Operator]:

@@ -8,8 +8,19 @@ from dataclasses import replace
 from functools import reduce
 
 from memsheet.arith import Count, at_least, ceil_div, maximum, minimum, where
+from memsheet.formulas.operators.blocks import activation_elements, channels
 from memsheet.formulas.serving.dp_attention import SENT, gathered_groups
-from memsheet.plan.model import Attention, Block, Dense, LatentAttention, ModelSpec, Moe
+from memsheet.plan.model import (
+    Attention,
+    Block,
+    Dense,
+    LatentAttention,
+    LinearAttention,
+    ModelSpec,
+    Moe,
+    Recurrent,
+    StateSpace,
+)
 from memsheet.plan.plan import Mesh, Plan
 from memsheet.references import DEEPEP_BUFFERS, VLLM, formula
 from memsheet.sheet import Bytes
@@ -137,10 +148,10 @@ def _mixer_widths(mixer: object, plan: Plan) -> list[Count]:
                 + mixer.kv_lora_rank
                 + (mixer.q_lora_rank or 0)
             ]
+        case StateSpace() | LinearAttention() | Recurrent():
+            return [4 * ceil_div(channels(mixer), tp)]
         case _:
-            inner: int = getattr(mixer, "inner", 0) or getattr(mixer, "width", 0)
-            inner = inner or getattr(mixer, "value_heads", 0) * getattr(mixer, "value_head_dim", 0)
-            return [4 * ceil_div(inner, tp)]
+            return [0]
 
 
 @formula(
@@ -153,8 +164,7 @@ def _mixer_widths(mixer: object, plan: Plan) -> list[Count]:
 def _feed_forward_width(layer: Dense | Moe, plan: Plan) -> Count:
     """Elements a token of a feed-forward layer, of every expert that a token goes to."""
     if isinstance(layer, Dense):
-        own = ceil_div(layer.intermediate, plan.mesh.tp)
-        return 3 * own if layer.gated else 2 * own
+        return activation_elements(layer, plan.mesh.tp)
     inner = ceil_div(layer.intermediate, plan.mesh.etp)
     hidden = next(w.shape[-1] for w in layer.weights)
     routed = layer.experts_per_token * (maximum(2 * inner, hidden) + inner) + hidden
