@@ -7,7 +7,17 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "accelerate", "peft", "numpy", "matplotlib", "pydantic", "fastapi")
+HEAVY = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "peft",
+    "numpy",
+    "matplotlib",
+    "pydantic",
+    "fastapi",
+    "huggingface_hub",
+)
 
 LOADED = (
     f"import json, sys; print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]), "

@@ -16,7 +16,7 @@ import stat
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -125,6 +125,10 @@ def parse_yaml(data: bytes | str, field: str) -> Any:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file, under the same rules as ``read_json``."""
     return _require_top_level_object(parse_yaml(read_bytes(path, MAX_YAML_BYTES), str(path)), path)
+
+
+Opener = Callable[[Path], AbstractContextManager[tuple[BinaryIO, int]]]
+"""What opens a file for reading and tells its size: ``open_regular``, or whoever reads one from elsewhere."""
 
 
 @contextmanager

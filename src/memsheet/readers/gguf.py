@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from memsheet.arith import round_up
 from memsheet.errors import InputError, input_error
-from memsheet.guard import open_regular, read_exact_bytes
+from memsheet.guard import Opener, open_regular, read_exact_bytes
 from memsheet.guard.spending import spend_values
 from memsheet.plan.dtypes import GGUF, DType
 
@@ -133,9 +133,9 @@ class Header:
     file_bytes: int
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path, opened: Opener = open_regular) -> Header:
     """The header of one GGUF file, every count and offset checked. Source: ``FORMAT``."""
-    with open_regular(path) as (file, size):
+    with opened(path) as (file, size):
         stream = _Stream(file, size, path)
         version, tensor_count, key_count = _read_gguf_preamble(stream)
         values: dict[str, Value] = {}

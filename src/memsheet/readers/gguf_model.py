@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from memsheet.errors import input_error, printable_line
-from memsheet.guard import is_file
+from memsheet.guard import Opener, is_file, open_regular
 from memsheet.plan.model import ModelSpec, Source, StoredQuantization
 from memsheet.readers.fields import MAX_LAYERS, Fields
 from memsheet.readers.gguf import Array, Header, Tensor, Value, read_header
@@ -167,14 +167,17 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[Contents], dict[str, Any]]]] = {
 }  # fmt: skip
 
 
-def model_from_gguf(path: Path) -> ModelSpec:
-    """The model in a GGUF file, or in the first of a split one. Source of the keys: ``KEYS``.
+def model_from_gguf(
+    path: Path, opened: Opener = open_regular, is_there: Callable[[Path], bool] = is_file
+) -> ModelSpec:
+    """The model in a GGUF file, or in the first of a split one. Source of the keys: ``KEYS``. ``opened``,
+    ``is_there``: of files that are elsewhere.
 
     Raises InputError when the architecture is not one memsheet knows, a size is missing or absurd, or the
     keys and the tensors contradict each other.
     """
-    header = read_header(path)
-    parts = (header, *(read_header(other) for other in _other_parts(path, header)))
+    header = read_header(path, opened)
+    parts = (header, *(read_header(other, opened) for other in _other_parts(path, header, is_there)))
     tensors = {t.name: t for part in parts for t in part.tensors}
     if len(tensors) != sum(len(part.tensors) for part in parts):
         raise input_error(path.name, None, "has parts that store the same tensor twice")
@@ -281,7 +284,7 @@ def _ggml_type_shares(tensors: Mapping[str, Tensor]) -> dict[str, float]:
     return {kind: size / total for kind, size in sizes.most_common() if size}
 
 
-def _other_parts(path: Path, header: Header) -> list[Path]:
+def _other_parts(path: Path, header: Header, is_there: Callable[[Path], bool]) -> list[Path]:
     """The files besides the first that a split model is stored in."""
     count = header.values.get("split.count", 1)
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MAX_PARTS:
@@ -297,7 +300,7 @@ def _other_parts(path: Path, header: Header) -> list[Path]:
             "give the file that ends in -00001-of-….gguf",
         )
     parts = [path.with_name(f"{named[1]}-{i:05}-of-{count:05}.gguf") for i in range(2, count + 1)]
-    missing = [part.name for part in parts if not is_file(part)]
+    missing = [part.name for part in parts if not is_there(part)]
     if missing:
         raise input_error(
             path.name,

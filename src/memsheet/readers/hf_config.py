@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from memsheet.errors import input_error, nearest_words
+from memsheet.frozen import dataclass
 from memsheet.plan.model import ModelSpec, Source
 from memsheet.readers.fields import Fields
 from memsheet.readers.quantization import stored_quantization
@@ -19,6 +20,15 @@ AHEAD = {"qwen3_next": 1}
 models/qwen3_next_mtp.py:61).
 """
 MOST_AHEAD = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A parsed config.json, what its model is called and where it came from."""
+
+    values: Mapping[str, Any]
+    name: str
+    source: Source
 
 
 def read_hf_config(data: Mapping[str, Any], *, name: str = "", source: Source | None = None) -> ModelSpec:

@@ -16,22 +16,13 @@ from memsheet.errors import InputError, input_error, nearest_words, printable_li
 from memsheet.frozen import dataclass
 from memsheet.guard import is_file, is_folder, read_json
 from memsheet.plan.model import ModelSpec, Source
-from memsheet.readers.hf_config import read_hf_config
+from memsheet.readers.hf_config import Config, read_hf_config
 from memsheet.readers.modelopt import BESIDE
 
-HUB_TIMEOUT_S = 10
-MAX_CONFIG_BYTES = 8 * 2**20
+__all__ = ["Catalog", "Config", "find_config", "read_model"]
+
+ADAPTERS_DEEP = 3
 _SUFFIXES = (".json", ".gguf", ".safetensors")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """A parsed config.json, what its model is called and where it came from."""
-
-    values: Mapping[str, Any]
-    name: str
-    source: Source
 
 
 Catalog = Callable[[str], Mapping[str, Any] | None]
@@ -72,19 +63,55 @@ def find_config(
     if isinstance(text, Path) or _is_path(text):
         return _from_path(Path(text).expanduser() if _has_home(text) else Path(text))
     entry = catalog(text)
-    if entry is not None and entry.get("sure", True):
+    if entry is not None and not entry.get("assumed"):
         return _from_entry(entry, text)
     if is_folder(Path(text)) or is_file(Path(text)):
         return _from_path(Path(text))
+    return _from_hub_name(text, entry, Lookup(catalog, tuple(names)))
+
+
+def _from_hub_name(text: str, entry: Mapping[str, Any] | None, lookup: Lookup) -> Config | ModelSpec:
+    """The model of a hub's name: as the local cache has it, as its name says where that is sure, as the hub
+    has it, or as its name says where nobody can be asked.
+    """
+    from memsheet.readers.hub.lookup import cached_model, model_on_hub
+    from memsheet.readers.hub.refusals import HubError
+
     asked = parse_model_name(text, endpoint=os.environ.get("HF_ENDPOINT", ""))
-    if asked is None or "/" not in asked.repo:
-        raise _unknown_name_error(text, names)
+    on_hub = asked is not None and "/" in asked.repo
+    if asked is not None and on_hub and (cached := cached_model(text, asked, lookup.base_of)) is not None:
+        return cached
+    if entry is not None and (entry.get("sure", True) or not on_hub):
+        return _from_entry(entry, text)
+    if asked is None or not on_hub:
+        raise _unknown_name_error(text, lookup.names)
     try:
-        return _from_hub(asked.repo, asked.revision)
-    except InputError:
-        if entry is None:
-            raise
-        return _from_entry(entry, text)  # a name that is a copy's, of an owner whom nobody knows
+        return model_on_hub(text, asked, lookup.base_of)
+    except HubError as error:
+        if entry is not None and not error.decided:
+            return _from_entry(entry, text)
+        inside = held_name(text)
+        raise (error.with_hint(_held_hint(inside)) if inside else error) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Where names are looked up, and how many adapters deep."""
+
+    catalog: Catalog
+    names: tuple[str, ...]
+    deep: int = 0
+
+    def base_of(self, name: str) -> Config | ModelSpec:
+        """The model that an adapter names: a bundled or a hub's, never a file."""
+        if self.deep >= ADAPTERS_DEEP:
+            raise input_error(
+                "model", name, "is an adapter of an adapter of an adapter", "name the base model"
+            )
+        entry = self.catalog(name)
+        deeper = Lookup(self.catalog, self.names, self.deep + 1)
+        bundled = entry is not None and not entry.get("assumed")
+        return _from_entry(entry, name) if entry and bundled else _from_hub_name(name, entry, deeper)
 
 
 def _from_entry(entry: Mapping[str, Any], text: str) -> Config:
@@ -98,12 +125,16 @@ def _unknown_name_error(text: str, names: Iterable[str]) -> InputError:
     guessed.
     """
     if inside := held_name(text):
-        hint = f"its name holds {inside}: if it has that model's shapes, ask for {inside}; or its config.json"
+        hint = f"{_held_hint(inside)}; or give its config.json"
     elif near := nearest_words(text, list(names), n=3, cutoff=0.5):
         hint = f"did you mean {' or '.join(near)}? `memsheet models` lists all"
     else:
         hint = "`memsheet models` lists the bundled names"
     return input_error("model", text, "is no bundled model, no file and no hub id (org/name)", hint)
+
+
+def _held_hint(inside: str) -> str:
+    return f"its name holds {inside}: if it has that model's shapes, ask for {inside}"
 
 
 def _config_model_name(config: Mapping[str, Any]) -> str:
@@ -143,6 +174,10 @@ def _from_path(path: Path) -> Config | ModelSpec:
 
 def _from_folder(folder: Path) -> Config | ModelSpec:
     """A checkpoint's folder: its config.json, else its only GGUF file."""
+    if is_file(folder / "model_index.json"):
+        from memsheet.readers.hub.contents import diffusers_error
+
+        raise diffusers_error(str(folder))
     if is_file(folder / "config.json"):
         return _from_config(folder / "config.json", "file", folder)
     files = sorted(
@@ -199,64 +234,3 @@ def _with_modelopt(config: Any, file: Path) -> Any:
         if isinstance(found, dict)
         else config
     )
-
-
-def _from_hub(repo: str, revision: str | None) -> Config:
-    """The config.json of a hub repository, and nothing else of it; the commit it came from is recorded."""
-    asked = f"{repo}@{revision}" if revision else repo
-    try:
-        import huggingface_hub as hub
-        from huggingface_hub.errors import HfHubHTTPError
-    except ImportError:
-        hint = "pip install 'memsheet[hub]', or download its config.json and give the path"
-        raise input_error(
-            "model", asked, "is not bundled, and reading the hub needs an extra", hint
-        ) from None
-    commit = None
-    try:
-        commit = _hub_commit_hash(hub, repo, revision, asked)
-    except InputError:
-        raise
-    except HfHubHTTPError as error:  # the hub answered, with a no
-        raise _hub_unreachable_error(asked, error) from None
-    except Exception:  # noqa: BLE001, S110 - no network, or told not to use it: what was downloaded before still counts
-        pass
-    try:
-        file = hub.hf_hub_download(
-            repo,
-            "config.json",
-            revision=commit or revision,
-            etag_timeout=HUB_TIMEOUT_S,
-            local_files_only=commit is None,
-        )
-    except Exception as error:  # noqa: BLE001 - the hub's errors quote requests, which may hold a token: only their kind is shown
-        raise _hub_unreachable_error(asked, error) from None
-    config = read_json(Path(file), max_bytes=MAX_CONFIG_BYTES)
-    found = commit or Path(file).parent.name
-    source = Source(kind="hub", path=repo, revision=found if _COMMIT.fullmatch(found) else revision)
-    return Config(config, repo, source)
-
-
-def _hub_commit_hash(hub: Any, repo: str, revision: str | None, asked: str) -> str | None:
-    """The commit that ``revision`` names now; a config.json of absurd size is refused before it is
-    downloaded.
-    """
-    metadata = hub.get_hf_file_metadata(
-        hub.hf_hub_url(repo, "config.json", revision=revision), timeout=HUB_TIMEOUT_S
-    )
-    if metadata.size is not None and metadata.size > MAX_CONFIG_BYTES:
-        raise input_error(
-            "model",
-            asked,
-            f"has a config.json of {metadata.size} bytes, more than the {MAX_CONFIG_BYTES} that are read",
-        )
-    commit = metadata.commit_hash
-    return commit if isinstance(commit, str) else None
-
-
-def _hub_unreachable_error(asked: str, error: Exception) -> InputError:
-    hint = (
-        "check the name, the network and HF_HUB_OFFLINE; a private or gated model needs `hf auth "
-        "login`; a config.json on disk always works"
-    )
-    return input_error("model", asked, f"could not be read from the hub ({type(error).__name__})", hint)

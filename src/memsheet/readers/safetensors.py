@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, TypeGuard
 
 from memsheet.errors import input_error
-from memsheet.guard import is_file, is_folder, open_regular, parse_json, read_exact_bytes, read_json
+from memsheet.guard import Opener, is_file, is_folder, open_regular, parse_json, read_exact_bytes, read_json
 
 FORMAT = "safetensors README, Format; safetensors 0.8 tensor.rs, validate"
 MAX_HEADER_BYTES = (
@@ -28,6 +28,7 @@ MOST_HEADERS_BYTES = 32_000_000  # of all files of a model
 MAX_DIMENSION = 2**40
 MAX_ELEMENTS = 2**60
 MAX_INDEX_BYTES = 32 * 2**20  # 384 experts in 61 layers make an index of about 15 MB
+MAX_INDEX_VALUES = 3 * MAX_INDEXED
 MAX_SHARDS = 10_000
 INDEX = "model.safetensors.index.json"
 _VALUES_A_TENSOR = 14  # commas, colons and brackets of name, dtype, shape of up to four, offsets
@@ -82,11 +83,11 @@ class Index:
         return tuple(sorted(set(self.weight_map.values())))
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path, opened: Opener = open_regular) -> Header:
     """The header of one .safetensors file, checked so that every byte of data belongs to exactly one tensor.
     Source: ``FORMAT``.
     """
-    with open_regular(path) as (file, size):
+    with opened(path) as (file, size):
         if size < 8:
             raise input_error(str(path), None, f"has {size} bytes, too few for a safetensors header")
         length = int.from_bytes(read_exact_bytes(file, 8, path), "little")
@@ -130,7 +131,11 @@ def stored_bytes(header: Header) -> int:
 def read_index(path: Path) -> Index:
     """The shard index of a model, from its own file or from the folder that holds it."""
     file = path / INDEX if is_folder(path) else path
-    data = read_json(file, max_bytes=MAX_INDEX_BYTES, max_values=3 * MAX_INDEXED)
+    return index_of(read_json(file, max_bytes=MAX_INDEX_BYTES, max_values=MAX_INDEX_VALUES), file.parent)
+
+
+def index_of(data: Mapping[str, Any], folder: Path) -> Index:
+    """The shard index that a parsed index file describes."""
     weight_map = data.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or len(weight_map) > MAX_INDEXED:
         raise input_error("weight_map", weight_map, "is not an object that names the file of each tensor")
@@ -142,7 +147,7 @@ def read_index(path: Path) -> Index:
     metadata = data.get("metadata") or {}
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
     index = Index(
-        folder=file.parent, weight_map=MappingProxyType(weight_map), total_bytes=_declared_total_bytes(total)
+        folder=folder, weight_map=MappingProxyType(weight_map), total_bytes=_declared_total_bytes(total)
     )
     if len(index.shards) > MAX_SHARDS:
         raise input_error(
