@@ -16,8 +16,9 @@ DEMO_JOB := llama-3-70b --gpus 8xA100-80GB --seq-len 2048
 DEMO     := memsheet train $(DEMO_JOB) --engine fsdp2 --zero 3 --microbatch 4
 PLANNED  := memsheet plan train $(DEMO_JOB) --global-batch 32
 # One file a core at a time: files share what they trace. One thread each, so that cores are not fought over.
+# In the order of tests/conftest.py, long files first; xdist would begin with those of most tests.
 # Bytecode is kept, whatever the shell says: every process that tests start would compile the package anew.
-PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile
+PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-all regold check format bench mutants docs clean

@@ -24,6 +24,21 @@ settings.register_profile(
 settings.load_profile("memsheet")
 
 
+LONG = (
+    "test_agreement", "test_against_cpu", "test_trace_distributed", "test_measure_ranks", "test_safe_path", "test_run_ranks", "test_verify",
+    "test_trace", "test_solve_as_answered", "test_search_optimum", "test_ways_to_fit", "test_typed_ways", "test_techniques_offload",
+    "test_ends", "test_trace_families", "test_exchange_laws", "test_techniques_lora", "test_plan_pictures", "test_amplifiers",
+)  # fmt: skip
+"""Files that take longest, which begin first: files are shared out whole, and one that began last would keep
+the others waiting.
+"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In this order on every worker; the rest stays as it was found."""
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
 @pytest.fixture(scope="module")
 def warm_children():
     """What traces and measures in a child is forked from a process that has imported the libraries

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 from memsheet.plan.check import RULES
@@ -26,11 +27,14 @@ KINDS = ("Sharding",)
 IDENTITY = ("engine", "server")
 
 
-def _generic_files() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(SRC.rglob("*.py")):
-        name = path.relative_to(SRC).as_posix()
-        if not name.startswith(ROOMS) and name not in WORD_LISTS:
-            yield name, ast.parse(path.read_text(encoding="utf-8"))
+@cache
+def _generic_files() -> list[tuple[str, ast.Module]]:
+    names = {path.relative_to(SRC).as_posix(): path for path in sorted(SRC.rglob("*.py"))}
+    return [
+        (name, ast.parse(path.read_text(encoding="utf-8")))
+        for name, path in names.items()
+        if not name.startswith(ROOMS) and name not in WORD_LISTS
+    ]
 
 
 def _docstrings(tree: ast.AST) -> set[int]:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import memsheet
 
 PACKAGE = Path(memsheet.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+@cache
+def module_trees() -> dict[Path, ast.Module]:
+    return {file: ast.parse(file.read_text(encoding="utf-8")) for file in FILES}
 
 
 def bound_names(tree: ast.Module) -> Iterator[str]:
@@ -37,7 +43,7 @@ def test_the_search_finds_a_second_binding() -> None:
 
 
 def test_no_module_binds_a_name_twice() -> None:
-    counts = {file: Counter(bound_names(ast.parse(file.read_text(encoding="utf-8")))) for file in FILES}
+    counts = {file: Counter(bound_names(tree)) for file, tree in module_trees().items()}
     assert {
         f"{file.relative_to(PACKAGE)}: {name}"
         for file, names in counts.items()
@@ -53,8 +59,12 @@ MOST_ONE_WORD, MOST_TWICE = 0.03, 0.08
 
 
 def function_names() -> list[str]:
-    trees = (ast.parse(file.read_text(encoding="utf-8")) for file in FILES)
-    return [node.name for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return [
+        node.name
+        for tree in module_trees().values()
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+    ]
 
 
 def test_few_functions_have_a_name_of_one_word() -> None:

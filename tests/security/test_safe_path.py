@@ -63,19 +63,7 @@ HEAVY: dict[str, tuple[str, ...]] = {"trace of a step": ("trace", "numpy.py:buil
 SLOW: dict[str, tuple[str, ...]] = {
     "trace": ("trace", "config.json", "--seq-len", "16", "--gpus", "1xH100-80GB"),
     "measure": ("measure", "config.json", "--seq-len", "16", "--steps", "1"),
-    "measure over ranks": (
-        "measure",
-        "config.json",
-        "--seq-len",
-        "16",
-        "--steps",
-        "1",
-        "--dp-shard",
-        "2",
-        "--engine",
-        "fsdp2",
-    ),
-    "verify": ("verify", "fsdp2.json", "--processes", "2"),
+    "verify": ("verify", "fsdp2.json", "--processes", "2"),  # which also measures over ranks, by torchrun
 }
 
 

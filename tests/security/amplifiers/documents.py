@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 
 from amplifiers import ANSWERED, REFUSED, Amplifier, checked
 
@@ -43,8 +44,8 @@ def sheet(**more: object) -> bytes:
     return json.dumps({"schema": "memsheet/sheet/1", "witness": "formula", **more}).encode()
 
 
-def compared(content: bytes) -> Amplifier:
-    return Amplifier(files=lambda: {"a.json": content}, command=("compare", "a.json", "a.json"))
+def compared(content: Callable[[], bytes]) -> Amplifier:
+    return Amplifier(files=lambda: {"a.json": content()}, command=("compare", "a.json", "a.json"))
 
 
 ITEM = {"component": "parameters", "path": "a", "at": {"forward": 1}}
@@ -56,10 +57,10 @@ MEMBERS: dict[str, Amplifier] = {
     "a plan of long names": planned(**{f"{'k' * 2_000}{n}": 1 for n in range(2_000)}),
     "a plan of many modules": planned(recompute={"mode": "selective", "modules": [f"m{n}" for n in range(300_000)]}),
     "a plan of many targets": planned(adapter={"rank": 8, "targets": [f"m{n}" for n in range(300_000)]}),
-    "8 MiB of compressed zeros": compared(gzip.compress(b" " * 200_000_000)),
-    "8 MiB of compressed objects": compared(gzip.compress(b"[" + b"{}," * 2_500_000 + b"{}]")),
-    "a sheet of 25,000 wrong rows": compared(sheet(ranks=[{"rank": n, "items": [{"component": 1}]} for n in range(4000)])),
-    "a sheet of 20,000 rows a rank": compared(sheet(ranks=[{"rank": n, "items": [ITEM] * 40} for n in range(4000)])),
+    "8 MiB of compressed zeros": compared(lambda: gzip.compress(b" " * 200_000_000)),
+    "8 MiB of compressed objects": compared(lambda: gzip.compress(b"[" + b"{}," * 2_500_000 + b"{}]")),
+    "a sheet of 25,000 wrong rows": compared(lambda: sheet(ranks=[{"rank": n, "items": [{"component": 1}]} for n in range(4000)])),
+    "a sheet of 20,000 rows a rank": compared(lambda: sheet(ranks=[{"rank": n, "items": [ITEM] * 40} for n in range(4000)])),
     "DeepSpeed's keys without end": checked("ds_config.json", lambda: zero(**keys(25_000))),
     "DeepSpeed's keys, a little misspelt": checked("ds_config.json", lambda: zero(**{f"train_batch_siz{n}": 1 for n in range(1_900)})),
     "DeepSpeed's groups in groups": checked("ds_config.json", lambda: zero(**{f"g{n}": {f"k{m}": {} for m in range(20)} for n in range(2_000)})),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 
 from craft import LLAMA, gguf, gguf_llama, info, safetensors, text
 
@@ -30,9 +31,9 @@ def served(count: int, engine: str, **more: object) -> Amplifier:
     )
 
 
-def stored(name: str, header: bytes) -> Amplifier:
+def stored(name: str, header: Callable[[], bytes]) -> Amplifier:
     return Amplifier(
-        files=lambda: {"config.json": json.dumps(LLAMA).encode(), name: header},
+        files=lambda: {"config.json": json.dumps(LLAMA).encode(), name: header()},
         command=("infer", name, "--gpus", "1xH100-80GB", "--max-model-len", "128"),
         codes=ANSWERED,
     )
@@ -46,8 +47,8 @@ def entries(count: int, name: str = "t") -> bytes:
     return b"{" + b",".join(rows) + b"}"
 
 
-def headed(header: bytes, data: int = 0) -> Amplifier:
-    return stored("model.safetensors", safetensors(header, data))
+def headed(header: Callable[[], bytes], data: int = 0) -> Amplifier:
+    return stored("model.safetensors", lambda: safetensors(header(), data))
 
 
 def texts(count: int) -> bytes:
@@ -71,16 +72,16 @@ MEMBERS: dict[str, Amplifier] = {
     "10,000 layers under sglang": served(10_000, "sglang"),
     "10,000 layers under llama.cpp": served(10_000, "llama.cpp"),
     "10,000 layers of two kinds under vllm": served(10_000, "vllm", model_type="gemma3_text", layer_types=MIXED * 5_000, sliding_window=64, head_dim=16),
-    "a header of 57 MB": headed(entries(1_000_000), 1_000_000),
-    "a header of 77 MB of empty lists": headed(b'{"a":[' + b"[]," * 25_000_000 + b"[]]}"),
-    "a header of 24 MB of empty objects": headed(b'{"a":[' + b"{}," * 8_000_000 + b"{}]}"),
-    "a header of 24 MB of keys": headed(b"{" + b",".join(b'"%d":0' % n for n in range(2_300_000)) + b"}"),
-    "a header of 24 MB of numbers": headed(b'{"a":[' + b"1," * 12_000_000 + b"1]}"),
-    "a header of 24 MB of entries": headed(entries(400_000), 400_000),
-    "a header of 24 MB of text": headed(b'{"__metadata__":{"a":"' + b"x" * 24_000_000 + b'"}}'),
-    "a header of 24 MB of escapes": headed(b'{"__metadata__":{"a":"' + b"\\u0041" * 4_000_000 + b'"}}'),
+    "a header of 57 MB": headed(lambda: entries(1_000_000), 1_000_000),
+    "a header of 77 MB of empty lists": headed(lambda: b'{"a":[' + b"[]," * 25_000_000 + b"[]]}"),
+    "a header of 24 MB of empty objects": headed(lambda: b'{"a":[' + b"{}," * 8_000_000 + b"{}]}"),
+    "a header of 24 MB of keys": headed(lambda: b"{" + b",".join(b'"%d":0' % n for n in range(2_300_000)) + b"}"),
+    "a header of 24 MB of numbers": headed(lambda: b'{"a":[' + b"1," * 12_000_000 + b"1]}"),
+    "a header of 24 MB of entries": headed(lambda: entries(400_000), 400_000),
+    "a header of 24 MB of text": headed(lambda: b'{"__metadata__":{"a":"' + b"x" * 24_000_000 + b'"}}'),
+    "a header of 24 MB of escapes": headed(lambda: b'{"__metadata__":{"a":"' + b"\\u0041" * 4_000_000 + b'"}}'),
     "an index of 24 MB": stored(
-        "model.safetensors.index.json", json.dumps({"weight_map": {f"t{n}": f"m{n % 9000}.safetensors" for n in range(600_000)}}).encode()
+        "model.safetensors.index.json", lambda: json.dumps({"weight_map": {f"t{n}": f"m{n % 9000}.safetensors" for n in range(600_000)}}).encode()
     ),
     "a GGUF of a million tensors": Amplifier(
         files=lambda: {"a.gguf": gguf([text("general.architecture", "llama")], [info(f"t{n}", (1,), 24, 32 * n) for n in range(300_000)], 32 * 300_000)},

@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from memsheet.sheet import Component, Instant  # noqa: E402
-from technique_runs import DEEP, at, corpus, falls, gradients, predicted, recorded, training  # noqa: E402
+from technique_runs import DEEP, DEEPER, at, corpus, falls, gradients, predicted, recorded, training  # noqa: E402
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LORA = {"lora_rank": 4}
@@ -43,7 +43,7 @@ def test_the_first_loss_is_the_bases():
 def test_every_instant_is_as_predicted(targets, precision, recompute):
     """Also of layers whose input autocast has lowered already, which peft raises to the adapters' dtype."""
     how = {
-        "config": DEEP,
+        "config": DEEPER if recompute == "full" else DEEP,
         "seq_len": 64,
         "lora_targets": targets,
         "precision": precision,

@@ -13,13 +13,25 @@ from memsheet.questions.traced import check_runs  # noqa: E402
 from memsheet.readers.hf_config import read_hf_config  # noqa: E402
 from memsheet.run import offload  # noqa: E402
 from memsheet.sheet import Instant  # noqa: E402
-from technique_runs import DEEP, TINY, at, corpus, falls, gradients, plan_of, predicted, recorded, training  # noqa: E402
+from technique_runs import (  # noqa: E402
+    DEEP,
+    DEEPER,
+    TINY,
+    at,
+    corpus,
+    falls,
+    gradients,
+    plan_of,
+    predicted,
+    recorded,
+    training,
+)
 
 MOVED = {"offload": "activations"}
 CUDA = {"device": "cuda", "attention": "sdpa", "seq_len": 128, "config": DEEP}
 NEAR = 0.002  # of the peak: padded labels, which count for more beside so little
 CASES = (
-    {}, {"precision": "bf16-pure"}, {"precision": "bf16-autocast"}, {"attention": "eager"}, {"recompute": "full", "precision": "bf16-pure"},
+    {}, {"precision": "bf16-pure"}, {"precision": "bf16-autocast"}, {"attention": "eager"}, {"recompute": "full", "precision": "bf16-pure", "config": DEEPER},
     {"recompute_every": 3, "precision": "bf16-pure"}, {"loss": "chunked"}, {"global_batch": 4}, {"optimizer_in_backward": True},
 )  # fmt: skip
 
