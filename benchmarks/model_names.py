@@ -1,0 +1,175 @@
+"""How many of the model names that public examples use are resolved without a network, and by what.
+
+    python benchmarks/model_names.py                               the table, of the names kept in data/
+    python benchmarks/model_names.py --missing                     and every name that is not, by how often
+    python benchmarks/model_names.py --extract PROJECT=FOLDER@COMMIT …   read the names anew from checkouts
+
+Names are facts: data/model_names.json keeps them with how often each project's examples name it, and with the
+bundled model that it is of where somebody has looked (``of``). Nothing else of the examples is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memsheet.catalog.names import bundled_match, held_name
+from memsheet.errors import InputError
+
+DATA = Path(__file__).parent / "data" / "model_names.json"
+SCHEMA = "memsheet/model-names/1"
+READ_OF = {
+    "axolotl-ai-cloud/axolotl": ("examples",), "hiyouga/LLaMA-Factory": ("examples",),
+    "huggingface/trl": ("examples", "docs"), "vllm-project/recipes": (".",),
+}  # fmt: skip
+ENDINGS = (".yaml", ".yml", ".md", ".py", ".sh", ".ipynb", ".json", ".qmd")
+MOST_BYTES = 2**21
+_ID = r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(?::[\w.-]+)?)"
+SAYS = re.compile(
+    rf"(?:base_model|model_name_or_path|model_id|model_name|model-path|--model|\bmodel|_model|vllm serve"
+    rf"|--reward[_-]model(?:_path)?|from_pretrained)"
+    rf"(?:\\?[\"'])?(?:\s*[:=(]\s*|\s+)(?:\\?[\"'])?{_ID}(?=[\s\"'\\,)#]|$)",
+    re.MULTILINE,
+)
+"""What stands before a model's name in a command, a configuration or a script."""
+PLACEHOLDERS = re.compile(
+    r"^(?:path|your|org|username|outputs?|saves|models|data|my|user|tmp)[\w-]*/"
+    r"|^(?:checkpoints?|runs|examples|community)[\w-]*/"
+    r"|/checkpoint-\d+$|^Qwen/Qwen$|\.(?:py|sh|md|json|ya?ml|html|jinja)$",
+    re.IGNORECASE,
+)
+
+
+Row = dict[str, Any]
+
+
+class Told(NamedTuple):
+    """How a name is resolved, and of which bundled model."""
+
+    how: str
+    model: str = ""
+
+
+def resolved_name(name: str) -> Told:
+    """By what a name is resolved where nobody can be asked; else why not."""
+    try:
+        found = bundled_match(name)
+    except InputError:
+        return Told("refused by name")
+    if found is None:
+        inside = held_name(name)
+        return (
+            Told("not: tuned or changed from one that is bundled", inside)
+            if inside
+            else Told("not: not bundled")
+        )
+    if found.exact:
+        return Told("its own name", found.name)
+    if found.storage is not None:
+        return Told("a stored form", found.name)
+    return Told("another spelling or owner" if found.sure else "an unknown owner's copy, said", found.name)
+
+
+def is_resolved(told: Told) -> bool:
+    return bool(told.model) and not told.how.startswith("not")
+
+
+def names_in(folder: Path, below: tuple[str, ...]) -> Counter[str]:
+    """Models' names in the files of a checkout, by how often each stands there."""
+    found: Counter[str] = Counter()
+    for part in below:
+        for path in sorted((folder / part).rglob("*")):
+            if path.suffix in ENDINGS and path.is_file() and path.stat().st_size <= MOST_BYTES:
+                found.update(ids_in(path.read_text(encoding="utf-8", errors="replace")))
+    return found
+
+
+def ids_in(text: str) -> Iterator[str]:
+    """Models' names in a text, where it says that they are models'."""
+    for name in SAYS.findall(text):
+        bare = name.rstrip(".")
+        if not PLACEHOLDERS.search(bare) and not bare.startswith(("datasets/", "spaces/")):
+            yield bare
+
+
+def extracted(sources: list[str], before: dict[str, str]) -> dict[str, Any]:
+    """The data file of checkouts. ``before``: names that somebody has looked at."""
+    seen: dict[str, dict[str, int]] = {}
+    read = []
+    for source in sources:
+        project, _, rest = source.partition("=")
+        folder, _, commit = rest.rpartition("@")
+        read.append({"repository": project, "commit": commit, "folders": list(READ_OF[project])})
+        for name, count in names_in(Path(folder), READ_OF[project]).items():
+            seen.setdefault(name, {})[project] = count
+    names = [
+        {"name": name, "seen": seen[name], **({"of": before[name]} if name in before else {})}
+        for name in sorted(seen)
+    ]
+    return {"schema": SCHEMA, "sources": read, "names": names}
+
+
+def data_text(held: dict[str, Any]) -> str:
+    """The data file, a name a line."""
+    rows = ",\n".join(f"  {json.dumps(row)}" for row in held["names"])
+    return f'{{"schema": "{SCHEMA}",\n "sources": {json.dumps(held["sources"])},\n "names": [\n{rows}\n ]}}\n'
+
+
+def table_lines(rows: list[Row]) -> Iterator[str]:
+    """By what names are resolved, project by project and together."""
+    told = {row["name"]: resolved_name(row["name"]) for row in rows}
+    projects = sorted({project for row in rows for project in row["seen"]})
+    columns = {project: [row["name"] for row in rows if project in row["seen"]] for project in projects}
+    columns["all"] = list(told)
+    yield f"{'':54}" + "".join(f"{project.rpartition('/')[2]:>15}" for project in columns)
+    for how in sorted({each.how for each in told.values()}, key=lambda text: (text.startswith("not"), text)):
+        cells = (sum(told[name].how == how for name in names) for names in columns.values())
+        yield f"{how:54}" + "".join(f"{cell:>15}" for cell in cells)
+    whole = [[is_resolved(told[name]) for name in names] for names in columns.values()]
+    yield f"{'resolved':54}" + "".join(f"{f'{sum(each)} of {len(each)}':>15}" for each in whole)
+    yield f"{'':54}" + "".join(f"{sum(each) / len(each):>15.1%}" for each in whole)
+    looked = {row["name"]: row["of"] for row in rows if "of" in row}
+    wrong = [name for name, of in looked.items() if is_resolved(told[name]) and told[name].model != of]
+    lost = [name for name in looked if not is_resolved(told[name])]
+    known = sum(is_resolved(told[name]) for name in looked)
+    yield (
+        f"of {len(looked)} names that somebody looked at, resolved {known}, to another model {len(wrong)}, "
+        f"no more {len(lost)}"
+    )
+    yield from (f"  WRONG  {name}: {told[name].model}, is {looked[name]}" for name in wrong)
+
+
+def missing_lines(rows: list[Row]) -> Iterator[str]:
+    """Names that are not resolved, those that most examples name first, with what they hold."""
+    for row in sorted(rows, key=lambda row: (-sum(row["seen"].values()), row["name"])):
+        told = resolved_name(row["name"])
+        if not is_resolved(told):
+            held = f"  (holds {told.model})" if told.model else ""
+            yield f"{sum(row['seen'].values()):5}  {row['name']}{held}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--extract", nargs="+", metavar="PROJECT=FOLDER@COMMIT")
+    parser.add_argument("--missing", action="store_true")
+    asked = parser.parse_args()
+    held = json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else {"names": []}
+    if asked.extract:
+        looked = {row["name"]: row["of"] for row in held["names"] if "of" in row}
+        made = extracted(asked.extract, looked)
+        DATA.write_text(data_text(made), encoding="utf-8")
+        held = made
+    print("\n".join(table_lines(held["names"])))
+    if asked.missing:
+        print("\n".join(missing_lines(held["names"])))
+
+
+if __name__ == "__main__":
+    main()
