@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from memsheet.arith import Count, is_array, maximum, minimum, where
 from memsheet.errors import input_error
-from memsheet.formulas.model_code import model_code
+from memsheet.formulas.model_code import engine_for, model_code
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.frozen import dataclass
 from memsheet.plan.device import Cluster
@@ -67,7 +67,7 @@ def account_rank(
 
     Raises InputError when something of the model or plan is not modelled; nothing is left out silently.
     """
-    engine = engine_of(plan)
+    engine = engine_for(model, plan)
     if device == "cpu":
         _check_processor(model, plan)
         engine = replace(engine, processor=True)
@@ -127,7 +127,7 @@ def rank_of(model: ModelSpec, plan: Plan, stage: int = 0) -> Rank:
     """What a rank of a stage has of a model: the same for all plans with as many stages and chunks."""
     from memsheet.formulas.step import Rank
 
-    return Rank.of(model_code(engine_of(plan).layers).built(model, plan), plan, stage)
+    return Rank.of(model_code(engine_for(model, plan).layers).built(model, plan), plan, stage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,7 @@ def sums_of(rank: Rank, plan: Plan) -> Sums:
     """
     from memsheet.formulas.step import account_training_step
 
-    engine = engine_of(plan)
+    engine = engine_for(rank.model, plan)
     step = account_training_step(rank, plan, engine)
     kept, bags = step.kept, step.bags
     below, above = dict.fromkeys(bags, 0), dict.fromkeys(bags, 0)
@@ -199,7 +199,7 @@ def check_accounted(rank: Rank, plan: Plan) -> None:
     """Raises InputError where a step would for what is not modelled of its layers."""
     from memsheet.formulas.activations import check_modelled
 
-    check_modelled(rank.model, plan, engine_of(plan))
+    check_modelled(rank.model, plan, engine_for(rank.model, plan))
 
 
 def _ranged_sizes(step: Trained) -> Iterator[tuple[Instant, Bytes, Any]]:

@@ -26,6 +26,8 @@ NUMBERS = (
 EXCEPTIONS = {
     "tapes.bytes_by_path.moment_total_bytes": "adds up bags",
     "tapes.evaluate.entry_bytes": "the product of a recorded shape; the recording cites its operation",
+    "tapes.evaluate.terms_bytes": "a recorded sum of products; the recording is of the operation itself",
+    "model_code.recorded.axes": "names the sizes of a plan",
     "tapes.evaluate.with_products": "names products of axes",
     "serving.kv_cache.cache_bytes": "adds up layers",
     "model_code.transformers.code.end_axes": "names the sizes of a plan and a model",

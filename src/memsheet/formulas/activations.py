@@ -21,6 +21,7 @@ from memsheet.plan.dtypes import FP32
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import Block, ModelSpec
 from memsheet.plan.plan import AdapterKind, AttentionKind, Loss, Plan, RecomputeMode
+from memsheet.recording import Recording
 
 _last: tuple[Plan, Engine, RunConfig] | None = None
 
@@ -98,7 +99,7 @@ def block_part(
     """
     how = model_code(engine.layers).block_numerics(block, plan, run_config_of(plan, engine))
     how = how if how.input_grad == input_grad else replace(how, input_grad=input_grad)
-    if how.attention not in (AttentionKernel.EAGER, AttentionKernel.MATH):
+    if how.attention not in (AttentionKernel.EAGER, AttentionKernel.MATH) and not how.by_sequences:
         return _block_parts(block, prefix, plan, how, release=release)
     if isinstance(plan.batch.microbatch, int):
         return _block_parts(
@@ -138,6 +139,8 @@ class Ends:
 
 def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Ends:
     """The two ends of a stage."""
+    if spec.recording is not None:
+        return _recorded_end_parts(spec.recording, plan, engine, release=release)
     code, stack = model_code(engine.layers), spec.stacks[-1]
     how = code.at_ends(
         replace(run_config_of(plan, engine), positions_each=code.positions_each(spec), head=spec.head.kind)
@@ -162,6 +165,22 @@ def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) 
         last = evaluate_tape(logits, axes, "", release=waits)
         raised = replace(how, parameters=FP32, autocast=None) if spec.head.wide else how
         loss = evaluate_tape(record_loss(raised, plan.loss, shared), axes, "", release=waits)
+    return Ends(embeddings=first, head=last, loss=loss)
+
+
+def _recorded_end_parts(recording: Recording, plan: Plan, engine: Engine, *, release: Release) -> Ends:
+    """The two ends of a recorded model."""
+    from memsheet.formulas.model_code.recorded import axes, recorded_ends
+
+    how, found = run_config_of(plan, engine), list[tuple[Part, ...]]()
+    one = isinstance(plan.batch.microbatch, int)
+    for several in (plan.batch.microbatch > 1,) if one else (False, True):
+        tapes = recorded_ends(recording, replace(how, several=bool(several)))
+        found.append(tuple(evaluate_tape(tape, axes(None, plan), "", release=release) for tape in tapes))
+    if not one:
+        condition = at_least(plan.batch.microbatch, 2)
+        found[0] = tuple(select_part(condition, many, few) for few, many in zip(*found, strict=True))
+    first, last, loss = found[0]
     return Ends(embeddings=first, head=last, loss=loss)
 
 

@@ -99,6 +99,8 @@ class RunConfig:
     several_experts: bool = True  # a rank has more than one
     options: frozenset[str] = frozenset()  # switches of the model code that runs
     chosen: frozenset[Chosen] = frozenset()  # operations whose results a selective checkpoint keeps
+    run: str = ""  # of a recorded model: the way to run that its recording holds
+    by_sequences: bool = False  # one sequence runs otherwise than several
     mask: bool = (
         False  # the efficient kernel gets a mask, turned into a bias in the compute dtype for each layer
     )

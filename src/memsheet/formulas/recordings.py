@@ -28,6 +28,10 @@ def record_block(block: Block, how: RunConfig, *, saving: bool = True, recompute
     """The tape of one block. ``saving``: False for a forward that will be recomputed; ``recomputed`` for the
     one that does so.
     """
+    if block.recorded is not None:
+        from memsheet.formulas.model_code.recorded import recorded_block
+
+        return recorded_block(block.recorded, how, saving=saving, recomputed=recomputed)
     r, code = _new_recorder(how, Pass.RECOMPUTED if recomputed else Pass.PLAIN if saving else Pass.LIGHT)
 
     def run() -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from enum import Enum
 from math import prod
 
 from memsheet.frozen import dataclass
+from memsheet.recording import RecordedPart, Recording
 
 
 class Role(Enum):
@@ -257,6 +258,7 @@ class Block:
     residual_scale: bool = False  # branches multiplied by a constant before the residual (granite)
     wide_residual: bool = False  # what it hands on is fp32 whatever the parameters' dtype (mamba)
     wide_input: bool = False  # so is what it is handed
+    recorded: RecordedPart | None = None  # where its own code is on record
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -400,6 +402,7 @@ class ModelSpec:
     ] = ()  # tensors that belong to none of the parts above (poolers, multi-token heads); full paths
     # layers of the checkpoint that predict further tokens, in no part above: nobody loads them unless asked
     ahead: int = 0
+    recording: Recording | None = None  # of its own code, where nobody has written it down
     draft: ModelSpec | None = None  # a model that drafts for it (``Plan.speculative``)
     source: Source = field(default=Source(kind="dict"))
 

@@ -29,8 +29,7 @@ from memsheet.plan.model import ModelSpec
 from memsheet.plan.options import InferOptions, Model, TrainOptions
 from memsheet.plan.plan import Plan
 from memsheet.questions.bare_counts import bare_answer, count_of
-from memsheet.questions.question_parts import catalog_entry, parse_question
-from memsheet.readers.model import read_model
+from memsheet.questions.question_parts import catalog_entry, parse_question, read_named_model
 from memsheet.resolve import Resolved, resolve_request
 from memsheet.resolve.length import length_notes
 from memsheet.resolve.version import version_notes
@@ -71,7 +70,7 @@ def _answer_question(task: str, model: Any, options: dict[str, Any]) -> Answer:
             "a bundled name (`memsheet models`), a config.json, or --parameters 7e9",
         )
     spec, fix, assumed = (
-        read_model(model, catalog=catalog_entry, names=model_names()),
+        read_named_model(model),
         where["fix"] is not False,
         where["assumed"],
     )
@@ -173,7 +172,7 @@ def answer_for_model(
             spec,
             request,
             cluster,
-            lambda name: read_model(name, catalog=catalog_entry, names=model_names()),
+            read_named_model,
             used,
         )
     found = answer_of(spec, resolved, cluster, sheets, verdict)

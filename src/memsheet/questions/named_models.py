@@ -13,7 +13,6 @@ from memsheet.exchange.shared.file_format import AUTO, Read
 from memsheet.exchange.shared.trainer_script import UNSAID
 from memsheet.exchange.verdict_doubts import stand_in
 from memsheet.plan.model import ModelSpec
-from memsheet.questions.question_parts import catalog_entry
 
 DRAFT = "speculative.model"
 
@@ -81,7 +80,6 @@ def stored_dtype(read: Read, name: str | None) -> Read:
 
 def model_of(name: Any) -> ModelSpec | None:
     """The model of a job that is no plan as it stands."""
-    from memsheet.catalog import model_names
-    from memsheet.readers.model import read_model
+    from memsheet.questions.question_parts import read_named_model
 
-    return read_model(name, catalog=catalog_entry, names=model_names()) if name else None
+    return read_named_model(name) if name else None

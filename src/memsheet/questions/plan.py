@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
-from memsheet.catalog import model_names
 from memsheet.errors import Problem, input_error, missing_package, raise_if_problems
 from memsheet.plan.engine_registry import searched_engines
 from memsheet.plan.library_defaults import implied_library_keys
 from memsheet.plan.options import InferOptions, Method, Model, Seconds, TrainOptions
 from memsheet.plan.values import option_problems
 from memsheet.questions.accounted import library_use
-from memsheet.questions.question_parts import catalog_entry, parse_question
-from memsheet.readers.model import read_model
+from memsheet.questions.question_parts import parse_question, read_named_model
 
 if TYPE_CHECKING:
     from memsheet.search.advice import Advice
@@ -74,7 +72,7 @@ def plan(
         raise input_error("model", None, "is missing", "a bundled name (`memsheet models`) or a config.json")
     wanted, device = request.pop("engine", None), cluster.device.name
     engines = searched_engines() if wanted in (None, "any") else (str(wanted),)
-    spec = read_model(name, catalog=catalog_entry, names=model_names())
+    spec = read_named_model(name)
     request, said = with_length(spec, request)
     asks = training_advice if request.get("global_batch") is not None else advise_on_batches
     found = asks(
@@ -134,7 +132,7 @@ def plan_serving(
             reason,
             "leave it out; `memsheet infer` tells what drafting takes",
         )
-    spec = read_model(name, catalog=catalog_entry, names=model_names())
+    spec = read_named_model(name)
     return asked_serving(
         spec,
         cluster,

@@ -9,16 +9,18 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from memsheet.catalog import find_device, find_model
+from memsheet.catalog import find_device, find_model, model_names
 from memsheet.errors import Problem, input_error, raise_if_problems
 from memsheet.guard import MAX_JSON_BYTES, is_file, parse_json, read_bytes
 from memsheet.plan.check import flatten_document
 from memsheet.plan.contradictions import SEQUENCES
 from memsheet.plan.device import Cluster, cluster_of, parse_gpus
 from memsheet.plan.library_defaults import assumed_value_text, library_defaults_for, of_library
+from memsheet.plan.model import ModelSpec
 from memsheet.plan.overriding import without_overridden
 from memsheet.plan.values import option_problems
 from memsheet.plan.words import ACCUMULATION, Asked, in_our_words, refuse_counts, with_accumulated_batch
+from memsheet.readers.model import read_model
 from memsheet.units import parse_bytes
 
 
@@ -102,6 +104,13 @@ def catalog_entry(name: str) -> Mapping[str, Any] | None:
     from memsheet.catalog.names import bundled_entry
 
     return bundled_entry(name, endpoint=os.environ.get("HF_ENDPOINT", ""))
+
+
+def read_named_model(model: Any) -> ModelSpec:
+    """The model that a person names, its own code put on record where its family is not written down."""
+    from memsheet.questions.recordings import recording_of
+
+    return read_model(model, catalog=catalog_entry, names=model_names(), recorder=recording_of)
 
 
 def plan_document_of(plan: Any) -> Mapping[str, Any]:

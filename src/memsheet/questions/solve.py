@@ -18,9 +18,14 @@ from memsheet.plan.model import ModelSpec
 from memsheet.plan.options import InferOptions, Model
 from memsheet.plan.values import option_problems
 from memsheet.questions.accounted import library_use, with_draft_model
-from memsheet.questions.question_parts import catalog_entry, parse_question, plan_document_of
+from memsheet.questions.question_parts import (
+    catalog_entry,
+    parse_question,
+    plan_document_of,
+    read_named_model,
+)
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.readers.model import find_config, read_model
+from memsheet.readers.model import find_config
 from memsheet.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -164,7 +169,7 @@ def _check_question(target: Target, asked: Mapping[str, Any], most: int | None) 
 def _read_named_model(name: Any) -> ModelSpec:
     if name is None:
         raise input_error("model", None, "is missing", "a bundled name (`memsheet models`) or a config.json")
-    return read_model(name, catalog=catalog_entry, names=model_names())
+    return read_named_model(name)
 
 
 def _fewest_gpus(asked: dict[str, Any], most: int | None, say: Say) -> Solution:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -12,8 +12,10 @@ from memsheet.frozen import dataclass
 from memsheet.plan.model import ModelSpec, Source
 from memsheet.readers.fields import Fields
 from memsheet.readers.quantization import stored_quantization
+from memsheet.readers.recorded import model_from_recording
 from memsheet.readers.registry import FAMILIES
 from memsheet.readers.rope_lengths import scaled_positions
+from memsheet.recording import Recording
 
 AHEAD = {"qwen3_next": 1}
 """Layers for further tokens that a family's checkpoints have where the config does not say (vLLM v0.33.0
@@ -31,8 +33,15 @@ class Config:
     source: Source
 
 
-def read_hf_config(data: Mapping[str, Any], *, name: str = "", source: Source | None = None) -> ModelSpec:
-    """The model that ``data`` (a parsed config.json) describes.
+Recorder = Callable[[Mapping[str, Any]], Recording]
+"""Puts a model's own code on record, of its config."""
+
+
+def read_hf_config(
+    data: Mapping[str, Any], *, name: str = "", source: Source | None = None, recorder: Recorder | None = None
+) -> ModelSpec:
+    """The model that ``data`` (a parsed config.json) describes. ``recorder``: reads the model's own code, for
+    a family that is not written down.
 
     Raises InputError with every problem at once: an unknown model_type (with the nearest known one), a
     missing or absurd size, a value of the wrong type.
@@ -45,6 +54,10 @@ def read_hf_config(data: Mapping[str, Any], *, name: str = "", source: Source | 
             "a config.json names its model_type as text",
             "is this a model's config.json?",
         )
+    if model_type not in FAMILIES and recorder is not None:
+        where = source or Source(kind="dict")
+        said = replace(where, notes=where.notes + _code_notes(data))
+        return model_from_recording(recorder(data), data, name=name, source=said)
     if model_type not in FAMILIES:
         near = nearest_words(model_type, FAMILIES, n=1, cutoff=0.0)
         hint = (
@@ -59,7 +72,6 @@ def read_hf_config(data: Mapping[str, Any], *, name: str = "", source: Source | 
     dtype = config.text("dtype", "torch_dtype", default="") or None
     ahead = config.count("num_nextn_predict_layers", default=AHEAD.get(model_type, 0), low=0, high=MOST_AHEAD)
     config.done()
-    notes = ("the config names custom code (auto_map); it was not run",) if "auto_map" in data else ()
     where = source or Source(kind="dict")
     return replace(
         spec,
@@ -67,6 +79,10 @@ def read_hf_config(data: Mapping[str, Any], *, name: str = "", source: Source | 
         dtype=dtype,
         quantization=stored,
         ahead=ahead,
-        source=replace(where, notes=where.notes + notes),
+        source=replace(where, notes=where.notes + _code_notes(data)),
         scaled_positions=scaled_positions(data, spec.max_positions),
     )
+
+
+def _code_notes(data: Mapping[str, Any]) -> tuple[str, ...]:
+    return ("the config names custom code (auto_map); it was not run",) if "auto_map" in data else ()

@@ -16,7 +16,7 @@ from memsheet.errors import InputError, input_error, nearest_words, printable_li
 from memsheet.frozen import dataclass
 from memsheet.guard import is_file, is_folder, read_json
 from memsheet.plan.model import ModelSpec, Source
-from memsheet.readers.hf_config import Config, read_hf_config
+from memsheet.readers.hf_config import Config, Recorder, read_hf_config
 from memsheet.readers.modelopt import BESIDE
 
 __all__ = ["Catalog", "Config", "find_config", "read_model"]
@@ -29,14 +29,20 @@ Catalog = Callable[[str], Mapping[str, Any] | None]
 
 
 def read_model(
-    text: str | Path | Mapping[str, Any], *, catalog: Catalog, names: Iterable[str] = ()
+    text: str | Path | Mapping[str, Any],
+    *,
+    catalog: Catalog,
+    names: Iterable[str] = (),
+    recorder: Recorder | None = None,
 ) -> ModelSpec:
-    """The model that ``text`` names, as ``find_config`` finds it."""
+    """The model that ``text`` names, as ``find_config`` finds it. ``recorder``: for a family that is not
+    written down.
+    """
     found = find_config(text, catalog=catalog, names=names)
     return (
         found
         if isinstance(found, ModelSpec)
-        else read_hf_config(found.values, name=found.name, source=found.source)
+        else read_hf_config(found.values, name=found.name, source=found.source, recorder=recorder)
     )
 
 

@@ -159,7 +159,7 @@ def group_bytes(group: int) -> int:
     return total
 
 
-def end_group(running: subprocess.Popen[bytes]) -> None:
+def end_group(running: subprocess.Popen[Any]) -> None:
     """End a process and all that it has started."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(running.pid, signal.SIGKILL) if hasattr(os, "killpg") else running.kill()

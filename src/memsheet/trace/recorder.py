@@ -143,9 +143,13 @@ class Recorder(TorchDispatchMode):
 
     # ---- storages ------------------------------------------------------------------------------------------
 
+    def number_of(self, tensor: torch.Tensor) -> int | None:
+        """The number of the row of a tensor's storage, if it is one of the device's."""
+        return self._at.get(_backing_tensor(tensor).untyped_storage()._cdata)
+
     def row_of(self, tensor: torch.Tensor) -> Row | None:
         """The row of a tensor's storage, if it is one of the device's."""
-        number = self._at.get(_backing_tensor(tensor).untyped_storage()._cdata)
+        number = self.number_of(tensor)
         return None if number is None else self.rows[number]
 
     def claim(self, tensor: Any, component: Component, path: str) -> None:

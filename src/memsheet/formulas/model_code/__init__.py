@@ -7,10 +7,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 from memsheet.arith import Count
-from memsheet.errors import Problem
+from memsheet.errors import Problem, input_error
 from memsheet.formulas.model_code.shared_tables import LetGo
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
@@ -20,7 +21,8 @@ from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import DType
-from memsheet.plan.engine_registry import engine_module
+from memsheet.plan.engine import Engine
+from memsheet.plan.engine_registry import engine_module, engine_of, find_engine
 from memsheet.plan.model import Block, Embeddings, Head, ModelSpec, Norm
 from memsheet.plan.plan import Loss, Plan
 
@@ -83,6 +85,34 @@ class ModelCode:
     any_kernel: bool = False
 
 
+RECORDED = "recorded"
+"""In place of an engine's folder: the model's own code, on record."""
+
+
+@cache
+def _with_recorded_layers(name: str) -> Engine:
+    engine = find_engine(name)
+    assert engine is not None
+    return replace(engine, layers=RECORDED)
+
+
+def engine_for(model: ModelSpec, plan: Plan) -> Engine:
+    """The engine of a plan, whose layers are those of the model's recording where it has one. Raises
+    InputError for an engine with model code of its own.
+    """
+    engine = engine_of(plan)
+    if model.recording is None or plan.task != "train":
+        return engine
+    if engine.layers is not None:
+        raise input_error(
+            "engine",
+            plan.engine,
+            f"has model code of its own, which is not written down here for {model.model_type}",
+            "one that runs the transformers library's: transformers, fsdp2, deepspeed",
+        )
+    return _with_recorded_layers(engine.name)
+
+
 @cache
 def model_code(layers: str | None) -> ModelCode:
     """The way of writing models of an engine's folder, or of the library."""
@@ -90,5 +120,9 @@ def model_code(layers: str | None) -> ModelCode:
         from memsheet.formulas.model_code.transformers.code import CODE
 
         return CODE
+    if layers == RECORDED:
+        from memsheet.formulas.model_code.recorded import CODE as OF_RECORDINGS
+
+        return OF_RECORDINGS
     found: ModelCode = engine_module(layers, "layers").CODE
     return found

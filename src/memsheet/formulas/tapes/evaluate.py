@@ -25,6 +25,7 @@ from memsheet.formulas.tapes.bytes_by_path import (
 from memsheet.formulas.tapes.tape import Entry, Log, Shape, Tape, gradient_arrivals, high_points
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import DType
+from memsheet.recording import Terms
 from memsheet.sheet import Component
 
 Axes = Mapping[str, Count]
@@ -32,18 +33,34 @@ Axes = Mapping[str, Count]
 
 def entry_bytes(entry: Entry, axes: Axes) -> Count:
     """Bytes of one storage."""
+    if entry.terms is not None:
+        return terms_bytes(entry.terms, axes)
     elements: Count = 1
     for axis in entry.shape:
         elements = elements * (axis if isinstance(axis, int) else axes[axis])
     return entry.dtype.nbytes(elements)
 
 
+def terms_bytes(terms: Terms, axes: Axes) -> Count:
+    """A recorded sum of products of sequences and tokens."""
+    total: Count = 0
+    for factor, sequences, tokens in terms:
+        size: Count = factor
+        for axis, power in (("b", sequences), ("s", tokens)):
+            for _ in range(power):
+                size = size * axes[axis]
+        total = total + size
+    return total
+
+
 @lru_cache(maxsize=1024)
 def _distinct_entries(tape: Tape) -> tuple[tuple[Entry, ...], tuple[int, ...]]:
     """One entry for each shape and dtype of a tape, and which of them every entry is like."""
-    first: dict[tuple[Shape, DType], int] = {}
-    like = tuple(first.setdefault((entry.shape, entry.dtype), len(first)) for entry in tape.entries)
-    return tuple(Entry("", shape, dtype) for shape, dtype in first), like
+    first: dict[tuple[Shape, DType, Terms | None], int] = {}
+    like = tuple(
+        first.setdefault((entry.shape, entry.dtype, entry.terms), len(first)) for entry in tape.entries
+    )
+    return tuple(Entry("", shape, dtype, terms=terms) for shape, dtype, terms in first), like
 
 
 def _entry_sizes(tape: Tape, axes: Axes) -> list[Count]:

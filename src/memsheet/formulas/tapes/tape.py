@@ -10,6 +10,7 @@ from enum import Enum
 
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import DType
+from memsheet.recording import Terms
 
 Axis = str | int
 Shape = tuple[Axis, ...]
@@ -34,6 +35,7 @@ class Entry:
     dtype: DType
     weight_cast: bool = False  # an autocast copy of a parameter
     gradient: bool = False  # a parameter's
+    terms: Terms | None = None  # recorded: bytes as a sum of products, in place of a shape
 
 
 Log = tuple[tuple[Event, int], ...]

@@ -1,0 +1,171 @@
+"""A model's own code on record, in place of layers written down here: the same questions, answered from a
+recording.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from memsheet.arith import Count, agreed
+from memsheet.errors import Problem, input_error
+from memsheet.formulas.model_code import ModelCode
+from memsheet.formulas.numerics import RunConfig
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
+from memsheet.formulas.tapes.evaluate import terms_bytes
+from memsheet.formulas.tapes.recorded import layer_tape, tape_of_pass
+from memsheet.formulas.tapes.tape import Shape, Tape
+from memsheet.plan.dtypes import BF16, FP16, FP32, DType
+from memsheet.plan.model import Block, ModelSpec
+from memsheet.plan.plan import AdapterKind, Plan, RecomputeMode
+from memsheet.recording import RecordedPart, RecordedRun, Recording
+from memsheet.sheet import Component
+
+PRECISIONS: dict[tuple[DType, DType | None], str] = {
+    (FP32, None): "fp32",
+    (BF16, None): "bf16-pure",
+    (FP32, BF16): "bf16-autocast",
+    (FP32, FP16): "fp16-autocast",
+}
+"""(dtype of the parameters that are computed with, autocast's) → how the library is run for a recording."""
+
+
+def run_key(plan: Plan, how: RunConfig) -> str:
+    """What changes inside a layer of what a plan says, as JSON. Recompute and the number of sequences come
+    besides.
+    """
+    words: dict[str, Any] = {
+        "precision": PRECISIONS.get((how.parameters, how.autocast)),
+        "attention": plan.attention.value,
+    }
+    if plan.loss.value != "plain":
+        words["loss"] = plan.loss.value
+    if plan.dropout:
+        words["dropout"] = plan.dropout
+    if plan.quantization is not None:
+        words["quantize"] = plan.quantization.weights.name
+    if plan.adapter is not None:
+        adapter = plan.adapter
+        words |= {"lora_rank": int(adapter.rank), "lora_targets": list(adapter.targets)}
+        words |= {"lora_dtype": how.adapter_dtype.name} if how.adapter_dtype else {}
+        words |= {"adapter.kind": adapter.kind.value} if adapter.kind is not AdapterKind.LORA else {}
+        words |= {"adapter.dropout": adapter.dropout} if adapter.dropout else {}
+        words |= {"adapter.full_modules": list(adapter.full_modules)} if adapter.full_modules else {}
+    return json.dumps(words, sort_keys=True)
+
+
+def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
+    """The way to run, as a recording names it."""
+    return replace(how, run=run_key(plan, how))
+
+
+def block_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
+    """One sequence is recorded apart from several."""
+    del block
+    return replace(
+        how,
+        by_sequences=True,
+        several=agreed(plan.batch.microbatch > 1) if isinstance(plan.batch.microbatch, int) else False,
+    )
+
+
+def axes(_: Any, plan: Plan) -> dict[str, Count]:
+    """Sequences and tokens of each."""
+    return {"b": plan.batch.microbatch, "s": plan.batch.seq_len}
+
+
+def recorded_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
+    """What a plan asks for that a recording of one device does not hold."""
+    again, mesh = plan.recompute, plan.mesh
+    runs = "`memsheet trace` runs it"
+    reasons = [
+        ("mesh.tp", mesh.tp, "cuts layers, of which a recording holds none", agreed(mesh.tp > 1), runs),
+        ("mesh.cp", mesh.cp, "cuts sequences, of which a recording holds none", agreed(mesh.cp > 1), runs),
+        ("mesh.ep", mesh.ep, "cuts experts, of which a recording holds none", agreed(mesh.ep > 1), runs),
+        ("recompute.mode", again.mode.value, "of modules is not recorded", again.mode is RecomputeMode.SELECTIVE, "--recompute full or none"),
+        ("offload.activations", True, "is not recorded", plan.offload.activations, "leave it out"),
+    ]  # fmt: skip
+    return [
+        Problem(field=field, value=value, reason=f"{reason} (of {spec.model_type})", hint=hint)
+        for field, value, reason, holds, hint in reasons
+        if holds
+    ]
+
+
+def recorded_run(
+    recording: Recording, how: RunConfig, *, several: bool, recompute: bool = False
+) -> RecordedRun:
+    """The record of a way to run."""
+    words = json.loads(how.run)
+    if words["precision"] is None:
+        raise input_error(
+            "precision",
+            f"{how.parameters.name}, computed in {(how.autocast or how.parameters).name}",
+            "is not how a recording is made",
+            "bf16-autocast, bf16-pure or fp32",
+        )
+    words |= {"recompute": "full"} if recompute else {}
+    words |= {"several": True} if several else {}
+    return recording.run_of(json.dumps(words, sort_keys=True))
+
+
+def recorded_block(part: RecordedPart, how: RunConfig, *, saving: bool, recomputed: bool) -> Tape:
+    """The tape of a kind of layer: as it runs, or the forward that saves nothing, or the one that runs
+    again.
+    """
+    again = recomputed or not saving
+    run = recorded_run(part.recording, how, several=how.several, recompute=again)
+    kind = int(part.part)
+    entering = not how.input_grad and kind in run.entry
+    found = run.light[kind] if not saving else run.entry[kind] if entering else run.layers[kind]
+    return layer_tape(found, part.recording.stack)
+
+
+def recorded_ends(recording: Recording, how: RunConfig) -> tuple[Tape, Tape, Tape]:
+    """The tapes of what lies before the layers, of what makes logits, and of the loss."""
+    run = recorded_run(recording, how, several=how.several)
+    return tape_of_pass(run.embeddings), tape_of_pass(run.head), tape_of_pass(run.loss)
+
+
+def _of_model(name: str, component: Component) -> Any:
+    def bytes_of(model: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
+        assert model.recording is not None
+        several = not isinstance(plan.batch.microbatch, int) or plan.batch.microbatch > 1
+        run = recorded_run(
+            model.recording, how, several=several, recompute=plan.recompute.mode is RecomputeMode.FULL
+        )
+        found = getattr(run, name)
+        return (
+            BytesByPath.of(((component, path), terms_bytes(terms, axes(None, plan))) for path, terms in found)
+            if found
+            else EMPTY
+        )
+
+    return bytes_of
+
+
+def _written_nowhere(*_: object) -> NoReturn:
+    raise NotImplementedError("a recorded model's layers are tapes")
+
+
+def _loss_input(*_: object) -> tuple[Shape, DType, str]:
+    raise NotImplementedError("a recorded model's loss is a part of its head")
+
+
+CODE = ModelCode(
+    forward=_written_nowhere,
+    embed=_written_nowhere,
+    head=_written_nowhere,
+    loss=_written_nowhere,
+    loss_input=_loss_input,
+    problems=recorded_problems,
+    block_numerics=block_numerics,
+    axes=axes,
+    end_axes=axes,
+    plan_numerics=plan_numerics,
+    shared=_of_model("shared", Component.SAVED_ACTIVATIONS),
+    masks=_of_model("masks", Component.TEMPORARIES),
+    named=_of_model("named", Component.TEMPORARIES),
+    any_kernel=True,
+)

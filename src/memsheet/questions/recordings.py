@@ -1,0 +1,111 @@
+"""When a model's own code is put on record, and where records are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+from memsheet.errors import InputError
+from memsheet.guard import is_file, read_json
+from memsheet.plan.packages import TRANSFORMERS
+from memsheet.recording import RecordedRun, Recording, recording_document, recording_from, run_from
+from memsheet.trace.recordings.process import ask_recorder
+
+VARIABLE = "MEMSHEET_CACHE"
+OFF = "off"
+LIBRARIES = ("torch", TRANSFORMERS)
+MAX_BYTES = 64 * 2**20
+NEVER_READ = (
+    "_name_or_path",
+    "transformers_version",
+    "torch_dtype",
+    "dtype",
+    "auto_map",
+    "quantization_config",
+)
+"""Of a config.json: what changes nothing in what the code allocates."""
+
+_made: dict[str, Recording] = {}
+
+
+def recording_of(config: Mapping[str, Any]) -> Recording:
+    """The record of a model's own code: of this process, of the user's cache, else made now by a process that
+    builds the model on fake tensors. Raises InputError where that cannot be.
+    """
+    config = {key: value for key, value in config.items() if key not in NEVER_READ}
+    name = config_key(config)
+    if name not in _made:
+        _made[name] = _kept(name) or _described(config)
+        _made[name] = replace(_made[name], make=partial(_make_run, config, name))
+        _keep(name)
+    return _made[name]
+
+
+def config_key(config: Mapping[str, Any]) -> str:
+    """A name for everything that a recording depends on: the config, and the versions of the libraries."""
+    said = {key: value for key, value in config.items() if key not in NEVER_READ}
+    text = json.dumps([said, installed_versions()], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def installed_versions() -> dict[str, str]:
+    """The libraries whose code is recorded, without importing them; those that are not installed are left
+    out.
+    """
+    found = {}
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def cache_folder() -> Path | None:
+    """Where records are kept (XDG Base Directory Specification). None: switched off."""
+    named = os.environ.get(VARIABLE)
+    if named is not None and named.strip().lower() == OFF:
+        return None
+    home = named or str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memsheet")
+    return Path(home) / "recordings"
+
+
+def _described(config: Mapping[str, Any]) -> Recording:
+    return recording_from(ask_recorder({"config": dict(config), "model": True, "ways": []})["recording"])
+
+
+def _make_run(config: Mapping[str, Any], name: str, key: str) -> RecordedRun:
+    run = run_from(ask_recorder({"config": dict(config), "model": False, "ways": [key]})["runs"][key])
+    _made[name].runs[key] = run
+    _keep(name)
+    return run
+
+
+def _kept(name: str) -> Recording | None:
+    """A record of the user's cache; None where there is none that can be read."""
+    folder = cache_folder()
+    if folder is None or not is_file(folder / f"{name}.json"):
+        return None
+    try:
+        return recording_from(read_json(folder / f"{name}.json", max_bytes=MAX_BYTES))
+    except InputError:  # a stranger's, or half of one: it is made anew
+        return None
+
+
+def _keep(name: str) -> None:
+    """Write a record whole or not at all; a folder that cannot be written to keeps none."""
+    folder = cache_folder()
+    if folder is None:
+        return
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile("w", dir=folder, suffix=".part", delete=False, encoding="utf-8") as file:
+            json.dump(recording_document(_made[name]), file, separators=(",", ":"))
+        Path(file.name).replace(folder / f"{name}.json")

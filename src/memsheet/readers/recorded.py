@@ -1,0 +1,130 @@
+"""A recording of a model's own code → ModelSpec: its tensors as the code makes them, its layers by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+from memsheet.plan.model import (
+    Arrangement,
+    Block,
+    Embeddings,
+    Head,
+    ModelSpec,
+    Norm,
+    NormKind,
+    Role,
+    Run,
+    Source,
+    Stack,
+    Weight,
+)
+from memsheet.readers.fields import Fields
+from memsheet.readers.quantization import stored_quantization
+from memsheet.recording import RecordedParameter, RecordedPart, Recording
+
+ROLES = {
+    "linear": Role.LINEAR, "embedding": Role.EMBEDDING, "norm": Role.NORM, "bias": Role.BIAS, "expert": Role.EXPERT,
+    "buffer": Role.BUFFER, "other": Role.OTHER,
+}  # fmt: skip
+
+
+def model_from_recording(
+    recording: Recording, config: Mapping[str, Any], *, name: str = "", source: Source | None = None
+) -> ModelSpec:
+    """The model that a recording is of."""
+    stack = recording.stack
+    blocks = tuple(
+        Block(
+            kind=recording.model_type,
+            hidden=recording.hidden,
+            arrangement=Arrangement.OTHER,
+            extras=tuple(map(_weight, layer)),
+            recorded=RecordedPart(recording, number),
+        )
+        for number, layer in enumerate(recording.layers)
+    )
+    before, behind, others = _split_ends(recording)
+    fields = Fields(config)
+    return ModelSpec(
+        name=name or recording.model_type,
+        model_type=recording.model_type,
+        hidden=recording.hidden,
+        vocab=recording.vocab,
+        embeddings=Embeddings(weights=before),
+        stacks=(
+            Stack(
+                path=stack,
+                hidden=recording.hidden,
+                runs=_runs(blocks, recording.kinds),
+                final_norms=tuple(
+                    Norm(path=weight.path, kind=NormKind.RMS, size=weight.shape[0], weights=(weight,))
+                    for weight in behind
+                    if weight.role is Role.NORM
+                ),
+            ),
+        ),
+        head=Head(
+            kind="causal_lm",
+            width=recording.vocab,
+            tied=recording.tied,
+            weights=tuple(weight for weight in behind if weight.role is not Role.NORM),
+        ),
+        extras=others,
+        dtype=_text(config, "dtype") or _text(config, "torch_dtype"),
+        max_positions=_whole(config, "max_position_embeddings"),
+        quantization=stored_quantization(fields),
+        recording=recording,
+        source=source or Source(kind="dict"),
+    )
+
+
+def _text(config: Mapping[str, Any], name: str) -> str | None:
+    value = config.get(name)
+    return value if isinstance(value, str) else None
+
+
+def _whole(config: Mapping[str, Any], name: str) -> int | None:
+    value = config.get(name)
+    return value if type(value) is int else None
+
+
+def _runs(blocks: tuple[Block, ...], kinds: tuple[int, ...]) -> tuple[Run, ...]:
+    """Layers in order, a pattern that repeats written once."""
+    for period in range(1, len(kinds) // 2 + 1):
+        whole = len(kinds) // period
+        if whole > 1 and kinds[: period * whole] == kinds[:period] * whole:
+            runs = [Run(pattern=tuple(blocks[kind] for kind in kinds[:period]), count=whole)]
+            rest = kinds[period * whole :]
+            break
+    else:
+        runs, rest = [], kinds
+    return (
+        *runs,
+        *(Run(pattern=(blocks[kind],), count=len(list(same))) for kind, same in groupby(rest)),
+    )
+
+
+def _split_ends(
+    recording: Recording,
+) -> tuple[tuple[Weight, ...], tuple[Weight, ...], tuple[Weight, ...]]:
+    """Tensors of no layer: the look-up's, those behind the layers, the rest."""
+    parent = recording.stack.rpartition(".")[0]
+    before, behind, others = list[Weight](), list[Weight](), list[Weight]()
+    for one in recording.others:
+        weight, owner = _weight(one), one.path.rpartition(".")[0]
+        if one.kind != "buffer" and recording.table and owner == recording.table:
+            before.append(weight)
+        elif one.kind != "buffer" and recording.projection and owner == recording.projection:
+            behind.append(replace(weight, role=Role.HEAD) if one.kind == "linear" else weight)
+        elif one.kind == "norm" and owner.rpartition(".")[0] == parent:
+            behind.append(weight)
+        else:
+            others.append(weight)
+    return tuple(before), tuple(behind), tuple(others)
+
+
+def _weight(one: RecordedParameter) -> Weight:
+    return Weight(path=one.path, shape=one.shape, role=ROLES.get(one.kind, Role.OTHER), dtype=one.dtype)

@@ -1,0 +1,274 @@
+"""What a model's own code allocates, recorded once: every storage of a part as an exact function of sequences
+and tokens, in the order of events. Plain data; no torch here.
+
+``memsheet.trace`` writes it, ``memsheet.formulas.tapes`` turns it into a tape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field
+from typing import Any
+
+from memsheet.errors import input_error
+from memsheet.frozen import dataclass
+
+SCHEMA = "memsheet/recording/1"
+Term = tuple[int, int, int]
+"""(factor, power of sequences, power of tokens a sequence)."""
+Terms = tuple[Term, ...]
+"""Their sum, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStorage:
+    """One storage. ``path`` in the model; ``width``: bytes an element where it is a parameter's gradient,
+    else 0.
+    """
+
+    path: str
+    terms: Terms
+    width: int = 0
+
+
+ALLOCATED, RELEASED, MADE_GRADIENT = "alloc", "free", "gradient"
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RecordedPass:
+    """One part of a model, run forward and backward. Numbers are places in ``storages``; a log is
+    (what happens, to which).
+
+    ``saved``: there after forward because backward needs it; ``cached``: until the model's forward ends;
+    ``handed``: made by the part before; ``outputs``: handed to the part after; ``lingering``: saved, and
+    there until the whole backward is over; ``waiting``: gradients there when a forward runs again.
+    """
+
+    storages: tuple[RecordedStorage, ...]
+    forward: tuple[tuple[str, int], ...]
+    backward: tuple[tuple[str, int], ...]
+    saved: tuple[int, ...] = ()
+    cached: tuple[int, ...] = ()
+    handed: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    lingering: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RecordedRun:
+    """A model's parts as they run in one way. ``layers``: by kind of layer; ``light``: the forward of layers
+    that are run again in backward, which saves nothing; ``entry``: a kind as the first layer, whose input
+    needs no gradient. Of no layer, as (path, bytes): ``shared``, kept until backward is through; ``masks``,
+    there until the model's forward ends; ``named``, from the loss to the end of the step.
+    """
+
+    embeddings: RecordedPass
+    head: RecordedPass
+    loss: RecordedPass
+    layers: Mapping[int, RecordedPass]
+    light: Mapping[int, RecordedPass] = field(default_factory=dict)
+    entry: Mapping[int, RecordedPass] = field(default_factory=dict)
+    shared: tuple[tuple[str, Terms], ...] = ()
+    masks: tuple[tuple[str, Terms], ...] = ()
+    named: tuple[tuple[str, Terms], ...] = ()
+
+
+RunKey = str
+"""A way to run: the plan of one GPU as JSON, without what changes nothing inside a layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedParameter:
+    """One tensor. ``path`` within its layer (or the model); ``kind``: the module's that holds it (linear,
+    embedding, norm, bias, expert, other; or buffer); ``dtype``: where the code fixes it.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    kind: str
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Recording:
+    """A model's own code on record. ``stack``: the path of its layers; ``kinds``: of each layer its kind, a
+    place in ``layers``, which holds the parameters of each kind; ``others``: those of no layer. ``table``,
+    ``projection``: the modules that look words up and that make logits.
+
+    ``make`` records a further way to run; None where nothing can.
+    """
+
+    model_type: str
+    versions: Mapping[str, str]
+    hidden: int
+    vocab: int
+    stack: str
+    kinds: tuple[int, ...]
+    layers: tuple[tuple[RecordedParameter, ...], ...]
+    others: tuple[RecordedParameter, ...]
+    table: str = ""
+    projection: str = ""
+    tied: bool = False
+    runs: dict[RunKey, RecordedRun] = field(default_factory=dict)
+    make: Callable[[RunKey], RecordedRun] | None = None
+
+    def run_of(self, key: RunKey) -> RecordedRun:
+        """The model's parts as they run in that way, recorded now where they were not before. Raises
+        InputError where nothing here can record.
+        """
+        if key not in self.runs:
+            if self.make is None:
+                raise input_error(
+                    "model_type",
+                    self.model_type,
+                    "is not written down here, and what its own code does is not on record for this plan",
+                    "pip install 'memsheet[trace]'",
+                )
+            self.runs[key] = self.make(key)
+        return self.runs[key]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPart:
+    """Where a part of a model finds its record: a kind of layer, "embeddings" or "head"."""
+
+    recording: Recording
+    part: int | str
+
+
+# ---- as JSON -----------------------------------------------------------------------------------------------
+
+
+def recording_document(recording: Recording) -> dict[str, Any]:
+    """``memsheet/recording/1``."""
+    return {
+        "schema": SCHEMA, "model_type": recording.model_type, "versions": dict(recording.versions),
+        "hidden": recording.hidden, "vocab": recording.vocab, "stack": recording.stack, "kinds": list(recording.kinds),
+        "layers": [[_parameter_row(one) for one in layer] for layer in recording.layers],
+        "others": [_parameter_row(one) for one in recording.others],
+        "table": recording.table, "projection": recording.projection, "tied": recording.tied,
+        "runs": {key: run_document(run) for key, run in recording.runs.items()},
+    }  # fmt: skip
+
+
+def recording_from(document: Mapping[str, Any]) -> Recording:
+    """The recording of a document. Raises InputError where it is none."""
+    if document.get("schema") != SCHEMA:
+        raise input_error("recording", document.get("schema"), f"is not {SCHEMA}")
+    try:
+        return Recording(
+            model_type=str(document["model_type"]),
+            versions={str(name): str(value) for name, value in document["versions"].items()},
+            hidden=_count(document["hidden"]),
+            vocab=_count(document["vocab"]),
+            stack=str(document["stack"]),
+            kinds=tuple(range(len(document["layers"]))[_count(kind)] for kind in document["kinds"]),
+            layers=tuple(tuple(map(_parameter_from, layer)) for layer in document["layers"]),
+            others=tuple(map(_parameter_from, document["others"])),
+            table=str(document["table"]),
+            projection=str(document["projection"]),
+            tied=bool(document["tied"]),
+            runs={str(key): run_from(run) for key, run in document["runs"].items()},
+        )
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise input_error("recording", type(error).__name__, "is not as its schema says") from None
+
+
+def run_document(run: RecordedRun) -> dict[str, Any]:
+    """One way to run, as JSON."""
+    return {
+        "embeddings": _pass_document(run.embeddings), "head": _pass_document(run.head), "loss": _pass_document(run.loss),
+        **{name: {str(kind): _pass_document(one) for kind, one in getattr(run, name).items()} for name in ("layers", "light", "entry")},
+        **{name: [[path, [list(term) for term in terms]] for path, terms in getattr(run, name)] for name in ("shared", "masks", "named")},
+    }  # fmt: skip
+
+
+def run_from(document: Mapping[str, Any]) -> RecordedRun:
+    """One way to run, of its document."""
+    return RecordedRun(
+        embeddings=_pass_from(document["embeddings"]),
+        head=_pass_from(document["head"]),
+        loss=_pass_from(document["loss"]),
+        **{  # type: ignore[arg-type]
+            name: {int(kind): _pass_from(one) for kind, one in document[name].items()}
+            for name in ("layers", "light", "entry")
+        },
+        **{  # type: ignore[arg-type]
+            name: tuple((str(path), _terms_from(terms)) for path, terms in document[name])
+            for name in ("shared", "masks", "named")
+        },
+    )
+
+
+_LISTS = ("saved", "cached", "handed", "outputs", "lingering", "waiting")
+_WHAT = (ALLOCATED, RELEASED, MADE_GRADIENT)
+
+
+def _pass_document(one: RecordedPass) -> dict[str, Any]:
+    return {
+        "storages": [[s.path, [list(term) for term in s.terms], s.width] for s in one.storages],
+        "forward": [[_WHAT.index(what), place] for what, place in one.forward],
+        "backward": [[_WHAT.index(what), place] for what, place in one.backward],
+        **{name: list(getattr(one, name)) for name in _LISTS if getattr(one, name)},
+    }
+
+
+def _pass_from(document: Mapping[str, Any]) -> RecordedPass:
+    storages = tuple(
+        RecordedStorage(str(path), _terms_from(terms), _count(width))
+        for path, terms, width in document["storages"]
+    )
+    known = range(len(storages))
+
+    def place(number: Any) -> int:
+        return known[_count(number)]
+
+    found = RecordedPass(
+        storages=storages,
+        forward=tuple((_WHAT[_count(what)], place(at)) for what, at in document["forward"]),
+        backward=tuple((_WHAT[_count(what)], place(at)) for what, at in document["backward"]),
+        **{name: tuple(map(place, document.get(name, ()))) for name in _LISTS},
+    )
+    there = _play((), found.forward)
+    _play({*there, *found.saved}, found.backward)
+    return found
+
+
+def _play(there: Iterable[int], log: Iterable[tuple[str, int]]) -> set[int]:
+    """What is there after a log. Raises ValueError for one that makes what is there or lets go of what is
+    not.
+    """
+    live = set(there)
+    for what, place in log:
+        if (place in live) is (what == ALLOCATED):
+            raise ValueError(place)
+        if what == ALLOCATED:
+            live.add(place)
+        elif what == RELEASED:
+            live.remove(place)
+    return live
+
+
+def _terms_from(rows: Any) -> Terms:
+    return tuple((int(factor), _count(b), _count(s)) for factor, b, s in rows)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(value)
+    return value
+
+
+def _parameter_row(one: RecordedParameter) -> list[Any]:
+    return [one.path, list(one.shape), one.kind, one.dtype]
+
+
+def _parameter_from(row: Any) -> RecordedParameter:
+    path, shape, kind, dtype = row
+    return RecordedParameter(
+        path=str(path),
+        shape=tuple(map(_count, shape)),
+        kind=str(kind),
+        dtype=None if dtype is None else str(dtype),
+    )

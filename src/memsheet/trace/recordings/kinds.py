@@ -1,0 +1,132 @@
+"""Which layers of a stack are alike, and the few of them that stand for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from memsheet.plan.plan import Plan
+from memsheet.recording import RecordedParameter
+from memsheet.run.model import build_model, layers_of
+from memsheet.trace.recordings.observe import build_shallow_config
+
+NUMBERED = frozenset({"layer_idx", "layer_id", "layer_number", "block_idx", "idx"})
+"""What layers call their own place, which makes none another kind."""
+PLAIN = (bool, int, float, str, type(None))
+
+
+def layer_signature(layer: nn.Module) -> tuple[Any, ...]:
+    """What decides what a layer does: its modules' classes and plain attributes, its tensors' shapes."""
+    modules = tuple(
+        (name, type(module).__qualname__, *_plain_attributes(module))
+        for name, module in layer.named_modules()
+    )
+    tensors = tuple(
+        (name, tuple(tensor.shape), str(tensor.dtype))
+        for each in (layer.named_parameters(), layer.named_buffers())
+        for name, tensor in each
+    )
+    return modules, tensors
+
+
+def _plain_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    for name, value in sorted(vars(module).items()):
+        if isinstance(value, PLAIN) and name not in NUMBERED:
+            yield name, value
+
+
+def layer_kinds(model: nn.Module) -> tuple[int, ...]:
+    """The kind of each layer of a model's stack, kinds numbered as they come."""
+    seen: dict[tuple[Any, ...], int] = {}
+    return tuple(seen.setdefault(layer_signature(layer), len(seen)) for layer in layers_of(model) or ())
+
+
+def representative_layers(
+    config: Mapping[str, Any], plan: Plan, model: nn.Module
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The kinds of all layers, and the layers that are run: of each kind one that has neighbours, where the
+    library builds such a model; else all.
+    """
+    kinds = layer_kinds(model)
+    for kept in _candidates(kinds):
+        try:
+            built = layer_kinds(build_model(build_shallow_config(config, plan, kept), plan, "meta"))
+        except Exception:  # noqa: BLE001, S112 - a library's own check of a config of few layers
+            continue
+        if built == _renumbered(kinds[number] for number in kept):
+            return kinds, kept
+    return kinds, tuple(range(len(kinds)))
+
+
+def _renumbered(kinds: Iterator[int]) -> tuple[int, ...]:
+    seen: dict[int, int] = {}
+    return tuple(seen.setdefault(kind, len(seen)) for kind in kinds)
+
+
+def _candidates(kinds: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """First the fewest layers with every kind between neighbours, then the stack as far as it has all
+    kinds.
+    """
+    last = len(kinds) - 1
+    firsts = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
+    chosen = {0, last, *firsts, *(min(n + 1, last) for n in firsts)}
+    if 1 < len(chosen) < len(kinds):
+        yield tuple(sorted(chosen))
+    needed = max(firsts) + 2
+    if needed + 1 < len(kinds):
+        yield (*range(needed + 1),)
+
+
+def kind_representatives(kinds: tuple[int, ...], kept: tuple[int, ...]) -> dict[int, int]:
+    """For each kind the place among the ``kept`` layers that stands for it: in the midst where there is
+    one.
+    """
+    places: dict[int, list[int]] = {}
+    for place, number in enumerate(kept):
+        places.setdefault(kinds[number], []).append(place)
+    inside = range(1, len(kept) - 1)
+    return {kind: next((p for p in found if p in inside), found[0]) for kind, found in places.items()}
+
+
+def recorded_parameters(module: nn.Module, *, without: str = "") -> tuple[RecordedParameter, ...]:
+    """Every tensor of a module once, outside the submodule ``without``, with what kind of module holds it."""
+    owners = dict(module.named_modules())
+    found = [
+        RecordedParameter(
+            path=name,
+            shape=tuple(tensor.shape),
+            kind=_module_kind(owners[name.rpartition(".")[0]], name, tensor.dim()),
+            dtype="fp32" if str(tensor.dtype) == "torch.float32" else None,
+        )
+        for name, tensor in module.named_parameters()
+        if not (without and name.startswith(f"{without}."))
+    ]
+    found += [
+        RecordedParameter(
+            path=name,
+            shape=tuple(tensor.shape),
+            kind="buffer",
+            dtype={"torch.float32": "fp32", "torch.int64": "int64", "torch.bool": "bool"}.get(
+                str(tensor.dtype)
+            ),
+        )
+        for name, tensor in module.named_buffers()
+        if not (without and name.startswith(f"{without}."))
+    ]
+    return tuple(found)
+
+
+def _module_kind(owner: nn.Module, name: str, dimensions: int) -> str:
+    if name.endswith(".bias") or name == "bias":
+        return "bias"
+    if isinstance(owner, nn.Linear):
+        return "linear"
+    if isinstance(owner, nn.Embedding):
+        return "embedding"
+    if "norm" in type(owner).__name__.lower() or isinstance(owner, nn.LayerNorm):
+        return "norm"
+    if "experts" in name and dimensions >= 3:
+        return "expert"
+    return "other"

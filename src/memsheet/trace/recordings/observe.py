@@ -1,0 +1,225 @@
+"""Steps of a model of few layers at several sizes, with the places where its layers begin and end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from memsheet.plan.plan import Plan
+from memsheet.run.adapters import apply_adapter, apply_quantization
+from memsheet.run.loss import apply_loss
+from memsheet.run.model import build_config, build_model, layers_of
+from memsheet.run.recompute import apply_recompute
+from memsheet.run.step import autocast_region, random_token_batch
+from memsheet.sheet import Component, Instant
+from memsheet.trace.job import How, recording_context
+from memsheet.trace.modules import Modules, claim_parameters, watch_gradients
+from memsheet.trace.recorder import Recorder, Row
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """What a step did: its storages, its events, and where things happened, as numbers of events.
+
+    ``entered``, ``left``: a layer's forward; ``returned``: its output's gradient was there; ``reached``: its
+    input's; ``projected``: logits were there; ``unprojected``: their gradient; ``again``: its forward ran
+    again in backward. ``inputs``, ``outputs``: the storage that a layer was handed, and its own; ``logits``:
+    the storage of those; ``gradients``: (event, storage) when a parameter's gradient was there, with the
+    parameter's name and bytes an element.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    events: list[int] = field(default_factory=list)
+    layers: int = 0
+    begins: int = 0
+    backward: int = 0
+    ends: int = 0
+    entered: dict[int, int] = field(default_factory=dict)
+    left: dict[int, int] = field(default_factory=dict)
+    returned: dict[int, int] = field(default_factory=dict)
+    reached: dict[int, int] = field(default_factory=dict)
+    again: dict[int, tuple[int, int]] = field(default_factory=dict)
+    inputs: dict[int, int] = field(default_factory=dict)
+    outputs: dict[int, int] = field(default_factory=dict)
+    gradients: list[tuple[int, int, str, int]] = field(default_factory=list)
+    projected: int | None = None
+    unprojected: int | None = None
+    logits: int | None = None
+
+
+def observe_steps(config: Any, plan: Plan, how: How, sizes: Sequence[tuple[int, int]]) -> list[Step]:
+    """Forward and backward of the model of a library's ``config`` (already of few layers), once for each of
+    ``sizes`` (sequences, tokens of each).
+    """
+    with recording_context(how) as recorder:
+        modules = Modules(recorder)
+        model = build_model(config, plan, how.device)
+        apply_loss(model, plan)
+        model = apply_adapter(apply_quantization(model, plan), plan)
+        apply_recompute(model, plan)
+        modules.watch(model)
+        claim_parameters(recorder, model)
+        watch_gradients(recorder, model)
+        noted = Borders(recorder)
+        _watch_borders(model, noted)
+        _run_forward(modules, model, config, _of_size(plan, *sizes[0]), how, noted)  # what is made but once
+        found = []
+        for sequences, tokens in sizes:
+            noted.step = Step(layers=noted.layers)
+            _take_step(modules, model, config, _of_size(plan, sequences, tokens), how, noted)
+            found.append(replace(noted.step, rows=list(recorder.rows), events=list(recorder.events)))
+        return found
+
+
+def _of_size(plan: Plan, sequences: int, tokens: int) -> Plan:
+    return replace(plan, batch=replace(plan.batch, microbatch=sequences, seq_len=tokens))
+
+
+def _take_step(modules: Modules, model: nn.Module, config: Any, plan: Plan, how: How, noted: Borders) -> None:
+    loss = _run_forward(modules, model, config, plan, how, noted)
+    noted.recorder.mark(Instant.BACKWARD)
+    noted.step.backward = noted.now()
+    loss.backward()
+    modules.outside()
+    noted.step.ends = noted.now()
+
+
+def _run_forward(
+    modules: Modules, model: nn.Module, config: Any, plan: Plan, how: How, noted: Borders
+) -> Any:
+    recorder = noted.recorder
+    model.zero_grad(set_to_none=True)
+    batch = random_token_batch(config, plan, how.device)
+    for name, tensor in batch.items():
+        recorder.claim(tensor, Component.INPUTS, name)
+    recorder.marks.clear()
+    recorder.mark(Instant.FORWARD)
+    noted.step.begins = noted.now()
+    with autocast_region(plan, how.device):
+        loss = model(**batch).loss
+    modules.outside()
+    return loss
+
+
+@dataclass(slots=True)
+class Borders:
+    """Where hooks note what they see: the step that runs."""
+
+    recorder: Recorder
+    layers: int = 0
+    step: Step = field(default_factory=Step)
+
+    def now(self) -> int:
+        return len(self.recorder.events)
+
+
+def _watch_borders(model: nn.Module, noted: Borders) -> None:
+    layers = list(layers_of(model) or ())
+    noted.layers = noted.step.layers = len(layers)
+    for number, layer in enumerate(layers):
+        _watch_layer(layer, number, noted)
+    projection = model.get_output_embeddings()  # type: ignore[operator]
+    if isinstance(projection, nn.Module):
+        projection.register_forward_hook(_projection_note(noted))
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(_gradient_note(name, noted))
+
+
+def _gradient_note(name: str, noted: Borders) -> Callable[[torch.Tensor], None]:
+    def note(parameter: torch.Tensor) -> None:
+        number = None if parameter.grad is None else noted.recorder.number_of(parameter.grad)
+        if number is not None and parameter.grad is not None:
+            noted.step.gradients.append((noted.now(), number, name, parameter.grad.element_size()))
+
+    return note
+
+
+def _projection_note(noted: Borders) -> Callable[[nn.Module, Any, Any], None]:
+    def unprojected(_: torch.Tensor) -> None:
+        noted.step.unprojected = noted.now()
+
+    def note(_: nn.Module, __: Any, logits: Any) -> None:
+        if isinstance(logits, torch.Tensor) and logits.requires_grad:
+            noted.step.projected, noted.step.logits = noted.now(), noted.recorder.number_of(logits)
+            logits.register_hook(unprojected)
+
+    return note
+
+
+def _watch_layer(layer: nn.Module, number: int, noted: Borders) -> None:
+    def note_reached(_: torch.Tensor) -> None:
+        noted.step.reached.setdefault(number, noted.now())
+
+    def note_returned(_: torch.Tensor) -> None:
+        noted.step.returned.setdefault(number, noted.now())
+
+    def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
+        step, at = noted.step, noted.now()
+        step.entered[number] = at
+        hidden = args[0] if args else kwargs.get("hidden_states")
+        if isinstance(hidden, torch.Tensor):
+            found = noted.recorder.number_of(hidden)
+            if found is not None:
+                step.inputs[number] = found
+            if hidden.requires_grad:
+                hidden.register_hook(note_reached)
+
+    def leave(_: nn.Module, __: Any, output: Any) -> None:
+        step, at = noted.step, noted.now()
+        step.left[number] = at
+        out = output[0] if isinstance(output, tuple | list) else output
+        if isinstance(out, torch.Tensor):
+            found = noted.recorder.number_of(out)
+            if found is not None:
+                step.outputs[number] = found
+            if out.requires_grad:
+                out.register_hook(note_returned)
+
+    layer.register_forward_pre_hook(enter, with_kwargs=True)
+    layer.register_forward_hook(leave)
+    if getattr(layer, "_gradient_checkpointing_func", None) is not None:
+        layer._gradient_checkpointing_func = _noting_checkpoint(  # type: ignore[assignment]
+            layer._gradient_checkpointing_func, number, noted
+        )
+
+
+def _noting_checkpoint(checkpoint: Any, number: int, noted: Borders) -> Callable[..., Any]:
+    """The library's checkpoint of a layer (transformers 5.23 modeling_layers.py, GradientCheckpointingLayer),
+    which says when its forward runs again. It may stop in the midst, as soon as all is there.
+    """
+
+    def run(forward: Callable[..., Any], *args: Any) -> Any:
+        def noting(*again: Any) -> Any:
+            start, backward = noted.now(), torch._C._current_graph_task_id() >= 0
+            try:
+                return forward(*again)
+            finally:
+                if backward:
+                    noted.step.again[number] = (start, noted.now())
+
+        return checkpoint(noting, *args)
+
+    return run
+
+
+def build_shallow_config(config: Mapping[str, Any], plan: Plan, kept: tuple[int, ...] | None) -> Any:
+    """The library's config with the ``kept`` layers alone; None keeps all."""
+    settings = build_config(config, plan)
+    if kept is not None:
+        keep_layers(settings, kept)
+    return settings
+
+
+def keep_layers(config: Any, kept: tuple[int, ...]) -> None:
+    """Leave only those layers: their number, and what lists say of each. In place."""
+    text = config.get_text_config()
+    layers = text.num_hidden_layers
+    for name, value in list(vars(text).items()):
+        if isinstance(value, list) and len(value) == layers:
+            setattr(text, name, [value[number] for number in kept])
+    text.num_hidden_layers = len(kept)

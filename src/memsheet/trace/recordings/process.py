@@ -1,0 +1,79 @@
+"""The recording process, started when it is first asked and asked again after. No torch here."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import select
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from memsheet.errors import InputError, Problem, input_error
+from memsheet.trace.parent import PYTHON, TIME_S, end_group, environment_of
+
+INSTALL = "pip install 'memsheet[trace]'"
+_running: subprocess.Popen[str] | None = None
+
+
+def ask_recorder(request: Mapping[str, Any]) -> dict[str, Any]:
+    """What the recording process answers. Raises InputError where it cannot."""
+    process = _started()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        ready, _, _ = select.select([process.stdout], [], [], TIME_S)
+        line = process.stdout.readline() if ready else ""
+    except (BrokenPipeError, OSError):
+        line = ""
+    if not line:
+        code = process.poll()
+        stop_recorder()
+        how = f"ended with exit code {code}" if code is not None else f"took more than {TIME_S:g} seconds"
+        raise input_error("recording", None, how, "`memsheet trace` runs the model's code by itself")
+    return _checked(json.loads(line), request)
+
+
+def _checked(answer: dict[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+    if problems := answer.get("problems"):
+        raise InputError(tuple(Problem(**problem) for problem in problems))
+    kind = request["config"].get("model_type")
+    if missing := answer.get("missing"):
+        reason = f"is not written down here, and its own code is read by an extra that is missing ({missing})"
+        raise input_error("model_type", kind, reason, INSTALL)
+    if why := answer.get("not_recordable"):
+        reason = f"is not written down here, and its own code cannot be put on record: {why}"
+        raise input_error("model_type", kind, reason, "`memsheet trace` runs it")
+    return answer
+
+
+def _started() -> subprocess.Popen[str]:
+    global _running  # noqa: PLW0603 - one process for this one
+    if _running is None or _running.poll() is not None:
+        _running = subprocess.Popen(  # noqa: S603 - our own interpreter, our own module
+            [*PYTHON, "-m", "memsheet.trace.recordings.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment_of({}),
+            text=True,
+            start_new_session=True,
+        )
+        atexit.register(stop_recorder)
+    return _running
+
+
+def stop_recorder() -> None:
+    """End the recording process, if there is one."""
+    global _running
+    process, _running = _running, None
+    if process is None:
+        return
+    end_group(process)
+    for pipe in (process.stdin, process.stdout):
+        with suppress(OSError, AttributeError):
+            pipe.close()  # type: ignore[union-attr]
+    process.wait()

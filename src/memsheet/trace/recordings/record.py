@@ -1,0 +1,212 @@
+"""A recording made: a model's parameters, and one way to run it as functions of size, proved on a size that
+was not solved from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import transformers
+
+from memsheet.plan.packages import TRANSFORMERS
+from memsheet.plan.plan import Plan
+from memsheet.plan.words import request_from
+from memsheet.recording import (
+    RecordedPass,
+    RecordedRun,
+    RecordedStorage,
+    Recording,
+    recording_document,
+    run_document,
+)
+from memsheet.resolve import resolve_request
+from memsheet.run.model import build_config, build_model, layers_of
+from memsheet.trace.job import How
+from memsheet.trace.recordings.kinds import kind_representatives, recorded_parameters, representative_layers
+from memsheet.trace.recordings.observe import build_shallow_config, observe_steps
+from memsheet.trace.recordings.parts import Found, FoundPass, NotRecordableError, cut_step
+from memsheet.trace.recordings.solve import Size, solve_terms
+
+ONE: tuple[Size, ...] = ((1, 1024), (1, 3584), (1, 2560))
+"""Sizes of one sequence, and at last the one that proves. With one sequence torch takes other paths: its
+batch is no dimension to copy for.
+"""
+SEVERAL: tuple[Size, ...] = ((2, 1024), (3, 1024), (2, 3584), (5, 2560))
+"""Sizes of several, likewise."""
+
+
+def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"recording": memsheet/recording/1 without runs}`` and ``{"runs": {key: run}}`` for each way that is
+    asked.
+    """
+    config = request["config"]
+    stack = _stack_of(json.dumps(config, sort_keys=True))
+    made: dict[str, Any] = {
+        "recording": recording_document(stack.model) if request["model"] else None,
+        "runs": {},
+    }
+    for key in request["ways"]:
+        words = json.loads(key)
+        sizes = SEVERAL if words.pop("several", False) else ONE
+        made["runs"][key] = run_document(record_run(config, _plan_of(words), stack, sizes))
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Layered:
+    """A model's description, and the layers of it that are run: ``kept``."""
+
+    model: Recording
+    kept: tuple[int, ...]
+
+
+@lru_cache(maxsize=4)
+def _stack_of(config: str) -> Layered:
+    """The model of a config, as JSON."""
+    found = json.loads(config)
+    plan = _plan_of({"precision": "bf16-pure"})
+    model = build_model(build_config(found, plan), plan, "meta")
+    kinds, kept = representative_layers(found, plan, model)
+    return Layered(describe_model(model, kinds), kept)
+
+
+def _plan_of(words: Mapping[str, Any]) -> Plan:
+    """The plan of one device that a way to run stands for."""
+    return resolve_request(
+        {**request_from(dict(words)), "task": "train", "microbatch": 1, "seq_len": ONE[0][1]}, None, real=True
+    ).plan
+
+
+def describe_model(model: Any, kinds: tuple[int, ...]) -> Recording:
+    """The model's tensors: of each kind of layer, and of what is around them. Raises NotRecordableError for a
+    model without layers.
+    """
+    settings = model.config
+    layers = layers_of(model)
+    if layers is None:
+        raise NotRecordableError(f"{type(model).__name__} has no list of layers")
+    stack = next(name for name, module in model.named_modules() if module is layers)
+    text = settings.get_text_config()
+    into, out = model.get_input_embeddings(), model.get_output_embeddings()
+    return Recording(
+        model_type=settings.model_type,
+        versions={"torch": torch.__version__, TRANSFORMERS: transformers.__version__},
+        hidden=int(text.hidden_size),
+        vocab=int(getattr(text, "vocab_size", 0) or 0),
+        stack=stack,
+        kinds=kinds,
+        layers=tuple(recorded_parameters(layers[kinds.index(kind)]) for kind in dict.fromkeys(kinds)),
+        others=recorded_parameters(model, without=stack),
+        table=next((name for name, module in model.named_modules() if module is into), ""),
+        projection=next((name for name, module in model.named_modules() if module is out), "")
+        if out is not None
+        else "",
+        tied=out is not None and out.weight is into.weight,
+    )
+
+
+def record_run(config: Mapping[str, Any], plan: Plan, stack: Layered, sizes: Sequence[Size]) -> RecordedRun:
+    """One way to run. Raises NotRecordableError for what is no function of size."""
+    kinds, kept = stack.model.kinds, stack.kept
+    steps = observe_steps(build_shallow_config(config, plan, kept), plan, How(), sizes)
+    runs = [cut_step(step) for step in steps]
+    places = kind_representatives(kinds, kept)
+    return RecordedRun(
+        embeddings=_solved([run.embeddings for run in runs], sizes),
+        head=_solved([run.head for run in runs], sizes),
+        loss=_solved([run.loss for run in runs], sizes),
+        layers={kind: _solved([run.layers[place] for run in runs], sizes) for kind, place in places.items()},
+        light={
+            kind: _solved([light for run in runs if (light := run.light[place]) is not None], sizes)
+            for kind, place in places.items()
+            if runs[0].light[place] is not None
+        },
+        entry={kinds[kept[0]]: _solved([run.layers[0] for run in runs], sizes)} if plan.adapter else {},
+        shared=tuple(_solved_each([run.shared for run in runs], sizes)),
+        masks=tuple(_solved_each([run.masks for run in runs], sizes)),
+        named=tuple(_solved_each([run.named for run in runs], sizes)),
+    )
+
+
+def _solved_each(found: Sequence[Sequence[Found]], sizes: Sequence[Size]) -> Iterator[tuple[str, Any]]:
+    if len({len(one) for one in found}) > 1:
+        raise NotRecordableError("what its layers share is not the same at every size")
+    for same in zip(*found, strict=True):
+        yield same[0].path, _terms(same, sizes)
+
+
+def _solved(found: Sequence[FoundPass], sizes: Sequence[Size]) -> RecordedPass:
+    """One part as functions of size. What kernels hide and is not alike at all sizes is left out."""
+    if len({_events_of(one) for one in found}) > 1:
+        found = [without_hidden(one) for one in found]
+    first = found[0]
+    if len({_events_of(one) for one in found}) > 1:
+        raise NotRecordableError(f"{first.storages[0].path} does not do the same at every size")
+    unsolved = frozenset(
+        place
+        for place, one in enumerate(zip(*(each.storages for each in found), strict=True))
+        if one[0].hidden and solve_terms(sizes, [each.bytes for each in one]) is None
+    )
+    if unsolved:
+        found = [without_places(one, unsolved) for one in found]
+        first = found[0]
+    return RecordedPass(
+        storages=tuple(
+            RecordedStorage(one[0].path, _terms(one, sizes), one[0].width)
+            for one in zip(*(each.storages for each in found), strict=True)
+        ),
+        forward=tuple(first.forward),
+        backward=tuple(first.backward),
+        saved=tuple(first.saved),
+        cached=tuple(first.cached),
+        handed=tuple(first.handed),
+        outputs=tuple(first.outputs),
+        lingering=tuple(first.lingering),
+        waiting=tuple(first.waiting),
+    )
+
+
+def _events_of(one: FoundPass) -> tuple[object, ...]:
+    return (*one.forward, None, *one.backward, None, *one.saved, *(storage.path for storage in one.storages))
+
+
+def without_hidden(one: FoundPass) -> FoundPass:
+    """A part without what its kernels allocate inside operations."""
+    return without_places(one, frozenset(n for n, storage in enumerate(one.storages) if storage.hidden))
+
+
+def without_places(one: FoundPass, gone: frozenset[int]) -> FoundPass:
+    """A part without some of its storages."""
+    keep = [place for place in range(len(one.storages)) if place not in gone]
+    new = {place: number for number, place in enumerate(keep)}
+
+    def log(events: list[tuple[str, int]]) -> list[tuple[str, int]]:
+        return [(what, new[place]) for what, place in events if place in new]
+
+    def places(those: list[int]) -> list[int]:
+        return [new[place] for place in those if place in new]
+
+    return FoundPass(
+        storages=[one.storages[place] for place in keep],
+        forward=log(one.forward),
+        backward=log(one.backward),
+        saved=places(one.saved),
+        cached=places(one.cached),
+        handed=places(one.handed),
+        outputs=places(one.outputs),
+        lingering=places(one.lingering),
+        waiting=places(one.waiting),
+    )
+
+
+def _terms(same: Sequence[Found], sizes: Sequence[Size]) -> Any:
+    bytes_at = [one.bytes for one in same]
+    terms = solve_terms(sizes, bytes_at)
+    if terms is None:
+        raise NotRecordableError(f"{same[0].path} is no sum of products of sequences and tokens: {bytes_at}")
+    return terms

@@ -1,0 +1,47 @@
+"""The process that records: a request a line on stdin, an answer a line on stdout. What libraries print goes
+to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from memsheet.errors import InputError
+from memsheet.trace.child import error_answer
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        print(json.dumps(_answer_request(json.loads(line))), file=answers, flush=True)
+    os._exit(0)
+
+
+def _answer_request(request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        from memsheet.trace.recordings.parts import NotRecordableError
+        from memsheet.trace.recordings.record import answer
+    except ImportError as error:
+        return {"missing": str(error)}
+    try:
+        return answer(request)
+    except NotRecordableError as error:
+        return {"not_recordable": str(error)}
+    except Exception as error:  # noqa: BLE001 - a library's code on a stranger's config: whatever it says is the answer
+        return (
+            error_answer(error, request.get("name", "")) if isinstance(error, InputError) else _failure(error)
+        )
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    text = str(error).strip().splitlines()
+    return {"not_recordable": f"{type(error).__name__}: {text[0] if text else ''}"[:200]}
+
+
+if __name__ == "__main__":
+    main()

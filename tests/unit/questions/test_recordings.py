@@ -1,0 +1,125 @@
+"""Where records are kept, and when they are not used."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import memsheet
+from memsheet.errors import InputError
+from memsheet.questions import recordings
+from memsheet.recording import recording_document
+
+CONFIG = {"model_type": "a_family_of_tomorrow", "hidden_size": 8, "num_hidden_layers": 3}
+PASS = {"storages": [["m/output", [[64, 1, 1]], 0]], "forward": [[0, 0], [1, 0]], "backward": []}
+RUN = {
+    "embeddings": PASS, "head": PASS, "loss": PASS, "layers": {"0": PASS}, "light": {"0": PASS}, "entry": {},
+    "shared": [], "masks": [], "named": [],
+}  # fmt: skip
+MODEL = {
+    "schema": "memsheet/recording/1", "model_type": "a_family_of_tomorrow", "versions": {"torch": "1"}, "hidden": 8, "vocab": 16,
+    "stack": "m.layers", "kinds": [0, 0, 0], "layers": [[["w.weight", [8, 8], "linear", None]]],
+    "others": [["m.words.weight", [16, 8], "embedding", None]], "table": "m.words", "projection": "", "tied": True, "runs": {},
+}  # fmt: skip
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """The requests that a recording process got, in a cache of one's own."""
+    requests = []
+
+    def answer(request):
+        requests.append(request)
+        return {"recording": MODEL, "runs": dict.fromkeys(request["ways"], RUN)}
+
+    monkeypatch.setattr(recordings, "ask_recorder", answer)
+    monkeypatch.setenv("MEMSHEET_CACHE", str(tmp_path))
+    monkeypatch.setattr(recordings, "_made", {})
+    return requests
+
+
+def forget(monkeypatch):
+    """As a new process."""
+    monkeypatch.setattr(recordings, "_made", {})
+
+
+def train():
+    return memsheet.train(
+        CONFIG, gpus="1xH100-80GB", seq_len=64, microbatch=2, precision="bf16-pure", fix=False
+    )
+
+
+def test_what_was_recorded_once_is_not_recorded_again(asked, monkeypatch):
+    first = train()
+    assert [request["ways"] for request in asked if request["ways"]]
+    count = len(asked)
+    forget(monkeypatch)
+    assert train().sheets[0].peak == first.sheets[0].peak
+    assert len(asked) == count
+
+
+def test_a_record_of_other_versions_or_of_another_config_is_not_used(asked, monkeypatch):
+    train()
+    count = len(asked)
+    forget(monkeypatch)
+    monkeypatch.setattr(recordings, "installed_versions", lambda: {"torch": "0.1"})
+    train()
+    assert len(asked) > count
+    assert recordings.config_key(CONFIG) != recordings.config_key({**CONFIG, "hidden_size": 16})
+    assert recordings.config_key(CONFIG) == recordings.config_key({**CONFIG, "_name_or_path": "elsewhere"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "[]", "null", '{"schema": "memsheet/plan/1"}', json.dumps({**MODEL, "kinds": [-1]}), json.dumps({**MODEL, "layers": 3}),
+        json.dumps({**MODEL, "kinds": [7]}), json.dumps({**MODEL, "runs": {"k": {**RUN, "head": {**PASS, "forward": [[0, 5]]}}}}),
+        json.dumps({**MODEL, "runs": {"k": {**RUN, "head": {**PASS, "forward": [[1, 0]]}}}}),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("asked")
+def test_a_broken_record_is_made_anew(monkeypatch, tmp_path, text):
+    first = train()
+    (file,) = (tmp_path / "recordings").glob("*.json")
+    file.write_text(text)
+    forget(monkeypatch)
+    assert train().sheets[0].peak == first.sheets[0].peak
+    assert json.loads(file.read_text())["kinds"] == [0, 0, 0]
+
+
+@pytest.mark.usefixtures("asked")
+def test_two_that_write_at_once_leave_a_whole_record(tmp_path):
+    recording = recordings.recording_of(CONFIG)
+    name = recordings.config_key(CONFIG)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: recordings._keep(name), range(64)))
+    (file,) = (tmp_path / "recordings").iterdir()
+    assert json.loads(file.read_text()) == recording_document(recording)
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_folder_that_cannot_be_written_to_and_no_cache_at_all_answer_too(monkeypatch, tmp_path):
+    first = train()
+    (tmp_path / "file").write_text("")
+    for place in (str(tmp_path / "file"), "off"):
+        forget(monkeypatch)
+        monkeypatch.setenv("MEMSHEET_CACHE", place)
+        assert train().sheets[0].peak == first.sheets[0].peak
+
+
+def test_what_fails_is_never_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("MEMSHEET_CACHE", str(tmp_path))
+    monkeypatch.setattr(recordings, "_made", {})
+    with pytest.raises(InputError) as error:
+        train()
+    assert error.value.problems[0].field == "model_type"
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_code_of_its_own_is_never_run(asked):
+    answer = memsheet.train(
+        {**CONFIG, "auto_map": {"AutoModel": "evil.Model"}}, gpus="1xH100-80GB", seq_len=64
+    )
+    assert asked
+    assert all("auto_map" not in request["config"] for request in asked)
+    assert "it was not run" in " ".join(answer.model.source.notes)
