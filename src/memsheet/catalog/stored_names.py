@@ -23,12 +23,14 @@ _WHOLE_KEYS = {"compressed-tensors": "ignore", "bitsandbytes": "llm_int8_skip_mo
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
     """``quantization``: a quantization_config, None where weights are whole; ``dtype``: theirs, where a name
-    says it; ``words``: what is taken for granted of it.
+    says it; ``words``: what is taken for granted of it; ``attention_open``: quantizers of this kind often
+    leave attention whole.
     """
 
     quantization: Mapping[str, Any] | None = None
     dtype: str | None = None
     words: str
+    attention_open: bool = False
 
 
 def _int_groups(bits: int, group: int | None) -> dict[str, Any]:
@@ -56,10 +58,10 @@ _FORMS: dict[str, Storage] = {
     "w4a16": Storage(quantization=_int_groups(4, 128), words=f"int4 in groups of 128, {_WHOLE_ENDS}"),
     "int8": Storage(quantization=_int_groups(8, None), words=f"int8 with a scale a row, {_WHOLE_ENDS}"),
     "nf4": Storage(quantization=_bitsandbytes(4), words=f"nf4 with scales quantized again, {_WHOLE_ENDS}"),
-    "unsloth": Storage(quantization=_bitsandbytes(4), words="nf4 with scales quantized again; which layers unsloth left whole besides, only its config.json says"),
+    "unsloth": Storage(quantization=_bitsandbytes(4), words="nf4 with scales quantized again; which layers unsloth left whole besides, only its config.json says", attention_open=True),
     "bnb8": Storage(quantization=_bitsandbytes(8), words=f"int8 of bitsandbytes, {_WHOLE_ENDS}"),
-    "nvfp4": Storage(quantization=_float_groups(16), words=f"nvfp4 linear layers, {_WHOLE_ENDS}; which others are whole, its config.json says"),
-    "mxfp4": Storage(quantization=_float_groups(32), words=f"mxfp4 linear layers, {_WHOLE_ENDS}; which others are whole, its config.json says"),
+    "nvfp4": Storage(quantization=_float_groups(16), words=f"nvfp4 linear layers, {_WHOLE_ENDS}; which others are whole, its config.json says", attention_open=True),
+    "mxfp4": Storage(quantization=_float_groups(32), words=f"mxfp4 linear layers, {_WHOLE_ENDS}; which others are whole, its config.json says", attention_open=True),
     "bf16": Storage(dtype="bfloat16", words="bf16, nothing quantized"),
     "fp16": Storage(dtype="float16", words="fp16, nothing quantized"),
     "fp32": Storage(dtype="float32", words="fp32, nothing quantized"),

@@ -378,6 +378,7 @@ class Source:
         tuple[str, str, tuple[int, ...]], ...
     ] = ()  # of a GGUF file: each one's name, type and dimensions
     assumed: tuple[str, ...] = ()  # what its name was taken to mean
+    attention_open: bool = False  # its name says that it is quantized, and not whether attention is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

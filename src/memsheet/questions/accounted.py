@@ -29,6 +29,7 @@ from memsheet.plan.model import ModelSpec
 from memsheet.plan.options import InferOptions, Model, TrainOptions
 from memsheet.plan.plan import Plan
 from memsheet.questions.bare_counts import bare_answer, count_of
+from memsheet.questions.open_storage import attention_left_whole, with_both_ends, with_high_end
 from memsheet.questions.question_parts import catalog_entry, parse_question, read_named_model
 from memsheet.resolve import Resolved, resolve_request
 from memsheet.resolve.length import length_notes
@@ -234,7 +235,13 @@ def _serving_facts(
 ) -> Mapping[str, Any]:
     from memsheet.formulas.serving.servers import server_of
 
-    return server_of(engine_of(resolved.plan)).facts(spec, resolved.plan, cluster, sheets)
+    server = server_of(engine_of(resolved.plan))
+    facts: Mapping[str, Any] = server.facts(spec, resolved.plan, cluster, sheets)
+    largest = attention_left_whole(spec, resolved.plan)
+    if largest is None:
+        return facts
+    others = tuple(account_rank(spec, largest, cluster, sheet.stage) for sheet in sheets)
+    return with_both_ends(facts, server.facts(spec, largest, cluster, others))
 
 
 def _expert_routing_notes(
@@ -285,10 +292,15 @@ def _prompts_unknown(plan: Plan) -> bool:
 
 def sheets_of(spec: ModelSpec, resolved: Resolved, cluster: Cluster | None) -> tuple[Sheet, ...]:
     """One sheet a pipeline stage; ranks of a stage are alike."""
-    return tuple(
+    sheets = tuple(
         account_rank(spec, resolved.plan, cluster, stage, replays=True)
         for stage in range(resolved.plan.mesh.pp)
     )
+    largest = attention_left_whole(spec, resolved.plan)
+    if largest is None:
+        return sheets
+    others = (account_rank(spec, largest, cluster, sheet.stage, replays=True) for sheet in sheets)
+    return tuple(with_high_end(sheet, other) for sheet, other in zip(sheets, others, strict=True))
 
 
 def with_method(request: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:

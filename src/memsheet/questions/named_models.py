@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from memsheet.errors import InputError
 from memsheet.exchange import as_stored
 from memsheet.exchange.shared.file_format import AUTO, Read
 from memsheet.exchange.shared.trainer_script import UNSAID
@@ -18,13 +19,20 @@ DRAFT = "speculative.model"
 
 
 def named_model(reads: Mapping[str, Read]) -> str | None:
-    """The model that a server's command names, where it is a bundled one: no path in a stranger's file is
-    opened.
+    """The model that a server's command names, where it is a bundled one or surely a copy of one, in whatever
+    form it is stored: no path in a stranger's file is opened, and no hub is asked.
     """
-    from memsheet.catalog import find_model
-
     named = served_model(reads)
-    return named if named and find_model(named) else None
+    return named if named and is_surely_bundled(named) else None
+
+
+def is_surely_bundled(name: str) -> bool:
+    """Whether a name is a bundled model's, or of a copy by somebody who publishes such."""
+    try:
+        found = catalog_entry(name)
+    except InputError:  # the page of something that is no model
+        return False
+    return found is not None and bool(found.get("sure", True))
 
 
 def bundled_draft(read: Read) -> Read:
@@ -42,14 +50,23 @@ def bundled_name(served: str) -> str | None:
     return str(found["name"]) if found else None
 
 
+def likely_name(served: str) -> str | None:
+    """The bundled model that a name is of, whoever published it."""
+    from memsheet.catalog.names import bundled_match
+
+    try:
+        found = bundled_match(served)
+    except InputError:
+        return None
+    return found.name if found else None
+
+
 def strange_drafts(reads: Mapping[str, Read], told: Mapping[str, Any]) -> tuple[str, ...]:
     """Why there is no sheet: a stranger's file names who drafts by a path or a hub's name, which nobody looks
     up for it.
     """
-    from memsheet.catalog import find_model
-
     named = [str(read.request[DRAFT]) for read in reads.values() if read.request.get(DRAFT)]
-    unknown = [name for name in named if told.get(DRAFT) is None and not find_model(name)]
+    unknown = [name for name in named if told.get(DRAFT) is None and not is_surely_bundled(name)]
     return tuple(
         f"{name} drafts and is no bundled model, so there is no sheet: --draft-model" for name in unknown[:1]
     )
@@ -65,7 +82,7 @@ def unnamed_words(reads: Mapping[str, Read]) -> str:
         return "no model is named: --model"
     return (
         f"{served} is no bundled model: "
-        f"{stand_in(served, bundled_name) or '--model names one, or its config.json'}"
+        f"{stand_in(served, likely_name) or '--model names one, or its config.json'}"
     )
 
 

@@ -122,7 +122,12 @@ class Lookup:
 
 def _from_entry(entry: Mapping[str, Any], text: str) -> Config:
     name = str(entry.get("name") or text)
-    source = Source(kind="bundled", path=name, assumed=tuple(entry.get("assumed", ())))
+    source = Source(
+        kind="bundled",
+        path=name,
+        assumed=tuple(entry.get("assumed", ())),
+        attention_open=bool(entry.get("attention_open")),
+    )
     return Config(entry["config"], name, source)
 
 

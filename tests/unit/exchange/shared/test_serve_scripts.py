@@ -278,8 +278,17 @@ def test_a_stand_in_without_the_released_format_is_not_sure(tmp_path: Path) -> N
     assert (same.result.value, same.doubt) == ("fits", "")
 
 
-def test_a_quantized_checkpoint_of_a_bundled_model_is_told_how_to_stand_in(tmp_path: Path) -> None:
-    told = checked(tmp_path, "vllm serve Qwen/Qwen2.5-72B-Instruct-AWQ -tp 2", gpus="2xH100-80GB").no_model
+def test_a_quantized_checkpoint_of_a_bundled_model_is_taken_by_its_name(tmp_path: Path) -> None:
+    text = "vllm serve {} -tp 2 --max-model-len 32K"
+    copy = checked(tmp_path, text.format("Qwen/Qwen2.5-72B-Instruct-AWQ"), gpus="2xH100-80GB")
+    meant = {"model": "qwen2.5-72b", "quantization.weights": "awq-int4"}
+    same = checked(tmp_path, text.format("Qwen/Qwen2.5-72B-Instruct-AWQ"), gpus="2xH100-80GB", **meant)
+    assert copy.answer.verdict.device == same.answer.verdict.device
+    assert (copy.result, copy.doubt) == (same.result, "")
+
+
+def test_a_strangers_copy_is_told_how_to_stand_in(tmp_path: Path) -> None:
+    told = checked(tmp_path, "vllm serve mine/Qwen2.5-72B-Instruct-AWQ -tp 2", gpus="2xH100-80GB").no_model
     assert told.endswith(": --model qwen2.5-72b --quantize awq-int4")
     assert checked(tmp_path, "vllm serve a/Qwen2.5-mine", gpus="2xH100-80GB").no_model.endswith("config.json")
 
