@@ -28,6 +28,8 @@ def named_model(reads: Mapping[str, Read]) -> str | None:
 
 def is_surely_bundled(name: str) -> bool:
     """Whether a name is a bundled model's, or of a copy by somebody who publishes such."""
+    from memsheet.questions.question_parts import catalog_entry
+
     try:
         found = catalog_entry(name)
     except InputError:  # the page of something that is no model
