@@ -79,7 +79,7 @@ def summed_widths(block: Block) -> tuple[Count, ...]:
 
 
 def norm_operator(norm: Norm) -> Operator:
-    return memory_operator(Kind.NORM, "layernorm", norm.size)
+    return memory_operator(Kind.NORM, "layernorm", norm.size, module=norm)
 
 
 @lru_cache(maxsize=64)
@@ -130,7 +130,7 @@ def _head_operators(mixer: Attention | LatentAttention | CrossAttention) -> Iter
     else:
         heads = mixer.heads + mixer.kv_heads
         if mixer.qk_norm is not None:
-            yield memory_operator(Kind.NORM, "attention", heads * mixer.head_dim, Cut.INNER, mixer)
+            yield memory_operator(Kind.NORM, "attention", heads * mixer.head_dim, Cut.INNER, mixer.qk_norm)
         if isinstance(mixer, Attention):
             if mixer.rotary_dim:
                 yield memory_operator(Kind.ROTATION, "attention", heads * mixer.rotary_dim, Cut.INNER, mixer)

@@ -16,8 +16,11 @@ from math import prod
 from types import MappingProxyType
 
 from memsheet.arith import Count
-from memsheet.plan.model import FeedForward, Mixer, Weight
+from memsheet.plan.model import FeedForward, Mixer, Norm, Weight
 from memsheet.references import TRANSFORMER, formula
+
+Module = Mixer | FeedForward | Norm
+"""A part of a block that operators run for."""
 
 
 class Kind(Enum):
@@ -84,12 +87,12 @@ class Operator:
     writes: Count = 0
     saves: Count = 0
     weights: tuple[Weight, ...] = ()
-    module: Mixer | FeedForward | None = None
+    module: Module | None = None
     joins: str = ""
 
 
 def memory_operator(
-    kind: Kind, part: str, width: Count, cut: Cut = Cut.NONE, module: Mixer | FeedForward | None = None
+    kind: Kind, part: str, width: Count, cut: Cut = Cut.NONE, module: Module | None = None
 ) -> Operator:
     """A pass over memory."""
     reads, writes, saves = TRAFFIC[kind]
@@ -108,7 +111,7 @@ def memory_operator(
 
 @formula(cites=TRANSFORMER, at="2 m n k of a product: a row times a matrix of n by k takes 2 n k")
 def product_operator(
-    part: str, weights: tuple[Weight, ...], joins: str = "", module: Mixer | FeedForward | None = None
+    part: str, weights: tuple[Weight, ...], joins: str = "", module: Module | None = None
 ) -> Operator:
     """A product of one input with matrices, whose results lie side by side."""
     first = weights[0]

@@ -11,7 +11,7 @@ from memsheet.formulas.serving.dp_attention import forward_paths, gathers_all, g
 from memsheet.formulas.serving_time.speeds import End, format_of
 from memsheet.formulas.states.held import Held, tensors_on_rank
 from memsheet.formulas.states.params import fold_path_indices, stack_prefix
-from memsheet.formulas.step_time.kernels import FUSED, WRITTEN_OUT
+from memsheet.formulas.step_time.kernels import operator_passes
 from memsheet.formulas.step_time.operators import BF16_BYTES
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Block, ModelSpec, Moe
@@ -161,9 +161,13 @@ def short_kernels(block: Block, operators: tuple[Operator, ...], plan: Plan) -> 
     own = [op for op in operators if op.kind in (*SHORT, Kind.RESIDUAL) and op.cut is not Cut.EXPERTS]
     kinds = [op.kind for op in own if op.kind is not Kind.RESIDUAL]
     fused = plan.compile or engine_of(plan).serving.joins_projections
-    passes, tp = FUSED if fused else WRITTEN_OUT, float(plan.mesh.tp)
+    layers, tp = engine_of(plan).layers, float(plan.mesh.tp)
     elements = sum(
-        op.width * passes[op.kind][0] / BF16_BYTES / (tp if op.cut is Cut.INNER else 1.0) for op in own
+        op.width
+        * operator_passes(op, fused=fused, layers=layers)[0]
+        / BF16_BYTES
+        / (tp if op.cut is Cut.INNER else 1.0)
+        for op in own
     )
     sums = sum(op.width for op in own if op.kind is Kind.RESIDUAL) // block.hidden
     summing = min(sums, sum(op.kind is Kind.NORM and op.cut is Cut.NONE for op in own)) if fused else 0

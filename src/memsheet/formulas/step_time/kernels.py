@@ -1,15 +1,12 @@
-"""Whose kernels run, and how many bytes their passes over memory take: counted from each code's operations,
-in 16-bit tensors.
+"""Whose kernels run, and how many bytes their passes over memory take, in 16-bit tensors: of one kernel what
+the operator itself reads and writes (``formulas/operators/``), of norms and activations that are written out
+what the tape of their code does, of the rest counted from that code.
 
-Of an element of a tensor that is read or written once, 2 bytes in bf16 and 4 in fp32. A fused norm reads and
-writes its input (4) and in backward reads two and writes one (6). Written out in fp32 (transformers 5.23
-models/llama/modeling_llama.py, LlamaRMSNorm.forward): cast, square, mean, product, cast, weight: 36 and as
-autograd undoes them 60. Rotation written out (rotate_half, two products, a sum): 20. silu(gate) * up fused
-reads two and writes one (6), backward reads three and writes two (10); written out 10 and 16. A ring's next
-block of attention is added to the sums in fp32: fused a block read, the sum read and written
-(TransformerEngine d0067d0, context_parallel.py, flash_attn_fwd_out_correction: 10; queries' gradients: 6);
-written out a cast, a difference, a product, a difference (torch 2.13, _context_parallel/_attention.py,
-_SDPAMerger: 38; gradients a cast and a sum: 18).
+Of an element that is read or written once, 2 bytes in bf16 and 4 in fp32. Rotation written out (rotate_half,
+two products, a sum): 20. A ring's next block of attention is added to the sums in fp32: fused a block read,
+the sum read and written (TransformerEngine d0067d0, context_parallel.py, flash_attn_fwd_out_correction: 10;
+queries' gradients: 6); written out a cast, a difference, a product, a difference (torch 2.13,
+_context_parallel/_attention.py, _SDPAMerger: 38; gradients a cast and a sum: 18).
 """
 
 from __future__ import annotations
@@ -18,8 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from memsheet.formulas.operators.operator import TRAFFIC, Kind
+from memsheet.formulas.operators.operator import TRAFFIC, Kind, Operator
+from memsheet.formulas.operators.taped import taped_activation_passes, taped_norm_passes
 from memsheet.plan.engine import Engine, LayerKernels
+from memsheet.plan.model import Dense, Moe, Norm
 from memsheet.plan.plan import AttentionKind, Loss, Plan
 
 Passes = tuple[float, float]
@@ -52,7 +51,8 @@ class Kernels:
     low: bool
     element_bytes: int
     attention: str
-    passes: Mapping[Kind, Passes]
+    fused: bool
+    layers: str | None
     scores: Passes
     merged: Passes
     losses: Mapping[Loss, Passes]
@@ -73,8 +73,19 @@ FUSED: Mapping[Kind, Passes] = MappingProxyType(
 what was read.
 """
 WRITTEN_OUT: Mapping[Kind, Passes] = MappingProxyType(
-    {**FUSED, Kind.NORM: (36, 60), Kind.ROTATION: (20, 20), Kind.GATE: (10, 16), Kind.DISPATCH: (16, 16)}
+    {**FUSED, Kind.ROTATION: (20, 20), Kind.DISPATCH: (16, 16)}
 )
+
+
+def operator_passes(op: Operator, *, fused: bool, layers: str | None, trains: bool = True) -> Passes:
+    """Bytes an element of a pass over memory: of one kernel, or as the code is written out."""
+    if not fused and isinstance(op.module, Norm):
+        return taped_norm_passes(layers, op.module.kind, trains=trains)
+    if not fused and isinstance(op.module, Dense | Moe) and op.kind in (Kind.GATE, Kind.ACTIVATION):
+        return taped_activation_passes(op.module.activation, gated=op.module.gated)
+    return (FUSED if fused else WRITTEN_OUT)[op.kind]
+
+
 SCORES, SCORES_WRITTEN_OUT = (6, 8), (24, 24)
 """Written by the product, read and written by a fused masked softmax, read by the next product."""
 MERGED, MERGED_WRITTEN_OUT = (10, 6), (38, 18)
@@ -116,7 +127,8 @@ def kernels_of(plan: Plan, engine: Engine) -> Kernels:
         accumulated_bytes=8 if own.adds_in_products else 0,
         fuses_inputs=own.fused,
         quantised_bytes=QUANTISED.get(kind, 0.0),
-        passes=FUSED if fused else WRITTEN_OUT,
+        fused=fused,
+        layers=engine.layers,
         scores=SCORES if fused else SCORES_WRITTEN_OUT,
         merged=MERGED if fused else MERGED_WRITTEN_OUT,
     )

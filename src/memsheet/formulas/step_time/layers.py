@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from memsheet.formulas.operators.blocks import INPUTS, NOTHING_JOINED, block_operators, head_operator
 from memsheet.formulas.operators.operator import Cut, Kind, Operator
+from memsheet.formulas.step_time.kernels import operator_passes
 from memsheet.formulas.step_time.numbers import Real, larger
 from memsheet.formulas.step_time.operators import (
     BF16_BYTES,
@@ -51,7 +52,9 @@ def operator_times(shop: TrainTiming, op: Operator) -> Iterator[OperatorTime]:
             return
         case Kind.NORM | Kind.ROTATION | Kind.GATE | Kind.ACTIVATION | Kind.DISPATCH | Kind.RESIDUAL:
             elements = _rows_on_rank(shop, op) * op.width
-            yield memory_pass(shop, op.part, elements, *shop.kernels.passes[op.kind])
+            kernels = shop.kernels
+            passes = operator_passes(op, fused=kernels.fused, layers=kernels.layers, trains=shop.trains)
+            yield memory_pass(shop, op.part, elements, *passes)
             if op.kind is Kind.RESIDUAL and shop.plan.dropout:
                 yield memory_pass(shop, op.part, elements, 5, 5)
 

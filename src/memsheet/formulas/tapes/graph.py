@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from memsheet.formulas.tapes.tape import Entry, Event, Shape, Tape
+from memsheet.formulas.tapes.tape import Axis, Entry, Event, Meta, Operation, Shape, Tape
 from memsheet.plan.dtypes import DType
 
 
@@ -125,7 +125,6 @@ class Tensor:
 
 
 Edge = tuple[Node | Leaf, int]
-Meta = tuple[Shape, DType]
 Backward = Callable[..., "list[Grad | None]"]
 
 
@@ -170,6 +169,7 @@ class Graph:
         self._hosted: list[int] = []
         self.entries: list[Entry] = []
         self.log: list[tuple[Event, int]] = []
+        self.operations: list[Operation] = []
         self.compute, self.processor = compute, processor
         self._module = ""  # whose backward runs
         self._cache: dict[str, Tensor] = {}
@@ -256,13 +256,17 @@ class Graph:
         saved: Iterable[Tensor],
         backward: Backward,
         held: Iterable[Tensor] = (),
+        terms: Axis | None = None,
     ) -> Tensor:
         """Give ``out`` its place in the graph. ``held``: what a function keeps in attributes of its own, past
-        every hook, until the whole graph goes.
+        every hook, until the whole graph goes. ``terms``: of a product, of each sum.
 
         ``backward(g)`` returns a gradient for each input (None where not needed); the engine then sums and
         casts it to the input's shape and dtype where they differ (validate_outputs).
         """
+        if out.storage is not None and all(t.storage is not out.storage for t in inputs):
+            reads = tuple((t.shape, t.dtype) for t in inputs)
+            self.operations.append(Operation(reads, ((out.shape, out.dtype),), terms))
         edges = tuple((t.node, t.port) if t.node else None for t in inputs)
         if any(edges) or not self.saves:
             self._hold(held)
@@ -365,7 +369,8 @@ class Graph:
         for t in (*inputs, *cache, output):
             t.storage = t.node = None
         self._passing.clear()
-        forward = tuple(self.log)
+        forward, forward_operations = tuple(self.log), tuple(self.operations)
+        self.operations.clear()
         hosted = (
             self._hosted if self.pass_ is not Pass.LIGHT else sorted(self._inputs) if self.offloads else []
         )
@@ -392,6 +397,8 @@ class Graph:
             recomputed_saved=self._recomputed,
             before=self._before,
             lingering=stays,
+            forward_operations=forward_operations,
+            backward_operations=tuple(self.operations),
         )
 
     def _play(self, root: Edge, grad: Grad) -> dict[Node, dict[int, Grad]]:
@@ -420,15 +427,33 @@ class Graph:
     def _run(self, node: Node, arrived: dict[int, Grad]) -> list[Grad | None]:
         self._module = node.module
         back = [self.grad(one.shape, one.dtype, one.path) for one in node.saved if isinstance(one, Copied)]
+        made, saved = len(self.entries), [one.index for one in node.saved if isinstance(one, Storage)]
         grads = list(node.backward(*arrived.values()))
         del back
+        self._note_backward(made, saved, arrived, grads)
         if self.pass_ is Pass.RECOMPUTED:
             node.saved.clear()
         for n, (meta, grad) in enumerate(zip(node.metas, grads, strict=True)):
             if grad is not None and meta != (grad.shape, grad.dtype):
+                self.operations.append(Operation(((grad.shape, grad.dtype),), (meta,)))
                 grads[n] = self.grad(*meta)
         node.saved.clear()
         return grads
+
+    def _note_backward(
+        self, made: int, saved: list[int], arrived: dict[int, Grad], grads: list[Grad | None]
+    ) -> None:
+        """What a node's backward moves, if it made anything: gradients and what was saved are read, and what
+        it makes besides its results is read again.
+        """
+        if len(self.entries) == made:
+            return
+        results = {grad.storage.index for grad in grads if grad is not None and grad.storage is not None}
+        again = [n for n in range(made, len(self.entries)) if n not in results]
+        reads = [(grad.shape, grad.dtype) for grad in arrived.values()]
+        reads += [(self.entries[n].shape, self.entries[n].dtype) for n in (*saved, *again)]
+        writes = [(entry.shape, entry.dtype) for entry in self.entries[made:]]
+        self.operations.append(Operation(tuple(reads), tuple(writes)))
 
     def _deliver(self, pending: dict[Node, dict[int, Grad]], edge: Edge | None, grad: Grad | None) -> None:
         if edge is None or grad is None:
@@ -441,7 +466,10 @@ class Graph:
         ports = pending.setdefault(node, {})
         if port not in ports:
             ports[port] = grad
-        elif (
+            return
+        meta = (grad.shape, grad.dtype)
+        self.operations.append(Operation((meta, meta), (meta,)))
+        if (
             sys.getrefcount(ports[port].storage) > _SOLE_OWNER
         ):  # the engine may not add in place into shared memory
             ports[port] = self.grad(grad.shape, grad.dtype)

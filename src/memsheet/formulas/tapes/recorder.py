@@ -75,6 +75,7 @@ class Recorder(Graph):
             tuple(operands),
             saved,
             backward,
+            terms=x.shape[-1],
         )
 
     def dequantized_linear(
@@ -98,7 +99,7 @@ class Recorder(Graph):
             del weight
             return [grad, None][: 2 if bias else 1]
 
-        result = self.apply(result, (low, bias) if bias else (low,), (), backward)
+        result = self.apply(result, (low, bias) if bias else (low,), (), backward, terms=back_shape[-1])
         return self.cast(result, x.dtype, f"{path}/output")
 
     def add(self, a: Tensor, b: Tensor, path: str) -> Tensor:
@@ -278,7 +279,7 @@ class Recorder(Graph):
         def backward(g: Grad) -> list[Grad | None]:
             return [self.grad(s, d) if need else None for s, d, need in metas][::-1]
 
-        return self.apply(self.tensor(path, shape, a.dtype), (a, b), saved, backward)
+        return self.apply(self.tensor(path, shape, a.dtype), (a, b), saved, backward, terms=a.shape[-1])
 
 
 def _promote_dtypes(a: DType, b: DType) -> DType:

@@ -39,6 +39,18 @@ class Entry:
 
 
 Log = tuple[tuple[Event, int], ...]
+Meta = tuple[Shape, DType]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What one operation moves: the tensors that it reads and writes; ``terms``: of a product, of each sum. A
+    view moves nothing and is none.
+    """
+
+    reads: tuple[Meta, ...]
+    writes: tuple[Meta, ...]
+    terms: Axis | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,6 +72,8 @@ class Tape:
         frozenset()
     )  # results that a selective checkpoint has kept for a forward that runs again
     lingering: frozenset[int] = frozenset()  # held until the whole graph goes, however far backward is
+    forward_operations: tuple[Operation, ...] = ()
+    backward_operations: tuple[Operation, ...] = ()
 
     @property
     def inputs(self) -> frozenset[int]:

@@ -51,7 +51,7 @@ def _alibi_scores(r: Recorder, q: Tensor, k: Tensor, path: str) -> Tensor:
             _scaled_product_grad(r, shape, dtype) if need else None for shape, dtype, need in reversed(metas)
         ][::-1]
 
-    return r.apply(r.tensor(path + "/scores", SCORES, q.dtype), (q, k), saved, backward)
+    return r.apply(r.tensor(path + "/scores", SCORES, q.dtype), (q, k), saved, backward, terms=q.shape[-1])
 
 
 def _scaled_product_grad(r: Recorder, shape: Shape, dtype: DType) -> Grad:
