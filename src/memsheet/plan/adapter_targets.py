@@ -8,7 +8,7 @@ from memsheet.plan.defaults import FUSED_TARGETS, LORA_TARGETS
 from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.layers import linear_names
-from memsheet.plan.model import ModelSpec
+from memsheet.plan.model import Attention, LatentAttention, ModelSpec, Role
 
 ALL_LINEAR = "all-linear"
 """peft's word for every linear layer but the head (target_modules)."""
@@ -23,11 +23,17 @@ def targets_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
         found = LORA_TARGETS.get(model.model_type) if model else None
         if found is not None:
             gaps.assumed.append(f"adapter.targets = {','.join(found)} (peft's default)")
-        elif model is not None:
-            gaps.assumed.append(f"adapter.targets = {ALL_LINEAR}; peft has no default for {model.model_type}")
+        elif model is not None and (found := _attention_linears(model)):
+            why = f"attention's own, peft has no default for {model.model_type}"
+            gaps.assumed.append(f"adapter.targets = {','.join(found)} ({why})")
         else:
-            gaps.wrong("adapter.targets", None, "is missing", "for example --lora-targets q_proj,v_proj")
-        targets = found or ((ALL_LINEAR,) if model is not None else ())
+            gaps.wrong(
+                "adapter.targets",
+                None,
+                "is missing; this family has no default",
+                "for example --lora-targets q_proj,v_proj",
+            )
+        targets = found or ()
     if model is None:
         return tuple(targets)
     present = linear_names(model)
@@ -43,6 +49,19 @@ def targets_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
             hint = f"it has {', '.join(sorted(present))}; or all-linear alone"
             gaps.wrong("adapter.targets", target, f"names no linear layer of {model.name}", hint)
     return tuple(targets)
+
+
+def _attention_linears(model: ModelSpec) -> tuple[str, ...]:
+    """Last names of the linear layers of softmax attention."""
+    return tuple(
+        dict.fromkeys(
+            weight.path.removesuffix(".weight").rpartition(".")[2]
+            for mixer in model.mixers()
+            if isinstance(mixer, Attention | LatentAttention)
+            for weight in mixer.weights
+            if weight.role is Role.LINEAR
+        )
+    )
 
 
 def _joined_from(gaps: RequestResolver, target: str, targets: Sequence[str], present: set[str]) -> bool:

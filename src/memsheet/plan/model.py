@@ -140,6 +140,9 @@ class LatentAttention:
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
+    index_dim: int = (
+        0  # elements of the key by which an indexer picks a token's few others (sparse attention)
+    )
     weights: tuple[Weight, ...]
 
 

@@ -17,7 +17,7 @@ VERIFIED: dict[str, frozenset[AttentionKind]] = {
     "llama4_text": frozenset({AttentionKind.EAGER, AttentionKind.SDPA}),
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "olmo", "olmo2", "exaone4", "ernie4_5"), _BOTH),
     **dict.fromkeys(("olmo3", "seed_oss", "ministral", "ministral3", "arcee", "apertus", "hunyuan_v1_dense", "internlm3"), _BOTH),
-    **dict.fromkeys(("minimax_m2", "dots1", "hunyuan_v1_moe", "exaone_moe", "afmoe", "granitemoeshared", "flex_olmo"), _BOTH),
+    **dict.fromkeys(("minimax_m2", "dots1", "hunyuan_v1_moe", "exaone_moe", "afmoe", "granitemoeshared", "flex_olmo", "glm4_moe_lite", "qwen3_5_text", "qwen3_5_moe_text"), _BOTH),
     **dict.fromkeys(("phi", "phi3", "stablelm", "starcoder2", "nemotron", "glm", "glm4", "cohere", "cohere2", "gemma", "gemma3_text"), _BOTH),
     **dict.fromkeys(("gpt2", "gpt_neox", "gpt_bigcode", "opt"), _BOTH),
     **dict.fromkeys(("bert", "roberta"), _BOTH),
@@ -49,7 +49,7 @@ TP_PLANS = frozenset({
     "gemma3_text", "glm", "glm4", "glm4_moe", "gpt_neox", "granite", "llama", "llama4", "llama4_text", "mistral", "mixtral",
     "nemotron", "olmo", "olmo2", "olmoe", "phi", "phi3", "qwen2", "qwen2_5_vl", "qwen2_moe", "qwen2_vl", "qwen3", "qwen3_moe",
     "qwen3_next", "smollm3", "starcoder2", "olmo3", "seed_oss", "ministral", "ministral3", "arcee", "apertus", "internlm3",
-    "minimax_m2", "dots1", "exaone_moe", "flex_olmo",
+    "minimax_m2", "dots1", "exaone_moe", "flex_olmo", "glm4_moe_lite", "qwen3_5_text", "qwen3_5_moe_text",
 })  # fmt: skip
 """Families whose configuration has a ``base_model_tp_plan`` that cuts its linear layers. Those of multimodal
 models are their text model's.

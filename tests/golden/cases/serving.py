@@ -71,6 +71,10 @@ CACHE: dict[str, Callable[[], Cases]] = {
     "pages.page_bytes": lambda: {
         "attention": call(WHOLE, BF16, TOKENS, symbol("tp")), "latent": call(first(LatentAttention, LATENT), BF16, TOKENS, symbol("tp")),
     },
+    "sparse_index.index_token_bytes": lambda: {"": call(replace(first(LatentAttention, LATENT), index_dim=symbol("index_dim")))},
+    "sparse_index.latent_token_bytes": lambda: {
+        "": call(first(LatentAttention, LATENT), BF16), "packed": call(replace(first(LatentAttention, LATENT), index_dim=128), FP8),
+    },
     "pages.state_page_bytes": lambda: {"mamba": call(first(StateSpace, STATES), BF16, symbol("tp"))},
     "capacity.shared_blocks": lambda: {"": call(LAYOUT, TOKENS)},
 }  # fmt: skip

@@ -21,7 +21,7 @@ from memsheet.engines.llama_cpp.weights import OUTPUT, TOKENS, Stored, stored_te
 from memsheet.errors import input_error
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import FP16, DType
-from memsheet.plan.model import Attention, Block, LatentAttention, ModelSpec
+from memsheet.plan.model import Attention, Block, LatentAttention, ModelSpec, Run
 from memsheet.plan.plan import AttentionKind, Plan
 from memsheet.references import LLAMA_CPP, formula
 from memsheet.sheet import NOTHING, Bytes
@@ -164,6 +164,9 @@ def cache_of(block: Block, plan: Plan, facts: Facts, ubatch: Count) -> tuple[Cou
     keys = values = 0
     for mixer in block.mixers:
         if isinstance(mixer, LatentAttention):
+            if mixer.index_dim:
+                why = f"is not modelled for {block.kind}, whose layers pick the tokens that they attend to"
+                raise input_error("engine", "llama.cpp", why, "--engine vllm or sglang")
             cells = cells_of(plan, facts)
             keys += cells * _key_type(plan).nbytes(mixer.kv_lora_rank + mixer.qk_rope_head_dim)
             mla_mode = llama_cpp_options(plan).mla_mode
@@ -281,6 +284,7 @@ def _compute_buffer_bytes(
     interleaves rows to types that cards compute with.
     """
     caches, tensors, experts = held
+    read_spec = without_unread_windows(spec)
     ubatch, own = ubatch_of(plan), llama_cpp_options(plan)
     windows = {
         m.window or m.chunk or 0
@@ -307,12 +311,14 @@ def _compute_buffer_bytes(
         quantized_cache=_key_type(plan).block > 1,
     )
     parallel, matrices = where.host > 1 and where.whole and not experts, _matrix_bytes_by_layer(tensors)
-    copied = compute_buffers(reserved_graph(spec, how, matrices), where.host + 1, parallel=parallel)
+    copied = compute_buffers(reserved_graph(read_spec, how, matrices), where.host + 1, parallel=parallel)
     if not experts:
         return tuple(map(Bytes.exact, copied))
-    stay = compute_buffers(reserved_graph(spec, replace(how, experts_stay=True), matrices), where.host + 1)
+    stay = compute_buffers(
+        reserved_graph(read_spec, replace(how, experts_stay=True), matrices), where.host + 1
+    )
     most = compute_buffers(
-        reserved_graph(spec, how, _matrix_bytes_by_layer(tensors, most=True)), where.host + 1
+        reserved_graph(read_spec, how, _matrix_bytes_by_layer(tensors, most=True)), where.host + 1
     )
     taken = not facts.fork or all(t.type_name in COPIED for t in tensors if t.layer in experts and t.expert)
     return tuple(Bytes(min(ends), ends[taken], max(ends)) for ends in zip(stay, copied, most, strict=True))
@@ -345,11 +351,44 @@ def ubatch_of(plan: Plan) -> Count:
     return minimum(given_or(plan.serving.max_batched_tokens, 512), given_or(plan.serving.max_model_len, 1))
 
 
+WINDOWED = frozenset({
+    "gemma2", "gemma3", "gemma3_text", "cohere2", "olmo2", "olmo3", "exaone4", "exaone_moe", "gpt_oss", "llama4", "llama4_text",
+    "afmoe",
+})  # fmt: skip
+"""Families whose windows are read from a file (ggml-org/llama.cpp src/models/*.cpp, where swa_type is
+set). All others keep every token, whatever their config says: phi3's window is switched off with a
+warning (models/phi3.cpp load_arch_hparams, pull request 13676), and mistral, mixtral, starcoder2, smollm3
+and qwen2 have none there.
+"""
+
+
 def blocks_of(spec: ModelSpec) -> list[Block]:
+    """Every layer in order, as llama.cpp runs it; equal ones are one object."""
     return [
         block
-        for stack in spec.stacks
+        for stack in without_unread_windows(spec).stacks
         for run in stack.runs
         for _ in range(run.count)
         for block in run.pattern
     ]
+
+
+def without_unread_windows(spec: ModelSpec) -> ModelSpec:
+    """The model with the windows that llama.cpp reads of it alone."""
+
+    def run(old: Run) -> Run:
+        return replace(old, pattern=tuple(_without_unread_window(block) for block in old.pattern))
+
+    return replace(
+        spec,
+        stacks=tuple(replace(stack, runs=tuple(run(old) for old in stack.runs)) for stack in spec.stacks),
+    )
+
+
+def _without_unread_window(block: Block) -> Block:
+    """A layer that keeps every token where its family's window is not read."""
+    windowed = any(isinstance(m, Attention) and m.window for m in block.mixers)
+    if block.kind in WINDOWED or not windowed:
+        return block
+    mixers = (replace(m, window=None) if isinstance(m, Attention) else m for m in block.mixers)
+    return replace(block, mixers=tuple(mixers))

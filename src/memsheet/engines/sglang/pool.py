@@ -11,7 +11,8 @@ from memsheet.engines.sglang.facts import WINDOW_SHARE, Release
 from memsheet.engines.sglang.speculative import counted_layers
 from memsheet.errors import input_error
 from memsheet.formulas.serving.drafts import draft_of
-from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token
+from memsheet.formulas.serving.kv_cache import caching_layers
+from memsheet.formulas.serving.sparse_index import index_token_bytes, served_token_bytes
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import INT32
 from memsheet.plan.model import Attention, CrossAttention, LatentAttention, Mixer, ModelSpec, Recurrent
@@ -71,7 +72,8 @@ def cell_of(part: ModelSpec, plan: Plan, release: Release) -> Cell:
             )
         if not isinstance(mixer, Attention | LatentAttention):
             continue  # states, which have a pool of their own
-        size = layers * plan.cache.kv_dtype.nbytes(kv_elements_per_token(mixer, plan.mesh.tp))
+        a_token = served_token_bytes(mixer, plan.cache.kv_dtype, plan.mesh.tp)
+        size = layers * (a_token + index_token_bytes(mixer))
         cut = _window_pool_tokens(part, mixer, release)
         whole, window = (whole, window + size) if cut else (whole + size, window)
         reach = max(reach, cut or 0)

@@ -58,9 +58,9 @@ from memsheet.formulas.serving.deepep import deepep_items
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving.drafts import prefix_draft_items, verified_tokens, with_draft
 from memsheet.formulas.serving.graphs import graph_items
-from memsheet.formulas.serving.kv_cache import bytes_per_token
 from memsheet.formulas.serving.loaded import loaded_items
 from memsheet.formulas.serving.sampling import masked_sampler_bytes
+from memsheet.formulas.serving.sparse_index import served_bytes_per_token
 from memsheet.formulas.serving.stages import every_stage, same_again
 from memsheet.frozen import dataclass
 from memsheet.plan.device import Cluster
@@ -395,8 +395,8 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, 
         else {}
     )
     found: dict[str, Any] = {
-        **shared, "read": f"sglang {release.tag}", "kv_bytes_per_token": bytes_per_token(spec, plan.cache.kv_dtype), "kv_bytes_per_token_per_rank": per_token,
-        "kv_bytes_per_sequence": bytes_per_token(spec, plan.cache.kv_dtype) * full, "kv_tokens": tokens.value, "kv_tokens_low": tokens.low,
+        **shared, "read": f"sglang {release.tag}", "kv_bytes_per_token": served_bytes_per_token(spec, plan.cache.kv_dtype), "kv_bytes_per_token_per_rank": per_token,
+        "kv_bytes_per_sequence": served_bytes_per_token(spec, plan.cache.kv_dtype) * full, "kv_tokens": tokens.value, "kv_tokens_low": tokens.low,
         "kv_tokens_high": tokens.high, "pages": tokens.value // page, "page_tokens": page,
         "max_sequences": {str(n): sequences(n).value for n in lengths_of(plan)},
         "capacity": concurrency_facts(replace(plan, serving=replace(plan.serving, max_sequences=_max_running_requests(plan, tokens.value, stages))), sequences, tokens.value // full, (page - 1) * per_token // 2),

@@ -17,14 +17,36 @@ from memsheet.plan.plan import Plan
 from memsheet.references import SGLANG, formula
 from memsheet.sheet import NOTHING, Bytes
 
-FAMILIES = frozenset({"qwen3_next", "falcon_h1", "nemotron_h", "granitemoehybrid", "lfm2", "kimi_linear"})
-"""Families whose states are kept so (v0.5.23 configs, hybrid_arch.py mambaish_config); others are not served.
+FAMILIES = frozenset(
+    {
+        "qwen3_next",
+        "qwen3_5_text",
+        "qwen3_5_moe_text",
+        "falcon_h1",
+        "nemotron_h",
+        "granitemoehybrid",
+        "lfm2",
+        "kimi_linear",
+    }
+)
+"""Families whose states are kept so (v0.5.23 configs, hybrid_arch.py mambaish_config, hybrid_gdn_config);
+others are not served.
 """
 STATES_ALONE = frozenset({"mamba", "mamba2", "falcon_mamba"})
 """And those that have no attention at all (v0.5.23 configs/model_config.py:156; v0.5.12 has no code for
 them).
 """
-SNAPSHOTS = frozenset({"qwen3_next", "falcon_h1", "nemotron_h", "granitemoehybrid", "kimi_linear"})
+SNAPSHOTS = frozenset(
+    {
+        "qwen3_next",
+        "qwen3_5_text",
+        "qwen3_5_moe_text",
+        "falcon_h1",
+        "nemotron_h",
+        "granitemoehybrid",
+        "kimi_linear",
+    }
+)
 """Families of which two snapshots more are kept for a request's prefix (extra_buffer, v0.5.23
 arg_groups/overrides.py:402, 477).
 """

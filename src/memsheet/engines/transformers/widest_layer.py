@@ -49,7 +49,7 @@ DEQUANTIZED = ("nf4", "fp4", "int8", "int4", "awq", "gptq")
 MatMul4Bit always).
 """
 FP32_ROUTING = frozenset({
-    "mixtral", "deepseek_v2", "deepseek_v3", "glm4_moe", "minimax_m2", "dots1", "exaone_moe", "afmoe", "hunyuan_v1_moe",
+    "mixtral", "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "minimax_m2", "dots1", "exaone_moe", "afmoe", "hunyuan_v1_moe",
 })  # fmt: skip
 """Families whose routers return fp32 weights, so that what experts made is fp32 once it is weighted."""
 TRACED_EXPERTS = frozenset(

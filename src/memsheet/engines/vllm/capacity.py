@@ -12,7 +12,7 @@ from memsheet.arith import Count
 from memsheet.engines.vllm.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
 from memsheet.engines.vllm.releases import Release
 from memsheet.formulas.serving.capacity import concurrency_facts, lengths_of
-from memsheet.formulas.serving.kv_cache import bytes_per_token
+from memsheet.formulas.serving.sparse_index import served_bytes_per_token
 from memsheet.frozen import dataclass
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Mesh, Plan
@@ -83,7 +83,7 @@ def cache_capacity_facts(spec: ModelSpec, plan: Plan, pool: Pool) -> Mapping[str
     whole = layout_of(kinds_of(spec, alone, pool.release), pool.release)
     tokens, per_token = (
         pool.tokens(full),
-        bytes_per_token(spec, plan.cache.kv_dtype, plan.mesh.tp) // plan.mesh.pp,
+        served_bytes_per_token(spec, plan.cache.kv_dtype, plan.mesh.tp) // plan.mesh.pp,
     )
     shared = (
         {"shared_prefix_bytes_per_rank": pool.shared_blocks * pool.layout.block_bytes}
@@ -91,7 +91,7 @@ def cache_capacity_facts(spec: ModelSpec, plan: Plan, pool: Pool) -> Mapping[str
         else {}
     )
     return {
-        **shared, "kv_bytes_per_token": bytes_per_token(spec, plan.cache.kv_dtype), "kv_bytes_per_token_per_rank": per_token,
+        **shared, "kv_bytes_per_token": served_bytes_per_token(spec, plan.cache.kv_dtype), "kv_bytes_per_token_per_rank": per_token,
         "kv_bytes_per_sequence": sequence_blocks(whole, full, pool.release) * whole.block_bytes,
         "kv_tokens": tokens.value, "kv_tokens_low": tokens.low, "kv_tokens_high": tokens.high,
         "pages": pool.blocks.value, "page_bytes_per_rank": pool.layout.block_bytes,

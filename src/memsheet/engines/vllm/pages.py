@@ -16,7 +16,8 @@ from functools import reduce
 from memsheet.arith import Count, ceil_div, maximum, minimum, round_up, where
 from memsheet.engines.vllm.releases import Release
 from memsheet.errors import input_error
-from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token, recurrent_elements
+from memsheet.formulas.serving.kv_cache import caching_layers, recurrent_elements
+from memsheet.formulas.serving.sparse_index import index_token_bytes, served_token_bytes
 from memsheet.formulas.serving.states import convolution_elements
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import DType
@@ -65,7 +66,7 @@ class Layout:
 @formula(cites=PAGED, at="section 4.3: a block holds the keys and values of a fixed number of tokens")
 def page_bytes(mixer: Mixer, dtype: DType, tokens: int, tp: Count) -> Count:
     """Bytes of one layer's keys and values, or latents, of a block on one rank."""
-    return dtype.nbytes(kv_elements_per_token(mixer, tp) * tokens)
+    return served_token_bytes(mixer, dtype, tp) * tokens
 
 
 @formula(
@@ -113,6 +114,13 @@ def _cache_group_kinds(part: ModelSpec, plan: Plan, release: Release) -> Iterato
                     "--engine transformers",
                 )
             case Attention() | LatentAttention():
+                if index := index_token_bytes(mixer):
+                    yield Kind(
+                        kept=Kept.ALL,
+                        block_tokens=plan.cache.page_tokens,
+                        layers=layers,
+                        page_bytes=index * plan.cache.page_tokens,
+                    )
                 window = mixer.window if isinstance(mixer, Attention) and release.window_pages else None
                 yield Kind(
                     kept=Kept.WINDOW if window else Kept.ALL,

@@ -31,7 +31,7 @@ def kv_elements_per_token(mixer: Mixer, tp: Count = 1) -> Count:
         case Attention():
             return 2 * maximum(1, ceil_div(mixer.kv_heads, tp)) * mixer.head_dim
         case LatentAttention():
-            return latent_elements_per_token(mixer)
+            return latent_elements_per_token(mixer) + mixer.index_dim
         case _:
             return 0
 

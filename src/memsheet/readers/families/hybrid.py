@@ -64,9 +64,12 @@ def _qwen3_next(config: Fields) -> ModelSpec:
         layers,
         ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(layers)],
     )
-    mixers: dict[bool, Mixer] = {True: _delta_net(config, hidden), False: _gated_attention(config, hidden)}
+    mixers: dict[bool, Mixer] = {
+        True: gated_delta_net(config, hidden, apart=False),
+        False: gated_query_attention(config, hidden, kv_heads=2),
+    }
     routed, dense = (
-        _qwen3_next_experts(config, hidden),
+        gated_shared_experts(config, hidden, experts=512, per_token=10),
         gated_mlp(
             "mlp",
             hidden,
@@ -104,7 +107,7 @@ def _qwen3_next(config: Fields) -> ModelSpec:
     )
 
 
-def _gated_attention(config: Fields, hidden: int) -> Attention:
+def gated_query_attention(config: Fields, hidden: int, *, kv_heads: int) -> Attention:
     """The query projection is twice as wide: the other half of each head gates the output through a
     sigmoid.
     """
@@ -114,7 +117,7 @@ def _gated_attention(config: Fields, hidden: int) -> Attention:
         "self_attn",
         hidden,
         heads,
-        key_value_heads(config, heads, default=2),
+        key_value_heads(config, heads, default=kv_heads),
         head_dim,
         qkv_bias=bias,
         out_bias=bias,
@@ -129,9 +132,9 @@ def _gated_attention(config: Fields, hidden: int) -> Attention:
     )
 
 
-def _delta_net(config: Fields, hidden: int) -> LinearAttention:
-    """Keys, values and gates from two projections, a short convolution over q, k and v, a matrix state a
-    value head.
+def gated_delta_net(config: Fields, hidden: int, *, apart: bool) -> LinearAttention:
+    """Keys, values and gates from two projections (``apart``: from four), a short convolution over q, k and
+    v, a matrix state a value head.
     """
     k_heads, v_heads = (
         config.count("linear_num_key_heads", default=16),
@@ -161,17 +164,32 @@ def _delta_net(config: Fields, hidden: int) -> LinearAttention:
                 for name in ("dt_bias", "A_log")
             ),
             *causal_conv(f"{path}.conv1d", 2 * keys + values, kernel, bias=False, units=k_heads),
-            *linear_weights(f"{path}.in_proj_qkvz", 2 * keys + 2 * values, hidden, cut="out", units=k_heads),
-            *linear_weights(f"{path}.in_proj_ba", 2 * v_heads, hidden, cut="out", units=k_heads),
+            *(
+                weight
+                for name, size in _delta_projections(keys, values, v_heads, apart=apart)
+                for weight in linear_weights(f"{path}.{name}", size, hidden, cut="out", units=k_heads)
+            ),
             Weight(path=f"{path}.norm.weight", shape=(v_dim,), role=Role.NORM),
             *linear_weights(f"{path}.out_proj", hidden, values, cut="in", units=v_heads),
         ),
     )
 
 
-def _qwen3_next_experts(config: Fields, hidden: int) -> Moe | None:
-    experts = config.count("num_experts", default=512, low=0)
-    per_token = experts_per_token(config, "num_experts_per_tok", default=10, experts=experts)
+def _delta_projections(keys: int, values: int, heads: int, *, apart: bool) -> tuple[tuple[str, int], ...]:
+    """Names and widths of what a delta net projects to."""
+    if apart:
+        return (
+            ("in_proj_qkv", 2 * keys + values),
+            ("in_proj_z", values),
+            ("in_proj_b", heads),
+            ("in_proj_a", heads),
+        )
+    return ("in_proj_qkvz", 2 * keys + 2 * values), ("in_proj_ba", 2 * heads)
+
+
+def gated_shared_experts(config: Fields, hidden: int, *, experts: int, per_token: int) -> Moe | None:
+    experts = config.count("num_experts", default=experts, low=0)
+    per_token = experts_per_token(config, "num_experts_per_tok", default=per_token, experts=experts)
     width, shared = (
         config.count("moe_intermediate_size", default=512),
         config.count("shared_expert_intermediate_size", default=512),

@@ -11,6 +11,7 @@ import pytest
 
 from gguf_files import GROUPED, write_gguf
 from memsheet import infer
+from memsheet.engines.llama_cpp.buffers import Facts, blocks_of, cache_of
 from memsheet.engines.llama_cpp.build import Reserved
 from memsheet.engines.llama_cpp.facts import device_layer_counts
 from memsheet.engines.llama_cpp.ggml import LARGEST, Buffer, Graph, Tensor, buffer_sizes
@@ -20,7 +21,7 @@ from memsheet.engines.llama_cpp.graph import reserved_graph
 from memsheet.errors import InputError
 from memsheet.plan.document import plan_document
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.resolve import resolve_document
+from memsheet.resolve import resolve_document, resolve_request
 from memsheet.sheet import Component, Instant
 
 MIB = 2**20
@@ -452,3 +453,34 @@ def test_a_share_on_the_host_is_experts_and_they_may_be_copied():
     assert main.value == main.high > main.low
     with pytest.raises(InputError, match="has none"):
         served(LLAMA, plan={"offload": {"parameters": 0.3}})
+
+
+WINDOW = {
+    "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "head_dim": 64, "sliding_window": 512, "max_position_embeddings": 8192, "pad_token_id": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["phi3", "mistral", "mixtral", "starcoder2", "ministral", "ministral3"])
+def test_a_window_that_llama_cpp_does_not_read_shortens_no_cache(family):
+    """Whole contexts, as of the same model without a window (src/models/phi3.cpp switches its own off)."""
+    asked = {"engine": "llama.cpp", "max_model_len": 8192}
+    windowed, whole = (
+        infer({"model_type": family, **WINDOW, "sliding_window": size}, **asked) for size in (512, None)
+    )
+    assert windowed.serving["kv_bytes_per_sequence"] == whole.serving["kv_bytes_per_sequence"]
+    assert windowed.sheets[0].peak.value == whole.sheets[0].peak.value
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "cohere2", "olmo3", "gpt_oss", "exaone4"])
+def test_a_window_that_llama_cpp_reads_shortens_the_cache(family):
+    held = [
+        buffers_of_cache({"model_type": family, **WINDOW, "sliding_window": size}) for size in (512, 8192)
+    ]
+    assert held[0] < held[1]
+
+
+def buffers_of_cache(config):
+    spec = read_hf_config(config)
+    plan = resolve_request({"task": "infer", "engine": "llama.cpp", "serving.max_model_len": 8192}, spec).plan
+    return sum(sum(cache_of(block, plan, Facts.of(plan), 512)) for block in blocks_of(spec))

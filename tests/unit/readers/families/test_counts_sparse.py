@@ -23,6 +23,14 @@ SMALL: dict[str, Any] = {
     "num_key_value_heads": 3,
 }
 MAMBA: dict[str, Any] = {"vocab_size": 1000, "num_hidden_layers": 3, "hidden_size": 96}
+LATENT: dict[str, Any] = {
+    **SMALL, "num_key_value_heads": 6, "q_lora_rank": 26, "kv_lora_rank": 30, "n_routed_experts": 8, "n_group": 1, "topk_group": 1,
+    "attention_bias": True, "moe_intermediate_size": 14, "n_shared_experts": 2, "num_experts_per_tok": 2,
+}  # fmt: skip
+DELTA: dict[str, Any] = {
+    **SMALL, "num_hidden_layers": 7, "linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_key_head_dim": 10, "linear_value_head_dim": 14,
+    "attention_bias": True, "intermediate_size": 44,
+}  # fmt: skip
 DEEP: dict[str, Any] = {
     "n_routed_experts": 6,
     "num_experts_per_tok": 2,
@@ -48,6 +56,12 @@ CHEAP: list[tuple[str, dict[str, Any]]] = [
                 "use_shared_attention_adapter": True, "add_bias_linear": True, "tie_word_embeddings": False}),
     ("falcon_mamba", {**MAMBA, "expand": 16, "intermediate_size": 192, "use_bias": True, "use_conv_bias": False}),
     ("rwkv", {**MAMBA, "attention_hidden_size": 80, "intermediate_size": 200}),
+    ("glm4_moe_lite", {**LATENT, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    ("deepseek_v32", {**LATENT, "first_k_dense_replace": 1, "index_n_heads": 3, "index_head_dim": 70}),
+    ("glm_moe_dsa", {**LATENT, "first_k_dense_replace": 0, "index_n_heads": 3, "index_topk_freq": 2}),
+    ("qwen3_5_text", {**DELTA, "full_attention_interval": 2, "head_dim": 22, "tie_word_embeddings": True}),
+    ("qwen3_5_moe_text", {**DELTA, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+                          "shared_expert_intermediate_size": 18}),
     ("minimax_m2", {**SMALL, "head_dim": 20, "rotary_dim": 10, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 22}),
     ("dots1", {**SMALL, **DEEP, "head_dim": 20, "attention_bias": True, "first_k_dense_replace": 2}),
     ("hunyuan_v1_moe", {**SMALL, "head_dim": 20, "num_experts": 5, "moe_topk": 2, "intermediate_size": 30, "attention_bias": True}),
@@ -59,6 +73,9 @@ CHEAP: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 FULL: list[tuple[str, dict[str, Any]]] = [
     *((name, {"num_hidden_layers": 2}) for name in ("minimax_m2", "exaone_moe", "afmoe", "granitemoeshared")),
+    *((name, {"num_hidden_layers": 4}) for name in ("glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "qwen3_5_text", "qwen3_5_moe_text")),
+    ("glm4_moe_lite", {**LATENT, "q_lora_rank": None}),
+    ("glm_moe_dsa", {**LATENT, "num_hidden_layers": 4, "index_topk_pattern": "FSSF"}),
     ("dots1", {"num_hidden_layers": 2, **DEEP}),
     ("hunyuan_v1_moe", {"num_hidden_layers": 2, "head_dim": 128}),
     ("flex_olmo", {"num_hidden_layers": 2, "pad_token_id": 0}),
@@ -147,6 +164,12 @@ def test_models_have_the_real_tensors(case):
     assert_same_tensors({"model_type": case[0], **case[1]})
 
 
+@pytest.mark.parametrize("overrides", [{"num_hidden_layers": 2}, LATENT])
+def test_a_text_model_without_a_class_of_its_own_among_the_automatic_ones(overrides):
+    """mistral4 is built inside another model; its own class has the same tensors."""
+    assert_same_tensors({"model_type": "mistral4", **overrides}, "Mistral4ForCausalLM")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("model_type", "overrides", "parameters"), RELEASED)
 def test_released_models_have_their_published_size(model_type, overrides, parameters):
@@ -184,6 +207,8 @@ STATES: list[tuple[str, dict[str, Any]]] = [
     ("zamba2", {**TINY, "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "hybrid", "mamba"], "n_mamba_heads": 6}),
     ("qwen3_next", {**TINY, "num_hidden_layers": 4, "num_experts": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "head_dim": 16,
                     "linear_key_head_dim": 6, "linear_value_head_dim": 10, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}),
+    ("qwen3_5_text", {**TINY, "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "head_dim": 16,
+                      "linear_key_head_dim": 6, "linear_value_head_dim": 10}),
     ("recurrent_gemma", {**TINY, "num_hidden_layers": 3, "lru_width": 48, "conv1d_width": 5}),
     ("rwkv", {"vocab_size": 50, "hidden_size": 48, "num_hidden_layers": 2}),
 ]  # fmt: skip

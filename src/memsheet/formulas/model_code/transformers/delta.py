@@ -18,7 +18,7 @@ from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
 from memsheet.plan.dtypes import FP32
-from memsheet.plan.model import LinearAttention
+from memsheet.plan.model import LinearAttention, Weight
 from memsheet.references import TRANSFORMERS, formula
 
 KIND = "gated_delta_net"
@@ -53,6 +53,43 @@ def delta_net(r: Recorder, x: Tensor, mixer: LinearAttention, how: RunConfig) ->
     """Qwen3NextGatedDeltaNet.forward (:675-760), without a cache."""
     weights, path = {w.path: w for w in mixer.weights}, mixer.path
     several, grouped = mixer.key_heads > 1, mixer.key_heads != mixer.value_heads
+    project = _projected_apart if f"{path}.in_proj_qkv.weight" in weights else _projected_together
+    mixed, z, b, a = project(r, x, mixer, weights, how)
+    mixed = _depthwise_conv1d(r, mixed, mixer, how)
+    q, k, v = r.split(r.view(mixed, ("b", "s", "K")), (KEY_ROWS, KEY_ROWS, VALUE_ROWS))
+    q, k = (r.view(t, KEYS) if grouped else r.transposed_view(t, KEYS) for t in (q, k))
+    v = r.transposed_view(v, VALUES)
+    beta = r.unary(b, path + "/beta", saves="output")
+    decay = _log_decay_gate(r, a, path, how)
+    made = chunk_rule(r, (q, k, v), decay, beta, path, how)
+    made = _gated_norm(
+        r,
+        made,
+        z if z.shape == VALUES else _flatten_heads(r, z, VALUES, path + "/z", copied=several and not grouped),
+        path + ".norm",
+        how,
+    )
+    return record_linear(r, r.view(made, VALUE_ROWS), weights, f"{path}.out_proj", "h", "v", how)
+
+
+def _projected_apart(
+    r: Recorder, x: Tensor, mixer: LinearAttention, weights: dict[str, Weight], how: RunConfig
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Channels, gates and both numbers of each head, a projection each (modeling_qwen3_5.py,
+    Qwen3_5GatedDeltaNet).
+    """
+    path = mixer.path
+    mixed = r.view(record_linear(r, x, weights, f"{path}.in_proj_qkv", "K", "h", how), CHANNELS)
+    z = r.view(record_linear(r, x, weights, f"{path}.in_proj_z", "v", "h", how), VALUES)
+    b = record_linear(r, x, weights, f"{path}.in_proj_b", "H", "h", how)
+    return mixed, z, b, record_linear(r, x, weights, f"{path}.in_proj_a", "H", "h", how)
+
+
+def _projected_together(
+    r: Recorder, x: Tensor, mixer: LinearAttention, weights: dict[str, Weight], how: RunConfig
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same out of two projections, whose heads lie beside each other (fix_query_key_value_ordering)."""
+    path, several, grouped = mixer.path, mixer.key_heads > 1, mixer.key_heads != mixer.value_heads
     joint = record_linear(r, x, weights, f"{path}.in_proj_qkvz", "P", "h", how)
     pair = record_linear(r, x, weights, f"{path}.in_proj_ba", "2·H", "h", how)
     q, k, v, z = r.split(joint, (KEYS, KEYS, ("b", "s", "u", "g·w"), ("b", "s", "u", "g·w")))
@@ -69,22 +106,7 @@ def delta_net(r: Recorder, x: Tensor, mixer: LinearAttention, how: RunConfig) ->
         _flatten_heads(r, t, KEY_ROWS, f"{path}/{name}", copied=several) for t, name in ((q, "q"), (k, "k"))
     )
     v = _flatten_heads(r, v, VALUE_ROWS, path + "/v", copied=several and not grouped)
-    mixed = r.view(r.cat((q, k, v), ("b", "s", "K"), path + "/mixed"), CHANNELS)
-    mixed = _depthwise_conv1d(r, mixed, mixer, how)
-    q, k, v = r.split(r.view(mixed, ("b", "s", "K")), (KEY_ROWS, KEY_ROWS, VALUE_ROWS))
-    q, k = (r.view(t, KEYS) if grouped else r.transposed_view(t, KEYS) for t in (q, k))
-    v = r.transposed_view(v, VALUES)
-    beta = r.unary(b, path + "/beta", saves="output")
-    decay = _log_decay_gate(r, a, path, how)
-    made = chunk_rule(r, (q, k, v), decay, beta, path, how)
-    made = _gated_norm(
-        r,
-        made,
-        _flatten_heads(r, z, VALUES, path + "/z", copied=several and not grouped),
-        path + ".norm",
-        how,
-    )
-    return record_linear(r, r.view(made, VALUE_ROWS), weights, f"{path}.out_proj", "h", "v", how)
+    return r.view(r.cat((q, k, v), ("b", "s", "K"), path + "/mixed"), CHANNELS), z, b, a
 
 
 def _flatten_heads(r: Recorder, x: Tensor, shape: Shape, path: str, *, copied: bool) -> Tensor:

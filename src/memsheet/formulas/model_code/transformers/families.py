@@ -89,6 +89,8 @@ HABITS: dict[str, FamilyTraits] = {
     "glm4": FamilyTraits(own_tables=True, rest=PartialRotary.IN_TURN),
     "glm4_moe": FamilyTraits(rest=PartialRotary.IN_TURN),
     "qwen3_next": FamilyTraits(rest=PartialRotary.IN_TURN),
+    "qwen3_5_text": FamilyTraits(rest=PartialRotary.IN_TURN),
+    "qwen3_5_moe_text": FamilyTraits(rest=PartialRotary.IN_TURN),
     "bamba": FamilyTraits(rest=PartialRotary.IN_TURN),
     "llama4_text": FamilyTraits(table_buffer=True, wide_softmax=False, named_mix=True),
     "ernie4_5_moe": FamilyTraits(own_tables=True, wide_tables=True, wide_rotary=True),

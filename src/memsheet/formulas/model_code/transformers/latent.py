@@ -27,7 +27,7 @@ MERGED: Shape = ("b", "s", "a", "v")
 SCORES: Shape = ("b", "a", "s", "s")
 COMPLEX64 = DType("complex64", 64, source="two fp32 numbers")
 ALIGNMENT = 8
-INTERLEAVED = frozenset({"deepseek_v3"})
+INTERLEAVED = frozenset({"deepseek_v3", "glm4_moe_lite"})
 """Families that turn even and odd elements in real numbers (configuration_deepseek_v3.py: rope_interleave is
 true unless a config says otherwise); deepseek_v2 multiplies complex ones.
 """
@@ -64,6 +64,8 @@ def latent_problem(at: LatentAttention) -> str | None:
     """Why it cannot be recorded: the memory-efficient kernel takes heads of multiples of 8 alone
     (sdp_utils.cpp, use_mem_efficient_attention).
     """
+    if at.index_dim:
+        return "what its indexer compares every token with is not modelled"
     sizes = at.qk_nope_head_dim + at.qk_rope_head_dim, at.v_head_dim
     return (
         f"its heads of {sizes[0]} and {sizes[1]} are no multiples of {ALIGNMENT}"

@@ -43,6 +43,8 @@ KNOWN = {
             "ministral",
             "exaone_moe",
             "afmoe",
+            "qwen3_5_text",
+            "qwen3_5_moe_text",
         ),
         1e-2,
     ),
