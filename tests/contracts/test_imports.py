@@ -57,3 +57,13 @@ def test_importing_the_package_loads_nothing_heavy():
 )
 def test_a_command_without_torch_loads_nothing_heavy():
     assert loaded_after(COMMAND) == []
+
+
+def test_a_bundled_name_loads_no_tables_of_other_names():
+    """How copies and Ollama's tags are called is looked up for a name that is none of the bundled."""
+    asked = "import memsheet; memsheet.train('llama-tiny', seq_len=8)"
+    program = (
+        f"{asked}; import json, sys; print(json.dumps([m for m in sys.modules if {{}}]), file=sys.stderr)"
+    )
+    told = "m.startswith(('memsheet.catalog.name', 'memsheet.catalog.stored', 'memsheet.readers.hub'))"
+    assert loaded_after(program.format(told)) == []

@@ -72,6 +72,7 @@ def bundled_entry(text: str, *, endpoint: str = "") -> Mapping[str, Any] | None:
         "name": entry["name"] if same and found.sure else asked.text if asked else text,
         "assumed": (_assumption(found, asked.text if asked else text),),
         "sure": found.sure,
+        "copy_of": found.name,
         "attention_open": found.storage is not None and found.storage.attention_open,
     }
 

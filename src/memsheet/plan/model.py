@@ -381,6 +381,7 @@ class Source:
         tuple[str, str, tuple[int, ...]], ...
     ] = ()  # of a GGUF file: each one's name, type and dimensions
     assumed: tuple[str, ...] = ()  # what its name was taken to mean
+    base: str = ""  # the bundled model that a copy is of
     attention_open: bool = False  # its name says that it is quantized, and not whether attention is
 
 

@@ -8,10 +8,8 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from memsheet.catalog.name_forms import parse_model_name
-from memsheet.catalog.names import held_name
 from memsheet.errors import InputError, input_error, nearest_words, printable_line
 from memsheet.frozen import dataclass
 from memsheet.guard import is_file, is_folder, read_json
@@ -22,6 +20,9 @@ from memsheet.readers.modelopt import BESIDE
 __all__ = ["Catalog", "Config", "find_config", "read_model"]
 
 ADAPTERS_DEEP = 3
+if TYPE_CHECKING:
+    from memsheet.catalog.name_forms import AskedName
+
 _SUFFIXES = (".json", ".gguf", ".safetensors")
 
 
@@ -80,10 +81,11 @@ def _from_hub_name(text: str, entry: Mapping[str, Any] | None, lookup: Lookup) -
     """The model of a hub's name: as the local cache has it, as its name says where that is sure, as the hub
     has it, or as its name says where nobody can be asked.
     """
+    from memsheet.catalog.names import held_name
     from memsheet.readers.hub.lookup import cached_model, model_on_hub
     from memsheet.readers.hub.refusals import HubError
 
-    asked = parse_model_name(text, endpoint=os.environ.get("HF_ENDPOINT", ""))
+    asked = _parts_of_name(text)
     on_hub = asked is not None and "/" in asked.repo
     if asked is not None and on_hub and (cached := cached_model(text, asked, lookup.base_of)) is not None:
         return cached
@@ -126,6 +128,7 @@ def _from_entry(entry: Mapping[str, Any], text: str) -> Config:
         kind="bundled",
         path=name,
         assumed=tuple(entry.get("assumed", ())),
+        base=str(entry.get("copy_of", "")),
         attention_open=bool(entry.get("attention_open")),
     )
     return Config(entry["config"], name, source)
@@ -135,6 +138,8 @@ def _unknown_name_error(text: str, names: Iterable[str]) -> InputError:
     """That nobody knows a name; one that holds a bundled model's may be tuned from it, which is not
     guessed.
     """
+    from memsheet.catalog.names import held_name
+
     if inside := held_name(text):
         hint = f"{_held_hint(inside)}; or give its config.json"
     elif near := nearest_words(text, list(names), n=3, cutoff=0.5):
@@ -164,8 +169,14 @@ def _is_path(text: str) -> bool:
 
 
 def _is_hub_file(text: str) -> bool:
-    asked = parse_model_name(text, endpoint=os.environ.get("HF_ENDPOINT", ""))
+    asked = _parts_of_name(text)
     return asked is not None and "/" in asked.repo and (bool(asked.file) or "://" in text)
+
+
+def _parts_of_name(text: str) -> AskedName | None:
+    from memsheet.catalog.name_forms import parse_model_name
+
+    return parse_model_name(text, endpoint=os.environ.get("HF_ENDPOINT", ""))
 
 
 def _has_home(text: str | Path) -> bool:

@@ -18,7 +18,7 @@ from memsheet.plan.dtypes import DType, dtype_named
 from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import GGUF_SERVER, rules_of
 from memsheet.plan.gaps import RequestResolver
-from memsheet.plan.model import ModelSpec, StoredQuantization
+from memsheet.plan.model import ModelSpec, Source, StoredQuantization
 from memsheet.plan.plan import Adapter, AdapterKind, Quantization
 from memsheet.resolve.serving import missing_compute_capability
 
@@ -42,7 +42,7 @@ def quantization_of(
     if task == "train" and name is None and adapter is None and _dequantizes_to_train(gaps, model):
         return None
     if task == "train" and model is not None and model.quantization is not None:
-        _check_stored(gaps, model.quantization, adapter)
+        _check_stored(gaps, model.quantization, adapter, model.source)
     if name is None:
         return _stored_quantization(gaps, model, engine, cluster if task == "infer" else None)
     in_files = name.startswith("gguf:")
@@ -116,12 +116,15 @@ def _dequantizes_to_train(gaps: RequestResolver, model: ModelSpec | None) -> boo
     return True
 
 
-def _check_stored(gaps: RequestResolver, of: StoredQuantization, adapter: Adapter | None) -> None:
+def _check_stored(
+    gaps: RequestResolver, of: StoredQuantization, adapter: Adapter | None, source: Source
+) -> None:
     """A checkpoint that is quantized can carry adapters where its format is modelled, and is never trained
     itself.
     """
     stored = of.weights
-    hint = "give the base model" + (
+    base = f", {source.base}" if source.base else ""
+    hint = f"give the base model{base}" + (
         ", or the precision to train it in: --precision bf16-pure" if stored in DEQUANTIZED else ""
     )
     if stored not in STORED_TRAINABLE or (stored in LORA_ALONE and of.method != "bitsandbytes"):
@@ -133,7 +136,7 @@ def _check_stored(gaps: RequestResolver, of: StoredQuantization, adapter: Adapte
             "quantization_config",
             stored,
             "freezes the weights, and nothing else trains",
-            "give the base model, or --lora-rank 16",
+            f"give the base model{base}, or --lora-rank 16",
         )
 
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import memsheet
 from memsheet import catalog
 from memsheet.catalog.name_forms import AskedName, parse_model_name
 from memsheet.catalog.names import MIRRORS, bundled_entry, bundled_match, held_name, matching_names
@@ -211,3 +212,10 @@ def test_words_search() -> None:
     assert matching_names("unsloth/Qwen3-8B-bnb-4bit") == ("qwen3-8b",)
     assert matching_names("llama3.2:3b") == ("llama-3.2-3b",)
     assert matching_names("nothing-of-the-kind") == ()
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B-AWQ", "qwen3:8b", "Qwen/Qwen3-8B-NVFP4"])
+def test_a_form_that_cannot_be_trained_names_the_model_that_can(name: str) -> None:
+    with pytest.raises(InputError) as caught:
+        memsheet.train(name, seq_len=128, lora_rank=8)
+    assert "base model, qwen3-8b" in str(caught.value)
