@@ -150,6 +150,14 @@ def test_rows_in_and_out_are_read_and_written() -> None:
     )
 
 
+def test_a_joined_product_reads_its_rows_once() -> None:
+    """Queries, keys and values 64 in and 128 out, the output 64 and 64, gate and up 64 and 256, down 128 and
+    64: 832 elements of two bytes, two rows, two layers. transformers reads them for each of its seven.
+    """
+    assert decoded(card(memory=1.0))["products"] == 2 * 2 * 2 * 832
+    assert decoded(card(memory=1.0), engine="transformers")["products"] == 2 * 2 * 2 * (832 + 3 * 64)
+
+
 # ---- attention ---------------------------------------------------------------------------------------------
 
 
