@@ -75,7 +75,7 @@ CACHE_DTYPES = (*COMMON_DTYPES, "fp8", "fp8_e5m2", "int8")
 LORA_TARGETS = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "mixtral", "phi", "opt", "gptj"), ("q_proj", "v_proj")),
     **dict.fromkeys(("bloom", "gpt_neox", "falcon"), ("query_key_value",)),
-    "gpt2": ("c_attn",), "phi3": ("qkv_proj",), "bert": ("query", "value"), "roberta": ("query", "value"), "t5": ("q", "v"),
+    "gpt2": ("c_attn",), "phi3": ("qkv_proj",), "bert": ("query", "value"), "roberta": ("query", "value"), "xlm-roberta": ("query", "value"), "t5": ("q", "v"),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmo2", "granite", "starcoder2", "smollm3", "stablelm"), ("q_proj", "v_proj")),
 }  # fmt: skip
 # the keys of a plan that change memory and are not accounted yet; any value but these is refused

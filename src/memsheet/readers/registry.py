@@ -23,7 +23,7 @@ _MODULES = {
     "qwen_vl": "qwen2_vl qwen2_5_vl",
     "mllama": "mllama",
     "llama4": "llama4 llama4_text",
-    "encoder": "bert roberta",
+    "encoder": "bert roberta xlm-roberta",
     "t5": "t5 mt5",
     "vit": "vit",
 }

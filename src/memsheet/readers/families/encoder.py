@@ -1,4 +1,4 @@
-"""BERT and RoBERTa: post-norm encoders with learned positions, in every class of their modeling files."""
+"""BERT, RoBERTa and XLM-RoBERTa: post-norm encoders with learned positions, in every class of theirs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,24 @@ _TASKS = {
 _VOCABULARY = {"bert": 30522, "roberta": 50265}  # BertConfig, RobertaConfig; the two agree on all other sizes
 
 
+XLM = "xlm-roberta"
+"""RoBERTa's modules under other class names, with a vocabulary of its own (XLMRobertaConfig)."""
+
+
 def read(config: Fields) -> ModelSpec:
+    if config.data.get("model_type") != XLM:
+        return _read_bert(config)
+    names = config.data.get("architectures")
+    own = (
+        [name.removeprefix("XLM") if isinstance(name, str) else name for name in names]
+        if isinstance(names, list)
+        else names
+    )
+    renamed = {"vocab_size": 30522, **config.data, "model_type": "roberta", "architectures": own}
+    return replace(_read_bert(Fields(renamed, config.where, config.problems)), model_type=XLM)
+
+
+def _read_bert(config: Fields) -> ModelSpec:
     kind = config.text("model_type", default="bert", choices=tuple(_VOCABULARY))
     known = [name for name in _TASKS if name.lower().startswith(kind)]
     name = model_class_name(config, known, known[0])

@@ -168,6 +168,10 @@ FULL: list[tuple[str, dict[str, Any]]] = [
         "RobertaForTokenClassification", "RobertaForQuestionAnswering",
     )),
     ("RobertaForMaskedLM", {"model_type": "roberta", **BERT, "tie_word_embeddings": False}),
+    *((name, {"model_type": "xlm-roberta", **BERT, **FOUR_LABELS, "architectures": [name]}) for name in (
+        "XLMRobertaModel", "XLMRobertaForSequenceClassification", "XLMRobertaForTokenClassification",
+    )),
+    ("XLMRobertaForMaskedLM", {"model_type": "xlm-roberta", "tie_word_embeddings": False}),
     ("T5ForConditionalGeneration", {"model_type": "t5"}),
     ("T5ForConditionalGeneration", {"model_type": "t5", **T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 5, "relative_attention_num_buckets": 20}),
     *((name, {"model_type": "t5", **T5, **FOUR_LABELS, "architectures": [name]}) for name in (
