@@ -94,7 +94,7 @@ class RecordedParameter:
 class Recording:
     """A model's own code on record. ``stack``: the path of its layers; ``kinds``: of each layer its kind, a
     place in ``layers``, which holds the parameters of each kind; ``others``: those of no layer. ``table``,
-    ``projection``: the modules that look words up and that make logits.
+    ``projection``: the modules that look words up and that make logits. ``eager_only``: the library has no fused attention for it.
 
     ``make`` records a further way to run; None where nothing can.
     """
@@ -110,6 +110,7 @@ class Recording:
     table: str = ""
     projection: str = ""
     tied: bool = False
+    eager_only: bool = False
     runs: dict[RunKey, RecordedRun] = field(default_factory=dict)
     make: Callable[[RunKey], RecordedRun] | None = None
 
@@ -147,7 +148,7 @@ def recording_document(recording: Recording) -> dict[str, Any]:
         "hidden": recording.hidden, "vocab": recording.vocab, "stack": recording.stack, "kinds": list(recording.kinds),
         "layers": [[_parameter_row(one) for one in layer] for layer in recording.layers],
         "others": [_parameter_row(one) for one in recording.others],
-        "table": recording.table, "projection": recording.projection, "tied": recording.tied,
+        "table": recording.table, "projection": recording.projection, "tied": recording.tied, "eager_only": recording.eager_only,
         "runs": {key: run_document(run) for key, run in recording.runs.items()},
     }  # fmt: skip
 
@@ -169,6 +170,7 @@ def recording_from(document: Mapping[str, Any]) -> Recording:
             table=str(document["table"]),
             projection=str(document["projection"]),
             tied=bool(document["tied"]),
+            eager_only=bool(document["eager_only"]),
             runs={str(key): run_from(run) for key, run in document["runs"].items()},
         )
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:

@@ -25,6 +25,13 @@ def kinds_of(model: ModelSpec | None) -> set[str]:
     return {block.kind for block in model.blocks()} if model else set()
 
 
+def _without_sdpa(model: ModelSpec) -> list[str]:
+    """Kinds of a model's layers that have no fused attention in the library."""
+    if model.recording is not None:
+        return [model.model_type] if model.recording.eager_only else []
+    return sorted(kinds_of(model) & NO_SDPA)
+
+
 def attention_of(
     gaps: RequestResolver, engine: Engine, model: ModelSpec | None, cluster: Cluster | None = None
 ) -> AttentionKind:
@@ -36,7 +43,7 @@ def attention_of(
     """
     serves = gaps.request.get("task") == "infer" and not engine.limits.library_modules
     library = engine.layers is None and not serves
-    without = sorted(kinds_of(model) & NO_SDPA) if library else []
+    without = _without_sdpa(model) if library and model is not None else []
     default = (
         AttentionKind.EAGER if without and AttentionKind.EAGER in engine.attention else engine.attention[0]
     )

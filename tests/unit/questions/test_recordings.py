@@ -19,7 +19,7 @@ RUN = {
 MODEL = {
     "schema": "memsheet/recording/1", "model_type": "a_family_of_tomorrow", "versions": {"torch": "1"}, "hidden": 8, "vocab": 16,
     "stack": "m.layers", "kinds": [0, 0, 0], "layers": [[["w.weight", [8, 8], "linear", None]]],
-    "others": [["m.words.weight", [16, 8], "embedding", None]], "table": "m.words", "projection": "", "tied": True, "runs": {},
+    "others": [["m.words.weight", [16, 8], "embedding", None]], "table": "m.words", "projection": "", "tied": True, "eager_only": False, "runs": {},
 }  # fmt: skip
 
 

@@ -90,9 +90,17 @@ def kind_representatives(kinds: tuple[int, ...], kept: tuple[int, ...]) -> dict[
     return {kind: next((p for p in found if p in inside), found[0]) for kind, found in places.items()}
 
 
-def recorded_parameters(module: nn.Module, *, without: str = "") -> tuple[RecordedParameter, ...]:
-    """Every tensor of a module once, outside the submodule ``without``, with what kind of module holds it."""
+def recorded_parameters(
+    module: nn.Module, *, without: str = "", first: str = ""
+) -> tuple[RecordedParameter, ...]:
+    """Every tensor of a module once, outside the submodule ``without``, with what kind of module holds it. One
+    that several modules hold is the submodule's ``first``.
+    """
     owners = dict(module.named_modules())
+    named = sorted(
+        module.named_parameters(remove_duplicate=False), key=lambda pair: not pair[0].startswith(f"{first}.")
+    )
+    once = {id(tensor): name for name, tensor in reversed(named)}
     found = [
         RecordedParameter(
             path=name,
@@ -100,8 +108,8 @@ def recorded_parameters(module: nn.Module, *, without: str = "") -> tuple[Record
             kind=_module_kind(owners[name.rpartition(".")[0]], name, tensor.dim()),
             dtype="fp32" if str(tensor.dtype) == "torch.float32" else None,
         )
-        for name, tensor in module.named_parameters()
-        if not (without and name.startswith(f"{without}."))
+        for name, tensor in named
+        if once[id(tensor)] == name and not (without and name.startswith(f"{without}."))
     ]
     found += [
         RecordedParameter(

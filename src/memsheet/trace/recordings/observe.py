@@ -49,6 +49,7 @@ class Step:
     projected: int | None = None
     unprojected: int | None = None
     logits: int | None = None
+    tied_bytes: int | None = None
 
 
 def observe_steps(config: Any, plan: Plan, how: How, sizes: Sequence[tuple[int, int]]) -> list[Step]:
@@ -69,10 +70,18 @@ def observe_steps(config: Any, plan: Plan, how: How, sizes: Sequence[tuple[int, 
         _run_forward(modules, model, config, _of_size(plan, *sizes[0]), how, noted)  # what is made but once
         found = []
         for sequences, tokens in sizes:
-            noted.step = Step(layers=noted.layers)
+            noted.step = Step(layers=noted.layers, tied_bytes=_tied_bytes(model))
             _take_step(modules, model, config, _of_size(plan, sequences, tokens), how, noted)
             found.append(replace(noted.step, rows=list(recorder.rows), events=list(recorder.events)))
         return found
+
+
+def _tied_bytes(model: nn.Module) -> int | None:
+    """Bytes of the table that makes logits too, if one does: its gradients wait for one another."""
+    into, out = (getattr(model, f"get_{name}_embeddings")() for name in ("input", "output"))
+    table = getattr(into, "weight", None)
+    tied = table is not None and getattr(out, "weight", None) is table
+    return table.numel() * table.element_size() if tied and table.requires_grad else None
 
 
 def _of_size(plan: Plan, sequences: int, tokens: int) -> Plan:

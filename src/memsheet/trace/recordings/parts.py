@@ -21,9 +21,6 @@ STANDS = frozenset({Component.BUFFERS, Component.INPUTS, Component.WORKSPACES})
 """What is there after a step, whenever it was made."""
 
 
-SCALAR = 8  # bytes: what is no larger is a number, not a tensor
-
-
 class NotRecordableError(ValueError):
     """What a step did does not come apart at its layers."""
 
@@ -89,9 +86,6 @@ class _Cutter:
                 self.gone[~event] = self._window(at)
         self.after = len(self.cuts)
         self.gone = [self.after if window < 0 else window for window in self.gone]
-        self.weights = {
-            row.bytes for row in self.rows if row.component is Component.PARAMETERS and row.bytes > SCALAR
-        }
         self.claimed = {row: (at, name, width) for at, row, name, width in step.gradients}
 
     # ---- windows -------------------------------------------------------------------------------------------
@@ -255,7 +249,7 @@ class _Cutter:
             if row in self.claimed or place in made.lingering:
                 continue
             if self.gone[row] > window and self.made[row] >= self._loss_back:
-                if self.gone[row] > window + 1 and self.rows[row].bytes in self.weights:
+                if self.gone[row] > window + 1 and self.rows[row].bytes == self.step.tied_bytes:
                     made.backward.append((MADE_GRADIENT, place))  # it waits for another: a tied table's
                 else:
                     made.backward.append((RELEASED, place))

@@ -36,6 +36,8 @@ ONE: tuple[Size, ...] = ((1, 1024), (1, 3584), (1, 2560))
 """Sizes of one sequence, and at last the one that proves. With one sequence torch takes other paths: its
 batch is no dimension to copy for.
 """
+POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len")
+OFFSET = 2  # positions that roberta and its kin begin with (modeling_roberta.py, padding_idx + 1)
 SEVERAL: tuple[Size, ...] = ((2, 1024), (3, 1024), (2, 3584), (5, 2560))
 """Sizes of several, likewise."""
 
@@ -52,7 +54,7 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     }
     for key in request["ways"]:
         words = json.loads(key)
-        sizes = SEVERAL if words.pop("several", False) else ONE
+        sizes = within_positions(SEVERAL if words.pop("several", False) else ONE, stack.positions)
         made["runs"][key] = run_document(record_run(config, _plan_of(words), stack, sizes))
     return made
 
@@ -63,16 +65,34 @@ class Layered:
 
     model: Recording
     kept: tuple[int, ...]
+    positions: int | None
 
 
 @lru_cache(maxsize=4)
 def _stack_of(config: str) -> Layered:
     """The model of a config, as JSON."""
     found = json.loads(config)
-    plan = _plan_of({"precision": "bf16-pure"})
+    plan = _plan_of({"precision": "bf16-pure", "attention": "eager"})
     model = build_model(build_config(found, plan), plan, "meta")
     kinds, kept = representative_layers(found, plan, model)
-    return Layered(describe_model(model, kinds), kept)
+    return Layered(describe_model(model, kinds), kept, _most_positions(model.config))
+
+
+def _most_positions(config: Any) -> int | None:
+    """Tokens that a sequence may have, where a config says."""
+    text = config.get_text_config()
+    found = [getattr(text, name, None) for name in POSITIONS]
+    return min((value for value in found if isinstance(value, int) and value > 0), default=None)
+
+
+def within_positions(sizes: Sequence[Size], most: int | None) -> tuple[Size, ...]:
+    """The sizes in a model's own room for positions: in the same proportions, of whole eights."""
+    longest = max(tokens for _, tokens in sizes)
+    if most is None or most >= longest:
+        return tuple(sizes)
+    return tuple(
+        (sequences, max(8, tokens * (most - OFFSET) // longest // 8 * 8)) for sequences, tokens in sizes
+    )
 
 
 def _plan_of(words: Mapping[str, Any]) -> Plan:
@@ -93,20 +113,22 @@ def describe_model(model: Any, kinds: tuple[int, ...]) -> Recording:
     stack = next(name for name, module in model.named_modules() if module is layers)
     text = settings.get_text_config()
     into, out = model.get_input_embeddings(), model.get_output_embeddings()
+    table = next((name for name, module in model.named_modules() if module is into), "")
     return Recording(
         model_type=settings.model_type,
         versions={"torch": torch.__version__, TRANSFORMERS: transformers.__version__},
-        hidden=int(text.hidden_size),
+        hidden=int(getattr(text, "hidden_size", 0) or getattr(into, "embedding_dim", 0)),
         vocab=int(getattr(text, "vocab_size", 0) or 0),
         stack=stack,
         kinds=kinds,
         layers=tuple(recorded_parameters(layers[kinds.index(kind)]) for kind in dict.fromkeys(kinds)),
-        others=recorded_parameters(model, without=stack),
-        table=next((name for name, module in model.named_modules() if module is into), ""),
+        others=recorded_parameters(model, without=stack, first=table),
+        table=table,
         projection=next((name for name, module in model.named_modules() if module is out), "")
         if out is not None
         else "",
-        tied=out is not None and out.weight is into.weight,
+        tied=out is not None and getattr(out, "weight", None) is getattr(into, "weight", None),
+        eager_only=not getattr(model, "_supports_sdpa", False),
     )
 
 
