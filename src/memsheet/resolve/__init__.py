@@ -158,6 +158,9 @@ def _resolve_for_engine(
         before_ampere=cluster is not None and is_older_device(cluster.device, BF16_UNITS),
         speculative=speculative_of(gaps, engine, mesh, model, sequences=sequences, real=real),
     )
+    if task == "infer" and model is not None and model.recording is not None:
+        why = f"is read from its own code for training alone: what {model.model_type} caches is not on record"
+        gaps.wrong("model", model.name, why, "`memsheet trace MODEL --max-model-len N` runs its generation")
     check_effects(gaps, plan, engine, model)
     check_moments(gaps, plan)
     check_in_backward(gaps, plan, engine)

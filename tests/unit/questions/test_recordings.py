@@ -123,3 +123,17 @@ def test_code_of_its_own_is_never_run(asked):
     assert asked
     assert all("auto_map" not in request["config"] for request in asked)
     assert "it was not run" in " ".join(answer.model.source.notes)
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize("engine", ["transformers", "vllm", "sglang", "llama.cpp"])
+def test_what_is_cached_is_not_on_record_and_is_not_taken_for_nothing(engine):
+    with pytest.raises(InputError, match="on record"):
+        memsheet.infer(CONFIG, gpus="1xH100-80GB", engine=engine, max_model_len=64)
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize("engine", ["megatron", "torchtitan", "torchtune", "litgpt"])
+def test_an_engine_with_model_code_of_its_own_does_not_run_the_library_s(engine):
+    with pytest.raises(InputError):
+        memsheet.train(CONFIG, gpus="1xH100-80GB", seq_len=64, engine=engine)

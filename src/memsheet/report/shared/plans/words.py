@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from memsheet.plan.document import asked_as
 from memsheet.report.shared.machines import machine_flags
 from memsheet.report.shared.words import flags_for
 from memsheet.search.train.space import OFFLOAD
@@ -75,4 +77,5 @@ def plan_command(ranking: Ranking, planned: Planned) -> str:
     }
     usual = {f"mesh.{axis}": 1 for axis in AXES if axis != "dp_shard"}
     kept = {key: value for key, value in values.items() if usual.get(key) != value}
-    return f"memsheet train {ranking.model.name} {machine_flags(ranking.cluster)} {flags_for(kept)}"
+    model = shlex.quote(asked_as(ranking.model))
+    return f"memsheet train {model} {machine_flags(ranking.cluster)} {flags_for(kept)}"
