@@ -94,7 +94,9 @@ class RecordedParameter:
 class Recording:
     """A model's own code on record. ``stack``: the path of its layers; ``kinds``: of each layer its kind, a
     place in ``layers``, which holds the parameters of each kind; ``others``: those of no layer. ``table``,
-    ``projection``: the modules that look words up and that make logits. ``eager_only``: the library has no fused attention for it.
+    ``projection``: the modules that look words up and that make logits. ``eager_only``: the library has no
+    fused attention for it. ``runs``: None for a way to run that is no function of sequences and tokens, and is
+    on record at single sizes.
 
     ``make`` records a further way to run; None where nothing can.
     """
@@ -111,12 +113,12 @@ class Recording:
     projection: str = ""
     tied: bool = False
     eager_only: bool = False
-    runs: dict[RunKey, RecordedRun] = field(default_factory=dict)
-    make: Callable[[RunKey], RecordedRun] | None = None
+    runs: dict[RunKey, RecordedRun | None] = field(default_factory=dict)
+    make: Callable[[RunKey], RecordedRun | None] | None = None
 
-    def run_of(self, key: RunKey) -> RecordedRun:
-        """The model's parts as they run in that way, recorded now where they were not before. Raises
-        InputError where nothing here can record.
+    def run_of(self, key: RunKey) -> RecordedRun | None:
+        """The model's parts as they run in that way, recorded now where they were not before; None where that
+        is no function of size. Raises InputError where nothing here can record.
         """
         if key not in self.runs:
             if self.make is None:
@@ -149,7 +151,7 @@ def recording_document(recording: Recording) -> dict[str, Any]:
         "layers": [[_parameter_row(one) for one in layer] for layer in recording.layers],
         "others": [_parameter_row(one) for one in recording.others],
         "table": recording.table, "projection": recording.projection, "tied": recording.tied, "eager_only": recording.eager_only,
-        "runs": {key: run_document(run) for key, run in recording.runs.items()},
+        "runs": {key: run and run_document(run) for key, run in recording.runs.items()},
     }  # fmt: skip
 
 
@@ -186,8 +188,10 @@ def run_document(run: RecordedRun) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run_from(document: Mapping[str, Any]) -> RecordedRun:
-    """One way to run, of its document."""
+def run_from(document: Mapping[str, Any] | None) -> RecordedRun | None:
+    """One way to run, of its document; None of none."""
+    if document is None:
+        return None
     return RecordedRun(
         embeddings=_pass_from(document["embeddings"]),
         head=_pass_from(document["head"]),

@@ -170,12 +170,12 @@ def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) 
 
 def _recorded_end_parts(recording: Recording, plan: Plan, engine: Engine, *, release: Release) -> Ends:
     """The two ends of a recorded model."""
-    from memsheet.formulas.model_code.recorded import axes, recorded_ends
+    from memsheet.formulas.model_code.recorded import axes, recorded_ends, size_of
 
     how, found = run_config_of(plan, engine), list[tuple[Part, ...]]()
     one = isinstance(plan.batch.microbatch, int)
     for several in (plan.batch.microbatch > 1,) if one else (False, True):
-        tapes = recorded_ends(recording, replace(how, several=bool(several)))
+        tapes = recorded_ends(recording, replace(how, several=bool(several), at=size_of(plan)))
         found.append(tuple(evaluate_tape(tape, axes(None, plan), "", release=release) for tape in tapes))
     if not one:
         condition = at_least(plan.batch.microbatch, 2)

@@ -101,6 +101,7 @@ class RunConfig:
     chosen: frozenset[Chosen] = frozenset()  # operations whose results a selective checkpoint keeps
     run: str = ""  # of a recorded model: the way to run that its recording holds
     by_sequences: bool = False  # one sequence runs otherwise than several
+    at: tuple[int, int] | None = None  # sequences and tokens, for what is on record at single sizes
     mask: bool = (
         False  # the efficient kernel gets a mask, turned into a bias in the compute dtype for each layer
     )

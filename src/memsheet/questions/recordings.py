@@ -81,7 +81,7 @@ def _described(config: Mapping[str, Any]) -> Recording:
     return recording_from(ask_recorder({"config": dict(config), "model": True, "ways": []})["recording"])
 
 
-def _make_run(config: Mapping[str, Any], name: str, key: str) -> RecordedRun:
+def _make_run(config: Mapping[str, Any], name: str, key: str) -> RecordedRun | None:
     run = run_from(ask_recorder({"config": dict(config), "model": False, "ways": [key]})["runs"][key])
     _made[name].runs[key] = run
     _keep(name)

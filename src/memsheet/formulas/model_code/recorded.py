@@ -67,7 +67,14 @@ def block_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
         how,
         by_sequences=True,
         several=agreed(plan.batch.microbatch > 1) if isinstance(plan.batch.microbatch, int) else False,
+        at=size_of(plan),
     )
+
+
+def size_of(plan: Plan) -> tuple[int, int] | None:
+    """Sequences and tokens of each, where they are one size."""
+    size = (plan.batch.microbatch, plan.batch.seq_len)
+    return (int(size[0]), int(size[1])) if all(isinstance(n, int) for n in size) else None
 
 
 def axes(_: Any, plan: Plan) -> dict[str, Count]:
@@ -106,8 +113,16 @@ def recorded_run(
             "bf16-autocast, bf16-pure or fp32",
         )
     words |= {"recompute": "full"} if recompute else {}
-    words |= {"several": True} if several else {}
-    return recording.run_of(json.dumps(words, sort_keys=True))
+    run = recording.run_of(json.dumps({**words, "several": True} if several else words, sort_keys=True))
+    if run is None and how.at is not None:
+        words |= {"sequences": how.at[0], "tokens": how.at[1]}
+        run = recording.run_of(json.dumps(words, sort_keys=True))
+    if run is None:
+        why = f"of {recording.model_type} is on record at one size at a time: what it allocates is no sum of products"
+        raise input_error(
+            "microbatch", None, why, "give --microbatch and --seq-len; `memsheet train` answers"
+        )
+    return run
 
 
 def recorded_block(part: RecordedPart, how: RunConfig, *, saving: bool, recomputed: bool) -> Tape:
@@ -132,9 +147,8 @@ def _of_model(name: str, component: Component) -> Any:
     def bytes_of(model: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
         assert model.recording is not None
         several = not isinstance(plan.batch.microbatch, int) or plan.batch.microbatch > 1
-        run = recorded_run(
-            model.recording, how, several=several, recompute=plan.recompute.mode is RecomputeMode.FULL
-        )
+        again = plan.recompute.mode is RecomputeMode.FULL
+        run = recorded_run(model.recording, replace(how, at=size_of(plan)), several=several, recompute=again)
         found = getattr(run, name)
         return (
             BytesByPath.of(((component, path), terms_bytes(terms, axes(None, plan))) for path, terms in found)

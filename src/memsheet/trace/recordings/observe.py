@@ -76,12 +76,12 @@ def observe_steps(config: Any, plan: Plan, how: How, sizes: Sequence[tuple[int, 
         return found
 
 
-def _tied_bytes(model: nn.Module) -> int | None:
+def _tied_bytes(model: Any) -> int | None:
     """Bytes of the table that makes logits too, if one does: its gradients wait for one another."""
-    into, out = (getattr(model, f"get_{name}_embeddings")() for name in ("input", "output"))
-    table = getattr(into, "weight", None)
+    into, out = model.get_input_embeddings(), model.get_output_embeddings()
+    table: Any = getattr(into, "weight", None)
     tied = table is not None and getattr(out, "weight", None) is table
-    return table.numel() * table.element_size() if tied and table.requires_grad else None
+    return int(table.numel() * table.element_size()) if tied and table.requires_grad else None
 
 
 def _of_size(plan: Plan, sequences: int, tokens: int) -> Plan:

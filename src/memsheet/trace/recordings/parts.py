@@ -25,6 +25,10 @@ class NotRecordableError(ValueError):
     """What a step did does not come apart at its layers."""
 
 
+class NoFunctionError(NotRecordableError):
+    """What a step allocates is no function of sequences and tokens that is known here."""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """A storage of a part: its bytes at the size that was run."""

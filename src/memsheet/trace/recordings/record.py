@@ -29,7 +29,7 @@ from memsheet.run.model import build_config, build_model, layers_of
 from memsheet.trace.job import How
 from memsheet.trace.recordings.kinds import kind_representatives, recorded_parameters, representative_layers
 from memsheet.trace.recordings.observe import build_shallow_config, observe_steps
-from memsheet.trace.recordings.parts import Found, FoundPass, NotRecordableError, cut_step
+from memsheet.trace.recordings.parts import Found, FoundPass, NoFunctionError, NotRecordableError, cut_step
 from memsheet.trace.recordings.solve import Size, solve_terms
 
 ONE: tuple[Size, ...] = ((1, 1024), (1, 3584), (1, 2560))
@@ -54,9 +54,19 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     }
     for key in request["ways"]:
         words = json.loads(key)
-        sizes = within_positions(SEVERAL if words.pop("several", False) else ONE, stack.positions)
-        made["runs"][key] = run_document(record_run(config, _plan_of(words), stack, sizes))
+        sizes = _sizes_of(words, stack.positions)
+        try:
+            made["runs"][key] = run_document(record_run(config, _plan_of(words), stack, sizes))
+        except NoFunctionError:
+            made["runs"][key] = None
     return made
+
+
+def _sizes_of(words: dict[str, Any], positions: int | None) -> tuple[Size, ...]:
+    """The sizes to run, taken out of what a way to run says."""
+    if "tokens" in words:
+        return ((words.pop("sequences"), words.pop("tokens")),)
+    return within_positions(SEVERAL if words.pop("several", False) else ONE, positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +167,7 @@ def record_run(config: Mapping[str, Any], plan: Plan, stack: Layered, sizes: Seq
 
 def _solved_each(found: Sequence[Sequence[Found]], sizes: Sequence[Size]) -> Iterator[tuple[str, Any]]:
     if len({len(one) for one in found}) > 1:
-        raise NotRecordableError("what its layers share is not the same at every size")
+        raise NoFunctionError("what its layers share is not the same at every size")
     for same in zip(*found, strict=True):
         yield same[0].path, _terms(same, sizes)
 
@@ -168,11 +178,11 @@ def _solved(found: Sequence[FoundPass], sizes: Sequence[Size]) -> RecordedPass:
         found = [without_hidden(one) for one in found]
     first = found[0]
     if len({_events_of(one) for one in found}) > 1:
-        raise NotRecordableError(f"{first.storages[0].path} does not do the same at every size")
+        raise NoFunctionError(f"{first.storages[0].path} does not do the same at every size")
     unsolved = frozenset(
         place
         for place, one in enumerate(zip(*(each.storages for each in found), strict=True))
-        if one[0].hidden and solve_terms(sizes, [each.bytes for each in one]) is None
+        if one[0].hidden and len(sizes) > 1 and solve_terms(sizes, [each.bytes for each in one]) is None
     )
     if unsolved:
         found = [without_places(one, unsolved) for one in found]
@@ -228,7 +238,9 @@ def without_places(one: FoundPass, gone: frozenset[int]) -> FoundPass:
 
 def _terms(same: Sequence[Found], sizes: Sequence[Size]) -> Any:
     bytes_at = [one.bytes for one in same]
+    if len(sizes) == 1:
+        return ((bytes_at[0], 0, 0),)
     terms = solve_terms(sizes, bytes_at)
     if terms is None:
-        raise NotRecordableError(f"{same[0].path} is no sum of products of sequences and tokens: {bytes_at}")
+        raise NoFunctionError(f"{same[0].path} is no sum of products of sequences and tokens: {bytes_at}")
     return terms
