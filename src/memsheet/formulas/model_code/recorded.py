@@ -118,7 +118,10 @@ def recorded_run(
         words |= {"sequences": how.at[0], "tokens": how.at[1]}
         run = recording.run_of(json.dumps(words, sort_keys=True))
     if run is None:
-        why = f"of {recording.model_type} is on record at one size at a time: what it allocates is no sum of products"
+        why = (
+            f"of {recording.model_type} is on record at one size at a time: what it allocates is no sum "
+            "of products"
+        )
         raise input_error(
             "microbatch", None, why, "give --microbatch and --seq-len; `memsheet train` answers"
         )

@@ -93,8 +93,8 @@ def kind_representatives(kinds: tuple[int, ...], kept: tuple[int, ...]) -> dict[
 def recorded_parameters(
     module: nn.Module, *, without: str = "", first: str = ""
 ) -> tuple[RecordedParameter, ...]:
-    """Every tensor of a module once, outside the submodule ``without``, with what kind of module holds it. One
-    that several modules hold is the submodule's ``first``.
+    """Every tensor of a module once, outside the submodule ``without``, with what kind of module holds it.
+    One that several modules hold is the submodule's ``first``.
     """
     owners = dict(module.named_modules())
     named = sorted(
