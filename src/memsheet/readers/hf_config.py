@@ -7,7 +7,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from memsheet.errors import input_error, nearest_words
+from memsheet.errors import InputError, input_error, nearest_words
 from memsheet.frozen import dataclass
 from memsheet.plan.model import ModelSpec, Source
 from memsheet.readers.fields import Fields
@@ -57,14 +57,10 @@ def read_hf_config(
     if model_type not in FAMILIES and recorder is not None:
         where = source or Source(kind="dict")
         said = replace(where, notes=where.notes + _code_notes(data))
-        return model_from_recording(recorder(data), data, name=name, source=said)
+        return model_from_recording(_put_on_record(recorder, data), data, name=name, source=said)
     if model_type not in FAMILIES:
-        near = nearest_words(model_type, FAMILIES, n=1, cutoff=0.0)
-        hint = (
-            f"the nearest known one is {near[0]}; `memsheet trace` runs any model that transformers can build"
-            if near
-            else ""
-        )
+        near = _nearest_family(model_type)
+        hint = f"{near}; `memsheet trace` runs any model that transformers can build" if near else ""
         raise input_error("model_type", model_type, "is not one memsheet knows; nothing is guessed", hint)
     config = Fields(data)
     spec: ModelSpec = import_module(f"memsheet.readers.families.{FAMILIES[model_type]}").read(config)
@@ -82,6 +78,29 @@ def read_hf_config(
         source=replace(where, notes=where.notes + _code_notes(data)),
         scaled_positions=scaled_positions(data, spec.max_positions),
     )
+
+
+def _put_on_record(recorder: Recorder, data: Mapping[str, Any]) -> Recording:
+    """The record of a family's own code. Raises InputError where there can be none, with the family that is
+    nearest by name.
+    """
+    try:
+        return recorder(data)
+    except InputError as error:
+        near = _nearest_family(data["model_type"])
+        raise InputError(
+            tuple(
+                replace(problem, hint="; ".join(filter(None, (problem.hint, near))))
+                if problem.field == "model_type"
+                else problem
+                for problem in error.problems
+            )
+        ) from None
+
+
+def _nearest_family(model_type: str) -> str:
+    near = nearest_words(model_type, FAMILIES, n=1, cutoff=0.0)
+    return f"the nearest known one is {near[0]}" if near else ""
 
 
 def _code_notes(data: Mapping[str, Any]) -> tuple[str, ...]:

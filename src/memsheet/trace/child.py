@@ -34,7 +34,7 @@ def main() -> NoReturn:
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     request = json.load(sys.stdin)
-    _limit_process_memory(request["memory_bytes"])
+    limit_process_memory(request["memory_bytes"])
     json.dump(_answer_request(request), answer)
     answer.close()
     sys.stderr.flush()
@@ -46,7 +46,7 @@ def _answer_in(folder: Path) -> NoReturn:
     the others.
     """
     request = json.loads((folder / launch.REQUEST).read_text(encoding="utf-8"))
-    _limit_process_memory(request["memory_bytes"])
+    limit_process_memory(request["memory_bytes"])
     found = _answer_request(request if launch.is_first() else {**request, "progress": None})
     launch.write_answer(folder, found)
     sys.stdout.flush()
@@ -54,7 +54,7 @@ def _answer_in(folder: Path) -> NoReturn:
     os._exit(1 if launch.is_failed_answer(found) else 0)
 
 
-def _limit_process_memory(memory_bytes: int) -> None:
+def limit_process_memory(memory_bytes: int) -> None:
     """No more private memory than that, where the system can say so."""
     try:
         import resource

@@ -113,6 +113,7 @@ def test_what_fails_is_never_kept(monkeypatch, tmp_path):
     with pytest.raises(InputError) as error:
         train()
     assert error.value.problems[0].field == "model_type"
+    assert "nearest" in error.value.problems[0].hint
     assert not list(tmp_path.rglob("*.json"))
 
 

@@ -8,33 +8,43 @@ import select
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
+from threading import Lock
 from typing import Any
 
 from memsheet.errors import InputError, Problem, input_error
-from memsheet.trace.parent import PYTHON, TIME_S, end_group, environment_of
+from memsheet.trace.parent import PYTHON, end_group, environment_of
 
+MOST_S = 180
+"""A recording of the largest models takes some tens of seconds; beyond these a config is absurd."""
 INSTALL = "pip install 'memsheet[trace]'"
+_ONE_AT_A_TIME = Lock()
 _running: subprocess.Popen[str] | None = None
 
 
 def ask_recorder(request: Mapping[str, Any]) -> dict[str, Any]:
     """What the recording process answers. Raises InputError where it cannot."""
+    with _ONE_AT_A_TIME:
+        line = _answer_line(json.dumps(request))
+    return _checked(json.loads(line), request)
+
+
+def _answer_line(request: str) -> str:
     process = _started()
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.write(request + "\n")
         process.stdin.flush()
-        ready, _, _ = select.select([process.stdout], [], [], TIME_S)
+        ready, _, _ = select.select([process.stdout], [], [], MOST_S)
         line = process.stdout.readline() if ready else ""
     except (BrokenPipeError, OSError):
         line = ""
     if not line:
         code = process.poll()
         stop_recorder()
-        how = f"ended with exit code {code}" if code is not None else f"took more than {TIME_S:g} seconds"
+        how = f"ended with exit code {code}" if code is not None else f"took more than {MOST_S} seconds"
         raise input_error("recording", None, how, "`memsheet trace` runs the model's code by itself")
-    return _checked(json.loads(line), request)
+    return line
 
 
 def _checked(answer: dict[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:

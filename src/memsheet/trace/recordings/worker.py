@@ -10,13 +10,15 @@ import sys
 from typing import Any
 
 from memsheet.errors import InputError
-from memsheet.trace.child import error_answer
+from memsheet.trace.child import error_answer, limit_process_memory
+from memsheet.trace.parent import MEMORY_BYTES
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until there are no more, in no more memory than a trace may take."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    limit_process_memory(MEMORY_BYTES)
     for line in sys.stdin:
         print(json.dumps(_answer_request(json.loads(line))), file=answers, flush=True)
     os._exit(0)
