@@ -138,3 +138,10 @@ def test_what_is_cached_is_not_on_record_and_is_not_taken_for_nothing(engine):
 def test_an_engine_with_model_code_of_its_own_does_not_run_the_library_s(engine):
     with pytest.raises(InputError):
         memsheet.train(CONFIG, gpus="1xH100-80GB", seq_len=64, engine=engine)
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_sheet_says_that_its_layers_are_on_record_and_of_which_versions():
+    said = " ".join(train().sheets[0].notes)
+    assert "on record" in said
+    assert "torch 1" in said

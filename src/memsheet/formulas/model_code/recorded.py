@@ -162,6 +162,17 @@ def _of_model(name: str, component: Component) -> Any:
     return bytes_of
 
 
+def _record_notes(model: ModelSpec) -> tuple[str, ...]:
+    """Where the layers come from."""
+    assert model.recording is not None
+    versions = ", ".join(f"{name} {number}" for name, number in sorted(model.recording.versions.items()))
+    said = (
+        f"the layers of {model.model_type} are on record from its own code on one device ({versions}): "
+        "tokens spread evenly over experts, and what an engine casts between layers is not in it"
+    )
+    return (said,)
+
+
 def _written_nowhere(*_: object) -> NoReturn:
     raise NotImplementedError("a recorded model's layers are tapes")
 
@@ -184,5 +195,6 @@ CODE = ModelCode(
     shared=_of_model("shared", Component.SAVED_ACTIVATIONS),
     masks=_of_model("masks", Component.TEMPORARIES),
     named=_of_model("named", Component.TEMPORARIES),
+    notes=_record_notes,
     any_kernel=True,
 )
