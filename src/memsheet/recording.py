@@ -31,6 +31,7 @@ class RecordedStorage:
     width: int = 0
 
 
+GRADIENT_WIDTHS = (1, 2, 4)  # bytes an element
 ALLOCATED, RELEASED, MADE_GRADIENT = "alloc", "free", "gradient"
 
 
@@ -155,12 +156,20 @@ def recording_document(recording: Recording) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _check_kinds(recording: Recording) -> Recording:
+    """Raises KeyError where a way to run lacks a kind of layer."""
+    for run in filter(None, recording.runs.values()):
+        for kind in recording.kinds:
+            run.layers[kind]
+    return recording
+
+
 def recording_from(document: Mapping[str, Any]) -> Recording:
     """The recording of a document. Raises InputError where it is none."""
     if document.get("schema") != SCHEMA:
         raise input_error("recording", document.get("schema"), f"is not {SCHEMA}")
     try:
-        return Recording(
+        found = Recording(
             model_type=str(document["model_type"]),
             versions={str(name): str(value) for name, value in document["versions"].items()},
             hidden=_count(document["hidden"]),
@@ -175,6 +184,7 @@ def recording_from(document: Mapping[str, Any]) -> Recording:
             eager_only=bool(document["eager_only"]),
             runs={str(key): run_from(run) for key, run in document["runs"].items()},
         )
+        return _check_kinds(found)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise input_error("recording", type(error).__name__, "is not as its schema says") from None
 
@@ -207,7 +217,8 @@ def run_from(document: Mapping[str, Any] | None) -> RecordedRun | None:
     )
 
 
-_LISTS = ("saved", "cached", "handed", "outputs", "lingering", "waiting")
+PLACES = ("saved", "cached", "handed", "outputs", "lingering", "waiting")
+"""The fields of a pass that name storages by their places."""
 _WHAT = (ALLOCATED, RELEASED, MADE_GRADIENT)
 
 
@@ -216,13 +227,13 @@ def _pass_document(one: RecordedPass) -> dict[str, Any]:
         "storages": [[s.path, [list(term) for term in s.terms], s.width] for s in one.storages],
         "forward": [[_WHAT.index(what), place] for what, place in one.forward],
         "backward": [[_WHAT.index(what), place] for what, place in one.backward],
-        **{name: list(getattr(one, name)) for name in _LISTS if getattr(one, name)},
+        **{name: list(getattr(one, name)) for name in PLACES if getattr(one, name)},
     }
 
 
 def _pass_from(document: Mapping[str, Any]) -> RecordedPass:
     storages = tuple(
-        RecordedStorage(str(path), _terms_from(terms), _count(width))
+        _storage_from(str(path), _terms_from(terms), _count(width))
         for path, terms, width in document["storages"]
     )
     known = range(len(storages))
@@ -234,7 +245,7 @@ def _pass_from(document: Mapping[str, Any]) -> RecordedPass:
         storages=storages,
         forward=tuple((_WHAT[_count(what)], place(at)) for what, at in document["forward"]),
         backward=tuple((_WHAT[_count(what)], place(at)) for what, at in document["backward"]),
-        **{name: tuple(map(place, document.get(name, ()))) for name in _LISTS},
+        **{name: tuple(map(place, document.get(name, ()))) for name in PLACES},
     )
     there = _play((), found.forward)
     _play({*there, *found.saved}, found.backward)
@@ -254,6 +265,13 @@ def _play(there: Iterable[int], log: Iterable[tuple[str, int]]) -> set[int]:
         elif what == RELEASED:
             live.remove(place)
     return live
+
+
+def _storage_from(path: str, terms: Terms, width: int) -> RecordedStorage:
+    """A storage; a parameter's gradient is of one size, in whole elements of a width that is known."""
+    if width and (width not in GRADIENT_WIDTHS or [powers for _, *powers in terms] != [[0, 0]]):
+        raise ValueError(width)
+    return RecordedStorage(path, terms, width)
 
 
 def _terms_from(rows: Any) -> Terms:

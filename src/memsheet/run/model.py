@@ -4,7 +4,7 @@ from elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -85,7 +85,7 @@ def _nested_configs(config: Any) -> Iterator[Any]:
             yield from _nested_configs(value)
 
 
-def without_layers(config: Any, left_out: range) -> Any:
+def without_layers(config: Any, left_out: Collection[int]) -> Any:
     """The config without some layers: their number, and what lists say of each. In place, and returned."""
     text = config.get_text_config()
     layers = text.num_hidden_layers

@@ -73,7 +73,9 @@ def test_a_record_of_other_versions_or_of_another_config_is_not_used(asked, monk
     "text",
     [
         "", "{", "[]", "null", '{"schema": "memsheet/plan/1"}', json.dumps({**MODEL, "kinds": [-1]}), json.dumps({**MODEL, "layers": 3}),
-        json.dumps({**MODEL, "kinds": [7]}), json.dumps({**MODEL, "runs": {"k": {**RUN, "head": {**PASS, "forward": [[0, 5]]}}}}),
+        json.dumps({**MODEL, "kinds": [7]}), json.dumps({**MODEL, "runs": {"k": {**RUN, "layers": {}}}}),
+        json.dumps({**MODEL, "runs": {"k": {**RUN, "head": {**PASS, "storages": [["w", [[64, 1, 1]], 2]]}}}}),
+        json.dumps({**MODEL, "runs": {"k": {**RUN, "head": {**PASS, "storages": [["w", [[64, 0, 0]], 3]]}}}}), json.dumps({**MODEL, "runs": {"k": {**RUN, "head": {**PASS, "forward": [[0, 5]]}}}}),
         json.dumps({**MODEL, "runs": {"k": {**RUN, "head": {**PASS, "forward": [[1, 0]]}}}}),
     ],
 )  # fmt: skip
@@ -145,3 +147,9 @@ def test_a_sheet_says_that_its_layers_are_on_record_and_of_which_versions():
     said = " ".join(train().sheets[0].notes)
     assert "on record" in said
     assert "torch 1" in said
+
+
+@pytest.mark.usefixtures("asked")
+def test_pictures_are_refused_not_left_out():
+    with pytest.raises(InputError, match="image_tokens"):
+        memsheet.train(CONFIG, gpus="1xH100-80GB", seq_len=64, image_tokens=16)

@@ -91,6 +91,7 @@ def recorded_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         ("mesh.cp", mesh.cp, "cuts sequences, of which a recording holds none", agreed(mesh.cp > 1), runs),
         ("mesh.ep", mesh.ep, "cuts experts, of which a recording holds none", agreed(mesh.ep > 1), runs),
         ("recompute.mode", again.mode.value, "of modules is not recorded", again.mode is RecomputeMode.SELECTIVE, "--recompute full or none"),
+        ("image_tokens", plan.batch.image_tokens, "are not run: a record is of text alone", not agreed(plan.batch.image_tokens == 0), "leave it out"),
         ("offload.activations", True, "is not recorded", plan.offload.activations, "leave it out"),
     ]  # fmt: skip
     return [
@@ -168,7 +169,8 @@ def _record_notes(model: ModelSpec) -> tuple[str, ...]:
     versions = ", ".join(f"{name} {number}" for name, number in sorted(model.recording.versions.items()))
     said = (
         f"the layers of {model.model_type} are on record from its own code on one device ({versions}): "
-        "tokens spread evenly over experts, and what an engine casts between layers is not in it"
+        "text alone (no tower for pictures or sounds is run), tokens spread evenly over experts, and what "
+        "an engine casts between layers is not in it"
     )
     return (said,)
 

@@ -12,7 +12,7 @@ from torch import nn
 from memsheet.plan.plan import Plan
 from memsheet.run.adapters import apply_adapter, apply_quantization
 from memsheet.run.loss import apply_loss
-from memsheet.run.model import build_config, build_model, layers_of
+from memsheet.run.model import build_config, build_model, layers_of, without_layers
 from memsheet.run.recompute import apply_recompute
 from memsheet.run.step import autocast_region, random_token_batch
 from memsheet.sheet import Component, Instant
@@ -219,16 +219,6 @@ def _noting_checkpoint(checkpoint: Any, number: int, noted: Borders) -> Callable
 def build_shallow_config(config: Mapping[str, Any], plan: Plan, kept: tuple[int, ...] | None) -> Any:
     """The library's config with the ``kept`` layers alone; None keeps all."""
     settings = build_config(config, plan)
-    if kept is not None:
-        keep_layers(settings, kept)
-    return settings
-
-
-def keep_layers(config: Any, kept: tuple[int, ...]) -> None:
-    """Leave only those layers: their number, and what lists say of each. In place."""
-    text = config.get_text_config()
-    layers = text.num_hidden_layers
-    for name, value in list(vars(text).items()):
-        if isinstance(value, list) and len(value) == layers:
-            setattr(text, name, [value[number] for number in kept])
-    text.num_hidden_layers = len(kept)
+    if kept is None:
+        return settings
+    return without_layers(settings, set(range(settings.get_text_config().num_hidden_layers)) - set(kept))

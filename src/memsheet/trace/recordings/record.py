@@ -17,6 +17,7 @@ from memsheet.plan.packages import TRANSFORMERS
 from memsheet.plan.plan import Plan
 from memsheet.plan.words import request_from
 from memsheet.recording import (
+    PLACES,
     RecordedPass,
     RecordedRun,
     RecordedStorage,
@@ -194,12 +195,7 @@ def _solved(found: Sequence[FoundPass], sizes: Sequence[Size]) -> RecordedPass:
         ),
         forward=tuple(first.forward),
         backward=tuple(first.backward),
-        saved=tuple(first.saved),
-        cached=tuple(first.cached),
-        handed=tuple(first.handed),
-        outputs=tuple(first.outputs),
-        lingering=tuple(first.lingering),
-        waiting=tuple(first.waiting),
+        **{name: tuple(getattr(first, name)) for name in PLACES},
     )
 
 
@@ -220,19 +216,11 @@ def without_places(one: FoundPass, gone: frozenset[int]) -> FoundPass:
     def log(events: list[tuple[str, int]]) -> list[tuple[str, int]]:
         return [(what, new[place]) for what, place in events if place in new]
 
-    def places(those: list[int]) -> list[int]:
-        return [new[place] for place in those if place in new]
-
     return FoundPass(
         storages=[one.storages[place] for place in keep],
         forward=log(one.forward),
         backward=log(one.backward),
-        saved=places(one.saved),
-        cached=places(one.cached),
-        handed=places(one.handed),
-        outputs=places(one.outputs),
-        lingering=places(one.lingering),
-        waiting=places(one.waiting),
+        **{name: [new[place] for place in getattr(one, name) if place in new] for name in PLACES},
     )
 
 
