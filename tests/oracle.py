@@ -8,7 +8,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.formulas.states.params import fold_path_indices, parameter_tensors
+from memsheet.formulas.states.params import (
+    distinct_blocks,
+    fold_path_indices,
+    layer_stacks,
+    parameter_tensors,
+)
 from memsheet.plan.model import ModelSpec
 from memsheet.readers.hf_config import read_hf_config
 
@@ -58,3 +63,39 @@ def assert_same_tensors(config: Mapping[str, Any], auto_class: str = "AutoModelF
     }
     assert not wrong, f"{config['model_type']}: path → (transformers, ours): {wrong}"
     assert sum(real.values()) == sum(ours.values())
+
+
+def assert_same_model(name: str, config: Mapping[str, Any]) -> None:
+    """As ``assert_same_tensors``, with shapes; every module that our reading names is in the real model."""
+    assert_same_tensors(config, name)
+    model, spec = meta_model(config, name), read_hf_config(config)
+    assert _ours(spec) == _shapes(model)
+    assert _modules(spec) <= {fold_path_indices(path) for path, _ in model.named_modules()}
+
+
+def _shapes(model: Any) -> set[tuple[str, tuple[int, ...]]]:
+    return {
+        (fold_path_indices(path), tuple(parameter.shape))
+        for path, parameter in model.named_parameters()
+        if parameter.numel()
+    }
+
+
+def _ours(spec: ModelSpec) -> set[tuple[str, tuple[int, ...]]]:
+    return {(path, weight.shape) for path, weight, _ in parameter_tensors(spec) if weight.elements}
+
+
+def _modules(spec: ModelSpec) -> set[str]:
+    """Every module that the description names."""
+    found = {norm.path for norm in spec.embeddings.norms} | {tower.path for tower in spec.towers}
+    for stack in layer_stacks(spec):
+        found |= {
+            stack.path,
+            *(f"{stack.final_path}.{norm.path}".removeprefix(".") for norm in stack.final_norms),
+        }
+        for block, _ in distinct_blocks(stack):
+            norms = (*block.norms, *(mixer.qk_norm for mixer in block.mixers if mixer.qk_norm))
+            shared = getattr(block.feed_forward, "shared", None)
+            parts = (*block.mixers, *norms, block.feed_forward, *((shared,) if shared else ()))
+            found |= {fold_path_indices(f"{stack.path}.*.{part.path}".removesuffix(".")) for part in parts}
+    return found

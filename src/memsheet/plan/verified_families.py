@@ -33,7 +33,19 @@ OF_PICTURES: dict[str, frozenset[AttentionKind]] = {"vit": _BOTH - {AttentionKin
 """Families that are shown pictures, compared in the same way."""
 
 NO_SDPA = frozenset(
-    {"gemma2", "gpt_neo", "gptj", "bloom", "mpt", "gpt_oss", "mamba", "mamba2", "falcon_mamba", "rwkv"}
+    {
+        "gemma2",
+        "gpt_neo",
+        "gptj",
+        "bloom",
+        "mpt",
+        "gpt_oss",
+        "mamba",
+        "mamba2",
+        "falcon_mamba",
+        "rwkv",
+        "deberta-v2",
+    }
 )
 """transformers 5.23 raises when one of these is built with sdpa (``_supports_sdpa`` is false). Every family
 that is read was looked up.

@@ -181,13 +181,14 @@ def fused_gated_mlp(
     intermediate: int,
     activation: str,
     *,
+    bias: bool = False,
     names: tuple[str, str] = ("gate_up_proj", "down_proj"),
 ) -> Dense:
     """The same with gate and up in one matrix."""
     both, down = (f"{path}.{name}" for name in names)
     weights = (
-        *linear_weights(both, 2 * intermediate, hidden, cut="out"),
-        *linear_weights(down, hidden, intermediate, cut="in"),
+        *linear_weights(both, 2 * intermediate, hidden, bias=bias, cut="out"),
+        *linear_weights(down, hidden, intermediate, bias=bias, cut="in"),
     )
     return Dense(
         path=path, intermediate=intermediate, activation=activation, gated=True, fused=True, weights=weights

@@ -24,6 +24,8 @@ _MODULES = {
     "mllama": "mllama",
     "llama4": "llama4 llama4_text",
     "encoder": "bert roberta xlm-roberta",
+    "modernbert": "modernbert",
+    "encoder_kin": "distilbert electra deberta-v2",
     "t5": "t5 mt5",
     "vit": "vit",
 }

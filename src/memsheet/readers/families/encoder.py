@@ -95,7 +95,7 @@ def _read_bert(config: Fields) -> ModelSpec:
                 path=f"{base}encoder.layer",
                 hidden=hidden,
                 role="encoder",
-                runs=run_length([_bert_encoder_block(config, kind, hidden)] * config.layers(default=12)),
+                runs=run_length([bert_encoder_block(config, kind, hidden)] * config.layers(default=12)),
             ),
         ),
         head=_bert_task_head(config, kind, task.head, hidden, vocab),
@@ -128,7 +128,7 @@ def _bert_embeddings(config: Fields, path: str, hidden: int, vocab: int) -> Embe
     )
 
 
-def _bert_encoder_block(config: Fields, kind: str, hidden: int) -> Block:
+def bert_encoder_block(config: Fields, kind: str, hidden: int) -> Block:
     """With ``add_cross_attention`` a decoder's block: a second attention, to another model's output of the
     same width.
     """
@@ -155,11 +155,11 @@ def _bert_encoder_block(config: Fields, kind: str, hidden: int) -> Block:
         arrangement=Arrangement.POST,
         norms=(*norms, layer_norm("output.LayerNorm", hidden)),
         mixers=(mixer, _bert_cross_attention(hidden, heads)) if crossing else (mixer,),
-        feed_forward=_feed_forward(config, hidden),
+        feed_forward=bert_feed_forward(config, hidden),
     )
 
 
-def _feed_forward(config: Fields, hidden: int) -> Dense:
+def bert_feed_forward(config: Fields, hidden: int) -> Dense:
     """The two layers are modules of the block itself, so the feed-forward has no path of its own."""
     intermediate = config.count("intermediate_size", default=3072)
     weights = (
@@ -202,19 +202,19 @@ def _bert_task_head(config: Fields, kind: str, head: str, hidden: int, vocab: in
                 words, weights=(*words.weights, *linear_weights("cls.seq_relationship", 2, hidden, bias=True))
             )
         case "next_sentence":
-            return _linear_classification_head("cls.seq_relationship", 2, hidden)
+            return linear_classification_head("cls.seq_relationship", 2, hidden)
         case "choice":
-            return _linear_classification_head("classifier", 1, hidden)
+            return linear_classification_head("classifier", 1, hidden)
         case "dense_classifier":
-            out = _linear_classification_head("classifier.out_proj", class_label_count(config), hidden)
+            out = linear_classification_head("classifier.out_proj", class_label_count(config), hidden)
             return replace(
                 out, weights=(*linear_weights("classifier.dense", hidden, hidden, bias=True), *out.weights)
             )
         case _:
-            return _linear_classification_head(head, class_label_count(config), hidden)
+            return linear_classification_head(head, class_label_count(config), hidden)
 
 
-def _linear_classification_head(path: str, count: int, hidden: int) -> Head:
+def linear_classification_head(path: str, count: int, hidden: int) -> Head:
     return Head(kind="classification", width=count, weights=linear_weights(path, count, hidden, bias=True))
 
 

@@ -13,16 +13,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from memsheet.errors import InputError
-from memsheet.formulas.states.params import (
-    distinct_blocks,
-    fold_path_indices,
-    layer_stacks,
-    parameter_count,
-    parameter_tensors,
-)
-from memsheet.plan.model import ModelSpec
+from memsheet.formulas.states.params import parameter_count
 from memsheet.readers.hf_config import read_hf_config
-from oracle import assert_same_tensors, meta_model
+from oracle import assert_same_model
 
 SIGLIP = {
     "hidden_size": 96,
@@ -193,51 +186,15 @@ def _label(case: tuple[str, dict[str, Any]]) -> str:
     return case[0]
 
 
-def _check(case: tuple[str, dict[str, Any]]) -> None:
-    name, config = case
-    assert_same_tensors(config, name)
-    model, spec = meta_model(config, name), read_hf_config(config)
-    assert _ours(spec) == _shapes(model)
-    assert _modules(spec) <= {fold_path_indices(path) for path, _ in model.named_modules()}
-
-
-def _shapes(model: Any) -> set[tuple[str, tuple[int, ...]]]:
-    return {
-        (fold_path_indices(path), tuple(parameter.shape))
-        for path, parameter in model.named_parameters()
-        if parameter.numel()
-    }
-
-
-def _ours(spec: ModelSpec) -> set[tuple[str, tuple[int, ...]]]:
-    return {(path, weight.shape) for path, weight, _ in parameter_tensors(spec) if weight.elements}
-
-
-def _modules(spec: ModelSpec) -> set[str]:
-    """Every module that the description names."""
-    found = {norm.path for norm in spec.embeddings.norms} | {tower.path for tower in spec.towers}
-    for stack in layer_stacks(spec):
-        found |= {
-            stack.path,
-            *(f"{stack.final_path}.{norm.path}".removeprefix(".") for norm in stack.final_norms),
-        }
-        for block, _ in distinct_blocks(stack):
-            norms = (*block.norms, *(mixer.qk_norm for mixer in block.mixers if mixer.qk_norm))
-            shared = getattr(block.feed_forward, "shared", None)
-            parts = (*block.mixers, *norms, block.feed_forward, *((shared,) if shared else ()))
-            found |= {fold_path_indices(f"{stack.path}.*.{part.path}".removesuffix(".")) for part in parts}
-    return found
-
-
 @pytest.mark.parametrize("case", CHEAP, ids=_label)
 def test_names_counts_shapes_and_modules(case):
-    _check(case)
+    assert_same_model(*case)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", FULL, ids=_label)
 def test_names_counts_shapes_and_modules_full(case):
-    _check(case)
+    assert_same_model(*case)
 
 
 @pytest.mark.parametrize(("config", "parameters"), [
