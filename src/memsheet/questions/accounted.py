@@ -30,7 +30,12 @@ from memsheet.plan.options import InferOptions, Model, TrainOptions
 from memsheet.plan.plan import Plan
 from memsheet.questions.bare_counts import bare_answer, count_of
 from memsheet.questions.open_storage import attention_left_whole, with_both_ends, with_high_end
-from memsheet.questions.question_parts import catalog_entry, parse_question, read_named_model
+from memsheet.questions.question_parts import (
+    catalog_entry,
+    parse_question,
+    read_named_model,
+    read_written_model,
+)
 from memsheet.resolve import Resolved, resolve_request
 from memsheet.resolve.length import length_notes
 from memsheet.resolve.version import version_notes
@@ -71,7 +76,7 @@ def _answer_question(task: str, model: Any, options: dict[str, Any]) -> Answer:
             "a bundled name (`memsheet models`), a config.json, or --parameters 7e9",
         )
     spec, fix, assumed = (
-        read_named_model(model),
+        read_named_model(model, task),
         where["fix"] is not False,
         where["assumed"],
     )
@@ -173,7 +178,7 @@ def answer_for_model(
             spec,
             request,
             cluster,
-            read_named_model,
+            read_written_model,
             used,
         )
     found = answer_of(spec, resolved, cluster, sheets, verdict)

@@ -101,4 +101,4 @@ def model_of(name: Any) -> ModelSpec | None:
     """The model of a job that is no plan as it stands."""
     from memsheet.questions.question_parts import read_named_model
 
-    return read_named_model(name) if name else None
+    return read_named_model(name, "infer") if name else None

@@ -72,7 +72,7 @@ def plan(
         raise input_error("model", None, "is missing", "a bundled name (`memsheet models`) or a config.json")
     wanted, device = request.pop("engine", None), cluster.device.name
     engines = searched_engines() if wanted in (None, "any") else (str(wanted),)
-    spec = read_named_model(name)
+    spec = read_named_model(name, "train")
     request, said = with_length(spec, request)
     asks = training_advice if request.get("global_batch") is not None else advise_on_batches
     found = asks(
@@ -132,7 +132,7 @@ def plan_serving(
             reason,
             "leave it out; `memsheet infer` tells what drafting takes",
         )
-    spec = read_named_model(name)
+    spec = read_named_model(name, "infer")
     return asked_serving(
         spec,
         cluster,

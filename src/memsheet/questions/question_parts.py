@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memsheet.catalog import find_device, find_model, model_names
-from memsheet.errors import Problem, input_error, raise_if_problems
+from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.guard import MAX_JSON_BYTES, is_file, parse_json, read_bytes
 from memsheet.plan.check import flatten_document
 from memsheet.plan.contradictions import SEQUENCES
@@ -20,7 +20,8 @@ from memsheet.plan.model import ModelSpec
 from memsheet.plan.overriding import without_overridden
 from memsheet.plan.values import option_problems
 from memsheet.plan.words import ACCUMULATION, Asked, in_our_words, refuse_counts, with_accumulated_batch
-from memsheet.readers.model import read_model
+from memsheet.readers.hf_config import model_on_record, read_hf_config
+from memsheet.readers.model import find_config, read_model
 from memsheet.units import parse_bytes
 
 
@@ -106,11 +107,33 @@ def catalog_entry(name: str) -> Mapping[str, Any] | None:
     return bundled_entry(name, endpoint=os.environ.get("HF_ENDPOINT", ""))
 
 
-def read_named_model(model: Any) -> ModelSpec:
-    """The model that a person names, its own code put on record where its family is not written down."""
+def read_named_model(model: Any, task: str) -> ModelSpec:
+    """The model that a person names. Its own code is put on record where its family is not written down, or
+    where only its weights and caches are and it is to train.
+    """
     from memsheet.questions.recordings import recording_of
 
-    return read_model(model, catalog=catalog_entry, names=model_names(), recorder=recording_of)
+    found = find_config(model, catalog=catalog_entry, names=model_names())
+    if isinstance(found, ModelSpec):
+        return found
+    spec = read_hf_config(found.values, name=found.name, source=found.source, recorder=recording_of)
+    if task != "train" or spec.recording is not None:
+        return spec
+    from memsheet.formulas.model_code.transformers.code import has_written_layers
+
+    return (
+        spec
+        if has_written_layers(spec)
+        else model_on_record(found.values, recording_of, name=found.name, source=found.source)
+    )
+
+
+def read_written_model(name: str) -> ModelSpec | None:
+    """A bundled model whose family is written down; None for one that would have to be put on record."""
+    try:
+        return read_model(name, catalog=catalog_entry)
+    except InputError:
+        return None
 
 
 def plan_document_of(plan: Any) -> Mapping[str, Any]:

@@ -55,9 +55,7 @@ def read_hf_config(
             "is this a model's config.json?",
         )
     if model_type not in FAMILIES and recorder is not None:
-        where = source or Source(kind="dict")
-        said = replace(where, notes=where.notes + _code_notes(data))
-        return model_from_recording(_put_on_record(recorder, data), data, name=name, source=said)
+        return model_on_record(data, recorder, name=name, source=source)
     if model_type not in FAMILIES:
         near = _nearest_family(model_type)
         hint = f"{near}; `memsheet trace` runs any model that transformers can build" if near else ""
@@ -78,6 +76,17 @@ def read_hf_config(
         source=replace(where, notes=where.notes + _code_notes(data)),
         scaled_positions=scaled_positions(data, spec.max_positions),
     )
+
+
+def model_on_record(
+    data: Mapping[str, Any], recorder: Recorder, *, name: str = "", source: Source | None = None
+) -> ModelSpec:
+    """The model that ``data`` describes, as its own code makes it. Raises InputError where that cannot be put
+    on record.
+    """
+    where = source or Source(kind="dict")
+    said = replace(where, notes=where.notes + _code_notes(data))
+    return model_from_recording(_put_on_record(recorder, data), data, name=name, source=said)
 
 
 def _put_on_record(recorder: Recorder, data: Mapping[str, Any]) -> Recording:

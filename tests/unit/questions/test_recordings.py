@@ -109,6 +109,44 @@ def test_a_folder_that_cannot_be_written_to_and_no_cache_at_all_answer_too(monke
         assert train().sheets[0].peak == first.sheets[0].peak
 
 
+SERVED_ALONE = {"model_type": "deepseek_v32", "num_hidden_layers": 4}
+"""Of a family whose weights and caches are written down, and whose layers are not."""
+
+
+def test_a_family_that_is_only_served_here_trains_by_its_own_code(asked):
+    options = {"gpus": "1xH200", "fix": False}
+    memsheet.infer(SERVED_ALONE, engine="transformers", max_model_len=64, **options)
+    assert not asked
+    found = memsheet.train(SERVED_ALONE, seq_len=64, precision="bf16-pure", **options)
+    assert asked[0]["config"]["model_type"] == "deepseek_v32"
+    assert any("on record from its own code" in note for note in found.sheets[0].notes)
+    model, known = "llama-3.2-1b", len(asked)
+    memsheet.train(model, seq_len=64, **options)
+    assert len(asked) == known
+
+
+def test_what_a_layer_keeps_of_a_forward_that_runs_again_is_there_until_its_backward(asked, monkeypatch):
+    options = {"gpus": "2xH200", "engine": "fsdp2", "seq_len": 64, "recompute": "full", "fix": False}
+
+    def peaks():
+        sheet = memsheet.train(CONFIG, **options).sheets[0]
+        return sheet.allocated.value, sheet.reserved.value
+
+    before = peaks()
+    monkeypatch.setitem(
+        RUN,
+        "light",
+        {"0": {**PASS, "storages": [["m/ids", [[2**30, 0, 0]], 0]], "forward": [[0, 0]], "saved": [0]}},
+    )
+    forget(monkeypatch)
+    monkeypatch.setenv("MEMSHEET_CACHE", "off")
+    after = peaks()
+    assert asked
+    assert [new - old for new, old in zip(after, before, strict=True)] == pytest.approx(
+        [3 * 2**30] * 2, rel=0.01
+    )  # three layers
+
+
 def test_what_fails_is_never_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("MEMSHEET_CACHE", str(tmp_path))
     monkeypatch.setattr(recordings, "_made", {})

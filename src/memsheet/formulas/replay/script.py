@@ -199,11 +199,12 @@ def _run_again(script: Script, played: Played) -> dict[int, int]:
     assert light is not None
     tape = sized.tape
     kept = [played.held[index] for index in sorted(light.tape.saved) if index in played.held]
-    held = dict(zip(sorted(tape.before), kept, strict=True))
+    held = dict(zip(sorted(tape.before), kept, strict=True)) if tape.before else {}
+    beside = () if tape.before else kept  # what a layer's record keeps of its first forward
     handed = next(iter(tape.handed), None)
     if handed is not None and played.given is not None:
         held[handed] = played.given
     _play_log(script, tape.recomputed, sized, held, tape.handed)
     stays = tape.saved | tape.idle | tape.handed
     script.give([held.pop(index) for index in list(held) if index not in stays])
-    return held
+    return held | {len(tape.entries) + place: number for place, number in enumerate(beside)}

@@ -50,10 +50,11 @@ def ways_to_fit(
     spec: ModelSpec,
     request: Request,
     cluster: Cluster,
-    read: Callable[[str], ModelSpec] | None = None,
+    read: Callable[[str], ModelSpec | None] | None = None,
     library: LibraryUse | None = None,
 ) -> tuple[WayToFit, ...]:
-    """The ways found, those on the same cards first. ``read``: a bundled model by its name; without it no
+    """The ways found, those on the same cards first. ``read``: a bundled model by its name, None
+    where it is not written down; without it no
     smaller one is looked at; ``library``: whose ways a change has.
     """
     try:
@@ -230,7 +231,7 @@ def _smaller_model_way(
     request: Request,
     cluster: Cluster,
     plan: Plan,
-    read: Callable[[str], ModelSpec],
+    read: Callable[[str], ModelSpec | None],
     library: LibraryUse | None,
 ) -> WayToFit | None:
     """The largest bundled model of the same kind that fits, as it is asked or with adapters; those of the
@@ -239,7 +240,7 @@ def _smaller_model_way(
     own, letters = int(parameter_count(spec)), _model_name_letters(spec.name)
     if not letters or request.get("speculative.model") is not None:
         return None
-    near = [read(name) for name in model_names() if _model_name_letters(name) == letters]
+    near = filter(None, (read(name) for name in model_names() if _model_name_letters(name) == letters))
     smaller = [
         model
         for model in near

@@ -52,10 +52,12 @@ def _checked(answer: dict[str, Any], request: Mapping[str, Any]) -> dict[str, An
         raise InputError(tuple(Problem(**problem) for problem in problems))
     kind = request["config"].get("model_type")
     if missing := answer.get("missing"):
-        reason = f"is not written down here, and its own code is read by an extra that is missing ({missing})"
+        reason = (
+            f"has no layers written down here, and an extra that reads its own code is missing ({missing})"
+        )
         raise input_error("model_type", kind, reason, INSTALL)
     if why := answer.get("not_recordable"):
-        reason = f"is not written down here, and its own code cannot be put on record: {why}"
+        reason = f"has no layers written down here, and its own code cannot be put on record: {why}"
         raise input_error("model_type", kind, reason, "`memsheet trace` runs it")
     return answer
 

@@ -233,6 +233,17 @@ def transformers_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     ]
 
 
+def has_written_layers(spec: ModelSpec) -> bool:
+    """Whether every kind of layer that a model trains, and its head, are written down here and were compared
+    with the real code.
+    """
+    compared = {**VERIFIED, **OF_PICTURES}
+    return all(
+        is_t5(block.kind) or (unmodelled_block_reason(block) is None and block.kind in compared)
+        for block in _language_blocks(spec)
+    ) and (spec.head.kind in HEADS or spec.head.kind == "none")
+
+
 def _engines_that(fact: str) -> list[str]:
     """Names of the engines that have a fact."""
     return [name for name in MODELLED if getattr(find_engine(name), fact)]
