@@ -11,12 +11,13 @@ from memsheet.cli.line import Given
 from memsheet.errors import input_error, printable_line
 from memsheet.formulas.states.params import active_parameter_count, parameter_count
 from memsheet.readers.hf_config import read_hf_config
+from memsheet.readers.registry import FAMILIES
 from memsheet.units import format_count
 
 
 def models(asked: Given) -> int:
-    """The bundled models with exact parameter counts. WORD: only those of which each word is in a name or the
-    family, else the one that a name in any form is of.
+    """The bundled models with exact parameter counts, where the family's layers are written down. WORD: only
+    those of which each word is in a name or the family, else the one that a name in any form is of.
     """
     from memsheet.catalog.names import bundled_entry, matching_names
 
@@ -51,23 +52,30 @@ def _family_row(name: str) -> tuple[str, str]:
 def _model_row(name: str) -> dict[str, Any]:
     entry = catalog.find_model(name)
     assert entry is not None
-    spec = read_hf_config(entry["config"], name=name)
+    family = str(entry["config"]["model_type"])
+    spec = read_hf_config(entry["config"], name=name) if family in FAMILIES else None
     return {
-        "name": name, "parameters": parameter_count(spec), "active_parameters": active_parameter_count(spec), "family": spec.model_type,
-        "aliases": entry.get("aliases", []), "source": entry["source"],
-    }  # fmt: skip
+        "name": name,
+        "parameters": parameter_count(spec) if spec else entry.get("published_parameters"),
+        "active_parameters": active_parameter_count(spec) if spec else None,
+        "family": spec.model_type if spec else family,
+        "aliases": entry.get("aliases", []),
+        "source": entry["source"],
+    }
 
 
 def _model_table(rows: list[dict[str, Any]]) -> str:
     cells = [("model", "parameters", "active", "family", "configuration of")]
     for row in rows:
-        active = (
-            "" if row["active_parameters"] == row["parameters"] else format_count(row["active_parameters"])
+        whole, active = row["parameters"], row["active_parameters"]
+        counts = (
+            format_count(whole) if whole else "",
+            format_count(active) if active and active != whole else "",
         )
         whence = (
             row["source"].removeprefix("public config.json of ").removesuffix("; the keys that decide memory")
-        )
-        cells.append((row["name"], format_count(row["parameters"]), active, row["family"], whence))
+        ).removeprefix("config.json of ")
+        cells.append((row["name"], *counts, row["family"], whence))
     table = screen.align_columns(cells, right=frozenset({1, 2}))
     return "".join(f"{shorten_line(line)}\n" for line in table.splitlines())
 
