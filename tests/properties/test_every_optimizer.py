@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bundled import written_names
 from memsheet.account import account_rank
 from memsheet.catalog import find_model, model_names
 from memsheet.errors import InputError
@@ -23,7 +24,7 @@ from memsheet.sheet import Component, Instant, Sheet
 @cache
 def families() -> dict[str, ModelSpec]:
     """A model of each family, with towers and without."""
-    specs = (read_model(name, catalog=find_model, names=model_names()) for name in model_names())
+    specs = (read_model(name, catalog=find_model, names=model_names()) for name in written_names())
     return {f"{spec.model_type}{'+tower' * bool(spec.towers)}": spec for spec in reversed(list(specs))}
 
 

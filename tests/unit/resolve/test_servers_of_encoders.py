@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import memsheet
+from bundled import written_names
 from memsheet import catalog
 from memsheet.errors import InputError
 from memsheet.readers.model import read_model
@@ -19,7 +20,7 @@ SERVERS = ("vllm", "sglang", "llama.cpp", "litgpt", "gpt-fast", "autoawq")
 def without_tokens() -> list[str]:
     specs = {
         name: read_model(name, catalog=catalog.find_model, names=catalog.model_names())
-        for name in catalog.model_names()
+        for name in written_names()
     }
     return [name for name, spec in specs.items() if not any(stack.role == "decoder" for stack in spec.stacks)]
 

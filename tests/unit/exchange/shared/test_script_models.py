@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bundled import written_names
 from memsheet.budget import Result
 from memsheet.catalog import model_names
 from memsheet.exchange import DTYPE_UNKNOWN, as_released, as_stored, read_text
@@ -118,7 +119,7 @@ def test_the_checkpoints_own_dtype_is_taken(stored: str | None) -> None:
 
 NAMELESS = [
     name
-    for name in model_names()
+    for name in written_names()
     if (model := read_model(name, catalog=catalog_entry, names=model_names())).dtype is None
     and not model.quantization
 ]

@@ -6,7 +6,8 @@ from functools import cache
 
 import pytest
 
-from memsheet.catalog import find_model, model_names
+from bundled import written_names
+from memsheet.catalog import find_model
 from memsheet.formulas.operators.attention import mean_attended_keys
 from memsheet.formulas.operators.blocks import INPUTS, LATENTS, block_operators
 from memsheet.formulas.operators.operator import Cut, Kind
@@ -29,7 +30,7 @@ def blocks_of(name: str) -> tuple[Block, ...]:
     return tuple(dict.fromkeys(spec_of(name).blocks()))
 
 
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", written_names())
 @pytest.mark.parametrize("joined", [frozenset(), frozenset({INPUTS}), EVERY], ids=["none", "inputs", "all"])
 def test_every_matrix_is_multiplied_once(name: str, joined: frozenset[str]) -> None:
     """By a product that reads its rows' width and writes its columns, two operations a pair."""
@@ -45,7 +46,7 @@ def test_every_matrix_is_multiplied_once(name: str, joined: frozenset[str]) -> N
         assert sum(op.flops for op in operators) == sum(op.flops for op in block_operators(block))
 
 
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", written_names())
 def test_matrices_that_are_joined_are_cut_alike(name: str) -> None:
     for block in blocks_of(name):
         for op in block_operators(block, EVERY):

@@ -7,7 +7,8 @@ from math import prod
 
 import pytest
 
-from memsheet.catalog import find_device, find_model, model_names
+from bundled import written_names
+from memsheet.catalog import find_device, find_model
 from memsheet.errors import InputError
 from memsheet.formulas.activations import run_config_of
 from memsheet.formulas.model_code.transformers.code import block_axes, block_numerics
@@ -47,7 +48,7 @@ def attending(name: str) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", [name for name in model_names() if attending(name)])
+@pytest.mark.parametrize("name", [name for name in written_names() if attending(name)])
 def test_a_tape_multiplies_what_the_table_says(name: str) -> None:
     """Recorded products of transformers' code, of every family, in flops; of scores that are written too."""
     spec = spec_of(name)
