@@ -96,8 +96,10 @@ LLAMA_CPP = Reference(
 )
 AUTOAWQ = Reference("AutoAWQ 0.1.6", "casper-hansen/AutoAWQ 8110e028 awq/modules")
 GPT_FAST = Reference("gpt-fast", "meta-pytorch/gpt-fast 6ecad9b5 model.py, quantize.py, tp.py, generate.py")
-VLLM = Reference(
-    "vLLM, releases 0.6.4 to 0.33.0",
+PAGED_SERVER_TITLE = "vLLM"
+"""As its people write it. What other rooms take of its code is listed in its own."""
+PAGED_SERVER_CODE = Reference(
+    f"{PAGED_SERVER_TITLE}, releases 0.6.4 to 0.33.0",
     "vllm-project/vllm vllm, at the tag of each release (memsheet/engines/vllm/facts.py)",
 )
 DEEPEP_BUFFERS = Reference(
@@ -116,7 +118,7 @@ FLASH_MLA = Reference(
 MOE_TOUCHED = Reference(
     "Switch Transformers: routing of tokens to experts", "arXiv:2101.03961, section 2.1, for an even routing"
 )
-VLLM_SAMPLER = Reference("vLLM's sampler", "vllm-project/vllm 00ec978 vllm/v1/sample/sampler.py")
+SAMPLER_CODE = Reference("vLLM's sampler", "vllm-project/vllm 00ec978 vllm/v1/sample/sampler.py")
 TORCH_SORT = Reference(
     "PyTorch sort on CUDA",
     "pytorch/pytorch aten/src/ATen/native/cuda/Sort.cu, NVIDIA/cccl cub DeviceSegmentedRadixSort",

@@ -234,6 +234,14 @@ def _job_flags(*own: Flag) -> tuple[Flag, ...]:
     return (*flags, *(flag for flag in WORD_FLAGS if flag.name not in named))
 
 
+START = (
+    "memsheet train llama-3.1-8b --gpus 8xH100-80GB --seq-len 8192",
+    "memsheet infer llama-3.1-70b --gpus 8xH200 --engine vllm --max-model-len 32768",
+    "memsheet plan train llama-3.1-70b --gpus 512xH100-80GB --seq-len 8192 --global-batch 1024",
+    "memsheet check run/",
+)
+"""A few lines to begin with."""
+
 COMMANDS = {command.name: command for command in (
     Command(
         "train", "Does this training job fit, and what takes the room?", (MODEL,), _job_flags(*OUTPUT_FLAGS),

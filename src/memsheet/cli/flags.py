@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from memsheet.plan.aliases import ALIASES, Word
+from memsheet.references import PAGED_SERVER_TITLE
 
 JOB, MESH, STEP, PRECISION, MEMORY, SERVING, OUTPUT = (
     "Hardware and plan", "Mesh", "Step", "Precision", "Memory", "Serving", "Output",
@@ -130,7 +131,7 @@ HELP: dict[str, tuple[str, str, str]] = {
     "fully_sharded_loras": (
         SERVING,
         "",
-        "Cut both matrices of an adapter over tensor-parallel ranks (vLLM).",
+        f"Cut both matrices of an adapter over tensor-parallel ranks ({PAGED_SERVER_TITLE}).",
     ),
     "dp_dense": (SERVING, "", "With attn_dp, layers without experts are whole on every rank (SGLang)."),
     "expert_dispatch": (SERVING, "KIND", "How tokens reach experts on other ranks: gather or deepep."),

@@ -8,19 +8,13 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from memsheet.cli import screen
-from memsheet.cli.commands import COMMANDS, Command
+from memsheet.cli.commands import COMMANDS, START, Command
 from memsheet.cli.flags import WORDS, Flag
 from memsheet.plan.aliases import ALIASES, SHORT_FLAGS
 from memsheet.plan.names import SHORT
 
 EXIT_CODES = "Exit code: 0 fits, 10 does not fit, 11 uncertain, 2 bad input."
 ABOUT = "Every byte on every GPU, before the job runs."
-START = (
-    "memsheet train llama-3.1-8b --gpus 8xH100-80GB --seq-len 8192",
-    "memsheet infer llama-3.1-70b --gpus 8xH200 --engine vllm --max-model-len 32768",
-    "memsheet plan train llama-3.1-70b --gpus 512xH100-80GB --seq-len 8192 --global-batch 1024",
-    "memsheet check run/",
-)
 FLAG_OF = {key: f"--{name.replace('_', '-')}" for name, key in SHORT.items()}
 COLUMN = 26
 """Where words begin beside names; a longer name has a line of its own."""

@@ -31,7 +31,7 @@ def _add_request_mix(answer: Answer, requests: tuple[tuple[int, int], ...]) -> A
     from memsheet.errors import input_error
     from memsheet.formulas.serving.mixture import request_mix_facts
     from memsheet.formulas.serving.servers import server_of
-    from memsheet.plan.engine_registry import engine_of
+    from memsheet.plan.engine_registry import engine_of, pool_servers
 
     plan, longest = answer.plan, max(prompt + output for prompt, output in requests)
     room: Any = getattr(server_of(engine_of(plan)), "room", None)
@@ -40,7 +40,7 @@ def _add_request_mix(answer: Answer, requests: tuple[tuple[int, int], ...]) -> A
             "lengths",
             None,
             f"is for servers with a pool of pages, which {plan.engine} has not",
-            "--engine vllm or --engine sglang",
+            " or ".join(f"--engine {server}" for server in pool_servers()),
         )
     if plan.serving.max_model_len is not None and longest > plan.serving.max_model_len:
         raise input_error(

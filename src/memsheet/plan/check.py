@@ -142,7 +142,7 @@ def _check_key(key: str, value: Any, near: Sequence[str]) -> Iterator[Problem]:
 def _nearest_choice_hint(value: Any, choices: tuple[str, ...]) -> str:
     near = nearest_words(
         printable_line(value), choices, n=1, cutoff=0.7
-    )  # trtllm is not vllm, and fp32-autocast is near to fp16-autocast
+    )  # an engine is not another whose name ends alike; fp32-autocast is near to fp16-autocast
     return f"did you mean {near[0]}?" if near else ""
 
 

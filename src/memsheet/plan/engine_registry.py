@@ -98,6 +98,17 @@ def searched_engines() -> tuple[str, ...]:
     return tuple(name for _, name in sorted(placed))
 
 
+def pool_servers() -> tuple[str, ...]:
+    """Servers whose cache is a pool of pages."""
+    return tuple(engine.name for engine in modelled_engines() if engine.serving.pools_cache)
+
+
+def drafting_servers() -> tuple[str, ...]:
+    """Servers that may be taken where nobody names one and that draft in any release that was read."""
+    found = ((name, find_engine(name)) for name in CANDIDATES)
+    return tuple(name for name, engine in found if engine is not None and engine.drafting.methods)
+
+
 def sharding_counterpart(engine: Engine) -> str | None:
     """Who divides every state (ZeRO-3) of the model code that an engine runs as whole copies, if anybody."""
     others = (other.name for other in modelled_engines() if other.whole_copies_by == engine.name)

@@ -9,7 +9,7 @@ from memsheet.errors import Problem
 from memsheet.plan.device import Cluster, Device
 from memsheet.plan.dtypes import BF16, FP8, FP16, FP32, DType
 from memsheet.plan.engine import Engine
-from memsheet.plan.engine_registry import engine_of
+from memsheet.plan.engine_registry import PAGED_SERVER, engine_of
 from memsheet.plan.model import Attention, ModelSpec
 from memsheet.plan.plan import AttentionKind, Plan
 
@@ -18,9 +18,7 @@ FLASH_UNITS = (8, 0)
 BF16_UNITS = (8, 0)
 """Units for bf16 came with Ampere (torch 2.13 cuda/__init__.py, is_bf16_supported)."""
 FP8_UNITS = (8, 9)
-"""Compute capability from which a card converts eight-bit numbers by itself (vLLM v0.33.0
-v1/attention/backends/triton_attn.py:515).
-"""
+"""Compute capability from which a card converts eight-bit numbers by itself (``READ_IN``)."""
 
 
 def unsupported_choices(plan: Plan, cluster: Cluster, model: ModelSpec | None = None) -> Iterator[Problem]:
@@ -127,7 +125,8 @@ def _too_old(plan: Plan, engine: Engine, device: Device) -> Iterator[Problem]:
         reason = (
             f"is refused by {engine.name}, which supports compute capability {least[0]}.{least[1]} and above"
         )
-        yield Problem(field="gpus", value=device.name, reason=reason, hint="--engine vllm, or a newer card")
+        hint = f"--engine {PAGED_SERVER}, or a newer card"
+        yield Problem(field="gpus", value=device.name, reason=reason, hint=hint)
     needs = FP8_RECIPES.get(plan.fp8.recipe, FP8_UNITS) if plan.fp8 is not None else None
     if needs is not None and is_older_device(device, needs):
         reason = (

@@ -49,6 +49,5 @@ def version_of(version: str | None) -> Release:
 
 HEADS = frozenset({"deepseek_v3", "glm4_moe", "qwen3_next"})
 """Families whose own layers for further tokens are written down: two norms, a matrix of (hidden, 2 hidden),
-one layer like the last, a norm (vLLM v0.33.0 models/deepseek_mtp.py:70, glm4_moe_mtp.py,
-qwen3_next_mtp.py:46; SGLang v0.5.23 models/deepseek_nextn.py:59).
+one layer like the last, a norm (``READ_IN``; SGLang v0.5.23 models/deepseek_nextn.py:59).
 """

@@ -17,9 +17,7 @@ from memsheet.readers.parts import linear_weights, rms_norm, vocabulary_head
 
 HEADED = ("eagle", "eagle3")
 LAYERS_READ = 3
-"""Layers whose hidden states an EAGLE-3 head reads unless its config counts them (vLLM v0.33.0
-models/llama_eagle3.py:199).
-"""
+"""Layers whose hidden states an EAGLE-3 head reads unless its config counts them (``READ_IN``)."""
 INPUTS = ("q_proj", "k_proj", "v_proj", "qkv_proj")
 
 
@@ -54,8 +52,8 @@ def with_draft(
 
 def eagle_head(read: ModelSpec) -> ModelSpec:
     """EAGLE: a matrix that joins embedding and hidden state, then layers, the first without its first norm,
-    and no norm at the end; vocabulary and output are the model's (vLLM v0.33.0 models/llama_eagle.py, v0.11.0
-    models/llama_eagle.py:30-75; SGLang v0.5.23 models/llama_eagle.py).
+    and no norm at the end; vocabulary and output are the model's (``READ_IN``; SGLang v0.5.23
+    models/llama_eagle.py).
     """
     stack = _replace_first_layer(read.stacks[0], lambda block: replace(block, norms=block.norms[1:]))
     joined = linear_weights("fc", read.hidden, 2 * read.hidden, role=Role.OTHER)
@@ -69,8 +67,8 @@ def eagle_head(read: ModelSpec) -> ModelSpec:
 
 def eagle3_head(read: ModelSpec, values: Mapping[str, Any], target_hidden: int) -> ModelSpec:
     """EAGLE-3: a matrix from the hidden states of several layers, layers of which the first reads an
-    embedding beside them, an output over a vocabulary of its own and its words in the model's (vLLM v0.33.0
-    models/llama_eagle3.py:66-370, SGLang v0.5.23 models/llama_eagle3.py:44-200).
+    embedding beside them, an output over a vocabulary of its own and its words in the model's (``READ_IN``;
+    SGLang v0.5.23 models/llama_eagle3.py:44-200).
     """
     config = Fields(values)
     words = config.count("draft_vocab_size", default=read.vocab)

@@ -18,9 +18,7 @@ from memsheet.readers.rope_lengths import scaled_positions
 from memsheet.recording import Recording
 
 AHEAD = {"qwen3_next": 1}
-"""Layers for further tokens that a family's checkpoints have where the config does not say (vLLM v0.33.0
-models/qwen3_next_mtp.py:61).
-"""
+"""Layers for further tokens that a family's checkpoints have where the config does not say (``READ_IN``)."""
 MOST_AHEAD = 64
 
 

@@ -244,9 +244,7 @@ def _from_config(file: Path, kind: str, named: Path) -> Config:
 
 
 def _with_modelopt(config: Any, file: Path) -> Any:
-    """A config with what ModelOpt writes into a file beside it (older exports; vLLM v0.33.0
-    transformers_utils/config.py:956 reads it likewise).
-    """
+    """A config with what ModelOpt writes into a file beside it (older exports; ``READ_IN``)."""
     beside = file.with_name(BESIDE)
     if not isinstance(config, dict) or config.get("quantization_config") is not None or not is_file(beside):
         return config

@@ -1,8 +1,7 @@
 """ModelOpt's checkpoints (NVIDIA's own FP8 and NVFP4 releases): ``quantization_config`` of a config.json, or
 hf_quant_config.json beside it.
 
-The keys are those that vLLM reads (vllm-project/vllm v0.33.0
-model_executor/layers/quantization/modelopt.py:325) and SGLang (sgl-project/sglang v0.5.23
+The keys are those that servers read (``READ_IN``; sgl-project/sglang v0.5.23
 layers/quantization/modelopt_quant.py:467).
 """
 
@@ -21,7 +20,7 @@ ALGORITHMS: dict[str, tuple[str, int | None]] = {
     "FP8": ("fp8", None), "FP8_PER_CHANNEL_PER_TOKEN": ("fp8", None), "FP8_PB_WO": ("fp8-block", 128), "FP8_BLOCK_SCALES": ("fp8-block", 128),
     "NVFP4": ("nvfp4", 16), "W4A16_NVFP4": ("nvfp4", 16), "NVFP4_AWQ": ("nvfp4", 16), "MXFP8": ("mxfp8", 32),
 }  # fmt: skip
-"""quant_algo → a dtype's name and its group (v0.33.0 modelopt.py:141-156)."""
+"""quant_algo → a dtype's name and its group (``READ_IN``)."""
 NUMBERED = re.compile(r"^(.*\blayers\.)(\d+)(.*)$")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from memsheet.plan.engine_registry import pool_servers
 from memsheet.plan.model import StoredQuantization
 from memsheet.readers.fields import Fields
 from memsheet.readers.modelopt import read_modelopt
@@ -31,6 +32,7 @@ def stored_quantization(config: Fields) -> StoredQuantization | None:
         reason, hint = _UNREAD.get(
             method, (f"is none of {', '.join(sorted((*_METHODS, 'modelopt')))}", INSTEAD)
         )
+        reason = reason.format(servers=" nor ".join(pool_servers()))
         stored.wrong("quant_method", method or None, reason, hint)
         return None
     return reader(stored)
@@ -58,9 +60,7 @@ def _mxfp4_scheme(stored: Fields) -> StoredQuantization:
 
 
 def _fp8_scheme(stored: Fields) -> StoredQuantization:
-    """Blocks when the config gives their size, else one scale a tensor (as vLLM's own fp8 checkpoints
-    are).
-    """
+    """Blocks when the config gives their size, else one scale a tensor (as a server makes them)."""
     weights, group = _fp8_scales(stored, "weight_block_size")
     return StoredQuantization(
         method="fp8",
@@ -71,9 +71,7 @@ def _fp8_scheme(stored: Fields) -> StoredQuantization:
 
 
 def _fbgemm_fp8_scheme(stored: Fields) -> StoredQuantization:
-    """One fp32 scale a row of a matrix (vLLM v0.33.0 layers/quantization/fbgemm_fp8.py, transformers 5.23
-    integrations/fbgemm_fp8.py).
-    """
+    """One fp32 scale a row of a matrix (``READ_IN``; transformers 5.23 integrations/fbgemm_fp8.py)."""
     return StoredQuantization(
         method="fbgemm_fp8", weights="fp8", skip=_modules_kept_unquantized(stored, "modules_to_not_convert")
     )
@@ -215,7 +213,7 @@ INSTEAD = (
 )
 _UNREAD = {
     "hqq": ("is not modelled: HQQ's zero points and scales have sizes of their own", "take quantization_config out of the config.json, and --quantize int4 comes near to four bits in groups of 128"),
-    "exl2": ("is not modelled: it has bits of its own for each layer, and neither vllm nor sglang reads it", "take quantization_config out of the config.json, and --quantize gguf:Q4_K with engine llama.cpp is like it"),
-    "exl3": ("is not modelled: it has bits of its own for each layer, and neither vllm nor sglang reads it", "take quantization_config out of the config.json, and --quantize gguf:Q4_K with engine llama.cpp is like it"),
+    "exl2": ("is not modelled: it has bits of its own for each layer, and neither {servers} reads it", "take quantization_config out of the config.json, and --quantize gguf:Q4_K with engine llama.cpp is like it"),
+    "exl3": ("is not modelled: it has bits of its own for each layer, and neither {servers} reads it", "take quantization_config out of the config.json, and --quantize gguf:Q4_K with engine llama.cpp is like it"),
 }  # fmt: skip
 """Methods that are known and have no sizes here: why, and what comes near."""

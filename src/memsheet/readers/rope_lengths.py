@@ -9,9 +9,7 @@ from math import isfinite
 from typing import Any
 
 WITHIN = ("gemma3",)
-"""Families whose positions are already those that the scaling gives (vllm-project/vllm v0.11.0
-config/model.py _get_and_verify_max_len).
-"""
+"""Families whose positions are already those that the scaling gives (``READ_IN``)."""
 SCALED = ("linear", "dynamic")
 MOST = 2**26
 
@@ -19,7 +17,7 @@ MOST = 2**26
 def scaled_positions(config: Mapping[str, Any], positions: int | None) -> int | None:
     """Positions that a server derives from a config's rope_scaling: YaRN's original ones times its factor,
     others' own times it; None where it has no more than ``positions``. Scalings that say their length
-    themselves (llama3, longrope) add nothing (vLLM v0.11.0, the same function).
+    themselves (llama3, longrope) add nothing (``READ_IN``).
     """
     inner = config.get("text_config")
     text = inner if isinstance(inner, Mapping) else config

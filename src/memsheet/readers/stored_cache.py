@@ -7,7 +7,7 @@ from __future__ import annotations
 from memsheet.readers.fields import Fields
 
 ALGORITHMS = {"FP8": "fp8", "NVFP4": "nvfp4"}
-"""``kv_cache_quant_algo`` (vllm-project/vllm v0.33.0 utils/torch_utils.py:78)."""
+"""``kv_cache_quant_algo`` (``READ_IN``)."""
 
 
 def cache_scheme(stored: Fields) -> tuple[str | None, bool]:

@@ -81,8 +81,8 @@ def _ranks_for(groups: int, ranks: int) -> str:
 
 
 def _check_dispatch(gaps: RequestResolver, mesh: Mesh, engine: Engine) -> None:
-    """Tokens are sent where experts are dealt to ranks (vLLM v0.33.0 layers/fused_moe/config.py:1035, SGLang
-    v0.5.23 arg_groups/overrides.py:1611).
+    """Tokens are sent where experts are dealt to ranks (``READ_IN``; SGLang v0.5.23
+    arg_groups/overrides.py:1611).
     """
     if gaps.request.get("serving.dispatch") != "deepep" or not engine.experts_whole:
         return

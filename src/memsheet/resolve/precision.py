@@ -143,9 +143,7 @@ def _check_served_in(
 
 
 def _served_in_place(refused: Mapping[DType, str]) -> DType:
-    """What a server takes in place of what it refuses (current_platform.supported_dtypes, vLLM v0.11.0
-    platforms/cuda.py: bf16, fp16, fp32).
-    """
+    """What a server takes in place of what it refuses: the first of bf16, fp16 and fp32 (``READ_IN``)."""
     return next(dtype for dtype in (BF16, FP16, FP32) if dtype not in refused)
 
 
@@ -158,7 +156,7 @@ def _served_weight_dtype(
     refused: Mapping[DType, str],
 ) -> DType:
     """What weights are served in: the file's dtype where it is one of the three that are computed in. A
-    server with a pool makes 16 bits of fp32 (vLLM v0.11.0 config/model.py _resolve_auto_dtype, SGLang
+    server with a pool makes 16 bits of fp32 (``READ_IN``; SGLang
     v0.5.23 configs/model_config.py _get_and_verify_dtype).
     """
     stored = dtype_named(model.dtype) if model and model.dtype else None

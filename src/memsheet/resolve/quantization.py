@@ -16,7 +16,7 @@ from memsheet.plan.defaults import (
 from memsheet.plan.device import Cluster
 from memsheet.plan.dtypes import DType, dtype_named
 from memsheet.plan.engine import Engine
-from memsheet.plan.engine_registry import GGUF_SERVER, rules_of
+from memsheet.plan.engine_registry import GGUF_SERVER, pool_servers, rules_of
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import ModelSpec, Source, StoredQuantization
 from memsheet.plan.plan import Adapter, AdapterKind, Quantization
@@ -231,7 +231,7 @@ def _stored_quantization(
             "quantization_config",
             "modelopt",
             f"is not read by {engine.name}",
-            "--engine vllm or sglang; or --quantize with another format",
+            f"--engine {' or '.join(pool_servers())}; or --quantize with another format",
         )
     if in_files and _unpacks_gguf(gaps, engine, "infer"):
         return None

@@ -37,7 +37,7 @@ def attention_of(
 ) -> AttentionKind:
     """The engine's first; eager where its code is the library's and the family has no sdpa; on cards without
     FlashAttention what else the engine has, none of which makes a matrix of scores: FlashInfer's or Triton's
-    kernels in vLLM (platforms/cuda.py at 002db49, _get_backend_priorities) and in SGLang (server_args.py,
+    kernels where pages are served (``READ_IN``; SGLang's server_args.py,
     _handle_attention_backend_compatibility: FlashInfer where it is installed, else Triton; Triton for latent
     attention).
     """

@@ -5,6 +5,7 @@ tokens.
 from __future__ import annotations
 
 from memsheet.plan.engine import Engine
+from memsheet.plan.engine_registry import PAGED_SERVER, drafting_servers
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import Attention, LatentAttention, LinearAttention, ModelSpec, Recurrent, StateSpace
 from memsheet.plan.plan import Mesh, Speculative, SpeculativeMethod
@@ -93,10 +94,11 @@ def _check_engine(
     drafting, version = engine.drafting, gaps.request.get("engine_version")
     methods = drafting.methods_of(version)
     if method not in methods:
+        others = drafting_servers()
         has = (
             f"modelled there: {', '.join(m.value for m in methods)}"
             if methods
-            else "vllm, sglang, llama.cpp and transformers have some"
+            else f"{', '.join(others[:-1])} and {others[-1]} have some"
         )
         gaps.wrong(
             METHOD,
@@ -169,7 +171,7 @@ def _check_model(
             METHOD,
             method.value,
             f"keeps recurrent states of every drafted token, which is not modelled for {engine.name}",
-            "--engine vllm",
+            f"--engine {PAGED_SERVER}",
         )
 
 

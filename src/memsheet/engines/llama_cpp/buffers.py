@@ -21,6 +21,7 @@ from memsheet.engines.llama_cpp.weights import OUTPUT, TOKENS, Stored, stored_te
 from memsheet.errors import input_error
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import FP16, DType
+from memsheet.plan.engine_registry import pool_servers
 from memsheet.plan.model import Attention, Block, LatentAttention, ModelSpec, Run
 from memsheet.plan.plan import AttentionKind, Plan
 from memsheet.references import LLAMA_CPP, formula
@@ -166,7 +167,7 @@ def cache_of(block: Block, plan: Plan, facts: Facts, ubatch: Count) -> tuple[Cou
         if isinstance(mixer, LatentAttention):
             if mixer.index_dim:
                 why = f"is not modelled for {block.kind}, whose layers pick the tokens that they attend to"
-                raise input_error("engine", "llama.cpp", why, "--engine vllm or sglang")
+                raise input_error("engine", "llama.cpp", why, f"--engine {' or '.join(pool_servers())}")
             cells = cells_of(plan, facts)
             keys += cells * _key_type(plan).nbytes(mixer.kv_lora_rank + mixer.qk_rope_head_dim)
             mla_mode = llama_cpp_options(plan).mla_mode

@@ -12,6 +12,7 @@ from memsheet.engines.llama_cpp.ggml import Graph, Tensor
 from memsheet.engines.llama_cpp.latent import latent_attention
 from memsheet.engines.llama_cpp.latent_fork import fork_attention
 from memsheet.errors import input_error
+from memsheet.plan.engine_registry import ONE_GPU, pool_servers
 from memsheet.plan.model import Arrangement, Attention, Block, Dense, LatentAttention, ModelSpec, Moe
 
 SANDWICHED = frozenset({Arrangement.SANDWICH, Arrangement.POST_BRANCH})
@@ -120,7 +121,7 @@ def _build_decoder_layer(
             "engine",
             "llama.cpp",
             f"has no list of operations here for {what}",
-            "engine transformers, vllm or sglang",
+            f"engine {ONE_GPU}, {' or '.join(pool_servers())}",
         )
     sandwiched = block.arrangement in SANDWICHED
     normed = x if block.arrangement is Arrangement.POST_BRANCH else b.norm(x)

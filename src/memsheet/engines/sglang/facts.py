@@ -294,7 +294,7 @@ SERVING = ServingFacts(
     cuts_dense_over_groups=True,  # v0.5.23 models/deepseek_v2.py:2662
     joins_projections=True,
     stages_at_once=True,
-    own_all_reduce=True,  # distributed/device_communicators/custom_all_reduce.py, after vLLM's
+    own_all_reduce=True,  # distributed/device_communicators/custom_all_reduce.py
     planned=True,
 )
 

@@ -12,6 +12,7 @@ from memsheet.formulas.serving.kv_cache import caching_layers, recurrent_element
 from memsheet.formulas.serving.states import convolution_elements
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import BF16, FP32
+from memsheet.plan.engine_registry import PAGED_SERVER
 from memsheet.plan.model import LinearAttention, ModelSpec, StateSpace
 from memsheet.plan.plan import Plan
 from memsheet.references import SGLANG, formula
@@ -140,7 +141,7 @@ def slot_bytes(part: ModelSpec, plan: Plan, release: Release | None = None) -> C
                     "model",
                     part.name,
                     "keeps recurrent states of a family that is not modelled for sglang",
-                    "--engine vllm",
+                    f"--engine {PAGED_SERVER}",
                 )
             tp = plan.mesh.tp
             total = total + layers * (

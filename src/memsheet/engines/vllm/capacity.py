@@ -16,7 +16,7 @@ from memsheet.formulas.serving.sparse_index import served_bytes_per_token
 from memsheet.frozen import dataclass
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Mesh, Plan
-from memsheet.references import VLLM, formula
+from memsheet.references import PAGED_SERVER_CODE, formula
 from memsheet.sheet import Bytes
 from memsheet.units import GIB
 
@@ -103,7 +103,7 @@ def cache_capacity_facts(spec: ModelSpec, plan: Plan, pool: Pool) -> Mapping[str
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 v1/core/block_pool.py get_cached_block: whole blocks of a prefix; what windows keep of it "
         "is not counted as shared"

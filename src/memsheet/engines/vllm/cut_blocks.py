@@ -10,7 +10,7 @@ from memsheet.plan.dtypes import FP32
 from memsheet.plan.hardware import version_of
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
-from memsheet.references import VLLM, formula
+from memsheet.references import PAGED_SERVER_CODE, formula
 from memsheet.sheet import Bytes
 
 JOINS_SINCE = (0, 14, 0)
@@ -36,7 +36,7 @@ def refuses_cut_block(one: CutBlock, plan: Plan) -> bool:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at="fused_moe/oracle/fp8.py: scales of finer blocks, else the part on a rank padded to whole blocks",
     counts="int",
 )

@@ -25,7 +25,7 @@ from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import INT32, INT64, MXFP4
 from memsheet.plan.model import ModelSpec, Moe, Role, Weight
 from memsheet.plan.plan import Mesh, Plan, ServedAdapters
-from memsheet.references import VLLM, formula
+from memsheet.references import PAGED_SERVER_CODE, formula
 from memsheet.sheet import Bytes, Component, FromCode, Instant, Item, sum_byte_ranges
 
 LINEAR = FromCode("vllm-project/vllm", "v0.33.0", "vllm/lora/layers/base_linear.py", 132)
@@ -91,7 +91,7 @@ def _pair_bytes(pair: Pair, served: ServedAdapters) -> Bytes:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.33.0 lora/layers/base_linear.py:132-153: max_loras x rank x in and max_loras x out x rank on "
         "every linear layer"
@@ -143,7 +143,7 @@ def _packed_module_count(name: str) -> int:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.33.0 lora/layers/base_linear.py:110-130: a column's second matrix is cut, a row's first; fully "
         "sharded the other too"
@@ -161,7 +161,7 @@ def lora_matrix_elements(weight: Weight, mesh: Mesh, served: ServedAdapters) -> 
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.33.0 lora/layers/fused_moe.py:172-233: a pair for each expert's gate, up and down; where "
         "adapters join the gates, one first matrix"
@@ -188,7 +188,7 @@ def _expert_lora_pairs(part: ModelSpec, plan: Plan, served: ServedAdapters) -> I
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.33.0 lora/layers/vocab_parallel_embedding.py:31, logits_processor.py:86: whole on every rank; "
         "v0.11.0: and words more"
@@ -226,7 +226,7 @@ def _embedding_lora_pairs(part: ModelSpec, served: ServedAdapters, facts: Facts)
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 models/llama.py:348, 543, vocal_parallel_embedding.py:50: words that adapters may add, in "
         "both tables and for each adapter"
@@ -252,7 +252,7 @@ def extra_words_bytes(part: ModelSpec, plan: Plan, served: ServedAdapters, facts
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.33.0 lora/layers/logits_processor.py:115: the place of every word in the gathered logits, "
         "where ranks share the head"
@@ -267,7 +267,7 @@ def mapping_bytes(part: ModelSpec, plan: Plan) -> Count:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.33.0 lora/punica_wrapper/punica_base.py:133-155, "
         "lora/ops/triton_ops/lora_kernel_metadata.py:54-75: of each token and sequence"
@@ -302,7 +302,7 @@ def recorded_twice(graphs: list[Item], plan: Plan, release: Release) -> list[Ite
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.33.0 lora/lora_model.py:132: a whole adapter in pinned memory, cut as it is copied "
         "(layers/base_linear.py:162)"
@@ -322,7 +322,8 @@ def adapter_bytes(part: ModelSpec, plan: Plan) -> Count:
 
 
 @formula(
-    cites=VLLM, at="v0.33.0 config/lora.py:42: max_cpu_loras of them, as many as max_loras where nobody says"
+    cites=PAGED_SERVER_CODE,
+    at="v0.33.0 config/lora.py:42: max_cpu_loras of them, as many as max_loras where nobody says",
 )
 def lora_host_bytes(part: ModelSpec, plan: Plan) -> Count:
     """Host memory of a rank: the adapters it keeps to copy from."""

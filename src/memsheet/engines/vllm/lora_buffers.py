@@ -15,7 +15,7 @@ from memsheet.plan.device import Cluster
 from memsheet.plan.dtypes import FP32, INT32
 from memsheet.plan.model import ModelSpec, Moe
 from memsheet.plan.plan import Plan, ServedAdapters
-from memsheet.references import VLLM, formula
+from memsheet.references import PAGED_SERVER_CODE, formula
 from memsheet.sheet import Bytes, Component, FromCode, Instant, Item
 
 DENSE = FromCode("vllm-project/vllm", "v0.33.0", "vllm/lora/punica_wrapper/punica_gpu.py", 251)
@@ -73,7 +73,7 @@ def _feed_forward_layers(part: ModelSpec) -> list[object]:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at="v0.33.0 lora/punica_wrapper/punica_gpu.py:251: fp32 of (pieces, tokens, rank) between both products",
 )
 def dense_bytes(part: ModelSpec, plan: Plan, facts: Facts, tokens: Count) -> Count:
@@ -87,7 +87,7 @@ def dense_bytes(part: ModelSpec, plan: Plan, facts: Facts, tokens: Count) -> Cou
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.33.0 lora/ops/triton_ops/fused_moe_lora_op.py:1559: (pieces, tokens, experts a token, rank), "
         "in sorted order (pieces, slots, rows, rank); v0.14.0 :464 and the result"

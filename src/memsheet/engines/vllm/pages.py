@@ -23,7 +23,7 @@ from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import DType
 from memsheet.plan.model import Attention, CrossAttention, LatentAttention, Mixer, ModelSpec, Recurrent
 from memsheet.plan.plan import Plan
-from memsheet.references import PAGED, VLLM, formula
+from memsheet.references import PAGED, PAGED_SERVER_CODE, formula
 
 STATE_ALIGNMENT, NEAR = 16, 1.5
 """Tokens that attention's block is a multiple of beside recurrent states (v0.11.0
@@ -70,7 +70,7 @@ def page_bytes(mixer: Mixer, dtype: DType, tokens: int, tp: Count) -> Count:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v1/kv_cache_interface.py MambaSpec: convolution and recurrent state in the dtype of the model, "
         "cut over tp"
@@ -180,7 +180,7 @@ def _beside_states(kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 model_executor/models/config.py:367: the fewest multiples of 16 tokens whose page "
         "holds a state"
@@ -193,7 +193,7 @@ def _enlarge_page_to_state(kind: Kind, state_bytes: Count) -> Kind:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.33.0 v1/core/kv_cache_planning.py:360: more tokens a block where the largest page is a "
         "multiple, else padding"
@@ -219,7 +219,7 @@ def _group_size(layers: list[int], release: Release) -> int:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v1/kv_cache_interface.py max_memory_usage_bytes: a window may begin inside a block, and holds "
         "what is in flight"
@@ -239,7 +239,7 @@ def blocks_of(group: Kind, tokens: Count, release: Release, in_flight: Count = 1
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v1/core/kv_cache_utils.py:783 get_max_concurrency_for_kv_cache_config: the blocks of a sequence "
         "are those of all groups"

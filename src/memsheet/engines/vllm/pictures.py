@@ -12,14 +12,14 @@ from memsheet.engines.vllm.releases import Release, Shown
 from memsheet.formulas.serving.widest_layer import MERGED_PATCHES
 from memsheet.plan.model import ModelSpec, Picture, Tower
 from memsheet.plan.plan import Plan
-from memsheet.references import VLLM, formula
+from memsheet.references import PAGED_SERVER_CODE, formula
 from memsheet.sheet import NOTHING, Bytes, sum_byte_ranges
 
 COPIED = (Shown.BATCH, Shown.PICTURE)
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 gpu_model_runner.py:3354, 3387: names that live to the end of profile_run, and the cache "
         "of the tower's outputs"
@@ -52,7 +52,7 @@ def _of_tower(tower: Tower, part: ModelSpec, plan: Plan, release: Release) -> By
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 v1/worker/utils.py:78 get_max_items and v1/core/encoder_cache_manager.py: a batch's worth "
         "of pictures, or one"
@@ -84,7 +84,7 @@ def _encoder_output_bytes(
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 gpu_model_runner.py:3374 a copy of each as long as the encoder's budget; v0.12.0:4340 as "
         "its places"
@@ -105,7 +105,7 @@ def copied_rows(picture: Picture, plan: Plan, shown: Shown) -> Count:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 v1/worker/utils.py:88: pictures of any size that fill a batch; high: one as long as a "
         "sequence"

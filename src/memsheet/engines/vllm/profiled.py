@@ -15,7 +15,7 @@ from memsheet.formulas.serving.widest_layer import beside_residual, layer_bytes
 from memsheet.frozen import dataclass
 from memsheet.plan.model import LatentAttention, ModelSpec
 from memsheet.plan.plan import Plan
-from memsheet.references import VLLM, formula
+from memsheet.references import PAGED_SERVER_CODE, formula
 from memsheet.sheet import Bytes
 from memsheet.units import MIB
 
@@ -77,7 +77,7 @@ def profile_run_peak(part: ModelSpec, plan: Plan, release: Release, tokens: Coun
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 v1/worker/gpu_model_runner.py:3391, 3190: hidden states of all tokens, of the last ones, "
         "and random ones"
@@ -89,7 +89,7 @@ def sampler_hidden_state_bytes(hidden: int, plan: Plan, tokens: Count, rows: Cou
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 v1/attention/backends/mla/common.py:446: eight full sequences or four pages of each, at "
         "most 64k"
@@ -106,7 +106,8 @@ def unpacked_tokens(plan: Plan) -> Count:
 
 
 @formula(
-    cites=VLLM, at="v0.11.0 mla/common.py:1652: the profiling run takes what unpacking earlier chunks takes"
+    cites=PAGED_SERVER_CODE,
+    at="v0.11.0 mla/common.py:1652: the profiling run takes what unpacking earlier chunks takes",
 )
 def unpacked_bytes(mixer: LatentAttention, plan: Plan) -> Count:
     """Keys and values of all of a rank's heads over the earlier chunks that are unpacked at once."""
@@ -117,7 +118,7 @@ def unpacked_bytes(mixer: LatentAttention, plan: Plan) -> Count:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at="v0.11.0 gpu_model_runner.py:3325: one layer after another; mla/common.py:1652: or what it unpacks",
 )
 def profiled_layer_bytes(part: ModelSpec, plan: Plan, tokens: Count) -> Bytes:

@@ -8,7 +8,7 @@ from memsheet.arith import Count, at_least, ceil_div, where
 from memsheet.engines.vllm.releases import Sampler
 from memsheet.formulas.serving.sampling import masked_sampler_bytes
 from memsheet.plan.dtypes import FP32, INT32, INT64, DType
-from memsheet.references import TORCH_SORT, VLLM, formula
+from memsheet.references import PAGED_SERVER_CODE, TORCH_SORT, formula
 
 SEGMENTED_ROWS, WIDE_ROW = 128, 1_000_000
 """From so many rows on torch sorts them as segments, and rows from this length on one by one (Sort.cu,
@@ -33,7 +33,7 @@ def sort_scratch_bytes(rows: Count, width: Count) -> Count:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 v1/sample/sampler.py:85 to float32, ops/topk_topp_sampler.py:157 sort, with the logits of "
         "the model still there"
@@ -48,7 +48,7 @@ def sorted_sampler_bytes(rows: Count, width: Count, dtype: DType) -> Count:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.33.0 v1/worker/gpu/sample/penalties.py:43: how often each token was made, and a bit for each "
         "of the prompt's"
@@ -60,7 +60,7 @@ def sampler_state_bytes(sequences: Count, width: Count) -> Count:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.24.0 v1/worker/gpu/sample/sampler.py: an fp32 copy; v0.30.0: none where no request asks for "
         "anything"
@@ -72,7 +72,7 @@ def unmasked_sampler_bytes(rows: Count, width: Count, dtype: DType, *, copied: b
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v1/sample/ops/topk_topp_sampler.py: which sampler is the default of a release "
         "(memsheet/engines/vllm/facts.py)"

@@ -45,15 +45,17 @@ from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec
 from memsheet.plan.plan import Plan
-from memsheet.references import VLLM, formula
+from memsheet.references import PAGED_SERVER_CODE, formula
 from memsheet.sheet import NOTHING, Bytes, Cited, Component, FromCode, Instant, Item, Sheet, sum_byte_ranges
 from memsheet.units import MIB
 
 LOADED = (Instant.LOAD,)
 RUNNING = (Instant.PREFILL, Instant.DECODE)
 EVERY = (Instant.LOAD, *RUNNING)
-AT_PROFILE = Cited(VLLM, "v1/worker/gpu_model_runner.py profile_run")
-AT_POOL = Cited(VLLM, "v1/worker/gpu_worker.py determine_available_memory: what the fraction leaves")
+AT_PROFILE = Cited(PAGED_SERVER_CODE, "v1/worker/gpu_model_runner.py profile_run")
+AT_POOL = Cited(
+    PAGED_SERVER_CODE, "v1/worker/gpu_worker.py determine_available_memory: what the fraction leaves"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +195,7 @@ def attention_item(part: ModelSpec, plan: Plan) -> Item:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 v1/attention/backends/mla/common.py:518: the latents of the earlier chunks that are "
         "unpacked at once"
@@ -219,7 +221,7 @@ def _sampler_states(part: ModelSpec, plan: Plan, release: Release) -> list[Item]
             Component.BUFFERS,
             "sampler_states",
             dict.fromkeys(RUNNING, size),
-            Cited(VLLM, "v1/worker/gpu/sample/penalties.py:43"),
+            Cited(PAGED_SERVER_CODE, "v1/worker/gpu/sample/penalties.py:43"),
         )
     ]
 
@@ -253,7 +255,7 @@ def _peak_item_path(peaks: Mapping[Instant, Peak]) -> str:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "gpu_worker.py: fraction · memory - weights - peak of the profiling run - what others than torch "
         "took since (or in all)"
@@ -350,7 +352,7 @@ def _check_prefix(plan: Plan, layout: Layout, release: Release) -> None:
     check_shared(plan, caches=not states and release.since >= (0, 8), why=why)
 
 
-@formula(cites=VLLM, at="v0.33.0 config/lora.py:42: adapters to copy from")
+@formula(cites=PAGED_SERVER_CODE, at="v0.33.0 config/lora.py:42: adapters to copy from")
 def host_bytes(spec: ModelSpec, plan: Plan, _: int) -> int:
     """Adapters that a rank keeps on the host."""
     return lora_host_bytes(spec, plan)

@@ -32,13 +32,13 @@ from memsheet.formulas.serving.kv_cache import bytes_per_token
 from memsheet.plan.dtypes import FP32, INT32, INT64, DType
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan, SpeculativeMethod
-from memsheet.references import VLLM, formula
+from memsheet.references import PAGED_SERVER_CODE, formula
 from memsheet.sheet import Bytes, Cited, Component, Instant, Item
 
 RUNNING = (Instant.PREFILL, Instant.DECODE)
 EVERY = (Instant.LOAD, *RUNNING)
 AT_PROPOSER = Cited(
-    VLLM,
+    PAGED_SERVER_CODE,
     (
         "v0.33.0 v1/worker/gpu/spec_decode/speculator.py, v0.11.0 v1/spec_decode/eagle.py: buffers that "
         "graphs read"
@@ -85,7 +85,7 @@ def _uses_second_model_runner(part: ModelSpec, release: Release) -> bool:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 v1/spec_decode/eagle.py:82-118 and v0.33.0 "
         "v1/worker/gpu/spec_decode/target_dependent_ar/speculator.py:35, speculator.py:149: a row a token"
@@ -128,7 +128,7 @@ def drafted_peaks(
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 v1/worker/gpu_model_runner.py:3165 and v0.33.0 v1/worker/gpu/model_runner.py:948: "
         "drafting with the model's hidden states still there"
@@ -163,7 +163,7 @@ def _higher_byte_range(left: Bytes, right: Bytes) -> Bytes:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 v1/worker/gpu_model_runner.py:2071, v0.33.0 "
         "v1/worker/gpu/spec_decode/rejection_sampler.py:35: rows of all drafted tokens and one more"
@@ -189,14 +189,17 @@ def decode_step_peak(part: ModelSpec, plan: Plan, release: Release, tokens: Coun
     return replace(peak, sampler=Bytes(logits, logits + once.value - above, logits + once.high))
 
 
-@formula(cites=VLLM, at="v0.33.0 v1/worker/gpu/spec_decode/rejection_sampler.py:39 get_max_chunk_logits")
+@formula(
+    cites=PAGED_SERVER_CODE,
+    at="v0.33.0 v1/worker/gpu/spec_decode/rejection_sampler.py:39 get_max_chunk_logits",
+)
 def chunk_rows(width: Count) -> Count:
     """Rows of logits that are verified at once."""
     return maximum(1, CHUNK_BYTES // FP32.nbytes(width))
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.33.0 config/vllm.py:2466: twice the tokens that sequences verify in a step, up to the limit of "
         "a graph"
@@ -218,7 +221,7 @@ def draft_graphs(part: ModelSpec, plan: Plan, largest: Count) -> list[Item]:
     return [Item(Component.CUDA_GRAPHS, f"{PREFIX}captured", dict.fromkeys(RUNNING, size), KEPT_FREE)]
 
 
-@formula(cites=VLLM, at="v0.33.0 config/vllm.py:626 num_lookahead_tokens")
+@formula(cites=PAGED_SERVER_CODE, at="v0.33.0 config/vllm.py:626 num_lookahead_tokens")
 def ahead_of(plan: Plan) -> Count:
     """Places that a sequence has ahead of its tokens."""
     return verified_tokens(plan) - 1

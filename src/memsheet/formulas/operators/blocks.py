@@ -34,7 +34,7 @@ from memsheet.plan.model import (
     StateSpace,
     Weight,
 )
-from memsheet.references import MAMBA, MEGATRON_TP, VLLM, formula
+from memsheet.references import MAMBA, MEGATRON_TP, PAGED_SERVER_CODE, formula
 
 NOTHING_JOINED: frozenset[str] = frozenset()
 INPUTS = "inputs"
@@ -70,7 +70,8 @@ def branch_count(block: Block) -> int:
 
 
 @formula(
-    cites=VLLM, at="v0.11.0 layers/linear.py RowParallelLinear; routed and shared experts are summed at once"
+    cites=PAGED_SERVER_CODE,
+    at="v0.11.0 layers/linear.py RowParallelLinear; routed and shared experts are summed at once",
 )
 def summed_widths(block: Block) -> tuple[Count, ...]:
     """Elements of a row of each result that tensor-parallel ranks sum, each with a part of it."""
@@ -200,7 +201,8 @@ def _activation(layer: FeedForward) -> Kind:
 
 
 @formula(
-    cites=VLLM, at="v0.11.0 layers/activation.py:71: joined projections and their product are there at once"
+    cites=PAGED_SERVER_CODE,
+    at="v0.11.0 layers/activation.py:71: joined projections and their product are there at once",
 )
 def activation_elements(layer: FeedForward, tp: Count) -> Count:
     """Elements of a row that a feed-forward layer's activation reads and writes on a rank: a layer's most."""

@@ -10,7 +10,7 @@ from memsheet.arith import Count
 from memsheet.formulas.serving.dp_attention import SENT
 from memsheet.plan.model import ModelSpec, Moe
 from memsheet.plan.plan import Plan
-from memsheet.references import DEEPEP_BUFFERS
+from memsheet.references import DEEPEP_BUFFERS, PAGED_SERVER_TITLE
 from memsheet.sheet import Bytes, Cited, Component, Instant, Item
 
 NODE = 8
@@ -28,7 +28,8 @@ def deepep_items(part: ModelSpec, plan: Plan, buffer_bytes: Callable[[int, int, 
     size = buffer_bytes(part.hidden, experts, int(plan.mesh.ep))
     source = Cited(
         DEEPEP_BUFFERS,
-        "csrc/legacy/config.hpp:54, 136; vLLM v0.33.0 distributed/device_communicators/all2all.py:263",
+        f"csrc/legacy/config.hpp:54, 136; {PAGED_SERVER_TITLE} v0.33.0 "
+        "distributed/device_communicators/all2all.py:263",
     )
     return [
         Item(

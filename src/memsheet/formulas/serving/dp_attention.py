@@ -14,7 +14,7 @@ from memsheet.formulas.serving.stages import same_again
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Block, Moe
 from memsheet.plan.plan import Plan
-from memsheet.references import DEEPEP_BUFFERS, VLLM, formula
+from memsheet.references import DEEPEP_BUFFERS, PAGED_SERVER_CODE, formula
 
 
 def group_plan(plan: Plan) -> Plan:
@@ -60,7 +60,7 @@ def gathers_all(plan: Plan) -> bool:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.33.0 layers/fused_moe/config.py:1207 experts over tp · dp ranks, all2all.py:116 the tokens of "
         "all of them gathered (the usual backend)"

@@ -16,7 +16,7 @@ from memsheet.plan.dtypes import INT64, dtype_named
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Embeddings, ModelSpec, Role, Run, Stack, Weight
 from memsheet.plan.plan import Plan, Quantization, SpeculativeMethod
-from memsheet.references import SGLANG, VLLM, formula
+from memsheet.references import PAGED_SERVER_CODE, SGLANG, formula
 from memsheet.sheet import NOTHING, Bytes, Component, Instant, Item, sum_byte_ranges
 
 PREFIX = "draft."
@@ -49,7 +49,7 @@ def draft_of(part: ModelSpec, plan: Plan) -> Draft | None:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.33.0 models/deepseek_mtp.py:70, qwen3_next_mtp.py:69: for each further token two norms, a "
         "matrix of both inputs, a layer like the last, a norm"
@@ -80,7 +80,7 @@ def _mtp_projection_weights(path: str, hidden: int) -> tuple[Weight, ...]:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.33.0 v1/worker/gpu/spec_decode/eagle/utils.py:20-113: embedding and output of the model where "
         "widths agree, on one stage; SGLang v0.5.23 speculative/eagle_worker_v2.py:336"
@@ -120,7 +120,7 @@ def own_outputs(whole: ModelSpec, part: ModelSpec, plan: Plan) -> tuple[Weight, 
 
 def draft_plan(whole: ModelSpec, plan: Plan) -> Plan:
     """How the draft is kept: cut as the model is, on one stage; in the format of its own checkpoint, which
-    for the model's own layers is the model's (vLLM v0.33.0 config/speculative.py:435, 1265).
+    for the model's own layers is the model's (``READ_IN``).
     """
     how = plan.speculative
     own = (
@@ -160,7 +160,7 @@ def prefix_draft_items(items: Iterable[Item]) -> list[Item]:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.33.0 config/vllm.py:695 uniform_decode_query_len: one and those that were drafted; SGLang "
         "speculative_num_draft_tokens"

@@ -1,4 +1,4 @@
-"""Weights of a server with kernels of its own (vLLM, SGLang) as its ranks hold them once loaded."""
+"""Weights of a server with kernels of its own as its ranks hold them once loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import BF16, FP8, FP32, MXFP4, DType
 from memsheet.plan.model import Attention, LatentAttention, Mixer, ModelSpec, Role
 from memsheet.plan.plan import Plan
-from memsheet.references import VLLM, formula
+from memsheet.references import PAGED_SERVER_CODE, formula
 from memsheet.sheet import NOTHING, Bytes, Component, Evidence, FromCode, Instant, Item
 
 VOCABULARY = 64
@@ -95,7 +95,7 @@ def loaded_items(
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 compressed_tensors_w8a8_fp8.py: one fp32 scale an output channel, or one a matrix where "
         "it was quantized while loading"
@@ -121,7 +121,7 @@ def _mixer_layer_counts(part: ModelSpec) -> Iterable[tuple[Mixer, int]]:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 rotary_embedding/__init__.py get_rope: one table of cosines and sines for each kind of "
         "rotation"
@@ -140,7 +140,7 @@ def rope_bytes(part: ModelSpec, dtype: DType) -> Count:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 mla/common.py process_weights_after_loading: views of kv_b_proj, or a 16-bit copy where "
         "it is quantized"
@@ -168,7 +168,7 @@ third_party/triton_kernels/tensor_details/layout_details/hopper_scale.py:25); el
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 mxfp4.py:599: triton's kernels get their scales in a layout of their own, and those of "
         "the checkpoint stay (:612 deletes the weights)"

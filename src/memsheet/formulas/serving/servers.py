@@ -1,6 +1,4 @@
-"""Which module accounts a server's memory: transformers' generation, vLLM, SGLang and others, each as its
-engine says (``Engine.server``).
-"""
+"""Which module accounts a server's memory, each as its engine says (``Engine.server``)."""
 
 from __future__ import annotations
 

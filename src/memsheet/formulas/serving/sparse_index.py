@@ -12,14 +12,14 @@ from memsheet.formulas.serving.kv_cache import (
 )
 from memsheet.plan.dtypes import BF16, FP32, DType
 from memsheet.plan.model import LatentAttention, Mixer, ModelSpec
-from memsheet.references import VLLM, formula
+from memsheet.references import PAGED_SERVER_CODE, formula
 
 EIGHT_BITS, SCALED_TOGETHER = 8, 128
 """Width of the cache that has a layout of its own, and elements that share a scale."""
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v1/kv_cache_interface.py MLAAttentionSpec: 656 bytes of fp8_ds_mla, an fp8 latent with an fp32 "
         "scale for 128 elements beside a rotary key of 16 bits; SGLang the same (mem_cache/memory_pool.py, "
@@ -34,7 +34,7 @@ def latent_token_bytes(mixer: LatentAttention, dtype: DType) -> Count:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "model_executor/models/deepseek_v2.py Indexer.k_cache: one fp8 vector with an fp32 scale for 128 "
         "elements whatever the cache's dtype; SGLang the same (mem_cache/memory_pool.py, "
@@ -51,7 +51,7 @@ def _scaled_bytes(elements: int) -> Count:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at="v1/kv_cache_interface.py AttentionSpec, MLAAttentionSpec: keys and values of a rank, latents once",
 )
 def served_token_bytes(mixer: Mixer, dtype: DType, tp: Count = 1) -> Count:
@@ -61,7 +61,10 @@ def served_token_bytes(mixer: Mixer, dtype: DType, tp: Count = 1) -> Count:
     return dtype.nbytes(kv_elements_per_token(mixer, tp))
 
 
-@formula(cites=VLLM, at="v1/kv_cache_interface.py page_size_bytes over all layers, the indexer's among them")
+@formula(
+    cites=PAGED_SERVER_CODE,
+    at="v1/kv_cache_interface.py page_size_bytes over all layers, the indexer's among them",
+)
 def served_bytes_per_token(spec: ModelSpec, dtype: DType, tp: Count = 1) -> Count:
     """Bytes that one more token of one sequence adds on a rank of a server, while inside any window."""
     return sum(

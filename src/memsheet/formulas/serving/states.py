@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from memsheet.arith import Count, ceil_div, maximum, where
 from memsheet.plan.model import LinearAttention, Mixer, StateSpace
-from memsheet.references import VLLM, formula
+from memsheet.references import PAGED_SERVER_CODE, formula
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 model_executor/layers/mamba/mamba_utils.py:97-186: one input less than the kernel reads, "
         "cut over tp"

@@ -22,17 +22,17 @@ from memsheet.plan.model import (
     StateSpace,
 )
 from memsheet.plan.plan import Mesh, Plan
-from memsheet.references import DEEPEP_BUFFERS, VLLM, formula
+from memsheet.references import DEEPEP_BUFFERS, PAGED_SERVER_CODE, formula
 from memsheet.sheet import Bytes
 
 MERGED_PATCHES = 4
 """Patches that one image token stands for where a tower merges two by two and has no table of positions."""
 CHUNK_TOKENS = 32768
-"""Tokens that experts are given at once (VLLM_FUSED_MOE_CHUNK_SIZE, v0.11.0 envs.py:778)."""
+"""Tokens that experts are given at once (``READ_IN``)."""
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 gpu_model_runner.py:3325: one layer after another, then pictures through the "
         "tower before them"
@@ -50,7 +50,7 @@ def layer_bytes(part: ModelSpec, plan: Plan, tokens: Count) -> Bytes:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 gpu_model_runner.py:3336: as many pictures as fill a batch, at once; models/pixtral.py a "
         "mask of all their patches"
@@ -96,7 +96,7 @@ def block_bytes(block: Block, plan: Plan, tokens: Count) -> list[Bytes]:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at="v0.11.0 models/llama.py LlamaDecoderLayer.forward: hidden states and the residual go on together",
 )
 def beside_residual(size: Count, block: Block, plan: Plan, tokens: Count) -> Bytes:
@@ -127,7 +127,7 @@ def received_bytes(block: Block, plan: Plan, tokens: Count) -> Count:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 models/llama.py:211: queries, keys and values joined, then rotated, then the output of "
         "all heads"
@@ -155,7 +155,7 @@ def _mixer_widths(mixer: object, plan: Plan) -> list[Count]:
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 layers/activation.py:71 joined projections and their product; fused_moe.py:1565 one "
         "buffer for the first and third"

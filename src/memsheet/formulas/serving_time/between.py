@@ -13,11 +13,11 @@ from memsheet.formulas.serving_time.speeds import End
 from memsheet.formulas.step_time.collectives import collective_s, send_s
 from memsheet.formulas.step_time.numbers import Real, larger
 from memsheet.plan.model import ModelSpec, Moe
-from memsheet.references import AICONFIGURATOR, MEGATRON_TP, VLLM, formula
+from memsheet.references import AICONFIGURATOR, MEGATRON_TP, PAGED_SERVER_CODE, formula
 
 FASTEST = 0.56
-"""Of the time of vLLM's: SGLang 0.5.14's takes 2.4 us among two H100 where vLLM 0.24.0's takes 4.3
-(custom_allreduce_perf of serving_rates.toml).
+"""Of the slower's time: of two servers' kernels one takes 2.4 us among two H100, the other 4.3
+(custom_allreduce_perf of serving_rates.toml; ``READ_IN``).
 """
 
 
@@ -101,7 +101,7 @@ def exchanged_s(spec: ModelSpec, layers: Sequence[Layer], shop: ServeTiming) -> 
 
 
 @formula(
-    cites=VLLM,
+    cites=PAGED_SERVER_CODE,
     at=(
         "v0.33.0 distributed/device_communicators/all2all.py:116, 151: all-gather of the tokens, "
         "reduce-scatter of the sums"

@@ -18,12 +18,10 @@ from memsheet.plan.model import Block, ModelSpec, Moe
 from memsheet.plan.plan import Plan
 
 JOINED = frozenset({INPUTS, LATENTS})
-"""Matrices that a server keeps as one (vLLM v0.11.0 model_executor/models/llama.py, QKVParallelLinear and
-MergedColumnParallelLinear; deepseek_v2.py fused_qkv_a_proj).
-"""
+"""Matrices that a server keeps as one (``READ_IN``)."""
 SHORT = (Kind.NORM, Kind.ROTATION, Kind.STORE, Kind.GATE, Kind.ACTIVATION)
 """Kernels of a layer besides products and attention, where sums of a residual are part of the norm after
-(vLLM v0.11.0 models/llama.py). Those of routed experts lie in the experts' own time.
+(``READ_IN``). Those of routed experts lie in the experts' own time.
 """
 
 
@@ -154,9 +152,8 @@ def short_kernels(block: Block, operators: tuple[Operator, ...], plan: Plan) -> 
     """Fast: a compiler leaves the norms, and one kernel that turns queries and keys and writes the cache.
     Slow: sums of the residual, and a cast, are kernels of their own.
 
-    A norm that sums the residual writes both and need not read the sum again (vLLM v0.11.0
-    csrc/layernorm_kernels.cu, fused_add_rms_norm). Code that is written out operation by operation passes
-    over memory as a training step's does.
+    A norm that sums the residual writes both and need not read the sum again (``READ_IN``). Code that is
+    written out operation by operation passes over memory as a training step's does.
     """
     own = [op for op in operators if op.kind in (*SHORT, Kind.RESIDUAL) and op.cut is not Cut.EXPERTS]
     kinds = [op.kind for op in own if op.kind is not Kind.RESIDUAL]

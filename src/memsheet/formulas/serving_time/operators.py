@@ -188,8 +188,7 @@ def _attention_flops(shop: ServeTiming, span: Real) -> Real:
 
 def _state_s(shop: ServeTiming, op: Operator) -> Real:
     """A recurrent state is read and written once a pass; a prompt's tokens go through it, chunk by chunk
-    where it can be (vLLM v0.11.0 layers/mamba/mamba_mixer2.py, mamba_chunk_scan_combined_varlen; one token:
-    selective_state_update).
+    where it can be (``READ_IN``).
     """
     mixer, work, rates = op.module, shop.work, shop.speeds.rates
     assert isinstance(mixer, StateSpace | LinearAttention | Recurrent)

@@ -17,7 +17,7 @@ from memsheet.plan.device import Cluster
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import CrossAttention, ModelSpec, Role
 from memsheet.plan.plan import Plan
-from memsheet.references import VLLM_SAMPLER, formula
+from memsheet.references import SAMPLER_CODE, formula
 
 SAMPLER_CALLS = {End.FAST: 0, End.VALUE: 10, End.SLOW: 35}
 """Operations between two graphs: none where the next pass is prepared beside this one; a draw without
@@ -206,7 +206,7 @@ def _calls_s(spec: ModelSpec, shop: ServeTiming) -> float:
 
 
 @formula(
-    cites=VLLM_SAMPLER,
+    cites=SAMPLER_CODE,
     at="v1/sample/sampler.py: operations on the logits of every sequence, from a cast to sorting and back",
 )
 def head_and_sampler_s(spec: ModelSpec, shop: ServeTiming) -> dict[str, Real]:
