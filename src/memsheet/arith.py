@@ -30,46 +30,50 @@ class Term:
         raise TypeError(f"a count may not drive a branch: {self.text}")
 
     def __neg__(self) -> Term:
-        return Term(f"-{_text(self, 2)}", 2)
+        return Term(f"-{_bound_text(self, 2)}", 2)
 
     def __add__(self, other: Any) -> Term:
-        return _sum(self, other)
+        return _sum_term(self, other)
 
     def __radd__(self, other: Any) -> Term:
-        return _sum(other, self)
+        return _sum_term(other, self)
 
     def __sub__(self, other: Any) -> Term:
-        return self if _is(other, 0) else Term(f"{self.text} - {_text(other, 2)}", 1)
+        return self if _is_number(other, 0) else Term(f"{self.text} - {_bound_text(other, 2)}", 1)
 
     def __rsub__(self, other: Any) -> Term:
-        return Term(f"{_text(other, 1)} - {_text(self, 2)}", 1)
+        return Term(f"{_bound_text(other, 1)} - {_bound_text(self, 2)}", 1)
 
     def __mul__(self, other: Any) -> Term:
-        return _product(self, other)
+        return _product_term(self, other)
 
     def __rmul__(self, other: Any) -> Term:
-        return _product(other, self)
+        return _product_term(other, self)
 
     def __floordiv__(self, other: Any) -> Term:
-        return self if _is(other, 1) else Term(f"⌊{self.text} / {_text(other, 3)}⌋")
+        return self if _is_number(other, 1) else Term(f"⌊{self.text} / {_bound_text(other, 3)}⌋")
 
     def __rfloordiv__(self, other: Any) -> Term:
-        return Term(f"⌊{_text(other, 2)} / {_text(self, 3)}⌋")
+        return Term(f"⌊{_bound_text(other, 2)} / {_bound_text(self, 3)}⌋")
 
     def __truediv__(self, other: Any) -> Term:
-        return self if _is(other, 1) or _is(self, 0) else Term(f"{_text(self, 2)} / {_text(other, 3)}", 2)
+        return (
+            self
+            if _is_number(other, 1) or _is_number(self, 0)
+            else Term(f"{_bound_text(self, 2)} / {_bound_text(other, 3)}", 2)
+        )
 
     def __rtruediv__(self, other: Any) -> Term:
-        return Term(f"{_text(other, 2)} / {_text(self, 3)}", 2)
+        return Term(f"{_bound_text(other, 2)} / {_bound_text(self, 3)}", 2)
 
     def __mod__(self, other: Any) -> Term:
-        return Term(f"{_text(self, 2)} mod {_text(other, 3)}", 2)
+        return Term(f"{_bound_text(self, 2)} mod {_bound_text(other, 3)}", 2)
 
     def __rmod__(self, other: Any) -> Term:
-        return Term(f"{_text(other, 2)} mod {_text(self, 3)}", 2)
+        return Term(f"{_bound_text(other, 2)} mod {_bound_text(self, 3)}", 2)
 
     def __pow__(self, other: Any) -> Term:
-        return Term(f"{_text(self, 3)}^{_text(other, 3)}", 2)
+        return Term(f"{_bound_text(self, 3)}^{_bound_text(other, 3)}", 2)
 
     def __and__(self, other: Any) -> Any:
         return Term(f"({self.text} and {other})") if isinstance(other, Term) else self if other else False
@@ -82,22 +86,22 @@ class Term:
 
     # comparisons are symbols too, that only ``where`` may read
     def __eq__(self, other: object) -> Any:
-        return Term(f"{self.text} = {_text(other, 1)}", 0)
+        return Term(f"{self.text} = {_bound_text(other, 1)}", 0)
 
     def __ne__(self, other: object) -> Any:
-        return Term(f"{self.text} ≠ {_text(other, 1)}", 0)
+        return Term(f"{self.text} ≠ {_bound_text(other, 1)}", 0)
 
     def __lt__(self, other: Any) -> Term:
-        return Term(f"{self.text} < {_text(other, 1)}", 0)
+        return Term(f"{self.text} < {_bound_text(other, 1)}", 0)
 
     def __le__(self, other: Any) -> Term:
-        return Term(f"{self.text} ≤ {_text(other, 1)}", 0)
+        return Term(f"{self.text} ≤ {_bound_text(other, 1)}", 0)
 
     def __gt__(self, other: Any) -> Term:
-        return Term(f"{self.text} > {_text(other, 1)}", 0)
+        return Term(f"{self.text} > {_bound_text(other, 1)}", 0)
 
     def __ge__(self, other: Any) -> Term:
-        return Term(f"{self.text} ≥ {_text(other, 1)}", 0)
+        return Term(f"{self.text} ≥ {_bound_text(other, 1)}", 0)
 
     __hash__ = object.__hash__
 
@@ -105,38 +109,38 @@ class Term:
         return self.text
 
 
-def _is(value: Any, number: int) -> bool:
+def _is_number(value: Any, number: int) -> bool:
     """Whether a number, or a symbol that has become one, is this one."""
     if isinstance(value, Term):
         return value.text == str(number)
     return type(value) in (int, float) and value == number
 
 
-def _sum(a: Any, b: Any) -> Term:
-    if _is(a, 0) or _is(b, 0):
-        return _as_term(b if _is(a, 0) else a)
-    return Term(f"{_text(a, 1)} + {_text(b, 1)}", 1)
+def _sum_term(a: Any, b: Any) -> Term:
+    if _is_number(a, 0) or _is_number(b, 0):
+        return _as_term(b if _is_number(a, 0) else a)
+    return Term(f"{_bound_text(a, 1)} + {_bound_text(b, 1)}", 1)
 
 
-def _product(a: Any, b: Any) -> Term:
-    if _is(a, 0) or _is(b, 0):
+def _product_term(a: Any, b: Any) -> Term:
+    if _is_number(a, 0) or _is_number(b, 0):
         return Term("0")
-    if _is(a, 1) or _is(b, 1):
-        return _as_term(b if _is(a, 1) else a)
-    return Term(f"{_text(a, 2)}·{_text(b, 2)}", 2)
+    if _is_number(a, 1) or _is_number(b, 1):
+        return _as_term(b if _is_number(a, 1) else a)
+    return Term(f"{_bound_text(a, 2)}·{_bound_text(b, 2)}", 2)
 
 
 def _as_term(value: Any) -> Term:
     return value if isinstance(value, Term) else Term(str(value))
 
 
-def _text(value: Any, binding: int) -> str:
+def _bound_text(value: Any, binding: int) -> str:
     if not isinstance(value, Term):
         return str(value)
     return value.text if value.binding >= binding else f"({value.text})"
 
 
-def _namespace(*values: Any) -> Any:
+def _array_namespace(*values: Any) -> Any:
     """The array namespace of the first array among ``values``; None when all are plain numbers."""
     for value in values:
         found = getattr(value, "__array_namespace__", None)
@@ -152,7 +156,7 @@ def is_symbol(*values: Any) -> bool:
 
 def symbolic(name: str, *values: Any) -> Any:
     """A function of symbols that is said by its name alone."""
-    return _call(name, *values)
+    return _call_term(name, *values)
 
 
 def is_array(value: Any) -> bool:
@@ -160,17 +164,17 @@ def is_array(value: Any) -> bool:
     return hasattr(value, "__array_namespace__")
 
 
-def _call(name: str, *values: Any) -> Any:
+def _call_term(name: str, *values: Any) -> Any:
     return Term(f"{name}({', '.join(str(v) for v in values)})")
 
 
-def _extreme(name: str, *values: Any) -> Any:
+def _extreme_term(name: str, *values: Any) -> Any:
     """The largest or smallest: one call of all that are compared, each said once."""
-    parts = dict.fromkeys(part for value in values for part in _compared(name, value))
-    return values[0] if len(parts) == 1 else _call(name, *parts)
+    parts = dict.fromkeys(part for value in values for part in _compared_parts(name, value))
+    return values[0] if len(parts) == 1 else _call_term(name, *parts)
 
 
-def _compared(name: str, value: Any) -> list[str]:
+def _compared_parts(name: str, value: Any) -> list[str]:
     text = str(value)
     if getattr(value, "binding", 0) < 3 or not text.startswith(f"{name}("):
         return [text]
@@ -191,7 +195,7 @@ def ceil_div(a: Count, b: Count) -> Count:
     if type(a) is int and type(b) is int:
         return -(-a // b)
     if isinstance(a, Term) or isinstance(b, Term):
-        return Term(f"⌈{_text(a, 2)} / {_text(b, 3)}⌉")
+        return Term(f"⌈{_bound_text(a, 2)} / {_bound_text(b, 3)}⌉")
     return (b + (a - 1)) // b if type(a) is int else (a + (b - 1)) // b
 
 
@@ -205,8 +209,8 @@ def maximum(a: Count, b: Count) -> Count:
     if type(a) is int and type(b) is int:
         return max(a, b)
     if isinstance(a, Term) or isinstance(b, Term):
-        return _extreme("max", a, b)
-    return _namespace(a, b).maximum(a, b)  # type: ignore[no-any-return]
+        return _extreme_term("max", a, b)
+    return _array_namespace(a, b).maximum(a, b)  # type: ignore[no-any-return]
 
 
 def minimum(a: Count, b: Count) -> Count:
@@ -214,14 +218,14 @@ def minimum(a: Count, b: Count) -> Count:
     if type(a) is int and type(b) is int:
         return min(a, b)
     if isinstance(a, Term) or isinstance(b, Term):
-        return _extreme("min", a, b)
-    return _namespace(a, b).minimum(a, b)  # type: ignore[no-any-return]
+        return _extreme_term("min", a, b)
+    return _array_namespace(a, b).minimum(a, b)  # type: ignore[no-any-return]
 
 
 def at_least(a: Count, b: Count) -> Any:
     """Whether ``a >= b``: a bool, an array of them, or a symbol; only ``where`` may read it."""
     if isinstance(a, Term) or isinstance(b, Term):
-        return Term(f"{_text(a, 1)} ≥ {_text(b, 1)}", 0)
+        return Term(f"{_bound_text(a, 1)} ≥ {_bound_text(b, 1)}", 0)
     return a >= b
 
 
@@ -234,7 +238,7 @@ def power_of_two_at_least(a: Count) -> Count:
     if type(a) is int:
         return 1 << (a - 1).bit_length()
     if isinstance(a, Term):
-        return _call("power_of_two_at_least", a)
+        return _call_term("power_of_two_at_least", a)
     power: Count = a - a + 1
     for _ in range(LARGEST_POWER):
         power = where(power >= a, power, power * 2)
@@ -288,8 +292,8 @@ def each(function: Callable[..., int], *counts: Count) -> Count:
     for each set of counts.
     """
     if any(isinstance(count, Term) for count in counts):
-        return _call(function.__name__.strip("_"), *counts)  # type: ignore[no-any-return]
-    space = _namespace(*counts)
+        return _call_term(function.__name__.strip("_"), *counts)  # type: ignore[no-any-return]
+    space = _array_namespace(*counts)
     if space is None:
         return function(*counts)
     columns = space.broadcast_arrays(*(space.asarray(count) for count in counts))
@@ -301,7 +305,7 @@ def each(function: Callable[..., int], *counts: Count) -> Count:
 
 def looked_up(table: Mapping[Count, Sequence[int]], a: Count) -> list[Count]:
     """The numbers that a table has for each plan's count, place by place."""
-    space = _namespace(a)
+    space = _array_namespace(a)
     if space is None:
         return [*table[a]]
     known = sorted(table)
@@ -317,5 +321,5 @@ def where(condition: Any, a: Count, b: Count) -> Count:
     if isinstance(condition, bool):
         return a if condition else b
     if isinstance(condition, Term):
-        return _call("where", condition, a, b)  # type: ignore[no-any-return]
-    return _namespace(condition).where(condition, a, b)  # type: ignore[no-any-return]
+        return _call_term("where", condition, a, b)  # type: ignore[no-any-return]
+    return _array_namespace(condition).where(condition, a, b)  # type: ignore[no-any-return]

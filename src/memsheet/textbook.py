@@ -56,7 +56,7 @@ def weight_bytes(parameters: Count | float, dtype: DType | str = "bf16") -> Coun
     Where it errs: quantized checkpoints keep embeddings, norms and often the head in 16 bits; tied weights
     count once.
     """
-    return _dtype(dtype).nbytes(_whole_count(parameters))
+    return _dtype_of(dtype).nbytes(_whole_count(parameters))
 
 
 @formula(cites=ZERO, at="section 3.1: K = 12 under mixed precision, a master copy and two moments")
@@ -66,7 +66,7 @@ def adam_states(parameters: Count | float, precision: Precision | str = "bf16-ma
     Where it errs: engines add the step counts, flat buffers and padding; bf16-pure has moments of two bytes
     and no master.
     """
-    named, count = _precision(precision), _whole_count(parameters)
+    named, count = _precision_of(precision), _whole_count(parameters)
     return (named.master_weights.nbytes(count) if named.master_weights else 0) + 2 * named.moments.nbytes(
         count
     )
@@ -84,7 +84,7 @@ def zero_states(
     Where it errs: engines that accumulate gradients in fp32 take 18 or 20 Φ, autocast over fp32 weights 16;
     stage 3 gathers layers whole while they run, and none of it counts activations, buckets or the allocator.
     """
-    named, count = _precision(precision), _whole_count(parameters)
+    named, count = _precision_of(precision), _whole_count(parameters)
     weights, gradients = named.parameters.nbytes(count), named.gradients.nbytes(count)
     sharded = [(weights, 3), (gradients, 2), (adam_states(count, named), 1)]
     return sum(ceil_div(size, ranks) if stage >= first else size for size, first in sharded)
@@ -195,7 +195,7 @@ def hidden_rule_activations(
     Where it errs: nobody says which block it is of; the feed-forward's width, the heads and the loss are not
     in it, and the logits of a large vocabulary may be larger than all of it.
     """
-    return layers * _dtype(dtype).nbytes(elements * b * s * h)
+    return layers * _dtype_of(dtype).nbytes(elements * b * s * h)
 
 
 @formula(cites=FLASH, at="section 2.2: standard attention materialises the scores S of N x N a head")
@@ -206,7 +206,7 @@ def attention_scores(b: Count, a: Count, s: Count, dtype: DType | str = "bf16") 
     Where it errs: eager attention keeps more than one of them (scores, their softmax in fp32, dropout's
     mask).
     """
-    return _dtype(dtype).nbytes(b * a * s * s)
+    return _dtype_of(dtype).nbytes(b * a * s * s)
 
 
 @formula(cites=SUBLINEAR, at="section 4: the input of every segment, and the inside of one")
@@ -229,7 +229,7 @@ def kv_token_bytes(layers: Count, kv_heads: Count, head_dim: Count, dtype: DType
     Where it errs: sliding windows stop growing, latent attention keeps a compressed pair, state spaces a
     state of fixed size; ranks beyond kv_heads hold copies.
     """
-    return layers * _dtype(dtype).nbytes(2 * kv_heads * head_dim)
+    return layers * _dtype_of(dtype).nbytes(2 * kv_heads * head_dim)
 
 
 @formula(cites=PAGED, at="section 4.1: a block holds the keys and values of a fixed number of tokens")
@@ -263,7 +263,7 @@ def idle_share(used: float, reserved: float) -> float:
 # ---- what people write -------------------------------------------------------------------------------------
 
 
-def _dtype(dtype: DType | str) -> DType:
+def _dtype_of(dtype: DType | str) -> DType:
     found = dtype_named(dtype) if isinstance(dtype, str) else dtype
     if found is None:
         raise input_error(
@@ -272,7 +272,7 @@ def _dtype(dtype: DType | str) -> DType:
     return found
 
 
-def _precision(precision: Precision | str) -> Precision:
+def _precision_of(precision: Precision | str) -> Precision:
     if isinstance(precision, Precision):
         return precision
     if precision not in NAMED_PRECISIONS:

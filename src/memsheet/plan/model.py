@@ -99,6 +99,7 @@ class Attention:
     heads: int
     kv_heads: int
     head_dim: int
+    value_dim: int | None = None  # elements of a value's head where they are not head_dim
     rotary_dim: int = 0
     causal: bool = True
     window: int | None = None
@@ -110,6 +111,11 @@ class Attention:
     position_bias: bool = False  # relative (T5) or linear (ALiBi) bias added to the scores
     gated_output: bool = False  # output multiplied by a sigmoid gate from the query projection
     weights: tuple[Weight, ...]
+
+    @property
+    def kv_width(self) -> int:
+        """Elements of a token's key and value in one head."""
+        return self.head_dim + (self.head_dim if self.value_dim is None else self.value_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +157,7 @@ class StateSpace:
     """A selective state-space mixer. State kept for a sequence: ``state_elements`` plus ``conv_elements``."""
 
     path: str
-    kind: str  # mamba, mamba2
+    kind: str  # mamba, mamba2, short_conv
     inner: int
     state: int
     conv_kernel: int
@@ -160,6 +166,7 @@ class StateSpace:
     chunk: int = 0  # tokens that are scanned at once (mamba2)
     state_elements: int
     conv_elements: int
+    state_dtype: str | None = None  # that its config names for a server's recurrent state
     weights: tuple[Weight, ...]
 
 
@@ -175,6 +182,7 @@ class LinearAttention:
     value_head_dim: int
     state_elements: int
     conv_elements: int
+    state_dtype: str | None = None  # that its config names for a server's recurrent state
     weights: tuple[Weight, ...]
 
 

@@ -33,6 +33,15 @@ class LengthLimit:
     since: tuple[int, int, int] = (0, 0, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Unserved:
+    """A family that an engine has no code for: since which release, why, and what has."""
+
+    since: tuple[int, int, int]
+    why: str
+    hint: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingFacts:
     """Facts of an engine's inference, by what they mean.
@@ -45,7 +54,7 @@ class ServingFacts:
     ``torch_memory``: its tensors are torch's, and so are the totals.
 
     Of weights: ``dequantizes_below``, by a released format the compute capability below which it is
-    dequantized.
+    dequantized. Of families: ``unserved``, by a layer's kind, those that it has no code for.
 
     Of its start: ``profiles_batch``, a batch of all sequences is run first, so that fewer of them and no
     graphs leave more for the pool; ``compiles``, whether a release compiles its passes by itself, None
@@ -83,6 +92,7 @@ class ServingFacts:
     length_limit: LengthLimit | None = None
     torch_memory: bool = True
     dequantizes_below: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    unserved: Mapping[str, Unserved] = field(default_factory=dict)
     profiles_batch: bool = False
     compiles: Callable[[str | None], bool] | None = None
     needs_longest: bool = False

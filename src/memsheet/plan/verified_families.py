@@ -69,6 +69,7 @@ models are their text model's.
 
 TP_EXPERTS_ONLY = frozenset({
     "granitemoe", "granitemoeshared", "jamba", "phimoe", "hunyuan_v1_moe", "afmoe",
+    "granitemoehybrid", "lfm2_moe",
 })  # fmt: skip
 """Families whose plan cuts the routed experts and nothing else."""
 

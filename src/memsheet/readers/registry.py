@@ -17,6 +17,8 @@ _MODULES = {
     "latent": "deepseek_v2 deepseek_v3 glm4_moe_lite mistral4 deepseek_v32 glm_moe_dsa",
     "hybrid": "qwen3_next jamba bamba recurrent_gemma",
     "qwen3_5": "qwen3_5_text qwen3_5_moe_text",
+    "mamba_hybrid": "nemotron_h granitemoehybrid falcon_h1",
+    "short_conv": "lfm2 lfm2_moe",
     "zamba": "zamba2",
     "state_space": "mamba mamba2 falcon_mamba rwkv",
     "multimodal": "gemma3 llava mistral3",

@@ -51,6 +51,7 @@ from memsheet.resolve.recompute import recompute_of
 from memsheet.resolve.serving import (
     attention_of,
     check_decodes,
+    check_served_families,
     serves_in_pages,
     serving_groups,
     usual_options,
@@ -105,6 +106,7 @@ def _resolve_for_engine(
     rules = rules_of(engine.name)
     _refuse_unread(gaps, engine, task)
     check_decodes(gaps, engine, model, task)
+    check_served_families(gaps, engine, model, task)
     check_version(gaps, engine)
     zero = zero_stage_of(gaps, engine, task, gpus)
     mesh = mesh_of(gaps, engine, task, zero, gpus, model)

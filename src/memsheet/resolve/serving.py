@@ -16,6 +16,7 @@ from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import FLASH_UNITS, is_older_device
 from memsheet.plan.model import CrossAttention, LatentAttention, ModelSpec
 from memsheet.plan.plan import AttentionKind, Mesh
+from memsheet.plan.speculative import version_of
 from memsheet.plan.verified_families import NO_SDPA
 from memsheet.plan.workload import KvCache, Serving
 
@@ -113,6 +114,16 @@ def check_decodes(gaps: RequestResolver, engine: Engine, model: ModelSpec | None
             "tokens: serving it there is not modelled"
         )
         gaps.wrong("engine", engine.name, reason, "--engine transformers")
+
+
+def check_served_families(gaps: RequestResolver, engine: Engine, model: ModelSpec | None, task: str) -> None:
+    """A server has code for the families that it serves, and for some from or until a release alone."""
+    version = version_of(gaps.request.get("engine_version"))
+    for kind in sorted(kinds_of(model)) if task == "infer" else ():
+        found = engine.serving.unserved.get(kind)
+        if found is not None and found.since <= version:
+            reason = f"has no code for {kind}, which {found.why}"
+            gaps.wrong("engine", engine.name, reason, found.hint or "--engine transformers")
 
 
 def experts_split(gaps: RequestResolver, degrees: Mapping[str, int], engine: str) -> int:

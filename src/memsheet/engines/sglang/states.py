@@ -27,6 +27,7 @@ FAMILIES = frozenset(
         "nemotron_h",
         "granitemoehybrid",
         "lfm2",
+        "lfm2_moe",
         "kimi_linear",
     }
 )

@@ -49,7 +49,7 @@ DEQUANTIZED = ("nf4", "fp4", "int8", "int4", "awq", "gptq")
 MatMul4Bit always).
 """
 FP32_ROUTING = frozenset({
-    "mixtral", "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "minimax_m2", "dots1", "exaone_moe", "afmoe", "hunyuan_v1_moe",
+    "mixtral", "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "minimax_m2", "dots1", "exaone_moe", "afmoe", "hunyuan_v1_moe", "nemotron_h",
 })  # fmt: skip
 """Families whose routers return fp32 weights, so that what experts made is fp32 once it is weighted."""
 TRACED_EXPERTS = frozenset(
@@ -64,8 +64,6 @@ NAMED_ATTENTION = frozenset({"gpt2", "gpt_bigcode", "gpt_neo"})
 """Families whose layers name attention's output until they return (modeling_gpt2.py:282,
 modeling_gpt_bigcode.py:302, modeling_gpt_neo.py:344).
 """
-SCAN_CHUNK = 256
-"""Tokens that Mamba-2's scan pads to and compares with each other (configuration_mamba2.py, chunk_size)."""
 SINKS = frozenset({"gpt_oss"})
 """Families whose attention scores have a learned sink beside them."""
 
@@ -177,12 +175,11 @@ def _chunked_scan_bytes(block: Block, work: Work) -> Bytes:
     """
     if not (isinstance(work.cached, int) and work.cached == 0):
         return NOTHING
-    chunks, size = ceil_div(work.tokens, SCAN_CHUNK), NOTHING
+    size = NOTHING
     for m in (m for m in block.mixers if isinstance(m, StateSpace) and m.kind == "mamba2"):
-        a_token = 7 * m.inner + m.heads * (3 * m.state + 3 * SCAN_CHUNK + 4)
-        made = FP32.nbytes(
-            work.sequences * (chunks * SCAN_CHUNK * a_token + (chunks + 2) * m.inner * m.state)
-        )
+        chunks = ceil_div(work.tokens, m.chunk)  # which prompts are padded to (chunk_size of the config)
+        a_token = 7 * m.inner + m.heads * (3 * m.state + 3 * m.chunk + 4)
+        made = FP32.nbytes(work.sequences * (chunks * m.chunk * a_token + (chunks + 2) * m.inner * m.state))
         size = Bytes.max(size, Bytes(0, made, made))
     return size
 

@@ -16,7 +16,7 @@ from memsheet.plan.device import Device
 from memsheet.plan.engine import server_engine
 from memsheet.plan.plan import AttentionKind, Mesh
 from memsheet.plan.server_limits import ServerLimits
-from memsheet.plan.serving_facts import HeededCache, LengthLimit, ServingFacts
+from memsheet.plan.serving_facts import HeededCache, LengthLimit, ServingFacts, Unserved
 from memsheet.plan.speculative import version_of
 from memsheet.sheet import FromCode
 from memsheet.units import GIB
@@ -45,7 +45,7 @@ RELEASES = (
     Release(tag="v0.24.0", since=(0, 24), **GRAPHS, lines="by_length", other=Sampler.COPIED, families=COUNTING_24),
     Release(tag="v0.27.0", since=(0, 27), **GRAPHS, lines="by_length", other=Sampler.PLAIN, families=COUNTING_27, in_flight=2),
     Release(tag="v0.30.0", since=(0, 30), **{**GRAPHS, "sampler": Sampler.PLAIN}, lines="joined", in_flight=2),
-    Release(tag="v0.33.0", since=(0, 33), **{**GRAPHS, "sampler": Sampler.COUNTED}, lines="joined", in_flight=2),
+    Release(tag="v0.33.0", since=(0, 33), **{**GRAPHS, "sampler": Sampler.COUNTED}, lines="joined", in_flight=2, mamba2_checkpoints=1),
 )  # fmt: skip
 """Memory that is used or its growth: v0.6.4.post1 worker/worker.py:174, v0.8.5 v1/worker/gpu_worker.py:186,
 v0.11.0 :240 and utils/__init__.py:2783. Fractions: v0.11.0 config/cache.py:43, v0.33.0 :215. Graphs:
@@ -54,7 +54,8 @@ v1/sample/ops/topk_topp_sampler.py:157, v0.18.0 :251 (triton, in place), v0.24.0
 v1/worker/gpu/sample/sampler.py apply_sampling_params, v0.33.0 v1/worker/gpu/model_runner.py:993. Windows:
 v0.8.5 v1/core/kv_cache_utils.py:657 makes them full attention, v0.9.2 groups them. Groups: v0.18.0
 v1/core/kv_cache_utils.py. In flight: v0.27.0 v1/kv_cache_interface.py, async scheduling being on. States:
-v0.16.0 the same file ("align"). Shown: profile_run of v1/worker/gpu_model_runner.py, v0.9.2:2202,
+v0.16.0 the same file ("align"), v0.33.0 model_executor/layers/mamba/mamba_mixer2.py:1116. Shown:
+profile_run of v1/worker/gpu_model_runner.py, v0.9.2:2202,
 v0.10.2:2981, v0.11.0:3325, v0.12.0:4284, v0.14.0:4693.
 """
 NEWEST = RELEASES[-1]
@@ -158,6 +159,10 @@ HEEDED_CACHES = {
 and v0.14.0 utils/torch_utils.py:238; whatever it is told: v0.16.0 attention.py:232, v0.21.0 :233, not
 v0.33.0 :288.
 """
+UNSERVED = {"minimax": Unserved((0, 23, 0), "was taken out in v0.23.0", "--engine-version 0.22")}
+"""v0.33.0 model_executor/models/registry.py:861, where lightning attention's models are named as they
+were.
+"""
 SERVING = ServingFacts(
     heeded_caches=HEEDED_CACHES,
     length_limit=LengthLimit("VLLM_ALLOW_LONG_MAX_MODEL_LEN"),  # v0.33.0 config/model.py:2664
@@ -167,6 +172,7 @@ SERVING = ServingFacts(
     needs_longest=True,  # v0.11.0 v1/core/kv_cache_utils.py check_enough_kv_cache_memory
     # v0.33.0 layers/fused_moe/config.py:1106, 1207; without experts a server each, v1/engine/core.py:1552
     replicas_share_experts=True,
+    unserved=UNSERVED,
     own_draft_outputs=own_draft_outputs,
     joins_projections=True,  # v0.11.0 model_executor/models/llama.py
     stages_at_once=True,  # v0.11.0 v1/engine/core.py, step_with_batch_queue

@@ -20,15 +20,23 @@ from memsheet.formulas.serving.kv_cache import caching_layers, recurrent_element
 from memsheet.formulas.serving.sparse_index import index_token_bytes, served_token_bytes
 from memsheet.formulas.serving.states import convolution_elements
 from memsheet.frozen import dataclass
-from memsheet.plan.dtypes import DType
-from memsheet.plan.model import Attention, CrossAttention, LatentAttention, Mixer, ModelSpec, Recurrent
+from memsheet.plan.dtypes import DType, dtype_named
+from memsheet.plan.model import (
+    Attention,
+    CrossAttention,
+    LatentAttention,
+    Mixer,
+    ModelSpec,
+    Recurrent,
+    StateSpace,
+)
 from memsheet.plan.plan import Plan
 from memsheet.references import PAGED, PAGED_SERVER_CODE, formula
 
-STATE_ALIGNMENT, NEAR = 16, 1.5
+STATE_ALIGNMENT, LATENT_ALIGNMENT, NEAR = 16, 128, 1.5
 """Tokens that attention's block is a multiple of beside recurrent states (v0.11.0
-model_executor/models/config.py:367), and how many more layers one kind may have for groups to take its size
-(v0.21.0 v1/core/kv_cache_utils.py:1139).
+model_executor/models/config.py:367), that of latents (v0.33.0 platforms/interface.py:1090), and how many more
+layers one kind may have for groups to take its size (v0.21.0 v1/core/kv_cache_utils.py:1139).
 """
 
 
@@ -42,8 +50,9 @@ class Kept(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """Layers that keep the same. ``reach``: tokens of the window; ``page_bytes``: of one block in one
-    layer.
+    """Layers that keep the same. ``reach``: tokens of the window; ``page_bytes``: of one block in one layer;
+    ``alignment``: tokens that a block beside states is a multiple of; ``checkpoints``: states that a prompt
+    leaves inside a pass.
     """
 
     kept: Kept
@@ -51,6 +60,8 @@ class Kind:
     block_tokens: int
     page_bytes: Count
     layers: int
+    alignment: int = STATE_ALIGNMENT
+    checkpoints: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +84,15 @@ def page_bytes(mixer: Mixer, dtype: DType, tokens: int, tp: Count) -> Count:
     cites=PAGED_SERVER_CODE,
     at=(
         "v1/kv_cache_interface.py MambaSpec: convolution and recurrent state in the dtype of the model, "
-        "cut over tp"
+        "cut over tp; the second in the one that some families' configs name (v0.33.0 "
+        "model_executor/models/config.py:813, 955; layers/mamba/mamba_utils.py:137 of KDA)"
     ),
 )
 def state_page_bytes(mixer: Mixer, dtype: DType, tp: Count) -> Count:
     """Bytes of one layer's states of a sequence on one rank."""
-    return dtype.nbytes(convolution_elements(mixer, tp)) + dtype.nbytes(
+    named = getattr(mixer, "state_dtype", None)
+    summed = (dtype_named(named) if named else None) or dtype
+    return dtype.nbytes(convolution_elements(mixer, tp)) + summed.nbytes(
         ceil_div(recurrent_elements(mixer), tp)
     )
 
@@ -128,6 +142,7 @@ def _cache_group_kinds(part: ModelSpec, plan: Plan, release: Release) -> Iterato
                     block_tokens=plan.cache.page_tokens,
                     layers=layers,
                     page_bytes=page_bytes(mixer, plan.cache.kv_dtype, plan.cache.page_tokens, plan.mesh.tp),
+                    alignment=LATENT_ALIGNMENT if isinstance(mixer, LatentAttention) else STATE_ALIGNMENT,
                 )
             case Recurrent():
                 raise input_error(
@@ -138,7 +153,14 @@ def _cache_group_kinds(part: ModelSpec, plan: Plan, release: Release) -> Iterato
                 )
             case _:
                 size = state_page_bytes(mixer, plan.precision.compute, plan.mesh.tp)
-                yield Kind(kept=Kept.STATE, block_tokens=0, page_bytes=size, layers=layers)
+                mamba2 = isinstance(mixer, StateSpace) and mixer.kind == "mamba2"
+                yield Kind(
+                    kept=Kept.STATE,
+                    block_tokens=0,
+                    page_bytes=size,
+                    layers=layers,
+                    checkpoints=release.mamba2_checkpoints if mamba2 else 0,
+                )
 
 
 def layout_of(kinds: tuple[Kind, ...], release: Release) -> Layout:
@@ -183,12 +205,12 @@ def _beside_states(kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
     cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 model_executor/models/config.py:367: the fewest multiples of 16 tokens whose page "
-        "holds a state"
+        "holds a state; v0.33.0 platforms/interface.py:1090: of 128 where they are latents"
     ),
 )
 def _enlarge_page_to_state(kind: Kind, state_bytes: Count) -> Kind:
     per_token = kind.page_bytes // kind.block_tokens
-    tokens = maximum(kind.block_tokens, round_up(ceil_div(state_bytes, per_token), STATE_ALIGNMENT))
+    tokens = maximum(kind.block_tokens, round_up(ceil_div(state_bytes, per_token), kind.alignment))
     return replace(kind, block_tokens=tokens, page_bytes=tokens * per_token)
 
 
@@ -235,7 +257,7 @@ def blocks_of(group: Kind, tokens: Count, release: Release, in_flight: Count = 1
         case Kept.WINDOW:
             return ceil_div(minimum(group.reach - 1 + in_flight, tokens), group.block_tokens) + 1
         case Kept.STATE:
-            return release.state_pages
+            return release.state_pages + group.checkpoints
 
 
 @formula(

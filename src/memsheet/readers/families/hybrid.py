@@ -315,7 +315,7 @@ def _bamba_spec(config: Fields) -> ModelSpec:
             out_bias=bias,
             rotary_dim=head_dim // 2,  # the family's code fixes the half
         ),
-        False: _bamba_mamba(config, hidden),
+        False: expanded_mamba2(config, hidden),
     }
     dense = gated_mlp(
         "feed_forward",
@@ -339,7 +339,8 @@ def _bamba_spec(config: Fields) -> ModelSpec:
     )
 
 
-def _bamba_mamba(config: Fields, hidden: int) -> StateSpace:
+def expanded_mamba2(config: Fields, hidden: int) -> StateSpace:
+    """A Mamba 2 mixer of mamba_expand times the hidden size (bamba, granitemoehybrid)."""
     heads, inner = (
         config.count("mamba_n_heads", default=128),
         config.count("mamba_expand", default=2) * hidden,

@@ -31,6 +31,10 @@ DELTA: dict[str, Any] = {
     **SMALL, "num_hidden_layers": 7, "linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_key_head_dim": 10, "linear_value_head_dim": 14,
     "attention_bias": True, "intermediate_size": 44,
 }  # fmt: skip
+NEMOTRON: dict[str, Any] = {
+    "vocab_size": 1000, "hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 20, "mamba_num_heads": 6, "mamba_head_dim": 10,
+    "n_groups": 2, "ssm_state_size": 14, "n_routed_experts": 6, "moe_intermediate_size": 22, "moe_shared_expert_intermediate_size": 30, "intermediate_size": 50,
+}  # fmt: skip
 DEEP: dict[str, Any] = {
     "n_routed_experts": 6,
     "num_experts_per_tok": 2,
@@ -70,10 +74,28 @@ CHEAP: list[tuple[str, dict[str, Any]]] = [
     ("afmoe", {**SMALL, "head_dim": 20, "num_experts": 6, "num_experts_per_tok": 2, "num_dense_layers": 2, "attention_bias": True}),
     ("granitemoeshared", {**SMALL, "num_local_experts": 5, "shared_intermediate_size": 31, "tie_word_embeddings": True}),
     ("flex_olmo", {**SMALL, "head_dim": 20, "num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 22, "pad_token_id": 0}),
+    ("nemotron_h", {**NEMOTRON, "hybrid_override_pattern": "MEM*E-", "conv_kernel": 3, "use_bias": True, "mlp_bias": True, "use_conv_bias": False,
+                    "moe_latent_size": 40, "tie_word_embeddings": True}),
+    ("granitemoehybrid", {**SMALL, "layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 12, "mamba_n_groups": 2, "mamba_d_state": 10,
+                          "attention_bias": True, "mamba_proj_bias": True, "mamba_conv_bias": False, "num_local_experts": 5,
+                          "shared_intermediate_size": 31, "intermediate_size": 20, "tie_word_embeddings": True}),
+    ("falcon_h1", {**SMALL, "mamba_d_ssm": None, "mamba_n_heads": 12, "mamba_n_groups": 2, "mamba_d_state": 10, "mamba_rms_norm": True,
+                   "attention_bias": True, "mlp_bias": True, "projectors_bias": True, "tie_word_embeddings": True}),
+    ("lfm2", {**SMALL, "full_attn_idxs": [1], "conv_bias": True, "conv_L_cache": 5, "intermediate_size": 100, "block_multiple_of": 16,
+              "block_ffn_dim_multiplier": 1.3, "tie_word_embeddings": False}),
+    ("lfm2_moe", {**SMALL, "num_dense_layers": 1, "num_experts": 6, "use_expert_bias": False, "layer_types": ["conv", "full_attention", "conv"],
+                  "moe_intermediate_size": 20, "intermediate_size": 44, "conv_bias": True}),
 ]  # fmt: skip
 FULL: list[tuple[str, dict[str, Any]]] = [
     *((name, {"num_hidden_layers": 2}) for name in ("minimax_m2", "exaone_moe", "afmoe", "granitemoeshared")),
     *((name, {"num_hidden_layers": 4}) for name in ("glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "qwen3_5_text", "qwen3_5_moe_text")),
+    ("nemotron_h", {}),
+    ("nemotron_h", {**NEMOTRON, "layers_block_type": ["mamba", "attention", "moe", "mlp"]}),
+    *((name, {"num_hidden_layers": 2}) for name in ("granitemoehybrid", "falcon_h1", "lfm2")),
+    ("granitemoehybrid", {**SMALL, "mamba_n_heads": 12, "num_local_experts": 0, "num_experts_per_tok": 0, "position_embedding_type": "rope"}),
+    ("falcon_h1", {**SMALL, "head_dim": 20, "mamba_d_ssm": 60, "mamba_n_heads": 12, "mamba_proj_bias": True, "mamba_conv_bias": False}),
+    ("lfm2", {**SMALL, "layer_types": ["conv", "full_attention", "conv"], "block_ff_dim": 1000, "block_auto_adjust_ff_dim": False, "tie_embedding": False}),
+    ("lfm2_moe", {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"]}),
     ("glm4_moe_lite", {**LATENT, "q_lora_rank": None}),
     ("glm_moe_dsa", {**LATENT, "num_hidden_layers": 4, "index_topk_pattern": "FSSF"}),
     ("dots1", {"num_hidden_layers": 2, **DEEP}),
@@ -209,6 +231,12 @@ STATES: list[tuple[str, dict[str, Any]]] = [
                     "linear_key_head_dim": 6, "linear_value_head_dim": 10, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}),
     ("qwen3_5_text", {**TINY, "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "head_dim": 16,
                       "linear_key_head_dim": 6, "linear_value_head_dim": 10}),
+    ("nemotron_h", {**TINY, "head_dim": 12, "layers_block_type": ["mamba", "attention", "mlp"], "mamba_num_heads": 6, "mamba_head_dim": 8, "n_groups": 2,
+                    "ssm_state_size": 7}),
+    ("granitemoehybrid", {**TINY, "num_hidden_layers": 2, "layer_types": ["mamba", "attention"], "mamba_n_heads": 6, "mamba_d_state": 7,
+                          "num_local_experts": 0, "num_experts_per_tok": 0}),
+    ("falcon_h1", {**TINY, "num_hidden_layers": 2, "mamba_d_ssm": 48, "mamba_n_heads": 6, "mamba_d_state": 7}),
+    ("lfm2", {**TINY, "num_hidden_layers": 3, "full_attn_idxs": [1], "conv_L_cache": 4}),
     ("recurrent_gemma", {**TINY, "num_hidden_layers": 3, "lru_width": 48, "conv1d_width": 5}),
     ("rwkv", {"vocab_size": 50, "hidden_size": 48, "num_hidden_layers": 2}),
 ]  # fmt: skip
