@@ -12,20 +12,27 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from memsheet.catalog.cards import card_device, card_names, other_spellings
+from memsheet.catalog.cards import LARGE_GB, card_bandwidth, card_device, card_names, other_spellings
+from memsheet.catalog.instances import named_cards, rented_cards, rented_machines, similar_machines
 from memsheet.catalog.spellings import device_key, family_and_size, named_capacity
 from memsheet.errors import input_error
-from memsheet.plan.device import Basis, Device, Links, parse_gpus
+from memsheet.plan.device import Basis, Device, Links
 from memsheet.units import GIB, MIB
 
 __all__ = [
+    "card_names",
     "catalog_devices",
     "find_device",
     "find_gpus",
     "find_model",
     "glossary_terms",
     "hardware_rates",
+    "memory_bandwidth",
     "model_names",
+    "named_cards",
+    "other_spellings",
+    "rented_cards",
+    "rented_machines",
     "serving_rates",
     "spelling_index",
 ]
@@ -158,7 +165,11 @@ def _cited_sources(names: list[str]) -> str:
 
 def _framework_memory_range(memory: dict[str, Any], cited: str) -> tuple[int, int, int, Basis, str]:
     """What frameworks get, as (low, value, high, basis, evidence)."""
-    least, most = _general_section()["conventions"]["driver_minus_framework_gib"]
+    conventions = _general_section()["conventions"]
+    large = memory["datasheet_gb"] >= LARGE_GB
+    least, most = conventions[
+        "driver_minus_framework_gib" if large else "driver_minus_framework_below_60_gb_gib"
+    ]
     reported = memory.get("framework_total_gib")
     if reported is not None:
         low, high = memory.get("framework_range_gib", (reported, reported))
@@ -251,6 +262,7 @@ def _catalog_device(name: str) -> Device:
         host_kind=_link_name({"type": "PCIe", **row["pcie"]}) if "pcie" in row else "",
         engines=tuple(row["engines"]) if "engines" in row else None,
         backend=row.get("backend", "CUDA"),
+        unified=row.get("unified", False),
         uncertain=tuple(row.get("uncertain", ())),
         notes=tuple(row.get("notes", ())),
         sources=tuple(f"{what}: {_cited_sources(names)}" for what, names in sources.items()),
@@ -279,13 +291,16 @@ def find_device(name: str) -> Device:
             return _catalog_device(_device_index()[spelling])
         if spelling in _card_index():
             return card_device(_card_index()[spelling])
+    if (sold := _sold_with(name)) is not None:
+        return sold
     sizes = [_device_or_card(found) for found in _device_families().get(key, ())]
     if not sizes:
+        similar = similar_machines(name) or _similar_device_names(name)
         raise input_error(
             "gpus",
             name,
             "is not a device memsheet knows",
-            f"did you mean {', '.join(_similar_device_names(name))}? `memsheet gpus` lists all",
+            f"did you mean {', '.join(similar)}? `memsheet gpus` lists all",
         )
     least = min(sizes, key=lambda device: device.datasheet_bytes)
     others = ", ".join(dict.fromkeys(device.name for device in sizes if device.name != least.name))
@@ -297,6 +312,25 @@ def find_device(name: str) -> Device:
         if others
         else least
     )
+
+
+def _sold_with(name: str) -> Device | None:
+    """A card of one size whose name says that size too: ``rtx 3060 12gb``."""
+    family, size = family_and_size(name)
+    found = _device_index().get(family) or _card_index().get(family)
+    if not size or found is None:
+        return None
+    device = _device_or_card(found)
+    return device if device.datasheet_bytes == int(size.removesuffix("gb")) * 10**9 else None
+
+
+def memory_bandwidth(name: str) -> int | None:
+    """Bytes a second between a device's memory and its units, as it is sold; None where no source says."""
+    if name in card_names():
+        return card_bandwidth(name)
+    row = hardware_rates()["device"].get(name)
+    devices = 2 if row and "per" in row else 1  # a package of two
+    return int(row["memory_bandwidth_tb_s"] * 10**12) // devices if row else None
 
 
 def _device_or_card(name: str) -> Device:
@@ -361,8 +395,10 @@ def _similar_device_names(name: str) -> list[str]:
 
 
 def find_gpus(text: str) -> tuple[int | None, Device]:
-    """``8xH100-80GB`` → (8, that device); without a count (None, device)."""
-    count, name = parse_gpus(text)
+    """``8xH100-80GB`` → (8, that device); without a count (None, device). A machine that is rented by name
+    has its own: ``p5.48xlarge`` → the same.
+    """
+    count, name = named_cards(text)
     return count, find_device(name)
 
 

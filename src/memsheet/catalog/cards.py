@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from memsheet.plan.device import Basis, Device
-from memsheet.units import GIB
+from memsheet.units import GIB, MIB
 
 
 @cache
@@ -36,7 +36,7 @@ def card_names() -> Mapping[str, str]:
 
 def short_name(called: str) -> str:
     """``RTX 4060 Ti 16GB`` → RTX4060Ti-16GB."""
-    return re.sub(r"\s+", "", re.sub(r"\s+(?=Laptop|\d+GB$)", "-", called))
+    return re.sub(r"\s+", "", re.sub(r"\s+(?=Laptop|Max-Q|\d+GB$)", "-", called))
 
 
 @cache
@@ -52,7 +52,7 @@ def card_device(name: str) -> Device:
     tables = _cards_tables()
     group = tables["group"][card_names()[name]]
     called, size = next(pair for pair in group["sizes"].items() if short_name(pair[0]) == name)
-    low, high, why = usable_range(group, size)
+    low, high, why = usable_range(group, size, called)
     engines = group.get("engines")
     return Device(
         name=name,
@@ -64,7 +64,7 @@ def card_device(name: str) -> Device:
         framework_bytes=low,
         framework_low_bytes=low,
         framework_high_bytes=high,
-        basis=Basis.DATASHEET,
+        basis=Basis.REPORTED if called in group.get("reported_mib", {}) else Basis.DATASHEET,
         evidence=why,
         engines=None if engines is None else tuple(engines),
         backend=group.get("backend", "CUDA"),
@@ -74,15 +74,24 @@ def card_device(name: str) -> Device:
     )
 
 
-def usable_range(group: Mapping[str, Any], size: int) -> tuple[int, int, str]:
-    """Bytes at the least and at the most that a framework gets of so many GB, and why."""
+LARGE_GB = 60
+"""From which the widest gap between chips and what a framework gets is another."""
+
+
+def usable_range(group: Mapping[str, Any], size: int, called: str) -> tuple[int, int, str]:
+    """Bytes at the least and at the most that a framework gets of a card of so many GB, and why."""
     conventions, share = _cards_tables()["conventions"], group.get("share")
+    if reported := group.get("reported_mib", {}).get(called):
+        low, high = reported
+        return low * MIB, high * MIB, f"reported by programs: {low:,} to {high:,} MiB"
     if share is None:
-        most, least = conventions["taken_gib"]
+        least, most = conventions["taken_from_60_gb" if size >= LARGE_GB else "taken_gib"]
+        spare = size * conventions["error_correction"] if group.get("error_correction") else 0
+        kept = f", and {spare:g} GiB where error correction is switched on" if spare else ""
         return (
+            int((size - spare - most) * GIB),
             int((size - least) * GIB),
-            int((size - most) * GIB),
-            f"{size} GiB of chips less {least} GiB, the widest gap seen; at the most all",
+            f"{size} GiB of chips less {most} GiB, the widest gap seen{kept}; at the most all",
         )
     if share == "metal":
         low, high = conventions["share_below_36" if size < 36 else "share_from_36"]
@@ -108,3 +117,10 @@ def other_spellings(name: str) -> tuple[str, ...]:
         for called, other in group.get("spellings", {}).items()
         if called in device.full_name
     )
+
+
+def card_bandwidth(name: str) -> int | None:
+    """Bytes a second between a card's memory and its units, as it is sold; None where no source says."""
+    group = _cards_tables()["group"][card_names()[name]]
+    rates = {short_name(called): rate for called, rate in group.get("bandwidth_gb_s", {}).items()}
+    return int(rates[name] * 10**9) if name in rates else None

@@ -7,10 +7,15 @@ from __future__ import annotations
 import re
 
 MAKERS = (
-    "nvidia", "geforce", "quadro", "tesla", "rtx", "amd", "radeon", "instinct", "rx", "intel", "arc", "google", "huawei", "apple",
+    "nvidia", "geforce", "quadro", "tesla", "rtx", "gtx", "amd", "radeon", "instinct", "rx", "intel", "arc", "google", "huawei", "apple",
 )  # fmt: skip
 """Words before a card's own name that a person may leave out."""
-LAPTOP = re.compile(r"\b(?:mobile|notebook|max-?q|laptop)\b|(?<=\d)m\b")
+LAPTOP = re.compile(r"(?:\b|(?<=_))(?:mobile|notebook|max[-_ ]?q|laptop)\b|(?<=\d)m\b")
+_NO_NAME = re.compile(
+    r"\b(?:generation|workstation|edition|blackwell|imac"
+    r"|macbook[\s_-]?(?:pro|air)|mac[\s_-]?(?:studio|mini|pro))\b"
+)
+"""Words beside a card's name that tell no two cards apart."""
 _SIZE = re.compile(r"(?<![a-z0-9.])(\d{1,4})[\s_-]*gi?b?(?![a-z0-9])")
 _CAPACITY = re.compile(r"\s*(\d{1,4}(?:\.\d{1,3})?)\s*(gi?b)\s*(?:gpu|card|vram)?s?\s*", re.IGNORECASE)
 
@@ -19,7 +24,7 @@ def family_and_size(name: str) -> tuple[str, str]:
     """A name's letters and digits without its makers' words, and the memory size in it as ``80gb`` (empty
     where it says none).
     """
-    text = LAPTOP.sub(" laptop", name.lower())
+    text = _NO_NAME.sub(" ", LAPTOP.sub(" laptop", name.lower()))
     size = _SIZE.search(text)
     if size:
         text = text[: size.start()] + text[size.end() :]

@@ -114,7 +114,7 @@ def _gpu_document(device: Device) -> dict[str, Any]:
         "capacity_bytes": device.framework_bytes, "capacity_low_bytes": device.framework_low_bytes,
         "capacity_high_bytes": device.framework_high_bytes, "datasheet_bytes": device.datasheet_bytes,
         "basis": device.basis.value, "evidence": device.evidence, "per_node": device.per_node,
-        "links": _link_rates(device), "uncertain": list(device.uncertain), "notes": list(device.notes), "sources": list(device.sources),
+        "memory_bytes_per_s": catalog.memory_bandwidth(device.name), "links": _link_rates(device), "uncertain": list(device.uncertain), "notes": list(device.notes), "sources": list(device.sources),
     }  # fmt: skip
 
 

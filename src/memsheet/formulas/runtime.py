@@ -10,11 +10,11 @@ from typing import Any
 
 from memsheet.arith import Count, at_least, minimum, round_up, where
 from memsheet.catalog import process_overheads
-from memsheet.plan.device import Cluster
+from memsheet.plan.device import Cluster, Device
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_ALLOCATOR, formula
-from memsheet.sheet import Bytes, Component, Evidence, Fitted, FromCode, Instant, Item
+from memsheet.sheet import Bytes, Component, Derived, Evidence, Fitted, FromCode, Instant, Item
 from memsheet.units import MIB
 
 
@@ -37,18 +37,51 @@ LARGE_SINCE = 9
 """Compute capability from which libraries take larger workspaces."""
 
 
+LARGE_ISA = ("gfx94", "gfx95")
+"""Of AMD's cards, those."""
+
+
 def cublas_workspace_bytes(plan: Plan, cluster: Cluster | None) -> Bytes:
-    """CuBLAS workspaces: one a thread that runs matrix products, so two in training (forward's and
-    backward's).
+    """Workspaces of cuBLAS or hipBLAS: one a thread that runs matrix products, so two in training (forward's
+    and backward's).
     """
-    entry = _overhead_table()[
-        "cublas_workspace_large"
-        if cluster and _major_compute_capability(cluster) >= LARGE_SINCE
-        else "cublas_workspace_small"
-    ]
     handles = 2 if plan.task == "train" else 1
-    one = _overhead_range(entry)
+    one = _overhead_range(_blas_workspace_entry(cluster))
     return Bytes(one.low, handles * one.value, handles * one.high)
+
+
+def _blas_workspace_entry(cluster: Cluster | None) -> dict[str, Any]:
+    device = cluster.device if cluster else None
+    if device and device.vendor == AMD:
+        large = (device.compute_capability or "").startswith(LARGE_ISA)
+        name = "hipblas_workspace_large" if large else "hipblas_workspace"
+    else:
+        large = cluster is not None and _major_compute_capability(cluster) >= LARGE_SINCE
+        name = "cublas_workspace_large" if large else "cublas_workspace_small"
+    entry: dict[str, Any] = _overhead_table()[name]
+    return entry
+
+
+AMD, NVIDIA = "AMD", "NVIDIA"
+CONTEXT = "cuda"
+"""The path of what a driver holds, whoever's it is."""
+
+
+UNKNOWN_DRIVER = Derived(
+    "what other drivers than CUDA's hold beside tensors is not known: from nothing to what CUDA's context "
+    "takes"
+)
+
+
+def driver_context(device: Device) -> tuple[Bytes, Evidence]:
+    """What a driver, its libraries and loaded kernels hold of a card. Measured of NVIDIA's alone; a card
+    that is said by its size alone is taken for one of theirs.
+    """
+    entry = _overhead_table()["context"]
+    cuda = _overhead_range(entry)
+    if device.vendor in (NVIDIA, ""):
+        return cuda, _overhead_evidence(entry)
+    return Bytes(0, cuda.low, cuda.high), UNKNOWN_DRIVER
 
 
 def _major_compute_capability(cluster: Cluster) -> int:
@@ -70,19 +103,20 @@ def outside_tensors(
     if cluster is None:
         return []
     table = _overhead_table()
+    context, held_by = driver_context(cluster.device)
     entries = [
         (
             Component.WORKSPACES,
             "cublas",
             cublas_workspace_bytes(plan, cluster),
-            table["cublas_workspace_large"],
+            _overhead_evidence(_blas_workspace_entry(cluster)),
         ),
-        (Component.CONTEXT, "cuda", _overhead_range(table["context"]), table["context"]),
+        (Component.CONTEXT, CONTEXT, context, held_by),
     ]
     engine = find_engine(plan.engine)
     for name in engine.workspaces if engine and cluster else ():
         entry = table[f"{name}_{'large' if _major_compute_capability(cluster) >= LARGE_SINCE else 'small'}"]
-        entries.append((Component.WORKSPACES, name, _overhead_range(entry), entry))
+        entries.append((Component.WORKSPACES, name, _overhead_range(entry), _overhead_evidence(entry)))
     several = at_least(plan.mesh.gpus, 2)
     if several is not False:
         entries.append(
@@ -90,12 +124,12 @@ def outside_tensors(
                 Component.CONTEXT,
                 "nccl",
                 _nccl_communicator_bytes(plan, table["nccl_communicator"]),
-                table["nccl_communicator"],
+                _overhead_evidence(table["nccl_communicator"]),
             )
         )
     items = [
-        Item(c, path, dict.fromkeys(_instants_present(c, plan, allocated), size), _overhead_evidence(entry))
-        for c, path, size, entry in entries
+        Item(c, path, dict.fromkeys(_instants_present(c, plan, allocated), size), evidence)
+        for c, path, size, evidence in entries
     ]
     return [
         *items,

@@ -9,7 +9,7 @@ from memsheet.errors import Problem
 from memsheet.plan.device import Cluster, Device
 from memsheet.plan.dtypes import BF16, FP8, FP16, FP32, DType
 from memsheet.plan.engine import Engine
-from memsheet.plan.engine_registry import PAGED_SERVER, engine_of
+from memsheet.plan.engine_registry import PAGED_SERVER, engine_of, find_engine
 from memsheet.plan.model import Attention, ModelSpec
 from memsheet.plan.plan import AttentionKind, Plan
 
@@ -125,7 +125,9 @@ def _too_old(plan: Plan, engine: Engine, device: Device) -> Iterator[Problem]:
         reason = (
             f"is refused by {engine.name}, which supports compute capability {least[0]}.{least[1]} and above"
         )
-        hint = f"--engine {PAGED_SERVER}, or a newer card"
+        other = find_engine(PAGED_SERVER)
+        served = other is not None and not is_older_device(device, other.limits.least_units or (0, 0))
+        hint = f"{f'--engine {PAGED_SERVER}' if served else 'an engine without that limit'}, or a newer card"
         yield Problem(field="gpus", value=device.name, reason=reason, hint=hint)
     needs = FP8_RECIPES.get(plan.fp8.recipe, FP8_UNITS) if plan.fp8 is not None else None
     if needs is not None and is_older_device(device, needs):

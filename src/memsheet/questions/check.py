@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from memsheet.budget import Answer, Result
+from memsheet.catalog import named_cards
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.exchange import MOST_SCRIPT, as_released
 from memsheet.exchange.joined_files import join_files, with_their_files
@@ -22,7 +23,6 @@ from memsheet.exchange.verdict_doubts import (
 )
 from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, read_bytes, read_json
 from memsheet.plan.check import flatten_document
-from memsheet.plan.device import parse_gpus
 from memsheet.plan.options import InferOptions
 from memsheet.plan.values import option_problems
 from memsheet.plan.words import in_our_words, with_accumulated_batch
@@ -86,7 +86,7 @@ def read_flags(given: Mapping[str, Any], gpus: Any, planned: Mapping[str, Any]) 
             found = in_our_words(given, "infer", planned)
         except InputError:
             raise error from None
-    return with_accumulated_batch(found.request, parse_gpus(str(gpus))[0] if gpus else None)[0]
+    return with_accumulated_batch(found.request, named_cards(str(gpus))[0] if gpus else None)[0]
 
 
 def check_configuration_files(
@@ -131,7 +131,7 @@ def check_configuration_files(
     reads = {read_name: stored_dtype(read, name) for read_name, read in reads.items()}
     gpus = question["gpus"] or _gpus_for_processes(document.get("gpus"), reads)
     raise_if_problems(problem for read in reads.values() for problem in read.problems)
-    whole = join_files(reads, request, flags, parse_gpus(str(gpus))[0] if gpus else None)
+    whole = join_files(reads, request, flags, named_cards(str(gpus))[0] if gpus else None)
     ask = {**where, "gpus": gpus, "model": name}
     strange = strange_drafts(reads, {**request, **flags})
     answer, why_not = (None, strange) if name is None or strange else _answer_or_reasons(ask, whole.request)
@@ -281,7 +281,7 @@ def _gpus_for_processes(named: Any, reads: Mapping[str, Read]) -> str | None:
     counts = [read.request["@gpus"] for read in reads.values() if isinstance(read.request.get("@gpus"), int)]
     if not named or not counts:
         return str(named) if named else None
-    return f"{counts[-1]}x{parse_gpus(str(named))[1]}"
+    return f"{counts[-1]}x{named_cards(str(named))[1]}"
 
 
 def _of_release(read: Read, flags: Mapping[str, Any], planned: Mapping[str, Any]) -> Read:

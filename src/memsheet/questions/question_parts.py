@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from memsheet.catalog import find_device, find_model, model_names
+from memsheet.catalog import find_device, find_model, model_names, rented_cards
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.guard import MAX_JSON_BYTES, is_file, parse_json, read_bytes
 from memsheet.plan.check import flatten_document
@@ -167,8 +167,13 @@ def _cluster_from_gpus(gpus: Any, where: Mapping[str, Any]) -> Cluster | None:
             for key in described
         )
         return None
-    count, name = parse_gpus(str(gpus))
+    rented = rented_cards(str(gpus))
+    count, name = parse_gpus(rented.gpus if rented else str(gpus))
     device = find_device(name)
+    if rented:
+        device = replace(
+            device, assumed=(*device.assumed, f"gpus {gpus} = {rented.gpus}, {rented.each} a node")
+        )
     if count is None:
         count, device = (
             1,
@@ -177,7 +182,7 @@ def _cluster_from_gpus(gpus: Any, where: Mapping[str, Any]) -> Cluster | None:
     return cluster_of(
         device,
         count,
-        per_node=where["per_node"],
+        per_node=where["per_node"] or (rented.each if rented and where["nodes"] is None else None),
         nodes=where["nodes"],
         host_bytes=parse_bytes(str(host), "host_memory") if host is not None else None,
     )

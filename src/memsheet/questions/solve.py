@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from memsheet.budget import LibraryUse
-from memsheet.catalog import find_device, model_names
+from memsheet.catalog import find_device, model_names, rented_cards
 from memsheet.errors import input_error, raise_if_problems
 from memsheet.plan.device import parse_gpus
 from memsheet.plan.library_defaults import without_implied_keys
@@ -222,14 +222,18 @@ def _node_and_limit(
         found = read_cluster(asked["cluster"])
         return found, most or (found.cluster().count if found.count or found.nodes else None)
     gpus, host = asked["gpus"] or planned, asked["host_memory"]
-    count, device = parse_gpus(str(gpus))
+    rented = rented_cards(str(gpus))
+    count, device = (None, rented.card) if rented and rented.cards is None else parse_gpus(str(gpus))
     if count is not None:
         raise input_error(
             "gpus", gpus, "has a count, and the count is what is solved for", f"--gpus {device}"
         )
     host_bytes = parse_bytes(host, "host_memory") if host is not None else None
     return ClusterFile(
-        name="", device=find_device(device), per_node=asked["per_node"], host_bytes=host_bytes
+        name="",
+        device=find_device(device),
+        per_node=asked["per_node"] or (rented.each if rented else None),
+        host_bytes=host_bytes,
     ), most
 
 

@@ -41,7 +41,7 @@ def test_a_kind_says_what_its_devices_are(device):
     kind = device_kind(device)
     assert kind.startswith("Unified memory") == device.unified
     assert (kind == "Laptop") == device.name.endswith(
-        ("-Laptop", "-Laptop-4GB", "-Laptop-6GB", "-Laptop-8GB", "-Laptop-16GB")
+        ("-Laptop", "-Laptop-4GB", "-Laptop-6GB", "-Laptop-8GB", "-Laptop-12GB", "-Laptop-16GB")
     )
     assert not (kind.startswith("Data centre") and re.search("GeForce|Radeon|Arc ", device.full_name))
     assert kind != "Data centre, NVIDIA" or device.vendor == "NVIDIA"

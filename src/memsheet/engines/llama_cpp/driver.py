@@ -6,18 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from memsheet.catalog import process_overheads
-from memsheet.formulas.runtime import cublas_workspace_bytes
+from memsheet.formulas.runtime import CONTEXT, cublas_workspace_bytes, driver_context
 from memsheet.plan.device import Cluster
 from memsheet.plan.plan import Plan
-from memsheet.sheet import Bytes, Component, Derived, Fitted, FromCode, Instant, Item
+from memsheet.sheet import Bytes, Component, FromCode, Instant, Item
 
 CUDA_LIKE = ("CUDA", "ROCm")
 """Backends of llama.cpp with a context and libraries as CUDA has them."""
-UNKNOWN_DRIVER = Derived(
-    "what other drivers than CUDA's hold beside buffers is not known: from nothing to what CUDA's "
-    "context takes"
-)
 CUBLAS = FromCode(
     "ggml-org/llama.cpp", "00395eb285c7c6821ff372e3ca41dae9da33c2c7", "ggml/src/ggml-cuda/common.cuh", 0
 )
@@ -29,21 +24,13 @@ def driver_items(plan: Plan, cluster: Cluster | None, instants: Iterable[Instant
     """
     if cluster is None:
         return []
-    instants, entry = tuple(instants), process_overheads()["context"]
-    measured = Fitted(entry["runs"], entry["hardware"], entry["date"], entry["spread"])
-    context = Bytes(entry["low_bytes"], entry["value_bytes"], entry["high_bytes"])
+    instants = tuple(instants)
+    context, held_by = driver_context(cluster.device)
     if cluster.device.backend not in CUDA_LIKE:
-        return [
-            Item(
-                Component.CONTEXT,
-                "driver",
-                dict.fromkeys(instants, Bytes(0, context.low, context.high)),
-                UNKNOWN_DRIVER,
-            )
-        ]
+        return [Item(Component.CONTEXT, "driver", dict.fromkeys(instants, context), held_by)]
     most = cublas_workspace_bytes(plan, cluster).high
     late = [instant for instant in instants if instant is not Instant.LOAD]
-    items = [Item(Component.CONTEXT, "cuda", dict.fromkeys(instants, context), measured)]
+    items = [Item(Component.CONTEXT, CONTEXT, dict.fromkeys(instants, context), held_by)]
     return (
         [*items, Item(Component.WORKSPACES, "cublas", dict.fromkeys(late, Bytes(0, 0, most)), CUBLAS)]
         if late

@@ -196,6 +196,8 @@ ENGINE = server_engine(
     version_form=r"\d+\.\d+|^V[01]\b",  # what ``release_of`` finds one by
     version_example="a release, for example 0.11.0",
     limits=ServerLimits(
+        # docs/getting_started/installation: 7.0 or higher (v0.3.3, v0.14.0), 7.5 or higher (v0.21.0)
+        least_units=(7, 0),
         # v0.6.4.post1 worker/worker.py _check_if_gpu_supports_dtype, v0.33.0 platforms/cuda.py:638
         bf16_units=(8, 0),
         # _FLOAT16_NOT_SUPPORTED_MODELS: v0.9.2 config.py:3221, v0.33.0 config/model.py:2398
