@@ -351,7 +351,7 @@ class Tower:
     stack: Stack
     embeddings: tuple[Weight, ...]
     projector: tuple[Weight, ...]
-    tokens_per_image: int | None = None  # None: depends on the image
+    tokens_per_image: int | None = None  # or per tile that pictures are cut into; None: depends on the image
     largest: Picture | None = None  # None: no config says
 
 

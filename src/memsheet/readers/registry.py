@@ -22,6 +22,7 @@ _MODULES = {
     "zamba": "zamba2",
     "state_space": "mamba mamba2 falcon_mamba rwkv",
     "multimodal": "gemma3 llava mistral3",
+    "tiled": "idefics3 smolvlm internvl paligemma llava_next llava_onevision",
     "qwen_vl": "qwen2_vl qwen2_5_vl",
     "mllama": "mllama",
     "llama4": "llama4 llama4_text",

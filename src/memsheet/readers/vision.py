@@ -1,11 +1,11 @@
-"""Vision encoders that several multimodal families share: CLIP, SigLIP and Pixtral, as their vision_config
-names them.
+"""Vision encoders of multimodal families, as their vision_config names them: CLIP, SigLIP and Pixtral, which
+several share, and those of Idefics3 and InternVL.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memsheet.plan.model import Arrangement, Block, Norm, Role, Stack, Weight
@@ -21,6 +21,10 @@ from memsheet.readers.parts import (
     run_length,
     separate_qkv_attention,
 )
+
+_ENCODERS = (
+    "clip_vision_model", "siglip_vision_model", "pixtral", "idefics3_vision", "smolvlm_vision", "internvl_vision",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +46,11 @@ def vision_model(
     ``path``.
     """
     vision = config.sub("vision_config", absent)
-    match vision.text(
-        "model_type", default=default_type, choices=("clip_vision_model", "siglip_vision_model", "pixtral")
-    ):
+    match vision.text("model_type", default=default_type, choices=_ENCODERS):
+        case "idefics3_vision" | "smolvlm_vision":
+            return _idefics3_vision_model(vision, path)
+        case "internvl_vision":
+            return _internvl_vision_model(vision, path)
         case "pixtral":
             return _pixtral_vision_model(vision, path)
         case "siglip_vision_model":
@@ -68,7 +74,7 @@ def even_heads(config: Fields, hidden: int, *keys: str, default: int, width: str
     return heads
 
 
-def _clip_block(config: Fields, kind: str, hidden: int, intermediate: int, activation: str) -> Block:
+def clip_block(config: Fields, kind: str, hidden: int, intermediate: int, activation: str) -> Block:
     heads = even_heads(config, hidden, "num_attention_heads", default=12)
     return Block(
         kind=kind,
@@ -93,7 +99,7 @@ def _clip_block(config: Fields, kind: str, hidden: int, intermediate: int, activ
     )
 
 
-def _vision_encoder_stack(
+def vision_encoder_stack(
     path: str, config: Fields, block: Block, *final: Norm, layers: int = 12, at: str = "encoder.layers"
 ) -> Stack:
     return Stack(
@@ -110,7 +116,7 @@ def _clip_vision_model(config: Fields, path: str) -> Vision:
     """Defaults: CLIPVisionConfig. The last norm sees only the class token."""
     hidden = config.count("hidden_size", default=768)
     patch, count = patch_size_and_count(config, image=224, patch=32)
-    block = _clip_block(
+    block = clip_block(
         config,
         "clip_vision_model",
         hidden,
@@ -129,7 +135,7 @@ def _clip_vision_model(config: Fields, path: str) -> Vision:
         embedding_table(f"{path}.embeddings.position_embedding", count + 1, hidden),
         *layer_norm(f"{path}.pre_layrnorm", hidden).weights,  # spelt so in the model's code
     )
-    stack = _vision_encoder_stack(path, config, block, layer_norm("post_layernorm", hidden))
+    stack = vision_encoder_stack(path, config, block, layer_norm("post_layernorm", hidden))
     return Vision(hidden=hidden, stack=stack, embeddings=embeddings, patches=count, class_token=True)
 
 
@@ -138,7 +144,7 @@ def _siglip_vision_model(config: Fields, path: str) -> Vision:
     hidden = config.count("hidden_size", default=768)
     intermediate = config.count("intermediate_size", default=3072)
     patch, count = patch_size_and_count(config, image=224, patch=16)
-    block = _clip_block(
+    block = clip_block(
         config,
         "siglip_vision_model",
         hidden,
@@ -160,7 +166,7 @@ def _siglip_vision_model(config: Fields, path: str) -> Vision:
         if config.flag("vision_use_head", default=True)
         else ()
     )
-    stack = _vision_encoder_stack(path, config, block, layer_norm("post_layernorm", hidden))
+    stack = vision_encoder_stack(path, config, block, layer_norm("post_layernorm", hidden))
     return Vision(hidden=hidden, stack=stack, embeddings=embeddings, extras=pooling, patches=count)
 
 
@@ -207,6 +213,89 @@ def _pixtral_vision_model(config: Fields, path: str) -> Vision:
     )
     return Vision(
         hidden=hidden,
-        stack=_vision_encoder_stack(path, config, block, layers=24, at="transformer.layers"),
+        stack=vision_encoder_stack(path, config, block, layers=24, at="transformer.layers"),
         embeddings=embeddings,
+    )
+
+
+def _idefics3_vision_model(config: Fields, path: str) -> Vision:
+    """Defaults: Idefics3VisionConfig and SmolVLMVisionConfig. SigLIP's modules without its pooling."""
+    hidden = config.count("hidden_size", default=1152)
+    patch, count = patch_size_and_count(config, image=224, patch=32)
+    side = height_and_width(config, "image_size", 224)[0] // patch[0]
+    block = clip_block(
+        Fields({"num_attention_heads": 16, **config.data}, config.where, config.problems),
+        config.text("model_type", default="idefics3_vision"),
+        hidden,
+        config.count("intermediate_size", default=3072),
+        config.text("hidden_act", default="gelu_pytorch_tanh"),
+    )
+    channels = config.count("num_channels", default=3)
+    embeddings = (
+        *patch_convolution_weights(
+            f"{path}.embeddings.patch_embedding", hidden, channels, (patch[0], patch[0]), bias=True
+        ),
+        embedding_table(f"{path}.embeddings.position_embedding", side * side, hidden),
+    )
+    stack = vision_encoder_stack(path, config, block, layer_norm("post_layernorm", hidden))
+    return Vision(hidden=hidden, stack=stack, embeddings=embeddings, patches=count)
+
+
+def _internvl_vision_model(config: Fields, path: str) -> Vision:
+    """Defaults: InternVLVisionConfig. ViT's layers with a learned scale of each branch."""
+    hidden = config.count("hidden_size", default=1024)
+    patch, count = patch_size_and_count(config, image=448, patch=14)
+    masked = config.flag("use_mask_token", default=False)
+    placed = config.flag("use_absolute_position_embeddings", default=True)
+    embeddings = (
+        bare_parameter(f"{path}.embeddings.cls_token", 1, 1, hidden),
+        *((bare_parameter(f"{path}.embeddings.mask_token", 1, 1, hidden),) if masked else ()),
+        *(
+            (bare_parameter(f"{path}.embeddings.position_embeddings", 1, count + 1, hidden),)
+            if placed
+            else ()
+        ),
+        *patch_convolution_weights(
+            f"{path}.embeddings.patch_embeddings.projection",
+            hidden,
+            config.count("num_channels", default=3),
+            patch,
+            bias=True,
+        ),
+    )
+    final = () if config.flag("use_mean_pooling", default=True) else (layer_norm("layernorm", hidden),)
+    stack = vision_encoder_stack(
+        path, config, _internvl_vision_block(config, hidden), *final, layers=24, at="encoder.layer"
+    )
+    return Vision(hidden=hidden, stack=stack, embeddings=embeddings, patches=count, class_token=True)
+
+
+def _internvl_vision_block(config: Fields, hidden: int) -> Block:
+    heads = even_heads(config, hidden, "num_attention_heads", default=16)
+    style = config.text("norm_type", default="layer_norm", choices=("layer_norm", "rms_norm"))
+    norm = layer_norm if style == "layer_norm" else rms_norm
+    normed = config.flag("use_qk_norm", default=False)
+    scales = tuple(
+        weight for name in ("q_norm", "k_norm") for weight in rms_norm(f"attention.{name}", hidden).weights
+    )
+    mixer = separate_qkv_attention(
+        "attention", hidden, heads, heads, hidden // heads, qkv_bias=config.flag("attention_bias", default=False),
+        out_bias=True, causal=False, rotary_dim=0, names=("q_proj", "k_proj", "v_proj", "projection_layer"),
+        qk_norm=replace(rms_norm("attention.q_norm", hidden), weights=scales) if normed else None,
+    )  # fmt: skip
+    return Block(
+        kind="internvl_vision",
+        hidden=hidden,
+        arrangement=Arrangement.PRE,
+        mixers=(mixer,),
+        feed_forward=plain_mlp(
+            "mlp",
+            hidden,
+            config.count("intermediate_size", default=4096),
+            config.text("hidden_act", default="gelu"),
+            bias=True,
+            names=("fc1", "fc2"),
+        ),
+        norms=(norm("layernorm_before", hidden), norm("layernorm_after", hidden)),
+        extras=tuple(bare_parameter(f"lambda_{n}", hidden, role=Role.OTHER) for n in (1, 2)),
     )

@@ -56,7 +56,7 @@ def read(config: Fields) -> ModelSpec:
             return _llava_spec(config)
 
 
-def _combine_text_and_vision(
+def combine_text_and_vision(
     config: Fields,
     text: ModelSpec,
     vision: Vision,
@@ -65,20 +65,22 @@ def _combine_text_and_vision(
     tied: bool,
     picture: Picture | None,
     fixed: bool = True,
+    tile: int | None = None,
+    names: tuple[str, str] = ("model.language_model", TOWER),
 ) -> ModelSpec:
     """One model of both; its head has neither the text family's soft cap nor its scale. ``fixed``: every
-    picture is as large as the largest.
+    picture is as large as the largest; ``tile``: tokens of one of its tiles; ``names``: of the two in it.
     """
     tower = Tower(
-        path=TOWER,
+        path=names[1],
         stack=vision.stack,
         embeddings=vision.embeddings,
         projector=projector,
         largest=picture,
-        tokens_per_image=picture.embeddings if fixed and picture else None,
+        tokens_per_image=picture.embeddings if fixed and picture else tile,
     )
     return replace(
-        rename_path_roots(text, {"model": "model.language_model"}),
+        rename_path_roots(text, {"model": names[0]}),
         model_type=config.text("model_type", default=""),
         head=causal_head(text.vocab, text.hidden, tied=tied),
         towers=(tower,),
@@ -97,12 +99,12 @@ def _gemma3_spec(config: Fields) -> ModelSpec:
         *rms_norm(f"{PROJECTOR}.mm_soft_emb_norm", vision.hidden, NormKind.RMS_OFFSET).weights,
     )
     tokens = config.count("mm_tokens_per_image", default=256)
-    return _combine_text_and_vision(
+    return combine_text_and_vision(
         config,
         text,
         vision,
         projector,
-        picture=_image_token_counts(config, tokens, AROUND_GEMMA3, image=224),
+        picture=image_token_counts(config, tokens, AROUND_GEMMA3, image=224),
         tied=config.flag(
             "tie_word_embeddings", default="tie_word_embeddings" not in config.data
         ),  # a null unties
@@ -113,8 +115,10 @@ def _llava_spec(config: Fields) -> ModelSpec:
     model_class_name(config, ("LlavaForConditionalGeneration",), "LlavaForConditionalGeneration")
     text = text_model(config.sub("text_config"), "llama")
     vision = vision_model(config, TOWER, "clip_vision_model", _LLAVA_VISION)
-    projector = _two_layers(config, text.hidden, vision.hidden * _feature_layers(config), bias=True)
-    return _combine_text_and_vision(
+    projector = two_layer_projector(
+        config, text.hidden, vision.hidden * feature_layer_count(config), bias=True
+    )
+    return combine_text_and_vision(
         config,
         text,
         vision,
@@ -134,9 +138,9 @@ def _mistral3_spec(config: Fields) -> ModelSpec:
         *linear_weights(
             f"{PROJECTOR}.patch_merger.merging_layer", vision.hidden, vision.hidden * merge * merge
         ),
-        *_two_layers(config, text.hidden, vision.hidden * _feature_layers(config), bias=False),
+        *two_layer_projector(config, text.hidden, vision.hidden * feature_layer_count(config), bias=False),
     )
-    return _combine_text_and_vision(
+    return combine_text_and_vision(
         config,
         text,
         vision,
@@ -147,7 +151,7 @@ def _mistral3_spec(config: Fields) -> ModelSpec:
     )
 
 
-def _two_layers(config: Fields, hidden: int, width: int, *, bias: bool) -> tuple[Weight, ...]:
+def two_layer_projector(config: Fields, hidden: int, width: int, *, bias: bool) -> tuple[Weight, ...]:
     """The projector's two linear layers; ``bias`` is the family's default."""
     biased = config.flag("multimodal_projector_bias", default=bias)
     return (
@@ -156,7 +160,7 @@ def _two_layers(config: Fields, hidden: int, width: int, *, bias: bool) -> tuple
     )
 
 
-def _feature_layers(config: Fields) -> int:
+def feature_layer_count(config: Fields) -> int:
     """How many vision layers' outputs are joined side by side: one, or as many as a list names."""
     layers = config.raw("vision_feature_layer", default=-1)
     if isinstance(layers, list) and layers:
@@ -172,29 +176,29 @@ def _llava_picture(config: Fields, vision: Vision) -> Picture | None:
     if vision.patches is None:
         return None
     tokens = vision.patches + (1 if vision.class_token else 0) - (1 if strategy == "default" else 0)
-    return _image_token_counts(config, tokens, image=224, absent=_LLAVA_VISION)
+    return image_token_counts(config, tokens, image=224, absent=_LLAVA_VISION)
 
 
 def _mistral3_picture(config: Fields, merge: int) -> Picture:
     """A square of the largest size, in patches that are merged; a mark ends each row (PixtralProcessor)."""
     sizes = height_and_width(config.sub("vision_config", _MISTRAL3_VISION), "image_size", 1024)
-    patches = height_and_width(_reread_vision_config(config, _MISTRAL3_VISION), "patch_size", 16)
+    patches = height_and_width(reread_vision_config(config, _MISTRAL3_VISION), "patch_size", 16)
     rows, columns = (ceil_div(side, patch * merge) for side, patch in zip(sizes, patches, strict=True))
-    return _image_token_counts(config, rows * columns, rows, image=1024, absent=_MISTRAL3_VISION)
+    return image_token_counts(config, rows * columns, rows, image=1024, absent=_MISTRAL3_VISION)
 
 
-def _image_token_counts(
+def image_token_counts(
     config: Fields, embeddings: int, around: int = 0, *, image: int, absent: dict[str, Any] | None = None
 ) -> Picture:
     """``image``: the side that the vision config's class takes where none is given; ``around``: places that
     hold no embedding.
     """
-    vision = _reread_vision_config(config, absent)
+    vision = reread_vision_config(config, absent)
     height, width = height_and_width(vision, "image_size", image)
     channels = vision.count("num_channels", default=3)
     return Picture(embeddings=embeddings, places=embeddings + around, pixels=channels * height * width)
 
 
-def _reread_vision_config(config: Fields, absent: dict[str, Any] | None) -> Fields:
+def reread_vision_config(config: Fields, absent: dict[str, Any] | None) -> Fields:
     """The vision config once more, whose problems its own reader has told."""
     return Fields(config.sub("vision_config", absent).data, "", [])
