@@ -204,8 +204,8 @@ def plain_mlp(
     bias: bool,
     names: tuple[str, str] = ("up_proj", "down_proj"),
 ) -> Dense:
-    """Two linear layers with an activation between them."""
-    up, down = (f"{path}.{name}" for name in names)
+    """Two linear layers with an activation between them; without a ``path``, modules of the block itself."""
+    up, down = (f"{path}.{name}".removeprefix(".") for name in names)
     weights = (
         *linear_weights(up, intermediate, hidden, bias=bias, cut="out"),
         *linear_weights(down, hidden, intermediate, bias=bias, cut="in"),

@@ -30,6 +30,8 @@ _MODULES = {
     "modernbert": "modernbert",
     "encoder_kin": "distilbert electra deberta-v2",
     "t5": "t5 mt5",
+    "bart": "bart mbart pegasus",
+    "speech": "whisper",
     "vit": "vit",
 }
 FAMILIES = {model_type: module for module, names in _MODULES.items() for model_type in names.split()}

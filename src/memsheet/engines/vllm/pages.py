@@ -16,7 +16,7 @@ from functools import reduce
 from memsheet.arith import Count, ceil_div, maximum, minimum, round_up, where
 from memsheet.engines.vllm.releases import Release
 from memsheet.errors import input_error
-from memsheet.formulas.serving.kv_cache import caching_layers, recurrent_elements
+from memsheet.formulas.serving.kv_cache import caching_layers, recurrent_elements, state_elements
 from memsheet.formulas.serving.sparse_index import index_token_bytes, served_token_bytes
 from memsheet.formulas.serving.states import convolution_elements
 from memsheet.frozen import dataclass
@@ -40,19 +40,27 @@ layers one kind may have for groups to take its size (v0.21.0 v1/core/kv_cache_u
 """
 
 
+CROSSING, CROSSES_SINCE = frozenset({"whisper"}), (0, 11)
+"""Families whose decoder reads an encoder here, and since when that has a group of the pool (v0.11.0
+v1/kv_cache_interface.py CrossAttentionSpec). The others that crossed went with V0 (v0.11.0
+model_executor/models/registry.py, _PREVIOUSLY_SUPPORTED_MODELS).
+"""
+
+
 class Kept(Enum):
     """What a layer keeps of a sequence."""
 
     ALL = "all tokens"
     WINDOW = "a window"
     STATE = "a state"
+    MEMORY = "what an encoder made"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """Layers that keep the same. ``reach``: tokens of the window; ``page_bytes``: of one block in one layer;
-    ``alignment``: tokens that a block beside states is a multiple of; ``checkpoints``: states that a prompt
-    leaves inside a pass.
+    """Layers that keep the same. ``reach``: tokens of the window or of the encoder; ``page_bytes``: of one
+    block in one layer; ``alignment``: tokens that a block beside states is a multiple of; ``checkpoints``:
+    states that a prompt leaves inside a pass.
     """
 
     kept: Kept
@@ -97,6 +105,18 @@ def state_page_bytes(mixer: Mixer, dtype: DType, tp: Count) -> Count:
     )
 
 
+@formula(
+    cites=PAGED_SERVER_CODE,
+    at=(
+        "v0.11.0 v1/kv_cache_interface.py CrossAttentionSpec: the keys and values of what the encoder made, "
+        "in blocks of as many tokens as any"
+    ),
+)
+def memory_page_bytes(mixer: CrossAttention, dtype: DType, tokens: int, tp: Count) -> Count:
+    """Bytes of one layer's keys and values of a block of the encoder's output on one rank."""
+    return dtype.nbytes(state_elements(mixer, tp, tokens))
+
+
 def kinds_of(part: ModelSpec, plan: Plan, release: Release) -> tuple[Kind, ...]:
     """The kinds of a stage's layers, before their pages are made equal. Raises InputError for what the engine
     keeps elsewhere.
@@ -121,11 +141,21 @@ def _cache_group_kinds(part: ModelSpec, plan: Plan, release: Release) -> Iterato
     for _, mixer, layers in caching_layers(part):
         match mixer:
             case CrossAttention():
-                raise input_error(
-                    "model",
-                    part.name,
-                    f"reads another sequence, whose cache is not modelled for {plan.engine} yet",
-                    "--engine transformers",
+                if part.model_type not in CROSSING or release.since < CROSSES_SINCE:
+                    raise input_error(
+                        "model",
+                        part.name,
+                        f"reads another sequence, whose cache is not modelled for vllm {release.tag}",
+                        "--engine transformers",
+                    )
+                yield Kind(
+                    kept=Kept.MEMORY,
+                    reach=sum(tower.tokens_per_image or 0 for tower in part.towers),
+                    block_tokens=plan.cache.page_tokens,
+                    layers=layers,
+                    page_bytes=memory_page_bytes(
+                        mixer, plan.cache.kv_dtype, plan.cache.page_tokens, plan.mesh.tp
+                    ),
                 )
             case Attention() | LatentAttention():
                 if index := index_token_bytes(mixer):
@@ -244,7 +274,7 @@ def _group_size(layers: list[int], release: Release) -> int:
     cites=PAGED_SERVER_CODE,
     at=(
         "v1/kv_cache_interface.py max_memory_usage_bytes: a window may begin inside a block, and holds "
-        "what is in flight"
+        "what is in flight; v0.11.0 config/vllm.py: an encoder's output counts as long as it is"
     ),
 )
 def blocks_of(group: Kind, tokens: Count, release: Release, in_flight: Count = 1) -> Count:
@@ -258,6 +288,8 @@ def blocks_of(group: Kind, tokens: Count, release: Release, in_flight: Count = 1
             return ceil_div(minimum(group.reach - 1 + in_flight, tokens), group.block_tokens) + 1
         case Kept.STATE:
             return release.state_pages + group.checkpoints
+        case Kept.MEMORY:
+            return ceil_div(group.reach, group.block_tokens)
 
 
 @formula(

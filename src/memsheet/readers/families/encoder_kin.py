@@ -38,11 +38,11 @@ def read(config: Fields) -> ModelSpec:
     name = model_class_name(config, names, names[0]).removeprefix(prefix).removeprefix("For")
     match kind:
         case "electra":
-            return _electra(config, name)
+            return _electra_spec(config, name)
         case "deberta-v2":
-            return _deberta(config, name)
+            return _deberta_spec(config, name)
         case _:
-            return _distilbert(config, name)
+            return _distilbert_spec(config, name)
 
 
 def _word_bias(path: str, vocab: int) -> Weight:
@@ -58,7 +58,7 @@ def _label_head(config: Fields, task: str, hidden: int, *before: Weight) -> Head
     return replace(head, weights=(*before, *head.weights))
 
 
-def _distilbert(config: Fields, task: str) -> ModelSpec:
+def _distilbert_spec(config: Fields, task: str) -> ModelSpec:
     """Defaults: DistilBertConfig. No token types and no pooler."""
     base = "" if task == "Model" else "distilbert."
     hidden = config.count("dim", "hidden_size", default=768)
@@ -130,7 +130,7 @@ def _distilbert_head(config: Fields, task: str, hidden: int, vocab: int) -> Head
             return _label_head(config, task, hidden)
 
 
-def _electra(config: Fields, task: str) -> ModelSpec:
+def _electra_spec(config: Fields, task: str) -> ModelSpec:
     """Defaults: ElectraConfig. BERT's layers over tables of a width of their own."""
     base = "" if task == "Model" else "electra."
     hidden, width = config.count("hidden_size", default=256), config.count("embedding_size", default=128)
@@ -208,7 +208,7 @@ def _electra_summary_weights(config: Fields, hidden: int) -> tuple[Weight, ...]:
     return linear_weights("sequence_summary.summary", count or hidden, hidden, bias=True)
 
 
-def _deberta(config: Fields, task: str) -> ModelSpec:
+def _deberta_spec(config: Fields, task: str) -> ModelSpec:
     """Defaults: DebertaV2Config. Relative positions from one table that every layer projects again."""
     base = "" if task == "Model" else "deberta."
     hidden = config.count("hidden_size", default=1536)
