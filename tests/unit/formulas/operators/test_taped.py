@@ -42,6 +42,7 @@ def attending(name: str) -> bool:
     """Whether every layer of a model attends, and its code is written over tapes."""
     return all(
         all(isinstance(mixer, Attention | LatentAttention) for mixer in block.mixers)
+        and not any(isinstance(mixer, LatentAttention) and mixer.index_dim for mixer in block.mixers)
         and block.kind not in EVERY_EXPERT
         and (not isinstance(block.feed_forward, Dense) or block.feed_forward.activation in ACTIVATIONS)
         for block in spec_of(name).blocks()
