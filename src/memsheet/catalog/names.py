@@ -22,7 +22,7 @@ MIRRORS = frozenset((
     "stelterlab", "llm-research", "ai-modelscope", "onnx-community", "openvino",
 ))  # fmt: skip
 """Who publishes copies of others' models under their names."""
-_TUNED = re.compile(r"-(?:instruct|base|it|pt|chat|hf|text|qat)$")
+_TUNED = re.compile(r"-(?:instruct|base|it|pt|chat|hf|text|qat|sft|dpo|think|thinking)$")
 MOST_ENDS = 6
 """Ends that say what weights were tuned for, and nothing of their shapes."""
 
