@@ -44,11 +44,12 @@ def test_every_copy_of_every_model_has_its_shapes(end: str) -> None:
     chosen = random.Random(end)
     for spelling in SPELLINGS:
         home, _, bare = spelling.rpartition("/")
+        meant = catalog.find_model(spelling)
         for tuned in TUNED if not end else (chosen.choice(TUNED),):
             for owner in {"", home, chosen.choice(sorted(MIRRORS))}:
                 name = f"{owner}/{bare}" if owner else bare
                 for written in (f"{name}{tuned}{end}", f"{name}{tuned}".upper().replace("-", "_") + end):
-                    found, meant = bundled_entry(written), catalog.find_model(spelling)
+                    found = bundled_entry(written)
                     assert found is not None, written
                     assert shapes(found) == shapes(meant), written
 
