@@ -353,6 +353,7 @@ class Tower:
     projector: tuple[Weight, ...]
     tokens_per_image: int | None = None  # or per tile that pictures are cut into; None: depends on the image
     largest: Picture | None = None  # None: no config says
+    deepstack: int = 0  # of its layers, how many hand their outputs to the decoder's first layers too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ VERIFIED: dict[str, frozenset[AttentionKind]] = {
     **dict.fromkeys(("gpt2", "gpt_neox", "gpt_bigcode", "opt"), _BOTH),
     **dict.fromkeys(("bert", "roberta"), _BOTH),
     "falcon": frozenset({AttentionKind.EAGER, AttentionKind.SDPA}),
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _BOTH),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), _BOTH),
     "qwen": frozenset({AttentionKind.FLASH}),  # read, not compared: no library has its code
     **dict.fromkeys(("bloom", "mpt", "gemma2", "gpt_neo", "gptj", "gpt_oss", "mamba", "mamba2", "falcon_mamba"), _EAGER),
     **dict.fromkeys(("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "granitemoe", "deepseek_v2", "deepseek_v3", "jamba", "phimoe", "glm4_moe", "ernie4_5_moe", "bamba"), _BOTH),
@@ -62,6 +62,7 @@ TP_PLANS = frozenset({
     "nemotron", "olmo", "olmo2", "olmoe", "phi", "phi3", "qwen2", "qwen2_5_vl", "qwen2_moe", "qwen2_vl", "qwen3", "qwen3_moe",
     "qwen3_next", "smollm3", "starcoder2", "olmo3", "seed_oss", "ministral", "ministral3", "arcee", "apertus", "internlm3",
     "minimax_m2", "dots1", "exaone_moe", "flex_olmo", "glm4_moe_lite", "qwen3_5_text", "qwen3_5_moe_text",
+    "qwen3_5", "qwen3_5_moe", "qwen3_vl_moe",
 })  # fmt: skip
 """Families whose configuration has a ``base_model_tp_plan`` that cuts its linear layers. Those of multimodal
 models are their text model's.

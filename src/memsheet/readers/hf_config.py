@@ -70,7 +70,7 @@ def read_hf_config(
         name=name or model_type,
         dtype=dtype,
         quantization=stored,
-        ahead=ahead,
+        ahead=ahead or spec.ahead,
         source=replace(where, notes=where.notes + _code_notes(data)),
         scaled_positions=scaled_positions(data, spec.max_positions),
     )

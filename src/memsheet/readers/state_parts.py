@@ -11,6 +11,13 @@ from memsheet.plan.model import Role, StateSpace, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.parts import linear_weights
 
+STATE_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def served_state_dtype(config: Fields, key: str) -> str | None:
+    """The dtype that a config asks servers to keep recurrent states in; None where it asks for none."""
+    return config.text(key, default="", choices=STATE_DTYPES) or None
+
 
 def mamba_mixer(
     path: str,

@@ -9,11 +9,11 @@ from memsheet.engines.sglang.facts import STATELESS_SINCE, Release
 from memsheet.engines.sglang.options import sglang_options
 from memsheet.errors import input_error
 from memsheet.formulas.serving.kv_cache import caching_layers, recurrent_elements
-from memsheet.formulas.serving.states import convolution_elements
+from memsheet.formulas.serving.states import convolution_elements, served_state
 from memsheet.frozen import dataclass
-from memsheet.plan.dtypes import BF16, FP32
+from memsheet.plan.dtypes import BF16, FP32, DType
 from memsheet.plan.engine_registry import PAGED_SERVER
-from memsheet.plan.model import LinearAttention, ModelSpec, StateSpace
+from memsheet.plan.model import LinearAttention, Mixer, ModelSpec, StateSpace
 from memsheet.plan.plan import Plan
 from memsheet.references import SGLANG, formula
 from memsheet.sheet import NOTHING, Bytes
@@ -125,8 +125,8 @@ def _block_kinds(part: ModelSpec) -> set[str]:
 @formula(
     cites=SGLANG,
     at=(
-        "v0.5.23 configs/mamba_utils.py:47, 116: convolutions in bf16, what is summed over time in fp32, "
-        "cut over ranks"
+        "v0.5.23 configs/mamba_utils.py:47, 71, 116: convolutions in bf16, what is summed over time in fp32 "
+        "or as the config asks, cut over ranks"
     ),
 )
 def slot_bytes(part: ModelSpec, plan: Plan, release: Release | None = None) -> Count:
@@ -147,9 +147,14 @@ def slot_bytes(part: ModelSpec, plan: Plan, release: Release | None = None) -> C
             tp = plan.mesh.tp
             total = total + layers * (
                 BF16.nbytes(convolution_elements(mixer, tp))
-                + FP32.nbytes(ceil_div(recurrent_elements(mixer), tp))
+                + _summed_dtype(mixer).nbytes(ceil_div(recurrent_elements(mixer), tp))
             )
     return total
+
+
+def _summed_dtype(mixer: Mixer) -> DType:
+    """What is summed over time is fp32, but where a delta net's config says ``mamba_ssm_dtype``."""
+    return served_state(mixer, FP32) if isinstance(mixer, LinearAttention) else FP32
 
 
 @formula(

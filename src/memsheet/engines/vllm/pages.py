@@ -18,9 +18,9 @@ from memsheet.engines.vllm.releases import Release
 from memsheet.errors import input_error
 from memsheet.formulas.serving.kv_cache import caching_layers, recurrent_elements, state_elements
 from memsheet.formulas.serving.sparse_index import index_token_bytes, served_token_bytes
-from memsheet.formulas.serving.states import convolution_elements
+from memsheet.formulas.serving.states import convolution_elements, served_state
 from memsheet.frozen import dataclass
-from memsheet.plan.dtypes import DType, dtype_named
+from memsheet.plan.dtypes import DType
 from memsheet.plan.model import (
     Attention,
     CrossAttention,
@@ -28,7 +28,6 @@ from memsheet.plan.model import (
     Mixer,
     ModelSpec,
     Recurrent,
-    StateSpace,
 )
 from memsheet.plan.plan import Plan
 from memsheet.references import PAGED, PAGED_SERVER_CODE, formula
@@ -98,9 +97,7 @@ def page_bytes(mixer: Mixer, dtype: DType, tokens: int, tp: Count) -> Count:
 )
 def state_page_bytes(mixer: Mixer, dtype: DType, tp: Count) -> Count:
     """Bytes of one layer's states of a sequence on one rank."""
-    named = getattr(mixer, "state_dtype", None)
-    summed = (dtype_named(named) if named else None) or dtype
-    return dtype.nbytes(convolution_elements(mixer, tp)) + summed.nbytes(
+    return dtype.nbytes(convolution_elements(mixer, tp)) + served_state(mixer, dtype).nbytes(
         ceil_div(recurrent_elements(mixer), tp)
     )
 

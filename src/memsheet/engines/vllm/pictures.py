@@ -13,7 +13,7 @@ from memsheet.formulas.serving.widest_layer import MERGED_PATCHES
 from memsheet.plan.model import ModelSpec, Picture, Tower
 from memsheet.plan.plan import Plan
 from memsheet.references import PAGED_SERVER_CODE, formula
-from memsheet.sheet import NOTHING, Bytes, sum_byte_ranges
+from memsheet.sheet import NOTHING, Bytes, Cited, Component, Instant, Item, sum_byte_ranges
 
 COPIED = (Shown.BATCH, Shown.PICTURE)
 
@@ -77,7 +77,8 @@ def _encoder_output_bytes(
     v1/worker/gpu/mm/encoder_runner.py:139).
     """
     seen = 0 if release.sampler_of(part.model_type).counts else picture.pixels
-    elements = number * (picture.embeddings * part.hidden + seen)
+    wide = part.hidden * (1 + max(tower.deepstack for tower in part.towers))
+    elements = number * (picture.embeddings * wide + seen)
     return plan.precision.compute.nbytes(
         elements + number * part.hidden * copied_rows(picture, plan, release.shown)
     )
@@ -108,7 +109,7 @@ def copied_rows(picture: Picture, plan: Plan, shown: Shown) -> Count:
     cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 v1/worker/utils.py:88: pictures of any size that fill a batch; high: one as long as a "
-        "sequence"
+        "sequence; v0.33.0 models/qwen3_vl.py:606: as wide again for each layer of deepstack"
     ),
 )
 def unsized_bytes(tower: Tower, hidden: int, plan: Plan) -> Bytes:
@@ -120,10 +121,29 @@ def unsized_bytes(tower: Tower, hidden: int, plan: Plan) -> Bytes:
         maximum, (prod(w.shape[1:]) for w in tower.embeddings if "patch" in w.path and len(w.shape) > 1), 0
     )
     value, high = (
-        plan.precision.compute.nbytes(rows * (hidden + MERGED_PATCHES * patch))
+        plan.precision.compute.nbytes(rows * (hidden * (1 + tower.deepstack) + MERGED_PATCHES * patch))
         for rows in (
             plan.serving.max_batched_tokens,
             maximum(plan.serving.max_batched_tokens, given_or(plan.serving.max_model_len, 0)),
         )
     )
     return Bytes(0, value, high)
+
+
+def deepstack_items(part: ModelSpec, plan: Plan) -> list[Item]:
+    """Buffers in which a batch's pictures wait for the decoder's first layers; nothing for other models."""
+    size = deepstack_bytes(part, plan)
+    source = Cited(PAGED_SERVER_CODE, "v0.33.0 model_executor/models/qwen3_vl.py:2031, v0.11.0 :1143")
+    at = dict.fromkeys((Instant.LOAD, Instant.PREFILL, Instant.DECODE), Bytes.exact(size))
+    return [Item(Component.BUFFERS, "deepstack_input_embeds", at, source)] if part.towers and size else []
+
+
+@formula(
+    cites=PAGED_SERVER_CODE,
+    at="v0.33.0 models/qwen3_vl.py:2031: a row a scheduled token for each layer of the tower that hands over",
+)
+def deepstack_bytes(part: ModelSpec, plan: Plan) -> Count:
+    """Bytes of those buffers on a rank."""
+    assert plan.serving.max_batched_tokens is not None
+    levels = sum(tower.deepstack for tower in part.towers)
+    return plan.precision.compute.nbytes(levels * plan.serving.max_batched_tokens * part.hidden)

@@ -17,6 +17,7 @@ from memsheet.engines.vllm.loaded import WAYS
 from memsheet.engines.vllm.lora import lora_facts, lora_host_bytes, lora_items, recorded_twice
 from memsheet.engines.vllm.lora_buffers import buffer_item
 from memsheet.engines.vllm.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
+from memsheet.engines.vllm.pictures import deepstack_items
 from memsheet.engines.vllm.profiled import Peak, profile_run_peak, unpacked_tokens
 from memsheet.engines.vllm.releases import Release
 from memsheet.engines.vllm.sampling import sampler_state_bytes
@@ -105,7 +106,7 @@ def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster 
     loaded = loaded_items(part, plan, loaded_tensors(part, plan), EVERY, WAYS)
     cached = with_draft(part, plan)
     loaded += [_attention_scale_item(cached), *draft_items(part, plan, release)]
-    loaded += lora_items(part, plan, release, EVERY)
+    loaded += [*deepstack_items(part, plan), *lora_items(part, plan, release, EVERY)]
     states = _sampler_states(part, plan, release)
     assert plan.serving.max_batched_tokens is not None
     assert plan.serving.max_sequences is not None

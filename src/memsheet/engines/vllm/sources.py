@@ -10,7 +10,7 @@ _MODELS, _LAYERS = "vllm/model_executor/models", "vllm/model_executor/layers"
 READ_IN: dict[str, tuple[str, ...]] = {
     "plan.hardware.FP8_UNITS": ("v0.33.0 vllm/v1/attention/backends/triton_attn.py:515",),
     "plan.speculative.HEADS": (
-        f"v0.33.0 {_MODELS}/deepseek_mtp.py:70, glm4_moe_mtp.py, qwen3_next_mtp.py:46",
+        f"v0.33.0 {_MODELS}/deepseek_mtp.py:70, glm4_moe_mtp.py, qwen3_next_mtp.py:46, qwen3_5_mtp.py:65",
     ),
     "resolve.precision._served_in_place": (
         "v0.11.0 vllm/platforms/cuda.py current_platform.supported_dtypes: bf16, fp16, fp32",

@@ -5,6 +5,7 @@ recurrent state.
 from __future__ import annotations
 
 from memsheet.arith import Count, ceil_div, maximum, where
+from memsheet.plan.dtypes import DType, dtype_named
 from memsheet.plan.model import LinearAttention, Mixer, StateSpace
 from memsheet.references import PAGED_SERVER_CODE, formula
 
@@ -32,3 +33,9 @@ def convolution_elements(mixer: Mixer, tp: Count) -> Count:
             return ceil_div(channels, tp) * maximum(0, mixer.conv_elements // channels - 1)
         case _:
             return 0
+
+
+def served_state(mixer: Mixer, default: DType) -> DType:
+    """The dtype of a layer's recurrent state in a server: as the model's config asks, else ``default``."""
+    asked = mixer.state_dtype if isinstance(mixer, StateSpace | LinearAttention) else None
+    return (dtype_named(asked) if asked else None) or default

@@ -37,7 +37,13 @@ from memsheet.readers.sparse_parts import (
     rotary_width,
     stacked_gated_moe,
 )
-from memsheet.readers.state_parts import causal_conv, mamba2_mixer, mamba_mixer, step_rank
+from memsheet.readers.state_parts import (
+    causal_conv,
+    mamba2_mixer,
+    mamba_mixer,
+    served_state_dtype,
+    step_rank,
+)
 
 
 def read(config: Fields) -> ModelSpec:
@@ -158,6 +164,7 @@ def gated_delta_net(config: Fields, hidden: int, *, apart: bool) -> LinearAttent
         value_head_dim=v_dim,
         state_elements=v_heads * k_dim * v_dim,
         conv_elements=(2 * keys + values) * kernel,
+        state_dtype=served_state_dtype(config, "mamba_ssm_dtype"),
         weights=(
             *(
                 Weight(path=f"{path}.{name}", shape=(v_heads,), role=Role.OTHER, cut=0, units=v_heads)

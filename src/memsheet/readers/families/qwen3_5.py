@@ -1,21 +1,36 @@
-"""The text models of Qwen3.5, dense and routed: gated delta nets whose projections are apart, every fourth
-layer gated attention.
+"""Qwen3.5, dense and routed, alone or with its vision tower: gated delta nets whose projections are apart,
+every fourth layer gated attention; checkpoints hold a layer for further tokens.
 
-Defaults are those of Qwen3_5TextConfig and Qwen3_5MoeTextConfig, transformers 5.23.
+Defaults are those of the configuration classes of transformers 5.23 (configuration_qwen3_5.py,
+configuration_qwen3_5_moe.py).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memsheet.plan.model import Arrangement, Block, FeedForward, Mixer, ModelSpec, NormKind
 from memsheet.readers.families.hybrid import gated_delta_net, gated_query_attention, gated_shared_experts
+from memsheet.readers.families.qwen3_vl import qwen3_vision_tower, seeing_qwen
 from memsheet.readers.fields import Fields
 from memsheet.readers.parts import gated_mlp, repeating_layer_runs, rms_norm
 from memsheet.readers.sparse_parts import causal_lm, layer_kinds
 
 ROUTED = "qwen3_5_moe_text"
+MOST_AHEAD = 64
 
 
 def read(config: Fields) -> ModelSpec:
+    """The text model as it is, or inside the one that sees."""
+    kind = config.text("model_type", default="qwen3_5_text")
+    if kind.endswith("_text"):
+        return _text_spec(config)
+    nested = config.sub("text_config")
+    text = _text_spec(Fields({**nested.data, "model_type": f"{kind}_text"}, nested.where, config.problems))
+    return seeing_qwen(config, text, qwen3_vision_tower(config.sub("vision_config")))
+
+
+def _text_spec(config: Fields) -> ModelSpec:
     kind = config.text("model_type", default="qwen3_5_text")
     routed = kind == ROUTED
     hidden = config.count("hidden_size", default=2048 if routed else 4096)
@@ -40,7 +55,7 @@ def read(config: Fields) -> ModelSpec:
         )
 
     kinds = layer_kinds(config, "layer_types", layers, usual)
-    return causal_lm(
+    spec = causal_lm(
         config,
         kind,
         hidden,
@@ -49,6 +64,7 @@ def read(config: Fields) -> ModelSpec:
         final_norm=rms_norm("norm", hidden, NormKind.RMS_OFFSET),
         positions=config.count("max_position_embeddings", default=32768),
     )
+    return replace(spec, ahead=config.count("mtp_num_hidden_layers", default=1, low=0, high=MOST_AHEAD))
 
 
 def _feed_forward(config: Fields, hidden: int, *, routed: bool) -> FeedForward:

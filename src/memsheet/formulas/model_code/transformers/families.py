@@ -108,6 +108,8 @@ HABITS: dict[str, FamilyTraits] = {
     "gpt_neox": FamilyTraits(rest=PartialRotary.IN_TURN, branch_dropout=True),
     "qwen2_vl": FamilyTraits(tables_each=True),
     "qwen2_5_vl": FamilyTraits(tables_each=True),
+    "qwen3_vl": FamilyTraits(tables_each=True),
+    "qwen3_vl_moe": FamilyTraits(tables_each=True),
     "falcon": FamilyTraits(
         joint=FusedQkvLayout.PICKED, transposed=True, wide_softmax=False, lowered_softmax=False, drops_scores=False, scaled_in_place=True, always_masked=True, summed_in_place=True,
         named_outputs=True,

@@ -260,7 +260,7 @@ def _wide_matrix_softmax(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Rou
 
 
 ROUTERS: dict[str, Route] = {
-    "mixtral": _wide_softmax, "qwen3_moe": _softmax_router, "qwen3_next": _softmax_router, "qwen3_5_moe_text": _softmax_router, "olmoe": _softmax_router, "qwen2_moe": _softmax_router, "granitemoe": _chosen_first,
+    "mixtral": _wide_softmax, "qwen3_moe": _softmax_router, "qwen3_vl_moe": _softmax_router, "qwen3_next": _softmax_router, "qwen3_5_moe_text": _softmax_router, "olmoe": _softmax_router, "qwen2_moe": _softmax_router, "granitemoe": _chosen_first,
     "deepseek_v3": _grouped_sigmoid_router, "glm4_moe": _grouped_sigmoid_router, "deepseek_v2": _limited_softmax, "jamba": _softmax_as_tokens, "gpt_oss": _few_softmax,
     "minimax_m2": _biased_sigmoid, "dots1": _grouped_sigmoid_router, "exaone_moe": _grouped_sigmoid_router, "glm4_moe_lite": _grouped_sigmoid_router, "hunyuan_v1_moe": _wide_matrix_softmax,
     "afmoe": _scaled_sigmoid, "granitemoeshared": _chosen_first, "flex_olmo": _softmax_router,
