@@ -28,6 +28,7 @@ from memsheet.plan.model import (
     Mixer,
     ModelSpec,
     Recurrent,
+    StateSpace,
 )
 from memsheet.plan.plan import Plan
 from memsheet.references import PAGED, PAGED_SERVER_CODE, formula

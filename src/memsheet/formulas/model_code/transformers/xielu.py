@@ -26,17 +26,17 @@ def xielu(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tensor:
     squared = r.mul(r.mul(x, positive, f"{path}/sloped"), x, f"{path}/squared")
     upper = r.add(squared, r.scale(x, f"{path}/beta"), f"{path}/upper")
     del squared
-    least = _minimum(r, x, f"{path}/least")
+    least = _elementwise_minimum(r, x, f"{path}/least")
     least = r.cast(least, FP32, f"{path}/expm1") if r.widens else least
     grown = r.unary(least, f"{path}/expm1", saves="output", temporaries=1)
     del least
-    lower = r.mul(_difference(r, grown, x, f"{path}/difference"), negative, f"{path}/sloped")
+    lower = r.mul(_tensor_difference(r, grown, x, f"{path}/difference"), negative, f"{path}/sloped")
     del grown
     lower = r.add(lower, r.scale(x, f"{path}/beta"), f"{path}/lower")
-    return _chosen(r, above, upper, lower, f"{path}/output")
+    return _chosen_branch(r, above, upper, lower, f"{path}/output")
 
 
-def _minimum(r: Recorder, x: Tensor, path: str) -> Tensor:
+def _elementwise_minimum(r: Recorder, x: Tensor, path: str) -> Tensor:
     """The smaller of each element and a constant (torch derivatives.yaml, minimum)."""
     shape, dtype = x.shape, x.dtype
 
@@ -50,7 +50,7 @@ def _minimum(r: Recorder, x: Tensor, path: str) -> Tensor:
     return r.apply(r.tensor(path, shape, dtype), (x,), (x,), backward)
 
 
-def _difference(r: Recorder, a: Tensor, b: Tensor, path: str) -> Tensor:
+def _tensor_difference(r: Recorder, a: Tensor, b: Tensor, path: str) -> Tensor:
     """``a - b``: what is taken away has a gradient of its own, negated."""
     shape, kinds, needs = a.shape, (a.dtype, b.dtype), (a.needs_grad, b.needs_grad)
 
@@ -64,7 +64,7 @@ def _difference(r: Recorder, a: Tensor, b: Tensor, path: str) -> Tensor:
     return r.apply(r.tensor(path, shape, a.dtype), (a, b), (), backward)
 
 
-def _chosen(r: Recorder, above: Tensor, upper: Tensor, lower: Tensor, path: str) -> Tensor:
+def _chosen_branch(r: Recorder, above: Tensor, upper: Tensor, lower: Tensor, path: str) -> Tensor:
     """``where``: backward makes both gradients, zeros where the other was taken."""
     shape, dtype = upper.shape, upper.dtype
     return r.apply(
