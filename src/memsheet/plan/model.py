@@ -110,6 +110,8 @@ class Attention:
     sinks: bool = False
     position_bias: bool = False  # relative (T5) or linear (ALiBi) bias added to the scores
     gated_output: bool = False  # output multiplied by a sigmoid gate from the query projection
+    shares_kv: bool = False  # reads the keys and values of an earlier layer, and keeps none
+    value_is_key: bool = False  # values are what the key projection makes; there is no other matrix
     weights: tuple[Weight, ...]
 
     @property

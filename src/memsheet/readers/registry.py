@@ -25,6 +25,7 @@ _MODULES = {
     "multimodal": "gemma3 llava mistral3",
     "tiled": "idefics3 smolvlm internvl paligemma llava_next llava_onevision",
     "qwen_vl": "qwen2_vl qwen2_5_vl",
+    "gemma4": "gemma4 gemma4_text gemma4_unified gemma4_unified_text",
     "mllama": "mllama",
     "llama4": "llama4 llama4_text",
     "encoder": "bert roberta xlm-roberta",

@@ -41,6 +41,7 @@ from memsheet.engines.sglang.pool import (
     table_bytes,
 )
 from memsheet.engines.sglang.prefix import prefixed_layer
+from memsheet.engines.sglang.shared_layers import with_unshared_layers
 from memsheet.engines.sglang.speculative import (
     ahead_tokens,
     draft_worker_items,
@@ -101,7 +102,7 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
     fewest.
     """
     if plan.phase == "load":
-        part = stage_model(spec, plan, stage)
+        part = stage_model(with_unshared_layers(spec), plan, stage)
         vendor = cluster.device.vendor if cluster else None
         check_cut_blocks(part, plan, vendor=vendor, refuses=refuses_cut_block)
         kept = loaded_items(part, group_plan(plan), grouped_tensors(part, plan), (Instant.LOAD,), WAYS)
@@ -157,7 +158,8 @@ def _draft_pool(own: Stage, plan: Plan, tokens: Bytes) -> list[Item]:
 @same_again
 def _stages(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[Stage, ...]:
     release = release_of(plan.engine_version)
-    return every_stage(spec, plan, lambda part: _sglang_stage(part, plan, release, cluster))
+    whole = with_unshared_layers(spec)
+    return every_stage(whole, plan, lambda part: _sglang_stage(part, plan, release, cluster))
 
 
 def _sglang_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | None) -> Stage:
@@ -388,7 +390,7 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, 
     plan = group_plan(plan)
     assert plan.cache.kv_dtype is not None
     per_token = cell.whole + cell.window + stages[-1].draft.whole + stages[-1].draft.window
-    spec = with_draft(spec, plan)
+    spec = with_draft(with_unshared_layers(spec), plan)
     shared = (
         {"shared_prefix_bytes_per_rank": plan.serving.shared_prefix_tokens // page * page * cell.whole}
         if plan.serving.shared_prefix_tokens

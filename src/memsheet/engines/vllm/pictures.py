@@ -10,10 +10,10 @@ from math import prod
 from memsheet.arith import Count, at_least, ceil_div, given_or, maximum, minimum, where
 from memsheet.engines.vllm.releases import Release, Shown
 from memsheet.formulas.serving.widest_layer import MERGED_PATCHES
-from memsheet.plan.model import ModelSpec, Picture, Tower
+from memsheet.plan.model import ModelSpec, Picture, Role, Tower
 from memsheet.plan.plan import Plan
 from memsheet.references import PAGED_SERVER_CODE, formula
-from memsheet.sheet import NOTHING, Bytes, Cited, Component, Instant, Item, sum_byte_ranges
+from memsheet.sheet import NOTHING, Bytes, Cited, Component, Instant, Item
 
 COPIED = (Shown.BATCH, Shown.PICTURE)
 
@@ -32,9 +32,18 @@ def kept_pictures(part: ModelSpec, plan: Plan, release: Release) -> Bytes:
     if release.shown is Shown.NONE:
         return NOTHING
     return (
-        sum_byte_ranges([_of_tower(tower, part, plan, release) for tower in part.towers])
+        reduce(_larger_range, (_of_tower(tower, part, plan, release) for tower in part.towers))
         if part.towers
         else NOTHING
+    )
+
+
+def _larger_range(left: Bytes, right: Bytes) -> Bytes:
+    """Of several towers the one whose items are longest is shown something (v0.33.0
+    multimodal/encoder_budget.py:184 get_modality_with_max_tokens).
+    """
+    return Bytes(
+        maximum(left.low, right.low), maximum(left.value, right.value), maximum(left.high, right.high)
     )
 
 
@@ -118,7 +127,9 @@ def unsized_bytes(tower: Tower, hidden: int, plan: Plan) -> Bytes:
     """
     assert plan.serving.max_batched_tokens is not None
     patch = reduce(
-        maximum, (prod(w.shape[1:]) for w in tower.embeddings if "patch" in w.path and len(w.shape) > 1), 0
+        maximum,
+        (prod(w.shape[1:]) for w in tower.embeddings if "patch" in w.path and w.role is Role.LINEAR),
+        0,
     )
     value, high = (
         plan.precision.compute.nbytes(rows * (hidden * (1 + tower.deepstack) + MERGED_PATCHES * patch))

@@ -25,6 +25,7 @@ READ_IN: dict[str, tuple[str, ...]] = {
     "readers.modelopt.ALGORITHMS": (f"v0.33.0 {_LAYERS}/quantization/modelopt.py:141-156",),
     "readers.quantization._fbgemm_fp8_scheme": (f"v0.33.0 {_LAYERS}/quantization/fbgemm_fp8.py",),
     "readers.stored_cache.ALGORITHMS": ("v0.33.0 vllm/utils/torch_utils.py:78",),
+    "readers.families.gemma4_towers": (f"v0.33.0 {_MODELS}/gemma4_mm.py:7 AutoModel.from_config",),
     "readers.hf_config.AHEAD": (f"v0.33.0 {_MODELS}/qwen3_next_mtp.py:61",),
     "readers.draft.LAYERS_READ": (f"v0.33.0 {_MODELS}/llama_eagle3.py:199",),
     "readers.draft.eagle_head": (

@@ -85,14 +85,18 @@ def state_elements(mixer: Mixer, tp: Count = 1, memory_tokens: Count = 0) -> Cou
 
 def caching_layers(spec: ModelSpec) -> Iterator[tuple[str, Mixer, int]]:
     """Every mixer that keeps something between tokens, with the number of layers that have it. Encoders of
-    words and pictures keep nothing.
+    words and pictures keep nothing, nor do layers that read an earlier one's keys and values.
     """
     for stack in spec.stacks:
         if stack.role != "decoder":
             continue
         for run in stack.runs:
             for block in run.pattern:
-                yield from ((f"{stack.path}.*.{mixer.path}", mixer, run.count) for mixer in block.mixers)
+                yield from (
+                    (f"{stack.path}.*.{mixer.path}", mixer, run.count)
+                    for mixer in block.mixers
+                    if not (isinstance(mixer, Attention) and mixer.shares_kv)
+                )
 
 
 def cache_bytes(

@@ -10,7 +10,7 @@ from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack
 from memsheet.formulas.states.held import Held, held_tensors, module_of, parameter_bytes
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import BF16, FP8, FP32, MXFP4, DType
-from memsheet.plan.model import Attention, LatentAttention, Mixer, ModelSpec, Role
+from memsheet.plan.model import Attention, LatentAttention, Mixer, ModelSpec, Role, Run
 from memsheet.plan.plan import Plan
 from memsheet.references import PAGED_SERVER_CODE, formula
 from memsheet.sheet import NOTHING, Bytes, Component, Evidence, FromCode, Instant, Item
@@ -49,7 +49,35 @@ def loaded_tensors(part: ModelSpec, plan: Plan) -> tuple[Held, ...]:
     """Every parameter of a stage as a rank holds it: latent projections whole, heads and experts cut, the
     vocabulary padded.
     """
-    return tuple(held_tensors(part, replace(plan, vocab_multiple=VOCABULARY)))
+    return tuple(held_tensors(_with_value_matrices(part), replace(plan, vocab_multiple=VOCABULARY)))
+
+
+@formula(
+    cites=PAGED_SERVER_CODE,
+    at=(
+        "v0.33.0 model_executor/models/gemma4.py:421: keys' matrix is loaded into the values' place of the "
+        "joined projection too; SGLang v0.5.23 models/gemma4_causal.py:1337 the same"
+    ),
+    counts="int",
+)
+def _with_value_matrices(part: ModelSpec) -> ModelSpec:
+    """The model with a matrix for values in layers whose values are what the keys' matrix makes."""
+    if not any(isinstance(mixer, Attention) and mixer.value_is_key for mixer in part.mixers()):
+        return part
+
+    def doubled(mixer: Mixer) -> Mixer:
+        if not isinstance(mixer, Attention) or not mixer.value_is_key:
+            return mixer
+        keys = (weight for weight in mixer.weights if ".k_proj." in weight.path)
+        values = (replace(weight, path=weight.path.replace(".k_proj.", ".v_proj.")) for weight in keys)
+        return replace(mixer, weights=(*mixer.weights, *values))
+
+    def run_of(run: Run) -> Run:
+        pattern = (replace(block, mixers=tuple(map(doubled, block.mixers))) for block in run.pattern)
+        return replace(run, pattern=tuple(pattern))
+
+    stacks = (replace(stack, runs=tuple(map(run_of, stack.runs))) for stack in part.stacks)
+    return replace(part, stacks=tuple(stacks))
 
 
 def loaded_items(
