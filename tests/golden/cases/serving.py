@@ -75,6 +75,7 @@ CACHE: dict[str, Callable[[], Cases]] = {
     "sparse_index.latent_token_bytes": lambda: {
         "": call(first(LatentAttention, LATENT), BF16), "packed": call(replace(first(LatentAttention, LATENT), index_dim=128), FP8),
     },
+    "pages.memory_page_bytes": lambda: {"cross": call(CROSS, BF16, TOKENS, symbol("tp"))},
     "pages.state_page_bytes": lambda: {"mamba": call(first(StateSpace, STATES), BF16, symbol("tp"))},
     "capacity.shared_blocks": lambda: {"": call(LAYOUT, TOKENS)},
 }  # fmt: skip
