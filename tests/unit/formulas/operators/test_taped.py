@@ -11,6 +11,7 @@ from bundled import written_names
 from memsheet.catalog import find_device, find_model
 from memsheet.errors import InputError
 from memsheet.formulas.activations import run_config_of
+from memsheet.formulas.model_code.transformers.blocks import unmodelled_block_reason
 from memsheet.formulas.model_code.transformers.code import block_axes, block_numerics
 from memsheet.formulas.model_code.transformers.feed_forward import ACTIVATIONS
 from memsheet.formulas.numerics import AttentionKernel
@@ -44,6 +45,7 @@ def attending(name: str) -> bool:
         all(isinstance(mixer, Attention | LatentAttention) for mixer in block.mixers)
         and not any(isinstance(mixer, LatentAttention) and mixer.index_dim for mixer in block.mixers)
         and block.kind not in EVERY_EXPERT
+        and unmodelled_block_reason(block) is None
         and (not isinstance(block.feed_forward, Dense) or block.feed_forward.activation in ACTIVATIONS)
         for block in spec_of(name).blocks()
     )
