@@ -1,4 +1,4 @@
-"""Layers that read an earlier layer's keys and values (Gemma 4, Gemma 3n): SGLang builds their projections and
+"""Layers that read an earlier one's keys and values (Gemma 4): SGLang builds their projections and
 their place in the pools all the same.
 """
 

@@ -55,6 +55,16 @@ _CLASSES = {
 }
 
 
+SANDWICH_NORMS = tuple(
+    f"{name}_layernorm" for name in ("input", "post_attention", "pre_feedforward", "post_feedforward")
+)
+EXPERT_NORMS = (
+    "post_feedforward_layernorm_1",
+    "post_feedforward_layernorm_2",
+    "pre_feedforward_layernorm_2",
+)
+
+
 class _Layer(NamedTuple):
     """What one layer differs in."""
 
@@ -154,9 +164,7 @@ def _decoder_block(
     config: Fields, kind: str, hidden: int, layer: _Layer, *, beside: int, unified: bool
 ) -> Block:
     experts = not unified and config.flag("enable_moe_block", default=False)
-    names = ["input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"]  # fmt: skip
-    if experts:
-        names += ["post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2"]  # fmt: skip
+    names = [*SANDWICH_NORMS, *(EXPERT_NORMS if experts else ())]
     if beside:
         names.append("post_per_layer_input_norm")
     gates = (

@@ -87,7 +87,7 @@ def _vision_tower(config: Fields, hidden: int) -> Tower:
         config.text("hidden_activation", default="gelu_pytorch_tanh"),
         names=("gate_proj.linear", "up_proj.linear", "down_proj.linear"),
     )
-    norms = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")  # fmt: skip
+    around = ("input", "post_attention", "pre_feedforward", "post_feedforward")
     clipped = config.flag("use_clipped_linears", default=False)
     block = Block(
         kind="gemma4_vision",
@@ -95,7 +95,7 @@ def _vision_tower(config: Fields, hidden: int) -> Tower:
         arrangement=Arrangement.SANDWICH,
         mixers=(replace(mixer, weights=_uncut(mixer.weights)),),
         feed_forward=replace(mlp, weights=_uncut(mlp.weights)),
-        norms=tuple(rms_norm(name, own, WIDE) for name in norms),
+        norms=tuple(rms_norm(f"{name}_layernorm", own, WIDE) for name in around),
         extras=_linear_bounds((*mixer.weights, *mlp.weights)) if clipped else (),
     )
     shifts = ("std_bias", "std_scale") if config.flag("standardize", default=False) else ()

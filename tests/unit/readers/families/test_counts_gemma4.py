@@ -1,4 +1,4 @@
-"""Parameters of Gemma 4 in all its shapes, every name and every count as in the real model on the meta device;
+"""Parameters of Gemma 4 in all its shapes, each name and count as in the real model on the meta device;
 and what engines keep of a token.
 """
 
