@@ -75,6 +75,33 @@ class RecordedRun:
     named: tuple[tuple[str, Terms], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedCache:
+    """What a kind of layer keeps between tokens, in elements: of each token (the newest ``window`` of them
+    where there is one) in the cache's dtype, of each sequence in fp32 and as computed.
+    """
+
+    token_elements: int
+    window: int | None = None
+    state_elements: int = 0
+    computed_elements: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RecordedGeneration:
+    """What few layers of a model allocate while a prompt is read (``prefill``) and while the last token of a
+    full sequence is made (``decode``): forward logs, in which the cache is what is ``saved``. ``places``: of
+    each layer that was run, its cache's places in ``prefill``; ``kept``: their numbers in the whole model.
+    """
+
+    prefill: RecordedPass
+    decode: RecordedPass
+    places: tuple[tuple[int, ...], ...]
+    kept: tuple[int, ...]
+
+
+GENERATES = "generates"
+"""Of a way to run: a prompt is read and tokens are made, in place of a training step."""
 RunKey = str
 """A way to run: the plan of one GPU as JSON, without what changes nothing inside a layer."""
 
@@ -99,7 +126,8 @@ class Recording:
     fused attention for it. ``runs``: None for a way to run that is no function of sequences and tokens, and
     is on record at single sizes.
 
-    ``make`` records a further way to run; None where nothing can.
+    ``make`` records a further way to run; None where nothing can. ``caches``: of each kind of layer, where
+    they were asked for.
     """
 
     model_type: str
@@ -114,13 +142,25 @@ class Recording:
     projection: str = ""
     tied: bool = False
     eager_only: bool = False
-    runs: dict[RunKey, RecordedRun | None] = field(default_factory=dict)
-    make: Callable[[RunKey], RecordedRun | None] | None = None
+    runs: dict[RunKey, RecordedRun | RecordedGeneration | None] = field(default_factory=dict)
+    make: Callable[[RunKey], RecordedRun | RecordedGeneration | None] | None = None
+    caches: tuple[RecordedCache, ...] = ()
 
     def run_of(self, key: RunKey) -> RecordedRun | None:
         """The model's parts as they run in that way, recorded now where they were not before; None where that
         is no function of size. Raises InputError where nothing here can record.
         """
+        found = self._on_record(key)
+        assert not isinstance(found, RecordedGeneration)
+        return found
+
+    def generation_of(self, key: RunKey) -> RecordedGeneration | None:
+        """As ``run_of``, of a model that generates."""
+        found = self._on_record(key)
+        assert not isinstance(found, RecordedRun)
+        return found
+
+    def _on_record(self, key: RunKey) -> RecordedRun | RecordedGeneration | None:
         if key not in self.runs:
             if self.make is None:
                 raise input_error(
@@ -153,14 +193,20 @@ def recording_document(recording: Recording) -> dict[str, Any]:
         "others": [_parameter_row(one) for one in recording.others],
         "table": recording.table, "projection": recording.projection, "tied": recording.tied, "eager_only": recording.eager_only,
         "runs": {key: run and run_document(run) for key, run in recording.runs.items()},
+        "caches": cache_rows(recording.caches),
     }  # fmt: skip
 
 
 def _check_kinds(recording: Recording) -> Recording:
-    """Raises KeyError where a way to run lacks a kind of layer."""
-    for run in filter(None, recording.runs.values()):
-        for kind in recording.kinds:
-            run.layers[kind]
+    """Raises KeyError, IndexError or ValueError where what is on record lacks a kind of layer."""
+    for run in recording.runs.values():
+        if isinstance(run, RecordedRun):
+            for kind in recording.kinds:
+                run.layers[kind]
+        elif run is not None and {recording.kinds[number] for number in run.kept} != set(recording.kinds):
+            raise ValueError(run.kept)
+    if recording.caches and len(recording.caches) != len(recording.layers):
+        raise ValueError(recording.caches)
     return recording
 
 
@@ -183,14 +229,20 @@ def recording_from(document: Mapping[str, Any]) -> Recording:
             tied=bool(document["tied"]),
             eager_only=bool(document["eager_only"]),
             runs={str(key): run_from(run) for key, run in document["runs"].items()},
+            caches=caches_from(document.get("caches", ())),
         )
         return _check_kinds(found)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise input_error("recording", type(error).__name__, "is not as its schema says") from None
 
 
-def run_document(run: RecordedRun) -> dict[str, Any]:
+def run_document(run: RecordedRun | RecordedGeneration) -> dict[str, Any]:
     """One way to run, as JSON."""
+    if isinstance(run, RecordedGeneration):
+        return {
+            "prefill": _pass_document(run.prefill), "decode": _pass_document(run.decode),
+            "places": [list(layer) for layer in run.places], "kept": list(run.kept),
+        }  # fmt: skip
     return {
         "embeddings": _pass_document(run.embeddings), "head": _pass_document(run.head), "loss": _pass_document(run.loss),
         **{name: {str(kind): _pass_document(one) for kind, one in getattr(run, name).items()} for name in ("layers", "light", "entry")},
@@ -198,10 +250,21 @@ def run_document(run: RecordedRun) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run_from(document: Mapping[str, Any] | None) -> RecordedRun | None:
+def run_from(document: Mapping[str, Any] | None) -> RecordedRun | RecordedGeneration | None:
     """One way to run, of its document; None of none."""
     if document is None:
         return None
+    if "prefill" in document:
+        prefill = _pass_from(document["prefill"])
+        return RecordedGeneration(
+            prefill=prefill,
+            decode=_pass_from(document["decode"]),
+            places=tuple(
+                tuple(range(len(prefill.storages))[_count(place)] for place in layer)
+                for layer in document["places"]
+            ),
+            kept=tuple(_count(number) for number, _ in zip(document["kept"], document["places"], strict=True)),
+        )
     return RecordedRun(
         embeddings=_pass_from(document["embeddings"]),
         head=_pass_from(document["head"]),
@@ -282,6 +345,23 @@ def _count(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(value)
     return value
+
+
+def cache_rows(caches: Iterable[RecordedCache]) -> list[list[int | None]]:
+    """What layers keep, as JSON."""
+    return [[one.token_elements, one.window, one.state_elements, one.computed_elements] for one in caches]
+
+
+def caches_from(rows: Any) -> tuple[RecordedCache, ...]:
+    """The caches of ``cache_rows``. Raises ValueError, TypeError for others."""
+    return tuple(map(_cache_from, rows))
+
+
+def _cache_from(row: Any) -> RecordedCache:
+    tokens, window, states, computed = row
+    return RecordedCache(
+        _count(tokens), None if window is None else _count(window), _count(states), _count(computed)
+    )
 
 
 def _parameter_row(one: RecordedParameter) -> list[Any]:

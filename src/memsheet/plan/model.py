@@ -11,7 +11,7 @@ from enum import Enum
 from math import prod
 
 from memsheet.frozen import dataclass
-from memsheet.recording import RecordedPart, Recording
+from memsheet.recording import RecordedCache, RecordedPart, Recording
 
 
 class Role(Enum):
@@ -200,7 +200,18 @@ class Recurrent:
     weights: tuple[Weight, ...]
 
 
-Mixer = Attention | CrossAttention | LatentAttention | StateSpace | LinearAttention | Recurrent
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedMixer:
+    """A mixer of which only its cache is known: what its own code keeps between tokens."""
+
+    path: str
+    cache: RecordedCache
+    weights: tuple[Weight, ...] = ()
+
+
+Mixer = (
+    Attention | CrossAttention | LatentAttention | StateSpace | LinearAttention | Recurrent | RecordedMixer
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,12 +111,13 @@ def read_named_model(model: Any, task: str) -> ModelSpec:
     """The model that a person names. Its own code is put on record where its family is not written down, or
     where only its weights and caches are and it is to train.
     """
-    from memsheet.questions.recordings import recording_of
+    from memsheet.questions.recordings import recording_of, serving_recording_of
 
+    recorder = recording_of if task == "train" else serving_recording_of
     found = find_config(model, catalog=catalog_entry, names=model_names())
     if isinstance(found, ModelSpec):
         return found
-    spec = read_hf_config(found.values, name=found.name, source=found.source, recorder=recording_of)
+    spec = read_hf_config(found.values, name=found.name, source=found.source, recorder=recorder)
     if task != "train" or spec.recording is not None:
         return spec
     from memsheet.formulas.model_code.transformers.code import has_written_layers

@@ -17,7 +17,15 @@ from typing import Any
 from memsheet.errors import InputError
 from memsheet.guard import is_file, read_json
 from memsheet.plan.packages import TRANSFORMERS
-from memsheet.recording import RecordedRun, Recording, recording_document, recording_from, run_from
+from memsheet.recording import (
+    RecordedGeneration,
+    RecordedRun,
+    Recording,
+    caches_from,
+    recording_document,
+    recording_from,
+    run_from,
+)
 from memsheet.trace.recordings.process import ask_recorder
 
 VARIABLE = "MEMSHEET_CACHE"
@@ -47,6 +55,19 @@ def recording_of(config: Mapping[str, Any]) -> Recording:
         _made[name] = _kept(name) or _described(config)
         _made[name] = replace(_made[name], make=partial(_make_run, config, name))
         _keep(name)
+    return _made[name]
+
+
+def serving_recording_of(config: Mapping[str, Any]) -> Recording:
+    """As ``recording_of``, with what the model's layers keep between tokens."""
+    recording = recording_of(config)
+    if recording.caches:
+        return recording
+    config = {key: value for key, value in config.items() if key not in NEVER_READ}
+    name = config_key(config)
+    asked = {"config": dict(config), "model": False, "ways": [], "caches": True}
+    _made[name] = replace(recording, caches=caches_from(ask_recorder(asked)["caches"]))
+    _keep(name)
     return _made[name]
 
 
@@ -81,7 +102,7 @@ def _described(config: Mapping[str, Any]) -> Recording:
     return recording_from(ask_recorder({"config": dict(config), "model": True, "ways": []})["recording"])
 
 
-def _make_run(config: Mapping[str, Any], name: str, key: str) -> RecordedRun | None:
+def _make_run(config: Mapping[str, Any], name: str, key: str) -> RecordedRun | RecordedGeneration | None:
     run = run_from(ask_recorder({"config": dict(config), "model": False, "ways": [key]})["runs"][key])
     _made[name].runs[key] = run
     _keep(name)

@@ -15,6 +15,7 @@ from memsheet.plan.model import (
     ModelSpec,
     Norm,
     NormKind,
+    RecordedMixer,
     Role,
     Run,
     Source,
@@ -43,6 +44,7 @@ def model_from_recording(
             arrangement=Arrangement.OTHER,
             extras=tuple(map(_weight, layer)),
             recorded=RecordedPart(recording, number),
+            mixers=_mixers(recording, number),
         )
         for number, layer in enumerate(recording.layers)
     )
@@ -78,6 +80,17 @@ def model_from_recording(
         quantization=stored_quantization(fields),
         recording=recording,
         source=source or Source(kind="dict"),
+    )
+
+
+def _mixers(recording: Recording, kind: int) -> tuple[RecordedMixer, ...]:
+    """What a kind of layer keeps between tokens, where that was asked for."""
+    if not recording.caches:
+        return ()
+    return (
+        RecordedMixer(
+            path=f"layer{kind}" if len(recording.layers) > 1 else "layer", cache=recording.caches[kind]
+        ),
     )
 
 

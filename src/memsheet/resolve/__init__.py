@@ -51,6 +51,7 @@ from memsheet.resolve.recompute import recompute_of
 from memsheet.resolve.serving import (
     attention_of,
     check_decodes,
+    check_recorded_serving,
     check_served_families,
     serves_in_pages,
     serving_groups,
@@ -161,8 +162,7 @@ def _resolve_for_engine(
         speculative=speculative_of(gaps, engine, mesh, model, sequences=sequences, real=real),
     )
     if task == "infer" and model is not None and model.recording is not None:
-        why = f"is read from its own code for training alone: what {model.model_type} caches is not on record"
-        gaps.wrong("model", model.name, why, "`memsheet trace MODEL --max-model-len N` runs its generation")
+        check_recorded_serving(gaps, plan, engine, model)
     check_effects(gaps, plan, engine, model)
     check_moments(gaps, plan)
     check_in_backward(gaps, plan, engine)

@@ -15,7 +15,7 @@ from memsheet.plan.engine_registry import rules_of
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import FLASH_UNITS, is_older_device
 from memsheet.plan.model import CrossAttention, LatentAttention, ModelSpec
-from memsheet.plan.plan import AttentionKind, Mesh
+from memsheet.plan.plan import AttentionKind, Mesh, Plan
 from memsheet.plan.speculative import version_of
 from memsheet.plan.verified_families import NO_SDPA
 from memsheet.plan.workload import KvCache, Serving
@@ -66,6 +66,25 @@ def attention_of(
             "give --attention eager",
         )
     return kind
+
+
+def check_recorded_serving(gaps: RequestResolver, plan: Plan, engine: Engine, model: ModelSpec) -> None:
+    """A model that nobody has written down generates as the library runs its code, on one device; what a
+    server's own code makes of it is not known.
+    """
+    kind = model.model_type
+    if not engine.limits.library_modules:
+        why = f"serves {kind} by code of its own, or not at all, and that is not written down here"
+        gaps.wrong("engine", engine.name, why, "--engine transformers, on one GPU")
+    elif plan.mesh.gpus > 1:
+        why = f"are more than the one device that {kind}'s own code is on record for"
+        gaps.wrong("mesh", plan.mesh.gpus, why, "--gpus 1x…")
+    if plan.cache.kv_dtype is not plan.precision.compute:
+        why = f"is not how the cache of {kind} is on record"
+        gaps.wrong("cache.kv_dtype", plan.cache.kv_dtype and plan.cache.kv_dtype.name, why, "leave it out")
+    if plan.speculative is not None:
+        why = f"is not on record for {kind}"
+        gaps.wrong("speculative.method", plan.speculative.method, why, "leave it out")
 
 
 def check_positions(gaps: RequestResolver, key: str, tokens: int | None, model: ModelSpec | None) -> None:

@@ -55,7 +55,7 @@ def trace_serving(config: Mapping[str, Any], plan: Plan, how: How, cache: str | 
         settings = build_config(config, plan)
         modules = Modules(recorder)
         model = apply_served_adapters(apply_quantization(build_model(settings, plan, how.device), plan), plan)
-        if plan.phase != "load" and not _is_generating_decoder(model):
+        if plan.phase != "load" and not is_generating_decoder(model):
             raise input_error(
                 "model_type",
                 settings.model_type,
@@ -99,7 +99,7 @@ def _check_traceable_serving(plan: Plan) -> None:
         )
 
 
-def _is_generating_decoder(model: nn.Module) -> bool:
+def is_generating_decoder(model: nn.Module) -> bool:
     able: Any = getattr(model, "can_generate", None)
     config: Any = model.config
     return able is not None and able() and not config.is_encoder_decoder
@@ -113,12 +113,12 @@ def trace_generation(slots: Slots, model: nn.Module, plan: Plan, cache: Any, dev
     slots.claim(generation)
     generate_next_token(generation, first=True)
     slots.claim(generation)
-    missing = list(_clear_prompt_cache(recorder, cache))
+    missing = list(clear_prompt_cache(recorder, cache))
     recorder.mark(Instant.DECODE)
     start = max(full - DECODED, 1)
     for fill in missing:
         fill.at(start)
-    _count_to(cache, start)
+    count_to(cache, start)
     jump_to_cached_tokens(generation, start)
     slots.claim(generation)
     with for_decode(model):
@@ -131,7 +131,7 @@ def trace_generation(slots: Slots, model: nn.Module, plan: Plan, cache: Any, dev
 # ---- the jump ----------------------------------------------------------------------------------------------
 
 
-def _clear_prompt_cache(recorder: Recorder, cache: Any) -> Iterator[_Fill]:
+def clear_prompt_cache(recorder: Recorder, cache: Any) -> Iterator[_Fill]:
     """Take the prompt's keys out of a cache that grows. Raises InputError for layers that a model brings with
     it.
     """
@@ -151,7 +151,7 @@ def _clear_prompt_cache(recorder: Recorder, cache: Any) -> Iterator[_Fill]:
                 del tensor, value
 
 
-def _count_to(cache: Any, tokens: int) -> None:
+def count_to(cache: Any, tokens: int) -> None:
     """Set the layers' own counters: numbers, and in a static cache a tensor as well."""
     for layer in cache_layers(cache):
         for name in ("cumulative_length", "cumulative_length_int"):

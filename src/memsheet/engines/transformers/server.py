@@ -10,6 +10,7 @@ from memsheet.arith import Count, maximum, minimum
 from memsheet.engines.transformers.all_logits import prompt_logits_bytes
 from memsheet.engines.transformers.assisted import assistant_facts, assistant_items
 from memsheet.engines.transformers.peft_lora import branch_item, peft_items
+from memsheet.engines.transformers.recorded_steps import recorded_step_bytes, recorded_working_items
 from memsheet.engines.transformers.untied_table import untied_bytes
 from memsheet.engines.transformers.widest_layer import (
     Work,
@@ -94,7 +95,15 @@ def serving_items(spec: ModelSpec, plan: Plan, engine: Engine) -> list[Item]:
     return (
         items
         if plan.phase == "load"
-        else [*items, *_cache_items(spec, plan), *_working_items(spec, plan, engine, held)]
+        else [
+            *items,
+            *_cache_items(spec, plan),
+            *(
+                recorded_working_items(spec, plan)
+                if spec.recording is not None
+                else _working_items(spec, plan, engine, held)
+            ),
+        ]
     )
 
 
@@ -340,6 +349,10 @@ def _sequences_by_length(
     free, found = _free_card_bytes(sheet, cluster) + working, dict[int, int | None]()
     for n in lengths:
         cache = sum(_sequence_cache_bytes(part, plan, n, tp=plan.mesh.tp).values())
+        if part.recording is not None:
+            step = recorded_step_bytes(part, plan, n)
+            found[n] = max(0, free // (cache + step)) if cache and step is not None else None
+            continue
         kept, made = logits_bytes(part, plan, 1)
         takes = cache + kept + maximum(_decode_step_bytes(part, plan, engine, n, 1, growing=True).value, made)
         found[n] = max(0, free // takes) if cache else None

@@ -29,6 +29,7 @@ from memsheet.plan.model import (
     Mixer,
     Moe,
     Norm,
+    RecordedMixer,
     Recurrent,
     Role,
     StateSpace,
@@ -111,8 +112,8 @@ def _mixer_operators(mixer: Mixer) -> Iterator[Operator]:
             yield product_operator(part, (weight,), _joined_inputs(mixer, weight), mixer)
     if isinstance(mixer, StateSpace | LinearAttention | Recurrent):
         yield _scan_operator(mixer)
-        return
-    yield from _head_operators(mixer)
+    elif not isinstance(mixer, RecordedMixer):
+        yield from _head_operators(mixer)
 
 
 def _joined_inputs(module: Mixer | FeedForward, weight: Weight) -> str:

@@ -13,6 +13,7 @@ from memsheet.plan.model import (
     LinearAttention,
     Mixer,
     ModelSpec,
+    RecordedMixer,
     Recurrent,
     StateSpace,
 )
@@ -32,6 +33,8 @@ def kv_elements_per_token(mixer: Mixer, tp: Count = 1) -> Count:
             return 2 * maximum(1, ceil_div(mixer.kv_heads, tp)) * mixer.head_dim
         case LatentAttention():
             return latent_elements_per_token(mixer) + mixer.index_dim
+        case RecordedMixer():
+            return mixer.cache.token_elements
         case _:
             return 0
 
@@ -51,6 +54,7 @@ def latent_elements_per_token(mixer: LatentAttention) -> int:
 def kept_tokens(mixer: Mixer, tokens: Count) -> Count:
     """Tokens of a sequence that a layer keeps while decoding: all, or as many as its window or chunk."""
     limit = (mixer.window or mixer.chunk) if isinstance(mixer, Attention) else None
+    limit = mixer.cache.window if isinstance(mixer, RecordedMixer) else limit
     return tokens if limit is None else minimum(tokens, limit)
 
 
@@ -63,6 +67,8 @@ def kept_tokens(mixer: Mixer, tokens: Count) -> Count:
 )
 def recurrent_elements(mixer: Mixer) -> Count:
     """Elements of the recurrent state that a layer keeps for a sequence, in fp32."""
+    if isinstance(mixer, RecordedMixer):
+        return mixer.cache.state_elements
     return mixer.state_elements if isinstance(mixer, StateSpace | LinearAttention | Recurrent) else 0
 
 
@@ -77,6 +83,8 @@ def state_elements(mixer: Mixer, tp: Count = 1, memory_tokens: Count = 0) -> Cou
     match mixer:
         case StateSpace() | LinearAttention() | Recurrent():
             return mixer.conv_elements
+        case RecordedMixer():
+            return mixer.cache.computed_elements
         case CrossAttention():
             return 2 * maximum(1, ceil_div(mixer.kv_heads, tp)) * mixer.head_dim * memory_tokens
         case _:

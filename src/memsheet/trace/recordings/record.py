@@ -17,17 +17,22 @@ from memsheet.plan.packages import TRANSFORMERS
 from memsheet.plan.plan import Plan
 from memsheet.plan.words import request_from
 from memsheet.recording import (
+    GENERATES,
     PLACES,
+    RecordedCache,
+    RecordedGeneration,
     RecordedPass,
     RecordedRun,
     RecordedStorage,
     Recording,
+    cache_rows,
     recording_document,
     run_document,
 )
 from memsheet.resolve import resolve_request
 from memsheet.run.model import build_config, build_model, layers_of
 from memsheet.trace.job import How
+from memsheet.trace.recordings.generation import FoundGeneration, observe_caches, observe_generations
 from memsheet.trace.recordings.kinds import kind_representatives, recorded_parameters, representative_layers
 from memsheet.trace.recordings.observe import build_shallow_config, observe_steps
 from memsheet.trace.recordings.parts import Found, FoundPass, NoFunctionError, NotRecordableError, cut_step
@@ -37,6 +42,8 @@ ONE: tuple[Size, ...] = ((1, 1024), (1, 3584), (1, 2560))
 """Sizes of one sequence, and at last the one that proves. With one sequence torch takes other paths: its
 batch is no dimension to copy for.
 """
+CACHED = (24, 40)
+"""Tokens of the prompts after which caches are looked at: fewer than any window."""
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len")
 OFFSET = 2  # positions that roberta and its kin begin with (modeling_roberta.py, padding_idx + 1)
 SEVERAL: tuple[Size, ...] = ((2, 1024), (3, 1024), (2, 3584), (5, 2560))
@@ -52,15 +59,57 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {
         "recording": recording_document(stack.model) if request["model"] else None,
         "runs": {},
+        "caches": cache_rows(record_caches(config, stack)) if request.get("caches") else None,
     }
     for key in request["ways"]:
         words = json.loads(key)
-        sizes = _sizes_of(words, stack.positions)
+        sizes, generates = _sizes_of(words, stack.positions), words.pop(GENERATES, False)
+        record = record_generation if generates else record_run
         try:
-            made["runs"][key] = run_document(record_run(config, _plan_of(words), stack, sizes))
+            made["runs"][key] = run_document(
+                record(config, _plan_of(words, "infer" if generates else "train"), stack, sizes)
+            )
         except NoFunctionError:
             made["runs"][key] = None
     return made
+
+
+def record_caches(config: Mapping[str, Any], stack: Layered) -> tuple[RecordedCache, ...]:
+    """What each kind of layer keeps between tokens. Raises NotRecordableError for a model that generates
+    nothing.
+    """
+    plan = _plan_of({"precision": "bf16-pure", "attention": "eager"}, "infer")
+    shallow = build_shallow_config(config, plan, stack.kept)
+    places = kind_representatives(stack.model.kinds, stack.kept)
+    return observe_caches(shallow, plan, How(scratch=False), places, *CACHED)
+
+
+def record_generation(
+    config: Mapping[str, Any], plan: Plan, stack: Layered, sizes: Sequence[Size]
+) -> RecordedGeneration:
+    """A prompt and the last token. Raises NotRecordableError for what is no function of size."""
+    found = observe_generations(build_shallow_config(config, plan, stack.kept), plan, How(), sizes)
+    if len({one.places for one in found}) > 1:
+        raise NoFunctionError("its cache is not the same at every size")
+    if any(storage.hidden for one in found for storage in one.prefill.storages):
+        found = [without_kernels(one) for one in found]
+    return RecordedGeneration(
+        prefill=_solved([one.prefill for one in found], sizes),
+        decode=_solved([one.decode for one in found], sizes),
+        places=found[0].places,
+        kept=stack.kept,
+    )
+
+
+def without_kernels(one: FoundGeneration) -> FoundGeneration:
+    """A generation without what its kernels allocate inside operations, of which a card's size decides."""
+    new = [n for n, storage in enumerate(one.prefill.storages) if not storage.hidden]
+    places = {old: number for number, old in enumerate(new)}
+    return FoundGeneration(
+        without_hidden(one.prefill),
+        without_hidden(one.decode),
+        tuple(tuple(places[place] for place in layer) for layer in one.places),
+    )
 
 
 def _sizes_of(words: dict[str, Any], positions: int | None) -> tuple[Size, ...]:
@@ -106,11 +155,11 @@ def within_positions(sizes: Sequence[Size], most: int | None) -> tuple[Size, ...
     )
 
 
-def _plan_of(words: Mapping[str, Any]) -> Plan:
+def _plan_of(words: Mapping[str, Any], task: str = "train") -> Plan:
     """The plan of one device that a way to run stands for."""
-    return resolve_request(
-        {**request_from(dict(words)), "task": "train", "microbatch": 1, "seq_len": ONE[0][1]}, None, real=True
-    ).plan
+    lengths = {"microbatch": 1, "seq_len": ONE[0][1]} if task == "train" else {"max_model_len": ONE[0][1]}
+    asked = {**words, **lengths, **({"engine": "transformers"} if task == "infer" else {})}
+    return resolve_request({**request_from(asked), "task": task}, None, real=True).plan
 
 
 def describe_model(model: Any, kinds: tuple[int, ...]) -> Recording:

@@ -1,0 +1,103 @@
+"""What a model's own code allocates while it generates, of a recording of few of its layers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from memsheet.arith import Count, maximum
+from memsheet.errors import input_error
+from memsheet.formulas.tapes.evaluate import terms_bytes
+from memsheet.plan.plan import Plan
+from memsheet.recording import ALLOCATED, GENERATES, RELEASED, RecordedGeneration, RecordedPass, Recording
+
+Axes = dict[str, Count]
+FEWEST_RECORDED, MOST_RECORDED = 1024, 3584
+"""Tokens of the sequences that a record is solved from."""
+
+
+def recorded_generation(
+    recording: Recording, plan: Plan, precision: str | None, sequences: Count, tokens: Count
+) -> RecordedGeneration:
+    """The record of prompts of so many ``tokens`` each, one of several. Raises InputError where it is one
+    size at a time and no single size is asked.
+    """
+    words = {GENERATES: True, "precision": precision, "attention": plan.attention.value}
+    if plan.quantization is not None:
+        words["quantize"] = plan.quantization.weights.name
+    sizes = (int(sequences), int(tokens)) if isinstance(sequences, int) and isinstance(tokens, int) else None
+    several = sizes is None or sizes[0] > 1
+    found = None
+    if holds_at(recording, tokens):
+        key = json.dumps({**words, "several": True} if several else words, sort_keys=True)
+        found = recording.generation_of(key)
+    if found is None and sizes is not None:
+        at = {"sequences": sizes[0], "tokens": sizes[1]}
+        found = recording.generation_of(json.dumps({**words, **at}, sort_keys=True))
+    if found is None:
+        why = f"of {recording.model_type} is on record at one size at a time"
+        raise input_error(
+            "serving.max_model_len", None, why, "give --max-model-len and --max-sequences to `memsheet infer`"
+        )
+    return found
+
+
+def holds_at(recording: Recording, tokens: Count) -> bool:
+    """Whether what is recorded as functions of size holds for sequences of so many tokens: it was run on the
+    same side of every window.
+    """
+    windows = {cache.window for cache in recording.caches if cache.window}
+    if not isinstance(tokens, int):
+        return not windows
+    return all(window <= FEWEST_RECORDED <= tokens or tokens < window > MOST_RECORDED for window in windows)
+
+
+def prefill_peak(record: RecordedGeneration, kinds: tuple[int, ...], axes: Axes) -> Count:
+    """Bytes at the peak of reading prompts, the caches of the whole model's layers (of ``kinds``) above what
+    they hold afterwards not counted: what there is beside the full cache.
+    """
+    caches = [
+        sum(terms_bytes(record.prefill.storages[place].terms, axes) for place in layer)
+        for layer in record.places
+    ]
+    of_kind = {kinds[number]: size for number, size in zip(record.kept, caches, strict=True)}
+    whole: Count = 0
+    before = [whole := whole + of_kind[kind] for kind in kinds]
+    peak: Count = 0
+    for done, live in _live_by_layer(record, axes):
+        there = (before[record.kept[done] - 1] if record.kept[done] else 0) if done < len(caches) else whole
+        peak = maximum(peak, live - sum(caches[:done]) + there)
+    return maximum(0, peak - whole)
+
+
+def decode_peak(record: RecordedGeneration, axes: Axes) -> Count:
+    """Bytes at the peak of making the last token of full sequences, beside their cache."""
+    held = sum(terms_bytes(record.decode.storages[place].terms, axes) for place in record.decode.saved)
+    peak: Count = 0
+    for live in _live_bytes(record.decode, axes):
+        peak = maximum(peak, live)
+    return maximum(0, peak - held)
+
+
+def _live_by_layer(record: RecordedGeneration, axes: Axes) -> Iterator[tuple[int, Count]]:
+    """After each event: how many of the layers that were run have their whole cache, and the bytes there."""
+    waiting = [set(layer) for layer in record.places]
+    done = 0
+    for (what, place), live in zip(record.prefill.forward, _live_bytes(record.prefill, axes), strict=True):
+        yield done, live
+        if what == ALLOCATED:
+            for layer in waiting:
+                layer.discard(place)
+        while done < len(waiting) and not waiting[done]:
+            done += 1
+
+
+def _live_bytes(found: RecordedPass, axes: Axes) -> Iterator[Count]:
+    live: Count = 0
+    for what, place in found.forward:
+        size = terms_bytes(found.storages[place].terms, axes)
+        if what == ALLOCATED:
+            live = live + size
+        elif what == RELEASED:
+            live = live - size
+        yield live
