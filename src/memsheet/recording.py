@@ -263,7 +263,9 @@ def run_from(document: Mapping[str, Any] | None) -> RecordedRun | RecordedGenera
                 tuple(range(len(prefill.storages))[_count(place)] for place in layer)
                 for layer in document["places"]
             ),
-            kept=tuple(_count(number) for number, _ in zip(document["kept"], document["places"], strict=True)),
+            kept=tuple(
+                _count(number) for number, _ in zip(document["kept"], document["places"], strict=True)
+            ),
         )
     return RecordedRun(
         embeddings=_pass_from(document["embeddings"]),

@@ -1,0 +1,92 @@
+"""A model that generates, put on record at a few sizes: what a trace of it shows at sizes that were not."""
+
+import json
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from memsheet.account import account_rank
+from memsheet.plan.words import request_from
+from memsheet.readers.recorded import model_from_recording
+from memsheet.recording import caches_from, recording_document, recording_from, run_from
+from memsheet.resolve import resolve_request
+from memsheet.sheet import Component, Instant
+from memsheet.timeline import instant_peaks
+from memsheet.trace.recordings.process import ask_recorder
+
+SMALL = {
+    "hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 4000,
+    "num_hidden_layers": 6, "max_position_embeddings": 8192,
+}  # fmt: skip
+CONFIGS = {
+    "lfm2": {**SMALL, "block_multiple_of": 32, "layer_types": ["conv", "conv", "full_attention"] * 2},
+    "olmo3": {**SMALL, "sliding_window": 600, "layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 2},
+    "llama": SMALL,
+}  # fmt: skip
+OUTSIDE = (Component.ALLOCATOR_SLACK, Component.CONTEXT, Component.WORKSPACES)
+INPUT_BYTES = 4096 * 3 * 40  # ids, positions and their like, which a record leaves out
+
+
+@cache
+def recorded(kind):
+    config = {"model_type": kind, **CONFIGS[kind]}
+
+    def make(key):
+        return run_from(ask_recorder({"config": config, "model": False, "ways": [key]})["runs"][key])
+
+    answer = ask_recorder({"config": config, "model": True, "ways": [], "caches": True})
+    found = replace(recording_from(answer["recording"]), make=make, caches=caches_from(answer["caches"]))
+    return config, found
+
+
+def served(model, *, real, **words):
+    asked = {"engine": "transformers", "precision": "bf16-pure", **words}
+    return resolve_request({**request_from(asked), "task": "infer"}, model, None, real=real).plan
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize(("sequences", "tokens"), [(1, 1800), (3, 4096)])
+def test_a_generation_on_record_is_as_its_trace_at_sizes_that_were_not_run(kind, sequences, tokens):
+    from memsheet.trace.job import How
+    from memsheet.trace.serving_job import trace_serving
+
+    config, recording = recorded(kind)
+    words = {"max_model_len": tokens, "prompt_tokens": tokens, "sequences": sequences, "attention": "sdpa"}
+    model = model_from_recording(recording, config)
+    sheet = account_rank(model, served(model, real=False, **words))
+    timeline = trace_serving(config, served(None, real=True, **words), How(scratch=False))
+    for instant, peak in instant_peaks(timeline).items():
+        if instant is Instant.LOAD:
+            continue
+        ours = sum(
+            item.at[instant].value
+            for item in sheet.items
+            if instant in item.at and item.component not in OUTSIDE
+        )
+        assert ours == pytest.approx(peak.bytes, rel=1e-3, abs=INPUT_BYTES), instant
+
+
+def test_what_layers_keep_is_known_by_kind():
+    caches = recorded("lfm2")[1].caches
+    assert [
+        (one.token_elements, one.window, one.state_elements, one.computed_elements) for one in caches
+    ] == [
+        (0, None, 0, 256 * 3),  # the convolution's last inputs
+        (2 * 2 * 64, None, 0, 0),
+    ]
+    assert [one.window for one in recorded("olmo3")[1].caches] == [600, None]
+
+
+def test_a_record_of_a_generation_is_the_same_after_json():
+    config, recording = recorded("lfm2")
+    model = model_from_recording(recording, config)
+    words = {"max_model_len": 2048, "prompt_tokens": 2048, "sequences": 2}
+    before = account_rank(model, served(model, real=False, **words)).peak
+    again = recording_from(json.loads(json.dumps(recording_document(recording))))
+    other = model_from_recording(again, config)
+    assert account_rank(other, served(other, real=False, **words)).peak == before
