@@ -16,6 +16,11 @@ RUN = {
     "embeddings": PASS, "head": PASS, "loss": PASS, "layers": {"0": PASS}, "light": {"0": PASS}, "entry": {},
     "shared": [], "masks": [], "named": [],
 }  # fmt: skip
+KEYS = {"storages": [["m.layers.*/keys", [[16, 1, 1]], 0], ["m/output", [[64, 1, 1]], 0]], "backward": []}
+GENERATION = {
+    "prefill": {**KEYS, "forward": [[0, 0], [0, 1], [1, 1]], "saved": [0]}, "decode": {**KEYS, "forward": [[0, 0], [0, 1], [1, 1]], "saved": [0]},
+    "places": [[0]], "kept": [1],
+}  # fmt: skip
 MODEL = {
     "schema": "memsheet/recording/1", "model_type": "a_family_of_tomorrow", "versions": {"torch": "1"}, "hidden": 8, "vocab": 16,
     "stack": "m.layers", "kinds": [0, 0, 0], "layers": [[["w.weight", [8, 8], "linear", None]]],
@@ -30,7 +35,8 @@ def asked(monkeypatch, tmp_path):
 
     def answer(request):
         requests.append(request)
-        return {"recording": MODEL, "runs": dict.fromkeys(request["ways"], RUN)}
+        runs = {way: GENERATION if "generates" in way else RUN for way in request["ways"]}
+        return {"recording": MODEL, "runs": runs, "caches": [[8, None, 0, 0]]}
 
     monkeypatch.setattr(recordings, "ask_recorder", answer)
     monkeypatch.setenv("MEMSHEET_CACHE", str(tmp_path))
@@ -109,6 +115,39 @@ def test_a_folder_that_cannot_be_written_to_and_no_cache_at_all_answer_too(monke
         assert train().sheets[0].peak == first.sheets[0].peak
 
 
+def serve(**options):
+    return memsheet.infer(CONFIG, max_model_len=64, sequences=2, prompt_tokens=64, fix=False, **options)
+
+
+def test_a_model_that_nobody_has_written_down_generates_as_its_own_code_does(asked, monkeypatch):
+    first = serve(gpus="1xH100-80GB", engine="transformers").sheets[0]
+    by = {item.component.value: item for item in first.items}
+    assert (
+        by["kv_cache"].at[memsheet.Instant.DECODE].value == 3 * 8 * 2 * 2 * 64
+    )  # layers, elements, bytes, sequences, tokens
+    assert by["temporaries"].at[memsheet.Instant.PREFILL].value == 64 * 2 * 64
+    assert any("on record from its own code" in note for note in first.notes)
+    count = len(asked)
+    forget(monkeypatch)
+    assert serve(gpus="1xH100-80GB", engine="transformers").sheets[0].peak == first.peak
+    assert len(asked) == count
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        *(({"gpus": "1xH100-80GB", "engine": name}, "engine") for name in ("vllm", "sglang", "llama.cpp")),
+        ({"gpus": "2xH100-80GB", "tp": 2, "engine": "transformers"}, "mesh"),
+        ({"gpus": "1xH100-80GB", "engine": "transformers", "kv_dtype": "fp8"}, "cache.kv_dtype"),
+    ],
+)
+def test_what_a_record_does_not_hold_is_refused(options, field):
+    with pytest.raises(InputError) as error:
+        serve(**options)
+    assert field in {problem.field for problem in error.value.problems}
+
+
 SERVED_ALONE = {"model_type": "deepseek_v32", "num_hidden_layers": 4}
 """Of a family whose weights and caches are written down, and whose layers are not."""
 
@@ -164,13 +203,6 @@ def test_code_of_its_own_is_never_run(asked):
     assert asked
     assert all("auto_map" not in request["config"] for request in asked)
     assert "it was not run" in " ".join(answer.model.source.notes)
-
-
-@pytest.mark.usefixtures("asked")
-@pytest.mark.parametrize("engine", ["transformers", "vllm", "sglang", "llama.cpp"])
-def test_what_is_cached_is_not_on_record_and_is_not_taken_for_nothing(engine):
-    with pytest.raises(InputError, match="on record"):
-        memsheet.infer(CONFIG, gpus="1xH100-80GB", engine=engine, max_model_len=64)
 
 
 @pytest.mark.usefixtures("asked")

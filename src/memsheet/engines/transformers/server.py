@@ -18,6 +18,7 @@ from memsheet.engines.transformers.widest_layer import (
     largest_layer_bytes,
     tower_bytes,
 )
+from memsheet.formulas.model_code.recorded import record_notes
 from memsheet.formulas.model_code.transformers.blocks import served_as_trained
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack, outside_tensors
@@ -105,6 +106,12 @@ def serving_items(spec: ModelSpec, plan: Plan, engine: Engine) -> list[Item]:
             ),
         ]
     )
+
+
+def notes(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[str, ...]:
+    """Where the layers come from that nobody has written down."""
+    del plan, cluster
+    return record_notes(spec) if spec.recording is not None else ()
 
 
 def splits_latent(spec: ModelSpec) -> bool:

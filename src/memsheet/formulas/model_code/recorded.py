@@ -163,7 +163,7 @@ def _of_model(name: str, component: Component) -> Any:
     return bytes_of
 
 
-def _record_notes(model: ModelSpec) -> tuple[str, ...]:
+def record_notes(model: ModelSpec) -> tuple[str, ...]:
     """Where the layers come from."""
     assert model.recording is not None
     versions = ", ".join(f"{name} {number}" for name, number in sorted(model.recording.versions.items()))
@@ -197,6 +197,6 @@ CODE = ModelCode(
     shared=_of_model("shared", Component.SAVED_ACTIVATIONS),
     masks=_of_model("masks", Component.TEMPORARIES),
     named=_of_model("named", Component.TEMPORARIES),
-    notes=_record_notes,
+    notes=record_notes,
     any_kernel=True,
 )
