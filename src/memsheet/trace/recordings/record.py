@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import transformers
 
+from memsheet.plan.engine_registry import ONE_GPU
 from memsheet.plan.packages import TRANSFORMERS
 from memsheet.plan.plan import Plan
 from memsheet.plan.words import request_from
@@ -158,7 +159,7 @@ def within_positions(sizes: Sequence[Size], most: int | None) -> tuple[Size, ...
 def _plan_of(words: Mapping[str, Any], task: str = "train") -> Plan:
     """The plan of one device that a way to run stands for."""
     lengths = {"microbatch": 1, "seq_len": ONE[0][1]} if task == "train" else {"max_model_len": ONE[0][1]}
-    asked = {**words, **lengths, **({"engine": "transformers"} if task == "infer" else {})}
+    asked = {**words, **lengths, **({"engine": ONE_GPU} if task == "infer" else {})}
     return resolve_request({**request_from(asked), "task": task}, None, real=True).plan
 
 
