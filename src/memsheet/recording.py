@@ -123,7 +123,7 @@ class Recording:
     """A model's own code on record. ``stack``: the path of its layers; ``kinds``: of each layer its kind, a
     place in ``layers``, which holds the parameters of each kind; ``others``: those of no layer. ``table``,
     ``projection``: the modules that look words up and that make logits. ``eager_only``: the library has no
-    fused attention for it. ``runs``: None for a way to run that is no function of sequences and tokens, and
+    fused attention for it. ``given``: beside words. ``runs``: None for a way to run that is no function of sequences and tokens, and
     is on record at single sizes.
 
     ``make`` records a further way to run; None where nothing can. ``caches``: of each kind of layer, where
@@ -142,6 +142,7 @@ class Recording:
     projection: str = ""
     tied: bool = False
     eager_only: bool = False
+    given: str = ""
     runs: dict[RunKey, RecordedRun | RecordedGeneration | None] = field(default_factory=dict)
     make: Callable[[RunKey], RecordedRun | RecordedGeneration | None] | None = None
     caches: tuple[RecordedCache, ...] = ()
@@ -192,6 +193,7 @@ def recording_document(recording: Recording) -> dict[str, Any]:
         "layers": [[_parameter_row(one) for one in layer] for layer in recording.layers],
         "others": [_parameter_row(one) for one in recording.others],
         "table": recording.table, "projection": recording.projection, "tied": recording.tied, "eager_only": recording.eager_only,
+        "given": recording.given,
         "runs": {key: run and run_document(run) for key, run in recording.runs.items()},
         "caches": cache_rows(recording.caches),
     }  # fmt: skip
@@ -228,6 +230,7 @@ def recording_from(document: Mapping[str, Any]) -> Recording:
             projection=str(document["projection"]),
             tied=bool(document["tied"]),
             eager_only=bool(document["eager_only"]),
+            given=str(document.get("given", "")),
             runs={str(key): run_from(run) for key, run in document["runs"].items()},
             caches=caches_from(document.get("caches", ())),
         )

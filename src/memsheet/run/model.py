@@ -60,8 +60,8 @@ def build_config(config: Mapping[str, Any], plan: Plan) -> Any:
         part._attn_implementation = attention
         for name in [
             name
-            for name in vars(part)
-            if name.endswith(("dropout", "_pdrop", "dropout_prob", "dropout_rate"))
+            for name, value in vars(part).items()
+            if name.endswith(("dropout", "_pdrop", "dropout_prob", "dropout_rate")) and type(value) is not bool
         ]:
             if (
                 getattr(part, name) != plan.dropout
@@ -74,7 +74,14 @@ def _has_attention_heads(config: Any) -> bool:
     """Whether there is a choice of kernels at all: state-space models have no heads, and the library refuses
     any choice but one.
     """
-    return any(getattr(part, "num_attention_heads", None) is not None for part in _nested_configs(config))
+    return any(map(_has_heads, _nested_configs(config)))
+
+
+def _has_heads(config: Any) -> bool:
+    try:
+        return getattr(config, "num_attention_heads", None) is not None
+    except Exception as error:  # noqa: BLE001 - the library's own, of some versions: layers differ in how many
+        return "per-layer" in str(error)
 
 
 def _nested_configs(config: Any) -> Iterator[Any]:
@@ -202,8 +209,8 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def layers_of(model: nn.Module) -> nn.ModuleList | None:
-    """The stack of layers that holds most of the parameters (a decoder's, before an encoder's or a
-    tower's).
+    """The stack of layers that holds most of the parameters (a decoder's, before an encoder's; the words', before
+    a tower's).
     """
     stacks = [
         (name, module)
@@ -213,6 +220,22 @@ def layers_of(model: nn.Module) -> nn.ModuleList | None:
     outer = [(n, m) for n, m in stacks if not any(n.startswith(f"{other}.") for other, _ in stacks)]
     if not outer:
         return None
-    return max(outer, key=lambda pair: ("decoder" in pair[0], sum(p.numel() for p in pair[1].parameters())))[
-        1
-    ]
+    home = _home_of_words(model)
+
+    def weight_of(pair: tuple[str, nn.ModuleList]) -> tuple[bool, bool, int]:
+        name, stack = pair
+        return "decoder" in name, name.startswith(home), sum(p.numel() for p in stack.parameters())
+
+    return max(outer, key=weight_of)[1]
+
+
+def _home_of_words(model: nn.Module) -> str:
+    """The path, with a dot, of the module that looks words up and so runs the layers behind them; empty where it
+    is the model itself, or not known.
+    """
+    try:
+        table = model.get_input_embeddings()  # type: ignore[operator]
+    except (AttributeError, NotImplementedError):
+        return ""
+    name = next((name for name, module in model.named_modules() if module is table), "")
+    return f"{parent}." if (parent := name.rpartition(".")[0]) else ""

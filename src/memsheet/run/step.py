@@ -18,6 +18,7 @@ from memsheet.run.model import layers_of
 from memsheet.run.offload import activation_offload_context
 from memsheet.run.pictures import with_pictures
 from memsheet.run.scaler import build_scaler
+from memsheet.run.standard_inputs import STANDARD, with_standard_inputs
 from memsheet.sheet import Instant
 
 At = Callable[[Instant], None]
@@ -38,6 +39,9 @@ def random_token_batch(config: Any, plan: Plan, device: str) -> dict[str, torch.
         return with_pictures(ids, config, plan)
     if "ForSequenceClassification" in str(config.architectures):  # one kind a sequence
         return {"input_ids": ids, "labels": torch.randint(0, config.num_labels, (batch,), device=device)}
+    if config.model_type in STANDARD:
+        dtype = torch_dtype(plan.precision.parameters, "precision.parameters")
+        return with_standard_inputs({"input_ids": ids, "labels": ids.clone()}, config, dtype)
     if not config.is_encoder_decoder:
         return {"input_ids": ids, "labels": ids.clone()}
     heard = getattr(config, "num_mel_bins", None)

@@ -39,6 +39,7 @@ from memsheet.trace.modules import (
 )
 from memsheet.trace.patches import CUDA, FAKE, UNPADDED, apply_patches, register_cuda_kernels
 from memsheet.trace.recorder import STEPPED, Recorder, Row
+from memsheet.trace.values import HostValues, with_values_if_asked
 
 STEPS = 2  # the first makes the optimizer's states
 MICRO = 2  # micro-batches after the second are like it: gradients are there
@@ -47,13 +48,15 @@ MICRO = 2  # micro-batches after the second are like it: gradients are there
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
     """How a trace is made. ``device``: "cuda" or "cpu"; ``fake``: without memory; ``scratch``: with what
-    kernels hide; ``text``: to train on.
+    kernels hide; ``text``: to train on; ``values``: elements of tensors
+    whose values are followed.
     """
 
     device: str = "cuda"
     fake: bool = True
     scratch: bool = True
     text: bytes | None = None
+    values: int = 0
 
 
 @contextmanager
@@ -69,6 +72,8 @@ def recording_context(how: How) -> Iterator[Recorder]:
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         if how.fake:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False))
+            if how.values:
+                stack.enter_context(HostValues(how.values))
         recorder = Recorder(how.device)
         if how.scratch and how.device == "cuda":
             watch_kernels(recorder)
@@ -83,9 +88,14 @@ def trace_training(config: Mapping[str, Any], plan: Plan, how: How, depth: Depth
     if depth is not None and plan.recompute.layers is None and not plan.recompute.stretched:
         with suppress(NotUniformError):
             return extend_timeline_layers(
-                tag_recorded_layers(_record_shallow_model(config, plan, how, depth), depth.period), depth
+                tag_recorded_layers(_recorded(config, plan, how, depth), depth.period), depth
             )
-    return recorded_timeline(_record_shallow_model(config, plan, how, None))
+    return recorded_timeline(_recorded(config, plan, how, None))
+
+
+def _recorded(config: Mapping[str, Any], plan: Plan, how: How, depth: Depth | None) -> Recorder:
+    found: Recorder = with_values_if_asked(lambda how: _record_shallow_model(config, plan, how, depth), how)
+    return found
 
 
 def refuse_pictures(plan: Plan) -> None:

@@ -169,10 +169,16 @@ def record_notes(model: ModelSpec) -> tuple[str, ...]:
     versions = ", ".join(f"{name} {number}" for name, number in sorted(model.recording.versions.items()))
     said = (
         f"the layers of {model.model_type} are on record from its own code on one device ({versions}): "
-        "text alone (no tower for pictures or sounds is run), tokens spread evenly over experts, and what "
-        "an engine casts between layers is not in it"
+        f"{_given_words(model.recording.given)}, tokens spread evenly over experts, and what an engine casts "
+        "between layers is not in it"
     )
     return (said,)
+
+
+def _given_words(given: str) -> str:
+    if given:
+        return f"words with {given}"
+    return "text alone (no tower for pictures or sounds is run)"
 
 
 def _written_nowhere(*_: object) -> NoReturn:

@@ -21,6 +21,10 @@ STANDS = frozenset({Component.BUFFERS, Component.INPUTS, Component.WORKSPACES})
 """What is there after a step, whenever it was made."""
 
 
+WORDS = frozenset({"input_ids", "decoder_input_ids", "labels"})
+"""Inputs that every step has, which are no part of a record."""
+
+
 class NotRecordableError(ValueError):
     """What a step did does not come apart at its layers."""
 
@@ -159,7 +163,7 @@ class _Cutter:
             loss=self._part(self._loss, self._loss_back, logits, None),
             layers=tuple(plain for plain, _ in layers),
             light=tuple(light for _, light in layers),
-            shared=tuple(self._of_all(lambda gone: self._loss_back <= gone < self._end_back)),
+            shared=(*self._of_all(lambda gone: self._loss_back <= gone < self._end_back), *self._inputs()),
             masks=tuple(self._of_all(lambda gone: 1 < gone <= self._loss)),
             named=tuple(
                 self._found(row)
@@ -167,6 +171,12 @@ class _Cutter:
                 if window in (self._behind, self._loss) and self.gone[row] > self._head_back
             ),
         )
+
+    def _inputs(self) -> Iterable[Found]:
+        """What the step is given beside words and labels."""
+        for row in self.rows:
+            if row.component is Component.INPUTS and row.path not in WORDS:
+                yield Found(row.path, row.bytes)
 
     def _of_all(self, belongs: object) -> Iterable[Found]:
         """What was made before the layers and is no layer's."""

@@ -32,12 +32,14 @@ from memsheet.recording import (
 )
 from memsheet.resolve import resolve_request
 from memsheet.run.model import build_config, build_model, layers_of
+from memsheet.run.standard_inputs import standard_input_words
 from memsheet.trace.job import How
 from memsheet.trace.recordings.generation import FoundGeneration, observe_caches, observe_generations
 from memsheet.trace.recordings.kinds import kind_representatives, recorded_parameters, representative_layers
-from memsheet.trace.recordings.observe import build_shallow_config, observe_steps
+from memsheet.trace.recordings.observe import Step, build_shallow_config, observe_steps
 from memsheet.trace.recordings.parts import Found, FoundPass, NoFunctionError, NotRecordableError, cut_step
 from memsheet.trace.recordings.solve import Size, solve_terms
+from memsheet.trace.values import FEW, MANY, NEEDS_VALUES, with_values_if_asked
 
 ONE: tuple[Size, ...] = ((1, 1024), (1, 3584), (1, 2560))
 """Sizes of one sequence, and at last the one that proves. With one sequence torch takes other paths: its
@@ -190,13 +192,14 @@ def describe_model(model: Any, kinds: tuple[int, ...]) -> Recording:
         else "",
         tied=out is not None and getattr(out, "weight", None) is getattr(into, "weight", None),
         eager_only=not getattr(model, "_supports_sdpa", False),
+        given=standard_input_words(settings),
     )
 
 
 def record_run(config: Mapping[str, Any], plan: Plan, stack: Layered, sizes: Sequence[Size]) -> RecordedRun:
     """One way to run. Raises NotRecordableError for what is no function of size."""
     kinds, kept = stack.model.kinds, stack.kept
-    steps = observe_steps(build_shallow_config(config, plan, kept), plan, How(), sizes)
+    steps = _observed(config, plan, kept, len(kinds), sizes)
     runs = [cut_step(step) for step in steps]
     places = kind_representatives(kinds, kept)
     return RecordedRun(
@@ -214,6 +217,27 @@ def record_run(config: Mapping[str, Any], plan: Plan, stack: Layered, sizes: Seq
         masks=tuple(_solved_each([run.masks for run in runs], sizes)),
         named=tuple(_solved_each([run.named for run in runs], sizes)),
     )
+
+
+def _observed(
+    config: Mapping[str, Any], plan: Plan, kept: tuple[int, ...], layers: int, sizes: Sequence[Size]
+) -> list[Step]:
+    """Steps at all sizes. Raises NoFunctionError where the code asks for values of large tensors: which
+    expert gets which token is no function of their number.
+    """
+
+    some = kept if len(kept) < layers else None
+
+    def observe(how: How) -> list[Step]:
+        return observe_steps(build_shallow_config(config, plan, some), plan, how, sizes)
+
+    try:
+        found: list[Step] = with_values_if_asked(observe, How(), FEW if len(sizes) > 1 else MANY)
+    except NEEDS_VALUES as error:
+        if len(sizes) == 1:
+            raise NotRecordableError("what it allocates depends on values that nobody knows") from error
+        raise NoFunctionError("what it allocates depends on values") from error
+    return found
 
 
 def _solved_each(found: Sequence[Sequence[Found]], sizes: Sequence[Size]) -> Iterator[tuple[str, Any]]:

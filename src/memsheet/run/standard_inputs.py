@@ -1,0 +1,122 @@
+"""What a model's forward cannot do without beside words: one standard picture a sequence, of the size that its
+config says, as the model's own processor shapes it.
+
+Models that run on words alone are given words alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Batch = dict[str, Tensor]
+QUESTION_TOKENS = 32
+"""Words that a query former is given beside a picture (InstructBLIP's prompts are one short sentence)."""
+FRAMES = 4
+"""Pictures of a clip (transformers 5.23, configuration_instructblipvideo.py, ``video_token_index`` stands for the
+four that its processor samples).
+"""
+BOX = 4  # left, top, right, bottom
+
+
+def with_standard_inputs(batch: Batch, config: Any, dtype: torch.dtype) -> Batch:
+    """A micro-batch of words with what its model takes besides, or in their stead."""
+    known = STANDARD.get(config.model_type)
+    return batch if known is None else known[0](batch, config, dtype)
+
+
+def standard_input_words(config: Any) -> str:
+    """What a model is given beside words, in words; empty where nothing is."""
+    known = STANDARD.get(config.model_type)
+    if known is None:
+        return ""
+    side = _side(config)
+    return known[1] + (f" of {side} × {side} points" if side and "picture" in known[1] else "")
+
+
+def _side(config: Any) -> int:
+    found = [
+        getattr(part, "image_size", None)
+        for part in (config, *(getattr(config, name, None) for name in ("vision_config", "encoder")))
+    ]
+    return next((side for side in found if isinstance(side, int)), 0)
+
+
+def _pictures(batch: Batch, config: Any, dtype: torch.dtype, *frames: int) -> Tensor:
+    some = next(iter(batch.values()))
+    side = _side(config)
+    return torch.zeros(len(some), *frames, 3, side, side, dtype=dtype, device=some.device)
+
+
+def _with_picture(batch: Batch, config: Any, dtype: torch.dtype) -> Batch:
+    return {**batch, "pixel_values": _pictures(batch, config, dtype)}
+
+
+def _with_picture_and_question(batch: Batch, config: Any, dtype: torch.dtype) -> Batch:
+    return {**_with_picture(batch, config, dtype), "qformer_input_ids": _question(batch)}
+
+
+def _with_clip_and_question(batch: Batch, config: Any, dtype: torch.dtype) -> Batch:
+    clip = _pictures(batch, config, dtype, FRAMES)
+    return {**batch, "pixel_values": clip, "qformer_input_ids": _question(batch)}
+
+
+def _question(batch: Batch) -> Tensor:
+    return torch.zeros_like(batch["input_ids"][:, :QUESTION_TOKENS])
+
+
+def _with_one_of_pictures(batch: Batch, config: Any, dtype: torch.dtype) -> Batch:
+    """Idefics: pictures of a sequence, and which of them each word sees."""
+    ids = batch["input_ids"]
+    seen = torch.ones(*ids.shape, 1, dtype=torch.int64, device=ids.device)
+    return {**batch, "pixel_values": _pictures(batch, config, dtype, 1), "image_attention_mask": seen}
+
+
+def _with_marked_picture(batch: Batch, config: Any, dtype: torch.dtype) -> Batch:
+    """Kosmos-2: which places of a sequence are the picture's, its first ones."""
+    places = torch.zeros_like(batch["input_ids"])
+    places[:, : config.latent_query_num] = 1
+    return {**_with_picture(batch, config, dtype), "image_embeds_position_mask": places}
+
+
+def _picture_for_words(batch: Batch, config: Any, dtype: torch.dtype) -> Batch:
+    return {"pixel_values": _pictures(batch, config, dtype), "labels": batch["labels"]}
+
+
+def _patches_for_words(batch: Batch, config: Any, dtype: torch.dtype) -> Batch:
+    """Pix2Struct: patches with their row and column (image_processing_pix2struct.py, ``max_patches`` 2048)."""
+    vision, labels = config.vision_config, batch["labels"]
+    width = vision.patch_embed_hidden_size + 2
+    patches = torch.ones(len(labels), vision.seq_len // 2, width, dtype=dtype, device=labels.device)
+    return {"flattened_patches": patches, "labels": labels}
+
+
+def _with_boxes(batch: Batch, config: Any, dtype: torch.dtype) -> Batch:
+    del config
+    ids = batch["input_ids"]
+    return {**batch, "bbox": torch.zeros(*ids.shape, BOX, dtype=dtype, device=ids.device)}
+
+
+def _with_kinds_of_tokens(batch: Batch, config: Any, dtype: torch.dtype) -> Batch:
+    del config, dtype
+    return {**batch, "mm_token_type_ids": torch.zeros_like(batch["input_ids"])}
+
+
+_PICTURE = "one picture a sequence"
+STANDARD: Mapping[str, tuple[Callable[[Batch, Any, torch.dtype], Batch], str]] = {
+    "blip": (_with_picture, _PICTURE),
+    "blip-2": (_with_picture, _PICTURE),
+    "git": (_with_picture, _PICTURE),
+    "idefics": (_with_one_of_pictures, _PICTURE),
+    "instructblip": (_with_picture_and_question, _PICTURE),
+    "instructblipvideo": (_with_clip_and_question, f"a clip of {FRAMES} pictures a sequence"),
+    "kosmos-2": (_with_marked_picture, _PICTURE),
+    "molmo2": (_with_kinds_of_tokens, ""),
+    "pix2struct": (_patches_for_words, "one page of 2048 patches a sequence"),
+    "udop": (_with_boxes, "a box for each word"),
+    "vision-encoder-decoder": (_picture_for_words, _PICTURE),
+}
+"""model_type → what is added, and how it is called."""
