@@ -72,10 +72,8 @@ def changes_of(name: str) -> Mapping[str, Any]:
 
 def tokens_of(config: Mapping[str, Any]) -> int:
     """Tokens a sequence: fewer where a model has fewer positions."""
-    text = config.get("text_config") or {}
-    most = [
-        value for part in (config, text) for key in POSITIONS if isinstance(value := part.get(key), int)
-    ]
+    parts = (config, *(config.get(name) or {} for name in ("text_config", "decoder")))
+    most = [value for part in parts for key in POSITIONS if isinstance(value := part.get(key), int)]
     return min(TOKENS, *((n - OFFSET) // 8 * 8 for n in most if 8 < n - OFFSET < TOKENS), TOKENS)
 
 

@@ -61,7 +61,8 @@ def build_config(config: Mapping[str, Any], plan: Plan) -> Any:
         for name in [
             name
             for name, value in vars(part).items()
-            if name.endswith(("dropout", "_pdrop", "dropout_prob", "dropout_rate")) and type(value) is not bool
+            if name.endswith(("dropout", "_pdrop", "dropout_prob", "dropout_rate"))
+            and type(value) is not bool
         ]:
             if (
                 getattr(part, name) != plan.dropout

@@ -39,7 +39,12 @@ _OF_VALUES = frozenset(
 )  # fmt: skip
 """Operations whose outputs are as large as their inputs' values say."""
 _UNWRITTEN = frozenset(
-    {_ATEN.empty.memory_format, _ATEN.empty_like.default, _ATEN.empty_strided.default, _ATEN.new_empty.default}
+    {
+        _ATEN.empty.memory_format,
+        _ATEN.empty_like.default,
+        _ATEN.empty_strided.default,
+        _ATEN.new_empty.default,
+    }
 )
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
@@ -128,7 +133,11 @@ class HostValues(TorchDispatchMode):
     def _follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """The values of what an operation made, or changed in place, where they are known."""
         made = [one for one in tree_iter(out) if isinstance(one, FakeTensor)]
-        if any(one.numel() > self.most for one in made) or func in _UNWRITTEN or not self._all_known(args, kwargs):
+        if (
+            any(one.numel() > self.most for one in made)
+            or func in _UNWRITTEN
+            or not self._all_known(args, kwargs)
+        ):
             if func._schema.is_mutable:
                 self._forget(made)
             return
@@ -137,7 +146,9 @@ class HostValues(TorchDispatchMode):
         except (RuntimeError, TypeError, IndexError, NotImplementedError):
             self._forget(made)
             return
-        for fake, value in zip(made, (one for one in tree_iter(real) if isinstance(one, Tensor)), strict=True):
+        for fake, value in zip(
+            made, (one for one in tree_iter(real) if isinstance(one, Tensor)), strict=True
+        ):
             self._known[fake] = value
 
     def _forget(self, changed: list[FakeTensor]) -> None:

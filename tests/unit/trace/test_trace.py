@@ -238,21 +238,31 @@ def test_memory_that_is_not_enough_is_said_to_be():
         )
 
 
-def test_a_model_that_reads_values_is_refused_in_one_error(capsys, tmp_path):
+def test_a_model_that_reads_its_own_masks_is_traced(capsys, tmp_path):
     config = {
         "model_type": "longformer", "attention_window": 64, "num_hidden_layers": 2, "vocab_size": 500, "hidden_size": 64,
         "num_attention_heads": 4, "intermediate_size": 128,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    asked = ["trace", str(tmp_path), "--seq-len", "64", "--attention", "eager"]
-    assert main(asked) == 2
-    said = capsys.readouterr().err
-    assert said.count("memsheet: ") == 1
-    assert "modeling_longformer.py:" in said
-    assert "own code does so" in said
-    with pytest.raises(InputError):
-        main([*asked, "--debug"])
-    assert "modeling_longformer.py" in capsys.readouterr().err
+    assert main(["trace", str(tmp_path), "--seq-len", "64", "--attention", "eager"]) == 0
+    assert "TRACED" in capsys.readouterr().out
+
+
+def test_a_library_that_reads_weights_is_said_to():
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from memsheet.trace.usual_errors import explain_traced_error
+
+    with FakeTensorMode():
+        weight = torch.nn.Parameter(torch.empty(4))
+        weight.grad = torch.empty(4)
+        with pytest.raises(RuntimeError) as error:
+            torch.nn.utils.clip_grad_norm_([weight], 1.0, error_if_nonfinite=True)
+    trace = error.value.__traceback__.tb_next
+    said = explain_traced_error(error.value.with_traceback(trace), "a_model")
+    assert "clip_grad.py:" in said["reason"] or "clip_grad.py:" in said["where"]
+    assert "own code does so" in said["hint"]
 
 
 @pytest.mark.slow

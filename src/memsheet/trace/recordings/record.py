@@ -143,8 +143,8 @@ def _stack_of(config: str) -> Layered:
 
 def _most_positions(config: Any) -> int | None:
     """Tokens that a sequence may have, where a config says."""
-    text = config.get_text_config()
-    found = [getattr(text, name, None) for name in POSITIONS]
+    texts = (config.get_text_config(), getattr(config, "decoder", None))
+    found = [getattr(text, name, None) for text in texts for name in POSITIONS]
     return min((value for value in found if isinstance(value, int) and value > 0), default=None)
 
 
@@ -225,7 +225,6 @@ def _observed(
     """Steps at all sizes. Raises NoFunctionError where the code asks for values of large tensors: which
     expert gets which token is no function of their number.
     """
-
     some = kept if len(kept) < layers else None
 
     def observe(how: How) -> list[Step]:
