@@ -261,7 +261,7 @@ def test_a_library_that_reads_weights_is_said_to():
             torch.nn.utils.clip_grad_norm_([weight], 1.0, error_if_nonfinite=True)
     trace = error.value.__traceback__.tb_next
     said = explain_traced_error(error.value.with_traceback(trace), "a_model")
-    assert "clip_grad.py:" in said["reason"] or "clip_grad.py:" in said["where"]
+    assert "needs the value of a tensor" in said["reason"]
     assert "own code does so" in said["hint"]
 
 
