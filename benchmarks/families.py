@@ -1,7 +1,8 @@
 """Every model type that the installed transformers constructs a default configuration of: who reads it, how
 many parameters it has, and what a step of it holds by the sheet and by a trace.
 
-    python benchmarks/families.py [--only WORDS] [--ways train,fsdp2,lora,infer] [--workers 2] [--meta] [--trace] [--all] [--json]
+    python benchmarks/families.py [--only WORDS] [--ways train,fsdp2,lora,infer] [--workers 2]
+                                  [--meta] [--trace] [--all] [--json]
 
 Types are those for text and for pictures and text; ``--all`` adds encoders and pairs of sequences. ``--meta``
 counts parameters on the meta device too, ``--trace`` runs the library's own code beside the sheet. Nothing is

@@ -123,8 +123,8 @@ class Recording:
     """A model's own code on record. ``stack``: the path of its layers; ``kinds``: of each layer its kind, a
     place in ``layers``, which holds the parameters of each kind; ``others``: those of no layer. ``table``,
     ``projection``: the modules that look words up and that make logits. ``eager_only``: the library has no
-    fused attention for it. ``given``: beside words. ``runs``: None for a way to run that is no function of sequences and tokens, and
-    is on record at single sizes.
+    fused attention for it. ``given``: what its steps are given beside words, in words. ``runs``: None for a
+    way to run that is no function of sequences and tokens, and is on record at single sizes.
 
     ``make`` records a further way to run; None where nothing can. ``caches``: of each kind of layer, where
     they were asked for.

@@ -210,8 +210,8 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def layers_of(model: nn.Module) -> nn.ModuleList | None:
-    """The stack of layers that holds most of the parameters (a decoder's, before an encoder's; the words', before
-    a tower's).
+    """The stack of layers that holds most of the parameters (a decoder's, before an encoder's; the words',
+    before a tower's).
     """
     stacks = [
         (name, module)
@@ -231,8 +231,8 @@ def layers_of(model: nn.Module) -> nn.ModuleList | None:
 
 
 def _home_of_words(model: nn.Module) -> str:
-    """The path, with a dot, of the module that looks words up and so runs the layers behind them; empty where it
-    is the model itself, or not known.
+    """The path, with a dot, of the module that looks words up and so runs the layers behind them; empty where
+    it is the model itself, or not known.
     """
     try:
         table = model.get_input_embeddings()  # type: ignore[operator]

@@ -1,5 +1,5 @@
-"""What a model's forward cannot do without beside words: one standard picture a sequence, of the size that its
-config says, as the model's own processor shapes it.
+"""What a model's forward cannot do without beside words: one standard picture a sequence, of the size that
+its config says, as the model's own processor shapes it.
 
 Models that run on words alone are given words alone.
 """
@@ -16,9 +16,9 @@ Batch = dict[str, Tensor]
 QUESTION_TOKENS = 32
 """Words that a query former is given beside a picture (InstructBLIP's prompts are one short sentence)."""
 FRAMES = 4
-"""Pictures of a clip (transformers 5.23, configuration_instructblipvideo.py, ``video_token_index`` stands for the
-four that its processor samples).
-"""
+"""Pictures of a clip (transformers 5.23, modeling_instructblipvideo.py:941, "video has frames=4 always")."""
+PATCHES = 2048
+"""Of a page (transformers 5.23, image_processing_pix2struct.py:156)."""
 BOX = 4  # left, top, right, bottom
 
 
@@ -87,10 +87,10 @@ def _picture_for_words(batch: Batch, config: Any, dtype: torch.dtype) -> Batch:
 
 
 def _patches_for_words(batch: Batch, config: Any, dtype: torch.dtype) -> Batch:
-    """Pix2Struct: patches with their row and column (image_processing_pix2struct.py, ``max_patches`` 2048)."""
+    """Pix2Struct: patches with their row and column (image_processing_pix2struct.py)."""
     vision, labels = config.vision_config, batch["labels"]
     width = vision.patch_embed_hidden_size + 2
-    patches = torch.ones(len(labels), vision.seq_len // 2, width, dtype=dtype, device=labels.device)
+    patches = torch.ones(len(labels), PATCHES, width, dtype=dtype, device=labels.device)
     return {"flattened_patches": patches, "labels": labels}
 
 
@@ -115,7 +115,7 @@ STANDARD: Mapping[str, tuple[Callable[[Batch, Any, torch.dtype], Batch], str]] =
     "instructblipvideo": (_with_clip_and_question, f"a clip of {FRAMES} pictures a sequence"),
     "kosmos-2": (_with_marked_picture, _PICTURE),
     "molmo2": (_with_kinds_of_tokens, ""),
-    "pix2struct": (_patches_for_words, "one page of 2048 patches a sequence"),
+    "pix2struct": (_patches_for_words, f"one page of {PATCHES} patches a sequence"),
     "udop": (_with_boxes, "a box for each word"),
     "vision-encoder-decoder": (_picture_for_words, _PICTURE),
 }

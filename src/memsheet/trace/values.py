@@ -50,7 +50,7 @@ NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
 
 def with_values_if_asked(run: Callable[[Any], Any], how: Any, most: int = MANY) -> Any:
-    """``run(how)``; once more with values where the code asks for one, and with ``most`` where it asks more."""
+    """``run(how)``; once more with values where the code asks for one, with ``most`` where it asks more."""
     for values in (how.values, *(n for n in (FEW, MANY) if n < most)):
         with suppress(*NEEDS_VALUES):
             return run(replace(how, values=values))
@@ -58,7 +58,9 @@ def with_values_if_asked(run: Callable[[Any], Any], how: Any, most: int = MANY) 
 
 
 class HostValues(TorchDispatchMode):
-    """Follow known values of tensors of at most so many elements; stands between the fake tensors' mode and whoever records."""
+    """Follow known values of tensors of at most so many elements; stands between the fake tensors' mode and
+    whoever records.
+    """
 
     def __init__(self, most: int) -> None:
         super().__init__()

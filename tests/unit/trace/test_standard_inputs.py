@@ -1,0 +1,33 @@
+"""What models are given beside words, by every type that needs it."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from memsheet.run.standard_inputs import STANDARD, standard_input_words, with_standard_inputs  # noqa: E402
+
+
+@pytest.mark.parametrize("kind", STANDARD)
+def test_every_sequence_gets_its_own_and_the_words_stay(kind):
+    if kind == "vision-encoder-decoder":
+        parts = {"encoder": {"model_type": "vit"}, "decoder": {"model_type": "gpt2"}}
+        config = transformers.AutoConfig.for_model(kind, **parts)
+    else:
+        config = transformers.AutoConfig.for_model(kind)
+    ids = torch.zeros(3, 64, dtype=torch.int64)
+    batch = with_standard_inputs({"input_ids": ids, "labels": ids.clone()}, config, torch.bfloat16)
+    assert all(len(one) == 3 for one in batch.values())
+    assert all(one.numel() for one in batch.values())
+    assert batch["labels"].shape == ids.shape
+    assert set(batch) - {"input_ids", "labels"}
+    seen = {name for name in batch if "pixel" in name or "patches" in name or name == "bbox"}
+    assert bool(seen) == bool(standard_input_words(config))
+
+
+def test_models_of_words_alone_are_given_words_alone():
+    config = transformers.AutoConfig.for_model("llama")
+    ids = torch.zeros(3, 64, dtype=torch.int64)
+    batch = {"input_ids": ids, "labels": ids}
+    assert with_standard_inputs(batch, config, torch.bfloat16) is batch
+    assert standard_input_words(config) == ""
