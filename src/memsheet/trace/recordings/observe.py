@@ -20,6 +20,21 @@ from memsheet.trace.job import How, recording_context
 from memsheet.trace.modules import Modules, claim_parameters, watch_gradients
 from memsheet.trace.recorder import Recorder, Row
 
+LONGER = 2
+"""The first forward is longer than the next by this part of what lies between the shortest and the longest."""
+LOOPS = 1.1
+"""A forward of twice the tokens that does a tenth more operations loops over them: no sizes are solved from
+it.
+"""
+
+
+class NotRecordableError(ValueError):
+    """What a step did does not come apart at its layers."""
+
+
+class NoFunctionError(NotRecordableError):
+    """What a step allocates is no function of sequences and tokens that is known here."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Step:
@@ -67,11 +82,18 @@ def observe_steps(config: Any, plan: Plan, how: How, sizes: Sequence[tuple[int, 
         watch_gradients(recorder, model)
         noted = Borders(recorder)
         _watch_borders(model, noted)
-        _run_forward(modules, model, config, _of_size(plan, *sizes[0]), how, noted)  # what is made but once
-        found = []
+        before = recorder.operations
+        # what is made but once; of another length, to see whether operations are more for more tokens
+        _run_forward(modules, model, config, _of_size(plan, *_first_size(sizes)), how, noted)
+        first, found = recorder.operations - before, list[Step]()
         for sequences, tokens in sizes:
             noted.step = Step(layers=noted.layers, tied_bytes=_tied_bytes(model))
-            _take_step(modules, model, config, _of_size(plan, sequences, tokens), how, noted)
+            before = recorder.operations
+            loss = _run_forward(modules, model, config, _of_size(plan, sequences, tokens), how, noted)
+            if not found and len(sizes) > 1 and first > LOOPS * (recorder.operations - before):
+                raise NoFunctionError("its code loops over tokens")
+            _take_step_back(modules, loss, noted)
+            del loss
             found.append(replace(noted.step, rows=list(recorder.rows), events=list(recorder.events)))
         return found
 
@@ -88,8 +110,13 @@ def _of_size(plan: Plan, sequences: int, tokens: int) -> Plan:
     return replace(plan, batch=replace(plan.batch, microbatch=sequences, seq_len=tokens))
 
 
-def _take_step(modules: Modules, model: nn.Module, config: Any, plan: Plan, how: How, noted: Borders) -> None:
-    loss = _run_forward(modules, model, config, plan, how, noted)
+def _first_size(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """A little longer than the first of several sizes, within the longest."""
+    (sequences, tokens), longest = sizes[0], max(tokens for _, tokens in sizes)
+    return sequences, tokens + (longest - tokens) // LONGER
+
+
+def _take_step_back(modules: Modules, loss: Any, noted: Borders) -> None:
     noted.recorder.mark(Instant.BACKWARD)
     noted.step.backward = noted.now()
     loss.backward()

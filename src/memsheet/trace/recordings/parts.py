@@ -15,7 +15,7 @@ from memsheet.recording import ALLOCATED, MADE_GRADIENT, RELEASED
 from memsheet.sheet import Component
 from memsheet.trace.modules import fold_layer_indices
 from memsheet.trace.recorder import Row
-from memsheet.trace.recordings.observe import Step
+from memsheet.trace.recordings.observe import NotRecordableError, Step
 
 STANDS = frozenset({Component.BUFFERS, Component.INPUTS, Component.WORKSPACES})
 """What is there after a step, whenever it was made."""
@@ -23,14 +23,6 @@ STANDS = frozenset({Component.BUFFERS, Component.INPUTS, Component.WORKSPACES})
 
 WORDS = frozenset({"input_ids", "decoder_input_ids", "labels"})
 """Inputs that every step has, which are no part of a record."""
-
-
-class NotRecordableError(ValueError):
-    """What a step did does not come apart at its layers."""
-
-
-class NoFunctionError(NotRecordableError):
-    """What a step allocates is no function of sequences and tokens that is known here."""
 
 
 @dataclass(frozen=True, slots=True)

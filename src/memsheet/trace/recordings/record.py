@@ -36,8 +36,14 @@ from memsheet.run.standard_inputs import standard_input_words
 from memsheet.trace.job import How
 from memsheet.trace.recordings.generation import FoundGeneration, observe_caches, observe_generations
 from memsheet.trace.recordings.kinds import kind_representatives, recorded_parameters, representative_layers
-from memsheet.trace.recordings.observe import Step, build_shallow_config, observe_steps
-from memsheet.trace.recordings.parts import Found, FoundPass, NoFunctionError, NotRecordableError, cut_step
+from memsheet.trace.recordings.observe import (
+    NoFunctionError,
+    NotRecordableError,
+    Step,
+    build_shallow_config,
+    observe_steps,
+)
+from memsheet.trace.recordings.parts import Found, FoundPass, cut_step
 from memsheet.trace.recordings.solve import Size, solve_terms
 from memsheet.trace.values import FEW, MANY, NEEDS_VALUES, with_values_if_asked
 

@@ -26,7 +26,7 @@ def main() -> None:
 
 def _answer_request(request: dict[str, Any]) -> dict[str, Any]:
     try:
-        from memsheet.trace.recordings.parts import NotRecordableError
+        from memsheet.trace.recordings.observe import NotRecordableError
         from memsheet.trace.recordings.record import answer
     except ImportError as error:
         return {"missing": str(error)}
