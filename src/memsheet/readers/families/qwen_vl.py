@@ -61,7 +61,7 @@ def read(config: Fields) -> ModelSpec:
         of_kind(rename_path_roots(text, {"model": "model.language_model"}), kind),
         model_type=kind,
         head=causal_head(text.vocab, text.hidden, tied=tied),
-        towers=(_qwen2_vision_tower(vision) if kind == "qwen2_vl" else _qwen2_5(vision),),
+        towers=(_qwen2_vision_tower(vision) if kind == "qwen2_vl" else qwen2_5_vision_tower(vision),),
     )
 
 
@@ -75,7 +75,14 @@ def _text_fields(config: Fields, nested: Fields) -> Fields:
 
 
 def _qwen_vision_block(
-    kind: str, hidden: int, heads: int, *, norms: tuple[Norm, ...], mlp: Dense, chunk: int | None = None
+    kind: str,
+    hidden: int,
+    heads: int,
+    *,
+    norms: tuple[Norm, ...],
+    mlp: Dense,
+    kv_heads: int | None = None,
+    chunk: int | None = None,
 ) -> Block:
     """``chunk``: tokens of a window, where attention stays inside windows."""
     head_dim = hidden // heads
@@ -83,7 +90,7 @@ def _qwen_vision_block(
         "attn",
         hidden,
         heads,
-        heads,
+        kv_heads or heads,
         head_dim,
         qkv_bias=True,
         out_bias=True,
@@ -149,7 +156,9 @@ def _qwen2_vision_tower(config: Fields) -> Tower:
     )
 
 
-def _qwen2_5(config: Fields) -> Tower:
+def qwen2_5_vision_tower(
+    config: Fields, kind: str = "qwen2_5_vl_vision", kv_heads: int | None = None
+) -> Tower:
     """Defaults: Qwen2_5_VLVisionConfig. A few layers see the whole image, the others windows of it."""
     hidden = config.count("hidden_size", default=3584)
     heads = even_heads(config, hidden, "num_heads", "num_attention_heads", default=16)
@@ -162,7 +171,7 @@ def _qwen2_5(config: Fields) -> Tower:
     runs = repeating_layer_runs(
         [None if layer in full else window for layer in range(layers)],
         lambda chunk: _qwen_vision_block(
-            "qwen2_5_vl_vision", hidden, heads, norms=norms, mlp=mlp, chunk=chunk
+            kind, hidden, heads, norms=norms, mlp=mlp, kv_heads=kv_heads, chunk=chunk
         ),
     )
     return _qwen_vision_tower(
