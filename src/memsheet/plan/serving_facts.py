@@ -54,7 +54,8 @@ class ServingFacts:
     ``torch_memory``: its tensors are torch's, and so are the totals.
 
     Of weights: ``dequantizes_below``, by a released format the compute capability below which it is
-    dequantized. Of families: ``unserved``, by a layer's kind, those that it has no code for.
+    dequantized. Of families: ``unserved``, by a layer's kind, those that it has no code for;
+    ``pooled``, kinds of encoders that it makes vectors or scores with, without a cache.
 
     Of its start: ``profiles_batch``, a batch of all sequences is run first, so that fewer of them and no
     graphs leave more for the pool; ``compiles``, whether a release compiles its passes by itself, None
@@ -93,6 +94,7 @@ class ServingFacts:
     torch_memory: bool = True
     dequantizes_below: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     unserved: Mapping[str, Unserved] = field(default_factory=dict)
+    pooled: frozenset[str] = frozenset()
     profiles_batch: bool = False
     compiles: Callable[[str | None], bool] | None = None
     needs_longest: bool = False

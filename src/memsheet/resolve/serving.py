@@ -120,13 +120,19 @@ def serves_in_pages(model: ModelSpec | None) -> bool:
     return model is not None and model.head.kind == "causal_lm" and not encoder
 
 
+POOLED_HEADS = ("none", "classification")
+
+
 def check_decodes(gaps: RequestResolver, engine: Engine, model: ModelSpec | None, task: str) -> None:
-    """A server that makes one token after another serves models that do: an encoder or a picture's classifier
-    has nothing to keep for the next.
+    """A server that makes one token after another serves models that do, and perhaps encoders for what they
+    make of a whole text; a picture's classifier has nothing to keep for the next.
     """
     if task != "infer" or model is None or engine.limits.library_modules or not model.stacks:
         return
-    if not any(stack.role == "decoder" for stack in model.stacks):
+    decodes = any(stack.role == "decoder" for stack in model.stacks)
+    if not decodes and model.head.kind in POOLED_HEADS and kinds_of(model) <= engine.serving.pooled:
+        return
+    if not decodes:
         reason = (
             f"generates, and {model.name} is "
             f"{'a vision' if model.stacks[0].role == 'vision' else 'an'} encoder, which makes no "

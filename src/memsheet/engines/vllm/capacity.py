@@ -102,6 +102,15 @@ def cache_capacity_facts(spec: ModelSpec, plan: Plan, pool: Pool) -> Mapping[str
     }  # fmt: skip
 
 
+def cacheless_facts(plan: Plan) -> Mapping[str, Any]:
+    """Facts of a server that keeps nothing of a text: as many at once as may be started, however long."""
+    at_once = int(plan.serving.max_sequences or 1)
+    return {
+        "kv_bytes_per_token": 0, "kv_bytes_per_token_per_rank": 0, "kv_bytes_per_sequence": 0, "kv_tokens": 0, "pages": 0,
+        "max_sequences": {str(n): at_once for n in lengths_of(plan)},
+    }  # fmt: skip
+
+
 @formula(
     cites=PAGED_SERVER_CODE,
     at=(

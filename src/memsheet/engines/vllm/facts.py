@@ -159,10 +159,17 @@ HEEDED_CACHES = {
 and v0.14.0 utils/torch_utils.py:238; whatever it is told: v0.16.0 attention.py:232, v0.21.0 :233, not
 v0.33.0 :288.
 """
-UNSERVED = {"minimax": Unserved((0, 23, 0), "was taken out in v0.23.0", "--engine-version 0.22")}
+WENT_WITH_V0 = Unserved((0, 11, 0), "went with its first engine after v0.10.2")
+UNSERVED = {
+    "minimax": Unserved((0, 23, 0), "was taken out in v0.23.0", "--engine-version 0.22"),
+    "bart": WENT_WITH_V0,
+    "mbart": WENT_WITH_V0,
+}
 """v0.33.0 model_executor/models/registry.py:861, where lightning attention's models are named as they
-were.
+were; v0.11.0 registry.py, _PREVIOUSLY_SUPPORTED_MODELS.
 """
+POOLED = frozenset({"bert", "roberta", "modernbert"})
+"""Encoders of v0.11.0 model_executor/models/registry.py, _EMBEDDING_MODELS and _CROSS_ENCODER_MODELS."""
 SERVING = ServingFacts(
     heeded_caches=HEEDED_CACHES,
     length_limit=LengthLimit("VLLM_ALLOW_LONG_MAX_MODEL_LEN"),  # v0.33.0 config/model.py:2664
@@ -173,6 +180,7 @@ SERVING = ServingFacts(
     # v0.33.0 layers/fused_moe/config.py:1106, 1207; without experts a server each, v1/engine/core.py:1552
     replicas_share_experts=True,
     unserved=UNSERVED,
+    pooled=POOLED,
     own_draft_outputs=own_draft_outputs,
     joins_projections=True,  # v0.11.0 model_executor/models/llama.py
     stages_at_once=True,  # v0.11.0 v1/engine/core.py, step_with_batch_queue

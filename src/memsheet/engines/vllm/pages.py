@@ -129,7 +129,8 @@ def kinds_of(part: ModelSpec, plan: Plan, release: Release) -> tuple[Kind, ...]:
 def _cache_group_kinds(part: ModelSpec, plan: Plan, release: Release) -> Iterator[Kind]:
     assert plan.cache.kv_dtype is not None
     assert plan.cache.page_tokens is not None
-    if any(stack.role == "encoder" for stack in part.stacks):
+    roles = {stack.role for stack in part.stacks}
+    if {"encoder", "decoder"} <= roles:
         raise input_error(
             "model",
             part.name,

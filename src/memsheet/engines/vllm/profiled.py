@@ -29,6 +29,19 @@ and counts whole (kSmallSize, pytorch/pytorch c10/cuda/CUDACachingAllocator.cpp 
 """
 
 
+POOLED_TOKENS = 32768
+"""Tokens of a batch that releases take for encoders where nobody says another number, at most (v0.11.0
+vllm/utils/__init__.py, POOLING_MODEL_MAX_NUM_BATCHED_TOKENS).
+"""
+
+
+def makes_tokens(part: ModelSpec) -> bool:
+    """Whether a model writes one token after another; an encoder hands back vectors or scores of whole texts,
+    with neither a cache nor a sampler (v0.11.0 v1/kv_cache_interface.py, EncoderOnlyAttentionSpec).
+    """
+    return any(stack.role == "decoder" for stack in part.stacks)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
     """``pictures``: what is kept of them under all that follows; ``resting``: hidden states that the sampler
@@ -55,13 +68,12 @@ def profile_run_peak(part: ModelSpec, plan: Plan, release: Release, tokens: Coun
         plan.precision.compute,
         kept_pictures(part, plan, release),
     )
-    if part.head.kind == "none":
-        return Peak(
-            pictures=pictures,
-            resting=Bytes.exact(0),
-            sampler=Bytes.exact(0),
-            layer=profiled_layer_bytes(part, plan, tokens),
-        )
+    if part.head.kind == "none" or not makes_tokens(part):
+        layer = profiled_layer_bytes(part, plan, tokens)
+        if not makes_tokens(part):
+            most = profiled_layer_bytes(part, plan, maximum(tokens, POOLED_TOKENS))
+            layer = Bytes(layer.low, layer.value, most.high)
+        return Peak(pictures=pictures, resting=Bytes.exact(0), sampler=Bytes.exact(0), layer=layer)
     chosen = sampler_bytes(release.sampler_of(part.model_type), rows, part.head.width, dtype)
     least = minimum(
         chosen, masked_sampler_bytes(rows, part.head.width, dtype)

@@ -9,7 +9,13 @@ from functools import reduce
 from typing import Any
 
 from memsheet.arith import Count, maximum, minimum
-from memsheet.engines.vllm.capacity import Pool, cache_capacity_facts, shared_blocks, start_up
+from memsheet.engines.vllm.capacity import (
+    Pool,
+    cache_capacity_facts,
+    cacheless_facts,
+    shared_blocks,
+    start_up,
+)
 from memsheet.engines.vllm.cut_blocks import refuses_cut_block
 from memsheet.engines.vllm.deepep import fixed_buffer_bytes
 from memsheet.engines.vllm.facts import release_of
@@ -18,7 +24,7 @@ from memsheet.engines.vllm.lora import lora_facts, lora_host_bytes, lora_items, 
 from memsheet.engines.vllm.lora_buffers import buffer_item
 from memsheet.engines.vllm.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
 from memsheet.engines.vllm.pictures import deepstack_items
-from memsheet.engines.vllm.profiled import Peak, profile_run_peak, unpacked_tokens
+from memsheet.engines.vllm.profiled import Peak, makes_tokens, profile_run_peak, unpacked_tokens
 from memsheet.engines.vllm.releases import Release
 from memsheet.engines.vllm.sampling import sampler_state_bytes
 from memsheet.engines.vllm.speculative import (
@@ -91,6 +97,8 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
     pool = Bytes(
         *(own.layout.block_bytes * count for count in (blocks.high, blocks.value, blocks.low))
     )  # most where others take least
+    if not own.layout.groups and not makes_tokens(spec):
+        return list(own.items)
     return [*own.items, Item(Component.KV_CACHE, "pool", dict.fromkeys(RUNNING, pool), AT_POOL)]
 
 
@@ -213,7 +221,8 @@ def latent_workspace_bytes(part: ModelSpec, plan: Plan) -> Count:
 
 
 def _sampler_states(part: ModelSpec, plan: Plan, release: Release) -> list[Item]:
-    if not release.sampler_of(part.model_type).counts or part.head.kind == "none":
+    counts = release.sampler_of(part.model_type).counts and makes_tokens(part)
+    if not counts or part.head.kind == "none":
         return []
     assert plan.serving.max_sequences is not None
     size = Bytes.exact(sampler_state_bytes(plan.serving.max_sequences, part.head.width))
@@ -366,8 +375,10 @@ def notes(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[str, ..
 
 
 def room(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> Callable[[int], Bytes]:
-    """How many sequences of a length the pool holds."""
+    """How many sequences of a length the pool holds; without one as many as may be started."""
     plan = group_plan(plan)
+    if not makes_tokens(spec):
+        return lambda _: Bytes.exact(int(plan.serving.max_sequences or 1))
     return _stages_and_kv_pool(spec, plan, cluster)[1].sequences
 
 
@@ -379,6 +390,8 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, 
     release = release_of(plan.engine_version)
     if plan.phase == "load":
         return {}
+    if not makes_tokens(spec):
+        return {"read": f"{plan.engine} {release.tag}", **cacheless_facts(plan)}
     stages, pool = _stages_and_kv_pool(spec, plan, cluster)
     found = {
         "read": f"{plan.engine} {release.tag}",

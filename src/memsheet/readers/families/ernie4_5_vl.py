@@ -1,5 +1,5 @@
-"""ERNIE 4.5 VL: a decoder whose layers keep experts for words and others for pictures, and one shared expert for
-both; a tower, and a resampler that merges patches in space and in time.
+"""ERNIE 4.5 VL: a decoder whose layers keep experts for words and others for pictures, and one shared expert
+for both; a tower, and a resampler that merges patches in space and in time.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _ernie_mlp(text: Fields, hidden: int, path: str = "mlp", width: int | None =
 
 
 def _two_kinds_of_experts(text: Fields, hidden: int) -> Moe:
-    """A word goes to experts of the first kind, a patch of a picture to as many of the second, narrower ones."""
+    """A word goes to experts of the first kind, a patch of a picture to as many of the second, narrower."""
     widths = text.counts("moe_intermediate_size", _WIDTHS, low=1)
     if len(widths) != len(_WIDTHS):
         text.wrong("moe_intermediate_size", list(widths), "is not a width for words and one for pictures")
@@ -144,7 +144,7 @@ def _experts_of_kind(path: str, experts: int, hidden: int, width: int) -> tuple[
 
 
 def _ernie_tower(vision: Fields, out: int) -> Tower:
-    """Patches in; squares of them, and then neighbours in time, merged to one token of the decoder's width."""
+    """Patches in; squares of them, then neighbours in time, merged to one token of the decoder's width."""
     hidden = vision.count("hidden_size", default=1280)
     heads = even_heads(vision, hidden, "num_heads", "num_attention_heads", default=16)
     patch = vision.count("patch_size", default=14)

@@ -131,7 +131,9 @@ def _adapter_room_phrases(answer: Answer, room: Mapping[str, Any], look: Look) -
 
 
 def _cache_room_name(serving: Mapping[str, Any]) -> str:
-    """What the sequences have room in: a pool of pages, or what the weights leave."""
+    """What the sequences have room in: a pool of pages, or what weights leave; none where none is kept."""
+    if serving.get("kv_bytes_per_sequence") == 0:
+        return "Texts at once, of which it keeps nothing:"
     return (
         "Sequences that the pool holds:"
         if serving.get("pages")

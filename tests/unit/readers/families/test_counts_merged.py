@@ -1,5 +1,5 @@
-"""Parameters of models whose towers merge patches of pictures of any size: every name, shape and count as in the
-real model.
+"""Parameters of models whose towers merge patches of pictures of any size: every name, shape and count as in
+the real model.
 """
 
 from __future__ import annotations
