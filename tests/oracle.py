@@ -94,7 +94,10 @@ def _modules(spec: ModelSpec) -> set[str]:
             *(f"{stack.final_path}.{norm.path}".removeprefix(".") for norm in stack.final_norms),
         }
         for block, _ in distinct_blocks(stack):
-            norms = (*block.norms, *(mixer.qk_norm for mixer in block.mixers if mixer.qk_norm))
+            norms = (
+                *block.norms,
+                *(mixer.qk_norm for mixer in block.mixers if getattr(mixer, "qk_norm", None)),
+            )
             shared = getattr(block.feed_forward, "shared", None)
             parts = (*block.mixers, *norms, block.feed_forward, *((shared,) if shared else ()))
             found |= {fold_path_indices(f"{stack.path}.*.{part.path}".removesuffix(".")) for part in parts}

@@ -13,7 +13,7 @@ from memsheet.readers.fields import Fields
 from memsheet.readers.parts import vocabulary_head
 from memsheet.readers.registry import FAMILIES
 
-TEXT_MODULES = ("llama", "gemma", "gpt", "moe", "routed", "latent", "qwen3_5")
+TEXT_MODULES = ("llama", "gemma", "gpt", "moe", "routed", "latent", "qwen3_5", "short_conv")
 MAX_PIXELS = 2**16  # along one side; far above any released model
 
 

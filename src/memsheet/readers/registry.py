@@ -23,7 +23,7 @@ _MODULES = {
     "zamba": "zamba2",
     "state_space": "mamba mamba2 falcon_mamba rwkv",
     "multimodal": "gemma3 llava mistral3",
-    "tiled": "idefics3 smolvlm internvl paligemma llava_next llava_onevision",
+    "tiled": "lfm2_vl idefics3 smolvlm internvl paligemma llava_next llava_onevision",
     "exaone4_5": "exaone4_5",
     "ernie4_5_vl": "ernie4_5_vl_moe",
     "qwen_vl": "qwen2_vl qwen2_5_vl",

@@ -24,6 +24,7 @@ from memsheet.readers.parts import (
 
 _ENCODERS = (
     "clip_vision_model", "siglip_vision_model", "pixtral", "idefics3_vision", "smolvlm_vision", "internvl_vision",
+    "siglip2_vision_model",
 )  # fmt: skip
 
 
@@ -53,6 +54,8 @@ def vision_model(
             return _internvl_vision_model(vision, path)
         case "pixtral":
             return _pixtral_vision_model(vision, path)
+        case "siglip2_vision_model":
+            return _siglip2_vision_model(vision, path)
         case "siglip_vision_model":
             return _siglip_vision_model(vision, path)
         case _:
@@ -168,6 +171,29 @@ def _siglip_vision_model(config: Fields, path: str) -> Vision:
     )
     stack = vision_encoder_stack(path, config, block, layer_norm("post_layernorm", hidden))
     return Vision(hidden=hidden, stack=stack, embeddings=embeddings, extras=pooling, patches=count)
+
+
+def _siglip2_vision_model(config: Fields, path: str) -> Vision:
+    """Defaults: Siglip2VisionConfig. SigLIP over patches that are cut before it, of pictures of any shape."""
+    hidden = config.count("hidden_size", default=768)
+    intermediate = config.count("intermediate_size", default=3072)
+    activation = config.text("hidden_act", default="gelu_pytorch_tanh")
+    side = config.count("patch_size", default=16)
+    pixels = config.count("num_channels", default=3) * side * side
+    block = clip_block(config, "siglip2_vision_model", hidden, intermediate, activation)
+    embeddings = (
+        *linear_weights(f"{path}.embeddings.patch_embedding", hidden, pixels, bias=True),
+        embedding_table(
+            f"{path}.embeddings.position_embedding", config.count("num_patches", default=256), hidden
+        ),
+    )
+    pooling = (
+        _siglip_pooling(f"{path}.head", hidden, intermediate)
+        if config.flag("vision_use_head", default=True)
+        else ()
+    )
+    stack = vision_encoder_stack(path, config, block, layer_norm("post_layernorm", hidden))
+    return Vision(hidden=hidden, stack=stack, embeddings=embeddings, extras=pooling)
 
 
 def _siglip_pooling(path: str, hidden: int, intermediate: int) -> tuple[Weight, ...]:

@@ -1,5 +1,5 @@
 """Language models that see pictures cut into tiles: LLaVA-NeXT and LLaVA-OneVision, Idefics3 and SmolVLM,
-InternVL; and PaliGemma, which sees one.
+InternVL and LFM2-VL; and PaliGemma, which sees one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MAX_PINPOINTS = 256
 _CLASSES = {
     "idefics3": "Idefics3ForConditionalGeneration", "smolvlm": "SmolVLMForConditionalGeneration", "internvl": "InternVLForConditionalGeneration",
     "paligemma": "PaliGemmaForConditionalGeneration", "llava_next": "LlavaNextForConditionalGeneration",
-    "llava_onevision": "LlavaOnevisionForConditionalGeneration",
+    "llava_onevision": "LlavaOnevisionForConditionalGeneration", "lfm2_vl": "Lfm2VlForConditionalGeneration",
 }  # fmt: skip
 
 
@@ -58,6 +58,8 @@ def read(config: Fields) -> ModelSpec:
             return _internvl_spec(config)
         case "paligemma":
             return _paligemma_spec(config)
+        case "lfm2_vl":
+            return _lfm2_vl_spec(config)
         case "llava_onevision":
             return _llava_onevision_spec(config)
         case _:
@@ -132,6 +134,33 @@ def _paligemma_spec(config: Fields) -> ModelSpec:
         projector,
         picture=image_token_counts(config, tokens, image=224, absent=_PALIGEMMA_VISION) if tokens else None,
         tied=config.flag("tie_word_embeddings", default=True),
+    )
+
+
+def _lfm2_vl_spec(config: Fields) -> ModelSpec:
+    """Squares of patches of pictures of any shape become one token. ``tie_embedding``: as the first releases
+    have it.
+    """
+    text = text_model(config.sub("text_config"), "lfm2")
+    vision = vision_model(config, TOWER, "siglip2_vision_model")
+    wide = vision.hidden * config.count("downsample_factor", default=2) ** 2
+    inner, bias = (
+        config.count("projector_hidden_size", default=2560),
+        config.flag("projector_bias", default=True),
+    )
+    normed = config.flag("projector_use_layernorm", default=True)
+    projector = (
+        *(layer_norm(f"{PROJECTOR}.layer_norm", wide).weights if normed else ()),
+        *linear_weights(f"{PROJECTOR}.linear_1", inner, wide, bias=bias, cut="out"),
+        *linear_weights(f"{PROJECTOR}.linear_2", text.hidden, inner, bias=bias, cut="in"),
+    )
+    return combine_text_and_vision(
+        config,
+        text,
+        vision,
+        projector,
+        picture=None,
+        tied=config.flag("tie_embedding", "tie_word_embeddings", default=True),
     )
 
 

@@ -31,6 +31,7 @@ CLASSES = {
     "paligemma": "PaliGemmaForConditionalGeneration",
     "llava_next": "LlavaNextForConditionalGeneration",
     "llava_onevision": "LlavaOnevisionForConditionalGeneration",
+    "lfm2_vl": "Lfm2VlForConditionalGeneration",
 }
 PALIGEMMA = {**TEXT, "model_type": "gemma", "head_dim": 20, "hidden_act": "gelu_pytorch_tanh"}
 SMALL: dict[str, dict[str, Any]] = {
@@ -43,6 +44,10 @@ SMALL: dict[str, dict[str, Any]] = {
     },
     "llava_next": {"text_config": TEXT, "vision_config": {**VISION, "model_type": "clip_vision_model"}},
     "llava_onevision": {"text_config": TEXT, "vision_config": {**VISION, "model_type": "siglip_vision_model"}},
+    "lfm2_vl": {
+        "text_config": {**TEXT, "hidden_size": 128, "num_attention_heads": 8, "num_hidden_layers": 5, "full_attn_idxs": [2, 4], "conv_bias": True},
+        "vision_config": {**VISION, "num_patches": 25, "patch_size": 8, "num_channels": 1, "vision_use_head": False},
+    },
 }  # fmt: skip
 MORE: list[tuple[str, dict[str, Any]]] = [
     ("internvl", {
@@ -57,6 +62,10 @@ MORE: list[tuple[str, dict[str, Any]]] = [
         "text_config": {**TEXT, "model_type": "mistral"},
     }),
     ("llava_onevision", {**SMALL["llava_onevision"], "text_config": {**TEXT, "tie_word_embeddings": True}}),
+    ("lfm2_vl", {
+        **SMALL["lfm2_vl"], "downsample_factor": 3, "projector_hidden_size": 77, "projector_bias": False, "projector_use_layernorm": False,
+        "tie_word_embeddings": False,
+    }),
     *((name, {}) for name in CLASSES),
 ]  # fmt: skip
 
