@@ -112,12 +112,13 @@ class Attention:
     gated_output: bool = False  # output multiplied by a sigmoid gate from the query projection
     shares_kv: bool = False  # reads the keys and values of an earlier layer, and keeps none
     value_is_key: bool = False  # values are what the key projection makes; there is no other matrix
+    index_dim: int = 0  # elements of the key by which an indexer picks the blocks that are attended to
     weights: tuple[Weight, ...]
 
     @property
     def kv_width(self) -> int:
         """Elements of a token's key and value in one head."""
-        return self.head_dim + (self.head_dim if self.value_dim is None else self.value_dim)
+        return 2 * self.head_dim if self.value_dim is None else self.head_dim + self.value_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +149,7 @@ class LatentAttention:
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
+    rotates: bool = True  # whether what heads share has a position
     index_dim: int = (
         0  # elements of the key by which an indexer picks a token's few others (sparse attention)
     )

@@ -40,6 +40,7 @@ NO_SDPA = frozenset(
         "bloom",
         "mpt",
         "gpt_oss",
+        "mimo_v2_flash",
         "mamba",
         "mamba2",
         "falcon_mamba",
@@ -62,7 +63,7 @@ TP_PLANS = frozenset({
     "nemotron", "olmo", "olmo2", "olmoe", "phi", "phi3", "qwen2", "qwen2_5_vl", "qwen2_moe", "qwen2_vl", "qwen3", "qwen3_moe",
     "qwen3_next", "smollm3", "starcoder2", "olmo3", "seed_oss", "ministral", "ministral3", "arcee", "apertus", "internlm3",
     "minimax_m2", "dots1", "exaone_moe", "flex_olmo", "glm4_moe_lite", "qwen3_5_text", "qwen3_5_moe_text",
-    "qwen3_5", "qwen3_5_moe", "qwen3_vl_moe",
+    "qwen3_5", "qwen3_5_moe", "qwen3_vl_moe", "hy_v3", "mimo_v2_flash", "minimax",
 })  # fmt: skip
 """Families whose configuration has a ``base_model_tp_plan`` that cuts its linear layers. Those of multimodal
 models are their text model's.

@@ -101,7 +101,7 @@ def key_value_heads(config: Fields, heads: int, *, default: int | None) -> int:
     return kv_heads
 
 
-def nullable_count(config: Fields, key: str, default: int) -> int | None:
+def nullable_count(config: Fields, key: str, default: int | None) -> int | None:
     """A count that null switches off; only a missing key takes ``default``."""
     return config.optional(key) if key in config.data else default
 

@@ -147,7 +147,7 @@ def check_served_families(gaps: RequestResolver, engine: Engine, model: ModelSpe
     for kind in sorted(kinds_of(model)) if task == "infer" else ():
         found = engine.serving.unserved.get(kind)
         if found is not None and found.since <= version:
-            reason = f"has no code for {kind}, which {found.why}"
+            reason = f"does not serve {kind} here, which {found.why}"
             gaps.wrong("engine", engine.name, reason, found.hint or "--engine transformers")
 
 

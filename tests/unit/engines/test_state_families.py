@@ -14,6 +14,10 @@ from memsheet.engines.sglang.states import slot_bytes
 from memsheet.engines.vllm.facts import RELEASES, release_of
 from memsheet.engines.vllm.pages import Kept, kinds_of, layout_of
 from memsheet.errors import InputError
+from memsheet.formulas.serving.loaded import rope_bytes
+from memsheet.formulas.serving.sparse_index import served_bytes_per_token
+from memsheet.plan.dtypes import BF16
+from memsheet.plan.engine_registry import find_engine
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve_request
 
@@ -32,9 +36,10 @@ GRANITE: dict[str, Any] = {
 # the state, its bytes in vLLM and in SGLang (where the model is in bf16)
 STATES: list[tuple[dict[str, Any], int, tuple[int, int, int, int], int, int, int]] = [
     (NANO, 23, (64 * 64, 2 * 128, 8, 3), 64 * 64 * 128, 4, 4),
-    ({**NANO, "mamba_ssm_cache_dtype": "bfloat16"}, 23, (64 * 64, 2 * 128, 8, 3), 64 * 64 * 128, 2, 4),
     (GRANITE, 31, (8192, 2 * 256, 1, 3), 128 * 64 * 256, 2, 4),
     ({"model_type": "falcon_h1"}, 32, (1024, 2 * 256, 1, 3), 128 * 8 * 256, 2, 4),
+    ({"model_type": "kimi_linear"}, 21, (3 * 32 * 128, 0, 1, 3), 32 * 128 * 128, 4, 4),
+    ({"model_type": "bailing_hybrid"}, 35, (3 * 32 * 128, 0, 1, 3), 32 * 128 * 128, 4, 4),
     ({"model_type": "lfm2", "full_attn_idxs": [0, 5]}, 30, (2560, 0, 1, 2), 0, 2, 4),
     ({"model_type": "lfm2_moe", "layer_types": ["conv"] * 24 + ["full_attention"] * 8}, 24, (2048, 0, 1, 2), 0, 2, 4),
 ]  # fmt: skip
@@ -61,6 +66,68 @@ def test_states_are_those_of_the_engines_own_shapes(case, tp):
     assert kind.layers == layers
     assert kind.page_bytes == (channels * kept * 2 + state * in_vllm) // tp
     assert slot_bytes(model, plan) == layers * (channels * kept * 2 + state * in_sglang) // tp
+
+
+def test_a_page_of_latents_beside_states_is_of_whole_128_tokens():
+    """2,170,880 bytes of a state over 1,152 of a latent (platforms/interface.py:1090)."""
+    model = read_hf_config({"model_type": "kimi_linear", "dtype": "bfloat16"})
+    layout = layout_of(kinds_of(model, plan_of(model, "vllm"), release_of(None)), release_of(None))
+    assert {group.block_tokens for group in layout.groups if group.kept is Kept.ALL} == {1920}
+
+
+# family, bytes of a token in all layers of a rank of one and of four, in bf16
+TOKENS: list[tuple[dict[str, Any], int, int]] = [
+    ({"model_type": "hy_v3"}, 80 * 2 * 8 * 128 * 2, 80 * 2 * 2 * 128 * 2),
+    ({"model_type": "mimo_v2_flash"}, (9 * 4 + 39 * 8) * (192 + 128) * 2, (9 + 39 * 2) * (192 + 128) * 2),
+    ({"model_type": "step3p5"}, 45 * 2 * 8 * 128 * 2, 45 * 2 * 2 * 128 * 2),
+    ({"model_type": "longcat_flash"}, 28 * 2 * (512 + 64) * 2, 28 * 2 * (512 + 64) * 2),
+    ({"model_type": "kimi_k2"}, 61 * (512 + 64) * 2, 61 * (512 + 64) * 2),
+    ({"model_type": "kimi_linear"}, 6 * (512 + 64) * 2, 6 * (512 + 64) * 2),
+    (
+        {"model_type": "minimax_m3_vl_text", "layer_types": ["full_attention"] * 3 + ["minimax_m3_sparse"] * 57},
+        (60 * 2 * 4 * 128 + 57 * 128) * 2,
+        (60 * 2 * 128 + 57 * 128) * 2,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TOKENS, ids=lambda case: case[0]["model_type"])
+def test_tokens_are_those_of_the_engines_own_shapes(case):
+    model = read_hf_config(case[0])
+    assert [served_bytes_per_token(model, BF16, tp) for tp in (1, 4)] == list(case[1:])
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("case", TOKENS, ids=lambda case: case[0]["model_type"])
+def test_routed_families_are_served(case, engine):
+    asked = {"gpus": "16xH200", "engine": engine, "tp": 16, "max_model_len": 4096}
+    answer = infer({**case[0], "dtype": "bfloat16"}, **asked)
+    assert answer.serving is not None
+    assert answer.serving["kv_bytes_per_token"] == case[1]
+
+
+def test_a_table_of_positions_is_made_where_something_turns():
+    """Kimi Linear's latents have no positions (kimi_linear.py, rotary_emb=None)."""
+    kept = [read_hf_config({"model_type": name}) for name in ("kimi_linear", "bailing_hybrid")]
+    assert [rope_bytes(model, BF16) for model in kept] == [0, 262144 * 64 * 2]
+
+
+UNSERVED = [
+    (engine, family)
+    for engine in ("vllm", "sglang", "llama.cpp", "transformers")
+    for family in find_engine(engine).serving.unserved
+]
+
+
+@pytest.mark.parametrize(("engine", "family"), UNSERVED)
+def test_a_family_without_code_is_refused_by_name(engine, family):
+    with pytest.raises(InputError, match=f"does not serve {family}"):
+        infer({"model_type": family}, gpus="8xH200", engine=engine, max_model_len=2048)
+
+
+def test_releases_before_a_family_was_taken_out_serve_it():
+    asked = {"gpus": "8xH200", "engine": "vllm", "tp": 8, "max_model_len": 2048}
+    assert infer({"model_type": "minimax"}, engine_version="0.20.2", **asked).serving is not None
 
 
 def test_a_page_of_attention_is_as_large_as_a_state():

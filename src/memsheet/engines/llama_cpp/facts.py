@@ -12,7 +12,7 @@ from memsheet.plan.dtypes import FP16
 from memsheet.plan.engine import server_engine
 from memsheet.plan.plan import AttentionKind, SpeculativeMethod
 from memsheet.plan.server_limits import ServerLimits
-from memsheet.plan.serving_facts import ServingFacts
+from memsheet.plan.serving_facts import ServingFacts, Unserved
 from memsheet.plan.speculative import Drafting
 from memsheet.references import GGML, LLAMA_CPP
 from memsheet.sheet import Cited
@@ -65,6 +65,17 @@ def device_layer_counts(layers: int, devices: int, version: str | None) -> tuple
     return tuple(found) if all(found) else None
 
 
+# fmt: off
+NARROW = "has windows, gates or sinks of heads that have no list of operations yet"
+UNSERVED = {
+    "mimo_v2_flash": Unserved((0, 0, 0), NARROW, "--engine vllm or sglang"),
+    "step3p5": Unserved((0, 0, 0), NARROW, "--engine vllm or sglang"),
+    "minimax_m3_vl_text": Unserved((0, 0, 0), "has an indexer without a list of operations yet", "--engine vllm or sglang"),
+    "longcat_flash": Unserved((0, 0, 0), "has two attentions a layer", "--engine vllm or sglang"),
+}
+"""Families that would be read as others are, and are not built so (ggml-org/llama.cpp src/models)."""
+# fmt: on
+
 ENGINE = server_engine(
     name="llama.cpp",
     tested="00395eb2 (2026)",
@@ -77,6 +88,7 @@ ENGINE = server_engine(
     attention=(AttentionKind.FLASH, AttentionKind.EAGER),
     stages=device_layer_counts,
     serving=ServingFacts(
+        unserved=UNSERVED,
         usual_dtype=FP16,  # whatever the file stores
         shares_length=True,  # -c is that of all sequences (common/arg.cpp)
         torch_memory=False,

@@ -16,7 +16,7 @@ from memsheet.plan.device import Device
 from memsheet.plan.engine import server_engine
 from memsheet.plan.plan import AttentionKind, Mesh, SpeculativeMethod
 from memsheet.plan.server_limits import ServerLimits
-from memsheet.plan.serving_facts import HeededCache, LengthLimit, ServingFacts
+from memsheet.plan.serving_facts import HeededCache, LengthLimit, ServingFacts, Unserved
 from memsheet.sheet import FromCode
 from memsheet.units import MIB
 
@@ -95,7 +95,7 @@ RELEASES = (
     Release(tag="v0.5.4.post3", since=(0, 5, 4), tiers=LATE, reserve=Reserve.TOKENS),
     Release(tag="v0.5.8", since=(0, 5, 8), tiers=LATE, reserve=Reserve.TOKENS, windowed=WINDOWED),
     Release(tag="v0.5.12", since=(0, 5, 12), tiers=LATE, reserve=Reserve.TOKENS_AND_CHUNKS, windowed=WINDOWED | {"gemma4", "gemma4_text"}),
-    Release(tag="v0.5.23", since=(0, 5, 20), tiers=LATEST, reserve=Reserve.TOKENS_AND_CHUNKS, windowed=WINDOWED | {"gemma4", "gemma4_text", "gemma4_unified_text"}, prints_dtype=True),
+    Release(tag="v0.5.23", since=(0, 5, 20), tiers=LATEST, reserve=Reserve.TOKENS_AND_CHUNKS, windowed=WINDOWED | {"gemma4", "gemma4_text", "gemma4_unified_text", "mimo_v2_flash", "step3p5"}, prints_dtype=True),
 )  # fmt: skip
 """v0.4.3.post4 server_args.py:204-232, v0.4.6.post1 :224-270, v0.4.8.post1 :274-340, v0.5.4.post3 :670-822,
 v0.5.12 :1541-1588, v0.5.23 arg_groups/memory_hook.py:75-150, 281-342. Windows: v0.5.8
@@ -282,7 +282,9 @@ LENGTH_LIMIT = LengthLimit("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", (0, 5, 0
 """v0.5.23 configs/model_config.py:1296; in its 0.4 releases the variable was on where nobody set it
 (get_bool_env_var with default "True").
 """
+UNSERVED = {"minimax": Unserved((0, 0, 0), "has a lightning attention that none of v0.5.23's models has")}
 SERVING = ServingFacts(
+    unserved=UNSERVED,
     heeded_caches=HEEDED_CACHES,
     length_limit=LENGTH_LIMIT,
     compiles=lambda _: False,  # ServerArgs.enable_torch_compile, false

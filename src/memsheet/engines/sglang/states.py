@@ -29,6 +29,7 @@ FAMILIES = frozenset(
         "lfm2",
         "lfm2_moe",
         "kimi_linear",
+        "bailing_hybrid",
     }
 )
 """Families whose states are kept so (v0.5.23 configs, hybrid_arch.py mambaish_config, hybrid_gdn_config);
@@ -47,6 +48,7 @@ SNAPSHOTS = frozenset(
         "nemotron_h",
         "granitemoehybrid",
         "kimi_linear",
+        "bailing_hybrid",
     }
 )
 """Families of which two snapshots more are kept for a request's prefix (extra_buffer, v0.5.23

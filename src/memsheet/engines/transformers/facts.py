@@ -18,11 +18,17 @@ from memsheet.plan.plan import (
     SpeculativeMethod,
 )
 from memsheet.plan.server_limits import ServerLimits
-from memsheet.plan.serving_facts import ServingFacts
+from memsheet.plan.serving_facts import ServingFacts, Unserved
 from memsheet.plan.speculative import Drafting
 from memsheet.references import TORCH_DDP, TORCH_OPTIM, TRANSFORMERS
 from memsheet.sheet import Cited
 
+UNSERVED = {
+    "longcat_flash": Unserved(
+        (0, 0, 0), "has gates for identity experts that are not counted", "--engine vllm or sglang"
+    ),
+}
+"""modeling_longcat_flash.py, LongcatFlashExperts: ``total_experts`` of them."""
 ENGINE = Engine(
     name="transformers",
     tested="5.23.0 (torch 2.13.0)",
@@ -67,6 +73,7 @@ ENGINE = Engine(
     whole_latent=True,
     # its own code starts about 50 operations a layer (its tape)
     serving=ServingFacts(
+        unserved=UNSERVED,
         dequantizes_below={
             "fp8": (8, 9),
             "mxfp4": (7, 5),

@@ -17,7 +17,7 @@ from memsheet.formulas.model_code.transformers.code import (
 from memsheet.formulas.numerics import writes_scores
 from memsheet.formulas.operators.blocks import activation_elements, channels
 from memsheet.formulas.recordings import record_block
-from memsheet.formulas.serving.kv_cache import kept_tokens, kv_elements_per_token, latent_elements_per_token
+from memsheet.formulas.serving.kv_cache import kept_tokens, latent_elements_per_token
 from memsheet.formulas.serving.widest_layer import MERGED_PATCHES
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.tapes.evaluate import evaluate_tape
@@ -533,7 +533,8 @@ def copied_elements_per_token(mixer: Mixer, tp: Count = 1) -> Count:
     """
     match mixer:
         case Attention():
-            return kv_elements_per_token(mixer, tp) // 2
+            wide = mixer.head_dim if mixer.value_dim is None else max(mixer.head_dim, mixer.value_dim)
+            return maximum(1, ceil_div(mixer.kv_heads, tp)) * wide
         case LatentAttention():
             return max(mixer.kv_lora_rank, mixer.qk_rope_head_dim)
         case _:

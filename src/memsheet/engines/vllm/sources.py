@@ -11,6 +11,7 @@ READ_IN: dict[str, tuple[str, ...]] = {
     "plan.hardware.FP8_UNITS": ("v0.33.0 vllm/v1/attention/backends/triton_attn.py:515",),
     "plan.speculative.HEADS": (
         f"v0.33.0 {_MODELS}/deepseek_mtp.py:70, glm4_moe_mtp.py, qwen3_next_mtp.py:46, qwen3_5_mtp.py:65",
+        f"v0.33.0 {_MODELS}/hy_v3_mtp.py:93",
     ),
     "resolve.precision._served_in_place": (
         "v0.11.0 vllm/platforms/cuda.py current_platform.supported_dtypes: bf16, fp16, fp32",
@@ -27,6 +28,12 @@ READ_IN: dict[str, tuple[str, ...]] = {
     "readers.stored_cache.ALGORITHMS": ("v0.33.0 vllm/utils/torch_utils.py:78",),
     "readers.families.gemma4_towers": (f"v0.33.0 {_MODELS}/gemma4_mm.py:7 AutoModel.from_config",),
     "readers.hf_config.AHEAD": (f"v0.33.0 {_MODELS}/qwen3_next_mtp.py:61",),
+    "readers.families.latent._RUN_AS": (f"v0.33.0 {_MODELS}/kimi_k25.py",),
+    "readers.families.delta_latent._kimi_delta_mixer": (
+        f"v0.33.0 {_LAYERS}/mamba/mamba_utils.py:137 kda_state_dtype, kda_state_shape",
+    ),
+    "readers.families.longcat._longcat_experts": (f"v0.33.0 {_MODELS}/longcat_flash.py zero_expert_num",),
+    "readers.families.window_routed._mimo_layers": (f"v0.33.0 {_MODELS}/mimo_v2.py:402-438",),
     "readers.draft.LAYERS_READ": (f"v0.33.0 {_MODELS}/llama_eagle3.py:199",),
     "readers.draft.eagle_head": (
         f"v0.33.0 {_MODELS}/llama_eagle.py",

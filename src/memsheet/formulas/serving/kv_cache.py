@@ -30,7 +30,7 @@ def kv_elements_per_token(mixer: Mixer, tp: Count = 1) -> Count:
     """
     match mixer:
         case Attention():
-            return 2 * maximum(1, ceil_div(mixer.kv_heads, tp)) * mixer.head_dim
+            return maximum(1, ceil_div(mixer.kv_heads, tp)) * mixer.kv_width + mixer.index_dim
         case LatentAttention():
             return latent_elements_per_token(mixer) + mixer.index_dim
         case RecordedMixer():

@@ -160,7 +160,7 @@ def rope_bytes(part: ModelSpec, dtype: DType) -> Count:
     without a window that rotate alike share one, which is how they are counted.
     """
     rotated = dict.fromkeys(
-        mixer.qk_rope_head_dim if isinstance(mixer, LatentAttention) else mixer.rotary_dim
+        mixer.qk_rope_head_dim * mixer.rotates if isinstance(mixer, LatentAttention) else mixer.rotary_dim
         for mixer, _ in _mixer_layer_counts(part)
         if isinstance(mixer, Attention | LatentAttention)
     )

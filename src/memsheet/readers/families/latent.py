@@ -40,6 +40,7 @@ _LITE: dict[str, int | None] = {"vocab_size": 154880, "hidden_size": 2048, "inte
 _MISTRAL4: dict[str, int | None] = {"vocab_size": 131072, "hidden_size": 4096, "intermediate_size": 12288, "moe_intermediate_size": 2048, "num_hidden_layers": 36,
              "num_attention_heads": 32, "n_shared_experts": 1, "n_routed_experts": 128, "num_experts_per_tok": 4, "first_k_dense_replace": 0,
              "max_position_embeddings": 1048576, "q_lora_rank": 1024, "kv_lora_rank": 256, "qk_nope_head_dim": 64}
+_K2 = _V3 | {"vocab_size": 163840, "num_attention_heads": 64, "n_routed_experts": 384, "first_k_dense_replace": 1, "max_position_embeddings": 131072}
 _V32 = _V3 | {"max_position_embeddings": 163840, "index_n_heads": 64}
 _GLM_DSA = _V3 | {"vocab_size": 154880, "hidden_size": 6144, "intermediate_size": 12288, "num_hidden_layers": 78, "num_attention_heads": 64,
                   "max_position_embeddings": 202752, "q_lora_rank": 2048, "qk_nope_head_dim": 192, "v_head_dim": 256, "index_n_heads": 32}
@@ -47,11 +48,14 @@ _GLM_DSA = _V3 | {"vocab_size": 154880, "hidden_size": 6144, "intermediate_size"
 _DEFAULTS = {
     "deepseek_v2": _V2,
     "deepseek_v3": _V3,
+    "kimi_k2": _K2,
     "glm4_moe_lite": _LITE,
     "mistral4": _MISTRAL4,
     "deepseek_v32": _V32,
     "glm_moe_dsa": _GLM_DSA,
 }
+_RUN_AS = {"kimi_k2": "deepseek_v3"}
+"""Families whose layers another's code runs (configuration_kimi_k25.py; ``READ_IN``)."""
 _SOFTMAX_ROUTED = ("deepseek_v2", "mistral4")
 """Families whose router has no bias for the choice."""
 
@@ -59,6 +63,7 @@ _SOFTMAX_ROUTED = ("deepseek_v2", "mistral4")
 def read(config: Fields) -> ModelSpec:
     kind = config.text("model_type", default="deepseek_v3")
     known = _DEFAULTS[kind]
+    kind = _RUN_AS.get(kind, kind)
     hidden = config.count("hidden_size", default=known["hidden_size"])
     layers = config.layers(default=known["num_hidden_layers"])
     sparse, indexed = (
@@ -66,7 +71,7 @@ def read(config: Fields) -> ModelSpec:
         _indexed_layers(config, kind, layers, known),
     )
     mixer, dense, routed = (
-        _latent_attention(config, hidden, known),
+        latent_attention(config, hidden, known),
         _deepseek_dense_mlp(config, hidden, known, kind),
         _deepseek_moe(config, hidden, known, kind),
     )
@@ -144,9 +149,10 @@ def _with_indexer(
     )
 
 
-def _latent_attention(config: Fields, hidden: int, known: dict[str, int | None]) -> LatentAttention:
+def latent_attention(config: Fields, hidden: int, known: dict[str, int | None]) -> LatentAttention:
+    """Attention over a latent. ``known``: defaults of the family; a rank of None is no latent of queries."""
     heads = config.count("num_attention_heads", default=known["num_attention_heads"])
-    q_rank = nullable_count(config, "q_lora_rank", known.get("q_lora_rank") or 1536)
+    q_rank = nullable_count(config, "q_lora_rank", known.get("q_lora_rank", 1536))
     kv_rank = config.count("kv_lora_rank", default=known.get("kv_lora_rank") or 512)
     nope = config.count("qk_nope_head_dim", default=known.get("qk_nope_head_dim") or 128)
     # Glm4MoeLiteConfig's attribute_map: head_dim is another name of the turned part

@@ -121,6 +121,13 @@ RECIPES: dict[str, tuple[Recipe, Experts]] = {
         ),
         Experts(count=("num_experts", "num_local_experts"), experts=7, per_token=5),
     ),
+    "hy_v3": (
+        Recipe(sizes=Sizes(4096, 120832, 64, 8, 128, 13312, 80, 131072), qkv_bias=_BIAS, out_bias=_BIAS, mlp_bias=Ask("mlp_bias"), qk_norm=QkNorm(over="head")),
+        Experts(
+            count=("num_experts", "num_local_experts"), experts=192, per_token=8, width=("moe_intermediate_size", 1536),
+            shared=("num_shared_experts", 1), dense=("first_k_dense_replace", 1), kinds="mlp_layer_types", correction="mlp",
+        ),
+    ),
 }
 # fmt: on
 
@@ -210,7 +217,8 @@ def _shared_expert(config: Fields, kind: str, shape: Shape, experts: Experts, wi
             return None
     key, default = experts.shared
     count = config.count(key, low=0) if default is None else config.count(key, default=default, low=0)
-    return gated_mlp("mlp.shared_experts", hidden, count * width, activation) if count else None
+    bias = kind == "hy_v3" and config.flag("mlp_bias", default=False)
+    return gated_mlp("mlp.shared_experts", hidden, count * width, activation, bias=bias) if count else None
 
 
 def _gated_block(block: Block, shape: Shape) -> Block:

@@ -35,6 +35,9 @@ def _cache_element_factors(mixer: Mixer) -> tuple[tuple[int, str], ...]:
     match mixer:
         case Attention():
             heads, wide = mixer.kv_heads, mixer.head_dim
+            if mixer.kv_width != 2 * wide:
+                both = f"({wide} of a key + {mixer.kv_width - wide} of a value)"
+                return (heads, f"{heads} head{'s' * (heads > 1)}"), (mixer.kv_width, both)
             return (
                 (2, "2 (keys, values)"),
                 (heads, f"{heads} head{'s' * (heads > 1)}"),

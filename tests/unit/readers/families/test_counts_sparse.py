@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from memsheet.errors import InputError
+from memsheet.formulas.serving.kv_cache import kv_elements_per_token
 from memsheet.formulas.states.params import buffer_tensors, fold_path_indices
-from memsheet.plan.model import Attention, Run
+from memsheet.plan.model import Run
 from memsheet.readers.hf_config import read_hf_config
-from oracle import assert_same_tensors, meta_model, meta_tensors
+from oracle import assert_same_tensors, meta_model, meta_tensors, our_tensors
 
 SMALL: dict[str, Any] = {
     "vocab_size": 1000,
@@ -30,6 +31,10 @@ LATENT: dict[str, Any] = {
 DELTA: dict[str, Any] = {
     **SMALL, "num_hidden_layers": 7, "linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_key_head_dim": 10, "linear_value_head_dim": 14,
     "attention_bias": True, "intermediate_size": 44,
+}  # fmt: skip
+KIMI: dict[str, Any] = {
+    **SMALL, "num_key_value_heads": 6, "pad_token_id": 0, "kv_lora_rank": 30, "attention_bias": True, "num_local_experts": 6, "num_experts_per_tok": 2,
+    "n_shared_experts": 2, "moe_intermediate_size": 14,
 }  # fmt: skip
 NEMOTRON: dict[str, Any] = {
     "vocab_size": 1000, "hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 20, "mamba_num_heads": 6, "mamba_head_dim": 10,
@@ -74,6 +79,21 @@ CHEAP: list[tuple[str, dict[str, Any]]] = [
     ("afmoe", {**SMALL, "head_dim": 20, "num_experts": 6, "num_experts_per_tok": 2, "num_dense_layers": 2, "attention_bias": True}),
     ("granitemoeshared", {**SMALL, "num_local_experts": 5, "shared_intermediate_size": 31, "tie_word_embeddings": True}),
     ("flex_olmo", {**SMALL, "head_dim": 20, "num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 22, "pad_token_id": 0}),
+    ("hy_v3", {**SMALL, "head_dim": 20, "num_experts": 6, "num_experts_per_tok": 2, "num_shared_experts": 2, "mlp_bias": True, "attention_bias": True,
+               "mlp_layer_types": ["sparse", "dense", "sparse"], "moe_intermediate_size": 14, "tie_word_embeddings": True}),
+    ("mimo_v2_flash", {**SMALL, "num_attention_heads": 12, "head_dim": 20, "v_head_dim": 14, "n_routed_experts": 6, "num_experts_per_tok": 2,
+                       "attention_bias": True, "moe_intermediate_size": 14, "mlp_layer_types": ["sparse", "dense", "sparse"],
+                       "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "tie_word_embeddings": True}),
+    ("minimax", {**SMALL, "head_dim": 20, "num_local_experts": 5, "intermediate_size": 22, "block_size": 16, "tie_word_embeddings": True,
+                 "layer_types": ["linear_attention", "full_attention", "linear_attention"]}),
+    ("minimax_m3_vl_text", {**SMALL, "head_dim": 20, "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 14, "rotary_dim": 10,
+                            "shared_intermediate_size": 18, "dense_intermediate_size": 40, "moe_layer_freq": [0, 1, 1], "tie_word_embeddings": True,
+                            "sparse_attention_config": {"sparse_num_index_heads": 2, "sparse_index_dim": 16, "sparse_attention_freq": [0, 1, 1]}}),
+    ("kimi_linear", {**KIMI, "q_lora_rank": 26, "tie_word_embeddings": True, "linear_attn_config": {
+        "full_attn_layers": [2], "kda_layers": [1, 3], "head_dim": 12, "num_heads": 5, "short_conv_kernel_size": 3}}),
+    ("bailing_hybrid", {**KIMI, "num_local_experts": 16, "head_dim": 12, "layer_group_size": 2, "short_conv_kernel_size": 3, "first_k_dense_replace": 1}),
+    ("longcat_flash", {**SMALL, "num_layers": 2, "num_key_value_heads": 6, "q_lora_rank": 26, "kv_lora_rank": 30, "zero_expert_num": 0, "moe_topk": 2,
+                       "n_routed_experts": 6, "expert_ffn_hidden_size": 14, "ffn_hidden_size": 40, "attention_bias": True}),
     ("nemotron_h", {**NEMOTRON, "hybrid_override_pattern": "MEM*E-", "conv_kernel": 3, "use_bias": True, "mlp_bias": True, "use_conv_bias": False,
                     "moe_latent_size": 40, "tie_word_embeddings": True}),
     ("granitemoehybrid", {**SMALL, "layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 12, "mamba_n_groups": 2, "mamba_d_state": 10,
@@ -89,6 +109,7 @@ CHEAP: list[tuple[str, dict[str, Any]]] = [
 FULL: list[tuple[str, dict[str, Any]]] = [
     *((name, {"num_hidden_layers": 2}) for name in ("minimax_m2", "exaone_moe", "afmoe", "granitemoeshared")),
     *((name, {"num_hidden_layers": 4}) for name in ("glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "qwen3_5_text", "qwen3_5_moe_text")),
+    *((name, {"num_hidden_layers": 6}) for name in ("hy_v3", "mimo_v2_flash", "minimax", "minimax_m3_vl_text", "kimi_linear", "bailing_hybrid")),
     ("nemotron_h", {}),
     ("nemotron_h", {**NEMOTRON, "layers_block_type": ["mamba", "attention", "moe", "mlp"]}),
     *((name, {"num_hidden_layers": 2}) for name in ("granitemoehybrid", "falcon_h1", "lfm2")),
@@ -192,6 +213,47 @@ def test_a_text_model_without_a_class_of_its_own_among_the_automatic_ones(overri
     assert_same_tensors({"model_type": "mistral4", **overrides}, "Mistral4ForCausalLM")
 
 
+VISION: dict[str, Any] = {
+    "hidden_size": 60, "num_attention_heads": 5, "num_hidden_layers": 3, "intermediate_size": 70, "merge_kernel_size": [2, 3], "pos_emb_height": 8,
+    "pos_emb_width": 10,
+}  # fmt: skip
+
+
+def test_a_text_model_behind_a_tower_of_its_own_has_the_real_tensors():
+    config = {
+        "model_type": "kimi_k25",
+        "tie_word_embeddings": False,
+        "projection_hidden_size": 60,
+        "text_config": LATENT,
+        "vision_config": VISION,
+    }
+    assert_same_tensors(config, "AutoModelForImageTextToText")
+
+
+def test_identity_experts_have_no_matrices():
+    """The library makes a gate for each, which no checkpoint has."""
+    config = {"model_type": "longcat_flash", "num_layers": 1}
+    real, ours = meta_tensors(config), our_tensors(read_hf_config(config))
+    gates = "model.layers.*.mlp.experts.gate_up_proj"
+    assert {path for path in real if real[path] != ours[path]} == {gates}
+    assert real[gates] - ours[gates] == 256 * 2 * 2048 * 6144
+
+
+@pytest.mark.parametrize("overrides", [
+    {"num_hidden_layers": 5},
+    {**SMALL, "head_dim": 20, "moe_top_k": 2, "moe_num_experts": 6, "moe_intermediate_size": 14, "share_expert_dim": 18, "attention_bias": True,
+     "mlp_bias": True, "sliding_window": 64, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "moe_layers_enum": "1,2",
+     "attention_other_setting": {"num_attention_heads": 12}},
+])  # fmt: skip
+def test_a_text_model_that_is_only_inside_another_has_its_tensors(overrides):
+    """step3p5: embeddings, layers and the final norm; its head stands in the whole model."""
+    config = {"model_type": "step3p5", **overrides}
+    ours = our_tensors(read_hf_config(config))
+    assert ours.pop("lm_head.weight") == ours["model.embed_tokens.weight"]
+    real = meta_tensors(config, "Step3p7TextModel")
+    assert {f"model.{path}": size for path, size in real.items()} == ours
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("model_type", "overrides", "parameters"), RELEASED)
 def test_released_models_have_their_published_size(model_type, overrides, parameters):
@@ -233,6 +295,8 @@ STATES: list[tuple[str, dict[str, Any]]] = [
                       "linear_key_head_dim": 6, "linear_value_head_dim": 10}),
     ("nemotron_h", {**TINY, "head_dim": 12, "layers_block_type": ["mamba", "attention", "mlp"], "mamba_num_heads": 6, "mamba_head_dim": 8, "n_groups": 2,
                     "ssm_state_size": 7}),
+    ("kimi_linear", {**TINY, "num_hidden_layers": 2, "num_key_value_heads": 4, "pad_token_id": 0, "num_local_experts": 4, "num_experts_per_tok": 2,
+                     "moe_intermediate_size": 8, "layer_types": ["linear_attention", "full_attention"], "linear_num_heads": 3, "linear_head_dim": 8}),
     ("granitemoehybrid", {**TINY, "num_hidden_layers": 2, "layer_types": ["mamba", "attention"], "mamba_n_heads": 6, "mamba_d_state": 7,
                           "num_local_experts": 0, "num_experts_per_tok": 0}),
     ("falcon_h1", {**TINY, "num_hidden_layers": 2, "mamba_d_ssm": 48, "mamba_n_heads": 6, "mamba_d_state": 7}),
@@ -250,7 +314,7 @@ def described(config: dict[str, Any]) -> tuple[int, int, int]:
         return [mixer for block in run.pattern for mixer in block.mixers] * run.count
 
     found = [mixer for stack in read_hf_config(config).stacks for run in stack.runs for mixer in mixers(run)]
-    keys_values = sum(2 * m.kv_heads * m.head_dim * TOKENS for m in found if isinstance(m, Attention))
+    keys_values = sum(kv_elements_per_token(mixer) * TOKENS for mixer in found)
     return (
         sum(getattr(m, "state_elements", 0) for m in found),
         sum(getattr(m, "conv_elements", 0) for m in found),
