@@ -89,7 +89,7 @@ def test_a_family_in_anothers_size_is_none() -> None:
     for family in families:
         for size in sizes:
             found = bundled_match(f"{family}-{size}")
-            bare = re.sub(r"-(?:instruct|base|it|chat|hf)$", "", f"{family}-{size}")
+            bare = re.sub(r"-(?:instruct|base|it|chat|hf|text)$", "", f"{family}-{size}")
             assert found is None or index.get(f"{family}-{size}", index.get(bare)) == found.name, bare
 
 
