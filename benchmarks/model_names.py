@@ -46,6 +46,8 @@ PLACEHOLDERS = re.compile(
 
 
 Row = dict[str, Any]
+REFUSED = "refused by name"
+"""What is no model that is accounted, and says so: a pipeline of diffusers."""
 
 
 class Told(NamedTuple):
@@ -60,7 +62,7 @@ def resolved_name(name: str) -> Told:
     try:
         found = bundled_match(name)
     except InputError:
-        return Told("refused by name")
+        return Told(REFUSED)
     if found is None:
         inside = held_name(name)
         return (
@@ -133,6 +135,9 @@ def table_lines(rows: list[Row]) -> Iterator[str]:
     whole = [[is_resolved(told[name]) for name in names] for names in columns.values()]
     yield f"{'resolved':54}" + "".join(f"{f'{sum(each)} of {len(each)}':>15}" for each in whole)
     yield f"{'':54}" + "".join(f"{sum(each) / len(each):>15.1%}" for each in whole)
+    refused = sum(each.how == REFUSED for each in told.values())
+    rest = len(told) - refused
+    yield f"{refused} are pipelines of pictures, video or sound, rightly refused: {sum(whole[-1])} of the other {rest}, {sum(whole[-1]) / max(rest, 1):.1%}"
     looked = {row["name"]: row["of"] for row in rows if "of" in row}
     wrong = [name for name, of in looked.items() if is_resolved(told[name]) and told[name].model != of]
     lost = [name for name in looked if not is_resolved(told[name])]

@@ -12,6 +12,7 @@ from typing import Any
 from memsheet.catalog import find_model, model_names, spelling_index
 from memsheet.catalog.name_forms import AskedName, is_quant_tag, parse_model_name
 from memsheet.catalog.ollama_names import OTHER_FORMS, ollama_names
+from memsheet.catalog.pipelines import is_pipeline_name, pipeline_name_error
 from memsheet.catalog.stored_names import USUAL_TAG, Storage, split_storage, storage_of_tag, stored_as
 from memsheet.frozen import dataclass
 
@@ -42,12 +43,16 @@ class NameMatch:
 
 def bundled_match(text: str, *, endpoint: str = "") -> NameMatch | None:
     """The bundled model that a name is of, None where it holds a word that nobody knows. Raises InputError
-    for the page of something that is no model.
+    for the page of something that is no model, and for a pipeline of several.
     """
     if (found := spelling_index().get(_spelling_key(text))) is not None:
         return NameMatch(name=found, exact=True)
     asked = parse_model_name(text, endpoint=endpoint)
-    if asked is None or asked.revision:
+    if asked is None:
+        return None
+    if is_pipeline_name(asked.repo):
+        raise pipeline_name_error(asked.text)
+    if asked.revision:
         return None
     if asked.ollama and not is_quant_tag(asked.tag):
         return _ollama_match(asked)

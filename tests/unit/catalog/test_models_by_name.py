@@ -17,6 +17,7 @@ import memsheet
 from memsheet import catalog
 from memsheet.catalog.name_forms import AskedName, parse_model_name
 from memsheet.catalog.names import MIRRORS, bundled_entry, bundled_match, held_name, matching_names
+from memsheet.catalog.pipelines import is_pipeline_name
 from memsheet.catalog.stored_names import GGUF_TYPES
 from memsheet.errors import InputError
 from memsheet.readers.hf_config import read_hf_config
@@ -220,3 +221,21 @@ def test_a_form_that_cannot_be_trained_names_the_model_that_can(name: str) -> No
     with pytest.raises(InputError) as caught:
         memsheet.train(name, seq_len=128, lora_rank=8)
     assert "base model, qwen3-8b" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Qwen/Qwen-Image", "qwen/qwen_image-edit-2511", "https://huggingface.co/Wan-AI/Wan2.2-T2V-A14B-Diffusers", "Wan-AI/Wan2.2-TI2V-5B-Diffusers@main",
+        "stabilityai/stable-diffusion-3.5-large", "black-forest-labs/FLUX.1-dev", "zai-org/GLM-Image", "meituan-longcat/LongCat-Image-Edit",
+    ],
+)  # fmt: skip
+def test_a_pipeline_of_diffusers_is_refused_by_its_name_where_nobody_can_be_asked(name: str) -> None:
+    with pytest.raises(InputError, match="pipeline of diffusers"):
+        bundled_match(name)
+    with pytest.raises(InputError, match="pipeline of diffusers"):
+        memsheet.train(name, gpus="1xH100-80GB")
+
+
+def test_no_bundled_model_has_a_pipelines_name() -> None:
+    assert not [spelling for spelling in SPELLINGS if is_pipeline_name(spelling)]
