@@ -29,6 +29,24 @@ def _gelu_new(r: Recorder, x: Tensor, path: str) -> Tensor:
     return r.mul(half, inner, path)
 
 
+def _gelu_fast(r: Recorder, x: Tensor, path: str) -> Tensor:
+    """0.5 * x * (1 + tanh(x * c * (1 + 0.044715 * x * x))), operation by operation (activations.py,
+    FastGELUActivation).
+    """
+    half = r.scale(x, path)
+    scaled = r.scale(x, path)
+    square = r.mul(r.scale(x, path), x, path)
+    inner = r.mul(scaled, r.unary(square, path + "/one_plus", saves="nothing"), path)
+    del scaled, square
+    inner = r.unary(inner, path + "/tanh", saves="output")
+    inner = r.unary(inner, path + "/one_plus", saves="nothing")
+    return r.mul(half, inner, path)
+
+
+def _linear(_: Recorder, x: Tensor, __: str) -> Tensor:
+    return x
+
+
 def _fused_activation(r: Recorder, x: Tensor, path: str) -> Tensor:
     return r.unary(x, path, saves="input")
 
@@ -58,7 +76,9 @@ def _elementwise_power(r: Recorder, x: Tensor, path: str) -> Tensor:
 ACTIVATIONS: dict[str, Activation] = {
     "silu": _fused_activation, "swish": _fused_activation, "gelu": _fused_activation, "gelu_pytorch_tanh": _fused_activation, "gelu_python_tanh": _gelu_new,
     "gelu_new": _gelu_new, "relu": _relu, "relu2": _relu_squared, "bloom_gelu": bloom_gelu,
-    "quick_gelu": _quick_gelu,
+    "quick_gelu": _quick_gelu, "gelu_fast": _gelu_fast, "gelu_accurate": _gelu_new,
+    "hardswish": _fused_activation, "leaky_relu": _fused_activation, "mish": _fused_activation, "relu6": _fused_activation, "sigmoid": _relu,
+    "tanh": _relu, "linear": _linear,
 }  # fmt: skip
 
 
