@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memsheet.plan.defaults import FUSED_TARGETS, LORA_TARGETS
+from memsheet.plan.defaults import FUSED_TARGETS, LORA_TARGETS, STACKED_EXPERTS
 from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
-from memsheet.plan.layers import linear_names
+from memsheet.plan.layers import has_experts, linear_names
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec, Role
 
 ALL_LINEAR = "all-linear"
@@ -23,7 +23,7 @@ def targets_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
         found = LORA_TARGETS.get(model.model_type) if model else None
         if found is not None:
             gaps.assumed.append(f"adapter.targets = {','.join(found)} (peft's default)")
-        elif model is not None and (found := _attention_linears(model)):
+        elif model is not None and (found := _attention_linears(model, stacked_names(model, engine))):
             why = f"attention's own, peft has no default for {model.model_type}"
             gaps.assumed.append(f"adapter.targets = {','.join(found)} ({why})")
         else:
@@ -36,10 +36,14 @@ def targets_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
         targets = found or ()
     if model is None:
         return tuple(targets)
-    present = linear_names(model)
+    present, stacked = linear_names(model), stacked_names(model, engine)
     if list(targets) == [ALL_LINEAR]:
-        gaps.assumed.append(f"adapter.targets = {','.join(sorted(present))} (all-linear)")
-        return tuple(sorted(present))
+        said = "all-linear, which in peft takes all experts too" if stacked else "all-linear"
+        gaps.assumed.append(f"adapter.targets = {','.join(sorted(present))} ({said})")
+        targets = tuple(sorted(present))
+    if moved := sorted(stacked.intersection(targets)):
+        _refuse_stacked(gaps, model, moved, stacked)
+        return tuple(targets)
     for target in targets:
         if (
             target not in present
@@ -51,7 +55,30 @@ def targets_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
     return tuple(targets)
 
 
-def _attention_linears(model: ModelSpec) -> tuple[str, ...]:
+def stacked_names(model: ModelSpec, engine: Engine) -> frozenset[str]:
+    """Names that peft takes for the stacked matrices of routed experts, where it makes an engine's adapters
+    on the library's own layers.
+    """
+    made_by_peft = engine.layers is None and "train" in engine.tasks
+    stacked = STACKED_EXPERTS.get(model.model_type, ()) if made_by_peft and has_experts(model) else ()
+    return frozenset(stacked)
+
+
+def _refuse_stacked(
+    gaps: RequestResolver, model: ModelSpec, moved: Sequence[str], stacked: frozenset[str]
+) -> None:
+    gaps.wrong(
+        "adapter.targets",
+        ",".join(moved),
+        (
+            f"in peft names the stacked matrices of {model.model_type}'s routed experts and no dense or shared "
+            "layer; every layer then keeps a copy of its experts for backward, which is not modelled"
+        ),
+        f"--lora-targets {','.join(_attention_linears(model, stacked)) or 'of attention'}",
+    )
+
+
+def _attention_linears(model: ModelSpec, but: frozenset[str] = frozenset()) -> tuple[str, ...]:
     """Last names of the linear layers of softmax attention."""
     return tuple(
         dict.fromkeys(
@@ -60,6 +87,7 @@ def _attention_linears(model: ModelSpec) -> tuple[str, ...]:
             if isinstance(mixer, Attention | LatentAttention)
             for weight in mixer.weights
             if weight.role is Role.LINEAR
+            and weight.path.removesuffix(".weight").rpartition(".")[2] not in but
         )
     )
 

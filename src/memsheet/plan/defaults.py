@@ -78,6 +78,19 @@ LORA_TARGETS = {
     "gpt2": ("c_attn",), "phi3": ("qkv_proj",), "bert": ("query", "value"), "roberta": ("query", "value"), "xlm-roberta": ("query", "value"), "t5": ("q", "v"),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmo2", "granite", "starcoder2", "smollm3", "stablelm"), ("q_proj", "v_proj")),
 }  # fmt: skip
+# transformers 5 stacks routed experts; peft takes their old names for the stacks, and no longer for dense or shared layers of that name
+# (peft 0.21.2 utils/transformers_weight_conversion.py:330-352, transformers 5.23.0 conversion_mapping.py:44-74)
+STACKED_EXPERTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("minimax", "minimax_m2"), ("gate", "w1", "w3", "w2")),
+    **dict.fromkeys(
+        (
+            "afmoe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "glm4v_moe",
+            "longcat_flash", "solar_open", "mellum", "qwen3_moe", "qwen3_omni_moe", "qwen3_omni_moe_thinker", "qwen3_omni_moe_text", "qwen3_next",
+            "hunyuan_v1_moe", "flex_olmo", "olmoe", "exaone_moe", "cohere2_moe",
+        ),
+        ("gate", "gate_proj", "up_proj", "down_proj"),
+    ),
+}  # fmt: skip
 # the keys of a plan that change memory and are not accounted yet; any value but these is refused
 UNMODELLED: dict[str, tuple[Any, ...]] = {
     "image_tokens": (0,), "compile": (False,), "sequence_parallel": (False,), "async_tp": (False,), "megatron_fsdp": (False,),

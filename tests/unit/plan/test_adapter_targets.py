@@ -2,11 +2,18 @@
 
 import pytest
 
-from memsheet.plan.layers import linear_names
+from memsheet.errors import InputError
+from memsheet.plan.defaults import STACKED_EXPERTS
+from memsheet.plan.layers import has_experts, linear_names
+from memsheet.plan.model import ModelSpec
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve_request
 
 SMALL = {"num_hidden_layers": 2, "head_dim": 64, "vocab_size": 1000}
+
+
+def spec_of(family: str) -> ModelSpec:
+    return read_hf_config({"model_type": family, **SMALL, "num_hidden_layers": 4})
 
 
 @pytest.mark.parametrize(
@@ -17,7 +24,7 @@ SMALL = {"num_hidden_layers": 2, "head_dim": 64, "vocab_size": 1000}
         ("olmo3", {"q_proj", "k_proj", "v_proj", "o_proj"}),
         ("minimax_m2", {"q_proj", "k_proj", "v_proj", "o_proj"}),
         ("qwen3_5_text", {"q_proj", "k_proj", "v_proj", "o_proj"}),
-        ("afmoe", {"q_proj", "k_proj", "v_proj", "gate_proj", "o_proj"}),
+        ("afmoe", {"q_proj", "k_proj", "v_proj", "o_proj"}),
     ],
 )
 def test_pefts_default_or_attentions_own_layers(family: str, targets: set[str]) -> None:
@@ -26,3 +33,57 @@ def test_pefts_default_or_attentions_own_layers(family: str, targets: set[str]) 
     assert plan.adapter is not None
     assert set(plan.adapter.targets) == targets
     assert targets <= linear_names(model)
+
+
+def is_read(family: str) -> bool:
+    try:
+        return has_experts(spec_of(family))
+    except InputError:
+        return False
+
+
+MIXTURES = [family for family in sorted(STACKED_EXPERTS) if is_read(family)]
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize("engine", ["transformers", "fsdp2", "deepspeed"])
+def test_names_that_peft_takes_for_stacked_experts_are_refused_by_name(family: str, engine: str) -> None:
+    """peft 0.21 with transformers 5 adapts the stacks then, and nothing of dense and shared layers."""
+    model = spec_of(family)
+    request = {"seq_len": 128, "adapter.rank": 8, "engine": engine}
+    for name in STACKED_EXPERTS[family]:
+        with pytest.raises(InputError, match="stacked matrices") as caught:
+            resolve_request({**request, "adapter.targets": ["o_proj", name]}, model)
+        (problem,) = [one for one in caught.value.problems if one.field == "adapter.targets"]
+        assert problem.value == name
+        usable = problem.hint.removeprefix("--lora-targets ").split(",")
+        assert resolve_request({**request, "adapter.targets": usable}, model).plan.adapter is not None
+    named = linear_names(model) & set(STACKED_EXPERTS[family])
+    if named:
+        with pytest.raises(InputError, match="stacked matrices"):
+            resolve_request({**request, "adapter.targets": ["all-linear"]}, model)
+    else:
+        assumed = resolve_request({**request, "adapter.targets": ["all-linear"]}, model).assumed
+        assert any("takes all experts too" in said for said in assumed)
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_what_is_assumed_is_never_among_them(family: str) -> None:
+    adapter = resolve_request({"seq_len": 128, "adapter.rank": 8}, spec_of(family)).plan.adapter
+    assert adapter is not None
+    assert not set(adapter.targets) & set(STACKED_EXPERTS[family])
+
+
+def test_the_families_are_those_of_the_libraries() -> None:
+    conversion = pytest.importorskip("transformers.conversion_mapping")
+    peft = pytest.importorskip("peft.utils.transformers_weight_conversion")
+    theirs = {
+        family: set(peft._MOE_TARGET_MODULE_MAPPING[pattern])
+        for family, pattern in conversion._MODEL_TO_CONVERSION_PATTERN.items()
+        if pattern in peft._MOE_FUSED_TARGETS and family[0].islower() and family != "beam"
+    }
+    assert {family: set(names) for family, names in STACKED_EXPERTS.items()} == theirs
+
+
+def test_most_of_those_families_are_read() -> None:
+    assert {"deepseek_v3", "qwen3_moe", "glm4_moe", "minimax_m2"} <= set(MIXTURES)
