@@ -71,8 +71,8 @@ def _refuse_stacked(
         "adapter.targets",
         ",".join(moved),
         (
-            f"in peft names the stacked matrices of {model.model_type}'s routed experts and no dense or shared "
-            "layer; every layer then keeps a copy of its experts for backward, which is not modelled"
+            f"in peft names the stacked matrices of {model.model_type}'s routed experts, and no dense or "
+            "shared layer; every layer then keeps a copy of its experts for backward, which is not modelled"
         ),
         f"--lora-targets {','.join(_attention_linears(model, stacked)) or 'of attention'}",
     )

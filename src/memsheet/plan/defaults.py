@@ -78,8 +78,9 @@ LORA_TARGETS = {
     "gpt2": ("c_attn",), "phi3": ("qkv_proj",), "bert": ("query", "value"), "roberta": ("query", "value"), "xlm-roberta": ("query", "value"), "t5": ("q", "v"),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmo2", "granite", "starcoder2", "smollm3", "stablelm"), ("q_proj", "v_proj")),
 }  # fmt: skip
-# transformers 5 stacks routed experts; peft takes their old names for the stacks, and no longer for dense or shared layers of that name
-# (peft 0.21.2 utils/transformers_weight_conversion.py:330-352, transformers 5.23.0 conversion_mapping.py:44-74)
+# transformers 5 stacks routed experts; peft takes their old names for the stacks, and no longer for dense or
+# shared layers of that name (peft 0.21.2 utils/transformers_weight_conversion.py:330-352, transformers 5.23.0
+# conversion_mapping.py:44-74)
 STACKED_EXPERTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("minimax", "minimax_m2"), ("gate", "w1", "w3", "w2")),
     **dict.fromkeys(

@@ -15,8 +15,8 @@ SMALL = {
 }  # fmt: skip
 OUTSIDE = (Component.CONTEXT, Component.WORKSPACES, Component.ALLOCATOR_SLACK, Component.BUFFERS)
 UNLISTED = {"gelu_10", "gelu_python", "laplace", "prelu", "sqrtsoftplus", "xielu"}
-"""Of the library's: what a clip and erf keep is not written down, nor one that trains, nor two that no language
-model's feed-forward has; one is of its family.
+"""Of the library's: what a clip and erf keep is not written down, nor one that trains, nor two that no
+language model's feed-forward has; one is of its family.
 """
 OF_FAMILIES = {"bloom_gelu"}
 
