@@ -14,8 +14,7 @@ from memsheet.exchange.shared.file_format import UNSET, Read
 from memsheet.exchange.shared.moved_states import moves_states
 from memsheet.exchange.shared.serve_script import OPEN, OTHERS, unset_variables
 from memsheet.frozen import dataclass
-from memsheet.plan.aliases import DEEPSPEED_FP16
-from memsheet.plan.engine import Sharding
+from memsheet.plan.aliases import OWN_FP16
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.library_defaults import own_default
 from memsheet.plan.model import ModelSpec
@@ -86,9 +85,9 @@ TRAINERS_OWN = own_default("trl", "per_device_train_batch_size")
 
 
 def _engine_precision_options(answer: Answer) -> tuple[dict[str, Any], ...]:
-    """Every precision that the engine of a plan trains in, DeepSpeed's fp16 with them."""
-    engine = engine_of(answer.plan)
-    half = ({"precision.name": None, **DEEPSPEED_FP16},) if engine.sharding is Sharding.PARTITIONED else ()
+    """Every precision that the engine of a plan trains in, those of its own configuration with them."""
+    engine, fp16 = engine_of(answer.plan), OWN_FP16.get(answer.plan.engine)
+    half = ({"precision.name": None, **fp16},) if fp16 is not None else ()
     return (*({"precision.name": name} for name in engine.precisions), *half)
 
 

@@ -115,6 +115,8 @@ _QLORA = {**_DOUBLE, **_ALL_LINEAR}
 DEEPSPEED_FP16 = {
     f"precision.{name}": "fp16" for name in ("parameters", "compute", "gradients", "reduce")
 } | {f"precision.{name}": "fp32" for name in ("master_weights", "moments")}
+OWN_FP16 = {"deepspeed": DEEPSPEED_FP16}
+"""By engine, a training in fp16 that its own configuration asks for and no precision has a name for."""
 SERVED_FP16 = {"precision.parameters": "fp16", "precision.compute": "fp16"}
 _HALF_REFUSED = "is not modelled for Megatron: its parameters and gradients in fp16"
 _PLAIN_TRAIN = {"true": {"precision.compute": "bf16"}, "false": {}}

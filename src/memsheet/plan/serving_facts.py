@@ -59,7 +59,8 @@ class ServingFacts:
 
     Of its start: ``profiles_batch``, a batch of all sequences is run first, so that fewer of them and no
     graphs leave more for the pool; ``compiles``, whether a release compiles its passes by itself, None
-    where they run as a plan says; ``needs_longest``, it does not start unless one sequence of
+    where they run as a plan says; ``checks_free_memory``, its fraction of the whole card must be free once
+    its own context is there; ``needs_longest``, it does not start unless one sequence of
     max_model_len has room.
 
     Of groups of ranks that attend by themselves: ``limits_all_groups``, sequences and a chunk's tokens
@@ -97,6 +98,7 @@ class ServingFacts:
     pooled: frozenset[str] = frozenset()
     profiles_batch: bool = False
     compiles: Callable[[str | None], bool] | None = None
+    checks_free_memory: bool = False
     needs_longest: bool = False
     limits_all_groups: bool = False
     cuts_dense_over_groups: bool = False

@@ -1,8 +1,8 @@
 """A question in the words of any tool → one in memsheet's own: keys of a plan, what was taken for granted,
 and every problem at once.
 
-in_our_words   names and values as people give them, a command line's texts among them, → Asked
-accumulated    what was said in numbers of micro-batches and of replicas, once the GPUs are known
+in_our_words       names and values as people give them, a command line's texts among them, → Asked
+accumulated_batch  what was said in numbers of micro-batches and of replicas, once the GPUs are known
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from memsheet.errors import Problem, nearest_words, raise_if_problems
 from memsheet.plan import aliases
+from memsheet.plan.accumulated_batch import ACCUMULATION, REPLICAS
 from memsheet.plan.aliases import ALIASES, INFER, LIBRARIES, PARTITIONED, VALUES, Meaning, Word
 from memsheet.plan.check import RULES
 from memsheet.plan.engine_registry import find_engine
@@ -19,7 +20,7 @@ from memsheet.plan.names import OFFLOADABLE, SHORT, parse_offload
 from memsheet.plan.values import said_in_thousands, value_of
 
 ON = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-ACCUMULATION, REPLICAS, DTYPE, OPTIM = "@accumulation", "@data_parallel", "@dtype", "@optim"
+DTYPE, OPTIM = "@dtype", "@optim"
 _COUNTS = (ACCUMULATION, REPLICAS)
 
 
@@ -382,98 +383,6 @@ def _weak_key_notes(said: list[_Said], request: Mapping[str, Any]) -> Iterator[s
                     f"{key[1:]} = {','.join(shown) if isinstance(shown, list) else shown} "
                     f"({_flag_name(one.name)})"
                 )
-
-
-def with_accumulated_batch(
-    request: dict[str, Any], gpus: int | None
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The request with the global batch for steps of accumulation: micro-batch × steps × data-parallel ranks,
-    and what that took for granted.
-
-    Raises InputError where that contradicts what is said, or cannot be told.
-    """
-    steps, replicas = request.pop(ACCUMULATION, None), request.pop(REPLICAS, None)
-    if steps is None and replicas is None:
-        return request, ()
-    degrees = {
-        axis: request.get(f"mesh.{axis}") or 1 for axis in ("tp", "pp", "cp", "dp_replicate", "dp_shard")
-    }
-    if not all(isinstance(degree, int) for degree in degrees.values()):
-        return request, ()  # which is told where meshes are checked
-    model = degrees["tp"] * degrees["pp"] * degrees["cp"]
-    ranks = (
-        gpus // model
-        if gpus
-        else degrees["dp_replicate"] * degrees["dp_shard"]
-        if replicas is None
-        else replicas
-    )
-    request, microbatch = dict(request), request.get("microbatch") or 1
-    if replicas is not None and gpus is None:
-        hint = (
-            "--gpus, or --dp-shard where ranks split the states and --dp-replicate where each has a "
-            "whole copy"
-        )
-        raise_if_problems(
-            [
-                Problem(
-                    field="data_parallel_size",
-                    value=replicas,
-                    reason="does not say whether ranks split the states",
-                    hint=hint,
-                )
-            ]
-        )
-    if replicas is not None and replicas != ranks:
-        reason = f"times {model} for tensor, pipeline and context parallel are not the {gpus} GPUs"
-        raise_if_problems(
-            [
-                Problem(
-                    field="data_parallel_size",
-                    value=replicas,
-                    reason=reason,
-                    hint=f"{ranks}, or leave it out",
-                )
-            ]
-        )
-    if steps is None or not isinstance(microbatch, int):
-        return request, ()
-    total = microbatch * steps * ranks
-    if request.setdefault("global_batch", total) != total:
-        reason = f"is not {microbatch} × {steps} steps of accumulation × {ranks} ranks, which are {total}"
-        raise_if_problems(
-            [
-                Problem(
-                    field="global_batch",
-                    value=request["global_batch"],
-                    reason=reason,
-                    hint="say one of the two",
-                )
-            ]
-        )
-    return request, (
-        (
-            f"global_batch = {total} ({microbatch} × {steps} steps of accumulation × {ranks} data-parallel "
-            "ranks)"
-        ),
-    )
-
-
-def refuse_counts(request: Mapping[str, Any], searched: str) -> None:
-    """Raises InputError for numbers of micro-batches or replicas where what they multiply is ``searched``
-    for.
-    """
-    names = {ACCUMULATION: "gradient_accumulation_steps", REPLICAS: "data_parallel_size"}
-    raise_if_problems(
-        Problem(
-            field=name,
-            value=request[key],
-            reason=f"multiplies {searched}, which is searched for",
-            hint="--global-batch, or leave it out",
-        )
-        for key, name in names.items()
-        if key in request
-    )
 
 
 def _flag_name(name: str) -> str:

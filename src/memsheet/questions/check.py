@@ -22,10 +22,11 @@ from memsheet.exchange.verdict_doubts import (
     widen_verdict,
 )
 from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, read_bytes, read_json
+from memsheet.plan.accumulated_batch import with_accumulated_batch
 from memsheet.plan.check import flatten_document
 from memsheet.plan.options import InferOptions
 from memsheet.plan.values import option_problems
-from memsheet.plan.words import in_our_words, with_accumulated_batch
+from memsheet.plan.words import in_our_words
 from memsheet.questions import accounted
 from memsheet.questions.doubts_of_files import bytes_beyond, claimed_fit, doubt_of, may_fit, moved_bytes
 from memsheet.questions.export import PLAN, SHEET, pick_plan

@@ -12,6 +12,7 @@ from typing import Any
 from memsheet.catalog import find_device, find_model, model_names, rented_cards
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.guard import MAX_JSON_BYTES, is_file, parse_json, read_bytes
+from memsheet.plan.accumulated_batch import ACCUMULATION, refuse_counts, with_accumulated_batch
 from memsheet.plan.check import flatten_document
 from memsheet.plan.contradictions import SEQUENCES
 from memsheet.plan.device import Cluster, cluster_of, parse_gpus
@@ -19,7 +20,7 @@ from memsheet.plan.library_defaults import assumed_value_text, library_defaults_
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.overriding import without_overridden
 from memsheet.plan.values import option_problems
-from memsheet.plan.words import ACCUMULATION, Asked, in_our_words, refuse_counts, with_accumulated_batch
+from memsheet.plan.words import Asked, in_our_words
 from memsheet.readers.hf_config import model_on_record, read_hf_config
 from memsheet.readers.model import find_config, read_model
 from memsheet.units import parse_bytes

@@ -13,11 +13,12 @@ from memsheet.cli.flags import WORDS, plan_flag_values
 from memsheet.cli.line import parse_command_line
 from memsheet.errors import InputError
 from memsheet.exchange import find_format
+from memsheet.plan.accumulated_batch import with_accumulated_batch
 from memsheet.plan.aliases import ALIASES, LIBRARIES, PARTITIONED, SHORT_FLAGS, VALUES, Meaning
 from memsheet.plan.check import RULES
 from memsheet.plan.dtypes import dtype_named
 from memsheet.plan.names import SHORT
-from memsheet.plan.words import in_our_words, request_from, with_accumulated_batch
+from memsheet.plan.words import in_our_words, request_from
 
 SHORT_OF = {key: name for name, key in SHORT.items()}
 TASKS = ("train", "infer")

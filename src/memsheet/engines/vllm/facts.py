@@ -176,6 +176,7 @@ SERVING = ServingFacts(
     compiles=compiles_by_itself,
     pools_cache=True,
     profiles_batch=True,
+    checks_free_memory=True,  # v0.33.0 v1/worker/utils.py:761
     needs_longest=True,  # v0.11.0 v1/core/kv_cache_utils.py check_enough_kv_cache_memory
     # v0.33.0 layers/fused_moe/config.py:1106, 1207; without experts a server each, v1/engine/core.py:1552
     replicas_share_experts=True,

@@ -4,6 +4,7 @@ sampler for all sequences.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import reduce
 
 from memsheet.arith import Count, ceil_div, given_or, maximum, minimum
@@ -16,9 +17,10 @@ from memsheet.frozen import dataclass
 from memsheet.plan.model import LatentAttention, ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.references import PAGED_SERVER_CODE, formula
-from memsheet.sheet import Bytes
+from memsheet.sheet import Bytes, Cited, Component, Instant, Item
 from memsheet.units import MIB
 
+AT_PROFILE = Cited(PAGED_SERVER_CODE, "v1/worker/gpu_model_runner.py profile_run")
 CONTEXT_TOKENS = 64 * 1024
 """Tokens of earlier chunks that latent attention unpacks at once, at most (v0.11.0
 v1/attention/backends/mla/common.py:458).
@@ -142,3 +144,31 @@ def profiled_layer_bytes(part: ModelSpec, plan: Plan, tokens: Count) -> Bytes:
         if isinstance(mixer, LatentAttention)
     )
     return reduce(Bytes.max, unpacked, layer_bytes(part, plan, tokens))
+
+
+def profile_peak_items(peaks: Mapping[Instant, Peak]) -> list[Item]:
+    """The peak as items: what is kept of pictures, hidden states that rest, and what is highest above
+    them.
+    """
+    above = {when: _transient_peak_bytes(peak) for when, peak in peaks.items()}
+    rows = (
+        ("pictures", {when: peak.pictures for when, peak in peaks.items()}),
+        ("hidden_states", {when: peak.resting for when, peak in peaks.items()}),
+        (_peak_item_path(peaks), above),
+    )
+    return [
+        Item(Component.TEMPORARIES, path, at, AT_PROFILE)
+        for path, at in rows
+        if any(size.high for size in at.values())
+    ]
+
+
+def _transient_peak_bytes(peak: Peak) -> Bytes:
+    """What the peak holds besides pictures and the resting hidden states."""
+    whole, rest = peak.total, peak.pictures + peak.resting
+    return Bytes(whole.low - rest.low, whole.value - rest.value, whole.high - rest.high)
+
+
+def _peak_item_path(peaks: Mapping[Instant, Peak]) -> str:
+    peak = peaks[Instant.PREFILL]
+    return "sampler" if peak.layer.value <= (peak.resting + peak.sampler).value else "widest_layer"

@@ -24,7 +24,7 @@ from memsheet.engines.vllm.lora import lora_facts, lora_host_bytes, lora_items, 
 from memsheet.engines.vllm.lora_buffers import buffer_item
 from memsheet.engines.vllm.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
 from memsheet.engines.vllm.pictures import deepstack_items
-from memsheet.engines.vllm.profiled import Peak, makes_tokens, profile_run_peak, unpacked_tokens
+from memsheet.engines.vllm.profiled import makes_tokens, profile_peak_items, profile_run_peak, unpacked_tokens
 from memsheet.engines.vllm.releases import Release
 from memsheet.engines.vllm.sampling import sampler_state_bytes
 from memsheet.engines.vllm.speculative import (
@@ -59,7 +59,6 @@ from memsheet.units import MIB
 LOADED = (Instant.LOAD,)
 RUNNING = (Instant.PREFILL, Instant.DECODE)
 EVERY = (Instant.LOAD, *RUNNING)
-AT_PROFILE = Cited(PAGED_SERVER_CODE, "v1/worker/gpu_model_runner.py profile_run")
 AT_POOL = Cited(
     PAGED_SERVER_CODE, "v1/worker/gpu_worker.py determine_available_memory: what the fraction leaves"
 )
@@ -125,7 +124,7 @@ def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster 
         ),
     }
     peaks = dict(drafted_peaks(part, plan, release, peaks))
-    working = (*states, *_profile_peak_items(peaks))
+    working = (*states, *profile_peak_items(peaks))
     outside = outside_tensors(
         plan, cluster, {Instant.LOAD: 0, **{when: peak.total.value for when, peak in peaks.items()}}
     )
@@ -234,34 +233,6 @@ def _sampler_states(part: ModelSpec, plan: Plan, release: Release) -> list[Item]
             Cited(PAGED_SERVER_CODE, "v1/worker/gpu/sample/penalties.py:43"),
         )
     ]
-
-
-def _profile_peak_items(peaks: Mapping[Instant, Peak]) -> list[Item]:
-    """The peak as items: what is kept of pictures, hidden states that rest, and what is highest above
-    them.
-    """
-    above = {when: _transient_peak_bytes(peak) for when, peak in peaks.items()}
-    rows = (
-        ("pictures", {when: peak.pictures for when, peak in peaks.items()}),
-        ("hidden_states", {when: peak.resting for when, peak in peaks.items()}),
-        (_peak_item_path(peaks), above),
-    )
-    return [
-        Item(Component.TEMPORARIES, path, at, AT_PROFILE)
-        for path, at in rows
-        if any(size.high for size in at.values())
-    ]
-
-
-def _transient_peak_bytes(peak: Peak) -> Bytes:
-    """What the peak holds besides pictures and the resting hidden states."""
-    whole, rest = peak.total, peak.pictures + peak.resting
-    return Bytes(whole.low - rest.low, whole.value - rest.value, whole.high - rest.high)
-
-
-def _peak_item_path(peaks: Mapping[Instant, Peak]) -> str:
-    peak = peaks[Instant.PREFILL]
-    return "sampler" if peak.layer.value <= (peak.resting + peak.sampler).value else "widest_layer"
 
 
 @formula(

@@ -10,20 +10,26 @@ from typing import Any
 from memsheet.budget import Answer
 from memsheet.errors import InputError
 from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule, answer_fits
+from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import Attention
 from memsheet.sheet import Component
+
+_LESS_ZERO = {
+    "deepspeed": ((0, "stage 0"), (2, "stage 2")),
+    "fsdp2": ((2, "fsdp_reshard_after_forward: false"),),
+}
+"""By engine, degrees of ZeRO that gather nothing in a step, and how one asks for them."""
 
 
 def _less_zero(case: Case) -> Iterator[Found]:
     """Gathering costs half as much communication again; without it the job must still fit."""
-    engine = case.request.get("engine")
-    lower = {"deepspeed": (0, 2), "fsdp2": (2,)}.get(str(engine), ())
+    lower = _LESS_ZERO.get(str(case.request.get("engine")), ())
     if (
         case.request.get("zero") == 3
         and answer_fits(case.answer)
         and not case.request.get("offload.parameters")
     ):
-        for zero in lower:
+        for zero, cure in lower:
             changes = {
                 "zero": zero,
                 "reshard_after_forward": None,
@@ -36,7 +42,7 @@ def _less_zero(case: Case) -> Iterator[Found]:
                     where="zero 3",
                     says="parameters are gathered in forward and in backward",
                     fits=f"at zero {zero} too",
-                    cure="fsdp_reshard_after_forward: false" if engine == "fsdp2" else f"stage {zero}",
+                    cure=cure,
                     fitting=changes,
                 )
                 return
@@ -108,8 +114,10 @@ def _eager_attention(case: Case) -> Iterator[Found]:
 
 def _kept_whole(case: Case) -> Iterator[Found]:
     for name, read in case.of("accelerate", *TRAINERS, "torchtitan", "torchtitan-toml"):
+        engine = find_engine(str(case.request.get("engine")))
         kept = (
-            case.request.get("engine") in ("fsdp2", "torchtitan")
+            engine is not None
+            and engine.sharding.frees_as_asked
             and case.request.get("zero") == 2
             and (case.request.get("mesh.pp") or 1) == 1
         )

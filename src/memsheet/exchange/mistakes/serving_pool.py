@@ -12,6 +12,7 @@ from memsheet.budget import Answer, Result
 from memsheet.exchange.mistakes.case import Case, Found, answer_fits
 from memsheet.exchange.mistakes.server_case import server_commands, server_pool_facts
 from memsheet.exchange.shared.moved_states import moves_states
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.layers import has_experts
 from memsheet.plan.model import Attention, LatentAttention
 from memsheet.sheet import Bytes, Component
@@ -40,7 +41,9 @@ def fraction_of_more_than_is_free(case: Case) -> Iterator[Found]:
     """The engine compares what it asks for with what is free once its own context is there."""
     told = server_pool_facts(case)
     for name, _, flags in (
-        server_commands(case) if told and case.answer and case.answer.plan.engine == "vllm" else ()
+        server_commands(case)
+        if told and case.answer and engine_of(case.answer.plan).serving.checks_free_memory
+        else ()
     ):
         assert told is not None
         answer = told[0]
@@ -170,9 +173,10 @@ def copied_cache(case: Case) -> Iterator[Found]:
         f"{own} ranks keep {copies} copies of the same cache, "
         f"{format_bytes(int(facts['kv_bytes_per_token_per_rank']))} a token on each"
     )
-    changes, cure = _without_copies(case, answer, copies)
-    for name, _, flags in server_commands(case) if cure else ():
-        yield Found(where=f"{name}: {flags['tp']}", says=said, cure=cure, changes=changes)
+    for name, _, flags in server_commands(case):
+        changes, cure = _without_copies(case, answer, copies, flags)
+        if cure:
+            yield Found(where=f"{name}: {flags['tp']}", says=said, cure=cure, changes=changes)
 
 
 def _kv_cache_copies(case: Case, ranks: int) -> int:
@@ -187,21 +191,20 @@ def _kv_cache_copies(case: Case, ranks: int) -> int:
     return min(found, default=1)
 
 
-def _without_copies(case: Case, answer: Answer, copies: int) -> tuple[dict[str, Any], str]:
+def _without_copies(
+    case: Case, answer: Answer, copies: int, flags: Mapping[str, str]
+) -> tuple[dict[str, Any], str]:
     """Groups of ranks with requests of their own, or replicas of fewer ranks, whichever holds the most;
     nothing where neither holds more.
     """
-    mesh, sglang = answer.plan.mesh, answer.plan.engine == "sglang"
+    mesh, replicas = answer.plan.mesh, engine_of(answer.plan).serving.replicas_share_experts
     groups, own = int(mesh.attn_dp) * copies, int(mesh.attention_tp) // copies
-    rest = "" if sglang else f" --tensor-parallel-size {own}"
-    shared = sglang or (case.model is not None and has_experts(case.model))
+    rest = f" {flags['tp']} {own}" if replicas else ""
+    shared = not replicas or (case.model is not None and has_experts(case.model))
     ways = (
         (
             {"mesh.tp": int(mesh.tp), "mesh.attn_dp": groups},
-            (
-                f"data-parallel attention ({'--attn-dp-size' if sglang else '--data-parallel-size'} "
-                f"{groups}{rest})"
-            ),
+            f"data-parallel attention ({flags['groups']} {groups}{rest})",
         ),
         (
             {
@@ -253,7 +256,7 @@ def more_than_the_pool_holds(case: Case) -> Iterator[Found]:
         if "expected" in held
         else f"of {int(answer.plan.serving.max_model_len or 0):,} tokens"
     )
-    groups = int(answer.plan.mesh.attn_dp) if answer.plan.engine == "sglang" else 1
+    groups = int(answer.plan.mesh.attn_dp) if engine_of(answer.plan).serving.limits_all_groups else 1
     for name, _, flags in server_commands(case):
         yield Found(
             where=f"{name}: {flags['sequences']}",
