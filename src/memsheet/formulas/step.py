@@ -23,6 +23,7 @@ from memsheet.formulas.pipeline import (
     stage_model,
 )
 from memsheet.formulas.recompute_segments import recompute_segments
+from memsheet.formulas.resident_layers import everything_kept
 from memsheet.formulas.sharding.algorithm import algorithm_of
 from memsheet.formulas.sharding.resident_state import ResidentState
 from memsheet.formulas.tapes.bytes_by_path import (
@@ -32,7 +33,8 @@ from memsheet.formulas.tapes.bytes_by_path import (
     largest_moment_rows,
     merge_moment,
 )
-from memsheet.formulas.training import Step, everything_kept, peak_candidates
+from memsheet.formulas.training import peak_candidates
+from memsheet.formulas.training_step import Step
 from memsheet.frozen import dataclass
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec

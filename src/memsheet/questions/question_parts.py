@@ -121,7 +121,7 @@ def read_named_model(model: Any, task: str) -> ModelSpec:
     spec = read_hf_config(found.values, name=found.name, source=found.source, recorder=recorder)
     if task != "train" or spec.recording is not None:
         return spec
-    from memsheet.formulas.model_code.transformers.code import has_written_layers
+    from memsheet.formulas.model_code.transformers.plan_problems import has_written_layers
 
     return (
         spec

@@ -8,12 +8,9 @@ from functools import reduce
 from memsheet.arith import Count, at_least, ceil_div, is_zero, maximum, where
 from memsheet.formulas.activations import run_config_of
 from memsheet.formulas.model_code.transformers.blocks import served_as_trained
-from memsheet.formulas.model_code.transformers.code import (
-    block_axes,
-    block_numerics,
-    mask_and_rotary_bytes,
-    shared_tables,
-)
+from memsheet.formulas.model_code.transformers.chosen_kernels import block_numerics
+from memsheet.formulas.model_code.transformers.code import block_axes
+from memsheet.formulas.model_code.transformers.shared_tables import mask_and_rotary_bytes, shared_tables
 from memsheet.formulas.numerics import writes_scores
 from memsheet.formulas.operators.blocks import activation_elements, channels
 from memsheet.formulas.recordings import record_block

@@ -12,7 +12,8 @@ from memsheet.catalog import find_device, find_model
 from memsheet.errors import InputError
 from memsheet.formulas.activations import run_config_of
 from memsheet.formulas.model_code.transformers.blocks import unmodelled_block_reason
-from memsheet.formulas.model_code.transformers.code import block_axes, block_numerics
+from memsheet.formulas.model_code.transformers.chosen_kernels import block_numerics
+from memsheet.formulas.model_code.transformers.code import block_axes
 from memsheet.formulas.model_code.transformers.feed_forward import ACTIVATIONS
 from memsheet.formulas.numerics import AttentionKernel
 from memsheet.formulas.operators.blocks import block_operators

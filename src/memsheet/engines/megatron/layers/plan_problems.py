@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from memsheet.arith import agreed
 from memsheet.errors import Problem
-from memsheet.plan.model import (
-    Arrangement,
-    Attention,
-    Block,
-    Dense,
-    LatentAttention,
-    ModelSpec,
-    Moe,
-)
+from memsheet.plan.model import Arrangement, Attention, Block, Dense, LatentAttention, ModelSpec, Moe
 from memsheet.plan.plan import AttentionKind, ContextParallel, Plan
 
 GATED = frozenset({"silu", "swish"})

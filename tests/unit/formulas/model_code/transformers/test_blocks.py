@@ -12,7 +12,8 @@ from memsheet.account import account_rank
 from memsheet.engines.transformers.facts import ENGINE as TRANSFORMERS
 from memsheet.errors import InputError
 from memsheet.formulas.activations import check_modelled, run_config_of
-from memsheet.formulas.model_code.transformers.code import block_axes, block_numerics
+from memsheet.formulas.model_code.transformers.chosen_kernels import block_numerics
+from memsheet.formulas.model_code.transformers.code import block_axes
 from memsheet.formulas.recordings import record_block
 from memsheet.formulas.tapes.evaluate import entry_bytes
 from memsheet.plan.engine_registry import find_engine

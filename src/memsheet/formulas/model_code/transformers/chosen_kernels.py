@@ -1,0 +1,102 @@
+"""Which attention kernel a block runs: what its shapes, its masks and the card allow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memsheet.arith import agreed
+from memsheet.errors import input_error
+from memsheet.formulas.model_code.transformers.cross_attention import is_t5
+from memsheet.formulas.model_code.transformers.delta_chunks import chunk_options
+from memsheet.formulas.model_code.transformers.families import FusedQkvLayout, family_traits
+from memsheet.formulas.model_code.transformers.picture_towers import of_tower, tower_numerics
+from memsheet.formulas.numerics import AttentionKernel, RunConfig
+from memsheet.plan.dtypes import BF16, FP32
+from memsheet.plan.model import Attention, Block, LatentAttention, LinearAttention
+from memsheet.plan.plan import AttentionKind, Plan
+
+HEAD_ALIGNMENT = 8
+
+
+def block_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
+    """What depends on the block: the attention kernel its shapes and masks allow, padding of its heads."""
+    if of_tower(block.kind):
+        return tower_numerics(block, plan, how)
+    how = replace(how, transposed=True) if family_traits(block.kind).transposed else how
+    at = block.mixers[0]
+    if isinstance(at, LinearAttention):
+        return replace(how, options=chunk_options(plan.batch.seq_len))
+    if isinstance(
+        at, LatentAttention
+    ):  # heads of two sizes: flash takes none, torch's memory-efficient kernel does (sdp_utils.cpp)
+        if (
+            plan.before_ampere
+            and plan.attention is AttentionKind.SDPA
+            and (how.autocast or how.parameters) is BF16
+        ):
+            why = (
+                "has no kernel for bf16 before compute capability 8.0, and its plain operations are not "
+                "modelled for latent attention"
+            )
+            raise input_error("attention", plan.attention.value, why, "--attention eager, or fp16")
+        return (
+            replace(how, attention=AttentionKernel.EFFICIENT) if plan.attention is AttentionKind.SDPA else how
+        )
+    if (
+        not isinstance(at, Attention) or how.attention is AttentionKernel.EAGER
+    ):  # the others copy as eager attention does, by sequences
+        return replace(how, attention=AttentionKernel.EAGER, stream=FP32 if block.wide_input else how.stream)
+    compute = how.autocast or how.parameters
+    if (
+        how.processor
+    ):  # its kernel takes every dtype and drops nothing (sdp_utils_cpp.cpp, use_flash_attention_cpp)
+        if is_t5(block.kind):
+            why = (
+                "has no kernel on a processor that makes a gradient of a bias, and its plain operations "
+                "are not modelled"
+            )
+            raise input_error(
+                "attention", plan.attention.value, why, "eager; `memsheet trace --device cpu` runs it"
+            )
+        own = family_traits(block.kind)
+        plain = (how.dropout and own.drops_scores) or (
+            own.always_masked and has_grouped_kv_heads(at, block.kind)
+        )
+        kernel = AttentionKernel.MATH if plain else AttentionKernel.PROCESSOR
+        return replace(how, attention=kernel, mask=needs_mask(at, plan, block.kind))
+    if plan.before_ampere and compute is BF16:  # sdp_utils.cpp, less_than_sm80_mem_efficient_dtypes
+        return replace(how, attention=AttentionKernel.MATH, mask=needs_mask(at, plan, block.kind))
+    if compute is FP32 or plan.before_ampere:  # check_flash_attention_hardware_support
+        return replace(
+            how,
+            attention=AttentionKernel.MATH
+            if has_grouped_kv_heads(at, block.kind) and not needs_mask(at, plan, block.kind)
+            else AttentionKernel.EFFICIENT,
+            mask=needs_mask(at, plan, block.kind),
+        )
+    if needs_mask(at, plan, block.kind):
+        unrepeated = has_grouped_kv_heads(at, block.kind) and family_traits(block.kind).always_masked
+        return replace(
+            how, attention=AttentionKernel.MATH if unrepeated else AttentionKernel.EFFICIENT, mask=True
+        )
+    short = at.head_dim % HEAD_ALIGNMENT
+    return replace(how, padded_head=at.head_dim + HEAD_ALIGNMENT - short) if short else how
+
+
+def has_grouped_kv_heads(at: Attention, kind: str) -> bool:
+    """Whether queries come with fewer heads of keys, which falcon repeats by itself where there are
+    several.
+    """
+    return at.heads != at.kv_heads and (
+        family_traits(kind).joint is not FusedQkvLayout.PICKED or at.kv_heads == 1
+    )
+
+
+def needs_mask(at: Attention, plan: Plan, kind: str) -> bool:
+    """A window that the sequence fills is a mask in sdpa (transformers 5.23, masking_utils.py:302); the
+    flash-attn package takes it as a number.
+    """
+    if plan.attention is AttentionKind.SDPA and family_traits(kind).always_masked:
+        return True
+    span = at.window or at.chunk
+    return plan.attention is AttentionKind.SDPA and span is not None and agreed(span <= plan.batch.seq_len)
