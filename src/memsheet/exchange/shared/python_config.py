@@ -8,12 +8,18 @@ engine gets something that the text does not say.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import lru_cache
 from typing import Any, TypeGuard
 
 from memsheet.exchange.shared.file_format import UNSET
+from memsheet.exchange.shared.plain_values import (
+    concatenate_text,
+    evaluate_arithmetic,
+    is_bounded_literal,
+    plain_part,
+)
 from memsheet.frozen import dataclass
 from memsheet.guard.budget import Budget, TooMuchError
 
@@ -28,14 +34,11 @@ CLASS, BASE, LINE, WHOLE, SCOPE = (
 CONFIG = "Trainer.Config"  # what an imported function without arguments is taken to return
 FACTORIES = ("model_registry", "default_adamw")  # functions that stand for what they are given, as classes do
 PLACES = {"model_registry": ("flavor", "attn_backend")}  # arguments that are given without their names
-MOST_LOOKS, STEPS_OF_LOOK, LONGEST = 24, 4000, 300
-"""Calls whose surroundings are read, the steps of each, and characters of a text that is put together."""
-DEEPEST, MOST_STEPS, LARGEST = 24, 20_000, 2**62
+MOST_LOOKS, STEPS_OF_LOOK = 24, 4000
+"""Calls whose surroundings are read, and the steps of each."""
+DEEPEST, MOST_STEPS = 24, 20_000
 MOST_TEXT = 2**15
 """Characters of a file that is parsed: its tree takes a thousand bytes of memory for some of them."""
-_SUMS: Mapping[type, Callable[[int, int], int]] = {
-    ast.Add: lambda a, b: a + b, ast.Sub: lambda a, b: a - b, ast.Mult: lambda a, b: a * b, ast.FloorDiv: lambda a, b: a // b if b else 0,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,19 +283,19 @@ def _evaluate_expression(module: Module, node: ast.expr | None, given: Mapping[s
         case None:
             return None
         case ast.Constant(value=bool() | int() | float() | str() | None as value):
-            return value if _is_bounded_literal(value) else UNSET
+            return value if is_bounded_literal(value) else UNSET
         case ast.UnaryOp(op=ast.USub(), operand=held):
             value = _evaluate_expression(module, held, given, depth + 1)
             return -value if isinstance(value, int | float) and not isinstance(value, bool) else UNSET
         case ast.BinOp(left=left, op=op, right=right):
-            return _evaluate_arithmetic(
+            return evaluate_arithmetic(
                 op,
                 _evaluate_expression(module, left, given, depth + 1),
                 _evaluate_expression(module, right, given, depth + 1),
             )
         case ast.JoinedStr(values=held):
-            return _concatenate_text(
-                [_evaluate_expression(module, _plain_part(one), given, depth + 1) for one in held]
+            return concatenate_text(
+                [_evaluate_expression(module, plain_part(one), given, depth + 1) for one in held]
             )
         case ast.List(elts=held) | ast.Tuple(elts=held):
             return [_evaluate_expression(module, one, given, depth + 1) for one in held]
@@ -307,11 +310,6 @@ def _evaluate_expression(module: Module, node: ast.expr | None, given: Mapping[s
     return UNSET
 
 
-def _is_bounded_literal(value: object) -> bool:
-    """Whether arithmetic and a screen can take it: no number that is infinite or of thousands of digits."""
-    return not isinstance(value, int | float) or abs(value) < LARGEST
-
-
 def _evaluate_dict(
     module: Module, keys: list[ast.expr | None], held: list[ast.expr], given: Mapping[str, Any], depth: int
 ) -> Any:
@@ -321,34 +319,6 @@ def _evaluate_dict(
     return {
         word: _evaluate_expression(module, one, given, depth) for word, one in zip(words, held, strict=True)
     }
-
-
-def _plain_part(node: ast.expr) -> ast.expr | None:
-    """What an f-string holds between braces, where it is put there as it is."""
-    if not isinstance(node, ast.FormattedValue):
-        return node
-    return node.value if node.conversion == -1 and node.format_spec is None else None
-
-
-def _concatenate_text(parts: list[Any]) -> Any:
-    """A text of texts and whole numbers; ``UNSET`` where one of them is anything else, and for texts that no
-    name is.
-    """
-    if (
-        not all(isinstance(one, str | int) and one != UNSET for one in parts)
-        or sum(len(str(one)) for one in parts) > LONGEST
-    ):
-        return UNSET
-    return "".join(map(str, parts))
-
-
-def _evaluate_arithmetic(op: ast.operator, left: Any, right: Any) -> Any:
-    if isinstance(op, ast.Add) and isinstance(left, str) and isinstance(right, str):
-        return _concatenate_text([left, right])
-    made = _SUMS.get(type(op))
-    whole = all(isinstance(held, int) and not isinstance(held, bool) for held in (left, right))
-    found = made(left, right) if made and whole else None
-    return found if found is not None and abs(found) < LARGEST else UNSET
 
 
 def _looked_up(path: list[str], given: Mapping[str, Any]) -> Any:

@@ -1,0 +1,51 @@
+"""Sums of whole numbers and of texts that a Python file says, within bounds that a screen can take."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from memsheet.exchange.shared.file_format import UNSET
+
+LARGEST = 2**62
+
+LONGEST = 300
+"""Characters of a text that is put together."""
+
+_SUMS: Mapping[type, Callable[[int, int], int]] = {
+    ast.Add: lambda a, b: a + b, ast.Sub: lambda a, b: a - b, ast.Mult: lambda a, b: a * b, ast.FloorDiv: lambda a, b: a // b if b else 0,
+}  # fmt: skip
+
+
+def is_bounded_literal(value: object) -> bool:
+    """Whether arithmetic and a screen can take it: no number that is infinite or of thousands of digits."""
+    return not isinstance(value, int | float) or abs(value) < LARGEST
+
+
+def plain_part(node: ast.expr) -> ast.expr | None:
+    """What an f-string holds between braces, where it is put there as it is."""
+    if not isinstance(node, ast.FormattedValue):
+        return node
+    return node.value if node.conversion == -1 and node.format_spec is None else None
+
+
+def concatenate_text(parts: list[Any]) -> Any:
+    """A text of texts and whole numbers; ``UNSET`` where one of them is anything else, and for texts that no
+    name is.
+    """
+    if (
+        not all(isinstance(one, str | int) and one != UNSET for one in parts)
+        or sum(len(str(one)) for one in parts) > LONGEST
+    ):
+        return UNSET
+    return "".join(map(str, parts))
+
+
+def evaluate_arithmetic(op: ast.operator, left: Any, right: Any) -> Any:
+    if isinstance(op, ast.Add) and isinstance(left, str) and isinstance(right, str):
+        return concatenate_text([left, right])
+    made = _SUMS.get(type(op))
+    whole = all(isinstance(held, int) and not isinstance(held, bool) for held in (left, right))
+    found = made(left, right) if made and whole else None
+    return found if found is not None and abs(found) < LARGEST else UNSET
