@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memsheet.plan.plan import Speculative, SpeculativeMethod
 from memsheet.report.screen.layout import join_phrases
 from memsheet.report.shared.look import Look
 
@@ -43,11 +42,3 @@ def drafting_lines(found: Mapping[str, Any], look: Look, *, several: bool) -> It
         yield f"{said}."
     if (contexts := int(found.get("contexts") or 1)) > 1:
         yield f"Each of the {contexts} slots has a draft context of its own."
-
-
-def drafting_words(how: Speculative | None) -> tuple[str, ...]:
-    """The plan's method and its tokens, for the line that says what runs."""
-    if how is None:
-        return ()
-    name = how.method.value if how.method is not SpeculativeMethod.DRAFT else "draft model"
-    return (f"{name} of {how.tokens} tokens",)

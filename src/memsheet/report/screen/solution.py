@@ -14,9 +14,10 @@ from memsheet.plan.device import parse_gpus
 from memsheet.plan.model import Attention, Dense, ModelSpec
 from memsheet.report.json.solution import UNITS, value_of
 from memsheet.report.screen.layout import join_phrases, labelled_row, one_line, render_parts
-from memsheet.report.screen.table import format_parameter_count, question_summary
+from memsheet.report.screen.table import question_summary
 from memsheet.report.screen.ways_to_fit import ways_table
 from memsheet.report.shared.look import Look
+from memsheet.report.shared.plan_phrases import format_parameter_count
 from memsheet.report.shared.sizes import headroom_phrase, look_with_exact_digits, need_and_room
 from memsheet.report.shared.typed_changes import change_line
 from memsheet.report.shared.words import INSTANTS, changed_keys, component_name

@@ -14,10 +14,8 @@ from memsheet.budget import Answer, Result, worst_sheet
 from memsheet.errors import printable_line
 from memsheet.plan.device import Basis
 from memsheet.plan.engine_registry import engine_of
-from memsheet.plan.plan import Plan
 from memsheet.report.screen.bars import components_by_size, marks_of, render_stacked_bars
 from memsheet.report.screen.changes import what_to_change
-from memsheet.report.screen.draft_words import drafting_words
 from memsheet.report.screen.layout import join_phrases, labelled_row, one_line, render_parts
 from memsheet.report.screen.length_ladder import ladder_table
 from memsheet.report.screen.measured import (
@@ -35,6 +33,7 @@ from memsheet.report.screen.recompute_phrase import with_recompute
 from memsheet.report.screen.serving import serving_lines
 from memsheet.report.screen.traced import step_of, traced_lines
 from memsheet.report.shared.look import Look
+from memsheet.report.shared.plan_phrases import format_parameter_count, plan_choice_phrases
 from memsheet.report.shared.sizes import (
     headroom_phrase,
     look_with_exact_digits,
@@ -44,7 +43,7 @@ from memsheet.report.shared.sizes import (
 from memsheet.report.shared.uncertain_fit import deciding_notes
 from memsheet.report.shared.words import INSTANTS, component_name, component_size_reason, model_state_bytes
 from memsheet.sheet import OUTSIDE_TENSORS, Bytes, Component, Sheet, Witness
-from memsheet.units import format_bytes, format_count
+from memsheet.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -175,7 +174,7 @@ def question_summary(answer: Answer, look: Look) -> Text:
     where = f" on {answer.cluster.count}×{answer.cluster.device.name}" if answer.cluster else ""
     named = (printable_line(model.name), "bold") if model.model_type else ("", "")
     text = Text.assemble((f"{plan.task} ", ""), named, size if model.model_type else size.strip(" ()"), where)
-    return text.append("\n" + join_phrases(_plan_choice_phrases(plan), look.width), "dim")
+    return text.append("\n" + join_phrases(plan_choice_phrases(plan), look.width), "dim")
 
 
 def _active_parameter_suffix(answer: Answer) -> str:
@@ -184,80 +183,6 @@ def _active_parameter_suffix(answer: Answer) -> str:
         if answer.active_parameters == answer.parameters
         else f", {format_parameter_count(answer.active_parameters)} active"
     )
-
-
-def format_parameter_count(count: int) -> str:
-    for factor, letter in ((10**12, "T"), (10**9, "B"), (10**6, "M")):
-        if count >= factor:
-            return f"{count / factor:.2f} {letter}"
-    return format_count(count)
-
-
-def _plan_choice_phrases(plan: Plan) -> Iterator[str]:
-    yield plan.engine
-    if plan.task == "train":
-        yield f"zero {plan.zero}"
-    yield from (
-        f"{axis} {degree}"
-        for axis in ("dp_replicate", "dp_shard", "cp", "tp", "attn_dp", "pp", "vpp", "ep")
-        if (degree := getattr(plan.mesh, axis)) != 1
-    )
-    yield from _training_choice_phrases(plan) if plan.task == "train" else _serving_choice_phrases(plan)
-    if plan.quantization:
-        yield f"{plan.quantization.weights.name} weights"
-    if plan.batch.seq_len or (plan.task == "infer" and plan.serving.max_model_len):
-        yield f"{plan.attention.value} attention"
-    yield from drafting_words(plan.speculative)
-    if any((plan.offload.optimizer, plan.offload.parameters, plan.offload.activations)):
-        yield "offload " + "+".join(
-            name for name in ("optimizer", "parameters", "activations") if getattr(plan.offload, name)
-        )
-
-
-def _training_choice_phrases(plan: Plan) -> Iterator[str]:
-    precision = plan.precision
-    same = precision.parameters is precision.compute
-    yield (
-        precision.parameters.name
-        if same
-        else f"{precision.parameters.name} computed in {precision.compute.name}"
-    )
-    if plan.optimizer:
-        yield f"{plan.optimizer.name.value} {plan.optimizer.implementation.value}"
-    if not plan.batch.seq_len:  # a bare parameter count: nothing below is counted
-        return
-    yield f"seq {plan.batch.seq_len}"
-    yield f"microbatch {plan.batch.microbatch}"
-    if plan.accumulation > 1:
-        yield f"global batch {plan.batch.global_batch}"
-    yield f"recompute {plan.recompute.mode.value}"
-    if plan.adapter:
-        yield f"{plan.adapter.kind.value} " + (
-            f"of {plan.adapter.prompt_length}" if plan.adapter.kind.prompts else f"rank {plan.adapter.rank}"
-        )
-    if plan.loss.value != "plain":
-        yield f"{plan.loss.value} loss"
-
-
-def _serving_choice_phrases(plan: Plan) -> Iterator[str]:
-    yield plan.precision.parameters.name
-    asked = plan.serving
-    if asked.max_sequences is not None and asked.max_model_len is not None:
-        shared = engine_of(plan).serving.shares_length
-        pooled = f"up to {asked.max_sequences} × {asked.max_model_len} tokens, as the pool holds them"
-        alone = (
-            f"{asked.max_model_len} tokens for {asked.max_sequences}"
-            if shared
-            else f"{asked.max_sequences} × {asked.max_model_len} tokens"
-        )
-        yield pooled if plan.cache.memory_fraction is not None else alone
-    if plan.cache.kv_dtype and asked.max_model_len is not None:
-        yield f"{plan.cache.kv_dtype.name} cache"
-    if room := plan.served_adapters:
-        yield (
-            f"{'room for' if plan.cache.memory_fraction is not None else 'with'} {room.slots} "
-            f"adapter{'s' * (room.slots != 1)} of rank {room.rank}"
-        )
 
 
 def _peak_component_table(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:

@@ -18,8 +18,9 @@ from memsheet.report.screen.plans.story import (
     plain_table,
     story_table,
 )
-from memsheet.report.screen.table import format_parameter_count, question_summary
+from memsheet.report.screen.table import question_summary
 from memsheet.report.shared.look import Look
+from memsheet.report.shared.plan_phrases import format_parameter_count
 from memsheet.report.shared.plans.families import family_sort_key, uneven_lines
 from memsheet.report.shared.plans.family_reason import family_rejection_reason
 from memsheet.report.shared.plans.words import (

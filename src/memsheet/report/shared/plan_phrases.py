@@ -1,0 +1,91 @@
+"""The choices of a plan that matter, a phrase each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memsheet.plan.engine_registry import engine_of
+from memsheet.plan.plan import Plan, Speculative, SpeculativeMethod
+from memsheet.units import format_count
+
+
+def format_parameter_count(count: int) -> str:
+    for factor, letter in ((10**12, "T"), (10**9, "B"), (10**6, "M")):
+        if count >= factor:
+            return f"{count / factor:.2f} {letter}"
+    return format_count(count)
+
+
+def plan_choice_phrases(plan: Plan) -> Iterator[str]:
+    yield plan.engine
+    if plan.task == "train":
+        yield f"zero {plan.zero}"
+    yield from (
+        f"{axis} {degree}"
+        for axis in ("dp_replicate", "dp_shard", "cp", "tp", "attn_dp", "pp", "vpp", "ep")
+        if (degree := getattr(plan.mesh, axis)) != 1
+    )
+    yield from _training_choice_phrases(plan) if plan.task == "train" else _serving_choice_phrases(plan)
+    if plan.quantization:
+        yield f"{plan.quantization.weights.name} weights"
+    if plan.batch.seq_len or (plan.task == "infer" and plan.serving.max_model_len):
+        yield f"{plan.attention.value} attention"
+    yield from drafting_words(plan.speculative)
+    if any((plan.offload.optimizer, plan.offload.parameters, plan.offload.activations)):
+        yield "offload " + "+".join(
+            name for name in ("optimizer", "parameters", "activations") if getattr(plan.offload, name)
+        )
+
+
+def _training_choice_phrases(plan: Plan) -> Iterator[str]:
+    precision = plan.precision
+    same = precision.parameters is precision.compute
+    yield (
+        precision.parameters.name
+        if same
+        else f"{precision.parameters.name} computed in {precision.compute.name}"
+    )
+    if plan.optimizer:
+        yield f"{plan.optimizer.name.value} {plan.optimizer.implementation.value}"
+    if not plan.batch.seq_len:  # a bare parameter count: nothing below is counted
+        return
+    yield f"seq {plan.batch.seq_len}"
+    yield f"microbatch {plan.batch.microbatch}"
+    if plan.accumulation > 1:
+        yield f"global batch {plan.batch.global_batch}"
+    yield f"recompute {plan.recompute.mode.value}"
+    if plan.adapter:
+        yield f"{plan.adapter.kind.value} " + (
+            f"of {plan.adapter.prompt_length}" if plan.adapter.kind.prompts else f"rank {plan.adapter.rank}"
+        )
+    if plan.loss.value != "plain":
+        yield f"{plan.loss.value} loss"
+
+
+def _serving_choice_phrases(plan: Plan) -> Iterator[str]:
+    yield plan.precision.parameters.name
+    asked = plan.serving
+    if asked.max_sequences is not None and asked.max_model_len is not None:
+        shared = engine_of(plan).serving.shares_length
+        pooled = f"up to {asked.max_sequences} × {asked.max_model_len} tokens, as the pool holds them"
+        alone = (
+            f"{asked.max_model_len} tokens for {asked.max_sequences}"
+            if shared
+            else f"{asked.max_sequences} × {asked.max_model_len} tokens"
+        )
+        yield pooled if plan.cache.memory_fraction is not None else alone
+    if plan.cache.kv_dtype and asked.max_model_len is not None:
+        yield f"{plan.cache.kv_dtype.name} cache"
+    if room := plan.served_adapters:
+        yield (
+            f"{'room for' if plan.cache.memory_fraction is not None else 'with'} {room.slots} "
+            f"adapter{'s' * (room.slots != 1)} of rank {room.rank}"
+        )
+
+
+def drafting_words(how: Speculative | None) -> tuple[str, ...]:
+    """The plan's method and its tokens, for the line that says what runs."""
+    if how is None:
+        return ()
+    name = how.method.value if how.method is not SpeculativeMethod.DRAFT else "draft model"
+    return (f"{name} of {how.tokens} tokens",)
