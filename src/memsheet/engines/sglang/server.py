@@ -8,13 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from memsheet.arith import Count, given_or, maximum, minimum, rounded_down
+from memsheet.arith import given_or, minimum, rounded_down
 from memsheet.engines.sglang.attention_groups import (
     grouped_graphs,
-    grouped_layer_bytes,
-    grouped_logits_bytes,
     grouped_tensors,
-    parts_ways,
 )
 from memsheet.engines.sglang.deepep import both_modes_bytes
 from memsheet.engines.sglang.facts import (
@@ -25,7 +22,14 @@ from memsheet.engines.sglang.facts import (
     graph_sequences,
     release_of,
 )
+from memsheet.engines.sglang.free_memory import (
+    bytes_left_for_tokens,
+    elementwise_larger,
+    free_before_loading_bytes,
+    working_memory_bytes,
+)
 from memsheet.engines.sglang.loaded import WAYS, refuses_cut_block
+from memsheet.engines.sglang.log_lines import sglang_log_lines
 from memsheet.engines.sglang.lora import (
     lora_branch_items,
     lora_pool_facts,
@@ -33,7 +37,6 @@ from memsheet.engines.sglang.lora import (
     lora_pool_items,
 )
 from memsheet.engines.sglang.pool import (
-    NO_CELL,
     Cell,
     cell_with_draft_count,
     draft_cell,
@@ -45,12 +48,12 @@ from memsheet.engines.sglang.shared_layers import with_unshared_layers
 from memsheet.engines.sglang.speculative import (
     ahead_tokens,
     draft_worker_items,
-    drafted_layer,
     loaded_first,
     table_tokens,
     worker_facts,
 )
-from memsheet.engines.sglang.states import States, keeping_of, slot_bytes, states_of
+from memsheet.engines.sglang.stage import Stage
+from memsheet.engines.sglang.states import keeping_of, slot_bytes, states_of
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.serving.capacity import check_shared, concurrency_facts, lengths_of
@@ -60,17 +63,14 @@ from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving.drafts import prefix_draft_items, verified_tokens, with_draft
 from memsheet.formulas.serving.graphs import graph_items
 from memsheet.formulas.serving.loaded import loaded_items
-from memsheet.formulas.serving.sampling import masked_sampler_bytes
 from memsheet.formulas.serving.sparse_index import served_bytes_per_token
 from memsheet.formulas.serving.stages import every_stage, same_again
-from memsheet.frozen import dataclass
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.references import SGLANG, formula
 from memsheet.sheet import NOTHING, Bytes, Cited, Component, Instant, Item, Sheet, sum_byte_ranges
-from memsheet.units import GIB
 
 RUNNING = (Instant.PREFILL, Instant.DECODE)
 EVERY = (Instant.LOAD, *RUNNING)
@@ -79,22 +79,6 @@ AT_POOL = Cited(
 )
 AT_RUN = Cited(SGLANG, "v0.5.23 arg_groups/memory_hook.py:61: activations live in what the fraction leaves")
 AT_TABLE = Cited(SGLANG, "v0.4.3.post4 mem_cache/memory_pool.py:65 ReqToTokenPool")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """A rank of a pipeline stage before its pool is made. ``room``: bytes for the pool (None without a card);
-    ``free``: what was free before loading.
-    """
-
-    items: tuple[Item, ...]
-    cell: Cell
-    states: States
-    room: Bytes | None
-    free: Bytes
-    weights: Bytes
-    draft: Cell = NO_CELL  # of who drafts, which has a pool of its own
-    largest: Count = 0  # sequences of the largest graph
 
 
 def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage: int) -> list[Item]:
@@ -174,11 +158,11 @@ def _sglang_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluste
         group.serving.max_sequences,
     )
     working = {
-        Instant.PREFILL: _elementwise_larger(
-            _working_memory_bytes(part, plan, group.serving.max_batched_tokens, largest),
+        Instant.PREFILL: elementwise_larger(
+            working_memory_bytes(part, plan, group.serving.max_batched_tokens, largest),
             prefixed_layer(part, group, release),
         ),
-        Instant.DECODE: _working_memory_bytes(
+        Instant.DECODE: working_memory_bytes(
             part, plan, largest * verified_tokens(plan), largest * verified_tokens(plan)
         ),
     }
@@ -190,7 +174,7 @@ def _sglang_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluste
     branches = lora_branch_items(
         part, plan, {Instant.PREFILL: group.serving.max_batched_tokens, Instant.DECODE: largest}
     )
-    free = _free_before_loading_bytes(cluster, outside) if cluster else NOTHING
+    free = free_before_loading_bytes(cluster, outside) if cluster else NOTHING
     drafts = draft_worker_items(part, plan, largest)
     first = loaded_first(plan, drafts)
     room = (
@@ -220,56 +204,9 @@ def _sglang_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluste
         weights=weights,
         free=free,
         states=states,
-        room=_bytes_left_for_tokens(room, states),
+        room=bytes_left_for_tokens(room, states),
         draft=draft_cell(part, group, release),
         largest=largest,
-    )
-
-
-def _bytes_left_for_tokens(room: Bytes | None, states: States) -> Bytes | None:
-    """What the states leave for tokens."""
-    taken = states.bytes
-    return (
-        None
-        if room is None
-        else Bytes(room.low - taken.low, room.value - taken.value, room.high - taken.high)
-    )
-
-
-def _working_memory_bytes(part: ModelSpec, plan: Plan, tokens: Count, sequences: Count) -> Bytes:
-    """The widest layer over a chunk, or the logits of a batch: nothing is sorted, and only the last position
-    of a prompt has logits.
-    """
-    if parts_ways(plan):
-        return _elementwise_larger(
-            grouped_layer_bytes(part, plan, tokens), grouped_logits_bytes(part, plan, sequences)
-        )
-    layer = drafted_layer(part, plan, tokens)
-    if part.head.kind == "none":
-        return layer
-    drawn = masked_sampler_bytes(sequences, part.head.width, plan.precision.compute)
-    return Bytes(layer.low, maximum(layer.value, drawn), maximum(layer.high, drawn))
-
-
-def _elementwise_larger(left: Bytes, right: Bytes) -> Bytes:
-    return Bytes(
-        maximum(left.low, right.low), maximum(left.value, right.value), maximum(left.high, right.high)
-    )
-
-
-def _free_before_loading_bytes(cluster: Cluster, outside: list[Item]) -> Bytes:
-    """Free before loading: the context of an idle process is there, and a communicator that has summed once
-    (v0.4.3.post4 distributed/device_communicators/pynccl.py:112), whose buffers are in the host's memory
-    where cards have no link of their own.
-    """
-    device = cluster.device
-    context = next(item.largest for item in outside if item.path == "cuda")
-    nccl = next((item.largest for item in outside if item.path == "nccl"), NOTHING)
-    linked = "NVLink" in (device.scale_up_kind or "") or cluster.links.switched
-    return Bytes(
-        device.framework_low_bytes - context.value - (nccl.high if linked else nccl.value),
-        device.framework_bytes - context.low - (nccl.value if linked else nccl.low),
-        device.framework_high_bytes - context.low - nccl.low,
     )
 
 
@@ -421,7 +358,7 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, 
             for end, rest in (("low", left.high), ("value", left.value), ("high", left.low))
         )
     )
-    found["start_up"] = _sglang_log_lines(
+    found["start_up"] = sglang_log_lines(
         plan, release, own, tokens, _max_running_requests(plan, tokens.value, stages)
     )
     found["budget"] = {
@@ -460,53 +397,3 @@ def _pool_sequences(cell: Cell, tokens: int, length: int, page: int, shared: int
         return whole
     windows = int(tokens * WINDOW_SHARE) // page * page if cell.whole else tokens
     return min(whole if cell.whole else windows, windows // min(paged, cell.reach + page))
-
-
-def _draft_lines(plan: Plan, stage: Stage, tokens: int, dtype: str) -> list[str]:
-    """What the worker of who drafts prints of its pool."""
-    size = pool_bytes(stage.draft, tokens, plan.cache.page_tokens or 1)
-    return (
-        [f"KV Cache is allocated.{dtype} #tokens: {tokens}, … {size / GIB:.2f} GB in all (the draft's)"]
-        if size
-        else []
-    )
-
-
-PRINTED_DTYPES = {
-    "fp32": "float32",
-    "fp16": "float16",
-    "bf16": "bfloat16",
-    "fp8": "float8_e4m3fn",
-    "fp8_e5m2": "float8_e5m2",
-}
-"""What torch calls the formats of its pool on NVIDIA cards (v0.5.23 mem_cache/kv_cache_dtype.py:22)."""
-
-
-def _sglang_log_lines(plan: Plan, release: Release, stage: Stage, tokens: Bytes, requests: int) -> list[str]:
-    """The lines the release prints (its GB are GiB)."""
-    pool = pool_bytes(stage.cell, tokens.value, plan.cache.page_tokens or 1)
-    dtype = (
-        f" dtype: torch.{PRINTED_DTYPES[plan.cache.kv_dtype.name]},"
-        if release.prints_dtype and plan.cache.kv_dtype
-        else ""
-    )
-    latent = f"KV size: {pool / GIB:.2f} GB"
-    halves = (
-        latent
-        if any(item.path == "absorbed" for item in stage.items)
-        else f"K size: {pool / 2 / GIB:.2f} GB, V size: {pool / 2 / GIB:.2f} GB"
-    )
-    return [
-        f"Load weight end. … mem usage={stage.weights.value / GIB:.2f} GB.",
-        *(
-            [f"Mamba Cache is allocated. max_mamba_cache_size: {stage.states.slots.value}, …"]
-            if stage.states.bytes.high
-            else []
-        ),
-        f"KV Cache is allocated.{dtype} #tokens: {tokens.value}, {halves}",
-        *_draft_lines(plan, stage, tokens.value, dtype),
-        (
-            f"max_total_num_tokens={tokens.value}, chunked_prefill_size={plan.serving.max_batched_tokens}, "
-            f"max_running_requests={requests}, context_len={plan.serving.max_model_len}"
-        ),
-    ]

@@ -12,6 +12,10 @@ from memsheet.formulas.model_code.transformers.bloom import bloom_attention
 from memsheet.formulas.model_code.transformers.falcon import falcon_qkv_heads
 from memsheet.formulas.model_code.transformers.families import FamilyTraits, FusedQkvLayout, PartialRotary
 from memsheet.formulas.model_code.transformers.norms import apply_norm
+from memsheet.formulas.model_code.transformers.rotary_positions import (
+    _scaled_by_position,
+    apply_rotary_positions,
+)
 from memsheet.formulas.numerics import AttentionKernel, RunConfig, record_linear
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
@@ -124,96 +128,6 @@ def into_heads(
 
 
 # ---- rotary positions --------------------------------------------------------------------------------------
-
-
-def apply_rotary_positions(
-    r: Recorder, q: Tensor, k: Tensor, at: Attention, how: RunConfig, own: FamilyTraits
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Positions turned into all of each head, or into its first ``rotary_dim`` elements, which then join the
-    rest.
-
-    Besides queries and keys, what the caller still names while attention runs.
-    """
-    tables = _cos_sin_tables(r, q, at, how, own)
-    paths = (at.path + "/q", at.path + "/k")
-    if own.rest is PartialRotary.NONE:
-        return _apply_cos_sin(r, q, tables, paths[0], own), _apply_cos_sin(r, k, tables, paths[1], own), ()
-    (q_turned, q_rest), (k_turned, k_rest) = _split_rotary_dims(r, q, at), _split_rotary_dims(r, k, at)
-    if own.rest is PartialRotary.AT_ONCE:
-        q = _join_rotary_dims(r, _apply_cos_sin(r, q_turned, tables, paths[0], own), q_rest, paths[0])
-        return (
-            q,
-            _join_rotary_dims(r, _apply_cos_sin(r, k_turned, tables, paths[1], own), k_rest, paths[1]),
-            (),
-        )
-    q_turned = _apply_cos_sin(r, q_turned, tables, paths[0], own)
-    k_turned = _apply_cos_sin(
-        r, k_turned, _cos_sin_tables(r, q, at, how, own) if own.table_buffer else tables, paths[1], own
-    )
-    named = (q_turned, q_rest, k_turned, k_rest) if own.rest is PartialRotary.TO_THE_END else ()
-    q = _join_rotary_dims(r, q_turned, q_rest, paths[0])
-    if own.rest is PartialRotary.IN_TURN:
-        del q_turned
-    return q, _join_rotary_dims(r, k_turned, k_rest, paths[1]), named
-
-
-def _scaled_by_position(r: Recorder, q: Tensor, path: str) -> Tensor:
-    """Queries times a number of their position, which each layer makes in fp32 and lowers
-    (modeling_ministral3.py:104-106).
-    """
-    wide = r.tensor(path + "/position_scale", (1, 1, "s", 1), FP32)
-    number = r.tensor(path + "/position_scale", (1, 1, "s", 1), q.dtype) if q.dtype is not FP32 else wide
-    del wide
-    return r.mul(q, number, path + "/q_scaled")
-
-
-def _cos_sin_tables(r: Recorder, q: Tensor, at: Attention, how: RunConfig, own: FamilyTraits) -> list[Tensor]:
-    """Cosines and sines: the model's, or copies of this layer's own."""
-    shape: Shape = ("s", at.rotary_dim)
-    dtype = q.dtype if own.table_buffer else table_dtype(how, own)
-    path = at.path + "/rotary_table"
-    return [r.tensor(path, shape, dtype) if own.own_tables else Tensor(None, shape, dtype) for _ in range(2)]
-
-
-def table_dtype(how: RunConfig, own: FamilyTraits) -> DType:
-    return FP32 if own.wide_tables and not how.handed_low else how.stream
-
-
-def lowers_tables(how: RunConfig, own: FamilyTraits) -> bool:
-    """Whether a layer is handed copies of fp32 tables in a lower dtype."""
-    return how.handed_low and own.wide_tables and not own.rotary_kernel
-
-
-def _split_rotary_dims(r: Recorder, x: Tensor, at: Attention) -> tuple[Tensor, Tensor]:
-    first, rest = (*x.shape[:-1], at.rotary_dim), (*x.shape[:-1], at.head_dim - at.rotary_dim)
-    return r.slice(x, first), r.slice(x, rest)
-
-
-def _join_rotary_dims(r: Recorder, turned: Tensor, rest: Tensor, path: str) -> Tensor:
-    return r.cat((turned, rest), (*turned.shape[:-1], "d"), path + "/rotary")
-
-
-def _apply_cos_sin(r: Recorder, x: Tensor, tables: list[Tensor], path: str, own: FamilyTraits) -> Tensor:
-    """The sum of x * cos and rotated x * sin; what fp32 tables or an fp32 head widened is lowered again."""
-    dtype = x.dtype
-    if own.wide_rotary:
-        x = r.cast(x, FP32, path + "/fp32")
-    if own.rotary_kernel:
-        return r.cast(r.scale(x, path + "/rotary"), dtype, path + "/rotary")
-    turned = r.add(r.mul(x, tables[0], path + "/cos"), _turned_sine(r, x, tables[1], path), path + "/rotary")
-    return r.cast(turned, dtype, path + "/rotary") if own.wide_rotary or own.wide_tables else turned
-
-
-def _turned_sine(r: Recorder, x: Tensor, table: Tensor, path: str) -> Tensor:
-    return r.mul(_rotate_half(r, x, path), table, path + "/sin")
-
-
-def _rotate_half(r: Recorder, x: Tensor, path: str) -> Tensor:
-    """Two halves of a head (or its odd and even elements) change places, one of them negated."""
-    last = x.shape[-1]
-    half = (*x.shape[:-1], last // 2 if isinstance(last, int) else f"{last}/2")
-    first, second = r.slice(x, half), r.slice(x, half)
-    return r.cat((r.scale(second, path + "/neg"), first), x.shape, path + "/rotated")
 
 
 # ---- softmax(q k) v ----------------------------------------------------------------------------------------

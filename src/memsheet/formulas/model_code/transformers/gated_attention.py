@@ -4,13 +4,9 @@ modeling_qwen3_next.py:263-326), written over shape-only tensors. Axes as in ``a
 
 from __future__ import annotations
 
-from memsheet.formulas.model_code.transformers.attention import (
-    CORES,
-    apply_rotary_positions,
-    into_heads,
-    qk_norms,
-)
+from memsheet.formulas.model_code.transformers.attention import CORES, into_heads, qk_norms
 from memsheet.formulas.model_code.transformers.families import FamilyTraits
+from memsheet.formulas.model_code.transformers.rotary_positions import apply_rotary_positions
 from memsheet.formulas.numerics import RunConfig, record_linear
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder

@@ -12,8 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from memsheet.arith import Count, agreed
-from memsheet.errors import Problem
+from memsheet.arith import Count
 from memsheet.formulas.model_code.transformers.attention import CORES, MERGED
 from memsheet.formulas.model_code.transformers.families import LLAMA
 from memsheet.formulas.model_code.transformers.feed_forward import dense_feed_forward
@@ -39,7 +38,7 @@ from memsheet.plan.model import (
     Tower,
     Weight,
 )
-from memsheet.plan.plan import AttentionKind, Loss, Plan, RecomputeMode
+from memsheet.plan.plan import Plan, RecomputeMode
 from memsheet.references import TRANSFORMERS, formula
 from memsheet.sheet import Component
 
@@ -117,10 +116,10 @@ def _merger_norm_and_linears(tower: Tower, like: Norm) -> tuple[tuple[Norm, ...]
 )
 def image_patch_count(spec: ModelSpec, plan: Plan) -> Count:
     """Patches of all pictures of a micro-batch."""
-    return plan.batch.microbatch * plan.batch.image_tokens * _patches_per_token(spec)
+    return plan.batch.microbatch * plan.batch.image_tokens * patches_per_token(spec)
 
 
-def _patches_per_token(spec: ModelSpec) -> int:
+def patches_per_token(spec: ModelSpec) -> int:
     """Patches of one token, by the merger's first linear layer."""
     join = _merger_block(spec)
     first = next(w for w in join.extras if len(w.shape) > 1)
@@ -253,55 +252,6 @@ def tower_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
         if short and isinstance(at, Attention)
         else how
     )
-
-
-def picture_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
-    """What a batch with pictures was not compared with the real code for."""
-    if not agreed(plan.batch.image_tokens > 0):
-        return []
-    again, alone = plan.recompute, "leave it out, or no image_tokens"
-    if not has_pictures(spec):
-        reason = (
-            f"pictures in a batch are not modelled for {spec.model_type}; modelled for {', '.join(VISION)}"
-        )
-        return [
-            Problem(
-                field="image_tokens",
-                value=plan.batch.image_tokens,
-                reason=reason,
-                hint="image_tokens 0: the tower without a picture",
-            )
-        ]
-    reached = sorted(_tower_names(spec) & set(plan.adapter.targets)) if plan.adapter else []
-    full = list(plan.adapter.full_modules) if plan.adapter else []
-    whole = (
-        again.mode is not RecomputeMode.SELECTIVE
-        and not again.stretched
-        and again.layers is None
-        and not again.by_layers
-    )
-    reasons = [
-        ("attention", plan.attention.value, "beside pictures is not modelled", plan.attention is not AttentionKind.SDPA, "sdpa"),
-        ("recompute.mode", again.mode.value, "of some layers or modules is not modelled beside pictures", not whole, "none or full"),
-        ("adapter.targets", reached, "are in the tower too, which is not modelled beside pictures", bool(reached), "the language model's alone"),
-        ("adapter.full_modules", full, "beside pictures is not modelled", bool(full), alone),
-        ("offload.activations", True, "beside pictures is not modelled", plan.offload.activations, alone),
-        ("quantization.weights", "", "beside pictures is not modelled", plan.quantization is not None, alone),
-        ("loss", plan.loss.value, "beside pictures is not modelled", plan.loss is not Loss.PLAIN, "plain"),
-        ("dropout", plan.dropout, "beside pictures is not modelled", plan.dropout > 0, alone),
-        ("model", spec.name, f"merges {_patches_per_token(spec)} patches; modelled: {MERGED_PATCHES}", _patches_per_token(spec) != MERGED_PATCHES, "spatial_merge_size 2"),
-    ]  # fmt: skip
-    return [
-        Problem(field=field, value=value, reason=reason, hint=hint)
-        for field, value, reason, holds, hint in reasons
-        if holds
-    ]
-
-
-def _tower_names(spec: ModelSpec) -> set[str]:
-    """The last names of what adapters would find in the tower."""
-    blocks = [block for block in spec.blocks() if of_tower(block.kind)]
-    return {weight.path.split(".")[-2] for block in blocks for weight in block.weights}
 
 
 # ---- operations --------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from memsheet.formulas.model_code.transformers.language_stacks import (
     reads_other_stack,
 )
 from memsheet.formulas.model_code.transformers.mixers import sparse_problems
-from memsheet.formulas.model_code.transformers.picture_towers import picture_problems
+from memsheet.formulas.model_code.transformers.picture_problems import picture_problems
 from memsheet.formulas.model_code.transformers.pictures import CLASSES, of_pictures
 from memsheet.plan.dtypes import INT8
 from memsheet.plan.engine_registry import MODELLED, engine_of, find_engine

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from memsheet.arith import Count
-from memsheet.formulas.model_code.transformers.attention import lowers_tables
 from memsheet.formulas.model_code.transformers.chosen_kernels import needs_mask
 from memsheet.formulas.model_code.transformers.cross_attention import named_biases, saved_biases
 from memsheet.formulas.model_code.transformers.families import family_traits
@@ -15,6 +14,7 @@ from memsheet.formulas.model_code.transformers.language_stacks import (
 )
 from memsheet.formulas.model_code.transformers.mixers import other_masks, other_tables
 from memsheet.formulas.model_code.transformers.picture_towers import kept_beside
+from memsheet.formulas.model_code.transformers.rotary_positions import lowers_tables
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath
 from memsheet.plan.dtypes import BOOL, FP32
