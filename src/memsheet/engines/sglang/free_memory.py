@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 from memsheet.arith import Count, maximum
-from memsheet.engines.sglang.attention_groups import (
-    grouped_layer_bytes,
-    grouped_logits_bytes,
-    parts_ways,
-)
-from memsheet.engines.sglang.speculative import (
-    drafted_layer,
-)
+from memsheet.engines.sglang.attention_groups import grouped_layer_bytes, grouped_logits_bytes, parts_ways
+from memsheet.engines.sglang.speculative import drafted_layer
 from memsheet.engines.sglang.states import States
 from memsheet.formulas.serving.sampling import masked_sampler_bytes
 from memsheet.plan.device import Cluster

@@ -9,10 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.arith import given_or, minimum, rounded_down
-from memsheet.engines.sglang.attention_groups import (
-    grouped_graphs,
-    grouped_tensors,
-)
+from memsheet.engines.sglang.attention_groups import grouped_graphs, grouped_tensors
 from memsheet.engines.sglang.deepep import both_modes_bytes
 from memsheet.engines.sglang.facts import (
     MOST_REQUESTS,
@@ -36,13 +33,7 @@ from memsheet.engines.sglang.lora import (
     lora_pool_host_bytes,
     lora_pool_items,
 )
-from memsheet.engines.sglang.pool import (
-    Cell,
-    cell_with_draft_count,
-    draft_cell,
-    pool_bytes,
-    table_bytes,
-)
+from memsheet.engines.sglang.pool import Cell, cell_with_draft_count, draft_cell, pool_bytes, table_bytes
 from memsheet.engines.sglang.prefix import prefixed_layer
 from memsheet.engines.sglang.shared_layers import with_unshared_layers
 from memsheet.engines.sglang.speculative import (

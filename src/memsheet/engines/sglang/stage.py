@@ -1,12 +1,9 @@
-"""A pipeline stage as a server holds it: what stands on its fullest rank, and what a token of its pool takes."""
+"""A pipeline stage before its pool is made: what stands on a rank, and what a token takes there."""
 
 from __future__ import annotations
 
 from memsheet.arith import Count
-from memsheet.engines.sglang.pool import (
-    NO_CELL,
-    Cell,
-)
+from memsheet.engines.sglang.pool import NO_CELL, Cell
 from memsheet.engines.sglang.states import States
 from memsheet.frozen import dataclass
 from memsheet.sheet import Bytes, Item

@@ -13,8 +13,8 @@ from memsheet.formulas.model_code.transformers.falcon import falcon_qkv_heads
 from memsheet.formulas.model_code.transformers.families import FamilyTraits, FusedQkvLayout, PartialRotary
 from memsheet.formulas.model_code.transformers.norms import apply_norm
 from memsheet.formulas.model_code.transformers.rotary_positions import (
-    _scaled_by_position,
     apply_rotary_positions,
+    scale_by_position,
 )
 from memsheet.formulas.numerics import AttentionKernel, RunConfig, record_linear
 from memsheet.formulas.tapes.graph import Tensor
@@ -52,7 +52,7 @@ def attention(
     if at.rotary_dim:
         q, k, _named = apply_rotary_positions(r, q, k, at, how, own)
     if own.scaled_positions:
-        q = _scaled_by_position(r, q, at.path)
+        q = scale_by_position(r, q, at.path)
     if own.late_norms:
         q, k = (
             t if n is None else apply_norm(r, t, n, how) for t, n in zip((q, k), qk_norms(at), strict=True)

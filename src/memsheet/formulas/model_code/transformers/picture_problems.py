@@ -11,9 +11,7 @@ from memsheet.formulas.model_code.transformers.picture_towers import (
     of_tower,
     patches_per_token,
 )
-from memsheet.plan.model import (
-    ModelSpec,
-)
+from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import AttentionKind, Loss, Plan, RecomputeMode
 
 

@@ -42,7 +42,7 @@ def apply_rotary_positions(
     return q, _join_rotary_dims(r, k_turned, k_rest, paths[1]), named
 
 
-def _scaled_by_position(r: Recorder, q: Tensor, path: str) -> Tensor:
+def scale_by_position(r: Recorder, q: Tensor, path: str) -> Tensor:
     """Queries times a number of their position, which each layer makes in fp32 and lowers
     (modeling_ministral3.py:104-106).
     """
