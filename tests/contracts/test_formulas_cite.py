@@ -42,6 +42,11 @@ EXCEPTIONS = {
     "states.held_shapes.elements_of": "the product of a shape",
     "states.held.whole_parameter": "the elements of a shape",
     "sharding.partitioned_flow.gathered_elements": "adds up elements",
+    "resident_layers.layer_index": "counts layers",
+    "model_code.transformers.picture_towers.patches_per_token": "divides two sizes of a config",
+    "engines.sglang.free_memory.elementwise_larger": "picks the larger ends",
+    "engines.sglang.free_memory.working_memory_bytes": "picks the formula of what is widest",
+    "engines.sglang.free_memory.free_before_loading_bytes": "takes off what the device's facts give",
 }
 
 
