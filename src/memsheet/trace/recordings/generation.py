@@ -29,7 +29,8 @@ from memsheet.run.step import autocast_region
 from memsheet.trace.job import How, recording_context
 from memsheet.trace.modules import Modules, claim_parameters, fold_layer_indices
 from memsheet.trace.recorder import Recorder, Row
-from memsheet.trace.recordings.parts import STANDS, Found, FoundPass, NotRecordableError
+from memsheet.trace.recordings.observe import NotRecordableError
+from memsheet.trace.recordings.parts import STANDS, Found, FoundPass
 from memsheet.trace.serving_job import GROWING, Slots, clear_prompt_cache, count_to, is_generating_decoder
 
 LAST = 1  # the token before the last is made over the cache that follows a jump, and is not like the others

@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
+from threading import Thread
 from typing import Any
 
 from memsheet.errors import InputError
@@ -19,9 +21,17 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     limit_process_memory(MEMORY_BYTES)
+    Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     for line in sys.stdin:
         print(json.dumps(_answer_request(json.loads(line))), file=answers, flush=True)
     os._exit(0)
+
+
+def _end_with_parent(parent: int) -> None:
+    """End when the process that asks is gone, in the midst of a recording too."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _answer_request(request: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,48 @@
+"""The recording process outlives nobody who asks it."""
+
+import os
+import subprocess
+import sys
+import time
+
+ASKER = """
+import os, subprocess, sys
+child = subprocess.Popen([sys.executable, "-m", "memsheet.trace.recordings.worker"], stdin=subprocess.PIPE, start_new_session=True)
+print(child.pid, flush=True)
+os.read(0, 1)
+os.kill(os.getpid(), 9)
+"""
+
+
+def is_alive(number):
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{number}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_it_ends_with_the_process_that_started_it_though_its_input_stays_open():
+    reading, writing = os.pipe()  # held open by a third process
+    asker = subprocess.Popen(
+        [sys.executable, "-c", ASKER.replace("stdin=subprocess.PIPE", f"stdin={reading}")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=(reading,),
+        text=True,
+    )
+    number = int(asker.stdout.readline())
+    assert is_alive(number)
+    time.sleep(0.5)
+    asker.kill()
+    asker.wait()
+    for _ in range(60):
+        if not is_alive(number):
+            break
+        time.sleep(0.25)
+    else:
+        os.kill(number, 9)
+        raise AssertionError("it is still there")
+    os.close(reading)
+    os.close(writing)
