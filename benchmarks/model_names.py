@@ -137,7 +137,8 @@ def table_lines(rows: list[Row]) -> Iterator[str]:
     yield f"{'':54}" + "".join(f"{sum(each) / len(each):>15.1%}" for each in whole)
     refused = sum(each.how == REFUSED for each in told.values())
     rest = len(told) - refused
-    yield f"{refused} are pipelines of pictures, video or sound, rightly refused: {sum(whole[-1])} of the other {rest}, {sum(whole[-1]) / max(rest, 1):.1%}"
+    yield f"{refused} are pipelines of pictures, video or sound, rightly refused"
+    yield f"of the other {rest} resolve {sum(whole[-1])}, {sum(whole[-1]) / max(rest, 1):.1%}"
     looked = {row["name"]: row["of"] for row in rows if "of" in row}
     wrong = [name for name, of in looked.items() if is_resolved(told[name]) and told[name].model != of]
     lost = [name for name in looked if not is_resolved(told[name])]

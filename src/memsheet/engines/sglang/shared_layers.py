@@ -16,7 +16,6 @@ from memsheet.references import SGLANG, formula
         "v0.5.23 models/gemma4_causal.py:358 a projection to keys and values in every layer; "
         "configs/model_config.py:2703 get_hybrid_layer_ids: every layer has its place in a pool"
     ),
-    counts="int",
 )
 def with_unshared_layers(spec: ModelSpec) -> ModelSpec:
     """The model with keys and values of its own in every layer."""

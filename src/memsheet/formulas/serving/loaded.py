@@ -58,7 +58,6 @@ def loaded_tensors(part: ModelSpec, plan: Plan) -> tuple[Held, ...]:
         "v0.33.0 model_executor/models/gemma4.py:421: keys' matrix is loaded into the values' place of the "
         "joined projection too; SGLang v0.5.23 models/gemma4_causal.py:1337 the same"
     ),
-    counts="int",
 )
 def _with_value_matrices(part: ModelSpec) -> ModelSpec:
     """The model with a matrix for values in layers whose values are what the keys' matrix makes."""

@@ -10,6 +10,7 @@ from memsheet.errors import input_error
 from memsheet.formulas.tapes.evaluate import terms_bytes
 from memsheet.plan.plan import Plan
 from memsheet.recording import ALLOCATED, GENERATES, RELEASED, RecordedGeneration, RecordedPass, Recording
+from memsheet.references import TRANSFORMERS, formula
 
 Axes = dict[str, Count]
 FEWEST_RECORDED, MOST_RECORDED = 1024, 3584
@@ -52,6 +53,7 @@ def holds_at(recording: Recording, tokens: Count) -> bool:
     return all(window <= FEWEST_RECORDED <= tokens or tokens < window > MOST_RECORDED for window in windows)
 
 
+@formula(cites=TRANSFORMERS, at="the model's own code on record: its allocations, played", counts="int")
 def prefill_peak(record: RecordedGeneration, kinds: tuple[int, ...], axes: Axes) -> Count:
     """Bytes at the peak of reading prompts, the caches of the whole model's layers (of ``kinds``) above what
     they hold afterwards not counted: what there is beside the full cache.
@@ -70,6 +72,7 @@ def prefill_peak(record: RecordedGeneration, kinds: tuple[int, ...], axes: Axes)
     return maximum(0, peak - whole)
 
 
+@formula(cites=TRANSFORMERS, at="the model's own code on record: its allocations, played", counts="int")
 def decode_peak(record: RecordedGeneration, axes: Axes) -> Count:
     """Bytes at the peak of making the last token of full sequences, beside their cache."""
     held = sum(terms_bytes(record.decode.storages[place].terms, axes) for place in record.decode.saved)

@@ -142,7 +142,8 @@ def _kimi_delta(config: Fields, hidden: int) -> LinearAttention:
 
 def _ling_delta(config: Fields, hidden: int) -> LinearAttention:
     """Gates straight from the hidden state."""
-    heads, dim = config.count("num_attention_heads", default=32), config.count("head_dim", default=128)
+    heads = config.count("linear_num_heads", default=config.count("num_attention_heads", default=32))
+    dim = config.count("linear_head_dim", default=config.count("head_dim", default=128))
     wide, path = heads * dim, "self_attn"
     own = (
         Weight(path=f"{path}.forget_gate.A_log", shape=(heads,), role=Role.OTHER, cut=0, units=heads),

@@ -1,5 +1,5 @@
-"""A model of few layers that generates, at several sizes: what its cache holds, and what a prompt and the last
-token of a full sequence allocate.
+"""A model of few layers that generates, at several sizes: what its cache holds, and what a prompt and the
+last token of a full sequence allocate.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from memsheet.trace.modules import Modules, claim_parameters, watch_gradients
 from memsheet.trace.recorder import Recorder, Row
 
 LONGER = 2
-"""The first forward is longer than the next by this part of what lies between the shortest and the longest."""
+"""The first forward is longer than the next by this part of what lies between the shortest and longest."""
 LOOPS = 1.1
 """A forward of twice the tokens that does a tenth more operations loops over them: no sizes are solved from
 it.

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 ASKER = """
 import os, subprocess, sys
@@ -19,7 +20,7 @@ def is_alive(number):
         os.kill(number, 0)
     except ProcessLookupError:
         return False
-    with open(f"/proc/{number}/stat") as file:
+    with Path(f"/proc/{number}/stat").open() as file:
         return file.read().rpartition(")")[2].split()[0] != "Z"
 
 
