@@ -12,9 +12,10 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent / "docs")]
 def main() -> None:
     import generate
 
-    from golden import algebra, sheets
+    from golden import algebra, model_spellings, sheets
 
     (TESTS / "golden" / "formulas.txt").write_text(algebra.text(), encoding="utf-8")
+    model_spellings.write()
     sheets.write()
     generate.write()
 
