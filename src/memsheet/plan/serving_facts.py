@@ -35,7 +35,9 @@ class LengthLimit:
 
 @dataclass(frozen=True, slots=True)
 class Unserved:
-    """A family that an engine has no code for: since which release, why, and what has."""
+    """A family that an engine has no code for: since which release, why, and what helps where it is not just
+    another server.
+    """
 
     since: tuple[int, int, int]
     why: str

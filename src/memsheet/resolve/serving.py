@@ -11,7 +11,7 @@ from typing import Any
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
 from memsheet.plan.engine_options import EngineOptions
-from memsheet.plan.engine_registry import rules_of
+from memsheet.plan.engine_registry import ONE_GPU, find_engine, pool_servers, rules_of
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import FLASH_UNITS, is_older_device
 from memsheet.plan.model import CrossAttention, LatentAttention, ModelSpec
@@ -148,7 +148,17 @@ def check_served_families(gaps: RequestResolver, engine: Engine, model: ModelSpe
         found = engine.serving.unserved.get(kind)
         if found is not None and found.since <= version:
             reason = f"does not serve {kind} here, which {found.why}"
-            gaps.wrong("engine", engine.name, reason, found.hint or "--engine transformers")
+            gaps.wrong(
+                "engine", engine.name, reason, found.hint or f"--engine {' or '.join(_serving_engines(kind))}"
+            )
+
+
+def _serving_engines(kind: str) -> list[str]:
+    """Engines that have code for a family: servers of pages, else the library."""
+    engines = [found for name in (*pool_servers(), ONE_GPU) if (found := find_engine(name)) is not None]
+    able = [engine for engine in engines if kind not in engine.serving.unserved]
+    servers = [engine.name for engine in able if engine.serving.pools_cache]
+    return servers or [engine.name for engine in able]
 
 
 def experts_split(gaps: RequestResolver, degrees: Mapping[str, int], engine: str) -> int:

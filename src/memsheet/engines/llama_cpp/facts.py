@@ -68,10 +68,10 @@ def device_layer_counts(layers: int, devices: int, version: str | None) -> tuple
 # fmt: off
 NARROW = "has windows, gates or sinks of heads that have no list of operations yet"
 UNSERVED = {
-    "mimo_v2_flash": Unserved((0, 0, 0), NARROW, "--engine vllm or sglang"),
-    "step3p5": Unserved((0, 0, 0), NARROW, "--engine vllm or sglang"),
-    "minimax_m3_vl_text": Unserved((0, 0, 0), "has an indexer without a list of operations yet", "--engine vllm or sglang"),
-    "longcat_flash": Unserved((0, 0, 0), "has two attentions a layer", "--engine vllm or sglang"),
+    "mimo_v2_flash": Unserved((0, 0, 0), NARROW),
+    "step3p5": Unserved((0, 0, 0), NARROW),
+    "minimax_m3_vl_text": Unserved((0, 0, 0), "has an indexer without a list of operations yet"),
+    "longcat_flash": Unserved((0, 0, 0), "has two attentions a layer"),
 }
 """Families that would be read as others are, and are not built so (ggml-org/llama.cpp src/models)."""
 # fmt: on

@@ -24,9 +24,7 @@ from memsheet.references import TORCH_DDP, TORCH_OPTIM, TRANSFORMERS
 from memsheet.sheet import Cited
 
 UNSERVED = {
-    "longcat_flash": Unserved(
-        (0, 0, 0), "has gates for identity experts that are not counted", "--engine vllm or sglang"
-    ),
+    "longcat_flash": Unserved((0, 0, 0), "has gates for identity experts that are not counted"),
 }
 """modeling_longcat_flash.py, LongcatFlashExperts: ``total_experts`` of them."""
 ENGINE = Engine(
