@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from memsheet.plan.defaults import FUSED_TARGETS, LORA_TARGETS, STACKED_EXPERTS
@@ -10,6 +11,7 @@ from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.layers import has_experts, linear_names
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec, Role
 
+ATTENTION = re.compile("attn|attention", re.IGNORECASE)
 ALL_LINEAR = "all-linear"
 """peft's word for every linear layer but the head (target_modules)."""
 
@@ -79,17 +81,23 @@ def _refuse_stacked(
 
 
 def _attention_linears(model: ModelSpec, but: frozenset[str] = frozenset()) -> tuple[str, ...]:
-    """Last names of the linear layers of softmax attention."""
-    return tuple(
-        dict.fromkeys(
-            weight.path.removesuffix(".weight").rpartition(".")[2]
-            for mixer in model.mixers()
-            if isinstance(mixer, Attention | LatentAttention)
-            for weight in mixer.weights
-            if weight.role is Role.LINEAR
-            and weight.path.removesuffix(".weight").rpartition(".")[2] not in but
-        )
-    )
+    """Last names of the linear layers of softmax attention; of a model whose own code is on record, of modules
+    that are called attention, or of all its layers where none is.
+    """
+    paths = [
+        weight.path
+        for mixer in model.mixers()
+        if isinstance(mixer, Attention | LatentAttention)
+        for weight in mixer.weights
+        if weight.role is Role.LINEAR
+    ]
+    if model.recording is not None:
+        linears = [
+            weight.path for block in model.blocks() for weight in block.weights if weight.role is Role.LINEAR
+        ]
+        paths = [path for path in linears if ATTENTION.search(path)] or linears
+    names = dict.fromkeys(path.removesuffix(".weight").rpartition(".")[2] for path in paths)
+    return tuple(name for name in names if name not in but)
 
 
 def _joined_from(gaps: RequestResolver, target: str, targets: Sequence[str], present: set[str]) -> bool:

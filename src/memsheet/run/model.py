@@ -157,6 +157,8 @@ def _build_from_config(config: Any, plan: Plan) -> Any:
     except ValueError as error:
         if "attention implementation" not in str(error):
             raise
+        if _run_tower_eagerly(config, str(error).split(maxsplit=1)[0]):
+            return _build_from_config(config, plan)
         known = [kind.value for kind in ATTENTION if kind is not plan.attention]
         raise input_error(
             "attention",
@@ -164,6 +166,22 @@ def _build_from_config(config: Any, plan: Plan) -> Any:
             f"is not how {config.model_type} runs",
             f"--attention {known[0]}",
         ) from None
+
+
+def _run_tower_eagerly(config: Any, model_name: str) -> bool:
+    """Whether a tower of the class ``model_name`` was asked for attention that it lacks, and is eager now: what
+    the library does where nobody says (modeling_utils.py, get_correct_attn_implementation).
+    """
+    from transformers import AutoModel
+
+    own = (config, config.get_text_config())
+    for part in _nested_configs(config):
+        made = getattr(AutoModel._model_mapping.get(type(part), None), "__name__", "")
+        if made == model_name and all(part is not each for each in own):
+            changed: bool = part._attn_implementation != ATTENTION[AttentionKind.EAGER]
+            part._attn_implementation = ATTENTION[AttentionKind.EAGER]
+            return changed
+    return False
 
 
 def _named_class(config: Any) -> str | None:

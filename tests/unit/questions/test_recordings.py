@@ -148,6 +148,21 @@ def test_what_a_record_does_not_hold_is_refused(options, field):
     assert field in {problem.field for problem in error.value.problems}
 
 
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize(
+    ("paths", "found"),
+    [
+        (("self_attn.q_proj", "mlp.up_proj", "self_attn.o_proj"), ("q_proj", "o_proj")),
+        (("mixer.in_proj", "out"), ("in_proj", "out")),
+    ],
+)
+def test_adapters_of_a_model_on_record_stand_beside_attention_or_every_layer(monkeypatch, paths, found):
+    monkeypatch.setitem(MODEL, "layers", [[[f"{path}.weight", [8, 8], "linear", None] for path in paths]])
+    answer = memsheet.train(CONFIG, gpus="1xH100-80GB", seq_len=64, lora_rank=4, fix=False)
+    assert answer.plan.adapter.targets == found
+    assert any("adapter.targets" in line for line in answer.assumed)
+
+
 SERVED_ALONE = {"model_type": "deepseek_v32", "num_hidden_layers": 4}
 """Of a family whose weights and caches are written down, and whose layers are not."""
 
