@@ -25,6 +25,7 @@ OPENS = {"open", "read_text", "read_bytes", "load", "fdopen", "safe_open", "safe
 ELSEWHERE = {
     "catalog/__init__.py": "the package's own tables",
     "catalog/cards.py": "the package's own tables",
+    "catalog/instances.py": "the package's own tables",
     "trace/child.py": "what the parent process wrote",
     "trace/recordings/worker.py": "what the parent process wrote",
     "trace/launch.py": "what its own children wrote, and where they run",

@@ -25,12 +25,29 @@ def without_tokens() -> list[str]:
     return [name for name, spec in specs.items() if not any(stack.role == "decoder" for stack in spec.stacks)]
 
 
-@pytest.mark.parametrize("engine", SERVERS)
+EMBEDS = "vllm"
+"""The server that has pooling for some encoders."""
+OPTIONS: tuple[dict[str, Any], ...] = ({}, {"lora_rank": 8, "max_loras": 4}, {"max_model_len": 128})
+
+
+@pytest.mark.parametrize("engine", [engine for engine in SERVERS if engine != EMBEDS])
 def test_a_server_of_tokens_refuses_a_model_that_makes_none(engine: str) -> None:
-    options: tuple[dict[str, Any], ...] = ({}, {"lora_rank": 8, "max_loras": 4}, {"max_model_len": 128})
-    for name, more in itertools.product(without_tokens(), options):
+    for name, more in itertools.product(without_tokens(), OPTIONS):
         with pytest.raises(InputError):
             memsheet.infer(name, gpus="1xL4", engine=engine, **more)
+
+
+def test_a_server_that_embeds_keeps_nothing_for_a_next_token() -> None:
+    answered = set()
+    for name in without_tokens():
+        try:
+            sheet = memsheet.infer(name, gpus="1xL4", engine=EMBEDS, max_model_len=128).sheets[0]
+        except InputError:
+            continue
+        answered.add(name)
+        assert not any(item.component is Component.KV_CACHE for item in sheet.items), name
+    assert "bge-m3" in answered
+    assert "vit-base" not in answered
 
 
 def test_transformers_runs_it_and_keeps_nothing_for_a_next_token() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from memsheet.account import account_rank
 from memsheet.budget import LibraryUse, Result, WayToFit, judge_plan, verdict_with_extra_bytes, worst_sheet
-from memsheet.catalog import model_names
+from memsheet.catalog import find_model, model_names
 from memsheet.errors import InputError, raise_if_problems
 from memsheet.formulas.states.params import parameter_count
 from memsheet.plan.device import MAX_DEVICES, ONE_NODE, Cluster, cluster_of
@@ -226,6 +226,14 @@ SMALLEST_SHARE = 100
 """A model of less than a hundredth of what was asked is no answer to it."""
 
 
+def _kin_names(letters: str, model_type: str) -> list[str]:
+    """Bundled models whose names begin alike, of one family: no other is read for its layers."""
+    alike = (name for name in model_names() if _model_name_letters(name) == letters)
+    return [
+        name for name in alike if (found := find_model(name)) and found["config"]["model_type"] == model_type
+    ]
+
+
 def _smaller_model_way(
     spec: ModelSpec,
     request: Request,
@@ -240,12 +248,8 @@ def _smaller_model_way(
     own, letters = int(parameter_count(spec)), _model_name_letters(spec.name)
     if not letters or request.get("speculative.model") is not None:
         return None
-    near = filter(None, (read(name) for name in model_names() if _model_name_letters(name) == letters))
-    smaller = [
-        model
-        for model in near
-        if model.model_type == spec.model_type and own // SMALLEST_SHARE <= int(parameter_count(model)) < own
-    ]
+    near = filter(None, map(read, _kin_names(letters, spec.model_type)))
+    smaller = [model for model in near if own // SMALLEST_SHARE <= int(parameter_count(model)) < own]
     adapted = plan.task == "train" and plan.adapter is None and plan.quantization is None
     kinds: tuple[tuple[str, Edits], ...] = (("as it is asked", {}), *(ADAPTERS if adapted else ()))
     for model in sorted(

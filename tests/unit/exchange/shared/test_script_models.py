@@ -12,7 +12,7 @@ from memsheet.budget import Result
 from memsheet.catalog import model_names
 from memsheet.exchange import DTYPE_UNKNOWN, as_released, as_stored, read_text
 from memsheet.exchange.shared.file_format import Read
-from memsheet.formulas.model_code.transformers.code import has_written_layers
+from memsheet.formulas.model_code.transformers.plan_problems import has_written_layers
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.questions.check import check_configuration_files
 from memsheet.questions.question_parts import catalog_entry
