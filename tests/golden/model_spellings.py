@@ -1,5 +1,5 @@
-"""`aliases.json` of the bundled models, as their files say it: every spelling, and the ends of hubs' names that
-are one model's alone.
+"""`aliases.json` of the bundled models, as their files say it: every spelling, and the ends of hubs' names
+that are one model's alone.
 """
 
 from __future__ import annotations

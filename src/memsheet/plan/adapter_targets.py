@@ -81,8 +81,8 @@ def _refuse_stacked(
 
 
 def _attention_linears(model: ModelSpec, but: frozenset[str] = frozenset()) -> tuple[str, ...]:
-    """Last names of the linear layers of softmax attention; of a model whose own code is on record, of modules
-    that are called attention, or of all its layers where none is.
+    """Last names of the linear layers of softmax attention; of a model whose own code is on record, of
+    modules that are called attention, or of all its layers where none is.
     """
     paths = [
         weight.path

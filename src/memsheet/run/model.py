@@ -169,8 +169,8 @@ def _build_from_config(config: Any, plan: Plan) -> Any:
 
 
 def _run_tower_eagerly(config: Any, model_name: str) -> bool:
-    """Whether a tower of the class ``model_name`` was asked for attention that it lacks, and is eager now: what
-    the library does where nobody says (modeling_utils.py, get_correct_attn_implementation).
+    """Whether a tower of the class ``model_name`` was asked for attention that it lacks, and is eager now:
+    what the library does where nobody says (modeling_utils.py, get_correct_attn_implementation).
     """
     from transformers import AutoModel
 
