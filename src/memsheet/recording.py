@@ -100,6 +100,8 @@ class RecordedGeneration:
     kept: tuple[int, ...]
 
 
+FEWEST_RECORDED, MOST_RECORDED = 1024, 3584
+"""Tokens of the shortest and longest sequences that a record is solved from."""
 GENERATES = "generates"
 """Of a way to run: a prompt is read and tokens are made, in place of a training step."""
 RunKey = str

@@ -9,12 +9,19 @@ from memsheet.arith import Count, maximum
 from memsheet.errors import input_error
 from memsheet.formulas.tapes.evaluate import terms_bytes
 from memsheet.plan.plan import Plan
-from memsheet.recording import ALLOCATED, GENERATES, RELEASED, RecordedGeneration, RecordedPass, Recording
+from memsheet.recording import (
+    ALLOCATED,
+    FEWEST_RECORDED,
+    GENERATES,
+    MOST_RECORDED,
+    RELEASED,
+    RecordedGeneration,
+    RecordedPass,
+    Recording,
+)
 from memsheet.references import TRANSFORMERS, formula
 
 Axes = dict[str, Count]
-FEWEST_RECORDED, MOST_RECORDED = 1024, 3584
-"""Tokens of the sequences that a record is solved from."""
 
 
 def recorded_generation(
@@ -38,7 +45,7 @@ def recorded_generation(
     if found is None:
         why = f"of {recording.model_type} is on record at one size at a time"
         raise input_error(
-            "serving.max_model_len", None, why, "give --max-model-len and --max-sequences to `memsheet infer`"
+            "serving.max_model_len", None, why, "give --max-model-len and --sequences to `memsheet infer`"
         )
     return found
 

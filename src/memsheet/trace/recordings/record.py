@@ -18,7 +18,9 @@ from memsheet.plan.packages import TRANSFORMERS
 from memsheet.plan.plan import Plan
 from memsheet.plan.words import request_from
 from memsheet.recording import (
+    FEWEST_RECORDED,
     GENERATES,
+    MOST_RECORDED,
     PLACES,
     RecordedCache,
     RecordedGeneration,
@@ -47,7 +49,7 @@ from memsheet.trace.recordings.parts import Found, FoundPass, cut_step
 from memsheet.trace.recordings.solve import Size, solve_terms
 from memsheet.trace.values import FEW, MANY, NEEDS_VALUES, with_values_if_asked
 
-ONE: tuple[Size, ...] = ((1, 1024), (1, 3584), (1, 2560))
+ONE: tuple[Size, ...] = ((1, FEWEST_RECORDED), (1, MOST_RECORDED), (1, 2560))
 """Sizes of one sequence, and at last the one that proves. With one sequence torch takes other paths: its
 batch is no dimension to copy for.
 """
@@ -55,7 +57,7 @@ CACHED = (24, 40)
 """Tokens of the prompts after which caches are looked at: fewer than any window."""
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len")
 OFFSET = 2  # positions that roberta and its kin begin with (modeling_roberta.py, padding_idx + 1)
-SEVERAL: tuple[Size, ...] = ((2, 1024), (3, 1024), (2, 3584), (5, 2560))
+SEVERAL: tuple[Size, ...] = ((2, FEWEST_RECORDED), (3, FEWEST_RECORDED), (2, MOST_RECORDED), (5, 2560))
 """Sizes of several, likewise."""
 
 
