@@ -19,7 +19,7 @@ from memsheet.formulas.tapes.tape import Shape, Tape
 from memsheet.plan.dtypes import BF16, FP16, FP32, DType
 from memsheet.plan.model import Block, ModelSpec
 from memsheet.plan.plan import AdapterKind, Plan, RecomputeMode
-from memsheet.recording import RecordedPart, RecordedRun, Recording
+from memsheet.recording import FEWEST_RECORDED, MOST_RECORDED, RecordedPart, RecordedRun, Recording
 from memsheet.sheet import Component
 
 PRECISIONS: dict[tuple[DType, DType | None], str] = {
@@ -172,7 +172,11 @@ def record_notes(model: ModelSpec) -> tuple[str, ...]:
         f"{_given_words(model.recording.given)}, tokens spread evenly over experts, and what an engine casts "
         "between layers is not in it"
     )
-    return (said,)
+    lengths = (
+        f"its functions of size were run at {FEWEST_RECORDED:,} to {MOST_RECORDED:,} tokens (or as many as "
+        "it has positions): in training, attention windows that begin to act elsewhere are not in them"
+    )
+    return said, lengths
 
 
 def _given_words(given: str) -> str:
