@@ -20,6 +20,7 @@ from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import LatentAttention, LinearAttention, ModelSpec, StateSpace
 from memsheet.plan.plan import AttentionKind, Plan
+from memsheet.plan.workload import Training
 from memsheet.references import DERIVATIVES, ZERO
 from memsheet.sheet import (
     NOTHING,
@@ -73,7 +74,7 @@ def account_rank(
         engine = replace(engine, processor=True)
     built = model_code(engine.layers).built(model, plan)
     host_bytes, notes, gradients = 0, tuple[str, ...](), None
-    if plan.task == "train":
+    if isinstance(plan.workload, Training):
         from memsheet.formulas.step import Rank, account_training_step
 
         step = account_training_step(Rank.of(built, plan, stage), plan, engine)
@@ -87,18 +88,18 @@ def account_rank(
         notes = (*step.kept.notes, *step.kept.host.notes, *model_code(engine.layers).notes(model))
         tensors += _paged_state_items(step.kept.paged, step.bags)
         items, gradients = [*tensors, *outside_tensors(plan, cluster, allocated)], _ended_gradients(step)
+        if replays and cluster is not None and engine.replays:
+            from memsheet.formulas.replay.slack import items_with_replayed_slack
+
+            items, said = items_with_replayed_slack(items, built, plan, engine, cluster, allocated)
+            notes = (*notes, *said)
     else:
         from memsheet.formulas.serving.servers import server_of
 
         server = server_of(engine)
-        items, allocated = server.items(built, plan, engine, cluster, stage), {}
+        items = server.items(built, plan, engine, cluster, stage)
         host_bytes = server.host_bytes(built, plan, stage) if hasattr(server, "host_bytes") else 0
         notes = server.notes(built, plan, cluster) if hasattr(server, "notes") else ()
-    if replays and cluster is not None and engine.replays and plan.task == "train":
-        from memsheet.formulas.replay.slack import items_with_replayed_slack
-
-        items, said = items_with_replayed_slack(items, built, plan, engine, cluster, allocated)
-        notes = (*notes, *said)
     first, last = _stage_rank_bounds(plan, stage)
     if plan.quantization is not None:
         from memsheet.formulas.states.held import left_whole
@@ -199,7 +200,7 @@ def check_accounted(rank: Rank, plan: Plan) -> None:
     """Raises InputError where a step would for what is not modelled of its layers."""
     from memsheet.formulas.activations import check_modelled
 
-    check_modelled(rank.model, plan, engine_for(rank.model, plan))
+    check_modelled(rank.planned_model, plan, engine_for(rank.model, plan))
 
 
 def _ranged_sizes(step: Trained) -> Iterator[tuple[Instant, Bytes, Any]]:
@@ -230,14 +231,15 @@ def _check_processor(model: ModelSpec, plan: Plan) -> None:
             "leave it out",
         )
     mixers = model.mixers()
-    if plan.task == "train" and any(isinstance(mixer, StateSpace) for mixer in mixers):
+    trains = isinstance(plan.workload, Training)
+    if trains and any(isinstance(mixer, StateSpace) for mixer in mixers):
         raise input_error(
             "device",
             "cpu",
             "has no kernel for a selective scan, and Python over the tokens takes too long",
             "--device cuda",
         )
-    if plan.task == "train" and any(isinstance(mixer, LinearAttention) for mixer in mixers):
+    if trains and any(isinstance(mixer, LinearAttention) for mixer in mixers):
         why = "convolves and multiplies linear attention otherwise than a GPU, which is not modelled"
         raise input_error("device", "cpu", why, "--device cuda; `memsheet trace --device cpu` runs it")
     if plan.attention is AttentionKind.SDPA and any(isinstance(mixer, LatentAttention) for mixer in mixers):
@@ -353,7 +355,7 @@ def account_bare(parameters: int, plan: Plan, cluster: Cluster | None = None) ->
     from memsheet.formulas.bare_states import bare_host, bare_ranges, bare_states, bare_weights
     from memsheet.formulas.states.gradients import UNSYNCED, UNSYNCED_NOTE
 
-    engine, trains = engine_of(plan), plan.task == "train"
+    engine, trains = engine_of(plan), isinstance(plan.workload, Training)
     bags = bare_states(parameters, plan, engine) if trains else {Instant.LOAD: bare_weights(parameters, plan)}
     ranges = bare_ranges(parameters, plan, engine) if trains else {}
     allocated = {instant: bag.total for instant, bag in bags.items()}

@@ -222,7 +222,7 @@ def card_ends(
     two, need less room is linear in the card's size.
     """
     sizes = {cluster.device.framework_low_bytes, cluster.device.framework_high_bytes}
-    if plan.task != "infer" or plan.cache.memory_fraction is None or len(sizes) == 1:
+    if plan.cache.memory_fraction is None or len(sizes) == 1:
         return ((sheets, cluster),)
     whole = [
         replace(

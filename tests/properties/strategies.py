@@ -59,7 +59,7 @@ def plan_of(name: str, request: dict[str, Any]) -> Plan:
 
 def with_counts(plan: Plan, **counts: Any) -> Plan:
     """The plan with other counts (ints or arrays), those of its groups included; nothing is checked again."""
-    for group in ("mesh", "batch", "serving", "cache"):
+    for group in ("mesh", "workload", "cache"):
         own = {key: counts.pop(key) for key in tuple(counts) if hasattr(getattr(plan, group), key)}
         plan = replace(plan, **{group: replace(getattr(plan, group), **own)})
     return replace(plan, **counts)

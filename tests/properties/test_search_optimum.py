@@ -159,7 +159,7 @@ def tried(space: Space) -> dict[Plan, Tried]:
             if (
                 plan in found
                 or list(unsupported_choices(plan, space.cluster))
-                or plan.last_microbatch != plan.batch.microbatch
+                or plan.last_microbatch != plan.training.microbatch
             ):
                 continue
             found[plan] = Tried(

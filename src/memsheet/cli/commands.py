@@ -208,8 +208,8 @@ CALIBRATE_FLAGS = (
     ),
 )
 EXPORT_FLAGS = (
-    Flag("to", groups.OTHER, "NAME,…", "Formats: deepspeed, accelerate, transformers, axolotl, llamafactory, torchrun, slurm, vllm, sglang, skypilot, "
-         "kubernetes, trainjob, megatron, torchtitan.", required=True),
+    Flag("to", groups.OTHER, "NAME,…", "Formats: deepspeed, accelerate, transformers, axolotl, llamafactory, torchrun, slurm, vllm, sglang, "
+         "llama.cpp, ollama, skypilot, kubernetes, trainjob, megatron, torchtitan.", required=True),
     Flag("out", groups.OTHER, "DIR", "The folder that the files are written into, made if it is not there."),
     Flag("pick", groups.OTHER, "N", "Which plan of several (1)."),
     Flag("force", groups.OTHER, "", "Write over files that are there.", default=False),

@@ -50,7 +50,7 @@ class Many:
 
     @property
     def lengths(self) -> list[int]:
-        return random_sequence_lengths(int(self.plan.batch.seq_len), self.steps)
+        return random_sequence_lengths(int(self.plan.training.seq_len), self.steps)
 
     def batches(self) -> Iterator[Mapping[str, Any]]:
         return microbatch_stream(

@@ -23,6 +23,7 @@ from memsheet.measure.environment import check_there, runtime_environment
 from memsheet.measure.lengths import Many, over_steps
 from memsheet.measure.profiler import profile_memory_peaks
 from memsheet.plan.engine_registry import runs_on_ranks
+from memsheet.plan.workload import Serving
 from memsheet.run.data import microbatch_stream, read_text
 from memsheet.run.model import build_config
 from memsheet.run.train import build_trainer
@@ -93,7 +94,7 @@ def _measure_planned_job(request: Mapping[str, Any]) -> dict[str, Any]:
         text=text,
         tell=progress_writer(request.get("progress")),
     )
-    if many.plan.task == "infer":
+    if isinstance(many.plan.workload, Serving):
         return _measure_generation(many)
     _write_allocator_history(many, request.get("snapshot"))
     return _measure_training(many, varied=bool(request.get("vary_length")))
@@ -215,8 +216,8 @@ def _timed_step_seconds(many: Many, *, varied: bool) -> tuple[list[float], int]:
         if many.device == "cuda":
             torch.cuda.synchronize()
         found.append(time.perf_counter() - start)
-        tokens += int(many.plan.batch.microbatch) * (
-            many.lengths[number] if varied else int(many.plan.batch.seq_len)
+        tokens += int(many.plan.training.microbatch) * (
+            many.lengths[number] if varied else int(many.plan.training.seq_len)
         )
     return found, tokens
 
@@ -247,7 +248,7 @@ def _measure_generation(many: Many) -> dict[str, Any]:
     _release_run_memory(many.device)
     many.tell("counting them")
     measured = _device_counted_bytes(lambda at: run_once(many.config, plan, many.device, at), many.device)
-    if plan.phase != "load":
+    if plan.serving.phase != "load":
         many.tell("timing")
         prompt = int(
             plan.serving.prompt_tokens

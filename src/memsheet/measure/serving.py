@@ -61,7 +61,7 @@ def run_once(config: Mapping[str, Any], plan: Plan, device: str, at: Marked) -> 
     """
     with _serving_model_and_cache(config, plan, device) as (model, cache):
         at(Instant.LOAD)
-        if plan.phase != "load":
+        if plan.serving.phase != "load":
             nobody: Any = _Nobody(at)
             trace_generation(Slots(nobody), model, plan, cache, device)
 

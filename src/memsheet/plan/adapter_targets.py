@@ -12,6 +12,10 @@ from memsheet.plan.layers import has_experts, linear_names
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec, Role
 
 ATTENTION = re.compile("attn|attention", re.IGNORECASE)
+INTO_STATES = "in_proj"
+"""Of state spaces the one projection that runs as a module: peft refuses out_proj and conv1d (0.21.2
+tuners/tuners_utils.py:145), and their kernels take the others' weights alone.
+"""
 ALL_LINEAR = "all-linear"
 """peft's word for every linear layer but the head (target_modules)."""
 
@@ -28,6 +32,10 @@ def targets_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
         elif model is not None and (found := _attention_linears(model, stacked_names(model, engine))):
             why = f"attention's own, peft has no default for {model.model_type}"
             gaps.assumed.append(f"adapter.targets = {','.join(found)} ({why})")
+        elif model is not None and INTO_STATES in linear_names(model):
+            found = (INTO_STATES,)
+            why = f"into the states; peft has no default for {model.model_type} and refuses what leads out"
+            gaps.assumed.append(f"adapter.targets = {INTO_STATES} ({why})")
         else:
             gaps.wrong(
                 "adapter.targets",

@@ -22,6 +22,7 @@ from memsheet.plan.plan import (
     ServedAdapters,
     Speculative,
 )
+from memsheet.plan.workload import Serving, Training, Workload
 
 PLAN_SCHEMA = "memsheet/plan/1"
 
@@ -39,24 +40,36 @@ def asked_as(model: ModelSpec) -> str:
 
 def plan_document(plan: Plan, *, model: str | None = None, cluster: Cluster | None = None) -> dict[str, Any]:
     """A whole plan such that reading it back (flatten, resolve) gives the same plan."""
+    served = plan.workload if isinstance(plan.workload, Serving) else None
     return {
         "schema": PLAN_SCHEMA, "model": model or None, "gpus": f"{cluster.count}x{cluster.device.name}" if cluster else None,
-        "task": plan.task, "phase": plan.phase, "engine": plan.engine, "engine_version": plan.engine_version,
+        "task": plan.task, "phase": served.phase if served else None, "engine": plan.engine, "engine_version": plan.engine_version,
         "mesh": {field.name: int(getattr(plan.mesh, field.name)) for field in fields(plan.mesh) if field.name != "attn_dp" or _writes_attention_dp(plan)},
         "zero": plan.zero, "reshard_after_forward": plan.reshard_after_forward,
         "schedule": plan.schedule.value if plan.schedule else None,
         "layers_per_stage": list(plan.layers_per_stage) if plan.layers_per_stage else None,
-        "microbatch": int(plan.batch.microbatch), "global_batch": _optional_int(plan.batch.global_batch), "seq_len": _optional_int(plan.batch.seq_len) or None,
+        **_sequence_keys(plan.workload),
         "vocab_multiple": plan.vocab_multiple, "precision": _precision_document(plan.precision),
         "optimizer": _optimizer_document(plan.optimizer) if plan.optimizer else None,
         "recompute": _recompute_document(plan.recompute), "attention": plan.attention.value,
-        "loss": plan.loss.value if plan.task == "train" else None, "dropout": plan.dropout,
+        "loss": None if served else plan.loss.value, "dropout": plan.dropout,
         "adapter": _adapter_document(plan.adapter) if plan.adapter else _served_adapters(plan.served_adapters),
         "quantization": _quantization_document(plan.quantization) if plan.quantization else None,
         "offload": _offload_document(plan.offload), "allocator": {"expandable_segments": plan.expandable_segments},
-        "serving": _serving_document(plan) if plan.task == "infer" else None, **({"speculative": _speculative_document(plan.speculative)} if plan.speculative else {}),
+        "serving": _serving_document(plan, served) if served else None, **({"speculative": _speculative_document(plan.speculative)} if plan.speculative else {}),
         **({"optimizer_in_backward": True} if plan.optimizer_in_backward else {}),
         **_optional_switch_keys(plan),
+    }  # fmt: skip
+
+
+def _sequence_keys(workload: Workload) -> dict[str, Any]:
+    """Sequences at once, under training's name for them, and their length."""
+    if isinstance(workload, Serving):
+        return {
+            "microbatch": _optional_int(workload.max_sequences), "global_batch": None, "seq_len": workload.seq_len,
+        }  # fmt: skip
+    return {
+        "microbatch": int(workload.microbatch), "global_batch": _optional_int(workload.global_batch), "seq_len": int(workload.seq_len) or None,
     }  # fmt: skip
 
 
@@ -64,7 +77,7 @@ def _writes_attention_dp(plan: Plan) -> bool:
     """Whether data-parallel attention is said: where it is on, and of a server's replicas, which are none of
     its groups.
     """
-    return bool(plan.mesh.attn_dp > 1 or (plan.task == "infer" and plan.mesh.dp_replicate > 1))
+    return bool(plan.mesh.attn_dp > 1 or (isinstance(plan.workload, Serving) and plan.mesh.dp_replicate > 1))
 
 
 def _optional_switch_keys(plan: Plan) -> dict[str, Any]:
@@ -72,14 +85,20 @@ def _optional_switch_keys(plan: Plan) -> dict[str, Any]:
     routing, fp8 = plan.routing, plan.fp8
     held = {
         "sequence_parallel": plan.sequence_parallel or None, "compile": plan.compile or None, "async_tp": plan.async_tp or None,
-        "image_tokens": int(plan.batch.image_tokens) or None,
-        "seq_len_kind": "maximum" if plan.batch.varied else None,
+        **(_optional_training_keys(plan.workload) if isinstance(plan.workload, Training) else {}),
         "context_parallel_comm": plan.context_parallel.value if plan.context_parallel else None,
         "cuda_graphs": list(plan.cuda_graphs) or None,
         "moe": _routing_document(routing) if routing and routing != Routing() else None,
         "fp8": {"recipe": fp8.recipe, "param_storage": fp8.stored, "all_gather": fp8.gathered, "skip": list(fp8.skip)} if fp8 else None,
     }  # fmt: skip
     return {key: value for key, value in held.items() if value is not None}
+
+
+def _optional_training_keys(workload: Training) -> dict[str, Any]:
+    return {
+        "image_tokens": int(workload.image_tokens) or None,
+        "seq_len_kind": "maximum" if workload.varied else None,
+    }
 
 
 def _routing_document(routing: Routing) -> dict[str, Any]:
@@ -162,8 +181,8 @@ def _plain_share(value: float) -> float | int:
     return int(value) if value in (0, 1) else value
 
 
-def _serving_document(plan: Plan) -> dict[str, Any]:
-    serving, cache = plan.serving, plan.cache
+def _serving_document(plan: Plan, serving: Serving) -> dict[str, Any]:
+    cache = plan.cache
     batched = (
         {} if serving.max_batched_tokens is None else {"max_batched_tokens": int(serving.max_batched_tokens)}
     )

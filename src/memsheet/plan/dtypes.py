@@ -95,6 +95,16 @@ def grouped_int(bits: int, group: int, *, zero_bits: int, name: str) -> DType:
     )
 
 
+def packed_int(bits: int, group: int, *, name: str) -> DType:
+    """compressed-tensors' symmetric storage: packed ints and one 16-bit scale a group, no zero points."""
+    return DType(
+        name,
+        bits,
+        scales=(Scale(group, 16),),
+        source="compressed-tensors pack_quantized: weight_packed, weight_scale",
+    )
+
+
 GPTQ_INT4 = grouped_int(4, 128, zero_bits=4, name="gptq-int4")
 GPTQ_INT8 = grouped_int(8, 128, zero_bits=8, name="gptq-int8")
 AWQ_INT4 = grouped_int(4, 128, zero_bits=4, name="awq-int4")

@@ -11,7 +11,7 @@ from memsheet.frozen import dataclass
 from memsheet.plan import packages
 from memsheet.plan.dtypes import DType
 from memsheet.plan.engine_options import EngineOptions
-from memsheet.plan.workload import Batch, KvCache, Serving
+from memsheet.plan.workload import KvCache, Serving, Training, Workload
 
 
 class RecomputeMode(Enum):
@@ -316,7 +316,7 @@ class Speculative:
 class Plan:
     """One way to run a job on a cluster."""
 
-    task: str
+    workload: Workload
     engine: str
     engine_version: str | None
     mesh: Mesh
@@ -324,7 +324,6 @@ class Plan:
     reshard_after_forward: bool
     schedule: Schedule | None
     layers_per_stage: tuple[int, ...] | None
-    batch: Batch
     vocab_multiple: int
     precision: Precision
     optimizer: Optimizer | None
@@ -336,11 +335,9 @@ class Plan:
     quantization: Quantization | None = None
     offload: Offload = Offload()
     expandable_segments: bool = False
-    serving: Serving = Serving()
     cache: KvCache = KvCache()
     options: EngineOptions = EngineOptions()  # the engine's own
     served_adapters: ServedAdapters | None = None
-    phase: str | None = None
     optimizer_in_backward: bool = False
     sequence_parallel: bool = False
     context_parallel: ContextParallel | None = None
@@ -353,20 +350,37 @@ class Plan:
     before_ampere: bool = False  # the card is known to have no bf16 units, and no flash kernels
 
     @property
+    def task(self) -> str:
+        """What documents and screens call the kind of workload."""
+        return "train" if isinstance(self.workload, Training) else "infer"
+
+    @property
+    def training(self) -> Training:
+        """The workload of a plan that trains."""
+        assert isinstance(self.workload, Training)
+        return self.workload
+
+    @property
+    def serving(self) -> Serving:
+        """The workload of a plan that serves."""
+        assert isinstance(self.workload, Serving)
+        return self.workload
+
+    @property
     def accumulation(self) -> Count:
         """Micro-batches per optimizer step on one data-parallel rank."""
-        if self.batch.global_batch is None:
+        batch = self.training
+        if batch.global_batch is None:
             return 1
-        per_pass = self.batch.microbatch * self.mesh.data_parallel
-        return maximum(1, ceil_div(self.batch.global_batch, maximum(1, per_pass)))
+        per_pass = batch.microbatch * self.mesh.data_parallel
+        return maximum(1, ceil_div(batch.global_batch, maximum(1, per_pass)))
 
     @property
     def last_microbatch(self) -> Count:
         """Sequences of the last micro-batch of a step, which is smaller where the global batch is no
         multiple.
         """
-        if self.batch.global_batch is None:
-            return self.batch.microbatch
-        return self.batch.global_batch // self.mesh.data_parallel - self.batch.microbatch * (
-            self.accumulation - 1
-        )
+        batch = self.training
+        if batch.global_batch is None:
+            return batch.microbatch
+        return batch.global_batch // self.mesh.data_parallel - batch.microbatch * (self.accumulation - 1)

@@ -24,6 +24,17 @@ class HeededCache:
 
 
 @dataclass(frozen=True, slots=True)
+class EightBitDefault:
+    """A family whose cache a server keeps in fp8 where nobody says: on cards from ``units`` on and before
+    ``below``, since which release.
+    """
+
+    units: tuple[int, int]
+    below: tuple[int, int]
+    since: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class LengthLimit:
     """A server that stops at a length beyond the one it derives from a config: what it calls the environment
     that lets longer ones through, and since when it stops.
@@ -45,6 +56,29 @@ class Unserved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryCode:
+    """How a server runs the library's own code for families that it has none for. ``tag``: the release that
+    was read, ``since`` the first that it stands for; ``own``: of the families that no reader knows, the
+    architectures that it has code for, which was not read; ``file``, ``line``: where its code of this is.
+
+    What it refuses: ``asks_declared``, models that do not declare that others may run their attention, even
+    where their file would let it; ``asks_every_layer``, layers that do not hand their attention over;
+    ``plan_words``, words of a tensor-parallel plan beyond these, and several ranks without a plan; None where
+    it takes any; ``repeats_heads``: more ranks than key and value heads are taken.
+    """
+
+    tag: str
+    since: tuple[int, int, int]
+    own: frozenset[str]
+    file: str
+    line: int
+    asks_declared: bool = False
+    asks_every_layer: bool = False
+    plan_words: frozenset[str] | None = None
+    repeats_heads: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServingFacts:
     """Facts of an engine's inference, by what they mean.
 
@@ -52,12 +86,14 @@ class ServingFacts:
     started than it holds; ``shares_length``, all sequences share the tokens of max_model_len;
     ``usual_dtype``, of keys and values where nobody says, None for the one they are computed in;
     ``heeded_caches``, by a checkpoint's method of quantization, where it heeds what that names;
+    ``eight_bits``, by model type, where fp8 is what it takes by itself;
     ``length_limit``, None where it goes on with longer sequences and answers worse.
     ``torch_memory``: its tensors are torch's, and so are the totals.
 
     Of weights: ``dequantizes_below``, by a released format the compute capability below which it is
     dequantized. Of families: ``unserved``, by a layer's kind, those that it has no code for;
-    ``pooled``, kinds of encoders that it makes vectors or scores with, without a cache.
+    ``pooled``, kinds of encoders that it makes vectors or scores with, without a cache; ``library_code``,
+    how it runs families that it has no code for, None where it runs none.
 
     Of its start: ``profiles_batch``, a batch of all sequences is run first, so that fewer of them and no
     graphs leave more for the pool; ``compiles``, whether a release compiles its passes by itself, None
@@ -93,11 +129,13 @@ class ServingFacts:
     shares_length: bool = False
     usual_dtype: DType | None = None
     heeded_caches: Mapping[str, HeededCache] = field(default_factory=dict)
+    eight_bits: Mapping[str, EightBitDefault] = field(default_factory=dict)
     length_limit: LengthLimit | None = None
     torch_memory: bool = True
     dequantizes_below: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     unserved: Mapping[str, Unserved] = field(default_factory=dict)
     pooled: frozenset[str] = frozenset()
+    library_code: LibraryCode | None = None
     profiles_batch: bool = False
     compiles: Callable[[str | None], bool] | None = None
     checks_free_memory: bool = False

@@ -1,4 +1,4 @@
-"""What a job is asked to do: the batch that its layers are given at once, and the lengths that it serves."""
+"""What a job is asked to do: the steps that it trains in, or the lengths that it serves."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ from memsheet.plan.dtypes import DType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """What enters the layers at once: ``microbatch`` sequences of ``seq_len`` tokens, of which pictures take
-    ``image_tokens``. A step of training has a ``global_batch`` of sequences, None for one micro-batch on each
+class PassShape:
+    """What enters the layers at once: so many sequences, of so many tokens each."""
+
+    sequences: Count
+    tokens: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """A micro-batch is ``microbatch`` sequences of ``seq_len`` tokens, of which pictures take
+    ``image_tokens``. A step has a ``global_batch`` of sequences, None for one micro-batch on each
     data-parallel rank; ``varied``: seq_len is the longest of lengths that differ from step to step.
     """
 
@@ -20,11 +28,18 @@ class Batch:
     image_tokens: Count = 0
     varied: bool = False
 
+    @property
+    def shape(self) -> PassShape:
+        """What one micro-batch brings into the layers."""
+        return PassShape(sequences=self.microbatch, tokens=self.seq_len)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
     """Lengths in tokens; ``max_sequences`` counts per replica, ``max_batched_tokens`` what one pass computes.
-    The first ``shared_prefix_tokens`` of every prompt are the same for all.
+    The first ``shared_prefix_tokens`` of every prompt are the same for all. ``seq_len``: the length as it was
+    said by training's word, which the document repeats and nothing else reads. ``phase``: "load" where the
+    weights are loaded and no more.
     """
 
     max_model_len: Count | None = None
@@ -33,6 +48,12 @@ class Serving:
     prompt_tokens: Count | None = None
     output_tokens: Count | None = None
     shared_prefix_tokens: int = 0
+    seq_len: int | None = None
+    phase: str | None = None
+
+
+Workload = Training | Serving
+"""What a plan is for; its type says which of the two tasks it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,11 +69,10 @@ FLAGS = {"serving.max_model_len": "--max-model-len", "seq_len": "--seq-len", "co
 
 
 def length_notes(plan: Plan, model: ModelSpec) -> Iterator[str]:
-    """What to know of a length that the engine takes although the model was made for less."""
+    """What to know of a length that a server takes although the model was made for less."""
     most, tokens = derived_max_length(model), plan.serving.max_model_len
     if (
-        plan.task == "infer"
-        and not refuses_long_context(plan.engine, plan.engine_version)
+        not refuses_long_context(plan.engine, plan.engine_version)
         and most
         and tokens is not None
         and tokens > most

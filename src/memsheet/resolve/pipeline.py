@@ -52,18 +52,16 @@ def schedule_of(gaps: RequestResolver, engine: Engine, mesh: Mesh, task: str) ->
     return gaps.choice("schedule", Schedule.ONE_F_ONE_B, engine.schedules, engine.name)
 
 
-def global_batch_of(gaps: RequestResolver, engine: Engine, mesh: Mesh, task: str) -> int | None:
+def global_batch_of(gaps: RequestResolver, engine: Engine, mesh: Mesh) -> int | None:
     """Sequences of a step. Where they are no multiple, the last micro-batch is smaller, if the engine takes
     one and all ranks have as many.
     """
     batch, micro = gaps.request.get("global_batch"), gaps.request.get("microbatch") or 1
     ranks = mesh.dp_replicate * mesh.dp_shard
-    if (
-        task == "train" and not batch and mesh.pp > 1
-    ):  # fewer micro-batches than stages would keep less, and leave stages idle
+    if not batch and mesh.pp > 1:  # fewer micro-batches than stages would keep less, and leave stages idle
         batch = micro * ranks * mesh.pp
         gaps.assumed.append(f"global_batch = {batch} (a micro-batch for each of {mesh.pp} stages)")
-    if task == "train" and batch and batch % (micro * ranks):
+    if batch and batch % (micro * ranks):
         if not engine.takes_remainder or mesh.pp > 1 or batch % ranks:
             gaps.wrong(
                 "global_batch",

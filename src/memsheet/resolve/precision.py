@@ -18,6 +18,7 @@ from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import BF16_UNITS, is_older_device, lowers_itself, not_served_in
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Adapter, AdapterKind, Implementation, OptimizerName, Plan, Precision
+from memsheet.plan.workload import Training
 
 
 def precision_of(
@@ -289,7 +290,7 @@ NEVER_IN_BACKWARD = (OptimizerName.MUON, OptimizerName.ADAM_MINI, OptimizerName.
 
 def check_in_backward(gaps: RequestResolver, plan: Plan, engine: Engine) -> None:
     """What a step inside backward leaves no room for."""
-    if not plan.optimizer_in_backward:
+    if not plan.optimizer_in_backward or not isinstance(plan.workload, Training):
         return
     precision = plan.precision
     together = engine.steps_in_backward and plan.accumulation > 1

@@ -6,7 +6,7 @@ from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Mesh
-from memsheet.plan.workload import Batch
+from memsheet.plan.workload import Training
 from memsheet.resolve.length import check_length, derived_max_length
 from memsheet.resolve.pipeline import global_batch_of
 from memsheet.resolve.serving import check_positions
@@ -17,22 +17,25 @@ UNKNOWN_LENGTH = 4096
 """
 
 
-def batch_of(
-    gaps: RequestResolver, engine: Engine, mesh: Mesh, model: ModelSpec | None, task: str, sequences: int
-) -> Batch:
-    """What enters the layers at once: a micro-batch, or all sequences that are served."""
-    return Batch(
-        microbatch=gaps.get("microbatch", 1) if task == "train" else sequences,
-        global_batch=global_batch_of(gaps, engine, mesh, task),
-        seq_len=_seq_len(gaps, task, model),
+def training_of(
+    gaps: RequestResolver, engine: Engine, mesh: Mesh, model: ModelSpec | None, task: str
+) -> Training | None:
+    """The steps that a plan trains in; None where it serves."""
+    if task != "train":
+        check_positions(gaps, "seq_len", gaps.request.get("seq_len"), model)
+        return None
+    return Training(
+        microbatch=gaps.get("microbatch", 1),
+        global_batch=global_batch_of(gaps, engine, mesh),
+        seq_len=_seq_len(gaps, model),
         image_tokens=gaps.get("image_tokens", 0, silent=True),
         varied=engine.varies and gaps.request.get("seq_len_kind") == "maximum",
     )
 
 
-def _seq_len(gaps: RequestResolver, task: str, model: ModelSpec | None) -> int:
+def _seq_len(gaps: RequestResolver, model: ModelSpec | None) -> int:
     seq_len = gaps.request.get("seq_len")
-    if task == "train" and model is not None and not seq_len:
+    if model is not None and not seq_len:
         gaps.wrong(
             "seq_len", seq_len, "is missing; saved activations depend on it", "for example --seq-len 4096"
         )
@@ -41,8 +44,9 @@ def _seq_len(gaps: RequestResolver, task: str, model: ModelSpec | None) -> int:
 
 
 def max_model_len_of(
-    gaps: RequestResolver, task: str, model: ModelSpec | None, engine: Engine, *, served: bool
+    gaps: RequestResolver, model: ModelSpec | None, engine: Engine, *, served: bool
 ) -> int | None:
+    """Tokens that a sequence may have; None where weights are loaded and no more."""
     given: int | None = gaps.request.get("serving.max_model_len") or gaps.request.get("seq_len")
     prompt, output = gaps.request.get("serving.prompt_tokens"), gaps.request.get("serving.output_tokens")
     if given is None and prompt is not None and output is not None:
@@ -52,24 +56,23 @@ def max_model_len_of(
             f"serving.max_model_len = {given} is how long the cache is; serving.output_tokens = {output} "
             "ends before"
         )
-    if task == "infer" and given is None and gaps.request.get("phase") != "load" and model is not None:
+    if given is None and gaps.request.get("phase") != "load" and model is not None:
         own = derived_max_length(model) if engine.limits.derives_length else model.max_positions
         given = own or UNKNOWN_LENGTH
         gaps.assumed.append(
             f"serving.max_model_len = {given} "
             f"({'as long as the model was made for' if own else 'the model says no length'})"
         )
-    elif task == "infer" and given is None and gaps.request.get("phase") != "load":
+    elif given is None and gaps.request.get("phase") != "load":
         gaps.wrong(
             "serving.max_model_len",
             None,
             "is missing; the cache depends on it",
             "for example --max-model-len 8192",
         )
-    if task == "infer" and given != gaps.request.get("seq_len"):
+    if given != gaps.request.get("seq_len"):
         check_positions(gaps, "serving.max_model_len", given, model)
-    if task == "infer":
-        check_length(gaps, engine.name, model, given)
+    check_length(gaps, engine.name, model, given)
     return given
 
 

@@ -22,7 +22,7 @@ def micro_batches(batch: Batch, plan: Plan, micro: int) -> Iterator[tuple[Batch,
     """``micro`` micro-batches and their shares, which add up to 1. A batch of the whole step is cut up; one
     micro-batch serves again.
     """
-    rows, size = _batch_row_count(batch), min(int(plan.batch.microbatch), _batch_row_count(batch))
+    rows, size = _batch_row_count(batch), min(int(plan.training.microbatch), _batch_row_count(batch))
     sizes = [*[size] * (micro - 1), _last_microbatch_rows(plan, micro, rows, size)]
     start = 0
     for count in sizes:

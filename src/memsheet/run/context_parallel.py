@@ -88,10 +88,10 @@ def _check_ring_attention(plan: Plan, device: str) -> None:
         raise input_error("mesh.cp", degree, "has no ring of the CPU's attention in torch", "--device cuda")
     if plan.attention is not AttentionKind.SDPA:
         raise input_error("attention", plan.attention.value, "has no ring in torch", "sdpa")
-    if plan.batch.seq_len % (PIECES * degree):
+    if plan.training.seq_len % (PIECES * degree):
         raise input_error(
             "seq_len",
-            plan.batch.seq_len,
+            plan.training.seq_len,
             f"does not divide into {PIECES} pieces for each of {degree} ranks",
             "a multiple of 2·cp",
         )

@@ -45,13 +45,13 @@ def microbatch_stream(
     if text is None and varied is None:
         yield from repeat(random_token_batch(config, plan, device))
     at = 0
-    for length in varied if varied is not None else repeat(int(plan.batch.seq_len)):
-        now = replace(plan, batch=replace(plan.batch, seq_len=length))
+    for length in varied if varied is not None else repeat(int(plan.training.seq_len)):
+        now = replace(plan, workload=replace(plan.training, seq_len=length))
         if text is None:
             yield random_token_batch(config, now, device)
         else:
             yield _of_text(config, now, device, text, at)
-            at += int(plan.batch.microbatch) * length
+            at += int(plan.training.microbatch) * length
 
 
 def _of_text(config: Any, plan: Plan, device: str, text: bytes, at: int) -> dict[str, torch.Tensor]:
@@ -64,11 +64,11 @@ def _of_text(config: Any, plan: Plan, device: str, text: bytes, at: int) -> dict
             f"is text, which {config.model_type} alone is not trained on",
             "leave it out: random inputs are made",
         )
-    if plan.batch.image_tokens:
+    if plan.training.image_tokens:
         raise input_error(
             "data", None, "is text, and the plan asks for pictures", "leave it out: random inputs are made"
         )
-    rows, length = int(plan.batch.microbatch), int(plan.batch.seq_len)
+    rows, length = int(plan.training.microbatch), int(plan.training.seq_len)
     start = at % len(text)
     taken = (text[start:] + text * (rows * length // len(text) + 1))[: rows * length]
     ids = (

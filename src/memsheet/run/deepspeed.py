@@ -56,7 +56,7 @@ def deepspeed_config(plan: Plan, micro: int) -> dict[str, Any]:
     """
     precision = plan.precision
     config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": int(plan.batch.microbatch), "gradient_accumulation_steps": micro, "zero_optimization": _zero_optimization_config(plan),
+        "train_micro_batch_size_per_gpu": int(plan.training.microbatch), "gradient_accumulation_steps": micro, "zero_optimization": _zero_optimization_config(plan),
         "gradient_clipping": 0.0,  # no plan has it; DeepSpeed's own is 1, which is done in place (runtime/constants.py:203)
     }  # fmt: skip
     if precision.parameters is not FP32:

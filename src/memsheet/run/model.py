@@ -15,6 +15,7 @@ from torch import nn
 
 from memsheet.errors import input_error
 from memsheet.plan.plan import AttentionKind, Plan
+from memsheet.plan.workload import Serving, Training
 from memsheet.run.dtypes import torch_dtype
 
 ATTENTION = {
@@ -56,7 +57,7 @@ def build_config(config: Mapping[str, Any], plan: Plan) -> Any:
     attention = ATTENTION[plan.attention if _has_attention_heads(built) else AttentionKind.EAGER]
     for part in _nested_configs(built):
         part.dtype = torch_dtype(plan.precision.parameters, "precision.parameters")
-        part.use_cache = plan.task == "infer"
+        part.use_cache = isinstance(plan.workload, Serving)
         part._attn_implementation = attention
         for name in [
             name
@@ -94,14 +95,26 @@ def _nested_configs(config: Any) -> Iterator[Any]:
 
 
 def without_layers(config: Any, left_out: Collection[int]) -> Any:
-    """The config without some layers: their number, and what lists say of each. In place, and returned."""
+    """The config without some layers: their number, what lists say of each, and lists of their numbers. In
+    place, and returned.
+    """
     text = config.get_text_config()
     layers = text.num_hidden_layers
+    kept = [number for number in range(layers) if number not in left_out]
     for name, value in list(vars(text).items()):
         if isinstance(value, list) and len(value) == layers:
-            setattr(text, name, [held for number, held in enumerate(value) if number not in left_out])
-    text.num_hidden_layers = layers - len(left_out)
+            setattr(text, name, [value[number] for number in kept])
+        elif "layer" in name and _are_layer_numbers(value, layers):
+            setattr(text, name, [place for place, number in enumerate(kept) if number in value])
+    text.num_hidden_layers = len(kept)
     return config
+
+
+def _are_layer_numbers(value: Any, layers: int) -> bool:
+    """Whether a list names layers: whole numbers of layers, each once, in order."""
+    if not isinstance(value, list) or not all(type(number) is int for number in value):
+        return False
+    return value == sorted(set(value)) and all(0 <= number < layers for number in value)
 
 
 def build_model(config: Any, plan: Plan, device: str) -> nn.Module:
@@ -115,7 +128,7 @@ def build_model(config: Any, plan: Plan, device: str) -> nn.Module:
     ):
         model = _build_from_config(config, plan)
     model.tie_weights()
-    result: nn.Module = model.train() if plan.task == "train" else model.eval()
+    result: nn.Module = model.train() if isinstance(plan.workload, Training) else model.eval()
     return result
 
 
@@ -145,7 +158,7 @@ def parameters_of(config: Mapping[str, Any], plan: Plan) -> int:
 def _build_from_config(config: Any, plan: Plan) -> Any:
     """The model of the class that its config names, else of the first kind of head that its family has."""
     made = _model_class(config)
-    if made.__name__ == _BARE and plan.task == "train":
+    if made.__name__ == _BARE and isinstance(plan.workload, Training):
         raise input_error(
             "model_type",
             config.model_type,

@@ -29,8 +29,8 @@ def with_pictures(ids: torch.Tensor, config: Any, plan: Plan) -> dict[str, torch
     """
     if config.model_type not in KINDS:
         reason = f"of random pictures are not known for {config.model_type}; known for {', '.join(KINDS)}"
-        raise input_error("image_tokens", plan.batch.image_tokens, reason, "leave it out")
-    vision, count = config.vision_config, int(plan.batch.image_tokens)
+        raise input_error("image_tokens", plan.training.image_tokens, reason, "leave it out")
+    vision, count = config.vision_config, int(plan.training.image_tokens)
     for special in (config.image_token_id, config.video_token_id):
         ids = ids.masked_fill(ids == special, 0)
     ids[:, :count] = config.image_token_id

@@ -149,7 +149,7 @@ def build_schedule(
             if microbatches % rounds:
                 raise input_error(
                     "global_batch",
-                    plan.batch.global_batch,
+                    plan.training.global_batch,
                     f"makes {microbatches} micro-batches, not a multiple of {rounds} rounds",
                 )
             return ScheduleInterleaved1F1B(made, microbatches, loss_fn=loss)  # type: ignore[arg-type]
@@ -157,7 +157,7 @@ def build_schedule(
             if microbatches < total:
                 raise input_error(
                     "global_batch",
-                    plan.batch.global_batch,
+                    plan.training.global_batch,
                     f"makes {microbatches} micro-batches, fewer than {total} stages",
                 )
             return Schedule1F1B(made[0], microbatches, loss_fn=loss)
@@ -166,7 +166,7 @@ def build_schedule(
 def _torch_stage(stage: Stage, called: nn.Module, plan: Plan, mesh: DeviceMesh, device: str) -> PipelineStage:
     """With examples of what comes in and goes out, so that no stage has to be asked."""
     config = stage.model.config.get_text_config()
-    shape = (int(plan.batch.microbatch), int(plan.batch.seq_len))
+    shape = (int(plan.training.microbatch), int(plan.training.seq_len))
     kept = (
         plan.precision.parameters if engine_of(plan).autocast else plan.precision.compute
     )  # autocast's residual stream is not cast

@@ -131,10 +131,10 @@ def check_rank_plan(plan: Plan) -> None:
         raise input_error(
             "mesh.pp", plan.mesh.pp, "is not run with adapters, quantized weights or a sharded optimizer yet"
         )
-    if plan.mesh.pp > 1 and plan.last_microbatch != plan.batch.microbatch:
+    if plan.mesh.pp > 1 and plan.last_microbatch != plan.training.microbatch:
         raise input_error(
             "global_batch",
-            plan.batch.global_batch,
+            plan.training.global_batch,
             "leaves a smaller micro-batch, and a pipeline's are all alike",
             "a multiple",
         )
@@ -271,7 +271,9 @@ def _pipeline_job(settings: Any, plan: Plan, mesh: DeviceMesh, device: str, watc
         one.forward_one_chunk = watch.forward(one.forward_one_chunk)
         one.backward_one_chunk = watch.backward(one.backward_one_chunk)
     optimizer = build_optimizer([p for stage in stages for p in stage.parameters()], plan)
-    every = replace(plan, batch=replace(plan.batch, microbatch=plan.batch.microbatch * plan.accumulation))
+    every = replace(
+        plan, workload=replace(plan.training, microbatch=plan.training.microbatch * plan.accumulation)
+    )
     ids: torch.Tensor = random_token_batch(settings, every, device)[
         "input_ids"
     ]  # of all micro-batches, which are the labels too
@@ -300,7 +302,7 @@ def _pipeline_job(settings: Any, plan: Plan, mesh: DeviceMesh, device: str, watc
 
 def _all_micro_batches(ids: torch.Tensor, plan: Plan) -> torch.Tensor:
     """The rows of a step: as given, or one micro-batch that serves again."""
-    return ids.repeat(int(plan.accumulation), 1) if ids.shape[0] == plan.batch.microbatch else ids
+    return ids.repeat(int(plan.accumulation), 1) if ids.shape[0] == plan.training.microbatch else ids
 
 
 def _report_microbatch_losses(seen: Seen | None, losses: Sequence[torch.Tensor]) -> None:

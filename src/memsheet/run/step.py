@@ -31,11 +31,11 @@ def random_token_batch(config: Any, plan: Plan, device: str) -> dict[str, torch.
 
     Raises InputError for a model of which it is not known what it takes.
     """
-    batch, text = int(plan.batch.microbatch), config.get_text_config()
+    batch, text = int(plan.training.microbatch), config.get_text_config()
     if getattr(text, "vocab_size", None) is None:
         return _pixel_batch(config, plan, device)
-    ids = torch.randint(0, text.vocab_size, (batch, int(plan.batch.seq_len)), device=device)
-    if plan.batch.image_tokens:
+    ids = torch.randint(0, text.vocab_size, (batch, int(plan.training.seq_len)), device=device)
+    if plan.training.image_tokens:
         return with_pictures(ids, config, plan)
     if "ForSequenceClassification" in str(config.architectures):  # one kind a sequence
         return {"input_ids": ids, "labels": torch.randint(0, config.num_labels, (batch,), device=device)}
@@ -63,13 +63,13 @@ def _pixel_batch(config: Any, plan: Plan, device: str) -> dict[str, torch.Tensor
             "takes neither tokens nor pictures of one size: its step is not known here",
         )
     height, width = (side, side) if isinstance(side, int) else side
-    kinds = torch.randint(0, config.num_labels, (int(plan.batch.microbatch),), device=device)
+    kinds = torch.randint(0, config.num_labels, (int(plan.training.microbatch),), device=device)
     return {"pixel_values": _zero_inputs(plan, device, channels, height, width), "labels": kinds}
 
 
 def _zero_inputs(plan: Plan, device: str, *shape: int) -> torch.Tensor:
     dtype = torch_dtype(plan.precision.parameters, "precision.parameters")
-    return torch.zeros(int(plan.batch.microbatch), *shape, dtype=dtype, device=device)
+    return torch.zeros(int(plan.training.microbatch), *shape, dtype=dtype, device=device)
 
 
 def autocast_region(plan: Plan, device: str) -> AbstractContextManager[Any]:

@@ -32,7 +32,7 @@ def pool_of(
     """The pool of a replica against ``wanted`` sequences of the length that is asked about; None for engines
     without one, and where only weights are asked about.
     """
-    if plan.task != "infer" or not pools_cache(plan) or plan.phase == "load":
+    if not pools_cache(plan) or plan.serving.phase == "load":
         return None
     wanted = group_share(plan, wanted)
     facts = server_of(engine_of(plan)).facts(model, plan, cluster, sheets)

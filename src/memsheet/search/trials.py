@@ -26,6 +26,7 @@ from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.hardware import unsupported_choices
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
+from memsheet.plan.workload import Training
 from memsheet.resolve import Resolved, resolve_request
 from memsheet.search.pool_room import Pool, pool_of
 from memsheet.sheet import Component, Sheet
@@ -73,7 +74,12 @@ class Tried:
         replayed.
         """
         engine = find_engine(self.plan.engine)
-        return self.replayed or engine is None or not engine.replays or self.plan.task != "train"
+        return (
+            self.replayed
+            or engine is None
+            or not engine.replays
+            or not isinstance(self.plan.workload, Training)
+        )
 
     @property
     def answer(self) -> Answer:

@@ -177,6 +177,7 @@ def test_the_chart_is_drawn_and_said_in_bars(capsys, tmp_path):
     assert (tmp_path / "again.svg").read_text() == drawn
 
 
+@pytest.mark.slow
 def test_the_usual_length_is_taken_for_the_largest_model_and_shown(capsys):
     _, out, _ = ask(capsys, "parameters", "llama-tiny", "--gpus", "1xL4", "--json")
     document = json.loads(out)

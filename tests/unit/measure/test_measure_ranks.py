@@ -39,6 +39,7 @@ def asked(capsys, *arguments):
 # ---- the whole way -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_processes_hold_what_was_traced_of_each_rank(capsys):
     measured = asked(capsys, "measure", *JOB, "--steps", "1")
     assert sum(1 + len(each["same_as"]) for each in measured["ranks"]) == 2

@@ -87,3 +87,19 @@ def test_the_families_are_those_of_the_libraries() -> None:
 
 def test_most_of_those_families_are_read() -> None:
     assert {"deepseek_v3", "qwen3_moe", "glm4_moe", "minimax_m2"} <= set(MIXTURES)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "mamba", "state_size": 16},
+        {"model_type": "falcon_mamba", "state_size": 16},
+        {"model_type": "mamba2", "num_heads": 8, "head_dim": 64, "n_groups": 1},
+    ],
+    ids=lambda config: config["model_type"],
+)
+def test_adapters_of_state_spaces_stand_where_one_can_run(config: dict[str, object]) -> None:
+    sizes = {"hidden_size": 256, "num_hidden_layers": 4, "vocab_size": 4000}
+    plan = resolve_request({"seq_len": 128, "adapter.rank": 8}, read_hf_config({**config, **sizes})).plan
+    assert plan.adapter is not None
+    assert set(plan.adapter.targets) == {"in_proj"}

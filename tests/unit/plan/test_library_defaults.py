@@ -107,7 +107,7 @@ def test_every_default_that_is_taken_is_on_the_sheet_with_the_librarys_name(libr
         own = [line for line in where["assumed"] if "own default" in line]
         assert len(own) >= 4
         assert set(own) <= set(answer.assumed)
-        assert int(answer.plan.batch.seq_len) == LIBRARY_DEFAULTS[library][0].value
+        assert int(answer.plan.training.seq_len) == LIBRARY_DEFAULTS[library][0].value
         assert not answer.ladder
 
 

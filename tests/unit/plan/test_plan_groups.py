@@ -11,7 +11,7 @@ from memsheet.plan.engine_options import EngineOptions, option_keys
 from memsheet.plan.engine_registry import MODELLED, rules_of
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.plan import Plan
-from memsheet.plan.workload import Batch, KvCache, Serving
+from memsheet.plan.workload import KvCache, Serving, Training
 
 MOST_FIELDS = 35
 SHARED = {field.name for field in fields(EngineOptions)}
@@ -30,7 +30,7 @@ def own_options(engine: str, **request: object) -> EngineOptions:
 def test_a_plan_has_few_fields_and_none_of_its_groups() -> None:
     own = {field.name for field in fields(Plan)}
     assert len(own) <= MOST_FIELDS
-    for group in (Batch, Serving, KvCache, EngineOptions, *(type(own_options(name)) for name in MODELLED)):
+    for group in (Training, Serving, KvCache, EngineOptions, *(type(own_options(name)) for name in MODELLED)):
         assert not own & {field.name for field in fields(group)}, group
 
 

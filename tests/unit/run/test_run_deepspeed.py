@@ -154,7 +154,7 @@ for request in json.loads(sys.argv[1]):
     torch.manual_seed(0)
     model = initialize_model_weights(build_model(settings, plan, "cpu"))
     plain = copy.deepcopy(model)
-    ids = torch.randint(0, settings.vocab_size, (int(plan.batch.microbatch * plan.accumulation), 32))
+    ids = torch.randint(0, settings.vocab_size, (int(plan.training.microbatch * plan.accumulation), 32))
     losses, expected = [], []
     step = DeepSpeedStep(model, plan, "cpu", Running(lambda _: None, lambda loss: losses.append(float(loss))), int(plan.accumulation))
     optimizer = build_optimizer(plain.parameters(), plan)

@@ -9,6 +9,7 @@ from typing import Any
 
 from memsheet.budget import Result
 from memsheet.errors import MOST_SHOWN, more_than_shown
+from memsheet.exchange.shared.file_format import EVERYTHING
 from memsheet.report.screen.layout import one_line
 from memsheet.report.shared.checked import Checked
 from memsheet.report.shared.look import Look
@@ -114,7 +115,10 @@ def _config_key_lines(checked: Checked, look: Look) -> Iterator[str]:
         yield from _wrap_with_indent(f"Not read  {'; '.join(checked.not_read)}", look.width, "  ")
     if checked.moved:
         shifts = (
-            f"{m.at}: {m.why} ({_signed_saving(m.low_bytes, look)} to {_signed_saving(m.high_bytes, look)})"
+            f"{m.at}: {m.why}"
+            if m.low_bytes <= -EVERYTHING
+            else f"{m.at}: {m.why} ({_signed_saving(m.low_bytes, look)} to "
+            f"{_signed_saving(m.high_bytes, look)})"
             for m in checked.moved
         )
         yield ""

@@ -30,7 +30,7 @@ def ladder_table(answer: Answer, look: Look) -> RenderableType:
         table.add_column("", no_wrap=True)
     for step in answer.ladder:
         cells = [
-            Text("→" if step.seq_len == answer.plan.batch.seq_len else ""), Text(f"{step.seq_len:,}"), Text(look.cell(step.device_bytes)),
+            Text("→" if step.seq_len == answer.plan.training.seq_len else ""), Text(f"{step.seq_len:,}"), Text(look.cell(step.device_bytes)),
             Text(WORDS[step.result], STYLES[step.result]),
         ]  # fmt: skip
         table.add_row(*cells, *(_recompute_cells(step, look) if again else ()))

@@ -24,7 +24,7 @@ def cache_size_phrases(answer: Answer, sheet: Sheet, look: Look) -> Iterator[str
         answer.cluster is not None
         or plan.cache.memory_fraction is None
         or not a_token
-        or plan.phase is not None
+        or plan.serving.phase is not None
     ):
         return
     if not any(line.startswith(TAKEN) for line in answer.assumed):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from memsheet.arith import Count
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.plan import Plan, Speculative, SpeculativeMethod
+from memsheet.plan.workload import Training
 from memsheet.units import format_count
 
 
@@ -18,23 +20,30 @@ def format_parameter_count(count: int) -> str:
 
 def plan_choice_phrases(plan: Plan) -> Iterator[str]:
     yield plan.engine
-    if plan.task == "train":
+    trains = isinstance(plan.workload, Training)
+    if trains:
         yield f"zero {plan.zero}"
     yield from (
         f"{axis} {degree}"
         for axis in ("dp_replicate", "dp_shard", "cp", "tp", "attn_dp", "pp", "vpp", "ep")
         if (degree := getattr(plan.mesh, axis)) != 1
     )
-    yield from _training_choice_phrases(plan) if plan.task == "train" else _serving_choice_phrases(plan)
+    yield from _training_choice_phrases(plan) if trains else _serving_choice_phrases(plan)
     if plan.quantization:
         yield f"{plan.quantization.weights.name} weights"
-    if plan.batch.seq_len or (plan.task == "infer" and plan.serving.max_model_len):
+    if _sequence_length(plan):
         yield f"{plan.attention.value} attention"
     yield from drafting_words(plan.speculative)
     if any((plan.offload.optimizer, plan.offload.parameters, plan.offload.activations)):
         yield "offload " + "+".join(
             name for name in ("optimizer", "parameters", "activations") if getattr(plan.offload, name)
         )
+
+
+def _sequence_length(plan: Plan) -> Count | None:
+    """Tokens of a sequence where any are counted."""
+    job = plan.workload
+    return job.seq_len if isinstance(job, Training) else job.max_model_len
 
 
 def _training_choice_phrases(plan: Plan) -> Iterator[str]:
@@ -47,12 +56,12 @@ def _training_choice_phrases(plan: Plan) -> Iterator[str]:
     )
     if plan.optimizer:
         yield f"{plan.optimizer.name.value} {plan.optimizer.implementation.value}"
-    if not plan.batch.seq_len:  # a bare parameter count: nothing below is counted
+    if not plan.training.seq_len:  # a bare parameter count: nothing below is counted
         return
-    yield f"seq {plan.batch.seq_len}"
-    yield f"microbatch {plan.batch.microbatch}"
+    yield f"seq {plan.training.seq_len}"
+    yield f"microbatch {plan.training.microbatch}"
     if plan.accumulation > 1:
-        yield f"global batch {plan.batch.global_batch}"
+        yield f"global batch {plan.training.global_batch}"
     yield f"recompute {plan.recompute.mode.value}"
     if plan.adapter:
         yield f"{plan.adapter.kind.value} " + (

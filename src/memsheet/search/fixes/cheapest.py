@@ -19,6 +19,7 @@ from memsheet.plan.library_defaults import implied_library_keys
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.overriding import without_overridden
 from memsheet.plan.plan import Loss, OptimizerName, Plan, RecomputeMode
+from memsheet.plan.workload import Training
 from memsheet.resolve import resolve_request
 from memsheet.sheet import Sheet
 
@@ -84,11 +85,11 @@ def _full_recompute_edit(asked: _Tried) -> Edits | None:
 
 def _half_microbatch(asked: _Tried) -> Edits | None:
     """Half the micro-batch; the global batch stays what it was, so gradients accumulate."""
-    plan = asked.plan
-    if plan.batch.microbatch < 2 or plan.batch.microbatch % 2:
+    job = asked.plan.workload
+    if not isinstance(job, Training) or job.microbatch < 2 or job.microbatch % 2:
         return None
-    batch = plan.batch.global_batch or plan.batch.microbatch * plan.mesh.data_parallel
-    return {"microbatch": plan.batch.microbatch // 2, "global_batch": batch}
+    batch = job.global_batch or job.microbatch * asked.plan.mesh.data_parallel
+    return {"microbatch": job.microbatch // 2, "global_batch": batch}
 
 
 def _zero_up(asked: _Tried) -> Edits | None:
@@ -343,11 +344,13 @@ def _previous_value(state: _Tried, key: str) -> Any:
     plan = state.plan
     resolved = {
         "gpus": f"{state.cluster.count}x{state.cluster.device.name}", "nodes": state.cluster.nodes, "loss": plan.loss.value, "recompute.mode": plan.recompute.mode.value,
-        "microbatch": plan.batch.microbatch, "zero": plan.zero, "engine": plan.engine, "global_batch": plan.batch.global_batch,
+        "zero": plan.zero, "engine": plan.engine,
         "optimizer.name": plan.optimizer.name.value if plan.optimizer else None, "offload.optimizer": plan.offload.optimizer,
         "offload.parameters": plan.offload.parameters, "mesh.dp_shard": plan.mesh.dp_shard, "mesh.dp_replicate": plan.mesh.dp_replicate,
     }  # fmt: skip
     given = state.request.get(key)
+    if given is None and key in ("microbatch", "global_batch"):
+        return getattr(plan.training, key)
     return resolved.get(key) if given is None else given
 
 

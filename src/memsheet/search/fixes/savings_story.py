@@ -76,7 +76,7 @@ class _At:
         """Whether its ranks cannot share the batch that was asked for, so that its bytes are those of a
         micro-batch alone.
         """
-        return self.tried.plan.batch.global_batch is None
+        return self.tried.plan.training.global_batch is None
 
     @property
     def high(self) -> int:
@@ -115,7 +115,7 @@ def story_steps(
         key: value for key, value in request.items() if value is not None and key not in ("engine", "task")
     } | {"task": "train"}
     way = naive_trial_plan(
-        engine, cluster, model, asked, min(int(chosen.plan.batch.microbatch), int(asked["global_batch"]))
+        engine, cluster, model, asked, min(int(chosen.plan.training.microbatch), int(asked["global_batch"]))
     )
     ways = (
         replace(way, zero=zero, precision=name)
@@ -203,7 +203,7 @@ def _account_trial_plan(model: ModelSpec, way: TrialPlan, scaled: Scaled) -> _At
 
 def _trial_step_s(model: ModelSpec, way: TrialPlan, tried: Tried, scaled: Scaled) -> float | None:
     """A step of the global batch that was asked for; another one's time says nothing."""
-    if tried.plan.batch.global_batch is None:
+    if tried.plan.training.global_batch is None:
         return None
     try:
         return float(quick_s(model, tried.plan, way.cluster, efficiency=scaled(tried.plan.engine)))

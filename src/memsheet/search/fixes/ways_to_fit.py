@@ -22,6 +22,7 @@ from memsheet.plan.hardware import unsupported_choices
 from memsheet.plan.library_defaults import implied_library_keys
 from memsheet.plan.model import ModelSpec, Moe
 from memsheet.plan.plan import Plan
+from memsheet.plan.workload import Training
 from memsheet.resolve import resolve_request
 from memsheet.sheet import Sheet
 
@@ -63,7 +64,7 @@ def ways_to_fit(
         return ()
     kinds = (
         _training_ways(spec, request, cluster, plan, library)
-        if plan.task == "train"
+        if isinstance(plan.workload, Training)
         else _serving_ways(spec, request, cluster, plan)
     )
     smaller = _smaller_model_way(spec, request, cluster, plan, read, library) if read is not None else None
@@ -250,7 +251,7 @@ def _smaller_model_way(
         return None
     near = filter(None, map(read, _kin_names(letters, spec.model_type)))
     smaller = [model for model in near if own // SMALLEST_SHARE <= int(parameter_count(model)) < own]
-    adapted = plan.task == "train" and plan.adapter is None and plan.quantization is None
+    adapted = isinstance(plan.workload, Training) and plan.adapter is None and plan.quantization is None
     kinds: tuple[tuple[str, Edits], ...] = (("as it is asked", {}), *(ADAPTERS if adapted else ()))
     for model in sorted(
         smaller,
@@ -337,7 +338,7 @@ def _surely_fitting_sheets(spec: ModelSpec, plan: Plan, cluster: Cluster) -> tup
 
 def _pool_is_short(spec: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[Sheet, ...]) -> bool:
     """Whether a server may refuse to start for want of cache."""
-    if plan.task != "infer":
+    if not engine_of(plan).serving.pools_cache:
         return False
     from memsheet.formulas.serving.servers import server_of
 

@@ -48,7 +48,7 @@ def asked_sequences(model: ModelSpec, plan: Plan, cluster: Cluster, wanted: int)
     """The pool of a replica against ``wanted`` sequences of the length that is asked about; None for engines
     whose cache is made for them.
     """
-    if not pools_cache(plan) or plan.phase == "load":
+    if not pools_cache(plan) or plan.serving.phase == "load":
         return None
     each, tokens = group_share(plan, wanted), tokens_asked(plan)
     server = pool_server_of(engine_of(plan))

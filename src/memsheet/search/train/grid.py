@@ -305,7 +305,7 @@ def alone_bytes(space: Space, plan: Plan) -> tuple[int, int]:
     whole = replace(
         plan,
         mesh=mesh,
-        batch=replace(plan.batch, global_batch=None),
+        workload=replace(plan.training, global_batch=None),
         recompute=Recompute(),
         schedule=None,
         layers_per_stage=None,
@@ -319,7 +319,7 @@ def alone_bytes(space: Space, plan: Plan) -> tuple[int, int]:
         max(
             int(size.high)
             for size in step_totals(
-                rank, replace(whole, batch=replace(whole.batch, microbatch=number)), space.cluster
+                rank, replace(whole, workload=replace(whole.training, microbatch=number)), space.cluster
             ).device.values()
         )
         for number in (1, 2, 3)

@@ -81,7 +81,7 @@ def stratum_choice_key(stratum: Stratum) -> Hashable:
     neutral = replace(
         stratum.plan,
         mesh=Mesh(),
-        batch=replace(stratum.plan.batch, microbatch=1),
+        workload=replace(stratum.plan.training, microbatch=1),
         vocab_multiple=1,
         layers_per_stage=None,
     )
@@ -128,7 +128,7 @@ def _merge_ranks(ranks: Sequence[Placed], lengths: Array) -> Rank:
         _per_plan_column([one.rank.stage for one in ranks], lengths),
     )
     if len(ranks[0].rank.chunks) == 1:
-        return Rank(model=model, chunks=(model,), stage=stage)
+        return Rank(model=model, chunks=(model,), whole=ranks[0].rank.whole, stage=stage)
     asked = [(one.stages, len(one.rank.chunks), one.rank.stage, one.kinds[1]) for one in ranks]
     orders = tuple(dict.fromkeys(asked))
     chunks = tuple(
@@ -137,6 +137,7 @@ def _merge_ranks(ranks: Sequence[Placed], lengths: Array) -> Rank:
     return Rank(
         model=model,
         chunks=chunks,
+        whole=ranks[0].rank.whole,
         stage=stage,
         orders=orders,
         which=_per_plan_column([orders.index(one) for one in asked], lengths),

@@ -25,13 +25,7 @@ def routing_notes(
     nothing where routing is even by decree.
     """
     routing = plan.routing
-    if (
-        plan.task != "train"
-        or routing is None
-        or routing.balanced
-        or routing.padded
-        or int(plan.mesh.ep) == 1
-    ):
+    if routing is None or routing.balanced or routing.padded or int(plan.mesh.ep) == 1:
         return ()
     stage = next((sheet.stage for sheet in sheets if sheet.rank == verdict.rank), 0)
     even, uneven, worst = (

@@ -154,7 +154,7 @@ def with_counts(space: Space, plan: Plan, rows: Rows) -> Plan:
     padded = space.engine.vocab_multiple
     own = padded * rows["tp"] if padded > 1 and "vocab_multiple" not in space.request else plan.vocab_multiple
     return replace(
-        plan, mesh=mesh, batch=replace(plan.batch, microbatch=rows["microbatch"]), vocab_multiple=own
+        plan, mesh=mesh, workload=replace(plan.training, microbatch=rows["microbatch"]), vocab_multiple=own
     )
 
 

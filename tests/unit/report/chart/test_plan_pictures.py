@@ -216,6 +216,7 @@ def drawings(ranking):
     )
 
 
+@pytest.mark.slow
 def test_files_are_whole_small_and_the_same_for_everybody(ranking, tmp_path):
     import matplotlib as mpl
 
@@ -423,6 +424,7 @@ TINY = (
 )
 
 
+@pytest.mark.slow
 def test_a_drawing_follows_the_plans(capsys):
     assert main([*TINY, "--show", "heat", "--axes", "tp,seq_len=128:256", "--cells", "fastest"]) == 0
     out = capsys.readouterr().out

@@ -30,7 +30,7 @@ def tried(value: int, activations: float, *, gpus: str = "8xB200", replayed: boo
         sheets=made.sheets,
         verdict=made.verdict,
         resolved=Resolved(
-            plan=replace(made.plan, batch=replace(made.plan.batch, seq_len=value)), assumed=made.assumed
+            plan=replace(made.plan, workload=replace(made.plan.training, seq_len=value)), assumed=made.assumed
         ),
     )
 

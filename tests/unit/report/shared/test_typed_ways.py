@@ -7,13 +7,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 from memsheet.budget import Result
 from memsheet.cli import main
+from slow_cases import first_quick
 
 MARKS = ("add  ", "replace  ", "leave out  ")
 OTHERS_WORDS = (
@@ -25,14 +25,6 @@ OTHERS_WORDS = (
     "--engine axolotl --micro-batch-size 2",
 )
 TRAINED = tuple(f"llama-3.1-70b --gpus 1xRTX4090 --max-length 2048 {words}" for words in OTHERS_WORDS)
-
-
-def first_quick(lines: Sequence[str], quick: int) -> list[Any]:
-    """The first few lines, and the others for whoever has the patience."""
-    return [
-        line if place < quick else pytest.param(line, marks=pytest.mark.slow)
-        for place, line in enumerate(lines)
-    ]
 
 
 SERVED = (
@@ -157,7 +149,7 @@ def test_what_makes_room_in_a_pool_can_be_typed_as_it_is_printed(
     )
 
 
-@pytest.mark.parametrize("asked", first_quick(SOLVED, 2))
+@pytest.mark.parametrize("asked", first_quick(SOLVED, 1))
 def test_what_solving_offers_can_be_typed_as_it_is_printed(
     asked: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,7 @@ def test_no_change_of_a_list_can_be_left_out() -> None:
         assert rest.verdict.result is not Result.FITS
 
 
+@pytest.mark.slow
 def test_host_memory_that_a_fix_needs_must_be_there() -> None:
     rich = fix_of(asked("llama-3-70b", "8xA100-80GB", microbatch=4, host_memory="4TB"))
     poor = asked("llama-3-70b", "8xA100-80GB", microbatch=4, host_memory="64GB")

@@ -46,7 +46,9 @@ CASES = (
     ("llama-tiny", 4, "A100-80GB", 512, 8),
 )
 EACH = [
-    pytest.param(case, id=f"{case[0]}-{case[1]}x{case[2]}", marks=[pytest.mark.slow] if case[1] == 8 else [])
+    pytest.param(
+        case, id=f"{case[0]}-{case[1]}x{case[2]}", marks=[pytest.mark.slow] if case[0] != "llama-tiny" else []
+    )
     for case in CASES
 ]
 
@@ -70,6 +72,7 @@ def test_what_steps_save_adds_up(case):
         assert sum(step.costs_s or 0 for step in taken) == pytest.approx(times[-1] - times[0])
 
 
+@pytest.mark.slow
 def test_offload_comes_last_and_only_where_nothing_else_does():
     story = advised("llama-3-70b", 8, "A100-80GB", 2048, 32).story
     assert story[-1].flag.startswith("--offload")
@@ -80,6 +83,7 @@ def test_offload_comes_last_and_only_where_nothing_else_does():
     assert places == sorted(places)
 
 
+@pytest.mark.slow
 def test_every_question_of_the_decision_tree_is_asked_where_it_matters():
     asked = [step.asks for step in advised("llama-3-70b", 8, "A100-80GB", 2048, 32).story]
     for question in (
@@ -137,12 +141,13 @@ def test_plain_copies_are_compared_with_shards_of_the_same_micro_batch():
     assert replicas is not None
     assert replicas.plain.plan.zero == 0
     assert replicas.sharded.plan.zero == 3
-    assert replicas.plain.plan.batch.microbatch == replicas.sharded.plan.batch.microbatch
+    assert replicas.plain.plan.training.microbatch == replicas.sharded.plan.training.microbatch
     assert replicas.plain.seconds < replicas.sharded.seconds
     assert replicas.sharded_exchange.gathers > 0 == replicas.plain_exchange.gathers
     assert replicas.sharded.verdict.device.value < replicas.plain.verdict.device.value
 
 
+@pytest.mark.slow
 def test_the_fastest_copy_is_told_and_one_whose_code_somebody_divides_is_compared():
     found = training_advice(
         model("llama-3.2-1b"),
@@ -185,6 +190,7 @@ def test_what_was_asked_to_be_offloaded_is_no_sign_of_a_strained_cluster():
     assert found.story
 
 
+@pytest.mark.slow
 def test_copies_that_do_not_fit_are_not_spoken_of():
     assert advised("llama-3-70b", 8, "A100-80GB", 2048, 32).replicas is None
     assert advised("llama-3-8b", 1, "RTX4090", 2048, 16).replicas is None

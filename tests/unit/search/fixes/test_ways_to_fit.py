@@ -12,6 +12,7 @@ import memsheet
 from memsheet.budget import Result
 from memsheet.cli import main
 from memsheet.report.json.sheet import sheet_document
+from slow_cases import first_quick
 
 ASKED = {
     "train": ("train", "llama-3.1-70b", {"gpus": "1xRTX4090", "seq_len": 2048}),
@@ -31,7 +32,7 @@ def again(task, model, asked, changes):
     return getattr(memsheet, task)(changes.get("model", model), **{**asked, **given}, fix=False)
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", first_quick(ASKED, 2))
 def test_every_way_fits_when_it_is_asked(name):
     task, model, asked = ASKED[name]
     answer = getattr(memsheet, task)(model, **asked)
@@ -63,7 +64,7 @@ def test_what_fits_names_no_other_way():
     "line",
     [
         ("max-model-len", "llama-3.1-70b", "--gpus", "1xRTX4090", "--engine", "transformers"),
-        ("seq-len", "llama-3.1-70b", "--gpus", "1xRTX4090"),
+        pytest.param(("seq-len", "llama-3.1-70b", "--gpus", "1xRTX4090"), marks=pytest.mark.slow),
         pytest.param(
             ("gpus", "llama-3.1-70b", "--gpus", "RTX4090", "--seq-len", "8192", "--most", "2"),
             marks=pytest.mark.slow,

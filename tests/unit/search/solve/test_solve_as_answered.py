@@ -114,6 +114,7 @@ def test_solve_says_what_train_says_everywhere(seed):
     agrees(seed)
 
 
+@pytest.mark.slow
 def test_a_row_of_the_table_is_the_answer_to_its_own_question(monkeypatch):
     """The largest model at each stage and number of GPUs, whichever of them was asked about."""
     monkeypatch.setattr(sizes, "SEEN", 4)

@@ -110,6 +110,7 @@ def test_a_quantity_of_the_question_is_asked_anew():
         )
 
 
+@pytest.mark.slow
 def test_the_engine_may_be_an_axis():
     found = plan_heat_map(TINY, FOUR, ASKED, ("fsdp2", "megatron"), axes_of("engine,pp"))
     assert found.across.values == ("fsdp2", "megatron")

@@ -33,6 +33,7 @@ def tiny():
     return rank_training_plans(TINY, FOUR, ASKED, ("fsdp2", "megatron"), top=6)
 
 
+@pytest.mark.slow
 def test_the_first_is_as_fast_as_any_plan_that_fits(tiny):
     fastest = []
     for engine in ("fsdp2", "megatron"):
@@ -108,6 +109,7 @@ def test_an_engine_that_cannot_be_asked_is_a_note_beside_others_and_an_error_alo
         rank_training_plans(TINY, FOUR, {"seq_len": 512}, ("fsdp2",), top=1)
 
 
+@pytest.mark.slow
 def test_a_card_whose_rate_nobody_knows_is_still_searched(capsys, monkeypatch):
     def unknown(*_, **__):
         raise input_error("gpus", "a card", "has no known rate of arithmetic")

@@ -45,7 +45,7 @@ def plan_summary(planned: Planned) -> str:
     degrees = [f"{axis} {getattr(mesh, axis)}" for axis in AXES if getattr(mesh, axis) > 1]
     copies = ["DDP"] if plan.zero == 0 and mesh.dp_replicate > 1 and mesh.dp_replicate == mesh.gpus else []
     saved = choice_words({key: planned.request.get(key) for key in (*CHOICES, "zero")})
-    return " · ".join((plan.engine, *copies, *degrees, f"microbatch {plan.batch.microbatch}", *saved))
+    return " · ".join((plan.engine, *copies, *degrees, f"microbatch {plan.training.microbatch}", *saved))
 
 
 def request_words(engine: str, request: Mapping[str, Any]) -> str:

@@ -39,7 +39,9 @@ def test_no_printed_plan_is_slower_and_larger_than_another(
             assert not (faster and smaller and as_plain and not same)
 
 
-@pytest.mark.parametrize(("name", "gpus", "asked"), CASES[1:])
+@pytest.mark.parametrize(
+    ("name", "gpus", "asked"), [pytest.param(*case, marks=pytest.mark.slow) for case in CASES[1:]]
+)
 def test_the_front_falls_from_each_point_to_the_next(name: str, gpus: str, asked: dict[str, Any]) -> None:
     front = memsheet.plan(name, gpus=gpus, top=1, **asked).ranking.front
     assert all(a.seconds <= b.seconds and a.device_bytes > b.device_bytes for a, b in pairwise(front))
