@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memsheet.catalog.names import bundled_match, held_name
+from memsheet.catalog.names import bundled_match, held_name, other_kind
 from memsheet.errors import InputError
 
 DATA = Path(__file__).parent / "data" / "model_names.json"
@@ -47,7 +47,9 @@ PLACEHOLDERS = re.compile(
 
 Row = dict[str, Any]
 REFUSED = "refused by name"
-"""What is no model that is accounted, and says so: a pipeline of diffusers."""
+"""What makes pictures, video or sound, and is accounted by nobody here, said so."""
+PARTS = {"draft": "a draft, said whose", "adapter": "an adapter, said whose"}
+"""What is no model by itself, and is refused with the model to ask for, where its name holds one."""
 
 
 class Told(NamedTuple):
@@ -64,6 +66,9 @@ def resolved_name(name: str) -> Told:
     except InputError:
         return Told(REFUSED)
     if found is None:
+        kind, of = other_kind(name)
+        if kind and of:
+            return Told(PARTS[kind])
         inside = held_name(name)
         return (
             Told("not: tuned or changed from one that is bundled", inside)
@@ -72,6 +77,8 @@ def resolved_name(name: str) -> Told:
         )
     if found.exact:
         return Told("its own name", found.name)
+    if found.held:
+        return Told("stated to be that model, or holds its name, said", found.name)
     if found.storage is not None:
         return Told("a stored form", found.name)
     return Told("another spelling or owner" if found.sure else "an unknown owner's copy, said", found.name)
@@ -136,9 +143,10 @@ def table_lines(rows: list[Row]) -> Iterator[str]:
     yield f"{'resolved':54}" + "".join(f"{f'{sum(each)} of {len(each)}':>15}" for each in whole)
     yield f"{'':54}" + "".join(f"{sum(each) / len(each):>15.1%}" for each in whole)
     refused = sum(each.how == REFUSED for each in told.values())
-    rest = len(told) - refused
-    yield f"{refused} are pipelines of pictures, video or sound, rightly refused"
-    yield f"of the other {rest} resolve {sum(whole[-1])}, {sum(whole[-1]) / max(rest, 1):.1%}"
+    parts = sum(each.how in PARTS.values() for each in told.values())
+    yield f"{refused} make pictures, video or sound, rightly refused; {parts} are drafts and adapters"
+    for rest, words in ((len(told) - refused, "first"), (len(told) - refused - parts, "both")):
+        yield f"without the {words}, of {rest} resolve {sum(whole[-1])}, {sum(whole[-1]) / max(rest, 1):.1%}"
     looked = {row["name"]: row["of"] for row in rows if "of" in row}
     wrong = [name for name, of in looked.items() if is_resolved(told[name]) and told[name].model != of]
     lost = [name for name in looked if not is_resolved(told[name])]

@@ -1,5 +1,6 @@
 """Which bundled model a name is of: in any case, with or without who published it, as a mirror's copy, tuned
-or stored in another form. What a name leaves open is said; a name with words nobody knows is no match.
+or stored in another form, or in a name with words of its own. What a name leaves open is said; a name with
+words that may stand for other shapes is no match.
 """
 
 from __future__ import annotations
@@ -12,8 +13,20 @@ from typing import Any
 from memsheet.catalog import find_model, model_names, spelling_index
 from memsheet.catalog.name_forms import AskedName, is_quant_tag, parse_model_name
 from memsheet.catalog.ollama_names import OTHER_FORMS, ollama_names
-from memsheet.catalog.pipelines import is_pipeline_name, pipeline_name_error
+from memsheet.catalog.pipelines import generator_error, generator_kind
+from memsheet.catalog.stated_bases import STATED_BASES, StatedBase
 from memsheet.catalog.stored_names import USUAL_TAG, Storage, split_storage, storage_of_tag, stored_as
+from memsheet.catalog.tuned_names import (
+    TUNED,
+    HeldModel,
+    changed_shapes,
+    drafted_name,
+    family_words,
+    held_model,
+    is_adapter_name,
+    is_sized,
+    tuned_words,
+)
 from memsheet.frozen import dataclass
 
 MIRRORS = frozenset((
@@ -23,7 +36,6 @@ MIRRORS = frozenset((
     "stelterlab", "llm-research", "ai-modelscope", "onnx-community", "openvino",
 ))  # fmt: skip
 """Who publishes copies of others' models under their names."""
-_TUNED = re.compile(r"-(?:instruct|base|it|pt|chat|hf|text|qat|sft|dpo|think|thinking)$")
 MOST_ENDS = 6
 """Ends that say what weights were tuned for, and nothing of their shapes."""
 
@@ -31,7 +43,7 @@ MOST_ENDS = 6
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameMatch:
     """``name``: the bundled one; ``exact``: it is one of that model's own names; ``sure``: its owner
-    publishes copies, or nobody is named.
+    publishes copies, or nobody is named. ``held``: the name has words of its own beside that model's.
     """
 
     name: str
@@ -39,19 +51,20 @@ class NameMatch:
     sure: bool = True
     storage: Storage | None = None
     words: str = ""
+    held: bool = False
 
 
 def bundled_match(text: str, *, endpoint: str = "") -> NameMatch | None:
-    """The bundled model that a name is of, None where it holds a word that nobody knows. Raises InputError
-    for the page of something that is no model, and for a pipeline of several.
+    """The bundled model that a name is of, None where it may have other shapes. Raises InputError
+    for the page of something that is no model, and for what makes pictures, video or sound.
     """
     if (found := spelling_index().get(_spelling_key(text))) is not None:
         return NameMatch(name=found, exact=True)
     asked = parse_model_name(text, endpoint=endpoint)
     if asked is None:
         return None
-    if is_pipeline_name(asked.repo):
-        raise pipeline_name_error(asked.text)
+    if kind := generator_kind(asked.repo):
+        raise generator_error(asked.text, kind)
     if asked.revision:
         return None
     if asked.ollama and not is_quant_tag(asked.tag):
@@ -70,7 +83,7 @@ def bundled_entry(text: str, *, endpoint: str = "") -> Mapping[str, Any] | None:
         return entry
     asked = parse_model_name(text, endpoint=endpoint)
     config = stored_as(entry["config"], found.storage) if found.storage else entry["config"]
-    same = found.storage is None
+    same = found.storage is None and not found.held
     return {
         **entry,
         "config": config,
@@ -87,13 +100,26 @@ def held_name(text: str) -> str:
     is none.
     """
     asked = parse_model_name(text)
-    words = f"-{_canonical(asked.repo.rpartition('/')[2])}-" if asked else ""
-    inside = [
-        key
-        for key in _canonical_index()
-        if "/" not in key and re.search(r"\d[bm]?\b", key) and f"-{key}-" in words
-    ]
-    return _canonical_index()[max(inside, key=len)] if inside else ""
+    held = held_model(_canonical(asked.repo.rpartition("/")[2]), _numbered_keys()) if asked else None
+    return _canonical_index()[held.key] if held else ""
+
+
+@cache
+def _numbered_keys() -> tuple[str, ...]:
+    return tuple(key for key in _canonical_index() if re.search(r"\d[bm]?\b", key))
+
+
+def other_kind(text: str) -> tuple[str, str]:
+    """What a name says that it is besides a whole model, a draft or an adapter, and the bundled model that it
+    is for; both empty where it says nothing of the kind, the second where that one is not bundled.
+    """
+    asked = parse_model_name(text)
+    bare = _canonical(asked.repo.rpartition("/")[2]) if asked else ""
+    drafted = drafted_name(bare)
+    if drafted is not None:
+        found = bundled_match(drafted) if drafted else None
+        return "draft", found.name if found else held_name(text)
+    return ("adapter", held_name(text)) if is_adapter_name(bare) else ("", "")
 
 
 def matching_names(words: str) -> tuple[str, ...]:
@@ -110,9 +136,10 @@ def matching_names(words: str) -> tuple[str, ...]:
 
 def _assumption(found: NameMatch, asked: str) -> str:
     stored = f", {found.words}" if found.words else ""
-    hint = (
-        "" if found.sure else "; who published it is not known for copies, and its config.json was not read"
-    )
+    unknown = "its config.json was not read"
+    if not found.sure and not found.held:
+        unknown = f"who published it is not known for copies, and {unknown}"
+    hint = "" if found.sure else f"; {unknown}"
     return f"model = {found.name} ({asked} by its name{stored}{hint})"
 
 
@@ -150,39 +177,83 @@ def _hub_match(asked: AskedName) -> NameMatch | None:
     storage = storage_of_tag(asked.tag) if asked.tag else None
     if asked.tag and storage is None and asked.tag.lower() != "latest":
         return None
-    found = _stripped_match(_spelling_key(bare), owner)
-    if found is None:
-        return None
-    name, own = found
+    rest, whole, own = _without_ends(_spelling_key(bare), owner)
     stored = storage or own
-    sure = not owner or owner in MIRRORS or owner in _owners(name)
-    return NameMatch(name=name, sure=sure, storage=stored, words=stored.words if stored else "")
+    told = stored.words if stored else ""
+    if rest in _canonical_index():
+        name = _canonical_index()[rest]
+        sure = not owner or owner in MIRRORS or owner in _owners(name)
+        return NameMatch(name=name, sure=sure, storage=stored, words=told)
+    if rest in _stated_index():
+        home, base = _stated_index()[rest]
+        words = ", ".join(filter(None, (f"which {base.words}", told)))
+        return NameMatch(
+            name=base.model, sure=owner in ("", home, *MIRRORS), storage=stored, words=words, held=True
+        )
+    held = _held_in(whole, owner)
+    if held is None:
+        return None
+    words = ", ".join(filter(None, (tuned_words(held), told)))
+    return NameMatch(name=_canonical_index()[held.key], sure=False, storage=stored, words=words, held=True)
 
 
-def _stripped_match(name: str, owner: str) -> tuple[str, Storage | None] | None:
-    """The bundled name that is left of one without its ends, and how it is stored."""
-    index, storage = _canonical_index(), None
+def _without_ends(name: str, owner: str) -> tuple[str, str, Storage | None]:
+    """A name in canonical spelling without the ends that say how it is stored and what it was tuned for, as
+    far as that takes to be a known one; without those of storage alone; and how it is stored.
+    """
+    storage, whole = None, name
     for _ in range(MOST_ENDS):
-        if (key := _canonical(name)) in index:
-            return index[key], storage
+        if (key := _canonical(name)) in _canonical_index() or key in _stated_index():
+            break
         if storage is None and (split := split_storage(name, owner)):
             name, storage = split
-        elif end := _TUNED.search(name):
+            whole = name
+        elif end := TUNED.search(name):
             name = name[: end.start()]
         else:
-            return None
-    return None
+            break
+    return _canonical(name), _canonical(whole), storage
+
+
+def _held_in(name: str, owner: str) -> HeldModel | None:
+    """The model whose name stands in another with nothing beside it that may stand for other shapes."""
+    if drafted_name(name) is not None:
+        return None
+    held = held_model(name, _sized_keys())
+    if held is None:
+        return None
+    own = owner in _owners(_canonical_index()[held.key])
+    return None if changed_shapes(held, _families(), own=own) else held
+
+
+@cache
+def _sized_keys() -> tuple[str, ...]:
+    return tuple(key for key in _canonical_index() if is_sized(key))
+
+
+@cache
+def _families() -> frozenset[str]:
+    return family_words(_canonical_index())
+
+
+@cache
+def _stated_index() -> dict[str, tuple[str, StatedBase]]:
+    """Bare names of models that somebody stated the base of → who published them, and the base."""
+    return {
+        _canonical(repo.partition("/")[2]): (repo.partition("/")[0], base)
+        for repo, base in STATED_BASES.items()
+    }
 
 
 def _ollama_match(asked: AskedName) -> NameMatch | None:
     names, types = ollama_names(asked.repo, asked.tag)
     for spelling in names:
-        found = _stripped_match(spelling, "")
-        if found is None:
+        name = _canonical_index().get(_without_ends(spelling, "")[0])
+        if name is None:
             continue
         if not types and asked.repo.lower() in OTHER_FORMS:
-            return NameMatch(name=found[0], words="stored as it was released")
+            return NameMatch(name=name, words="stored as it was released")
         storage = storage_of_tag(types or USUAL_TAG)
         usual = "" if types else ", as most of Ollama's tags are that name no types"
-        return NameMatch(name=found[0], storage=storage, words=f"{storage.words}{usual}" if storage else "")
+        return NameMatch(name=name, storage=storage, words=f"{storage.words}{usual}" if storage else "")
     return None

@@ -39,8 +39,8 @@ def _int_groups(bits: int, group: int | None) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
 
 
-def _float_groups(group: int) -> dict[str, Any]:
-    weights = {"num_bits": 4, "type": "float", "group_size": group, "strategy": "group"}
+def _float_groups(group: int, bits: int = 4) -> dict[str, Any]:
+    weights = {"num_bits": bits, "type": "float", "group_size": group, "strategy": "group"}
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
 
 
@@ -56,12 +56,14 @@ _FORMS: dict[str, Storage] = {
     "gptq4": Storage(quantization={"quant_method": "gptq", "bits": 4, "group_size": 128}, words=f"gptq-int4 in groups of 128, {_WHOLE_ENDS}"),
     "gptq8": Storage(quantization={"quant_method": "gptq", "bits": 8, "group_size": 128}, words=f"gptq-int8 in groups of 128, {_WHOLE_ENDS}"),
     "w4a16": Storage(quantization=_int_groups(4, 128), words=f"int4 in groups of 128, {_WHOLE_ENDS}"),
+    "w4a16-32": Storage(quantization=_int_groups(4, 32), words=f"int4 in groups of 32, {_WHOLE_ENDS}"),
     "int8": Storage(quantization=_int_groups(8, None), words=f"int8 with a scale a row, {_WHOLE_ENDS}"),
     "nf4": Storage(quantization=_bitsandbytes(4), words=f"nf4 with scales quantized again, {_WHOLE_ENDS}"),
     "unsloth": Storage(quantization=_bitsandbytes(4), words="nf4 with scales quantized again; which layers unsloth left whole besides, only its config.json says", attention_open=True),
     "bnb8": Storage(quantization=_bitsandbytes(8), words=f"int8 of bitsandbytes, {_WHOLE_ENDS}"),
     "nvfp4": Storage(quantization=_float_groups(16), words=f"nvfp4 linear layers, {_WHOLE_ENDS}; which others are whole, its config.json says", attention_open=True),
     "mxfp4": Storage(quantization=_float_groups(32), words=f"mxfp4 linear layers, {_WHOLE_ENDS}; which others are whole, its config.json says", attention_open=True),
+    "mxfp8": Storage(quantization=_float_groups(32, 8), words=f"mxfp8 linear layers, {_WHOLE_ENDS}; which others are whole, its config.json says", attention_open=True),
     "bf16": Storage(dtype="bfloat16", words="bf16, nothing quantized"),
     "fp16": Storage(dtype="float16", words="fp16, nothing quantized"),
     "fp32": Storage(dtype="float32", words="fp32, nothing quantized"),
@@ -76,9 +78,11 @@ _ENDS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     for pattern, form in (
         (r"unsloth-bnb-4bit", "unsloth"), (r"bnb-4bit|bnb-nf4|nf4|4bit-nf4|bnb-nf4-bf16|qlora-4bit", "nf4"), (r"bnb-8bit|bnb-int8", "bnb8"),
         (r"gptq-(?:int8|8bit|w8a16)(?:-128g)?", "gptq8"), (r"gptq(?:-(?:int4|4bit|w4a16))?(?:-g?128g?)?(?:-actorder)?", "gptq4"),
-        (r"(?:quantized\.)?w4a16(?:-g128)?|int4-w4a16|int4", "w4a16"), (r"awq(?:-(?:int4|4bit|w4a16|g128))?|w4a16-awq", "awq"),
+        (r"qat-w4a16-ct", "w4a16-32"),  # vllm-project/recipes 8959cf6 models/Google/gemma-4-31B-it.yaml: group_size=32
+        (r"(?:quantized\.)?w4a16(?:-g128)?(?:-ct)?|int4-w4a16|int4", "w4a16"), (r"awq(?:-(?:int4|4bit|w4a16|g128))?|w4a16-awq", "awq"),
         (r"(?:quantized\.)?w8a8(?:-int8)?|(?:quantized\.)?w8a16|int8(?:-w8a8)?", "int8"),
-        (r"fp8(?:-(?:dynamic|block|static|kv|e4m3|w8a8))?", "fp8"), (r"nvfp4(?:-fp8-dynamic)?|fp4", "nvfp4"), (r"mxfp4", "mxfp4"),
+        (r"fp8(?:-(?:dynamic|block|static|kv|e4m3|w8a8))?", "fp8"), (r"nvfp4(?:-(?:fp8-dynamic|fp8|w4a4|w4a16|qad|v\d))?|fp4", "nvfp4"),
+        (r"mxfp4|w-mxfp4-a-fp8", "mxfp4"), (r"mxfp8", "mxfp8"),
         (r"(?:q4-0-)?unquantized|dequantized|bf16|bfloat16", "bf16"), (r"fp16|f16|float16", "fp16"), (r"fp32|f32|float32", "fp32"),
         (r"(?:\d(?:\.\d)?bpw-)?exl2(?:-\d(?:\.\d+)?bpw)?", "exl2"), (r"(?:\d(?:\.\d)?bpw-)?exl3(?:-\d(?:\.\d+)?bpw)?", "exl3"), (r"hqq(?:-\dbit)?", "hqq"),
         (r"mlx(?:-(?:\dbit|bf16|fp16|mxfp4))?", "mlx"),

@@ -26,6 +26,17 @@ def named_model(reads: Mapping[str, Read]) -> str | None:
     return named if named and is_surely_bundled(named) else None
 
 
+def described_model(reads: Mapping[str, Read]) -> tuple[ModelSpec | None, tuple[str, ...]]:
+    """The model that a file's own sizes describe, where one does; and what is wrong with them."""
+    from memsheet.readers.megatron_sizes import read_megatron_sizes
+
+    sizes = next((held for read in reads.values() if (held := read.form.model(read.values))), None)
+    try:
+        return read_megatron_sizes(sizes) if sizes else None, ()
+    except InputError as error:
+        return None, tuple(str(problem).replace("\n  ", "; ") for problem in error.problems)
+
+
 def is_surely_bundled(name: str) -> bool:
     """Whether a name is a bundled model's, or of a copy by somebody who publishes such."""
     from memsheet.questions.question_parts import catalog_entry
@@ -35,6 +46,20 @@ def is_surely_bundled(name: str) -> bool:
     except InputError:  # the page of something that is no model
         return False
     return found is not None and bool(found.get("sure", True))
+
+
+def model_of_files(reads: Mapping[str, Read]) -> tuple[str | ModelSpec | None, tuple[str, ...]]:
+    """The model that files name, else the one that they describe; and why it cannot be accounted, where it
+    cannot.
+    """
+    name = named_model(reads)
+    if name is None:
+        return described_model(reads)
+    try:
+        model_of(name)
+    except InputError as error:
+        return None, tuple(str(problem).replace("\n  ", "; ") for problem in error.problems)
+    return name, ()
 
 
 def bundled_draft(read: Read) -> Read:
@@ -88,7 +113,7 @@ def unnamed_words(reads: Mapping[str, Read]) -> str:
     )
 
 
-def stored_dtype(read: Read, name: str | None) -> Read:
+def stored_dtype(read: Read, name: str | ModelSpec | None) -> Read:
     """The file with the dtype that the model's checkpoint has, where it takes that."""
     model = model_of(name) if read.values.get(read.form.stored) in (AUTO, UNSAID) else None
     known = model is not None and (

@@ -139,6 +139,11 @@ def test_every_tensor_is_the_real_models(name: str):
         "KimiK25ForConditionalGeneration": "Kimi_K25ForConditionalGeneration",
     }
     released = config["architectures"][0]
+    if "thinker_config" in bare:  # what speaks is neither read nor accounted
+        bare = bare["thinker_config"]
+        released = released.partition("For")[0] + "ThinkerForConditionalGeneration"
+    if released == "Step3p5ForCausalLM":
+        pytest.skip("the library has its body alone: readers/families/test_counts_sparse.py")
     assert_same_tensors(bare, bodies.get(released, released))
 
 

@@ -16,18 +16,27 @@ from hypothesis import strategies as st
 import memsheet
 from memsheet import catalog
 from memsheet.catalog.name_forms import AskedName, parse_model_name
-from memsheet.catalog.names import MIRRORS, bundled_entry, bundled_match, held_name, matching_names
-from memsheet.catalog.pipelines import is_pipeline_name
+from memsheet.catalog.names import (
+    MIRRORS,
+    bundled_entry,
+    bundled_match,
+    held_name,
+    matching_names,
+    other_kind,
+)
+from memsheet.catalog.pipelines import generator_kind
+from memsheet.catalog.stated_bases import STATED_BASES
 from memsheet.catalog.stored_names import GGUF_TYPES
 from memsheet.errors import InputError
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import read_model
+from slow_cases import first_quick
 
 NAMES = catalog.model_names()
 SPELLINGS = sorted({alias for name in NAMES for alias in (name, *catalog.find_model(name)["aliases"])})
 STORED = (
     "-FP8", "-FP8-dynamic", "-AWQ", "-AWQ-INT4", "-GPTQ-Int4", "-GPTQ-Int8", "-GPTQ", "-bnb-4bit", "-unsloth-bnb-4bit", "-bnb-8bit",
-    "-NVFP4", "-MXFP4", "-quantized.w4a16", "-quantized.w8a8", "-BF16", "-GGUF", "-Q8_0-GGUF", "-GGUF:Q4_K_M", "-GGUF:UD-Q4_K_XL", "-i1-GGUF",
+    "-NVFP4", "-MXFP4", "-MXFP8", "-NVFP4-QAD", "-qat-w4a16-ct", "-quantized.w4a16", "-quantized.w8a8", "-BF16", "-GGUF", "-Q8_0-GGUF", "-GGUF:Q4_K_M", "-GGUF:UD-Q4_K_XL", "-i1-GGUF",
 )  # fmt: skip
 TUNED = ("", "-Instruct", "-Base", "-it", "-Chat", "-hf")
 SHAPES = ("hidden_size", "num_hidden_layers", "vocab_size", "model_type", "text_config", "n_layer", "n_embd")
@@ -37,7 +46,7 @@ def shapes(entry) -> dict:
     return {key: entry["config"].get(key) for key in SHAPES}
 
 
-@pytest.mark.parametrize("end", ["", *STORED])
+@pytest.mark.parametrize("end", first_quick(["", *STORED], 3))
 def test_every_copy_of_every_model_has_its_shapes(end: str) -> None:
     """Every bundled model, under every of its names, in every case, by every kind of owner, tuned and stored
     anyhow.
@@ -83,7 +92,9 @@ def test_random_names_are_none() -> None:
 
 
 def test_a_family_in_anothers_size_is_none() -> None:
-    """Every family with every size of the others: a name is of a model that is bundled so, or of none."""
+    """Every family with every size of the others: a name is of a model that is bundled so, of none, or holds
+    one's own name and size and says so.
+    """
     split = [re.fullmatch(r"(.*?)-((?:\d+x)?\d+(?:\.\d+)?[bm].*)", name) for name in NAMES]
     families, sizes = ({found[part] for found in split if found} for part in (1, 2))
     index = catalog.spelling_index()
@@ -91,7 +102,9 @@ def test_a_family_in_anothers_size_is_none() -> None:
         for size in sizes:
             found = bundled_match(f"{family}-{size}")
             bare = re.sub(r"-(?:instruct|base|it|chat|hf|text)$", "", f"{family}-{size}")
-            assert found is None or index.get(f"{family}-{size}", index.get(bare)) == found.name, bare
+            said = found is not None and found.held and (found.sure or found.name in f"{family}-{size}")
+            assert found is None or not found.held or found.words
+            assert found is None or said or index.get(f"{family}-{size}", index.get(bare)) == found.name, bare
 
 
 @given(
@@ -99,11 +112,11 @@ def test_a_family_in_anothers_size_is_none() -> None:
     st.text(string.ascii_lowercase, min_size=5, max_size=9),
     st.sampled_from(STORED),
 )
-def test_an_unknown_word_is_never_passed_over(spelling: str, word: str, end: str) -> None:
-    """Not behind the name, not before it, not inside it."""
+def test_an_unknown_word_is_never_passed_over_in_silence(spelling: str, word: str, end: str) -> None:
+    """Not behind the name, not before it: it is a match of no surety that tells the word, or none."""
     bare = spelling.rpartition("/")[2]
     known = {part for each in SPELLINGS for part in each.lower().replace("/", "-").split("-")}
-    if word in known | {"dequantized", "unquantized"}:
+    if word in known | {"dequantized", "unquantized", "merged", "finetune", "finetuned", "linearized"}:
         return
     for name in (
         f"{bare}-{word}",
@@ -112,14 +125,103 @@ def test_an_unknown_word_is_never_passed_over(spelling: str, word: str, end: str
         f"unsloth/{bare}-{word}",
         f"{bare}{end}-{word}",
     ):
-        assert bundled_match(name) is None, name
+        found = bundled_match(name)
+        assert found is None or (not found.sure and word in found.words), name
+        assert found is None or shapes(bundled_entry(name)) == shapes(catalog.find_model(spelling)), name
+
+
+SIZED = [
+    each
+    for each in SPELLINGS
+    if re.search(r"(?<![a-z0-9.])(?:\d+x)?e?\d+(?:\.\d+)?[bm](?![a-z0-9.])", each.lower())
+]
+
+
+@pytest.mark.parametrize("word", ["sudoku-grpo", "tldr-rm", "reward", "abliterated", "uncensored-v2"])
+def test_what_somebody_made_of_a_model_is_that_model_and_said_so(word: str) -> None:
+    """Every bundled model whose name says its size, under a stranger's name behind it and before it."""
+    for spelling in SIZED:
+        bare, meant = spelling.rpartition("/")[2], catalog.find_model(spelling)
+        for name in (f"somebody/{bare}-{word}", f"somebody/my-{word}-{bare}"):
+            found = bundled_entry(name)
+            assert found is not None, name
+            assert shapes(found) == shapes(meant), name
+            assert found["sure"] is False
+            assert all(part in found["assumed"][0] for part in word.split("-")), name
+            assert ("one output" in found["assumed"][0]) == (word in ("reward", "tldr-rm"))
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "VL", "vision", "omni", "audio", "embedding", "pruned", "width", "moe", "4x", "8x7b", "3b", "128k", "1M", "v3", "2507", "aqlm", "2bit", "merge",
+        "mamba", "qwen9", "lora", "long", "distill", "eagle3", "dflash", "speculator.eagle3", "medusa", "draft", "japanese", "vocab", "FP8-KVx-int4",
+    ],
+)  # fmt: skip
+def test_a_word_that_may_stand_for_other_shapes_is_none(word: str) -> None:
+    """Behind every bundled model whose name says its size, unless that is a bundled name of its own."""
+    index = catalog.spelling_index()
+    for spelling in SIZED:
+        bare = spelling.rpartition("/")[2]
+        if word == "qwen9" or f"{bare}-{word}".lower() in index:
+            continue
+        found = bundled_match(f"somebody/{bare}-{word}")
+        assert found is None or index.get(found.name) in index.values(), (bare, word)
+        assert found is None or not found.held, (bare, word)
+
+
+@pytest.mark.parametrize(
+    "word", ["eagle3", "EAGLE", "speculator.eagle3", "dflash", "DSpark", "draft", "eagle3.1-mla"]
+)
+def test_a_draft_is_told_with_the_model_that_it_is_for(word: str) -> None:
+    for name in NAMES:
+        if name not in {each.lower() for each in SIZED}:
+            continue
+        kind, of = other_kind(f"somebody/{name}-{word}")
+        assert kind == "draft"
+        assert of == name, (name, word)
+        assert bundled_match(f"somebody/{name}-{word}") is None
+    with pytest.raises(InputError, match=r"drafts for llama-3\.1-8b"):
+        read_model("Llama-3.1-8B-Instruct-speculator.eagle3", catalog=bundled_entry)
+
+
+def test_an_adapter_is_told_with_its_base() -> None:
+    assert other_kind("trl-lib/Qwen3-4B-Reward-LoRA") == ("adapter", "qwen3-4b")
+    with pytest.raises(InputError, match="an adapter for qwen3-4b"):
+        read_model("Qwen3-4B-LoRA", catalog=bundled_entry)
+
+
+def test_no_bundled_model_has_the_name_of_a_part() -> None:
+    assert not [spelling for spelling in SPELLINGS if other_kind(spelling)[0]]
+
+
+@pytest.mark.parametrize("repo", sorted(STATED_BASES))
+def test_a_stated_base_is_bundled_sourced_and_said(repo: str) -> None:
+    base = STATED_BASES[repo]
+    assert repo == repo.lower().replace("_", "-")
+    assert repo not in catalog.spelling_index()
+    assert base.model in NAMES
+    assert base.source
+    for name in (
+        repo,
+        repo.rpartition("/")[2],
+        f"{repo}-GGUF",
+        f"unsloth/{repo.rpartition('/')[2]}-bnb-4bit",
+    ):
+        found = bundled_entry(name)
+        assert found is not None, name
+        assert shapes(found) == shapes(catalog.find_model(base.model)), name
+        assert base.words in found["assumed"][0]
+        assert found["sure"] is True
+    assert bundled_match(f"somebody/{repo.rpartition('/')[2]}").sure is False
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "Llama-3.1-8B-Instruct-abliterated", "huihui-ai/Llama-3.1-8B-Instruct-abliterated", "nvidia/Llama-3.1-Nemotron-8B", "Llama-3.1-8B-eagle3",
-        "Llama-3.1-8B-LoRA", "Skywork/Skywork-Reward-V2-Qwen3-8B", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "llama3-1.8b", "qwen3-8b:foo", "qwen-38b",
+        "nvidia/Llama-3.1-Nemotron-8B", "Llama-3.1-8B-eagle3", "Llama-3.1-Minitron-4B-Width-Base", "llava-hf/llava-v1.6-mistral-7b-hf", "mistral-7b-v0.9",
+        "nvidia/NVIDIA-Nemotron-Nano-12B-v2-VL-BF16", "microsoft/Phi-4-multimodal-instruct", "gradientai/Llama-3-8B-Instruct-262k", "Qwen3-8B-Llama-3.1-8B",
+        "google/gemma-4-31B-it-assistant", "Llama-3.1-8B-LoRA", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "llama3-1.8b", "qwen3-8b:foo", "qwen-38b",
         "Qwen3-30B", "qwen3-3b", "gemma-3-2b", "mistral", "llama", "8b", "-Instruct", ":Q4_K_M", "GGUF", "unsloth/GGUF", "x:y:z",
     ],
 )  # fmt: skip
@@ -132,7 +234,9 @@ def test_what_a_tuned_name_holds_is_offered() -> None:
     assert held_name("Skywork/Skywork-Reward-V2-Qwen3-8B") == "qwen3-8b"
     assert held_name("nobody/nothing") == ""
     with pytest.raises(InputError, match=r"ask for llama-3\.1-8b"):
-        read_model("Llama-3.1-8B-Instruct-abliterated", catalog=bundled_entry)
+        read_model("Llama-3.1-8B-Instruct-262k", catalog=bundled_entry)
+    told = read_model("Llama-3.1-8B-Instruct-abliterated", catalog=bundled_entry).source.assumed
+    assert "abliterated" in told[0]
 
 
 def test_an_owner_whom_nobody_knows_is_not_sure() -> None:
@@ -238,4 +342,12 @@ def test_a_pipeline_of_diffusers_is_refused_by_its_name_where_nobody_can_be_aske
 
 
 def test_no_bundled_model_has_a_pipelines_name() -> None:
-    assert not [spelling for spelling in SPELLINGS if is_pipeline_name(spelling)]
+    assert not [spelling for spelling in SPELLINGS if generator_kind(spelling)]
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen/Qwen3-TTS-12Hz-1.7B-Base", "zai-org/GLM-TTS", "hubertsiuzdak/snac_24khz"]
+)
+def test_what_makes_sound_is_refused_by_its_name(name: str) -> None:
+    with pytest.raises(InputError, match=r"speech generator|codec"):
+        memsheet.infer(name, gpus="1xH100-80GB")
