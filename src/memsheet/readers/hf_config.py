@@ -9,7 +9,7 @@ from typing import Any
 
 from memsheet.errors import InputError, input_error, nearest_words
 from memsheet.frozen import dataclass
-from memsheet.plan.model import ModelSpec, Source
+from memsheet.plan.model import ModelSpec, Source, StoredQuantization
 from memsheet.readers.fields import Fields
 from memsheet.readers.quantization import stored_quantization
 from memsheet.readers.recorded import model_from_recording
@@ -69,11 +69,24 @@ def read_hf_config(
         spec,
         name=name or model_type,
         dtype=dtype,
-        quantization=stored,
+        quantization=_of_words_alone(stored, spec) if "quantization_config" not in data else stored,
         ahead=ahead or spec.ahead,
         source=replace(where, notes=where.notes + _code_notes(data)),
         scaled_positions=scaled_positions(data, spec.max_positions),
     )
+
+
+def _of_words_alone(stored: StoredQuantization | None, spec: ModelSpec) -> StoredQuantization | None:
+    """A format that the text model's part of a config names, which towers and what joins them do not have."""
+    if stored is None:
+        return None
+    beside = (
+        ".".join(weight.path.split(".")[:2])
+        for tower in spec.towers
+        for weight in (*tower.embeddings, *tower.projector)
+    )
+    whole = (*(tower.path for tower in spec.towers), *beside)
+    return replace(stored, skip=tuple(dict.fromkeys((*stored.skip, *whole))))
 
 
 def model_on_record(
@@ -106,9 +119,13 @@ def _put_on_record(recorder: Recorder, data: Mapping[str, Any]) -> Recording:
 
 
 def _nearest_family(model_type: str) -> str:
+    if model_type in FAMILIES:  # one that servers alone have code for that is written down
+        return ""
     near = nearest_words(model_type, FAMILIES, n=1, cutoff=0.0)
     return f"the nearest known one is {near[0]}" if near else ""
 
 
 def _code_notes(data: Mapping[str, Any]) -> tuple[str, ...]:
-    return ("the config names custom code (auto_map); it was not run",) if "auto_map" in data else ()
+    notes = ("the config names custom code (auto_map); it was not run",) if "auto_map" in data else ()
+    thinks = ("its thinker is what is read; what speaks beside it is not counted",)
+    return (*notes, *thinks) if "thinker_config" in data else notes

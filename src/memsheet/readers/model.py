@@ -48,7 +48,7 @@ def read_model(
 
 
 def find_config(
-    text: str | Path | Mapping[str, Any], *, catalog: Catalog, names: Iterable[str] = ()
+    text: str | Path | Mapping[str, Any] | ModelSpec, *, catalog: Catalog, names: Iterable[str] = ()
 ) -> Config | ModelSpec:
     """The config of the model that ``text`` names, or the model itself where a file describes it without one
     (GGUF). ``catalog`` finds the entry of a bundled name, whose ``config`` is read; ``names`` are offered
@@ -58,6 +58,8 @@ def find_config(
     in it) is read as a file; then a bundled name; then a hub's name in any form, ``org/name@revision`` or the
     address of its page. Raises InputError otherwise.
     """
+    if isinstance(text, ModelSpec):
+        return text
     if isinstance(text, Mapping):
         return Config(text, _config_model_name(text), Source(kind="dict"))
     if not isinstance(text, str | Path):
@@ -81,7 +83,6 @@ def _from_hub_name(text: str, entry: Mapping[str, Any] | None, lookup: Lookup) -
     """The model of a hub's name: as the local cache has it, as its name says where that is sure, as the hub
     has it, or as its name says where nobody can be asked.
     """
-    from memsheet.catalog.names import held_name
     from memsheet.readers.hub.lookup import cached_model, model_on_hub
     from memsheet.readers.hub.refusals import HubError
 
@@ -98,8 +99,8 @@ def _from_hub_name(text: str, entry: Mapping[str, Any] | None, lookup: Lookup) -
     except HubError as error:
         if entry is not None and not error.decided:
             return _from_entry(entry, text)
-        inside = held_name(text)
-        raise (error.with_hint(_held_hint(inside)) if inside else error) from None
+        hint = _held_hint(text)
+        raise (error.with_hint(hint) if hint else error) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +136,11 @@ def _from_entry(entry: Mapping[str, Any], text: str) -> Config:
 
 
 def _unknown_name_error(text: str, names: Iterable[str]) -> InputError:
-    """That nobody knows a name; one that holds a bundled model's may be tuned from it, which is not
+    """That nobody knows a name; one that holds a bundled model's may have other shapes, which are not
     guessed.
     """
-    from memsheet.catalog.names import held_name
-
-    if inside := held_name(text):
-        hint = f"{_held_hint(inside)}; or give its config.json"
+    if hint := _held_hint(text):
+        hint = f"{hint}; or give its config.json"
     elif near := nearest_words(text, list(names), n=3, cutoff=0.5):
         hint = f"did you mean {' or '.join(near)}? `memsheet models` lists all"
     else:
@@ -149,8 +148,21 @@ def _unknown_name_error(text: str, names: Iterable[str]) -> InputError:
     return input_error("model", text, "is no bundled model, no file and no hub id (org/name)", hint)
 
 
-def _held_hint(inside: str) -> str:
-    return f"its name holds {inside}: if it has that model's shapes, ask for {inside}"
+def _held_hint(text: str) -> str:
+    """What a name says that it is or holds; empty where it says nothing that is known."""
+    from memsheet.catalog.names import held_name, other_kind
+
+    kind, of = other_kind(text)
+    if kind == "draft":
+        return f"its name says that it drafts{_of_model(of)}: ask for that, and name this with --draft-model"
+    if kind == "adapter":
+        return f"its name says that it is an adapter{_of_model(of)}: ask for the model, with --lora-rank"
+    inside = held_name(text)
+    return f"its name holds {inside}: if it has that model's shapes, ask for {inside}" if inside else ""
+
+
+def _of_model(name: str) -> str:
+    return f" for {name}" if name else ""
 
 
 def _config_model_name(config: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ The keys are those that transformers' quantization config classes and compressed
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from memsheet.plan.engine_registry import pool_servers
 from memsheet.plan.model import StoredQuantization
@@ -17,12 +17,16 @@ HEAD = ("lm_head",)  # what the methods leave alone when a config lists no modul
 
 
 def stored_quantization(config: Fields) -> StoredQuantization | None:
-    """The stored format of the linear weights, or None where a config names no quantization.
+    """The stored format of the linear weights, or None where a config names no quantization, of the whole
+    model or of the text model inside it.
 
     A method or a format memsheet has no sizes for is a problem: its bytes would be guessed.
     """
     if config.raw("quantization_config") is None:
-        return None
+        nested = config.raw("text_config")
+        if not isinstance(nested, Mapping) or nested.get("quantization_config") is None:
+            return None
+        return stored_quantization(config.sub("text_config"))
     stored = config.sub("quantization_config")
     method = stored.text("quant_method", default=_infer_quant_method(stored))
     if method.startswith("modelopt"):
@@ -183,6 +187,8 @@ def _compressed_group(weights: Fields) -> tuple[str, int | None]:
     )
     group, strategy = weights.optional("group_size"), weights.text("strategy", default="")
     match kind, bits:
+        case "float", 8 if group == 32:
+            return "mxfp8", group
         case "float", 8:
             return _fp8_scales(weights, "block_structure") if strategy == "block" else ("fp8", None)
         case "float", 4 if group in (16, 32):

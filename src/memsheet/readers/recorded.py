@@ -15,7 +15,6 @@ from memsheet.plan.model import (
     ModelSpec,
     Norm,
     NormKind,
-    RecordedMixer,
     Role,
     Run,
     Source,
@@ -24,6 +23,7 @@ from memsheet.plan.model import (
 )
 from memsheet.readers.fields import Fields
 from memsheet.readers.quantization import stored_quantization
+from memsheet.readers.recorded_parts import recorded_layer_parts, vocabulary
 from memsheet.recording import RecordedParameter, RecordedPart, Recording
 
 ROLES = {
@@ -37,16 +37,21 @@ def model_from_recording(
 ) -> ModelSpec:
     """The model that a recording is of."""
     stack = recording.stack
+    parts = (
+        recorded_layer_parts(recording, number, tuple(map(_weight, layer)))
+        for number, layer in enumerate(recording.layers)
+    )
     blocks = tuple(
         Block(
             kind=recording.model_type,
             hidden=recording.hidden,
             arrangement=Arrangement.OTHER,
-            extras=tuple(map(_weight, layer)),
+            extras=part.extras,
             recorded=RecordedPart(recording, number),
-            mixers=_mixers(recording, number),
+            mixers=part.mixers,
+            feed_forward=part.feed_forward,
         )
-        for number, layer in enumerate(recording.layers)
+        for number, part in enumerate(parts)
     )
     before, behind, others = _split_ends(recording)
     fields = Fields(config)
@@ -80,17 +85,6 @@ def model_from_recording(
         quantization=stored_quantization(fields),
         recording=recording,
         source=source or Source(kind="dict"),
-    )
-
-
-def _mixers(recording: Recording, kind: int) -> tuple[RecordedMixer, ...]:
-    """What a kind of layer keeps between tokens, where that was asked for."""
-    if not recording.caches:
-        return ()
-    return (
-        RecordedMixer(
-            path=f"layer{kind}" if len(recording.layers) > 1 else "layer", cache=recording.caches[kind]
-        ),
     )
 
 
@@ -136,7 +130,7 @@ def _split_ends(
             behind.append(weight)
         else:
             others.append(weight)
-    return tuple(before), tuple(behind), tuple(others)
+    return vocabulary(before), vocabulary(behind), tuple(others)
 
 
 def _weight(one: RecordedParameter) -> Weight:

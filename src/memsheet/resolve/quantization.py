@@ -76,7 +76,7 @@ def quantization_of(
             "add an adapter: --lora-rank 16",
         )
     found = Quantization(
-        weights=_dtype_with_scales(gaps, name, weights), skip=_unquantized_modules(gaps, model)
+        weights=_dtype_with_scales(gaps, name, weights, model), skip=_unquantized_modules(gaps, model)
     )
     return None if name.startswith("gguf:") and _unpacks_gguf(gaps, engine, task) else found
 
@@ -153,7 +153,21 @@ def _check_rows(gaps: RequestResolver, name: str, engine: Engine) -> None:
         )
 
 
-def _dtype_with_scales(gaps: RequestResolver, name: str, weights: DType) -> DType:
+def _with_stored_groups(weights: DType, stored: StoredQuantization) -> DType:
+    """A released format with the scales of its own groups."""
+    group = stored.group_size
+    if group is None or group < 1:
+        return weights
+    if weights is dtypes.INT4:
+        return dtypes.packed_int(weights.bits, group, name=weights.name)
+    if weights in (dtypes.GPTQ_INT4, dtypes.GPTQ_INT8, dtypes.AWQ_INT4):
+        return dtypes.grouped_int(weights.bits, group, zero_bits=weights.bits, name=weights.name)
+    return weights
+
+
+def _dtype_with_scales(
+    gaps: RequestResolver, name: str, weights: DType, model: ModelSpec | None = None
+) -> DType:
     """The format with the scales that are asked for: how many elements share one, and whether they are
     quantized again.
     """
@@ -182,6 +196,9 @@ def _dtype_with_scales(gaps: RequestResolver, name: str, weights: DType) -> DTyp
         return dtypes.FP4_BNB_DOUBLE if double else weights
     if group is None or name not in GROUPED:
         return weights
+    stored = model.quantization if model else None
+    if stored is not None and (stored.weights, stored.group_size) == (name, group):
+        return _with_stored_groups(weights, stored)
     if weights.name.startswith("fp8"):
         return dtypes.fp8_blocks(group)
     return dtypes.grouped_int(weights.bits, group, zero_bits=weights.bits, name=weights.name)
@@ -224,6 +241,7 @@ def _stored_quantization(
     if weights is None:
         gaps.wrong("quantization_config", stored.weights, "is not a known format")
         return None
+    weights = _with_stored_groups(weights, stored)
     if (
         stored.method == "modelopt" and gaps.request.get("task") == "infer" and engine.limits.library_modules
     ):  # transformers 5.23 quantizers/auto.py

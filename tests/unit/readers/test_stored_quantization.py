@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 
 from memsheet.errors import InputError
+from memsheet.formulas.states.held import held_tensors
+from memsheet.plan.document import plan_document
 from memsheet.plan.dtypes import dtype_named
+from memsheet.plan.model import Role
 from memsheet.readers.hf_config import read_hf_config
+from memsheet.resolve import resolve_document, resolve_request
 
 GPT_OSS_SKIP = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
 
@@ -89,3 +93,56 @@ def test_what_cannot_be_sized_is_refused(stored, field):
     with pytest.raises(InputError) as error:
         read(stored)
     assert field in [problem.field for problem in error.value.problems]
+
+
+TEXT = {
+    "model_type": "deepseek_v3", "hidden_size": 64, "num_hidden_layers": 3, "n_routed_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "intermediate_size": 96, "vocab_size": 128, "first_k_dense_replace": 1,
+}  # fmt: skip
+LEFT = [
+    "re:.*self_attn.*",
+    "re:.*shared_experts.*",
+    r"re:.*mlp\.(gate|up|gate_up|down)_proj.*",
+    "re:model.layers.1.*",
+]
+
+
+def stored_dtypes(config: dict[str, Any]) -> tuple[dict[str, str], Any]:
+    model = read_hf_config(config)
+    plan = resolve_request({"task": "infer", "engine": "vllm", "serving.max_model_len": 64}, model).plan
+    held = held_tensors(model, plan)
+    return {one.path: one.dtype.name for one in held if one.role in (Role.LINEAR, Role.EXPERT)}, plan
+
+
+@pytest.mark.parametrize("group", [32, 128])
+def test_patterns_leave_modules_whole_and_groups_have_their_own_scales(group):
+    """As compressed-tensors writes them; a pattern of one layer is of no other."""
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group}
+    found, plan = stored_dtypes({**TEXT, "quantization_config": compressed(weights, ignore=LEFT)})
+    packed = {path for path, name in found.items() if name == "int4"}
+    assert packed == {path for path in found if ".mlp.experts." in path}
+    assert plan.quantization.weights.nbytes(10 * group) == 10 * (group // 2 + 2)
+    assert (
+        resolve_document(
+            plan_document(plan),
+            read_hf_config({**TEXT, "quantization_config": compressed(weights, ignore=LEFT)}),
+        )
+        == plan
+    )
+
+
+def test_a_format_inside_the_text_models_part_is_of_the_text_model_alone():
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+    nested = {**TEXT, "quantization_config": compressed(weights, ignore=["lm_head"])}
+    found, _ = stored_dtypes({"model_type": "kimi_k25", "text_config": nested})
+    whole = {path for path, name in found.items() if name != "int4"}
+    assert whole
+    assert all(path.startswith(("model.vision_tower", "model.mm_projector")) for path in whole)
+    assert all(not path.startswith("model.language_model") for path in whole)
+
+
+@pytest.mark.parametrize("pattern", ["re:(a+)+b", "re:[", "re:" + "x" * 500])
+def test_a_pattern_that_might_never_end_leaves_everything_whole(pattern):
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+    found, _ = stored_dtypes({**TEXT, "quantization_config": compressed(weights, ignore=[pattern])})
+    assert "int4" not in found.values()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from memsheet.frozen import dataclass
 from memsheet.plan.model import (
     Arrangement,
     Block,
@@ -79,8 +80,25 @@ _CLASSES = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merger:
+    """Names of what joins patches: the list of further ones, and the modules of each."""
+
+    more: str = "deepstack_merger_list"
+    norm: str = "norm"
+    first: str = "linear_fc1"
+    second: str = "linear_fc2"
+
+
+QWEN3_VL = Merger()
+
+
 def qwen3_vision_tower(
-    config: Fields, deepstack: Sequence[int] = (), path: str = VISUAL, kind: str = "qwen3_vl_vision"
+    config: Fields,
+    deepstack: Sequence[int] = (),
+    path: str = VISUAL,
+    kind: str = "qwen3_vl_vision",
+    merger: Merger = QWEN3_VL,
 ) -> Tower:
     """Patches in, merged tokens of the text model's width out, once more for each layer of ``deepstack``."""
     hidden = config.count("hidden_size", default=1152)
@@ -91,10 +109,10 @@ def qwen3_vision_tower(
         height_and_width(config, "temporal_patch_size", 2)[0],
         *height_and_width(config, "patch_size", 16),
     )
-    mergers = [_merger_weights(f"{path}.merger", hidden, hidden, merge, out)]
+    mergers = [_merger_weights(merger, f"{path}.merger", hidden, hidden, merge, out)]
     for place in range(len(deepstack)):
-        at = f"{path}.deepstack_merger_list.{place}"
-        mergers.append(_merger_weights(at, hidden, hidden * merge, merge, out))
+        at = f"{path}.{merger.more}.{place}"
+        mergers.append(_merger_weights(merger, at, hidden, hidden * merge, merge, out))
     return Tower(
         path=path,
         stack=Stack(
@@ -103,7 +121,7 @@ def qwen3_vision_tower(
             runs=(Run(pattern=(block,), count=config.layers("depth", "num_hidden_layers", default=27)),),
             role="vision",
         ),
-        projector=tuple(weight for merger in mergers for weight in merger),
+        projector=tuple(weight for one in mergers for weight in one),
         deepstack=len(deepstack),
         embeddings=(
             *patch_convolution_weights(
@@ -151,11 +169,13 @@ def _vision_block(config: Fields, kind: str, hidden: int) -> Block:
     )
 
 
-def _merger_weights(path: str, hidden: int, normed: int, merge: int, out: int) -> tuple[Weight, ...]:
+def _merger_weights(
+    names: Merger, path: str, hidden: int, normed: int, merge: int, out: int
+) -> tuple[Weight, ...]:
     """A norm over ``normed`` elements (before patches are joined, or after), and two linear layers."""
     wide = hidden * merge
     return (
-        *layer_norm(f"{path}.norm", normed).weights,
-        *linear_weights(f"{path}.linear_fc1", wide, wide, bias=True, cut="out"),
-        *linear_weights(f"{path}.linear_fc2", out, wide, bias=True, cut="in"),
+        *layer_norm(f"{path}.{names.norm}", normed).weights,
+        *linear_weights(f"{path}.{names.first}", wide, wide, bias=True, cut="out"),
+        *linear_weights(f"{path}.{names.second}", out, wide, bias=True, cut="in"),
     )
