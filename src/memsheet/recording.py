@@ -12,6 +12,7 @@ from typing import Any
 
 from memsheet.errors import input_error
 from memsheet.frozen import dataclass
+from memsheet.handing import Handing, handing_document, handing_from
 
 SCHEMA = "memsheet/recording/1"
 Term = tuple[int, int, int]
@@ -61,7 +62,8 @@ class RecordedRun:
     """A model's parts as they run in one way. ``layers``: by kind of layer; ``light``: the forward of layers
     that are run again in backward, which saves nothing; ``entry``: a kind as the first layer, whose input
     needs no gradient. Of no layer, as (path, bytes): ``shared``, kept until backward is through; ``masks``,
-    there until the model's forward ends; ``named``, from the loss to the end of the step.
+    there until the model's forward ends; ``named``, from the loss to the end of the step. It holds for
+    ``least`` tokens a sequence and more, in whole multiples of ``every``.
     """
 
     embeddings: RecordedPass
@@ -73,6 +75,8 @@ class RecordedRun:
     shared: tuple[tuple[str, Terms], ...] = ()
     masks: tuple[tuple[str, Terms], ...] = ()
     named: tuple[tuple[str, Terms], ...] = ()
+    every: int = 1
+    least: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,8 @@ FEWEST_RECORDED, MOST_RECORDED = 1024, 3584
 """Tokens of the shortest and longest sequences that a record is solved from."""
 GENERATES = "generates"
 """Of a way to run: a prompt is read and tokens are made, in place of a training step."""
+BETWEEN = "between"
+"""Of a way to run: of sequences of so many tokens or more, and of fewer than so many (None: any)."""
 RunKey = str
 """A way to run: the plan of one GPU as JSON, without what changes nothing inside a layer."""
 
@@ -126,10 +132,11 @@ class Recording:
     place in ``layers``, which holds the parameters of each kind; ``others``: those of no layer. ``table``,
     ``projection``: the modules that look words up and that make logits. ``eager_only``: the library has no
     fused attention for it. ``given``: what its steps are given beside words, in words. ``runs``: None for a
-    way to run that is no function of sequences and tokens, and is on record at single sizes.
+    way to run that is no function of sequences and tokens, and is on record at single sizes. ``windows``:
+    lengths at which its code may act otherwise, which no function of size crosses.
 
     ``make`` records a further way to run; None where nothing can. ``caches``: of each kind of layer, where
-    they were asked for.
+    they were asked for; ``handing``: how a server would run the code, likewise.
     """
 
     model_type: str
@@ -145,9 +152,11 @@ class Recording:
     tied: bool = False
     eager_only: bool = False
     given: str = ""
+    windows: tuple[int, ...] = ()
     runs: dict[RunKey, RecordedRun | RecordedGeneration | None] = field(default_factory=dict)
     make: Callable[[RunKey], RecordedRun | RecordedGeneration | None] | None = None
     caches: tuple[RecordedCache, ...] = ()
+    handing: Handing | None = None
 
     def run_of(self, key: RunKey) -> RecordedRun | None:
         """The model's parts as they run in that way, recorded now where they were not before; None where that
@@ -195,9 +204,10 @@ def recording_document(recording: Recording) -> dict[str, Any]:
         "layers": [[_parameter_row(one) for one in layer] for layer in recording.layers],
         "others": [_parameter_row(one) for one in recording.others],
         "table": recording.table, "projection": recording.projection, "tied": recording.tied, "eager_only": recording.eager_only,
-        "given": recording.given,
+        "given": recording.given, "windows": list(recording.windows),
         "runs": {key: run and run_document(run) for key, run in recording.runs.items()},
         "caches": cache_rows(recording.caches),
+        "handing": recording.handing and handing_document(recording.handing),
     }  # fmt: skip
 
 
@@ -233,8 +243,10 @@ def recording_from(document: Mapping[str, Any]) -> Recording:
             tied=bool(document["tied"]),
             eager_only=bool(document["eager_only"]),
             given=str(document.get("given", "")),
+            windows=tuple(map(_count, document["windows"])),
             runs={str(key): run_from(run) for key, run in document["runs"].items()},
             caches=caches_from(document.get("caches", ())),
+            handing=handing_from(document.get("handing"), len(document["layers"])),
         )
         return _check_kinds(found)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
@@ -252,6 +264,7 @@ def run_document(run: RecordedRun | RecordedGeneration) -> dict[str, Any]:
         "embeddings": _pass_document(run.embeddings), "head": _pass_document(run.head), "loss": _pass_document(run.loss),
         **{name: {str(kind): _pass_document(one) for kind, one in getattr(run, name).items()} for name in ("layers", "light", "entry")},
         **{name: [[path, [list(term) for term in terms]] for path, terms in getattr(run, name)] for name in ("shared", "masks", "named")},
+        "every": run.every, "least": run.least,
     }  # fmt: skip
 
 
@@ -284,6 +297,8 @@ def run_from(document: Mapping[str, Any] | None) -> RecordedRun | RecordedGenera
             name: tuple((str(path), _terms_from(terms)) for path, terms in document[name])
             for name in ("shared", "masks", "named")
         },
+        every=max(1, _count(document.get("every", 1))),
+        least=_count(document.get("least", 0)),
     )
 
 

@@ -97,19 +97,18 @@ def block_part(
 
     ``input_grad``: whether what it is handed needs a gradient.
     """
-    how = model_code(engine.layers).block_numerics(block, plan, run_config_of(plan, engine))
+    shape = plan.training.shape
+    how = model_code(engine.layers).block_numerics(block, plan, shape, run_config_of(plan, engine))
     how = how if how.input_grad == input_grad else replace(how, input_grad=input_grad)
     if how.attention not in (AttentionKernel.EAGER, AttentionKernel.MATH) and not how.by_sequences:
         return _block_parts(block, prefix, plan, how, release=release)
-    if isinstance(plan.batch.microbatch, int):
-        return _block_parts(
-            block, prefix, plan, replace(how, several=plan.batch.microbatch > 1), release=release
-        )
+    if isinstance(shape.sequences, int):
+        return _block_parts(block, prefix, plan, replace(how, several=shape.sequences > 1), release=release)
     one, many = (
         _block_parts(block, prefix, plan, replace(how, several=several), release=release)
         for several in (False, True)
     )
-    condition = at_least(plan.batch.microbatch, 2)
+    condition = at_least(shape.sequences, 2)
     return select_part(condition, many[0], one[0]), select_part(condition, many[1], one[1])
 
 
@@ -117,7 +116,7 @@ def _block_parts(
     block: Block, prefix: str, plan: Plan, how: RunConfig, *, release: Release
 ) -> tuple[Part, Part]:
     code = model_code(how.layers)
-    axes, block = code.axes(block, plan), code.on_rank(block, plan)
+    axes, block = code.axes(block, plan, plan.training.shape), code.on_rank(block, plan)
     if plan.recompute.mode is not RecomputeMode.FULL and not how.chosen:
         plain = evaluate_tape(record_block(block, how), axes, prefix, release=release)
         return plain, plain
@@ -145,7 +144,7 @@ def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) 
     how = code.at_ends(
         replace(run_config_of(plan, engine), positions_each=code.positions_each(spec), head=spec.head.kind)
     )
-    axes = code.end_axes(spec, plan)
+    axes = code.end_axes(spec, plan, plan.training.shape)
     joins, waits = _release_at_ends(spec, release)
     table = (
         record_embeddings(spec.embeddings, how, tied=_tied_gradient_join(spec, how, plan))
@@ -170,15 +169,18 @@ def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) 
 
 def _recorded_end_parts(recording: Recording, plan: Plan, engine: Engine, *, release: Release) -> Ends:
     """The two ends of a recorded model."""
-    from memsheet.formulas.model_code.recorded import axes, recorded_ends, size_of
+    from memsheet.formulas.model_code.recorded import axes, recorded_ends, sized_numerics
 
-    how, found = run_config_of(plan, engine), list[tuple[Part, ...]]()
-    one = isinstance(plan.batch.microbatch, int)
-    for several in (plan.batch.microbatch > 1,) if one else (False, True):
-        tapes = recorded_ends(recording, replace(how, several=bool(several), at=size_of(plan)))
-        found.append(tuple(evaluate_tape(tape, axes(None, plan), "", release=release) for tape in tapes))
+    shape = plan.training.shape
+    how = sized_numerics(recording, shape, run_config_of(plan, engine))
+    found, one = list[tuple[Part, ...]](), isinstance(shape.sequences, int)
+    for several in (shape.sequences > 1,) if one else (False, True):
+        tapes = recorded_ends(recording, replace(how, several=bool(several)))
+        found.append(
+            tuple(evaluate_tape(tape, axes(None, plan, shape), "", release=release) for tape in tapes)
+        )
     if not one:
-        condition = at_least(plan.batch.microbatch, 2)
+        condition = at_least(shape.sequences, 2)
         found[0] = tuple(select_part(condition, many, few) for few, many in zip(*found, strict=True))
     first, last, loss = found[0]
     return Ends(embeddings=first, head=last, loss=loss)

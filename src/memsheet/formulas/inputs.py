@@ -17,14 +17,14 @@ from memsheet.sheet import Component
 def microbatch_inputs(model: ModelSpec, plan: Plan) -> BytesByPath:
     """On the device at every instant of a step."""
     tokens, sequences = (
-        INT64.nbytes(plan.batch.microbatch * plan.batch.seq_len),
-        INT64.nbytes(plan.batch.microbatch),
+        INT64.nbytes(plan.training.microbatch * plan.training.seq_len),
+        INT64.nbytes(plan.training.microbatch),
     )
     if of_pictures(model.embeddings):
         return _input_rows({"pixel_values": picture_bytes(model, plan), "labels": sequences})
     if has_pictures(model):
         grid = INT64.nbytes(
-            3 * plan.batch.microbatch
+            3 * plan.training.microbatch
         )  # one picture a sequence: frames, rows and columns of patches
         seen = {"pixel_values": pixel_bytes(model, plan), "image_grid_thw": grid, "mm_token_type_ids": tokens}
         return _input_rows({"input_ids": tokens, "labels": tokens, **seen})

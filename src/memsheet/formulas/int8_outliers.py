@@ -77,4 +77,4 @@ def input_bytes(held: Held, plan: Plan) -> Count:
     wider = max(
         plan.precision.compute, plan.precision.parameters, key=lambda dtype: dtype.bits
     )  # norms in autocast hand on the latter
-    return held.times * wider.nbytes(plan.batch.microbatch * plan.batch.seq_len * held.shape[-1])
+    return held.times * wider.nbytes(plan.training.microbatch * plan.training.seq_len * held.shape[-1])

@@ -102,6 +102,7 @@ class RunConfig:
     run: str = ""  # of a recorded model: the way to run that its recording holds
     by_sequences: bool = False  # one sequence runs otherwise than several
     at: tuple[int, int] | None = None  # sequences and tokens, for what is on record at single sizes
+    side: str = ""  # of a recorded model's windows: what a way to run says of it, as JSON
     mask: bool = (
         False  # the efficient kernel gets a mask, turned into a bias in the compute dtype for each layer
     )

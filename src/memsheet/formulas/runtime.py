@@ -13,6 +13,7 @@ from memsheet.catalog import process_overheads
 from memsheet.plan.device import Cluster, Device
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.plan import Plan
+from memsheet.plan.workload import Serving, Training
 from memsheet.references import TORCH_ALLOCATOR, formula
 from memsheet.sheet import Bytes, Component, Derived, Evidence, Fitted, FromCode, Instant, Item
 from memsheet.units import MIB
@@ -45,7 +46,7 @@ def cublas_workspace_bytes(plan: Plan, cluster: Cluster | None) -> Bytes:
     """Workspaces of cuBLAS or hipBLAS: one a thread that runs matrix products, so two in training (forward's
     and backward's).
     """
-    handles = 2 if plan.task == "train" else 1
+    handles = 2 if isinstance(plan.workload, Training) else 1
     one = _overhead_range(_blas_workspace_entry(cluster))
     return Bytes(one.low, handles * one.value, handles * one.high)
 
@@ -139,7 +140,7 @@ def outside_tensors(
 
 def _instants_present(component: Component, plan: Plan, instants: Iterable[Instant]) -> list[Instant]:
     """A server has made no matrix product yet, and so no workspace, when its weights have just arrived."""
-    late = component is Component.WORKSPACES and plan.task == "infer"
+    late = component is Component.WORKSPACES and isinstance(plan.workload, Serving)
     return [instant for instant in instants if not (late and instant is Instant.LOAD)]
 
 

@@ -58,13 +58,20 @@ class Rank:
 
     model: ModelSpec
     chunks: tuple[ModelSpec, ...]
+    whole: ModelSpec | None = None  # the model that it has a part of
     stage: Count = 0
     orders: tuple[Order, ...] = ()
     which: Count = 0
 
     @classmethod
     def of(cls, spec: ModelSpec, plan: Plan, stage: int) -> Rank:
-        return cls(model=stage_model(spec, plan, stage), chunks=chunk_models(spec, plan, stage), stage=stage)
+        part, chunks = stage_model(spec, plan, stage), chunk_models(spec, plan, stage)
+        return cls(model=part, chunks=chunks, whole=spec, stage=stage)
+
+    @property
+    def planned_model(self) -> ModelSpec:
+        """The model that a plan is of: what it says need not be of every stage."""
+        return self.model if self.whole is None else self.whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,7 +92,7 @@ def account_training_step(rank: Rank, plan: Plan, engine: Engine) -> Trained:
     Where tokens choose their experts freely, three routings are accounted: balanced, as expected of even
     choices, and all on this rank.
     """
-    check_modelled(rank.model, plan, engine)
+    check_modelled(rank.planned_model, plan, engine)
     bags, kept = _last_smaller(rank, plan, engine)
     if plan.routing is None or not _depends_on_routing(plan):
         return Trained(bags=bags, low=None, high=None, kept=kept)
@@ -120,17 +127,18 @@ def _last_smaller(
     if (
         not isinstance(plan.accumulation, int)
         or plan.accumulation != 2
-        or plan.last_microbatch == plan.batch.microbatch
+        or plan.last_microbatch == plan.training.microbatch
     ):  # strata have no rests
         return _equal_microbatch_peaks(rank, plan, engine, states)
     last = plan.last_microbatch
     first, _ = _equal_microbatch_peaks(
-        rank, replace(plan, batch=replace(plan.batch, global_batch=None)), engine
+        rank, replace(plan, workload=replace(plan.training, global_batch=None)), engine
     )
     second, kept = _equal_microbatch_peaks(
         rank,
         replace(
-            plan, batch=replace(plan.batch, microbatch=last, global_batch=2 * last * plan.mesh.data_parallel)
+            plan,
+            workload=replace(plan.training, microbatch=last, global_batch=2 * last * plan.mesh.data_parallel),
         ),
         engine,
     )
@@ -241,9 +249,9 @@ def _chunk_step(
         around=kept.around,
         states=kept.states,
         resident_gradients=kept.resident,
-        shared=code.shared(model, plan, how),
-        masks=code.masks(model, plan, how),
-        named=code.named(model, plan, how),
+        shared=code.shared(model, plan, plan.training.shape, how),
+        masks=code.masks(model, plan, plan.training.shape, how),
+        named=code.named(model, plan, plan.training.shape, how),
         beside=code.beside(model, plan, how),
         plan=plan,
         stretches=recompute_segments(chunk, plan),

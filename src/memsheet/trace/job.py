@@ -102,10 +102,10 @@ def refuse_pictures(plan: Plan) -> None:
     """Raises InputError for pictures: where they lie among the words is a question of values, which fake
     tensors have none of.
     """
-    if plan.batch.image_tokens:
+    if plan.training.image_tokens:
         raise input_error(
             "image_tokens",
-            plan.batch.image_tokens,
+            plan.training.image_tokens,
             "is not traced: pictures are put among words by value",
             "`memsheet measure` runs it",
         )

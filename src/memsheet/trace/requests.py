@@ -12,6 +12,7 @@ import torch
 from memsheet.plan.engine import Runner
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.plan import Plan
+from memsheet.plan.workload import Serving, Training
 from memsheet.resolve import resolve_document
 from memsheet.run.adapters import STAND_IN as QUANTIZED
 from memsheet.run.model import build_config, parameters_of
@@ -62,10 +63,10 @@ def _assumed_inputs(config: Any, plan: Plan) -> Iterator[str]:
                 f"inputs = text alone: the {tower} tower is not run, and its activations and gradients "
                 "are left out"
             )
-    if config.is_encoder_decoder and plan.task == "train":
+    if config.is_encoder_decoder and isinstance(plan.workload, Training):
         heard = getattr(config, "num_mel_bins", None)
         yield (
-            f"inputs = {plan.batch.seq_len} tokens for the decoder, and "
+            f"inputs = {plan.workload.seq_len} tokens for the decoder, and "
             f"{'whole sounds' if heard else 'as many'} for the encoder"
         )
 
@@ -88,7 +89,7 @@ def traced_rank_document(rank: int, stage: int, run: Callable[[], Timeline]) -> 
 
 
 def _trace_requested_rank(request: Mapping[str, Any], plan: Plan, how: How, rank: int) -> Timeline:
-    if plan.task == "infer":
+    if isinstance(plan.workload, Serving):
         from memsheet.trace.serving_job import trace_serving
 
         return trace_serving(request["config"], plan, how, request.get("cache"))

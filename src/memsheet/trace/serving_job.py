@@ -55,7 +55,7 @@ def trace_serving(config: Mapping[str, Any], plan: Plan, how: How, cache: str | 
         settings = build_config(config, plan)
         modules = Modules(recorder)
         model = apply_served_adapters(apply_quantization(build_model(settings, plan, how.device), plan), plan)
-        if plan.phase != "load" and not is_generating_decoder(model):
+        if plan.serving.phase != "load" and not is_generating_decoder(model):
             raise input_error(
                 "model_type",
                 settings.model_type,
@@ -66,7 +66,7 @@ def trace_serving(config: Mapping[str, Any], plan: Plan, how: How, cache: str | 
         claim_parameters(recorder, model)
         recorder.mark(Instant.LOAD)
         slots = Slots(recorder)
-        if plan.phase != "load":
+        if plan.serving.phase != "load":
             with autocast_region(plan, how.device):
                 trace_generation(slots, model, plan, build_cache(settings, plan, kind), how.device)
         if recorder.end is None:

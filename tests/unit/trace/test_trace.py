@@ -34,6 +34,7 @@ def cases():
     return json.loads(warm_children.printed(HERE / "tracing_cases.py"))
 
 
+@pytest.mark.slow
 def test_a_layer_stands_for_its_like_event_by_event(cases):
     assert all(case["folds"] for case in cases.values())
     assert {name: case["same"] for name, case in cases.items()} == dict.fromkeys(cases, True)

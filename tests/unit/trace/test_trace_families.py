@@ -37,6 +37,7 @@ def cases():
     return json.loads(warm_children.printed(HERE / "family_cases.py"))
 
 
+@pytest.mark.slow
 def test_families_trace_or_say_why_not(cases):
     refused = {
         name: case["refused"] for name, case in cases.items() if "refused" in case and name != EIGHT_BITS

@@ -25,6 +25,7 @@ from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import engine_module, engine_of, find_engine
 from memsheet.plan.model import Block, Embeddings, Head, ModelSpec, Norm
 from memsheet.plan.plan import Loss, Plan
+from memsheet.plan.workload import PassShape, Training
 
 
 def _as_it_is(spec: ModelSpec, _: Plan) -> ModelSpec:
@@ -41,7 +42,8 @@ def _nothing_beside(*_: object) -> Beside:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCode:
-    """One way of writing models.
+    """One way of writing models. What depends on how much enters the layers at once is handed the shape of
+    the pass: training's of its workload, a server's of what it computes then.
 
     ``built``: the model as this code builds it (its own module names, joined projections). ``problems``: what
     it cannot run or what is not modelled of it. ``plan_numerics``: what depends on the plan alone;
@@ -64,19 +66,19 @@ class ModelCode:
     loss: Callable[[Recorder, Tensor, RunConfig, Loss, str], Tensor]
     loss_input: Callable[[RunConfig, Loss], tuple[Shape, DType, str]]
     problems: Callable[[ModelSpec, Plan], list[Problem]]
-    block_numerics: Callable[[Block, Plan, RunConfig], RunConfig]
-    axes: Callable[[Block, Plan], dict[str, Count]]
-    end_axes: Callable[[ModelSpec, Plan], dict[str, Count]]
+    block_numerics: Callable[[Block, Plan, PassShape, RunConfig], RunConfig]
+    axes: Callable[[Block, Plan, PassShape], dict[str, Count]]
+    end_axes: Callable[[ModelSpec, Plan, PassShape], dict[str, Count]]
     normalise: Callable[[Recorder, Tensor, Norm, RunConfig], Tensor] | None = None
     built: Callable[[ModelSpec, Plan], ModelSpec] = _as_it_is
     on_rank: Callable[[Block, Plan], Block] = lambda block, _: block
-    shared: Callable[[ModelSpec, Plan, RunConfig], BytesByPath] = _nothing_shared
+    shared: Callable[[ModelSpec, Plan, PassShape, RunConfig], BytesByPath] = _nothing_shared
     plan_numerics: Callable[[Plan, RunConfig], RunConfig] = lambda _, how: how
-    masks: Callable[[ModelSpec, Plan, RunConfig], BytesByPath] = _nothing_shared
+    masks: Callable[[ModelSpec, Plan, PassShape, RunConfig], BytesByPath] = _nothing_shared
     let_go: Callable[[ModelSpec, Plan, RunConfig], LetGo] = lambda *_: LetGo()
     made_again: Callable[[ModelSpec, Plan, RunConfig], BytesByPath] = _nothing_shared
     keeps_masks: Callable[[ModelSpec, Plan], bool] = lambda *_: False
-    named: Callable[[ModelSpec, Plan, RunConfig], BytesByPath] = _nothing_shared
+    named: Callable[[ModelSpec, Plan, PassShape, RunConfig], BytesByPath] = _nothing_shared
     positions_each: Callable[[ModelSpec], bool] = lambda _: False
     at_ends: Callable[[RunConfig], RunConfig] = lambda how: how
     beside: Callable[[ModelSpec, Plan, RunConfig], Beside] = _nothing_beside
@@ -101,7 +103,7 @@ def engine_for(model: ModelSpec, plan: Plan) -> Engine:
     InputError for an engine with model code of its own.
     """
     engine = engine_of(plan)
-    if model.recording is None or plan.task != "train":
+    if model.recording is None or not isinstance(plan.workload, Training):
         return engine
     if engine.layers is not None:
         raise input_error(

@@ -5,6 +5,7 @@ recording.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -12,6 +13,7 @@ from memsheet.arith import Count, agreed
 from memsheet.errors import Problem, input_error
 from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.numerics import RunConfig
+from memsheet.formulas.recorded_lengths import side_words
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
 from memsheet.formulas.tapes.evaluate import terms_bytes
 from memsheet.formulas.tapes.recorded import layer_tape, tape_of_pass
@@ -19,6 +21,7 @@ from memsheet.formulas.tapes.tape import Shape, Tape
 from memsheet.plan.dtypes import BF16, FP16, FP32, DType
 from memsheet.plan.model import Block, ModelSpec
 from memsheet.plan.plan import AdapterKind, Plan, RecomputeMode
+from memsheet.plan.workload import PassShape
 from memsheet.recording import FEWEST_RECORDED, MOST_RECORDED, RecordedPart, RecordedRun, Recording
 from memsheet.sheet import Component
 
@@ -60,26 +63,28 @@ def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     return replace(how, run=run_key(plan, how))
 
 
-def block_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
+def block_numerics(block: Block, _: Plan, shape: PassShape, how: RunConfig) -> RunConfig:
     """One sequence is recorded apart from several."""
-    del block
-    return replace(
-        how,
-        by_sequences=True,
-        several=agreed(plan.batch.microbatch > 1) if isinstance(plan.batch.microbatch, int) else False,
-        at=size_of(plan),
-    )
+    assert block.recorded is not None
+    several = agreed(shape.sequences > 1) if isinstance(shape.sequences, int) else False
+    return replace(sized_numerics(block.recorded.recording, shape, how), by_sequences=True, several=several)
 
 
-def size_of(plan: Plan) -> tuple[int, int] | None:
+def sized_numerics(recording: Recording, shape: PassShape, how: RunConfig) -> RunConfig:
+    """The way to run at the lengths of a pass."""
+    side = json.dumps(side_words(recording, shape.tokens))
+    return replace(how, at=_size_of(shape), side=side)
+
+
+def _size_of(shape: PassShape) -> tuple[int, int] | None:
     """Sequences and tokens of each, where they are one size."""
-    size = (plan.batch.microbatch, plan.batch.seq_len)
+    size = (shape.sequences, shape.tokens)
     return (int(size[0]), int(size[1])) if all(isinstance(n, int) for n in size) else None
 
 
-def axes(_: Any, plan: Plan) -> dict[str, Count]:
+def axes(_: Any, __: Plan, shape: PassShape) -> dict[str, Count]:
     """Sequences and tokens of each."""
-    return {"b": plan.batch.microbatch, "s": plan.batch.seq_len}
+    return {"b": shape.sequences, "s": shape.tokens}
 
 
 def recorded_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
@@ -91,7 +96,7 @@ def recorded_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         ("mesh.cp", mesh.cp, "cuts sequences, of which a recording holds none", agreed(mesh.cp > 1), runs),
         ("mesh.ep", mesh.ep, "cuts experts, of which a recording holds none", agreed(mesh.ep > 1), runs),
         ("recompute.mode", again.mode.value, "of modules is not recorded", again.mode is RecomputeMode.SELECTIVE, "--recompute full or none"),
-        ("image_tokens", plan.batch.image_tokens, "are not run: a record is of text alone", not agreed(plan.batch.image_tokens == 0), "leave it out"),
+        ("image_tokens", plan.training.image_tokens, "are not run: a record is of text alone", not agreed(plan.training.image_tokens == 0), "leave it out"),
         ("offload.activations", True, "is not recorded", plan.offload.activations, "leave it out"),
     ]  # fmt: skip
     return [
@@ -114,7 +119,10 @@ def recorded_run(
             "bf16-autocast, bf16-pure or fp32",
         )
     words |= {"recompute": "full"} if recompute else {}
-    run = recording.run_of(json.dumps({**words, "several": True} if several else words, sort_keys=True))
+    asked = {**words, **json.loads(how.side), **({"several": True} if several else {})}
+    run = recording.run_of(json.dumps(asked, sort_keys=True))
+    if run is not None and not _holds_at(run, how):
+        run = None
     if run is None and how.at is not None:
         words |= {"sequences": how.at[0], "tokens": how.at[1]}
         run = recording.run_of(json.dumps(words, sort_keys=True))
@@ -127,6 +135,13 @@ def recorded_run(
             "microbatch", None, why, "give --microbatch and --seq-len; `memsheet train` answers"
         )
     return run
+
+
+def _holds_at(run: RecordedRun, how: RunConfig) -> bool:
+    """Whether a record of code that loops holds for sequences as long: of whole turns."""
+    if run.every == 1 and not run.least:
+        return True
+    return how.at is not None and how.at[1] >= run.least and how.at[1] % run.every == 0
 
 
 def recorded_block(part: RecordedPart, how: RunConfig, *, saving: bool, recomputed: bool) -> Tape:
@@ -147,15 +162,20 @@ def recorded_ends(recording: Recording, how: RunConfig) -> tuple[Tape, Tape, Tap
     return tape_of_pass(run.embeddings), tape_of_pass(run.head), tape_of_pass(run.loss)
 
 
-def _of_model(name: str, component: Component) -> Any:
-    def bytes_of(model: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
+def _of_model(
+    name: str, component: Component
+) -> Callable[[ModelSpec, Plan, PassShape, RunConfig], BytesByPath]:
+    def bytes_of(model: ModelSpec, plan: Plan, shape: PassShape, how: RunConfig) -> BytesByPath:
         assert model.recording is not None
-        several = not isinstance(plan.batch.microbatch, int) or plan.batch.microbatch > 1
+        several = not isinstance(shape.sequences, int) or shape.sequences > 1
         again = plan.recompute.mode is RecomputeMode.FULL
-        run = recorded_run(model.recording, replace(how, at=size_of(plan)), several=several, recompute=again)
+        sized = sized_numerics(model.recording, shape, how)
+        run = recorded_run(model.recording, sized, several=several, recompute=again)
         found = getattr(run, name)
         return (
-            BytesByPath.of(((component, path), terms_bytes(terms, axes(None, plan))) for path, terms in found)
+            BytesByPath.of(
+                ((component, path), terms_bytes(terms, axes(None, plan, shape))) for path, terms in found
+            )
             if found
             else EMPTY
         )
@@ -173,10 +193,17 @@ def record_notes(model: ModelSpec) -> tuple[str, ...]:
         "between layers is not in it"
     )
     lengths = (
-        f"its functions of size were run at {FEWEST_RECORDED:,} to {MOST_RECORDED:,} tokens (or as many as "
-        "it has positions): in training, attention windows that begin to act elsewhere are not in them"
+        f"its functions of size were run at {FEWEST_RECORDED:,} to {MOST_RECORDED:,} tokens, or as many as "
+        f"it has positions{_window_words(model.recording.windows)}"
     )
     return said, lengths
+
+
+def _window_words(windows: tuple[int, ...]) -> str:
+    if not windows:
+        return ""
+    listed = ", ".join(f"{window:,}" for window in windows)
+    return f"; apart on each side of the lengths at which its config lets something begin to act ({listed})"
 
 
 def _given_words(given: str) -> str:

@@ -41,16 +41,16 @@ def items_with_replayed_slack(
     found: Reserved | None = None
     if _exceeds_device(items, cluster):
         pass
-    elif plan.batch.varied:
+    elif plan.training.varied:
         varied = _varied_lengths_reserved(items, model, plan, engine, cluster, allocated)
         found = Reserved(varied, False) if varied else None
     elif (
-        not model.towers and not plan.batch.image_tokens and not engine.varies
+        not model.towers and not plan.training.image_tokens and not engine.varies
     ):  # lengths that are all alike are an exception there
         found = _equal_steps_reserved(items, model, plan, engine, cluster)
     if found is None:
         return items, ()
-    evidence = lengths.REPLAYED if plan.batch.varied else alike.REPLAYED
+    evidence = lengths.REPLAYED if plan.training.varied else alike.REPLAYED
     row = replayed_slack_item(found.bytes, allocated, evidence)
     return [
         *(item for item in items if item.component is not Component.ALLOCATOR_SLACK),
@@ -86,7 +86,8 @@ def _equal_steps_reserved(
     divided = engine.sharding.gathers
     if not alike.is_equal_step_replayable(plan, divided=divided):
         return None
-    beside = model_code(engine.layers).shared(model, plan, run_config_of(plan, engine)).total
+    how, shape = run_config_of(plan, engine), plan.training.shape
+    beside = model_code(engine.layers).shared(model, plan, shape, how).total
     stage = walk_stage_layers(model, plan, engine, release=False)
     return alike.steady_reserved_bytes(
         stage, plan, _bytes_left_for_step(items, cluster), int(beside), divided=divided

@@ -190,7 +190,7 @@ class Run:
     def step(self) -> None:
         self.script.give(self.gradients)
         self.gradients = []
-        tokens = int(INT64.nbytes(self.plan.batch.microbatch * self.plan.batch.seq_len))
+        tokens = int(INT64.nbytes(self.plan.training.microbatch * self.plan.training.seq_len))
         inputs = [self.script.take(tokens), self.script.take(tokens)]
         played, loss = self._forward()
         self._backward(played, loss)
@@ -274,9 +274,21 @@ class Run:
             self.script.give([self.script.take(size) for size in sizes])
 
 
-def replay_script(script: Script, start: int, settings: Settings, capacity: int | None = None) -> int | None:
-    """The most that is reserved from event ``start`` of a script on, None where it dies on a device of
-    ``capacity`` bytes.
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """What the allocator reserves, and whether cached blocks had to go back to the device for that, which
+    takes time.
+    """
+
+    bytes: Bytes
+    flushes: bool
+
+
+def replay_script(
+    script: Script, start: int, settings: Settings, capacity: int | None = None
+) -> tuple[int, bool] | None:
+    """The most that is reserved from event ``start`` of a script on, and whether cached blocks went back to
+    the device before; None where it dies on a device of ``capacity`` bytes.
     """
     allocator = Allocator(settings, capacity)
     blocks: list[Block | None] = [None] * len(script.sizes)
@@ -298,7 +310,16 @@ def replay_script(script: Script, start: int, settings: Settings, capacity: int 
             free_block(allocator, gone)
         if at == start:
             most = allocator.reserved
-    return most
+    return most, allocator.retries > 0
+
+
+def replay_within_room(script: Script, start: int, settings: Settings, room: int | None) -> tuple[int, bool]:
+    """The same on a device that leaves ``room``, None for one without end. Cached blocks go back to the
+    device before memory runs out; where it does, what would have been reserved.
+    """
+    found = replay_script(script, start, settings, room) or replay_script(script, start, settings)
+    assert found is not None
+    return found
 
 
 def script_of_steps(
@@ -314,16 +335,6 @@ def script_of_steps(
         start = len(run.script.events)
         run.step()
     return run.script, start
-
-
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    """What the allocator reserves, and whether cached blocks had to go back to the device for that, which
-    takes time.
-    """
-
-    bytes: Bytes
-    flushes: bool
 
 
 @formula(
@@ -343,29 +354,17 @@ def steady_reserved_bytes(
     """
     expected = Lifetimes.REUSED if plan.compile else Lifetimes.RECORDED
     rooms = (int(room.high), int(room.value), int(room.low)) if room else (None, None, None)
+    settings = Settings(expandable_segments=plan.expandable_segments)
     ways = zip((Lifetimes.NONE, expected, Lifetimes.LATE), rooms, strict=True)
     (low, _), (value, flushes), (high, _) = (
-        _replay_within_room(walk, plan, lifetimes, left, beside, divided=divided) for lifetimes, left in ways
+        replay_within_room(*script_of_steps(walk, plan, lifetimes, beside, divided=divided), settings, left)
+        for lifetimes, left in ways
     )
     if (
         room and high <= room.low
     ):  # what stays within the least room does so whatever it could have cached in more
         low, value = min(low, int(room.low)), min(value, int(room.low))
     return Reserved(Bytes(min(low, value, high), value, max(low, value, high)), flushes)
-
-
-def _replay_within_room(
-    walk: StageLayers, plan: Plan, lifetimes: Lifetimes, room: int | None, beside: int, *, divided: bool
-) -> tuple[int, bool]:
-    """Cached blocks go back to the device before memory runs out. Where it does, what would have been
-    reserved.
-    """
-    script, start = script_of_steps(walk, plan, lifetimes, beside, divided=divided)
-    settings = Settings(expandable_segments=plan.expandable_segments)
-    free = replay_script(script, start, settings)
-    assert free is not None
-    within = None if room is None or free <= room else replay_script(script, start, settings, room)
-    return (free, False) if within is None else (within, True)
 
 
 def is_equal_step_replayable(plan: Plan, *, divided: bool) -> bool:

@@ -22,7 +22,7 @@ from memsheet.formulas.replay.script import (
     play_backward,
     play_forward,
 )
-from memsheet.formulas.replay.steps import replay_script
+from memsheet.formulas.replay.steps import replay_within_room
 from memsheet.formulas.tapes.evaluate import Axes, Part
 from memsheet.plan.dtypes import INT64
 from memsheet.plan.plan import Plan, RecomputeMode
@@ -46,8 +46,8 @@ def is_varied_step_replayable(stage: StageLayers, plan: Plan) -> bool:
     """Whether no layer is recomputed, or each on its own and all are of one kind."""
     alone = (
         isinstance(plan.mesh.gpus, int)
-        and isinstance(plan.batch.seq_len, int)
-        and isinstance(plan.batch.microbatch, int)
+        and isinstance(plan.training.seq_len, int)
+        and isinstance(plan.training.microbatch, int)
     )
     alike = (
         len([group for run in stage.layers for group in run.pattern]) == 1 and not plan.recompute.stretched
@@ -75,7 +75,7 @@ def varied_reserved_bytes(stage: StageLayers, plan: Plan, resident: int, room: i
     """What is reserved over steps of varied lengths on a device with ``room``. ``resident``: bytes that are
     placed first and stay.
     """
-    length, left = int(plan.batch.seq_len), max(0, room - resident)
+    length, left = int(plan.training.seq_len), max(0, room - resident)
     orders, steps = (ORDERS, STEPS) if plan.recompute.mode is RecomputeMode.FULL else FEWER
     drawn = [
         _replay_varied_lengths(stage, plan, _longest_sample_lengths(plan, order, steps), left)
@@ -87,23 +87,19 @@ def varied_reserved_bytes(stage: StageLayers, plan: Plan, resident: int, room: i
 
 def _longest_sample_lengths(plan: Plan, order: int, steps: int) -> list[int]:
     """The longest sample of each micro-batch."""
-    drawn, longest = random.Random(order), int(plan.batch.seq_len)  # noqa: S311 - an order of lengths, not a secret
+    drawn, longest = random.Random(order), int(plan.training.seq_len)  # noqa: S311 - an order of lengths, not a secret
     return [
-        max(int(drawn.uniform(min(SHORTEST, longest), longest)) for _ in range(int(plan.batch.microbatch)))
+        max(int(drawn.uniform(min(SHORTEST, longest), longest)) for _ in range(int(plan.training.microbatch)))
         for _ in range(steps)
     ]
 
 
 def _replay_varied_lengths(stage: StageLayers, plan: Plan, lengths: Iterable[int], room: int) -> int:
-    """Cached blocks go back to the device before memory runs out. Where it does, what would have been
-    reserved.
-    """
     script = Script()
     for length in lengths:
         _micro_batch(script, stage, plan, length)
     settings = Settings(expandable_segments=plan.expandable_segments)
-    free = replay_script(script, 0, settings) or 0
-    return free if free <= room else replay_script(script, 0, settings, room) or free
+    return replay_within_room(script, 0, settings, room)[0]
 
 
 def _micro_batch(script: Script, stage: StageLayers, plan: Plan, length: int) -> None:
@@ -116,7 +112,7 @@ def _micro_batch(script: Script, stage: StageLayers, plan: Plan, length: int) ->
     assert embeddings is not None
     assert head is not None
     assert loss is not None
-    tokens, gradients = int(INT64.nbytes(plan.batch.microbatch * length)), list[int]()
+    tokens, gradients = int(INT64.nbytes(plan.training.microbatch * length)), list[int]()
     inputs = [script.take(tokens), script.take(tokens)]
     parts = {id(group): _part_at_length(group.part, length) for run in stage.layers for group in run.pattern}
     first, x = play_forward(script, _part_at_length(embeddings.part, length), None)

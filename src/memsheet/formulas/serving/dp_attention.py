@@ -44,7 +44,7 @@ def _attention_group_plan(plan: Plan) -> Plan:
         max_sequences=max(1, int(plan.serving.max_sequences) // groups),
         max_batched_tokens=max(1, int(plan.serving.max_batched_tokens) // groups),
     )
-    return replace(plan, mesh=mesh, serving=serving, options=plan.options.of_one_group(groups))
+    return replace(plan, mesh=mesh, workload=serving, options=plan.options.of_one_group(groups))
 
 
 def forward_paths(block: Block) -> frozenset[str]:

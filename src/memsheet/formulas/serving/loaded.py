@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from memsheet.arith import Count, ceil_div, maximum, round_up
 from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack
+from memsheet.formulas.serving.recorded_serving import uncut_ranges, unread_table_items
 from memsheet.formulas.states.held import Held, held_tensors, module_of, parameter_bytes
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import BF16, FP8, FP32, MXFP4, DType
@@ -86,13 +87,14 @@ def loaded_items(
     the gaps between segments.
     """
     sizes = parameter_bytes(part, plan, held)
-    ranges = {**padded_experts(held), **ways.refines(part, plan)}
+    unread = uncut_ranges(part, plan, sizes)
+    ranges = {**unread, **padded_experts(held), **ways.refines(part, plan)}
     items = [
         Item(
             component,
             path,
             dict.fromkeys(instants, ranges.get(path, Bytes.exact(size))),
-            PADDED if path in ranges else ways.table,
+            PADDED if path in ranges and path not in unread else ways.table,
         )
         for (component, path), size in sizes.items()
     ]
@@ -105,6 +107,7 @@ def loaded_items(
         for path, size, source in besides
         if size
     ]
+    items += unread_table_items(part, plan, instants, ways.rotary)
     if scales := row_scales_bytes(held):
         items.append(
             Item(Component.BUFFERS, "weight_scale", dict.fromkeys(instants, Bytes(0, scales, scales)), SCALED)

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 
 from memsheet.arith import Count, maximum
 from memsheet.errors import input_error
+from memsheet.formulas.recorded_lengths import side_words
 from memsheet.formulas.tapes.evaluate import terms_bytes
 from memsheet.plan.plan import Plan
 from memsheet.recording import (
     ALLOCATED,
-    FEWEST_RECORDED,
     GENERATES,
-    MOST_RECORDED,
     RELEASED,
     RecordedGeneration,
     RecordedPass,
@@ -35,10 +34,8 @@ def recorded_generation(
         words["quantize"] = plan.quantization.weights.name
     sizes = (int(sequences), int(tokens)) if isinstance(sequences, int) and isinstance(tokens, int) else None
     several = sizes is None or sizes[0] > 1
-    found = None
-    if holds_at(recording, tokens):
-        key = json.dumps({**words, "several": True} if several else words, sort_keys=True)
-        found = recording.generation_of(key)
+    asked = {**words, **side_words(recording, tokens), **({"several": True} if several else {})}
+    found = recording.generation_of(json.dumps(asked, sort_keys=True))
     if found is None and sizes is not None:
         at = {"sequences": sizes[0], "tokens": sizes[1]}
         found = recording.generation_of(json.dumps({**words, **at}, sort_keys=True))
@@ -48,16 +45,6 @@ def recorded_generation(
             "serving.max_model_len", None, why, "give --max-model-len and --sequences to `memsheet infer`"
         )
     return found
-
-
-def holds_at(recording: Recording, tokens: Count) -> bool:
-    """Whether what is recorded as functions of size holds for sequences of so many tokens: it was run on the
-    same side of every window.
-    """
-    windows = {cache.window for cache in recording.caches if cache.window}
-    if not isinstance(tokens, int):
-        return not windows
-    return all(window <= FEWEST_RECORDED <= tokens or tokens < window > MOST_RECORDED for window in windows)
 
 
 @formula(cites=TRANSFORMERS, at="the model's own code on record: its allocations, played", counts="int")

@@ -10,6 +10,7 @@ from functools import reduce
 from memsheet.arith import Count, at_least, ceil_div, maximum, minimum, where
 from memsheet.formulas.operators.blocks import activation_elements, channels
 from memsheet.formulas.serving.dp_attention import SENT, gathered_groups
+from memsheet.formulas.serving.recorded_serving import unread_highs
 from memsheet.plan.model import (
     Attention,
     Block,
@@ -43,7 +44,8 @@ def layer_bytes(part: ModelSpec, plan: Plan, tokens: Count) -> Bytes:
     blocks = dict.fromkeys(part.blocks())
     sizes = [size for block in blocks for size in block_bytes(block, plan, tokens)]
     nothing = Bytes.exact(0)
-    widest = reduce(Bytes.max, sizes, nothing)
+    read = reduce(Bytes.max, sizes, nothing)
+    widest = Bytes(read.low, read.value, reduce(maximum, unread_highs(part, plan, tokens), read.high))
     if not part.towers:
         return widest
     return Bytes(widest.low, widest.value, maximum(widest.high, pictures_bytes(part, plan, tokens)))

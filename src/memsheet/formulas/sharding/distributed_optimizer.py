@@ -212,7 +212,7 @@ def _microbatch_input_rows(plan: Plan) -> Iterator[tuple[Key, Count]]:
     """Tokens, labels, positions and the loss mask of a micro-batch (training/utils.py,
     get_batch_on_this_tp_rank).
     """
-    size = plan.batch.microbatch * ceil_div(plan.batch.seq_len, plan.mesh.cp)
+    size = plan.training.microbatch * ceil_div(plan.training.seq_len, plan.mesh.cp)
     for name, dtype in (
         ("input_ids", INT64),
         ("labels", INT64),
@@ -240,7 +240,7 @@ def _dummy_wgrad_rows(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]
     blocks = {id(block): block for block in spec.blocks()}
     found = [matrix for block in blocks.values() for matrix in layer_matrix_shapes(block, plan)]
     if spec.head.kind != "none":
-        found.append(("lm_head", _code_of(plan).end_axes(spec, plan)["V"], spec.hidden))
+        found.append(("lm_head", _code_of(plan).end_axes(spec, plan, plan.training.shape)["V"], spec.hidden))
     dtype, seen = _compute_dtype(plan), list[tuple[Count, Count]]()
     for name, rows, columns in found:
         again = reduce(or_, ((rows == r) & (columns == c) for r, c in seen), False)
@@ -269,7 +269,7 @@ def _compute_dtype(plan: Plan) -> DType:
 def layer_matrix_shapes(block: Block, plan: Plan) -> Iterator[tuple[str, Count, Count]]:
     """The matrices of a layer on one rank, as (name, rows, columns)."""
     of, h, at, ff = (
-        _code_of(plan).axes(block, plan),
+        _code_of(plan).axes(block, plan, plan.training.shape),
         block.hidden,
         block.mixers[0],
         block.feed_forward,
@@ -316,7 +316,11 @@ def dispatch_buffers(spec: ModelSpec, plan: Plan) -> Count:
     """Bytes that a dispatcher of its own may keep."""
     if plan.routing is None or plan.routing.dispatch not in FLEX:
         return 0
-    of = [_code_of(plan).axes(b, plan) for b in spec.blocks() if isinstance(b.feed_forward, Moe)]
+    of = [
+        _code_of(plan).axes(b, plan, plan.training.shape)
+        for b in spec.blocks()
+        if isinstance(b.feed_forward, Moe)
+    ]
     tokens = of[0]["b"] * of[0]["n"] if of else 0
     return 2 * BF16.nbytes(tokens * plan.mesh.ep * spec.hidden)
 
@@ -330,7 +334,7 @@ def dispatch_buffers(spec: ModelSpec, plan: Plan) -> Count:
 )
 def _sequence_gather_buffer(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]]:
     if plan.sequence_parallel and spec.head.kind != "none":
-        ends = _code_of(plan).end_axes(spec, plan)
+        ends = _code_of(plan).end_axes(spec, plan, plan.training.shape)
         yield (
             (Component.COMMUNICATION, "global_memory_buffer"),
             _compute_dtype(plan).nbytes(ends["b"] * ends["s"] * spec.hidden),
@@ -348,7 +352,7 @@ def _attention_score_buffer(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, 
     """The buffer of attention that computes scores in full."""
     if plan.attention is not AttentionKind.EAGER or not spec.stacks[-1].runs:
         return
-    of = _code_of(plan).axes(spec.stacks[-1].runs[0].pattern[0], plan)
+    of = _code_of(plan).axes(spec.stacks[-1].runs[0].pattern[0], plan, plan.training.shape)
     yield (
         (Component.COMMUNICATION, "global_memory_buffer"),
         _compute_dtype(plan).nbytes(of["b"] * of["a"] * of["s"] * of["s"]),

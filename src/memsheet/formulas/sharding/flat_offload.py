@@ -61,7 +61,7 @@ def _check_whole(plan: Plan) -> None:
         found.append(
             Problem(
                 field="global_batch",
-                value=plan.batch.global_batch,
+                value=plan.training.global_batch,
                 reason=why,
                 hint="one micro-batch a step, or engine fsdp2",
             )

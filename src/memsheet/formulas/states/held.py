@@ -4,8 +4,10 @@ dtypes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from memsheet.arith import Count, at_least, where
 from memsheet.formulas.states.held_shapes import elements_of, held_shape
@@ -167,7 +169,33 @@ def is_quantized(path: str, weight: Weight, how: Quantization) -> bool:
         return False
     if weight.role is Role.EXPERT and not path.endswith(".weight") and how.weights in OF_LINEAR_LAYERS:
         return False
-    return not any(path.startswith(name) or f".{name}." in f".{path}" for name in how.skip)
+    return not any(_is_named(path, name) for name in how.skip)
+
+
+PATTERN, ANY_LAYER = "re:", "999"
+"""How compressed-tensors marks a pattern among the modules that it leaves (utils/match.py), and a layer that
+no pattern of one layer means.
+"""
+
+LONGEST_PATTERN, NESTED = 200, re.compile(r"[+*}]\)[+*{]")
+
+
+def _is_named(path: str, name: str) -> bool:
+    """Whether a module that a checkpoint leaves whole, or a pattern of them, holds a tensor."""
+    if not name.startswith(PATTERN):
+        return path.startswith(name) or f".{name}." in f".{path}"
+    return _pattern_fits(name.removeprefix(PATTERN), path)
+
+
+@lru_cache(maxsize=65536)
+def _pattern_fits(pattern: str, path: str) -> bool:
+    if len(pattern) > LONGEST_PATTERN or NESTED.search(pattern):
+        return True  # a stranger's, that might never end: what it may mean is counted whole
+    module = module_of(path) if path.endswith((".weight", ".bias")) else path
+    try:
+        return re.match(pattern, module.replace("*", ANY_LAYER)) is not None
+    except re.error:
+        return True
 
 
 def left_whole(spec: ModelSpec, plan: Plan) -> tuple[str, ...]:

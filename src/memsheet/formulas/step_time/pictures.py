@@ -38,23 +38,23 @@ def timed_pictures(spec: ModelSpec, image_tokens: int) -> None:
 def patches_of(shop: TrainTiming) -> TrainTiming:
     """The same work on the patches of a micro-batch, which ranks do not share."""
     plan = shop.plan
-    length = plan.batch.image_tokens * PATCHES
+    length = plan.training.image_tokens * PATCHES
     mesh = replace(plan.mesh, tp=1, cp=1)
     own = replace(
         plan,
-        batch=replace(plan.batch, seq_len=length),
+        workload=replace(plan.training, seq_len=length),
         mesh=mesh,
         sequence_parallel=False,
         context_parallel=None,
     )
-    return replace(shop, plan=own, tokens=plan.batch.microbatch * 1.0 * length)
+    return replace(shop, plan=own, tokens=plan.training.microbatch * 1.0 * length)
 
 
 def layers_of_towers(
     spec: ModelSpec, shop: TrainTiming, time: Callable[[TrainTiming, Block], Timed]
 ) -> Iterator[tuple[int, Timed]]:
     """Each layer of the towers, timed on patches, with how often it comes; nothing without pictures."""
-    if not spec.towers or not shop.plan.batch.image_tokens:
+    if not spec.towers or not shop.plan.training.image_tokens:
         return
     own = patches_of(shop)
     for tower in spec.towers:

@@ -30,6 +30,7 @@ from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
+from memsheet.plan.workload import Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +80,12 @@ def step_time(
         value=value.seconds,
         high=larger(high.seconds, value.seconds),
         parts=value.parts,
-        tokens=_sequences_a_step(plan) * plan.batch.seq_len,
+        tokens=_sequences_a_step(plan) * plan.training.seq_len,
         gpus=plan.mesh.gpus,
         flops=value.flops,
         dense_flops=base.attention_dense,
         calibrated=found.source,
-        notes=(band.why, *((TEXT,) if spec.towers and not plan.batch.image_tokens else ())),
+        notes=(band.why, *((TEXT,) if spec.towers and not plan.training.image_tokens else ())),
     )
 
 
@@ -111,15 +112,15 @@ def _scale_efficiency_rates(found: Efficiency, factor: float) -> Efficiency:
 
 
 def _check_step_timed(spec: ModelSpec, plan: Plan) -> None:
-    if plan.task != "train":
+    if not isinstance(plan.workload, Training):
         raise input_error("task", plan.task, "has no step to time", "step time is of training")
-    timed_pictures(spec, plan.batch.image_tokens)
+    timed_pictures(spec, plan.workload.image_tokens)
 
 
 def _sequences_a_step(plan: Plan) -> Real:
-    if plan.batch.global_batch is not None:
-        return plan.batch.global_batch
-    return plan.batch.microbatch * plan.mesh.data_parallel
+    if plan.training.global_batch is not None:
+        return plan.training.global_batch
+    return plan.training.microbatch * plan.mesh.data_parallel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +141,7 @@ def shop_of(plan: Plan, engine: Engine, rates: Rates, overlap: Overlap) -> Train
         plan=plan,
         rates=rates,
         kernels=kernels_of(plan, engine),
-        tokens=plan.batch.microbatch * 1.0 * plan.batch.seq_len / plan.mesh.cp,
+        tokens=plan.training.microbatch * 1.0 * plan.training.seq_len / plan.mesh.cp,
         trains=plan.adapter is None,
         hides=overlap is Overlap.ALL,
         call_s=CALL_S[overlap],
@@ -185,7 +186,7 @@ def one_step(
         * sum((p.total("flops") for p in parts.values()), 0.0)
         * shop.tp
         * mesh.cp
-        / plan.batch.microbatch
+        / plan.training.microbatch
         * _sequences_a_step(plan)
     )
     named = of_passes([*alike.values()], [*stages.values()], maximum(plan.accumulation, 1)) | {

@@ -4,7 +4,7 @@ last token of a full sequence allocate.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from memsheet.plan.plan import Plan
 from memsheet.recording import ALLOCATED, RELEASED, RecordedCache
 from memsheet.run.adapters import apply_quantization
-from memsheet.run.model import build_model
 from memsheet.run.serve import (
     Generation,
     begin_generation,
@@ -48,14 +47,15 @@ class FoundGeneration:
 
 
 def observe_generations(
-    config: Any, plan: Plan, how: How, sizes: Sequence[tuple[int, int]]
+    build: Callable[[str], nn.Module], plan: Plan, how: How, sizes: Sequence[tuple[int, int]]
 ) -> list[FoundGeneration]:
     """A generation of each of ``sizes`` (sequences, tokens of each), of prompts as long and of the last of as
     many tokens. Raises NotRecordableError for a model that generates nothing.
     """
     with recording_context(how) as recorder, torch.no_grad():
         modules = Modules(recorder)
-        model = apply_quantization(build_model(config, plan, how.device), plan)
+        model = apply_quantization(build(how.device), plan)
+        config = model.config
         if not is_generating_decoder(model):
             raise NotRecordableError("is no decoder that generate takes")
         modules.watch(model)
@@ -65,14 +65,19 @@ def observe_generations(
 
 
 def observe_caches(
-    config: Any, plan: Plan, how: How, kinds: Mapping[int, int], shorter: int, longer: int
+    build: Callable[[str], nn.Module],
+    plan: Plan,
+    how: How,
+    kinds: Mapping[int, int],
+    shorter: int,
+    longer: int,
 ) -> tuple[RecordedCache, ...]:
     """What layers keep between tokens: of each kind (with the place of the layer that stands for it), after
     prompts of two lengths. Raises NotRecordableError where that is not so much a token and so much a
     sequence.
     """
     with recording_context(how), torch.no_grad():
-        model = build_model(config, plan, how.device)
+        model, config = (made := build(how.device)), made.config
         if not is_generating_decoder(model):
             raise NotRecordableError("is no decoder that generate takes")
         found = [_caches_after(model, config, _of_size(plan, 2, tokens), how) for tokens in (shorter, longer)]
@@ -84,7 +89,7 @@ def observe_caches(
 def _of_size(plan: Plan, sequences: int, tokens: int) -> Plan:
     return replace(
         plan,
-        serving=replace(plan.serving, max_sequences=sequences, prompt_tokens=tokens, max_model_len=tokens),
+        workload=replace(plan.serving, max_sequences=sequences, prompt_tokens=tokens, max_model_len=tokens),
     )
 
 

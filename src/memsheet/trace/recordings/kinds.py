@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,11 +10,9 @@ from torch import nn
 
 from memsheet.plan.plan import Plan
 from memsheet.recording import RecordedParameter
-from memsheet.run.model import build_model, layers_of
-from memsheet.trace.recordings.observe import build_shallow_config
+from memsheet.run.model import layers_of
+from memsheet.trace.recordings.shallow import NUMBERED, Shallow, build_shallow_model
 
-NUMBERED = frozenset({"layer_idx", "layer_id", "layer_number", "block_idx", "idx"})
-"""What layers call their own place, which makes none another kind."""
 PLAIN = (bool, int, float, str, type(None))
 
 
@@ -33,7 +32,7 @@ def layer_signature(layer: nn.Module) -> tuple[Any, ...]:
 
 def _plain_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, value in sorted(vars(module).items()):
-        if isinstance(value, PLAIN) and name not in NUMBERED:
+        if isinstance(value, PLAIN) and not NUMBERED.search(name):
             yield name, value
 
 
@@ -43,21 +42,29 @@ def layer_kinds(model: nn.Module) -> tuple[int, ...]:
     return tuple(seen.setdefault(layer_signature(layer), len(seen)) for layer in layers_of(model) or ())
 
 
+def layers_share_weights(layers: nn.ModuleList) -> bool:
+    """Whether a tensor is a parameter of several layers."""
+    owners = Counter(id(one) for layer in layers for one in layer.parameters())
+    return any(count > 1 for count in owners.values())
+
+
 def representative_layers(
     config: Mapping[str, Any], plan: Plan, model: nn.Module
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The kinds of all layers, and the layers that are run: of each kind one that has neighbours, where the
-    library builds such a model; else all.
+) -> tuple[tuple[int, ...], Shallow]:
+    """The kinds of all layers, and the layers that are run: of each kind one that has neighbours; all where
+    they are few. The model is cut down where it can be built in no other way.
     """
     kinds = layer_kinds(model)
-    for kept in _candidates(kinds):
-        try:
-            built = layer_kinds(build_model(build_shallow_config(config, plan, kept), plan, "meta"))
-        except Exception:  # noqa: BLE001, S112 - a library's own check of a config of few layers
-            continue
-        if built == _renumbered(kinds[number] for number in kept):
-            return kinds, kept
-    return kinds, tuple(range(len(kinds)))
+    for built_whole in (False, True):
+        for kept in _candidates(kinds):
+            shallow = Shallow(kept, built_whole=built_whole)
+            try:
+                built = build_shallow_model(config, plan, shallow, "meta")
+            except Exception:  # noqa: BLE001, S112 - a library's own check of a config of few layers
+                continue
+            if layer_kinds(built) == _renumbered(kinds[number] for number in kept):
+                return kinds, shallow
+    return kinds, Shallow(tuple(range(len(kinds))), whole=True)
 
 
 def _renumbered(kinds: Iterator[int]) -> tuple[int, ...]:
@@ -66,17 +73,21 @@ def _renumbered(kinds: Iterator[int]) -> tuple[int, ...]:
 
 
 def _candidates(kinds: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """First the fewest layers with every kind between neighbours, then the stack as far as it has all
-    kinds.
+    """First the fewest layers with every kind between two others, and the last, behind which caches are
+    whole; then the stack as far as it has all kinds so.
     """
-    last = len(kinds) - 1
-    firsts = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
-    chosen = {0, last, *firsts, *(min(n + 1, last) for n in firsts)}
+    inside = [_first_inside(kinds, kind) for kind in dict.fromkeys(kinds)]
+    behind = min(max(inside) + 1, len(kinds) - 1)
+    chosen = {0, *inside, behind, len(kinds) - 1}
     if 1 < len(chosen) < len(kinds):
         yield tuple(sorted(chosen))
-    needed = max(firsts) + 2
-    if needed + 1 < len(kinds):
-        yield (*range(needed + 1),)
+    if len(chosen) < behind + 1 < len(kinds):
+        yield (*range(behind + 1),)
+
+
+def _first_inside(kinds: tuple[int, ...], kind: int) -> int:
+    """The first layer of a kind that has one before it; the very first where there is no other."""
+    return next((n for n, each in enumerate(kinds) if n and each == kind), 0)
 
 
 def kind_representatives(kinds: tuple[int, ...], kept: tuple[int, ...]) -> dict[int, int]:

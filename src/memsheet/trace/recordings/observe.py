@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 from memsheet.plan.plan import Plan
 from memsheet.run.adapters import apply_adapter, apply_quantization
 from memsheet.run.loss import apply_loss
-from memsheet.run.model import build_config, build_model, layers_of, without_layers
+from memsheet.run.model import layers_of
 from memsheet.run.recompute import apply_recompute
 from memsheet.run.step import autocast_region, random_token_batch
 from memsheet.sheet import Component, Instant
@@ -34,6 +35,10 @@ class NotRecordableError(ValueError):
 
 class NoFunctionError(NotRecordableError):
     """What a step allocates is no function of sequences and tokens that is known here."""
+
+
+class LoopsError(NoFunctionError):
+    """The code loops over tokens, or over chunks of them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,13 +72,21 @@ class Step:
     tied_bytes: int | None = None
 
 
-def observe_steps(config: Any, plan: Plan, how: How, sizes: Sequence[tuple[int, int]]) -> list[Step]:
-    """Forward and backward of the model of a library's ``config`` (already of few layers), once for each of
-    ``sizes`` (sequences, tokens of each).
+def observe_steps(
+    build: Callable[[str], nn.Module],
+    plan: Plan,
+    how: How,
+    sizes: Sequence[tuple[int, int]],
+    *,
+    loops: bool = False,
+) -> list[Step]:
+    """Forward and backward of a model of few layers, once for each of ``sizes`` (sequences, tokens of
+    each). Raises LoopsError for code that loops over tokens; NoFunctionError for code that does not where
+    ``loops``.
     """
     with recording_context(how) as recorder:
         modules = Modules(recorder)
-        model = build_model(config, plan, how.device)
+        model, config = (made := build(how.device)), made.config
         apply_loss(model, plan)
         model = apply_adapter(apply_quantization(model, plan), plan)
         apply_recompute(model, plan)
@@ -84,18 +97,53 @@ def observe_steps(config: Any, plan: Plan, how: How, sizes: Sequence[tuple[int, 
         _watch_borders(model, noted)
         before = recorder.operations
         # what is made but once; of another length, to see whether operations are more for more tokens
-        _run_forward(modules, model, config, _of_size(plan, *_first_size(sizes)), how, noted)
+        longer = _first_size(sizes)
+        with _bounded_operations(
+            recorder, longer[1] * noted.layers if len(sizes) > 1 and not loops else None
+        ):
+            _run_forward(modules, model, config, _of_size(plan, *longer), how, noted)
         first, found = recorder.operations - before, list[Step]()
         for sequences, tokens in sizes:
             noted.step = Step(layers=noted.layers, tied_bytes=_tied_bytes(model))
             before = recorder.operations
             loss = _run_forward(modules, model, config, _of_size(plan, sequences, tokens), how, noted)
-            if not found and len(sizes) > 1 and first > LOOPS * (recorder.operations - before):
-                raise NoFunctionError("its code loops over tokens")
+            if not found and len(sizes) > 1:
+                _check_operations(first, recorder.operations - before, loops=loops)
             _take_step_back(modules, loss, noted)
             del loss
             found.append(replace(noted.step, rows=list(recorder.rows), events=list(recorder.events)))
         return found
+
+
+def _check_operations(longer: int, shorter: int, *, loops: bool) -> None:
+    """Raises LoopsError where more tokens took more operations; NoFunctionError where a loop over them is
+    wanted and they did not.
+    """
+    if loops and longer <= shorter:
+        raise NoFunctionError("its loops are not over so few tokens")
+    if not loops and longer > LOOPS * shorter:
+        raise LoopsError("its code loops over tokens")
+
+
+@contextmanager
+def _bounded_operations(recorder: Recorder, most: int | None) -> Iterator[None]:
+    """Raises LoopsError once more than ``most`` operations have run: one for every token in every layer."""
+    if most is None:
+        yield
+        return
+    hidden, last = recorder.after, recorder.operations + most
+
+    def after(*given: Any) -> None:
+        if recorder.operations > last:
+            raise LoopsError("its code loops over tokens")
+        if hidden is not None:
+            hidden(*given)
+
+    recorder.after = after
+    try:
+        yield
+    finally:
+        recorder.after = hidden
 
 
 def _tied_bytes(model: Any) -> int | None:
@@ -107,7 +155,7 @@ def _tied_bytes(model: Any) -> int | None:
 
 
 def _of_size(plan: Plan, sequences: int, tokens: int) -> Plan:
-    return replace(plan, batch=replace(plan.batch, microbatch=sequences, seq_len=tokens))
+    return replace(plan, workload=replace(plan.training, microbatch=sequences, seq_len=tokens))
 
 
 def _first_size(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
@@ -241,11 +289,3 @@ def _noting_checkpoint(checkpoint: Any, number: int, noted: Borders) -> Callable
         return checkpoint(noting, *args)
 
     return run
-
-
-def build_shallow_config(config: Mapping[str, Any], plan: Plan, kept: tuple[int, ...] | None) -> Any:
-    """The library's config with the ``kept`` layers alone; None keeps all."""
-    settings = build_config(config, plan)
-    if kept is None:
-        return settings
-    return without_layers(settings, set(range(settings.get_text_config().num_hidden_layers)) - set(kept))

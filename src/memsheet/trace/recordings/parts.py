@@ -273,6 +273,8 @@ class _Cutter:
         self._log(made.forward, made, number, range(start, stop))
         there = {row for at in range(start, stop) if (row := self.events[at]) >= 0}
         there -= {~event for at in range(start, stop) if (event := self.events[at]) < 0}
+        if any(self._stays_on_model(row) for row in there):
+            raise NotRecordableError("what its layers make when they run again stays on the model")
         made.saved = [
             number[row] for row in number if row in there or (row == into and self.gone[row] == window)
         ]
@@ -286,6 +288,17 @@ class _Cutter:
             live = live | {event} if event >= 0 else live - {~event}
         made.waiting = sorted(number[row] for row in live if row in number)
         return made
+
+    def _stays_on_model(self, row: int) -> bool:
+        """Whether a storage is there when the step is over and is neither a gradient nor always there: a
+        module that names its last state keeps all that the state was made of (transformers 5.23
+        modeling_recurrent_gemma.py, RecurrentGemmaRglru.forward).
+        """
+        return (
+            self.gone[row] == self.after
+            and row not in self.claimed
+            and self.rows[row].component not in STANDS
+        )
 
     # ---- storages ------------------------------------------------------------------------------------------
 

@@ -14,8 +14,10 @@ from typing import Any
 from memsheet.errors import InputError, Problem, input_error
 from memsheet.trace.parent import PYTHON, end_group, environment_of
 
-MOST_S = 180
-"""A recording of the largest models takes some tens of seconds; beyond these a config is absurd."""
+MOST_S = 600
+"""A recording of the largest models takes some tens of seconds, of code that loops over tokens minutes on a
+busy machine; as long as a trace may take.
+"""
 INSTALL = "pip install 'memsheet[trace]'"
 _ONE_AT_A_TIME = Lock()
 _running: subprocess.Popen[str] | None = None
@@ -56,6 +58,9 @@ def _checked(answer: dict[str, Any], request: Mapping[str, Any]) -> dict[str, An
             f"has no layers written down here, and an extra that reads its own code is missing ({missing})"
         )
         raise input_error("model_type", kind, reason, INSTALL)
+    if package := answer.get("needs"):
+        reason = f"has no layers written down here, and its own code needs {package}, which is not installed"
+        raise input_error("model_type", kind, reason, f"pip install {package}")
     if why := answer.get("not_recordable"):
         reason = f"has no layers written down here, and its own code cannot be put on record: {why}"
         raise input_error("model_type", kind, reason, "`memsheet trace` runs it")

@@ -5,22 +5,25 @@ was not solved from.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 import transformers
+from torch import nn
 
+from memsheet.errors import InputError
+from memsheet.handing import Handing, handing_document
 from memsheet.plan.engine_registry import ONE_GPU
 from memsheet.plan.packages import TRANSFORMERS
 from memsheet.plan.plan import Plan
 from memsheet.plan.words import request_from
 from memsheet.recording import (
-    FEWEST_RECORDED,
+    BETWEEN,
     GENERATES,
-    MOST_RECORDED,
     PLACES,
     RecordedCache,
     RecordedGeneration,
@@ -37,28 +40,38 @@ from memsheet.run.model import build_config, build_model, layers_of
 from memsheet.run.standard_inputs import standard_input_words
 from memsheet.trace.job import How
 from memsheet.trace.recordings.generation import FoundGeneration, observe_caches, observe_generations
-from memsheet.trace.recordings.kinds import kind_representatives, recorded_parameters, representative_layers
+from memsheet.trace.recordings.hand_over import observe_handing
+from memsheet.trace.recordings.kinds import (
+    kind_representatives,
+    layers_share_weights,
+    recorded_parameters,
+    representative_layers,
+)
+from memsheet.trace.recordings.loops import fold_loops
 from memsheet.trace.recordings.observe import (
+    LoopsError,
     NoFunctionError,
     NotRecordableError,
     Step,
-    build_shallow_config,
     observe_steps,
 )
-from memsheet.trace.recordings.parts import Found, FoundPass, cut_step
+from memsheet.trace.recordings.parts import Found, FoundPass, FoundRun, cut_step
+from memsheet.trace.recordings.shallow import Shallow, build_shallow_model
+from memsheet.trace.recordings.sizes import (
+    LOOPED,
+    ONE,
+    SEVERAL,
+    acting_lengths,
+    between_windows,
+    looped_sizes,
+    most_positions,
+    within_positions,
+)
 from memsheet.trace.recordings.solve import Size, solve_terms
 from memsheet.trace.values import FEW, MANY, NEEDS_VALUES, with_values_if_asked
 
-ONE: tuple[Size, ...] = ((1, FEWEST_RECORDED), (1, MOST_RECORDED), (1, 2560))
-"""Sizes of one sequence, and at last the one that proves. With one sequence torch takes other paths: its
-batch is no dimension to copy for.
-"""
 CACHED = (24, 40)
 """Tokens of the prompts after which caches are looked at: fewer than any window."""
-POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len")
-OFFSET = 2  # positions that roberta and its kin begin with (modeling_roberta.py, padding_idx + 1)
-SEVERAL: tuple[Size, ...] = ((2, FEWEST_RECORDED), (3, FEWEST_RECORDED), (2, MOST_RECORDED), (5, 2560))
-"""Sizes of several, likewise."""
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,17 +84,25 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
         "recording": recording_document(stack.model) if request["model"] else None,
         "runs": {},
         "caches": cache_rows(record_caches(config, stack)) if request.get("caches") else None,
+        "handing": handing_document(stack.handing) if request.get("caches") else None,
     }
     for key in request["ways"]:
         words = json.loads(key)
-        sizes, generates = _sizes_of(words, stack.positions), words.pop(GENERATES, False)
+        generates = words.pop(GENERATES, False)
         record = record_generation if generates else record_run
         try:
+            sizes = _sizes_of(words, stack.positions)
             made["runs"][key] = run_document(
                 record(config, _plan_of(words, "infer" if generates else "train"), stack, sizes)
             )
         except NoFunctionError:
             made["runs"][key] = None
+        except (InputError, NotRecordableError):
+            raise
+        except Exception:
+            if "tokens" in json.loads(key):
+                raise
+            made["runs"][key] = None  # the library's code refuses a size: it may take the one that is asked
     return made
 
 
@@ -90,16 +111,17 @@ def record_caches(config: Mapping[str, Any], stack: Layered) -> tuple[RecordedCa
     nothing.
     """
     plan = _plan_of({"precision": "bf16-pure", "attention": "eager"}, "infer")
-    shallow = build_shallow_config(config, plan, stack.kept)
-    places = kind_representatives(stack.model.kinds, stack.kept)
-    return observe_caches(shallow, plan, How(scratch=False), places, *CACHED)
+    build = partial(build_shallow_model, config, plan, stack.shallow)
+    places = kind_representatives(stack.model.kinds, stack.shallow.kept)
+    return observe_caches(build, plan, How(scratch=False), places, *CACHED)
 
 
 def record_generation(
     config: Mapping[str, Any], plan: Plan, stack: Layered, sizes: Sequence[Size]
 ) -> RecordedGeneration:
     """A prompt and the last token. Raises NotRecordableError for what is no function of size."""
-    found = observe_generations(build_shallow_config(config, plan, stack.kept), plan, How(), sizes)
+    build = partial(build_shallow_model, config, plan, stack.shallow)
+    found = observe_generations(build, plan, How(), sizes)
     if len({one.places for one in found}) > 1:
         raise NoFunctionError("its cache is not the same at every size")
     if any(storage.hidden for one in found for storage in one.prefill.storages):
@@ -108,7 +130,7 @@ def record_generation(
         prefill=_solved([one.prefill for one in found], sizes),
         decode=_solved([one.decode for one in found], sizes),
         places=found[0].places,
-        kept=stack.kept,
+        kept=stack.shallow.kept,
     )
 
 
@@ -127,16 +149,23 @@ def _sizes_of(words: dict[str, Any], positions: int | None) -> tuple[Size, ...]:
     """The sizes to run, taken out of what a way to run says."""
     if "tokens" in words:
         return ((words.pop("sequences"), words.pop("tokens")),)
-    return within_positions(SEVERAL if words.pop("several", False) else ONE, positions)
+    sizes = SEVERAL if words.pop("several", False) else ONE
+    between = words.pop(BETWEEN, None)
+    if between is None:
+        return within_positions(sizes, positions)
+    begin, end = between
+    room = None if positions is None else positions + 1
+    return between_windows(sizes, begin, min((n for n in (end, room) if n is not None), default=None))
 
 
 @dataclass(frozen=True, slots=True)
 class Layered:
-    """A model's description, and the layers of it that are run: ``kept``."""
+    """A model's description, and the layers of it that are run."""
 
     model: Recording
-    kept: tuple[int, ...]
+    shallow: Shallow
     positions: int | None
+    handing: Handing
 
 
 @lru_cache(maxsize=4)
@@ -145,24 +174,9 @@ def _stack_of(config: str) -> Layered:
     found = json.loads(config)
     plan = _plan_of({"precision": "bf16-pure", "attention": "eager"})
     model = build_model(build_config(found, plan), plan, "meta")
-    kinds, kept = representative_layers(found, plan, model)
-    return Layered(describe_model(model, kinds), kept, _most_positions(model.config))
-
-
-def _most_positions(config: Any) -> int | None:
-    """Tokens that a sequence may have, where a config says."""
-    texts = (config.get_text_config(), getattr(config, "decoder", None))
-    found = [getattr(text, name, None) for text in texts for name in POSITIONS]
-    return min((value for value in found if isinstance(value, int) and value > 0), default=None)
-
-
-def within_positions(sizes: Sequence[Size], most: int | None) -> tuple[Size, ...]:
-    """The sizes in a model's own room for positions: in the same proportions, of whole eights."""
-    longest = max(tokens for _, tokens in sizes)
-    if most is None or most >= longest:
-        return tuple(sizes)
-    return tuple(
-        (sequences, max(8, tokens * (most - OFFSET) // longest // 8 * 8)) for sequences, tokens in sizes
+    kinds, shallow = representative_layers(found, plan, model)
+    return Layered(
+        describe_model(model, kinds), shallow, most_positions(model.config), observe_handing(model, kinds)
     )
 
 
@@ -181,6 +195,8 @@ def describe_model(model: Any, kinds: tuple[int, ...]) -> Recording:
     layers = layers_of(model)
     if layers is None:
         raise NotRecordableError(f"{type(model).__name__} has no list of layers")
+    if layers_share_weights(layers):
+        raise NotRecordableError("its layers share weights, whose gradients wait for all of them")
     stack = next(name for name, module in model.named_modules() if module is layers)
     text = settings.get_text_config()
     into, out = model.get_input_embeddings(), model.get_output_embeddings()
@@ -201,14 +217,49 @@ def describe_model(model: Any, kinds: tuple[int, ...]) -> Recording:
         tied=out is not None and getattr(out, "weight", None) is getattr(into, "weight", None),
         eager_only=not getattr(model, "_supports_sdpa", False),
         given=standard_input_words(settings),
+        windows=acting_lengths(settings),
     )
 
 
 def record_run(config: Mapping[str, Any], plan: Plan, stack: Layered, sizes: Sequence[Size]) -> RecordedRun:
     """One way to run. Raises NotRecordableError for what is no function of size."""
-    kinds, kept = stack.model.kinds, stack.kept
-    steps = _observed(config, plan, kept, len(kinds), sizes)
-    runs = [cut_step(step) for step in steps]
+    build = partial(build_shallow_model, config, plan, stack.shallow)
+    try:
+        return _solved_run([cut_step(step) for step in _observed(build, plan, sizes)], plan, stack, sizes)
+    except LoopsError:
+        return _record_loops(build, plan, stack, sizes)
+
+
+def _record_loops(
+    build: Callable[[str], nn.Module], plan: Plan, stack: Layered, sizes: Sequence[Size]
+) -> RecordedRun:
+    """One way to run code that loops over tokens or over chunks of them: at a few turns. Raises
+    NoFunctionError where that does not come apart.
+    """
+    for unit, counts in LOOPED:
+        few = looped_sizes(sizes, stack.model.windows, unit, counts)
+        with suppress(NoFunctionError):
+            runs = [_without_turns(cut_step(step)) for step in _observed(build, plan, few, loops=True)]
+            every = 1 if unit == LOOPED[0][0] else unit
+            return replace(_solved_run(runs, plan, stack, few), every=every, least=few[0][1])
+    raise NoFunctionError("its code loops over tokens")
+
+
+def _without_turns(run: FoundRun) -> FoundRun:
+    """A step whose loops are folded."""
+    return replace(
+        run,
+        embeddings=fold_loops(run.embeddings),
+        head=fold_loops(run.head),
+        loss=fold_loops(run.loss),
+        layers=tuple(map(fold_loops, run.layers)),
+        light=tuple(one and fold_loops(one) for one in run.light),
+    )
+
+
+def _solved_run(runs: Sequence[FoundRun], plan: Plan, stack: Layered, sizes: Sequence[Size]) -> RecordedRun:
+    """Steps at several sizes as functions of size."""
+    kinds, kept = stack.model.kinds, stack.shallow.kept
     places = kind_representatives(kinds, kept)
     return RecordedRun(
         embeddings=_solved([run.embeddings for run in runs], sizes),
@@ -228,15 +279,14 @@ def record_run(config: Mapping[str, Any], plan: Plan, stack: Layered, sizes: Seq
 
 
 def _observed(
-    config: Mapping[str, Any], plan: Plan, kept: tuple[int, ...], layers: int, sizes: Sequence[Size]
+    build: Callable[[str], nn.Module], plan: Plan, sizes: Sequence[Size], *, loops: bool = False
 ) -> list[Step]:
     """Steps at all sizes. Raises NoFunctionError where the code asks for values of large tensors: which
     expert gets which token is no function of their number.
     """
-    some = kept if len(kept) < layers else None
 
     def observe(how: How) -> list[Step]:
-        return observe_steps(build_shallow_config(config, plan, some), plan, how, sizes)
+        return observe_steps(build, plan, how, sizes, loops=loops)
 
     try:
         found: list[Step] = with_values_if_asked(observe, How(), FEW if len(sizes) > 1 else MANY)

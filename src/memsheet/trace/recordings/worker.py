@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from threading import Thread
@@ -14,6 +15,9 @@ from typing import Any
 from memsheet.errors import InputError
 from memsheet.trace.child import error_answer, limit_process_memory
 from memsheet.trace.parent import MEMORY_BYTES
+
+NEEDS = re.compile(r"requires the (\w+) library")
+"""How the library says that a package is missing (transformers utils/import_utils.py)."""
 
 
 def main() -> None:
@@ -51,6 +55,8 @@ def _answer_request(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _failure(error: Exception) -> dict[str, Any]:
+    if isinstance(error, ImportError) and (found := NEEDS.search(str(error))):
+        return {"needs": found[1]}
     text = str(error).strip().splitlines()
     return {"not_recordable": f"{type(error).__name__}: {text[0] if text else ''}"[:200]}
 

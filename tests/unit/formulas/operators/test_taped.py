@@ -62,8 +62,8 @@ def test_a_tape_multiplies_what_the_table_says(name: str) -> None:
     except InputError:
         pytest.skip("is not trained")
     for block in dict.fromkeys(spec.blocks()):
-        how = block_numerics(block, plan, run_config_of(plan, engine_of(plan)))
-        axes = block_axes(block, plan)
+        how = block_numerics(block, plan, plan.training.shape, run_config_of(plan, engine_of(plan)))
+        axes = block_axes(block, plan, plan.training.shape)
         found = sum(
             2 * prod(axis if isinstance(axis, int) else axes[axis] for axis in (*one.writes[0][0], one.terms))
             for one in record_block(block, how).forward_operations

@@ -50,3 +50,28 @@ def test_an_engines_pool_counts_it(engine: str) -> None:
 def test_llama_cpp_refuses_them_by_name() -> None:
     with pytest.raises(InputError, match="deepseek_v32"):
         infer(V32, gpus="16xH200", engine="llama.cpp")
+
+
+SPARSE = {"deepseek_v32": {"sglang": "fp8", "vllm": "bf16"}, "glm_moe_dsa": {"sglang": "fp8", "vllm": "fp8"}}
+ON_BLACKWELL = [(kind, engine, dtype) for kind, found in SPARSE.items() for engine, dtype in found.items()]
+
+
+def cache_of(kind: str, engine: str, gpus: str, **words: object) -> str:
+    model = {"model_type": kind, "dtype": "bfloat16"}
+    found = infer(model, gpus=gpus, engine=engine, tp=8, max_model_len=4096, fix=False, **words)
+    assert found.plan.cache.kv_dtype is not None
+    return found.plan.cache.kv_dtype.name
+
+
+@pytest.mark.parametrize(("kind", "engine", "dtype"), ON_BLACKWELL)
+def test_a_server_takes_eight_bits_by_itself_on_the_cards_that_it_says(kind, engine, dtype) -> None:
+    """Where nobody says, on Blackwell alone; what somebody says is kept; older releases were not read."""
+    assert cache_of(kind, engine, "8xB200") == dtype
+    assert cache_of(kind, engine, "8xH200") == "bf16"
+    assert cache_of(kind, engine, "8xB200", kv_dtype="bf16") == "bf16"
+    assert cache_of(kind, engine, "8xH200", kv_dtype="fp8") == "fp8"
+
+
+def test_other_latents_are_kept_as_they_are_computed_on_every_card() -> None:
+    for engine in ("vllm", "sglang"):
+        assert cache_of("deepseek_v3", engine, "8xB200") == "bf16"

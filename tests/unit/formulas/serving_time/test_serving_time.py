@@ -146,7 +146,7 @@ def test_parts_of_a_prompt_may_follow_one_another_through_stages() -> None:
     spec, plan, cluster = asked("llama-3.1-70b", pp=8, tp=1)
     one, many = (
         prefill_time(
-            spec, replace(plan, serving=replace(plan.serving, max_batched_tokens=size)), cluster, 16384
+            spec, replace(plan, workload=replace(plan.serving, max_batched_tokens=size)), cluster, 16384
         )
         for size in (16384, 2048)
     )
@@ -168,10 +168,10 @@ def test_a_layer_is_bound_by_its_matrices() -> None:
 def test_prompts_in_parts_and_all_at_once() -> None:
     spec, plan, cluster = asked("llama-3.1-8b", gpus="1xH100-80GB")
     parts = prefill_time(
-        spec, replace(plan, serving=replace(plan.serving, max_batched_tokens=2048)), cluster, 16384
+        spec, replace(plan, workload=replace(plan.serving, max_batched_tokens=2048)), cluster, 16384
     )
     whole = prefill_time(
-        spec, replace(plan, serving=replace(plan.serving, max_batched_tokens=16384)), cluster, 16384
+        spec, replace(plan, workload=replace(plan.serving, max_batched_tokens=16384)), cluster, 16384
     )
     assert (
         0.95 * whole.value < parts.value < 1.5 * whole.value

@@ -410,7 +410,7 @@ def test_towers_that_were_not_read_are_refused_by_name() -> None:
     machines, spec = cluster(), spec_of("gemma-3-27b")
     plan = plan_of("gemma-3-27b", machines, engine="fsdp2")
     with pytest.raises(InputError, match="image_tokens"):
-        step_time(spec, replace(plan, batch=replace(plan.batch, image_tokens=256)), machines)
+        step_time(spec, replace(plan, workload=replace(plan.training, image_tokens=256)), machines)
 
 
 # arrays -----------------------------------------------------------------------------------------------------
@@ -424,14 +424,14 @@ def test_arrays_equal_scalars(how: dict[str, Any]) -> None:
     shard = np.maximum(plan.mesh.dp_shard // tp, 1)
     many = replace(
         plan,
-        batch=replace(plan.batch, microbatch=micro, seq_len=length),
+        workload=replace(plan.training, microbatch=micro, seq_len=length),
         mesh=replace(plan.mesh, tp=tp, dp_shard=shard),
     )
     found = step_time(spec_of("llama-3.1-8b"), many, machines)
     for n in range(4):
         mesh = replace(plan.mesh, tp=int(tp[n]), dp_shard=int(shard[n]))
         alone = replace(
-            plan, batch=replace(plan.batch, microbatch=int(micro[n]), seq_len=int(length[n])), mesh=mesh
+            plan, workload=replace(plan.training, microbatch=int(micro[n]), seq_len=int(length[n])), mesh=mesh
         )
         one = step_time(spec_of("llama-3.1-8b"), alone, machines)
         for name in ("low", "value", "high", "mfu", "tokens_per_s"):
@@ -442,14 +442,16 @@ def test_arrays_of_expert_parallel_plans_equal_scalars() -> None:
     machines, spec = cluster(count=16), spec_of("mixtral-8x7b")
     plan = plan_of("mixtral-8x7b", machines, engine="megatron", mesh__ep=2, global_batch=64)
     ranks, batches = np.array([2, 4, 8]), np.array([1, 2, 4])
-    many = replace(plan, batch=replace(plan.batch, microbatch=batches), mesh=replace(plan.mesh, ep=ranks))
+    many = replace(
+        plan, workload=replace(plan.training, microbatch=batches), mesh=replace(plan.mesh, ep=ranks)
+    )
     found = step_time(spec, many, machines)
     for n in range(3):
         one = step_time(
             spec,
             replace(
                 plan,
-                batch=replace(plan.batch, microbatch=int(batches[n])),
+                workload=replace(plan.training, microbatch=int(batches[n])),
                 mesh=replace(plan.mesh, ep=int(ranks[n])),
             ),
             machines,

@@ -541,7 +541,7 @@ def test_a_scan_of_states() -> None:
 
 def test_pictures_are_four_patches_a_token() -> None:
     small = plan_of(SMALL)
-    plan = replace(small, batch=replace(small.batch, image_tokens=100))
+    plan = replace(small, workload=replace(small.training, image_tokens=100))
     assert patches_of(shop_of(plan, engine_of(plan), card(), Overlap.ENGINE)).tokens == 2 * 4 * 100
 
 

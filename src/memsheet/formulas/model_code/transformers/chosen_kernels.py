@@ -14,18 +14,19 @@ from memsheet.formulas.numerics import AttentionKernel, RunConfig
 from memsheet.plan.dtypes import BF16, FP32
 from memsheet.plan.model import Attention, Block, LatentAttention, LinearAttention
 from memsheet.plan.plan import AttentionKind, Plan
+from memsheet.plan.workload import PassShape
 
 HEAD_ALIGNMENT = 8
 
 
-def block_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
+def block_numerics(block: Block, plan: Plan, shape: PassShape, how: RunConfig) -> RunConfig:
     """What depends on the block: the attention kernel its shapes and masks allow, padding of its heads."""
     if of_tower(block.kind):
         return tower_numerics(block, plan, how)
     how = replace(how, transposed=True) if family_traits(block.kind).transposed else how
     at = block.mixers[0]
     if isinstance(at, LinearAttention):
-        return replace(how, options=chunk_options(plan.batch.seq_len))
+        return replace(how, options=chunk_options(shape.tokens))
     if isinstance(
         at, LatentAttention
     ):  # heads of two sizes: flash takes none, torch's memory-efficient kernel does (sdp_utils.cpp)
@@ -63,18 +64,18 @@ def block_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
             own.always_masked and has_grouped_kv_heads(at, block.kind)
         )
         kernel = AttentionKernel.MATH if plain else AttentionKernel.PROCESSOR
-        return replace(how, attention=kernel, mask=needs_mask(at, plan, block.kind))
+        return replace(how, attention=kernel, mask=needs_mask(at, plan, shape, block.kind))
     if plan.before_ampere and compute is BF16:  # sdp_utils.cpp, less_than_sm80_mem_efficient_dtypes
-        return replace(how, attention=AttentionKernel.MATH, mask=needs_mask(at, plan, block.kind))
+        return replace(how, attention=AttentionKernel.MATH, mask=needs_mask(at, plan, shape, block.kind))
     if compute is FP32 or plan.before_ampere:  # check_flash_attention_hardware_support
         return replace(
             how,
             attention=AttentionKernel.MATH
-            if has_grouped_kv_heads(at, block.kind) and not needs_mask(at, plan, block.kind)
+            if has_grouped_kv_heads(at, block.kind) and not needs_mask(at, plan, shape, block.kind)
             else AttentionKernel.EFFICIENT,
-            mask=needs_mask(at, plan, block.kind),
+            mask=needs_mask(at, plan, shape, block.kind),
         )
-    if needs_mask(at, plan, block.kind):
+    if needs_mask(at, plan, shape, block.kind):
         unrepeated = has_grouped_kv_heads(at, block.kind) and family_traits(block.kind).always_masked
         return replace(
             how, attention=AttentionKernel.MATH if unrepeated else AttentionKernel.EFFICIENT, mask=True
@@ -92,11 +93,11 @@ def has_grouped_kv_heads(at: Attention, kind: str) -> bool:
     )
 
 
-def needs_mask(at: Attention, plan: Plan, kind: str) -> bool:
+def needs_mask(at: Attention, plan: Plan, shape: PassShape, kind: str) -> bool:
     """A window that the sequence fills is a mask in sdpa (transformers 5.23, masking_utils.py:302); the
     flash-attn package takes it as a number.
     """
     if plan.attention is AttentionKind.SDPA and family_traits(kind).always_masked:
         return True
     span = at.window or at.chunk
-    return plan.attention is AttentionKind.SDPA and span is not None and agreed(span <= plan.batch.seq_len)
+    return plan.attention is AttentionKind.SDPA and span is not None and agreed(span <= shape.tokens)

@@ -54,6 +54,7 @@ from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Attention, Block, ModelSpec, Moe
 from memsheet.plan.plan import Plan, RecomputeMode
 from memsheet.plan.torch_versions import softmax_keeps_input
+from memsheet.plan.workload import PassShape, Training
 from memsheet.references import TRANSFORMERS, formula
 
 BOTH = 2
@@ -64,7 +65,7 @@ BOTH = 2
     cites=TRANSFORMERS,
     at="modeling files: shapes of a layer's tensors; heads and widths divided over tensor-parallel ranks",
 )
-def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
+def block_axes(block: Block, plan: Plan, shape: PassShape) -> dict[str, Count]:
     """Values of the axes that a dense block's tensors are named by."""
     if of_tower(block.kind):
         return tower_axes(block, plan)
@@ -77,19 +78,19 @@ def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
     through = ff.shared if isinstance(ff, Moe) else ff
     width = through.intermediate if through else 0
     return with_products({
-        **experts, **(_attention_axes(at, plan) if isinstance(at, Attention) else mixer_axes(at, plan.batch.seq_len)),
-        "b": plan.batch.microbatch, "s": plan.batch.seq_len, "h": block.hidden, "f": ceil_div(width, plan.mesh.tp),
-        "r": plan.adapter.rank if plan.adapter else 0, "s32": -(-plan.batch.seq_len // 32) * 32,
+        **experts, **(_attention_axes(at, plan, shape) if isinstance(at, Attention) else mixer_axes(at, shape.tokens)),
+        "b": shape.sequences, "s": shape.tokens, "h": block.hidden, "f": ceil_div(width, plan.mesh.tp),
+        "r": plan.adapter.rank if plan.adapter else 0, "s32": -(-shape.tokens // 32) * 32,
     })  # fmt: skip
 
 
-def _attention_axes(at: Attention, plan: Plan) -> dict[str, Count]:
+def _attention_axes(at: Attention, plan: Plan, shape: PassShape) -> dict[str, Count]:
     return {
         "a": ceil_div(at.heads, plan.mesh.tp),
         "2·a·d": 2 * ceil_div(at.heads, plan.mesh.tp) * at.head_dim,
         "k": maximum(1, ceil_div(at.kv_heads, plan.mesh.tp)),
         "d": at.head_dim,
-        "s+1": plan.batch.seq_len + 1,
+        "s+1": shape.tokens + 1,
     }
 
 
@@ -110,11 +111,11 @@ def on_rank(block: Block, plan: Plan) -> Block:
     return replace(block, mixers=(replace(at, kv_heads=1),))
 
 
-def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
-    tokens = plan.batch.microbatch * plan.batch.seq_len
+def end_axes(spec: ModelSpec, plan: Plan, shape: PassShape) -> dict[str, Count]:
+    tokens = shape.sequences * shape.tokens
     return {
-        "b": plan.batch.microbatch, "s": plan.batch.seq_len, "h": spec.hidden, "V": ceil_div(spec.vocab, plan.mesh.tp), "V0": spec.vocab,
-        "n": spec.head.width, "s-1": plan.batch.seq_len - 1, "p": patch_values(spec.embeddings) if of_pictures(spec.embeddings) else 0, "c": chunk_of(plan.loss, tokens, spec.hidden, spec.vocab),
+        "b": shape.sequences, "s": shape.tokens, "h": spec.hidden, "V": ceil_div(spec.vocab, plan.mesh.tp), "V0": spec.vocab,
+        "n": spec.head.width, "s-1": shape.tokens - 1, "p": patch_values(spec.embeddings) if of_pictures(spec.embeddings) else 0, "c": chunk_of(plan.loss, tokens, spec.hidden, spec.vocab),
     }  # fmt: skip
 
 
@@ -124,25 +125,16 @@ def transformers_spec(spec: ModelSpec, plan: Plan) -> ModelSpec:
     """
     spec = spec_with_fused_qkv(spec, plan)
     spec = spec_with_fp32_stream(spec)
-    if (
-        plan.task == "train"
-        and spec.model_type in VISION
-        and spec.towers
-        and agreed(plan.batch.image_tokens > 0)
-    ):
+    job = plan.workload if isinstance(plan.workload, Training) else None
+    if job and spec.model_type in VISION and spec.towers and agreed(job.image_tokens > 0):
         spec = with_pictures(spec, plan)
-    if (
-        plan.task == "train"
-        and of_pictures(spec.embeddings)
-        and spec.head.kind == "classification"
-        and spec.head.weights
-    ):
+    if job and of_pictures(spec.embeddings) and spec.head.kind == "classification" and spec.head.weights:
         return replace(spec, head=replace(spec.head, kind=CLASSES))
     own = pooler_weights(spec.extras, spec.head)
     if own:
         return replace(spec, extras=(), head=replace(spec.head, weights=(*own, *spec.head.weights)))
-    trained = plan.task == "train" and spec.head.kind == "sequence_to_sequence" and len(spec.stacks) == BOTH
-    return two_stacks(t5_norm(spec)) if trained else spec
+    trained_pair = job and spec.head.kind == "sequence_to_sequence" and len(spec.stacks) == BOTH
+    return two_stacks(t5_norm(spec)) if trained_pair else spec
 
 
 def positions_each(spec: ModelSpec) -> bool:

@@ -30,6 +30,7 @@ from memsheet.plan.model import (
     Weight,
 )
 from memsheet.plan.plan import AttentionKind, Plan, RecomputeMode
+from memsheet.plan.workload import PassShape
 from memsheet.sheet import Component
 
 KINDS = frozenset({"t5", "mt5"})
@@ -306,15 +307,15 @@ def _attach_encoder_memory(r: Recorder, y: Tensor, memory: Tensor) -> Tensor:
     )
 
 
-def named_biases(spec: ModelSpec, plan: Plan, how: RunConfig, *, kept: bool) -> list[Count]:
+def named_biases(spec: ModelSpec, plan: Plan, shape: PassShape, how: RunConfig, *, kept: bool) -> list[Count]:
     """What every layer of a decoder adds to its scores: the first one's look-ups, and zeros beside the
     encoder's tokens; with dropout the states from before it. Checkpoints hold on to the biases, and to those
     that the encoder's layers add.
     """
-    own, zeros = _bias_sizes(spec, plan, how)
+    own, zeros = _bias_sizes(spec, shape, how)
     if kept:
         return [own, own, zeros]
-    looked_up = how.parameters.nbytes(plan.batch.microbatch * plan.batch.seq_len * spec.hidden)
+    looked_up = how.parameters.nbytes(shape.sequences * shape.tokens * spec.hidden)
     return [
         own,
         *([] if plan.attention is AttentionKind.SDPA else [zeros]),
@@ -322,25 +323,25 @@ def named_biases(spec: ModelSpec, plan: Plan, how: RunConfig, *, kept: bool) -> 
     ]
 
 
-def saved_biases(spec: ModelSpec, plan: Plan, how: RunConfig) -> list[tuple[str, Count]]:
+def saved_biases(spec: ModelSpec, plan: Plan, shape: PassShape, how: RunConfig) -> list[tuple[str, Count]]:
     """Which bucket each distance is in, for both stacks' tables; the zeros, which kernels save."""
     tables = sum(stack.role in ("encoder", "decoder") for stack in spec.stacks) if how.trains else 0
-    buckets = ("relative_attention_bias", tables * INT64.nbytes(plan.batch.seq_len * plan.batch.seq_len))
+    buckets = ("relative_attention_bias", tables * INT64.nbytes(shape.tokens * shape.tokens))
     return [
         buckets,
         *(
-            [("position_bias", _bias_sizes(spec, plan, how)[1])]
+            [("position_bias", _bias_sizes(spec, shape, how)[1])]
             if plan.attention is AttentionKind.SDPA
             else []
         ),
     ]
 
 
-def _bias_sizes(spec: ModelSpec, plan: Plan, how: RunConfig) -> tuple[Count, Count]:
+def _bias_sizes(spec: ModelSpec, shape: PassShape, how: RunConfig) -> tuple[Count, Count]:
     """Of the looked-up bias and of the zeros, which come in the dtype of queries."""
     at = spec.stacks[-1].runs[0].pattern[0].mixers[0]
     assert isinstance(at, Attention)
-    elements = at.heads * plan.batch.seq_len * plan.batch.seq_len
+    elements = at.heads * shape.tokens * shape.tokens
     return how.parameters.nbytes(elements), (how.autocast or how.parameters).nbytes(elements)
 
 
@@ -353,13 +354,13 @@ def let_go(spec: ModelSpec, plan: Plan, how: RunConfig) -> LetGo:
     decoder = spec.stacks[-1]
     at = decoder.runs[0].pattern[0].mixers[0]
     assert isinstance(at, Attention)
-    own, zeros = _bias_sizes(spec, plan, how)
-    tokens = plan.batch.microbatch * plan.batch.seq_len
+    own, zeros = _bias_sizes(spec, plan.training.shape, how)
+    tokens = plan.training.microbatch * plan.training.seq_len
     again = plan.recompute.mode is RecomputeMode.FULL
     kept, shared, place = Component.SAVED_ACTIVATIONS, Component.GRADIENTS, f"{decoder.path}.*"
     held = [((kept, "position_bias"), own)] if again else []
     if again and plan.attention is AttentionKind.EAGER:
-        held.append(((kept, "model/causal_mask"), how.stream.nbytes(tokens * plan.batch.seq_len)))
+        held.append(((kept, "model/causal_mask"), how.stream.nbytes(tokens * plan.training.seq_len)))
     biases = [((shared, f"{place}.{at.path}/position_bias"), own)] if how.trains else []
     memory = ((shared, f"{place}.encoder/memory"), how.stream.nbytes(tokens * spec.hidden))
     looked_up = (
@@ -382,7 +383,9 @@ def looked_up_again(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
         return EMPTY  # stacks of another kind, a tower and a decoder say, look nothing up
     if plan.recompute.mode is not RecomputeMode.FULL or plan.recompute.stretched or plan.recompute.by_layers:
         return EMPTY
-    return BytesByPath.of([((Component.SAVED_ACTIVATIONS, "position_bias"), _bias_sizes(spec, plan, how)[0])])
+    return BytesByPath.of(
+        [((Component.SAVED_ACTIVATIONS, "position_bias"), _bias_sizes(spec, plan.training.shape, how)[0])]
+    )
 
 
 def t5_norm(spec: ModelSpec) -> ModelSpec:

@@ -17,7 +17,7 @@ from memsheet.plan.plan import AttentionKind, Loss, Plan, RecomputeMode
 
 def picture_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """What a batch with pictures was not compared with the real code for."""
-    if not agreed(plan.batch.image_tokens > 0):
+    if not agreed(plan.training.image_tokens > 0):
         return []
     again, alone = plan.recompute, "leave it out, or no image_tokens"
     if not has_pictures(spec):
@@ -27,7 +27,7 @@ def picture_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         return [
             Problem(
                 field="image_tokens",
-                value=plan.batch.image_tokens,
+                value=plan.training.image_tokens,
                 reason=reason,
                 hint="image_tokens 0: the tower without a picture",
             )

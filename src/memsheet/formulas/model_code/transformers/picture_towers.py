@@ -116,7 +116,7 @@ def _merger_norm_and_linears(tower: Tower, like: Norm) -> tuple[tuple[Norm, ...]
 )
 def image_patch_count(spec: ModelSpec, plan: Plan) -> Count:
     """Patches of all pictures of a micro-batch."""
-    return plan.batch.microbatch * plan.batch.image_tokens * patches_per_token(spec)
+    return plan.training.microbatch * plan.training.image_tokens * patches_per_token(spec)
 
 
 def patches_per_token(spec: ModelSpec) -> int:
@@ -142,11 +142,11 @@ def tower_axes(block: Block, plan: Plan) -> dict[str, Count]:
     """Of a layer of the tower or of its ends. A merge of 2 x 2 patches is all that these families' released
     models have.
     """
-    seen = plan.batch.microbatch * plan.batch.image_tokens
+    seen = plan.training.microbatch * plan.training.image_tokens
     rows = seen * MERGED_PATCHES
-    own: dict[str, Count] = {"p": rows, "q": seen, "B": plan.batch.microbatch, "S": plan.batch.seq_len}
+    own: dict[str, Count] = {"p": rows, "q": seen, "B": plan.training.microbatch, "S": plan.training.seq_len}
     if _START in block.kind:
-        return {**own, "b": plan.batch.microbatch, "s": plan.batch.seq_len, "h": block.hidden}
+        return {**own, "b": plan.training.microbatch, "s": plan.training.seq_len, "h": block.hidden}
     own |= {"b": 1, "s": rows, "h": block.hidden, "s32": -(-rows // 32) * 32}
     at, ff = block.mixers[0] if block.mixers else None, block.feed_forward
     if not isinstance(at, Attention) or not isinstance(ff, Dense):
@@ -190,7 +190,7 @@ def named_beside(spec: ModelSpec, plan: Plan, how: RunConfig) -> Beside:
     """What the model's forward names of the tower."""
     if not has_pictures(spec):
         return NOTHING
-    low, seen = tower_stream(how), plan.batch.microbatch * plan.batch.image_tokens
+    low, seen = tower_stream(how), plan.training.microbatch * plan.training.image_tokens
     path, kept = next(stack.path for stack in spec.stacks if stack.role == JOIN), Component.TEMPORARIES
     states = low.nbytes(image_patch_count(spec, plan) * _merger_block(spec).hidden)
     features = low.nbytes(seen * spec.hidden) + how.stream.nbytes(seen * spec.hidden)
@@ -225,7 +225,9 @@ def kept_beside(spec: ModelSpec, plan: Plan, how: RunConfig) -> list[tuple[str, 
     path = next(stack.path for stack in spec.stacks if stack.role == JOIN)
     words = module_of(spec.embeddings.weights[0].path)
     asked = (
-        how.stream.nbytes(plan.batch.microbatch * plan.batch.seq_len * spec.hidden) if how.asks_grad else 0
+        how.stream.nbytes(plan.training.microbatch * plan.training.seq_len * spec.hidden)
+        if how.asks_grad
+        else 0
     )
     return [(f"{path}.rotary_pos_emb", table_bytes(spec, plan)), (f"{words}/output", asked)]
 

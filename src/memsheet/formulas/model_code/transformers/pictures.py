@@ -93,5 +93,5 @@ def patch_values(embeddings: Embeddings) -> Count:
 def picture_bytes(spec: ModelSpec, plan: Plan) -> Count:
     """Of one micro-batch."""
     return plan.precision.parameters.nbytes(
-        plan.batch.microbatch * (plan.batch.seq_len - 1) * patch_values(spec.embeddings)
+        plan.training.microbatch * (plan.training.seq_len - 1) * patch_values(spec.embeddings)
     )

@@ -44,12 +44,12 @@ def transformers_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         for block in language_blocks(spec)
         if (why := _unmodelled_kind_reason(block, plan))
     ]
-    if of_pictures(spec.embeddings) and not agreed(plan.batch.seq_len == spec.max_positions):
+    if of_pictures(spec.embeddings) and not agreed(plan.training.seq_len == spec.max_positions):
         reason = f"is not what a picture is here: {spec.max_positions} patches and class tokens"
         found.append(
             Problem(
                 field="seq_len",
-                value=plan.batch.seq_len,
+                value=plan.training.seq_len,
                 reason=reason,
                 hint=f"--seq-len {spec.max_positions}",
             )

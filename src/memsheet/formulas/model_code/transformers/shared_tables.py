@@ -20,22 +20,27 @@ from memsheet.formulas.tapes.bytes_by_path import BytesByPath
 from memsheet.plan.dtypes import BOOL, FP32
 from memsheet.plan.model import Attention, ModelSpec
 from memsheet.plan.plan import AttentionKind, Plan, RecomputeMode
+from memsheet.plan.workload import PassShape
 from memsheet.sheet import Component
 
 TABLES_BY_KIND = frozenset({"gemma3_text", "gemma3", "olmo3"})
 """Families whose model makes rotary tables for windowed layers and for full ones (modeling_gemma3.py:549)."""
 
 
-def shared_tables(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
+def shared_tables(spec: ModelSpec, plan: Plan, shape: PassShape, how: RunConfig) -> BytesByPath:
     """What all layers share and keep for backward: rotary tables, which bucket a distance is in."""
-    tables = [("model.rotary_emb", size) for size in _table_sizes(spec, plan, how, copied=False)]
-    tables += [("model", size) for size in _lowered_tables(spec, plan, how)]
+    tables = [("model.rotary_emb", size) for size in _table_sizes(spec, shape, how, copied=False)]
+    tables += [("model", size) for size in _lowered_tables(spec, plan, shape, how)]
     tables += kept_beside(spec, plan, how)
-    saved = saved_biases(spec, plan, how) if reads_other_stack(spec) and not keeps_masks(spec, plan) else []
+    saved = (
+        saved_biases(spec, plan, shape, how)
+        if reads_other_stack(spec) and not keeps_masks(spec, plan)
+        else []
+    )
     return BytesByPath.of(((Component.SAVED_ACTIVATIONS, path), size) for path, size in (*tables, *saved))
 
 
-def _lowered_tables(spec: ModelSpec, plan: Plan, how: RunConfig) -> list[Count]:
+def _lowered_tables(spec: ModelSpec, plan: Plan, shape: PassShape, how: RunConfig) -> list[Count]:
     """Bytes of fp32 rotary tables in the dtype that each layer is handed them in, a copy a layer; of those
     that a layer copies anew nothing stays, but what a checkpoint was called with.
     """
@@ -51,10 +56,10 @@ def _lowered_tables(spec: ModelSpec, plan: Plan, how: RunConfig) -> list[Count]:
         and lowers_tables(how, family_traits(block.kind))
         and (called or not family_traits(block.kind).own_tables)
     ]
-    return [count * 2 * how.stream.nbytes(plan.batch.seq_len * width) for width, count in layers]
+    return [count * 2 * how.stream.nbytes(shape.tokens * width) for width, count in layers]
 
 
-def _table_sizes(spec: ModelSpec, plan: Plan, how: RunConfig, *, copied: bool) -> list[Count]:
+def _table_sizes(spec: ModelSpec, shape: PassShape, how: RunConfig, *, copied: bool) -> list[Count]:
     """Bytes of the model's rotary tables that layers compute with themselves, or of those that each layer
     copies.
     """
@@ -71,10 +76,10 @@ def _table_sizes(spec: ModelSpec, plan: Plan, how: RunConfig, *, copied: bool) -
         and not family_traits(kind).table_buffer
     }
     tables = [
-        2 * dtype.nbytes((plan.batch.microbatch if each else 1) * plan.batch.seq_len * width)
+        2 * dtype.nbytes((shape.sequences if each else 1) * shape.tokens * width)
         for width, _, dtype, each in sorted(kinds, key=lambda kind: kind[:2])
     ]
-    return tables if copied else [*tables, *other_tables(language_blocks(spec), plan.batch.seq_len, how)]
+    return tables if copied else [*tables, *other_tables(language_blocks(spec), shape.tokens, how)]
 
 
 def keeps_masks(spec: ModelSpec, plan: Plan) -> bool:
@@ -92,7 +97,7 @@ def _fills_masked_scores(spec: ModelSpec) -> bool:
     return any(family_traits(kind).summed_bias for kind, _ in attention_mixers(spec))
 
 
-def mask_and_rotary_bytes(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
+def mask_and_rotary_bytes(spec: ModelSpec, plan: Plan, shape: PassShape, how: RunConfig) -> BytesByPath:
     """What lives through the model's forward: a mask for each kind of attention, rotary tables that layers
     copy.
 
@@ -105,12 +110,16 @@ def mask_and_rotary_bytes(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesB
             if at.causal
         } | other_masks(language_blocks(spec))
         mask = (BOOL if _fills_masked_scores(spec) else how.stream).nbytes(
-            plan.batch.microbatch * plan.batch.seq_len * plan.batch.seq_len
+            shape.sequences * shape.tokens * shape.tokens
         )
     else:
         kinds, mask = (
-            {at.window for kind, at in attention_mixers(spec) if not at.chunk and needs_mask(at, plan, kind)},
-            BOOL.nbytes(plan.batch.seq_len * plan.batch.seq_len),
+            {
+                at.window
+                for kind, at in attention_mixers(spec)
+                if not at.chunk and needs_mask(at, plan, shape, kind)
+            },
+            BOOL.nbytes(shape.tokens * shape.tokens),
         )
     component = (
         Component.SAVED_ACTIVATIONS if keeps_masks(spec, plan) else Component.TEMPORARIES
@@ -119,19 +128,21 @@ def mask_and_rotary_bytes(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesB
     gone = lowered and keeps_masks(spec, plan)  # when forward is: checkpoints were handed copies
     tables = [
         ((component, "model.rotary_emb"), size)
-        for size in _table_sizes(spec, plan, how, copied=True)
+        for size in _table_sizes(spec, shape, how, copied=True)
         if not gone
     ]
-    named = named_biases(spec, plan, how, kept=keeps_masks(spec, plan)) if reads_other_stack(spec) else []
+    named = (
+        named_biases(spec, plan, shape, how, kept=keeps_masks(spec, plan)) if reads_other_stack(spec) else []
+    )
     biases = [((component, "position_bias"), size) for size in named]
     chunked = any(
-        at.chunk and needs_mask(at, plan, kind) for kind, at in attention_mixers(spec)
+        at.chunk and needs_mask(at, plan, shape, kind) for kind, at in attention_mixers(spec)
     )  # one for each sequence
     tables += (
         [
             (
                 (component, "model/chunked_mask"),
-                BOOL.nbytes(plan.batch.microbatch * plan.batch.seq_len * plan.batch.seq_len),
+                BOOL.nbytes(shape.sequences * shape.tokens * shape.tokens),
             )
         ]
         if chunked

@@ -67,4 +67,5 @@ def test_no_bundled_models_activation_is_missing():
         if isinstance(config.get(key), str)
     }
     assert "gelu_fast" in named
-    assert not named - set(ACTIVATIONS) - UNLISTED
+    in_own_code = {"swigluoai"}  # gate and product of MiniMax-M3's layers, in no table of the library
+    assert not named - set(ACTIVATIONS) - UNLISTED - in_own_code

@@ -41,9 +41,12 @@ def kept(model: ModelSpec, plan: Plan) -> int:
     engine = find_engine(plan.engine)
     assert engine is not None
     block = model.stacks[0].runs[0].pattern[0]
-    how = replace(block_numerics(block, plan, run_config_of(plan, engine)), several=plan.batch.microbatch > 1)
+    how = replace(
+        block_numerics(block, plan, plan.training.shape, run_config_of(plan, engine)),
+        several=plan.training.microbatch > 1,
+    )
     tape = record_block(block, how)
-    axes = block_axes(block, plan)
+    axes = block_axes(block, plan, plan.training.shape)
     return sum(entry_bytes(tape.entries[i], axes) for i in tape.saved - tape.outputs)
 
 

@@ -211,5 +211,5 @@ def test_the_key_reads_back_from_a_plan_that_was_written() -> None:
     plan = resolve_request({"engine": "transformers", "seq_len": 320, "image_tokens": 256}, spec).plan
     assert plan_document(plan, model="qwen2_vl", cluster=None)["image_tokens"] == 256
     assert "image_tokens" not in plan_document(
-        replace(plan, batch=replace(plan.batch, image_tokens=0)), model="qwen2_vl", cluster=None
+        replace(plan, workload=replace(plan.training, image_tokens=0)), model="qwen2_vl", cluster=None
     )
