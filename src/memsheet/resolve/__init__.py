@@ -48,19 +48,19 @@ from memsheet.resolve.pipeline import (
 from memsheet.resolve.precision import check_in_backward, check_moments, precision_of
 from memsheet.resolve.quantization import quantization_of
 from memsheet.resolve.recompute import recompute_of
+from memsheet.resolve.recorded_serving import check_recorded_serving
 from memsheet.resolve.serving import (
     attention_of,
     check_decodes,
-    check_recorded_serving,
     check_served_families,
     serves_in_pages,
-    serving_groups,
     usual_options,
+    workload_groups,
 )
 from memsheet.resolve.speculative import speculative_of
 from memsheet.resolve.version import check_version
 from memsheet.resolve.without_effect import check_effects
-from memsheet.resolve.workload import batch_of, max_model_len_of, sequences_of
+from memsheet.resolve.workload import max_model_len_of, sequences_of, training_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +118,19 @@ def _resolve_for_engine(
     served_adapters = served_adapters_of(gaps, engine, model, mesh, precision)
     usual = usual_options(gaps, engine, mesh, model, cluster)
     sequences = sequences_of(gaps, task, usual.get("serving.max_sequences"))
+    engine_version = gaps.get("engine_version", engine.tested, silent=not usual)
+    reshard_after_forward = resharding_of(gaps, engine, zero)
+    schedule = schedule_of(gaps, engine, mesh, task)
+    layers_per_stage = layers_per_stage_of(gaps, engine, mesh, model)
+    training = training_of(gaps, engine, mesh, model, task)
     plan = Plan(
-        task=task,
         engine=engine.name,
-        engine_version=gaps.get("engine_version", engine.tested, silent=not usual),
+        engine_version=engine_version,
         mesh=mesh,
         zero=zero,
-        reshard_after_forward=resharding_of(gaps, engine, zero),
-        schedule=schedule_of(gaps, engine, mesh, task),
-        layers_per_stage=layers_per_stage_of(gaps, engine, mesh, model),
-        batch=batch_of(gaps, engine, mesh, model, task, sequences),
+        reshard_after_forward=reshard_after_forward,
+        schedule=schedule,
+        layers_per_stage=layers_per_stage,
         vocab_multiple=vocab_multiple_of(gaps, engine, mesh),
         precision=precision,
         served_adapters=served_adapters,
@@ -142,20 +145,24 @@ def _resolve_for_engine(
         quantization=quantization,
         offload=_resolve_offload(gaps, engine),
         expandable_segments=gaps.get("allocator.expandable_segments", False, silent=True),
-        **serving_groups(
+        **workload_groups(
             gaps,
             usual,
             engine,
             model,
-            KvCache(kv_dtype=kv_dtype_of(gaps, precision, engine, model)),
-            Serving(
+            KvCache(
+                kv_dtype=kv_dtype_of(gaps, precision, engine, model, cluster.device if cluster else None)
+            ),
+            training
+            or Serving(
                 max_model_len=max_model_len_of(
-                    gaps, task, model, engine, served=bool(usual) or engine.serving.shares_length
+                    gaps, model, engine, served=bool(usual) or engine.serving.shares_length
                 ),
                 max_sequences=sequences,
+                seq_len=gaps.request.get("seq_len") or None,
+                phase=gaps.request.get("phase"),
             ),
         ),
-        phase=gaps.get("phase", silent=True),
         optimizer_in_backward=gaps.get("optimizer_in_backward", False, silent=True),
         **optional_plan_fields(gaps, mesh, model, engine),
         before_ampere=cluster is not None and is_older_device(cluster.device, BF16_UNITS),

@@ -4,11 +4,12 @@ else what is computed in.
 
 from __future__ import annotations
 
+from memsheet.plan.device import Device
 from memsheet.plan.dtypes import FP8, DType, dtype_named
 from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import rules_of
 from memsheet.plan.gaps import RequestResolver
-from memsheet.plan.hardware import version_of
+from memsheet.plan.hardware import capability_of, version_of
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Precision
 
@@ -19,7 +20,11 @@ IN_FOUR_BITS = "--engine llama.cpp --kv-dtype q4_0"
 
 
 def kv_dtype_of(
-    gaps: RequestResolver, precision: Precision, engine: Engine, model: ModelSpec | None = None
+    gaps: RequestResolver,
+    precision: Precision,
+    engine: Engine,
+    model: ModelSpec | None = None,
+    device: Device | None = None,
 ) -> DType:
     """The cache's format."""
     given = gaps.request.get("serving.kv_dtype")
@@ -27,9 +32,27 @@ def kv_dtype_of(
     named = _checkpoint_cache_dtype(gaps, engine, model)
     if named is not None and model is not None:
         found = _checked_cache_dtype(gaps, engine, model, found, named)
+    elif given is None and _takes_eight_bits(gaps, engine, model, device):
+        found = FP8
+        gaps.assumed.append(
+            f"serving.kv_dtype = fp8 (what {engine.name} takes for {model.model_type if model else ''} on "
+            f"{device.name if device else ''}; latents counted packed with their scales)"
+        )
     assert found is not None
     _check_honoured(gaps, engine, model, precision, found)
     return found
+
+
+def _takes_eight_bits(
+    gaps: RequestResolver, engine: Engine, model: ModelSpec | None, device: Device | None
+) -> bool:
+    """Whether a server takes fp8 for a family by itself on a card."""
+    if model is None or device is None or gaps.request.get("task") != "infer":
+        return False
+    rule, units = engine.serving.eight_bits.get(model.model_type), capability_of(device)
+    if rule is None or units is None:
+        return False
+    return rule.units <= units < rule.below and version_of(gaps.request.get("engine_version")) >= rule.since
 
 
 def _check_honoured(

@@ -15,10 +15,10 @@ from memsheet.plan.engine_registry import ONE_GPU, find_engine, pool_servers, ru
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import FLASH_UNITS, is_older_device
 from memsheet.plan.model import CrossAttention, LatentAttention, ModelSpec
-from memsheet.plan.plan import AttentionKind, Mesh, Plan
+from memsheet.plan.plan import AttentionKind, Mesh
 from memsheet.plan.speculative import version_of
 from memsheet.plan.verified_families import NO_SDPA
-from memsheet.plan.workload import KvCache, Serving
+from memsheet.plan.workload import KvCache, Serving, Workload
 
 
 def kinds_of(model: ModelSpec | None) -> set[str]:
@@ -66,25 +66,6 @@ def attention_of(
             "give --attention eager",
         )
     return kind
-
-
-def check_recorded_serving(gaps: RequestResolver, plan: Plan, engine: Engine, model: ModelSpec) -> None:
-    """A model that nobody has written down generates as the library runs its code, on one device; what a
-    server's own code makes of it is not known.
-    """
-    kind = model.model_type
-    if not engine.limits.library_modules:
-        why = f"serves {kind} by code of its own, or not at all, and that is not written down here"
-        gaps.wrong("engine", engine.name, why, "--engine transformers, on one GPU")
-    elif plan.mesh.gpus > 1:
-        why = f"are more than the one device that {kind}'s own code is on record for"
-        gaps.wrong("mesh", plan.mesh.gpus, why, "--gpus 1x…")
-    if plan.cache.kv_dtype is not plan.precision.compute:
-        why = f"is not how the cache of {kind} is on record"
-        gaps.wrong("cache.kv_dtype", plan.cache.kv_dtype and plan.cache.kv_dtype.name, why, "leave it out")
-    if plan.speculative is not None:
-        why = f"is not on record for {kind}"
-        gaps.wrong("speculative.method", plan.speculative.method, why, "leave it out")
 
 
 def check_positions(gaps: RequestResolver, key: str, tokens: int | None, model: ModelSpec | None) -> None:
@@ -196,24 +177,26 @@ def usual_options(
     return engine.served(gaps.request, cluster.device if cluster else None, mesh, latent=latent)
 
 
-def serving_groups(
+def workload_groups(
     gaps: RequestResolver,
     usual: Mapping[str, Any],
     engine: Engine,
     model: ModelSpec | None,
     cache: KvCache,
-    serving: Serving,
+    workload: Workload,
 ) -> dict[str, Any]:
-    """The groups of a plan that a server reads: lengths, the pool of its cache, the engine's own options."""
+    """The workload with the rest of its lengths, the pool of a server's cache, the engine's own options."""
     options = rules_of(engine.name).own_options(gaps)
+    if not isinstance(workload, Serving):
+        return {"workload": workload, "cache": cache, "options": options}
     serving = replace(
-        serving,
+        workload,
         prompt_tokens=gaps.get("serving.prompt_tokens", silent=True),
         output_tokens=gaps.get("serving.output_tokens", silent=True),
         max_batched_tokens=_usual_batch(gaps, engine),
     )
     if not usual:
-        return {"serving": serving, "cache": cache, "options": options}
+        return {"workload": serving, "cache": cache, "options": options}
     loading = gaps.request.get("phase") == "load"
     batched, page, fraction = (
         gaps.get(f"serving.{field}", usual[f"serving.{field}"], silent=loading)
@@ -224,7 +207,7 @@ def serving_groups(
         gaps.wrong("serving.memory_fraction", 0, "leaves the engine nothing", "for example 0.9")
     shared = int(gaps.request.get("serving.shared_prefix_tokens") or 0)
     return {
-        "serving": replace(serving, max_batched_tokens=batched, shared_prefix_tokens=shared),
+        "workload": replace(serving, max_batched_tokens=batched, shared_prefix_tokens=shared),
         "cache": replace(cache, page_tokens=page, memory_fraction=fraction),
         "options": _pooled_options(gaps, options),
     }

@@ -20,10 +20,11 @@ from memsheet.plan.model import (
     StateSpace,
 )
 from memsheet.plan.plan import Plan, Schedule
+from memsheet.plan.workload import Serving
 
 OF_EXPERTS = (
     "mesh.ep", "moe.dispatch", "moe.capacity_factor", "moe.pad_to_capacity", "moe.grouped_gemm", "moe.permute_fusion", "moe.balanced",
-    "serving.host_experts", "serving.fused_moe",
+    "serving.host_experts",
 )  # fmt: skip
 OF_STATES = ("serving.state_slots", "serving.state_ratio")
 OF_RECIPES = ("fp8.param_storage", "fp8.all_gather", "fp8.skip")
@@ -66,22 +67,7 @@ def _no_effect_rules(plan: Plan, engine: Engine, model: ModelSpec | None) -> Ite
             "is of products in eight bits, and no recipe is given",
             "add fp8.recipe",
         )
-    if plan.task == "infer":
-        yield from _of_serving(plan, engine)
-    elif engine.own_kernel_steps:
-        reason = f"is not how {engine.name} steps its flat buffers: a fused kernel does"
-        yield (
-            ("optimizer.implementation",),
-            lambda value: value in ("foreach", "loop", "fused"),
-            reason,
-            LEAVE,
-        )
-    if plan.task == "train" and not engine.autocast and not engine.sharding.gathers and plan.fp8 is None:
-        reason = (
-            f"is not what {engine.name} does: it computes in the {plan.precision.parameters.name} of "
-            "its parameters"
-        )
-        yield ("precision.compute",), lambda _: plan.precision.casts, reason, "give precision.parameters"
+    yield from (_of_serving if isinstance(plan.workload, Serving) else _of_training)(plan, engine)
     if plan.schedule is Schedule.INTERLEAVED and plan.mesh.vpp == 1:
         yield (
             ("schedule",),
@@ -89,6 +75,23 @@ def _no_effect_rules(plan: Plan, engine: Engine, model: ModelSpec | None) -> Ite
             "takes turns among chunks of a rank, and each has one",
             "--vpp 2, or 1f1b",
         )
+
+
+def _of_training(plan: Plan, engine: Engine) -> Iterator[Rule]:
+    if engine.own_kernel_steps:
+        reason = f"is not how {engine.name} steps its flat buffers: a fused kernel does"
+        yield (
+            ("optimizer.implementation",),
+            lambda value: value in ("foreach", "loop", "fused"),
+            reason,
+            LEAVE,
+        )
+    if not engine.autocast and not engine.sharding.gathers and plan.fp8 is None:
+        reason = (
+            f"is not what {engine.name} does: it computes in the {plan.precision.parameters.name} of "
+            "its parameters"
+        )
+        yield ("precision.compute",), lambda _: plan.precision.casts, reason, "give precision.parameters"
 
 
 def _of_the_model(plan: Plan, model: ModelSpec) -> Iterator[Rule]:
@@ -158,15 +161,12 @@ def _no_effect_notes(gaps: RequestResolver, plan: Plan) -> Iterator[str]:
     for key, what in ACCOUNTED.items():
         if gaps.request.get(key) is False and plan.routing is not None:
             yield f"{key} = false is accounted as {what}: what differs without is not modelled"
-    if plan.task == "infer":
-        for key in (
-            key
-            for key in BATCHES
-            if (_effective_value(gaps, key) or plan.serving.max_sequences) != plan.serving.max_sequences
-        ):
+    if isinstance(plan.workload, Serving):
+        most = plan.workload.max_sequences
+        for key in (key for key in BATCHES if (_effective_value(gaps, key) or most) != most):
             yield (
                 f"{key} = {gaps.request[key]} is what runs at once; room is kept for "
-                f"serving.max_sequences = {plan.serving.max_sequences}"
+                f"serving.max_sequences = {most}"
             )
     if _effective_value(gaps, "serving.logical_batch"):
         yield f"serving.logical_batch = {gaps.request['serving.logical_batch']} sizes what the host holds"

@@ -108,7 +108,9 @@ def test_dropout_counts_where_the_family_has_some() -> None:
 
 def test_a_load_alone_has_no_sizes() -> None:
     assert (
-        asked({"task": "infer", "phase": "load", "microbatch": 0, "global_batch": 0, "seq_len": 0}).plan.phase
+        asked(
+            {"task": "infer", "phase": "load", "microbatch": 0, "global_batch": 0, "seq_len": 0}
+        ).plan.serving.phase
         == "load"
     )
 

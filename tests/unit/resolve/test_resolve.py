@@ -38,7 +38,7 @@ def problems(**keys: Any) -> list[tuple[str, str]]:
 
 def test_one_gpu_trains_with_transformers_in_bf16_autocast() -> None:
     plan = asked(gpus=1).plan
-    assert (plan.engine, plan.zero, plan.batch.microbatch) == ("transformers", 0, 1)
+    assert (plan.engine, plan.zero, plan.training.microbatch) == ("transformers", 0, 1)
     assert (plan.precision.parameters.name, plan.precision.compute.name) == ("fp32", "bf16")
     assert (plan.attention, plan.loss, plan.recompute.mode) == (
         AttentionKind.SDPA,

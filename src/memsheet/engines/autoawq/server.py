@@ -42,7 +42,7 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
     model = stage_model(spec, plan, stage)
     block = _supported_awq_block(model, plan)
     held = tuple(held_tensors(model, plan))
-    instants = (Instant.LOAD,) if plan.phase == "load" else (Instant.LOAD, *SERVING)
+    instants = (Instant.LOAD,) if plan.serving.phase == "load" else (Instant.LOAD, *SERVING)
     weights = parameter_bytes(model, plan, held)
     found = [
         Item(c, path, dict.fromkeys(instants, Bytes.exact(size)), Cited(AUTOAWQ, "linear.py"))
@@ -57,7 +57,7 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
             Cited(AUTOAWQ, "fused_utils.py fuse_qkv"),
         )
     )
-    if plan.phase != "load":
+    if plan.serving.phase != "load":
         found += _serving_items(model, plan, block)
     allocated = {i: sum(item.at[i].value for item in found if i in item.at) for i in instants}
     loaded = sum(item.at[Instant.LOAD].value for item in found if item.component is Component.PARAMETERS)
@@ -267,7 +267,7 @@ def facts(
         "kv_bytes_per_token": a_token, "kv_bytes_per_token_per_rank": a_token, "kv_bytes_per_sequence": held // int(plan.serving.max_sequences or 1),
         "kv_tokens": 0, "pages": 0, "max_sequences": {},
     }  # fmt: skip
-    if cluster is None or plan.phase == "load":
+    if cluster is None or plan.serving.phase == "load":
         return found
     free = int(cluster.device.framework_bytes - max(sheet.device.value for sheet in sheets) + held)
     found["kv_tokens"] = max(0, free // a_token)
@@ -278,7 +278,7 @@ def facts(
 def _awq_sequences_that_fit(spec: ModelSpec, plan: Plan, free: int) -> int:
     """Sequences of the plan's lengths in ``free`` bytes, each with its own share of a prompt's work."""
     block = spec.stacks[0].runs[0].pattern[0]
-    one = replace(plan, serving=replace(plan.serving, max_sequences=1))
+    one = replace(plan, workload=replace(plan.serving, max_sequences=1))
     mixer = next(m for m in block.mixers if isinstance(m, Attention))
     now = prompt_bytes(block, plan, spec.head.width, _awq_prompt_tokens(plan))
     takes = spec.stacks[0].layers * cache_bytes(mixer, one, cache_tokens(plan)[0]) + prompt_bytes(

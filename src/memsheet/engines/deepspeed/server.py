@@ -33,7 +33,7 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
     """The weights of a rank. Raises InputError for anything beyond loading, whose kernels are not
     modelled.
     """
-    if plan.phase != "load":
+    if plan.serving.phase != "load":
         raise input_error(
             "engine",
             "deepspeed",

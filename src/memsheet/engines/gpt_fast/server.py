@@ -42,7 +42,7 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
     model = stage_model(spec, plan, stage)
     block, stored = _supported_block_and_dtype(model, plan)
     held = tuple(linear_ends(held_tensors(model, plan, Keeping(engine.whole_roles)), plan, stored))
-    instants = (Instant.LOAD,) if plan.phase == "load" else (Instant.LOAD, *SERVING)
+    instants = (Instant.LOAD,) if plan.serving.phase == "load" else (Instant.LOAD, *SERVING)
     weights = parameter_bytes(model, plan, held)
     found = [
         Item(c, path, dict.fromkeys(instants, Bytes.exact(size)), Cited(GPT_FAST, "model.py, quantize.py"))
@@ -57,7 +57,7 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
                 Cited(GPT_FAST, "quantize.py WeightOnlyInt8Linear"),
             )
         )
-    if plan.phase != "load":
+    if plan.serving.phase != "load":
         found += _serving_items(model, plan, block, held, stored)
     allocated = {i: sum(item.at[i].value for item in found if i in item.at) for i in instants}
     loaded = sum(item.at[Instant.LOAD].value for item in found if item.component is Component.PARAMETERS)
@@ -189,7 +189,7 @@ def facts(
         "kv_bytes_per_token": a_token, "kv_bytes_per_token_per_rank": on_rank, "kv_bytes_per_sequence": a_token * int(plan.serving.max_model_len or 0),
         "kv_tokens": 0, "pages": 0, "max_sequences": {},
     }  # fmt: skip
-    if cluster is not None and plan.phase != "load":
+    if cluster is not None and plan.serving.phase != "load":
         held = int(sheets[0].of(Component.KV_CACHE, instant=Instant.DECODE).value)
         free = (
             int(cluster.device.framework_bytes)

@@ -230,5 +230,5 @@ def _is_internlm_block(block: Block) -> bool:
 
 CODE = ModelCode(
     forward=internlm_block_forward, embed=internlm_embeddings, head=internlm_logits, loss=inplace_cross_entropy, loss_input=loss_input, problems=internevo_problems, axes=whole_axes, end_axes=whole_ends,
-    block_numerics=lambda _, __, how: how, normalise=mixed_fused_rms_norm, built=internlm_spec, plan_numerics=plan_numerics,
+    block_numerics=lambda *given: given[-1], normalise=mixed_fused_rms_norm, built=internlm_spec, plan_numerics=plan_numerics,
 )  # fmt: skip

@@ -45,7 +45,7 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
     model = stage_model(spec, plan, stage)
     _check_litgpt_family(model, plan)
     held = tuple(linear_ends(held_tensors(model, plan), plan))
-    instants = (Instant.LOAD,) if plan.phase == "load" else (Instant.LOAD, *SERVING)
+    instants = (Instant.LOAD,) if plan.serving.phase == "load" else (Instant.LOAD, *SERVING)
     weights = parameter_bytes(model, plan, held)
     found = [
         Item(c, path, dict.fromkeys(instants, Bytes.exact(size)), Cited(LITGPT, "model.py"))
@@ -60,7 +60,7 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
                 FABRIC,
             )
         )
-    if plan.phase != "load":
+    if plan.serving.phase != "load":
         found += _serving_items(model, plan, held)
     allocated = {i: sum(item.at[i].value for item in found if i in item.at) for i in instants}
     loaded = sum(item.at[Instant.LOAD].value for item in found if item.component is Component.PARAMETERS)
@@ -219,7 +219,7 @@ def facts(
         for _ in range(run.count)
         for block in run.pattern
     ]
-    one = replace(plan, serving=replace(plan.serving, max_sequences=1))
+    one = replace(plan, workload=replace(plan.serving, max_sequences=1))
     a_token = int(
         sum(cache_bytes(m, one, 1) for block in blocks for m in block.mixers if isinstance(m, Attention))
     )
@@ -227,7 +227,7 @@ def facts(
         "kv_bytes_per_token": a_token, "kv_bytes_per_token_per_rank": a_token, "kv_bytes_per_sequence": a_token * int(plan.serving.max_model_len or 0),
         "kv_tokens": 0, "pages": 0, "max_sequences": {},
     }  # fmt: skip
-    if cluster is not None and plan.phase != "load":
+    if cluster is not None and plan.serving.phase != "load":
         held = sum(int(sheet.of(Component.KV_CACHE, instant=Instant.DECODE).value) for sheet in sheets)
         free = (
             int(cluster.device.framework_bytes)

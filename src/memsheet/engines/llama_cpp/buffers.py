@@ -224,7 +224,7 @@ def buffers_of(spec: ModelSpec, plan: Plan) -> Buffers:
     nothing = (NOTHING,) * (where.host + 1)
     compute = (
         _compute_buffer_bytes(spec, plan, facts, where, (caches, tensors, experts))
-        if plan.phase != "load"
+        if plan.serving.phase != "load"
         else nothing
     )
     return Buffers(

@@ -63,7 +63,7 @@ def drafting_of(spec: ModelSpec, plan: Plan) -> Drafting | None:
         return Drafting(model=spec.draft, plan=alone, contexts=1)
     share = replace(
         alone,
-        serving=replace(
+        workload=replace(
             alone.serving,
             max_model_len=max(1, int(plan.serving.max_model_len or 1) // slots),
             max_sequences=1,
@@ -88,7 +88,7 @@ def draft_per_token(drafting: Drafting) -> list[int]:
         drafting,
         contexts=1,
         plan=replace(
-            drafting.plan, serving=replace(drafting.plan.serving, max_model_len=CELLS, max_sequences=1)
+            drafting.plan, workload=replace(drafting.plan.serving, max_model_len=CELLS, max_sequences=1)
         ),
     )
     return [size // CELLS for size in draft_caches(one)[:-1]]

@@ -61,7 +61,7 @@ MOST = 2**24
 def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, stage: int) -> list[Item]:
     """Everything on one device."""
     del engine
-    instants = (Instant.LOAD,) if plan.phase == "load" else ALWAYS
+    instants = (Instant.LOAD,) if plan.serving.phase == "load" else ALWAYS
     made = buffers_of(spec, plan)
     pooled = cluster is None or cluster.device.backend in CUDA_LIKE
     found = _buffer_items(spec, plan, made, stage, pooled=pooled)
@@ -81,12 +81,12 @@ def _buffer_items(
     evidence: Evidence = (
         MIXED if mixed else Cited(LLAMA_CPP, "llama-model.cpp load_tensors: tensors as the file stores them")
     )
-    instants = (Instant.LOAD,) if plan.phase == "load" else ALWAYS
+    instants = (Instant.LOAD,) if plan.serving.phase == "load" else ALWAYS
     found = [
         Item(Component.PARAMETERS, path, dict.fromkeys(instants, size), evidence)
         for path, size in made.weights[stage].items()
     ]
-    if plan.phase != "load":
+    if plan.serving.phase != "load":
         keys, values = made.caches[stage]
         held = Cited(LLAMA_CPP, "llama-kv-cache.cpp: allocated whole at the start")
         found += [
@@ -167,7 +167,7 @@ def facts(
         "kv_bytes_per_sequence": sum(map(sum, made.caches)) + (sum(map(sum, draft_buffers(drafting).caches)) if drafting else 0),
         "kv_tokens": made.cells, "pages": 0, "max_sequences": {},
     }  # fmt: skip
-    if plan.phase == "load":
+    if plan.serving.phase == "load":
         return found
     backend = cluster.device.backend if cluster else "CUDA"
     found["start_up"] = start_up(made, backend)
@@ -201,7 +201,7 @@ def _drafting_facts(drafting: Drafting, plan: Plan, devices: int) -> Mapping[str
 
 def _per_token(block: Block, plan: Plan, facts: Facts) -> int:
     """Bytes that a cell of a layer takes."""
-    one = replace(plan, serving=replace(plan.serving, max_model_len=CELLS, max_sequences=1))
+    one = replace(plan, workload=replace(plan.serving, max_model_len=CELLS, max_sequences=1))
     return sum(cache_of(block, one, facts, CELLS)) // CELLS
 
 
@@ -230,7 +230,7 @@ def _llama_sequences_that_fit(
     def fits(sequences: int) -> bool:
         asked = replace(
             plan,
-            serving=replace(
+            workload=replace(
                 plan.serving, max_model_len=sequences * length, max_sequences=windows or sequences
             ),
         )

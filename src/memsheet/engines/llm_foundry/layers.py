@@ -217,5 +217,5 @@ def llm_foundry_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
 
 CODE = ModelCode(
     forward=mpt_block_forward, embed=token_position_embeddings, head=mpt_logits, loss=flash_attn_cross_entropy, loss_input=loss_input, problems=llm_foundry_problems, axes=whole_axes, end_axes=whole_ends,
-    block_numerics=lambda _, __, how: how, normalise=low_precision_layer_norm, built=mpt_spec, positions_each=lambda _: True,
+    block_numerics=lambda *given: given[-1], normalise=low_precision_layer_norm, built=mpt_spec, positions_each=lambda _: True,
 )  # fmt: skip

@@ -7,7 +7,7 @@ from memsheet.engines.sglang.facts import ATTENTION_GROUPS, GROUPS_SINCE, UNEQUA
 from memsheet.engines.sglang.options import SglangOptions
 from memsheet.plan.engine import EngineRules
 from memsheet.plan.gaps import RequestResolver
-from memsheet.plan.model import ModelSpec
+from memsheet.plan.model import ModelSpec, Role
 from memsheet.plan.plan import Mesh
 
 
@@ -52,9 +52,15 @@ def _own_options(gaps: RequestResolver) -> SglangOptions:
     )
 
 
+def _has_tower(model: ModelSpec) -> bool:
+    """Of a recorded model: matrices beside its layers."""
+    recorded = model.recording is not None and any(weight.role is Role.LINEAR for weight in model.extras)
+    return bool(model.towers) or recorded
+
+
 def _check_start(gaps: RequestResolver, model: ModelSpec | None) -> None:
     """A share of memory that nobody says is lowered for models with a tower."""
-    if model is None or not model.towers or gaps.request.get("serving.memory_fraction") is not None:
+    if model is None or not _has_tower(model) or gaps.request.get("serving.memory_fraction") is not None:
         return
     reason = "is lowered for a tower by a rule that is not modelled (adjust_mem_fraction_for_vlm)"
     gaps.wrong("serving.memory_fraction", None, reason, "give it, for example --memory-fraction 0.8")

@@ -10,13 +10,14 @@ from enum import Enum
 from typing import Any
 
 from memsheet.engines.sglang.drafting import DRAFTING, kept_of
+from memsheet.engines.sglang.library_code import LIBRARY_CODE
 from memsheet.frozen import dataclass
 from memsheet.plan.defaults import SERVED_ADAPTERS
 from memsheet.plan.device import Device
 from memsheet.plan.engine import server_engine
 from memsheet.plan.plan import AttentionKind, Mesh, SpeculativeMethod
 from memsheet.plan.server_limits import ServerLimits
-from memsheet.plan.serving_facts import HeededCache, LengthLimit, ServingFacts, Unserved
+from memsheet.plan.serving_facts import EightBitDefault, HeededCache, LengthLimit, ServingFacts, Unserved
 from memsheet.sheet import FromCode
 from memsheet.units import MIB
 
@@ -283,9 +284,15 @@ LENGTH_LIMIT = LengthLimit("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", (0, 5, 0
 (get_bool_env_var with default "True").
 """
 UNSERVED = {"minimax": Unserved((0, 0, 0), "has a lightning attention that none of v0.5.23's models has")}
+EIGHT_BITS = dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), EightBitDefault((10, 0), (10**6, 0), (0, 5, 23)))
+"""v0.5.23 arg_groups/overrides.py:491 _dsa_kv_cache_dtype_default: sparse attention on cards of compute
+capability 10.0 and above.
+"""
 SERVING = ServingFacts(
+    library_code=LIBRARY_CODE,
     unserved=UNSERVED,
     heeded_caches=HEEDED_CACHES,
+    eight_bits=EIGHT_BITS,
     length_limit=LENGTH_LIMIT,
     compiles=lambda _: False,  # ServerArgs.enable_torch_compile, false
     grouped_families=ATTENTION_GROUPS,

@@ -54,6 +54,7 @@ from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving.drafts import prefix_draft_items, verified_tokens, with_draft
 from memsheet.formulas.serving.graphs import graph_items
 from memsheet.formulas.serving.loaded import loaded_items
+from memsheet.formulas.serving.recorded_serving import recorded_serving_notes
 from memsheet.formulas.serving.sparse_index import served_bytes_per_token
 from memsheet.formulas.serving.stages import every_stage, same_again
 from memsheet.plan.device import Cluster
@@ -76,7 +77,7 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
     """Everything on a rank of a stage; all stages have as many tokens as the one that has room for the
     fewest.
     """
-    if plan.phase == "load":
+    if plan.serving.phase == "load":
         part = stage_model(with_unshared_layers(spec), plan, stage)
         vendor = cluster.device.vendor if cluster else None
         check_cut_blocks(part, plan, vendor=vendor, refuses=refuses_cut_block)
@@ -299,14 +300,15 @@ def _cap_by_state_slots(held: Bytes, stages: tuple[Stage, ...]) -> Bytes:
 def notes(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[str, ...]:
     """What to know of a plan besides its bytes."""
     vendor = cluster.device.vendor if cluster else None
-    return tuple(cut_block_notes(spec, plan, vendor, refuses_cut_block))
+    cut = cut_block_notes(spec, plan, vendor, refuses_cut_block)
+    return (*cut, *recorded_serving_notes(spec, plan))
 
 
 def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, ...]) -> Mapping[str, Any]:
     """What a serving engineer asks: tokens, sequences at several lengths, and the engine's own start-up
     lines.
     """
-    if plan.phase == "load":
+    if plan.serving.phase == "load":
         return {}
     release, page, full = (
         release_of(plan.engine_version),
@@ -329,7 +331,7 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, 
         "kv_bytes_per_sequence": served_bytes_per_token(spec, plan.cache.kv_dtype) * full, "kv_tokens": tokens.value, "kv_tokens_low": tokens.low,
         "kv_tokens_high": tokens.high, "pages": tokens.value // page, "page_tokens": page,
         "max_sequences": {str(n): sequences(n).value for n in lengths_of(plan)},
-        "capacity": concurrency_facts(replace(plan, serving=replace(plan.serving, max_sequences=_max_running_requests(plan, tokens.value, stages))), sequences, tokens.value // full, (page - 1) * per_token // 2),
+        "capacity": concurrency_facts(replace(plan, workload=replace(plan.serving, max_sequences=_max_running_requests(plan, tokens.value, stages))), sequences, tokens.value // full, (page - 1) * per_token // 2),
     }  # fmt: skip
     if plan.served_adapters is not None:
         found["lora"] = lora_pool_facts(spec, plan, lora_pool_items(spec, plan, 0, (Instant.LOAD,)))

@@ -23,10 +23,16 @@ from memsheet.plan.speculative import Drafting
 from memsheet.references import TORCH_DDP, TORCH_OPTIM, TRANSFORMERS
 from memsheet.sheet import Cited
 
+_SPEAKS = Unserved((0, 0, 0), "loads with what speaks, of which the thinker alone is read", "--engine vllm")
 UNSERVED = {
     "longcat_flash": Unserved((0, 0, 0), "has gates for identity experts that are not counted"),
+    "qwen3_omni_moe": _SPEAKS,
+    "qwen2_5_omni": _SPEAKS,
 }
-"""modeling_longcat_flash.py, LongcatFlashExperts: ``total_experts`` of them."""
+"""modeling_longcat_flash.py, LongcatFlashExperts: ``total_experts`` of them; modeling_qwen3_omni_moe.py,
+Qwen3OmniMoeForConditionalGeneration: talker and code2wav unless its config says otherwise, as
+Qwen2_5OmniForConditionalGeneration does its talker and token2wav.
+"""
 ENGINE = Engine(
     name="transformers",
     tested="5.23.0 (torch 2.13.0)",
@@ -59,7 +65,9 @@ ENGINE = Engine(
     implementations=WHOLE_TENSORS,
     limits=ServerLimits(
         library_modules=True,
-        own_compute=lambda plan: plan.phase == "load",  # modules compute in the dtype that they are loaded in
+        own_compute=lambda plan: (
+            plan.serving.phase == "load"
+        ),  # modules compute in the dtype that they are loaded in
         unpacks_gguf=True,  # modeling_gguf_pytorch_utils.py
     ),
     drafting=Drafting(

@@ -5,12 +5,8 @@ from __future__ import annotations
 from memsheet.arith import Count, maximum, minimum
 from memsheet.errors import input_error
 from memsheet.formulas.model_code.recorded import PRECISIONS
-from memsheet.formulas.serving.recorded_generation import (
-    decode_peak,
-    holds_at,
-    prefill_peak,
-    recorded_generation,
-)
+from memsheet.formulas.recorded_lengths import side_words
+from memsheet.formulas.serving.recorded_generation import decode_peak, prefill_peak, recorded_generation
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.references import TRANSFORMERS
@@ -41,7 +37,7 @@ def recorded_step_bytes(spec: ModelSpec, plan: Plan, tokens: int) -> Count | Non
     have to be run.
     """
     assert spec.recording is not None
-    return _decode_bytes(spec, plan, 1, tokens) if holds_at(spec.recording, tokens) else None
+    return None if side_words(spec.recording, tokens) else _decode_bytes(spec, plan, 1, tokens)
 
 
 def _prefill_bytes(spec: ModelSpec, plan: Plan, sequences: Count, tokens: Count) -> Count:

@@ -75,7 +75,9 @@ def serving_items(spec: ModelSpec, plan: Plan, engine: Engine) -> list[Item]:
     """Items of a rank at load, prefill and decode."""
     keeping = Keeping(engine.whole_roles, latent_attention=engine.whole_latent and not splits_latent(spec))
     held = tuple(held_tensors(spec, plan, keeping))
-    instants = (Instant.LOAD,) if plan.phase == "load" else (Instant.LOAD, Instant.PREFILL, Instant.DECODE)
+    instants = (
+        (Instant.LOAD,) if plan.serving.phase == "load" else (Instant.LOAD, Instant.PREFILL, Instant.DECODE)
+    )
     weights = parameter_bytes(spec, plan, held)
     items = [
         Item(c, path, dict.fromkeys(instants, Bytes.exact(size)), Cited(TRANSFORMERS))
@@ -95,7 +97,7 @@ def serving_items(spec: ModelSpec, plan: Plan, engine: Engine) -> list[Item]:
     )
     return (
         items
-        if plan.phase == "load"
+        if plan.serving.phase == "load"
         else [
             *items,
             *_cache_items(spec, plan),
@@ -312,7 +314,7 @@ def facts(
     }
     if plan.speculative is not None:
         found["speculative"] = assistant_facts(asked, plan, sheets[-1].items)
-    if cluster is None or plan.phase == "load":
+    if cluster is None or plan.serving.phase == "load":
         return found
     lengths = sorted({*(n for n in LENGTHS if n <= (spec.max_positions or full)), full} - {0})
     rooms = [

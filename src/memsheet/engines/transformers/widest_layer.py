@@ -35,9 +35,9 @@ from memsheet.plan.model import (
     StateSpace,
     Tower,
 )
-from memsheet.plan.plan import AttentionKind, Plan, RecomputeMode
+from memsheet.plan.plan import AttentionKind, Plan
 from memsheet.plan.verified_families import TP_LATENT
-from memsheet.plan.workload import Batch
+from memsheet.plan.workload import PassShape
 from memsheet.references import DEEPSEEK_V2, QLORA, TRANSFORMERS, TRANSFORMERS_CACHE, formula
 from memsheet.sheet import NOTHING, Bytes, sum_byte_ranges
 
@@ -80,6 +80,11 @@ class Work:
     memory: Count = 0
     growing: bool = False
 
+    @property
+    def shape(self) -> PassShape:
+        """What enters the layers."""
+        return PassShape(sequences=self.sequences, tokens=self.tokens)
+
 
 @formula(cites=TRANSFORMERS, at="modeling files: layers run one after another, so the largest one decides")
 def largest_layer_bytes(spec: ModelSpec, plan: Plan, engine: Engine, work: Work) -> Bytes:
@@ -106,23 +111,17 @@ def _has_recorded_operations(block: Block, plan: Plan, work: Work) -> bool:
 def _block_bytes(block: Block, spec: ModelSpec, plan: Plan, engine: Engine, work: Work) -> Bytes:
     if not _has_recorded_operations(block, plan, work):
         return _widest_operation_bytes(block, plan, work)
-    one_pass = replace(  # what layers read of a plan, for one forward
-        plan,
-        batch=Batch(microbatch=work.sequences, seq_len=work.tokens),
-        recompute=replace(plan.recompute, mode=RecomputeMode.NONE),
-        adapter=plan.served_adapters.alone if plan.served_adapters else None,
-        quantization=None,
-    )
-    alone = replace(
-        one_pass, mesh=replace(one_pass.mesh, tp=1)
-    )  # what training's tensor parallelism keeps is not kept here
-    how = block_numerics(block, one_pass, replace(run_config_of(alone, engine), autocast=None))
-    part = evaluate_tape(
-        record_block(block, how, saving=False), block_axes(block, one_pass), "", release=True
-    )
+    # adapters stand beside its layers, whose matrices are multiplied with in the compute dtype
+    adapter = plan.served_adapters.alone if plan.served_adapters else None
+    plain = replace(plan, adapter=adapter, quantization=None)
+    # what training's tensor parallelism keeps is not kept here
+    alone = replace(plain, mesh=replace(plan.mesh, tp=1))
+    how = block_numerics(block, plain, work.shape, replace(run_config_of(alone, engine), autocast=None))
+    axes = block_axes(block, plain, work.shape)
+    part = evaluate_tape(record_block(block, how, saving=False), axes, "", release=True)
     shared = (
-        mask_and_rotary_bytes(spec, one_pass, how).total
-        + work.sequences * shared_tables(spec, one_pass, how).total
+        mask_and_rotary_bytes(spec, plain, work.shape, how).total
+        + work.sequences * shared_tables(spec, plain, work.shape, how).total
     )  # generate counts each one's positions
     lasting = max(1, len(spec.embeddings.weights)) + (
         block.kind in NAMED_ATTENTION

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.engines.vllm.drafting import DRAFTING
+from memsheet.engines.vllm.library_code import LIBRARY_CODE
 from memsheet.engines.vllm.old_cards import refuses_eight_bits
 from memsheet.engines.vllm.releases import Release, Sampler, Shown
 from memsheet.plan.defaults import SERVED_ADAPTERS
@@ -16,7 +17,7 @@ from memsheet.plan.device import Device
 from memsheet.plan.engine import server_engine
 from memsheet.plan.plan import AttentionKind, Mesh
 from memsheet.plan.server_limits import ServerLimits
-from memsheet.plan.serving_facts import HeededCache, LengthLimit, ServingFacts, Unserved
+from memsheet.plan.serving_facts import EightBitDefault, HeededCache, LengthLimit, ServingFacts, Unserved
 from memsheet.plan.speculative import version_of
 from memsheet.sheet import FromCode
 from memsheet.units import GIB
@@ -159,6 +160,10 @@ HEEDED_CACHES = {
 and v0.14.0 utils/torch_utils.py:238; whatever it is told: v0.16.0 attention.py:232, v0.21.0 :233, not
 v0.33.0 :288.
 """
+EIGHT_BITS = {"glm_moe_dsa": EightBitDefault((10, 0), (11, 0), (0, 33, 0))}
+"""v0.33.0 model_executor/models/config.py:89 GlmMoeDsaForCausalLM; DeepSeek-V3.2's stays as it is computed
+(:74).
+"""
 WENT_WITH_V0 = Unserved((0, 11, 0), "went with its first engine after v0.10.2")
 UNSERVED = {
     "minimax": Unserved((0, 23, 0), "was taken out in v0.23.0", "--engine-version 0.22"),
@@ -171,7 +176,9 @@ were; v0.11.0 registry.py, _PREVIOUSLY_SUPPORTED_MODELS.
 POOLED = frozenset({"bert", "roberta", "modernbert"})
 """Encoders of v0.11.0 model_executor/models/registry.py, _EMBEDDING_MODELS and _CROSS_ENCODER_MODELS."""
 SERVING = ServingFacts(
+    library_code=LIBRARY_CODE,
     heeded_caches=HEEDED_CACHES,
+    eight_bits=EIGHT_BITS,
     length_limit=LengthLimit("VLLM_ALLOW_LONG_MAX_MODEL_LEN"),  # v0.33.0 config/model.py:2664
     compiles=compiles_by_itself,
     pools_cache=True,

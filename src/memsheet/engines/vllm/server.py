@@ -46,6 +46,7 @@ from memsheet.formulas.serving.drafts import with_draft
 from memsheet.formulas.serving.graphs import graph_items
 from memsheet.formulas.serving.kv_cache import caching_layers
 from memsheet.formulas.serving.loaded import loaded_items, loaded_tensors
+from memsheet.formulas.serving.recorded_serving import recorded_serving_notes
 from memsheet.formulas.serving.stages import every_stage, same_again
 from memsheet.frozen import dataclass
 from memsheet.plan.device import Cluster
@@ -82,7 +83,7 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
     fewest.
     """
     plan = group_plan(plan)
-    if plan.phase == "load":
+    if plan.serving.phase == "load":
         part = stage_model(spec, plan, stage)
         vendor = cluster.device.vendor if cluster else None
         check_cut_blocks(part, plan, vendor=vendor, refuses=refuses_cut_block)
@@ -342,7 +343,8 @@ def host_bytes(spec: ModelSpec, plan: Plan, _: int) -> int:
 def notes(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[str, ...]:
     """What to know of a plan besides its bytes."""
     vendor = cluster.device.vendor if cluster else None
-    return tuple(cut_block_notes(spec, group_plan(plan), vendor, refuses_cut_block))
+    cut = cut_block_notes(spec, group_plan(plan), vendor, refuses_cut_block)
+    return (*cut, *recorded_serving_notes(spec, plan))
 
 
 def room(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> Callable[[int], Bytes]:
@@ -359,7 +361,7 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, 
     """
     plan = group_plan(plan)
     release = release_of(plan.engine_version)
-    if plan.phase == "load":
+    if plan.serving.phase == "load":
         return {}
     if not makes_tokens(spec):
         return {"read": f"{plan.engine} {release.tag}", **cacheless_facts(plan)}

@@ -174,7 +174,7 @@ def decode_step_peak(part: ModelSpec, plan: Plan, release: Release, tokens: Coun
     are verified. The second runner samples from a part of them at a time.
     """
     peak = profile_run_peak(
-        part, replace(plan, serving=replace(plan.serving, max_sequences=tokens)), release, tokens
+        part, replace(plan, workload=replace(plan.serving, max_sequences=tokens)), release, tokens
     )
     logits = plan.precision.compute.nbytes(tokens * part.head.width)
     if not _uses_second_model_runner(part, release):
@@ -183,7 +183,7 @@ def decode_step_peak(part: ModelSpec, plan: Plan, release: Release, tokens: Coun
         )
     rows = minimum(tokens, chunk_rows(part.head.width))
     once = profile_run_peak(
-        part, replace(plan, serving=replace(plan.serving, max_sequences=rows)), release, rows
+        part, replace(plan, workload=replace(plan.serving, max_sequences=rows)), release, rows
     ).sampler
     above = plan.precision.compute.nbytes(rows * part.head.width)
     return replace(peak, sampler=Bytes(logits, logits + once.value - above, logits + once.high))

@@ -31,6 +31,7 @@ from memsheet.formulas.tapes.evaluate import with_products
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.model import Attention, Block, Dense, ModelSpec
 from memsheet.plan.plan import AdapterKind, Loss, Plan
+from memsheet.plan.workload import PassShape
 from memsheet.references import LITGPT, formula
 from memsheet.sheet import Component
 
@@ -84,19 +85,19 @@ def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     return replace(how, options=how.options | {SCALED}) if scaled else how
 
 
-def block_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
-    return replace(how, several=agreed(plan.batch.microbatch > 1))
+def block_numerics(_: Block, __: Plan, shape: PassShape, how: RunConfig) -> RunConfig:
+    return replace(how, several=agreed(shape.sequences > 1))
 
 
 @formula(cites=LITGPT, at="model.py: shapes of a block's tensors")
-def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
+def block_axes(block: Block, _: Plan, shape: PassShape) -> dict[str, Count]:
     """Values of the axes that a block's tensors are named by."""
     (at,), ff = block.mixers, block.feed_forward
     assert isinstance(at, Attention)
     assert isinstance(ff, Dense)
     return with_products({
-        "b": plan.batch.microbatch, "s": plan.batch.seq_len, "h": block.hidden, "a": at.heads, "k": at.kv_heads, "d": at.head_dim, "f": ff.intermediate,
-        "s32": 32 * ceil_div(plan.batch.seq_len, 32),
+        "b": shape.sequences, "s": shape.tokens, "h": block.hidden, "a": at.heads, "k": at.kv_heads, "d": at.head_dim, "f": ff.intermediate,
+        "s32": 32 * ceil_div(shape.tokens, 32),
     })  # fmt: skip
 
 
@@ -104,13 +105,13 @@ def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
     cites=LITGPT,
     at="lora.py:528-530: chunks of positions, of all sequences at once; all weights are trained on one chunk",
 )
-def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
-    chunk = minimum(LM_HEAD_CHUNK, plan.batch.seq_len) if plan.loss is Loss.CHUNKED else plan.batch.seq_len
+def end_axes(spec: ModelSpec, plan: Plan, shape: PassShape) -> dict[str, Count]:
+    chunk = minimum(LM_HEAD_CHUNK, shape.tokens) if plan.loss is Loss.CHUNKED else shape.tokens
     vocab = spec.embeddings.weights[0].shape[0] if spec.embeddings.weights else spec.vocab
-    before = (ceil_div(plan.batch.seq_len, chunk) - 1) * chunk
+    before = (ceil_div(shape.tokens, chunk) - 1) * chunk
     return {
-        "b": plan.batch.microbatch, "s": plan.batch.seq_len, "h": spec.hidden, "V": vocab, "V0": vocab, "c": plan.batch.microbatch * chunk,
-        "s0": plan.batch.seq_len - before, "s1": before,
+        "b": shape.sequences, "s": shape.tokens, "h": spec.hidden, "V": vocab, "V0": vocab, "c": shape.sequences * chunk,
+        "s0": shape.tokens - before, "s1": before,
     }  # fmt: skip
 
 
@@ -121,19 +122,24 @@ def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
         "fp32 for it"
     ),
 )
-def rotary_table_buffers(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
+def rotary_table_buffers(spec: ModelSpec, _: Plan, shape: PassShape, how: RunConfig) -> BytesByPath:
     """The rotary tables, which are buffers of the model."""
     at = spec.stacks[0].runs[0].pattern[0].mixers[0]
     assert isinstance(at, Attention)
     return BytesByPath.of(
-        ((Component.BUFFERS, f"transformer.{name}"), FP32.nbytes(plan.batch.seq_len * at.rotary_dim))
+        ((Component.BUFFERS, f"transformer.{name}"), FP32.nbytes(shape.tokens * at.rotary_dim))
         for name in ("cos", "sin")
     )
 
 
-def named_logits_bytes(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
+def named_logits_bytes(spec: ModelSpec, plan: Plan, shape: PassShape, _: RunConfig) -> BytesByPath:
     return BytesByPath.of(
-        [((Component.SAVED_ACTIVATIONS, "lm_head/logits"), named_logits(end_axes(spec, plan)))]
+        [
+            (
+                (Component.SAVED_ACTIVATIONS, "lm_head/logits"),
+                named_logits(end_axes(spec, plan, shape)),
+            )
+        ]
     )
 
 

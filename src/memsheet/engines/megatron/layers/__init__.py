@@ -49,6 +49,7 @@ from memsheet.plan.model import (
     Moe,
 )
 from memsheet.plan.plan import AttentionKind, ContextParallel, Plan
+from memsheet.plan.workload import PassShape
 from memsheet.references import MEGATRON, formula
 from memsheet.sheet import Component
 
@@ -132,7 +133,7 @@ def vocab_parallel_embedding(
     return r.dropout(x, "embeddings/dropout", active=how.dropout), ()
 
 
-def block_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
+def block_numerics(block: Block, plan: Plan, _: PassShape, how: RunConfig) -> RunConfig:
     """What depends on a block: whether queries of a rank belong to one group of keys, whose reshape is a
     view.
     """
@@ -160,7 +161,7 @@ def _plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     return replace(
         how,
         scattered=plan.sequence_parallel,
-        several=bool(agreed(plan.batch.microbatch > 1)),
+        several=bool(agreed(plan.training.microbatch > 1)),
         transposes=plan.attention is AttentionKind.FLASH,
         options=_kernel_options(plan),
         parameters=_non_gemm_dtype(how.parameters),
@@ -176,13 +177,13 @@ def _plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     cites=MEGATRON,
     at="attention.py, mlp.py: shapes of a layer's tensors on one tensor- and context-parallel rank",
 )
-def layer_axis_sizes(block: Block, plan: Plan) -> dict[str, Count]:
+def layer_axis_sizes(block: Block, plan: Plan, shape: PassShape) -> dict[str, Count]:
     """Values of the axes that a block's tensors are named by."""
     at, ff, mesh = block.mixers[0], block.feed_forward, plan.mesh
     assert isinstance(at, Attention | LatentAttention)
     assert isinstance(ff, Dense | Moe)
     dense = ff if isinstance(ff, Dense) else ff.shared
-    tokens = _token_axis_sizes(plan)
+    tokens = _token_axis_sizes(plan, shape)
     groups, width = (
         (0, at.v_head_dim)
         if isinstance(at, LatentAttention)
@@ -191,7 +192,7 @@ def layer_axis_sizes(block: Block, plan: Plan) -> dict[str, Count]:
     found = {
         **tokens, "h": block.hidden, "a": ceil_div(at.heads, mesh.tp), "f": ceil_div(dense.intermediate if dense else 0, mesh.tp),
         "k": groups, "d": width,
-        **(expert_axes(ff, plan) if isinstance(ff, Moe) else {}),
+        **(expert_axes(ff, plan, shape) if isinstance(ff, Moe) else {}),
     }  # fmt: skip
     if isinstance(at, LatentAttention):
         query = at.qk_nope_head_dim + at.qk_rope_head_dim
@@ -202,31 +203,31 @@ def layer_axis_sizes(block: Block, plan: Plan) -> dict[str, Count]:
     return with_products({**found, "r": plan.adapter.rank if plan.adapter else 0})
 
 
-def _token_axis_sizes(plan: Plan) -> dict[str, Count]:
-    positions = ceil_div(plan.batch.seq_len, plan.mesh.cp)
+def _token_axis_sizes(plan: Plan, shape: PassShape) -> dict[str, Count]:
+    positions = ceil_div(shape.tokens, plan.mesh.cp)
     return {
         "c": plan.mesh.cp,
         "c-1": plan.mesh.cp - 1,
-        "b": plan.batch.microbatch,
+        "b": shape.sequences,
         "s": positions,
         "n": ceil_div(positions, plan.mesh.tp) if plan.sequence_parallel else positions,
     }
 
 
 @formula(cites=MEGATRON, at="tensor_parallel/layers.py: a rank's part of the padded vocabulary")
-def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
+def end_axes(spec: ModelSpec, plan: Plan, shape: PassShape) -> dict[str, Count]:
     """Values of the axes of embeddings, head and loss."""
     multiple = plan.vocab_multiple
     padded = ceil_div(spec.vocab, multiple) * multiple
     return {
-        **_token_axis_sizes(plan),
+        **_token_axis_sizes(plan, shape),
         "h": spec.hidden,
         "V": ceil_div(padded, plan.mesh.tp),
         "V0": spec.vocab,
     }
 
 
-def rotary_angle_bytes(spec: ModelSpec, plan: Plan, _: RunConfig) -> BytesByPath:
+def rotary_angle_bytes(spec: ModelSpec, plan: Plan, shape: PassShape, _: RunConfig) -> BytesByPath:
     """Rotary angles, made once for a micro-batch in fp32 (rotary_pos_embedding.py:100-150)."""
     blocks = spec.blocks()
     mixers = [m for block in blocks for m in block.mixers]
@@ -235,7 +236,7 @@ def rotary_angle_bytes(spec: ModelSpec, plan: Plan, _: RunConfig) -> BytesByPath
         for m in mixers
         if isinstance(m, Attention | LatentAttention)
     }
-    size = sum(FP32.nbytes(_token_axis_sizes(plan)["s"] * width) for width in sorted(widths) if width)
+    size = sum(FP32.nbytes(_token_axis_sizes(plan, shape)["s"] * width) for width in sorted(widths) if width)
     return BytesByPath.of([((Component.SAVED_ACTIVATIONS, "rotary_pos_emb"), size)])
 
 

@@ -26,6 +26,7 @@ from memsheet.formulas.tapes.tape import Shape
 from memsheet.plan.dtypes import BOOL, FP32, INT32, INT64
 from memsheet.plan.model import Moe
 from memsheet.plan.plan import MAX_VIOLATION, Plan, Routing, Spread
+from memsheet.plan.workload import PassShape
 from memsheet.references import MEGATRON, formula
 
 COPIES: Shape = ("p", "h")
@@ -149,12 +150,10 @@ def local_experts(ff: Moe, plan: Plan) -> Count:
 @formula(
     cites=MEGATRON, at="moe/token_dispatcher.py, experts.py: shapes of an expert layer's tensors on a rank"
 )
-def expert_axes(ff: Moe, plan: Plan) -> dict[str, Count]:
+def expert_axes(ff: Moe, plan: Plan, shape: PassShape) -> dict[str, Count]:
     """Values of the axes of an expert layer."""
-    positions = ceil_div(plan.batch.seq_len, plan.mesh.cp)
-    tokens = plan.batch.microbatch * (
-        ceil_div(positions, plan.mesh.tp) if plan.sequence_parallel else positions
-    )
+    positions = ceil_div(shape.tokens, plan.mesh.cp)
+    tokens = shape.sequences * (ceil_div(positions, plan.mesh.tp) if plan.sequence_parallel else positions)
     routing = plan.routing or Routing()
     sent = sent_copies(ff, tokens, routing)
     width = ceil_div(ff.intermediate, plan.mesh.etp)

@@ -103,7 +103,7 @@ def megatron_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         found.append(
             Problem(
                 field="global_batch",
-                value=plan.batch.global_batch,
+                value=plan.training.global_batch,
                 reason=reason,
                 hint="another microbatch, or vpp 1",
             )

@@ -19,6 +19,7 @@ from memsheet.formulas.tapes.tape import Shape
 from memsheet.plan.dtypes import BF16, FP8, DType
 from memsheet.plan.model import Attention, Block, Dense, ModelSpec, Norm, Stack, Weight
 from memsheet.plan.plan import ContextParallel, Loss, Plan, RecomputeMode
+from memsheet.plan.workload import PassShape
 from memsheet.references import TORCHTITAN, formula
 from memsheet.sheet import Component
 
@@ -216,8 +217,8 @@ def _of_mesh(spec: ModelSpec, plan: Plan) -> Iterator[_Rule]:
     pieces = mesh.tp * maximum(1, 2 * mesh.cp * (mesh.cp > 1))
     yield (
         "seq_len",
-        plan.batch.seq_len,
-        agreed(plan.batch.seq_len % pieces != 0),
+        plan.training.seq_len,
+        agreed(plan.training.seq_len % pieces != 0),
         f"is not a multiple of {pieces}, by which ranks share it",
         "a multiple",
     )
@@ -237,7 +238,7 @@ def _of_mesh(spec: ModelSpec, plan: Plan) -> Iterator[_Rule]:
 # ---- numbers -----------------------------------------------------------------------------------------------
 
 
-def block_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
+def block_numerics(_: Block, __: Plan, ___: PassShape, how: RunConfig) -> RunConfig:
     return replace(how, attention=AttentionKernel.FUSED)
 
 
@@ -249,10 +250,10 @@ def on_rank(block: Block, plan: Plan) -> Block:
     return replace(block, mixers=(replace(at, kv_heads=1),))
 
 
-def _sequence_axis_sizes(plan: Plan) -> dict[str, Count]:
-    length = ceil_div(plan.batch.seq_len, plan.mesh.cp)
+def _sequence_axis_sizes(plan: Plan, shape: PassShape) -> dict[str, Count]:
+    length = ceil_div(shape.tokens, plan.mesh.cp)
     return {
-        "b": plan.batch.microbatch,
+        "b": shape.sequences,
         "s": length,
         "s/t": ceil_div(length, plan.mesh.tp),
         "cp": plan.mesh.cp,
@@ -266,13 +267,13 @@ def _sequence_axis_sizes(plan: Plan) -> dict[str, Count]:
         "a rank"
     ),
 )
-def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
+def block_axes(block: Block, plan: Plan, shape: PassShape) -> dict[str, Count]:
     """Values of the axes that a layer's tensors are named by."""
     at, ff, tp = block.mixers[0], block.feed_forward, plan.mesh.tp
     assert isinstance(at, Attention)
     assert isinstance(ff, Dense)
     return with_products({
-        **_sequence_axis_sizes(plan), "h": block.hidden, "a": ceil_div(at.heads, tp), "k": maximum(1, ceil_div(at.kv_heads, tp)), "d": at.head_dim,
+        **_sequence_axis_sizes(plan, shape), "h": block.hidden, "a": ceil_div(at.heads, tp), "k": maximum(1, ceil_div(at.kv_heads, tp)), "d": at.head_dim,
         "f": ceil_div(ff.intermediate, tp),
     })  # fmt: skip
 
@@ -281,8 +282,8 @@ def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
     cites=TORCHTITAN,
     at="models/llama/model.py:427-447: embeddings, head; the vocabulary over tensor-parallel ranks",
 )
-def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
-    shared = _sequence_axis_sizes(plan)
+def end_axes(spec: ModelSpec, plan: Plan, shape: PassShape) -> dict[str, Count]:
+    shared = _sequence_axis_sizes(plan, shape)
     chunk = ceil_div(shared["b"] * shared["s"], CHUNKS)
     return {**shared, "h": spec.hidden, "V": ceil_div(spec.vocab, plan.mesh.tp), "V0": spec.vocab, "c": chunk}
 
@@ -293,15 +294,13 @@ def loss_input(how: RunConfig, loss: Loss) -> tuple[Shape, DType, str]:
     return ("b", "s", "V" if loss is Loss.VOCAB_PARALLEL else "V0"), how.parameters, "output/output"
 
 
-def freqs_cis_bytes(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
+def freqs_cis_bytes(spec: ModelSpec, plan: Plan, shape: PassShape, how: RunConfig) -> BytesByPath:
     """The table of rotations, complex numbers of fp32 for the whole sequence; ranks that share one keep a
     copy to put back (utils.py:171-192 and torch's context_parallel).
     """
     dims = {m.head_dim for m in spec.mixers() if isinstance(m, Attention)}
     copies = 1 + (1 if agreed(plan.mesh.cp > 1) else 0)
-    return BytesByPath.of(
-        ((Component.BUFFERS, "freqs_cis"), copies * 4 * plan.batch.seq_len * dim) for dim in dims
-    )
+    return BytesByPath.of(((Component.BUFFERS, "freqs_cis"), copies * 4 * shape.tokens * dim) for dim in dims)
 
 
 CODE = ModelCode(

@@ -38,6 +38,7 @@ from memsheet.plan.model import (
     Weight,
 )
 from memsheet.plan.plan import Loss, OptimizerName, Plan, RecomputeMode
+from memsheet.plan.workload import PassShape
 from memsheet.references import TORCHTUNE_MODEL, formula
 
 KINDS = frozenset({"llama", "mistral", "qwen2"})
@@ -73,7 +74,7 @@ def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     """Layers are compiled one by one, and the loss of a piece (training/_compile.py); embeddings, final norm
     and head are not.
     """
-    several = plan.batch.microbatch > 1 if isinstance(plan.batch.microbatch, int) else True
+    several = plan.training.microbatch > 1 if isinstance(plan.training.microbatch, int) else True
     return replace(how, options=frozenset({COMPILED}) if plan.compile else frozenset(), several=several)
 
 
@@ -129,14 +130,14 @@ def _is_plain_decoder_block(block: Block) -> bool:
     )
 
 
-def block_numerics(_: Block, __: Plan, how: RunConfig) -> RunConfig:
+def block_numerics(_: Block, __: Plan, ___: PassShape, how: RunConfig) -> RunConfig:
     return how
 
 
 @formula(cites=TORCHTUNE_MODEL, at="modules/transformer.py:400-420: the sequence in eight pieces")
-def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
+def end_axes(spec: ModelSpec, plan: Plan, shape: PassShape) -> dict[str, Count]:
     pieces = PIECES if plan.loss is Loss.CHUNKED else 1
-    return {**whole_ends(spec, plan), "c": ceil_div(plan.batch.seq_len, pieces)}
+    return {**whole_ends(spec, plan, shape), "c": ceil_div(shape.tokens, pieces)}
 
 
 def spec_with_rope_cache(spec: ModelSpec, _: Plan) -> ModelSpec:

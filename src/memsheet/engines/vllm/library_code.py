@@ -1,0 +1,41 @@
+"""How vLLM runs the library's own code for families that it has none for (its "Transformers modeling
+backend").
+"""
+
+from __future__ import annotations
+
+from memsheet.plan.serving_facts import LibraryCode
+
+_OWN = """
+AXK1ForCausalLM AriaForConditionalGeneration BeamForCausalLM Blip2ForConditionalGeneration
+Cohere2MoeForCausalLM Cohere2VisionForConditionalGeneration CohereCompassForConditionalGeneration
+Cosmos3EdgeForConditionalGeneration DbrxForCausalLM DeepseekV4ForCausalLM DiffusionGemmaForBlockDiffusion
+Dots3NoteForCausalLM FlintForCausalLM GPT2LMHeadModel Gemma3ForConditionalGeneration Gemma3nForCausalLM
+Gemma3nForConditionalGeneration Glm5NextForConditionalGeneration GlmOcrForConditionalGeneration Granite4VisionForConditionalGeneration
+GraniteMoeSWAForCausalLM GraniteSWAForCausalLM HYV4ForCausalLM HrmTextForCausalLM HyperCLOVAXForCausalLM
+InklingForCausalLM InklingForConditionalGeneration LagunaForCausalLM LlamaForCausalLM
+LlavaNextVideoForConditionalGeneration MiniCPM3ForCausalLM MiniCPMOcrForConditionalGeneration
+MiniCPMV4_6ForConditionalGeneration MiniCPMV4_7ForConditionalGeneration
+MiniMaxM3SparseForConditionalGeneration Molmo2ForConditionalGeneration
+MossTranscribeDiarizeForConditionalGeneration MuseGlimmerForConditionalGeneration
+MuseSparkForConditionalGeneration NemotronH_Omni_Reasoning_V3 OlmoHybridForCausalLM
+PaddleOCRVLForConditionalGeneration QianfanOCRForConditionalGeneration Qwen4ExpForCausalLM
+Step3p7ForConditionalGeneration
+"""
+OWN = frozenset(_OWN.split())
+"""Architectures of families that no reader here knows, for which vLLM has code (v0.33.0
+model_executor/models/registry.py; _TRANSFORMERS_SUPPORTED_MODELS at :747 are the library's code).
+"""
+
+LIBRARY_CODE = LibraryCode(
+    tag="v0.33.0",
+    since=(0, 33, 0),
+    own=OWN,
+    file="model_executor/models/transformers/base.py",
+    line=478,
+    asks_every_layer=True,  # :638, "does not dispatch through the Transformers attention interface"
+)
+"""registry.py:1266 _try_resolve_transformers: a model that declares it, or whose file calls the table of
+attention functions; base.py:478 recursive_replace cuts by the model's tp_plan, what is in none is kept whole
+or cut where projections are joined; :609 _create_attention_instances.
+"""
