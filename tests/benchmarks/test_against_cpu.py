@@ -48,15 +48,16 @@ def test_a_trace_is_what_a_real_step_allocates():
     """Kinds of models, attention, recomputation, optimizers and techniques in turn; the formulas say the same
     where they model it.
     """
-    found = rows("--every", "14")
-    assert len(found) >= 3
+    found = rows("--every", "28")
+    assert len(found) >= 2
     check(found)
 
 
 @pytest.mark.slow
-def test_every_configuration():
-    found = rows()
-    assert len(found) >= 24
+def test_every_other_configuration():
+    """All of them: benchmarks/against_cpu.py."""
+    found = rows("--every", "2")
+    assert len(found) >= 12
     check(found)
     for row in found:
         for instant, (traced, real) in row["instants"].items():

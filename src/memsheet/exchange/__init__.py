@@ -18,6 +18,7 @@ from typing import Any
 from memsheet.errors import Problem, input_error, raise_if_problems
 from memsheet.exchange.shared.file_format import AUTO, Format, Read, Values, read_format_values
 from memsheet.exchange.shared.program_releases import stated_release
+from memsheet.exchange.shared.serve_charts import chart_script
 from memsheet.exchange.shared.serve_compose import DEVICES, compose_file_script
 from memsheet.exchange.shared.serve_pods import command_of, given_to
 from memsheet.exchange.shared.trainer_script import UNSAID
@@ -33,6 +34,9 @@ NAMES = (
     "skypilot",
     "trainjob",
     "kubernetes",
+    "torchtune",
+    "swift",
+    "swift-megatron",
     "megatron",
     "torchtitan",
     "torchtitan-toml",
@@ -40,9 +44,15 @@ NAMES = (
     "torchrun",
     "vllm",
     "sglang",
+    "llama.cpp",
+    "ollama",
 )
 """In the order in which a file is tried: a batch script holds a launch, too."""
-MODULES = {"torchtitan-toml": "torchtitan.toml"}
+MODULES = {
+    "torchtitan-toml": "torchtitan.toml",
+    "swift-megatron": "swift.megatron",
+    "llama.cpp": "llama_cpp",
+}
 DESCRIBED = ("schema", "model", "gpus", "task", "engine_version")
 """Keys of a plan's document that no file needs to say."""
 DERIVED = ("reshard_after_forward", "precision.name", "seq_len_kind")
@@ -201,7 +211,7 @@ def read_text(name: str, text: str, parsers: Mapping[str, Parser]) -> Read:
     """A file's text by the format that recognises it. ``parsers``: of ``json`` and ``yaml``, from text and
     the file's name.
     """
-    pod = command_of(name, text, parsers["yaml"])
+    pod = chart_script(name, text, parsers["yaml"]) or command_of(name, text, parsers["yaml"])
     if pod:
         return given_to(_recognise_format(name, pod[0], parsers), pod[1])
     services = compose_file_script(name, text, parsers["yaml"])

@@ -14,6 +14,7 @@ from memsheet.exchange.shared.file_format import Moved
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import AttentionKind, Loss, Plan
+from memsheet.plan.workload import Training
 from memsheet.units import format_bytes
 
 WIDER = 2 + 2 + 2 * 2 + 2
@@ -27,7 +28,7 @@ def moved_by(library: str, model: ModelSpec, plan: Plan) -> Iterator[Moved]:
     if library == "trl" and plan.loss is Loss.CHUNKED and (moves := find_format("trl").moves) is not None:
         width = "float32" if plan.precision.parameters is FP32 else "bfloat16"
         sizes = {
-            "@tokens": int(plan.batch.microbatch) * int(plan.batch.seq_len),
+            "@tokens": int(plan.training.microbatch) * int(plan.training.seq_len),
             "@vocab": model.vocab,
             "@hidden": model.hidden,
             "@loss": plan.loss.value,
@@ -35,7 +36,7 @@ def moved_by(library: str, model: ModelSpec, plan: Plan) -> Iterator[Moved]:
         yield from moves({"dtype": width}, {**sizes, "precision.gradients": plan.precision.gradients.name})
     if library == "unsloth" and plan.loss is Loss.CHUNKED:
         sizes = {
-            "@tokens": int(plan.batch.microbatch) * int(plan.batch.seq_len),
+            "@tokens": int(plan.training.microbatch) * int(plan.training.seq_len),
             "@vocab": model.vocab,
             "@hidden": model.hidden,
         }
@@ -78,7 +79,7 @@ def beside_the_sheet(found: Answer, library: str, own: Mapping[str, Any]) -> Ans
 
 def bytes_beside(library: str | None, model: ModelSpec, plan: Plan) -> tuple[int, int]:
     """What a library holds beside the sheet of a plan, at the least and at the most."""
-    moved = tuple(moved_by(library, model, plan)) if library and plan.task == "train" else ()
+    moved = tuple(moved_by(library, model, plan)) if library and isinstance(plan.workload, Training) else ()
     return sum(one.low_bytes for one in moved), sum(one.high_bytes for one in moved)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -28,6 +28,7 @@ from memsheet.plan.hardware import eight_bit_cache, emulated_bf16, unsupported_c
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.options import InferOptions, Model, TrainOptions
 from memsheet.plan.plan import Plan
+from memsheet.plan.workload import Serving
 from memsheet.questions.bare_counts import bare_answer, count_of
 from memsheet.questions.open_storage import attention_left_whole, with_both_ends, with_high_end
 from memsheet.questions.question_parts import (
@@ -126,7 +127,11 @@ def answer_for_model(
     resolved = replace(resolved, assumed=(*said, *resolved.assumed)) if said else resolved
     raise_if_problems(unsupported_choices(resolved.plan, cluster, spec) if cluster else ())
     sheets = sheets_of(spec, resolved, cluster)
-    serving = _serving_facts(spec, resolved, cluster, sheets) if resolved.plan.task == "infer" else None
+    serving = (
+        _serving_facts(spec, resolved, cluster, sheets)
+        if isinstance(resolved.plan.workload, Serving)
+        else None
+    )
     verdict = judge_plan(spec, resolved.plan, cluster, sheets) if cluster else None
     if verdict and serving and "short_bytes" in serving:
         verdict = verdict_on_start(verdict, serving["short_bytes"])
@@ -137,7 +142,14 @@ def answer_for_model(
         from memsheet.search.fixes.cheapest import cheapest_fix
 
         verdict = replace(verdict, cheapest_fix=cheapest_fix(spec, request, cluster, sheets, verdict, used))
-    if verdict and cluster and fix and verdict.result is Result.UNCERTAIN and _prompts_unknown(resolved.plan):
+    if (
+        verdict
+        and cluster
+        and fix
+        and verdict.result is Result.UNCERTAIN
+        and serving is not None
+        and _prompts_unknown(resolved.plan)
+    ):
         from memsheet.search.serve.prompt_lengths import prompts_that_fit
 
         serving = {**(serving or {}), **prompts_that_fit(spec, request, cluster)}
@@ -160,12 +172,11 @@ def answer_for_model(
         verdict, serving = _verdict_on_sequences(
             spec, {**request, **served}, resolved.plan, cluster, verdict, serving, wanted, fix=fix
         )
-    routed = _expert_routing_notes(spec, resolved.plan, cluster, sheets, verdict)
+    routed = _expert_routing_notes(spec, resolved.plan, cluster, sheets, verdict) if serving is None else ()
     notes = (
         *routed,
         *spec.source.notes,
-        *_prompt_length_notes(resolved),
-        *length_notes(resolved.plan, spec),
+        *(() if serving is None else _serving_notes(resolved.plan, spec)),
         *version_notes(resolved.plan),
     )
     notes += _hardware_cautions(resolved.plan, cluster, spec)
@@ -198,7 +209,7 @@ def _other_engines(
 ) -> tuple[OtherEngine, ...]:
     """The same batch without a server, where a server was taken because nobody named an engine."""
     pools = engine_of(plan).serving.pools_cache  # which takes what is left, whatever the batch needs
-    if cluster is None or plan.task != "infer" or not pools or request.get("engine") is not None:
+    if cluster is None or not pools or request.get("engine") is not None:
         return ()
     try:
         found = answer_for_model(spec, {**request, "engine": ONE_GPU}, cluster, fix=False)
@@ -253,23 +264,20 @@ def _expert_routing_notes(
     spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sheet, ...], verdict: Verdict | None
 ) -> tuple[str, ...]:
     """What expert routing decides, first of all notes."""
-    if cluster is None or verdict is None or plan.routing is None or plan.task != "train":
+    if cluster is None or verdict is None or plan.routing is None:
         return ()
     from memsheet.search.train.routing import routing_notes
 
     return routing_notes(spec, plan, cluster, sheets, verdict)
 
 
-def _prompt_length_notes(resolved: Resolved) -> tuple[str, ...]:
-    if _prompts_unknown(resolved.plan):
-        return (
-            (
-                "prefill is a range from one-token prompts to the whole batch at full length; "
-                "--prompt-tokens "
-                "says how long prompts are"
-            ),
+def _serving_notes(plan: Plan, spec: ModelSpec) -> Iterator[str]:
+    if _prompts_unknown(plan):
+        yield (
+            "prefill is a range from one-token prompts to the whole batch at full length; --prompt-tokens "
+            "says how long prompts are"
         )
-    return ()
+    yield from length_notes(plan, spec)
 
 
 def _hardware_cautions(plan: Plan, cluster: Cluster | None, spec: ModelSpec) -> tuple[str, ...]:
@@ -288,10 +296,7 @@ def _hardware_cautions(plan: Plan, cluster: Cluster | None, spec: ModelSpec) -> 
 def _prompts_unknown(plan: Plan) -> bool:
     """Whether prefill is a range because nobody says how long prompts are."""
     return (
-        plan.task == "infer"
-        and engine_of(plan).prefill_unknown
-        and plan.phase is None
-        and plan.serving.prompt_tokens is None
+        engine_of(plan).prefill_unknown and plan.serving.phase is None and plan.serving.prompt_tokens is None
     )
 
 

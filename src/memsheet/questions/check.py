@@ -15,18 +15,21 @@ from memsheet.exchange import MOST_SCRIPT, as_released
 from memsheet.exchange.joined_files import join_files, with_their_files
 from memsheet.exchange.mistakes import Case, find_mistakes
 from memsheet.exchange.shared.file_format import Read, Together
+from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_script
 from memsheet.exchange.shared.script_defaults import absent_files
 from memsheet.exchange.verdict_doubts import (
+    Doubt,
     both_doubts,
     left_to_script,
     widen_verdict,
 )
-from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, read_bytes, read_json
+from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, parse_json, read_bytes, read_json
 from memsheet.plan.accumulated_batch import with_accumulated_batch
 from memsheet.plan.check import flatten_document
 from memsheet.plan.options import InferOptions
 from memsheet.plan.values import option_problems
 from memsheet.plan.words import in_our_words
+from memsheet.plan.workload import Training
 from memsheet.questions import accounted
 from memsheet.questions.doubts_of_files import bytes_beyond, claimed_fit, doubt_of, may_fit, moved_bytes
 from memsheet.questions.export import PLAN, SHEET, pick_plan
@@ -34,15 +37,17 @@ from memsheet.questions.named_models import (
     bundled_draft,
     bundled_name,
     model_of,
-    named_model,
+    model_of_files,
     stored_dtype,
     strange_drafts,
     unnamed_words,
 )
 from memsheet.questions.question_parts import plan_document_of
 from memsheet.questions.recognised_files import of_folders, recognise_files
+from memsheet.questions.without_unmodelled import Left, answer_without
 from memsheet.report.answer import public_answer
 from memsheet.report.shared.checked import Checked
+from memsheet.resolve.mesh import mesh_product
 
 MAX_FILES = 64
 MOST_BYTES = 2**20
@@ -50,6 +55,7 @@ MOST_BYTES = 2**20
 something else.
 """
 ENDINGS = (".json", ".yaml", ".yml", ".toml", ".sh", ".sbatch", ".slurm")
+NAMED = ("Modelfile",)
 CODE = ".py"
 MACHINES = ("gpus", "nodes", "per_node", "host_memory", "cluster", "parameters", "plan")
 NOTHING: Mapping[str, Any] = {}
@@ -128,18 +134,27 @@ def check_configuration_files(
     }
     flags = {**flags, **read_flags(words, question["gpus"], _said_of_engine(reads, request))}
     reads = {name: _of_release(read, flags, request) for name, read in reads.items()}
-    name = model or document.get("model") or named_model(reads)
+    said = model or document.get("model")
+    name, unreadable = (said, ()) if said else model_of_files(reads)
     reads = {read_name: stored_dtype(read, name) for read_name, read in reads.items()}
     gpus = question["gpus"] or _gpus_for_processes(document.get("gpus"), reads)
     raise_if_problems(problem for read in reads.values() for problem in read.problems)
     whole = join_files(reads, request, flags, named_cards(str(gpus))[0] if gpus else None)
+    if taken := _fewer_cards(gpus, where, whole):
+        gpus = taken
+        whole = join_files(reads, request, flags, named_cards(taken)[0])
+        idle = f"gpus = {taken}: the command takes no more of {question['gpus']}"
+        whole = replace(whole, assumed=(idle, *whole.assumed))
     ask = {**where, "gpus": gpus, "model": name}
     strange = strange_drafts(reads, {**request, **flags})
-    answer, why_not = (None, strange) if name is None or strange else _answer_or_reasons(ask, whole.request)
+    answer, why_not, unaccounted = None, (*strange, *unreadable), Doubt("")
+    if name is not None and not strange:
+        answer, why_not, without = _answer_or_reasons(ask, whole.request, {**request, **flags})
+        whole, unaccounted = replace(whole, request=without.request), without.doubt
     if answer and not gpus and (ranks := _data_parallel(answer, whole)):
         counted = f"{whole.gpus} GPUs, as many as the files start processes: --gpus names the card"
         whole = replace(whole, request={**whole.request, **ranks}, assumed=(counted, *whole.assumed))
-        answer, why_not = _answer_or_reasons(ask, whole.request)
+        answer, why_not, _ = _answer_or_reasons(ask, whole.request, {**request, **flags})
     spec = answer.model if answer else model_of(name)
     case = Case(
         reads=reads,
@@ -155,7 +170,7 @@ def check_configuration_files(
     mistakes = find_mistakes(case)
     moved = (*moved_bytes(reads, answer), *bytes_beyond(mistakes))
     left = tuple(f"{read_name}: {text}" for read_name, read in reads.items() for text in read.assumed)
-    doubt = doubt_of(reads, answer, moved, flags, case)
+    doubt = both_doubts(doubt_of(reads, answer, moved, flags, case), unaccounted)
     if answer and answer.verdict:
         unsaid = left_to_script(whole.script, whole.request, answer, case.ask)
         if answer.verdict.result is not Result.DOES_NOT_FIT or may_fit(answer, unsaid):
@@ -170,7 +185,7 @@ def check_configuration_files(
         moved=moved,
         doubt=doubt.words,
         not_read=(*skipped, *too_large),
-        no_model="" if name else unnamed_words(reads),
+        no_model="" if name or unreadable else unnamed_words(reads),
         on_cards=bool(gpus),
     )
 
@@ -211,7 +226,8 @@ def read_texts_and_plan(files: tuple[str, ...], plan: Any) -> tuple[dict[str, st
             if path.name != SHEET or plan is None:
                 plan = plan or pick_plan(read_json(path), None)
             continue
-        texts[path.name if len(files) == 1 else str(path)] = text
+        script = notebook_script(text, path.name, parse_json) if path.suffix == NOTEBOOK else text
+        texts[path.name if len(files) == 1 else str(path)] = script
     return texts, plan or {}
 
 
@@ -249,7 +265,11 @@ def paths_of(path: Path) -> list[Path]:
     """A file, or a folder's files of the endings that configurations have, the plan first."""
     if not is_folder(path):
         return [path]
-    found = sorted(held for held in path.iterdir() if held.suffix in (*ENDINGS, CODE) and held.is_file())
+    found = sorted(
+        held
+        for held in path.iterdir()
+        if (held.suffix in (*ENDINGS, CODE) or held.name in NAMED) and held.is_file()
+    )
     if not found:
         raise input_error(
             "file", str(path), "is a folder without configurations", f"files that end in {', '.join(ENDINGS)}"
@@ -285,6 +305,16 @@ def _gpus_for_processes(named: Any, reads: Mapping[str, Read]) -> str | None:
     return f"{counts[-1]}x{named_cards(str(named))[1]}"
 
 
+def _fewer_cards(gpus: Any, where: Mapping[str, Any], whole: Together) -> str | None:
+    """The cards that a server's command takes, where it says its degrees and more are named."""
+    if not gpus or where["nodes"] or where["cluster"] or whole.request.get("task") != "infer":
+        return None
+    count, card = named_cards(str(gpus))
+    says_degrees = whole.request.get("mesh.tp") is not None
+    ranks = mesh_product(whole.request) if says_degrees else None
+    return f"{ranks}x{card}" if ranks and count and ranks < count else None
+
+
 def _of_release(read: Read, flags: Mapping[str, Any], planned: Mapping[str, Any]) -> Read:
     """The file as the engine's release has it: a flag's before the file's own, which is before the plan's
     beside it.
@@ -296,13 +326,19 @@ def _of_release(read: Read, flags: Mapping[str, Any], planned: Mapping[str, Any]
 
 
 def _answer_or_reasons(
-    ask: Mapping[str, Any], request: Mapping[str, Any]
-) -> tuple[Answer | None, tuple[str, ...]]:
-    """The answer, or why there is none."""
+    ask: Mapping[str, Any], request: Mapping[str, Any], said: Mapping[str, Any]
+) -> tuple[Answer | None, tuple[str, ...], Left]:
+    """The answer, or why there is none; and what of the files' request the answer is of. ``said``: what a
+    plan and flags ask for, which is never left out.
+    """
     try:
-        return _answer_from_request(ask, request, fix=True), ()
+        return _answer_from_request(ask, request, fix=True), (), Left(request)
     except InputError as error:
-        return None, tuple(str(problem).replace("\n  ", "; ") for problem in error.problems)
+        left = answer_without(request, said, lambda rest: _answer_from_request(ask, rest, fix=False), error)
+        if left is not None:
+            return left.answer, (), left
+        reasons = tuple(str(problem).replace("\n  ", "; ") for problem in error.problems)
+        return None, reasons, Left(request)
 
 
 def _data_parallel(answer: Answer, whole: Together) -> dict[str, int]:
@@ -312,7 +348,12 @@ def _data_parallel(answer: Answer, whole: Together) -> dict[str, int]:
     mesh, count = answer.plan.mesh, whole.gpus or 1
     ranks = mesh.dp_replicate * mesh.dp_shard * mesh.cp * mesh.tp * mesh.pp
     axis = "mesh.dp_shard" if answer.plan.zero else "mesh.dp_replicate"
-    if answer.plan.task != "train" or count <= ranks or count % ranks or whole.request.get(axis) is not None:
+    if (
+        not isinstance(answer.plan.workload, Training)
+        or count <= ranks
+        or count % ranks
+        or whole.request.get(axis) is not None
+    ):
         return {}
     return {axis: count // ranks}
 
@@ -334,8 +375,8 @@ def _length_taken(answer: Answer | None) -> dict[str, int]:
     same.
     """
     return (
-        {"seq_len": int(answer.plan.batch.seq_len)}
-        if answer and answer.ladder and answer.plan.batch.seq_len
+        {"seq_len": int(answer.plan.training.seq_len)}
+        if answer and answer.ladder and answer.plan.training.seq_len
         else {}
     )
 

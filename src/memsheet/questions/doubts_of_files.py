@@ -22,6 +22,7 @@ from memsheet.exchange.verdict_doubts import (
     says_sequences_alone,
     stored_as,
 )
+from memsheet.plan.workload import Training
 from memsheet.questions.named_models import model_of, named_model, served_model
 from memsheet.questions.recognised_files import engine_default_places
 
@@ -31,7 +32,8 @@ NOT_MODELLED = "the files set what the sheet does not hold"
 def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved, ...]:
     if answer is None:
         return ()
-    micro = int(answer.plan.batch.microbatch) * int(answer.plan.batch.seq_len or 0)
+    job = answer.plan.workload
+    micro = int(job.microbatch) * int(job.seq_len or 0) if isinstance(job, Training) else 0
     sizes = {
         "@hidden": answer.model.hidden,
         "@vocab": answer.model.vocab,
@@ -115,9 +117,9 @@ def doubt_of(
     named = [one for read in reads.values() for one in left_open(read, given, verdict.result)]
     if named:
         keys = (one.partition(" ")[0] for one in named if not one.startswith(FURTHER))
-        more_need_more = (
-            says_sequences_alone(reads.values(), named) and int(answer.plan.batch.microbatch) == 1
-        )
+        job = answer.plan.workload
+        of_one = isinstance(job, Training) and int(job.microbatch) == 1
+        more_need_more = of_one and says_sequences_alone(reads.values(), named)
         words = (
             _not_held(reads, named) + "; the range is of one sequence, and more need more" * more_need_more
         )
@@ -136,7 +138,7 @@ def doubt_of(
         )
     if less and verdict.result is Result.DOES_NOT_FIT and int(verdict.device.low) + less <= room:
         return Doubt(
-            f"with {', '.join(one.at for one in moved if one.low_bytes < 0)} it may fit", least + less
+            f"with {', '.join(one.at for one in moved if one.low_bytes < 0)} it may fit", max(0, least + less)
         )
     return Doubt("")
 

@@ -17,6 +17,7 @@ from memsheet.exchange.shared.file_format import Format
 from memsheet.plan.document import plan_document
 from memsheet.plan.layers import has_experts
 from memsheet.plan.options import Document, File
+from memsheet.plan.workload import Serving
 from memsheet.questions import accounted
 from memsheet.questions.question_parts import plan_document_of
 from memsheet.report.json.sheet import sheet_document
@@ -101,14 +102,15 @@ def _plan_or_sheet_document(plan: Any) -> Mapping[str, Any]:
 
 
 def _export_request(answer: Answer, written: Mapping[str, Any]) -> dict[str, Any]:
+    serves = isinstance(answer.plan.workload, Serving)
     asked = asked_of(
         written,
         gpus=int(answer.plan.mesh.gpus),
         nodes=answer.cluster.nodes if answer.cluster else 1,
-        accumulation=int(answer.plan.accumulation),
+        accumulation=1 if serves else int(answer.plan.accumulation),
         experts=has_experts(answer.model),
     )
-    return _as_released(answer, asked) if answer.plan.task == "infer" else asked
+    return _as_released(answer, asked) if serves else asked
 
 
 def _checkpoint_folder(name: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Literal, Unpack
 from memsheet.budget import Answer, Result, Verdict
 from memsheet.errors import input_error, printable_line
 from memsheet.plan.options import InferOptions, Model, TrainOptions
+from memsheet.plan.workload import Training
 from memsheet.questions import accounted
 from memsheet.report.shared.uncertain_fit import in_vain_words
 from memsheet.units import format_bytes
@@ -102,7 +103,7 @@ def verdict_lines(answer: Answer) -> Iterator[str]:
     )
     yield f"  largest: {largest}"
     yield from _cheapest_fix_lines(
-        verdict, tried=answer.plan.task == "train" and bool(answer.model.model_type)
+        verdict, tried=isinstance(answer.plan.workload, Training) and bool(answer.model.model_type)
     )
 
 

@@ -23,6 +23,7 @@ from memsheet.plan.engine_registry import engine_of, runs_on_ranks
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.packages import DEEPSPEED
 from memsheet.plan.plan import Plan
+from memsheet.plan.workload import Serving
 from memsheet.questions.question_parts import catalog_entry, parse_question
 from memsheet.questions.traced import Options as TraceOptions
 from memsheet.questions.traced import check_runs, own_answer, serving_assumed, task_of, trace_facts
@@ -101,7 +102,7 @@ def measure_with_timeline(model: Any, how: Options, **options: Any) -> tuple[Ans
     sheets = merge_equal_sheets([measured_sheet(each) for each in runs])
     sheet = max(sheets, key=lambda each: each.peak.value)
     run = next(each for each in runs if each.rank == sheet.rank)
-    assumed = serving_assumed(resolved, TraceOptions()) if resolved.plan.task == "infer" else resolved.assumed
+    assumed = serving_assumed(resolved, TraceOptions())
     answer = Answer(
         model=spec,
         parameters=parameter_count(spec),
@@ -220,15 +221,16 @@ def _check_measurable(plan: Plan, how: Options) -> None:
             "is the history of a GPU's allocator, and this is a processor",
             "--events writes ours",
         )
-    if plan.task == "infer":
+    serves = isinstance(plan.workload, Serving)
+    if serves:
         for field, value in (("data", how.data), ("vary_length", how.vary_length or None)):
             if value is not None:
                 raise input_error(field, value, "is of training, and this plan serves", "leave it out")
-    elif not plan.batch.seq_len:
+    elif not plan.training.seq_len:
         raise input_error(
             "seq_len", None, "is missing; saved activations depend on it", "for example --seq-len 512"
         )
-    if runs_on_ranks(plan) and (plan.task == "infer" or how.vary_length):
+    if runs_on_ranks(plan) and (serves or how.vary_length):
         raise input_error(
             "mesh",
             plan.mesh.gpus,

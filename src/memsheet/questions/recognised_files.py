@@ -15,6 +15,7 @@ from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.file_format import read_format_values as read_values
 from memsheet.exchange.shared.launched_script import first_script_launch
 from memsheet.exchange.shared.launcher_flags import launched_reads
+from memsheet.exchange.shared.notebook import NOTEBOOK
 from memsheet.exchange.shared.serve_pods import FOREIGN, NO_SERVER
 from memsheet.exchange.shared.trainer_script import DEFAULTS, SCRIPT
 from memsheet.guard import is_folder, parse_json, parse_yaml
@@ -41,7 +42,7 @@ def recognise_files(
     left: list[str] = []
     for name, text in texts.items():
         own, error = _read_or_error(name, text)
-        shell = not name.endswith((".py", *ENDINGS))
+        shell = not name.endswith((".py", NOTEBOOK, *ENDINGS))
         further, unread = _launched_files(name, text, own) if shell and len(text) <= MOST_SCRIPT else ({}, ())
         reads |= {**({name: own} if own else {}), **further}
         left += unread

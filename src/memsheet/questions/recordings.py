@@ -16,6 +16,7 @@ from typing import Any
 
 from memsheet.errors import InputError
 from memsheet.guard import is_file, read_json
+from memsheet.handing import handing_from
 from memsheet.plan.packages import TRANSFORMERS
 from memsheet.recording import (
     RecordedGeneration,
@@ -46,9 +47,15 @@ _made: dict[str, Recording] = {}
 
 
 def recording_of(config: Mapping[str, Any]) -> Recording:
-    """The record of a model's own code: of this process, of the user's cache, else made now by a process that
-    builds the model on fake tensors. Raises InputError where that cannot be.
+    """The record of a model's own code as it trains: of this process, of the user's cache, else made now by a
+    process that builds the model on fake tensors. Raises InputError where that cannot be.
     """
+    found = _whole_recording(config)
+    return replace(found, caches=(), handing=None) if found.caches else found
+
+
+def _whole_recording(config: Mapping[str, Any]) -> Recording:
+    """With what serving asks of it, where that was asked before."""
     config = {key: value for key, value in config.items() if key not in NEVER_READ}
     name = config_key(config)
     if name not in _made:
@@ -59,14 +66,19 @@ def recording_of(config: Mapping[str, Any]) -> Recording:
 
 
 def serving_recording_of(config: Mapping[str, Any]) -> Recording:
-    """As ``recording_of``, with what the model's layers keep between tokens."""
-    recording = recording_of(config)
-    if recording.caches:
+    """As ``recording_of``, with what the model's layers keep between tokens and hand over to a server."""
+    recording = _whole_recording(config)
+    if recording.caches and recording.handing:
         return recording
     config = {key: value for key, value in config.items() if key not in NEVER_READ}
     name = config_key(config)
     asked = {"config": dict(config), "model": False, "ways": [], "caches": True}
-    _made[name] = replace(recording, caches=caches_from(ask_recorder(asked)["caches"]))
+    found = ask_recorder(asked)
+    _made[name] = replace(
+        recording,
+        caches=caches_from(found["caches"]),
+        handing=handing_from(found.get("handing"), len(recording.layers)),
+    )
     _keep(name)
     return _made[name]
 

@@ -22,6 +22,7 @@ from memsheet.plan.model import Embeddings, Head, ModelSpec, Source
 from memsheet.plan.plan import Implementation, Loss, Plan
 from memsheet.plan.real_step import offloads_inputs_alone, scales_loss
 from memsheet.plan.words import of_serving
+from memsheet.plan.workload import Training
 from memsheet.questions.question_parts import catalog_entry, parse_question
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import Config, find_config
@@ -78,7 +79,8 @@ def trace_with_timelines(model: Any, how: Options, **options: Any) -> tuple[Answ
         )
     spec = _model_spec_if_known(found)
     resolved = resolve_request(request, spec, cluster, real=True)
-    if resolved.plan.task == "train" and not resolved.plan.batch.seq_len:
+    job = resolved.plan.workload
+    if isinstance(job, Training) and not job.seq_len:
         raise input_error(
             "seq_len", None, "is missing; saved activations depend on it", "for example --seq-len 4096"
         )
@@ -108,10 +110,10 @@ def check_runs(plan: Plan, *, real: bool = False) -> None:
         "loss": (plan.loss.value, plan.loss is Loss.PLAIN or _runs_on_one_rank(plan), "is not run over several ranks or by fsdp2", "plain; memsheet train predicts it"),
         "recompute": ("stretches", not plan.recompute.stretched or _runs_on_one_rank(plan), "are not run over several ranks or by fsdp2", "recompute every layer, or one GPU with engine transformers"),
         "precision.master_weights": ("fp32", plan.precision.master_weights is None or own_copies or _runs_on_one_rank(plan), "are kept on one rank by engine transformers here", "--precision fsdp2-mixed keeps fp32 shards"),
-        "precision": ("fp16-autocast", plan.mesh.pp == 1 or not (plan.task == "train" and scales_loss(plan)), "needs a gradient scaler, which is not run over pipelines", "bf16-autocast"),
+        "precision": ("fp16-autocast", plan.mesh.pp == 1 or not (isinstance(plan.workload, Training) and scales_loss(plan)), "needs a gradient scaler, which is not run over pipelines", "bf16-autocast"),
         "offload.activations": (True, not plan.offload.activations or _runs_on_one_rank(plan) or offloads_inputs_alone(plan), "are moved of recomputed layers over several ranks, and not in pipelines", "--recompute full, or one GPU with engine transformers"),
         "optimizer.implementation": ("torchao", plan.optimizer is None or plan.optimizer.implementation is not Implementation.TORCHAO, "keeps states inside states, which nobody records yet", "bnb; memsheet train predicts it"),
-        "mesh.tp": (plan.mesh.tp, plan.mesh.tp == 1 or plan.adapter is None or plan.task == "infer", "cuts no adapters: transformers' plans name the layers that peft has wrapped", "fsdp2 without tp"),
+        "mesh.tp": (plan.mesh.tp, plan.mesh.tp == 1 or plan.adapter is None, "cuts no adapters: transformers' plans name the layers that peft has wrapped", "fsdp2 without tp"),
         "vocab_multiple": (plan.vocab_multiple, plan.vocab_multiple == 1, "pads no embedding that transformers makes", "a config.json with the padded vocab_size"),
     }  # fmt: skip
     raise_if_problems(
@@ -209,7 +211,7 @@ _SERVED = ("max_model_len", "prompt_tokens", "output_tokens", "sequences", "kv_d
 def serving_assumed(resolved: Resolved, how: Options) -> tuple[str, ...]:
     """What is assumed, with what a trace of inference takes for granted."""
     plan = resolved.plan
-    if plan.task == "train":
+    if isinstance(plan.workload, Training):
         if how.cache is not None:
             raise input_error(
                 "cache",
@@ -220,7 +222,7 @@ def serving_assumed(resolved: Resolved, how: Options) -> tuple[str, ...]:
         return resolved.assumed
     if how.cache not in (None, *CACHES):
         raise input_error("cache", how.cache, "is none of transformers' caches", ", ".join(CACHES))
-    if plan.phase == "load":
+    if plan.serving.phase == "load":
         return resolved.assumed
     prompt = (
         ()

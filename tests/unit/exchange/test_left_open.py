@@ -117,7 +117,7 @@ def test_deepspeed_makes_the_micro_batch_of_the_whole_one(
 ) -> None:
     found = checked(tmp_path, {"ds_config.json": {**ZERO, **WIDTH, "train_batch_size": 64, **rounds}})
     assert found.answer is not None
-    assert int(found.answer.plan.batch.microbatch) == micro
+    assert int(found.answer.plan.training.microbatch) == micro
     assert not found.doubt
 
 

@@ -71,9 +71,9 @@ def test_processes_of_the_files_are_the_gpus_of_the_sheet(job: str, tmp_path: Pa
     assert named is not None
     assert bare.verdict is None
     assert bare.plan.mesh == named.plan.mesh
-    assert (bare.plan.zero, bare.plan.batch.global_batch, bare.plan.accumulation) == (
+    assert (bare.plan.zero, bare.plan.training.global_batch, bare.plan.accumulation) == (
         named.plan.zero,
-        named.plan.batch.global_batch,
+        named.plan.training.global_batch,
         named.plan.accumulation,
     )
     kept = [

@@ -68,18 +68,18 @@ def test_every_step_of_a_ladder_is_what_its_own_question_says(name):
                 again.verdict.result,
             )
     fitting = [step.seq_len for step in answer.ladder if step.result is Result.FITS]
-    assert answer.plan.batch.seq_len == (max(fitting) if fitting else answer.ladder[0].seq_len)
-    assert answer.assumed[0].startswith(f"seq_len = {answer.plan.batch.seq_len} ")
+    assert answer.plan.training.seq_len == (max(fitting) if fitting else answer.ladder[0].seq_len)
+    assert answer.assumed[0].startswith(f"seq_len = {answer.plan.training.seq_len} ")
     document = sheet_document(answer)
     assert [(step["seq_len"], step["device_bytes"], step["result"]) for step in document["ladder"]] == [
         (step.seq_len, step.device_bytes, step.result.value) for step in answer.ladder
     ]
-    assert document["plan"]["seq_len"] == answer.plan.batch.seq_len
+    assert document["plan"]["seq_len"] == answer.plan.training.seq_len
 
 
 def test_what_fits_at_no_length_is_answered_at_the_first_with_its_cure():
     answer = memsheet.train("llama-3.1-8b", gpus="1xRTX4090")
-    assert answer.plan.batch.seq_len == SHORTEST
+    assert answer.plan.training.seq_len == SHORTEST
     assert answer.verdict.result is Result.DOES_NOT_FIT
     assert answer.verdict.cheapest_fix is not None
 

@@ -24,7 +24,11 @@ GENERATION = {
 MODEL = {
     "schema": "memsheet/recording/1", "model_type": "a_family_of_tomorrow", "versions": {"torch": "1"}, "hidden": 8, "vocab": 16,
     "stack": "m.layers", "kinds": [0, 0, 0], "layers": [[["w.weight", [8, 8], "linear", None]]],
-    "others": [["m.words.weight", [16, 8], "embedding", None]], "table": "m.words", "projection": "", "tied": True, "eager_only": False, "runs": {},
+    "others": [["m.words.weight", [16, 8], "embedding", None]], "table": "m.words", "projection": "", "tied": True, "eager_only": False, "windows": [], "runs": {},
+}  # fmt: skip
+HANDING = {
+    "architecture": "TomorrowForCausalLM", "declares": False, "dispatches": False, "plan_words": [], "causal": True, "latent": False,
+    "experts_per_token": None, "attention": [None], "styles": [[]],
 }  # fmt: skip
 
 
@@ -36,7 +40,7 @@ def asked(monkeypatch, tmp_path):
     def answer(request):
         requests.append(request)
         runs = {way: GENERATION if "generates" in way else RUN for way in request["ways"]}
-        return {"recording": MODEL, "runs": runs, "caches": [[8, None, 0, 0]]}
+        return {"recording": MODEL, "runs": runs, "caches": [[8, None, 0, 0]], "handing": HANDING}
 
     monkeypatch.setattr(recordings, "ask_recorder", answer)
     monkeypatch.setenv("MEMSHEET_CACHE", str(tmp_path))

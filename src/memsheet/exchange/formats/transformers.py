@@ -303,11 +303,28 @@ def _into_arguments(values: Values) -> bool:
     return f"{SCRIPT}.reads" in values or all(is_key(FORMAT, at) for at in values)
 
 
+def _script_arguments(text: str) -> Mapping[str, Any]:
+    """What a script says, with what belongs to a method of TRL's alone under one name."""
+    found = arguments_of(text)
+    own = found.get(SCRIPT)
+    if not isinstance(own, Mapping) or METHOD not in own:
+        return found
+    rest = {at for at in found if at not in (SCRIPT, F) and not is_key(FORMAT, _rename_trainer_key(at))}
+    told = {OF_METHOD: ", ".join(sorted(rest))} if rest else {}
+    defaults = {at: flag for at, flag in own.get(DEFAULTS, {}).items() if at not in rest}
+    kept = {at: held for at, held in own.items() if at != DEFAULTS}
+    return {
+        SCRIPT: {**kept, **told, **({DEFAULTS: defaults} if defaults else {})},
+        **{at: held for at, held in found.items() if at not in {SCRIPT, *rest}},
+    }
+
+
+METHOD, OF_METHOD = "method", "of_method"
 FORMAT = Format(
     name="transformers", file="training_args.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS,
     fixed=_required_trainer_keys, more=_training_args_module, said={"task": "train"},
     marks=frozenset({"per_device_train_batch_size", "gradient_checkpointing", "activation_checkpointing", "fsdp", "optim", SCRIPT, "model_name_or_path"}),
-    rename=_rename_trainer_key, also=arguments_of,
+    rename=_rename_trainer_key, also=_script_arguments,
     refers=("deepspeed",), program_known=_into_arguments, stored=f"{SCRIPT}.dtype", moves=_script_memory_moves,
     strict=("",),  # hf_argparser.py: parse_dict raises on keys that are not used
     differs={"precision.reduce": "the Trainer's FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)"},
@@ -323,7 +340,7 @@ FORMAT = Format(
         "torch_compile": (False,), "auto_find_batch_size": (False,),
         "gradient_checkpointing_kwargs.every_n_layers": (1,), "gradient_checkpointing_kwargs.offload": (False,), "**": (),
         **{f"{SCRIPT}.{name}": () for name in (LORA, BITS, "model_init_kwargs")},
-        f"{SCRIPT}.activation_offloading": (False,),
+        f"{SCRIPT}.activation_offloading": (False,), f"{SCRIPT}.{METHOD}": (),
         "torch_empty_cache_steps": (), "neftune_noise_alpha": (), "parallelism_config": (), "ddp_bucket_cap_mb": (25,), "use_cpu": (False,),
         "ddp_static_graph": (False,), f"{F}.auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), f"{F}.xla": (False,), "optim_args": (), "label_smoothing_factor": (0, 0.0), "ddp_find_unused_parameters": (False,),
     },
@@ -331,7 +348,7 @@ FORMAT = Format(
         "output_dir", "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "lr_scheduler_kwargs.*",
         "warmup_steps", "warmup_ratio", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim_target_modules",
         "average_tokens_across_devices", "max_grad_norm", "bf16_full_eval", "fp16_full_eval", "tf32", "gradient_checkpointing_kwargs",
-        "gradient_checkpointing_kwargs.*", f"{SCRIPT}.reads", f"{SCRIPT}.{DEFAULTS}.*", *(
+        "gradient_checkpointing_kwargs.*", f"{SCRIPT}.reads", f"{SCRIPT}.{OF_METHOD}", f"{SCRIPT}.{DEFAULTS}.*", *(
             f"{SCRIPT}.{name}" for name in SFT_OWN if name not in ("max_length", "loss_type", "activation_offloading", "model_init_kwargs")
         ), "torch_compile_backend", "torch_compile_mode",
         "liger_kernel_config", "liger_kernel_config.*", "use_cache", "logging_strategy", "logging_steps", "logging_first_step",

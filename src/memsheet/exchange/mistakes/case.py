@@ -10,6 +10,8 @@ from memsheet.budget import Answer, Result
 from memsheet.exchange.shared.file_format import Read, Together
 from memsheet.frozen import dataclass
 from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
+from memsheet.plan.workload import Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,12 @@ class Case:
     @property
     def request(self) -> Mapping[str, Any]:
         return self.together.request
+
+    @property
+    def trained(self) -> Plan | None:
+        """The plan that was answered, where it trains."""
+        plan = self.answer.plan if self.answer else None
+        return plan if plan and isinstance(plan.workload, Training) else None
 
     def of(self, *formats: str) -> Iterator[tuple[str, Read]]:
         return ((name, read) for name, read in self.reads.items() if read.form.name in formats)

@@ -169,7 +169,7 @@ _MASKS = ("--eod-mask-loss", "--sft")
 
 def _mean_of_means(case: Case) -> Iterator[Found]:
     """Each micro-batch is divided by its own tokens, and then by how many micro-batches there are."""
-    rounds = int(case.answer.plan.accumulation) if case.answer else 2
+    rounds = int(case.trained.accumulation) if case.trained else 2
     for name, values in _megatron_scripts(case):
         masked = [at for at in _MASKS if values.get(at)]
         if masked and not values.get("--calculate-per-token-loss") and rounds * max(1, _data_ranks(case)) > 1:

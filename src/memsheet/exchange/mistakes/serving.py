@@ -5,11 +5,11 @@ fraction leaves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from memsheet.budget import Answer
 from memsheet.exchange.mistakes.case import Case, Found, Rule, answer_fits
+from memsheet.exchange.mistakes.server_case import FLAGS, server_commands, server_pool_facts
 from memsheet.exchange.mistakes.serving_pool import (
     copied_cache,
     fraction_leaves_too_little,
@@ -22,33 +22,8 @@ from memsheet.plan.hardware import BF16_UNITS, FP8_UNITS, eight_bit_cache, is_ol
 from memsheet.plan.model import Moe
 from memsheet.resolve.length import derived_max_length
 
-FLAGS = {
-    "vllm": {
-        "fraction": "--gpu-memory-utilization", "length": "--max-model-len", "sequences": "--max-num-seqs", "batch": "--max-num-batched-tokens",
-        "graphs": "--enforce-eager", "cache": "--kv-cache-dtype", "tp": "--tensor-parallel-size", "page": "--block-size",
-    },
-    "sglang": {
-        "fraction": "--mem-fraction-static", "length": "--context-length", "sequences": "--max-running-requests", "batch": "--chunked-prefill-size",
-        "graphs": "--disable-cuda-graph", "cache": "--kv-cache-dtype", "tp": "--tp-size", "page": "--page-size",
-    },
-}  # fmt: skip
-
-USUAL_FRACTION = 0.9
-"""vLLM's fraction before 0.20."""
-
-
-def server_commands(case: Case) -> Iterator[tuple[str, Mapping[str, Any], dict[str, str]]]:
-    """Commands: the file, its values, and what its engine calls the flags."""
-    for name, read in case.of(*FLAGS):
-        yield name, read.values, FLAGS[read.form.name]
-
-
-def server_pool_facts(case: Case) -> tuple[Answer, Mapping[str, Any]] | None:
-    """The answer of a server with a pool on a card, and its facts."""
-    answer = case.answer
-    if answer is None or answer.cluster is None or not answer.serving or "short_bytes" not in answer.serving:
-        return None
-    return answer, answer.serving
+USUAL_FRACTIONS = {"vllm": 0.9}
+"""By a server's format: the fraction that it takes of every card where nobody says one (vLLM before 0.20)."""
 
 
 def _beyond_the_model(case: Case) -> Iterator[Found]:
@@ -158,22 +133,17 @@ def _idle_memory(case: Case) -> Iterator[Found]:
     if any(OTHERS in values for _, values, _ in server_commands(case)):
         return
     told, asked = server_pool_facts(case), case.request.get("serving.memory_fraction")
-    if (
-        told is None
-        or not isinstance(asked, float)
-        or asked >= USUAL_FRACTION
-        or case.request.get("engine") != "vllm"
-        or not answer_fits(case.answer)
-    ):
+    if told is None or not isinstance(asked, float) or not answer_fits(case.answer):
         return
-    held = told[1].get("capacity") or {}
-    if held.get("preempts") and answer_fits(case.ask({"serving.memory_fraction": USUAL_FRACTION})):
-        for name, _, flags in server_commands(case):
+    waiting = bool((told[1].get("capacity") or {}).get("preempts"))
+    for name, read in case.of(*USUAL_FRACTIONS):
+        usual, flag = USUAL_FRACTIONS[read.form.name], FLAGS[read.form.name]["fraction"]
+        if waiting and asked < usual and answer_fits(case.ask({"serving.memory_fraction": usual})):
             yield Found(
-                where=f"{name}: {flags['fraction']}",
+                where=f"{name}: {flag}",
                 says=f"{1 - asked:.0%} of the card is left to nobody while sequences wait for room",
-                cure=f"{flags['fraction']} {USUAL_FRACTION}",
-                changes={"serving.memory_fraction": USUAL_FRACTION},
+                cure=f"{flag} {usual}",
+                changes={"serving.memory_fraction": usual},
             )
 
 

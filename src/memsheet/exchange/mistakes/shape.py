@@ -11,8 +11,8 @@ _ALL_OF_RECOMPUTE = ("modules", "every", "layers", "segments")
 
 def _starved_pipeline(case: Case) -> Iterator[Found]:
     """(pp − 1) of every so many slots of a pipeline are empty."""
-    plan = case.answer.plan if case.answer else None
-    if plan is None or plan.mesh.pp == 1 or plan.task != "train":
+    plan = case.trained
+    if plan is None or plan.mesh.pp == 1:
         return
     rounds, stages = int(plan.accumulation), int(plan.mesh.pp)
     chunks = int(plan.mesh.vpp)

@@ -9,6 +9,8 @@ from typing import Any
 
 from memsheet.budget import worst_sheet
 from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule
+from memsheet.plan.engine import Sharding
+from memsheet.plan.engine_registry import find_engine
 from memsheet.sheet import Component
 from memsheet.units import format_bytes
 
@@ -28,10 +30,10 @@ def _runs_evaluation(values: Mapping[str, Any]) -> bool:
 
 def _logits_bytes(case: Case, sequences: int) -> int:
     """Logits of so many sequences, in fp32 (transformers loss/loss_utils.py:61) beside their own width."""
-    if case.answer is None:
+    if case.answer is None or case.trained is None:
         return 0
-    width = {"fp32": 4}.get(case.answer.plan.precision.compute.name, 2)
-    return sequences * int(case.answer.plan.batch.seq_len) * case.answer.model.vocab * (4 + width)
+    width = {"fp32": 4}.get(case.trained.precision.compute.name, 2)
+    return sequences * int(case.trained.training.seq_len) * case.answer.model.vocab * (4 + width)
 
 
 def _eval_batch(values: Mapping[str, Any]) -> int:
@@ -110,10 +112,17 @@ def _frequent_cache_emptying(case: Case) -> Iterator[Found]:
             )
 
 
+def _partitions_parameters(case: Case) -> bool:
+    """Whether ranks keep a part of every parameter: the third stage of ZeRO."""
+    engine = find_engine(case.request.get("engine") or "")
+    partitions = engine is not None and engine.sharding is Sharding.PARTITIONED
+    return partitions and case.request.get("zero") == 3
+
+
 def _finds_batch(case: Case) -> Iterator[Found]:
     for name, values in case.values(*TRAINERS):
         if values.get("auto_find_batch_size") is True:
-            third = case.request.get("engine") == "deepspeed" and case.request.get("zero") == 3
+            third = _partitions_parameters(case)
             says = (
                 "is not done at ZeRO-3: the Trainer refuses it"
                 if third
@@ -138,7 +147,7 @@ def _label_smoothing_copies(case: Case) -> Iterator[Found]:
     for name, values in case.values(_ARGUMENTS):
         share = values.get("label_smoothing_factor")
         if isinstance(share, int | float) and share > 0:
-            micro = case.answer.plan.last_microbatch if case.answer else 0
+            micro = case.trained.last_microbatch if case.trained else 0
             yield Found(
                 where=f"{name}: label_smoothing_factor",
                 says="keeps the logarithms of every token's probabilities beside the logits, twice",
@@ -207,8 +216,10 @@ def _loads_everywhere(case: Case) -> Iterator[Found]:
 
 def _inits_everywhere(case: Case) -> Iterator[Found]:
     for name, values in case.values("accelerate"):
-        third = case.request.get("engine") == "deepspeed" and case.request.get("zero") == 3
-        if third and str(values.get("deepspeed_config.zero3_init_flag")).lower() == "false":
+        if (
+            _partitions_parameters(case)
+            and str(values.get("deepspeed_config.zero3_init_flag")).lower() == "false"
+        ):
             yield Found(
                 where=f"{name}: zero3_init_flag",
                 says=f"each rank builds the whole model before it is divided{_of_node(case)}",

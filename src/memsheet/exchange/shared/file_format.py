@@ -22,6 +22,8 @@ UNSET = "a variable that nobody set"
 """Of a flag in a script: what the engine gets is not in the file, so that no verdict is sure."""
 MAX_COUNT, MAX_NUMBER = 2**30, 2**63
 MOST_KEYS, MOST_HINTS = 2000, 32
+EVERYTHING = 2**40
+"""Bytes: more than any card has, where a program takes off the card whatever does not fit."""
 COUNTS = ("@gpus", "@nodes", "@per_node", "@accumulation")
 
 
@@ -158,6 +160,9 @@ class Format:
     )  # formats of further files, without which it does not run the plan
     stored: str = (
         ""  # the place of the dtype that weights are loaded in, where the checkpoint's own may be meant
+    )
+    model: Callable[[Values], Mapping[str, Any] | None] = lambda _: (
+        None  # the model's own arguments, where the file describes it
     )
     program_known: Callable[[Values], bool] = lambda _: (
         True

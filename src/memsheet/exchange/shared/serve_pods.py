@@ -23,8 +23,15 @@ from memsheet.exchange.shared.serve_script import (
     split_line_commands,
 )
 
-KINDS = frozenset({"Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Pod", "Job", "CronJob"})
-"""Kinds whose containers are of the core pod template (kubernetes.io/docs/concepts/workloads)."""
+KINDS = frozenset(
+    {
+        "Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Pod", "Job", "CronJob", "LeaderWorkerSet", "JobSet", "RayCluster", "RayService",
+        "Rollout", "LLMInferenceService", "LLMInferenceServiceConfig", "InferenceService", "ServingRuntime", "ClusterServingRuntime",
+    }
+)  # fmt: skip
+"""Kinds whose containers are of the core pod template (kubernetes.io/docs/concepts/workloads), or hold such
+ones (LeaderWorkerSet, JobSet, KServe, Ray, Argo).
+"""
 JOBS = frozenset({"PyTorchJob", "TrainJob"})
 """Kinds that have formats of their own."""
 GPU = "nvidia.com/gpu"

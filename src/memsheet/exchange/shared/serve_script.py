@@ -27,17 +27,20 @@ variables, what a variable holds.
 LAUNCHES = (
     ("vllm", "serve"), ("python", "-m", "vllm.entrypoints.openai.api_server"), ("python", "-m", "vllm.entrypoints.cli.main", "serve"),
     ("python", "-m", "sglang.launch_server"), ("sglang", "serve"),
+    ("llama-server",), ("llama-cli",),
 )  # fmt: skip
 """Every server's that is looked for, so that one beside the one that is read is seen."""
-IMAGES = {"vllm": "vllm/vllm-openai", "sglang": "lmsysorg/sglang"}
-ALONE = (IMAGES["vllm"],)
+NAMES_A_MODEL = frozenset({"-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url"})
+"""Flags by which a program of one word is told its model."""
+IMAGES = {"vllm": "vllm/vllm-openai", "sglang": "lmsysorg/sglang", "llama.cpp": "ghcr.io/ggml-org/llama.cpp"}
+ALONE = (IMAGES["vllm"], IMAGES["llama.cpp"])
 """Images that take the flags alone."""
 _NUMBER = r"v?(\d{1,4}\.\d{1,6}[\w.]{0,24})"
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?([-=])([^{}]*))?\}|(\w+))")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _COMMAND = re.compile(r"\$\([^()]*\)|`[^`]*`")
 _SPECIAL = re.compile(r"['\"\\#]")
-_SHIELDS = {"$": "\ue000", "`": "\ue001"}
+_SHIELDS = {"$": "\ue000", "`": "\ue001", "#": "\ue002"}
 _BARE = {ord(shield): letter for letter, shield in _SHIELDS.items()}
 _LEADS = ("export", "readonly", "declare", "local", "-x", "-r", "then", "do", "else", "env", "exec", "nohup")
 
@@ -71,9 +74,10 @@ def _shield_literal_text(line: str, quote: str) -> tuple[str, str]:
         return line, ""
     found, last = list[str](), ""
     for at, letter in enumerate(line):
-        if letter == "#" and not quote and last != "\\":  # a comment, as shlex has it
+        inside = letter == "#" and at > 0 and line[at - 1] not in " \t;|&("  # a word, which ends no command
+        if letter == "#" and not quote and last != "\\" and not inside:
             return "".join(found) + line[at:], ""
-        literal = quote == "'" or last == "\\"
+        literal = quote == "'" or last == "\\" or inside
         if letter in "'\"" and (last != "\\" or quote == "'"):
             quote = "" if quote == letter else quote or letter
         found.append(_SHIELDS.get(letter, letter) if literal else letter)
@@ -184,12 +188,19 @@ def server_flags_index(
         own = word.rpartition("/")[2].partition("@")[0]
         for launch in launches:
             started = own == launch[0] or (launch[0] == "python" and own.startswith("python"))
-            if started and tuple(words[at + 1 : at + len(launch)]) == launch[1:]:
+            sure = len(launch) > 1 or _is_program_started(words, at)
+            if started and sure and tuple(words[at + 1 : at + len(launch)]) == launch[1:]:
                 return at + len(launch)
     named = (
         at + 1 for at, word in enumerate(words) for image in images if image and named_image(word) == image
     )
     return next(named, None)
+
+
+def _is_program_started(words: Sequence[str], at: int) -> bool:
+    """Whether a name of one word is run there, and no option's value, a variable's or another program's."""
+    is_value = _ASSIGNED.fullmatch(words[at]) or (at > 0 and words[at - 1].startswith("-"))
+    return not is_value and not NAMES_A_MODEL.isdisjoint(word.partition("=")[0] for word in words[at:])
 
 
 def named_image(word: str) -> str:

@@ -27,10 +27,28 @@ from memsheet.exchange.shared.trainers import ALL_LINEAR
 from memsheet.plan.library_defaults import ADAPTERS_OF_TRL, WORTH_OFFLOADING, own_default
 
 SFT = "SFTConfig"
-ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments", SFT)
+METHODS = {
+    f"{name}Config": name
+    for name in (
+        "GRPO",
+        "DPO",
+        "KTO",
+        "ORPO",
+        "CPO",
+        "RLOO",
+        "Reward",
+        "PPO",
+        "GKD",
+        "XPO",
+        "OnlineDPO",
+        "NashMD",
+        "BCO",
+    )
+}
+ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments", SFT, *METHODS)
 """transformers 5.23 training_args.py, training_args_seq2seq.py; huggingface/trl 016013e
 trl/trainer/sft_config.py, with other defaults and its own fields. TRL's further configurations keep a second
-model, and are not read.
+model or several sequences of each, which the name of the method tells.
 """
 SFT_OWN = (
     "model_init_kwargs", "chat_template_path", "dataset_text_field", "dataset_kwargs", "dataset_num_proc", "eos_token", "max_length", "truncation_mode",
@@ -46,7 +64,7 @@ LIGER = (
 """
 OWN_LOSS = "fused_linear_cross_entropy"
 SFT_TRAINER = "SFTTrainer"
-TRAINERS = ("Trainer", "Seq2SeqTrainer", SFT_TRAINER)
+TRAINERS = ("Trainer", "Seq2SeqTrainer", SFT_TRAINER, *(f"{name}Trainer" for name in METHODS.values()))
 LORA, BITS = "LoraConfig", "BitsAndBytesConfig"
 PREPARES = "prepare_model_for_kbit_training"
 WIDTHS = ("load_in_4bit", "load_in_8bit")
@@ -97,7 +115,7 @@ def arguments_of(text: str) -> Mapping[str, Any]:
     said = {key: value for key, value in said.items() if key not in OURS}
     taken = flags_in_call(module, last)
     said |= {at: flag.default for at, flag in taken.items() if at in said}
-    own = _sft_config_keys(said) if name == SFT else {}
+    own = _sft_config_keys(said) if name == SFT else _method_keys(name, said) if name in METHODS else {}
     said = {key: value for key, value in said.items() if key not in own}
     if any(named_calls(module, RECOMPUTE)) and "gradient_checkpointing" not in said:
         said["gradient_checkpointing"] = True
@@ -170,6 +188,19 @@ def _sft_config_keys(said: dict[str, Any]) -> dict[str, Any]:
         "loss_type": usual,
         **{key: said[key] for key in SFT_OWN if key in said},
     }
+
+
+def _method_keys(name: str, said: dict[str, Any]) -> dict[str, Any]:
+    """The method of a configuration of TRL's other than SFT's, with the defaults that all of them have in
+    ``said``; the length of both of its parts where it says both.
+    """
+    said.setdefault("gradient_checkpointing", own_default("trl", "gradient_checkpointing"))
+    if said.get("fp16") is not True:
+        said.setdefault("bf16", True)
+    parts = [said.get(part) for part in ("max_prompt_length", "max_completion_length")]
+    counts = [part for part in parts if isinstance(part, int)]
+    whole = sum(counts) if len(counts) == len(parts) else said.get("max_length")
+    return {"method": METHODS[name], **({"max_length": whole} if isinstance(whole, int) else {})}
 
 
 def _lora_config_keys(held: Mapping[str, Any]) -> dict[str, Any]:

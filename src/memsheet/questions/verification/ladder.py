@@ -19,6 +19,7 @@ from memsheet.formulas.states.params import parameter_count
 from memsheet.plan.document import plan_document
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan, RecomputeMode
+from memsheet.plan.workload import Training
 from memsheet.questions.measured import Options as MeasureOptions
 from memsheet.questions.measured import check_device, measure_with_timeline
 from memsheet.questions.question_parts import catalog_entry, parse_question
@@ -91,7 +92,7 @@ def run_verification_ladder(plan: Any, how: Options, *, model: str | None = None
     whole = resolve_request(
         request, read_hf_config(found.values, name=found.name, source=found.source), None, real=True
     ).plan
-    if whole.task != "train" or not whole.batch.seq_len:
+    if not isinstance(whole.workload, Training) or not whole.workload.seq_len:
         raise input_error(
             "seq_len", None, "is missing: a step of training is verified", "give the plan a seq_len"
         )
@@ -169,7 +170,9 @@ def virtual_stage_count(plan: Plan) -> int:
 def _too_much(found: Config, plan: Plan, how: Options) -> str:
     """Why a processor should not run it; empty where it may."""
     spec = read_hf_config(found.values, name=found.name, source=found.source)
-    tokens = int(plan.batch.microbatch * plan.batch.seq_len * plan.accumulation * plan.mesh.data_parallel)
+    tokens = int(
+        plan.training.microbatch * plan.training.seq_len * plan.accumulation * plan.mesh.data_parallel
+    )
     work = 2 * FORWARDS[plan.recompute.mode is RecomputeMode.FULL] * parameter_count(spec) * tokens
     if work > how.operations:
         return (

@@ -42,13 +42,13 @@ def _with_mesh(plan: Plan, mesh: Mesh) -> Plan:
     cut = mesh.pp == plan.mesh.pp
     batch = (
         None
-        if plan.batch.global_batch is None
-        else int(plan.accumulation * plan.batch.microbatch * mesh.data_parallel)
+        if plan.training.global_batch is None
+        else int(plan.accumulation * plan.training.microbatch * mesh.data_parallel)
     )
     return replace(
         plan,
         mesh=mesh,
-        batch=replace(plan.batch, global_batch=batch),
+        workload=replace(plan.training, global_batch=batch),
         schedule=plan.schedule if mesh.pp > 1 else None,
         layers_per_stage=plan.layers_per_stage if cut else None,
         zero=plan.zero if mesh.data_parallel > 1 or plan.zero in engine_of(plan).zero else 0,

@@ -286,8 +286,8 @@ def test_another_kind_of_object_is_not_taken_for_a_job() -> None:
 
 
 FOREIGN = (
-    ("serving.kserve.io/v1beta1", "InferenceService"), ("kubeflow.org/v1", "MPIJob"), ("ray.io/v1", "RayService"),
-    ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"), ("batch.volcano.sh/v1alpha1", "Job2"), ("v1", "Service"), ("v1", "ConfigMap"),
+    ("kubeflow.org/v1", "MPIJob"), ("sparkoperator.k8s.io/v1beta2", "SparkApplication"), ("batch.volcano.sh/v1alpha1", "Job2"),
+    ("v1", "Service"), ("v1", "ConfigMap"),
 )  # fmt: skip
 
 

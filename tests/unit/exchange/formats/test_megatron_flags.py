@@ -11,7 +11,7 @@ import pytest
 from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.exchange import engine_differences, find_format, read_text, write_format_files
-from memsheet.exchange.formats.megatron.flags import SWITCHES, VALUED
+from memsheet.exchange.formats.megatron.flags import OF_DEEPSPEED, SWITCHES, VALUED
 from memsheet.guard import parse_json, parse_yaml
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
@@ -106,7 +106,7 @@ def test_the_flags_are_switches_or_take_values() -> None:
     assert not SWITCHES & VALUED
     assert {
         at for at in (*form.unmodelled, *(key.at for key in form.keys)) if at.startswith("--")
-    } <= SWITCHES | VALUED | {
+    } <= SWITCHES | VALUED | OF_DEEPSPEED.keys() | {
         "--nnodes",
         "--nproc-per-node",
     }
@@ -142,6 +142,7 @@ SCRIPT = """#!/bin/bash
 export CUDA_DEVICE_MAX_CONNECTIONS=1
 GPUS_PER_NODE=8
 NUM_NODES=2
+X=recompute
 DISTRIBUTED_ARGS=(
     --nproc_per_node $GPUS_PER_NODE
     --nnodes $NUM_NODES
@@ -195,7 +196,7 @@ def test_a_line_of_flags_with_the_engines_defaults() -> None:
     )
     assert found.request["precision.name"] == "fp32"
     assert (found.request["moe.dispatch"], found.request["mesh.etp"], found.request["@accumulation"]) == (
-        "allgather",
+        "alltoall",
         2,
         1,
     )

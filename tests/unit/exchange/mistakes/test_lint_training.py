@@ -372,7 +372,7 @@ def test_mistakes_without_a_length_are_those_at_the_sheets_own(job: str, tmp_pat
     def told(**length: int) -> tuple[int, list[tuple[str, int | None]]]:
         checked = check_configuration_files(tuple(map(str, paths)), "llama-3.1-8b", dict(question), length)
         assert checked.answer is not None
-        return int(checked.answer.plan.batch.seq_len or 0), [
+        return int(checked.answer.plan.training.seq_len or 0), [
             (rule.id, found.saves_bytes) for rule, found in checked.mistakes
         ]
 

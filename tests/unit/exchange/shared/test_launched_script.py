@@ -74,8 +74,8 @@ def test_flags_after_the_scripts_name_are_read(start: str, tmp_path: Path) -> No
     plan = found.answer.plan
     assert (
         found.answer.model.name,
-        int(plan.batch.microbatch),
-        int(plan.batch.seq_len),
+        int(plan.training.microbatch),
+        int(plan.training.seq_len),
         plan.recompute.mode.value,
     ) == (
         "llama-3.2-1b",
@@ -171,7 +171,7 @@ def test_a_recipe_that_a_command_names_is_read_with_it(start: str, tmp_path: Pat
     found = checked(tmp_path, files, "run.sh")
     assert found.answer is not None, (found.why_not, found.no_model)
     assert (
-        int(found.answer.plan.batch.microbatch),
+        int(found.answer.plan.training.microbatch),
         found.answer.plan.adapter.rank if found.answer.plan.adapter else 0,
     ) == (4, 8)
     assert found.answer.plan.engine == ("fsdp2" if "accelerate" in start else "transformers")
@@ -292,7 +292,7 @@ def test_llama_factorys_command_says_what_its_file_says(command: str, ranks: int
     assert None not in found
     assert len({(one.verdict.device, one.plan) for one in found if one and one.verdict}) == 1
     assert found[1] is not None
-    assert (found[1].plan.batch.seq_len, found[1].plan.mesh.data_parallel) == (512, ranks)
+    assert (found[1].plan.training.seq_len, found[1].plan.mesh.data_parallel) == (512, ranks)
 
 
 @pytest.mark.parametrize(

@@ -443,3 +443,14 @@ def test_every_place_of_a_script_is_known() -> None:
         assert {around.OTHERS, around.OPEN, around.MORE} <= set(form.unmodelled)
         assert form.taken is not None
         assert form.released is not None
+
+
+@pytest.mark.parametrize("word", ["org/data#500", "a'#b'", '"#"x', "x\\#y"])
+def test_a_sign_inside_a_word_begins_no_comment(word: str) -> None:
+    said = read_text("serve.sh", f"vllm serve a/b --served-model-name {word} --max-model-len 512\n", PARSERS)
+    assert said.request["serving.max_model_len"] == 512
+
+
+def test_a_comment_ends_a_command() -> None:
+    said = read_text("serve.sh", "vllm serve a/b # --max-model-len 512\n", PARSERS)
+    assert "serving.max_model_len" not in said.request

@@ -227,9 +227,9 @@ def test_the_defaults_of_supervised_fine_tuning_are_its_own() -> None:
     assert "script.loss_type" in dict(reading('args = SFTConfig("out", loss_type="dft")\n').unmodelled)
 
 
-def test_a_job_with_a_second_model_is_not_read() -> None:
-    with pytest.raises(InputError):
-        reading('args = DPOConfig("out", per_device_train_batch_size=2)\n')
+def test_a_job_with_a_second_model_is_told() -> None:
+    found = reading('args = DPOConfig("out", per_device_train_batch_size=2)\n')
+    assert (found.request["microbatch"], dict(found.unmodelled)["script.method"]) == (2, "DPO")
 
 
 UNSLOTH = (

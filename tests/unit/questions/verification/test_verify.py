@@ -71,7 +71,7 @@ def test_a_scaled_plan_fits_the_processes_and_is_legal(processes):
     kept = replace(
         small,
         mesh=whole.mesh,
-        batch=replace(small.batch, global_batch=whole.batch.global_batch),
+        workload=replace(small.training, global_batch=whole.training.global_batch),
         schedule=whole.schedule,
         layers_per_stage=whole.layers_per_stage,
     )

@@ -9,7 +9,21 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.errors import Problem
-from memsheet.exchange.formats.megatron.flags import ALLOCATOR, LAUNCHER, PROGRAM, SWITCHES, VALUED, flags_of
+from memsheet.exchange.formats.megatron.described import (
+    OBJECTIVE,
+    VOCABULARY,
+    described_model,
+    left_open_sizes,
+)
+from memsheet.exchange.formats.megatron.flags import (
+    ALLOCATOR,
+    LAUNCHER,
+    OF_DEEPSPEED,
+    PROGRAM,
+    SWITCHES,
+    VALUED,
+    flags_of,
+)
 from memsheet.exchange.formats.megatron.stages import STAGES, unequal_stage_problems
 from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
 
@@ -18,6 +32,12 @@ VERSION = (
 )
 ARGS = "training/arguments.py"
 _FIELDS = ("parameters", "compute", "gradients", "reduce", "master_weights", "moments")
+DISPATCHER, GATHERED, EXCHANGED, GATHERING = (
+    "--moe-token-dispatcher-type",
+    "allgather",
+    "alltoall",
+    "$.dispatcher",
+)
 ON = "expandable_segments:True"
 ONE = "one micro-batch for each rank"
 TP = "--tensor-model-parallel-size"
@@ -142,15 +162,17 @@ def _expert_split(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _has_expert_flags(values: Values) -> bool:
-    return bool(values.get("--num-experts")) or values.get("--expert-model-parallel-size", 1) != 1
+    """Whether there are experts; of Megatron-DeepSpeed one is none (megatron/arguments.py:608)."""
+    count = values.get("--num-experts")
+    if OF_DEEPSPEED.keys() & values.keys():
+        return count not in (None, 1)
+    return bool(count) or values.get("--expert-model-parallel-size", 1) != 1
 
 
 def _read_token_dispatcher(value: Any, values: Values) -> Mapping[str, Any]:
-    return (
-        {"moe.dispatch": value}
-        if _has_expert_flags(values) or "--moe-token-dispatcher-type" in values
-        else {}
-    )
+    """The word as it stands; for gathering, which is not modelled, exchange stands in, and that is told."""
+    there = _has_expert_flags(values) or "--moe-token-dispatcher-type" in values
+    return {"moe.dispatch": EXCHANGED if value == GATHERED else value} if there else {}
 
 
 def _read_dropout_rates(_: Any, values: Values) -> Mapping[str, Any]:
@@ -351,16 +373,24 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
     "--heterogeneous-layers-config-path": (), "--spec": (), "--yaml-cfg": (), "--ddp-bucket-size": (),
     "--ddp-num-buckets": (), "--kitchen-config-file": (), "--kitchen-recipe-number": (), "--model-parallel-size": (), "--batch-size": (),
     "--checkpoint-activations": (False,), "--moe-extended-tp": (False,), "--use-checkpoint-args": (False,),
-    "--use-mp-args-from-checkpoint-args": (False,),
+    "--use-mp-args-from-checkpoint-args": (False,), VOCABULARY: (), OBJECTIVE: (), **OF_DEEPSPEED, GATHERING: (),
 }  # fmt: skip
+
+
+def _taken_or_open(values: Values) -> Mapping[str, Any]:
+    kernel = {FUSED_BY: "native"} if values.get(FUSION) and FUSED_BY not in values else {}
+    gathers = _has_expert_flags(values) and values.get(DISPATCHER, GATHERED) == GATHERED
+    exchange = {GATHERING: f"{GATHERED} (the sheet is of {EXCHANGED})"} if gathers else {}
+    return {**kernel, **exchange, **left_open_sizes(values)}
+
 
 FORMAT = Format(
     name="megatron", file="pretrain_gpt.sh", kind="shell", tested=VERSION, engines=("megatron",), keys=KEYS, compose=_compose_megatron_script, problems=_megatron_plan_problems,
-    program_known=lambda values: values.get(PROGRAM) in OWN,
+    program_known=lambda values: values.get(PROGRAM) in OWN and not OF_DEEPSPEED.keys() & values.keys(),
     parse=lambda text: flags_of(text, MARKS), said={"task": "train", "engine": "megatron"},
     marks=MARKS,
     fixed=lambda a: {FUSED_BY: "te"} if a.get("loss") == "fused" else {},  # core/fusions: the native kernel is another
-    absent=lambda values: {FUSED_BY: "native"} if values.get(FUSION) and FUSED_BY not in values else {},
+    absent=_taken_or_open, model=described_model,
     differs={"loss": "one loss, always over each rank's part of the vocabulary (core/tensor_parallel/cross_entropy.py:20)"},
     strict=("",),  # training/arguments.py:105: parse_args stops at what it does not know
     beside=frozenset({"mesh.dp_shard", "mesh.dp_replicate", "layers_per_stage"}), describes={"--num-layers": "layers", "--hidden-size": "hidden"},

@@ -4,25 +4,17 @@ run.
 
 from __future__ import annotations
 
-import re
-import shlex
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Mapping
 from math import isfinite, nan
 from typing import Any
 
 from memsheet.exchange.shared.file_format import AUTO, UNSET
-from memsheet.guard.budget import CHARACTERS, Budget
+from memsheet.exchange.shared.shell_text import ShellScript
 
-NAMED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=(.*)", re.DOTALL)
-USED = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)(?:\[[@*]\]|:?[-=?][^}]*)?\}|([A-Za-z_][A-Za-z0-9_]*))")
 ARGUMENTS = ("$@", "$*", "${@}", "${@:1}", "${@:2}")
 ALLOCATOR, OLDER = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
-DEEPEST, MOST_WORDS = 6, 4000
-MOST_EXPANDED, MOST_HELD = 40_000, 20_000
-"""Words that all commands of a script come to with their variables in place, and that its variables hold: a
-launch is a hundred or two.
-"""
+MOST_WORDS = 4000
+REDIRECTED = (">", ">>", "&>", "&>>", "2>&1", "2>", "<", "<<")
 PROGRAM = "$.program"
 """The script that the flags are given to."""
 
@@ -127,6 +119,14 @@ VALUED = _flag_names("""
     vocab-file vocab-size wandb-exp-name wandb-project wandb-save-dir warmup weight-decay weight-decay-incr-style wgrad-deferral-limit
     yaml-cfg
 """)
+OF_DEEPSPEED: Mapping[str, tuple[Any, ...]] = {
+    "--deepspeed": (False,), "--deepspeed_config": (), "--zero-stage": (0,), "--no-pipeline-parallel": (False,), "--cpu-optimizer": (False,),
+    "--ds-sequence-parallel-size": (1,), "--moe-expert-parallel-size": (1,), "--mlp-type": ("standard",),
+}  # fmt: skip
+"""Flags of Megatron-DeepSpeed alone, whose programs have the names of Megatron-LM's and other defaults, with
+the values that change no byte (deepspeedai/Megatron-DeepSpeed 4efb479 megatron/arguments.py:608-620,
+1154-1165, 1500-1530).
+"""
 LAUNCHER = _flag_names(
     "node-rank rdzv-backend rdzv-endpoint rdzv-id master-addr master-port standalone max-restarts"
 )  # torch/distributed/run.py
@@ -134,81 +134,20 @@ LAUNCHER = _flag_names(
 
 def flags_of(text: str, marks: frozenset[str]) -> Mapping[str, Any]:
     """What the first command says that has a flag of ``marks``; arrays and variables of the script stand for
-    what they were given.
+    what they were given. A list that no command is given may be the launch's, too.
 
     Raises ValueError for text that is no shell.
     """
-    said, commands = _split_script_commands(text)
-    settings = [words[0] for name in (ALLOCATOR, OLDER) if (words := said.get(name))]
+    script = ShellScript(text)
+    commands = [words for words in script.commands() if any(word.startswith("--") for word in words)]
+    settings = [words[0] for name in (ALLOCATOR, OLDER) if (words := script.known.get(name))]
     exported = {ALLOCATOR: settings[0]} if settings else {}
-    budget = Budget(MOST_EXPANDED, "words of variables")
-    for words in (*commands, *said.values()):
-        found = _parse_megatron_flags(list(islice(_expand_script_words(words, said, 0, budget), MOST_WORDS)))
+    lists = (script.words_of(held) for held in list(script.known.values()))
+    for words in (*commands, *lists):
+        found = _parse_megatron_flags(words[:MOST_WORDS])
         if marks & found.keys():
             return {**exported, **found}
     return {}
-
-
-def _split_script_commands(text: str) -> tuple[dict[str, list[str]], list[list[str]]]:
-    """Variables and arrays by name, and the commands. A semicolon begins every line, so that one pass splits
-    all of them.
-    """
-    said: dict[str, list[str]] = {}
-    commands: list[list[str]] = [[]]
-    array: list[str] | None = None
-    budget = Budget(MOST_HELD, "words of variables")
-    for word in shlex.split(text.replace("\\\n", " ").replace("\n", "\n ; "), comments=True):
-        if array is not None:
-            array += [part for part in (word.rstrip(")"),) if part not in ("", ";")]
-            array = None if word.endswith(")") and not word.startswith("$(") else array
-        elif word in (";", "&&", "||", "|"):
-            commands.append([])
-        elif (named := NAMED.fullmatch(word)) and set(commands[-1]) <= {"export"}:
-            array = _assign_variable(said, named[1], named[2], word)
-            budget.spend(len(said[named[1]]))
-        else:
-            commands[-1].append(word)
-    return said, [words for words in commands if words]
-
-
-def _assign_variable(said: dict[str, list[str]], name: str, value: str, word: str) -> list[str] | None:
-    """Keep what a name is given; the list of an array that goes on."""
-    before = said.get(name, []) if "+=" in word[: len(name) + 2] else []
-    opens = value.startswith("(")
-    said[name] = [
-        *before,
-        *(
-            part
-            for part in _split_flag_words(value.removeprefix("(").removesuffix(")") if opens else value)
-            if part != ";"
-        ),
-    ]
-    return said[name] if opens and not value.endswith(")") else None
-
-
-def _split_flag_words(value: str) -> list[str]:
-    try:
-        return shlex.split(value)
-    except ValueError:
-        return [value]
-
-
-def _expand_script_words(
-    words: list[str], said: Mapping[str, list[str]], depth: int, budget: Budget
-) -> Iterator[str]:
-    """Words with variables in their place; one that nobody gave a value stays as it is. Raises TooMuchError
-    where they grow too many.
-    """
-    for word in words:
-        budget.spend(1 + len(word) // CHARACTERS)
-        whole = USED.fullmatch(word)
-        name = str(whole[1] or whole[2]) if whole else ""
-        if name in said and depth < DEEPEST:
-            yield from _expand_script_words(said[name][:MOST_WORDS], said, depth + 1, budget)
-        elif " " in word and "--" in word and depth < DEEPEST:
-            yield from _expand_script_words(_split_flag_words(word), said, depth + 1, budget)
-        else:
-            yield word
 
 
 def _parse_megatron_flags(words: list[str]) -> dict[str, Any]:
@@ -223,6 +162,8 @@ def _parse_megatron_flags(words: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     at = ""
     for word in words[starts[0] if starts else 0 :]:
+        if word in REDIRECTED:
+            break
         if word.startswith("--"):
             at, equals, value = word.partition("=")
             at = (

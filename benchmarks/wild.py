@@ -1,0 +1,277 @@
+"""What `memsheet check` makes of files that other people wrote, tree by tree.
+
+    python benchmarks/wild.py ROOT … [--gpus 8xH100-80GB] [--seconds 10] [--json] [--list OUTCOME]
+
+Every file of a tree that may be a launch or a configuration is checked by itself. The cards are
+those of ``--gpus``, as many as the file starts processes where it says how many. Files that name a model
+or describe one are counted apart from those that only say the rest (a bare ds_config.json). A stop is counted
+as false: the trees are of files that their authors run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from math import lcm, prod
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memsheet.errors import InputError
+from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_script
+from memsheet.guard import parse_json
+from memsheet.questions.check import MACHINES, check_configuration_files
+from memsheet.questions.recognised_files import recognise_files
+
+ENDINGS = (".yaml", ".yml", ".toml", ".json", ".sh", ".bash", ".sbatch", ".slurm", ".py", ".ipynb")
+LEFT_OUT = re.compile(
+    r"(^|/)(\.\w[^/]*|node_modules|tests?|test_\w+|assets?|docs?/source|templates|tools|data)/"
+    r"|(^|/)(__init__|setup|conftest|test_[^/]*|_[^/]*)\.py$"
+    r"|(^|/)(pyproject\.toml|_quarto\.yml|package(-lock)?\.json)$"
+    r"|docker-compose|(^|/)(tokenizer|special_tokens|dataset_info|install)[^/]*$"
+)
+MOST_BYTES = 2**18
+DESCRIBES = re.compile(
+    r"model_name_or_path|\bbase_model\b|--model[ =]|model_path|--num-layers|--num_layers|model_id\b"
+    r"|from_pretrained|--model-path|^model:\s*\S|^\s*_component_: torchtune\.models|pretrained_model"
+    r"|[\"']?hf_model|\bMODEL(_PATH|_NAME)?="
+    r"|model\.path|checkpoint_dir: checkpoints/",
+    re.MULTILINE,
+)
+STARTS = re.compile(
+    r"torchrun|accelerate launch|deepspeed\b|python3? .*\.py|(swift|megatron) (sft|pt|rlhf)|python3? -m"
+    r"|llamafactory-cli|axolotl|tune run|trl (sft|dpo|grpo|kto|reward)|vllm serve|srun"
+)
+"""What a shell's script holds that starts anything of ours."""
+TRAINS = re.compile(
+    r"Trainer\(|SFTConfig|DPOConfig|GRPOConfig|TrainingArguments|FastLanguageModel|\.backward\(|LLM\(|swift_"
+)
+"""What a Python script or a notebook holds that trains or serves."""
+
+
+class Outcome(NamedTuple):
+    """What became of one file: the kind of file, what came out, and why."""
+
+    file: str
+    kind: str
+    names_model: bool
+    outcome: str
+    why: str
+    format: str
+    seconds: float
+
+
+def candidate_files(root: Path) -> Iterator[Path]:
+    """Files that may be launches or configurations, by their names and words."""
+    if root.is_file():
+        yield root
+        return
+    for path in sorted(root.rglob("*")):
+        relative = f"{path.relative_to(root)}"
+        if path.suffix not in ENDINGS or LEFT_OUT.search(relative) or not path.is_file():
+            continue
+        if path.stat().st_size <= MOST_BYTES and is_candidate(
+            path.suffix, path.read_text("utf-8", "replace")
+        ):
+            yield path
+
+
+def is_candidate(suffix: str, text: str) -> bool:
+    """Whether a text may be a launch or a configuration of a job."""
+    if suffix in (".sh", ".bash", ".sbatch", ".slurm"):
+        return bool(STARTS.search(text))
+    if suffix in (".py", ".ipynb"):
+        return bool(TRAINS.search(text)) and (
+            "__main__" in text or not re.search(r"^class |^def ", text, re.MULTILINE)
+        )
+    if suffix == ".json":
+        return bool(re.search(r'"(zero_optimization|model_name_or_path|train_batch_size)"', text))
+    return bool(DESCRIBES.search(text)) or "zero_stage" in text or "distributed_type" in text
+
+
+def outcome_of(path: Path, root: Path, gpus: str) -> Outcome:
+    """What a check of one file comes to; a defect is an outcome, not the end of the run."""
+    text = path.read_text("utf-8", "replace")
+    began = time.perf_counter()
+    try:
+        outcome, why, form = _checked(path, text, gpus)
+    except InputError as error:
+        problem = error.problems[0]
+        known = not problem.reason.endswith("recognised as a configuration")
+        outcome, why, form = "refused" if known else "unrecognised", _short(str(problem)), ""
+    except Exception as error:  # noqa: BLE001 - counted, and shown
+        outcome, why, form = "exception", f"{type(error).__name__}: {_short(str(error))}", ""
+    return _outcome(path, root, text, outcome, why, form, time.perf_counter() - began)
+
+
+def _outcome(path: Path, root: Path, text: str, outcome: str, why: str, form: str, seconds: float) -> Outcome:
+    name = f"{path.relative_to(root)}" if root.is_dir() else path.name
+    return Outcome(name, path.suffix[1:], bool(DESCRIBES.search(text)), outcome, why, form, round(seconds, 3))
+
+
+def outcomes_of(root: Path, gpus: str, seconds: float) -> Iterator[Outcome]:
+    """What becomes of every candidate of a tree, checked one by one in a process that is replaced where a
+    file takes longer than it may: what was interrupted is in no state to go on.
+    """
+    worker, pipe = _start_worker(root, gpus)
+    for path in candidate_files(root):
+        pipe.send(path)
+        if pipe.poll(seconds):
+            yield pipe.recv()
+            continue
+        worker.kill()
+        yield _outcome(
+            path, root, path.read_text("utf-8", "replace"), "timed out", f"{seconds:g} s", "", seconds
+        )
+        worker, pipe = _start_worker(root, gpus)
+    pipe.send(None)
+    worker.join()
+
+
+def _start_worker(root: Path, gpus: str) -> tuple[BaseProcess, Connection]:
+    here, there = get_context("spawn").Pipe()
+    worker = get_context("spawn").Process(target=_work, args=(there, root, gpus))
+    worker.start()
+    return worker, here
+
+
+def _work(pipe: Connection, root: Path, gpus: str) -> None:
+    while (path := pipe.recv()) is not None:
+        pipe.send(outcome_of(path, root, gpus))
+
+
+def _checked(path: Path, text: str, gpus: str) -> tuple[str, str, str]:
+    question: dict[str, Any] = {**dict.fromkeys(MACHINES), "gpus": _cards_for(path.name, text, gpus)}
+    found = check_configuration_files((str(path),), None, question)
+    form = "+".join(dict.fromkeys(read.form.name for read in found.reads.values()))
+    if found.stops:
+        stop = next(one for rule, one in found.mistakes if one.stops)
+        return "stopped", _short(f"{stop.where.rpartition(':')[2]} {stop.says}"), form
+    if found.answer is not None:
+        verdict = found.result.name if found.result else "no verdict"
+        return f"sheet: {verdict}", _short(found.doubt), form
+    if found.no_model:
+        return "no model", _short(found.no_model), form
+    return "no sheet", _short("; ".join(found.why_not)), form
+
+
+def _cards_for(name: str, text: str, gpus: str) -> str:
+    """The cards that are given: as many as the file starts processes, or as its degrees need."""
+    script = notebook_script(text, name, parse_json) if name.endswith(NOTEBOOK) else text
+    reads, _ = recognise_files({name: script}, ())
+    counts, card = [], gpus.partition("x")[2]
+    for read in reads.values():
+        counts += [held for held in (read.request.get("@gpus"),) if type(held) is int]
+        degrees = [read.request.get(f"mesh.{axis}") or 1 for axis in ("tp", "cp", "pp")]
+        ranks = prod(degrees) if all(type(degree) is int for degree in degrees) else 1
+        experts = read.request.get("mesh.ep")
+        counts += [lcm(ranks, degrees[2] * experts)] if type(experts) is int else [ranks]
+    given = int(gpus.partition("x")[0])
+    first = counts[0] if counts and counts[0] > 1 else given
+    return f"{lcm(first, *(count for count in counts if count > 1))}x{card}"
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:160]
+
+
+def table_lines(found: dict[str, list[Outcome]]) -> Iterator[str]:
+    """A line a tree and kind, and the causes below."""
+    columns = (
+        "files",
+        "sheets",
+        "no model",
+        "no sheet",
+        "refused",
+        "stopped",
+        "unrecognised",
+        "exception",
+        "timed out",
+    )
+    yield f"{'':44}" + "".join(f"{column:>13}" for column in columns)
+    for tree, rows in found.items():
+        named = [row for row in rows if row.names_model]
+        groups = {
+            f"{tree} (a model)": named,
+            **{
+                f"  {kind}": [row for row in named if row.kind == kind]
+                for kind in sorted({r.kind for r in named})
+            },
+            f"{tree} (the rest alone)": [row for row in rows if not row.names_model],
+        }
+        for label, held in groups.items():
+            if held:
+                yield _table_row(label, held)
+    yield ""
+    rows = [row for held in found.values() for row in held]
+    slowest = max(rows, key=lambda row: row.seconds, default=None)
+    if slowest:
+        mean = sum(row.seconds for row in rows) / len(rows)
+        yield f"{len(rows)} files, {mean:.2f} s each, at most {slowest.seconds} s: {slowest.file}"
+    for outcome in sorted({row.outcome for row in rows}):
+        causes = Counter(cause_of(row.why) for row in rows if row.outcome == outcome)
+        yield f"\n{outcome} ({sum(causes.values())})"
+        yield from (f"{count:6}  {cause}" for cause, count in causes.most_common(12))
+
+
+def _table_row(label: str, rows: list[Outcome]) -> str:
+    told = Counter("sheets" if row.outcome.startswith("sheet:") else row.outcome for row in rows)
+    cells = (
+        len(rows),
+        *(
+            told[name]
+            for name in (
+                "sheets",
+                "no model",
+                "no sheet",
+                "refused",
+                "stopped",
+                "unrecognised",
+                "exception",
+                "timed out",
+            )
+        ),
+    )
+    return f"{label:44}" + "".join(f"{cell:>13}" for cell in cells)
+
+
+def cause_of(why: str) -> str:
+    """A reason without the names and numbers of one file, so that alike ones are counted together."""
+    return re.sub(r"\d[\d,.]*", "N", re.sub(r"\S+/\S+|'[^']*'", "…", why))[:100] or "-"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("roots", nargs="+", type=Path, metavar="ROOT")
+    parser.add_argument("--gpus", default="8xH100-80GB")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--list", metavar="OUTCOME", help="print each file of an outcome that begins so")
+    asked = parser.parse_args()
+    found: dict[str, list[Outcome]] = {}
+    for root in asked.roots:
+        label = "/".join(root.resolve().parts[-2:])
+        found[label] = list(outcomes_of(root, asked.gpus, asked.seconds))
+        print(f"{label}: {len(found[label])} files", file=sys.stderr)
+    if asked.json:
+        print(json.dumps({tree: [row._asdict() for row in rows] for tree, rows in found.items()}, indent=1))
+        return
+    print("\n".join(table_lines(found)))
+    if asked.list is not None:
+        for tree, rows in found.items():
+            for row in rows:
+                if row.outcome.startswith(asked.list):
+                    print(f"{row.outcome:16} {tree}/{row.file} [{row.format}] {row.why}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""A ``llama-server`` command in a script: ``bash llama-server.sh --port 8080``. Flags of ggml-org/llama.cpp
+00dc8057, tools/server/README.md, a table that llama-gen-docs writes from common/arg.cpp.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from memsheet.errors import Problem
+from memsheet.exchange.shared import serve_command as serving
+from memsheet.exchange.shared.file_format import EVERYTHING, Format, Key, Moved, Values
+from memsheet.exchange.shared.gguf_names import OF_THE_FILE, gguf_file_types, gguf_model_name, plan_file_name
+from memsheet.exchange.shared.serve_command import Command
+
+VERSION = "llama.cpp 00dc8057"
+TABLE = "tools/server/README.md, Common params"
+SERVER = "tools/server/README.md, Server-specific params"
+EVERY_LAYER = 10_000
+UNSET_VALUES = {"--ctx-size": (None, 0), "--n-gpu-layers": (None, "auto", -1)}
+"""Flags that ``--fit`` may lower, with the values that leave them to it."""
+CACHE = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
+"""Types of the cache by the names of plans; blocks are a GGUF file's (``gguf:Q8_0``)."""
+HOW = Command(
+    model="--model", package="llama.cpp", image="ghcr.io/ggml-org/llama.cpp", partition="", dashed=False,
+    launches=(("llama-server",), ("llama-cli",)),
+    aliases={
+        "-m": "--model", "-mu": "--model-url", "-hf": "--hf-repo", "-hfr": "--hf-repo", "-hff": "--hf-file", "-c": "--ctx-size", "-np": "--parallel",
+        "-b": "--batch-size", "-ub": "--ubatch-size", "-ngl": "--n-gpu-layers", "--gpu-layers": "--n-gpu-layers", "-fa": "--flash-attn",
+        "-ctk": "--cache-type-k", "-ctv": "--cache-type-v", "-ncmoe": "--n-cpu-moe", "-cmoe": "--cpu-moe", "-ot": "--override-tensor",
+        "-sm": "--split-mode", "-ts": "--tensor-split", "-mg": "--main-gpu", "-dev": "--device", "-fit": "--fit", "-fitc": "--fit-ctx", "-fitt": "--fit-target",
+        "-md": "--model-draft", "--spec-draft-model": "--model-draft", "-hfd": "--hf-repo-draft", "-mm": "--mmproj", "-mmu": "--mmproj-url",
+        "-nkvo": "--no-kv-offload", "-kvu": "--kv-unified", "-t": "--threads", "-tb": "--threads-batch", "-n": "--predict", "--n-predict": "--predict",
+        "-a": "--alias", "-cb": "--cont-batching", "-nocb": "--no-cont-batching", "-s": "--seed", "-dt": "--defrag-thold", "-lm": "--load-mode",
+        "-lzm": "--lazy-mode", "-ctxcp": "--ctx-checkpoints", "--swa-checkpoints": "--ctx-checkpoints", "-cram": "--cache-ram", "-p": "--prompt",
+        "-v": "--verbose", "-lv": "--verbosity", "--temperature": "--temp", "-to": "--timeout", "-rea": "--reasoning", "-ncffn": "--n-cpu-ffn",
+        "-cnv": "--conversation", "-i": "--interactive", "-e": "--escape", "--embeddings": "--embedding", "--reranking": "--rerank",
+        "-dr": "--docker-repo", "-f": "--file", "-sys": "--system-prompt", "-hft": "--hf-token", "-nr": "--no-repack",
+    },
+    switches=frozenset({
+        "--no-kv-offload", "--kv-offload", "--kv-unified", "--cpu-moe", "--swa-full", "--mlock", "--mmap", "--jinja", "--cont-batching", "--embedding",
+        "--rerank", "--metrics", "--props", "--slots", "--verbose", "--offline", "--check-tensors", "--warmup", "--context-shift", "--special", "--perf",
+        "--log-disable", "--conversation", "--interactive", "--escape", "--ui", "--webui", "--repack", "--op-offload", "--log-jsonl", "--ignore-eos",
+        "--log-prefix", "--log-timestamps", "--cache-prompt", "--cache-idle-slots", "--mmproj-auto", "--mmproj-offload", "--spm-infill", "--reuse-port",
+        "--models-autoload", "--agent", "--backend-sampling", "--color", "--multiline-input", "--simple-io", "--single-turn",
+    }),
+    words=frozenset({"--alias", "--api-key", "--hf-token", "--hf-repo", "--hf-file", "--tensor-split", "--model-draft", "--prompt"}),
+)  # fmt: skip
+
+
+def _parse_llama_command(text: str) -> Mapping[str, Any]:
+    """The command's flags; the model by whichever of them names it."""
+    found = dict(serving.parse_server_command(HOW, text, (key.at for key in KEYS)))
+    if "--model" not in found:
+        return found
+    repository, file = found.pop("--hf-repo", None), found.pop("--hf-file", None)
+    if found["--model"] is None and isinstance(repository, str):
+        types = gguf_file_types(str(file or "")) or "Q4_K_M"
+        tagged = ":" in repository or "@" in repository
+        found["--model"] = repository if tagged else f"{repository}:{types}"
+    if found["--model"] is None and isinstance(address := found.pop("--model-url", None), str):
+        found["--model"] = address.rpartition("/")[2]
+    return found
+
+
+def _read_context_size(value: Any, _: Values) -> Mapping[str, Any]:
+    """Cells of all sequences; 0 is what the model was made for."""
+    return {} if value == 0 else {"serving.max_model_len": value}
+
+
+def _lowered_to_fit(values: Values, _: Values) -> Iterable[Moved]:
+    """What the command did not say is lowered where it does not fit: the context first, then layers on
+    devices (-fit, on unless it is off). A verdict of no is then never sure.
+    """
+    open_ones = [at for at, unset in UNSET_VALUES.items() if values.get(at) in unset]
+    if open_ones and str(values.get("--fit", "on")).lower() not in ("off", "false", "0"):
+        why = f"{' and '.join(open_ones)} left open: llama.cpp lowers what was not set until it fits (--fit)"
+        yield Moved(at="--fit", why=why, low_bytes=-EVERYTHING, high_bytes=0)
+
+
+def _read_layer_count(value: Any, _: Values) -> Mapping[str, Any]:
+    """A number of layers; all, auto and less than none are what fits, which is all where they do."""
+    return {"serving.gpu_layers": value} if isinstance(value, int) and value >= 0 else {}
+
+
+def _read_cache_type(key: str) -> Any:
+    return lambda value, _: {key: CACHE.get(str(value).lower(), f"gguf:{str(value).upper()}")}
+
+
+def _cache_type_word(dtype: Any) -> str | None:
+    words = {plan: word for word, plan in CACHE.items()}
+    return words.get(dtype, str(dtype).removeprefix("gguf:").lower()) if dtype else None
+
+
+def _read_flash_switch(value: Any, _: Values) -> Mapping[str, Any]:
+    """On, off, or what the cards have (auto), which is on for those of CUDA."""
+    return {"attention": "eager"} if str(value).lower() in ("off", "false", "0") else {}
+
+
+def _llama_plan_problems(asked: Values) -> Iterator[Problem]:
+    yield from serving.unservable_problems({**asked, "attention": None})
+    if asked.get("@nodes", 1) > 1:
+        yield Problem(
+            field="nodes", value=asked["@nodes"], reason="is not one command", hint="a plan of one node"
+        )
+
+
+def _compose_llama_command(values: Values, _: Values) -> str:
+    """Shell text around one command: every value is quoted."""
+    flags = [
+        at if value is True else f"{at} {shlex.quote(str(value))}"
+        for at, value in values.items()
+        if at.startswith("--")
+    ]
+    lines = " \\\n  ".join(["exec llama-server", *flags, '"$@"'])
+    return f"#!/usr/bin/env bash\nset -euo pipefail\n{lines}\n"
+
+
+KEYS = (
+    *serving.PLACES,
+    Key(at="--model", says="@model", out=plan_file_name, back=lambda v, _: {"@model": gguf_model_name(str(v))}, source=TABLE),
+    Key(at="--ctx-size", says="serving.max_model_len", back=_read_context_size, source=TABLE),
+    Key(at="--parallel", says="serving.max_sequences", decides=(-1,), source=SERVER),
+    Key(at="--ubatch-size", says="serving.max_batched_tokens", source=TABLE),
+    Key(at="--batch-size", says="serving.logical_batch", source=TABLE),
+    Key(at="--n-gpu-layers", says="serving.gpu_layers", back=_read_layer_count, source=TABLE),
+    Key(at="--n-cpu-moe", says="serving.host_experts", source=TABLE),
+    Key(
+        at="--cpu-moe", out=lambda _: None, back=lambda v, _: {"serving.host_experts": EVERY_LAYER} if v is True else {},
+        source=TABLE,
+    ),
+    Key(
+        at="--cache-type-k", out=lambda a: _cache_type_word(a.get("serving.k_dtype")), back=_read_cache_type("serving.k_dtype"), source=TABLE,
+    ),
+    Key(
+        at="--cache-type-v", out=lambda a: _cache_type_word(a.get("serving.kv_dtype")), back=_read_cache_type("serving.kv_dtype"), source=TABLE,
+    ),
+    Key(
+        at="--flash-attn", out=lambda a: "off" if a.get("attention") == "eager" else None, back=_read_flash_switch, source=TABLE,
+    ),
+)  # fmt: skip
+
+_KNOWN = """
+threads threads-batch cpu-mask cpu-range cpu-strict prio poll cpu-mask-batch cpu-range-batch cpu-strict-batch prio-batch poll-batch predict keep perf
+escape rope-scaling rope-scale rope-freq-base rope-freq-scale yarn-orig-ctx yarn-ext-factor yarn-attn-factor yarn-beta-slow yarn-beta-fast repack
+defrag-thold load-mode mlock mmap direct-io numa fit fit-target check-tensors op-offload hf-token log-disable log-file log-jsonl log-colors verbose
+offline verbosity log-prefix log-timestamps samplers seed sampler-seq ignore-eos temp top-k top-p min-p top-nsigma xtc-probability xtc-threshold
+typical repeat-last-n repeat-penalty presence-penalty frequency-penalty dry-multiplier dry-base dry-allowed-length dry-penalty-last-n
+dry-sequence-breaker adaptive-target adaptive-decay dynatemp-range dynatemp-exp mirostat mirostat-lr mirostat-ent logit-bias grammar grammar-file
+json-schema json-schema-file cache-ram cache-idle-slots context-shift reverse-prompt special warmup spm-infill cont-batching alias tags embd-normalize
+host port reuse-port path cors-origins cors-methods cors-headers cors-credentials api-prefix ui ui-config ui-config-file webui tools api-key
+api-key-file ssl-key-file ssl-cert-file chat-template-kwargs timeout sse-ping-interval threads-http cache-prompt cache-reuse metrics props slots
+slot-save-path media-path jinja reasoning-format reasoning reasoning-effort reasoning-budget reasoning-budget-message reasoning-preserve
+chat-template chat-template-file prompt file interactive conversation color system-prompt single-turn multiline-input simple-io mmproj-auto
+lookup-cache-static lookup-cache-dynamic ctx-checkpoints checkpoint-min-step
+"""
+"""Of the processor, the host's memory, of sampling, the server and its logs: no byte of a GPU."""
+_UNMODELLED: dict[str, tuple[Any, ...]] = {
+    "kv-offload": (True,), "kv-unified": (True,), "split-mode": ("layer",), "tensor-split": (), "main-gpu": (0,), "device": (),
+    "override-tensor": (), "moe-cache-mib": (0,), "n-cpu-ffn": (0,), "swa-full": (False,), "lora": (), "lora-scaled": (), "control-vector": (),
+    "control-vector-scaled": (), "control-vector-layer-range": (), "model-draft": (), "hf-repo-draft": (), "mmproj": (), "mmproj-url": (),
+    "rpc": (), "kv-unified-per-slot": (), "pooling": (), "embedding": (False,), "rerank": (False,), "models-dir": (), "models-preset": (),
+    "models-max": (), "docker-repo": (), "lazy-mode": ("auto", "off"), "override-kv": (), "fit-ctx": (), "mmproj-offload": (True,),
+    "image-min-tokens": (), "image-max-tokens": (), "mtmd-batch-max-tokens": (), "model-url": (), "no-host": (False,), "backend-sampling": (False,),
+}  # fmt: skip
+"""With the values that are the sheet's."""
+
+FORMAT = Format(
+    name="llama.cpp", file="llama-server.sh", kind="shell", tested=VERSION, engines=("llama.cpp",), keys=KEYS, marks=frozenset({"--model"}),
+    beside=serving.BESIDE | OF_THE_FILE, differs={"@model": "a file of that model, in the plan's types"}, known=frozenset(f"--{name}" for name in _KNOWN.split()),
+    unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}},
+    taken=serving.variable_default_remarks, problems=_llama_plan_problems,
+    said={"task": "infer", "engine": "llama.cpp"}, moves=_lowered_to_fit, compose=_compose_llama_command, parse=_parse_llama_command,
+)  # fmt: skip

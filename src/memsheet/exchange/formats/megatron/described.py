@@ -1,0 +1,93 @@
+"""The model that a script's own flags describe: the arguments that decide on its tensors, by their names, and
+the vocabulary that its tokenizer has.
+
+Vocabularies are those of the tokenizers that need no file of their own: GPT-2's merges, BERT's uncased word
+pieces, Llama 2's pieces (NVIDIA/Megatron-LM 23e00ed megatron/training/tokenizer/tokenizer.py:30-110).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from memsheet.exchange.formats.megatron.flags import PROGRAM
+from memsheet.exchange.shared.file_format import AUTO, UNSET, Values
+
+SIZES = (
+    "num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "num-query-groups", "kv-channels", "num-key-value-heads",
+    "max-position-embeddings", "seq-length", "num-experts", "moe-ffn-hidden-size", "moe-shared-expert-intermediate-size", "moe-router-topk",
+    "kv-lora-rank", "q-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim", "vocab-size",
+)  # fmt: skip
+SWITCHED = (
+    "swiglu", "quick-geglu", "squared-relu", "group-query-attention", "disable-bias-linear", "add-qkv-bias", "qk-layernorm",
+    "untie-embeddings-and-output-weights", "use-rotary-position-embeddings", "no-position-embedding", "multi-latent-attention",
+)  # fmt: skip
+WORDS = ("normalization", "position-embedding-type", "rotary-percent", "moe-layer-freq")
+NEEDED = ("--num-layers", "--hidden-size", "--num-attention-heads")
+OTHER = (
+    "--hybrid-override-pattern",
+    "--hybrid-layer-pattern",
+    "--is-hybrid-model",
+    "--encoder-num-layers",
+    "--decoder-num-layers",
+)
+"""Flags of models that are no stack of alike layers: two stacks, or layers of several kinds."""
+ELSEWHERE = (
+    "--use-checkpoint-args",
+    "--use-mp-args-from-checkpoint-args",
+    "--heterogeneous-layers-config-path",
+)
+"""Flags by which the sizes are those of a file that is not here."""
+OTHER_PROGRAMS = re.compile(
+    r"generat|inference|server|eval|convert|preprocess|prune|quantize|export|t5|mamba|hybrid"
+)
+"""Programs that train no decoder, by their names."""
+VOCABULARY, OBJECTIVE = "$.vocabulary", "$.objective"
+KNOWN = {"GPT2BPETokenizer": 50257, "BertWordPieceLowerCase": 30522, "Llama2Tokenizer": 32000}
+ASSUMED = 128_256
+"""Of a tokenizer that nobody knows: Llama 3's, which is large, so that a table is rather over than under."""
+
+
+def described_model(values: Values) -> Mapping[str, Any] | None:
+    """The arguments that describe the model, by name; None where a size that it needs is not in the file, or
+    it is of another kind.
+    """
+    if any(not isinstance(values.get(at), int) or values[at] is True for at in NEEDED):
+        return None
+    program = str(values.get(PROGRAM, ""))
+    if any(values.get(at) for at in (*OTHER, *ELSEWHERE)) or OTHER_PROGRAMS.search(program):
+        return None
+    said = {name: held for name in SIZES if isinstance(held := _largest_count(values.get(f"--{name}")), int)}
+    said |= {name: held for name in WORDS if (held := values.get(f"--{name}")) not in (None, UNSET, AUTO)}
+    switches = {name: True for name in SWITCHED if values.get(f"--{name}") not in (None, False)}
+    said = {name: held for name, held in said.items() if (name, held) != ("num-experts", 1)}
+    vocabulary = {} if "vocab-size" in said else {"vocab-size": vocabulary_of(values)[0]}
+    return {name.replace("-", "_"): held for name, held in {**said, **vocabulary, **switches}.items()}
+
+
+def _largest_count(value: Any) -> Any:
+    """A count; of a list the largest, as of experts that a layer each may have."""
+    counts = [one for one in value if isinstance(one, int)] if isinstance(value, list) else []
+    return max(counts) if counts else value if not isinstance(value, bool) else None
+
+
+def vocabulary_of(values: Values) -> tuple[int, bool]:
+    """How many tokens the vocabulary has, and whether the file says it."""
+    if isinstance(held := values.get("--vocab-size"), int):
+        return held, True
+    kind = str(values.get("--tokenizer-type", "GPT2BPETokenizer" if "--merge-file" in values else ""))
+    return (KNOWN[kind], True) if kind in KNOWN else (ASSUMED, False)
+
+
+def left_open_sizes(values: Values) -> Mapping[str, Any]:
+    """What of the described model is in no file here: the tokenizer's own vocabulary, and another program's
+    heads and towers.
+    """
+    if described_model(values) is None:
+        return {}
+    program = str(values.get(PROGRAM, ""))
+    words = f"is {program}'s own, and the sheet is of a decoder of these sizes with a causal loss"
+    other = {OBJECTIVE: words} if "bert" in program or "--vision-model-type" in values else {}
+    taken = f"is of {ASSUMED:,} tokens, for the tokenizer's is in no file here: --vocab-size says it"
+    return other if vocabulary_of(values)[1] else {**other, VOCABULARY: taken}

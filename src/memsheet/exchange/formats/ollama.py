@@ -1,0 +1,89 @@
+"""A Modelfile of Ollama, which runs llama.cpp (ollama/ollama 948f6933, docs/modelfile.mdx,
+docs/context-length.mdx).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from memsheet.exchange.shared.file_format import EVERYTHING, Format, Key, Moved, Values
+from memsheet.exchange.shared.gguf_names import OF_THE_FILE, gguf_model_name, plan_file_name
+from memsheet.exchange.shared.serve_command import BESIDE, parse_human_number
+
+VERSION = "Ollama 948f6933"
+MODELFILE, CONTEXT = "docs/modelfile.mdx, PARAMETER", "docs/context-length.mdx"
+LENGTH = "num_ctx"
+NO_LENGTH = "not said: 4,096 where all cards have less than 24 GiB, 32,768 below 48, 262,144 above"
+_INSTRUCTION = re.compile(
+    r"(?P<word>FROM|PARAMETER|TEMPLATE|SYSTEM|ADAPTER|MESSAGE|LICENSE)\s+(?P<rest>\S.*)", re.IGNORECASE
+)
+_OF_IMAGES = re.compile(r"^(?:RUN|CMD|COPY|ENTRYPOINT|WORKDIR|ENV|ARG|EXPOSE)\s", re.MULTILINE)
+_MARKS = frozenset({"PARAMETER", "TEMPLATE", "SYSTEM", "ADAPTER"})
+
+
+def _parse_modelfile(text: str) -> Mapping[str, Any]:
+    """Instructions of a Modelfile: FROM, ADAPTER, and parameters by their names; nothing where it is none, as
+    the file of an image.
+    """
+    if _OF_IMAGES.search(text):
+        return {}
+    found: dict[str, Any] = {}
+    words = set[str]()
+    for line in _outside_quotes(text):
+        told = _INSTRUCTION.match(line.strip())
+        if told is None:
+            continue
+        word, rest = told["word"].upper(), told["rest"].strip()
+        words.add(word)
+        if word == "PARAMETER":
+            name, _, value = rest.partition(" ")
+            found[name.lower()] = parse_human_number(value.strip().strip('"'))
+        elif word in ("FROM", "ADAPTER"):
+            found.setdefault(word, rest.strip('"'))
+    return {LENGTH: NO_LENGTH, **found} if "FROM" in found and words & _MARKS else {}
+
+
+def _outside_quotes(text: str) -> Iterable[str]:
+    """Lines that stand in no text of three quotes."""
+    quoted = False
+    for line in text.splitlines():
+        if not quoted:
+            yield line
+        quoted ^= line.count('"""') % 2 == 1
+
+
+def _layers_left_to_host(values: Values, _: Values) -> Iterable[Moved]:
+    """Layers that do not fit are computed by the processor, unless their number on cards is said."""
+    if values.get("num_gpu") in (None, -1):
+        why = "Ollama leaves to the processor what does not fit"
+        yield Moved(at="num_gpu", why=why, low_bytes=-EVERYTHING, high_bytes=0)
+
+
+def _compose_modelfile(values: Values, _: Values) -> str:
+    lines = [f"PARAMETER {name} {value}" for name, value in values.items() if name != "FROM"]
+    return "\n".join([f"FROM ./{values['FROM']}", *lines, ""])
+
+
+KEYS = (
+    Key(at="FROM", says="@model", out=plan_file_name, back=lambda v, _: {"@model": gguf_model_name(str(v))}, source="docs/modelfile.mdx, FROM"),
+    Key(at=LENGTH, says="serving.max_model_len", decides=(NO_LENGTH,), source=CONTEXT),
+    Key(at="num_batch", says="serving.max_batched_tokens", source=MODELFILE),
+    Key(at="num_gpu", says="serving.gpu_layers", back=lambda v, _: {"serving.gpu_layers": v} if v != -1 else {}, source=MODELFILE),
+)  # fmt: skip
+SERVER_DEFAULTS = {"serving.max_sequences": 1, "serving.kv_dtype": "fp16", "attention": "flash"}
+"""Of the server's environment: OLLAMA_NUM_PARALLEL, OLLAMA_KV_CACHE_TYPE, OLLAMA_FLASH_ATTENTION
+(docs/faq.mdx).
+"""
+_KNOWN = """
+num_predict temperature seed stop top_k top_p min_p typical_p repeat_last_n repeat_penalty presence_penalty frequency_penalty mirostat mirostat_eta
+mirostat_tau num_thread num_keep tfs_z penalize_newline numa use_mmap use_mlock low_vram
+"""
+"""Of sampling and the processor: no byte of a GPU."""
+
+FORMAT = Format(
+    name="ollama", file="Modelfile", kind="text", tested=VERSION, engines=("llama.cpp",), keys=KEYS, marks=frozenset({"FROM"}), beside=BESIDE | OF_THE_FILE | {"serving.logical_batch"}, differs={"@model": "a file of that model, in the plan's types"},
+    known=frozenset(_KNOWN.split()), unmodelled={"ADAPTER": (), "main_gpu": (0,)},
+    said={"task": "infer", "engine": "llama.cpp", **SERVER_DEFAULTS}, moves=_layers_left_to_host, compose=_compose_modelfile, parse=_parse_modelfile,
+)  # fmt: skip

@@ -1,0 +1,172 @@
+"""torchtune's recipes' YAML (``tune run … --config llama3_1/8B_lora``): components by their Python names, and
+the switches of a recipe.
+
+Everything that trains is in the dtype that is said, moments with it. Models whose layers are written down for
+torchtune are accounted as it runs them; of others the sheet is of the library's layers under fully_shard, and
+that is told. Lines are of pytorch/torchtune at bd2a0fc.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
+from memsheet.exchange.shared.trainers import uniform_precision_keys
+
+VERSION = "torchtune 0.7"  # of its commit bd2a0fc
+R = "recipes/full_finetune_distributed.py"
+MODEL, ACTIVATIONS, RECIPE = "model._component_", "activations", "$.recipe"
+LENGTH, DATA = "tokenizer.max_seq_len", "lengths of samples"
+ADAPTED = re.compile(r"\.q?lora_\w+$")
+WRITTEN = re.compile(
+    r"torchtune\.models\.(?:(?:llama2|llama3|llama3_1|llama3_3|code_llama2)\.\w+"
+    r"|qwen2(?:_5)?\.\w+_(?:7|14|32|72)b\w*)"
+)
+"""Builders of models whose layers are written down (memsheet/engines/torchtune/layers)."""
+OPTIMIZERS = {
+    "torch.optim.AdamW": ("adamw", "foreach"), "torch.optim.Adam": ("adamw", "foreach"), "torch.optim.SGD": ("sgd", "foreach"),
+    "bitsandbytes.optim.PagedAdamW8bit": ("paged_adamw_8bit", "bnb"), "bitsandbytes.optim.PagedAdamW": ("paged_adamw", "bnb"),
+    "bitsandbytes.optim.AdamW8bit": ("adamw_8bit", "bnb"), "torchao.optim.AdamW8bit": ("adamw_8bit", "torchao"),
+}  # fmt: skip
+MODULES = {"output_proj": "o_proj"}
+"""Linear layers that are called otherwise (torchtune/modules/attention.py)."""
+PIECED = ("LinearCrossEntropyLoss", "CEWithChunkedOutputLoss")
+
+
+def _adapts(values: Values) -> bool:
+    return ADAPTED.search(str(values.get(MODEL, ""))) is not None
+
+
+def _is_written(values: Values) -> bool:
+    alone = values.get("tensor_parallel_dim", 1) in (1, None)
+    return alone and WRITTEN.fullmatch(str(values.get(MODEL, ""))) is not None
+
+
+def _nearest_engine(values: Values) -> Mapping[str, Any]:
+    """torchtune, or what runs the library's layers as it would: fully_shard, and replicas under an optimizer
+    that only its recipes of one device take.
+    """
+    if _is_written(values):
+        return {"engine": "torchtune"}
+    alone = str(values.get("optimizer._component_", "")).startswith("bitsandbytes.optim.Paged")
+    return {"engine": "transformers"} if alone else {"engine": "fsdp2", "zero": 3}
+
+
+def _read_component(value: Any, values: Values) -> Mapping[str, Any]:
+    """Whose layers run, and a base in four bits where the builder's name says it
+    (torchtune/models/*/_model_builders.py).
+    """
+    return {**_nearest_engine(values), **({"quantization.weights": "nf4"} if ".qlora_" in str(value) else {})}
+
+
+def _read_checkpoint_folder(value: Any, _: Values) -> Mapping[str, Any]:
+    """The last folder of the checkpoint's, which `tune download` names as the hub does."""
+    name = str(value).rstrip("/").rpartition("/")[2]
+    return {"@model": name} if name and "$" not in name else {}
+
+
+def _read_dtype(value: Any, values: Values) -> Mapping[str, Any]:
+    width = plan_word({"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}, value)
+    if _adapts(values):
+        return {"precision.parameters": width, "precision.compute": width, "adapter.dtype": width}
+    return uniform_precision_keys(width)
+
+
+def _read_targets(value: Any, values: Values) -> Mapping[str, Any]:
+    if not _adapts(values) or not isinstance(value, list):
+        return {}
+    names = [MODULES.get(str(name), str(name)) for name in value]
+    fed = ["gate_proj", "up_proj", "down_proj"] if values.get("model.apply_lora_to_mlp") is True else []
+    head = ["lm_head"] if values.get("model.apply_lora_to_output") is True else []
+    return {"adapter.targets": [*names, *fed, *head]}
+
+
+def _of_adapter(key: str) -> Any:
+    return lambda value, values: {key: value} if _adapts(values) else {}
+
+
+def _read_optimizer(value: Any, values: Values) -> Mapping[str, Any]:
+    name, implementation = OPTIMIZERS.get(str(value), (str(value), None))
+    fused = values.get("optimizer.fused") is True and implementation == "foreach"
+    return {"optimizer.name": name, "optimizer.implementation": "fused" if fused else implementation}
+
+
+def _read_loss(value: Any, values: Values) -> Mapping[str, Any]:
+    """In pieces where torchtune's own layers are accounted: the library's loss is whole."""
+    return {"loss": "chunked"} if str(value).endswith(PIECED) and _is_written(values) else {}
+
+
+def _read_length(value: Any, values: Values) -> Mapping[str, Any]:
+    packed = values.get("dataset.packed") is True
+    return {"seq_len": value, **({} if packed else {"?seq_len_kind": "maximum"})}
+
+
+def _read_only_key(at: str, back: Any, source: str = R, **more: Any) -> Key:
+    return Key(at=at, out=lambda _: None, back=back, source=source, **more)
+
+
+def _no_request(*_: Any) -> Mapping[str, Any]:
+    return {}
+
+
+KEYS = (
+    _read_only_key(MODEL, _read_component), _read_only_key("checkpointer.checkpoint_dir", _read_checkpoint_folder),
+    _read_only_key("batch_size", lambda v, _: {"microbatch": v}), _read_only_key("gradient_accumulation_steps", lambda v, _: {"@accumulation": v}, usual=1),
+    _read_only_key("dtype", _read_dtype, usual="bf16"), _read_only_key(LENGTH, _read_length),
+    _read_only_key("enable_activation_checkpointing", lambda v, _: {"recompute.mode": "full" if v is True else "none"}, usual=False),
+    _read_only_key("enable_activation_offloading", lambda v, _: {"offload.activations": True} if v is True else {}),
+    _read_only_key("fsdp_cpu_offload", lambda v, _: {"offload.optimizer": 1, "offload.parameters": 1} if v is True else {}),
+    _read_only_key("optimizer._component_", _read_optimizer), _read_only_key("optimizer.fused", _no_request),
+    _read_only_key("model.lora_rank", _of_adapter("adapter.rank")), _read_only_key("model.lora_dropout", _of_adapter("adapter.dropout")),
+    _read_only_key("model.lora_attn_modules", _read_targets), _read_only_key("model.apply_lora_to_mlp", _no_request), _read_only_key("model.apply_lora_to_output", _no_request),
+    _read_only_key("model.use_dora", lambda v, values: {"adapter.kind": "dora"} if v is True and _adapts(values) else {}),
+    _read_only_key("loss._component_", _read_loss),
+    _read_only_key("tensor_parallel_dim", lambda v, _: {"mesh.tp": v}),
+)  # fmt: skip
+
+
+def _left_open(values: Values) -> Mapping[str, Any]:
+    """Its layers, and a recipe that trains otherwise than by itself, by the keys that only such a one has."""
+    others = [
+        at
+        for at in (
+            "teacher_model._component_",
+            "ref_checkpointer._component_",
+            "quantizer._component_",
+            "reward_and_value_model._component_",
+            "value_model._component_",
+        )
+        if at in values
+    ]
+    told = "are of torchtune's own layers, and the sheet is of the library's"
+    own = {} if _is_written(values) else {ACTIVATIONS: told}
+    if values.get(LENGTH) is None:
+        own[DATA] = "is not said: samples are as long as the data's"
+    return {
+        **own,
+        **(
+            {RECIPE: f"has {', '.join(at.removesuffix('._component_') for at in others)} beside the model"}
+            if others
+            else {}
+        ),
+    }
+
+
+FORMAT = Format(
+    name="torchtune", file="config.yaml", kind="yaml", tested=VERSION, engines=(), keys=KEYS, marks=frozenset({"checkpointer"}), needs={"model": ..., "optimizer": ...},
+    said={"task": "train"}, absent=_left_open, program_known=lambda _: False,
+    unmodelled={
+        ACTIVATIONS: (), RECIPE: (), DATA: (), "compile": (False,), "optimizer_in_bwd": (False,), "context_parallel_dim": (1,), "data_parallel_replicate_dim": (1,),
+        "model.quantize_base": (False,), "use_loss_parallel": (False,), "enable_fp8_training": (False,), "ac_mode": (),
+    },
+    known=frozenset({
+        "output_dir", "tokenizer.*", "model.lora_alpha", "model.*", "checkpointer.*", "dataset.*", "dataset_val.*", "lr_scheduler.*", "optimizer.*", "loss.*",
+        "metric_logger.*", "profiler.*", "resume_from_checkpoint", "save_adapter_weights_only", "seed", "shuffle", "epochs", "max_steps_per_epoch",
+        "clip_grad_norm", "log_every_n_steps", "log_peak_memory_stats", "log_level", "device", "run_val_every_n_steps", "batch_size_val", "model_type", "safe_serialization",
+        "collate_fn", "tensor_parallel_plan.*", "parallelize_plan.*", "custom_sharded_layers", "fsdp_reshard_after_forward", "max_seq_len", "alpaca.*", "cudnn_deterministic_mode",
+        "enable_async_checkpointing", "teacher_model.*", "teacher_checkpointer.*", "ref_checkpointer.*", "quantizer.*", "kd_loss.*", "kd_ratio", "reward_and_value_model.*",
+        "value_model.*", "keep_last_n_checkpoints", "last_epoch_only_val", "float8_recipe_name", "data_parallel_shard_dim", "use_dora",
+    }) - {key.at for key in KEYS},
+)  # fmt: skip

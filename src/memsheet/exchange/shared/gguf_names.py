@@ -1,0 +1,43 @@
+"""GGUF files by their paths, as scripts name them."""
+
+from __future__ import annotations
+
+import re
+
+from memsheet.exchange.shared.file_format import Values
+from memsheet.exchange.shared.serve_command import SIXTEEN_OF
+
+_WHOLE = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
+OF_THE_FILE = frozenset(
+    {"quantization.weights", "quantization.group_size", "quantization.skip", "precision.name"}
+) | {f"precision.{name}" for name in (*SIXTEEN_OF, "master_weights")}
+"""Keys of a plan that the file itself says."""
+_GGUF = re.compile(
+    r"(?P<stem>.+?)[-._](?P<types>(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|F16|F32))"
+    r"(?:[-.]\d{5}-of-\d{5})?\.gguf",
+    re.IGNORECASE,
+)
+
+
+def gguf_model_name(path: str) -> str:
+    """A file's path as the name of a model with its types (``qwen3-8b@Q4_K_M``); a path that ends otherwise
+    as it is.
+    """
+    told = _GGUF.fullmatch(path.replace("\\", "/").rpartition("/")[2])
+    return f"{told['stem']}@{told['types']}" if told else path
+
+
+def gguf_file_types(path: str) -> str | None:
+    """The types that a file's name ends with (``Q4_K_M``), None where it says none."""
+    told = _GGUF.fullmatch(path)
+    return told["types"] if told else None
+
+
+def plan_file_name(asked: Values) -> str | None:
+    """The file that a model of a plan would lie in, by its name and types."""
+    name, stored = str(asked.get("@model") or ""), str(asked.get("quantization.weights") or "")
+    if not name or name.endswith(".gguf"):
+        return name or None
+    plain = name.rpartition("/")[2].partition(":")[0].partition("@")[0]
+    types = stored.removeprefix("gguf:") or _WHOLE.get(str(asked.get("precision.parameters")), "F16")
+    return f"{plain.removesuffix('-GGUF')}-{types}.gguf"

@@ -1,0 +1,150 @@
+"""Servers that stand in no container's command: values of charts and services of KServe, as the line that
+their controller makes of them.
+
+Facts from vllm-project/production-stack a6c01db0 helm/templates/deployment-vllm-multi.yaml (containers) and
+kserve/kserve aaac4e29 pkg/apis/serving/v1alpha2/llm_inference_service_types.go, docs/samples/llmisvc.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from memsheet.exchange.shared.serve_pods import GPU, tree_of
+
+CHART = "requestGPU"
+_MARKS = ("servingEngineSpec", "LLMInferenceService", "InferenceService")
+_BREAK = re.compile(r"^---[ \t]*$", re.MULTILINE)
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+MOST = 16
+CHART_OPTIONS = (
+    "enableChunkedPrefill", "enablePrefixCaching", "maxModelLen", "dtype", "tensorParallelSize", "maxNumSeqs", "gpuMemoryUtilization", "maxLoras",
+    "runner", "convert",
+)  # fmt: skip
+"""Keys of ``vllmConfig`` that the chart makes flags of; ``extraArgs`` come as they are."""
+PARALLEL_OPTIONS = {
+    "tensor": "--tensor-parallel-size", "pipeline": "--pipeline-parallel-size", "data": "--data-parallel-size",
+    "dataLocal": "--data-parallel-size-local", "expert": "--enable-expert-parallel",
+}  # fmt: skip
+"""Keys of a service's ``parallelism`` by the server's flags."""
+MORE_ARGS = "VLLM_ADDITIONAL_ARGS"
+Server = tuple[str, int | None]
+"""A line of a script, and the GPUs of its container, None where nobody said."""
+
+
+def chart_script(name: str, text: str, parse: Callable[[str, str], Any]) -> tuple[str, int | None] | None:
+    """The script that the servers of a file are, in their order, and the GPUs of the first; None for texts of
+    other kinds.
+    """
+    if not any(mark in text for mark in _MARKS):
+        return None
+    found: list[Server] = []
+    for one in _BREAK.split(text)[:MOST]:
+        tree = tree_of(parse, name, one)
+        if tree is not None:
+            found += [*_chart_servers(tree), *_service_servers(tree)]
+    return ("\n".join(line for line, _ in found), found[0][1]) if found else None
+
+
+def _chart_servers(tree: Mapping[str, Any]) -> Iterator[Server]:
+    spec = _mapping(tree.get("servingEngineSpec"))
+    held = spec.get("modelSpec")
+    for one in held if isinstance(held, list) else ():
+        model = _mapping(one)
+        if not isinstance(model.get("modelURL"), str):
+            continue
+        options = _mapping(model.get("vllmConfig"))
+        flags = [_flag(_kebab(key), options[key]) for key in CHART_OPTIONS if _is_option(options.get(key))]
+        flags += ["--enable-lora"] if model.get("enableLoRA") is True else []
+        words = ["vllm", "serve", model["modelURL"], *flags, *_words(options.get("extraArgs"))]
+        version = _release_of_tag(model.get("tag"))
+        yield _version_line(version) + shlex.join(words), _count(model.get(CHART))
+
+
+def _service_servers(tree: Mapping[str, Any]) -> Iterator[Server]:
+    spec = _mapping(tree.get("spec"))
+    match tree.get("kind"):
+        case "LLMInferenceService":
+            held = _mapping(spec.get("model"))
+            uri = str(held.get("uri") or "")  # a volume's says nothing, and its name what is served
+            model = uri.removeprefix("hf://") if uri.startswith("hf://") else str(held.get("name") or uri)
+            template = _mapping(spec.get("template"))
+            containers = [_mapping(one) for one in _sequence(template.get("containers"))]
+            parallel = _mapping(spec.get("parallelism"))
+            flags = [
+                flag if parallel[key] is True else f"{flag}={parallel[key]}"
+                for key, flag in PARALLEL_OPTIONS.items()
+                if _is_option(parallel.get(key)) and parallel[key] is not False
+            ]
+            more = [word for one in containers for word in _environment_words(one)]
+            if model and not any(one.get("command") for one in containers):
+                line = shlex.join(["vllm", "serve", model, *flags, *more])
+                yield line, next((_gpu_limit(one) for one in containers), None)
+        case "InferenceService":
+            held = _mapping(_mapping(spec.get("predictor")).get("model"))
+            args = _words(held.get("args"))
+            named = [
+                word.partition("=")[2] for word in args if word.startswith(("--model_id=", "--model-id="))
+            ]
+            uri = str(held.get("storageUri") or "")
+            model = named[0] if named else uri.removeprefix("hf://") if uri.startswith("hf://") else ""
+            rest = [word for word in args if not word.startswith(("--model_", "--model-", "--backend"))]
+            if model and _mapping(held.get("modelFormat")).get("name") == "huggingface":
+                yield shlex.join(["vllm", "serve", model, *rest]), _gpu_limit(held)
+        case _:
+            return
+
+
+def _environment_words(container: Mapping[str, Any]) -> list[str]:
+    """Flags that a container's environment adds."""
+    told = (_mapping(one) for one in _sequence(container.get("env")))
+    values = [str(one.get("value")) for one in told if one.get("name") == MORE_ARGS]
+    try:
+        return [word for value in values for word in shlex.split(value)]
+    except ValueError:
+        return []
+
+
+def _gpu_limit(container: Mapping[str, Any]) -> int | None:
+    return _count(_mapping(_mapping(container.get("resources")).get("limits")).get(GPU))
+
+
+def _count(value: Any) -> int | None:
+    return (
+        int(value) if isinstance(value, int | str) and str(value).isdigit() and len(str(value)) < 8 else None
+    )
+
+
+def _is_option(value: Any) -> bool:
+    return isinstance(value, str | int | float) and str(value) != ""
+
+
+def _flag(name: str, value: Any) -> str:
+    return f"--{name}={value}" if not isinstance(value, bool) else f"--{'' if value else 'no-'}{name}"
+
+
+def _kebab(key: str) -> str:
+    return _CAMEL.sub("-", key).lower()
+
+
+def _release_of_tag(tag: Any) -> str:
+    told = re.fullmatch(r"v?(\d+\.\d+(?:\.\d+)*)(?:[-.].*)?", str(tag or ""))
+    return told[1] if told else ""
+
+
+def _version_line(version: str) -> str:
+    return f": vllm=={version}\n" if version else ""
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _sequence(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, list) else ()
+
+
+def _words(value: Any) -> list[str]:
+    return [str(one) for one in _sequence(value) if isinstance(one, str | int | float)]

@@ -1,0 +1,213 @@
+"""A shell's script as text: its commands in order, with variables, arrays, defaults and sums of whole numbers
+in their places, and the branches that its own values take. Nothing is run; what is not in the text stays as
+it stands.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from memsheet.guard.budget import CHARACTERS, Budget
+
+NAMED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
+USED = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\]|(:?[-=?])([^{}]*))?\}|([A-Za-z_]\w*|\d))")
+SUM = re.compile(r"\$\(\(([\d\s+*/%()-]{1,200})\)\)")
+SPACED_SUM = re.compile(r"\$\(\(([^()\n]*(?:\([^()\n]*\)[^()\n]*)*)\)\)")
+EXPRESSION = re.compile(r"[$`]\(?expr ([^()`\n]+)[)`]")
+ENDS = (";", "&&", "||", "|", "&")
+LEADS = ("export", "then", "do", "else", "local", "readonly", "declare", "time", "set")
+MOST_EXPANDED, MOST_HELD, MOST_TEXT = 40_000, 20_000, 2**14
+"""Words that all commands of a script come to with their variables in place, that its variables hold, and
+characters of one word: a launch is a hundred or two.
+"""
+SHORT_WORD = 4
+"""Characters of a text to a word of it, at the least, as texts are taken apart."""
+OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
+COMPARED: Mapping[str, Callable[[int, int], bool]] = {
+    "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt, "-le": operator.le,
+}  # fmt: skip
+
+
+class ShellScript:
+    """A script and what its variables are at the command that is read last."""
+
+    __slots__ = ("branches", "budget", "held", "known", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.known: dict[str, list[str]] = {}
+        self.branches: list[
+            list[bool]
+        ] = []  # of each open condition: whether it is read, and whether one was
+        self.budget = Budget(MOST_EXPANDED, "words of variables")
+        self.held = Budget(MOST_HELD, "words of variables")
+
+    def commands(self) -> Iterator[list[str]]:
+        """Commands in order, with what is known in its place. Raises ValueError for text that is no shell."""
+        for words in _split_commands(self.text):
+            if self._follows_branch(words) or not all(read for read, _ in self.branches):
+                continue
+            rest = self._without_assignments(words)
+            if rest:
+                yield self.words_of(rest)
+
+    def words_of(self, words: Sequence[str]) -> list[str]:
+        """Words with variables in their places; one that nobody gave a value stays as it is. Raises
+        TooMuchError where they grow too many.
+        """
+        found: list[str] = []
+        for word in words:
+            self.budget.spend(1 + len(word) // CHARACTERS)
+            whole = USED.fullmatch(word)
+            held = self.known.get(whole[1] or whole[4]) if whole else None
+            for one in [self.filled_word(word)] if held is None else held:
+                self.budget.spend(1 + len(one) // SHORT_WORD)
+                found += _split_words(one)
+        return found
+
+    def filled_word(self, word: str) -> str:
+        """A word with variables inside it in place, and sums of whole numbers summed up."""
+
+        def value(found: re.Match[str]) -> str:
+            held = self.known.get(found[1] or found[4])
+            text = (
+                " ".join(held)
+                if held is not None
+                else found[3]
+                if found[2] in (":-", "-", ":=", "=")
+                else found[0]
+            )
+            self.budget.spend(1 + len(text) // CHARACTERS)
+            return text
+
+        if "$" not in word:
+            return word
+        for _ in range(2):  # a default may name another variable
+            word = USED.sub(value, word)[:MOST_TEXT]
+        return SUM.sub(lambda found: _sum_text(found[1], found[0]), word)
+
+    def _without_assignments(self, words: Sequence[str]) -> Sequence[str]:
+        """The command without the assignments in front of it, which are kept."""
+        at = 0
+        while at < len(words):
+            named = NAMED.fullmatch(words[at])
+            if named is None and words[at] not in LEADS:
+                break
+            if named is not None and named[3].startswith("("):
+                end = next(
+                    (n for n in range(at, len(words)) if words[n].endswith(")") and "$((" not in words[n]),
+                    len(words) - 1,
+                )
+                inner = [
+                    part
+                    for part in (
+                        " ".join((named[3], *words[at + 1 : end + 1]))[1:].removesuffix(")").split(" ")
+                    )
+                    if part
+                ]
+                self._keep_words(named[1], self.words_of(inner), more=bool(named[2]))
+                at = end
+            elif named is not None:
+                self._keep_words(named[1], [self.filled_word(named[3])], more=False)
+            at += 1
+        return words[at:]
+
+    def _keep_words(self, name: str, words: list[str], *, more: bool) -> None:
+        self.known[name] = [*(self.known.get(name, []) if more else []), *words]
+        self.held.spend(len(self.known[name]) + sum(map(len, words)) // CHARACTERS)
+
+    def _follows_branch(self, words: Sequence[str]) -> bool:
+        """Whether the words open, change or close a condition; one that nobody can tell is taken."""
+        first = words[0]
+        if first == "if":
+            told = self._condition_holds(words[1:])
+            self.branches.append([told is not False, told is True])
+        elif first == "elif" and self.branches:
+            taken, told = self.branches[-1][1], self._condition_holds(words[1:])
+            self.branches[-1] = [not taken and told is not False, taken or told is True]
+        elif first == "else" and len(words) == 1 and self.branches:
+            self.branches[-1][0] = not self.branches[-1][1]
+        elif first == "fi" and self.branches:
+            self.branches.pop()
+        else:
+            return False
+        return True
+
+    def _condition_holds(self, words: Sequence[str]) -> bool | None:
+        """Whether a test of one comparison holds; None where it is another, or of what is not in the text."""
+        inside = [self.filled_word(word) for word in words if word not in ("[", "]", "[[", "]]")]
+        match inside:
+            case ["-z" | "-n" as how, value]:
+                return (not value or "$" in value) is (how == "-z")
+            case [one, "=" | "==" | "!=" as how, other] if "$" not in one + other and "*" not in other:
+                return (one == other) is (how != "!=")
+            case [one, how, other] if how in COMPARED and one.isdecimal() and other.isdecimal():
+                return COMPARED[how](int(one[:12]), int(other[:12]))
+        return None
+
+
+def _split_commands(text: str) -> Iterator[list[str]]:
+    """Commands as words, in order; a list in parentheses is of one command."""
+    joined = EXPRESSION.sub(r"$((\1))", text.replace("\\\n", " "))
+    joined = SPACED_SUM.sub(lambda found: "".join(found[0].split()), joined)
+    command: list[str] = []
+    depth = 0
+    for word in shlex.split(_with_words_whole(joined).replace("\n", "\n ; "), comments=True):
+        opens = NAMED.fullmatch(word)
+        if depth == 0 and opens and opens[3].startswith("(") and not word.endswith(")"):
+            depth = 1
+        elif depth and word.endswith(")") and not word.startswith("$("):
+            depth = 0
+        elif word in ENDS or word.endswith(";"):
+            if depth and word == ";":
+                continue
+            command += [word.rstrip(";")] if word.rstrip(";") and word not in ENDS else []
+            yield from [command] if command else []
+            command = []
+            continue
+        elif word in ("then", "do", "else") and not command:
+            yield [word]
+            continue
+        command.append(word)
+    yield from [command] if command else []
+
+
+def _with_words_whole(text: str) -> str:
+    """The text with the signs of comments that stand inside a word (``org/data#500``) kept from beginning
+    one.
+    """
+    return re.sub(r"(?<=[^\s;#\\])#", r"\\#", text)
+
+
+def _split_words(value: str) -> list[str]:
+    if not re.search(r"\s", value.strip()):
+        return [value.strip()] if value.strip() or not value else []
+    try:
+        return [word for word in shlex.split(value) if word not in ENDS]
+    except ValueError:
+        return [value]
+
+
+def _sum_text(text: str, whole: str) -> str:
+    """What a sum of whole numbers comes to, as text; as it stands where it is none."""
+    try:
+        return str(_sum_value(ast.parse(" ".join(text.split()).replace("/", "//"), mode="eval").body))
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        return whole
+
+
+def _sum_value(node: ast.expr) -> int:
+    match node:
+        case ast.Constant(int(value)):
+            return value
+        case ast.BinOp(left, how, right) if type(how) in OPERATORS:
+            return OPERATORS[type(how)](_sum_value(left), _sum_value(right))
+        case ast.UnaryOp(ast.USub(), inner):
+            return -_sum_value(inner)
+    raise ValueError

@@ -1,0 +1,98 @@
+"""The sheet of a job without what a file asks for and nobody accounts: it is told, and no verdict is sure. A
+refusal is for what flags ask for; what somebody's file says is run, whatever is known of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from memsheet.budget import Answer
+from memsheet.errors import InputError, Problem
+from memsheet.exchange.verdict_doubts import Doubt
+
+UNACCOUNTED = re.compile(r"\bnot (?:modelled|recorded)\b|the host one by one")
+"""What a refusal says of an option that exists and that is not accounted (``resolve``, ``plan/check.py``)."""
+TARGETS, ABSENT = "adapter.targets", "names no linear layer"
+NEVER = (
+    "engine",
+    "model",
+    "mesh",
+    "gpus",
+    "task",
+    "batch",
+    "microbatch",
+    "seq_len",
+    "precision",
+    "zero",
+    "adapter.rank",
+)
+"""Keys without which it is another job."""
+TOGETHER = {
+    "optimizer.name": ("optimizer.implementation",),
+    "moe.dispatch": (),
+    "fp8.recipe": ("fp8.param_storage", "fp8.all_gather"),
+}
+"""Keys that go with one that is left out."""
+MOST = 3
+
+Ask = Callable[[Mapping[str, Any]], Answer]
+
+
+class Left(NamedTuple):
+    """A request that is accounted, its answer, and why that is not sure to be the files'."""
+
+    request: Mapping[str, Any]
+    answer: Answer | None = None
+    doubt: Doubt = Doubt("")
+
+
+def answer_without(
+    request: Mapping[str, Any], said: Mapping[str, Any], ask: Ask, refused: InputError
+) -> Left | None:
+    """The answer to a request without the keys that are not accounted; nothing where other keys keep the
+    sheet from being made. ``said``: what flags ask for, which is never left out.
+    """
+    kept, words, error = dict(request), list[str](), refused
+    for _ in range(MOST):
+        for problem in error.problems:
+            left = _left_out(problem, kept, said)
+            if left is None:
+                return None
+            kept = left
+            words.append(_problem_words(problem))
+        try:
+            answer = ask(kept)
+        except InputError as another:
+            error = another
+        else:
+            return Left(kept, answer, Doubt("; ".join(dict.fromkeys(words))))
+    return None
+
+
+def _left_out(problem: Problem, request: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The request without what a problem is about; nothing where that is no key of it, or no option that is
+    only not accounted.
+    """
+    field = problem.field
+    if field == TARGETS and ABSENT in problem.reason:
+        names = list(request.get(TARGETS) or ())
+        rest = [name for name in names if name != problem.value]
+        return {**request, TARGETS: rest} if rest and len(rest) < len(names) else None
+    keys = [key for key in request if key == field or key.startswith(f"{field}.")]
+    if (
+        not keys
+        or field in NEVER
+        or any(key in said for key in keys)
+        or not UNACCOUNTED.search(problem.reason)
+    ):
+        return None
+    dropped = {*keys, *TOGETHER.get(field, ())}
+    return {key: held for key, held in request.items() if key not in dropped}
+
+
+def _problem_words(problem: Problem) -> str:
+    if problem.field == TARGETS and ABSENT in problem.reason:
+        return f"the sheet is of the other targets: {problem.value} {problem.reason}"
+    return f"the sheet is without {problem.field} = {problem.value}, which {problem.reason}"

@@ -1,0 +1,178 @@
+"""Commands of llama-server and llama-cli, read as they stand in scripts and compose files, and written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memsheet
+from memsheet.budget import Result
+from memsheet.errors import InputError
+from memsheet.exchange import find_format, read_text, write_format_files
+from memsheet.exchange.joined_files import asked_of
+from memsheet.exchange.shared.gguf_names import gguf_model_name
+from memsheet.plan.document import plan_document
+from memsheet.questions.recognised_files import PARSERS
+
+
+def said(text: str, name: str = "serve.sh") -> dict[str, Any]:
+    return dict(read_text(name, text, PARSERS).request)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/models/Qwen3-30B-A3B-Instruct-2507-UD-Q4_K_XL.gguf", "Qwen3-30B-A3B-Instruct-2507@UD-Q4_K_XL"),
+        ("Meta-Llama-3.1-8B-Instruct.Q8_0.gguf", "Meta-Llama-3.1-8B-Instruct@Q8_0"),
+        ("a\\gpt-oss-20b-mxfp4.gguf", "gpt-oss-20b@mxfp4"),
+        ("DeepSeek-V3-Q4_K_M-00001-of-00009.gguf", "DeepSeek-V3@Q4_K_M"),
+        ("phi-2.gguf", "phi-2.gguf"),
+    ],
+)
+def test_a_file_is_named_by_its_model_and_types(path: str, name: str) -> None:
+    assert gguf_model_name(path) == name
+
+
+SHORT = (
+    "llama-server -m a/Qwen3-8B-Q4_K_M.gguf -c 8192 -ngl 30 -np 2 -b 4096 -ub 256 -ctk q8_0 -ctv f16 "
+    "-ncmoe 3 -fa off"
+)
+LONG = (
+    "LLAMA=./build/bin/llama-server\n$LLAMA --model a/Qwen3-8B-Q4_K_M.gguf --ctx-size 8192 --n-gpu-layers "
+    "30 --parallel 2 \\\n --batch-size 4096 --ubatch-size 256 --cache-type-k q8_0 --cache-type-v f16 "
+    "--n-cpu-moe 3 --flash-attn off"
+)
+COMPOSE = """services:
+  chat:
+    image: ghcr.io/ggml-org/llama.cpp:server-cuda
+    command: {}
+""".format(SHORT.removeprefix("llama-server "))
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.sh", SHORT), ("b.sh", LONG), ("compose.yaml", COMPOSE)])
+def test_short_flags_long_flags_and_containers_say_the_same(name: str, text: str) -> None:
+    assert said(text, name) == {
+        "task": "infer", "engine": "llama.cpp", "@model": "Qwen3-8B@Q4_K_M", "serving.max_model_len": 8192, "serving.max_sequences": 2,
+        "serving.gpu_layers": 30, "serving.host_experts": 3, "serving.logical_batch": 4096, "serving.max_batched_tokens": 256,
+        "serving.k_dtype": "gguf:Q8_0", "serving.kv_dtype": "fp16", "attention": "eager",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("layers", ["all", "auto", "-1"])
+def test_all_layers_in_any_word(layers: str) -> None:
+    assert "serving.gpu_layers" not in said(f"llama-server -m Qwen3-8B-Q4_K_M.gguf -ngl {layers}")
+
+
+def test_a_repository_without_types_is_of_the_usual_ones() -> None:
+    assert (
+        said("llama-cli -hf ggml-org/gemma-3-4b-it-GGUF -p hi")["@model"]
+        == "ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"
+    )
+    assert said("llama-server -hf a/b-GGUF:Q8_0")["@model"] == "a/b-GGUF:Q8_0"
+    assert said("llama-server -hf a/b-GGUF -hff b-Q5_K_M.gguf")["@model"] == "a/b-GGUF:Q5_K_M"
+
+
+@pytest.mark.parametrize(
+    ("flags", "result"),
+    [
+        ("-ngl 99 -c 4096", Result.DOES_NOT_FIT),
+        ("-ngl 99 -c 4096 -fit on", Result.DOES_NOT_FIT),
+        ("-c 4096", Result.UNCERTAIN),  # layers that nobody set go to the host
+        ("-c 4096 -fit off", Result.DOES_NOT_FIT),
+        ("-ngl 99 -c 0", Result.UNCERTAIN),  # a length that nobody set is lowered
+    ],
+)
+def test_no_is_only_said_of_what_the_server_does_not_lower(
+    flags: str, result: Result, tmp_path: Path
+) -> None:
+    script = tmp_path / "serve.sh"
+    script.write_text(f"llama-server -hf bartowski/Meta-Llama-3.1-70B-Instruct-GGUF:Q4_K_M {flags}\n")
+    answer = memsheet.check(script, gpus="1xRTX4090").answer
+    assert answer is not None
+    assert answer.verdict is not None
+    assert answer.verdict.result is result
+
+
+def test_what_fits_whole_is_sure(tmp_path: Path) -> None:
+    script = tmp_path / "serve.sh"
+    script.write_text("llama-server -hf bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M -c 4096\n")
+    answer = memsheet.check(script, gpus="1xRTX4090").answer
+    assert answer is not None
+    assert answer.verdict is not None
+    assert answer.verdict.result is Result.FITS
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"max_model_len": 16384, "sequences": 4}, {"gpu_layers": 12}, {"host_experts": 4}, {"kv_dtype": "gguf:Q8_0", "k_dtype": "gguf:Q8_0"},
+        {"attention": "eager"}, {"max_batched_tokens": 1024, "max_model_len": 2048},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["llama.cpp", "ollama"])
+def test_what_is_written_reads_back(name: str, options: dict[str, Any]) -> None:
+    model = "qwen3-30b-a3b"
+    answer = memsheet.infer(model, engine="llama.cpp", gpus="1xH100-80GB", quantize="gguf:Q4_K_M", **options)
+    document = plan_document(answer.plan, model="unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M", cluster=None)
+    asked = asked_of(document, gpus=1, nodes=1, accumulation=1)
+    form = find_format(name)
+    if name == "ollama" and options.keys() & {"sequences", "host_experts", "kv_dtype", "attention"}:
+        with pytest.raises(InputError, match=r"Ollama"):
+            write_format_files(form, asked)
+        return
+    text = write_format_files(form, asked)[form.file]
+    found = read_text(form.file, text, PARSERS)
+    assert (found.unknown, found.unmodelled) == ((), ())
+    assert found.request["@model"] == "Qwen3-30B-A3B@Q4_K_M"
+    said_again = {key: value for key, value in found.request.items() if key != "@model"}
+    assert said_again == {key: asked[key] for key in said_again}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cd llama-server",
+        "pip install llama-server",
+        "docker build -t llama-server .",
+        "pkill -f llama-server",
+        "cp llama-server /bin",
+    ],
+)
+def test_a_name_alone_starts_no_server(line: str) -> None:
+    with pytest.raises(InputError, match="not recognised"):
+        said(f"{line}\n")
+
+
+MODELFILE = '''FROM {}
+# longer
+PARAMETER num_ctx 32768
+PARAMETER num_gpu 20
+SYSTEM """You are
+PARAMETER num_ctx 1
+helpful"""
+'''
+
+
+@pytest.mark.parametrize(
+    ("source", "name"), [("qwen3:30b-a3b", "qwen3:30b-a3b"), ("./a/Qwen3-8B-Q5_K_M.gguf", "Qwen3-8B@Q5_K_M")]
+)
+def test_a_modelfile_is_llama_cpps_plan(source: str, name: str) -> None:
+    assert said(MODELFILE.format(source), "Modelfile") == {
+        "task": "infer", "engine": "llama.cpp", "@model": name, "serving.max_model_len": 32768, "serving.gpu_layers": 20,
+        "serving.max_sequences": 1, "serving.kv_dtype": "fp16", "attention": "flash",
+    }  # fmt: skip
+
+
+def test_a_length_that_the_cards_decide_leaves_the_verdict_open(tmp_path: Path) -> None:
+    (tmp_path / "Modelfile").write_text("FROM llama3.2:1b\nTEMPLATE x\n")
+    answer = memsheet.check(tmp_path, gpus="1xH100-80GB").answer
+    assert answer is not None
+    assert answer.verdict is not None
+    assert answer.verdict.result is Result.UNCERTAIN
+
+
+def test_the_file_of_an_image_is_no_modelfile() -> None:
+    with pytest.raises(InputError, match="not recognised"):
+        said("FROM python:3.12\nRUN pip install vllm\nSYSTEM x\n", "Dockerfile")

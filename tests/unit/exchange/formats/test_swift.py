@@ -1,0 +1,90 @@
+"""ms-swift's commands: what its own words and defaults come to, over both of its programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from memsheet.cli import main
+from memsheet.exchange import read_text
+from memsheet.exchange.shared.file_format import Read
+from memsheet.guard import parse_json, parse_yaml
+
+LORA = """NPROC_PER_NODE=2 \\
+swift sft \\
+    --model Qwen/Qwen2.5-7B-Instruct \\
+    --dataset org/data#500 \\
+"""
+MEGATRON = "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen2.5-7B-Instruct --max_length 2048 "
+
+
+def reading(text: str) -> Read:
+    return read_text("train.sh", text, {"json": parse_json, "yaml": parse_yaml})
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        ("", {"microbatch": 1, "recompute.mode": "full", "adapter.rank": 8, "adapter.targets": ["all-linear"], "@gpus": 2, "@accumulation": 8}),
+        ("--per_device_train_batch_size 4", {"microbatch": 4, "@accumulation": 2}),
+        ("--gradient_accumulation_steps $(expr 32 / 8)", {"@accumulation": 4}),
+        ("--max_length 2048 --packing true", {"seq_len": 2048}),
+        ("--tuner_type full", {"adapter.rank": None, "precision.parameters": "bf16", "precision.compute": "bf16"}),
+        ("--train_type full", {"adapter.rank": None}),
+        ("--lora_rank 16 --target_modules q_proj v_proj", {"adapter.rank": 16, "adapter.targets": ["q_proj", "v_proj"]}),
+        ("--deepspeed zero2", {"engine": "deepspeed", "zero": 2, "adapter.dtype": None}),
+        ("--deepspeed zero3_offload", {"zero": 3, "offload.optimizer": 1, "offload.parameters": 1}),
+        ("--quant_method bnb --quant_bits 4", {"quantization.weights": "nf4", "quantization.double_quant": True}),
+        ("--gradient_checkpointing false --attn_impl flash_attn", {"recompute.mode": "none", "attention": "flash"}),
+        ("--use_liger_kernel true", {"loss": "fused"}),
+    ],
+)  # fmt: skip
+def test_its_words_and_defaults(more: str, wanted: dict) -> None:
+    found = reading(LORA + f"    {more}\n")
+    assert found.form.name == "swift"
+    assert found.request["@model"] == "Qwen/Qwen2.5-7B-Instruct"
+    assert found.unknown == ()
+    assert {key: found.request.get(key) for key in wanted} == wanted
+
+
+def test_flags_after_a_data_sets_number_are_read() -> None:
+    """``#500`` inside a word begins no comment."""
+    assert reading(LORA + "    --lora_rank 32\n").request["adapter.rank"] == 32
+
+
+@pytest.mark.parametrize("method", ["grpo", "dpo", "kto"])
+def test_another_method_is_told(method: str) -> None:
+    found = reading(LORA.replace("sft", "rlhf") + f"    --rlhf_type {method}\n")
+    assert ("$.method", method) in found.unmodelled
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        ("", {"microbatch": 1, "global_batch": 16, "zero": 1, "precision.parameters": "bf16", "dropout": 0.0, "recompute.mode": "selective"}),
+        ("--tensor_model_parallel_size 4 --sequence_parallel true", {"mesh.tp": 4, "sequence_parallel": True, "vocab_multiple": 512}),
+        ("--recompute_granularity full --recompute_method uniform --recompute_num_layers 1", {"recompute.mode": "full"}),
+        ("--tuner_type lora", {"adapter.rank": 8, "adapter.targets": ["all-linear"]}),
+        ("--expert_model_parallel_size 4", {"mesh.ep": 4, "mesh.etp": 1, "moe.dispatch": "alltoall"}),
+    ],
+)  # fmt: skip
+def test_over_megatron_its_own_defaults(more: str, wanted: dict) -> None:
+    found = reading(MEGATRON + more)
+    assert (found.form.name, found.request["seq_len"]) == ("swift-megatron", 2048)
+    assert {key: found.request.get(key) for key in wanted} == wanted
+    assert "adapter.rank" in wanted or "adapter.rank" not in found.request
+
+
+@pytest.mark.parametrize(
+    "text", [LORA, MEGATRON, LORA + "    --a_key_of_tomorrow 1\n", MEGATRON + "--a_key_of_tomorrow 1"]
+)
+def test_a_command_gives_a_sheet_and_never_stops(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.sh").write_text(text)
+    main(["check", str(tmp_path / "train.sh"), "--gpus", "8xH100-80GB", "--seq-len", "1024", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["starts"]
+    assert found.get("sheet"), found["why_not"]

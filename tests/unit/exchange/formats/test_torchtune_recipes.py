@@ -1,0 +1,85 @@
+"""torchtune's YAML: components by their Python names, and a recipe's switches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from memsheet.cli import main
+from memsheet.exchange import read_text
+from memsheet.exchange.shared.file_format import Read
+from memsheet.guard import parse_json, parse_yaml
+
+FULL = """model:
+  _component_: torchtune.models.llama3_1.llama3_1_8b
+tokenizer: {_component_: torchtune.models.llama3.llama3_tokenizer, max_seq_len: 2048}
+checkpointer:
+  _component_: torchtune.training.FullModelHFCheckpointer
+  checkpoint_dir: checkpoints/Meta-Llama-3.1-8B-Instruct/
+dataset: {_component_: torchtune.datasets.alpaca_dataset, packed: true}
+optimizer: {_component_: torch.optim.AdamW, fused: true, lr: 2e-5}
+batch_size: 2
+gradient_accumulation_steps: 4
+dtype: bf16
+enable_activation_checkpointing: true
+"""
+LORA = FULL.replace(
+    "llama3_1.llama3_1_8b",
+    "llama3_1.lora_llama3_1_8b\n  lora_attn_modules: [q_proj, output_proj]\n  apply_lora_to_mlp: true\n"
+    "  lora_rank: 16\n  lora_alpha: 32",
+)
+QLORA = LORA.replace(".lora_", ".qlora_")
+
+
+def reading(text: str) -> Read:
+    return read_text("config.yaml", text, {"json": parse_json, "yaml": parse_yaml})
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (FULL, {"@model": "Meta-Llama-3.1-8B-Instruct", "microbatch": 2, "@accumulation": 4, "seq_len": 2048, "recompute.mode": "full"}),
+        (FULL, {"precision.parameters": "bf16", "precision.moments": "bf16", "optimizer.implementation": "fused", "adapter.rank": None}),
+        (LORA, {"adapter.rank": 16, "adapter.targets": ["q_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]}),
+        (LORA, {"adapter.dtype": "bf16", "quantization.weights": None}),
+        (QLORA, {"quantization.weights": "nf4", "adapter.rank": 16}),
+        (FULL.replace("_checkpointing: true", "_checkpointing: false"), {"recompute.mode": "none"}),
+        (FULL + "enable_activation_offloading: true\n", {"offload.activations": True}),
+        (FULL.replace("torch.optim.AdamW", "bitsandbytes.optim.PagedAdamW8bit"), {"optimizer.name": "paged_adamw_8bit"}),
+        (FULL + "tensor_parallel_dim: 2\n", {"mesh.tp": 2}),
+    ],
+)  # fmt: skip
+def test_what_is_read_of_it(text: str, wanted: dict) -> None:
+    found = reading(text)
+    assert (found.form.name, found.unknown) == ("torchtune", ())
+    assert {key: found.request.get(key) for key in wanted} == wanted
+
+
+@pytest.mark.parametrize("text", [FULL, LORA, QLORA])
+def test_models_whose_layers_are_written_down_are_torchtunes(text: str) -> None:
+    assert reading(text).request["engine"] == "torchtune"
+    assert not reading(text).unmodelled
+
+
+UNWRITTEN = FULL.replace("llama3_1.llama3_1_8b", "qwen3.qwen3_8b_instruct").replace(
+    "Meta-Llama-3.1-8B-Instruct", "Qwen3-8B"
+)
+
+
+@pytest.mark.parametrize("text", [UNWRITTEN, UNWRITTEN + "a_key_of_tomorrow: 3\n"])
+def test_a_sheet_that_says_whose_layers_it_is_of(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    main(["check", str(tmp_path / "config.yaml"), "--gpus", "2xH100-80GB", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["sheet"], found["why_not"]
+    assert found["starts"]
+    assert found["result"] == "does not fit" or "torchtune's own layers" in found["doubt"]
+
+
+def test_lengths_that_the_data_decides_make_no_sure_verdict() -> None:
+    found = reading(FULL.replace(", max_seq_len: 2048", ", max_seq_len: null"))
+    assert [at for at, _ in found.unmodelled] == ["lengths of samples"]

@@ -1,0 +1,76 @@
+"""A notebook is read as the script that its cells make."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+from memsheet.cli import main
+from memsheet.errors import InputError
+from memsheet.exchange.shared.notebook import notebook_script
+from memsheet.guard import parse_json
+
+SCRIPT = """from trl import SFTConfig, SFTTrainer
+args = SFTConfig(per_device_train_batch_size=2, gradient_accumulation_steps=4, max_length=512)
+trainer = SFTTrainer(model="Qwen/Qwen2.5-7B", args=args, train_dataset=data)
+trainer.train()
+"""
+CELLS = [
+    ("markdown", "# SFTConfig(per_device_train_batch_size=64)"),
+    ("code", "%%capture\n!pip install trl\nimport os\nif 'COLAB' in os.environ:\n    !pip install x\n"),
+    ("code", "%%bash\nnot python at all ("),
+    ("code", SCRIPT),
+]
+
+
+def notebook(cells: list[tuple[str, object]]) -> str:
+    return json.dumps({"nbformat": 4, "cells": [{"cell_type": kind, "source": text} for kind, text in cells]})
+
+
+@pytest.mark.parametrize("lines", [False, True])
+def test_the_cells_are_one_script_of_python(lines: bool) -> None:
+    cells = [(kind, text.splitlines(keepends=True) if lines else text) for kind, text in CELLS]
+    made = notebook_script(notebook(cells), "n.ipynb", parse_json)
+    ast.parse(made)
+    assert "pip" not in ast.unparse(ast.parse(made))
+    assert "not python" not in made
+    assert "64" not in made
+
+
+def test_a_notebook_says_what_its_script_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.ipynb").write_text(notebook(CELLS))
+    (tmp_path / "a.py").write_text(SCRIPT)
+    answers = []
+    for name in ("a.ipynb", "a.py"):
+        main(["check", str(tmp_path / name), "--gpus", "1xH100-80GB", "--json"])
+        answers.append(json.loads(capsys.readouterr().out).get("sheet"))
+    assert answers[0] == answers[1] is not None
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"cells": 3}', '{"cells": [1, {"cell_type": "code"}]}'])
+def test_what_is_no_notebook_is_refused_or_empty(text: str) -> None:
+    try:
+        made = notebook_script(text, "n.ipynb", parse_json)
+    except InputError:
+        return
+    assert made.strip() in ("", "None")
+
+
+@pytest.mark.parametrize("method", ["GRPO", "DPO", "KTO", "Reward", "ORPO"])
+def test_another_method_of_trl_is_read_and_told(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own arguments are one name, a flag's default among them is no fault, and no verdict is sure."""
+    text = SCRIPT.replace("SFTConfig(", f"{method}Config(of_a_method_alone=flags.own, beta=0.1, ").replace(
+        "SFT", method
+    )
+    parser = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--own', default=3)\n"
+    (tmp_path / "a.py").write_text(parser + "flags = p.parse_args()\n" + text)
+    main(["check", str(tmp_path / "a.py"), "--gpus", "1xH100-80GB", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert f"script.method {method}" in found["doubt"]
+    assert found["result"] == "uncertain"
+    assert found["starts"]

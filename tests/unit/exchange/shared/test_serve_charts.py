@@ -1,0 +1,106 @@
+"""Servers in the values of charts and in services of KServe, read as the commands that they come to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memsheet
+from memsheet.budget import Result
+from memsheet.exchange import read_text
+from memsheet.questions.recognised_files import PARSERS
+
+CHART = """servingEngineSpec:
+  modelSpec:
+  - name: "llama3"
+    repository: "vllm/vllm-openai"
+    tag: "v0.10.2"
+    modelURL: "meta-llama/Llama-3.1-8B-Instruct"
+    replicaCount: 1
+    requestGPU: 2
+    vllmConfig:
+      maxModelLen: 4096
+      dtype: "bfloat16"
+      tensorParallelSize: 2
+      maxNumSeqs: 32
+      gpuMemoryUtilization: 0.8
+      extraArgs: ["--kv-cache-dtype", "fp8"]
+"""
+SERVICE = """apiVersion: serving.kserve.io/v1alpha2
+kind: LLMInferenceService
+metadata: {name: llama}
+spec:
+  model: {uri: "hf://meta-llama/Llama-3.1-8B-Instruct", name: llama}
+  parallelism: {tensor: 2}
+  template:
+    containers:
+    - name: main
+      env: [{name: VLLM_ADDITIONAL_ARGS, value: "--max-model-len 4096 --max-num-seqs 32 --dtype bfloat16
+        --kv-cache-dtype fp8 --gpu-memory-utilization 0.8"}]
+      resources: {limits: {nvidia.com/gpu: "2"}}
+"""
+PREDICTOR = """apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+metadata: {name: llama}
+spec:
+  predictor:
+    model:
+      modelFormat: {name: huggingface}
+      storageUri: "hf://meta-llama/Llama-3.1-8B-Instruct"
+      args: ["--model_name=llama", "--tensor-parallel-size=2", "--max-model-len=4096", "--max-num-seqs=32",
+        "--dtype=bfloat16", "--kv-cache-dtype=fp8", "--gpu-memory-utilization=0.8"]
+"""
+SET = """apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+metadata: {name: llama}
+spec:
+  leaderWorkerTemplate:
+    leaderTemplate:
+      spec:
+        containers:
+        - image: vllm/vllm-openai:v0.10.2
+          command: [vllm, serve, meta-llama/Llama-3.1-8B-Instruct, --tensor-parallel-size, "2"]
+          args: [--max-model-len, "4096", --max-num-seqs, "32", --dtype, bfloat16, --kv-cache-dtype, fp8,
+            --gpu-memory-utilization, "0.8"]
+"""
+ALL = {"values.yaml": CHART, "service.yaml": SERVICE, "predictor.yaml": PREDICTOR, "set.yaml": SET}
+
+
+def said(name: str, text: str) -> dict[str, Any]:
+    return dict(read_text(name, text, PARSERS).request)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_each_is_the_same_command(name: str) -> None:
+    found = said(name, ALL[name])
+    wanted = {
+        "task": "infer", "engine": "vllm", "@model": "meta-llama/Llama-3.1-8B-Instruct", "mesh.tp": 2, "serving.max_model_len": 4096,
+        "serving.max_sequences": 32, "serving.kv_dtype": "fp8", "serving.memory_fraction": 0.8, "precision.parameters": "bf16",
+    }  # fmt: skip
+    assert {key: found.get(key) for key in wanted} == wanted
+
+
+def test_the_release_is_that_of_the_image() -> None:
+    assert said("values.yaml", CHART)["engine_version"] == "0.10.2"
+
+
+def test_a_service_on_a_volume_is_of_the_model_that_it_names() -> None:
+    named = SERVICE.replace("hf://meta-llama/Llama-3.1-8B-Instruct", "pvc://models").replace(
+        "name: llama}\n  parallelism", "name: meta-llama/Llama-3.1-8B-Instruct}\n  parallelism"
+    )
+    assert said("service.yaml", named)["@model"] == "meta-llama/Llama-3.1-8B-Instruct"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_cards_that_a_command_does_not_take_stay_idle(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text(ALL[name])
+    checked = memsheet.check(file, gpus="8xH100-80GB")
+    assert checked.answer is not None
+    assert checked.answer.cluster is not None
+    assert checked.answer.cluster.count == 2
+    assert checked.answer.verdict is not None
+    assert checked.answer.verdict.result is Result.FITS
+    assert any("takes no more of 8xH100-80GB" in one for one in checked.assumed)

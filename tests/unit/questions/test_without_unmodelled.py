@@ -1,0 +1,48 @@
+"""What a file asks for and nobody accounts is left out of the sheet and told, and no verdict is sure; what a
+flag asks for is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from memsheet.cli import main
+
+AXOLOTL = "base_model: meta-llama/Llama-3.1-8B\nmicro_batch_size: 1\nsequence_len: 512\nbf16: true\n"
+LORA = "adapter: lora\nlora_r: 8\nlora_target_modules: [q_proj, v_proj]\n"
+LEFT = {
+    "optimizer.name": "optimizer: adamw_torch_4bit\n",
+    "adapter.full_modules": LORA + "lora_modules_to_save: [norm, lm_head]\n",
+    "adapter.targets": LORA.replace("q_proj,", "q_proj, wqkv_of_another,"),
+}
+
+
+def checked(text: str, folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> dict:
+    (folder / "a.yml").write_text(AXOLOTL + text)
+    main(["check", str(folder / "a.yml"), "--gpus", "8xH100-80GB", "--json", *more])
+    found: dict = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize("key", LEFT)
+def test_a_sheet_with_a_doubt_is_made(key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = checked(LEFT[key], tmp_path, capsys)
+    assert found.get("sheet"), found["why_not"]
+    assert found["result"] == "uncertain"
+    assert "the sheet is" in found["doubt"]
+
+
+def test_what_a_flag_asks_for_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = checked(LORA, tmp_path, capsys, "--optimizer", "adamw_torch_4bit")
+    assert found.get("sheet") is None
+    assert found["why_not"]
+
+
+def test_all_targets_that_no_layer_has_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = checked(LORA.replace("[q_proj, v_proj]", "[nothing, at_all]"), tmp_path, capsys)
+    assert found.get("sheet") is None
