@@ -1,5 +1,5 @@
-"""Mutants: one constant or operator of the formulas changed at a time, and which of the tests that import the
-module notice.
+"""Mutants: one constant or operator of the formulas changed at a time, and whether the tests that import the
+module, or those of whole answers, notice.
 
 A mutant that survives is printed with its file, line and change: a test is missing, or the change means
 nothing. Each is written into a copy of the package outside the tree. A test file that fails or is too slow
@@ -28,6 +28,9 @@ OPERATORS = {
     ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"), ast.Mod: ("%", "*"),
     ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"), ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="),
 }  # fmt: skip
+
+WHOLE = (ROOT / "tests" / "golden", ROOT / "tests" / "unit" / "formulas" / "model_code")
+"""What is asked of every mutant that the tests of its module let live: whole answers, and every family."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +132,8 @@ def verdict_of(mutant: Mutant, copy: Path, most: int, timeout: float, sound: dic
     target = copy / mutant.path.relative_to(ROOT / "src")
     target.write_bytes(mutant.written())
     try:
-        return "no test" if not tests else "survived" if passes(tests, copy, timeout) else "killed"
+        survives = passes(tests, copy, timeout) if tests else True
+        return "killed" if not survives or not passes(WHOLE, copy, 2 * timeout) else "survived"
     finally:
         target.write_bytes(mutant.source)
 

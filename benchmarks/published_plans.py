@@ -209,7 +209,7 @@ def short(plan: Plan) -> str:
     kept = f"/{plan.recompute.layers}" if plan.recompute.layers is not None else ""
     words += [
         f"z{plan.zero}",
-        f"mb{plan.batch.microbatch}",
+        f"mb{plan.training.microbatch}",
         *([again + kept] if again else []),
         *(["async"] if plan.async_tp else []),
     ]

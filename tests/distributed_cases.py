@@ -140,7 +140,7 @@ def phantoms():
     with patch.object(
         fake_distributed, "mesh_patches", lambda: [row for row in rows() if "propagate" not in row.attribute]
     ):
-        return facts(TINY, replace(plan, batch=replace(plan.batch, seq_len=65)))
+        return facts(TINY, replace(plan, workload=replace(plan.training, seq_len=65)))
 
 
 def real():
@@ -205,7 +205,7 @@ def refused():
     loop = Optimizer(name=OptimizerName.ADAMW, implementation=Implementation.LOOP)
     asked = {
         "offload": replace(plan, offload=Offload(parameters=1.0)), "context": replace(plan, mesh=replace(plan.mesh, cp=2, pp=2)),
-        "pieces": replace(plan, mesh=replace(plan.mesh, cp=2), batch=replace(plan.batch, seq_len=66)), "splits": replace(plan, mesh=replace(plan.mesh, ep=2, etp=2)),
+        "pieces": replace(plan, mesh=replace(plan.mesh, cp=2), workload=replace(plan.training, seq_len=66)), "splits": replace(plan, mesh=replace(plan.mesh, ep=2, etp=2)),
         "experts": replace(plan, mesh=replace(plan.mesh, ep=2)), "heads": replace(plan, mesh=replace(plan.mesh, tp=8)),
         "engine": replace(plan, engine="deepspeed"), "batches": replace(one, mesh=replace(one.mesh, pp=2), schedule=Schedule.ONE_F_ONE_B),
         "stages": replace(one, mesh=replace(one.mesh, pp=3)), "fused": replace(one, mesh=replace(one.mesh, tp=2)),

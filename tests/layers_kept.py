@@ -38,9 +38,10 @@ def kept(config: dict[str, Any], layer: int = 0, **asked: Any) -> dict[str, int]
     assert engine is not None
     code, block = model_code(engine.layers), blocks(config)[layer]
     how = replace(
-        code.block_numerics(block, plan, run_config_of(plan, engine)), several=plan.batch.microbatch > 1
+        code.block_numerics(block, plan, plan.training.shape, run_config_of(plan, engine)),
+        several=plan.training.microbatch > 1,
     )
-    tape, axes = record_block(block, how), code.axes(block, plan)
+    tape, axes = record_block(block, how), code.axes(block, plan, plan.training.shape)
     held: dict[str, int] = {}
     for index in tape.saved - tape.outputs - tape.handed:
         entry = tape.entries[index]

@@ -71,7 +71,7 @@ def gradients(step: Trainer, batch: Mapping[str, torch.Tensor]) -> dict[str, tor
 def falls(steps: int = 30, config: Mapping[str, Any] = TINY, **options: Any) -> tuple[float, float]:
     """The first loss and the last on a corpus that is always the same."""
     step, losses = training(config, **options)
-    rows = int(step.plan.batch.global_batch or step.plan.batch.microbatch)
+    rows = int(step.plan.training.global_batch or step.plan.training.microbatch)
     for _ in range(steps):
         step(corpus(rows))
     micro = int(step.plan.accumulation)

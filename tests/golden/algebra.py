@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from golden.cases import CASES
-from golden.symbols import TENSOR, Cases, first, group, plan, serving, spec, symbol
+from golden.symbols import TENSOR, Cases, first, group, pass_shape, plan, serving, spec, symbol
 from memsheet.arith import Term
 from memsheet.formulas.sharding.overhead import ShardingOverhead
 from memsheet.formulas.states.held import Held
@@ -82,7 +82,7 @@ def _known(engine: str, *, served: bool) -> dict[str, Callable[[], Any]]:
         "Plan": lambda: one(engine), "Held": lambda: TENSOR, "tuple[Held, ...]": lambda: (TENSOR,), "Iterable[Held]": lambda: (TENSOR,),
         "ModelSpec": spec, "DType": lambda: BF16, "Engine": lambda: found, "Mesh": lambda: one(engine).mesh, "bool": lambda: False,
         "Block": lambda: first(Block), "Attention": lambda: first(Attention), "Dense": lambda: first(Dense), "Mixer": lambda: first(Mixer),
-        "LatentAttention": lambda: first(LatentAttention, "deepseek-v2-lite"),
+        "LatentAttention": lambda: first(LatentAttention, "deepseek-v2-lite"), "PassShape": pass_shape,
     }  # fmt: skip
 
 

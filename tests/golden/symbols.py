@@ -18,7 +18,7 @@ from memsheet.plan.dtypes import BF16, FP32
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import Dense, ModelSpec, Moe, Role, Source, StoredQuantization, Weight
 from memsheet.plan.plan import Mesh, Plan, ServedAdapters
-from memsheet.plan.workload import Batch
+from memsheet.plan.workload import PassShape, Training
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve_request
 from memsheet.sheet import Component
@@ -100,9 +100,13 @@ def plan(
     axes = [axis for axis in ENGINE_AXES if mesh and axis in _axes(engine, task)]
     made = replace(made, mesh=replace(made.mesh, **{axis: symbol(axis) for axis in axes}))
     if task == "train":
-        return replace(made, batch=replace(made.batch, microbatch=symbol("b"), seq_len=symbol("s")))
+        return replace(made, workload=replace(made.training, microbatch=symbol("b"), seq_len=symbol("s")))
     lengths = {name: symbol(name) for name in SERVED if getattr(made.serving, name) is not None}
-    return replace(made, serving=replace(made.serving, **lengths))
+    return replace(made, workload=replace(made.serving, **lengths))
+
+
+def pass_shape() -> PassShape:
+    return PassShape(sequences=symbol("b"), tokens=symbol("s"))
 
 
 ENGINE_AXES = ("dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
@@ -150,7 +154,7 @@ LORAS = ServedAdapters(
 def staged(engine: str = "fsdp2", **request: Any) -> StageLayers:
     """The groups of a small model, in numbers but for the ranks that share states."""
     made = plan(engine, mesh=False, **request)
-    small = replace(made, mesh=Mesh(dp_shard=symbol("dp_shard")), batch=Batch(microbatch=1, seq_len=8))
+    small = replace(made, mesh=Mesh(dp_shard=symbol("dp_shard")), workload=Training(microbatch=1, seq_len=8))
     found = find_engine(engine)
     assert found is not None
     return walk_stage_layers(numbers(), small, found, release=False)

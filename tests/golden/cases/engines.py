@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from golden.symbols import LORAS, TENSOR, Cases, call, first, how, plan, serving, spec, symbol
+from golden.symbols import LORAS, TENSOR, Cases, call, first, how, pass_shape, plan, serving, spec, symbol
 from memsheet.catalog import find_device
 from memsheet.engines.llama_cpp.buffers import Facts as LlamaFacts
 from memsheet.engines.llama_cpp.options import LlamaCppOptions
@@ -72,7 +72,7 @@ SMALL: dict[str, Callable[[], Cases]] = {
     "gpt_fast.server.row_scale_bytes": lambda: {"int8": call(held(INT8), INT8)},
     "gpt_fast.server.unpacked_bytes": lambda: {"int8": call(held(INT8), serving("gpt-fast"), INT8)},
     "litgpt.layers.loss.named_logits": lambda: {"": call({"b": symbol("b"), "s": symbol("s"), "V": symbol("V"), "c": symbol("c")})},
-    "litgpt.layers.rotary_table_buffers": lambda: {"": call(spec(), plan("litgpt"), how("litgpt"))},
+    "litgpt.layers.rotary_table_buffers": lambda: {"": call(spec(), plan("litgpt"), pass_shape(), how("litgpt"))},
     "litgpt.server.layer_bytes": lambda: {"": call(first(Block), serving("litgpt"), TOKENS)},
     "litgpt.server.quantizing_bytes": lambda: {"nf4": call(held(NF4), serving("litgpt", quantization__weights="nf4"))},
     "litgpt.server.unpacked_bytes": lambda: {"nf4": call(held(NF4), serving("litgpt", quantization__weights="nf4"))},
@@ -101,7 +101,7 @@ LLAMA_CPP: dict[str, Callable[[], Cases]] = {
 }  # fmt: skip
 MEGATRON: dict[str, Callable[[], Cases]] = {
     "megatron.layers.experts.capacity_of": lambda: {"factor 1.25": call(moe(), symbol("copies"), 1.25)},
-    "megatron.layers.experts.expert_axes": lambda: {"": call(moe(), plan("megatron", MOE))},
+    "megatron.layers.experts.expert_axes": lambda: {"": call(moe(), plan("megatron", MOE), pass_shape())},
     "megatron.layers.experts.local_experts": lambda: {"": call(moe(), plan("megatron", MOE))},
     "megatron.layers.experts.sent_copies": lambda: {
         "dropless": call(moe(), TOKENS, Routing()), "factor 1.25": call(moe(), TOKENS, Routing(capacity_factor=1.25)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from golden.symbols import TENSOR, Cases, call, first, how, plan, spec, symbol
+from golden.symbols import TENSOR, Cases, call, first, how, pass_shape, plan, spec, symbol
 from memsheet.formulas.model_code.transformers.picture_towers import with_pictures
 from memsheet.plan.model import Block, LatentAttention, LinearAttention, ModelSpec, StateSpace
 from memsheet.plan.plan import Plan
@@ -17,13 +17,13 @@ LENGTH = symbol("seq_len")
 def seeing() -> tuple[ModelSpec, Plan]:
     """A model with its tower as the first of its layers, and a plan with pictures."""
     made = plan("transformers", SEEING)
-    made = replace(made, batch=replace(made.batch, image_tokens=symbol("image_tokens")))
+    made = replace(made, workload=replace(made.training, image_tokens=symbol("image_tokens")))
     return with_pictures(spec(SEEING), made), made
 
 
 TOWERS = "model_code.transformers.picture_towers"
 CASES: dict[str, Callable[[], Cases]] = {
-    "model_code.transformers.code.block_axes": lambda: {"": call(first(Block), plan())},
+    "model_code.transformers.code.block_axes": lambda: {"": call(first(Block), plan(), pass_shape())},
     "delta.delta_axes": lambda: {"": call(first(LinearAttention, HYBRID), LENGTH)},
     "latent.latent_table": lambda: {kind: call(first(LatentAttention, LATENT), kind, LENGTH, how(mesh=False)) for kind in ("deepseek_v2", "deepseek_v3")},
     "mixers.mixer_axes": lambda: {"latent": call(first(LatentAttention, LATENT), LENGTH), "mamba": call(first(StateSpace, "jamba-v0.1"), LENGTH)},
