@@ -1,5 +1,5 @@
-"""A Modelfile of Ollama, which runs llama.cpp (ollama/ollama 948f6933, docs/modelfile.mdx,
-docs/context-length.mdx).
+"""A Modelfile of Ollama, which runs llama.cpp (ollama/ollama fb307609, docs/modelfile.mdx,
+docs/context-length.mdx, api/types.go, envconfig/config.go).
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from memsheet.exchange.shared.file_format import EVERYTHING, Format, Key, Moved,
 from memsheet.exchange.shared.gguf_names import OF_THE_FILE, gguf_model_name, plan_file_name
 from memsheet.exchange.shared.serve_command import BESIDE, parse_human_number
 
-VERSION = "Ollama 948f6933"
-MODELFILE, CONTEXT = "docs/modelfile.mdx, PARAMETER", "docs/context-length.mdx"
+VERSION = "Ollama fb307609"
+RUNNER, CONTEXT = "api/types.go:586-595, Runner", "docs/context-length.mdx"
 LENGTH = "num_ctx"
 NO_LENGTH = "not said: 4,096 where all cards have less than 24 GiB, 32,768 below 48, 262,144 above"
 _INSTRUCTION = re.compile(
-    r"(?P<word>FROM|PARAMETER|TEMPLATE|SYSTEM|ADAPTER|MESSAGE|LICENSE)\s+(?P<rest>\S.*)", re.IGNORECASE
+    r"(?P<word>FROM|PARAMETER|TEMPLATE|SYSTEM|ADAPTER|MESSAGE|LICENSE|REQUIRES)\s+(?P<rest>\S.*)",
+    re.IGNORECASE,
 )
 _OF_IMAGES = re.compile(r"^(?:RUN|CMD|COPY|ENTRYPOINT|WORKDIR|ENV|ARG|EXPOSE)\s", re.MULTILINE)
 _MARKS = frozenset({"PARAMETER", "TEMPLATE", "SYSTEM", "ADAPTER"})
@@ -69,12 +70,12 @@ def _compose_modelfile(values: Values, _: Values) -> str:
 KEYS = (
     Key(at="FROM", says="@model", out=plan_file_name, back=lambda v, _: {"@model": gguf_model_name(str(v))}, source="docs/modelfile.mdx, FROM"),
     Key(at=LENGTH, says="serving.max_model_len", decides=(NO_LENGTH,), source=CONTEXT),
-    Key(at="num_batch", says="serving.max_batched_tokens", source=MODELFILE),
-    Key(at="num_gpu", says="serving.gpu_layers", back=lambda v, _: {"serving.gpu_layers": v} if v != -1 else {}, source=MODELFILE),
+    Key(at="num_batch", says="serving.max_batched_tokens", source=RUNNER),
+    Key(at="num_gpu", says="serving.gpu_layers", back=lambda v, _: {"serving.gpu_layers": v} if v != -1 else {}, source=RUNNER),
 )  # fmt: skip
 SERVER_DEFAULTS = {"serving.max_sequences": 1, "serving.kv_dtype": "fp16", "attention": "flash"}
 """Of the server's environment: OLLAMA_NUM_PARALLEL, OLLAMA_KV_CACHE_TYPE, OLLAMA_FLASH_ATTENTION
-(docs/faq.mdx).
+(envconfig/config.go:216-275, docs/faq.mdx:335-354).
 """
 _KNOWN = """
 num_predict temperature seed stop top_k top_p min_p typical_p repeat_last_n repeat_penalty presence_penalty frequency_penalty mirostat mirostat_eta
@@ -84,6 +85,6 @@ mirostat_tau num_thread num_keep tfs_z penalize_newline numa use_mmap use_mlock 
 
 FORMAT = Format(
     name="ollama", file="Modelfile", kind="text", tested=VERSION, engines=("llama.cpp",), keys=KEYS, marks=frozenset({"FROM"}), beside=BESIDE | OF_THE_FILE | {"serving.logical_batch"}, differs={"@model": "a file of that model, in the plan's types"},
-    known=frozenset(_KNOWN.split()), unmodelled={"ADAPTER": (), "main_gpu": (0,)},
+    known=frozenset(_KNOWN.split()), unmodelled={"ADAPTER": (), "main_gpu": (0,), "draft_num_predict": (0,)},
     said={"task": "infer", "engine": "llama.cpp", **SERVER_DEFAULTS}, moves=_layers_left_to_host, compose=_compose_modelfile, parse=_parse_modelfile,
 )  # fmt: skip

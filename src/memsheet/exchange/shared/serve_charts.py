@@ -1,8 +1,11 @@
-"""Servers that stand in no container's command: values of charts and services of KServe, as the line that
-their controller makes of them.
+"""Servers that stand in no container's command: values of charts and services of KServe, as the container
+that their controller makes of them.
 
 Facts from vllm-project/production-stack a6c01db0 helm/templates/deployment-vllm-multi.yaml (containers) and
-kserve/kserve aaac4e29 pkg/apis/serving/v1alpha2/llm_inference_service_types.go, docs/samples/llmisvc.
+kserve/kserve aaac4e29: charts/kserve-runtime-configs/files/llmisvcconfigs/resources.yaml:167 and
+config/llmisvcconfig/config-llm-template.yaml:176 (the command, VLLM_ADDITIONAL_ARGS),
+pkg/apis/serving/v1alpha2/llm_inference_service_types.go:738-758 (parallelism),
+python/huggingfaceserver/huggingfaceserver/__main__.py:87,172 (arguments that are vLLM's).
 """
 
 from __future__ import annotations
@@ -12,13 +15,19 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from memsheet.exchange.shared.serve_pods import GPU, tree_of
+from memsheet.exchange.shared.serve_pods import (
+    DOCUMENT_BREAK,
+    GPU,
+    MOST,
+    command_line,
+    container_gpu_limit,
+    scalar_list,
+    tree_of,
+)
 
 CHART = "requestGPU"
 _MARKS = ("servingEngineSpec", "LLMInferenceService", "InferenceService")
-_BREAK = re.compile(r"^---[ \t]*$", re.MULTILINE)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-MOST = 16
 CHART_OPTIONS = (
     "enableChunkedPrefill", "enablePrefixCaching", "maxModelLen", "dtype", "tensorParallelSize", "maxNumSeqs", "gpuMemoryUtilization", "maxLoras",
     "runner", "convert",
@@ -41,7 +50,7 @@ def chart_script(name: str, text: str, parse: Callable[[str, str], Any]) -> tupl
     if not any(mark in text for mark in _MARKS):
         return None
     found: list[Server] = []
-    for one in _BREAK.split(text)[:MOST]:
+    for one in DOCUMENT_BREAK.split(text)[:MOST]:
         tree = tree_of(parse, name, one)
         if tree is not None:
             found += [*_chart_servers(tree), *_service_servers(tree)]
@@ -58,9 +67,10 @@ def _chart_servers(tree: Mapping[str, Any]) -> Iterator[Server]:
         options = _mapping(model.get("vllmConfig"))
         flags = [_flag(_kebab(key), options[key]) for key in CHART_OPTIONS if _is_option(options.get(key))]
         flags += ["--enable-lora"] if model.get("enableLoRA") is True else []
-        words = ["vllm", "serve", model["modelURL"], *flags, *_words(options.get("extraArgs"))]
-        version = _release_of_tag(model.get("tag"))
-        yield _version_line(version) + shlex.join(words), _count(model.get(CHART))
+        words = ["vllm", "serve", model["modelURL"], *flags, *scalar_list(options.get("extraArgs"))]
+        image = f"{model.get('repository')}:{model.get('tag')}"
+        container = {"image": image, "command": words, "resources": {"limits": {GPU: model.get(CHART)}}}
+        yield command_line(container), container_gpu_limit(container)
 
 
 def _service_servers(tree: Mapping[str, Any]) -> Iterator[Server]:
@@ -80,11 +90,12 @@ def _service_servers(tree: Mapping[str, Any]) -> Iterator[Server]:
             ]
             more = [word for one in containers for word in _environment_words(one)]
             if model and not any(one.get("command") for one in containers):
-                line = shlex.join(["vllm", "serve", model, *flags, *more])
-                yield line, next((_gpu_limit(one) for one in containers), None)
+                own = containers[0] if containers else {}
+                command = ["vllm", "serve", model, *flags, *more]
+                yield command_line({**own, "command": command}), container_gpu_limit(own)
         case "InferenceService":
             held = _mapping(_mapping(spec.get("predictor")).get("model"))
-            args = _words(held.get("args"))
+            args = [str(word) for word in scalar_list(held.get("args"))]
             named = [
                 word.partition("=")[2] for word in args if word.startswith(("--model_id=", "--model-id="))
             ]
@@ -92,7 +103,8 @@ def _service_servers(tree: Mapping[str, Any]) -> Iterator[Server]:
             model = named[0] if named else uri.removeprefix("hf://") if uri.startswith("hf://") else ""
             rest = [word for word in args if not word.startswith(("--model_", "--model-", "--backend"))]
             if model and _mapping(held.get("modelFormat")).get("name") == "huggingface":
-                yield shlex.join(["vllm", "serve", model, *rest]), _gpu_limit(held)
+                container = {**held, "command": ["vllm", "serve", model], "args": rest}
+                yield command_line(container), container_gpu_limit(container)
         case _:
             return
 
@@ -107,16 +119,6 @@ def _environment_words(container: Mapping[str, Any]) -> list[str]:
         return []
 
 
-def _gpu_limit(container: Mapping[str, Any]) -> int | None:
-    return _count(_mapping(_mapping(container.get("resources")).get("limits")).get(GPU))
-
-
-def _count(value: Any) -> int | None:
-    return (
-        int(value) if isinstance(value, int | str) and str(value).isdigit() and len(str(value)) < 8 else None
-    )
-
-
 def _is_option(value: Any) -> bool:
     return isinstance(value, str | int | float) and str(value) != ""
 
@@ -129,22 +131,9 @@ def _kebab(key: str) -> str:
     return _CAMEL.sub("-", key).lower()
 
 
-def _release_of_tag(tag: Any) -> str:
-    told = re.fullmatch(r"v?(\d+\.\d+(?:\.\d+)*)(?:[-.].*)?", str(tag or ""))
-    return told[1] if told else ""
-
-
-def _version_line(version: str) -> str:
-    return f": vllm=={version}\n" if version else ""
-
-
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
 def _sequence(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list) else ()
-
-
-def _words(value: Any) -> list[str]:
-    return [str(one) for one in _sequence(value) if isinstance(one, str | int | float)]

@@ -37,7 +37,7 @@ JOBS = frozenset({"PyTorchJob", "TrainJob"})
 GPU = "nvidia.com/gpu"
 MOST, MOST_NAMED = 16, 120
 FOREIGN, NO_SERVER = "a kind that is not read", "in which no server's command stands"
-_BREAK = re.compile(r"^---[ \t]*$", re.MULTILINE)
+DOCUMENT_BREAK = re.compile(r"^---[ \t]*$", re.MULTILINE)
 _VALUE = re.compile(r"(\$\(\w+\))")
 
 
@@ -50,7 +50,7 @@ def command_of(name: str, text: str, parse: Callable[[str, str], Any]) -> tuple[
     if "apiVersion" not in text or "kind" not in text:
         return None
     seen, foreign, jobs = list[str](), list[str](), False
-    for one in _BREAK.split(text)[:MOST]:
+    for one in DOCUMENT_BREAK.split(text)[:MOST]:
         tree = tree_of(parse, name, one)
         if tree is None or "apiVersion" not in tree or "kind" not in tree:
             continue
@@ -61,7 +61,7 @@ def command_of(name: str, text: str, parse: Callable[[str, str], Any]) -> tuple[
             continue
         seen.append(kind)
         found = [
-            (line, _container_gpu_limit(held))
+            (line, container_gpu_limit(held))
             for held in _pod_containers(tree)
             if (line := command_line(held)) and starts_a_server(line)
         ]
@@ -108,7 +108,7 @@ def command_line(container: Mapping[str, Any], quoted: Callable[[str], str] | No
     server itself. ``quoted``: a word as a shell has it, where a container's own variables are not what stands
     in it.
     """
-    words = [str(word) for key in ("command", "args") for word in _scalar_list(container.get(key))]
+    words = [str(word) for key in ("command", "args") for word in scalar_list(container.get(key))]
     image, plain = (
         str(container.get("image") or ""),
         [f"{key}={value}" for key, value in _container_env_pairs(container)],
@@ -128,7 +128,7 @@ def command_line(container: Mapping[str, Any], quoted: Callable[[str], str] | No
     ):
         return f"{before}\n" + "\n".join(words[2:])
     told = " ".join((quoted or _quoted_word)(word) or "''" for word in words)
-    alone = named_image(image) in ALONE and not _scalar_list(container.get("command"))
+    alone = named_image(image) in ALONE and not scalar_list(container.get("command"))
     return f"{before}\n{shlex.quote(image)} {told}" if alone else f"{before}\n{told}"
 
 
@@ -141,7 +141,7 @@ def _quote_container_word(piece: str) -> str:
     return f'"${{{piece[2:-1]}}}"' if _VALUE.fullmatch(piece) else shlex.quote(piece) if piece else ""
 
 
-def _scalar_list(value: Any) -> list[Any]:
+def scalar_list(value: Any) -> list[Any]:
     return [word for word in value if isinstance(word, str | int | float)] if isinstance(value, list) else []
 
 
@@ -176,7 +176,7 @@ def given_to(found: Read, gpus: int | None, at: str = GPU) -> Read:
     return replace(found, unmodelled=(*found.unmodelled, (at, f"{gpus}, and the command takes {ranks}")))
 
 
-def _container_gpu_limit(container: Mapping[str, Any]) -> int | None:
+def container_gpu_limit(container: Mapping[str, Any]) -> int | None:
     resources = container.get("resources")
     limits = resources.get("limits") if isinstance(resources, Mapping) else None
     count = str(limits.get(GPU, "")) if isinstance(limits, Mapping) else ""
