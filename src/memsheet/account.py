@@ -200,7 +200,7 @@ def check_accounted(rank: Rank, plan: Plan) -> None:
     """Raises InputError where a step would for what is not modelled of its layers."""
     from memsheet.formulas.activations import check_modelled
 
-    check_modelled(rank.planned_model, plan, engine_for(rank.model, plan))
+    check_modelled(rank.whole, plan, engine_for(rank.model, plan))
 
 
 def _ranged_sizes(step: Trained) -> Iterator[tuple[Instant, Bytes, Any]]:

@@ -58,7 +58,7 @@ class Rank:
 
     model: ModelSpec
     chunks: tuple[ModelSpec, ...]
-    whole: ModelSpec | None = None  # the model that it has a part of
+    whole: ModelSpec  # that it has a part of, and that a plan is of
     stage: Count = 0
     orders: tuple[Order, ...] = ()
     which: Count = 0
@@ -67,11 +67,6 @@ class Rank:
     def of(cls, spec: ModelSpec, plan: Plan, stage: int) -> Rank:
         part, chunks = stage_model(spec, plan, stage), chunk_models(spec, plan, stage)
         return cls(model=part, chunks=chunks, whole=spec, stage=stage)
-
-    @property
-    def planned_model(self) -> ModelSpec:
-        """The model that a plan is of: what it says need not be of every stage."""
-        return self.model if self.whole is None else self.whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -92,7 +87,7 @@ def account_training_step(rank: Rank, plan: Plan, engine: Engine) -> Trained:
     Where tokens choose their experts freely, three routings are accounted: balanced, as expected of even
     choices, and all on this rank.
     """
-    check_modelled(rank.planned_model, plan, engine)
+    check_modelled(rank.whole, plan, engine)
     bags, kept = _last_smaller(rank, plan, engine)
     if plan.routing is None or not _depends_on_routing(plan):
         return Trained(bags=bags, low=None, high=None, kept=kept)

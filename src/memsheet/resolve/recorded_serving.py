@@ -11,10 +11,10 @@ from memsheet.plan.plan import Plan
 from memsheet.plan.serving_facts import LibraryCode
 from memsheet.plan.speculative import version_of
 
-KEEPS_MORE = {
-    "minimax_m3_vl": "an indexer's cache", "minimax_m3_vl_text": "an indexer's cache", "deepseek_v4": "compressed caches and an indexer's",
-}  # fmt: skip
-"""Families of which servers' own code keeps more than the library's does, which a record does not hold."""
+KEEPS_MORE = {"minimax_m3_vl": "an indexer's cache"}
+"""Families of which servers' own code keeps more than the library's does, which a record does not hold (one
+vector a token and sparse layer: vllm-project/vllm 545393a3 models/minimax_m3/common/indexer.py:119-157).
+"""
 
 
 def check_recorded_serving(gaps: RequestResolver, plan: Plan, engine: Engine, model: ModelSpec) -> None:
