@@ -23,6 +23,7 @@ from memsheet.exchange.verdict_doubts import (
     left_to_script,
     widen_verdict,
 )
+from memsheet.frozen import dataclass
 from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, parse_json, read_bytes, read_json
 from memsheet.plan.accumulated_batch import with_accumulated_batch
 from memsheet.plan.check import flatten_document
@@ -113,7 +114,54 @@ def check_configuration_files(
             "says nothing of a file's activations",
             "name the model: --model",
         )
-    texts, document = read_texts_and_plan(files, question.pop("plan", None))
+    files_read = _read_job_files(files, question.pop("plan", None))
+    where = {key: question[key] for key in ("nodes", "per_node", "host_memory", "cluster")}
+    planned = {
+        key: value
+        for key, value in flatten_document(files_read.document).items()
+        if value is not None and key not in ("schema", "model", "gpus")
+    }
+    said = _said_of_engine(files_read.reads, planned)
+    flags = {**flags, **read_flags(words, question["gpus"], said)}
+    reads = {name: _of_release(read, flags, planned) for name, read in files_read.reads.items()}
+    named = model or files_read.document.get("model")
+    name, unreadable = (named, ()) if named else model_of_files(reads)
+    files_read = replace(files_read, reads={one: stored_dtype(read, name) for one, read in reads.items()})
+    raise_if_problems(problem for read in files_read.reads.values() for problem in read.problems)
+    gpus = question["gpus"] or _gpus_for_processes(files_read.document.get("gpus"), files_read.reads)
+    whole, gpus = _join_on_cards(files_read.reads, planned, flags, gpus, where)
+    job = _account_job(files_read.reads, whole, {**where, "gpus": gpus, "model": name}, {**planned, **flags})
+    checked = _judge_job(files_read, job, flags)
+    return replace(
+        checked,
+        why_not=(*unreadable, *checked.why_not),
+        no_model="" if name or unreadable else unnamed_words(files_read.reads),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _JobFiles:
+    """The files of a job: their texts, what was read of them, and the plan among them."""
+
+    texts: dict[str, str]
+    reads: dict[str, Read]
+    document: Mapping[str, Any]
+    not_read: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _AccountedJob:
+    """The files of a job as one request, and the sheet of it or why there is none."""
+
+    ask: Mapping[str, Any]
+    whole: Together
+    answer: Answer | None
+    why_not: tuple[str, ...]
+    unaccounted: Doubt
+
+
+def _read_job_files(files: tuple[str, ...], plan: Any) -> _JobFiles:
+    texts, document = read_texts_and_plan(files, plan)
     too_large = tuple(
         f"{path.name}: a script of {path.stat().st_size:,} bytes: name it to have it read"
         for path in _large_scripts(files)
@@ -123,70 +171,75 @@ def check_configuration_files(
     if beside := _adjacent_file_texts(files, texts, reads):
         texts |= beside
         reads, skipped = recognise_files(texts, folder)
-    reads = with_their_files(reads)
-    texts = {**dict.fromkeys(reads, ""), **texts}
-    reads = {name: bundled_draft(read) for name, read in reads.items()}
-    where = {key: question[key] for key in ("nodes", "per_node", "host_memory", "cluster")}
-    request = {
-        key: value
-        for key, value in flatten_document(document).items()
-        if value is not None and key not in ("schema", "model", "gpus")
-    }
-    flags = {**flags, **read_flags(words, question["gpus"], _said_of_engine(reads, request))}
-    reads = {name: _of_release(read, flags, request) for name, read in reads.items()}
-    said = model or document.get("model")
-    name, unreadable = (said, ()) if said else model_of_files(reads)
-    reads = {read_name: stored_dtype(read, name) for read_name, read in reads.items()}
-    gpus = question["gpus"] or _gpus_for_processes(document.get("gpus"), reads)
-    raise_if_problems(problem for read in reads.values() for problem in read.problems)
-    whole = join_files(reads, request, flags, named_cards(str(gpus))[0] if gpus else None)
-    if taken := _fewer_cards(gpus, where, whole):
-        gpus = taken
-        whole = join_files(reads, request, flags, named_cards(taken)[0])
-        idle = f"gpus = {taken}: the command takes no more of {question['gpus']}"
-        whole = replace(whole, assumed=(idle, *whole.assumed))
-    ask = {**where, "gpus": gpus, "model": name}
-    strange = strange_drafts(reads, {**request, **flags})
-    answer, why_not, unaccounted = None, (*strange, *unreadable), Doubt("")
-    if name is not None and not strange:
-        answer, why_not, without = _answer_or_reasons(ask, whole.request, {**request, **flags})
-        whole, unaccounted = replace(whole, request=without.request), without.doubt
-    if answer and not gpus and (ranks := _data_parallel(answer, whole)):
+    reads = {name: bundled_draft(read) for name, read in with_their_files(reads).items()}
+    return _JobFiles({**dict.fromkeys(reads, ""), **texts}, reads, document, (*skipped, *too_large))
+
+
+def _join_on_cards(
+    reads: Mapping[str, Read],
+    planned: Mapping[str, Any],
+    flags: Mapping[str, Any],
+    gpus: Any,
+    where: Mapping[str, Any],
+) -> tuple[Together, Any]:
+    """The files as one request, and the cards that it runs on."""
+    whole = join_files(reads, planned, flags, named_cards(str(gpus))[0] if gpus else None)
+    taken = _fewer_cards(gpus, where, whole)
+    if not taken:
+        return whole, gpus
+    whole = join_files(reads, planned, flags, named_cards(taken)[0])
+    idle = f"gpus = {taken}: the command takes no more of {gpus}"
+    return replace(whole, assumed=(idle, *whole.assumed)), taken
+
+
+def _account_job(
+    reads: Mapping[str, Read], whole: Together, ask: Mapping[str, Any], said: Mapping[str, Any]
+) -> _AccountedJob:
+    strange = strange_drafts(reads, said)
+    if ask["model"] is None or strange:
+        return _AccountedJob(ask, whole, None, tuple(strange), Doubt(""))
+    answer, why_not, without = _answer_or_reasons(ask, whole.request, said)
+    whole = replace(whole, request=without.request)
+    if answer and not ask["gpus"] and (ranks := _data_parallel(answer, whole)):
         counted = f"{whole.gpus} GPUs, as many as the files start processes: --gpus names the card"
         whole = replace(whole, request={**whole.request, **ranks}, assumed=(counted, *whole.assumed))
-        answer, why_not, _ = _answer_or_reasons(ask, whole.request, {**request, **flags})
-    spec = answer.model if answer else model_of(name)
+        answer, why_not, _ = _answer_or_reasons(ask, whole.request, said)
+    return _AccountedJob(ask, whole, answer, why_not, without.doubt)
+
+
+def _judge_job(files: _JobFiles, job: _AccountedJob, flags: Mapping[str, Any]) -> Checked:
+    """The sheet with what the files say beyond it, and their mistakes."""
+    answer, whole, reads = job.answer, job.whole, files.reads
+    at_length = {**whole.request, **_length_taken(answer)}
     case = Case(
         reads=reads,
-        texts=texts,
+        texts=files.texts,
         together=whole,
         answer=answer,
-        model=spec,
+        model=answer.model if answer else model_of(job.ask["model"]),
         bundled=bundled_name,
-        ask=_memoize_answers(
-            lambda changes: _answer_with_changes(ask, {**whole.request, **_length_taken(answer)}, changes)
-        ),
+        ask=_memoize_answers(lambda changes: _answer_with_changes(job.ask, at_length, changes)),
     )
     mistakes = find_mistakes(case)
     moved = (*moved_bytes(reads, answer), *bytes_beyond(mistakes))
-    left = tuple(f"{read_name}: {text}" for read_name, read in reads.items() for text in read.assumed)
-    doubt = both_doubts(doubt_of(reads, answer, moved, flags, case), unaccounted)
+    doubt = both_doubts(doubt_of(reads, answer, moved, flags, case), job.unaccounted)
     if answer and answer.verdict:
         unsaid = left_to_script(whole.script, whole.request, answer, case.ask)
         if answer.verdict.result is not Result.DOES_NOT_FIT or may_fit(answer, unsaid):
             doubt = both_doubts(doubt, unsaid)
-    mistakes = tuple((rule, claimed_fit(found, moved, flags, case)) for rule, found in mistakes)
     return Checked(
         reads=reads,
         answer=widen_verdict(answer, doubt),
-        why_not=why_not,
-        assumed=(*left, *whole.assumed),
-        mistakes=mistakes,
+        why_not=job.why_not,
+        assumed=(
+            *(f"{name}: {text}" for name, read in reads.items() for text in read.assumed),
+            *whole.assumed,
+        ),
+        mistakes=tuple((rule, claimed_fit(found, moved, flags, case)) for rule, found in mistakes),
         moved=moved,
         doubt=doubt.words,
-        not_read=(*skipped, *too_large),
-        no_model="" if name or unreadable else unnamed_words(reads),
-        on_cards=bool(gpus),
+        not_read=files.not_read,
+        on_cards=bool(job.ask["gpus"]),
     )
 
 
