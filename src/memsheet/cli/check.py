@@ -10,7 +10,8 @@ from memsheet.cli import screen
 from memsheet.cli.check_each import worst_of_each
 from memsheet.cli.flags import plan_flag_values
 from memsheet.cli.line import Given
-from memsheet.questions.check import check_configuration_files, check_total_bytes, paths_of
+from memsheet.questions.check import check_configuration_files
+from memsheet.questions.files_on_disk import check_total_bytes, paths_of
 from memsheet.report.json.checked import checked_document
 from memsheet.report.screen.checked import render_checked
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from typing import Any, Unpack
 
 from memsheet.budget import Answer, Result
 from memsheet.catalog import named_cards
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
-from memsheet.exchange import MOST_SCRIPT, as_released
+from memsheet.exchange import as_released
 from memsheet.exchange.joined_files import join_files, with_their_files
 from memsheet.exchange.mistakes import Case, find_mistakes
 from memsheet.exchange.shared.file_format import Read, Together
-from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_script
-from memsheet.exchange.shared.script_defaults import absent_files
 from memsheet.exchange.verdict_doubts import (
     Doubt,
     both_doubts,
@@ -24,7 +21,6 @@ from memsheet.exchange.verdict_doubts import (
     widen_verdict,
 )
 from memsheet.frozen import dataclass
-from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, parse_json, read_bytes, read_json
 from memsheet.plan.accumulated_batch import with_accumulated_batch
 from memsheet.plan.check import flatten_document
 from memsheet.plan.options import InferOptions
@@ -33,7 +29,7 @@ from memsheet.plan.words import in_our_words
 from memsheet.plan.workload import Training
 from memsheet.questions import accounted
 from memsheet.questions.doubts_of_files import bytes_beyond, claimed_fit, doubt_of, may_fit, moved_bytes
-from memsheet.questions.export import PLAN, SHEET, pick_plan
+from memsheet.questions.files_on_disk import adjacent_file_texts, large_scripts, read_texts_and_plan
 from memsheet.questions.named_models import (
     bundled_draft,
     bundled_name,
@@ -50,14 +46,6 @@ from memsheet.report.answer import public_answer
 from memsheet.report.shared.checked import Checked
 from memsheet.resolve.mesh import mesh_product
 
-MAX_FILES = 64
-MOST_BYTES = 2**20
-"""Of all files of a job but memsheet's own: configurations are a few KiB each, and one that is much larger is
-something else.
-"""
-ENDINGS = (".json", ".yaml", ".yml", ".toml", ".sh", ".sbatch", ".slurm")
-NAMED = ("Modelfile",)
-CODE = ".py"
 MACHINES = ("gpus", "nodes", "per_node", "host_memory", "cluster", "parameters", "plan")
 NOTHING: Mapping[str, Any] = {}
 
@@ -164,11 +152,11 @@ def _read_job_files(files: tuple[str, ...], plan: Any) -> _JobFiles:
     texts, document = read_texts_and_plan(files, plan)
     too_large = tuple(
         f"{path.name}: a script of {path.stat().st_size:,} bytes: name it to have it read"
-        for path in _large_scripts(files)
+        for path in large_scripts(files)
     )
     folder = of_folders(files, texts)
     reads, skipped = recognise_files(texts, folder)
-    if beside := _adjacent_file_texts(files, texts, reads):
+    if beside := adjacent_file_texts(files, texts, reads):
         texts |= beside
         reads, skipped = recognise_files(texts, folder)
     reads = {name: bundled_draft(read) for name, read in with_their_files(reads).items()}
@@ -252,102 +240,6 @@ def _said_of_engine(reads: Mapping[str, Read], planned: Mapping[str, Any]) -> di
         *({key: read.request[key] for key in read.request.keys() - read.unsaid} for read in reads.values()),
     ]
     return {key: value for one in said for key in ("engine", "zero") if (value := one.get(key)) is not None}
-
-
-def read_texts_and_plan(files: tuple[str, ...], plan: Any) -> tuple[dict[str, str], Mapping[str, Any]]:
-    """The texts of files by name, and the plan among them: memsheet's own, which a folder may hold, or the
-    one a flag names.
-    """
-    if not files:
-        raise input_error(
-            "file",
-            None,
-            "is missing",
-            "memsheet check ds_config.json --model llama-3.1-8b --gpus 8xA100-80GB --seq-len 4096",
-        )
-    paths = [path for file in files for path in paths_of(Path(file))]
-    if len(paths) > MAX_FILES:
-        raise input_error("file", len(paths), f"are more than {MAX_FILES} files")
-    check_total_bytes(paths)
-    texts: dict[str, str] = {}
-    for path in paths:
-        try:
-            text = read_bytes(path, MAX_JSON_BYTES).decode()
-        except UnicodeDecodeError:
-            raise input_error("file", str(path), "is not text in UTF-8") from None
-        if path.suffix == ".json" and '"memsheet/' in text[:200]:
-            if path.name != SHEET or plan is None:
-                plan = plan or pick_plan(read_json(path), None)
-            continue
-        script = notebook_script(text, path.name, parse_json) if path.suffix == NOTEBOOK else text
-        texts[path.name if len(files) == 1 else str(path)] = script
-    return texts, plan or {}
-
-
-def check_total_bytes(paths: Iterable[Path]) -> None:
-    """Refuse more than a command reads, before any of it is read."""
-    total = sum(path.stat().st_size for path in paths if is_file(path) and path.name not in (PLAN, SHEET))
-    if total > MOST_BYTES:
-        raise input_error(
-            "file",
-            None,
-            f"are {total:,} bytes together, more than the {MOST_BYTES:,} that are read",
-            "name the job's own files",
-        )
-
-
-def _adjacent_file_texts(
-    files: tuple[str, ...], texts: Mapping[str, str], reads: Mapping[str, Read]
-) -> dict[str, str]:
-    """Texts of the files that others name and that lie beside them, in the same folder or below it: nothing
-    else is opened.
-    """
-    folders = [path if is_folder(path) else path.parent for path in map(Path, files)]
-    found: dict[str, str] = {}
-    for name in absent_files(reads):
-        for path in (held for folder in folders for held in (folder / name, folder / Path(name).name)):
-            if not is_file(path) or str(path) in texts:  # a name that no file can have has no place either
-                continue
-            if any(path.resolve().is_relative_to(folder.resolve()) for folder in folders):
-                found[str(path)] = read_bytes(path, MOST_BYTES).decode(errors="replace")
-                break
-    return found
-
-
-def paths_of(path: Path) -> list[Path]:
-    """A file, or a folder's files of the endings that configurations have, the plan first."""
-    if not is_folder(path):
-        return [path]
-    found = sorted(
-        held
-        for held in path.iterdir()
-        if (held.suffix in (*ENDINGS, CODE) or held.name in NAMED) and held.is_file()
-    )
-    if not found:
-        raise input_error(
-            "file", str(path), "is a folder without configurations", f"files that end in {', '.join(ENDINGS)}"
-        )
-    found = sorted(found, key=lambda held: (held.name != PLAN, held.suffix == CODE))
-    configurations = sum(held.suffix != CODE for held in found)
-    small = [held for held in found if not _is_large_script(held)]
-    return small[
-        : max(MAX_FILES // 2, configurations)
-    ]  # so much code that it is never more than a command reads
-
-
-def _large_scripts(files: tuple[str, ...]) -> list[Path]:
-    """Code of folders that is left aside unless it is named: a folder's is read as far as a command reads."""
-    folders = [Path(file) for file in files if is_folder(Path(file))]
-    return [
-        held
-        for folder in folders
-        for held in sorted(folder.iterdir())
-        if held.is_file() and _is_large_script(held)
-    ]
-
-
-def _is_large_script(path: Path) -> bool:
-    return path.suffix == CODE and path.stat().st_size > MOST_SCRIPT // 4
 
 
 def _gpus_for_processes(named: Any, reads: Mapping[str, Read]) -> str | None:

@@ -1,0 +1,122 @@
+"""The files of a job as they lie: those of a folder or a command line, and those beside them that others
+name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from memsheet.errors import input_error
+from memsheet.exchange import MOST_SCRIPT
+from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_script
+from memsheet.exchange.shared.script_defaults import absent_files
+from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, parse_json, read_bytes, read_json
+from memsheet.questions.export import PLAN, SHEET, pick_plan
+
+MAX_FILES = 64
+MOST_BYTES = 2**20
+"""Of all files of a job but memsheet's own: configurations are a few KiB each, and one that is much larger is
+something else.
+"""
+ENDINGS = (".json", ".yaml", ".yml", ".toml", ".sh", ".sbatch", ".slurm")
+NAMED = ("Modelfile",)
+CODE = ".py"
+
+
+def read_texts_and_plan(files: tuple[str, ...], plan: Any) -> tuple[dict[str, str], Mapping[str, Any]]:
+    """The texts of files by name, and the plan among them: memsheet's own, which a folder may hold, or the
+    one a flag names.
+    """
+    if not files:
+        raise input_error(
+            "file",
+            None,
+            "is missing",
+            "memsheet check ds_config.json --model llama-3.1-8b --gpus 8xA100-80GB --seq-len 4096",
+        )
+    paths = [path for file in files for path in paths_of(Path(file))]
+    if len(paths) > MAX_FILES:
+        raise input_error("file", len(paths), f"are more than {MAX_FILES} files")
+    check_total_bytes(paths)
+    texts: dict[str, str] = {}
+    for path in paths:
+        try:
+            text = read_bytes(path, MAX_JSON_BYTES).decode()
+        except UnicodeDecodeError:
+            raise input_error("file", str(path), "is not text in UTF-8") from None
+        if path.suffix == ".json" and '"memsheet/' in text[:200]:
+            if path.name != SHEET or plan is None:
+                plan = plan or pick_plan(read_json(path), None)
+            continue
+        script = notebook_script(text, path.name, parse_json) if path.suffix == NOTEBOOK else text
+        texts[path.name if len(files) == 1 else str(path)] = script
+    return texts, plan or {}
+
+
+def check_total_bytes(paths: Iterable[Path]) -> None:
+    """Refuse more than a command reads, before any of it is read."""
+    total = sum(path.stat().st_size for path in paths if is_file(path) and path.name not in (PLAN, SHEET))
+    if total > MOST_BYTES:
+        raise input_error(
+            "file",
+            None,
+            f"are {total:,} bytes together, more than the {MOST_BYTES:,} that are read",
+            "name the job's own files",
+        )
+
+
+def adjacent_file_texts(
+    files: tuple[str, ...], texts: Mapping[str, str], reads: Mapping[str, Read]
+) -> dict[str, str]:
+    """Texts of the files that others name and that lie beside them, in the same folder or below it: nothing
+    else is opened.
+    """
+    folders = [path if is_folder(path) else path.parent for path in map(Path, files)]
+    found: dict[str, str] = {}
+    for name in absent_files(reads):
+        for path in (held for folder in folders for held in (folder / name, folder / Path(name).name)):
+            if not is_file(path) or str(path) in texts:  # a name that no file can have has no place either
+                continue
+            if any(path.resolve().is_relative_to(folder.resolve()) for folder in folders):
+                found[str(path)] = read_bytes(path, MOST_BYTES).decode(errors="replace")
+                break
+    return found
+
+
+def paths_of(path: Path) -> list[Path]:
+    """A file, or a folder's files of the endings that configurations have, the plan first."""
+    if not is_folder(path):
+        return [path]
+    found = sorted(
+        held
+        for held in path.iterdir()
+        if (held.suffix in (*ENDINGS, CODE) or held.name in NAMED) and held.is_file()
+    )
+    if not found:
+        raise input_error(
+            "file", str(path), "is a folder without configurations", f"files that end in {', '.join(ENDINGS)}"
+        )
+    found = sorted(found, key=lambda held: (held.name != PLAN, held.suffix == CODE))
+    configurations = sum(held.suffix != CODE for held in found)
+    small = [held for held in found if not _is_large_script(held)]
+    return small[
+        : max(MAX_FILES // 2, configurations)
+    ]  # so much code that it is never more than a command reads
+
+
+def large_scripts(files: tuple[str, ...]) -> list[Path]:
+    """Code of folders that is left aside unless it is named: a folder's is read as far as a command reads."""
+    folders = [Path(file) for file in files if is_folder(Path(file))]
+    return [
+        held
+        for folder in folders
+        for held in sorted(folder.iterdir())
+        if held.is_file() and _is_large_script(held)
+    ]
+
+
+def _is_large_script(path: Path) -> bool:
+    return path.suffix == CODE and path.stat().st_size > MOST_SCRIPT // 4
