@@ -17,7 +17,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from math import lcm, prod
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -28,6 +27,7 @@ from memsheet.errors import InputError
 from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_script
 from memsheet.guard import parse_json
 from memsheet.questions.check import MACHINES, check_configuration_files
+from memsheet.questions.launches import cards_of_launch
 from memsheet.questions.recognised_files import recognise_files
 
 ENDINGS = (".yaml", ".yml", ".toml", ".json", ".sh", ".bash", ".sbatch", ".slurm", ".py", ".ipynb")
@@ -54,6 +54,19 @@ TRAINS = re.compile(
     r"Trainer\(|SFTConfig|DPOConfig|GRPOConfig|TrainingArguments|FastLanguageModel|\.backward\(|LLM\(|swift_"
 )
 """What a Python script or a notebook holds that trains or serves."""
+
+
+COLUMNS = (
+    "files",
+    "sheets",
+    "no model",
+    "no sheet",
+    "refused",
+    "stopped",
+    "unrecognised",
+    "exception",
+    "timed out",
+)
 
 
 class Outcome(NamedTuple):
@@ -165,17 +178,7 @@ def _checked(path: Path, text: str, gpus: str) -> tuple[str, str, str]:
 def _cards_for(name: str, text: str, gpus: str) -> str:
     """The cards that are given: as many as the file starts processes, or as its degrees need."""
     script = notebook_script(text, name, parse_json) if name.endswith(NOTEBOOK) else text
-    reads, _ = recognise_files({name: script}, ())
-    counts, card = [], gpus.partition("x")[2]
-    for read in reads.values():
-        counts += [held for held in (read.request.get("@gpus"),) if type(held) is int]
-        degrees = [read.request.get(f"mesh.{axis}") or 1 for axis in ("tp", "cp", "pp")]
-        ranks = prod(degrees) if all(type(degree) is int for degree in degrees) else 1
-        experts = read.request.get("mesh.ep")
-        counts += [lcm(ranks, degrees[2] * experts)] if type(experts) is int else [ranks]
-    given = int(gpus.partition("x")[0])
-    first = counts[0] if counts and counts[0] > 1 else given
-    return f"{lcm(first, *(count for count in counts if count > 1))}x{card}"
+    return cards_of_launch(recognise_files({name: script}, ())[0], gpus)
 
 
 def _short(text: str) -> str:
@@ -184,18 +187,7 @@ def _short(text: str) -> str:
 
 def table_lines(found: dict[str, list[Outcome]]) -> Iterator[str]:
     """A line a tree and kind, and the causes below."""
-    columns = (
-        "files",
-        "sheets",
-        "no model",
-        "no sheet",
-        "refused",
-        "stopped",
-        "unrecognised",
-        "exception",
-        "timed out",
-    )
-    yield f"{'':44}" + "".join(f"{column:>13}" for column in columns)
+    yield f"{'':44}" + "".join(f"{column:>13}" for column in COLUMNS)
     for tree, rows in found.items():
         named = [row for row in rows if row.names_model]
         groups = {
@@ -223,22 +215,7 @@ def table_lines(found: dict[str, list[Outcome]]) -> Iterator[str]:
 
 def _table_row(label: str, rows: list[Outcome]) -> str:
     told = Counter("sheets" if row.outcome.startswith("sheet:") else row.outcome for row in rows)
-    cells = (
-        len(rows),
-        *(
-            told[name]
-            for name in (
-                "sheets",
-                "no model",
-                "no sheet",
-                "refused",
-                "stopped",
-                "unrecognised",
-                "exception",
-                "timed out",
-            )
-        ),
-    )
+    cells = (len(rows), *(told[name] for name in COLUMNS[1:]))
     return f"{label:44}" + "".join(f"{cell:>13}" for cell in cells)
 
 

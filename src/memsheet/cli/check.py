@@ -7,13 +7,16 @@ from pathlib import Path
 from memsheet.budget import Result
 from memsheet.cli import job as jobs
 from memsheet.cli import screen
-from memsheet.cli.check_each import worst_of_each
+from memsheet.cli.check_each import worst_exit_code, worst_of_each
 from memsheet.cli.flags import plan_flag_values
 from memsheet.cli.line import Given
 from memsheet.questions.check import check_configuration_files
 from memsheet.questions.files_on_disk import check_total_bytes, paths_of
-from memsheet.report.json.checked import checked_document
-from memsheet.report.screen.checked import render_checked
+from memsheet.questions.launches import check_launches, launch_files
+from memsheet.report.json.checked import checked_document, launches_document
+from memsheet.report.screen.checked import render_checked, render_launches
+from memsheet.report.shared.checked import Checked
+from memsheet.report.shared.look import Look
 
 NO_START = 2
 
@@ -29,6 +32,8 @@ def check(asked: Given) -> int:
             lambda file: check(Given(**{**vars(asked), "files": (file,), "each": False})),
             json=asked.json,
         )
+    if launches := launch_files(asked.files):
+        return _check_tree(asked, launches)
     decimal = screen.wants_decimal_units(asked.units)
     question = jobs.job_arguments(asked)
     checked = check_configuration_files(
@@ -37,16 +42,32 @@ def check(asked: Given) -> int:
     if asked.json:
         screen.write_json(checked_document(checked))
     else:
-        from memsheet.report.shared.look import Look
+        screen.write_stdout(render_checked(checked, _look_of(asked, decimal=decimal)))
+    return _exit_code(checked)
 
-        look = Look(
-            width=screen.terminal_width(),
-            decimal=decimal,
-            full=asked.full,
-            colour=screen.supports_colour(),
-            ascii=screen.plain_ascii(),
-        )
-        screen.write_stdout(render_checked(checked, look))
+
+def _check_tree(asked: Given, launches: list[Path]) -> int:
+    """Every launch of a tree, a line each."""
+    decimal, root = screen.wants_decimal_units(asked.units), Path(asked.files[0])
+    found = check_launches(launches, root, jobs.job_arguments(asked), plan_flag_values(asked))
+    if asked.json:
+        screen.write_json(launches_document(root.name, found))
+    else:
+        screen.write_stdout(render_launches(found, _look_of(asked, decimal=decimal)))
+    return worst_exit_code(NO_START if one.checked is None else _exit_code(one.checked) for one in found)
+
+
+def _look_of(asked: Given, *, decimal: bool) -> Look:
+    return Look(
+        width=screen.terminal_width(),
+        decimal=decimal,
+        full=asked.full,
+        colour=screen.supports_colour(),
+        ascii=screen.plain_ascii(),
+    )
+
+
+def _exit_code(checked: Checked) -> int:
     if checked.stops or (checked.answer is None and checked.why_not):
         return NO_START
     if checked.no_model and checked.on_cards:

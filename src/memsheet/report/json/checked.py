@@ -1,12 +1,14 @@
 """What a configuration file says and comes to, as JSON (``memsheet/checked/1``)."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from memsheet.exchange.mistakes import Found
 from memsheet.exchange.mistakes.case import source_for
 from memsheet.report.json.document import Document, Result, read_from
 from memsheet.report.json.sheet import Sheet
 from memsheet.report.shared.checked import Checked as CheckedFiles
+from memsheet.report.shared.checked import Launch as CheckedLaunch
 
 
 def _finding_engine(checked: CheckedFiles, found: Found) -> str:
@@ -111,3 +113,27 @@ class Checked(Document):
 def checked_document(checked: CheckedFiles) -> dict[str, Any]:
     """All of it as one object of plain values."""
     return Checked.document_of(checked)
+
+
+class Launch(Document):
+    """One launch of a tree. ``outcome``: the verdict, or why there is none; ``problem``: why it was not
+    read.
+    """
+
+    file: str
+    outcome: Literal["does_not_start", "does_not_fit", "uncertain", "no_sheet", "not_read", "fits"]
+    problem: str | None = read_from(lambda launch: launch.problem or None)
+    checked: Checked | None
+
+
+class Launches(Document):
+    """``memsheet/launches/1``: what the launches of a tree come to, the worst first."""
+
+    schema_: str = "memsheet/launches/1"
+    folder: str = read_from(lambda tree: tree[0])
+    launches: list[Launch] = read_from(lambda tree: list(tree[1]))
+
+
+def launches_document(folder: str, launches: Sequence[CheckedLaunch]) -> dict[str, Any]:
+    """All of them as one object of plain values."""
+    return Launches.document_of([folder, launches])

@@ -4,14 +4,15 @@ mistakes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from memsheet.budget import Result
 from memsheet.errors import MOST_SHOWN, more_than_shown
 from memsheet.exchange.shared.file_format import EVERYTHING
 from memsheet.report.screen.layout import one_line
-from memsheet.report.shared.checked import Checked
+from memsheet.report.shared.checked import Checked, Launch
 from memsheet.report.shared.look import Look
 
 MANY = 12
@@ -27,6 +28,40 @@ def render_checked(checked: Checked, look: Look) -> str:
         *_config_key_lines(checked, look),
     ]
     return "\n".join(parts) + "\n"
+
+
+OUTCOMES = {
+    "does_not_start": "DOES NOT START", "does_not_fit": "DOES NOT FIT", "uncertain": "UNCERTAIN", "no_sheet": "NO SHEET", "not_read": "NOT READ",
+    "fits": "FITS",
+}  # fmt: skip
+
+
+def render_launches(launches: Sequence[Launch], look: Look) -> str:
+    """How many there are of each outcome, then a line a launch, and below it why where it does not fit."""
+    counts = Counter(one.outcome for one in launches)
+    told = [f"{counts[name]} {words}" for name, words in OUTCOMES.items() if counts[name]]
+    head = f"{len(launches)} launches: {', '.join(told)}"
+    return "\n".join([head, "", *(line for one in launches for line in _launch_lines(one, look))]) + "\n"
+
+
+def _launch_lines(launch: Launch, look: Look) -> Iterator[str]:
+    checked = launch.checked
+    verdict = checked.answer.verdict if checked and checked.answer else None
+    need = look.need(verdict.device.value) if verdict else ""
+    yield f"{OUTCOMES[launch.outcome]:14} {need:>10}  {launch.file}"
+    if why := _launch_reason(launch):
+        lines = _wrap_with_indent(why, look.width, "", " " * 27)
+        yield from lines if look.full else lines[:2]
+
+
+def _launch_reason(launch: Launch) -> str:
+    """Why there is no verdict, or why it is not sure; nothing of what fits."""
+    checked = launch.checked
+    if checked is None:
+        return launch.problem
+    if checked.stops:
+        return next(f"{found.where} {found.says}" for _, found in checked.mistakes if found.stops)
+    return checked.doubt or checked.no_model or "; ".join(checked.why_not)
 
 
 def _check_verdict_lines(checked: Checked, look: Look) -> Iterator[str]:

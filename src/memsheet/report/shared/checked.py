@@ -37,3 +37,27 @@ class Checked:
     def stops(self) -> bool:
         """Whether the engine refuses the files as they stand."""
         return any(found.stops for _, found in self.mistakes)
+
+
+NO_START, NO_SHEET, NOT_READ = "does_not_start", "no_sheet", "not_read"
+WORST_FIRST = (NO_START, "does_not_fit", "uncertain", NO_SHEET, NOT_READ, "fits")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One launch of a tree: its file within the tree, and what it comes to or the problem that says why it
+    was not read.
+    """
+
+    file: str
+    checked: Checked | None
+    problem: str = ""
+
+    @property
+    def outcome(self) -> str:
+        """One of WORST_FIRST."""
+        if self.checked is None:
+            return NOT_READ
+        if self.checked.stops:
+            return NO_START
+        return self.checked.result.value if self.checked.result else NO_SHEET

@@ -1,0 +1,82 @@
+"""A tree of several jobs: each launch by itself, the worst first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from memsheet.cli import main
+from memsheet.questions.launches import launch_files
+
+SERVE = "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 4096 --dtype bfloat16\n"
+FACTORY = """model_name_or_path: meta-llama/Llama-3.1-70B
+stage: sft
+do_train: true
+finetuning_type: full
+deepspeed: ds_z3.json
+cutoff_len: 2048
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 1
+bf16: true
+"""
+ZERO = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 1}
+REFUSED = "vllm serve meta-llama/Llama-3.1-8B-Instruct --tensor-parallel-size 3\n"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    files = {
+        "serve/a.sh": SERVE,
+        "train/big.yaml": FACTORY,
+        "train/ds_z3.json": json.dumps(ZERO),
+        "train/notes.yaml": "authors: [somebody]\n",
+        ".hidden/b.sh": SERVE,
+        "node_modules/c.sh": SERVE,
+    }
+    for name, text in files.items():
+        path = tmp_path / "tree" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "tree"
+
+
+def names(root: Path) -> list[str]:
+    return [path.relative_to(root).as_posix() for path in launch_files((str(root),))]
+
+
+def test_a_launch_names_a_model_and_nothing_refers_to_it(tree: Path) -> None:
+    assert names(tree) == ["serve/a.sh", "train/big.yaml"]
+
+
+def test_a_folder_of_one_job_is_not_taken_apart(tree: Path) -> None:
+    assert names(tree / "train") == []
+    (tree / "plan.json").write_text("{}")
+    assert names(tree) == []
+
+
+def test_a_line_a_launch_the_worst_first(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(tree), "--gpus", "8xH100-80GB"]) == 10
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "2 launches: 1 DOES NOT FIT, 1 FITS"
+    assert [line.split()[-1] for line in lines if "/" in line] == ["train/big.yaml", "serve/a.sh"]
+
+
+def test_one_object_holds_what_each_comes_to(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(tree), "--gpus", "8xH100-80GB", "--json"]) == 10
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == "memsheet/launches/1"
+    assert [one["outcome"] for one in found["launches"]] == ["does_not_fit", "fits"]
+    assert {file["format"] for file in found["launches"][0]["checked"]["files"]} == {
+        "llamafactory",
+        "deepspeed",
+    }
+
+
+def test_one_that_cannot_be_read_keeps_no_other_from_it(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tree / "serve" / "z.sh").write_text(REFUSED)
+    assert main(["check", str(tree), "--gpus", "8xH100-80GB"]) == 2
+    assert "3 launches" in capsys.readouterr().out
