@@ -40,6 +40,7 @@ def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved
         "@tokens": micro,
         "@loss": answer.plan.loss.value,
         "@layers": answer.model.layers,
+        "@towers": len(answer.model.towers),
     }
     asked = {**sizes, "precision.gradients": answer.plan.precision.gradients.name}
     return tuple(

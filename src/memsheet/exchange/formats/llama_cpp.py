@@ -18,6 +18,8 @@ VERSION = "llama.cpp 00dc8057"
 TABLE = "tools/server/README.md, Common params"
 SERVER = "tools/server/README.md, Server-specific params"
 EVERY_LAYER = 10_000
+PROJECTOR = "--mmproj-auto"
+"""On unless it is off: with a repository's model comes its projector, onto the GPU (common/arg.cpp)."""
 UNSET_VALUES = {"--ctx-size": (None, 0), "--n-gpu-layers": (None, "auto", -1)}
 """Flags that ``--fit`` may lower, with the values that leave them to it."""
 CACHE = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
@@ -59,6 +61,7 @@ def _parse_llama_command(text: str) -> Mapping[str, Any]:
         types = gguf_file_types(str(file or "")) or "Q4_K_M"
         tagged = ":" in repository or "@" in repository
         found["--model"] = repository if tagged else f"{repository}:{types}"
+        found.setdefault(PROJECTOR, not {"--mmproj", "--mmproj-url"} & found.keys())
     if found["--model"] is None and isinstance(address := found.pop("--model-url", None), str):
         found["--model"] = address.rpartition("/")[2]
     return found
@@ -69,7 +72,14 @@ def _read_context_size(value: Any, _: Values) -> Mapping[str, Any]:
     return {} if value == 0 else {"serving.max_model_len": value}
 
 
-def _lowered_to_fit(values: Values, _: Values) -> Iterable[Moved]:
+def _moved_by_defaults(values: Values, asked: Values) -> Iterable[Moved]:
+    if values.get(PROJECTOR) is True and asked.get("@towers"):
+        why = "the repository's projector is loaded, too, and is not in the sheet: --no-mmproj leaves it out"
+        yield Moved(at=PROJECTOR, why=why, low_bytes=0, high_bytes=EVERYTHING)
+    yield from _lowered_to_fit(values)
+
+
+def _lowered_to_fit(values: Values) -> Iterable[Moved]:
     """What the command did not say is lowered where it does not fit: the context first, then layers on
     devices (-fit, on unless it is off). A verdict of no is then never sure.
     """
@@ -159,7 +169,7 @@ lookup-cache-static lookup-cache-dynamic ctx-checkpoints checkpoint-min-step
 _UNMODELLED: dict[str, tuple[Any, ...]] = {
     "kv-offload": (True,), "kv-unified": (True,), "split-mode": ("layer",), "tensor-split": (), "main-gpu": (0,), "device": (),
     "override-tensor": (), "moe-cache-mib": (0,), "n-cpu-ffn": (0,), "swa-full": (False,), "lora": (), "lora-scaled": (), "control-vector": (),
-    "control-vector-scaled": (), "control-vector-layer-range": (), "model-draft": (), "hf-repo-draft": (), "mmproj": (), "mmproj-url": (),
+    "control-vector-scaled": (), "control-vector-layer-range": (), "model-draft": (), "hf-repo-draft": (), "mmproj": (False,), "mmproj-url": (),
     "rpc": (), "kv-unified-per-slot": (), "pooling": (), "embedding": (False,), "rerank": (False,), "models-dir": (), "models-preset": (),
     "models-max": (), "docker-repo": (), "lazy-mode": ("auto", "off"), "override-kv": (), "fit-ctx": (), "mmproj-offload": (True,),
     "image-min-tokens": (), "image-max-tokens": (), "mtmd-batch-max-tokens": (), "model-url": (), "no-host": (False,), "backend-sampling": (False,),
@@ -171,5 +181,5 @@ FORMAT = Format(
     beside=serving.BESIDE | OF_THE_FILE, differs={"@model": "a file of that model, in the plan's types"}, known=frozenset(f"--{name}" for name in _KNOWN.split()),
     unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}},
     taken=serving.variable_default_remarks, problems=_llama_plan_problems,
-    said={"task": "infer", "engine": "llama.cpp"}, moves=_lowered_to_fit, compose=_compose_llama_command, parse=_parse_llama_command,
+    said={"task": "infer", "engine": "llama.cpp"}, moves=_moved_by_defaults, compose=_compose_llama_command, parse=_parse_llama_command,
 )  # fmt: skip

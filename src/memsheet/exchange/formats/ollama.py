@@ -41,7 +41,7 @@ def _parse_modelfile(text: str) -> Mapping[str, Any]:
         if word == "PARAMETER":
             name, _, value = rest.partition(" ")
             found[name.lower()] = parse_human_number(value.strip().strip('"'))
-        elif word in ("FROM", "ADAPTER"):
+        elif word in ("FROM", "ADAPTER") and len(rest.split()) == 1:  # of code, "from x import y"
             found.setdefault(word, rest.strip('"'))
     return {LENGTH: NO_LENGTH, **found} if "FROM" in found and words & _MARKS else {}
 

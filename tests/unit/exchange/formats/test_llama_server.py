@@ -173,6 +173,31 @@ def test_a_length_that_the_cards_decide_leaves_the_verdict_open(tmp_path: Path) 
     assert answer.verdict.result is Result.UNCERTAIN
 
 
+@pytest.mark.parametrize(
+    ("line", "result"),
+    [
+        ("-hf ggml-org/gemma-3-4b-it-GGUF", Result.UNCERTAIN),
+        ("-hf ggml-org/gemma-3-4b-it-GGUF --no-mmproj", Result.FITS),
+        ("-hf unsloth/Qwen3-8B-GGUF", Result.FITS),
+        ("-m gemma-3-4b-it-Q4_K_M.gguf", Result.FITS),
+    ],
+)
+def test_a_projector_that_comes_with_a_repository_leaves_the_verdict_open(
+    tmp_path: Path, line: str, result: Result
+) -> None:
+    """tools/server/README.md: --mmproj-auto is on with -hf."""
+    (tmp_path / "serve.sh").write_text(f"llama-server {line} -c 8192 -ngl 99 -np 1\n")
+    answer = memsheet.check(tmp_path / "serve.sh", gpus="1xH100-80GB").answer
+    assert answer is not None
+    assert answer.verdict is not None
+    assert answer.verdict.result is result
+
+
+def test_code_that_imports_is_no_modelfile() -> None:
+    with pytest.raises(InputError, match="not recognised"):
+        said("from dataclasses import dataclass, field\n\nSYSTEM = 'x'\nSYSTEM here\n", "sdft.py")
+
+
 def test_the_file_of_an_image_is_no_modelfile() -> None:
     with pytest.raises(InputError, match="not recognised"):
         said("FROM python:3.12\nRUN pip install vllm\nSYSTEM x\n", "Dockerfile")
