@@ -29,6 +29,7 @@ NAMES = (
     "accelerate",
     "axolotl",
     "llamafactory",
+    "open-instruct",
     "trl",
     "transformers",
     "skypilot",
@@ -37,6 +38,7 @@ NAMES = (
     "torchtune",
     "swift",
     "swift-megatron",
+    "deepspeed-chat",
     "megatron",
     "torchtitan",
     "torchtitan-toml",
@@ -52,6 +54,8 @@ MODULES = {
     "torchtitan-toml": "torchtitan.toml",
     "swift-megatron": "swift.megatron",
     "llama.cpp": "llama_cpp",
+    "open-instruct": "open_instruct",
+    "deepspeed-chat": "deepspeed_chat",
 }
 DESCRIBED = ("schema", "model", "gpus", "task", "engine_version")
 """Keys of a plan's document that no file needs to say."""

@@ -13,7 +13,7 @@ from memsheet.errors import InputError, input_error
 from memsheet.exchange import MOST_SCRIPT, NAMES, read_text
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.file_format import read_format_values as read_values
-from memsheet.exchange.shared.launched_script import first_script_launch
+from memsheet.exchange.shared.launched_script import described_launches, first_script_launch
 from memsheet.exchange.shared.launcher_flags import launched_reads
 from memsheet.exchange.shared.notebook import NOTEBOOK
 from memsheet.exchange.shared.serve_pods import FOREIGN, NO_SERVER
@@ -26,6 +26,7 @@ PARSERS = {"json": parse_json, "yaml": parse_yaml}
 UNKNOWN = "is not recognised as a configuration"
 ENDINGS = (".json", ".toml", ".yaml", ".yml")
 OF_FLAGS = f"{SCRIPT}.{DEFAULTS}."
+DESCRIBED = "flags = those of the first command that the script's text says it is started by"
 NOT_READ = (UNKNOWN, FOREIGN, NO_SERVER)
 """How a reason ends for which a folder is read without the file."""
 
@@ -43,7 +44,10 @@ def recognise_files(
     for name, text in texts.items():
         own, error = _read_or_error(name, text)
         shell = not name.endswith((".py", NOTEBOOK, *ENDINGS))
-        further, unread = _launched_files(name, text, own) if shell and len(text) <= MOST_SCRIPT else ({}, ())
+        said = text if shell else "" if own or not name.endswith(".py") else _described_command(name, text)
+        further, unread = _launched_files(name, said, own) if said and len(text) <= MOST_SCRIPT else ({}, ())
+        if said and not shell:
+            further = {at: replace(read, assumed=(*read.assumed, DESCRIBED)) for at, read in further.items()}
         reads |= {**({name: own} if own else {}), **further}
         left += unread
         if error is not None and not further:
@@ -65,6 +69,11 @@ def recognise_files(
         if given and given.keys() <= _flags_of(own).keys():
             left = [line for line in left if f": what {Path(name).name} is given" not in line]
     return _one_script(reads, in_folder, left), tuple(left)
+
+
+def _described_command(name: str, text: str) -> str:
+    """The command that a Python script's own text says it is started by."""
+    return described_launches(text, Path(name).name) if len(text) <= MOST_SCRIPT else ""
 
 
 def _shell_given_flags(name: str, texts: Mapping[str, str]) -> Mapping[str, Any]:

@@ -22,6 +22,9 @@ FORMATS = {
     "lf": ("llamafactory",),
     "mg": ("slurm",),
     "tt": ("slurm",),
+    "dc": ("deepspeed-chat", "transformers", "deepspeed"),
+    "oi": ("open-instruct", "accelerate"),
+    "tr": ("transformers",),
 }
 PERMISSIVE = {"Apache-2.0", "BSD-3-Clause", "MIT"}
 

@@ -207,6 +207,7 @@ KEYS = (
     Key(at="dtype", out=lambda _: None, back=read_model_dtype, source=f"{EXAMPLES}, ModelArguments"),
     Key(at="attn_implementation", out=lambda _: None, back=_read_attn_implementation, source=f"{EXAMPLES}, ModelArguments"),
     Key(at="block_size", says="seq_len", out=lambda _: None, source=f"{EXAMPLES}, DataTrainingArguments"),
+    Key(at="max_seq_length", says="seq_len", out=lambda _: None, source="huggingface/transformers v5.3.0 examples/pytorch/text-classification/run_glue.py, DataTrainingArguments"),
     Key(at="per_device_train_batch_size", says="microbatch", usual=own_default("trl", "per_device_train_batch_size"), source="training_args.py:777"),
     Key(at="gradient_accumulation_steps", says="@accumulation", usual=1, source="training_args.py:849"),
     _half_precision_row("bf16"),

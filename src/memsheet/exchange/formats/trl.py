@@ -13,6 +13,7 @@ from typing import Any
 
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.file_format import Format, Key, Values, is_key
+from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.exchange.shared.trainer_script import SCRIPT, SFT_OWN
 from memsheet.exchange.shared.trainers import comma_separated_names, row_of
 from memsheet.plan.library_defaults import ADAPTERS_OF_TRL, own_default
@@ -62,10 +63,38 @@ OTHERS = {
 """
 
 
+OF_SCRIPTS = {
+    "dpo": "DPO", "mpo": "DPO", "grpo": "GRPO", "gspo": "GRPO", "rloo": "RLOO", "kto": "KTO", "reward": "reward", "prm": "process reward", "bco": "BCO",
+    "cpo": "CPO", "orpo": "ORPO", "gkd": "GKD", "gold": "GOLD", "xpo": "XPO", "nash": "Nash-MD", "online": "online DPO", "ppo": "PPO", "tpo": "TPO",
+    "sdpo": "SDPO", "sdft": "SDFT", "ssd": "SSD", "distillation": "distillation", "async": "asynchronous GRPO",
+}  # fmt: skip
+"""Methods by the first word of the scripts' names (trl/scripts, examples/scripts)."""
+GENERATE = (
+    "GRPO",
+    "RLOO",
+    "asynchronous GRPO",
+    "GOLD",
+    "GKD",
+    "XPO",
+    "Nash-MD",
+    "online DPO",
+    "PPO",
+    "SDPO",
+    "SDFT",
+    "SSD",
+)
+
+
 def _trl_method(values: Values) -> str:
-    return next(
+    script = str(values.get(PROGRAM, "")).removesuffix(".py").partition("_")[0]
+    return OF_SCRIPTS.get(script) or next(
         (name for name, own in OTHERS.items() if any(values.get(at) is not None for at in own)), SUPERVISED
     )
+
+
+def _read_max_length(value: Any, values: Values) -> Mapping[str, Any]:
+    """What generates is as long as its prompts and answers are; its own default is no row's length."""
+    return {} if _trl_method(values) in GENERATE else {"seq_len": value}
 
 
 def _is_bf16_on(values: Values) -> bool:
@@ -147,7 +176,7 @@ def _no_trl_keys(*_: Any) -> Mapping[str, Any]:
 OWN_ROWS = ("bf16", "gradient_checkpointing", "model_name_or_path", "dtype", "attn_implementation")
 KEYS = (
     Key(at="model_name_or_path", says="@model", out=lambda _: None, source=M),
-    Key(at="max_length", says="seq_len", out=lambda _: None, usual=own_default("trl", "max_length"), source=S),
+    Key(at="max_length", says="seq_len", out=lambda _: None, back=_read_max_length, usual=own_default("trl", "max_length"), source=S),
     *(_trainer_row(row.at) for row in TRANSFORMERS.keys if not row.at.startswith(f"{SCRIPT}.") and row.at not in OWN_ROWS),
     *(_trainer_row(at, usual=own_default("trl", at)) for at in ("bf16", "gradient_checkpointing")),
     _read_only_row("dtype", _read_trl_dtype, M, usual=own_default("trl", "dtype")),
@@ -158,6 +187,7 @@ KEYS = (
     _read_only_row("lora_modules_to_save", _of_peft(lambda v, _: {"adapter.full_modules": comma_separated_names(v)}), M),
     _read_only_row("load_in_4bit", _read_trl_4bit_switch, M), _read_only_row("bnb_4bit_quant_type", _no_trl_keys, M), _read_only_row("use_bnb_nested_quant", _no_trl_keys, M),
     _read_only_row("load_in_8bit", lambda v, _: {"quantization.weights": "int8"} if v is True else {}, M),
+    _read_only_row(PROGRAM, _no_trl_keys, "trl/scripts"),
     _read_only_row("loss_type", _read_sft_loss_type, S, usual=own_default("trl", "loss_type")),
 )  # fmt: skip
 

@@ -19,7 +19,7 @@ def _batch_size_mismatches(case: Case) -> Iterator[Found]:
             for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
         ]
         told = [size for size in sizes if isinstance(size, int) and size > 0]
-        gpus = case.together.gpus
+        gpus = case.together.gpus if values.get("sequence_parallel_size") in (None, 1) else None
         if len(told) == len(sizes):
             whole, micro, rounds = told
             product = micro * rounds * (gpus or 1)

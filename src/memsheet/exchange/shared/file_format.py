@@ -164,6 +164,9 @@ class Format:
     model: Callable[[Values], Mapping[str, Any] | None] = lambda _: (
         None  # the model's own arguments, where the file describes it
     )
+    starts: Callable[[str, Values], bool] = lambda *_: (
+        False
+    )  # whether a started script of that name and with such flags is one that reads them as this format
     program_known: Callable[[Values], bool] = lambda _: (
         True
     )  # whether what the file says tells which program reads it

@@ -4,7 +4,10 @@ the script's. Read as text, never run.
 
 from __future__ import annotations
 
+import ast
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET
@@ -31,8 +34,19 @@ MODULES = {
 }  # fmt: skip
 METHODS = ("sft", "dpo", "grpo", "kto", "reward", "rloo")
 """Commands of ``trl`` that train (huggingface/trl f2cd577 trl/cli)."""
-ENDS = (">", ">>", "<", "|")
+ENDS, WRITES = ("<", "|"), (">", "&>", "1>", "2>")
+"""What ends a command's flags; a text may begin with less than (``--stop_strings "</answer>"``).
+"""
 MOST = 400
+PROGRAM = "$.script"
+"""Where formats that several scripts share have the script's name."""
+STARTERS = (TORCHRUN, ACCELERATE, DEEPSPEED, PYTHON, "python3", TRL, "uv")
+"""Words with which a text begins that is a command held in a variable, or given to another shell."""
+WRAPPER, WRAPPED = "mason.py", "--"
+"""A script that starts what stands behind the dashes on a cluster (allenai/open-instruct e6c3044
+mason.py:122-126, 533-545: it multiplies accelerate's processes by its nodes).
+"""
+SWITCHES_OF_PYTHON = ("-u", "-O", "-B")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +62,52 @@ class Launch:
 
 def first_script_launch(text: str) -> Launch | None:
     """The first script that a text starts, with variables at their defaults where nothing else is said."""
-    return next(
-        (found for words in filled_commands(text) if (found := _parse_launch_words(words)) is not None), None
-    )
+    return next(script_launches(text), None)
+
+
+def script_launches(text: str) -> Iterator[Launch]:
+    """Every script that a text starts, in order; behind a wrapper's start what it starts, which may stand in
+    a command of its own (``mason.py … -- setup.sh && python train.py``).
+    """
+    outer: Mapping[str, Any] = {}
+    for words in filled_commands(text):
+        at = _wrapper_index(words)
+        ends = -1 if at is None else words.index(WRAPPED) if WRAPPED in words else len(words)
+        outer = outer if at is None else flags_of(words[at + 1 : ends])[0]
+        found = _parse_launch_words(words[ends + 1 :])
+        if found is not None:
+            yield replace(found, flags=_wrapped_flags(found, outer)) if outer else found
+
+
+def described_launches(text: str, name: str) -> str:
+    """What the text of a Python script says before its code that starts it, as a shell's; nothing where it
+    says no such command.
+    """
+    try:
+        told = ast.get_docstring(ast.parse(text)) or ""
+    except (SyntaxError, ValueError, RecursionError):
+        return ""
+    own = any(found.script.rpartition("/")[2] == name for found in script_launches(told))
+    return told if own else ""
+
+
+def _wrapper_index(words: Sequence[str]) -> int | None:
+    return next((at for at, word in enumerate(words[:16]) if word.rpartition("/")[2] == WRAPPER), None)
+
+
+def _wrapped_flags(found: Launch, outer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A launcher's flags as they are on the nodes and GPUs that its wrapper asks for."""
+    nodes, cards = outer.get("num_nodes", 1), outer.get("gpus")
+    if not isinstance(nodes, int) or not isinstance(cards, int) or cards < 1:
+        return found.flags
+    if found.launcher != ACCELERATE:
+        return {**found.flags, "nproc_per_node": cards, "nnodes": nodes}
+    ranks = found.flags.get("num_processes")
+    return {
+        **found.flags,
+        "num_machines": nodes,
+        **({"num_processes": ranks * nodes} if isinstance(ranks, int) else {}),
+    }
 
 
 def filled_commands(text: str) -> Iterator[list[str]]:
@@ -58,7 +115,17 @@ def filled_commands(text: str) -> Iterator[list[str]]:
     known = Variables()
     for words in (part for line in script_lines(text) for part in split_line_commands(line)):
         known.learn(words)
-        yield known.filled(words, defaults=True)[:MOST]
+        yield list(_unpacked_words(known.filled(words, defaults=True)))[:MOST]
+
+
+def _unpacked_words(words: Sequence[str]) -> Iterator[str]:
+    """Words of a command, and of the command that one of them holds as a text."""
+    for word in words:
+        first = word.split(None, 1)[0].rpartition("/")[2] if " " in word else ""
+        try:
+            yield from shlex.split(word) if first in STARTERS else (word,)
+        except ValueError:
+            yield word
 
 
 def find_launcher(words: Sequence[str]) -> tuple[str, int] | None:
@@ -75,7 +142,10 @@ def find_launcher(words: Sequence[str]) -> tuple[str, int] | None:
             return base, at + 1
         if base.startswith(PYTHON) and then[:1] == ["-m"] and then[-1] in MODULES:
             return MODULES[then[-1]], at + 3
-        if base.startswith(PYTHON) and then and then[0].endswith(".py"):
+        if base.startswith(PYTHON) and then[:1] and then[0] in SWITCHES_OF_PYTHON:
+            then = then[1:]
+        runs = base.startswith(PYTHON) or (base == "run" and words[at - 1] == "uv")
+        if runs and then and then[0].endswith(".py"):
             return PYTHON, at + 1
     return None
 
@@ -85,9 +155,7 @@ def _parse_launch_words(words: Sequence[str]) -> Launch | None:
     if start is None:
         return None
     launcher, rest = start[0], list(words[start[1] :])
-    ends = next(
-        (at for at, word in enumerate(rest) if word.startswith(ENDS) or word.startswith("2>")), len(rest)
-    )
+    ends = next((at for at, word in enumerate(rest) if word in ENDS or word.startswith(WRITES)), len(rest))
     rest = rest[:ends]
     if launcher == FACTORY:
         return _of_factory(words[: start[1]], rest)

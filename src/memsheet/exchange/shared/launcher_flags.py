@@ -4,6 +4,7 @@ script's as the arguments it reads.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,14 +15,17 @@ from memsheet.exchange.shared.launched_script import (
     DEEPSPEED,
     FACTORY,
     METHODS,
+    PROGRAM,
+    PYTHON,
     TORCHRUN,
     TRL,
     Launch,
-    first_script_launch,
+    script_launches,
 )
 
 SHELLS = ("torchrun", "slurm", "skypilot")
 """Formats that a script's start stands in, and that leave its flags to it."""
+COUNTED = ("nproc_per_node", "nnodes")
 LEAST = 2
 """Flags of transformers' that a script must be given to be taken for one of its trainers."""
 OF_TYPE = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "multi_gpu": "MULTI_GPU"}
@@ -36,21 +40,53 @@ OF_ZERO = (
 """
 
 
+OWN_FLAGS = ("open-instruct", "deepspeed-chat")
+"""Formats that are the flags of some project's scripts."""
+OTHERS = re.compile(r"(^|/)open_instruct/\w+\.py$")
+"""Scripts beside those that are read, whose flags are called alike."""
+COUNTS_RANKS = re.compile(r"(^|/)open_instruct/grpo(_fast)?\.py$")
+"""Scripts that say themselves which of the GPUs train."""
+EXAMPLE = re.compile(
+    r"(^|/)run_(clm|mlm|plm|fim|glue|classification|xnli|qa|ner|swag|summarization|translation)"
+    r"(_no_trainer)?\.py$"
+)
+"""Example scripts of transformers, whose flags are the Trainer's and their own."""
+OF_TRL = re.compile(r"(^|/)(trl/scripts|examples/scripts|examples/scripts/\w+)/\w+\.py$")
+"""TRL's own, each with the dataclasses of its trainer (huggingface/trl f2cd577)."""
+
+
 def launched_reads(name: str, text: str, own: Read | None) -> tuple[dict[str, Read], tuple[str, ...]]:
     """Further files that a script's text stands for, by name, and what of it nobody reads. ``own``: what its
     text is itself.
     """
-    found = first_script_launch(text) if own is None or own.form.name in SHELLS else None
-    if found is None:
+    launches = list(script_launches(text)) if own is None or own.form.name in SHELLS else []
+    if not launches:
         return {}, ()
+    found = next((one for one in launches if _script_flag_format(one) is not None), launches[0])
     reads = {f"{name}: {found.launcher}": said for said in _of_launcher(found, own)}
     form = _script_flag_format(found)
     if form is not None:
-        return {**reads, f"{name}: {found.script}": read_format_values(form, found.arguments)}, ()
+        told = {PROGRAM: found.script.rpartition("/")[2]} if is_key(form, PROGRAM) else {}
+        return {
+            **reads,
+            f"{name}: {found.script}": read_format_values(form, {**_as_said(form, found.arguments), **told}),
+        }, ()
     words = (*(f"--{at}" for at in found.arguments), *found.left)
     return reads, (
         f"{name}: what {found.script} is given ({', '.join(words)}), which that script alone reads",
     ) if words else ()
+
+
+def _as_said(form: Format, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Flags as the fields that they set: ``--no_x`` switches off what is on by itself (transformers 5.23.0
+    hf_argparser.py, _parse_dataclass_field).
+    """
+    found: dict[str, Any] = {}
+    for at, held in given.items():
+        own = at.removeprefix("no_")
+        off = own != at and not is_key(form, at) and is_key(form, own)
+        found |= {own: False} if off else {at: held}
+    return found
 
 
 def _of_launcher(found: Launch, own: Read | None) -> list[Read]:
@@ -63,12 +99,17 @@ def _of_launcher(found: Launch, own: Read | None) -> list[Read]:
                 {"--nproc-per-node": found.flags["num_gpus"], "--nnodes": found.flags.get("num_nodes", 1)},
             )
         ]
-    if found.launcher == FACTORY and "nproc_per_node" in found.flags:
-        return [
-            read_format_values(
-                find_format(TORCHRUN), {f"--{at.replace('_', '-')}": held for at, held in found.flags.items()}
-            )
-        ]
+    if "nproc_per_node" in found.flags and found.launcher in (FACTORY, PYTHON, DEEPSPEED):
+        return (
+            []
+            if COUNTS_RANKS.search(found.script)
+            else [
+                read_format_values(
+                    find_format(TORCHRUN),
+                    {f"--{at.replace('_', '-')}": found.flags[at] for at in COUNTED if at in found.flags},
+                )
+            ]
+        )
     if found.launcher == TORCHRUN and own is not None and own.form.name != TORCHRUN:
         flags = {f"--{at.replace('_', '-')}": held for at, held in found.flags.items()}
         return [read_format_values(find_format(TORCHRUN), flags)] if "--nproc-per-node" in flags else []
@@ -91,9 +132,16 @@ def _script_flag_format(found: Launch) -> Format | None:
     """
     if found.launcher == FACTORY:
         return find_format("llamafactory")
+    formats = map(find_format, OWN_FLAGS)
+    own_flags = next((form for form in formats if form.starts(found.script, found.arguments)), None)
+    if own_flags or OTHERS.search(found.script):
+        return own_flags
     trl, trainer = find_format(TRL), find_format("transformers")
     given = found.arguments.keys()
+    if EXAMPLE.search(found.script) and "model_name_or_path" in given:
+        return trainer
     own = found.script.rpartition("/")[2].removesuffix(".py") in METHODS and "config" in given
+    own = own or (OF_TRL.search(found.script) is not None and "model_name_or_path" in given)
     if found.launcher == TRL or own or ("model_name_or_path" in given and trl.marks & given):
         return trl
     known = [at for at in given if is_key(trainer, trainer.rename(at) if trainer.rename else at)]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 
+from memsheet.exchange.shared.shell_text import squeeze_sums, sums_summed_up
 from memsheet.guard.budget import Budget, TooMuchError
 
 ENDS = ("&&", "||", "|", "&", ";", ">", ">>", "2>&1")
@@ -56,7 +57,7 @@ def script_lines(text: str) -> tuple[tuple[str, ...], ...]:
 def _split_script_lines(text: str) -> Iterator[tuple[str, ...]]:
     held: list[str] = []
     quote = ""
-    for line in text.replace("\\\n", " ").splitlines():
+    for line in squeeze_sums(text.replace("\\\n", " ")).splitlines():
         shown, quote = _shield_literal_text(line, quote)
         held.append(shown)
         if quote and len(held) < MOST_LINES:
@@ -160,7 +161,7 @@ def expand_variables(text: str, known: Mapping[str, str], budget: Budget, *, def
     made = _VARIABLE.sub(value, text) if "$" in text else text
     if len(made) > MOST_VALUE and made != text:
         raise TooMuchError(f"makes a value of more than {MOST_VALUE} characters")
-    return made
+    return sums_summed_up(made)
 
 
 _PLACE = re.compile(r"[\w:.=-]*+(?:<[^<>]++>|\{\{[^{}]++\}\})[\w:.-]*+")

@@ -90,7 +90,7 @@ class ShellScript:
             return word
         for _ in range(2):  # a default may name another variable
             word = USED.sub(value, word)[:MOST_TEXT]
-        return SUM.sub(lambda found: _sum_text(found[1], found[0]), word)
+        return sums_summed_up(word)
 
     def _without_assignments(self, words: Sequence[str]) -> Sequence[str]:
         """The command without the assignments in front of it, which are kept."""
@@ -155,7 +155,7 @@ class ShellScript:
 def _split_commands(text: str) -> Iterator[list[str]]:
     """Commands as words, in order; a list in parentheses is of one command."""
     joined = EXPRESSION.sub(r"$((\1))", text.replace("\\\n", " "))
-    joined = SPACED_SUM.sub(lambda found: "".join(found[0].split()), joined)
+    joined = squeeze_sums(joined)
     command: list[str] = []
     depth = 0
     for word in shlex.split(_with_words_whole(joined).replace("\n", "\n ; "), comments=True):
@@ -192,6 +192,16 @@ def _split_words(value: str) -> list[str]:
         return [word for word in shlex.split(value) if word not in ENDS]
     except ValueError:
         return [value]
+
+
+def squeeze_sums(text: str) -> str:
+    """The text with each sum as one word."""
+    return SPACED_SUM.sub(lambda found: "".join(found[0].split()), text) if "$((" in text else text
+
+
+def sums_summed_up(word: str) -> str:
+    """A word with its sums of whole numbers as what they come to."""
+    return SUM.sub(lambda found: _sum_text(found[1], found[0]), word) if "$((" in word else word
 
 
 def _sum_text(text: str, whole: str) -> str:

@@ -1,0 +1,125 @@
+"""What must be read out of launches that people run: values as they stand in the files, and the defaults of
+their scripts, read by hand. ``tests/wild_configs/index.json`` has licence, repository and commit of each.
+"""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.exchange.test_wild_configs import FOLDER
+
+from memsheet.questions.recognised_files import recognise_files
+
+LLAMA, OPT = "meta-llama/Llama-2-7b-hf", "facebook/opt-"
+CHAT_OF = ("@model", "microbatch", "@accumulation", "seq_len", "zero", "adapter.rank", "recompute.mode")
+CHAT = {
+    "sft-llama2-run-llama2-7b": (LLAMA, 4, 1, 512, 3, None, "full"), "sft-llama2-run-llama2-7b-lora": (LLAMA, 4, 1, 512, 3, 128, "full"),
+    "sft-opt-multi-node-run-66b": (f"{OPT}66b", 4, 1, 512, 3, 128, "full"), "sft-opt-single-gpu-run-1.3b": (f"{OPT}1.3b", 16, 8, 512, 0, 128, "none"),
+    "sft-opt-single-gpu-run-6.7b-lora": (f"{OPT}6.7b", 8, 16, 512, 0, 128, "full"), "sft-opt-single-node-run-1.3b": (f"{OPT}1.3b", 8, 1, 512, 2, None, "none"),
+    "sft-opt-single-node-run-1.3b-lora": (f"{OPT}1.3b", 8, 1, 512, 0, 128, "none"), "sft-opt-single-node-run-13b": (f"{OPT}13b", 4, 1, 512, 3, 128, "full"),
+    "sft-opt-single-node-run-30b-lora": (f"{OPT}30b", 4, 1, 512, 3, 128, "full"), "sft-opt-single-node-run-6.7b": (f"{OPT}6.7b", 6, 1, 512, 3, None, "full"),
+    "sft-other-language-run-chinese": ("bigscience/bloom-1b1", 8, 1, 512, 2, None, "none"), "sft-other-language-run-japanese": ("sberbank-ai/mGPT", 8, 1, 512, 2, None, "none"),
+    "dpo-llama2-run-llama2-7b": (LLAMA, 8, 1, 512, 3, None, "full"), "dpo-llama2-run-llama2-7b-lora": (LLAMA, 8, 1, 512, 3, 128, "full"),
+    "dpo-opt-multi-node-run-350m": (f"{OPT}350m", 2, 1, 512, 0, None, "none"), "dpo-opt-single-gpu-run-350m": (f"{OPT}350m", 16, 4, 512, 0, None, "none"),
+    "dpo-opt-single-node-run-350m": (f"{OPT}350m", 4, 1, 512, 0, None, "none"),
+    "rw-llama2-run-llama2-7b": (LLAMA, 8, 1, 512, 3, None, "full"), "rw-llama2-run-llama2-7b-lora": (LLAMA, 8, 1, 512, 3, 128, "full"),
+    "rw-opt-multi-node-run-350m": (f"{OPT}350m", 2, 1, 512, 0, None, "none"), "rw-opt-single-gpu-run-350m": (f"{OPT}350m", 16, 4, 512, 0, None, "none"),
+    "rw-opt-single-node-run-350m": (f"{OPT}350m", 4, 1, 512, 0, None, "none"),
+    "rlhf-opt-single-node-run-1.3b": ("AdamG012/chat-opt-1.3b-sft-deepspeed", 4, 1, 512, 2, None, "none"),
+    "rlhf-llama2-run-llama2-7b-lora": (None, 1, 1, 512, 3, 64, "full"), "rlhf-opt-single-node-run-13b": (None, 16, 1, 512, 3, 128, "full"),
+    "rlhf-opt-single-gpu-run-1.3b": (None, 16, 2, 512, 0, 128, "full"), "rlhf-opt-single-node-run-6.7b": (None, 4, 1, 512, 3, None, "full"),
+}  # fmt: skip
+OI_OF = (
+    "@model",
+    "microbatch",
+    "@accumulation",
+    "seq_len",
+    "recompute.mode",
+    "@gpus",
+    "engine",
+    "adapter.rank",
+)
+OLMO, SPEED = "allenai/OLMo-2-", "deepspeed"
+OPEN_INSTRUCT = {
+    "tulu3-finetune-8b": ("meta-llama/Llama-3.1-8B", 1, 2, 4096, "full", 64, SPEED, None), "olmo2-finetune-7b": (f"{OLMO}1124-7B", 1, 2, 4096, None, 64, SPEED, None),
+    "olmo2-finetune-13b": (f"{OLMO}1124-13B", 1, 1, 4096, "full", 64, SPEED, None), "olmo2-finetune-32b": (f"{OLMO}0325-32B", 1, 4, 4096, "full", 64, SPEED, None),
+    "qwen-finetune-7b": ("Qwen/Qwen2.5-7B", 1, 2, 8192, "full", 64, SPEED, None), "olmo2-dpo-7b": (f"{OLMO}1124-7B-SFT", 1, 4, 2048, "full", 32, SPEED, None),
+    "debug-finetune": ("Qwen/Qwen3-0.6B", 1, 4, 1024, None, 1, None, None), "dgx-spark-dpo-ultrafeedback": ("Qwen/Qwen3-0.6B", 4, 16, 1024, "full", 1, None, None),
+    "dgx-spark-lora-sft-no-robots": ("Qwen/Qwen3-0.6B", 8, 8, 2048, "full", 1, None, 64), "dgx-spark-sft-no-robots": ("Qwen/Qwen3-0.6B", 32, 4, 1024, "full", 1, None, None),
+    "debug-grpo-fast-3-gpu": ("Qwen/Qwen3-0.6B", 1, 1, 1024, "full", 2, SPEED, None), "qwen-grpo-fast-7b": ("Qwen/Qwen2.5-7B", 1, 1, 6144, "full", 4, SPEED, None),
+}  # fmt: skip
+OTHERS = {
+    "oi-tulu3-sft.yaml": {"@model": "meta-llama/Llama-3.1-8B", "microbatch": 1, "@accumulation": 2, "seq_len": 4096, "precision.parameters": "bf16", "attention": "flash"},
+    "tr-example-config.yaml": {"@model": "Qwen/Qwen2.5-0.5B", "microbatch": 8},
+    "dc-clm-gpt2.sh": {"@model": "gpt2", "microbatch": 1, "@accumulation": 1, "@gpus": 16, "precision.compute": "fp16"},
+    "dc-glue-bert-large.sh": {"@model": "bert-large-uncased", "microbatch": 64, "seq_len": 128},
+}  # fmt: skip
+
+
+def read_out(name: str) -> tuple[dict, dict]:
+    """All that is asked for, weak words with the firm ones over them; and what is not modelled."""
+    reads, _ = recognise_files({name: (FOLDER / name).read_text()}, ())
+    requests = [read.request for read in reads.values()]
+    weak = {key[1:]: held for one in requests for key, held in one.items() if key.startswith("?")}
+    firm = {key: held for one in requests for key, held in one.items() if not key.startswith("?")}
+    return {**weak, **firm}, dict(pair for read in reads.values() for pair in read.unmodelled)
+
+
+@pytest.mark.parametrize("name", CHAT)
+def test_deepspeed_chat(name: str) -> None:
+    found, beside = read_out(f"dc-{name}.sh")
+    assert tuple(found.get(key) for key in CHAT_OF) == CHAT[name]
+    assert found["precision.parameters"] == "fp16"
+    assert found["engine"] == "deepspeed"
+    step = {"rw": "a reward model", "rlhf": "RLHF"}.get(name.partition("-")[0], "")
+    assert beside["$.method"].startswith(step)
+
+
+@pytest.mark.parametrize("name", [name for name in CHAT if name.startswith(("dpo-llama2", "rw-llama2"))])
+def test_what_is_offloaded_in_the_third_stage(name: str) -> None:
+    found, _ = read_out(f"dc-{name}.sh")
+    assert (found["offload.optimizer"], found["offload.parameters"]) == (1, 1)
+
+
+@pytest.mark.parametrize("name", OPEN_INSTRUCT)
+def test_open_instruct(name: str) -> None:
+    found, beside = read_out(f"oi-{name}.sh")
+    wanted = dict(zip(OI_OF, OPEN_INSTRUCT[name], strict=True))
+    given = {"recompute.mode": "none", "engine": "transformers"}
+    assert {key: found.get(key) for key in wanted} == {
+        key: given.get(key) if held is None else held for key, held in wanted.items()
+    }
+    assert ("$.beside" in beside) is ("dpo" in name or "grpo" in name)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_recipes_and_examples(name: str) -> None:
+    found, _ = read_out(name)
+    assert {key: found.get(key) for key in OTHERS[name]} == OTHERS[name]
+
+
+DOCUMENTED = '''"""
+# Full training
+python trl/scripts/dpo.py --model_name_or_path Qwen/Qwen2-0.5B-Instruct \\
+    --per_device_train_batch_size 2 --no_remove_unused_columns
+"""
+import trl
+'''
+
+
+def test_a_script_is_read_by_the_command_that_its_text_says() -> None:
+    reads, _ = recognise_files({"dpo.py": DOCUMENTED}, ())
+    (read,) = reads.values()
+    assert (read.form.name, read.request["microbatch"], read.unknown) == ("trl", 2, ())
+    assert ("method", "DPO") in read.unmodelled
+    assert any("command" in one for one in read.assumed)
+
+
+def test_a_wrapper_multiplies_the_processes_of_what_it_starts() -> None:
+    text = """CMD="accelerate launch --num_processes 8 open_instruct/finetune.py --model_name_or_path a/b"
+python mason.py --num_nodes 4 --gpus 8 -- source setup.sh \\&\\& $CMD
+"""
+    reads, _ = recognise_files({"run.sh": text}, ())
+    assert {read.form.name: read.request.get("@gpus") for read in reads.values()} == {
+        "accelerate": 32,
+        "open-instruct": None,
+    }
