@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from layers_kept import kept, under
+from layers_kept import kept, made, under
 from memsheet.account import account_rank
 from memsheet.catalog import find_model
 from memsheet.errors import InputError
@@ -104,6 +104,24 @@ def test_a_step_has_the_traced_peak(
         **{"precision.name": precision},
     )
     assert sheet.peak.value == pytest.approx(traced, rel=2e-4)
+
+
+@pytest.mark.parametrize("key_heads", [1, 2, 4, HEADS])
+def test_heads_that_lie_beside_others_are_copied(key_heads: int) -> None:
+    """modeling_qwen3_next.py:639-654, 679: a part of a joint product is reshaped, which is a copy wherever
+    torch finds no view of it: not of one key head's, and of values and gates not of a head each.
+    """
+    torch = pytest.importorskip("torch")
+    each = HEADS // key_heads * VALUE
+    joint = torch.empty(2, 64, key_heads, 2 * KEY + 2 * each)
+    parts = dict(zip("qkvz", torch.split(joint, [KEY, KEY, each, each], dim=3), strict=True))
+    laid = {name: part.reshape(2, 64, -1) for name, part in parts.items()}
+    laid["z"] = parts["z"].reshape(2, 64, -1, VALUE)
+    copied = {
+        name: 2 * part.numel() for name, part in laid.items() if part.data_ptr() != parts[name].data_ptr()
+    }
+    tensors = made({**CONFIG, "linear_num_key_heads": key_heads})
+    assert {name: tensors[at] for name in "qkvz" if (at := f"linear_attn/{name}") in tensors} == copied
 
 
 @pytest.mark.parametrize(
