@@ -14,7 +14,7 @@ from enum import Enum
 from memsheet.formulas.tapes.evaluate import Axes, entry_bytes
 from memsheet.formulas.tapes.tape import Event, Log, Tape
 
-DEFAULT, GATHERS, REDUCES = 0, 1, 2
+DEFAULT, GATHERS, REDUCES = range(3)
 """Streams: that of the model, that which parameters are gathered in, that which gradients are reduced in."""
 
 
@@ -118,8 +118,8 @@ def _play_log(script: Script, log: Log, sized: Sized, held: dict[int, int], keep
     places, spare = set(sized.heirs.values()) if log is sized.forward else set[int](), dict[int, int]()
     for event, index in log:
         if event is Event.ALLOC and index not in held:
-            before = sized.heirs.get(index, -1)
-            held[index] = spare.pop(before) if before in spare else script.take(sized.sizes[index])
+            place = spare.pop(sized.heirs[index], None) if index in sized.heirs else None
+            held[index] = script.take(sized.sizes[index]) if place is None else place
         elif event is Event.FREE and index in held and index not in keeps:
             number = held.pop(index)
             if index in places:
@@ -164,7 +164,7 @@ def play_forward(
         held,
         tape.outputs | cached | (tape.handed if part.light else frozenset()),
     )
-    out = held.pop(next(iter(tape.outputs), -1), None)
+    out = next((held.pop(index) for index in tape.outputs if index in held), None)
     stays = cached - tape.saved - tape.handed
     return Played(part, held, given, [held.pop(index) for index in list(held) if index in stays]), out
 
@@ -176,21 +176,22 @@ def play_backward(script: Script, played: Played, gradient: int | None) -> tuple
     if gradient is not None and tape.backward and tape.backward[0][0] is Event.ALLOC:
         held[tape.backward[0][1]] = gradient
     back = _handed_back(sized)
-    _play_log(script, tape.backward, sized, held, frozenset({back}))
-    returned = held.pop(back, None)
+    _play_log(script, tape.backward, sized, held, back)
+    returned = next((held.pop(index) for index in back if index in held), None)
     left = [held.pop(index) for index in tape.gradients if index in held]
     script.give(held.values())
     return left, returned
 
 
-def _handed_back(sized: Sized) -> int:
+def _handed_back(sized: Sized) -> frozenset[int]:
     """The gradient of what came in: the last thing that goes, if it is as large."""
     tape = sized.tape
     if not tape.backward or not tape.handed:
-        return -1
+        return frozenset()
     event, index = tape.backward[-1]
     same = sized.sizes[index] == sized.sizes[next(iter(tape.handed))]
-    return index if event is Event.FREE and same and not tape.entries[index].gradient else -1
+    last = event is Event.FREE and same and not tape.entries[index].gradient
+    return frozenset({index} if last else ())
 
 
 def _run_again(script: Script, played: Played) -> dict[int, int]:
