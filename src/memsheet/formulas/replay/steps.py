@@ -32,8 +32,6 @@ from memsheet.plan.plan import Implementation, OptimizerName, Plan
 from memsheet.references import TORCH_ALLOCATOR, formula
 from memsheet.sheet import Bytes, Derived
 
-STEPS = 2
-"""The optimizer's states are made in the first; what that leaves in pieces shows in the second."""
 TORCHS = (Implementation.FUSED, Implementation.FOREACH, Implementation.LOOP)
 REPLAYED = Derived(
     "replay of the step's own allocations, in their order and streams, through the caching allocator's "
@@ -76,10 +74,6 @@ def _fsdp_unit_bytes(held: Sequence[Held], plan: Plan) -> Unit:
     )
 
 
-WHOLE = Placed(Unit(whole=(), gathered=0, sent=0, reduce_input=0, reduced=0), stays=True)
-"""In place of a unit where every rank has all parameters."""
-
-
 class Run:
     """Steps of one stage as they are written into a script."""
 
@@ -109,7 +103,8 @@ class Run:
             for number, group in enumerate(self.layers)
         ]
         if not divided:
-            self.root, self.first, self.last, self.placed = None, WHOLE, WHOLE, [WHOLE] * len(self.layers)
+            whole = Placed(_fsdp_unit_bytes((), plan), stays=True)  # every rank has all parameters
+            self.root, self.first, self.last, self.placed = None, whole, whole, [whole] * len(self.layers)
         self.recorded: dict[int, Recorded] = {}
         self.left_over: int | None = None  # the last gathered buffer, until the next is copied out
         self.reducing: int | None = None
@@ -228,6 +223,10 @@ class Run:
         self.gather(at)
         self.copy_out(at, defers=True)
 
+    def _return_to(self, at: Placed) -> None:
+        self.gather(at)
+        self.copy_out(at, defers=False)
+
     def _left(self) -> None:
         if self.left_over is not None:
             self.script.give((self.left_over,))
@@ -245,17 +244,14 @@ class Run:
                 self.reduce(self.last, waiting)
                 waiting = []
         for number in reversed(range(len(self.layers))):
-            at, ahead = (
-                self.placed[number],
-                self.placed[number - 1] if number else None if self.root else self.first,
-            )
-            self.gather(at)
-            self.copy_out(at, defers=False)
-            if ahead is not None and not ahead.stays and number:
+            at, ahead = self.placed[number], self.placed[number - 1] if number else self.first
+            self._return_to(at)
+            if ahead is not None:
                 self.gather(ahead)
             made, g = play_backward(script, played.pop(), g)
             self.reduce(at, made)
         if played and self.first is not None:
+            self._return_to(self.first)
             made, g = play_backward(script, played.pop(), g)
             self.reduce(self.first, [*waiting, *made])
         if g is not None:
@@ -302,13 +298,10 @@ def replay_script(
                 blocks[event] = block = allocate_block(allocator, pool(streams[event], size), size)
                 if block is None:
                     return None
-                if (
-                    at > start and allocator.reserved > most
-                ):  # only what is asked for changes what is reserved
-                    most = allocator.reserved
+                most = max(most, allocator.reserved)
         elif (gone := blocks[~event]) is not None:
             free_block(allocator, gone)
-        if at == start:
+        if at == start:  # what was reserved before, and has gone back, does not count
             most = allocator.reserved
     return most, allocator.retries > 0
 
@@ -323,17 +316,17 @@ def replay_within_room(script: Script, start: int, settings: Settings, room: int
 
 
 def script_of_steps(
-    walk: StageLayers, plan: Plan, lifetimes: Lifetimes, beside: int = 0, *, divided: bool = True
+    walk: StageLayers, plan: Plan, lifetimes: Lifetimes, beside: int, *, divided: bool = True
 ) -> tuple[Script, int]:
-    """The script of some steps of a stage, and the event at which the last of them begins. ``beside``: bytes
-    that are there all the time.
+    """The script of two steps of a stage, and the event at which the second begins: the optimizer's states are
+    made in the first; what that leaves in pieces shows in the second. ``beside``: bytes that are there all the
+    time.
     """
     run = Run(walk, plan, lifetimes, divided=divided)
     run.load(beside)
-    start = 0
-    for _ in range(STEPS):
-        start = len(run.script.events)
-        run.step()
+    run.step()
+    start = len(run.script.events)
+    run.step()
     return run.script, start
 
 
@@ -343,7 +336,7 @@ def script_of_steps(
     counts="int",
 )
 def steady_reserved_bytes(
-    walk: StageLayers, plan: Plan, room: Bytes | None = None, beside: int = 0, *, divided: bool = True
+    walk: StageLayers, plan: Plan, room: Bytes | None, beside: int, *, divided: bool = True
 ) -> Reserved:
     """What the allocator reserves in a steady step of a stage on a device that leaves it ``room``: least
     where most is reserved.

@@ -193,7 +193,7 @@ def _unsharded_past_forward(of: Groups, group: Group) -> BytesByPath:
 
 def _backward_unsharded(of: Groups, before: Group | None, group: Group, after: Group | None) -> BytesByPath:
     still = _unsharded_last_layer(of, group)
-    fetched = still or [of.arrived(None if of.keeps and before is not of.embeddings else before)]
+    fetched = still or [of.arrived(None if of.keeps else before)]
     return BytesByPath.of([of.unsharded(group), *fetched, of.reduced(after)])
 
 

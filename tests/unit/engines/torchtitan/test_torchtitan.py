@@ -278,7 +278,7 @@ def test_what_it_does_not_do_is_refused_by_name(options: dict[str, Any], field: 
 def test_a_script_takes_once_and_gives_once(options: dict[str, Any]) -> None:
     stage, plan = walked(**options)
     for lifetimes in Lifetimes:
-        script, _ = script_of_steps(stage, plan, lifetimes)
+        script, _ = script_of_steps(stage, plan, lifetimes, 0)
         there: set[int] = set()
         for event in script.events:
             if event >= 0:
@@ -306,7 +306,7 @@ def test_a_script_asks_for_what_the_sheet_holds() -> None:
         {"compile": True, **BY_OPERATION},
     ):
         stage, plan = walked(**options)
-        script, start = script_of_steps(stage, plan, Lifetimes.RECORDED)
+        script, start = script_of_steps(stage, plan, Lifetimes.RECORDED, 0)
         held = top = 0
         for at, event in enumerate(script.events):
             held += script.sizes[event] if event >= 0 else -script.sizes[~event]
@@ -317,21 +317,21 @@ def test_a_script_asks_for_what_the_sheet_holds() -> None:
 def test_reserved_is_between_layers_that_make_nothing_and_layers_that_free_late() -> None:
     for options in ({"recompute": "full"}, {"recompute": "full", "compile": True}):
         stage, plan = walked(**options)
-        found = steady_reserved_bytes(stage, plan).bytes
+        found = steady_reserved_bytes(stage, plan, None, 0).bytes
         assert found.low <= found.value <= found.high
         assert found.low >= sheet(**options).peak.value * 0.99
 
 
 def test_less_is_reserved_where_there_is_less_room() -> None:
     stage, plan = walked(**BY_OPERATION)
-    free = steady_reserved_bytes(stage, plan).bytes
+    free = steady_reserved_bytes(stage, plan, None, 0).bytes
     room = (free.value + sheet(**BY_OPERATION).peak.value) // 2
-    assert steady_reserved_bytes(stage, plan, Bytes.exact(room)).bytes.value <= room < free.value
+    assert steady_reserved_bytes(stage, plan, Bytes.exact(room), 0).bytes.value <= room < free.value
 
 
 def test_pools_of_streams_do_not_share() -> None:
     stage, plan = walked(recompute="full")
-    script, start = script_of_steps(stage, plan, Lifetimes.RECORDED)
+    script, start = script_of_steps(stage, plan, Lifetimes.RECORDED, 0)
     apart = replay_script(script, start, Settings())
     script.streams[:] = [0] * len(script.streams)
     together = replay_script(script, start, Settings())
@@ -357,7 +357,11 @@ def test_scripts_of_the_librarys_models_ask_for_what_their_sheets_hold(
     found = find_engine(engine)
     assert found is not None
     script, start = script_of_steps(
-        walk_stage_layers(spec, plan, found, release=False), plan, Lifetimes.RECORDED, divided=bool(several)
+        walk_stage_layers(spec, plan, found, release=False),
+        plan,
+        Lifetimes.RECORDED,
+        0,
+        divided=bool(several),
     )
     held = top = 0
     for at, event in enumerate(script.events):

@@ -1,0 +1,242 @@
+"""Steps as allocations: a model of four parts, each of one parameter, played by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memsheet.allocator.settings import Settings
+from memsheet.formulas.groups import StageLayers
+from memsheet.formulas.replay.script import GATHERS, REDUCES, Lifetimes, Script
+from memsheet.formulas.replay.steps import (
+    Reserved,
+    is_equal_step_replayable,
+    replay_script,
+    replay_within_room,
+    script_of_steps,
+    steady_reserved_bytes,
+)
+from memsheet.plan.plan import Plan
+from memsheet.sheet import Bytes
+from small_stage import planned, stage
+
+MIB = 2**20
+END_2024 = "9dec370"
+
+
+def told(script: Script, start: int = 0) -> list[str]:
+    """``+12g``: twelve bytes in the stream that parameters are gathered in; ``r``: that of reductions."""
+    streams = {GATHERS: "g", REDUCES: "r"}
+    return [
+        f"{'+' if event >= 0 else '-'}{script.sizes[number]}{streams.get(script.streams[number], '')}"
+        for event in script.events[start:]
+        for number in [event if event >= 0 else ~event]
+    ]
+
+
+def steps_of(walk: StageLayers, plan: Plan, **how: Any) -> tuple[list[str], ...]:
+    """What is there before the first step; it; and the last one."""
+    script, start = script_of_steps(walk, plan, Lifetimes.RECORDED, 999, **how)
+    words = told(script)
+    begin = words.index("+384")
+    return words[:begin], words[begin:start], words[start:]
+
+
+def words_of(*lines: str) -> list[str]:
+    return " ".join(lines).split()
+
+
+SHARDS = "+999 +48 +24 +24 +16"
+MOMENTS = "+48 +48 +24 +24 +24 +24 +16 +16"
+
+
+def test_units_are_gathered_for_either_pass() -> None:
+    """torch 2.13 _fsdp_param_group.py: in forward a unit's buffer stays until the next has been copied out
+    (426-489), and its parameters go after it; backward gathers the unit before ahead, embeddings too (576-585,
+    795), and copies at once; the input of a reduction stays until the next begins (639-658), gradients until
+    they are copied into it (_fsdp_collectives.py:597-616). What is left of them goes before the next step.
+    """
+    forward = (
+        "+384 +384",
+        "+24g +96g -24g +96 +40 -96",
+        "+12g +48g -12g -96g +48 +40 -48",
+        "+12g +48g -12g -48g +48 +40 -48",
+        "+8g +32g -8g -48g +32 +60 -32g +4",  # the head's parameters stay for backward
+    )
+    backward = (
+        "+60 -60 +12g +48g -12g +37 +40 -60 -40 -32 +64 -37 +16r",
+        "+48 -48g +12g +48g -12g +53 +40 -40 -40 -48 -64 +96 -53 +24r",
+        "+48 -48g +24g +96g -24g +53 +40 -40 -40 -48 -96 +96 -53 +24r",
+        "+96 -96g +81 -40 -96 -96 +192 -81 +48r -192",
+        "-384 -384",
+    )
+    loaded, first, last = steps_of(stage(), planned())
+    assert loaded == words_of(SHARDS)
+    assert last == words_of("-16r -24r -24r -48r", *forward, *backward)
+    assert first == words_of(*forward, *backward, MOMENTS)
+
+
+def test_units_that_stay_gathered_are_gathered_once() -> None:
+    """Without resharding after forward, parameters stay from one pass to the other."""
+    *_, last = steps_of(stage(), planned(zero=2))
+    assert last == words_of(
+        "-16r -24r -24r -48r +384 +384",
+        "+24g +96g -24g +96 +40",
+        "+12g +48g -12g -96g +48 +40",
+        "+12g +48g -12g -48g +48 +40",
+        "+8g +32g -8g -48g +32 +60 -32g +4",
+        "+60 -60 +37 +40 -60 -40 -32 +64 -37 +16r",
+        "+53 +40 -40 -40 -48 -64 +96 -53 +24r",
+        "+53 +40 -40 -40 -48 -96 +96 -53 +24r",
+        "+81 -40 -96 -96 +192 -81 +48r -192",
+        "-384 -384",
+    )
+
+
+def test_tied_ends_are_one_unit_that_is_gathered_first_and_reduced_last() -> None:
+    """24 + 8 bytes are sent, 96 + 32 arrive, 192 + 64 are reduced to 48 + 16."""
+    *_, last = steps_of(stage(tied=True), planned())
+    assert last == words_of(
+        "-24r -24r -64r +384 +384",
+        "+32g +128g -32g +96 +32 +40",
+        "+12g +48g -12g -128g +48 +40 -48",
+        "+12g +48g -12g -48g +48 +40 -48",
+        "+60 -48g +4",
+        "+60 -60 +12g +48g -12g +37 +40 -60 -40",
+        "+48 -48g +12g +48g -12g +53 +40 -40 -40 -48 +96 -53 +24r",
+        "+48 -48g +53 +40 -40 -40 -48 -96 +96 -53 +24r",
+        "+81 -40 -96 -32 -96 +256 -37 -81 +64r -256",
+        "-384 -384",
+    )
+
+
+def test_a_rank_alone_copies_its_parameters_and_gathers_nothing() -> None:
+    """_fsdp_param_group.py:392-402, 437-461; its gradients are copied all the same
+    (_fsdp_collectives.py:597-631).
+    """
+    loaded, _, last = steps_of(stage(layers=1), planned(1, zero=3))
+    assert loaded == words_of("+999 +160 +96 +48")
+    assert last == words_of(
+        "-48r -96r -160r +384 +384",
+        "+80 +40 -80 +48 +40 -48 +24 +60 +4",
+        "+60 -60 +37 +40 -60 -40 -24 +48 -37 +48r",
+        "+48 +53 +40 -40 -40 -48 -48 +96 -53 +96r",
+        "+80 +81 -40 -80 -96 +160 -81 +160r -160",
+        "-384 -384",
+    )
+
+
+def test_two_ranks_gather_halves() -> None:
+    """Five rows of ten, 20 elements in bf16."""
+    *_, last = steps_of(stage(), planned(2))
+    assert last[4:9] == words_of("+384 +384 +40g +80g -40g")
+
+
+def test_a_last_layer_that_stays_is_not_gathered_again() -> None:
+    """torchtitan's units until 2025: embeddings and head with the root, and no resharding of the layer whose
+    backward comes first.
+    """
+    *_, last = steps_of(stage(), planned(engine="torchtitan", engine_version=END_2024))
+    assert last == words_of(
+        "-24r -24r -64r +384 +384",
+        "+32g +128g -32g +96 +32 +40",
+        "+12g +48g -12g -128g +48 +40 -48",
+        "+12g +48g -12g -48g +48 +40",
+        "+60 -48g +4",
+        "+60 -60 +37 +40 -60 -40",
+        "+12g +48g -12g +53 +40 -40 -40 -48 +96 -53 +24r",
+        "+48 -48g +53 +40 -40 -40 -48 -96 +96 -53 +24r",
+        "+81 -40 -96 -32 -96 +256 -37 -81 +64r -256",
+        "-384 -384",
+    )
+
+
+def test_a_step_of_a_model_that_is_not_divided() -> None:
+    """Gradients stay until the next step; AdamW over lists makes one tensor a parameter while it steps."""
+    plan = planned(1, engine="transformers", **{"optimizer.implementation": "foreach"})
+    loaded, first, last = steps_of(stage(layers=1), plan, divided=False)
+    passes = "+384 +384 +40 +40 +60 +4 +60 -60 +37 +40 -60 -40 +53 +40 -40 -40 +81 -40 -384 -384"
+    stepping = "+160 +96 +48 -160 -96 -48"
+    assert loaded == words_of("+999 +160 +96 +48")
+    assert first == words_of(passes, "+160 +160 +96 +96 +48 +48", stepping)
+    assert last == words_of("-37 -53 -81", passes, stepping)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "divided", "request_", "replayed"),
+    [
+        (1, False, {"engine": "transformers"}, True),
+        (2, False, {"engine": "transformers"}, False),  # its gradients are reduced in buckets
+        (8, True, {}, True),
+        (2, True, {"global_batch": 6}, True),
+        (2, True, {"global_batch": 12}, False),  # two micro-batches
+        (4, True, {"engine": "torchtitan", "mesh.pp": 2, "global_batch": 6}, False),
+        (2, True, {"optimizer.name": "sgd"}, False),
+        (2, True, {"offload.optimizer": 1.0}, False),
+    ],
+)
+def test_which_steps_are_replayed(gpus: int, divided: bool, request_: dict[str, Any], replayed: bool) -> None:
+    plan = planned(gpus, **request_)
+    assert is_equal_step_replayable(plan, divided=divided) is replayed
+
+
+# ---- what is reserved --------------------------------------------------------------------------------------
+
+
+def played(*words: int) -> Script:
+    """MiB that are asked for, or ``~n`` that go."""
+    script = Script()
+    for word in words:
+        if word >= 0:
+            script.take(word * MIB)
+        else:
+            script.give([~word])
+    return script
+
+
+@pytest.mark.parametrize(
+    ("words", "start", "most"),
+    [
+        ((), 0, 0),
+        ((0,), 0, 0),
+        ((30,), 0, 30),
+        ((30, ~0), 1, 30),  # what is cached is reserved
+        ((30, ~0, 12), 1, 30),  # and serves what is smaller
+        ((30, ~0, 40), 1, 70),
+        ((30, ~0, 40), 2, 70),
+    ],
+)
+def test_the_most_that_is_reserved_from_an_event_on(words: tuple[int, ...], start: int, most: int) -> None:
+    """Above 10 MiB a request has a segment of its own, of a multiple of 2 MiB."""
+    assert replay_script(played(*words), start, Settings()) == (most * MIB, False)
+
+
+def test_cached_blocks_go_back_where_there_is_no_room_beside_them() -> None:
+    script = played(30, ~0, 40)
+    assert replay_script(script, 1, Settings(), 70 * MIB) == (70 * MIB, False)
+    assert replay_script(script, 2, Settings(), 69 * MIB) == (40 * MIB, True)
+    assert replay_script(script, 1, Settings(), 69 * MIB) == (40 * MIB, True)
+    assert replay_script(script, 1, Settings(), 39 * MIB) is None
+    assert replay_within_room(script, 1, Settings(), 39 * MIB) == (70 * MIB, False)
+
+
+def test_what_went_back_counts_where_it_was_there_after_the_event() -> None:
+    """A request of up to 1 MiB takes a segment of 2 MiB, which finds no room beside 60 MiB of 61."""
+    assert replay_script(played(60, ~0, 1), 0, Settings(), 61 * MIB) == (60 * MIB, True)
+    assert replay_script(played(60, ~0, 1), 2, Settings(), 61 * MIB) == (2 * MIB, True)
+
+
+@pytest.mark.parametrize(
+    ("least", "found"),
+    [(20, Bytes(10, 20, 20)), (25, Bytes(10, 25, 25)), (19, Bytes(10, 30, 30))],
+)
+def test_what_fits_at_its_most_is_not_given_more(
+    monkeypatch: pytest.MonkeyPatch, least: int, found: Bytes
+) -> None:
+    """Layers that keep all to their end reserve 20 where the device leaves least; then those that keep less
+    need no more than is left there, though they would cache more in more.
+    """
+    ends = iter([(10, False), (30, True), (20, False)])
+    monkeypatch.setattr("memsheet.formulas.replay.steps.replay_within_room", lambda *_: next(ends))
+    assert steady_reserved_bytes(stage(), planned(), Bytes(least, 40, 50), 0) == Reserved(found, True)
