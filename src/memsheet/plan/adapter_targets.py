@@ -70,7 +70,9 @@ def stacked_names(model: ModelSpec, engine: Engine) -> frozenset[str]:
     on the library's own layers.
     """
     made_by_peft = engine.layers is None and "train" in engine.tasks
-    stacked = STACKED_EXPERTS.get(model.model_type, ()) if made_by_peft and has_experts(model) else ()
+    weights = (weight for block in model.blocks() for weight in block.weights)
+    routed = has_experts(model) or any(weight.role is Role.EXPERT for weight in weights)
+    stacked = STACKED_EXPERTS.get(model.model_type, ()) if made_by_peft and routed else ()
     return frozenset(stacked)
 
 

@@ -87,7 +87,7 @@ STACKED_EXPERTS: dict[str, tuple[str, ...]] = {
         (
             "afmoe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "glm4v_moe",
             "longcat_flash", "solar_open", "mellum", "qwen3_moe", "qwen3_omni_moe", "qwen3_omni_moe_thinker", "qwen3_omni_moe_text", "qwen3_next",
-            "hunyuan_v1_moe", "flex_olmo", "olmoe", "exaone_moe", "cohere2_moe",
+            "hunyuan_v1_moe", "flex_olmo", "olmoe", "exaone_moe", "cohere2_moe", "beam",
         ),
         ("gate", "gate_proj", "up_proj", "down_proj"),
     ),

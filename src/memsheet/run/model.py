@@ -30,6 +30,8 @@ _NOT_ASKED = (
     "dtype",
     "torch_dtype",
 )  # the plan says in what format it is
+PICTURE_TOKENIZER = "vqmodel."
+"""Whose decoder draws pictures and is no stack of layers (transformers 5.23 modeling_janus.py, JanusModel)."""
 _BARE = "AutoModel"
 _HEADS = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForMaskedLM", _BARE)
 _SEQ2SEQ_HEADS = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq")
@@ -249,7 +251,11 @@ def layers_of(model: nn.Module) -> nn.ModuleList | None:
         for name, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and len(module) > 0
     ]
-    outer = [(n, m) for n, m in stacks if not any(n.startswith(f"{other}.") for other, _ in stacks)]
+    outer = [
+        (n, m)
+        for n, m in stacks
+        if not any(n.startswith(f"{other}.") for other, _ in stacks) and PICTURE_TOKENIZER not in n
+    ]
     if not outer:
         return None
     home = _home_of_words(model)

@@ -1,11 +1,15 @@
 """The layers that an adapter stands beside where nobody says."""
 
+from dataclasses import replace
+
 import pytest
 
 from memsheet.errors import InputError
+from memsheet.plan.adapter_targets import stacked_names
 from memsheet.plan.defaults import STACKED_EXPERTS
+from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.layers import has_experts, linear_names
-from memsheet.plan.model import ModelSpec
+from memsheet.plan.model import ModelSpec, Run
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve_request
 
@@ -80,7 +84,7 @@ def test_the_families_are_those_of_the_libraries() -> None:
     theirs = {
         family: set(peft._MOE_TARGET_MODULE_MAPPING[pattern])
         for family, pattern in conversion._MODEL_TO_CONVERSION_PATTERN.items()
-        if pattern in peft._MOE_FUSED_TARGETS and family[0].islower() and family != "beam"
+        if pattern in peft._MOE_FUSED_TARGETS and family[0].islower()
     }
     assert {family: set(names) for family, names in STACKED_EXPERTS.items()} == theirs
 
@@ -103,3 +107,17 @@ def test_adapters_of_state_spaces_stand_where_one_can_run(config: dict[str, obje
     plan = resolve_request({"seq_len": 128, "adapter.rank": 8}, read_hf_config({**config, **sizes})).plan
     assert plan.adapter is not None
     assert set(plan.adapter.targets) == {"in_proj"}
+
+
+def test_experts_of_a_model_on_record_are_known_by_their_weights() -> None:
+    """Before anyone asks how it is served, its layers are weights alone."""
+    model = read_hf_config({"model_type": "qwen3_moe", **SMALL})
+    (block, *_) = model.blocks()
+    assert block.feed_forward is not None
+    bare = replace(block, feed_forward=None, extras=(*block.extras, *block.feed_forward.weights))
+    (stack,) = model.stacks
+    alike = replace(model, stacks=(replace(stack, runs=(Run(pattern=(bare,), count=2),)),))
+    engine = find_engine("transformers")
+    assert engine is not None
+    assert not has_experts(alike)
+    assert "gate_proj" in stacked_names(alike, engine)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationMixin
 
 from memsheet.plan.plan import Plan
 from memsheet.recording import ALLOCATED, RELEASED, RecordedCache
@@ -56,8 +57,7 @@ def observe_generations(
         modules = Modules(recorder)
         model = apply_quantization(build(how.device), plan)
         config = model.config
-        if not is_generating_decoder(model):
-            raise NotRecordableError("is no decoder that generate takes")
+        _check_generates(model)
         modules.watch(model)
         claim_parameters(recorder, model)
         _observe_generation(recorder, model, config, _of_size(plan, *sizes[0]), how)  # what is made but once
@@ -78,12 +78,19 @@ def observe_caches(
     """
     with recording_context(how), torch.no_grad():
         model, config = (made := build(how.device)), made.config
-        if not is_generating_decoder(model):
-            raise NotRecordableError("is no decoder that generate takes")
+        _check_generates(model)
         found = [_caches_after(model, config, _of_size(plan, 2, tokens), how) for tokens in (shorter, longer)]
     if found[0] != found[1]:
         raise NotRecordableError("what it caches does not grow by as much with every token")
     return tuple(found[0][kinds[kind]] for kind in sorted(kinds))
+
+
+def _check_generates(model: nn.Module) -> None:
+    """Raises NotRecordableError for a model that generates nothing, or not by the library's one loop."""
+    if not is_generating_decoder(model):
+        raise NotRecordableError("is no decoder that generate takes")
+    if type(model).generate is not GenerationMixin.generate:
+        raise NotRecordableError(f"{type(model).__name__} has a generate of its own, which is not followed")
 
 
 def _of_size(plan: Plan, sequences: int, tokens: int) -> Plan:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -24,13 +25,14 @@ def observe_handing(model: Any, kinds: tuple[int, ...]) -> Handing:
     """What a model's classes and its config say; nothing is run."""
     layers, text = layers_of(model), model.config.get_text_config()
     assert layers is not None
-    firsts = [layers[kinds.index(kind)] for kind in dict.fromkeys(kinds)]
+    numbers = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
+    firsts, said = [layers[number] for number in numbers], layer_configs(text, numbers)
     stack = next(name for name, module in model.named_modules() if module is layers)
     below = getattr(model, model.base_model_prefix, model)  # servers build it, and put an output above it
     plan = dict(getattr(below, "tp_plan", None) or {})
     prefix = "" if below is model else f"{model.base_model_prefix}."
     words = plan or next((found for one in (model.config, text) if (found := _config_plan(one))), {})
-    experts = next((value for name in TOP if isinstance(value := getattr(text, name, None), int)), None)
+    top = (getattr(one, name, None) for name in TOP for one in said)
     return Handing(
         architecture=(getattr(model.config, "architectures", None) or [type(model).__name__])[0],
         declares=bool(type(model).is_backend_compatible()),
@@ -38,14 +40,22 @@ def observe_handing(model: Any, kinds: tuple[int, ...]) -> Handing:
         plan_words=tuple(sorted(set(map(str, words.values())))),
         causal=all(getattr(module, "is_causal", True) for module in layers.modules())
         and not getattr(model.config, "is_encoder_decoder", False),
-        latent=getattr(text, "kv_lora_rank", None) is not None,
-        experts_per_token=experts or None,
-        attention=tuple(_handed_attention(layer, text) for layer in firsts),
+        latent=any(getattr(one, "kv_lora_rank", None) is not None for one in said),
+        experts_per_token=next((value for value in top if isinstance(value, int)), None) or None,
+        attention=tuple(map(_handed_attention, firsts, said)),
         styles=tuple(
-            _plan_styles(layer, plan, f"{stack.removeprefix(prefix)}.{kinds.index(kind)}")
-            for kind, layer in zip(dict.fromkeys(kinds), firsts, strict=True)
+            _plan_styles(layer, plan, f"{stack.removeprefix(prefix)}.{number}")
+            for number, layer in zip(numbers, firsts, strict=True)
         ),
     )
+
+
+def layer_configs(text: Any, numbers: Sequence[int]) -> list[Any]:
+    """What a config says of layers: where they differ, the library refuses to say it of all (transformers
+    5.23 integrations/heterogeneity/configuration_utils.py, HeterogeneousConfigMixin.__getattribute__).
+    """
+    differ = getattr(text, "is_heterogeneous", False)
+    return [text.per_layer_config[number] if differ else text for number in numbers]
 
 
 def _config_plan(config: Any) -> dict[str, str]:

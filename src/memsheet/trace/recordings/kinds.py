@@ -52,9 +52,11 @@ def representative_layers(
     config: Mapping[str, Any], plan: Plan, model: nn.Module
 ) -> tuple[tuple[int, ...], Shallow]:
     """The kinds of all layers, and the layers that are run: of each kind one that has neighbours; all where
-    they are few. The model is cut down where it can be built in no other way.
+    they are few, or where what is around them grows with their number. The model is cut down where it can be
+    built in no other way.
     """
-    kinds = layer_kinds(model)
+    kinds, around = layer_kinds(model), shapes_around(model)
+    every = Shallow(tuple(range(len(kinds))), whole=True)
     for built_whole in (False, True):
         for kept in _candidates(kinds):
             shallow = Shallow(kept, built_whole=built_whole)
@@ -62,9 +64,21 @@ def representative_layers(
                 built = build_shallow_model(config, plan, shallow, "meta")
             except Exception:  # noqa: BLE001, S112 - a library's own check of a config of few layers
                 continue
+            if shapes_around(built) != around:
+                return kinds, every
             if layer_kinds(built) == _renumbered(kinds[number] for number in kept):
                 return kinds, shallow
-    return kinds, Shallow(tuple(range(len(kinds))), whole=True)
+    return kinds, every
+
+
+def shapes_around(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The shapes of parameters of no layer: gemma3n's tables of words hold a row part for every layer."""
+    inside = {id(one) for layer in layers_of(model) or () for one in layer.parameters()}
+    return {
+        name: tuple(one.shape)
+        for name, one in model.named_parameters(remove_duplicate=False)
+        if id(one) not in inside
+    }
 
 
 def _renumbered(kinds: Iterator[int]) -> tuple[int, ...]:

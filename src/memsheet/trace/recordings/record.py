@@ -34,6 +34,7 @@ from memsheet.recording import (
     cache_rows,
     recording_document,
     run_document,
+    run_from,
 )
 from memsheet.resolve import resolve_request
 from memsheet.run.model import build_config, build_model, layers_of
@@ -72,6 +73,7 @@ from memsheet.trace.values import FEW, MANY, NEEDS_VALUES, with_values_if_asked
 
 CACHED = (24, 40)
 """Tokens of the prompts after which caches are looked at: fewer than any window."""
+OTHER_CACHE = "its cache has more layers, or fewer, than its stack"
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,7 +94,7 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
         record = record_generation if generates else record_run
         try:
             sizes = _sizes_of(words, stack.positions)
-            made["runs"][key] = run_document(
+            made["runs"][key] = playable_document(
                 record(config, _plan_of(words, "infer" if generates else "train"), stack, sizes)
             )
         except NoFunctionError:
@@ -104,6 +106,16 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
                 raise
             made["runs"][key] = None  # the library's code refuses a size: it may take the one that is asked
     return made
+
+
+def playable_document(run: RecordedRun | RecordedGeneration) -> dict[str, Any]:
+    """One way to run, as JSON. Raises NotRecordableError where its events do not play again."""
+    document = run_document(run)
+    try:
+        run_from(document)
+    except (ValueError, IndexError):
+        raise NotRecordableError("what its layers keep does not come apart at them") from None
+    return document
 
 
 def record_caches(config: Mapping[str, Any], stack: Layered) -> tuple[RecordedCache, ...]:
@@ -124,6 +136,8 @@ def record_generation(
     found = observe_generations(build, plan, How(), sizes)
     if len({one.places for one in found}) > 1:
         raise NoFunctionError("its cache is not the same at every size")
+    if len(found[0].places) != len(stack.shallow.kept):
+        raise NotRecordableError(OTHER_CACHE)
     if any(storage.hidden for one in found for storage in one.prefill.storages):
         found = [without_kernels(one) for one in found]
     return RecordedGeneration(

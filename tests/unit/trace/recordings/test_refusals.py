@@ -1,0 +1,67 @@
+"""What is refused rather than put on record as something that it is not."""
+
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from torch import nn
+
+from memsheet.recording import RecordedGeneration, RecordedPass, RecordedStorage
+from memsheet.run.model import layers_of
+from memsheet.trace.recordings.generation import _check_generates
+from memsheet.trace.recordings.observe import NotRecordableError
+from memsheet.trace.recordings.record import playable_document
+
+STORED = RecordedPass(
+    storages=(RecordedStorage("cache", ((8, 1, 1),)),), forward=(("alloc", 0),), backward=(), saved=(0,)
+)
+
+
+def generation(**changed):
+    return RecordedGeneration(
+        **{"prefill": STORED, "decode": STORED, "places": ((0,),), "kept": (0,), **changed}
+    )
+
+
+def test_a_record_that_plays_is_handed_on():
+    assert playable_document(generation())["kept"] == [0]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"kept": (0, 1)},
+        {"places": ((0,), (0,))},
+        {"decode": RecordedPass(storages=STORED.storages, forward=(("free", 0),), backward=())},
+    ],
+)
+def test_a_record_that_does_not_play_is_refused_where_it_is_made(changed):
+    with pytest.raises(NotRecordableError, match="come apart"):
+        playable_document(generation(**changed))
+
+
+class OwnLoop(nn.Module):
+    config = SimpleNamespace(is_encoder_decoder=False)
+
+    def can_generate(self):
+        return True
+
+    def generate(self):
+        return None
+
+
+def test_a_generate_of_its_own_is_not_taken_for_the_librarys():
+    with pytest.raises(NotRecordableError, match="OwnLoop has a generate of its own"):
+        _check_generates(OwnLoop())
+
+
+def test_what_draws_pictures_is_no_stack_of_layers():
+    model = nn.Module()
+    model.vqmodel, model.language_model = nn.Module(), nn.Module()
+    model.vqmodel.decoder = nn.Module()
+    model.vqmodel.decoder.up = nn.ModuleList([nn.Linear(64, 64)])
+    model.language_model.layers = nn.ModuleList([nn.Linear(4, 4)])
+    assert layers_of(model) is model.language_model.layers
