@@ -1,4 +1,4 @@
-"""A stage of four parts, each of one parameter, whose tapes are written by hand: for tests that play steps."""
+"""A stage of four parts, each of one parameter, whose tapes are written by hand."""
 
 from __future__ import annotations
 
@@ -74,4 +74,4 @@ def planned(gpus: int = 4, **request: Any) -> Plan:
         "recompute.mode": "none",
         **request,
     }
-    return resolve_request(asked, read_hf_config(config), cluster_of(find_device("H100-80GB"), gpus)).plan  # fmt: skip
+    return resolve_request(asked, read_hf_config(config), cluster_of(find_device("H100-80GB"), gpus)).plan

@@ -318,9 +318,9 @@ def replay_within_room(script: Script, start: int, settings: Settings, room: int
 def script_of_steps(
     walk: StageLayers, plan: Plan, lifetimes: Lifetimes, beside: int, *, divided: bool = True
 ) -> tuple[Script, int]:
-    """The script of two steps of a stage, and the event at which the second begins: the optimizer's states are
-    made in the first; what that leaves in pieces shows in the second. ``beside``: bytes that are there all the
-    time.
+    """The script of two steps of a stage, and the event at which the second begins: the optimizer's states
+    are made in the first; what that leaves in pieces shows in the second. ``beside``: bytes that are there
+    all the time.
     """
     run = Run(walk, plan, lifetimes, divided=divided)
     run.load(beside)

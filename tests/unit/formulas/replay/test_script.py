@@ -29,12 +29,9 @@ def tape(
 ) -> Tape:
     """A layer that keeps its input and one storage more, and hands on the fourth."""
     said = {"saved": {INPUT, KEPT}, "cached": (), "outputs": {OUTPUT}, "handed": {INPUT}, **more}
-    return Tape(
-        entries=tuple(Entry(str(number), (size,), INT8, gradient=number == WEIGHT) for number, size in enumerate(sizes)),
-        forward=log(forward),
-        backward=log(backward),
-        **{name: frozenset(numbers) for name, numbers in said.items()},
-    )  # fmt: skip
+    entries = tuple(Entry(str(at), (size,), INT8, gradient=at == WEIGHT) for at, size in enumerate(sizes))
+    kept = {name: frozenset(numbers) for name, numbers in said.items()}
+    return Tape(entries=entries, forward=log(forward), backward=log(backward), **kept)
 
 
 def part(own: Tape, light: Tape | None = None, lifetimes: Lifetimes = Lifetimes.RECORDED) -> Recorded:
