@@ -31,7 +31,9 @@ _NOT_ASKED = (
     "torch_dtype",
 )  # the plan says in what format it is
 PICTURE_TOKENIZER = "vqmodel."
-"""Whose decoder draws pictures and is no stack of layers (transformers 5.23 modeling_janus.py, JanusModel)."""
+"""Whose decoder draws pictures and is no stack of layers (transformers 5.23 modeling_janus.py,
+JanusVQVAE).
+"""
 _BARE = "AutoModel"
 _HEADS = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForMaskedLM", _BARE)
 _SEQ2SEQ_HEADS = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq")

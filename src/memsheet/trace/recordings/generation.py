@@ -89,7 +89,7 @@ def _check_generates(model: nn.Module) -> None:
     """Raises NotRecordableError for a model that generates nothing, or not by the library's one loop."""
     if not is_generating_decoder(model):
         raise NotRecordableError("is no decoder that generate takes")
-    if type(model).generate is not GenerationMixin.generate:
+    if getattr(type(model), "generate", None) is not GenerationMixin.generate:
         raise NotRecordableError(f"{type(model).__name__} has a generate of its own, which is not followed")
 
 
