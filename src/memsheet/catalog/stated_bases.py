@@ -20,6 +20,8 @@ _CARD = "its model card"
 _LENGTH = "made for another length"
 _ROWS = (
     ("agentica-org/deepcoder-14b-preview", "qwen2.5-14b", "is Qwen2.5-14B distilled and tuned", f"{_CARD}: fine-tuned from DeepSeek-R1-Distilled-Qwen-14B"),
+    ("allenai/llama-3.1-tulu-3-8b", "llama-3.1-8b", "is Llama 3.1 8B tuned", "allenai/open-instruct e6c3044 docs/tulu3.md: model_name_or_path meta-llama/Llama-3.1-8B"),
+    ("allenai/llama-3.1-tulu-3-70b", "llama-3.1-70b", "is Llama 3.1 70B tuned", "allenai/open-instruct e6c3044 docs/tulu3.md: model_name_or_path meta-llama/Llama-3.1-70B"),
     ("deepseek-ai/deepseek-r1-distill-qwen-7b", "qwen2.5-math-7b", f"is Qwen2.5-Math-7B distilled, {_LENGTH}", "deepseek-ai/DeepSeek-R1 README, table of distilled models"),
     ("deepseek-ai/deepseek-r1-distill-qwen-14b", "qwen2.5-14b", "is Qwen2.5-14B distilled", "deepseek-ai/DeepSeek-R1 README, table of distilled models"),
     ("deepseek-ai/deepseek-r1-distill-qwen-32b", "qwen2.5-32b", "is Qwen2.5-32B distilled", "deepseek-ai/DeepSeek-R1 README, table of distilled models"),

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -32,6 +32,8 @@ from memsheet.trace.recordings.process import ask_recorder
 VARIABLE = "MEMSHEET_CACHE"
 OFF = "off"
 LIBRARIES = ("torch", TRANSFORMERS)
+PACKAGE = Path(__file__).parents[1]
+RECORDER = ("trace", "run")
 MAX_BYTES = 64 * 2**20
 NEVER_READ = (
     "_name_or_path",
@@ -84,10 +86,22 @@ def serving_recording_of(config: Mapping[str, Any]) -> Recording:
 
 
 def config_key(config: Mapping[str, Any]) -> str:
-    """A name for everything that a recording depends on: the config, and the versions of the libraries."""
+    """A name for everything that a recording depends on: the config, the versions of the libraries, and the
+    code that records.
+    """
     said = {key: value for key, value in config.items() if key not in NEVER_READ}
-    text = json.dumps([said, installed_versions()], sort_keys=True, default=str)
+    text = json.dumps([said, installed_versions(), _recorder_digest()], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@cache
+def _recorder_digest() -> str:
+    """Of the sources that run a model's code and cut it: a record of others is made anew."""
+    found = hashlib.sha256()
+    for folder in RECORDER:
+        for path in sorted((PACKAGE / folder).rglob("*.py")):
+            found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 def installed_versions() -> dict[str, str]:

@@ -4,9 +4,13 @@ their scripts, read by hand. ``tests/wild_configs/index.json`` has licence, repo
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tests.unit.exchange.test_wild_configs import FOLDER
 
+import memsheet
+from memsheet.budget import Result
 from memsheet.questions.recognised_files import recognise_files
 
 LLAMA, OPT = "meta-llama/Llama-2-7b-hf", "facebook/opt-"
@@ -123,3 +127,14 @@ python mason.py --num_nodes 4 --gpus 8 -- source setup.sh \\&\\& $CMD
         "accelerate": 32,
         "open-instruct": None,
     }
+
+
+def test_arguments_alone_leave_the_division_of_the_model_to_their_launcher(tmp_path: Path) -> None:
+    """Eight billion parameters undivided fit no card: whoever starts the script may divide them."""
+    (tmp_path / "train.yaml").write_text(
+        "model_name_or_path: meta-llama/Llama-3.1-8B\nwith_tracking: true\nmax_seq_length: 4096\n"
+        "per_device_train_batch_size: 1\ngradient_accumulation_steps: 2\n"
+    )
+    checked = memsheet.check(tmp_path / "train.yaml", gpus="8xH100-80GB")
+    assert checked.result is Result.UNCERTAIN
+    assert "launcher" in checked.doubt

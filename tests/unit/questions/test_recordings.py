@@ -77,6 +77,9 @@ def test_a_record_of_other_versions_or_of_another_config_is_not_used(asked, monk
     assert len(asked) > count
     assert recordings.config_key(CONFIG) != recordings.config_key({**CONFIG, "hidden_size": 16})
     assert recordings.config_key(CONFIG) == recordings.config_key({**CONFIG, "_name_or_path": "elsewhere"})
+    before = recordings.config_key(CONFIG)
+    monkeypatch.setattr(recordings, "_recorder_digest", lambda: "of other code that records")
+    assert recordings.config_key(CONFIG) != before
 
 
 @pytest.mark.parametrize(

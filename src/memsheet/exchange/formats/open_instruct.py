@@ -7,11 +7,11 @@ transformers' code is told by its script.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange import find_format
-from memsheet.exchange.shared.file_format import Format, Key, Values
+from memsheet.exchange.shared.file_format import EVERYTHING, Format, Key, Moved, Values
 from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.exchange.shared.trainer_script import SCRIPT
 from memsheet.exchange.shared.trainers import parse_switch, row_of, uniform_precision_keys, with_master
@@ -217,10 +217,17 @@ def _not_held(values: Values) -> Mapping[str, Any]:
     return {**({BESIDE: told} if told else {}), **budget}
 
 
+def _left_to_launcher(values: Values, _: Values) -> Iterator[Moved]:
+    """Arguments alone name no launcher, and so nothing that divides the model."""
+    if values.get(PROGRAM) is None and values.get("zero_stage") is None:
+        why = "the launcher that starts it divides the model or does not, and it is not among the files"
+        yield Moved(at="launcher", why=why, low_bytes=-EVERYTHING, high_bytes=0)
+
+
 OWN = frozenset({"with_tracking", "checkpointing_steps", "dataset_mixer_list", "dataset_mix_dir", "use_slow_tokenizer", "mixer_list"})  # fmt: skip
 FORMAT: Format = Format(
     name="open-instruct", file="train.yaml", kind="yaml", tested=VERSION, engines=(), keys=KEYS, said={"task": "train"}, marks=OWN,
-    needs={"model_name_or_path": ...}, rename=_rename_key, absent=_not_held, stored="model_dtype", starts=_is_launch, program_known=lambda _: False,
+    needs={"model_name_or_path": ...}, rename=_rename_key, absent=_not_held, stored="model_dtype", starts=_is_launch, program_known=lambda _: False, moves=_left_to_launcher,
     unmodelled={
         BESIDE: (), "$.budget": (), "sequence_parallel_size": (1,), "load_balancing_loss": (False,), "single_gpu_mode": (False,),
         "zero_hpz_partition_size": (), "deepspeed_zpg": (), "tensor_parallel_degree": (1,), "context_parallel_degree": (1,), "cp_degree": (),
