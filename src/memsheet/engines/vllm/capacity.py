@@ -35,9 +35,9 @@ class Pool:
     blocks: Bytes
     release: Release
     in_flight: int
-    shared_blocks: int = 0
-    ahead: int = 0
-    longest: int = 0
+    shared_blocks: int
+    ahead: int
+    longest: int
 
     def sequences(self, tokens: int) -> Bytes:
         """Sequences of so many tokens that are held while each makes one more, what they share kept once."""

@@ -277,6 +277,48 @@ def test_the_last_eighths_and_every_third_layer_get_more_bits():
     assert types[:4] == types[28:] == ["Q6_K"] * 4
 
 
+@pytest.mark.parametrize(
+    ("mix", "layers", "wide"),
+    [
+        ("Q4_K_M", 32, [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31]),
+        ("Q4_K_M", 26, [0, 1, 2, 5, 8, 11, 14, 17, 20, 22, 23, 24, 25]),
+        ("Q4_K_S", 32, [0, 1, 2, 3]),
+        ("Q4_K_S", 26, [0, 1, 2]),
+        ("Q3_K_M", 32, [0, 1]),
+        ("Q3_K_M", 26, [0]),
+    ],
+)
+def test_which_layers_get_more_bits(mix: str, layers: int, wide: list[int]):
+    """src/llama-quant.cpp, use_more_bits: i < n/8, i >= 7n/8 or (i - n/8) % 3 == 2, in whole numbers: of 26
+    the first 3, those from 182/8 = 22 on, and every third from 5. Q4_K_S: i < n/8; Q3_K_M: i < n/16.
+    """
+    more = {"Q4_K_M": "Q6_K", "Q4_K_S": "Q5_K", "Q3_K_M": "Q5_K"}[mix]
+    types = [
+        matrix_type(mix, "ffn_down", Where(layer=n, layers=layers, grouped=4, experts=0), 14336)
+        for n in range(layers)
+    ]
+    assert [n for n, found in enumerate(types) if found == more] == wide
+
+
+@pytest.mark.parametrize(
+    ("mix", "kind", "where", "found"),
+    [
+        ("Q3_K_M", "attn_v", {"layer": 1}, "Q5_K"), ("Q3_K_M", "attn_v", {"layer": 2}, "Q4_K"),
+        ("Q4_K_S", "attn_v", {"layer": 3}, "Q5_K"), ("Q4_K_S", "attn_v", {"layer": 4}, "Q4_K"),
+        ("Q2_K", "attn_v", {"grouped": 4}, "Q4_K"), ("Q2_K", "attn_v", {"grouped": 3}, "Q3_K"),
+        ("Q4_K_M", "attn_output", {"experts": 8}, "Q5_K"), ("Q4_K_M", "attn_output", {"experts": 16}, "Q4_K"),
+    ],
+)  # fmt: skip
+def test_which_matrices_get_more_bits(mix: str, kind: str, where: dict[str, int], found: str):
+    """src/llama-quant.cpp, llama_tensor_get_type: the first two or four layers' values, those that four query
+    heads share, outputs beside eight experts.
+    """
+    assert (
+        matrix_type(mix, kind, Where(**{"layer": 9, "layers": 32, "grouped": 1, "experts": 0, **where}), 4096)
+        == found
+    )
+
+
 # ---- refusals ----------------------------------------------------------------------------------------------
 
 

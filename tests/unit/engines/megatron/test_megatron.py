@@ -205,6 +205,15 @@ def test_scores_in_full_and_dropout_are_the_terms_of_the_published_formula() -> 
     assert more - fewer == 34 * 512 * 256 + 5 * 8 * 512 * 512 + 2 * 4 * 512
 
 
+def test_scores_in_full_read_a_buffer_that_stays() -> None:
+    """dot_product_attention.py:150-165: the scores of eight heads of 512 positions in bf16."""
+    buffers = [
+        sum(item.largest.value for item in sheet(attention=how).items if item.path == "global_memory_buffer")
+        for how in ("eager", "flash")
+    ]
+    assert buffers == [2 * 8 * 512 * 512, 0]
+
+
 # ---- pipelines ---------------------------------------------------------------------------------------------
 
 
@@ -332,6 +341,14 @@ def test_what_is_not_modelled_is_refused_by_name(options: dict[str, Any], field:
     with pytest.raises(memsheet.InputError) as caught:
         trained(**options)
     assert field in {problem.field for problem in caught.value.problems}
+
+
+def test_only_interleaved_stages_take_micro_batches_in_groups() -> None:
+    """pipeline_parallel/schedules.py raises for vpp above 1: three micro-batches over two stages."""
+    assert trained(pp=2, global_batch=3).sheets
+    assert trained(pp=2, global_batch=4, vpp=2, schedule="interleaved").sheets
+    with pytest.raises(memsheet.InputError, match="no multiple of 2 stages"):
+        trained(pp=2, global_batch=3, vpp=2, schedule="interleaved")
 
 
 def test_a_mesh_knows_its_schedule() -> None:

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from memsheet import infer
+from memsheet.account import account_rank
 from memsheet.engines.transformers.all_logits import of_all_positions
 from memsheet.errors import InputError
+from memsheet.readers.hf_config import read_hf_config
+from memsheet.resolve import resolve_request
 from memsheet.sheet import Component, Instant
 
 LAYERS, HIDDEN, INNER, VOCAB, KEYS = 4, 1024, 2816, 32000, 512  # 8 heads of 128, 4 of keys
@@ -125,6 +128,17 @@ def test_a_compiled_step_keeps_something_of_its_own():
 
 def lit(**options: Any) -> Any:
     return infer(LLAMA, engine="litgpt", max_model_len=256, prompt_tokens=8, **options)
+
+
+def test_litgpt_holds_weights_alone_while_it_loads() -> None:
+    """No cache, and nothing at any other instant."""
+    spec = read_hf_config(LLAMA, name="m")
+    plan = resolve_request({"task": "infer", "engine": "litgpt", "phase": "load"}, spec).plan
+    found = account_rank(spec, plan)
+    asked = infer(LLAMA, engine="litgpt", max_model_len=256).sheets[0]
+    loading, serving = ({when for item in one.items for when in item.at} for one in (found, asked))
+    assert loading == {Instant.LOAD}
+    assert serving > loading
 
 
 def test_four_bits_of_everything_but_the_table_of_tokens():

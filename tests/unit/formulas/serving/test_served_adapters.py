@@ -14,7 +14,7 @@ from memsheet import catalog
 from memsheet.budget import Answer
 from memsheet.engines.sglang.lora import buffers_of
 from memsheet.engines.sglang.lora_layers import PARTS
-from memsheet.engines.vllm.lora import pairs_of
+from memsheet.engines.vllm.lora import _pair_bytes, pairs_of
 from memsheet.engines.vllm.lora_releases import RANKS, facts_of
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write_format_files
@@ -28,7 +28,7 @@ from memsheet.readers.model import read_model
 from memsheet.report.screen.table import render_answer
 from memsheet.report.shared.look import Look
 from memsheet.resolve import resolve_document
-from memsheet.sheet import Component, Instant
+from memsheet.sheet import Bytes, Component, Instant
 
 SERVERS = ("vllm", "sglang")
 NEWEST = facts_of((10**6, 0))
@@ -538,3 +538,14 @@ def test_experts_sort_their_tokens_for_every_slot_on_new_cards() -> None:
         served("qwen3-30b-a3b", "sglang", "1xH200", lora_rank=64, max_loras=2, max_batched_tokens=2048)
     )[0]
     assert one == 2 * routed * (2 * 64 + max(2 * 768, 2048))
+
+
+def test_a_pair_that_may_not_be_there_is_a_range_from_none() -> None:
+    """Expected, and at its least, nothing; at its most the matrices and what they have to spare."""
+    plan = served("llama-3.1-8b", "vllm", lora_rank=16).plan
+    assert plan.served_adapters is not None
+    pair = replace(next(pairs_of(model("llama-3.1-8b"), plan, NEWEST)), spare=10)
+    size = 2 * plan.served_adapters.slots * pair.elements  # bf16
+    more = 2 * plan.served_adapters.slots * pair.times * 10
+    assert _pair_bytes(replace(pair, sure=True), plan.served_adapters) == Bytes(size, size, size + more)
+    assert _pair_bytes(replace(pair, sure=False), plan.served_adapters) == Bytes(0, 0, size + more)

@@ -508,6 +508,18 @@ def test_the_last_of_two_parts_of_a_causal_mask(engine: str, worst: float) -> No
     assert found.parts["attention"] == worst * 29_360_128 / 2
 
 
+def test_attention_either_way() -> None:
+    """Forward 4,194,304 flops of a layer, backward 2.5 times; of four parts the last has 7 of 16 shares of
+    the scores, 1.75 times the mean. Of 4 flops a second kernels reach a half and a quarter.
+    """
+    plan = plan_of(SMALL, 4, engine="torchtitan", mesh__cp=4)
+    reached = dict.fromkeys(("fa2", "cudnn"), (Curve.flat(0.5), Curve.flat(0.25)))
+    shop = shop_of(plan, engine_of(plan), card(flops=4.0, attention=reached), Overlap.NONE)
+    found = next(attention_of(shop, operator(SMALL, Kind.SCORES)))
+    worst = 1.75 * 4_194_304 / 4
+    assert (found.forward_s, found.backward_s) == (worst / 2, 2.5 * worst)
+
+
 @pytest.mark.parametrize(("engine", "each"), [("torchtitan", 56), ("megatron", 16)])
 def test_bytes_of_adding_a_block_of_attention(engine: str, each: int) -> None:
     """2 sequences * 64 queries * 4 heads * 16 = 8,192 outputs of each of two layers, for the second of two

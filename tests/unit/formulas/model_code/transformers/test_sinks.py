@@ -16,8 +16,8 @@ CONFIG: dict[str, Any] = {
 
 
 def test_scores_are_joined_with_their_sink() -> None:
-    """modeling_gpt_oss.py:243-250, in bf16: the scores and a sink beside each row, joined; less the largest of
-    each row, whose place is an int64, that again; their softmax, which is kept.
+    """modeling_gpt_oss.py:243-250, in bf16: the scores and a sink beside each row, joined; less the largest
+    of each row, whose place is an int64, that again; their softmax, which is kept.
     """
     tensors, held = (of(CONFIG, attention="eager", microbatch=2) for of in (made, kept))
     rows = 2 * HEADS * TOKENS

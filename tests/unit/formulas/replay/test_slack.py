@@ -1,0 +1,37 @@
+"""What the replay of a step is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memsheet import train
+from memsheet.formulas.replay import varied
+from memsheet.sheet import Bytes, Component, Instant
+
+
+def test_gradients_of_earlier_micro_batches_are_there_before_lengths_vary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beside what is loaded: those that the next forward finds."""
+    given = list[int]()
+
+    def recorded(*told: Any) -> Bytes:
+        given.append(told[2])
+        return Bytes.exact(told[2])
+
+    monkeypatch.setattr(varied, "varied_reserved_bytes", recorded)
+    config = {
+        "model_type": "llama", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    }  # fmt: skip
+    plan = {
+        "engine": "ms-swift", "seq_len": 64, "seq_len_kind": "maximum", "attention": "flash", "recompute.mode": "full", "global_batch": 4,
+    }  # fmt: skip
+    (sheet,) = train(config, gpus="1xH100-80GB", plan=plan).sheets
+    outside = (Component.CONTEXT, Component.WORKSPACES, Component.ALLOCATOR_SLACK)
+    tensors = [item for item in sheet.items if item.component not in outside]
+    loaded = sum(item.at[Instant.LOAD].value for item in tensors if Instant.LOAD in item.at)
+    gradients = sheet.of(Component.GRADIENTS, instant=Instant.FORWARD).value
+    assert gradients > 0
+    assert given[0] == loaded + gradients
