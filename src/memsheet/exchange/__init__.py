@@ -27,6 +27,7 @@ from memsheet.guard.budget import TooMuchError
 NAMES = (
     "deepspeed",
     "accelerate",
+    "llamafactory-v1",
     "axolotl",
     "llamafactory",
     "open-instruct",
@@ -51,6 +52,7 @@ NAMES = (
 )
 """In the order in which a file is tried: a batch script holds a launch, too."""
 MODULES = {
+    "llamafactory-v1": "llamafactory.v1",
     "torchtitan-toml": "torchtitan.toml",
     "swift-megatron": "swift.megatron",
     "llama.cpp": "llama_cpp",

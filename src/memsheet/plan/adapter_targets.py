@@ -10,6 +10,7 @@ from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.layers import has_experts, linear_names
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec, Role
+from memsheet.plan.target_patterns import is_pattern, taken_layers
 
 ATTENTION = re.compile("attn|attention", re.IGNORECASE)
 INTO_STATES = "in_proj"
@@ -46,6 +47,7 @@ def targets_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
         targets = found or ()
     if model is None:
         return tuple(targets)
+    targets = _names_of_paths(gaps, model, targets)
     present, stacked = linear_names(model), stacked_names(model, engine)
     if list(targets) == [ALL_LINEAR]:
         said = "all-linear, which in peft takes all experts too" if stacked else "all-linear"
@@ -63,6 +65,28 @@ def targets_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
             hint = f"it has {', '.join(sorted(present))}; or all-linear alone"
             gaps.wrong("adapter.targets", target, f"names no linear layer of {model.name}", hint)
     return tuple(targets)
+
+
+PART = "takes a part of the layers that are called"
+"""How the reason begins for which a target with a path is no name."""
+
+
+def _names_of_paths(gaps: RequestResolver, model: ModelSpec, targets: Sequence[str]) -> tuple[str, ...]:
+    """The targets with a path or a pattern as the last names of the layers that they take."""
+    found: list[str] = []
+    for target in targets:
+        taken = taken_layers(model, target)
+        if taken.part and not set(taken.part) <= set(targets):
+            gaps.wrong(
+                "adapter.targets",
+                target,
+                f"{PART} {', '.join(sorted(taken.part))}, which is not modelled",
+                f"--lora-targets {','.join(sorted(taken.names))} takes all of them",
+            )
+        elif taken.names and is_pattern(target):
+            gaps.assumed.append(f"adapter.targets = {','.join(sorted(taken.names))} (of the pattern)")
+        found += sorted(taken.names) or [target]
+    return tuple(dict.fromkeys(found))
 
 
 def stacked_names(model: ModelSpec, engine: Engine) -> frozenset[str]:

@@ -23,7 +23,7 @@ from memsheet.exchange.verdict_doubts import (
     stored_as,
 )
 from memsheet.plan.workload import Training
-from memsheet.questions.named_models import model_of, named_model, served_model
+from memsheet.questions.named_models import likely_trained, model_of, named_model, served_model
 from memsheet.questions.recognised_files import engine_default_places
 
 NOT_MODELLED = "the files set what the sheet does not hold"
@@ -104,6 +104,8 @@ def doubt_of(
     least = int(fewer.verdict.device.low) if fewer.verdict else 0
     if stranger := another_model(served_model(reads), model_of(named_model(reads)), answer):
         return Doubt(stranger, _least_as_stored(served_model(reads) or "", stranger, answer, case.ask))
+    if likely := likely_trained(reads):
+        return Doubt(f"{served_model(reads)} is taken for {likely} by its name, and nothing of it was read")
     other = [
         f"{at} {read.values[at]}, and the model has {own}"
         for read in reads.values()

@@ -16,14 +16,26 @@ from memsheet.exchange.verdict_doubts import stand_in
 from memsheet.plan.model import ModelSpec
 
 DRAFT = "speculative.model"
+MOST_PARTS = 6
 
 
 def named_model(reads: Mapping[str, Read]) -> str | None:
     """The model that a server's command names, where it is a bundled one or surely a copy of one, in whatever
-    form it is stored: no path in a stranger's file is opened, and no hub is asked.
+    form it is stored; of one that is trained, the one that it is of as far as its name tells. No path in a
+    stranger's file is opened, and no hub is asked.
     """
     named = served_model(reads)
-    return named if named and is_surely_bundled(named) else None
+    return named if named and is_surely_bundled(named) else likely_trained(reads)
+
+
+def likely_trained(reads: Mapping[str, Read]) -> str | None:
+    """The bundled model that a trained one's name, or a part of its path, is of, whoever published it."""
+    trains = any(read.request.get("task") == "train" for read in reads.values())
+    named = served_model(reads) if trains else None
+    if not named or is_surely_bundled(named):
+        return None
+    parts = [part for part in reversed(named.strip("/").split("/")) if part][:MOST_PARTS]
+    return next((found for part in (named, *parts) if (found := likely_name(part))), None)
 
 
 def described_model(reads: Mapping[str, Read]) -> tuple[ModelSpec | None, tuple[str, ...]]:

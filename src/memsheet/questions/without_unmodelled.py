@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from memsheet.budget import Answer
 from memsheet.errors import InputError, Problem
 from memsheet.exchange.verdict_doubts import Doubt
+from memsheet.questions.stand_ins import stood_in
 
 UNACCOUNTED = re.compile(r"\bnot (?:modelled|recorded)\b|the host one by one")
 """What a refusal says of an option that exists and that is not accounted (``resolve``, ``plan/check.py``)."""
@@ -35,7 +36,7 @@ TOGETHER = {
     "fp8.recipe": ("fp8.param_storage", "fp8.all_gather"),
 }
 """Keys that go with one that is left out."""
-MOST = 3
+MOST = 6
 
 Ask = Callable[[Mapping[str, Any]], Answer]
 
@@ -57,11 +58,15 @@ def answer_without(
     kept, words, error = dict(request), list[str](), refused
     for _ in range(MOST):
         for problem in error.problems:
-            left = _left_out(problem, kept, said)
-            if left is None:
+            if _is_gone(problem, kept, request):
+                continue
+            if (other := stood_in(problem, kept, said)) is not None:
+                kept, told = dict(other[0]), other[1]
+            elif (left := _left_out(problem, kept, said)) is not None:
+                kept, told = left, _problem_words(problem)
+            else:
                 return None
-            kept = left
-            words.append(_problem_words(problem))
+            words.append(told)
         try:
             answer = ask(kept)
         except InputError as another:
@@ -69,6 +74,12 @@ def answer_without(
         else:
             return Left(kept, answer, Doubt("; ".join(dict.fromkeys(words))))
     return None
+
+
+def _is_gone(problem: Problem, kept: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
+    """Whether a problem is about a key that went with another one."""
+    held = [key for key in request if key == problem.field or key.startswith(f"{problem.field}.")]
+    return bool(held) and not any(key in kept for key in held)
 
 
 def _left_out(problem: Problem, request: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ INDEX = json.loads((FOLDER / "index.json").read_text())
 FORMATS = {
     "ah": ("trl", "slurm"),
     "ax": ("axolotl",),
-    "lf": ("llamafactory",),
+    "lf": ("llamafactory", "llamafactory-v1"),
     "mg": ("slurm",),
     "tt": ("slurm",),
     "dc": ("deepspeed-chat", "transformers", "deepspeed"),

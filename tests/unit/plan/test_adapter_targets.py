@@ -121,3 +121,34 @@ def test_experts_of_a_model_on_record_are_known_by_their_weights() -> None:
     assert engine is not None
     assert not has_experts(alike)
     assert "gate_proj" in stacked_names(alike, engine)
+
+
+LLAMA = read_hf_config({"model_type": "llama", **SMALL, "num_hidden_layers": 4})
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        (["self_attn.q_proj"], ["q_proj"]),
+        ([r"model.layers.[\d]+.(mlp|self_attn).(up|q)_proj"], ["q_proj", "up_proj"]),
+        ([r".*\.mlp\.(gate|up)_proj|.*\.self_attn\.o_proj"], ["gate_proj", "o_proj", "up_proj"]),
+        ([r"language_model.model.layers.[\d]+.mlp.(up)_proj"], ["up_proj"]),
+    ],
+)
+def test_paths_and_patterns_are_the_layers_that_they_take(asked: list[str], names: list[str]) -> None:
+    plan = resolve_request({"seq_len": 128, "adapter.rank": 8, "adapter.targets": asked}, LLAMA).plan
+    assert plan.adapter is not None
+    assert sorted(plan.adapter.targets) == names
+
+
+def test_a_part_of_the_layers_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match="takes a part of the layers that are called up_proj"):
+        resolve_request(
+            {"seq_len": 128, "adapter.rank": 8, "adapter.targets": [r"model.layers.(0|2).mlp.up_proj"]}, LLAMA
+        )
+
+
+@pytest.mark.parametrize("slow", [r"(.*a)*b", ".*" * 9 + "x", "(" * 5, "a" * 5000 + "(b)"])
+def test_a_pattern_that_may_take_for_ever_is_not_tried(slow: str) -> None:
+    with pytest.raises(InputError, match="names no linear layer"):
+        resolve_request({"seq_len": 128, "adapter.rank": 8, "adapter.targets": [slow]}, LLAMA)

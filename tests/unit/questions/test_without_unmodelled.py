@@ -46,3 +46,37 @@ def test_all_targets_that_no_layer_has_are_refused(
 ) -> None:
     found = checked(LORA.replace("[q_proj, v_proj]", "[nothing, at_all]"), tmp_path, capsys)
     assert found.get("sheet") is None
+
+
+STANDS_IN = {
+    "attention": ("attn_implementation: flex_attention\n", "sdpa"),
+    "context parallel": ("fsdp_config: {fsdp_version: 2}\ncontext_parallel_size: 2\n", "without mesh.cp"),
+    "fsdp1 and adapters": (LORA + "fsdp: [full_shard]\n", "of engine = fsdp2"),
+    "a part of the layers": (
+        LORA.replace("[q_proj, v_proj]", r"'model.layers.(1|2).mlp.(up|down)_proj'"),
+        "of adapter.targets = down_proj,up_proj",
+    ),
+    "optimizer": ("deepspeed: z.json\noptimizer: adamw_bnb_8bit\n", "without optimizer.name"),
+}
+
+
+@pytest.mark.parametrize("key", STANDS_IN)
+def test_the_nearest_stands_in_and_is_told(
+    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, told = STANDS_IN[key]
+    (tmp_path / "z.json").write_text('{"bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}')
+    found = checked(text, tmp_path, capsys)
+    assert found.get("sheet"), found["why_not"]
+    assert found["result"] == "uncertain"
+    assert told in found["doubt"]
+
+
+def test_a_path_that_ends_in_a_models_name_is_taken_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "b.yml").write_text(AXOLOTL.replace("meta-llama/", "/data/models/"))
+    main(["check", str(tmp_path / "b.yml"), "--gpus", "8xH100-80GB", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["result"] == "uncertain"
+    assert "is taken for llama-3.1-8b by its name" in found["doubt"]

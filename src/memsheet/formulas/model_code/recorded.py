@@ -53,7 +53,7 @@ def run_key(plan: Plan, how: RunConfig) -> str:
         words |= {"lora_rank": int(adapter.rank), "lora_targets": list(adapter.targets)}
         words |= {"lora_dtype": how.adapter_dtype.name} if how.adapter_dtype else {}
         words |= {"adapter.kind": adapter.kind.value} if adapter.kind is not AdapterKind.LORA else {}
-        words |= {"adapter.dropout": adapter.dropout} if adapter.dropout else {}
+        words |= {"lora_dropout": adapter.dropout} if adapter.dropout else {}
         words |= {"adapter.full_modules": list(adapter.full_modules)} if adapter.full_modules else {}
     return json.dumps(words, sort_keys=True)
 

@@ -151,14 +151,19 @@ def test_a_deepspeed_configuration_inside() -> None:
 @pytest.mark.parametrize(
     ("changes", "attention"),
     [
-        ({"attn_implementation": None}, "sdpa"), ({"attn_implementation": None, "flash_attention": True}, "flash"),
+        ({"attn_implementation": None}, None), ({"attn_implementation": None, "flash_attention": True}, "flash"),
         ({"attn_implementation": None, "sdp_attention": True, "flash_attention": True}, "flash"), ({"attn_implementation": "flash_attention_3"}, "flash"),
-        ({"attn_implementation": None, "flash_attention": False, "eager_attention": True}, "eager"), ({"attn_implementation": "sage"}, "sage"),
-        ({"attn_implementation": None, "xformers_attention": True, "flash_attention": True}, "xformers"),
+        ({"attn_implementation": None, "flash_attention": False, "eager_attention": True}, "eager"), ({"attn_implementation": "sage"}, "sdpa"),
+        ({"attn_implementation": None, "xformers_attention": True, "flash_attention": True}, "sdpa"),
     ],
 )  # fmt: skip
-def test_attention_of_axolotl(changes: dict[str, Any], attention: str) -> None:
-    assert axolotl(**changes).request["attention"] == attention
+def test_attention_of_axolotl(changes: dict[str, Any], attention: str | None) -> None:
+    """A kernel that is not accounted is sdpa in the sheet, and told."""
+    read = axolotl(**changes)
+    assert read.request.get("attention") == attention
+    assert (attention is None) == (read.request.get("?attention") == "sdpa")
+    other = {"sage", "xformers"} & {str(held) for _, held in read.unmodelled}
+    assert bool(other) == (attention == "sdpa")
 
 
 @pytest.mark.parametrize(
@@ -272,7 +277,7 @@ def test_recompute_is_off_only_where_both_switches_are() -> None:
         ({"use_adam_mini": True, "optim": "adamw_torch"}, {"optimizer.name": "adam_mini"}), ({"enable_liger_kernel": True}, {"loss": "fused"}),
         ({"enable_liger_kernel": True, "stage": "dpo"}, {"loss": "plain"}), ({"cutoff_len": 101}, {"seq_len": 104}),
         ({"flash_attn": "disabled"}, {"attention": "eager"}), ({"flash_attn": "fa2"}, {"attention": "flash"}), ({}, {"attention": "sdpa", "microbatch": 8}),
-        ({"finetuning_type": "freeze"}, {"adapter.kind": "freeze"}), ({"finetuning_type": "lora", "lora_target": "q_proj, v_proj"}, {"adapter.targets": ["q_proj", "v_proj"]}),
+        ({"finetuning_type": "freeze"}, {"adapter.kind": None}), ({"finetuning_type": "oft"}, {"adapter.kind": "lora"}), ({"finetuning_type": "lora", "lora_target": "q_proj, v_proj"}, {"adapter.targets": ["q_proj", "v_proj"]}),
         ({"finetuning_type": "lora", "additional_target": "embed_tokens"}, {"adapter.full_modules": ["embed_tokens"]}),
         ({"finetuning_type": "lora", "use_dora": True}, {"adapter.kind": "dora"}), ({"deepspeed": "z.json", "bf16": True}, {"engine": "deepspeed", "?precision.parameters": "bf16"}),
     ],

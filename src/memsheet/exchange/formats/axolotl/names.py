@@ -12,7 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from memsheet.exchange.formats.axolotl.rows import fully_sharded, keeps_embeddings_fp32
+from memsheet.exchange.formats.axolotl.rows import (
+    OTHER_KERNEL,
+    fully_sharded,
+    has_other_kernel,
+    keeps_embeddings_fp32,
+    kernel_word,
+)
 from memsheet.exchange.shared.file_format import Values
 from memsheet.exchange.shared.trainers import parse_switch
 
@@ -39,7 +45,7 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
         "ddp_find_unused_parameters", "auto_find_batch_size", "dense_mixer", "kd_trainer", "flash_attn_d512", "do_causal_lm_eval", "generate_samples",
         "use_scattermoe", "use_sonicmoe", "use_dsv4_kernels", "use_glm_dsa_kernels", "gemma4_fp8_nonexpert", "gemma4_nf4_nonexpert",
     ), (False,)),
-    WIDE: (False,), "gradient_checkpointing_kwargs.every_n_layers": (1,), "gradient_checkpointing_kwargs.offload": (False,),
+    WIDE: (False,), OTHER_KERNEL: (), "gradient_checkpointing_kwargs.every_n_layers": (1,), "gradient_checkpointing_kwargs.offload": (False,),
     "sdpa_varlen": (True,),  # without it packed rows have a mask of each pair of tokens
     "activation_offloading": (False,), "ddp_bucket_cap_mb": (25,), "torch_empty_cache_steps": (), "gc_steps": (-1, 0), "rl": (),
     "neftune_noise_alpha": (), "noisy_embedding_alpha": (), "unfrozen_parameters": ([],), "lisa_n_layers": (), "plugins": ([],),
@@ -91,6 +97,8 @@ def axolotl_implied_keys(values: Values) -> dict[str, Any]:
         {**values, **{at: held for at, held in found.items() if at == "cut_cross_entropy"}}
     ):
         found[WIDE] = True
+    if has_other_kernel(values):
+        found[OTHER_KERNEL] = kernel_word(values)
     unsaid = all(values.get(kernel) is None for kernel in LORA_KERNELS)
     eight = values.get("adapter") == "lora" and parse_switch(values.get("load_in_8bit"))
     barred = (

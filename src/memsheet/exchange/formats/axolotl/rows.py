@@ -33,8 +33,11 @@ KERNELS = {
     "flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager",
 }  # fmt: skip
 _FLASH = (
-    "flash_attention_2", "flash_attention_3", "kernels-community/flash-attn2", "kernels-community/flash-attn3",
+    "flash_attention_2", "flash_attention_3", "kernels-community/flash-attn2", "kernels-community/flash-attn3", "kernels-community/vllm-flash-attn3",
 )  # fmt: skip
+_PLAIN = ("eager", "sdpa")
+OTHER_KERNEL = "attn_implementation (a kernel that is not accounted; the sheet is of sdpa)"
+"""xformers', sage's, flex_attention's and others' out of the hub (schemas/enums.py:104-115, 117-125)."""
 
 
 RAISED = ("sdpa", "eager")  # utils/schemas/enums.py:158: "Backends for which embeddings stay in fp32"
@@ -141,12 +144,26 @@ def _is_full_recompute(asked: Values) -> bool:
     return asked.get("recompute.mode") == "full" and plain_recompute(asked)
 
 
-def read_attention_kernel(_: Any, values: Values) -> Mapping[str, Any]:
-    """Named, by an older switch, or as transformers takes it by itself, which is sdpa."""
+def kernel_word(values: Values) -> str:
+    """The kernel as the file says it, or as transformers takes it by itself: nothing."""
     if (named := values.get("attn_implementation")) is not None:
-        return {"attention": "flash" if named in _FLASH else named}
-    found = next((name for flag, name in FLAGS.items() if parse_switch(values.get(flag))), None)
-    return {"attention": found or "sdpa"}
+        return str(named)
+    word = next((name for flag, name in FLAGS.items() if parse_switch(values.get(flag))), "")
+    return "flash_attention_2" if word == "flash" else word
+
+
+def has_other_kernel(values: Values) -> bool:
+    return kernel_word(values) not in ("", *_FLASH, *_PLAIN)
+
+
+def read_attention_kernel(_: Any, values: Values) -> Mapping[str, Any]:
+    """Named, by an older switch, or as transformers takes it by itself, which is sdpa where it has that
+    (loaders/model.py:757). Others keep no more than sdpa, and are told.
+    """
+    word = kernel_word(values)
+    if not word:
+        return {"?attention": "sdpa"}
+    return {"attention": "flash" if word in _FLASH else word if word in _PLAIN else "sdpa"}
 
 
 def keeps_embeddings_fp32(values: Values) -> bool:
@@ -157,7 +174,7 @@ def keeps_embeddings_fp32(values: Values) -> bool:
     return (
         whole
         and model_dtype(values) != "fp32"
-        and read_attention_kernel(None, values)["attention"] in RAISED
+        and (kernel_word(values) or "sdpa") in RAISED
         and not parse_switch(values.get("cut_cross_entropy"))
     )
 

@@ -19,6 +19,7 @@ FUSED = f"{LIGER} (RoPE, norms, SwiGLU)"
 """What it switches on beside the loss (model/model_utils/liger_kernel.py:98-110)."""
 MASKED = "neat_packing (a mask of each pair of tokens)"
 """Kept from packed rows to every layer, but with flash_attention_2 (data/collator.py:535)."""
+OTHER_WAY = "finetuning_type (accounted as LoRA, and freeze as the whole model)"
 PARALLEL = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "context_parallel_size",
     "virtual_pipeline_model_parallel_size",
@@ -34,7 +35,7 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
         "fp8", "fp8_enable_fsdp_float8_all_gather", "use_dft_loss", "use_asft_loss", "use_eaft_loss", "freeze_language_model", "sequence_parallel",
     ), (False,)),
     **dict.fromkeys(PARALLEL, (1, None)), "hyper_parallel_cp_size": (1,), "stage": ("sft", "pt"), "quantization_method": BNB,
-    "do_train": (True,), "mixture_of_depths": (), "adapter_name_or_path": (), "moe_aux_loss_coef": (), "recompute_granularity": (),
+    OTHER_WAY: (), "do_train": (True,), "mixture_of_depths": (), "adapter_name_or_path": (), "moe_aux_loss_coef": (), "recompute_granularity": (),
     "reward_model": (), "ref_model": (), "export_dir": (), "infer_backend": (), "freeze_vision_tower": (True,),
     "freeze_multi_modal_projector": (True,),
 }  # fmt: skip
@@ -46,6 +47,8 @@ def factory_implied_keys(values: Values) -> dict[str, Any]:
     """
     told = values.get("do_train", False)
     found: dict[str, Any] = {"do_train": parse_switch(told)}
+    if values.get("finetuning_type") in ("oft", "freeze"):
+        found[OTHER_WAY] = values["finetuning_type"]
     if parse_switch(values.get("neat_packing")) and values.get("flash_attn") != "fa2":
         found[MASKED] = True
     return {**found, FUSED: True} if parse_switch(values.get(LIGER)) else found

@@ -152,12 +152,14 @@ def _read_flash_attn(value: Any, _: Values) -> Mapping[str, Any]:
 
 
 def _read_finetuning_type(value: Any, values: Values) -> Mapping[str, Any]:
-    """LoRA of rank 8 on every linear layer, or the whole model; the plan refuses other ways by name."""
-    if value == "full":
+    """LoRA of rank 8 on every linear layer, or the whole model; other ways are told by name beside the sheet of
+    the nearest: OFT's matrices as LoRA's, single layers (freeze) as the whole model.
+    """
+    if value in ("full", "freeze"):
         return {}
     kind = "dora" if parse_switch(values.get("use_dora")) else "lora"
     own = _autocast_dtype(values) if by_deepspeed(values) else "fp32"
-    return {"adapter.kind": kind if value == "lora" else value, "adapter.dtype": own}
+    return {"adapter.kind": kind if value in ADAPTED else value, "adapter.dtype": own}
 
 
 def _of_lora(key: str) -> Any:

@@ -1,0 +1,107 @@
+"""What is accounted in the place of what somebody's file asks for and nobody accounts: the nearest kernel, engine
+or part that is. What stands in is told, and no verdict is sure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from memsheet.errors import Problem
+from memsheet.plan.adapter_targets import PART
+
+Request = Mapping[str, Any]
+Changes = Callable[[Request, Problem], Request | None]
+
+
+class StandIn(NamedTuple):
+    """``reason``: words of the refusal; ``changes``: keys that stand in, None where nothing does."""
+
+    field: str
+    reason: str
+    changes: Changes
+
+
+def _next_attention(request: Request, _: Problem) -> Request | None:
+    """The kernel that keeps what the asked one keeps, else the plain one."""
+    asked = request.get("attention")
+    other = {"flash": "sdpa", "sdpa": "eager", None: "eager"}.get(asked)
+    return {"attention": other} if other else None
+
+
+def _per_parameter_shards(request: Request, _: Problem) -> Request | None:
+    """FSDP's shards of single parameters, over as many ranks, in the place of other shards."""
+    if request.get("engine") not in ("fsdp1", "deepspeed"):
+        return None
+    zero = 3 if request.get("zero") == 3 or request["engine"] == "fsdp1" else 2
+    kept = {key: None for key in request if key in ("precision.master_weights", "precision.moments")}
+    return {"engine": "fsdp2", "zero": zero, **kept}
+
+
+def _whole_sequences(request: Request, _: Problem) -> Request | None:
+    """A rank of context parallelism as one that has the whole sequence, and as many of its states."""
+    degree = request.get("mesh.cp")
+    if not isinstance(degree, int):
+        return None
+    more = {key: request.get(key) for key in ("mesh.dp_shard", "global_batch")}
+    return {
+        "mesh.cp": None,
+        **{key: held * degree for key, held in more.items() if isinstance(held, int)},
+    }
+
+
+def _last_names(request: Request, problem: Problem) -> Request | None:
+    """All layers that are called so, in the place of a part of them."""
+    names = problem.hint.removeprefix("--lora-targets ").partition(" ")[0].split(",")
+    rest = [name for name in request.get("adapter.targets") or () if name != problem.value]
+    return {"adapter.targets": [*dict.fromkeys([*rest, *names])]}
+
+
+def _names_of_pattern(request: Request, problem: Problem) -> Request | None:
+    """The layers whose last names a pattern holds, where its paths are none that are known."""
+    from memsheet.plan.target_patterns import is_pattern, names_at_end
+
+    if not is_pattern(str(problem.value)):
+        return None
+    known = problem.hint.removeprefix("it has ").partition(";")[0].split(", ")
+    names = names_at_end(str(problem.value), known)
+    rest = [name for name in request.get("adapter.targets") or () if name != problem.value]
+    return {"adapter.targets": [*dict.fromkeys([*rest, *names])]} if names else None
+
+
+STAND_INS = (
+    StandIn("attention", r"not installed|does not exist for|not modelled|fp16 or bf16 only", _next_attention),
+    StandIn("model", r"real code under \w+ attention|has no sdpa", _next_attention),
+    StandIn("adapter.rank", "part of a flat parameter", _per_parameter_shards),
+    StandIn("quantization.weights", "in a flat parameter", _per_parameter_shards),
+    StandIn("engine", "vision tower is not modelled", _per_parameter_shards),
+    StandIn("mesh.cp", "not modelled", _whole_sequences),
+    StandIn("adapter.targets", PART, _last_names),
+    StandIn("adapter.targets", "names no linear layer", _names_of_pattern),
+)
+
+
+def stood_in(problem: Problem, request: Request, said: Mapping[str, Any]) -> tuple[Request, str] | None:
+    """The request with what stands in for what a problem is about, and what is told of it; None where nothing
+    does, or where flags ask for it. ``said``: what flags ask for.
+    """
+    for row in STAND_INS:
+        if problem.field != row.field or not re.search(row.reason, problem.reason):
+            continue
+        changes = row.changes(request, problem)
+        if changes is None or any(key in said for key in changes):
+            continue
+        kept = {key: held for key, held in {**request, **changes}.items() if held is not None}
+        return kept, f"{_told(changes)}: {problem.field} = {problem.value} {problem.reason}"
+    return None
+
+
+def _told(changes: Request) -> str:
+    return f"the sheet is {', '.join(_words(changes))}"
+
+
+def _words(changes: Request) -> Iterator[str]:
+    for key, held in changes.items():
+        shown = ",".join(held) if isinstance(held, list) else held
+        yield f"without {key}" if held is None else f"of {key} = {shown}"
