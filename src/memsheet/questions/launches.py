@@ -108,7 +108,9 @@ def cards_of_launch(reads: Mapping[str, Read], gpus: str) -> str:
     counts: list[int] = []
     for read in reads.values():
         counts += [held for held in (read.request.get("@gpus"),) if type(held) is int]
-        degrees = [read.request.get(f"mesh.{axis}") or 1 for axis in ("tp", "cp", "pp")]
+        degrees = [
+            read.request.get(f"mesh.{axis}") or 1 for axis in ("tp", "cp", "pp", "dp_shard", "dp_replicate")
+        ]
         ranks = prod(degrees) if all(type(degree) is int for degree in degrees) else 1
         experts = read.request.get("mesh.ep")
         counts += [lcm(ranks, degrees[2] * experts)] if type(experts) is int else [ranks]

@@ -30,13 +30,15 @@ def _next_attention(request: Request, _: Problem) -> Request | None:
     return {"attention": other} if other else None
 
 
-def _per_parameter_shards(request: Request, _: Problem) -> Request | None:
-    """FSDP's shards of single parameters, over as many ranks, in the place of other shards."""
-    if request.get("engine") not in ("fsdp1", "deepspeed"):
+def _per_parameter_shards(request: Request, problem: Problem) -> Request | None:
+    """The engine that the refusal names, whose shards are of single parameters, in the place of other shards."""
+    named = problem.hint.removeprefix("engine ")
+    engine = named if named != problem.hint else problem.reason.rpartition(" and ")[2]
+    zero = request.get("zero")
+    if zero in (0, 1) or request.get("engine") == engine:
         return None
-    zero = 3 if request.get("zero") == 3 or request["engine"] == "fsdp1" else 2
     kept = {key: None for key in request if key in ("precision.master_weights", "precision.moments")}
-    return {"engine": "fsdp2", "zero": zero, **kept}
+    return {"engine": engine, "zero": 3 if zero is None else zero, **kept}
 
 
 def _whole_sequences(request: Request, _: Problem) -> Request | None:
