@@ -1,6 +1,6 @@
 """Names of layers that peft takes with the modules above them: a path's end (``self_attn.q_proj``), or one
-pattern for whole paths (peft 0.21.2 tuners/tuners_utils.py:2368-2376: ``fullmatch`` for a string, the end of the
-path for a list).
+pattern for whole paths (peft 0.21.2 tuners/tuners_utils.py:2368-2376: ``fullmatch`` for a string, the
+end of the path for a list).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ABOVE = ("", "model.", "language_model.model.", "model.language_model.", "model.
 LONGEST, MOST_ANYTHING = 1_000, 4
 SLOW = re.compile(r"\)[*+{]")
 ANYTHING = re.compile(r"(?:\.|\[\^[^]]*\]|\\[wWSD])[*+{]")
-"""A stranger's pattern may take for ever: repeated groups are not tried, nor many parts that take anything."""
+"""A stranger's pattern may take for ever: no repeated groups, nor many parts that take anything."""
 
 
 class TakenLayers(NamedTuple):
@@ -35,7 +35,7 @@ Matcher = Callable[[Stack, int, str], bool]
 
 
 def taken_layers(model: ModelSpec, target: str) -> TakenLayers:
-    """Which linear layers of a model's blocks a target with a path or a pattern takes; none of a plain name."""
+    """Which linear layers of a model's blocks a target takes by a path or a pattern; none by a name."""
     takes = _matcher(target)
     found: dict[str, set[bool]] = {}
     for stack in model.stacks if takes else ():

@@ -1,5 +1,5 @@
-"""What is accounted in the place of what somebody's file asks for and nobody accounts: the nearest kernel, engine
-or part that is. What stands in is told, and no verdict is sure.
+"""What is accounted in the place of what somebody's file asks for and nobody accounts: the nearest kernel,
+engine or part that is. What stands in is told, and no verdict is sure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _next_attention(request: Request, _: Problem) -> Request | None:
 
 
 def _per_parameter_shards(request: Request, problem: Problem) -> Request | None:
-    """The engine that the refusal names, whose shards are of single parameters, in the place of other shards."""
+    """The engine that the refusal names, whose shards are of single parameters, in place of others."""
     named = problem.hint.removeprefix("engine ")
     engine = named if named != problem.hint else problem.reason.rpartition(" and ")[2]
     zero = request.get("zero")

@@ -152,8 +152,8 @@ def _read_flash_attn(value: Any, _: Values) -> Mapping[str, Any]:
 
 
 def _read_finetuning_type(value: Any, values: Values) -> Mapping[str, Any]:
-    """LoRA of rank 8 on every linear layer, or the whole model; other ways are told by name beside the sheet of
-    the nearest: OFT's matrices as LoRA's, single layers (freeze) as the whole model.
+    """LoRA of rank 8 on every linear layer, or the whole model; other ways are told by name beside
+    the sheet of the nearest: OFT's matrices as LoRA's, single layers (freeze) as the whole model.
     """
     if value in ("full", "freeze"):
         return {}

@@ -1,9 +1,9 @@
-"""The YAML of LLaMA-Factory's second trainer (``src/llamafactory/v1`` at ff6d4d1, run under USE_V1): plugins by
-their names in groups. It is read, and not written.
+"""The YAML of LLaMA-Factory's second trainer (``src/llamafactory/v1`` at ff6d4d1, run under USE_V1): plugins
+by their names in groups. It is read, and not written.
 
 A whole model trains in fp32, of which FSDP2 computes copies in bf16 (``core/model_engine.py:207``,
-``plugins/trainer_plugins/distributed/fsdp2.py:206-213``); the base under adapters keeps its checkpoint's dtype,
-which is taken for bf16. Without a group for it, ranks are replicas, and nothing is under autocast.
+``plugins/trainer_plugins/distributed/fsdp2.py:206-213``); the base under adapters keeps its checkpoint's
+dtype, which is taken for bf16. Without a group for it, ranks are replicas, and nothing is under autocast.
 """
 
 from __future__ import annotations
