@@ -27,7 +27,7 @@ from memsheet.errors import InputError
 from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_script
 from memsheet.guard import parse_json
 from memsheet.questions.check import MACHINES, check_configuration_files
-from memsheet.questions.launches import cards_of_launch
+from memsheet.questions.launches import DESCRIBES, cards_of_launch, is_candidate
 from memsheet.questions.recognised_files import recognise_files
 
 ENDINGS = (".yaml", ".yml", ".toml", ".json", ".sh", ".bash", ".sbatch", ".slurm", ".py", ".ipynb")
@@ -38,22 +38,6 @@ LEFT_OUT = re.compile(
     r"|docker-compose|(^|/)(tokenizer|special_tokens|dataset_info|install)[^/]*$"
 )
 MOST_BYTES = 2**18
-DESCRIBES = re.compile(
-    r"model_name_or_path|\bbase_model\b|--model[ =]|model_path|--num-layers|--num_layers|model_id\b"
-    r"|from_pretrained|--model-path|^model:\s*\S|^\s*_component_: torchtune\.models|pretrained_model"
-    r"|[\"']?hf_model|\bMODEL(_PATH|_NAME)?="
-    r"|model\.path|checkpoint_dir: checkpoints/",
-    re.MULTILINE,
-)
-STARTS = re.compile(
-    r"torchrun|accelerate launch|deepspeed\b|python3? .*\.py|(swift|megatron) (sft|pt|rlhf)|python3? -m"
-    r"|llamafactory-cli|axolotl|tune run|trl (sft|dpo|grpo|kto|reward)|vllm serve|srun"
-)
-"""What a shell's script holds that starts anything of ours."""
-TRAINS = re.compile(
-    r"Trainer\(|SFTConfig|DPOConfig|GRPOConfig|TrainingArguments|FastLanguageModel|\.backward\(|LLM\(|swift_"
-)
-"""What a Python script or a notebook holds that trains or serves."""
 
 
 COLUMNS = (
@@ -94,19 +78,6 @@ def candidate_files(root: Path) -> Iterator[Path]:
             path.suffix, path.read_text("utf-8", "replace")
         ):
             yield path
-
-
-def is_candidate(suffix: str, text: str) -> bool:
-    """Whether a text may be a launch or a configuration of a job."""
-    if suffix in (".sh", ".bash", ".sbatch", ".slurm"):
-        return bool(STARTS.search(text))
-    if suffix in (".py", ".ipynb"):
-        return bool(TRAINS.search(text)) and (
-            "__main__" in text or not re.search(r"^class |^def ", text, re.MULTILINE)
-        )
-    if suffix == ".json":
-        return bool(re.search(r'"(zero_optimization|model_name_or_path|train_batch_size)"', text))
-    return bool(DESCRIBES.search(text)) or "zero_stage" in text or "distributed_type" in text
 
 
 def outcome_of(path: Path, root: Path, gpus: str) -> Outcome:

@@ -5,13 +5,14 @@ each checked with what it refers to. Nothing is run.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import lcm, prod
 from pathlib import Path
 from typing import Any
 
 from memsheet.catalog import named_cards
-from memsheet.errors import InputError
+from memsheet.errors import InputError, input_error
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_script
 from memsheet.guard import is_folder, parse_json, read_bytes
@@ -25,18 +26,36 @@ SHELLS = (".sh", ".bash", ".sbatch", ".slurm")
 MOST_FILES = 20_000
 """Files of a tree that are looked at by their names."""
 MOST_BYTES = 2**18
+MOST_CANDIDATES, MOST_TEXT = 2_000, 2**23
+"""Of a tree: files that may be launches, and the letters of all of them, which are parsed."""
+DESCRIBES = re.compile(
+    r"model_name_or_path|\bbase_model\b|--model[ =]|model_path|--num-layers|--num_layers|model_id\b"
+    r"|from_pretrained|--model-path|^model:\s*\S|^\s*_component_: torchtune\.models|pretrained_model"
+    r"|[\"']?hf_model|\bMODEL(_PATH|_NAME)?="
+    r"|model\.path|checkpoint_dir: checkpoints/",
+    re.MULTILINE,
+)
+STARTS = re.compile(
+    r"torchrun|accelerate launch|deepspeed\b|python3? .*\.py|(swift|megatron) (sft|pt|rlhf)|python3? -m"
+    r"|llamafactory-cli|axolotl|tune run|trl (sft|dpo|grpo|kto|reward)|vllm serve|srun"
+    r"|vllm\.entrypoints|sglang|llama-server|llama-cli|modelURL|hf://|vllm/vllm-openai"
+)
+"""What a shell's script, or an object of a cluster, holds that starts anything of ours."""
+TRAINS = re.compile(
+    r"Trainer\(|SFTConfig|DPOConfig|GRPOConfig|TrainingArguments|FastLanguageModel|\.backward\(|LLM\(|swift_"
+)
+"""What a Python script or a notebook holds that trains or serves."""
 LEFT_OUT = frozenset({"node_modules", "site-packages", "__pycache__", "venv", "build", "dist"})
 
 
 def launch_files(files: tuple[str, ...]) -> list[Path]:
-    """The launches of a folder that holds more than one job; none of any other files, which are those of one
-    job, as a folder with memsheet's own plan or sheet in it is.
+    """The launches of a folder that has further ones with scripts or configurations in them; none of any
+    other files, which are those of one job, as a folder with memsheet's own plan or sheet in it is.
     """
     root = Path(files[0]) if len(files) == 1 else None
     if root is None or not is_folder(root) or any((root / name).is_file() for name in (PLAN, SHEET)):
         return []
-    found = list(_launches_below(root))
-    return found if len(found) > 1 or any(path.parent != root for path in found) else []
+    return list(_launches_below(root)) if any(path.parent != root for path in _named_paths(root)) else []
 
 
 def check_launches(
@@ -52,7 +71,8 @@ def check_launches(
 def _check_launch(path: Path, root: Path, question: dict[str, Any], words: Mapping[str, Any]) -> Launch:
     name = path.relative_to(root).as_posix()
     if question["gpus"]:
-        question["gpus"] = cards_of_launch(_recognised(path), question["gpus"])
+        text = read_bytes(path, MOST_BYTES).decode("utf-8", "replace")
+        question["gpus"] = cards_of_launch(_recognised(path, text), question["gpus"])
     model = question.pop("model", None)
     try:
         return Launch(
@@ -65,8 +85,8 @@ def _check_launch(path: Path, root: Path, question: dict[str, Any], words: Mappi
 def _launches_below(root: Path) -> Iterator[Path]:
     """Files of a tree that name a model or describe one and that no other of them refers to."""
     found, referred = list[Path](), set[str]()
-    for path in _candidate_paths(root):
-        reads = _recognised(path)
+    for path, text in _candidate_texts(root).items():
+        reads = _recognised(path, text)
         referred |= {
             Path(held).name
             for read in reads.values()
@@ -78,27 +98,64 @@ def _launches_below(root: Path) -> Iterator[Path]:
     return (path for path in found if path.name not in referred)
 
 
-def _candidate_paths(root: Path) -> Iterator[Path]:
+def _candidate_texts(root: Path) -> Mapping[Path, str]:
+    """Texts that may be launches or configurations. Raises InputError where they are more than a command
+    looks at.
+    """
+    found: dict[Path, str] = {}
+    letters = 0
+    for path in _named_paths(root):
+        text = read_bytes(path, MOST_BYTES).decode("utf-8", "replace")
+        if not is_candidate(path.suffix, text):
+            continue
+        found[path], letters = text, letters + len(text)
+        if len(found) > MOST_CANDIDATES or letters > MOST_TEXT:
+            most = f"{MOST_CANDIDATES:,} scripts and configurations, or {MOST_TEXT:,} letters of them"
+            reason = f"holds more than {most}"
+            raise input_error("file", str(root), reason, "a folder of it")
+    return found
+
+
+def _named_paths(root: Path) -> Iterator[Path]:
+    """Files whose names may be those of launches, in the order of their folders."""
     endings, seen = (*ENDINGS, *SHELLS, CODE, NOTEBOOK), 0
     for folder, below, names in os.walk(root):
         below[:] = sorted(name for name in below if not name.startswith(".") and name not in LEFT_OUT)
+        seen += len(names)
+        if seen > MOST_FILES:
+            raise input_error("file", str(root), f"holds more than {MOST_FILES:,} files", "a folder of it")
         for name in sorted(names):
-            seen += 1
-            if seen > MOST_FILES:
-                return
             path = Path(folder, name)
-            named = path.suffix in endings or name in NAMED
-            if named and path.is_file() and not path.is_symlink() and path.stat().st_size <= MOST_BYTES:
+            if (path.suffix in endings or name in NAMED) and _is_small_file(path):
                 yield path
 
 
-def _recognised(path: Path) -> Mapping[str, Read]:
+def _is_small_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink() and path.stat().st_size <= MOST_BYTES
+
+
+def is_candidate(suffix: str, text: str) -> bool:
+    """Whether a text may be a launch or a configuration of a job."""
+    if suffix in (".sh", ".bash", ".sbatch", ".slurm"):
+        return bool(STARTS.search(text))
+    if suffix in (".py", ".ipynb"):
+        return bool(TRAINS.search(text)) and (
+            "__main__" in text or not re.search(r"^class |^def ", text, re.MULTILINE)
+        )
+    if suffix == ".json":
+        return bool(re.search(r'"(zero_optimization|model_name_or_path|train_batch_size)"', text))
+    if not suffix:
+        return True
+    words = DESCRIBES.search(text) or STARTS.search(text)
+    return bool(words) or "zero_stage" in text or "distributed_type" in text
+
+
+def _recognised(path: Path, text: str) -> Mapping[str, Read]:
     """What a file is read as; nothing where it is none that is known."""
     try:
-        text = read_bytes(path, MOST_BYTES).decode()
         script = notebook_script(text, path.name, parse_json) if path.suffix == NOTEBOOK else text
         return recognise_files({path.name: script}, ())[0]
-    except (InputError, UnicodeDecodeError):
+    except InputError:
         return {}
 
 

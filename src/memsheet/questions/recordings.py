@@ -15,7 +15,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from memsheet.errors import InputError
-from memsheet.guard import is_file, read_json
+from memsheet.guard import is_file, read_bytes, read_json
 from memsheet.handing import handing_from
 from memsheet.plan.packages import TRANSFORMERS
 from memsheet.recording import (
@@ -100,7 +100,7 @@ def _recorder_digest() -> str:
     found = hashlib.sha256()
     for folder in RECORDER:
         for path in sorted((PACKAGE / folder).rglob("*.py")):
-            found.update(path.read_bytes())
+            found.update(read_bytes(path, MAX_BYTES))
     return found.hexdigest()
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from memsheet.cli import main
+from memsheet.errors import InputError
+from memsheet.questions import launches
 from memsheet.questions.launches import launch_files
 
 SERVE = "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 4096 --dtype bfloat16\n"
@@ -80,3 +82,27 @@ def test_one_that_cannot_be_read_keeps_no_other_from_it(
     (tree / "serve" / "z.sh").write_text(REFUSED)
     assert main(["check", str(tree), "--gpus", "8xH100-80GB"]) == 2
     assert "3 launches" in capsys.readouterr().out
+
+
+def test_a_tree_of_too_much_is_refused_before_it_is_parsed(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launches, "MOST_TEXT", 10)
+    with pytest.raises(InputError, match="a folder of it"):
+        names(tree)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("Modelfile", "FROM llama3.2:1b\nPARAMETER num_ctx 2048\n"),
+        (
+            "values.yaml",
+            "servingEngineSpec:\n  modelSpec:\n  - {name: a, modelURL: meta-llama/Llama-3.1-8B}\n",
+        ),
+        ("go.sh", "llama-server -hf unsloth/Qwen3-8B-GGUF -c 2048\n"),
+    ],
+)
+def test_servers_are_launches_too(tree: Path, name: str, text: str) -> None:
+    (tree / "serve" / name).write_text(text)
+    assert f"serve/{name}" in names(tree)
