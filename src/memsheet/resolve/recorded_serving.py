@@ -12,8 +12,8 @@ from memsheet.plan.serving_facts import LibraryCode
 from memsheet.plan.speculative import version_of
 
 KEEPS_MORE = {"minimax_m3_vl": "an indexer's cache"}
-"""Families of which servers' own code keeps more than the library's does, which a record does not hold (one
-vector a token and sparse layer: vllm-project/vllm 545393a3 models/minimax_m3/common/indexer.py:119-157).
+"""Families of which servers' own code keeps more than the library's does, which a record does not hold
+(``READ_IN``).
 """
 
 

@@ -13,6 +13,10 @@ READ_IN: dict[str, tuple[str, ...]] = {
         f"v0.33.0 {_MODELS}/deepseek_mtp.py:70, glm4_moe_mtp.py, qwen3_next_mtp.py:46, qwen3_5_mtp.py:65",
         f"v0.33.0 {_MODELS}/hy_v3_mtp.py:93",
     ),
+    "trace.recordings.hand_over.TOP": ("v0.33.0 vllm/transformers_utils/config.py CONFIG_FIELD_ALIASES",),
+    "resolve.recorded_serving.KEEPS_MORE": (
+        "545393a vllm/models/minimax_m3/common/indexer.py:119-157: one vector a token and sparse layer",
+    ),
     "resolve.precision._served_in_place": (
         "v0.11.0 vllm/platforms/cuda.py current_platform.supported_dtypes: bf16, fp16, fp32",
     ),

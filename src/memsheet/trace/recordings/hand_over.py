@@ -16,9 +16,7 @@ from memsheet.run.model import layers_of
 
 TABLE = "ALL_ATTENTION_FUNCTIONS"
 TOP = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k_experts")
-"""Of a config: experts that a token goes to (vLLM v0.33.0 transformers_utils/config.py,
-CONFIG_FIELD_ALIASES).
-"""
+"""Of a config: experts that a token goes to (``READ_IN``)."""
 
 
 def observe_handing(model: Any, kinds: tuple[int, ...]) -> Handing:
