@@ -55,7 +55,10 @@ def launch_files(files: tuple[str, ...]) -> list[Path]:
     root = Path(files[0]) if len(files) == 1 else None
     if root is None or not is_folder(root) or any((root / name).is_file() for name in (PLAN, SHEET)):
         return []
-    return list(_launches_below(root)) if any(path.parent != root for path in _named_paths(root)) else []
+    if all(path.parent == root for path in _named_paths(root)):
+        return []
+    found = list(_launches_below(root))
+    return found if len(found) > 1 or any(path.parent != root for path in found) else []
 
 
 def check_launches(
@@ -136,9 +139,9 @@ def _is_small_file(path: Path) -> bool:
 
 def is_candidate(suffix: str, text: str) -> bool:
     """Whether a text may be a launch or a configuration of a job."""
-    if suffix in (".sh", ".bash", ".sbatch", ".slurm"):
+    if suffix in SHELLS:
         return bool(STARTS.search(text))
-    if suffix in (".py", ".ipynb"):
+    if suffix in (CODE, NOTEBOOK):
         return bool(TRAINS.search(text)) and (
             "__main__" in text or not re.search(r"^class |^def ", text, re.MULTILINE)
         )

@@ -58,6 +58,12 @@ def test_a_folder_of_one_job_is_not_taken_apart(tree: Path) -> None:
     assert names(tree) == []
 
 
+def test_what_a_job_left_below_its_folder_makes_no_tree_of_it(tree: Path) -> None:
+    (tree / "train" / "output").mkdir()
+    (tree / "train" / "output" / "trainer_state.json").write_text('{"train_batch_size": 1}')
+    assert names(tree / "train") == []
+
+
 def test_a_line_a_launch_the_worst_first(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(tree), "--gpus", "8xH100-80GB"]) == 10
     lines = capsys.readouterr().out.splitlines()

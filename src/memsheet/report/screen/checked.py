@@ -48,9 +48,11 @@ def _launch_lines(launch: Launch, look: Look) -> Iterator[str]:
     checked = launch.checked
     verdict = checked.answer.verdict if checked and checked.answer else None
     need = look.need(verdict.device.value) if verdict else ""
-    yield f"{OUTCOMES[launch.outcome]:14} {need:>10}  {launch.file}"
+    cluster = checked.answer.cluster if checked and checked.answer else None
+    cards = f"× {cluster.count}" if cluster else ""
+    yield f"{OUTCOMES[launch.outcome]:14} {need:>10} {cards:6} {launch.file}"
     if why := _launch_reason(launch):
-        lines = _wrap_with_indent(why, look.width, "", " " * 27)
+        lines = _wrap_with_indent(why, look.width, "", " " * 33)
         yield from lines if look.full else lines[:2]
 
 
