@@ -1,11 +1,13 @@
 """How many of the model names that public examples use are resolved without a network, and by what.
 
-    python benchmarks/model_names.py                               the table, of the names kept in data/
+    python benchmarks/model_names.py                               the tables, of the names kept in data/
     python benchmarks/model_names.py --missing                     and every name that is not, by how often
-    python benchmarks/model_names.py --extract PROJECT=FOLDER@COMMIT …   read the names anew from checkouts
+    python benchmarks/model_names.py --extract SET PROJECT=FOLDER@COMMIT …   read a set anew from checkouts
 
 Names are facts: data/model_names.json keeps them with how often each project's examples name it, and with the
-bundled model that it is of where somebody has looked (``of``). Nothing else of the examples is kept.
+bundled model that it is of where somebody has looked (``of``). Nothing else of the examples is kept. The rules
+for names were written beside the first set; other_model_names.json keeps names of projects that they were not
+written for, taken whole before any was looked up.
 """
 
 from __future__ import annotations
@@ -21,25 +23,34 @@ from typing import Any, NamedTuple
 from memsheet.catalog.names import bundled_match, held_name, other_kind
 from memsheet.errors import InputError
 
-DATA = Path(__file__).parent / "data" / "model_names.json"
+DATA = Path(__file__).parent / "data"
 SCHEMA = "memsheet/model-names/1"
-READ_OF = {
-    "axolotl-ai-cloud/axolotl": ("examples",), "hiyouga/LLaMA-Factory": ("examples",),
-    "huggingface/trl": ("examples", "docs"), "vllm-project/recipes": (".",),
+READ_OF: dict[str, dict[str, tuple[str, ...]]] = {
+    "model_names": {
+        "axolotl-ai-cloud/axolotl": ("examples",), "hiyouga/LLaMA-Factory": ("examples",),
+        "huggingface/trl": ("examples", "docs"), "vllm-project/recipes": (".",),
+    },
+    "other_model_names": {
+        "EleutherAI/lm-evaluation-harness": ("README.md", "docs", "examples"), "NVIDIA-NeMo/RL": ("docs", "examples"),
+        "OpenRLHF/OpenRLHF": ("README.md", "examples"), "allenai/open-instruct": ("docs", "scripts"),
+        "modelscope/ms-swift": ("examples",), "pytorch/torchtune": ("recipes",), "unslothai/notebooks": ("nb",),
+        "vllm-project/llm-compressor": ("examples",), "volcengine/verl": ("docs", "examples"),
+    },
 }  # fmt: skip
+"""Set of names → project → the folders and files that are read."""
 ENDINGS = (".yaml", ".yml", ".md", ".py", ".sh", ".ipynb", ".json", ".qmd")
 MOST_BYTES = 2**21
 _ID = r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(?::[\w.-]+)?)"
 SAYS = re.compile(
     rf"(?:base_model|model_name_or_path|model_id|model_name|model-path|--model|\bmodel|_model|vllm serve"
-    rf"|--reward[_-]model(?:_path)?|from_pretrained)"
+    rf"|--reward[_-]model(?:_path)?|from_pretrained|pretrain(?:ed)?|model\.path|MODEL_PATH|tune download)"
     rf"(?:\\?[\"'])?(?:\s*[:=(]\s*|\s+)(?:\\?[\"'])?{_ID}(?=[\s\"'\\,)#]|$)",
     re.MULTILINE,
 )
 """What stands before a model's name in a command, a configuration or a script."""
 PLACEHOLDERS = re.compile(
     r"^(?:path|your|org|username|outputs?|saves|models|data|my|user|tmp)[\w-]*/"
-    r"|^(?:checkpoints?|runs|examples|community)[\w-]*/"
+    r"|^(?:checkpoints?|runs|examples|community)[\w-]*/|^(?:i|inputs?|loading|training)/[a-z]+$|^azure/"
     r"|/checkpoint-\d+$|^Qwen/Qwen$|\.(?:py|sh|md|json|ya?ml|html|jinja)$",
     re.IGNORECASE,
 )
@@ -92,7 +103,7 @@ def names_in(folder: Path, below: tuple[str, ...]) -> Counter[str]:
     """Models' names in the files of a checkout, by how often each stands there."""
     found: Counter[str] = Counter()
     for part in below:
-        for path in sorted((folder / part).rglob("*")):
+        for path in sorted((folder / part).rglob("*")) or [folder / part]:
             if path.suffix in ENDINGS and path.is_file() and path.stat().st_size <= MOST_BYTES:
                 found.update(ids_in(path.read_text(encoding="utf-8", errors="replace")))
     return found
@@ -106,15 +117,17 @@ def ids_in(text: str) -> Iterator[str]:
             yield bare
 
 
-def extracted(sources: list[str], before: dict[str, str]) -> dict[str, Any]:
+def extracted(
+    folders: dict[str, tuple[str, ...]], sources: list[str], before: dict[str, str]
+) -> dict[str, Any]:
     """The data file of checkouts. ``before``: names that somebody has looked at."""
     seen: dict[str, dict[str, int]] = {}
     read = []
     for source in sources:
         project, _, rest = source.partition("=")
         folder, _, commit = rest.rpartition("@")
-        read.append({"repository": project, "commit": commit, "folders": list(READ_OF[project])})
-        for name, count in names_in(Path(folder), READ_OF[project]).items():
+        read.append({"repository": project, "commit": commit, "folders": list(folders[project])})
+        for name, count in names_in(Path(folder), folders[project]).items():
             seen.setdefault(name, {})[project] = count
     names = [
         {"name": name, "seen": seen[name], **({"of": before[name]} if name in before else {})}
@@ -167,22 +180,30 @@ def missing_lines(rows: list[Row]) -> Iterator[str]:
             yield f"{sum(row['seen'].values()):5}  {row['name']}{held}"
 
 
+def kept_names(name: str) -> dict[str, Any]:
+    """A data file, without names where there is none."""
+    path = DATA / f"{name}.json"
+    held: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"names": []}
+    return held
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--extract", nargs="+", metavar="PROJECT=FOLDER@COMMIT")
+    parser.add_argument("--extract", nargs="+", metavar="SET PROJECT=FOLDER@COMMIT")
     parser.add_argument("--missing", action="store_true")
     asked = parser.parse_args()
-    held = json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else {"names": []}
     if asked.extract:
-        looked = {row["name"]: row["of"] for row in held["names"] if "of" in row}
-        made = extracted(asked.extract, looked)
-        DATA.write_text(data_text(made), encoding="utf-8")
-        held = made
-    print("\n".join(table_lines(held["names"])))
-    if asked.missing:
-        print("\n".join(missing_lines(held["names"])))
+        name, *sources = asked.extract
+        looked = {row["name"]: row["of"] for row in kept_names(name)["names"] if "of" in row}
+        made = extracted(READ_OF[name], sources, looked)
+        (DATA / f"{name}.json").write_text(data_text(made), encoding="utf-8")
+    for name in READ_OF:
+        rows = kept_names(name)["names"]
+        print(f"{name}.json\n" + "\n".join(table_lines(rows)))
+        if asked.missing:
+            print("\n".join(missing_lines(rows)))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ _MODULES = {
     "llama": (
         "llama mistral qwen2 qwen3 smollm3 granite olmo olmo2 phi3 stablelm starcoder2 nemotron glm "
         "glm4 exaone4 ernie4_5 cohere cohere2 olmo3 seed_oss ministral ministral3 arcee apertus "
-        "hunyuan_v1_dense internlm3"
+        "hunyuan_v1_dense internlm3 mimo"
     ),
     "gemma": "gemma gemma2 gemma3_text",
     "gpt": "gpt2 gpt_neo gptj gpt_neox gpt_bigcode opt bloom falcon mpt phi",
@@ -27,7 +27,7 @@ _MODULES = {
     "lightning": "minimax",
     "minimax_m3": "minimax_m3_vl_text",
     "longcat": "longcat_flash",
-    "window_routed": "mimo_v2_flash step3p5",
+    "window_routed": "mimo_v2_flash mimo_v2 step3p5",
     "zamba": "zamba2",
     "state_space": "mamba mamba2 falcon_mamba rwkv",
     "multimodal": "gemma3 llava mistral3",

