@@ -25,6 +25,7 @@ from memsheet.catalog.tuned_names import (
     held_model,
     is_adapter_name,
     is_sized,
+    split_model,
     tuned_words,
 )
 from memsheet.frozen import dataclass
@@ -220,6 +221,10 @@ def _held_in(name: str, owner: str) -> HeldModel | None:
     if drafted_name(name) is not None:
         return None
     held = held_model(name, _sized_keys())
+    if held is None and owner and owner not in MIRRORS:
+        held = split_model(name, _sized_keys())
+        if held and owner in _owners(_canonical_index()[held.key]):
+            return None  # a publisher's own words between are a series of its own
     if held is None:
         return None
     own = owner in _owners(_canonical_index()[held.key])

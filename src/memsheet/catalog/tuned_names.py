@@ -27,6 +27,16 @@ _NUMBERS = re.compile(r"\d[\d.]*[a-z][\w.]*|[aexqw]\d[\w.]*")
 """Another size, a length, a count of experts, bits: words of shapes and of storage."""
 _RELEASES = re.compile(r"v?\d+(?:\.\d+)*|preview")
 """Behind a model's own name: another release of it, whose shapes are its own."""
+_OWN_RELEASES = re.compile(r"v\d+(?:\.\d+)*")
+"""Behind words of a tuner's own and the name of a model whose family has a number of its own: a release of what
+the tuner made.
+"""
+_VERSIONED = re.compile(r"(?P<family>[a-z]+-?\d+(?:\.\d+)?)-(?P<size>\d+(?:\.\d+)?b(?:-a\d+(?:\.\d+)?b)?)")
+_OWN_WORD = re.compile(r"[a-z]{3,}")
+_SERIES = frozenset((
+    "code", "coder", "math", "next", "guard", "pro", "plus", "turbo", "flash", "max", "ultra", "edge", "air", "super", "mobile", "research", "scope",
+))  # fmt: skip
+"""Between a family and a size: series of a publisher's own, which may have shapes of their own."""
 _SHAPES = frozenset((
     "vl", "vlm", "vision", "visual", "multimodal", "mm", "omni", "audio", "speech", "voice", "asr", "tts", "video", "image", "ocr", "embed",
     "embedding", "embeddings", "encoder", "encode", "colbert", "retriever", "reranker", "rerank", "moe", "merge", "franken", "frankenmerge", "pruned",
@@ -67,6 +77,28 @@ def held_model(name: str, keys: Iterable[str]) -> HeldModel | None:
     return HeldModel(key, _parts(before), _parts(behind))
 
 
+def split_model(name: str, keys: Iterable[str]) -> HeldModel | None:
+    """The model whose family begins a name and whose size stands further behind, and the words between and
+    behind them (``llama-3.1-storm-8b``). Only of families that say their release, and only around whole words
+    of letters: what stands between says the rest.
+    """
+    for key in keys:
+        found = _VERSIONED.fullmatch(key)
+        if found is None or not name.startswith(f"{found['family']}-"):
+            continue
+        between, size, behind = name.removeprefix(found["family"]).partition(f"-{found['size']}")
+        words = _parts(between)
+        if (
+            size
+            and behind[:1] in ("", "-")
+            and words
+            and not _SERIES & set(words)
+            and all(map(_OWN_WORD.fullmatch, words))
+        ):
+            return HeldModel(key, words, _parts(behind))
+    return None
+
+
 def is_sized(key: str) -> bool:
     """Whether a spelling says how large its model is."""
     return _SIZED.search(key) is not None
@@ -78,13 +110,18 @@ def changed_shapes(held: HeldModel, families: frozenset[str], *, own: bool) -> b
     """
     around = (*held.before, *held.behind)
     joined = {f"{word}{number}" for word, number in itertools.pairwise(around) if number.isdigit()}  # fp-8
-    if held.behind and _RELEASES.fullmatch(held.behind[0]):
+    if held.behind and _RELEASES.fullmatch(held.behind[0]) and not _is_own_release(held):
         return True
     if any(_NUMBERS.fullmatch(word) or word in _SHAPES | ADAPTERS for word in (*around, *joined)):
         return True
     taught = bool(STUDENT & set(held.behind))
     strange = any(word in families for word in around)
     return taught or strange or (not own and bool(_TONGUES & set(around)))
+
+
+def _is_own_release(held: HeldModel) -> bool:
+    own = [word for word in held.before if word not in _COMMON]
+    return bool(own and _VERSIONED.fullmatch(held.key) and _OWN_RELEASES.fullmatch(held.behind[0]))
 
 
 def tuned_words(held: HeldModel) -> str:

@@ -151,6 +151,45 @@ def test_what_somebody_made_of_a_model_is_that_model_and_said_so(word: str) -> N
             assert ("one output" in found["assumed"][0]) == (word in ("reward", "tldr-rm"))
 
 
+SPLIT = {
+    "llama-3.1-8b": "Llama-3.1-{}-8B",
+    "gemma-2-9b": "gemma-2-{}-9b-it",
+    "qwen3-30b-a3b": "Qwen3-{}-30B-A3B-v2",
+}
+
+
+@pytest.mark.parametrize(("model", "form"), SPLIT.items())
+def test_words_between_a_family_and_its_size_are_told(model: str, form: str) -> None:
+    found = bundled_entry(f"somebody/{form.format('Storm-Chaser')}")
+    assert found is not None
+    assert found["copy_of"] == model
+    assert not found["sure"]
+    assert "storm, chaser" in found["assumed"][0]
+
+
+@pytest.mark.parametrize("form", SPLIT.values())
+@pytest.mark.parametrize(
+    "word", ["H", "H1", "V4", "JP", "Next", "VL", "Mamba", "MoE", "Nemotron", "Coder", "mini", "7B", "8k"]
+)
+def test_words_between_that_may_stand_for_other_shapes_are_none(form: str, word: str) -> None:
+    found = bundled_match(f"somebody/{form.format(word)}")
+    assert found is None or not found.held
+
+
+@pytest.mark.parametrize("owner", ["", "meta-llama/", "unsloth/"])
+def test_words_between_of_a_publisher_or_its_mirrors_are_none(owner: str) -> None:
+    assert bundled_match(f"{owner}Llama-3.1-Storm-8B") is None
+
+
+def test_a_release_of_what_a_tuner_made_is_no_release_of_the_model() -> None:
+    found = bundled_match("somebody/Sky-Reward-Llama-3.1-8B-v0.2")
+    assert found is not None
+    assert found.name == "llama-3.1-8b"
+    assert "v0.2" in found.words
+    for name in ("Llama-3.1-8B-v0.2", "Meta-Llama-3.1-8B-v2", "Sky-Mistral-7B-v0.9", "Sky-Llama-3.1-8B-2.0"):
+        assert bundled_match(f"somebody/{name}") is None, name
+
+
 @pytest.mark.parametrize(
     "word",
     [
