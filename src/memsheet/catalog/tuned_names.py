@@ -28,8 +28,8 @@ _NUMBERS = re.compile(r"\d[\d.]*[a-z][\w.]*|[aexqw]\d[\w.]*")
 _RELEASES = re.compile(r"v?\d+(?:\.\d+)*|preview")
 """Behind a model's own name: another release of it, whose shapes are its own."""
 _OWN_RELEASES = re.compile(r"v\d+(?:\.\d+)*")
-"""Behind words of a tuner's own and the name of a model whose family has a number of its own: a release of what
-the tuner made.
+"""Behind words of a tuner's own and the name of a model whose family has a number of its own: a release of
+what the tuner made.
 """
 _VERSIONED = re.compile(r"(?P<family>[a-z]+-?\d+(?:\.\d+)?)-(?P<size>\d+(?:\.\d+)?b(?:-a\d+(?:\.\d+)?b)?)")
 _OWN_WORD = re.compile(r"[a-z]{3,}")
