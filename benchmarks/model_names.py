@@ -5,9 +5,9 @@
     python benchmarks/model_names.py --extract SET PROJECT=FOLDER@COMMIT …   read a set anew from checkouts
 
 Names are facts: data/model_names.json keeps them with how often each project's examples name it, and with the
-bundled model that it is of where somebody has looked (``of``). Nothing else of the examples is kept. The rules
-for names were written beside the first set; other_model_names.json keeps names of projects that they were not
-written for, taken whole before any was looked up.
+bundled model that it is of where somebody has looked (``of``). Nothing else of the examples is kept. The
+rules for names were written beside the first set; other_model_names.json keeps names of projects that they
+were not written for, taken whole before any was looked up.
 """
 
 from __future__ import annotations
